@@ -14,7 +14,9 @@ from typing import Any
 
 import psutil
 import pytest
+from typer.testing import CliRunner
 
+from pipeline.__main__ import app
 from pipeline.engine.devices.inventory import find_gpus
 from pipeline.engine.devices.lease import holders
 from tests.doubles import fake_nvml
@@ -134,14 +136,14 @@ def test_a_rank_that_ignores_requests_to_stop_is_killed_after_the_grace(launches
     assert "Unable to shutdown process" in said
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-def test_a_request_to_stop_reaches_every_rank(number: signal.Signals, launches: Launches) -> None:
+def test_a_request_to_stop_reaches_every_rank(launches: Launches) -> None:
+    """By SIGTERM; the one that gives GPUs back below gets Ctrl-C."""
     launch = launches.start("hang")
     pids = [one["pid"] for one in launches.met(2)]
     assert alive(pids) == pids
-    launch.send_signal(number)
+    launch.send_signal(signal.SIGTERM)
     code, _ = finish(launch)
-    assert code == 128 + number
+    assert code == 128 + signal.SIGTERM
     assert alive(pids) == []
 
 
@@ -179,7 +181,9 @@ def test_a_module_gets_its_arguments_and_its_exit_code_is_passed_on(tmp_path: Pa
     assert "ended with exit code 7" in done.stderr
 
 
-def test_gpus_are_leased_while_the_program_runs(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_gpus_are_leased_while_the_program_runs_and_ctrl_c_gives_them_back(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
     fake_nvml.use(monkeypatch, tmp_path, "eight")
     monkeypatch.setenv("PIPELINE_LEASE_DIR", str(tmp_path / "leases"))
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "4,5,6,7")
@@ -187,7 +191,7 @@ def test_gpus_are_leased_while_the_program_runs(monkeypatch: pytest.MonkeyPatch,
     # One write a line: ranks are not buffered, so the pieces of a `print` may be mixed with another rank's.
     program = (
         "import os, sys\n"
-        "line = os.environ['RANK'] + ' ' + os.environ['CUDA_VISIBLE_DEVICES'] + '\\n'\n"
+        'line = f\'{os.environ["RANK"]} {os.environ["CUDA_VISIBLE_DEVICES"]} {os.getpid()}\\n\'\n'
         "os.write(1, line.encode())\n"
         "sys.stdin.read()"
     )
@@ -202,15 +206,17 @@ def test_gpus_are_leased_while_the_program_runs(monkeypatch: pytest.MonkeyPatch,
     assert first.stdout
     seen = sorted(first.stdout.readline().split() for _ in range(2))
     gpus = ",".join(fake_nvml.MACHINES["eight"]["gpus"][index]["uuid"] for index in (6, 4))
-    assert seen == [["0", gpus], ["1", gpus]]
+    assert [words[:2] for words in seen] == [["0", gpus], ["1", gpus]]
     second = subprocess.run([*command, "true"], cwd=ROOT, capture_output=True, text=True, check=False)
     assert second.returncode == 2
     assert "2 of these 2 are leased: 'launch " in second.stderr
     assert "wait for them with --wait" in second.stderr
     assert second.stderr.count("\n") == 1
-    _, said = first.communicate()
-    assert first.returncode == 0, said
+    first.send_signal(signal.SIGINT)
+    _, said = first.communicate(timeout=MEET_S)
+    assert first.returncode == 128 + signal.SIGINT, said
     assert holders(find_gpus()) == {}
+    assert alive([int(words[2]) for words in seen]) == []
 
 
 @pytest.mark.parametrize(
@@ -223,10 +229,10 @@ def test_gpus_are_leased_while_the_program_runs(monkeypatch: pytest.MonkeyPatch,
         (["--device", "cpu", "--nproc", "2"], "there is no program to start"),
     ],
 )
-def test_wrong_use_is_one_message(options: list[str], says: str) -> None:
-    command = [sys.executable, "-m", "pipeline", "launch", *options]
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
-    assert done.returncode == 2
+def test_wrong_use_is_one_message(options: list[str], says: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(ROOT)
+    done = CliRunner().invoke(app, ["launch", *options])
+    assert done.exit_code == 2
     assert done.stdout == ""
     assert done.stderr.startswith("error: ")
     assert says in done.stderr
