@@ -15,7 +15,8 @@ LINE = "| `mamba` | state space or recurrent | transformers' cache | yes | yes |
 
 
 def test_a_family_of_states_and_attention_runs_whole(tmp_path: Path) -> None:
-    assert whole_run(tmp_path, "falcon_h1", "algos.GRPO.lora.rank=2") == "yes"
+    less = ("data_collection.prompts_per_round=8", "evaluation.num_prompts=3", "generation.max_new_tokens=4")
+    assert whole_run(tmp_path, "falcon_h1", "algos.GRPO.lora.rank=2", *less) == "yes"
 
 
 @torch.inference_mode()
