@@ -29,6 +29,7 @@ from pipeline.config.fronts import point_of, settings_of, with_points
 from pipeline.config.held_out import give_way
 from pipeline.config.install import conf_dir
 from pipeline.config.limits import bound_files, check_overrides
+from pipeline.config.modes import know_mode
 from pipeline.config.schema import Config
 from pipeline.config.sweeps import bound_sweeps
 from pipeline.config.tables import TABLES, all_shipped, settings_class
@@ -59,6 +60,7 @@ def register_schemas(overrides: Sequence[str] = ()) -> None:
     _check_choices(overrides)
     bound_files()
     bound_sweeps()
+    know_mode()
     store = ConfigStore.instance()
     # Hydra copies the store with all its schemas whenever it composes, only to read them.
     setattr(ConfigStore, "__deepcopy__", lambda store, _: store)  # noqa: B010
