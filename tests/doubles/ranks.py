@@ -49,7 +49,7 @@ SPREADS = {
     "no_shard": Spread(strategy=Strategy.fsdp, sharding=Sharding.no_shard),
     "hybrid_shard": Spread(strategy=Strategy.fsdp, sharding=Sharding.hybrid_shard),
 }
-STEPS = 11
+STEPS = 7
 Trained = tuple[PreTrainedModel, list[float]]
 
 
@@ -59,7 +59,7 @@ def value(
     on_step: Callable[[int], None] = id,
     curve: Curve | None = None,
 ) -> Trained:
-    """11 steps of 7 sequences of different lengths, 2 at once: no number of ranks divides them."""
+    """7 steps of 7 sequences of different lengths, 2 at once: no number of ranks divides them."""
     config = GPT2Config(
         vocab_size=13, n_embd=16, n_layer=2, n_head=2, n_positions=32, bos_token_id=10, eos_token_id=None
     )
@@ -72,7 +72,7 @@ def value(
             batch_size=7,
             learning_rate=1e-2,
             head_learning_rate=3e-2,
-            epochs=3,
+            epochs=2,
             training=TrainingConfig(micro_batch_size=2, warmup_steps=2, grad_clip=0.5),
             seed=0,
             device="cpu",
@@ -181,14 +181,22 @@ def every_strategy(work: Work) -> None:
             print(f"stopped {error}")
 
 
-def forked_rank(rank: int, environment: dict[str, str], out: Path, payload: dict[str, object]) -> None:
+def forked_rank(
+    rank: int, environment: dict[str, str], out: Path, payload: dict[str, object], attempt: int
+) -> None:
     """One of several processes that do the same, without an engine: its output and log are below a folder."""
     os.environ |= environment
     sys.stdout = (out / f"rank{rank}.txt").open("w")
     os.dup2(sys.stdout.fileno(), 1)
     folder = out / f"rank{rank}"
     work: Any = SimpleNamespace(
-        rank=rank, world_size=int(environment["WORLD_SIZE"]), device="cpu", out=folder, payload=payload
+        rank=rank,
+        world_size=int(environment["WORLD_SIZE"]),
+        device="cpu",
+        out=folder,
+        payload=payload,
+        attempt=attempt,
+        checkpoints=out / "checkpoints",
     )
     every_strategy(work)
     sys.stdout.flush()
