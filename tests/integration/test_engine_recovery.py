@@ -269,7 +269,7 @@ def test_the_clock_on_the_wall_may_jump(engine: Engine, monkeypatch: pytest.Monk
     assert set(outcome.jobs.values()) == {JobStatus.done}
 
 
-@pytest.mark.parametrize("lost", [20, pytest.param(1000, marks=pytest.mark.exhaustive)])
+@pytest.mark.parametrize("lost", [10, pytest.param(1000, marks=pytest.mark.exhaustive)])
 def test_lost_workers_leave_nothing(engine: Engine, lost: int) -> None:
     # The fixture compares descriptors, children and unfinished outputs before and after.
     retry = RetryConfig(worker_lost=1000, device_failures=10**6)
