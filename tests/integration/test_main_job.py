@@ -88,7 +88,7 @@ def test_the_same_command_again_runs_nothing_and_prints_the_table(calm: Path, tm
     copy = tmp_path / "outputs"
     shutil.copytree(calm, copy, symlinks=True)
     (copy / ".store" / ".tmp" / "t-verified-1").mkdir()  # left by a run that was killed
-    printed = run(copy)
+    printed = run_here(copy)
     assert not list(copy.glob(".store/.tmp/*"))
     assert "nothing to run" in printed
     assert "reference" in printed
@@ -189,12 +189,6 @@ def test_ctrl_c_stops_everything_with_130(
     assert not alive
 
 
-def test_workers_whose_stages_need_no_torch_never_import_it(light: list[str], tmp_path: Path) -> None:
-    run(tmp_path / "outputs", *light, "rounds_of_training=1", "execution.workers=1")
-    rows = json.loads(results(tmp_path / "outputs")[0])["rows"]
-    assert [row["value"] for row in rows if row["metric"] == "torch"] == [0]
-
-
 def test_dry_run_prints_the_plan_and_starts_nothing(tmp_path: Path) -> None:
     output_dir = tmp_path / "outputs"
     printed = run_here(output_dir, "dry_run=true")
@@ -283,7 +277,9 @@ sys.exit(cli.main(sys.argv[1:]))
 
 
 def test_a_script_without_a_guard_and_with_resolvers_of_its_own_works(light: list[str], tmp_path: Path) -> None:
-    """Workers neither import the user's script again nor need the resolvers that it registered."""
+    """Workers neither import the user's script again nor need the resolvers that it registered; nor do those whose
+    stages need no torch import it.
+    """
     script = tmp_path / "mine.py"
     script.write_text(UNGUARDED)
     little = ["rounds_of_training=1", *light, "algos.Counted.options.times=${twice:10}"]
@@ -300,4 +296,5 @@ def test_a_script_without_a_guard_and_with_resolvers_of_its_own_works(light: lis
     assert done.stdout.count("started") == 1
     rows = json.loads(results(tmp_path / "outputs")[0])["rows"]
     assert [row["value"] for row in rows if row["metric"] == "count"] == [60 * 20]
+    assert [row["value"] for row in rows if row["metric"] == "torch"] == [0]
     assert "times: 20" in (tmp_path / "outputs" / "t" / "latest" / "config.yaml").read_text()
