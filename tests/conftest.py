@@ -101,6 +101,15 @@ def pytest_collection_finish() -> None:
     gc.freeze()
 
 
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_teardown(item: pytest.Item, nextitem: pytest.Item | None) -> Iterator[None]:
+    """Nor is what a file of tests leaves for good, such as modules: no search of a later one goes through it."""
+    yield
+    if nextitem is None or nextitem.path != item.path:
+        gc.collect()
+        gc.freeze()
+
+
 @pytest.fixture(autouse=True)
 def _all_devices(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
     """What is visible to this process matters to tests of real GPUs alone."""
