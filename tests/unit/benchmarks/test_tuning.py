@@ -19,11 +19,11 @@ from benchmarks.tuning import (
     tables,
     trials_of,
 )
-from pipeline.config.load import load_config
 from pipeline.config.shipped import ALGORITHMS
 from pipeline.config.tables import settings_class
 from pipeline.files import json_text
 from pipeline.plan import versions
+from tests.doubles.composing import quick_config
 
 
 def test_every_method_has_the_same_number_of_trials_and_begins_with_its_default() -> None:
@@ -77,7 +77,7 @@ def test_methods_draw_apart_from_each_other() -> None:
 @pytest.mark.parametrize("method", list(SPACES))
 def test_the_first_trial_is_the_run_without_settings(method: str, tmp_path: Path) -> None:
     first = trials_of(method)[0]
-    assert load_config(overrides_of(first, tmp_path)) == load_config(
+    assert quick_config(overrides_of(first, tmp_path)) == quick_config(
         overrides_of(replace(first, settings={}), tmp_path)
     )
 
@@ -85,7 +85,7 @@ def test_the_first_trial_is_the_run_without_settings(method: str, tmp_path: Path
 @pytest.mark.parametrize("method", list(SPACES))
 def test_a_trial_is_a_run_on_validation_prompts_and_the_references_for_tuning(method: str, tmp_path: Path) -> None:
     trial = trials_of(method)[1]
-    config = load_config(overrides_of(trial, tmp_path))
+    config = quick_config(overrides_of(trial, tmp_path))
     assert config.evaluation.split == "validation"
     assert tuple(config.models["tiny"].references) == REFERENCES
     assert not set(config.experiment.seeds) & set(range(5))

@@ -13,7 +13,6 @@ import torch
 from numpy.typing import NDArray
 from transformers import GPT2LMHeadModel
 
-from pipeline.config.load import load_config
 from pipeline.learning.algos import anchors, toolbox
 from pipeline.learning.datasets.registry import load_dataset
 from pipeline.learning.evaluation.metrics import read_samples
@@ -26,6 +25,7 @@ from pipeline.learning.rewards.traits import RewardTraits, reward
 from pipeline.outputs.prompts import read_prompts
 from pipeline.plan.build import build_plan
 from pipeline.runs.sources import read_models
+from tests.doubles.composing import quick_config
 from tests.unit.learning.algos.test_chain import Chains
 
 TEMPERATURE = 0.7
@@ -61,7 +61,7 @@ class Reference(Chains):
     def __init__(self, root: Path, *overrides: str) -> None:
         self.root, self.memory, self.flops, self.tokens, self.answers, self.told = root, {}, {}, {}, {}, {}
         small = [each for each in SMALL if "model=[hf]" not in overrides or "models.tiny" not in each]
-        config = load_config([*small, *overrides])
+        config = quick_config([*small, *overrides])
         self.plan = build_plan(config, models=read_models(config))
         for stage in ("train", "evaluate", "metrics"):
             for job in self.plan.jobs.values():

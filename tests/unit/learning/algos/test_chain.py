@@ -15,7 +15,6 @@ import numpy as np
 import pytest
 import torch
 
-from pipeline.config.load import load_config
 from pipeline.engine.workers.work import Work
 from pipeline.errors import JobError
 from pipeline.learning.algos.stage_entry import run_stage
@@ -30,6 +29,7 @@ from pipeline.plan.build import build_plan
 from pipeline.plan.disk import disk_need
 from pipeline.plan.graph import Plan
 from pipeline.plan.job import Job
+from tests.doubles.composing import quick_config
 
 
 def digits_right(completions: Sequence[str], solution: Sequence[str], **_: Any) -> list[float | None]:
@@ -66,7 +66,7 @@ class Chains:
     ) -> None:
         self.root = root
         self.afresh = afresh
-        self.config = load_config([*SMALL, *overrides])
+        self.config = quick_config([*SMALL, *overrides])
         self.plan = build_plan(self.config)
         self.memory: dict[str, Any] = {}
         self.flops: dict[str, Mapping[str, float]] = {}
