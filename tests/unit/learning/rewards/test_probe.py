@@ -13,7 +13,6 @@ from typing import Any
 import pytest
 
 from pipeline.config.bases import GradingConfig
-from pipeline.config.load import load_config
 from pipeline.errors import ConfigError, DataError
 from pipeline.learning.algos.prepare import Preparation
 from pipeline.learning.datasets.addition import AdditionConfig
@@ -23,6 +22,7 @@ from pipeline.learning.datasets.registry import load_dataset
 from pipeline.learning.rewards.probe import check_rewards
 from pipeline.plan.rewards import try_rewards
 from tests.doubles import own_rewards
+from tests.doubles.composing import quick_config
 
 FILE = str(own_rewards.__file__)
 OVERLONG = (
@@ -226,8 +226,8 @@ def test_models_are_not_loaded() -> None:
 
 def test_what_ships_is_not_tried_while_planning(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(subprocess, "run", lambda *_, **__: pytest.fail("a process was started"))
-    assert try_rewards(load_config(["experiment.name=x"])) == ()
-    files = load_config(
+    assert try_rewards(quick_config(["experiment.name=x"])) == ()
+    files = quick_config(
         [
             "experiment.name=x",
             "algos=[PITA]",
@@ -249,8 +249,8 @@ def test_of_several_rewards_on_files_it_is_seen_while_planning_which_one_judges(
         f"datasets.jsonl.rewards={{{rewards}}}",
     ]
     with pytest.raises(ConfigError, match=r"datasets.jsonl: of several rewards .*right, .*shares is known to"):
-        try_rewards(load_config(asked))
-    assert try_rewards(load_config([*asked, "datasets.jsonl.grading.correct_by=nothing"])) == ()
+        try_rewards(quick_config(asked))
+    assert try_rewards(quick_config([*asked, "datasets.jsonl.grading.correct_by=nothing"])) == ()
 
 
 @pytest.mark.parametrize(
@@ -269,22 +269,22 @@ def test_a_graded_reward_is_refused_where_a_single_probability_would_have_to_exp
     overrides: list[str], said: str
 ) -> None:
     with pytest.raises(ConfigError, match=rf"{said} has more than two values, .* Set algos.QSharp.atoms=11"):
-        try_rewards(load_config(["experiment.name=x", "algos=[QSharp]", *overrides]))
+        try_rewards(quick_config(["experiment.name=x", "algos=[QSharp]", *overrides]))
 
 
 def test_a_mean_is_all_that_controlled_decoding_asks_of_a_graded_reward() -> None:
-    assert try_rewards(load_config(["experiment.name=x", "algos=[CD]", "dataset=imdb_sentiment"])) == ()
-    assert try_rewards(load_config(["experiment.name=x", "algos=[QSharp]", "algos.QSharp.atoms=11", VADER])) == ()
+    assert try_rewards(quick_config(["experiment.name=x", "algos=[CD]", "dataset=imdb_sentiment"])) == ()
+    assert try_rewards(quick_config(["experiment.name=x", "algos=[QSharp]", "algos.QSharp.atoms=11", VADER])) == ()
 
 
 def test_rewards_of_trl_are_tried_as_those_of_ones_own() -> None:
-    config = load_config(["experiment.name=x", "datasets.addition.reward=get_cosine_scaled_reward"])
+    config = quick_config(["experiment.name=x", "datasets.addition.reward=get_cosine_scaled_reward"])
     with pytest.raises(ConfigError, match=r"missing a required argument: 'max_len'"):
         try_rewards(config)
 
 
 def test_rewards_of_ones_own_are_tried_in_another_process() -> None:
-    config = load_config(["experiment.name=x", f"datasets.addition.reward={own_rewards.__name__}.undefined"])
+    config = quick_config(["experiment.name=x", f"datasets.addition.reward={own_rewards.__name__}.undefined"])
     before = set(sys.modules)
     with pytest.raises(ConfigError, match=rf"NameError: name 'misspelt' is not defined \({FILE}:\d+\)$"):
         try_rewards(config)
@@ -297,13 +297,13 @@ def test_a_module_that_ends_its_process_or_prints_is_told(tmp_path: Path, monkey
     monkeypatch.syspath_prepend(str(tmp_path))
     (tmp_path / "halted.py").write_text("raise KeyboardInterrupt\ndef fits(completions, **_): return [1.0]\n")
     (tmp_path / "quiet.py").write_text("import os\nos._exit(0)\ndef fits(completions, **_): return [1.0]\n")
-    assert try_rewards(load_config(["experiment.name=x", "datasets.addition.reward=loud.fits"])) == ()
+    assert try_rewards(quick_config(["experiment.name=x", "datasets.addition.reward=loud.fits"])) == ()
     with pytest.raises(ConfigError, match=r"cannot be imported: KeyboardInterrupt \(.*halted.py:1\)"):
-        try_rewards(load_config(["experiment.name=x", "datasets.addition.reward=halted.fits"]))
+        try_rewards(quick_config(["experiment.name=x", "datasets.addition.reward=halted.fits"]))
     with pytest.raises(ConfigError, match=r"exit code 0 and said: nothing. Importing quiet.fits, or what"):
-        try_rewards(load_config(["experiment.name=x", "datasets.addition.reward=quiet.fits"]))
+        try_rewards(quick_config(["experiment.name=x", "datasets.addition.reward=quiet.fits"]))
     with pytest.raises(ConfigError, match=r"rewards of addition ended with exit code 9 and said: oh"):
-        try_rewards(load_config(["experiment.name=x", "datasets.addition.reward=deadly.fits"]))
+        try_rewards(quick_config(["experiment.name=x", "datasets.addition.reward=deadly.fits"]))
 
 
 def test_a_run_with_a_reward_that_cannot_work_starts_nothing(tmp_path: Path) -> None:

@@ -5,20 +5,20 @@ from pathlib import Path
 import pytest
 
 from pipeline.config.bases import DatasetConfig
-from pipeline.config.load import load_config
 from pipeline.errors import ConfigError
 from pipeline.learning.rewards.registry import load_rewards
 from pipeline.plan.build import build_plan
+from tests.doubles.composing import quick_config
 
 
 def dataset(*overrides: str) -> DatasetConfig:
-    return load_config(["experiment.name=t", *overrides]).datasets["addition"]
+    return quick_config(["experiment.name=t", *overrides]).datasets["addition"]
 
 
 def check(*overrides: str) -> None:
     from pipeline.config.checks import check_config
 
-    check_config(load_config(["experiment.name=t", *overrides]))
+    check_config(quick_config(["experiment.name=t", *overrides]))
 
 
 def test_several_rewards_on_the_command_line() -> None:
@@ -65,7 +65,7 @@ def test_a_module_alone_is_no_reward(tmp_path: Path, monkeypatch: pytest.MonkeyP
 
 def test_how_fast_rewards_are_called_is_part_of_no_key() -> None:
     def keys(*overrides: str) -> list[str]:
-        plan = build_plan(load_config(["experiment.name=t", *overrides]))
+        plan = build_plan(quick_config(["experiment.name=t", *overrides]))
         return [job.key for job in plan.jobs.values()]
 
     fast = ["processes=7", "isolated=false", "keep_scores=true", "start_timeout_s=1"]
