@@ -6,9 +6,11 @@ import json
 import os
 import tempfile
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from pipeline.commands.doctor.arithmetic import FINGERPRINT, judge
 from pipeline.config.schema import DeviceChoice
 from pipeline.engine.devices.inventory import Device
 from pipeline.engine.devices.select import choose_devices
@@ -20,22 +22,30 @@ from pipeline.terminal.check import Check, Verdict
 
 
 def check_generation(workers: int | None = None, *, prompts: int = 16, new_tokens: int = 32) -> Iterator[Check]:
-    """Every worker generates the same text on a device of its own, through the real engine."""
+    """Every worker generates the same text on a device of its own, through the real engine.
+
+    On CPUs one of them, which has all imported by then, computes the fingerprint of arithmetic as well.
+    """
     devices = choose_devices(DeviceChoice.auto, workers)
     payload = {"prompts": prompts, "new_tokens": new_tokens, "seed": 0}
     jobs = [_probe(index, payload) for index in range(len(devices))]
+    on_cpu = devices[0].kind == "cpu"
+    afterwards = [replace(FINGERPRINT, inputs={"after": tuple(job.key for job in jobs)})] if on_cpu else []
+    plan = Plan([*jobs, *afterwards], [(job.id, last.id) for last in afterwards for job in jobs])
     with tempfile.TemporaryDirectory(prefix="pipeline-check-") as folder:
         store = Store(Path(folder) / "store")
-        outcome = run_jobs(Plan(jobs, []), store, devices, Path(folder))
+        outcome = run_jobs(plan, store, devices, Path(folder), portable=on_cpu)
         reports = {job.id: _read_report(store, job) for job in jobs if store.has(job.key)}
         failed = [job.id for job in jobs if job.id not in reports]
         if failed:
             detail = f"{len(failed)} of {len(jobs)} workers failed: {outcome.reason(failed[0])}"
             yield Check("parallel generation", Verdict.FAIL, detail, "the reason above says what to repair")
             return
+        arithmetic = [judge(store, outcome)] if on_cpu else []
     yield _which_device(devices, list(reports.values()))
     yield _same_text(list(reports.values()))
     yield _memory(list(reports.values()))
+    yield from arithmetic
 
 
 def _probe(index: int, payload: dict[str, Any]) -> Job:
