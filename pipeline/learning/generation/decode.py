@@ -30,6 +30,7 @@ from pipeline.learning.generation.agreement import Agreement
 from pipeline.learning.generation.guides import Guide, guide_of
 from pipeline.learning.generation.row_models import model_rows
 from pipeline.learning.generation.sampling import (
+    LIKELIEST,
     Keys,
     is_no_number,
     no_number,
@@ -162,6 +163,7 @@ class _Slots:
         self.models = [one for one in (self.policy, self.guide) if one is not None]
         self.joins = all(one.joins for one in self.models)
         self.streams = [] if keys is None else _streams(keys.reshape(-1), guidance)
+        self.some_likeliest = keys is not None and bool((keys == LIKELIEST).any())
         self.rows = Rows(self.slots, int(work.budgets.max()), len(self.streams))
         self.ends = [] if settings.eos_id is None else [settings.eos_id, *settings.further_end_ids]
         self.logits: Tensor | None = None
@@ -246,17 +248,16 @@ class _Slots:
         whole = policy_logprobs(self.logits, self.settings.temperature)
         logprobs = nucleus(whole, self.settings.top_p)
         kl = nucleus_kl(whole, logprobs) if self.settings.top_p < 1.0 else None
-        draws, likeliest = None, False
+        draws = None
         if self.streams:
-            drawn = self.rows.draws(len(self.noted))
-            draws, likeliest = torch.from_numpy(drawn).to(self.settings.device), bool(np.isnan(drawn).any())
+            draws = torch.from_numpy(self.rows.draws(len(self.noted))).to(self.settings.device)
         asked = None
         if self.guide is not None:
             tokens, divergence = guided_step(self.guide, self.tilt, logprobs, draws)
             kl = divergence if kl is None else kl + divergence
             asked = self.guide.asked
         else:
-            tokens = logprobs.argmax(-1) if draws is None else take_tokens(logprobs, draws[0], likeliest)
+            tokens = logprobs.argmax(-1) if draws is None else take_tokens(logprobs, draws[0], self.some_likeliest)
         self.noted.append((tokens, is_no_number(whole), kl, asked))
         return tokens
 
@@ -272,16 +273,15 @@ class _Slots:
         self.agreement.check(taken, self.logits)
         kept, ended = rows.write(taken, self.ends)
         for step, (_, lost, kl, asked) in enumerate(noted):
-            mine = step < kept
+            # Rows take one step at least.
+            mine = np.True_ if step == 0 else step < kept
             if (mine & lost.cpu().numpy()).any():
                 raise no_number("model")
             if kl is not None:
                 rows.kl[: rows.count] += np.where(mine, kl.cpu().numpy(), 0.0)
             if asked is not None:
-                count = np.where(mine, asked.cpu().numpy(), 0)
-                position = rows.prompt[: rows.count] + rows.grown[: rows.count] + step + 1
-                rows.candidates[: rows.count] += np.stack([count, count * position], -1)
-        if np.isnan(rows.kl[: rows.count]).any():
+                rows.note_asked(np.where(mine, asked.cpu().numpy(), 0), step)
+        if self.guide is not None and np.isnan(rows.kl[: rows.count]).any():
             raise no_number("value model")
         rows.grown[: rows.count] += kept
         self.noted = []
@@ -331,23 +331,26 @@ def guided_step(guide: Guide, tilt: Tilt, logprobs: Tensor, draws: Tensor | None
     draw = None if draws is None else split_draw(logprobs, candidates, draws[0], tilt)
     if candidates.alone:
         return _forced_step(guide, tilt, candidates, draw)
-    asked, valid = candidates.ids, candidates.logprobs != -math.inf
+    asked, valid = candidates.ids, candidates.valid
     outside = None
-    if draw is not None and len(draw.rows):
-        # The value model has to read the token that such a row takes: behind the candidates, or instead of a
-        # single one, whose value changes nothing.
-        count = valid.sum(-1).index_select(0, draw.rows)
-        outside = draw.rows, count.masked_fill(count == 1, 0)
-        if int(outside[1].max()) == asked.shape[1]:
+    if draw is not None and draw.outside is not None:
+        if bool((draw.outside & valid[:, -1]).any()):
+            # With a head "q" too, where nothing is asked for: kernels round by the layout of what they read.
             asked, valid = F.pad(asked, (0, 1)), F.pad(valid, (0, 1))
-        asked = asked.index_put(outside, draw.tokens)
-        valid = valid.index_put(outside, valid.new_ones(()))
+        if not guide.looks_up:
+            # The value model has to read the token that such a row takes: behind the candidates, or instead of a
+            # single one, whose value changes nothing.
+            count = candidates.valid.sum(-1)
+            outside = count.masked_fill(draw.outside.logical_not() | (count == 1), 0)
+            asked = asked.scatter(1, outside[:, None], draw.or_else(asked[:, 0])[:, None])
+            valid = valid.scatter(1, outside[:, None], value=True)
     values = guide.values(asked, valid)
     guided = guided_logprobs(candidates, values[:, : candidates.ids.shape[1]], tilt)
     columns = likeliest_columns(logprobs, candidates, guided) if draw is None else draw_columns(guided, draw)
-    if outside is not None:
-        columns = columns.index_put(outside[:1], outside[1])
-    tokens = asked.gather(-1, columns[:, None]).squeeze(-1)
+    tokens = candidates.ids.gather(-1, columns[:, None]).squeeze(-1)
+    if draw is not None and draw.outside is not None:
+        tokens = draw.or_else(tokens)
+        columns = columns if outside is None else torch.where(draw.outside, outside, columns)
     guide.advance(tokens, columns)
     return tokens, step_kl(candidates, guided)
 
@@ -355,8 +358,8 @@ def guided_step(guide: Guide, tilt: Tilt, logprobs: Tensor, draws: Tensor | None
 def _forced_step(guide: Guide, tilt: Tilt, candidates: Candidates, draw: Draw | None) -> tuple[Tensor, Tensor]:
     """A step of which no row has a second candidate: the value of a single one changes nothing."""
     tokens, guided = candidates.ids[:, 0], candidates.logprobs
-    if draw is not None and len(draw.rows):
-        tokens = tokens.index_put((draw.rows,), draw.tokens)
+    if draw is not None:
+        tokens = draw.or_else(tokens)
     if tilt.others is not Others.kept:
         guided = torch.zeros_like(guided)
     guide.defer(tokens)

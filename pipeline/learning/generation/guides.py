@@ -37,11 +37,13 @@ class Guide(Protocol):
         needs_equal_lengths: See `ModelRows`.
         asked: How many candidates of each row were read for the values given last, shape [n]; None where every
             token is read once.
+        looks_up: Whether all values are known before candidates are; then no others need to be asked for.
     """
 
     joins: bool
     needs_equal_lengths: bool
     asked: Tensor | None
+    looks_up: bool
 
     def stage(self, prompts: Sequence[Sequence[int]]) -> None:
         """Read prompts."""
@@ -115,6 +117,7 @@ class CandidateRows:
 
     joins = True
     needs_equal_lengths = False
+    looks_up = False
 
     def __init__(self, rows: RowModel) -> None:
         assert isinstance(rows.model, ValueModel)
@@ -192,6 +195,7 @@ class BranchRows:
     BRANCHES = 2
     FEW = 64
     joins = False
+    looks_up = False
 
     def __init__(self, rows: BatchModel) -> None:
         self._rows = rows
@@ -238,6 +242,7 @@ class VocabularyRows:
     """For head "q": one token per step, whose output holds the value of every next token."""
 
     asked: Tensor | None = None
+    looks_up = True
 
     def __init__(self, rows: ModelRows) -> None:
         self._rows = rows

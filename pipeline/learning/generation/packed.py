@@ -100,8 +100,8 @@ class PackedStep:
         self.cache = cache
         self.hidden = hidden
         self.attended = 0
-        columns = packing.flat.new_zeros(packing.shape[0])
-        self._pending = [packing.chosen(columns + column) for column in range(pending)]
+        first = packing.flat.new_zeros(packing.shape[0]) if pending else packing.flat
+        self._pending = [packing.chosen(first + column) for column in range(pending)]
 
     def attend(self, layer: int, query: Tensor, key: Tensor, value: Tensor, scaling: float) -> Tensor:
         """Attention of one layer.

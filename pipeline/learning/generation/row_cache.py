@@ -87,7 +87,7 @@ class RowLayer(CacheLayerMixin):
             return self._held
         self._append(key_states, value_states)
         end = self.used + 1
-        return self.keys[:, :, :end], self.values[:, :, :end]
+        return self.keys.narrow(2, 0, end), self.values.narrow(2, 0, end)
 
     def append_held(self, chosen: Tensor) -> None:
         """Append of what was noted, shape [1, G, N, D], one token to every row; shape of `chosen`: [n]."""
@@ -99,7 +99,7 @@ class RowLayer(CacheLayerMixin):
         some = [new[0].transpose(0, 1).index_select(0, chosen).unsqueeze(2) for new in (keys, values)]
         self._append(some[0], some[1], further)
 
-    def enter(self, keys: Tensor, values: Tensor, places: Tensor, beyond: Tensor) -> None:
+    def enter(self, keys: Tensor, values: Tensor, places: Tensor, beyond: Tensor | None) -> None:
         """Add rows behind those alive: these ones of a batch of prompts.
 
         Beyond their lengths there will be zeros. A mask hides what is there, but it is multiplied by a weight of
@@ -109,12 +109,14 @@ class RowLayer(CacheLayerMixin):
             keys: Of the batch, shape [P, G, T, D].
             values: Likewise.
             places: Which of its prompts, shape [rows that are added].
-            beyond: Which slots of the prompts are padding, shape [rows that are added, 1, slots, 1].
+            beyond: Which slots of the prompts are padding, shape [rows that are added, 1, slots, 1]; None where
+                none is.
         """
         start, end, used = self._cache.rows, self._cache.rows + len(places), keys.shape[2]
         for buffer, new in zip(self._buffers, (keys, values), strict=True):
             entering = buffer[start:end]
-            entering[:, :, :used] = new.index_select(0, places).masked_fill_(beyond, 0)
+            prompts = new.index_select(0, places)
+            entering[:, :, :used] = prompts if beyond is None else prompts.masked_fill_(beyond, 0)
             entering[:, :, used:] = 0
 
     def move(self, source: Tensor, target: Tensor) -> None:
@@ -125,7 +127,8 @@ class RowLayer(CacheLayerMixin):
     def _append(self, keys: Tensor, values: Tensor, further: int = 0) -> None:
         if self._cache.even:
             place = self.used + further
-            self.keys[:, :, place], self.values[:, :, place] = keys.squeeze(2), values.squeeze(2)
+            for rows, new in ((self.keys, keys), (self.values, values)):
+                rows.narrow(2, place, 1).copy_(new)
             return
         for buffer, new in zip(self._buffers, (keys, values), strict=True):
             heads, size = buffer.shape[1], buffer.shape[3]
@@ -160,6 +163,7 @@ class RowCache(Cache):
         self.lengths = torch.zeros(0, dtype=torch.long, device=device)
         self._known = np.zeros(0, np.int64)
         self._ends: dict[int, Tensor] = {}
+        self._begins: dict[int, Tensor] = {}
         self._slots = torch.arange(width, device=device)
         self._nothing_hidden: Tensor | None = None
 
@@ -177,7 +181,9 @@ class RowCache(Cache):
         if not self.layers:
             self.layers = [RowLayer(self, layer.keys, layer.values) for layer in states]
         added = torch.from_numpy(lengths).to(self.lengths.device)
-        beyond = (self._slots[: staged.get_seq_length()] >= added[:, None])[:, None, :, None]
+        width, beyond = staged.get_seq_length(), None
+        if (lengths != width).any():
+            beyond = (self._slots[:width] >= added[:, None])[:, None, :, None]
         for layer, new in zip(self.layers, states, strict=True):
             layer.enter(new.keys, new.values, places, beyond)
         self._set(np.concatenate([self._known, lengths]), torch.cat([self.lengths, added]))
@@ -216,8 +222,10 @@ class RowCache(Cache):
     def ends(self, heads: int) -> Tensor:
         """Where the next token of every row goes in a buffer seen as [R * G * W, D]; shape [n * heads]."""
         if heads not in self._ends:
-            first = torch.arange(self.rows * heads, device=self.lengths.device).view(-1, heads) * self.width
-            self._ends[heads] = (first + self.lengths[:, None]).view(-1)
+            if heads not in self._begins:
+                every = torch.arange(self.slots * heads, device=self.lengths.device)
+                self._begins[heads] = every.view(-1, heads) * self.width
+            self._ends[heads] = (self._begins[heads][: self.rows] + self.lengths[:, None]).view(-1)
         return self._ends[heads]
 
     def hidden(self, dtype: torch.dtype) -> Tensor:

@@ -249,8 +249,14 @@ def draw_tokens(logprobs: Tensor, uniform: Tensor) -> Tensor:
     import torch
 
     # float64, so that the sum over a large vocabulary still resolves the draw.
-    # In one buffer, as rows of a large vocabulary are long.
-    cumulative = logprobs.to(torch.float64, copy=True).exp_().cumsum_(-1)
+    return draw_by_weight(logprobs.to(torch.float64, copy=True).exp_(), uniform)
+
+
+def draw_by_weight(weights: Tensor, uniform: Tensor) -> Tensor:
+    """Likewise, by weights; float64, and overwritten, as rows of a large vocabulary are long."""
+    import torch
+
+    cumulative = weights.cumsum_(-1)
     target = uniform.unsqueeze(-1) * cumulative[..., -1:]
     return torch.searchsorted(cumulative, target, right=True).squeeze(-1)
 
@@ -264,5 +270,5 @@ def take_tokens(logprobs: Tensor, uniform: Tensor, some_likeliest: bool) -> Tens
         some_likeliest: Whether there may be such rows, so that a device need not be asked.
     """
     # Of what is no number (`is_no_number`) a token is drawn that there is not, which a GPU must not read.
-    drawn = draw_tokens(logprobs, uniform).clamp_max(logprobs.shape[-1] - 1)
+    drawn = draw_tokens(logprobs, uniform).clamp_max_(logprobs.shape[-1] - 1)
     return drawn.where(~uniform.isnan(), logprobs.argmax(-1)) if some_likeliest else drawn

@@ -125,7 +125,7 @@ class Rows:
     def __init__(self, slots: int, steps: int, streams: int) -> None:
         self.count = 0
         self._places = np.arange(slots)
-        self._draws = np.zeros((slots, steps, streams))
+        self._draws = np.zeros((streams, slots, steps))
         self.sample = np.zeros(slots, np.int64)
         self.prompt = np.zeros(slots, np.int64)  # its length
         self.budget = np.zeros(slots, np.int64)
@@ -146,13 +146,20 @@ class Rows:
         self.sample[places], self.prompt[places], self.budget[places] = sample, prompt, budget
         self.grown[places] = self.kl[places] = self.candidates[places] = 0
         for number, stream in enumerate(streams):
-            self._draws[places, :, number] = uniforms(stream[sample], self._draws.shape[1])
+            self._draws[number, places] = uniforms(stream[sample], self._draws.shape[2])
         self.count += len(sample)
 
     def draws(self, further: int) -> NDArray[np.float64]:
         """Draws of each row for the step that is so many further than it has grown, shape [streams, n]."""
-        drawn = self._draws[self._places[: self.count], self.grown[: self.count] + further]
-        return np.ascontiguousarray(drawn.T)
+        streams, slots, steps = self._draws.shape
+        at = self._places[: self.count] * steps + self.grown[: self.count] + further
+        return self._draws.reshape(streams, slots * steps).take(at, axis=1)
+
+    def note_asked(self, count: NDArray[np.int64], further: int) -> None:
+        """So many candidates of each row were read at the step that is so many further than it has grown."""
+        position = self.prompt[: self.count] + self.grown[: self.count] + further + 1
+        self.candidates[: self.count, 0] += count
+        self.candidates[: self.count, 1] += count * position
 
     def write(self, tokens: NDArray[np.int64], ends: Sequence[int]) -> tuple[NDArray[np.int64], NDArray[np.bool_]]:
         """Add the tokens of some steps; returns how many of them each row keeps, and which rows have ended.
@@ -162,20 +169,26 @@ class Rows:
             ends: Tokens that end a completion.
         """
         n, steps = self.count, len(tokens)
+        grown, budget = self.grown[:n], self.budget[:n]
+        if steps == 1:
+            self.written[self._places[:n], grown] = tokens[0]
+            over = np.asarray(grown + 1 >= budget)
+            for end in ends:
+                over |= tokens[0] == end
+            return np.ones(n, np.int64), over
         taken = np.arange(1, steps + 1)[:, None]
-        grown = self.grown[:n]
         self.written[self._places[:n], grown + taken - 1] = tokens
-        over = np.asarray(grown + taken >= self.budget[:n])
+        over = np.asarray(grown + taken >= budget)
         for end in ends:
             over |= tokens == end
-        if steps == 1:
-            return np.ones(n, np.int64), over[0]
         ended = np.asarray(over.any(0))
         return np.where(ended, over.argmax(0) + 1, steps), ended
 
     def keep(self, order: NDArray[np.int64]) -> None:
-        """Go on with these rows."""
-        told = (self.sample, self.prompt, self.budget, self.grown, self.kl, self.candidates, self.written)
-        for array in (*told, self._draws):
-            array[: len(order)] = array[order]
+        """Go on with these rows; see `RowCache.keep`."""
+        moved = np.flatnonzero(order != self._places[: len(order)])
+        if len(moved):
+            told = (self.sample, self.prompt, self.budget, self.grown, self.kl, self.candidates, self.written)
+            for array in (*told, *self._draws):
+                array[moved] = array[order[moved]]
         self.count = len(order)

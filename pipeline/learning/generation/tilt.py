@@ -14,13 +14,14 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
 from pipeline.learning.choices import Others
-from pipeline.learning.generation.sampling import draw_tokens
+from pipeline.learning.generation.sampling import draw_by_weight, draw_tokens
 from pipeline.outputs.guidance import OffsetRule, Rule
 
 Offset = Callable[[Tensor], Tensor]
@@ -136,6 +137,11 @@ class Candidates:
     logprobs: Tensor
     pooled: bool = False
 
+    @cached_property
+    def valid(self) -> Tensor:
+        """Which columns are candidates of their row, shape [B, K]; the first always is."""
+        return self.logprobs != -math.inf
+
     @property
     def alone(self) -> bool:
         """Whether no row has a second column, so that no value changes what is drawn, or its divergence."""
@@ -182,7 +188,7 @@ def _with_others(logprobs: Tensor, candidates: Candidates, uniform: Tensor | Non
 
 def _without(logprobs: Tensor, candidates: Candidates) -> Tensor:
     """The reference without the candidates, not normalised, shape [B, V]."""
-    kept = logprobs.gather(-1, candidates.ids).masked_fill(candidates.logprobs > -math.inf, -math.inf)
+    kept = logprobs.gather(-1, candidates.ids).masked_fill_(candidates.valid, -math.inf)
     return logprobs.scatter(-1, candidates.ids, kept)
 
 
@@ -198,7 +204,13 @@ def guided_logprobs(candidates: Candidates, values: Tensor, tilt: Tilt) -> Tenso
     if candidates.pooled:
         offsets = F.pad(offsets[:, :-1], (0, 1))
     tilted = (candidates.logprobs + offsets).log_softmax(-1)
-    return tilted + candidates.logprobs.logsumexp(-1, keepdim=True) if tilt.others is Others.kept else tilted
+    return tilted + _of_all(candidates.logprobs) if tilt.others is Others.kept else tilted
+
+
+def _of_all(logprobs: Tensor) -> Tensor:
+    """`logsumexp` of columns of which the first is the likeliest and has a probability, which asks for less."""
+    most = logprobs[:, :1]
+    return (logprobs - most).exp_().sum(-1, keepdim=True).log_().add_(most)
 
 
 def step_kl(candidates: Candidates, guided: Tensor) -> Tensor:
@@ -209,7 +221,7 @@ def step_kl(candidates: Candidates, guided: Tensor) -> Tensor:
     """
     exact = guided.double()
     terms = exact.exp() * (exact - candidates.logprobs)
-    return terms.masked_fill_(candidates.logprobs.isinf(), 0.0).sum(-1)
+    return terms.masked_fill_(candidates.valid.logical_not(), 0.0).sum(-1)
 
 
 def full_row(logprobs: Tensor, candidates: Candidates, guided: Tensor, tilt: Tilt) -> Tensor:
@@ -225,6 +237,9 @@ def full_row(logprobs: Tensor, candidates: Candidates, guided: Tensor, tilt: Til
 _LEAST = 1e-300
 """Of a probability that is divided by."""
 
+_DEAR = 1024
+"""Tokens of a vocabulary from which on a CPU draws of it for the rows alone that need it."""
+
 
 @dataclass(frozen=True)
 class Draw:
@@ -232,13 +247,19 @@ class Draw:
 
     Attributes:
         uniform: The draw among the columns, shape [B], float64; of no meaning where it falls on none.
-        rows: Those whose draw falls on a token that is no candidate, shape [R].
-        tokens: The tokens that they take, shape [R].
+        outside: Where it falls on a token that is no candidate, shape [B]; None where it does nowhere.
+        tokens: The tokens that are taken there, shape [B], of no meaning elsewhere; None likewise.
     """
 
     uniform: Tensor
-    rows: Tensor
-    tokens: Tensor
+    outside: Tensor | None = None
+    tokens: Tensor | None = None
+
+    def or_else(self, inside: Tensor) -> Tensor:
+        """The tokens that are taken: these, but where a draw falls on no column; shape [B]."""
+        if self.outside is None or self.tokens is None:
+            return inside
+        return torch.where(self.outside, self.tokens, inside)
 
 
 def split_draw(logprobs: Tensor, candidates: Candidates, uniform: Tensor, tilt: Tilt) -> Draw:
@@ -255,18 +276,28 @@ def split_draw(logprobs: Tensor, candidates: Candidates, uniform: Tensor, tilt: 
         tilt: Settings of guidance.
     """
     if tilt.others is not Others.kept or not tilt.leaves_others(logprobs.shape[-1]):
-        none = torch.zeros(0, dtype=torch.long, device=uniform.device)
-        return Draw(uniform, none, none)
-    rest = _without(logprobs, candidates)
-    mass = rest.to(torch.float64, copy=True).exp_().sum(-1)
-    within = ((uniform - mass) / (1 - mass).clamp_min(_LEAST)).clamp(2.0**-53, 1 - 2.0**-53)
-    rows = (uniform < mass).nonzero().squeeze(-1)
-    if not len(rows):
-        return Draw(within, rows, rows)
-    # What is drawn of many tokens is dear, so it is drawn of the rows alone that need it.
-    outside = uniform[rows] / mass[rows].clamp_min(_LEAST)
-    tokens = draw_tokens(rest.index_select(0, rows), outside.clamp(2.0**-53, 1 - 2.0**-53))
-    return Draw(within, rows, tokens.clamp_max(logprobs.shape[-1] - 1))
+        return Draw(uniform)
+    weights = _without(logprobs, candidates).to(torch.float64, copy=True).exp_()
+    mass = weights.sum(-1)
+    within = _inside((uniform - mass).div_((1 - mass).clamp_min_(_LEAST)))
+    outside = uniform < mass
+    if not bool(outside.any()):
+        return Draw(within)
+    if logprobs.shape[-1] < _DEAR:
+        return Draw(within, outside, _drawn_by(weights, uniform, mass))
+    rows = outside.nonzero().squeeze(-1)
+    tokens = _drawn_by(*(part.index_select(0, rows) for part in (weights, uniform, mass)))
+    return Draw(within, outside, torch.zeros_like(outside, dtype=torch.long).index_copy_(0, rows, tokens))
+
+
+def _drawn_by(weights: Tensor, uniform: Tensor, mass: Tensor) -> Tensor:
+    """Tokens that are drawn by their weights, which are overwritten, where a draw is less than the mass of all."""
+    shares = _inside(uniform / mass.clamp_min(_LEAST))
+    return draw_by_weight(weights, shares).clamp_max_(weights.shape[-1] - 1)
+
+
+def _inside(uniform: Tensor) -> Tensor:
+    return uniform.clamp_(2.0**-53, 1 - 2.0**-53)
 
 
 def draw_columns(guided: Tensor, draw: Draw) -> Tensor:

@@ -68,6 +68,7 @@ class SlowGuide:
 
     def __init__(self, model: ValueModel) -> None:
         self.model = model
+        self.looks_up = model.config.head == "q"
         self._read: dict[tuple[int, ...], Tensor] = {}
         self.staged: Sequence[Sequence[int]] = []
         self.texts: list[list[int]] = []

@@ -17,6 +17,8 @@ INSIDE, OUTSIDE = 0.999, 1e-3
 class Asked:
     """A guide that notes what it is asked for."""
 
+    looks_up = False
+
     def __init__(self) -> None:
         self.asked: list[list[int]] = []
         self.taken: list[int] = []
