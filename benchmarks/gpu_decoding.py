@@ -142,7 +142,7 @@ def launches(bench: Bench) -> list[Figure]:
     waits = sum(count for name, count in counts.items() if "Synchronize" in name)
     return [
         Figure("kernels launched a step", counts["cudaLaunchKernel"] / steps, "", 2000, 3500),
-        Figure("waits for the GPU a step", waits / steps, "", 8, 12),
+        Figure("waits for the GPU a step", waits / steps, "", 1, 4),
         Figure("share of time in which the GPU works", None if busy is None else busy / seconds, "", 0.2, 0.5),
     ]
 

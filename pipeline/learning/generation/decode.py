@@ -17,16 +17,17 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import torch
-import torch.nn.functional as F
 from numpy.typing import NDArray
 from torch import Tensor
 from transformers import PreTrainedModel
 
 from pipeline.learning.choices import Others
 from pipeline.learning.generation.agreement import Agreement
+from pipeline.learning.generation.guided_step import guided_step
 from pipeline.learning.generation.guides import Guide, guide_of
 from pipeline.learning.generation.row_models import model_rows
 from pipeline.learning.generation.sampling import (
@@ -41,17 +42,7 @@ from pipeline.learning.generation.sampling import (
     take_tokens,
 )
 from pipeline.learning.generation.slot_work import Finished, Pace, Rows, Work
-from pipeline.learning.generation.tilt import (
-    Candidates,
-    Draw,
-    Tilt,
-    draw_columns,
-    find_candidates,
-    guided_logprobs,
-    likeliest_columns,
-    split_draw,
-    step_kl,
-)
+from pipeline.learning.generation.tilt import Tilt
 from pipeline.learning.models.value import ValueModel
 
 
@@ -177,8 +168,9 @@ class _Slots:
         self._refill()
         while self.rows.count:
             due = self._steps_to_look()
+            draws = torch.from_numpy(self.rows.draws(due)).to(self.settings.device) if self.streams else None
             for step in range(due):
-                tokens = self._take()
+                tokens = self._take(None if draws is None else draws[:, step])
                 if step + 1 < due:
                     self._read(tokens)
             tokens = self._look(tokens)
@@ -242,15 +234,12 @@ class _Slots:
 
     # -- steps ---------------------------------------------------------------------------------------------------
 
-    def _take(self) -> Tensor:
-        """The next token of every row."""
+    def _take(self, draws: Tensor | None) -> Tensor:
+        """The next token of every row; shape of `draws`: [streams, n]."""
         assert self.logits is not None
         whole = policy_logprobs(self.logits, self.settings.temperature)
         logprobs = nucleus(whole, self.settings.top_p)
         kl = nucleus_kl(whole, logprobs) if self.settings.top_p < 1.0 else None
-        draws = None
-        if self.streams:
-            draws = torch.from_numpy(self.rows.draws(len(self.noted))).to(self.settings.device)
         asked = None
         if self.guide is not None:
             tokens, divergence = guided_step(self.guide, self.tilt, logprobs, draws)
@@ -268,19 +257,24 @@ class _Slots:
 
     def _look(self, tokens: Tensor) -> Tensor:
         """Look at the tokens of the steps since the last look; returns the last ones of the rows that are left."""
-        rows, noted = self.rows, self.noted
-        taken = (torch.stack([step[0] for step in noted]) if len(noted) > 1 else noted[0][0][None]).cpu().numpy()
+        rows = self.rows
+        taken, lost, kl, asked = (_on_host(part) for part in zip(*self.noted, strict=True))
+        assert taken is not None
+        assert lost is not None
         self.agreement.check(taken, self.logits)
         kept, ended = rows.write(taken, self.ends)
-        for step, (_, lost, kl, asked) in enumerate(noted):
-            # Rows take one step at least.
-            mine = np.True_ if step == 0 else step < kept
-            if (mine & lost.cpu().numpy()).any():
-                raise no_number("model")
+        if len(taken) > 1:
+            beyond = np.arange(len(taken))[:, None] >= kept
+            for part in (lost, kl, asked):
+                if part is not None:
+                    part[beyond] = 0
+        if lost.any():
+            raise no_number("model")
+        for step in range(len(taken)):
             if kl is not None:
-                rows.kl[: rows.count] += np.where(mine, kl.cpu().numpy(), 0.0)
+                rows.kl[: rows.count] += kl[step]
             if asked is not None:
-                rows.note_asked(np.where(mine, asked.cpu().numpy(), 0), step)
+                rows.note_asked(asked[step], step)
         if self.guide is not None and np.isnan(rows.kl[: rows.count]).any():
             raise no_number("value model")
         rows.grown[: rows.count] += kept
@@ -304,6 +298,15 @@ class _Slots:
         return tokens[kept]
 
 
+def _on_host(steps: Sequence[Tensor | None]) -> NDArray[Any] | None:
+    """What was noted at steps, shape [k, n]; in one go, since each waits for the device."""
+    known = [step for step in steps if step is not None]
+    if not known:
+        return None
+    found: NDArray[Any] = (torch.stack(known) if len(known) > 1 else known[0][None]).cpu().numpy()
+    return found
+
+
 def _streams(keys: Keys, guidance: Guidance | None) -> list[Keys]:
     """Streams of the draws that a step needs of each sample, one or two; shape [N] each.
 
@@ -313,54 +316,3 @@ def _streams(keys: Keys, guidance: Guidance | None) -> list[Keys]:
     if guidance is None or guidance.tilt.others is not Others.offset_zero:
         return [keys]
     return [keys, stream_beside(keys, "others")]
-
-
-def guided_step(guide: Guide, tilt: Tilt, logprobs: Tensor, draws: Tensor | None) -> tuple[Tensor, Tensor]:
-    """Take one guided step.
-
-    Args:
-        guide: Knows the values.
-        tilt: What they do to the reference.
-        logprobs: The reference's, shape [B, V].
-        draws: Shape [1 or 2, B], float64, see `_streams`; None takes the likeliest token.
-
-    Returns:
-        Tokens, shape [B], and the KL divergence of the step from `logprobs` in nats, shape [B].
-    """
-    candidates = find_candidates(logprobs, tilt, None if draws is None else draws[-1])
-    draw = None if draws is None else split_draw(logprobs, candidates, draws[0], tilt)
-    if candidates.alone:
-        return _forced_step(guide, tilt, candidates, draw)
-    asked, valid = candidates.ids, candidates.valid
-    outside = None
-    if draw is not None and draw.outside is not None:
-        if bool((draw.outside & valid[:, -1]).any()):
-            # With a head "q" too, where nothing is asked for: kernels round by the layout of what they read.
-            asked, valid = F.pad(asked, (0, 1)), F.pad(valid, (0, 1))
-        if not guide.looks_up:
-            # The value model has to read the token that such a row takes: behind the candidates, or instead of a
-            # single one, whose value changes nothing.
-            count = candidates.valid.sum(-1)
-            outside = count.masked_fill(draw.outside.logical_not() | (count == 1), 0)
-            asked = asked.scatter(1, outside[:, None], draw.or_else(asked[:, 0])[:, None])
-            valid = valid.scatter(1, outside[:, None], value=True)
-    values = guide.values(asked, valid)
-    guided = guided_logprobs(candidates, values[:, : candidates.ids.shape[1]], tilt)
-    columns = likeliest_columns(logprobs, candidates, guided) if draw is None else draw_columns(guided, draw)
-    tokens = candidates.ids.gather(-1, columns[:, None]).squeeze(-1)
-    if draw is not None and draw.outside is not None:
-        tokens = draw.or_else(tokens)
-        columns = columns if outside is None else torch.where(draw.outside, outside, columns)
-    guide.advance(tokens, columns)
-    return tokens, step_kl(candidates, guided)
-
-
-def _forced_step(guide: Guide, tilt: Tilt, candidates: Candidates, draw: Draw | None) -> tuple[Tensor, Tensor]:
-    """A step of which no row has a second candidate: the value of a single one changes nothing."""
-    tokens, guided = candidates.ids[:, 0], candidates.logprobs
-    if draw is not None:
-        tokens = draw.or_else(tokens)
-    if tilt.others is not Others.kept:
-        guided = torch.zeros_like(guided)
-    guide.defer(tokens)
-    return tokens, step_kl(candidates, guided)

@@ -57,12 +57,13 @@ class Guide(Protocol):
     def keep(self, order: NDArray[np.int64]) -> None:
         """Go on with these rows; see `RowCache.keep`."""
 
-    def values(self, candidates: Tensor, valid: Tensor) -> Tensor:
+    def values(self, candidates: Tensor, valid: Tensor, count: int | None = None) -> Tensor:
         """Value logits of tokens that could come next.
 
         Args:
             candidates: Token ids, shape [n, K].
             valid: Which of them are asked for, shape [n, K]; the first of a row always is.
+            count: How many are asked for, where that is known.
 
         Returns:
             Shape [n, K], or [n, K, a] with a atoms; finite but of no meaning where nothing is asked for.
@@ -140,14 +141,15 @@ class CandidateRows:
             kept = torch.from_numpy(order).to(self._deferred[0].device)
             self._deferred = [tokens.index_select(0, kept) for tokens in self._deferred]
 
-    def values(self, candidates: Tensor, valid: Tensor) -> Tensor:
+    def values(self, candidates: Tensor, valid: Tensor, count: int | None = None) -> Tensor:
         """Forward all candidates at once; what attention needs of the chosen one is kept by `advance`."""
         cache, pending = self._rows.cache, len(self._deferred)
         self.asked = valid.sum(-1)
         if pending:
             candidates = torch.cat([torch.stack(self._deferred, 1), candidates], 1)
+            count = None if count is None else count + pending * len(valid)
             valid = F.pad(valid, (pending, 0), value=True)
-        self._packing = packing = Packing(valid)
+        self._packing = packing = Packing(valid, count)
         positions = cache.lengths.index_select(0, packing.rows)
         hidden = cache.hidden_prefix(self._model.dtype) if not pending else None
         if pending:
@@ -180,7 +182,7 @@ class CandidateRows:
             return
         last = self._deferred.pop()
         if len(last):
-            self.values(last[:, None], torch.ones_like(last, dtype=torch.bool)[:, None])
+            self.values(last[:, None], torch.ones_like(last, dtype=torch.bool)[:, None], len(last))
             self.advance(last, torch.zeros_like(last))
         self._deferred = []
 
@@ -205,9 +207,9 @@ class BranchRows:
         self.asked: Tensor | None = None
         self.stage, self.enter, self.unstage, self.keep = rows.stage, rows.enter, rows.unstage, rows.keep
 
-    def values(self, candidates: Tensor, valid: Tensor) -> Tensor:
+    def values(self, candidates: Tensor, valid: Tensor, count: int | None = None) -> Tensor:
         """Read each candidate that is asked for as the next token of its row."""
-        self._packing = packing = Packing(valid)
+        self._packing = packing = Packing(valid, count)
         self.asked = valid.sum(-1)
         at_once = max(self.FEW, self.BRANCHES * len(candidates))
         asked = zip(packing.rows.split(at_once), packing.pack(candidates)[0].split(at_once), strict=True)
@@ -260,7 +262,7 @@ class VocabularyRows:
         self._rows.keep(order)
         self._next = None
 
-    def values(self, candidates: Tensor, valid: Tensor) -> Tensor:  # noqa: ARG002 - all are there
+    def values(self, candidates: Tensor, valid: Tensor, count: int | None = None) -> Tensor:  # noqa: ARG002 - all are there
         """Look the candidates up."""
         assert self._next is not None
         return candidate_values(self._next, candidates)

@@ -42,15 +42,17 @@ class Packing:
         nearest: For each place of the rectangle its candidate, or an earlier one of its row, shape [B * W].
     """
 
-    def __init__(self, valid: Tensor) -> None:
+    def __init__(self, valid: Tensor, count: int | None = None) -> None:
         """Pack.
 
         Args:
             valid: Which places of the rectangle hold a candidate, shape [B, W]; all of the first column do.
+            count: How many do, where that is known.
         """
         self.shape = valid.shape
         places = valid.reshape(-1)
-        self.flat = places.nonzero().squeeze(-1)
+        found = places.nonzero() if count is None else torch.nonzero_static(places, size=count)
+        self.flat = found.squeeze(-1)
         self.rows = self.flat.div(valid.shape[1], rounding_mode="floor")
         self.nearest = places.cumsum(0) - 1
         self._spread: Tensor | None = None

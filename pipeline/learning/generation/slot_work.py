@@ -149,10 +149,10 @@ class Rows:
             self._draws[number, places] = uniforms(stream[sample], self._draws.shape[2])
         self.count += len(sample)
 
-    def draws(self, further: int) -> NDArray[np.float64]:
-        """Draws of each row for the step that is so many further than it has grown, shape [streams, n]."""
+    def draws(self, count: int) -> NDArray[np.float64]:
+        """Draws of each row for so many steps, shape [streams, count, n]."""
         streams, slots, steps = self._draws.shape
-        at = self._places[: self.count] * steps + self.grown[: self.count] + further
+        at = self._places[: self.count] * steps + self.grown[: self.count] + np.arange(count)[:, None]
         return self._draws.reshape(streams, slots * steps).take(at, axis=1)
 
     def note_asked(self, count: NDArray[np.int64], further: int) -> None:

@@ -14,13 +14,14 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cache, cached_property
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
 from pipeline.learning.choices import Others
+from pipeline.learning.generation import host
 from pipeline.learning.generation.sampling import draw_by_weight, draw_tokens
 from pipeline.outputs.guidance import OffsetRule, Rule
 
@@ -88,12 +89,19 @@ def _expected(z: Tensor, eta: float, rewards: Sequence[float]) -> Tensor:
     return (low + (high - low) * torch.sigmoid(z)) / eta
 
 
+@cache
+def _on_device(rewards: tuple[float, ...], device: torch.device) -> Tensor:
+    """Sent once: a GPU is waited for until it has what it is sent."""
+    with torch.inference_mode(mode=False):
+        return torch.tensor(rewards, device=device)
+
+
 _RULES: dict[Rule, Callable[[Tensor, float, Sequence[float]], Tensor]] = {
     "preference": lambda z, eta, _: z / eta,
     "bernoulli": _bernoulli,
-    "atoms": lambda z, eta, atoms: (z.log_softmax(-1) + torch.tensor(atoms, device=z.device) / eta).logsumexp(-1),
+    "atoms": lambda z, eta, atoms: (z.log_softmax(-1) + _on_device(tuple(atoms), z.device) / eta).logsumexp(-1),
     "expected": _expected,
-    "expected_atoms": lambda z, eta, atoms: (z.softmax(-1) * torch.tensor(atoms, device=z.device)).sum(-1) / eta,
+    "expected_atoms": lambda z, eta, atoms: (z.softmax(-1) * _on_device(tuple(atoms), z.device)).sum(-1) / eta,
 }
 
 
@@ -142,6 +150,10 @@ class Candidates:
         """Which columns are candidates of their row, shape [B, K]; the first always is."""
         return self.logprobs != -math.inf
 
+    def first(self, width: int) -> Candidates:
+        """The first columns alone. They are sorted, so those that no row has are the last ones."""
+        return Candidates(self.ids[:, :width], self.logprobs[:, :width])
+
     @property
     def alone(self) -> bool:
         """Whether no row has a second column, so that no value changes what is drawn, or its divergence."""
@@ -149,7 +161,7 @@ class Candidates:
 
 
 def find_candidates(logprobs: Tensor, tilt: Tilt, uniform: Tensor | None = None) -> Candidates:
-    """The candidates of each row; as many columns as the row with most candidates has.
+    """The candidates of each row; as many columns as the row with most candidates has, or as it might have.
 
     Args:
         logprobs: The reference's, shape [B, V].
@@ -168,9 +180,8 @@ def _likeliest(logprobs: Tensor, tilt: Tilt) -> Candidates:
         return Candidates(found.indices, found.values)
     dropped = found.values < math.log(tilt.min_p)
     dropped[:, :1].zero_()
-    # Columns are sorted, so those that all rows drop are the last ones.
-    width = dropped.shape[1] - int(dropped.all(0).sum())
-    return Candidates(found.indices[:, :width], found.values.masked_fill_(dropped, -math.inf)[:, :width])
+    whole = Candidates(found.indices, found.values.masked_fill_(dropped, -math.inf))
+    return whole.first(dropped.shape[1] - int(dropped.all(0).sum())) if host.may_ask(dropped) else whole
 
 
 def _with_others(logprobs: Tensor, candidates: Candidates, uniform: Tensor | None) -> Candidates:
@@ -281,9 +292,10 @@ def split_draw(logprobs: Tensor, candidates: Candidates, uniform: Tensor, tilt: 
     mass = weights.sum(-1)
     within = _inside((uniform - mass).div_((1 - mass).clamp_min_(_LEAST)))
     outside = uniform < mass
-    if not bool(outside.any()):
+    asks = host.may_ask(outside)
+    if asks and not bool(outside.any()):
         return Draw(within)
-    if logprobs.shape[-1] < _DEAR:
+    if logprobs.shape[-1] < _DEAR or not asks:
         return Draw(within, outside, _drawn_by(weights, uniform, mass))
     rows = outside.nonzero().squeeze(-1)
     tokens = _drawn_by(*(part.index_select(0, rows) for part in (weights, uniform, mass)))
@@ -302,7 +314,7 @@ def _inside(uniform: Tensor) -> Tensor:
 
 def draw_columns(guided: Tensor, draw: Draw) -> Tensor:
     """The column that is drawn, shape [B]; of no meaning where the draw falls on no candidate."""
-    return draw_tokens(guided, draw.uniform).clamp_max(guided.shape[-1] - 1)
+    return draw_tokens(guided, draw.uniform).clamp_max_(guided.shape[-1] - 1)
 
 
 def likeliest_columns(logprobs: Tensor, candidates: Candidates, guided: Tensor) -> Tensor:

@@ -83,7 +83,7 @@ class SlowGuide:
     def enter(self, places: Tensor, lengths: np.ndarray) -> None:
         self.texts += [list(self.staged[place]) for place in places.tolist()]
 
-    def values(self, candidates: Tensor, valid: Tensor) -> Tensor:
+    def values(self, candidates: Tensor, valid: Tensor, _count: int | None = None) -> Tensor:
         rows = zip(self.texts, candidates.tolist(), strict=True)
         values = torch.tensor([self._values(text, tokens) for text, tokens in rows])
         self.seen.append(values[valid])
@@ -124,7 +124,7 @@ class Recording:
     def __getattr__(self, name: str) -> object:
         return getattr(self.guide, name)
 
-    def values(self, candidates: Tensor, valid: Tensor) -> Tensor:
+    def values(self, candidates: Tensor, valid: Tensor, _count: int | None = None) -> Tensor:
         values = self.guide.values(candidates, valid)  # type: ignore[attr-defined]
         self.seen.append(values[valid])
         return values

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from pipeline.learning.choices import Others
-from pipeline.learning.generation.decode import guided_step
+from pipeline.learning.generation.guided_step import guided_step
 from pipeline.learning.generation.tilt import Tilt, preference_offset
 
 SURE, SPLIT = [0.9, 0.04, 0.03, 0.03], [0.45, 0.35, 0.11, 0.09]
@@ -23,7 +23,7 @@ class Asked:
         self.asked: list[list[int]] = []
         self.taken: list[int] = []
 
-    def values(self, candidates: Tensor, valid: Tensor) -> Tensor:
+    def values(self, candidates: Tensor, valid: Tensor, _count: int | None = None) -> Tensor:
         rows = zip(candidates, valid, strict=True)
         self.asked = [sorted(ids[places].tolist()) for ids, places in rows]
         self.candidates = candidates
