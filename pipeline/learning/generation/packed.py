@@ -20,7 +20,8 @@ import torch
 from torch import Tensor, nn
 from transformers import AttentionInterface, PreTrainedModel
 
-from pipeline.learning.generation.row_cache import RowCache
+from pipeline.learning.generation import prefix_attention
+from pipeline.learning.generation.row_cache import RowCache, RowLayer
 
 NAME = "pipeline_packed"
 """Of the attention function, as transformers knows it."""
@@ -132,6 +133,14 @@ class PackedStep:
         queries = (query[0].transpose(0, 1) * scaling).view(count, shared, -1, size)
         own = (queries * key[0].transpose(0, 1).unsqueeze(2)).sum(-1)
         blocks = queries.reshape(-1, size).index_select(0, spread).view(len(slots.keys) * shared, -1, size)
+        wide = value.shape[-1]  # that of keys, but in latent attention
+        self.attended += 1
+        if prefix_attention.is_merged(query, value):
+            seen, total = self._prefix(slots, blocks, used)
+            seen = seen.reshape(-1, wide).index_select(0, gather).view(*own.shape, wide)
+            total = total.reshape(-1).index_select(0, gather).view(own.shape)
+            output = prefix_attention.merge(seen, total, own, value[0].transpose(0, 1).unsqueeze(2))
+            return output.view(1, count, heads, wide)
         keys, values = slots.keys.flatten(0, 1), slots.values.flatten(0, 1)
         # One slot more than there are: its scores make room for those of the candidates with themselves.
         scores = torch.bmm(blocks, keys[:, : used + 1].transpose(1, 2)).view(-1, used + 1)
@@ -141,12 +150,26 @@ class PackedStep:
             scores.view(len(slots.keys), -1, columns, used + 1).add_(self.hidden[:, None, :, : used + 1])
         weights = scores.softmax(-1, dtype=torch.float32).to(value.dtype)
         seen = torch.bmm(weights.view(len(blocks), -1, used + 1)[..., :used], values[:, :used])
-        wide = value.shape[-1]  # that of keys, but in latent attention
         seen = seen.view(-1, wide).index_select(0, gather).view(count, shared, -1, wide)
         weight = weights[:, used].index_select(0, gather).view(*own.shape, 1)
-        self.attended += 1
         output = torch.addcmul(seen, weight, value[0].transpose(0, 1).unsqueeze(2))
         return output.view(1, count, heads, wide)
+
+    def _prefix(self, slots: RowLayer, blocks: Tensor, used: int) -> tuple[Tensor, Tensor]:
+        """What the queries see of the prefixes alone, and its log-sum-exp; see `attend_prefix`."""
+        rows, shared = slots.keys.shape[:2]
+        hidden = self.hidden
+        if hidden is not None:
+            # Queries that share a head of keys lie head by head, column by column.
+            hidden = hidden[:, None, :, :used]
+            if hidden.shape[2] > 1:
+                hidden = hidden.repeat(1, 1, blocks.shape[1] // hidden.shape[2], 1)
+        return prefix_attention.attend_prefix(
+            blocks.view(rows, shared, *blocks.shape[1:]),
+            slots.keys[:, :, :used],
+            slots.values[:, :, :used],
+            hidden,
+        )
 
 
 def _sizes(states: Tensor) -> tuple[int, int]:

@@ -1,5 +1,6 @@
 """Candidates read as one sequence have the values that they have alone, for any family of models."""
 
+import math
 from collections.abc import Callable
 
 import numpy as np
@@ -9,8 +10,10 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from pipeline.learning.choices import HeadType
+from pipeline.learning.generation import prefix_attention
 from pipeline.learning.generation.guides import BranchRows, CandidateRows, guide_of
 from pipeline.learning.generation.packed import Packing
+from pipeline.learning.generation.prefix_attention import attend_prefix, merge
 from pipeline.learning.models.value import ValueModel, value_model_from
 from tests.unit.learning.generation.conftest import VOCABULARY, language_model
 
@@ -68,6 +71,40 @@ def test_values_are_those_of_each_candidate_alone(make_value: MakeValue, kind: s
     for valid in (VALID[[1, 0]], VALID[[3, 2]]):
         ours, alone = run.step(valid)
         assert torch.allclose(ours, alone, atol=2e-4)
+
+
+@pytest.mark.parametrize("kind", PACKED)
+@pytest.mark.parametrize("padded", [True, False], ids=["prompts differ in length", "nothing is padded"])
+@torch.inference_mode()
+def test_the_prefix_by_a_kernel_is_merged_with_the_candidate(
+    make_value: MakeValue, kind: str, padded: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also where tokens without a choice are pending, which later columns of a row see."""
+    runs = [Run(make_value(language_model(kind), HeadType.v), padded=padded) for _ in range(2)]
+    for number, valid in enumerate((VALID, VALID[:, :1], VALID.flip(0), VALID)):
+        found = []
+        for run, merged in zip(runs, (False, True), strict=True):
+            monkeypatch.setattr(prefix_attention, "is_merged", lambda *_, merged=merged: merged)
+            if number:
+                run.guide.defer(torch.tensor([1, 2, 3, 4]))
+                run.texts = [[*text, 1 + row] for row, text in enumerate(run.texts)]
+            found.append(run.step(valid))
+        (before, alone), (ours, _) = found
+        assert torch.allclose(ours, before, atol=2e-5)
+        assert torch.allclose(ours, alone, atol=2e-4)
+
+
+def test_merging_is_the_softmax_of_both() -> None:
+    numbers = torch.Generator().manual_seed(0)
+    query, own = torch.randn(2, 3, 4, 8, generator=numbers), 5 * torch.randn(2, 3, 4, generator=numbers)
+    keys, values = (torch.randn(2, 3, 21, 8, generator=numbers) for _ in range(2))
+    value = torch.randn(2, 3, 4, 8, generator=numbers)
+    hidden = torch.zeros(2, 1, 4, 21)
+    hidden[1, :, :, 13:], hidden[0, :, 2, 5:] = -math.inf, -math.inf
+    scores = torch.cat([query @ keys.transpose(2, 3) + hidden, own[..., None]], -1).softmax(-1)
+    expected = scores[..., :-1] @ values + scores[..., -1:] * value
+    found = merge(*attend_prefix(query, keys, values, hidden), own, value)
+    assert torch.allclose(found, expected, atol=1e-6)
 
 
 @torch.inference_mode()
