@@ -27,6 +27,7 @@ from typing import Any
 
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
+from torch.nn import functional
 from transformers import AutoConfig, AutoModel, PreTrainedConfig, PreTrainedModel
 
 from pipeline.errors import JobError
@@ -141,29 +142,44 @@ class ValueModel(PreTrainedModel):
         model.eval()
         return model
 
-    def forward(self, input_ids: Tensor, use_cache: bool = False, **inputs: Any) -> Tensor:
+    def forward(
+        self, input_ids: Tensor, use_cache: bool = False, following: Tensor | None = None, **inputs: Any
+    ) -> Tensor:
         """Compute values.
 
         Args:
             input_ids: Shape [B, T].
             use_cache: Whether to extend the cache that is given.
+            following: Of head "q", a token after each of the first positions, shape [B, T'], whose value alone is
+                computed: without an output for every token of the vocabulary.
             inputs: As the backbone takes them: ``attention_mask`` (4-D additive masks included), ``position_ids``
                 of shape [B, T], ``past_key_values``, extended in place. What it does not take, it does without:
                 some backbones know no positions. And `TEXT_LENGTHS`.
 
         Returns:
             Logits z, float32, shape [B, T] for head "v" and [B, T, V] for head "q"; sigmoid(z) is a probability.
-            With n atoms one more dimension at the end, along which softmax(z) is a distribution.
+            With n atoms one more dimension at the end, along which softmax(z) is a distribution. Shape [B, T'] or
+            [B, T', n] where the tokens that follow are given.
         """
         taken = inputs_of(type(self.backbone).forward)
         known = {name: value for name, value in inputs.items() if name in taken or name == TEXT_LENGTHS}
         hidden = self.backbone(input_ids=input_ids, use_cache=use_cache, **known).last_hidden_state
+        if following is not None:
+            return self._values_of(hidden[:, : following.shape[1]], following)
         # Some state spaces give float32 whatever their weights are.
         values: Tensor = self.head(hidden.to(self.head.weight.dtype)).float()
         if self.config.atoms > 1:
             values = values.unflatten(-1, (-1, self.config.atoms))
             return values.squeeze(-2) if self.config.head == HeadType.v.name else values
         return values.squeeze(-1) if self.config.head == HeadType.v.name else values
+
+    def _values_of(self, hidden: Tensor, tokens: Tensor) -> Tensor:
+        """Values of one token at each position, by the rows of the head that are theirs."""
+        atoms, size = self.config.atoms, hidden.shape[-1]
+        rows = functional.embedding(tokens, self.head.weight.view(-1, atoms * size)).unflatten(-1, (atoms, size))
+        values: Tensor = (rows * hidden.to(rows.dtype)[:, :, None]).sum(-1)
+        values = (values + functional.embedding(tokens, self.head.bias.view(-1, atoms))).float()
+        return values if atoms > 1 else values.squeeze(-1)
 
 
 @cache

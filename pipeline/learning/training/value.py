@@ -6,9 +6,11 @@ from functools import partial
 
 import numpy as np
 import torch
+import torch.nn.functional as F
 from numpy.typing import NDArray
 from torch import Tensor
 
+from pipeline import untried
 from pipeline.learning.choices import HeadType
 from pipeline.learning.models.value import ValueModel
 from pipeline.learning.training.curve import add_to_curve, is_drawn
@@ -74,5 +76,18 @@ def batch_values(model: ValueModel, batch: Batch) -> Tensor:
 def token_values(model: ValueModel, ids: Tensor) -> Tensor:
     """Value of every token of whole sequences, padded on the right; shape [B, T], or [B, T, n] with n atoms."""
     # Padding on the right needs no mask: causal attention never looks at it, and no loss is taken there.
-    values: Tensor = model(ids)
-    return values if model.config.head == HeadType.v.name else chosen_values(values, ids)
+    if model.config.head == HeadType.v.name:
+        values: Tensor = model(ids)
+        return values
+    if not is_by_row(ids):
+        return chosen_values(model(ids), ids)
+    found: Tensor = model(ids, following=ids[:, 1:])
+    return F.pad(found, (*[0, 0] * (found.ndim - 2), 1, 0))
+
+
+def is_by_row(ids: Tensor) -> bool:
+    """Whether a head "q" computes values of the tokens that were taken alone, which round otherwise.
+
+    Outputs for the whole vocabulary take 4 bytes each and more. So only on GPUs; see `pipeline.untried`.
+    """
+    return ids.is_cuda and untried.is_used()

@@ -17,6 +17,7 @@ from pipeline.config.schema import TrainingConfig, Warmup
 from pipeline.errors import JobStopped
 from pipeline.learning.choices import HeadType
 from pipeline.learning.models.value import ValueModel, value_model_from
+from pipeline.learning.training import value as fit_of_values
 from pipeline.learning.training.checkpoint import Checkpoints
 from pipeline.learning.training.loop import TrainSettings, _all_at_once, rate_at
 from pipeline.learning.training.losses import chosen_values, token_bce
@@ -112,6 +113,28 @@ def test_both_heads_give_a_value_to_every_token() -> None:
     expected = [[0.0, *(float(outputs[b, t - 1, ids[b, t]]) for t in (1, 2))] for b in (0, 1)]
     assert torch.allclose(found, torch.tensor(expected))
     assert torch.equal(chosen_values(outputs, ids), found)
+
+
+@pytest.mark.parametrize("atoms", [1, 3])
+def test_values_of_taken_tokens_need_no_others(atoms: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """On a GPU: a product for each token that was taken, with the same gradients."""
+    backbone = value_model(HeadType.q).backbone
+    model = value_model_from(backbone, HeadType.q, atoms=atoms).eval()
+    model.head.weight.data = torch.randn(model.head.weight.shape, generator=torch.Generator().manual_seed(1))
+    model.head.bias.data = torch.randn(model.head.bias.shape, generator=torch.Generator().manual_seed(2))
+    ids, found = torch.tensor([[1, 5, 7, 5], [2, 2, 0, 0]]), []
+    for by_row in (False, True):
+        monkeypatch.setattr(fit_of_values, "is_by_row", lambda _, by_row=by_row: by_row)
+        model.zero_grad()
+        values = token_values(model, ids)
+        (values**2).sum().backward()
+        found.append((values.detach(), [weight.grad for weight in model.parameters()]))
+    (theirs, whole), (ours, gradients) = found
+    assert ours.shape == theirs.shape
+    assert torch.allclose(ours, theirs, atol=1e-5)
+    for one, other in zip(gradients, whole, strict=True):
+        assert (one is None) == (other is None)
+        assert one is None or torch.allclose(one, other, atol=1e-4)
 
 
 def test_the_loss_is_the_cross_entropy_of_supervised_tokens() -> None:
