@@ -31,9 +31,10 @@ from pipeline.learning.models.tiny import train_reference
 from pipeline.learning.models.value import value_model_from
 from pipeline.learning.training.checkpoint import Checkpoints
 from pipeline.learning.training.curve import Curve
-from pipeline.learning.training.distributed import ALONE, Ranks, Spread, join, save_model
+from pipeline.learning.training.distributed import ALONE, Ranks, Spread, save_model
 from pipeline.learning.training.grpo import Objective, fit_grpo, group_advantages
 from pipeline.learning.training.lora import merged, with_adapters
+from pipeline.learning.training.meeting import join
 from pipeline.learning.training.policy import Fitting, completion_logprobs, score_sequences
 from pipeline.learning.training.reward_model import fit_reward_model, reward_scores
 from pipeline.learning.training.samples import Samples

@@ -27,7 +27,8 @@ from pipeline.learning.generation.tilt import Tilt, preference_offset
 from pipeline.learning.models.batch_size import memory_identity
 from pipeline.learning.models.load import load_policy
 from pipeline.learning.models.value import ValueModel, value_model_from
-from pipeline.learning.training.distributed import Ranks, Spread, join
+from pipeline.learning.training.distributed import Ranks, Spread
+from pipeline.learning.training.meeting import join
 
 PROMPTS = [[5, 9, 3, 7], [8, 2, 60, 3, 4, 9, 9], [100, 3]]
 SETTINGS = DecodeSettings(batch_size=4, eos_id=7)

@@ -158,7 +158,8 @@ def _on_device(work: Work, models: ModelCache) -> AbstractContextManager[None]:
 def _joined(work: Work, config: StageConfig) -> AbstractContextManager[Ranks | None]:
     if work.world_size == 1:
         return nullcontext()
-    from pipeline.learning.training.distributed import Spread, join
+    from pipeline.learning.training.distributed import Spread
+    from pipeline.learning.training.meeting import join
 
     given = work.payload["spread"]
     if given["strategy"] == BY_TENSORS:

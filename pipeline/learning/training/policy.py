@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -126,20 +126,15 @@ def fit(
 
     spend("training", model_cost(model).training(_read(model, data) * fitting.epochs))
     ranks.say_batch(fitting.batch_size, micro_batch.size)
-    deep: Any = model if backbone is None else backbone
-    _checkpoint(deep, fitting)
-    with without_padding(deep, fitting.training.padding_free), compiled(deep, fitting.training.compile):
-        return train(
-            model,
-            _loop_settings(fitting, math.ceil(len(order) / fitting.batch_size)),
-            losses_of,
-            checkpoint=fitting.checkpoint,
-            micro_batch=micro_batch,
-            ranks=ranks,
-            curve=fitting.curve,
-            tokens_after=counts.tokens,
-            told=told,
-        )
+    with _computing(model if backbone is None else backbone, fitting):
+        settings = _loop_settings(fitting, math.ceil(len(order) / fitting.batch_size))
+        how: dict[str, Any] = {
+            "checkpoint": fitting.checkpoint,
+            "ranks": ranks,
+            "curve": fitting.curve,
+            "told": told,
+        }
+        return train(model, settings, losses_of, micro_batch=micro_batch, tokens_after=counts.tokens, **how)
 
 
 class _Counts:
@@ -171,11 +166,15 @@ def _micro_batch(model: nn.Module, data: Sequences, fitting: Fitting, group: int
     )
 
 
-def _checkpoint(deep: Any, fitting: Fitting) -> None:
+@contextmanager
+def _computing(deep: Any, fitting: Fitting) -> Iterator[None]:
+    """Have a model compute as the settings say while it is trained."""
     if fitting.training.gradient_checkpointing:
         checkpoint_activations(deep)
         # With frozen weights below adapters no gradient would reach these otherwise.
         deep.enable_input_require_grads()
+    with without_padding(deep, fitting.training.padding_free), compiled(deep, fitting.training.compile):
+        yield
 
 
 def _rounding(fitting: Fitting) -> Callable[[], AbstractContextManager[object]]:
