@@ -74,14 +74,16 @@ def _asked(guide: Guide, candidates: Candidates, draw: Draw | None) -> tuple[Ten
     # With a head "q" too, where nothing is asked for: kernels round by the layout of what they read.
     if bool((draw.outside & valid[:, -1]).any()) if host.may_ask(valid) else not guide.looks_up:
         asked, valid = F.pad(asked, (0, 1)), F.pad(valid, (0, 1))
+    elif not guide.looks_up:
+        asked, valid = asked.clone(), valid.clone()
     if guide.looks_up:
         return asked, valid, None
     # The value model has to read the token that such a row takes: behind the candidates, or instead of a single
     # one, whose value changes nothing.
     count = candidates.valid.sum(-1)
     outside = count * (draw.outside & (count > 1))
-    asked = asked.scatter(1, outside[:, None], draw.or_else(asked[:, 0])[:, None])
-    return asked, valid.scatter(1, outside[:, None], value=True), outside
+    asked.scatter_(1, outside[:, None], draw.or_else(asked[:, 0])[:, None])
+    return asked, valid.scatter_(1, outside[:, None], value=True), outside
 
 
 def _forced_step(guide: Guide, tilt: Tilt, candidates: Candidates, draw: Draw | None) -> tuple[Tensor, Tensor]:

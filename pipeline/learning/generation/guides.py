@@ -167,7 +167,8 @@ class CandidateRows:
 
     def advance(self, tokens: Tensor, columns: Tensor) -> None:  # noqa: ARG002 - their keys are known already
         """Keep what attention needs of the chosen candidates."""
-        self._rows.cache.append_held(self._packing.chosen(columns + self._pending))
+        columns = columns + self._pending if self._pending else columns
+        self._rows.cache.append_held(self._packing.chosen(columns))
 
     def defer(self, tokens: Tensor) -> None:
         """Read them later, with those that follow."""
