@@ -53,7 +53,8 @@ def _tried(family: str, processes: ForkServerContext) -> str:
 def try_family(family: str, rank: int, environment: dict[str, str], folder: Path) -> None:
     """Write by this rank what the whole model writes; the first rank leaves a line on it."""
     os.environ |= environment
-    from pipeline.learning.training.distributed import Spread, join
+    from pipeline.learning.training.distributed import Spread
+    from pipeline.learning.training.meeting import join
 
     with join(rank, RANKS, "cpu", Spread(by_tensors=True)) as ranks:
         line = "; ".join(_told(family, folder, ranks.rank))
@@ -77,7 +78,8 @@ def _told(family: str, folder: Path, rank: int) -> Iterator[str]:
         dist.barrier()
         try:
             options: Any = {"distributed_config": DistributedConfig(tp_size=RANKS)}
-            part = type(whole).from_pretrained(folder / "model", **options).eval().requires_grad_(False)
+            part: Any = type(whole).from_pretrained(folder / "model", **options)
+            part.eval().requires_grad_(False)
         except ValueError as error:  # there is no plan, as all ranks find
             yield str(error).partition(". ")[0]
             return
