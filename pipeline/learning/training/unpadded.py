@@ -11,7 +11,7 @@ Shapes: B sequences, T positions of the longest, N tokens in all, H heads, D siz
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from contextvars import ContextVar
 from typing import Any
 
@@ -57,7 +57,12 @@ def without_padding(model: nn.Module, asked: bool) -> Iterator[None]:
         model: A causal language model, with adapters or without, or the backbone of a value model.
         asked: `training.padding_free`.
     """
-    if not asked or not _is_right_for(model):
+    if not asked:
+        yield
+        return
+    if not _is_right_for(model):
+        with suppress(OSError):
+            print("training.padding_free: this model needs padded rows, and is read in them", flush=True)  # noqa: T201 - the job's log
         yield
         return
     with _replaced(model):

@@ -78,11 +78,12 @@ def test_what_is_computed_is_the_same(family: str, at_once: int, monkeypatch: py
 
 
 @pytest.mark.parametrize("family", LEFT)
-def test_what_would_be_wrong_is_left_as_it_is(family: str) -> None:
+def test_what_would_be_wrong_is_left_as_it_is(family: str, capsys: pytest.CaptureFixture[str]) -> None:
     model = tiny_model(family)
     batch = batch_of(sequences(), np.arange(16), "cpu")
     with torch.no_grad(), without_padding(model, True):
         assert not is_unpadded(model)
+        assert "this model needs padded rows" in capsys.readouterr().out
         found = completion_logprobs(model, batch)
     with torch.no_grad():
         assert torch.equal(found, completion_logprobs(model, batch))
