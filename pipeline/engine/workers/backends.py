@@ -11,10 +11,11 @@ from pipeline.engine.devices.layout import Layout, plain_layout
 from pipeline.engine.devices.memory_reclaim import FREE_TIMEOUT_S
 from pipeline.engine.workers.inline import InlineWorker
 from pipeline.engine.workers.messages import WorkerReady
-from pipeline.engine.workers.pool import MakeWorker, Pool, Spares
+from pipeline.engine.workers.pool import Pool
 from pipeline.engine.workers.process import LocalWorker, ProcessSettings
 from pipeline.engine.workers.protocol import Worker
 from pipeline.engine.workers.reaper import Reaper
+from pipeline.engine.workers.spares import MakeWorker, Spares
 from pipeline.machine.memory import memory_available_bytes
 
 _LEAST_BYTES = 1 << 29

@@ -11,7 +11,6 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from functools import partial
 from multiprocessing.connection import wait
 from pathlib import Path
@@ -27,34 +26,16 @@ from pipeline.engine.workers.messages import (
 )
 from pipeline.engine.workers.protocol import Worker
 from pipeline.engine.workers.reaper import Reaper
+from pipeline.engine.workers.slot import Slot
+from pipeline.engine.workers.spares import MAX_FAILED_STARTS, MakeWorker, Spares, Waiting
 from pipeline.errors import WorkerError, describe_exit
 
-MAX_FAILED_STARTS = 3
 STACKS_S = 1.0
 """What a worker that hangs is given to write down its stacks before it is killed."""
 _TERMINATE_TIMEOUT_S = 5.0
 _KILL_TIMEOUT_S = 30.0
 
 Deliver = Callable[[int, FromWorker], None]
-MakeWorker = Callable[[int, Reaper], Worker]
-
-
-@dataclass(frozen=True)
-class Spares:
-    """Workers beside those of the pool, which take the places of those that are lost.
-
-    Attributes:
-        number: How many.
-        make: Makes one, of a negative index.
-        settle: Has one serve in a place; says what it would if it became ready there.
-        have_room: Whether the machine has memory for another process of so many bytes.
-    """
-
-    number: int
-    make: MakeWorker
-    settle: Callable[[Worker, int], WorkerReady]
-    have_room: Callable[[int], bool]
-
 
 log = logging.getLogger("pipeline")
 
@@ -72,30 +53,6 @@ def _kill(worker: Worker) -> None:
 
 
 _STEPS = (_ask_to_stop, _terminate, _kill)
-
-
-@dataclass(eq=False)
-class _Slot:
-    """A place for a worker, and the worker in it."""
-
-    worker: Worker
-    worker_index: int
-    start_deadline: float | None = None
-    failed_starts: int = 0
-    """How many workers in a row ended in this place before their first job."""
-    used: bool = False
-    """Whether the worker has begun a job."""
-    alive: bool = False
-    kill_deadline: float | None = None
-    """When a worker that hangs is to be killed, whatever it says by then."""
-    closed: bool = False
-    """Whether the worker is not to be replaced when it ends."""
-    dismissed: bool = False
-    """Whether the worker is being ended on purpose, so that nothing it still says matters."""
-    rss_bytes: int = 0
-    """The most memory that a worker in this place was seen to hold."""
-    ready: bool = False
-    """Whether the worker has said that it is."""
 
 
 class Pool:
@@ -130,10 +87,8 @@ class Pool:
         self._start_timeout_s = start_timeout_s
         self._stop_grace_s = stop_grace_s
         self._clock = clock
-        self._wanted = spares
-        self._spares: list[_Slot] = []
-        self._spares_made = self._spares_lost = 0
-        self._slots: list[_Slot] = []
+        self._spares = Waiting(spares)
+        self._slots: list[Slot] = []
         self._reaper: Reaper | None = None
         self._stopping = False
 
@@ -146,8 +101,8 @@ class Pool:
         self._reaper = Reaper()
         self._stopping = False
         for index in range(self.size):
-            self._slots.append(_Slot(self._make(index, self._reaper), index))
-            self._start(self._slots[index])
+            self._slots.append(Slot(self._make(index, self._reaper), index))
+            self._slots[index].start(self._start_deadline())
 
     def watch_path(self, path: Path) -> None:
         """Have a folder or file removed even if this process is killed."""
@@ -178,7 +133,7 @@ class Pool:
         """End a worker that says what cannot be true; another takes its place, as if it had died."""
         self._dismiss(self._slots[index])
 
-    def _dismiss(self, slot: _Slot) -> None:
+    def _dismiss(self, slot: Slot) -> None:
         slot.dismissed = True
         slot.worker.kill()
 
@@ -215,7 +170,8 @@ class Pool:
         """
         self._wait(timeout_s, deliver, also)
         self._check_deadlines()
-        self._start_spares()
+        if self._reaper is not None and not self._stopping:
+            self._spares.start_missing(self._slots, self._reaper, self._start_deadline)
 
     def stop(self, deliver: Deliver, hurry: Sequence[int] = ()) -> None:
         """End all workers: ask, terminate, kill, each with a deadline. Returns when none is left.
@@ -237,7 +193,7 @@ class Pool:
             if self._reaper:
                 self._reaper.close()
             left = [slot.worker.index for slot in self._living()]
-            self._slots, self._spares, self._reaper = [], [], None
+            self._slots, self._spares.slots, self._reaper = [], [], None
         if left:
             raise WorkerError(f"workers {left} did not end within {_KILL_TIMEOUT_S:.0f} s of being killed")
 
@@ -263,7 +219,7 @@ class Pool:
             if slot.alive:  # and no spare that has just taken another place
                 slot.worker.receive(partial(self._deliver, slot, deliver))
 
-    def _deliver(self, slot: _Slot, deliver: Deliver, message: FromWorker) -> None:
+    def _deliver(self, slot: Slot, deliver: Deliver, message: FromWorker) -> None:
         if slot.dismissed and not isinstance(message, WorkerExited):
             return
         match message:
@@ -275,16 +231,15 @@ class Pool:
                 slot.used, slot.failed_starts = True, 0
             case WorkerExited():
                 slot.alive, slot.start_deadline, slot.kill_deadline = False, None, None
-        if slot in self._spares:
+        if slot in self._spares.slots:
             if isinstance(message, WorkerExited):
-                self._spares.remove(slot)
-                self._spares_lost += 1
+                self._spares.lost(slot)
             return
         deliver(slot.worker.index, message)
         if isinstance(message, WorkerExited) and not self._stopping:
             self._replace(slot, message, deliver)
 
-    def _replace(self, slot: _Slot, ended: WorkerExited, deliver: Deliver) -> None:
+    def _replace(self, slot: Slot, ended: WorkerExited, deliver: Deliver) -> None:
         if not slot.used and not slot.closed:
             slot.failed_starts += 1
             if slot.failed_starts >= MAX_FAILED_STARTS:
@@ -296,57 +251,23 @@ class Pool:
         if not slot.closed and not self._settle_spare(slot, deliver):
             self._start_another(slot)
 
-    # -- spares ------------------------------------------------------------------------------------------------
-
-    def _settle_spare(self, slot: _Slot, deliver: Deliver) -> bool:
+    def _settle_spare(self, slot: Slot, deliver: Deliver) -> bool:
         """Have a spare take the place of a worker that has ended; False where none is ready."""
-        for one in list(self._spares):
+        for one in list(self._spares.slots):
             if wait(one.worker.sources(), 0):  # it may just have become ready
                 one.worker.receive(partial(self._deliver, one, deliver))
-        spare = next((one for one in self._spares if one.ready), None)
-        if spare is None or self._wanted is None:
-            return False
-        self._spares.remove(spare)
-        spare.alive = False
-        slot.worker, slot.alive, slot.used, slot.dismissed = spare.worker, True, False, False
-        self._deliver(slot, deliver, self._wanted.settle(spare.worker, slot.worker_index))
-        return True
+        said = self._spares.settle(slot)
+        if said is not None:
+            self._deliver(slot, deliver, said)
+        return said is not None
 
-    def _start_spares(self) -> None:
-        """Start what is missing of them, one after the other, once every worker has begun a job."""
-        wanted = self._wanted
-        if wanted is None or self._stopping or len(self._spares) >= wanted.number:
-            return
-        if self._spares_lost >= MAX_FAILED_STARTS or not all(slot.used or slot.closed for slot in self._slots):
-            return
-        if any(not spare.ready for spare in self._spares):
-            return
-        if not wanted.have_room(max(slot.rss_bytes for slot in self._slots)):
-            self._wanted = None  # rather none than one that is started whenever another process has ended
-            return
-        assert self._reaper is not None
-        self._spares_made += 1
-        spare = _Slot(wanted.make(-self._spares_made, self._reaper), -self._spares_made)
-        try:
-            self._start(spare)
-        except WorkerError as error:
-            self._spares_lost += 1
-            log.warning("no worker waits beside the others: %s", error)
-        else:
-            self._spares.append(spare)
-
-    def _start_another(self, slot: _Slot) -> None:
+    def _start_another(self, slot: Slot) -> None:
         assert self._reaper is not None
         slot.worker = self._make(slot.worker_index, self._reaper)
-        self._start(slot)
+        slot.start(self._start_deadline())
 
-    def _start(self, slot: _Slot) -> None:
-        try:
-            slot.worker.start()
-        except OSError as error:
-            raise WorkerError(f"cannot start worker {slot.worker.index}: {error}") from error
-        slot.start_deadline = self._clock() + self._start_timeout_s
-        slot.alive, slot.used, slot.dismissed, slot.ready = True, False, False, False
+    def _start_deadline(self) -> float:
+        return self._clock() + self._start_timeout_s
 
     def _check_deadlines(self) -> None:
         now = self._clock()
@@ -373,11 +294,11 @@ class Pool:
         waits = [max(0.0, deadline - self._clock()) for deadline in deadlines]
         return min([*waits, *([] if timeout_s is None else [timeout_s])], default=None)
 
-    def _living(self) -> list[_Slot]:
-        return [slot for slot in (*self._slots, *self._spares) if slot.alive]
+    def _living(self) -> list[Slot]:
+        return [slot for slot in (*self._slots, *self._spares.slots) if slot.alive]
 
 
-def _cannot_start(slot: _Slot, ended: WorkerExited) -> WorkerError:
+def _cannot_start(slot: Slot, ended: WorkerExited) -> WorkerError:
     return WorkerError(
         f"worker {slot.worker.index} ended {slot.failed_starts} times in a row before it began a job, last with "
         f"{describe_exit(ended.exit_code)}.{slot.worker.last_words() or ' It wrote nothing.'}"

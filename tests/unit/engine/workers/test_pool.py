@@ -20,8 +20,9 @@ from pipeline.engine.workers.messages import (
     WorkerReady,
     WorkerUnusable,
 )
-from pipeline.engine.workers.pool import MAX_FAILED_STARTS, Pool
+from pipeline.engine.workers.pool import Pool
 from pipeline.engine.workers.protocol import Deliver, Worker
+from pipeline.engine.workers.spares import MAX_FAILED_STARTS, Spares
 from pipeline.errors import WorkerError
 
 READY = WorkerReady(pid=1, device="pretended")
@@ -212,7 +213,7 @@ class Team:
         self.asked: list[int] = []
         self.dead: list[Pretender] = []
         self.room, self.quick = room, True
-        spares = pool_module.Spares(1, self.make, self.settle, self.have_room)
+        spares = Spares(1, self.make, self.settle, self.have_room)
         self.pool = Pool(self.make, 2, spares=spares)
 
     def make(self, index: int, _reaper: object) -> Pretender:
