@@ -12,11 +12,14 @@ import math
 import os
 import secrets
 import stat
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
+from functools import cache
 from io import BufferedReader
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
+
+_T = TypeVar("_T")
 
 # -- reading ---------------------------------------------------------------------------------------------------
 
@@ -68,12 +71,13 @@ def walk(folder: Path) -> Iterator[tuple[str, os.stat_result]]:
     Raises:
         OSError: Something cannot be read.
     """
-    found = folder.lstat()
+    root = os.fspath(folder)
+    found = os.lstat(root)
     yield ".", found
     pending = [""] if stat.S_ISDIR(found.st_mode) else []
     while pending:
         inside = pending.pop()
-        with os.scandir(folder / inside) as entries:
+        with os.scandir(f"{root}/{inside}" if inside else root) as entries:
             for entry in sorted(entries, key=lambda entry: entry.name):
                 name = f"{inside}/{entry.name}" if inside else entry.name
                 status = entry.stat(follow_symlinks=False)
@@ -124,7 +128,20 @@ def plain_target(path: Path) -> Path:
 def write_whole(path: Path, text: str, *, durable: bool = True) -> None:
     """Write a text file, see `replacing`."""
     with replacing(path, durable=durable) as temporary:
-        temporary.write_text(text, encoding="utf-8", newline="")
+        temporary.write_bytes(text.encode())
+
+
+def in_folder(folder: Path, do: Callable[[], _T]) -> _T:
+    """Do something in a folder that is mostly there; where it is not, it is made first.
+
+    Raises:
+        OSError: It cannot be made, or what is done raises it.
+    """
+    try:
+        return do()
+    except FileNotFoundError:
+        folder.mkdir(parents=True, exist_ok=True)
+        return do()
 
 
 def fsync(path: Path, *, folder: bool = False) -> None:
@@ -150,15 +167,21 @@ def json_text(value: object, **layout: Any) -> str:
         value: The data.
         layout: As `json.dumps` takes it.
     """
+    encoder = _encoder(**layout)
     try:
-        text = json.dumps(value, allow_nan=False, **layout)
+        text = encoder.encode(value)
     except ValueError:
-        text = json.dumps(_finite(value), allow_nan=False, **layout)
+        text = encoder.encode(_finite(value))
     try:
         text.encode()
     except UnicodeEncodeError:
         return json_text(value, **{**layout, "ensure_ascii": True})
     return text
+
+
+@cache  # `json.dumps` would make one for every call
+def _encoder(**layout: Any) -> json.JSONEncoder:
+    return json.JSONEncoder(allow_nan=False, **layout)
 
 
 def _finite(value: Any) -> Any:

@@ -13,6 +13,7 @@ from pipeline.errors import ConfigError, known_names
 PLAN_SVG = "plan.svg"
 """The picture of a plan."""
 STAMP_FORMAT = "%Y-%m-%d_%H-%M-%S"
+_JOBS = "jobs"
 _STAMP = re.compile(r"(\d{4}-\d\d-\d\d_\d\d-\d\d-\d\d)(?:_(\d+))?")
 
 
@@ -101,7 +102,12 @@ class RunFolder:
     @property
     def jobs(self) -> Path:
         """The folders of all jobs."""
-        return self.path / "jobs"
+        return self.path / _JOBS
+
+    @staticmethod
+    def job_name(job_id: str) -> str:
+        """The folder of a job within that of the run."""
+        return f"{_JOBS}/{job_id}"
 
     def job(self, job_id: str) -> Path:
         """The folder of a job: its logs and a link to its stored output."""

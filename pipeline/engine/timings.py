@@ -8,7 +8,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Iterator
 from contextlib import suppress
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated
 
@@ -110,7 +110,7 @@ class Timings:
             return
         try:
             with self._path.open("ab") as file:
-                file.write(json_text(asdict(timing)).encode() + b"\n")
+                file.write(json_text(vars(timing)).encode() + b"\n")
         except OSError as error:
             self._broken = True
             log.warning("%s cannot be written, so that how long jobs took is not kept: %s", self._path, error)

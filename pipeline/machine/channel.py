@@ -45,6 +45,8 @@ class Channel:
         self._send_timeout_s = send_timeout_s
         self._lock = threading.Lock()
         self._partial = bytearray()
+        self._arrivals = select.poll()
+        self._arrivals.register(connection, select.POLLIN)
 
     @classmethod
     def inherited(cls, descriptor: int) -> Channel:
@@ -73,7 +75,7 @@ class Channel:
                 try:
                     data = data[self._socket.send(data) :]
                 except BlockingIOError:
-                    self._wait(select.POLLOUT, give_up)
+                    self._wait_for_room(give_up)
 
     def receive(self) -> Iterator[bytes]:
         """The whole lines that have arrived, without waiting for more; sets `closed` at the end of the stream.
@@ -101,7 +103,7 @@ class Channel:
             WorkerError: As `receive`.
         """
         while not self.closed:
-            self._wait(select.POLLIN, None)
+            self._arrivals.poll()
             yield from self.receive()
 
     def _lines(self, chunk: bytes) -> Iterator[bytes]:
@@ -113,9 +115,9 @@ class Channel:
         if len(self._partial) > self._max_bytes:
             raise WorkerError(f"a message of more than {self._max_bytes} bytes on the worker's pipe")
 
-    def _wait(self, event: int, give_up: float | None) -> None:
+    def _wait_for_room(self, give_up: float | None) -> None:
         poll = select.poll()
-        poll.register(self._socket, event)
+        poll.register(self._socket, select.POLLOUT)
         left = None if give_up is None else max(0.0, give_up - time.monotonic()) * 1000
         if not poll.poll(left):
             raise TimeoutError("the other side of the worker's pipe takes nothing")

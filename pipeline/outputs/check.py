@@ -51,6 +51,8 @@ def check_output(folder: Path) -> None:
             more files, or folders in one another, than an output may have.
     """
     found = _look_through(folder)
+    if not found:
+        return
     for name, read in _READERS.items():
         shown = sorted(one for one in found if _is_shown(one)) if name == SAMPLES else ()
         for inside in (name, *shown):

@@ -76,9 +76,9 @@ class OnPaper:
             state=state,
             settings=ExecutionConfig(retry=retry, **settings),
             folder=RunFolder(root),
-            store=root / "store",
-            scratch=root / "scratch",
-            verified=root / "verified",
+            store=str(root / "store"),
+            scratch=str(root / "scratch"),
+            verified=str(root / "verified"),
         )
         self.effects: list[Effect] = []
         self.view = RunView(state.plan.jobs.values(), set(stored))

@@ -120,9 +120,9 @@ def run_plan(
             state=_state_of(plan, stored, settings, layout or plain_layout(pool.size), peaks),
             settings=settings,
             folder=RunFolder(run_dir.absolute()),
-            store=store.root.absolute(),
-            scratch=scratch.path.absolute(),
-            verified=verified.folder.absolute(),
+            store=str(store.root.absolute()),
+            scratch=str(scratch.path.absolute()),
+            verified=str(verified.folder.absolute()),
         ),
         outside=outside,
         scratch=scratch,
@@ -252,6 +252,8 @@ class _Loop:
         """Give jobs to idle workers as the policy says, until none can start."""
         self._decide(give_up_too_wide)
         # A job may turn out to need no worker, which leaves one idle for the next.
+        if not self.run.state.can_start:
+            return
         while actions := next_actions(self.run.state, self.clock()):
             for action in actions:
                 if isinstance(action, Reserve):

@@ -76,9 +76,10 @@ def next_actions(state: RunState, now_s: float = 0.0) -> list[Action]:
         state: The run.
         now_s: On the clock on which jobs were started.
     """
+    if not state.can_start or not state.idle_workers():  # as in most turns
+        return []
     draft = _Draft(state, now_s)
-    if draft.room.idle and state.can_start:
-        draft.fill()
+    draft.fill()
     return draft.actions
 
 

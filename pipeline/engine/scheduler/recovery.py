@@ -87,7 +87,7 @@ def _record_failure(
         kind=failure.kind.value,
         reason=failure.message,
         exit_code=failure.exit_code,
-        log=str(run.log_path(job_id, attempt).relative_to(run.folder.path)),
+        log=run.log_name(job_id, attempt),
         traceback=failure.traceback,
         retry=retry,
         wait_s=wait_s,

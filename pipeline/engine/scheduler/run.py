@@ -10,7 +10,6 @@ from __future__ import annotations
 import logging
 from collections import Counter
 from dataclasses import dataclass, field
-from pathlib import Path
 
 from pipeline.config.schema import ExecutionConfig
 from pipeline.engine.run_folder import RunFolder
@@ -54,9 +53,9 @@ class Run:
     state: RunState
     settings: ExecutionConfig
     folder: RunFolder
-    store: Path
-    scratch: Path
-    verified: Path
+    store: str
+    scratch: str
+    verified: str
     watchdog: Watchdog = field(init=False)
     ledger: Ledger = field(default_factory=Ledger)
     delayed: dict[str, float] = field(default_factory=dict)
@@ -108,9 +107,13 @@ class Run:
         self.ledger.worker_started(index, self.now_s)
         self.tell("WorkerStarting", worker=index)
 
-    def log_path(self, job_id: str, attempt: int) -> Path:
-        """The log of one attempt."""
-        return self.folder.job(job_id) / ("log.txt" if attempt == 1 else f"log.{attempt}.txt")
+    def log_path(self, job_id: str, attempt: int) -> str:
+        """The log of one attempt. A text, as orders have it: making paths takes longer than all the rest."""
+        return f"{self.folder.path}/{self.log_name(job_id, attempt)}"
+
+    def log_name(self, job_id: str, attempt: int) -> str:
+        """The same within the folder of the run."""
+        return f"{self.folder.job_name(job_id)}/log.{f'{attempt}.' if attempt > 1 else ''}txt"
 
     def end_attempt(self, job_id: str, index: int, outcome: str, load_s: float = 0.0) -> Attempt:
         """Close the books on an attempt, and let go of what it had.

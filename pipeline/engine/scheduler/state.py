@@ -136,7 +136,7 @@ class RunState:
 
     def idle_workers(self) -> list[WorkerState]:
         """Workers that could take a job."""
-        return [worker for worker in self.workers if worker.phase is WorkerPhase.idle]
+        return [worker for worker in self.workers if not worker.job_id and worker.phase is WorkerPhase.idle]
 
     # -- jobs --------------------------------------------------------------------------------------------------
 

@@ -37,7 +37,7 @@ from pipeline import locks
 from pipeline.engine.store import store_lock
 from pipeline.engine.store.os_errors import explained
 from pipeline.errors import StoreError
-from pipeline.files import fsync, json_text, remove_tree, walk, write_whole
+from pipeline.files import fsync, in_folder, json_text, remove_tree, walk, write_whole
 from pipeline.hints import recall
 from pipeline.locks import Claim, one_at_a_time
 from pipeline.outputs.manifest import (
@@ -79,10 +79,13 @@ class Store:
 
     def __init__(self, root: Path) -> None:
         self.root = root
+        self._checkpoints, self._hints, self._claims = (
+            root / name for name in (".checkpoints", ".hints", ".claims")
+        )
 
     def path(self, key: str) -> Path:
         """Where the output of `key` is once it is committed."""
-        return self.root / key[:2] / key
+        return self.root.joinpath(key[:2], key)
 
     def scratch(self, run: str) -> Path:
         """The folder for unfinished outputs of one run; on the same file system as the store."""
@@ -90,12 +93,12 @@ class Store:
 
     def checkpoints(self, key: str) -> Path:
         """Where an unfinished job of that key keeps what lets it go on; on the store's file system."""
-        return self.root / ".checkpoints" / key
+        return self._checkpoints / key
 
     @property
     def hints(self) -> Path:
         """What makes later jobs faster but changes no result, such as batch sizes that fitted."""
-        return self.root / ".hints"
+        return self._hints
 
     # -- reading -----------------------------------------------------------------------------------------------
 
@@ -153,15 +156,15 @@ class Store:
         """
         path = self._cost_path(key)
         with suppress(OSError):
-            path.parent.mkdir(parents=True, exist_ok=True)
-            write_whole(path, json_text(dict(cost)), durable=False)  # it is no part of a result
+            text = json_text(dict(cost))
+            in_folder(path.parent, lambda: write_whole(path, text, durable=False))  # it is no part of a result
 
     def cost(self, key: str) -> dict[str, float]:
         """What `note_cost` was given last; empty where nothing is known."""
         return recall(self._cost_path(key), dict[str, _Cost]) or {}
 
     def _cost_path(self, key: str) -> Path:
-        return self.root / COSTS / key[:2] / f"{key}.json"
+        return self.root.joinpath(COSTS, key[:2], f"{key}.json")
 
     def manifest(self, key: str) -> dict[str, Any]:
         """The manifest of a stored output.
@@ -227,9 +230,12 @@ class Store:
         """
         folder = scratch / f"{key}.{attempt}"
         try:
-            if problem := remove_tree(folder):
-                raise problem
-            folder.mkdir(parents=True)
+            try:
+                in_folder(scratch, folder.mkdir)
+            except FileExistsError:
+                if problem := remove_tree(folder):
+                    raise problem from None
+                folder.mkdir()
         except OSError as error:
             raise explained(f"could not make {folder}", error) from error
         return folder
@@ -260,8 +266,8 @@ class Store:
             if forced:
                 for name, status in walk(folder):
                     fsync(folder / name, folder=stat.S_ISDIR(status.st_mode))
-            target.parent.mkdir(parents=True, exist_ok=True)
-            if foreign := self._foreign_place(key):
+            if foreign := in_folder(target.parent, lambda: self._foreign_place(key)):
+                target.parent.mkdir(exist_ok=True)  # of a file in its place the system tells
                 raise StoreError(f"could not commit {key[:12]}: {foreign}. Move it away")
             self._publish(key, folder, target)
             if forced:
@@ -371,7 +377,7 @@ class Store:
             StoreError: The store cannot be written to.
         """
         try:
-            return locks.claim(key, self.root / ".claims" / key)
+            return locks.claim(key, self._claims / key)
         except OSError as error:
             raise explained(f"could not claim {key[:12]} in {self.root}", error) from error
 

@@ -9,6 +9,7 @@ import time
 import traceback
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager, nullcontext, suppress
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -44,7 +45,7 @@ def work_of(
         stopping: Whether the run is about to end.
         rank: Which of the processes of the job this is.
     """
-    store, progress = Store(Path(order.store)), _RegularProgress(order, send)
+    store, progress = store_at(order.store), _RegularProgress(order, send)
     return Work(
         job_id=order.job_id,
         attempt=order.attempt,
@@ -63,6 +64,12 @@ def work_of(
         shared=order.shared,
         limit_mb=order.limit_mb,
     )
+
+
+@cache
+def store_at(root: str) -> Store:
+    """The store whose root an order names: the same for every job of a run."""
+    return Store(Path(root))
 
 
 def call_entry(order: RunJob, work: Work) -> None:

@@ -11,6 +11,7 @@ import socket
 import sys
 import threading
 from collections.abc import Callable, Collection
+from contextlib import suppress
 from inspect import unwrap
 from operator import itemgetter
 from typing import Any
@@ -34,7 +35,11 @@ class ProcessState:
 
     def changed(self) -> str:
         """What is different by now, in words; "" for nothing."""
-        differences = (_difference(name, self._found[name], _look(look)) for name, look in _LOOKS.items())
+        now = {name: _look(look) for name, look in _LOOKS.items()}
+        with suppress(Exception):  # something of the job's own is in a place, and cannot be compared
+            if now == self._found:
+                return ""
+        differences = (_difference(name, before, now[name]) for name, before in self._found.items())
         return ", ".join(filter(None, differences))
 
 
@@ -113,7 +118,7 @@ _LOOKS: dict[str, Callable[[], object]] = {
     "the standard streams": _streams,
     "descriptor 0": _standard_input,
     "signal handlers": _signals,
-    "limits of the process": lambda: [resource.getrlimit(limit) for limit in _LIMITS],
+    "limits of the process": lambda: list(map(resource.getrlimit, _LIMITS)),
     "the recursion limit": sys.getrecursionlimit,
     "the locale": lambda: locale.setlocale(locale.LC_ALL),
     "the timeout of sockets": socket.getdefaulttimeout,

@@ -284,7 +284,7 @@ _REPORTS: dict[str, type[Report]] = {
 
 def encode(message: ToWorker | FromWorker) -> bytes:
     """Turn a message into bytes for `Channel.send`."""
-    return json.dumps([type(message).__name__, vars(message)], separators=(",", ":"), default=_plain_data).encode()
+    return _ENCODER.encode([type(message).__name__, vars(message)]).encode()
 
 
 def decode_order(data: bytes) -> ToWorker:
@@ -341,3 +341,7 @@ def _make_plain(message: Any, *lines: str) -> None:
     for name in lines:
         if text := getattr(message, name):
             object.__setattr__(message, name, _plain_line(text))
+
+
+# `json.dumps` would make one for every call.
+_ENCODER = json.JSONEncoder(separators=(",", ":"), default=_plain_data)

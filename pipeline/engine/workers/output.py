@@ -15,6 +15,8 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, TextIO
 
+from pipeline.files import in_folder
+
 
 def log_stacks() -> None:
     """Have the stack of a crash written to the log of the job that runs, and on SIGUSR1 the stacks of all threads.
@@ -35,11 +37,9 @@ class OutputTo:
         self._streams: tuple[TextIO, TextIO] | None = None
 
     def __enter__(self) -> OutputTo:
-        self._path.parent.mkdir(parents=True, exist_ok=True)
         # Appending, so that processes which the job starts write after each other rather than over each other.
         flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_APPEND
-        self._log = os.open(self._path, flags, 0o644)
-        _flush()
+        self._log = in_folder(self._path.parent, lambda: os.open(self._path, flags, 0o644))
         self._saved = [os.dup(1), os.dup(2)]
         self._streams = (sys.stdout, sys.stderr)
         self._redirect()

@@ -15,6 +15,7 @@ from functools import partial
 from multiprocessing.connection import wait
 from pathlib import Path
 
+from pipeline.engine.workers.descriptors import Descriptors
 from pipeline.engine.workers.messages import (
     FromWorker,
     Heartbeat,
@@ -89,6 +90,8 @@ class Pool:
         self._clock = clock
         self._spares = Waiting(spares)
         self._slots: list[Slot] = []
+        self._descriptors: Descriptors | None = None
+        """Of the workers that live; None once that may have changed."""
         self._reaper: Reaper | None = None
         self._stopping = False
 
@@ -102,7 +105,7 @@ class Pool:
         self._stopping = False
         for index in range(self.size):
             self._slots.append(Slot(self._make(index, self._reaper), index))
-            self._slots[index].start(self._start_deadline())
+            self._begin(self._slots[index])
 
     def watch_path(self, path: Path) -> None:
         """Have a folder or file removed even if this process is killed."""
@@ -170,8 +173,12 @@ class Pool:
         """
         self._wait(timeout_s, deliver, also)
         self._check_deadlines()
-        if self._reaper is not None and not self._stopping:
-            self._spares.start_missing(self._slots, self._reaper, self._start_deadline)
+        if (
+            self._reaper is not None
+            and not self._stopping
+            and self._spares.start_missing(self._slots, self._reaper, self._start_deadline)
+        ):
+            self._descriptors = None
 
     def stop(self, deliver: Deliver, hurry: Sequence[int] = ()) -> None:
         """End all workers: ask, terminate, kill, each with a deadline. Returns when none is left.
@@ -193,7 +200,7 @@ class Pool:
             if self._reaper:
                 self._reaper.close()
             left = [slot.worker.index for slot in self._living()]
-            self._slots, self._spares.slots, self._reaper = [], [], None
+            self._slots, self._spares.slots, self._reaper, self._descriptors = [], [], None, None
         if left:
             raise WorkerError(f"workers {left} did not end within {_KILL_TIMEOUT_S:.0f} s of being killed")
 
@@ -205,17 +212,9 @@ class Pool:
             self._wait(left, deliver, hurry)
 
     def _wait(self, timeout_s: float | None, deliver: Deliver, also: Sequence[int]) -> None:
-        slots = self._living()
-        owners = {source: slot for slot in slots for source in slot.worker.sources()}
-        pending = [slot for slot in slots if slot.worker.pending()]
-        ready = wait([*owners, *also], 0 if pending else self._shorter(timeout_s))
-        speaking = {slot.worker.index: slot for slot in pending}
-        speaking |= {
-            owners[source].worker.index: owners[source]
-            for source in ready
-            if isinstance(source, int) and source in owners
-        }
-        for slot in speaking.values():
+        if self._descriptors is None or self._descriptors.also != tuple(also):
+            self._descriptors = Descriptors(self._living(), also)
+        for slot in self._descriptors.wait(self._shorter(timeout_s)):
             if slot.alive:  # and no spare that has just taken another place
                 slot.worker.receive(partial(self._deliver, slot, deliver))
 
@@ -231,6 +230,7 @@ class Pool:
                 slot.used, slot.failed_starts = True, 0
             case WorkerExited():
                 slot.alive, slot.start_deadline, slot.kill_deadline = False, None, None
+                self._descriptors = None
         if slot in self._spares.slots:
             if isinstance(message, WorkerExited):
                 self._spares.lost(slot)
@@ -258,12 +258,17 @@ class Pool:
                 one.worker.receive(partial(self._deliver, one, deliver))
         said = self._spares.settle(slot)
         if said is not None:
+            self._descriptors = None
             self._deliver(slot, deliver, said)
         return said is not None
 
     def _start_another(self, slot: Slot) -> None:
         assert self._reaper is not None
         slot.worker = self._make(slot.worker_index, self._reaper)
+        self._begin(slot)
+
+    def _begin(self, slot: Slot) -> None:
+        self._descriptors = None
         slot.start(self._start_deadline())
 
     def _start_deadline(self) -> float:

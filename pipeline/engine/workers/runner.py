@@ -9,7 +9,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from dataclasses import replace
-from functools import cache
+from functools import cache, lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +18,7 @@ from pipeline import arithmetic
 from pipeline.engine.store.store import ANSWERS, FLOPS, Store
 from pipeline.engine.store.verified import Verified
 from pipeline.engine.workers.answers import ended_by, finished, is_kind, raised
-from pipeline.engine.workers.body import call_entry, contained, work_of
+from pipeline.engine.workers.body import call_entry, contained, store_at, work_of
 from pipeline.engine.workers.changed import ProcessState
 from pipeline.engine.workers.device_memory import begin_measuring, give_back, held_mb
 from pipeline.engine.workers.messages import AttemptStopped, FromWorker, JobFinished, JobRaised, JobStarted, RunJob
@@ -139,7 +139,7 @@ class JobRunner:
             raise KeyboardInterrupt
 
     def _execute(self, order: RunJob, report: Callable[[FromWorker], None], start: float) -> Work:
-        store, scratch = Store(Path(order.store)), Path(order.scratch)
+        store, scratch = store_at(order.store), Path(order.scratch)
         out = store.begin(scratch, order.key, order.attempt) if order.key else scratch
         work = work_of(
             order, out, self._device, memory=self.memory, send=report, stopping=lambda: self.stop_requested
@@ -178,6 +178,8 @@ class JobRunner:
     @staticmethod
     def _check_inputs(order: RunJob, store: Store) -> None:
         """Trust no input that was not read whole in this run and is as it was then."""
+        if not order.inputs:
+            return
         verified = Verified(store, Path(order.verified))
         for keys in order.inputs.values():
             for key in keys:
@@ -187,7 +189,17 @@ class JobRunner:
 def _link(folder: Path, output: Path) -> None:
     """Let the folder of a job's log point to its output; for people only, so a failure costs nothing."""
     with suppress(OSError):
-        (folder / "output").symlink_to(os.path.relpath(output.resolve(), folder.resolve()))
+        (folder / "output").symlink_to(os.path.relpath(_real(output), _real(folder)))
+
+
+def _real(folder: Path) -> str:
+    """Where a folder really is. It was just made, so no link; those above it are the same for many."""
+    return f"{_real_path(folder.parent)}/{folder.name}"
+
+
+@lru_cache(maxsize=1024)
+def _real_path(folder: Path) -> str:
+    return os.path.realpath(folder)
 
 
 def _about(order: RunJob, device: str) -> dict[str, str]:

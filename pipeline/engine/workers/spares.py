@@ -77,24 +77,27 @@ class Waiting:
         slot.worker, slot.alive, slot.used, slot.dismissed = spare.worker, True, False, False
         return self._wanted.settle(spare.worker, slot.worker_index)
 
-    def start_missing(self, workers: Sequence[Slot], reaper: Reaper, deadline: Callable[[], float]) -> None:
+    def start_missing(self, workers: Sequence[Slot], reaper: Reaper, deadline: Callable[[], float]) -> bool:
         """Start one that is missing, if every worker has begun a job and all that were started are ready.
 
         Args:
             workers: Those of the pool.
             reaper: Is told what to end.
             deadline: When one that is started now must be ready.
+
+        Returns:
+            Whether one was started.
         """
         wanted = self._wanted
         if wanted is None or len(self.slots) >= wanted.number:
-            return
+            return False
         if self._lost >= MAX_FAILED_STARTS or not all(slot.used or slot.closed for slot in workers):
-            return
+            return False
         if any(not spare.ready for spare in self.slots):
-            return
+            return False
         if not wanted.have_room(max(slot.rss_bytes for slot in workers)):
             self._wanted = None  # rather none than one that is started whenever another process has ended
-            return
+            return False
         self._made += 1
         spare = Slot(wanted.make(-self._made, reaper), -self._made)
         try:
@@ -102,5 +105,6 @@ class Waiting:
         except WorkerError as error:
             self._lost += 1
             log.warning("no worker waits beside the others: %s", error)
-        else:
-            self.slots.append(spare)
+            return False
+        self.slots.append(spare)
+        return True

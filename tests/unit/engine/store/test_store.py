@@ -12,6 +12,7 @@ import pytest
 
 from pipeline.engine.store.store import MANIFEST, NOT_STORED, Store
 from pipeline.errors import StoreError
+from pipeline.outputs.manifest import describe
 
 Put = Callable[..., Path]
 
@@ -172,6 +173,18 @@ def signed(manifest: dict[str, object]) -> str:
     manifest.pop("sha256", None)
     manifest["sha256"] = hashlib.sha256(json.dumps(manifest, sort_keys=True).encode()).hexdigest()
     return json.dumps(manifest, indent=1, sort_keys=True) + "\n"
+
+
+def test_the_text_of_a_manifest_is_what_any_writer_of_json_makes_of_it(tmp_path: Path) -> None:
+    about = {
+        "é\n": ['"', [], {}, {"b": 1, "a": [None, True]}],
+        "": {},
+        "x": {"\ud800": 1.5, "n": "a\nb"},
+        "deep": [[1]],
+    }
+    (tmp_path / "a.txt").write_text("a")
+    text = describe("ab" * 20, tmp_path, about).decode()
+    assert text == signed(json.loads(text))
 
 
 @pytest.mark.parametrize(

@@ -321,3 +321,19 @@ def test_there_is_no_spare_where_memory_is_short(team: Team) -> None:
     team.turn()
     assert set(team.made) == {0, 1}
     assert team.asked == [7]
+
+
+def test_a_wait_ends_for_other_descriptors_too_whichever_they_are_at_the_time() -> None:
+    heard: list[tuple[int, FromWorker]] = []
+    pool, pipes = pool_of([READY]), [os.pipe(), os.pipe()]
+    pool.start()
+    try:
+        pool.wait(1.0, lambda *said: heard.append(said))
+        for read, write in pipes:
+            os.write(write, b".")
+            pool.wait(None, lambda *said: heard.append(said), [read])
+        assert heard == [(0, READY)]
+    finally:
+        pool.stop(lambda *_: None)
+        for descriptor in (*pipes[0], *pipes[1]):
+            os.close(descriptor)
