@@ -9,7 +9,8 @@ from typing import Any
 from pipeline.config.schema import ExecutionConfig, RetryConfig
 from pipeline.engine.devices.layout import Layout, plain_layout
 from pipeline.engine.run_folder import RunFolder
-from pipeline.engine.scheduler.dispatch import give_up_too_wide, release_due, reserve, start
+from pipeline.engine.scheduler.ahead import orders_ahead, recall
+from pipeline.engine.scheduler.dispatch import give_up_too_wide, hand_ahead, release_due, reserve, start
 from pipeline.engine.scheduler.effects import (
     Effect,
     OnDisk,
@@ -117,6 +118,13 @@ class OnPaper:
                 reserve(self.run, action)
             else:
                 start(self.run, action, on_disk)
+        return self.decided()
+
+    def hand_ahead(self, on_disk: OnDisk = NOTHING) -> list[str]:
+        """Hand ahead, and take back, what is to be."""
+        for action in orders_ahead(self.run):
+            hand_ahead(self.run, action, on_disk)
+        recall(self.run)
         return self.decided()
 
     def begin(self, job_id: str) -> list[str]:

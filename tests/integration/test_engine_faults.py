@@ -3,6 +3,7 @@
 import json
 import signal
 import threading
+from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -34,6 +35,30 @@ def test_a_job_whose_worker_was_lost_is_tried_again(engine: Engine) -> None:
     assert (engine.run_dir / "jobs" / "once" / "log.2.txt").exists()
     assert outcome.makespan is not None
     assert outcome.makespan.retry_s > 0
+
+
+def test_short_jobs_that_workers_had_ahead_run_once_each_whoever_dies_or_raises(
+    engine: Engine, tmp_path: Path
+) -> None:
+    odd = {"crowd/030": {"dies": True}, "crowd/060": {"raises": True}, "crowd/090": {"dies": True}}
+    names = [f"crowd/{number:03}" for number in range(120)]
+    signed = tmp_path / "list"
+    outcome = engine.run(
+        *(job(name, "sign_in", payload={"list": str(signed), **odd.get(name, {})}) for name in names)
+    )
+    died, raised = {"crowd/030", "crowd/090"}, {"crowd/060"}
+    assert {name for name, status in outcome.jobs.items() if status is not JobStatus.done} == raised
+    expected = Counter({f"{name} 1": 1 for name in names}) + Counter({f"{name} 2": 1 for name in died})
+    assert Counter(signed.read_text().splitlines()) == expected
+    started = Counter(f"{event['job']} {event['attempt']}" for event in engine.events("JobStarted"))
+    assert started == expected, "the journal knows of each"
+    assert Counter(event["job"] for event in engine.events("JobFinished")) == Counter(set(names) - raised)
+    blamed = Counter((event["job"], event["kind"]) for event in engine.events("AttemptFailed"))
+    assert blamed == Counter([*((name, "lost") for name in died), *((name, "bug") for name in raised)])
+    ends = {(attempt.worker, attempt.ended_s) for attempt in outcome.attempts}
+    assert any((attempt.worker, attempt.sent_s) in ends for attempt in outcome.attempts), (
+        "some went on by themselves"
+    )
 
 
 @pytest.mark.parametrize(

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import logging
 
-from pipeline.engine.scheduler.effects import OnDisk, ReleaseClaim
+from pipeline.engine.scheduler.effects import OnDisk, ReleaseClaim, Send
 from pipeline.engine.scheduler.policy import Reserve, Start
 from pipeline.engine.scheduler.recovery import give_up
 from pipeline.engine.scheduler.run import Run
 from pipeline.engine.scheduler.runnable import too_few_devices, too_wide
-from pipeline.engine.scheduler.worker_replacement import gather
+from pipeline.engine.scheduler.worker_replacement import gather, order_for
 from pipeline.engine.workers.failure import FailureKind
 
 _OTHER_RUN_S = 1.0
@@ -49,7 +49,20 @@ def start(run: Run, action: Start, on_disk: OnDisk) -> None:
         action: Which job, and which workers.
         on_disk: What the store says of the job's output.
     """
-    job_id = action.job_id
+    if _is_to_run(run, action.job_id, on_disk):
+        run.state.start(action.job_id, action.worker, action.members, run.now_s)
+        gather(run, action.job_id, action.emptied)
+
+
+def hand_ahead(run: Run, action: Start, on_disk: OnDisk) -> None:
+    """Give a job to a worker that is to begin it after those that it has, otherwise as `start`."""
+    if _is_to_run(run, action.job_id, on_disk):
+        after = run.state.hand_ahead(action.job_id, action.worker)
+        run.do(Send(action.worker, order_for(run, action.job_id, after)))
+
+
+def _is_to_run(run: Run, job_id: str, on_disk: OnDisk) -> bool:
+    """Whether this run is to compute a job that could start; if not, what follows from that."""
     if not on_disk.claimed:
         _wait_for_other_run(run, job_id)
     elif on_disk.stored:
@@ -60,9 +73,7 @@ def start(run: Run, action: Start, on_disk: OnDisk) -> None:
         )
         run.record("JobFoundStored", job=job_id)
         run.state.found(job_id)
-    else:
-        run.state.start(job_id, action.worker, action.members, run.now_s)
-        gather(run, job_id, action.emptied)
+    return on_disk.claimed and not on_disk.stored
 
 
 def _wait_for_other_run(run: Run, job_id: str) -> None:

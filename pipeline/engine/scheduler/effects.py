@@ -45,7 +45,7 @@ class Send:
 class Process:
     """Do something about the process of a worker: what the method of `Pool` does that has this name."""
 
-    action: Literal["restart", "dismiss", "abort", "close", "reopen"]
+    action: Literal["restart", "dismiss", "abort", "close", "reopen", "take_back"]
     worker: int
 
 

@@ -32,7 +32,8 @@ from pipeline.engine.devices.layout import Layout, plain_layout
 from pipeline.engine.events import Event
 from pipeline.engine.journal import Journal
 from pipeline.engine.run_folder import RunFolder
-from pipeline.engine.scheduler.dispatch import give_up_too_wide, release_due, reserve, start
+from pipeline.engine.scheduler.ahead import orders_ahead, recall
+from pipeline.engine.scheduler.dispatch import give_up_too_wide, hand_ahead, release_due, reserve, start
 from pipeline.engine.scheduler.effects import OnDisk
 from pipeline.engine.scheduler.job_state import JobStatus
 from pipeline.engine.scheduler.makespan import account
@@ -218,6 +219,7 @@ class _Loop:
         while state.unsettled and not self.signals.received and not self._halt():
             self._decide(release_due)
             self._start_jobs()
+            self._hand_ahead()
             if not state.unsettled:
                 break
             self._check_progress_possible()
@@ -250,10 +252,10 @@ class _Loop:
 
     def _start_jobs(self) -> None:
         """Give jobs to idle workers as the policy says, until none can start."""
-        self._decide(give_up_too_wide)
-        # A job may turn out to need no worker, which leaves one idle for the next.
         if not self.run.state.can_start:
             return
+        self._decide(give_up_too_wide)
+        # A job may turn out to need no worker, which leaves one idle for the next.
         while actions := next_actions(self.run.state, self.clock()):
             for action in actions:
                 if isinstance(action, Reserve):
@@ -261,6 +263,12 @@ class _Loop:
                 else:
                     job = self.run.state.plan.jobs[action.job_id]
                     self._decide(start, action, self.outside.before(job, self.run.state))
+
+    def _hand_ahead(self) -> None:
+        """Give workers that have a job the next ones, and take back what is better done elsewhere."""
+        for action in orders_ahead(self.run):
+            self._decide(hand_ahead, action, self.outside.before(self.run.state.plan.jobs[action.job_id]))
+        self._decide(recall)
 
     def _take(self, index: int, message: FromWorker) -> None:
         self._decide(react, index, message, self._look(index, message))

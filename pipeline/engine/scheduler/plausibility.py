@@ -10,7 +10,7 @@ from collections.abc import Collection
 
 from pipeline.engine.scheduler.state import RunState
 from pipeline.engine.workers.failure import FailureKind
-from pipeline.engine.workers.messages import Heartbeat, JobRaised, JobStarted, Report, WorkerReady
+from pipeline.engine.workers.messages import Heartbeat, JobRaised, JobStarted, OrdersDropped, Report, WorkerReady
 
 
 def objection(state: RunState, gathering: Collection[str], index: int, message: Report) -> str:
@@ -25,7 +25,7 @@ def objection(state: RunState, gathering: Collection[str], index: int, message: 
     Returns:
         What is wrong with it; "" where nothing is, or where it is about an attempt that the worker no longer has.
     """
-    if isinstance(message, Heartbeat):
+    if isinstance(message, Heartbeat | OrdersDropped):
         return ""
     if isinstance(message, WorkerReady):
         return "it said twice that it is ready" if state.workers[index].up else ""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 from dataclasses import replace
 
+from pipeline.engine.scheduler.ahead import dropped, give_back, go_on, note_time
 from pipeline.engine.scheduler.effects import OnDisk, Process
 from pipeline.engine.scheduler.plausibility import objection
 from pipeline.engine.scheduler.recovery import (
@@ -33,6 +34,7 @@ from pipeline.engine.workers.messages import (
     JobProgress,
     JobRaised,
     JobStarted,
+    OrdersDropped,
     Report,
     WorkerExited,
     WorkerReady,
@@ -83,6 +85,8 @@ def react(run: Run, index: int, message: FromWorker, on_disk: OnDisk) -> None:
         case Heartbeat():
             run.state.workers[index].rss_bytes = message.rss_bytes
             run.tell("Heartbeat", worker=index, **vars(message))
+        case OrdersDropped():
+            dropped(run, index, message.jobs)
         case _ if not run.state.is_current(index, message.job_id, message.attempt):
             _note_late(run, index, message)
         case JobStarted():
@@ -100,6 +104,7 @@ def react(run: Run, index: int, message: FromWorker, on_disk: OnDisk) -> None:
         case AttemptStopped():
             _note_stopped(run, message.job_id, index)
             _stopped_unasked(run, run.state.raised(index), index)
+            go_on(run, index, well=False)
             renew_idle(run, [index])  # it takes no further job
 
 
@@ -121,7 +126,7 @@ def _distrust(run: Run, index: int, reason: str) -> None:
 
 def _note_late(run: Run, index: int, message: Report) -> None:
     """A worker has spoken of an attempt that it does not have any more, as a thread of an earlier job may."""
-    if isinstance(message, Heartbeat | WorkerReady):
+    if isinstance(message, Heartbeat | WorkerReady | OrdersDropped):
         return
     if (index, message.job_id) not in run.told_late:
         run.told_late.add((index, message.job_id))
@@ -151,6 +156,7 @@ def _worker_exited(run: Run, index: int, message: WorkerExited) -> None:
     run.watchdog.ended(index)
     run.record("WorkerExited", worker=index, exit_code=message.exit_code)
     doom = run.doomed.pop(index, None)
+    give_back(run, index)
     if process_ended(run, index):
         return
     before = run.state.workers[index]
@@ -161,8 +167,8 @@ def _worker_exited(run: Run, index: int, message: WorkerExited) -> None:
             _note_stopped(run, job_id, index)
             run.state.retry(job_id)
         return
-    if job_id and not before.begun and not doom and message.exit_code == 0:
-        _note_stopped(run, job_id, index)  # before it had the order, which another worker can carry out
+    if job_id and not before.begun and not doom and (message.exit_code == 0 or before.by_itself):
+        _note_stopped(run, job_id, index)  # before it began with it, which another worker can do
         _stopped_unasked(run, job_id, index)
     elif job_id:
         lost = _worker_failure(index, message.exit_code, before.rss_bytes)
@@ -215,8 +221,10 @@ def _job_finished(run: Run, index: int, message: JobFinished) -> None:
         **({} if message.peak_mb is None else {"peak_mb": message.peak_mb}),
     )
     workers = state.jobs[job_id].workers
+    note_time(run, message)
     state.finished(index, message.peak_mb, message.held_mb)
     _hand_on(run, index, workers, message, is_spoiled=False)
+    go_on(run, index, well=not message.changed)
 
 
 def _job_raised(run: Run, index: int, message: JobRaised, on_disk: OnDisk) -> None:
@@ -235,6 +243,7 @@ def _job_raised(run: Run, index: int, message: JobRaised, on_disk: OnDisk) -> No
         failed(run, job_id, index, failure, suspect=suspect, on_disk=on_disk)
     # What the ranks of a gang have started may have outlived them; it ends with the worker that led them.
     _hand_on(run, index, workers, message, is_spoiled=is_gang or kind in NEEDS_FRESH_WORKER)
+    go_on(run, index, well=False)
 
 
 def _hand_on(

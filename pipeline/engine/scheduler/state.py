@@ -10,7 +10,7 @@ from pipeline.engine.devices.layout import Layout, plain_layout
 from pipeline.engine.scheduler.fault_attribution import Blame
 from pipeline.engine.scheduler.job_state import SETTLED, THERE, JobState, JobStatus
 from pipeline.engine.scheduler.memory_needs import EXCLUSIVE, Needs
-from pipeline.engine.scheduler.ready import ReadyQueue, kind_of
+from pipeline.engine.scheduler.ready import Outstanding, ReadyQueue, Urgency, kind_of
 from pipeline.engine.scheduler.round_gate import RoundGate
 from pipeline.engine.scheduler.worker_state import WorkerPhase, WorkerState
 from pipeline.plan.graph import Plan
@@ -69,6 +69,7 @@ class RunState:
         self.reserved = ""
         self.blame = Blame(device_failures)
         self.unsettled = len(self.jobs)
+        self._outstanding = Outstanding(self.ready.urgency.values())
         self.running = 0
         self._models_in_memory = models_in_memory
         self._gate = RoundGate((job.round for job in plan.jobs.values()), strict=barrier is Barrier.round)
@@ -141,6 +142,11 @@ class RunState:
     # -- jobs --------------------------------------------------------------------------------------------------
 
     @property
+    def most_urgent(self) -> Urgency:
+        """The urgency of the most urgent job that is not settled."""
+        return self._outstanding.most
+
+    @property
     def can_start(self) -> bool:
         """Whether a job could start now if a worker were idle."""
         return bool(self.ready or self.retries)
@@ -175,6 +181,42 @@ class RunState:
             state.keep_models = leader.keeps_models(state.job.affinity, shared=shared)
             leader.remember(state.job.affinity, self._models_in_memory, shared=shared)
         return state.attempts
+
+    def hand_ahead(self, job_id: str, index: int) -> str:
+        """A ready job goes to a worker that has others before it.
+
+        Returns:
+            The job that it is to follow.
+        """
+        state, worker = self.jobs[job_id], self.workers[index]
+        after = worker.ahead[-1] if worker.ahead else worker.job_id
+        self._unqueue(state)
+        self._set(state, JobStatus.running)
+        state.attempts += 1
+        state.workers, state.exclusive, state.limit_mb, state.keep_models = (index,), True, 0, True
+        worker.ahead.append(job_id)
+        return after
+
+    def begin_ahead(self, index: int, now_s: float) -> None:
+        """A worker that has finished its job begins the next that it was given."""
+        worker = self.workers[index]
+        job_id = worker.ahead.pop(0)
+        worker.take(job_id, now_s, lent=False)
+        worker.by_itself = True
+        self.jobs[job_id].sent_s = now_s
+
+    def give_back_next(self, index: int) -> None:
+        """A worker will not begin the job that it was to begin by itself: likewise."""
+        job_id = self._free(index)
+        self.jobs[job_id].attempts -= 1
+        self.retry(job_id)
+
+    def give_back(self, job_id: str, index: int) -> None:
+        """A worker will not begin a job that it was given ahead: as if it had not been."""
+        self.workers[index].ahead.remove(job_id)
+        self.jobs[job_id].attempts -= 1
+        self.jobs[job_id].workers = ()
+        self.retry(job_id)
 
     def is_current(self, index: int, job_id: str, attempt: int) -> bool:
         """Whether a worker's message is about the attempt that it was given last."""
@@ -324,6 +366,8 @@ class RunState:
         self.running += (status is JobStatus.running) - (state.status is JobStatus.running)
         change = (status in SETTLED) - (state.status in SETTLED)
         self.unsettled -= change
+        if change:
+            self._outstanding.add(self.ready.urgency[state.job.id], -change)
         self._gate.settled(state.job.round, change)
         state.status = status
 

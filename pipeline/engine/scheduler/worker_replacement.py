@@ -34,10 +34,22 @@ def send_if_gathered(run: Run, job_id: str) -> None:
 
 
 def _send(run: Run, job_id: str) -> None:
-    state, job = run.state.jobs[job_id], run.state.plan.jobs[job_id]
+    state = run.state.jobs[job_id]
     state.sent_s = run.now_s
     run.watchdog.began(state.workers[0], run.now_s)
-    order = RunJob(
+    run.do(Send(state.workers[0], order_for(run, job_id)))
+
+
+def order_for(run: Run, job_id: str, after: str = "") -> RunJob:
+    """What a worker is told of a job that it was given.
+
+    Args:
+        run: The run.
+        job_id: The job.
+        after: The job that it is to follow; "" where the worker has none.
+    """
+    state, job = run.state.jobs[job_id], run.state.plan.jobs[job_id]
+    return RunJob(
         job_id=job_id,
         attempt=state.attempts,
         key=job.key,
@@ -53,8 +65,8 @@ def _send(run: Run, job_id: str) -> None:
         slots=run.state.layout.slots,
         shared=not state.exclusive,
         limit_mb=state.limit_mb,
+        after=after,
     )
-    run.do(Send(state.workers[0], order))
 
 
 def process_ended(run: Run, index: int) -> bool:

@@ -36,6 +36,10 @@ class WorkerState:
         holds: Affinity keys whose models it has in memory, the one used last at the end.
         rss_bytes: Resident memory at the last heartbeat.
         held_mb: Memory of its device that it holds between jobs, where others share the device.
+        ahead: Jobs that it was given to begin by itself after that one, in this order.
+        recalled: Whether it was asked to give those back.
+        unanswered: How often it was asked so and has not answered yet.
+        by_itself: Whether it is to begin its job by itself, having been given it ahead.
     """
 
     index: int
@@ -52,6 +56,10 @@ class WorkerState:
     holds: list[str] = field(default_factory=list)
     rss_bytes: int = 0
     held_mb: int = 0
+    ahead: list[str] = field(default_factory=list)
+    recalled: bool = False
+    unanswered: int = 0
+    by_itself: bool = False
 
     @property
     def phase(self) -> WorkerPhase:
@@ -83,7 +91,7 @@ class WorkerState:
     def take(self, job_id: str, now_s: float, *, lent: bool) -> None:
         """It is given a job, or its device is lent to one."""
         assert self.phase is WorkerPhase.idle
-        self.job_id, self.lent, self.started_s, self.begun = job_id, lent, now_s, False
+        self.job_id, self.lent, self.started_s, self.begun, self.by_itself = job_id, lent, now_s, False, False
 
     def free(self) -> None:
         """Its job is over."""

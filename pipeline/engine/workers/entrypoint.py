@@ -1,6 +1,6 @@
 """Main function of a worker process. Free of torch until a job imports it.
 
-    main thread       runs jobs, one at a time, in the order in which they arrive
+    main thread       runs jobs, one at a time, in the order in which they arrive (`orders.py`)
     reader thread     reads the pipe; the engine hanging up means the end of this process and its descendants
     heartbeat thread  says on a timer that the process is alive, and how much memory it holds
 
@@ -10,7 +10,6 @@ The environment (visible device, thread counts) was set by the engine before thi
 from __future__ import annotations
 
 import os
-import queue
 import signal
 import sys
 import threading
@@ -26,13 +25,17 @@ from pipeline.engine.workers.messages import (
     FromWorker,
     GpuLoad,
     Heartbeat,
+    OrdersDropped,
+    RunJob,
     Shutdown,
+    TakeBack,
     ToWorker,
     WarmUp,
     WorkerReady,
     decode_order,
     encode,
 )
+from pipeline.engine.workers.orders import Orders
 from pipeline.engine.workers.output import log_stacks
 from pipeline.engine.workers.runner import JobRunner
 from pipeline.engine.workers.strays import end_strays
@@ -80,12 +83,18 @@ class _Main:
     def __init__(self, channel: Channel, settings: Settings) -> None:
         self.channel = channel
         self.settings = settings
-        self.inbox: queue.SimpleQueue[ToWorker] = queue.SimpleQueue()
+        self.orders = Orders()
+        self._held: list[FromWorker] = []
+        self._sending = threading.Lock()
         self.runner = JobRunner(self.send, settings.device.kind)
 
-    def send(self, message: FromWorker) -> None:
-        """Tell the engine."""
-        self.channel.send(encode(message))
+    def send(self, *messages: FromWorker) -> None:
+        """Tell the engine, and in the same write what was held back."""
+        with self._sending:
+            lines = [encode(message) for message in (*self._held, *messages)]
+            self._held.clear()
+            if lines:
+                self.channel.send(b"\n".join(lines))
 
     def serve(self) -> None:
         """Run jobs as they arrive."""
@@ -99,15 +108,22 @@ class _Main:
         not_free = self._wait_for_memory()
         self.send(WorkerReady(pid=os.getpid(), device=about, visible=visible, not_free=not_free))
         threading.Thread(target=self._beat, name="heartbeat", daemon=True).start()
-        while not isinstance(order := self.inbox.get(), Shutdown):
-            if self.runner.stop_requested:
-                return
-            if isinstance(order, WarmUp):
-                warm_up(order.entries)
-                continue
-            answer = self.runner.run(order)
-            with suppress(Exception):  # a job may have left its process unable to look; then they end with it
-                end_strays()
+        try:
+            while not isinstance(order := self.orders.get(), Shutdown) and not self.runner.stop_requested:
+                if isinstance(order, WarmUp):
+                    warm_up(order.entries)
+                else:
+                    self._run(order)
+        finally:
+            self.send()
+
+    def _run(self, order: RunJob) -> None:
+        answer = self.runner.run(order)
+        with suppress(Exception):  # a job may have left its process unable to look; then they end with it
+            end_strays()
+        if self.orders.is_followed(order, answer):
+            self._held.append(answer)  # goes with the word that the next one has begun: the engine wakes up once
+        else:
             self.send(answer)
 
     def _wait_for_memory(self) -> str:
@@ -128,7 +144,7 @@ class _Main:
 
     def _stop(self) -> None:
         self.runner.stop_requested = True
-        self.inbox.put(Shutdown())
+        self.orders.put(Shutdown())
 
     def _read(self) -> None:
         try:
@@ -142,8 +158,10 @@ class _Main:
     def _take(self, message: ToWorker) -> None:
         if isinstance(message, Shutdown):
             self._stop()
+        elif isinstance(message, TakeBack):
+            self.send(OrdersDropped(jobs=self.orders.drop_ahead()))
         else:
-            self.inbox.put(message)
+            self.orders.put(message)
 
     def _beat(self) -> None:
         never = threading.Event()

@@ -79,6 +79,9 @@ class InlineWorker:
         """Keep the job for `receive`."""
         self._job = job
 
+    def take_back(self) -> None:
+        """Nothing to do: nobody is told anything while a job has this thread."""
+
     def sources(self) -> Sequence[int]:
         """None."""
         return []

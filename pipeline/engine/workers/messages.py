@@ -31,6 +31,7 @@ MAX_SECONDS = 1e12
 MAX_FLOPS = 1e30
 MAX_FIGURE = 1e100
 MAX_NUMBERS = 8
+MAX_DROPPED = 100
 MAX_TEXT = 100_000
 MAX_LINE = 2_000
 _SHOWN_BYTES = 200
@@ -70,7 +71,7 @@ def _escaped(found: re.Match[str]) -> str:
 
 @dataclass(frozen=True, kw_only=True)
 class RunJob:
-    """Engine -> worker: run one job. A worker has at most one at a time."""
+    """Engine -> worker: run one job. A worker runs one at a time."""
 
     job_id: str
     attempt: Number
@@ -96,6 +97,13 @@ class RunJob:
     """Whether other jobs may run on its device meanwhile, and memory run out for no fault of this one."""
     limit_mb: int = 0
     """MiB of its device that are set aside for it then, its CUDA context included; 0 sets no limit."""
+    after: str = ""
+    """The job before it, which the worker still has. It is dropped unless that one is the last and ends well."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class TakeBack:
+    """Engine -> worker: drop the orders that were handed ahead and not begun; `OrdersDropped` answers."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -249,6 +257,13 @@ class AttemptStopped:
 
 
 @dataclass(frozen=True, kw_only=True)
+class OrdersDropped:
+    """Worker -> engine: these jobs were handed ahead, and it will not begin them."""
+
+    jobs: Annotated[list[Line], Meta(max_length=MAX_DROPPED)]
+
+
+@dataclass(frozen=True, kw_only=True)
 class WorkerUnusable:
     """Made by the pool, never sent: workers cannot be started in this place, and it is given up."""
 
@@ -270,15 +285,25 @@ class WorkerExited:
     """As in `subprocess`: negative is a signal number."""
 
 
-ToWorker = RunJob | WarmUp | Shutdown
-Report = WorkerReady | JobStarted | JobProgress | Heartbeat | JobFinished | JobRaised | AttemptStopped
+ToWorker = RunJob | TakeBack | WarmUp | Shutdown
+OfJob = JobStarted | JobProgress | JobFinished | JobRaised | AttemptStopped
+Report = WorkerReady | Heartbeat | OrdersDropped | OfJob
 """What a worker may send."""
 FromWorker = Report | WorkerExited | WorkerUnusable | WorkerUnreadable
 
-_ORDERS: dict[str, type[ToWorker]] = {kind.__name__: kind for kind in (RunJob, WarmUp, Shutdown)}
+_ORDERS: dict[str, type[ToWorker]] = {kind.__name__: kind for kind in (RunJob, TakeBack, WarmUp, Shutdown)}
 _REPORTS: dict[str, type[Report]] = {
     kind.__name__: kind
-    for kind in (WorkerReady, JobStarted, JobProgress, Heartbeat, JobFinished, JobRaised, AttemptStopped)
+    for kind in (
+        WorkerReady,
+        Heartbeat,
+        OrdersDropped,
+        JobStarted,
+        JobProgress,
+        JobFinished,
+        JobRaised,
+        AttemptStopped,
+    )
 }
 
 
@@ -337,11 +362,11 @@ def _plain_data(value: Any) -> Any:
     return value.value if isinstance(value, Enum) else vars(value)
 
 
+# `json.dumps` would make one for every call.
+_ENCODER = json.JSONEncoder(separators=(",", ":"), default=_plain_data)
+
+
 def _make_plain(message: Any, *lines: str) -> None:
     for name in lines:
         if text := getattr(message, name):
             object.__setattr__(message, name, _plain_line(text))
-
-
-# `json.dumps` would make one for every call.
-_ENCODER = json.JSONEncoder(separators=(",", ":"), default=_plain_data)

@@ -1,6 +1,6 @@
 """Owns the workers: starts them, waits on all of them at once, replaces the dead, and leaves none behind.
 
-    engine thread --- Pool.send ---> worker 0 .. n-1        one pipe each, one job in flight each
+    engine thread --- Pool.send ---> worker 0 .. n-1        one pipe each, one job at a time each
                   <-- Pool.wait ---  pipes and sentinels    one wait on all of them
 
 Nothing is shared between workers, so no death can block another.
@@ -118,8 +118,12 @@ class Pool:
             self._reaper.forget_path(path)
 
     def send(self, index: int, job: RunJob) -> None:
-        """Give a job to a worker that is ready and has none."""
+        """Give a job to a worker that is ready and has none, or one that is to follow the job it has."""
         self._slots[index].worker.send(job)
+
+    def take_back(self, index: int) -> None:
+        """Ask a worker for the jobs that were to follow."""
+        self._slots[index].worker.take_back()
 
     def abort(self, index: int) -> None:
         """Kill a worker that hangs, after a moment in which its stacks are written to the job's log."""

@@ -21,6 +21,7 @@ from pipeline.engine.workers.messages import (
     FromWorker,
     RunJob,
     Shutdown,
+    TakeBack,
     ToWorker,
     WarmUp,
     WorkerExited,
@@ -164,6 +165,10 @@ class LocalWorker:
             self.kill()
         except OSError:
             pass  # it is ending already, as the sentinel is about to tell
+
+    def take_back(self) -> None:
+        """Send `TakeBack`."""
+        self._send(TakeBack())
 
     def sources(self) -> Sequence[int]:
         """The pipe while it is open, and the process's own sentinel where the system has one."""

@@ -1,7 +1,7 @@
 """What the pool expects of a worker, whatever carries it: a process here, this process itself, an actor elsewhere.
 
-A worker lives once: started, given one job at a time, and over when it has delivered `WorkerExited`. The pool
-makes another one in its place.
+A worker lives once: started, given jobs that it runs one at a time, and over when it has delivered
+`WorkerExited`. The pool makes another one in its place.
 """
 
 from __future__ import annotations
@@ -26,6 +26,9 @@ class Worker(Protocol):
 
     def send(self, job: RunJob) -> None:
         """Hand over a job. Where that fails the worker is lost, and `WorkerExited` follows."""
+
+    def take_back(self) -> None:
+        """Have it drop the orders that were handed ahead and not begun, and say so in `OrdersDropped`."""
 
     def sources(self) -> Sequence[int]:
         """File descriptors that become readable when `receive` has something to do."""

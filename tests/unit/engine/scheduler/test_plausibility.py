@@ -145,6 +145,8 @@ class Liar:
     def send(self, job: RunJob) -> None:
         self.job = job
 
+    def take_back(self) -> None: ...
+
     def sources(self) -> Sequence[int]:
         return []
 

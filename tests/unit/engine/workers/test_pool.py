@@ -56,6 +56,8 @@ class Pretender:
         self.queue.append(STARTED)
         self.wake()
 
+    def take_back(self) -> None: ...
+
     def sources(self) -> Sequence[int]:
         return [self.read]
 

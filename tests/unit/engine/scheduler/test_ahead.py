@@ -1,0 +1,208 @@
+"""Jobs that a worker is given before it is done with the present one."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from pipeline.config.schema import Backend
+from pipeline.engine.scheduler.ahead import DEPTH, LATE_S, SHORT_S
+from pipeline.engine.scheduler.effects import OnDisk, ReleaseClaim, Send
+from pipeline.engine.workers.failure import FailureKind
+from pipeline.engine.workers.messages import AttemptStopped, JobStarted, OrdersDropped
+from tests.doubles.engine import job
+from tests.doubles.on_paper import OnPaper
+
+SHORT = SHORT_S / 10
+
+
+def crowd(count: int = 12, workers: int = 1, **settings: Any) -> OnPaper:
+    """A run of many equal jobs, the first of each worker done, so that they are known to be short."""
+    paper = OnPaper(*(job(f"j{number:02}") for number in range(count)), workers=workers, **settings)
+    paper.start()
+    for number in range(workers):
+        paper.finish(f"j{number:02}", run_s=SHORT)
+    paper.start()
+    return paper
+
+
+def ahead(paper: OnPaper, worker: int = 0) -> list[str]:
+    return paper.run.state.workers[worker].ahead
+
+
+def test_where_jobs_are_short_the_next_ones_are_handed_ahead_each_after_the_one_before_it() -> None:
+    paper = crowd()
+    assert paper.hand_ahead() == [f"send j{number:02} to 0" for number in range(2, 2 + DEPTH)]
+    orders = [effect.order for effect in paper.effects if isinstance(effect, Send)]
+    assert [order.after for order in orders] == [f"j{number:02}" for number in range(1, 1 + DEPTH)]
+    assert [order.attempt for order in orders] == [1] * DEPTH
+    assert paper.hand_ahead() == [], "it has enough"
+    paper.finish("j01", run_s=SHORT)
+    assert paper.hand_ahead() == [], "several at a time"
+    paper.finish("j02", run_s=SHORT)
+    assert paper.hand_ahead() == ["send j06 to 0", "send j07 to 0"]
+
+
+def test_a_job_that_ends_well_is_followed_by_the_next_whose_time_begins_then() -> None:
+    paper = crowd(job_timeout_s=5.0)
+    paper.hand_ahead()
+    paper.begin("j01")
+    assert paper.wait(4.0) == []
+    paper.finish("j01", run_s=SHORT)
+    assert paper.run.state.workers[0].job_id == "j02"
+    assert paper.begin("j02") == ["JobStarted j02"]
+    assert paper.wait(4.0) == [], "its own five seconds"
+    assert paper.wait(1.0) == ["abort 0"]
+    paper.ended(0)
+    attempts = {attempt.job_id: attempt for attempt in paper.run.ledger.attempts}
+    assert attempts["j02"].sent_s == attempts["j01"].ended_s, "no time is counted twice"
+    assert attempts["j02"].outcome == "hang"
+    assert set(attempts) == {"j00", "j01", "j02"}
+
+
+def end(paper: OnPaper, how: str) -> None:
+    match how:
+        case "raised":
+            paper.fail("j01", FailureKind.bug)
+        case "lost":
+            paper.ended(0)
+        case "stopped":
+            paper.hear(0, AttemptStopped(job_id="j01", attempt=1))
+        case "changed":
+            paper.finish("j01", run_s=SHORT, changed="the umask")
+
+
+@pytest.mark.parametrize("how", ["raised", "lost", "stopped", "changed"])
+def test_after_any_other_end_of_a_job_the_engine_has_back_what_its_worker_has_dropped(how: str) -> None:
+    paper = crowd()
+    paper.hand_ahead()
+    paper.begin("j01")
+    handed = list(ahead(paper))
+    end(paper, how)
+    assert not ahead(paper)
+    assert {ReleaseClaim(name) for name in handed} <= set(released(paper))
+    jobs = paper.run.state.jobs
+    assert [(jobs[name].status.value, jobs[name].attempts) for name in handed] == [("ready", 0)] * DEPTH
+    assert not any(jobs[name].failures for name in handed), "nobody blames them"
+    assert paper.run.state.running == 0
+    if how == "raised":
+        assert paper.hear(0, JobStarted(job_id=handed[0], attempt=1)) == [], "it was never given to it"
+
+
+def released(paper: OnPaper) -> list[ReleaseClaim]:
+    return [effect for effect in paper.effects if isinstance(effect, ReleaseClaim)]
+
+
+def test_a_worker_that_dies_between_two_jobs_costs_neither_an_attempt() -> None:
+    paper = crowd()
+    paper.hand_ahead()
+    paper.finish("j01", run_s=SHORT)
+    assert paper.ended(0) == ["WorkerExited", "JobStopped j02"]
+    assert paper.jobs()["j02"] == "ready"
+    assert not paper.run.state.jobs["j02"].failures
+    assert not ahead(paper)
+
+
+@pytest.mark.parametrize(
+    ("run_s", "body", "fields", "why"),
+    [
+        (2 * SHORT_S, "write", {}, "they are long"),
+        (SHORT, "write", {"affinity": "model"}, "workers may hold what they need"),
+        (SHORT, "other", {}, "nobody knows how long they take"),
+    ],
+)
+def test_jobs_that_are_not_known_to_be_short_and_plain_wait_in_the_engine(
+    run_s: float, body: str, fields: dict[str, str], why: str
+) -> None:
+    paper = OnPaper(job("a"), *(job(f"j{number}", body, **fields) for number in range(9)), workers=1)
+    paper.start()
+    paper.finish("a", run_s=run_s)
+    paper.start()
+    assert paper.hand_ahead() == [], why
+
+
+def test_nothing_is_handed_ahead_that_something_more_urgent_could_still_have_to_wait_for() -> None:
+    jobs = [job(f"j{number}") for number in range(9)]
+    paper = OnPaper(job("a", priority=1.0), job("below", needs=["a"], priority=1.0), *jobs, workers=2)
+    paper.start()
+    paper.finish("j0", run_s=SHORT)
+    paper.start()
+    assert paper.hand_ahead() == [], "'below' is to come before all of them once 'a' is done"
+    for name in ("a", "below"):
+        paper.finish(name, run_s=SHORT)
+        paper.start()
+    assert paper.hand_ahead()[0].startswith("send j")
+
+
+def test_no_worker_takes_ahead_what_others_could_begin_at_once() -> None:
+    paper = crowd(count=7, workers=2)
+    assert paper.hand_ahead() == ["send j04 to 0"], "of three that wait two are left for whoever is done first"
+    assert crowd(backend=Backend.inline).hand_ahead() == []
+
+
+def test_orders_are_taken_back_where_a_worker_has_nothing_to_do() -> None:
+    paper = crowd(count=10, workers=2)
+    paper.hand_ahead()
+    assert ahead(paper) == ["j04", "j05", "j06", "j07"]
+    for name in ("j03", "j08", "j09"):
+        paper.finish(name, run_s=SHORT)
+        paper.start()
+    assert paper.hand_ahead() == ["take_back 0"]
+    assert paper.hand_ahead() == [], "asked once"
+    paper.hear(0, OrdersDropped(jobs=["j05", "j06", "j07", "no job of this run"]))
+    assert ahead(paper) == ["j04"], "that it had taken up meanwhile"
+    assert paper.start() == ["send j05 to 1"]
+    paper.finish("j02", run_s=SHORT)
+    assert paper.run.state.workers[0].job_id == "j04"
+
+
+def test_a_worker_may_be_done_before_it_hears_that_orders_are_taken_back_and_say_so_first() -> None:
+    paper = crowd(count=20, workers=2)
+    paper.hand_ahead()
+    paper.run.now_s += 2 * LATE_S
+    assert "take_back 0" in paper.hand_ahead()
+    handed = list(ahead(paper))
+    paper.finish("j02", run_s=SHORT)
+    paper.hear(0, OrdersDropped(jobs=handed))
+    assert paper.phases()[0] == "idle"
+    assert {paper.jobs()[name] for name in handed} == {"ready"}
+    assert paper.start()[0].endswith("to 0")
+
+
+def test_an_answer_about_orders_that_were_taken_back_meanwhile_counts_no_more() -> None:
+    paper = crowd()
+    paper.hand_ahead()
+    paper.run.now_s += 2 * LATE_S
+    assert paper.hand_ahead() == ["take_back 0"]
+    first = list(ahead(paper))
+    paper.fail("j01", FailureKind.bug)
+    paper.start()
+    again = paper.hand_ahead()
+    assert again
+    handed = list(ahead(paper))
+    paper.hear(0, OrdersDropped(jobs=first))
+    assert ahead(paper) == handed, "the worker has the new orders still"
+
+
+def test_orders_are_taken_back_from_behind_a_long_job_and_before_one_that_is_tried_again() -> None:
+    paper = crowd(count=20, workers=2)
+    paper.hand_ahead()
+    paper.run.now_s += LATE_S / 2
+    assert paper.hand_ahead() == []
+    paper.run.now_s += LATE_S
+    assert paper.hand_ahead() == ["take_back 0", "take_back 1"]
+    paper = crowd(count=20, workers=2)
+    paper.hand_ahead()
+    paper.fail("j03", FailureKind.lost)
+    assert paper.hand_ahead() == ["take_back 0"]
+    paper.hear(0, OrdersDropped(jobs=list(ahead(paper))))
+    assert paper.jobs()["j04"] == "ready"
+
+
+def test_a_job_that_another_run_computes_or_has_stored_is_not_handed_ahead() -> None:
+    paper = crowd()
+    assert not any(words.startswith("send") for words in paper.hand_ahead(OnDisk(claimed=False)))
+    paper = crowd()
+    assert paper.hand_ahead(OnDisk(stored=True))[0] == "JobFoundStored j02"
+    assert not ahead(paper)

@@ -1,0 +1,64 @@
+"""What a worker does next."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from pipeline.engine.workers.messages import JobFinished, RunJob, Shutdown, WarmUp
+from pipeline.engine.workers.orders import Orders
+
+WELL = JobFinished(job_id="a", attempt=1, load_s=0, run_s=0, samples=0, tokens=0)
+
+
+def order(name: str, after: str = "") -> RunJob:
+    return RunJob(
+        job_id=name, attempt=1, key="", entry="m:f", payload={}, inputs={}, store="", scratch="", verified="",
+        log_path="", after=after,
+    )  # fmt: skip
+
+
+def given(*more: RunJob | WarmUp | Shutdown) -> Orders:
+    """One who has `a`, and these to follow."""
+    orders = Orders()
+    for one in (order("a"), *more):
+        orders.put(one)
+    assert orders.get() == order("a")
+    return orders
+
+
+def test_a_job_that_ended_well_is_followed_by_the_one_that_was_handed_ahead() -> None:
+    orders = given(order("b", "a"), order("c", "b"))
+    assert orders.is_followed(order("a"), WELL)
+    assert orders.get() == order("b", "a")
+    assert orders.is_followed(order("b"), WELL)
+    assert orders.get() == order("c", "b")
+    assert not orders.is_followed(order("c"), WELL)
+
+
+@pytest.mark.parametrize("answer", [replace(WELL, changed="the umask"), None], ids=["changed", "raised"])
+def test_after_any_other_end_all_of_them_are_dropped_those_too_that_are_still_under_way(answer: object) -> None:
+    orders = given(order("b", "a"))
+    assert not orders.is_followed(order("a"), answer)
+    for late in (order("c", "b"), order("d"), order("e", "d")):
+        orders.put(late)
+    assert orders.get() == order("d"), "what comes after that was sent by an engine that knows"
+    assert orders.is_followed(order("d"), WELL)
+    assert orders.get() == order("e", "d")
+
+
+def test_what_is_taken_back_is_not_begun_and_all_else_stays() -> None:
+    warm = WarmUp(entries=["m:f"])
+    orders = given(order("b", "a"), order("c", "b"), warm, Shutdown())
+    assert orders.drop_ahead() == ["b", "c"]
+    assert orders.drop_ahead() == []
+    assert not orders.is_followed(order("a"), WELL), "first it gets warm"
+    assert [orders.get(), orders.get()] == [warm, Shutdown()]
+
+
+def test_what_is_about_to_begin_is_not_taken_back() -> None:
+    orders = given(order("b", "a"), order("c", "b"))
+    assert orders.is_followed(order("a"), WELL)
+    assert orders.drop_ahead() == ["c"]
+    assert orders.get() == order("b", "a")
