@@ -9,6 +9,7 @@ and messages without scheduler and journal, which is what the pools of others ar
 
     first result   from nothing to the result of one job
     jobs/s         a batch of independent jobs
+    CPU per job    processor time of that batch, of the engine and its workers together; starts are not counted
     round trip     one job after the other: from handing one over to knowing its result
     dispatch       from knowing a result to handing over the next job, which waits for it (journal included)
     death seen     from the SIGKILL of a worker to knowing of it, median; others fail = jobs of other workers lost
@@ -21,6 +22,7 @@ from __future__ import annotations
 import argparse
 import concurrent.futures
 import contextlib
+import hashlib
 import importlib
 import importlib.util
 import itertools
@@ -40,6 +42,7 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
+import psutil
 from rich.console import Console
 from rich.table import Table
 
@@ -58,7 +61,7 @@ from pipeline.plan.job import Job
 BASE = "concurrent.futures"
 # Kept, since `main` hides `__file__` from processes that would run this script again.
 ROOT = str(Path(__file__).parents[1])
-WIDTH = 150
+WIDTH = 170
 
 
 # -- what is measured ------------------------------------------------------------
@@ -71,6 +74,7 @@ class Measured:
     name: str
     first_s: float = 0.0
     jobs_per_s: float = 0.0
+    cpu_s: float = 0.0
     round_trips_s: list[float] = field(default_factory=list)
     dispatch_s: list[float] = field(default_factory=list)
     death_s: list[float] = field(default_factory=list)
@@ -80,15 +84,18 @@ class Measured:
 def measure_run_plan(jobs: int, workers: int, folder: Path, *, output: bool) -> Measured:
     """Our engine as a whole."""
     row = Measured("pipeline run_plan" + ("" if output else ", no output"))
-    prefix = "o" if output else ""
     start = time.monotonic()
-    outcome = _carry_out(folder / "first", _jobs(1, prefix), [], workers)
+    outcome = _carry_out(folder / "first", _jobs(1, output=output), [], workers)
     row.first_s = outcome.attempts[0].ended_s - start
-    batch = _carry_out(folder / "batch", _jobs(jobs, prefix), [], workers)
+    cpu = [_cpu_s()]
+    for name, count in (("few", workers), ("batch", workers + jobs)):
+        batch = _carry_out(folder / name, _jobs(count, output=output), [], workers)
+        cpu.append(_cpu_s())
+    row.cpu_s = ((cpu[2] - cpu[1]) - (cpu[1] - cpu[0])) / jobs
     ready_s = max(span.ready_s or 0.0 for span in batch.workers)
     late = [attempt for attempt in batch.attempts if attempt.sent_s >= ready_s]
     row.jobs_per_s = len(late) / (late[-1].ended_s - late[0].sent_s)
-    chain = _jobs(jobs, prefix)
+    chain = _jobs(jobs, output=output)
     edges = [(one.id, other.id) for one, other in itertools.pairwise(chain)]
     attempts = _carry_out(folder / "chain", chain, edges, workers).attempts[10:]
     row.round_trips_s = [attempt.total_s for attempt in attempts]
@@ -98,12 +105,12 @@ def measure_run_plan(jobs: int, workers: int, folder: Path, *, output: bool) -> 
     return row
 
 
-def _jobs(count: int, prefix: str) -> list[Job]:
+def _jobs(count: int, *, output: bool) -> list[Job]:
     # Keys look like those of real jobs; none at all means that nothing is stored.
     return [
         Job(
             id=f"job/{index}",
-            key=f"{index:08x}" * 4 if prefix else "",
+            key=hashlib.sha256(str(index).encode()).hexdigest()[:40] if output else "",
             entry="benchmarks.bodies:nothing",
             payload={},
         )
@@ -146,6 +153,15 @@ def _our_deaths(folder: Path, workers: int, count: int = 7) -> list[float]:
     ]
 
 
+def _cpu_s() -> float:
+    """Processor time so far of this process and of all that it has started, those included that have ended."""
+    spent = 0.0
+    for process in (psutil.Process(), *psutil.Process().children(recursive=True)):
+        with contextlib.suppress(psutil.Error):
+            spent += sum(process.cpu_times()[:4])
+    return spent
+
+
 def measure_pool(jobs: int, workers: int, folder: Path) -> Measured:
     """Our worker processes alone."""
     row = Measured("pipeline pool")
@@ -157,9 +173,10 @@ def measure_pool(jobs: int, workers: int, folder: Path) -> Measured:
         row.first_s = time.monotonic() - start
         bare.start(workers)
         bare.run(workers)
-        start = time.monotonic()
+        cpu, start = _cpu_s(), time.monotonic()
         bare.run(jobs)
         row.jobs_per_s = jobs / (time.monotonic() - start)
+        row.cpu_s = (_cpu_s() - cpu) / jobs
         for _ in range(jobs):
             start = time.monotonic()
             bare.run(1)
@@ -294,10 +311,11 @@ def measure_peer(name: str, jobs: int, workers: int, folder: Path) -> Measured:
         row.first_s = time.monotonic() - start
         for future in [submit(nothing) for _ in range(20 * workers)]:
             future.result()
-        start = time.monotonic()
+        cpu, start = _cpu_s(), time.monotonic()
         for future in [submit(nothing) for _ in range(jobs)]:
             future.result()
         row.jobs_per_s = jobs / (time.monotonic() - start)
+        row.cpu_s = (_cpu_s() - cpu) / jobs
         for _ in range(min(jobs, 500)):
             start = time.monotonic()
             submit(nothing).result()
@@ -358,7 +376,7 @@ def main() -> None:
 def _table(rows: Sequence[Measured], jobs: int, workers: int) -> Table:
     base = next(row for row in rows if row.name == BASE)
     table = Table(title=f"{jobs:,} no-op jobs on {workers} workers; ratios to {BASE}")
-    for name in ("", "first result", "ratio", "jobs/s", "ratio", "round trip p50/p99", "ratio"):
+    for name in ("", "first result", "ratio", "jobs/s", "ratio", "CPU per job", "round trip p50/p99", "ratio"):
         table.add_column(name, justify="left" if not name else "right")
     for name in ("dispatch p50/p99", "death seen", "others fail"):
         table.add_column(name, justify="right")
@@ -370,6 +388,7 @@ def _table(rows: Sequence[Measured], jobs: int, workers: int) -> Table:
             f"{row.first_s / base.first_s:.2f}",
             f"{row.jobs_per_s:,.0f}",
             f"{row.jobs_per_s / base.jobs_per_s:.2f}",
+            f"{row.cpu_s * 1e6:.0f} us",
             _percentiles(row.round_trips_s),
             f"{trip / statistics.median(base.round_trips_s):.2f}",
             _percentiles(row.dispatch_s) if row.dispatch_s else "",
