@@ -267,7 +267,8 @@ class _Loop:
     def _hand_ahead(self) -> None:
         """Give workers that have a job the next ones, and take back what is better done elsewhere."""
         for action in orders_ahead(self.run):
-            self._decide(hand_ahead, action, self.outside.before(self.run.state.plan.jobs[action.job_id]))
+            job = self.run.state.plan.jobs[action.job_id]
+            self._decide(hand_ahead, action, self.outside.before(job, self.run.state))
         self._decide(recall)
 
     def _take(self, index: int, message: FromWorker) -> None:
