@@ -21,9 +21,12 @@ from pipeline.engine.workers.messages import (
     JobProgress,
     JobRaised,
     JobStarted,
+    OrdersDropped,
     Report,
     RunJob,
     Shutdown,
+    TakeBack,
+    WarmUp,
     WorkerReady,
     decode_order,
     decode_report,
@@ -37,6 +40,8 @@ ORDERS = [
         inputs={"x": ["k1"]}, store="/s\udcff", scratch="/t", verified="/v", log_path="/l", gang=["GPU-1", ""],
         keep_models=False, slots=3, shared=True,
     ),
+    WarmUp(entries=["m:f"]),
+    TakeBack(),
     Shutdown(),
 ]  # fmt: skip
 REPORTS: list[Report] = [
@@ -61,6 +66,7 @@ REPORTS: list[Report] = [
         rank=1,
     ),
     AttemptStopped(job_id="a", attempt=1),
+    OrdersDropped(jobs=["a", "ä/b"]),
 ]
 
 
