@@ -102,6 +102,19 @@ def test_what_else_is_missing_or_altered_is_damage(store: Store, key: str, scrat
     assert store.problem(key) == NOT_STORED
 
 
+def test_nothing_is_removed_through_a_link(store: Store, key: str, scratch: Path, tmp_path: Path) -> None:
+    path, elsewhere = put(store, key), tmp_path / "elsewhere"
+    removed(store, key, scratch)
+    (path / "fold_0").rename(elsewhere)
+    (elsewhere / "model.safetensors").write_text("of somebody else")
+    (path / "fold_0").symlink_to(elsewhere)
+    assert store.problem(key) == "fold_0 is a link"
+    assert leftover_weights(store, key) == []
+    assert GarbageKind.weights not in {thing.kind for thing in find_garbage(store, [run_of(key)])}
+    assert removed(store, key, scratch) == 0
+    assert (elsewhere / "model.safetensors").exists()
+
+
 def test_a_tombstone_of_another_output_is_damage(store: Store, key: str, scratch: Path) -> None:
     other = "cd" * 20
     for each in (key, other):
