@@ -85,7 +85,7 @@ def _carry_out(
     with logged_to(run.log):
         try:
             _begin(request, stored, run, console)
-            rounds, keeper = TrialRounds(request), keeper_of(request, stored.missing, verified.folder, run)
+            rounds, keeper = TrialRounds(request), keeper_of(request, stored.missing, verified.folder)
             keeper.sweep()  # what an earlier run of the same has left may be room that this one needs
             with tracked(run, config.tracking, console, signals) as hear:
                 outcome = _run_missing(

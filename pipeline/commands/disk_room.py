@@ -9,6 +9,7 @@ from pathlib import Path
 from rich.console import Console
 from rich.filesize import decimal
 
+from pipeline.commands.keeping import keeper_of
 from pipeline.commands.request import Request, Stored
 from pipeline.config.schema import Keep
 from pipeline.errors import StoreError
@@ -31,14 +32,14 @@ def check_room(request: Request, stored: Stored) -> None:
     Raises:
         StoreError: It cannot; says what it needs, what is free and what would help.
     """
-    if problem := no_room(request, need_of(request, stored)):
+    if problem := no_room(request, stored, need_of(request, stored)):
         raise StoreError(problem)
 
 
-def no_room(request: Request, need: DiskNeed) -> str | None:
+def no_room(request: Request, stored: Stored, need: DiskNeed) -> str | None:
     """Why a run cannot fit the disk of its store; None where it can, or where that is not known."""
     free = free_bytes(request.store.root)
-    if free is None or need.least <= max(free, _LEAST):
+    if free is None or need.least <= max(free, _LEAST) or need.least <= free + _removed_first(request, stored):
         return None
     largest = max(need.stages, key=lambda place: need.stages[place])
     parts = f"{decimal(need.peak - need.checkpoints)} of outputs"
@@ -50,6 +51,11 @@ def no_room(request: Request, need: DiskNeed) -> str | None:
         f"Use execution.store=FOLDER on a larger disk, free space (python -m pipeline store gc), or ask for "
         f"less at once: {', '.join(_fewer(request, need, free))}"
     )
+
+
+def _removed_first(request: Request, stored: Stored) -> int:
+    """Bytes of weights that the run removes before its first job, as `execution.keep` asks for."""
+    return keeper_of(request, stored.missing, request.store.root / ".tmp" / "none").removable()
 
 
 def _fewer(request: Request, need: DiskNeed, free: int) -> Iterator[str]:
@@ -105,7 +111,7 @@ def print_need(request: Request, stored: Stored, console: Console) -> None:
         say(console, f"Guessed by the name or the file alone: the size of {', '.join(need.guessed)}.")
     if need.unknown:
         say(console, f"Not in these figures, since nothing tells how large: {', '.join(need.unknown)}.")
-    if problem := no_room(request, need):
+    if problem := no_room(request, stored, need):
         say(console, f"warning: this would not start: {problem}", "bold")
     elif free is not None and need.peak > free:
         say(console, "warning: it would start, and may fill the disk.", "bold")

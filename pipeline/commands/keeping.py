@@ -11,7 +11,6 @@ from rich.filesize import decimal
 from pipeline.commands.request import Request
 from pipeline.config.schema import Config, Keep
 from pipeline.engine.keeper import Keeper
-from pipeline.engine.run_folder import RunFolder
 from pipeline.engine.store.store import Store
 from pipeline.foreign import ForeignDataError
 from pipeline.outputs.reading import read_metrics
@@ -20,23 +19,23 @@ from pipeline.runs.primary import PRIMARY_METRICS
 from pipeline.terminal.console import say
 
 
-def keeper_of(request: Request, missing: Collection[str], scratch: Path, run: RunFolder) -> Keeper:
+def keeper_of(request: Request, missing: Collection[str], scratch: Path) -> Keeper:
     """What removes weights in a run.
 
     Args:
         request: What is asked for.
         missing: Ids of the jobs that must run.
         scratch: The run's folder in the store, where it tells what it needs.
-        run: Its folder.
     """
+    output_dir = Path(request.config.output_dir).absolute()
     return Keeper(
         plan=request.plan,
         keep=request.config.execution.keep,
         there=set(request.plan.jobs) - set(missing),
         store=request.store,
         scratch=scratch,
-        experiment=run.path.parent,
-        output_dir=run.path.parent.parent,
+        experiment=output_dir / request.config.experiment.name,
+        output_dir=output_dir,
         score_of=lambda job: score_of(request.store, job),
     )
 
@@ -51,11 +50,13 @@ def score_of(store: Store, job: Job) -> float | None:
 
 
 def tell_removed(keeper: Keeper, console: Console) -> None:
-    """Say what was removed."""
+    """Say what was removed, and why not all that was to be."""
     if keeper.number:
         outputs = "1 output" if keeper.number == 1 else f"{keeper.number:,} outputs"
         freed = decimal(keeper.freed)
         say(console, f"execution.keep={keeper.keep.name}: the weights of {outputs} were removed, {freed}", "dim")
+    if keeper.stuck:
+        say(console, f"warning: execution.keep={keeper.keep.name}: weights stay: {keeper.stuck}", "bold")
 
 
 def said_of_best(config: Config) -> str | None:

@@ -17,7 +17,7 @@ from pipeline.config.schema import Keep
 from pipeline.engine.events import Event
 from pipeline.engine.store.kept import held_by_runs
 from pipeline.engine.store.needs import tell_needs
-from pipeline.engine.store.removal import leftover_weights, remove_weights
+from pipeline.engine.store.removal import leftover_weights, remove_weights, weights_size
 from pipeline.engine.store.store import Store
 from pipeline.errors import StoreError
 from pipeline.plan.graph import Plan
@@ -42,6 +42,7 @@ class Keeper:
         score_of: How well a policy evaluates, of the job that measures it; asked once that is done.
         number: Outputs whose weights this run has removed.
         freed: Their bytes.
+        stuck: Why no further weights are removed, or "".
     """
 
     plan: Plan
@@ -54,13 +55,13 @@ class Keeper:
     score_of: Callable[[Job], float | None]
     number: int = 0
     freed: int = 0
+    stuck: str = ""
     _chains: dict[str, list[Job]] = field(default_factory=dict)
     _scores: dict[tuple[str, int], float | None] = field(default_factory=dict)
     _stay: set[str] = field(default_factory=set)
     _needed: set[str] = field(default_factory=set)
     _held: set[str] = field(default_factory=set)
     _held_when: int = -1
-    _stuck: bool = False
 
     def __post_init__(self) -> None:
         trained = [job for job in self.plan.jobs.values() if job.weights]
@@ -92,8 +93,18 @@ class Keeper:
     def sweep(self) -> None:
         """Remove everything that nothing needs now, also what an earlier run has left to be removed."""
         if self.keep is not Keep.all:
-            self._held_when = -1
+            self._held_when, self.stuck = -1, ""  # a disk that was full may have room by now
             self._remove(self.plan.jobs)
+
+    def removable(self) -> int:
+        """Bytes that `sweep` would free now, unless a run that lives needs them; nothing is written."""
+        found = free(self.plan.jobs, self.plan.readers, self.there, self._stay)
+        try:
+            held = self._held_by_runs() if found else set()
+        except (StoreError, OSError):
+            return 0
+        jobs = [self.plan.jobs[job_id] for job_id in found]
+        return sum(weights_size(self.store, job.key, job.weights) for job in jobs if job.key not in held)
 
     def _measured(self, job: Job) -> None:
         if measures(job) and self.store.is_committed(job.key):
@@ -107,7 +118,7 @@ class Keeper:
 
     def _remove(self, about: Collection[str]) -> None:
         found = free(self.plan.jobs, self.plan.readers, self.there, self._stay, about)
-        if not found or self._stuck:
+        if not found or self.stuck:
             return
         with suppress(OSError):  # once no job runs any more, those who clean up after workers have removed it
             self.scratch.mkdir(exist_ok=True)
@@ -118,7 +129,7 @@ class Keeper:
             try:
                 self._remove_one(job)
             except (StoreError, OSError) as error:
-                self._stuck = True
+                self.stuck = str(error)
                 log.warning("execution.keep=%s: no further weights are removed: %s", self.keep.name, error)
                 return
 
@@ -146,9 +157,9 @@ class Keeper:
         try:
             tell_needs(self.store, self.scratch, self._needed)
         except StoreError as error:
-            self._stuck = True
+            self.stuck = str(error)
             log.warning("execution.keep=%s: no weights are removed: %s", self.keep.name, error)
-        return not self._stuck
+        return not self.stuck
 
 
 def keys_of_weights(jobs: Iterable[Job]) -> set[str]:

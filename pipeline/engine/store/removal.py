@@ -86,6 +86,17 @@ def leftover_weights(store: Store, key: str) -> list[Path]:
     return []
 
 
+def weights_size(store: Store, key: str, patterns: Collection[str]) -> int:
+    """Bytes of the weights of an output that are there, also of those whose removal was cut short."""
+    size = 0
+    with suppress(NotAnOutputError):
+        for name in read_manifest(key, store.path(key))["files"]:
+            if _is_weights(name, patterns):
+                with suppress(OSError):
+                    size += (store.path(key) / name).lstat().st_size
+    return size
+
+
 def _entombed(store: Store, key: str, patterns: Collection[str], why: str, scratch: Path) -> Sequence[str]:
     """The files to remove, once that is on disk."""
     problem, folder = store.problem(key, checksums=False), store.path(key)

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import io
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
 
+from pipeline.commands.keeping import tell_removed
 from pipeline.config.schema import Keep
 from pipeline.engine.keeper import Keeper, keys_of_weights
 from pipeline.engine.store.needs import tell_needs
@@ -16,6 +18,7 @@ from pipeline.engine.store.store import REMOVED, Store
 from pipeline.plan.graph import Plan
 from pipeline.plan.job import Job
 from pipeline.plan.recorded import plan_text
+from pipeline.terminal.console import Terminal
 from tests.doubles.engine import job, key, plan_of
 
 SCORES = {"r1/metrics": 0.5, "r2/metrics": 0.9, "r3/metrics": 0.7}
@@ -180,12 +183,19 @@ def test_a_run_that_began_meanwhile_is_seen(runs: Runs) -> None:
 
 
 def test_nothing_more_is_removed_where_a_plan_cannot_be_read(runs: Runs, caplog: pytest.LogCaptureFixture) -> None:
-    (runs.record("y", rounds(), Keep.all) / "plan.json").write_text("{")
+    plan = runs.record("y", rounds(), Keep.all) / "plan.json"
+    plan.write_text("{")
     with runs.lives("x", rounds(), Keep.results) as keeper:
         runs.finish(keeper, *ALL)
-    assert runs.whole() == ["r1/train", "r2/train", "r3/train"]
-    assert [record.levelname for record in caplog.records] == ["WARNING"]
-    assert "what its run needs is unknown" in caplog.text
+        assert runs.whole() == ["r1/train", "r2/train", "r3/train"]
+        assert [record.levelname for record in caplog.records] == ["WARNING"]
+        assert "what its run needs is unknown" in caplog.text
+        assert keeper.stuck in caplog.text
+        tell_removed(keeper, Terminal(file=(said := io.StringIO()), width=1000))
+        assert said.getvalue() == f"warning: execution.keep=results: weights stay: {keeper.stuck}\n"
+        plan.unlink()
+        keeper.sweep()
+        assert (runs.whole(), keeper.stuck) == ([], "")
 
 
 def test_what_is_made_again_is_needed_again(runs: Runs) -> None:

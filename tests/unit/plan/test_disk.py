@@ -6,6 +6,7 @@ That small runs take what is reckoned, stage by stage, is held by `learning/algo
 
 import io
 import json
+import os
 import shutil
 from collections import namedtuple
 from pathlib import Path
@@ -15,6 +16,7 @@ import pytest
 from pipeline.commands import disk_room
 from pipeline.commands.request import Request, look_up, prepare
 from pipeline.commands.run import run_experiment
+from pipeline.engine.store.store import NOT_STORED
 from pipeline.errors import StoreError
 from pipeline.learning.datasets.registry import load_dataset
 from pipeline.plan.disk import DiskNeed, disk_need
@@ -127,6 +129,28 @@ def test_a_run_without_room_is_refused_before_it_starts(
     assert not [path for path in tmp_path.iterdir() if path.name not in ("hub", ".store")]
     stored = look_up(request, lambda _: None)
     disk_room.check_room(request, stored)  # what is stored does not count
+
+
+def test_weights_that_go_before_the_first_job_are_room(
+    tmp_path: Path, hub: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A disk that a run has filled with weights of every round has room for the rest of it with another value."""
+    monkeypatch.setattr(shutil, "disk_usage", lambda _: _Disk(10**12, 10**12 - 10**10, 10**10))
+    settings = (hub, "algos=[DPO]", "rounds_of_training=4")
+    made = {job.key for job in asked(tmp_path, *settings).plan.jobs.values() if job.round < 4}
+    store = asked(tmp_path, *settings).store
+    for job in asked(tmp_path, *settings).plan.jobs.values():
+        if job.key in made and job.weights:
+            folder = store.begin(store.scratch("maker"), job.key, 1)
+            (folder / "model.safetensors").touch()
+            os.truncate(store.commit(job.key, folder, {}) / "model.safetensors", 4 * WEIGHTS)
+    for keep, refused in {"all": True, "last": False, "results": False}.items():
+        request = asked(tmp_path, *settings, f"execution.keep={keep}")
+        stored = look_up(request, lambda key: None if key in made else NOT_STORED)
+        assert {request.plan.jobs[job_id].round for job_id in stored.missing} == {4}
+        assert (disk_room.no_room(request, stored, disk_room.need_of(request, stored)) is not None) == refused, (
+            keep
+        )
 
 
 def test_texts_and_checkpoints_refuse_nothing(tmp_path: Path, hub: str, monkeypatch: pytest.MonkeyPatch) -> None:
