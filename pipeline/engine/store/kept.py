@@ -1,7 +1,7 @@
 """Which weights other experiments hold, whose runs use the same store and may be over: what their plans say.
 
 A run that ended keeps what its `execution.keep` says, and one that was cut off what its unfinished jobs will read.
-Of each experiment the newest run speaks for all.
+Of each experiment the newest run that has an output speaks for it.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from collections.abc import Callable, Collection, Iterable
 from pathlib import Path
 
 from pipeline.config.schema import Keep
-from pipeline.engine.store.run_refs import RunReference, find_runs, newest_runs
+from pipeline.engine.store.run_refs import RunReference, find_runs
 from pipeline.engine.store.store import Store
 from pipeline.engine.store.store_lock import users
 from pipeline.errors import PlanError, StoreError
@@ -40,11 +40,15 @@ def held_by_runs(
         StoreError: A plan cannot be read, so that it is not known what its run holds.
     """
     places = dict.fromkeys([*output_dirs, *users(store.root)])
-    own, asked, held = besides.resolve(), set(keys), set[str]()
-    runs = [run for run in find_runs(places, store.root) if run.folder.path.parent != own]
-    for run in newest_runs(runs, 1):
-        if not asked.isdisjoint(run.keys):
-            held |= _held(store, run, score_of)
+    own, held = besides.resolve(), set[str]()
+    unsaid: dict[Path, set[str]] = {}
+    for run in reversed(find_runs(places, store.root)):
+        if (experiment := run.folder.path.parent) != own:
+            # A later run may be of other seeds, other settings or of less, and says nothing of these then.
+            asked = unsaid.setdefault(experiment, set(keys))
+            if not asked.isdisjoint(run.keys):
+                held |= asked & _held(store, run, score_of)
+                asked -= run.keys
     return held
 
 

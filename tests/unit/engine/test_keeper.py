@@ -172,6 +172,17 @@ def test_what_an_experiment_holds_whose_run_is_over_stays(
         assert runs.whole() == (stays if len(done) == len(ALL) else [])
 
 
+def test_of_an_experiment_the_newest_run_that_has_an_output_speaks_for_it(runs: Runs) -> None:
+    for name in ALL:
+        store_output(runs.store, rounds().jobs[name])
+    runs.record("y", rounds(), Keep.all)
+    runs.record("y", rounds(2), Keep.last)
+    runs.record("y", plan_of(job("of another seed")), Keep.results)
+    with runs.lives("x", rounds(), Keep.results, ALL) as keeper:
+        keeper.sweep()
+        assert runs.whole() == ["r2/train", "r3/train"]
+
+
 def test_a_run_that_began_meanwhile_is_seen(runs: Runs) -> None:
     with runs.lives("x", rounds(), Keep.last) as keeper:
         runs.finish(keeper, *ALL[:5])
