@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from importlib.util import find_spec
 
+import torch
 from torch import nn
 
 from pipeline.errors import JobError
@@ -32,6 +33,9 @@ def compiled(model: nn.Module, asked: bool) -> Iterator[None]:
     if problem := no_compiler(on_gpu=on_gpu):
         raise JobError(f"training.compile=true: {problem}. Install it, or set training.compile=false")
     layers: nn.Module = inner_model(model).base_model
+    # For one function torch compiles a few models and computes all others as if nothing had been asked for. Which
+    # trainings a worker has done before must not decide about that, and so about last bits.
+    torch.compiler.reset()
     # Sizes of batches change with every step, and each would be compiled anew.
     layers.compile(dynamic=True)
     try:

@@ -15,21 +15,25 @@ from tests.doubles.models import tiny_policy
 def test_layers_are_compiled_meanwhile(monkeypatch: pytest.MonkeyPatch) -> None:
     how: list[dict[str, Any]] = []
     calls: list[int] = []
+    forgotten: list[bool] = []
 
     def compile_(function: Any, **settings: Any) -> Any:
         how.append(settings)
         return lambda *args, **named: calls.append(1) or function(*args, **named)
 
     monkeypatch.setattr(torch, "compile", compile_)  # of which one costs 20 s
+    monkeypatch.setattr(torch.compiler, "reset", lambda: forgotten.append(True))
     monkeypatch.setattr(compiling, "no_compiler", lambda *, on_gpu: "")
     model, ids = tiny_policy(), torch.tensor([[1, 2, 3]])
     expected = model(ids).logits
     with compiled(model, False):
         model(ids)
     assert not how
+    assert not forgotten
     with compiled(model, True):
         assert torch.equal(model(ids).logits, expected)
     assert how == [{"dynamic": True}]
+    assert len(forgotten) == 1  # as if this worker had compiled nothing before
     model(ids)
     assert len(calls) == 1
 
