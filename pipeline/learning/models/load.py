@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import torch
 from accelerate import init_empty_weights
 from huggingface_hub.utils.tqdm import are_progress_bars_disabled, disable_progress_bars
+from safetensors import safe_open
 from torch import nn
 from transformers import (
     AutoConfig,
@@ -25,6 +26,7 @@ from transformers import (
     PreTrainedTokenizerBase,
 )
 from transformers.utils import logging as of_transformers
+from transformers.utils.quantization_config import QuantizationMethod
 
 from pipeline.config.schema import Attention, SystemConfig
 from pipeline.errors import JobError
@@ -37,6 +39,9 @@ if TYPE_CHECKING:
     from pipeline.learning.training.distributed import Ranks
 
 log = logging.getLogger("pipeline")
+_WEIGHTS = "model*.safetensors"
+"""Files of a folder that hold the weights of its model: one, or some of them each."""
+_TYPES = {"F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
 Model = TypeVar("Model", bound=PreTrainedModel)
 
 
@@ -57,9 +62,9 @@ def load_policy(
         system: Its dtype and attention implementation.
         device: ``cpu`` or ``cuda``.
         trust_remote_code: Run Python code that comes with the model.
-        as_stored: Leave weights in the type that they are saved in. On the CPU they then stay in their file until
-            they are asked for, and take memory of no rank that spreads them. What is computed rather than saved is
-            as precise as the system's dtype all the same.
+        as_stored: Leave weights in the type that they are saved in, if all are of one. On the CPU they then stay
+            in their file until they are asked for, and take memory of no rank that spreads them. What is computed
+            rather than saved is as precise as the system's dtype all the same.
         bits: Of each weight of linear layers, for a model that is never trained; None keeps them as they are.
         ranks: Who does the job. Where they share what writes, each loads its part, and all must call this.
     """
@@ -69,18 +74,31 @@ def load_policy(
     kind = kind_of_policies(config)
     options = _options(system, _attention(kind, config, system.attn_impl))
     asked = {"trust_remote_code": trust_remote_code}
+    stored = _type_of_all(Path(folder)) if as_stored else None
     model: PreTrainedModel = kind.from_pretrained(
         str(folder),
         config=config,
         **asked,
-        **{**options, **({"dtype": "auto"} if as_stored else {})},
+        **{**options, **({"dtype": stored} if stored else {})},
         **split_options(config, ranks, str(folder)),
         **quantization_options(bits, system, device),
     )
-    if as_stored:
+    if stored:
         _compute_buffers(model, partial(kind.from_config, config, dtype=options["dtype"], **asked))
     note_split(model, ranks)
     return frozen(model, device)
+
+
+def _type_of_all(folder: Path) -> torch.dtype | None:
+    """The type that all weights of a folder are saved in; None where there are several, or another than usual.
+
+    What transformers calls ``auto`` is the word of `config.json`, or the first weight, which others may exceed.
+    """
+    found: set[str] = set()
+    for path in folder.glob(_WEIGHTS):
+        with safe_open(path, "pt") as file:
+            found |= {file.get_slice(name).get_dtype() for name in file.keys()}  # noqa: SIM118 - it is no mapping
+    return _TYPES.get(found.pop()) if len(found) == 1 else None
 
 
 def _compute_buffers(model: PreTrainedModel, make: Callable[[], PreTrainedModel]) -> None:
@@ -135,7 +153,8 @@ def without_progress_bars() -> Iterator[None]:
 
 def frozen(model: Model, device: str) -> Model:
     """Put a model on its device, in evaluation mode and without gradients."""
-    if getattr(model, "hf_quantizer", None) is None:  # else it is where it was read to
+    # Those of bitsandbytes are where they were read to. Others that come in few bits are on the CPU until moved.
+    if getattr(model, "quantization_method", None) != QuantizationMethod.BITS_AND_BYTES:
         model.to(device)  # type: ignore[arg-type]
     model.eval()
     model.requires_grad_(False)

@@ -10,6 +10,7 @@ import torch
 from huggingface_hub.utils.tqdm import are_progress_bars_disabled, disable_progress_bars, enable_progress_bars
 from transformers import AutoModelForCausalLM, AutoTokenizer, GenerationConfig, T5Config
 from transformers.utils import logging
+from transformers.utils.quantization_config import QuantizationMethod
 
 from pipeline.config import schema
 from pipeline.config.load import load_config
@@ -27,6 +28,7 @@ from pipeline.learning.models.load import (
     blocks_of,
     context_length,
     end_ids,
+    frozen,
     load_policy,
     load_tokenizer,
     load_value,
@@ -58,6 +60,31 @@ def test_weights_may_stay_in_their_file_in_the_type_that_they_have_there(tmp_pat
     assert ours.keys() == theirs.keys()
     for name, tensor in ours.items():
         assert torch.equal(tensor.to(theirs[name].dtype), theirs[name]), name
+
+
+@pytest.mark.parametrize("several", [False, True])
+def test_no_weight_is_rounded_for_what_a_configuration_or_another_weight_says(
+    tmp_path: Path, several: bool
+) -> None:
+    model = tiny_model("llama")
+    if several:
+        model.get_input_embeddings().to(torch.bfloat16)
+    model.save_pretrained(tmp_path)
+    config = json.loads((tmp_path / "config.json").read_text())
+    (tmp_path / "config.json").write_text(json.dumps({**config, "dtype": "bfloat16"}))
+    stored = dict(load_policy(tmp_path, SYSTEM, "cpu", as_stored=True).named_parameters())
+    for name, weight in model.named_parameters():
+        assert stored[name].dtype == torch.float32
+        assert torch.equal(stored[name], weight.float()), name
+
+
+def test_a_model_that_comes_in_few_bits_is_put_on_its_device() -> None:
+    model = tiny_model("llama")
+    vars(model).update(hf_quantizer=object(), quantization_method=QuantizationMethod.FP8)
+    assert frozen(model, "meta").device.type == "meta"
+    model = tiny_model("llama")
+    vars(model).update(quantization_method=QuantizationMethod.BITS_AND_BYTES)  # which was read to its device
+    assert frozen(model, "meta").device.type == "cpu"
 
 
 def test_progress_bars_are_hidden_meanwhile_and_as_they_were_afterwards() -> None:
