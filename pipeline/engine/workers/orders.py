@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import queue
-from contextlib import suppress
+import threading
+from collections import deque
 
 from pipeline.engine.workers.messages import JobFinished, RunJob, Shutdown, WarmUp
 
@@ -11,49 +12,56 @@ Order = RunJob | WarmUp | Shutdown
 
 
 class Orders:
-    """What to do next, in the order in which it came. One thread puts orders in, another one takes them.
+    """What to do next, in the order in which it came. One thread takes orders; others, and signal handlers, put.
 
     An order that was handed ahead counts only if the job that it is to follow was the last one and ended well.
     """
 
     def __init__(self) -> None:
-        self._queue: queue.SimpleQueue[Order] = queue.SimpleQueue()
+        self._orders: deque[Order] = deque()
+        self._arrivals: queue.SimpleQueue[None] = queue.SimpleQueue()
+        self._taking = threading.Lock()
         self._next: Order | None = None
         self._ended_well = ""
 
     def put(self, order: Order) -> None:
-        """Add one."""
-        self._queue.put(order)
+        """Add one. This waits for nothing: a signal may have come in the midst of a `get`."""
+        self._orders.append(order)
+        if self._arrivals.empty():
+            self._arrivals.put(None)
 
     def get(self) -> Order:
         """The next one, waited for."""
         found, self._next = self._next, None
-        while found is None:
-            found = self._counts(self._queue.get())
+        while found is None and (found := self._take()) is None:
+            self._arrivals.get()
         return found
 
     def is_followed(self, order: RunJob, answer: object) -> bool:
         """Note how a job has ended; whether another one is there to be begun at once."""
         well = isinstance(answer, JobFinished) and not answer.changed
         self._ended_well = order.job_id if well else ""
-        with suppress(queue.Empty):
-            while self._next is None:
-                self._next = self._counts(self._queue.get_nowait())
+        self._next = self._next or self._take()
         return isinstance(self._next, RunJob)
 
     def drop_ahead(self) -> list[str]:
         """Take out the jobs that were handed ahead, and name them. For any thread."""
-        kept, dropped = list[Order](), list[str]()
-        with suppress(queue.Empty):
-            while True:
-                order = self._queue.get_nowait()
+        dropped = []
+        # All or nothing: one taken meanwhile would follow one that is dropped here, and be named by nobody.
+        with self._taking:
+            for _ in range(len(self._orders)):
+                order = self._orders.popleft()
                 if isinstance(order, RunJob) and order.after:
                     dropped.append(order.job_id)
                 else:
-                    kept.append(order)
-        for order in kept:
-            self._queue.put(order)
+                    self._orders.append(order)
         return dropped
 
-    def _counts(self, order: Order) -> Order | None:
-        return None if isinstance(order, RunJob) and order.after not in ("", self._ended_well) else order
+    def _take(self) -> Order | None:
+        """The first that counts, if there is one; those before it are dropped."""
+        with self._taking:
+            while self._orders:
+                order = self._orders.popleft()
+                if not isinstance(order, RunJob) or order.after in ("", self._ended_well):
+                    return order
+        return None

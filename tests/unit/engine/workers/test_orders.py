@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import threading
 from dataclasses import replace
+from typing import Any
 
 import pytest
 
@@ -62,3 +64,26 @@ def test_what_is_about_to_begin_is_not_taken_back() -> None:
     assert orders.is_followed(order("a"), WELL)
     assert orders.drop_ahead() == ["c"]
     assert orders.get() == order("b", "a")
+
+
+class LookedAt(RunJob):
+    """The first look at whether this order was handed ahead takes until another thread has had a chance."""
+
+    meanwhile: threading.Thread | None = None
+
+    def __getattribute__(self, name: str) -> Any:
+        if name == "after" and (thread := LookedAt.meanwhile):
+            LookedAt.meanwhile = None
+            thread.start()
+            thread.join(0.2)
+        return super().__getattribute__(name)
+
+
+def test_an_order_is_dropped_by_name_or_begun_whoever_looks_at_the_same_time() -> None:
+    orders = given(LookedAt(**vars(order("b", "a"))), order("c", "b"))
+    followed: list[bool] = []
+    taker = threading.Thread(target=lambda: followed.append(orders.is_followed(order("a"), WELL)))
+    LookedAt.meanwhile = taker
+    assert orders.drop_ahead() == ["b", "c"]
+    taker.join()
+    assert followed == [False]
