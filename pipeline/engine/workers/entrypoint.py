@@ -96,6 +96,11 @@ class _Main:
             if lines:
                 self.channel.send(b"\n".join(lines))
 
+    def _hold(self, message: FromWorker) -> None:
+        """Have the next `send`, of whatever thread, tell this too."""
+        with self._sending:
+            self._held.append(message)
+
     def serve(self) -> None:
         """Run jobs as they arrive."""
         device = self.settings.device
@@ -122,7 +127,7 @@ class _Main:
         with suppress(Exception):  # a job may have left its process unable to look; then they end with it
             end_strays()
         if self.orders.is_followed(order, answer):
-            self._held.append(answer)  # goes with the word that the next one has begun: the engine wakes up once
+            self._hold(answer)  # goes with the word that the next one has begun: the engine wakes up once
         else:
             self.send(answer)
 
