@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Collection
 
 from pipeline.engine.scheduler.state import RunState
+from pipeline.engine.scheduler.worker_state import WorkerState
 from pipeline.engine.workers.failure import FailureKind
 from pipeline.engine.workers.messages import Heartbeat, JobRaised, JobStarted, OrdersDropped, Report, WorkerReady
 
@@ -25,8 +26,10 @@ def objection(state: RunState, gathering: Collection[str], index: int, message: 
     Returns:
         What is wrong with it; "" where nothing is, or where it is about an attempt that the worker no longer has.
     """
-    if isinstance(message, Heartbeat | OrdersDropped):
+    if isinstance(message, Heartbeat):
         return ""
+    if isinstance(message, OrdersDropped):
+        return _untrue_answer(state.workers[index], message)
     if isinstance(message, WorkerReady):
         return "it said twice that it is ready" if state.workers[index].up else ""
     said = type(message).__name__
@@ -42,6 +45,18 @@ def objection(state: RunState, gathering: Collection[str], index: int, message: 
     if isinstance(message, JobStarted):
         return f"it said twice that {message.job_id} has started" if begun else ""
     return "" if begun else f"it sent {said} of {message.job_id}, which had not started"
+
+
+def _untrue_answer(worker: WorkerState, message: OrdersDropped) -> str:
+    if not worker.unanswered:
+        return "it sent OrdersDropped, and was not asked for any"
+    if not worker.recalled or worker.unanswered > 1:
+        return ""  # about orders that were taken back meanwhile
+    # What it was given last is what it has not begun.
+    has = [worker.job_id] * (worker.by_itself and not worker.begun) + worker.ahead
+    if message.jobs != has[max(0, len(has) - len(message.jobs)) :]:
+        return "it sent OrdersDropped of other jobs than those that it was given last"
+    return ""
 
 
 def _untrue_failure(state: RunState, message: JobRaised) -> str:

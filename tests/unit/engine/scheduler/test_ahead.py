@@ -9,6 +9,7 @@ import pytest
 from pipeline.config.schema import Backend
 from pipeline.engine.scheduler.ahead import DEPTH, LATE_S, SHORT_S
 from pipeline.engine.scheduler.effects import OnDisk, ReleaseClaim, Send
+from pipeline.engine.scheduler.plausibility import objection
 from pipeline.engine.workers.failure import FailureKind
 from pipeline.engine.workers.messages import AttemptStopped, JobStarted, OrdersDropped
 from tests.doubles.engine import job
@@ -150,7 +151,7 @@ def test_orders_are_taken_back_where_a_worker_has_nothing_to_do() -> None:
         paper.start()
     assert paper.hand_ahead() == ["take_back 0"]
     assert paper.hand_ahead() == [], "asked once"
-    paper.hear(0, OrdersDropped(jobs=["j05", "j06", "j07", "no job of this run"]))
+    paper.hear(0, OrdersDropped(jobs=["j05", "j06", "j07"]))
     assert ahead(paper) == ["j04"], "that it had taken up meanwhile"
     assert paper.start() == ["send j05 to 1"]
     paper.finish("j02", run_s=SHORT)
@@ -183,6 +184,37 @@ def test_an_answer_about_orders_that_were_taken_back_meanwhile_counts_no_more() 
     handed = list(ahead(paper))
     paper.hear(0, OrdersDropped(jobs=first))
     assert ahead(paper) == handed, "the worker has the new orders still"
+
+
+@pytest.mark.parametrize(
+    ("jobs", "said"),
+    [
+        (["j04", "j05"], ""),
+        (["j03", "j04", "j05"], ""),
+        ([], ""),
+        (["j03"], "of other jobs"),
+        (["j05", "j04"], "of other jobs"),
+        (["j01", "j02", "j03", "j04", "j05"], "of other jobs"),
+        (["j09"], "of other jobs"),
+        (["no job of this run"], "of other jobs"),
+    ],
+)
+def test_a_worker_drops_no_other_jobs_than_those_it_was_given_last(jobs: list[str], said: str) -> None:
+    paper = crowd()
+    paper.hand_ahead()
+    message = OrdersDropped(jobs=jobs)
+    assert "was not asked" in objection(paper.run.state, (), 0, message)
+    paper.begin("j01")
+    paper.run.now_s += 2 * LATE_S
+    assert "take_back 0" in paper.hand_ahead()
+    objected = objection(paper.run.state, (), 0, message)
+    assert (said in objected) if said else not objected
+    paper.hear(0, message)
+    assert bool(said) == (0 in paper.run.doomed)
+    paper.hear(0, message)
+    assert 0 in paper.run.doomed, "it answers once"
+    paper.ended(0)
+    assert {job_id for job_id, status in paper.jobs().items() if status == "running"} == set()
 
 
 def test_orders_are_taken_back_from_behind_a_long_job_and_before_one_that_is_tried_again() -> None:
