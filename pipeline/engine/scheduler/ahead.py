@@ -22,7 +22,7 @@ from pipeline.config.schema import Backend
 from pipeline.engine.scheduler.effects import Process, ReleaseClaim
 from pipeline.engine.scheduler.policy import Start
 from pipeline.engine.scheduler.run import Run
-from pipeline.engine.scheduler.worker_state import WorkerPhase
+from pipeline.engine.scheduler.worker_state import WorkerPhase, WorkerState
 from pipeline.engine.workers.messages import JobFinished
 from pipeline.plan.job import Job
 
@@ -60,10 +60,14 @@ def orders_ahead(run: Run) -> list[Start]:
         room = DEPTH - len(worker.ahead)
         if worker.phase is not WorkerPhase.running or worker.recalled or 2 * room < DEPTH:
             continue
-        if _is_short(run, worker.job_id):
+        if worker.index not in run.doomed and not _is_late(run, worker) and _is_short(run, worker.job_id):
             number = min(room, max(0, left - len(found)))
             found += [Start(name, worker.index) for name in islice(names, number)]
     return found
+
+
+def _is_late(run: Run, worker: WorkerState) -> bool:
+    return run.now_s - worker.started_s > LATE_S
 
 
 def _is_fit(run: Run, job_id: str) -> bool:
@@ -126,8 +130,12 @@ def recall(run: Run) -> None:
     for worker in state.workers:
         if not worker.ahead or worker.recalled:
             continue
-        is_late = run.now_s - worker.started_s > LATE_S
-        if is_late or someone_idles or state.retries or state.ready.urgency[worker.ahead[0]] < state.most_urgent:
+        if (
+            _is_late(run, worker)
+            or someone_idles
+            or state.retries
+            or state.ready.urgency[worker.ahead[0]] < state.most_urgent
+        ):
             worker.recalled = True
             worker.unanswered += 1
             run.do(Process("take_back", worker.index))

@@ -186,6 +186,12 @@ def test_an_answer_about_orders_that_were_taken_back_meanwhile_counts_no_more() 
     assert ahead(paper) == handed, "the worker has the new orders still"
 
 
+def test_a_worker_that_hangs_is_handed_nothing_ahead() -> None:
+    paper = crowd(job_timeout_s=LATE_S / 2)
+    assert "abort 0" in paper.wait(LATE_S / 2)
+    assert paper.hand_ahead() == []
+
+
 @pytest.mark.parametrize(
     ("jobs", "said"),
     [
@@ -224,6 +230,12 @@ def test_orders_are_taken_back_from_behind_a_long_job_and_before_one_that_is_tri
     assert paper.hand_ahead() == []
     paper.run.now_s += LATE_S
     assert paper.hand_ahead() == ["take_back 0", "take_back 1"]
+    for worker in (0, 1):
+        paper.hear(worker, OrdersDropped(jobs=list(ahead(paper, worker))))
+    assert paper.hand_ahead() == [], "they would be taken back again at once"
+    paper.finish("j02", run_s=SHORT)
+    paper.start()
+    assert paper.hand_ahead()[0].endswith("to 0"), "it is at a short one again"
     paper = crowd(count=20, workers=2)
     paper.hand_ahead()
     paper.fail("j03", FailureKind.lost)
