@@ -13,11 +13,15 @@ import pytest
 
 from pipeline.config.schema import Backend, RetryConfig
 from pipeline.engine.devices import worker_env
+from pipeline.engine.scheduler.effects import OnDisk
 from pipeline.engine.scheduler.job_state import JobStatus
+from pipeline.engine.scheduler.outside import Outside
+from pipeline.engine.scheduler.state import RunState
 from pipeline.engine.workers.messages import FromWorker, WorkerExited
 from pipeline.engine.workers.pool import Pool
-from pipeline.errors import WorkerError
+from pipeline.errors import StoreError, WorkerError
 from pipeline.machine import children
+from pipeline.plan.job import Job
 from tests.doubles import bodies
 from tests.doubles.engine import Engine, job, key
 
@@ -59,6 +63,25 @@ def test_short_jobs_that_workers_had_ahead_run_once_each_whoever_dies_or_raises(
     assert any((attempt.worker, attempt.sent_s) in ends for attempt in outcome.attempts), (
         "some went on by themselves"
     )
+
+
+def test_short_jobs_are_not_handed_ahead_where_no_more_can_be_claimed(
+    engine: Engine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    real = Outside.before
+    refused = []
+
+    def before(outside: Outside, job: Job, state: RunState) -> OnDisk:
+        if len(outside.claims) >= 2:
+            refused.append(job.id)
+            raise StoreError("too many open files")
+        return real(outside, job, state)
+
+    monkeypatch.setattr(Outside, "before", before)
+    outcome = engine.run(*(job(f"j{number:02}") for number in range(40)))
+    assert refused
+    assert set(outcome.jobs.values()) == {JobStatus.done}
+    assert len(engine.events("JobStarted")) == 40
 
 
 @pytest.mark.parametrize(

@@ -28,6 +28,8 @@ from pipeline.plan.job import Job
 
 DEPTH = 4
 """Orders that a worker has ahead at most; more are handed when half of them are left, so several at a time."""
+MOST = 200
+"""Orders that all workers together have ahead at most: the claim on the key of each takes a descriptor."""
 SHORT_S = 0.05
 """A job that takes longer does not notice the millisecond in which its worker waits for the engine."""
 LATE_S = 0.2
@@ -54,7 +56,7 @@ def orders_ahead(run: Run) -> list[Start]:
         return []
     first = list(islice(bucket.get("", ()), DEPTH * len(state.workers)))
     names = takewhile(lambda name: _is_fit(run, name), first)
-    left = len(state.ready) - len(state.workers)
+    left = min(len(state.ready) - len(state.workers), MOST - sum(len(worker.ahead) for worker in state.workers))
     found: list[Start] = []
     for worker in state.workers:
         room = DEPTH - len(worker.ahead)

@@ -59,7 +59,7 @@ from pipeline.engine.workers.messages import (
     JobStarted,
 )
 from pipeline.engine.workers.pool import Pool
-from pipeline.errors import PlanError
+from pipeline.errors import PlanError, StoreError
 from pipeline.plan.graph import Plan
 
 __all__ = ["Outcome", "run_plan"]
@@ -268,7 +268,11 @@ class _Loop:
         """Give workers that have a job the next ones, and take back what is better done elsewhere."""
         for action in orders_ahead(self.run):
             job = self.run.state.plan.jobs[action.job_id]
-            self._decide(hand_ahead, action, self.outside.before(job, self.run.state))
+            try:
+                on_disk = self.outside.before(job, self.run.state)
+            except StoreError:  # nobody needs it yet; where it is no lack of descriptors, `start` will tell
+                break
+            self._decide(hand_ahead, action, on_disk)
         self._decide(recall)
 
     def _take(self, index: int, message: FromWorker) -> None:

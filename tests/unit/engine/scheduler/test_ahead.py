@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from pipeline.config.schema import Backend
-from pipeline.engine.scheduler.ahead import DEPTH, LATE_S, SHORT_S
+from pipeline.engine.scheduler.ahead import DEPTH, LATE_S, MOST, SHORT_S
 from pipeline.engine.scheduler.effects import OnDisk, ReleaseClaim, Send
 from pipeline.engine.scheduler.plausibility import objection
 from pipeline.engine.workers.failure import FailureKind
@@ -140,6 +140,9 @@ def test_no_worker_takes_ahead_what_others_could_begin_at_once() -> None:
     paper = crowd(count=7, workers=2)
     assert paper.hand_ahead() == ["send j04 to 0"], "of three that wait two are left for whoever is done first"
     assert crowd(backend=Backend.inline).hand_ahead() == []
+    many = crowd(count=700, workers=100)
+    assert len(many.hand_ahead()) == MOST, "each takes a descriptor"
+    assert many.hand_ahead() == []
 
 
 def test_orders_are_taken_back_where_a_worker_has_nothing_to_do() -> None:
