@@ -10,10 +10,12 @@ import secrets
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from datetime import datetime
+from functools import partial
 from pathlib import Path
 
 from rich.console import Console
 
+from pipeline.commands.keeping import score_of
 from pipeline.commands.request import Request, prepare
 from pipeline.commands.run import leased, notes_of
 from pipeline.commands.run_messages import logged_to
@@ -21,6 +23,7 @@ from pipeline.engine.run_folder import STAMP_FORMAT, RunFolder
 from pipeline.engine.run_jobs import run_jobs
 from pipeline.engine.scheduler.outcome import Outcome
 from pipeline.engine.scheduler.signals import StopSignals
+from pipeline.engine.store.kept import held_by_runs
 from pipeline.engine.store.needs import tell_needs
 from pipeline.engine.store.removal import remove_weights
 from pipeline.engine.store.scratch import Scratch
@@ -94,7 +97,7 @@ def _made_again(found: Trained, scratch: Path, console: Console) -> Iterator[Non
             _run(request, plan, missing, found, console)
             yield
         finally:
-            _remove_again(store, gone, scratch)
+            _remove_again(found, gone, scratch)
 
 
 def _request_of(found: Trained) -> Request:
@@ -134,9 +137,14 @@ def _problem(outcome: Outcome) -> str:
     return next((f"{job_id}: {reason}" for job_id, reason in outcome.failures()), "")
 
 
-def _remove_again(store: Store, gone: list[Job], scratch: Path) -> None:
-    """Remove what was made again, unless another run needs it by now."""
+def _remove_again(found: Trained, gone: list[Job], scratch: Path) -> None:
+    """Remove what was made again, unless another experiment needs or holds it by now."""
+    store, experiment, keys = found.run.store, found.run.folder.path.parent, {job.key for job in gone}
+
+    def is_free(key: str) -> bool:
+        return key not in held_by_runs(store, [experiment.parent], experiment, keys, partial(score_of, store))
+
     with suppress(StoreError):
         tell_needs(store, scratch, [])
         for job in gone:
-            remove_weights(store, job.key, job.weights, "execution.keep", scratch)
+            remove_weights(store, job.key, job.weights, "execution.keep", scratch, partial(is_free, job.key))

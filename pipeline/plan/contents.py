@@ -167,7 +167,8 @@ class JobContents:
             generation = self._generation(chain, stage)
             if "generation" in known and generation.backend is not TextBackend.own:
                 known["generation"]["backend"] = generation.backend.name
-            if versions := shipped_versions(chain.kind, stage, *shown, generation, self.config.system):
+            system = self._systems[chain.model]
+            if versions := shipped_versions(chain.kind, stage, *shown, generation, system):
                 known["version"] = versions
             self._configs[address] = (
                 known,

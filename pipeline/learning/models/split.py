@@ -9,6 +9,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+import torch
+
 from pipeline.errors import JobError
 from pipeline.learning.models.families import why_not_split
 
@@ -37,6 +39,13 @@ def split_options(config: PreTrainedConfig, ranks: Ranks | None, name: str) -> d
         return {}
     if why := why_not_split(config.to_dict(), ranks.size):
         raise JobError(f"{name}: {why}")
+    # transformers goes by what torch was built for, whatever the job's device is.
+    built_for = torch.accelerator.current_accelerator()
+    if built_for is not None and not ranks.device.startswith(built_for.type):
+        raise JobError(
+            f"{name}: this build of torch splits models over devices of the kind {built_for.type} alone, and the "
+            f"job is on {ranks.device}. Use generation.gpus_per_job=1, or the CPU build of torch"
+        )
     from transformers.distributed.configuration_utils import DistributedConfig
 
     return {"distributed_config": DistributedConfig(tp_size=ranks.size)}

@@ -42,7 +42,9 @@ from pipeline.learning.models.source import (
     value_folder,
     write_reference,
 )
+from pipeline.learning.models.split import split_options
 from pipeline.learning.models.value import value_model_from
+from pipeline.learning.training.distributed import Ranks, Spread
 from pipeline.plan.tokenizers import check_tokenizers, has_chat_template, read_vocabulary
 from tests.doubles.families import tiny_model
 from tests.doubles.gguf import TOKENS, write_gguf
@@ -287,3 +289,15 @@ def test_a_prompt_that_does_not_fit_is_refused_or_cut(folder: Path) -> None:
     assert cutting.fitted([[1], long]) == [[1], long[-50:]]
     with pytest.raises(DataError, match=r"max_new_tokens=64 leaves no room"):
         policy(folder, max_new_tokens=64).fitted([[1]])
+
+
+def test_a_build_of_torch_that_would_split_a_model_over_other_devices_says_so(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    ranks = Ranks(0, 2, "cpu", Spread(by_tensors=True))
+    config = tiny_model("llama").config
+    monkeypatch.setattr(torch.accelerator, "current_accelerator", lambda: torch.device("cuda"))
+    with pytest.raises(JobError, match=r"over devices of the kind cuda alone, and the job is on cpu. Use gen"):
+        split_options(config, ranks, "model")
+    monkeypatch.setattr(torch.accelerator, "current_accelerator", lambda: None)
+    assert split_options(config, ranks, "model").keys() == {"distributed_config"}
