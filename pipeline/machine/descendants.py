@@ -203,10 +203,14 @@ def end(find: Callable[[], set[Process]], patience_s: float = _PATIENCE_S) -> se
     Returns:
         What was given up.
     """
-    give_up, pause_s = time.monotonic() + patience_s, 0.001
-    while (found := {process for process in find() if process.pid != os.getpid()}) and time.monotonic() < give_up:
+    give_up, pause_s, tried = time.monotonic() + patience_s, 0.001, False
+    while found := {process for process in find() if process.pid != os.getpid()}:
+        # Those of the first look are killed however long that took: one that starts meanwhile is waited for.
+        if tried and time.monotonic() >= give_up:
+            break
         for process in found:
             _kill(process)
+        tried = True
         time.sleep(pause_s)
         pause_s = min(2 * pause_s, 0.05)
     return found

@@ -60,6 +60,13 @@ def lives(pid: int) -> bool:
     return psutil.pid_exists(pid) and psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
 
 
+def described(pid: int) -> str:
+    """What a process is, and where the kernel has it wait."""
+    process = psutil.Process(pid)
+    waits = Path(f"/proc/{pid}/wchan").read_text()
+    return f"{process.cmdline()}, {process.status()}, child of {process.ppid()}, in {waits}"
+
+
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM, signal.SIGHUP, signal.SIGINT], ids=str)
 def test_nothing_outlives_an_engine_that_is_killed(
     tmp_path: Path, killed_at: list[int], number: signal.Signals
@@ -78,7 +85,7 @@ def test_nothing_outlives_an_engine_that_is_killed(
     finally:
         engine.send_signal(number)
         engine.wait()
-    assert until(lambda: not any(map(lives, family)))
+    assert until(lambda: not any(map(lives, family))), {pid: described(pid) for pid in family if lives(pid)}
     assert until(lambda: not list(scratch.iterdir()))
     killed_at.clear()
 

@@ -85,6 +85,17 @@ def test_children_are_found_among_all_processes_or_as_the_kernel_lists_them(
     assert child.pid not in {one.pid for one in descendants.children()}
 
 
+def test_what_was_found_is_ended_however_long_looking_took(tag: str) -> None:
+    """Looking waits for processes that are only starting, which are others' and may take their time."""
+    child = subprocess.Popen(["sleep", "3600"], env=descendants.with_tag(os.environ, tag))
+    try:
+        descendants.end(lambda: descendants.tagged([tag]), patience_s=0.0)
+        assert child.wait(60) == -signal.SIGKILL
+    finally:
+        child.kill()
+        child.wait()
+
+
 def test_this_process_is_never_among_them() -> None:
     (me,) = [one for one in descendants.below(os.getppid()) if one.pid == os.getpid()]
     assert descendants.end(lambda: {me}) == set()
