@@ -5,6 +5,7 @@ import shutil
 from collections.abc import Iterator
 from pathlib import Path
 
+import psutil
 import pytest
 from typer.testing import CliRunner
 
@@ -107,13 +108,18 @@ def test_a_preempted_run_is_put_back_and_ends_in_the_same_bytes(
     calm, outputs = calm_run(tmp_path_factory), here / "outputs"
     shutil.copytree(calm / ".store", outputs / ".store", symlinks=True)
     without(outputs / ".store", calm / "t" / "latest", *REFERENCE)
-    settings = ["experiment.name=t", *SMALL, "execution.workers=1", "device=cpu"]
+    settings = ["experiment.name=t", *SMALL, "execution.workers=1", "execution.stop_grace_s=600", "device=cpu"]
     job = command(
         *("write", "--gres", "gpu:4", "--nodelist", "n1", "--cpus-per-task", "4", "--submit", "--parsable"),
         *("run", *settings),
     )
     slurm.until(lambda: started(outputs) == [TRAINING], job)
+    # It neither ends before others come, nor is it given up while it loads what it trains.
+    trainer = psutil.Process(int(events(outputs, "WorkerStarted", key="pid")[-1]))
+    trainer.suspend()
     slurm.submit("--partition=urgent", "--nodelist=n1", "--gres=gpu:4", "--wrap=true", cwd=here)
+    slurm.until(lambda: "SIGTERM" in slurm.printed(job), job)
+    trainer.resume()
     slurm.until(lambda: slurm.job(job)["Restarts"] == "1", job)
     assert slurm.until_over(job) == "COMPLETED", (here / f"slurm-{job}.out").read_text()
     assert results(outputs) == results(calm)
