@@ -65,14 +65,14 @@ def test_short_jobs_that_workers_had_ahead_run_once_each_whoever_dies_or_raises(
     )
 
 
-def test_short_jobs_are_not_handed_ahead_where_no_more_can_be_claimed(
+def test_where_no_more_can_be_claimed_jobs_are_not_handed_ahead_and_idle_workers_come_first(
     engine: Engine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     real = Outside.before
     refused = []
 
     def before(outside: Outside, job: Job, state: RunState) -> OnDisk:
-        if len(outside.claims) >= 2:
+        if any(worker.ahead for worker in state.workers):
             refused.append(job.id)
             raise StoreError("too many open files")
         return real(outside, job, state)

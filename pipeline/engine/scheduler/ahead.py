@@ -125,15 +125,21 @@ def _give_back(run: Run, index: int, jobs: Collection[str]) -> None:
         run.state.give_back(job_id, index)
 
 
-def recall(run: Run) -> None:
-    """Ask for orders back that another worker could carry out sooner, or that something else is to come before."""
+def recall(run: Run, *, everything: bool = False) -> None:
+    """Ask for orders back that another worker could carry out sooner, or that something else is to come before.
+
+    Args:
+        run: What is known of the run.
+        everything: Ask for all orders that are not begun: what they hold is needed now.
+    """
     state = run.state
     someone_idles = not state.ready and bool(state.idle_workers())
     for worker in state.workers:
         if not worker.ahead or worker.recalled:
             continue
         if (
-            _is_late(run, worker)
+            everything
+            or _is_late(run, worker)
             or someone_idles
             or state.retries
             or state.ready.urgency[worker.ahead[0]] < state.most_urgent

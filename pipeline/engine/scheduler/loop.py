@@ -262,7 +262,15 @@ class _Loop:
                     self._decide(reserve, action)
                 else:
                     job = self.run.state.plan.jobs[action.job_id]
-                    self._decide(start, action, self.outside.before(job, self.run.state))
+                    try:
+                        on_disk = self.outside.before(job, self.run.state)
+                    except StoreError:
+                        # What is handed ahead holds claims too: without it there may be descriptors enough.
+                        if not any(worker.ahead for worker in self.run.state.workers):
+                            raise
+                        self._decide(recall, everything=True)
+                        return
+                    self._decide(start, action, on_disk)
 
     def _hand_ahead(self) -> None:
         """Give workers that have a job the next ones, and take back what is better done elsewhere."""

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from pipeline.config.schema import Backend
-from pipeline.engine.scheduler.ahead import DEPTH, LATE_S, MOST, SHORT_S
+from pipeline.engine.scheduler.ahead import DEPTH, LATE_S, MOST, SHORT_S, recall
 from pipeline.engine.scheduler.effects import OnDisk, ReleaseClaim, Send
 from pipeline.engine.scheduler.plausibility import objection
 from pipeline.engine.workers.failure import FailureKind
@@ -159,6 +159,17 @@ def test_orders_are_taken_back_where_a_worker_has_nothing_to_do() -> None:
     assert paper.start() == ["send j05 to 1"]
     paper.finish("j02", run_s=SHORT)
     assert paper.run.state.workers[0].job_id == "j04"
+
+
+def test_all_orders_are_taken_back_where_what_they_hold_is_needed_now() -> None:
+    paper = crowd(workers=2)
+    paper.hand_ahead()
+    assert ahead(paper, 0)
+    assert ahead(paper, 1)
+    recall(paper.run, everything=True)
+    assert paper.decided() == ["take_back 0", "take_back 1"]
+    recall(paper.run, everything=True)
+    assert paper.decided() == [], "asked once"
 
 
 def test_a_worker_may_be_done_before_it_hears_that_orders_are_taken_back_and_say_so_first() -> None:
