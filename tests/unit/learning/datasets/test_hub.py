@@ -159,13 +159,15 @@ class Hub:
 def hub_of(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
     """Makes a hub that answers with a status, that does not answer (None), or that is not there (0)."""
     import datasets
-    from huggingface_hub import constants
+    from huggingface_hub import constants, get_session
     from huggingface_hub.utils import close_session
 
     made: list[Hub] = []
 
     def make(status: int | None) -> Hub:
         made.append(one := Hub(status))
+        # One that answers is waited for, however busy this machine is.
+        monkeypatch.setattr(hub, "PATIENCE_S", 1.0 if status is None else 60.0)
         if status == 0:
             one.close()
         template = constants.HUGGINGFACE_CO_URL_TEMPLATE.replace(constants.ENDPOINT, one.url)
@@ -181,10 +183,10 @@ def hub_of(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
     monkeypatch.setattr(datasets.config, "HF_HUB_OFFLINE", False)
     monkeypatch.setattr(datasets.config, "HF_DATASETS_CACHE", tmp_path / "datasets")
     monkeypatch.setattr(datasets.config, "HF_UPDATE_DOWNLOAD_COUNTS", False)
-    monkeypatch.setattr(hub, "PATIENCE_S", 0.2)
     monkeypatch.setenv("NO_PROXY", "127.0.0.1")
     monkeypatch.chdir(tmp_path)
     close_session()
+    get_session()  # which takes its time, and is none of the hub's
     yield make
     close_session()
     for one in made:
