@@ -261,7 +261,7 @@ def _loaded(
     with catch_warnings():
         # In a notebook without widgets tqdm says how to draw bars there, of which none are drawn.
         filterwarnings("ignore", message="IProgress not found")
-        from pipeline.learning.generation.guided import Guide, Guided
+        from pipeline.learning.generation.guided import Guided, SavedGuide
         from pipeline.learning.models.load import load_policy, load_tokenizer, load_value, without_progress_bars
 
     chosen = device or ("cuda" if torch.cuda.is_available() else "cpu")
@@ -273,7 +273,7 @@ def _loaded(
     if found.guidance is not None:
         with _reading(found.weights), without_progress_bars():
             value = load_value(found.weights, system, chosen)
-        guide = Guide(model=value, settings=found.guidance, offset=offset or found.offset)
+        guide = SavedGuide(model=value, settings=found.guidance, offset=offset or found.offset)
     with _reading(source), without_progress_bars():
         policy = load_policy(source, system, chosen, trust_remote_code=found.trusts_code)
         tokenizer = load_tokenizer(source, trust_remote_code=found.trusts_code)

@@ -75,8 +75,8 @@ class Completion:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Guide:
-    """A value model, and how it guides.
+class SavedGuide:
+    """A value model with what was saved beside it: how it guides.
 
     Attributes:
         model: In evaluation mode, on the device of the reference.
@@ -121,7 +121,7 @@ class Guided:
         self,
         model: PreTrainedModel,
         tokenizer: PreTrainedTokenizerBase,
-        guide: Guide | None = None,
+        guide: SavedGuide | None = None,
         *,
         drawing: Drawing | None = None,
         prompting: Prompting | None = None,

@@ -17,8 +17,8 @@ from pipeline.learning.training.policy import completion_logprobs, note_scored, 
 from pipeline.learning.training.samples import supervised_columns
 from pipeline.learning.training.sequences import Sequences
 
-LOGITS_AT_ONCE = 1 << 24
-"""Of a model: some 0.3 GB with the copies that are made of them."""
+SCORING_LOGITS_AT_ONCE = 1 << 24
+"""Tokens times entries of the vocabulary, of texts scored whole: some 0.3 GB with the copies made of them."""
 
 
 def completion_scores(
@@ -61,7 +61,7 @@ def whole_texts(prompts: Sequence[Sequence[int]], completions: Sequence[Sequence
 def rows_at_once(model: PreTrainedModel, data: Sequences, settings: DecodeSettings) -> int:
     """How many texts fit beside each other, with the logits of all of their tokens."""
     logits: int = max(1, data.ids.shape[1]) * int(model.config.get_text_config().vocab_size)
-    return max(1, min(settings.batch_size, LOGITS_AT_ONCE // logits))
+    return max(1, min(settings.batch_size, SCORING_LOGITS_AT_ONCE // logits))
 
 
 def _in_parts(model: PreTrainedModel, data: Sequences, settings: DecodeSettings) -> bool:

@@ -21,7 +21,7 @@ from pipeline.learning.choices import HeadType, Others
 from pipeline.learning.datasets.addition import AdditionConfig
 from pipeline.learning.datasets.registry import load_dataset
 from pipeline.learning.generation.decode import DecodeSettings, Guidance, decode
-from pipeline.learning.generation.guided import STREAM, Guide, Guided
+from pipeline.learning.generation.guided import STREAM, Guided, SavedGuide
 from pipeline.learning.generation.sampling import sample_keys
 from pipeline.learning.generation.tilt import Offset
 from pipeline.learning.models.tiny import make_tokenizer
@@ -43,7 +43,7 @@ SHORT = Drawing(max_new_tokens=5)
 
 
 def guided(head: HeadType = HeadType.q, **settings: Any) -> Guided:
-    guide = Guide(model=opinionated(MODEL, head), settings=replace(SETTINGS, **settings))
+    guide = SavedGuide(model=opinionated(MODEL, head), settings=replace(SETTINGS, **settings))
     return Guided(MODEL, TOKENIZER, guide, drawing=SHORT)
 
 
@@ -155,7 +155,7 @@ def test_what_is_saved_guides_as_the_method_does_at_every_strength(
     saved = method.guidance("x", algo, "0a" * 20)
     assert (saved.eta, saved.reference) == (algo.eta, "0a" * 20)
     read = convert(asdict(saved), GuidanceSettings)
-    guide = Guide(model=opinionated(MODEL, HeadType.q), settings=read)
+    guide = SavedGuide(model=opinionated(MODEL, HeadType.q), settings=read)
     z = torch.randn(5, 6, *([method.atoms(algo)] if method.atoms(algo) > 1 else []))
     for eta in (0.05, 0.7, 20.0):
         made, told = guide.tilt(eta), method.tilt(replace(algo, eta=eta))
@@ -175,9 +175,11 @@ def test_a_rule_of_ones_own_must_be_given() -> None:
     assert (saved.offset, saved.reference) == (None, None)
     value = opinionated(MODEL, HeadType.q)
     with pytest.raises(ConfigError, match=r"Own makes offsets .* offset=lambda eta"):
-        Guided(MODEL, TOKENIZER, Guide(model=value, settings=saved), drawing=SHORT).generate("1+1=")
+        Guided(MODEL, TOKENIZER, SavedGuide(model=value, settings=saved), drawing=SHORT).generate("1+1=")
     own: Callable[[float], Offset] = lambda eta: Own().offset(PITAConfig(eta=eta))  # noqa: E731
-    assert Guided(MODEL, TOKENIZER, Guide(model=value, settings=saved, offset=own), drawing=SHORT).generate("1+1=")
+    assert Guided(MODEL, TOKENIZER, SavedGuide(model=value, settings=saved, offset=own), drawing=SHORT).generate(
+        "1+1="
+    )
 
 
 @pytest.mark.parametrize(
@@ -230,7 +232,7 @@ def test_prompts_become_what_the_dataset_made_of_them() -> None:
 def test_conversations_go_through_the_chat_template() -> None:
     tokenizer = make_tokenizer(load_dataset(AdditionConfig(kind="addition")))
     tokenizer.chat_template = "{% for m in messages %}{{ m['content'] }}+{% endfor %}1="
-    value = Guide(model=opinionated(MODEL, HeadType.q), settings=SETTINGS)
+    value = SavedGuide(model=opinionated(MODEL, HeadType.q), settings=SETTINGS)
     model = Guided(MODEL, tokenizer, value, drawing=SHORT, prompting=Prompting(chat=True, system_prompt="9"))
     plain = Guided(MODEL, tokenizer, value, drawing=SHORT)
     turns = [{"role": "system", "content": "9"}, {"role": "user", "content": "12"}]
