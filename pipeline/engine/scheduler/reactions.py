@@ -102,7 +102,7 @@ def react(run: Run, index: int, message: FromWorker, on_disk: OnDisk) -> None:
         case JobRaised():
             _job_raised(run, index, message, on_disk)
         case AttemptStopped():
-            _note_stopped(run, message.job_id, index)
+            _note_stopped(run, message.job_id, index, begun=True)
             _stopped_unasked(run, run.state.raised(index), index)
             go_on(run, index, well=False)
             renew_idle(run, [index])  # it takes no further job
@@ -164,11 +164,11 @@ def _worker_exited(run: Run, index: int, message: WorkerExited) -> None:
     job_id = run.state.worker_lost(index)
     if run.stopping:
         if job_id:
-            _note_stopped(run, job_id, index)
+            _note_stopped(run, job_id, index, begun=before.begun)
             run.state.retry(job_id)
         return
     if job_id and not before.begun and not doom and (message.exit_code == 0 or before.by_itself):
-        _note_stopped(run, job_id, index)  # before it began with it, which another worker can do
+        _note_stopped(run, job_id, index, begun=False)  # before it began with it, which another worker can do
         _stopped_unasked(run, job_id, index)
     elif job_id:
         lost = _worker_failure(index, message.exit_code, before.rss_bytes)
@@ -259,9 +259,11 @@ def _hand_on(
     renew_gpus(run, workers if len(workers) > 1 else ())
 
 
-def _note_stopped(run: Run, job_id: str, index: int) -> None:
+def _note_stopped(run: Run, job_id: str, index: int, *, begun: bool) -> None:
+    """Nobody is to blame for the end of an attempt. The journal tells of those alone that it has seen begin."""
     attempt = run.end_attempt(job_id, index, "stopped")
-    run.record("JobStopped", job=job_id, attempt=attempt.attempt, worker=index)
+    if begun:
+        run.record("JobStopped", job=job_id, attempt=attempt.attempt, worker=index)
 
 
 def _stopped_unasked(run: Run, job_id: str, index: int) -> None:

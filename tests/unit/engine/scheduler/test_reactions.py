@@ -161,6 +161,15 @@ def test_when_the_run_ends_a_job_that_is_broken_off_has_failed_in_nothing() -> N
     assert paper.phases() == ["gone", "idle"]
 
 
+def test_when_the_run_ends_only_what_has_begun_is_told_to_have_stopped() -> None:
+    paper = OnPaper(job("a"))
+    paper.start()
+    paper.run.stopping = True
+    assert paper.ended(0, exit_code=-15) == ["WorkerExited"]
+    assert paper.jobs() == {"a": "ready"}
+    assert [attempt.outcome for attempt in paper.run.ledger.attempts] == ["stopped"]
+
+
 def test_when_the_run_ends_no_process_is_replaced() -> None:
     paper = running()
     paper.run.stopping = True
@@ -185,7 +194,7 @@ def test_a_job_that_stops_unasked_is_tried_again_and_not_for_ever() -> None:
 def test_an_order_that_its_worker_did_not_take_goes_to_another_at_no_cost() -> None:
     paper = OnPaper(job("a"), retry=RetryConfig(worker_lost=1))
     paper.start()
-    assert paper.ended(0, exit_code=0) == ["WorkerExited", "JobStopped a"]
+    assert paper.ended(0, exit_code=0) == ["WorkerExited"]
     assert paper.start() == ["send a to 1"]
     assert not paper.run.state.jobs["a"].failures
 
