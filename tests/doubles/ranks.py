@@ -180,6 +180,20 @@ def every_strategy(work: Work) -> None:
             value(met, stopped)
         except JobStopped as error:
             print(f"stopped {error}")
+        for name in ("ddp", "full_shard"):
+            _stop_unsaved(work, Ranks(met.rank, met.size, met.device, SPREADS[name]), name)
+
+
+def _stop_unsaved(work: Work, ranks: Ranks, name: str) -> None:
+    """Stop where rank 0 can write a checkpoint and not rename it: a file has its name."""
+    folder = work.out / "checkpoints" / f"unsaved {name}"
+    if ranks.is_first:
+        folder.mkdir(parents=True)
+        (folder / "step-00000001").touch()
+    try:
+        value(ranks, checkpoints(folder, ranks, stopping=lambda: True))
+    except JobStopped as error:
+        print(f"unsaved {name}: {error}")
 
 
 def forked_rank(

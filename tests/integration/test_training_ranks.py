@@ -120,6 +120,9 @@ def check_logs(first: str, last: str, size: int, turns: int, *spreads: str) -> N
     # The last rank alone was asked to stop; all did, at the same step.
     for log in (first, last):
         assert "stopped at step 1; the next attempt goes on from step 1" in log
+        for name in ("ddp", "full_shard"):
+            unsaved = f"unsaved {name}: at step 1; the next attempt goes on from the start: nothing could be saved"
+            assert unsaved in log
 
 
 def test_every_strategy_gives_the_curve_of_one_process(engine: Engine, tmp_path: Path, alone: Path) -> None:

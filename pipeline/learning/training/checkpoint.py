@@ -221,12 +221,17 @@ class Checkpoints:
 
     def _save_or_warn(self, step: int, state: Callable[[], State]) -> None:
         # A full disk must not end a training that may still finish; the last good checkpoint is untouched.
-        made = state()
+        made, wrong = state(), ""
         try:
             self.save(step, made)
-            self._saved_step = step
         except OSError as error:
-            _say(f"warning: the checkpoint of step {step} could not be saved: {error}")
+            wrong = str(error) or type(error).__name__
+        # Rank 0 does the last of it alone, and the others would go by a checkpoint that is not there.
+        wrong = self._ranks.made_by_first(lambda: wrong)
+        if wrong:
+            _say(f"warning: the checkpoint of step {step} could not be saved: {wrong}")
+        else:
+            self._saved_step = step
         # Counted from the end, so that a slow disk does not keep a training from going on.
         self._saved_at = self._clock()
 
