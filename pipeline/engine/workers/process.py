@@ -123,8 +123,17 @@ class LocalWorker:
         """Serve from now on in a place of the pool, on its CPU slot; what one says that becomes ready there."""
         assert self._ready is not None
         self._index, self._device = index, device
-        env = worker_environment(device, self._settings.threads, os.environ, portable=self._settings.portable)
-        return replace(self._ready, device=describe_device(device, env))
+        return replace(self._ready, device=describe_device(device, self._environment()))
+
+    def _environment(self) -> dict[str, str]:
+        how = self._settings
+        return worker_environment(
+            self._device,
+            how.threads,
+            os.environ,
+            portable=how.portable,
+            untried_on_gpu=how.untried_on_gpu,
+        )
 
     def _spawn(self) -> Child:
         settings = Settings(
@@ -137,13 +146,7 @@ class LocalWorker:
         with self._log_path.open("ab") as output:
             return Child(
                 "pipeline.engine.workers.entrypoint",
-                worker_environment(
-                    self._device,
-                    self._settings.threads,
-                    os.environ,
-                    portable=self._settings.portable,
-                    untried_on_gpu=self._settings.untried_on_gpu,
-                ),
+                self._environment(),
                 asdict(settings),
                 max_bytes=MAX_MESSAGE_BYTES,
                 send_timeout_s=SEND_TIMEOUT_S,
