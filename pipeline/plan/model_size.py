@@ -109,26 +109,29 @@ def _tiny(model: TinyModelConfig, vocabulary: int) -> ModelSize:
 
 
 def _of_path(path: str, revision: str | None) -> ModelSize | None:
-    place = Path(path)
-    if place.is_file():  # quantised: how many bits a weight has is not known
-        return ModelSize(weights=place.stat().st_size, exact=False)
-    file = place / CONFIG if place.is_dir() else in_cache(path, CONFIG, revision)
-    size = None if file is None else _of_folder(file)
+    place, size = Path(path), None
+    with suppress(OSError, ForeignDataError):  # then nothing but its name tells
+        if place.is_file():  # quantised: how many bits a weight has is not known
+            return ModelSize(weights=place.stat().st_size, exact=False)
+        file = place / CONFIG if place.is_dir() else in_cache(path, CONFIG, revision)
+        size = None if file is None else _of_folder(file)
     if size is None and (guessed := weights_in_name(path)):
         return ModelSize(weights=guessed, exact=False)
     return size
 
 
 def _of_folder(file: Path) -> ModelSize | None:
-    """By the configuration and what is beside it; the weights themselves need not be there."""
-    try:
-        whole = read_json_file(file, LARGEST_CONFIG)
-        inner = whole.get("text_config")
-        config = {**whole, **inner} if isinstance(inner, dict) else whole
-        counted = _counted(config)
-        hidden, vocabulary = _numbers(config, "hidden_size", "vocab_size")
-    except (OSError, ForeignDataError):
-        return None
+    """By the configuration and what is beside it; the weights themselves need not be there.
+
+    Raises:
+        ForeignDataError: The configuration is none.
+        OSError: Something cannot be read.
+    """
+    whole = read_json_file(file, LARGEST_CONFIG)
+    inner = whole.get("text_config")
+    config = {**whole, **inner} if isinstance(inner, dict) else whole
+    counted = _counted(config)
+    hidden, vocabulary = _numbers(config, "hidden_size", "vocab_size")
     folder = file.parent
     tokenizer = sum(one.stat().st_size for name in _TOKENIZER_FILES for one in folder.glob(name) if one.is_file())
     rest: dict[str, Any] = {"tokenizer": tokenizer or _TOKENIZER_BYTES * vocabulary}

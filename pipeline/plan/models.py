@@ -59,16 +59,15 @@ def check_models(config: Config) -> None:
         for key, path, role in roles:
             if path is None:
                 continue
-            if is_local(path):
-                _check_local(f"models.{name}", key, Path(path), model.trusts_code)
-            elif file := in_cache(path, CONFIG, model.revisions[role]):
-                _check_kind(
-                    f"models.{name}",
-                    key,
-                    path,
-                    _read_config(f"models.{name}.{key}={path}", file),
-                    model.trusts_code,
-                )
+            given = f"models.{name}.{key}={path}"
+            try:
+                if is_local(path):
+                    _check_local(f"models.{name}", key, Path(path), model.trusts_code)
+                elif file := in_cache(path, CONFIG, model.revisions[role]):
+                    config_of = _read_config(given, file)
+                    _check_kind(f"models.{name}", key, path, config_of, model.trusts_code)
+            except OSError as error:
+                raise _unreadable(given, error) from error
 
 
 def model_identities(model: ModelConfig, file_hash: Callable[[Path], str]) -> dict[str, dict[str, Any]]:
@@ -80,9 +79,19 @@ def model_identities(model: ModelConfig, file_hash: Callable[[Path], str]) -> di
 
     Returns:
         Plain data by role, ``reference`` and ``value``; a role that has no files of its own is left out.
+
+    Raises:
+        ConfigError: A file cannot be read.
     """
     paths = {"reference": None if model.is_trained else model.path, "value": model.value_path}
-    return {role: _identity(path, model.revisions[role], file_hash) for role, path in paths.items() if path}
+    found = {}
+    for role, path in paths.items():
+        if path:
+            try:
+                found[role] = _identity(path, model.revisions[role], file_hash)
+            except OSError as error:
+                raise _unreadable(path, error) from error
+    return found
 
 
 def lacks_sdpa(model: ModelConfig) -> bool:
@@ -128,6 +137,11 @@ def tensors_in_header(file: Path) -> dict[str, int]:
             }
     except (OSError, ForeignDataError):
         return {}
+
+
+def _unreadable(given: str, error: OSError) -> ConfigError:
+    where = error.filename or "its files"
+    return ConfigError(f"{given}: cannot read {where} ({reason(error)}). See that you may read all of its files.")
 
 
 def _identity(path: str, revision: str | None, file_hash: Callable[[Path], str]) -> dict[str, Any]:

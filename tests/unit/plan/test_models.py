@@ -16,6 +16,7 @@ from pipeline.files import file_sha256
 from pipeline.learning.models.kinds import HFModelConfig
 from pipeline.plan.attention import plain_attention, said_of_attention, usable_attention
 from pipeline.plan.build import build_plan
+from pipeline.plan.model_size import weights_of
 from pipeline.plan.models import LARGEST_CONFIG, check_models, count_weights, is_local, model_identities
 from pipeline.plan.tokenizers import check_chat_templates, has_chat_template, read_vocabulary
 from pipeline.runs.sources import read_models
@@ -283,6 +284,25 @@ def test_value_models_need_no_head_of_their_backbone(tmp_path: Path) -> None:
     folder = folder_of(tmp_path / "model", architectures=["GPT2ForSequenceClassification"])
     policy = folder_of(tmp_path / "policy", architectures=["GPT2LMHeadModel"])
     check_models(request(f"models.hf.path={policy}", f"models.hf.value_path={folder}"))
+
+
+def test_files_that_may_not_be_read_are_one_message(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder = folder_of(tmp_path / "model")
+    config, stat = request(f"models.hf.path={folder}"), Path.stat
+
+    def refused(path: Path, **how: bool) -> os.stat_result:
+        if folder in path.parents:  # as for a user without the right to enter it; root always has that
+            raise PermissionError(13, "Permission denied", str(path))
+        return stat(path, **how)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Path, "stat", refused)
+        with pytest.raises(ConfigError, match=r"models\.hf\.path=.*/model: cannot read .*Permission denied"):
+            check_models(config)
+        assert weights_of(config.models["hf"]) == 0
+        with pytest.raises(ConfigError, match=r"/model: cannot read .*Permission denied"):
+            read_models(config)
+    check_models(config)
 
 
 def test_weights_are_counted_from_the_headers_of_files(tmp_path: Path) -> None:
