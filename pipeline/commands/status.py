@@ -10,13 +10,16 @@ from rich.console import Console, RenderableType
 from rich.text import Text
 
 from pipeline.errors import ConfigError, PipelineError
-from pipeline.runs.index import choose_run, experiments
+from pipeline.runs.index import choose_run, experiments, is_sweep, runs_of
 from pipeline.runs.loaded import LoadedRun, load_planned
 from pipeline.runs.report.live import PlainLines
 from pipeline.runs.report.status import Glance, glance_at, overview_table, print_run, run_json
 from pipeline.runs.report.watched import News, watched_run
 from pipeline.terminal.console import print_json, say
-from pipeline.terminal.watch import watch
+from pipeline.terminal.watch import wait_for, watch
+
+_BEGINS_S = 60.0
+"""A run that has been there for longer and has no plan will not get one."""
 
 
 def status(output_dir: Path, name: str | None, stamp: str | None, console: Console, *, as_json: bool) -> None:
@@ -50,16 +53,30 @@ def status(output_dir: Path, name: str | None, stamp: str | None, console: Conso
 
 
 def watch_status(output_dir: Path, name: str | None, stamp: str | None, console: Console, every_s: float) -> None:
-    """Show all experiments until Ctrl-C, or one run until it is over.
+    """Show all experiments until Ctrl-C, or one run until it is over; waits for the first run of an experiment.
 
     Raises:
-        PipelineError: There is no such run, or it cannot be read.
+        PipelineError: There is no such run, and its name is of a sweep or others are there; or it cannot be read.
         KeyboardInterrupt: The user has seen enough.
     """
     if name is None:
         _watch_all(output_dir, stamp, console, every_s)
     else:
+        if stamp is None and not is_sweep(output_dir, name):
+            wait_for(console, every_s, lambda: _missing(output_dir, name))
         _watch_run(load_planned(choose_run(output_dir, name, stamp)), console, every_s)
+
+
+def _missing(output_dir: Path, name: str) -> str:
+    """Why there is no run to be watched yet; one that has begun a moment ago may have no plan."""
+    try:
+        runs = runs_of(output_dir, name)
+    except ConfigError as error:
+        return str(error)
+    begins = (
+        len(runs) == 1 and not runs[0].plan.is_file() and time.time() - runs[0].path.stat().st_mtime < _BEGINS_S
+    )
+    return f"the run of '{name}' in {output_dir} is about to begin." if begins else ""
 
 
 def _watch_all(output_dir: Path, stamp: str | None, console: Console, every_s: float) -> None:

@@ -30,7 +30,7 @@ from pipeline.sweeps.report.tables import SweepRow, sweeps_table
 from pipeline.sweeps.report.watched import News, is_over, watched_sweep
 from pipeline.sweeps.trials import TrialState
 from pipeline.terminal.console import print_json, say
-from pipeline.terminal.watch import watch
+from pipeline.terminal.watch import wait_for, watch
 
 log = logging.getLogger("pipeline")
 
@@ -70,15 +70,24 @@ def _row(output_dir: Path, name: str, now: float) -> SweepRow:
 
 
 def watch_status(output_dir: Path, name: str | None, console: Console, every_s: float) -> None:
-    """Show all sweeps until Ctrl-C, or one until it is over.
+    """Show all sweeps until Ctrl-C, or one until it is over; waits for it to begin.
 
     Raises:
-        PipelineError: There is no such sweep, or it cannot be read.
+        PipelineError: It cannot be read.
         KeyboardInterrupt: The user has seen enough.
     """
     if name is None:
         _watch_all(output_dir, console, every_s)
         return
+
+    def missing() -> str:
+        try:
+            choose_sweep(output_dir, name)
+        except ConfigError as error:
+            return str(error)
+        return ""
+
+    wait_for(console, every_s, missing)
     sweep, news = RecordedSweep(choose_sweep(output_dir, name)), News()
 
     def look() -> bool:

@@ -37,8 +37,8 @@ def runs_of(output_dir: Path, name: str) -> list[RunFolder]:
     """
     known = experiments(output_dir)
     if name not in known:
-        if (output_dir / name / _SWEEP).is_file():
-            raise ConfigError(_is_sweep(output_dir, name))
+        if is_sweep(output_dir, name):
+            raise ConfigError(_words_of_sweep(output_dir, name))
         if not known:
             raise ConfigError(f"there are no runs in {output_dir}.")
         raise ConfigError(f"no run of '{name}' in {output_dir}.{known_names(name, known)}")
@@ -46,7 +46,12 @@ def runs_of(output_dir: Path, name: str) -> list[RunFolder]:
     return sorted((run for run in found if run.begun), key=lambda run: (run.begun, run.path))
 
 
-def _is_sweep(output_dir: Path, name: str) -> str:
+def is_sweep(output_dir: Path, name: str) -> bool:
+    """Whether the folder of a name holds a sweep."""
+    return (output_dir / name / _SWEEP).is_file()
+
+
+def _words_of_sweep(output_dir: Path, name: str) -> str:
     words = ("status", "logs", "report", "best")
     commands = "\n".join(f"  {command(f'sweep {word} {shlex.quote(name)}', output_dir)}" for word in words)
     return f"there is no run of '{name}' in {output_dir}, but a sweep of that name:\n{commands}"

@@ -81,7 +81,30 @@ def watch(
         sleep(every_s)
 
 
+def wait_for(console: Console, every_s: float, missing: Callable[[], str]) -> None:
+    """Wait until what is to be watched is there, or nobody reads; says once what is waited for.
+
+    Args:
+        console: Where to.
+        every_s: Seconds between two looks.
+        missing: Looks; what is missing, in words, or "".
+
+    Raises:
+        KeyboardInterrupt: The user has waited enough.
+    """
+    told = False
+    while (what := missing()) and not _is_gone(console):
+        if not told:
+            say(console, f"{what} Waiting for it; Ctrl-C ends that.")
+        told = True
+        time.sleep(every_s)
+
+
 def _again(console: Console, look: Callable[[], bool], show: Callable[[], object]) -> bool:
     more = look()
     show()
-    return more and not is_gone(sys.stderr if console.stderr else sys.stdout)
+    return more and not _is_gone(console)
+
+
+def _is_gone(console: Console) -> bool:
+    return is_gone(sys.stderr if console.stderr else sys.stdout)

@@ -96,6 +96,41 @@ def test_watching_a_run_ends_with_it_and_follows_it_meanwhile(
     assert "done" in out.getvalue()
 
 
+@pytest.mark.parametrize("words", [["status"], ["sweep", "status"]], ids=" ".join)
+def test_what_has_not_begun_is_waited_for(
+    words: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    waits: list[float] = []
+
+    def wait(seconds: float) -> None:
+        waits.append(seconds)
+        if len(waits) == 3:
+            raise KeyboardInterrupt
+
+    monkeypatch.setattr(watching.time, "sleep", wait)
+    (tmp_path / "other").mkdir()
+    done = CliRunner().invoke(app, [*words, "x", "--watch", "--every", "3", "--output-dir", str(tmp_path)])
+    assert waits == [3.0] * 3
+    assert done.output.count("Waiting for it; Ctrl-C ends that.") == 1
+    assert done.exit_code == 130
+
+
+def test_a_run_that_begins_meanwhile_is_watched(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    begun: list[WrittenRun] = []
+
+    def begin(_seconds: float) -> None:
+        run = WrittenRun(tmp_path, chain_plan(1))
+        run.write("RunFinished", interrupted=None, halted=None, done=0, failed=0, blocked=0, stored=0)
+        begun.append(run)
+
+    out = io.StringIO()
+    monkeypatch.setattr(watching.time, "sleep", begin)
+    watch_status(tmp_path, "x", None, Terminal(file=out, width=120), 0.1)
+    assert len(begun) == 1
+    assert out.getvalue().startswith("there are no runs in ")
+    assert "0/3 jobs done" in out.getvalue()
+
+
 def test_of_all_experiments_those_are_told_that_have_changed() -> None:
     news = News()
     rows = [Glance(name="a", run="1", state="running", jobs=5), Glance(name="b", problem="unreadable")]
