@@ -55,7 +55,7 @@ def main(arguments: Sequence[str]) -> int:
         label, value, reason = _announce_run(arguments), None, ""
         try:
             given = HydraConfig.get().overrides.task
-            config = typed(composed, given)
+            config = typed(composed)
             multirun.check_objective(config)
             code = run_experiment(
                 config, make_console(), label=label, given=given, command=_repeating(arguments, given)

@@ -26,7 +26,7 @@ from pipeline.config.declared import declared, filled
 from pipeline.config.explain import COMPOSITION_ERRORS, explain, one_line
 from pipeline.config.fields import MISSING
 from pipeline.config.fronts import point_of, settings_of, with_points
-from pipeline.config.held_out import give_way
+from pipeline.config.held_out import UNSET, give_way, is_unset
 from pipeline.config.install import conf_dir
 from pipeline.config.limits import bound_files, check_overrides
 from pipeline.config.modes import know_mode
@@ -85,7 +85,9 @@ def register_schemas(overrides: Sequence[str] = ()) -> None:
 def _schema_with(shipped: _Shipped, own: dict[str, DictConfig], datasets: dict[str, DictConfig]) -> DictConfig:
     # Algorithms that ship are all there, disabled, so that a profile may set values of one that is not chosen.
     algos = {name: _with_open_front(schema) for name, schema in shipped} | own
-    return cast("DictConfig", OmegaConf.structured(_Composed(algos=algos, datasets=datasets)))
+    node = cast("DictConfig", OmegaConf.structured(_Composed(algos=algos, datasets=datasets)))
+    node.evaluation.num_prompts = UNSET
+    return node
 
 
 @cache
@@ -168,22 +170,18 @@ def load_config(overrides: Sequence[str], config_dir: Path | None = None) -> Con
         raise explain(error) from error
     finally:
         GlobalHydra.instance().hydra = outer  # of a program that uses Hydra itself
-    return typed(composed, overrides)
+    return typed(composed)
 
 
-def typed(composed: DictConfig, overrides: Sequence[str] = ()) -> Config:
-    """Turn a composed configuration into dataclasses.
-
-    Args:
-        composed: The configuration.
-        overrides: The settings of the command line that are in it.
-    """
+def typed(composed: DictConfig) -> Config:
+    """Turn a composed configuration into dataclasses."""
     try:
         _refuse_missing(composed)
         config = cast("Config", _to_object(composed, Config))
     except COMPOSITION_ERRORS as error:
         raise explain(error) from error
-    give_way(config, overrides)
+    if is_unset(composed):
+        give_way(config)
     return config
 
 
