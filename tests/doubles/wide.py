@@ -19,12 +19,12 @@ from pipeline.engine.workers.work import Work
 from pipeline.errors import RanksDisagree
 from pipeline.learning.algos.torch_setup import prepare_torch
 from pipeline.learning.choices import HeadType
-from pipeline.learning.generation.agreement import bits_of
 from pipeline.learning.generation.decode import DecodeSettings, Guidance, decode
 from pipeline.learning.generation.likelihood import completion_scores
 from pipeline.learning.generation.sampling import sample_keys
 from pipeline.learning.generation.tilt import Tilt, preference_offset
 from pipeline.learning.models.batch_size import memory_identity
+from pipeline.learning.models.bits import bits_of
 from pipeline.learning.models.load import load_policy
 from pipeline.learning.models.value import ValueModel, value_model_from
 from pipeline.learning.training.distributed import Ranks, Spread

@@ -17,10 +17,8 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from pipeline.errors import RanksDisagree
+from pipeline.learning.models.bits import bits_of
 from pipeline.learning.models.split import split_over
-
-_WHOLE = {2: torch.int16, 4: torch.int32}
-"""Bytes of a number -> whole numbers of as many."""
 
 
 class Agreement:
@@ -71,8 +69,3 @@ class Agreement:
             f"{said}. A device computes wrongly, or they are of different kinds: use GPUs of one model "
             "(distributed.gpu_ids)"
         )
-
-
-def bits_of(logits: Tensor) -> int:
-    """A number that changes with any bit of logits: the sum of their bits, read as whole numbers."""
-    return int(logits.contiguous().view(_WHOLE[logits.element_size()]).sum(dtype=torch.int64))

@@ -31,13 +31,10 @@ from transformers import PreTrainedModel
 
 from pipeline import untried
 from pipeline.config.schema import DType, Sharding, Strategy
+from pipeline.learning.models.bits import bits_of
 from pipeline.learning.models.load import blocks_of
 
 _BUCKET_BYTES = 64 << 20
-_AT_ONCE = 1 << 22
-"""Numbers that are added up in one go."""
-_BITS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64, 16: torch.int64}
-"""Integers of as many bytes, to add up bits by."""
 _T = TypeVar("_T")
 
 
@@ -344,10 +341,7 @@ def _digest(tensors: Iterable[Tensor]) -> int:
     """A number that tells weights apart: of the bits of each, in their order. Weights stay where they are."""
     number = 0
     for tensor in (one for one in tensors if one.numel()):
-        bits = tensor.detach().contiguous().flatten().view(_BITS[tensor.itemsize])
-        # In parts, as the sum is of a copy with 8 bytes for each.
-        sums = tuple(int(part.sum(dtype=torch.int64)) for part in bits.split(_AT_ONCE))
-        number = hash((number, tuple(tensor.shape), sums))
+        number = hash((number, tuple(tensor.shape), bits_of(tensor)))
     return number
 
 

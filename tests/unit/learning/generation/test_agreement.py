@@ -9,7 +9,8 @@ import pytest
 import torch
 
 from pipeline.errors import RanksDisagree
-from pipeline.learning.generation.agreement import Agreement, bits_of
+from pipeline.learning.generation.agreement import Agreement
+from pipeline.learning.models.bits import bits_of
 from pipeline.learning.models.split import note_split, split_over
 from pipeline.learning.training.distributed import Ranks, Spread
 
@@ -62,7 +63,7 @@ def test_the_one_that_differs_from_most_is_named_and_tells() -> None:
         agreement(0, *ranks).check(TOKENS, LOGITS)
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16, torch.float16])
 def test_any_bit_of_a_logit_counts(dtype: torch.dtype) -> None:
     logits = LOGITS.to(dtype)
     other = logits.clone()
