@@ -125,6 +125,15 @@ class LiveRun:
             self._warm.add(job.attempts[-1].worker)
             self._spent_s += took_s * self._places[job.id]
             self._pace.finished(self._kinds[job.id], self._plan.jobs[job.id].seconds, took_s)
+        if job.status != "running" and job.attempts:
+            self._forget(job.id, job.attempts[-1])
+
+    def _forget(self, job_id: str, attempt: AttemptView) -> None:
+        """An attempt that is over is not asked about any more, and a run may have a million of them."""
+        which = job_id, attempt.number
+        self._first.pop(which, None)
+        self._loads.pop(which, None)
+        self._loaded_s.pop(which, None)
 
     def _hear(self, job_id: str, attempt: AttemptView) -> None:
         """A job has told how far it is, or that it loads."""

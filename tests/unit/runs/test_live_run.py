@@ -70,6 +70,22 @@ def test_what_a_job_says_that_it_loads_is_no_work_however_long_it_takes() -> Non
     assert 0.1 < told.at(31.0).part < 0.2
 
 
+def test_nothing_is_kept_of_attempts_that_are_over() -> None:
+    told = Told()
+    told.begin("0")
+    told.loads("0", loading=True)
+    told.tell("AttemptFailed", job="0", attempt=1, worker=0, kind="bug", reason="no")
+    told.begin("1")
+    told.loads("1", loading=True)
+    told.loads("1", loading=False)
+    told.progress("1", 5)
+    told.finish("1")
+    run = told.at(1.0)
+    assert not run._loads
+    assert not run._loaded_s
+    assert not run._first
+
+
 def test_a_lost_attempt_is_no_negative_speed() -> None:
     told = Told()
     told.begin("0")
