@@ -123,7 +123,7 @@ class RowModel:
         cache.grow()
         return outputs
 
-    def _forward(self, ids: Tensor, mask: Tensor | None, positions: Tensor, cache: Cache) -> Tensor:
+    def _forward(self, ids: Tensor, mask: Tensor, positions: Tensor, cache: Cache) -> Tensor:
         output: Any = self.model(
             input_ids=ids, attention_mask=mask, position_ids=positions, past_key_values=cache, use_cache=True
         )
