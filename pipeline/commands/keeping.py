@@ -55,6 +55,14 @@ def tell_removed(keeper: Keeper, console: Console) -> None:
         outputs = "1 output" if keeper.number == 1 else f"{keeper.number:,} outputs"
         freed = decimal(keeper.freed)
         say(console, f"execution.keep={keeper.keep.name}: the weights of {outputs} were removed, {freed}", "dim")
+    if keeper.lacking and keeper.keep is not Keep.results:
+        chains = "1 chain" if len(keeper.lacking) == 1 else f"{len(keeper.lacking):,} chains"
+        say(
+            console,
+            f"execution.keep={keeper.keep.name}: of {chains} these weights were removed by an earlier run; of the "
+            "rounds that were left the next one's stay. `python -m pipeline export` makes the others again",
+            "dim",
+        )
     if keeper.stuck:
         say(console, f"warning: execution.keep={keeper.keep.name}: weights stay: {keeper.stuck}", "bold")
 

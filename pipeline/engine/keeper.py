@@ -43,6 +43,8 @@ class Keeper:
         number: Outputs whose weights this run has removed.
         freed: Their bytes.
         stuck: Why no further weights are removed, or "".
+        lacking: Chains of which the weights that are to stay were removed before, by a run with another `keep`;
+            those stay that come next.
     """
 
     plan: Plan
@@ -56,6 +58,7 @@ class Keeper:
     number: int = 0
     freed: int = 0
     stuck: str = ""
+    lacking: set[str] = field(default_factory=set)
     _chains: dict[str, list[Job]] = field(default_factory=dict)
     _scores: dict[tuple[str, int], float | None] = field(default_factory=dict)
     _stay: set[str] = field(default_factory=set)
@@ -84,6 +87,9 @@ class Keeper:
             if self.keep is Keep.best and measures(job):
                 self._measured(job)
                 about |= {one.id for one in self._chains.get(job.chain, ())}
+            elif job.chain in self.lacking and job.weights:  # which are made again after all
+                self._decide(job.chain)
+                about |= {one.id for one in self._chains[job.chain]}
             self._remove(about)
         elif event["event"] == "JobReopened":
             self.there.discard(job.id)
@@ -113,8 +119,17 @@ class Keeper:
 
     def _decide(self, chain: str) -> None:
         jobs = self._chains.get(chain, [])
+        stay = kept(jobs, self.keep, self._scores)
+        self.lacking.discard(chain)
+        if not stay.isdisjoint(removed := self._removed(jobs)):
+            self.lacking.add(chain)
+            stay = kept(jobs, self.keep, self._scores, removed)
         self._stay -= {job.id for job in jobs}
-        self._stay |= kept(jobs, self.keep, self._scores)
+        self._stay |= stay
+
+    def _removed(self, jobs: Iterable[Job]) -> set[str]:
+        """Those whose weights were removed, by this run or an earlier one, and are not to be made again."""
+        return {job.id for job in jobs if job.id in self.there and self.store.is_removed(job.key)}
 
     def _remove(self, about: Collection[str]) -> None:
         found = free(self.plan.jobs, self.plan.readers, self.there, self._stay, about)

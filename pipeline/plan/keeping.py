@@ -34,7 +34,7 @@ def scores_of(jobs: Iterable[Job], score_of: Callable[[Job], float | None]) -> S
     return {place_of(job): score_of(job) for job in jobs if measures(job)}
 
 
-def kept(jobs: Iterable[Job], keep: Keep, scores: Scores) -> set[str]:
+def kept(jobs: Iterable[Job], keep: Keep, scores: Scores, gone: Collection[str] = ()) -> set[str]:
     """Ids of the jobs whose weights stay when everything is done, as far as that can be told yet.
 
     Args:
@@ -42,8 +42,10 @@ def kept(jobs: Iterable[Job], keep: Keep, scores: Scores) -> set[str]:
         keep: What is asked for.
         scores: Of rounds that are evaluated. Where `keep` is `best`, the others stay until they are, and of equal
             ones the last.
+        gone: Ids of jobs whose weights were removed and are not made again. The last or the best is then that of
+            those that are left, so that a run with another value than the one before does not remove them all.
     """
-    trained = [job for job in jobs if job.weights]
+    trained = [job for job in jobs if job.weights and job.id not in gone]
     if keep is Keep.results:
         return set()
     if keep is Keep.all:

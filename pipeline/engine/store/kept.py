@@ -61,7 +61,9 @@ def _held(store: Store, run: RunReference, score_of: Callable[[Job], float | Non
     if plan.keep is None or plan.keep is Keep.all:
         return set(run.keys)
     there = {job.id for job in plan.jobs.values() if store.is_committed(job.key)}
-    stay = kept(plan.jobs.values(), plan.keep, scores_of((plan.jobs[job_id] for job_id in there), score_of))
+    removed = {job.id for job in plan.jobs.values() if job.weights and store.is_removed(job.key)}
+    scores = scores_of((plan.jobs[job_id] for job_id in there), score_of)
+    stay = kept(plan.jobs.values(), plan.keep, scores, removed)
     gone = set(free(plan.jobs, _readers(plan).__getitem__, there, stay))
     return {job.key for job in plan.jobs.values() if job.weights and job.id not in gone}
 

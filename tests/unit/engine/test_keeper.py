@@ -134,6 +134,33 @@ def test_a_later_run_of_the_experiment_removes_what_an_earlier_one_kept(runs: Ru
     assert runs.whole() == []
 
 
+@pytest.mark.parametrize(("before", "keep", "left"), [(Keep.last, Keep.best, "r3"), (Keep.best, Keep.last, "r2")])
+def test_another_value_never_removes_the_last_weights_that_are_left(
+    runs: Runs, before: Keep, keep: Keep, left: str
+) -> None:
+    with runs.lives("x", rounds(), before) as keeper:
+        for name in ALL:
+            runs.finish(keeper, name)
+    assert runs.whole() == [f"{left}/train"]
+    with runs.lives("x", rounds(), keep, ALL) as keeper:
+        assert keeper.removable() == 0
+        keeper.sweep()
+        out = io.StringIO()
+        tell_removed(keeper, Terminal(file=out, width=200))
+    assert runs.whole() == [f"{left}/train"]
+    assert f"execution.keep={keep.name}: of 1 chain these weights were removed by an earlier run" in out.getvalue()
+    with runs.lives("other", rounds(), Keep.results, ALL) as keeper:
+        keeper.sweep()
+    assert runs.whole() == [f"{left}/train"], "the run of x holds them"
+    with runs.lives("x", rounds(), keep, tuple(name for name in ALL if not name.endswith("train"))) as keeper:
+        for name in ("r1/train", "r2/train", "r3/train"):  # something reads them that is to run
+            if runs.store.is_removed(key(name)):
+                store_output(runs.store, keeper.plan.jobs[name])
+            runs.finish(keeper, name)
+        keeper.sweep()
+    assert runs.whole() == [f"{'r2' if keep is Keep.best else 'r3'}/train"]
+
+
 @pytest.mark.parametrize("first", [True, False], ids=["the one that keeps is first", "and last"])
 def test_two_runs_that_live_each_leave_what_the_other_reads(runs: Runs, first: bool) -> None:
     with runs.lives("x", rounds(), Keep.results) as one, runs.lives("y", rounds(), Keep.last) as other:
