@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from enum import Enum
+from functools import partial
 from typing import TYPE_CHECKING, ClassVar
 
 from pipeline.config.bases import AlgoConfig
@@ -186,7 +187,9 @@ def _reward_model(ctx: JobContext) -> Picker:
     model = ctx.models.get(key, lambda: load_value(folder, system, ctx.device), ctx.loading)
     size = ctx.config.generation.batch_size
     return by_score(
-        lambda data: reward_scores(model, data, micro_batch_size=size, device=ctx.device, purpose="guidance")
+        partial(
+            reward_scores, model, micro_batch_size=size, device=ctx.device, purpose="guidance", hints=ctx.hints
+        )
     )
 
 

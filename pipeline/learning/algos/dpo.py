@@ -146,6 +146,7 @@ class DPO(PostTrainingAlgorithms):
 
     def _anchor_scores(self, ctx: JobContext, pairs: Sequences) -> NDArray[np.float64]:
         """Log-probability of every completion under the anchor, which is let go of before training."""
+        from pipeline.learning.models.batch_size import BatchSizes
         from pipeline.learning.training.policy import completion_logprobs, note_scored, score_sequences
         from pipeline.learning.training.precision import computing_in
         from pipeline.learning.training.unpadded import without_padding
@@ -160,6 +161,7 @@ class DPO(PostTrainingAlgorithms):
                 micro_batch_size=ctx.config.training.micro_batch_size,
                 device=ctx.device,
                 ranks=ctx.ranks,
+                sizes=BatchSizes(ctx.hints, ctx.device, anchor),
             )
 
 

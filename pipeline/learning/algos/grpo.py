@@ -103,6 +103,7 @@ class GRPO(PostTrainingAlgorithms):
 
     def _anchor(self, ctx: JobContext, samples: Samples) -> NDArray[np.float32]:
         """Log-probabilities of the drawn tokens under the anchor, laid out as those of the sampling policy."""
+        from pipeline.learning.models.batch_size import BatchSizes
         from pipeline.learning.training.policy import completion_logprobs, note_scored, score_sequences
         from pipeline.learning.training.precision import computing_in
         from pipeline.learning.training.samples import padded, supervised_columns
@@ -119,6 +120,7 @@ class GRPO(PostTrainingAlgorithms):
                 micro_batch_size=ctx.config.training.micro_batch_size,
                 device=ctx.device,
                 ranks=ctx.ranks,
+                sizes=BatchSizes(ctx.hints, ctx.device, model),
                 width=samples.sequences.ids.shape[1],
             )
         return padded(supervised_columns(found, samples.sequences))

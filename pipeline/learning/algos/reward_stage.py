@@ -100,7 +100,12 @@ class LearntReward:
 
         size = self._ctx.config.training.micro_batch_size
         return reward_scores(
-            self.model, data, micro_batch_size=size, device=self._ctx.device, ranks=self._ctx.ranks
+            self.model,
+            data,
+            micro_batch_size=size,
+            device=self._ctx.device,
+            ranks=self._ctx.ranks,
+            hints=self._ctx.hints,
         )
 
     def save(self, folder: Path) -> None:

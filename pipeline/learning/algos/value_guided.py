@@ -210,6 +210,7 @@ class ValueGuidedAlgorithms(Algorithm):
             device=ctx.device,
             dtype=ctx.config.system.dtype,
             ranks=ctx.ranks,
+            hints=ctx.hints,
         )
         save_model(model, ctx.out, ctx.ranks)
         if not ctx.ranks.is_first:

@@ -59,4 +59,6 @@ class TrainedPolicy(TextPolicy):
                 micro_batch_size=rows_at_once(reference, data, self._settings),
                 device=self._settings.device,
                 together=split_over(self._model) is not None,
+                sizes=self._sizes,
+                work="compare",
             )

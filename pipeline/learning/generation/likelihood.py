@@ -11,6 +11,7 @@ from transformers import PreTrainedModel
 
 from pipeline import untried
 from pipeline.learning.generation.decode import DecodeSettings
+from pipeline.learning.models.batch_size import BatchSizes
 from pipeline.learning.models.split import split_over
 from pipeline.learning.training.logits import is_plain
 from pipeline.learning.training.policy import completion_logprobs, note_scored, score_sequences
@@ -26,6 +27,7 @@ def completion_scores(
     prompts: Sequence[Sequence[int]],
     completions: Sequence[Sequence[int]],
     settings: DecodeSettings,
+    sizes: BatchSizes | None = None,
 ) -> list[NDArray[np.float32]]:
     """Log-probabilities of the tokens of completions, as long as its completion each.
 
@@ -37,6 +39,7 @@ def completion_scores(
         prompts: Token ids, one list for each completion.
         completions: Token ids.
         settings: Batch size, temperature and device.
+        sizes: Remembers how many fit; None remembers nothing.
     """
     data = whole_texts(prompts, completions)
     rows = settings.batch_size if _in_parts(model, data, settings) else rows_at_once(model, data, settings)
@@ -47,6 +50,7 @@ def completion_scores(
         device=settings.device,
         width=data.ids.shape[1],
         together=split_over(model) is not None,
+        sizes=sizes,
     )
     note_scored(data, model)
     return supervised_columns(found, data)

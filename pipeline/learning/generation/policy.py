@@ -169,10 +169,9 @@ class TextPolicy:
             min(self._settings.batch_size, max(1, len(prompts)) * samples),
             length=longest,
             remedy="Try a lower generation.max_new_tokens, fewer samples per prompt, or system.dtype=bfloat16.",
+            together=True,
         )
-        ranks = split_over(self._model)
-        if ranks is not None:
-            batch.start_at(ranks.least(batch.size))  # hints are read by each, and may be written meanwhile
+        together = split_over(self._model) is not None
         done = _Done(len(prompts), samples, on_batch)
 
         def rest() -> None:
@@ -189,7 +188,7 @@ class TextPolicy:
             )
 
         if prompts:
-            batch.run(rest, used=lambda: int((~done.prompts).sum()) * samples, together=ranks is not None)
+            batch.run(rest, used=lambda: int((~done.prompts).sum()) * samples, together=together)
         return Decoded(done.tokens, done.kl)
 
     def logprobs(
@@ -207,7 +206,8 @@ class TextPolicy:
         """
         from pipeline.learning.generation.likelihood import completion_scores
 
-        return completion_scores(self._model if exact is None else exact, prompts, completions, self._settings)
+        model = self._model if exact is None else exact
+        return completion_scores(model, prompts, completions, self._settings, self._sizes)
 
 
 class _Done:

@@ -190,7 +190,15 @@ class BatchSizes:
         self._models = models
 
     def begin(
-        self, work: str, configured: int, *, length: int, group: int = 1, what: str = "batch", remedy: str = ""
+        self,
+        work: str,
+        configured: int,
+        *,
+        length: int,
+        group: int = 1,
+        what: str = "batch",
+        remedy: str = "",
+        together: bool = False,
     ) -> BatchSize:
         """The batch size for a kind of work.
 
@@ -201,6 +209,7 @@ class BatchSizes:
             group: Sequences that belong together.
             what: What the log calls it.
             remedy: What a user may try when not even one group fits.
+            together: Whether the ranks that share a model all call this, and are to begin alike.
         """
         about = {**self._about, "work": work, "tokens_up_to": 1 << max(0, length - 1).bit_length()}
         text = json.dumps(about, sort_keys=True)
@@ -215,7 +224,11 @@ class BatchSizes:
                 _write_hint(path, size, about, room_mb)
 
         start = None if path is None else _read_hint(path, room_mb)
-        return BatchSize(configured, group=group, what=what, remedy=remedy, start=start, remember=remember)
+        batch = BatchSize(configured, group=group, what=what, remedy=remedy, start=start, remember=remember)
+        ranks = next(filter(None, map(split_over, self._models)), None) if together else None
+        if ranks is not None:
+            batch.start_at(ranks.least(batch.size))  # hints are read by each, and may be written meanwhile
+        return batch
 
     @cached_property
     def _about(self) -> dict[str, Any]:

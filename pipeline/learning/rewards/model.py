@@ -22,7 +22,7 @@ from transformers import (
 
 from pipeline.errors import ConfigError, unknown_name
 from pipeline.learning.datasets.hub import is_hub_id
-from pipeline.learning.models.batch_size import BatchSize
+from pipeline.learning.models.batch_size import BatchSizes
 from pipeline.learning.models.flops import model_cost, spend, whole_texts
 from pipeline.learning.models.source import snapshot
 from pipeline.learning.rewards.traits import Text, text_of
@@ -86,8 +86,13 @@ def model_settings(name: str, options: Mapping[str, Any]) -> ModelSettings:
 class RewardModel:
     """A loaded reward model; called like any other reward."""
 
-    def __init__(self, settings: ModelSettings, device: str) -> None:
+    def __init__(self, settings: ModelSettings, device: str, hints: Path | None = None) -> None:
         """Load model and tokenizer. No code from the folder is ever run.
+
+        Args:
+            settings: What to load, and how to score by it.
+            device: ``cpu`` or ``cuda``.
+            hints: Folder of batch sizes that fitted; None remembers nothing.
 
         Raises:
             ConfigError: There is no such model, or it has no such label.
@@ -117,11 +122,13 @@ class RewardModel:
         self._pad()
         self._label = self._find_label()
         self._max_length = self._find_max_length()
+        self._sizes = BatchSizes(hints, device, model)
 
     def __call__(self, prompts: Sequence[Text], completions: Sequence[Text], **_: Any) -> list[float | None]:
         """Score completions of prompts; a text without any token has no score."""
         remedy = "Try a smaller max_length, or dtype=bfloat16, of the reward."
-        batch = BatchSize(self._settings.batch_size, remedy=remedy)
+        longest = self._max_length or _LONGEST
+        batch = self._sizes.begin("reward", self._settings.batch_size, length=longest, remedy=remedy)
         scores: list[float | None] = []
 
         def some() -> list[float | None]:

@@ -111,17 +111,18 @@ def _is_method_of_class(path: str) -> bool:
     return isinstance(kind, type) and inspect.isfunction(inspect.getattr_static(kind, leaf, None))
 
 
-def load_rewards(dataset: DatasetConfig, device: str) -> list[LoadedReward]:
+def load_rewards(dataset: DatasetConfig, device: str, hints: Path | None = None) -> list[LoadedReward]:
     """The rewards of a dataset, in the order of the configuration.
 
     Args:
         dataset: Its settings.
         device: For reward models: ``cpu`` or ``cuda``.
+        hints: Folder of batch sizes that fitted, for reward models; None remembers nothing.
 
     Raises:
         ConfigError: A name or a setting is wrong.
     """
-    return [_load(*settings, device) for settings in _settings(dataset)]
+    return [_load(*settings, device, hints) for settings in _settings(dataset)]
 
 
 def load_functions(dataset: DatasetConfig) -> list[LoadedReward]:
@@ -206,14 +207,16 @@ def judge_of(rewards: Sequence[Known], dataset: DatasetConfig) -> Known | None:
     return known if wanted is None else None
 
 
-def _load(name: str, weight: float, options: Mapping[str, Any], device: str) -> LoadedReward:
+def _load(
+    name: str, weight: float, options: Mapping[str, Any], device: str, hints: Path | None = None
+) -> LoadedReward:
     options = dict(options)
     used = str(options.pop("use", name))
     if used == REWARD_MODEL:
         # Imports torch, which the other rewards do without.
         from pipeline.learning.rewards.model import RewardModel, model_settings
 
-        model = RewardModel(model_settings(name, options), device)
+        model = RewardModel(model_settings(name, options), device, hints)
         return LoadedReward(name, weight, MODEL_TRAITS, REWARD_MODEL, model, options, options)
     named: Callable[..., Any] = load_reward(used)
     _check_options(name, named, options, lenient=used not in REWARDS)

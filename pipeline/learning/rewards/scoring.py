@@ -81,14 +81,14 @@ class Scorer:
         Args:
             dataset: Its settings name them.
             device: For reward models.
-            hints: Folder for scores that later runs may use.
+            hints: Folder for scores that later runs may use, and for sizes of batches that fitted.
 
         Raises:
             ConfigError: A reward or a setting of one is wrong.
         """
         grading = dataset.grading
         self._grading = grading
-        self.rewards = load_rewards(dataset, device)
+        self.rewards = load_rewards(dataset, device, hints)
         self._judge = judge_of(self.rewards, dataset)
         self._pool = GraderPool(pool_settings(grading))
         self._cache = ScoreCache(path=hints / FILE if hints and grading.keep_scores else None)

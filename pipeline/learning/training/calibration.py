@@ -6,6 +6,7 @@ Shapes: N sequences, T positions, M supervised tokens.
 from __future__ import annotations
 
 from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 import torch
@@ -14,6 +15,7 @@ from torch import Tensor
 
 from pipeline.config.schema import DType
 from pipeline.learning.generation.sampling import sample_keys, uniforms
+from pipeline.learning.models.batch_size import BatchSizes
 from pipeline.learning.models.flops import model_cost, spend, whole_texts
 from pipeline.learning.models.value import ValueModel
 from pipeline.learning.training.distributed import ALONE, Ranks
@@ -57,6 +59,7 @@ def calibrate(
     rate: float = 0.0,
     dtype: DType = DType.float32,
     ranks: Ranks = ALONE,
+    hints: Path | None = None,
 ) -> Calibration | None:
     """Hold a value model's predictions against labels; None where there are no sequences.
 
@@ -69,6 +72,7 @@ def calibrate(
             mean of the split, which lies above the label.
         dtype: To compute in; see `computing_in`.
         ranks: Who shares the work; all must call this together.
+        hints: Folder of batch sizes that fitted; None remembers nothing.
     """
     if not len(data):
         return None
@@ -81,7 +85,14 @@ def calibrate(
     spend("scoring", model_cost(model).forward(whole_texts(data.lengths)))
     width = data.ids.shape[1]
     found = score_sequences(
-        data, predictions, micro_batch_size=micro_batch_size, device=device, width=width, ranks=ranks
+        data,
+        predictions,
+        micro_batch_size=micro_batch_size,
+        device=device,
+        width=width,
+        ranks=ranks,
+        sizes=BatchSizes(hints, device, model),
+        work="calibrate",
     )
     places = np.arange(width)
     mask = (places >= data.starts[:, None]) & (places < data.lengths[:, None])

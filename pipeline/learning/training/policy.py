@@ -288,6 +288,8 @@ def score_sequences(
     width: int | None = None,
     ranks: Ranks = ALONE,
     together: bool = False,
+    sizes: BatchSizes | None = None,
+    work: str = "score",
 ) -> NDArray[np.float64]:
     """Evaluate a function of sequences without gradients, longest ones apart from short ones.
 
@@ -299,6 +301,8 @@ def score_sequences(
         width: Columns of the result where `score` gives shape [B, T]; None where it gives [B].
         ranks: Who shares the work. All must call this together, and all get the whole result.
         together: Whether ranks compute each score together, so that memory that runs out ends the attempt.
+        sizes: Remembers how many sequences fitted where memory ran out; None remembers nothing.
+        work: What they are remembered for.
 
     Returns:
         Shape [N], or [N, width] padded with 0.
@@ -310,7 +314,18 @@ def score_sequences(
         values: NDArray[np.float64] = score(batch_of(data, rows, device)).double().cpu().numpy()
         return values
 
-    for rows, values in _in_parts(order, micro_batch_size, scored, ranks, together):
+    if ranks.size > 1:
+        parts = _shared_out(order, micro_batch_size, scored, ranks)
+    else:
+        batch = (sizes or BatchSizes(None, device)).begin(
+            work,
+            micro_batch_size,
+            length=int(data.lengths.max(initial=1)),
+            remedy="Try shorter texts, or a device with more memory.",
+            together=together,
+        )
+        parts = _in_parts(order, batch, scored, together)
+    for rows, values in parts:
         if width is None:
             found[rows] = values
         else:
@@ -318,28 +333,28 @@ def score_sequences(
     return ranks.sum_array(found)
 
 
-def _in_parts(
-    order: NDArray[np.int64],
-    micro_batch_size: int,
-    scored: Callable[[NDArray[np.int64]], NDArray[np.float64]],
-    ranks: Ranks,
-    together: bool,
-) -> Iterator[tuple[NDArray[np.int64], NDArray[np.float64]]]:
-    """Rows and what is found of them. By itself a rank takes fewer at once when memory runs out."""
-    if ranks.size > 1:
-        for rows, weight in ranks.share(order, micro_batch_size):
-            values = scored(rows)
-            if weight:
-                yield rows, values
-        return
-    batch, done = BatchSize(micro_batch_size, remedy="Try shorter texts, or a device with more memory."), 0
+_Scored = Callable[[NDArray[np.int64]], NDArray[np.float64]]
+_Parts = Iterator[tuple[NDArray[np.int64], NDArray[np.float64]]]
+"""Rows, and what is found of them."""
+
+
+def _shared_out(order: NDArray[np.int64], micro_batch_size: int, scored: _Scored, ranks: Ranks) -> _Parts:
+    for rows, weight in ranks.share(order, micro_batch_size):
+        values = scored(rows)
+        if weight:
+            yield rows, values
+
+
+def _in_parts(order: NDArray[np.int64], batch: BatchSize, scored: _Scored, together: bool) -> _Parts:
+    """By itself a process takes fewer at once when memory runs out."""
+    done = 0
     while done < len(order):
         values = batch.run(
             lambda: scored(order[done : done + batch.size]),  # noqa: B023
             used=lambda: len(order) - done,  # noqa: B023
             together=together,
         )
-        yield order[done : done + batch.size], values
+        yield order[done : done + len(values)], values
         done += len(values)
 
 

@@ -6,12 +6,14 @@ Shapes: P pairs, in 2P sequences: chosen and rejected one after the other; B seq
 from __future__ import annotations
 
 from dataclasses import dataclass
+from pathlib import Path
 
 import numpy as np
 import torch.nn.functional as F
 from numpy.typing import NDArray
 from torch import Tensor
 
+from pipeline.learning.models.batch_size import BatchSizes
 from pipeline.learning.models.flops import Purpose, model_cost, spend, whole_texts
 from pipeline.learning.models.value import ValueModel
 from pipeline.learning.training.curve import add_to_curve, is_drawn, of_pairs
@@ -84,8 +86,12 @@ def reward_scores(
     device: str,
     ranks: Ranks = ALONE,
     purpose: Purpose = "rewards",
+    hints: Path | None = None,
 ) -> NDArray[np.float64]:
-    """Raw scores of sequences, shape [N]; their FLOPs count as spent on `purpose`."""
+    """Raw scores of sequences, shape [N].
+
+    Their FLOPs count as spent on `purpose`; `hints` is where batch sizes that fitted are remembered.
+    """
     model.eval()
     spend(purpose, model_cost(model).forward(whole_texts(data.lengths)))
     return score_sequences(
@@ -94,6 +100,7 @@ def reward_scores(
         micro_batch_size=micro_batch_size,
         device=device,
         ranks=ranks,
+        sizes=BatchSizes(hints, device, model),
     )
 
 

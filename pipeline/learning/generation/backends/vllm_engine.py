@@ -227,6 +227,8 @@ class VLLMBackend:
                 lambda batch: sequence_divergence(model, model, batch, settings.temperature, settings.top_p),
                 micro_batch_size=rows_at_once(model, data, settings),
                 device=settings.device,
+                sizes=self._sizes,
+                work="compare",
             )
 
 

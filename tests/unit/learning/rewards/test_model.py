@@ -137,7 +137,9 @@ def test_what_cannot_be_loaded_is_told(scalar: Path, classifier: Path, tmp_path:
         scores(tmp_path / "nowhere", [], [])
 
 
-def test_texts_are_scored_in_turn_where_memory_runs_out(scalar: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_texts_are_scored_in_turn_where_memory_runs_out(
+    scalar: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     prompts, completions = ["1 + 2 ="] * 5, ["3", "4", "5", "33", "34"]
     whole = scores(scalar, prompts, completions)
     compute, seen = RewardModel._scores, []
@@ -151,3 +153,7 @@ def test_texts_are_scored_in_turn_where_memory_runs_out(scalar: Path, monkeypatc
     monkeypatch.setattr(RewardModel, "_scores", limited)
     assert scores(scalar, prompts, completions) == pytest.approx(whole, abs=1e-5)
     assert seen == [5, 2, 2, 1]
+    seen.clear()
+    for _ in range(2):  # in another worker, which has the same folder
+        RewardModel(ModelSettings(path=str(scalar)), "cpu", tmp_path)(prompts, completions)
+    assert seen == [5, 2, 2, 1, 2, 2, 1]

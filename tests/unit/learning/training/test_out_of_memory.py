@@ -20,6 +20,7 @@ from pipeline.learning.models.value import ValueModel
 from pipeline.learning.training.checkpoint import Checkpoints
 from pipeline.learning.training.loop import TrainSettings, train
 from pipeline.learning.training.policy import Fitting, score_sequences
+from pipeline.learning.training.reward_model import reward_scores
 from pipeline.learning.training.sequences import Batch
 from pipeline.learning.training.value import fit_value, token_values
 from tests.unit.learning.training.test_training import sequences, value_model
@@ -218,3 +219,12 @@ def test_texts_that_do_not_fit_beside_each_other_are_scored_in_turn() -> None:
     assert parts == pytest.approx(whole, abs=1e-5)
     assert limit.seen[:3] == [8, 4, 2]
     assert max(limit.seen[2:]) == 2
+
+
+def test_the_next_job_scores_as_many_at_once_as_fitted(tmp_path: Path) -> None:
+    model, data = value_model(), sequences()
+    limit = Limited(model, rows=3)
+    for expected in ([8, 4, 2], [2, 2, 2]):
+        limit.seen.clear()
+        reward_scores(model, data, micro_batch_size=8, device="cpu", hints=tmp_path)
+        assert limit.seen[:3] == expected
