@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import os
 import shutil
+import sys
+import sysconfig
 from collections.abc import Iterator
 from contextlib import contextmanager
 from importlib.util import find_spec
+from pathlib import Path
 
 import torch
 from torch import nn
@@ -45,8 +48,21 @@ def compiled(model: nn.Module, asked: bool) -> Iterator[None]:
 
 
 def no_compiler(*, on_gpu: bool) -> str:
-    """What torch.compile lacks here, or nothing."""
+    """What torch.compile lacks here, or nothing.
+
+    On a CPU a kernel is a C++ program; on a GPU triton makes it, whose way to the driver is a C program. Both are
+    extensions of Python, found as torch and triton find what they are compiled with.
+    """
+    if on_gpu and not find_spec("triton"):
+        return "kernels for GPUs need the package triton, which is not installed"
     if on_gpu:
-        return "" if find_spec("triton") else "kernels for GPUs need the package triton, which is not installed"
-    named = os.environ.get("CXX", "g++")
-    return "" if shutil.which(named) else f"kernels for CPUs need a C++ compiler, and there is no {named}"
+        what, names = "GPUs need a C", [os.environ["CC"]] if "CC" in os.environ else ["gcc", "clang"]
+    else:
+        usual = "clang++" if sys.platform == "darwin" else "g++"
+        what, names = "CPUs need a C++", [os.environ.get("CXX", usual)]
+    if not any(map(shutil.which, names)):
+        return f"kernels for {what} compiler, and there is no {' or '.join(names)}"
+    header = Path(sysconfig.get_path("include")) / "Python.h"
+    if sys.platform == "linux" and not header.is_file():
+        return f"what is compiled needs the headers of Python (python3-dev), and there is no {header}"
+    return ""

@@ -1,5 +1,6 @@
 """Layers are compiled while a training runs, and only then; without a compiler that is told before it begins."""
 
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -45,4 +46,26 @@ def test_a_missing_compiler_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
             pass
     with compiled(nn.Linear(1, 1), False):
         pass
-    assert "triton" in compiling.no_compiler(on_gpu=True) or compiling.find_spec("triton")
+
+
+def test_what_is_missing_is_named_for_both_kinds_of_device(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    there: set[str] = set()
+    monkeypatch.setattr(compiling.shutil, "which", lambda name: name if name in there else None)
+    monkeypatch.setattr(compiling.sys, "platform", "linux")
+    monkeypatch.setattr(compiling.sysconfig, "get_path", lambda _: str(tmp_path))
+    monkeypatch.setattr(compiling, "find_spec", lambda _: None)
+    for name in ("CC", "CXX"):
+        monkeypatch.delenv(name, raising=False)
+    assert "need the package triton" in compiling.no_compiler(on_gpu=True)
+    monkeypatch.setattr(compiling, "find_spec", lambda _: "found")
+    assert compiling.no_compiler(on_gpu=True).endswith("need a C compiler, and there is no gcc or clang")
+    assert compiling.no_compiler(on_gpu=False).endswith("need a C++ compiler, and there is no g++")
+    there |= {"clang", "g++"}
+    for on_gpu in (True, False):
+        assert "headers of Python (python3-dev)" in compiling.no_compiler(on_gpu=on_gpu)
+    (tmp_path / "Python.h").touch()
+    assert [compiling.no_compiler(on_gpu=on_gpu) for on_gpu in (True, False)] == ["", ""]
+    monkeypatch.setenv("CC", "no-such")
+    assert compiling.no_compiler(on_gpu=True).endswith("there is no no-such")
