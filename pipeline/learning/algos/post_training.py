@@ -10,14 +10,14 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Iterator
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from enum import Enum
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar, cast
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from pipeline.config.bases import AlgoConfig, Settings
 from pipeline.config.fields import LARGEST_RATE, number
-from pipeline.config.schema import Config, DType
+from pipeline.config.schema import Config
 from pipeline.files import json_text
 from pipeline.learning.algos.base import (
     METRICS,
@@ -32,9 +32,6 @@ from pipeline.learning.algos.base import (
 from pipeline.outputs.formats import TRAINING
 
 if TYPE_CHECKING:
-    import numpy as np
-    from numpy.typing import NDArray
-    from peft import PeftModel
     from transformers import PreTrainedModel
 
     from pipeline.learning.algos.groups import Groups
@@ -163,24 +160,12 @@ class PostTrainingAlgorithms(Algorithm):
 
         Whole groups with their rewards, and the log-probabilities of the policy that drew them: `Samples`.
         """
+        from pipeline.learning.algos.policy_weights import exact_logprobs
         from pipeline.learning.training.samples import Samples
 
-        logprobs = self._logprobs(ctx, policy, groups)
+        logprobs = exact_logprobs(ctx, ctx.settings(PolicyAlgoConfig), policy, groups)
         rows = groups.rows_of(range(len(groups.tokens)))
         Samples.of(groups.prompts, groups.tokens, groups.scored.values, logprobs, rows).save(ctx.out)
-
-    def _logprobs(self, ctx: JobContext, policy: TextPolicy, groups: Groups) -> list[NDArray[np.float32]]:
-        """Of the drawn tokens under the policy that drew them, as precise as the one that is trained on them.
-
-        In training their ratio is to be 1 where nothing was learnt yet. What drew them may have been rounded.
-        """
-        if ctx.config.system.dtype is DType.float32:
-            return policy.logprobs(groups.prompts, groups.tokens)
-        from pipeline.learning.training.precision import computing_in
-
-        exact = self._load(ctx, previous=True)
-        with computing_in(ctx.config.system.dtype, ctx.device):
-            return policy.logprobs(groups.prompts, groups.tokens, exact)
 
     def data(self, ctx: JobContext) -> tuple[Path, ...]:
         """The folders that `fit` trains on: of this round, or of all so far where the settings say `aggregate`."""
@@ -203,50 +188,26 @@ class PostTrainingAlgorithms(Algorithm):
     def train(self, ctx: JobContext) -> None:
         """Train, and save a model that loads as any other, with its tokenizer."""
         with ctx.loading():
+            from pipeline.learning.algos.policy_weights import to_train, whole_policy
             from pipeline.learning.algos.rounds import rounds_to_train_on, tally_of, tokens_generated
             from pipeline.learning.algos.shortage import noted, teaching
             from pipeline.learning.algos.toolbox import reference_source
             from pipeline.learning.models.load import load_tokenizer
-        model = self._start(ctx)
+        algo = ctx.settings(PolicyAlgoConfig)
+        model = to_train(ctx, algo)
         spent = {"tokens_generated": tokens_generated(ctx)}
         about = self.fit(ctx, model, self._fitting(ctx))
         ctx.ranks.gather(model)
         if not ctx.ranks.is_first:
             return
-        whole, kept = self._whole(ctx, model)
+        whole, kept = whole_policy(ctx, algo, model)
         whole.config._name_or_path = ""
         whole.save_pretrained(ctx.out)
         tokenizer = load_tokenizer(reference_source(ctx), trust_remote_code=ctx.config.model.trusts_code)
         tokenizer.save_pretrained(ctx.out)
-        algo = ctx.settings(PolicyAlgoConfig)
         tally = tally_of(rounds_to_train_on(ctx, aggregate=algo.aggregate))
         note = noted(teaching(about, algo.num_generations), algo.batch_size, tally)
         (ctx.out / TRAINING).write_text(json_text({**spent, **about, **kept, **note}) + "\n")
-
-    def _whole(self, ctx: JobContext, model: PreTrainedModel) -> tuple[PreTrainedModel, dict[str, Any]]:
-        """What was trained as any other model, in the machine's memory, and what of it lower precision keeps.
-
-        It is float32, also where `system.dtype` is not: the next round goes on from all of the update, though who
-        reads the model in that type sees only some of it.
-        """
-        import torch
-
-        from pipeline.learning.training.lora import merged, share_kept, weights_below
-
-        adapts, asked = self._adapts(ctx), ctx.config.system.dtype
-        if asked is DType.float32:
-            return merged(model).cpu(), {}
-        previous = ctx.settings(PolicyAlgoConfig).warm_start
-        if adapts:
-            before = weights_below(cast("PeftModel", model))
-            whole = merged(model, lambda: self._adapted(ctx, DType.float32, "cpu")).cpu()
-        else:
-            whole = merged(model).cpu()
-            before = dict(self._load(ctx, previous=previous, device="cpu").named_parameters())
-        share = share_kept(before, whole, getattr(torch, asked.name))
-        if share is not None:
-            print(f"{asked.name} shows {share:.1%} of the weights that were changed", flush=True)  # noqa: T201 - log
-        return whole, {"kept_when_rounded": share}
 
     def evaluate(self, ctx: JobContext) -> None:
         """Sample from the trained policy, and compare it with the reference."""
@@ -272,62 +233,9 @@ class PostTrainingAlgorithms(Algorithm):
 
     def anchor_model(self, ctx: JobContext, anchor: Anchor) -> PreTrainedModel:
         """The frozen policy that training is held close to."""
-        # As precise as what is trained: the difference of the two is what counts.
-        model = self._load(ctx, previous=anchor is Anchor.previous)
-        with ctx.loading():
-            import torch
+        from pipeline.learning.algos.policy_weights import frozen_policy
 
-            ctx.ranks.prepare(model, None if self._adapts(ctx) else torch.float32)
-        return model
-
-    def _adapts(self, ctx: JobContext) -> bool:
-        """Whether adapters are trained, and all else is left as it is."""
-        return bool(ctx.settings(PolicyAlgoConfig).lora.rank)
-
-    def _load(
-        self, ctx: JobContext, *, previous: bool, dtype: DType | None = None, device: str | None = None
-    ) -> PreTrainedModel:
-        """A policy of its own, never a kept one: last round's where that is asked for, else the reference."""
-        with ctx.loading():
-            from pipeline.learning.algos.toolbox import reference_source
-            from pipeline.learning.models.load import load_policy
-
-            adapts = self._adapts(ctx)
-            # Ranks that spread weights make float32 of what they keep.
-            as_stored = dtype is None and not adapts and ctx.ranks.is_sharded
-            # Optimizer steps are too small for bfloat16, so weights are trained in float32; adapters are anyway.
-            dtype = dtype or (ctx.config.system.dtype if adapts else DType.float32)
-            trained = ctx.optional_input("train@previous") if previous else None
-            return load_policy(
-                str(trained) if trained else reference_source(ctx),
-                replace(ctx.config.system, dtype=dtype),
-                device or ctx.first_device,
-                trust_remote_code=ctx.config.model.trusts_code,
-                as_stored=as_stored,
-                ranks=ctx.joined,
-            )
-
-    def _start(self, ctx: JobContext) -> PreTrainedModel:
-        """The policy that training starts from."""
-        with ctx.loading():
-            from pipeline.learning.models.dropout import without_dropout
-        adapted: Any = self._adapted(ctx)
-        without_dropout(adapted)
-        adapted.to(ctx.first_device)
-        started: PreTrainedModel = adapted
-        return started
-
-    def _adapted(
-        self, ctx: JobContext, dtype: DType | None = None, device: str | None = None
-    ) -> PreTrainedModel | PeftModel:
-        """The weights that training starts from, with adapters where there are to be some."""
-        from pipeline.learning.models.load import train_text
-        from pipeline.learning.training.lora import with_adapters
-
-        algo = ctx.settings(PolicyAlgoConfig)
-        model = self._load(ctx, previous=algo.warm_start, dtype=dtype, device=device)
-        train_text(model)
-        return with_adapters(model, algo.lora, seed=ctx.seed * 1000 + ctx.round)
+        return frozen_policy(ctx, ctx.settings(PolicyAlgoConfig), previous=anchor is Anchor.previous)
 
     def _fitting(self, ctx: JobContext) -> Fitting:
         algo = ctx.settings(PolicyAlgoConfig)

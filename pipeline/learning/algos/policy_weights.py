@@ -1,0 +1,137 @@
+"""The weights of a policy that is trained, as precise as training needs them, whatever it writes texts in.
+
+to_train       what training starts from      float32, or with adapters `system.dtype`
+frozen_policy  what it is held close to       as precise, since the difference of the two is what counts
+exact_logprobs of what was drawn              by weights as precise, computed as in training
+whole_policy   what is saved                  float32
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any, cast
+
+from pipeline.config.schema import DType
+from pipeline.learning.algos.base import JobContext
+
+if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
+    from peft import PeftModel
+    from transformers import PreTrainedModel
+
+    from pipeline.learning.algos.groups import Groups
+    from pipeline.learning.algos.post_training import PolicyAlgoConfig
+    from pipeline.learning.generation.policy import TextPolicy
+
+
+def to_train(ctx: JobContext, algo: PolicyAlgoConfig) -> PreTrainedModel:
+    """The policy that training starts from, on the first device."""
+    with ctx.loading():
+        from pipeline.learning.models.dropout import without_dropout
+    adapted: Any = _adapted(ctx, algo)
+    without_dropout(adapted)
+    adapted.to(ctx.first_device)
+    started: PreTrainedModel = adapted
+    return started
+
+
+def frozen_policy(ctx: JobContext, algo: PolicyAlgoConfig, *, previous: bool) -> PreTrainedModel:
+    """Last round's policy or the reference, as precise as what is trained, and spread as that is."""
+    model = _load(ctx, algo, previous=previous)
+    with ctx.loading():
+        import torch
+
+        ctx.ranks.prepare(model, None if _adapts(algo) else torch.float32)
+    return model
+
+
+def exact_logprobs(
+    ctx: JobContext, algo: PolicyAlgoConfig, policy: TextPolicy, groups: Groups
+) -> list[NDArray[np.float32]]:
+    """Of the drawn tokens under the policy that drew them, as precise as the one that is trained on them.
+
+    In training their ratio is to be 1 where nothing was learnt yet. What drew them may have been rounded.
+    """
+    if ctx.config.system.dtype is DType.float32:
+        return policy.logprobs(groups.prompts, groups.tokens)
+    from pipeline.learning.training.precision import computing_in
+
+    # Below adapters the weights are those that drew, unless these were quantized: no second copy is needed.
+    same = _adapts(algo) and ctx.config.model.in_bits is None
+    exact = None if same else _load(ctx, algo, previous=True)
+    with computing_in(ctx.config.system.dtype, ctx.device):
+        return policy.logprobs(groups.prompts, groups.tokens, exact)
+
+
+def whole_policy(
+    ctx: JobContext, algo: PolicyAlgoConfig, model: PreTrainedModel
+) -> tuple[PreTrainedModel, dict[str, Any]]:
+    """What was trained as any other model, in the machine's memory, and what of it lower precision keeps.
+
+    It is float32, also where `system.dtype` is not: the next round goes on from all of the update, though who
+    reads the model in that type sees only some of it.
+    """
+    import torch
+
+    from pipeline.learning.training.lora import merged, share_kept, weights_below
+
+    asked = ctx.config.system.dtype
+    if asked is DType.float32:
+        return merged(model).cpu(), {}
+    if _adapts(algo):
+        before = weights_below(cast("PeftModel", model))
+        whole = merged(model, lambda: _adapted(ctx, algo, DType.float32, "cpu")).cpu()
+    else:
+        whole = merged(model).cpu()
+        before = dict(_load(ctx, algo, previous=algo.warm_start, device="cpu").named_parameters())
+    share = share_kept(before, whole, getattr(torch, asked.name))
+    if share is not None:
+        print(f"{asked.name} shows {share:.1%} of the weights that were changed", flush=True)  # noqa: T201 - log
+    return whole, {"kept_when_rounded": share}
+
+
+def _adapts(algo: PolicyAlgoConfig) -> bool:
+    """Whether adapters are trained, and all else is left as it is."""
+    return bool(algo.lora.rank)
+
+
+def _adapted(
+    ctx: JobContext, algo: PolicyAlgoConfig, dtype: DType | None = None, device: str | None = None
+) -> PreTrainedModel | PeftModel:
+    """The weights that training starts from, with adapters where there are to be some."""
+    from pipeline.learning.models.load import train_text
+    from pipeline.learning.training.lora import with_adapters
+
+    model = _load(ctx, algo, previous=algo.warm_start, dtype=dtype, device=device)
+    train_text(model)
+    return with_adapters(model, algo.lora, seed=ctx.seed * 1000 + ctx.round)
+
+
+def _load(
+    ctx: JobContext,
+    algo: PolicyAlgoConfig,
+    *,
+    previous: bool,
+    dtype: DType | None = None,
+    device: str | None = None,
+) -> PreTrainedModel:
+    """A policy of its own, never a kept one: last round's where that is asked for, else the reference."""
+    with ctx.loading():
+        from pipeline.learning.algos.toolbox import reference_source
+        from pipeline.learning.models.load import load_policy
+
+        adapts = _adapts(algo)
+        # Ranks that spread weights make float32 of what they keep.
+        as_stored = dtype is None and not adapts and ctx.ranks.is_sharded
+        # Optimizer steps are too small for bfloat16, so weights are trained in float32; adapters are anyway.
+        dtype = dtype or (ctx.config.system.dtype if adapts else DType.float32)
+        trained = ctx.optional_input("train@previous") if previous else None
+        return load_policy(
+            str(trained) if trained else reference_source(ctx),
+            replace(ctx.config.system, dtype=dtype),
+            device or ctx.first_device,
+            trust_remote_code=ctx.config.model.trusts_code,
+            as_stored=as_stored,
+            ranks=ctx.joined,
+        )
