@@ -27,21 +27,17 @@ from transformers import PreTrainedModel
 
 from pipeline.learning.choices import Others
 from pipeline.learning.generation.agreement import Agreement
-from pipeline.learning.generation.guided_step import guided_step
+from pipeline.learning.generation.ends_of_rows import Outputs
 from pipeline.learning.generation.guides import Guide, guide_of
 from pipeline.learning.generation.row_models import model_rows
 from pipeline.learning.generation.sampling import (
     LIKELIEST,
     Keys,
-    is_no_number,
     no_number,
-    nucleus,
-    nucleus_kl,
-    policy_logprobs,
     stream_beside,
-    take_tokens,
 )
 from pipeline.learning.generation.slot_work import Finished, Pace, Rows, Work
+from pipeline.learning.generation.steps import Taken, Taking
 from pipeline.learning.generation.tilt import Tilt
 from pipeline.learning.models.value import ValueModel
 
@@ -149,7 +145,7 @@ class _Slots:
         self.policy = model_rows(model, self.slots, width, settings.pad_id)
         self.guide: Guide | None = None
         if guidance is not None:
-            self.guide, self.tilt = guide_of(guidance.model, self.slots, width, settings.pad_id), guidance.tilt
+            self.guide = guide_of(guidance.model, self.slots, width, settings.pad_id)
         self.agreement = Agreement(model)
         self.models = [one for one in (self.policy, self.guide) if one is not None]
         self.joins = all(one.joins for one in self.models)
@@ -157,28 +153,40 @@ class _Slots:
         self.some_likeliest = keys is not None and bool((keys == LIKELIEST).any())
         self.rows = Rows(self.slots, int(work.budgets.max()), len(self.streams))
         self.ends = [] if settings.eos_id is None else [settings.eos_id, *settings.further_end_ids]
-        self.logits: Tensor | None = None
+        self.outputs = Outputs()
+        self.take = Taking(
+            settings.temperature,
+            settings.top_p,
+            self.guide,
+            None if guidance is None else guidance.tilt,
+            self.some_likeliest,
+        )
         self.staged = np.zeros(0, np.int64)  # samples whose prompt is read and which have no slot yet
         self.staged_prompts = np.zeros(0, np.int64)
         self.idle = 0
-        self.noted: list[tuple[Tensor, Tensor, Tensor | None, Tensor | None]] = []
 
     def run(self) -> None:
         """Decode until every sample is finished."""
         self._refill()
         while self.rows.count:
             due = self._steps_to_look()
-            draws = torch.from_numpy(self.rows.draws(due)).to(self.settings.device) if self.streams else None
-            for step in range(due):
-                tokens = self._take(None if draws is None else draws[:, step])
-                if step + 1 < due:
-                    self._read(tokens)
-            tokens = self._look(tokens)
-            if self.rows.count:
-                self._read(tokens)
+            self._go_on(due)
             waiting = len(self.staged) + len(self.work.queue) * self.work.samples
             self.idle += due * min(self.slots - self.rows.count, waiting)
             self._refill()
+
+    def _go_on(self, due: int) -> None:
+        """Take so many steps, and look at them."""
+        draws = torch.from_numpy(self.rows.draws(due)).to(self.settings.device) if self.streams else None
+        noted: list[Taken] = []
+        for step in range(due):
+            noted.append(self._take(None if draws is None else draws[:, step]))
+            if step + 1 < due:
+                self._read(noted[-1].tokens)
+        left = self._look([_on_host(part) for part in zip(*noted, strict=True)])
+        if self.rows.count:
+            tokens = noted[-1].tokens
+            self._read(tokens if left is None else tokens[torch.from_numpy(left).to(tokens.device)])
 
     def _steps_to_look(self) -> int:
         """Steps until tokens are looked at: before a row could go beyond its budget."""
@@ -224,8 +232,7 @@ class _Slots:
         at = {prompt: place for place, prompt in enumerate(self.staged_prompts.tolist())}
         places = torch.tensor([at[prompt] for prompt in prompts.tolist()], device=self.settings.device)
         self.rows.enter(entering, lengths, self.work.budgets[prompts], self.streams)
-        logits = self.policy.enter(places, lengths)
-        self.logits = logits if self.logits is None else torch.cat([self.logits, logits])
+        self.outputs.enter(self.policy.enter(places, lengths))
         if self.guide is not None:
             self.guide.enter(places, lengths)
         if not len(self.staged):
@@ -234,34 +241,25 @@ class _Slots:
 
     # -- steps ---------------------------------------------------------------------------------------------------
 
-    def _take(self, draws: Tensor | None) -> Tensor:
-        """The next token of every row; shape of `draws`: [streams, n]."""
-        assert self.logits is not None
-        whole = policy_logprobs(self.logits, self.settings.temperature)
-        logprobs = nucleus(whole, self.settings.top_p)
-        kl = nucleus_kl(whole, logprobs) if self.settings.top_p < 1.0 else None
-        asked = None
-        if self.guide is not None:
-            tokens, divergence = guided_step(self.guide, self.tilt, logprobs, draws)
-            kl = divergence if kl is None else kl + divergence
-            asked = self.guide.asked
-        else:
-            tokens = logprobs.argmax(-1) if draws is None else take_tokens(logprobs, draws[0], self.some_likeliest)
-        self.noted.append((tokens, is_no_number(whole), kl, asked))
-        return tokens
+    def _take(self, draws: Tensor | None) -> Taken:
+        return self.take(self.outputs.known, draws)
 
     def _read(self, tokens: Tensor) -> None:
-        self.logits = self.policy.read(tokens)
+        self.outputs.read(self.policy.read(tokens))
         if self.guide is not None:
             self.guide.read(tokens)
 
-    def _look(self, tokens: Tensor) -> Tensor:
-        """Look at the tokens of the steps since the last look; returns the last ones of the rows that are left."""
+    def _look(self, noted: Sequence[NDArray[Any] | None]) -> NDArray[np.int64] | None:
+        """Look at the steps since the last look: the parts of `Taken`, each of shape [k, n].
+
+        Returns:
+            The order of the rows that are left, as `_drop` does; None where all are.
+        """
         rows = self.rows
-        taken, lost, kl, asked = (_on_host(part) for part in zip(*self.noted, strict=True))
+        taken, lost, kl, asked = noted
         assert taken is not None
         assert lost is not None
-        self.agreement.check(taken, self.logits)
+        self.agreement.check(taken, self.outputs.now)
         kept, ended = rows.write(taken, self.ends)
         if len(taken) > 1:
             beyond = np.arange(len(taken))[:, None] >= kept
@@ -278,11 +276,10 @@ class _Slots:
         if self.guide is not None and np.isnan(rows.kl[: rows.count]).any():
             raise no_number("value model")
         rows.grown[: rows.count] += kept
-        self.noted = []
-        return self._drop(tokens, ended) if ended.any() else tokens
+        return self._drop(ended) if ended.any() else None
 
-    def _drop(self, tokens: Tensor, ended: NDArray[np.bool_]) -> Tensor:
-        """Let rows go that have ended; the last ones take their places."""
+    def _drop(self, ended: NDArray[np.bool_]) -> NDArray[np.int64]:
+        """Let rows go that have ended; the last ones take their places (see `RowCache.keep`)."""
         rows = self.rows
         for row in np.flatnonzero(ended).tolist():
             text = rows.written[row, : rows.grown[row]].tolist()
@@ -293,9 +290,8 @@ class _Slots:
         rows.keep(order)
         for model in self.models:
             model.keep(order)
-        kept = torch.from_numpy(order).to(self.settings.device)
-        self.logits = None
-        return tokens[kept]
+        self.outputs.keep(order)
+        return order
 
 
 def _on_host(steps: Sequence[Tensor | None]) -> NDArray[Any] | None:

@@ -43,7 +43,7 @@ def guided_step(guide: Guide, tilt: Tilt, logprobs: Tensor, draws: Tensor | None
         return _forced_step(guide, tilt, candidates, draw)
     asked, valid, outside = _asked(guide, candidates, draw)
     count = None
-    if not guide.looks_up and not host.may_ask(valid):
+    if not guide.looks_up and not host.may_ask(valid) and not host.is_silent():
         # The one time in a step that a GPU is waited for: a value model is dear, and reads what is asked alone.
         width, count = torch.stack([candidates.valid.sum(-1).amax(), valid.sum()]).tolist()
         if not candidates.pooled:

@@ -21,6 +21,8 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from pipeline.learning.choices import HeadType
+from pipeline.learning.generation import host
+from pipeline.learning.generation.ends_of_rows import Outputs
 from pipeline.learning.generation.packed import CannotPack, PackedStep, Packing, packed
 from pipeline.learning.generation.readers import Reader
 from pipeline.learning.generation.row_models import BatchModel, ModelRows, RowModel, model_rows
@@ -122,7 +124,7 @@ class CandidateRows:
 
     def __init__(self, rows: RowModel) -> None:
         assert isinstance(rows.model, ValueModel)
-        self._model, self._rows = rows.model, rows
+        self._model, self.rows = rows.model, rows
         self._packing: Packing
         self.asked: Tensor | None = None
         self._deferred: list[Tensor] = []
@@ -132,19 +134,21 @@ class CandidateRows:
     def enter(self, places: Tensor, lengths: NDArray[np.int64]) -> None:
         """Make rows of staged prompts."""
         self._read_deferred()  # newcomers have none
-        self._rows.enter(places, lengths)
+        self.rows.enter(places, lengths)
 
     def keep(self, order: NDArray[np.int64]) -> None:
         """Go on with these rows."""
-        self._rows.keep(order)
+        self.rows.keep(order)
         if self._deferred:
             kept = torch.from_numpy(order).to(self._deferred[0].device)
             self._deferred = [tokens.index_select(0, kept) for tokens in self._deferred]
 
     def values(self, candidates: Tensor, valid: Tensor, count: int | None = None) -> Tensor:
         """Forward all candidates at once; what attention needs of the chosen one is kept by `advance`."""
-        cache, pending = self._rows.cache, len(self._deferred)
+        cache, pending = self.rows.cache, len(self._deferred)
         self.asked = valid.sum(-1)
+        if host.is_silent():  # all are read: how many are of use would have to be asked for
+            valid, count = torch.ones_like(valid), valid.numel()
         if pending:
             candidates = torch.cat([torch.stack(self._deferred, 1), candidates], 1)
             count = None if count is None else count + pending * len(valid)
@@ -168,7 +172,7 @@ class CandidateRows:
     def advance(self, tokens: Tensor, columns: Tensor) -> None:  # noqa: ARG002 - their keys are known already
         """Keep what attention needs of the chosen candidates."""
         columns = columns + self._pending if self._pending else columns
-        self._rows.cache.append_held(self._packing.chosen(columns))
+        self.rows.cache.append_held(self._packing.chosen(columns))
 
     def defer(self, tokens: Tensor) -> None:
         """Read them later, with those that follow."""
@@ -248,25 +252,23 @@ class VocabularyRows:
     looks_up = True
 
     def __init__(self, rows: ModelRows) -> None:
-        self._rows = rows
-        self._next: Tensor | None = None
+        self.rows = rows
+        self.outputs = Outputs()
         self.joins, self.needs_equal_lengths = rows.joins, rows.needs_equal_lengths
         self.stage, self.unstage = rows.stage, rows.unstage
 
     def enter(self, places: Tensor, lengths: NDArray[np.int64]) -> None:
         """Make rows of staged prompts; the last position's output holds the values of the first token."""
-        new = self._rows.enter(places, lengths)
-        self._next = new if self._next is None else torch.cat([self._next, new])
+        self.outputs.enter(self.rows.enter(places, lengths))
 
     def keep(self, order: NDArray[np.int64]) -> None:
-        """Go on with these rows, whose next tokens will be read."""
-        self._rows.keep(order)
-        self._next = None
+        """Go on with these rows."""
+        self.rows.keep(order)
+        self.outputs.keep(order)
 
     def values(self, candidates: Tensor, valid: Tensor, count: int | None = None) -> Tensor:  # noqa: ARG002 - all are there
         """Look the candidates up."""
-        assert self._next is not None
-        return candidate_values(self._next, candidates)
+        return candidate_values(self.outputs.known, candidates)
 
     def advance(self, tokens: Tensor, columns: Tensor) -> None:
         """Nothing is known of tokens until they are read."""
@@ -276,7 +278,7 @@ class VocabularyRows:
 
     def read(self, tokens: Tensor) -> None:
         """Read the tokens that were taken last."""
-        self._next = self._rows.read(tokens)
+        self.outputs.read(self.rows.read(tokens))
 
 
 def candidate_values(values: Tensor, candidates: Tensor) -> Tensor:

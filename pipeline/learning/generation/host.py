@@ -7,11 +7,34 @@ beforehand. On a CPU to ask costs nothing, and what is known saves work. None of
 
 from __future__ import annotations
 
-from torch import Tensor
+from collections.abc import Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
+from typing import TYPE_CHECKING
 
 from pipeline import untried
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+_SILENT: ContextVar[bool] = ContextVar("_SILENT", default=False)
 
 
 def may_ask(tensor: Tensor) -> bool:
     """Whether a number may be asked for, to do less afterwards."""
-    return not tensor.is_cuda or not untried.is_used()
+    return not is_silent() and (not tensor.is_cuda or not untried.is_used())
+
+
+def is_silent() -> bool:
+    """Whether nothing may be asked for, however much that would save: what is done is recorded as a graph."""
+    return _SILENT.get()
+
+
+@contextmanager
+def silent() -> Iterator[None]:
+    """Ask for nothing meanwhile."""
+    token = _SILENT.set(True)
+    try:
+        yield
+    finally:
+        _SILENT.reset(token)

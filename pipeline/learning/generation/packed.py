@@ -52,8 +52,11 @@ class Packing:
         """
         self.shape = valid.shape
         places = valid.reshape(-1)
-        found = places.nonzero() if count is None else torch.nonzero_static(places, size=count)
-        self.flat = found.squeeze(-1)
+        if count == places.numel():
+            self.flat = torch.arange(count, device=places.device)
+        else:
+            found = places.nonzero() if count is None else torch.nonzero_static(places, size=count)
+            self.flat = found.squeeze(-1)
         self.rows = self.flat.div(valid.shape[1], rounding_mode="floor")
         self.nearest = places.cumsum(0) - 1
         self._spread: Tensor | None = None

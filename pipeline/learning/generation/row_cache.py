@@ -12,6 +12,8 @@ from __future__ import annotations
 
 import math
 import weakref
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
@@ -160,8 +162,11 @@ class RowCache(Cache):
         self.slots, self.width = slots, width
         self.rows = self.longest = 0
         self.even = True
-        self.lengths = torch.zeros(0, dtype=torch.long, device=device)
+        # Of slots without a row too, of which one is seen: attention to nothing is no number.
+        self._lengths = torch.ones(slots, dtype=torch.long, device=device)
+        self.lengths = self._lengths[:0]
         self._known = np.zeros(0, np.int64)
+        self._alive: Tensor | None = None
         self._ends: dict[int, Tensor] = {}
         self._begins: dict[int, Tensor] = {}
         self._slots = torch.arange(width, device=device)
@@ -180,13 +185,15 @@ class RowCache(Cache):
         states: list[Any] = staged.layers
         if not self.layers:
             self.layers = [RowLayer(self, layer.keys, layer.values) for layer in states]
-        added = torch.from_numpy(lengths).to(self.lengths.device)
+        known = np.concatenate([self._known, lengths])
+        added = self._lengths[self.rows : len(known)]
+        added.copy_(torch.from_numpy(lengths))
         width, beyond = staged.get_seq_length(), None
         if (lengths != width).any():
             beyond = (self._slots[:width] >= added[:, None])[:, None, :, None]
         for layer, new in zip(self.layers, states, strict=True):
             layer.enter(new.keys, new.values, places, beyond)
-        self._set(np.concatenate([self._known, lengths]), torch.cat([self.lengths, added]))
+        self._set(known)
 
     def keep(self, order: NDArray[np.int64]) -> None:
         """Go on with these rows; row i is to be the one that was `order[i]`, which is i or comes later."""
@@ -195,11 +202,38 @@ class RowCache(Cache):
             places = torch.from_numpy(np.stack([order[target], target])).to(self.lengths.device)
             for layer in self.layers:
                 layer.move(places[0], places[1])
-        kept = torch.from_numpy(order).to(self.lengths.device)
-        self._set(self._known[order], self.lengths[kept])
+            self._lengths[places[1]] = self._lengths[places[0]]
+        self._set(self._known[order])
+
+    @contextmanager
+    def all_slots(self, reach: int, alive: Tensor) -> Iterator[None]:
+        """Be of the same shapes whatever rows there are: each slot is one, of at most so many tokens.
+
+        What is done meanwhile depends on nothing but what is in memory that stays where it is. Python is told of
+        it afterwards, by `grown`.
+
+        Args:
+            reach: Tokens of the longest row at most, while this lasts.
+            alive: 1 where a slot has a row, which grows, and else 0; shape [R].
+        """
+        self._alive = alive
+        self._show(self.slots, reach, even=False)
+        try:
+            yield
+        finally:
+            self._alive = None
+            self._set(self._known)
+
+    def grown(self, count: int) -> None:
+        """Every row has got so many tokens while all slots were rows."""
+        self._set(self._known + count)
 
     def grow(self, count: int = 1) -> None:
         """Every row has got one token more, or several."""
+        if self._alive is not None:
+            self._lengths.add_(self._alive, alpha=count)
+            self._ends.clear()
+            return
         self._known += count
         self.longest += count
         self.lengths += count
@@ -244,7 +278,7 @@ class RowCache(Cache):
         if self.even:
             return None
         hidden = self._slots[: self.longest + 1] >= self.lengths[:, None]
-        hidden[:, -1] = False
+        hidden[:, -1].zero_()
         return _minus_infinity(hidden, dtype)[:, None]
 
     def hidden_from_columns(self, dtype: torch.dtype, pending: int, columns: int) -> Tensor:
@@ -255,13 +289,17 @@ class RowCache(Cache):
         slots = self._slots[: self.longest + pending + 1]
         before = torch.arange(columns, device=slots.device).clamp_max(pending)
         hidden = slots >= (self.lengths[:, None] + before)[:, :, None]
-        hidden[:, :, -1] = False
+        hidden[:, :, -1].zero_()
         return _minus_infinity(hidden, dtype)
 
-    def _set(self, known: NDArray[np.int64], lengths: Tensor) -> None:
-        self._known, self.lengths = known, lengths
-        self.rows, self.longest = len(known), int(known.max(initial=0))
-        self.even = bool((known == self.longest).all())
+    def _set(self, known: NDArray[np.int64]) -> None:
+        self._known = known
+        longest = int(known.max(initial=0))
+        self._show(len(known), longest, even=bool((known == longest).all()))
+
+    def _show(self, rows: int, longest: int, *, even: bool) -> None:
+        self.rows, self.longest, self.even = rows, longest, even
+        self.lengths = self._lengths[:rows]
         self._ends.clear()
         self._check()
         for layer in self.layers:

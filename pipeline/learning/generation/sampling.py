@@ -16,6 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pipeline.errors import JobError
+from pipeline.learning.generation import host
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -188,7 +189,8 @@ def nucleus(logprobs: Tensor, top_p: float) -> Tensor:
     """
     if top_p >= 1.0:
         return logprobs
-    found = _nucleus_of_few(logprobs, top_p) if logprobs.shape[-1] > 2 * _FEW else None
+    few = logprobs.shape[-1] > 2 * _FEW and not host.is_silent()
+    found = _nucleus_of_few(logprobs, top_p) if few else None
     if found is None:
         # Ties go to the lower token id, whatever kernel sorts.
         ordered, order = logprobs.sort(dim=-1, descending=True, stable=True)

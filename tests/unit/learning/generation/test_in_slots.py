@@ -424,6 +424,28 @@ def test_a_cache_of_rows() -> None:
         cache.grow()
 
 
+def test_all_slots_are_rows_for_a_while() -> None:
+    """Of shapes that depend on nothing, in memory that stays where it is; Python is told afterwards."""
+    staged = DynamicCache()
+    staged.update(torch.ones(2, 1, 3, 8), torch.ones(2, 1, 3, 8), 0)
+    cache = RowCache(slots=3, width=9, device="cpu")
+    cache.enter(staged, torch.tensor([0, 1]), np.array([3, 1]))
+    layer, alive = cache.layers[0], torch.tensor([1, 1, 0])
+    memory = layer.keys.data_ptr()
+    with cache.all_slots(6, alive):
+        for step in range(2):
+            new = torch.full((3, 1, 1, 8), step + 2.0)
+            keys, _ = cache.update(new, new, 0)
+            assert (keys.shape, keys.data_ptr()) == ((3, 1, 7, 8), memory)
+            assert cache.hidden(torch.float32).shape == (3, 1, 1, 7)
+            cache.grow()
+        assert cache.lengths.tolist() == [5, 3, 1]
+    assert cache.rows == 2
+    cache.grown(2)
+    assert (cache.lengths.tolist(), cache.longest, layer.keys.shape[0]) == ([5, 3], 5, 2)
+    assert layer.keys[1, 0, :, 0].tolist() == [1, 2, 3, 0, 0, 0, 0, 0, 0]
+
+
 @pytest.mark.gpu
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
 @pytest.mark.parametrize("head", HEADS)
