@@ -177,6 +177,7 @@ RULES = (
     Rule("training.memory_mb", lambda run: not run.gpu, _NO_GPU),
     Rule("training.strategy", lambda run: devices_per_training(run.config) == 1, _ONE_DEVICE),
     Rule("generation.memory_mb", lambda run: not run.gpu, _NO_GPU),
+    Rule("generation.cuda_graphs", lambda run: not run.gpu, _NO_GPU),
     Rule("distributed.num_gpus", lambda run: not run.gpu and not run.config.distributed.enabled, _NO_GPU),
     *(
         Rule(f"distributed.{name}", lambda run: not run.gpu and not run.config.distributed.enabled, _NO_GPU)

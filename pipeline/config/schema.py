@@ -202,6 +202,9 @@ class GenerationConfig:
     top_p: float = number(1.0, above=0, at_most=1, hint=" (1 keeps every token)")
     """Nucleus that is kept, applied after the temperature; 1 keeps everything."""
     long_prompts: LongPrompts = LongPrompts.refuse
+    cuda_graphs: bool = hint(False)
+    """On a GPU, record each step of decoding as one CUDA graph and replay it, instead of saying its thousands of
+    operations anew; untried, see docs/gpus.md. It may change the last bits, as another model of GPU does."""
     gpus_per_job: int | str = number(1, at_least=1, at_most=1024, words=(AUTO,), hint=WIDTH, affects_result=False)
     """Devices that share a policy, each with a part of every layer, where it does not fit on one (docs/gpus.md).
     Part of the keys of what is drawn so where it is more than 1: float sums are taken in another order."""

@@ -26,10 +26,12 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from pipeline.learning.choices import Others
+from pipeline.learning.generation import recorded_steps
 from pipeline.learning.generation.agreement import Agreement
 from pipeline.learning.generation.ends_of_rows import Outputs
 from pipeline.learning.generation.guides import Guide, guide_of
-from pipeline.learning.generation.row_models import model_rows
+from pipeline.learning.generation.recorded_steps import RecordedSteps
+from pipeline.learning.generation.row_models import RowModel, model_rows
 from pipeline.learning.generation.sampling import (
     LIKELIEST,
     Keys,
@@ -54,6 +56,7 @@ class DecodeSettings:
         further_end_ids: Others that do, for models that have several.
         pad_id: Token that fills up short prompts.
         device: ``cpu`` or ``cuda``.
+        cuda_graphs: Whether steps are recorded there (`recorded_steps`), where that can be.
     """
 
     batch_size: int
@@ -63,6 +66,7 @@ class DecodeSettings:
     further_end_ids: tuple[int, ...] = ()
     pad_id: int = 0
     device: str = "cpu"
+    cuda_graphs: bool = False
 
 
 @dataclass(frozen=True)
@@ -161,9 +165,20 @@ class _Slots:
             None if guidance is None else guidance.tilt,
             self.some_likeliest,
         )
+        self.recorded = self._recorded()
         self.staged = np.zeros(0, np.int64)  # samples whose prompt is read and which have no slot yet
         self.staged_prompts = np.zeros(0, np.int64)
         self.idle = 0
+
+    def _recorded(self) -> RecordedSteps | None:
+        if not self.settings.cuda_graphs or not recorded_steps.is_asked(self.settings.device):
+            return None
+        if why := recorded_steps.why_not(self.policy, self.take):
+            recorded_steps.tell(why)
+            return None
+        assert isinstance(self.policy, RowModel)
+        most = self.pace.steps(self.settings.device)
+        return RecordedSteps(self.policy, self.outputs, self.take, len(self.streams), most)
 
     def run(self) -> None:
         """Decode until every sample is finished."""
@@ -177,7 +192,14 @@ class _Slots:
 
     def _go_on(self, due: int) -> None:
         """Take so many steps, and look at them."""
-        draws = torch.from_numpy(self.rows.draws(due)).to(self.settings.device) if self.streams else None
+        drawn = self.rows.draws(due) if self.streams else None
+        if self.recorded is not None:
+            self._look(self.recorded.run(due, drawn))
+            if self.recorded.failed:
+                self.recorded.let_go()
+                self.recorded = None
+            return
+        draws = None if drawn is None else torch.from_numpy(drawn).to(self.settings.device)
         noted: list[Taken] = []
         for step in range(due):
             noted.append(self._take(None if draws is None else draws[:, step]))

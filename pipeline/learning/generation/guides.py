@@ -126,6 +126,8 @@ class CandidateRows:
         assert isinstance(rows.model, ValueModel)
         self._model, self.rows = rows.model, rows
         self._packing: Packing
+        # Which attention ignores; without any, some models look for padding by themselves, and wait for it.
+        self._mask = torch.zeros(1, 1, 1, 1, dtype=self._model.dtype, device=self._model.device)
         self.asked: Tensor | None = None
         self._deferred: list[Tensor] = []
         self._pending = 0  # in the columns before those of the candidates, when values were given last
@@ -161,7 +163,11 @@ class CandidateRows:
             hidden = cache.hidden_from_columns(self._model.dtype, pending, valid.shape[1])
         with packed(self._model.backbone, PackedStep(packing, cache, hidden, pending)):
             values: Tensor = self._model(
-                packing.pack(candidates), position_ids=positions[None], past_key_values=cache, use_cache=True
+                packing.pack(candidates),
+                attention_mask=None if host.may_ask(candidates) else self._mask,
+                position_ids=positions[None],
+                past_key_values=cache,
+                use_cache=True,
             )
         if pending:
             cache.grow(pending)

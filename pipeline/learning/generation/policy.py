@@ -73,6 +73,7 @@ class TextPolicy:
             further_end_ids=self.end_ids[1:],
             pad_id=tokenizer.pad_token_id if tokenizer.pad_token_id is not None else 0,
             device=device,
+            cuda_graphs=generation.cuda_graphs,
         )
         self._backend = (
             None if guidance is not None else backend_of(model, generation, self._settings, self._sizes)

@@ -1,0 +1,135 @@
+"""CUDA graphs on a CPU: operations that are recorded once, and done again on the same memory without any Python.
+
+Like a device's, a recording does nothing: what it has written meanwhile is put back. What a graph cannot hold is
+refused: waiting for a number, and sending one from the host.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
+
+ASKS = {
+    *("_local_scalar_dense", "item", "is_nonzero", "equal"),
+    *("nonzero", "masked_select", "_unique2", "unique_dim", "unique_consecutive", "bincount", "one_hot"),
+}
+"""Operations that a GPU has to answer: with a number, or with a shape that depends on numbers."""
+SENDS = {"lift_fresh"}
+"""Those that make a tensor of what the host has."""
+
+
+def waits(op: Any, args: Any, kwargs: Any) -> bool:
+    """Whether the host waits for a GPU that does this."""
+    name = op.overloadpacket.__name__
+    if name == "where":
+        return len(args) == 1
+    if name == "repeat_interleave":
+        return any(isinstance(given, Tensor) for given in args[1:]) and kwargs.get("output_size") is None
+    indices = args[1] if name.startswith("index") and len(args) > 1 and isinstance(args[1], list | tuple) else ()
+    kinds = {index.dtype for index in indices if isinstance(index, Tensor)}
+    return name in ASKS or bool(kinds & {torch.bool, torch.uint8})
+
+
+class Recorder(TorchDispatchMode):
+    """Notes operations, with the memory that they are done on."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.done: list[tuple[Any, Any, Any, Any]] = []
+        self._before: dict[int, tuple[torch.UntypedStorage, torch.UntypedStorage]] = {}
+
+    def __torch_dispatch__(self, op: Any, _types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        name, kwargs = op.overloadpacket.__name__, kwargs or {}
+        if name in SENDS or waits(op, args, kwargs):
+            raise RuntimeError(f"operation not permitted when stream is capturing: {name}")
+        for place, argument in zip(
+            op._schema.arguments, [*args, *[None] * len(op._schema.arguments)], strict=False
+        ):
+            given = kwargs.get(place.name, argument)
+            if place.alias_info is not None and place.alias_info.is_write and given is not None:
+                self._keep(given)
+        found = op(*args, **kwargs)
+        self.done.append((op, args, kwargs, found))
+        return found
+
+    def _keep(self, written: Tensor) -> None:
+        memory = written.untyped_storage()
+        if memory.data_ptr() not in self._before:
+            self._before[memory.data_ptr()] = memory, memory.clone()
+
+    def put_back(self) -> None:
+        """As it was before anything was recorded."""
+        for memory, before in self._before.values():
+            memory.copy_(before)
+
+
+class Graph:
+    """Of `torch.cuda.CUDAGraph`."""
+
+    replays = 0
+
+    def __init__(self) -> None:
+        self.recorder: Recorder | None = None
+
+    def replay(self) -> None:
+        assert self.recorder is not None
+        Graph.replays += 1
+        for op, args, kwargs, known in self.recorder.done:
+            found = op(*args, **kwargs)
+            for old, new in zip(tree_leaves(known), tree_leaves(found), strict=True):
+                # Views, and what was written in its place, are of the same memory.
+                if isinstance(old, Tensor) and _memory(old) != _memory(new):
+                    old.copy_(new)
+
+
+def _memory(tensor: Tensor) -> int:
+    return tensor.untyped_storage().data_ptr()
+
+
+class Stream:
+    """Of `torch.cuda.Stream`: there is but one."""
+
+    def wait_stream(self, _other: Stream) -> None:
+        pass
+
+
+@contextmanager
+def recording(graph: Graph, *, pool: object, stream: Stream, capture_error_mode: str) -> Iterator[None]:
+    """Of `torch.cuda.graph`."""
+    assert pool is not None
+    assert isinstance(stream, Stream)
+    assert capture_error_mode == "thread_local"
+    graph.recorder = Recorder()
+    try:
+        with graph.recorder:
+            yield
+    finally:
+        graph.recorder.put_back()
+
+
+@contextmanager
+def on_stream(_stream: Stream) -> Iterator[None]:
+    """Of `torch.cuda.stream`."""
+    yield
+
+
+def use_doubles(patch: pytest.MonkeyPatch) -> None:
+    """Let graphs be recorded here."""
+    doubles = {
+        "CUDAGraph": Graph,
+        "Stream": Stream,
+        "current_stream": Stream,
+        "graph": recording,
+        "graph_pool_handle": lambda: (0, 1),
+        "stream": on_stream,
+    }
+    for name, double in doubles.items():
+        patch.setattr(torch.cuda, name, double)
+    patch.setattr(Graph, "replays", 0)

@@ -1,0 +1,204 @@
+"""Steps that are recorded as graphs draw what steps draw that are not."""
+
+import logging
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+from transformers import PreTrainedModel
+
+from pipeline import untried
+from pipeline.errors import JobError
+from pipeline.learning.choices import HeadType, Others
+from pipeline.learning.generation import recorded_steps, row_models, sampling
+from pipeline.learning.generation.decode import Decoded, DecodeSettings, Guidance, decode
+from pipeline.learning.generation.recorded_steps import LENGTHS, RecordedSteps, is_asked, lengths_of
+from pipeline.learning.generation.sampling import sample_keys
+from pipeline.learning.generation.slot_work import Pace
+from pipeline.learning.generation.tilt import Tilt, preference_offset
+from pipeline.learning.models.flops import metered
+from pipeline.learning.models.value import ValueModel
+from tests.doubles import graphs
+from tests.unit.learning.generation.conftest import language_model, opinionated
+from tests.unit.learning.generation.test_host import Asked
+from tests.unit.learning.generation.test_in_slots import ATOMS, HEADS, Case, with_atoms
+
+
+@pytest.fixture(autouse=True)
+def doubles(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Graphs are recorded on the CPU, for lengths that these short texts outgrow."""
+    graphs.use_doubles(monkeypatch)
+    monkeypatch.setattr(recorded_steps, "is_asked", lambda _: True)
+    monkeypatch.setattr(recorded_steps, "LEAST", 4)
+    recorded_steps.tell.cache_clear()
+
+
+def told(caplog: pytest.LogCaptureFixture) -> list[str]:
+    return [record.getMessage() for record in caplog.records if record.levelno >= logging.WARNING]
+
+
+def recorded(case: Case, model: PreTrainedModel, value: ValueModel | None = None) -> Decoded:
+    whole = replace(case.settings, cuda_graphs=True)
+    before, case.settings = case.settings, whole
+    try:
+        return case.drawn(model, value)
+    finally:
+        case.settings = before
+
+
+def check(case: Case, model: PreTrainedModel, value: ValueModel | None = None) -> None:
+    with metered() as plainly:
+        theirs = case.drawn(model, value)
+    with metered() as by_graphs:
+        ours = recorded(case, model, value)
+    assert ours.tokens == theirs.tokens
+    assert ours.kl == pytest.approx(theirs.kl, abs=1e-4)
+    assert by_graphs.total >= plainly.total  # tokens without a choice are valued too
+
+
+@pytest.mark.parametrize("head", HEADS)
+@pytest.mark.parametrize("kind", ["gpt2", "llama", "gemma2"])
+def test_what_is_drawn(kind: str, head: HeadType | None) -> None:
+    model = language_model(kind)
+    value = head and opinionated(model, head)
+    if kind == "gemma2" and head is HeadType.v:
+        pytest.skip("its candidates are not read as one sequence")
+    for seed in range(4):
+        case = Case(seed)
+        case.pace = Pace(look_every=[1, 3, 4, 8][seed])
+        check(case, model, value)
+    assert graphs.Graph.replays > 20
+
+
+@pytest.mark.parametrize("head", HeadType)
+@pytest.mark.parametrize("others", Others)
+def test_what_becomes_of_other_tokens(head: HeadType, others: Others) -> None:
+    model = language_model("llama")
+    case = Case(5)
+    case.tilt = Tilt(preference_offset(0.7), top_k=6, min_p=0.05, others=others)
+    check(case, model, opinionated(model, head))
+    assert graphs.Graph.replays > 0
+
+
+@pytest.mark.parametrize("head", HeadType)
+def test_atoms(head: HeadType) -> None:
+    model, case = language_model("llama"), Case(31)
+    case.tilt = ATOMS
+    check(case, model, with_atoms(model, head))
+
+
+def test_lengths_are_few_and_reach_to_the_end() -> None:
+    for width in (1, 3, 32, 33, 500, 4097):
+        found = lengths_of(width)
+        assert found == sorted(set(found))
+        assert found[-1] == width
+        assert len(found) <= LENGTHS
+
+
+def test_it_is_for_gpus_and_goes_with_all_else_that_is_untried(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert is_asked("cuda")
+    assert not is_asked("cpu")
+    monkeypatch.setenv(untried.VARIABLE, "0")
+    assert not is_asked("cuda")
+
+
+@pytest.mark.parametrize("head", HEADS)
+def test_the_host_waits_for_nothing_but_the_tokens_of_every_eighth_step(
+    head: HeadType | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Not even where a nucleus is cut of a large vocabulary, or candidates are few."""
+    asked, reads, steps, runs = Asked(), [0], [0], [0]
+    run, work, cpu = RecordedSteps.run, RecordedSteps._work, Tensor.cpu
+
+    def counted_work(self: RecordedSteps, slots: int) -> None:
+        steps[0] += 1
+        before = reads[0]
+        with asked:
+            work(self, slots)
+        assert reads[0] == before
+
+    def counted_run(self: RecordedSteps, *given: Any) -> Any:
+        runs[0] += 1
+        return run(self, *given)
+
+    def counted_read(tensor: Tensor) -> Tensor:
+        reads[0] += 1
+        return cpu(tensor)
+
+    monkeypatch.setattr(RecordedSteps, "_work", counted_work)
+    monkeypatch.setattr(RecordedSteps, "run", counted_run)
+    monkeypatch.setattr(Tensor, "cpu", counted_read)
+    monkeypatch.setattr(recorded_steps, "WARM", 1000)
+    monkeypatch.setattr(sampling, "_FEW", 4)
+    model = language_model("llama")
+    decode(
+        model,
+        [[1], [2, 3], [4, 5, 6]],
+        [24] * 3,
+        DecodeSettings(batch_size=3, top_p=0.9, cuda_graphs=True),
+        keys=sample_keys(0, "test", np.arange(3), 1),
+        guidance=head and Guidance(opinionated(model, head), Tilt(preference_offset(0.7), top_k=6, min_p=0.05)),
+        pace=Pace(look_every=8),
+    )
+    assert (asked.count, steps[0], runs[0]) == (0, 24, 3)
+    assert reads[0] <= 3 * 4
+
+
+@pytest.mark.parametrize("head", HEADS)
+def test_a_step_that_cannot_be_recorded_is_told_of_once(
+    head: HeadType | None, caplog: pytest.LogCaptureFixture
+) -> None:
+    model = language_model("llama")
+    model.model.norm.register_forward_hook(
+        lambda _module, _given, found: found * float(found.numel() > found.sum())
+    )
+    value, case = head and opinionated(language_model("llama"), head), Case(3)
+    for _ in range(2):
+        theirs, ours = case.drawn(model, value), recorded(case, model, value)
+        assert ours.tokens == theirs.tokens
+    assert graphs.Graph.replays == 0
+    assert len(told(caplog)) == 1
+    assert "generation.cuda_graphs: a step could not be recorded (operation not permitted" in told(caplog)[0]
+
+
+@pytest.mark.parametrize("why", ["split", "spread", "own cache", "branches", "alone"])
+def test_what_cannot_be_recorded_is_decoded_without(
+    why: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    case, model = Case(3), language_model("gemma2" if why == "branches" else "llama")
+    value = opinionated(model, HeadType.v) if why in ("branches", "alone") else None
+    words = {
+        "split": "several devices share the policy",
+        "spread": "the policy is on several devices",
+        "own cache": "rows of the policy begin together",
+        "branches": "rows of the value model begin together",
+        "alone": "a single candidate",
+    }
+    if why == "alone":
+        case.tilt = Tilt(preference_offset(0.7), top_k=1)
+    theirs = case.drawn(model, value)
+    with monkeypatch.context() as patch:
+        if why == "split":
+            patch.setattr(recorded_steps, "split_over", lambda _: object())
+        if why == "spread":
+            two = [torch.nn.Parameter(torch.empty(1, device=device)) for device in ("cpu", "meta")]
+            patch.setattr(type(model), "parameters", lambda _, recurse=True: iter(two))
+        if why == "own cache":
+            patch.setattr(row_models, "reads_rows", lambda _: False)
+        ours = [recorded(case, model, value) for _ in range(2)]
+    assert ours[0].tokens == ours[1].tokens == theirs.tokens
+    if why != "own cache":
+        assert ours[0].kl.tobytes() == theirs.kl.tobytes()
+    assert graphs.Graph.replays == 0
+    assert len(told(caplog)) == 1
+    assert words[why] in told(caplog)[0]
+
+
+def test_a_broken_model_is_told_of() -> None:
+    model, case = language_model("llama"), Case(3)
+    model.lm_head.weight.data = model.lm_head.weight.data * float("nan")
+    with pytest.raises(JobError, match="computes is no number"):
+        recorded(case, model)
