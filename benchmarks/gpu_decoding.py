@@ -17,6 +17,7 @@ from transformers import PreTrainedModel, StaticCache
 from benchmarks.gpu_measures import Bench, Experiment, Figure
 from pipeline.learning.generation.decode import Decoded, DecodeSettings, Guidance, decode
 from pipeline.learning.generation.guides import guide_of
+from pipeline.learning.generation.recorded_steps import tell
 from pipeline.learning.generation.sampling import draw_tokens, policy_logprobs, sample_keys
 from pipeline.learning.generation.tilt import Tilt, bernoulli_offset, find_candidates, split_draw
 from pipeline.learning.models.value import ValueModel
@@ -34,6 +35,7 @@ def drawn(
     total: int | None = None,
     length: int = 256,
     top_p: float = 1.0,
+    graphs: bool = False,
 ) -> Decoded:
     """Complete prompts, guided where there is a guide."""
     count = total or batch
@@ -41,18 +43,24 @@ def drawn(
         policy,
         bench.texts(count, bench.of(length, 12)),
         [steps] * count,
-        DecodeSettings(batch_size=batch, top_p=top_p, device=bench.device),
+        DecodeSettings(batch_size=batch, top_p=top_p, device=bench.device, cuda_graphs=graphs),
         keys=sample_keys(0, "gpu", np.arange(count), 1),
         guidance=None if guide is None else Guidance(guide, TILT),
     )
 
 
 def step_ms(
-    bench: Bench, policy: PreTrainedModel, guide: ValueModel | None, batch: int, top_p: float = 1.0
+    bench: Bench,
+    policy: PreTrainedModel,
+    guide: ValueModel | None,
+    batch: int,
+    top_p: float = 1.0,
+    *,
+    graphs: bool = False,
 ) -> float:
     """Of one more decoding step: the prefill is in both of two runs."""
     few, many = bench.of(8, 2), bench.of(40, 6)
-    run = partial(drawn, bench, policy, guide, batch, top_p=top_p)
+    run = partial(drawn, bench, policy, guide, batch, top_p=top_p, graphs=graphs)
     run(4)
     return (bench.seconds(lambda: run(many)) - bench.seconds(lambda: run(few))) / (many - few) * 1e3
 
@@ -232,6 +240,23 @@ def graph(bench: Bench) -> list[Figure]:
     return [Figure("step, as it is", plain, "ms"), Figure("step, one graph", captured, "ms", 5, 8)]
 
 
+def recorded(bench: Bench) -> list[Figure]:
+    """Steps as they are, and as graphs (`generation.cuda_graphs`): how long they take, and what they draw."""
+    policy, guide, rows, found = bench.policy("8b"), bench.value("1b"), bench.of(64, 4), []
+    for name, model, low, high in (("plain", None, 6, 10), ("guided", guide, 10, 18)):
+        for graphs in (False, True):
+            bench.fresh()
+            ms = step_ms(bench, policy, model, rows, graphs=graphs)
+            predicted = (low, high) if graphs else (None, None)
+            found.append(Figure(f"{name}: step, {'a graph' if graphs else 'as it is'}", ms, "ms", *predicted))
+        one, other = (drawn(bench, policy, model, rows, bench.of(40, 6), graphs=on).tokens for on in (False, True))
+        equal = np.mean([a == b for its, of in zip(one, other, strict=True) for a, b in zip(its, of, strict=True)])
+        found.append(Figure(f"{name}: tokens that are equal", float(equal), "", 0.6, 1))
+    # What cannot be recorded is told of once, and then decoded without.
+    could = tell.cache_info().currsize == 0 if bench.on_gpu else None
+    return [*found, Figure("steps could be recorded", could, "", 1, 1)]
+
+
 DECODING: dict[str, Experiment] = {
     "arithmetic": arithmetic,
     "kernels": kernels,
@@ -242,4 +267,5 @@ DECODING: dict[str, Experiment] = {
     "values": values,
     "held": held,
     "graph": graph,
+    "recorded": recorded,
 }
