@@ -32,6 +32,7 @@ class Server:
         config: Of the sweep that was created, as it was sent.
         asked: Operations, in the order in which they came.
         given: Parameters of the trials that were handed out.
+        running: Trials that agents have said to run; they say so once they can pass a signal on.
     """
 
     def __init__(self, url: str) -> None:
@@ -39,6 +40,7 @@ class Server:
         self.config: dict[str, Any] = {}
         self.asked: list[str] = []
         self.given: list[dict[str, Any]] = []
+        self.running: set[str] = set()
         self._agents = itertools.count(1)
         self._lock = threading.Lock()
 
@@ -75,6 +77,7 @@ class Server:
 
     def _Heartbeat(self, variables: Mapping[str, Any]) -> dict[str, Any]:
         running = json.loads(variables["runState"])
+        self.running |= set(running)
         commands = [] if running else [self._next()]
         return {"agentHeartbeat": {"agent": {"id": variables["id"]}, "commands": json.dumps(commands)}}
 

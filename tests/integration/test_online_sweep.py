@@ -212,8 +212,12 @@ def test_the_real_agent_runs_trials_and_tells_them_to_stop(
         assert "2 trials run" in said
         assert sorted(ran.read_text().splitlines()) == ["run1 --lr=0.001", "run2 --lr=0.01"]
 
+        # A signal that comes while the agent has started a trial and not noted it yet never reaches that.
         interrupt = threading.Thread(
-            target=lambda: (wait_for(lambda: "run3" in ran.read_text(), 120), os.kill(os.getpid(), signal.SIGINT))
+            target=lambda: (
+                wait_for(lambda: "run3" in server.running and "run3" in ran.read_text()),
+                os.kill(os.getpid(), signal.SIGINT),
+            )
         )
         interrupt.start()
         code, said = run(tmp_path, agents=1)
