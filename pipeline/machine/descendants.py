@@ -25,6 +25,8 @@ VARIABLE = "PIPELINE_TAGS"
 """Environment variable with the tags of a process: its own, and before it those of whoever started it."""
 _SEPARATOR = ":"
 _PATIENCE_S = 5.0
+_LOOKS = 5
+"""How often `end` looks at least: where others have the processor, one look may outlast its patience."""
 _PR_SET_PDEATHSIG = 1
 _PR_SET_CHILD_SUBREAPER = 36
 _WALL = 0x40000000
@@ -198,19 +200,19 @@ def end(find: Callable[[], set[Process]], patience_s: float = _PATIENCE_S) -> se
 
     Args:
         find: Looks for them. This process is never killed.
-        patience_s: Seconds after which what still lives is given up: the kernel itself may hold it.
+        patience_s: Seconds after which what still lives is given up, if it was looked for a few times by then: the
+            kernel itself may hold it.
 
     Returns:
         What was given up.
     """
-    give_up, pause_s, tried = time.monotonic() + patience_s, 0.001, False
+    give_up, pause_s, looks = time.monotonic() + patience_s, 0.001, 0
     while found := {process for process in find() if process.pid != os.getpid()}:
-        # Those of the first look are killed however long that took: one that starts meanwhile is waited for.
-        if tried and time.monotonic() >= give_up:
+        looks += 1
+        if looks > _LOOKS and time.monotonic() >= give_up:
             break
         for process in found:
             _kill(process)
-        tried = True
         time.sleep(pause_s)
         pause_s = min(2 * pause_s, 0.05)
     return found

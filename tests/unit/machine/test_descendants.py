@@ -86,14 +86,16 @@ def test_children_are_found_among_all_processes_or_as_the_kernel_lists_them(
 
 
 def test_what_was_found_is_ended_however_long_looking_took(tag: str) -> None:
-    """Looking waits for processes that are only starting, which are others' and may take their time."""
-    child = subprocess.Popen(["sleep", "3600"], env=descendants.with_tag(os.environ, tag))
+    """Patience may be over before the first look is, and what that finds may have started others meanwhile."""
+    started = [sleeper(descendants.with_tag(os.environ, tag)) for _ in range(2)]
+    looks = iter([*({one} for one in descendants.tagged([tag])), set[Process]()])
     try:
-        descendants.end(lambda: descendants.tagged([tag]), patience_s=0.0)
-        assert child.wait(60) == -signal.SIGKILL
+        assert descendants.end(lambda: next(looks), patience_s=0.0) == set()
+        assert [child.wait(60) for child in started] == [-signal.SIGKILL] * 2
     finally:
-        child.kill()
-        child.wait()
+        for child in started:
+            child.kill()
+            child.wait()
 
 
 def test_this_process_is_never_among_them() -> None:
