@@ -8,6 +8,7 @@ import sys
 import threading
 import time
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 
 import psutil
@@ -28,13 +29,13 @@ Engine(Path(root)).run(job("quick"), job("slow", "leave_grandchild", payload=pay
 
 
 @pytest.fixture
-def killed_at(tmp_path: Path) -> Iterator[list[int]]:
-    """Pids that a failing test would leave behind."""
-    pids: list[int] = []
-    yield pids
-    for pid in pids:
-        if psutil.pid_exists(pid):
-            os.kill(pid, signal.SIGKILL)
+def killed_at() -> Iterator[list[psutil.Process]]:
+    """Processes that a failing test would leave behind."""
+    family: list[psutil.Process] = []
+    yield family
+    for one in family:
+        with suppress(psutil.NoSuchProcess):  # nor is it one that has its number by now
+            one.kill()
 
 
 def start_engine(root: Path, flag: Path, backend: str = "local") -> subprocess.Popen[bytes]:
@@ -56,28 +57,29 @@ def until(condition: object, timeout_s: float = 200.0) -> bool:
     return True
 
 
-def lives(pid: int) -> bool:
-    return psutil.pid_exists(pid) and psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
+def lives(process: psutil.Process) -> bool:
+    with suppress(psutil.NoSuchProcess):
+        return process.is_running() and process.status() != psutil.STATUS_ZOMBIE
+    return False
 
 
-def described(pid: int) -> str:
+def described(process: psutil.Process) -> str:
     """What a process is, and where the kernel has it wait."""
-    process = psutil.Process(pid)
-    waits = Path(f"/proc/{pid}/wchan").read_text()
+    waits = Path(f"/proc/{process.pid}/wchan").read_text()
     return f"{process.cmdline()}, {process.status()}, child of {process.ppid()}, in {waits}"
 
 
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM, signal.SIGHUP, signal.SIGINT], ids=str)
 def test_nothing_outlives_an_engine_that_is_killed(
-    tmp_path: Path, killed_at: list[int], number: signal.Signals
+    tmp_path: Path, killed_at: list[psutil.Process], number: signal.Signals
 ) -> None:
     flag = tmp_path / "flag"
     engine = start_engine(tmp_path / "run", flag)
     try:
         assert until(lambda: flag.exists() and flag.read_text())
-        family = [child.pid for child in psutil.Process(engine.pid).children(recursive=True)]
+        family = psutil.Process(engine.pid).children(recursive=True)
         pids = json.loads(flag.read_text())  # a worker and its descendants, two of which have left its session
-        assert set(pids) <= set(family)
+        assert set(pids) <= {one.pid for one in family}
         assert len(family) == 6  # with the other worker and the reaper
         killed_at += family
         scratch = tmp_path / "run" / "store" / ".tmp"
@@ -85,60 +87,66 @@ def test_nothing_outlives_an_engine_that_is_killed(
     finally:
         engine.send_signal(number)
         engine.wait()
-    assert until(lambda: not any(map(lives, family))), {pid: described(pid) for pid in family if lives(pid)}
+    assert until(lambda: not any(map(lives, family))), list(map(described, filter(lives, family)))
     assert until(lambda: not list(scratch.iterdir()))
     killed_at.clear()
 
 
-def test_a_ctrl_c_at_the_terminal_reaches_neither_workers_nor_reaper(tmp_path: Path, killed_at: list[int]) -> None:
+def test_a_ctrl_c_at_the_terminal_reaches_neither_workers_nor_reaper(
+    tmp_path: Path, killed_at: list[psutil.Process]
+) -> None:
     # The terminal signals the whole foreground group, which is that of the engine.
     flag = tmp_path / "flag"
     engine = start_engine(tmp_path / "run", flag)
     try:
         assert until(lambda: flag.exists() and flag.read_text())
         family = psutil.Process(engine.pid).children(recursive=True)
-        killed_at += [child.pid for child in family]
+        killed_at += family
         assert all(os.getpgid(child.pid) != engine.pid for child in family)
     finally:
         os.killpg(engine.pid, signal.SIGINT)
         engine.wait()
-    assert until(lambda: not any(lives(child.pid) for child in family))
+    assert until(lambda: not any(map(lives, family)))
     killed_at.clear()
 
 
-def test_workers_end_by_themselves_where_the_reaper_is_gone_too(tmp_path: Path, killed_at: list[int]) -> None:
+def test_workers_end_by_themselves_where_the_reaper_is_gone_too(
+    tmp_path: Path, killed_at: list[psutil.Process]
+) -> None:
     flag = tmp_path / "flag"
     engine = start_engine(tmp_path / "run", flag)
     try:
         assert until(lambda: flag.exists() and flag.read_text())
         children = psutil.Process(engine.pid).children()
-        killed_at += [child.pid for child in psutil.Process(engine.pid).children(recursive=True)]
+        killed_at += psutil.Process(engine.pid).children(recursive=True)
         reaper = next(child for child in children if any(part.endswith("reaper.py") for part in child.cmdline()))
         reaper.kill()
     finally:
         engine.kill()
         engine.wait()
-    assert until(lambda: not any(lives(child.pid) for child in children))
+    assert until(lambda: not any(map(lives, children)))
 
 
-def test_an_inline_run_that_is_killed_leaves_no_unfinished_output(tmp_path: Path, killed_at: list[int]) -> None:
+def test_an_inline_run_that_is_killed_leaves_no_unfinished_output(
+    tmp_path: Path, killed_at: list[psutil.Process]
+) -> None:
     flag = tmp_path / "flag"
     engine = start_engine(tmp_path / "run", flag, "inline")
     try:
         assert until(lambda: flag.exists() and flag.read_text())
-        killed_at += [child.pid for child in psutil.Process(engine.pid).children(recursive=True)]
+        killed_at += psutil.Process(engine.pid).children(recursive=True)
     finally:
         engine.kill()
         engine.wait()
     assert until(lambda: not list((tmp_path / "run" / "store" / ".tmp").iterdir()))
 
 
-def test_the_same_run_goes_on_where_it_was_killed(tmp_path: Path, killed_at: list[int]) -> None:
+def test_the_same_run_goes_on_where_it_was_killed(tmp_path: Path, killed_at: list[psutil.Process]) -> None:
     root, flag = tmp_path / "run", tmp_path / "flag"
     killed = start_engine(root, flag)
     try:
         assert until(lambda: flag.exists() and flag.read_text())
-        killed_at += [child.pid for child in psutil.Process(killed.pid).children(recursive=True)]
+        killed_at += psutil.Process(killed.pid).children(recursive=True)
         store = Engine(root).store
         assert until(lambda: store.has(job("quick").key))
     finally:
