@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -17,6 +18,7 @@ from pipeline.engine.devices.layout import make_layout
 from pipeline.engine.devices.memory_reclaim import read_levels
 from pipeline.engine.journal import Journal, read_journal
 from pipeline.engine.scheduler.loop import Outcome, run_plan
+from pipeline.engine.store.scratch import Scratch, sweep
 from pipeline.engine.store.store import Store
 from pipeline.engine.workers.backends import make_pool
 from pipeline.plan.graph import Plan
@@ -94,6 +96,7 @@ class Engine:
         """
         self.runs += 1
         self.run_dir.mkdir(parents=True)
+        self._sweep()
         execution = ExecutionConfig(
             backend=backend,
             barrier=barrier,
@@ -140,6 +143,16 @@ class Engine:
         written.feed(self.journal)
         assert what_status_shows(view) == what_status_shows(written)
         return outcome
+
+    def _sweep(self) -> None:
+        """Remove what runs that are gone have left, as the command does before it looks at what is stored."""
+        scratch = Scratch(self.store.scratch(f"{self.root.name}-sweep{self.runs}-{os.getpid()}"))
+        try:
+            with suppress(OSError):  # what is wrong with a store is for the run to say
+                scratch.open()
+                sweep(self.store.root, scratch.path)
+        finally:
+            scratch.close()
 
     def events(self, name: str, job_id: str | None = None) -> list[dict[str, Any]]:
         """Events of the last run."""
