@@ -143,6 +143,12 @@ def alive(processes: Iterable[Process]) -> set[Process]:
     return {found for process, found in now if found and found.began == process.began and not found.is_over}
 
 
+def began(pid: int) -> int | None:
+    """When the process of a number started, as in `Process`; None where none is found."""
+    found = _look(pid)
+    return None if found is None else found.began
+
+
 def _all() -> Iterator[Process]:
     try:
         numbers = [int(name) for name in os.listdir("/proc") if name.isdigit()]  # noqa: PTH208 - names are enough

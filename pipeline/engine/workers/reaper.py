@@ -30,8 +30,11 @@ from pipeline.machine import descendants
 PATIENCE_S = 5.0
 """Seconds after which a reaper that takes nothing, or does not end, is taken for stopped."""
 
-Watched = dict[tuple[str, int | str], None]
-"""What is to be cleaned up, as kind and name, in the order in which it was told."""
+Watched = dict[tuple[str, int | str], int | None]
+"""What is to be cleaned up, as kind and name, in the order in which it was told.
+
+For a group it says when the leader began, by which the number is known from another's.
+"""
 
 
 class Reaper:
@@ -57,7 +60,7 @@ class Reaper:
 
     def watch_group(self, pgid: int) -> None:
         """Kill this process group if the engine ends without `forget_group`."""
-        self._tell("watch", "group", pgid)
+        self._tell("watch", "group", pgid, descendants.began(pgid))
 
     def forget_group(self, pgid: int) -> None:
         """The group is gone; its number may soon belong to someone else."""
@@ -91,8 +94,8 @@ class Reaper:
         if self._process.returncode:
             clean(self._watched)
 
-    def _tell(self, verb: str, kind: str, what: int | str) -> None:
-        message = [verb, kind, what]
+    def _tell(self, verb: str, kind: str, what: int | str, began: int | None = None) -> None:
+        message = [verb, kind, what, began]
         _note(self._watched, message)
         # Someone may have killed the reaper; the other layers still stand, so the run goes on.
         with contextlib.suppress(BrokenPipeError):
@@ -114,9 +117,9 @@ class Reaper:
 
 
 def _note(watched: Watched, message: list[Any]) -> None:
-    verb, kind, what = message
+    verb, kind, what, began = message
     if verb == "watch":
-        watched[kind, what] = None
+        watched[kind, what] = began
     else:
         watched.pop((kind, what), None)
 
@@ -136,9 +139,11 @@ def main() -> None:
 def clean(watched: Watched) -> None:
     """End the processes and remove the paths that are still registered."""
     # Processes first: whoever still runs may be writing to the folders.
-    for group in [what for kind, what in watched if kind == "group"]:
-        with contextlib.suppress(ProcessLookupError, PermissionError):
-            os.killpg(int(group), signal.SIGKILL)
+    for group, began in [(int(what), began) for (kind, what), began in watched.items() if kind == "group"]:
+        # A number that no leader has is still the group's, or nobody's.
+        if descendants.began(group) in (None, began):
+            with contextlib.suppress(ProcessLookupError, PermissionError):
+                os.killpg(group, signal.SIGKILL)
     if tags := {str(what) for kind, what in watched if kind == "tag"}:
         descendants.end(lambda: descendants.tagged(tags))
     for path in [what for kind, what in watched if kind == "path"]:

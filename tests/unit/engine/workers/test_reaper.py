@@ -5,6 +5,7 @@ import os
 import re
 import signal
 import subprocess
+import sys
 from pathlib import Path
 
 import psutil
@@ -13,6 +14,7 @@ import pytest
 from pipeline.engine.workers import reaper as reaper_module
 from pipeline.engine.workers.reaper import Reaper
 from pipeline.files import remove_tree
+from pipeline.machine import descendants
 from tests.doubles.small_runs import wait_for
 from tests.unit.test_files import nest
 
@@ -42,6 +44,21 @@ def test_what_is_registered_goes_and_what_was_forgotten_stays(tmp_path: Path) ->
             if process.poll() is None:
                 os.killpg(process.pid, signal.SIGKILL)
                 process.wait()
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="elsewhere it is not told when a process began")
+def test_a_group_whose_number_has_gone_to_another_is_left_alone() -> None:
+    """As that of a worker that died with its engine may have, until a reaper gets the processor."""
+    other = subprocess.Popen(["sleep", "3600"], process_group=0)
+    try:
+        began = descendants.began(other.pid)
+        assert began is not None
+        reaper_module.clean({("group", other.pid): began - 1})
+        other.terminate()
+        assert other.wait(600) == -signal.SIGTERM
+    finally:
+        other.kill()
+        other.wait()
 
 
 def test_a_folder_is_removed_however_deep_it_is(tmp_path: Path) -> None:
