@@ -170,6 +170,7 @@ def _stages(run: tuple[str, ...], output: Path) -> dict[str, Entry]:
         entry = found.setdefault(name_of[job["key"]], {"digest": [], "versions": {}, "reads": set()})
         files = manifest["files"]
         curve = files.pop(CURVES, None)
+        _put_whole(files, job, output / ".store", config.models[job["model"]])
         files.pop(GUIDANCE, None)  # settings that the key covers; tests hold it, and no stage reads it
         entry["digest"].append([job["id"], files])
         entry["reads"] |= {name_of[key] for keys in job["inputs"].values() for key in keys}
@@ -186,6 +187,28 @@ def _stages(run: tuple[str, ...], output: Path) -> dict[str, Entry]:
         for name, entry in found.items()
         if name not in NOTES_A_PATH
     }
+
+
+def _put_whole(files: dict[str, Any], job: dict[str, Any], store: Path, model: Any) -> None:
+    """In place of adapters have the policy that they make: an earlier version stored that under the same key."""
+    from pipeline.config.schema import SystemConfig
+    from pipeline.files import file_sha256
+    from pipeline.learning.models.load import load_policy
+    from pipeline.learning.models.source import reference_folder
+    from pipeline.outputs.adapters import ADAPTERS, FOLDER
+
+    if files.pop(ADAPTERS, None) is None:
+        return
+    for name in [name for name in files if name.startswith(f"{FOLDER}/")]:
+        del files[name]
+    (reference,) = job["inputs"]["reference.train"]
+    base = reference_folder(store / reference[:2] / reference, model)
+    whole = load_policy(store / job["key"][:2] / job["key"], SystemConfig(), "cpu", base=base)
+    whole.config._name_or_path = ""
+    with tempfile.TemporaryDirectory() as folder:
+        whole.save_pretrained(folder)
+        for file in Path(folder).iterdir():
+            files[file.name] = {"size": file.stat().st_size, "sha256": file_sha256(file)}
 
 
 def _tokens() -> dict[str, Entry]:

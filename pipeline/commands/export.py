@@ -5,13 +5,14 @@
                     DIR/reference   the policy that it guides; one that came from the hub is named instead
 
 A value model without its reference is of no use, so the two stay together. Everything is copied, as the store must
-not change, and appears under its name when it is whole.
+not change, and appears under its name when it is whole. Adapters are merged into the weights that they belong to.
 """
 
 from __future__ import annotations
 
 import shutil
 import tempfile
+import warnings
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
@@ -25,6 +26,7 @@ from pipeline.commands.targets import refuse_records
 from pipeline.config.bases import DatasetConfig, ModelConfig
 from pipeline.config.meaning import about as about_settings
 from pipeline.config.plain import to_plain
+from pipeline.config.schema import SystemConfig
 from pipeline.engine.store.store import Store
 from pipeline.errors import ConfigError, PipelineError, StoreError
 from pipeline.files import json_text
@@ -32,6 +34,7 @@ from pipeline.foreign import ForeignDataError, read_json_file
 from pipeline.learning.algos.base import REFERENCE
 from pipeline.learning.datasets.columns import template_fields
 from pipeline.learning.datasets.from_files import FilesConfig
+from pipeline.outputs.adapters import adapter_folders
 from pipeline.outputs.formats import POINTER, Pointer
 from pipeline.outputs.guidance import GUIDANCE, USAGE, GuidanceSettings, Usage
 from pipeline.outputs.reading import read_pointer, read_shown_samples
@@ -121,8 +124,9 @@ def _check_whole(store: Store, found: Trained) -> None:
             raise StoreError(
                 f"{found.job.chain}: {output} cannot be exported: {problem}. The run's command makes it again"
             )
-    if not (found.weights / "config.json").is_file():
-        raise StoreError(f"{found.job.chain}: {found.weights} holds no model that transformers loads")
+    weights = found.reference_weights if adapter_folders(found.weights) else found.weights
+    if not (weights / "config.json").is_file():
+        raise StoreError(f"{found.job.chain}: {weights} holds no model that transformers loads")
 
 
 def _write(found: Trained, to: Path, place: str) -> None:
@@ -150,6 +154,8 @@ def _fill(found: Trained, folder: Path, place: str) -> None:
     else:
         guidance = None
         _copy(found.weights, folder)
+        if adapter_folders(found.weights):
+            _merge(found, folder)
     (folder / USAGE).write_text(json_text(_known(asdict(usage)), indent=1) + "\n")
     # Names and settings may hold halves of characters, which no file has.
     (folder / README).write_bytes(
@@ -162,6 +168,24 @@ def _copy(source: Path, target: Path) -> None:
     target.mkdir()
     for file in model_files(source):
         shutil.copyfile(file, target / file.name)  # what a link leads to, as snapshots of the hub have links
+
+
+def _merge(found: Trained, folder: Path) -> None:
+    """Write a policy of which adapters are stored as one that needs nothing else, in float32."""
+    with warnings.catch_warnings():
+        # As in a notebook: tqdm, which draws nothing here, may miss what it draws with.
+        warnings.filterwarnings("ignore", message="IProgress not found")
+        from pipeline.learning.models.load import load_policy, without_progress_bars
+    with without_progress_bars():
+        whole = load_policy(
+            found.weights,
+            SystemConfig(),
+            "cpu",
+            base=found.reference_weights,
+            trust_remote_code=found.model.trusts_code,
+        )
+        whole.config._name_or_path = ""
+        whole.save_pretrained(folder)
 
 
 def _reference(found: Trained, folder: Path) -> Pointer:

@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from enum import Enum
+from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
@@ -20,6 +21,7 @@ from pipeline.errors import ConfigError, DeviceError
 from pipeline.foreign import ForeignDataError
 from pipeline.learning.datasets.hub import is_hub_id
 from pipeline.learning.models.source import snapshot
+from pipeline.outputs.adapters import ADAPTERS, adapter_folders, read_adapters
 from pipeline.outputs.formats import POINTER, Pointer
 from pipeline.outputs.guidance import (
     GUIDANCE,
@@ -80,7 +82,8 @@ def guided(
         device: ``cpu`` or ``cuda``; None takes a GPU where there is one.
         dtype: ``float32``, ``bfloat16`` or ``float16``; None as in the run.
         attention: ``sdpa``, ``eager`` or ``flash_attention_2``; None as in the run.
-        reference: Folder or hub id of the reference; None takes the one that the value model was trained for.
+        reference: Folder or hub id of the reference; None takes the one that the model was trained for. A policy
+            needs it only where adapters are stored of it.
         offset: From a strength to the offset of values, for a method with a rule of its own and without its run.
         trust_remote_code: Run Python code that comes with the model; of a run as it says itself.
         output_dir: Folder of all runs.
@@ -98,7 +101,8 @@ def guided(
     check_types(str, Path, output_dir=output_dir)
     found = _found(model.loaded if isinstance(model, Run) else model, chain, round, Path(output_dir))
     if reference is not None:
-        found = replace(found, reference=lambda: _given_reference(str(reference)))
+        given = partial(_given_reference, str(reference))
+        found = replace(found, base=given) if found.guidance is None else replace(found, reference=given)
     if trust_remote_code:
         found = replace(found, trusts_code=True)
     drawing = found.usage.drawing
@@ -116,12 +120,14 @@ class _Found:
     Attributes:
         weights: Folder of the policy, or of the value model.
         reference: Says where the reference is, of a value model.
+        base: Likewise, of a policy that may be stored as adapters.
     """
 
     weights: Path
     usage: Usage
     guidance: GuidanceSettings | None = None
     reference: Callable[[], str] | None = None
+    base: Callable[[], str] | None = None
     offset: Callable[[float], Offset] | None = None
     trusts_code: bool = False
 
@@ -169,7 +175,12 @@ def _job_of(folder: Path) -> Trained | None:
 
 def _of_run(found: Trained) -> _Found:
     if not found.is_value:
-        return _Found(weights=found.weights, usage=found.usage, trusts_code=found.model.trusts_code)
+        return _Found(
+            weights=found.weights,
+            usage=found.usage,
+            base=lambda: str(found.reference_weights),
+            trusts_code=found.model.trusts_code,
+        )
     return _Found(
         weights=found.folder,
         usage=found.usage,
@@ -182,7 +193,8 @@ def _of_run(found: Trained) -> _Found:
 
 def _of_folder(folder: Path) -> _Found:
     """A model of which only its folder is known: exported, or in a store."""
-    if not (folder / _CONFIG).is_file():
+    adapters = _read(folder / ADAPTERS, read_adapters)
+    if adapters is None and not (folder / _CONFIG).is_file():
         raise ConfigError(
             f"{folder} holds no model. Give the name of an experiment, the folder of a run, of the output of a "
             "training or of an exported model, or the id of a model on the hub"
@@ -191,6 +203,8 @@ def _of_folder(folder: Path) -> _Found:
     usage, guidance = _read(folder / USAGE, read_usage), _read(folder / GUIDANCE, read_guidance)
     if usage is None:
         usage = Usage(kind="value" if is_value else "policy", drawing=Drawing(), prompting=Prompting())
+    if adapters is not None:
+        return _Found(weights=folder, usage=usage, base=lambda: _reference_of(folder, None, adapters.reference))
     if not is_value:
         return _Found(weights=folder, usage=usage)
     if guidance is None:
@@ -207,10 +221,10 @@ def _of_folder(folder: Path) -> _Found:
 
 
 def _reference_of(folder: Path, exported: Pointer | None, key: str | None) -> str:
-    """Where the reference of a value model is, told from the folder alone.
+    """Where the reference of a model is, told from the folder alone.
 
     Args:
-        folder: Of the value model.
+        folder: Of the model.
         exported: What an exported folder says of it.
         key: What a stored output says of it.
     """
@@ -229,8 +243,8 @@ def _reference_of(folder: Path, exported: Pointer | None, key: str | None) -> st
         if place.is_dir():
             return str(place)
     raise ConfigError(
-        f"{folder}: the reference of this value model is not there any more; give it as reference=FOLDER, which "
-        "must be the one that the value model was trained for"
+        f"{folder}: the reference of this model is not there any more; give it as reference=FOLDER, which "
+        "must be the one that the model was trained for"
     )
 
 
@@ -275,7 +289,8 @@ def _loaded(
             value = load_value(found.weights, system, chosen)
         guide = SavedGuide(model=value, settings=found.guidance, offset=offset or found.offset)
     with _reading(source), without_progress_bars():
-        policy = load_policy(source, system, chosen, trust_remote_code=found.trusts_code)
+        base = found.base() if found.base is not None and adapter_folders(Path(source)) else None
+        policy = load_policy(source, system, chosen, base=base, trust_remote_code=found.trusts_code)
         tokenizer = load_tokenizer(source, trust_remote_code=found.trusts_code)
     return Guided(
         policy,

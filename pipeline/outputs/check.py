@@ -11,6 +11,7 @@ from pathlib import Path
 from pipeline.errors import JobError
 from pipeline.files import walk
 from pipeline.foreign import ForeignDataError
+from pipeline.outputs.adapters import ADAPTERS, read_adapters
 from pipeline.outputs.curves import CURVES, read_curve
 from pipeline.outputs.formats import (
     ETA,
@@ -128,5 +129,6 @@ _READERS: Mapping[str, Callable[[Path], object]] = {
     FAULTS: read_faults,
     CURVES: lambda path: read_curve(path.parent),
     GUIDANCE: read_guidance,
+    ADAPTERS: read_adapters,
 }
 """Names that any stage may write; ``model.json`` is left to the reference."""

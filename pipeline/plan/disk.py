@@ -1,6 +1,6 @@
 """How much room the outputs of a plan take on the disk of the store, by arithmetic alone, before anything runs.
 
-    a policy         its weights in float32, adapters merged, with its tokenizer
+    a policy         its weights in float32, or the adapters of all rounds up to it, with its tokenizer
     a value model    the weights of its backbone and its head in float32, likewise; a reward model is one
     completions      token ids by the longest, or a line of text each; how many of them teach anything is a guess
     a checkpoint     weights that are trained and two numbers of the optimizer for each, in float32
@@ -31,6 +31,8 @@ _NOTED = 600
 """Of what is beside completions to train on: what they took, headers, a longer manifest."""
 _MODEL = 3_000
 """Of what is beside the weights of a model and its tokenizer: configuration, settings, a longer manifest."""
+_ADAPTERS = 2_000
+"""Of what is beside the weights of adapters: their settings, longer names of tensors."""
 _CURVE, _LOSS = 150, 20
 """Of a step of a training: a line of its curve, and its loss among all losses."""
 _SEQUENCE = 20
@@ -276,8 +278,11 @@ class _Rooms:
         learnt = getattr(algo, "reward_model", None)
         number = getattr(learnt, "folds", 1) if stage.saves == "rewards" and learnt is not None else 1
         if stage.saves == "policy":
-            rank = getattr(getattr(algo, "lora", None), "rank", 0)
-            each, changed = size.written(), rank * size.lora_width if rank else size.weights
+            each, changed = size.written(), size.weights
+            if rank := getattr(getattr(algo, "lora", None), "rank", 0):
+                rounds = job.round if getattr(algo, "warm_start", True) else 1
+                changed = size.adapters(rank)
+                each = size.tokenizer + rounds * (4 * changed + size.headers + _ADAPTERS)
         else:
             head = _head(stage, algo, size)
             each, changed = size.written(whole=False) + 4 * head, size.weights - size.output + head

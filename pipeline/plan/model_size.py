@@ -80,6 +80,15 @@ class ModelSize:
         """
         return 4 * (self.weights - (0 if whole else self.output)) + self.headers + self.tokenizer
 
+    def adapters(self, rank: int) -> int:
+        """Weights of adapters for all linear layers; a guess where nobody has counted these.
+
+        Such a layer has n * m weights and its adapters rank * (n + m); n and m are the model's width or more.
+        """
+        if self.lora_width:
+            return rank * self.lora_width
+        return min(rank * 2 * self.weights // (self.hidden or 1), self.weights)
+
 
 def reference_size(model: ModelConfig, dataset: Dataset) -> ModelSize | None:
     """The size of a reference policy; None where nothing tells it."""

@@ -92,7 +92,9 @@ def write_together(work: Work) -> None:
     """Write by as many ranks as there are; the first one leaves what came of it."""
     prepare_torch(1)
     with join(work.rank, work.world_size, work.device, Spread(by_tensors=True)) as ranks:
-        model = load_policy(work.payload["model"], SystemConfig(), "cpu", ranks=ranks)
+        model = load_policy(
+            work.payload["model"], SystemConfig(), "cpu", ranks=ranks, base=work.payload.get("base")
+        )
         if work.attempt == 1 and work.payload.get("dying") and not ranks.is_first:
             _die_while_writing(model)
         made = write(model, value())

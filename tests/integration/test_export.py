@@ -29,7 +29,7 @@ from pipeline.outputs.reading import read_lines
 from pipeline.plan.job import Job
 from pipeline.runs.loaded import LoadedRun, load
 from pipeline.terminal.console import Terminal
-from tests.doubles.small_runs import calm_run
+from tests.doubles.small_runs import calm_run, run_here
 
 STRONG = 1e-3
 """Of guidance: the value models of a small run have learnt little."""
@@ -244,6 +244,37 @@ def test_who_comes_second_to_a_folder_is_told_that_something_is_there(
         export(outputs, "t", "QSharp", tmp_path / "model")
     assert read_usage(tmp_path / "model" / "usage.json").chain.endswith("PITA")
     assert [path.name for path in tmp_path.iterdir()] == ["model"]
+
+
+def test_a_policy_of_which_adapters_are_stored_leaves_its_run_whole(tmp_path: Path) -> None:
+    adapters = ("algos=[SFT]", "algos.SFT.lora.rank=4", "algos.SFT.only_correct=false", "algos.SFT.epochs=1")
+    outputs = tmp_path / "outputs"
+    run_here(outputs, *adapters, "execution.shard_size=60")
+    stored = training(outputs, "SFT/r2/train")
+    assert sorted(path.parent.name for path in stored.rglob("*.safetensors")) == ["1", "2"]
+    by_name = pipeline.guided("t", output_dir=outputs, device="cpu")
+    told = by_name.complete(PROMPTS, n=8, seed=3)
+    export(outputs, "t", None, tmp_path / "policy")
+    assert pipeline.guided(tmp_path / "policy", device="cpu").complete(PROMPTS, n=8, seed=3) == told
+    # Only its reference is found from the folder, and that may be given.
+    alone = pipeline.guided(stored, device="cpu")
+    assert alone.complete(PROMPTS, n=8, seed=3, max_new_tokens=4) == told
+    reference = training(outputs, "reference/train")
+    shutil.move(reference, tmp_path / "reference")
+    with pytest.raises(
+        ConfigError, match=r"the reference of this model is not there any more; .*reference=FOLDER"
+    ):
+        pipeline.guided(stored, device="cpu")
+    given = pipeline.guided(stored, reference=tmp_path / "reference", device="cpu")
+    assert given.complete(PROMPTS, n=8, seed=3, max_new_tokens=4) == told
+    from transformers import AutoModelForCausalLM, AutoTokenizer
+
+    folder = str(tmp_path / "policy")
+    model, tokenizer = AutoModelForCausalLM.from_pretrained(folder), AutoTokenizer.from_pretrained(folder)
+    drawn = model.generate(**tokenizer(PROMPTS, return_tensors="pt"), max_new_tokens=4, do_sample=False)
+    greedy = by_name.generate(PROMPTS, greedy=True)
+    texts = tokenizer.batch_decode(drawn, skip_special_tokens=True)
+    assert [text.replace(" ", "") for text in texts] == [a + b for a, b in zip(PROMPTS, greedy, strict=True)]
 
 
 def test_a_chain_that_is_not_finished_is_refused(copied: Path, tmp_path: Path) -> None:

@@ -14,6 +14,7 @@ from pipeline.engine.devices.worker_env import rank_environment
 from pipeline.engine.scheduler.job_state import JobStatus
 from pipeline.engine.workers.gang import held_port
 from tests.doubles import wide
+from tests.doubles.adapters import write_rounds
 from tests.doubles.engine import Engine, job, key
 from tests.doubles.forked import fork_server
 
@@ -65,14 +66,15 @@ def test_two_ranks_write_what_one_does_and_one_that_dies_ends_both(
     assert first.startswith("RanksDisagree: 2 ranks share a model, and have different tokens after ")
 
 
-def test_four_ranks_write_what_one_does(tmp_path: Path, model: Path, alone: wide.Written) -> None:
-    """Without an engine, which starts so many as it does 2."""
+def test_four_ranks_write_what_one_does(tmp_path: Path, model: Path) -> None:
+    """Without an engine, which starts so many as it does 2; by a policy of which adapters are stored."""
+    alone = wide.write(write_rounds(wide.policy(), tmp_path), wide.value())
     with fork_server("tests.doubles.wide") as processes, held_port(None) as port:
         started = []
         for rank in range(4):
             (tmp_path / f"rank{rank}").mkdir()
             environment = rank_environment(os.environ, [""] * 4, rank=rank, master_port=port)
-            args = (rank, dict(environment), tmp_path, {"model": str(model)})
+            args = (rank, dict(environment), tmp_path, {"model": str(tmp_path), "base": str(model)})
             started.append(processes.Process(target=wide.forked_rank, args=args))
             started[-1].start()
         for process in started:

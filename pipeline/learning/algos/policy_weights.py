@@ -3,13 +3,14 @@
 to_train       what training starts from      float32, or with adapters `system.dtype`
 frozen_policy  what it is held close to       as precise, since the difference of the two is what counts
 exact_logprobs of what was drawn              by weights as precise, computed as in training
-whole_policy   what is saved                  float32
+
+What is saved of it is in `policy_output`.
 """
 
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any
 
 from pipeline.config.schema import DType
 from pipeline.learning.algos.base import JobContext
@@ -29,16 +30,16 @@ def to_train(ctx: JobContext, algo: PolicyAlgoConfig) -> PreTrainedModel:
     """The policy that training starts from, on the first device."""
     with ctx.loading():
         from pipeline.learning.models.dropout import without_dropout
-    adapted: Any = _adapted(ctx, algo)
-    without_dropout(adapted)
-    adapted.to(ctx.first_device)
-    started: PreTrainedModel = adapted
+    model: Any = adapted(ctx, algo)
+    without_dropout(model)
+    model.to(ctx.first_device)
+    started: PreTrainedModel = model
     return started
 
 
 def frozen_policy(ctx: JobContext, algo: PolicyAlgoConfig, *, previous: bool) -> PreTrainedModel:
     """Last round's policy or the reference, as precise as what is trained, and spread as that is."""
-    model = _load(ctx, algo, previous=previous)
+    model = loaded(ctx, algo, previous=previous)
     with ctx.loading():
         import torch
 
@@ -59,36 +60,9 @@ def exact_logprobs(
 
     # Below adapters the weights are those that drew, unless these were quantized: no second copy is needed.
     same = _adapts(algo) and ctx.config.model.in_bits is None
-    exact = None if same else _load(ctx, algo, previous=True)
+    exact = None if same else loaded(ctx, algo, previous=True)
     with computing_in(ctx.config.system.dtype, ctx.device):
         return policy.logprobs(groups.prompts, groups.tokens, exact)
-
-
-def whole_policy(
-    ctx: JobContext, algo: PolicyAlgoConfig, model: PreTrainedModel
-) -> tuple[PreTrainedModel, dict[str, Any]]:
-    """What was trained as any other model, in the machine's memory, and what of it lower precision keeps.
-
-    It is float32, also where `system.dtype` is not: the next round goes on from all of the update, though who
-    reads the model in that type sees only some of it.
-    """
-    import torch
-
-    from pipeline.learning.training.lora import merged, share_kept, weights_below
-
-    asked = ctx.config.system.dtype
-    if asked is DType.float32:
-        return merged(model).cpu(), {}
-    if _adapts(algo):
-        before = weights_below(cast("PeftModel", model))
-        whole = merged(model, lambda: _adapted(ctx, algo, DType.float32, "cpu")).cpu()
-    else:
-        whole = merged(model).cpu()
-        before = dict(_load(ctx, algo, previous=algo.warm_start, device="cpu").named_parameters())
-    share = share_kept(before, whole, getattr(torch, asked.name))
-    if share is not None:
-        print(f"{asked.name} shows {share:.1%} of the weights that were changed", flush=True)  # noqa: T201 - log
-    return whole, {"kept_when_rounded": share}
 
 
 def _adapts(algo: PolicyAlgoConfig) -> bool:
@@ -96,19 +70,19 @@ def _adapts(algo: PolicyAlgoConfig) -> bool:
     return bool(algo.lora.rank)
 
 
-def _adapted(
+def adapted(
     ctx: JobContext, algo: PolicyAlgoConfig, dtype: DType | None = None, device: str | None = None
 ) -> PreTrainedModel | PeftModel:
-    """The weights that training starts from, with adapters where there are to be some."""
+    """The weights that training starts from, with adapters where there are to be some, not trained yet."""
     from pipeline.learning.models.load import train_text
     from pipeline.learning.training.lora import with_adapters
 
-    model = _load(ctx, algo, previous=algo.warm_start, dtype=dtype, device=device)
+    model = loaded(ctx, algo, previous=algo.warm_start, dtype=dtype, device=device)
     train_text(model)
     return with_adapters(model, algo.lora, seed=ctx.seed * 1000 + ctx.round)
 
 
-def _load(
+def loaded(
     ctx: JobContext,
     algo: PolicyAlgoConfig,
     *,
@@ -126,11 +100,12 @@ def _load(
         as_stored = dtype is None and not adapts and ctx.ranks.is_sharded
         # Optimizer steps are too small for bfloat16, so weights are trained in float32; adapters are anyway.
         dtype = dtype or (ctx.config.system.dtype if adapts else DType.float32)
-        trained = ctx.optional_input("train@previous") if previous else None
+        reference = reference_source(ctx)
         return load_policy(
-            str(trained) if trained else reference_source(ctx),
+            (ctx.optional_input("train@previous") if previous else None) or reference,
             replace(ctx.config.system, dtype=dtype),
             device or ctx.first_device,
+            base=reference,
             trust_remote_code=ctx.config.model.trusts_code,
             as_stored=as_stored,
             ranks=ctx.joined,

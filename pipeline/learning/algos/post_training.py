@@ -49,7 +49,7 @@ class Anchor(Enum):
 
 @dataclass(kw_only=True)
 class LoraSettings(Settings):
-    """Low-rank adapters instead of whole weights (arXiv 2106.09685); merged into the model when it is saved."""
+    """Low-rank adapters instead of whole weights (arXiv 2106.09685); stored by themselves, merged when loaded."""
 
     rank: int = number(0, at_least=0, at_most=16_384, hint=" (0 is no adapters)")
     """Of the adapters; 0 trains the weights themselves."""
@@ -186,9 +186,10 @@ class PostTrainingAlgorithms(Algorithm):
         write_generation(ctx, len(groups.keys), len(groups.tokens), groups.generated, groups.tally())
 
     def train(self, ctx: JobContext) -> None:
-        """Train, and save a model that loads as any other, with its tokenizer."""
+        """Train, and save the policy or the adapters that make it of the reference, with its tokenizer."""
         with ctx.loading():
-            from pipeline.learning.algos.policy_weights import to_train, whole_policy
+            from pipeline.learning.algos.policy_output import save_policy
+            from pipeline.learning.algos.policy_weights import to_train
             from pipeline.learning.algos.rounds import rounds_to_train_on, tally_of, tokens_generated
             from pipeline.learning.algos.shortage import noted, teaching
             from pipeline.learning.algos.toolbox import reference_source
@@ -200,9 +201,7 @@ class PostTrainingAlgorithms(Algorithm):
         ctx.ranks.gather(model)
         if not ctx.ranks.is_first:
             return
-        whole, kept = whole_policy(ctx, algo, model)
-        whole.config._name_or_path = ""
-        whole.save_pretrained(ctx.out)
+        kept = save_policy(ctx, algo, model)
         tokenizer = load_tokenizer(reference_source(ctx), trust_remote_code=ctx.config.model.trusts_code)
         tokenizer.save_pretrained(ctx.out)
         tally = tally_of(rounds_to_train_on(ctx, aggregate=algo.aggregate))
@@ -283,7 +282,7 @@ def trained_policy(ctx: JobContext, dataset: Dataset, folder: Path, *, compared:
         folder: Output of a training.
         compared: Whether its divergence from the reference is wanted.
     """
-    from pipeline.learning.algos.toolbox import reference_model
+    from pipeline.learning.algos.toolbox import reference_model, reference_source
     from pipeline.learning.generation.divergence import TrainedPolicy
     from pipeline.learning.models.batch_size import BatchSizes
     from pipeline.learning.models.load import load_policy
@@ -294,7 +293,12 @@ def trained_policy(ctx: JobContext, dataset: Dataset, folder: Path, *, compared:
     model = ctx.models.get(
         key,
         lambda: load_policy(
-            folder, system, ctx.device, trust_remote_code=ctx.config.model.trusts_code, ranks=ctx.joined
+            folder,
+            system,
+            ctx.device,
+            base=reference_source(ctx),
+            trust_remote_code=ctx.config.model.trusts_code,
+            ranks=ctx.joined,
         ),
         ctx.loading,
     )

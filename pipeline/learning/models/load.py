@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import logging
+import shutil
+import tempfile
 from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -28,12 +31,13 @@ from transformers import (
 from transformers.utils import logging as of_transformers
 from transformers.utils.quantization_config import QuantizationMethod
 
-from pipeline.config.schema import Attention, SystemConfig
+from pipeline.config.schema import Attention, DType, SystemConfig
 from pipeline.errors import JobError
 from pipeline.learning.models.families import why_not_usable
 from pipeline.learning.models.quantization import quantization_options
 from pipeline.learning.models.split import note_split, split_options
 from pipeline.learning.models.value import ValueModel
+from pipeline.outputs.adapters import adapter_folders
 
 if TYPE_CHECKING:
     from pipeline.learning.training.distributed import Ranks
@@ -50,6 +54,7 @@ def load_policy(
     system: SystemConfig,
     device: str,
     *,
+    base: str | Path | None = None,
     trust_remote_code: bool = False,
     as_stored: bool = False,
     ranks: Ranks | None = None,
@@ -58,16 +63,22 @@ def load_policy(
     """Load a causal language model for inference.
 
     Args:
-        folder: Folder saved by `save_pretrained`, or a hub id.
+        folder: Folder saved by `save_pretrained`, or a hub id; or the output of a training that stores adapters.
         system: Its dtype and attention implementation.
         device: ``cpu`` or ``cuda``.
+        base: What adapters were trained on: the reference. Of no meaning for a folder that holds all weights.
         trust_remote_code: Run Python code that comes with the model.
         as_stored: Leave weights in the type that they are saved in, if all are of one. On the CPU they then stay
             in their file until they are asked for, and take memory of no rank that spreads them. What is computed
             rather than saved is as precise as the system's dtype all the same.
         bits: Of each weight of linear layers, for a model that is never trained; None keeps them as they are.
         ranks: Who does the job. Where they share what writes, each loads its part, and all must call this.
+
+    Raises:
+        JobError: It is of no use here; or holds adapters, and `base` is not given.
     """
+    if adapter_folders(Path(folder)):
+        return _load_merged(Path(folder), base, system, device, ranks, trust_remote_code=trust_remote_code)
     config = AutoConfig.from_pretrained(str(folder), trust_remote_code=trust_remote_code)
     if why := why_not_usable(config.to_dict()):
         raise JobError(f"{folder}: {why}")
@@ -87,6 +98,65 @@ def load_policy(
         _compute_buffers(model, partial(kind.from_config, config, dtype=options["dtype"], **asked))
     note_split(model, ranks)
     return frozen(model, device)
+
+
+def _load_merged(
+    folder: Path,
+    base: str | Path | None,
+    system: SystemConfig,
+    device: str,
+    ranks: Ranks | None,
+    *,
+    trust_remote_code: bool,
+) -> PreTrainedModel:
+    """A policy of which only adapters are stored: the base with these merged into it.
+
+    They are added in float32 to weights as they are stored, and the sums are rounded to the system's dtype.
+    """
+    if base is None:
+        raise JobError(
+            f"{folder} holds adapters rather than a model; say what they were trained on: "
+            "load_policy(folder, ..., base=toolbox.reference_source(ctx))"
+        )
+    if ranks is not None and ranks.splits_tensors:
+        return _load_merged_parts(folder, base, system, device, ranks, trust_remote_code=trust_remote_code)
+    from pipeline.learning.models.adapters import merge_adapters  # loads peft, which few jobs need
+
+    load = partial(load_policy, base, device="cpu", trust_remote_code=trust_remote_code)
+    model = load(system)
+    is_exact = system.dtype is DType.float32 or _type_of_all(Path(base)) is getattr(torch, system.dtype.name)
+    exact = None if is_exact else load(replace(system, dtype=DType.float32))
+    merge_adapters(model, adapter_folders(folder), exact)
+    model.name_or_path = str(folder)
+    return frozen(model, device)
+
+
+def _load_merged_parts(
+    folder: Path,
+    base: str | Path,
+    system: SystemConfig,
+    device: str,
+    ranks: Ranks,
+    *,
+    trust_remote_code: bool,
+) -> PreTrainedModel:
+    """As `_load_merged`, for ranks that read their parts from files: rank 0 writes these meanwhile."""
+    load = partial(load_policy, trust_remote_code=trust_remote_code)
+
+    def write() -> str:
+        place = tempfile.mkdtemp(prefix="merged-")
+        load(folder, system, "cpu", base=base).save_pretrained(place)
+        return place
+
+    place = ranks.made_by_first(write)
+    try:
+        model: PreTrainedModel = load(place, system, device, ranks=ranks)
+        ranks.any_of(False)  # all have read it
+    finally:
+        if ranks.is_first:
+            shutil.rmtree(place, ignore_errors=True)
+    model.name_or_path = str(folder)
+    return model
 
 
 def _type_of_all(folder: Path) -> torch.dtype | None:

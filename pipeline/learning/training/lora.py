@@ -1,8 +1,7 @@
-"""Low-rank adapters through peft: put around a model for training, merged into it afterwards."""
+"""Low-rank adapters through peft: put around a model for training, merged into it to see what became of it."""
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING
 
@@ -13,6 +12,7 @@ from transformers import PreTrainedModel
 from transformers.pytorch_utils import Conv1D
 
 from pipeline.errors import ConfigError
+from pipeline.learning.models.adapters import quietly
 from pipeline.learning.models.load import text_parts
 
 if TYPE_CHECKING:
@@ -41,11 +41,7 @@ def with_adapters(model: PreTrainedModel, settings: LoraSettings, seed: int) -> 
         fan_in_fan_out=any(isinstance(module, Conv1D) for module in model.modules()),
         task_type="CAUSAL_LM",
     )
-    with torch.random.fork_rng(devices=[]), warnings.catch_warnings():
-        # peft asks transformers by a name that transformers has since given up.
-        warnings.filterwarnings("ignore", "`is_gradient_checkpointing` is deprecated", FutureWarning)
-        # It names experts itself that it then finds by another name; they are adapted all the same.
-        warnings.filterwarnings("ignore", "The following (rank|alpha)_pattern keys did not match", RuntimeWarning)
+    with quietly():
         torch.manual_seed(seed)
         try:
             adapted = get_peft_model(model, config)

@@ -86,8 +86,19 @@ def test_checkpoints_make_the_peak(tmp_path: Path, hub: str) -> None:
     assert often.peak == often.total + often.checkpoints
     assert need(asked(tmp_path, *settings, "training.checkpoint_every_minutes=0")).checkpoints == 0
     adapters = need(asked(tmp_path, *settings, "algos.DPO.lora.rank=16"))
-    assert adapters.checkpoints == 0  # smaller than the policy, into which they are merged
-    assert adapters.total == often.total
+    width = 32 * (2 * (4096 + 4096) + 2 * (4096 + 1024) + 3 * (4096 + 14336))
+    beside = often.stages["DPO", "train"] - 4 * WEIGHTS
+    assert adapters.stages["DPO", "train"] == pytest.approx(4 * 16 * width + beside, rel=0.01)
+    assert adapters.checkpoints == pytest.approx(2 * 12 * 16 * width - 4 * 16 * width, rel=0.05)
+
+
+def test_adapters_of_a_round_are_stored_with_those_before_it(tmp_path: Path, hub: str) -> None:
+    settings = (hub, "algos=[DPO]", "algos.DPO.lora.rank=16", "rounds_of_training=3")
+    anew = need(asked(tmp_path, *settings, "algos.DPO.warm_start=false"))
+    going_on = need(asked(tmp_path, *settings))
+    each = anew.stages["DPO", "train"] / 3
+    assert going_on.stages["DPO", "train"] == pytest.approx(6 * each, rel=0.05)
+    assert going_on.least == pytest.approx(6 * each, rel=0.05)
 
 
 def test_the_peak_follows_what_is_kept(tmp_path: Path, hub: str) -> None:

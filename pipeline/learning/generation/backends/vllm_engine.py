@@ -8,9 +8,11 @@ from __future__ import annotations
 
 import importlib
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import numpy as np
@@ -23,6 +25,7 @@ from pipeline.learning.generation.backends.counting import count_decoding
 from pipeline.learning.generation.decode import Decoded, DecodeSettings
 from pipeline.learning.generation.sampling import LIKELIEST, Keys
 from pipeline.learning.models.batch_size import BatchSizes, free_memory, is_out_of_memory
+from pipeline.outputs.adapters import adapter_folders
 
 MIB = 1 << 20
 SHARE = 0.8
@@ -170,21 +173,32 @@ class VLLMBackend:
         _set_environment()
         vllm = importlib.import_module("vllm")
         try:
-            engine = vllm.LLM(
-                model=wanted.folder,
-                dtype=wanted.dtype,
-                seed=0,
-                max_num_seqs=wanted.rows,
-                max_model_len=wanted.length,
-                gpu_memory_utilization=self._share(),
-                trust_remote_code=wanted.trust_remote_code,
-                skip_tokenizer_init=True,
-                generation_config="vllm",  # none that lies beside the weights
-            )
+            with self._whole() as folder:
+                engine = vllm.LLM(
+                    model=folder,
+                    dtype=wanted.dtype,
+                    seed=0,
+                    max_num_seqs=wanted.rows,
+                    max_model_len=wanted.length,
+                    gpu_memory_utilization=self._share(),
+                    trust_remote_code=wanted.trust_remote_code,
+                    skip_tokenizer_init=True,
+                    generation_config="vllm",  # none that lies beside the weights
+                )
         except (RuntimeError, MemoryError, ValueError) as error:
             raise self._told(error) from error
         _kept.append((wanted, engine))
         return engine
+
+    @contextmanager
+    def _whole(self) -> Iterator[str]:
+        """A folder with all weights of the model: its own, or one for as long as they are read."""
+        if not adapter_folders(Path(self._folder)):
+            yield self._folder
+            return
+        with TemporaryDirectory(prefix="merged-") as folder:
+            self._model.save_pretrained(folder)
+            yield folder
 
     def _room(self, longest: int) -> int:
         """Tokens that a text may have: a power of two, so that jobs of nearly the same length share an engine."""

@@ -1,14 +1,19 @@
 """Chains of every algorithm in this process: what stages write, and that methods are what they say."""
 
 import json
+import shutil
 from collections import Counter
 from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 from transformers import AutoModel, AutoModelForCausalLM
 
+from pipeline.config.schema import SystemConfig
+from pipeline.errors import JobError
 from pipeline.learning.generation.sampling import sample_keys, split_keys
+from pipeline.learning.models.load import load_policy
 from pipeline.learning.models.value import ValueModel
 from pipeline.learning.training.folds import prompt_folds
 from pipeline.learning.training.reward_model import reward_scores
@@ -239,3 +244,35 @@ def test_options_run_through(tmp_path: Path, options: tuple[str, ...]) -> None:
     found = Chains(tmp_path, *SETTINGS[6:], *options, "algos.SFT.enabled=false")
     (name,) = [name for name, algo in found.config.algos.items() if algo.enabled]
     assert found.metrics(name, 2)["kl_per_sequence"] > 0
+    if found.config.algos[name].lora.rank if name != "CD" else 0:
+        adapters_are_all_that_is_stored(found, name)
+
+
+def adapters_are_all_that_is_stored(chains: Chains, algo: str) -> None:
+    reckoned, taken = chains.disk()[algo, "train"]
+    assert reckoned == pytest.approx(taken, rel=0.15)
+    (base,) = {chains.root / job.key for job in chains.plan.jobs.values() if job.id.endswith("reference/train")}
+    stored = sum(path.stat().st_size for path in base.iterdir())
+    for number in (1, 2):
+        (folder,) = chains.folders(algo, number, "train")
+        assert sorted(path.parent.name for path in folder.rglob("*.safetensors")) == ["1", "2"][:number]
+        assert sum(path.stat().st_size for path in folder.rglob("*") if path.is_file()) < stored / 4
+    with pytest.raises(JobError, match=r"holds adapters rather than a model; .*base=toolbox\.reference_source"):
+        load_policy(folder, SystemConfig(), "cpu")
+    before = load_policy(folder, SystemConfig(), "cpu", base=base)
+    a_store_of_before_goes_on(chains, algo, base)
+    after = AutoModelForCausalLM.from_pretrained(folder)
+    assert before.state_dict().keys() == after.state_dict().keys()
+    assert all(torch.equal(after.state_dict()[name], weight) for name, weight in before.state_dict().items())
+
+
+def a_store_of_before_goes_on(chains: Chains, algo: str, base: Path) -> None:
+    """The first round as earlier versions stored it, whole, and the second one made again from that."""
+    first, second = (job for job in chains.plan.jobs.values() if (job.algo, job.stage) == (algo, "train"))
+    whole = load_policy(chains.root / first.key, SystemConfig(), "cpu", base=base)
+    for path in (chains.root / first.key / "adapters", chains.root / second.key):
+        shutil.rmtree(path)
+    (chains.root / first.key / "policy_adapters.json").unlink()
+    whole.save_pretrained(chains.root / first.key)
+    chains.memory.clear()
+    chains.run(second)

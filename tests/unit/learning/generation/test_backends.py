@@ -33,6 +33,7 @@ from pipeline.learning.models.flops import metered
 from pipeline.learning.models.load import frozen, load_policy
 from pipeline.learning.models.tiny import make_tokenizer
 from tests.doubles import vllm_stand_in
+from tests.doubles.adapters import write_rounds
 from tests.doubles.families import FAMILIES, tiny_model
 from tests.unit.learning.generation.conftest import language_model, opinionated
 
@@ -297,6 +298,14 @@ def test_vllm_takes_the_likeliest_tokens_of_samples_without_draws(saved: PreTrai
     greedily = policy(saved, TextBackend.vllm).complete(PROMPTS, None)
     found = policy(saved, TextBackend.vllm).complete(PROMPTS, np.full((len(PROMPTS), 1), LIKELIEST))
     assert found.tokens == greedily.tokens
+
+
+def test_vllm_reads_a_policy_of_which_adapters_are_stored(saved: PreTrainedModel, tmp_path: Path) -> None:
+    write_rounds(saved, tmp_path, spread=0.3)
+    merged = load_policy(tmp_path, SystemConfig(), "cpu", base=saved.name_or_path)
+    ours = policy(merged, TextBackend.own).complete(PROMPTS, None).tokens
+    assert ours != policy(saved, TextBackend.own).complete(PROMPTS, None).tokens
+    assert policy(merged, TextBackend.vllm).complete(PROMPTS, None).tokens == ours
 
 
 def test_vllm_leaves_the_gpu_to_a_training(saved: PreTrainedModel) -> None:

@@ -1,14 +1,19 @@
 """Adapters work in the pass that trains them as they do merged, in families whose layers are not all alike."""
 
 import copy
+from pathlib import Path
 
 import pytest
 import torch
+from transformers import PreTrainedModel
 
 from pipeline.errors import ConfigError
 from pipeline.learning.algos.post_training import LoraSettings
 from pipeline.learning.memory.shape import shape_of_config
+from pipeline.learning.models.adapters import copy_adapters, merge_adapters
 from pipeline.learning.training.lora import merged, share_kept, weights_below, with_adapters
+from pipeline.outputs.adapters import adapter_folders
+from tests.doubles.adapters import write_rounds
 from tests.doubles.families import tiny_model
 
 
@@ -26,6 +31,47 @@ def test_what_is_trained_is_what_is_merged(family: str) -> None:
         whole = adapted(ids, use_cache=False).logits
         torch.testing.assert_close(merged(adapted)(ids, use_cache=False).logits, whole, atol=1e-4, rtol=1e-4)
     assert not torch.allclose(before, whole, atol=1e-2)
+
+
+def different(one: PreTrainedModel, other: PreTrainedModel) -> list[str]:
+    """Names of the weights that are not the same bits of the same type."""
+    mine, theirs = dict(one.named_parameters()), dict(other.named_parameters())
+    assert mine.keys() == theirs.keys()
+    assert {name: each.dtype for name, each in mine.items()} == {name: each.dtype for name, each in theirs.items()}
+    return [name for name, weight in mine.items() if not torch.equal(weight, theirs[name])]
+
+
+@pytest.mark.parametrize("family", ["mamba", "llama4_text", "mixtral", "llava"])
+def test_what_is_stored_and_merged_when_loaded_is_what_was_merged_before(family: str, tmp_path: Path) -> None:
+    """Of two rounds, each of which goes on from the policy of the one before."""
+    start = tiny_model(family)
+    whole = write_rounds(start, tmp_path)
+    folders = adapter_folders(tmp_path)
+    assert len(folders) == 2
+    assert different(whole, start)
+    state = torch.get_rng_state()
+    exact = copy.deepcopy(start)
+    merge_adapters(exact, folders)
+    assert not different(exact, whole)
+    rounded, whole = copy.deepcopy(start).bfloat16(), whole.bfloat16()
+    merge_adapters(rounded, folders, copy.deepcopy(start))
+    assert not different(rounded, whole)
+    assert torch.equal(torch.get_rng_state(), state)
+    copy_adapters(folders, tmp_path / "copied")
+    for folder in folders:
+        for file in folder.iterdir():
+            assert (tmp_path / "copied" / folder.name / file.name).read_bytes() == file.read_bytes()
+
+
+def test_weights_in_bfloat16_are_rounded_once_however_many_adapters_there_are(tmp_path: Path) -> None:
+    start = tiny_model("mixtral").bfloat16()
+    write_rounds(start, tmp_path, rounds=8)
+    folders = adapter_folders(tmp_path)
+    exact, rounded = copy.deepcopy(start).float(), copy.deepcopy(start)
+    merge_adapters(exact, folders)
+    merge_adapters(rounded, folders)
+    assert different(rounded, start)
+    assert not different(rounded, exact.bfloat16())
 
 
 @pytest.mark.parametrize("names", [None, ["q_proj", "v_proj"]])

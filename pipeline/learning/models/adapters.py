@@ -1,0 +1,117 @@
+"""Adapters on disk, in the format of peft: saved by a training, merged into weights when its policy is loaded."""
+
+from __future__ import annotations
+
+import shutil
+import warnings
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import torch
+from peft import PeftModel, get_peft_model_state_dict
+from peft.tuners.lora import LoraLayer
+from safetensors.torch import load_file, save_file
+from transformers import PreTrainedModel
+
+from pipeline.files import json_text
+
+WEIGHTS, SETTINGS = "adapter_model.safetensors", "adapter_config.json"
+_NAME = "default"
+
+
+def save_adapters(model: PeftModel, folder: Path) -> None:
+    """Write the adapters of a model, the same bytes wherever and whenever they were trained.
+
+    Args:
+        model: As it was trained; whole, where several ranks did it.
+        folder: To make, and write to.
+    """
+    folder.mkdir(parents=True)
+    # Whether the vocabulary has grown peft would ask the hub; it never does here.
+    found = get_peft_model_state_dict(model, save_embedding_layers=False)
+    weights = {name: weight.detach().float().cpu().contiguous() for name, weight in found.items()}
+    save_file(weights, folder / WEIGHTS, {"format": "pt"})
+    settings: dict[str, Any] = model.peft_config[_NAME].to_dict()
+    # Sets have another order in every process, and where the model was is nothing that lasts.
+    settings = {name: sorted(one) if isinstance(one, set) else one for name, one in settings.items()}
+    settings |= {"base_model_name_or_path": None, "inference_mode": True}
+    (folder / SETTINGS).write_text(json_text(settings, indent=2, sort_keys=True) + "\n")
+
+
+def copy_adapters(folders: Iterable[Path], to: Path) -> None:
+    """Copy adapters, each into a folder of the same name."""
+    for folder in folders:
+        (to / folder.name).mkdir(parents=True)
+        for name in (SETTINGS, WEIGHTS):
+            shutil.copyfile(folder / name, to / folder.name / name)
+
+
+@torch.no_grad()
+def merge_adapters(model: PreTrainedModel, adapters: Sequence[Path], exact: PreTrainedModel | None = None) -> None:
+    """Add adapters to the weights of a model in place, one after the other in float32, and round once at the end.
+
+    Args:
+        model: In the machine's memory, so that all machines with all devices add up the same.
+        adapters: Folders of them, in order.
+        exact: The same model with weights that are more precise, which are added to in place of its own. They are
+            dropped, a layer at a time.
+    """
+    adapted = _adapted(model if exact is None else exact, adapters)
+    order = [_name(number) for number in range(len(adapters))]
+    for name, layers in _layers(adapted).items():
+        below = layers[-1].get_base_layer()
+        own = dict(below.named_parameters(recurse=False))
+        into = own if exact is None else dict(model.get_submodule(name).named_parameters(recurse=False))
+        kinds = {each: weight.dtype for each, weight in into.items()}
+        for weight in own.values():
+            weight.data = weight.data.float()
+        for layer in layers:
+            layer.merge(adapter_names=order)
+        for each, weight in own.items():
+            into[each].data = weight.data.to(kinds[each])
+            if exact is not None:
+                weight.data = weight.data.new_empty(0)
+    if exact is None:
+        adapted.unload()
+
+
+def _adapted(model: PreTrainedModel, adapters: Sequence[Path]) -> PeftModel:
+    # Made without numbers in them, and filled from the files: nothing is drawn.
+    options: dict[str, Any] = {"low_cpu_mem_usage": True, "torch_device": "cpu"}
+    with quietly():
+        adapted = PeftModel.from_pretrained(model, str(adapters[0]), adapter_name=_name(0), **options)
+        for number, folder in enumerate(adapters[1:], 1):
+            adapted.load_adapter(str(folder), adapter_name=_name(number), **options)
+    for number, folder in enumerate(adapters):
+        placed = get_peft_model_state_dict(adapted, adapter_name=_name(number), save_embedding_layers=False)
+        for name, weight in load_file(folder / WEIGHTS).items():
+            placed[name].copy_(weight)  # peft has rounded it to the type of the model
+    return adapted
+
+
+def _name(number: int) -> str:
+    """What peft calls one of several adapters; a number alone it would take for that of a layer."""
+    return f"adapter_{number}"
+
+
+def _layers(adapted: PeftModel) -> dict[str, list[LoraLayer]]:
+    """Layers that have adapters, by their names in the model without; of one with several tensors one for each."""
+    found: dict[str, list[LoraLayer]] = {}
+    for name, module in adapted.named_modules():
+        if isinstance(module, LoraLayer):
+            parts = name.removeprefix("base_model.model.").split(".")
+            found.setdefault(".".join(part for part in parts if part != "base_layer"), []).append(module)
+    return found
+
+
+@contextmanager
+def quietly() -> Iterator[None]:
+    """Have peft put adapters around a model without warnings that tell nobody anything, and leave draws alone."""
+    with torch.random.fork_rng(devices=[]), warnings.catch_warnings():
+        # peft asks transformers by a name that transformers has since given up.
+        warnings.filterwarnings("ignore", "`is_gradient_checkpointing` is deprecated", FutureWarning)
+        # It names experts itself that it then finds by another name; they are adapted all the same.
+        warnings.filterwarnings("ignore", "The following (rank|alpha)_pattern keys did not match", RuntimeWarning)
+        yield
