@@ -24,8 +24,8 @@ class FailureKind(Enum):
     damaged_input = "damaged_input"  # a stored output that it reads was found damaged
 
 
-NEEDS_FRESH_WORKER = frozenset({FailureKind.out_of_memory, FailureKind.device})
-"""Failures after which memory may be fragmented or a CUDA context broken."""
+NEEDS_FRESH_WORKER = frozenset({FailureKind.out_of_memory, FailureKind.device, FailureKind.damaged_input})
+"""Failures after which memory may be fragmented, a CUDA context broken, or a kept model be of damaged files."""
 
 _STORAGE = {errno.ENOSPC, errno.EDQUOT, errno.EROFS}
 _FILE_LIMIT = resource.getrlimit(resource.RLIMIT_FSIZE)

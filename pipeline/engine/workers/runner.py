@@ -21,9 +21,11 @@ from pipeline.engine.workers.answers import ended_by, finished, is_kind, raised
 from pipeline.engine.workers.body import call_entry, contained, store_at, work_of
 from pipeline.engine.workers.changed import ProcessState
 from pipeline.engine.workers.device_memory import begin_measuring, give_back, held_mb
+from pipeline.engine.workers.inputs import InputChecks
 from pipeline.engine.workers.messages import AttemptStopped, FromWorker, JobFinished, JobRaised, JobStarted, RunJob
 from pipeline.engine.workers.output import OutputTo
 from pipeline.engine.workers.work import Work
+from pipeline.errors import DamagedOutput
 from pipeline.files import remove_tree
 from pipeline.outputs.check import check_output
 
@@ -150,8 +152,8 @@ class JobRunner:
         begin_measuring(self._device)
         try:
             work.hold_to_limit()
-            self._check_inputs(order, store)
-            with self._body():
+            with _checked_inputs(order, store) as inputs, self._body():
+                work.report = inputs.before(work.report)
                 if order.gang:
                     from pipeline.engine.workers.gang import run_gang  # most workers never lead one
 
@@ -169,21 +171,22 @@ class JobRunner:
                 store.note_cost(order.key, _cost(work, start))
                 if resumed:
                     remove_tree(work.checkpoints)
-        except BaseException:
+        except BaseException as error:
+            if isinstance(error, DamagedOutput):
+                self.memory.clear()  # it may have been loaded before that was found
             if order.key:
                 remove_tree(out)
             raise
         return work
 
-    @staticmethod
-    def _check_inputs(order: RunJob, store: Store) -> None:
-        """Trust no input that was not read whole in this run and is as it was then."""
-        if not order.inputs:
-            return
-        verified = Verified(store, Path(order.verified))
-        for keys in order.inputs.values():
-            for key in keys:
-                verified.require(key)
+
+def _checked_inputs(order: RunJob, store: Store) -> InputChecks:
+    """Trust no input that was not read whole in this run and is as it was then.
+
+    The ranks of a gang save checkpoints whatever their leader waits for, so their inputs are read before.
+    """
+    keys = (key for keys in order.inputs.values() for key in keys)
+    return InputChecks(Verified(store, Path(order.verified)), keys, beside=not order.gang)
 
 
 def _link(folder: Path, output: Path) -> None:
