@@ -131,7 +131,7 @@ def write_whole(path: Path, text: str, *, durable: bool = True) -> None:
         temporary.write_bytes(text.encode())
 
 
-def in_folder(folder: Path, do: Callable[[], _T]) -> _T:
+def in_folder(folder: Path | str, do: Callable[[], _T]) -> _T:
     """Do something in a folder that is mostly there; where it is not, it is made first.
 
     Raises:
@@ -140,7 +140,7 @@ def in_folder(folder: Path, do: Callable[[], _T]) -> _T:
     try:
         return do()
     except FileNotFoundError:
-        folder.mkdir(parents=True, exist_ok=True)
+        Path(folder).mkdir(parents=True, exist_ok=True)
         return do()
 
 

@@ -17,6 +17,9 @@ from types import TracebackType
 _NO_LOCKS = {errno.ENOLCK, errno.ENOSYS, errno.ENOTSUP, errno.EOPNOTSUPP, errno.EBADF}
 """Answers of file systems without locks; EBADF is how NFS refuses an exclusive one on what is open for reading."""
 
+_TRIES = 10
+"""How often others may come in between, or what a dead process left may fail to go."""
+
 _NO_FILE = {errno.EISDIR, errno.ELOOP, errno.ENXIO}
 """Answers to opening what is a folder, a link, or a socket."""
 
@@ -70,10 +73,34 @@ def one_at_a_time(folder: Path) -> Iterator[None]:
 class Claim:
     """The right to be the only one who computes a key, held until `release` or the end of this process."""
 
-    def __init__(self, key: str, path: Path, descriptor: int | None) -> None:
+    def __init__(self, key: str, path: Path, descriptor: int | None, *, of_other: bool = False) -> None:
         self.key = key
         self._path = path
         self._descriptor = descriptor
+        self._of_other = of_other
+
+    def also(self, key: str, path: Path) -> Claim | None:
+        """Claim a further key, by one more name of the file that is locked here; None if someone else has it.
+
+        That is one call in place of four, and makes and removes no file: some file systems look at every file that
+        was removed in the last minute before they make one. It ends with this claim at the latest.
+
+        Raises:
+            OSError: As `claim`.
+        """
+        for _ in range(_TRIES if self._descriptor is not None else 0):
+            try:
+                os.link(self._path, path)
+            except FileExistsError:
+                left = claim(key, path)
+                if left is None or left._descriptor is None:  # held; or in the place is something that is no file
+                    return left
+                left.release()  # whoever left it is dead. Other names of his file are locked as long as this one
+            except OSError:  # no folder yet, or a file system without such links
+                break
+            else:
+                return Claim(key, path, self._descriptor, of_other=True)
+        return claim(key, path)
 
     def release(self) -> None:
         """Let others claim the key. Doing it twice does nothing."""
@@ -85,7 +112,8 @@ class Claim:
             # that it no longer has its name, and tries again.
             if _same_file(self._path, descriptor):
                 self._path.unlink()
-        os.close(descriptor)
+        if not self._of_other:
+            os.close(descriptor)
 
     def __enter__(self) -> Claim:
         return self

@@ -115,7 +115,15 @@ def run_plan(
     """
     scratch = _scratch_of(run_dir, store)
     verified = verified or Verified(store, scratch.path / "verified")
-    outside = Outside(pool=pool, store=store, journal=journal, verified=verified, on_event=on_event, clock=clock)
+    outside = Outside(
+        pool=pool,
+        store=store,
+        journal=journal,
+        verified=verified,
+        scratch=scratch,
+        on_event=on_event,
+        clock=clock,
+    )
     return _Loop(
         run=Run(
             state=_state_of(plan, stored, settings, layout or plain_layout(pool.size), peaks),

@@ -23,6 +23,7 @@ from pipeline.engine.scheduler.effects import (
 )
 from pipeline.engine.scheduler.job_state import THERE
 from pipeline.engine.scheduler.state import RunState
+from pipeline.engine.store.scratch import Scratch
 from pipeline.engine.store.store import NOT_STORED, REMOVED, Store
 from pipeline.engine.store.verified import Verified
 from pipeline.engine.workers.pool import Pool
@@ -45,6 +46,7 @@ class Outside:
         store: Where outputs go.
         journal: Gets every change of state.
         verified: What was found good among the stored outputs.
+        scratch: Whose lock says that the run lives; None where keys are claimed each by a lock of its own.
         on_event: Told every event, see `engine.events`.
         claims: Job -> the right to compute its key, which no other run that shares the store has meanwhile.
         broken: Why the journal can no longer be written, or "". The run must end then: nobody could tell from its
@@ -56,6 +58,7 @@ class Outside:
     store: Store
     journal: Journal
     verified: Verified
+    scratch: Scratch | None = None
     on_event: Callable[[Event], None] = lambda _: None
     claims: dict[str, Claim] = field(default_factory=dict)
     broken: str = ""
@@ -140,7 +143,7 @@ class Outside:
         """
         if not job.key:
             return OnDisk()
-        claim = self.store.claim(job.key)
+        claim = self.store.claim(job.key, self.scratch.claim if self.scratch else None)
         if claim is None:
             return OnDisk(claimed=False)
         self.claims[job.id] = claim
@@ -155,8 +158,9 @@ class Outside:
 
     def after(self, job: Job) -> OnDisk:
         """Look whether a job that is said to be done has left its output, where it has one."""
-        whole = self.store.is_committed(job.key) and not self.store.is_removed(job.key)
-        return OnDisk(stored=not job.key or whole)
+        if not job.key:
+            return OnDisk(stored=True)
+        return OnDisk(stored=self.store.is_committed(job.key) and not self.store.is_removed(job.key))
 
     def damage(self, key: str, state: RunState) -> OnDisk:
         """Look at an output that a job could not use, and whether what it takes to make it anew is there."""

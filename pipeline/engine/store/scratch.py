@@ -24,7 +24,11 @@ _LOCK = ".lock"
 
 
 class Scratch:
-    """The folder of one run, from `open` to `close`."""
+    """The folder of one run, from `open` to `close`.
+
+    Attributes:
+        claim: The lock that says that the run lives; None before `open`.
+    """
 
     def __init__(self, path: Path) -> None:
         """Describe it; nothing is made yet.
@@ -33,7 +37,7 @@ class Scratch:
             path: What `Store.scratch` gives for a name that no other run has, and that ends with the process id.
         """
         self.path = path
-        self._claim: Claim | None = None
+        self.claim: Claim | None = None
 
     def open(self) -> None:
         """Make the lock, then the folder.
@@ -41,14 +45,14 @@ class Scratch:
         Raises:
             OSError: They cannot be made.
         """
-        self._claim = claim(self.path.name, lock_of(self.path), wait=True)
+        self.claim = claim(self.path.name, lock_of(self.path), wait=True)
         self.path.mkdir(exist_ok=True)
 
     def close(self) -> None:
         """Remove the folder, then the lock. Doing it twice does nothing."""
         remove_tree(self.path)
-        if self._claim is not None:
-            self._claim.release()
+        if self.claim is not None:
+            self.claim.release()
 
 
 def lock_of(path: Path) -> Path:

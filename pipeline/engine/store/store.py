@@ -8,7 +8,7 @@
     <root>/.checkpoints/<key>/                    what lets an interrupted job go on; removed by its commit
     <root>/.hints/                                what makes later jobs faster, and changes no result
     <root>/.costs/ab/<key>.json                   tokens and device time that an output took
-    <root>/.claims/<key>                          locked by the run that computes the key
+    <root>/.claims/<key>                          locked by the run that computes the key: its own lock, linked
     <root>/.lock                                  held shared by runs, alone by what removes outputs
     <root>/.weights.lock                          held while it is decided that weights go (`removal.py`)
     <root>/.users/                                output folders whose runs use this store
@@ -37,7 +37,7 @@ from pipeline import locks
 from pipeline.engine.store import store_lock
 from pipeline.engine.store.os_errors import explained
 from pipeline.errors import StoreError
-from pipeline.files import fsync, in_folder, json_text, remove_tree, walk, write_whole
+from pipeline.files import fsync, in_folder, json_text, remove_tree, walk
 from pipeline.hints import recall
 from pipeline.locks import Claim, one_at_a_time
 from pipeline.outputs.manifest import (
@@ -68,6 +68,7 @@ ANSWERS = "answers"
 FLOPS = "flops"
 """Of an output, in what it took to make; each purpose of theirs has a part, as in ``flops/training``."""
 _Cost = Annotated[float, Meta(ge=0, le=1e30)]
+_AS_FILE = os.O_NOFOLLOW | os.O_NONBLOCK
 _OCCUPIED = (errno.EEXIST, errno.ENOTEMPTY, errno.ENOTDIR)
 DECIDING = ".weights.lock"
 OWN = {".tmp", ".aside", ".checkpoints", ".hints", ".claims", ".lock", ".users", DECIDING, COSTS, "durations.json"}
@@ -154,10 +155,11 @@ class Store:
         Beside the outputs rather than in a manifest, which is to be the same bytes whenever it is made. For people
         only, so a failure costs nothing.
         """
-        path = self._cost_path(key)
+        folder = f"{self.root}/{COSTS}/{key[:2]}"
         with suppress(OSError):
-            text = json_text(dict(cost))
-            in_folder(path.parent, lambda: write_whole(path, text, durable=False))  # it is no part of a result
+            data = json_text(dict(cost)).encode()
+            # In its place at once: of one that is torn nothing is known, as of one that is not there.
+            in_folder(folder, lambda: _write(f"{folder}/{key}.json", data, os.O_TRUNC | _AS_FILE))
 
     def cost(self, key: str) -> dict[str, float]:
         """What `note_cost` was given last; empty where nothing is known."""
@@ -258,15 +260,15 @@ class Store:
         """
         target, forced = self.path(key), took_s >= WORTH_FORCING_S
         try:
-            if own := [name for name in (MANIFEST, TOMBSTONE) if os.path.lexists(folder / name)]:
+            if own := [name for name in (MANIFEST, TOMBSTONE) if os.path.lexists(f"{folder}/{name}")]:
                 raise StoreError(
                     f"could not commit {key[:12]}: its job wrote a {own[0]}, which is the store's name"
                 )
-            _write_through(folder / MANIFEST, describe(key, folder, about))
+            _write(f"{folder}/{MANIFEST}", describe(key, folder, about), os.O_EXCL)
             if forced:
                 for name, status in walk(folder):
                     fsync(folder / name, folder=stat.S_ISDIR(status.st_mode))
-            if foreign := in_folder(target.parent, lambda: self._foreign_place(key)):
+            if foreign := in_folder(f"{self.root}/{key[:2]}", lambda: self._foreign_place(key)):
                 target.parent.mkdir(exist_ok=True)  # of a file in its place the system tells
                 raise StoreError(f"could not commit {key[:12]}: {foreign}. Move it away")
             self._publish(key, folder, target)
@@ -367,21 +369,29 @@ class Store:
         """
         return store_lock.alone(self.root)
 
-    def claim(self, key: str) -> Claim | None:
+    def claim(self, key: str, run: Claim | None = None) -> Claim | None:
         """Claim the computing of a key, so that no other run does the same work; None if another has it now.
 
         It does not say whether the output is stored: look after claiming, since the last holder may just have
         committed it. The claim ends with `release` or with this process.
 
+        Args:
+            key: The key.
+            run: The lock of the run that claims many, which is on the store's file system; see `Claim.also`.
+
         Raises:
             StoreError: The store cannot be written to.
         """
         try:
-            return locks.claim(key, self._claims / key)
+            return (run.also if run else locks.claim)(key, self._claims / key)
         except OSError as error:
             raise explained(f"could not claim {key[:12]} in {self.root}", error) from error
 
 
-def _write_through(path: Path, content: bytes) -> None:
-    with path.open("xb") as file:
-        file.write(content)
+def _write(path: str, content: bytes, how: int) -> None:
+    descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | how, 0o666)
+    try:
+        while content:
+            content = content[os.write(descriptor, content) :]
+    finally:
+        os.close(descriptor)

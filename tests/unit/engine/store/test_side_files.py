@@ -15,6 +15,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from pipeline import locks
 from pipeline.engine.devices.locks import LockFile
 from pipeline.engine.devices.wait_queue import Ticket
 from pipeline.engine.journal import Journal
@@ -132,9 +133,11 @@ def test_new_measurements_replace_what_cannot_be_read_and_never_fail(tmp_path: P
 def test_a_key_can_be_claimed_whatever_has_its_name(tmp_path: Path, odd: str) -> None:
     (tmp_path / ".claims").mkdir()
     ODD[odd](tmp_path / ".claims" / KEY)
-    claim = Store(tmp_path).claim(KEY)
-    assert claim is not None
-    claim.release()
+    with locks.claim("run", tmp_path / "run") or pytest.fail("not free") as run:
+        for by in (run, None):
+            claim = Store(tmp_path).claim(KEY, by)
+            assert claim is not None
+            claim.release()
 
 
 @pytest.mark.parametrize("odd", ODD)

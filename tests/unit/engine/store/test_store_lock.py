@@ -1,5 +1,6 @@
 """Several processes with one store: locks, claims, and the same work done at the same moment."""
 
+import errno
 import os
 import signal
 import subprocess
@@ -10,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from pipeline import locks
 from pipeline.engine.store.store import Store
 from pipeline.engine.store.store_lock import users
 from pipeline.errors import StoreError
@@ -153,10 +155,70 @@ print("done")
 """
 
 
+RUN = """
+import os
+from pipeline import locks
+run = locks.claim("run", store.root / f"run.{os.getpid()}")
+"""
+WITH_RUN = RUN + CONTEND.replace("claim(key)", "claim(key, run)")
+
+
 def test_claims_exclude_each_other_while_their_files_come_and_go(store: Store, key: str) -> None:
     store.root.mkdir()
-    assert go([start(store, key, CONTEND) for _ in range(4)]) == ["done"] * 4
+    assert go([start(store, key, code) for code in (CONTEND, CONTEND, WITH_RUN, WITH_RUN)]) == ["done"] * 4
     assert list((store.root / ".claims").iterdir()) == []
+
+
+def test_claims_of_one_run_are_free_one_by_one(store: Store, key: str) -> None:
+    other = "cd" + key[2:]
+    store.root.mkdir()
+    with (
+        locks.claim("run", store.root / "run") or pytest.fail("not free") as run,
+        locks.claim("next", store.root / "next") or pytest.fail("not free") as following,
+    ):
+        claims = [store.claim(one, run) for one in (key, other)]
+        assert claims[0] is not None
+        assert claims[1] is not None
+        assert [store.claim(one, by) for one in (key, other) for by in (None, run, following)] == [None] * 6
+        claims[0].release()
+        claims[0].release()
+        with store.claim(key, following) or pytest.fail("not free"):
+            assert store.claim(key, run) is None
+        assert store.claim(other, following) is None
+        claims[1].release()
+    assert list((store.root / ".claims").iterdir()) == []
+
+
+def test_what_a_killed_run_had_claimed_does_not_hang_together_any_more(store: Store, key: str) -> None:
+    other = "cd" + key[2:]
+    store.root.mkdir()
+    both = f"claims = store.claim(key, run), store.claim('{other}', run); assert all(claims); ready()"
+    with another(store, key, RUN + both) as process:
+        assert store.claim(key) is None
+        process.kill()
+        process.wait()
+    with (
+        locks.claim("run", store.root / "run") or pytest.fail("not free") as run,
+        store.claim(key, run) or pytest.fail("not free"),
+        store.claim(other, run) or pytest.fail("not free"),
+    ):
+        assert store.claim(other) is None
+    assert list((store.root / ".claims").iterdir()) == []
+
+
+@pytest.mark.parametrize("error", [errno.EPERM, errno.EMLINK, errno.EOPNOTSUPP])
+def test_where_files_take_no_second_name_each_claim_has_its_own(
+    store: Store, key: str, error: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(*_: object) -> None:
+        raise OSError(error, os.strerror(error))
+
+    store.root.mkdir()
+    monkeypatch.setattr("pipeline.locks.os.link", refuse)
+    with locks.claim("run", store.root / "run") or pytest.fail("not free") as run:
+        with store.claim(key, run) or pytest.fail("not free"):
+            assert store.claim(key, run) is None
+        assert list((store.root / ".claims").iterdir()) == []
 
 
 def test_a_claim_whose_file_was_deleted_does_not_remove_the_next_ones(store: Store, key: str) -> None:
