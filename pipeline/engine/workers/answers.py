@@ -15,13 +15,14 @@ from pipeline.engine.workers.work import Work
 from pipeline.errors import DamagedOutput, GangError, JobStopped, PipelineError
 
 
-def finished(order: RunJob, work: Work, start: float) -> JobFinished:
+def finished(order: RunJob, work: Work, start: float, held_mb: int = 0) -> JobFinished:
     """What to say of a job that is done.
 
     Args:
         order: The job.
         work: What it has counted.
         start: When it began, on the monotonic clock.
+        held_mb: What stays on a device with other workers.
     """
     return JobFinished(
         job_id=order.job_id,
@@ -33,6 +34,7 @@ def finished(order: RunJob, work: Work, start: float) -> JobFinished:
         answers=work.answers,
         flops=work.flops,
         peak_mb=peak_mb(work.device) if work.peak_mb is None else work.peak_mb,
+        held_mb=held_mb,
     )
 
 

@@ -12,12 +12,13 @@ import sys
 import threading
 from collections.abc import Callable, Collection
 from contextlib import suppress
-from inspect import unwrap
+from importlib import import_module
 from operator import itemgetter
 from typing import Any
 
 _SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2)
-_get_handler = unwrap(signal.getsignal)  # what makes an enum of each takes longer than all the rest
+# That of `signal` makes an enum of each, which takes longer than all the rest.
+_get_handler = import_module("_signal").getsignal
 _LIMITS = sorted({limit for name, limit in vars(resource).items() if name.startswith("RLIMIT_")})
 _BUILTINS = itemgetter(*(name for name in vars(builtins) if name != "_"))  # that is what a prompt has shown last
 _AS_TORCH_STARTS = (True, False, "torch.float32", "cpu")

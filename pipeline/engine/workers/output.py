@@ -11,7 +11,6 @@ import sys
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from functools import cache
-from pathlib import Path
 from types import TracebackType
 from typing import Any, TextIO
 
@@ -30,7 +29,7 @@ def log_stacks() -> None:
 class OutputTo:
     """While entered, file descriptors 1 and 2 and Python's standard streams write to a file."""
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: str) -> None:
         self._path = path
         self._saved: list[int] = []
         self._log = -1
@@ -39,7 +38,7 @@ class OutputTo:
     def __enter__(self) -> OutputTo:
         # Appending, so that processes which the job starts write after each other rather than over each other.
         flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_APPEND
-        self._log = in_folder(self._path.parent, lambda: os.open(self._path, flags, 0o644))
+        self._log = in_folder(self._path.rpartition("/")[0], lambda: os.open(self._path, flags, 0o644))
         self._saved = [os.dup(1), os.dup(2)]
         self._streams = (sys.stdout, sys.stderr)
         self._redirect()

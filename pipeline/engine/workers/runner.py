@@ -79,7 +79,7 @@ class JobRunner:
             self._as_begun = ProcessState()
         said: JobFinished | JobRaised | AttemptStopped | None = None
         try:
-            with OutputTo(Path(order.log_path)) as output:
+            with OutputTo(order.log_path) as output:
                 said = self._run_logged(order, output, start)
         except Exception as error:  # the log cannot be written; or its descriptors were closed, when all is said
             said = said or raised(order, error, start)
@@ -105,8 +105,7 @@ class JobRunner:
                 raise
             failed = ended_by(order, error, start, stop_requested=self.stop_requested)
         else:
-            done = finished(order, work, start)
-            return replace(done, held_mb=self._held_mb(order) if work.held_mb is None else work.held_mb)
+            return finished(order, work, start, self._held_mb(order) if work.held_mb is None else work.held_mb)
         # Not inside `except`: the traceback there holds the frames of the job and all their tensors.
         return failed if isinstance(failed, AttemptStopped) else replace(failed, held_mb=self._held_mb(order))
 
@@ -167,7 +166,7 @@ class JobRunner:
                 resumed = os.path.lexists(work.checkpoints)
                 took_s = math.inf if resumed else time.monotonic() - start
                 output = store.commit(order.key, out, _about(order, self._device), took_s)
-                _link(Path(order.log_path).parent, output)
+                _link(order.log_path.rpartition("/")[0], str(output))
                 store.note_cost(order.key, _cost(work, start))
                 if resumed:
                     remove_tree(work.checkpoints)
@@ -189,20 +188,17 @@ def _checked_inputs(order: RunJob, store: Store) -> InputChecks:
     return InputChecks(Verified(store, Path(order.verified)), keys, beside=not order.gang)
 
 
-def _link(folder: Path, output: Path) -> None:
+def _link(folder: str, output: str) -> None:
     """Let the folder of a job's log point to its output; for people only, so a failure costs nothing."""
+    # Both were just made, so neither is a link; those above them are the same for many. No paths: they are slow.
+    above, _, name = output.rpartition("/")
     with suppress(OSError):
-        (folder / "output").symlink_to(os.path.relpath(_real(output), _real(folder)))
-
-
-def _real(folder: Path) -> str:
-    """Where a folder really is. It was just made, so no link; those above it are the same for many."""
-    return f"{_real_path(folder.parent)}/{folder.name}"
+        os.symlink(f"../{_relative(above, folder.rpartition('/')[0])}/{name}", f"{folder}/output")  # noqa: PTH211
 
 
 @lru_cache(maxsize=1024)
-def _real_path(folder: Path) -> str:
-    return os.path.realpath(folder)
+def _relative(folder: str, start: str) -> str:
+    return os.path.relpath(os.path.realpath(folder), os.path.realpath(start))
 
 
 def _about(order: RunJob, device: str) -> dict[str, str]:

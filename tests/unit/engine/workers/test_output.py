@@ -14,7 +14,7 @@ from pipeline.terminal.streams import LastingFile, LastingStream
 def test_output_goes_to_the_file_and_comes_back(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     path = tmp_path / "made" / "log.txt"
     print("before")
-    with OutputTo(path):
+    with OutputTo(str(path)):
         print("inside")
         os.write(2, b"native\n")
         subprocess.run(["sh", "-c", "echo child"], check=True)
@@ -24,7 +24,7 @@ def test_output_goes_to_the_file_and_comes_back(tmp_path: Path, capfd: pytest.Ca
 
 
 def test_a_pause_writes_to_the_old_place(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
-    with OutputTo(tmp_path / "log.txt") as output:
+    with OutputTo(f"{tmp_path}/log.txt") as output:
         print("one")
         with output.paused():
             print("shown")
@@ -36,14 +36,14 @@ def test_a_pause_writes_to_the_old_place(tmp_path: Path, capfd: pytest.CaptureFi
 
 def test_streams_come_back_after_an_error(tmp_path: Path) -> None:
     streams = (sys.stdout, sys.stderr)
-    with pytest.raises(ZeroDivisionError), OutputTo(tmp_path / "log.txt"):
+    with pytest.raises(ZeroDivisionError), OutputTo(f"{tmp_path}/log.txt"):
         raise ZeroDivisionError
     assert (sys.stdout, sys.stderr) == streams
 
 
 def test_a_second_use_starts_the_file_anew(tmp_path: Path) -> None:
     for text in ("long text", "short"):
-        with OutputTo(tmp_path / "log.txt"):
+        with OutputTo(f"{tmp_path}/log.txt"):
             print(text)
     assert (tmp_path / "log.txt").read_text() == "short\n"
 
@@ -59,7 +59,7 @@ def test_a_job_in_the_engines_process_writes_its_log_though_nobody_reads_the_eng
     monkeypatch.setattr("sys.stdout", LastingStream(LastingFile(1), "ascii"))
     try:
         print("in vain")
-        with OutputTo(tmp_path / "log.txt"):
+        with OutputTo(f"{tmp_path}/log.txt"):
             print("\x1b[1mbold 数")
         print("in vain")
     finally:
