@@ -50,6 +50,7 @@ from benchmarks.bodies import die, nap, nothing
 from pipeline.config.schema import ExecutionConfig
 from pipeline.engine.devices.inventory import cpu_slots
 from pipeline.engine.journal import Journal
+from pipeline.engine.scheduler.ahead import DEPTH
 from pipeline.engine.scheduler.loop import Outcome, run_plan
 from pipeline.engine.store.store import Store
 from pipeline.engine.workers.backends import make_pool
@@ -187,12 +188,12 @@ def measure_pool(jobs: int, workers: int, folder: Path) -> Measured:
 
 
 class _BarePool:
-    """Keeps every worker busy; no state, no journal, no store."""
+    """Keeps every worker busy, with jobs ahead as the engine gives them; no state, no journal, no store."""
 
     def __init__(self, workers: int, folder: Path) -> None:
         self._pool: Pool = make_pool(ExecutionConfig(), cpu_slots(workers), threads=1, log_dir=folder / "workers")
         self._folder = folder
-        self._idle: set[int] = set()
+        self._given: dict[int, int] = {}
         self._left = self._running = 0
         self._started = False
 
@@ -201,25 +202,30 @@ class _BarePool:
         if not self._started:
             self._pool.start()
             self._started = True
-        while len(self._idle) < ready:
+        while len(self._given) < ready:
             self._pool.wait(None, self._take)
 
     def run(self, jobs: int) -> None:
         self._left = jobs
-        for index in sorted(self._idle):
+        for index in sorted(self._given):
             self._send(index)
         while self._running:
             self._pool.wait(None, self._take)
 
     def _send(self, index: int) -> None:
-        if self._left:
+        """Give a worker that has none a job; while enough are left the next ones too, once it has begun half."""
+        if 2 * self._given[index] > DEPTH + 2:
+            return
+        while self._left > (len(self._given) if self._given[index] else 0) and self._given[index] <= DEPTH:
+            after = "j" if self._given[index] else ""
             self._left -= 1
             self._running += 1
-            self._idle.discard(index)
+            self._given[index] += 1
             self._pool.send(
                 index,
                 RunJob(
                     job_id="j",
+                    after=after,
                     attempt=1,
                     key="",
                     entry="benchmarks.bodies:nothing",
@@ -234,8 +240,9 @@ class _BarePool:
 
     def _take(self, index: int, message: FromWorker) -> None:
         if isinstance(message, WorkerReady | JobFinished):
-            self._running -= isinstance(message, JobFinished)
-            self._idle.add(index)
+            finished = isinstance(message, JobFinished)
+            self._running -= finished
+            self._given[index] = self._given.get(index, 0) - finished
             self._send(index)
 
     def stop(self) -> None:
