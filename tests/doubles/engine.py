@@ -26,6 +26,10 @@ from pipeline.plan.job import Job
 from pipeline.runs.run_view import RunView
 
 
+HERE = (Backend.local, Backend.inline)
+"""Backends that need nothing but this machine."""
+
+
 def key(name: str) -> str:
     return hashlib.sha256(name.encode()).hexdigest()
 

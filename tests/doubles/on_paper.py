@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -61,6 +61,7 @@ class OnPaper:
         peaks: Mapping[str, int] | None = None,
         retry: RetryConfig | None = None,
         visible: str = "",
+        nodes: Sequence[str] = (),
         **settings: Any,
     ) -> None:
         retry, layout = retry or RetryConfig(), layout or plain_layout(workers)
@@ -84,6 +85,7 @@ class OnPaper:
         self.effects: list[Effect] = []
         self.view = RunView(state.plan.jobs.values(), set(stored))
         self.visible = visible
+        self.nodes = nodes
         for index in range(layout.workers):
             self.run.process_starts(index)
         self.ready(*range(layout.workers))
@@ -100,7 +102,8 @@ class OnPaper:
         """Let processes come up."""
         for index in workers:
             visible = f"{self.visible}{index}" if self.visible else ""
-            message = WorkerReady(pid=100 + index, device=f"cpu {index}", visible=visible, not_free=not_free)
+            said = {"visible": visible, "not_free": not_free, "node": self.nodes[index] if self.nodes else ""}
+            message = WorkerReady(pid=100 + index, device=f"cpu {index}", **said)
             react(self.run, index, message, OnDisk())
         return self.decided()
 

@@ -23,7 +23,7 @@ from pipeline.errors import StoreError, WorkerError
 from pipeline.machine import children
 from pipeline.plan.job import Job
 from tests.doubles import bodies
-from tests.doubles.engine import Engine, job, key
+from tests.doubles.engine import HERE, Engine, job, key
 
 GOOD = (job("good/0"), job("good/1"), job("good/2", needs=["good/0", "good/1"]))
 
@@ -179,7 +179,7 @@ def test_what_happens_while_a_run_stops_is_in_the_journal_at_once(
     assert seen == [1, 2]
 
 
-@pytest.mark.parametrize("backend", Backend)
+@pytest.mark.parametrize("backend", HERE)
 @pytest.mark.parametrize(
     ("number", "name"), [(signal.SIGINT, "SIGINT"), (signal.SIGTERM, "SIGTERM"), (signal.SIGHUP, "SIGTERM")]
 )

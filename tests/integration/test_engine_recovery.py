@@ -17,7 +17,7 @@ from pipeline.config.schema import Backend, RetryConfig
 from pipeline.engine.journal import Journal, read_journal
 from pipeline.engine.scheduler.job_state import JobStatus
 from pipeline.errors import StoreError, WorkerError
-from tests.doubles.engine import Engine, job, key
+from tests.doubles.engine import HERE, Engine, job, key
 
 # -- lateness --------------------------------------------------------------------------------------------------
 
@@ -172,7 +172,7 @@ def test_a_worker_that_is_lost_is_replaced_from_one_that_is_warm(
 # -- stopping --------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("backend", Backend)
+@pytest.mark.parametrize("backend", HERE)
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGUSR2], ids=lambda one: one.name)
 def test_a_job_that_is_asked_to_stop_goes_on_later_from_its_checkpoint(
     engine: Engine, tmp_path: Path, backend: Backend, number: signal.Signals
@@ -192,7 +192,7 @@ def test_a_job_that_is_asked_to_stop_goes_on_later_from_its_checkpoint(
     assert not engine.store.checkpoints(key("steps")).exists()
 
 
-@pytest.mark.parametrize("backend", Backend)
+@pytest.mark.parametrize("backend", HERE)
 def test_a_job_that_is_nearly_done_may_finish(engine: Engine, tmp_path: Path, backend: Backend) -> None:
     flag = tmp_path / "flag"
     signal_when(flag, signal.SIGINT)

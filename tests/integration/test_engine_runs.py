@@ -9,7 +9,7 @@ import pytest
 from pipeline.config.schema import Backend, Barrier
 from pipeline.engine.scheduler.job_state import JobStatus
 from pipeline.errors import PlanError
-from tests.doubles.engine import Engine, job, key
+from tests.doubles.engine import HERE, Engine, job, key
 
 DIAMOND = (
     job("make/000", payload={"value": 1}, round=1, samples=1),
@@ -19,7 +19,7 @@ DIAMOND = (
 )
 
 
-@pytest.mark.parametrize("backend", Backend)
+@pytest.mark.parametrize("backend", HERE)
 def test_a_plan_runs_to_its_end(engine: Engine, backend: Backend) -> None:
     outcome = engine.run(*DIAMOND, backend=backend)
     assert set(outcome.jobs.values()) == {JobStatus.done}
@@ -82,7 +82,7 @@ def test_the_journal_tells_every_change(engine: Engine) -> None:
     assert engine.journal[-1]["done"] == 4
 
 
-@pytest.mark.parametrize("backend", Backend)
+@pytest.mark.parametrize("backend", HERE)
 def test_a_log_has_everything_that_a_job_writes(
     engine: Engine, backend: Backend, capfd: pytest.CaptureFixture[str]
 ) -> None:

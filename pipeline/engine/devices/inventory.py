@@ -31,6 +31,7 @@ class Device:
         name: Product name.
         memory_total_bytes: All its memory, used or not; for a CPU slot that of the whole machine.
         slice_index: Number of the MIG slice on its GPU; None for a whole GPU.
+        node: Number of the machine that it is on, where a run has several.
     """
 
     kind: Literal["cuda", "cpu"]
@@ -39,6 +40,7 @@ class Device:
     name: str
     memory_total_bytes: int
     slice_index: int | None = None
+    node: int = 0
 
     @property
     def label(self) -> str:

@@ -7,8 +7,10 @@ usable = what of that several jobs may take together: 0.9 x free - 1 GB, as ever
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections import Counter
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 
 from pipeline.config.schema import AUTO, Backend, ExecutionConfig
 from pipeline.engine.devices.inventory import Device, Usage, read_machine
@@ -28,11 +30,13 @@ class Place:
         label: For messages.
         free_mb: Memory that one job could have; None where nobody counts it (a CPU slot).
         usable_mb: Memory that several jobs could have together, likewise.
+        node: The machine that it is on. The devices of a job are all on one.
     """
 
     label: str
     free_mb: int | None = None
     usable_mb: int | None = None
+    node: int = 0
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -58,6 +62,16 @@ class Layout:
     def device_of(self, worker: int) -> int:
         """The device of a worker: its place in `places`."""
         return worker % len(self.places)
+
+    def most_together(self, devices: Collection[int]) -> int:
+        """How many of some devices are on one machine, at most."""
+        if self._is_one_machine:
+            return len(devices)
+        return max(Counter(self.places[device].node for device in devices).values(), default=0)
+
+    @cached_property
+    def _is_one_machine(self) -> bool:
+        return len({place.node for place in self.places}) <= 1
 
     def workers_of(self, device: int) -> range:
         """The workers on a device."""
@@ -97,7 +111,7 @@ def _places(devices: Sequence[Device], usage: Mapping[str, Usage] | None) -> tup
 
 def _place(device: Device, use: Usage | None) -> Place:
     if device.kind == "cpu":
-        return Place(label=device.label)
+        return Place(label=device.label, node=device.node)
     free = device.memory_total_bytes if use is None else use.free_bytes
     label = f"{device.label} ({device.name})"
-    return Place(label=label, free_mb=free // _MB, usable_mb=usable_bytes(free) // _MB)
+    return Place(label=label, free_mb=free // _MB, usable_mb=usable_bytes(free) // _MB, node=device.node)

@@ -1,13 +1,15 @@
-"""Whose fault it is when workers die: the job's or the device's. Pure."""
+"""Whose fault it is when workers die: the job's, the device's, or that of a machine with several. Pure."""
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Hashable
 
 from pipeline.engine.workers.failure import FailureKind
 
 BLAMED_ON_DEVICES = frozenset({FailureKind.lost, FailureKind.hang, FailureKind.device})
 """Failures that a broken device would cause. A raised exception or a lost connection is not among them."""
+NODE_FACTOR = 2
+"""Times the failures that speak against a device which must speak against a machine: it has several of them."""
 
 
 class Blame:
@@ -24,23 +26,23 @@ class Blame:
             limit: Different jobs in a row that make a device the suspect.
         """
         self._limit = limit
-        self._suspicions: dict[int, list[str]] = {}
-        self._failed_on: dict[str, set[int]] = {}
+        self._suspicions: dict[Hashable, list[str]] = {}
+        self._failed_on: dict[str, set[Hashable]] = {}
 
-    def failed_on(self, job_id: str) -> Collection[int]:
+    def failed_on(self, job_id: str) -> Collection[Hashable]:
         """Devices on which a job has failed: another attempt should be made elsewhere."""
         return self._failed_on.get(job_id, frozenset())
 
-    def finished(self, device: int) -> None:
+    def finished(self, device: Hashable) -> None:
         """A job was finished on a device, so it works."""
         self._suspicions.pop(device, None)
 
-    def suspect(self, device: int) -> list[str]:
+    def suspect(self, device: Hashable) -> list[str]:
         """The jobs that speak against a device if there are enough of them, else nothing."""
         jobs = self._suspicions.get(device, [])
         return list(jobs) if len(jobs) >= self._limit else []
 
-    def failed(self, job_id: str, device: int, kind: FailureKind) -> None:
+    def failed(self, job_id: str, device: Hashable, kind: FailureKind) -> None:
         """An attempt has failed."""
         if kind not in BLAMED_ON_DEVICES:
             return

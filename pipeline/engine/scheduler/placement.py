@@ -85,7 +85,7 @@ class Room:
         fitting = self.fitting(job_id)
         failed_on = self._state.blame.failed_on(job_id)
         elsewhere = [device for device in fitting if device not in failed_on] if failed_on else fitting
-        return set(elsewhere if len(elsewhere) >= self._job(job_id).devices else fitting)
+        return set(elsewhere if self._layout.most_together(elsewhere) >= self._job(job_id).devices else fitting)
 
     # -- now ---------------------------------------------------------------------------------------------------
 
@@ -93,6 +93,16 @@ class Room:
         """Where a job could start now, one place on each device, the best first."""
         found = [seat for device in self.allowed(job_id) if (seat := self._seat_on(job_id, device))]
         return sorted(found, key=lambda seat: self._rank(job_id, seat))
+
+    def together(self, job_id: str, seats: Sequence[Seat]) -> list[Seat]:
+        """As many of some seats as a job has devices, on one machine: on that whose seats are better."""
+        found: dict[int, list[Seat]] = {}
+        for seat in seats:
+            chosen = found.setdefault(self._layout.places[seat.device].node, [])
+            chosen.append(seat)
+            if len(chosen) == self._job(job_id).devices:
+                return chosen
+        return []
 
     def seat(self, job_id: str, worker: int) -> Seat:
         """The place of an idle worker, whatever there is room for."""
@@ -192,9 +202,11 @@ class Room:
 
     def earliest_s(self, job_id: str) -> float:
         """When by the estimates a job could start at the earliest, with what runs and starts now."""
-        times = sorted(self._earliest_on(job_id, device) for device in self.allowed(job_id))
+        times: dict[int, list[float]] = {}
+        for device in self.allowed(job_id):
+            times.setdefault(self._layout.places[device].node, []).append(self._earliest_on(job_id, device))
         width = self._job(job_id).devices
-        return times[width - 1] if width <= len(times) else math.inf
+        return min((sorted(one)[width - 1] for one in times.values() if width <= len(one)), default=math.inf)
 
     def _earliest_on(self, job_id: str, device: int) -> float:
         guests = sorted(self._guests[device], key=lambda guest: -guest.until_s)

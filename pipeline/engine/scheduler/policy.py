@@ -17,7 +17,8 @@ A job that must wait when its turn comes, for several devices or for memory, is 
 backfill): until it starts, others may start only if by their estimates that does not delay it, because they end
 before it could start or because enough is left for it then. The promise is kept even if more urgent jobs turn up,
 so it starts, estimates being right, as soon as enough of the jobs have ended that ran when it was made. With one
-worker on each device, fewer of them are idle at any time at which a job is ready than the widest job needs.
+worker on each device, fewer of them are idle at any time at which a job is ready than the widest job needs; with
+several machines that holds for each of them, as a job has all its devices on one.
 """
 
 from __future__ import annotations
@@ -188,16 +189,15 @@ class _Draft:
         return _Answer.waits
 
     def _could_ever(self, job_id: str) -> bool:
-        return self._job(job_id).devices <= len(self.room.fitting(job_id))
+        return self._job(job_id).devices <= self.state.layout.most_together(self.room.fitting(job_id))
 
     def _promise(self, job_id: str) -> None:
         self._promised, self._promised_s = job_id, self.room.earliest_s(job_id)
 
     def _seat(self, job_id: str) -> bool:
         """Start a job in the place that suits it best, if there is one."""
-        devices = self._job(job_id).devices
-        seats = self.room.seats(job_id)[:devices]
-        if len(seats) < devices:
+        seats = self.room.together(job_id, self.room.seats(job_id))
+        if not seats:
             return False
         self._take(job_id, seats)
         return True
@@ -211,11 +211,12 @@ class _Draft:
             return _Answer.delays if known else _Answer.waits
         kept = self.room.allowed(self._promised)
         seats = sorted(self.room.seats(job_id), key=lambda seat: seat.device in kept)
-        if len(seats) < width:
+        together = self.room.together(job_id, seats)
+        if not together:
             if like is not None:
                 self._delaying_s[like] = 0.0
             return _Answer.waits
-        options = [[seat] for seat in seats] if width == 1 else [seats[:width]]
+        options = [[seat] for seat in seats] if width == 1 else [together]
         for option in options:
             if self.room.would_start_s(self._promised, job_id, option) <= self._promised_s + _SAME_S:
                 self._take(job_id, option)

@@ -41,7 +41,6 @@ from pipeline.engine.workers.messages import (
     WorkerUnreadable,
     WorkerUnusable,
 )
-from pipeline.errors import describe_exit
 
 _MAX_REASON = 1_000
 """Characters of an exception's first line; all of it is in the job's log."""
@@ -138,10 +137,12 @@ def _note_late(run: Run, index: int, message: Report) -> None:
 
 def _worker_ready(run: Run, index: int, message: WorkerReady) -> None:
     layout, device = run.state.layout, message.device
+    if message.node:
+        device += f" on {message.node}"
     if layout.slots > 1:
         device += f", place {index // len(layout.places) + 1} of {layout.slots}"
     run.ledger.worker_ready(index, run.now_s)
-    run.state.worker_ready(index, device, message.visible)
+    run.state.worker_ready(index, device, message.visible, message.node)
     run.say(f"worker {index}: {device}, pid {message.pid}", logging.INFO)
     run.record("WorkerStarted", worker=index, pid=message.pid, device=device)
     job_id = run.state.workers[index].job_id
@@ -171,29 +172,30 @@ def _worker_exited(run: Run, index: int, message: WorkerExited) -> None:
         _note_stopped(run, job_id, index, begun=False)  # before it began with it, which another worker can do
         _stopped_unasked(run, job_id, index)
     elif job_id:
-        lost = _worker_failure(index, message.exit_code, before.rss_bytes)
-        _attempt_lost(run, job_id, index, replace(doom, exit_code=message.exit_code) if doom else lost)
+        lost = _worker_failure(index, message, before.rss_bytes)
+        failure = replace(doom, exit_code=message.exit_code) if doom else lost
+        _attempt_lost(run, job_id, index, failure, blamed=not message.elsewhere)
     elif before.phase is WorkerPhase.idle:
-        run.say(f"worker {index} was lost ({describe_exit(message.exit_code)})")
+        run.say(f"worker {index} was lost ({message.said})")
     if not run.state.workers[index].quarantined:
         run.process_starts(index)
     renew_gpus(run, members)
 
 
-def _attempt_lost(run: Run, job_id: str, index: int, failure: Failure) -> None:
+def _attempt_lost(run: Run, job_id: str, index: int, failure: Failure, *, blamed: bool) -> None:
     run.end_attempt(job_id, index, failure.kind.value)
     # Of several devices none can be told to be the cause.
-    suspect = index if run.state.plan.jobs[job_id].devices == 1 else None
+    suspect = index if blamed and run.state.plan.jobs[job_id].devices == 1 else None
     failed(run, job_id, index, failure, suspect=suspect)
     if run.state.workers[index].quarantined:
         close(run, index)
 
 
-def _worker_failure(index: int, exit_code: int | None, rss_bytes: int) -> Failure:
-    how = describe_exit(exit_code)
-    if exit_code == -9 and rss_bytes:  # what a SIGKILL that nobody here has sent most often means
+def _worker_failure(index: int, ended: WorkerExited, rss_bytes: int) -> Failure:
+    how = ended.said
+    if ended.exit_code == -9 and rss_bytes:  # what a SIGKILL that nobody here has sent most often means
         how += f"; it held {rss_bytes / 2**30:.1f} GiB, so the system may have been out of memory"
-    return Failure(FailureKind.lost, f"worker {index} was lost ({how})", exit_code=exit_code)
+    return Failure(FailureKind.lost, f"worker {index} was lost ({how})", exit_code=ended.exit_code)
 
 
 # -- a worker's job --------------------------------------------------------------------------------------------

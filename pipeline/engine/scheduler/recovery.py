@@ -8,6 +8,7 @@ from dataclasses import replace
 from pipeline.engine.scheduler.effects import OnDisk, Process, SetAside
 from pipeline.engine.scheduler.retry import Failure, judge
 from pipeline.engine.scheduler.run import Run
+from pipeline.engine.scheduler.state import RunState
 from pipeline.engine.workers.failure import FailureKind
 from pipeline.outputs.manifest import REMOVED
 
@@ -40,6 +41,8 @@ def failed(
     _record_failure(run, job_id, index, failure, retry=decision.retry, wait_s=decision.wait_s)
     if suspect is not None:
         state.blame.failed(job_id, state.layout.device_of(suspect), failure.kind)
+        if node := state.workers[suspect].node:
+            state.node_blame.failed(job_id, node, failure.kind)
     if not decision.retry:
         give_up(run, job_id, failure.kind, decision.reason)
     else:
@@ -149,7 +152,7 @@ def _review_devices(run: Run) -> None:
     """Give no more jobs to a device that is the likely cause of failures, and take back what proved wrong."""
     state = run.state
     for device in range(len(state.layout.places)):
-        jobs = state.blame.suspect(device)
+        jobs = state.blame.suspect(device) or _against_node(state, device)
         usable = state.usable_devices()
         for index in state.layout.workers_of(device):
             if state.workers[index].quarantined:
@@ -157,6 +160,16 @@ def _review_devices(run: Run) -> None:
                     _release(run, index)
             elif jobs and len(usable) > 1:
                 _quarantine(run, index, "jobs failed on it in a row, and on no other device", jobs)
+
+
+def _against_node(state: RunState, device: int) -> list[str]:
+    """The jobs that speak against the machine of a device, where there are other machines."""
+    workers = state.workers
+    node = workers[state.layout.workers_of(device)[0]].node
+    jobs = state.node_blame.suspect(node) if node else []
+    several = len({found for job_id in jobs for found in state.blame.failed_on(job_id)}) > 1
+    elsewhere = any(worker.node not in ("", node) and not worker.quarantined for worker in workers)
+    return jobs if several and elsewhere else []
 
 
 def _quarantine(run: Run, index: int, reason: str, jobs: list[str]) -> None:

@@ -15,10 +15,12 @@ from pipeline.plan.job import Job
 
 def too_few_devices(job: Job, devices: Sequence[int], layout: Layout, needs: Needs) -> str:
     """Say why a job cannot run on some devices: there are too few of them, or they are too small."""
-    usable = len(devices)
+    usable = layout.most_together(devices)
     if job.devices <= usable:
         return _too_large(job, devices, layout, needs)
     there = "there is 1" if usable == 1 else f"there are {usable}"
+    if usable < len(devices):
+        there += " on one machine"
     return (
         f"{job.id} needs {job.devices} devices at once, and {there}. Ask for fewer (training.gpus_per_job, "
         "generation.gpus_per_job), or run with more (distributed.num_gpus, execution.workers)"
@@ -28,7 +30,7 @@ def too_few_devices(job: Job, devices: Sequence[int], layout: Layout, needs: Nee
 def _too_large(job: Job, devices: Sequence[int], layout: Layout, needs: Needs) -> str:
     places = [layout.places[device] for device in devices]
     have = ", ".join(f"{place.label} has {_gib(place.free_mb or 0)} free" for place in places)
-    fitting = len(needs.fitting(job, devices))
+    fitting = layout.most_together(needs.fitting(job, devices))
     each = "" if job.devices == 1 else f" on each of {job.devices} devices"
     found = "no device of this run has so much" if not fitting else f"only {fitting} of this run have so much"
     return (
@@ -47,7 +49,7 @@ def too_wide(state: RunState) -> list[str]:
 
     def is_too_wide(name: str) -> bool:
         job = state.jobs[name].job
-        return job.devices > len(state.fitting_devices(job))
+        return job.devices > state.layout.most_together(state.fitting_devices(job))
 
     found = [name for name in state.retries if is_too_wide(name)]
     for alike in state.ready.alike.values():
@@ -77,7 +79,7 @@ def check_runnable(
     plain: set[int] = set()
     """Parts of payloads that were looked at: thousands of jobs share large ones."""
     for job in plan.jobs.values():
-        if job.id not in stored and job.devices > len(needs.fitting(job, devices)):
+        if job.id not in stored and job.devices > layout.most_together(needs.fitting(job, devices)):
             raise PlanError(too_few_devices(job, devices, layout, needs))
         if any(part in ("", ".", "..") for part in job.id.split("/")) or "\0" in job.id:
             raise PlanError(f"'{job.id}' cannot be the id of a job: its log would leave the run's folder")

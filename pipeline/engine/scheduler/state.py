@@ -7,7 +7,7 @@ from collections.abc import Collection, Iterable, Sequence
 
 from pipeline.config.schema import Barrier
 from pipeline.engine.devices.layout import Layout, plain_layout
-from pipeline.engine.scheduler.fault_attribution import Blame
+from pipeline.engine.scheduler.fault_attribution import NODE_FACTOR, Blame
 from pipeline.engine.scheduler.job_state import SETTLED, THERE, JobState, JobStatus
 from pipeline.engine.scheduler.memory_needs import EXCLUSIVE, Needs
 from pipeline.engine.scheduler.ready import Outstanding, ReadyQueue, Urgency, kind_of
@@ -68,6 +68,7 @@ class RunState:
         self._kinds = list({kind_of(job): job for job in plan.jobs.values()}.values())
         self.reserved = ""
         self.blame = Blame(device_failures)
+        self.node_blame = Blame(NODE_FACTOR * device_failures)
         self.unsettled = len(self.jobs)
         self._outstanding = Outstanding(self.ready.urgency.values())
         self.running = 0
@@ -84,9 +85,9 @@ class RunState:
 
     # -- workers -----------------------------------------------------------------------------------------------
 
-    def worker_ready(self, index: int, device: str, visible: str = "") -> None:
+    def worker_ready(self, index: int, device: str, visible: str = "", node: str = "") -> None:
         """A worker reported that it is up; whatever it held before is not in this process."""
-        self.workers[index] = self.workers[index].ready(device, visible)
+        self.workers[index] = self.workers[index].ready(device, visible, node)
 
     def worker_lost(self, index: int) -> str:
         """A worker ended. One that is lent is not missed: the job has only its device.
@@ -236,6 +237,7 @@ class RunState:
         self.needs.measured(self.jobs[job_id].job, peak_mb)
         for worker in workers:
             self.blame.finished(self.layout.device_of(worker))
+            self.node_blame.finished(self.workers[worker].node)
         self._arrive(job_id, JobStatus.done)
 
     def found(self, job_id: str) -> None:

@@ -24,6 +24,7 @@ class WorkerState:
     Attributes:
         index: Number of the worker.
         device: Its device in words.
+        node: The machine that it is on, where a run has several.
         quarantined: Whether it is given no more jobs.
         gone: Whether its process has ended and no other was started.
         job_id: The job that it runs, or to which its device is lent; or "".
@@ -44,6 +45,7 @@ class WorkerState:
 
     index: int
     device: str = ""
+    node: str = ""
     quarantined: bool = False
     gone: bool = False
     job_id: str = ""
@@ -74,9 +76,9 @@ class WorkerState:
             return WorkerPhase.gone
         return WorkerPhase.idle if self.up else WorkerPhase.starting
 
-    def ready(self, device: str, visible: str) -> WorkerState:
+    def ready(self, device: str, visible: str, node: str = "") -> WorkerState:
         """A process is up; what an earlier one held is not in it. A job that is to come stays."""
-        made = WorkerState(self.index, device, self.quarantined, up=True, fresh=True, visible=visible)
+        made = WorkerState(self.index, device, node, self.quarantined, up=True, fresh=True, visible=visible)
         return replace(made, job_id=self.job_id, lent=self.lent, started_s=self.started_s)
 
     def ends(self) -> None:
@@ -86,7 +88,7 @@ class WorkerState:
 
     def lost(self) -> WorkerState:
         """Its process has ended, and with it all that was there."""
-        return WorkerState(self.index, self.device, self.quarantined, gone=True)
+        return WorkerState(self.index, self.device, self.node, self.quarantined, gone=True)
 
     def take(self, job_id: str, now_s: float, *, lent: bool) -> None:
         """It is given a job, or its device is lent to one."""

@@ -19,7 +19,7 @@ from typing import Annotated, Any, TypeVar
 from msgspec import Meta
 
 from pipeline.engine.workers.failure import FailureKind
-from pipeline.errors import WorkerError
+from pipeline.errors import WorkerError, describe_exit
 from pipeline.foreign import ForeignDataError, converted, parse_json
 
 MAX_MESSAGE_BYTES = 64 << 20
@@ -127,6 +127,8 @@ class WorkerReady:
     """The device as the worker itself sees it, for the log: ``GPU-... as cuda:0`` or ``cpu slot 3, 1 thread``."""
     visible: Line = ""
     """Its CUDA_VISIBLE_DEVICES, by which other processes can be given the same device."""
+    node: Line = ""
+    """The machine that it is on, in words, where a run has several."""
     not_free: Line = ""
     """What the process before it left on its device and did not come back in time, in words; "" for nothing."""
 
@@ -282,7 +284,16 @@ class WorkerExited:
     """Made by the pool, never sent: the process ended. Everything it sent before was delivered first."""
 
     exit_code: int | None
-    """As in `subprocess`: negative is a signal number."""
+    """As in `subprocess`: negative is a signal number. None where there is none to know."""
+    how: str = ""
+    """What else is known of the end, in words that take the place of the exit code."""
+    elsewhere: bool = False
+    """Whether its machine was lost, so that neither its job nor its device is to blame."""
+
+    @property
+    def said(self) -> str:
+        """How it ended, in words."""
+        return self.how or describe_exit(self.exit_code)
 
 
 ToWorker = RunJob | TakeBack | WarmUp | Shutdown

@@ -25,11 +25,11 @@ from pipeline.engine.workers.messages import (
     WorkerReady,
     WorkerUnusable,
 )
-from pipeline.engine.workers.protocol import Worker
+from pipeline.engine.workers.protocol import Site, Worker
 from pipeline.engine.workers.reaper import Reaper
 from pipeline.engine.workers.slot import Slot
 from pipeline.engine.workers.spares import MAX_FAILED_STARTS, MakeWorker, Spares, Waiting
-from pipeline.errors import WorkerError, describe_exit
+from pipeline.errors import WorkerError
 
 STACKS_S = 1.0
 """What a worker that hangs is given to write down its stacks before it is killed."""
@@ -68,9 +68,10 @@ class Pool:
         make: MakeWorker,
         size: int,
         *,
-        start_timeout_s: float = 60.0,
+        start_timeout_s: float | None = 60.0,
         stop_grace_s: float = 5.0,
         spares: Spares | None = None,
+        site: Site | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         """Describe a pool; nothing starts yet.
@@ -78,9 +79,11 @@ class Pool:
         Args:
             make: Makes the worker of an index.
             size: How many workers.
-            start_timeout_s: Seconds until a new worker must have reported that it is ready.
+            start_timeout_s: Seconds until a new worker must have reported that it is ready; None where workers
+                wait for a place of their own, and see to that themselves.
             stop_grace_s: Seconds that a worker is given to end by itself when asked to.
             spares: Workers that wait beside; none if None.
+            site: Where workers live; on this machine if None.
             clock: Monotonic seconds.
         """
         self.size = size
@@ -89,6 +92,7 @@ class Pool:
         self._stop_grace_s = stop_grace_s
         self._clock = clock
         self._spares = Waiting(spares)
+        self._site = site
         self._slots: list[Slot] = []
         self._descriptors: Descriptors | None = None
         """Of the workers that live; None once that may have changed."""
@@ -103,6 +107,8 @@ class Pool:
         """
         self._reaper = Reaper()
         self._stopping = False
+        if self._site:
+            self._site.open(self._reaper)
         for index in range(self.size):
             self._slots.append(Slot(self._make(index, self._reaper), index))
             self._begin(self._slots[index])
@@ -201,6 +207,8 @@ class Pool:
                 # Once they are being killed there is nothing to hurry up.
                 self._wait_for_end(patience_s, deliver, () if step is _kill else hurry)
         finally:
+            if self._site:
+                self._site.close()
             if self._reaper:
                 self._reaper.close()
             left = [slot.worker.index for slot in self._living()]
@@ -244,7 +252,7 @@ class Pool:
             self._replace(slot, message, deliver)
 
     def _replace(self, slot: Slot, ended: WorkerExited, deliver: Deliver) -> None:
-        if not slot.used and not slot.closed:
+        if not slot.used and not slot.closed and not ended.elsewhere:
             slot.failed_starts += 1
             if slot.failed_starts >= MAX_FAILED_STARTS:
                 error = _cannot_start(slot, ended)
@@ -275,8 +283,8 @@ class Pool:
         self._descriptors = None
         slot.start(self._start_deadline())
 
-    def _start_deadline(self) -> float:
-        return self._clock() + self._start_timeout_s
+    def _start_deadline(self) -> float | None:
+        return None if self._start_timeout_s is None else self._clock() + self._start_timeout_s
 
     def _check_deadlines(self) -> None:
         now = self._clock()
@@ -310,5 +318,5 @@ class Pool:
 def _cannot_start(slot: Slot, ended: WorkerExited) -> WorkerError:
     return WorkerError(
         f"worker {slot.worker.index} ended {slot.failed_starts} times in a row before it began a job, last with "
-        f"{describe_exit(ended.exit_code)}.{slot.worker.last_words() or ' It wrote nothing.'}"
+        f"{ended.said}.{slot.worker.last_words() or ' It wrote nothing.'}"
     )

@@ -10,8 +10,19 @@ from collections.abc import Callable, Sequence
 from typing import Protocol
 
 from pipeline.engine.workers.messages import FromWorker, RunJob
+from pipeline.engine.workers.reaper import Reaper
 
 Deliver = Callable[[FromWorker], None]
+
+
+class Site(Protocol):
+    """Where the workers of a pool live, if it takes more than this machine."""
+
+    def open(self, reaper: Reaper) -> None:
+        """Make it ready, before the first worker starts. Raises `WorkerError` where that fails."""
+
+    def close(self) -> None:
+        """Let go of it, after the last worker has ended, and whatever has failed before."""
 
 
 class Worker(Protocol):

@@ -31,8 +31,8 @@ class Slot:
     ready: bool = False
     """Whether the worker has said that it is."""
 
-    def start(self, deadline: float) -> None:
-        """Start the worker, which is to be ready by then.
+    def start(self, deadline: float | None) -> None:
+        """Start the worker, which is to be ready by then if that is limited.
 
         Raises:
             WorkerError: Its process cannot be started.

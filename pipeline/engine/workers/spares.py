@@ -77,7 +77,7 @@ class Waiting:
         slot.worker, slot.alive, slot.used, slot.dismissed = spare.worker, True, False, False
         return self._wanted.settle(spare.worker, slot.worker_index)
 
-    def start_missing(self, workers: Sequence[Slot], reaper: Reaper, deadline: Callable[[], float]) -> bool:
+    def start_missing(self, workers: Sequence[Slot], reaper: Reaper, deadline: Callable[[], float | None]) -> bool:
         """Start one that is missing, if every worker has begun a job and all that were started are ready.
 
         Args:

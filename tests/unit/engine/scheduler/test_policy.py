@@ -13,9 +13,10 @@ from pipeline.engine.devices.layout import Layout, Place
 from pipeline.engine.scheduler.job_state import JobStatus
 from pipeline.engine.scheduler.makespan import account
 from pipeline.engine.scheduler.policy import Reserve, Start, next_actions
-from pipeline.engine.scheduler.runnable import too_wide
+from pipeline.engine.scheduler.runnable import check_runnable, too_wide
 from pipeline.engine.scheduler.state import RunState
 from pipeline.engine.workers.failure import FailureKind
+from pipeline.errors import PlanError
 from pipeline.plan.graph import Plan
 from pipeline.plan.job import Job
 from tests.doubles.simulate import simulate
@@ -242,6 +243,20 @@ def wide(name: str, devices: int, seconds: float = 1.0) -> Job:
 def test_a_job_of_several_devices_takes_that_many_idle_workers() -> None:
     plan = Plan([wide("gang", 3, 5), job("one")], [])
     assert next_actions(ready_state(plan, 4)) == [Start("gang", 0, (1, 2)), Start("one", 3)]
+
+
+def test_all_devices_of_a_job_are_on_one_machine() -> None:
+    places = tuple(Place(label=str(at), node=at // 2) for at in range(6))
+    plan = Plan([job("runs", 9), wide("gang", 2, 5), wide("other", 2, 4), wide("last", 2, 3)], [])
+    state = RunState(plan, (), 6, layout=Layout(places=places))
+    for index in range(6):
+        state.worker_ready(index, "")
+    state.start("runs", 1)
+    # Worker 0 is idle too, and its neighbour is not.
+    assert next_actions(state) == [Start("gang", 2, (3,)), Start("other", 4, (5,)), Reserve("last")]
+    state = RunState(Plan([wide("gang", 3)], []), (), 6, layout=Layout(places=places))
+    with pytest.raises(PlanError, match="needs 3 devices at once, and there are 2 on one machine"):
+        check_runnable(state.plan, state.layout)
 
 
 def test_idle_workers_are_kept_for_the_most_urgent_job_that_does_not_fit() -> None:

@@ -8,6 +8,7 @@ from pipeline.config.schema import RetryConfig
 from pipeline.engine.devices.layout import Layout, Place
 from pipeline.engine.scheduler.effects import OnDisk, Say
 from pipeline.engine.workers.failure import FailureKind
+from pipeline.engine.workers.messages import WorkerExited
 from tests.doubles.engine import job, key
 from tests.doubles.on_paper import OnPaper
 
@@ -269,3 +270,42 @@ def test_a_device_whose_memory_did_not_come_back_is_given_up_unless_it_is_the_la
     assert paper.ready(1, not_free="GPU 1: 9 MB are taken") == ["WorkerStarted"]
     assert "worker 1 is the last one and goes on with what is free of GPU 1: 9 MB are taken" in paper.said()
     assert [effect.level for effect in paper.effects if isinstance(effect, Say)] == [20, 30]
+
+
+# -- several machines --------------------------------------------------------------------------------------------
+
+
+def test_a_lost_machine_costs_the_attempts_on_it_and_nobody_is_blamed() -> None:
+    paper = OnPaper(job("a"), job("b"), retry=RetryConfig(device_failures=1))
+    paper.start()
+    for index in range(2):
+        paper.hear(index, WorkerExited(exit_code=None, how="its node was lost", elsewhere=True))
+    assert "b: attempt 1 failed, trying again: worker 1 was lost (its node was lost)" in paper.said()
+    assert not paper.run.state.blame.failed_on("a")
+    assert "quarantined" not in paper.phases()
+
+
+def on_two_machines() -> OnPaper:
+    """Eight jobs on two machines of four devices; two jobs speak against a device, and four against a machine."""
+    retry, nodes = RetryConfig(worker_lost=9, device_failures=2), [f"node {index // 4}" for index in range(8)]
+    paper = OnPaper(*map(job, "abcdefgh"), workers=8, retry=retry, nodes=nodes)
+    paper.start()
+    return paper
+
+
+def test_a_machine_on_whose_devices_jobs_fail_in_a_row_is_given_no_more() -> None:
+    paper = on_two_machines()
+    for name in "abc":
+        paper.fail(name, LOST)
+    assert "quarantined" not in paper.phases()
+    paper.fail("d", LOST)
+    assert [phase == "quarantined" for phase in paper.phases()] == [True] * 4 + [False] * 4
+
+
+def test_a_job_that_ends_well_speaks_for_its_machine() -> None:
+    paper = on_two_machines()
+    for name in "abc":
+        paper.fail(name, LOST)
+    paper.finish("d")
+    assert "quarantined" not in paper.phases()
+    assert not paper.run.state.node_blame.suspect("node 0")

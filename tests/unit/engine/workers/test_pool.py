@@ -6,7 +6,7 @@ import errno
 import os
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
-from typing import cast
+from typing import Any, cast
 
 import pytest
 
@@ -95,7 +95,7 @@ class Pretender:
         return "\n    no such library"
 
 
-def pool_of(*scripts: Sequence[FromWorker], size: int = 1, stops_at: str = "ask", **options: float) -> Pool:
+def pool_of(*scripts: Sequence[FromWorker], size: int = 1, stops_at: str = "ask", **options: Any) -> Pool:
     """A pool whose workers follow the scripts, in the order in which they are made; the last one repeats."""
     left = list(scripts)
 
@@ -339,3 +339,43 @@ def test_a_wait_ends_for_other_descriptors_too_whichever_they_are_at_the_time() 
         pool.stop(lambda *_: None)
         for descriptor in (*pipes[0], *pipes[1]):
             os.close(descriptor)
+
+
+# -- somewhere else ----------------------------------------------------------------------------------------------
+
+
+class Elsewhere:
+    """A site that notes what is done to it."""
+
+    def __init__(self, error: str = "") -> None:
+        self.steps: list[str] = []
+        self.error = error
+
+    def open(self, reaper: object) -> None:
+        self.steps.append(f"open, {len(Pretender.made)} made")
+        if self.error:
+            raise WorkerError(self.error)
+
+    def close(self) -> None:
+        self.steps.append("close")
+
+
+def test_where_workers_live_is_there_before_the_first_and_until_the_last() -> None:
+    site = Elsewhere()
+    run(pool_of([READY], site=site))
+    assert site.steps == ["open, 0 made", "close"]
+    failing = pool_of([READY], site=Elsewhere("no such cluster"))
+    with pytest.raises(WorkerError, match="no such cluster"):
+        failing.start()
+    failing.stop(lambda *_: None)
+
+
+def test_workers_that_end_with_their_machine_do_not_end_the_run() -> None:
+    lost = WorkerExited(exit_code=None, how="its node was lost", elsewhere=True)
+    heard = run(pool_of([READY, lost], [READY, lost], [READY, lost], [READY, lost], [READY]))
+    assert [message for _, message in heard][-2:] == [READY, WorkerExited(exit_code=0)]
+
+
+def test_a_worker_may_take_as_long_to_start_as_it_waits_for_a_place() -> None:
+    run(pool_of([], start_timeout_s=None))
+    assert len(Pretender.made) == 1
