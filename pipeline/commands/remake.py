@@ -19,6 +19,7 @@ from pipeline.commands.keeping import score_of
 from pipeline.commands.request import Request, prepare
 from pipeline.commands.run import leased, notes_of
 from pipeline.commands.run_messages import logged_to
+from pipeline.config.schema import Backend
 from pipeline.engine.run_folder import STAMP_FORMAT, RunFolder
 from pipeline.engine.run_jobs import run_jobs
 from pipeline.engine.scheduler.outcome import Outcome
@@ -103,6 +104,7 @@ def _made_again(found: Trained, scratch: Path, console: Console) -> Iterator[Non
 def _request_of(found: Trained) -> Request:
     config, run = found.config, found.run
     config.output_dir, config.execution.store = str(run.folder.path.parent.parent), str(run.store.root)
+    config.execution.backend = Backend.local  # a few jobs for who looks from here
     return prepare(config)
 
 

@@ -12,12 +12,15 @@ from pathlib import Path
 from pipeline.config.checks import check_config, check_together
 from pipeline.config.held_out import fewer_than_usual
 from pipeline.config.ignored import idle_settings
+from pipeline.config.install import install_command
+from pipeline.config.ray import LOCAL
 from pipeline.config.schema import AUTO, Backend, Config, ExecutionConfig
 from pipeline.engine.devices.inventory import Device
 from pipeline.engine.devices.layout import Layout, make_layout
 from pipeline.engine.devices.select import choose_devices
 from pipeline.engine.store.measured import read_durations
 from pipeline.engine.store.store import NOT_STORED, REMOVED, Store
+from pipeline.engine.workers.ray import is_installed
 from pipeline.errors import ConfigError
 from pipeline.machine import garbage
 from pipeline.plan.attention import plain_attention, said_of_attention, usable_attention
@@ -99,6 +102,7 @@ def prepare(config: Config, given: Sequence[str] = (), on_large: Callable[[str],
         PipelineError: The request is wrong.
     """
     check_config(config)
+    _check_ray(config)
     check_size(config)
     if (number := extent_of(config).jobs) >= LARGE and on_large:
         on_large(f"planning some {number:,} jobs")
@@ -109,7 +113,7 @@ def prepare(config: Config, given: Sequence[str] = (), on_large: Callable[[str],
     check_tokenizers(config)
     check_pairs(config)
     check_chat_templates(config)
-    devices = choose_devices(config.device, config.execution.workers, config.distributed)
+    devices = _devices(config)
     _check_jobs_per_device(config, devices)
     gpu = any(device.kind == "cuda" for device in devices)
     check_text_backend(config, gpu=gpu)
@@ -136,6 +140,43 @@ def prepare(config: Config, given: Sequence[str] = (), on_large: Callable[[str],
     said = [one for one in notes if one is not None]
     warnings = (*import_warnings(), *said, *idle)
     return Request(config=config, plan=plan, store=store, devices=devices, warnings=warnings, given=tuple(given))
+
+
+def on_cluster(config: Config) -> bool:
+    """Whether the devices of a run are those of a cluster that is there, and none of this machine's."""
+    execution = config.execution
+    parallel = config.system.use_parallel_execution
+    return parallel and execution.backend is Backend.ray and execution.ray.address != LOCAL
+
+
+def _devices(config: Config) -> list[Device]:
+    execution = config.execution
+    if on_cluster(config):
+        from pipeline.engine.workers.ray.cluster import cluster_devices  # most runs have no use for it
+
+        return cluster_devices(config.device, execution, config.system.cpu_threads, config.distributed.num_gpus)
+    return choose_devices(config.device, execution.workers, config.distributed)
+
+
+def _check_ray(config: Config) -> None:
+    if config.execution.backend is not Backend.ray:
+        return
+    if not is_installed():
+        raise ConfigError(
+            f"execution.backend=ray needs Ray, which is not installed: {install_command('ray')}, or set "
+            "execution.backend=local"
+        )
+    if (asked := config.execution.jobs_per_device) != 1:
+        raise ConfigError(
+            f"execution.jobs_per_device={asked} with execution.backend=ray: Ray gives each worker a device of its "
+            "own. Use execution.jobs_per_device=1"
+        )
+    if on_cluster(config) and config.distributed.ids is not None:
+        raise ConfigError(
+            f"distributed.gpu_ids={config.distributed.ids} with execution.ray.address="
+            f"{config.execution.ray.address}: Ray chooses the GPUs of a cluster. Say how many with "
+            "distributed.num_gpus"
+        )
 
 
 def _check_names(*folders: Path) -> None:

@@ -16,7 +16,7 @@ from pipeline.commands.carry_out import carry_out
 from pipeline.commands.disk_room import check_room
 from pipeline.commands.dry_run import print_plan
 from pipeline.commands.keeping import said_of_best
-from pipeline.commands.request import Request, Stored, look_up, prepare
+from pipeline.commands.request import Request, Stored, look_up, on_cluster, prepare
 from pipeline.config.schema import Backend, Config
 from pipeline.config.user_code import brought_torch
 from pipeline.engine.devices.lease import LeaseSet
@@ -80,7 +80,8 @@ def run_experiment(
         check_room(request, stored)
         request = _rewards_tried(request, stored, console)
         check_runnable(request.plan, request.layout, set(request.plan.jobs) - set(stored.missing), peaks)
-        with leased(config, console) as lease:
+        # Those of a cluster are Ray's to give.
+        with LeaseSet(request.devices, {}) if on_cluster(config) else leased(config, console) as lease:
             return carry_out(replace(request, devices=lease.devices), stored, verified, console)
 
 

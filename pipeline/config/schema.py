@@ -25,6 +25,7 @@ from pipeline.config.fields import (
     number,
     option,
 )
+from pipeline.config.ray import RayConfig as RayConfig
 from pipeline.config.retries import RetryConfig as RetryConfig
 from pipeline.config.tracking import TrackingConfig
 
@@ -40,6 +41,7 @@ class Backend(Enum):
 
     local = "local"  # a pool of spawned processes on this machine
     inline = "inline"  # in this process, one job at a time
+    ray = "ray"  # actors on a Ray cluster; the extra `ray`
 
 
 class Barrier(Enum):
@@ -280,6 +282,7 @@ class ExecutionConfig:
     """Use what is written for GPUs and has run on none yet, as docs/gpus.md lists it; false does without. On a GPU
     it may change the last bits of results, as another model of GPU does."""
     retry: RetryConfig = field(default_factory=RetryConfig)
+    ray: RayConfig = field(default_factory=RayConfig)
 
 
 @dataclass(kw_only=True)

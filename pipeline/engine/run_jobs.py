@@ -71,7 +71,8 @@ def run_jobs(
     execution = execution or ExecutionConfig()
     layout = make_layout(devices, execution)
     # A worker that is this very process still holds its memory when the run is over.
-    levels = {} if execution.backend is Backend.inline else read_levels(devices)
+    # That of other machines is read there.
+    levels = read_levels(devices) if execution.backend is Backend.local else {}
     wanted = set(plan.jobs if missing is None else missing)
     pool = make_pool(
         execution,
@@ -83,6 +84,7 @@ def run_jobs(
         portable=portable,
         layout=layout,
         levels=levels,
+        width=max((plan.jobs[job_id].devices for job_id in wanted), default=1),
     )
     journal = Journal(run_dir / "journal.jsonl")
     timings = Timings(RunFolder(run_dir).timings, plan)

@@ -25,7 +25,6 @@ from pipeline.plan.graph import Plan
 from pipeline.plan.job import Job
 from pipeline.runs.run_view import RunView
 
-
 HERE = (Backend.local, Backend.inline)
 """Backends that need nothing but this machine."""
 
@@ -122,6 +121,7 @@ class Engine:
             levels=levels,
             spares=execution.spares if isinstance(execution.spares, int) else 0,
             entries=sorted({job.entry for job in jobs}),
+            width=max(job.devices for job in jobs),
         )
         plan = plan_of(*jobs)
         view = RunView(plan.jobs.values(), set(stored))

@@ -1,0 +1,263 @@
+"""What runs in an actor: it has a device, and keeps one worker process on it after the other.
+
+    engine's thread of a worker -- poll --> host -- lines over a socket --> worker process (`entrypoint`)
+    engine ---------------------- send -->                                  as on one machine
+
+Jobs run in a process of their own rather than in the actor: its environment is whole before it starts, what a job
+does to its process is no concern of Ray's, and a new one takes a moment where a new actor takes seconds. The actor
+leads it as the engine leads those on its machine, with the same class, and ends with all of it.
+"""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+import os
+import sys
+import threading
+import time
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from dataclasses import asdict, dataclass, replace
+from multiprocessing.connection import wait
+from pathlib import Path
+from typing import Any
+
+import pipeline
+from pipeline.engine.devices.inventory import Device, find_gpus
+from pipeline.engine.devices.memory_reclaim import read_levels
+from pipeline.engine.workers.messages import (
+    FromWorker,
+    RunJob,
+    WorkerExited,
+    WorkerReady,
+    WorkerUnreadable,
+    WorkerUnusable,
+    decode_order,
+    encode,
+)
+from pipeline.engine.workers.process import LocalWorker, ProcessSettings
+from pipeline.engine.workers.reaper import Reaper
+from pipeline.errors import WorkerError
+from pipeline.foreign import converted
+
+POLL_S = 2.0
+"""How long a host keeps the engine waiting where its worker says nothing."""
+LEASE_S = 20.0
+"""After so long without a word of the engine a host ends, and its device is free: nobody is there to use it."""
+RAY_TOKEN = "RAY_AUTH_TOKEN"  # noqa: S105 - the name of a variable
+_ENDED = 1
+
+
+@dataclass(frozen=True, kw_only=True)
+class HostSettings:
+    """What a host is told.
+
+    Attributes:
+        device: What the engine takes its device for; the number of a GPU is Ray's to choose.
+        threads: As all of these: see `ProcessSettings`.
+        portable: Likewise.
+        untried_on_gpu: Likewise.
+        heartbeat_s: Likewise.
+        log_dir: Likewise; the folder of the run, which all nodes must see, is above it.
+        free_timeout_s: Likewise.
+        start_timeout_s: Seconds until a worker process must be ready.
+        sys_path: Where the engine finds modules.
+        folder: Where the engine works; "" to stay where Ray has put the actor.
+        version: Of this package, at the engine.
+        name_nodes: Whether there are nodes to tell apart.
+    """
+
+    device: Device
+    threads: int
+    portable: bool
+    untried_on_gpu: bool
+    heartbeat_s: float
+    log_dir: str
+    free_timeout_s: float
+    start_timeout_s: float
+    sys_path: list[str]
+    folder: str
+    version: str
+    name_nodes: bool
+
+
+@dataclass(frozen=True)
+class Heard:
+    """What a host answers to `poll`. Ray carries it as plain data.
+
+    Attributes:
+        lines: Messages of the worker, as it would send them to an engine on its machine.
+        unreadable: Why what it sent is no message, or "".
+        ended: Whether it is over.
+        exit_code: How, as in `WorkerExited`.
+        last_words: The end of its own log then.
+    """
+
+    lines: list[bytes]
+    unreadable: str = ""
+    ended: bool = False
+    exit_code: int | None = None
+    last_words: str = ""
+
+
+class Host:
+    """Keeps worker processes on one device. `poll` has a thread of its own, and all else shares another."""
+
+    def __init__(self, told: dict[str, Any]) -> None:
+        """Take the device that Ray has given this process.
+
+        Raises:
+            WorkerError: The node cannot serve this run, and in words why not.
+        """
+        os.environ.pop(RAY_TOKEN, None)  # Ray has read it; jobs need not know it
+        self._settings = settings = converted(told, HostSettings)
+        _check(settings)
+        _find_modules(settings)
+        self._device = _device(settings.device)
+        self._level = read_levels([self._device]).get(self._device.uuid or "")
+        self._begun = False
+        self._node = _node() if settings.name_nodes else ""
+        self._reaper = Reaper()
+        self._worker: LocalWorker | None = None
+        self._life = -1
+        self._ready_by = 0.0
+        self._lock = threading.Lock()
+        self._heard_s = time.monotonic()
+        threading.Thread(target=self._end_unless_heard, name="lease", daemon=True).start()
+
+    def begin(self, life: int) -> None:
+        """Start a worker process. The thread that polls calls it: the process ends with whoever starts it.
+
+        Args:
+            life: Number of the worker, which later calls name.
+        """
+        settings = self._settings
+        common = ProcessSettings(
+            threads=settings.threads,
+            portable=settings.portable,
+            untried_on_gpu=settings.untried_on_gpu,
+            heartbeat_s=settings.heartbeat_s,
+            log_dir=Path(settings.log_dir),
+            free_timeout_s=settings.free_timeout_s,
+        )
+        index = settings.device.index
+        level, self._begun = self._level if self._begun else None, True
+        with self._lock:
+            self._worker = LocalWorker(index, self._device, common, self._reaper, level)
+            self._life = life
+            self._ready_by = time.monotonic() + settings.start_timeout_s
+            self._worker.start()
+
+    def poll(self, life: int) -> dict[str, Any]:
+        """What the worker says, waited for a moment."""
+        self._heard_s = time.monotonic()
+        worker = self._worker
+        if worker is None or life != self._life:
+            return asdict(Heard([], ended=True))
+        left_s = max(0.0, self._ready_by - time.monotonic()) if self._ready_by else POLL_S
+        wait(worker.sources(), min(POLL_S, left_s))
+        said: list[FromWorker] = []
+        with self._lock:
+            worker.receive(said.append)
+            self._check_start(worker, said)
+        self._heard_s = time.monotonic()
+        return asdict(self._heard(said, worker))
+
+    def _check_start(self, worker: LocalWorker, said: Sequence[FromWorker]) -> None:
+        if any(isinstance(message, WorkerReady) for message in said):
+            self._ready_by = 0.0
+        elif self._ready_by and time.monotonic() >= self._ready_by:
+            self._ready_by = 0.0
+            worker.kill()
+
+    def _heard(self, said: Sequence[FromWorker], worker: LocalWorker) -> Heard:
+        lines: list[bytes] = []
+        unreadable, ended, exit_code = "", False, None
+        for message in said:
+            match message:
+                case WorkerExited():
+                    ended, exit_code = True, message.exit_code
+                case WorkerUnreadable():
+                    unreadable = message.reason
+                case WorkerUnusable():
+                    pass  # a pool says that, and there is none here
+                case WorkerReady():
+                    lines.append(encode(replace(message, node=self._node)))
+                case _:
+                    lines.append(encode(message))
+        return Heard(lines, unreadable, ended, exit_code, worker.last_words() if ended else "")
+
+    def send(self, life: int, line: bytes) -> None:
+        """Hand a job to the worker."""
+        order = decode_order(line)
+        if isinstance(order, RunJob):
+            self._do(life, lambda worker: worker.send(order))
+
+    def act(self, life: int, action: str) -> None:
+        """Do something else about it: what the method of `Worker` does that has this name."""
+        actions: dict[str, Callable[[LocalWorker], None]] = {
+            "take_back": LocalWorker.take_back,
+            "show_stacks": LocalWorker.show_stacks,
+            "ask_to_stop": LocalWorker.ask_to_stop,
+            "terminate": LocalWorker.terminate,
+            "kill": LocalWorker.kill,
+        }
+        self._do(life, actions[action])
+
+    def _do(self, life: int, action: Callable[[LocalWorker], None]) -> None:
+        with self._lock:
+            if self._worker is not None and life == self._life:
+                action(self._worker)
+
+    def _end_unless_heard(self) -> None:
+        while (left := self._heard_s + LEASE_S - time.monotonic()) > 0:
+            time.sleep(left)
+        with suppress(Exception):
+            self._do(self._life, LocalWorker.kill)
+        self._reaper.close()
+        os._exit(_ENDED)
+
+
+def _node() -> str:
+    ray = importlib.import_module("ray")
+    return f"node {ray.get_runtime_context().get_node_id()[:8]} ({ray.util.get_node_ip_address()})"
+
+
+def _check(settings: HostSettings) -> None:
+    """See that this node can serve the run."""
+    if pipeline.__version__ != settings.version:
+        raise WorkerError(
+            f"this node has version {pipeline.__version__} of the package, and the engine {settings.version}: "
+            "install the same on all, or name it in execution.ray.runtime_env"
+        )
+    if not Path(settings.log_dir).parent.is_dir():
+        raise WorkerError(
+            f"this node does not see {Path(settings.log_dir).parent}: output_dir and execution.store must be on a "
+            "disk that all nodes share, under the same path"
+        )
+
+
+def _find_modules(settings: HostSettings) -> None:
+    """Have jobs find modules where the engine does, as far as that is here; and none of those that Ray brings."""
+    there = [entry for entry in settings.sys_path if Path(entry).exists()]
+    sys.path[:] = list(dict.fromkeys([*there, *search_path()]))
+    if settings.folder and Path(settings.folder).is_dir():
+        os.chdir(settings.folder)
+
+
+def search_path() -> list[str]:
+    """Where this process finds modules, without what Ray has added for itself: copies of packages among them."""
+    spec = importlib.util.find_spec("ray")
+    ray = Path(spec.origin).parent if spec and spec.origin else Path(os.devnull)
+    return [entry or str(Path.cwd()) for entry in sys.path if ray not in (Path(entry), *Path(entry).parents)]
+
+
+def _device(asked: Device) -> Device:
+    if asked.kind == "cpu":
+        return asked
+    found = find_gpus(os.environ)
+    if not found:
+        mask = os.environ.get("CUDA_VISIBLE_DEVICES", "")
+        raise WorkerError(f"Ray has given a worker the GPU '{mask}' of this node, and the driver knows none there")
+    return found[0]

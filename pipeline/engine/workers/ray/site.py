@@ -1,0 +1,270 @@
+"""A Ray cluster as the engine uses it: joined or started, with one actor for each place of the pool.
+
+Ray decides on which node an actor lives; it starts none of them anew, as what is tried again is decided here.
+Actors belong to the job that the engine is to Ray, so they end with it, whatever becomes of it.
+"""
+
+from __future__ import annotations
+
+import importlib
+import os
+import secrets
+import shutil
+import signal
+import tempfile
+import threading
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from pipeline.config.ray import LOCAL, RayConfig
+from pipeline.engine.workers.ray.host import RAY_TOKEN, Host
+from pipeline.engine.workers.reaper import Reaper
+from pipeline.errors import WorkerError
+
+_OBJECT_STORE_BYTES = 80 << 20
+"""Messages are small and are never put there: the least that Ray takes, which it sets aside in memory."""
+_QUIET = {
+    "RAY_USAGE_STATS_ENABLED": "0",
+    "RAY_ENABLE_AUTO_CONNECT": "0",
+    "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",
+}
+_STARTS = 3
+_OPTIONS = {"CPU": "num_cpus", "GPU": "num_gpus", "memory": "memory"}
+
+
+@dataclass
+class RaySite:
+    """Where the workers of a pool live.
+
+    Attributes:
+        settings: Which cluster.
+        resources: What each place takes of it.
+        nodes: Of each place, the node on which the devices of a job are to lie together.
+        together: Whether there are such jobs: then the places of a node are a placement group.
+        visible: GPUs of this machine that a cluster started here may use, as CUDA_VISIBLE_DEVICES names them.
+    """
+
+    settings: RayConfig
+    resources: Mapping[str, float]
+    nodes: Sequence[int]
+    together: bool = False
+    visible: Sequence[str] = ()
+    _ray: Any = None
+    _joined: bool = False
+    _actors: dict[int, Any] = field(default_factory=dict)
+    _groups: dict[int, Any] = field(default_factory=dict)
+    _lock: threading.Lock = field(default_factory=threading.Lock)
+    _folder: Path | None = None
+    _reaper: Reaper | None = None
+
+    def open(self, reaper: Reaper) -> None:
+        """Join the cluster, or start one.
+
+        Raises:
+            WorkerError: That fails, in words.
+        """
+        self._reaper = reaper
+        self._ray = library(self.settings)
+        try:
+            with _own_signals():
+                if self.settings.address == LOCAL:
+                    self._start_local()
+                else:
+                    join(self._ray, self.settings)
+                self._joined = True
+                _quieten()
+                if self.together:
+                    self._reserve()
+        except Exception as error:
+            self.close()
+            raise WorkerError(cannot_join(self.settings.address, error)) from error
+
+    def _start_local(self) -> None:
+        # Sockets lie in it, whose paths may have some hundred characters; TMPDIR may be long.
+        self._folder = Path(tempfile.mkdtemp(prefix="ppl-ray-", dir="/tmp"))
+        if self._reaper:
+            self._reaper.watch_path(self._folder)
+        total = {name: value * len(self.nodes) for name, value in self.resources.items()}
+        with _environment({"CUDA_VISIBLE_DEVICES": ",".join(self.visible)} if self.visible else {}):
+            _start(
+                self._ray,
+                address="local",
+                num_cpus=total.pop("CPU", 0),
+                num_gpus=total.pop("GPU", 0),
+                resources=total or None,
+                include_dashboard=False,
+                object_store_memory=_OBJECT_STORE_BYTES,
+                _temp_dir=str(self._folder),
+                _node_ip_address="127.0.0.1",
+                **_common(self.settings),
+            )
+
+    def _reserve(self) -> None:
+        """Ask for the places of each node as one, which Ray puts on one machine once there is such a machine."""
+        ask = importlib.import_module("ray.util").placement_group
+        for node in sorted(set(self.nodes)):
+            bundles = [dict(self.resources)] * self.nodes.count(node)
+            self._groups[node] = ask(bundles, strategy="STRICT_PACK")
+
+    @property
+    def ray(self) -> Any:
+        """The library, once the site is open."""
+        return self._ray
+
+    def actor(self, place: int, told: dict[str, Any]) -> Any:
+        """The actor of a place, which may have to wait until the cluster has what it takes."""
+        with self._lock:
+            if place not in self._actors:
+                options = {_OPTIONS[name]: value for name, value in self.resources.items() if name in _OPTIONS}
+                others = {name: value for name, value in self.resources.items() if name not in _OPTIONS}
+                made = self._ray.remote(
+                    max_restarts=0,
+                    max_task_retries=0,
+                    concurrency_groups={"poll": 1},
+                    **{"num_cpus": 0, "num_gpus": 0, **options},
+                    resources=others,
+                    **self._within(place),
+                )(Host)
+                self._actors[place] = made.remote(told)
+            return self._actors[place]
+
+    def _within(self, place: int) -> dict[str, Any]:
+        group = self._groups.get(self.nodes[place])
+        if group is None:
+            return {}
+        strategy = importlib.import_module("ray.util.scheduling_strategies").PlacementGroupSchedulingStrategy
+        bundle = list(self.nodes[:place]).count(self.nodes[place])
+        return {"scheduling_strategy": strategy(group, placement_group_bundle_index=bundle)}
+
+    def drop(self, place: int, actor: Any) -> None:
+        """End an actor, or what is left of it; another takes its place when one is asked for."""
+        with self._lock:
+            if self._actors.get(place) is actor:
+                del self._actors[place]
+        with suppress(Exception):  # Ray has errors of many kinds for what is gone already
+            self._ray.kill(actor)
+
+    def close(self) -> None:
+        """End what this engine has on the cluster; one that was started here ends."""
+        for place, actor in list(self._actors.items()):
+            self.drop(place, actor)
+        for group in self._groups.values():
+            with suppress(Exception):  # as in `drop`
+                importlib.import_module("ray.util").remove_placement_group(group)
+        self._groups.clear()
+        if self._joined:
+            with _own_signals(), suppress(Exception):
+                self._ray.shutdown()
+            self._joined = False
+        if self._folder is not None:
+            shutil.rmtree(self._folder, ignore_errors=True)
+            if self._reaper:
+                self._reaper.forget_path(self._folder)
+            self._folder = None
+
+
+def _quieten() -> None:
+    """Ray tells on the terminal of workers that died, whatever it was told of logs; the engine tells it itself."""
+    module = importlib.import_module("ray._private.worker")
+    if hasattr(module, "print_to_stdstream"):
+        module.print_to_stdstream = lambda *_, **__: None
+
+
+def _start(ray: Any, **options: Any) -> None:
+    """Start a cluster here. Ray gives its processes half a minute, which on a busy machine may not do."""
+    if ray.is_initialized():
+        raise WorkerError(
+            "this process is a driver of another Ray cluster already; let go of that by ray.shutdown()"
+        )
+    for left in reversed(range(_STARTS)):
+        try:
+            ray.init(**options)
+            return
+        except Exception as error:
+            with suppress(Exception):
+                ray.shutdown()
+            if not left or "timed out during startup" not in str(error):
+                raise
+
+
+def library(settings: RayConfig) -> Any:
+    """Ray, which reads its environment once, when it is imported.
+
+    Raises:
+        WorkerError: It is not installed.
+    """
+    for name, value in (_QUIET | _secret(settings)).items():
+        os.environ.setdefault(name, value)
+    try:
+        return importlib.import_module("ray")
+    except ImportError as error:
+        raise WorkerError(f"execution.backend=ray needs Ray, which cannot be imported: {error}") from error
+
+
+def _secret(settings: RayConfig) -> dict[str, str]:
+    """For a cluster of this process alone a token that nobody else knows and no file has.
+
+    Ray itself would leave one in the user's home.
+    """
+    own = settings.address == LOCAL and os.environ.get("RAY_AUTH_MODE", "token") == "token"
+    return {RAY_TOKEN: secrets.token_hex(32), "RAY_AUTH_MODE": "token"} if own else {}
+
+
+def join(ray: Any, settings: RayConfig) -> None:
+    """Become a driver of a cluster that is there, unless this process is one already."""
+    if not ray.is_initialized():
+        ray.init(address=settings.address, **_common(settings))
+
+
+def _common(settings: RayConfig) -> dict[str, Any]:
+    asked = dict(settings.runtime_env)
+    paths = [str(Path(__file__).parents[4]), *filter(None, [asked.get("env_vars", {}).get("PYTHONPATH")])]
+    asked["env_vars"] = {**asked.get("env_vars", {}), "PYTHONPATH": os.pathsep.join(paths)}
+    return {
+        "namespace": f"pipeline-{secrets.token_hex(8)}",
+        "runtime_env": asked,
+        "log_to_driver": False,
+        "configure_logging": False,
+    }
+
+
+def cannot_join(address: str, error: Exception) -> str:
+    """What to say of a cluster that is not there, or cannot be started."""
+    said = next(iter(str(error).strip().splitlines()), type(error).__name__)
+    what = (
+        "Ray cannot be started on this machine"
+        if address == LOCAL
+        else f"the Ray cluster at '{address}' is not there"
+    )
+    return f"{what} ({said}). Look at execution.ray.address, or run with execution.backend=local"
+
+
+@contextmanager
+def _own_signals() -> Iterator[None]:
+    """Ray puts a handler of its own for SIGTERM, which would end the engine where it stands."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    before = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT)}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+@contextmanager
+def _environment(more: Mapping[str, str]) -> Iterator[None]:
+    before = {name: os.environ.get(name) for name in more}
+    os.environ.update(more)
+    try:
+        yield
+    finally:
+        for name, value in before.items():
+            if value is None:
+                os.environ.pop(name, None)
+            else:
+                os.environ[name] = value

@@ -1,0 +1,209 @@
+"""Workers of a Ray cluster without one: the host is in this process, and calls to it take the way of threads."""
+
+from __future__ import annotations
+
+import os
+import queue
+import sys
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import asdict, replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import pipeline
+from pipeline.engine.devices.inventory import cpu_slots
+from pipeline.engine.workers.messages import FromWorker, JobFinished, RunJob, WorkerExited, WorkerReady
+from pipeline.engine.workers.pool import Pool
+from pipeline.engine.workers.ray import host as host_module
+from pipeline.engine.workers.ray.host import Host, HostSettings
+from pipeline.engine.workers.ray.worker import RayWorker
+from pipeline.errors import WorkerError
+
+PATIENCE_S = 60.0
+
+
+class NodeDiedError(Exception):
+    """What Ray calls it."""
+
+
+class Call:
+    """One that is under way; a pretended Ray carries it out in a thread, as an actor would."""
+
+    def __init__(self, work: Callable[[], Any]) -> None:
+        self.work = work
+        self.answer: queue.Queue[Any] = queue.Queue()
+
+    def run(self) -> None:
+        try:
+            self.answer.put((self.work(), None))
+        except Exception as error:
+            self.answer.put((None, error))
+
+
+class Method:
+    def __init__(self, actor: Actor, name: str, group: str = "") -> None:
+        self.actor, self.name, self.group = actor, name, group
+
+    def options(self, *, concurrency_group: str) -> Method:
+        return Method(self.actor, self.name, concurrency_group)
+
+    def remote(self, *words: Any) -> Call:
+        call = Call(lambda: getattr(self.actor.host, self.name)(*words))
+        self.actor.queues[self.group].put(call)
+        self.actor.calls.append(call)
+        return call
+
+
+class Actor:
+    """A host, with a thread for each group of calls."""
+
+    def __init__(self, told: dict[str, Any]) -> None:
+        self.host = Host(told)
+        self.calls: list[Call] = []
+        self.queues: dict[str, queue.Queue[Call | None]] = {"": queue.Queue(), "poll": queue.Queue()}
+        for calls in self.queues.values():
+            threading.Thread(target=self._serve, args=[calls], daemon=True).start()
+
+    def _serve(self, calls: queue.Queue[Call | None]) -> None:
+        while (call := calls.get()) is not None:
+            call.run()
+
+    def __getattr__(self, name: str) -> Method:
+        return Method(self, name)
+
+    def lose(self, error: Exception) -> None:
+        for call in self.calls:
+            call.answer.put((None, error))
+
+
+class Site:
+    """As `RaySite`, and as Ray itself."""
+
+    def __init__(self) -> None:
+        self.actors: list[Actor] = []
+        self.ray = self
+
+    def open(self, reaper: object) -> None: ...
+
+    def close(self) -> None:
+        for actor in self.actors:
+            for calls in actor.queues.values():
+                calls.put(None)
+            actor.host._reaper.close()
+
+    def actor(self, place: int, told: dict[str, Any]) -> Actor:
+        if not self.actors:
+            self.actors.append(Actor(told))
+        return self.actors[-1]
+
+    def drop(self, place: int, actor: Actor) -> None:
+        if actor in self.actors:
+            self.actors.remove(actor)
+            if actor.host._worker:
+                actor.host._worker.kill()
+            actor.lose(NodeDiedError("The actor's node has died."))
+
+    def get(self, call: Call) -> Any:
+        answer, error = call.answer.get(timeout=PATIENCE_S)
+        if error is not None:
+            raise error
+        return answer
+
+
+def settings(folder: Path) -> HostSettings:
+    (folder / "run").mkdir(exist_ok=True)
+    return HostSettings(
+        device=cpu_slots(1)[0],
+        threads=1,
+        portable=False,
+        untried_on_gpu=True,
+        heartbeat_s=60.0,
+        log_dir=str(folder / "run" / "workers"),
+        free_timeout_s=1.0,
+        start_timeout_s=PATIENCE_S,
+        sys_path=sys.path,
+        folder="",
+        version=pipeline.__version__,
+        name_nodes=False,
+    )
+
+
+@pytest.fixture
+def site(monkeypatch: pytest.MonkeyPatch) -> Site:
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    monkeypatch.setattr(host_module, "LEASE_S", 10 * PATIENCE_S)
+    return Site()
+
+
+class Team:
+    """A pool of one such worker."""
+
+    def __init__(self, site: Site, folder: Path) -> None:
+        self.site, self.folder = site, folder
+        told = asdict(settings(folder))
+        self.heard: list[FromWorker] = []
+        self.pool = Pool(lambda index, _: RayWorker(index, site, told), 1, start_timeout_s=None, site=site)
+
+    def wait_for(self, kind: type[FromWorker], number: int = 1) -> Any:
+        give_up = time.monotonic() + PATIENCE_S
+        while sum(isinstance(one, kind) for one in self.heard) < number:
+            assert time.monotonic() < give_up, self.heard
+            self.pool.wait(0.1, lambda _, message: self.heard.append(message))
+        return [one for one in self.heard if isinstance(one, kind)][-1]
+
+    def order(self, name: str, entry: str = "write") -> RunJob:
+        (self.folder / "scratch").mkdir(exist_ok=True)
+        return RunJob(
+            job_id=name,
+            attempt=1,
+            key="",
+            entry=f"tests.doubles.bodies:{entry}",
+            payload={},
+            inputs={},
+            store=str(self.folder / "store"),
+            scratch=str(self.folder / "scratch"),
+            verified=str(self.folder / "verified"),
+            log_path=str(self.folder / f"{name}.txt"),
+        )
+
+
+def test_a_worker_there_is_as_one_here(site: Site, tmp_path: Path) -> None:
+    team = Team(site, tmp_path)
+    team.pool.start()
+    try:
+        ready = team.wait_for(WorkerReady)
+        assert ready.pid != os.getpid()
+        team.pool.send(0, team.order("a", "nothing"))
+        assert team.wait_for(JobFinished).job_id == "a"
+        # Another process follows on the same device, without another actor.
+        team.pool.send(0, team.order("b", "kill_self"))
+        assert team.wait_for(WorkerExited).exit_code == -9
+        assert team.wait_for(WorkerReady, 2).pid != ready.pid
+        assert len(site.actors) == 1
+        # The node goes; what takes its place serves as well.
+        site.drop(0, site.actors[0])
+        lost = team.wait_for(WorkerExited, 2)
+        assert (lost.how, lost.elsewhere) == ("its node was lost", True)
+        team.wait_for(WorkerReady, 3)
+        team.pool.send(0, team.order("c", "nothing"))
+        assert team.wait_for(JobFinished, 2).job_id == "c"
+    finally:
+        team.pool.stop(lambda _, message: team.heard.append(message))
+    assert isinstance(team.heard[-1], WorkerExited)
+    assert team.heard[-1].exit_code == 0
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        ({"version": "0.0.1"}, r"this node has version .*, and the engine 0\.0\.1"),
+        ({"log_dir": "/no/such/run/workers"}, "this node does not see /no/such/run"),
+    ],
+)
+def test_a_node_that_cannot_serve_says_why(site: Site, tmp_path: Path, changes: dict[str, str], said: str) -> None:
+    with pytest.raises(WorkerError, match=said):
+        Host(asdict(replace(settings(tmp_path), **changes)))
