@@ -87,6 +87,7 @@ def _schema_with(shipped: _Shipped, own: dict[str, DictConfig], datasets: dict[s
     algos = {name: _with_open_front(schema) for name, schema in shipped} | own
     node = cast("DictConfig", OmegaConf.structured(_Composed(algos=algos, datasets=datasets)))
     node.evaluation.num_prompts = UNSET
+    _open_tables(node.execution)
     return node
 
 

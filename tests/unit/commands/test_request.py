@@ -27,7 +27,11 @@ def test_a_working_folder_whose_name_is_no_utf8_is_refused(
     ("installed", "settings", "said"),
     [
         (False, [], r"needs Ray, which is not installed: pip install .*ray.*execution\.backend=local"),
-        (True, ["execution.jobs_per_device=2"], "Ray gives each worker a device of its own"),
+        (
+            True,
+            ["execution.jobs_per_device=2", "execution.ray.resources={GPU: 1, mine: 0.5}"],
+            "Ray gives each worker a device of its own",
+        ),
         (
             True,
             ["distributed.gpu_ids=[0]", "execution.ray.address=auto"],

@@ -66,6 +66,7 @@ class HostSettings:
         folder: Where the engine works; "" to stay where Ray has put the actor.
         version: Of this package, at the engine.
         name_nodes: Whether there are nodes to tell apart.
+        lease_s: Seconds without a word of the engine after which it ends.
     """
 
     device: Device
@@ -80,6 +81,7 @@ class HostSettings:
     folder: str
     version: str
     name_nodes: bool
+    lease_s: float = LEASE_S
 
 
 @dataclass(frozen=True)
@@ -124,6 +126,7 @@ class Host:
         self._ready_by = 0.0
         self._lock = threading.Lock()
         self._heard_s = time.monotonic()
+        self._closed = threading.Event()
         threading.Thread(target=self._end_unless_heard, name="lease", daemon=True).start()
 
     def begin(self, life: int) -> None:
@@ -211,12 +214,18 @@ class Host:
                 action(self._worker)
 
     def _end_unless_heard(self) -> None:
-        while (left := self._heard_s + LEASE_S - time.monotonic()) > 0:
-            time.sleep(left)
+        while (left := self._heard_s + self._settings.lease_s - time.monotonic()) > 0:
+            if self._closed.wait(left):
+                return
+        self.close()
+        os._exit(_ENDED)
+
+    def close(self) -> None:
+        """End what it has started."""
+        self._closed.set()
         with suppress(Exception):
             self._do(self._life, LocalWorker.kill)
         self._reaper.close()
-        os._exit(_ENDED)
 
 
 def _node() -> str:

@@ -18,7 +18,6 @@ import pipeline
 from pipeline.engine.devices.inventory import cpu_slots
 from pipeline.engine.workers.messages import FromWorker, JobFinished, RunJob, WorkerExited, WorkerReady
 from pipeline.engine.workers.pool import Pool
-from pipeline.engine.workers.ray import host as host_module
 from pipeline.engine.workers.ray.host import Host, HostSettings
 from pipeline.engine.workers.ray.worker import RayWorker
 from pipeline.errors import WorkerError
@@ -93,7 +92,7 @@ class Site:
         for actor in self.actors:
             for calls in actor.queues.values():
                 calls.put(None)
-            actor.host._reaper.close()
+            actor.host.close()
 
     def actor(self, place: int, told: dict[str, Any]) -> Actor:
         if not self.actors:
@@ -103,8 +102,7 @@ class Site:
     def drop(self, place: int, actor: Actor) -> None:
         if actor in self.actors:
             self.actors.remove(actor)
-            if actor.host._worker:
-                actor.host._worker.kill()
+            actor.host.close()
             actor.lose(NodeDiedError("The actor's node has died."))
 
     def get(self, call: Call) -> Any:
@@ -129,13 +127,13 @@ def settings(folder: Path) -> HostSettings:
         folder="",
         version=pipeline.__version__,
         name_nodes=False,
+        lease_s=10 * PATIENCE_S,
     )
 
 
 @pytest.fixture
 def site(monkeypatch: pytest.MonkeyPatch) -> Site:
     monkeypatch.setattr(sys, "path", list(sys.path))
-    monkeypatch.setattr(host_module, "LEASE_S", 10 * PATIENCE_S)
     return Site()
 
 
