@@ -168,7 +168,7 @@ class RaySite:
 
 def _quieten() -> None:
     """Ray tells on the terminal of workers that died, whatever it was told of logs; the engine tells it itself."""
-    module = importlib.import_module("ray._private.worker")
+    module: Any = importlib.import_module("ray._private.worker")
     if hasattr(module, "print_to_stdstream"):
         module.print_to_stdstream = lambda *_, **__: None
 
