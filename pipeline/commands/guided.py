@@ -65,25 +65,24 @@ def guided(
 ) -> Guided:
     """Load a trained model so that it completes prompts as it did in the evaluation of its run.
 
-    A value model is loaded together with the reference that it guides, with the strength, the candidates and the
-    settings of generation of its run. A policy whose weights were trained (DPO, GRPO, ...) completes prompts in
-    the same way, and has no `eta`.
+    A value model is loaded with the reference that it guides, and with strength, candidates and settings of its
+    run. A policy whose weights were trained (DPO, GRPO, ...) completes prompts in the same way, without `eta`.
 
     Args:
         model: Name of an experiment, whose newest run is taken; or a run, as `pipeline.run` and
-            `pipeline.load_run` give one; or a folder: of a run, of the
-            output of a training, or of an exported model; or the id of an exported model on the hub, as
-            ``owner/name``. Where a folder is called like an experiment, ``./name`` is the folder.
-        chain: Which chain of a run, as ``addition/tiny/s0/PITA``; its end (``PITA``), a part of it, or a pattern
-            with ``*`` will do. Not needed where only one trains.
+            `pipeline.load_run` give one; or a folder: of a run, of the output of a training, or of an exported
+            model; or the id of an exported model on the hub, as ``owner/name``. Where a folder is called like an
+            experiment, ``./name`` is the folder.
+        chain: Of a run, as ``addition/tiny/s0/PITA``; its end (``PITA``), a part of it, or a pattern with ``*``
+            will do. Not needed where only one trains.
         round: After which round; None for the last one.
         eta: Strength of guidance, the smaller the stronger; `math.inf` is the reference as it is. None takes what
             was chosen by `evaluation.etas`, or else the method's own.
         device: ``cpu`` or ``cuda``; None takes a GPU where there is one.
         dtype: ``float32``, ``bfloat16`` or ``float16``; None as in the run.
         attention: ``sdpa``, ``eager`` or ``flash_attention_2``; None as in the run.
-        reference: Folder or hub id of the reference; None takes the one that the model was trained for. A policy
-            needs it only where adapters are stored of it.
+        reference: Folder or hub id; None takes the one that the model was trained for. Of a policy only adapters
+            need it.
         offset: From a strength to the offset of values, for a method with a rule of its own and without its run.
         trust_remote_code: Run Python code that comes with the model; of a run as it says itself.
         output_dir: Folder of all runs.
@@ -103,8 +102,7 @@ def guided(
     if reference is not None:
         given = partial(_given_reference, str(reference))
         found = replace(found, base=given) if found.guidance is None else replace(found, reference=given)
-    if trust_remote_code:
-        found = replace(found, trusts_code=True)
+    found = replace(found, trusts_code=trust_remote_code or found.trusts_code)
     drawing = found.usage.drawing
     system = SystemConfig(
         dtype=_chosen(DType, "dtype", dtype or drawing.dtype),

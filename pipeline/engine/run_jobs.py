@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Collection, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from statistics import median
 
@@ -70,8 +71,7 @@ def run_jobs(
     """Run jobs of a plan on the given devices; the journal and the jobs' logs go to `run_dir`."""
     execution = execution or ExecutionConfig()
     layout = make_layout(devices, execution)
-    # A worker that is this very process still holds its memory when the run is over.
-    # That of other machines is read there.
+    # A worker that is this very process holds its memory for longer; that of other machines is read there.
     levels = read_levels(devices) if execution.backend is Backend.local else {}
     wanted = set(plan.jobs if missing is None else missing)
     pool = make_pool(
@@ -88,11 +88,6 @@ def run_jobs(
     )
     journal = Journal(run_dir / "journal.jsonl")
     timings = Timings(RunFolder(run_dir).timings, plan)
-
-    def tell(event: Event) -> None:
-        timings.take(event)
-        on_event(event)
-
     try:
         return run_plan(
             plan,
@@ -105,7 +100,7 @@ def run_jobs(
             verified=verified,
             layout=layout,
             peaks=read_peaks(store.root),
-            on_event=tell,
+            on_event=partial(_tell, timings, on_event),
             on_tick=on_tick,
             on_stop=on_stop,
             signals=signals,
@@ -113,6 +108,11 @@ def run_jobs(
     finally:
         journal.close()
         _wait_for_memory(devices, levels, execution)
+
+
+def _tell(timings: Timings, on_event: Callable[[Event], None], event: Event) -> None:
+    timings.take(event)
+    on_event(event)
 
 
 def _wait_for_memory(devices: Sequence[Device], levels: Mapping[str, int], execution: ExecutionConfig) -> None:

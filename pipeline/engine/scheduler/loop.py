@@ -116,29 +116,19 @@ def run_plan(
     scratch = _scratch_of(run_dir, store)
     verified = verified or Verified(store, scratch.path / "verified")
     outside = Outside(
-        pool=pool,
-        store=store,
-        journal=journal,
-        verified=verified,
-        scratch=scratch,
-        on_event=on_event,
-        clock=clock,
+        pool=pool, store=store, journal=journal, verified=verified, scratch=scratch, on_event=on_event, clock=clock
     )
+    run = Run(
+        state=_state_of(plan, stored, settings, layout or plain_layout(pool.size), peaks),
+        settings=settings,
+        folder=RunFolder(run_dir.absolute()),
+        store=str(store.root.absolute()),
+        scratch=str(scratch.path.absolute()),
+        verified=str(verified.folder.absolute()),
+    )
+    signals = signals or StopSignals()
     return _Loop(
-        run=Run(
-            state=_state_of(plan, stored, settings, layout or plain_layout(pool.size), peaks),
-            settings=settings,
-            folder=RunFolder(run_dir.absolute()),
-            store=str(store.root.absolute()),
-            scratch=str(scratch.path.absolute()),
-            verified=str(verified.folder.absolute()),
-        ),
-        outside=outside,
-        scratch=scratch,
-        on_tick=on_tick,
-        on_stop=on_stop,
-        signals=signals or StopSignals(),
-        clock=clock,
+        run=run, outside=outside, scratch=scratch, on_tick=on_tick, on_stop=on_stop, signals=signals, clock=clock
     ).carry_out()
 
 
