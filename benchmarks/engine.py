@@ -6,10 +6,14 @@
 Three rows are ours. `run_plan` is what a user runs: scheduling, journal on disk, a log file and a committed output
 per job. `run_plan, no output` leaves out the commit alone, as a job without a key does. `pool` is worker processes
 and messages without scheduler and journal, which is what the pools of others are; it still opens a log per job.
+Its workers have up to four jobs ahead, as the engine hands them; concurrent.futures has one more queued than it
+has workers.
+Where Ray is installed, `run_plan` on it comes beside Ray's own tasks.
 
     first result   from nothing to the result of one job
     jobs/s         a batch of independent jobs
-    CPU per job    processor time of that batch, of the engine and its workers together; starts are not counted
+    CPU per job    processor time of that batch, of the engine and its workers together; starts are not counted.
+                   Ray's is not known, as its processes come and go
     round trip     one job after the other: from handing one over to knowing its result
     dispatch       from knowing a result to handing over the next job, which waits for it (journal included)
     death seen     from the SIGKILL of a worker to knowing of it, median; others fail = jobs of other workers lost
@@ -36,7 +40,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
@@ -47,7 +51,7 @@ from rich.console import Console
 from rich.table import Table
 
 from benchmarks.bodies import die, nap, nothing
-from pipeline.config.schema import ExecutionConfig
+from pipeline.config.schema import Backend, ExecutionConfig
 from pipeline.engine.devices.inventory import cpu_slots
 from pipeline.engine.journal import Journal
 from pipeline.engine.scheduler.ahead import DEPTH
@@ -82,15 +86,19 @@ class Measured:
     others_fail: str = ""
 
 
-def measure_run_plan(jobs: int, workers: int, folder: Path, *, output: bool) -> Measured:
+def measure_run_plan(
+    jobs: int, workers: int, folder: Path, *, output: bool, backend: Backend = Backend.local
+) -> Measured:
     """Our engine as a whole."""
-    row = Measured("pipeline run_plan" + ("" if output else ", no output"))
+    carry_out = partial(_carried_out, backend=backend)
+    on = "" if backend is Backend.local else " on Ray"
+    row = Measured(f"pipeline run_plan{on}" + ("" if output else ", no output"))
     start = time.monotonic()
-    outcome = _carry_out(folder / "first", _jobs(1, output=output), [], workers)
+    outcome = carry_out(folder / "first", _jobs(1, output=output), [], workers)
     row.first_s = outcome.attempts[0].ended_s - start
     cpu = [_cpu_s()]
     for name, count in (("few", workers), ("batch", workers + jobs)):
-        batch = _carry_out(folder / name, _jobs(count, output=output), [], workers)
+        batch = carry_out(folder / name, _jobs(count, output=output), [], workers)
         cpu.append(_cpu_s())
     row.cpu_s = ((cpu[2] - cpu[1]) - (cpu[1] - cpu[0])) / jobs
     ready_s = max(span.ready_s or 0.0 for span in batch.workers)
@@ -98,10 +106,10 @@ def measure_run_plan(jobs: int, workers: int, folder: Path, *, output: bool) -> 
     row.jobs_per_s = len(late) / (late[-1].ended_s - late[0].sent_s)
     chain = _jobs(jobs, output=output)
     edges = [(one.id, other.id) for one, other in itertools.pairwise(chain)]
-    attempts = _carry_out(folder / "chain", chain, edges, workers).attempts[10:]
+    attempts = carry_out(folder / "chain", chain, edges, workers).attempts[10:]
     row.round_trips_s = [attempt.total_s for attempt in attempts]
     row.dispatch_s = [after.sent_s - before.ended_s for before, after in itertools.pairwise(attempts)]
-    row.death_s = _our_deaths(folder / "deaths", workers)
+    row.death_s = _our_deaths(folder / "deaths", workers, backend)
     row.others_fail = "0"
     return row
 
@@ -119,9 +127,11 @@ def _jobs(count: int, *, output: bool) -> list[Job]:
     ]
 
 
-def _carry_out(folder: Path, jobs: Sequence[Job], edges: Sequence[tuple[str, str]], workers: int) -> Outcome:
+def _carried_out(
+    folder: Path, jobs: Sequence[Job], edges: Sequence[tuple[str, str]], workers: int, *, backend: Backend
+) -> Outcome:
     folder.mkdir(parents=True)
-    settings = ExecutionConfig()
+    settings = ExecutionConfig(backend=backend)
     journal = Journal(folder / "journal.jsonl")
     try:
         return run_plan(
@@ -137,7 +147,7 @@ def _carry_out(folder: Path, jobs: Sequence[Job], edges: Sequence[tuple[str, str
         journal.close()
 
 
-def _our_deaths(folder: Path, workers: int, count: int = 7) -> list[float]:
+def _our_deaths(folder: Path, workers: int, backend: Backend, count: int = 7) -> list[float]:
     jobs = [
         Job(
             id=f"die/{index}",
@@ -147,7 +157,7 @@ def _our_deaths(folder: Path, workers: int, count: int = 7) -> list[float]:
         )
         for index in range(count)
     ]
-    outcome = _carry_out(folder, jobs, [], workers)
+    outcome = _carried_out(folder, jobs, [], workers, backend=backend)
     lost = [attempt for attempt in outcome.attempts if attempt.outcome == "lost"]
     return [
         attempt.ended_s - float((folder / f"died{attempt.job_id.split('/')[1]}").read_text()) for attempt in lost
@@ -372,6 +382,13 @@ def main() -> None:
             measure_run_plan(args.jobs, args.workers, folder / "no-output", output=False),
             measure_pool(args.jobs, args.workers, folder),
         ]
+        if importlib.util.find_spec("ray"):
+            rows += [
+                measure_run_plan(
+                    args.jobs, args.workers, folder / f"ray-{output}", output=output, backend=Backend.ray
+                )
+                for output in (True, False)
+            ]
         rows += [
             measure_peer(peer, args.jobs, args.workers, folder)
             for peer in PEERS
@@ -395,7 +412,7 @@ def _table(rows: Sequence[Measured], jobs: int, workers: int) -> Table:
             f"{row.first_s / base.first_s:.2f}",
             f"{row.jobs_per_s:,.0f}",
             f"{row.jobs_per_s / base.jobs_per_s:.2f}",
-            f"{row.cpu_s * 1e6:.0f} us",
+            "" if "ray" in row.name.lower() else f"{row.cpu_s * 1e6:.0f} us",
             _percentiles(row.round_trips_s),
             f"{trip / statistics.median(base.round_trips_s):.2f}",
             _percentiles(row.dispatch_s) if row.dispatch_s else "",
