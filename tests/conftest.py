@@ -9,9 +9,11 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Callable, Iterator
+from functools import cache
 from pathlib import Path
 
 import pytest
+import typer.testing
 from hypothesis import HealthCheck, settings
 
 from pipeline.engine.devices.worker_env import THREAD_VARIABLES
@@ -54,6 +56,8 @@ def _forget_who_started_this() -> None:
 
 
 _forget_who_started_this()
+# Making the commands of an app takes a tenth of a second, and `CliRunner` does it at each call.
+typer.testing._get_command = cache(typer.testing._get_command)  # type: ignore[attr-defined]
 # Looking for garbage as often as usual takes a fifth of all time.
 gc.set_threshold(50_000, 20, 20)
 
