@@ -80,15 +80,15 @@ def test_what_is_the_same_so_far_is_read_once(
 ) -> None:
     cuts = rolled.cut() if cut == "drawn" else [int(cut)] * len(rolled.tokens)
     prefixes = [tokens[:end] for tokens, end in zip(rolled.tokens, cuts, strict=True)]
-    apart = []
+    alone, apart = policy(), []
     for stream in streams:
         keys = None if stream is None else rolled.keys(stream).reshape(-1)
         side = []
         for index, prefix in enumerate(prefixes):
             own = None if keys is None else keys[[index]][:, None]
             whole = [rolled.prompts[index] + prefix]
-            limit = np.array([policy().limit - len(prefix)])
-            side.append(prefix + policy().complete(whole, own, budgets=limit).tokens[0])
+            limit = np.array([alone.limit - len(prefix)])
+            side.append(prefix + alone.complete(whole, own, budgets=limit).tokens[0])
         apart.append(side)
     one = policy()
     read = read_prompts(one)

@@ -29,6 +29,8 @@ TILTS = {
     "others at offset 0": Tilt(preference_offset(1.5), top_k=3, others=Others.offset_zero),
     "uneven, others at offset 0": Tilt(bernoulli_offset(0.5), top_k=8, min_p=0.04, others=Others.offset_zero),
 }
+FAMILIES = ("gpt2", "llama")
+"""Of `model`: where each tilt meets each head, and each of both each family, all three need not meet."""
 
 
 def some_prompts(count: int = 9) -> list[list[int]]:
@@ -159,11 +161,14 @@ def test_plain_decoding_equals_decoding_without_a_cache(model: PreTrainedModel) 
 
 # Batches with the other head draw what slots do, as `test_in_slots` has it.
 @pytest.mark.parametrize(
-    ("head", "in_slots"),
-    [(HeadType.v, True), (HeadType.q, True), (HeadType.v, False)],
-    ids=["v in slots", "q in slots", "v in batches"],
+    ("model", "head", "in_slots", "name"),
+    [
+        (FAMILIES[(way + tilt) % 2], head, in_slots, name)
+        for way, (head, in_slots) in enumerate([(HeadType.v, True), (HeadType.q, True), (HeadType.v, False)])
+        for tilt, name in enumerate(TILTS)
+    ],
+    indirect=["model"],
 )
-@pytest.mark.parametrize("name", TILTS)
 def test_guided_decoding_equals_decoding_without_a_cache(
     model: PreTrainedModel,
     make_value: MakeValue,
@@ -214,8 +219,15 @@ def test_guided_decoding_equals_generate_with_the_slow_processor(
     assert decoded.tokens == expected[:, width:].tolist()
 
 
-@pytest.mark.parametrize("head", [HeadType.v, HeadType.q])
-@pytest.mark.parametrize("name", TILTS)
+@pytest.mark.parametrize(
+    ("model", "head", "name"),
+    [
+        (FAMILIES[(kind + tilt) % 2], head, name)
+        for kind, head in enumerate([HeadType.v, HeadType.q])
+        for tilt, name in enumerate(TILTS)
+    ],
+    indirect=["model"],
+)
 def test_kl_is_the_sum_over_whole_rows(
     model: PreTrainedModel, make_value: MakeValue, head: HeadType, name: str
 ) -> None:
