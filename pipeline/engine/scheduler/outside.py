@@ -146,7 +146,15 @@ class Outside:
         claim = self.store.claim(job.key, self.scratch.claim if self.scratch else None)
         if claim is None:
             return OnDisk(claimed=False)
+        try:
+            found = self._stored(job, state)
+        except BaseException:
+            claim.release()  # who asks again is not to wait for itself
+            raise
         self.claims[job.id] = claim
+        return found
+
+    def _stored(self, job: Job, state: RunState) -> OnDisk:
         problem = self.verified.problem(job.key)
         if problem == REMOVED:
             readers = [state.jobs[reader].status for reader in state.plan.readers(job.id)]

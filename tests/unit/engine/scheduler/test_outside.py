@@ -167,6 +167,20 @@ def test_a_damaged_output_is_told_and_moved(outside: Outside, caplog: pytest.Log
     assert "(a job could not use it): set aside to" in caplog.text
 
 
+def test_where_the_disk_cannot_be_asked_the_key_is_free_for_who_asks_again(
+    outside: Outside, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A run that kept it would take itself for another one, and wait for that without an end."""
+    commit(outside.store, "a")
+    (outside.store.path(key("a")) / "value").write_text("b")
+    state = RunState(plan_of(job("a")), [], 1)
+    with monkeypatch.context() as patched:
+        patched.setattr(outside.store, "set_aside", lambda _: fail("no space left"))
+        with pytest.raises(StoreError):
+            outside.before(job("a"), state)
+    assert outside.before(job("a"), state) == OnDisk()
+
+
 def test_an_output_without_its_weights_will_do_where_nothing_that_is_left_reads_it(outside: Outside) -> None:
     plan = plan_of(job("a"), job("reader", needs=["a"]))
     commit(outside.store, "a")
