@@ -213,7 +213,9 @@ def end(find: Callable[[], set[Process]], patience_s: float = _PATIENCE_S) -> se
         What was given up.
     """
     give_up, pause_s, looks = time.monotonic() + patience_s, 0.001, 0
-    while found := {process for process in find() if process.pid != os.getpid()}:
+    found: set[Process] = set()
+    # What is being killed has no environment any more, by which it was found, and holds files and devices yet.
+    while found := {process for process in find() | alive(found) if process.pid != os.getpid()}:
         looks += 1
         if looks > _LOOKS and time.monotonic() >= give_up:
             break

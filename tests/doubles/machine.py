@@ -23,3 +23,11 @@ def own_memory() -> int:
     ctypes.CDLL(None).malloc_trim(0)  # what was freed is the machine's again
     told = Path("/proc/self/status").read_text().partition("RssAnon:")[2].split()
     return int(told[0]) << 10
+
+
+def is_living(pid: int) -> bool:
+    """Whether a process has not ended; it may do so while it is looked at."""
+    try:
+        return psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return False

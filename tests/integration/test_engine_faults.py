@@ -24,6 +24,7 @@ from pipeline.machine import children
 from pipeline.plan.job import Job
 from tests.doubles import bodies
 from tests.doubles.engine import HERE, Engine, job, key
+from tests.doubles.machine import is_living
 
 GOOD = (job("good/0"), job("good/1"), job("good/2", needs=["good/0", "good/1"]))
 
@@ -280,4 +281,4 @@ def stop_when(flag: Path, number: signal.Signals = signal.SIGINT, times: int = 1
 
 
 def gone(pid: int) -> bool:
-    return not psutil.pid_exists(pid) or psutil.Process(pid).status() == psutil.STATUS_ZOMBIE
+    return not is_living(pid)

@@ -11,7 +11,6 @@ import time
 from collections.abc import Mapping
 from pathlib import Path
 
-import psutil
 import pytest
 
 from pipeline.config.schema import Backend, RetryConfig
@@ -20,15 +19,12 @@ from pipeline.engine.workers.gang import held_port
 from pipeline.errors import JobError, PlanError
 from pipeline.runs.run_view import RunView
 from tests.doubles.engine import Engine, job, key
+from tests.doubles.machine import is_living
 
 
 def folder(tmp_path: Path, name: str = "flags") -> str:
     (tmp_path / name).mkdir()
     return str(tmp_path / name)
-
-
-def lives(pid: int) -> bool:
-    return psutil.pid_exists(pid) and psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
 
 
 def test_every_rank_runs_the_job_and_the_first_one_writes(engine: Engine, tmp_path: Path) -> None:
@@ -114,7 +110,7 @@ def test_a_rank_that_is_killed_ends_the_gang(engine: Engine, tmp_path: Path) -> 
     assert "rank 2 of 3 was lost (signal 9 (SIGKILL))" in outcome.reason("gang")
     pids = [pid for path in flags.iterdir() for pid in json.loads(path.read_text())]
     assert len(pids) == 6
-    assert not any(map(lives, pids))
+    assert not any(map(is_living, pids))
 
 
 def test_the_device_of_the_rank_that_died_is_the_suspect(engine: Engine, tmp_path: Path) -> None:

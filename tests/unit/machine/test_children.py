@@ -16,6 +16,7 @@ import pytest
 from pipeline.machine import children
 from pipeline.machine.children import Child
 from tests.doubles import child as double
+from tests.doubles.machine import is_living
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="elsewhere nothing is found")
 
@@ -40,7 +41,7 @@ def started(environment: dict[str, str] | None = None, **options: Any) -> Iterat
 
 
 def living(pids: list[int]) -> list[int]:
-    return [pid for pid in pids if psutil.pid_exists(pid) and psutil.Process(pid).status() != "zombie"]
+    return [pid for pid in pids if is_living(pid)]
 
 
 def test_settings_may_be_longer_than_a_word_of_a_command_line() -> None:

@@ -5,6 +5,7 @@ import signal
 import subprocess
 import sys
 from collections.abc import Iterator
+from itertools import chain, repeat
 from pathlib import Path
 
 import pytest
@@ -88,7 +89,7 @@ def test_children_are_found_among_all_processes_or_as_the_kernel_lists_them(
 def test_what_was_found_is_ended_however_long_looking_took(tag: str) -> None:
     """Patience may be over before the first look is, and what that finds may have started others meanwhile."""
     started = [sleeper(descendants.with_tag(os.environ, tag)) for _ in range(2)]
-    looks = iter([*({one} for one in descendants.tagged([tag])), set[Process]()])
+    looks = chain([{one} for one in descendants.tagged([tag])], repeat(set[Process]()))
     try:
         assert descendants.end(lambda: next(looks), patience_s=0.0) == set()
         assert [child.wait(60) for child in started] == [-signal.SIGKILL] * 2
@@ -96,6 +97,28 @@ def test_what_was_found_is_ended_however_long_looking_took(tag: str) -> None:
         for child in started:
             child.kill()
             child.wait()
+
+
+def test_one_that_was_found_is_waited_for_though_no_look_finds_it_any_more(
+    tag: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What is being killed has no environment before it is over, and holds files and devices in between."""
+    kill, killed = descendants._kill, list[Process]()
+
+    def kill_late(process: Process) -> None:
+        killed.append(process)
+        if len(killed) > 2:
+            kill(process)
+
+    monkeypatch.setattr(descendants, "_kill", kill_late)
+    child = sleeper(descendants.with_tag(os.environ, tag))
+    looks = chain([descendants.tagged([tag])], repeat(set[Process]()))
+    try:
+        assert descendants.end(lambda: next(looks)) == set()
+        assert child.poll() == -signal.SIGKILL
+    finally:
+        child.kill()
+        child.wait()
 
 
 def test_this_process_is_never_among_them() -> None:
