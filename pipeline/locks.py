@@ -73,11 +73,12 @@ def one_at_a_time(folder: Path) -> Iterator[None]:
 class Claim:
     """The right to be the only one who computes a key, held until `release` or the end of this process."""
 
-    def __init__(self, key: str, path: Path, descriptor: int | None, *, of_other: bool = False) -> None:
+    def __init__(self, key: str, path: Path, descriptor: int | None, *, of: Claim | None = None) -> None:
         self.key = key
         self._path = path
         self._descriptor = descriptor
-        self._of_other = of_other
+        self._of = of
+        self._further: set[Path] = set()
 
     def also(self, key: str, path: Path) -> Claim | None:
         """Claim a further key, by one more name of the file that is locked here; None if someone else has it.
@@ -88,10 +89,15 @@ class Claim:
         Raises:
             OSError: As `claim`.
         """
-        for _ in range(_TRIES if self._descriptor is not None else 0):
+        for _ in range(_TRIES):
+            if self._descriptor is None:
+                break
             try:
                 os.link(self._path, path)
             except FileExistsError:
+                if path not in self._further and _same_file(path, self._descriptor):
+                    # It could not be taken away; or a server was asked twice, as its first answer was lost.
+                    return self._also(key, path)
                 left = claim(key, path)
                 if left is None or left._descriptor is None:  # held; or in the place is something that is no file
                     return left
@@ -99,8 +105,12 @@ class Claim:
             except OSError:  # no folder yet, or a file system without such links
                 break
             else:
-                return Claim(key, path, self._descriptor, of_other=True)
+                return self._also(key, path)
         return claim(key, path)
+
+    def _also(self, key: str, path: Path) -> Claim:
+        self._further.add(path)
+        return Claim(key, path, self._descriptor, of=self)
 
     def release(self) -> None:
         """Let others claim the key. Doing it twice does nothing."""
@@ -112,8 +122,10 @@ class Claim:
             # that it no longer has its name, and tries again.
             if _same_file(self._path, descriptor):
                 self._path.unlink()
-        if not self._of_other:
+        if self._of is None:
             os.close(descriptor)
+        else:
+            self._of._further.discard(self._path)
 
     def __enter__(self) -> Claim:
         return self

@@ -221,6 +221,31 @@ def test_where_files_take_no_second_name_each_claim_has_its_own(
         assert list((store.root / ".claims").iterdir()) == []
 
 
+def test_a_run_does_not_take_a_name_that_stayed_behind_for_another_runs(
+    store: Store, key: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It would wait for itself without an end."""
+    link = os.link
+
+    def answer_lost(source: Path, name: Path) -> None:
+        link(source, name)
+        raise FileExistsError
+
+    def refuse(_: Path) -> None:
+        raise OSError(errno.EIO, os.strerror(errno.EIO))
+
+    (store.root / ".claims").mkdir(parents=True)
+    with locks.claim("run", store.root / "run") or pytest.fail("not free") as run:
+        with monkeypatch.context() as patched:
+            patched.setattr("pipeline.locks.os.link", answer_lost)
+            patched.setattr(Path, "unlink", refuse)
+            with store.claim(key, run) or pytest.fail("not free"):
+                assert store.claim(key, run) is None
+        with store.claim(key, run) or pytest.fail("not free"):
+            assert store.claim(key, run) is None
+        assert list((store.root / ".claims").iterdir()) == []
+
+
 def test_a_claim_whose_file_was_deleted_does_not_remove_the_next_ones(store: Store, key: str) -> None:
     first = store.claim(key)
     assert first is not None
