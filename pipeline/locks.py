@@ -1,7 +1,7 @@
 """Locks on files and folders, which the kernel frees when their holder dies, however it dies.
 
 They are ``flock`` locks: they belong to the open file, so two of them in one process exclude each other too, and a
-worker, which is a fresh program, does not inherit its engine's.
+worker, which is a fresh program, does not inherit its engine's. Neither does a fork of their holder keep a claim.
 """
 
 from __future__ import annotations
@@ -9,6 +9,7 @@ from __future__ import annotations
 import errno
 import fcntl
 import os
+import weakref
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -79,6 +80,8 @@ class Claim:
         self._descriptor = descriptor
         self._of = of
         self._further: set[Path] = set()
+        if of is None:
+            _OPEN.add(self)
 
     def also(self, key: str, path: Path) -> Claim | None:
         """Claim a further key, by one more name of the file that is locked here; None if someone else has it.
@@ -117,6 +120,8 @@ class Claim:
         if self._descriptor is None:
             return
         descriptor, self._descriptor = self._descriptor, None
+        if self._of is not None and self._of._descriptor is None:
+            return  # it has ended with that one, and in a fork of its holder: the number may be another file's
         with suppress(OSError):
             # Before the lock is gone, so nobody else's file is removed: who opened this one meanwhile finds
             # that it no longer has its name, and tries again.
@@ -134,6 +139,20 @@ class Claim:
         self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None
     ) -> None:
         self.release()
+
+
+_OPEN: weakref.WeakSet[Claim] = weakref.WeakSet()
+
+
+def _forget_all() -> None:
+    """Close the copies that a fork has: what a job has started so may outlive the run by days."""
+    for one in list(_OPEN):
+        descriptor, one._descriptor = one._descriptor, None
+        if descriptor is not None:
+            os.close(descriptor)
+
+
+os.register_at_fork(after_in_child=_forget_all)
 
 
 def claim(key: str, path: Path, *, wait: bool = False) -> Claim | None:

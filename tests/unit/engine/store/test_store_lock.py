@@ -246,6 +246,32 @@ def test_a_run_does_not_take_a_name_that_stayed_behind_for_another_runs(
         assert list((store.root / ".claims").iterdir()) == []
 
 
+FORKS = """
+import time
+claim = store.claim(key, run)
+if not os.fork():
+    claim.release()
+    print("ready", os.getpid(), sep="\\n", flush=True)
+time.sleep(3600)
+"""
+
+
+def test_a_fork_neither_keeps_nor_ends_the_claims_of_a_run(store: Store, key: str) -> None:
+    """A job that is carried out in the engine's own process may start a daemon so."""
+    store.root.mkdir()
+    with another(store, key, RUN + FORKS) as process:
+        assert process.stdout is not None
+        forked = int(process.stdout.readline())
+        try:
+            assert store.claim(key) is None
+            process.kill()
+            process.wait()
+            with store.claim(key) or pytest.fail("not free"):
+                pass
+        finally:
+            os.kill(forked, signal.SIGKILL)
+
+
 def test_a_claim_whose_file_was_deleted_does_not_remove_the_next_ones(store: Store, key: str) -> None:
     first = store.claim(key)
     assert first is not None
