@@ -133,7 +133,7 @@ class WorkerReady:
     """What the process before it left on its device and did not come back in time, in words; "" for nothing."""
 
     def __post_init__(self) -> None:
-        _make_plain(self, "device", "visible", "not_free")
+        _make_plain(self, "device", "visible", "node", "not_free")
 
 
 @dataclass(frozen=True, kw_only=True)
