@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import asdict
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from peft import PeftModel
@@ -13,11 +13,13 @@ from pipeline.config.schema import DType
 from pipeline.files import json_text
 from pipeline.learning.algos.base import JobContext
 from pipeline.learning.algos.policy_weights import adapted, loaded
-from pipeline.learning.algos.post_training import PolicyAlgoConfig
 from pipeline.learning.models.adapters import copy_adapters, save_adapters
 from pipeline.learning.training.lora import merged, share_kept, weights_below
 from pipeline.outputs.adapters import ADAPTERS, FOLDER, Adapters, adapter_folders
 from pipeline.outputs.guidance import is_key
+
+if TYPE_CHECKING:
+    from pipeline.learning.algos.post_training import PolicyAlgoConfig
 
 
 def save_policy(ctx: JobContext, algo: PolicyAlgoConfig, model: PreTrainedModel | PeftModel) -> dict[str, Any]:
