@@ -68,6 +68,8 @@ def one_at_a_time(folder: Path) -> Iterator[None]:
             lock(descriptor)
         yield
     finally:
+        with suppress(OSError):
+            fcntl.flock(descriptor, fcntl.LOCK_UN)  # a process that was forked meanwhile has it open, too
         os.close(descriptor)
 
 

@@ -15,7 +15,7 @@ from pipeline import locks
 from pipeline.engine.store.store import Store
 from pipeline.engine.store.store_lock import users
 from pipeline.errors import StoreError
-from pipeline.locks import lock
+from pipeline.locks import lock, one_at_a_time
 
 Put = Callable[..., Path]
 
@@ -358,3 +358,24 @@ def test_a_store_that_cannot_be_made_is_a_clear_error(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     with pytest.raises(StoreError, match=r"could not use .*store: Not a directory. Move away"):
         Store(tmp_path / "file" / "store").in_use().__enter__()
+
+
+def test_a_process_that_was_forked_meanwhile_keeps_nobody_waiting(tmp_path: Path) -> None:
+    with one_at_a_time(tmp_path):
+        (mine,) = (int(one.name) for one in Path("/proc/self/fd").iterdir() if _leads_to(one, tmp_path))
+        of_child = os.dup(mine)  # as a child has it
+    try:
+        other = os.open(tmp_path, os.O_RDONLY | os.O_DIRECTORY)
+        try:
+            assert lock(other, wait=False)
+        finally:
+            os.close(other)
+    finally:
+        os.close(of_child)
+
+
+def _leads_to(link: Path, folder: Path) -> bool:
+    try:
+        return link.readlink() == folder
+    except FileNotFoundError:  # that of the list itself
+        return False
