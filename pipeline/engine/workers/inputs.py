@@ -4,15 +4,17 @@
     large                                names and sizes are compared, then the job begins, and a thread reads
                                          them beside it; so the disk is read once for both
 
-Nothing comes of a job before all of them were found good: its first progress waits for that, with which it has
-done no more than a step and saved nothing, and so do its end and its failure.
+Nothing comes of a job before all of them were found good: its first progress waits for that, and its first
+question whether the run is about to end, before which it has done no more than a step and saved nothing; and so do
+its end and its failure.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable
 from threading import Thread
 from types import TracebackType
+from typing import ParamSpec, TypeVar
 
 from pipeline.engine.store.verified import Verified
 from pipeline.errors import DamagedOutput, StoreError
@@ -20,7 +22,8 @@ from pipeline.errors import DamagedOutput, StoreError
 LARGE_BYTES = 64 << 20
 """From which size on an output is read beside the job: what is smaller is hashed in a tenth of a second."""
 
-Report = Callable[[int, int, int, Mapping[str, float | None]], None]
+_P = ParamSpec("_P")
+_T = TypeVar("_T")
 
 
 class InputChecks:
@@ -39,7 +42,7 @@ class InputChecks:
         self._beside = beside
         self._later: list[str] = []
         self._thread: Thread | None = None
-        self._found: Exception | None = None
+        self._found: BaseException | None = None
 
     def __enter__(self) -> InputChecks:
         """Check what is small, and begin with the rest.
@@ -55,8 +58,14 @@ class InputChecks:
             else:
                 self._verified.require(key)
         if self._later:
-            self._thread = Thread(target=self._read, name="inputs", daemon=True)
-            self._thread.start()
+            thread = Thread(target=self._read, name="inputs", daemon=True)
+            try:
+                thread.start()
+            except RuntimeError:  # no more threads for this process
+                for key in self._later:
+                    self._verified.require(key)
+            else:
+                self._thread = thread
         return self
 
     def __exit__(
@@ -67,7 +76,7 @@ class InputChecks:
         Raises:
             DamagedOutput: One is not what was committed.
         """
-        if error is not None and not isinstance(error, Exception):
+        if isinstance(error, KeyboardInterrupt):
             return  # the job is cut off, and nothing of it is kept
         try:
             self.wait()
@@ -86,12 +95,22 @@ class InputChecks:
         if self._found is not None:
             raise self._found
 
-    def before(self, report: Report) -> Report:
+    @property
+    def are_good(self) -> bool:
+        """Whether all inputs were read by now, and found good."""
+        return self._thread is None and self._found is None
+
+    @property
+    def found_damaged(self) -> bool:
+        """Whether one was found damaged that the job may have read."""
+        return isinstance(self._found, DamagedOutput)
+
+    def before(self, call: Callable[_P, _T]) -> Callable[_P, _T]:
         """The same, once all inputs were found good."""
 
-        def held(*progress: object) -> None:
+        def held(*args: _P.args, **kwargs: _P.kwargs) -> _T:
             self.wait()
-            report(*progress)  # type: ignore[arg-type]
+            return call(*args, **kwargs)
 
         return held
 
@@ -109,5 +128,5 @@ class InputChecks:
         try:
             for key in self._later:
                 self._verified.require(key)
-        except Exception as error:  # raised where the job waits
+        except BaseException as error:  # raised where the job waits: what was not read to its end is not good
             self._found = error

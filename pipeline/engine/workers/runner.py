@@ -149,10 +149,11 @@ class JobRunner:
             self.memory.clear()
             give_back(self._device)
         begin_measuring(self._device)
+        inputs = _checked_inputs(order, store)
         try:
             work.hold_to_limit()
-            with _checked_inputs(order, store) as inputs, self._body():
-                work.report = inputs.before(work.report)
+            with inputs, self._body():
+                work.report, work.stopping = inputs.before(work.report), inputs.before(work.stopping)
                 if order.gang:
                     from pipeline.engine.workers.gang import run_gang  # most workers never lead one
 
@@ -171,10 +172,12 @@ class JobRunner:
                 if resumed:
                     remove_tree(work.checkpoints)
         except BaseException as error:
-            if isinstance(error, DamagedOutput):
+            if isinstance(error, DamagedOutput) or not inputs.are_good:
                 self.memory.clear()  # it may have been loaded before that was found
             if order.key:
                 remove_tree(out)
+                if inputs.found_damaged:
+                    remove_tree(work.checkpoints)  # so may what was saved by code that tells of no progress
             raise
         return work
 
@@ -182,10 +185,12 @@ class JobRunner:
 def _checked_inputs(order: RunJob, store: Store) -> InputChecks:
     """Trust no input that was not read whole in this run and is as it was then.
 
-    The ranks of a gang save checkpoints whatever their leader waits for, so their inputs are read before.
+    The ranks of a gang save checkpoints whatever their leader waits for, so their inputs are read before. So are
+    those of a further attempt: the one before may have ended its worker, or hung, by what is damaged.
     """
     keys = (key for keys in order.inputs.values() for key in keys)
-    return InputChecks(Verified(store, Path(order.verified)), keys, beside=not order.gang)
+    beside = not order.gang and order.attempt == 1
+    return InputChecks(Verified(store, Path(order.verified)), keys, beside=beside)
 
 
 def _link(folder: str, output: str) -> None:

@@ -1,5 +1,7 @@
 """Large inputs are read while a job loads them, and nothing comes of it before they were found good."""
 
+import sys
+import threading
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from threading import Event, current_thread, main_thread
@@ -85,7 +87,7 @@ def test_what_is_small_and_what_ranks_read_is_read_before(store: Watched) -> Non
     assert store.said == ["read", "read", "loads"]
 
 
-@pytest.mark.parametrize("when", ["progress", "end", "failure"])
+@pytest.mark.parametrize("when", ["progress", "stopping", "end", "failure", "exit"])
 def test_an_altered_byte_is_told_in_the_same_words_whatever_the_job_does(store: Watched, when: str) -> None:
     alter(store)
     told: list[object] = []
@@ -95,8 +97,12 @@ def test_an_altered_byte_is_told_in_the_same_words_whatever_the_job_does(store: 
             store.may_read.set()
             if when == "failure":
                 raise ValueError("no header")
+            if when == "exit":
+                sys.exit("no header")
             if when == "progress":
                 begun.before(lambda *progress: told.append(progress))(1, 10, 0, {})
+            if when == "stopping":
+                begun.before(lambda: told.append("stopping"))()
 
     with pytest.raises(DamagedOutput) as beside:
         load()
@@ -105,7 +111,7 @@ def test_an_altered_byte_is_told_in_the_same_words_whatever_the_job_does(store: 
     assert str(beside.value) == str(before.value)
     assert DAMAGE in str(before.value)
     assert not told
-    assert isinstance(beside.value.__cause__, ValueError) == (when == "failure")
+    assert isinstance(beside.value.__cause__, ValueError | SystemExit) == (when in ("failure", "exit"))
 
 
 @pytest.mark.parametrize(
@@ -124,9 +130,9 @@ def test_what_shows_without_reading_is_told_before_the_job_begins(
     assert not store.said
 
 
-def order(tmp_path: Path, store: Store) -> RunJob:
+def order(tmp_path: Path, store: Store, entry: str = "keeps_what_it_loads", attempt: int = 1) -> RunJob:
     fields: dict[str, Any] = {
-        "job_id": "job", "attempt": 1, "key": MADE, "entry": f"{__name__}:keeps_what_it_loads", "payload": {},
+        "job_id": "job", "attempt": attempt, "key": MADE, "entry": f"{__name__}:{entry}", "payload": {},
         "inputs": {"train": [KEY]}, "store": str(store.root), "scratch": str(store.scratch("run")),
         "verified": str(tmp_path / "verified"), "log_path": str(tmp_path / "log.txt"),
     }  # fmt: skip
@@ -137,6 +143,69 @@ def keeps_what_it_loads(work: Any) -> None:
     (folder,) = work.inputs["train"]
     work.memory["model"] = (folder / "weights.bin").read_bytes()
     (work.out / "made.txt").write_text("of it")
+
+
+def goes_on(work: Any) -> None:
+    saved = work.checkpoints / "loaded"
+    if not saved.exists():
+        keeps_what_it_loads(work)
+        saved.parent.mkdir(parents=True)
+        saved.write_bytes(work.memory["model"])
+    (work.out / "made.txt").write_bytes(saved.read_bytes()[:1])
+
+
+def interrupts_itself(work: Any) -> None:
+    keeps_what_it_loads(work)
+    raise KeyboardInterrupt
+
+
+def test_nobody_goes_on_from_what_was_saved_of_an_altered_input(tmp_path: Path, store: Watched) -> None:
+    store.may_read.set()
+    runner = JobRunner(lambda message: None, "cpu")
+    alter(store)
+    assert isinstance(runner.run(order(tmp_path, store, "goes_on")), JobRaised)
+    (store.path(KEY) / "weights.bin").write_bytes(b"\0" * 1000)
+    assert isinstance(runner.run(order(tmp_path, store, "goes_on", attempt=2)), JobFinished)
+    assert (store.path(MADE) / "made.txt").read_bytes() == b"\0"
+
+
+def test_nothing_stays_loaded_of_what_was_not_read_to_its_end(
+    tmp_path: Path, store: Watched, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def not_to_its_end(verified: Verified, key: str) -> str:
+        raise SystemExit(f"{key} was not read")
+
+    monkeypatch.setattr(Verified, "problem", not_to_its_end)
+    runner = JobRunner(lambda message: None, "cpu")
+    for entry in ("keeps_what_it_loads", "interrupts_itself"):
+        assert isinstance(runner.run(order(tmp_path, store, entry)), JobRaised)
+        assert not runner.memory
+    assert not store.path(MADE).exists()
+
+
+def test_what_may_have_ended_a_worker_is_read_before_the_next_attempt(tmp_path: Path, store: Watched) -> None:
+    alter(store)
+    said = JobRunner(lambda message: None, "cpu").run(order(tmp_path, store, "ends_the_process", attempt=2))
+    assert isinstance(said, JobRaised)
+    assert said.damaged_key == KEY
+
+
+def ends_the_process(work: Any) -> None:
+    raise AssertionError(f"{work.job_id} would have ended this process")
+
+
+def test_where_no_thread_can_be_had_all_is_read_before(store: Watched, monkeypatch: pytest.MonkeyPatch) -> None:
+    def none_left(thread: threading.Thread) -> None:
+        raise RuntimeError("can't start new thread")
+
+    monkeypatch.setattr(threading.Thread, "start", none_left)
+    store.may_read.set()
+    with checks(store) as begun:
+        assert begun.are_good
+    assert store.said == ["read"]
+    alter(store)
+    with pytest.raises(DamagedOutput, match=DAMAGE), checks(store):
+        raise AssertionError("it has begun")
 
 
 def test_nothing_is_committed_or_kept_loaded_of_an_altered_input(tmp_path: Path, store: Watched) -> None:
