@@ -12,9 +12,11 @@ from typing import Any
 import torch
 from peft import PeftModel, get_peft_model_state_dict
 from peft.tuners.lora import LoraLayer
+from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from transformers import PreTrainedModel
 
+from pipeline.errors import JobError
 from pipeline.files import json_text
 
 WEIGHTS, SETTINGS = "adapter_model.safetensors", "adapter_config.json"
@@ -57,6 +59,9 @@ def merge_adapters(model: PreTrainedModel, adapters: Sequence[Path], exact: PreT
         adapters: Folders of them, in order.
         exact: The same model with weights that are more precise, which are added to in place of its own. They are
             dropped, a layer at a time.
+
+    Raises:
+        JobError: Adapters are not there, are no such ones, or are those of another model.
     """
     adapted = _adapted(model if exact is None else exact, adapters)
     order = [_name(number) for number in range(len(adapters))]
@@ -80,15 +85,36 @@ def merge_adapters(model: PreTrainedModel, adapters: Sequence[Path], exact: PreT
 def _adapted(model: PreTrainedModel, adapters: Sequence[Path]) -> PeftModel:
     # Made without numbers in them, and filled from the files: nothing is drawn.
     options: dict[str, Any] = {"low_cpu_mem_usage": True, "torch_device": "cpu"}
-    with quietly():
-        adapted = PeftModel.from_pretrained(model, str(adapters[0]), adapter_name=_name(0), **options)
-        for number, folder in enumerate(adapters[1:], 1):
-            adapted.load_adapter(str(folder), adapter_name=_name(number), **options)
+    adapted: PeftModel | None = None
     for number, folder in enumerate(adapters):
-        placed = get_peft_model_state_dict(adapted, adapter_name=_name(number), save_embedding_layers=False)
-        for name, weight in load_file(folder / WEIGHTS).items():
-            placed[name].copy_(weight)  # peft has rounded it to the type of the model
+        with _telling_of(folder), quietly():
+            # For what is not there peft would ask the hub, or read a pickle.
+            if missing := [name for name in (SETTINGS, WEIGHTS) if not (folder / name).is_file()]:
+                raise FileNotFoundError(f"{missing[0]} is missing")
+            if adapted is None:
+                adapted = PeftModel.from_pretrained(model, str(folder), adapter_name=_name(number), **options)
+            else:
+                adapted.load_adapter(str(folder), adapter_name=_name(number), **options)
+    assert adapted is not None
+    for number, folder in enumerate(adapters):
+        with _telling_of(folder):
+            placed = get_peft_model_state_dict(adapted, adapter_name=_name(number), save_embedding_layers=False)
+            stored = load_file(folder / WEIGHTS)
+            if odd := sorted(stored.keys() ^ placed.keys()):
+                raise ValueError(f"{odd[0]} is {'nowhere in the model' if odd[0] in stored else 'missing'}")
+            for name, weight in stored.items():
+                placed[name].copy_(weight)  # peft has rounded it to the type of the model
     return adapted
+
+
+@contextmanager
+def _telling_of(folder: Path) -> Iterator[None]:
+    """Say of which adapters it is that peft cannot use them, whatever it raises."""
+    try:
+        yield
+    except (OSError, ValueError, TypeError, LookupError, AttributeError, RuntimeError, SafetensorError) as error:
+        said = " ".join(str(error).split())[:500] or type(error).__name__
+        raise JobError(f"the adapters in {folder} cannot be merged into their reference: {said}") from error
 
 
 def _name(number: int) -> str:
@@ -114,4 +140,6 @@ def quietly() -> Iterator[None]:
         warnings.filterwarnings("ignore", "`is_gradient_checkpointing` is deprecated", FutureWarning)
         # It names experts itself that it then finds by another name; they are adapted all the same.
         warnings.filterwarnings("ignore", "The following (rank|alpha)_pattern keys did not match", RuntimeWarning)
+        # Whose adapters these are is compared by `merge_adapters`, and told as an error.
+        warnings.filterwarnings("ignore", "Found missing adapter keys", UserWarning)
         yield

@@ -1,16 +1,18 @@
 """Adapters work in the pass that trains them as they do merged, in families whose layers are not all alike."""
 
 import copy
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
 from transformers import PreTrainedModel
 
-from pipeline.errors import ConfigError
+from pipeline.errors import ConfigError, JobError
 from pipeline.learning.algos.post_training import LoraSettings
 from pipeline.learning.memory.shape import shape_of_config
-from pipeline.learning.models.adapters import copy_adapters, merge_adapters
+from pipeline.learning.models.adapters import SETTINGS, WEIGHTS, copy_adapters, merge_adapters
 from pipeline.learning.training.lora import merged, share_kept, weights_below, with_adapters
 from pipeline.outputs.adapters import adapter_folders
 from tests.doubles.adapters import write_rounds
@@ -72,6 +74,39 @@ def test_weights_in_bfloat16_are_rounded_once_however_many_adapters_there_are(tm
     merge_adapters(rounded, folders)
     assert different(rounded, start)
     assert not different(rounded, exact.bfloat16())
+
+
+def _without_one(folder: Path) -> None:
+    weights = load_file(folder / WEIGHTS)
+    del weights[min(weights)]
+    save_file(weights, folder / WEIGHTS)
+
+
+def _with_one_more(folder: Path) -> None:
+    save_file(load_file(folder / WEIGHTS) | {"z": torch.zeros(1)}, folder / WEIGHTS)
+
+
+@pytest.mark.parametrize(
+    ("harm", "said"),
+    [
+        (_without_one, "lora_A.weight is missing"),
+        (_with_one_more, "z is nowhere in the model"),
+        (lambda folder: (folder / WEIGHTS).rename(folder / "adapter_model.bin"), f"{WEIGHTS} is missing"),
+        (lambda folder: (folder / SETTINGS).unlink(), f"{SETTINGS} is missing"),
+        (lambda folder: (folder / WEIGHTS).write_bytes(b"cut off"), "header"),
+        (lambda folder: (folder / SETTINGS).write_text('{"peft_type": "NONE"}'), "NONE"),
+        (lambda folder: (folder / SETTINGS).write_text("{"), "Expecting"),
+    ],
+)
+def test_adapters_that_are_not_whole_are_told_and_never_merged_in_part(
+    harm: Callable[[Path], object], said: str, tmp_path: Path
+) -> None:
+    start = tiny_model("mixtral")
+    write_rounds(start, tmp_path, rounds=1)
+    (folder,) = adapter_folders(tmp_path)
+    harm(folder)
+    with pytest.raises(JobError, match=f"adapters in {folder} cannot be merged into their reference: .*{said}"):
+        merge_adapters(start, [folder])
 
 
 @pytest.mark.parametrize("names", [None, ["q_proj", "v_proj"]])
