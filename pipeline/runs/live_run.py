@@ -11,7 +11,7 @@ from pipeline.plan.estimates import WORKER_LOAD_S
 from pipeline.plan.graph import Plan
 from pipeline.plan.job import duration_name
 from pipeline.runs.job_view import AttemptView
-from pipeline.runs.pace import Pace
+from pipeline.runs.pace import Pace, Seen
 from pipeline.runs.progress import Progress
 from pipeline.runs.run_view import RunView
 
@@ -173,7 +173,7 @@ class LiveRun:
     def _estimate(self) -> None:
         """The larger of the longest path and the work per worker, at the pace seen so far."""
         running = self.view.running()
-        self._pace.seen = {}
+        self._pace.seen, self._pace.running = {}, Seen()
         for job_id, attempt in running.items():
             self._look_at(job_id, attempt)
         due = self.now >= self._measured_paths + len(self._plan.jobs) / _JOBS_PER_S
@@ -197,6 +197,8 @@ class LiveRun:
         planned_s, kind = self._plan.jobs[job_id].seconds, self._kinds[job_id]
         if planned_s and (trust := _trust(part, took_s)):
             self._pace.seen[kind] = trust * took_s / part / planned_s + (1 - trust) * self._pace.of(kind)
+            self._pace.running.planned_s += trust * part * planned_s
+            self._pace.running.took_s += trust * took_s
 
     def _whole_s(self, job_id: str) -> float:
         return self._plan.jobs[job_id].seconds * self._pace.of(self._kinds[job_id])

@@ -12,8 +12,8 @@ _NOTABLE = 0.1
 
 
 @dataclass
-class _Seen:
-    """Jobs that are done, in seconds."""
+class Seen:
+    """What is done of jobs, in seconds."""
 
     planned_s: float = 0.0
     took_s: float = 0.0
@@ -24,13 +24,15 @@ class Pace:
 
     Attributes:
         seen: Kind -> what one that runs tells of its pace.
+        running: The part that is done of those that run.
     """
 
     def __init__(self) -> None:
         self.seen: dict[str, float] = {}
-        self._done: defaultdict[str, _Seen] = defaultdict(_Seen)
+        self.running = Seen()
+        self._done: defaultdict[str, Seen] = defaultdict(Seen)
         self._left_s: defaultdict[str, float] = defaultdict(float)
-        self._all = _Seen()
+        self._all = Seen()
         self._expected_s = 0.0
         self._noted: dict[str, float] = {}
 
@@ -50,15 +52,15 @@ class Pace:
         return kind in self._done
 
     def of(self, kind: str) -> float:
-        """Of a kind: as those took that are done; else as one that runs; else as all others, if they are many."""
+        """Of a kind: as those took that are done; else as one that runs; else as all others, if they are much."""
         done = self._done.get(kind)
         if done is not None and done.planned_s:
             return done.took_s / done.planned_s
         if kind in self.seen:
             return self.seen[kind]
         prior_s = _TRUST * self._expected_s
-        known_s = self._all.planned_s + prior_s
-        return (self._all.took_s + prior_s) / known_s if known_s else 1.0
+        known_s = self._all.planned_s + self.running.planned_s + prior_s
+        return (self._all.took_s + self.running.took_s + prior_s) / known_s if known_s else 1.0
 
     def left_s(self) -> float:
         """What is left to do, by one worker."""
