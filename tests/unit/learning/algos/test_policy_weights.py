@@ -25,7 +25,7 @@ def test_a_model_is_loaded_again_only_where_training_is_more_precise(
     def logprobs(prompts: object, tokens: object, exact: str | None = None) -> list[str]:
         return [exact or "those that drew"]
 
-    monkeypatch.setattr(policy_weights, "_load", lambda *_, **__: "others")
+    monkeypatch.setattr(policy_weights, "loaded", lambda *_, **__: "others")
     config = SimpleNamespace(system=SimpleNamespace(dtype=dtype), model=SimpleNamespace(in_bits=bits))
     ctx: Any = SimpleNamespace(config=config, device="cpu")
     algo: Any = SimpleNamespace(lora=SimpleNamespace(rank=rank))

@@ -102,8 +102,9 @@ class Site:
     def drop(self, place: int, actor: Actor) -> None:
         if actor in self.actors:
             self.actors.remove(actor)
-            actor.host.close()
+            # First, as a host that is being closed answers with errors of its own.
             actor.lose(NodeDiedError("The actor's node has died."))
+            actor.host.close()
 
     def get(self, call: Call) -> Any:
         answer, error = call.answer.get(timeout=PATIENCE_S)
