@@ -132,7 +132,8 @@ def unknown_name(kind: str, given: str, known: Iterable[str]) -> str:
 def known_names(given: str, known: Iterable[str]) -> str:
     """Word what follows a message that has the name in it already: the nearest one, and all that exist."""
     names = sorted(known)
-    near = get_close_matches(given, names, n=1, cutoff=0.5)
+    same = [name for name in names if name.lower() == given.lower()]
+    near = same or get_close_matches(given, names, n=1, cutoff=0.5)
     hint = f" Did you mean '{near[0]}'?" if near else ""
     listed = ", ".join(names) if names else "(none)"
     return f"{hint} Known: {listed}."

@@ -114,7 +114,7 @@ def _check_free(to: Path) -> None:
     if to.is_dir() and not any(to.iterdir()):
         return
     if to.exists() or to.is_symlink():
-        raise ConfigError(f"--to {to}: there is something already; name a folder that does not exist yet")
+        raise ConfigError(f"--to {to}: there is something already; name a new folder, or an empty one")
 
 
 def _check_whole(store: Store, found: Trained) -> None:

@@ -113,7 +113,7 @@ def _run(request: Request, plan: Plan, missing: list[str], found: Trained, conso
     folder.path.mkdir(parents=True)
     say(
         console,
-        f"{found.job.id}: its weights were removed; running {jobs(len(missing))} that make them again. Log:",
+        f"{found.job.id}: its weights were removed; running {jobs(len(missing))} to make them again. Log:",
     )
     say(console, "", copy=shown_path(folder.log))
     config = request.config

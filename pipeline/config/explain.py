@@ -32,6 +32,8 @@ _LONGEST = 1500
 
 _FEW = 2
 """Keys that a message suggests at most."""
+_FAMILY = 5
+"""Keys that it suggests at most where all end as the given one does."""
 
 
 _WORDS = {"float": "a number", "int": "a whole number", "str": "a text", "bool": "true or false"}
@@ -150,7 +152,12 @@ def unknown_key(key: str, given: str = "") -> str:
         )
     sections = {each.partition(".")[0] for each in known}
     groups = [path.name for path in conf_dir().iterdir() if path.is_dir() and path.name != key]
-    near = _by_other_name(key, known) or _in_other_sections(key, known) or _alike(key, known, [*sections, *groups])
+    near = (
+        _by_other_name(key, known)
+        or _with_end(key, known)
+        or _in_other_sections(key, known)
+        or _alike(key, known, [*sections, *groups])
+    )
     hint = f" Did you mean {' or '.join(map(repr, near))}?" if near else ""
     is_a_setting = any(each.endswith(f".{key}") for each in known)  # then it means no section or group like it
     if (
@@ -177,6 +184,12 @@ def _by_other_name(key: str, known: Sequence[str]) -> list[str]:
     found = [each for each in known if each == here or each.endswith(f".{here}")]
     of_section = [each for each in found if each.startswith(f"{section}.")]
     return of_section[:1] or (found if len(found) == 1 else [])
+
+
+def _with_end(key: str, known: Sequence[str]) -> list[str]:
+    """All keys of which the given one lacks the first sections, if they are few: as ``lora.rank``."""
+    found = [each for each in known if "." in key and each.endswith(f".{key}")]
+    return found if len(found) <= _FAMILY else []
 
 
 def _alike(key: str, known: Sequence[str], sections: Iterable[str]) -> list[str]:

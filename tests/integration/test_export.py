@@ -308,7 +308,7 @@ def test_weights_that_were_removed_are_made_again_to_be_exported(
         pipeline.guided("t", "QSharp", output_dir=copied)
     said = io.StringIO()
     export(copied, "t", "QSharp", tmp_path / "x", console=Terminal(file=said))
-    assert "running 2 jobs that make them again" in said.getvalue()
+    assert "running 2 jobs to make them again" in said.getvalue()
     for name in ("model.safetensors", "value_head.safetensors", "guidance.json"):
         assert (tmp_path / "x" / name).read_bytes() == (exported / "value" / name).read_bytes()
     assert [run.store.problem(job.key) for job in trained] == [REMOVED, REMOVED]

@@ -37,6 +37,10 @@ def check_generation(workers: int | None = None, *, prompts: int = 16, new_token
         outcome = run_jobs(plan, store, devices, Path(folder), portable=on_cpu)
         reports = {job.id: _read_report(store, job) for job in jobs if store.has(job.key)}
         failed = [job.id for job in jobs if job.id not in reports]
+        if failed and outcome.interrupted:
+            said = f"{outcome.interrupted} came before it was done"
+            yield Check("parallel generation", Verdict.FAIL, said, "run this again")
+            return
         if failed:
             detail = f"{len(failed)} of {len(jobs)} workers failed: {outcome.reason(failed[0])}"
             yield Check("parallel generation", Verdict.FAIL, detail, "the reason above says what to repair")

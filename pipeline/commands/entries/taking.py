@@ -115,7 +115,7 @@ def track(
 )
 def export(
     name: str,
-    to: Annotated[Path, typer.Option(help="The folder to write, which must not exist yet.")],
+    to: Annotated[Path, typer.Option(help="The folder to write: a new one, or an empty one.")],
     chain: Annotated[
         str | None,
         typer.Argument(help="Which chain, as PITA or s0/DPO; not needed where only one trains a model."),

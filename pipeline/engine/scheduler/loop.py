@@ -337,7 +337,8 @@ class _Loop:
         self.told_stop = True
         given = [worker.job_id for worker in self.run.state.workers if worker.job_id and not worker.lent]
         running = [job_id for job_id in given if job_id not in self.run.gathering]
-        log.warning("%s: no further job is started; waiting for %s", self.signals.received, running or "none")
+        waiting = ", ".join(running) or "none"
+        log.warning("%s: no further job is started; waiting for %s", self.signals.received, waiting)
         grace_s = self.run.settings.stop_grace_s
         self.on_stop(_stopping(self.signals.received, len(running), grace_s, ended=self.ended_since))
 

@@ -108,6 +108,8 @@ def test_an_algorithm_of_ones_own_has_the_settings_of_its_class() -> None:
     ("override", "said"),
     [
         ("trainin.micro_batch_size=3", "Did you mean 'training.micro_batch_size'"),
+        ("lora.rank=4", "Did you mean 'algos.DPO.lora.rank' or 'algos.GRPO.lora.rank' or"),
+        ("algos=[dpo]", "Did you mean 'DPO'?"),
         ("distributed.wait=true", "Did you mean 'execution.wait_for_devices' or 'execution.retry.wait_s'?"),
         ("execution.num_gpus=1", "Did you mean 'distributed.num_gpus'?"),
         ("algos.PITA.etta=1", "Did you mean 'algos.PITA.eta'"),
