@@ -40,6 +40,7 @@ from pipeline.learning.datasets.addition import AdditionConfig
 from pipeline.learning.datasets.registry import load_dataset
 from pipeline.learning.generation.decode import DecodeSettings, Guidance, decode
 from pipeline.learning.generation.sampling import sample_keys
+from pipeline.learning.generation.steps import Taken, Taking
 from pipeline.learning.generation.tilt import Tilt, preference_offset
 from pipeline.learning.models.flops import metered
 from pipeline.learning.models.load import frozen, load_policy, load_tokenizer
@@ -153,6 +154,30 @@ class Decoding:
             1 + meter.flops["guidance"] / meter.flops["decoding"],
         )
 
+    def beside_models(self, load: Load, slots: int, value: ValueModel | None) -> tuple[float, float]:
+        """CPU milliseconds of a step (median) in taking tokens from what models computed, and in all of it.
+
+        Args:
+            load: What to decode.
+            slots: Rows at once.
+            value: With a head "q", whose values are looked up there; None decodes plainly.
+        """
+        taking: list[float] = []
+        take = Taking.__call__
+
+        def timed(self: Taking, logits: Tensor, draws: Tensor | None) -> Taken:
+            begin = time.process_time()
+            taken = take(self, logits, draws)
+            taking.append(time.process_time() - begin)
+            return taken
+
+        Taking.__call__ = timed  # type: ignore[method-assign]
+        try:
+            seconds = self.run(load, slots, value)
+        finally:
+            Taking.__call__ = take  # type: ignore[method-assign]
+        return 1e3 * statistics.median(taking), 1e3 * seconds / len(taking)
+
     def _now(self) -> float:
         if self.device == "cpu":
             return time.process_time()
@@ -223,7 +248,19 @@ def main() -> None:
                 f"{low:.2f} - {high:.2f}",
                 f"{cost.ratio / cost.bound:.2f}",
             )
+        if args.beside:
+            _print_beside(decoding, load, slots)
     Console(width=120).print(table)
+
+
+def _print_beside(decoding: Decoding, load: Load, slots: int) -> None:
+    """What a step takes besides its models; a head "v" is read meanwhile, so it is left out."""
+    heads = {"plain": None} | {
+        head: value for head, value in decoding.values.items() if HeadType[head] is HeadType.q
+    }
+    for head, value in heads.items():
+        taking, whole = decoding.beside_models(load, slots, value)
+        print(f"{slots} slots, {head}: {taking:.2f} ms of a step of {whole:.2f} ms are spent beside models")
 
 
 def _arguments(given: Sequence[str] | None = None) -> argparse.Namespace:
@@ -241,6 +278,7 @@ def _arguments(given: Sequence[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--min-p", type=float, default=0.02)
     parser.add_argument("--others", choices=[rule.name for rule in Others], default="kept")
     parser.add_argument("--threads", type=int, default=1)
+    parser.add_argument("--beside", action="store_true", help="tell what steps take besides their models, too")
     parser.add_argument("--device", choices=["cpu", "cuda"], default="cpu")
     return parser.parse_args(given)
 
