@@ -49,11 +49,11 @@ def done_in_words(attempt: AttemptView) -> str:
 
 
 def rate(per_second: float) -> str:
-    """A rate with three digits: ``942``, ``18.5k``, ``1.2M``."""
+    """A rate in few digits: ``0.25``, ``7``, ``942``, ``18.5k``, ``1.2M``."""
     for limit, unit in ((1e6, "M"), (1e3, "k")):
         if per_second >= limit:
             return f"{per_second / limit:.1f}{unit}"
-    return f"{per_second:.0f}"
+    return f"{per_second:.2g}" if per_second < 10 else f"{per_second:.0f}"
 
 
 def si(number: float) -> str:

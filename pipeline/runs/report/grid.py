@@ -63,10 +63,12 @@ def jobs_done(counts: JobCounts) -> str:
 
 
 def how_far(counts: JobCounts, progress: Progress) -> list[str]:
-    """As in ``37 %`` and ``about 2 h left``."""
+    """As in ``37 %`` and ``about 2 h left``; no time before anything has told how fast it goes."""
     parts = [percent(progress.part)]
-    if counts.left or counts.running:
-        parts.append("stopping" if progress.stopping else f"about {roughly(progress.remaining_s)} left")
+    if progress.stopping and (counts.left or counts.running):
+        parts.append("stopping")
+    elif progress.remaining_s is not None and (counts.left or counts.running):
+        parts.append(f"about {roughly(progress.remaining_s)} left")
     return parts
 
 

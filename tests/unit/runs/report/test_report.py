@@ -318,6 +318,17 @@ def test_headline_has_counts_rates_and_time_left() -> None:
     )
 
 
+def test_the_headline_names_what_is_made_and_no_time_before_there_is_something_to_go_by() -> None:
+    run = status(total=10, running=1)
+    run.samples_per_s, run.steps_per_s = 0.0, 0.25
+    assert headline(run.view, run.progress).endswith("to come, 0.25 steps/s, 18.5k tokens/s")
+    run.steps_per_s = run.tokens_per_s = 0.0
+    run.has_worked = False
+    assert headline(run.view, run.progress) == "37 %, 0/10 jobs done, 1 running, 9 to come"
+    run.stopping = "stopping on Ctrl-C"
+    assert headline(run.view, run.progress).startswith("37 %, stopping, 0/10")
+
+
 def test_where_chains_have_no_room_those_that_failed_are_shown() -> None:
     cells = {(f"chain{index:02}", 1): JobCounts(total=1, done=index % 2) for index in range(50)}
     cells["chain49", 1] = JobCounts(total=1, failed=1)
