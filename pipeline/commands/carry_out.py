@@ -153,6 +153,9 @@ def _end(request: Request, outcome: Outcome | None, verified: Verified, run: Run
     else:
         print_results(console, results, run, request.label)
     leave_report(run, console)
+    if outcome is not None and console.is_interactive:
+        for warning in request.warnings:  # those of the beginning are out of sight behind a live view
+            say(console, f"warning: {warning}", "bold")
     tell_notes(request, makers, run, console, has_rows=bool(results.rows))
     for line in unreadable:
         log.error("%s", line)

@@ -17,7 +17,7 @@ from pipeline.machine import garbage
 from pipeline.plan.chains import PREPARATION, REFERENCE
 from pipeline.plan.job import duration_name
 from pipeline.plan.models import is_local
-from pipeline.plan.summary import WORKER_LOAD, estimated_load, estimated_makespan, summarize
+from pipeline.plan.summary import WORKER_LOAD, PlanRow, estimated_load, estimated_makespan, summarize
 from pipeline.runs.report.format import count, duration, jobs
 from pipeline.runs.report.plan import plan_table
 from pipeline.runs.report.plan_picture import plan_svg
@@ -30,7 +30,10 @@ MOST_ROWS = 300
 @garbage.kept()
 def print_plan(request: Request, stored: Stored, console: Console) -> None:
     """Print the plan per round, with what is stored and what the rest would take; and draw it."""
-    console.print(plan_table(summarize(request.plan, stored.missing, MOST_ROWS)))
+    rows = summarize(request.plan, stored.missing, MOST_ROWS)
+    console.print(plan_table(rows))
+    if work := what_rows_add_up_to(rows, request.layout.workers):
+        say(console, work, "italic")
     say(console, f"{in_short(request, stored)}. Nothing was started.")
     config = request.config
     picture = Path(config.output_dir) / config.experiment.name / PLAN_SVG
@@ -58,6 +61,14 @@ def in_short(request: Request, stored: Stored) -> str:
     seconds = estimated_makespan(plan, missing, workers) + estimated_load(plan, missing, workers, timed.seconds)
     kinds = {WORKER_LOAD, *(duration_name(plan.jobs[job_id]) for job_id in missing)}
     return f"{text}, about {duration(seconds)}{how_sure([*map(timed.knows, kinds)])}"
+
+
+def what_rows_add_up_to(rows: Sequence[PlanRow], workers: int) -> str:
+    """Why the estimates of a plan's rows are not what its run takes; "" where nothing is to be done."""
+    if not (seconds := sum(row.seconds for row in rows)):
+        return ""
+    how = f"{count(workers, 'worker')} share that, and load first" if workers > 1 else "the worker loads first"
+    return f"Estimates are of jobs one after the other, {duration(seconds)} in all; {how}."
 
 
 def _removed(request: Request, stored: Stored) -> str:

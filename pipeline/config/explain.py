@@ -80,9 +80,13 @@ def _explanation(error: Exception) -> str:
     if key.partition(".")[0] not in {"", *_EXAMPLES} and isinstance(cause, (ConfigKeyError, ConfigAttributeError)):
         return unknown_key(key)
     said = one_line(text if cause is error else ": ".join(filter(None, (text, str(cause)))))
+    if name := re.search(r"Interpolation key '(.*)' not found", said):
+        return f"{key}: refers to ${{{name[1]}}}, and there is no key '{name[1]}'"
+    if name := re.search(r"Unsupported interpolation type (\S+?)\.?$", said):
+        return f"{key}: refers to ${{{name[1]}:...}}, and nothing is called so; ${{KEY}} stands for another key"
     if not isinstance(error, COMPOSITION_ERRORS):
         said = f"this configuration cannot be composed ({type(error).__name__}: {said})"
-    return f"{key}: {said}" if key else said
+    return f"{key}: {type_or_line(key, said)}" if key else said
 
 
 def _root(error: Exception) -> BaseException:
@@ -99,7 +103,7 @@ def _wrong_file(file: str, kind: str, said: str) -> str:
     key = found[1] if found else ""
     if key and kind in (ConfigKeyError.__name__, ConfigAttributeError.__name__):
         return f"{file}.yaml: {unknown_key(key)}"
-    return f"{file}.yaml: " + (f"{key}: " if key else "") + one_line(said)
+    return f"{file}.yaml: " + (f"{key}: " if key else "") + type_or_line(key, said)
 
 
 def _unreadable(text: str) -> str:
@@ -118,7 +122,7 @@ def _wrong_value(key: str, given: str, said: str) -> str:
     if other := re.search(r"Invalid type assigned: (\w+) is not a subclass of (float|int|str|bool)", said):
         found = "null" if other[1] == "NoneType" else f"a {other[1]}"
         return f"{key}={given}: holds {found}, where {_WORDS[other[2]]} must be"
-    return f"{key}={given}: {one_line(said)}"
+    return f"{key}={given}: {type_or_line(key, said)}"
 
 
 def _several_values(key: str, given: str) -> str:
@@ -227,6 +231,13 @@ def _missing_file(error: MissingConfigException) -> str:
     if group == "model":
         said += f" For a folder or an id of the hub: model=hf models.hf.path={name}"
     return f"{owner}{said} (files in {group}/ of conf/ and of --config-dir)"
+
+
+def type_or_line(key: str, said: str) -> str:
+    """What OmegaConf says of a value: in our words if it is about a type, else in one line."""
+    from pipeline.config.wrong_type import type_in_words  # reads what is written of all keys
+
+    return type_in_words(re.sub(r"\[\w+\]", "", key), said) or one_line(said)
 
 
 def one_line(text: str) -> str:

@@ -6,7 +6,7 @@ Only what stands on the command line counts. A file, above all a profile, may we
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, is_dataclass
 from fnmatch import fnmatchcase
 
 from hydra.core.override_parser.overrides_parser import OverridesParser
@@ -72,6 +72,25 @@ class Rule:
     verdict: str = "has no effect in this run"
 
 
+def _left_out(run: Run) -> str:
+    """What a user may have had in mind who has set something of an algorithm that does not run."""
+    chosen = dict.fromkeys(point_of(name)[0] for name, algo in run.config.algos.items() if algo.enabled)
+    _, name, *path = run.key
+    others = [f"algos.{each}.{'.'.join(path)}" for each in chosen if _holds(run.config, each, path)]
+    meant = f", or did you mean {' or '.join(others)}?" if 0 < len(others) <= _FEW else ""
+    return f"{name} is not part of it; 'algos=[{','.join([*chosen, name])}]' adds it{meant}"
+
+
+def _holds(config: Config, name: str, path: Sequence[str]) -> bool:
+    """Whether an algorithm has such a setting."""
+    section: object = next(algo for each, algo in config.algos.items() if point_of(each)[0] == name)
+    for part in path:
+        if not is_dataclass(section) or not hasattr(section, part):
+            return False
+        section = getattr(section, part)
+    return True
+
+
 def _trains(run: Run) -> bool:
     return any(model.is_trained for model in run.config.models.values()) or any(
         algo.trains for algo in run.enabled
@@ -127,13 +146,14 @@ GPU_PROFILES = ("a100_40gb", "a100_80gb", "h200")
 """Those that ship."""
 _NO_GPU = "it is about GPUs, and this run uses none"
 _SHOWN = 80
+_FEW = 2
+"""Keys that are suggested at most."""
 _ONE_DEVICE = "each training has one device here; training.gpus_per_job gives it more"
 
 RULES = (
     Rule(
         "algos.*.*",
-        lambda run: run.key[2] != "enabled" and run.algo is not None and not run.algo.enabled,
-        "the algorithm is not part of this run; algos=[...] names those that are",
+        lambda run: run.key[2] != "enabled" and run.algo is not None and not run.algo.enabled and _left_out(run),
     ),
     Rule(
         "algos.*.*",

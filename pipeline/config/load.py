@@ -23,7 +23,7 @@ from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from pipeline.config.declared import declared, filled
-from pipeline.config.explain import COMPOSITION_ERRORS, explain, one_line
+from pipeline.config.explain import COMPOSITION_ERRORS, explain, type_or_line
 from pipeline.config.fields import MISSING
 from pipeline.config.fronts import point_of, settings_of, with_points
 from pipeline.config.held_out import UNSET, give_way, is_unset
@@ -237,11 +237,13 @@ def _refuse_wrong_points(name: str, node: Mapping[str, Any], schema: type[Any]) 
     """Refuse a value of a front by the key that was typed; a point's own key cannot be."""
     algo, point = point_of(name)
     for setting in settings_of(point):
-        key = f"algos.{algo}.front.{setting}"
+        key, own = f"algos.{algo}.front.{setting}", f"algos.{algo}.{setting}"
         try:
             section = filled(schema, {}, {setting: node[setting]})
         except OmegaConfBaseException as error:
-            raise ConfigError(f"{key}={brief(node[setting])}: {one_line(error.msg or str(error))}") from None
+            raise ConfigError(
+                f"{key}={brief(node[setting])}: {type_or_line(own, error.msg or str(error))}"
+            ) from None
         except ConfigError as error:
             raise ConfigError(f"{key}={brief(node[setting])}: {error}") from None
         for problem in value_problems(section):

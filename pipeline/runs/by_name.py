@@ -49,8 +49,12 @@ def find_named(names: Iterable[str], given: str, what: str) -> str:
         return fitting[0]
     if fitting:
         raise ConfigError(f"'{given}' fits {len(fitting)} {what}s; give more of it:\n" + listed(fitting))
-    near = _near(known, wanted)
-    there = f" {'Nearest' if near else 'There are'}:\n{listed(near or known)}" if known else ""
+    if near := _near(known, wanted):
+        raise ConfigError(f"no {what} fits '{given}'. Nearest:\n{listed(near)}")
+    if (part := _near_part(known, wanted)) and (fitting := _fitting(known, part)):
+        fits = f"It fits {len(fitting)} {what}s" if len(fitting) > 1 else "That is"
+        raise ConfigError(f"no {what} fits '{given}'. Did you mean '{part}'? {fits}:\n{listed(fitting)}")
+    there = f" There are:\n{listed(known)}" if known else ""
     raise ConfigError(f"no {what} fits '{given}'.{there}")
 
 
@@ -68,6 +72,16 @@ def _near(known: list[str], wanted: str) -> list[str]:
     for job_id in known:
         by_end.setdefault("/".join(job_id.split("/")[-parts:]), job_id)
     return [by_end[end] for end in get_close_matches(wanted, by_end, n=5, cutoff=0.5)]
+
+
+def _near_part(known: list[str], wanted: str) -> str | None:
+    """What stands anywhere in the names, as an algorithm in those of its jobs, and resembles what is wanted."""
+    number = wanted.count("/") + 1
+    split = [name.split("/") for name in known]
+    parts = {"/".join(own[at : at + number]) for own in split for at in range(len(own) - number + 1)}
+    by_lower = {part.lower(): part for part in sorted(parts)}
+    near = get_close_matches(wanted.lower(), by_lower, n=1, cutoff=0.6)
+    return by_lower[near[0]] if near else None
 
 
 def listed(names: list[str]) -> str:

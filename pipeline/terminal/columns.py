@@ -169,6 +169,11 @@ class FittedTable:
         given = self._fit(width)
         return [column.heading for at, column in enumerate(self.columns) if at not in given]
 
+    def cuts(self, width: int) -> bool:
+        """Whether anything is shown in less than the room that it takes, in so many cells."""
+        needs = self.needs()
+        return any(cells < needs[at].whole for at, cells in self._fit(width).items())
+
     def _fit(self, width: int) -> dict[int, int]:
         around, between = (4, 3) if self._lines else (2, 2)
         return fit(self.needs(), width, between=between, around=around)

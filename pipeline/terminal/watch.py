@@ -15,6 +15,7 @@ from pipeline.terminal.console import say
 from pipeline.terminal.streams import is_gone
 
 Draw = Callable[[Iterable[RenderableType]], None]
+_WAITING = "Waiting for it; Ctrl-C ends that."
 
 
 @contextmanager
@@ -84,6 +85,8 @@ def watch(
 def wait_for(console: Console, every_s: float, missing: Callable[[], str]) -> None:
     """Wait until what is to be watched is there, or nobody reads; says once what is waited for.
 
+    A terminal that can take it away again shows it only for as long as it is true.
+
     Args:
         console: Where to.
         every_s: Seconds between two looks.
@@ -93,11 +96,14 @@ def wait_for(console: Console, every_s: float, missing: Callable[[], str]) -> No
         KeyboardInterrupt: The user has waited enough.
     """
     told = False
-    while (what := missing()) and not _is_gone(console):
-        if not told:
-            say(console, f"{what} Waiting for it; Ctrl-C ends that.")
-        told = True
-        time.sleep(every_s)
+    with ExitStack() as shown:
+        while (what := missing()) and not _is_gone(console):
+            if not told and console.is_interactive:
+                shown.enter_context(in_place(console))([Text(f"{what} {_WAITING}")])
+            elif not told:
+                say(console, f"{what} {_WAITING}")
+            told = True
+            time.sleep(every_s)
 
 
 def _again(console: Console, look: Callable[[], bool], show: Callable[[], object]) -> bool:

@@ -224,7 +224,9 @@ def headings_of(columns: Sequence[str], among: Iterable[str] = ()) -> dict[str, 
 
 def _ends(name: str) -> Iterator[str]:
     parts = _DOT.split(name)
-    return (".".join(parts[at:]) for at in reversed(range(len(parts))))
+    # What is inside of an entry has the section in its name: `lora.rank` rather than `rank`.
+    last = 2 if parts[0] in _TABLES and len(parts) > 3 else len(parts) - 1
+    return (".".join(parts[at:]) for at in range(last, -1, -1))
 
 
 # -- rows ------------------------------------------------------------------------------------------------------
@@ -292,12 +294,20 @@ def _value(row: PooledRow | None) -> float | None:
 
 
 def _merged(rows: Iterable[RunRow]) -> list[RunRow]:
-    """One row for what is the same in several runs, such as a method whose settings do not differ."""
+    """One row for what is the same in several runs, such as a method whose settings do not differ.
+
+    What no round has changed is the same whatever the rounds were to be: the reference is said once, with the
+    settings that these runs share.
+    """
     found: dict[str, RunRow] = {}
     for row in rows:
-        said = repr((row.dataset, row.model, row.algo, row.settings, row.result))
-        same = found.get(said)
-        found[said] = row if same is None else replace(same, runs=(*same.runs, *row.runs))
+        settings = row.settings if row.result.round else {}
+        said = repr((row.dataset, row.model, row.algo, settings, row.result))
+        if (same := found.get(said)) is None:
+            found[said] = row
+        else:
+            shared = {key: value for key, value in same.settings.items() if row.settings.get(key) == value}
+            found[said] = replace(same, runs=(*same.runs, *row.runs), settings=shared)
     return list(found.values())
 
 

@@ -20,6 +20,7 @@ _NOTE = (
 )
 
 _SEEDS = "seeds"
+_LEAST_RUN = 8
 _Told = tuple[Column, Callable[[RunRow], str]]
 """A column, and what stands in it of a row."""
 _ELSEWHERE = "a wider terminal or --csv has them"
@@ -68,7 +69,7 @@ def _columns(
 ) -> list[_Told]:
     """What tells rows apart, what they have reached, and then what else there is, as a narrow page ends early."""
     needs_run = len({(row.algo, *row.settings.items()) for row in rows}) < len(rows)
-    run = _run(2 if needs_run else EXTRA + 4)
+    run = _run(2 if needs_run else 5)
     others = [_setting(comparison, key, rows, 9) for key in shown if key not in telling]
     return [
         (Column(heading="algorithm", least=LEAST_NAME), lambda row: row.algo),
@@ -106,9 +107,9 @@ def _with_digits(value: str, digits: int) -> str:
 
 def _run(rank: int) -> _Told:
     def first_of(row: RunRow) -> str:
-        return row.runs[0] + (f" and {len(row.runs) - 1} more" if len(row.runs) > 1 else "")
+        return row.runs[0] + (f" +{len(row.runs) - 1}" if len(row.runs) > 1 else "")
 
-    return Column(heading="runs", rank=rank, least=LEAST_NAME), first_of
+    return Column(heading="runs", rank=rank, least=_LEAST_RUN), first_of
 
 
 def _reached(metric: str) -> list[_Told]:

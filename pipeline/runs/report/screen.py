@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from itertools import takewhile
 from typing import TypeVar
 
 from rich.cells import cell_len
@@ -23,6 +24,8 @@ _BAR = 16
 _LEAST_JOB = 26
 _LEAST_DEVICE = 8
 _STAGE = len("/r10/generate/000")
+_LEFT_OUT = "…/"
+"""Stands for what all chains begin with."""
 _LEAST_CHAINS = 3
 """Rows that chains get, at least, where there are more workers than lines."""
 
@@ -48,7 +51,7 @@ def screen(run: LiveRun, width: int, height: int) -> RenderableType:
     if for_chains:
         parts += chain_lines(view.cells, chains, for_chains)
     if for_workers:
-        parts += _workers(run, for_workers, max(map(cell_len, chains), default=0) + _STAGE)
+        parts += _workers(run, for_workers, chains, width)
     return Group(*parts)
 
 
@@ -90,7 +93,27 @@ def chain_lines(cells: Cells, chains: list[str], lines: int) -> Iterator[Rendera
         yield Text(f"and {more} more chains", no_wrap=True, overflow="ellipsis")
 
 
-def _workers(run: LiveRun, lines: int, job_width: int) -> Iterator[RenderableType]:
+def _workers(run: LiveRun, lines: int, chains: Sequence[str], width: int) -> Iterator[RenderableType]:
+    """What workers do. Where ids of jobs have no room, they lack what all chains have, which stands above."""
+    table, more = _worker_table(run, lines, chains)
+    if (shared := _shared(chains)) and table.cuts(width):
+        table, more = _worker_table(run, lines, chains, shared)
+    yield table
+    if more:
+        yield Text(f"and {more} more workers", no_wrap=True, overflow="ellipsis")
+
+
+def _shared(chains: Sequence[str]) -> str:
+    """The parts with which all chains begin, as ``addition/tiny/``."""
+    parts = takewhile(
+        lambda same: len(set(same)) == 1, zip(*(chain.split("/")[:-2] for chain in chains), strict=False)
+    )
+    return "".join(f"{same[0]}/" for same in parts)
+
+
+def _worker_table(run: LiveRun, lines: int, chains: Sequence[str], without: str = "") -> tuple[FittedTable, int]:
+    """A row for each worker that has room, and how many more there are."""
+    job_width = max(map(cell_len, chains), default=0) + _STAGE - (len(without) - len(_LEFT_OUT) if without else 0)
     workers, running = list(run.view.workers.values()), run.view.running()
     shown, more = first(workers, lines, lambda worker: worker.state != "running")
     gpus = any(worker.gpu for worker in workers)
@@ -100,7 +123,7 @@ def _workers(run: LiveRun, lines: int, job_width: int) -> Iterator[RenderableTyp
         table.add_row(
             str(worker.index),
             worker.gpu.label if worker.gpu else brief_device(worker.device),
-            worker.job_id if attempt else worker.state,
+            _brief(worker.job_id, without) if attempt else worker.state,
             done_in_words(attempt) if attempt else "",
             _bar(attempt.part) if attempt else "",
             _loss(attempt) if attempt else "",
@@ -108,9 +131,11 @@ def _workers(run: LiveRun, lines: int, job_width: int) -> Iterator[RenderableTyp
             gibibytes(worker.rss_bytes) if worker.rss_bytes else "",
             *(_gpu(worker) if gpus else ()),
         )
-    yield table
-    if more:
-        yield Text(f"and {more} more workers", no_wrap=True, overflow="ellipsis")
+    return table, more
+
+
+def _brief(job_id: str, without: str) -> str:
+    return f"{_LEFT_OUT}{job_id.removeprefix(without)}" if without and job_id.startswith(without) else job_id
 
 
 def _columns(job_width: int, *, gpus: bool) -> Iterator[Column]:

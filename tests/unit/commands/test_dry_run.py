@@ -2,7 +2,8 @@
 
 import pytest
 
-from pipeline.commands.dry_run import how_sure
+from pipeline.commands.dry_run import how_sure, what_rows_add_up_to
+from pipeline.plan.summary import PlanRow
 
 
 @pytest.mark.parametrize(
@@ -12,3 +13,15 @@ from pipeline.commands.dry_run import how_sure
 def test_an_estimate_says_whether_anything_like_it_was_timed(known: list[bool], said: str) -> None:
     assert how_sure(known).strip().startswith(said)
     assert bool(how_sure(known)) == bool(said)
+
+
+def test_what_the_rows_of_a_plan_add_up_to_is_said() -> None:
+    def row(seconds: float) -> PlanRow:
+        return PlanRow(round=1, chain="d/m/s0/A", stage="train", jobs=1, missing=1, samples=0, seconds=seconds)
+
+    said = what_rows_add_up_to([row(30.0), row(45.0)], 2)
+    assert said == (
+        "Estimates are of jobs one after the other, 1 min 15 s in all; 2 workers share that, and load first."
+    )
+    assert what_rows_add_up_to([row(5.0)], 1).endswith("5.0 s in all; the worker loads first.")
+    assert what_rows_add_up_to([row(0.0)], 2) == ""

@@ -36,7 +36,7 @@ def enabled(config: Config) -> list[str]:
         ("{lora.rank: [1, 2]}", "Those of a section below it cannot make points"),
         ("{beta: []}", "a list of one value or more"),
         ("{beta: [0.1, -1]}", "algos.DPO.front.beta=-1.0: must be above 0"),
-        ("{beta: [x]}", "algos.DPO.front.beta='x': Value 'x' of type 'str' could not be converted to Float"),
+        ("{beta: [x]}", "algos.DPO.front.beta='x': must be a number, above 0"),
         ("{epochs: [1], beta: [0.1, nan]}", "algos.DPO.front.beta=nan: "),
         ("[1,2]", "algos.DPO.front=[1,2]: must be a table: 'algos.DPO.front={NAME: VALUE}'"),
         ("beta", "algos.DPO.front=beta: must be a table: 'algos.DPO.front={NAME: VALUE}'"),

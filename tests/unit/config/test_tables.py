@@ -143,7 +143,7 @@ def test_a_table_with_entries_takes_further_ones() -> None:
             ["datasets.hf.hints.cuont=3"],
             "Did you mean 'datasets.hf.hints.count'? Known in datasets.hf.hints: count.",
         ),
-        (["datasets.hf.hardest=many"], "datasets.hf.hardest=many: Value 'many'"),
+        (["datasets.hf.hardest=many"], "datasets.hf.hardest=many: must be a whole number"),
         (["datasets.hf.hardest=0"], "datasets.hf.hardest=0: must be at least 1 and at most 9"),
         (["datasets.hf.hardest=1", "datasets.hf.easiest=2"], "easiest=2 must not be above datasets.hf.hardest=1"),
         (["datasets.hf.hints.count=9"], "datasets.hf.hints.count=9: more than there are rounds (2)"),

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from pipeline.runs.comparison.runs import ComparedRun, RunComparison, compare_runs, same_settings
+from pipeline.runs.comparison.runs import ComparedRun, RunComparison, compare_runs, headings_of, same_settings
 from pipeline.runs.record import PooledRow, Results
 from pipeline.runs.report.runs import comparison_csv, comparison_tables, telling_apart
 from pipeline.terminal.console import Terminal
@@ -63,6 +63,38 @@ def test_only_settings_that_change_results_count_and_only_among_runs_that_have_t
     assert compare_runs([first, second]).settings == ["training.schedule"]
     assert same_settings(first.config) != same_settings(second.config)
     assert same_settings(first.config) == same_settings({**first.config, "output_dir": "elsewhere"})
+
+
+def test_the_reference_is_said_once_however_many_rounds_there_were() -> None:
+    runs = [
+        run(f"{n}", 1, pooled_row("PITA", n, 0.5), rounds_of_training=n, experiment={"split": split})
+        for n, split in ((1, "a"), (2, "a"))
+    ]
+    found = compare_runs(runs)
+    assert [(row.runs, row.settings) for row in found.rows if row.algo == "reference"] == [(("1", "2"), {})]
+    assert [row.settings for row in found.rows if row.algo == "PITA"] == [
+        {"rounds_of_training": "1"},
+        {"rounds_of_training": "2"},
+    ]
+
+
+def test_a_setting_inside_of_an_algorithm_is_called_with_its_section() -> None:
+    assert headings_of(["algos.*.lora.rank", "algos.*.eta", "training.schedule"]) == {
+        "algos.*.lora.rank": "lora.rank",
+        "algos.*.eta": "eta",
+        "training.schedule": "schedule",
+    }
+
+
+def test_a_terminal_of_80_columns_has_room_for_the_runs() -> None:
+    def rows(number: int) -> list[PooledRow]:
+        found = [pooled_row("PITA", number, 0.5 + number / 10), pooled_row("PITA", number, 1.0, metric="reward")]
+        return [*found, pooled_row("PITA", number, 0.9, metric="kl_per_sequence")]
+
+    found = compare_runs([run(f"{n}_run", 1, *rows(n), rounds_of_training=n) for n in (1, 2)])
+    (table,) = comparison_tables(found)
+    assert "runs" not in table.left_out(80)
+    assert "2_run" in [cells[-1] for cells in table.texts]
 
 
 def test_a_run_without_results_is_named() -> None:

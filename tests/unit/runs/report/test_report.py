@@ -338,6 +338,21 @@ def test_where_chains_have_no_room_those_that_failed_are_shown() -> None:
     assert names[:4] == ["chain48", "chain49", "chain00", "chain02"]
 
 
+def test_ids_of_jobs_are_told_apart_where_there_is_no_room_for_all_of_them() -> None:
+    ids = [f"addition/tiny/s0/{algo}/r{number}/generate/003" for algo in ("PITA", "QSharp") for number in (1, 2)]
+    workers = [WorkerView(index=at, device=f"cpu slot {at}", job_id=job_id) for at, job_id in enumerate(ids)]
+    attempts = [AttemptView(number=1, started=START + 1, done=5, total=10) for _ in ids]
+    chains = {(f"addition/tiny/s0/{algo}", 1): JobCounts(total=4, running=2) for algo in ("PITA", "QSharp")}
+    run = live_run(chains, workers, attempts)
+    wide, usual = text_of(screen(run, 140, 24)), text_of(screen(run, 80, 24))
+    assert all(job_id in wide for job_id in ids)
+    assert all(f"…/{job_id.removeprefix('addition/tiny/')}" in usual for job_id in ids)
+    assert "addition/tiny/s0/PITA" in usual  # the chain, whole
+    other = live_run({**chains, ("math/big/s0/PITA", 1): JobCounts(total=1)}, workers, attempts)
+    shown = [line.split()[3] for line in text_of(screen(other, 80, 24)).splitlines() if "cpu" in line]
+    assert len(set(shown)) == len(ids)
+
+
 def test_a_run_that_stops_says_what_it_waits_for_and_what_helps() -> None:
     run = status(total=10, done=3, running=1)
     run.stopping = "stopping on Ctrl-C: waiting up to 10 s for 1 job to finish or save; Ctrl-C again ends now"

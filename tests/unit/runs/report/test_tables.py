@@ -294,7 +294,7 @@ def test_the_live_view_uses_the_room_of_a_large_terminal() -> None:
     assert "more chains" not in text
     assert all(f"round {number}" in text for number in range(1, 7))
     assert all(name in text for name in ("device", "memory", "GPU memory", "load", "━"))
-    assert "gsm8k/qwen2.5-0.5b-instruct/s0/PITA/r3/generate/000" in text
+    assert "…/s0/PITA/r3/generate/000" in text  # what all chains begin with stands above
 
 
 @pytest.mark.parametrize(("width", "height"), [(80, 24), (160, 50)])
