@@ -22,7 +22,7 @@ from pipeline.commands.exits import complain, refuse, unless_unwritten
 from pipeline.commands.help import typed_command, usage
 from pipeline.commands.run import run_experiment
 from pipeline.commands.start import INTERRUPTED
-from pipeline.config.arguments import check_flags, config_dir_of, settings_first
+from pipeline.config.arguments import check_flags, config_dir_of, settings_first, with_values
 from pipeline.config.explain import explain
 from pipeline.config.install import conf_dir
 from pipeline.config.load import VERSION_BASE, register_schemas, typed
@@ -75,7 +75,7 @@ def main(arguments: Sequence[str]) -> int:
         arguments = as_overrides(arguments)
         check_flags(arguments, FLAGS)
         arguments = settings_first(arguments)
-        with _for_hydra(arguments):
+        with _for_hydra(with_values(arguments)):
             register_schemas(arguments)
             entry()
     except multirun.RunFailed:

@@ -57,6 +57,16 @@ def settings_first(arguments: Sequence[str]) -> list[str]:
     return [*first, *flags]
 
 
+def with_values(arguments: Sequence[str]) -> list[str]:
+    """Have ``--cfg job`` print the values that a run would have, and no expression of which only this package knows.
+
+    Args:
+        arguments: A command line that `check_flags` has passed.
+    """
+    asked = get_args_parser().parse_known_intermixed_args(list(arguments))[0]
+    return [*arguments, *(["--resolve"] if asked.cfg == "job" and not asked.resolve else [])]
+
+
 def config_dir_of(arguments: Sequence[str]) -> str | None:
     """The folder of groups of the user's own that a command line names, or None; it has passed `check_flags`."""
     folder: str | None = get_args_parser().parse_known_intermixed_args(list(arguments))[0].config_dir

@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 from collections import deque
 from collections.abc import Collection
-from dataclasses import dataclass
 
 from pipeline.engine.events import Event, JobProgress
 from pipeline.plan.estimates import WORKER_LOAD_S
@@ -29,18 +28,6 @@ _JOBS_PER_S = 1000
 """Of a plan whose paths are measured again: it is done so seldom that it takes no time to speak of."""
 
 
-@dataclass(frozen=True)
-class _Made:
-    """What jobs have made so far."""
-
-    samples: int = 0
-    steps: int = 0
-    tokens: int = 0
-
-    def __add__(self, other: _Made) -> _Made:
-        return _Made(self.samples + other.samples, self.steps + other.steps, self.tokens + other.tokens)
-
-
 class LiveRun:
     """Takes what an engine tells of its run, with the plan's estimates and enough of the past to give rates.
 
@@ -48,7 +35,6 @@ class LiveRun:
         view: What was told.
         now: The moment that the rest is of, in wall-clock seconds.
         samples_per_s: Over the last seconds, of what draws or judges samples.
-        steps_per_s: Over the last seconds, of what trains.
         tokens_per_s: Over the last seconds, drawn and trained on.
         part: Of the work that was to do, what is done, from 0 to 1.
         remaining_s: Estimate of the seconds left.
@@ -75,7 +61,7 @@ class LiveRun:
         """
         self.view = RunView(plan.jobs.values(), stored)
         self.now = self.part = self.remaining_s = 0.0
-        self.samples_per_s = self.steps_per_s = self.tokens_per_s = 0.0
+        self.samples_per_s = self.tokens_per_s = 0.0
         self.has_worked, self.stopping = False, ""
         self._plan, self._workers, self._load_s = plan, workers, load_s
         self._kinds = {job.id: duration_name(job) for job in plan.jobs.values()}
@@ -95,9 +81,8 @@ class LiveRun:
         """Job, attempt -> what it has spent on that before."""
         self._spent_s = 0.0
         """On jobs that are done, times their places."""
-        self._made = _Made()
-        """By jobs that are done."""
-        self._past: deque[tuple[float, _Made]] = deque([(0.0, _Made())])
+        self._samples = self._tokens = 0
+        self._past: deque[tuple[float, int, int]] = deque([(0.0, 0, 0)])
         self._path_s: dict[str, float] = {}
         self._by_path: list[str] = []
         self._ranks: dict[str, int] = {}
@@ -114,7 +99,6 @@ class LiveRun:
             part=self.part,
             remaining_s=self.remaining_s if self.has_worked else None,
             samples_per_s=self.samples_per_s,
-            steps_per_s=self.steps_per_s,
             tokens_per_s=self.tokens_per_s,
             stopping=self.stopping,
             running=tuple(_told(job_id, attempt) for job_id, attempt in self.view.running().items()),
@@ -137,7 +121,8 @@ class LiveRun:
         if event["event"] == "JobProgress":
             self._hear(job.id, job.attempts[-1])
         if event["event"] == "JobFinished":
-            self._made += self._made_by(job.id, job.attempts[-1], event["samples"], event["tokens"])
+            self._samples += self._samples_of(job.id, event["samples"])
+            self._tokens += event["tokens"]
             self.has_worked = True
             took_s = max(0.0, job.attempts[-1].elapsed_s(self.view.last) - event["load_s"])
             self._warm.add(job.attempts[-1].worker)
@@ -176,24 +161,22 @@ class LiveRun:
 
     def _measure_rates(self, elapsed_s: float) -> None:
         running = self.view.running()
-        made = self._made
-        for job_id, attempt in running.items():
-            made += self._made_by(job_id, attempt, attempt.done, attempt.tokens)
+        samples = self._samples + sum(
+            self._samples_of(job_id, attempt.done) for job_id, attempt in running.items()
+        )
+        tokens = self._tokens + sum(attempt.tokens for attempt in running.values())
         while len(self._past) > 1 and self._past[1][0] <= elapsed_s - RATE_WINDOW_S:
             self._past.popleft()
-        since_s, then = self._past[0]
-        self._past.append((elapsed_s, made))
+        since_s, samples_then, tokens_then = self._past[0]
+        self._past.append((elapsed_s, samples, tokens))
         window_s = max(elapsed_s - since_s, 1e-9)
         # A lost attempt takes its progress back, which is no negative speed.
-        self.samples_per_s = max(0, made.samples - then.samples) / window_s
-        self.steps_per_s = max(0, made.steps - then.steps) / window_s
-        self.tokens_per_s = max(0, made.tokens - then.tokens) / window_s
+        self.samples_per_s = max(0, samples - samples_then) / window_s
+        self.tokens_per_s = max(0, tokens - tokens_then) / window_s
 
-    def _made_by(self, job_id: str, attempt: AttemptView, done: int, tokens: int) -> _Made:
-        """What a job counts: samples where it is planned with some, steps where it tells numbers of them."""
-        if self._plan.jobs[job_id].samples:
-            return _Made(samples=done, tokens=tokens)
-        return _Made(steps=done if attempt.numbers else 0, tokens=tokens)
+    def _samples_of(self, job_id: str, done: int) -> int:
+        """Of what a job has done; one that is planned without samples counts sequences, or something else."""
+        return done if self._plan.jobs[job_id].samples else 0
 
     # -- how far, and how long still -----------------------------------------------------------------------------
 

@@ -39,7 +39,6 @@ class Progress:
         part: Of the work that was to do, what is done, from 0 to 1.
         remaining_s: Estimate of the seconds left; None while nothing has told of work yet, as everything loads.
         samples_per_s: Over the last seconds, of what draws or judges samples.
-        steps_per_s: Over the last seconds, of what trains.
         tokens_per_s: Over the last seconds, drawn and trained on.
         stopping: What was said when the run was asked to stop, or "".
         running: How far the jobs are that run, those that have told it.
@@ -48,7 +47,6 @@ class Progress:
     part: Annotated[float, Meta(ge=0, le=1)]
     remaining_s: _Amount | None
     samples_per_s: _Amount = 0.0
-    steps_per_s: _Amount = 0.0
     tokens_per_s: _Amount = 0.0
     stopping: str = ""
     running: tuple[JobProgress, ...] = ()

@@ -71,11 +71,7 @@ def _headline(view: RunView, progress: Progress | None) -> list[str]:
     if counts.given_up:
         parts.append(f"{counts.failed} failed, {counts.blocked} blocked")
     if progress:
-        rates = {
-            "samples": progress.samples_per_s,
-            "steps": progress.steps_per_s,
-            "tokens": progress.tokens_per_s,
-        }
+        rates = {"samples": progress.samples_per_s, "tokens": progress.tokens_per_s}
         parts += [f"{rate(per_s)} {unit}/s" for unit, per_s in rates.items() if per_s > 0]
     return [f"{part}," for part in parts[:-1]] + parts[-1:]
 

@@ -75,6 +75,6 @@ def _attempt_json(job: JobView, attempt: AttemptView, now: float) -> dict[str, A
 def _progress_json(progress: Progress | None) -> dict[str, float | None] | None:
     if progress is None:
         return None
-    names = ("part", "remaining_s", "samples_per_s", "steps_per_s", "tokens_per_s")
+    names = ("part", "remaining_s", "samples_per_s", "tokens_per_s")
     amounts = {name: getattr(progress, name) for name in names}
     return {name: None if amount is None else round(amount, 4) for name, amount in amounts.items()}

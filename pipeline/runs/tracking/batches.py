@@ -114,12 +114,11 @@ class BatchReader:
         for job in self._chain.jobs:
             if job.round == number and job.stage != METRICS_STAGE:
                 for name, amount in self._store.cost(job.key).items():
-                    # What is planned with no samples counts the steps of a training under that name.
-                    sums[job.stage, "steps" if name == "samples" and not job.samples else name] += amount
+                    sums[job.stage, name] += amount
         found = {}
         for stage in {stage for stage, _ in sums}:
             if seconds := sums[stage, "run_s"]:
-                made = {unit: sums[stage, unit] for unit in ("tokens", "samples", "steps")}
+                made = {unit: sums[stage, unit] for unit in ("tokens", "samples")}
                 found[f"time/{stage}/seconds"] = seconds
                 found |= {f"time/{stage}/{unit}_per_s": much / seconds for unit, much in made.items() if much}
         return dict(sorted(found.items()))

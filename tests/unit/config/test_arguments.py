@@ -75,7 +75,10 @@ def test_settings_may_stand_on_both_sides_of_a_flag(words: str, ordered: str) ->
 
 def test_the_command_takes_settings_on_both_sides_of_a_flag(capfd: pytest.CaptureFixture[str]) -> None:
     assert cli.main(["experiment.name=x", "--cfg", "job", "rounds_of_training=7"]) == 0
-    assert "rounds_of_training: 7" in capfd.readouterr().out
+    printed = capfd.readouterr().out
+    assert "rounds_of_training: 7" in printed
+    assert "num_prompts: 500" in printed
+    assert "${" not in printed
 
 
 def test_the_command_says_it_in_one_line(capfd: pytest.CaptureFixture[str]) -> None:

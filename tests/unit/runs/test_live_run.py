@@ -58,23 +58,15 @@ def test_rates_look_at_the_last_seconds_only() -> None:
     assert told.at(30.0).samples_per_s == pytest.approx(0.0)
 
 
-def test_steps_of_a_training_are_no_samples() -> None:
+def test_what_a_training_has_done_are_no_samples() -> None:
     job = Job(id="0", key="0", entry="m:f", payload={}, seconds=2, algo="A")
     told = Told(plan=Plan([job], []))
     told.begin("0")
-    told.tell("JobProgress", job="0", attempt=1, worker=0, done=5, total=10, tokens=50, numbers={"loss": 0.5})
+    told.progress("0", 5, tokens=50)
     run = told.at(10.0)
-    assert (run.samples_per_s, run.steps_per_s, run.tokens_per_s) == (0.0, 0.5, 5.0)
+    assert (run.samples_per_s, run.tokens_per_s) == (0.0, 5.0)
     told.finish("0")
-    assert (told.at(20.0).samples_per_s, run.steps_per_s) == (0.0, pytest.approx(0.5))
-
-
-def test_what_counts_neither_samples_nor_steps_has_no_rate() -> None:
-    job = Job(id="0", key="0", entry="m:f", payload={}, seconds=2, algo="A")
-    told = Told(plan=Plan([job], []))
-    told.begin("0")
-    told.progress("0", 5)
-    assert (told.at(10.0).samples_per_s, told.at(10.0).steps_per_s) == (0.0, 0.0)
+    assert (told.at(20.0).samples_per_s, run.tokens_per_s) == (0.0, pytest.approx(5.0))
 
 
 def test_no_time_left_is_told_while_everything_still_loads() -> None:

@@ -320,9 +320,11 @@ def test_headline_has_counts_rates_and_time_left() -> None:
 
 def test_the_headline_names_what_is_made_and_no_time_before_there_is_something_to_go_by() -> None:
     run = status(total=10, running=1)
-    run.samples_per_s, run.steps_per_s = 0.0, 0.25
-    assert headline(run.view, run.progress).endswith("to come, 0.25 steps/s, 18.5k tokens/s")
-    run.steps_per_s = run.tokens_per_s = 0.0
+    run.samples_per_s = 0.25
+    assert headline(run.view, run.progress).endswith("to come, 0.25 samples/s, 18.5k tokens/s")
+    run.samples_per_s = 0.0
+    assert headline(run.view, run.progress).endswith("to come, 18.5k tokens/s")
+    run.tokens_per_s = 0.0
     run.has_worked = False
     assert headline(run.view, run.progress) == "37 %, 0/10 jobs done, 1 running, 9 to come"
     run.stopping = "stopping on Ctrl-C"
