@@ -94,17 +94,17 @@ def measure_run_plan(
     on = "" if backend is Backend.local else " on Ray"
     row = Measured(f"pipeline run_plan{on}" + ("" if output else ", no output"))
     start = time.monotonic()
-    outcome = carry_out(folder / "first", _jobs(1, output=output), [], workers)
+    outcome = carry_out(folder / "first", no_ops(1, output=output), [], workers)
     row.first_s = outcome.attempts[0].ended_s - start
     cpu = [_cpu_s()]
     for name, count in (("few", workers), ("batch", workers + jobs)):
-        batch = carry_out(folder / name, _jobs(count, output=output), [], workers)
+        batch = carry_out(folder / name, no_ops(count, output=output), [], workers)
         cpu.append(_cpu_s())
     row.cpu_s = ((cpu[2] - cpu[1]) - (cpu[1] - cpu[0])) / jobs
     ready_s = max(span.ready_s or 0.0 for span in batch.workers)
     late = [attempt for attempt in batch.attempts if attempt.sent_s >= ready_s]
     row.jobs_per_s = len(late) / (late[-1].ended_s - late[0].sent_s)
-    chain = _jobs(jobs, output=output)
+    chain = no_ops(jobs, output=output)
     edges = [(one.id, other.id) for one, other in itertools.pairwise(chain)]
     attempts = carry_out(folder / "chain", chain, edges, workers).attempts[10:]
     row.round_trips_s = [attempt.total_s for attempt in attempts]
@@ -114,7 +114,8 @@ def measure_run_plan(
     return row
 
 
-def _jobs(count: int, *, output: bool) -> list[Job]:
+def no_ops(count: int, *, output: bool) -> list[Job]:
+    """Jobs that do nothing."""
     # Keys look like those of real jobs; none at all means that nothing is stored.
     return [
         Job(
