@@ -234,6 +234,7 @@ def _run_missing(
             threads=request.config.system.cpu_threads,
             portable=request.config.system.portable,
             missing=missing,
+            joining=request.joining,
             verified=verified,
             on_event=take,
             on_tick=show,

@@ -39,6 +39,8 @@ from pipeline.plan.tokenizers import check_chat_templates, check_tokenizers
 from pipeline.plan.widths import resolve_widths
 from pipeline.runs.sources import check_sources, read_models, read_sources
 
+GROWTH = 4
+"""Times the devices of a cluster at the beginning of a run that the run has at most, where others join."""
 LARGE = 20_000
 """Jobs of a plan that takes seconds to make, which a user is told."""
 
@@ -78,6 +80,12 @@ class Request:
     def layout(self) -> Layout:
         """Its workers, and which device each is on."""
         return make_layout(self.devices, self.execution)
+
+    @property
+    def joining(self) -> int:
+        """How many devices more may join while it runs: on a cluster, where nobody has said how many to use."""
+        asked = self.config.execution.workers or self.config.distributed.num_gpus
+        return 0 if asked or not on_cluster(self.config) else (GROWTH - 1) * len(self.devices)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -10,6 +10,9 @@ from pipeline.config.fields import hint, number
 LOCAL = "local"
 """A cluster of this machine alone, started for the run and ended with it."""
 
+CLIENT = "ray://"
+"""What the address of a proxy of Ray Client begins with."""
+
 
 @dataclass(kw_only=True)
 class RayConfig:

@@ -10,7 +10,7 @@ from statistics import median
 
 from pipeline.config.schema import AUTO, Backend, ExecutionConfig
 from pipeline.engine.devices.inventory import Device
-from pipeline.engine.devices.layout import make_layout
+from pipeline.engine.devices.layout import make_layout, with_joining
 from pipeline.engine.devices.memory_reclaim import read_levels, wait_until_all_free
 from pipeline.engine.events import Event
 from pipeline.engine.journal import Journal
@@ -62,18 +62,24 @@ def run_jobs(
     threads: int = 1,
     portable: bool = False,
     missing: Sequence[str] | None = None,
+    joining: int = 0,
     verified: Verified | None = None,
     on_event: Callable[[Event], None] = lambda _: None,
     on_tick: Callable[[], None] = lambda: None,
     on_stop: Callable[[str], None] = lambda _: None,
     signals: StopSignals | None = None,
 ) -> Outcome:
-    """Run jobs of a plan on the given devices; the journal and the jobs' logs go to `run_dir`."""
+    """Run jobs of a plan on the given devices; the journal and the jobs' logs go to `run_dir`.
+
+    Of `joining` devices more, which may join a cluster meanwhile, no more are waited for than there are jobs.
+    """
     execution = execution or ExecutionConfig()
-    layout = make_layout(devices, execution)
     # A worker that is this very process holds its memory for longer; that of other machines is read there.
     levels = read_levels(devices) if execution.backend is Backend.local else {}
     wanted = set(plan.jobs if missing is None else missing)
+    joining = max(0, min(joining, len(wanted) - len(devices)))
+    devices = with_joining(devices, joining)
+    layout = make_layout(devices, execution)
     pool = make_pool(
         execution,
         devices,
@@ -85,6 +91,7 @@ def run_jobs(
         layout=layout,
         levels=levels,
         width=max((plan.jobs[job_id].devices for job_id in wanted), default=1),
+        joining=joining,
     )
     journal = Journal(run_dir / "journal.jsonl")
     timings = Timings(RunFolder(run_dir).timings, plan)
@@ -100,6 +107,7 @@ def run_jobs(
             verified=verified,
             layout=layout,
             peaks=read_peaks(store.root),
+            joining=joining,
             on_event=partial(_tell, timings, on_event),
             on_tick=on_tick,
             on_stop=on_stop,

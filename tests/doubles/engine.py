@@ -72,6 +72,7 @@ class Engine:
         workers: int = 2,
         devices: Sequence[Device] | None = None,
         peaks: Mapping[str, int] | None = None,
+        joining: int = 0,
         backend: Backend = Backend.local,
         barrier: Barrier = Barrier.none,
         retry: RetryConfig | None = None,
@@ -88,6 +89,7 @@ class Engine:
             workers: How many CPU slots, where no devices are given.
             devices: What they run on.
             peaks: Memory that jobs took in earlier runs.
+            joining: How many of the devices, the last ones, may join later.
             backend: Kind of worker.
             barrier: What a job waits for.
             retry: Budgets.
@@ -122,6 +124,7 @@ class Engine:
             spares=execution.spares if isinstance(execution.spares, int) else 0,
             entries=sorted({job.entry for job in jobs}),
             width=max(job.devices for job in jobs),
+            joining=joining,
         )
         plan = plan_of(*jobs)
         view = RunView(plan.jobs.values(), set(stored))
@@ -136,6 +139,7 @@ class Engine:
                 settings=execution,
                 layout=layout,
                 peaks=peaks,
+                joining=joining,
                 on_event=view.take,
                 on_tick=lambda: watcher(view),
                 on_stop=on_stop,

@@ -62,6 +62,7 @@ class OnPaper:
         retry: RetryConfig | None = None,
         visible: str = "",
         nodes: Sequence[str] = (),
+        joining: int = 0,
         **settings: Any,
     ) -> None:
         retry, layout = retry or RetryConfig(), layout or plain_layout(workers)
@@ -86,9 +87,12 @@ class OnPaper:
         self.view = RunView(state.plan.jobs.values(), set(stored))
         self.visible = visible
         self.nodes = nodes
-        for index in range(layout.workers):
+        there = layout.workers - joining
+        for worker in state.workers[there:]:
+            worker.absent = True
+        for index in range(there):
             self.run.process_starts(index)
-        self.ready(*range(layout.workers))
+        self.ready(*range(there))
         self.decided()
 
     # -- events ------------------------------------------------------------------------------------------------

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 
 from pipeline.config.schema import AUTO, Backend, ExecutionConfig
@@ -76,6 +76,14 @@ class Layout:
     def workers_of(self, device: int) -> range:
         """The workers on a device."""
         return range(device, self.workers, len(self.places))
+
+
+def with_joining(devices: Sequence[Device], number: int) -> list[Device]:
+    """Some devices and others that may join later, on machines that are as large as the largest of them."""
+    size = max(Counter(device.node for device in devices).values(), default=1)
+    node = max((device.node for device in devices), default=0) + 1
+    later = [replace(devices[0], index=len(devices) + at, node=node + at // size) for at in range(number)]
+    return [*devices, *later]
 
 
 def plain_layout(devices: int) -> Layout:

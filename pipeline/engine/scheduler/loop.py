@@ -84,6 +84,7 @@ def run_plan(
     verified: Verified | None = None,
     layout: Layout | None = None,
     peaks: Mapping[str, int] | None = None,
+    joining: int = 0,
     on_event: Callable[[Event], None] = lambda _: None,
     on_tick: Callable[[], None] = lambda: None,
     on_stop: Callable[[str], None] = lambda _: None,
@@ -103,6 +104,7 @@ def run_plan(
         verified: What was found good while planning; None where nothing was looked at.
         layout: On which devices the workers of the pool are; one on each if None.
         peaks: Memory that jobs took in earlier runs, by `Job.memory_kind`.
+        joining: How many workers, the last of the pool, wait for machines that may join later.
         on_event: Told every event, see `engine.events`.
         on_tick: Called a few times a second, to show what was told.
         on_stop: Told in a line what happens now when a signal asks the run to stop.
@@ -126,6 +128,8 @@ def run_plan(
         scratch=str(scratch.path.absolute()),
         verified=str(verified.folder.absolute()),
     )
+    for worker in run.state.workers[pool.size - joining :]:
+        worker.absent = True
     signals = signals or StopSignals()
     return _Loop(
         run=run, outside=outside, scratch=scratch, on_tick=on_tick, on_stop=on_stop, signals=signals, clock=clock
@@ -205,8 +209,9 @@ class _Loop:
             scratch.open()
         except OSError as error:
             raise explained(f"could not make {scratch.path}", error) from error
-        for index in range(pool.size):
-            self._decide(Run.process_starts, index)
+        for worker in self.run.state.workers:
+            if not worker.absent:
+                self._decide(Run.process_starts, worker.index)
         pool.start()
         for folder in (scratch.path, self.outside.verified.folder):
             pool.watch_path(folder)
@@ -345,6 +350,7 @@ class _Loop:
     def _outcome(self) -> Outcome:
         state, ledger = self.run.state, self.run.ledger
         attempts, spans = ledger.attempts, ledger.spans
+        there = sum(not worker.absent for worker in state.workers)
         return Outcome(
             jobs={job_id: job.status for job_id, job in state.jobs.items()},
             reasons={job_id: job.reason for job_id, job in state.jobs.items() if job.reason},
@@ -354,7 +360,7 @@ class _Loop:
             # A signal that came when nothing was left to do has interrupted nothing.
             interrupted=self.signals.received if state.unsettled else None,
             halted=self.run.halted,
-            makespan=account(state.plan, attempts, spans, len(state.workers), self.start_s, state.layout.slots),
+            makespan=account(state.plan, attempts, spans, there, self.start_s, state.layout.slots),
             peaks_mb=state.needs.seen,
         )
 

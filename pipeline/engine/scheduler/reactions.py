@@ -13,6 +13,7 @@ from pipeline.engine.scheduler.recovery import (
     failed,
     leave_quarantined,
     not_free,
+    try_elsewhere,
     try_exclusively,
     unusable,
 )
@@ -46,6 +47,8 @@ _MAX_REASON = 1_000
 """Characters of an exception's first line; all of it is in the job's log."""
 _MAX_STOPS = 3
 """How often an attempt may end for a signal that its worker has had from elsewhere, and cost its job nothing."""
+_MAX_NODES = 10
+"""How many machines may be lost while they run a job, at no cost to it; by then it may be what ends them."""
 
 
 def is_believed(run: Run, index: int, message: JobFinished | JobRaised) -> bool:
@@ -141,6 +144,8 @@ def _worker_ready(run: Run, index: int, message: WorkerReady) -> None:
         device += f" on {message.node}"
     if layout.slots > 1:
         device += f", place {index // len(layout.places) + 1} of {layout.slots}"
+    if run.state.workers[index].absent:
+        run.process_starts(index)
     run.ledger.worker_ready(index, run.now_s)
     run.state.worker_ready(index, device, message.visible, message.node)
     run.say(f"worker {index}: {device}, pid {message.pid}", logging.INFO)
@@ -153,6 +158,8 @@ def _worker_ready(run: Run, index: int, message: WorkerReady) -> None:
 
 
 def _worker_exited(run: Run, index: int, message: WorkerExited) -> None:
+    if run.state.workers[index].absent:
+        return
     run.ledger.worker_ended(index, run.now_s)
     run.watchdog.ended(index)
     run.record("WorkerExited", worker=index, exit_code=message.exit_code)
@@ -174,7 +181,7 @@ def _worker_exited(run: Run, index: int, message: WorkerExited) -> None:
     elif job_id:
         lost = _worker_failure(index, message, before.rss_bytes)
         failure = replace(doom, exit_code=message.exit_code) if doom else lost
-        _attempt_lost(run, job_id, index, failure, blamed=not message.elsewhere)
+        _attempt_lost(run, job_id, index, failure, elsewhere=message.elsewhere)
     elif before.phase is WorkerPhase.idle:
         run.say(f"worker {index} was lost ({message.said})")
     if not run.state.workers[index].quarantined:
@@ -182,11 +189,15 @@ def _worker_exited(run: Run, index: int, message: WorkerExited) -> None:
     renew_gpus(run, members)
 
 
-def _attempt_lost(run: Run, job_id: str, index: int, failure: Failure, *, blamed: bool) -> None:
+def _attempt_lost(run: Run, job_id: str, index: int, failure: Failure, *, elsewhere: bool) -> None:
     run.end_attempt(job_id, index, failure.kind.value)
-    # Of several devices none can be told to be the cause.
-    suspect = index if blamed and run.state.plan.jobs[job_id].devices == 1 else None
-    failed(run, job_id, index, failure, suspect=suspect)
+    run.nodes_lost[job_id] += elsewhere
+    if elsewhere and run.nodes_lost[job_id] <= _MAX_NODES:
+        try_elsewhere(run, job_id, index, failure)
+    else:
+        # Of several devices none can be told to be the cause.
+        suspect = index if not elsewhere and run.state.plan.jobs[job_id].devices == 1 else None
+        failed(run, job_id, index, failure, suspect=suspect)
     if run.state.workers[index].quarantined:
         close(run, index)
 

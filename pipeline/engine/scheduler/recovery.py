@@ -66,6 +66,13 @@ def try_exclusively(run: Run, job_id: str, index: int, failure: Failure) -> None
     run.state.retry(job_id)
 
 
+def try_elsewhere(run: Run, job_id: str, index: int, failure: Failure) -> None:
+    """A machine is gone, which says nothing about the job that ran there: so this counts as no failure of it."""
+    run.say(f"{job_id}: trying again elsewhere: {failure.message}")
+    _record_failure(run, job_id, index, failure, retry=True)
+    run.state.retry(job_id)
+
+
 def give_up(run: Run, job_id: str, kind: FailureKind, reason: str) -> None:
     """Have a job fail for good, and block what depends on it."""
     attempts = run.state.jobs[job_id].attempts

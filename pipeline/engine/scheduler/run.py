@@ -42,6 +42,7 @@ class Run:
         unusable: Workers that cannot even be started.
         closed: Workers that have been ended for good, as their devices are given no more jobs.
         stops: Job -> attempts that ended since someone asked its worker to stop, and not the engine.
+        nodes_lost: Job -> machines that were lost while they ran it.
         took_s: Kind of job -> seconds that its last ones took at most, see `ahead`.
         told_late: Worker and job of which it has spoken late: told once.
         told_waiting: Jobs that another run was found computing: told once.
@@ -67,6 +68,7 @@ class Run:
     unusable: set[int] = field(default_factory=set)
     closed: set[int] = field(default_factory=set)
     stops: Counter[str] = field(default_factory=Counter)
+    nodes_lost: Counter[str] = field(default_factory=Counter)
     took_s: dict[tuple[str, str, str], float] = field(default_factory=dict)
     told_late: set[tuple[int, str]] = field(default_factory=set)
     told_waiting: set[str] = field(default_factory=set)

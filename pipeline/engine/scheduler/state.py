@@ -109,8 +109,8 @@ class RunState:
         return all(worker.up and (worker.fresh or len(workers) == 1) for worker in workers)
 
     def usable_workers(self) -> list[int]:
-        """Places that are not quarantined."""
-        return [worker.index for worker in self.workers if not worker.quarantined]
+        """Places that are there, and not quarantined."""
+        return [worker.index for worker in self.workers if not (worker.quarantined or worker.absent)]
 
     @property
     def is_plain(self) -> bool:

@@ -27,6 +27,7 @@ class WorkerState:
         node: The machine that it is on, where a run has several.
         quarantined: Whether it is given no more jobs.
         gone: Whether its process has ended and no other was started.
+        absent: Whether its machine is still to join the run, if it ever does.
         job_id: The job that it runs, or to which its device is lent; or "".
         lent: Whether it is its device alone that the job has.
         started_s: When that job was given to it.
@@ -48,6 +49,7 @@ class WorkerState:
     node: str = ""
     quarantined: bool = False
     gone: bool = False
+    absent: bool = False
     job_id: str = ""
     lent: bool = False
     started_s: float = 0.0

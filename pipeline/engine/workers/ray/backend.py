@@ -19,7 +19,11 @@ from pipeline.engine.workers.reaper import Reaper
 
 
 def ray_pool(
-    execution: ExecutionConfig, devices: Sequence[Device], settings: ProcessSettings, width: int = 1
+    execution: ExecutionConfig,
+    devices: Sequence[Device],
+    settings: ProcessSettings,
+    width: int = 1,
+    joining: int = 0,
 ) -> Pool:
     """Describe the pool of a run; nothing starts yet.
 
@@ -28,6 +32,7 @@ def ray_pool(
         devices: One for each worker.
         settings: What its processes have in common.
         width: Devices that the widest job takes.
+        joining: How many of the devices, the last ones, are still to join the cluster.
     """
     ray = execution.ray
     gpus = [device for device in devices if device.kind == "cuda"]
@@ -37,6 +42,7 @@ def ray_pool(
         ray.resources or taken,
         [device.node for device in devices],
         together=width > 1 and ray.address != LOCAL,
+        joining=joining,
         visible=[device.uuid or str(device.index) for device in gpus] if ray.address == LOCAL else (),
     )
     told = HostSettings(

@@ -11,7 +11,7 @@ from typing import Any
 
 from pipeline.config.schema import DeviceChoice, ExecutionConfig
 from pipeline.engine.devices.inventory import Device, cpu_slots, read_machine
-from pipeline.engine.workers.ray.site import cannot_join, join, library
+from pipeline.engine.workers.ray.site import cannot_join, join, library, places_of
 from pipeline.errors import DeviceError, WorkerError
 from pipeline.foreign import converted
 
@@ -55,11 +55,6 @@ def cluster_devices(
     number = execution.workers or num_gpus or sum(counts)
     like = _smallest(gpus) if gpus else cpu_slots(1)[0]
     return [replace(like, index=index, node=node) for index, node in enumerate(nodes_of(counts, number))]
-
-
-def places_of(there: Mapping[str, float], taken: Mapping[str, float]) -> int:
-    """How many workers find room on a node."""
-    return min((int(there.get(name, 0) / amount) for name, amount in taken.items() if amount), default=0)
 
 
 def nodes_of(counts: Sequence[int], number: int) -> list[int]:

@@ -47,6 +47,8 @@ LEASE_S = 20.0
 """After so long without a word of the engine a host ends, and its device is free: nobody is there to use it."""
 RAY_TOKEN = "RAY_AUTH_TOKEN"  # noqa: S105 - the name of a variable
 _ENDED = 1
+_FREE_S = 5.0
+"""What Ray is given to free the places of a node before a host ends."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -119,7 +121,7 @@ class Host:
         self._device = _device(settings.device)
         self._level = read_levels([self._device]).get(self._device.uuid or "")
         self._begun = False
-        self._node = _node() if settings.name_nodes else ""
+        self._node = _node() if settings.name_nodes else _Node()
         self._reaper = Reaper()
         self._worker: LocalWorker | None = None
         self._life = -1
@@ -129,11 +131,14 @@ class Host:
         self._closed = threading.Event()
         threading.Thread(target=self._end_unless_heard, name="lease", daemon=True).start()
 
-    def begin(self, life: int) -> None:
+    def begin(self, life: int) -> str:
         """Start a worker process. The thread that polls calls it: the process ends with whoever starts it.
 
         Args:
             life: Number of the worker, which later calls name.
+
+        Returns:
+            The id of the node, or "" where there is but one.
         """
         settings = self._settings
         common = ProcessSettings(
@@ -151,6 +156,7 @@ class Host:
             self._life = life
             self._ready_by = time.monotonic() + settings.start_timeout_s
             self._worker.start()
+        return self._node.id
 
     def poll(self, life: int) -> dict[str, Any]:
         """What the worker says, waited for a moment."""
@@ -186,7 +192,7 @@ class Host:
                 case WorkerUnusable():
                     pass  # a pool says that, and there is none here
                 case WorkerReady():
-                    lines.append(encode(replace(message, node=self._node)))
+                    lines.append(encode(replace(message, node=self._node.words)))
                 case _:
                     lines.append(encode(message))
         return Heard(lines, unreadable, ended, exit_code, worker.last_words() if ended else "")
@@ -218,6 +224,10 @@ class Host:
             if self._closed.wait(left):
                 return
         self.close()
+        if self._settings.name_nodes:
+            freeing = threading.Thread(target=_give_places_back, daemon=True)
+            freeing.start()
+            freeing.join(_FREE_S)
         os._exit(_ENDED)
 
     def close(self) -> None:
@@ -228,9 +238,25 @@ class Host:
         self._reaper.close()
 
 
-def _node() -> str:
+@dataclass(frozen=True)
+class _Node:
+    """The machine that this is, as Ray calls it, and in words."""
+
+    id: str = ""
+    words: str = ""
+
+
+def _give_places_back() -> None:
+    """Free what is set aside for the workers of this node: an engine that is stopped keeps it."""
+    util = importlib.import_module("ray.util")
+    if (group := util.get_current_placement_group()) is not None:
+        util.remove_placement_group(group)
+
+
+def _node() -> _Node:
     ray = importlib.import_module("ray")
-    return f"node {ray.get_runtime_context().get_node_id()[:8]} ({ray.util.get_node_ip_address()})"
+    name = ray.get_runtime_context().get_node_id()
+    return _Node(name, f"node {name[:8]} ({ray.util.get_node_ip_address()})")
 
 
 def _check(settings: HostSettings) -> None:

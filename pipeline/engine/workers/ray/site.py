@@ -11,6 +11,7 @@ import os
 import secrets
 import shutil
 import signal
+import socket
 import tempfile
 import threading
 from collections.abc import Iterator, Mapping, Sequence
@@ -19,7 +20,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from pipeline.config.ray import LOCAL, RayConfig
+from pipeline.config.ray import CLIENT, LOCAL, RayConfig
 from pipeline.engine.workers.ray.host import RAY_TOKEN, Host
 from pipeline.engine.workers.reaper import Reaper
 from pipeline.errors import WorkerError
@@ -32,6 +33,9 @@ _QUIET = {
     "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",
 }
 _STARTS = 3
+_ANSWER_S = 2.0
+_NODES_S = 3.0
+"""How often it is asked which nodes there are, where more may join."""
 _OPTIONS = {"CPU": "num_cpus", "GPU": "num_gpus", "memory": "memory"}
 
 
@@ -44,6 +48,7 @@ class RaySite:
         resources: What each place takes of it.
         nodes: Of each place, the node on which the devices of a job are to lie together.
         together: Whether there are such jobs: then the places of a node are a placement group.
+        joining: How many places, the last ones, nobody asks Ray for before nodes have joined that have room.
         visible: GPUs of this machine that a cluster started here may use, as CUDA_VISIBLE_DEVICES names them.
     """
 
@@ -51,12 +56,16 @@ class RaySite:
     resources: Mapping[str, float]
     nodes: Sequence[int]
     together: bool = False
+    joining: int = 0
     visible: Sequence[str] = ()
     _ray: Any = None
     _joined: bool = False
     _actors: dict[int, Any] = field(default_factory=dict)
     _groups: dict[int, Any] = field(default_factory=dict)
     _lock: threading.Lock = field(default_factory=threading.Lock)
+    _joined_more: threading.Condition = field(default_factory=threading.Condition)
+    _present: int = 0
+    _closed: threading.Event = field(default_factory=threading.Event)
     _folder: Path | None = None
     _reaper: Reaper | None = None
 
@@ -76,8 +85,9 @@ class RaySite:
                     join(self._ray, self.settings)
                 self._joined = True
                 _quieten()
-                if self.together:
-                    self._reserve()
+                self._present = len(self.nodes) - self.joining
+                if self.joining:
+                    threading.Thread(target=self._watch_nodes, name="ray nodes", daemon=True).start()
         except Exception as error:
             self.close()
             raise WorkerError(cannot_join(self.settings.address, error)) from error
@@ -88,7 +98,8 @@ class RaySite:
         if self._reaper:
             self._reaper.watch_path(self._folder)
         total = {name: value * len(self.nodes) for name, value in self.resources.items()}
-        with _environment({"CUDA_VISIBLE_DEVICES": ",".join(self.visible)} if self.visible else {}):
+        seen = {"CUDA_VISIBLE_DEVICES": ",".join(self.visible)} if self.visible else {}
+        with _environment(seen), _on_loopback():
             _start(
                 self._ray,
                 address="local",
@@ -102,12 +113,30 @@ class RaySite:
                 **_common(self.settings),
             )
 
-    def _reserve(self) -> None:
-        """Ask for the places of each node as one, which Ray puts on one machine once there is such a machine."""
-        ask = importlib.import_module("ray.util").placement_group
-        for node in sorted(set(self.nodes)):
+    def _watch_nodes(self) -> None:
+        while not self._closed.wait(_NODES_S):
+            with suppress(Exception):  # Ray has errors of many kinds for a head that is away for a moment
+                room = sum(
+                    places_of(one["Resources"], self.resources) for one in self._ray.nodes() if one["Alive"]
+                )
+                with self._joined_more:
+                    self._present = present_with(self.nodes, self._present, room, whole=self.together)
+                    self._joined_more.notify_all()
+
+    def has_node(self, place: int, wait_s: float = 0.0) -> bool:
+        """Whether a place is one that Ray can be asked for, waited for so long at most."""
+        with self._joined_more:
+            return self._joined_more.wait_for(lambda: place < self._present, wait_s)
+
+    def _group(self, node: int) -> Any:
+        """The places of a node, asked for as one, which Ray puts on one machine once there is such a machine."""
+        util = importlib.import_module("ray.util")
+        known = self._groups.get(node)
+        # Hosts that have not heard of this engine for long have given it back.
+        if known is None or util.placement_group_table(known).get("state") == "REMOVED":
             bundles = [dict(self.resources)] * self.nodes.count(node)
-            self._groups[node] = ask(bundles, strategy="STRICT_PACK")
+            self._groups[node] = util.placement_group(bundles, strategy="STRICT_PACK")
+        return self._groups[node]
 
     @property
     def ray(self) -> Any:
@@ -132,9 +161,9 @@ class RaySite:
             return self._actors[place]
 
     def _within(self, place: int) -> dict[str, Any]:
-        group = self._groups.get(self.nodes[place])
-        if group is None:
+        if not self.together:
             return {}
+        group = self._group(self.nodes[place])
         strategy = importlib.import_module("ray.util.scheduling_strategies").PlacementGroupSchedulingStrategy
         bundle = list(self.nodes[:place]).count(self.nodes[place])
         return {"scheduling_strategy": strategy(group, placement_group_bundle_index=bundle)}
@@ -147,8 +176,33 @@ class RaySite:
         with suppress(Exception):  # Ray has errors of many kinds for what is gone already
             self._ray.kill(actor)
 
+    def why_lost(self, node: str) -> str:
+        """How a node was lost, in words, or "" where it seems to be there. It is asked rather than Ray.
+
+        Ray takes a node for lost a quarter of a minute after its raylet has ended, and the actors have by then.
+
+        Args:
+            node: Its id.
+        """
+        try:
+            found = next((one for one in self._ray.nodes() if one["NodeID"] == node), None)
+        except Exception:  # Ray has errors of many kinds for a head that is gone
+            return ""
+        if found is None or not found["Alive"]:
+            return "its node was lost"
+        if self.settings.address.startswith(CLIENT):
+            return ""  # nodes may be out of reach from here, and well
+        try:
+            with socket.create_connection((found["NodeManagerAddress"], found["NodeManagerPort"]), _ANSWER_S):
+                return ""
+        except ConnectionRefusedError:
+            return "its node was lost: the raylet there, Ray's own process, has ended"
+        except OSError:
+            return "its node was lost: it cannot be reached"
+
     def close(self) -> None:
         """End what this engine has on the cluster; one that was started here ends."""
+        self._closed.set()
         for place, actor in list(self._actors.items()):
             self.drop(place, actor)
         for group in self._groups.values():
@@ -164,6 +218,28 @@ class RaySite:
             if self._reaper:
                 self._reaper.forget_path(self._folder)
             self._folder = None
+
+
+def places_of(there: Mapping[str, float], taken: Mapping[str, float]) -> int:
+    """How many workers find room on a node."""
+    return min((int(there.get(name, 0) / amount) for name, amount in taken.items() if amount), default=0)
+
+
+def present_with(nodes: Sequence[int], present: int, room: int, *, whole: bool) -> int:
+    """How many places can be asked for now, of which earlier ones were already.
+
+    Args:
+        nodes: Of each place, its node.
+        present: How many could before.
+        room: How many find room in the cluster as it is.
+        whole: Whether the places of a node come together or not at all.
+    """
+    while present < len(nodes):
+        size = nodes[present:].count(nodes[present]) if whole else 1
+        if present + size > room:
+            break
+        present += size
+    return present
 
 
 def _quieten() -> None:
@@ -254,6 +330,21 @@ def _own_signals() -> Iterator[None]:
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)
+
+
+@contextmanager
+def _on_loopback() -> Iterator[None]:
+    """Have Ray listen at 127.0.0.1 alone, as it does by itself on systems where it knows no clusters.
+
+    Otherwise it takes that of another interface in place of the one that it is given, and listens at all of them.
+    """
+    constants: Any = importlib.import_module("ray._private.ray_constants")
+    before = getattr(constants, "ENABLE_RAY_CLUSTER", None)
+    constants.ENABLE_RAY_CLUSTER = False
+    try:
+        yield
+    finally:
+        constants.ENABLE_RAY_CLUSTER = before
 
 
 @contextmanager

@@ -11,6 +11,7 @@ import threading
 from collections import deque
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
+from dataclasses import replace
 from itertools import count
 from typing import Any
 
@@ -29,6 +30,8 @@ from pipeline.errors import WorkerError
 
 _KILL_S = 5.0
 """What the actor is given to end its worker; then it ends itself, by Ray."""
+
+_LOOK_S = 1.0
 
 _lives = count()
 
@@ -53,7 +56,7 @@ class RayWorker:
         self._reading, self._writing = -1, -1
         self._said: deque[FromWorker] = deque()
         self._pipe = threading.Lock()
-        self._words = ""
+        self._words = self._node = ""
         self._kill: threading.Timer | None = None
 
     @property
@@ -66,14 +69,18 @@ class RayWorker:
         self._reading, self._writing = os.pipe()
         os.set_blocking(self._writing, False)
         os.set_blocking(self._reading, False)
-        self._actor = self._site.actor(self._index, self._told)
+        if self._site.has_node(self._index):
+            self._actor = self._site.actor(self._index, self._told)
         threading.Thread(target=self._follow, name=f"ray worker {self._index}", daemon=True).start()
 
     # -- its own thread ----------------------------------------------------------------------------------------
 
     def _follow(self) -> None:
         try:
-            self._call("begin", group="poll", wait=True)
+            if not self._find_node():
+                self._tell(WorkerExited(exit_code=None, how="no node has joined for it", elsewhere=True))
+                return
+            self._node = self._call("begin", group="poll", wait=True)
             self._up = True
             if self._unwanted:
                 self._act("kill")
@@ -82,8 +89,19 @@ class RayWorker:
         except Exception as error:  # Ray's own errors have no common class with those of the network below it
             self._site.drop(self._index, self._actor)
             loss = loss_of(error)
+            if not loss.elsewhere and self._node and (how := self._site.why_lost(self._node)):
+                loss = replace(loss, how=how, elsewhere=True)
             self._words = loss.details
             self._tell(WorkerExited(exit_code=None, how=loss.how, elsewhere=loss.elsewhere))
+
+    def _find_node(self) -> bool:
+        """Wait for a node where none was there yet; False where nobody wants one any more."""
+        while self._actor is None and not self._unwanted:
+            if self._site.has_node(self._index, _LOOK_S):
+                self._actor = self._site.actor(self._index, self._told)
+        if self._unwanted and not self._up and self._actor is not None:
+            self._site.drop(self._index, self._actor)
+        return self._actor is not None
 
     def _hear(self, heard: Mapping[str, Any]) -> bool:
         """Take what the host has answered; whether the worker is over."""
@@ -164,7 +182,8 @@ class RayWorker:
         """SIGKILL to the process and its group; if that is not answered, the actor with all that it has."""
         self._unwanted = True
         if not self._up:
-            self._site.drop(self._index, self._actor)
+            if self._actor is not None:
+                self._site.drop(self._index, self._actor)
         else:
             self._act("kill")
             if self._kill is None:

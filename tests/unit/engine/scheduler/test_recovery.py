@@ -284,9 +284,32 @@ def test_a_lost_machine_costs_the_attempts_on_it_and_nobody_is_blamed() -> None:
     paper.start()
     for index in range(2):
         paper.hear(index, WorkerExited(exit_code=None, how="its node was lost", elsewhere=True))
-    assert "b: attempt 1 failed, trying again: worker 1 was lost (its node was lost)" in paper.said()
+    assert "b: trying again elsewhere: worker 1 was lost (its node was lost)" in paper.said()
     assert not paper.run.state.blame.failed_on("a")
     assert "quarantined" not in paper.phases()
+
+
+def test_a_job_outlasts_the_loss_of_many_machines_but_not_of_all_that_there_are() -> None:
+    paper = OnPaper(job("a"), workers=1, retry=RetryConfig(worker_lost=1))
+    for _ in range(11):
+        assert paper.jobs() == {"a": "ready"}
+        paper.start()
+        paper.begin("a")
+        paper.hear(0, WorkerExited(exit_code=None, how="its node was lost", elsewhere=True))
+        paper.ready(0)
+    assert paper.jobs() == {"a": "failed"}
+
+
+def test_a_machine_that_may_join_counts_once_it_has() -> None:
+    paper = OnPaper(job("a", devices=2), job("b"), joining=1)
+    run = paper.run
+    assert run.state.usable_devices() == [0]
+    assert paper.hear(1, WorkerExited(exit_code=None, how="its node cannot serve", elsewhere=True)) == []
+    assert paper.ready(1) == ["WorkerStarted"]
+    assert run.state.usable_devices() == [0, 1]
+    assert [span.worker for span in run.ledger.spans] == [0, 1]
+    paper.start()
+    assert paper.jobs()["a"] == "running"
 
 
 def on_two_machines() -> OnPaper:

@@ -10,14 +10,22 @@ import time
 from collections.abc import Callable
 from dataclasses import asdict, replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 import pipeline
 from pipeline.engine.devices.inventory import cpu_slots
-from pipeline.engine.workers.messages import FromWorker, JobFinished, RunJob, WorkerExited, WorkerReady
+from pipeline.engine.workers.messages import (
+    FromWorker,
+    JobFinished,
+    RunJob,
+    WorkerExited,
+    WorkerReady,
+)
 from pipeline.engine.workers.pool import Pool
+from pipeline.engine.workers.ray import host
 from pipeline.engine.workers.ray.host import Host, HostSettings
 from pipeline.engine.workers.ray.worker import RayWorker
 from pipeline.errors import WorkerError
@@ -52,8 +60,10 @@ class Method:
 
     def remote(self, *words: Any) -> Call:
         call = Call(lambda: getattr(self.actor.host, self.name)(*words))
-        self.actor.queues[self.group].put(call)
         self.actor.calls.append(call)
+        if self.actor.lost is not None:
+            call.answer.put((None, self.actor.lost))
+        self.actor.queues[self.group].put(call)
         return call
 
 
@@ -63,6 +73,7 @@ class Actor:
     def __init__(self, told: dict[str, Any]) -> None:
         self.host = Host(told)
         self.calls: list[Call] = []
+        self.lost: Exception | None = None
         self.queues: dict[str, queue.Queue[Call | None]] = {"": queue.Queue(), "poll": queue.Queue()}
         for calls in self.queues.values():
             threading.Thread(target=self._serve, args=[calls], daemon=True).start()
@@ -75,6 +86,7 @@ class Actor:
         return Method(self, name)
 
     def lose(self, error: Exception) -> None:
+        self.lost = error
         for call in self.calls:
             call.answer.put((None, error))
 
@@ -85,6 +97,8 @@ class Site:
     def __init__(self) -> None:
         self.actors: list[Actor] = []
         self.ray = self
+        self.node = threading.Event()
+        self.node.set()
 
     def open(self, reaper: object) -> None: ...
 
@@ -99,7 +113,16 @@ class Site:
             self.actors.append(Actor(told))
         return self.actors[-1]
 
+    def has_node(self, place: int, wait_s: float = 0.0) -> bool:
+        if not self.node.is_set():
+            time.sleep(min(wait_s, 0.01))
+        return self.node.is_set()
+
+    def why_lost(self, node: str) -> str:
+        return ""
+
     def drop(self, place: int, actor: Actor) -> None:
+        assert actor is not None
         if actor in self.actors:
             self.actors.remove(actor)
             # First, as a host that is being closed answers with errors of its own.
@@ -194,6 +217,47 @@ def test_a_worker_there_is_as_one_here(site: Site, tmp_path: Path) -> None:
         team.pool.stop(lambda _, message: team.heard.append(message))
     assert isinstance(team.heard[-1], WorkerExited)
     assert team.heard[-1].exit_code == 0
+
+
+def test_a_place_waits_for_its_node_and_ends_where_none_has_joined(site: Site, tmp_path: Path) -> None:
+    site.node.clear()
+    team = Team(site, tmp_path)
+    team.pool.start()
+    try:
+        team.pool.wait(0.05, lambda _, message: team.heard.append(message))
+        assert team.heard == []
+        assert site.actors == []
+        team.pool.restart(0)
+        ended = team.wait_for(WorkerExited)
+        assert (ended.how, ended.elsewhere) == ("no node has joined for it", True)
+        site.node.set()
+        team.wait_for(WorkerReady)
+    finally:
+        team.pool.stop(lambda _, message: team.heard.append(message))
+
+
+def test_a_host_that_hears_nothing_of_its_engine_ends_with_all_that_it_has(
+    site: Site, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    codes: queue.Queue[int] = queue.Queue()
+    monkeypatch.setattr(host.os, "_exit", codes.put)
+    monkeypatch.setattr(host, "POLL_S", 0.01)
+    now_s = [0.0]
+    monkeypatch.setattr(host, "time", SimpleNamespace(monotonic=lambda: now_s[0]))
+    lease_s = 0.05
+    made = Host(asdict(replace(settings(tmp_path), lease_s=lease_s)))
+    made.begin(1)
+    for beats in range(10):  # as long as it is asked it lives, however long that is
+        now_s[0] = 0.9 * lease_s * beats
+        made.poll(1)
+        time.sleep(0.2 * lease_s)
+    assert codes.empty()
+    now_s[0] += lease_s
+    assert codes.get(timeout=PATIENCE_S) == 1
+    child = made._worker._child  # type: ignore[union-attr]
+    assert child is not None
+    assert child.wait() == -9
+    child.channel.close()
 
 
 @pytest.mark.parametrize(
