@@ -28,6 +28,8 @@ from pipeline.plan.job import Job
 
 DEPTH = 4
 """Orders that a worker has ahead at most; more are handed when half of them are left, so several at a time."""
+FAR_DEPTH = 16
+"""The same where a worker is behind an actor: fewer and larger calls, and each takes longer."""
 MOST = 200
 """Orders that all workers together have ahead at most: the claim on the key of each takes a descriptor."""
 SHORT_S = 0.05
@@ -54,13 +56,14 @@ def orders_ahead(run: Run) -> list[Start]:
     urgency, devices, bucket = next(state.ready.buckets())
     if devices > 1 or urgency < state.most_urgent:
         return []
-    first = list(islice(bucket.get("", ()), DEPTH * len(state.workers)))
+    depth = FAR_DEPTH if run.settings.backend is Backend.ray else DEPTH
+    first = list(islice(bucket.get("", ()), depth * len(state.workers)))
     names = takewhile(lambda name: _is_fit(run, name), first)
     left = min(len(state.ready) - len(state.workers), MOST - sum(len(worker.ahead) for worker in state.workers))
     found: list[Start] = []
     for worker in state.workers:
-        room = DEPTH - len(worker.ahead)
-        if worker.phase is not WorkerPhase.running or worker.recalled or 2 * room < DEPTH:
+        room = depth - len(worker.ahead)
+        if worker.phase is not WorkerPhase.running or worker.recalled or 2 * room < depth:
             continue
         if worker.index not in run.doomed and not _is_late(run, worker) and _is_short(run, worker.job_id):
             number = min(room, max(0, left - len(found)))

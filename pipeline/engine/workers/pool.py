@@ -72,6 +72,7 @@ class Pool:
         stop_grace_s: float = 5.0,
         spares: Spares | None = None,
         site: Site | None = None,
+        joining: int = 0,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         """Describe a pool; nothing starts yet.
@@ -84,6 +85,7 @@ class Pool:
             stop_grace_s: Seconds that a worker is given to end by itself when asked to.
             spares: Workers that wait beside; none if None.
             site: Where workers live; on this machine if None.
+            joining: How many of them, the last ones, wait for machines that may never come.
             clock: Monotonic seconds.
         """
         self.size = size
@@ -93,6 +95,7 @@ class Pool:
         self._clock = clock
         self._spares = Waiting(spares)
         self._site = site
+        self._there = size - joining
         self._slots: list[Slot] = []
         self._descriptors: Descriptors | None = None
         """Of the workers that live; None once that may have changed."""
@@ -110,7 +113,7 @@ class Pool:
         if self._site:
             self._site.open(self._reaper)
         for index in range(self.size):
-            self._slots.append(Slot(self._make(index, self._reaper), index))
+            self._slots.append(Slot(self._make(index, self._reaper), index, came=index < self._there))
             self._begin(self._slots[index])
 
     def watch_path(self, path: Path) -> None:
@@ -226,6 +229,8 @@ class Pool:
     def _wait(self, timeout_s: float | None, deliver: Deliver, also: Sequence[int]) -> None:
         if self._descriptors is None or self._descriptors.also != tuple(also):
             self._descriptors = Descriptors(self._living(), also)
+        if self._site:
+            self._site.flush()
         for slot in self._descriptors.wait(self._shorter(timeout_s)):
             if slot.alive:  # and no spare that has just taken another place
                 slot.worker.receive(partial(self._deliver, slot, deliver))
@@ -235,7 +240,7 @@ class Pool:
             return
         match message:
             case WorkerReady():
-                slot.start_deadline, slot.ready = None, True
+                slot.start_deadline, slot.ready, slot.came = None, True, True
             case Heartbeat():
                 slot.rss_bytes = max(slot.rss_bytes, message.rss_bytes)
             case JobStarted():
@@ -257,7 +262,7 @@ class Pool:
             if slot.failed_starts >= MAX_FAILED_STARTS:
                 error = _cannot_start(slot, ended)
                 slot.closed = True
-                if all(other.closed for other in self._slots):
+                if all(other.closed or not other.came for other in self._slots):
                     raise error
                 deliver(slot.worker.index, WorkerUnusable(reason=str(error)))
         if not slot.closed and not self._settle_spare(slot, deliver):

@@ -21,6 +21,9 @@ class Site(Protocol):
     def open(self, reaper: Reaper) -> None:
         """Make it ready, before the first worker starts. Raises `WorkerError` where that fails."""
 
+    def flush(self) -> None:
+        """Hand over what workers were sent since the last time; called before messages are waited for."""
+
     def close(self) -> None:
         """Let go of it, after the last worker has ended, and whatever has failed before."""
 

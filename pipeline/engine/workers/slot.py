@@ -28,6 +28,8 @@ class Slot:
     """Whether the worker is being ended on purpose, so that nothing it still says matters."""
     rss_bytes: int = 0
     """The most memory that a worker in this place was seen to hold."""
+    came: bool = True
+    """Whether there is a machine for it, or was once."""
     ready: bool = False
     """Whether the worker has said that it is."""
 

@@ -63,4 +63,6 @@ def ray_pool(
     def make(index: int, _reaper: Reaper) -> RayWorker:
         return RayWorker(index, site, asdict(replace(told, device=devices[index])))
 
-    return Pool(make, len(devices), start_timeout_s=None, stop_grace_s=execution.stop_grace_s, site=site)
+    return Pool(
+        make, len(devices), start_timeout_s=None, stop_grace_s=execution.stop_grace_s, site=site, joining=joining
+    )

@@ -19,15 +19,20 @@ import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
+from functools import partial
 from multiprocessing.connection import wait
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import pipeline
 from pipeline.engine.devices.inventory import Device, find_gpus
 from pipeline.engine.devices.memory_reclaim import read_levels
 from pipeline.engine.workers.messages import (
     FromWorker,
+    Heartbeat,
+    JobFinished,
+    JobProgress,
+    JobStarted,
     RunJob,
     WorkerExited,
     WorkerReady,
@@ -43,10 +48,15 @@ from pipeline.foreign import converted
 
 POLL_S = 2.0
 """How long a host keeps the engine waiting where its worker says nothing."""
+GATHER_S = 0.01
+"""How long messages of a worker that has more jobs are gathered, as each answer costs what a job does."""
 LEASE_S = 20.0
 """After so long without a word of the engine a host ends, and its device is free: nobody is there to use it."""
+POLLS = "poll"
+"""The group of calls that wait."""
 RAY_TOKEN = "RAY_AUTH_TOKEN"  # noqa: S105 - the name of a variable
 _ENDED = 1
+_Method = TypeVar("_Method", bound=Callable[..., Any])
 _FREE_S = 5.0
 """What Ray is given to free the places of a node before a host ends."""
 
@@ -105,6 +115,15 @@ class Heard:
     last_words: str = ""
 
 
+def _polls(method: _Method) -> _Method:
+    """Have Ray give a method the thread of those that wait, as `ray.method` would: this module does without Ray.
+
+    Said with each call it would not get through Ray Client.
+    """
+    method.__ray_concurrency_group__ = POLLS  # type: ignore[attr-defined]
+    return method
+
+
 class Host:
     """Keeps worker processes on one device. `poll` has a thread of its own, and all else shares another."""
 
@@ -126,11 +145,13 @@ class Host:
         self._worker: LocalWorker | None = None
         self._life = -1
         self._ready_by = 0.0
+        self._given = self._enough = 0
         self._lock = threading.Lock()
         self._heard_s = time.monotonic()
         self._closed = threading.Event()
         threading.Thread(target=self._end_unless_heard, name="lease", daemon=True).start()
 
+    @_polls
     def begin(self, life: int) -> str:
         """Start a worker process. The thread that polls calls it: the process ends with whoever starts it.
 
@@ -154,10 +175,12 @@ class Host:
         with self._lock:
             self._worker = LocalWorker(index, self._device, common, self._reaper, level)
             self._life = life
+            self._given = self._enough = 0
             self._ready_by = time.monotonic() + settings.start_timeout_s
             self._worker.start()
         return self._node.id
 
+    @_polls
     def poll(self, life: int) -> dict[str, Any]:
         """What the worker says, waited for a moment."""
         self._heard_s = time.monotonic()
@@ -165,13 +188,27 @@ class Host:
         if worker is None or life != self._life:
             return asdict(Heard([], ended=True))
         left_s = max(0.0, self._ready_by - time.monotonic()) if self._ready_by else POLL_S
-        wait(worker.sources(), min(POLL_S, left_s))
         said: list[FromWorker] = []
-        with self._lock:
-            worker.receive(said.append)
-            self._check_start(worker, said)
+        self._listen(worker, min(POLL_S, left_s), said)
+        # Half of the jobs it has may end before the engine is told: it has enough to do until more come.
+        give_up = time.monotonic() + GATHER_S
+        while self._given > self._enough and (left_s := give_up - time.monotonic()) > 0:
+            self._listen(worker, left_s, said)
         self._heard_s = time.monotonic()
         return asdict(self._heard(said, worker))
+
+    def _listen(self, worker: LocalWorker, timeout_s: float, said: list[FromWorker]) -> None:
+        wait(worker.sources(), timeout_s)
+        heard: list[FromWorker] = []
+        with self._lock:
+            worker.receive(heard.append)
+            self._check_start(worker, heard)
+            for message in heard:
+                if isinstance(message, JobFinished):
+                    self._given -= 1
+                elif not isinstance(message, JobStarted | JobProgress | Heartbeat):
+                    self._given = 0  # the rest it may have dropped, and the engine is to know at once
+        said += heard
 
     def _check_start(self, worker: LocalWorker, said: Sequence[FromWorker]) -> None:
         if any(isinstance(message, WorkerReady) for message in said):
@@ -197,11 +234,14 @@ class Host:
                     lines.append(encode(message))
         return Heard(lines, unreadable, ended, exit_code, worker.last_words() if ended else "")
 
-    def send(self, life: int, line: bytes) -> None:
-        """Hand a job to the worker."""
-        order = decode_order(line)
-        if isinstance(order, RunJob):
-            self._do(life, lambda worker: worker.send(order))
+    def send(self, life: int, lines: Sequence[bytes]) -> None:
+        """Hand jobs to the worker."""
+        orders = [order for order in map(decode_order, lines) if isinstance(order, RunJob)]
+        with self._lock:
+            self._given += len(orders)
+            self._enough = self._given // 2
+        for order in orders:
+            self._do(life, partial(LocalWorker.send, job=order))
 
     def act(self, life: int, action: str) -> None:
         """Do something else about it: what the method of `Worker` does that has this name."""

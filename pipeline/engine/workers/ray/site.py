@@ -14,14 +14,14 @@ import signal
 import socket
 import tempfile
 import threading
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from pipeline.config.ray import CLIENT, LOCAL, RayConfig
-from pipeline.engine.workers.ray.host import RAY_TOKEN, Host
+from pipeline.engine.workers.ray.host import POLLS, RAY_TOKEN, Host
 from pipeline.engine.workers.reaper import Reaper
 from pipeline.errors import WorkerError
 
@@ -65,6 +65,7 @@ class RaySite:
     _lock: threading.Lock = field(default_factory=threading.Lock)
     _joined_more: threading.Condition = field(default_factory=threading.Condition)
     _present: int = 0
+    _later: list[Callable[[], None]] = field(default_factory=list)
     _closed: threading.Event = field(default_factory=threading.Event)
     _folder: Path | None = None
     _reaper: Reaper | None = None
@@ -152,7 +153,7 @@ class RaySite:
                 made = self._ray.remote(
                     max_restarts=0,
                     max_task_retries=0,
-                    concurrency_groups={"poll": 1},
+                    concurrency_groups={POLLS: 1},
                     **{"num_cpus": 0, "num_gpus": 0, **options},
                     resources=others,
                     **self._within(place),
@@ -167,6 +168,16 @@ class RaySite:
         strategy = importlib.import_module("ray.util.scheduling_strategies").PlacementGroupSchedulingStrategy
         bundle = list(self.nodes[:place]).count(self.nodes[place])
         return {"scheduling_strategy": strategy(group, placement_group_bundle_index=bundle)}
+
+    def later(self, call: Callable[[], None]) -> None:
+        """Do something when this turn of the engine is over, together with what else there is to do then."""
+        self._later.append(call)
+
+    def flush(self) -> None:
+        """Do what was to be done later."""
+        calls, self._later = self._later, []
+        for call in calls:
+            call()
 
     def drop(self, place: int, actor: Any) -> None:
         """End an actor, or what is left of it; another takes its place when one is asked for."""

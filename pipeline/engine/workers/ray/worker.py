@@ -55,6 +55,7 @@ class RayWorker:
         self._up = self._over = self._unwanted = False
         self._reading, self._writing = -1, -1
         self._said: deque[FromWorker] = deque()
+        self._orders: list[bytes] = []
         self._pipe = threading.Lock()
         self._words = self._node = ""
         self._kill: threading.Timer | None = None
@@ -80,11 +81,11 @@ class RayWorker:
             if not self._find_node():
                 self._tell(WorkerExited(exit_code=None, how="no node has joined for it", elsewhere=True))
                 return
-            self._node = self._call("begin", group="poll", wait=True)
+            self._node = self._call("begin", wait=True)
             self._up = True
             if self._unwanted:
                 self._act("kill")
-            while not self._hear(self._call("poll", group="poll", wait=True)):
+            while not self._hear(self._call("poll", wait=True)):
                 pass
         except Exception as error:  # Ray's own errors have no common class with those of the network below it
             self._site.drop(self._index, self._actor)
@@ -129,11 +130,19 @@ class RayWorker:
     # -- the pool's thread -------------------------------------------------------------------------------------
 
     def send(self, job: RunJob) -> None:
-        """Send a job; that it is lost shows where answers are waited for."""
-        self._call("send", encode(job))
+        """Send a job, with the others of this turn; that it is lost shows where answers are waited for."""
+        if not self._orders:
+            self._site.later(self._send)
+        self._orders.append(encode(job))
+
+    def _send(self) -> None:
+        orders, self._orders = self._orders, []
+        if orders:
+            self._call("send", orders)
 
     def take_back(self) -> None:
         """Send `TakeBack`."""
+        self._send()
         self._act("take_back")
 
     def sources(self) -> Sequence[int]:
@@ -170,6 +179,7 @@ class RayWorker:
     def ask_to_stop(self) -> None:
         """Send `Shutdown`; where no node has room for it yet there is nothing to wait for."""
         if self._up:
+            self._send()
             self._act("ask_to_stop")
         else:
             self.kill()
@@ -203,11 +213,8 @@ class RayWorker:
     def _act(self, action: str) -> None:
         self._call("act", action)
 
-    def _call(self, method: str, *words: Any, group: str = "", wait: bool = False) -> Any:
-        ask: Any = getattr(self._actor, method)
-        if group:
-            ask = ask.options(concurrency_group=group)
-        ask = ask.remote
+    def _call(self, method: str, *words: Any, wait: bool = False) -> Any:
+        ask = getattr(self._actor, method).remote
         if wait:
             return self._site.ray.get(ask(self._life, *words))
         with suppress(Exception):  # as above: whoever waits for answers tells

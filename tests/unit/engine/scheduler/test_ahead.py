@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from pipeline.config.schema import Backend
-from pipeline.engine.scheduler.ahead import DEPTH, LATE_S, MOST, SHORT_S, recall
+from pipeline.engine.scheduler.ahead import DEPTH, FAR_DEPTH, LATE_S, MOST, SHORT_S, recall
 from pipeline.engine.scheduler.effects import OnDisk, ReleaseClaim, Send
 from pipeline.engine.scheduler.plausibility import objection
 from pipeline.engine.workers.failure import FailureKind
@@ -43,6 +43,10 @@ def test_where_jobs_are_short_the_next_ones_are_handed_ahead_each_after_the_one_
     assert paper.hand_ahead() == [], "several at a time"
     paper.finish("j02", run_s=SHORT)
     assert paper.hand_ahead() == ["send j06 to 0", "send j07 to 0"]
+
+
+def test_a_worker_behind_an_actor_has_more_ahead_as_each_call_takes_longer() -> None:
+    assert len(crowd(40, backend=Backend.ray).hand_ahead()) == FAR_DEPTH
 
 
 def test_a_job_that_ends_well_is_followed_by_the_next_whose_time_begins_then() -> None:

@@ -142,6 +142,12 @@ def test_workers_that_end_before_their_first_job_end_the_run(before: list[FromWo
     assert len(Pretender.made) == 3
 
 
+def test_places_whose_machines_never_came_do_not_keep_a_run_going() -> None:
+    ends = [WorkerExited(exit_code=1)]
+    with pytest.raises(WorkerError, match="3 times in a row"):
+        run(pool_of(ends, [], ends, size=2, joining=1))
+
+
 def test_a_job_that_was_begun_wipes_the_slate_clean() -> None:
     bad, good = [WorkerExited(exit_code=1)], [READY, STARTED, WorkerExited(exit_code=1)]
     run(pool_of(bad, bad, good, bad, bad, good, [READY]))
@@ -356,6 +362,9 @@ class Elsewhere:
         if self.error:
             raise WorkerError(self.error)
 
+    def flush(self) -> None:
+        self.steps.append("flush")
+
     def close(self) -> None:
         self.steps.append("close")
 
@@ -363,7 +372,8 @@ class Elsewhere:
 def test_where_workers_live_is_there_before_the_first_and_until_the_last() -> None:
     site = Elsewhere()
     run(pool_of([READY], site=site))
-    assert site.steps == ["open, 0 made", "close"]
+    first, *between, last = site.steps
+    assert (first, set(between), last) == ("open, 0 made", {"flush"}, "close")
     failing = pool_of([READY], site=Elsewhere("no such cluster"))
     with pytest.raises(WorkerError, match="no such cluster"):
         failing.start()

@@ -40,7 +40,8 @@ class NodeDiedError(Exception):
 class Call:
     """One that is under way; a pretended Ray carries it out in a thread, as an actor would."""
 
-    def __init__(self, work: Callable[[], Any]) -> None:
+    def __init__(self, name: str, work: Callable[[], Any]) -> None:
+        self.name = name
         self.work = work
         self.answer: queue.Queue[Any] = queue.Queue()
 
@@ -52,18 +53,16 @@ class Call:
 
 
 class Method:
-    def __init__(self, actor: Actor, name: str, group: str = "") -> None:
-        self.actor, self.name, self.group = actor, name, group
-
-    def options(self, *, concurrency_group: str) -> Method:
-        return Method(self.actor, self.name, concurrency_group)
+    def __init__(self, actor: Actor, name: str) -> None:
+        self.actor, self.name = actor, name
 
     def remote(self, *words: Any) -> Call:
-        call = Call(lambda: getattr(self.actor.host, self.name)(*words))
+        method = getattr(self.actor.host, self.name)
+        call = Call(self.name, lambda: method(*words))
         self.actor.calls.append(call)
         if self.actor.lost is not None:
             call.answer.put((None, self.actor.lost))
-        self.actor.queues[self.group].put(call)
+        self.actor.queues[getattr(method, "__ray_concurrency_group__", "")].put(call)
         return call
 
 
@@ -74,7 +73,7 @@ class Actor:
         self.host = Host(told)
         self.calls: list[Call] = []
         self.lost: Exception | None = None
-        self.queues: dict[str, queue.Queue[Call | None]] = {"": queue.Queue(), "poll": queue.Queue()}
+        self.queues: dict[str, queue.Queue[Call | None]] = {"": queue.Queue(), host.POLLS: queue.Queue()}
         for calls in self.queues.values():
             threading.Thread(target=self._serve, args=[calls], daemon=True).start()
 
@@ -97,6 +96,7 @@ class Site:
     def __init__(self) -> None:
         self.actors: list[Actor] = []
         self.ray = self
+        self.calls: list[Callable[[], None]] = []
         self.node = threading.Event()
         self.node.set()
 
@@ -117,6 +117,14 @@ class Site:
         if not self.node.is_set():
             time.sleep(min(wait_s, 0.01))
         return self.node.is_set()
+
+    def later(self, call: Callable[[], None]) -> None:
+        self.calls.append(call)
+
+    def flush(self) -> None:
+        calls, self.calls = self.calls, []
+        for call in calls:
+            call()
 
     def why_lost(self, node: str) -> str:
         return ""
@@ -217,6 +225,24 @@ def test_a_worker_there_is_as_one_here(site: Site, tmp_path: Path) -> None:
         team.pool.stop(lambda _, message: team.heard.append(message))
     assert isinstance(team.heard[-1], WorkerExited)
     assert team.heard[-1].exit_code == 0
+
+
+def test_jobs_of_one_turn_go_in_one_call(site: Site, tmp_path: Path) -> None:
+    team = Team(site, tmp_path)
+    team.pool.start()
+    try:
+        team.wait_for(WorkerReady)
+        before = len(site.actors[0].calls)
+        names = [f"job{at}" for at in range(8)]
+        for name, after in zip(names, ["", *names], strict=False):
+            team.pool.send(0, replace(team.order(name, "nothing"), after=after))
+        assert len(site.actors[0].calls) == before
+        team.wait_for(JobFinished, 8)
+        assert [one.job_id for one in team.heard if isinstance(one, JobFinished)] == names
+        asked = [call.name for call in site.actors[0].calls[before:]]
+        assert asked.count("send") == 1
+    finally:
+        team.pool.stop(lambda _, message: team.heard.append(message))
 
 
 def test_a_place_waits_for_its_node_and_ends_where_none_has_joined(site: Site, tmp_path: Path) -> None:
