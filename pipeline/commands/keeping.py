@@ -16,6 +16,7 @@ from pipeline.foreign import ForeignDataError
 from pipeline.outputs.reading import read_metrics
 from pipeline.plan.job import Job
 from pipeline.runs.primary import PRIMARY_METRICS
+from pipeline.runs.report.format import count
 from pipeline.terminal.console import say
 
 
@@ -50,21 +51,31 @@ def score_of(store: Store, job: Job) -> float | None:
 
 
 def tell_removed(keeper: Keeper, console: Console) -> None:
-    """Say what was removed, and why not all that was to be."""
+    """Say what was removed, by this run and before it, and why not all that was to be."""
+    told = []
     if keeper.number:
-        outputs = "1 output" if keeper.number == 1 else f"{keeper.number:,} outputs"
-        freed = decimal(keeper.freed)
-        say(console, f"execution.keep={keeper.keep.name}: the weights of {outputs} were removed, {freed}", "dim")
-    if keeper.lacking and keeper.keep is not Keep.results:
-        chains = "1 chain" if len(keeper.lacking) == 1 else f"{len(keeper.lacking):,} chains"
-        say(
-            console,
-            f"execution.keep={keeper.keep.name}: of {chains} these weights were removed by an earlier run; of the "
-            "rounds that were left the next one's stay. `python -m pipeline export` makes the others again",
-            "dim",
-        )
+        told.append(f"the weights of {count(keeper.number, 'output')} were removed, {decimal(keeper.freed)}")
+    if keeper.keep is not Keep.all and (gone := sum(keeper.is_gone(job_id) for job_id in keeper.before)):
+        told.append(f"those of {count(gone, 'output')} had gone before, by what earlier runs were to keep")
+    if told:
+        say(console, f"execution.keep={keeper.keep.name}: {'; '.join(told)}", "dim")
+    if keeper.keep is not Keep.results:
+        _tell_lacking(keeper, console)
     if keeper.stuck:
         say(console, f"warning: execution.keep={keeper.keep.name}: weights stay: {keeper.stuck}", "bold")
+
+
+def _tell_lacking(keeper: Keeper, console: Console) -> None:
+    """Say of which chains the weights cannot stay that were asked for, since they have gone before."""
+    begin, advice = f"execution.keep={keeper.keep.name}: of", "`python -m pipeline export` makes"
+    if some := len(keeper.lacking - keeper.bare):
+        text = (
+            f"{begin} {count(some, 'chain')} these weights were removed by an earlier run; of the rounds that were"
+        )
+        say(console, f"{text} left the next one's stay. {advice} the others again", "bold")
+    if keeper.bare:
+        text = f"{begin} {count(len(keeper.bare), 'chain')} no weights are left: an earlier run removed them"
+        say(console, f"{text}. {advice} them again", "bold")
 
 
 def said_of_best(config: Config) -> str | None:

@@ -58,7 +58,7 @@ def settings_first(arguments: Sequence[str]) -> list[str]:
 
 
 def with_values(arguments: Sequence[str]) -> list[str]:
-    """Have ``--cfg job`` print the values that a run would have, and no expression that only this package knows.
+    """Have ``--cfg job`` print the values that a run would have, and no expressions.
 
     Args:
         arguments: A command line that `check_flags` has passed.

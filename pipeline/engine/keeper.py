@@ -45,6 +45,8 @@ class Keeper:
         stuck: Why no further weights are removed, or "".
         lacking: Chains of which the weights that are to stay were removed before, by a run with another `keep`;
             those stay that come next.
+        bare: Those of them of which no weights are left at all.
+        before: Ids of the jobs whose weights were gone when the run began.
     """
 
     plan: Plan
@@ -59,6 +61,8 @@ class Keeper:
     freed: int = 0
     stuck: str = ""
     lacking: set[str] = field(default_factory=set)
+    bare: set[str] = field(default_factory=set)
+    before: set[str] = field(default_factory=set)
     _chains: dict[str, list[Job]] = field(default_factory=dict)
     _scores: dict[tuple[str, int], float | None] = field(default_factory=dict)
     _stay: set[str] = field(default_factory=set)
@@ -73,7 +77,7 @@ class Keeper:
         for job_id in self.there if self.keep is Keep.best else ():
             self._measured(self.plan.jobs[job_id])
         for chain in self._chains:
-            self._decide(chain)
+            self.before |= self._decide(chain)
         self._needed = {job.key for job in trained}
 
     def take(self, event: Event) -> None:
@@ -117,19 +121,27 @@ class Keeper:
             self._scores[place_of(job)] = self.score_of(job)
             self._decide(job.chain)
 
-    def _decide(self, chain: str) -> None:
+    def _decide(self, chain: str) -> set[str]:
+        """Choose what stays of a chain; the ids of the jobs whose weights are gone already."""
         jobs = self._chains.get(chain, [])
         stay = kept(jobs, self.keep, self._scores)
         self.lacking.discard(chain)
+        self.bare.discard(chain)
         if not stay.isdisjoint(removed := self._removed(jobs)):
             self.lacking.add(chain)
             stay = kept(jobs, self.keep, self._scores, removed)
+            self.bare |= set() if stay else {chain}
         self._stay -= {job.id for job in jobs}
         self._stay |= stay
+        return removed
 
     def _removed(self, jobs: Iterable[Job]) -> set[str]:
         """Those whose weights were removed, by this run or an earlier one, and are not to be made again."""
-        return {job.id for job in jobs if job.id in self.there and self.store.is_removed(job.key)}
+        return {job.id for job in jobs if self.is_gone(job.id)}
+
+    def is_gone(self, job_id: str) -> bool:
+        """Whether weights were removed, and are not made again."""
+        return job_id in self.there and self.store.is_removed(self.plan.jobs[job_id].key)
 
     def _remove(self, about: Collection[str]) -> None:
         found = free(self.plan.jobs, self.plan.readers, self.there, self._stay, about)

@@ -220,6 +220,26 @@ def test_a_run_that_began_meanwhile_is_seen(runs: Runs) -> None:
         assert runs.whole() == ["r2/train", "r3/train"]
 
 
+@pytest.mark.parametrize(
+    ("before", "keep", "said"),
+    [
+        (Keep.best, Keep.best, "those of 2 outputs had gone before, by what earlier runs were to keep"),
+        (Keep.results, Keep.best, "of 1 chain no weights are left: an earlier run removed them."),
+        (Keep.results, Keep.results, "those of 3 outputs had gone before"),
+        (Keep.all, Keep.last, "keep=last: the weights of 2 outputs were removed, "),
+    ],
+)
+def test_what_earlier_runs_have_removed_is_said(runs: Runs, before: Keep, keep: Keep, said: str) -> None:
+    with runs.lives("x", rounds(), before) as keeper:
+        runs.finish(keeper, *ALL)
+        keeper.sweep()
+    with runs.lives("x", rounds(), keep, ALL) as keeper:
+        keeper.sweep()
+        tell_removed(keeper, Terminal(file=(out := io.StringIO()), width=200))
+    assert said in out.getvalue()
+    assert "next one's stay" not in out.getvalue()
+
+
 def test_nothing_more_is_removed_where_a_plan_cannot_be_read(runs: Runs, caplog: pytest.LogCaptureFixture) -> None:
     plan = runs.record("y", rounds(), Keep.all) / "plan.json"
     plan.write_text("{")

@@ -140,7 +140,7 @@ def _facts(run: LoadedRun) -> list[tuple[str, str]]:
 
 
 def _best(results: Results) -> Iterator[tuple[str, str]]:
-    """Of every dataset and model the method with the highest number after its last round."""
+    """Of every dataset and model the methods with the highest number, as it is shown, after their last round."""
     metrics = shown_results.metrics_of(results)
     series = [
         one
@@ -151,10 +151,11 @@ def _best(results: Results) -> Iterator[tuple[str, str]]:
         last = {one.algo: one.values[-1] for one in series if one.place == place and one.values[-1] is not None}
         methods = {algo: value for algo, value in last.items() if algo != REFERENCE and value is not None}
         if methods:
-            algo, value = max(methods.items(), key=lambda item: item[1])
+            value = max(methods.values())
+            first = [algo for algo, reached in methods.items() if decimal(reached) == decimal(value)]
             before = last.get(REFERENCE)
             than = "" if before is None else f" (reference {decimal(before)})"
-            yield f"highest {metrics[0][1]}, {place}", f"{algo} {decimal(value)}{than}"
+            yield f"highest {metrics[0][1]}, {place}", f"{first_few(first, 'methods')} {decimal(value)}{than}"
 
 
 def _named(metric: str, metrics: Sequence[tuple[str, str]]) -> tuple[str, str]:
