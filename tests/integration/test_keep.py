@@ -1,6 +1,7 @@
 """`execution.keep` in whole runs: results are those of a run that keeps everything, whoever shares the store."""
 
 import json
+import shutil
 import signal
 import subprocess
 import sys
@@ -12,6 +13,7 @@ from pipeline.engine.run_folder import RunFolder
 from pipeline.engine.store.removal import leftover_weights
 from pipeline.engine.store.store import REMOVED
 from pipeline.runs.loaded import LoadedRun, load
+from tests.doubles.shared import made_once
 from tests.doubles.small_runs import INLINE, ROOT, SMALL, command, events, run_here, with_reference
 
 KILLED = """
@@ -27,15 +29,24 @@ app(asked)
 """
 
 
+SEEDS = "experiment.seeds=[0,1]"
+
+
 @pytest.fixture
 def light(tmp_path_factory: pytest.TempPathFactory, tmp_path: Path) -> list[str]:
-    """What makes a run in `tmp_path` one of three rounds of weights that nobody must train."""
-    with_reference(tmp_path_factory, tmp_path / "first")
+    """What makes a run in `tmp_path` one of three rounds of weights; nobody must train, or import torch."""
+
+    def evaluated(folder: Path) -> None:
+        counted = with_reference(tmp_path_factory, folder / "outputs")
+        run_here(folder / "outputs", *counted, SEEDS, "rounds_of_training=1")
+
+    made = made_once(tmp_path_factory, "reference of two seeds", evaluated)
+    shutil.copytree(made / "outputs" / ".store", tmp_path / "first" / ".store", symlinks=True)
     return [
         "algos=[]",
         "algos.Weighed.class_path=tests.doubles.weighed.Weighed",
         "rounds_of_training=3",
-        "experiment.seeds=[0,1]",
+        SEEDS,
         f"execution.store={tmp_path / 'first' / '.store'}",
     ]
 
