@@ -312,7 +312,9 @@ def test_weights_that_were_removed_are_made_again_to_be_exported(
     for name in ("model.safetensors", "value_head.safetensors", "guidance.json"):
         assert (tmp_path / "x" / name).read_bytes() == (exported / "value" / name).read_bytes()
     assert [run.store.problem(job.key) for job in trained] == [REMOVED, REMOVED]
-    # Meanwhile another experiment has begun and ended that keeps all.
+    # Meanwhile another experiment has begun and ended that keeps all; this time in no worker.
+    plain["system"]["use_parallel_execution"] = False
+    config.write_text(yaml.safe_dump(plain))
     shutil.copytree(run.folder.path, copied / "other" / run.folder.path.name, symlinks=True)
     export(copied, "t", "QSharp", tmp_path / "y", number=1, console=Terminal(file=said))
     assert [run.store.problem(job.key) for job in trained] == [None, REMOVED]
