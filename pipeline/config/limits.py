@@ -7,6 +7,8 @@ from __future__ import annotations
 
 import os
 from collections.abc import Sequence
+from copy import deepcopy
+from functools import lru_cache
 from io import StringIO
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -84,7 +86,7 @@ def _load_config(source: FileConfigSource, config_path: str) -> ConfigResult:
         raise ConfigLoadError(f"Config not found : {path}")
     check_file(path)
     text = path.read_text(encoding="utf-8-sig")
-    config = OmegaConf.load(StringIO(text))
+    config = deepcopy(_parsed(text))
     named = config.get("defaults") if isinstance(config, DictConfig) else None
     if isinstance(named, ListConfig) and len(named) > MOST_DEFAULTS:
         raise ConfigError(f"{path}: {len(named):,} entries of `defaults`, and {MOST_DEFAULTS} are the most")
@@ -94,6 +96,12 @@ def _load_config(source: FileConfigSource, config_path: str) -> ConfigResult:
         provider=source.provider,
         header=source._get_header_dict(text[:_HEADER]),
     )
+
+
+@lru_cache(maxsize=128)
+def _parsed(text: str) -> DictConfig | ListConfig:
+    """What YAML says, kept, since each run of a sweep is composed of the same files; copying it takes a third."""
+    return OmegaConf.load(StringIO(text))
 
 
 def _depth(text: str) -> int:
