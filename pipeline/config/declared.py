@@ -35,10 +35,39 @@ def filled(schema: type[Any], tables: Mapping[str, Mapping[str, type[Any]]], pla
     node = deepcopy(declared(schema))
     defaults = dict(_defaults(schema))
     for table, sections in tables.items():
-        for name, section in sections.items():
-            node[table][name] = declared(section)
         defaults[table] = {name: _defaults(section) for name, section in sections.items()}
-    return _object(OmegaConf.unsafe_merge(node, _beyond(defaults, plain)))
+    beyond = _beyond(defaults, plain)
+    untouched: dict[str, dict[str, Any]] = {}
+    for table, sections in tables.items():
+        given = beyond.get(table, {})
+        untouched[table] = {}
+        for name, section in sections.items():
+            instance = _untouched(section) if isinstance(given, dict) and name not in given else None
+            if instance is None:
+                node[table][name] = declared(section)
+            else:
+                untouched[table][name] = instance
+    made = _object(OmegaConf.unsafe_merge(node, beyond))
+    for table, there in untouched.items():
+        if there:
+            rest = getattr(made, table)
+            setattr(
+                made, table, {name: rest[name] if name in rest else there[name] for name in tables[table]} | rest
+            )
+    return made
+
+
+def _untouched(section: type[Any]) -> Any:
+    """An instance of a settings class as it is without any value, or `None` where it cannot be without.
+
+    Most sections of a request are that, and OmegaConf takes long to fill each in.
+    """
+    try:
+        if section not in _UNTOUCHED:
+            _UNTOUCHED[section] = OmegaConf.to_object(declared(section))
+        return deepcopy(_UNTOUCHED[section])
+    except Exception:  # told with its key, by what fills it in
+        return None
 
 
 def _object(node: Any, key: str = "") -> Any:
@@ -87,3 +116,4 @@ def _same(one: object, other: object) -> bool:
 
 _DECLARED: dict[type[Any], DictConfig] = {}
 _DEFAULTS: dict[type[Any], Mapping[str, Any]] = {}
+_UNTOUCHED: dict[type[Any], Any] = {}

@@ -177,8 +177,7 @@ def load_config(overrides: Sequence[str], config_dir: Path | None = None) -> Con
 def typed(composed: DictConfig) -> Config:
     """Turn a composed configuration into dataclasses."""
     try:
-        _refuse_missing(composed)
-        config = cast("Config", _to_object(composed, Config))
+        config = cast("Config", _to_object(_resolved(composed), Config))
     except COMPOSITION_ERRORS as error:
         raise explain(error) from error
     if is_unset(composed):
@@ -188,7 +187,7 @@ def typed(composed: DictConfig) -> Config:
 
 def config_from_plain(plain: Mapping[str, Any]) -> Config:
     """Rebuild what `to_plain` made of a `Config`."""
-    return cast("Config", _to_object(OmegaConf.create(dict(plain)), Config))
+    return cast("Config", _to_object(_container(OmegaConf.create(dict(plain))), Config))
 
 
 def _check_choices(overrides: Sequence[str]) -> None:
@@ -218,8 +217,26 @@ def class_paths(table: str, overrides: Sequence[str]) -> Iterator[tuple[str, str
             yield match[1], match[3]
 
 
-def _to_object(composed: DictConfig, schema: type[Config]) -> Any:
-    plain = cast("dict[str, Any]", OmegaConf.to_container(composed, resolve=True, enum_to_str=True))
+def _resolved(composed: DictConfig) -> dict[str, Any]:
+    """The plain values, none of which is missing."""
+    plain = _container(composed)
+    if _may_miss(plain):
+        _refuse_missing(composed)
+    return plain
+
+
+def _container(composed: DictConfig) -> dict[str, Any]:
+    return cast("dict[str, Any]", OmegaConf.to_container(composed, resolve=True, enum_to_str=True))
+
+
+def _may_miss(plain: object) -> bool:
+    """Whether '???' is among plain values; asking OmegaConf for it takes as long as all the rest."""
+    if isinstance(plain, dict):
+        return any(map(_may_miss, plain.values()))
+    return any(map(_may_miss, plain)) if isinstance(plain, list) else plain == MISSING
+
+
+def _to_object(plain: dict[str, Any], schema: type[Config]) -> Any:
     if isinstance(plain.get("algos"), dict):
         plain["algos"] = with_points(plain["algos"])
     tables: dict[str, dict[str, type[Any]]] = {table: {} for table in TABLES}

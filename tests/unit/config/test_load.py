@@ -180,6 +180,7 @@ def test_an_algorithm_of_ones_own_has_the_settings_of_its_class() -> None:
         ("algos.PITA.class_path=[1]", "cannot import '[1]'"),
         ("+x=1", "unknown key 'x'"),
         ("output_dir=???", "output_dir is missing"),
+        ("evaluation.etas=[???]", "evaluation.etas[0] is missing"),
         ("output_dir=${experiment}", "output_dir"),
         (f"experiment.seeds=[{'1' * 5000}]", "a number of 5,000 digits"),
         ("training=${experiment}", "unknown key 'training.name'"),
