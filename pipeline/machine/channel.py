@@ -94,6 +94,8 @@ class Channel:
                 chunk = b""
             self.closed = not chunk
             yield from self._lines(chunk)
+            if len(chunk) < _CHUNK:
+                return  # that was all; a hang-up after it is told by the next wait
 
     def lines(self) -> Iterator[bytes]:
         """Every line until the other side hangs up, each waited for.

@@ -223,6 +223,7 @@ class _Loop:
             self._decide(release_due)
             self._start_jobs()
             self._hand_ahead()
+            self.outside.pool.flush()
             if not state.unsettled:
                 break
             self._check_progress_possible()

@@ -75,9 +75,9 @@ class InlineWorker:
             torch.set_num_threads(self._threads)
         self._state = "starting"
 
-    def send(self, job: RunJob) -> None:
+    def send(self, *jobs: RunJob) -> None:
         """Keep the job for `receive`."""
-        self._job = job
+        (self._job,) = jobs
 
     def take_back(self) -> None:
         """Nothing to do: nobody is told anything while a job has this thread."""

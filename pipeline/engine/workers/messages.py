@@ -16,7 +16,8 @@ from dataclasses import dataclass, field
 from enum import Enum
 from typing import Annotated, Any, TypeVar
 
-from msgspec import Meta
+from msgspec import Meta, Raw
+from msgspec.json import Encoder
 
 from pipeline.engine.workers.failure import FailureKind
 from pipeline.errors import WorkerError, describe_exit
@@ -320,7 +321,13 @@ _REPORTS: dict[str, type[Report]] = {
 
 def encode(message: ToWorker | FromWorker) -> bytes:
     """Turn a message into bytes for `Channel.send`."""
-    return _ENCODER.encode([type(message).__name__, vars(message)]).encode()
+    fields = vars(message)
+    if isinstance(message, RunJob):  # a payload may have numbers that are not finite, which msgspec makes null
+        fields = {**fields, "payload": Raw(_ENCODER.encode(message.payload).encode())}
+    try:
+        return _FAST.encode([type(message).__name__, fields])
+    except UnicodeEncodeError:  # half of a surrogate pair, as in a path that is no text
+        return _ENCODER.encode([type(message).__name__, vars(message)]).encode()
 
 
 def decode_order(data: bytes) -> ToWorker:
@@ -360,7 +367,8 @@ def _message(value: Any, kinds: Mapping[str, type[_T]]) -> _T:
     kind = kinds.get(name) if isinstance(name, str) else None
     if kind is None:
         raise ForeignDataError(f"a message here is one of {', '.join(kinds)}")
-    if unknown := fields.keys() - kind.__annotations__.keys():
+    if not fields.keys() <= kind.__annotations__.keys():
+        unknown = fields.keys() - kind.__annotations__.keys()
         raise ForeignDataError(f"{name} has no field {min(unknown)!r}")
     return converted(fields, kind)
 
@@ -373,6 +381,7 @@ def _plain_data(value: Any) -> Any:
     return value.value if isinstance(value, Enum) else vars(value)
 
 
+_FAST = Encoder()
 # `json.dumps` would make one for every call.
 _ENCODER = json.JSONEncoder(separators=(",", ":"), default=_plain_data)
 

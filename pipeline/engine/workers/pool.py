@@ -127,11 +127,22 @@ class Pool:
             self._reaper.forget_path(path)
 
     def send(self, index: int, job: RunJob) -> None:
-        """Give a job to a worker that is ready and has none, or one that is to follow the job it has."""
-        self._slots[index].worker.send(job)
+        """Give a job to a worker that is ready and has none, or one that is to follow the job it has.
+
+        It goes with the next `flush`, so that several to one worker are one write.
+        """
+        self._slots[index].orders.append(job)
+
+    def flush(self) -> None:
+        """Have what was sent on its way; `wait` and `stop` do so by themselves."""
+        for slot in self._slots:
+            if slot.orders:
+                orders, slot.orders = slot.orders, []
+                slot.worker.send(*orders)
 
     def take_back(self, index: int) -> None:
         """Ask a worker for the jobs that were to follow."""
+        self.flush()
         self._slots[index].worker.take_back()
 
     def abort(self, index: int) -> None:
@@ -184,6 +195,7 @@ class Pool:
         Raises:
             WorkerError: No place is left.
         """
+        self.flush()
         self._wait(timeout_s, deliver, also)
         self._check_deadlines()
         if (
@@ -201,6 +213,7 @@ class Pool:
             hurry: File descriptors; one that becomes readable ends the patience.
         """
         self._stopping = True
+        self.flush()
         try:
             for step, patience_s in zip(
                 _STEPS, (self._stop_grace_s, _TERMINATE_TIMEOUT_S, _KILL_TIMEOUT_S), strict=True
@@ -229,8 +242,6 @@ class Pool:
     def _wait(self, timeout_s: float | None, deliver: Deliver, also: Sequence[int]) -> None:
         if self._descriptors is None or self._descriptors.also != tuple(also):
             self._descriptors = Descriptors(self._living(), also)
-        if self._site:
-            self._site.flush()
         for slot in self._descriptors.wait(self._shorter(timeout_s)):
             if slot.alive:  # and no spare that has just taken another place
                 slot.worker.receive(partial(self._deliver, slot, deliver))
@@ -247,7 +258,7 @@ class Pool:
                 slot.used, slot.failed_starts = True, 0
             case WorkerExited():
                 slot.alive, slot.start_deadline, slot.kill_deadline = False, None, None
-                self._descriptors = None
+                self._descriptors, slot.orders = None, []
         if slot in self._spares.slots:
             if isinstance(message, WorkerExited):
                 self._spares.lost(slot)

@@ -155,14 +155,14 @@ class LocalWorker:
                 tag=self._tag,
             )
 
-    def send(self, job: RunJob) -> None:
-        """Send a job; a worker that does not take it is killed."""
-        self._send(job)
+    def send(self, *jobs: RunJob) -> None:
+        """Send jobs in one write; a worker that does not take them is killed."""
+        self._send(*jobs)
 
-    def _send(self, message: ToWorker) -> None:
+    def _send(self, *messages: ToWorker) -> None:
         try:
             if self._child:
-                self._child.channel.send(encode(message))
+                self._child.channel.send(b"\n".join(map(encode, messages)))
         except TimeoutError as error:
             log.warning("worker %d: %s; killing it", self._index, error)
             self.kill()

@@ -21,9 +21,6 @@ class Site(Protocol):
     def open(self, reaper: Reaper) -> None:
         """Make it ready, before the first worker starts. Raises `WorkerError` where that fails."""
 
-    def flush(self) -> None:
-        """Hand over what workers were sent since the last time; called before messages are waited for."""
-
     def close(self) -> None:
         """Let go of it, after the last worker has ended, and whatever has failed before."""
 
@@ -38,8 +35,8 @@ class Worker(Protocol):
     def start(self) -> None:
         """Begin; `WorkerReady` follows."""
 
-    def send(self, job: RunJob) -> None:
-        """Hand over a job. Where that fails the worker is lost, and `WorkerExited` follows."""
+    def send(self, *jobs: RunJob) -> None:
+        """Hand over a job, and those that are to follow it. Where that fails `WorkerExited` follows."""
 
     def take_back(self) -> None:
         """Have it drop the orders that were handed ahead and not begun, and say so in `OrdersDropped`."""

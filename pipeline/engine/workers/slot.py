@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
+from pipeline.engine.workers.messages import RunJob
 from pipeline.engine.workers.protocol import Worker
 from pipeline.errors import WorkerError
 
@@ -32,6 +33,8 @@ class Slot:
     """Whether there is a machine for it, or was once."""
     ready: bool = False
     """Whether the worker has said that it is."""
+    orders: list[RunJob] = field(default_factory=list)
+    """What it is given with the next `Pool.flush`."""
 
     def start(self, deadline: float | None) -> None:
         """Start the worker, which is to be ready by then if that is limited.

@@ -19,7 +19,6 @@ import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
-from functools import partial
 from multiprocessing.connection import wait
 from pathlib import Path
 from typing import Any, TypeVar
@@ -240,8 +239,8 @@ class Host:
         with self._lock:
             self._given += len(orders)
             self._enough = self._given // 2
-        for order in orders:
-            self._do(life, partial(LocalWorker.send, job=order))
+        if orders:
+            self._do(life, lambda worker: worker.send(*orders))
 
     def act(self, life: int, action: str) -> None:
         """Do something else about it: what the method of `Worker` does that has this name."""

@@ -14,7 +14,7 @@ import signal
 import socket
 import tempfile
 import threading
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -65,7 +65,6 @@ class RaySite:
     _lock: threading.Lock = field(default_factory=threading.Lock)
     _joined_more: threading.Condition = field(default_factory=threading.Condition)
     _present: int = 0
-    _later: list[Callable[[], None]] = field(default_factory=list)
     _closed: threading.Event = field(default_factory=threading.Event)
     _folder: Path | None = None
     _reaper: Reaper | None = None
@@ -168,16 +167,6 @@ class RaySite:
         strategy = importlib.import_module("ray.util.scheduling_strategies").PlacementGroupSchedulingStrategy
         bundle = list(self.nodes[:place]).count(self.nodes[place])
         return {"scheduling_strategy": strategy(group, placement_group_bundle_index=bundle)}
-
-    def later(self, call: Callable[[], None]) -> None:
-        """Do something when this turn of the engine is over, together with what else there is to do then."""
-        self._later.append(call)
-
-    def flush(self) -> None:
-        """Do what was to be done later."""
-        calls, self._later = self._later, []
-        for call in calls:
-            call()
 
     def drop(self, place: int, actor: Any) -> None:
         """End an actor, or what is left of it; another takes its place when one is asked for."""

@@ -55,7 +55,6 @@ class RayWorker:
         self._up = self._over = self._unwanted = False
         self._reading, self._writing = -1, -1
         self._said: deque[FromWorker] = deque()
-        self._orders: list[bytes] = []
         self._pipe = threading.Lock()
         self._words = self._node = ""
         self._kill: threading.Timer | None = None
@@ -129,20 +128,12 @@ class RayWorker:
 
     # -- the pool's thread -------------------------------------------------------------------------------------
 
-    def send(self, job: RunJob) -> None:
-        """Send a job, with the others of this turn; that it is lost shows where answers are waited for."""
-        if not self._orders:
-            self._site.later(self._send)
-        self._orders.append(encode(job))
-
-    def _send(self) -> None:
-        orders, self._orders = self._orders, []
-        if orders:
-            self._call("send", orders)
+    def send(self, *jobs: RunJob) -> None:
+        """Send jobs in one call; that they are lost shows where answers are waited for."""
+        self._call("send", [encode(job) for job in jobs])
 
     def take_back(self) -> None:
         """Send `TakeBack`."""
-        self._send()
         self._act("take_back")
 
     def sources(self) -> Sequence[int]:
@@ -179,7 +170,6 @@ class RayWorker:
     def ask_to_stop(self) -> None:
         """Send `Shutdown`; where no node has room for it yet there is nothing to wait for."""
         if self._up:
-            self._send()
             self._act("ask_to_stop")
         else:
             self.kill()

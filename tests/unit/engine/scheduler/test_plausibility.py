@@ -142,8 +142,8 @@ class Liar:
 
     def start(self) -> None: ...
 
-    def send(self, job: RunJob) -> None:
-        self.job = job
+    def send(self, *jobs: RunJob) -> None:
+        (self.job,) = jobs
 
     def take_back(self) -> None: ...
 
@@ -201,8 +201,8 @@ class Ender(Liar):
 
     jobs = 0
 
-    def send(self, job: RunJob) -> None:
-        super().send(job)
+    def send(self, *jobs: RunJob) -> None:
+        super().send(*jobs)
         self.jobs += 1
 
     def receive(self, deliver: Deliver) -> None:

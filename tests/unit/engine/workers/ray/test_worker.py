@@ -96,7 +96,6 @@ class Site:
     def __init__(self) -> None:
         self.actors: list[Actor] = []
         self.ray = self
-        self.calls: list[Callable[[], None]] = []
         self.node = threading.Event()
         self.node.set()
 
@@ -117,14 +116,6 @@ class Site:
         if not self.node.is_set():
             time.sleep(min(wait_s, 0.01))
         return self.node.is_set()
-
-    def later(self, call: Callable[[], None]) -> None:
-        self.calls.append(call)
-
-    def flush(self) -> None:
-        calls, self.calls = self.calls, []
-        for call in calls:
-            call()
 
     def why_lost(self, node: str) -> str:
         return ""
