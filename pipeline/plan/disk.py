@@ -279,9 +279,10 @@ class _Rooms:
         number = getattr(learnt, "folds", 1) if stage.saves == "rewards" and learnt is not None else 1
         if stage.saves == "policy":
             each, changed = size.written(), size.weights
-            if rank := getattr(getattr(algo, "lora", None), "rank", 0):
+            lora = getattr(algo, "lora", None)
+            if rank := getattr(lora, "rank", 0):
                 rounds = job.round if getattr(algo, "warm_start", True) else 1
-                changed = size.adapters(rank)
+                changed = size.adapters(rank, getattr(lora, "target_modules", None))
                 each = size.tokenizer + rounds * (4 * changed + size.headers + _ADAPTERS)
         else:
             head = _head(stage, algo, size)

@@ -6,9 +6,9 @@ weights, which takes seconds; here they are counted in the headers of its files,
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +18,7 @@ from pipeline.learning.datasets.base import Dataset
 from pipeline.learning.datasets.hub import in_cache
 from pipeline.learning.models.kinds import TinyModelConfig
 from pipeline.plan.estimates import weights_in_name
-from pipeline.plan.models import CONFIG, LARGEST_CONFIG, count_weights, read_json_file, tensors_in_header
+from pipeline.plan.models import CONFIG, LARGEST_CONFIG, TIED, count_weights, read_json_file, tensors_in_header
 
 INDEX = "model.safetensors.index.json"
 _LARGEST_INDEX = 100_000_000
@@ -57,7 +57,8 @@ class ModelSize:
         output: Those of them that are of an output layer alone, which value models do not have.
         hidden: Width of what the output layer reads; 0 where that is not known.
         vocabulary: Tokens; 0 where that is not known.
-        lora_width: As in `learning.memory.training.ModelShape`; 0 where that is not known.
+        lora_widths: Name of a linear layer -> inputs and outputs of all that are called so, added up; none where
+            that is not known. The output layer and the embedding are not among them.
         tokenizer: Bytes of its files.
         headers: Bytes of the headers of its files of weights.
         exact: Whether its weights were counted, rather than guessed from its name or from a quantised file.
@@ -67,7 +68,7 @@ class ModelSize:
     output: int = 0
     hidden: int = 0
     vocabulary: int = 0
-    lora_width: int = 0
+    lora_widths: Mapping[str, int] = field(default_factory=dict)
     tokenizer: int = 0
     headers: int = 0
     exact: bool = True
@@ -80,13 +81,24 @@ class ModelSize:
         """
         return 4 * (self.weights - (0 if whole else self.output)) + self.headers + self.tokenizer
 
-    def adapters(self, rank: int) -> int:
-        """Weights of adapters for all linear layers; a guess where nobody has counted these.
+    @property
+    def lora_width(self) -> int:
+        """As in `learning.memory.training.ModelShape`; 0 where that is not known."""
+        return sum(self.lora_widths.values())
 
-        Such a layer has n * m weights and its adapters rank * (n + m); n and m are the model's width or more.
+    def adapters(self, rank: int, names: Collection[str] | None = None) -> int:
+        """Weights of adapters; a guess where nobody has counted the layers.
+
+        A layer has n * m weights and its adapters rank * (n + m); n and m are the model's width or more.
+
+        Args:
+            rank: Of the adapters.
+            names: Of the layers that have them; None for all linear ones but the output layer.
         """
-        if self.lora_width:
-            return rank * self.lora_width
+        if self.lora_widths:
+            chosen = self.lora_widths if names is None else {name.rpartition(".")[2] for name in names}
+            outer = self.hidden + self.vocabulary
+            return rank * sum(outer if name in TIED else self.lora_widths.get(name, 0) for name in chosen)
         return min(rank * 2 * self.weights // (self.hidden or 1), self.weights)
 
 
@@ -144,7 +156,7 @@ def _of_folder(file: Path) -> ModelSize | None:
     folder = file.parent
     tokenizer = sum(one.stat().st_size for name in _TOKENIZER_FILES for one in folder.glob(name) if one.is_file())
     rest: dict[str, Any] = {"tokenizer": tokenizer or _TOKENIZER_BYTES * vocabulary}
-    rest |= {"hidden": hidden, "vocabulary": vocabulary, "lora_width": counted.get("lora_width", 0)}
+    rest |= {"hidden": hidden, "vocabulary": vocabulary, "lora_widths": counted.get("lora_widths", {})}
     if tensors := _in_files(folder):
         output = sum(count for name, count in tensors.items() if name.endswith(("lm_head.weight", "lm_head.bias")))
         return ModelSize(
@@ -164,7 +176,7 @@ def _in_files(folder: Path) -> dict[str, int]:
     return {name: count for file in files for name, count in tensors_in_header(file).items()}
 
 
-def _counted(config: Mapping[str, Any]) -> dict[str, int]:
+def _counted(config: Mapping[str, Any]) -> dict[str, Any]:
     """Weights by arithmetic, for models that are built like the widespread ones; nothing for others."""
     kind = config.get("model_type")
     try:
@@ -175,7 +187,7 @@ def _counted(config: Mapping[str, Any]) -> dict[str, int]:
         return {}
 
 
-def _gated(config: Mapping[str, Any]) -> dict[str, int]:
+def _gated(config: Mapping[str, Any]) -> dict[str, Any]:
     names = ("hidden_size", "num_hidden_layers", "num_attention_heads", "intermediate_size", "vocab_size")
     hidden, layers, heads, inner, vocabulary = _numbers(config, *names)
     if not all((hidden, layers, heads, inner, vocabulary)):
@@ -189,11 +201,15 @@ def _gated(config: Mapping[str, Any]) -> dict[str, int]:
         "output": output,
         "hidden": hidden,
         "vocabulary": vocabulary,
-        "lora_width": layers * (2 * (hidden + queries) + 2 * (hidden + keys) + 3 * (hidden + inner)),
+        "lora_widths": {
+            **dict.fromkeys(("q_proj", "o_proj"), layers * (hidden + queries)),
+            **dict.fromkeys(("k_proj", "v_proj"), layers * (hidden + keys)),
+            **dict.fromkeys(("gate_proj", "up_proj", "down_proj"), layers * (hidden + inner)),
+        },
     }
 
 
-def _gpt2(config: Mapping[str, Any]) -> dict[str, int]:
+def _gpt2(config: Mapping[str, Any]) -> dict[str, Any]:
     names = ("n_embd", "n_layer", "n_positions", "vocab_size")
     hidden, layers, positions, vocabulary = _numbers(config, *names)
     if not all((hidden, layers, positions, vocabulary)):
@@ -204,7 +220,11 @@ def _gpt2(config: Mapping[str, Any]) -> dict[str, int]:
         "weights": layers * block + (vocabulary + positions) * hidden + 2 * hidden,
         "hidden": hidden,
         "vocabulary": vocabulary,
-        "lora_width": layers * (6 * hidden + 2 * (hidden + inner)),
+        "lora_widths": {
+            "c_attn": layers * 4 * hidden,
+            "c_fc": layers * (hidden + inner),
+            "c_proj": layers * (2 * hidden + hidden + inner),
+        },
     }
 
 

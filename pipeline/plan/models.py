@@ -28,6 +28,8 @@ MAGIC = b"GGUF"
 CONFIG = "config.json"
 LARGEST_CONFIG = 10_000_000
 """Bytes; the largest known ones have some ten thousand."""
+TIED = {"lm_head", "embed_out", "embed_tokens", "embed_in", "wte", "word_embeddings"}
+"""What output layers and embeddings are called."""
 _LONGEST_HEADER = 100_000_000
 """Bytes of the header of a safetensors file, as that format limits it."""
 
@@ -68,6 +70,38 @@ def check_models(config: Config) -> None:
                     _check_kind(f"models.{name}", key, path, config_of, model.trusts_code)
             except OSError as error:
                 raise _unreadable(given, error) from error
+        _check_adapters(config, f"models.{name}", model)
+
+
+def _check_adapters(config: Config, given: str, model: ModelConfig) -> None:
+    """Refuse adapters for an output layer that is the embedding: one weight, which both would change."""
+    for name, algo in config.algos.items():
+        lora = getattr(algo, "lora", None)
+        if not algo.enabled or not getattr(lora, "rank", None):
+            continue
+        asked = [each for each in getattr(lora, "target_modules", None) or () if each.rpartition(".")[2] in TIED]
+        if asked and _is_tied(model):
+            raise ConfigError(
+                f"algos.{name}.lora.target_modules holds {asked[0]}, and the output layer of {given} is its "
+                "embedding: an adapter for the one would change the other too. Leave it out, or train all weights "
+                f"with algos.{name}.lora.rank=0"
+            )
+
+
+def _is_tied(model: ModelConfig) -> bool:
+    """Whether a reference is known to read and write tokens by one weight; of others a training will know."""
+    if model.is_trained or not model.path:
+        return model.is_trained
+    path = Path(model.path)
+    file = path / CONFIG if path.is_dir() else in_cache(model.path, CONFIG, model.revisions["reference"])
+    if file is None or is_gguf(path):
+        return False  # the training says so
+    config = read_json_file(file, LARGEST_CONFIG)
+    said = config.get("tie_word_embeddings", (config.get("text_config") or {}).get("tie_word_embeddings"))
+    if said is None and path.is_dir():  # what is as usual for its kind is not written down
+        tensors = [name for each in path.glob("*.safetensors") for name in tensors_in_header(each)]
+        return bool(tensors) and not any(name.endswith(("lm_head.weight", "embed_out.weight")) for name in tensors)
+    return said is True
 
 
 def model_identities(model: ModelConfig, file_hash: Callable[[Path], str]) -> dict[str, dict[str, Any]]:

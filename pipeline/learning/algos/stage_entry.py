@@ -24,6 +24,7 @@ from pipeline.learning.algos.reward_stage import REWARD
 from pipeline.learning.algos.torch_setup import prepare_torch
 from pipeline.learning.models.cache import ModelCache
 from pipeline.learning.models.flops import metered
+from pipeline.learning.models.scratch import scratch_in
 
 if TYPE_CHECKING:
     from pipeline.engine.workers.work import Work
@@ -52,7 +53,7 @@ def run_stage(work: Work) -> None:
     models = _models(work)
     if trains and work.device.startswith("cuda"):
         _empty(models)
-    with _on_device(work, models), _joined(work, config) as ranks, metered() as meter:
+    with scratch_in(work.out), _on_device(work, models), _joined(work, config) as ranks, metered() as meter:
         context = _context(work, config, ranks)
         if ranks and ranks.spread.by_tensors:
             print(f"every policy is shared by {ranks}", flush=True)  # noqa: T201 - the job's log

@@ -103,6 +103,8 @@ def _adapted(model: PreTrainedModel, adapters: Sequence[Path]) -> PeftModel:
             if odd := sorted(stored.keys() ^ placed.keys()):
                 raise ValueError(f"{odd[0]} is {'nowhere in the model' if odd[0] in stored else 'missing'}")
             for name, weight in stored.items():
+                if not weight.isfinite().all():
+                    raise ValueError(f"{name} has numbers that are not finite")
                 placed[name].copy_(weight)  # peft has rounded it to the type of the model
     return adapted
 
@@ -140,6 +142,8 @@ def quietly() -> Iterator[None]:
         warnings.filterwarnings("ignore", "`is_gradient_checkpointing` is deprecated", FutureWarning)
         # It names experts itself that it then finds by another name; they are adapted all the same.
         warnings.filterwarnings("ignore", "The following (rank|alpha)_pattern keys did not match", RuntimeWarning)
+        # Such layers are refused by who puts adapters around them.
+        warnings.filterwarnings("ignore", "Model has `tie_word_embeddings=True` and a tied layer", UserWarning)
         # Whose adapters these are is compared by `merge_adapters`, and told as an error.
         warnings.filterwarnings("ignore", "Found missing adapter keys", UserWarning)
         yield

@@ -33,6 +33,7 @@ from transformers.utils.quantization_config import QuantizationMethod
 
 from pipeline.config.schema import Attention, DType, SystemConfig
 from pipeline.errors import JobError
+from pipeline.learning.models import scratch
 from pipeline.learning.models.families import why_not_usable
 from pipeline.learning.models.quantization import quantization_options
 from pipeline.learning.models.split import note_split, split_options
@@ -144,7 +145,7 @@ def _load_merged_parts(
     load = partial(load_policy, trust_remote_code=trust_remote_code)
 
     def write() -> str:
-        place = tempfile.mkdtemp(prefix="merged-")
+        place = tempfile.mkdtemp(prefix="merged-", dir=scratch.folder())
         load(folder, system, "cpu", base=base).save_pretrained(place)
         return place
 

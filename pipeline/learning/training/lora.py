@@ -19,6 +19,10 @@ if TYPE_CHECKING:
     from pipeline.learning.algos.post_training import LoraSettings
 
 
+_BELOW = ".base_layer"
+"""What peft calls a layer below its adapter."""
+
+
 def with_adapters(model: PreTrainedModel, settings: LoraSettings, seed: int) -> PreTrainedModel | PeftModel:
     """Freeze a model and give it adapters that are trained in its place; without a rank, leave it as it is.
 
@@ -52,17 +56,18 @@ def with_adapters(model: PreTrainedModel, settings: LoraSettings, seed: int) -> 
 
 
 def _check_apart(adapted: PeftModel, settings: LoraSettings) -> None:
-    """Refuse layers that share their weights: each has an adapter of its own, which no weight could hold.
+    """Refuse layers that share their weights with others: these would take over what an adapter has learnt.
 
     Raises:
-        ConfigError: There are some, as in Zamba2.
+        ConfigError: There are some, as in Zamba2, or where the output layer is the embedding.
     """
-    seen: dict[int, str] = {}
+    seen: dict[int, list[str]] = {}
     for name, module in adapted.named_modules():
-        weight = getattr(getattr(module, "base_layer", None), "weight", None)
-        if weight is None:
-            continue
-        if (other := seen.setdefault(id(weight), name)) != name:
+        if (weight := module._parameters.get("weight")) is not None:
+            seen.setdefault(id(weight), []).append(name)
+    for sharing in seen.values():
+        if len(sharing) > 1 and any(name.endswith(_BELOW) for name in sharing):
+            name, other = (each.removesuffix(_BELOW) for each in sharing[:2])
             raise ConfigError(
                 f"lora.target_modules={settings.target_modules}: the layers {other} and {name} share weights, so "
                 "adapters cannot be merged into them. Train all weights (lora.rank=0), or name other layers"

@@ -92,6 +92,14 @@ def test_checkpoints_make_the_peak(tmp_path: Path, hub: str) -> None:
     assert adapters.checkpoints == pytest.approx(2 * 12 * 16 * width - 4 * 16 * width, rel=0.05)
 
 
+def test_adapters_of_some_layers_take_less(tmp_path: Path, hub: str) -> None:
+    settings = (hub, "algos=[DPO]", "rounds_of_training=1", "algos.DPO.lora.rank=256")
+    every = need(asked(tmp_path, *settings)).stages["DPO", "train"]
+    some = need(asked(tmp_path, *settings, "algos.DPO.lora.target_modules=[q_proj,model.v_proj]"))
+    others = 32 * ((4096 + 4096) + (4096 + 1024) + 3 * (4096 + 14336))
+    assert every - some.stages["DPO", "train"] == pytest.approx(4 * 256 * others)
+
+
 def test_adapters_of_a_round_are_stored_with_those_before_it(tmp_path: Path, hub: str) -> None:
     settings = (hub, "algos=[DPO]", "algos.DPO.lora.rank=16", "rounds_of_training=3")
     anew = need(asked(tmp_path, *settings, "algos.DPO.warm_start=false"))

@@ -286,6 +286,33 @@ def test_value_models_need_no_head_of_their_backbone(tmp_path: Path) -> None:
     check_models(request(f"models.hf.path={policy}", f"models.hf.value_path={folder}"))
 
 
+@pytest.mark.parametrize(
+    ("model", "tied"),
+    [
+        ({"tie_word_embeddings": True}, True),
+        ({"tie_word_embeddings": False}, False),
+        ({"text_config": {"tie_word_embeddings": True}}, True),
+        ({}, True),  # its file holds no output layer
+    ],
+    ids=["tied", "apart", "inner", "by its files"],
+)
+@pytest.mark.parametrize("name", ["lm_head", "model.embed_tokens"])
+def test_adapters_for_an_output_layer_that_is_the_embedding_are_refused(
+    tmp_path: Path, model: dict[str, object], tied: bool, name: str
+) -> None:
+    folder = folder_of(tmp_path / "model", **model)
+    header = json.dumps({"wte.weight": {"dtype": "F32", "shape": [1], "data_offsets": [0, 4]}}).encode()
+    (folder / "model.safetensors").write_bytes(len(header).to_bytes(8, "little") + header + bytes(4))
+    asked = [f"models.hf.path={folder}", "algos=[DPO]", "algos.DPO.lora.rank=4"]
+    check_models(request(*asked, "algos.DPO.lora.target_modules=[q_proj]"))
+    refused = request(*asked, f"algos.DPO.lora.target_modules=[q_proj,{name}]")
+    if not tied:
+        check_models(refused)
+        return
+    with pytest.raises(ConfigError, match=rf"target_modules holds {name}, and the output layer of models.hf is"):
+        check_models(refused)
+
+
 def test_files_that_may_not_be_read_are_one_message(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     folder = folder_of(tmp_path / "model")
     config, stat = request(f"models.hf.path={folder}"), Path.stat

@@ -24,6 +24,7 @@ from pipeline.errors import JobError, OutOfMemory
 from pipeline.learning.generation.backends.counting import count_decoding
 from pipeline.learning.generation.decode import Decoded, DecodeSettings
 from pipeline.learning.generation.sampling import LIKELIEST, Keys
+from pipeline.learning.models import scratch
 from pipeline.learning.models.batch_size import BatchSizes, free_memory, is_out_of_memory
 from pipeline.outputs.adapters import adapter_folders
 
@@ -196,7 +197,7 @@ class VLLMBackend:
         if not adapter_folders(Path(self._folder)):
             yield self._folder
             return
-        with TemporaryDirectory(prefix="merged-") as folder:
+        with TemporaryDirectory(prefix="merged-", dir=scratch.folder()) as folder:
             self._model.save_pretrained(folder)
             yield folder
 

@@ -86,9 +86,16 @@ def _with_one_more(folder: Path) -> None:
     save_file(load_file(folder / WEIGHTS) | {"z": torch.zeros(1)}, folder / WEIGHTS)
 
 
+def _with_nan(folder: Path) -> None:
+    weights = load_file(folder / WEIGHTS)
+    weights[min(weights)][0, 0] = torch.nan
+    save_file(weights, folder / WEIGHTS)
+
+
 @pytest.mark.parametrize(
     ("harm", "said"),
     [
+        (_with_nan, "has numbers that are not finite"),
         (_without_one, "lora_A.weight is missing"),
         (_with_one_more, "z is nowhere in the model"),
         (lambda folder: (folder / WEIGHTS).rename(folder / "adapter_model.bin"), f"{WEIGHTS} is missing"),
@@ -123,6 +130,11 @@ def test_of_a_model_that_also_sees_the_part_that_reads_text_is_adapted(names: li
 def test_layers_that_share_their_weights_take_no_adapters() -> None:
     with pytest.raises(ConfigError, match="share weights, so adapters cannot be merged into them"):
         with_adapters(tiny_model("zamba2"), LoraSettings(rank=2), seed=0)
+
+
+def test_an_embedding_that_is_the_output_layer_takes_no_adapters() -> None:
+    with pytest.raises(ConfigError, match=r"lm_head.* share weights"):
+        with_adapters(tiny_model("gpt2"), LoraSettings(rank=2, target_modules=["wte"]), seed=0)
 
 
 def test_what_rounded_weights_would_swallow_is_kept() -> None:
