@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -17,16 +18,19 @@ from pipeline.commands.command_line import WRONG_USE, in_words
 from pipeline.commands.device_flags import FLAGS, as_overrides
 from pipeline.commands.entries import machine
 from pipeline.commands.launch import requested
+from pipeline.commands.request import check_fits_ray
 from pipeline.commands.sweep_settings import check_settings
 from pipeline.config.arguments import check_flags, settings_first
 from pipeline.config.checks import check_config
 from pipeline.config.explain import explain
 from pipeline.config.load import load_config
+from pipeline.config.ranks import devices_per_training
+from pipeline.config.schema import Backend, Config, DeviceChoice
 from pipeline.config.sweeps import check_sweep
 from pipeline.engine.launch.request import check_request, find_program
 from pipeline.errors import ConfigError, unknown_name
 from pipeline.plan.size import check_size
-from pipeline.slurm.request import Kind
+from pipeline.slurm.request import DeviceNeeds, Kind
 from pipeline.sweeps.agents.strategies import plan_agents, split_words
 from pipeline.sweeps.reading.command import check_program, overrides_of
 from pipeline.sweeps.reading.file import read_sweep
@@ -34,14 +38,27 @@ from pipeline.sweeps.recorded import choose_sweep
 from pipeline.sweeps.searching.searches import most_trials
 
 
-def checked(words: Sequence[str]) -> tuple[list[str], str]:
+@dataclass(frozen=True)
+class JobCommand:
+    """A command that would not be refused.
+
+    Attributes:
+        words: Of the command, with ``--`` before a program of the user's own.
+        name: What a job is called by them.
+        needs: What an experiment says of its devices.
+    """
+
+    words: list[str]
+    name: str
+    needs: DeviceNeeds = field(default_factory=DeviceNeeds)
+
+
+def checked(words: Sequence[str], *, ray: bool = False) -> JobCommand:
     """Refuse what the command would refuse, as far as that can be told without the devices of the job.
 
     Args:
         words: What the job is to run, without ``python -m pipeline``.
-
-    Returns:
-        The words, with ``--`` before a program of the user's own; and what the job is called by them.
+        ray: Whether it brings up a Ray cluster.
 
     Raises:
         ConfigError: It is no command for a job, or one that would fail at once.
@@ -53,11 +70,12 @@ def checked(words: Sequence[str]) -> tuple[list[str], str]:
         raise ConfigError(f"{unknown_name('command for a job', first, [kind.value for kind in Kind])} {_USAGE}")
     match Kind(first):
         case Kind.run:
-            return list(words), _run_name(rest)
+            config = _run_config(rest, _RAY if ray else ())
+            return JobCommand(list(words), config.experiment.name, _needs(config))
         case Kind.sweep:
-            return list(words), _sweep_name(rest)
+            return JobCommand(list(words), _sweep_name(rest))
         case Kind.launch:
-            return _launch(rest)
+            return JobCommand(*_launch(rest))
 
 
 _USAGE = "Give it last: pipeline slurm write --gres gpu:8 run experiment.name=NAME KEY=VALUE ..."
@@ -88,7 +106,11 @@ def _parsed(family: typer.Typer, of: str, name: str, words: Sequence[str]) -> Ma
 # -- an experiment -----------------------------------------------------------------------------------------------
 
 
-def _run_name(words: Sequence[str]) -> str:
+_RAY = ("execution.backend=ray", "execution.ray.address=the.first.node:20000")
+"""What a script with --ray says itself."""
+
+
+def _run_config(words: Sequence[str], more: Sequence[str]) -> Config:
     words = as_overrides(words)
     check_flags(words, FLAGS)
     prints = "--version" in words  # for which Hydra's parser would end this process
@@ -100,10 +122,23 @@ def _run_name(words: Sequence[str]) -> str:
     settings = list(_first_values(asked.overrides)) if asked.multirun else list(asked.overrides)
     if asked.config_dir:
         settings += overrides_of({"hydra.searchpath": [f"file://{Path(asked.config_dir).absolute()}"]})
-    config = load_config(settings)
+    for setting in settings if more else ():
+        key, _, value = setting.partition("=")
+        if key == "execution.ray.address" or (key == "execution.backend" and value != Backend.ray.value):
+            raise ConfigError(f"{setting} with --ray: the script brings the cluster up, and says where it is")
+    config = load_config([*settings, *more])
     check_config(config)
+    check_fits_ray(config)
     check_size(config)
-    return config.experiment.name
+    return config
+
+
+def _needs(config: Config) -> DeviceNeeds:
+    writing = config.generation.gpus_per_job
+    return DeviceNeeds(
+        widest=max(devices_per_training(config), writing if isinstance(writing, int) else 1),
+        on_cpu=config.device is DeviceChoice.cpu,
+    )
 
 
 def _first_values(settings: Sequence[str]) -> Iterator[str]:

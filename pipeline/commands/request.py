@@ -174,6 +174,17 @@ def _check_ray(config: Config) -> None:
             f"execution.backend=ray needs Ray, which is not installed: {install_command('ray')}, or set "
             "execution.backend=local"
         )
+    check_fits_ray(config)
+
+
+def check_fits_ray(config: Config) -> None:
+    """Refuse settings that no Ray can follow, whether or not one is here.
+
+    Raises:
+        ConfigError: There are such.
+    """
+    if config.execution.backend is not Backend.ray:
+        return
     if (asked := config.execution.jobs_per_device) != 1:
         raise ConfigError(
             f"execution.jobs_per_device={asked} with execution.backend=ray: Ray gives each worker a device of its "

@@ -20,6 +20,8 @@ def begin(death: signal.Signals = signal.SIGKILL) -> dict[str, Any]:
     Returns:
         The settings that `command` was given, and those of a `Child`.
     """
+    # Ray's own processes hold back what tells a job of Slurm to end, and so would what they start.
+    signal.pthread_sigmask(signal.SIG_SETMASK, ())
     settings: dict[str, Any] = json.loads(sys.argv[1])
     die_with_parent(settings.pop("parent_pid"), death)
     sys.path[:] = settings.pop("sys_path")

@@ -36,6 +36,8 @@ class SlurmJob:
         srun: Whether there is such a program.
         visible: GPUs that NVML lists on this node.
         loaders: Data-loader processes of each rank.
+        widest: GPUs of one node that the widest job of a run takes.
+        clusters: Whether each task of an array brings up a Ray cluster.
     """
 
     starter: Starter = Starter.itself
@@ -51,6 +53,8 @@ class SlurmJob:
     srun: bool = True
     visible: int | None = None
     loaders: int = 0
+    widest: int = 1
+    clusters: bool = False
 
     @property
     def here(self) -> int:

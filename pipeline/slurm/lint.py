@@ -20,6 +20,7 @@ from pipeline.slurm.body import (
 )
 from pipeline.slurm.header import MARK, Header, read_header
 from pipeline.slurm.job import SlurmJob, Starter
+from pipeline.slurm.ray_body import faults_of_ray, uses_ray
 from pipeline.slurm.request import LEAST_NOTICE_S, counts_gpus, gpus_of, seconds_of
 from pipeline.slurm.rules import check_slurm
 from pipeline.terminal.check import Check, Verdict, failed, warned
@@ -67,6 +68,7 @@ def check_text(text: str, starter: Starter | None = None, given: Mapping[str, st
     job = _job(lines, read.options, starter)
     faults = [*_whole(text), *_of_header(read), *faults_of_lines(lines), *_joined(lines, read)]
     faults += faults_of_torchrun(commands_of(lines), job.nodes)
+    faults += faults_of_ray(commands_of(lines), read.options, job.nodes)
     of_job = check_slurm(job)
     if not faults:
         return of_job
@@ -96,6 +98,8 @@ def _job(lines: Sequence[str], options: Mapping[str, str], starter: Starter | No
         mask=exports(lines).get("CUDA_VISIBLE_DEVICES"),
         loaders=_number(_last(r"num_workers[= ]([0-9]+)", body)) or 0,
         in_step=has_step(body),
+        widest=_widest(body),
+        clusters="array" in options and uses_ray(body),
     )
     per_each = _number(options.get("cpus-per-gpu"))
     if job.cpus_per_task is None and per_each and job.here == 1:
@@ -285,6 +289,11 @@ def _guess(body: str) -> Starter:
     if any(word in body for word in _OWN):
         return Starter.itself
     return Starter.lightning
+
+
+def _widest(body: str) -> int:
+    asked = re.findall(r"\b(?:training|generation)\.gpus_per_job=([0-9]{1,9})\b", body)
+    return 1 if re.search(r"\bdevice=cpu\b", body) else max(map(int, asked), default=1)
 
 
 def _last(pattern: str, text: str) -> str | None:

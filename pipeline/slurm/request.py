@@ -42,6 +42,19 @@ class Kind(Enum):
 
 
 @dataclass(frozen=True, kw_only=True)
+class DeviceNeeds:
+    """What an experiment says of its devices.
+
+    Attributes:
+        widest: Devices of one node that its widest job takes.
+        on_cpu: Whether it runs on CPUs, whatever there is.
+    """
+
+    widest: int = 1
+    on_cpu: bool = False
+
+
+@dataclass(frozen=True, kw_only=True)
 class JobRequest:
     """A job of Slurm.
 
@@ -65,6 +78,8 @@ class JobRequest:
         requeue: Whether it goes back into the queue when it was told to stop, preempted, or its node was lost.
         others: Further options of sbatch, long name -> value.
         setup: Lines of shell that come first, as ``module load cuda``.
+        ray: Whether it brings up a Ray cluster on its nodes, and runs on that.
+        needs: What the command itself says of devices, as far as that matters here.
     """
 
     command: Sequence[str]
@@ -86,6 +101,8 @@ class JobRequest:
     requeue: bool = True
     others: Mapping[str, str] = field(default_factory=dict)
     setup: Sequence[str] = ()
+    ray: bool = False
+    needs: DeviceNeeds = field(default_factory=DeviceNeeds)
 
     @property
     def kind(self) -> Kind:
@@ -309,13 +326,41 @@ def _numbers(request: JobRequest) -> Iterator[str]:
 
 
 def _of_kind(request: JobRequest) -> Iterator[str]:
-    if request.kind is not Kind.launch and request.nodes > 1:
+    if request.ray and request.kind is not Kind.run:
         yield (
-            f"--nodes {request.nodes}: a run has workers on one machine. Several machines take part in a sweep as "
-            "an array of agents (--array 0-3), or in a training of yours by launch"
+            f"--ray is for an experiment: {request.kind.value} "
+            + (
+                "has agents on many nodes as an array (--array 0-3)"
+                if request.kind is Kind.sweep
+                else "needs no Ray"
+            )
+            + ". Leave it out"
         )
+    if request.kind is Kind.run and request.nodes > 1 and not request.ray:
+        yield (
+            f"--nodes {request.nodes}: a run has workers on one machine, unless --ray brings up a Ray cluster "
+            "on all of them. Several machines also take part in a sweep as an array of agents (--array 0-3), or "
+            "in a training of yours by launch"
+        )
+    if request.kind is Kind.sweep and request.nodes > 1:
+        yield f"--nodes {request.nodes}: an agent is on one machine. An array has many of them: --array 0-3"
     if request.kind is not Kind.sweep and request.array is not None:
         yield (
-            f"--array {request.array}: every task would do the same. An array is for agents of a sweep: "
-            "sweep agent NAME"
+            f"--array {request.array}: every task would do the same"
+            + (", each on a cluster of its own" if request.ray else "")
+            + ". An array is for agents of a sweep: sweep agent NAME"
+        )
+    if request.ray:
+        yield from _of_ray(request)
+
+
+def _of_ray(request: JobRequest) -> Iterator[str]:
+    needs = request.needs
+    if not request.gpus and not needs.on_cpu:
+        yield "--ray without GPUs: ask for those of each node by --gres gpu:8, or run on its CPUs by device=cpu"
+    if request.gpus and needs.widest > request.gpus and not needs.on_cpu:
+        yield (
+            f"--gres {request.gres}: the widest job of this run takes {needs.widest} GPUs of one node "
+            f"(training.gpus_per_job, generation.gpus_per_job), and no node has more than {request.gpus}. Ask for "
+            f"--gres gpu:{needs.widest}, or for fewer in a job; more --nodes do not help"
         )

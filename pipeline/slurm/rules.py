@@ -223,6 +223,23 @@ RULES = (
         lambda job: f"choose by distributed.num_gpus={job.gpus} or --num-gpus {job.gpus}; others may use the rest",
     ),
     Rule(
+        "wider than a node",
+        Verdict.FAIL,
+        lambda job: 0 < (job.gpus or 0) < job.widest,
+        lambda job: (
+            f"a job of the run takes {job.widest} GPUs of one node (training.gpus_per_job, "
+            f"generation.gpus_per_job), and no node has more than {job.gpus}: the run is refused when it begins"
+        ),
+        lambda job: f"#SBATCH --gres=gpu:{job.widest}, or fewer GPUs in a job; more nodes do not help",
+    ),
+    Rule(
+        "a cluster for each task",
+        Verdict.FAIL,
+        lambda job: job.clusters,
+        lambda _: "each task of the array brings up a Ray cluster of its own, and all do the same work on them",
+        lambda _: "leave out --array, and ask for more --nodes",
+    ),
+    Rule(
         "no GPU",
         Verdict.WARN,
         lambda job: not job.gpus and not job.visible,

@@ -49,6 +49,7 @@ def script_text(request: JobRequest, python: str, file: str) -> str:
         file: What the script is going to be called.
     """
     agents = " for each index of the array" if request.array else ""
+    agents += " on a Ray cluster that lives as long as the job" if request.ray else ""
     return "\n".join(
         [
             "#!/bin/bash",
@@ -136,20 +137,68 @@ def _body(request: JobRequest, python: str) -> Iterator[str]:
         yield ""
     yield "# srun does not take this over by itself."
     yield 'export SRUN_CPUS_PER_TASK="$SLURM_CPUS_PER_TASK"'
-    yield from _broken([f"srun {shell_word(python)} -m pipeline", *_command(request)])
+    if request.ray:
+        yield from _ray(request, shell_word(python))
+    else:
+        yield from _broken([f"srun {shell_word(python)} -m pipeline", *_command(request)])
+        yield from ["code=$?"] if request.requeue else []
     if request.requeue:
         yield from _AGAIN
+    if request.requeue or request.ray:
+        yield 'exit "$code"'
+
+
+def _ray(request: JobRequest, python: str) -> Iterator[str]:
+    yield from _RAY.format(python=python).split("\n")
+    yield from _broken([f"srun {_FIRST} \\\n    {python} -m pipeline", *_command(request)])
+    yield "code=$?"
+    yield "end_ray"
+    yield "trap - EXIT"
+    if request.requeue:
+        yield "# This script itself is told when the job is cancelled, or when Slurm puts it back."
+        yield '[ -z "${over:-}" ] || exit "$code"'
+
+
+_FIRST = '--overlap --export=ALL --nodes=1 --ntasks=1 --nodelist="$SLURMD_NODENAME"'
+_RAY = """\
+
+# Where the head of Ray listens: on this node, the first one, at a port that follows from the number of the job.
+# Without Ray in this environment the job ends here, and says what to install.
+address="$({python} -m pipeline slurm ray address)" || exit
+# Whoever has this may use the cluster. It is in the environment of its processes, and nowhere else.
+RAY_AUTH_TOKEN="$(od -An -tx1 -N32 /dev/urandom | tr -d ' \\n')"
+export RAY_AUTH_TOKEN RAY_AUTH_MODE=token
+
+# Slurm tells all steps when the job is to end. Ray does not listen, so that the run can save what it needs. It
+# ends at SIGUSR1, as this script does, with all that it has started and with its files.
+srun {first} \\
+    {python} -m pipeline slurm ray start --head --address="$address" \\
+    --num-cpus="$SLURM_CPUS_PER_TASK" --num-gpus="${{SLURM_GPUS_ON_NODE:-0}}" &
+ray=($!)
+if [ "$SLURM_NNODES" -gt 1 ]; then
+    srun {others} \\
+        {python} -m pipeline slurm ray start --address="$address" \\
+        --num-cpus="$SLURM_CPUS_PER_TASK" --num-gpus="${{SLURM_GPUS_ON_NODE:-0}}" &
+    ray+=($!)
+fi
+end_ray() {{ kill -USR1 "${{ray[@]}}"; wait "${{ray[@]}}"; }} 2>/dev/null
+trap end_ray EXIT
+trap 'over=yes' TERM
+{python} -m pipeline slurm ray wait --address="$address" --head-pid="${{ray[0]}}" || exit
+""".replace("{first}", _FIRST).replace(
+    "{others}",
+    "--overlap --export=ALL --nodes=$((SLURM_NNODES - 1)) --ntasks=$((SLURM_NNODES - 1)) \\\n"
+    '        --exclude="$SLURMD_NODENAME" --kill-on-bad-exit=0 --wait=0',
+)
 
 
 _AGAIN = f"""\
-code=$?
 
 # {STOPPED}: it was told to stop, as its time is nearly up or others come first, and has saved what it needs.
 # Slurm takes a job that ends for done, so put it back into the queue.
 if [ "$code" -eq {STOPPED} ] && [ "${{SLURM_RESTART_COUNT:-0}}" -lt {MOST_RESTARTS} ]; then
     scontrol requeue "$SLURM_JOB_ID"
-fi
-exit "$code"\
+fi\
 """.split("\n")
 
 
@@ -170,6 +219,8 @@ def _command(request: JobRequest) -> list[str]:
         return [" ".join([first, *words])]
     if request.requeue and not any(word.startswith(f"{_GRACE_KEY}=") for word in rest):
         words.append(f"{_GRACE_KEY}={int(_GRACE_SHARE * request.notice)}")
+    if request.ray:
+        words += ["execution.backend=ray", 'execution.ray.address="$address"']
     return [first, *words]
 
 

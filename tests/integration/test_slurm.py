@@ -1,8 +1,10 @@
 """On a real Slurm of two nodes, which these tests start: scripts are accepted, and what is stopped goes on."""
 
 import json
+import re
 import shutil
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 
 import psutil
@@ -10,11 +12,12 @@ import pytest
 from typer.testing import CliRunner
 
 from pipeline.__main__ import app
+from pipeline.engine.workers.ray import is_installed
 from pipeline.slurm.header import read_header, written
 from pipeline.sweeps.folder import sweep_folder
 from pipeline.sweeps.recorded import RecordedSweep
 from pipeline.sweeps.trials import Trial, TrialState
-from tests.doubles.slurm import Slurm, two_nodes, why_not
+from tests.doubles.slurm import NODES, Slurm, two_nodes, why_not
 from tests.doubles.small_runs import SMALL, calm_run, events, results
 from tests.unit.slurm.test_header import READ, REFUSED
 from tests.unit.slurm.test_script import ODD
@@ -127,6 +130,62 @@ def test_a_preempted_run_is_put_back_and_ends_in_the_same_bytes(
     assert "going on from the checkpoint of step" in log.read_text()
 
 
+def processes(slurm: Slurm, job: str) -> list[psutil.Process]:
+    """Those of a job, wherever they went; and of a daemon that is about to begin one."""
+    found = []
+    for process in psutil.process_iter():
+        with suppress(psutil.Error):
+            told = process.environ()
+            conf = told.get("SLURM_CONF", "").startswith(str(slurm.folder))
+            if conf and told.get("SLURM_JOB_ID") == job and process.status() != psutil.STATUS_ZOMBIE:
+                found.append(process)
+    return found
+
+
+@pytest.mark.skipif(not is_installed(), reason="Ray is not installed: pip install -e '.[ray]'")
+def test_a_run_on_the_ray_of_its_own_job_is_cancelled_put_back_and_ends_in_the_same_bytes(
+    slurm: Slurm, here: Path, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    """Both nodes are on this machine, so that all that two nodes have must be their own."""
+    calm, outputs = calm_run(tmp_path_factory), here / "outputs"
+    shutil.copytree(calm / ".store", outputs / ".store", symlinks=True)
+    without(outputs / ".store", calm / "t" / "latest", *REFERENCE)
+    settings = ["experiment.name=t", *SMALL, "execution.stop_grace_s=600", "device=cpu"]
+    options = ["--nodes", "2", "--gres", "gpu:2", "--cpus-per-task", "2", "--parsable"]
+    job = command("submit", "--ray", *options, "run", *settings)
+
+    def trainer(turn: int) -> psutil.Process:
+        """The worker that trains, in the middle of that."""
+        slurm.until(lambda: len(turns(outputs)) == turn and started(outputs) == [TRAINING], job)
+        workers, pids = (events(outputs, "WorkerStarted", key=key) for key in ("worker", "pid"))
+        (training,) = events(outputs, "JobStarted", key="worker")
+        found = psutil.Process(int(pids[workers.index(training)]))
+        found.suspend()
+        return found
+
+    trainer(1)  # Slurm wakes it up as it tells it to end
+    words = [word for process in processes(slurm, job) for word in process.cmdline()]
+    folders = {Path(word.partition("=")[2]) for word in words if word.startswith("--temp-dir=")}
+    assert len(folders) == len(NODES)
+    slurm.command("scancel", job)
+    assert slurm.until_over(job) == "CANCELLED", slurm.printed(job)
+    assert processes(slurm, job) == []
+    assert not any(folder.exists() for folder in folders)
+
+    job = slurm.submit("t.sbatch", cwd=here)
+    training = trainer(2)
+    slurm.command("scancel", "--signal=USR2", job)
+    slurm.until(lambda: "SIGUSR2" in slurm.printed(job), job)
+    training.resume()
+    slurm.until(lambda: slurm.job(job)["Restarts"] == "1", job)
+    assert slurm.until_over(job) == "COMPLETED", slurm.printed(job)
+    assert len(turns(outputs)) == 3
+    assert results(outputs) == results(calm)
+    assert processes(slurm, job) == []
+    nodes = {re.findall(r"on node (\w+)", device)[0] for device in events(outputs, "WorkerStarted", key="device")}
+    assert len(nodes) == len(NODES)
+
+
 SWEEP = """\
 name: lr
 method: grid
@@ -167,6 +226,11 @@ def test_an_array_of_agents_finishes_a_sweep_though_one_is_put_back_and_one_lose
     assert [slurm.until_over(f"{job}_{task}") for task in range(3)] == ["COMPLETED"] * 3
     assert [trial.value for trial in trials(TrialState.done)] == [1, 2, 3, 4, 5, 6]
     assert sweep.view.halted == "finished"
+
+
+def turns(outputs: Path) -> list[Path]:
+    """The folders of a run that was begun again and again."""
+    return [path.parent for path in (outputs / "t").glob("*/journal.jsonl") if not path.parent.is_symlink()]
 
 
 def started(outputs: Path) -> list[str]:

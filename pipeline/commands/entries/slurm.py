@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import shlex
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
+from typer.main import get_command
 
+from pipeline.commands.entries.slurm_ray import app as ray_app
 from pipeline.commands.typed import answering, examples
 from pipeline.errors import ConfigError
 from pipeline.slurm.job import Starter
@@ -22,6 +24,7 @@ app = typer.Typer(
         "pipeline slurm submit --partition long compare.sbatch",
     ),
 )
+app.add_typer(ray_app, name="ray")
 _WORDS = {"allow_extra_args": True, "allow_interspersed_args": False}
 _ANY_OPTION = {**_WORDS, "ignore_unknown_options": True}
 Output = Annotated[
@@ -41,6 +44,7 @@ Cpus = Annotated[
 Array = Annotated[
     str | None, typer.Option("--array", "-a", help="Agents of a sweep: 0-3, or 0-15%4 for 4 at once.")
 ]
+Ray = Annotated[bool, typer.Option("--ray", help="Bring up a Ray cluster on all nodes, and run on that.")]
 Parsable = Annotated[bool, typer.Option("--parsable", help="Print the id of the job and nothing else.")]
 
 
@@ -51,6 +55,7 @@ Parsable = Annotated[bool, typer.Option("--parsable", help="Print the id of the 
         "pipeline slurm write --gres gpu:8 --time 24:00:00 run experiment.name=compare profile=a100_80gb",
         "pipeline slurm write --gres gpu:2 --array 0-3 --time 12:00:00 sweep agent lr",
         "pipeline slurm write --nodes 2 --gres gpu:8 launch -- train.py --lr 1e-3",
+        "pipeline slurm write --ray --nodes 4 --gres gpu:8 --time 24:00:00 run experiment.name=compare",
     ),
 )
 def write(
@@ -65,7 +70,8 @@ def write(
     gres: Annotated[str | None, typer.Option(help="Devices of each node: gpu:8, gpu:h200:8.")] = None,
     cpus: Cpus = None,
     mem: Annotated[str | None, typer.Option(help="Memory of each node: 200G.")] = None,
-    nodes: Annotated[int, typer.Option("--nodes", "-N", help="Machines; several for launch alone.")] = 1,
+    nodes: Annotated[int, typer.Option("--nodes", "-N", help="Machines; several for launch, or with --ray.")] = 1,
+    ray: Ray = False,
     array: Array = None,
     exclude: Annotated[str | None, typer.Option("--exclude", "-x", help="Not these nodes: n1,n[4-7].")] = None,
     nodelist: Annotated[str | None, typer.Option("--nodelist", "-w", help="These nodes.")] = None,
@@ -86,10 +92,10 @@ def write(
     from pipeline.commands.job_command import checked
 
     with answering():
-        words, name = checked(command or [])
+        known = checked(command or [], ray=ray)
         request = JobRequest(
-            command=words,
-            name=name if job_name is None else job_name,
+            command=known.words,
+            name=known.name if job_name is None else job_name,
             account=account,
             partition=partition,
             qos=qos,
@@ -107,6 +113,8 @@ def write(
             requeue=requeue,
             others=dict(map(_other, option or [])),
             setup=tuple(setup or ()),
+            ray=ray,
+            needs=known.needs,
         )
         slurm.write(request, out, submit=submit, parsable=parsable)
 
@@ -135,18 +143,33 @@ def lint(
     epilog=examples(
         "pipeline slurm submit compare.sbatch",
         "pipeline slurm submit --partition long --exclude n7 compare.sbatch",
+        "pipeline slurm submit --ray --nodes 4 --gres gpu:8 --time 24:00:00 run experiment.name=compare",
     ),
 )
 def submit(
+    context: typer.Context,
     words: Annotated[list[str] | None, typer.Argument(metavar="[OPTIONS] SCRIPT [ARGUMENTS]...")] = None,
     anyway: Annotated[bool, typer.Option("--anyway", help="Also with faults that would stop it.")] = False,
     parsable: Parsable = False,
+    ray: Annotated[
+        bool, typer.Option("--ray", help="In place of a script, the words of `write --ray`: it is written first.")
+    ] = False,
 ) -> None:
     """Hand a script over."""
     from pipeline.commands import slurm
 
+    if ray or "--ray" in (words or []):
+        _write_and_submit(context, [*(["--parsable"] if parsable else []), *(words or [])])
+        return
     with answering():
         slurm.submit(words or [], anyway=anyway, parsable=parsable)
+
+
+def _write_and_submit(context: typer.Context, words: list[str]) -> None:
+    command: Any = get_command(app)
+    command = command.commands["write"]
+    with command.make_context("write", ["--ray", "--submit", *words], parent=context.parent) as own:
+        command.invoke(own)
 
 
 def _other(text: str) -> tuple[str, str]:

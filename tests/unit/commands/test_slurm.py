@@ -53,6 +53,17 @@ def test_a_script_is_written_and_handed_over(here: Path) -> None:
     assert said("write", "--gres", "gpu:2", "--submit", "--parsable", *RUN) == "41\n"  # its own it writes anew
 
 
+def test_a_script_that_brings_up_ray_is_written_and_handed_over_at_once(here: Path) -> None:
+    words = ["--nodes", "2", "--gres", "gpu:8", *RUN]
+    assert "submitted job 41" in said("submit", "--ray", *words)
+    text = (here / "x.sbatch").read_text()
+    assert "slurm ray start --head" in text
+    assert said("submit", "--parsable", *words[:2], "--ray", *words[2:]) == "41\n"
+    assert (here / "x.sbatch").read_text() == text
+    assert "0 warned, 0 failed" in said("lint", "x.sbatch")
+    assert "--ray without GPUs" in refused("submit", "--ray", *RUN)
+
+
 def test_a_device_or_a_pipe_is_no_place_for_a_script(here: Path) -> None:
     """A device may have no end, and nobody writes into the pipe: neither is read."""
     os.mkfifo(here / "pipe")
@@ -121,6 +132,11 @@ def test_what_somebody_has_written_is_left_alone(here: Path) -> None:
         (["--option", "foo=1", *RUN], "sbatch has no option --foo"),
         (["--option", "coment=1", *RUN], "sbatch has no option --coment; did you mean --comment?"),
         (["--option", "\na=1", *RUN], r"sbatch has no option --'\na'"),
+        (["--ray", "--gres", "gpu:4", *RUN, "execution.ray.address=auto"], "the script brings the cluster up"),
+        (["--ray", "--gres", "gpu:4", *RUN, "execution.backend=local"], "the script brings the cluster up"),
+        (["--ray", "--gres", "gpu:4", *RUN, "execution.jobs_per_device=2"], "Ray gives each worker a device"),
+        (["--ray", "--gres", "gpu:4", *RUN, "training.gpus_per_job=8"], "no node has more than 4"),
+        (["--ray", "--nodes", "2", *RUN], "--ray without GPUs"),
         (["--array", "0-3", *RUN], "every task would do the same"),
         (["--out", "-", "--submit", *RUN], "--out - prints the script"),
     ],

@@ -124,6 +124,38 @@ def test_what_befalls_a_job_later_is_named_too(old: str, new: str, wrong: list[s
     assert names(tmp_path, TOLD.replace(old, new)) == wrong
 
 
+WITH_RAY = """#!/bin/bash
+#SBATCH --nodes=2 --gres=gpu:8 --ntasks-per-node=1
+#SBATCH --time=12:00:00
+
+srun -N 1 -n 1 -w $first ray start --head --port=20041 --block &
+srun -N 1 -n 1 -x $first \\
+    ray start --address=$first:20041 --block &
+srun -N 1 -n 1 -w $first --overlap python -m pipeline run execution.backend=ray generation.gpus_per_job=8
+"""
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "wrong"),
+    [
+        ("", "", []),
+        ("--port=20041 --block", "--port=20041", ["Ray ends at once"]),
+        ("--port=20041 --block", "--block", ["one port for all"]),
+        ("srun -N 1 -n 1 -x $first \\\n    ray start --address=$first:20041 --block &\n", "", ["Ray on one node"]),
+        ("--time", "--signal=USR2@300 --time", ["Ray is told too"]),
+        ("\nsrun", "\nexport RAY_AUTH_TOKEN=f00\nsrun", ["token for all to read"]),
+        ("\nsrun", '\nexport RAY_AUTH_TOKEN="$(od -N32 /dev/urandom)"\nsrun', []),
+        ("--time", "--array=0-3 --time", ["a cluster for each task"]),
+        ("gpus_per_job=8", "gpus_per_job=16", ["wider than a node"]),
+        ("gpus_per_job=8", "gpus_per_job=16 device=cpu", []),
+        (" ray start", " python -m pipeline slurm ray start", []),
+    ],
+)
+def test_what_becomes_of_a_ray_cluster_is_named(old: str, new: str, wrong: list[str], tmp_path: Path) -> None:
+    assert old in WITH_RAY
+    assert names(tmp_path, WITH_RAY.replace(old, new)) == wrong
+
+
 def test_options_of_the_command_line_count(tmp_path: Path) -> None:
     (tmp_path / "job").write_text(TOLD)
     checks = check_script(tmp_path / "job", None, {"ntasks-per-node": "8"})

@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 
 from pipeline.errors import ConfigError
-from pipeline.slurm.request import JobRequest, check_request, counts_gpus, gpus_of, seconds_of
+from pipeline.slurm.request import DeviceNeeds, JobRequest, check_request, counts_gpus, gpus_of, seconds_of
 
 RUN, AGENT, LAUNCH = ["run", "experiment.name=x"], ["sweep", "agent", "x"], ["launch", "--", "train.py"]
 
@@ -64,6 +64,8 @@ def test_gpus_of_gres(gres: str, gpus: int | None, counted: bool) -> None:
         {"command": AGENT, "array": "1,5,7-9:2"},
         {"command": LAUNCH, "nodes": 4, "time": "5", "others": {"licenses": "matlab", "exclusive": ""}},
         {"command": RUN, "time": "3", "requeue": False},
+        {"command": RUN, "ray": True, "nodes": 4, "gres": "gpu:8", "needs": DeviceNeeds(widest=8)},
+        {"command": RUN, "ray": True, "nodes": 4, "needs": DeviceNeeds(on_cpu=True)},
     ],
 )
 def test_what_can_be_had(given: dict[str, Any]) -> None:
@@ -101,7 +103,16 @@ def test_what_can_be_had(given: dict[str, Any]) -> None:
         ({"others": {"comment": "a\n#SBATCH --nodes=9"}}, "without line breaks"),
         ({"name": "a\u2028b"}, "without line breaks"),
         ({"setup": ["module load a\n#SBATCH --nodes=9"]}, "one line without control characters"),
-        ({"nodes": 2}, "a run has workers on one machine"),
+        ({"nodes": 2}, "a run has workers on one machine, unless --ray brings up a Ray cluster"),
+        ({"command": AGENT, "nodes": 2}, "an agent is on one machine. An array has many of them"),
+        ({"ray": True, "nodes": 2}, "--ray without GPUs"),
+        ({"ray": True, "gres": "gpu:4", "array": "0-3"}, "each on a cluster of its own"),
+        ({"ray": True, "command": AGENT}, "has agents on many nodes as an array"),
+        ({"ray": True, "command": LAUNCH, "gres": "gpu:8"}, "--ray is for an experiment"),
+        (
+            {"ray": True, "nodes": 4, "gres": "gpu:4", "needs": DeviceNeeds(widest=8)},
+            "the widest job of this run takes 8 GPUs of one node",
+        ),
         ({"nodes": 0}, "--nodes 0: at least 1"),
         ({"cpus_per_task": -1}, "--cpus-per-task -1: at least 1"),
         ({"exclude": "n1 n2"}, "--exclude n1 n2: names of nodes"),

@@ -86,6 +86,14 @@ WRONG: list[tuple[str, SlurmJob, dict[str, Any], str, str]] = [
         "all 8 of the node can be used",
         "distributed.num_gpus=2",
     ),
+    (
+        "wider than a node",
+        RIGHT,
+        {"gpus": 4, "mask": "0,1,2,3", "visible": 4, "widest": 8},
+        "takes 8 GPUs of one node",
+        "--gres=gpu:8",
+    ),
+    ("a cluster for each task", RIGHT, {"clusters": True}, "a Ray cluster of its own", "leave out --array"),
     ("no GPU", RIGHT, {"gpus": 0, "visible": 0, "mask": None}, "the job has no GPU", "--gres=gpu:N"),
 ]
 
