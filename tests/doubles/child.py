@@ -28,6 +28,7 @@ def main() -> None:
     seen = {
         "pid": os.getpid(), "group": os.getpgrp(), "path": sys.path, "environment": dict(os.environ),
         "settings": settings, "started": started,
+        "held": sorted(signal.pthread_sigmask(signal.SIG_BLOCK, ())),
     }  # fmt: skip
     channel.send(json.dumps(seen).encode())
     for line in channel.lines():

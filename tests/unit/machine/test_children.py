@@ -63,7 +63,10 @@ def test_a_child_is_as_its_parent_but_for_what_it_was_told(
         environment["PYTHONPATH"] = python_path
     path = list(sys.path)
     monkeypatch.chdir(tmp_path)
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM, signal.SIGUSR2})  # as Ray's are under Slurm
     with started(environment, settings={"number": 7}) as (one, seen):
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+        assert seen["held"] == []
         assert seen["path"] == [entry or str(tmp_path) for entry in path]
         assert seen["settings"]["number"] == 7
         there = seen["environment"]
