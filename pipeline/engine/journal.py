@@ -17,11 +17,15 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+from msgspec.json import Encoder
+
 from pipeline.engine.events import Event, read_event, whole_lines
 from pipeline.errors import StoreError
 from pipeline.files import json_text, open_plain
 from pipeline.foreign import ForeignDataError
 from pipeline.locks import LocksUnsupportedError, lock
+
+_ENCODER = Encoder()
 
 
 class Journal:
@@ -68,7 +72,7 @@ class Journal:
     def append(self, event: str, **fields: Any) -> Event:
         """Add one event with its wall-clock time, to be written by the next `flush`; returns it as it will be."""
         written: Event = {"event": event, "time": round(time.time(), 3), **fields}
-        self._lines.append(json_text(written, separators=(",", ":")).encode() + b"\n")
+        self._lines.append(_line(written) + b"\n")
         return written
 
     def flush(self) -> None:
@@ -112,6 +116,13 @@ class Journal:
     def close(self) -> None:
         """Close the file. What was appended and never flushed is not in it."""
         self._file.close()
+
+
+def _line(event: Event) -> bytes:
+    try:
+        return _ENCODER.encode(event)
+    except (UnicodeEncodeError, OverflowError):  # half of a character; a number that has no end
+        return json_text(event, separators=(",", ":")).encode()
 
 
 def _plainly(path: str, flags: int) -> int:

@@ -29,6 +29,9 @@ UNKNOWN = "(unknown job)"
 _LIMIT = 1 << 30
 _SUM = re.compile(r"[0-9a-f]{64}")
 
+# `json.dumps` would make one for every call.
+_PLAIN, _SORTED = json.JSONEncoder(), json.JSONEncoder(sort_keys=True)
+
 
 class NotAnOutputError(Exception):
     """What is there is no output, or is one no longer; the text says why."""
@@ -192,17 +195,17 @@ def _check_entries(files: object) -> None:
 
 
 def _canonical(manifest: Mapping[str, Any]) -> bytes:
-    digest = hashlib.sha256(json.dumps(manifest, sort_keys=True).encode()).hexdigest()
+    digest = hashlib.sha256(_SORTED.encode(manifest).encode()).hexdigest()
     return _indented({**manifest, "sha256": digest}).encode() + b"\n"
 
 
 def _indented(value: Any, margin: str = "\n") -> str:
     """What `json.dumps(value, indent=1, sort_keys=True)` gives, which takes ten times as long."""
     if not value or not isinstance(value, dict):
-        whole = json.dumps(value, indent=1, sort_keys=True) if isinstance(value, list) else json.dumps(value)
+        whole = json.dumps(value, indent=1, sort_keys=True) if isinstance(value, list) else _PLAIN.encode(value)
         return whole.replace("\n", margin)
     inner = margin + " "
-    parts = (f"{json.dumps(name)}: {_indented(value[name], inner)}" for name in sorted(value))
+    parts = (f"{_PLAIN.encode(name)}: {_indented(value[name], inner)}" for name in sorted(value))
     return "{" + inner + f",{inner}".join(parts) + margin + "}"
 
 

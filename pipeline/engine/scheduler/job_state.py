@@ -31,8 +31,9 @@ class JobStatus(Enum):
     blocked = "blocked"
 
 
-THERE = frozenset({JobStatus.done, JobStatus.stored})
-SETTLED = frozenset({JobStatus.done, JobStatus.stored, JobStatus.failed, JobStatus.blocked})
+# No sets: the hash of a member is a function in Python.
+THERE = (JobStatus.done, JobStatus.stored)
+SETTLED = (JobStatus.done, JobStatus.stored, JobStatus.failed, JobStatus.blocked)
 
 
 @dataclass

@@ -30,6 +30,8 @@ class RoundGate:
 
     def let_go(self) -> list[str]:
         """Take out the jobs whose rounds are open, in the order of rounds."""
+        if not self._held:
+            return []
         first = min((number for number, left in self._unsettled.items() if left), default=0)
         opened = sorted(number for number in self._held if not self._strict or number <= first)
         return [job_id for number in opened for job_id in self._held.pop(number)]

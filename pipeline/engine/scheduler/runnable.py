@@ -7,6 +7,7 @@ from collections.abc import Collection, Mapping, Sequence
 
 from pipeline.engine.devices.layout import Layout
 from pipeline.engine.scheduler.memory_needs import Needs
+from pipeline.engine.scheduler.ready import Kind, kind_of
 from pipeline.engine.scheduler.state import RunState
 from pipeline.errors import PlanError
 from pipeline.plan.graph import Plan
@@ -78,14 +79,18 @@ def check_runnable(
     needs, devices = Needs(layout, peaks), range(len(layout.places))
     plain: set[int] = set()
     """Parts of payloads that were looked at: thousands of jobs share large ones."""
+    fit: set[Kind] = set()
     for job in plan.jobs.values():
-        if job.id not in stored and job.devices > layout.most_together(needs.fitting(job, devices)):
-            raise PlanError(too_few_devices(job, devices, layout, needs))
+        if job.id not in stored and (kind := kind_of(job)) not in fit:
+            if job.devices > layout.most_together(needs.fitting(job, devices)):
+                raise PlanError(too_few_devices(job, devices, layout, needs))
+            fit.add(kind)
         if any(part in ("", ".", "..") for part in job.id.split("/")) or "\0" in job.id:
             raise PlanError(f"'{job.id}' cannot be the id of a job: its log would leave the run's folder")
         try:
-            json.dumps({name: part for name, part in job.payload.items() if id(part) not in plain})
-            plain.update(map(id, job.payload.values()))
+            if new := {name: part for name, part in job.payload.items() if id(part) not in plain}:
+                json.dumps(new)
+                plain.update(map(id, new.values()))
         except (TypeError, ValueError) as error:
             raise PlanError(
                 f"{job.id}: its payload cannot be sent to a worker ({error}); it must be plain data: numbers, "

@@ -19,7 +19,9 @@ from typing import Any
 _SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2)
 # That of `signal` makes an enum of each, which takes longer than all the rest.
 _get_handler = import_module("_signal").getsignal
-_LIMITS = sorted({limit for name, limit in vars(resource).items() if name.startswith("RLIMIT_")})
+# Each is a call of the system. Those of signals, queues and priorities are left out: no job rests on them.
+_LIMIT_NAMES = ("AS", "CORE", "CPU", "DATA", "FSIZE", "MEMLOCK", "NOFILE", "NPROC", "STACK")
+_LIMITS = [limit for name in _LIMIT_NAMES if (limit := getattr(resource, f"RLIMIT_{name}", None)) is not None]
 _BUILTINS = itemgetter(*(name for name in vars(builtins) if name != "_"))  # that is what a prompt has shown last
 _AS_TORCH_STARTS = (True, False, "torch.float32", "cpu")
 
@@ -32,16 +34,23 @@ class ProcessState:
     """
 
     def __init__(self) -> None:
-        self._found = {name: _look(look) for name, look in _LOOKS.items()}
+        self._found = _look_at_all()
 
     def changed(self) -> str:
         """What is different by now, in words; "" for nothing."""
-        now = {name: _look(look) for name, look in _LOOKS.items()}
+        now = _look_at_all()
         with suppress(Exception):  # something of the job's own is in a place, and cannot be compared
             if now == self._found:
                 return ""
         differences = (_difference(name, before, now[name]) for name, before in self._found.items())
         return ", ".join(filter(None, differences))
+
+
+def _look_at_all() -> dict[str, object]:
+    try:
+        return {name: look() for name, look in _LOOKS.items()}
+    except Exception:
+        return {name: _look(look) for name, look in _LOOKS.items()}
 
 
 def _look(look: Callable[[], object]) -> object:

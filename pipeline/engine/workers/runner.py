@@ -140,7 +140,7 @@ class JobRunner:
             raise KeyboardInterrupt
 
     def _execute(self, order: RunJob, report: Callable[[FromWorker], None], start: float) -> Work:
-        store, scratch = store_at(order.store), Path(order.scratch)
+        store, scratch = store_at(order.store), _folder(order.scratch)
         out = store.begin(scratch, order.key, order.attempt) if order.key else scratch
         work = work_of(
             order, out, self._device, memory=self.memory, send=report, stopping=lambda: self.stop_requested
@@ -166,8 +166,8 @@ class JobRunner:
                 # What went on from a checkpoint took longer than this attempt.
                 resumed = os.path.lexists(work.checkpoints)
                 took_s = math.inf if resumed else time.monotonic() - start
-                output = store.commit(order.key, out, _about(order, self._device), took_s)
-                _link(order.log_path.rpartition("/")[0], str(output))
+                store.commit(order.key, out, _about(order, self._device), took_s)
+                _link(order)
                 store.note_cost(order.key, _cost(work, start))
                 if resumed:
                     remove_tree(work.checkpoints)
@@ -190,15 +190,19 @@ def _checked_inputs(order: RunJob, store: Store) -> InputChecks:
     """
     keys = (key for keys in order.inputs.values() for key in keys)
     beside = not order.gang and order.attempt == 1
-    return InputChecks(Verified(store, Path(order.verified)), keys, beside=beside)
+    return InputChecks(Verified(store, _folder(order.verified)), keys, beside=beside)
 
 
-def _link(folder: str, output: str) -> None:
+_folder = lru_cache(maxsize=16)(Path)
+
+
+def _link(order: RunJob) -> None:
     """Let the folder of a job's log point to its output; for people only, so a failure costs nothing."""
-    # Both were just made, so neither is a link; those above them are the same for many. No paths: they are slow.
-    above, _, name = output.rpartition("/")
+    # Both were just made, so neither is a link; what is above them is the same for many. No paths: they are slow.
+    folder, key = order.log_path.rpartition("/")[0], order.key
+    store = _relative(order.store, folder.rpartition("/")[0])
     with suppress(OSError):
-        os.symlink(f"../{_relative(above, folder.rpartition('/')[0])}/{name}", f"{folder}/output")  # noqa: PTH211
+        os.symlink(f"../{store}/{key[:2]}/{key}", f"{folder}/output")  # noqa: PTH211
 
 
 @lru_cache(maxsize=1024)

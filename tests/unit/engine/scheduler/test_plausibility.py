@@ -277,7 +277,7 @@ def test_when_the_nonsense_is_over_every_job_is_done(lies: list[Sequence[bytes]]
         patched.setattr(logging.getLogger("pipeline"), "level", logging.CRITICAL)
         outcome = run(lies, Path(folder))
         # A worker that lies about how an attempt ended has stored its output, which the next attempt finds.
-        assert set(outcome.jobs.values()) <= THERE, outcome.reasons
+        assert set(outcome.jobs.values()) <= set(THERE), outcome.reasons
         assert [event["event"] for event in read_journal(Path(folder) / "journal.jsonl")][-1] == "RunFinished"
 
 
