@@ -121,6 +121,7 @@ class Child:
             raise
         finally:
             theirs.close()
+        self._began = descendants.began(self.process.pid) or 0
         self.channel = Channel(ours, max_bytes=max_bytes, send_timeout_s=send_timeout_s)
 
     def send_signal(self, number: signal.Signals) -> None:
@@ -137,9 +138,18 @@ class Child:
             with suppress(ProcessLookupError, PermissionError):
                 os.killpg(pid, number)
 
+    def has_ended(self) -> bool:
+        """Whether it is over, with all its threads. It is not reaped, so that its number cannot go to another."""
+        if self.process.returncode is not None:
+            return True
+        try:
+            return os.waitid(os.P_PID, self.process.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is not None
+        except ChildProcessError:  # code of a job has asked for the exit codes of all children
+            return True
+
     def kill(self) -> None:
         """SIGKILL; descendants elsewhere follow in `end`."""
-        if self.process.returncode is None:
+        if not self.has_ended():  # then its children have another parent already
             self._family |= descendants.below(self.process.pid)
         self.send_signal(signal.SIGKILL)
 
@@ -168,5 +178,6 @@ def end(children: Collection[Child], grace_s: float = 0.0) -> set[Process]:
     for child in children:
         child.kill()
     tags = {child._tag for child in children}
+    since = min((child._began for child in children), default=0)
     families = set().union(*(child._family for child in children))
-    return descendants.end(lambda: descendants.tagged(tags) | descendants.alive(families))
+    return descendants.end(lambda: descendants.tagged(tags, since) | descendants.alive(families))

@@ -94,9 +94,16 @@ def _prctl(option: int, value: int) -> None:
 # -- finding ---------------------------------------------------------------------------------------------------
 
 
-def tagged(tags: Collection[str]) -> set[Process]:
-    """The processes that carry one of some tags."""
-    return {process for process in _all() if not process.is_over and not tags_of(process.pid).isdisjoint(tags)}
+def tagged(tags: Collection[str], since: int = 0) -> set[Process]:
+    """The processes that carry one of some tags.
+
+    Args:
+        tags: The tags.
+        since: When the first of them can have started, as `began` tells it. The environment of older ones is not
+            read, which takes ten times as long as all the rest.
+    """
+    young = (process for process in _all() if process.began >= since and not process.is_over)
+    return {process for process in young if not tags_of(process.pid).isdisjoint(tags)}
 
 
 def below(*roots: int) -> set[Process]:

@@ -191,7 +191,7 @@ class LocalWorker:
         if child is None:
             return
         # Asked before reading: what a dead process sent is in the pipe by then, so nothing can be missed.
-        ended = _has_ended(child)
+        ended = child.has_ended()
         for message in self._messages(child.channel):
             if isinstance(message, WorkerReady):
                 self._ready = message
@@ -258,9 +258,3 @@ class LocalWorker:
     def last_words(self) -> str:
         """The end of the worker's own log."""
         return tail(self._log_path)
-
-
-def _has_ended(child: Child) -> bool:
-    # Without reaping: until then the number of the process, and so of its group, cannot go to another.
-    options = os.WEXITED | os.WNOHANG | os.WNOWAIT
-    return os.waitid(os.P_PID, child.process.pid, options) is not None

@@ -50,6 +50,15 @@ def test_what_carries_a_tag_is_ended_and_what_carries_another_is_not(tag: str) -
         theirs.wait()
 
 
+def test_what_is_older_than_a_tag_is_not_looked_at(tag: str) -> None:
+    with sleeper(descendants.with_tag(os.environ, tag)) as process:
+        began = descendants.began(process.pid)
+        assert began is not None
+        assert {one.pid for one in descendants.tagged({tag}, began)} == {process.pid}
+        assert descendants.tagged({tag}, began + 1) == set()
+        process.kill()
+
+
 def test_whoever_adopts_orphans_finds_those_without_an_environment() -> None:
     said = subprocess.check_output([sys.executable, "-c", ADOPTER], cwd=Path(__file__).parents[3], text=True)
     assert said.split() == ["set()"] * 3
