@@ -115,6 +115,7 @@ def run_jobs(
         )
     finally:
         journal.close()
+        timings.close()
         _wait_for_memory(devices, levels, execution)
 
 

@@ -9,6 +9,7 @@ import logging
 from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import dataclass
+from io import FileIO
 from pathlib import Path
 from typing import Annotated
 
@@ -76,6 +77,7 @@ class Timings:
         self._plan = plan
         self._devices: dict[int, str] = {}
         self._broken = False
+        self._file: FileIO | None = None
 
     def take(self, event: Event) -> None:
         """Remember what a line needs, and write one where a job has finished."""
@@ -84,6 +86,12 @@ class Timings:
                 self._devices[event["worker"]] = event["device"]
             case "JobFinished":
                 self._write(self._timing(event))
+
+    def close(self) -> None:
+        """Close the file; the next line would open it again."""
+        if self._file is not None:
+            self._file.close()
+            self._file = None
 
     def _timing(self, event: Event) -> Timing:
         job, run_s, load_s = self._plan.jobs[event["job"]], event["run_s"], event["load_s"]
@@ -109,8 +117,9 @@ class Timings:
         if self._broken:
             return
         try:
-            with self._path.open("ab") as file:
-                file.write(json_text(vars(timing)).encode() + b"\n")
+            if self._file is None:
+                self._file = self._path.open("ab", buffering=0)
+            self._file.write(json_text(vars(timing)).encode() + b"\n")
         except OSError as error:
             self._broken = True
             log.warning("%s cannot be written, so that how long jobs took is not kept: %s", self._path, error)

@@ -29,6 +29,7 @@ def written(path: Path, *finished: dict[str, Any]) -> Timings:
     timings = Timings(path, Plan([JOB], []))
     for event in (*BEGUN, *finished):
         timings.take(event)
+    timings.close()
     return timings
 
 
