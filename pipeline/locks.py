@@ -82,6 +82,8 @@ class Claim:
         self._descriptor = descriptor
         self._of = of
         self._further: set[Path] = set()
+        self._stuck: set[Path] = set()
+        """Further names that could not be taken away: to others they look held, until that is tried again."""
         if of is None:
             _OPEN.add(self)
 
@@ -97,6 +99,8 @@ class Claim:
         for _ in range(_TRIES):
             if self._descriptor is None:
                 break
+            self._stuck.discard(path)
+            self._free_stuck()
             try:
                 os.link(self._path, path)
             except FileExistsError:
@@ -124,15 +128,25 @@ class Claim:
         descriptor, self._descriptor = self._descriptor, None
         if self._of is not None and self._of._descriptor is None:
             return  # it has ended with that one, and in a fork of its holder: the number may be another file's
-        with suppress(OSError):
-            # Before the lock is gone, so nobody else's file is removed: who opened this one meanwhile finds
-            # that it no longer has its name, and tries again.
-            if _same_file(self._path, descriptor):
-                self._path.unlink()
         if self._of is None:
+            with suppress(OSError):
+                # Before the lock is gone, so nobody else's file is removed: who opened this one meanwhile finds
+                # that it no longer has its name, and tries again.
+                if _same_file(self._path, descriptor):
+                    self._path.unlink()
             os.close(descriptor)
         else:
             self._of._further.discard(self._path)
+            self._of._stuck.add(self._path)
+            self._of._free_stuck()
+
+    def _free_stuck(self) -> None:
+        """Take away the names of claims that have ended, one of which may have failed to go."""
+        for path in list(self._stuck):
+            with suppress(OSError):
+                if self._descriptor is not None and _same_file(path, self._descriptor):
+                    path.unlink()
+                self._stuck.discard(path)
 
     def __enter__(self) -> Claim:
         return self

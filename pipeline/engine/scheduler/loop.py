@@ -22,7 +22,7 @@ from __future__ import annotations
 import logging
 import os
 import time
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Concatenate, ParamSpec
@@ -343,10 +343,9 @@ class _Loop:
         self.told_stop = True
         given = [worker.job_id for worker in self.run.state.workers if worker.job_id and not worker.lent]
         running = [job_id for job_id in given if job_id not in self.run.gathering]
-        waiting = ", ".join(running) or "none"
-        log.warning("%s: no further job is started; waiting for %s", self.signals.received, waiting)
+        log.warning("%s", no_further_job(self.signals.received, running))
         grace_s = self.run.settings.stop_grace_s
-        self.on_stop(_stopping(self.signals.received, len(running), grace_s, ended=self.ended_since))
+        self.on_stop(stopping(self.signals.received, len(running), grace_s, ended=self.ended_since))
 
     def _outcome(self) -> Outcome:
         state, ledger = self.run.state, self.run.ledger
@@ -366,7 +365,12 @@ class _Loop:
         )
 
 
-def _stopping(signal_name: str, running: int, grace_s: float, *, ended: bool) -> str:
+def no_further_job(signal_name: str, running: Sequence[str]) -> str:
+    """What a log says of a signal: which jobs the run waits for."""
+    return f"{signal_name}: no further job is started; waiting for {', '.join(running) or 'none'}"
+
+
+def stopping(signal_name: str, running: int, grace_s: float, *, ended: bool) -> str:
     """What happens now, and what a user can do about it; `ended` where a job has ended since the signal came."""
     asked = "Ctrl-C" if signal_name == "SIGINT" else signal_name
     if not running:
