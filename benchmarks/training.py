@@ -59,8 +59,9 @@ from pipeline.learning.choices import DPOLoss, GRPOLoss, ScaleRewards
 from pipeline.learning.training import policy
 from pipeline.learning.training.dpo import DPOObjective, fit_dpo
 from pipeline.learning.training.grpo import Objective, fit_grpo, group_advantages
-from pipeline.learning.training.policy import Fitting, completion_logprobs, score_sequences
+from pipeline.learning.training.policy import Fitting
 from pipeline.learning.training.samples import Samples, padded, supervised_columns
+from pipeline.learning.training.scoring import completion_logprobs, score_sequences
 from pipeline.learning.training.sequences import Sequences
 from pipeline.learning.training.sft import fit_sft
 from pipeline.learning.training.unpadded import without_padding

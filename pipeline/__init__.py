@@ -106,11 +106,11 @@ if TYPE_CHECKING:
     from pipeline.learning.training.loop import TrainSettings as TrainSettings
     from pipeline.learning.training.loop import train as train
     from pipeline.learning.training.policy import Fitting as Fitting
-    from pipeline.learning.training.policy import completion_logprobs as completion_logprobs
     from pipeline.learning.training.policy import fit as fit
-    from pipeline.learning.training.policy import score_sequences as score_sequences
     from pipeline.learning.training.policy import trained_tokens as trained_tokens
     from pipeline.learning.training.samples import Samples as Samples
+    from pipeline.learning.training.scoring import completion_logprobs as completion_logprobs
+    from pipeline.learning.training.scoring import score_sequences as score_sequences
     from pipeline.learning.training.sequences import Batch as Batch
     from pipeline.learning.training.sequences import Sequences as Sequences
     from pipeline.learning.training.sft import fit_sft as fit_sft
@@ -178,7 +178,8 @@ _HOMES = {
     "learning.training.curve": "add_to_curve",
     "learning.training.distributed": "Ranks save_model",
     "learning.training.loop": "TrainSettings train",
-    "learning.training.policy": "Fitting completion_logprobs fit score_sequences trained_tokens",
+    "learning.training.policy": "Fitting fit trained_tokens",
+    "learning.training.scoring": "completion_logprobs score_sequences",
     "learning.training.samples": "Samples",
     "learning.training.sequences": "Batch Sequences",
     "learning.training.sft": "fit_sft",

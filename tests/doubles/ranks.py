@@ -35,9 +35,10 @@ from pipeline.learning.training.distributed import ALONE, Ranks, Spread, save_mo
 from pipeline.learning.training.grpo import Objective, fit_grpo, group_advantages
 from pipeline.learning.training.lora import merged, with_adapters
 from pipeline.learning.training.meeting import join
-from pipeline.learning.training.policy import Fitting, completion_logprobs, score_sequences
+from pipeline.learning.training.policy import Fitting
 from pipeline.learning.training.reward_model import fit_reward_model, reward_scores
 from pipeline.learning.training.samples import Samples
+from pipeline.learning.training.scoring import completion_logprobs, score_sequences
 from pipeline.learning.training.value import fit_value
 from tests.doubles.machine import listening, own_memory
 from tests.doubles.models import tiny_policy

@@ -147,8 +147,8 @@ class DPO(PostTrainingAlgorithms):
     def _anchor_scores(self, ctx: JobContext, pairs: Sequences) -> NDArray[np.float64]:
         """Log-probability of every completion under the anchor, which is let go of before training."""
         from pipeline.learning.models.batch_size import BatchSizes
-        from pipeline.learning.training.policy import completion_logprobs, note_scored, score_sequences
         from pipeline.learning.training.precision import computing_in
+        from pipeline.learning.training.scoring import completion_logprobs, note_scored, score_sequences
         from pipeline.learning.training.unpadded import without_padding
 
         anchor = self.anchor_model(ctx, ctx.settings(DPOConfig).reference)

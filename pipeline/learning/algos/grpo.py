@@ -104,9 +104,9 @@ class GRPO(PostTrainingAlgorithms):
     def _anchor(self, ctx: JobContext, samples: Samples) -> NDArray[np.float32]:
         """Log-probabilities of the drawn tokens under the anchor, laid out as those of the sampling policy."""
         from pipeline.learning.models.batch_size import BatchSizes
-        from pipeline.learning.training.policy import completion_logprobs, note_scored, score_sequences
         from pipeline.learning.training.precision import computing_in
         from pipeline.learning.training.samples import padded, supervised_columns
+        from pipeline.learning.training.scoring import completion_logprobs, note_scored, score_sequences
         from pipeline.learning.training.unpadded import without_padding
 
         model = self.anchor_model(ctx, ctx.settings(GRPOConfig).reference)

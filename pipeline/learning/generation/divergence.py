@@ -15,7 +15,7 @@ from pipeline.learning.generation.likelihood import rows_at_once, whole_texts
 from pipeline.learning.generation.policy import TextPolicy
 from pipeline.learning.generation.sampling import Keys
 from pipeline.learning.models.split import split_over
-from pipeline.learning.training.policy import note_scored, score_sequences, sequence_divergence
+from pipeline.learning.training.scoring import note_scored, score_sequences, sequence_divergence
 
 
 class TrainedPolicy(TextPolicy):

@@ -20,8 +20,8 @@ from pipeline.learning.models.flops import model_cost, spend, whole_texts
 from pipeline.learning.models.value import ValueModel
 from pipeline.learning.training.distributed import ALONE, Ranks
 from pipeline.learning.training.losses import atom_weights, expected_labels
-from pipeline.learning.training.policy import score_sequences
 from pipeline.learning.training.precision import computing_in
+from pipeline.learning.training.scoring import score_sequences
 from pipeline.learning.training.sequences import UNKNOWN, Batch, Sequences
 from pipeline.learning.training.value import token_values
 from pipeline.outputs.formats import Calibration

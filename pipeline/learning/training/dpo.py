@@ -23,7 +23,8 @@ from trl.trainer.dpo_trainer import DPOTrainer
 
 from pipeline.learning.choices import DPOLoss
 from pipeline.learning.training.curve import add_to_curve, is_drawn, of_pairs
-from pipeline.learning.training.policy import Fitting, completion_logprobs, fit
+from pipeline.learning.training.policy import Fitting, fit
+from pipeline.learning.training.scoring import completion_logprobs
 from pipeline.learning.training.sequences import Batch, Sequences
 
 

@@ -17,8 +17,9 @@ from torch import Tensor, nn
 from pipeline.errors import JobError
 from pipeline.learning.choices import GRPOLoss, ScaleRewards
 from pipeline.learning.training.curve import add_to_curve, is_drawn
-from pipeline.learning.training.policy import Fitting, completion_logprobs, fit
+from pipeline.learning.training.policy import Fitting, fit
 from pipeline.learning.training.samples import Samples
+from pipeline.learning.training.scoring import completion_logprobs
 from pipeline.learning.training.sequences import Batch
 
 _SCALE_FLOOR = 1e-4

@@ -18,7 +18,8 @@ from pipeline.learning.models.flops import Purpose, model_cost, spend, whole_tex
 from pipeline.learning.models.value import ValueModel
 from pipeline.learning.training.curve import add_to_curve, is_drawn, of_pairs
 from pipeline.learning.training.distributed import ALONE, Ranks
-from pipeline.learning.training.policy import Fitting, fit, score_sequences
+from pipeline.learning.training.policy import Fitting, fit
+from pipeline.learning.training.scoring import score_sequences
 from pipeline.learning.training.sequences import Batch, Sequences
 from pipeline.learning.training.value import batch_values
 

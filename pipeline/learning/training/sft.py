@@ -6,7 +6,8 @@ import numpy as np
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from pipeline.learning.training.policy import Fitting, completion_logprobs, fit
+from pipeline.learning.training.policy import Fitting, fit
+from pipeline.learning.training.scoring import completion_logprobs
 from pipeline.learning.training.sequences import Batch, Sequences
 
 

@@ -231,7 +231,7 @@ class VLLMBackend:
         if self._settings.top_p >= 1.0 or not tokens:
             return np.zeros(len(tokens))
         from pipeline.learning.generation.likelihood import rows_at_once, whole_texts
-        from pipeline.learning.training.policy import note_scored, score_sequences, sequence_divergence
+        from pipeline.learning.training.scoring import note_scored, score_sequences, sequence_divergence
 
         settings, model = self._settings, self._model
         data = whole_texts([prompt for prompt in prompts for _ in range(samples)], tokens)

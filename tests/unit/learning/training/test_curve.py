@@ -22,8 +22,9 @@ from pipeline.learning.training.distributed import ALONE
 from pipeline.learning.training.grpo import fit_grpo, group_advantages
 from pipeline.learning.training.loop import TrainSettings, rate_at, train
 from pipeline.learning.training.losses import token_bce
-from pipeline.learning.training.policy import completion_logprobs, fit, grouped_order
+from pipeline.learning.training.policy import fit, grouped_order
 from pipeline.learning.training.reward_model import fit_reward_model, reward_scores, share_preferred
+from pipeline.learning.training.scoring import completion_logprobs
 from pipeline.learning.training.sequences import Sequences, batch_of
 from pipeline.learning.training.value import fit_value, token_values
 from pipeline.outputs.check import check_output

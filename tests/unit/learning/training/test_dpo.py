@@ -18,7 +18,8 @@ from pipeline.learning.datasets.addition import Addition, AdditionConfig
 from pipeline.learning.models.tiny import make_tokenizer
 from pipeline.learning.training.checkpoint import Checkpoints
 from pipeline.learning.training.dpo import DPOObjective, PairLoss, fit_dpo
-from pipeline.learning.training.policy import Fitting, completion_logprobs, score_sequences
+from pipeline.learning.training.policy import Fitting
+from pipeline.learning.training.scoring import completion_logprobs, score_sequences
 from pipeline.learning.training.sequences import Sequences, batch_of
 from tests.doubles.models import tiny_policy
 from tests.unit.learning.training.test_out_of_memory import Limited

@@ -16,8 +16,9 @@ from trl.trainer.utils import nanstd
 from pipeline.config.schema import TrainingConfig
 from pipeline.learning.choices import GRPOLoss, ScaleRewards
 from pipeline.learning.training.grpo import Objective, averaged, fit_grpo, group_advantages, token_losses
-from pipeline.learning.training.policy import Fitting, completion_logprobs
+from pipeline.learning.training.policy import Fitting
 from pipeline.learning.training.samples import Samples, supervised_columns
+from pipeline.learning.training.scoring import completion_logprobs
 from pipeline.learning.training.sequences import batch_of
 from tests.doubles.models import tiny_policy
 

@@ -9,7 +9,7 @@ from pipeline.learning.algos.post_training import LoraSettings
 from pipeline.learning.training import logits
 from pipeline.learning.training.logits import is_cut, is_plain, taken_logprobs
 from pipeline.learning.training.lora import with_adapters
-from pipeline.learning.training.policy import completion_logprobs
+from pipeline.learning.training.scoring import completion_logprobs
 from pipeline.learning.training.sequences import Sequences, batch_of
 from tests.doubles.families import tiny_model
 

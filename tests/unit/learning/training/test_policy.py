@@ -13,15 +13,9 @@ from pipeline.errors import ConfigError
 from pipeline.learning.algos.post_training import LoraSettings
 from pipeline.learning.models.dropout import without_dropout
 from pipeline.learning.training.lora import merged, with_adapters
-from pipeline.learning.training.policy import (
-    Fitting,
-    completion_logprobs,
-    fit,
-    grouped_order,
-    score_sequences,
-    sequence_divergence,
-)
+from pipeline.learning.training.policy import Fitting, fit, grouped_order
 from pipeline.learning.training.samples import Samples
+from pipeline.learning.training.scoring import completion_logprobs, score_sequences, sequence_divergence
 from pipeline.learning.training.sequences import Sequences, batch_of
 from pipeline.learning.training.sft import fit_sft
 from tests.doubles.models import tiny_policy

@@ -11,8 +11,9 @@ from pipeline.learning.generation.decode import DecodeSettings
 from pipeline.learning.generation.likelihood import completion_scores
 from pipeline.learning.models.value import ValueModel, value_model_from
 from pipeline.learning.training.dpo import DPOObjective, fit_dpo
-from pipeline.learning.training.policy import Fitting, completion_logprobs, score_sequences
+from pipeline.learning.training.policy import Fitting
 from pipeline.learning.training.precision import computing_in
+from pipeline.learning.training.scoring import completion_logprobs, score_sequences
 from pipeline.learning.training.sequences import Sequences, batch_of
 from pipeline.learning.training.value import fit_value
 from tests.doubles.models import tiny_policy

@@ -20,9 +20,10 @@ from pipeline.learning.training.checkpoint import Checkpoints
 from pipeline.learning.training.dpo import DPOObjective, fit_dpo
 from pipeline.learning.training.grpo import Objective, fit_grpo
 from pipeline.learning.training.lora import with_adapters
-from pipeline.learning.training.policy import Fitting, completion_logprobs
+from pipeline.learning.training.policy import Fitting
 from pipeline.learning.training.reward_model import fit_reward_model
 from pipeline.learning.training.samples import Samples
+from pipeline.learning.training.scoring import completion_logprobs
 from pipeline.learning.training.sequences import Sequences, batch_of
 from pipeline.learning.training.sft import fit_sft
 from pipeline.learning.training.unpadded import is_unpadded, without_padding
