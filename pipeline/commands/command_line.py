@@ -26,6 +26,7 @@ WRONG_USE: Final[type[Exception]] = typer.BadParameter.__mro__[1]
 """What every wrong command line raises, for which typer has no public name."""
 _CHOICES = re.compile(r"'(?P<given>.*)' is not one of (?P<choices>'.*')\.", re.DOTALL)
 _TOO_MANY = re.compile(r"Got unexpected extra argument\S* \((?P<words>.*)\)", re.DOTALL)
+_NO_COMMAND = re.compile(r"No such command '(.*\.ya?ml)'")
 _KINDS = {"int": "a whole number", "float": "a number"}
 
 
@@ -93,6 +94,8 @@ def in_words(error: Any) -> str:
         said = _of_parameter(error, error.param)
     else:
         said = str(error.format_message()).strip()
+        if (file := _NO_COMMAND.search(said)) and error.ctx is not None and error.ctx.info_name == "sweep":
+            said = f"{file[1]} is no command: `{error.ctx.command_path} run {file[1]}` searches as that file says"
         if too_many := _TOO_MANY.fullmatch(said):
             said = f"too many words: {too_many['words']}"
     if not said or error.ctx is None:

@@ -24,6 +24,7 @@ from pipeline.plan.estimates import Scale, scale_of
 from pipeline.plan.graph import Plan
 from pipeline.plan.job import Job
 from pipeline.plan.model_size import ModelSize, reference_size, value_size
+from pipeline.plan.models import is_gguf
 
 _MANIFEST = 500
 """Bytes of the manifest of an output."""
@@ -255,7 +256,7 @@ class _Rooms:
         if size is None:
             self.unknown[f"models.{job.model}"] = None
             return Room(_MANIFEST + _POINTER)
-        if not model.is_trained and size.exact:
+        if not model.is_trained and not (model.path and is_gguf(model.path)):
             return Room(_MANIFEST + _POINTER)  # it stays where it is
         steps = model.demonstrations and getattr(model, "steps", 0)
         copy = _TRAINED * size.weights if model.is_trained else 0

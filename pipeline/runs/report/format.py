@@ -11,20 +11,25 @@ from pathlib import Path
 from pipeline.runs.job_view import AttemptView
 
 _PREFIXES = ["", *"kMGTPEZYRQ"]
+_MANY_HOURS = 100
+"""From here on days say more."""
 _LARGE = 1e7
 """From here on the digits of a number are more than anyone reads."""
 _DEVICE = re.compile(r"cpu slot (\d+)|((?:GPU|MIG)-\w{8})")
 
 
 def duration(seconds: float) -> str:
-    """Seconds as ``8.2 s``, ``3 min 05 s`` or ``2 h 04 min``."""
+    """Seconds as ``8.2 s``, ``3 min 05 s``, ``2 h 04 min`` or ``85 d 06 h``."""
     if seconds < 60:
         return f"{seconds:.1f} s"
     minutes, rest = divmod(round(seconds), 60)
     if minutes < 60:
         return f"{minutes} min {rest:02d} s"
     hours, minutes = divmod(minutes, 60)
-    return f"{hours} h {minutes:02d} min"
+    if hours < _MANY_HOURS:
+        return f"{hours} h {minutes:02d} min"
+    days, hours = divmod(round(hours + minutes / 60), 24)
+    return f"{days:,} d {hours:02d} h"
 
 
 def roughly(seconds: float) -> str:

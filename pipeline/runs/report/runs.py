@@ -69,7 +69,7 @@ def _columns(
 ) -> list[_Told]:
     """What tells rows apart, what they have reached, and then what else there is, as a narrow page ends early."""
     needs_run = len({(row.algo, *row.settings.items()) for row in rows}) < len(rows)
-    run = _run(2 if needs_run else 5)
+    run = _run(comparison, 2 if needs_run else 5)
     others = [_setting(comparison, key, rows, 9) for key in shown if key not in telling]
     return [
         (Column(heading="algorithm", least=LEAST_NAME), lambda row: row.algo),
@@ -105,8 +105,10 @@ def _with_digits(value: str, digits: int) -> str:
         return value
 
 
-def _run(rank: int) -> _Told:
+def _run(comparison: RunComparison, rank: int) -> _Told:
     def first_of(row: RunRow) -> str:
+        if len(row.runs) == len(comparison.labels) > 1:
+            return "all"
         return row.runs[0] + (f" +{len(row.runs) - 1}" if len(row.runs) > 1 else "")
 
     return Column(heading="runs", rank=rank, least=_LEAST_RUN), first_of

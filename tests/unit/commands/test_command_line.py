@@ -51,6 +51,11 @@ def said(capsys: pytest.CaptureFixture[str]) -> Said:
         ("show", "name is missing. See `pipeline show --help`"),
         ("show a b", "too many words: b. See `pipeline show --help`"),
         ("status --evry 1", "No such option: --evry (Possible options: --every). See `pipeline status --help`"),
+        (
+            "sweep a/b.yaml",
+            "a/b.yaml is no command: `pipeline sweep run a/b.yaml` searches as that file says. "
+            "See `pipeline sweep --help`",
+        ),
         ("statu", "No such command 'statu'. Did you mean 'status'? See `pipeline --help`"),
     ],
 )

@@ -132,6 +132,7 @@ def test_what_is_not_known_is_said_and_refuses_nothing(tmp_path: Path) -> None:
     assert by_name.guessed == ("models.hf",)
     assert by_name.total > 4 * 70 * 10**9
     assert by_name.least == 0
+    assert by_name.stages["reference", "train"] < 1000  # it goes to the cache of the hub
 
 
 def test_a_run_without_room_is_refused_before_it_starts(

@@ -155,7 +155,10 @@ def _best(results: Results) -> Iterator[tuple[str, str]]:
             first = [algo for algo, reached in methods.items() if decimal(reached) == decimal(value)]
             before = last.get(REFERENCE)
             than = "" if before is None else f" (reference {decimal(before)})"
-            yield f"highest {metrics[0][1]}, {place}", f"{first_few(first, 'methods')} {decimal(value)}{than}"
+            yield (
+                f"highest {metrics[0][1]}, {place}",
+                f"{', '.join(first_few(first, 'methods'))} {decimal(value)}{than}",
+            )
 
 
 def _named(metric: str, metrics: Sequence[tuple[str, str]]) -> tuple[str, str]:

@@ -94,7 +94,8 @@ def test_a_terminal_of_80_columns_has_room_for_the_runs() -> None:
     found = compare_runs([run(f"{n}_run", 1, *rows(n), rounds_of_training=n) for n in (1, 2)])
     (table,) = comparison_tables(found)
     assert "runs" not in table.left_out(80)
-    assert "2_run" in [cells[-1] for cells in table.texts]
+    shown = {cells[0]: cells[-1] for cells in table.texts}
+    assert (shown["reference"], shown["PITA"]) == ("all", "2_run")
 
 
 def test_a_run_without_results_is_named() -> None:

@@ -423,7 +423,16 @@ def test_a_round_that_failed_says_so_in_plain_lines() -> None:
 
 
 @pytest.mark.parametrize(
-    ("seconds", "words"), [(8.24, "8.2 s"), (185, "3 min 05 s"), (7440, "2 h 04 min"), (59.99, "60.0 s")]
+    ("seconds", "words"),
+    [
+        (8.24, "8.2 s"),
+        (185, "3 min 05 s"),
+        (7440, "2 h 04 min"),
+        (59.99, "60.0 s"),
+        (99 * 3600 + 1800, "99 h 30 min"),
+        (100 * 3600, "4 d 04 h"),
+        (2046 * 3600 + 1320, "85 d 06 h"),
+    ],
 )
 def test_durations_read_well(seconds: float, words: str) -> None:
     assert duration(seconds) == words
