@@ -170,6 +170,15 @@ def unknown_key(key: str, given: str = "") -> str:
         and (setting := nearest_setting(key, [given.strip("[]")] if given else []))
     ):
         hint = f" Did you mean {setting}?"
+    leaf = key.rpartition(".")[2]
+    if (
+        "." in key
+        and not any(each.endswith(f".{leaf}") for each in near)
+        and any(each.endswith(f".{leaf}") for each in known)
+        and (setting := nearest_setting(leaf, [given.strip("[]")] if given else []))
+        and not setting.startswith(f"{table}.")
+    ):  # a setting of another kind of section, as of every algorithm
+        hint = f" Did you mean {setting}?"
     if advice := advice_on(key, given):
         hint = f" {advice}"
     section = key.rpartition(".")[0]

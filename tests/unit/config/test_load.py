@@ -162,6 +162,8 @@ def test_an_algorithm_of_ones_own_has_the_settings_of_its_class() -> None:
         ("datasets.jsonl.file=a.jsonl", "Did you mean 'datasets.jsonl.path'?"),
         ("learning_rate=0.1", "Did you mean algos.<NAME>.learning_rate=0.1?"),
         ("dry_run", "Did you mean dry_run=true?"),
+        ("training.learning_rate=0.1", "Did you mean algos.<NAME>.learning_rate=0.1?"),
+        ("algos.PITA.rewards=5", "Did you mean datasets.<NAME>.rewards=5?"),
         ("status", "a command of its own: python -m pipeline status"),
         ("datasets=gsm8k", "choose one with dataset=gsm8k"),
         (
