@@ -1,0 +1,88 @@
+"""Where a shared store is: a URL without secrets, and what has to be installed to reach it."""
+
+from __future__ import annotations
+
+import importlib.util
+import re
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from pipeline.config.install import install_command
+from pipeline.engine.store.shared.objects import FileObjects, MemoryObjects, Objects, RemoteObjects
+from pipeline.errors import ConfigError
+
+KEY = "execution.shared_store"
+_SCHEME = re.compile(r"([A-Za-z][A-Za-z0-9+.-]*)://")
+_EXTRAS = {"s3": ("s3fs", "s3"), "s3a": ("s3fs", "s3"), "gs": ("gcsfs", "gcs"), "gcs": ("gcsfs", "gcs")}
+_ALLOWED = "s3://BUCKET/PREFIX, gs://BUCKET/PREFIX, file:///FOLDER or the path of a folder"
+_CONNECT_S, _READ_S = 10, 60
+_LAYOUT = "v1"
+"""Folder of all objects. What lays them out otherwise, or other manifests in them, takes another name."""
+
+
+def check_address(url: str) -> None:
+    """See that a shared store can be what it is said to be; nothing is asked of it.
+
+    Raises:
+        ConfigError: It cannot, or the URL holds what is secret; that is not repeated.
+    """
+    _opener(url)
+
+
+def open_objects(url: str) -> Objects:
+    """The objects of a shared store; nothing is asked of it yet.
+
+    Raises:
+        ConfigError: As `check_address`.
+    """
+    return _opener(url)()
+
+
+def _opener(url: str) -> Callable[[], Objects]:
+    scheme, rest = _split(url)
+    if scheme in ("", "file"):
+        if scheme and not rest.startswith("/"):
+            raise ConfigError(f"{KEY}={url}: a file:// URL needs the whole path: file:///FOLDER")
+        return lambda: FileObjects(Path(rest).absolute() / _LAYOUT)
+    if scheme != "memory" and scheme not in _EXTRAS:
+        raise ConfigError(
+            f"{KEY}={url}: {scheme}:// is not known to make an object only where there is none, on which two "
+            f"machines must be able to rely. Use {_ALLOWED}"
+        )
+    bucket = rest.partition("/")[0]
+    if not bucket or ".." in rest.split("/"):
+        raise ConfigError(f"{KEY}={url}: it names no place. Use {_ALLOWED}")
+    place = f"{rest.rstrip('/')}/{_LAYOUT}"
+    if scheme == "memory":
+        return lambda: MemoryObjects(_system("memory"), f"/{place}")
+    module, extra = _EXTRAS[scheme]
+    if importlib.util.find_spec(module) is None:
+        raise ConfigError(f"{KEY}={url} needs {module}, which is not installed: {install_command(extra)}")
+    if extra == "gcs":
+        return lambda: RemoteObjects(_system("gs", timeout=_READ_S), place)
+    waits = {"connect_timeout": _CONNECT_S, "read_timeout": _READ_S, "retries": {"max_attempts": 1}}
+    return lambda: RemoteObjects(_system("s3", config_kwargs=waits), place)
+
+
+def _split(url: str) -> tuple[str, str]:
+    """Scheme and the rest."""
+    if not url or not url.isprintable() or url != url.strip():
+        raise ConfigError(f"{KEY}: it names no place. Use {_ALLOWED}")
+    found = _SCHEME.match(url)
+    if found is None:
+        return "", url
+    rest = url[found.end() :]
+    if "@" in rest.partition("/")[0] or "?" in rest or "#" in rest:
+        raise ConfigError(
+            f"{KEY}: a URL with a user, a password, a token or parameters in it is refused, since settings are "
+            "written down. Give the address alone, and credentials where the library looks for them, as "
+            "AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY in the environment"
+        )
+    return found[1].lower(), rest
+
+
+def _system(protocol: str, **settings: Any) -> Any:
+    import fsspec  # type: ignore[import-untyped]  # most runs have no use for it
+
+    return fsspec.filesystem(protocol, use_listings_cache=False, skip_instance_cache=True, **settings)

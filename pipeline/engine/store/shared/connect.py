@@ -1,0 +1,66 @@
+"""Begins the use of a shared store: whether it can be reached, keeps to what is relied on, and what is there."""
+
+from __future__ import annotations
+
+import secrets
+
+from pipeline.engine.store.shared.address import KEY, open_objects
+from pipeline.engine.store.shared.objects import Objects, RefusedError, UnreachableError, keeps_first
+from pipeline.engine.store.shared.outputs import SharedOutputs
+from pipeline.engine.store.store import Store
+from pipeline.errors import ConfigError
+from pipeline.hints import recall, remember
+
+
+def look(url: str) -> tuple[set[str], str]:
+    """The keys of what is there, and why that cannot be told, or ""; nothing is written.
+
+    Raises:
+        ConfigError: It may not be read, or there is no such place.
+    """
+    try:
+        return SharedOutputs(open_objects(url)).keys(), ""
+    except RefusedError as error:
+        raise _refused(url, error) from error
+    except UnreachableError as error:
+        return set(), str(error)
+
+
+def connect(url: str) -> tuple[Objects, set[str], str]:
+    """Its objects, the keys of what is there, and why it cannot be reached now, or "".
+
+    Raises:
+        ConfigError: It may not be written, there is no such place, or it does not make an object only where there
+            is none.
+    """
+    objects = open_objects(url)
+    try:
+        if not keeps_first(objects):
+            raise ConfigError(
+                f"{KEY}={url}: it replaces an object although it was asked to make it only where there is none, "
+                "so that two machines could write over each other. Use one that knows If-None-Match, as S3 does"
+            )
+        return objects, SharedOutputs(objects).keys(), ""
+    except RefusedError as error:
+        raise _refused(url, error) from error
+    except UnreachableError as error:
+        return objects, set(), str(error)
+
+
+def name_of(store: Store) -> str:
+    """A name of a local store that no other has."""
+    path = store.hints / "shared_store.json"
+    known = recall(path, dict[str, str]) or {}
+    if not known.get("name"):
+        known = {"name": secrets.token_hex(16)}
+        remember(path, known)
+        known = recall(path, dict[str, str]) or known  # of another run that did so at the same time
+    return known["name"][:64]
+
+
+def _refused(url: str, error: RefusedError) -> ConfigError:
+    return ConfigError(
+        f"{KEY}={url}: it cannot be used: {error}. See that the place exists, and that credentials for it are "
+        "where the library looks for them, as AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY in the environment "
+        "(AWS_ENDPOINT_URL for another server than Amazon's)"
+    )

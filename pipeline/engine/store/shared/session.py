@@ -1,0 +1,399 @@
+"""A shared store beside one run: asked, read and written in threads, so that the scheduler never waits for it.
+
+    ask(job) --> wait ... the descriptor is readable --> ask(job) --> there: it was fetched into the local store
+                                                                      mine:  nobody makes it, so this run may
+                                                                      held:  another machine makes it
+    finished(key) --> uploaded in order, tried again for as long as it takes
+    conclude()    --> waits for uploads, gives claims back
+
+Where the store cannot be reached the run goes on with what is here: everything is `mine` then, and what was made
+is uploaded when it can be reached again, or by the next run of the same.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+import os
+import time
+from collections.abc import Callable, Iterable, Mapping
+from contextlib import suppress
+from functools import partial
+from threading import Condition, Event, Thread
+from typing import TypeVar
+
+from pipeline.engine.store.shared.answers import Answer, Asked, Pace, not_uploaded
+from pipeline.engine.store.shared.claims import Claims, Held, Lease, holder
+from pipeline.engine.store.shared.crew import Crew
+from pipeline.engine.store.shared.objects import Objects, UnreachableError, keeps_first
+from pipeline.engine.store.shared.outputs import BadOutputError, NotWholeError, SharedOutputs, Upload
+from pipeline.engine.store.verified import Verified
+from pipeline.errors import StoreError
+
+log = logging.getLogger("pipeline")
+
+_THREADS = {"questions": 4, "fetches": 4, "uploads": 2}
+_T = TypeVar("_T")
+
+
+class Session:
+    """One run's use of a shared store, until `conclude`. To be used from one thread."""
+
+    def __init__(
+        self,
+        objects: Objects,
+        verified: Verified,
+        keys: Iterable[str],
+        *,
+        store_name: str,
+        limit: int = 4,
+        pace: Pace | None = None,
+        away: str = "",
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        """Begin.
+
+        Args:
+            objects: What the store is of.
+            verified: The local store, and notes of what was found good there in this run.
+            keys: What is there, as far as is known.
+            store_name: Of the local store, see `Holder`.
+            limit: Questions that may be open before `is_busy`.
+            pace: What is waited for.
+            away: Why the store cannot be reached yet, or "".
+            clock: Monotonic seconds.
+        """
+        self.keys = set(keys)
+        self.fetched = self.uploaded = 0
+        self._pace = pace or Pace()
+        self._outputs = SharedOutputs(objects)
+        self._verified, self._store, self._scratch = verified, verified.store, verified.folder / "fetched"
+        me = holder(store_name, os.uname().nodename)
+        self._claims = Claims(objects, me, lease_s=self._pace.lease_s, clock=clock)
+        self._limit, self._clock = max(1, limit), clock
+        self._state = Condition()
+        self._asked: dict[str, Asked] = {}
+        self._leases: dict[str, Lease] = {}
+        self._uploads: dict[str, str] = {}
+        self._answered: list[str] = []
+        self._away = self._trouble = away
+        self._broken = ""
+        self._is_proven = not away
+        self._heard_s = clock()
+        self._closing = Event()
+        self._wake = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
+        self._questions, self._fetches, self._sending = (
+            Crew(name, number, self._closing) for name, number in _THREADS.items()
+        )
+        self._housekeeper = Thread(target=self._keep_house, name="leases", daemon=True)
+        self._housekeeper.start()
+
+    # -- what the run asks -------------------------------------------------------------------------------------
+
+    def ask(self, job_id: str, key: str) -> tuple[Answer, str]:
+        """What is known of a key, and which machine makes it; asks the store where nothing is known.
+
+        Raises:
+            StoreError: The local store cannot be written to.
+        """
+        with self._state:
+            if self._broken:
+                raise StoreError(self._broken)
+            asked = self._asked.get(key)
+            if asked is None:
+                if key in self._leases or self._away:
+                    return Answer.mine, ""
+                self._asked[key] = Asked(job_id)
+                self._questions.put(partial(self._settle, key, self._found))
+                return Answer.wait, ""
+            if asked.answer in (Answer.mine, Answer.there):
+                del self._asked[key]
+            return asked.answer, asked.host
+
+    def expect(self, jobs: Mapping[str, str]) -> None:
+        """Fetch what is there.
+
+        Args:
+            jobs: Ids of jobs and their keys. Each is among those `answered`, and `ask` says what came of it.
+        """
+        with self._state:
+            for job_id, key in jobs.items():
+                self._asked[key] = Asked(job_id, is_expected=True)
+                self._fetches.put(partial(self._settle, key, self._expected))
+
+    def answered(self) -> list[str]:
+        """Ids of the jobs of which more is known than when this was called last."""
+        with self._state:
+            with suppress(BlockingIOError):
+                while os.read(self._wake[0], 4096):
+                    pass
+            answered, self._answered = self._answered, []
+        return answered
+
+    def fileno(self) -> int:
+        """A descriptor that is readable while somebody is `answered`."""
+        return self._wake[0]
+
+    @property
+    def is_busy(self) -> bool:
+        """Whether no more should be asked for now: what this run asks for, no other machine begins."""
+        with self._state:
+            waits = (one.answer is Answer.wait and not one.is_expected for one in self._asked.values())
+            return sum(waits) >= self._limit
+
+    # -- what the run tells ------------------------------------------------------------------------------------
+
+    def finished(self, key: str, name: str = "") -> None:
+        """An output is in the local store, to be uploaded if it is not there.
+
+        Args:
+            key: Its key.
+            name: Of its job, for people.
+        """
+        with self._state:
+            if key in self.keys or key in self._uploads:
+                return
+            self._uploads[key] = name or key[:12]
+            self._sending.put(partial(self._upload, Upload(self._outputs, self._store, key)))
+
+    def forget(self, key: str) -> None:
+        """An answer was taken note of."""
+        with self._state:
+            self._asked.pop(key, None)
+
+    @property
+    def uploads_left(self) -> int:
+        """How many outputs are yet to be uploaded."""
+        with self._state:
+            return len(self._uploads)
+
+    def is_uploading(self, key: str) -> bool:
+        """Whether an output is yet to be uploaded, and so must stay whole here."""
+        with self._state:
+            return key in self._uploads
+
+    def conclude(self, stops: Callable[[], bool] = lambda: False, grace_s: float = 0.0) -> str:
+        """Wait for uploads, and end.
+
+        Args:
+            stops: Whether the run was asked to end; then it waits for no more than `grace_s`.
+            grace_s: Seconds.
+
+        Returns:
+            What could not be done, or "".
+        """
+        if self._closing.is_set():
+            return ""
+        until_s, began_s = math.inf, self._clock()
+        with self._state:
+            silent_s = self._pace.asked_s if self._away else self._pace.silent_s
+            while self._uploads:
+                now = self._clock()
+                if stops():
+                    until_s = min(until_s, now + grace_s)
+                if now >= until_s or now - max(began_s, self._heard_s) >= silent_s:
+                    break
+                self._state.wait(0.1)
+            left, why = list(self._uploads.values()), self._away or self._trouble
+        self._close()
+        return not_uploaded(left, why)
+
+    def _close(self) -> None:
+        self._closing.set()
+        with self._state:
+            leases = [] if self._away else list(self._leases.values())
+            self._state.notify_all()
+        with suppress(UnreachableError):  # then they end by themselves
+            for lease in leases:
+                self._claims.release(lease)
+        for crew in (self._questions, self._fetches, self._sending):
+            crew.dismiss()
+        self._housekeeper.join(1.0)
+        with self._state:
+            self._asked.clear()
+            read, write = self._wake
+            self._wake = (-1, -1)
+        os.close(read)
+        os.close(write)
+
+    # -- in threads: questions ---------------------------------------------------------------------------------
+
+    def _settle(self, key: str, find_out: Callable[[str], tuple[Answer | None, str]]) -> None:
+        answer: Answer | None = Answer.mine
+        host = ""
+        try:
+            answer, host = find_out(key)
+        except UnreachableError as error:
+            self._lost(error)
+        except (StoreError, OSError) as error:
+            with self._state:
+                self._broken = str(error)
+        except Exception:
+            log.exception("the shared store: this is a fault of the program; please report it")
+        self._tell(key, answer, host)
+
+    def _tell(self, key: str, answer: Answer | None, host: str) -> None:
+        with self._state:
+            asked = self._asked.get(key)
+            if asked is None or self._wake[1] < 0:
+                return
+            told = asked.answer
+            if answer is None:
+                del self._asked[key]
+            else:
+                asked.answer, asked.host, asked.again_s = answer, host, self._clock() + self._pace.poll_s
+            if answer is not told:
+                self._answered.append(asked.job_id)
+                with suppress(BlockingIOError):
+                    os.write(self._wake[1], b".")
+
+    def _expected(self, key: str) -> tuple[Answer | None, str]:
+        return (Answer.there if self._fetch(key, self._pace.fetched_s) else None), ""
+
+    def _found(self, key: str) -> tuple[Answer, str]:
+        took = self._patiently(partial(self._claims.take, key), self._pace.asked_s)
+        # Looked at after the claim: its last holder may have stored the output just before.
+        if self._fetch(key, self._pace.asked_s if key not in self.keys else self._pace.fetched_s):
+            if isinstance(took, Lease):
+                with suppress(UnreachableError):
+                    self._claims.forget(key)
+            return Answer.there, ""
+        if isinstance(took, Held):
+            return Answer.held, took.host
+        with self._state:
+            self._leases[key] = took
+        return Answer.mine, ""
+
+    def _fetch(self, key: str, patience_s: float) -> bool:
+        """Have an output here that is there; False where it is not there, or bad and so set aside."""
+        for is_last in (False, True):
+            try:
+                if not self._patiently(partial(self._bring, key), patience_s):
+                    with self._state:
+                        self.keys.discard(key)
+                    return False
+                self._verified.problem(key)  # read here, so that the engine's loop finds its note
+                with self._state:
+                    self.keys.add(key)
+                    self.fetched += 1
+                return True
+            except BadOutputError as error:
+                bad = error
+                if is_last:
+                    break
+        log.warning("%s in the shared store cannot be used: %s. It is set aside there, and made again", key, bad)
+        self._patiently(partial(self._outputs.set_aside, key, bad.upload), patience_s)
+        with self._state:
+            self.keys.discard(key)
+        return False
+
+    def _bring(self, key: str) -> bool:
+        return self._outputs.fetch(key, self._store, self._scratch, self._heard)
+
+    # -- in threads: uploads -----------------------------------------------------------------------------------
+
+    def _upload(self, upload: Upload) -> None:
+        key = upload.key
+        try:
+            self._patiently(partial(upload.go, self._heard), None)
+        except UnreachableError:  # the run has ended. What was sent stays, as its entry may have been made
+            return
+        except NotWholeError as error:
+            log.warning("%s was not uploaded to the shared store: %s", key, error)
+        except Exception:
+            log.exception("the shared store: this is a fault of the program; please report it")
+        else:
+            if upload.lost_to:
+                log.warning(
+                    "%s: another machine had stored it first, of %s: machines whose arithmetic differs share "
+                    "this store",
+                    key,
+                    upload.lost_to,
+                )
+            with self._state:
+                self.keys.add(key)
+                self.uploaded += 1
+            with suppress(UnreachableError):
+                if self._leases.pop(key, None):
+                    self._claims.forget(key)
+        with self._state:
+            self._uploads.pop(key, None)
+            self._state.notify_all()
+
+    # -- in threads: the rest ----------------------------------------------------------------------------------
+
+    def _patiently(self, ask: Callable[[], _T], patience_s: float | None) -> _T:
+        """Ask again for as long as it cannot be reached; None for as long as the run goes on."""
+        until_s = None if patience_s is None else self._clock() + patience_s
+        wait_s = self._pace.backoff_s
+        while True:
+            try:
+                self._prove()
+                answer = ask()
+            except UnreachableError as error:
+                if patience_s is None:
+                    self._not_sent(error)
+                if self._closing.wait(wait_s) or (until_s is not None and self._clock() >= until_s):
+                    raise
+                wait_s = min(2 * wait_s, self._pace.longest_s)
+            else:
+                self._heard()
+                return answer
+
+    def _prove(self) -> None:
+        """See once that the store keeps what was made first, on which everything rests."""
+        if not self._is_proven:
+            if not keeps_first(self._outputs.objects):
+                raise UnreachableError("it replaces what it was asked to make only where nothing is")
+            self._is_proven = True
+
+    def _heard(self) -> None:
+        with self._state:
+            self._heard_s = self._clock()
+            if self._away:
+                self._away = ""
+                log.info("the shared store is reached again")
+
+    def _not_sent(self, error: UnreachableError) -> None:
+        self._trouble = str(error)
+        if self._clock() - self._heard_s >= self._pace.asked_s:
+            self._lost(error)
+
+    def _lost(self, error: UnreachableError) -> None:
+        with self._state:
+            if not self._away and not self._closing.is_set():
+                log.warning("the shared store cannot be reached (%s): the run goes on with what is here", error)
+            self._away = str(error)
+
+    def _keep_house(self) -> None:
+        """Renew claims, look again after those of others, and see whether the store can be reached again."""
+        quarter_s = self._pace.lease_s / 4
+        due_s = self._clock() + quarter_s
+        while not self._closing.wait(min(self._pace.poll_s, quarter_s) / 2):
+            now = self._clock()
+            with self._state:
+                held = [k for k, one in self._asked.items() if one.answer is Answer.held and one.again_s <= now]
+                for key in held:
+                    self._asked[key].again_s = now + self._pace.lease_s
+                    self._questions.put(partial(self._settle, key, self._found))
+            if now >= due_s:
+                due_s = now + quarter_s
+                self._renew()
+
+    def _renew(self) -> None:
+        with self._state:
+            leases = list(self._leases.values())
+        try:
+            if self._away:
+                self._prove()
+                self._outputs.objects.names("probes/")
+                self._heard()
+            for lease in leases:
+                if not self._claims.renew(lease) and self._leases.pop(lease.key, None) is not None:
+                    log.warning(
+                        "%s: its claim in the shared store is another machine's by now, as this one did not renew "
+                        "it in time; whichever stores it first counts",
+                        lease.key,
+                    )
+        except UnreachableError as error:
+            self._lost(error)

@@ -1,0 +1,132 @@
+"""What a shared store relies on, of every place that it may be in."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import pytest
+
+from pipeline.engine.store.shared import objects as module
+from pipeline.engine.store.shared.address import check_address, open_objects
+from pipeline.engine.store.shared.connect import connect, look
+from pipeline.engine.store.shared.objects import MemoryObjects, Objects, UnreachableError, keeps_first
+from pipeline.errors import ConfigError
+
+
+def test_objects_are_made_read_listed_and_removed(objects: Objects) -> None:
+    assert objects.read("a/b", 10) is None
+    assert objects.part("a/b", 0, 3) is None
+    assert objects.names("a/") == []
+    objects.delete("a/b")
+    objects.write("a/b", b"12345")
+    objects.write("a/b", b"123456")
+    assert objects.read("a/b", 10) == b"123456"
+    assert objects.read("a/b", 3) == b"1234"  # one more than asked, by which it is known to be larger
+    assert objects.part("a/b", 2, 4) == b"34"
+    assert objects.part("a/b", 4, 99) == b"56"
+    assert objects.part("a/b", 6, 99) == b""
+    objects.write("a/c", b"")
+    assert objects.read("a/c", 10) == b""
+    objects.write("ab/d", b"x")
+    assert objects.names("a/") == ["a/b", "a/c"]
+    objects.delete("a/b")
+    assert objects.names("a/") == ["a/c"]
+
+
+def test_of_many_who_make_an_object_at_once_one_does(objects: Objects) -> None:
+    assert keeps_first(objects)
+    assert objects.names("probes/") == []
+    makers = [str(number).encode() for number in range(8)]
+    with ThreadPoolExecutor(8) as pool:
+        made = list(pool.map(lambda data: objects.create("one", data), makers))
+    assert made.count(True) == 1
+    assert objects.read("one", 10) == makers[made.index(True)]
+
+
+def test_what_is_large_is_sent_in_pieces(objects: Objects, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "CHUNK", 5 << 20)  # the least that S3 takes
+    pieces = [bytes([number]) * (5 << 20) for number in range(2)] + [b"end"]
+
+    def chunks() -> Iterator[bytes]:
+        yield from pieces
+
+    objects.upload("large", chunks(), (10 << 20) + 3)
+    assert objects.part("large", (5 << 20) - 1, 5 << 20) == b"\0"
+    assert objects.part("large", (10 << 20) - 1, 1 << 30) == b"\1end"
+
+
+def test_a_place_that_replaces_what_is_there_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(MemoryObjects, "_create", lambda self, path, data: self._system.pipe_file(path, data))
+    with pytest.raises(ConfigError, match="two machines could write over each other"):
+        connect("memory://careless")
+
+
+@pytest.mark.parametrize(
+    ("url", "said"),
+    [
+        ("s3://me:hunter2@bucket/x", "a user, a password"),
+        ("s3://bucket/x?token=hunter2", "a user, a password"),
+        ("az://bucket/x", "az:// is not known to make an object only where there is none"),
+        ("s3:///x", "names no place"),
+        ("s3://bucket/../x", "names no place"),
+        ("", "names no place"),
+        ("file://folder", "needs the whole path"),
+    ],
+)
+def test_an_address_that_cannot_be_is_refused_and_no_secret_repeated(url: str, said: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        check_address(url)
+    assert said in str(caught.value)
+    assert "hunter2" not in str(caught.value)
+
+
+def test_what_must_be_installed_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
+    with pytest.raises(ConfigError, match=r"needs gcsfs, which is not installed: pip install .*\[gcs\]"):
+        check_address("gs://bucket/x")
+
+
+def test_a_bucket_that_is_not_there_is_a_mistake_and_a_network_that_is_not_there_is_none(
+    s3_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with pytest.raises(ConfigError, match="The specified bucket does not exist"):
+        connect("s3://no-such-bucket/x")
+    assert connect(s3_url)[1:] == (set(), "")
+    monkeypatch.setenv("AWS_ENDPOINT_URL", "http://127.0.0.1:1")
+    monkeypatch.setattr("pipeline.engine.store.shared.address._CONNECT_S", 1)
+    keys, why = look(s3_url)
+    assert keys == set()
+    assert "Could not connect" in why
+
+
+@pytest.mark.parametrize("said", ["no route to orange-bucket", "the range of ports", "InvalidRangeLike"])
+def test_no_failure_is_taken_for_an_object_that_is_empty(said: str) -> None:
+    class Failing:
+        def cat_file(self, path: str, start: int, end: int) -> bytes:
+            raise OSError(said)
+
+    with pytest.raises(UnreachableError):
+        module.RemoteObjects(Failing(), "x").read("y", 1)
+
+
+def test_no_credential_is_in_what_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "hunter2")
+
+    class Talkative:
+        def cat_file(self, path: str, start: int, end: int) -> bytes:
+            raise OSError("signed with hunter2\n\x1b[31m")
+
+    with pytest.raises(UnreachableError) as caught:
+        module.RemoteObjects(Talkative(), "x").read("y", 1)
+    assert str(caught.value) == "signed with *** ?[31m"
+
+
+def test_links_in_a_shared_folder_are_not_followed(tmp_path: Path) -> None:
+    objects = open_objects(str(tmp_path / "shared"))
+    objects.write("a/b", b"x")
+    (tmp_path / "secret").write_bytes(b"secret")
+    (tmp_path / "shared/v1/a/link").symlink_to(tmp_path / "secret")
+    with pytest.raises(UnreachableError):
+        objects.read("a/link", 10)
