@@ -28,6 +28,7 @@ from pipeline.commands.run_messages import (
     tell_notes,
     tell_prepared,
 )
+from pipeline.commands.sharing import uploaded_before_end
 from pipeline.commands.start import settle
 from pipeline.commands.track import tracked
 from pipeline.commands.trial import TrialRounds
@@ -85,17 +86,17 @@ def _carry_out(
     with logged_to(run.log):
         try:
             _begin(request, stored, run, console)
-            rounds, keeper = TrialRounds(request), keeper_of(request, stored.missing, verified.folder)
+            rounds, keeper = TrialRounds(request), keeper_of(request, stored.not_here, verified.folder)
             keeper.sweep()  # what an earlier run of the same has left may be room that this one needs
             with tracked(run, config.tracking, console, signals) as hear:
-                outcome = _run_missing(
-                    request, stored.missing, verified, run, console, signals, hear, rounds, keeper
-                )
+                outcome = _run_missing(request, stored, verified, run, console, signals, hear, rounds, keeper)
                 rounds.conclude()
                 keeper.sweep()
                 if outcome is not None:
-                    _link_stored(request, run, _found_stored(stored.missing, outcome))
+                    _link_stored(request, run, _found_stored(stored.not_here, outcome))
                 code = _end(request, outcome, verified, run, console)
+                if uploaded_before_end(request, signals, console):
+                    keeper.sweep()  # what was not to be removed before it was uploaded
                 tell_removed(keeper, console)
                 return code
         except (WorkerError, StoreError) as error:
@@ -112,7 +113,7 @@ def _carry_out(
 
 def _begin(request: Request, stored: Stored, run: RunFolder, console: Console) -> None:
     """Write down what is asked for and what is there, and say it."""
-    there = set(request.plan.jobs) - set(stored.missing)
+    there = set(request.plan.jobs) - set(stored.not_here)
     write_whole(run.config, yaml.safe_dump(to_plain(request.config), sort_keys=False))
     write_whole(run.plan, plan_text(request.plan, stored=there, keep=request.config.execution.keep))
     draw_plan(request, stored, run.path / PLAN_SVG)
@@ -123,7 +124,7 @@ def _begin(request: Request, stored: Stored, run: RunFolder, console: Console) -
         aside = request.store.set_aside(key)
         log.warning("stored output %s is damaged (%s): set aside to %s", key, problem, aside)
     _link_stored(request, run, there)
-    announce(request, stored.missing, run, console)
+    announce(request, stored, run, console)
     tell_arithmetic(request, stored.missing)
 
 
@@ -190,7 +191,7 @@ def _found_stored(missing: Sequence[str], outcome: Outcome) -> set[str]:
 
 def _run_missing(
     request: Request,
-    missing: Sequence[str],
+    stored: Stored,
     verified: Verified,
     run: RunFolder,
     console: Console,
@@ -199,11 +200,12 @@ def _run_missing(
     rounds: TrialRounds,
     keeper: Keeper,
 ) -> Outcome | None:
+    missing = stored.missing
     if not missing:
         _record_nothing_to_do(request, run)
         return None
     clock = _steady_clock()
-    live, gpus = _live_run(request, missing), GpuLog()
+    live, gpus = _live_run(request, stored.not_here), GpuLog()
     with shown_on(console) as redraw, RoundReports(run) as reports, ProgressFile(run) as told:
 
         def take(event: Event) -> None:
@@ -240,6 +242,8 @@ def _run_missing(
             on_tick=show,
             on_stop=stop,
             signals=signals,
+            shared=request.shared,
+            elsewhere=stored.elsewhere,
         )
     gpus.conclude()
     update_durations(request.store.root, outcome.durations(request.plan, duration_name))

@@ -52,8 +52,8 @@ def print_plan(request: Request, stored: Stored, console: Console) -> None:
 def in_short(request: Request, stored: Stored) -> str:
     """How many jobs there are, are stored, and are to run, and about how long that takes."""
     plan, missing, workers = request.plan, stored.missing, request.layout.workers
-    text = f"{jobs(len(plan.jobs))}: {len(plan.jobs) - len(missing):,} stored{_removed(request, stored)}, "
-    text += f"{len(missing):,} to run on "
+    text = f"{jobs(len(plan.jobs))}: {len(plan.jobs) - len(missing):,} stored{_removed(request, stored)}"
+    text += f"{stored.in_shared}, {len(missing):,} to run on "
     text += count(workers, "worker")
     if not missing:
         return text

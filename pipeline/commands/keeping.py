@@ -29,7 +29,9 @@ def keeper_of(request: Request, missing: Collection[str], scratch: Path) -> Keep
         scratch: The run's folder in the store, where it tells what it needs.
     """
     output_dir = Path(request.config.output_dir).absolute()
+    shared = request.shared
     return Keeper(
+        is_needed=shared.is_uploading if shared else lambda _: False,
         plan=request.plan,
         keep=request.config.execution.keep,
         there=set(request.plan.jobs) - set(missing),

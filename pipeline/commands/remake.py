@@ -19,6 +19,7 @@ from pipeline.commands.keeping import score_of
 from pipeline.commands.request import Request, prepare
 from pipeline.commands.run import leased, notes_of
 from pipeline.commands.run_messages import logged_to
+from pipeline.commands.sharing import bring_model
 from pipeline.config.schema import Backend
 from pipeline.engine.run_folder import STAMP_FORMAT, RunFolder
 from pipeline.engine.run_jobs import run_jobs
@@ -30,6 +31,7 @@ from pipeline.engine.store.removal import remove_weights
 from pipeline.engine.store.scratch import Scratch
 from pipeline.engine.store.store import REMOVED, Store
 from pipeline.errors import ConfigError, StoreError
+from pipeline.files import remove_tree
 from pipeline.plan.graph import Plan
 from pipeline.plan.job import Job
 from pipeline.plan.pending import missing_jobs
@@ -55,12 +57,25 @@ def held_model(run: LoadedRun, chain: str | None, number: int | None, console: C
     Raises:
         PipelineError: There is no such model, or it cannot be made again.
     """
-    found = find_trained(run, chain, number, also_removed=True)
     with ExitStack() as stack:
+        fetched = stack.enter_context(_emptied(run.store))
+        found = find_trained(
+            run, chain, number, also_removed=True, bring=lambda found: bring_model(found, fetched, console)
+        )
         scratch = _held(run.store, found, stack)
         if run.store.problem(found.job.key, checksums=False) == REMOVED:
             stack.enter_context(_made_again(found, scratch, console))
         yield found
+
+
+@contextmanager
+def _emptied(store: Store) -> Iterator[Path]:
+    """A folder for what is fetched, made when needed."""
+    folder = store.scratch(f"fetch-{secrets.token_hex(4)}-{os.getpid()}")
+    try:
+        yield folder
+    finally:
+        remove_tree(folder)
 
 
 def _held(store: Store, found: Trained, stack: ExitStack) -> Path:

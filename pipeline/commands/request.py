@@ -5,8 +5,8 @@ Reads files and asks for devices; writes nothing and starts nothing.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Collection, Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from pipeline.config.checks import check_config, check_together
@@ -19,6 +19,8 @@ from pipeline.engine.devices.inventory import Device
 from pipeline.engine.devices.layout import Layout, make_layout
 from pipeline.engine.devices.select import choose_devices
 from pipeline.engine.store.measured import read_durations
+from pipeline.engine.store.shared.address import check_address
+from pipeline.engine.store.shared.session import Session
 from pipeline.engine.store.store import NOT_STORED, REMOVED, Store
 from pipeline.engine.workers.ray import is_installed
 from pipeline.errors import ConfigError
@@ -63,6 +65,8 @@ class Request:
     """Words of a command that repeats it; none where there is no such command."""
     on_begin: Callable[[Path], None] | None = None
     """Told the run's folder once it is there."""
+    shared: Session | None = None
+    """The store that other machines share, while it is in use."""
 
     @property
     def execution(self) -> ExecutionConfig:
@@ -96,6 +100,18 @@ class Stored:
     """Ids of the jobs that must run."""
     damaged: dict[str, str]
     """Key -> what is wrong, of stored outputs that cannot be used."""
+    elsewhere: list[str] = field(default_factory=list)
+    """Ids of the jobs whose outputs are in the shared store alone, and needed here."""
+
+    @property
+    def not_here(self) -> list[str]:
+        """Ids of the jobs whose outputs are to be made or fetched."""
+        return [*self.missing, *self.elsewhere]
+
+    @property
+    def in_shared(self) -> str:
+        """How many of what is stored is in the shared store alone, to follow their number; or ""."""
+        return f" ({len(self.elsewhere):,} of them in the shared store, to be fetched)" if self.elsewhere else ""
 
 
 def prepare(config: Config, given: Sequence[str] = (), on_large: Callable[[str], None] | None = None) -> Request:
@@ -110,6 +126,8 @@ def prepare(config: Config, given: Sequence[str] = (), on_large: Callable[[str],
         PipelineError: The request is wrong.
     """
     check_config(config)
+    if (shared := config.execution.shared_store) is not None:
+        check_address(shared)
     _check_ray(config)
     check_size(config)
     if (number := extent_of(config).jobs) >= LARGE and on_large:
@@ -220,22 +238,28 @@ def _check_jobs_per_device(config: Config, devices: Sequence[Device]) -> None:
 
 
 @garbage.kept()
-def look_up(request: Request, problem_of: Callable[[str], str | None]) -> Stored:
+def look_up(request: Request, problem_of: Callable[[str], str | None], shared: Collection[str] = ()) -> Stored:
     """See what of a plan must run.
 
     Args:
         request: The request.
         problem_of: Says of a key what is wrong with its output, or None if it can be used.
+        shared: The keys of what can be fetched where it is not stored here.
     """
     damaged: dict[str, str] = {}
+    elsewhere: set[str] = set()
 
     def is_stored(key: str, *good: str | None) -> bool:
         problem = problem_of(key)
         if problem not in (None, NOT_STORED, REMOVED):
             damaged[key] = problem
+        if problem not in good and key in shared:
+            elsewhere.add(key)
+            return True
         return problem in good
 
     missing = missing_jobs(
         request.plan, lambda key: is_stored(key, None), lambda key: is_stored(key, None, REMOVED)
     )
-    return Stored(missing=missing, damaged=damaged)
+    fetched = [job.id for job in request.plan.jobs.values() if job.key in elsewhere] if elsewhere else []
+    return Stored(missing=missing, damaged=damaged, elsewhere=fetched)

@@ -17,6 +17,7 @@ from pipeline.commands.disk_room import check_room
 from pipeline.commands.dry_run import print_plan
 from pipeline.commands.keeping import said_of_best
 from pipeline.commands.request import Request, Stored, look_up, on_cluster, prepare
+from pipeline.commands.sharing import look_up_shared, looked_at, sharing
 from pipeline.config.schema import Backend, Config
 from pipeline.config.user_code import brought_torch
 from pipeline.engine.devices.lease import LeaseSet
@@ -66,15 +67,20 @@ def run_experiment(
     _warn(request.warnings, console)
     if config.dry_run:
         # A dry run only looks; all that it writes is a picture.
-        stored = look_up(request, lambda key: store.problem(key, checksums=False))
+        there = looked_at(config, console)
+        stored = look_up(request, lambda key: store.problem(key, checksums=False), there)
         _rewards_tried(request, stored, console)
         check_runnable(request.plan, request.layout, set(request.plan.jobs) - set(stored.missing), peaks)
         print_plan(request, stored, console)
         return 0
-    with store.in_use(Path(config.output_dir)), notes_of(request) as verified:
+    with (
+        store.in_use(Path(config.output_dir)),
+        notes_of(request) as verified,
+        sharing(request, verified, console) as request,
+    ):
         with suppress(StoreError):  # where nothing can be locked or written, no run removes anything either
             tell_needs(store, verified.folder, keys_of_weights(request.plan.jobs.values()))
-        stored = look_up(request, verified.problem)
+        stored = look_up_shared(request, verified, console)
         if not stored.missing:
             return carry_out(request, stored, verified, console)
         check_room(request, stored)

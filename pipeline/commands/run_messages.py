@@ -12,7 +12,7 @@ from pathlib import Path
 from rich.console import Console
 
 from pipeline import arithmetic
-from pipeline.commands.request import Request
+from pipeline.commands.request import Request, Stored
 from pipeline.engine.run_folder import RunFolder
 from pipeline.engine.scheduler.job_state import JobStatus
 from pipeline.engine.scheduler.loop import Outcome
@@ -65,9 +65,9 @@ def tell_arithmetic(request: Request, missing: Sequence[str]) -> None:
         log.warning("system.portable=true has no effect on %s: it is for x86-64 processors", platform.machine())
 
 
-def announce(request: Request, missing: Sequence[str], run: RunFolder, console: Console) -> None:
+def announce(request: Request, stored: Stored, run: RunFolder, console: Console) -> None:
     """Say what of the plan is stored, what runs, and on which devices."""
-    total = len(request.plan.jobs)
+    total, missing = len(request.plan.jobs), stored.missing
     name = request.config.experiment.name
     if not missing:
         if total:
@@ -79,10 +79,11 @@ def announce(request: Request, missing: Sequence[str], run: RunFolder, console: 
     names = ", ".join(device.label for device in devices)
     if (slots := request.layout.slots) > 1:
         names += f", up to {slots} jobs on each"
-    log.info("%s: %d jobs, %d stored, on %s", name, total, total - len(missing), names)
+    there = f"{total - len(missing):,} stored{stored.in_shared}"
+    log.info("%s: %d jobs, %s, on %s", name, total, there, names)
     say(
         console,
-        f"{name}: {jobs(total)}, {total - len(missing)} stored, {len(missing)} to run on {names}. Log:",
+        f"{name}: {jobs(total)}, {there}, {len(missing)} to run on {names}. Log:",
         copy=shown_path(run.log),
     )
 

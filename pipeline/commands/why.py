@@ -9,6 +9,8 @@ from pathlib import Path
 from pipeline.config.checks import check_config
 from pipeline.config.load import load_config
 from pipeline.config.schema import Config
+from pipeline.engine.store.shared.address import check_address
+from pipeline.engine.store.shared.connect import look
 from pipeline.engine.store.store import Store
 from pipeline.errors import ConfigError
 from pipeline.plan.attention import plain_attention
@@ -49,7 +51,8 @@ def why(output_dir: Path, name: str, job: str, stamp: str | None, overrides: Seq
             widths=resolve_widths(config),
         )
         store = Store(Path(config.execution.store).absolute()) if config.execution.store else run.store
-        return explain_request(run, plan, find_job(plan.jobs, job), store)
+        url = config.execution.shared_store
+        return explain_request(run, plan, find_job(plan.jobs, job), store, look(url)[0] if url else ())
     run = load_planned(choose_run(output_dir, name))
     job_id = find_job(run.plan.jobs, job)
     return explain_job(run, job_id, _earlier(output_dir, run, job_id, stamp), now)
@@ -61,6 +64,8 @@ def _request(name: str, overrides: Sequence[str]) -> Config:
         raise ConfigError(f"cannot read '{wrong[0]}'. After the job come settings as for a run: KEY=VALUE.")
     config = load_config([f"experiment.name={name}", *overrides])
     check_config(config)
+    if config.execution.shared_store is not None:
+        check_address(config.execution.shared_store)
     check_size(config)
     check_models(config)
     return named_by_bits(config)

@@ -250,6 +250,11 @@ class ExecutionConfig:
     could start, those with larger ones do first, and of equal ones those on the longest remaining path."""
     store: str | None = file_or_folder(None, affects_result=False)
     """Folder of finished outputs; null means `<output_dir>/.store`."""
+    shared_store: str | None = hint(None)
+    """A store that other machines reach too: `s3://bucket/prefix`, `gs://bucket/prefix`, `file:///folder` or the
+    path of a folder. What is there is fetched into `execution.store` and not computed, what is made here is
+    uploaded, and no two machines make the same at once, see docs/scaling.md. Credentials come from where the
+    library looks for them, as the environment, and never from here; null shares nothing."""
     keep: Keep = hint(Keep.all)
     """Of which rounds trained weights stay in the store, for each method and seed: of `all`, of the `last`, of the
     one that evaluates `best` on `evaluation.split`, or of none (`results`). The others are removed as soon as no

@@ -40,6 +40,7 @@ class Keeper:
         experiment: Folder of the experiment's runs.
         output_dir: Folder of all runs.
         score_of: How well a policy evaluates, of the job that measures it; asked once that is done.
+        is_needed: Whether the output of a key must stay whole for now, as it is being uploaded.
         number: Outputs whose weights this run has removed.
         freed: Their bytes.
         stuck: Why no further weights are removed, or "".
@@ -57,6 +58,7 @@ class Keeper:
     experiment: Path
     output_dir: Path
     score_of: Callable[[Job], float | None]
+    is_needed: Callable[[str], bool] = lambda _: False
     number: int = 0
     freed: int = 0
     stuck: str = ""
@@ -162,6 +164,8 @@ class Keeper:
 
     def _remove_one(self, job: Job) -> None:
         if self.store.is_removed(job.key) and not leftover_weights(self.store, job.key):
+            return
+        if self.is_needed(job.key):
             return
         why = f"execution.keep={self.keep.name}"
         freed = remove_weights(

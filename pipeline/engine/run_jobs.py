@@ -18,6 +18,7 @@ from pipeline.engine.run_folder import RunFolder
 from pipeline.engine.scheduler.loop import Outcome, run_plan
 from pipeline.engine.scheduler.signals import StopSignals
 from pipeline.engine.store.measured import read_durations, read_peaks
+from pipeline.engine.store.shared.session import Session
 from pipeline.engine.store.store import Store
 from pipeline.engine.store.verified import Verified
 from pipeline.engine.timings import Timings
@@ -68,10 +69,13 @@ def run_jobs(
     on_tick: Callable[[], None] = lambda: None,
     on_stop: Callable[[str], None] = lambda _: None,
     signals: StopSignals | None = None,
+    shared: Session | None = None,
+    elsewhere: Sequence[str] = (),
 ) -> Outcome:
     """Run jobs of a plan on the given devices; the journal and the jobs' logs go to `run_dir`.
 
     Of `joining` devices more, which may join a cluster meanwhile, no more are waited for than there are jobs.
+    Those in `elsewhere` are fetched from the store that is shared with other machines.
     """
     execution = execution or ExecutionConfig()
     # A worker that is this very process holds its memory for longer; that of other machines is read there.
@@ -98,7 +102,7 @@ def run_jobs(
     try:
         return run_plan(
             plan,
-            stored=set(plan.jobs) - wanted,
+            stored=set(plan.jobs) - wanted - set(elsewhere),
             store=store,
             pool=pool,
             journal=journal,
@@ -112,6 +116,8 @@ def run_jobs(
             on_tick=on_tick,
             on_stop=on_stop,
             signals=signals,
+            shared=shared,
+            elsewhere=elsewhere,
         )
     finally:
         journal.close()

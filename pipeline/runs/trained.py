@@ -179,7 +179,12 @@ class Trained:
 
 
 def find_trained(
-    run: LoadedRun, chain: str | None = None, number: int | None = None, *, also_removed: bool = False
+    run: LoadedRun,
+    chain: str | None = None,
+    number: int | None = None,
+    *,
+    also_removed: bool = False,
+    bring: Callable[[Trained], None] = lambda _: None,
 ) -> Trained:
     """The model that a chain of a run has trained.
 
@@ -189,6 +194,7 @@ def find_trained(
             trains.
         number: After which round; None for the last one.
         also_removed: Also one whose weights were removed since, as `execution.keep` asked.
+        bring: Told which it is, to have it stored where it is not.
 
     Raises:
         ConfigError: No chain fits, several do, or there is no such round; says which there are.
@@ -207,6 +213,7 @@ def find_trained(
     if number is not None and number not in jobs:
         raise ConfigError(f"{name} has no round {number}; there are: {', '.join(map(str, sorted(jobs)))}")
     found = Trained(run=run, config=config, job=jobs[last if number is None else number], rounds=last)
+    bring(found)
     _check_finished(found, jobs, also_removed=also_removed)
     return found
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import os
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -19,6 +19,7 @@ from pipeline.engine.devices.memory_reclaim import read_levels
 from pipeline.engine.journal import Journal, read_journal
 from pipeline.engine.scheduler.loop import Outcome, run_plan
 from pipeline.engine.store.scratch import Scratch, sweep
+from pipeline.engine.store.shared.session import Session
 from pipeline.engine.store.store import Store
 from pipeline.engine.workers.backends import make_pool
 from pipeline.plan.graph import Plan
@@ -80,6 +81,8 @@ class Engine:
         stop_grace_s: float = 2.0,
         watcher: Callable[[RunView], object] = lambda _: None,
         on_stop: Callable[[str], object] = lambda _: None,
+        shared: Session | None = None,
+        elsewhere: Collection[str] = (),
         **settings: Any,
     ) -> Outcome:
         """Run jobs to the end and keep the journal.
@@ -97,6 +100,8 @@ class Engine:
             stop_grace_s: Seconds for running jobs when the run is stopped.
             watcher: Looks at the run a few times a second.
             on_stop: Told what a signal means for the jobs that run.
+            shared: A store that other machines share.
+            elsewhere: Ids of jobs whose outputs are fetched from there.
             settings: Further settings of `ExecutionConfig`.
         """
         self.runs += 1
@@ -143,6 +148,8 @@ class Engine:
                 on_event=view.take,
                 on_tick=lambda: watcher(view),
                 on_stop=on_stop,
+                shared=shared,
+                elsewhere=elsewhere,
             )
         finally:
             journal.close()

@@ -6,7 +6,7 @@ import logging
 
 from pipeline.engine.scheduler.effects import OnDisk, ReleaseClaim, Send
 from pipeline.engine.scheduler.policy import Reserve, Start
-from pipeline.engine.scheduler.recovery import give_up
+from pipeline.engine.scheduler.recovery import give_up, have_again
 from pipeline.engine.scheduler.run import Run
 from pipeline.engine.scheduler.runnable import too_few_devices, too_wide
 from pipeline.engine.scheduler.worker_replacement import gather, order_for
@@ -64,7 +64,10 @@ def hand_ahead(run: Run, action: Start, on_disk: OnDisk) -> None:
 def _is_to_run(run: Run, job_id: str, on_disk: OnDisk) -> bool:
     """Whether this run is to compute a job that could start; if not, what follows from that."""
     if not on_disk.claimed:
-        _wait_for_other_run(run, job_id)
+        _wait(run, job_id, on_disk.waits)
+    elif on_disk.lost:
+        run.do(ReleaseClaim(job_id))
+        have_again(run, on_disk.lost)
     elif on_disk.stored:
         run.do(ReleaseClaim(job_id))
         run.say(
@@ -73,13 +76,13 @@ def _is_to_run(run: Run, job_id: str, on_disk: OnDisk) -> bool:
         )
         run.record("JobFoundStored", job=job_id)
         run.state.found(job_id)
-    return on_disk.claimed and not on_disk.stored
+    return on_disk.claimed and not on_disk.stored and not on_disk.lost
 
 
-def _wait_for_other_run(run: Run, job_id: str) -> None:
-    if job_id not in run.told_waiting:
+def _wait(run: Run, job_id: str, reason: str) -> None:
+    if reason and job_id not in run.told_waiting:
         run.told_waiting.add(job_id)
-        run.say(f"{job_id}: another run computes it; waiting for that", logging.INFO)
-        run.record("JobWaits", job=job_id, reason="another run computes it")
+        run.say(f"{job_id}: {reason}; waiting for that", logging.INFO)
+        run.record("JobWaits", job=job_id, reason=reason)
     run.state.wait(job_id)
     run.delayed[job_id] = run.now_s + _OTHER_RUN_S

@@ -74,6 +74,8 @@ class OnDisk:
     Attributes:
         claimed: Whether this run may compute it; False while another one does.
         stored: Whether it is there.
+        waits: Where it may not: for what, or "" where that is only just being asked.
+        lost: Finished jobs that it reads and whose outputs are not here, so that they must be had first.
         problem: Why it cannot be used, or "".
         maker: The job of this run that makes it, or "".
         missing: Finished jobs before that one whose own outputs are not there any more.
@@ -81,6 +83,8 @@ class OnDisk:
 
     claimed: bool = True
     stored: bool = False
+    waits: str = "another run computes it"
+    lost: frozenset[str] = frozenset()
     problem: str = ""
     maker: str = ""
     missing: frozenset[str] = frozenset()

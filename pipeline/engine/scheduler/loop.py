@@ -35,6 +35,7 @@ from pipeline.engine.run_folder import RunFolder
 from pipeline.engine.scheduler.ahead import orders_ahead, recall
 from pipeline.engine.scheduler.dispatch import give_up_too_wide, hand_ahead, release_due, reserve, start
 from pipeline.engine.scheduler.effects import OnDisk
+from pipeline.engine.scheduler.elsewhere import expect, go_on
 from pipeline.engine.scheduler.job_state import JobStatus
 from pipeline.engine.scheduler.makespan import account
 from pipeline.engine.scheduler.memory_needs import Needs
@@ -48,6 +49,7 @@ from pipeline.engine.scheduler.signals import StopSignals
 from pipeline.engine.scheduler.state import RunState
 from pipeline.engine.store.os_errors import explained
 from pipeline.engine.store.scratch import Scratch, lock_of
+from pipeline.engine.store.shared.session import Session
 from pipeline.engine.store.store import Store
 from pipeline.engine.store.verified import Verified
 from pipeline.engine.workers.messages import (
@@ -67,7 +69,6 @@ __all__ = ["Outcome", "run_plan"]
 TICK_S = 0.2
 _QUIET_TICK_S = 0.5
 _P = ParamSpec("_P")
-
 
 log = logging.getLogger("pipeline")
 
@@ -89,6 +90,8 @@ def run_plan(
     on_tick: Callable[[], None] = lambda: None,
     on_stop: Callable[[str], None] = lambda _: None,
     signals: StopSignals | None = None,
+    shared: Session | None = None,
+    elsewhere: Collection[str] = (),
     clock: Callable[[], float] = time.monotonic,
 ) -> Outcome:
     """Carry out a plan. When this returns or raises, no worker lives and nothing unfinished is left.
@@ -109,6 +112,8 @@ def run_plan(
         on_tick: Called a few times a second, to show what was told.
         on_stop: Told in a line what happens now when a signal asks the run to stop.
         signals: Those of the caller, who holds them longer than jobs run; one that came already ends the run.
+        shared: The store that other machines share, if there is one.
+        elsewhere: Ids of jobs that are stored there alone, and that this run needs: they are fetched.
         clock: Monotonic seconds.
 
     Raises:
@@ -118,10 +123,19 @@ def run_plan(
     scratch = _scratch_of(run_dir, store)
     verified = verified or Verified(store, scratch.path / "verified")
     outside = Outside(
-        pool=pool, store=store, journal=journal, verified=verified, scratch=scratch, on_event=on_event, clock=clock
+        pool=pool,
+        store=store,
+        journal=journal,
+        verified=verified,
+        scratch=scratch,
+        on_event=on_event,
+        clock=clock,
+        shared=shared,
     )
+    layout = layout or plain_layout(pool.size)
+    check_runnable(plan, layout, {*stored, *elsewhere}, peaks)
     run = Run(
-        state=_state_of(plan, stored, settings, layout or plain_layout(pool.size), peaks),
+        state=_state_of(plan, stored, settings, layout, peaks),
         settings=settings,
         folder=RunFolder(run_dir.absolute()),
         store=str(store.root.absolute()),
@@ -132,7 +146,14 @@ def run_plan(
         worker.absent = True
     signals = signals or StopSignals()
     return _Loop(
-        run=run, outside=outside, scratch=scratch, on_tick=on_tick, on_stop=on_stop, signals=signals, clock=clock
+        run=run,
+        outside=outside,
+        scratch=scratch,
+        on_tick=on_tick,
+        on_stop=on_stop,
+        signals=signals,
+        clock=clock,
+        elsewhere=elsewhere,
     ).carry_out()
 
 
@@ -148,7 +169,6 @@ def _state_of(
     layout: Layout,
     peaks: Mapping[str, int] | None,
 ) -> RunState:
-    check_runnable(plan, layout, stored, peaks)
     return RunState(
         plan,
         stored,
@@ -172,6 +192,7 @@ class _Loop:
     on_stop: Callable[[str], None]
     signals: StopSignals
     clock: Callable[[], float]
+    elsewhere: Collection[str] = ()
     start_s: float = field(init=False)
     next_tick_s: float = field(init=False)
     told_stop: bool = False
@@ -209,6 +230,8 @@ class _Loop:
             scratch.open()
         except OSError as error:
             raise explained(f"could not make {scratch.path}", error) from error
+        self._decide(expect, self.elsewhere)
+        self.outside.expect(self.run.state.plan.jobs[job_id] for job_id in self.elsewhere)
         for worker in self.run.state.workers:
             if not worker.absent:
                 self._decide(Run.process_starts, worker.index)
@@ -221,6 +244,8 @@ class _Loop:
         state = self.run.state
         while state.unsettled and not self.signals.received and not self._halt():
             self._decide(release_due)
+            for job_id, on_disk in self.outside.answered(state).items():
+                self._decide(go_on, job_id, on_disk)
             self._start_jobs()
             self._hand_ahead()
             self.outside.pool.flush()
@@ -229,7 +254,7 @@ class _Loop:
             self._check_progress_possible()
             self.outside.settle()
             self._tick(self.next_tick_s)
-            self.outside.pool.wait(self._patience(), self._take, [self.signals.fileno()])
+            self.outside.pool.wait(self._patience(), self._take, [self.signals.fileno(), *self.outside.wakes])
             self._decide(kill_hanging)
         self._tick(0.0)
 
@@ -260,7 +285,7 @@ class _Loop:
             return
         self._decide(give_up_too_wide)
         # A job may turn out to need no worker, which leaves one idle for the next.
-        while actions := next_actions(self.run.state, self.clock()):
+        while not self.outside.is_asking and (actions := next_actions(self.run.state, self.clock())):
             for action in actions:
                 if isinstance(action, Reserve):
                     self._decide(reserve, action)
@@ -278,7 +303,7 @@ class _Loop:
 
     def _hand_ahead(self) -> None:
         """Give workers that have a job the next ones, and take back what is better done elsewhere."""
-        for action in orders_ahead(self.run):
+        for action in () if self.outside.is_asking else orders_ahead(self.run):
             job = self.run.state.plan.jobs[action.job_id]
             try:
                 on_disk = self.outside.before(job, self.run.state)

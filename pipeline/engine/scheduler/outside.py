@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import math
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 
 from pipeline.engine.events import FOLLOWS_FROM_STORE, Event
@@ -24,6 +24,8 @@ from pipeline.engine.scheduler.effects import (
 from pipeline.engine.scheduler.job_state import THERE
 from pipeline.engine.scheduler.state import RunState
 from pipeline.engine.store.scratch import Scratch
+from pipeline.engine.store.shared.answers import Answer
+from pipeline.engine.store.shared.session import Session
 from pipeline.engine.store.store import NOT_STORED, REMOVED, Store
 from pipeline.engine.store.verified import Verified
 from pipeline.engine.workers.pool import Pool
@@ -52,6 +54,7 @@ class Outside:
         broken: Why the journal can no longer be written, or "". The run must end then: nobody could tell from its
             journal what happened after.
         clock: Monotonic seconds.
+        shared: The store that other machines share, if there is one.
     """
 
     pool: Pool
@@ -63,6 +66,7 @@ class Outside:
     claims: dict[str, Claim] = field(default_factory=dict)
     broken: str = ""
     clock: Callable[[], float] = time.monotonic
+    shared: Session | None = None
     _untold: list[Event] = field(default_factory=list)
     _must_force: bool = False
     _forced_s: float = 0.0
@@ -143,16 +147,52 @@ class Outside:
         """
         if not job.key:
             return OnDisk()
-        claim = self.store.claim(job.key, self.scratch.claim if self.scratch else None)
+        claim = self.claims.pop(job.id, None) if self.shared is not None else None
+        if claim is None:  # one that waits for the shared store has it already
+            claim = self.store.claim(job.key, self.scratch.claim if self.scratch else None)
         if claim is None:
             return OnDisk(claimed=False)
         try:
             found = self._stored(job, state)
+            if self.shared is not None and not found.stored:
+                found = self._elsewhere(self.shared, job, state)
         except BaseException:
             claim.release()  # who asks again is not to wait for itself
             raise
         self.claims[job.id] = claim
         return found
+
+    def _elsewhere(self, shared: Session, job: Job, state: RunState) -> OnDisk:
+        """What the shared store says of a job whose output is not here; never waits for it."""
+        answer, host = shared.ask(job.id, job.key)
+        if answer is Answer.mine:
+            inputs = state.plan.inputs(job.id)
+            lost = (up for up in inputs if state.jobs[up].status in THERE and not self._is_whole(state, up))
+            return OnDisk(lost=frozenset(lost))
+        if answer is Answer.there and (found := self._stored(job, state)).stored:
+            return found
+        return OnDisk(claimed=False, waits=f"another machine ({host}) computes it" if host else "")
+
+    def expect(self, jobs: Iterable[Job]) -> None:
+        """Fetch outputs that are stored elsewhere alone."""
+        if self.shared is not None:
+            self.shared.expect({job.id: job.key for job in jobs})
+
+    @property
+    def wakes(self) -> list[int]:
+        """Descriptors that end a wait for workers."""
+        return [self.shared.fileno()] if self.shared is not None else []
+
+    def answered(self, state: RunState) -> dict[str, OnDisk]:
+        """The jobs of which the shared store knows more than before, and what is here of each."""
+        told = self.shared.answered() if self.shared else ()
+        keys = {job_id: state.plan.jobs[job_id].key for job_id in told}
+        return {job_id: OnDisk(stored=self.store.has(key, checksums=False)) for job_id, key in keys.items()}
+
+    @property
+    def is_asking(self) -> bool:
+        """Whether so much is asked of the shared store that no further job should begin."""
+        return self.shared is not None and self.shared.is_busy
 
     def _stored(self, job: Job, state: RunState) -> OnDisk:
         problem = self.verified.problem(job.key)
@@ -168,7 +208,10 @@ class Outside:
         """Look whether a job that is said to be done has left its output, where it has one."""
         if not job.key:
             return OnDisk(stored=True)
-        return OnDisk(stored=self.store.is_committed(job.key) and not self.store.is_removed(job.key))
+        stored = self.store.is_committed(job.key) and not self.store.is_removed(job.key)
+        if stored and self.shared is not None:
+            self.shared.finished(job.key, job.id)
+        return OnDisk(stored=stored)
 
     def damage(self, key: str, state: RunState) -> OnDisk:
         """Look at an output that a job could not use, and whether what it takes to make it anew is there."""
@@ -185,6 +228,10 @@ class Outside:
         aside = self.store.set_aside(key)
         where = f"set aside to {aside}" if aside else "gone"
         log.warning("stored output %s is damaged (%s): %s", key, problem, where)
+
+    def _is_whole(self, state: RunState, job_id: str) -> bool:
+        key = state.plan.jobs[job_id].key
+        return not key or (self.store.is_committed(key) and not self.store.is_removed(key))
 
     def _is_gone(self, job_id: str, state: RunState) -> bool:
         key = state.plan.jobs[job_id].key

@@ -241,8 +241,9 @@ class RunState:
         self._arrive(job_id, JobStatus.done)
 
     def found(self, job_id: str) -> None:
-        """The output of a ready job is there after all: another run has made it."""
-        self._unqueue(self.jobs[job_id])
+        """The output of a job that is ready or waits is there after all: another run has made it."""
+        if self.jobs[job_id].status is JobStatus.ready:
+            self._unqueue(self.jobs[job_id])
         self._arrive(job_id, JobStatus.stored)
 
     def wait(self, job_id: str) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -52,7 +52,9 @@ def explain_job(run: LoadedRun, job_id: str, earlier: LoadedRun | None, now: flo
     return lines
 
 
-def explain_request(run: LoadedRun, plan: Plan, job_id: str, store: Store) -> list[str]:
+def explain_request(
+    run: LoadedRun, plan: Plan, job_id: str, store: Store, shared: Collection[str] = ()
+) -> list[str]:
     """Whether a request that was not started would run a job, and why.
 
     Args:
@@ -60,9 +62,10 @@ def explain_request(run: LoadedRun, plan: Plan, job_id: str, store: Store) -> li
         plan: What is planned now.
         job_id: One of its jobs.
         store: Where the request would look for outputs.
+        shared: The keys of what it would fetch from a store that other machines share.
     """
     new, job = recorded(plan.to_json()), plan.jobs[job_id]
-    lines = list(_would_run(store, plan, job_id))
+    lines = list(_would_run(store, plan, job_id, shared))
     if job_id not in run.plan.jobs:
         return [*lines, f"Run {run.stamp} has no such job to compare with."]
     if run.plan.jobs[job_id].key == job.key:
@@ -256,13 +259,13 @@ def _next_time(asked: _Asked) -> Lines:
         yield f"Its output {what}, but nothing that is missing reads it: the same command would not run it again."
 
 
-def _missing(store: Store, plan: Plan) -> list[str]:
+def _missing(store: Store, plan: Plan, shared: Collection[str] = ()) -> list[str]:
     problems: dict[str, str | None] = {}
 
     def is_there(key: str, *good: str | None) -> bool:
         if key not in problems:
             problems[key] = store.problem(key, checksums=False)
-        return problems[key] in good
+        return problems[key] in good or key in shared
 
     return missing_jobs(plan, lambda key: is_there(key, None), lambda key: is_there(key, None, REMOVED))
 
@@ -276,11 +279,13 @@ def _ended(state: str) -> str:
     }.get(state, f"ended as '{state}'")
 
 
-def _would_run(store: Store, plan: Plan, job_id: str) -> Lines:
+def _would_run(store: Store, plan: Plan, job_id: str, shared: Collection[str]) -> Lines:
     job = plan.jobs[job_id]
     problem = store.problem(job.key, checksums=False)
-    missing = _missing(store, plan)
-    if problem == REMOVED:
+    missing = _missing(store, plan, shared)
+    if problem is not None and job.key in shared:
+        yield f"{job_id} would not run: its output is in the shared store, and fetched where it is needed."
+    elif problem == REMOVED:
         would, which = (
             ("would", "a job that must run reads") if job_id in missing else ("would not", "nothing needs")
         )

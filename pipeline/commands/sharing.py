@@ -1,0 +1,145 @@
+"""A store that other machines share, around a run: what is there, what of it is fetched, what is uploaded."""
+
+from __future__ import annotations
+
+import select
+from collections.abc import Collection, Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+
+from rich.console import Console
+
+from pipeline.commands.request import Request, Stored, look_up
+from pipeline.commands.run_messages import log
+from pipeline.config.schema import Config
+from pipeline.engine.scheduler.signals import StopSignals
+from pipeline.engine.store.shared.address import open_objects
+from pipeline.engine.store.shared.connect import connect, look, name_of
+from pipeline.engine.store.shared.objects import UnreachableError
+from pipeline.engine.store.shared.outputs import BadOutputError, SharedOutputs
+from pipeline.engine.store.shared.session import Session
+from pipeline.engine.store.store import NOT_STORED, REMOVED
+from pipeline.engine.store.verified import Verified
+from pipeline.runs.trained import Trained
+from pipeline.terminal.console import say
+
+
+def looked_at(config: Config, console: Console) -> Collection[str]:
+    """The keys of what is in the shared store of a request, if it has one; nothing is written.
+
+    Raises:
+        ConfigError: It may not be used.
+    """
+    if config.execution.shared_store is None:
+        return ()
+    keys, why = look(config.execution.shared_store)
+    if why:
+        _tell_away(why, console)
+    return keys
+
+
+@contextmanager
+def sharing(request: Request, verified: Verified, console: Console) -> Iterator[Request]:
+    """The same request with its shared store in use, if it has one.
+
+    Raises:
+        ConfigError: It may not be used, or two machines could write over each other in it.
+    """
+    url = request.config.execution.shared_store
+    if url is None:
+        yield request
+        return
+    objects, keys, why = connect(url)
+    if why:
+        _tell_away(why, console)
+    session = Session(
+        objects, verified, keys, store_name=name_of(verified.store), limit=request.layout.workers, away=why
+    )
+    try:
+        yield replace(request, shared=session)
+    finally:
+        if left := session.conclude(lambda: True):
+            _tell_left(left, console)
+
+
+def look_up_shared(request: Request, verified: Verified, console: Console) -> Stored:
+    """See what of a plan must run; where nothing must, what is stored elsewhere alone is fetched at once.
+
+    What is stored here and not there is uploaded meanwhile: an earlier run may have been cut off before.
+    """
+    shared = request.shared
+    if shared is None:
+        return look_up(request, verified.problem)
+    stored = look_up(request, verified.problem, shared.keys)
+    while stored.elsewhere and not stored.missing:
+        number = len(stored.elsewhere)
+        say(console, f"fetching {number:,} {'output' if number == 1 else 'outputs'} from the shared store")
+        keys = {job_id: request.plan.jobs[job_id].key for job_id in stored.elsewhere}
+        _fetch(shared, keys)
+        # What did not come, as it is bad or cannot be reached, is made here.
+        shared.keys -= {key for key in keys.values() if verified.problem(key) is not None}
+        stored = look_up(request, verified.problem, shared.keys)
+    for job in request.plan.jobs.values():
+        store = request.store
+        if job.key not in stored.damaged and store.is_committed(job.key) and not store.is_removed(job.key):
+            shared.finished(job.key, job.id)
+    return stored
+
+
+def uploaded_before_end(request: Request, signals: StopSignals, console: Console) -> bool:
+    """Wait until what was made is in the shared store, and say it where it is not; False where there is none."""
+    shared = request.shared
+    if shared is None:
+        return False
+    if number := shared.uploads_left:
+        say(console, f"uploading {number:,} {'output' if number == 1 else 'outputs'} to the shared store", "dim")
+    left = shared.conclude(lambda: signals.received is not None, request.execution.stop_grace_s)
+    log.info("shared store: %d outputs fetched, %d uploaded", shared.fetched, shared.uploaded)
+    if left:
+        log.warning("%s", left)
+        _tell_left(left, console)
+    return True
+
+
+def bring_model(found: Trained, scratch: Path, console: Console) -> None:
+    """Have a trained model here, and its reference, that its run has left to the shared store.
+
+    Raises:
+        PipelineError: It could not be fetched.
+    """
+    url, store = found.config.execution.shared_store, found.run.store
+    keys = dict.fromkeys([found.job.key, *found.job.inputs.get("reference.train", ())])
+    absent = [key for key in keys if store.problem(key, checksums=False) in (NOT_STORED, REMOVED)]
+    if url is None or not absent:
+        return
+    say(console, f"{found.job.id}: looking in the shared store for what is not here")
+    outputs = SharedOutputs(open_objects(url))
+    try:
+        for key in absent:
+            outputs.fetch(key, store, scratch)
+    except (UnreachableError, BadOutputError) as error:
+        say(console, f"warning: it was not fetched: {error}", "bold")
+
+
+def _fetch(shared: Session, keys: dict[str, str]) -> None:
+    shared.expect(keys)
+    waits, poll = set(keys), select.poll()
+    poll.register(shared.fileno(), select.POLLIN)
+    while waits:
+        poll.poll()
+        waits -= set(shared.answered())
+    for key in keys.values():
+        shared.forget(key)
+
+
+def _tell_away(why: str, console: Console) -> None:
+    say(
+        console,
+        f"warning: the shared store cannot be reached ({why}): this run goes on with what is here",
+        "bold",
+    )
+
+
+def _tell_left(left: str, console: Console) -> None:
+    say(console, f"warning: {left}", "bold")

@@ -1,0 +1,35 @@
+"""What a run makes of a store that other machines share: jobs whose outputs are on their way here. Pure rules.
+
+No worker is given such a job. Should its output turn out not to be there, or not to be any good, it is a job as
+any other, and what it reads is had first (`dispatch`).
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+from collections.abc import Iterable
+
+from pipeline.engine.scheduler.effects import OnDisk, ReleaseClaim
+from pipeline.engine.scheduler.job_state import JobStatus
+from pipeline.engine.scheduler.run import Run
+
+
+def expect(run: Run, job_ids: Iterable[str]) -> None:
+    """Have jobs wait for their outputs."""
+    for job_id in job_ids:
+        run.state.wait(job_id)
+        run.delayed[job_id] = math.inf
+
+
+def go_on(run: Run, job_id: str, on_disk: OnDisk) -> None:
+    """The shared store has answered about a job that may wait for that."""
+    if run.delayed.pop(job_id, None) is None or run.state.jobs[job_id].status is not JobStatus.pending:
+        return
+    if not on_disk.stored:
+        run.state.retry(job_id)
+        return
+    run.do(ReleaseClaim(job_id))
+    run.say(f"{job_id}: it was fetched from the shared store", logging.INFO)
+    run.record("JobFoundStored", job=job_id)
+    run.state.found(job_id)

@@ -1,0 +1,141 @@
+"""Machines with stores of their own that share one: each output is made once, and every one has the same bytes."""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import pytest
+
+from pipeline.config.schema import Backend
+from pipeline.engine.store.shared.address import open_objects
+from pipeline.engine.store.shared.answers import Pace
+from pipeline.engine.store.shared.connect import connect, name_of
+from pipeline.engine.store.shared.objects import Objects
+from pipeline.engine.store.shared.outputs import SharedOutputs
+from pipeline.engine.store.shared.session import Session
+from pipeline.engine.store.verified import Verified
+from pipeline.plan.job import Job
+from tests.doubles.engine import Engine, job, key
+from tests.doubles.small_runs import results, run_here
+
+CHAIN = [job("a"), job("b", needs=["a"]), job("c", needs=["b"])]
+WIDE = [job(f"j{number}") for number in range(8)]
+
+
+@pytest.fixture
+def url() -> str:
+    return f"memory://{secrets.token_hex(8)}"
+
+
+@pytest.fixture
+def objects(url: str) -> Objects:
+    return open_objects(url)
+
+
+@pytest.fixture
+def machine(tmp_path: Path) -> Callable[[], Engine]:
+    def make() -> Engine:
+        root = tmp_path / secrets.token_hex(4)
+        (root / "store").mkdir(parents=True)
+        return Engine(root)
+
+    return make
+
+
+def run(
+    engine: Engine, url: str, *jobs: Job, stored: tuple[str, ...] = (), elsewhere: tuple[str, ...] = ()
+) -> Session:
+    """Run a plan here; the session, which is over."""
+    objects, keys, _ = connect(url)
+    verified = Verified(engine.store, engine.root / "verified")
+    session = Session(objects, verified, keys, store_name=name_of(engine.store), limit=1, pace=Pace(poll_s=0.05))
+    outcome = engine.run(
+        *jobs, backend=Backend.inline, workers=1, shared=session, stored=stored, elsewhere=elsewhere
+    )
+    assert outcome.failures() == []
+    assert session.conclude() == ""
+    return session
+
+
+def ran(engine: Engine) -> set[str]:
+    return {event["job"] for event in engine.events("JobFinished")}
+
+
+def values(engine: Engine, *names: str) -> list[bytes]:
+    for name in names:
+        assert engine.store.has(key(name))
+    return [(engine.store.path(key(name)) / "manifest.json").read_bytes() for name in names]
+
+
+def test_what_one_machine_made_another_only_fetches(url: str, machine: Callable[[], Engine]) -> None:
+    one, other = machine(), machine()
+    run(one, url, *CHAIN)
+    session = run(other, url, *CHAIN)
+    assert (ran(one), ran(other)) == ({"a", "b", "c"}, set())
+    assert session.fetched == 3
+    assert values(one, "a", "b", "c") == values(other, "a", "b", "c")
+
+
+def test_an_input_that_is_stored_elsewhere_alone_is_fetched_and_nothing_that_led_to_it(
+    url: str, machine: Callable[[], Engine]
+) -> None:
+    one, other = machine(), machine()
+    run(one, url, *CHAIN[:2])
+    run(other, url, *CHAIN, stored=("a",), elsewhere=("b",))
+    assert ran(other) == {"c"}
+    assert not other.store.has(key("a"))
+    assert [event["job"] for event in other.events("JobFoundStored")] == ["b"]
+
+
+def test_one_that_is_bad_there_is_made_again_with_what_it_needs(
+    url: str, objects: Objects, machine: Callable[[], Engine]
+) -> None:
+    one, other = machine(), machine()
+    run(one, url, *CHAIN[:2])
+    entry = SharedOutputs(objects).entry(key("b"))
+    assert entry
+    objects.write(f"files/{key('b')}/{entry.upload}/0000000", b"torn")
+    run(other, url, *CHAIN, stored=("a",), elsewhere=("b",))
+    assert ran(other) == {"b", "c"}  # what it reads is there, and fetched
+    third = machine()
+    run(third, url, *CHAIN)
+    assert ran(third) == set()
+    assert values(one, "a", "b") == values(third, "a", "b")
+
+
+def test_two_at_once_share_the_work(url: str, machine: Callable[[], Engine]) -> None:
+    engines = [machine(), machine()]
+    with ThreadPoolExecutor(2) as pool:
+        sessions = list(pool.map(lambda engine: run(engine, url, *WIDE), engines))
+    made = [ran(engine) for engine in engines]
+    assert made[0].isdisjoint(made[1])
+    assert made[0] | made[1] == {each.id for each in WIDE}
+    assert sum(session.uploaded for session in sessions) == len(WIDE)
+    names = [each.id for each in WIDE]
+    assert values(engines[0], *names) == values(engines[1], *names)
+
+
+def test_a_damaged_output_here_is_had_from_there(url: str, machine: Callable[[], Engine]) -> None:
+    one = machine()
+    run(one, url, *CHAIN[:1])
+    path = next(path for path in one.store.path(key("a")).iterdir() if path.name != "manifest.json")
+    path.write_bytes(b"changed")
+    run(one, url, *CHAIN[:2], elsewhere=())
+    assert ran(one) == {"b"}
+    assert one.store.has(key("a"))
+
+
+def test_an_experiment_on_two_machines(url: str, tmp_path: Path) -> None:
+    """The whole command: the second machine computes nothing, says so before, and has the same results."""
+    small = ["algos=[PITA]", "rounds_of_training=1", "models.tiny.steps=2", "execution.shard_size=1000"]
+    one, other = tmp_path / "one", tmp_path / "other"
+    run_here(one, *small, f"execution.shared_store={url}")
+    said = run_here(other, *small, f"execution.shared_store={url}", "dry_run=true")
+    assert "7 jobs: 7 stored (2 of them in the shared store, to be fetched), 0 to run on" in " ".join(said.split())
+    said = run_here(other, *small, f"execution.shared_store={url}")
+    assert "fetching 2 outputs from the shared store" in said
+    assert "all 7 jobs are stored; nothing to run" in said
+    assert results(one) == results(other)
