@@ -16,7 +16,7 @@ has nothing to do, or the job before them turns out to be long.
 from __future__ import annotations
 
 from collections.abc import Collection
-from itertools import islice, takewhile
+from itertools import chain, islice, takewhile
 
 from pipeline.config.schema import Backend
 from pipeline.engine.scheduler.effects import Process, ReleaseClaim
@@ -57,9 +57,12 @@ def orders_ahead(run: Run) -> list[Start]:
     if devices > 1 or urgency < state.most_urgent:
         return []
     depth = FAR_DEPTH if run.settings.backend is Backend.ray else DEPTH
-    first = list(islice(bucket.get("", ()), depth * len(state.workers)))
-    names = takewhile(lambda name: _is_fit(run, name), first)
-    left = min(len(state.ready) - len(state.workers), MOST - sum(len(worker.ahead) for worker in state.workers))
+    given = sum(len(state.workers[index].ahead) for index in state.with_orders)
+    left = min(len(state.ready) - len(state.workers), MOST - given)
+    fit = takewhile(lambda name: _is_fit(run, name), bucket.get("", ()))
+    if left <= 0 or (first := next(fit, None)) is None:
+        return []
+    names = chain([first], fit)
     found: list[Start] = []
     for worker in state.workers:
         room = depth - len(worker.ahead)
@@ -136,9 +139,11 @@ def recall(run: Run, *, everything: bool = False) -> None:
         everything: Ask for all orders that are not begun: what they hold is needed now.
     """
     state = run.state
-    someone_idles = not state.ready and bool(state.idle_workers())
-    for worker in state.workers:
-        if not worker.ahead or worker.recalled:
+    state.with_orders = {index for index in state.with_orders if state.workers[index].ahead}
+    someone_idles = bool(state.with_orders) and not state.ready and bool(state.idle_workers())
+    for index in sorted(state.with_orders):
+        worker = state.workers[index]
+        if worker.recalled:
             continue
         if (
             everything

@@ -142,8 +142,8 @@ def run_plan(
         scratch=str(scratch.path.absolute()),
         verified=str(verified.folder.absolute()),
     )
-    for worker in run.state.workers[pool.size - joining :]:
-        worker.absent = True
+    for index in range(pool.size - joining, pool.size):
+        run.state.crew.expect_later(index)
     signals = signals or StopSignals()
     return _Loop(
         run=run,

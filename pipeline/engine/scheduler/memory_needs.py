@@ -27,6 +27,7 @@ class Needs:
 
     Attributes:
         seen: Kind of job -> the highest peak of this run, in MiB.
+        changes: Grows whenever a need is another one than before.
     """
 
     def __init__(self, layout: Layout, measured: Mapping[str, int] | None = None) -> None:
@@ -41,7 +42,9 @@ class Needs:
         self._peaks = dict(measured or {})
         self._raised: dict[str, int] = {}
         self._outgrown: dict[str, int] = {}
+        self.changes = 0
         self._most = max((place.free_mb or 0 for place in layout.places), default=0)
+        self._least = min((place.free_mb for place in layout.places if place.free_mb is not None), default=None)
 
     def of(self, job: Job) -> int | None:
         """MiB that a job takes of each device, or None where that is unknown."""
@@ -53,9 +56,9 @@ class Needs:
         outgrown = self._outgrown.get(memory_kind)
         return need if outgrown is None else max(need or 0, outgrown)
 
-    def like(self, job: Job) -> tuple[int | None, ...]:
-        """The same for all jobs that have room in the same places."""
-        return job.devices, job.memory_mb, self.of(job), self._raised.get(job.memory_kind)
+    def like(self, devices: int, memory_mb: int | None, memory_kind: str) -> tuple[int | None, ...]:
+        """The same for all jobs that have room in the same places; from the fields on which that rests."""
+        return devices, memory_mb, self.of_kind(memory_mb, memory_kind), self._raised.get(memory_kind)
 
     def fitting(self, job: Job, devices: Collection[int]) -> list[int]:
         """On which of some devices a job may run, if need be alone."""
@@ -73,8 +76,8 @@ class Needs:
 
     def fit_everywhere(self, jobs: Iterable[Job]) -> bool:
         """Whether every device will do for each of the jobs that fit on any."""
-        least = min((place.free_mb for place in self._layout.places if place.free_mb is not None), default=None)
-        return least in (None, self._most) or all((self.of(job) or 0) <= least for job in jobs)
+        least = self._least
+        return least is None or least == self._most or all((self.of(job) or 0) <= least for job in jobs)
 
     def charge(self, job: Job, device: int) -> float:
         """MiB to set aside for a job that runs on a device; `EXCLUSIVE` if it shares the device with no other."""
@@ -100,16 +103,19 @@ class Needs:
         if peak_mb is None or not job.memory_kind:
             return
         peak = max(peak_mb, self.seen.get(job.memory_kind, 0))
+        self.changes += self._peaks.get(job.memory_kind) != peak
         self.seen[job.memory_kind] = self._peaks[job.memory_kind] = peak
 
     def ran_out_beside_others(self, job: Job, device: int) -> None:
         """Memory ran out for a job that did not have its device to itself."""
         charge = self.charge(job, device)
         if job.memory_kind and not math.isinf(charge):
+            self.changes += 1
             self._raised[job.memory_kind] = math.ceil(RAISE * charge)
 
     def ran_out_exclusively(self, job: Job, device: int) -> None:
         """Memory ran out for a job that had its device to itself: a larger one may do."""
         free = self._layout.places[device].free_mb
         if job.memory_kind and free is not None and free < self._most:
+            self.changes += 1
             self._outgrown[job.memory_kind] = max(free + 1, self._outgrown.get(job.memory_kind, 0))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from math import inf
@@ -62,7 +63,9 @@ class Outcome:
 
     def load_seconds(self, plan: Plan) -> dict[str, float]:
         """Measured seconds of loading, by the names of `pipeline.plan.summary`."""
-        firsts = [(span, first) for span in self.workers if (first := self._first(span)) and first.succeeded]
+        own = self._by_worker()
+        found = ((span, _first(span, own.get(span.worker, ()))) for span in self.workers)
+        firsts = [(span, first) for span, first in found if first and first.succeeded]
         starts = [max(0.0, (span.ready_s or span.started_s) - span.started_s) + at.load_s for span, at in firsts]
         counted = {id(first) for _, first in firsts}
         later: dict[str, list[float]] = {}
@@ -72,8 +75,15 @@ class Outcome:
         measured = {name: fmean(seconds) for name, seconds in later.items()}
         return measured | ({WORKER_LOAD: median(starts)} if starts else {})
 
-    def _first(self, span: WorkerSpan) -> Attempt | None:
-        """The first attempt of a worker, of which another one may have the same number later."""
-        until = inf if span.ended_s is None else span.ended_s
-        own = [at for at in self.attempts if at.worker == span.worker and span.started_s <= at.sent_s <= until]
-        return min(own, key=lambda at: at.sent_s, default=None)
+    def _by_worker(self) -> dict[int, list[Attempt]]:
+        """Worker -> its attempts, by when they were given to it."""
+        found: dict[int, list[Attempt]] = {}
+        for attempt in sorted(self.attempts, key=lambda attempt: attempt.sent_s):
+            found.setdefault(attempt.worker, []).append(attempt)
+        return found
+
+
+def _first(span: WorkerSpan, own: Sequence[Attempt]) -> Attempt | None:
+    """The first attempt of a worker, of which another one may have the same number later."""
+    at = bisect_left(own, span.started_s, key=lambda attempt: attempt.sent_s)
+    return own[at] if at < len(own) and own[at].sent_s <= (inf if span.ended_s is None else span.ended_s) else None

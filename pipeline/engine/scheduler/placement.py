@@ -8,10 +8,13 @@ What idle workers hold, the models of their last jobs, can be had by ending thei
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from typing import NamedTuple
 
+from pipeline.engine.scheduler.memory_needs import EXCLUSIVE
 from pipeline.engine.scheduler.ready import Kind, kind_of
 from pipeline.engine.scheduler.state import RunState
 from pipeline.plan.job import Job
@@ -34,8 +37,7 @@ class Seat:
     emptied: tuple[int, ...] = ()
 
 
-@dataclass(frozen=True)
-class _Guest:
+class _Guest(NamedTuple):
     """A job on a device: what is set aside for it, and when by its estimate it ends."""
 
     charge: float
@@ -57,41 +59,57 @@ class Room:
         self._layout = state.layout
         self._now_s = now_s
         self._usable = state.usable_devices()
-        self._fitting: dict[Kind, list[int]] = {}
-        self._slots = dict.fromkeys(self._usable, 0)
-        for index in state.usable_workers():
-            self._slots[self._layout.device_of(index)] += 1
-        self._guests: dict[int, list[_Guest]] = {device: [] for device in range(len(self._layout.places))}
-        for worker in state.workers:
+        self._allowed: dict[Kind, set[int]] = {}
+        self._added: list[tuple[int, _Guest]] = []
+        self._nodes: dict[str, dict[int, list[int]]] = {}
+        """Job -> machine -> devices there on which it may run next."""
+        self._starts: dict[str, dict[int, float]] = {}
+        """Job -> machine -> when it could start there at the earliest, until something starts there."""
+
+    @cached_property
+    def _slots(self) -> Counter[int]:
+        """Places that are left on each device."""
+        return Counter(map(self._layout.device_of, self._state.crew.usable_workers()))
+
+    @cached_property
+    def _guests(self) -> dict[int, list[_Guest]]:
+        """The jobs on each device. Where every job has a device to itself nobody asks, unless one must wait."""
+        found: dict[int, list[_Guest]] = {device: [] for device in range(len(self._layout.places))}
+        jobs, now_s, alone = self._state.plan.jobs, self._now_s, self._layout.slots == 1
+        for worker in self._state.workers:
             if worker.job_id:
                 device = self._layout.device_of(worker.index)
                 # One that is overdue ends from now on.
-                until_s = max(now_s, worker.started_s + state.plan.jobs[worker.job_id].seconds)
-                self._guests[device].append(_Guest(state.charge(worker.job_id, device), until_s))
+                until_s = max(now_s, worker.started_s + jobs[worker.job_id].seconds)
+                charge = EXCLUSIVE if alone else self._state.charge(worker.job_id, device)
+                found[device].append(_Guest(charge, until_s))
+        for device, guest in self._added:
+            found[device].append(guest)
+        return found
 
     # -- where a job may run -----------------------------------------------------------------------------------
 
     def fitting(self, job_id: str) -> list[int]:
         """Devices on which a job may ever run."""
-        if self.is_plain:
-            return self._usable
-        kind = kind_of(self._job(job_id))
-        if kind not in self._fitting:
-            self._fitting[kind] = self._state.needs.fitting(self._job(job_id), self._usable)
-        return self._fitting[kind]
+        return self._usable if self.is_plain else self._state.fitting_devices(self._job(job_id))
 
     def allowed(self, job_id: str) -> Collection[int]:
         """Those of them on which it may run next: where it has failed only if the others are too few."""
         fitting = self.fitting(job_id)
         failed_on = self._state.blame.failed_on(job_id)
-        elsewhere = [device for device in fitting if device not in failed_on] if failed_on else fitting
-        return set(elsewhere if self._layout.most_together(elsewhere) >= self._job(job_id).devices else fitting)
+        elsewhere = [device for device in fitting if device not in failed_on] if failed_on else []
+        if elsewhere and self._layout.most_together(elsewhere) >= self._job(job_id).devices:
+            return set(elsewhere)
+        if (kind := kind_of(self._job(job_id))) not in self._allowed:
+            self._allowed[kind] = set(fitting)
+        return self._allowed[kind]
 
     # -- now ---------------------------------------------------------------------------------------------------
 
     def seats(self, job_id: str) -> list[Seat]:
         """Where a job could start now, one place on each device, the best first."""
-        found = [seat for device in self.allowed(job_id) if (seat := self._seat_on(job_id, device))]
+        allowed, idle = self.allowed(job_id), dict.fromkeys(map(self._layout.device_of, self.idle))
+        found = [seat for device in idle if device in allowed and (seat := self._seat_on(job_id, device))]
         return sorted(found, key=lambda seat: self._rank(job_id, seat))
 
     def together(self, job_id: str, seats: Sequence[Seat]) -> list[Seat]:
@@ -114,7 +132,7 @@ class Room:
         if not idle:
             return None
         charge = self._state.charge(job_id, device)
-        if not self._has_room(charge, device, self._guests[device]):
+        if self._layout.slots > 1 and not self._has_room(charge, device, self._guests[device]):
             return None
         job = self._job(job_id)
         if job.devices > 1:
@@ -182,33 +200,60 @@ class Room:
 
     def add(self, job_id: str, seats: Sequence[Seat]) -> None:
         """Let a job start, for the rest of this decision."""
+        guests = vars(self).get("_guests")
         until_s = self._now_s + self._job(job_id).seconds
         for seat in seats:
-            self._guests[seat.device].append(_Guest(seat.charge, until_s))
+            guest = _Guest(seat.charge, until_s)
+            self._added.append((seat.device, guest))
+            if guests is not None:
+                guests[seat.device].append(guest)
             for index in (seat.worker, *seat.emptied):
                 del self.idle[index]
+            for known in self._starts.values():
+                known.pop(self._layout.places[seat.device].node, None)
 
     def would_start_s(self, job_id: str, beside: str, seats: Sequence[Seat]) -> float:
         """When by the estimates a job could start at the earliest if another one started now."""
         until_s = self._now_s + self._job(beside).seconds
+        nodes = {self._layout.places[seat.device].node for seat in seats}
+        elsewhere_s = min((s for node, s in self._by_node(job_id).items() if node not in nodes), default=math.inf)
         for seat in seats:
             self._guests[seat.device].append(_Guest(seat.charge, until_s))
-        start_s = self.earliest_s(job_id)
+        there_s = min(self._start_on(job_id, node) for node in nodes)
         for seat in seats:
             self._guests[seat.device].pop()
-        return start_s
+        return min(elsewhere_s, there_s)
 
     # -- later -------------------------------------------------------------------------------------------------
 
     def earliest_s(self, job_id: str) -> float:
         """When by the estimates a job could start at the earliest, with what runs and starts now."""
-        times: dict[int, list[float]] = {}
-        for device in self.allowed(job_id):
-            times.setdefault(self._layout.places[device].node, []).append(self._earliest_on(job_id, device))
+        return min(self._by_node(job_id).values(), default=math.inf)
+
+    def _by_node(self, job_id: str) -> dict[int, float]:
+        """The same for each machine; only that of one on which something has started since is found anew."""
+        known = self._starts.setdefault(job_id, {})
+        for node in self._allowed_by_node(job_id).keys() - known.keys():
+            known[node] = self._start_on(job_id, node)
+        return known
+
+    def _start_on(self, job_id: str, node: int) -> float:
+        devices = self._allowed_by_node(job_id).get(node, ())
         width = self._job(job_id).devices
-        return min((sorted(one)[width - 1] for one in times.values() if width <= len(one)), default=math.inf)
+        if len(devices) < width:
+            return math.inf
+        return sorted(self._earliest_on(job_id, device) for device in devices)[width - 1]
+
+    def _allowed_by_node(self, job_id: str) -> dict[int, list[int]]:
+        if job_id not in self._nodes:
+            found = self._nodes[job_id] = {}
+            for device in self.allowed(job_id):
+                found.setdefault(self._layout.places[device].node, []).append(device)
+        return self._nodes[job_id]
 
     def _earliest_on(self, job_id: str, device: int) -> float:
+        if self._layout.slots == 1:
+            return max((guest.until_s for guest in self._guests[device]), default=self._now_s)
         guests = sorted(self._guests[device], key=lambda guest: -guest.until_s)
         charge = self._state.charge(job_id, device)
         time_s = self._now_s

@@ -26,18 +26,19 @@ from __future__ import annotations
 import heapq
 import math
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from enum import Enum
+from functools import cached_property
 
 from pipeline.engine.scheduler.placement import Room, Seat
-from pipeline.engine.scheduler.ready import Bucket, Buckets, Urgency
+from pipeline.engine.scheduler.ready import Bucket, Buckets, Kind, Urgency, kind_of
 from pipeline.engine.scheduler.state import RunState
 from pipeline.engine.scheduler.worker_state import WorkerState
 from pipeline.plan.job import Job
 
 BACKFILL_DEPTH = 500
-"""Ready jobs that are looked at in search of one that fits beside a promise."""
+"""Ready jobs, or groups of such as are alike, that are looked at in search of one that fits beside a promise."""
 _SAME_S = 1e-6
 
 
@@ -105,8 +106,12 @@ class _Draft:
         """When the job that was promised a place could have it."""
         self._delaying_s: dict[object, float] = {}
         """Needs of a job -> how long one takes that delays it wherever it runs; 0 if there is no room at all."""
-        self._holders: Counter[str] = Counter()
         self._retries: list[str] = []
+
+    @cached_property
+    def _holders(self) -> Counter[str]:
+        """Model -> how many workers hold it."""
+        return Counter(affinity for worker in self.state.workers for affinity in worker.holds)
 
     def fill(self) -> None:
         """Decide about idle workers until none is left, or nothing more may start."""
@@ -123,22 +128,24 @@ class _Draft:
 
     def _fill_plainly(self) -> None:
         """One worker on each device, and each will do for every job."""
-        self._holders.update(affinity for worker in self.state.workers for affinity in worker.holds)
         looked_at = 0
-        for (priority, _), devices, bucket in self.state.ready.buckets():
-            self._try_again(priority)
+        for urgency, devices, bucket in self.state.ready.buckets():
+            self._try_again(urgency[0])
             if not self.room.idle:
                 return
             if devices == 1 and not self._promised:
-                for action in _assign(bucket, self.room.idle, self._holders):
+                for action in _assign(bucket, self.room.idle, lambda: self._holders):
                     self._start(action)
-            else:
-                for job_id in (name for names in bucket.values() for name in names):
-                    if job_id != self.state.reserved:
-                        self._consider(job_id)
-                    looked_at += bool(self._promised)
-                    if not self.room.idle or looked_at >= BACKFILL_DEPTH:
-                        return
+                continue
+            takes = self.state.ready.takes[urgency, devices]
+            for job_id in (name for names in bucket.values() for name in names):
+                looked_at += bool(self._promised)
+                if all(self._known(*alike) for alike in takes):
+                    break
+                if job_id != self.state.reserved:
+                    self._consider(job_id)
+                if not self.room.idle or looked_at >= BACKFILL_DEPTH:
+                    return
 
     def _fill_by_kind(self) -> None:
         """By urgency over all kinds of job; where there is no room for one, the others of its kind are skipped."""
@@ -204,11 +211,11 @@ class _Draft:
 
     def _backfill(self, job_id: str) -> _Answer:
         """Start a job beside the promise, if that does not delay it."""
-        width, takes_s = self._job(job_id).devices, self._job(job_id).seconds
-        # There is only ever less room. A job that is tried again may run in fewer places than others like it.
-        like = None if job_id in self.state.retries else self.state.needs.like(self._job(job_id))
-        if like is not None and takes_s >= (known := self._delaying_s.get(like, math.inf)):
-            return _Answer.delays if known else _Answer.waits
+        width, takes_s, kind = self._job(job_id).devices, self._job(job_id).seconds, kind_of(self._job(job_id))
+        # A job that is tried again may run in fewer places than others like it.
+        like = None if job_id in self.state.retries else self.state.needs.like(*kind)
+        if like is not None and (known := self._known(kind, takes_s)):
+            return known
         kept = self.room.allowed(self._promised)
         seats = sorted(self.room.seats(job_id), key=lambda seat: seat.device in kept)
         together = self.room.together(job_id, seats)
@@ -224,6 +231,13 @@ class _Draft:
         if like is not None:
             self._delaying_s[like] = takes_s
         return _Answer.delays
+
+    def _known(self, kind: Kind, takes_s: float) -> _Answer | None:
+        """The answer for jobs of a kind that take so long, if one like them had it: room gets only less."""
+        delaying_s = self._delaying_s.get(self.state.needs.like(*kind), math.inf)
+        if not self._promised or takes_s < delaying_s:
+            return None
+        return _Answer.delays if delaying_s else _Answer.waits
 
     def _take(self, job_id: str, seats: list[Seat]) -> None:
         # In the order of workers, which is that of ranks.
@@ -246,33 +260,57 @@ def _reversed(urgency: Urgency) -> Urgency:
     return -priority, -path_s
 
 
-def _assign(bucket: Bucket, idle: Mapping[int, WorkerState], holders: Counter[str]) -> list[Start]:
+def _assign(
+    bucket: Bucket, idle: Mapping[int, WorkerState], count_holders: Callable[[], Counter[str]]
+) -> list[Start]:
     """Spread one bucket over the idle workers: first by what they hold, then where it costs least."""
-    waiting = {affinity: iter(job_ids) for affinity, job_ids in bucket.items()}
-    heads = {affinity: next(job_ids) for affinity, job_ids in waiting.items()}
-    free = dict(idle)
+    waiting, free = _Waiting(bucket), dict(idle)
     actions = []
     for worker in idle.values():
-        held = next((affinity for affinity in reversed(worker.holds) if affinity in heads), None)
+        held = next((affinity for affinity in reversed(worker.holds) if affinity in waiting), None)
         if held is not None:
-            actions.append(Start(_take(held, heads, waiting), worker.index))
+            actions.append(Start(waiting.take(held), worker.index))
             del free[worker.index]
-    while free and heads:
+    while free and (models := waiting.affinities()):
+        holders = count_holders()
         # A model that few workers hold: two models for two workers rather than both on each.
-        affinity = min(heads, key=lambda name: holders[name])
+        affinity = min(models, key=lambda name: holders[name])
         # A worker that holds little, so that no other is pushed out of its memory.
         worker = min(free.values(), key=lambda candidate: (len(candidate.holds), candidate.index))
-        actions.append(Start(_take(affinity, heads, waiting), worker.index))
+        actions.append(Start(waiting.take(affinity), worker.index))
         holders[affinity] += 1
         del free[worker.index]
     return actions
 
 
-def _take(affinity: str, heads: dict[str, str], waiting: Mapping[str, Iterator[str]]) -> str:
-    job_id = heads[affinity]
-    following = next(waiting[affinity], None)
-    if following is None:
-        del heads[affinity]
-    else:
-        heads[affinity] = following
-    return job_id
+class _Waiting:
+    """The jobs of one bucket that are not given away yet. Looks only at those models that are asked for."""
+
+    def __init__(self, bucket: Bucket) -> None:
+        self._bucket = bucket
+        self._begun: dict[str, tuple[str, Iterator[str]]] = {}
+        self._gone: set[str] = set()
+
+    def __contains__(self, affinity: str) -> bool:
+        return affinity in self._bucket and affinity not in self._gone
+
+    def affinities(self) -> list[str]:
+        """Models of which there is a job, in the order in which their first ones became ready."""
+        return [name for name in self._bucket if name not in self._gone]
+
+    def first(self, affinity: str) -> str:
+        """The next job with a model."""
+        if affinity not in self._begun:
+            job_ids = iter(self._bucket[affinity])
+            self._begun[affinity] = next(job_ids), job_ids
+        return self._begun[affinity][0]
+
+    def take(self, affinity: str) -> str:
+        """Give it away."""
+        job_id, job_ids = self.first(affinity), self._begun[affinity][1]
+        following = next(job_ids, None)
+        if following is None:
+            self._gone.add(affinity)
+        else:
+            self._begun[affinity] = following, job_ids
+        return job_id

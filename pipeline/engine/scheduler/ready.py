@@ -66,6 +66,7 @@ class ReadyQueue(Buckets):
     Attributes:
         urgency: Of every job of the plan.
         alike: The same jobs again, those apart that may not run in the same places.
+        takes: How many there are of each urgency, kind and estimate: what decides beside a promise.
     """
 
     def __init__(self, plan: Plan) -> None:
@@ -76,15 +77,23 @@ class ReadyQueue(Buckets):
         }
         super().__init__(self.urgency)
         self.alike: dict[Kind, Buckets] = {}
+        self.takes: dict[tuple[Urgency, int], Counter[tuple[Kind, float]]] = {}
 
     def push(self, job: Job) -> None:
         """Add a job."""
         super().push(job)
+        self.takes.setdefault(self._place(job), Counter())[kind_of(job), job.seconds] += 1
         self.alike.setdefault(kind_of(job), Buckets(self.urgency)).push(job)
 
     def remove(self, job: Job) -> None:
         """Take a job out."""
         super().remove(job)
+        takes = self.takes[self._place(job)]
+        takes[kind_of(job), job.seconds] -= 1
+        if not takes[kind_of(job), job.seconds]:
+            del takes[kind_of(job), job.seconds]
+        if not takes:
+            del self.takes[self._place(job)]
         alike = self.alike[kind_of(job)]
         alike.remove(job)
         if not len(alike):

@@ -166,12 +166,12 @@ def _review_devices(run: Run) -> None:
     state = run.state
     for device in range(len(state.layout.places)):
         jobs = state.blame.suspect(device) or _against_node(state, device)
-        usable = state.usable_devices()
+        has_others = len(state.usable_devices()) > 1
         for index in state.layout.workers_of(device):
             if state.workers[index].quarantined:
                 if not jobs and index not in run.unusable:
                     _release(run, index)
-            elif jobs and len(usable) > 1:
+            elif jobs and has_others:
                 _quarantine(run, index, "jobs failed on it in a row, and on no other device", jobs)
 
 
@@ -192,7 +192,7 @@ def _quarantine(run: Run, index: int, reason: str, jobs: list[str]) -> None:
         f"worker {index}, {worker.device or 'not started'}, is given no more jobs: {reason}{names}", logging.ERROR
     )
     run.record("DeviceQuarantined", worker=index, device=worker.device, reason=reason, jobs=jobs)
-    worker.quarantined = True
+    run.state.crew.quarantine(index)
     waiting = worker.job_id
     if not waiting or waiting in run.gathering or worker.lent:
         close(run, index)  # a job that runs beside those that failed may well finish
@@ -206,7 +206,7 @@ def _quarantine(run: Run, index: int, reason: str, jobs: list[str]) -> None:
 def _release(run: Run, index: int) -> None:
     run.say(f"worker {index} is given jobs again: what failed on it has failed elsewhere too")
     run.record("DeviceReleased", worker=index)
-    run.state.workers[index].quarantined = False
+    run.state.crew.release(index)
     if index in run.closed:  # otherwise its job went on meanwhile
         run.closed.discard(index)
         run.process_starts(index)

@@ -7,12 +7,13 @@ from collections.abc import Collection, Iterable, Sequence
 
 from pipeline.config.schema import Barrier
 from pipeline.engine.devices.layout import Layout, plain_layout
+from pipeline.engine.scheduler.crew import Crew
 from pipeline.engine.scheduler.fault_attribution import NODE_FACTOR, Blame
 from pipeline.engine.scheduler.job_state import SETTLED, THERE, JobState, JobStatus
 from pipeline.engine.scheduler.memory_needs import EXCLUSIVE, Needs
 from pipeline.engine.scheduler.ready import Outstanding, ReadyQueue, Urgency, kind_of
 from pipeline.engine.scheduler.round_gate import RoundGate
-from pipeline.engine.scheduler.worker_state import WorkerPhase, WorkerState
+from pipeline.engine.scheduler.worker_state import WorkerState
 from pipeline.plan.graph import Plan
 from pipeline.plan.job import Job
 
@@ -23,6 +24,7 @@ class RunState:
     Attributes:
         plan: What is carried out.
         jobs: Job id -> its state.
+        crew: The workers, and which of them are idle.
         workers: By index.
         ready: Jobs that could start now, on any worker.
         retries: Jobs that could start now and have failed on a worker before, which the next attempt avoids.
@@ -30,6 +32,7 @@ class RunState:
         blame: Which device has failed which job.
         layout: The devices, and which worker is on which.
         needs: What jobs take of their memory.
+        with_orders: Workers that have orders ahead, and some that have none any more.
         unsettled: Jobs that are neither there nor given up.
         running: Jobs that run.
     """
@@ -62,11 +65,13 @@ class RunState:
         self.needs = Needs(self.layout) if needs is None else needs
         self.plan = plan
         self.jobs = {job.id: JobState(job) for job in plan.jobs.values()}
-        self.workers = [WorkerState(index) for index in range(num_workers)]
+        self.crew = Crew(self.layout, self.needs)
+        self.workers = self.crew.workers
         self.ready = ReadyQueue(plan)
         self.retries: dict[str, None] = {}
         self._kinds = list({kind_of(job): job for job in plan.jobs.values()}.values())
         self.reserved = ""
+        self.with_orders: set[int] = set()
         self.blame = Blame(device_failures)
         self.node_blame = Blame(NODE_FACTOR * device_failures)
         self.unsettled = len(self.jobs)
@@ -87,7 +92,7 @@ class RunState:
 
     def worker_ready(self, index: int, device: str, visible: str = "", node: str = "") -> None:
         """A worker reported that it is up; whatever it held before is not in this process."""
-        self.workers[index] = self.workers[index].ready(device, visible, node)
+        self.crew.ready(index, device, visible, node)
 
     def worker_lost(self, index: int) -> str:
         """A worker ended. One that is lent is not missed: the job has only its device.
@@ -100,17 +105,13 @@ class RunState:
             worker.ends()
             return ""
         job_id = self._free(index) if worker.job_id else ""
-        self.workers[index] = worker.lost()
+        self.crew.lost(index)
         return job_id
 
     def is_gathered(self, job_id: str) -> bool:
         """Whether no process of its own workers holds memory that a job of several devices is about to use."""
         workers = [self.workers[index] for index in self.jobs[job_id].workers]
         return all(worker.up and (worker.fresh or len(workers) == 1) for worker in workers)
-
-    def usable_workers(self) -> list[int]:
-        """Places that are there, and not quarantined."""
-        return [worker.index for worker in self.workers if not (worker.quarantined or worker.absent)]
 
     @property
     def is_plain(self) -> bool:
@@ -119,11 +120,11 @@ class RunState:
 
     def usable_devices(self) -> list[int]:
         """Devices of which a place is left."""
-        return sorted({self.layout.device_of(index) for index in self.usable_workers()})
+        return self.crew.usable_devices()
 
     def fitting_devices(self, job: Job) -> list[int]:
         """Those of them on which a job may run."""
-        return self.needs.fitting(job, self.usable_devices())
+        return self.crew.fitting_devices(job)
 
     def slots_of(self, job: Job) -> int:
         """How many workers' places a job takes: those of several devices, or one."""
@@ -138,7 +139,7 @@ class RunState:
 
     def idle_workers(self) -> list[WorkerState]:
         """Workers that could take a job."""
-        return [worker for worker in self.workers if not worker.job_id and worker.phase is WorkerPhase.idle]
+        return self.crew.idle()
 
     # -- jobs --------------------------------------------------------------------------------------------------
 
@@ -196,6 +197,7 @@ class RunState:
         state.attempts += 1
         state.workers, state.exclusive, state.limit_mb, state.keep_models = (index,), True, 0, True
         worker.ahead.append(job_id)
+        self.with_orders.add(index)
         return after
 
     def begin_ahead(self, index: int, now_s: float) -> None:
@@ -338,7 +340,7 @@ class RunState:
         """Take the job from a worker, and give the devices back that were lent to it."""
         job_id = self.workers[index].job_id
         for place in self.jobs[job_id].workers:
-            self.workers[place].free()
+            self.crew.free(place)
         self.jobs[job_id].workers = ()
         return job_id
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 from pipeline.config.schema import ExecutionConfig
@@ -21,10 +22,13 @@ class Watchdog:
     def __init__(self, settings: ExecutionConfig) -> None:
         self._settings = settings
         self._watches: dict[int, _Watch] = {}
+        self._earliest_s = math.inf
+        """Nothing is due before: what workers say puts that off, and nothing brings it on but a new job."""
 
     def began(self, worker: int, now_s: float) -> None:
         """A worker was given a job."""
-        self._watches[worker] = _Watch(now_s, now_s, now_s)
+        watch = self._watches[worker] = _Watch(now_s, now_s, now_s)
+        self._earliest_s = min(self._earliest_s, self._due_s(watch))
 
     def heard(self, worker: int, now_s: float) -> None:
         """A worker has said something."""
@@ -43,6 +47,8 @@ class Watchdog:
 
     def overdue(self, now_s: float) -> dict[int, str]:
         """Workers that hang, with what was seen of each; each is told once."""
+        if now_s < self._earliest_s:
+            return {}
         found = {}
         for worker, watch in self._watches.items():
             reason = self._reason(watch, now_s)
@@ -50,19 +56,21 @@ class Watchdog:
                 found[worker] = reason
         for worker in found:
             del self._watches[worker]
+        self._earliest_s = min(map(self._due_s, self._watches.values()), default=math.inf)
         return found
 
     def next_s(self) -> float | None:
-        """When the first of them would be overdue, or None."""
+        """When to look again: one of them may be overdue then, and none is before; None where there is none."""
+        return self._earliest_s if self._watches else None
+
+    def _due_s(self, watch: _Watch) -> float:
         settings = self._settings
-        times = []
-        for watch in self._watches.values():
-            times.append(watch.heard_s + settings.heartbeat_timeout_s)
-            if settings.progress_timeout_s is not None:
-                times.append(watch.moved_s + settings.progress_timeout_s)
-            if settings.job_timeout_s is not None:
-                times.append(watch.sent_s + settings.job_timeout_s)
-        return min(times, default=None)
+        times = [watch.heard_s + settings.heartbeat_timeout_s]
+        if settings.progress_timeout_s is not None:
+            times.append(watch.moved_s + settings.progress_timeout_s)
+        if settings.job_timeout_s is not None:
+            times.append(watch.sent_s + settings.job_timeout_s)
+        return min(times)
 
     def _reason(self, watch: _Watch, now_s: float) -> str:
         settings = self._settings
