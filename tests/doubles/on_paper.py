@@ -89,7 +89,7 @@ class OnPaper:
         self.nodes = nodes
         there = layout.workers - joining
         for worker in state.workers[there:]:
-            run.state.crew.expect_later(worker.index)
+            state.table.expect_later(worker.index)
         for index in range(there):
             self.run.process_starts(index)
         self.ready(*range(there))

@@ -143,7 +143,7 @@ def run_plan(
         verified=str(verified.folder.absolute()),
     )
     for index in range(pool.size - joining, pool.size):
-        run.state.crew.expect_later(index)
+        run.state.table.expect_later(index)
     signals = signals or StopSignals()
     return _Loop(
         run=run,

@@ -69,7 +69,7 @@ class Room:
     @cached_property
     def _slots(self) -> Counter[int]:
         """Places that are left on each device."""
-        return Counter(map(self._layout.device_of, self._state.crew.usable_workers()))
+        return Counter(map(self._layout.device_of, self._state.table.usable_workers()))
 
     @cached_property
     def _guests(self) -> dict[int, list[_Guest]]:

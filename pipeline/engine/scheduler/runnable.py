@@ -50,7 +50,7 @@ def too_wide(state: RunState) -> list[str]:
 
     def is_too_wide(name: str) -> bool:
         job = state.jobs[name].job
-        return job.devices > state.crew.most_devices(job)
+        return job.devices > state.table.most_devices(job)
 
     found = [name for name in state.retries if is_too_wide(name)]
     for alike in state.ready.alike.values():

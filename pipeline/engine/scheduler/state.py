@@ -7,13 +7,13 @@ from collections.abc import Collection, Iterable, Sequence
 
 from pipeline.config.schema import Barrier
 from pipeline.engine.devices.layout import Layout, plain_layout
-from pipeline.engine.scheduler.crew import Crew
 from pipeline.engine.scheduler.fault_attribution import NODE_FACTOR, Blame
 from pipeline.engine.scheduler.job_state import SETTLED, THERE, JobState, JobStatus
 from pipeline.engine.scheduler.memory_needs import EXCLUSIVE, Needs
 from pipeline.engine.scheduler.ready import Outstanding, ReadyQueue, Urgency, kind_of
 from pipeline.engine.scheduler.round_gate import RoundGate
 from pipeline.engine.scheduler.worker_state import WorkerState
+from pipeline.engine.scheduler.worker_table import WorkerTable
 from pipeline.plan.graph import Plan
 from pipeline.plan.job import Job
 
@@ -24,7 +24,7 @@ class RunState:
     Attributes:
         plan: What is carried out.
         jobs: Job id -> its state.
-        crew: The workers, and which of them are idle.
+        table: The workers, and which of them are idle.
         workers: By index.
         ready: Jobs that could start now, on any worker.
         retries: Jobs that could start now and have failed on a worker before, which the next attempt avoids.
@@ -65,8 +65,8 @@ class RunState:
         self.needs = Needs(self.layout) if needs is None else needs
         self.plan = plan
         self.jobs = {job.id: JobState(job) for job in plan.jobs.values()}
-        self.crew = Crew(self.layout, self.needs)
-        self.workers = self.crew.workers
+        self.table = WorkerTable(self.layout, self.needs)
+        self.workers = self.table.workers
         self.ready = ReadyQueue(plan)
         self.retries: dict[str, None] = {}
         self._kinds = list({kind_of(job): job for job in plan.jobs.values()}.values())
@@ -92,7 +92,7 @@ class RunState:
 
     def worker_ready(self, index: int, device: str, visible: str = "", node: str = "") -> None:
         """A worker reported that it is up; whatever it held before is not in this process."""
-        self.crew.ready(index, device, visible, node)
+        self.table.ready(index, device, visible, node)
 
     def worker_lost(self, index: int) -> str:
         """A worker ended. One that is lent is not missed: the job has only its device.
@@ -105,7 +105,7 @@ class RunState:
             worker.ends()
             return ""
         job_id = self._free(index) if worker.job_id else ""
-        self.crew.lost(index)
+        self.table.lost(index)
         return job_id
 
     def is_gathered(self, job_id: str) -> bool:
@@ -120,11 +120,11 @@ class RunState:
 
     def usable_devices(self) -> list[int]:
         """Devices of which a place is left."""
-        return self.crew.usable_devices()
+        return self.table.usable_devices()
 
     def fitting_devices(self, job: Job) -> list[int]:
         """Those of them on which a job may run."""
-        return self.crew.fitting_devices(job)
+        return self.table.fitting_devices(job)
 
     def slots_of(self, job: Job) -> int:
         """How many workers' places a job takes: those of several devices, or one."""
@@ -139,7 +139,7 @@ class RunState:
 
     def idle_workers(self) -> list[WorkerState]:
         """Workers that could take a job."""
-        return self.crew.idle()
+        return self.table.idle()
 
     # -- jobs --------------------------------------------------------------------------------------------------
 
@@ -340,7 +340,7 @@ class RunState:
         """Take the job from a worker, and give the devices back that were lent to it."""
         job_id = self.workers[index].job_id
         for place in self.jobs[job_id].workers:
-            self.crew.free(place)
+            self.table.free(place)
         self.jobs[job_id].workers = ()
         return job_id
 

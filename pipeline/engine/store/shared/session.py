@@ -24,7 +24,7 @@ from typing import TypeVar
 
 from pipeline.engine.store.shared.answers import Answer, Asked, Pace, not_uploaded
 from pipeline.engine.store.shared.claims import Claims, Held, Lease, holder
-from pipeline.engine.store.shared.crew import Crew
+from pipeline.engine.store.shared.daemon_threads import DaemonThreads
 from pipeline.engine.store.shared.objects import Objects, UnreachableError, keeps_first
 from pipeline.engine.store.shared.outputs import BadOutputError, NotWholeError, SharedOutputs, Upload
 from pipeline.engine.store.verified import Verified
@@ -83,7 +83,7 @@ class Session:
         self._closing = Event()
         self._wake = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
         self._questions, self._fetches, self._sending = (
-            Crew(name, number, self._closing) for name, number in _THREADS.items()
+            DaemonThreads(name, number, self._closing) for name, number in _THREADS.items()
         )
         self._housekeeper = Thread(target=self._keep_house, name="leases", daemon=True)
         self._housekeeper.start()
@@ -206,8 +206,8 @@ class Session:
         with suppress(UnreachableError):  # then they end by themselves
             for lease in leases:
                 self._claims.release(lease)
-        for crew in (self._questions, self._fetches, self._sending):
-            crew.dismiss()
+        for threads in (self._questions, self._fetches, self._sending):
+            threads.dismiss()
         self._housekeeper.join(1.0)
         with self._state:
             self._asked.clear()

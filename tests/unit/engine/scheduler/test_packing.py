@@ -186,8 +186,8 @@ def test_blame_is_for_the_device_not_for_one_of_its_workers() -> None:
     state.blame.failed("a", state.layout.device_of(0), FailureKind.lost)
     state.retry("a")
     assert next_actions(state)[0] == Start("a", 1)
-    state.crew.quarantine(1)
-    state.crew.quarantine(3)
+    state.table.quarantine(1)
+    state.table.quarantine(3)
     assert state.usable_devices() == [0]
     assert next_actions(state)[0] == Start("a", 0)
 
@@ -230,7 +230,7 @@ def test_a_measurement_refuses_nothing() -> None:
     assert state.fitting_devices(job("x", 40)) == []
     carry_out(state)
     assert on(state) == {0: ["a"]}
-    state.crew.quarantine(0)
+    state.table.quarantine(0)
     assert state.fitting_devices(job("x", kind="k")) == [1]
     wide = ready(layout(24, 16, 8, slots=1), job("a", kind="k", devices=2), peaks={"k": 20})
     assert wide.fitting_devices(wide.jobs["a"].job) == [0, 1]
@@ -257,7 +257,7 @@ def test_jobs_that_fit_no_device_that_is_left_are_told() -> None:
     state = ready(layout(24, 80, slots=2), job("large", 40), job("small", 4))
     assert too_wide(state) == []
     for index in state.layout.workers_of(1):
-        state.crew.quarantine(index)
+        state.table.quarantine(index)
     assert too_wide(state) == ["large"]
     assert [one.job_id for one in next_actions(state)] == ["small"]
 

@@ -315,7 +315,7 @@ def test_jobs_wider_than_what_is_left_are_told_and_keep_nobody_waiting() -> None
     plan = Plan([wide("gang", 3, 9), job("one")], [])
     state = ready_state(plan, 3)
     assert too_wide(state) == []
-    state.crew.quarantine(1)
+    state.table.quarantine(1)
     assert too_wide(state) == ["gang"]
     assert next_actions(state) == [Start("one", 0)]
 
@@ -328,7 +328,7 @@ def test_a_gang_avoids_the_device_that_failed_it_while_there_are_others() -> Non
     state.blame.failed("gang", 0, FailureKind.lost)
     state.retry("gang")
     assert next_actions(state) == [Start("gang", 1, (2,))]
-    state.crew.quarantine(2)
+    state.table.quarantine(2)
     assert next_actions(state) == [Start("gang", 0, (1,))]
 
 

@@ -9,7 +9,7 @@ from pipeline.engine.scheduler.worker_state import WorkerPhase, WorkerState
 from pipeline.plan.job import Job
 
 
-class Crew:
+class WorkerTable:
     """Workers by index, which of them may be idle, and which devices have one that is given jobs.
 
     Attributes:

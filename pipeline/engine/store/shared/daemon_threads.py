@@ -7,7 +7,7 @@ from queue import SimpleQueue
 from threading import Event, Thread
 
 
-class Crew:
+class DaemonThreads:
     """Threads that do what they are given, in order. One that waits for the network holds up no end."""
 
     def __init__(self, name: str, number: int, closing: Event) -> None:
