@@ -39,6 +39,7 @@ from benchmarks.engine import no_ops
 from pipeline.config.schema import Backend, ExecutionConfig, RayConfig
 from pipeline.engine.devices.inventory import cpu_slots
 from pipeline.engine.events import Event
+from pipeline.engine.listener import Listener
 from pipeline.engine.run_jobs import run_jobs
 from pipeline.engine.store.store import Store
 from pipeline.plan.graph import Plan
@@ -321,8 +322,7 @@ def _rate(costs: Costs, count: int, folder: Path, *, output: bool) -> float:
         devices,
         folder,
         execution=ExecutionConfig(backend=backend, ray=ray, spares=0),
-        on_event=costs.take,
-        on_tick=lambda: costs.look(count),
+        listener=Listener(on_event=costs.take, on_tick=lambda: costs.look(count)),
     )
     ready_s = max(span.ready_s or 0.0 for span in outcome.workers)
     late = [attempt for attempt in outcome.attempts if attempt.sent_s >= ready_s]

@@ -37,10 +37,11 @@ from pipeline.config.schema import StageChoice
 from pipeline.engine.events import Event
 from pipeline.engine.journal import Journal
 from pipeline.engine.keeper import Keeper
+from pipeline.engine.listener import Listener
 from pipeline.engine.run_folder import PLAN_SVG, RunFolder, create_run_folder
 from pipeline.engine.run_jobs import run_jobs
 from pipeline.engine.scheduler.job_state import THERE, JobStatus
-from pipeline.engine.scheduler.loop import Outcome
+from pipeline.engine.scheduler.outcome import Outcome
 from pipeline.engine.scheduler.signals import StopSignals
 from pipeline.engine.store.measured import read_durations, update_durations, update_peaks
 from pipeline.engine.store.verified import Verified
@@ -238,9 +239,7 @@ def _run_missing(
             missing=missing,
             joining=request.joining,
             verified=verified,
-            on_event=take,
-            on_tick=show,
-            on_stop=stop,
+            listener=Listener(on_event=take, on_tick=show, on_stop=stop),
             signals=signals,
             shared=request.shared,
             elsewhere=stored.elsewhere,

@@ -15,7 +15,7 @@ from pipeline import arithmetic
 from pipeline.commands.request import Request, Stored
 from pipeline.engine.run_folder import RunFolder
 from pipeline.engine.scheduler.job_state import JobStatus
-from pipeline.engine.scheduler.loop import Outcome
+from pipeline.engine.scheduler.outcome import Outcome
 from pipeline.learning.algos.candidates import candidates_note
 from pipeline.learning.datasets.registry import load_dataset
 from pipeline.plan.graph import Plan

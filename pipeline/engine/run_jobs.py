@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Collection, Mapping, Sequence
+from contextlib import closing
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from statistics import median
@@ -14,8 +16,10 @@ from pipeline.engine.devices.layout import make_layout, with_joining
 from pipeline.engine.devices.memory_reclaim import read_levels, wait_until_all_free
 from pipeline.engine.events import Event
 from pipeline.engine.journal import Journal
+from pipeline.engine.listener import Listener
 from pipeline.engine.run_folder import RunFolder
-from pipeline.engine.scheduler.loop import Outcome, run_plan
+from pipeline.engine.scheduler.outcome import Outcome
+from pipeline.engine.scheduler.run_plan import run_plan
 from pipeline.engine.scheduler.signals import StopSignals
 from pipeline.engine.store.measured import read_durations, read_peaks
 from pipeline.engine.store.shared.session import Session
@@ -65,9 +69,7 @@ def run_jobs(
     missing: Sequence[str] | None = None,
     joining: int = 0,
     verified: Verified | None = None,
-    on_event: Callable[[Event], None] = lambda _: None,
-    on_tick: Callable[[], None] = lambda: None,
-    on_stop: Callable[[str], None] = lambda _: None,
+    listener: Listener | None = None,
     signals: StopSignals | None = None,
     shared: Session | None = None,
     elsewhere: Sequence[str] = (),
@@ -77,13 +79,11 @@ def run_jobs(
     Of `joining` devices more, which may join a cluster meanwhile, no more are waited for than there are jobs.
     Those in `elsewhere` are fetched from the store that is shared with other machines.
     """
-    execution = execution or ExecutionConfig()
-    # A worker that is this very process holds its memory for longer; that of other machines is read there.
-    levels = read_levels(devices) if execution.backend is Backend.local else {}
+    execution, listener = execution or ExecutionConfig(), listener or Listener()
+    levels = _levels(devices, execution)
     wanted = set(plan.jobs if missing is None else missing)
     joining = max(0, min(joining, len(wanted) - len(devices)))
-    devices = with_joining(devices, joining)
-    layout = make_layout(devices, execution)
+    layout = make_layout(devices := with_joining(devices, joining), execution, joining=joining)
     pool = make_pool(
         execution,
         devices,
@@ -95,37 +95,37 @@ def run_jobs(
         layout=layout,
         levels=levels,
         width=max((plan.jobs[job_id].devices for job_id in wanted), default=1),
-        joining=joining,
     )
-    journal = Journal(run_dir / "journal.jsonl")
-    timings = Timings(RunFolder(run_dir).timings, plan)
+    folder = RunFolder(run_dir)
     try:
-        return run_plan(
-            plan,
-            stored=set(plan.jobs) - wanted - set(elsewhere),
-            store=store,
-            pool=pool,
-            journal=journal,
-            run_dir=run_dir,
-            settings=execution,
-            verified=verified,
-            layout=layout,
-            peaks=read_peaks(store.root),
-            joining=joining,
-            on_event=partial(_tell, timings, on_event),
-            on_tick=on_tick,
-            on_stop=on_stop,
-            signals=signals,
-            shared=shared,
-            elsewhere=elsewhere,
-        )
+        with closing(Journal(folder.journal)) as journal, closing(Timings(folder.timings, plan)) as timings:
+            return run_plan(
+                plan,
+                stored=set(plan.jobs) - wanted - set(elsewhere),
+                store=store,
+                pool=pool,
+                journal=journal,
+                run_dir=run_dir,
+                settings=execution,
+                verified=verified,
+                layout=layout,
+                peaks=read_peaks(store.root),
+                listener=replace(listener, on_event=partial(_tell, timings, listener.on_event)),
+                signals=signals,
+                shared=shared,
+                elsewhere=elsewhere,
+            )
     finally:
-        journal.close()
-        timings.close()
         _wait_for_memory(devices, levels, execution)
 
 
-def _tell(timings: Timings, on_event: Callable[[Event], None], event: Event) -> None:
+def _levels(devices: Sequence[Device], execution: ExecutionConfig) -> dict[str, int]:
+    """Memory in use before the run, to which it is to come back."""
+    # A worker that is this very process holds its memory for longer; that of other machines is read there.
+    return read_levels(devices) if execution.backend is Backend.local else {}
+
+
+def _tell(timings: Timings, on_event: Callable[[Event], object], event: Event) -> None:
     timings.take(event)
     on_event(event)
 

@@ -17,7 +17,9 @@ from pipeline.engine.devices.inventory import Device, cpu_slots
 from pipeline.engine.devices.layout import make_layout
 from pipeline.engine.devices.memory_reclaim import read_levels
 from pipeline.engine.journal import Journal, read_journal
-from pipeline.engine.scheduler.loop import Outcome, run_plan
+from pipeline.engine.listener import Listener
+from pipeline.engine.scheduler.outcome import Outcome
+from pipeline.engine.scheduler.run_plan import run_plan
 from pipeline.engine.store.scratch import Scratch, sweep
 from pipeline.engine.store.shared.session import Session
 from pipeline.engine.store.store import Store
@@ -117,7 +119,7 @@ class Engine:
         path = self.run_dir / "journal.jsonl"
         journal = Journal(path)
         devices = cpu_slots(workers) if devices is None else devices
-        layout, logs = make_layout(devices, execution), self.run_dir / "workers"
+        layout, logs = make_layout(devices, execution, joining=joining), self.run_dir / "workers"
         levels = read_levels(devices)
         pool = make_pool(
             execution,
@@ -129,7 +131,6 @@ class Engine:
             spares=execution.spares if isinstance(execution.spares, int) else 0,
             entries=sorted({job.entry for job in jobs}),
             width=max(job.devices for job in jobs),
-            joining=joining,
         )
         plan = plan_of(*jobs)
         view = RunView(plan.jobs.values(), set(stored))
@@ -144,10 +145,7 @@ class Engine:
                 settings=execution,
                 layout=layout,
                 peaks=peaks,
-                joining=joining,
-                on_event=view.take,
-                on_tick=lambda: watcher(view),
-                on_stop=on_stop,
+                listener=Listener(on_event=view.take, on_tick=lambda: watcher(view), on_stop=on_stop),
                 shared=shared,
                 elsewhere=elsewhere,
             )

@@ -62,7 +62,6 @@ class OnPaper:
         retry: RetryConfig | None = None,
         visible: str = "",
         nodes: Sequence[str] = (),
-        joining: int = 0,
         **settings: Any,
     ) -> None:
         retry, layout = retry or RetryConfig(), layout or plain_layout(workers)
@@ -87,9 +86,7 @@ class OnPaper:
         self.view = RunView(state.plan.jobs.values(), set(stored))
         self.visible = visible
         self.nodes = nodes
-        there = layout.workers - joining
-        for worker in state.workers[there:]:
-            state.table.expect_later(worker.index)
+        there = layout.workers - layout.joining
         for index in range(there):
             self.run.process_starts(index)
         self.ready(*range(there))

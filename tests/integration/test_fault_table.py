@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 import pytest
 
 from pipeline.config.schema import RetryConfig
-from pipeline.engine.scheduler.loop import Outcome
+from pipeline.engine.scheduler.outcome import Outcome
 from pipeline.plan.job import Job
 from tests.doubles.engine import Engine, descriptors, job
 

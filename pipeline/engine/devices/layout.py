@@ -48,11 +48,13 @@ class Layout:
         slots: Workers on each.
         vouched: Whether the user says that so many jobs fit: then one of unknown need counts as an equal share.
             Otherwise it has a device to itself.
+        joining: How many of the workers, the last ones, wait for machines that may join later.
     """
 
     places: tuple[Place, ...]
     slots: int = 1
     vouched: bool = True
+    joining: int = 0
 
     @property
     def workers(self) -> int:
@@ -92,7 +94,11 @@ def plain_layout(devices: int) -> Layout:
 
 
 def make_layout(
-    devices: Sequence[Device], execution: ExecutionConfig, usage: Mapping[str, Usage] | None = None
+    devices: Sequence[Device],
+    execution: ExecutionConfig,
+    usage: Mapping[str, Usage] | None = None,
+    *,
+    joining: int = 0,
 ) -> Layout:
     """The places of a run.
 
@@ -100,15 +106,17 @@ def make_layout(
         devices: Its devices; the inline backend uses the first alone.
         execution: Says how many jobs each takes.
         usage: UUID -> what a GPU is doing; asks the driver if None.
+        joining: See `Layout`.
     """
     if execution.backend is Backend.inline:
         return Layout(places=_places(devices[:1], usage))
     asked = execution.jobs_per_device
     if isinstance(asked, int):
-        return Layout(places=_places(devices, usage), slots=asked)
+        return Layout(places=_places(devices, usage), slots=asked, joining=joining)
     # On a CPU there is nothing to measure, and `execution.workers` says all there is to say.
     gpus = any(device.kind == "cuda" for device in devices)
-    return Layout(places=_places(devices, usage), slots=AUTO_SLOTS if gpus else 1, vouched=asked != AUTO)
+    slots = AUTO_SLOTS if gpus else 1
+    return Layout(places=_places(devices, usage), slots=slots, vouched=asked != AUTO, joining=joining)
 
 
 def _places(devices: Sequence[Device], usage: Mapping[str, Usage] | None) -> tuple[Place, ...]:

@@ -21,37 +21,25 @@ from __future__ import annotations
 
 import logging
 import os
-import time
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Concatenate, ParamSpec
 
-from pipeline.config.schema import Backend, ExecutionConfig
-from pipeline.engine.devices.layout import Layout, plain_layout
-from pipeline.engine.events import Event
-from pipeline.engine.journal import Journal
-from pipeline.engine.run_folder import RunFolder
+from pipeline.config.schema import Backend
 from pipeline.engine.scheduler.ahead import orders_ahead, recall
 from pipeline.engine.scheduler.dispatch import give_up_too_wide, hand_ahead, release_due, reserve, start
 from pipeline.engine.scheduler.effects import OnDisk
 from pipeline.engine.scheduler.elsewhere import expect, go_on
 from pipeline.engine.scheduler.job_state import JobStatus
 from pipeline.engine.scheduler.makespan import account
-from pipeline.engine.scheduler.memory_needs import Needs
 from pipeline.engine.scheduler.outcome import Outcome
 from pipeline.engine.scheduler.outside import Outside
 from pipeline.engine.scheduler.policy import Reserve, next_actions
 from pipeline.engine.scheduler.reactions import is_believed, kill_hanging, react
 from pipeline.engine.scheduler.run import Run
-from pipeline.engine.scheduler.runnable import check_runnable
 from pipeline.engine.scheduler.signals import StopSignals
-from pipeline.engine.scheduler.state import RunState
 from pipeline.engine.store.os_errors import explained
 from pipeline.engine.store.scratch import Scratch, lock_of
-from pipeline.engine.store.shared.session import Session
-from pipeline.engine.store.store import Store
-from pipeline.engine.store.verified import Verified
 from pipeline.engine.workers.messages import (
     AttemptStopped,
     FromWorker,
@@ -60,11 +48,7 @@ from pipeline.engine.workers.messages import (
     JobRaised,
     JobStarted,
 )
-from pipeline.engine.workers.pool import Pool
 from pipeline.errors import PlanError, StoreError
-from pipeline.plan.graph import Plan
-
-__all__ = ["Outcome", "run_plan"]
 
 TICK_S = 0.2
 _QUIET_TICK_S = 0.5
@@ -73,125 +57,14 @@ _P = ParamSpec("_P")
 log = logging.getLogger("pipeline")
 
 
-def run_plan(
-    plan: Plan,
-    *,
-    stored: Collection[str],
-    store: Store,
-    pool: Pool,
-    journal: Journal,
-    run_dir: Path,
-    settings: ExecutionConfig,
-    verified: Verified | None = None,
-    layout: Layout | None = None,
-    peaks: Mapping[str, int] | None = None,
-    joining: int = 0,
-    on_event: Callable[[Event], None] = lambda _: None,
-    on_tick: Callable[[], None] = lambda: None,
-    on_stop: Callable[[str], None] = lambda _: None,
-    signals: StopSignals | None = None,
-    shared: Session | None = None,
-    elsewhere: Collection[str] = (),
-    clock: Callable[[], float] = time.monotonic,
-) -> Outcome:
-    """Carry out a plan. When this returns or raises, no worker lives and nothing unfinished is left.
-
-    Args:
-        plan: The plan.
-        stored: Ids of the jobs that need not run.
-        store: Where outputs go.
-        pool: Not started yet.
-        journal: Gets every change of state.
-        run_dir: Folder of the run: logs of the jobs, links to their outputs.
-        settings: Barrier, retries, models a worker keeps.
-        verified: What was found good while planning; None where nothing was looked at.
-        layout: On which devices the workers of the pool are; one on each if None.
-        peaks: Memory that jobs took in earlier runs, by `Job.memory_kind`.
-        joining: How many workers, the last of the pool, wait for machines that may join later.
-        on_event: Told every event, see `engine.events`.
-        on_tick: Called a few times a second, to show what was told.
-        on_stop: Told in a line what happens now when a signal asks the run to stop.
-        signals: Those of the caller, who holds them longer than jobs run; one that came already ends the run.
-        shared: The store that other machines share, if there is one.
-        elsewhere: Ids of jobs that are stored there alone, and that this run needs: they are fetched.
-        clock: Monotonic seconds.
-
-    Raises:
-        PlanError: The plan cannot be carried out by this engine.
-        WorkerError: Workers cannot be started.
-    """
-    scratch = _scratch_of(run_dir, store)
-    verified = verified or Verified(store, scratch.path / "verified")
-    outside = Outside(
-        pool=pool,
-        store=store,
-        journal=journal,
-        verified=verified,
-        scratch=scratch,
-        on_event=on_event,
-        clock=clock,
-        shared=shared,
-    )
-    layout = layout or plain_layout(pool.size)
-    check_runnable(plan, layout, {*stored, *elsewhere}, peaks)
-    run = Run(
-        state=_state_of(plan, stored, settings, layout, peaks),
-        settings=settings,
-        folder=RunFolder(run_dir.absolute()),
-        store=str(store.root.absolute()),
-        scratch=str(scratch.path.absolute()),
-        verified=str(verified.folder.absolute()),
-    )
-    for index in range(pool.size - joining, pool.size):
-        run.state.table.expect_later(index)
-    signals = signals or StopSignals()
-    return _Loop(
-        run=run,
-        outside=outside,
-        scratch=scratch,
-        on_tick=on_tick,
-        on_stop=on_stop,
-        signals=signals,
-        clock=clock,
-        elsewhere=elsewhere,
-    ).carry_out()
-
-
-def _scratch_of(run_dir: Path, store: Store) -> Scratch:
-    # The process id keeps apart two runs that were started in the same second.
-    return Scratch(store.scratch(f"{run_dir.parent.name}-{run_dir.name}-{os.getpid()}"))
-
-
-def _state_of(
-    plan: Plan,
-    stored: Collection[str],
-    settings: ExecutionConfig,
-    layout: Layout,
-    peaks: Mapping[str, int] | None,
-) -> RunState:
-    return RunState(
-        plan,
-        stored,
-        layout.workers,
-        barrier=settings.barrier,
-        models_in_memory=settings.models_in_memory,
-        device_failures=settings.retry.device_failures,
-        layout=layout,
-        needs=Needs(layout, peaks),
-    )
-
-
 @dataclass(kw_only=True)
-class _Loop:
+class Loop:
     """One run: waits, asks the disk and the clock, has rules decide, and does what they decide."""
 
     run: Run
     outside: Outside
     scratch: Scratch
-    on_tick: Callable[[], None]
-    on_stop: Callable[[str], None]
     signals: StopSignals
-    clock: Callable[[], float]
     elsewhere: Collection[str] = ()
     start_s: float = field(init=False)
     next_tick_s: float = field(init=False)
@@ -201,11 +74,12 @@ class _Loop:
 
     def __post_init__(self) -> None:
         assert len(self.run.state.workers) == self.outside.pool.size
-        self.start_s = self.next_tick_s = self.clock()
+        self.start_s = self.next_tick_s = self.outside.clock()
 
     # -- the loop ----------------------------------------------------------------------------------------------
 
     def carry_out(self) -> Outcome:
+        """Run to the end; no worker lives after it, however it ends."""
         state, record = self.run.state, self.outside.record
         host = os.uname().nodename
         record("RunStarted", jobs=len(state.jobs), unsettled=state.unsettled, pid=os.getpid(), host=host)
@@ -274,7 +148,7 @@ class _Loop:
 
     def _decide(self, rule: Callable[Concatenate[Run, _P], None], *about: _P.args, **more: _P.kwargs) -> None:
         """Have a rule decide what follows from something, and do that."""
-        self.run.now_s = self.clock()
+        self.run.now_s = self.outside.clock()
         rule(self.run, *about, **more)
         for effect in self.run.decided():
             self.outside.carry_out(effect)
@@ -285,7 +159,7 @@ class _Loop:
             return
         self._decide(give_up_too_wide)
         # A job may turn out to need no worker, which leaves one idle for the next.
-        while not self.outside.is_asking and (actions := next_actions(self.run.state, self.clock())):
+        while not self.outside.is_asking and (actions := next_actions(self.run.state, self.outside.clock())):
             for action in actions:
                 if isinstance(action, Reserve):
                     self._decide(reserve, action)
@@ -347,7 +221,7 @@ class _Loop:
             raise PlanError(f"{waiting} and {state.unsettled - 1} more jobs wait for rounds that come later")
 
     def _patience(self) -> float:
-        now = self.clock()
+        now = self.outside.clock()
         dues = [self.next_tick_s + _QUIET_TICK_S - TICK_S, self.outside.force_due_s]
         dues += self.run.delayed.values()
         if (hangs_s := self.run.watchdog.next_s()) is not None:
@@ -355,11 +229,11 @@ class _Loop:
         return max(0.0, min(dues) - now)
 
     def _tick(self, due_s: float) -> None:
-        now = self.clock()
+        now = self.outside.clock()
         if now >= due_s:
             self.next_tick_s = now + TICK_S
             self.outside.settle()
-            self.on_tick()
+            self.outside.listener.on_tick()
 
     def _tell_stop(self) -> None:
         """Say once what a signal that has come means for the jobs that run."""
@@ -370,7 +244,9 @@ class _Loop:
         running = [job_id for job_id in given if job_id not in self.run.gathering]
         log.warning("%s", no_further_job(self.signals.received, running))
         grace_s = self.run.settings.stop_grace_s
-        self.on_stop(stopping(self.signals.received, len(running), grace_s, ended=self.ended_since))
+        self.outside.listener.on_stop(
+            stopping(self.signals.received, len(running), grace_s, ended=self.ended_since)
+        )
 
     def _outcome(self) -> Outcome:
         state, ledger = self.run.state, self.run.ledger

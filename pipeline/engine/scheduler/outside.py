@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 
 from pipeline.engine.events import FOLLOWS_FROM_STORE, Event
 from pipeline.engine.journal import Journal
+from pipeline.engine.listener import Listener
 from pipeline.engine.scheduler.effects import (
     Effect,
     OnDisk,
@@ -49,7 +50,7 @@ class Outside:
         journal: Gets every change of state.
         verified: What was found good among the stored outputs.
         scratch: Whose lock says that the run lives; None where keys are claimed each by a lock of its own.
-        on_event: Told every event, see `engine.events`.
+        listener: Told what happens.
         claims: Job -> the right to compute its key, which no other run that shares the store has meanwhile.
         broken: Why the journal can no longer be written, or "". The run must end then: nobody could tell from its
             journal what happened after.
@@ -62,7 +63,7 @@ class Outside:
     journal: Journal
     verified: Verified
     scratch: Scratch | None = None
-    on_event: Callable[[Event], None] = lambda _: None
+    listener: Listener = field(default_factory=Listener)
     claims: dict[str, Claim] = field(default_factory=dict)
     broken: str = ""
     clock: Callable[[], float] = time.monotonic
@@ -127,7 +128,7 @@ class Outside:
                 self._untold.clear()
         untold, self._untold = self._untold, []
         for event in untold:
-            self.on_event(event)
+            self.listener.on_event(event)
 
     @property
     def force_due_s(self) -> float:

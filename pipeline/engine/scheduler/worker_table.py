@@ -18,13 +18,14 @@ class WorkerTable:
     """
 
     def __init__(self, layout: Layout, needs: Needs) -> None:
-        """Begin with workers that are not up.
+        """Begin with workers that are not up, and some that may never be.
 
         Args:
             layout: Where they are.
             needs: What jobs take of their devices.
         """
-        self.workers = [WorkerState(index) for index in range(layout.workers)]
+        there = layout.workers - layout.joining
+        self.workers = [WorkerState(index, absent=index >= there) for index in range(layout.workers)]
         self._layout, self._needs = layout, needs
         # All that are idle, and some that are not any more: nothing is idle that was not let in here.
         self._candidates: set[int] = set()
@@ -40,11 +41,6 @@ class WorkerTable:
         self._candidates.add(index)
         if joins:
             self._forget()
-
-    def expect_later(self, index: int) -> None:
-        """The machine of a worker is still to join the run, if it ever does."""
-        self.workers[index].absent = True
-        self._forget()
 
     def lost(self, index: int) -> None:
         """A process has ended, and with it all that was there."""

@@ -36,7 +36,6 @@ def make_pool(
     spares: int = 0,
     entries: Sequence[str] = (),
     width: int = 1,
-    joining: int = 0,
 ) -> Pool:
     """Describe the pool of a run; nothing starts yet.
 
@@ -53,14 +52,15 @@ def make_pool(
         spares: Processes that wait beside them, where all devices are CPU slots.
         entries: Of the jobs that these get warm for.
         width: Devices that the widest job takes.
-        joining: How many of the devices, the last ones, may join later with their machines.
     """
+    inline = execution.backend is Backend.inline
+    layout = layout or plain_layout(1 if inline else len(devices))
     if execution.backend is Backend.ray:
         from pipeline.engine.workers.ray.backend import ray_pool  # most runs have no use for it
 
-        return ray_pool(execution, devices, _settings(execution, threads, log_dir, portable), width, joining)
-    inline = execution.backend is Backend.inline
-    layout = layout or plain_layout(1 if inline else len(devices))
+        return ray_pool(
+            execution, devices, _settings(execution, threads, log_dir, portable), width, layout.joining
+        )
     devices = [devices[layout.device_of(worker)] for worker in range(layout.workers)]
     make = (
         inline_workers(execution, devices, threads, portable)

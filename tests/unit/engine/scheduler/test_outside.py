@@ -13,6 +13,7 @@ import pytest
 
 from pipeline.engine.events import Event
 from pipeline.engine.journal import Journal, read_journal
+from pipeline.engine.listener import Listener
 from pipeline.engine.scheduler.effects import OnDisk, Process, Record, ReleaseClaim, Say, SetAside, Tell
 from pipeline.engine.scheduler.outside import FORCE_S, Outside
 from pipeline.engine.scheduler.state import RunState
@@ -46,7 +47,11 @@ def outside(tmp_path: Path, events: list[Event]) -> Iterator[Outside]:
     store, journal = Store(tmp_path / "store"), Journal(tmp_path / "journal.jsonl")
     verified = Verified(store, tmp_path / "verified")
     yield Outside(
-        pool=cast("Pool", Told()), store=store, journal=journal, verified=verified, on_event=events.append
+        pool=cast("Pool", Told()),
+        store=store,
+        journal=journal,
+        verified=verified,
+        listener=Listener(on_event=events.append),
     )
     journal.close()
 

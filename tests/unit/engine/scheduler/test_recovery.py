@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from pipeline.config.schema import RetryConfig
-from pipeline.engine.devices.layout import Layout, Place
+from pipeline.engine.devices.layout import Layout, Place, plain_layout
 from pipeline.engine.scheduler.effects import OnDisk, Say
 from pipeline.engine.workers.failure import FailureKind
 from pipeline.engine.workers.messages import WorkerExited
@@ -301,7 +303,7 @@ def test_a_job_outlasts_the_loss_of_many_machines_but_not_of_all_that_there_are(
 
 
 def test_a_machine_that_may_join_counts_once_it_has() -> None:
-    paper = OnPaper(job("a", devices=2), job("b"), joining=1)
+    paper = OnPaper(job("a", devices=2), job("b"), layout=replace(plain_layout(2), joining=1))
     run = paper.run
     assert run.state.usable_devices() == [0]
     assert paper.hear(1, WorkerExited(exit_code=None, how="its node cannot serve", elsewhere=True)) == []
