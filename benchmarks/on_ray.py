@@ -5,9 +5,10 @@
     python benchmarks/on_ray.py driver                 how long until a driver that goes has left nothing there
     python benchmarks/on_ray.py jobs --jobs 10000      jobs that do nothing, and what they cost in processor time
 
-`same` runs the experiment without Ray, on a local Ray, and on the cluster, where it loses a worker, a raylet, all
-of a node, and its driver, which is started again. It compares `results.json` and every file of every output. Exit
-code 1 where something differs, or something is left.
+`same` runs the experiment without Ray, on a local Ray, on the cluster, where it loses a worker, a raylet, all of a
+node, and its driver, which is started again, and with a shared store on an S3 server of which one request in ten
+goes wrong: from an engine that is killed and started again, and once more where all that is needed is there.
+It compares `results.json` and every file of every output. Exit code 1 where something differs, or is left behind.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ import tempfile
 import time
 from collections import defaultdict
 from collections.abc import Callable, Sequence
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -34,6 +35,7 @@ from typing import Any
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
 import psutil
+import pytest
 
 from benchmarks.engine import no_ops
 from pipeline.config.schema import Backend, ExecutionConfig, RayConfig
@@ -44,10 +46,12 @@ from pipeline.engine.run_jobs import run_jobs
 from pipeline.engine.store.store import Store
 from pipeline.plan.graph import Plan
 from tests.doubles.ray_cluster import RayCluster, environment, ray_cluster, raylet
+from tests.doubles.s3 import BUCKET, S3, serving
 
 ROOT = Path(__file__).parents[1]
 NODES, SLOTS = 3, 4
 NAME = "on_ray"
+SHARED = f"execution.shared_store=s3://{BUCKET}/on-ray"
 _NOTES = {"durations.json", "manifest.json", ".lock"}
 """Files of a store that say how long something took, or when it was made."""
 
@@ -61,7 +65,17 @@ def same(overrides: Sequence[str], folder: Path, what: Sequence[str]) -> bool:
         "local": lambda where: _start(where, overrides).wait(),
         "ray": lambda where: _start(where, [*overrides, "execution.backend=ray"]).wait(),
         "cluster": lambda where: _shot_at(where, overrides),
+        "s3": lambda where: _killed_once(where, [*overrides, SHARED]),
+        "fetched": lambda where: _start(where, [*overrides, SHARED]).wait(),
     }
+    with pytest.MonkeyPatch.context() as patch, ExitStack() as stack:
+        server = stack.enter_context(serving(patch)) if {"s3", "fetched"} & set(what) else None
+        if server:
+            server.disturb(0.1, seed=0)
+        return _compare(ways, folder, what, server)
+
+
+def _compare(ways: dict[str, Callable[[Path], int]], folder: Path, what: Sequence[str], server: S3 | None) -> bool:
     found: dict[str, dict[str, str]] = {}
     for name in what:
         start = time.monotonic()
@@ -69,7 +83,11 @@ def same(overrides: Sequence[str], folder: Path, what: Sequence[str]) -> bool:
             print((folder / name / "terminal.txt").read_text()[-3000:])
             return False
         found[name] = digests(folder / name)
-        print(f"{name}: {time.monotonic() - start:.0f} s, {len(found[name])} files", flush=True)
+        told = f"; S3: {server.disturbed:,} of {server.requests:,} requests went wrong" if server else ""
+        ran = _finished(folder / name)
+        print(
+            f"{name}: {time.monotonic() - start:.0f} s, {ran} jobs run, {len(found[name])} files{told}", flush=True
+        )
     first, *others = found.values()
     for name, other in zip(list(found)[1:], others, strict=True):
         different = sorted(file for file in {*first, *other} if first.get(file) != other.get(file))
@@ -98,6 +116,18 @@ def _start(output_dir: Path, overrides: Sequence[str]) -> subprocess.Popen[bytes
     ]
     with (output_dir / "terminal.txt").open("ab") as terminal:
         return subprocess.Popen([*command, *overrides], stdout=terminal, stderr=terminal)
+
+
+def _killed_once(output_dir: Path, overrides: Sequence[str]) -> int:
+    engine = _start(output_dir, overrides)
+    while engine.poll() is None and _finished(output_dir) < 20:
+        time.sleep(0.2)
+    if engine.poll() is not None:
+        print("the run was over before it was killed")
+        return engine.returncode or 1
+    engine.kill()
+    engine.wait()
+    return _start(output_dir, overrides).wait()
 
 
 def _shot_at(output_dir: Path, overrides: Sequence[str]) -> int:
@@ -337,7 +367,9 @@ def main() -> int:
     parser.add_argument("part", choices=["same", "driver", "jobs"])
     parser.add_argument("overrides", nargs="*", help="KEY=VALUE of the experiment's configuration")
     parser.add_argument(
-        "--on", default="local,ray,cluster", help="where `same` runs, the first is what others are held to"
+        "--on",
+        default="local,ray,cluster,s3,fetched",
+        help="where `same` runs, the first is what others are held to",
     )
     parser.add_argument("--folder", type=Path, help="where `same` leaves its runs; else nothing stays")
     parser.add_argument("--slots", type=int, default=SLOTS, help="of each node, for `driver` and `jobs`")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import random
 import socket
 import time
 from collections.abc import Iterator
@@ -22,6 +23,7 @@ class S3:
 
     Attributes:
         requests: How many came since `fail` was called.
+        disturbed: How many went wrong.
     """
 
     def __init__(self) -> None:
@@ -34,7 +36,8 @@ class S3:
         self._listener = socket.create_server(("127.0.0.1", 0), backlog=64)
         self._lock = Lock()
         self._fault: tuple[int, int, str] = (0, 0, "")
-        self.requests = 0
+        self._share, self._draw = 0.0, random.Random()
+        self.requests = self.disturbed = 0
         Thread(target=self._accept, daemon=True).start()
 
     @property
@@ -45,6 +48,11 @@ class S3:
         """Have some of the next requests go wrong, counted from 1; none where `first` is 0."""
         with self._lock:
             self.requests, self._fault = 0, (first, first + number, kind)
+
+    def disturb(self, share: float, seed: int) -> None:
+        """Have a share of all further requests go wrong, each in one of the ways there are."""
+        with self._lock:
+            self._share, self._draw = share, random.Random(seed)
 
     def stop(self) -> None:
         self._listener.close()
@@ -65,6 +73,9 @@ class S3:
                 self.requests += 1
                 first, end, kind = self._fault
                 kind = kind if first <= self.requests < end else ""
+                if self._draw.random() < self._share:
+                    kind = self._draw.choice(FAULTS)
+                self.disturbed += kind != ""
             if kind == "dropped before":
                 return
             if kind in ("500", "503"):
