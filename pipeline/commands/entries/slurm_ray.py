@@ -17,7 +17,10 @@ app = typer.Typer(
 Address = Annotated[str, typer.Option(help="HOST:PORT of the head.")]
 
 
-@app.command(help="On the first node: print where the head of Ray is going to be.")
+@app.command(
+    help="On the first node: print where the head of Ray is going to be.",
+    epilog=examples("pipeline slurm ray address"),
+)
 def address() -> None:
     """Print it."""
     from pipeline.slurm.ray_nodes import head_address
@@ -44,7 +47,10 @@ def start(
         keep_node(address, os.environ, words or [], head=head)
 
 
-@app.command(help="On the first node: wait until all nodes of the job have joined, and name those that have not.")
+@app.command(
+    help="On the first node: wait until all nodes of the job have joined, and name those that have not.",
+    epilog=examples("pipeline slurm ray wait --address 10.0.0.7:20041 --within 600"),
+)
 def wait(
     address: Address,
     within: Annotated[float, typer.Option(min=1, max=86_400, help="Seconds that they are given.")] = 300,

@@ -24,7 +24,7 @@ PAGES = [
     ROOT / "examples/README.md",
     *sorted(ROOT.glob("docs/**/*.md")),
 ]
-PROGRAMS = r"(?:\S*/)?(?:python3?|pip|pipeline|pytest|ruff|mypy|srun|hf|eval|nvidia-smi)"
+PROGRAMS = r"(?:[^\s\"=]*/)?(?:python3?|pip|pipeline|pytest|ruff|mypy|srun|hf|eval|nvidia-smi)"
 COMMAND = re.compile(rf"(?:\$ )?((?:[A-Z_]+=\S* )*{PROGRAMS}(?: .*)?)$")
 ASSIGNMENT = re.compile(r"[A-Z_]+=")
 ELSEWHERE = ("my_package.", "my_conf", "hydra/", "--help", "--version")
@@ -62,7 +62,7 @@ COMMANDS = [command for page in PAGES for command in typed_commands(page)]
 
 def unquoted(text: str) -> str:
     """A command with what stands in quotes, `$(...)` and what a backslash protects left out."""
-    return re.sub(r"\\.|'[^']*'|\"(?:\\.|[^\"\\])*\"|\$\([^)]*\)", "Q", text)
+    return re.sub(r"\\.|'[^']*'|\"(?:\\.|[^\"\\])*\"|\$\(\([^)]*\)\)|\$\([^)]*\)", "Q", text)
 
 
 def without_remark(text: str) -> str:
@@ -74,7 +74,7 @@ def programs_of(text: str) -> list[list[str]]:
     words = shlex.split(text, comments=True)
     parts: list[list[str]] = [[]]
     for word in words:
-        if word in ("&&", "|", "&", ";"):
+        if word in ("&&", "||", "|", "&", ";"):
             parts.append([])
         else:
             parts[-1].append(word)
@@ -233,7 +233,7 @@ def test_commands_and_their_options_exist() -> None:
         if what != "commands":
             continue
         try:
-            parse(program, [re.sub(r"\$\w+", "2", word) for word in arguments])
+            parse(program, [re.sub(r"\$(\w+|\{[^}]*\})", "2", word) for word in arguments])
             parsed += 1
         except typer.Exit:
             parsed += 1
@@ -244,6 +244,7 @@ def test_commands_and_their_options_exist() -> None:
 
 
 OTHERS = {
+    "exit": "a word of the shell's own",
     "source": "fish, which runs what completion prints in test_completion.py",
     r"python3 -m venv \S+": "makes the environment that this very test runs in",
     r"\S*python3? -m pytest .*|\S*python -m pytest": "runs this very test",

@@ -18,7 +18,7 @@ PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
 def test_the_name_that_is_installed_is_the_one_of_this_project() -> None:
     assert PROJECT["name"] == DISTRIBUTION
     own = [each for each in PROJECT["optional-dependencies"]["dev"] if each.partition("[")[0] == DISTRIBUTION]
-    assert own == [f"{DISTRIBUTION}[docs,figures,gguf,math,sentiment,sweeps,tensorboard,trackio,wandb]"]
+    assert own == [f"{DISTRIBUTION}[docs,figures,gguf,math,s3,sentiment,sweeps,tensorboard,trackio,wandb]"]
 
 
 @pytest.mark.parametrize("name", TRACKERS)
