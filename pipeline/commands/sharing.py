@@ -94,7 +94,12 @@ def uploaded_before_end(request: Request, signals: StopSignals, console: Console
         return False
     if number := shared.uploads_left:
         say(console, f"uploading {number:,} {'output' if number == 1 else 'outputs'} to the shared store", "dim")
-    left = shared.conclude(lambda: signals.received is not None, request.execution.stop_grace_s)
+    before = signals.times
+    left = shared.conclude(
+        lambda: signals.received is not None,
+        request.execution.stop_grace_s,
+        hurries=lambda: signals.times > max(1, before),
+    )
     log.info("shared store: %d outputs fetched, %d uploaded", shared.fetched, shared.uploaded)
     if left:
         log.warning("%s", left)

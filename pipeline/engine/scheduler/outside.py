@@ -100,6 +100,8 @@ class Outside:
                 getattr(self.pool, effect.action)(effect.worker)
             case ReleaseClaim():
                 if claim := self.claims.pop(effect.job_id, None):
+                    if self.shared is not None:
+                        self.shared.give_up(claim.key)
                     claim.release()
             case SetAside():
                 self._set_aside(effect.key, effect.problem)

@@ -37,11 +37,13 @@ class StopSignals:
 
     Attributes:
         received: Name of the first signal that came, or None.
+        times: How many came.
     """
 
     def __init__(self) -> None:
         """Prepare."""
         self.received: str | None = None
+        self.times = 0
         self._on_signal: Callable[[], None] | None = None
         self._entered = self._unheard = 0
         self._read = self._write = -1
@@ -100,6 +102,7 @@ class StopSignals:
     def _handle(self, number: int, _frame: FrameType | None) -> None:
         if number == signal.SIGHUP and self.received:
             return  # where a terminal is closed its shell sends one and the kernel another: no second request
+        self.times += 1
         self.received = self.received or _NAMES[signal.Signals(number)]
         with suppress(BlockingIOError):  # full of signals that nobody has read yet
             os.write(self._write, b"s")

@@ -15,8 +15,10 @@ from pipeline.errors import ConfigError
 KEY = "execution.shared_store"
 _SCHEME = re.compile(r"([A-Za-z][A-Za-z0-9+.-]*)://")
 _EXTRAS = {"s3": ("s3fs", "s3"), "s3a": ("s3fs", "s3"), "gs": ("gcsfs", "gcs"), "gcs": ("gcsfs", "gcs")}
-_ALLOWED = "s3://BUCKET/PREFIX, gs://BUCKET/PREFIX, file:///FOLDER or the path of a folder"
-_CONNECT_S, _READ_S = 10, 60
+_ALLOWED = "s3://BUCKET/PREFIX, gs://BUCKET/PREFIX, file:///FOLDER or the whole path of a folder"
+_CONNECT_S, _READ_S = 5, 15
+_SPELT = re.compile(r"[A-Za-z0-9+.-]+:|(?:s3a?|gs|gcs|file)/", re.IGNORECASE)
+"""How an address begins that was meant to be a URL; of a folder the whole path is asked for."""
 _LAYOUT = "v1"
 """Folder of all objects. What lays them out otherwise, or other manifests in them, takes another name."""
 
@@ -27,6 +29,8 @@ def check_address(url: str) -> None:
     Raises:
         ConfigError: It cannot, or the URL holds what is secret; that is not repeated.
     """
+    if _split(url)[0] == "memory":
+        raise ConfigError(f"{KEY}={url}: the memory of this process is shared with nobody. Use {_ALLOWED}")
     _opener(url)
 
 
@@ -37,6 +41,11 @@ def open_objects(url: str) -> Objects:
         ConfigError: As `check_address`.
     """
     return _opener(url)()
+
+
+def is_folder(url: str) -> bool:
+    """Whether an address is that of a folder."""
+    return _split(url)[0] in ("", "file")
 
 
 def _opener(url: str) -> Callable[[], Objects]:
@@ -61,8 +70,7 @@ def _opener(url: str) -> Callable[[], Objects]:
         raise ConfigError(f"{KEY}={url} needs {module}, which is not installed: {install_command(extra)}")
     if extra == "gcs":
         return lambda: RemoteObjects(_system("gs", timeout=_READ_S), place)
-    waits = {"connect_timeout": _CONNECT_S, "read_timeout": _READ_S, "retries": {"max_attempts": 1}}
-    return lambda: RemoteObjects(_system("s3", config_kwargs=waits), place)
+    return lambda: RemoteObjects(_s3(), place)
 
 
 def _split(url: str) -> tuple[str, str]:
@@ -71,6 +79,14 @@ def _split(url: str) -> tuple[str, str]:
         raise ConfigError(f"{KEY}: it names no place. Use {_ALLOWED}")
     found = _SCHEME.match(url)
     if found is None:
+        if _SPELT.match(url):
+            told = "it" if "@" in url else url  # a password may stand before it
+            raise ConfigError(f"{KEY}: {told} is neither a URL nor the whole path of a folder. Use {_ALLOWED}")
+        if not url.startswith("/"):
+            raise ConfigError(
+                f"{KEY}={url}: give the whole path of a folder, which begins with /, so that it is the same one "
+                "wherever the command is typed (~ is not expanded here; $HOME is, by the shell)"
+            )
         return "", url
     rest = url[found.end() :]
     if "@" in rest.partition("/")[0] or "?" in rest or "#" in rest:
@@ -80,6 +96,18 @@ def _split(url: str) -> tuple[str, str]:
             "AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY in the environment"
         )
     return found[1].lower(), rest
+
+
+def _s3() -> Any:
+    # Who asks asks again (`session.py`), and knows when to give up, which is said only once an attempt has ended.
+    waits = {
+        "connect_timeout": _CONNECT_S,
+        "read_timeout": _READ_S,
+        "retries": {"total_max_attempts": 1, "mode": "standard"},
+    }
+    system = _system("s3", config_kwargs=waits)
+    system.retries = 1
+    return system
 
 
 def _system(protocol: str, **settings: Any) -> Any:

@@ -28,6 +28,7 @@ class Pace:
         asked_s: For how long a question is asked again that got no answer.
         fetched_s: Likewise, to fetch what was there.
         silent_s: At the end: how long after the last sign of the store its uploads are given up.
+        released_s: Likewise, at the end, to give claims back.
         backoff_s: Between the first two attempts; doubled each time, up to `longest_s`.
         longest_s: Between two attempts at most.
     """
@@ -37,6 +38,7 @@ class Pace:
     asked_s: float = 10.0
     fetched_s: float = 120.0
     silent_s: float = 60.0
+    released_s: float = 5.0
     backoff_s: float = 0.25
     longest_s: float = 15.0
 

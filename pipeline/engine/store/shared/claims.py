@@ -16,8 +16,10 @@ import json
 import re
 import secrets
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import asdict, dataclass
+from threading import Thread
 
 from pipeline.engine.store.shared.objects import Objects, UnreachableError
 from pipeline.foreign import ForeignDataError, read_json
@@ -26,7 +28,7 @@ LEASE_S = 60.0
 """Seconds without a change after which a claim is nobody's."""
 _LIMIT = 4096
 _TRIES = 5
-_NAME = re.compile(r"\d{6}")
+_NAME = re.compile(r"\d{6,12}")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -139,6 +141,26 @@ class Claims:
         """
         if self._is_mine(lease):
             self._objects.write(_name(lease.key, lease.number), self._text(lease.turn, released=True))
+
+    def release_all(self, leases: Sequence[Lease], within_s: float, hurries: Callable[[], bool]) -> None:
+        """The same for several, and not waited for long: a server that does not answer holds up no end.
+
+        Args:
+            leases: What is released.
+            within_s: Seconds. What is not released then ends by itself.
+            hurries: Whether it is not to be waited for any more.
+        """
+
+        def release() -> None:
+            with suppress(UnreachableError):
+                for lease in leases:
+                    self.release(lease)
+
+        thread = Thread(target=release, name="releases", daemon=True)
+        thread.start()
+        until_s = self._clock() + within_s
+        while thread.is_alive() and not hurries() and self._clock() < until_s:
+            thread.join(0.1)
 
     def forget(self, key: str) -> None:
         """Remove all claims of a key whose output is there, which needs none any more.

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import os
 import secrets
+from contextlib import suppress
 
-from pipeline.engine.store.shared.address import KEY, open_objects
+from pipeline.engine.store.shared.address import KEY, is_folder, open_objects
 from pipeline.engine.store.shared.objects import Objects, RefusedError, UnreachableError, keeps_first
 from pipeline.engine.store.shared.outputs import SharedOutputs
 from pipeline.engine.store.store import Store
@@ -49,18 +51,30 @@ def connect(url: str) -> tuple[Objects, set[str], str]:
 
 def name_of(store: Store) -> str:
     """A name of a local store that no other has."""
-    path = store.hints / "shared_store.json"
+    path, place = store.hints / "shared_store.json", _place(store)
     known = recall(path, dict[str, str]) or {}
-    if not known.get("name"):
-        known = {"name": secrets.token_hex(16)}
+    if not known.get("name") or known.get("place") != place:  # or it was copied, with all that is in it
+        known = {"name": secrets.token_hex(16), "place": place}
         remember(path, known)
         known = recall(path, dict[str, str]) or known  # of another run that did so at the same time
     return known["name"][:64]
 
 
+def _place(store: Store) -> str:
+    """Where a store is, by what a copy of it has otherwise."""
+    with suppress(OSError):
+        there = store.hints.stat()
+        return f"{os.uname().nodename}:{there.st_dev}:{there.st_ino}"
+    return ""
+
+
 def _refused(url: str, error: RefusedError) -> ConfigError:
-    return ConfigError(
-        f"{KEY}={url}: it cannot be used: {error}. See that the place exists, and that credentials for it are "
-        "where the library looks for them, as AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY in the environment "
-        "(AWS_ENDPOINT_URL for another server than Amazon's)"
-    )
+    if is_folder(url):
+        advice = "See that all who share it may write there: its owner, group and mode, and those of what is in it"
+    else:
+        advice = (
+            "See that the place exists, and that credentials for it are where the library looks for them, as "
+            "AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY in the environment (AWS_ENDPOINT_URL for another server "
+            "than Amazon's)"
+        )
+    return ConfigError(f"{KEY}={url}: it cannot be used: {error}. {advice}")

@@ -6,6 +6,7 @@ time: a hard link on a file system, ``If-None-Match: *`` on S3, ``ifGenerationMa
 
 from __future__ import annotations
 
+import errno
 import os
 import re
 import secrets
@@ -15,11 +16,13 @@ from pathlib import Path
 from threading import Lock
 from typing import Any, Protocol, TypeVar
 
-from pipeline.files import fsync, in_folder, open_plain
+from pipeline.files import fsync, in_folder, open_plain, remove_tree
 
 CHUNK = 16 << 20
 """Bytes that are sent or read at once."""
 _MIB, _MOST_PARTS = 1 << 20, 9_000
+_SENT_S, _SLOWEST = 15.0, 100_000
+"""Seconds and bytes a second: of what takes longer the place cannot be reached."""
 _SECRETS = (
     *("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY", "AWS_SESSION_TOKEN"),
     *("FSSPEC_S3_KEY", "FSSPEC_S3_SECRET", "FSSPEC_S3_TOKEN", "FSSPEC_GCS_TOKEN", "FSSPEC_GS_TOKEN"),
@@ -106,11 +109,11 @@ class RemoteObjects:
         return _told(ask)
 
     def _create(self, path: str, data: bytes) -> None:
-        self._system.pipe_file(path, data, mode="create")
+        self._system.pipe_file(path, data, mode="create", **self._within(len(data)))
 
     def write(self, name: str, data: bytes) -> None:
         """Make an object, or replace one."""
-        _told(lambda: self._system.pipe_file(self._path(name), data))
+        _told(lambda: self._system.pipe_file(self._path(name), data, **self._within(len(data))))
 
     def upload(self, name: str, chunks: Iterator[bytes], size: int) -> None:
         """Make an object from pieces."""
@@ -137,14 +140,28 @@ class RemoteObjects:
 
         def ask() -> list[str]:
             self._system.invalidate_cache()
-            return sorted(str(path) for path in self._system.find(self._path(prefix)))
+            try:
+                return sorted(str(path) for path in self._system.find(self._path(prefix)))
+            except FileNotFoundError:
+                bucket = self._root.strip("/").partition("/")[0]
+                if self._system.exists(bucket):
+                    return []
+                raise RefusedError(f"there is no bucket {bucket!r}") from None
 
         start = len(self._path(""))
-        return [path[start:] for path in _absent(ask) or () if path.startswith(self._path(prefix))]
+        return [path[start:] for path in _told(ask) if path.startswith(self._path(prefix))]
 
     def delete(self, name: str) -> None:
         """Remove an object."""
         _absent(lambda: self._system.rm_file(self._path(name)))
+
+    def _within(self, size: int) -> dict[str, float]:
+        """How long so many bytes may take to be sent, for places that can be told.
+
+        What is read has a limit of its own. A server that is asked whether it takes something, and says nothing,
+        would be waited for without end.
+        """
+        return {"timeout": _SENT_S + size / _SLOWEST} if getattr(self._system, "async_impl", False) else {}
 
     def _path(self, name: str) -> str:
         return f"{self._root}/{name}"
@@ -177,9 +194,14 @@ class FileObjects:
         """Bytes of an object; None where there is none."""
 
         def ask() -> bytes:
-            with open_plain(self._root / name) as file:
-                file.seek(start)
-                return file.read(end - start)
+            try:
+                with open_plain(self._root / name) as file:
+                    file.seek(start)
+                    return file.read(end - start)
+            except OSError as error:
+                if error.errno in (errno.EINVAL, errno.ELOOP, errno.EISDIR):
+                    return b""  # no object of ours, which says nothing of the place: who reads it finds it bad
+                raise
 
         return _absent(ask)
 
@@ -218,17 +240,22 @@ class FileObjects:
 
     def delete(self, name: str) -> None:
         """Remove an object."""
-        _absent(lambda: (self._root / name).unlink())
+        if problem := remove_tree(self._root / name):
+            raise UnreachableError(said_of(problem))
         with suppress(OSError):  # others are still in it
             (self._root / name).parent.rmdir()
 
     def _written(self, chunks: Iterator[bytes]) -> _Temporary:
         path = self._root / "unfinished" / secrets.token_hex(16)
-        with in_folder(path.parent, lambda: path.open("xb")) as file:
-            for chunk in chunks:
-                file.write(chunk)
-            file.flush()
-            os.fsync(file.fileno())
+        try:
+            with in_folder(path.parent, lambda: path.open("xb")) as file:
+                for chunk in chunks:
+                    file.write(chunk)
+                file.flush()
+                os.fsync(file.fileno())
+        except BaseException:  # on a disk that is full it would keep others from freeing some of it
+            path.unlink(missing_ok=True)
+            raise
         return _Temporary(path)
 
 
@@ -285,7 +312,8 @@ def _told(ask: Callable[[], _T]) -> _T:
 
 def said_of(error: Exception) -> str:
     """A failure in a line, in which no credential of the environment stands."""
-    text = " ".join(str(error).split()) or type(error).__name__
+    silent = "no answer in time" if isinstance(error, TimeoutError) else type(error).__name__
+    text = " ".join(str(error).split()) or silent
     for name in _SECRETS:
         if secret := os.environ.get(name):
             text = text.replace(secret, "***")

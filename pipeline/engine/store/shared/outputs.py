@@ -34,7 +34,8 @@ from pipeline.outputs.check import MAX_FILES, MAX_LEVELS
 from pipeline.outputs.manifest import MANIFEST, TOMBSTONE, NotAnOutputError, read_manifest
 
 _ENTRY_LIMIT = 1 << 28
-_LONGEST_NAME = 255
+_LONGEST_NAME, _LONGEST_PATH = 255, 3000
+_LARGEST = 1 << 50
 _SPARE_BYTES = 64 << 20
 _NUMBER = Annotated[float, Meta(ge=0, le=1e30)]
 
@@ -290,8 +291,10 @@ def _problem_of_names(files: Mapping[str, Mapping[str, Any]]) -> str:
             return f"names {name[:60]!r}, which is no name of a file"
         if name == TOMBSTONE or any(str(above) in files for above in PurePosixPath(name).parents):
             return f"names {name[:60]!r}, which no output can have"
-        if entry["size"] < 0:
-            return f"gives {name[:60]!r} a size below 0"
+        if sum(len(part) + 1 for part in parts) > _LONGEST_PATH:
+            return f"names {name[:60]!r}..., which is longer than a path may be"
+        if not 0 <= entry["size"] <= _LARGEST:
+            return f"gives {name[:60]!r} a size that no file has"
     return ""
 
 

@@ -25,8 +25,9 @@ from typing import TypeVar
 from pipeline.engine.store.shared.answers import Answer, Asked, Pace, not_uploaded
 from pipeline.engine.store.shared.claims import Claims, Held, Lease, holder
 from pipeline.engine.store.shared.daemon_threads import DaemonThreads
-from pipeline.engine.store.shared.objects import Objects, UnreachableError, keeps_first
+from pipeline.engine.store.shared.objects import Objects, UnreachableError
 from pipeline.engine.store.shared.outputs import BadOutputError, NotWholeError, SharedOutputs, Upload
+from pipeline.engine.store.shared.reach import Reach
 from pipeline.engine.store.verified import Verified
 from pipeline.errors import StoreError
 
@@ -76,11 +77,10 @@ class Session:
         self._leases: dict[str, Lease] = {}
         self._uploads: dict[str, str] = {}
         self._answered: list[str] = []
-        self._away = self._trouble = away
         self._broken = ""
-        self._is_proven = not away
-        self._heard_s = clock()
+        self._fetches_fail = False
         self._closing = Event()
+        self._reach = Reach(objects, self._pace, self._closing, away, clock)
         self._wake = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
         self._questions, self._fetches, self._sending = (
             DaemonThreads(name, number, self._closing) for name, number in _THREADS.items()
@@ -101,7 +101,7 @@ class Session:
                 raise StoreError(self._broken)
             asked = self._asked.get(key)
             if asked is None:
-                if key in self._leases or self._away:
+                if key in self._leases or self._reach.away:
                     return Answer.mine, ""
                 self._asked[key] = Asked(job_id)
                 self._questions.put(partial(self._settle, key, self._found))
@@ -156,6 +156,13 @@ class Session:
             self._uploads[key] = name or key[:12]
             self._sending.put(partial(self._upload, Upload(self._outputs, self._store, key)))
 
+    def give_up(self, key: str) -> None:
+        """This run does not make an output now, if it is not there: another machine may."""
+        with self._state:
+            lease = None if key in self._uploads else self._leases.pop(key, None)
+            if lease is not None:
+                self._questions.put(partial(self._release, lease))
+
     def forget(self, key: str) -> None:
         """An answer was taken note of."""
         with self._state:
@@ -172,12 +179,18 @@ class Session:
         with self._state:
             return key in self._uploads
 
-    def conclude(self, stops: Callable[[], bool] = lambda: False, grace_s: float = 0.0) -> str:
+    def conclude(
+        self,
+        stops: Callable[[], bool] = lambda: False,
+        grace_s: float = 0.0,
+        hurries: Callable[[], bool] = lambda: False,
+    ) -> str:
         """Wait for uploads, and end.
 
         Args:
             stops: Whether the run was asked to end; then it waits for no more than `grace_s`.
             grace_s: Seconds.
+            hurries: Whether it was asked again; then it waits for nothing.
 
         Returns:
             What could not be done, or "".
@@ -186,26 +199,24 @@ class Session:
             return ""
         until_s, began_s = math.inf, self._clock()
         with self._state:
-            silent_s = self._pace.asked_s if self._away else self._pace.silent_s
+            silent_s = self._pace.asked_s if self._reach.away else self._pace.silent_s
             while self._uploads:
                 now = self._clock()
                 if stops():
                     until_s = min(until_s, now + grace_s)
-                if now >= until_s or now - max(began_s, self._heard_s) >= silent_s:
+                if hurries() or now >= until_s or now - max(began_s, self._reach.heard_s) >= silent_s:
                     break
                 self._state.wait(0.1)
-            left, why = list(self._uploads.values()), self._away or self._trouble
-        self._close()
+            left, why = list(self._uploads.values()), self._reach.away or self._reach.trouble
+        self._close(hurries)
         return not_uploaded(left, why)
 
-    def _close(self) -> None:
+    def _close(self, hurries: Callable[[], bool]) -> None:
         self._closing.set()
         with self._state:
-            leases = [] if self._away else list(self._leases.values())
+            leases = [] if self._reach.away else list(self._leases.values())
             self._state.notify_all()
-        with suppress(UnreachableError):  # then they end by themselves
-            for lease in leases:
-                self._claims.release(lease)
+        self._claims.release_all(leases, self._pace.released_s, hurries)
         for threads in (self._questions, self._fetches, self._sending):
             threads.dismiss()
         self._housekeeper.join(1.0)
@@ -224,7 +235,7 @@ class Session:
         try:
             answer, host = find_out(key)
         except UnreachableError as error:
-            self._lost(error)
+            self._reach.lost(error)
         except (StoreError, OSError) as error:
             with self._state:
                 self._broken = str(error)
@@ -251,7 +262,7 @@ class Session:
         return (Answer.there if self._fetch(key, self._pace.fetched_s) else None), ""
 
     def _found(self, key: str) -> tuple[Answer, str]:
-        took = self._patiently(partial(self._claims.take, key), self._pace.asked_s)
+        took = self._reach.patiently(partial(self._claims.take, key), self._pace.asked_s)
         # Looked at after the claim: its last holder may have stored the output just before.
         if self._fetch(key, self._pace.asked_s if key not in self.keys else self._pace.fetched_s):
             if isinstance(took, Lease):
@@ -264,11 +275,30 @@ class Session:
             self._leases[key] = took
         return Answer.mine, ""
 
+    def _release(self, lease: Lease) -> None:
+        with self._state:
+            if lease.key in self._asked or lease.key in self._leases:  # it is wanted again
+                return
+        with suppress(UnreachableError):
+            self._claims.release(lease)
+
     def _fetch(self, key: str, patience_s: float) -> bool:
         """Have an output here that is there; False where it is not there, or bad and so set aside."""
+        # Once one was waited for in vain, no other is until one has come: thousands would take days.
+        if self._fetches_fail and (why := self._reach.away):
+            raise UnreachableError(why)
+        try:
+            found = self._fetch_patiently(key, 0.0 if self._fetches_fail else patience_s)
+        except UnreachableError:
+            self._fetches_fail = True
+            raise
+        self._fetches_fail = False
+        return found
+
+    def _fetch_patiently(self, key: str, patience_s: float) -> bool:
         for is_last in (False, True):
             try:
-                if not self._patiently(partial(self._bring, key), patience_s):
+                if not self._reach.patiently(partial(self._bring, key), patience_s):
                     with self._state:
                         self.keys.discard(key)
                     return False
@@ -282,24 +312,28 @@ class Session:
                 if is_last:
                     break
         log.warning("%s in the shared store cannot be used: %s. It is set aside there, and made again", key, bad)
-        self._patiently(partial(self._outputs.set_aside, key, bad.upload), patience_s)
+        self._reach.patiently(partial(self._outputs.set_aside, key, bad.upload), patience_s)
         with self._state:
             self.keys.discard(key)
         return False
 
     def _bring(self, key: str) -> bool:
-        return self._outputs.fetch(key, self._store, self._scratch, self._heard)
+        return self._outputs.fetch(key, self._store, self._scratch, self._reach.heard)
 
     # -- in threads: uploads -----------------------------------------------------------------------------------
 
     def _upload(self, upload: Upload) -> None:
         key = upload.key
         try:
-            self._patiently(partial(upload.go, self._heard), None)
+            self._reach.patiently(partial(upload.go, self._reach.heard), None)
         except UnreachableError:  # the run has ended. What was sent stays, as its entry may have been made
             return
         except NotWholeError as error:
             log.warning("%s was not uploaded to the shared store: %s", key, error)
+            with self._state:
+                lease = self._leases.pop(key, None)
+            if lease is not None:
+                self._release(lease)
         except Exception:
             log.exception("the shared store: this is a fault of the program; please report it")
         else:
@@ -322,49 +356,6 @@ class Session:
 
     # -- in threads: the rest ----------------------------------------------------------------------------------
 
-    def _patiently(self, ask: Callable[[], _T], patience_s: float | None) -> _T:
-        """Ask again for as long as it cannot be reached; None for as long as the run goes on."""
-        until_s = None if patience_s is None else self._clock() + patience_s
-        wait_s = self._pace.backoff_s
-        while True:
-            try:
-                self._prove()
-                answer = ask()
-            except UnreachableError as error:
-                if patience_s is None:
-                    self._not_sent(error)
-                if self._closing.wait(wait_s) or (until_s is not None and self._clock() >= until_s):
-                    raise
-                wait_s = min(2 * wait_s, self._pace.longest_s)
-            else:
-                self._heard()
-                return answer
-
-    def _prove(self) -> None:
-        """See once that the store keeps what was made first, on which everything rests."""
-        if not self._is_proven:
-            if not keeps_first(self._outputs.objects):
-                raise UnreachableError("it replaces what it was asked to make only where nothing is")
-            self._is_proven = True
-
-    def _heard(self) -> None:
-        with self._state:
-            self._heard_s = self._clock()
-            if self._away:
-                self._away = ""
-                log.info("the shared store is reached again")
-
-    def _not_sent(self, error: UnreachableError) -> None:
-        self._trouble = str(error)
-        if self._clock() - self._heard_s >= self._pace.asked_s:
-            self._lost(error)
-
-    def _lost(self, error: UnreachableError) -> None:
-        with self._state:
-            if not self._away and not self._closing.is_set():
-                log.warning("the shared store cannot be reached (%s): the run goes on with what is here", error)
-            self._away = str(error)
-
     def _keep_house(self) -> None:
         """Renew claims, look again after those of others, and see whether the store can be reached again."""
         quarter_s = self._pace.lease_s / 4
@@ -384,10 +375,8 @@ class Session:
         with self._state:
             leases = list(self._leases.values())
         try:
-            if self._away:
-                self._prove()
-                self._outputs.objects.names("probes/")
-                self._heard()
+            if self._reach.away:
+                self._reach.look_again()
             for lease in leases:
                 if not self._claims.renew(lease) and self._leases.pop(lease.key, None) is not None:
                     log.warning(
@@ -396,4 +385,4 @@ class Session:
                         lease.key,
                     )
         except UnreachableError as error:
-            self._lost(error)
+            self._reach.lost(error)

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import errno
+import os
+import shutil
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -10,8 +13,9 @@ import pytest
 
 from pipeline.engine.store.shared import objects as module
 from pipeline.engine.store.shared.address import check_address, open_objects
-from pipeline.engine.store.shared.connect import connect, look
+from pipeline.engine.store.shared.connect import connect, look, name_of
 from pipeline.engine.store.shared.objects import MemoryObjects, Objects, UnreachableError, keeps_first
+from pipeline.engine.store.store import Store
 from pipeline.errors import ConfigError
 
 
@@ -73,6 +77,13 @@ def test_a_place_that_replaces_what_is_there_is_refused(monkeypatch: pytest.Monk
         ("s3://bucket/../x", "names no place"),
         ("", "names no place"),
         ("file://folder", "needs the whole path"),
+        ("s3:/bucket/x", "neither a URL nor"),
+        ("s3:me:hunter2@bucket", "neither a URL nor"),
+        ("s3//bucket/x", "neither a URL nor"),
+        ("GS/bucket/x", "neither a URL nor"),
+        ("~/shared", "the whole path of a folder, which begins with /"),
+        ("shared", "the whole path of a folder, which begins with /"),
+        ("memory://x", "shared with nobody"),
     ],
 )
 def test_an_address_that_cannot_be_is_refused_and_no_secret_repeated(url: str, said: str) -> None:
@@ -93,6 +104,8 @@ def test_a_bucket_that_is_not_there_is_a_mistake_and_a_network_that_is_not_there
 ) -> None:
     with pytest.raises(ConfigError, match="The specified bucket does not exist"):
         connect("s3://no-such-bucket/x")
+    with pytest.raises(ConfigError, match="there is no bucket 'no-such-bucket'"):
+        look("s3://no-such-bucket/x")
     assert connect(s3_url)[1:] == (set(), "")
     monkeypatch.setenv("AWS_ENDPOINT_URL", "http://127.0.0.1:1")
     monkeypatch.setattr("pipeline.engine.store.shared.address._CONNECT_S", 1)
@@ -123,10 +136,44 @@ def test_no_credential_is_in_what_is_said(monkeypatch: pytest.MonkeyPatch) -> No
     assert str(caught.value) == "signed with *** ?[31m"
 
 
-def test_links_in_a_shared_folder_are_not_followed(tmp_path: Path) -> None:
+@pytest.mark.parametrize("kind", ["link", "pipe", "folder"])
+def test_in_a_shared_folder_what_is_no_file_holds_nothing_and_can_be_removed(tmp_path: Path, kind: str) -> None:
     objects = open_objects(str(tmp_path / "shared"))
     objects.write("a/b", b"x")
     (tmp_path / "secret").write_bytes(b"secret")
-    (tmp_path / "shared/v1/a/link").symlink_to(tmp_path / "secret")
-    with pytest.raises(UnreachableError):
-        objects.read("a/link", 10)
+    odd = tmp_path / "shared/v1/a/odd"
+    {"link": lambda: odd.symlink_to(tmp_path / "secret"), "pipe": lambda: os.mkfifo(odd), "folder": odd.mkdir}[
+        kind
+    ]()
+    assert objects.read("a/odd", 10) == b""
+    assert not objects.create("a/odd", b"y")
+    objects.delete("a/odd")
+    assert objects.names("a/") == ["a/b"]
+    assert (tmp_path / "secret").read_bytes() == b"secret"
+
+
+def test_what_no_longer_fits_into_a_shared_folder_leaves_nothing_there(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(descriptor: int) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    objects = open_objects(str(tmp_path / "shared"))
+    monkeypatch.setattr("os.fsync", full)
+    with pytest.raises(UnreachableError, match="No space left"):
+        objects.upload("a/b", iter([b"x" * 1000]), 1000)
+    assert list((tmp_path / "shared/v1/unfinished").iterdir()) == []
+
+
+def test_a_store_has_a_name_that_no_copy_of_it_has(tmp_path: Path) -> None:
+    store = Store(tmp_path / "one")
+    store.hints.mkdir(parents=True)
+    assert name_of(store) == name_of(store)
+    shutil.copytree(tmp_path / "one", tmp_path / "other")
+    assert name_of(Store(tmp_path / "other")) != name_of(store)
+
+
+def test_of_a_folder_that_refuses_its_owner_and_mode_are_spoken_of(tmp_path: Path) -> None:
+    (tmp_path / "file").write_bytes(b"")
+    with pytest.raises(ConfigError, match="owner, group and mode"):
+        connect("/proc/nowhere/x")

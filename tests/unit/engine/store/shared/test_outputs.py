@@ -107,7 +107,15 @@ def refused(objects: Objects, machine: Machine, root: Path) -> str:
     "name",
     [
         *("../../escaped", "/escaped", "a/../../escaped", "..", ".", "", "a//b", "./a", "manifest.json"),
-        *("removed.json", "metrics.json/inside", "nul\0", "x" * 256, "/".join(["d"] * 65), "\ud800"),
+        *(
+            "removed.json",
+            "metrics.json/inside",
+            "nul\0",
+            "x" * 256,
+            "/".join(["d"] * 65),
+            "/".join(["d" * 200] * 20),
+            "\ud800",
+        ),
     ],
 )
 def test_names_that_no_output_has_are_refused(
@@ -162,11 +170,15 @@ def test_sizes_are_bounded_before_anything_is_read(
     told = entry(memory)
     manifest = json.loads(told["manifest"])
     manifest.pop("sha256")
-    manifest["files"]["huge"] = {"size": 1 << 60, "sha256": "0" * 64}
-    told["manifest"] = _canonical(manifest).decode()
-    memory.write(f"outputs/{KEY}.json", json.dumps(told).encode())
-    with pytest.raises(StoreError, match="are free in"):
-        other.fetch(memory)
+    for size, kind, said in (
+        (1 << 49, StoreError, "are free in"),
+        (1 << 60, BadOutputError, "a size that no file has"),
+    ):
+        manifest["files"]["huge"] = {"size": size, "sha256": "0" * 64}
+        told["manifest"] = _canonical(manifest).decode()
+        memory.write(f"outputs/{KEY}.json", json.dumps(told).encode())
+        with pytest.raises(kind, match=said):
+            other.fetch(memory)
 
 
 @pytest.mark.parametrize("damage", ["changed", "cut off", "missing", "longer"])

@@ -8,12 +8,14 @@ import select
 import time
 from collections.abc import Callable
 from dataclasses import replace
+from threading import Event
+from typing import Any
 
 import pytest
 
 from pipeline.engine.store.shared.address import open_objects
 from pipeline.engine.store.shared.answers import Answer
-from pipeline.engine.store.shared.objects import Objects, UnreachableError
+from pipeline.engine.store.shared.objects import Objects, RefusedError, UnreachableError
 from pipeline.engine.store.shared.outputs import SharedOutputs
 from pipeline.engine.store.shared.session import Session
 from tests.doubles.s3 import FAULTS, S3
@@ -178,6 +180,63 @@ def test_a_network_that_goes_and_comes_back_is_told_once_each(
     said = [record.getMessage() for record in caplog.records]
     assert said[0] == "the shared store cannot be reached (no route): the run goes on with what is here"
     assert said[1:] == ["the shared store is reached again"]
+
+
+def test_a_job_that_is_given_up_is_made_by_another_machine_at_once(memory: Objects, machine: NewMachine) -> None:
+    here, there = machine().session(memory), machine().session(memory)
+    assert known(here) is Answer.mine
+    assert known(there) is Answer.held
+    here.give_up(KEY)  # it has failed; the run goes on
+    assert known(there, held=False) is Answer.mine
+    assert known(here) is Answer.held
+    assert (here.conclude(), there.conclude()) == ("", "")
+
+
+class Odd:
+    """Objects of which no entry can be read."""
+
+    def __init__(self, objects: Objects, error: Exception) -> None:
+        self._objects, self._error = objects, error
+        self.asked = 0
+
+    def read(self, name: str, limit: int) -> bytes | None:
+        if not name.startswith("outputs/"):
+            return self._objects.read(name, limit)
+        self.asked += 1
+        raise self._error
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._objects, name)
+
+
+@pytest.mark.parametrize(("error", "most"), [(UnreachableError("cut off"), 60), (RefusedError("not yours"), 20)])
+def test_where_one_output_was_waited_for_in_vain_no_other_is(
+    memory: Objects, machine: NewMachine, caplog: pytest.LogCaptureFixture, error: Exception, most: int
+) -> None:
+    """What is refused is not asked for again either: reading is not allowed, or what reads it is broken."""
+    odd = Odd(memory, error)
+    keys = {f"job{number}": f"{number:040x}" for number in range(20)}
+    session = machine().session(odd, keys.values(), pace=replace(QUICK, fetched_s=0.3, backoff_s=0.1))
+    session.expect(keys)
+    assert {known(session, key=key) for key in keys.values()} == {Answer.mine}
+    assert odd.asked <= most
+    assert caplog.text.count("cannot be reached") == 1
+    session.conclude()
+
+
+def test_an_end_waits_for_no_server_that_does_not_answer(memory: Objects, machine: NewMachine) -> None:
+    blocked = Event()
+
+    class Silent(Odd):
+        def names(self, prefix: str) -> list[str]:
+            blocked.wait()
+            return []
+
+    session = machine().session(memory, pace=replace(QUICK, released_s=0.05))
+    assert known(session) is Answer.mine
+    session._claims._objects = Silent(memory, UnreachableError(""))
+    assert session.conclude() == ""
+    blocked.set()
 
 
 def test_a_run_that_is_asked_to_end_does_not_wait_for_uploads(memory: Objects, machine: NewMachine) -> None:
