@@ -157,9 +157,9 @@ def _scheduled(recorded: dict[str, Any], devices: int, widths: tuple[int, ...], 
     promised: dict[str, float] = {}
 
     def watch(state: RunState, now_s: float) -> None:
-        if state.reserved and state.reserved not in promised:
+        for name in state.reserved.keys() - promised.keys():
             ends = [one.started_s + plan.jobs[one.job_id].seconds for one in state.workers if one.job_id]
-            promised[state.reserved] = max(now_s, *ends)
+            promised[name] = max(now_s, *ends)
 
     attempts = simulate(plan, devices, took, watch=watch)
     made = account(plan, attempts, [], devices, 0.0)

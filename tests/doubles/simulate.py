@@ -42,7 +42,7 @@ def simulate(
     while state.unsettled:
         for action in next_actions(state, now):
             if isinstance(action, Reserve):
-                state.reserve(action.job_id)
+                state.reserve(action.job_id, action.node)
                 continue
             state.start(action.job_id, action.worker, action.members, now)
             for index in action.emptied:

@@ -73,7 +73,15 @@ class Layout:
 
     @cached_property
     def _is_one_machine(self) -> bool:
-        return len({place.node for place in self.places}) <= 1
+        return len(self.devices_by_node) <= 1
+
+    @cached_property
+    def devices_by_node(self) -> dict[int, list[int]]:
+        """Machine -> its devices."""
+        found: dict[int, list[int]] = {}
+        for device, place in enumerate(self.places):
+            found.setdefault(place.node, []).append(device)
+        return found
 
     def workers_of(self, device: int) -> range:
         """The workers on a device."""

@@ -38,7 +38,7 @@ def reserve(run: Run, action: Reserve) -> None:
     # Where devices are shared this is said of every job that waits for another to end.
     level = logging.INFO if run.state.plan.jobs[action.job_id].devices > 1 else logging.DEBUG
     run.say(f"{action.job_id}: the next free devices are kept for it", level)
-    run.state.reserve(action.job_id)
+    run.state.reserve(action.job_id, action.node)
 
 
 def start(run: Run, action: Start, on_disk: OnDisk) -> None:

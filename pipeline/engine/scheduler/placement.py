@@ -17,6 +17,7 @@ from typing import NamedTuple
 from pipeline.engine.scheduler.memory_needs import EXCLUSIVE
 from pipeline.engine.scheduler.ready import Kind, kind_of
 from pipeline.engine.scheduler.state import RunState
+from pipeline.engine.scheduler.worker_state import WorkerState
 from pipeline.plan.job import Job
 
 
@@ -60,32 +61,29 @@ class Room:
         self._now_s = now_s
         self._usable = state.usable_devices()
         self._allowed: dict[Kind, set[int]] = {}
-        self._added: list[tuple[int, _Guest]] = []
-        self._nodes: dict[str, dict[int, list[int]]] = {}
-        """Job -> machine -> devices there on which it may run next."""
-        self._starts: dict[str, dict[int, float]] = {}
-        """Job -> machine -> when it could start there at the earliest, until something starts there."""
+        self._guests: dict[int, list[_Guest]] = {}
+        """Of each device that was asked for, the jobs on it."""
+        self._added: dict[int, list[_Guest]] = {}
+        """Those of them that are about to start, on any device."""
 
     @cached_property
     def _slots(self) -> Counter[int]:
         """Places that are left on each device."""
         return Counter(map(self._layout.device_of, self._state.table.usable_workers()))
 
-    @cached_property
-    def _guests(self) -> dict[int, list[_Guest]]:
-        """The jobs on each device. Where every job has a device to itself nobody asks, unless one must wait."""
-        found: dict[int, list[_Guest]] = {device: [] for device in range(len(self._layout.places))}
-        jobs, now_s, alone = self._state.plan.jobs, self._now_s, self._layout.slots == 1
-        for worker in self._state.workers:
-            if worker.job_id:
-                device = self._layout.device_of(worker.index)
-                # One that is overdue ends from now on.
-                until_s = max(now_s, worker.started_s + jobs[worker.job_id].seconds)
-                charge = EXCLUSIVE if alone else self._state.charge(worker.job_id, device)
-                found[device].append(_Guest(charge, until_s))
-        for device, guest in self._added:
-            found[device].append(guest)
-        return found
+    def _on(self, device: int) -> list[_Guest]:
+        """The jobs on a device. Nobody asks, where every job has a device to itself, unless one must wait."""
+        if device not in self._guests:
+            workers = map(self._state.workers.__getitem__, self._layout.workers_of(device))
+            found = [self._guest(worker, device) for worker in workers if worker.job_id]
+            self._guests[device] = [*found, *self._added.get(device, ())]
+        return self._guests[device]
+
+    def _guest(self, worker: WorkerState, device: int) -> _Guest:
+        # One that is overdue ends from now on.
+        until_s = max(self._now_s, worker.started_s + self._job(worker.job_id).seconds)
+        alone = self._layout.slots == 1
+        return _Guest(EXCLUSIVE if alone else self._state.charge(worker.job_id, device), until_s)
 
     # -- where a job may run -----------------------------------------------------------------------------------
 
@@ -108,19 +106,40 @@ class Room:
 
     def seats(self, job_id: str) -> list[Seat]:
         """Where a job could start now, one place on each device, the best first."""
-        allowed, idle = self.allowed(job_id), dict.fromkeys(map(self._layout.device_of, self.idle))
+        allowed, width = self.allowed(job_id), self._job(job_id).devices
+        # Most jobs of several devices find no machine on which so many idle, and cost no more than this.
+        idle = [device for found in self._idle_on.values() if len(found) >= width for device in found]
         found = [seat for device in idle if device in allowed and (seat := self._seat_on(job_id, device))]
         return sorted(found, key=lambda seat: self._rank(job_id, seat))
 
-    def together(self, job_id: str, seats: Sequence[Seat]) -> list[Seat]:
-        """As many of some seats as a job has devices, on one machine: on that whose seats are better."""
+    @cached_property
+    def _idle_on(self) -> dict[int, dict[int, None]]:
+        """Machine -> its devices with an idle worker, those included that are about to start jobs."""
+        found: dict[int, dict[int, None]] = {}
+        for device in map(self._layout.device_of, self.idle):
+            found.setdefault(self._layout.places[device].node, {})[device] = None
+        return found
+
+    def options(self, job_id: str, seats: Sequence[Seat]) -> list[list[Seat]]:
+        """Of some seats as many as a job has devices, on one machine: all such choices that differ in worth.
+
+        For a job of one device each seat; for another one choice on each machine, the better one first.
+        """
+        width = self._job(job_id).devices
+        if width == 1:
+            return [[seat] for seat in seats]
         found: dict[int, list[Seat]] = {}
+        options = []
         for seat in seats:
             chosen = found.setdefault(self._layout.places[seat.device].node, [])
             chosen.append(seat)
-            if len(chosen) == self._job(job_id).devices:
-                return chosen
-        return []
+            if len(chosen) == width:
+                options.append(chosen[:])
+        return options
+
+    def node_of(self, worker: int) -> int:
+        """The machine that a worker is on."""
+        return self._layout.places[self._layout.device_of(worker)].node
 
     def seat(self, job_id: str, worker: int) -> Seat:
         """The place of an idle worker, whatever there is room for."""
@@ -132,7 +151,7 @@ class Room:
         if not idle:
             return None
         charge = self._state.charge(job_id, device)
-        if self._layout.slots > 1 and not self._has_room(charge, device, self._guests[device]):
+        if self._layout.slots > 1 and not self._has_room(charge, device, self._on(device)):
             return None
         job = self._job(job_id)
         if job.devices > 1:
@@ -152,7 +171,7 @@ class Room:
             return tuple(held)
         if usable is None:
             return ()
-        over = sum(guest.charge for guest in self._guests[device]) + charge + sum(held.values()) - usable
+        over = sum(guest.charge for guest in self._on(device)) + charge + sum(held.values()) - usable
         emptied = []
         for worker in sorted(held, key=lambda index: -held[index]):
             if over <= 0:
@@ -175,7 +194,7 @@ class Room:
         if self.is_plain:
             return (holds, seat.worker)
         free, need = self._layout.places[seat.device].free_mb or 0, self._state.needs.of(job)
-        guests = len(self._guests[seat.device])
+        guests = len(self._on(seat.device))
         return (
             # Large devices are left to jobs that need them, if any could start now.
             free if need is not None and self._most_needed > need else 0,
@@ -200,61 +219,50 @@ class Room:
 
     def add(self, job_id: str, seats: Sequence[Seat]) -> None:
         """Let a job start, for the rest of this decision."""
-        guests = vars(self).get("_guests")
         until_s = self._now_s + self._job(job_id).seconds
         for seat in seats:
             guest = _Guest(seat.charge, until_s)
-            self._added.append((seat.device, guest))
-            if guests is not None:
-                guests[seat.device].append(guest)
+            self._added.setdefault(seat.device, []).append(guest)
+            if seat.device in self._guests:
+                self._guests[seat.device].append(guest)
             for index in (seat.worker, *seat.emptied):
                 del self.idle[index]
-            for known in self._starts.values():
-                known.pop(self._layout.places[seat.device].node, None)
 
-    def would_start_s(self, job_id: str, beside: str, seats: Sequence[Seat]) -> float:
-        """When by the estimates a job could start at the earliest if another one started now."""
+    def would_start_s(self, job_id: str, node: int, beside: str, seats: Sequence[Seat]) -> float:
+        """When a job could start on a machine if another one started there now."""
         until_s = self._now_s + self._job(beside).seconds
-        nodes = {self._layout.places[seat.device].node for seat in seats}
-        elsewhere_s = min((s for node, s in self._by_node(job_id).items() if node not in nodes), default=math.inf)
         for seat in seats:
-            self._guests[seat.device].append(_Guest(seat.charge, until_s))
-        there_s = min(self._start_on(job_id, node) for node in nodes)
+            self._on(seat.device).append(_Guest(seat.charge, until_s))
+        start_s = self.start_s(job_id, node)
         for seat in seats:
-            self._guests[seat.device].pop()
-        return min(elsewhere_s, there_s)
+            self._on(seat.device).pop()
+        return start_s
 
     # -- later -------------------------------------------------------------------------------------------------
 
-    def earliest_s(self, job_id: str) -> float:
-        """When by the estimates a job could start at the earliest, with what runs and starts now."""
-        return min(self._by_node(job_id).values(), default=math.inf)
+    def starts_s(self, job_id: str) -> dict[int, float]:
+        """Machine -> when by the estimates a job could start there, with what runs and starts now."""
+        return {node: self.start_s(job_id, node) for node in self._layout.devices_by_node}
 
-    def _by_node(self, job_id: str) -> dict[int, float]:
-        """The same for each machine; only that of one on which something has started since is found anew."""
-        known = self._starts.setdefault(job_id, {})
-        for node in self._allowed_by_node(job_id).keys() - known.keys():
-            known[node] = self._start_on(job_id, node)
-        return known
-
-    def _start_on(self, job_id: str, node: int) -> float:
-        devices = self._allowed_by_node(job_id).get(node, ())
-        width = self._job(job_id).devices
+    def start_s(self, job_id: str, node: int) -> float:
+        """The same of one machine; infinite where the job has not enough devices there on which it may run."""
+        devices, width = self._allowed_on(job_id, node), self._job(job_id).devices
         if len(devices) < width:
             return math.inf
         return sorted(self._earliest_on(job_id, device) for device in devices)[width - 1]
 
-    def _allowed_by_node(self, job_id: str) -> dict[int, list[int]]:
-        if job_id not in self._nodes:
-            found = self._nodes[job_id] = {}
-            for device in self.allowed(job_id):
-                found.setdefault(self._layout.places[device].node, []).append(device)
-        return self._nodes[job_id]
+    def is_possible(self, job_id: str, node: int) -> bool:
+        """Whether a machine has devices enough on which a job may run."""
+        return len(self._allowed_on(job_id, node)) >= self._job(job_id).devices
+
+    def _allowed_on(self, job_id: str, node: int) -> list[int]:
+        allowed = self.allowed(job_id)
+        return [device for device in self._layout.devices_by_node[node] if device in allowed]
 
     def _earliest_on(self, job_id: str, device: int) -> float:
         if self._layout.slots == 1:
-            return max((guest.until_s for guest in self._guests[device]), default=self._now_s)
-        guests = sorted(self._guests[device], key=lambda guest: -guest.until_s)
+            return max((guest.until_s for guest in self._on(device)), default=self._now_s)
+        guests = sorted(self._on(device), key=lambda guest: -guest.until_s)
         charge = self._state.charge(job_id, device)
         time_s = self._now_s
         while guests and not (len(guests) < self._slots[device] and self._has_room(charge, device, guests)):

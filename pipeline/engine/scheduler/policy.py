@@ -13,12 +13,13 @@ Where a device has several workers, or devices differ in size, a job starts only
 beside the jobs that run there (`placement`). Empty devices go first; among devices of different sizes the smallest
 that does, if a job is ready that needs a larger one.
 
-A job that must wait when its turn comes, for several devices or for memory, is promised what it needs (EASY
-backfill): until it starts, others may start only if by their estimates that does not delay it, because they end
-before it could start or because enough is left for it then. The promise is kept even if more urgent jobs turn up,
-so it starts, estimates being right, as soon as enough of the jobs have ended that ran when it was made. With one
-worker on each device, fewer of them are idle at any time at which a job is ready than the widest job needs; with
-several machines that holds for each of them, as a job has all its devices on one.
+A job that must wait when its turn comes, for several devices or for memory, is promised what it needs on the
+machine where it could start first (EASY backfill); each machine is promised to one job at a time. Until that
+starts, others may start there only if by their estimates that does not delay it, because they end before it
+could start or because enough is left for it then. The promise is kept even if more urgent jobs turn up, so it
+starts, estimates being right, as soon as enough of the jobs have ended that ran there when it was made, or
+sooner elsewhere. With one worker on each device, fewer of them are idle on each machine at any time at which a
+job is ready than the widest job needs.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ from __future__ import annotations
 import heapq
 import math
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from enum import Enum
 from functools import cached_property
@@ -61,9 +62,15 @@ class Start:
 
 @dataclass(frozen=True)
 class Reserve:
-    """Promise the next place to a job that has to wait for it."""
+    """Promise the next place on a machine to a job that has to wait for it.
+
+    Attributes:
+        job_id: The job.
+        node: The machine, see `Place.node`.
+    """
 
     job_id: str
+    node: int = 0
 
 
 Action = Start | Reserve
@@ -101,9 +108,10 @@ class _Draft:
         self.now_s = now_s
         self.room = Room(state, now_s)
         self.actions: list[Action] = []
-        self._promised = ""
-        self._promised_s = math.inf
-        """When the job that was promised a place could have it."""
+        self._promised: dict[int, str] = {}
+        """Machine -> the job that was promised a place there."""
+        self._promised_s: dict[int, float] = {}
+        """Machine -> when that job could have it, once somebody asked and before anything starts there."""
         self._delaying_s: dict[object, float] = {}
         """Needs of a job -> how long one takes that delays it wherever it runs; 0 if there is no room at all."""
         self._retries: list[str] = []
@@ -115,9 +123,15 @@ class _Draft:
 
     def fill(self) -> None:
         """Decide about idle workers until none is left, or nothing more may start."""
-        reserved = self.state.reserved
-        if reserved and self._could_ever(reserved) and not self._seat(reserved):
-            self._promise(reserved)
+        for job_id, node in self.state.reserved.items():
+            if self._could_ever(job_id):
+                self._promise(job_id, node)
+        left: list[int] | None = None
+        while left is None or len(self._promised) < len(left):
+            # Where one starts elsewhere than promised, its machine is there for the others.
+            left = list(self._promised)
+            for node in left:
+                self._start_promised(node)
         self._retries = self._in_turn()
         if self.room.is_plain:
             self._fill_plainly()
@@ -133,19 +147,29 @@ class _Draft:
             self._try_again(urgency[0])
             if not self.room.idle:
                 return
-            if devices == 1 and not self._promised:
-                for action in _assign(bucket, self.room.idle, lambda: self._holders):
+            given: set[str] = set()
+            if devices == 1 and (free := self._unpromised()):
+                for action in _assign(bucket, free, lambda: self._holders):
                     self._start(action)
+                    given.add(action.job_id)
+            if devices == 1 and not (self._promised and self.room.idle):
                 continue
             takes = self.state.ready.takes[urgency, devices]
             for job_id in (name for names in bucket.values() for name in names):
                 looked_at += bool(self._promised)
-                if all(self._known(*alike) for alike in takes):
+                if all(self._known(*alike) and not self._may_promise(alike[0]) for alike in takes):
                     break
-                if job_id != self.state.reserved:
+                if job_id not in self.state.reserved and job_id not in given:
                     self._consider(job_id)
                 if not self.room.idle or looked_at >= BACKFILL_DEPTH:
                     return
+
+    def _unpromised(self) -> dict[int, WorkerState]:
+        """Idle workers of machines on which nothing is promised to any job."""
+        if not self._promised:
+            return self.room.idle
+        node_of = self.room.node_of
+        return {index: one for index, one in self.room.idle.items() if node_of(index) not in self._promised}
 
     def _fill_by_kind(self) -> None:
         """By urgency over all kinds of job; where there is no room for one, the others of its kind are skipped."""
@@ -158,7 +182,7 @@ class _Draft:
             if not self.room.idle:
                 return
             (*_, job_id), number = heapq.heappop(heads)
-            answer = _Answer.delays if job_id == self.state.reserved else self._consider(job_id)
+            answer = _Answer.delays if job_id in self.state.reserved else self._consider(job_id)
             looked_at += answer is _Answer.delays
             if answer is not _Answer.waits and (following := next(kinds[number], None)):
                 heapq.heappush(heads, (following, number))
@@ -176,7 +200,7 @@ class _Draft:
     def _in_turn(self) -> list[str]:
         """Jobs that are tried again, the most urgent last."""
         urgency = self.state.ready.urgency
-        waiting = [job_id for job_id in self.state.retries if job_id != self.state.reserved]
+        waiting = [job_id for job_id in self.state.retries if job_id not in self.state.reserved]
         return sorted(waiting, key=lambda job_id: (_reversed(urgency[job_id]), job_id), reverse=True)
 
     def _try_again(self, priority: float) -> None:
@@ -185,52 +209,75 @@ class _Draft:
             self._consider(self._retries.pop())
 
     def _consider(self, job_id: str) -> _Answer:
-        """Start a job if it may; promise it a place if it is the first that must wait for one."""
-        if self._promised:
-            return self._backfill(job_id)
-        if self._seat(job_id):
-            return _Answer.starts
-        if (self._job(job_id).devices > 1 or not self.room.is_plain) and self._could_ever(job_id):
-            self.actions.append(Reserve(job_id))
+        """Start a job if it may; promise it a place if it has to wait, and a machine is left to promise one on."""
+        answer = self._start_beside(job_id)
+        if answer is _Answer.starts or not self._may_promise(kind_of(self._job(job_id))):
+            return answer
+        if self._could_ever(job_id):
             self._promise(job_id)
-        return _Answer.waits
+        return answer
 
     def _could_ever(self, job_id: str) -> bool:
         return self._job(job_id).devices <= self.state.layout.most_together(self.room.fitting(job_id))
 
-    def _promise(self, job_id: str) -> None:
-        self._promised, self._promised_s = job_id, self.room.earliest_s(job_id)
+    def _may_promise(self, kind: Kind) -> bool:
+        """Whether a job of a kind that has to wait may be promised a place."""
+        return (kind[0] > 1 or not self.room.is_plain) and len(self._promised) < len(
+            self.state.layout.devices_by_node
+        )
 
-    def _seat(self, job_id: str) -> bool:
-        """Start a job in the place that suits it best, if there is one."""
-        seats = self.room.together(job_id, self.room.seats(job_id))
-        if not seats:
-            return False
-        self._take(job_id, seats)
-        return True
+    def _promise(self, job_id: str, node: int | None = None) -> None:
+        """Promise it a machine on which nothing is promised: that of before, or where it could start first."""
+        if node is None or node in self._promised or not self.room.is_possible(job_id, node):
+            left = self.state.layout.devices_by_node.keys() - self._promised.keys()
+            found = [(at_s, one) for one in left if (at_s := self.room.start_s(job_id, one)) < math.inf]
+            if not found:
+                return
+            node = min(found)[1]
+            self.actions.append(Reserve(job_id, node))
+        self._promised[node] = job_id
 
-    def _backfill(self, job_id: str) -> _Answer:
-        """Start a job beside the promise, if that does not delay it."""
-        width, takes_s, kind = self._job(job_id).devices, self._job(job_id).seconds, kind_of(self._job(job_id))
-        # A job that is tried again may run in fewer places than others like it.
-        like = None if job_id in self.state.retries else self.state.needs.like(*kind)
+    def _start_promised(self, node: int) -> None:
+        """Start the job that was promised a place on a machine, there or elsewhere, if there is one now."""
+        job_id = self._promised.pop(node)
+        if self._start_beside(job_id) is _Answer.starts:
+            self._promised_s.pop(node, None)
+        else:
+            self._promised[node] = job_id
+
+    def _start_beside(self, job_id: str) -> _Answer:
+        """Start a job in the place that suits it best, if there is one where it delays no other's."""
+        takes_s, kind = self._job(job_id).seconds, kind_of(self._job(job_id))
+        # A job that is tried again may run in fewer places than others like it, one with a promise in more.
+        apart = job_id in self.state.retries or job_id in self.state.reserved
+        like = None if apart else self.state.needs.like(*kind)
         if like is not None and (known := self._known(kind, takes_s)):
             return known
-        kept = self.room.allowed(self._promised)
-        seats = sorted(self.room.seats(job_id), key=lambda seat: seat.device in kept)
-        together = self.room.together(job_id, seats)
-        if not together:
-            if like is not None:
-                self._delaying_s[like] = 0.0
-            return _Answer.waits
-        options = [[seat] for seat in seats] if width == 1 else [together]
-        for option in options:
-            if self.room.would_start_s(self._promised, job_id, option) <= self._promised_s + _SAME_S:
+        seats = sorted(self.room.seats(job_id), key=self._is_kept)
+        options = self.room.options(job_id, seats)
+        for option in sorted(options, key=lambda one: max(map(self._is_kept, one))):
+            if not self._would_delay(job_id, option):
                 self._take(job_id, option)
                 return _Answer.starts
-        if like is not None:
-            self._delaying_s[like] = takes_s
-        return _Answer.delays
+        if like is not None and self._promised:
+            self._delaying_s[like] = takes_s if options else 0.0
+        return _Answer.delays if options else _Answer.waits
+
+    def _is_kept(self, seat: Seat) -> int:
+        """0 for a place on a machine that nobody was promised, 2 for one that was promised, 1 for those beside."""
+        promised = self._promised.get(self.room.node_of(seat.worker))
+        if promised is None:
+            return 0
+        return 2 if seat.device in self.room.allowed(promised) else 1
+
+    def _would_delay(self, job_id: str, seats: Sequence[Seat]) -> bool:
+        """Whether a job would delay that which was promised a place on the same machine."""
+        node = self.room.node_of(seats[0].worker)
+        if (promised := self._promised.get(node)) is None:
+            return False
+        if node not in self._promised_s:
+            self._promised_s[node] = self.room.start_s(promised, node)
+        return self.room.would_start_s(promised, node, job_id, seats) > self._promised_s[node] + _SAME_S
 
     def _known(self, kind: Kind, takes_s: float) -> _Answer | None:
         """The answer for jobs of a kind that take so long, if one like them had it: room gets only less."""

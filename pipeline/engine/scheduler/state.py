@@ -28,7 +28,7 @@ class RunState:
         workers: By index.
         ready: Jobs that could start now, on any worker.
         retries: Jobs that could start now and have failed on a worker before, which the next attempt avoids.
-        reserved: The job of several devices for which idle workers are kept, or "".
+        reserved: Job that was promised a place -> the machine on which idle workers are kept for it; in order.
         blame: Which device has failed which job.
         layout: The devices, and which worker is on which.
         needs: What jobs take of their memory.
@@ -70,7 +70,7 @@ class RunState:
         self.ready = ReadyQueue(plan)
         self.retries: dict[str, None] = {}
         self._kinds = list({kind_of(job): job for job in plan.jobs.values()}.values())
-        self.reserved = ""
+        self.reserved: dict[str, int] = {}
         self.with_orders: set[int] = set()
         self.blame = Blame(device_failures)
         self.node_blame = Blame(NODE_FACTOR * device_failures)
@@ -153,9 +153,9 @@ class RunState:
         """Whether a job could start now if a worker were idle."""
         return bool(self.ready or self.retries)
 
-    def reserve(self, job_id: str) -> None:
-        """Keep idle workers for a ready job until it starts."""
-        self.reserved = job_id
+    def reserve(self, job_id: str, node: int = 0) -> None:
+        """Keep idle workers of a machine for a ready job until it starts."""
+        self.reserved[job_id] = node
 
     def start(self, job_id: str, index: int, members: Sequence[int] = (), now_s: float = 0.0) -> int:
         """A ready job goes to an idle worker, and with it the devices of further idle ones, which are lent to it.
@@ -360,8 +360,7 @@ class RunState:
         self._release(arrived)
 
     def _unqueue(self, state: JobState) -> None:
-        if state.job.id == self.reserved:
-            self.reserved = ""
+        self.reserved.pop(state.job.id, None)
         if state.job.id in self.retries:
             del self.retries[state.job.id]
         else:

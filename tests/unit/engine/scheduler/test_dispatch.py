@@ -46,4 +46,4 @@ def test_that_devices_are_kept_for_a_gang_is_told() -> None:
     paper.run.state.start("a", 0)
     assert paper.start() == []
     assert paper.said() == "wide: the next free devices are kept for it"
-    assert paper.run.state.reserved == "wide"
+    assert list(paper.run.state.reserved) == ["wide"]

@@ -47,7 +47,7 @@ def carry_out(state: RunState, now_s: float = 0.0) -> list[Action]:
     actions = next_actions(state, now_s)
     for action in actions:
         if isinstance(action, Reserve):
-            state.reserve(action.job_id)
+            state.reserve(action.job_id, action.node)
         else:
             state.start(action.job_id, action.worker, action.members, now_s)
     return actions
@@ -170,7 +170,7 @@ def test_running_out_of_memory_beside_others_leads_to_an_attempt_alone() -> None
     state.retry("a")
     carry_out(state)
     assert on(state) == {0: ["b"]}  # "a" waits for the whole device
-    assert state.reserved == "a"
+    assert list(state.reserved) == ["a"]
     assert state.charge("b", 0) == 54
     state.finished(1, peak_mb=30)
     carry_out(state)
@@ -336,8 +336,8 @@ def test_what_is_promised_a_place_has_it_when_it_should() -> None:
         promised: dict[str, float] = {}
 
         def watch(state: RunState, now_s: float, promised: dict[str, float] = promised) -> None:
-            if state.reserved and state.reserved not in promised:
-                promised[state.reserved] = Room(state, now_s).earliest_s(state.reserved)
+            for name in state.reserved.keys() - promised.keys():
+                promised[name] = min(Room(state, now_s).starts_s(name).values())
 
         started = {one.job_id: one.sent_s for one in simulate(plan, 0, watch=watch, layout=where)}
         assert all(started[name] <= at + 1e-5 for name, at in promised.items())

@@ -12,6 +12,7 @@ from pipeline.config.schema import Barrier
 from pipeline.engine.devices.layout import Layout, Place
 from pipeline.engine.scheduler.job_state import JobStatus
 from pipeline.engine.scheduler.makespan import account
+from pipeline.engine.scheduler.placement import Room
 from pipeline.engine.scheduler.policy import Reserve, Start, next_actions
 from pipeline.engine.scheduler.runnable import check_runnable, too_wide
 from pipeline.engine.scheduler.state import RunState
@@ -215,9 +216,9 @@ def test_whatever_the_priorities_promises_are_kept_and_no_gang_starves(
     promised: dict[str, float] = {}
 
     def watch(state: RunState, now_s: float) -> None:
-        if state.reserved and state.reserved not in promised:
+        for name in state.reserved.keys() - promised.keys():
             ends = [one.started_s + plan.jobs[one.job_id].seconds for one in state.workers if one.job_id]
-            promised[state.reserved] = max(ends)
+            promised[name] = max(ends)
 
     attempts = {one.job_id: one for one in simulate(plan, workers, watch=watch)}
     assert set(attempts) == set(plan.jobs)
@@ -252,8 +253,8 @@ def test_all_devices_of_a_job_are_on_one_machine() -> None:
     for index in range(6):
         state.worker_ready(index, "")
     state.start("runs", 1)
-    # Worker 0 is idle too, and its neighbour is not.
-    assert next_actions(state) == [Start("gang", 2, (3,)), Start("other", 4, (5,)), Reserve("last")]
+    # Worker 0 is idle too, and its neighbour is not. What is left over waits for the machine that is free first.
+    assert next_actions(state) == [Start("gang", 2, (3,)), Start("other", 4, (5,)), Reserve("last", 2)]
     state = RunState(Plan([wide("gang", 3)], []), (), 6, layout=Layout(places=places))
     with pytest.raises(PlanError, match="needs 3 devices at once, and there are 2 on one machine"):
         check_runnable(state.plan, state.layout)
@@ -353,9 +354,9 @@ def test_no_gang_starves(seed: int) -> None:
     promised: dict[str, float] = {}
 
     def watch(state: RunState, now_s: float) -> None:
-        if state.reserved and state.reserved not in promised:
+        for name in state.reserved.keys() - promised.keys():
             ends = [one.started_s + plan.jobs[one.job_id].seconds for one in state.workers if one.job_id]
-            promised[state.reserved] = max(ends)
+            promised[name] = max(ends)
 
     attempts = {attempt.job_id: attempt for attempt in simulate(plan, 8, watch=watch)}
     assert promised
@@ -371,9 +372,9 @@ def test_no_gang_waits_for_jobs_that_began_after_it_should_have(seed: int) -> No
     promised: dict[str, float] = {}
 
     def watch(state: RunState, now_s: float) -> None:
-        if state.reserved and state.reserved not in promised:
+        for name in state.reserved.keys() - promised.keys():
             ends = [one.started_s + plan.jobs[one.job_id].seconds for one in state.workers if one.job_id]
-            promised[state.reserved] = max(now_s, *ends)
+            promised[name] = max(now_s, *ends)
 
     attempts = simulate(plan, 8, seconds, watch=watch)
     started = {attempt.job_id: attempt.sent_s for attempt in attempts}
@@ -396,3 +397,37 @@ def test_no_worker_idles_that_a_ready_job_could_use_unless_it_is_promised(seed: 
             assert all(devices > idle for devices in ready)
 
     simulate(gang_plan(seed), 8, watch=watch)
+
+
+def machines(number: int, each: int) -> Layout:
+    return Layout(places=tuple(Place(label=str(at), node=at // each) for at in range(number * each)))
+
+
+def test_each_machine_may_be_promised_to_a_job_of_its_own() -> None:
+    jobs = [job("long", 9), job("short", 5), wide("first", 2, 4), wide("second", 2, 3), job("brief", 2)]
+    state = RunState(Plan(jobs, []), (), 4, layout=machines(2, 2))
+    for index in range(4):
+        state.worker_ready(index, "")
+    state.start("long", 0)
+    state.start("short", 2)
+    made = next_actions(state)
+    assert made == [Reserve("first", 1), Reserve("second", 0), Start("brief", 1)]
+    state.reserve("first", 1)
+    state.reserve("second", 0)
+    state.start("brief", 1)
+    state.finished(2)
+    assert next_actions(state, 5.0) == [Start("first", 2, (3,))]
+
+
+@pytest.mark.parametrize("seed", range(12))
+def test_each_machine_that_is_promised_is_there_when_it_should(seed: int) -> None:
+    plan, where = gang_plan(seed, devices=4, jobs=120), machines(3, 4)
+    promised: dict[str, float] = {}
+
+    def watch(state: RunState, now_s: float) -> None:
+        for name in state.reserved.keys() - promised.keys():
+            promised[name] = Room(state, now_s).start_s(name, state.reserved[name])
+
+    started = {one.job_id: one.sent_s for one in simulate(plan, 0, watch=watch, layout=where)}
+    assert promised
+    assert all(started[name] <= at + 1e-5 for name, at in promised.items())
