@@ -12,6 +12,7 @@ from collections import Counter
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from itertools import takewhile
 from typing import NamedTuple
 
 from pipeline.engine.scheduler.memory_needs import EXCLUSIVE
@@ -108,17 +109,18 @@ class Room:
         """Where a job could start now, one place on each device, the best first."""
         allowed, width = self.allowed(job_id), self._job(job_id).devices
         # Most jobs of several devices find no machine on which so many idle, and cost no more than this.
-        idle = [device for found in self._idle_on.values() if len(found) >= width for device in found]
+        machines = takewhile(lambda found: len(found) >= width, self._idle_on)
+        idle = [device for found in machines for device in found]
         found = [seat for device in idle if device in allowed and (seat := self._seat_on(job_id, device))]
         return sorted(found, key=lambda seat: self._rank(job_id, seat))
 
     @cached_property
-    def _idle_on(self) -> dict[int, dict[int, None]]:
-        """Machine -> its devices with an idle worker, those included that are about to start jobs."""
-        found: dict[int, dict[int, None]] = {}
-        for device in map(self._layout.device_of, self.idle):
-            found.setdefault(self._layout.places[device].node, {})[device] = None
-        return found
+    def _idle_on(self) -> list[list[int]]:
+        """For each machine its devices with an idle worker, or one that is about to start a job; most first."""
+        found: dict[int, list[int]] = {}
+        for device in dict.fromkeys(map(self._layout.device_of, self.idle)):
+            found.setdefault(self._layout.places[device].node, []).append(device)
+        return sorted(found.values(), key=len, reverse=True)
 
     def options(self, job_id: str, seats: Sequence[Seat]) -> list[list[Seat]]:
         """Of some seats as many as a job has devices, on one machine: all such choices that differ in worth.
