@@ -218,7 +218,7 @@ class _Draft:
         return answer
 
     def _could_ever(self, job_id: str) -> bool:
-        return self._job(job_id).devices <= self.state.layout.most_together(self.room.fitting(job_id))
+        return self._job(job_id).devices <= self.state.table.most_devices(self._job(job_id))
 
     def _may_promise(self, kind: Kind) -> bool:
         """Whether a job of a kind that has to wait may be promised a place."""

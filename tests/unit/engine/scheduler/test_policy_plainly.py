@@ -70,6 +70,9 @@ class _PlainDraft(policy._Draft):
     def _known(self, kind: Kind, takes_s: float) -> None:
         return None
 
+    def _could_ever(self, job_id: str) -> bool:
+        return self._job(job_id).devices <= self.state.layout.most_together(self.room.fitting(job_id))
+
     def _take(self, job_id: str, seats: list[Seat]) -> None:
         for node, promised in self._promised.items():
             self._promised_s[node] = self._promised_s.get(node, self.room.start_s(promised, node))
