@@ -9,6 +9,8 @@ from typer.testing import CliRunner
 
 import pipeline
 from pipeline.__main__ import app
+from pipeline.commands import job_command, sweep_settings
+from tests.doubles.composing import quick_config
 
 RUN = ["run", "experiment.name=x"]
 
@@ -22,6 +24,9 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     program.chmod(0o755)
     monkeypatch.setenv("PATH", f"{tmp_path}/bin:/usr/bin:/bin")
     monkeypatch.chdir(tmp_path)
+    # What Hydra makes of settings, other tests try.
+    for module in (job_command, sweep_settings):
+        monkeypatch.setattr(module, "load_config", quick_config)
     return tmp_path
 
 
