@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import fcntl
 import itertools
 import json
 import logging
@@ -441,6 +442,23 @@ def one_rank_fails(work: Work) -> None:
         if work.payload.get("ignore"):
             signal.signal(signal.SIGTERM, signal.SIG_IGN)
         time.sleep(3600)
+
+
+def ranks_lose_the_connection(work: Work) -> None:
+    """In the first attempt rank 1 is killed, and rank 0 then raises what one does whose peer is gone."""
+    if work.attempt > 1:
+        write(work)
+        return
+    locked = Path(work.payload["flag"]) / "locked"
+    with locked.with_name("lock").open("a") as lock:
+        if work.rank:
+            fcntl.flock(lock, fcntl.LOCK_EX)  # until it is dead
+            locked.touch()
+            os.kill(os.getpid(), signal.SIGKILL)
+        while not locked.exists():
+            time.sleep(0.01)
+        fcntl.flock(lock, fcntl.LOCK_EX)
+    raise_connection_error(work)
 
 
 def ranks_with_grandchildren(work: Work) -> None:

@@ -18,6 +18,7 @@ import torch
 from transformers import GPT2Config, GPT2LMHeadModel, PreTrainedModel
 
 from pipeline.config.schema import Sharding, Strategy, SystemConfig, TrainingConfig
+from pipeline.engine.workers.failure import classify
 from pipeline.engine.workers.work import Work
 from pipeline.errors import JobStopped
 from pipeline.learning.algos.post_training import LoraSettings
@@ -214,8 +215,13 @@ def forked_rank(
         attempt=attempt,
         checkpoints=out / "checkpoints",
     )
-    every_strategy(work)
-    sys.stdout.flush()
+    try:
+        every_strategy(work)
+    except RuntimeError as error:
+        print("a failure that is", classify(error).value)
+        raise
+    finally:
+        sys.stdout.flush()
 
 
 def _value_of_a_dying_rank(work: Work, ranks: Ranks) -> None:

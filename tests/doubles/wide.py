@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import signal
 import sys
 from dataclasses import dataclass
 from pathlib import Path
@@ -95,8 +94,6 @@ def write_together(work: Work) -> None:
         model = load_policy(
             work.payload["model"], SystemConfig(), "cpu", ranks=ranks, base=work.payload.get("base")
         )
-        if work.attempt == 1 and work.payload.get("dying") and not ranks.is_first:
-            _die_while_writing(model)
         made = write(model, value())
         held = sum(
             one.to_local().numel() if hasattr(one, "to_local") else one.numel() for one in model.parameters()
@@ -111,18 +108,6 @@ def write_together(work: Work) -> None:
         if ranks.is_first:
             torch.save({"written": vars(made), "about": about}, work.out / "made.pt")
         print(f"rank {ranks.rank} is done", flush=True)
-
-
-def _die_while_writing(model: PreTrainedModel) -> None:
-    steps = 0
-
-    def step(*_: object) -> None:
-        nonlocal steps
-        steps += 1
-        if steps == 3:
-            os.kill(os.getpid(), signal.SIGKILL)
-
-    model.register_forward_pre_hook(step)
 
 
 def _disagreement(model: PreTrainedModel, ranks: Ranks) -> str:
@@ -148,7 +133,6 @@ def forked_rank(rank: int, environment: dict[str, str], out: Path, payload: dict
         device="cpu",
         out=out / f"rank{rank}",
         payload=payload,
-        attempt=1,
     )
     write_together(work)
     sys.stdout.flush()

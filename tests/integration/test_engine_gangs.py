@@ -92,6 +92,15 @@ def test_one_rank_that_fails_ends_all(engine: Engine, tmp_path: Path, body: str,
     assert (outcome.jobs["gang"], outcome.jobs["below"]) == ends
 
 
+def test_a_rank_that_lost_the_connection_is_not_the_one_to_tell_of(engine: Engine, tmp_path: Path) -> None:
+    gang = job("gang", "ranks_lose_the_connection", devices=2, payload={"flag": folder(tmp_path)})
+    outcome = engine.run(gang, workers=2)
+    assert outcome.jobs["gang"] is JobStatus.done
+    (failed,) = engine.events("AttemptFailed")
+    assert failed["kind"] == "lost"
+    assert failed["reason"].startswith("rank 1 of 2 was lost (signal 9 (SIGKILL))")
+
+
 def test_a_rank_that_is_killed_ends_the_gang(engine: Engine, tmp_path: Path) -> None:
     flags = Path(folder(tmp_path))
     killed: list[int] = []

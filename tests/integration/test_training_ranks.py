@@ -168,7 +168,9 @@ def test_a_rank_that_is_killed_costs_what_came_after_the_checkpoint(
 ) -> None:
     """Without an engine; that it starts all ranks anew, `test_engine_gangs` sees to."""
     payload = {"half_done": "", "spreads": [], "policies": [], "dying": "full_shard"}
-    assert exit_codes_of_ranks(processes, 2, tmp_path, payload, attempt=1)[-1] == -signal.SIGKILL
+    assert exit_codes_of_ranks(processes, 2, tmp_path, payload, attempt=1) == [1, -signal.SIGKILL]
+    # What the other one gets of that, the engine knows to be no cause.
+    assert "a failure that is transient" in (tmp_path / "rank0.txt").read_text()
     assert exit_codes_of_ranks(processes, 2, tmp_path, payload, attempt=2) == [0, 0]
     out = tmp_path / "rank0"
     assert (out / "steps.txt").read_text() == str(doubles.STEPS - 4)
@@ -193,7 +195,7 @@ def test_ranks_of_two_machines_share_a_model_within_each(
 def exit_codes_of_ranks(
     processes: ForkServerContext, size: int, folder: Path, payload: dict[str, object], attempt: int = 1
 ) -> list[int | None]:
-    """Have ranks carry out a job; the others end with the last one, for which they would wait."""
+    """Have ranks carry out a job; the others wait for a last one that failed, but notice one that was killed."""
     started = []
     with held_port(None) as port:
         for rank in range(size):
@@ -203,8 +205,9 @@ def exit_codes_of_ranks(
             started.append(processes.Process(target=doubles.forked_rank, args=args))
             started[-1].start()
         started[-1].join(600)
+        waits = started[-1].exitcode in (0, -signal.SIGKILL)
         for process in started:
-            process.join(600 if started[-1].exitcode == 0 else 0)
+            process.join(600 if waits else 0)
             process.kill()
             process.join(600)
     return [process.exitcode for process in started]

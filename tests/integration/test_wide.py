@@ -9,7 +9,6 @@ from typing import Any
 import pytest
 import torch
 
-from pipeline.config.schema import RetryConfig
 from pipeline.engine.devices.worker_env import rank_environment
 from pipeline.engine.scheduler.job_state import JobStatus
 from pipeline.engine.workers.gang import held_port
@@ -48,16 +47,11 @@ def check(made: dict[str, Any], alone: wide.Written, size: int) -> None:
     assert about["identity"].startswith(f"1/{size} of LlamaForCausalLM")
 
 
-def test_two_ranks_write_what_one_does_and_one_that_dies_ends_both(
-    engine: Engine, model: Path, alone: wide.Written
-) -> None:
-    payload = {"model": str(model), "dying": True}
-    write = job("write", "tests.doubles.wide:write_together", devices=2, payload=payload)
-    outcome = engine.run(write, workers=2, retry=RetryConfig(worker_lost=2))
-    assert outcome.jobs["write"] is JobStatus.done, engine.log("write", 2)
-    (failed,) = engine.events("AttemptFailed")
-    assert failed["kind"] == "lost"
-    assert "rank 1 of 2 was lost (signal 9 (SIGKILL))" in failed["reason"]
+def test_two_ranks_write_what_one_does(engine: Engine, model: Path, alone: wide.Written) -> None:
+    """What the engine does when one of them dies, `test_engine_gangs` tries with ranks that start sooner."""
+    write = job("write", "tests.doubles.wide:write_together", devices=2, payload={"model": str(model)})
+    outcome = engine.run(write, workers=2)
+    assert outcome.jobs["write"] is JobStatus.done, engine.log("write")
     made = torch.load(engine.store.path(key("write")) / "made.pt", weights_only=True)
     check(made, alone, 2)
     # Of two none can be told to be wrong.
