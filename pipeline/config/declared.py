@@ -33,9 +33,9 @@ def filled(schema: type[Any], tables: Mapping[str, Mapping[str, type[Any]]], pla
         ConfigError: The `__post_init__` of a class failed.
     """
     node = deepcopy(declared(schema))
-    defaults = dict(_defaults(schema))
+    defaults = dict(default_values(schema))
     for table, sections in tables.items():
-        defaults[table] = {name: _defaults(section) for name, section in sections.items()}
+        defaults[table] = {name: default_values(section) for name, section in sections.items()}
     beyond = _beyond(defaults, plain)
     untouched: dict[str, dict[str, Any]] = {}
     for table, sections in tables.items():
@@ -87,7 +87,8 @@ def _object(node: Any, key: str = "") -> Any:
         return ask(f"{key}: {who}" if key else who, lambda: OmegaConf.to_object(node))
 
 
-def _defaults(schema: type[Any]) -> Mapping[str, Any]:
+def default_values(schema: type[Any]) -> Mapping[str, Any]:
+    """The plain values that fields of a class have by default; not to be changed."""
     if schema not in _DEFAULTS:
         plain = OmegaConf.to_container(declared(schema), enum_to_str=True)
         _DEFAULTS[schema] = cast("Mapping[str, Any]", plain)
