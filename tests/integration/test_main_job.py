@@ -262,7 +262,7 @@ def test_a_corrupt_config_file_is_refused(tmp_path: Path) -> None:
 
 
 def test_hydra_prints_the_configuration(tmp_path: Path) -> None:
-    printed = run(tmp_path / "outputs", "--cfg", "job")
+    printed = run_here(tmp_path / "outputs", "--cfg", "job")
     assert "rounds_of_training: 2" in printed
 
 
