@@ -47,7 +47,9 @@ from benchmarks.imagined import Clock, ImaginedPool, ImaginedStore, Speeds
 from pipeline.config.schema import ExecutionConfig
 from pipeline.engine.devices.layout import Layout, Place
 from pipeline.engine.journal import Journal
-from pipeline.engine.scheduler.loop import Outcome, run_plan
+from pipeline.engine.listener import Listener
+from pipeline.engine.scheduler.outcome import Outcome
+from pipeline.engine.scheduler.run_plan import run_plan
 from pipeline.plan.graph import Plan
 from pipeline.plan.job import Job
 from pipeline.runs.run_view import RunView
@@ -264,7 +266,7 @@ def measure(case: Case, devices: int, seed: int = 0, *, talking: bool = False) -
                 run_dir=folder / "name" / "run",
                 settings=settings,
                 layout=layout,
-                on_event=view.take,
+                listener=Listener(on_event=view.take),
                 clock=clock,
             )
         cpu_s = time.process_time() - began_s - pool.cpu_s

@@ -25,6 +25,8 @@ def environment() -> dict[str, str]:
         "RAY_USAGE_STATS_ENABLED": "0",
         "RAY_ENABLE_AUTO_CONNECT": "0",
         "RAY_AUTH_MODE": "token",
+        # All nodes see the memory of this machine, and what others here take of it is no fault of theirs.
+        "RAY_memory_monitor_refresh_ms": "0",
         "RAY_AUTH_TOKEN": os.environ.get("RAY_AUTH_TOKEN") or secrets.token_hex(32),
     }
 

@@ -9,11 +9,13 @@ import socket
 import threading
 import time
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from pipeline.config.schema import Backend, RetryConfig
+from pipeline.engine.devices.inventory import Device, cpu_slots
 from pipeline.engine.scheduler.job_state import JobStatus
 from pipeline.engine.workers.gang import held_port
 from pipeline.errors import JobError, PlanError
@@ -99,6 +101,62 @@ def test_a_rank_that_lost_the_connection_is_not_the_one_to_tell_of(engine: Engin
     (failed,) = engine.events("AttemptFailed")
     assert failed["kind"] == "lost"
     assert failed["reason"].startswith("rank 1 of 2 was lost (signal 9 (SIGKILL))")
+
+
+def machines(*counts: int) -> list[Device]:
+    """CPU slots, so many on each of several machines, all of which are this one."""
+    nodes = [node for node, count in enumerate(counts) for _ in range(count)]
+    return [replace(slot, node=node) for slot, node in zip(cpu_slots(len(nodes)), nodes, strict=True)]
+
+
+def test_ranks_of_several_machines_see_those_of_their_own(engine: Engine, tmp_path: Path) -> None:
+    payload = {"meeting": folder(tmp_path)}
+    outcome = engine.run(job("gang", "rank_facts", devices=4, payload=payload), devices=machines(2, 2))
+    assert set(outcome.jobs.values()) == {JobStatus.done}
+    ranks = [json.loads((tmp_path / "flags" / str(rank)).read_text()) for rank in range(4)]
+    assert [facts["RANK"] + facts["LOCAL_RANK"] + facts["WORLD_SIZE"] for facts in ranks] == [
+        "004", "114", "204", "314",
+    ]  # fmt: skip
+    assert [facts["work"] for facts in ranks] == [[rank, 4, "cpu"] for rank in range(4)]
+    assert len({(facts["MASTER_ADDR"], facts["MASTER_PORT"]) for facts in ranks}) == 1
+    groups = [facts["group"] for facts in ranks]  # each machine's are those of a worker there
+    assert (groups[0], groups[2]) == (groups[1], groups[3])
+    assert groups[0] != groups[2]
+    assert (engine.run_dir / "jobs/gang/log.rank2.txt").read_text().strip() == "this is rank 2"
+    assert json.loads((engine.store.path(key("gang")) / "facts.json").read_text()) == ranks[0]
+    assert not engine.events("AttemptFailed")
+
+
+@pytest.mark.parametrize(
+    ("body", "reason"),
+    [
+        ("kill_self", "rank 1 of 2 was lost (signal 9 (SIGKILL))"),
+        ("raise_error", "rank 1 of 2 raised ValueError: this body raises"),
+    ],
+)
+def test_a_rank_of_another_machine_that_fails_ends_all(engine: Engine, body: str, reason: str) -> None:
+    payload = {"rank": 1, "body": body, "times": 1, "ignore": True}
+    engine.run(job("gang", "one_rank_fails", devices=2, payload=payload), devices=machines(1, 1))
+    (failed,) = engine.events("AttemptFailed", "gang")
+    assert failed["reason"].startswith(reason)
+    assert "Its log, log.rank1.txt, ends:\n" in engine.log("gang")
+
+
+def test_a_worker_that_is_killed_takes_its_ranks_along_and_the_attempt(engine: Engine, tmp_path: Path) -> None:
+    flags, killed = Path(folder(tmp_path)), list[list[int]]()
+
+    def kill_one(view: RunView) -> None:
+        if not killed and len(list(flags.iterdir())) == 2:
+            killed.append([pid for path in flags.iterdir() for pid in json.loads(path.read_text())])
+            os.kill(view.workers[1].pid or 0, signal.SIGKILL)
+
+    outcome = engine.run(
+        job("gang", "ranks_with_grandchildren", devices=2, payload={"flag": str(flags)}), devices=machines(1, 1),
+        retry=RetryConfig(worker_lost=1), watcher=kill_one,
+    )  # fmt: skip
+    assert killed
+    assert "worker 1 was lost (signal 9 (SIGKILL)" in outcome.reason("gang")
+    assert not any(map(is_living, killed[0]))
 
 
 def test_a_rank_that_is_killed_ends_the_gang(engine: Engine, tmp_path: Path) -> None:

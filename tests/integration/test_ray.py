@@ -26,7 +26,7 @@ from pipeline.engine.devices.inventory import cpu_slots
 from pipeline.engine.devices.layout import with_joining
 from pipeline.engine.workers.ray import is_installed, site
 from pipeline.machine import descendants
-from tests.doubles.engine import Engine, job
+from tests.doubles.engine import Engine, job, key
 from tests.doubles.ray_cluster import RayCluster, environment, ray_cluster, raylet
 
 pytestmark = [
@@ -141,6 +141,54 @@ def test_what_a_cluster_loses_costs_attempts_and_an_engine_that_is_killed_frees_
     _a_node_joins(cluster, Engine(tmp_path / "joins"), ray)
 
 
+def test_a_training_on_several_nodes_is_that_of_one_and_outlives_the_loss_of_a_node(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name, value in environment().items():
+        monkeypatch.setenv(name, value)
+    flags, ends = tmp_path / "flags", list[list[int]]()
+    flags.mkdir()
+    engine = Engine(tmp_path / "several")
+    with ray_cluster(3, num_cpus=2, num_gpus=2) as cluster:
+
+        def lose_a_node(view: Any) -> None:
+            if not ends and len(list(flags.iterdir())) == 4:
+                ends.append([int(path.read_text()) for path in flags.iterdir()])
+                cluster.kill_node(_node_of(cluster, view, 2))  # of ranks 2 and 3
+
+        outcome = engine.run(
+            _training({"flags": str(flags)}),
+            devices=[replace(slot, node=slot.index // 2) for slot in cpu_slots(6)],
+            backend=Backend.ray,
+            ray=RayConfig(address=cluster.address, resources={"GPU": 1}),
+            watcher=lose_a_node,
+        )
+    log = engine.log("train", 1) + engine.log("train", 2) if ends else engine.log("train")
+    assert {status.value for status in outcome.jobs.values()} == {"done"}, log
+    (failed,) = engine.events("AttemptFailed")
+    assert "worker 2 was lost (its node was lost" in failed["reason"]
+    assert engine.events("DeviceQuarantined") == []
+    assert not any(map(_lives, ends[0]))
+    assert "going on from the checkpoint of step 4" in log
+    assert "3 steps, 2 ranks here" in log
+    other = Engine(tmp_path / "one")
+    other.run(_training({}), devices=cpu_slots(4))
+    assert "7 steps, 4 ranks here" in other.log("train")
+    assert trained(engine) == trained(other)
+    assert {"value/model.safetensors", "value/losses.json"} <= trained(engine).keys()
+
+
+def _training(payload: dict[str, str]) -> Any:
+    return job("train", "tests.doubles.ranks:spread_over_machines", devices=4, payload=payload)
+
+
+def trained(engine: Engine) -> dict[str, bytes]:
+    """What a training has stored, by the name of the file."""
+    root = engine.store.path(key("train"))
+    found = (path for path in root.rglob("*") if path.is_file() and path.name != "manifest.json")
+    return {str(path.relative_to(root)): path.read_bytes() for path in found}
+
+
 def _a_node_joins(cluster: RayCluster, engine: Engine, ray: RayConfig) -> None:
     """Jobs that end when more of them run than there were devices at the beginning."""
     joined: list[Any] = []
@@ -167,9 +215,10 @@ def _a_node_joins(cluster: RayCluster, engine: Engine, ray: RayConfig) -> None:
     assert 4 < outcome.makespan.devices <= 8
 
 
-def _node_of(cluster: RayCluster, view: Any) -> Any:
-    """The node on which workers are."""
-    named = next(worker.device for worker in view.workers.values() if worker.device)
+def _node_of(cluster: RayCluster, view: Any, index: int | None = None) -> Any:
+    """The node on which workers are, or a certain one."""
+    workers = view.workers.values() if index is None else [view.workers[index]]
+    named = next(worker.device for worker in workers if worker.device)
     return next(node for node in cluster.nodes if node.node_id[:8] in named)
 
 

@@ -30,7 +30,7 @@ class Place:
         label: For messages.
         free_mb: Memory that one job could have; None where nobody counts it (a CPU slot).
         usable_mb: Memory that several jobs could have together, likewise.
-        node: The machine that it is on. The devices of a job are all on one.
+        node: The machine that it is on. The devices of a job are all on one, or all devices of several.
     """
 
     label: str
@@ -65,11 +65,52 @@ class Layout:
         """The device of a worker: its place in `places`."""
         return worker % len(self.places)
 
-    def most_together(self, devices: Collection[int]) -> int:
-        """How many of some devices are on one machine, at most."""
+    def most_together(self, devices: Collection[int], width: int = 0) -> int:
+        """How many of some devices a job could have: those on one machine, at most.
+
+        Args:
+            devices: Of them.
+            width: What it asks for. If no machine has so many, whole machines of one size may make it up.
+        """
         if self._is_one_machine:
             return len(devices)
-        return max(Counter(self.places[device].node for device in devices).values(), default=0)
+        if self.is_spread(width) and any(
+            width <= size * len(whole) for size, whole in self._whole(devices, width)
+        ):
+            return width
+        return max(self._on_nodes(devices).values(), default=0)
+
+    def is_spread(self, width: int) -> bool:
+        """Whether a job of so many devices takes several machines: it does only if none has so many."""
+        return width > max(self.node_sizes.values(), default=0)
+
+    def whole_nodes(self, devices: Collection[int], width: int) -> list[int]:
+        """The machines that a job of several takes, if all that it may have is some devices; else none.
+
+        Args:
+            devices: The better ones first.
+            width: How many it takes.
+        """
+        return next(
+            (nodes[: width // size] for size, nodes in self._whole(devices, width) if width <= size * len(nodes)),
+            [],
+        )
+
+    def _whole(self, devices: Collection[int], width: int) -> list[tuple[int, list[int]]]:
+        """Machines of which all devices are among some, by their size, as far as that divides a width."""
+        found: dict[int, list[int]] = {}
+        for node, count in self._on_nodes(devices).items():
+            if count == self.node_sizes[node] and width % count == 0:
+                found.setdefault(count, []).append(node)
+        return list(found.items())
+
+    def _on_nodes(self, devices: Collection[int]) -> Counter[int]:
+        return Counter(self.places[device].node for device in devices)
+
+    @cached_property
+    def node_sizes(self) -> Counter[int]:
+        """How many devices each machine has."""
+        return Counter({node: len(devices) for node, devices in self.devices_by_node.items()})
 
     @cached_property
     def _is_one_machine(self) -> bool:
@@ -82,6 +123,13 @@ class Layout:
         for device, place in enumerate(self.places):
             found.setdefault(place.node, []).append(device)
         return found
+
+    def parts(self, workers: Sequence[int]) -> list[list[int]]:
+        """The workers of a job by machine, in their order."""
+        found: dict[int, list[int]] = {}
+        for worker in workers:
+            found.setdefault(self.places[self.device_of(worker)].node, []).append(worker)
+        return list(found.values())
 
     def workers_of(self, device: int) -> range:
         """The workers on a device."""

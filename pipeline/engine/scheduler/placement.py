@@ -97,7 +97,8 @@ class Room:
         fitting = self.fitting(job_id)
         failed_on = self._state.blame.failed_on(job_id)
         elsewhere = [device for device in fitting if device not in failed_on] if failed_on else []
-        if elsewhere and self._layout.most_together(elsewhere) >= self._job(job_id).devices:
+        width = self._job(job_id).devices
+        if elsewhere and self._layout.most_together(elsewhere, width) >= width:
             return set(elsewhere)
         if (kind := kind_of(self._job(job_id))) not in self._allowed:
             self._allowed[kind] = set(fitting)
@@ -109,7 +110,10 @@ class Room:
         """Where a job could start now, one place on each device, the best first."""
         allowed, width = self.allowed(job_id), self._job(job_id).devices
         # Most jobs of several devices find no machine on which so many idle, and cost no more than this.
-        machines = takewhile(lambda found: len(found) >= width, self._idle_on)
+        if self._layout.is_spread(width):
+            machines = [found for found in self._idle_on if self._is_whole(found)]
+        else:
+            machines = list(takewhile(lambda found: len(found) >= width, self._idle_on))
         idle = [device for found in machines for device in found]
         found = [seat for device in idle if device in allowed and (seat := self._seat_on(job_id, device))]
         return sorted(found, key=lambda seat: self._rank(job_id, seat))
@@ -122,14 +126,22 @@ class Room:
             found.setdefault(self._layout.places[device].node, []).append(device)
         return sorted(found.values(), key=len, reverse=True)
 
+    def _is_whole(self, devices: Sequence[int]) -> bool:
+        """Whether some devices of a machine are all that it has."""
+        return len(devices) == self._layout.node_sizes[self._layout.places[devices[0]].node]
+
     def options(self, job_id: str, seats: Sequence[Seat]) -> list[list[Seat]]:
         """Of some seats as many as a job has devices, on one machine: all such choices that differ in worth.
 
-        For a job of one device each seat; for another one choice on each machine, the better one first.
+        For a job of one device each seat; for another one choice on each machine, the better one first; for one
+        that takes several machines those whose seats are better.
         """
         width = self._job(job_id).devices
         if width == 1:
             return [[seat] for seat in seats]
+        if self._layout.is_spread(width):
+            nodes = self._layout.whole_nodes([seat.device for seat in seats], width)
+            return [[seat for seat in seats if self.node_of(seat.worker) in nodes]] if nodes else []
         found: dict[int, list[Seat]] = {}
         options = []
         for seat in seats:
@@ -247,11 +259,28 @@ class Room:
         return {node: self.start_s(job_id, node) for node in self._layout.devices_by_node}
 
     def start_s(self, job_id: str, node: int) -> float:
-        """The same of one machine; infinite where the job has not enough devices there on which it may run."""
+        """The same of one machine; infinite where the job has not enough devices there on which it may run.
+
+        Of a job that takes several machines: when this one is idle as a whole.
+        """
         devices, width = self._allowed_on(job_id, node), self._job(job_id).devices
+        if self._layout.is_spread(width):
+            if width % (size := self._layout.node_sizes[node]):
+                return math.inf
+            width = size
         if len(devices) < width:
             return math.inf
         return sorted(self._earliest_on(job_id, device) for device in devices)[width - 1]
+
+    def first_nodes(self, job_id: str, among: Collection[int]) -> list[int]:
+        """Of some machines those of one size that a job of several could have first; [] where they are too few."""
+        width = self._job(job_id).devices
+        by_size: dict[int, list[tuple[float, int]]] = {}
+        for node in among:
+            if (start_s := self.start_s(job_id, node)) < math.inf:
+                by_size.setdefault(self._layout.node_sizes[node], []).append((start_s, node))
+        enough = [sorted(found)[: width // size] for size, found in by_size.items() if width <= size * len(found)]
+        return [node for _, node in min(enough, key=lambda found: found[-1], default=[])]
 
     def is_possible(self, job_id: str, node: int) -> bool:
         """Whether a machine has devices enough on which a job may run."""

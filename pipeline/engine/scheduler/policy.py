@@ -19,7 +19,8 @@ starts, others may start there only if by their estimates that does not delay it
 could start or because enough is left for it then. The promise is kept even if more urgent jobs turn up, so it
 starts, estimates being right, as soon as enough of the jobs have ended that ran there when it was made, or
 sooner elsewhere. With one worker on each device, fewer of them are idle on each machine at any time at which a
-job is ready than the widest job needs.
+job is ready than the widest job needs. A job that is wider than any machine has whole ones, and is promised as
+many.
 """
 
 from __future__ import annotations
@@ -130,8 +131,8 @@ class _Draft:
         while left is None or len(self._promised) < len(left):
             # Where one starts elsewhere than promised, its machine is there for the others.
             left = list(self._promised)
-            for node in left:
-                self._start_promised(node)
+            for job_id in dict.fromkeys(self._promised.values()):
+                self._start_promised(job_id)
         self._retries = self._in_turn()
         if self.room.is_plain:
             self._fill_plainly()
@@ -227,9 +228,18 @@ class _Draft:
         )
 
     def _promise(self, job_id: str, node: int | None = None) -> None:
-        """Promise it a machine on which nothing is promised: that of before, or where it could start first."""
-        if node is None or node in self._promised or not self.room.is_possible(job_id, node):
-            left = self.state.layout.devices_by_node.keys() - self._promised.keys()
+        """Promise it a machine on which nothing is promised: that of before, or where it could start first.
+
+        One that takes several machines is promised those that are idle first, found anew each time.
+        """
+        left = self.state.layout.devices_by_node.keys() - self._promised.keys()
+        if self.state.layout.is_spread(self._job(job_id).devices):
+            nodes = self.room.first_nodes(job_id, left)
+            if nodes and node is None:
+                self.actions.append(Reserve(job_id, nodes[0]))
+            self._promised |= dict.fromkeys(nodes, job_id)
+            return
+        if node is None or node not in left or not self.room.is_possible(job_id, node):
             found = [(at_s, one) for one in left if (at_s := self.room.start_s(job_id, one)) < math.inf]
             if not found:
                 return
@@ -237,13 +247,19 @@ class _Draft:
             self.actions.append(Reserve(job_id, node))
         self._promised[node] = job_id
 
-    def _start_promised(self, node: int) -> None:
-        """Start the job that was promised a place on a machine, there or elsewhere, if there is one now."""
-        job_id = self._promised.pop(node)
+    def _start_promised(self, job_id: str) -> None:
+        """Start a job that was promised a place, there or elsewhere, if there is one now."""
+        nodes = self._promised_to(job_id)
+        for node in nodes:
+            del self._promised[node]
         if self._start_beside(job_id) is _Answer.starts:
-            self._promised_s.pop(node, None)
+            for node in nodes:
+                self._promised_s.pop(node, None)
         else:
-            self._promised[node] = job_id
+            self._promised |= dict.fromkeys(nodes, job_id)
+
+    def _promised_to(self, job_id: str) -> list[int]:
+        return [node for node, one in self._promised.items() if one == job_id]
 
     def _start_beside(self, job_id: str) -> _Answer:
         """Start a job in the place that suits it best, if there is one where it delays no other's."""
@@ -271,12 +287,18 @@ class _Draft:
         return 2 if seat.device in self.room.allowed(promised) else 1
 
     def _would_delay(self, job_id: str, seats: Sequence[Seat]) -> bool:
-        """Whether a job would delay that which was promised a place on the same machine."""
-        node = self.room.node_of(seats[0].worker)
+        """Whether a job would delay one that was promised a place on a machine of its own."""
+        return any(
+            self._would_delay_on(node, job_id, seats) for node in {self.room.node_of(s.worker) for s in seats}
+        )
+
+    def _would_delay_on(self, node: int, job_id: str, seats: Sequence[Seat]) -> bool:
         if (promised := self._promised.get(node)) is None:
             return False
         if node not in self._promised_s:
-            self._promised_s[node] = self.room.start_s(promised, node)
+            # One that takes several machines starts when the last of them is idle.
+            nodes = self._promised_to(promised)
+            self._promised_s[node] = max(self.room.start_s(promised, one) for one in nodes)
         return self.room.would_start_s(promised, node, job_id, seats) > self._promised_s[node] + _SAME_S
 
     def _known(self, kind: Kind, takes_s: float) -> _Answer | None:

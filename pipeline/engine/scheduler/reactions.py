@@ -21,9 +21,10 @@ from pipeline.engine.scheduler.retry import Failure
 from pipeline.engine.scheduler.run import Run
 from pipeline.engine.scheduler.worker_replacement import (
     process_ended,
-    renew_gpus,
     renew_idle,
+    renew_places,
     send_if_gathered,
+    starts_ranks,
 )
 from pipeline.engine.scheduler.worker_state import WorkerPhase
 from pipeline.engine.workers.failure import NEEDS_FRESH_WORKER, FailureKind
@@ -105,9 +106,11 @@ def react(run: Run, index: int, message: FromWorker, on_disk: OnDisk) -> None:
             _job_raised(run, index, message, on_disk)
         case AttemptStopped():
             _note_stopped(run, message.job_id, index, begun=True)
+            workers = run.state.jobs[message.job_id].workers
             _stopped_unasked(run, run.state.raised(index), index)
             go_on(run, index, well=False)
             renew_idle(run, [index])  # it takes no further job
+            renew_places(run, workers[1:] and workers, but=(index,))
 
 
 def kill_hanging(run: Run) -> None:
@@ -165,10 +168,12 @@ def _worker_exited(run: Run, index: int, message: WorkerExited) -> None:
     run.record("WorkerExited", worker=index, exit_code=message.exit_code)
     doom = run.doomed.pop(index, None)
     give_back(run, index)
+    if starts_ranks(run, index) and not run.stopping and index not in run.renewed:
+        _ranks_lost(run, index, message)
     if process_ended(run, index):
         return
     before = run.state.workers[index]
-    members = run.state.jobs[before.job_id].workers[1:] if before.job_id else ()
+    workers = run.state.jobs[before.job_id].workers if before.job_id else ()
     job_id = run.state.worker_lost(index)
     if run.stopping:
         if job_id:
@@ -186,7 +191,21 @@ def _worker_exited(run: Run, index: int, message: WorkerExited) -> None:
         run.say(f"worker {index} was lost ({message.said})")
     if not run.state.workers[index].quarantined:
         run.process_starts(index)
-    renew_gpus(run, members)
+    renew_places(run, workers[1:] and workers, but=(index,))
+
+
+def _ranks_lost(run: Run, index: int, message: WorkerExited) -> None:
+    """A worker has ended that had processes of a job which another leads: so ends the attempt, on all machines."""
+    state, worker = run.state, run.state.workers[index]
+    workers = state.jobs[worker.job_id].workers
+    leader = workers[0]
+    if leader in run.doomed:
+        return
+    lost = _worker_failure(index, message, worker.rss_bytes)
+    run.watchdog.ended(leader)
+    _attempt_lost(run, state.raised(leader), leader, lost, elsewhere=message.elsewhere)
+    renew_idle(run, [leader])
+    renew_places(run, workers, but=(leader, index))
 
 
 def _attempt_lost(run: Run, job_id: str, index: int, failure: Failure, *, elsewhere: bool) -> None:
@@ -269,7 +288,7 @@ def _hand_on(
         run.say(f"worker {index}: {message.job_id} has left changed: {message.changed}")
     if message.changed or is_spoiled:
         renew_idle(run, [index])
-    renew_gpus(run, workers if len(workers) > 1 else ())
+    renew_places(run, workers[1:] and workers)
 
 
 def _note_stopped(run: Run, job_id: str, index: int, *, begun: bool) -> None:

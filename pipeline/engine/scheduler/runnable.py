@@ -17,21 +17,28 @@ from pipeline.plan.job import Job
 def too_few_devices(job: Job, devices: Sequence[int], layout: Layout, needs: Needs) -> str:
     """Say why a job cannot run on some devices: there are too few of them, or they are too small."""
     usable = layout.most_together(devices)
-    if job.devices <= usable:
+    if job.devices <= layout.most_together(devices, job.devices):
         return _too_large(job, devices, layout, needs)
     there = "there is 1" if usable == 1 else f"there are {usable}"
     if usable < len(devices):
-        there += " on one machine"
+        there += f" on one machine; a job of more has whole machines of one size{_whole(devices, layout)}"
     return (
         f"{job.id} needs {job.devices} devices at once, and {there}. Ask for fewer (training.gpus_per_job, "
         "generation.gpus_per_job), or run with more (distributed.num_gpus, execution.workers)"
     )
 
 
+def _whole(devices: Sequence[int], layout: Layout) -> str:
+    """How many devices jobs could have that take several machines, in words."""
+    one = layout.most_together(devices)
+    could = [width for width in range(one + 1, len(devices) + 1) if layout.most_together(devices, width) == width]
+    return f", here {' or '.join(map(str, could))}" if could else ""
+
+
 def _too_large(job: Job, devices: Sequence[int], layout: Layout, needs: Needs) -> str:
     places = [layout.places[device] for device in devices]
     have = ", ".join(f"{place.label} has {_gib(place.free_mb or 0)} free" for place in places)
-    fitting = layout.most_together(needs.fitting(job, devices))
+    fitting = layout.most_together(needs.fitting(job, devices), job.devices)
     each = "" if job.devices == 1 else f" on each of {job.devices} devices"
     found = "no device of this run has so much" if not fitting else f"only {fitting} of this run have so much"
     return (
@@ -82,7 +89,7 @@ def check_runnable(
     fit: set[Kind] = set()
     for job in plan.jobs.values():
         if job.id not in stored and (kind := kind_of(job)) not in fit:
-            if job.devices > layout.most_together(needs.fitting(job, devices)):
+            if job.devices > layout.most_together(needs.fitting(job, devices), job.devices):
                 raise PlanError(too_few_devices(job, devices, layout, needs))
             fit.add(kind)
         if any(part in ("", ".", "..") for part in job.id.split("/")) or "\0" in job.id:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterable, Sequence
+from dataclasses import replace
 
 from pipeline.engine.scheduler.effects import Process, Send
 from pipeline.engine.scheduler.run import Run
@@ -37,7 +38,9 @@ def _send(run: Run, job_id: str) -> None:
     state = run.state.jobs[job_id]
     state.sent_s = run.now_s
     run.watchdog.began(state.workers[0], run.now_s)
-    run.do(Send(state.workers[0], order_for(run, job_id)))
+    order = order_for(run, job_id)
+    for part, worker in enumerate(_first_of_nodes(run, state.workers)):
+        run.do(Send(worker, replace(order, part=part)))
 
 
 def order_for(run: Run, job_id: str, after: str = "") -> RunJob:
@@ -49,6 +52,7 @@ def order_for(run: Run, job_id: str, after: str = "") -> RunJob:
         after: The job that it is to follow; "" where the worker has none.
     """
     state, job = run.state.jobs[job_id], run.state.plan.jobs[job_id]
+    parts = run.state.layout.parts(state.workers)
     return RunJob(
         job_id=job_id,
         attempt=state.attempts,
@@ -61,6 +65,7 @@ def order_for(run: Run, job_id: str, after: str = "") -> RunJob:
         verified=run.verified,
         log_path=run.log_path(job_id, state.attempts),
         gang=[run.state.workers[worker].visible for worker in state.workers] if job.devices > 1 else [],
+        spans=[len(part) for part in parts] if len(parts) > 1 else [],
         keep_models=state.keep_models,
         slots=run.state.layout.slots,
         shared=not state.exclusive,
@@ -95,9 +100,30 @@ def renew_idle(run: Run, workers: Iterable[int]) -> None:
             _renew(run, index)
 
 
-def renew_gpus(run: Run, workers: Iterable[int]) -> None:
-    """Replace the workers on GPUs that ranks had: a new one is ready once its GPU's memory has come back."""
-    renew_idle(run, [index for index in workers if run.state.workers[index].visible])
+def renew_places(run: Run, workers: Sequence[int], but: Collection[int] = ()) -> None:
+    """Replace workers whose devices ranks had: a new one is ready once the memory of its GPU has come back.
+
+    Args:
+        run: The run.
+        workers: All of the job, which is over.
+        but: Those of them whose processes have ended, or are being replaced.
+    """
+    started = _first_of_nodes(run, workers)[1:]
+    had = [index for index in workers if run.state.workers[index].visible or index in started]
+    renew_idle(run, [index for index in had if index not in but])
+
+
+def starts_ranks(run: Run, index: int) -> bool:
+    """Whether a worker that is lent to a job has processes of it: those of its machine, which is not the first."""
+    job_id = run.state.workers[index].job_id
+    if not run.state.workers[index].lent or job_id in run.gathering:
+        return False
+    return index in _first_of_nodes(run, run.state.jobs[job_id].workers)
+
+
+def _first_of_nodes(run: Run, workers: Sequence[int]) -> list[int]:
+    """Of the workers of a job those that are sent it: one on each machine, that which leads it first."""
+    return [part[0] for part in run.state.layout.parts(workers)]
 
 
 def _renew(run: Run, worker: int) -> None:

@@ -98,5 +98,5 @@ class WorkerTable:
             self._fitting.clear()
         if (kind := kind_of(job)) not in self._fitting:
             found = self._needs.fitting(job, self.usable_devices())
-            self._fitting[kind] = found, self._layout.most_together(found)
+            self._fitting[kind] = found, self._layout.most_together(found, job.devices)
         return self._fitting[kind]

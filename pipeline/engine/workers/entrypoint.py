@@ -123,6 +123,11 @@ class _Main:
             self.send()
 
     def _run(self, order: RunJob) -> None:
+        if order.part:
+            from pipeline.engine.workers.gang_part import start_part  # as in the runner
+
+            start_part(order, self.settings.device.kind, lambda: self.runner.cut_off)
+            return
         answer = self.runner.run(order)
         with suppress(Exception):  # a job may have left its process unable to look; then they end with it
             end_strays()

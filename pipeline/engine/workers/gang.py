@@ -6,6 +6,9 @@
 The ranks are children of the leading worker and in its process group, so whatever ends that worker ends them. It
 adopts what they leave behind, and ends that with the job. They find each other by the environment that
 `torch.distributed` reads. If one dies or raises, all are ended at once.
+
+Where the devices are those of several machines, a worker on each of the others has the ranks there, and says over
+TCP what becomes of them (`far_ranks`, `gang_part`). If it is lost the engine ends the attempt, as it knows why.
 """
 
 from __future__ import annotations
@@ -15,62 +18,28 @@ import os
 import signal
 import socket
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager, nullcontext, suppress
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field
 from multiprocessing.connection import wait
-from pathlib import Path
 
-from pipeline.engine.devices.worker_env import rank_environment
+from pipeline.engine.devices.worker_env import LOOPBACK, NODE_ADDRESS
+from pipeline.engine.workers import rank_process
 from pipeline.engine.workers.failure import FailureKind
-from pipeline.engine.workers.messages import (
-    MAX_MESSAGE_BYTES,
-    SEND_TIMEOUT_S,
-    AttemptStopped,
-    JobFinished,
-    JobProgress,
-    JobRaised,
-    RunJob,
-    Shutdown,
-    decode_report,
-    encode,
-)
+from pipeline.engine.workers.far_ranks import FarRanks, far_ranks
+from pipeline.engine.workers.gang_part import interface_of
+from pipeline.engine.workers.messages import AttemptStopped, JobFinished, JobProgress, JobRaised, RunJob
 from pipeline.engine.workers.output import log_stacks
+from pipeline.engine.workers.rank_process import OwnRank, Place, Rank, open_channels, start_rank
 from pipeline.engine.workers.work import Work
-from pipeline.errors import GangError, JobError, JobStopped, WorkerError, describe_exit
-from pipeline.files import remove_tree
-from pipeline.machine import children
-from pipeline.machine.children import Child
+from pipeline.errors import GangError, JobError, JobStopped
 from pipeline.machine.log_tail import tail
 
-TERMINATE_S = 1.0
-"""What ranks are given to end when another one has failed, before they are killed."""
 _OTHERS_S = 1.0
 """How long to wait, after a rank has lost the connection to another, for that one to be seen to have died."""
+_ENGINE_S = 30.0
+"""The same where a machine was lost: the engine finds out how, and ends this."""
 _POLL_S = 0.1
-
-
-@dataclass
-class _Rank:
-    """One process and what it has said.
-
-    Attributes:
-        number: Its rank.
-        child: The process.
-        log: Where its output goes.
-        out: What it writes as its output.
-        said: Its last word.
-        is_over: Whether the process has ended, and everything it sent was read.
-        loads: Whether it has said that it loads a model.
-    """
-
-    number: int
-    child: Child
-    log: Path
-    out: Path
-    said: JobFinished | JobRaised | AttemptStopped | None = None
-    is_over: bool = False
-    loads: bool = False
 
 
 @dataclass
@@ -79,8 +48,16 @@ class _Gang:
 
     order: RunJob
     work: Work
-    ranks: list[_Rank] = field(default_factory=list)
+    far: FarRanks | None = None
+    own: list[OwnRank] = field(default_factory=list)
     told_to_stop: bool = False
+    wants_stacks: bool = False
+    loads: bool = False
+
+    @property
+    def ranks(self) -> Sequence[Rank]:
+        """All, in their order."""
+        return [*self.own, *(self.far.ranks if self.far else ())]
 
     def wait_for_all(self) -> None:
         """Forward progress until every rank is over.
@@ -88,13 +65,15 @@ class _Gang:
         Raises:
             GangError: One of them has failed.
         """
-        give_up: float | None = None
+        since: float | None = None
         while not all(rank.is_over for rank in self.ranks):
             self._hear()
-            if failed := self._failed():
+            is_cut_off = self.far is not None and bool(self.far.problem)
+            if (failed := self._failed()) or is_cut_off:
                 # A rank that only lost the connection to another is rarely the one to tell of.
-                give_up = give_up or time.monotonic() + _OTHERS_S
-                if not _is_consequence(failed) or time.monotonic() >= give_up:
+                since = since or time.monotonic()
+                is_told = failed is not None and not _is_consequence(failed)
+                if is_told or time.monotonic() >= since + (_ENGINE_S if is_cut_off else _OTHERS_S):
                     raise self._error(failed)
         if failed := self._failed():
             raise self._error(failed)
@@ -102,60 +81,55 @@ class _Gang:
     def _hear(self) -> None:
         if self.work.stopping() and not self.told_to_stop:
             self.told_to_stop = True
-            for rank in self.ranks:
-                with suppress(OSError):
-                    rank.child.channel.send(encode(Shutdown()))
-        channels = [rank.child.channel for rank in self.ranks]
-        open_ones = [channel.fileno() for channel in channels if not channel.closed]
+            for rank in self.own:
+                rank.tell_to_stop()
+            if self.far:
+                self.far.tell("stop")
+        if self.wants_stacks and self.far:
+            self.wants_stacks = False
+            self.far.tell("stacks")
         # The end of a process shows at its pipe, unless a child of its own has a copy of that: hence the limit.
-        if open_ones:
+        if open_ones := [*open_channels(self.own), *(self.far.sources() if self.far else ())]:
             wait(open_ones, _POLL_S)
         else:
             time.sleep(_POLL_S / 10)
-        for rank in self.ranks:
-            # Asked before reading: what a dead process sent is in the pipe by then, so nothing can be missed.
-            ended = rank.child.process.poll() is not None
-            try:
-                for line in rank.child.channel.receive():
-                    self._take(rank, decode_report(line))
-            except WorkerError as error:
-                raise self._lost(rank, str(error)) from error
-            rank.is_over = ended
+        for rank in self.own:
+            rank.hear(self._report if rank.number == 0 else lambda _: None)
+        if self.far:
+            self.far.hear()
 
-    def _take(self, rank: _Rank, message: object) -> None:
-        if isinstance(message, JobProgress) and rank.number == 0:
-            if message.loading != rank.loads:
-                rank.loads = message.loading
-                self.work.report_loading(rank.loads)
-            else:
-                self.work.show(message.numbers)
-                self.work.progress(message.done, message.total, message.tokens)
-        elif isinstance(message, JobFinished | JobRaised | AttemptStopped):
-            rank.said = message
+    def _report(self, message: JobProgress) -> None:
+        if message.loading != self.loads:
+            self.loads = message.loading
+            self.work.report_loading(self.loads)
+        else:
+            self.work.show(message.numbers)
+            self.work.progress(message.done, message.total, message.tokens)
 
-    def _failed(self) -> _Rank | None:
+    def _failed(self) -> Rank | None:
         """The rank that is most likely the cause: one that died, else one that raised, the first of each."""
-        died = [rank for rank in self.ranks if rank.is_over and rank.said is None]
+        died = [rank for rank in self.ranks if rank.lost]
         raised = [rank for rank in self.ranks if isinstance(rank.said, JobRaised)]
         return next(iter([*died, *sorted(raised, key=_is_consequence)]), None)
 
-    def _error(self, rank: _Rank) -> GangError:
-        if not isinstance(rank.said, JobRaised):
-            return self._lost(rank, describe_exit(rank.child.process.poll()))
+    def _error(self, rank: Rank | None) -> GangError:
+        if self.far and self.far.problem and (rank is None or _is_consequence(rank)):
+            kind = FailureKind.transient.value
+            return GangError(self.far.problem, rank=self.far.missing, kind=kind)
+        assert rank is not None
+        if not isinstance(rank.said, JobRaised) or rank.lost:
+            return GangError(
+                f"rank {rank.number} of {len(self.ranks)} was lost ({rank.lost}){_end_of(rank)}",
+                rank=rank.number,
+                kind=FailureKind.lost.value,
+                exit_code=rank.exit_code,
+            )
         how = "raised" if rank.said.error_type else "failed:"
         return GangError(
-            f"rank {rank.number} of {len(self.ranks)} {how} {rank.said.said}{_end_of(rank.log)}",
+            f"rank {rank.number} of {len(self.ranks)} {how} {rank.said.said}{_end_of(rank)}",
             rank=rank.number,
             kind=rank.said.kind.value,
             damaged_key=rank.said.damaged_key,
-        )
-
-    def _lost(self, rank: _Rank, how: str) -> GangError:
-        return GangError(
-            f"rank {rank.number} of {len(self.ranks)} was lost ({how}){_end_of(rank.log)}",
-            rank=rank.number,
-            kind=FailureKind.lost.value,
-            exit_code=rank.child.process.poll(),
         )
 
     def conclude(self) -> None:
@@ -178,16 +152,16 @@ class _Gang:
 
     def end(self) -> None:
         """End whatever rank still runs, and drop what ranks other than the first have written."""
-        children.end([rank.child for rank in self.ranks], TERMINATE_S)
-        for rank in self.ranks:
-            rank.child.wait()
-            if rank.number:
-                remove_tree(rank.out)
+        if self.far:
+            self.far.tell("end")
+        rank_process.end(self.own)
+        if self.far:
+            self.far.wait_for_end()
 
     def show_stacks(self) -> None:
         """Have every rank write the stacks of its threads to its log."""
-        for rank in self.ranks:
-            rank.child.send_signal(signal.SIGUSR1)
+        rank_process.show_stacks(self.own)
+        self.wants_stacks = True  # no sending here: this is a signal handler, and may interrupt just that
 
 
 def run_gang(order: RunJob, work: Work) -> None:
@@ -208,11 +182,18 @@ def run_gang(order: RunJob, work: Work) -> None:
             "process one slice at most, so slices cannot work together. Choose whole GPUs (distributed.gpu_ids), "
             "or training.gpus_per_job=1 and generation.gpus_per_job=1"
         )
-    gang = _Gang(order, work)
-    with held_port(order.payload.get("master_port")) as port, _stacks_of(gang):
+    address = os.environ.get(NODE_ADDRESS, LOOPBACK) if order.spans else LOOPBACK
+    with (
+        held_port(order.payload.get("master_port")) as port,
+        far_ranks(order, address, port) if order.spans else nullcontext() as far,
+        _stacks_of(gang := _Gang(order, work, far)),
+    ):
+        count = order.spans[0] if order.spans else len(order.gang)
+        where = interface_of(address)
+        place = Place(first=0, count=count, device=work.device, master=address, port=port, interface=where)
         try:
-            for number in range(len(order.gang)):
-                gang.ranks.append(_start(order, work, number, port))
+            for number in range(count):
+                gang.own.append(start_rank(order, place, number, None if number else work.out))
             gang.wait_for_all()
         finally:
             gang.end()
@@ -244,40 +225,14 @@ def held_port(wanted: int | None) -> Iterator[int]:
         yield int(holder.getsockname()[1])
 
 
-def log_of(order_log: Path, rank: int) -> Path:
-    """The log of a rank: rank 0 writes the job's own, ``log.txt``, another one ``log.rank1.txt`` beside it."""
-    return order_log if rank == 0 else order_log.with_suffix(f".rank{rank}{order_log.suffix}")
-
-
-def _start(order: RunJob, work: Work, number: int, port: int) -> _Rank:
-    out = work.out if number == 0 else Path(order.scratch) / f"rank{number}-{os.getpid()}"
-    log = log_of(Path(order.log_path), number)
-    device = f"cuda:{number}" if work.device.startswith("cuda") else work.device
-    out.mkdir(exist_ok=True)
-    if number:
-        log.unlink(missing_ok=True)
-    with log.open("ab") if number else nullcontext() as output:  # rank 0 has that of this process
-        child = Child(
-            "pipeline.engine.workers.rank",
-            rank_environment(os.environ, order.gang, rank=number, master_port=port),
-            {"rank": number, "device": device, "out": str(out)},
-            max_bytes=MAX_MESSAGE_BYTES,
-            send_timeout_s=SEND_TIMEOUT_S,
-            output=output,
-        )
-    with suppress(OSError):  # it is over already, as is about to be seen
-        child.channel.send(encode(order))
-    return _Rank(number, child, log, out)
-
-
-def _is_consequence(rank: _Rank) -> bool:
+def _is_consequence(rank: Rank) -> bool:
     """Whether a rank failed in a way in which it would if another one had."""
     return isinstance(rank.said, JobRaised) and rank.said.kind is FailureKind.transient
 
 
-def _end_of(log: Path) -> str:
-    lines = tail(log)
-    return f"\nIts log, {log.name}, {'ends:' + lines if lines else 'is empty.'}"
+def _end_of(rank: Rank) -> str:
+    lines = tail(rank.log)
+    return f"\nIts log, {rank.log.name}, {'ends:' + lines if lines else 'is empty.'}"
 
 
 @contextmanager

@@ -26,6 +26,7 @@ from typing import Any, TypeVar
 import pipeline
 from pipeline.engine.devices.inventory import Device, find_gpus
 from pipeline.engine.devices.memory_reclaim import read_levels
+from pipeline.engine.devices.worker_env import NODE_ADDRESS
 from pipeline.engine.workers.messages import (
     FromWorker,
     Heartbeat,
@@ -140,6 +141,8 @@ class Host:
         self._level = read_levels([self._device]).get(self._device.uuid or "")
         self._begun = False
         self._node = _node() if settings.name_nodes else _Node()
+        if self._node.address:  # the environment of worker processes is made of this one
+            os.environ[NODE_ADDRESS] = self._node.address
         self._reaper = Reaper()
         self._worker: LocalWorker | None = None
         self._life = -1
@@ -279,10 +282,11 @@ class Host:
 
 @dataclass(frozen=True)
 class _Node:
-    """The machine that this is, as Ray calls it, and in words."""
+    """The machine that this is, as Ray calls it, in words, and where others reach it."""
 
     id: str = ""
     words: str = ""
+    address: str = ""
 
 
 def _give_places_back() -> None:
@@ -295,7 +299,8 @@ def _give_places_back() -> None:
 def _node() -> _Node:
     ray = importlib.import_module("ray")
     name = ray.get_runtime_context().get_node_id()
-    return _Node(name, f"node {name[:8]} ({ray.util.get_node_ip_address()})")
+    address = ray.util.get_node_ip_address()
+    return _Node(name, f"node {name[:8]} ({address})", address)
 
 
 def _check(settings: HostSettings) -> None:
