@@ -21,7 +21,7 @@ from pipeline.slurm.body import (
 from pipeline.slurm.header import MARK, Header, read_header
 from pipeline.slurm.job import SlurmJob, Starter
 from pipeline.slurm.ray_body import faults_of_ray, uses_ray
-from pipeline.slurm.request import LEAST_NOTICE_S, counts_gpus, gpus_of, seconds_of
+from pipeline.slurm.request import LEAST_NOTICE_S, counts_gpus, gpus_of, is_wide_enough, seconds_of
 from pipeline.slurm.rules import check_slurm
 from pipeline.terminal.check import Check, Verdict, failed, warned
 
@@ -98,7 +98,7 @@ def _job(lines: Sequence[str], options: Mapping[str, str], starter: Starter | No
         mask=exports(lines).get("CUDA_VISIBLE_DEVICES"),
         loaders=_number(_last(r"num_workers[= ]([0-9]+)", body)) or 0,
         in_step=has_step(body),
-        widest=_widest(body),
+        widest=_widest(body, gpus, nodes),
         clusters="array" in options and uses_ray(body),
     )
     per_each = _number(options.get("cpus-per-gpu"))
@@ -291,9 +291,10 @@ def _guess(body: str) -> Starter:
     return Starter.lightning
 
 
-def _widest(body: str) -> int:
+def _widest(body: str, gpus: int, nodes: int) -> int:
     asked = re.findall(r"\b(?:training|generation)\.gpus_per_job=([0-9]{1,9})\b", body)
-    return 1 if re.search(r"\bdevice=cpu\b", body) else max(map(int, asked), default=1)
+    width = 1 if re.search(r"\bdevice=cpu\b", body) else max(map(int, asked), default=1)
+    return min(width, gpus) if gpus and uses_ray(body) and is_wide_enough(width, gpus, nodes) else width
 
 
 def _last(pattern: str, text: str) -> str | None:

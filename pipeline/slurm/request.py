@@ -46,7 +46,7 @@ class DeviceNeeds:
     """What an experiment says of its devices.
 
     Attributes:
-        widest: Devices of one node that its widest job takes.
+        widest: Devices that its widest job takes.
         on_cpu: Whether it runs on CPUs, whatever there is.
     """
 
@@ -358,9 +358,14 @@ def _of_ray(request: JobRequest) -> Iterator[str]:
     needs = request.needs
     if not request.gpus and not needs.on_cpu:
         yield "--ray without GPUs: ask for those of each node by --gres gpu:8, or run on its CPUs by device=cpu"
-    if request.gpus and needs.widest > request.gpus and not needs.on_cpu:
+    if request.gpus and not needs.on_cpu and not is_wide_enough(needs.widest, request.gpus, request.nodes):
         yield (
-            f"--gres {request.gres}: the widest job of this run takes {needs.widest} GPUs of one node "
-            f"(training.gpus_per_job, generation.gpus_per_job), and no node has more than {request.gpus}. Ask for "
-            f"--gres gpu:{needs.widest}, or for fewer in a job; more --nodes do not help"
+            f"--gres {request.gres} --nodes {request.nodes}: the widest job of this run takes {needs.widest} GPUs "
+            f"(training.gpus_per_job, generation.gpus_per_job), and a node has {request.gpus}: a job of more has "
+            f"all GPUs of several nodes. Ask for --gres gpu:{needs.widest}, or for a width that nodes make up"
         )
+
+
+def is_wide_enough(width: int, gpus: int, nodes: int) -> bool:
+    """Whether a job of a run through Ray finds so many GPUs: on one node, or all of several."""
+    return width <= gpus or (width % gpus == 0 and width <= gpus * nodes)

@@ -230,7 +230,7 @@ RULES = (
             f"a job of the run takes {job.widest} GPUs of one node (training.gpus_per_job, "
             f"generation.gpus_per_job), and no node has more than {job.gpus}: the run is refused when it begins"
         ),
-        lambda job: f"#SBATCH --gres=gpu:{job.widest}, or fewer GPUs in a job; more nodes do not help",
+        lambda job: f"#SBATCH --gres=gpu:{job.widest}, fewer GPUs in a job, or all of several nodes through Ray",
     ),
     Rule(
         "a cluster for each task",

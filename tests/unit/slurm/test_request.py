@@ -65,6 +65,7 @@ def test_gpus_of_gres(gres: str, gpus: int | None, counted: bool) -> None:
         {"command": LAUNCH, "nodes": 4, "time": "5", "others": {"licenses": "matlab", "exclusive": ""}},
         {"command": RUN, "time": "3", "requeue": False},
         {"command": RUN, "ray": True, "nodes": 4, "gres": "gpu:8", "needs": DeviceNeeds(widest=8)},
+        {"command": RUN, "ray": True, "nodes": 4, "gres": "gpu:8", "needs": DeviceNeeds(widest=32)},
         {"command": RUN, "ray": True, "nodes": 4, "needs": DeviceNeeds(on_cpu=True)},
     ],
 )
@@ -110,8 +111,8 @@ def test_what_can_be_had(given: dict[str, Any]) -> None:
         ({"ray": True, "command": AGENT}, "has agents on many nodes as an array"),
         ({"ray": True, "command": LAUNCH, "gres": "gpu:8"}, "--ray is for an experiment"),
         (
-            {"ray": True, "nodes": 4, "gres": "gpu:4", "needs": DeviceNeeds(widest=8)},
-            "the widest job of this run takes 8 GPUs of one node",
+            {"ray": True, "nodes": 4, "gres": "gpu:4", "needs": DeviceNeeds(widest=6)},
+            "the widest job of this run takes 6 GPUs",
         ),
         ({"nodes": 0}, "--nodes 0: at least 1"),
         ({"cpus_per_task": -1}, "--cpus-per-task -1: at least 1"),
