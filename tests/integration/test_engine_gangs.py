@@ -228,7 +228,8 @@ def test_a_leader_that_hangs_is_killed_with_its_ranks(engine: Engine, tmp_path: 
     assert "in loop_without_progress" in (engine.run_dir / "jobs/gang/log.rank1.txt").read_text()
 
 
-def test_a_request_to_stop_reaches_every_rank(engine: Engine, tmp_path: Path) -> None:
+@pytest.mark.parametrize("counts", [(2,), (1, 1)], ids=["one machine", "two machines"])
+def test_a_request_to_stop_reaches_every_rank(engine: Engine, tmp_path: Path, counts: tuple[int, ...]) -> None:
     flags = Path(folder(tmp_path))
     gang = job("gang", "ranks_stop_when_asked", devices=2, payload={"flag": str(flags)})
 
@@ -237,7 +238,7 @@ def test_a_request_to_stop_reaches_every_rank(engine: Engine, tmp_path: Path) ->
             os.kill(os.getpid(), signal.SIGINT)
             threading.Event().wait(0.05)
 
-    outcome = engine.run(gang, workers=2, watcher=stop, stop_grace_s=10.0)
+    outcome = engine.run(gang, devices=machines(*counts), watcher=stop, stop_grace_s=10.0)
     assert outcome.interrupted == "SIGINT"
     assert engine.events("JobStopped", "gang")
     assert engine.run(gang, workers=2).jobs["gang"] is JobStatus.done

@@ -40,7 +40,7 @@ def _send(run: Run, job_id: str) -> None:
     run.watchdog.began(state.workers[0], run.now_s)
     order = order_for(run, job_id)
     for part, worker in enumerate(_first_of_nodes(run, state.workers)):
-        run.do(Send(worker, replace(order, part=part)))
+        run.do(Send(worker, replace(order, part=part) if part else order))
 
 
 def order_for(run: Run, job_id: str, after: str = "") -> RunJob:
