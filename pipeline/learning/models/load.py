@@ -47,6 +47,8 @@ log = logging.getLogger("pipeline")
 _WEIGHTS = "model*.safetensors"
 """Files of a folder that hold the weights of its model: one, or some of them each."""
 _TYPES = {"F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
+_LONG_ROPES = ("longrope", "su")
+"""Rotary positions with frequencies for long texts and others for short ones; "su" is an older name."""
 Model = TypeVar("Model", bound=PreTrainedModel)
 
 
@@ -281,10 +283,29 @@ def context_length(model: PreTrainedModel) -> int | None:
 
 
 def config_context(config: PreTrainedConfig) -> int | None:
-    """As `context_length`, of a model that is not loaded."""
+    """As `context_length`, of a model that is not loaded.
+
+    Of one with longrope it is the length that it was trained at first: transformers reads all texts of a batch by
+    other frequencies once one of them is longer, so that a text would follow from what stands beside it.
+    """
     text = config.get_text_config()
     lengths = (getattr(text, name, None) for name in ("max_position_embeddings", "max_seq_len"))
-    return next((length for length in lengths if isinstance(length, int) and length > 0), None)
+    known = next((length for length in lengths if isinstance(length, int) and length > 0), None)
+    return min([length for length in (known, *_original_lengths(text)) if length is not None], default=None)
+
+
+def _original_lengths(text: PreTrainedConfig) -> list[int]:
+    """Lengths beyond which positions are read by other frequencies; of code that comes with a model as well."""
+    ropes = getattr(text, "rope_parameters", None)
+    own = getattr(text, "original_max_position_embeddings", None)
+    # One for all layers, or one for each type of them.
+    each = [ropes, *ropes.values()] if isinstance(ropes, dict) else []
+    found = [
+        rope.get("original_max_position_embeddings") or own
+        for rope in each
+        if isinstance(rope, dict) and (rope.get("rope_type") or rope.get("type")) in _LONG_ROPES
+    ]
+    return [length for length in found if isinstance(length, int) and length > 0]
 
 
 def checkpoint_activations(model: PreTrainedModel) -> None:

@@ -24,6 +24,7 @@ from pipeline.errors import ConfigError, unknown_name
 from pipeline.learning.datasets.hub import is_hub_id
 from pipeline.learning.models.batch_size import BatchSizes
 from pipeline.learning.models.flops import model_cost, spend, whole_texts
+from pipeline.learning.models.load import config_context
 from pipeline.learning.models.source import snapshot
 from pipeline.learning.rewards.traits import Text, text_of
 
@@ -228,7 +229,7 @@ class RewardModel:
     def _find_max_length(self) -> int | None:
         known = (
             self._settings.max_length,
-            getattr(self._model.config, "max_position_embeddings", None),
+            config_context(self._model.config),
             self._tokenizer.model_max_length,
         )
         limits = [limit for limit in known if limit and limit < _LONGEST]

@@ -8,7 +8,15 @@ import numpy as np
 import pytest
 import torch
 from huggingface_hub.utils.tqdm import are_progress_bars_disabled, disable_progress_bars, enable_progress_bars
-from transformers import AutoModelForCausalLM, AutoTokenizer, GenerationConfig, T5Config
+from transformers import (
+    AutoModelForCausalLM,
+    AutoTokenizer,
+    GenerationConfig,
+    LlamaConfig,
+    Phi3Config,
+    PreTrainedConfig,
+    T5Config,
+)
 from transformers.utils import logging
 from transformers.utils.quantization_config import QuantizationMethod
 
@@ -26,6 +34,7 @@ from pipeline.learning.models.gguf import convert
 from pipeline.learning.models.kinds import HFModelConfig
 from pipeline.learning.models.load import (
     blocks_of,
+    config_context,
     context_length,
     end_ids,
     frozen,
@@ -289,6 +298,49 @@ def test_a_prompt_that_does_not_fit_is_refused_or_cut(folder: Path) -> None:
     assert cutting.fitted([[1], long]) == [[1], long[-50:]]
     with pytest.raises(DataError, match=r"max_new_tokens=64 leaves no room"):
         policy(folder, max_new_tokens=64).fitted([[1]])
+
+
+_SHORT = {"rope_type": "default", "rope_theta": 1e4}
+_LONG = {"rope_type": "longrope", "rope_theta": 1e4, "short_factor": [1.0] * 64, "long_factor": [2.0] * 64}
+
+
+@pytest.mark.parametrize(
+    ("config", "context"),
+    [
+        (Phi3Config(hidden_size=4096, max_position_embeddings=131072, rope_parameters=_LONG), 4096),
+        (Phi3Config(hidden_size=4096, max_position_embeddings=131072), 131072),
+        (LlamaConfig(hidden_size=4096, rope_parameters={**_LONG, "original_max_position_embeddings": 64}), 64),
+        (
+            PreTrainedConfig(
+                max_position_embeddings=512, rope_parameters={"type": "su"}, original_max_position_embeddings=64
+            ),
+            64,
+        ),
+        (LlamaConfig(rope_parameters={"rope_type": "dynamic", "factor": 4.0, "rope_theta": 1e4}), 2048),
+        (
+            PreTrainedConfig(
+                max_position_embeddings=512,
+                rope_parameters={
+                    "sliding_attention": _SHORT,
+                    "full_attention": {**_LONG, "original_max_position_embeddings": 128},
+                },
+            ),
+            128,
+        ),
+    ],
+    ids=[
+        "longrope outside",
+        "of one length",
+        "longrope",
+        "su of a model's own code",
+        "dynamic",
+        "by type of layer",
+    ],
+)
+def test_a_context_ends_where_texts_would_follow_from_longer_ones_beside_them(
+    config: PreTrainedConfig, context: int
+) -> None:
+    assert config_context(config) == context
 
 
 def test_a_build_of_torch_that_would_split_a_model_over_other_devices_says_so(
