@@ -105,7 +105,7 @@ class PackedStep:
         self.packing = packing
         self.cache = cache
         self.hidden = hidden
-        self.attended = 0
+        self.attended: list[int] = []
         first = packing.flat.new_zeros(packing.shape[0]) if pending else packing.flat
         self._pending = [packing.chosen(first + column) for column in range(pending)]
 
@@ -137,7 +137,7 @@ class PackedStep:
         own = (queries * key[0].transpose(0, 1).unsqueeze(2)).sum(-1)
         blocks = queries.reshape(-1, size).index_select(0, spread).view(len(slots.keys) * shared, -1, size)
         wide = value.shape[-1]  # that of keys, but in latent attention
-        self.attended += 1
+        self.attended.append(layer)
         if prefix_attention.is_merged(query, value):
             seen, total = self._prefix(slots, blocks, used)
             seen = seen.reshape(-1, wide).index_select(0, gather).view(*own.shape, wide)
@@ -199,8 +199,9 @@ def packed(model: PreTrainedModel, step: PackedStep) -> Iterator[None]:
     model.config._attn_implementation = NAME
     try:
         yield
-        if step.attended != len(step.cache.layers):
-            raise CannotPack(f"{step.attended} of {len(step.cache.layers)} layers use the interface for attention")
+        # Layers that are gone through several times have a layer of the cache for each time.
+        if sorted(step.attended) != list(range(len(step.cache.layers))):
+            raise CannotPack(f"attention by layers {step.attended} where the cache has {len(step.cache.layers)}")
     finally:
         model.config._attn_implementation = before
         step.cache.hold(False)

@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 import pytest
@@ -71,6 +72,41 @@ def test_values_are_those_of_each_candidate_alone(make_value: MakeValue, kind: s
     for valid in (VALID[[1, 0]], VALID[[3, 2]]):
         ours, alone = run.step(valid)
         assert torch.allclose(ours, alone, atol=2e-4)
+
+
+@torch.inference_mode()
+def test_layers_that_are_gone_through_twice_are_not_packed(make_value: MakeValue) -> None:
+    """As those of HRM, whose attention tells another layer than the one of the cache that is its own."""
+    model = make_value(language_model("llama"), HeadType.v)
+    shared = model.backbone.layers[0]
+    model.backbone.layers[1] = Again(shared)
+    run = Run(model)
+    assert isinstance(run.guide, BranchRows)
+    for valid in (VALID, VALID.flip(0)):
+        ours, alone = run.step(valid)
+        assert torch.allclose(ours, alone, atol=2e-4)
+
+
+class Again(nn.Module):
+    """A layer once more, with a place of its own in the cache."""
+
+    def __init__(self, layer: nn.Module) -> None:
+        super().__init__()
+        self.layer = layer
+        self.attention_type = getattr(layer, "attention_type", None)
+
+    def forward(self, *args: object, past_key_values: Any = None, **options: object) -> Any:
+        return self.layer(*args, past_key_values=past_key_values and Shifted(past_key_values), **options)
+
+
+class Shifted:
+    """A cache whose layers are counted from the second one on."""
+
+    def __init__(self, cache: Any) -> None:
+        self.cache = cache
+
+    def update(self, keys: Tensor, values: Tensor, layer: int, *rest: object) -> Any:
+        return self.cache.update(keys, values, layer + 1, *rest)
 
 
 @pytest.mark.parametrize("kind", PACKED)
