@@ -166,6 +166,7 @@ _ENCODERS = frozenset(
     {
         "albert",
         "bert",
+        "bert-generation",
         "big_bird",
         "camembert",
         "data2vec-text",
@@ -188,7 +189,39 @@ _ENCODERS = frozenset(
         "xmod",
     }
 )
+_COUNT_BESIDE_OTHERS = frozenset(
+    {
+        "bart",
+        "bigbird_pegasus",
+        "blenderbot",
+        "blenderbot-small",
+        "marian",
+        "mbart",
+        "musicgen",
+        "musicgen_melody",
+        "mvp",
+        "pegasus",
+        "plbart",
+        "prophetnet",
+        "trocr",
+        "whisper",
+    }
+)
+"""Decoders of which none takes the places of its tokens: it counts them from the first column of a batch."""
+_COUNT_FROM_PADDING = frozenset(
+    {
+        "camembert",
+        "data2vec-text",
+        "roberta",
+        "roberta-prelayernorm",
+        "xlm-roberta",
+        "xlm-roberta-xl",
+        "xmod",
+    }
+)
+"""Kinds of models whose first place is the one behind the id of their padding token."""
 _OTHERS = {
+    "cpmant": "it reads a prompt of a task of its own before each text",
     "diffusion_gemma": "it writes texts by diffusion",
     "dream": "it writes texts by diffusion",
     "llada": "it writes texts by diffusion",
@@ -217,6 +250,13 @@ def why_not_usable(config: Mapping[str, Any], *, for_values: bool = False) -> st
         return f"{kind} is an encoder with a decoder, and prompts are continued here by decoders alone. {_INSTEAD}"
     if kind in _ENCODERS and not config.get("is_decoder"):
         return f"{kind} is an encoder, which writes no texts. {_INSTEAD}"
+    if kind in _COUNT_BESIDE_OTHERS:
+        return (
+            f"{kind} takes no positions of tokens and counts them from the longest text of a batch, so what it "
+            f"writes would follow from what stands beside it. {_INSTEAD}"
+        )
+    if kind in _COUNT_FROM_PADDING:
+        return f"{kind} counts positions from the id of its padding token, and here they begin at 0. {_INSTEAD}"
     built = [name for name in config.get("architectures") or () if isinstance(name, str)]
     # Code that comes with a model may call its classes anything.
     if for_values or not built or "auto_map" in config or any(name.endswith(_GENERATING) for name in built):

@@ -202,6 +202,9 @@ def value_model_from(
         atoms: Rewards that the head has a distribution over; 1 is a single probability.
         take: Use the backbone itself, for which its language model is of no more use, in place of a copy. It stays
             in the type that it has.
+
+    Raises:
+        JobError: The language model lacks weights that transformers gives its kind where nothing is written.
     """
     inner = _body(backbone)
     config = inner.config if take else copy.deepcopy(inner.config)
@@ -213,11 +216,23 @@ def value_model_from(
     if take:
         without_dropout(inner)
     else:
-        model.backbone.load_state_dict(inner.state_dict())
+        _copy_weights(inner, model.backbone)
         model.float()
     nn.init.zeros_(model.head.weight)
     nn.init.zeros_(model.head.bias)
     return model
+
+
+def _copy_weights(source: PreTrainedModel, target: PreTrainedModel) -> None:
+    try:
+        target.load_state_dict(source.state_dict())
+    except RuntimeError as error:
+        odd = sorted(set(source.state_dict()) ^ set(target.state_dict()))
+        raise JobError(
+            f"a value model cannot start from the {type(source).__name__} of this language model: what "
+            f"transformers makes of its configuration has other weights ({', '.join(odd[:3])}). Choose a causal "
+            "language model, such as Qwen, Llama, Gemma or Mamba."
+        ) from error
 
 
 def _body(model: PreTrainedModel) -> PreTrainedModel:

@@ -237,11 +237,28 @@ def test_of_a_hub_id_no_machine_guesses_the_attention() -> None:
             {"model_type": "bert", "architectures": ["BertForMaskedLM"]},
             "bert is an encoder, which writes no texts",
         ),
+        ({"model_type": "bert-generation"}, "bert-generation is an encoder"),
+        ({"model_type": "bart", "architectures": ["BartForCausalLM"]}, "bart takes no positions of tokens and"),
+        (
+            {"model_type": "roberta", "is_decoder": True, "architectures": ["RobertaForCausalLM"]},
+            "roberta counts positions from the id of its padding token",
+        ),
+        ({"model_type": "cpmant"}, "it reads a prompt of a task of its own before each text"),
         ({"model_type": "llada"}, "it writes texts by diffusion"),
         ({"architectures": ["GPT2ForSequenceClassification"]}, "saved as GPT2ForSequenceClassification, without"),
         ({"model_type": "no_such_family"}, r"knows no models of the type 'no_such_family'.* pip install -U"),
     ],
-    ids=["encoder-decoder", "encoder", "diffusion", "reward model", "unknown"],
+    ids=[
+        "encoder-decoder",
+        "encoder",
+        "another encoder",
+        "half of an encoder-decoder",
+        "decoder that was an encoder",
+        "a task's prompt",
+        "diffusion",
+        "reward model",
+        "unknown",
+    ],
 )
 def test_what_continues_no_texts_is_refused_before_anything_starts(
     tmp_path: Path, config: dict[str, object], said: str

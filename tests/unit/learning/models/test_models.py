@@ -5,7 +5,15 @@ from pathlib import Path
 
 import pytest
 import torch
-from transformers import AutoModel, AutoTokenizer, GPT2Config, GPT2LMHeadModel, GPT2Model
+from transformers import (
+    AutoModel,
+    AutoTokenizer,
+    BertConfig,
+    BertLMHeadModel,
+    GPT2Config,
+    GPT2LMHeadModel,
+    GPT2Model,
+)
 
 from pipeline.config.schema import SystemConfig
 from pipeline.errors import JobError
@@ -30,6 +38,13 @@ def reference() -> GPT2LMHeadModel:
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)
         return GPT2LMHeadModel(config).eval()
+
+
+def test_a_language_model_that_lacks_weights_of_its_kind_makes_no_value_model() -> None:
+    sizes = {"hidden_size": 16, "intermediate_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2}
+    model = BertLMHeadModel(BertConfig(is_decoder=True, vocab_size=13, **sizes))
+    with pytest.raises(JobError, match=r"cannot start from the BertModel .* other weights \(pooler"):
+        value_model_from(model, HeadType.v)
 
 
 @pytest.mark.parametrize("head", [HeadType.v, HeadType.q])
