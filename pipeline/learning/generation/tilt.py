@@ -209,9 +209,12 @@ def guided_logprobs(candidates: Candidates, values: Tensor, tilt: Tilt) -> Tenso
     Args:
         candidates: Of the step.
         values: Their value logits z, shape [B, K], or [B, K, n] with n atoms; of no meaning in a pooled column.
+            Of a row with an infinite one nothing is a number, whatever a rule would make of it.
         tilt: Settings of guidance.
     """
     offsets = tilt.offset(values.float())
+    infinite = values.isinf()  # marked behind the rule, whose kernels round by the layout of what they read
+    offsets = offsets.masked_fill(infinite.any(-1) if infinite.ndim > offsets.ndim else infinite, math.nan)
     if candidates.pooled:
         offsets = F.pad(offsets[:, :-1], (0, 1))
     tilted = (candidates.logprobs + offsets).log_softmax(-1)

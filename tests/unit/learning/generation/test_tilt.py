@@ -7,9 +7,11 @@ import torch
 
 from pipeline.learning.choices import Others
 from pipeline.learning.generation.tilt import (
+    KnownOffset,
     Tilt,
     bernoulli_offset,
     draw_columns,
+    expected_offset,
     find_candidates,
     full_row,
     guided_logprobs,
@@ -150,6 +152,24 @@ def test_offsets_are_finite_for_any_value() -> None:
     z = torch.tensor([-1e6, 1e6])
     for eta in (0.01, 0.1, 10.0):
         assert bernoulli_offset(eta)(z).isfinite().all()
+
+
+def test_offsets_are_off_by_no_more_than_is_said() -> None:
+    z = 5 * torch.randn(1000, generator=torch.Generator().manual_seed(0))
+    for ratio in (1.0, 1e4, 1e6):
+        offset = bernoulli_offset(100 / ratio, -50.0, 50.0)
+        assert (offset(z) - offset(z.double())).abs().max() <= max(1e-5, 1e-7 * ratio)
+
+
+@pytest.mark.parametrize("broken", [math.inf, -math.inf, math.nan])
+@pytest.mark.parametrize("offset", [preference_offset(0.5), bernoulli_offset(0.5), expected_offset(0.5)])
+def test_of_a_row_with_an_infinite_value_nothing_is_a_number(offset: KnownOffset, broken: float) -> None:
+    logprobs = torch.zeros(2, 4).log_softmax(-1)
+    values = torch.tensor([[0.0, broken, 1.0], [0.0, 2.0, 1.0]])
+    tilt = Tilt(offset, top_k=3)
+    guided = guided_logprobs(find_candidates(logprobs, tilt), values, tilt)
+    assert guided[0].isnan().all()
+    assert guided[1].isfinite().all()
 
 
 def test_candidates_are_the_likeliest_and_always_one() -> None:
