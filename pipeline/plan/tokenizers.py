@@ -22,7 +22,7 @@ from pipeline.learning.datasets.hub import in_cache
 from pipeline.learning.datasets.registry import load_dataset
 from pipeline.learning.datasets.validate import check_demonstrations, demonstration_length
 from pipeline.learning.models.kinds import TinyModelConfig
-from pipeline.plan.models import LARGEST_CONFIG, is_gguf, read_json_file, reason
+from pipeline.plan.models import CONFIG, LARGEST_CONFIG, is_gguf, read_json_file, reason
 
 FILE = "tokenizer.json"
 TOKENS = "tokenizer.ggml.tokens"
@@ -53,6 +53,7 @@ def check_tokenizers(config: Config) -> None:
         if model.value_path is None:
             continue
         value = read_vocabulary(f"models.{name}.value_path", model.value_path)
+        _check_rows(f"models.{name}.value_path={model.value_path}", model.value_path, value)
         for reference, vocabulary in _reference_vocabularies(name, model, config):
             difference = _difference(vocabulary, value)
             if difference:
@@ -61,6 +62,24 @@ def check_tokenizers(config: Config) -> None:
                     f"no tokenizer: {difference}. Choose a value model of the same family, or value_path=null "
                     "for a copy of the reference."
                 )
+
+
+def _check_rows(given: str, path: str, vocabulary: Mapping[str, int]) -> None:
+    """Refuse a model that has no weights for some tokens of its tokenizer, as one to which tokens were added."""
+    file = Path(path) / CONFIG
+    file = file if file.is_file() else in_cache(path, CONFIG) or file
+    try:
+        config = read_json_file(file, LARGEST_CONFIG)
+    except (OSError, ForeignDataError):
+        return  # of a GGUF file; what is wrong with others is told where models are checked
+    inner = config.get("text_config")
+    rows = (inner if isinstance(inner, dict) else config).get("vocab_size")
+    tokens = max(vocabulary.values(), default=-1) + 1
+    if isinstance(rows, int) and rows < tokens:
+        raise ConfigError(
+            f"{given}: its tokenizer has {tokens:,} tokens and its embedding {rows:,} rows, so it cannot read "
+            "all of them. Choose another model, or save this one after resize_token_embeddings of transformers."
+        )
 
 
 def check_chat_templates(config: Config) -> None:

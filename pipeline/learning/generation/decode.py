@@ -164,6 +164,7 @@ class _Slots:
             self.guide,
             None if guidance is None else guidance.tilt,
             self.some_likeliest,
+            None if guidance is None else guidance.model.vocabulary,
         )
         self.recorded = self._recorded()
         self.staged = np.zeros(0, np.int64)  # samples whose prompt is read and which have no slot yet

@@ -6,6 +6,8 @@ measured against it by `benchmarks/generation.py`. With it, `model.generate` of 
 
 from __future__ import annotations
 
+import math
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor
@@ -62,10 +64,12 @@ class GuidedLogitsProcessor(LogitsProcessor):
         Returns:
             Log-probabilities of the guided policy, shape [B, V].
         """
-        logprobs = policy_logprobs(scores, self.temperature, self.top_p)
+        known = scores[:, : self.model.vocabulary]
+        logprobs = policy_logprobs(known, self.temperature, self.top_p)
         candidates = find_candidates(logprobs, self.tilt)
         values = self._values(input_ids, candidates.ids)
-        return full_row(logprobs, candidates, guided_logprobs(candidates, values, self.tilt), self.tilt)
+        found = full_row(logprobs, candidates, guided_logprobs(candidates, values, self.tilt), self.tilt)
+        return F.pad(found, (0, scores.shape[1] - known.shape[1]), value=-math.inf)
 
     def _values(self, prefix: Tensor, candidates: Tensor) -> Tensor:
         if self.model.config.head == HeadType.q.name:

@@ -48,6 +48,8 @@ class Taking:
         guide: Knows the values; None guides by nothing.
         tilt: What they do; None without a guide.
         some_likeliest: Whether there may be rows without draws beside others that have some.
+        vocabulary: Tokens that may be taken, the first ones; None for all that the policy has logits of. A value
+            model may have fewer of those that fill up an embedding and stand for no text.
     """
 
     temperature: float
@@ -55,6 +57,7 @@ class Taking:
     guide: Guide | None
     tilt: Tilt | None
     some_likeliest: bool
+    vocabulary: int | None = None
 
     def __call__(self, logits: Tensor, draws: Tensor | None) -> Taken:
         """The next token of every row.
@@ -63,7 +66,7 @@ class Taking:
             logits: Of the policy, shape [n, V].
             draws: Shape [streams, n]; None takes the likeliest.
         """
-        whole = policy_logprobs(logits, self.temperature)
+        whole = policy_logprobs(logits[:, : self.vocabulary], self.temperature)
         logprobs = nucleus(whole, self.top_p)
         kl = nucleus_kl(whole, logprobs) if self.top_p < 1.0 else None
         asked = None

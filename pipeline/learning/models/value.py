@@ -96,6 +96,13 @@ class ValueModel(PreTrainedModel):
             self.backbone = made
             self.head.to(dtype=made.dtype, device=made.device)
 
+    @property
+    def vocabulary(self) -> int:
+        """Tokens that it can read."""
+        assert isinstance(self.config.backbone, PreTrainedConfig)
+        size: int = self.config.backbone.get_text_config().vocab_size
+        return size
+
     def save_pretrained(  # type: ignore[override]
         self, save_directory: str | os.PathLike[str], **options: Any
     ) -> None:

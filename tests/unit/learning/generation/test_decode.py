@@ -18,6 +18,7 @@ from pipeline.learning.generation.sampling import draw_tokens, policy_logprobs, 
 from pipeline.learning.generation.slow_guide import GuidedLogitsProcessor
 from pipeline.learning.generation.tilt import Tilt, bernoulli_offset, preference_offset
 from pipeline.learning.models.value import ValueModel, value_model_from
+from tests.unit.learning.generation.conftest import VOCABULARY, language_model
 
 MakeValue = Callable[[PreTrainedModel, HeadType], ValueModel]
 STEPS = 7
@@ -160,6 +161,26 @@ def test_plain_decoding_equals_decoding_without_a_cache(model: PreTrainedModel) 
 
 
 # Batches with the other head draw what slots do, as `test_in_slots` has it.
+@pytest.mark.parametrize("head", HeadType)
+@torch.inference_mode()
+def test_tokens_that_the_value_model_cannot_read_are_not_taken(make_value: MakeValue, head: HeadType) -> None:
+    """Embeddings of a family are filled up to different sizes; of what fills them up nothing is drawn."""
+    model = language_model("llama")
+    guidance = Guidance(make_value(model, head), TILTS["others kept"])
+    expected = run(model, some_prompts(), guidance=guidance)
+    wide = language_model("llama")
+    wide.resize_token_embeddings(VOCABULARY + 3, mean_resizing=False)
+    wide.lm_head.weight[VOCABULARY:] = 3 * wide.lm_head.weight[4:7]
+    assert any(token >= VOCABULARY for tokens in run(wide, some_prompts()).tokens for token in tokens)
+    found = run(wide, some_prompts(), guidance=guidance)
+    assert found.tokens == expected.tokens
+    np.testing.assert_allclose(found.kl, expected.kl, atol=1e-4)
+    scores = wide(torch.tensor([[1, 2]])).logits[:, -1]
+    row = GuidedLogitsProcessor(guidance.model, guidance.tilt)(torch.tensor([[1, 2]]), scores)
+    assert row.shape == scores.shape
+    assert row[:, VOCABULARY:].isneginf().all()
+
+
 @pytest.mark.parametrize(
     ("model", "head", "in_slots", "name"),
     [

@@ -177,6 +177,18 @@ def test_a_value_model_of_another_family_is_refused(gguf_file: Path, folder: Pat
         check_tokenizers(load_config([*request, f"models.hf.path={folder}", f"models.hf.value_path={other}"]))
 
 
+def test_so_is_one_that_has_no_weights_for_some_tokens(folder: Path, tmp_path: Path) -> None:
+    value = tmp_path / "value"
+    shutil.copytree(folder, value)
+    config = json.loads((value / "config.json").read_text())
+    request = ["experiment.name=t", "model=hf", f"models.hf.path={folder}", f"models.hf.value_path={value}"]
+    (value / "config.json").write_text(json.dumps({**config, "vocab_size": len(TOKENS)}))
+    check_tokenizers(load_config(request))
+    (value / "config.json").write_text(json.dumps({**config, "vocab_size": len(TOKENS) - 1}))
+    with pytest.raises(ConfigError, match=f"has {len(TOKENS)} tokens and its embedding {len(TOKENS) - 1} rows"):
+        check_tokenizers(load_config(request))
+
+
 def test_a_reference_is_found_where_it_is_now(folder: Path, tmp_path: Path) -> None:
     first, second, out = tmp_path / "first", tmp_path / "second", tmp_path / "out"
     shutil.copytree(folder, first)
