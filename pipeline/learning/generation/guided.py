@@ -319,7 +319,7 @@ def _several(prompts: Prompt | Sequence[Prompt]) -> Sequence[Prompt]:
 def _whole(options: Options, name: str, default: int, *, least: int) -> int:
     value = options.get(name, default)
     if isinstance(value, bool) or not isinstance(value, int) or not least <= value <= LARGEST_SEED:
-        raise ConfigError(f"{name}={value!r}: must be a whole number, {least} or more")
+        raise ConfigError(f"{name}={value!r}: must be a whole number, {least} or more, {LARGEST_SEED:,} at most")
     return value
 
 

@@ -12,6 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 from transformers import PreTrainedModel
 
+from pipeline.errors import DataError
 from pipeline.learning.generation.sampling import Keys, uniforms
 from pipeline.learning.models.flops import Pass, continued, model_cost, spend, whole_texts
 from pipeline.learning.models.value import ValueModel
@@ -75,6 +76,8 @@ class Work:
     ) -> None:
         self.prompts, self.budgets, self.samples = prompts, budgets, samples
         self.lengths = np.array([len(prompt) for prompt in prompts], np.int64)
+        if (empty := np.flatnonzero((self.lengths == 0) & (budgets > 0))).size:
+            raise DataError(f"prompt {empty[0]} has no tokens, so there is nothing that a model could go on from")
         self.tokens: list[list[int]] = [[] for _ in range(len(prompts) * samples)]
         self.kl = np.zeros(len(self.tokens))
         self.candidates = np.zeros((len(self.tokens), 2), np.int64)

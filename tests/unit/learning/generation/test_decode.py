@@ -10,6 +10,7 @@ from scipy.stats import chisquare
 from torch import Tensor
 from transformers import PreTrainedModel
 
+from pipeline.errors import DataError
 from pipeline.learning.choices import HeadType, Others
 from pipeline.learning.generation import decode as decoding
 from pipeline.learning.generation import guides, row_models
@@ -364,6 +365,12 @@ def test_decoding_leaves_global_generators_alone(model: PreTrainedModel) -> None
     before = torch.random.get_rng_state()
     run(model, some_prompts())
     assert torch.equal(before, torch.random.get_rng_state())
+
+
+def test_a_prompt_without_tokens_is_refused_also_beside_others(model: PreTrainedModel) -> None:
+    with pytest.raises(DataError, match="prompt 1 has no tokens"):
+        run(model, [[1, 2], []])
+    assert run(model, [[1, 2], []], budgets=[1, 0]).tokens[1] == []
 
 
 def test_no_prompts_are_no_completions(model: PreTrainedModel) -> None:

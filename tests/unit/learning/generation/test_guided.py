@@ -191,6 +191,7 @@ def test_a_rule_of_ones_own_must_be_given() -> None:
         ({"n": 0}, "n=0: must be a whole number, 1 or more"),
         ({"n": 1.5}, "n=1.5"),
         ({"seed": -1}, "seed=-1: must be a whole number, 0 or more"),
+        ({"seed": 2**64}, "seed=18446744073709551616: .* 0 or more, 9,223,372,036,854,775,807 at most"),
         ({"max_new_tokens": 0}, "max_new_tokens=0"),
         ({"temperature": 0}, "temperature=0: must be a number, 1e-06 or more, 1e\\+06 at most"),
         ({"top_p": 1.5}, "top_p=1.5: must be a number, 1e-06 or more, 1 at most"),
