@@ -6,7 +6,8 @@ cannot read such rows are given rows that begin together, and the finished ones 
 
 Prompts, budgets, the number of slots and the tokens that are drawn decide what is computed together. No clock and
 no other job has a part in it, so the same work is the same bytes wherever it is done. A draw belongs to its sample
-(`sampling`), so what is drawn does not depend on neighbours.
+(`sampling`), whatever its neighbours are. How many there are may round what it is drawn from otherwise, so another
+number of slots may give other tokens: seldom in float32, often in bfloat16 (`benchmarks/flips.py`).
 
 Shapes: N samples in all, R slots, n rows that are alive, k steps since tokens were looked at, V tokens of the
 vocabulary.

@@ -1,7 +1,9 @@
 """Random draws that belong to a sample, and the policy's distribution they are drawn from.
 
-A draw is a hash of (seed, stream, row, sample, step), never the next number of a shared generator. Text therefore
-does not depend on the order of samples, on batches, on shards or on the number of workers.
+A draw is a hash of (seed, stream, row, sample, step), never the next number of a shared generator. It therefore
+does not depend on the order of samples, on batches, on shards or on the number of workers. The token that it falls
+on does so no more than the distribution, which more or fewer rows beside it may round otherwise
+(`benchmarks/flips.py`).
 
 Shapes: B rows being decoded, V tokens of the vocabulary.
 """
