@@ -10,6 +10,9 @@ from pipeline.config.fields import hint, number
 LOCAL = "local"
 """A cluster of this machine alone, started for the run and ended with it."""
 
+AUTO = "auto"
+"""The cluster that this machine is a node of."""
+
 CLIENT = "ray://"
 """What the address of a proxy of Ray Client begins with."""
 

@@ -1,0 +1,96 @@
+"""Whether there is a Ray at an address, asked before Ray's library is: that waits for minutes, deaf to Ctrl-C."""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import subprocess
+import sys
+from typing import NamedTuple
+from urllib.parse import urlsplit
+
+from pipeline.config.ray import AUTO, CLIENT, LOCAL
+from pipeline.errors import WorkerError
+
+_CONNECT_S = 5.0
+_ANSWER_S = 10
+_START_S = 120.0
+"""What a process that asks is given to be there: it imports Ray, perhaps from a disk that many read at once."""
+_SHOWN = 200
+_ASK = """
+import signal, sys
+kind, address, seconds = sys.argv[1:]
+try:
+    if kind == "client":
+        import grpc
+    else:
+        from ray._raylet import GcsClient
+except ImportError:
+    sys.exit(0)
+signal.alarm(int(seconds))
+if kind == "client":
+    grpc.channel_ready_future(grpc.insecure_channel(address)).result()
+else:
+    try:
+        GcsClient(address=address)
+    except Exception as error:
+        print(error)
+        sys.exit(1)
+"""
+"""The alarm ends it wherever it waits. In this process a client whose head does not answer would end all of it."""
+
+
+class Endpoint(NamedTuple):
+    """Where something takes connections."""
+
+    host: str
+    port: int
+
+    def __str__(self) -> str:
+        return f"[{self.host}]:{self.port}" if ":" in self.host else f"{self.host}:{self.port}"
+
+
+def endpoint_of(address: str) -> Endpoint | None:
+    """What `execution.ray.address` names, as far as it names a host and a port."""
+    if address == AUTO:
+        address = os.environ.get("RAY_ADDRESS", "")
+    try:
+        parts = urlsplit(address if "://" in address else f"//{address}")
+        return Endpoint(parts.hostname, parts.port) if parts.hostname and parts.port else None
+    except ValueError:  # no port at all
+        return None
+
+
+def check_reachable(address: str) -> None:
+    """See that a cluster answers where one is said to be, within seconds.
+
+    Raises:
+        WorkerError: None does.
+    """
+    if address == LOCAL or (endpoint := endpoint_of(address)) is None:
+        return
+    try:
+        with socket.create_connection(endpoint, _CONNECT_S):
+            pass
+    except OSError as error:
+        raise WorkerError(f"nothing takes connections at {endpoint}: {error.strerror or error}") from error
+    client = address.startswith(CLIENT)
+    if client and os.environ.get("RAY_USE_TLS", "0").lower() in ("1", "true"):
+        return  # certificates are Ray's to read
+    _ask(endpoint, "client" if client else "head")
+
+
+def _ask(endpoint: Endpoint, kind: str) -> None:
+    asked = [sys.executable, "-c", _ASK, kind, str(endpoint), str(_ANSWER_S)]
+    try:
+        answer = subprocess.run(asked, capture_output=True, text=True, timeout=_START_S, check=False)
+    except subprocess.TimeoutExpired:
+        raise WorkerError(f"whether {endpoint} is a cluster was not known after {_START_S:g} s") from None
+    if answer.returncode == -signal.SIGALRM:
+        raise WorkerError(
+            f"what is at {endpoint} does not answer as Ray does: host:port is that of `ray start --head --port`, "
+            "ray://host:port that of --ray-client-server-port"
+        )
+    if answer.returncode == 1 and (said := " ".join(answer.stdout.split())):
+        raise WorkerError(f"what is at {endpoint} says: {said[:_SHOWN]}")
