@@ -25,6 +25,7 @@ from pipeline.engine.workers.ray.host import POLLS, RAY_TOKEN, Host
 from pipeline.engine.workers.ray.reach import check_reachable
 from pipeline.engine.workers.reaper import Reaper
 from pipeline.errors import WorkerError
+from pipeline.machine import descendants
 
 _OBJECT_STORE_BYTES = 80 << 20
 """Messages are small and are never put there: the least that Ray takes, which it sets aside in memory."""
@@ -69,6 +70,7 @@ class RaySite:
     _closed: threading.Event = field(default_factory=threading.Event)
     _folder: Path | None = None
     _reaper: Reaper | None = None
+    _processes: set[descendants.Process] = field(default_factory=set)
 
     def open(self, reaper: Reaper) -> None:
         """Join the cluster, or start one.
@@ -100,6 +102,7 @@ class RaySite:
             self._reaper.watch_path(self._folder)
         total = {name: value * len(self.nodes) for name, value in self.resources.items()}
         seen = {"CUDA_VISIBLE_DEVICES": ",".join(self.visible)} if self.visible else {}
+        before = descendants.below(os.getpid())
         with _environment(seen), _on_loopback():
             _start(
                 self._ray,
@@ -113,6 +116,10 @@ class RaySite:
                 _node_ip_address="127.0.0.1",
                 **_common(self.settings),
             )
+        # What Ray's own processes have started outlasts them by a minute, and a head that is gone ends nobody.
+        self._processes = descendants.below(os.getpid()) - before
+        if self._reaper:
+            self._reaper.watch_processes(self._processes)
 
     def _watch_nodes(self) -> None:
         while not self._closed.wait(_NODES_S):
@@ -214,6 +221,10 @@ class RaySite:
             with _own_signals(), suppress(Exception):
                 self._ray.shutdown()
             self._joined = False
+        descendants.end(lambda: descendants.alive(self._processes))
+        if self._reaper:
+            self._reaper.forget_processes(self._processes)
+        self._processes = set()
         if self._folder is not None:
             shutil.rmtree(self._folder, ignore_errors=True)
             if self._reaper:
