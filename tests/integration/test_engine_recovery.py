@@ -16,6 +16,7 @@ import pytest
 from pipeline.config.schema import Backend, RetryConfig
 from pipeline.engine.journal import Journal, read_journal
 from pipeline.engine.scheduler.job_state import JobStatus
+from pipeline.engine.workers.pool import Pool
 from pipeline.errors import StoreError, WorkerError
 from tests.doubles.engine import HERE, Engine, job, key
 
@@ -86,6 +87,24 @@ def test_what_is_needed_to_mend_damage_is_made_again_too(engine: Engine, tmp_pat
     outcome = engine.run(*plan, stored=["a", "b"])
     assert set(outcome.jobs.values()) == {JobStatus.done}
     assert [event["job"] for event in engine.events("JobReopened")] == ["b", "a"]
+
+
+# -- where workers live ----------------------------------------------------------------------------------------
+
+
+def test_a_run_whose_workers_have_lost_their_place_ends_and_goes_on_later(
+    engine: Engine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    plan = (job("a"), job("b", needs=["a"]))
+    with monkeypatch.context() as later:
+        # As a Ray that has ended: known after the first job.
+        later.setattr(Pool, "lost", property(lambda _: "" if engine.store.problem(key("a")) else "no Ray"))
+        outcome = engine.run(*plan, backend=Backend.inline, workers=1)
+    assert (outcome.halted, outcome.jobs) == ("no Ray", {"a": JobStatus.done, "b": JobStatus.ready})
+    assert engine.journal[-1]["event"] == "RunFinished"
+    assert engine.events("AttemptFailed") == []
+    again = engine.run(*plan, backend=Backend.inline, workers=1, stored=["a"])
+    assert set(again.jobs.values()) == {JobStatus.done, JobStatus.stored}
 
 
 # -- disks -----------------------------------------------------------------------------------------------------

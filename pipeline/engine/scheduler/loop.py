@@ -209,7 +209,7 @@ class Loop:
     # -- what else there is to do ------------------------------------------------------------------------------
 
     def _halt(self) -> bool:
-        self.run.halted = self.run.halted or self.outside.broken
+        self.run.halted = self.run.halted or self.outside.broken or self.outside.pool.lost
         return bool(self.run.halted)
 
     def _check_progress_possible(self) -> None:

@@ -35,6 +35,8 @@ STACKS_S = 1.0
 """What a worker that hangs is given to write down its stacks before it is killed."""
 _TERMINATE_TIMEOUT_S = 5.0
 _KILL_TIMEOUT_S = 30.0
+_LOST_GRACE_S = 10.0
+"""What workers are given to end by themselves where their site is lost: they are soon lost too, and the engine."""
 
 Deliver = Callable[[int, FromWorker], None]
 
@@ -115,6 +117,11 @@ class Pool:
         for index in range(self.size):
             self._slots.append(Slot(self._make(index, self._reaper), index, came=index < self._there))
             self._begin(self._slots[index])
+
+    @property
+    def lost(self) -> str:
+        """Why no worker can live any more, in words, or ""."""
+        return self._site.lost if self._site else ""
 
     def watch_path(self, path: Path) -> None:
         """Have a folder or file removed even if this process is killed."""
@@ -214,10 +221,9 @@ class Pool:
         """
         self._stopping = True
         self.flush()
+        grace_s = min(self._stop_grace_s, _LOST_GRACE_S) if self.lost else self._stop_grace_s
         try:
-            for step, patience_s in zip(
-                _STEPS, (self._stop_grace_s, _TERMINATE_TIMEOUT_S, _KILL_TIMEOUT_S), strict=True
-            ):
+            for step, patience_s in zip(_STEPS, (grace_s, _TERMINATE_TIMEOUT_S, _KILL_TIMEOUT_S), strict=True):
                 for slot in self._living():
                     step(slot.worker)
                 # Once they are being killed there is nothing to hurry up.

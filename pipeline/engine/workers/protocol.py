@@ -18,6 +18,10 @@ Deliver = Callable[[FromWorker], None]
 class Site(Protocol):
     """Where the workers of a pool live, if it takes more than this machine."""
 
+    @property
+    def lost(self) -> str:
+        """Why no worker can live there any more, in words, or ""."""
+
     def open(self, reaper: Reaper) -> None:
         """Make it ready, before the first worker starts. Raises `WorkerError` where that fails."""
 

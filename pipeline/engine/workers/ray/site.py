@@ -23,6 +23,7 @@ from typing import Any
 from pipeline.config.ray import CLIENT, LOCAL, RayConfig
 from pipeline.engine.workers.ray.host import POLLS, RAY_TOKEN, Host
 from pipeline.engine.workers.ray.reach import check_reachable
+from pipeline.engine.workers.ray.watch import Watch, watch_of
 from pipeline.engine.workers.reaper import Reaper
 from pipeline.errors import WorkerError
 from pipeline.machine import descendants
@@ -70,6 +71,7 @@ class RaySite:
     _closed: threading.Event = field(default_factory=threading.Event)
     _folder: Path | None = None
     _reaper: Reaper | None = None
+    _watch: Watch | None = None
     _processes: set[descendants.Process] = field(default_factory=set)
 
     def open(self, reaper: Reaper) -> None:
@@ -88,6 +90,8 @@ class RaySite:
                     join(self._ray, self.settings)
                 self._joined = True
                 _quieten()
+                self._watch = watch_of(self._ray, self.settings.address)
+                self._watch.start()
                 self._present = len(self.nodes) - self.joining
                 if self.joining:
                     threading.Thread(target=self._watch_nodes, name="ray nodes", daemon=True).start()
@@ -120,6 +124,11 @@ class RaySite:
         self._processes = descendants.below(os.getpid()) - before
         if self._reaper:
             self._reaper.watch_processes(self._processes)
+
+    @property
+    def lost(self) -> str:
+        """Why no worker can live here any more, in words, or ""."""
+        return self._watch.lost if self._watch else ""
 
     def _watch_nodes(self) -> None:
         while not self._closed.wait(_NODES_S):
@@ -181,6 +190,8 @@ class RaySite:
         with self._lock:
             if self._actors.get(place) is actor:
                 del self._actors[place]
+        if self.lost:  # what is asked of Ray now is waited for in vain
+            return
         with suppress(Exception):  # Ray has errors of many kinds for what is gone already
             self._ray.kill(actor)
 
@@ -211,9 +222,11 @@ class RaySite:
     def close(self) -> None:
         """End what this engine has on the cluster; one that was started here ends."""
         self._closed.set()
+        if self._watch:
+            self._watch.close()
         for place, actor in list(self._actors.items()):
             self.drop(place, actor)
-        for group in self._groups.values():
+        for group in () if self.lost else self._groups.values():
             with suppress(Exception):  # as in `drop`
                 importlib.import_module("ray.util").remove_placement_group(group)
         self._groups.clear()

@@ -182,14 +182,19 @@ class RayWorker:
         """SIGKILL to the process and its group; if that is not answered, the actor with all that it has."""
         self._unwanted = True
         if not self._up:
-            if self._actor is not None:
-                self._site.drop(self._index, self._actor)
+            self._give_up()
         else:
             self._act("kill")
             if self._kill is None:
-                self._kill = threading.Timer(_KILL_S, self._site.drop, [self._index, self._actor])
+                self._kill = threading.Timer(_KILL_S, self._give_up)
                 self._kill.daemon = True
                 self._kill.start()
+
+    def _give_up(self) -> None:
+        if self._actor is not None:
+            self._site.drop(self._index, self._actor)
+        if how := self._site.lost:  # then no call is answered any more, and perhaps none fails
+            self._tell(WorkerExited(exit_code=None, how=how, elsewhere=True))
 
     def interrupt(self) -> None:
         """Nothing to do: jobs run elsewhere."""

@@ -383,6 +383,7 @@ class Elsewhere:
     def __init__(self, error: str = "") -> None:
         self.steps: list[str] = []
         self.error = error
+        self.lost = ""
 
     def open(self, reaper: object) -> None:
         self.steps.append(f"open, {len(Pretender.made)} made")
@@ -401,6 +402,20 @@ def test_where_workers_live_is_there_before_the_first_and_until_the_last() -> No
     with pytest.raises(WorkerError, match="no such cluster"):
         failing.start()
     failing.stop(lambda *_: None)
+
+
+def test_a_pool_tells_that_its_site_is_lost_and_has_little_patience_then() -> None:
+    site = Elsewhere()
+    pool = pool_of([READY], site=site, stop_grace_s=3600.0)
+    assert pool.lost == ""
+    pool.start()
+    site.lost = "the cluster is lost"
+    assert pool.lost == "the cluster is lost"
+    given: list[float] = []
+    pool._wait_for_end = lambda patience_s, *_: given.append(patience_s)  # type: ignore[method-assign]
+    with pytest.raises(WorkerError, match="did not end"):
+        pool.stop(lambda *_: None)
+    assert given[0] <= 10
 
 
 def test_workers_that_end_with_their_machine_do_not_end_the_run() -> None:

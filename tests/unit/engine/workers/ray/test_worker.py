@@ -96,6 +96,7 @@ class Site:
     def __init__(self) -> None:
         self.actors: list[Actor] = []
         self.ray = self
+        self.lost = ""
         self.node = threading.Event()
         self.node.set()
 
@@ -122,7 +123,7 @@ class Site:
 
     def drop(self, place: int, actor: Actor) -> None:
         assert actor is not None
-        if actor in self.actors:
+        if not self.lost and actor in self.actors:
             self.actors.remove(actor)
             # First, as a host that is being closed answers with errors of its own.
             actor.lose(NodeDiedError("The actor's node has died."))
@@ -251,6 +252,18 @@ def test_a_place_waits_for_its_node_and_ends_where_none_has_joined(site: Site, t
         team.wait_for(WorkerReady)
     finally:
         team.pool.stop(lambda _, message: team.heard.append(message))
+
+
+def test_a_worker_that_is_killed_is_over_though_no_call_is_answered(site: Site, tmp_path: Path) -> None:
+    """As where the head of a cluster is gone: new actors are waited for without end."""
+    waits = threading.Event()
+    site.get = lambda call: waits.wait()  # type: ignore[method-assign]
+    team = Team(site, tmp_path)
+    team.pool.start()
+    site.lost = "the cluster is lost"
+    team.pool.stop(lambda _, message: team.heard.append(message))
+    waits.set()
+    assert team.heard == [WorkerExited(exit_code=None, how="the cluster is lost", elsewhere=True)]
 
 
 def test_a_host_that_hears_nothing_of_its_engine_ends_with_all_that_it_has(
