@@ -193,6 +193,9 @@ def _check_ray(config: Config) -> None:
             "execution.backend=local"
         )
     check_fits_ray(config)
+    from pipeline.engine.workers.ray.settings import check_by_ray  # as above
+
+    check_by_ray(config.execution.ray)
 
 
 def check_fits_ray(config: Config) -> None:
@@ -203,6 +206,9 @@ def check_fits_ray(config: Config) -> None:
     """
     if config.execution.backend is not Backend.ray:
         return
+    from pipeline.engine.workers.ray.settings import check_settings  # as above
+
+    check_settings(config.execution.ray)
     if (asked := config.execution.jobs_per_device) != 1:
         raise ConfigError(
             f"execution.jobs_per_device={asked} with execution.backend=ray: Ray gives each worker a device of its "

@@ -6,6 +6,9 @@ from pathlib import Path
 import pytest
 
 from pipeline.commands.request import prepare
+from pipeline.config.schema import RayConfig
+from pipeline.engine.workers.ray import is_installed
+from pipeline.engine.workers.ray.settings import check_by_ray
 from pipeline.errors import ConfigError
 from tests.doubles.composing import quick_config
 
@@ -37,6 +40,21 @@ def test_a_working_folder_whose_name_is_no_utf8_is_refused(
             ["distributed.gpu_ids=[0]", "execution.ray.address=auto"],
             r"Ray chooses the GPUs of a cluster\. Say how many with distributed\.num_gpus",
         ),
+        (
+            True,
+            ["execution.ray.address=head"],
+            r"execution\.ray\.address=head: must be local, auto, host:port or ray://host:port",
+        ),
+        (
+            True,
+            ["execution.ray.runtime_env={env_vars: 3}"],
+            r"^execution\.ray\.runtime_env\.env_vars=3: must be a table of texts",
+        ),
+        (
+            True,
+            ["execution.ray.runtime_env={env_vars: {PYTHONPATH: 3}}"],
+            r"^execution\.ray\.runtime_env\.env_vars\.PYTHONPATH=3: must be a text; write \{'PYTHONPATH': '3'\}",
+        ),
     ],
 )
 def test_what_cannot_be_done_on_ray_is_refused_before_anything_starts(
@@ -45,3 +63,37 @@ def test_what_cannot_be_done_on_ray_is_refused_before_anything_starts(
     monkeypatch.setattr("pipeline.commands.request.is_installed", lambda: installed)
     with pytest.raises(ConfigError, match=said):
         prepare(quick_config(["experiment.name=x", f"output_dir={tmp_path}", "execution.backend=ray", *settings]))
+
+
+@pytest.mark.skipif(not is_installed(), reason="Ray is not installed: pip install -e '.[ray]'")
+@pytest.mark.parametrize(
+    ("asked", "said"),
+    [
+        (
+            {"nonsense": 1},
+            r"^execution\.ray\.runtime_env\.nonsense: Ray has no such setting\. Known: .*conda.*pip",
+        ),
+        ({"env_var": {}}, r"Did you mean 'env_vars'"),
+        ({"pip": 3}, r"^execution\.ray\.runtime_env=\{'pip': 3\}: Ray says: .*str or List"),
+        ({"working_dir": "/no/such"}, r"/no/such is not a valid path"),
+        ({"pip": ["a"], "conda": "b"}, r"cannot be specified at the same time\.$"),
+    ],
+)
+def test_what_the_installed_ray_does_not_know_of_an_environment_is_refused(
+    asked: dict[str, object], said: str
+) -> None:
+    with pytest.raises(ConfigError, match=said):
+        check_by_ray(RayConfig(address="head:6379", runtime_env=asked))
+
+
+@pytest.mark.skipif(not is_installed(), reason="Ray is not installed: pip install -e '.[ray]'")
+def test_an_environment_that_ray_knows_is_taken(monkeypatch: pytest.MonkeyPatch) -> None:
+    for asked in (
+        {},
+        {"env_vars": {"A": "3"}, "pip": ["x"]},
+        {"nsight": "default"},
+        {"config": {"eager_install": True}},
+    ):
+        check_by_ray(RayConfig(address="head:6379", runtime_env=asked))
+    monkeypatch.setenv("RAY_RUNTIME_ENV_PLUGINS", "[]")
+    check_by_ray(RayConfig(address="head:6379", runtime_env={"of_a_plugin": 1}))
