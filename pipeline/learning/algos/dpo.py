@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 from pipeline.config.bases import AlgoConfig
 from pipeline.config.fields import LARGEST_RATE, LARGEST_WEIGHT, number
 from pipeline.config.schema import Config
+from pipeline.errors import DataError
 from pipeline.learning.algos.base import JobContext, Stage, timed
 from pipeline.learning.algos.post_training import Anchor, PolicyAlgoConfig, PostTrainingAlgorithms
 from pipeline.learning.choices import DPOLoss
@@ -105,10 +106,11 @@ class DPO(PostTrainingAlgorithms):
             from pipeline.learning.algos import toolbox
             from pipeline.learning.algos.groups import PAIRS
             from pipeline.learning.algos.rounds import write_generation
+            from pipeline.learning.models.load import length_beside_others
             from pipeline.outputs.formats import Tally
         rows = toolbox.round_rows(ctx, toolbox.open_dataset(ctx))
-        _, tokenizer = toolbox.reference_model(ctx)
-        pairs = existing_sequences(rows, tokenizer)
+        model, tokenizer = toolbox.reference_model(ctx)
+        pairs = existing_sequences(rows, tokenizer, length_beside_others(model.config))
         pairs.save(ctx.out, PAIRS)
         ctx.progress(len(rows), total=len(rows))
         same = len(rows) - len(pairs) // 2
@@ -165,13 +167,21 @@ class DPO(PostTrainingAlgorithms):
             )
 
 
-def existing_sequences(rows: Sequence[Row], tokenizer: PreTrainedTokenizerBase) -> Sequences:
+def existing_sequences(
+    rows: Sequence[Row], tokenizer: PreTrainedTokenizerBase, context: int | None = None
+) -> Sequences:
     """The pairs of a preference dataset as token ids: prompt and answer, and what ends an answer.
 
     An answer is tokenized apart from its prompt, as a policy would write it after that prompt.
 
+    Args:
+        rows: Of the dataset.
+        tokenizer: Of the policy.
+        context: Tokens of the longest text that may stand beside others; None for no limit.
+
     Raises:
         JobError: A row has no pair.
+        DataError: A text does not fit.
     """
     from pipeline.learning.datasets.tokenized import encode_prompts
     from pipeline.learning.rewards.preference import existing_pairs
@@ -185,6 +195,11 @@ def existing_sequences(rows: Sequence[Row], tokenizer: PreTrainedTokenizerBase) 
             text = _ended(tokenizer, pair.prompt, answer)
             ids.append([*prompt, *tokenizer(text, add_special_tokens=False)["input_ids"]])
             starts.append(len(prompt))
+            if context is not None and len(ids[-1]) > context:
+                raise DataError(
+                    f"the prompt {str(pair.prompt)[:80]!r} and an answer of its pair are {len(ids[-1])} tokens, "
+                    f"and the model's context has room for {context}. Leave such rows out."
+                )
     return Sequences.of(ids, starts, [1.0, 0.0] * len(pairs))
 
 

@@ -294,6 +294,11 @@ def config_context(config: PreTrainedConfig) -> int | None:
     return min([length for length in (known, *_original_lengths(text)) if length is not None], default=None)
 
 
+def length_beside_others(config: PreTrainedConfig) -> int | None:
+    """Tokens beyond which a text would change what is computed of those beside it; None where it never does."""
+    return min(_original_lengths(config.get_text_config()), default=None)
+
+
 def _original_lengths(text: PreTrainedConfig) -> list[int]:
     """Lengths beyond which positions are read by other frequencies; of code that comes with a model as well."""
     ropes = getattr(text, "rope_parameters", None)

@@ -5,6 +5,7 @@ from collections.abc import Sequence
 import numpy as np
 import pytest
 
+from pipeline.errors import DataError
 from pipeline.learning.algos.dpo import existing_sequences
 from pipeline.learning.algos.groups import Groups
 from pipeline.learning.datasets.addition import Addition, AdditionConfig
@@ -97,7 +98,9 @@ def test_pairs_that_a_dataset_has(in_columns: bool) -> None:
         Row(number, "321+654=", texts) if in_columns else Row(number, "321+654=", {}, **texts)
         for number, texts in enumerate((answers, same))
     ]
-    found = existing_sequences(rows, tokenizer)
+    found = existing_sequences(rows, tokenizer, context=13)
+    with pytest.raises(DataError, match=r"'321\+654=' and an answer of its pair are 13 tokens, .* room for 12"):
+        existing_sequences(rows, tokenizer, context=12)
     assert found.labels.tolist() == [1, 0]
     assert found.starts.tolist() == [9, 9]
     assert found.ids.tolist() == [[10, 3, 2, 1, 11, 6, 5, 4, 12, *map(int, text)] for text in answers.values()]

@@ -38,6 +38,7 @@ from pipeline.learning.models.load import (
     context_length,
     end_ids,
     frozen,
+    length_beside_others,
     load_policy,
     load_tokenizer,
     load_value,
@@ -353,6 +354,13 @@ def test_a_context_ends_where_texts_would_follow_from_longer_ones_beside_them(
     config: PreTrainedConfig, context: int
 ) -> None:
     assert config_context(config) == context
+    assert length_beside_others(config) in (None, context)
+
+
+def test_only_with_longrope_a_text_changes_what_stands_beside_it() -> None:
+    long = LlamaConfig(hidden_size=4096, rope_parameters={**_LONG, "original_max_position_embeddings": 64})
+    assert length_beside_others(long) == 64
+    assert length_beside_others(LlamaConfig()) is None
 
 
 def test_a_build_of_torch_that_would_split_a_model_over_other_devices_says_so(
