@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import importlib
 import os
 import signal
 import socket
 import subprocess
 import sys
-from typing import NamedTuple
+from typing import Any, NamedTuple
 from urllib.parse import urlsplit
 
 from pipeline.config.ray import AUTO, CLIENT, LOCAL
@@ -18,6 +19,7 @@ _ANSWER_S = 10
 _START_S = 120.0
 """What a process that asks is given to be there: it imports Ray, perhaps from a disk that many read at once."""
 _SHOWN = 200
+_PORTS = "host:port is that of `ray start --head --port`, and ray://host:port that of --ray-client-server-port"
 _ASK = """
 import signal, sys
 kind, address, seconds = sys.argv[1:]
@@ -53,13 +55,25 @@ class Endpoint(NamedTuple):
 
 def endpoint_of(address: str) -> Endpoint | None:
     """What `execution.ray.address` names, as far as it names a host and a port."""
-    if address == AUTO:
-        address = os.environ.get("RAY_ADDRESS", "")
     try:
         parts = urlsplit(address if "://" in address else f"//{address}")
         return Endpoint(parts.hostname, parts.port) if parts.hostname and parts.port else None
     except ValueError:  # no port at all
         return None
+
+
+def resolved(address: str) -> str:
+    """Where Ray is going to look for a cluster: this machine's last one for `auto`, its own address for loopback.
+
+    Raises:
+        Exception: Ray knows of no cluster here.
+    """
+    if address == AUTO:
+        address = os.environ.get("RAY_ADDRESS") or AUTO
+    if "://" in address:
+        return address
+    services: Any = importlib.import_module("ray._private.services")
+    return str(services.canonicalize_bootstrap_address(address))
 
 
 def check_reachable(address: str) -> None:
@@ -88,9 +102,7 @@ def _ask(endpoint: Endpoint, kind: str) -> None:
     except subprocess.TimeoutExpired:
         raise WorkerError(f"whether {endpoint} is a cluster was not known after {_START_S:g} s") from None
     if answer.returncode == -signal.SIGALRM:
-        raise WorkerError(
-            f"what is at {endpoint} does not answer as Ray does: host:port is that of `ray start --head --port`, "
-            "ray://host:port that of --ray-client-server-port"
-        )
+        raise WorkerError(f"what is at {endpoint} does not answer as Ray does: {_PORTS}")
     if answer.returncode == 1 and (said := " ".join(answer.stdout.split())):
-        raise WorkerError(f"what is at {endpoint} says: {said[:_SHOWN]}")
+        hint = "" if "token" in said.lower() else f"; {_PORTS}"
+        raise WorkerError(f"what is at {endpoint} says '{said[:_SHOWN]}'{hint}")

@@ -22,7 +22,7 @@ from typing import Any
 
 from pipeline.config.ray import CLIENT, LOCAL, RayConfig
 from pipeline.engine.workers.ray.host import POLLS, RAY_TOKEN, Host
-from pipeline.engine.workers.ray.reach import check_reachable
+from pipeline.engine.workers.ray.reach import check_reachable, resolved
 from pipeline.engine.workers.ray.watch import Watch, watch_of
 from pipeline.engine.workers.reaper import Reaper
 from pipeline.errors import WorkerError
@@ -317,7 +317,7 @@ def _secret(settings: RayConfig) -> dict[str, str]:
 def join(ray: Any, settings: RayConfig) -> None:
     """Become a driver of a cluster that is there, unless this process is one already."""
     if not ray.is_initialized():
-        check_reachable(settings.address)
+        check_reachable(resolved(settings.address))
         ray.init(address=settings.address, **_common(settings))
 
 

@@ -12,8 +12,8 @@ from types import SimpleNamespace
 import pytest
 
 from pipeline.config.schema import RayConfig
-from pipeline.engine.workers.ray import reach
-from pipeline.engine.workers.ray.reach import Endpoint, check_reachable, endpoint_of
+from pipeline.engine.workers.ray import reach, site
+from pipeline.engine.workers.ray.reach import Endpoint, check_reachable, endpoint_of, resolved
 from pipeline.engine.workers.ray.site import cannot_join, join
 from pipeline.errors import WorkerError
 
@@ -41,18 +41,25 @@ def endpoint(server: socket.socket) -> Endpoint:
         ("head:port", "None"),
     ],
 )
-def test_what_an_address_names(address: str, found: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delenv("RAY_ADDRESS", raising=False)
+def test_what_an_address_names(address: str, found: str) -> None:
     assert str(endpoint_of(address)) == found
 
 
-def test_auto_is_where_the_environment_says(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("RAY_ADDRESS", "head:6379")
-    assert endpoint_of("auto") == ("head", 6379)
+def test_it_is_looked_for_where_ray_will(monkeypatch: pytest.MonkeyPatch) -> None:
+    places = {"auto": "10.0.0.7:6379", "localhost:6379": "10.0.0.7:6379"}
+    services = SimpleNamespace(canonicalize_bootstrap_address=places.__getitem__)
+    monkeypatch.setitem(sys.modules, "ray._private.services", services)  # type: ignore[misc]
+    monkeypatch.delenv("RAY_ADDRESS", raising=False)
+    assert resolved("auto") == resolved("localhost:6379") == "10.0.0.7:6379"
+    monkeypatch.setenv("RAY_ADDRESS", "ray://head:10001")
+    assert resolved("auto") == "ray://head:10001"
 
 
 @pytest.mark.parametrize("scheme", ["", "ray://"])
-def test_where_nothing_listens_no_ray_is_asked(scheme: str, server: socket.socket) -> None:
+def test_where_nothing_listens_no_ray_is_asked(
+    scheme: str, server: socket.socket, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(site, "resolved", str)
     address = f"{scheme}{endpoint(server)}"
     server.close()
     ray = SimpleNamespace(is_initialized=lambda: False)  # it has no `init`
@@ -70,7 +77,11 @@ def test_where_nothing_listens_no_ray_is_asked(scheme: str, server: socket.socke
             "signal.alarm(0); os.kill(os.getpid(), signal.SIGALRM)",
             "does not answer as Ray does: host:port is that of",
         ),
-        ("print('RPC error:'); print(' no such method'); sys.exit(1)", "says: RPC error: no such method$"),
+        (
+            "print('RPC error:'); print(' no such method'); sys.exit(1)",
+            "says 'RPC error: no such method'; host:port is",
+        ),
+        ("print('InvalidAuthToken: wrong'); sys.exit(1)", "says 'InvalidAuthToken: wrong'$"),
         ("raise ValueError('Ray has changed')", ""),  # then its own library is to say what is wrong
         ("sys.exit(0)", ""),
     ],
