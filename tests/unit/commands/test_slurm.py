@@ -140,7 +140,10 @@ def test_what_somebody_has_written_is_left_alone(here: Path) -> None:
         (["--ray", "--gres", "gpu:4", *RUN, "execution.ray.address=auto"], "the script brings the cluster up"),
         (["--ray", "--gres", "gpu:4", *RUN, "execution.backend=local"], "the script brings the cluster up"),
         (["--ray", "--gres", "gpu:4", *RUN, "execution.jobs_per_device=2"], "Ray gives each worker a device"),
-        (["--ray", "--gres", "gpu:4", *RUN, "training.gpus_per_job=8"], "and a node has 4: a job of more has all GPUs of several nodes"),
+        (
+            ["--ray", "--gres", "gpu:4", *RUN, "training.gpus_per_job=8"],
+            "and a node has 4: a job of more has all GPUs of several nodes",
+        ),
         (["--ray", "--nodes", "2", *RUN], "--ray without GPUs"),
         (["--array", "0-3", *RUN], "every task would do the same"),
         (["--out", "-", "--submit", *RUN], "--out - prints the script"),
