@@ -41,7 +41,7 @@ class Channel:
         self.closed = False
         self._socket = connection
         self._socket.setblocking(False)
-        self._max_bytes = max_bytes
+        self.max_bytes = max_bytes
         self._send_timeout_s = send_timeout_s
         self._lock = threading.Lock()
         self._partial = bytearray()
@@ -114,8 +114,8 @@ class Channel:
             yield bytes(self._partial) + line
             self._partial.clear()
         self._partial += rest
-        if len(self._partial) > self._max_bytes:
-            raise WorkerError(f"a message of more than {self._max_bytes} bytes on the worker's pipe")
+        if len(self._partial) > self.max_bytes:
+            raise WorkerError(f"a message of more than {self.max_bytes} bytes on the worker's pipe")
 
     def _wait_for_room(self, give_up: float | None) -> None:
         poll = select.poll()

@@ -273,14 +273,21 @@ class Room:
         return sorted(self._earliest_on(job_id, device) for device in devices)[width - 1]
 
     def first_nodes(self, job_id: str, among: Collection[int]) -> list[int]:
-        """Of some machines those of one size that a job of several could have first; [] where they are too few."""
+        """Those of some machines, all of one size, that a job of several could have first: as many as it takes.
+
+        Fewer where the others of that size are not among them.
+        """
         width = self._job(job_id).devices
         by_size: dict[int, list[tuple[float, int]]] = {}
-        for node in among:
+        for node in self._layout.devices_by_node:
             if (start_s := self.start_s(job_id, node)) < math.inf:
                 by_size.setdefault(self._layout.node_sizes[node], []).append((start_s, node))
-        enough = [sorted(found)[: width // size] for size, found in by_size.items() if width <= size * len(found)]
-        return [node for _, node in min(enough, key=lambda found: found[-1], default=[])]
+        options = []
+        for size, found in by_size.items():
+            if (takes := width // size) <= len(found):
+                left = sorted(one for one in found if one[1] in among)[:takes]
+                options.append((takes - len(left), left[-1:], left))
+        return [node for _, node in min(options, default=(0, [], []))[2]]
 
     def is_possible(self, job_id: str, node: int) -> bool:
         """Whether a machine has devices enough on which a job may run."""

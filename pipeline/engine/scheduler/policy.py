@@ -116,6 +116,8 @@ class _Draft:
         self._delaying_s: dict[object, float] = {}
         """Needs of a job -> how long one takes that delays it wherever it runs; 0 if there is no room at all."""
         self._retries: list[str] = []
+        self._settled: set[str] = set()
+        """Jobs that begin where they were promised a place, or wait for that."""
 
     @cached_property
     def _holders(self) -> Counter[str]:
@@ -127,12 +129,20 @@ class _Draft:
         for job_id, node in self.state.reserved.items():
             if self._could_ever(job_id):
                 self._promise(job_id, node)
+        # A job whose machine another one has taken is one like all that wait.
+        self._settled = set(self._promised.values())
         left: list[int] | None = None
         while left is None or len(self._promised) < len(left):
             # Where one starts elsewhere than promised, its machine is there for the others.
             left = list(self._promised)
             for job_id in dict.fromkeys(self._promised.values()):
                 self._start_promised(job_id)
+        for job_id in filter(self._is_spread, self.state.reserved):
+            if mine := self._promised_to(job_id):
+                # What was left by those that start now, before a less urgent one is promised it.
+                free = self.state.layout.devices_by_node.keys() - self._promised.keys() | set(mine)
+                self._promised = {node: one for node, one in self._promised.items() if one != job_id}
+                self._promised |= dict.fromkeys(self.room.first_nodes(job_id, free), job_id)
         self._retries = self._in_turn()
         if self.room.is_plain:
             self._fill_plainly()
@@ -160,7 +170,7 @@ class _Draft:
                 looked_at += bool(self._promised)
                 if all(self._known(*alike) and not self._may_promise(alike[0]) for alike in takes):
                     break
-                if job_id not in self.state.reserved and job_id not in given:
+                if job_id not in self._settled and job_id not in given:
                     self._consider(job_id)
                 if not self.room.idle or looked_at >= BACKFILL_DEPTH:
                     return
@@ -183,7 +193,7 @@ class _Draft:
             if not self.room.idle:
                 return
             (*_, job_id), number = heapq.heappop(heads)
-            answer = _Answer.delays if job_id in self.state.reserved else self._consider(job_id)
+            answer = _Answer.delays if job_id in self._settled else self._consider(job_id)
             looked_at += answer is _Answer.delays
             if answer is not _Answer.waits and (following := next(kinds[number], None)):
                 heapq.heappush(heads, (following, number))
@@ -201,7 +211,7 @@ class _Draft:
     def _in_turn(self) -> list[str]:
         """Jobs that are tried again, the most urgent last."""
         urgency = self.state.ready.urgency
-        waiting = [job_id for job_id in self.state.retries if job_id not in self.state.reserved]
+        waiting = [job_id for job_id in self.state.retries if job_id not in self._settled]
         return sorted(waiting, key=lambda job_id: (_reversed(urgency[job_id]), job_id), reverse=True)
 
     def _try_again(self, priority: float) -> None:
@@ -223,17 +233,19 @@ class _Draft:
 
     def _may_promise(self, kind: Kind) -> bool:
         """Whether a job of a kind that has to wait may be promised a place."""
-        return (kind[0] > 1 or not self.room.is_plain) and len(self._promised) < len(
-            self.state.layout.devices_by_node
-        )
+        machines = len(self.state.layout.devices_by_node)
+        return (kind[0] > 1 or not self.room.is_plain) and len(self._promised) < machines
 
     def _promise(self, job_id: str, node: int | None = None) -> None:
         """Promise it a machine on which nothing is promised: that of before, or where it could start first.
 
-        One that takes several machines is promised those that are idle first, found anew each time.
+        One that takes several machines is promised those that are idle first, found anew each time; where others
+        were promised too many, those that are left, so that it has more each time one of the others starts.
         """
         left = self.state.layout.devices_by_node.keys() - self._promised.keys()
-        if self.state.layout.is_spread(self._job(job_id).devices):
+        if self._is_spread(job_id):
+            if node is not None:  # those of other jobs of before are promised again to them, and not to this one
+                left -= {one for other, one in self.state.reserved.items() if not self._is_spread(other)}
             nodes = self.room.first_nodes(job_id, left)
             if nodes and node is None:
                 self.actions.append(Reserve(job_id, nodes[0]))
@@ -257,6 +269,9 @@ class _Draft:
                 self._promised_s.pop(node, None)
         else:
             self._promised |= dict.fromkeys(nodes, job_id)
+
+    def _is_spread(self, job_id: str) -> bool:
+        return self.state.layout.is_spread(self._job(job_id).devices)
 
     def _promised_to(self, job_id: str) -> list[int]:
         return [node for node, one in self._promised.items() if one == job_id]
@@ -309,8 +324,8 @@ class _Draft:
         return _Answer.delays if delaying_s else _Answer.waits
 
     def _take(self, job_id: str, seats: list[Seat]) -> None:
-        # In the order of workers, which is that of ranks.
-        leader, *members = sorted(seat.worker for seat in seats)
+        # In the order of workers on each machine, which is that of ranks.
+        leader, *members = sorted((seat.worker for seat in seats), key=lambda one: (self.room.node_of(one), one))
         emptied = tuple(sorted(worker for seat in seats for worker in seat.emptied))
         self.room.add(job_id, seats)
         self.actions.append(Start(job_id, leader, tuple(members), emptied))

@@ -32,6 +32,9 @@ _SILENT_S = 60.0
 """After so long without a word a machine is taken for lost: it says every few seconds that it is there."""
 _MAX_BYTES = 8 << 20
 """Of a line: the last word of a rank has two texts at most."""
+_HELLO_BYTES = 4096
+_MOST_GUESTS = 64
+"""Who has come and not said who it is: beyond so many the one that came first goes."""
 _END_S = TERMINATE_S + 5.0
 """What other machines are given to end their ranks and to remove what those have written."""
 
@@ -96,9 +99,12 @@ class FarRanks:
 
     def hear(self) -> None:
         """Take what has arrived."""
-        with suppress(BlockingIOError):
+        with suppress(OSError):  # nobody is there, or has gone again, or there is no descriptor for him
             connection, _ = self.listener.accept()
-            self._guests.append(Channel(connection, max_bytes=_MAX_BYTES, send_timeout_s=SEND_TIMEOUT_S))
+            self._guests.append(Channel(connection, max_bytes=_HELLO_BYTES, send_timeout_s=SEND_TIMEOUT_S))
+        for guest in self._guests[:-_MOST_GUESTS]:
+            guest.close()
+        self._guests = self._guests[-_MOST_GUESTS:]
         for guest in list(self._guests):
             self._welcome(guest)
         for machine in self._machines:
@@ -117,6 +123,7 @@ class FarRanks:
         if machine is None or machine.channel is not None:
             guest.close()
             return
+        guest.max_bytes = _MAX_BYTES
         machine.channel, machine.heard_s = guest, time.monotonic()
         for do in (Do(what="start", port=self.port), *(Do(what=what) for what in self._told)):
             _send(guest, do)

@@ -53,7 +53,7 @@ class Hello:
     """The first line to it."""
 
     part: int
-    secret: str
+    secret: Annotated[str, Meta(pattern="^[0-9a-f]{64}$")]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -123,11 +123,11 @@ def _connect(order: RunJob) -> tuple[Channel, Meeting, str] | None:
     try:
         meeting = read_json_file(meeting_path(order), Meeting)
         connection = socket.create_connection((meeting.address, meeting.port), SEND_TIMEOUT_S)
-    except (OSError, ForeignDataError):  # not there yet, or of an attempt that is over
+        here = str(connection.getsockname()[0])
+        channel = Channel(connection, max_bytes=MAX_MESSAGE_BYTES, send_timeout_s=SEND_TIMEOUT_S)
+        channel.send(line_of(Hello(part=order.part, secret=meeting.secret)))
+    except (OSError, WorkerError, ForeignDataError):  # not there yet, or of an attempt that is over
         return None
-    here = str(connection.getsockname()[0])
-    channel = Channel(connection, max_bytes=MAX_MESSAGE_BYTES, send_timeout_s=SEND_TIMEOUT_S)
-    channel.send(line_of(Hello(part=order.part, secret=meeting.secret)))
     return channel, meeting, here
 
 

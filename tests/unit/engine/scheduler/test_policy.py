@@ -303,8 +303,9 @@ def test_jobs_over_several_machines_have_whole_ones_and_start_when_they_were_pro
             if one.workers and job_id not in machines:
                 machines[job_id] = sorted(PAIRS.places[worker].node for worker in one.workers)
                 assert now_s <= promised.get(job_id, math.inf)
-        if (first := next(iter(state.reserved), None)) is not None:
-            # Those before it are gone by then, and others may not delay it: estimates are right.
+        if len(state.reserved) == 1:
+            (first,) = state.reserved
+            # All that runs has ended by then, and others may not delay it: estimates are right.
             ends = [one.sent_s + one.job.seconds for one in state.jobs.values() if one.workers]
             promised.setdefault(first, max([now_s, *ends]))
 
@@ -313,6 +314,17 @@ def test_jobs_over_several_machines_have_whole_ones_and_start_when_they_were_pro
     for job_id, nodes in machines.items():
         width = plan.jobs[job_id].devices
         assert all(nodes.count(node) == min(width, 2) for node in nodes), (job_id, nodes)
+
+
+def test_a_job_over_several_machines_does_not_wait_for_all_less_urgent_ones() -> None:
+    """Machines of three, on which those of two leave one idle: each is promised to another one at any time."""
+    threes = Layout(places=tuple(Place(label=str(at), node=at // 3) for at in range(6)))
+    seconds = [13, 7, 10, 10, 10, 10, 10, 10, 10, 10, 10, 10]
+    others = [wide(f"j{at}", 2, one) for at, one in enumerate(seconds)]
+    gate, gang = replace(job("gate"), priority=2), replace(wide("gang", 6, 10), priority=1)
+    plan = Plan([gate, gang, *others], [("gate", "gang")])
+    (start_s,) = [one.sent_s for one in simulate(plan, 6, layout=threes) if one.job_id == "gang"]
+    assert start_s <= 1 + 13 + 10  # the longest of those that ran, and one that was promised its place before
 
 
 @pytest.mark.parametrize(("width", "could"), [(3, False), (4, True), (5, False), (6, True), (8, False)])
