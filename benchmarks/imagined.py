@@ -189,6 +189,11 @@ class ImaginedPool(Pool):
 
     # -- what the engine asks of it ------------------------------------------------------------------------------
 
+    @property
+    def lost(self) -> str:
+        """Never."""
+        return ""
+
     def start(self) -> None:
         """Have all of them ready a moment later."""
         with self._imagining():

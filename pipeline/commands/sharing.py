@@ -93,7 +93,8 @@ def uploaded_before_end(request: Request, signals: StopSignals, console: Console
     if shared is None:
         return False
     if number := shared.uploads_left:
-        say(console, f"uploading {number:,} {'output' if number == 1 else 'outputs'} to the shared store", "dim")
+        what = f"{number:,} {'output' if number == 1 else 'outputs'}"
+        say(console, f"uploading {what} to the shared store; Ctrl-C leaves the rest to the next run", "dim")
     before = signals.times
     left = shared.conclude(
         lambda: signals.received is not None,

@@ -7,7 +7,7 @@ import random
 import socket
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager, nullcontext, suppress
 from io import BufferedReader
 from threading import Lock, Thread
 
@@ -34,7 +34,7 @@ class S3:
         self._server = ThreadedMotoServer(ip_address="127.0.0.1", port=0, verbose=False)
         self._server.start()
         self._listener = socket.create_server(("127.0.0.1", 0), backlog=64)
-        self._lock = Lock()
+        self._lock, self._writing = Lock(), Lock()
         self._fault: tuple[int, int, str] = (0, 0, "")
         self._share, self._draw = 0.0, random.Random()
         self.requests = self.disturbed = 0
@@ -83,7 +83,9 @@ class S3:
                 return
             if kind == "slow":
                 time.sleep(0.05)
-            answer = self._ask(head + b"Connection: close\r\n\r\n" + body)
+            # The server looks and writes in two steps, which S3 does in one.
+            with self._writing if b"if-none-match" in head.lower() else nullcontext():
+                answer = self._ask(head + b"Connection: close\r\n\r\n" + body)
             if kind != "dropped after":
                 client.sendall(answer)
 

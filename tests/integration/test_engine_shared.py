@@ -132,6 +132,7 @@ def test_an_experiment_on_two_machines(tmp_path: Path) -> None:
     """The whole command: the second machine computes nothing, says so before, and has the same results."""
     small = ["algos=[PITA]", "rounds_of_training=1", "models.tiny.steps=2", "execution.shard_size=1000"]
     one, other, url = tmp_path / "one", tmp_path / "other", f"file://{tmp_path}/shared"
+    (tmp_path / "shared").mkdir()
     run_here(one, *small, f"execution.shared_store={url}")
     said = run_here(other, *small, f"execution.shared_store={url}", "dry_run=true")
     assert "7 jobs: 7 stored (2 of them in the shared store, to be fetched), 0 to run on" in " ".join(said.split())

@@ -174,7 +174,7 @@ def run_headline(run: LoadedRun, now: float, engine: bool | None) -> Text:
     if view.halted:
         text.append(f" ({view.halted})")
     if state == "done" and counts.stored == counts.total:
-        text.append(", nothing ran: every output was stored before")
+        text.append(", nothing ran: every output was stored, or came from another run or machine")
     elif view.started is not None:
         text.append(f", {duration(view.elapsed_s(now, engine))}")
     told = run.progress

@@ -199,5 +199,5 @@ def test_a_run_in_which_nothing_ran_says_so(tmp_path: Path) -> None:
     run = WrittenRun(tmp_path, plan, stored=list(plan.jobs))
     run.end(stored=len(plan.jobs))
     result = CliRunner().invoke(app, ["status", "x", "--output-dir", str(tmp_path)])
-    assert "done, nothing ran: every output was stored before" in result.output
+    assert "done, nothing ran: every output was stored, or came from another run or machine" in result.output
     assert "nothing ran" in CliRunner().invoke(app, ["status", "--output-dir", str(tmp_path)]).output

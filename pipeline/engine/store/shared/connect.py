@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import os
 import secrets
+import shlex
 from contextlib import suppress
+from pathlib import Path
 
 from pipeline.engine.store.shared.address import KEY, is_folder, open_objects
 from pipeline.engine.store.shared.objects import Objects, RefusedError, UnreachableError, keeps_first
@@ -20,6 +22,7 @@ def look(url: str) -> tuple[set[str], str]:
     Raises:
         ConfigError: It may not be read, or there is no such place.
     """
+    _check_folder(url)
     try:
         return SharedOutputs(open_objects(url)).keys(), ""
     except RefusedError as error:
@@ -35,6 +38,7 @@ def connect(url: str) -> tuple[Objects, set[str], str]:
         ConfigError: It may not be written, there is no such place, or it does not make an object only where there
             is none.
     """
+    _check_folder(url)
     objects = open_objects(url)
     try:
         if not keeps_first(objects):
@@ -47,6 +51,15 @@ def connect(url: str) -> tuple[Objects, set[str], str]:
         raise _refused(url, error) from error
     except UnreachableError as error:
         return objects, set(), str(error)
+
+
+def _check_folder(url: str) -> None:
+    """Refuse a folder that is not there: a name that was mistyped, or a disk that is not mounted."""
+    if is_folder(url) and not Path(folder := url.removeprefix("file://")).is_dir():
+        raise ConfigError(
+            f"{KEY}={url}: there is no folder {folder}. Mount it, see that it is spelt right, or make it by "
+            f"mkdir -p {shlex.quote(folder)}"
+        )
 
 
 def name_of(store: Store) -> str:

@@ -28,6 +28,8 @@ _SECRETS = (
     *("FSSPEC_S3_KEY", "FSSPEC_S3_SECRET", "FSSPEC_S3_TOKEN", "FSSPEC_GCS_TOKEN", "FSSPEC_GS_TOKEN"),
 )
 _ENDS_BEFORE = re.compile(r"range (is )?not satisfiable", re.IGNORECASE)
+_SHORTEST_SECRET = 6
+"""What is shorter is no credential of anything, and would be found in every text."""
 _T = TypeVar("_T")
 
 
@@ -315,7 +317,7 @@ def said_of(error: Exception) -> str:
     silent = "no answer in time" if isinstance(error, TimeoutError) else type(error).__name__
     text = " ".join(str(error).split()) or silent
     for name in _SECRETS:
-        if secret := os.environ.get(name):
+        if len(secret := os.environ.get(name, "")) >= _SHORTEST_SECRET:
             text = text.replace(secret, "***")
     return "".join(char if char.isprintable() else "?" for char in text)[:200]
 

@@ -240,18 +240,19 @@ class Upload:
         with open_plain(path) as file:
             size = os.fstat(file.fileno()).st_size
             name = _file(self.key, self._name, self._sent)
-            self._objects.upload(name, _chunks(file, digest.update, on_bytes), size)
+            self._objects.upload(name, _chunks(file, digest.update, on_bytes, size), size)
         if size != expected["size"] or digest.hexdigest() != expected["sha256"]:
             raise NotWholeError(f"{path.name!r} does not have its checksum")
 
 
 def _chunks(
-    file: BufferedReader, take: Callable[[bytes], object], on_bytes: Callable[[], None]
+    file: BufferedReader, take: Callable[[bytes], object], on_bytes: Callable[[], None], size: int
 ) -> Iterator[bytes]:
     while chunk := file.read(CHUNK):
         take(chunk)
-        on_bytes()
         yield chunk
+        if size > CHUNK:  # only then is one sent before the next is asked for
+            on_bytes()
 
 
 def _entry(key: str) -> str:

@@ -174,6 +174,8 @@ def test_a_store_has_a_name_that_no_copy_of_it_has(tmp_path: Path) -> None:
 
 
 def test_of_a_folder_that_refuses_its_owner_and_mode_are_spoken_of(tmp_path: Path) -> None:
-    (tmp_path / "file").write_bytes(b"")
     with pytest.raises(ConfigError, match="owner, group and mode"):
-        connect("/proc/nowhere/x")
+        connect("/proc")
+    for ask in (look, connect):
+        with pytest.raises(ConfigError, match=r"there is no folder .*mkdir -p '.*not mounted'"):
+            ask(f"file://{tmp_path}/not mounted")

@@ -74,8 +74,11 @@ class Actor:
         self.calls: list[Call] = []
         self.lost: Exception | None = None
         self.queues: dict[str, queue.Queue[Call | None]] = {"": queue.Queue(), host.POLLS: queue.Queue()}
-        for calls in self.queues.values():
-            threading.Thread(target=self._serve, args=[calls], daemon=True).start()
+        self.threads = [
+            threading.Thread(target=self._serve, args=[calls], daemon=True) for calls in self.queues.values()
+        ]
+        for thread in self.threads:
+            thread.start()
 
     def _serve(self, calls: queue.Queue[Call | None]) -> None:
         while (call := calls.get()) is not None:
@@ -106,6 +109,8 @@ class Site:
         for actor in self.actors:
             for calls in actor.queues.values():
                 calls.put(None)
+            for thread in actor.threads:  # what is being started is there to be ended then
+                thread.join(PATIENCE_S)
             actor.host.close()
 
     def actor(self, place: int, told: dict[str, Any]) -> Actor:
@@ -260,9 +265,17 @@ def test_a_worker_that_is_killed_is_over_though_no_call_is_answered(site: Site, 
     site.get = lambda call: waits.wait()  # type: ignore[method-assign]
     team = Team(site, tmp_path)
     team.pool.start()
+    give_up = time.monotonic() + PATIENCE_S
+    while not (site.actors and site.actors[-1].calls) and time.monotonic() < give_up:
+        time.sleep(0.01)
     site.lost = "the cluster is lost"
     team.pool.stop(lambda _, message: team.heard.append(message))
     waits.set()
+    for actor in site.actors:  # its process goes with that of an actor, which is this one here
+        worker = actor.host._worker
+        if worker is not None and worker._child is not None:
+            worker._reaper = None  # that of the host is gone
+            worker._reap(worker._child)
     assert team.heard == [WorkerExited(exit_code=None, how="the cluster is lost", elsewhere=True)]
 
 
