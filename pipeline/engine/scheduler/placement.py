@@ -254,14 +254,10 @@ class Room:
 
     # -- later -------------------------------------------------------------------------------------------------
 
-    def starts_s(self, job_id: str) -> dict[int, float]:
-        """Machine -> when by the estimates a job could start there, with what runs and starts now."""
-        return {node: self.start_s(job_id, node) for node in self._layout.devices_by_node}
-
     def start_s(self, job_id: str, node: int) -> float:
-        """The same of one machine; infinite where the job has not enough devices there on which it may run.
+        """When by the estimates a job could start on a machine, with what runs and starts now.
 
-        Of a job that takes several machines: when this one is idle as a whole.
+        Infinite where it never could. Of a job that takes several machines: when this one is idle as a whole.
         """
         devices, width = self._allowed_on(job_id, node), self._job(job_id).devices
         if self._layout.is_spread(width):

@@ -19,8 +19,8 @@ starts, others may start there only if by their estimates that does not delay it
 could start or because enough is left for it then. The promise is kept even if more urgent jobs turn up, so it
 starts, estimates being right, as soon as enough of the jobs have ended that ran there when it was made, or
 sooner elsewhere. With one worker on each device, fewer of them are idle on each machine at any time at which a
-job is ready than the widest job needs. A job that is wider than any machine has whole ones, and is promised as
-many.
+job is ready than the widest job needs. A job that is wider than any machine has whole ones. It is promised those
+that no other was, and more as the others start; only once it has as many as it takes is a time kept for it.
 """
 
 from __future__ import annotations
@@ -28,13 +28,14 @@ from __future__ import annotations
 import heapq
 import math
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from enum import Enum
 from functools import cached_property
 
+from pipeline.engine.scheduler.by_models import by_models
 from pipeline.engine.scheduler.placement import Room, Seat
-from pipeline.engine.scheduler.ready import Bucket, Buckets, Kind, Urgency, kind_of
+from pipeline.engine.scheduler.ready import Buckets, Kind, Urgency, kind_of
 from pipeline.engine.scheduler.state import RunState
 from pipeline.engine.scheduler.worker_state import WorkerState
 from pipeline.plan.job import Job
@@ -160,9 +161,9 @@ class _Draft:
                 return
             given: set[str] = set()
             if devices == 1 and (free := self._unpromised()):
-                for action in _assign(bucket, free, lambda: self._holders):
-                    self._start(action)
-                    given.add(action.job_id)
+                for job_id, worker in by_models(bucket, free, lambda: self._holders):
+                    self._start(Start(job_id, worker))
+                    given.add(job_id)
             if devices == 1 and not (self._promised and self.room.idle):
                 continue
             takes = self.state.ready.takes[urgency, devices]
@@ -342,59 +343,3 @@ def _reversed(urgency: Urgency) -> Urgency:
     """What sorts the most urgent first."""
     priority, path_s = urgency
     return -priority, -path_s
-
-
-def _assign(
-    bucket: Bucket, idle: Mapping[int, WorkerState], count_holders: Callable[[], Counter[str]]
-) -> list[Start]:
-    """Spread one bucket over the idle workers: first by what they hold, then where it costs least."""
-    waiting, free = _Waiting(bucket), dict(idle)
-    actions = []
-    for worker in idle.values():
-        held = next((affinity for affinity in reversed(worker.holds) if affinity in waiting), None)
-        if held is not None:
-            actions.append(Start(waiting.take(held), worker.index))
-            del free[worker.index]
-    while free and (models := waiting.affinities()):
-        holders = count_holders()
-        # A model that few workers hold: two models for two workers rather than both on each.
-        affinity = min(models, key=lambda name: holders[name])
-        # A worker that holds little, so that no other is pushed out of its memory.
-        worker = min(free.values(), key=lambda candidate: (len(candidate.holds), candidate.index))
-        actions.append(Start(waiting.take(affinity), worker.index))
-        holders[affinity] += 1
-        del free[worker.index]
-    return actions
-
-
-class _Waiting:
-    """The jobs of one bucket that are not given away yet. Looks only at those models that are asked for."""
-
-    def __init__(self, bucket: Bucket) -> None:
-        self._bucket = bucket
-        self._begun: dict[str, tuple[str, Iterator[str]]] = {}
-        self._gone: set[str] = set()
-
-    def __contains__(self, affinity: str) -> bool:
-        return affinity in self._bucket and affinity not in self._gone
-
-    def affinities(self) -> list[str]:
-        """Models of which there is a job, in the order in which their first ones became ready."""
-        return [name for name in self._bucket if name not in self._gone]
-
-    def first(self, affinity: str) -> str:
-        """The next job with a model."""
-        if affinity not in self._begun:
-            job_ids = iter(self._bucket[affinity])
-            self._begun[affinity] = next(job_ids), job_ids
-        return self._begun[affinity][0]
-
-    def take(self, affinity: str) -> str:
-        """Give it away."""
-        job_id, job_ids = self.first(affinity), self._begun[affinity][1]
-        following = next(job_ids, None)
-        if following is None:
-            self._gone.add(affinity)
-        else:
-            self._begun[affinity] = following, job_ids
-        return job_id

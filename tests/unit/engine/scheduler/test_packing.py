@@ -337,7 +337,8 @@ def test_what_is_promised_a_place_has_it_when_it_should() -> None:
 
         def watch(state: RunState, now_s: float, promised: dict[str, float] = promised) -> None:
             for name in state.reserved.keys() - promised.keys():
-                promised[name] = min(Room(state, now_s).starts_s(name).values())
+                room = Room(state, now_s)
+                promised[name] = min(room.start_s(name, node) for node in state.layout.devices_by_node)
 
         started = {one.job_id: one.sent_s for one in simulate(plan, 0, watch=watch, layout=where)}
         assert all(started[name] <= at + 1e-5 for name, at in promised.items())
