@@ -3,6 +3,7 @@
     python benchmarks/scale_sim.py                          both mixes on 1 to 256 devices, three draws of each
     python benchmarks/scale_sim.py --quick                  a few hundred jobs, in seconds
     python benchmarks/scale_sim.py --mix 8b --devices 256 --jobs 10000 --trainings 200
+    python benchmarks/scale_sim.py --mix 8b --devices 256 --jobs 10000 --trainings 200 --spread 0   right estimates
     python benchmarks/scale_sim.py --mix 8b --devices 1000 --jobs 100000 --seeds 1 --json out.json
     python benchmarks/scale_sim.py --profile --devices 1000         where the engine's processor time goes
 
@@ -63,6 +64,8 @@ QUICK = ["--devices", "1", "16", "--jobs", "200", "--seeds", "1"]
 MEMORY = Path("/dev/shm")
 """No disk is waited for, as none is measured."""
 FOREVER_S = 1e6
+SPREAD = 0.2
+"""Standard deviation of the logarithm of what a job of the mix 8b takes over its estimate."""
 WIDTH = 170
 
 
@@ -174,11 +177,20 @@ def _renamed(name: str, of: str, copy: int) -> str:
     return "/".join(f"s{copy}" if part == of else part for part in name.split("/"))
 
 
-def made_up_8b(jobs: int, seed: int, *, trainings: int | None = None, shards: int = 50, widest: int = 8) -> Case:
+def made_up_8b(
+    jobs: int,
+    seed: int,
+    *,
+    trainings: int | None = None,
+    shards: int = 50,
+    widest: int = 8,
+    spread: float = SPREAD,
+) -> Case:
     """Rounds of a policy of 8 billion parameters. Nothing of this was measured: it is what a user may have.
 
     A shard of completions takes four minutes on a GPU and a training an hour of GPU time, on 1, 2, 4 or 8 of
-    them at 85 % of the speed for each doubling. Evaluations take two minutes, metrics five seconds.
+    them at 85 % of the speed for each doubling. Evaluations take two minutes, metrics five seconds. What each
+    really takes has a log-normal distribution around that, of a standard deviation `spread` of the logarithm.
     """
     draw = random.Random(seed)
     each = shards + 1 + 4 + 1
@@ -188,7 +200,7 @@ def made_up_8b(jobs: int, seed: int, *, trainings: int | None = None, shards: in
     seconds: dict[str, float] = {}
     sizes: dict[str, float] = {}
 
-    def add(name: str, mean_s: float, spread: float, reads: Iterable[str], size: float, **about: Any) -> str:
+    def add(name: str, mean_s: float, reads: Iterable[str], size: float, **about: Any) -> str:
         made.append(_job(name, mean_s, **about))
         seconds[name] = mean_s * draw.lognormvariate(0.0, spread)
         sizes[name] = size
@@ -200,15 +212,13 @@ def made_up_8b(jobs: int, seed: int, *, trainings: int | None = None, shards: in
         for number in range(1, ROUNDS + 1):
             place, held = f"d/8b/s{chain}/A/r{number}", policy[0] if policy else "8b"
             about = {"round": number, "affinity": held}
-            texts = [
-                add(f"{place}/generate/{shard:03d}", 240.0, 0.2, policy, 20e6, **about) for shard in range(shards)
-            ]
+            texts = [add(f"{place}/generate/{shard:03d}", 240.0, policy, 20e6, **about) for shard in range(shards)]
             width = draw.choice([width for width in (1, 2, 4, 8) if width <= widest])
             took_s = 3600.0 / width / 0.85 ** math.log2(width)
-            policy = [add(f"{place}/train", took_s, 0.2, [*texts, *policy], 16e9, devices=width, **about)]
+            policy = [add(f"{place}/train", took_s, [*texts, *policy], 16e9, devices=width, **about)]
             about = {"round": number, "affinity": policy[0]}
-            found = [add(f"{place}/evaluate/{shard:03d}", 120.0, 0.2, policy, 5e6, **about) for shard in range(4)]
-            add(f"{place}/metrics", 5.0, 0.2, found, 1e4, round=number)
+            found = [add(f"{place}/evaluate/{shard:03d}", 120.0, policy, 5e6, **about) for shard in range(4)]
+            add(f"{place}/metrics", 5.0, found, 1e4, round=number)
     speeds = Speeds(start_s=8.0, import_s=15.0, load_s=10.0, remote=2e9)
     return Case(
         name="8b", plan=Plan(made, edges), seconds=seconds, sizes=sizes, speeds=speeds, visible_mb=80 * 1024
@@ -358,13 +368,20 @@ def machine() -> str:
     )
 
 
-def case_of(mix: str, devices: int, seed: int, jobs: int | None = None, trainings: int | None = None) -> Case:
+def case_of(
+    mix: str,
+    devices: int,
+    seed: int,
+    jobs: int | None = None,
+    trainings: int | None = None,
+    spread: float = SPREAD,
+) -> Case:
     """A draw of a mix for so many devices."""
     jobs = jobs or max(1000, JOBS_EACH * devices)
     if mix == "recorded":
         return recorded(jobs, seed)
     shards = jobs // trainings if trainings else 50
-    return made_up_8b(jobs, seed, trainings=trainings, shards=shards, widest=devices)
+    return made_up_8b(jobs, seed, trainings=trainings, shards=shards, widest=devices, spread=spread)
 
 
 def parse(arguments: Sequence[str]) -> argparse.Namespace:
@@ -376,6 +393,12 @@ def parse(arguments: Sequence[str]) -> argparse.Namespace:
         "--jobs", type=int, help=f"about so many; {JOBS_EACH} a device if not given, 1000 at least"
     )
     parser.add_argument("--trainings", type=int, help="of the mix 8b: so many, and `--jobs` shards of completions")
+    parser.add_argument(
+        "--spread",
+        type=float,
+        default=SPREAD,
+        help="of the mix 8b: by how much estimates are wrong, 0 for not at all",
+    )
     parser.add_argument("--seeds", type=int, default=3, help="so many draws of each")
     parser.add_argument("--first-seed", type=int, default=0, help="the seed of the first of them")
     parser.add_argument("--talking", action="store_true", help="workers send progress and signs of life as well")
@@ -399,7 +422,7 @@ def main(arguments: Sequence[str]) -> None:
     for mix in settings["mix"]:
         for devices in args.devices:
             for seed in range(args.first_seed, args.first_seed + args.seeds):
-                case = case_of(mix, devices, seed, args.jobs, args.trainings)
+                case = case_of(mix, devices, seed, args.jobs, args.trainings, args.spread)
                 if args.profile:
                     profile.enable()
                 found.append(measure(case, devices, seed, talking=args.talking))

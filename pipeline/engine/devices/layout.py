@@ -65,6 +65,14 @@ class Layout:
         """The device of a worker: its place in `places`."""
         return worker % len(self.places)
 
+    def node_of(self, device: int) -> int:
+        """The machine that a device is on."""
+        return self._nodes[device]
+
+    @cached_property
+    def _nodes(self) -> list[int]:
+        return [place.node for place in self.places]
+
     def most_together(self, devices: Collection[int], width: int = 0) -> int:
         """How many of some devices a job could have: those on one machine, at most.
 
@@ -82,7 +90,7 @@ class Layout:
 
     def is_spread(self, width: int) -> bool:
         """Whether a job of so many devices takes several machines: it does only if none has so many."""
-        return width > max(self.node_sizes.values(), default=0)
+        return width > self._largest_node
 
     def whole_nodes(self, devices: Collection[int], width: int) -> list[int]:
         """The machines that a job of several takes, if all that it may have is some devices; else none.
@@ -111,6 +119,10 @@ class Layout:
     def node_sizes(self) -> Counter[int]:
         """How many devices each machine has."""
         return Counter({node: len(devices) for node, devices in self.devices_by_node.items()})
+
+    @cached_property
+    def _largest_node(self) -> int:
+        return max(self.node_sizes.values(), default=0)
 
     @cached_property
     def _is_one_machine(self) -> bool:

@@ -8,6 +8,7 @@ What idle workers hold, the models of their last jobs, can be had by ending thei
 from __future__ import annotations
 
 import math
+from bisect import bisect_right
 from collections import Counter
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
@@ -60,12 +61,15 @@ class Room:
         self._state = state
         self._layout = state.layout
         self._now_s = now_s
+        self._idle_count = Counter(map(self.node_of, self.idle))
         self._usable = state.usable_devices()
         self._allowed: dict[Kind, set[int]] = {}
         self._guests: dict[int, list[_Guest]] = {}
         """Of each device that was asked for, the jobs on it."""
         self._added: dict[int, list[_Guest]] = {}
         """Those of them that are about to start, on any device."""
+        self._free_s: dict[tuple[Kind, int], list[float]] = {}
+        """When devices are free, see `_free_on`; forgotten for a machine on which a job is about to start."""
 
     @cached_property
     def _slots(self) -> Counter[int]:
@@ -94,14 +98,13 @@ class Room:
 
     def allowed(self, job_id: str) -> Collection[int]:
         """Those of them on which it may run next: where it has failed only if the others are too few."""
-        fitting = self.fitting(job_id)
-        failed_on = self._state.blame.failed_on(job_id)
-        elsewhere = [device for device in fitting if device not in failed_on] if failed_on else []
-        width = self._job(job_id).devices
-        if elsewhere and self._layout.most_together(elsewhere, width) >= width:
-            return set(elsewhere)
+        if failed_on := self._state.blame.failed_on(job_id):
+            elsewhere = [device for device in self.fitting(job_id) if device not in failed_on]
+            width = self._job(job_id).devices
+            if elsewhere and self._layout.most_together(elsewhere, width) >= width:
+                return set(elsewhere)
         if (kind := kind_of(self._job(job_id))) not in self._allowed:
-            self._allowed[kind] = set(fitting)
+            self._allowed[kind] = set(self.fitting(job_id))
         return self._allowed[kind]
 
     # -- now ---------------------------------------------------------------------------------------------------
@@ -123,12 +126,23 @@ class Room:
         """For each machine its devices with an idle worker, or one that is about to start a job; most first."""
         found: dict[int, list[int]] = {}
         for device in dict.fromkeys(map(self._layout.device_of, self.idle)):
-            found.setdefault(self._layout.places[device].node, []).append(device)
+            found.setdefault(self._layout.node_of(device), []).append(device)
         return sorted(found.values(), key=len, reverse=True)
+
+    def nodes_with_idle(self, job_id: str) -> list[int] | None:
+        """The machines on which as many devices idle as a job has, where nothing else decides where it may run."""
+        job = self._job(job_id)
+        if not self.is_plain or self._layout.is_spread(job.devices) or self._state.blame.failed_on(job_id):
+            return None
+        return [node for node, count in self._idle_count.items() if count >= job.devices]
+
+    def idle_on(self, node: int) -> int:
+        """How many workers of a machine idle."""
+        return self._idle_count[node]
 
     def _is_whole(self, devices: Sequence[int]) -> bool:
         """Whether some devices of a machine are all that it has."""
-        return len(devices) == self._layout.node_sizes[self._layout.places[devices[0]].node]
+        return len(devices) == self._layout.node_sizes[self._layout.node_of(devices[0])]
 
     def options(self, job_id: str, seats: Sequence[Seat]) -> list[list[Seat]]:
         """Of some seats as many as a job has devices, on one machine: all such choices that differ in worth.
@@ -145,7 +159,7 @@ class Room:
         found: dict[int, list[Seat]] = {}
         options = []
         for seat in seats:
-            chosen = found.setdefault(self._layout.places[seat.device].node, [])
+            chosen = found.setdefault(self._layout.node_of(seat.device), [])
             chosen.append(seat)
             if len(chosen) == width:
                 options.append(chosen[:])
@@ -153,7 +167,7 @@ class Room:
 
     def node_of(self, worker: int) -> int:
         """The machine that a worker is on."""
-        return self._layout.places[self._layout.device_of(worker)].node
+        return self._layout.node_of(self._layout.device_of(worker))
 
     def seat(self, job_id: str, worker: int) -> Seat:
         """The place of an idle worker, whatever there is room for."""
@@ -241,16 +255,27 @@ class Room:
                 self._guests[seat.device].append(guest)
             for index in (seat.worker, *seat.emptied):
                 del self.idle[index]
+                self._idle_count[self.node_of(index)] -= 1
+        nodes = {self._layout.node_of(seat.device) for seat in seats}
+        self._free_s = {place: free_s for place, free_s in self._free_s.items() if place[1] not in nodes}
 
-    def would_start_s(self, job_id: str, node: int, beside: str, seats: Sequence[Seat]) -> float:
-        """When a job could start on a machine if another one started there now."""
+    def could_start_by(self, time_s: float, job_id: str, node: int, beside: str, seats: Sequence[Seat]) -> bool:
+        """Whether a job could start on a machine by then if another one started there now."""
         until_s = self._now_s + self._job(beside).seconds
-        for seat in seats:
+        if until_s <= time_s:
+            return True
+        mine = [seat for seat in seats if self._layout.node_of(seat.device) == node]
+        if self._layout.slots == 1:
+            allowed = self.allowed(job_id)
+            # Those that are taken idle, so they are among the free ones.
+            left = bisect_right(self._free_on(job_id, node), time_s) - sum(one.device in allowed for one in mine)
+            return left >= self._width_on(job_id, node)
+        for seat in mine:
             self._on(seat.device).append(_Guest(seat.charge, until_s))
         start_s = self.start_s(job_id, node)
-        for seat in seats:
+        for seat in mine:
             self._on(seat.device).pop()
-        return start_s
+        return start_s <= time_s
 
     # -- later -------------------------------------------------------------------------------------------------
 
@@ -259,14 +284,37 @@ class Room:
 
         Infinite where it never could. Of a job that takes several machines: when this one is idle as a whole.
         """
-        devices, width = self._allowed_on(job_id, node), self._job(job_id).devices
-        if self._layout.is_spread(width):
-            if width % (size := self._layout.node_sizes[node]):
-                return math.inf
-            width = size
-        if len(devices) < width:
+        free_s, width = self._free_on(job_id, node), self._width_on(job_id, node)
+        return free_s[width - 1] if width <= len(free_s) else math.inf
+
+    def _width_on(self, job_id: str, node: int) -> int:
+        """How many devices of a machine a job takes; more than there are where it may not have any."""
+        width = self._job(job_id).devices
+        if not self._layout.is_spread(width):
+            return width
+        size = self._layout.node_sizes[node]
+        return size + 1 if width % size else size
+
+    def spare(self, job_id: str, node: int, time_s: float) -> float:
+        """How many devices of a machine, if others have them from now on, leave a job as many as it takes then.
+
+        Infinite where it may not run on all of them, as some may then have more.
+        """
+        if self._state.blame.failed_on(job_id):
             return math.inf
-        return sorted(self._earliest_on(job_id, device) for device in devices)[width - 1]
+        return bisect_right(self._free_on(job_id, node), time_s) - self._width_on(job_id, node)
+
+    def _free_on(self, job_id: str, node: int) -> list[float]:
+        """When each device of a machine on which a job may run has room for it, the first one first."""
+        place = kind_of(self._job(job_id)), node
+        # The same for all that are alike, but one that failed on some device or looks at what memory is left.
+        alike = self._layout.slots == 1 and not self._state.blame.failed_on(job_id)
+        if alike and place in self._free_s:
+            return self._free_s[place]
+        found = sorted(self._earliest_on(job_id, device) for device in self._allowed_on(job_id, node))
+        if alike:
+            self._free_s[place] = found
+        return found
 
     def first_nodes(self, job_id: str, among: Collection[int]) -> list[int]:
         """Those of some machines, all of one size, that a job of several could have first: as many as it takes.

@@ -112,10 +112,15 @@ class _Draft:
         self.actions: list[Action] = []
         self._promised: dict[int, str] = {}
         """Machine -> the job that was promised a place there."""
-        self._promised_s: dict[int, float] = {}
-        """Machine -> when that job could have it, once somebody asked and before anything starts there."""
+        self._promised_s: dict[tuple[int, str], float] = {}
+        """Machine and that job -> when it could start, once somebody asked and before anything starts there."""
+        self._spare: dict[tuple[int, str], float] = {}
+        """Machine and that job -> how many devices are left there when it starts, see `Room.spare`."""
         self._delaying_s: dict[object, float] = {}
         """Needs of a job -> how long one takes that delays it wherever it runs; 0 if there is no room at all."""
+        self._left: dict[int, WorkerState] = {}
+        self._looked = -1
+        """See `_unpromised`: what it found, and after how many actions."""
         self._retries: list[str] = []
         self._settled: set[str] = set()
         """Jobs that begin where they were promised a place, or wait for that."""
@@ -136,8 +141,9 @@ class _Draft:
         while left is None or len(self._promised) < len(left):
             # Where one starts elsewhere than promised, its machine is there for the others.
             left = list(self._promised)
+            in_vain: set[tuple[Kind, float]] = set()
             for job_id in dict.fromkeys(self._promised.values()):
-                self._start_promised(job_id)
+                self._start_promised(job_id, in_vain)
         for job_id in filter(self._is_spread, self.state.reserved):
             if mine := self._promised_to(job_id):
                 # What was left by those that start now, before a less urgent one is promised it.
@@ -180,8 +186,12 @@ class _Draft:
         """Idle workers of machines on which nothing is promised to any job."""
         if not self._promised:
             return self.room.idle
-        node_of = self.room.node_of
-        return {index: one for index, one in self.room.idle.items() if node_of(index) not in self._promised}
+        if self._looked != len(self.actions):  # each of which takes workers, or promises a machine
+            node_of, self._looked = self.room.node_of, len(self.actions)
+            self._left = {
+                index: one for index, one in self.room.idle.items() if node_of(index) not in self._promised
+            }
+        return self._left
 
     def _fill_by_kind(self) -> None:
         """By urgency over all kinds of job; where there is no room for one, the others of its kind are skipped."""
@@ -260,16 +270,26 @@ class _Draft:
             self.actions.append(Reserve(job_id, node))
         self._promised[node] = job_id
 
-    def _start_promised(self, job_id: str) -> None:
-        """Start a job that was promised a place, there or elsewhere, if there is one now."""
-        nodes = self._promised_to(job_id)
+    def _start_promised(self, job_id: str, in_vain: set[tuple[Kind, float]]) -> None:
+        """Start a job that was promised a place, there or elsewhere, if there is one now.
+
+        Args:
+            job_id: The job.
+            in_vain: Kinds and estimates of others for which there was none since the last one started. What would
+                delay a third job is the same for all that are alike, so there is none for this one but its own.
+        """
+        nodes, job = self._promised_to(job_id), self._job(job_id)
+        alike = (kind_of(job), job.seconds)
+        if alike in in_vain and self.room.idle_on(nodes[0]) < job.devices:
+            return
         for node in nodes:
             del self._promised[node]
         if self._start_beside(job_id) is _Answer.starts:
-            for node in nodes:
-                self._promised_s.pop(node, None)
-        else:
-            self._promised |= dict.fromkeys(nodes, job_id)
+            in_vain.clear()
+            return
+        self._promised |= dict.fromkeys(nodes, job_id)
+        if self.room.is_plain and job_id not in self.state.retries and not self._is_spread(job_id):
+            in_vain.add(alike)
 
     def _is_spread(self, job_id: str) -> bool:
         return self.state.layout.is_spread(self._job(job_id).devices)
@@ -285,15 +305,18 @@ class _Draft:
         like = None if apart else self.state.needs.like(*kind)
         if like is not None and (known := self._known(kind, takes_s)):
             return known
-        seats = sorted(self.room.seats(job_id), key=self._is_kept)
-        options = self.room.options(job_id, seats)
-        for option in sorted(options, key=lambda one: max(map(self._is_kept, one))):
-            if not self._would_delay(job_id, option):
-                self._take(job_id, option)
-                return _Answer.starts
+        nodes = self.room.nodes_with_idle(job_id)
+        places: Sequence[object] = nodes or ()
+        if nodes is None or not all(self._leaves_none(node, job_id) for node in nodes):
+            seats = sorted(self.room.seats(job_id), key=self._is_kept)
+            places = options = self.room.options(job_id, seats)
+            for option in sorted(options, key=lambda one: max(map(self._is_kept, one))):
+                if not self._would_delay(job_id, option):
+                    self._take(job_id, option)
+                    return _Answer.starts
         if like is not None and self._promised:
-            self._delaying_s[like] = takes_s if options else 0.0
-        return _Answer.delays if options else _Answer.waits
+            self._delaying_s[like] = takes_s if places else 0.0
+        return _Answer.delays if places else _Answer.waits
 
     def _is_kept(self, seat: Seat) -> int:
         """0 for a place on a machine that nobody was promised, 2 for one that was promised, 1 for those beside."""
@@ -311,11 +334,30 @@ class _Draft:
     def _would_delay_on(self, node: int, job_id: str, seats: Sequence[Seat]) -> bool:
         if (promised := self._promised.get(node)) is None:
             return False
-        if node not in self._promised_s:
+        return not self.room.could_start_by(self._kept_s(node, promised), promised, node, job_id, seats)
+
+    def _kept_s(self, node: int, promised: str) -> float:
+        """Until when a job must be able to start that was promised a machine."""
+        if (node, promised) not in self._promised_s:
             # One that takes several machines starts when the last of them is idle.
-            nodes = self._promised_to(promised)
-            self._promised_s[node] = max(self.room.start_s(promised, one) for one in nodes)
-        return self.room.would_start_s(promised, node, job_id, seats) > self._promised_s[node] + _SAME_S
+            start_s = max(self.room.start_s(promised, one) for one in self._promised_to(promised))
+            self._promised_s[node, promised] = start_s + _SAME_S
+        return self._promised_s[node, promised]
+
+    def _leaves_none(self, node: int, job_id: str) -> bool:
+        """Whether a job would delay the one that was promised a machine, whichever devices there it had.
+
+        The answer of `_would_delay` for all choices at once; no where it takes a closer look.
+        """
+        promised = self._promised.get(node)
+        if promised is None:
+            return False
+        kept_s = self._kept_s(node, promised)
+        if self.now_s + self._job(job_id).seconds <= kept_s:
+            return False
+        if (node, promised) not in self._spare:
+            self._spare[node, promised] = self.room.spare(promised, node, kept_s)
+        return self._job(job_id).devices > self._spare[node, promised]
 
     def _known(self, kind: Kind, takes_s: float) -> _Answer | None:
         """The answer for jobs of a kind that take so long, if one like them had it: room gets only less."""
@@ -328,12 +370,16 @@ class _Draft:
         # In the order of workers on each machine, which is that of ranks.
         leader, *members = sorted((seat.worker for seat in seats), key=lambda one: (self.room.node_of(one), one))
         emptied = tuple(sorted(worker for seat in seats for worker in seat.emptied))
-        self.room.add(job_id, seats)
+        self._add(job_id, seats)
         self.actions.append(Start(job_id, leader, tuple(members), emptied))
 
     def _start(self, action: Start) -> None:
-        self.room.add(action.job_id, [self.room.seat(action.job_id, action.worker)])
+        self._add(action.job_id, [self.room.seat(action.job_id, action.worker)])
         self.actions.append(action)
+
+    def _add(self, job_id: str, seats: Sequence[Seat]) -> None:
+        self.room.add(job_id, seats)
+        self._spare.clear()
 
     def _job(self, job_id: str) -> Job:
         return self.state.plan.jobs[job_id]

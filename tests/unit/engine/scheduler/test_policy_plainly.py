@@ -15,7 +15,7 @@ from pipeline.engine.scheduler.policy import Action, Reserve, Start, next_action
 from pipeline.engine.scheduler.ready import Kind
 from pipeline.engine.scheduler.runnable import too_wide
 from pipeline.engine.scheduler.state import RunState
-from pipeline.engine.scheduler.worker_state import WorkerPhase
+from pipeline.engine.scheduler.worker_state import WorkerPhase, WorkerState
 from pipeline.engine.workers.failure import FailureKind
 from pipeline.plan.graph import Plan
 from pipeline.plan.job import Job
@@ -50,14 +50,20 @@ class _PlainRoom(Room):
         found = [seat for device in devices if (seat := self._seat_on(job_id, device))]
         return sorted(found, key=lambda seat: self._rank(job_id, seat))
 
-    def would_start_s(self, job_id: str, node: int, beside: str, seats: Sequence[Seat]) -> float:
+    def nodes_with_idle(self, job_id: str) -> None:
+        """All are looked at closely."""
+
+    def could_start_by(self, time_s: float, job_id: str, node: int, beside: str, seats: Sequence[Seat]) -> bool:
         until_s = self._now_s + self._job(beside).seconds
         before = {device: list(guests) for device, guests in self._added.items()}
         for seat in seats:
             self._added.setdefault(seat.device, []).append(_Guest(seat.charge, until_s))
         start_s = self.start_s(job_id, node)
         self._added = before
-        return start_s
+        return start_s <= time_s
+
+    def _free_on(self, job_id: str, node: int) -> list[float]:
+        return sorted(self._earliest_on(job_id, device) for device in self._allowed_on(job_id, node))
 
 
 class _PlainDraft(policy._Draft):
@@ -75,8 +81,15 @@ class _PlainDraft(policy._Draft):
 
     def _take(self, job_id: str, seats: list[Seat]) -> None:
         for node, promised in self._promised.items():
-            self._promised_s[node] = self._promised_s.get(node, self.room.start_s(promised, node))
+            self._kept_s(node, promised)
         super()._take(job_id, seats)
+
+    def _start_promised(self, job_id: str, in_vain: set[tuple[Kind, float]]) -> None:
+        super()._start_promised(job_id, set())
+
+    def _unpromised(self) -> dict[int, WorkerState]:
+        idle = self.room.idle.items()
+        return {index: one for index, one in idle if self.room.node_of(index) not in self._promised}
 
 
 def plain_actions(state: RunState, now_s: float) -> list[Action]:
