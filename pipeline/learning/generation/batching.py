@@ -53,9 +53,11 @@ def pad_right(prompts: Sequence[Sequence[int]], pad_id: int, device: str) -> Pro
     """
     lengths = torch.tensor([len(prompt) for prompt in prompts])
     width = int(lengths.max())
-    ids = torch.tensor([[*prompt, *[pad_id] * (width - len(prompt))] for prompt in prompts])
+    ids = np.full((len(prompts), width), pad_id)
+    for row, prompt in enumerate(prompts):
+        ids[row, : len(prompt)] = prompt
     positions = torch.arange(width)[None].expand(len(prompts), -1)
-    return PromptBatch(ids.to(device), None, positions.to(device), lengths.to(device))
+    return PromptBatch(torch.from_numpy(ids).to(device), None, positions.to(device), lengths.to(device))
 
 
 def batches_by_length(

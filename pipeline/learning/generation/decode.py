@@ -245,7 +245,8 @@ class _Slots:
         count = -(-free // samples) if self.joins else max(1, free // samples)
         prompts = work.next_prompts(count, equal=any(one.needs_equal_lengths for one in self.models))
         for model in self.models:
-            model.stage([work.prompts[prompt] for prompt in prompts])
+            # With one sample each, all of them find a slot at once.
+            model.stage([work.prompts[prompt] for prompt in prompts], at_once=samples == 1)
         self.staged_prompts = np.array(prompts)
         self.staged = (self.staged_prompts[:, None] * samples + np.arange(samples)).reshape(-1)
 
@@ -253,8 +254,10 @@ class _Slots:
         entering, self.staged = self.staged[:count], self.staged[count:]
         prompts = entering // self.work.samples
         lengths = self.work.lengths[prompts]
-        at = {prompt: place for place, prompt in enumerate(self.staged_prompts.tolist())}
-        places = torch.tensor([at[prompt] for prompt in prompts.tolist()], device=self.settings.device)
+        places: Tensor | None = None
+        if self.work.samples > 1:
+            at = {prompt: place for place, prompt in enumerate(self.staged_prompts.tolist())}
+            places = torch.tensor([at[prompt] for prompt in prompts.tolist()], device=self.settings.device)
         self.rows.enter(entering, lengths, self.work.budgets[prompts], self.streams)
         self.outputs.enter(self.policy.enter(places, lengths))
         if self.guide is not None:
@@ -323,7 +326,7 @@ def _on_host(steps: Sequence[Tensor | None]) -> NDArray[Any] | None:
     known = [step for step in steps if step is not None]
     if not known:
         return None
-    found: NDArray[Any] = (torch.stack(known) if len(known) > 1 else known[0][None]).cpu().numpy()
+    found: NDArray[Any] = torch.stack(known).cpu().numpy() if len(known) > 1 else known[0].cpu().numpy()[None]
     return found
 
 

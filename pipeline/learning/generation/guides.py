@@ -47,11 +47,11 @@ class Guide(Protocol):
     asked: Tensor | None
     looks_up: bool
 
-    def stage(self, prompts: Sequence[Sequence[int]]) -> None:
-        """Read prompts."""
+    def stage(self, prompts: Sequence[Sequence[int]], *, at_once: bool = False) -> None:
+        """Read prompts; see `ModelRows`."""
 
-    def enter(self, places: Tensor, lengths: NDArray[np.int64]) -> object:
-        """Make rows of staged prompts, behind those alive."""
+    def enter(self, places: Tensor | None, lengths: NDArray[np.int64]) -> object:
+        """Make rows of staged prompts, behind those alive; see `ModelRows`."""
 
     def unstage(self) -> None:
         """Let go of the staged prompts."""
@@ -133,7 +133,7 @@ class CandidateRows:
         self._pending = 0  # in the columns before those of the candidates, when values were given last
         self.stage, self.unstage = rows.stage, rows.unstage
 
-    def enter(self, places: Tensor, lengths: NDArray[np.int64]) -> None:
+    def enter(self, places: Tensor | None, lengths: NDArray[np.int64]) -> None:
         """Make rows of staged prompts."""
         self._read_deferred()  # newcomers have none
         self.rows.enter(places, lengths)
@@ -263,7 +263,7 @@ class VocabularyRows:
         self.joins, self.needs_equal_lengths = rows.joins, rows.needs_equal_lengths
         self.stage, self.unstage = rows.stage, rows.unstage
 
-    def enter(self, places: Tensor, lengths: NDArray[np.int64]) -> None:
+    def enter(self, places: Tensor | None, lengths: NDArray[np.int64]) -> None:
         """Make rows of staged prompts; the last position's output holds the values of the first token."""
         self.outputs.enter(self.rows.enter(places, lengths))
 

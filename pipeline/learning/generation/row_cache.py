@@ -21,7 +21,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 from transformers import Cache
-from transformers.cache_utils import CacheLayerMixin
+from transformers.cache_utils import CacheLayerMixin, DynamicLayer
 
 from pipeline.errors import JobError
 
@@ -101,25 +101,34 @@ class RowLayer(CacheLayerMixin):
         some = [new[0].transpose(0, 1).index_select(0, chosen).unsqueeze(2) for new in (keys, values)]
         self._append(some[0], some[1], further)
 
-    def enter(self, keys: Tensor, values: Tensor, places: Tensor, beyond: Tensor | None) -> None:
-        """Add rows behind those alive: these ones of a batch of prompts.
+    def put(self, keys: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
+        """Write rows behind those alive, from their first slot on; shape of both: [rows, G, T, D].
 
-        Beyond their lengths there will be zeros. A mask hides what is there, but it is multiplied by a weight of
-        zero and must be a number, whatever an earlier text has left.
+        Returns:
+            What has been written, where it is.
+        """
+        start, (rows, _, used, _) = self._cache.rows, keys.shape
+        places = [buffer[start : start + rows, :, :used] for buffer in self._buffers]
+        return places[0].copy_(keys), places[1].copy_(values)
+
+    def clear(self, end: int, used: int, beyond: Tensor | None) -> None:
+        """Put zeros into rows behind those alive, up to row `end`, where no text of theirs is.
+
+        A mask hides what is there, but it is multiplied by a weight of zero and must be a number, whatever an
+        earlier text has left.
 
         Args:
-            keys: Of the batch, shape [P, G, T, D].
-            values: Likewise.
-            places: Which of its prompts, shape [rows that are added].
-            beyond: Which slots of the prompts are padding, shape [rows that are added, 1, slots, 1]; None where
-                none is.
+            end: First row that stays as it is.
+            used: Slots of the longest of these rows.
+            beyond: Which of those are not in use, shape [rows, 1, used, 1]; None where all are.
         """
-        start, end, used = self._cache.rows, self._cache.rows + len(places), keys.shape[2]
-        for buffer, new in zip(self._buffers, (keys, values), strict=True):
-            entering = buffer[start:end]
-            prompts = new.index_select(0, places)
-            entering[:, :, :used] = prompts if beyond is None else prompts.masked_fill_(beyond, 0)
-            entering[:, :, used:] = 0
+        start, written = self._cache.rows, self._cache.written
+        for buffer in self._buffers:
+            rows = buffer[start:end]
+            if beyond is not None:
+                rows[:, :, :used].masked_fill_(beyond, 0)
+            if used < written:
+                rows[:, :, used:written] = 0
 
     def move(self, source: Tensor, target: Tensor) -> None:
         """Put rows into the place of others."""
@@ -138,6 +147,31 @@ class RowLayer(CacheLayerMixin):
             buffer.view(-1, size).index_copy_(0, ends + further if further else ends, new.reshape(-1, size))
 
 
+class Entering(Cache):
+    """Prompts that are read into the rows behind those alive, where they will be."""
+
+    layers: list[DynamicLayer]  # type: ignore[assignment]
+
+    def __init__(self, rows: RowCache) -> None:
+        """Begin.
+
+        Args:
+            rows: Which they will enter.
+        """
+        super().__init__(layers=[])
+        self._rows = rows
+
+    def update(
+        self, key_states: Tensor, value_states: Tensor, layer_idx: int, *_args: object, **_options: object
+    ) -> tuple[Tensor, Tensor]:
+        """Write what a layer has computed of all of them, which they see as it is."""
+        layer = DynamicLayer()
+        layer.keys, layer.values = self._rows.take_in(layer_idx, key_states, value_states)
+        layer.is_initialized = True
+        self.layers.append(layer)
+        return key_states, value_states
+
+
 class RowCache(Cache):
     """Layers of `RowLayer`s, and how long their rows are.
 
@@ -146,6 +180,7 @@ class RowCache(Cache):
         lengths: Of their texts as far as they are read, shape [n].
         longest: Of these, L.
         even: Whether all are as long, which is cheaper.
+        written: Slots that any text may have been written to, from the first one on.
     """
 
     layers: list[RowLayer]  # type: ignore[assignment]
@@ -160,7 +195,7 @@ class RowCache(Cache):
         """
         super().__init__(layers=[])
         self.slots, self.width = slots, width
-        self.rows = self.longest = 0
+        self.rows = self.longest = self.written = 0
         self.even = True
         # Of slots without a row too, of which one is seen: attention to nothing is no number.
         self._lengths = torch.ones(slots, dtype=torch.long, device=device)
@@ -172,27 +207,34 @@ class RowCache(Cache):
         self._slots = torch.arange(width, device=device)
         self._nothing_hidden: Tensor | None = None
 
-    def enter(self, staged: Cache, places: Tensor, lengths: NDArray[np.int64]) -> None:
+    def take_in(self, layer: int, keys: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
+        """Write prompts into a layer behind the rows alive, which are to `enter` next; see `RowLayer.put`."""
+        if layer == len(self.layers):
+            self.layers.append(RowLayer(self, keys, values))
+        return self.layers[layer].put(keys, values)
+
+    def enter(self, staged: Cache, places: Tensor | None, lengths: NDArray[np.int64]) -> None:
         """Add rows behind those alive.
 
         Args:
             staged: Prompts that were read together, padded on the right.
-            places: Which of them, shape [rows that are added].
+            places: Which of them, shape [rows that are added]; None where all of them were taken in.
             lengths: Their lengths.
         """
         if self.rows + len(lengths) > self.slots:
             raise JobError(f"a cache of {self.slots} rows cannot hold {self.rows + len(lengths)}")
-        states: list[Any] = staged.layers
-        if not self.layers:
-            self.layers = [RowLayer(self, layer.keys, layer.values) for layer in states]
+        if places is not None:
+            states: list[Any] = staged.layers
+            for layer, new in enumerate(states):
+                self.take_in(layer, new.keys.index_select(0, places), new.values.index_select(0, places))
         known = np.concatenate([self._known, lengths])
         added = self._lengths[self.rows : len(known)]
         added.copy_(torch.from_numpy(lengths))
         width, beyond = staged.get_seq_length(), None
         if (lengths != width).any():
             beyond = (self._slots[:width] >= added[:, None])[:, None, :, None]
-        for layer, new in zip(self.layers, states, strict=True):
-            layer.enter(new.keys, new.values, places, beyond)
+        for row_layer in self.layers:
+            row_layer.clear(len(known), width, beyond)
         self._set(known)
 
     def keep(self, order: NDArray[np.int64]) -> None:
@@ -298,6 +340,7 @@ class RowCache(Cache):
         self._show(len(known), longest, even=bool((known == longest).all()))
 
     def _show(self, rows: int, longest: int, *, even: bool) -> None:
+        self.written = max(self.written, self.longest + 1)  # a slot without a row writes to one more
         self.rows, self.longest, self.even = rows, longest, even
         self.lengths = self._lengths[:rows]
         self._ends.clear()

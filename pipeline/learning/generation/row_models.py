@@ -22,7 +22,7 @@ from transformers import Cache, DynamicCache, PreTrainedModel
 from pipeline.learning.generation.batching import pad_left, pad_right
 from pipeline.learning.generation.packed import can_pack
 from pipeline.learning.generation.readers import Reader, reader_of, reading
-from pipeline.learning.generation.row_cache import RowCache
+from pipeline.learning.generation.row_cache import Entering, RowCache
 from pipeline.learning.generation.ways import Way
 from pipeline.learning.models.value import ValueModel
 
@@ -53,11 +53,16 @@ class ModelRows(Protocol):
     joins: bool
     needs_equal_lengths: bool
 
-    def stage(self, prompts: Sequence[Sequence[int]]) -> None:
-        """Read prompts."""
+    def stage(self, prompts: Sequence[Sequence[int]], *, at_once: bool = False) -> None:
+        """Read prompts; `at_once` if each of them becomes one row, in their order, before anything else."""
 
-    def enter(self, places: Tensor, lengths: NDArray[np.int64]) -> Tensor:
-        """Make rows of staged prompts, behind those alive; returns what was computed at their ends."""
+    def enter(self, places: Tensor | None, lengths: NDArray[np.int64]) -> Tensor:
+        """Make rows of staged prompts, behind those alive; returns what was computed at their ends.
+
+        Args:
+            places: Which of them, shape [rows]; None where they enter at once.
+            lengths: Of each row.
+        """
 
     def unstage(self) -> None:
         """Let go of the staged prompts."""
@@ -95,18 +100,18 @@ class RowModel:
         self._staged: Cache
         self._outputs: Tensor
 
-    def stage(self, prompts: Sequence[Sequence[int]]) -> None:
+    def stage(self, prompts: Sequence[Sequence[int]], *, at_once: bool = False) -> None:
         """Read prompts, padded on the right, where causal attention hides the padding by itself."""
         batch = pad_right(prompts, self._pad_id, self.device)
-        self._staged = DynamicCache()
+        self._staged = Entering(self.cache) if at_once else DynamicCache()
         with _last_alone(self.model, batch.lengths):
             # A mask of ones: without any, transformers looks for padding by itself and warns of it.
             self._outputs = self._forward(batch.ids, torch.ones_like(batch.ids), batch.positions, self._staged)
 
-    def enter(self, places: Tensor, lengths: NDArray[np.int64]) -> Tensor:
+    def enter(self, places: Tensor | None, lengths: NDArray[np.int64]) -> Tensor:
         """Make rows of staged prompts."""
         self.cache.enter(self._staged, places, lengths)
-        return self._outputs.index_select(0, places)
+        return self._outputs if places is None else self._outputs.index_select(0, places)
 
     def unstage(self) -> None:
         """Let go of the staged prompts."""
@@ -160,13 +165,16 @@ class BatchModel:
         self._staged: Reader
         self._outputs: Tensor
 
-    def stage(self, prompts: Sequence[Sequence[int]]) -> None:
+    def stage(self, prompts: Sequence[Sequence[int]], *, at_once: bool = False) -> None:  # noqa: ARG002 - a batch
         """Read prompts, padded on the left."""
         self._staged = reader_of(self.model)
         self._outputs = self._staged.begin(pad_left(prompts, self._pad_id, str(self.model.device)))
 
-    def enter(self, places: Tensor, lengths: NDArray[np.int64]) -> Tensor:  # noqa: ARG002 - the reader knows
+    def enter(self, places: Tensor | None, lengths: NDArray[np.int64]) -> Tensor:  # noqa: ARG002 - the reader knows
         """Make rows of staged prompts, the only ones alive."""
+        if places is None:
+            self.reader = self._staged
+            return self._outputs
         self.reader = self._staged.branched(places)
         return self._outputs.index_select(0, places)
 

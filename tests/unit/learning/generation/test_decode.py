@@ -78,14 +78,15 @@ class SlowGuide:
         self.texts: list[list[int]] = []
         self.seen: list[Tensor] = []
 
-    def stage(self, prompts: Sequence[Sequence[int]]) -> None:
+    def stage(self, prompts: Sequence[Sequence[int]], *, at_once: bool) -> None:
         self.staged = prompts
 
     def unstage(self) -> None:
         self.staged = []
 
-    def enter(self, places: Tensor, lengths: np.ndarray) -> None:
-        self.texts += [list(self.staged[place]) for place in places.tolist()]
+    def enter(self, places: Tensor | None, lengths: np.ndarray) -> None:
+        at = range(len(self.staged)) if places is None else places.tolist()
+        self.texts += [list(self.staged[place]) for place in at]
 
     def values(self, candidates: Tensor, valid: Tensor, _count: int | None = None) -> Tensor:
         rows = zip(self.texts, candidates.tolist(), strict=True)

@@ -18,7 +18,7 @@ from pipeline.learning.choices import HeadType, Others
 from pipeline.learning.generation import row_models
 from pipeline.learning.generation.decode import Decoded, DecodeSettings, Guidance, decode
 from pipeline.learning.generation.guides import guide_of
-from pipeline.learning.generation.row_cache import RowCache
+from pipeline.learning.generation.row_cache import Entering, RowCache
 from pipeline.learning.generation.row_models import reads_rows
 from pipeline.learning.generation.sampling import Keys, sample_keys
 from pipeline.learning.generation.slot_work import Pace
@@ -428,6 +428,35 @@ def test_a_cache_of_rows() -> None:
     cache.grow()
     with pytest.raises(JobError, match="5 slots cannot hold 6"):
         cache.grow()
+
+
+def test_prompts_that_enter_at_once_are_read_where_they_will_be() -> None:
+    """Behind the rows alive, with nothing beyond a text of what others have left there."""
+    numbers = torch.Generator().manual_seed(0)
+
+    def some(rows: int, length: int) -> torch.Tensor:
+        return torch.randn(rows, 2, length, 8, generator=numbers)
+
+    cache = RowCache(slots=3, width=9, device="cpu")
+    first, second = some(3, 5), some(2, 3)
+    for prompts, lengths, order in ((first, [2, 5, 4], [0]), (second, [3, 1], None)):
+        entering = Entering(cache)
+        assert entering.get_seq_length() == 0
+        for layer in range(2):
+            keys, values = entering.update(prompts, -prompts, layer)
+            assert torch.equal(keys, prompts)
+            assert torch.equal(values, -prompts)
+        assert entering.get_seq_length() == prompts.shape[2]
+        assert cache.rows == (0 if order else 1)
+        cache.enter(entering, None, np.array(lengths))
+        if order is not None:
+            cache.keep(np.array(order))
+    assert cache.lengths.tolist() == [2, 3, 1]
+    for held in cache.layers:
+        for row, text in enumerate((first[0, :, :2], second[0], second[1, :, :1])):
+            empty = torch.zeros(2, 9 - text.shape[1], 8)
+            assert torch.equal(held.keys[row], torch.cat([text, empty], 1))
+            assert torch.equal(held.values[row], torch.cat([-text, empty], 1))
 
 
 def test_all_slots_are_rows_for_a_while() -> None:
