@@ -52,13 +52,18 @@ def guided_step(guide: Guide, tilt: Tilt, logprobs: Tensor, draws: Tensor | None
             return _forced_step(guide, tilt, candidates, draw)
     values = guide.values(asked, valid, count)
     guided = guided_logprobs(candidates, values[:, : candidates.ids.shape[1]], tilt)
-    columns = likeliest_columns(logprobs, candidates, guided) if draw is None else draw_columns(guided, draw)
+    if draw is None:
+        columns, divergence = likeliest_columns(logprobs, candidates, guided), step_kl(candidates, guided)
+    else:
+        guided = guided.double()
+        weights = guided.exp()
+        divergence, columns = step_kl(candidates, guided, weights), draw_columns(weights, draw)
     tokens = candidates.ids.gather(-1, columns[:, None]).squeeze(-1)
     if draw is not None and draw.outside is not None:
         tokens = draw.or_else(tokens)
         columns = columns if outside is None else torch.where(draw.outside, outside, columns)
     guide.advance(tokens, columns)
-    return tokens, step_kl(candidates, guided)
+    return tokens, divergence
 
 
 def _asked(guide: Guide, candidates: Candidates, draw: Draw | None) -> tuple[Tensor, Tensor, Tensor | None]:

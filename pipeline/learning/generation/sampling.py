@@ -250,10 +250,9 @@ def draw_tokens(logprobs: Tensor, uniform: Tensor) -> Tensor:
     Returns:
         Token ids, shape [B], int64.
     """
-    import torch
-
     # float64, so that the sum over a large vocabulary still resolves the draw.
-    return draw_by_weight(logprobs.to(torch.float64, copy=True).exp_(), uniform)
+    exact = logprobs.double()
+    return draw_by_weight(exact.exp() if exact is logprobs else exact.exp_(), uniform)
 
 
 def draw_by_weight(weights: Tensor, uniform: Tensor) -> Tensor:

@@ -66,7 +66,9 @@ class Taking:
             logits: Of the policy, shape [n, V].
             draws: Shape [streams, n]; None takes the likeliest.
         """
-        whole = policy_logprobs(logits[:, : self.vocabulary], self.temperature)
+        if self.vocabulary is not None and self.vocabulary < logits.shape[1]:
+            logits = logits[:, : self.vocabulary]
+        whole = policy_logprobs(logits, self.temperature)
         logprobs = nucleus(whole, self.top_p)
         kl = nucleus_kl(whole, logprobs) if self.top_p < 1.0 else None
         asked = None

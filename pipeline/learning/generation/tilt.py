@@ -153,6 +153,8 @@ class Candidates:
 
     def first(self, width: int) -> Candidates:
         """The first columns alone. They are sorted, so those that no row has are the last ones."""
+        if width == self.ids.shape[1]:
+            return self
         return Candidates(self.ids[:, :width], self.logprobs[:, :width])
 
     @property
@@ -182,7 +184,9 @@ def _likeliest(logprobs: Tensor, tilt: Tilt) -> Candidates:
     dropped = found.values < math.log(tilt.min_p)
     dropped[:, :1].zero_()
     whole = Candidates(found.indices, found.values.masked_fill_(dropped, -math.inf))
-    return whole.first(dropped.shape[1] - int(dropped.all(0).sum())) if host.may_ask(dropped) else whole
+    if not host.may_ask(dropped):
+        return whole
+    return whole.first(dropped.shape[1] - int(dropped.cpu().numpy().all(0).sum()))
 
 
 def _with_others(logprobs: Tensor, candidates: Candidates, uniform: Tensor | None) -> Candidates:
@@ -213,13 +217,14 @@ def guided_logprobs(candidates: Candidates, values: Tensor, tilt: Tilt) -> Tenso
             Of a row with an infinite one nothing is a number, whatever a rule would make of it.
         tilt: Settings of guidance.
     """
-    offsets = tilt.offset(values.float())
-    infinite = values.isinf()  # marked behind the rule, whose kernels round by the layout of what they read
-    offsets = offsets.masked_fill(infinite.any(-1) if infinite.ndim > offsets.ndim else infinite, math.nan)
+    values = values.float()
+    offsets = tilt.offset(values)
+    # 0 times what is infinite is no number. Behind the rule, whose kernels round by the layout of what they read.
+    offsets = torch.add(offsets, values if values.ndim == offsets.ndim else values.sum(-1), alpha=0)
     if candidates.pooled:
         offsets = F.pad(offsets[:, :-1], (0, 1))
     tilted = (candidates.logprobs + offsets).log_softmax(-1)
-    return tilted + _of_all(candidates.logprobs) if tilt.others is Others.kept else tilted
+    return tilted.add_(_of_all(candidates.logprobs)) if tilt.others is Others.kept else tilted
 
 
 def _of_all(logprobs: Tensor) -> Tensor:
@@ -228,14 +233,19 @@ def _of_all(logprobs: Tensor) -> Tensor:
     return (logprobs - most).exp_().sum(-1, keepdim=True).log_().add_(most)
 
 
-def step_kl(candidates: Candidates, guided: Tensor) -> Tensor:
+def step_kl(candidates: Candidates, guided: Tensor, weights: Tensor | None = None) -> Tensor:
     """KL divergence of the guided policy from the reference at one step, in nats, exact, shape [B].
 
     Only the columns contribute: other tokens have the reference's probability, or none, and those of a pooled
     column all have the same ratio to it.
+
+    Args:
+        candidates: Of the step.
+        guided: The guided policy's log-probabilities, shape [B, K].
+        weights: What these are the logarithms of, in float64, where that is known.
     """
     exact = guided.double()
-    terms = exact.exp() * (exact - candidates.logprobs)
+    terms = (exact.exp() if weights is None else weights) * (exact - candidates.logprobs)
     return terms.masked_fill_(candidates.valid.logical_not(), 0.0).sum(-1)
 
 
@@ -292,7 +302,7 @@ def split_draw(logprobs: Tensor, candidates: Candidates, uniform: Tensor, tilt: 
     """
     if tilt.others is not Others.kept or not tilt.leaves_others(logprobs.shape[-1]):
         return Draw(uniform)
-    weights = _without(logprobs, candidates).to(torch.float64, copy=True).exp_()
+    weights = _without(logprobs, candidates).double().exp_()
     mass = weights.sum(-1)
     within = _inside((uniform - mass).div_((1 - mass).clamp_min_(_LEAST)))
     outside = uniform < mass
@@ -316,9 +326,14 @@ def _inside(uniform: Tensor) -> Tensor:
     return uniform.clamp_(2.0**-53, 1 - 2.0**-53)
 
 
-def draw_columns(guided: Tensor, draw: Draw) -> Tensor:
-    """The column that is drawn, shape [B]; of no meaning where the draw falls on no candidate."""
-    return draw_tokens(guided, draw.uniform).clamp_max_(guided.shape[-1] - 1)
+def draw_columns(weights: Tensor, draw: Draw) -> Tensor:
+    """The column that is drawn, shape [B]; of no meaning where the draw falls on no candidate.
+
+    Args:
+        weights: Probabilities of the columns under the guided policy, float64, and overwritten; shape [B, K].
+        draw: Of the step.
+    """
+    return draw_by_weight(weights, draw.uniform).clamp_max_(weights.shape[-1] - 1)
 
 
 def likeliest_columns(logprobs: Tensor, candidates: Candidates, guided: Tensor) -> Tensor:

@@ -132,7 +132,7 @@ def test_draws_follow_the_row(others: Others) -> None:
     spread = logprobs.expand(count, -1)
     many = find_candidates(spread, tilt, further)
     draw = split_draw(spread, many, grid, tilt)
-    inside = many.ids.gather(-1, draw_columns(guided.expand(count, -1), draw)[:, None])[:, 0]
+    inside = many.ids.gather(-1, draw_columns(guided.double().exp().repeat(count, 1), draw)[:, None])[:, 0]
     tokens = draw.or_else(inside)
     frequency = torch.bincount(tokens, minlength=VOCABULARY) / count
     assert torch.allclose(frequency, full_row(logprobs, candidates, guided, tilt)[0].exp(), atol=2e-3)
