@@ -215,6 +215,7 @@ def _run_missing(
 
         def show() -> None:
             live.tick(clock())
+            live.shared_store = request.shared.notice if request.shared else ""
             redraw(live)
             told.update(live.progress, live.now)
             hear()

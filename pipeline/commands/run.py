@@ -17,7 +17,7 @@ from pipeline.commands.disk_room import check_room
 from pipeline.commands.dry_run import print_plan
 from pipeline.commands.keeping import said_of_best
 from pipeline.commands.request import Request, Stored, look_up, on_cluster, prepare
-from pipeline.commands.sharing import look_up_shared, looked_at, sharing
+from pipeline.commands.sharing import look_up_shared, looked_at, sharing, tell_looked_at
 from pipeline.config.schema import Backend, Config
 from pipeline.config.user_code import brought_torch
 from pipeline.engine.devices.lease import LeaseSet
@@ -68,10 +68,12 @@ def run_experiment(
     if config.dry_run:
         # A dry run only looks; all that it writes is a picture.
         there = looked_at(config, console)
-        stored = look_up(request, lambda key: store.problem(key, checksums=False), there)
+        stored = look_up(request, lambda key: store.problem(key, checksums=False), there or ())
         _rewards_tried(request, stored, console)
         check_runnable(request.plan, request.layout, set(request.plan.jobs) - set(stored.missing), peaks)
         print_plan(request, stored, console)
+        if there is not None:
+            tell_looked_at(request, stored, console)
         return 0
     with (
         store.in_use(Path(config.output_dir)),

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import select
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 
 from rich.console import Console
+from rich.filesize import decimal
 
 from pipeline.commands.request import Request, Stored, look_up
 from pipeline.commands.run_messages import log
@@ -21,22 +22,56 @@ from pipeline.engine.store.shared.outputs import BadOutputError, SharedOutputs
 from pipeline.engine.store.shared.session import Session
 from pipeline.engine.store.store import NOT_STORED, REMOVED
 from pipeline.engine.store.verified import Verified
+from pipeline.runs.report.format import count, jobs
 from pipeline.runs.trained import Trained
 from pipeline.terminal.console import say
 
+_MOST_SIZES = 100
+"""Outputs of which a dry run asks how large they are: each is a question of its own."""
 
-def looked_at(config: Config, console: Console) -> Collection[str]:
-    """The keys of what is in the shared store of a request, if it has one; nothing is written.
+
+def looked_at(config: Config, console: Console) -> Collection[str] | None:
+    """The keys of what is in the shared store of a request; nothing is written.
+
+    Returns:
+        None where it has none, or it cannot be reached, which is said.
 
     Raises:
         ConfigError: It may not be used.
     """
     if config.execution.shared_store is None:
-        return ()
+        return None
     keys, why = look(config.execution.shared_store)
     if why:
         _tell_away(why, console)
-    return keys
+    return None if why else keys
+
+
+def tell_looked_at(request: Request, stored: Stored, console: Console) -> None:
+    """Say what a run would make of its shared store, which was looked at."""
+    elsewhere, number = stored.elsewhere, len(stored.missing)
+    ran = f"{jobs(number)} would run" if number else "no job would run"
+    if elsewhere:
+        size = _size_of(request, elsewhere)
+        what = f"{count(len(elsewhere), 'output')}{f' ({decimal(size)})' if size else ''} would be fetched"
+    elif number:
+        what = "none of the outputs that are missing here is there"
+    else:
+        what = "nothing would be fetched, as all that is needed is here"
+    say(console, f"Shared store: {what}, and {ran}.")
+
+
+def _size_of(request: Request, job_ids: Sequence[str]) -> int:
+    """Bytes that would be fetched; 0 where that takes too many questions, or is not known."""
+    url = request.config.execution.shared_store
+    if url is None or len(job_ids) > _MOST_SIZES:
+        return 0
+    outputs = SharedOutputs(open_objects(url))
+    try:
+        sizes = [outputs.size(request.plan.jobs[job_id].key) for job_id in job_ids]
+    except UnreachableError:
+        return 0
+    return sum(sizes) if all(sizes) else 0
 
 
 @contextmanager

@@ -40,6 +40,7 @@ class LiveRun:
         remaining_s: Estimate of the seconds left.
         has_worked: Whether a job has told of work, so that the estimate is more than that of the plan.
         stopping: What was said when the run was asked to stop, or "".
+        shared_store: What there is to say of the way to its shared store, or "".
     """
 
     def __init__(
@@ -62,7 +63,7 @@ class LiveRun:
         self.view = RunView(plan.jobs.values(), stored)
         self.now = self.part = self.remaining_s = 0.0
         self.samples_per_s = self.tokens_per_s = 0.0
-        self.has_worked, self.stopping = False, ""
+        self.has_worked, self.stopping, self.shared_store = False, "", ""
         self._plan, self._workers, self._load_s = plan, workers, load_s
         self._kinds = {job.id: duration_name(job) for job in plan.jobs.values()}
         self._places = {job.id: job.devices * slots if job.devices > 1 else 1 for job in plan.jobs.values()}
@@ -101,6 +102,7 @@ class LiveRun:
             samples_per_s=self.samples_per_s,
             tokens_per_s=self.tokens_per_s,
             stopping=self.stopping,
+            shared_store=self.shared_store,
             running=tuple(_told(job_id, attempt) for job_id, attempt in self.view.running().items()),
         )
 

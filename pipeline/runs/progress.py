@@ -41,6 +41,7 @@ class Progress:
         samples_per_s: Over the last seconds, of what draws or judges samples.
         tokens_per_s: Over the last seconds, drawn and trained on.
         stopping: What was said when the run was asked to stop, or "".
+        shared_store: What there is to say of the way to its shared store, or "".
         running: How far the jobs are that run, those that have told it.
     """
 
@@ -49,6 +50,7 @@ class Progress:
     samples_per_s: _Amount = 0.0
     tokens_per_s: _Amount = 0.0
     stopping: str = ""
+    shared_store: str = ""
     running: tuple[JobProgress, ...] = ()
 
 

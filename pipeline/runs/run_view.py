@@ -34,6 +34,7 @@ class RunView:
         host: Its machine, or "".
         total: How many jobs it has.
         retries: Class of failure -> how many attempts failed by it and were followed by another.
+        waiting: Job that another run or machine makes -> what was said of that.
     """
 
     def __init__(self, planned: Iterable[Job] | None = None, stored: Collection[str] = ()) -> None:
@@ -53,6 +54,7 @@ class RunView:
         self.pid: int | None = None
         self.host = ""
         self.retries: Counter[str] = Counter()
+        self.waiting: dict[str, str] = {}
         self._planned = planned is not None
         self._stored = 0
         for job in planned or ():
@@ -195,7 +197,7 @@ class RunView:
                 self._reopen(job)
                 job.reopened.append(str(event.get("reason", "")))
             case "JobWaits":
-                job.waits = str(event.get("reason", ""))
+                self._waits(job, str(event.get("reason", "")))
             case "JobFoundStored":
                 self._settle(job, "stored")
                 job.found_stored = True
@@ -271,7 +273,14 @@ class RunView:
 
     def _settle(self, job: JobView, status: str) -> None:
         self._set(job, status)
-        job.waits, job.stopped = "", False
+        self._waits(job, "")
+        job.stopped = False
+
+    def _waits(self, job: JobView, reason: str) -> None:
+        job.waits = reason
+        self.waiting.pop(job.id, None)
+        if reason:
+            self.waiting[job.id] = reason
 
     def _reopen(self, job: JobView) -> None:
         self._set(job, "pending")

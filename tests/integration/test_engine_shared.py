@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import secrets
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -128,15 +129,28 @@ def test_a_damaged_output_here_is_had_from_there(url: str, machine: Callable[[],
     assert one.store.has(key("a"))
 
 
+def in_line(said: str) -> str:
+    return " ".join(said.split())
+
+
 def test_an_experiment_on_two_machines(tmp_path: Path) -> None:
     """The whole command: the second machine computes nothing, says so before, and has the same results."""
     small = ["algos=[PITA]", "rounds_of_training=1", "models.tiny.steps=2", "execution.shard_size=1000"]
     one, other, url = tmp_path / "one", tmp_path / "other", f"file://{tmp_path}/shared"
     (tmp_path / "shared").mkdir()
+    said = run_here(one, *small, f"execution.shared_store={url}", "dry_run=true")
+    assert "Shared store: none of the outputs that are missing here is there, and 7 jobs would run." in in_line(
+        said
+    )
     run_here(one, *small, f"execution.shared_store={url}")
     said = run_here(other, *small, f"execution.shared_store={url}", "dry_run=true")
-    assert "7 jobs: 7 stored (2 of them in the shared store, to be fetched), 0 to run on" in " ".join(said.split())
+    assert "7 jobs: 7 stored (2 of them in the shared store, to be fetched), 0 to run on" in in_line(said)
+    assert re.search(
+        r"Shared store: 2 outputs \([\d.]+ kB\) would be fetched, and no job would run\.", in_line(said)
+    )
     said = run_here(other, *small, f"execution.shared_store={url}")
     assert "fetching 2 outputs from the shared store" in said
     assert "all 7 jobs are stored; nothing to run" in said
     assert results(one) == results(other)
+    said = run_here(other, *small, f"execution.shared_store={url}", "dry_run=true")
+    assert "nothing would be fetched, as all that is needed is here, and no job would run." in in_line(said)

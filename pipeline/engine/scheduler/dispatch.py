@@ -80,8 +80,8 @@ def _is_to_run(run: Run, job_id: str, on_disk: OnDisk) -> bool:
 
 
 def _wait(run: Run, job_id: str, reason: str) -> None:
-    if reason and job_id not in run.told_waiting:
-        run.told_waiting.add(job_id)
+    if reason and run.told_waiting.get(job_id) != reason:  # another machine may take the claim over
+        run.told_waiting[job_id] = reason
         run.say(f"{job_id}: {reason}; waiting for that", logging.INFO)
         run.record("JobWaits", job=job_id, reason=reason)
     run.state.wait(job_id)

@@ -27,6 +27,8 @@ def go_on(run: Run, job_id: str, on_disk: OnDisk) -> None:
     if run.delayed.pop(job_id, None) is None or run.state.jobs[job_id].status is not JobStatus.pending:
         return
     if not on_disk.stored:
+        if run.told_waiting.pop(job_id, ""):  # it may be this run's by now, and wait for a worker alone
+            run.record("JobWaits", job=job_id, reason="")
         run.state.retry(job_id)
         return
     run.do(ReleaseClaim(job_id))

@@ -45,7 +45,7 @@ class Run:
         nodes_lost: Job -> machines that were lost while they ran it.
         took_s: Kind of job -> seconds that its last ones took at most, see `ahead`.
         told_late: Worker and job of which it has spoken late: told once.
-        told_waiting: Jobs that another run was found computing: told once.
+        told_waiting: Job that another run was found computing -> what was said of that.
         stopping: Whether workers are being ended.
         halted: Why no further job could succeed, or "".
         now_s: Monotonic seconds at the event that is decided about.
@@ -71,7 +71,7 @@ class Run:
     nodes_lost: Counter[str] = field(default_factory=Counter)
     took_s: dict[tuple[str, str, str], float] = field(default_factory=dict)
     told_late: set[tuple[int, str]] = field(default_factory=set)
-    told_waiting: set[str] = field(default_factory=set)
+    told_waiting: dict[str, str] = field(default_factory=dict)
     stopping: bool = False
     halted: str = ""
     now_s: float = 0.0

@@ -11,6 +11,7 @@ from pipeline.runs.live_run import LiveRun
 from pipeline.runs.progress import Progress
 from pipeline.runs.report.format import jobs
 from pipeline.runs.report.gpus import gpu_loads, memory
+from pipeline.runs.report.notices import notices
 from pipeline.runs.report.screen import headline, screen
 from pipeline.runs.run_view import RunView
 from pipeline.terminal.watch import in_place
@@ -38,6 +39,7 @@ class PlainLines:
         self._every_s = every_s
         self._next_s = every_s
         self._finished: set[tuple[str, int]] = set()
+        self._noticed: list[str] = []
 
     def update(self, run: LiveRun) -> None:
         """Print what is new."""
@@ -54,6 +56,9 @@ class PlainLines:
                 if cell.stored < cell.total:
                     outcome = f"{cell.given_up} of {jobs(cell.total)} not done" if cell.given_up else "done"
                     lines.append(f"{chain} round {number}: {outcome}")
+        noticed = notices(view, progress.shared_store if progress else "")
+        lines += [line for line in noticed if line not in self._noticed]
+        self._noticed = noticed
         if elapsed_s >= self._next_s:
             self._next_s = elapsed_s + self._every_s
             lines.append(headline(view, progress))

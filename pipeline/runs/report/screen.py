@@ -15,6 +15,7 @@ from pipeline.runs.live_run import LiveRun
 from pipeline.runs.progress import Progress
 from pipeline.runs.report.format import brief_device, done_in_words, duration, gibibytes, rate
 from pipeline.runs.report.grid import Cells, chains_of, current_grid, how_far, jobs_done
+from pipeline.runs.report.notices import notices
 from pipeline.runs.run_view import RunView
 from pipeline.terminal.columns import EXTRA, Column, FittedTable, in_lines
 
@@ -40,7 +41,8 @@ def screen(run: LiveRun, width: int, height: int) -> RenderableType:
     view = run.view
     first, *rest = _headline(view, run.progress)
     top = in_lines([f"{duration(view.elapsed_s(run.now))}: {first}", *rest], width)
-    said = in_lines(run.stopping.split(), width) if run.stopping else []
+    lines = [*notices(view, run.shared_store), *([run.stopping] if run.stopping else [])]
+    said = [part for line in lines for part in in_lines(line.split(), width)]
     top, said = top[: max(1, height - 1 - len(said))], said[: max(0, height - 2)]
     parts: list[RenderableType] = [Text("\n".join(top), no_wrap=True, overflow="ellipsis")]
     if said:

@@ -183,6 +183,8 @@ def run_headline(run: LoadedRun, now: float, engine: bool | None) -> Text:
     rest = {"running": counts.running, "to come": counts.left, "failed": counts.failed, "blocked": counts.blocked}
     parts += [f"{number:,} {what}" for what, number in rest.items() if number]
     text.append("\n" + ", ".join(parts))
+    if told and told.shared_store:
+        text.append(f"\n{printable(told.shared_store)}", style="yellow")
     hint = {
         "killed": "The engine is gone without having ended the run; the same command goes on from here.",
         "interrupted": "The same command goes on from here.",

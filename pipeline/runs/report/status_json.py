@@ -31,6 +31,7 @@ def run_json(run: LoadedRun, now: float) -> dict[str, Any]:
         "host": view.host,
         "slurm": dict(run.origin.slurm) or None,
         "progress": _progress_json(run.progress),
+        "shared_store": (run.progress.shared_store if run.progress else "") or None,
         "counts": {**asdict(counts), "pending": counts.left},
         "cells": [
             {"chain": chain, "round": number, **asdict(cell)} for (chain, number), cell in view.cells.items()

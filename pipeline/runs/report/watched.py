@@ -10,6 +10,7 @@ from rich.text import Text
 from pipeline.runs.loaded import LoadedRun
 from pipeline.runs.report.format import jobs
 from pipeline.runs.report.grid import chains_of
+from pipeline.runs.report.notices import waited_for
 from pipeline.runs.report.screen import chain_lines, first, share_lines
 from pipeline.runs.report.status import Glance, run_headline, running_table
 from pipeline.runs.run_view import failures
@@ -25,6 +26,8 @@ def watched_run(run: LoadedRun, now: float, height: int) -> list[RenderableType]
     top.no_wrap, top.overflow = True, "ellipsis"
     failed = list(failures(run.view))[-_MOST_FAILURES:]
     bottom = [Text(printable(f"failed: {job.id}: {job.reason}"), "red") for job, _ in failed]
+    if engine and (waits := waited_for(run.view)):
+        bottom.insert(0, Text(printable(waits), "yellow"))
     for line in bottom:
         line.no_wrap, line.overflow = True, "ellipsis"
     chains, running = chains_of(run.view.cells), run.view.having("running") if engine else []

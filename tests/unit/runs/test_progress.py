@@ -8,17 +8,21 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from rich.console import Console, Group
 
 from pipeline.runs.live_run import LiveRun
 from pipeline.runs.loaded import LoadedRun
 from pipeline.runs.progress import ProgressFile, read_progress
+from pipeline.runs.report.live import PlainLines
 from pipeline.runs.report.screen import headline, screen
 from pipeline.runs.report.status import run_headline, running_table
 from pipeline.runs.report.status_json import run_json
+from pipeline.runs.report.watched import watched_run
 from tests.doubles.runs import CHAIN, START, WrittenRun, chain_plan
 from tests.unit.runs.report.test_tables import printed
 
 FIRST, SECOND = (f"{CHAIN}/r1/generate/{shard:03}" for shard in range(2))
+THIRD = f"{CHAIN}/r1/train"
 
 
 class Engine:
@@ -132,3 +136,38 @@ def test_a_run_that_is_over_or_killed_has_no_time_left(tmp_path: Path) -> None:
     engine = Engine(tmp_path)
     engine.tick(START)
     assert LoadedRun(engine.written.folder).progress is None
+
+
+def test_what_a_run_waits_for_and_a_store_that_is_away_are_said_wherever_it_is_looked_at(tmp_path: Path) -> None:
+    engine = Engine(tmp_path)
+    engine.begin(FIRST, worker=0)
+    for job in (SECOND, THIRD):
+        fields = {"job": job, "reason": "another machine (node7, since 15:02) computes it"}
+        engine.take("JobWaits", **fields)
+        engine.written.write("JobWaits", **fields)
+    engine.live.shared_store = away = "the shared store cannot be reached since 15:04 (no route): going on"
+    engine.tick(START)
+    waits = f"waiting for {SECOND}: another machine (node7, since 15:02) computes it; and for 1 more job of others"
+    plain = PlainLines(Console(), every_s=9e9)
+    with alive(engine.written) as run:
+        assert plain.new(run.view, run.progress, START) == [waits, away]
+        assert plain.new(run.view, run.progress, START + 1) == []  # told once
+        assert f"\n{away}" in run_headline(run, START, True).plain
+        assert run_json(run, START)["shared_store"] == away
+        for text in (
+            printed(screen(engine.live, 160, 40), 160),
+            printed(Group(*watched_run(run, START, 40)), 160),
+        ):
+            assert [line.rstrip() for line in text.splitlines() if line.rstrip() in (waits, away)] != []
+            assert waits in text
+            assert away in text
+        small = printed(screen(engine.live, 80, 10), 80).splitlines()
+        assert len(small) < 10
+        for job, event in ((SECOND, "JobFoundStored"), (THIRD, "JobStarted")):
+            engine.take(event, job=job, worker=1, attempt=1)
+            engine.written.write(event, job=job, worker=1, attempt=1)
+        engine.live.shared_store = ""
+        engine.tick(START + 5)
+        run.refresh()
+        assert plain.new(run.view, run.progress, START + 2) == []
+        assert "waiting" not in printed(screen(engine.live, 160, 40), 160)

@@ -85,7 +85,7 @@ def _split(url: str) -> tuple[str, str]:
         if not url.startswith("/"):
             raise ConfigError(
                 f"{KEY}={url}: give the whole path of a folder, which begins with /, so that it is the same one "
-                "wherever the command is typed (~ is not expanded here; $HOME is, by the shell)"
+                "wherever the command is typed (~ is your home folder on a command line alone, without quotes)"
             )
         return "", url
     rest = url[found.end() :]

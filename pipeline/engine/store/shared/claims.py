@@ -18,8 +18,12 @@ import secrets
 import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
+from datetime import datetime
 from threading import Thread
+from typing import Annotated
+
+from msgspec import Meta
 
 from pipeline.engine.store.shared.objects import Objects, UnreachableError
 from pipeline.foreign import ForeignDataError, read_json
@@ -51,6 +55,7 @@ class Holder:
 class _Claim(Holder):
     turn: int = 0
     released: bool = False
+    since: Annotated[float, Meta(ge=0, le=1e11)] = 0.0
 
 
 @dataclass(kw_only=True)
@@ -60,11 +65,13 @@ class Lease:
     Attributes:
         key: The key.
         number: The fence.
+        since: When it was made, in seconds since 1970 by the clock of its maker; for people alone.
         turn: How often it was renewed.
     """
 
     key: str
     number: int
+    since: float
     turn: int = 0
 
 
@@ -74,9 +81,15 @@ class Held:
 
     Attributes:
         host: The machine, as it calls itself.
+        since: When it claimed, by its own clock; 0 where it does not say.
     """
 
     host: str
+    since: float = field(default=0.0, compare=False)
+
+    def __str__(self) -> str:
+        """As in ``node7, since 15:02``."""
+        return f"{self.host}, since {moment(self.since)}" if self.since else self.host
 
 
 class Claims:
@@ -102,22 +115,23 @@ class Claims:
         Raises:
             UnreachableError: It could not be asked.
         """
-        number = 1
+        number, now = 1, float(int(time.time()))
         for _ in range(_TRIES):
-            if self._objects.create(_name(key, number), self._text()):
+            mine = Lease(key=key, number=number, since=now)
+            if self._objects.create(_name(key, number), self._text(mine)):
                 self._seen.pop(key, None)
-                return Lease(key=key, number=number)
+                return mine
             number, data = self._highest(key)
             if data is None:
                 number += 1  # it was removed just now; what follows is made only where it is not there
                 continue
             claim = _read(data)
             if claim and claim.run == self._me.run and not claim.released:
-                return Lease(key=key, number=number, turn=claim.turn)
+                return Lease(key=key, number=number, since=claim.since, turn=claim.turn)
             if not (claim and (claim.released or claim.store == self._me.store)) and not self._is_over(
                 key, number, data
             ):
-                return Held("".join(c if c.isprintable() else "?" for c in claim.host)[:60] if claim else "?")
+                return _held(claim)
             number += 1
         raise UnreachableError("others took the claim again and again")
 
@@ -130,7 +144,7 @@ class Claims:
         if not self._is_mine(lease):
             return False
         lease.turn += 1
-        self._objects.write(_name(lease.key, lease.number), self._text(lease.turn))
+        self._objects.write(_name(lease.key, lease.number), self._text(lease))
         return True
 
     def release(self, lease: Lease) -> None:
@@ -140,7 +154,7 @@ class Claims:
             UnreachableError: It could not be asked. Then the claim ends by itself.
         """
         if self._is_mine(lease):
-            self._objects.write(_name(lease.key, lease.number), self._text(lease.turn, released=True))
+            self._objects.write(_name(lease.key, lease.number), self._text(lease, released=True))
 
     def release_all(self, leases: Sequence[Lease], within_s: float, hurries: Callable[[], bool]) -> None:
         """The same for several, and not waited for long: a server that does not answer holds up no end.
@@ -193,13 +207,26 @@ class Claims:
         names = (name.rpartition("/")[2] for name in self._objects.names(f"claims/{key}/"))
         return sorted(int(name) for name in names if _NAME.fullmatch(name))
 
-    def _text(self, turn: int = 0, *, released: bool = False) -> bytes:
-        return json.dumps(asdict(_Claim(**asdict(self._me), turn=turn, released=released))).encode()
+    def _text(self, lease: Lease, *, released: bool = False) -> bytes:
+        claim = _Claim(**asdict(self._me), turn=lease.turn, released=released, since=lease.since)
+        return json.dumps(asdict(claim)).encode()
 
 
 def holder(store: str, host: str) -> Holder:
     """A run that is about to claim."""
     return Holder(run=secrets.token_hex(16), store=store, host=host)
+
+
+def moment(seconds: float) -> str:
+    """A time of today as ``15:02``, another with its day, by the clock of this machine."""
+    then = datetime.fromtimestamp(seconds).astimezone()
+    return f"{then:%H:%M}" if then.date() == datetime.now().astimezone().date() else f"{then:%Y-%m-%d %H:%M}"
+
+
+def _held(claim: _Claim | None) -> Held:
+    if claim is None:
+        return Held("?")
+    return Held("".join(c if c.isprintable() else "?" for c in claim.host)[:60], claim.since)
 
 
 def _name(key: str, number: int) -> str:

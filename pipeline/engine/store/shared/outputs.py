@@ -69,6 +69,18 @@ class Entry:
     cost: dict[str, _NUMBER] = field(default_factory=dict)
 
 
+@dataclass(frozen=True, kw_only=True)
+class _Size:
+    size: Annotated[int, Meta(ge=0, le=_LARGEST)]
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Sizes:
+    """Of a manifest, what is told before it is fetched."""
+
+    files: dict[str, _Size]
+
+
 class SharedOutputs:
     """The outputs of one shared store."""
 
@@ -95,6 +107,18 @@ class SharedOutputs:
             return read_json(data, Entry)
         except ForeignDataError as error:
             raise BadOutputError(f"its entry cannot be read ({error})") from error
+
+    def size(self, key: str) -> int:
+        """Bytes of an output, as its manifest says; 0 where it is not there, or nothing that can be read.
+
+        Raises:
+            UnreachableError: It could not be asked.
+        """
+        try:
+            entry = self.entry(key)
+            return sum(file.size for file in read_json(entry.manifest, _Sizes).files.values()) if entry else 0
+        except (BadOutputError, ForeignDataError):
+            return 0
 
     def set_aside(self, key: str, upload: str) -> None:
         """Take the entry of an output away that was found bad, so that it is made anew; a copy of it is kept.

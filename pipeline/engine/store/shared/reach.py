@@ -9,10 +9,13 @@ from threading import Event, Lock
 from typing import TypeVar
 
 from pipeline.engine.store.shared.answers import Pace
+from pipeline.engine.store.shared.claims import moment
 from pipeline.engine.store.shared.objects import Objects, RefusedError, UnreachableError, keeps_first
 
 log = logging.getLogger("pipeline")
 
+_NEWS_S = 60.0
+"""For how long it is said that the store is reached again."""
 _T = TypeVar("_T")
 
 
@@ -39,6 +42,7 @@ class Reach:
         """
         self.away = self.trouble = away
         self.heard_s = clock()
+        self._why, self._since, self._back = away, time.time(), 0.0
         self._objects, self._pace, self._closing, self._clock = objects, pace, closing, clock
         self._is_proven = not away
         self._is_told = False
@@ -73,7 +77,7 @@ class Reach:
         with self._lock:
             self.heard_s = self._clock()
             if self.away:
-                self.away = ""
+                self.away, self._back = "", time.time()
                 log.info("the shared store is reached again")
 
     def lost(self, error: UnreachableError) -> None:
@@ -82,7 +86,21 @@ class Reach:
             if not self.away and not self._closing.is_set():
                 level, self._is_told = logging.INFO if self._is_told else logging.WARNING, True
                 log.log(level, "the shared store cannot be reached (%s): the run goes on with what is here", error)
+            if not self.away:
+                self._why, self._since = str(error), time.time()
             self.away = str(error)
+
+    def notice(self) -> str:
+        """That it is away, or was until a moment ago, in a line for a screen; else ""."""
+        with self._lock:
+            if self.away:
+                since = moment(self._since)
+                return (
+                    f"the shared store cannot be reached since {since} ({self._why}): going on with what is here"
+                )
+            if time.time() - self._back < _NEWS_S:
+                return f"the shared store is reached again since {moment(self._back)}"
+            return ""
 
     def look_again(self) -> None:
         """Ask something that costs nothing.

@@ -91,7 +91,7 @@ class Session:
     # -- what the run asks -------------------------------------------------------------------------------------
 
     def ask(self, job_id: str, key: str) -> tuple[Answer, str]:
-        """What is known of a key, and which machine makes it; asks the store where nothing is known.
+        """What is known of a key, and which machine makes it since when; asks the store if nothing is.
 
         Raises:
             StoreError: The local store cannot be written to.
@@ -140,6 +140,11 @@ class Session:
         with self._state:
             waits = (one.answer is Answer.wait and not one.is_expected for one in self._asked.values())
             return sum(waits) >= self._limit
+
+    @property
+    def notice(self) -> str:
+        """What whoever looks at the run should know of the way to the store, in a line, or ""."""
+        return self._reach.notice()
 
     # -- what the run tells ------------------------------------------------------------------------------------
 
@@ -270,7 +275,7 @@ class Session:
                     self._claims.forget(key)
             return Answer.there, ""
         if isinstance(took, Held):
-            return Answer.held, took.host
+            return Answer.held, str(took)
         with self._state:
             self._leases[key] = took
         return Answer.mine, ""

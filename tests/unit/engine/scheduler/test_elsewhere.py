@@ -64,3 +64,13 @@ def test_who_makes_it_is_told_once() -> None:
     assert paper.record("JobWaits")["reason"] == "another machine (there) computes it"
     paper.wait(1.0)
     assert paper.start(waits) == []
+    paper.wait(1.0)
+    assert paper.start(OnDisk(claimed=False, waits="another machine (third) computes it")) == ["JobWaits a"]
+
+
+def test_who_waits_for_nobody_any_more_says_so() -> None:
+    paper = OnPaper(job("a"))
+    assert paper.start(OnDisk(claimed=False, waits="another machine (there) computes it")) == ["JobWaits a"]
+    assert told(paper, "a", NOT_HERE) == ["JobWaits a"]
+    assert paper.record("JobWaits")["reason"] == ""
+    assert paper.start() == ["send a to 0"]

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import secrets
+import time
 from pathlib import Path
 
 import pytest
 
-from pipeline.engine.store.shared.claims import Claims, Held, Lease, holder
+from pipeline.engine.store.shared.claims import Claims, Held, Lease, holder, moment
 from pipeline.engine.store.shared.objects import Objects
 
 KEY = "cd" * 20
@@ -44,9 +45,11 @@ def taken(claims: Claims) -> Lease:
 
 def test_one_machine_has_a_claim_until_it_gives_it_back(objects: Objects, clock: Clock) -> None:
     one, other = claims(objects, clock, "one", "near"), claims(objects, clock, "other")
+    began = time.time()
     lease = taken(one)
     assert taken(one) == lease  # the answer to the first request was lost
     assert other.take(KEY) == Held("near")
+    assert str(other.take(KEY)) in {f"near, since {moment(when)}" for when in (began, time.time())}
     one.release(lease)
     later = taken(other)
     assert later.number > lease.number

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import secrets
 import select
 import time
@@ -174,11 +175,17 @@ def test_a_network_that_goes_and_comes_back_is_told_once_each(
     caplog.set_level("INFO")
     one, store = machine(), Away(memory)
     session = one.session(store)  # type: ignore[arg-type]
+    assert session.notice == ""
     assert [known(session, key=key * 20) for key in ("aa", "bb")] == [Answer.mine, Answer.mine]
+    assert re.fullmatch(
+        r"the shared store cannot be reached since [-\d: ]+ \(no route\): going on with what is here",
+        session.notice,
+    )
     one.make()
     session.finished(KEY)
     store.away = False
     assert session.conclude() == ""
+    assert session.notice.startswith("the shared store is reached again since ")
     said = [record.getMessage() for record in caplog.records]
     assert said[0] == "the shared store cannot be reached (no route): the run goes on with what is here"
     assert said[1:] == ["the shared store is reached again"]
