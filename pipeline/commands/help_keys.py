@@ -233,7 +233,8 @@ def _key(known: _Known, keys: Sequence[str]) -> Iterator[Line]:
         yield f"    {'choice':<{_COLUMN}}{choice}{f': {text}' if text else ''}", ""
     for choices, said in _set_by(known, keys):
         yield f"    {'set by':<{_COLUMN}}{choices}: {said}", ""
-    effect = "depend on it" if first.affects_result else _NO_EFFECT
+    keyed = f"depend on it {first.keyed}" if first.keyed else _NO_EFFECT
+    effect = "depend on it" if first.affects_result else keyed
     yield f"    {'results':<{_COLUMN}}{effect}", ""
     yield f"    {'declared':<{_COLUMN}}{first.declared}", ""
 

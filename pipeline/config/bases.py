@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from pipeline.config.fields import (
+    BY_CONTENT,
     LARGEST_RATE,
     LARGEST_SEED,
     LARGEST_WEIGHT,
@@ -76,7 +77,7 @@ class AlgoConfig(Settings):
     """Passes over the data of a round."""
     options: dict[str, Any] = field(default_factory=dict)
     """Free-form settings of an algorithm of your own."""
-    front: dict[str, Any] = field(default_factory=dict, metadata={"affects_result": False})
+    front: dict[str, Any] = hint({}, keyed="as its points have settings of their own")
     """Settings of this algorithm with lists of values, as `{learning_rate: [1e-4, 3e-4]}`: it is run at each of
     them, as points of a front of reward against KL."""
 
@@ -173,9 +174,9 @@ class ModelConfig(Settings):
 
     kind: str = MISSING
     """`tiny` (trained in the run) or `hf` (any causal language model that transformers loads)."""
-    path: str | None = file_or_folder(None, affects_result=False)
+    path: str | None = file_or_folder(None, affects_result=False, keyed=BY_CONTENT)
     """For `hf`: folder, GGUF file or hub id. Results depend on the content (`plan.models`), not on where it is."""
-    value_path: str | None = file_or_folder(None, affects_result=False)
+    value_path: str | None = file_or_folder(None, affects_result=False, keyed=BY_CONTENT)
     """Backbone of value models, likewise; null copies the reference's. Must share its tokenizer."""
 
     @property

@@ -31,6 +31,9 @@ RANGE = "range"
 PATH = "path"
 CHOICES = "choices"
 UNLESS_DEFAULT = "unless_default"
+KEYED = "keyed"
+BY_CONTENT = "by what is there, wherever that is"
+"""How results depend on the name of a place."""
 _GROUPED_FROM = 10_000
 _EXACT_BELOW = 2**53
 
@@ -94,6 +97,7 @@ def number(
     hint: str = "",
     advice: str = "",
     affects_result: bool = True,
+    keyed: str = "",
 ) -> Any:
     """A field of numbers with their range: a number, one or null, a list of numbers, or a table of them.
 
@@ -111,6 +115,8 @@ def number(
         advice: What a message says besides, as a sentence without its full stop.
         affects_result: False for what changes how fast or where work is done, never what comes out; it is then
             left out of the keys of results.
+        keyed: Of one that is left out: what of it the plan puts into keys all the same, to follow "results depend
+            on it", such as "where it is more than 1".
     """
     allowed = Range(
         at_least=at_least,
@@ -122,28 +128,32 @@ def number(
         hint=hint,
         advice=advice,
     )
-    return _field(default, affects_result, {RANGE: allowed})
+    return _field(default, affects_result, {RANGE: allowed, KEYED: keyed})
 
 
-def file_or_folder(default: str | None, *, affects_result: bool = True) -> Any:
+def file_or_folder(default: str | None, *, affects_result: bool = True, keyed: str = "") -> Any:
     """A field that names a file or folder; what no file system takes is refused before anything starts.
 
     Args:
         default: Its default.
         affects_result: As for `number`.
+        keyed: Likewise.
     """
-    return _field(default, affects_result, {PATH: True})
+    return _field(default, affects_result, {PATH: True, KEYED: keyed})
 
 
-def one_of(default: str | None, choices: Mapping[str, str], *, affects_result: bool = True) -> Any:
+def one_of(
+    default: str | None, choices: Mapping[str, str], *, affects_result: bool = True, keyed: str = ""
+) -> Any:
     """A field of text that takes one of a few; any other is refused before anything starts.
 
     Args:
         default: Its default.
         choices: What may be chosen -> what that means, or "".
         affects_result: As for `number`.
+        keyed: Likewise.
     """
-    return _field(default, affects_result, {CHOICES: choices})
+    return _field(default, affects_result, {CHOICES: choices, KEYED: keyed})
 
 
 def option(default: Any) -> Any:
@@ -155,9 +165,14 @@ def option(default: Any) -> Any:
     return _field(default, True, {UNLESS_DEFAULT: True})
 
 
-def hint(default: Any) -> Any:
-    """A field that cannot change a result; `plan.keys` leaves it out."""
-    return _field(default, False, {})
+def hint(default: Any, keyed: str = "") -> Any:
+    """A field that cannot change a result; `plan.keys` leaves it out.
+
+    Args:
+        default: Its default.
+        keyed: As for `number`, of one that can.
+    """
+    return _field(default, False, {KEYED: keyed})
 
 
 def _field(default: Any, affects_result: bool, declared: dict[str, Any]) -> Any:

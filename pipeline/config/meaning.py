@@ -19,7 +19,7 @@ from pathlib import Path
 from types import NoneType, UnionType
 from typing import Any, Union, get_args, get_origin, get_type_hints
 
-from pipeline.config.fields import CHOICES, MISSING, PATH, RANGE
+from pipeline.config.fields import CHOICES, KEYED, MISSING, PATH, RANGE
 from pipeline.config.schema import Config
 from pipeline.config.tables import TABLES, all_shipped
 from pipeline.config.values import short
@@ -46,6 +46,7 @@ class Meaning:
         choices: What may be chosen -> what that means, or "".
         text: What it means, with its unit, in one paragraph; "" where nothing is written.
         affects_result: Whether other values lead to other results; what does not is in no key of a result.
+        keyed: Of what does not by itself: where or by what they do all the same, or "".
         declared: The class that declares it, as ``pipeline.config.schema:TrainingConfig``.
     """
 
@@ -56,6 +57,7 @@ class Meaning:
     choices: Mapping[str, str] = field(default_factory=dict)
     text: str = ""
     affects_result: bool = True
+    keyed: str = ""
     declared: str = ""
 
     @property
@@ -149,6 +151,7 @@ def _meaning(schema: type[Any], item: Field[Any], key: str, hint: Any, default: 
         choices=choices or ({} if enum is None else {each.name: _written(enum, each.name) for each in enum}),
         text=_written(schema, item.name) or (about(enum) if enum else ""),
         affects_result=item.metadata.get("affects_result", True),
+        keyed=item.metadata.get(KEYED, ""),
         declared=f"{owner.__module__}:{owner.__qualname__}",
     )
 

@@ -34,6 +34,10 @@ AUTO = "auto"
 SPARES = f", or '{AUTO}' for one where that pays"
 JOBS_PER_DEVICE = f", or '{AUTO}' to measure how many fit"
 WIDTH = f", or '{AUTO}' for as few as fit distributed.gpu_memory_gib"
+SEVERAL = "where it is more than 1"
+TOGETHER = "where several devices share a training"
+ENABLED = "where distributed.enabled has a training use them all"
+RECKONED = "where generation.gpus_per_job=auto reckons with it"
 
 
 class Backend(Enum):
@@ -171,14 +175,14 @@ class TrainingConfig:
     warmup_steps: int = number(20, at_least=0, at_most=1_000_000_000)
     """Optimizer steps over which a factor of the rate rises to 1; `schedule` runs from the first step on."""
     schedule: Warmup = Warmup.cosine
-    gpus_per_job: int = number(1, at_least=1, at_most=1024, affects_result=False)
+    gpus_per_job: int = number(1, at_least=1, at_most=1024, affects_result=False, keyed=SEVERAL)
     """Devices that share one training, each with micro-batches of its own; the batch of a step is as configured.
     Part of a training's key where it is more than 1, with the strategy: float sums are taken in another order."""
     memory_mb: int | None = number(
         None, at_least=1, at_most=100_000_000, hint=OTHERWISE_MEASURED, affects_result=False
     )
     """Memory that a training takes of each of its GPUs, in MiB; null leaves it to what is measured."""
-    strategy: Strategy = hint(Strategy.auto)
+    strategy: Strategy = hint(Strategy.auto, keyed=TOGETHER)
     """How GPUs share one training; `auto` is what `distributed.strategy` says; where that is `auto` too, the
     simplest that the memory model says fits, see `python -m pipeline gpus fit`."""
     checkpoint_every_steps: int = number(0, at_least=0, at_most=1_000_000_000, affects_result=False)
@@ -191,7 +195,7 @@ class TrainingConfig:
 class GenerationConfig:
     """How text is drawn, in data collection and in evaluation."""
 
-    backend: TextBackend = hint(TextBackend.own)
+    backend: TextBackend = hint(TextBackend.own, keyed="where it is another than own")
     """What decodes where no value model guides; algorithms that guide use `own` throughout. Part of the keys of
     what another than `own` draws, see docs/models.md."""
     batch_size: int = number(256, at_least=1, at_most=1_000_000)
@@ -207,7 +211,9 @@ class GenerationConfig:
     cuda_graphs: bool = hint(False)
     """On a GPU, record each step of decoding as one CUDA graph and replay it, instead of saying its thousands of
     operations anew; untried, see docs/gpus.md. It may change the last bits, as another model of GPU does."""
-    gpus_per_job: int | str = number(1, at_least=1, at_most=1024, words=(AUTO,), hint=WIDTH, affects_result=False)
+    gpus_per_job: int | str = number(
+        1, at_least=1, at_most=1024, words=(AUTO,), hint=WIDTH, affects_result=False, keyed=SEVERAL
+    )
     """Devices that share a policy, each with a part of every layer, where it does not fit on one (docs/gpus.md).
     Part of the keys of what is drawn so where it is more than 1: float sums are taken in another order."""
     memory_mb: int | None = number(
@@ -295,14 +301,16 @@ class DistributedConfig:
     """Which GPUs a run uses, and how several share one training."""
 
     num_gpus: int | None = number(
-        None, at_least=1, at_most=1024, hint=", or null to take every one", affects_result=False
+        None, at_least=1, at_most=1024, hint=", or null to take every one", affects_result=False, keyed=ENABLED
     )
     """How many GPUs, the idlest first; null takes every visible one, or as many as `gpu_ids` names."""
-    gpu_ids: list[int] | None = number(None, at_least=0, at_most=1023, affects_result=False)
+    gpu_ids: list[int] | None = number(None, at_least=0, at_most=1023, affects_result=False, keyed=ENABLED)
     """Exactly these: positions in CUDA_VISIBLE_DEVICES, or in the list of all GPUs where that is not set."""
-    gpu_list: list[int] | None = number(None, at_least=0, at_most=1023, affects_result=False)
+    gpu_list: list[int] | None = number(None, at_least=0, at_most=1023, affects_result=False, keyed=ENABLED)
     """The same as `gpu_ids`, by its other name: `distributed.gpu_list=0,1,2,3`."""
-    gpu_memory_gib: float | None = number(None, above=0, at_most=100_000, hint=", or null", affects_result=False)
+    gpu_memory_gib: float | None = number(
+        None, above=0, at_most=100_000, hint=", or null", affects_result=False, keyed=RECKONED
+    )
     """Memory of each GPU, by which `generation.gpus_per_job=auto` reckons, whatever this machine has; profiles of
     GPUs set it."""
     enabled: bool = False

@@ -61,7 +61,7 @@ class ValueAlgoConfig(AlgoConfig):
     others: Others = Others.kept
     """What becomes of tokens that are no candidates: `kept` leaves each the reference's probability, `offset_zero`
     is the rule of the papers' code, `dropped` never draws one. See docs/guidance.md."""
-    truncate: bool | None = hint(None)
+    truncate: bool | None = hint(None, keyed="as they do on `others`")
     """Former name: true is `others=dropped`, false is `others=kept`. Null leaves it to `others`."""
     aggregate: bool = True
     """Train on the data of all rounds so far rather than of this round alone."""

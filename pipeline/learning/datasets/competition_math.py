@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any, ClassVar
 
 from pipeline.config.bases import DatasetConfig
-from pipeline.config.fields import file_or_folder
+from pipeline.config.fields import BY_CONTENT, file_or_folder
 from pipeline.errors import DataError
 from pipeline.learning.datasets.columns import needed
 from pipeline.learning.datasets.from_files import STEP_BY_STEP, FilesConfig, FilesDataset
@@ -19,8 +19,8 @@ class MathConfig(FilesConfig):
     """Competition mathematics (MATH, arXiv 2103.03874), tested on MATH-500 (arXiv 2305.20050)."""
 
     reward: str = "math_verify"
-    path: str | None = file_or_folder("DigitalLearningGmbH/MATH-lighteval", affects_result=False)
-    test_path: str | None = file_or_folder("HuggingFaceH4/MATH-500", affects_result=False)
+    path: str | None = file_or_folder("DigitalLearningGmbH/MATH-lighteval", affects_result=False, keyed=BY_CONTENT)
+    test_path: str | None = file_or_folder("HuggingFaceH4/MATH-500", affects_result=False, keyed=BY_CONTENT)
     prompt_template: str | None = STEP_BY_STEP
 
 

@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pipeline.config.bases import DatasetConfig
-from pipeline.config.fields import file_or_folder, hint, number
+from pipeline.config.fields import BY_CONTENT, file_or_folder, hint, number
 from pipeline.errors import ConfigError, DataError
 from pipeline.learning.datasets.base import Dataset, Row
 from pipeline.learning.datasets.columns import check_template, make_row, renamed
@@ -29,15 +29,15 @@ class FilesConfig(DatasetConfig):
     """Test prompts at most. Taken from the test split where the source has one, else cut from train."""
     validation_size: int = number(500, at_least=1, at_most=1_000_000_000)
     """Validation prompts at most, likewise."""
-    path: str | None = file_or_folder(None, affects_result=False)
+    path: str | None = file_or_folder(None, affects_result=False, keyed=BY_CONTENT)
     """File, folder or hub id. Results depend on the content, not on where it is."""
-    validation_path: str | None = file_or_folder(None, affects_result=False)
+    validation_path: str | None = file_or_folder(None, affects_result=False, keyed=BY_CONTENT)
     """A source of its own for validation; null looks in `path`."""
-    test_path: str | None = file_or_folder(None, affects_result=False)
+    test_path: str | None = file_or_folder(None, affects_result=False, keyed=BY_CONTENT)
     """A source of its own for the test split; null looks in `path`."""
     subset: str | None = None
     """Configuration of the hub's dataset, or the folder of that name inside a local one."""
-    revision: str | None = hint(None)
+    revision: str | None = hint(None, keyed=BY_CONTENT)
     """Commit, tag or branch of `path` on the hub; null takes the newest."""
     train_split: str | None = None
     """Name of the split to train on; null takes `train`, or the only one there is."""

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any, ClassVar
 
 from pipeline.config.bases import DatasetConfig
-from pipeline.config.fields import file_or_folder, number
+from pipeline.config.fields import BY_CONTENT, file_or_folder, number
 from pipeline.errors import DataError
 from pipeline.learning.datasets.columns import needed
 from pipeline.learning.datasets.files import TABLES, TEXT
@@ -20,7 +20,7 @@ class IMDBConfig(FilesConfig):
     """Film reviews (Maas et al., 2011), to be continued from their first words."""
 
     reward: str = "vader"
-    path: str | None = file_or_folder("stanfordnlp/imdb", affects_result=False)
+    path: str | None = file_or_folder("stanfordnlp/imdb", affects_result=False, keyed=BY_CONTENT)
     test_size: int = number(5000, at_least=1, at_most=1_000_000_000)
     prompt_words: int = number(60, at_least=1, at_most=1_000_000)
     """Words of the review that make the prompt."""

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any, ClassVar
 
 from pipeline.config.bases import DatasetConfig
-from pipeline.config.fields import file_or_folder
+from pipeline.config.fields import BY_CONTENT, file_or_folder
 from pipeline.learning.datasets.columns import needed
 from pipeline.learning.datasets.from_files import FilesConfig, FilesDataset
 
@@ -17,7 +17,7 @@ class TLDRConfig(FilesConfig):
     """Posts to be summarised, as TRL ships them: with a summary, or with a preferred and another one."""
 
     reward: str = "model"
-    path: str | None = file_or_folder("trl-lib/tldr", affects_result=False)
+    path: str | None = file_or_folder("trl-lib/tldr", affects_result=False, keyed=BY_CONTENT)
 
 
 class TLDR(FilesDataset):

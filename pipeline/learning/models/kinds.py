@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from typing import ClassVar
 
 from pipeline.config.bases import ModelConfig
-from pipeline.config.fields import LARGEST_RATE, LARGEST_SEED, hint, number, one_of
+from pipeline.config.fields import BY_CONTENT, LARGEST_RATE, LARGEST_SEED, hint, number, one_of
 from pipeline.config.schema import Config
 from pipeline.config.values import brief
 
@@ -18,13 +18,13 @@ BITS = {"8bit": "a byte for each weight of linear layers", "4bit": "half of that
 class HFModelConfig(ModelConfig):
     """A causal language model of the Hugging Face ecosystem; docs/models.md has examples."""
 
-    revision: str | None = hint(None)
+    revision: str | None = hint(None, keyed=BY_CONTENT)
     """Commit, tag or branch of `path` on the hub; null takes the newest."""
-    value_revision: str | None = hint(None)
+    value_revision: str | None = hint(None, keyed=BY_CONTENT)
     """The same for `value_path`."""
     trust_remote_code: bool = False
     """Run Python code that comes with the model. Only for models whose code you have read."""
-    quantization: str | None = one_of(None, BITS, affects_result=False)
+    quantization: str | None = one_of(None, BITS, affects_result=False, keyed="where it is given")
     """Bits of a weight while the frozen reference draws and scores, by bitsandbytes (docs/models.md); null keeps
     weights in `system.dtype`. Part of the keys of what is drawn so, and of the model's name in results."""
 
@@ -57,7 +57,9 @@ class TinyModelConfig(ModelConfig):
 
     seed: int | None = number(None, at_least=0, at_most=LARGEST_SEED)
     """Of initialisation and training, of one reference that all seeds of the experiment share; null is 0."""
-    seeds: list[int] | None = number(None, at_least=0, at_most=LARGEST_SEED, affects_result=False)
+    seeds: list[int] | None = number(
+        None, at_least=0, at_most=LARGEST_SEED, affects_result=False, keyed="as each is a reference of its own"
+    )
     """Several references instead of the one of `seed`, each with chains of its own for every seed of the
     experiment. A stage sees the `seed` of its own reference alone."""
     n_embd: int = number(64, at_least=1, at_most=2048)

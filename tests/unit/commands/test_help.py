@@ -87,6 +87,8 @@ def test_a_key_is_explained_by_what_is_written_where_it_is_declared() -> None:
     assert "results    depend on it" in said
     assert told("training.grad_clip=3") == told("+training.grad_clip") == said
     assert "results    do not depend on this value" in told("execution.workers")
+    for key in ("training.gpus_per_job", "generation.gpus_per_job"):
+        assert "results    depend on it where it is more than 1" in told(key)
     assert "choice     fsdp: weights, gradients" in told("training.strategy")
     assert "profile=cpu: true" in told("system.portable")
     assert "a value must be given" in told("experiment.name")

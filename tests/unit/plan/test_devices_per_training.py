@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import io
+import re
 from functools import cache
 
 import pytest
 from rich.console import Console
 
+from pipeline.config.meaning import shipped_meanings
 from pipeline.plan.build import build_plan
 from pipeline.plan.graph import Plan
 from pipeline.plan.summary import summarize
@@ -15,6 +17,7 @@ from pipeline.runs.report.plan import plan_table
 from tests.doubles.composing import quick_config
 
 TWO = "training.gpus_per_job=2"
+TABLES = ("algos.", "datasets.", "models.")
 
 
 @cache
@@ -65,3 +68,30 @@ def test_the_plan_shows_devices_where_a_job_takes_several(overrides: tuple[str, 
     console.print(plan_table(summarize(made, list(made.jobs))))
     assert isinstance(console.file, io.StringIO)
     assert ("devices" in console.file.getvalue()) == shown
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        (TWO,),
+        (TWO, "training.strategy=ddp"),
+        ("distributed.enabled=true", "distributed.num_gpus=2"),
+        ("distributed.enabled=true", "distributed.gpu_ids=[0,1]"),
+        ("distributed.enabled=true", "distributed.gpu_list=[0,1]"),
+        ("generation.backend=transformers",),
+    ],
+    ids=lambda settings: settings[-1],
+)
+def test_where_help_says_that_results_depend_on_a_setting_keys_do(settings: tuple[str, ...]) -> None:
+    *before, last = settings
+    meaning = shipped_meanings()[last.partition("=")[0]]
+    assert (meaning.affects_result, bool(meaning.keyed)) == (False, True)
+    assert keys(*before) != keys(*settings)
+
+
+def test_no_key_depends_on_a_number_of_which_help_says_that_results_do_not() -> None:
+    found = [each for each in shipped_meanings().values() if not each.affects_result and not each.keyed]
+    numbers = {each.key: int(each.default) for each in found if re.fullmatch(r"\d+", each.default)}
+    settings = [f"{key}={number + 1}" for key, number in numbers.items() if not key.startswith(TABLES)]
+    assert len(settings) > 10
+    assert keys(*settings) == keys()
