@@ -23,7 +23,7 @@ from rich.console import Console
 from pipeline.commands.push import check_repository, push
 from pipeline.commands.remake import held_model
 from pipeline.commands.targets import refuse_records
-from pipeline.config.bases import DatasetConfig, ModelConfig
+from pipeline.config.bases import DatasetConfig
 from pipeline.config.meaning import about as about_settings
 from pipeline.config.plain import to_plain
 from pipeline.config.schema import SystemConfig
@@ -43,6 +43,7 @@ from pipeline.runs.index import choose_run
 from pipeline.runs.loaded import LoadedRun, load
 from pipeline.runs.record import ResultRow, place_of
 from pipeline.runs.report.model_card import HERE, Card, card_text
+from pipeline.runs.report.published import command_for_all, settings_for_all
 from pipeline.runs.rows import METRICS_STAGE
 from pipeline.runs.trained import Trained
 from pipeline.terminal.console import make_console
@@ -229,7 +230,7 @@ def _card(found: Trained, usage: Usage, guidance: GuidanceSettings | None, place
         rows=_rows_of(found, job.algo, job.round),
         reference=[] if job.algo == REFERENCE else _rows_of(found, REFERENCE, 0),
         confidence=run.results.confidence,
-        command=_without_places(found, run.origin.command_line),
+        command=command_for_all(run.origin.command),
         versions=run.origin.versions,
         **_example(found, usage),
         about_prompts=_about_prompts(found.data),
@@ -280,13 +281,6 @@ def _called(path: str) -> str:
     return Path(path).name if Path(path).is_absolute() else path
 
 
-def _without_places(found: Trained, text: str) -> str:
-    """A text in which absolute paths of the model and the data are names: they lead nowhere for others."""
-    for path in (found.model.path, getattr(found.data, "path", None)):
-        text = text.replace(path, _called(path)) if path else text
-    return text
-
-
 def _settings(found: Trained) -> dict[str, Any]:
     """The sections of the configuration that had a part in it."""
     config = found.config
@@ -295,14 +289,9 @@ def _settings(found: Trained) -> dict[str, Any]:
     }
     if found.job.algo in config.algos:
         sections["algos"] = {found.job.algo: to_plain(config.algos[found.job.algo])}
-    sections["datasets"] = {found.job.dataset: _portable(found.data)}
-    sections["models"] = {found.job.model: _portable(found.model)}
-    return sections
-
-
-def _portable(settings: DatasetConfig | ModelConfig) -> dict[str, Any]:
-    plain: dict[str, Any] = to_plain(settings)
-    return {**plain, "path": _called(plain["path"])} if plain.get("path") else plain
+    sections["datasets"] = {found.job.dataset: to_plain(found.data)}
+    sections["models"] = {found.job.model: to_plain(found.model)}
+    return {name: settings_for_all(section) for name, section in sections.items()}
 
 
 def _ends(found: Trained) -> bool:

@@ -28,6 +28,7 @@ from pipeline.outputs.manifest import MANIFEST, describe
 from pipeline.outputs.reading import read_lines
 from pipeline.plan.job import Job
 from pipeline.runs.loaded import LoadedRun, load
+from pipeline.runs.report.published import command_for_all
 from pipeline.terminal.console import Terminal
 from tests.doubles.small_runs import calm_run, run_here
 
@@ -166,7 +167,8 @@ def test_a_card_tells_what_was_measured_and_how_to_repeat_it(outputs: Path, expo
         "metrics"
     ]
     assert f"| pass@1 | {row.value:.4g} | [{row.ci_low:.4g}, {row.ci_high:.4g}] |" in card
-    assert run_of(outputs).origin.command_line in card
+    assert command_for_all(run_of(outputs).origin.command) in card
+    assert str(outputs) not in card
     assert "experiment.name=t" in card
     assert "lm_eval run" in (exported / "policy" / "README.md").read_text()
 
