@@ -24,6 +24,7 @@ from pipeline.commands.run import run_experiment
 from pipeline.commands.start import INTERRUPTED
 from pipeline.config.arguments import check_flags, config_dir_of, settings_first, with_values
 from pipeline.config.explain import explain
+from pipeline.config.home import at_home
 from pipeline.config.install import conf_dir
 from pipeline.config.load import VERSION_BASE, register_schemas, typed
 from pipeline.errors import PipelineError
@@ -74,7 +75,7 @@ def main(arguments: Sequence[str]) -> int:
     try:
         arguments = as_overrides(arguments)
         check_flags(arguments, FLAGS)
-        arguments = settings_first(arguments)
+        arguments = at_home(settings_first(arguments))
         with _for_hydra(with_values(arguments)):
             register_schemas(arguments)
             entry()

@@ -70,7 +70,9 @@ def _explanation(error: Exception) -> str:
     if isinstance(error, MissingConfigException):
         return _missing_file(error)
     if isinstance(error, OverrideParseException):
-        return f"cannot read '{error.override}': {meant_by_word(error.override) or _unreadable(text)}"
+        return (
+            f"cannot read '{error.override}': {meant_by_word(error.override) or _unreadable(error.override, text)}"
+        )
     if several := re.search(r"Ambiguous value for argument '\+*([^=']+)=(.*)'", text):
         return _several_values(*several.groups())
     if merging := re.search(r"Error merging override \+*([^\s=]+)(=.*)?", text):
@@ -106,7 +108,9 @@ def _wrong_file(file: str, kind: str, said: str) -> str:
     return f"{file}.yaml: " + (f"{key}: " if key else "") + type_or_line(key, said)
 
 
-def _unreadable(text: str) -> str:
+def _unreadable(given: str | None, text: str) -> str:
+    if "~" in (given or "") and "Lexer" in text:
+        return "~ is your home folder at the beginning of a value alone, KEY=~/FOLDER. Elsewhere write $HOME."
     return f"{one_line(text)} Write KEY=VALUE."
 
 

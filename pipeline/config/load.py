@@ -27,6 +27,7 @@ from pipeline.config.explain import COMPOSITION_ERRORS, explain, type_or_line
 from pipeline.config.fields import MISSING
 from pipeline.config.fronts import point_of, settings_of, with_points
 from pipeline.config.held_out import UNSET, give_way, is_unset
+from pipeline.config.home import at_home
 from pipeline.config.install import conf_dir
 from pipeline.config.limits import bound_files, check_overrides
 from pipeline.config.modes import know_mode
@@ -160,7 +161,7 @@ def load_config(overrides: Sequence[str], config_dir: Path | None = None) -> Con
     Raises:
         ConfigError: Something the user wrote is wrong.
     """
-    outer = GlobalHydra.instance().hydra
+    outer, overrides = GlobalHydra.instance().hydra, at_home(overrides)
     try:
         register_schemas(overrides)
         GlobalHydra.instance().clear()
