@@ -18,6 +18,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
+from pipeline.config.install import install_command
 from pipeline.errors import ConfigError, PipelineError, describe_exit
 from pipeline.files import json_text, write_whole
 from pipeline.foreign import ForeignDataError, read_json, read_json_file
@@ -134,7 +135,7 @@ def created(config: Mapping[str, Any], kept: Path, timeout_s: float = CREATED_S)
 def _create(config: Mapping[str, Any], digest: str, timeout_s: float) -> OnlineSweep:
     if find_spec("wandb") is None:
         raise ConfigError(
-            "--wandb needs the package wandb, which is not installed: pip install 'posttrain-pipeline[wandb]'. "
+            f"--wandb needs the package wandb, which is not installed: {install_command('wandb')}. "
             "Without --wandb the same file is searched on this machine"
         )
     words, environment = children.command("pipeline.sweeps.online.create", os.environ)

@@ -8,6 +8,7 @@ from datetime import datetime
 from pathlib import Path
 
 from pipeline import __version__
+from pipeline.config.install import install_command
 from pipeline.foreign import ForeignDataError, read_plain
 from pipeline.runs.report.format import command, count, duration, shown_path
 from pipeline.runs.report.page.html import write_page
@@ -168,7 +169,10 @@ def _about_importance(sweep: RecordedSweep, shares: object) -> str:
         )
     if done < FEWEST:
         return f"With fewer than {FEWEST} done trials ({done}) such shares say nothing."
-    return "The trials do not tell which parameter matters, or Optuna is not installed (`pip install optuna`)."
+    return (
+        "The trials do not tell which parameter matters, or Optuna is not installed "
+        f"(`{install_command('sweeps')}`)."
+    )
 
 
 def _failed(sweep: RecordedSweep, trial: Trial) -> FailedTrial:
