@@ -11,10 +11,11 @@ from rich.console import Console
 
 from pipeline.errors import ConfigError
 from pipeline.files import open_plain, write_whole
+from pipeline.runs.report.format import command
 from pipeline.slurm.header import KNOWN, Unreadable, no_option, options_of, split_words
 from pipeline.slurm.lint import check_script, check_text
-from pipeline.slurm.request import JobRequest, check_request
-from pipeline.slurm.script import ORIGIN, interpreter, output_of, script_text
+from pipeline.slurm.request import JobRequest, Kind, check_request
+from pipeline.slurm.script import ORIGIN, interpreter, output_of, script_text, shell_word
 from pipeline.slurm.submit import submit as hand_over
 from pipeline.terminal.check import Check, Verdict
 from pipeline.terminal.console import make_console, say
@@ -68,8 +69,17 @@ def _write(request: JobRequest, file: Path, *, submit: bool, parsable: bool) -> 
         say(make_console(), f"wrote {file}" + (former and f"; what it was before is {former}"))
     if submit:
         _tell_job(hand_over(file), output_of(request), parsable=parsable)
+        if request.kind is Kind.run and not parsable:
+            say(make_console(), "how far it is:", copy=_status(request))
     elif not parsable:
         say(make_console(), "submit it by", copy=f"python -m pipeline slurm submit {file}")
+
+
+def _status(request: JobRequest) -> str:
+    """What to type to see how far an experiment is."""
+    given = dict(word.split("=", 1) for word in request.command if "=" in word)
+    name = shell_word(given.get("experiment.name", request.name))
+    return command(f"status {name} --watch", Path(given.get("output_dir", "outputs")))
 
 
 def _keep_former(file: Path, text: str) -> str:

@@ -38,6 +38,8 @@ class SlurmJob:
         loaders: Data-loader processes of each rank.
         widest: GPUs of one node that the widest job of a run takes.
         clusters: Whether each task of an array brings up a Ray cluster.
+        ray: Whether it brings up a Ray cluster on its nodes.
+        on_cpu: Whether its program says that it runs on CPUs.
     """
 
     starter: Starter = Starter.itself
@@ -55,6 +57,8 @@ class SlurmJob:
     loaders: int = 0
     widest: int = 1
     clusters: bool = False
+    ray: bool = False
+    on_cpu: bool = False
 
     @property
     def here(self) -> int:

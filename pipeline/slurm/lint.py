@@ -100,6 +100,8 @@ def _job(lines: Sequence[str], options: Mapping[str, str], starter: Starter | No
         in_step=has_step(body),
         widest=_widest(body, gpus, nodes),
         clusters="array" in options and uses_ray(body),
+        ray=uses_ray(body),
+        on_cpu=_on_cpu(body),
     )
     per_each = _number(options.get("cpus-per-gpu"))
     if job.cpus_per_task is None and per_each and job.here == 1:
@@ -293,8 +295,12 @@ def _guess(body: str) -> Starter:
 
 def _widest(body: str, gpus: int, nodes: int) -> int:
     asked = re.findall(r"\b(?:training|generation)\.gpus_per_job=([0-9]{1,9})\b", body)
-    width = 1 if re.search(r"\bdevice=cpu\b", body) else max(map(int, asked), default=1)
+    width = 1 if _on_cpu(body) else max(map(int, asked), default=1)
     return min(width, gpus) if gpus and uses_ray(body) and is_wide_enough(width, gpus, nodes) else width
+
+
+def _on_cpu(body: str) -> bool:
+    return re.search(r"\bdevice=cpu\b", body) is not None
 
 
 def _last(pattern: str, text: str) -> str | None:

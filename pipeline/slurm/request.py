@@ -192,6 +192,7 @@ _LONGEST_NOTICE_S = 65_535
 _LONGEST_S = 3650 * 86_400
 _MOST = {"nodes": 65_536, "cpus-per-task": 65_535}
 _MOST_GPUS = 1024
+_MOST_WIDTHS = 6
 
 
 def _odd_texts(request: JobRequest) -> Iterator[str]:
@@ -362,10 +363,21 @@ def _of_ray(request: JobRequest) -> Iterator[str]:
         yield (
             f"--gres {request.gres} --nodes {request.nodes}: the widest job of this run takes {needs.widest} GPUs "
             f"(training.gpus_per_job, generation.gpus_per_job), and a node has {request.gpus}: a job of more has "
-            f"all GPUs of several nodes. Ask for --gres gpu:{needs.widest}, or for a width that nodes make up"
+            f"all GPUs of several nodes. Ask for {widths(request.gpus, request.nodes)} GPUs in a job, or for "
+            f"--gres gpu:{needs.widest}"
         )
 
 
 def is_wide_enough(width: int, gpus: int, nodes: int) -> bool:
     """Whether a job of a run through Ray finds so many GPUs: on one node, or all of several."""
     return width <= gpus or (width % gpus == 0 and width <= gpus * nodes)
+
+
+def widths(gpus: int, nodes: int) -> str:
+    """On how many GPUs a job of a run through Ray may be, in words: ``up to 8, or 16, 24 or 32``."""
+    whole = [str(gpus * number) for number in range(2, nodes + 1)]
+    if len(whole) > _MOST_WIDTHS:
+        whole = [*whole[: _MOST_WIDTHS - 1], f"so on to {whole[-1]}"]
+    return f"up to {gpus}" + (
+        f", or {' or '.join(filter(None, [', '.join(whole[:-1]), whole[-1]]))}" if whole else ""
+    )

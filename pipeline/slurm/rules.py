@@ -20,6 +20,7 @@ from dataclasses import dataclass, replace
 
 from pipeline.engine.devices.mask import NOTHING, VISIBLE, entries_of
 from pipeline.slurm.job import SlurmJob, Starter, job_of_environment
+from pipeline.slurm.request import widths
 from pipeline.terminal.check import Check, Verdict, failed, passed, warned
 
 
@@ -227,10 +228,16 @@ RULES = (
         Verdict.FAIL,
         lambda job: 0 < (job.gpus or 0) < job.widest,
         lambda job: (
-            f"a job of the run takes {job.widest} GPUs of one node (training.gpus_per_job, "
-            f"generation.gpus_per_job), and no node has more than {job.gpus}: the run is refused when it begins"
+            f"a job of the run takes {job.widest} GPUs of {'nodes' if job.ray else 'one node'} "
+            f"(training.gpus_per_job, generation.gpus_per_job), and no node has more than {job.gpus}: "
+            + ("a job of more has all GPUs of several, or " if job.ray else "")
+            + "the run is refused when it begins"
         ),
-        lambda job: f"#SBATCH --gres=gpu:{job.widest}, fewer GPUs in a job, or all of several nodes through Ray",
+        lambda job: (
+            f"{widths(job.gpus or 1, job.nodes)} GPUs in a job, or #SBATCH --gres=gpu:{job.widest}"
+            if job.ray
+            else f"#SBATCH --gres=gpu:{job.widest}, fewer GPUs in a job, or all of several nodes through Ray"
+        ),
     ),
     Rule(
         "a cluster for each task",
@@ -242,7 +249,7 @@ RULES = (
     Rule(
         "no GPU",
         Verdict.WARN,
-        lambda job: not job.gpus and not job.visible,
+        lambda job: not job.gpus and not job.visible and not job.on_cpu,
         lambda _: "the job has no GPU",
         lambda _: "#SBATCH --gres=gpu:N, unless you mean to run on the CPU",
     ),
@@ -271,6 +278,8 @@ def describe(job: SlurmJob) -> str:
     """The numbers of a job that is right."""
     gpus = "no GPU" if not job.gpus else f"{job.gpus} GPUs" if job.gpus > 1 else "1 GPU"
     nodes = f"{job.nodes} nodes, each with " if job.nodes > 1 else ""
+    if job.ray:
+        return f"{nodes}{gpus}, as one Ray cluster: right for a run with execution.backend=ray"
     right = f"{nodes}{job.here} task{'s' if job.here != 1 else ''} and {gpus}: right for this engine"
     if _own_ranks(job) and job.here == 1 and (job.gpus or 0) > 1:
         # The same numbers are wrong for a program that counts tasks, so say it where they are right.

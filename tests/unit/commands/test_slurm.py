@@ -60,7 +60,9 @@ def test_a_script_is_written_and_handed_over(here: Path) -> None:
 
 def test_a_script_that_brings_up_ray_is_written_and_handed_over_at_once(here: Path) -> None:
     words = ["--nodes", "2", "--gres", "gpu:8", *RUN]
-    assert "submitted job 41" in said("submit", "--ray", *words)
+    told = said("submit", "--ray", *words)
+    assert "submitted job 41" in told
+    assert "how far it is: python -m pipeline status x --watch" in told
     text = (here / "x.sbatch").read_text()
     assert "slurm ray start --head" in text
     assert said("submit", "--parsable", *words[:2], "--ray", *words[2:]) == "41\n"

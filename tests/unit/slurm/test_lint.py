@@ -11,6 +11,7 @@ from pipeline.errors import ConfigError
 from pipeline.slurm.header import words_of
 from pipeline.slurm.job import SlurmJob, Starter
 from pipeline.slurm.lint import check_script, check_text, read_job
+from pipeline.slurm.request import widths
 from pipeline.terminal.check import Verdict
 
 RIGHT = """#!/bin/bash
@@ -156,6 +157,14 @@ srun -N 1 -n 1 -w $first --overlap python -m pipeline run execution.backend=ray 
 def test_what_becomes_of_a_ray_cluster_is_named(old: str, new: str, wrong: list[str], tmp_path: Path) -> None:
     assert old in WITH_RAY
     assert names(tmp_path, WITH_RAY.replace(old, new)) == wrong
+
+
+def test_a_job_that_no_nodes_make_up_is_told_which_they_do() -> None:
+    text = WITH_RAY.replace("--nodes=2", "--nodes=4").replace("gpus_per_job=8", "gpus_per_job=12")
+    [check] = check_text(text)
+    assert check.remedy == "up to 8, or 16, 24 or 32 GPUs in a job, or #SBATCH --gres=gpu:12"
+    assert widths(8, 1) == "up to 8"
+    assert widths(8, 64) == "up to 8, or 16, 24, 32, 40, 48 or so on to 512"
 
 
 def test_options_of_the_command_line_count(tmp_path: Path) -> None:

@@ -159,7 +159,17 @@ def test_one_node_has_a_head_alone(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "given", [{}, {"requeue": False}, {"nodes": 1}, {"time": "24:00:00", "setup": ["set -u"]}]
+    "given",
+    [
+        {},
+        {"requeue": False},
+        {"nodes": 1},
+        {"time": "24:00:00", "setup": ["set -u"]},
+        {"gres": None, "command": ["run", "experiment.name=x", "device=cpu"]},
+        {"nodes": 4, "command": ["run", "experiment.name=x", "training.gpus_per_job=24"]},
+    ],
 )
 def test_it_has_none_of_the_faults_that_scripts_are_looked_through_for(given: dict[str, Any]) -> None:
-    assert [check for check in check_text(text_of(**given)) if check.verdict is not Verdict.PASS] == []
+    [check] = check_text(text_of(**given))
+    assert check.verdict is Verdict.PASS
+    assert check.detail.endswith("as one Ray cluster: right for a run with execution.backend=ray")

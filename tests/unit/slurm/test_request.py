@@ -112,7 +112,7 @@ def test_what_can_be_had(given: dict[str, Any]) -> None:
         ({"ray": True, "command": LAUNCH, "gres": "gpu:8"}, "--ray is for an experiment"),
         (
             {"ray": True, "nodes": 4, "gres": "gpu:4", "needs": DeviceNeeds(widest=6)},
-            "the widest job of this run takes 6 GPUs",
+            "has all GPUs of several nodes. Ask for up to 4, or 8, 12 or 16 GPUs in a job, or for --gres gpu:6",
         ),
         ({"nodes": 0}, "--nodes 0: at least 1"),
         ({"cpus_per_task": -1}, "--cpus-per-task -1: at least 1"),
