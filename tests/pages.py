@@ -152,7 +152,12 @@ def home_place(home: str) -> str:
 def _messages(places: Sequence[str]) -> str:
     """The messages of modules and folders, one an item, with `…` for what differs."""
     of_places = [of for place in places for module, of in all_messages().items() if place_of(module) == place]
-    return "\n".join(f"- {_code(said)}" for said in dict.fromkeys(chain(*of_places)))
+    return "\n".join(f"- {_code(_begun(said))}" for said in dict.fromkeys(chain(*of_places)))
+
+
+def _begun(text: str) -> str:
+    """A message that begins with a key of the user's, as one reads it on the screen."""
+    return re.sub(r"^(?:…\.)+(?=[a-z…])", "SECTION.", re.sub(r"^(?:…\.)*…=(?:…|\.\.\.)", "KEY=VALUE", text))
 
 
 def place_of(module: str) -> str:
