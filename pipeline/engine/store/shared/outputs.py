@@ -33,7 +33,8 @@ from pipeline.foreign import ForeignDataError, read_json, read_plain
 from pipeline.outputs.check import MAX_FILES, MAX_LEVELS
 from pipeline.outputs.manifest import MANIFEST, TOMBSTONE, NotAnOutputError, read_manifest
 
-_ENTRY_LIMIT = 1 << 28
+_ENTRY_LIMIT = 8 << 20
+"""Bytes: some 50,000 files. What JSON holds takes up to twenty times as many, and four are read at once."""
 _LONGEST_NAME, _LONGEST_PATH = 255, 3000
 _LARGEST = 1 << 50
 _SPARE_BYTES = 64 << 20
@@ -228,7 +229,7 @@ class Upload:
         try:
             if self._store.is_removed(self.key):
                 raise NotWholeError("its weights were removed")
-            text = read_plain(folder / MANIFEST, _ENTRY_LIMIT).decode()
+            text = read_plain(folder / MANIFEST, _ENTRY_LIMIT).decode()  # more is refused before anything is sent
             files: Mapping[str, Any] = read_manifest(self.key, folder)["files"]
             names = sorted(files)
             while self._sent < len(names):
@@ -239,7 +240,11 @@ class Upload:
         cost = self._store.cost(self.key)
         told = {"upload": self._name, "manifest": text, "cost": cost}
         # A request that was carried out, and whose answer was lost, looks like a second one: so the entry is read.
-        if not self._objects.create(_entry(self.key), json_text(told, sort_keys=True).encode()):
+        entry = json_text(told, sort_keys=True).encode()
+        if len(entry) > _ENTRY_LIMIT:
+            self.withdraw()
+            raise NotWholeError(f"it names too many files: an entry has {_ENTRY_LIMIT:,} bytes at most")
+        if not self._objects.create(_entry(self.key), entry):
             self._compare(text)
 
     def _compare(self, text: str) -> None:

@@ -166,6 +166,11 @@ def test_sizes_are_bounded_before_anything_is_read(
     published(memory, one)
     monkeypatch.setattr("pipeline.engine.store.shared.outputs._ENTRY_LIMIT", 100)
     assert "larger than 100 bytes" in refused(memory, other, tmp_path)
+    manifest_bytes = (one.store.path(KEY) / "manifest.json").stat().st_size
+    for limit in (100, manifest_bytes):  # its manifest, and its entry, in which that is
+        monkeypatch.setattr("pipeline.engine.store.shared.outputs._ENTRY_LIMIT", limit)
+        with pytest.raises(NotWholeError, match="larger than 100 bytes" if limit == 100 else "too many files"):
+            Upload(SharedOutputs(memory), one.store, KEY).go()
     monkeypatch.undo()
     told = entry(memory)
     manifest = json.loads(told["manifest"])
