@@ -124,8 +124,13 @@ def _run_config(words: Sequence[str], more: Sequence[str]) -> Config:
         settings += overrides_of({"hydra.searchpath": [f"file://{Path(asked.config_dir).absolute()}"]})
     for setting in settings if more else ():
         key, _, value = setting.partition("=")
-        if key == "execution.ray.address" or (key == "execution.backend" and value != Backend.ray.value):
+        if key == "execution.ray.address":
             raise ConfigError(f"{setting} with --ray: the script brings the cluster up, and says where it is")
+        if key == "execution.backend" and value != Backend.ray.value:
+            raise ConfigError(
+                f"{setting} with --ray: a run is through the Ray that --ray brings up, or not through Ray. Leave "
+                "one of them out"
+            )
     config = load_config([*settings, *more])
     check_config(config)
     check_fits_ray(config)

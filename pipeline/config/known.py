@@ -91,6 +91,10 @@ _ADVICE = {
         "There is none: steps follow from the data of a round, data_collection.prompts_per_round, and from "
         "algos.NAME.epochs."
     ),
+    "ray": (
+        "Write execution.backend=ray, with execution.ray.address for a cluster that is there; --ray is of "
+        "`python -m pipeline slurm submit --ray`."
+    ),
     "model_init_kwargs": "Each is a key: models.hf.path, models.hf.revision, system.dtype, system.attn_impl.",
     "model_name_or_path": "Write model=hf models.hf.path={given}.",
     "optim": "There is none: it is AdamW.",

@@ -140,7 +140,10 @@ def test_what_somebody_has_written_is_left_alone(here: Path) -> None:
         (["--option", "coment=1", *RUN], "sbatch has no option --coment; did you mean --comment?"),
         (["--option", "\na=1", *RUN], r"sbatch has no option --'\na'"),
         (["--ray", "--gres", "gpu:4", *RUN, "execution.ray.address=auto"], "the script brings the cluster up"),
-        (["--ray", "--gres", "gpu:4", *RUN, "execution.backend=local"], "the script brings the cluster up"),
+        (
+            ["--ray", "--gres", "gpu:4", *RUN, "execution.backend=local"],
+            "or not through Ray. Leave one of them out",
+        ),
         (["--ray", "--gres", "gpu:4", *RUN, "execution.jobs_per_device=2"], "Ray gives each worker a device"),
         (
             ["--ray", "--gres", "gpu:4", *RUN, "training.gpus_per_job=8"],

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import importlib.util
 import re
 from collections.abc import Callable
@@ -68,9 +69,23 @@ def _opener(url: str) -> Callable[[], Objects]:
     module, extra = _EXTRAS[scheme]
     if importlib.util.find_spec(module) is None:
         raise ConfigError(f"{KEY}={url} needs {module}, which is not installed: {install_command(extra)}")
-    if extra == "gcs":
-        return lambda: RemoteObjects(_system("gs", timeout=_READ_S), place)
-    return lambda: RemoteObjects(_s3(), place)
+
+    def open_there() -> Objects:
+        _import(url, module)
+        return RemoteObjects(_system("gs", timeout=_READ_S) if extra == "gcs" else _s3(), place)
+
+    return open_there
+
+
+def _import(url: str, module: str) -> None:
+    """Refuse a library that is there and does not work; of what it stands on a part may be missing or too old."""
+    try:
+        importlib.import_module(module)
+    except Exception as error:
+        said = " ".join(f"{type(error).__name__}: {error}".split())[:200]
+        raise ConfigError(
+            f"{KEY}={url} needs {module}, which is here and cannot be imported ({said}): pip install -U {module}"
+        ) from error
 
 
 def _split(url: str) -> tuple[str, str]:

@@ -11,7 +11,8 @@ from typing import Any
 
 from pipeline.config.schema import DeviceChoice, ExecutionConfig
 from pipeline.engine.devices.inventory import Device, cpu_slots, read_machine
-from pipeline.engine.workers.ray.site import cannot_join, join, library, places_of
+from pipeline.engine.workers.ray.reach import cannot_join
+from pipeline.engine.workers.ray.site import join, library, places_of
 from pipeline.errors import DeviceError, WorkerError
 from pipeline.foreign import converted
 

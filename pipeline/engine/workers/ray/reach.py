@@ -8,12 +8,16 @@ import signal
 import socket
 import subprocess
 import sys
+from contextlib import suppress
+from pathlib import Path
 from typing import Any, NamedTuple
 from urllib.parse import urlsplit
 
 from pipeline.config.ray import AUTO, CLIENT, LOCAL
+from pipeline.engine.workers.ray.host import RAY_TOKEN
 from pipeline.errors import WorkerError
 
+_TOKEN_PATH = "RAY_AUTH_TOKEN_PATH"  # noqa: S105 - the name of a variable
 _CONNECT_S = 5.0
 _ANSWER_S = 10
 _START_S = 120.0
@@ -74,6 +78,37 @@ def resolved(address: str) -> str:
         return address
     services: Any = importlib.import_module("ray._private.services")
     return str(services.canonicalize_bootstrap_address(address))
+
+
+def cannot_join(address: str, error: Exception) -> str:
+    """What to say of a cluster that is not there, takes another token, or cannot be started."""
+    said = next(iter(str(error).strip().splitlines()), type(error).__name__)
+    if address != LOCAL and "token" in said.lower():
+        return (
+            f"the Ray cluster at '{address}' refuses {_shown_token()}. Have the one with which `ray start` was "
+            f"called there in {RAY_TOKEN}, else in the file that {_TOKEN_PATH} names, else in ~/.ray/auth_token, "
+            "with RAY_AUTH_MODE=token"
+        )
+    what = (
+        "Ray cannot be started on this machine"
+        if address == LOCAL
+        else f"the Ray cluster at '{address}' is not there"
+    )
+    return f"{what} ({said}). Look at execution.ray.address, or run with execution.backend=local"
+
+
+def _shown_token() -> str:
+    """Where the token is from that Ray shows in this process; never what it is."""
+    if (mode := os.environ.get("RAY_AUTH_MODE", "token")) != "token":
+        return f"who shows no token, as with RAY_AUTH_MODE={mode}"
+    if os.environ.get(RAY_TOKEN):
+        return f"the token of {RAY_TOKEN}"
+    if path := os.environ.get(_TOKEN_PATH):
+        return f"the token of the file {path} ({_TOKEN_PATH})"
+    with suppress(RuntimeError):
+        if (Path.home() / ".ray" / "auth_token").is_file():
+            return "the token of ~/.ray/auth_token"
+    return "who shows no token, and there is none here"
 
 
 def check_reachable(address: str) -> None:

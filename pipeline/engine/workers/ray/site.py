@@ -22,7 +22,7 @@ from typing import Any
 
 from pipeline.config.ray import CLIENT, LOCAL, RayConfig
 from pipeline.engine.workers.ray.host import POLLS, RAY_TOKEN, Host
-from pipeline.engine.workers.ray.reach import check_reachable, resolved
+from pipeline.engine.workers.ray.reach import cannot_join, check_reachable, resolved
 from pipeline.engine.workers.ray.watch import Watch, watch_of
 from pipeline.engine.workers.reaper import Reaper
 from pipeline.errors import WorkerError
@@ -331,17 +331,6 @@ def _common(settings: RayConfig) -> dict[str, Any]:
         "log_to_driver": False,
         "configure_logging": False,
     }
-
-
-def cannot_join(address: str, error: Exception) -> str:
-    """What to say of a cluster that is not there, or cannot be started."""
-    said = next(iter(str(error).strip().splitlines()), type(error).__name__)
-    what = (
-        "Ray cannot be started on this machine"
-        if address == LOCAL
-        else f"the Ray cluster at '{address}' is not there"
-    )
-    return f"{what} ({said}). Look at execution.ray.address, or run with execution.backend=local"
 
 
 @contextmanager

@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import os
 import shutil
+import sys
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -97,6 +98,20 @@ def test_what_must_be_installed_is_said(monkeypatch: pytest.MonkeyPatch) -> None
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
     with pytest.raises(ConfigError, match=r"needs gcsfs, which is not installed: pip install .*\[gcs\]"):
         check_address("gs://bucket/x")
+
+
+def test_a_library_that_is_there_and_broken_is_said_in_a_line(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "gcsfs.py").write_text("from json import nothing_of_that_name\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.delitem(sys.modules, "gcsfs", raising=False)
+    check_address("gs://bucket/prefix")  # only a use imports it
+    with pytest.raises(
+        ConfigError, match=r"cannot be imported \(ImportError: .*\): pip install -U gcsfs"
+    ) as refused:
+        open_objects("gs://bucket/prefix")
+    assert "\n" not in str(refused.value)
 
 
 def test_a_bucket_that_is_not_there_is_a_mistake_and_a_network_that_is_not_there_is_none(

@@ -7,14 +7,15 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from contextlib import closing
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
 
 from pipeline.config.schema import RayConfig
 from pipeline.engine.workers.ray import reach, site
-from pipeline.engine.workers.ray.reach import Endpoint, check_reachable, endpoint_of, resolved
-from pipeline.engine.workers.ray.site import cannot_join, join
+from pipeline.engine.workers.ray.reach import Endpoint, cannot_join, check_reachable, endpoint_of, resolved
+from pipeline.engine.workers.ray.site import join
 from pipeline.errors import WorkerError
 
 
@@ -68,6 +69,33 @@ def test_where_nothing_listens_no_ray_is_asked(
     ) as said:
         join(ray, RayConfig(address=address))
     assert cannot_join(address, said.value).endswith("or run with execution.backend=local")
+
+
+@pytest.mark.parametrize(
+    ("variables", "shown"),
+    [
+        ({"RAY_AUTH_TOKEN": "f00f00"}, "the token of RAY_AUTH_TOKEN."),
+        ({"RAY_AUTH_TOKEN_PATH": "/secret"}, "the token of the file /secret (RAY_AUTH_TOKEN_PATH)."),
+        ({}, "who shows no token, and there is none here."),
+        ({"RAY_AUTH_MODE": "disabled", "RAY_AUTH_TOKEN": "f00f00"}, "as with RAY_AUTH_MODE=disabled."),
+    ],
+)
+def test_a_token_that_is_refused_is_told_by_its_place(
+    variables: dict[str, str], shown: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("RAY_AUTH_MODE", "RAY_AUTH_TOKEN", "RAY_AUTH_TOKEN_PATH"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("HOME", str(tmp_path))
+    for name, value in variables.items():
+        monkeypatch.setenv(name, value)
+    said = cannot_join("auto", WorkerError("what is at 10.0.0.7:6379 says 'RPC error: InvalidAuthToken: ...'"))
+    assert said.startswith("the Ray cluster at 'auto' refuses ")
+    assert shown in said
+    assert "in RAY_AUTH_TOKEN, else in the file that RAY_AUTH_TOKEN_PATH names, else in ~/.ray/auth_token" in said
+    assert "f00f00" not in said
+    (tmp_path / ".ray").mkdir()
+    (tmp_path / ".ray" / "auth_token").write_text("f00f00")
+    assert ("the token of ~/.ray/auth_token" in cannot_join("auto", WorkerError("no token"))) == (not variables)
 
 
 @pytest.mark.parametrize(
