@@ -85,7 +85,7 @@ def cannot_join(address: str, error: Exception) -> str:
     said = next(iter(str(error).strip().splitlines()), type(error).__name__)
     if address != LOCAL and "token" in said.lower():
         return (
-            f"the Ray cluster at '{address}' refuses {_shown_token()}. Have the one with which `ray start` was "
+            f"the Ray cluster at '{address}' refuses {_shown_token()}. Have the token with which `ray start` was "
             f"called there in {RAY_TOKEN}, else in the file that {_TOKEN_PATH} names, else in ~/.ray/auth_token, "
             "with RAY_AUTH_MODE=token"
         )
