@@ -185,8 +185,9 @@ class FileObjects:
     """Objects that are files of a folder which several machines see."""
 
     def __init__(self, root: Path) -> None:
-        """Use a folder, which is made when needed."""
+        """Use a folder, which is made when needed; the one that it is in is there."""
         self._root = root
+        self._was_there = False
 
     def read(self, name: str, limit: int) -> bytes | None:
         """The first ``limit + 1`` bytes of an object; None where there is none."""
@@ -197,7 +198,7 @@ class FileObjects:
 
         def ask() -> bytes:
             try:
-                with open_plain(self._root / name) as file:
+                with open_plain(self._path(name)) as file:
                     file.seek(start)
                     return file.read(end - start)
             except OSError as error:
@@ -211,12 +212,13 @@ class FileObjects:
         """Make an object where none has its name."""
 
         def ask() -> bool:
+            path = self._path(name)
             with self._written(iter([data])) as temporary:
                 try:
-                    in_folder((self._root / name).parent, lambda: os.link(temporary, self._root / name))
+                    in_folder(path.parent, lambda: os.link(temporary, path))
                 except FileExistsError:
                     return False
-                fsync((self._root / name).parent, folder=True)
+                fsync(path.parent, folder=True)
                 return True
 
         return _told(ask)
@@ -229,28 +231,43 @@ class FileObjects:
         """Make an object from pieces."""
 
         def ask() -> None:
+            path = self._path(name)
             with self._written(chunks) as temporary:
-                in_folder((self._root / name).parent, lambda: os.replace(temporary, self._root / name))  # noqa: PTH105
-                fsync((self._root / name).parent, folder=True)
+                in_folder(path.parent, lambda: os.replace(temporary, path))  # noqa: PTH105
+                fsync(path.parent, folder=True)
 
         _told(ask)
 
     def names(self, prefix: str) -> list[str]:
         """The names of objects right below a prefix."""
-        found = _absent(lambda: [path.name for path in (self._root / prefix).iterdir()]) or ()
+        found = _absent(lambda: [path.name for path in self._path(prefix).iterdir()]) or ()
         return sorted(prefix + name for name in found)
 
     def delete(self, name: str) -> None:
         """Remove an object."""
-        if problem := remove_tree(self._root / name):
+        path = self._path(name)
+        if problem := remove_tree(path):
             raise UnreachableError(said_of(problem))
         with suppress(OSError):  # others are still in it
-            (self._root / name).parent.rmdir()
+            path.parent.rmdir()
+
+    def _path(self, name: str) -> Path:
+        """Of an object, on a disk that is there: where it was mounted nothing may be written meanwhile.
+
+        Raises:
+            UnreachableError: The folder is not there any more.
+        """
+        if self._root.is_dir():
+            self._was_there = True
+        elif self._was_there or not self._root.parent.is_dir():
+            raise UnreachableError(f"{self._root.parent} is not there, or empty")
+        return self._root / name
 
     def _written(self, chunks: Iterator[bytes]) -> _Temporary:
         path = self._root / "unfinished" / secrets.token_hex(16)
         try:
             with in_folder(path.parent, lambda: path.open("xb")) as file:
+                self._was_there = True
                 for chunk in chunks:
                     file.write(chunk)
                 file.flush()

@@ -48,6 +48,7 @@ def url(request: pytest.FixtureRequest, tmp_path: Path) -> str:
     """The address of an empty shared store of each kind."""
     match request.param:
         case "file":
+            (tmp_path / "shared").mkdir()
             return f"file://{tmp_path}/shared"
         case "memory":
             return f"memory://{secrets.token_hex(4)}"

@@ -25,6 +25,7 @@ class Clock:
 @pytest.fixture(params=["file", "memory"])
 def url(request: pytest.FixtureRequest, tmp_path: Path) -> str:
     """Of an S3 server `test_session` sees as much, at a hundred times the cost."""
+    (tmp_path / "shared").mkdir()
     return f"file://{tmp_path}/shared" if request.param == "file" else f"memory://{secrets.token_hex(4)}"
 
 

@@ -6,7 +6,7 @@ import errno
 import os
 import shutil
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -153,6 +153,7 @@ def test_no_credential_is_in_what_is_said(monkeypatch: pytest.MonkeyPatch) -> No
 
 @pytest.mark.parametrize("kind", ["link", "pipe", "folder"])
 def test_in_a_shared_folder_what_is_no_file_holds_nothing_and_can_be_removed(tmp_path: Path, kind: str) -> None:
+    (tmp_path / "shared").mkdir()
     objects = open_objects(str(tmp_path / "shared"))
     objects.write("a/b", b"x")
     (tmp_path / "secret").write_bytes(b"secret")
@@ -173,11 +174,37 @@ def test_what_no_longer_fits_into_a_shared_folder_leaves_nothing_there(
     def full(descriptor: int) -> None:
         raise OSError(errno.ENOSPC, "No space left on device")
 
+    (tmp_path / "shared").mkdir()
     objects = open_objects(str(tmp_path / "shared"))
     monkeypatch.setattr("os.fsync", full)
     with pytest.raises(UnreachableError, match="No space left"):
         objects.upload("a/b", iter([b"x" * 1000]), 1000)
     assert list((tmp_path / "shared/v1/unfinished").iterdir()) == []
+
+
+def test_a_folder_that_goes_away_is_out_of_reach_and_not_made_again(tmp_path: Path) -> None:
+    """A disk that is unmounted leaves an empty folder; what is written there is on another disk."""
+    there = tmp_path / "shared"
+    there.mkdir()
+    objects = open_objects(f"file://{there}")
+    assert objects.create("claims/a/1", b"mine")
+    there.rename(tmp_path / "away")
+    asked: list[Callable[[], object]] = [
+        lambda: objects.create("claims/a/1", b"theirs"),
+        lambda: objects.write("outputs/a", b""),
+        lambda: objects.read("claims/a/1", 10),
+        lambda: objects.names("claims/a/"),
+        lambda: objects.delete("claims/a/1"),
+    ]
+    for make in (lambda: None, there.mkdir):
+        make()
+        for ask in asked:
+            with pytest.raises(UnreachableError, match="shared is not there, or empty"):
+                ask()
+    assert list(there.iterdir()) == []
+    there.rmdir()
+    (tmp_path / "away").rename(there)
+    assert objects.read("claims/a/1", 10) == b"mine"
 
 
 def test_a_store_has_a_name_that_no_copy_of_it_has(tmp_path: Path) -> None:
