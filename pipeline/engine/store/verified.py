@@ -26,7 +26,11 @@ from pipeline.foreign import ForeignDataError, read_json, read_plain
 from pipeline.locks import one_at_a_time
 
 Fingerprints = Mapping[str, list[int]]
-"""Name of a file or folder -> size, device, inode, time of change, time of change of status (both in ns)."""
+"""Name of a file or folder -> size, inode, time of change, time of change of status (both in ns).
+
+Not its device: to each machine that mounts a disk of the network it has another number, in the order of mounts, so
+that machines would not take each other's notes and read everything again.
+"""
 
 _TICK_NS = 20_000_000
 """More than the step of the clock that stamps files: within one step a change leaves no new time."""
@@ -115,7 +119,7 @@ def _digest(key: str, noted: bytes) -> bytes:
 
 
 def _fingerprint(status: os.stat_result) -> list[int]:
-    return [status.st_size, status.st_dev, status.st_ino, status.st_mtime_ns, status.st_ctime_ns]
+    return [status.st_size, status.st_ino, status.st_mtime_ns, status.st_ctime_ns]
 
 
 def _wait_until_settled(entries: Fingerprints) -> bool:

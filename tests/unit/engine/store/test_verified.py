@@ -7,9 +7,11 @@ import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
+from pipeline.engine.store import verified as verified_module
 from pipeline.engine.store.store import MANIFEST, NOT_STORED, Store
 from pipeline.engine.store.verified import Verified
 from pipeline.errors import DamagedOutput, StoreError
@@ -50,6 +52,22 @@ def test_an_output_is_read_once_also_by_others_of_the_same_run(
     for _ in range(3):
         assert verified.problem(key) is None
         assert Verified(counting, verified.folder).problem(key) is None
+    assert counting.reads == 1
+
+
+def test_a_machine_that_has_the_disk_under_another_number_takes_the_note(
+    counting: CountingStore, verified: Verified, put: Put, key: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    put()
+    verified.require(key)
+    here = verified_module._fingerprint
+
+    def there(status: os.stat_result) -> list[int]:
+        names = (name for name in dir(status) if name.startswith("st_"))
+        return here(SimpleNamespace(**{name: getattr(status, name) for name in names} | {"st_dev": -1}))
+
+    monkeypatch.setattr(verified_module, "_fingerprint", there)
+    assert Verified(counting, verified.folder).problem(key) is None
     assert counting.reads == 1
 
 
