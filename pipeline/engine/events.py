@@ -73,6 +73,7 @@ class _RunFinished(_Any, total=False):
 class _WorkerStarted(_Any, total=False):
     pid: _Pid | None
     device: str
+    node: str
 
 
 class _DeviceQuarantined(_Any, total=False):
@@ -83,6 +84,8 @@ class _DeviceQuarantined(_Any, total=False):
 
 class _JobStarted(_Any, total=False):
     members: list[_Index] | None
+    read: _Count
+    moved: _Count
 
 
 class JobProgress(_Any, total=False):

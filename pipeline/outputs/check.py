@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import os
+import stat
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from pathlib import Path
@@ -44,22 +45,24 @@ MAX_FILES = 1_000_000
 """Files and folders of an output at most, so that its manifest can be read whole."""
 
 
-def check_output(folder: Path) -> None:
+def check_output(folder: Path) -> int:
     """Hold a finished folder to the formats above, whichever stage it is of.
+
+    Returns:
+        Bytes of its files.
 
     Raises:
         JobError: A file with one of these names holds something else; says which, where and what. Or there are
             more files, or folders in one another, than an output may have.
     """
-    found = _look_through(folder)
-    if not found:
-        return
-    for name, read in _READERS.items():
+    found, size = _look_through(folder)
+    for name, read in _READERS.items() if found else ():
         shown = sorted(one for one in found if _is_shown(one)) if name == SAMPLES else ()
         for inside in (name, *shown):
             if inside in found:
                 with suppress(FileNotFoundError):
                     _hold(folder / inside, inside, read)
+    return size
 
 
 def _is_shown(name: str) -> bool:
@@ -68,15 +71,16 @@ def _is_shown(name: str) -> bool:
     return last == SAMPLES and (parent == GREEDY or (parent.startswith(ETA) and "/" not in parent))
 
 
-def _look_through(folder: Path) -> set[str]:
-    """The names in a folder that are held to a format, wherever they lie.
+def _look_through(folder: Path) -> tuple[set[str], int]:
+    """The names in a folder that are held to a format, wherever they lie, and the bytes of all files.
 
     Raises:
         JobError: There are more than an output may have.
     """
-    found = set()
+    found, size = set(), 0
     try:
-        for number, (name, _) in enumerate(walk(folder)):
+        for number, (name, status) in enumerate(walk(folder)):
+            size += status.st_size if stat.S_ISREG(status.st_mode) else 0
             if name.rpartition("/")[2] in _READERS:
                 found.add(name)
             if name.count("/") >= MAX_LEVELS:
@@ -86,7 +90,7 @@ def _look_through(folder: Path) -> set[str]:
                 raise JobError(
                     f"its output has more than {MAX_FILES:,} files and folders. Put them together in fewer"
                 )
-        return found
+        return found, size
     except OSError as error:
         raise JobError(f"its output cannot be read: {error.strerror}") from error
 

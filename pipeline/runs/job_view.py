@@ -36,6 +36,8 @@ class AttemptView:
         tokens: Tokens so far.
         numbers: Of its present step, as ``loss``; None for one that is no finite number.
         loading: Whether it imports libraries or loads a model just now.
+        read: Bytes of its inputs, where a run has several machines.
+        moved: Those of them that its machine had neither made nor read before.
     """
 
     number: int
@@ -58,6 +60,8 @@ class AttemptView:
     tokens: int = 0
     numbers: Mapping[str, float | None] = field(default_factory=dict)
     loading: bool = False
+    read: int = 0
+    moved: int = 0
 
     @property
     def part(self) -> float:
@@ -172,6 +176,7 @@ class WorkerView:
         status: ``starting``, ``idle``, ``gone`` or ``quarantined``, whether or not it has a job.
         rss_bytes: Resident memory at the last heartbeat.
         gpu: Its GPU at the last heartbeat; None without one, or without a driver that tells.
+        node: The machine that it is on, where a run has several.
     """
 
     index: int
@@ -182,6 +187,7 @@ class WorkerView:
     status: str = "idle"
     rss_bytes: int = 0
     gpu: GpuLoad | None = None
+    node: str = ""
 
     @property
     def state(self) -> str:

@@ -118,6 +118,11 @@ class RunView:
         ids = (worker.job_id for worker in self.workers.values() if worker.job_id)
         return {job_id: self.jobs[job_id].attempts[-1] for job_id in ids}
 
+    @property
+    def nodes(self) -> set[str]:
+        """The machines that its workers were on last; empty where nobody has to tell them apart."""
+        return {worker.node for worker in self.workers.values() if worker.node}
+
     def having(self, status: str) -> list[JobView]:
         """Jobs of one status, in plan order."""
         return [job for job in self.jobs.values() if job.status == status]
@@ -147,7 +152,7 @@ class RunView:
             case "WorkerStarted":
                 worker = self._worker(event)
                 worker.pid, worker.status, worker.job_id = int(event.get("pid") or 0), "idle", ""
-                worker.device = str(event.get("device", ""))
+                worker.device, worker.node = str(event.get("device", "")), str(event.get("node", ""))
             case "Heartbeat":
                 worker, gpu = self._worker(event), event.get("gpu")
                 worker.rss_bytes = event.get("rss_bytes", 0)
@@ -246,6 +251,7 @@ class RunView:
         attempt = self._attempt(event, job)
         attempt.worker, attempt.device, attempt.started = worker.index, worker.device, self.last
         attempt.members = tuple(event.get("members") or ())
+        attempt.read, attempt.moved = event.get("read", 0), event.get("moved", 0)
         for place in map(self._place, attempt.members):
             place.lent_to = job.id
         self._settle(job, "running")

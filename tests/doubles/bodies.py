@@ -61,6 +61,7 @@ def sleep(work: Work) -> None:
 def wait_for_file(work: Work) -> None:
     while not Path(work.payload["file"]).exists():
         time.sleep(0.05)
+    (work.out / "waited").write_text("for it")
 
 
 def raise_error(work: Work) -> None:

@@ -52,7 +52,7 @@ def test_wrong_results_fail_their_job_and_those_stored_before_are_told(
     assert f"incomplete: {wrong}: round 1" in log
 
     with monkeypatch.context() as older:
-        older.setattr(runner, "check_output", lambda _: None)
+        older.setattr(runner, "check_output", lambda _: 0)
         assert run(tmp_path)[0] == 1  # committed by a version that did not look
     for _ in range(2):
         code, printed = run(tmp_path)

@@ -203,6 +203,7 @@ def _a_node_joins(cluster: RayCluster, engine: Engine, ray: RayConfig) -> None:
 
     outcome = engine.run(
         *[job(f"waits{at}", "wait_for_file", payload={"file": str(go)}) for at in range(8)],
+        job("reads", "nothing", needs=[f"waits{at}" for at in range(8)]),
         devices=with_joining(cpu_slots(4), 4),
         joining=4,
         backend=Backend.ray,
@@ -213,6 +214,12 @@ def _a_node_joins(cluster: RayCluster, engine: Engine, ray: RayConfig) -> None:
     assert {status.value for status in outcome.jobs.values()} == {"done"}
     assert outcome.makespan is not None
     assert 4 < outcome.makespan.devices <= 8
+    # Jobs were done on both nodes, so what reads all of them has some at hand, wherever it is.
+    (begun,) = engine.events("JobStarted", "reads")
+    sizes = [
+        entry["size"] for at in range(8) for entry in engine.store.manifest(key(f"waits{at}"))["files"].values()
+    ]
+    assert begun["read"] == outcome.read == sum(sizes) > begun["moved"] == outcome.moved > 0
 
 
 def _node_of(cluster: RayCluster, view: Any, index: int | None = None) -> Any:

@@ -1,23 +1,37 @@
-"""Which of equally urgent jobs goes to which idle worker, so that few models are loaded."""
+"""Which of equally urgent jobs goes to which idle worker, so that few models are loaded and little has to move."""
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from itertools import islice
+from math import ceil
 
 from pipeline.engine.scheduler.ready import Bucket
+from pipeline.engine.scheduler.whereabouts import Whereabouts
 from pipeline.engine.scheduler.worker_state import WorkerState
+
+HEAVY_BYTES = 4 << 30
+"""Of a model: what takes as long to read from elsewhere as to load, so it is rather loaded where it is at hand."""
+LOOK = 32
+"""Jobs of which it is compared where their inputs are for each one that is given away: the first that would do."""
 
 
 def by_models(
-    bucket: Bucket, idle: Mapping[int, WorkerState], count_holders: Callable[[], Counter[str]]
+    bucket: Bucket,
+    idle: Mapping[int, WorkerState],
+    count_holders: Callable[[], Counter[str]],
+    where: Whereabouts | None = None,
 ) -> list[tuple[str, int]]:
     """Spread jobs over idle workers: first by what these hold, then where loading costs least.
 
+    What is equal in that goes to a machine that has the inputs. No idle worker is left without a job for it.
+
     Args:
         bucket: Equally urgent jobs of one device, by model.
-        idle: The workers.
+        idle: The workers, in their order.
         count_holders: Tells how many workers hold each model; asked only where one must be loaded.
+        where: What machines have at hand; None where there is but one.
 
     Returns:
         Ids of jobs, and the worker of each.
@@ -27,17 +41,49 @@ def by_models(
     for worker in idle.values():
         held = next((affinity for affinity in reversed(worker.holds) if affinity in waiting), None)
         if held is not None:
-            found.append((waiting.take(held), worker.index))
+            job_id = _nearest(waiting.first(held, LOOK), worker, where) if where else waiting.first(held)[0]
+            found.append((waiting.take(held, job_id), worker.index))
             del free[worker.index]
     while free and (models := waiting.affinities()):
         holders = count_holders()
-        # A model that few workers hold: two models for two workers rather than both on each.
-        affinity = min(models, key=lambda name: holders[name])
-        # A worker that holds little, so that no other is pushed out of its memory.
-        worker = min(free.values(), key=lambda candidate: (len(candidate.holds), candidate.index))
-        found.append((waiting.take(affinity), worker.index))
+        affinity, job_id, worker = _to_load(waiting, models, free, holders, where)
+        found.append((waiting.take(affinity, job_id), worker.index))
         holders[affinity] += 1
         del free[worker.index]
+    return found
+
+
+def _nearest(job_ids: Sequence[str], worker: WorkerState, where: Whereabouts) -> str:
+    """The job of which the machine of a worker has most at hand; of several the first."""
+    return max(job_ids, key=lambda job_id: where.at(job_id, worker.node))
+
+
+def _to_load(
+    waiting: _Waiting,
+    models: Sequence[str],
+    free: Mapping[int, WorkerState],
+    holders: Counter[str],
+    where: Whereabouts | None,
+) -> tuple[str, str, WorkerState]:
+    """A model, a job with it, and the worker that is to load it."""
+    # A model that few workers hold: two models for two workers rather than both on each.
+    rare = min(models, key=lambda name: holders[name])
+    # A worker that holds little, so that no other is pushed out of its memory.
+    least = min(len(worker.holds) for worker in free.values())
+    empty = [worker for worker in free.values() if len(worker.holds) == least]
+    found, best = (rare, waiting.first(rare)[0], empty[0]), (False, -holders[rare], 0)
+    if where is None:
+        return found
+    on_node: dict[str, WorkerState] = {}
+    for worker in empty:
+        on_node.setdefault(worker.node, worker)
+    for name in sorted(models, key=lambda name: holders[name])[:LOOK]:
+        for job_id in waiting.first(name, ceil(LOOK / len(models))):
+            near = where.near(job_id)
+            for node, worker in on_node.items():
+                at_hand = near.get(node, 0)
+                if (rank := (at_hand >= HEAVY_BYTES, -holders[name], at_hand)) > best:
+                    found, best = (name, job_id, worker), rank
     return found
 
 
@@ -46,7 +92,7 @@ class _Waiting:
 
     def __init__(self, bucket: Bucket) -> None:
         self._bucket = bucket
-        self._begun: dict[str, tuple[str, Iterator[str]]] = {}
+        self._begun: dict[str, tuple[list[str], Iterator[str]]] = {}
         self._gone: set[str] = set()
 
     def __contains__(self, affinity: str) -> bool:
@@ -56,19 +102,17 @@ class _Waiting:
         """Models of which there is a job, in the order in which their first ones became ready."""
         return [name for name in self._bucket if name not in self._gone]
 
-    def first(self, affinity: str) -> str:
-        """The next job with a model."""
+    def first(self, affinity: str, number: int = 1) -> list[str]:
+        """The next jobs with a model, so many at most."""
         if affinity not in self._begun:
-            job_ids = iter(self._bucket[affinity])
-            self._begun[affinity] = next(job_ids), job_ids
-        return self._begun[affinity][0]
+            self._begun[affinity] = [], iter(self._bucket[affinity])
+        seen, others = self._begun[affinity]
+        seen += islice(others, max(0, number - len(seen)))
+        return seen[:number]
 
-    def take(self, affinity: str) -> str:
-        """Give it away."""
-        job_id, job_ids = self.first(affinity), self._begun[affinity][1]
-        following = next(job_ids, None)
-        if following is None:
+    def take(self, affinity: str, job_id: str) -> str:
+        """Give one of those away."""
+        self._begun[affinity][0].remove(job_id)
+        if not self.first(affinity):
             self._gone.add(affinity)
-        else:
-            self._begun[affinity] = following, job_ids
         return job_id

@@ -50,6 +50,7 @@ def start(run: Run, action: Start, on_disk: OnDisk) -> None:
         on_disk: What the store says of the job's output.
     """
     if _is_to_run(run, action.job_id, on_disk):
+        run.state.whereabouts.weighs(on_disk.sizes)
         run.state.start(action.job_id, action.worker, action.members, run.now_s)
         gather(run, action.job_id, action.emptied)
 
@@ -57,6 +58,7 @@ def start(run: Run, action: Start, on_disk: OnDisk) -> None:
 def hand_ahead(run: Run, action: Start, on_disk: OnDisk) -> None:
     """Give a job to a worker that is to begin it after those that it has, otherwise as `start`."""
     if _is_to_run(run, action.job_id, on_disk):
+        run.state.whereabouts.weighs(on_disk.sizes)
         after = run.state.hand_ahead(action.job_id, action.worker)
         run.do(Send(action.worker, order_for(run, action.job_id, after)))
 

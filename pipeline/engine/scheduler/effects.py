@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from pipeline.engine.workers.messages import RunJob
@@ -79,6 +79,7 @@ class OnDisk:
         problem: Why it cannot be used, or "".
         maker: The job of this run that makes it, or "".
         missing: Finished jobs before that one whose own outputs are not there any more.
+        sizes: Bytes of outputs that it reads, where nobody has told yet.
     """
 
     claimed: bool = True
@@ -88,3 +89,4 @@ class OnDisk:
     problem: str = ""
     maker: str = ""
     missing: frozenset[str] = frozenset()
+    sizes: Mapping[str, int] = field(default_factory=dict)

@@ -263,6 +263,8 @@ class Loop:
             halted=self.run.halted,
             makespan=account(state.plan, attempts, spans, there, self.start_s, state.layout.slots),
             peaks_mb=state.needs.seen,
+            read=state.whereabouts.read,
+            moved=state.whereabouts.moved,
         )
 
 

@@ -6,7 +6,7 @@ import logging
 import math
 import time
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from pipeline.engine.events import FOLLOWS_FROM_STORE, Event
 from pipeline.engine.journal import Journal
@@ -163,7 +163,16 @@ class Outside:
             claim.release()  # who asks again is not to wait for itself
             raise
         self.claims[job.id] = claim
+        if sizes := {up: self._size(state.plan.jobs[up].key) for up in state.whereabouts.unknown(job.id)}:
+            found = replace(found, sizes=sizes)
         return found
+
+    def _size(self, key: str) -> int:
+        """Bytes of a stored output; 0 where that cannot be told."""
+        try:
+            return sum(int(entry["size"]) for entry in self.store.manifest(key)["files"].values()) if key else 0
+        except StoreError:  # who reads it finds out what is wrong
+            return 0
 
     def _elsewhere(self, shared: Session, job: Job, state: RunState) -> OnDisk:
         """What the shared store says of a job whose output is not here; never waits for it."""

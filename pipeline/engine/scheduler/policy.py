@@ -2,7 +2,8 @@
 
 The longest remaining path goes first: critical-path-first list scheduling, which never leaves a device idle while
 a job is ready and so stays within Graham's bound. Among jobs of equal urgency a worker gets one whose model it
-holds, because loading a model is the one cost that a choice can save without making anything wait. A job that has
+holds, and of those one whose inputs its machine has at hand: loading a model and reading what another machine has
+made are costs that a choice can save without making anything wait. A job that has
 failed on a device goes elsewhere as long as there is anywhere else, so that job and device can be told apart.
 
 Before all that come priorities of the user's own, which are given once, before anything starts. No job starves by
@@ -109,6 +110,7 @@ class _Draft:
         self.state = state
         self.now_s = now_s
         self.room = Room(state, now_s)
+        self._where = state.whereabouts if len(state.whereabouts.nodes) > 1 else None
         self.actions: list[Action] = []
         self._promised: dict[int, str] = {}
         """Machine -> the job that was promised a place there."""
@@ -167,7 +169,7 @@ class _Draft:
                 return
             given: set[str] = set()
             if devices == 1 and (free := self._unpromised()):
-                for job_id, worker in by_models(bucket, free, lambda: self._holders):
+                for job_id, worker in by_models(bucket, free, lambda: self._holders, self._where):
                     self._start(Start(job_id, worker))
                     given.add(job_id)
             if devices == 1 and not (self._promised and self.room.idle):

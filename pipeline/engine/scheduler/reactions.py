@@ -152,7 +152,8 @@ def _worker_ready(run: Run, index: int, message: WorkerReady) -> None:
     run.ledger.worker_ready(index, run.now_s)
     run.state.worker_ready(index, device, message.visible, message.node)
     run.say(f"worker {index}: {device}, pid {message.pid}", logging.INFO)
-    run.record("WorkerStarted", worker=index, pid=message.pid, device=device)
+    where = {"node": message.node} if message.node else {}
+    run.record("WorkerStarted", worker=index, pid=message.pid, device=device, **where)
     job_id = run.state.workers[index].job_id
     # While ranks work on its device, what they have is not left over; it is looked at when they are done.
     if message.not_free and (not job_id or job_id in run.gathering):
@@ -234,8 +235,12 @@ def _worker_failure(index: int, ended: WorkerExited, rss_bytes: int) -> Failure:
 def _job_started(run: Run, index: int, message: JobStarted) -> None:
     run.state.workers[index].begun = True
     members = run.state.jobs[message.job_id].workers[1:]
-    several = {"members": members} if members else {}
-    run.record("JobStarted", job=message.job_id, attempt=message.attempt, worker=index, **several)
+    more: dict[str, object] = {"members": members} if members else {}
+    nodes = [run.state.workers[place].node for place in run.state.jobs[message.job_id].workers]
+    read, moved = run.state.whereabouts.reads(message.job_id, nodes)
+    if read:
+        more |= {"read": read, "moved": moved}
+    run.record("JobStarted", job=message.job_id, attempt=message.attempt, worker=index, **more)
 
 
 def _job_finished(run: Run, index: int, message: JobFinished) -> None:
@@ -254,6 +259,7 @@ def _job_finished(run: Run, index: int, message: JobFinished) -> None:
     )
     workers = state.jobs[job_id].workers
     note_time(run, message)
+    state.whereabouts.made(job_id, state.workers[index].node, message.output_bytes)
     state.finished(index, message.peak_mb, message.held_mb)
     _hand_on(run, index, workers, message, is_spoiled=False)
     go_on(run, index, well=not message.changed)

@@ -12,6 +12,7 @@ from pipeline.engine.scheduler.job_state import SETTLED, THERE, JobState, JobSta
 from pipeline.engine.scheduler.memory_needs import EXCLUSIVE, Needs
 from pipeline.engine.scheduler.ready import Outstanding, ReadyQueue, Urgency, kind_of
 from pipeline.engine.scheduler.round_gate import RoundGate
+from pipeline.engine.scheduler.whereabouts import Whereabouts
 from pipeline.engine.scheduler.worker_state import WorkerState
 from pipeline.engine.scheduler.worker_table import WorkerTable
 from pipeline.plan.graph import Plan
@@ -32,6 +33,7 @@ class RunState:
         blame: Which device has failed which job.
         layout: The devices, and which worker is on which.
         needs: What jobs take of their memory.
+        whereabouts: Which machine has which outputs at hand.
         with_orders: Workers that have orders ahead, and some that have none any more.
         unsettled: Jobs that are neither there nor given up.
         running: Jobs that run.
@@ -63,7 +65,7 @@ class RunState:
         """
         self.layout = plain_layout(num_workers) if layout is None else layout
         self.needs = Needs(self.layout) if needs is None else needs
-        self.plan = plan
+        self.plan, self.whereabouts = plan, Whereabouts(plan)
         self.jobs = {job.id: JobState(job) for job in plan.jobs.values()}
         self.table = WorkerTable(self.layout, self.needs)
         self.workers = self.table.workers
@@ -93,6 +95,7 @@ class RunState:
     def worker_ready(self, index: int, device: str, visible: str = "", node: str = "") -> None:
         """A worker reported that it is up; whatever it held before is not in this process."""
         self.table.ready(index, device, visible, node)
+        self.whereabouts.joined(node)
 
     def worker_lost(self, index: int) -> str:
         """A worker ended. One that is lent is not missed: the job has only its device.

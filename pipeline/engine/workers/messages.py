@@ -215,6 +215,8 @@ class JobFinished:
     """Most memory of its device that the process held during the job, in MiB; None on a CPU."""
     held_mb: Count = 0
     """What of that it still holds, for the models that it keeps."""
+    output_bytes: Count = 0
+    """How large the files of its output are together."""
     changed: Line = ""
     """What the job has left changed in its process, so that later jobs need another, in words; "" for nothing."""
 

@@ -162,7 +162,7 @@ class JobRunner:
                     call_entry(order, work)
             work.check_counts()
             if order.key:
-                check_output(out)
+                work.output_bytes = check_output(out)
                 # What went on from a checkpoint took longer than this attempt.
                 resumed = os.path.lexists(work.checkpoints)
                 took_s = math.inf if resumed else time.monotonic() - start

@@ -25,6 +25,7 @@ from pipeline.runs.report.format import (
     shown_path,
 )
 from pipeline.runs.report.grid import how_far, jobs_done, whole_grids
+from pipeline.runs.report.moved import place_in_words, read_and_moved, read_in_words
 from pipeline.runs.run_view import RunView, failures
 from pipeline.terminal.columns import Column, FittedTable
 from pipeline.terminal.text import printable
@@ -150,6 +151,7 @@ def run_page(run: LoadedRun, now: float, width: int) -> list[RenderableType]:
         parts += ["", running_table(run.folder, running, now if engine else view.last, stale)]
     lines = [
         *_of_slurm(run),
+        *_moved(run),
         *_failed(run),
         *_blocked(view),
         *_waiting(view),
@@ -239,6 +241,12 @@ Lines = Iterator[tuple[str, str]]
 def _of_slurm(run: LoadedRun) -> Lines:
     if told := slurm_in_words(run.origin.slurm):
         yield f"\n{told}", ""
+
+
+def _moved(run: LoadedRun) -> Lines:
+    place, read = place_in_words(run), read_in_words(*read_and_moved(run.view))
+    for number, text in enumerate(filter(None, [place, read])):
+        yield text if number else f"\n{text}", ""
 
 
 def _failed(run: LoadedRun) -> Lines:

@@ -11,6 +11,7 @@ from pipeline.runs.job_view import AttemptView, JobView
 from pipeline.runs.loaded import LoadedRun
 from pipeline.runs.progress import Progress
 from pipeline.runs.removed import removed_weights
+from pipeline.runs.report.moved import bytes_read
 from pipeline.runs.report.status import glance_at, why_it_waits
 from pipeline.runs.run_view import failures
 
@@ -30,6 +31,8 @@ def run_json(run: LoadedRun, now: float) -> dict[str, Any]:
         "pid": view.pid,
         "host": view.host,
         "slurm": dict(run.origin.slurm) or None,
+        "nodes": sorted(view.nodes),
+        "bytes_read": bytes_read(run),
         "progress": _progress_json(run.progress),
         "shared_store": (run.progress.shared_store if run.progress else "") or None,
         "counts": {**asdict(counts), "pending": counts.left},

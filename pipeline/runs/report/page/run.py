@@ -21,6 +21,7 @@ from pipeline.runs.origin import slurm_in_words
 from pipeline.runs.record import Results
 from pipeline.runs.report.captions import first_few
 from pipeline.runs.report.format import count, decimal, duration
+from pipeline.runs.report.moved import place_in_words, read_and_moved, read_in_words
 from pipeline.runs.report.page import results as shown_results
 from pipeline.runs.report.page.failures import failures_of
 from pipeline.runs.report.page.model import (
@@ -136,7 +137,11 @@ def _facts(run: LoadedRun) -> list[tuple[str, str]]:
     devices = {worker.device or f"worker {worker.index}" for worker in view.workers.values()}
     if devices:
         facts.append(("devices", next(iter(devices)) if len(devices) == 1 else f"{len(devices)}"))
-    return facts
+    moved = {
+        "where": place_in_words(run),
+        "moved": read_in_words(*read_and_moved(view)),
+    }
+    return facts + [(name, text) for name, text in moved.items() if text]
 
 
 def _best(results: Results) -> Iterator[tuple[str, str]]:

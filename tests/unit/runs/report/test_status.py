@@ -10,6 +10,7 @@ from rich.console import Console
 
 from pipeline.runs.index import choose_run, experiments
 from pipeline.runs.loaded import LoadedRun
+from pipeline.runs.report.page.run import run_page
 from pipeline.runs.report.status import glance_at, overview_table, print_run
 from pipeline.runs.report.status_json import run_json
 from tests.doubles.runs import CHAIN, START, WrittenRun, chain_plan
@@ -136,3 +137,27 @@ def test_the_overview_has_the_newest_run_on_top(tmp_path: Path) -> None:
         ["new", "2026-01-02_08-00-00", "killed", "0/6", "0.0", "s"],
         ["old", "2026-01-01_08-00-00", "failed", "5/6", "1", "1.0", "s"],
     ]
+
+
+def test_bytes_that_moved_and_where_a_run_ran_stand_in_lines_of_their_own(tmp_path: Path) -> None:
+    run = WrittenRun(tmp_path, chain_plan(1))
+    assert not {"network", "Ray,"} & set(printed(run, 80).split())
+    found = run_json(LoadedRun(run.folder), START)
+    assert (found["nodes"], found["bytes_read"]) == ([], {})
+    run.folder.config.write_text("execution:\n  backend: ray\n")
+    for index in range(24):
+        run.write("WorkerStarted", worker=index, pid=9, device="cuda:0 on n", node=f"node {index % 3}")
+    run.write("JobStarted", job=FIRST, attempt=1, worker=0, read=70 * 10**12, moved=12 * 10**12)
+    run.write("JobStarted", job=f"{CHAIN}/r1/train", attempt=1, worker=1, read=25 * 10**12, moved=0)
+    told = printed(run, 80).splitlines()
+    at = told.index("Ray, 24 workers on 3 nodes")
+    assert told[at + 1] == "jobs read 95.0 TB, at least 12.0 TB of it over the network"
+    found = run_json(LoadedRun(run.folder), START)
+    assert found["nodes"] == ["node 0", "node 1", "node 2"]
+    assert found["bytes_read"] == {
+        "generate": {"read": 70 * 10**12, "moved": 12 * 10**12},
+        "train": {"read": 25 * 10**12, "moved": 0},
+    }
+    facts = dict(run_page(LoadedRun(run.folder), "x").facts)
+    assert facts["where"] == "Ray, 24 workers on 3 nodes"
+    assert "over the network" in facts["moved"]

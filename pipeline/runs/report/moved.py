@@ -1,0 +1,43 @@
+"""Where a run ran, and how many bytes moved for it, in words; "" for what there is nothing to say of."""
+
+from __future__ import annotations
+
+from rich.filesize import decimal
+
+from pipeline.config.schema import Backend
+from pipeline.runs.loaded import LoadedRun
+from pipeline.runs.report.format import count
+from pipeline.runs.run_view import RunView
+
+
+def place_in_words(run: LoadedRun) -> str:
+    """As in ``Ray, 24 workers on 3 nodes``; "" for a run without Ray, whose workers are on one machine."""
+    execution = run.config.get("execution")
+    if not isinstance(execution, dict) or execution.get("backend") != Backend.ray.value or not run.view.workers:
+        return ""
+    nodes = count(len(run.view.nodes), "node") if run.view.nodes else "one machine"
+    return f"Ray, {count(len(run.view.workers), 'worker')} on {nodes}"
+
+
+def read_and_moved(view: RunView) -> tuple[int, int]:
+    """Bytes of inputs that jobs have read on several machines, and those that these neither made nor had read."""
+    attempts = [attempt for job in view.jobs.values() for attempt in job.attempts]
+    return sum(one.read for one in attempts), sum(one.moved for one in attempts)
+
+
+def bytes_read(run: LoadedRun) -> dict[str, dict[str, int]]:
+    """The same by stage, as ``{"train": {"read": 16000, "moved": 4000}}``; empty on one machine."""
+    found: dict[str, dict[str, int]] = {}
+    for job in run.view.jobs.values():
+        stage = run.jobs[job.id].stage if job.id in run.jobs else ""
+        for attempt in job.attempts:
+            if attempt.read:
+                own = found.setdefault(stage, {"read": 0, "moved": 0})
+                own["read"] += attempt.read
+                own["moved"] += attempt.moved
+    return found
+
+
+def read_in_words(read: int, moved: int) -> str:
+    """As in ``jobs read 95.1 GB, at least 25.0 GB of it over the network``."""
+    return f"jobs read {decimal(read)}, at least {decimal(moved)} of it over the network" if read else ""
