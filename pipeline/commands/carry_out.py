@@ -28,7 +28,7 @@ from pipeline.commands.run_messages import (
     tell_notes,
     tell_prepared,
 )
-from pipeline.commands.sharing import uploaded_before_end
+from pipeline.commands.sharing import note_traffic, uploaded_before_end
 from pipeline.commands.start import settle
 from pipeline.commands.track import tracked
 from pipeline.commands.trial import TrialRounds
@@ -95,8 +95,9 @@ def _carry_out(
                 keeper.sweep()
                 if outcome is not None:
                     _link_stored(request, run, _found_stored(stored.not_here, outcome))
+                noted = note_traffic(request, run)
                 code = _end(request, outcome, verified, run, console)
-                if uploaded_before_end(request, signals, console):
+                if uploaded_before_end(request, run, noted, signals, console):
                     keeper.sweep()  # what was not to be removed before it was uploaded
                 tell_removed(keeper, console)
                 return code

@@ -72,6 +72,14 @@ def write_report(path: Path, folders: Sequence[RunFolder]) -> None:
     write_page(path, page_of(runs, names, [comparison_table(table) for table in tables]))
 
 
+def renew_report(run: RunFolder) -> None:
+    """Write the page of a run again, of which something has changed since it was left; says nothing."""
+    try:
+        write_report(run.report, [run])
+    except Exception as error:  # as below
+        log.warning("the report is not up to date: %s", error, exc_info=True)
+
+
 def leave_report(run: RunFolder, console: Console) -> None:
     """Write the page of a run that has ended. That it cannot be written changes nothing of the run."""
     try:

@@ -4,25 +4,32 @@ from __future__ import annotations
 
 import select
 from collections.abc import Collection, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from dataclasses import replace
 from pathlib import Path
 
 from rich.console import Console
 from rich.filesize import decimal
 
+from pipeline.commands.report import renew_report
 from pipeline.commands.request import Request, Stored, look_up
 from pipeline.commands.run_messages import log
 from pipeline.config.schema import Config
+from pipeline.engine.events import SHARED_STORE
+from pipeline.engine.journal import Journal
+from pipeline.engine.run_folder import RunFolder
 from pipeline.engine.scheduler.signals import StopSignals
 from pipeline.engine.store.shared.address import open_objects
+from pipeline.engine.store.shared.answers import Traffic
 from pipeline.engine.store.shared.connect import connect, look, name_of
 from pipeline.engine.store.shared.objects import UnreachableError
 from pipeline.engine.store.shared.outputs import BadOutputError, SharedOutputs
 from pipeline.engine.store.shared.session import Session
 from pipeline.engine.store.store import NOT_STORED, REMOVED
 from pipeline.engine.store.verified import Verified
+from pipeline.errors import StoreError
 from pipeline.runs.report.format import count, jobs
+from pipeline.runs.report.moved import shared_in_words
 from pipeline.runs.trained import Trained
 from pipeline.terminal.console import say
 
@@ -122,12 +129,34 @@ def look_up_shared(request: Request, verified: Verified, console: Console) -> St
     return stored
 
 
-def uploaded_before_end(request: Request, signals: StopSignals, console: Console) -> bool:
-    """Wait until what was made is in the shared store, and say it where it is not; False where there is none."""
+def note_traffic(request: Request, run: RunFolder) -> Traffic:
+    """Have the journal of a run that is over tell what came from the shared store and went there until now."""
+    traffic = request.shared.traffic if request.shared is not None else Traffic()
+    try:
+        if traffic != Traffic():
+            with closing(Journal(run.journal)) as journal:
+                journal.write(SHARED_STORE, **vars(traffic))
+    except StoreError as error:
+        log.warning("what was fetched and uploaded is not in the journal: %s", error)
+    return traffic
+
+
+def uploaded_before_end(
+    request: Request, run: RunFolder, noted: Traffic, signals: StopSignals, console: Console
+) -> bool:
+    """Wait until what was made is in the shared store, and say it where it is not; False where there is none.
+
+    Args:
+        request: The request.
+        run: Its folder.
+        noted: What its page says of that.
+        signals: Ask to wait no longer.
+        console: Where to say it.
+    """
     shared = request.shared
     if shared is None:
         return False
-    if number := shared.uploads_left:
+    if number := shared.traffic.left:
         what = f"{number:,} {'output' if number == 1 else 'outputs'}"
         say(console, f"uploading {what} to the shared store; Ctrl-C leaves the rest to the next run", "dim")
     before = signals.times
@@ -136,7 +165,12 @@ def uploaded_before_end(request: Request, signals: StopSignals, console: Console
         request.execution.stop_grace_s,
         hurries=lambda: signals.times > max(1, before),
     )
-    log.info("shared store: %d outputs fetched, %d uploaded", shared.fetched, shared.uploaded)
+    if moved := shared_in_words(vars(shared.traffic)):
+        log.info("shared store: %s", moved)
+        say(console, f"shared store: {moved}", "dim")
+    if shared.traffic != noted:
+        note_traffic(request, run)
+        renew_report(run)
     if left:
         log.warning("%s", left)
         _tell_left(left, console)

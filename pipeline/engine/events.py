@@ -32,8 +32,13 @@ _Pid = Annotated[int, Meta(ge=0, le=2**31 - 1)]
 _Id = Annotated[str, Meta(min_length=1, max_length=4096)]
 
 
+SHARED_STORE = "SharedStore"
+"""What has come from and gone to the shared store so far, see `answers.Traffic`; also after the end of the run."""
 FOLLOWS_FROM_STORE = frozenset(
-    {"JobStarted", "JobFinished", "JobFoundStored", "JobWaits", "JobStopped", "WorkerStarted", "WorkerExited"}
+    {
+        *("JobStarted", "JobFinished", "JobFoundStored", "JobWaits", "JobStopped"),
+        *("WorkerStarted", "WorkerExited", SHARED_STORE),
+    }
 )
 """Events that nobody misses of a machine that has lost power: what is done is in the store, and no worker lives.
 
@@ -126,6 +131,14 @@ class _JobFailed(_Any, total=False):
     reason: str
 
 
+class _SharedStore(_Any, total=False):
+    fetched: _Count
+    fetched_bytes: _Count
+    uploaded: _Count
+    uploaded_bytes: _Count
+    left: _Count
+
+
 class _WithReason(_Any, total=False):
     reason: str
 
@@ -148,6 +161,7 @@ _KINDS: Mapping[str, Any] = {
     "JobBlocked": _JobBlocked,
     "JobReopened": _WithReason,
     "JobWaits": _WithReason,
+    SHARED_STORE: _SharedStore,
 }
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from pathlib import Path
 
-from pipeline.engine.events import LINE, Event, read_event
+from pipeline.engine.events import LINE, SHARED_STORE, Event, read_event
 from pipeline.engine.journal import JournalReader
 from pipeline.engine.run_folder import RunFolder
 from pipeline.files import open_plain
@@ -40,7 +40,7 @@ class FollowedJournal:
         self.view = RunView() if plan is None else RunView(plan.jobs.values(), plan.stored)
         self.progress: Progress | None = None
         ends = [] if plan is not None else list(_ends(folder.journal))
-        if ends and ends[-1].get("event") == "RunFinished":
+        if any(event.get("event") == "RunFinished" for event in ends[1:]):
             self.view.feed(ends)
         else:
             self.refresh()
@@ -66,7 +66,7 @@ class FollowedJournal:
 
 
 def _ends(path: Path) -> Iterator[Event]:
-    """The first and the last event of a journal."""
+    """The first event of a journal and the last, with what was told after it of uploads that went on."""
     try:
         with open_plain(path, follow=True) as file:
             first = file.readline(LINE + 1)
@@ -75,6 +75,9 @@ def _ends(path: Path) -> Iterator[Event]:
             lines = file.read(_TAIL_BYTES).splitlines(keepends=True)
         yield read_event(first)
         if lines and lines[-1].endswith(b"\n"):
-            yield read_event(lines[-1])
+            last: list[Event] = []
+            while lines and (not last or last[0].get("event") == SHARED_STORE):
+                last.insert(0, read_event(lines.pop()))
+            yield from last
     except (OSError, ForeignDataError):
         return  # it is read from end to end then, which says what is wrong

@@ -11,11 +11,12 @@ from collections import Counter
 from collections.abc import Collection, Iterable, Iterator
 from dataclasses import replace
 
-from pipeline.engine.events import Event
+from pipeline.engine.events import SHARED_STORE, Event
 from pipeline.engine.workers.messages import GpuLoad
 from pipeline.plan.job import Job
 from pipeline.runs.job_view import AttemptView, JobCounts, JobView, Quarantine, WorkerView
 
+_TRAFFIC = ("fetched", "fetched_bytes", "uploaded", "uploaded_bytes", "left")
 _NOT_DONE = ("failed", "blocked", "pending", "ready", "running")
 
 
@@ -35,6 +36,7 @@ class RunView:
         total: How many jobs it has.
         retries: Class of failure -> how many attempts failed by it and were followed by another.
         waiting: Job that another run or machine makes -> what was said of that.
+        shared: What came from the shared store and went there, as `answers.Traffic`; empty where nothing did.
     """
 
     def __init__(self, planned: Iterable[Job] | None = None, stored: Collection[str] = ()) -> None:
@@ -55,6 +57,7 @@ class RunView:
         self.host = ""
         self.retries: Counter[str] = Counter()
         self.waiting: dict[str, str] = {}
+        self.shared: dict[str, int] = {}
         self._planned = planned is not None
         self._stored = 0
         for job in planned or ():
@@ -143,7 +146,8 @@ class RunView:
 
     def take(self, event: Event) -> None:
         """Change the state as one event says."""
-        self.last = float(event.get("time") or self.last)
+        if self.finished is None:  # uploads may go on after that
+            self.last = float(event.get("time") or self.last)
         match event.get("event"):
             case "RunStarted":
                 self._run_started(event)
@@ -167,6 +171,8 @@ class RunView:
                 self.quarantined = [place for place in self.quarantined if place.worker != worker.index]
             case "RunFinished":
                 self._run_finished(event)
+            case str(name) if name == SHARED_STORE:
+                self.shared = {part: int(event.get(part, 0)) for part in _TRAFFIC}
             case str(name) if "job" in event:
                 self._job_event(name, event, self._job(event))
 

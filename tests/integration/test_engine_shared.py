@@ -19,6 +19,9 @@ from pipeline.engine.store.shared.outputs import SharedOutputs
 from pipeline.engine.store.shared.session import Session
 from pipeline.engine.store.verified import Verified
 from pipeline.plan.job import Job
+from pipeline.runs.index import choose_run
+from pipeline.runs.loaded import LoadedRun
+from pipeline.runs.report.status import glance_at
 from tests.doubles.engine import Engine, job, key
 from tests.doubles.small_runs import results, run_here
 
@@ -71,12 +74,21 @@ def values(engine: Engine, *names: str) -> list[bytes]:
     return [(engine.store.path(key(name)) / "manifest.json").read_bytes() for name in names]
 
 
+def outputs(engine: Engine) -> list[bytes]:
+    """The files of all outputs, without their manifests."""
+    found = (path for path in engine.store.root.glob("??/*/*") if path.name != "manifest.json")
+    return [path.read_bytes() for path in found]
+
+
 def test_what_one_machine_made_another_only_fetches(url: str, machine: Callable[[], Engine]) -> None:
     one, other = machine(), machine()
     run(one, url, *CHAIN)
     session = run(other, url, *CHAIN)
     assert (ran(one), ran(other)) == ({"a", "b", "c"}, set())
-    assert session.fetched == 3
+    assert session.traffic.fetched == 3
+    (told, *_) = reversed(other.events("SharedStore"))
+    assert (told["fetched"], told["fetched_bytes"]) == (3, session.traffic.fetched_bytes)
+    assert told["fetched_bytes"] == sum(map(len, outputs(other)))
     assert values(one, "a", "b", "c") == values(other, "a", "b", "c")
 
 
@@ -114,7 +126,7 @@ def test_two_at_once_share_the_work(url: str, machine: Callable[[], Engine]) -> 
     made = [ran(engine) for engine in engines]
     assert made[0].isdisjoint(made[1])
     assert made[0] | made[1] == {each.id for each in WIDE}
-    assert sum(session.uploaded for session in sessions) == len(WIDE)
+    assert sum(session.traffic.uploaded for session in sessions) == len(WIDE)
     names = [each.id for each in WIDE]
     assert values(engines[0], *names) == values(engines[1], *names)
 
@@ -142,7 +154,14 @@ def test_an_experiment_on_two_machines(tmp_path: Path) -> None:
     assert "Shared store: none of the outputs that are missing here is there, and 7 jobs would run." in in_line(
         said
     )
-    run_here(one, *small, f"execution.shared_store={url}")
+    said = run_here(one, *small, f"execution.shared_store={url}")
+    assert "shared store: 7 outputs uploaded (" in said
+    run = LoadedRun(choose_run(one, "t"))
+    assert run.view.shared | {"uploaded_bytes": 0} == {
+        "fetched": 0, "fetched_bytes": 0, "uploaded": 7, "uploaded_bytes": 0, "left": 0
+    }  # fmt: skip
+    assert (run.state, glance_at(LoadedRun(run.folder, glance=True), 0).state) == ("done", "done")
+    assert "7 outputs uploaded (" in run.folder.report.read_text()
     said = run_here(other, *small, f"execution.shared_store={url}", "dry_run=true")
     assert "7 jobs: 7 stored (2 of them in the shared store, to be fetched), 0 to run on" in in_line(said)
     assert re.search(
@@ -151,6 +170,8 @@ def test_an_experiment_on_two_machines(tmp_path: Path) -> None:
     said = run_here(other, *small, f"execution.shared_store={url}")
     assert "fetching 2 outputs from the shared store" in said
     assert "all 7 jobs are stored; nothing to run" in said
+    assert "shared store: 2 outputs fetched (" in said
+    assert LoadedRun(choose_run(other, "t")).view.shared["fetched"] == 2
     assert results(one) == results(other)
     said = run_here(other, *small, f"execution.shared_store={url}", "dry_run=true")
     assert "nothing would be fetched, as all that is needed is here, and no job would run." in in_line(said)

@@ -52,6 +52,8 @@ from pipeline.errors import PlanError, StoreError
 
 TICK_S = 0.2
 _QUIET_TICK_S = 0.5
+_TRAFFIC_S = 5.0
+"""How often the journal is told at most what was fetched and uploaded."""
 _P = ParamSpec("_P")
 
 log = logging.getLogger("pipeline")
@@ -94,6 +96,7 @@ class Loop:
         counts = {status.value: 0 for status in JobStatus}
         for status in outcome.jobs.values():
             counts[status.value] += 1
+        self.outside.note_traffic()
         record("RunFinished", interrupted=outcome.interrupted, halted=outcome.halted, **counts)
         self.outside.settle()
         return outcome
@@ -232,6 +235,7 @@ class Loop:
         now = self.outside.clock()
         if now >= due_s:
             self.next_tick_s = now + TICK_S
+            self.outside.note_traffic(_TRAFFIC_S)
             self.outside.settle()
             self.outside.listener.on_tick()
 

@@ -8,7 +8,7 @@ import time
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field, replace
 
-from pipeline.engine.events import FOLLOWS_FROM_STORE, Event
+from pipeline.engine.events import FOLLOWS_FROM_STORE, SHARED_STORE, Event
 from pipeline.engine.journal import Journal
 from pipeline.engine.listener import Listener
 from pipeline.engine.scheduler.effects import (
@@ -25,7 +25,7 @@ from pipeline.engine.scheduler.effects import (
 from pipeline.engine.scheduler.job_state import THERE
 from pipeline.engine.scheduler.state import RunState
 from pipeline.engine.store.scratch import Scratch
-from pipeline.engine.store.shared.answers import Answer
+from pipeline.engine.store.shared.answers import Answer, Traffic
 from pipeline.engine.store.shared.session import Session
 from pipeline.engine.store.store import NOT_STORED, REMOVED, Store
 from pipeline.engine.store.verified import Verified
@@ -71,6 +71,8 @@ class Outside:
     _untold: list[Event] = field(default_factory=list)
     _must_force: bool = False
     _forced_s: float = 0.0
+    _traffic: Traffic = field(default_factory=Traffic)
+    _noted_s: float = -math.inf
 
     # -- what was decided --------------------------------------------------------------------------------------
 
@@ -131,6 +133,14 @@ class Outside:
         untold, self._untold = self._untold, []
         for event in untold:
             self.listener.on_event(event)
+
+    def note_traffic(self, every_s: float = 0.0) -> None:
+        """Have in the journal what came from the shared store and went there, unless that was just done."""
+        if self.shared is None or self.clock() < self._noted_s + every_s:
+            return
+        if (traffic := self.shared.traffic) != self._traffic:
+            self._traffic, self._noted_s = traffic, self.clock()
+            self.record(SHARED_STORE, **vars(traffic))
 
     @property
     def force_due_s(self) -> float:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 from rich.filesize import decimal
 
 from pipeline.config.schema import Backend
@@ -41,3 +43,16 @@ def bytes_read(run: LoadedRun) -> dict[str, dict[str, int]]:
 def read_in_words(read: int, moved: int) -> str:
     """As in ``jobs read 95.1 GB, at least 25.0 GB of it over the network``."""
     return f"jobs read {decimal(read)}, at least {decimal(moved)} of it over the network" if read else ""
+
+
+def shared_in_words(traffic: Mapping[str, int]) -> str:
+    """As in ``16 outputs fetched (1.2 GB), 40 uploaded (3.4 GB), 2 to go``."""
+    parts = []
+    if number := traffic.get("fetched", 0):
+        parts.append(f"{count(number, 'output')} fetched ({decimal(traffic['fetched_bytes'])})")
+    if number := traffic.get("uploaded", 0):
+        what = f"{number:,}" if parts else count(number, "output")
+        parts.append(f"{what} uploaded ({decimal(traffic['uploaded_bytes'])})")
+    if number := traffic.get("left", 0):
+        parts.append(f"{number:,} to go")
+    return ", ".join(parts)

@@ -25,7 +25,7 @@ from pipeline.runs.report.format import (
     shown_path,
 )
 from pipeline.runs.report.grid import how_far, jobs_done, whole_grids
-from pipeline.runs.report.moved import place_in_words, read_and_moved, read_in_words
+from pipeline.runs.report.moved import place_in_words, read_and_moved, read_in_words, shared_in_words
 from pipeline.runs.run_view import RunView, failures
 from pipeline.terminal.columns import Column, FittedTable
 from pipeline.terminal.text import printable
@@ -245,7 +245,9 @@ def _of_slurm(run: LoadedRun) -> Lines:
 
 def _moved(run: LoadedRun) -> Lines:
     place, read = place_in_words(run), read_in_words(*read_and_moved(run.view))
-    for number, text in enumerate(filter(None, [place, read])):
+    shared = shared_in_words(run.view.shared)
+    said = filter(None, [place, read, shared and f"shared store: {shared}"])
+    for number, text in enumerate(said):
         yield text if number else f"\n{text}", ""
 
 

@@ -33,6 +33,7 @@ def run_json(run: LoadedRun, now: float) -> dict[str, Any]:
         "slurm": dict(run.origin.slurm) or None,
         "nodes": sorted(view.nodes),
         "bytes_read": bytes_read(run),
+        "shared_store": dict(view.shared) or None,
         "progress": _progress_json(run.progress),
         "shared_store": (run.progress.shared_store if run.progress else "") or None,
         "counts": {**asdict(counts), "pending": counts.left},

@@ -54,6 +54,25 @@ class Asked:
     is_expected: bool = False
 
 
+@dataclass(frozen=True, kw_only=True)
+class Traffic:
+    """What a run has had from the shared store, and brought there.
+
+    Attributes:
+        fetched: Outputs that came, whole and good.
+        fetched_bytes: Of their files.
+        uploaded: Outputs that were sent.
+        uploaded_bytes: Of their files.
+        left: Outputs that are yet to be sent.
+    """
+
+    fetched: int = 0
+    fetched_bytes: int = 0
+    uploaded: int = 0
+    uploaded_bytes: int = 0
+    left: int = 0
+
+
 def not_uploaded(names: Sequence[str], why: str) -> str:
     """What to say of outputs that a run could not upload; "" where there is none."""
     if not names:

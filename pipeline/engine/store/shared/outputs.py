@@ -140,7 +140,9 @@ class SharedOutputs:
 
     # -- from there --------------------------------------------------------------------------------------------
 
-    def fetch(self, key: str, store: Store, scratch: Path, on_bytes: Callable[[], None] = lambda: None) -> bool:
+    def fetch(
+        self, key: str, store: Store, scratch: Path, on_bytes: Callable[[], None] = lambda: None
+    ) -> int | None:
         """Bring an output into the local store.
 
         Args:
@@ -150,7 +152,7 @@ class SharedOutputs:
             on_bytes: Called whenever something has come.
 
         Returns:
-            False where it is not there.
+            Bytes of its files; None where it is not there.
 
         Raises:
             BadOutputError: It is not what its entry says, or that says what no output may be.
@@ -159,7 +161,7 @@ class SharedOutputs:
         """
         entry = self.entry(key)
         if entry is None:
-            return False
+            return None
         folder = store.begin(scratch, f"{key}.{secrets.token_hex(4)}", 0)
         try:
             manifest = _checked_manifest(key, entry, folder)
@@ -178,7 +180,7 @@ class SharedOutputs:
             remove_tree(folder)
         if entry.cost:
             store.note_cost(key, entry.cost)
-        return True
+        return sum(int(file["size"]) for file in files.values())
 
     def _bring(self, source: _File, folder: Path, on_bytes: Callable[[], None]) -> None:
         digest, path = hashlib.sha256(), folder / source.name
@@ -208,11 +210,13 @@ class Upload:
 
     Attributes:
         key: Which.
+        size: Bytes of its files, once they were sent.
         lost_to: How the output differs that another machine had stored first under the key; "" where it does not.
     """
 
     def __init__(self, outputs: SharedOutputs, store: Store, key: str) -> None:
         self.key = key
+        self.size = 0
         self.lost_to = ""
         self._objects, self._outputs, self._store = outputs.objects, outputs, store
         self._name = secrets.token_hex(16)
@@ -231,7 +235,7 @@ class Upload:
                 raise NotWholeError("its weights were removed")
             text = read_plain(folder / MANIFEST, _ENTRY_LIMIT).decode()  # more is refused before anything is sent
             files: Mapping[str, Any] = read_manifest(self.key, folder)["files"]
-            names = sorted(files)
+            names, self.size = sorted(files), sum(entry["size"] for entry in files.values())
             while self._sent < len(names):
                 self._send(folder / names[self._sent], files[names[self._sent]], on_bytes)
                 self._sent += 1

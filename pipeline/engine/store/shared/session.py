@@ -22,7 +22,7 @@ from functools import partial
 from threading import Condition, Event, Thread
 from typing import TypeVar
 
-from pipeline.engine.store.shared.answers import Answer, Asked, Pace, not_uploaded
+from pipeline.engine.store.shared.answers import Answer, Asked, Pace, Traffic, not_uploaded
 from pipeline.engine.store.shared.claims import Claims, Held, Lease, holder
 from pipeline.engine.store.shared.daemon_threads import DaemonThreads
 from pipeline.engine.store.shared.objects import Objects, UnreachableError
@@ -65,7 +65,8 @@ class Session:
             clock: Monotonic seconds.
         """
         self.keys = set(keys)
-        self.fetched = self.uploaded = 0
+        self._fetched_bytes: list[int] = []
+        self._uploaded_bytes: list[int] = []
         self._pace = pace or Pace()
         self._outputs = SharedOutputs(objects)
         self._verified, self._store, self._scratch = verified, verified.store, verified.folder / "fetched"
@@ -174,10 +175,17 @@ class Session:
             self._asked.pop(key, None)
 
     @property
-    def uploads_left(self) -> int:
-        """How many outputs are yet to be uploaded."""
+    def traffic(self) -> Traffic:
+        """What came and went so far."""
         with self._state:
-            return len(self._uploads)
+            fetched, uploaded = self._fetched_bytes, self._uploaded_bytes
+            return Traffic(
+                fetched=len(fetched),
+                fetched_bytes=sum(fetched),
+                uploaded=len(uploaded),
+                uploaded_bytes=sum(uploaded),
+                left=len(self._uploads),
+            )
 
     def is_uploading(self, key: str) -> bool:
         """Whether an output is yet to be uploaded, and so must stay whole here."""
@@ -303,14 +311,15 @@ class Session:
     def _fetch_patiently(self, key: str, patience_s: float) -> bool:
         for is_last in (False, True):
             try:
-                if not self._reach.patiently(partial(self._bring, key), patience_s):
+                size = self._reach.patiently(partial(self._bring, key), patience_s)
+                if size is None:
                     with self._state:
                         self.keys.discard(key)
                     return False
                 self._verified.problem(key)  # read here, so that the engine's loop finds its note
                 with self._state:
                     self.keys.add(key)
-                    self.fetched += 1
+                    self._fetched_bytes.append(size)
                 return True
             except BadOutputError as error:
                 bad = error
@@ -322,7 +331,7 @@ class Session:
             self.keys.discard(key)
         return False
 
-    def _bring(self, key: str) -> bool:
+    def _bring(self, key: str) -> int | None:
         return self._outputs.fetch(key, self._store, self._scratch, self._reach.heard)
 
     # -- in threads: uploads -----------------------------------------------------------------------------------
@@ -351,7 +360,7 @@ class Session:
                 )
             with self._state:
                 self.keys.add(key)
-                self.uploaded += 1
+                self._uploaded_bytes.append(upload.size)
             with suppress(UnreachableError):
                 if self._leases.pop(key, None):
                     self._claims.forget(key)

@@ -21,7 +21,7 @@ from pipeline.runs.origin import slurm_in_words
 from pipeline.runs.record import Results
 from pipeline.runs.report.captions import first_few
 from pipeline.runs.report.format import count, decimal, duration
-from pipeline.runs.report.moved import place_in_words, read_and_moved, read_in_words
+from pipeline.runs.report.moved import place_in_words, read_and_moved, read_in_words, shared_in_words
 from pipeline.runs.report.page import results as shown_results
 from pipeline.runs.report.page.failures import failures_of
 from pipeline.runs.report.page.model import (
@@ -140,6 +140,7 @@ def _facts(run: LoadedRun) -> list[tuple[str, str]]:
     moved = {
         "where": place_in_words(run),
         "moved": read_in_words(*read_and_moved(view)),
+        "shared store": shared_in_words(view.shared),
     }
     return facts + [(name, text) for name, text in moved.items() if text]
 

@@ -7,6 +7,7 @@ import math
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import NoReturn, cast
 
 import pytest
@@ -18,6 +19,8 @@ from pipeline.engine.scheduler.effects import OnDisk, Process, Record, ReleaseCl
 from pipeline.engine.scheduler.outside import FORCE_S, Outside
 from pipeline.engine.scheduler.state import RunState
 from pipeline.engine.store.removal import remove_weights
+from pipeline.engine.store.shared.answers import Traffic
+from pipeline.engine.store.shared.session import Session
 from pipeline.engine.store.store import REMOVED, Store
 from pipeline.engine.store.verified import Verified
 from pipeline.engine.workers.pool import Pool
@@ -227,3 +230,21 @@ def test_how_large_inputs_are_is_told_where_machines_have_names_and_nobody_has_t
     assert outside.before(plan.jobs["b"], state).sizes == {"a": 1, "gone": 0}
     state.whereabouts.weighs({"a": 1})
     assert outside.before(plan.jobs["c"], state).sizes == {}
+
+
+def test_the_journal_is_told_now_and_then_what_came_from_the_shared_store(
+    outside: Outside, events: list[Event]
+) -> None:
+    now = [0.0]
+    shared = SimpleNamespace(traffic=Traffic())
+    outside.shared, outside.clock = cast("Session", shared), lambda: now[0]
+    outside.note_traffic(5)  # nothing has come
+    for fetched, now[0] in ((1, 1.0), (2, 3.0), (2, 7.0), (2, 20.0)):
+        shared.traffic = Traffic(fetched=fetched, fetched_bytes=10 * fetched)
+        outside.note_traffic(5)
+    outside.note_traffic()
+    outside.settle()
+    assert [(event["event"], event["fetched_bytes"]) for event in events] == [
+        ("SharedStore", 10),
+        ("SharedStore", 20),
+    ]

@@ -83,7 +83,7 @@ class Machine:
         return None if problem else {name: (root / name).read_bytes() for name in FILES}
 
     def fetch(self, objects: Objects, key: str = KEY) -> bool:
-        return SharedOutputs(objects).fetch(key, self.store, self.verified.folder)
+        return SharedOutputs(objects).fetch(key, self.store, self.verified.folder) is not None
 
     def session(
         self, objects: Objects, keys: Collection[str] = (), pace: Pace = QUICK, **settings: Any

@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 
 from pipeline.engine.store.shared.address import open_objects
-from pipeline.engine.store.shared.answers import Answer
+from pipeline.engine.store.shared.answers import Answer, Traffic
 from pipeline.engine.store.shared.objects import Objects, RefusedError, UnreachableError
 from pipeline.engine.store.shared.outputs import SharedOutputs
 from pipeline.engine.store.shared.session import Session
@@ -55,7 +55,9 @@ def test_one_machine_makes_what_another_waits_for_and_has_then(objects: Objects,
     assert known(there, held=False) is Answer.there
     assert other.holds() == FILES
     assert (here.conclude(), there.conclude()) == ("", "")
-    assert (here.uploaded, there.fetched) == (1, 1)
+    size = sum(map(len, FILES.values()))
+    assert here.traffic == Traffic(uploaded=1, uploaded_bytes=size)
+    assert there.traffic == Traffic(fetched=1, fetched_bytes=size)
     assert objects.names(f"claims/{KEY}/") == []
 
 
