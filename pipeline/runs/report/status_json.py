@@ -35,7 +35,7 @@ def run_json(run: LoadedRun, now: float) -> dict[str, Any]:
         "bytes_read": bytes_read(run),
         "shared_store": dict(view.shared) or None,
         "progress": _progress_json(run.progress),
-        "shared_store": (run.progress.shared_store if run.progress else "") or None,
+        "shared_store_away": (run.progress.shared_store if run.progress else "") or None,
         "counts": {**asdict(counts), "pending": counts.left},
         "cells": [
             {"chain": chain, "round": number, **asdict(cell)} for (chain, number), cell in view.cells.items()

@@ -153,7 +153,7 @@ def test_what_a_run_waits_for_and_a_store_that_is_away_are_said_wherever_it_is_l
         assert plain.new(run.view, run.progress, START) == [waits, away]
         assert plain.new(run.view, run.progress, START + 1) == []  # told once
         assert f"\n{away}" in run_headline(run, START, True).plain
-        assert run_json(run, START)["shared_store"] == away
+        assert run_json(run, START)["shared_store_away"] == away
         for text in (
             printed(screen(engine.live, 160, 40), 160),
             printed(Group(*watched_run(run, START, 40)), 160),

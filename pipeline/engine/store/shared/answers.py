@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import Enum
 
 from pipeline.engine.store.shared.claims import LEASE_S
@@ -71,6 +71,14 @@ class Traffic:
     uploaded: int = 0
     uploaded_bytes: int = 0
     left: int = 0
+
+    def fetching(self, size: int) -> Traffic:
+        """With one more output that came, of so many bytes."""
+        return replace(self, fetched=self.fetched + 1, fetched_bytes=self.fetched_bytes + size)
+
+    def uploading(self, size: int) -> Traffic:
+        """With one more that was sent."""
+        return replace(self, uploaded=self.uploaded + 1, uploaded_bytes=self.uploaded_bytes + size)
 
 
 def not_uploaded(names: Sequence[str], why: str) -> str:

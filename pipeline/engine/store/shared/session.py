@@ -18,6 +18,7 @@ import os
 import time
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
+from dataclasses import replace
 from functools import partial
 from threading import Condition, Event, Thread
 from typing import TypeVar
@@ -65,8 +66,7 @@ class Session:
             clock: Monotonic seconds.
         """
         self.keys = set(keys)
-        self._fetched_bytes: list[int] = []
-        self._uploaded_bytes: list[int] = []
+        self._traffic = Traffic()
         self._pace = pace or Pace()
         self._outputs = SharedOutputs(objects)
         self._verified, self._store, self._scratch = verified, verified.store, verified.folder / "fetched"
@@ -178,14 +178,7 @@ class Session:
     def traffic(self) -> Traffic:
         """What came and went so far."""
         with self._state:
-            fetched, uploaded = self._fetched_bytes, self._uploaded_bytes
-            return Traffic(
-                fetched=len(fetched),
-                fetched_bytes=sum(fetched),
-                uploaded=len(uploaded),
-                uploaded_bytes=sum(uploaded),
-                left=len(self._uploads),
-            )
+            return replace(self._traffic, left=len(self._uploads))
 
     def is_uploading(self, key: str) -> bool:
         """Whether an output is yet to be uploaded, and so must stay whole here."""
@@ -319,7 +312,7 @@ class Session:
                 self._verified.problem(key)  # read here, so that the engine's loop finds its note
                 with self._state:
                     self.keys.add(key)
-                    self._fetched_bytes.append(size)
+                    self._traffic = self._traffic.fetching(size)
                 return True
             except BadOutputError as error:
                 bad = error
@@ -360,7 +353,7 @@ class Session:
                 )
             with self._state:
                 self.keys.add(key)
-                self._uploaded_bytes.append(upload.size)
+                self._traffic = self._traffic.uploading(upload.size)
             with suppress(UnreachableError):
                 if self._leases.pop(key, None):
                     self._claims.forget(key)
