@@ -7,7 +7,8 @@
 
 `same` runs the experiment without Ray, on a local Ray, on the cluster, where it loses a worker, a raylet, all of a
 node, and its driver, which is started again, and with a shared store on an S3 server of which one request in ten
-goes wrong: from an engine that is killed and started again, and once more where all that is needed is there.
+goes wrong: from an engine that is killed and started again, once more where all that is needed is there, and by
+the cluster with its losses.
 It compares `results.json` and every file of every output. Exit code 1 where something differs, or is left behind.
 """
 
@@ -67,9 +68,10 @@ def same(overrides: Sequence[str], folder: Path, what: Sequence[str]) -> bool:
         "cluster": lambda where: _shot_at(where, overrides),
         "s3": lambda where: _killed_once(where, [*overrides, SHARED]),
         "fetched": lambda where: _start(where, [*overrides, SHARED]).wait(),
+        "both": lambda where: _shot_at(where, [*overrides, f"{SHARED}-too"]),
     }
     with pytest.MonkeyPatch.context() as patch, ExitStack() as stack:
-        server = stack.enter_context(serving(patch)) if {"s3", "fetched"} & set(what) else None
+        server = stack.enter_context(serving(patch)) if {"s3", "fetched", "both"} & set(what) else None
         if server:
             server.disturb(0.1, seed=0)
         return _compare(ways, folder, what, server)
@@ -372,7 +374,7 @@ def main() -> int:
     parser.add_argument("overrides", nargs="*", help="KEY=VALUE of the experiment's configuration")
     parser.add_argument(
         "--on",
-        default="local,ray,cluster,s3,fetched",
+        default="local,ray,cluster,s3,fetched,both",
         help="where `same` runs, the first is what others are held to",
     )
     parser.add_argument("--folder", type=Path, help="where `same` leaves its runs; else nothing stays")

@@ -36,6 +36,7 @@ from functools import cached_property
 
 from pipeline.engine.scheduler.by_models import by_models
 from pipeline.engine.scheduler.placement import Room, Seat
+from pipeline.engine.scheduler.promises import Promises
 from pipeline.engine.scheduler.ready import Buckets, Kind, Urgency, kind_of
 from pipeline.engine.scheduler.state import RunState
 from pipeline.engine.scheduler.worker_state import WorkerState
@@ -43,7 +44,6 @@ from pipeline.plan.job import Job
 
 BACKFILL_DEPTH = 500
 """Ready jobs, or groups of such as are alike, that are looked at in search of one that fits beside a promise."""
-_SAME_S = 1e-6
 
 
 @dataclass(frozen=True)
@@ -112,12 +112,7 @@ class _Draft:
         self.room = Room(state, now_s)
         self._where = state.whereabouts if len(state.whereabouts.nodes) > 1 else None
         self.actions: list[Action] = []
-        self._promised: dict[int, str] = {}
-        """Machine -> the job that was promised a place there."""
-        self._promised_s: dict[tuple[int, str], float] = {}
-        """Machine and that job -> when it could start, once somebody asked and before anything starts there."""
-        self._spare: dict[tuple[int, str], float] = {}
-        """Machine and that job -> how many devices are left there when it starts, see `Room.spare`."""
+        self.promises = Promises(state, self.room, now_s)
         self._delaying_s: dict[object, float] = {}
         """Needs of a job -> how long one takes that delays it wherever it runs; 0 if there is no room at all."""
         self._left: dict[int, WorkerState] = {}
@@ -138,20 +133,18 @@ class _Draft:
             if self._could_ever(job_id):
                 self._promise(job_id, node)
         # A job whose machine another one has taken is one like all that wait.
-        self._settled = set(self._promised.values())
-        left: list[int] | None = None
-        while left is None or len(self._promised) < len(left):
+        self._settled = set(self.promises.job_ids)
+        left = math.inf
+        while len(self.promises) < left:
             # Where one starts elsewhere than promised, its machine is there for the others.
-            left = list(self._promised)
+            left = len(self.promises)
             in_vain: set[tuple[Kind, float]] = set()
-            for job_id in dict.fromkeys(self._promised.values()):
+            for job_id in self.promises.job_ids:
                 self._start_promised(job_id, in_vain)
         for job_id in filter(self._is_spread, self.state.reserved):
-            if mine := self._promised_to(job_id):
+            if self.promises.take_back(job_id):
                 # What was left by those that start now, before a less urgent one is promised it.
-                free = self.state.layout.devices_by_node.keys() - self._promised.keys() | set(mine)
-                self._promised = {node: one for node, one in self._promised.items() if one != job_id}
-                self._promised |= dict.fromkeys(self.room.first_nodes(job_id, free), job_id)
+                self.promises.give(job_id, self.room.first_nodes(job_id, self.promises.free_nodes()))
         self._retries = self._in_turn()
         if self.room.is_plain:
             self._fill_plainly()
@@ -172,11 +165,11 @@ class _Draft:
                 for job_id, worker in by_models(bucket, free, lambda: self._holders, self._where):
                     self._start(Start(job_id, worker))
                     given.add(job_id)
-            if devices == 1 and not (self._promised and self.room.idle):
+            if devices == 1 and not (self.promises and self.room.idle):
                 continue
             takes = self.state.ready.takes[urgency, devices]
             for job_id in (name for names in bucket.values() for name in names):
-                looked_at += bool(self._promised)
+                looked_at += bool(self.promises)
                 if all(self._known(*alike) and not self._may_promise(alike[0]) for alike in takes):
                     break
                 if job_id not in self._settled and job_id not in given:
@@ -186,12 +179,12 @@ class _Draft:
 
     def _unpromised(self) -> dict[int, WorkerState]:
         """Idle workers of machines on which nothing is promised to any job."""
-        if not self._promised:
+        if not self.promises:
             return self.room.idle
         if self._looked != len(self.actions):  # each of which takes workers, or promises a machine
             node_of, self._looked = self.room.node_of, len(self.actions)
             self._left = {
-                index: one for index, one in self.room.idle.items() if node_of(index) not in self._promised
+                index: one for index, one in self.room.idle.items() if node_of(index) not in self.promises.by_node
             }
         return self._left
 
@@ -247,7 +240,7 @@ class _Draft:
     def _may_promise(self, kind: Kind) -> bool:
         """Whether a job of a kind that has to wait may be promised a place."""
         machines = len(self.state.layout.devices_by_node)
-        return (kind[0] > 1 or not self.room.is_plain) and len(self._promised) < machines
+        return (kind[0] > 1 or not self.room.is_plain) and len(self.promises) < machines
 
     def _promise(self, job_id: str, node: int | None = None) -> None:
         """Promise it a machine on which nothing is promised: that of before, or where it could start first.
@@ -255,14 +248,14 @@ class _Draft:
         One that takes several machines is promised those that are idle first, found anew each time; where others
         were promised too many, those that are left, so that it has more each time one of the others starts.
         """
-        left = self.state.layout.devices_by_node.keys() - self._promised.keys()
+        left = self.promises.free_nodes()
         if self._is_spread(job_id):
             if node is not None:  # those of other jobs of before are promised again to them, and not to this one
                 left -= {one for other, one in self.state.reserved.items() if not self._is_spread(other)}
             nodes = self.room.first_nodes(job_id, left)
             if nodes and node is None:
                 self.actions.append(Reserve(job_id, nodes[0]))
-            self._promised |= dict.fromkeys(nodes, job_id)
+            self.promises.give(job_id, nodes)
             return
         if node is None or node not in left or not self.room.is_possible(job_id, node):
             found = [(at_s, one) for one in left if (at_s := self.room.start_s(job_id, one)) < math.inf]
@@ -270,7 +263,7 @@ class _Draft:
                 return
             node = min(found)[1]
             self.actions.append(Reserve(job_id, node))
-        self._promised[node] = job_id
+        self.promises.give(job_id, [node])
 
     def _start_promised(self, job_id: str, in_vain: set[tuple[Kind, float]]) -> None:
         """Start a job that was promised a place, there or elsewhere, if there is one now.
@@ -280,24 +273,18 @@ class _Draft:
             in_vain: Kinds and estimates of others for which there was none since the last one started. What would
                 delay a third job is the same for all that are alike, so there is none for this one but its own.
         """
-        nodes, job = self._promised_to(job_id), self._job(job_id)
+        nodes, job = self.promises.take_back(job_id), self._job(job_id)
         alike = (kind_of(job), job.seconds)
-        if alike in in_vain and self.room.idle_on(nodes[0]) < job.devices:
-            return
-        for node in nodes:
-            del self._promised[node]
-        if self._start_beside(job_id) is _Answer.starts:
-            in_vain.clear()
-            return
-        self._promised |= dict.fromkeys(nodes, job_id)
-        if self.room.is_plain and job_id not in self.state.retries and not self._is_spread(job_id):
-            in_vain.add(alike)
+        if alike not in in_vain or self.room.idle_on(nodes[0]) >= job.devices:
+            if self._start_beside(job_id) is _Answer.starts:
+                in_vain.clear()
+                return
+            if self.room.is_plain and job_id not in self.state.retries and not self._is_spread(job_id):
+                in_vain.add(alike)
+        self.promises.give(job_id, nodes)
 
     def _is_spread(self, job_id: str) -> bool:
         return self.state.layout.is_spread(self._job(job_id).devices)
-
-    def _promised_to(self, job_id: str) -> list[int]:
-        return [node for node, one in self._promised.items() if one == job_id]
 
     def _start_beside(self, job_id: str) -> _Answer:
         """Start a job in the place that suits it best, if there is one where it delays no other's."""
@@ -309,62 +296,21 @@ class _Draft:
             return known
         nodes = self.room.nodes_with_idle(job_id)
         places: Sequence[object] = nodes or ()
-        if nodes is None or not all(self._leaves_none(node, job_id) for node in nodes):
-            seats = sorted(self.room.seats(job_id), key=self._is_kept)
+        if nodes is None or not all(self.promises.leave_none(node, job_id) for node in nodes):
+            seats = sorted(self.room.seats(job_id), key=self.promises.rank)
             places = options = self.room.options(job_id, seats)
-            for option in sorted(options, key=lambda one: max(map(self._is_kept, one))):
-                if not self._would_delay(job_id, option):
+            for option in sorted(options, key=lambda one: max(map(self.promises.rank, one))):
+                if not self.promises.would_delay(job_id, option):
                     self._take(job_id, option)
                     return _Answer.starts
-        if like is not None and self._promised:
+        if like is not None and self.promises:
             self._delaying_s[like] = takes_s if places else 0.0
         return _Answer.delays if places else _Answer.waits
-
-    def _is_kept(self, seat: Seat) -> int:
-        """0 for a place on a machine that nobody was promised, 2 for one that was promised, 1 for those beside."""
-        promised = self._promised.get(self.room.node_of(seat.worker))
-        if promised is None:
-            return 0
-        return 2 if seat.device in self.room.allowed(promised) else 1
-
-    def _would_delay(self, job_id: str, seats: Sequence[Seat]) -> bool:
-        """Whether a job would delay one that was promised a place on a machine of its own."""
-        return any(
-            self._would_delay_on(node, job_id, seats) for node in {self.room.node_of(s.worker) for s in seats}
-        )
-
-    def _would_delay_on(self, node: int, job_id: str, seats: Sequence[Seat]) -> bool:
-        if (promised := self._promised.get(node)) is None:
-            return False
-        return not self.room.could_start_by(self._kept_s(node, promised), promised, node, job_id, seats)
-
-    def _kept_s(self, node: int, promised: str) -> float:
-        """Until when a job must be able to start that was promised a machine."""
-        if (node, promised) not in self._promised_s:
-            # One that takes several machines starts when the last of them is idle.
-            start_s = max(self.room.start_s(promised, one) for one in self._promised_to(promised))
-            self._promised_s[node, promised] = start_s + _SAME_S
-        return self._promised_s[node, promised]
-
-    def _leaves_none(self, node: int, job_id: str) -> bool:
-        """Whether a job would delay the one that was promised a machine, whichever devices there it had.
-
-        The answer of `_would_delay` for all choices at once; no where it takes a closer look.
-        """
-        promised = self._promised.get(node)
-        if promised is None:
-            return False
-        kept_s = self._kept_s(node, promised)
-        if self.now_s + self._job(job_id).seconds <= kept_s:
-            return False
-        if (node, promised) not in self._spare:
-            self._spare[node, promised] = self.room.spare(promised, node, kept_s)
-        return self._job(job_id).devices > self._spare[node, promised]
 
     def _known(self, kind: Kind, takes_s: float) -> _Answer | None:
         """The answer for jobs of a kind that take so long, if one like them had it: room gets only less."""
         delaying_s = self._delaying_s.get(self.state.needs.like(*kind), math.inf)
-        if not self._promised or takes_s < delaying_s:
+        if not self.promises or takes_s < delaying_s:
             return None
         return _Answer.delays if delaying_s else _Answer.waits
 
@@ -381,7 +327,7 @@ class _Draft:
 
     def _add(self, job_id: str, seats: Sequence[Seat]) -> None:
         self.room.add(job_id, seats)
-        self._spare.clear()
+        self.promises.started()
 
     def _job(self, job_id: str) -> Job:
         return self.state.plan.jobs[job_id]

@@ -12,6 +12,7 @@ from pipeline.engine.scheduler import policy
 from pipeline.engine.scheduler.memory_needs import Needs
 from pipeline.engine.scheduler.placement import Room, Seat, _Guest
 from pipeline.engine.scheduler.policy import Action, Reserve, Start, next_actions
+from pipeline.engine.scheduler.promises import Promises
 from pipeline.engine.scheduler.ready import Kind
 from pipeline.engine.scheduler.runnable import too_wide
 from pipeline.engine.scheduler.state import RunState
@@ -72,6 +73,7 @@ class _PlainDraft(policy._Draft):
     def __init__(self, state: RunState, now_s: float) -> None:
         super().__init__(state, now_s)
         self.room = _PlainRoom(state, now_s)
+        self.promises = Promises(state, self.room, now_s)
 
     def _known(self, kind: Kind, takes_s: float) -> None:
         return None
@@ -80,8 +82,8 @@ class _PlainDraft(policy._Draft):
         return self._job(job_id).devices <= self.state.layout.most_together(self.room.fitting(job_id))
 
     def _take(self, job_id: str, seats: list[Seat]) -> None:
-        for node, promised in self._promised.items():
-            self._kept_s(node, promised)
+        for node, promised in self.promises.by_node.items():
+            self.promises.due_s(node, promised)
         super()._take(job_id, seats)
 
     def _start_promised(self, job_id: str, in_vain: set[tuple[Kind, float]]) -> None:
@@ -89,7 +91,7 @@ class _PlainDraft(policy._Draft):
 
     def _unpromised(self) -> dict[int, WorkerState]:
         idle = self.room.idle.items()
-        return {index: one for index, one in idle if self.room.node_of(index) not in self._promised}
+        return {index: one for index, one in idle if self.room.node_of(index) not in self.promises.by_node}
 
 
 def plain_actions(state: RunState, now_s: float) -> list[Action]:
