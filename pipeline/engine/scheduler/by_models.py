@@ -11,9 +11,7 @@ from pipeline.engine.scheduler.ready import Bucket
 from pipeline.engine.scheduler.whereabouts import Whereabouts
 from pipeline.engine.scheduler.worker_state import WorkerState
 
-HEAVY_BYTES = 4 << 30
-"""Of a model: what takes as long to read from elsewhere as to load, so it is rather loaded where it is at hand."""
-LOOK = 32
+LOOK = 16
 """Jobs of which it is compared where their inputs are for each one that is given away: the first that would do."""
 
 
@@ -54,7 +52,9 @@ def by_models(
 
 
 def _nearest(job_ids: Sequence[str], worker: WorkerState, where: Whereabouts) -> str:
-    """The job of which the machine of a worker has most at hand; of several the first."""
+    """The first job of which the machine of a worker has all at hand, or of those that come next the most."""
+    if where.has_all(job_ids[0], worker.node):  # as jobs with one model mostly read little else
+        return job_ids[0]
     return max(job_ids, key=lambda job_id: where.at(job_id, worker.node))
 
 
@@ -67,23 +67,22 @@ def _to_load(
 ) -> tuple[str, str, WorkerState]:
     """A model, a job with it, and the worker that is to load it."""
     # A model that few workers hold: two models for two workers rather than both on each.
-    rare = min(models, key=lambda name: holders[name])
+    fewest = min(holders[name] for name in models)
+    rare = [name for name in models if holders[name] == fewest]
     # A worker that holds little, so that no other is pushed out of its memory.
     least = min(len(worker.holds) for worker in free.values())
     empty = [worker for worker in free.values() if len(worker.holds) == least]
-    found, best = (rare, waiting.first(rare)[0], empty[0]), (False, -holders[rare], 0)
+    found, most = (rare[0], waiting.first(rare[0])[0], empty[0]), 0
     if where is None:
         return found
     on_node: dict[str, WorkerState] = {}
     for worker in empty:
         on_node.setdefault(worker.node, worker)
-    for name in sorted(models, key=lambda name: holders[name])[:LOOK]:
-        for job_id in waiting.first(name, ceil(LOOK / len(models))):
-            near = where.near(job_id)
+    for name in rare[:LOOK]:
+        for job_id in waiting.first(name, ceil(LOOK / len(rare))):
             for node, worker in on_node.items():
-                at_hand = near.get(node, 0)
-                if (rank := (at_hand >= HEAVY_BYTES, -holders[name], at_hand)) > best:
-                    found, best = (name, job_id, worker), rank
+                if (at_hand := where.at(job_id, node)) > most:
+                    found, most = (name, job_id, worker), at_hand
     return found
 
 

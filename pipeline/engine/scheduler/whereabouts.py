@@ -82,7 +82,16 @@ class Whereabouts:
 
     def at(self, job_id: str, node: str) -> int:
         """Bytes of the inputs of a job that a machine has, without those that are too small to matter."""
-        return sum(self._sizes[name] for name in self._matter(job_id) if node in self._having.get(name, ()))
+        found = 0
+        for name in self._matter(job_id):
+            if node in self._having.get(name, ()):
+                found += self._sizes[name]
+        return found
+
+    def has_all(self, job_id: str, node: str) -> bool:
+        """Whether a job reads something that matters, and a machine has all of it."""
+        names = self._matter(job_id)
+        return bool(names) and all(node in self._having.get(name, ()) for name in names)
 
     def near(self, job_id: str) -> Mapping[str, int]:
         """The same for each machine that has any."""
@@ -93,10 +102,10 @@ class Whereabouts:
         return found
 
     def _matter(self, job_id: str) -> list[str]:
-        if len(self.nodes) < 2:
-            return []
         if (known := self._weighty.get(job_id)) is not None:
             return known
+        if len(self.nodes) < 2:
+            return []
         inputs = self._plan.inputs(job_id)
         found = [name for name in inputs if self._sizes.get(name, 0) >= WORTH_BYTES]
         if all(name in self._sizes for name in inputs):

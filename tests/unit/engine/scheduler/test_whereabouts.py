@@ -80,25 +80,11 @@ def test_a_new_model_is_loaded_where_it_was_made() -> None:
     assert pairs(state) == {"readA": 2, "readB": 0}
 
 
-@pytest.mark.parametrize(("size", "goes"), [(16 * GB, "readA"), (GB, "readB")])
-def test_a_heavy_model_is_rather_loaded_where_it_is_at_hand_than_where_nobody_holds_it(
-    size: int, goes: str
-) -> None:
+def test_a_model_that_nobody_holds_comes_before_one_that_is_at_hand_and_held_by_others() -> None:
     state = state_of(two_chains("mA", "mB"), ["x", "y"], stored=["makeA", "makeB"])
     state.workers[1].holds, state.workers[1].quarantined = ["mA"], True
-    state.whereabouts.made("makeA", "x", size)
-    state.whereabouts.made("makeB", "y", size)
-    assert pairs(state) == {goes: 0}
-
-
-def test_of_two_models_on_a_machine_each_of_two_workers_loads_one() -> None:
-    state = state_of(
-        two_chains("mA", "mA", "mB", "mB"), ["x", "x", "y"], stored=["makeA", "makeB", "makeC", "makeD"]
-    )
-    state.workers[2].quarantined = True
-    for name, size in zip("ABCD", (17, 17, 16, 16), strict=True):
-        state.whereabouts.made(f"make{name}", "x", size * GB)
-    assert pairs(state) == {"readA": 0, "readC": 1}
+    state.whereabouts.made("makeA", "x", GB)
+    assert pairs(state) == {"readB": 0}
 
 
 def test_what_a_machine_has_read_counts_as_what_it_made() -> None:
