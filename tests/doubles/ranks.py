@@ -154,12 +154,19 @@ def checkpoints(folder: Path, ranks: Ranks = ALONE, **settings: object) -> Check
     return Checkpoints(folder, {"training": "value"}, **{"every_minutes": 0, "ranks": ranks, **settings})  # type: ignore
 
 
-def every_strategy(work: Work) -> None:
-    """Train in every way, and leave models, losses and checkpoints; ranks other than 0 say what they have."""
+def every_strategy(work: Work, also: Callable[[Ranks], None] | None = None) -> None:
+    """Train in every way, and leave models, losses and checkpoints; ranks other than 0 say what they have.
+
+    Args:
+        work: What to do.
+        also: What else they do first, since ranks meet once.
+    """
     prepare_torch(1)
     half_done = work.payload["half_done"]
     with join(work.rank, work.world_size, work.device, Spread()) as met:
         print("listens at", listening(), flush=True)
+        if also:
+            also(met)
         if dying := work.payload.get("dying"):
             _value_of_a_dying_rank(work, Ranks(met.rank, met.size, met.device, SPREADS[dying]))
         for name in work.payload["spreads"]:

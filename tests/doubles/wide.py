@@ -28,6 +28,7 @@ from pipeline.learning.models.load import load_policy
 from pipeline.learning.models.value import ValueModel, value_model_from
 from pipeline.learning.training.distributed import Ranks, Spread
 from pipeline.learning.training.meeting import join
+from tests.doubles.ranks import every_strategy
 
 PROMPTS = [[5, 9, 3, 7], [8, 2, 60, 3, 4, 9, 9], [100, 3]]
 SETTINGS = DecodeSettings(batch_size=4, eos_id=7)
@@ -91,23 +92,29 @@ def write_together(work: Work) -> None:
     """Write by as many ranks as there are; the first one leaves what came of it."""
     prepare_torch(1)
     with join(work.rank, work.world_size, work.device, Spread(by_tensors=True)) as ranks:
-        model = load_policy(
-            work.payload["model"], SystemConfig(), "cpu", ranks=ranks, base=work.payload.get("base")
-        )
-        made = write(model, value())
-        held = sum(
-            one.to_local().numel() if hasattr(one, "to_local") else one.numel() for one in model.parameters()
-        )
-        about = {
-            "bits": ranks.all_numbers([bits_of(made.logits)]),
-            "held": ranks.all_numbers([held]),
-            "asked": ranks.all_of(ranks.made_by_first(lambda: f"by rank {ranks.rank}")),
-            "identity": memory_identity(model),
-            "disagreed": ranks.all_of(_disagreement(model, ranks)),
-        }
-        if ranks.is_first:
-            torch.save({"written": vars(made), "about": about}, work.out / "made.pt")
-        print(f"rank {ranks.rank} is done", flush=True)
+        _write_by(ranks, work)
+
+
+def _write_by(ranks: Ranks, work: Work) -> None:
+    model = load_policy(work.payload["model"], SystemConfig(), "cpu", ranks=ranks, base=work.payload.get("base"))
+    made = write(model, value())
+    held = sum(one.to_local().numel() if hasattr(one, "to_local") else one.numel() for one in model.parameters())
+    about = {
+        "bits": ranks.all_numbers([bits_of(made.logits)]),
+        "held": ranks.all_numbers([held]),
+        "asked": ranks.all_of(ranks.made_by_first(lambda: f"by rank {ranks.rank}")),
+        "identity": memory_identity(model),
+        "disagreed": ranks.all_of(_disagreement(model, ranks)),
+    }
+    if ranks.is_first:
+        torch.save({"written": vars(made), "about": about}, work.out / "made.pt")
+    print(f"rank {ranks.rank} is done", flush=True)
+
+
+def write_and_train(work: Work) -> None:
+    """Both in one job: its ranks take seconds to import torch."""
+    tensors = Spread(by_tensors=True)
+    every_strategy(work, also=lambda met: _write_by(Ranks(met.rank, met.size, met.device, tensors), work))
 
 
 def _disagreement(model: PreTrainedModel, ranks: Ranks) -> str:

@@ -4,34 +4,32 @@ import json
 import os
 import signal
 from collections.abc import Iterator
-from multiprocessing.context import ForkServerContext
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from pipeline.errors import JobStopped
-from tests.doubles.forked import fork_server
+from tests.doubles.forked import Start, forked
 from tests.doubles.training import MOMENTS, STEPS, TRAININGS, run_training
 
 
 @pytest.fixture(scope="module")
-def processes() -> Iterator[ForkServerContext]:
+def processes() -> Iterator[Start]:
     """Child processes that have torch loaded when they start."""
-    with fork_server("tests.doubles.training") as context:
-        yield context
+    with forked("tests.doubles.training") as start:
+        yield start
 
 
-def attempt(processes: ForkServerContext, *args: Any, **settings: Any) -> int | None:
+def attempt(processes: Start, *args: Any, **settings: Any) -> int | None:
     """One attempt at a training in a process of its own; its exit code."""
-    process = processes.Process(target=run_training, args=args, kwargs=settings)
-    process.start()
+    process = processes(run_training, *args, **settings)
     process.join(600)
     return process.exitcode
 
 
 @pytest.fixture(scope="module")
-def calm(processes: ForkServerContext, tmp_path_factory: pytest.TempPathFactory) -> dict[str, dict[str, bytes]]:
+def calm(processes: Start, tmp_path_factory: pytest.TempPathFactory) -> dict[str, dict[str, bytes]]:
     """What each training writes when nothing happens to it."""
     root = tmp_path_factory.mktemp("calm")
     for kind in TRAININGS:
@@ -69,7 +67,7 @@ SAVED_BEFORE = {
     ],
 )
 def test_a_killed_training_ends_in_the_same_bytes(
-    processes: ForkServerContext, calm: dict[str, dict[str, bytes]], tmp_path: Path, kind: str, moment: str
+    processes: Start, calm: dict[str, dict[str, bytes]], tmp_path: Path, kind: str, moment: str
 ) -> None:
     out, checkpoints = tmp_path / "out", tmp_path / "checkpoints"
     assert attempt(processes, kind, out, checkpoints, moment, 6) == -signal.SIGKILL
@@ -83,7 +81,7 @@ def test_a_killed_training_ends_in_the_same_bytes(
 
 
 def test_a_training_that_is_killed_at_every_step_still_ends(
-    processes: ForkServerContext, calm: dict[str, dict[str, bytes]], tmp_path: Path
+    processes: Start, calm: dict[str, dict[str, bytes]], tmp_path: Path
 ) -> None:
     out, checkpoints = tmp_path / "out", tmp_path / "checkpoints"
     for step in range(1, STEPS):
@@ -95,7 +93,7 @@ def test_a_training_that_is_killed_at_every_step_still_ends(
 
 @pytest.mark.parametrize("what", ["tensors.safetensors", "state.json", "manifest.json"])
 def test_a_training_starts_afresh_where_its_only_checkpoint_is_damaged(
-    processes: ForkServerContext, calm: dict[str, dict[str, bytes]], tmp_path: Path, what: str
+    processes: Start, calm: dict[str, dict[str, bytes]], tmp_path: Path, what: str
 ) -> None:
     out, checkpoints = tmp_path / "out", tmp_path / "checkpoints"
     assert attempt(processes, "reference", out, checkpoints, "after a step", 6) == -signal.SIGKILL

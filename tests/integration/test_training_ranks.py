@@ -7,7 +7,6 @@ import os
 import shutil
 import signal
 from collections.abc import Iterator
-from multiprocessing.context import ForkServerContext
 from pathlib import Path
 
 import pytest
@@ -24,8 +23,10 @@ from pipeline.learning.training.distributed import Ranks, Spread
 from pipeline.learning.training.meeting import join
 from pipeline.outputs.curves import read_curve
 from tests.doubles import ranks as doubles
+from tests.doubles import wide
 from tests.doubles.engine import Engine, job, key
-from tests.doubles.forked import fork_server
+from tests.doubles.forked import Start, forked
+from tests.integration.test_wide import check_written
 
 TOLERANCE = 1e-5
 """Of a loss, in nats. Sums in another order differ in the last bits; 3e-7 was the most that was seen."""
@@ -125,46 +126,69 @@ def check_logs(first: str, last: str, size: int, turns: int, *spreads: str) -> N
             assert unsaved in log
 
 
-def test_every_strategy_gives_the_curve_of_one_process(engine: Engine, tmp_path: Path, alone: Path) -> None:
-    """All in one job: ranks are slow to start."""
-    spreads = ["ddp", "full_shard", "no_shard", "shard_grad_op"]
-    for name in spreads:
-        shutil.copytree(alone / "half", tmp_path / "half" / name)
+def test_two_ranks_of_the_engine_write_and_train_what_one_process_does(
+    engine: Engine, tmp_path: Path, alone: Path
+) -> None:
+    """What the engine does when one of them dies, `test_engine_gangs` tries with ranks that start sooner."""
+    shutil.copytree(alone / "half", tmp_path / "half" / "full_shard")
+    wide.policy().save_pretrained(tmp_path / "model")
     large = LlamaConfig(
         vocab_size=64, hidden_size=512, intermediate_size=1536, num_hidden_layers=8, num_attention_heads=8
     )
     LlamaForCausalLM(large).to(torch.bfloat16).save_pretrained(tmp_path / "large")
     payload = {
+        "model": str(tmp_path / "model"),
         "half_done": str(tmp_path / "half"),
-        "spreads": spreads,
-        "policies": [*doubles.POLICIES],
+        "spreads": ["full_shard"],
+        "policies": [],
         "large": str(tmp_path / "large"),
     }
-    train = job("train", "tests.doubles.ranks:every_strategy", devices=2, payload=payload)
-    outcome = engine.run(train, workers=2)
-    log = engine.log("train")
-    assert outcome.jobs["train"] is JobStatus.done, log
-    out = engine.store.path(key("train"))
+    outcome = engine.run(job("both", "tests.doubles.wide:write_and_train", devices=2, payload=payload), workers=2)
+    log = engine.log("both")
+    assert outcome.jobs["both"] is JobStatus.done, log
+    out = engine.store.path(key("both"))
+    made = torch.load(out / "made.pt", weights_only=True)
+    check_written(made, wide.write(wide.policy(), wide.value()), 2)
+    # Of two none can be told to be wrong.
+    first, second = made["about"]["disagreed"]
+    assert first == second
+    assert first.startswith("RanksDisagree: 2 ranks share a model, and have different tokens after ")
+
+    check_spreads(out, alone, tmp_path / "back", 2, "full_shard")
+    of_other = (engine.run_dir / "jobs/both/log.rank1.txt").read_text()
+    check_logs(log, of_other, 2, 2, "full_shard")
+    check_memory(tmp_path / "large", out / "large", log, of_other)
+    assert log.count("going on from the checkpoint of step 4") == 1
+
+
+@pytest.fixture(scope="module")
+def processes() -> Iterator[Start]:
+    """Child processes that have torch loaded when they start."""
+    with forked("tests.doubles.ranks") as start:
+        yield start
+
+
+def test_every_strategy_gives_the_curve_of_one_process(processes: Start, tmp_path: Path, alone: Path) -> None:
+    """Without an engine, as those of two machines."""
+    spreads = ["ddp", "full_shard", "no_shard", "shard_grad_op"]
+    for name in spreads:
+        shutil.copytree(alone / "half", tmp_path / "half" / name)
+    payload = {"half_done": str(tmp_path / "half"), "spreads": spreads, "policies": [*doubles.POLICIES]}
+    codes = exit_codes_of_ranks(processes, 2, tmp_path, payload)
+    first, last = ((tmp_path / f"rank{rank}.txt").read_text() for rank in range(2))
+    assert codes == [0] * 2, first
+    out = tmp_path / "rank0"
     check_spreads(out, alone, tmp_path / "back", 2, *spreads)
     for name in doubles.POLICIES:
         check_equal(out / name, alone / name)
         check_same_curve(out / name, alone / name)
     GPT2LMHeadModel.from_pretrained(out / "reference")
-    of_other = (engine.run_dir / "jobs/train/log.rank1.txt").read_text()
-    check_logs(log, of_other, 2, 2, *spreads)
-    check_memory(tmp_path / "large", out / "large", log, of_other)
-    assert log.count("going on from the checkpoint of step 4") == len(spreads)
-
-
-@pytest.fixture(scope="module")
-def processes() -> Iterator[ForkServerContext]:
-    """Child processes that have torch loaded when they start."""
-    with fork_server("tests.doubles.ranks") as context:
-        yield context
+    check_logs(first, last, 2, 2, *spreads)
+    assert first.count("going on from the checkpoint of step 4") == len(spreads)
 
 
 def test_a_rank_that_is_killed_costs_what_came_after_the_checkpoint(
-    processes: ForkServerContext, tmp_path: Path, alone: Path
+    processes: Start, tmp_path: Path, alone: Path
 ) -> None:
     """Without an engine; that it starts all ranks anew, `test_engine_gangs` sees to."""
     payload = {"half_done": "", "spreads": [], "policies": [], "dying": "full_shard"}
@@ -178,9 +202,7 @@ def test_a_rank_that_is_killed_costs_what_came_after_the_checkpoint(
     assert (tmp_path / "rank0.txt").read_text().count("going on from the checkpoint of step 4") == 1
 
 
-def test_ranks_of_two_machines_share_a_model_within_each(
-    processes: ForkServerContext, tmp_path: Path, alone: Path
-) -> None:
+def test_ranks_of_two_machines_share_a_model_within_each(processes: Start, tmp_path: Path, alone: Path) -> None:
     """Hybrid sharding, by 4 ranks without an engine, which starts so many as it does 2."""
     shutil.copytree(alone / "half", tmp_path / "half" / "hybrid_shard")
     payload = {"half_done": str(tmp_path / "half"), "spreads": ["hybrid_shard"], "policies": []}
@@ -193,7 +215,7 @@ def test_ranks_of_two_machines_share_a_model_within_each(
 
 
 def exit_codes_of_ranks(
-    processes: ForkServerContext, size: int, folder: Path, payload: dict[str, object], attempt: int = 1
+    processes: Start, size: int, folder: Path, payload: dict[str, object], attempt: int = 1
 ) -> list[int | None]:
     """Have ranks carry out a job; the others wait for a last one that failed, but notice one that was killed."""
     started = []
@@ -201,9 +223,7 @@ def exit_codes_of_ranks(
         for rank in range(size):
             (folder / f"rank{rank}").mkdir(exist_ok=True)
             environment = rank_environment(os.environ, [""] * size, rank=rank, master_port=port)
-            args = (rank, dict(environment), folder, payload, attempt)
-            started.append(processes.Process(target=doubles.forked_rank, args=args))
-            started[-1].start()
+            started.append(processes(doubles.forked_rank, rank, dict(environment), folder, payload, attempt))
         started[-1].join(600)
         waits = started[-1].exitcode in (0, -signal.SIGKILL)
         for process in started:
