@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from functools import cached_property
+from functools import cache, cached_property
 from itertools import chain
 from pathlib import Path
 from typing import Any
@@ -114,13 +114,18 @@ class _Known:
     @cached_property
     def set_by(self) -> dict[str, list[tuple[str, str]]]:
         """Key -> choices of groups that set it, and to what."""
-        found: dict[str, list[tuple[str, str]]] = {}
-        for file in sorted(conf_dir().rglob("*.yaml")):
-            group = file.parent.relative_to(conf_dir()).as_posix()
-            choice = file.name if group == "." else f"{group}={file.stem}"
-            for key, value in _values(file, "" if group == "." else group):
-                found.setdefault(key, []).append((choice, value))
-        return found
+        return _set_by_files(conf_dir())
+
+
+@cache
+def _set_by_files(folder: Path) -> dict[str, list[tuple[str, str]]]:
+    found: dict[str, list[tuple[str, str]]] = {}
+    for file in sorted(folder.rglob("*.yaml")):
+        group = file.parent.relative_to(folder).as_posix()
+        choice = file.name if group == "." else f"{group}={file.stem}"
+        for key, value in _values(file, "" if group == "." else group):
+            found.setdefault(key, []).append((choice, value))
+    return found
 
 
 def _leaf(key: str) -> str:

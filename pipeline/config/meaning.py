@@ -68,11 +68,16 @@ class Meaning:
 
 def shipped_meanings() -> dict[str, Meaning]:
     """Every key that may be set with what ships, in the order of the configuration."""
-    found = [each for each in meanings(Config) if each.key not in TABLES]
+    found = [each for each in _meanings(Config, "") if each.key not in TABLES]
     for table in TABLES:
         for name, schema in all_shipped(table).items():
-            found += meanings(schema, f"{table}.{name}")
+            found += _meanings(schema, f"{table}.{name}")  # type: ignore[arg-type]  # classes are hashable
     return {each.key: each for each in found}
+
+
+@cache
+def _meanings(schema: type[Any], prefix: str) -> tuple[Meaning, ...]:
+    return tuple(meanings(schema, prefix))
 
 
 def shipped_sections() -> dict[str, str]:
