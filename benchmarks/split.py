@@ -13,14 +13,13 @@ import os
 import sys
 import tempfile
 from collections.abc import Iterator, Sequence
-from multiprocessing.context import ForkServerContext
 from pathlib import Path
 from typing import Any
 
 from pipeline.engine.devices.worker_env import rank_environment
 from pipeline.engine.workers.gang import held_port
 from tests.doubles.families import FAMILIES
-from tests.doubles.forked import fork_server
+from tests.doubles.forked import Start, forked
 
 RANKS = 2
 PROMPTS = [[5, 9, 3, 7], [8, 2, 60, 3, 4, 9, 9], [100, 3]]
@@ -30,19 +29,17 @@ _LONGEST_S = 300
 
 def main(families: Sequence[str]) -> None:
     """Try families, each by ranks of its own: what fails in one leaves the others alone."""
-    with fork_server("tests.doubles.wide") as processes:
+    with forked("tests.doubles.wide") as start:
         for family in families or list(FAMILIES):
-            print(f"{family}: {_tried(family, processes)}", flush=True)
+            print(f"{family}: {_tried(family, start)}", flush=True)
 
 
-def _tried(family: str, processes: ForkServerContext) -> str:
+def _tried(family: str, start: Start) -> str:
     with tempfile.TemporaryDirectory() as folder, held_port(None) as port:
         started = []
         for rank in range(RANKS):
             environment = rank_environment(os.environ, [""] * RANKS, rank=rank, master_port=port)
-            arguments = (family, rank, dict(environment), Path(folder))
-            started.append(processes.Process(target=try_family, args=arguments))
-            started[-1].start()
+            started.append(start(try_family, family, rank, dict(environment), Path(folder)))
         for process in started:
             process.join(_LONGEST_S)
             process.kill()

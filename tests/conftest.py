@@ -114,6 +114,11 @@ def pytest_runtest_teardown(item: pytest.Item, nextitem: pytest.Item | None) -> 
         gc.freeze()
 
 
+def pytest_unconfigure() -> None:
+    """Nor need Python go through all of it as it ends."""
+    gc.freeze()
+
+
 @pytest.fixture(autouse=True)
 def _all_devices(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
     """What is visible to this process matters to tests of real GPUs alone."""

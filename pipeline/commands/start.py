@@ -8,6 +8,7 @@ a moment in which Ctrl-C meets an unguarded process.
 
 from __future__ import annotations
 
+import gc
 import os
 import signal
 import sys
@@ -17,6 +18,7 @@ from types import FrameType
 from typing import NoReturn
 
 from pipeline import arithmetic
+from pipeline.machine.garbage import imported_for_good
 from pipeline.terminal import streams
 
 INTERRUPTED = 130
@@ -45,6 +47,7 @@ def start(command: str, *arguments: object) -> NoReturn:
     settle(code)
     for stream in (sys.stdout, sys.stderr):
         stream.flush()  # here, where Ctrl-C still ends the waiting for a terminal that is stopped
+    gc.freeze()  # else Python goes through all modules as it ends, which takes it longer than some commands
     sys.exit(code)
 
 
@@ -67,7 +70,8 @@ def _carry_out(command: str, arguments: tuple[object, ...]) -> int:
     module, _, name = command.partition(":")
     function = None
     try:
-        function = getattr(import_module(module), name)
+        with imported_for_good():
+            function = getattr(import_module(module), name)
         _on_interrupt_raise()
         code: int | None = function(*arguments)
     except SystemExit as end:

@@ -3,10 +3,10 @@
 import multiprocessing
 import multiprocessing.forkserver
 import multiprocessing.resource_tracker
-import sys
 import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from importlib import import_module
 from multiprocessing.process import BaseProcess
 from typing import Any
 
@@ -18,12 +18,12 @@ Start = Callable[..., BaseProcess]
 
 @contextmanager
 def forked(module: str) -> Iterator[Start]:
-    """Processes that are forked from this one, which has imported a module, or where torch has GPUs from another.
+    """Processes that are forked from one that has imported a module: this one, or where torch has GPUs another.
 
     Torch differentiates in threads of its own for GPUs, without which a process cannot go on; on a CPU in none.
     """
     if not torch.cuda.is_available():
-        assert module in sys.modules
+        import_module(module)
         yield _begin(multiprocessing.get_context("fork"))
         return
     context = multiprocessing.get_context("forkserver")

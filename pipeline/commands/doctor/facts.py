@@ -43,6 +43,7 @@ print(json.dumps({
     "uuids": uuids, "error": error or "; ".join(str(one.message) for one in said if "CUDA" in str(one.message)),
     "transformers": transformers.__version__, "algorithms": list(known_algorithms()),
 }))
+gc.freeze()  # nor does it end sooner for going through all of it
 """
 
 
