@@ -186,7 +186,7 @@ def _likeliest(logprobs: Tensor, tilt: Tilt) -> Candidates:
     whole = Candidates(found.indices, found.values.masked_fill_(dropped, -math.inf))
     if not host.may_ask(dropped):
         return whole
-    return whole.first(dropped.shape[1] - int(dropped.cpu().numpy().all(0).sum()))
+    return whole.first(dropped.shape[1] - dropped.all(0).tolist().count(True))
 
 
 def _with_others(logprobs: Tensor, candidates: Candidates, uniform: Tensor | None) -> Candidates:
