@@ -145,6 +145,7 @@ class _Draft:
             if self.promises.take_back(job_id):
                 # What was left by those that start now, before a less urgent one is promised it.
                 self.promises.give(job_id, self.room.first_nodes(job_id, self.promises.free_nodes()))
+                self.promises.forget(job_id)
         self._retries = self._in_turn()
         if self.room.is_plain:
             self._fill_plainly()

@@ -52,6 +52,12 @@ class Promises:
             del self.by_node[node]
         return nodes
 
+    def forget(self, job_id: str) -> None:
+        """What was promised to a job is another thing now, so it may start at another time."""
+        for known in (self._due_s, self._spare):
+            for place in [place for place in known if place[1] == job_id]:
+                del known[place]
+
     def started(self) -> None:
         """A job is about to start somewhere: fewer devices are left."""
         self._spare.clear()
