@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import cache
 from itertools import islice
 from math import ceil
 
@@ -11,6 +12,7 @@ from pipeline.engine.scheduler.ready import Bucket
 from pipeline.engine.scheduler.whereabouts import Whereabouts
 from pipeline.engine.scheduler.worker_state import WorkerState
 
+_Near = Callable[[str], Mapping[str, int]]
 LOOK = 16
 """Jobs of which it is compared where their inputs are for each one that is given away: the first that would do."""
 
@@ -35,27 +37,32 @@ def by_models(
         Ids of jobs, and the worker of each.
     """
     waiting, free = _Waiting(bucket), dict(idle)
+    near = cache(where.near) if where else None  # jobs may read thousands of outputs
     found = []
     for worker in idle.values():
         held = next((affinity for affinity in reversed(worker.holds) if affinity in waiting), None)
         if held is not None:
-            job_id = _nearest(waiting.first(held, LOOK), worker, where) if where else waiting.first(held)[0]
+            job_id = (
+                _nearest(waiting.first(held, LOOK), worker, where, near)
+                if where and near
+                else waiting.first(held)[0]
+            )
             found.append((waiting.take(held, job_id), worker.index))
             del free[worker.index]
     while free and (models := waiting.affinities()):
         holders = count_holders()
-        affinity, job_id, worker = _to_load(waiting, models, free, holders, where)
+        affinity, job_id, worker = _to_load(waiting, models, free, holders, near)
         found.append((waiting.take(affinity, job_id), worker.index))
         holders[affinity] += 1
         del free[worker.index]
     return found
 
 
-def _nearest(job_ids: Sequence[str], worker: WorkerState, where: Whereabouts) -> str:
+def _nearest(job_ids: Sequence[str], worker: WorkerState, where: Whereabouts, near: _Near) -> str:
     """The first job of which the machine of a worker has all at hand, or of those that come next the most."""
     if where.has_all(job_ids[0], worker.node):  # as jobs with one model mostly read little else
         return job_ids[0]
-    return max(job_ids, key=lambda job_id: where.at(job_id, worker.node))
+    return max(job_ids, key=lambda job_id: near(job_id).get(worker.node, 0))
 
 
 def _to_load(
@@ -63,7 +70,7 @@ def _to_load(
     models: Sequence[str],
     free: Mapping[int, WorkerState],
     holders: Counter[str],
-    where: Whereabouts | None,
+    near: _Near | None,
 ) -> tuple[str, str, WorkerState]:
     """A model, a job with it, and the worker that is to load it."""
     # A model that few workers hold: two models for two workers rather than both on each.
@@ -73,7 +80,7 @@ def _to_load(
     least = min(len(worker.holds) for worker in free.values())
     empty = [worker for worker in free.values() if len(worker.holds) == least]
     found, most = (rare[0], waiting.first(rare[0])[0], empty[0]), 0
-    if where is None:
+    if near is None:
         return found
     on_node: dict[str, WorkerState] = {}
     for worker in empty:
@@ -81,7 +88,7 @@ def _to_load(
     for name in rare[:LOOK]:
         for job_id in waiting.first(name, ceil(LOOK / len(rare))):
             for node, worker in on_node.items():
-                if (at_hand := where.at(job_id, node)) > most:
+                if (at_hand := near(job_id).get(node, 0)) > most:
                     found, most = (name, job_id, worker), at_hand
     return found
 

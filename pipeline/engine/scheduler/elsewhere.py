@@ -23,10 +23,13 @@ def expect(run: Run, job_ids: Iterable[str]) -> None:
 
 
 def go_on(run: Run, job_id: str, on_disk: OnDisk) -> None:
-    """The shared store has answered about a job that may wait for that."""
-    if run.delayed.pop(job_id, None) is None or run.state.jobs[job_id].status is not JobStatus.pending:
+    """The shared store has answered about a job that may wait for that, or for a worker to ask it again."""
+    waited = run.delayed.pop(job_id, None) is not None
+    if run.state.jobs[job_id].status not in (JobStatus.pending, JobStatus.ready):
         return
     if not on_disk.stored:
+        if not waited:
+            return
         if run.told_waiting.pop(job_id, ""):  # it may be this run's by now, and wait for a worker alone
             run.record("JobWaits", job=job_id, reason="")
         run.state.retry(job_id)

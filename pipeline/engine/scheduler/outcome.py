@@ -31,7 +31,7 @@ class Outcome:
         makespan: The account of device time, or None where nothing was finished.
         peaks_mb: The highest peaks of device memory that were measured, by `Job.memory_kind`.
         read: Bytes of outputs that jobs have read, where a run has several machines.
-        moved: Those of them that the machine of the job had neither made nor read before.
+        moved: Those of them that another machine had made in this run, and that of the job had not read before.
     """
 
     jobs: Mapping[str, JobStatus]

@@ -4,7 +4,7 @@
                               '-> on the disk that all share --------------------> read on machine B: moved
 
 Outputs are written once, to that disk, and nothing is copied beside it. Whether a machine still has what it read
-long ago nobody tells, so what is counted as moved is the least that was.
+long ago nobody tells, nor which one has what an earlier run made: what is counted as moved is the least that was.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ class Whereabouts:
     Attributes:
         nodes: The machines that have joined.
         read: Bytes of outputs that jobs have read; once for each machine of a job.
-        moved: Those of them that the machine had neither made nor read before.
+        moved: Those of them that another machine had made in this run, and this one had not read before.
     """
 
     def __init__(self, plan: Plan) -> None:
@@ -34,6 +34,8 @@ class Whereabouts:
         self._sizes: dict[str, int] = {}
         self._having: dict[str, set[str]] = {}
         """Output -> the machines that have it."""
+        self._made: set[str] = set()
+        """Outputs of this run."""
         self._weighty: dict[str, list[str]] = {}
         """Job -> those of its inputs that matter, once the sizes of all are known."""
 
@@ -52,6 +54,7 @@ class Whereabouts:
         """A machine has made an output; others may have had an earlier one of the same job."""
         if node:
             self._sizes[job_id], self._having[job_id] = size, {node}
+            self._made.add(job_id)
 
     def reads(self, job_id: str, nodes: Iterable[str]) -> tuple[int, int]:
         """A job begins.
@@ -68,7 +71,7 @@ class Whereabouts:
             for name in self._plan.inputs(job_id):
                 size, having = self._sizes.get(name, 0), self._having.setdefault(name, set())
                 read += size
-                moved += 0 if node in having else size
+                moved += size if name in self._made and node not in having else 0
                 having.add(node)
         self.read += read
         self.moved += moved
@@ -80,21 +83,13 @@ class Whereabouts:
         """Inputs of a job of which nobody has told how large they are."""
         return [name for name in self._plan.inputs(job_id) if name not in self._sizes] if self.nodes else []
 
-    def at(self, job_id: str, node: str) -> int:
-        """Bytes of the inputs of a job that a machine has, without those that are too small to matter."""
-        found = 0
-        for name in self._matter(job_id):
-            if node in self._having.get(name, ()):
-                found += self._sizes[name]
-        return found
-
     def has_all(self, job_id: str, node: str) -> bool:
         """Whether a job reads something that matters, and a machine has all of it."""
         names = self._matter(job_id)
         return bool(names) and all(node in self._having.get(name, ()) for name in names)
 
     def near(self, job_id: str) -> Mapping[str, int]:
-        """The same for each machine that has any."""
+        """Bytes of the inputs of a job that each machine has, without those that are too small to matter."""
         found: dict[str, int] = {}
         for name in self._matter(job_id):
             for node in self._having.get(name, ()):

@@ -57,6 +57,19 @@ def test_a_question_that_is_open_is_no_news_and_its_answer_lets_the_job_go_on() 
     assert paper.jobs() == {"a": "running"}
 
 
+def test_what_comes_while_all_workers_are_busy_needs_none() -> None:
+    paper = OnPaper(job("long"), job("a"), job("reader", needs=["a"]), workers=1)
+    run = paper.run
+    run.state.wait("long")
+    assert paper.start(OnDisk(claimed=False, waits="another machine (there) computes it")) == ["JobWaits a"]
+    run.state.retry("long")
+    assert paper.start() == ["send long to 0"]
+    paper.wait(10)  # the job is to be asked about again, and there is no worker for it
+    assert told(paper, "a", NOT_HERE) == []
+    assert told(paper, "a", HERE) == ["JobFoundStored a"]
+    assert paper.jobs() == {"long": "running", "a": "stored", "reader": "ready"}
+
+
 def test_who_makes_it_is_told_once() -> None:
     paper = OnPaper(job("a"))
     waits = OnDisk(claimed=False, waits="another machine (there) computes it")
