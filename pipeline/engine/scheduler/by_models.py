@@ -42,11 +42,8 @@ def by_models(
     for worker in idle.values():
         held = next((affinity for affinity in reversed(worker.holds) if affinity in waiting), None)
         if held is not None:
-            job_id = (
-                _nearest(waiting.first(held, LOOK), worker, where, near)
-                if where and near
-                else waiting.first(held)[0]
-            )
+            next_ones = waiting.first(held, LOOK if where else 1)
+            job_id = _nearest(next_ones, worker, where, near) if where and near else next_ones[0]
             found.append((waiting.take(held, job_id), worker.index))
             del free[worker.index]
     while free and (models := waiting.affinities()):

@@ -64,7 +64,7 @@ class Whereabouts:
             nodes: The machines of its workers.
 
         Returns:
-            Bytes of its inputs that are read there, and those of them that the machines did not have.
+            Bytes of its inputs that are read there, and those of them that count as moved.
         """
         read = moved = 0
         for node in {node for node in nodes if node}:
