@@ -3,15 +3,15 @@
     python benchmarks/scale_sim.py                          both mixes on 1 to 256 devices, three draws of each
     python benchmarks/scale_sim.py --quick                  a few hundred jobs, in seconds
     python benchmarks/scale_sim.py --mix 8b --devices 256 --jobs 10000 --trainings 200
-    python benchmarks/scale_sim.py --mix 8b --devices 256 --jobs 10000 --trainings 200 --spread 0   right estimates
+    python benchmarks/scale_sim.py --mix 8b --devices 256 --jobs 10000 --trainings 200 --spread 0.2
     python benchmarks/scale_sim.py --mix 8b --devices 1000 --jobs 100000 --seeds 1 --json out.json
     python benchmarks/scale_sim.py --profile --devices 1000         where the engine's processor time goes
 
 Two mixes of jobs. `recorded` repeats the chains of a real run (`data/eight_devices.json`, made by `scaling.py
 record`) with the seconds that its jobs took, of one device each and of some seconds. `8b` is made up: rounds of
 a policy of 8 billion parameters on GPUs, eight to a machine, with trainings on 1 to 8 of them; what is drawn is
-drawn from a seed. Estimates are wrong in both: those of the engine's own in the first, by a fifth or so in the
-second.
+drawn from a seed. Estimates are wrong in both: those of the engine's own in the first; in the second what a job
+takes differs from what its kind takes on average as in the recording, or as `--spread` says.
 
 What is measured is one process: the engine. What workers do is imagined (`imagined.py`). Keys are claimed, in
 memory, nothing is committed, which workers do, and they say no more than that a job begins and that it is done.
@@ -37,6 +37,7 @@ from contextlib import closing
 from dataclasses import asdict, dataclass, field
 from hashlib import sha256
 from pathlib import Path
+from statistics import mean
 from typing import Any
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
@@ -64,8 +65,7 @@ QUICK = ["--devices", "1", "16", "--jobs", "200", "--seeds", "1"]
 MEMORY = Path("/dev/shm")
 """No disk is waited for, as none is measured."""
 FOREVER_S = 1e6
-SPREAD = 0.2
-"""Standard deviation of the logarithm of what a job of the mix 8b takes over its estimate."""
+STAGES = ("generate", "train", "evaluate", "metrics")
 WIDTH = 170
 
 
@@ -181,6 +181,18 @@ def _renamed(name: str, of: str, copy: int) -> str:
     return "/".join(f"s{copy}" if part == of else part for part in name.split("/"))
 
 
+def ratios_to_mean(path: Path = RECORDING) -> dict[str, list[float]]:
+    """Of each stage what its recorded jobs took over the mean of those like them, seed and shard apart."""
+    kinds: dict[str, list[float]] = {}
+    for job in json.loads(path.read_text())["jobs"]:
+        parts = [part for part in job["id"].split("/") if part != _seed_of(job["id"]) and not part.isdigit()]
+        kinds.setdefault("/".join(parts), []).append(job["seconds"])
+    found: dict[str, list[float]] = {stage: [] for stage in STAGES}
+    for kind, seconds in kinds.items():
+        found[kind.rpartition("/")[2]] += [one / mean(seconds) for one in seconds]
+    return found
+
+
 def made_up_8b(
     jobs: int,
     seed: int,
@@ -188,15 +200,17 @@ def made_up_8b(
     trainings: int | None = None,
     shards: int = 50,
     widest: int = 8,
-    spread: float = SPREAD,
+    spread: float | None = None,
 ) -> Case:
     """Rounds of a policy of 8 billion parameters. Nothing of this was measured: it is what a user may have.
 
     A shard of completions takes four minutes on a GPU and a training an hour of GPU time, on 1, 2, 4 or 8 of
     them at 85 % of the speed for each doubling. Evaluations take two minutes, metrics five seconds. What each
-    really takes has a log-normal distribution around that, of a standard deviation `spread` of the logarithm.
+    really takes is that times a draw of what jobs of its stage took over the mean of their kind in the recording;
+    or has a log-normal distribution around that, of a standard deviation `spread` of the logarithm.
     """
     draw = random.Random(seed)
+    recorded_ratios = ratios_to_mean()
     each = shards + 1 + 4 + 1
     chains = max(1, (trainings or round(jobs / each)) // ROUNDS)
     made: list[Job] = []
@@ -206,7 +220,9 @@ def made_up_8b(
 
     def add(name: str, mean_s: float, reads: Iterable[str], size: float, **about: Any) -> str:
         made.append(_job(name, mean_s, **about))
-        seconds[name] = mean_s * draw.lognormvariate(0.0, spread)
+        stage = next(stage for stage in STAGES if f"/{stage}" in name)
+        ratio = draw.choice(recorded_ratios[stage]) if spread is None else draw.lognormvariate(0.0, spread)
+        seconds[name] = mean_s * ratio
         sizes[name] = size
         edges.extend((up, name) for up in reads)
         return name
@@ -396,7 +412,7 @@ def case_of(
     seed: int,
     jobs: int | None = None,
     trainings: int | None = None,
-    spread: float = SPREAD,
+    spread: float | None = None,
 ) -> Case:
     """A draw of a mix for so many devices."""
     jobs = jobs or max(1000, JOBS_EACH * devices)
@@ -418,8 +434,8 @@ def parse(arguments: Sequence[str]) -> argparse.Namespace:
     parser.add_argument(
         "--spread",
         type=float,
-        default=SPREAD,
-        help="of the mix 8b: by how much estimates are wrong, 0 for not at all",
+        help="of the mix 8b: standard deviation of the logarithm of what a job takes over its estimate; as in the "
+        "recording if not given",
     )
     parser.add_argument("--seeds", type=int, default=3, help="so many draws of each")
     parser.add_argument("--first-seed", type=int, default=0, help="the seed of the first of them")

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from benchmarks.imagined import Caches
-from benchmarks.scale_sim import MIXES, case_of, main, measure
+from benchmarks.scale_sim import MIXES, case_of, made_up_8b, main, measure, ratios_to_mean
 
 
 def test_a_quick_run_says_what_it_measured(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -39,8 +39,23 @@ def test_a_seed_is_always_the_same_run(mix: str) -> None:
     assert case_of(mix, 8, 1, 400).seconds != case_of(mix, 8, 2, 400).seconds
 
 
+def test_jobs_differ_from_their_estimates_as_recorded_or_as_asked_for() -> None:
+    recorded, right = made_up_8b(100, 1), made_up_8b(100, 1, spread=0)
+    assert right.seconds == {job.id: job.seconds for job in right.plan.jobs.values()}
+    estimates = {job.id: job.seconds for job in recorded.plan.jobs.values()}
+    ratios = ratios_to_mean()
+    for name, seconds in recorded.seconds.items():
+        stage = next(stage for stage in ratios if f"/{stage}" in name)
+        assert any(seconds == estimates[name] * ratio for ratio in ratios[stage])
+    for stage, found in ratios.items():
+        assert sum(found) / len(found) == pytest.approx(1.0), stage
+        assert min(found) < 1 < max(found), stage
+
+
 def test_less_moves_where_machines_are_known_and_nothing_waits_for_it() -> None:
-    known, unknown = (measure(case_of("8b", 16, 5, 400), 16, 5, local=local) for local in (True, False))
+    known, unknown = (
+        measure(case_of("8b", 16, 5, 400, spread=0.2), 16, 5, local=local) for local in (True, False)
+    )
     assert known.read == unknown.read
     assert known.moved < 0.9 * unknown.moved
     assert known.makespan_s < 1.01 * unknown.makespan_s
