@@ -110,7 +110,10 @@ def _wrong_file(file: str, kind: str, said: str) -> str:
 
 def _unreadable(given: str | None, text: str) -> str:
     if "~" in (given or "") and "Lexer" in text:
-        return "~ is your home folder at the beginning of a value alone, KEY=~/FOLDER. Elsewhere write $HOME."
+        return (
+            "~ is your home folder at the beginning of a path alone, as output_dir=~/FOLDER; elsewhere in one "
+            "write $HOME. For nothing write null."
+        )
     return f"{one_line(text)} Write KEY=VALUE."
 
 

@@ -21,10 +21,33 @@ def test_what_else_a_wave_means_stays_as_it_is() -> None:
     assert at_home(words) == words
 
 
-def test_elsewhere_a_wave_is_refused_in_words() -> None:
+@pytest.mark.parametrize(
+    ("word", "is_home"),
+    [
+        ("output_dir=~/x", True),
+        ("execution.shared_store=~/x", True),
+        ("datasets.mine.path=~/x", True),
+        ("+algos.mine.a_key_of_ones_own=~/x", True),
+        ("execution.ray.runtime_env.working_dir=~/x", True),
+        ("hydra.sweep.dir=~/x", True),
+        ("algos=~", False),
+        ("model=~", False),
+        ("execution.priority=~", False),
+        ("rounds_of_training=~", False),
+    ],
+)
+def test_only_where_a_path_may_stand_it_is_the_home_folder(
+    word: str, is_home: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HOME", "/home/me")
+    assert at_home([word]) == [word.replace("~", "/home/me") if is_home else word]
+
+
+@pytest.mark.parametrize("word", ["execution.store=~you/x", "algos=~", "execution.priority=~/x"])
+def test_elsewhere_a_wave_is_refused_in_words(word: str) -> None:
     with pytest.raises(ConfigError) as refused:
-        load_config(["experiment.name=x", "execution.store=~you/x"])
+        load_config(["experiment.name=x", word])
     assert str(refused.value) == (
-        "cannot read 'execution.store=~you/x': ~ is your home folder at the beginning of a value alone, "
-        "KEY=~/FOLDER. Elsewhere write $HOME."
+        f"cannot read '{word}': ~ is your home folder at the beginning of a path alone, as output_dir=~/FOLDER; "
+        "elsewhere in one write $HOME. For nothing write null."
     )
