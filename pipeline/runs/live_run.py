@@ -41,6 +41,7 @@ class LiveRun:
         has_worked: Whether a job has told of work, so that the estimate is more than that of the plan.
         stopping: What was said when the run was asked to stop, or "".
         shared_store: What there is to say of the way to its shared store, or "".
+        cluster: What there is to say of where its workers live, or "".
     """
 
     def __init__(
@@ -63,7 +64,7 @@ class LiveRun:
         self.view = RunView(plan.jobs.values(), stored)
         self.now = self.part = self.remaining_s = 0.0
         self.samples_per_s = self.tokens_per_s = 0.0
-        self.has_worked, self.stopping, self.shared_store = False, "", ""
+        self.has_worked, self.stopping, self.shared_store, self.cluster = False, "", "", ""
         self._plan, self._workers, self._load_s = plan, workers, load_s
         self._kinds = {job.id: duration_name(job) for job in plan.jobs.values()}
         self._places = {job.id: job.devices * slots if job.devices > 1 else 1 for job in plan.jobs.values()}
@@ -103,6 +104,7 @@ class LiveRun:
             tokens_per_s=self.tokens_per_s,
             stopping=self.stopping,
             shared_store=self.shared_store,
+            cluster=self.cluster,
             running=tuple(_told(job_id, attempt) for job_id, attempt in self.view.running().items()),
         )
 

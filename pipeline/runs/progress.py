@@ -42,6 +42,7 @@ class Progress:
         tokens_per_s: Over the last seconds, drawn and trained on.
         stopping: What was said when the run was asked to stop, or "".
         shared_store: What there is to say of the way to its shared store, or "".
+        cluster: What there is to say of where its workers live, or "".
         running: How far the jobs are that run, those that have told it.
     """
 
@@ -51,6 +52,7 @@ class Progress:
     tokens_per_s: _Amount = 0.0
     stopping: str = ""
     shared_store: str = ""
+    cluster: str = ""
     running: tuple[JobProgress, ...] = ()
 
 

@@ -237,6 +237,7 @@ class Loop:
             self.next_tick_s = now + TICK_S
             self.outside.note_traffic(_TRAFFIC_S)
             self.outside.settle()
+            self.outside.listener.on_notice(self.outside.pool.notice)
             self.outside.listener.on_tick()
 
     def _tell_stop(self) -> None:

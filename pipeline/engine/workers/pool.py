@@ -123,6 +123,11 @@ class Pool:
         """Why no worker can live any more, in words, or ""."""
         return self._site.lost if self._site else ""
 
+    @property
+    def notice(self) -> str:
+        """What there is to say of where workers live in a line for a screen, or ""."""
+        return self._site.notice if self._site else ""
+
     def watch_path(self, path: Path) -> None:
         """Have a folder or file removed even if this process is killed."""
         if self._reaper:

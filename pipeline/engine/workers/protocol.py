@@ -22,6 +22,10 @@ class Site(Protocol):
     def lost(self) -> str:
         """Why no worker can live there any more, in words, or ""."""
 
+    @property
+    def notice(self) -> str:
+        """What there is to say of it in a line for a screen, or ""."""
+
     def open(self, reaper: Reaper) -> None:
         """Make it ready, before the first worker starts. Raises `WorkerError` where that fails."""
 

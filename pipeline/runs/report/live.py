@@ -56,7 +56,7 @@ class PlainLines:
                 if cell.stored < cell.total:
                     outcome = f"{cell.given_up} of {jobs(cell.total)} not done" if cell.given_up else "done"
                     lines.append(f"{chain} round {number}: {outcome}")
-        noticed = notices(view, progress.shared_store if progress else "")
+        noticed = notices(view, progress)
         lines += [line for line in noticed if line not in self._noticed]
         self._noticed = noticed
         if elapsed_s >= self._next_s:

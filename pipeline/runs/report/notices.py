@@ -1,7 +1,9 @@
-"""What keeps a run from going on as planned: work of others that it waits for, a shared store that is away."""
+"""What keeps a run from going on as planned: work of others, a shared store or a cluster that is away."""
 
 from __future__ import annotations
 
+from pipeline.runs.live_run import LiveRun
+from pipeline.runs.progress import Progress
 from pipeline.runs.report.format import count
 from pipeline.runs.run_view import RunView
 
@@ -16,11 +18,16 @@ def waited_for(view: RunView) -> str:
     return f"waiting for {job_id}: {reason}{more}"
 
 
-def notices(view: RunView, shared_store: str) -> list[str]:
+def notices(view: RunView, told: LiveRun | Progress | None) -> list[str]:
     """Lines for a screen.
 
     Args:
         view: The run.
-        shared_store: What there is to say of the way to its shared store, or "".
+        told: What its engine says of its shared store and of where its workers live.
     """
-    return [line for line in (waited_for(view), shared_store) if line]
+    return [line for line in (waited_for(view), *said_of(told)) if line]
+
+
+def said_of(told: LiveRun | Progress | None) -> list[str]:
+    """What an engine says of its shared store and of where its workers live."""
+    return [line for line in (told.shared_store, told.cluster) if line] if told else []

@@ -41,7 +41,7 @@ def screen(run: LiveRun, width: int, height: int) -> RenderableType:
     view = run.view
     first, *rest = _headline(view, run.progress)
     top = in_lines([f"{duration(view.elapsed_s(run.now))}: {first}", *rest], width)
-    lines = [*notices(view, run.shared_store), *([run.stopping] if run.stopping else [])]
+    lines = [*notices(view, run), *([run.stopping] if run.stopping else [])]
     said = [part for line in lines for part in in_lines(line.split(), width)]
     top, said = top[: max(1, height - 1 - len(said))], said[: max(0, height - 2)]
     parts: list[RenderableType] = [Text("\n".join(top), no_wrap=True, overflow="ellipsis")]

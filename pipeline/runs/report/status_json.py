@@ -36,6 +36,7 @@ def run_json(run: LoadedRun, now: float) -> dict[str, Any]:
         "shared_store": dict(view.shared) or None,
         "progress": _progress_json(run.progress),
         "shared_store_away": (run.progress.shared_store if run.progress else "") or None,
+        "cluster_silent": (run.progress.cluster if run.progress else "") or None,
         "counts": {**asdict(counts), "pending": counts.left},
         "cells": [
             {"chain": chain, "round": number, **asdict(cell)} for (chain, number), cell in view.cells.items()

@@ -11,8 +11,9 @@ from typing import Any
 
 from pipeline.config.schema import DeviceChoice, ExecutionConfig
 from pipeline.engine.devices.inventory import Device, cpu_slots, read_machine
+from pipeline.engine.workers.ray.places import places_of
 from pipeline.engine.workers.ray.reach import cannot_join
-from pipeline.engine.workers.ray.site import join, library, places_of
+from pipeline.engine.workers.ray.site import join, library
 from pipeline.errors import DeviceError, WorkerError
 from pipeline.foreign import converted
 

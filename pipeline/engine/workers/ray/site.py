@@ -22,6 +22,7 @@ from typing import Any
 
 from pipeline.config.ray import CLIENT, LOCAL, RayConfig
 from pipeline.engine.workers.ray.host import POLLS, RAY_TOKEN, Host
+from pipeline.engine.workers.ray.places import places_of, present_with
 from pipeline.engine.workers.ray.reach import cannot_join, check_reachable, resolved
 from pipeline.engine.workers.ray.watch import Watch, watch_of
 from pipeline.engine.workers.reaper import Reaper
@@ -130,6 +131,11 @@ class RaySite:
         """Why no worker can live here any more, in words, or ""."""
         return self._watch.lost if self._watch else ""
 
+    @property
+    def notice(self) -> str:
+        """That the cluster says nothing, in a line for a screen, or ""."""
+        return self._watch.notice if self._watch else ""
+
     def _watch_nodes(self) -> None:
         while not self._closed.wait(_NODES_S):
             with suppress(Exception):  # Ray has errors of many kinds for a head that is away for a moment
@@ -224,12 +230,11 @@ class RaySite:
         self._closed.set()
         if self._watch:
             self._watch.close()
-        for place, actor in list(self._actors.items()):
-            self.drop(place, actor)
-        for group in () if self.lost else self._groups.values():
-            with suppress(Exception):  # as in `drop`
-                importlib.import_module("ray.util").remove_placement_group(group)
-        self._groups.clear()
+            self._watch.look()
+        if self._watch is not None and self._watch.is_silent:
+            _ask_nothing()
+        else:
+            self._give_back()
         if self._joined:
             with _own_signals(), suppress(Exception):
                 self._ray.shutdown()
@@ -244,27 +249,20 @@ class RaySite:
                 self._reaper.forget_path(self._folder)
             self._folder = None
 
+    def _give_back(self) -> None:
+        for place, actor in list(self._actors.items()):
+            self.drop(place, actor)
+        for group in () if self.lost else self._groups.values():
+            with suppress(Exception):  # as in `drop`
+                importlib.import_module("ray.util").remove_placement_group(group)
+        self._groups.clear()
 
-def places_of(there: Mapping[str, float], taken: Mapping[str, float]) -> int:
-    """How many workers find room on a node."""
-    return min((int(there.get(name, 0) / amount) for name, amount in taken.items() if amount), default=0)
 
-
-def present_with(nodes: Sequence[int], present: int, room: int, *, whole: bool) -> int:
-    """How many places can be asked for now, of which earlier ones were already.
-
-    Args:
-        nodes: Of each place, its node.
-        present: How many could before.
-        room: How many find room in the cluster as it is.
-        whole: Whether the places of a node come together or not at all.
-    """
-    while present < len(nodes):
-        size = nodes[present:].count(nodes[present]) if whole else 1
-        if present + size > room:
-            break
-        present += size
-    return present
+def _ask_nothing() -> None:
+    """Have Ray let go of its cluster without taking leave of the head, for whose answer it would wait for ever."""
+    worker: Any = importlib.import_module("ray._private.worker").global_worker
+    for name in ("gcs_error_subscriber", "gcs_log_subscriber", "listener_thread", "logger_thread"):
+        vars(worker).pop(name, None)
 
 
 def _quieten() -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from pipeline.engine.workers.ray.cluster import nodes_of
-from pipeline.engine.workers.ray.site import places_of, present_with
+from pipeline.engine.workers.ray.places import places_of, present_with
 
 
 @pytest.mark.parametrize(

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from pipeline.config.schema import RayConfig
-from pipeline.engine.workers.ray import site
+from pipeline.engine.workers.ray import site, watch
 from pipeline.engine.workers.ray.site import RaySite
 from pipeline.engine.workers.reaper import Reaper
 from pipeline.machine import descendants
@@ -52,6 +52,7 @@ def test_nothing_of_a_local_ray_outlives_its_site_or_its_engine(monkeypatch: pyt
         monkeypatch.setattr(site, "library", lambda _: ray)
         monkeypatch.setattr(site, "_on_loopback", nullcontext)
         monkeypatch.setattr(site, "_quieten", lambda: None)
+        monkeypatch.setattr(watch, "_answers", lambda _: True)
         told: list[set[descendants.Process]] = []
         monkeypatch.setattr(Reaper, "watch_processes", lambda _, processes: told.append(set(processes)))
         reaper = Reaper()
@@ -77,3 +78,27 @@ def test_nothing_of_a_local_ray_outlives_its_site_or_its_engine(monkeypatch: pyt
             if ray.left is not None:
                 ray.left.kill()
                 ray.left.wait()
+
+
+def test_a_cluster_that_answers_nothing_is_left_without_asking_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each question would be waited for as long as it says nothing."""
+    asked: list[str] = []
+    with closing(socket.create_server(("127.0.0.1", 0))) as head:
+        ray = LocalRay(head.getsockname()[1])
+        monkeypatch.setattr(ray, "shutdown", lambda: asked.append("shutdown"))
+        monkeypatch.setattr(site, "library", lambda _: ray)
+        monkeypatch.setattr(site, "join", lambda *_: None)
+        monkeypatch.setattr(site, "_quieten", lambda: None)
+        monkeypatch.setattr(site, "_ask_nothing", lambda: asked.append("nothing"))
+        monkeypatch.setattr(watch, "_ANSWER_S", 0.01)
+        made = RaySite(RayConfig(address="head:6379"), {"CPU": 1.0}, [0])
+        reaper = Reaper()
+        try:
+            made.open(reaper)
+            made._actors[0] = object()
+            made._groups[0] = object()
+            made.close()
+        finally:
+            reaper.close()
+    assert asked == ["nothing", "shutdown"]
+    assert ray.killed == []

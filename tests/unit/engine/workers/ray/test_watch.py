@@ -4,8 +4,12 @@ from __future__ import annotations
 
 import errno
 import os
+import re
 import socket
+import threading
+import time
 from collections.abc import Iterator
+from contextlib import suppress
 from types import SimpleNamespace
 
 import pytest
@@ -17,8 +21,9 @@ from pipeline.engine.workers.ray.watch import Watch, watch_of
 
 
 @pytest.fixture
-def servers() -> Iterator[list[socket.socket]]:
-    """They stand for a head and a raylet."""
+def servers(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[socket.socket]]:
+    """They stand for a head and a raylet, and what comes to them is taken for answered."""
+    monkeypatch.setattr(watch, "_answers", lambda _: True)
     made = [socket.create_server(("127.0.0.1", 0)) for _ in range(2)]
     yield made
     for server in made:
@@ -53,7 +58,7 @@ def test_a_cluster_is_given_as_long_as_its_head_may_take_to_come_back(
 ) -> None:
     monkeypatch.delenv("RAY_gcs_rpc_server_reconnect_timeout_s", raising=False)
     now_s = [0.0]
-    monkeypatch.setattr(watch, "time", SimpleNamespace(monotonic=lambda: now_s[0]))
+    monkeypatch.setattr(watch, "time", SimpleNamespace(monotonic=lambda: now_s[0], time=time.time))
     watching = watch_of(library(servers), "head:6379")
     servers[1].close()  # of nodes others come
     address = servers[0].getsockname()
@@ -82,6 +87,42 @@ def test_who_has_ray_wait_longer_for_a_head_is_followed(
     assert proxy._needed == {"its proxy": ("head", 10001)}
 
 
+@pytest.mark.parametrize("address", [LOCAL, "head:6379"])
+def test_a_head_that_says_nothing_is_told_of_and_waited_for(address: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(watch, "_ANSWER_S", 0.05)
+    with socket.create_server(("127.0.0.1", 0)) as head:
+        watching = watch_of(library([head, head]), address)
+        now_s = time.monotonic()
+        clock = SimpleNamespace(**vars(time) | {"monotonic": lambda: now_s})
+        monkeypatch.setattr(watch, "time", clock)
+        for later_s, is_told in ((0.0, False), (7.0, False), (3600.0, True)):
+            now_s += later_s
+            watching.look()
+            assert (watching.lost, watching.is_silent, bool(watching.notice)) == ("", True, is_told)
+        assert re.fullmatch(
+            r"Ray has not answered since \d\d:\d\d:\d\d \(its head at 127\.0\.0\.1:\d+\): what runs goes on, and "
+            r"no worker takes the place of another",
+            watching.notice,
+        )
+        over = threading.Event()
+        answering = threading.Thread(target=_answer, args=[head, over])
+        answering.start()
+        monkeypatch.setattr(watch, "_ANSWER_S", 60.0)
+        watching.look()
+        over.set()
+        answering.join()
+        assert (watching.is_silent, watching.notice) == (False, "")
+
+
+def _answer(head: socket.socket, over: threading.Event) -> None:
+    head.settimeout(0.01)
+    while not over.is_set():
+        with suppress(OSError):  # nobody comes, or those that came before have gone
+            connection, _ = head.accept()
+            with connection:
+                connection.sendall(b"\0")
+
+
 @pytest.mark.parametrize("patience_s", [0.0, 1.0])
 def test_what_this_machine_lacks_says_nothing_of_ray(patience_s: float, monkeypatch: pytest.MonkeyPatch) -> None:
     def fail(*_: object) -> None:
@@ -89,7 +130,7 @@ def test_what_this_machine_lacks_says_nothing_of_ray(patience_s: float, monkeypa
 
     now_s = [0.0]
     monkeypatch.setattr(watch, "socket", SimpleNamespace(create_connection=fail))
-    monkeypatch.setattr(watch, "time", SimpleNamespace(monotonic=lambda: now_s[0]))
+    monkeypatch.setattr(watch, "time", SimpleNamespace(monotonic=lambda: now_s[0], time=time.time))
     watching = Watch({"its head": Endpoint("127.0.0.1", 1)}, patience_s, "lost")
     now_s[0] = 3600.0
     watching.look()

@@ -99,7 +99,7 @@ class Site:
     def __init__(self) -> None:
         self.actors: list[Actor] = []
         self.ray = self
-        self.lost = ""
+        self.lost = self.notice = ""
         self.node = threading.Event()
         self.node.set()
 
