@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import select
-from collections.abc import Collection, Iterator, Sequence
+import time
+from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import closing, contextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -33,6 +34,8 @@ from pipeline.runs.report.moved import shared_in_words
 from pipeline.runs.trained import Trained
 from pipeline.terminal.console import say
 
+_TRAFFIC_S = 5.0
+"""How often the journal of a run that is over is told at most how far its uploads are."""
 _MOST_SIZES = 100
 """Outputs of which a dry run asks how large they are: each is a question of its own."""
 
@@ -129,16 +132,36 @@ def look_up_shared(request: Request, verified: Verified, console: Console) -> St
     return stored
 
 
-def note_traffic(request: Request, run: RunFolder) -> Traffic:
-    """Have the journal of a run that is over tell what came from the shared store and went there until now."""
+def note_traffic(request: Request, run: RunFolder, *, over: bool = False) -> Traffic:
+    """Have the journal of a run that is over tell what came from the shared store and went there until now.
+
+    Args:
+        request: The request.
+        run: Its folder.
+        over: Whether nothing more is going to be uploaded.
+    """
     traffic = request.shared.traffic if request.shared is not None else Traffic()
     try:
         if traffic != Traffic():
             with closing(Journal(run.journal)) as journal:
-                journal.write(SHARED_STORE, **vars(traffic))
+                journal.write(SHARED_STORE, **vars(traffic), **({"over": True} if over else {}))
     except StoreError as error:
         log.warning("what was fetched and uploaded is not in the journal: %s", error)
     return traffic
+
+
+def _noting(request: Request, run: RunFolder, noted: Traffic) -> Callable[[], None]:
+    """What has the journal tell now and then how far uploads are, for whoever watches them."""
+    due_s = time.monotonic() + _TRAFFIC_S
+
+    def note() -> None:
+        nonlocal due_s, noted
+        if time.monotonic() >= due_s:
+            if request.shared is not None and request.shared.traffic != noted:
+                noted = note_traffic(request, run)
+            due_s = time.monotonic() + _TRAFFIC_S
+
+    return note
 
 
 def uploaded_before_end(
@@ -159,17 +182,22 @@ def uploaded_before_end(
     if number := shared.traffic.left:
         what = f"{number:,} {'output' if number == 1 else 'outputs'}"
         say(console, f"uploading {what} to the shared store; Ctrl-C leaves the rest to the next run", "dim")
-    before = signals.times
+    before, note = signals.times, _noting(request, run, noted)
+
+    def stops() -> bool:
+        note()
+        return signals.received is not None
+
     left = shared.conclude(
-        lambda: signals.received is not None,
+        stops,
         request.execution.stop_grace_s,
         hurries=lambda: signals.times > max(1, before),
     )
     if moved := shared_in_words(vars(shared.traffic)):
         log.info("shared store: %s", moved)
         say(console, f"shared store: {moved}", "dim")
-    if shared.traffic != noted:
-        note_traffic(request, run)
+    if shared.traffic != noted or left:
+        note_traffic(request, run, over=True)
         renew_report(run)
     if left:
         log.warning("%s", left)

@@ -104,10 +104,10 @@ def _watch_run(run: LoadedRun, console: Console, every_s: float) -> None:
 
     def look() -> bool:
         run.refresh()
-        return run.state in ("running", "unknown")
+        return run.state in ("running", "unknown") or run.is_uploading
 
-    def page(_width: int, height: int) -> list[RenderableType]:
-        return watched_run(run, time.time(), height)
+    def page(width: int, height: int) -> list[RenderableType]:
+        return watched_run(run, time.time(), width, height)
 
     watch(console, every_s, look, page, lambda: news.new(run.view, run.progress, time.time()))
     if not console.is_interactive:

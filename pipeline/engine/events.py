@@ -137,6 +137,7 @@ class _SharedStore(_Any, total=False):
     uploaded: _Count
     uploaded_bytes: _Count
     left: _Count
+    over: bool
 
 
 class _WithReason(_Any, total=False):

@@ -42,6 +42,11 @@ def engine_runs(folder: RunFolder, view: RunView) -> bool | None:
         return None
 
 
+def is_uploading(view: RunView) -> bool:
+    """Whether the process of a run that is over is still at work on its uploads, as far as can be told here."""
+    return bool(view.uploads_left) and not view.uploads_over and _process_runs(view) is True
+
+
 def _is_new(folder: RunFolder) -> bool:
     return time.time() - folder.path.stat().st_mtime < _STARTING_S
 

@@ -23,7 +23,7 @@ from pipeline.errors import ConfigError, PlanError
 from pipeline.foreign import ForeignDataError, converted, read_plain
 from pipeline.plan.job import Job
 from pipeline.plan.recorded import LIMIT, RecordedPlan, parse_plan
-from pipeline.runs.engine_lives import engine_runs
+from pipeline.runs.engine_lives import engine_runs, is_uploading
 from pipeline.runs.followed_journal import FollowedJournal
 from pipeline.runs.job_view import AttemptView, JobView
 from pipeline.runs.origin import Origin, read_origin
@@ -178,6 +178,11 @@ class LoadedRun:
     def engine_runs(self) -> bool | None:
         """Whether the process that carries it out lives; None where nobody can tell."""
         return engine_runs(self.folder, self.view)
+
+    @property
+    def is_uploading(self) -> bool:
+        """Whether it is over, and its process still brings what it has made to the shared store."""
+        return is_uploading(self.view)
 
     @property
     def state(self) -> str:

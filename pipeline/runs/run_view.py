@@ -37,6 +37,7 @@ class RunView:
         retries: Class of failure -> how many attempts failed by it and were followed by another.
         waiting: Job that another run or machine makes -> what was said of that.
         shared: What came from the shared store and went there, as `answers.Traffic`; empty where nothing did.
+        uploads_over: Whether nothing more is going to be uploaded, though something may be left.
     """
 
     def __init__(self, planned: Iterable[Job] | None = None, stored: Collection[str] = ()) -> None:
@@ -58,6 +59,7 @@ class RunView:
         self.retries: Counter[str] = Counter()
         self.waiting: dict[str, str] = {}
         self.shared: dict[str, int] = {}
+        self.uploads_over = False
         self._planned = planned is not None
         self._stored = 0
         for job in planned or ():
@@ -126,6 +128,11 @@ class RunView:
         """The machines that its workers were on last; empty where nobody has to tell them apart."""
         return {worker.node for worker in self.workers.values() if worker.node}
 
+    @property
+    def uploads_left(self) -> int:
+        """Outputs of a run that is over that are not in its shared store yet."""
+        return self.shared.get("left", 0) if self.finished is not None else 0
+
     def having(self, status: str) -> list[JobView]:
         """Jobs of one status, in plan order."""
         return [job for job in self.jobs.values() if job.status == status]
@@ -173,6 +180,7 @@ class RunView:
                 self._run_finished(event)
             case str(name) if name == SHARED_STORE:
                 self.shared = {part: int(event.get(part, 0)) for part in _TRAFFIC}
+                self.uploads_over = bool(event.get("over"))
             case str(name) if "job" in event:
                 self._job_event(name, event, self._job(event))
 

@@ -45,6 +45,25 @@ def read_in_words(read: int, moved: int) -> str:
     return f"jobs read {decimal(read)}, at least {decimal(moved)} of it over the network" if read else ""
 
 
+def origins(view: RunView) -> list[str]:
+    """How many outputs that no job of the run made are from where, as ``11 stored before`` and ``5 fetched``."""
+    stored = view.counts().stored
+    fetched = min(stored, view.shared.get("fetched", 0))
+    parts = {"stored before": stored - fetched, "fetched": fetched}
+    return [f"{number:,} {what}" for what, number in parts.items() if number]
+
+
+def moved_in_words(run: LoadedRun) -> list[str]:
+    """Lines on where a run ran and what moved for it."""
+    shared = shared_in_words(run.view.shared)
+    said = (
+        place_in_words(run),
+        read_in_words(*read_and_moved(run.view)),
+        shared and f"shared store: {shared}",
+    )
+    return [line for line in said if line]
+
+
 def shared_in_words(traffic: Mapping[str, int]) -> str:
     """As in ``16 outputs fetched (1.2 GB), 40 uploaded (3.4 GB), 2 to go``."""
     parts = []

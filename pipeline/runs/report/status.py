@@ -25,7 +25,8 @@ from pipeline.runs.report.format import (
     shown_path,
 )
 from pipeline.runs.report.grid import how_far, jobs_done, whole_grids
-from pipeline.runs.report.moved import place_in_words, read_and_moved, read_in_words, shared_in_words
+from pipeline.runs.report.moved import moved_in_words, origins
+from pipeline.runs.report.notices import said_of
 from pipeline.runs.run_view import RunView, failures
 from pipeline.terminal.columns import Column, FittedTable
 from pipeline.terminal.text import printable
@@ -171,6 +172,8 @@ def run_headline(run: LoadedRun, now: float, engine: bool | None) -> Text:
     text.append(f"{run.name} ", style="bold")
     text.append(f"{run.stamp}: ")
     text.append(state, style=_COLORS.get(state, ""))
+    if left := view.uploads_left:
+        text.append(f", {count(left, 'upload')} left")
     if view.interrupted:
         text.append(f" by {view.interrupted}")
     if view.halted:
@@ -181,12 +184,13 @@ def run_headline(run: LoadedRun, now: float, engine: bool | None) -> Text:
         text.append(f", {duration(view.elapsed_s(now, engine))}")
     told = run.progress
     parts = how_far(counts, told) if told else []
-    parts.append(jobs_done(counts) + (f" ({counts.stored:,} stored before)" if counts.stored else ""))
+    there = ", ".join(origins(view))
+    parts.append(jobs_done(counts) + (f" ({there})" if there else ""))
     rest = {"running": counts.running, "to come": counts.left, "failed": counts.failed, "blocked": counts.blocked}
     parts += [f"{number:,} {what}" for what, number in rest.items() if number]
     text.append("\n" + ", ".join(parts))
-    if told and told.shared_store:
-        text.append(f"\n{printable(told.shared_store)}", style="yellow")
+    for line in said_of(told):
+        text.append(f"\n{printable(line)}", style="yellow")
     hint = {
         "killed": "The engine is gone without having ended the run; the same command goes on from here.",
         "interrupted": "The same command goes on from here.",
@@ -244,10 +248,7 @@ def _of_slurm(run: LoadedRun) -> Lines:
 
 
 def _moved(run: LoadedRun) -> Lines:
-    place, read = place_in_words(run), read_in_words(*read_and_moved(run.view))
-    shared = shared_in_words(run.view.shared)
-    said = filter(None, [place, read, shared and f"shared store: {shared}"])
-    for number, text in enumerate(said):
+    for number, text in enumerate(moved_in_words(run)):
         yield text if number else f"\n{text}", ""
 
 

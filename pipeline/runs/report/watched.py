@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import io
 from collections.abc import Iterable, Iterator
 
-from rich.console import RenderableType
+from rich.console import Console, RenderableType
 from rich.text import Text
 
 from pipeline.runs.loaded import LoadedRun
 from pipeline.runs.report.format import jobs
 from pipeline.runs.report.grid import chains_of
+from pipeline.runs.report.moved import moved_in_words
 from pipeline.runs.report.notices import waited_for
 from pipeline.runs.report.screen import chain_lines, first, share_lines
 from pipeline.runs.report.status import Glance, run_headline, running_table
@@ -17,23 +19,20 @@ from pipeline.runs.run_view import failures
 from pipeline.terminal.text import printable
 
 _MOST_FAILURES = 3
+_ABOVE = 3
+"""Lines that are neither a row nor a sentence: headings of two tables, and that of the cursor."""
+_RULER = Console(file=io.StringIO(), color_system=None)
 
 
-def watched_run(run: LoadedRun, now: float, height: int) -> list[RenderableType]:
-    """One run for a terminal of so many lines: how far it is, chains, what runs, what failed last."""
+def watched_run(run: LoadedRun, now: float, width: int, height: int) -> list[RenderableType]:
+    """One run for a terminal of that size: how far it is, chains, what runs, what moved, what failed last."""
     engine = run.engine_runs()
-    top = run_headline(run, now, engine)
-    top.no_wrap, top.overflow = True, "ellipsis"
-    failed = list(failures(run.view))[-_MOST_FAILURES:]
-    bottom = [Text(printable(f"failed: {job.id}: {job.reason}"), "red") for job, _ in failed]
-    if engine and (waits := waited_for(run.view)):
-        bottom.insert(0, Text(printable(waits), "yellow"))
-    for line in bottom:
-        line.no_wrap, line.overflow = True, "ellipsis"
+    top = _wrapped(run_headline(run, now, engine), width)
+    bottom = _below(run, engine, width, height - _ABOVE - len(top))
     chains, running = chains_of(run.view.cells), run.view.having("running") if engine else []
-    room = height - 3 - len(top.plain.splitlines()) - len(bottom)  # a title, and the line of the cursor
+    room = height - _ABOVE - len(top) - len(bottom)
     for_chains, for_jobs = share_lines(room, len(chains), len(running))
-    parts: list[RenderableType] = [top]
+    parts: list[RenderableType] = [*top]
     if for_chains:
         parts += chain_lines(run.view.cells, chains, for_chains)
     if for_jobs:
@@ -42,6 +41,29 @@ def watched_run(run: LoadedRun, now: float, height: int) -> list[RenderableType]
         if more:
             parts.append(Text(f"and {more} more", no_wrap=True, overflow="ellipsis"))
     return [*parts, *bottom]
+
+
+def _below(run: LoadedRun, engine: bool | None, width: int, room: int) -> list[Text]:
+    """What is said below the tables: whole where that leaves room for them, else less of it, or the beginnings."""
+    waits = waited_for(run.view) if engine else ""
+    failed = [f"failed: {job.id}: {job.reason}" for job, _ in list(failures(run.view))[-_MOST_FAILURES:]]
+    said = [
+        *(Text(printable(line)) for line in moved_in_words(run)),
+        *([Text(printable(waits), "yellow")] if waits else []),
+        *(Text(printable(line), "red") for line in failed),
+    ]
+    whole = [line for text in said for line in _wrapped(text, width)]
+    if len(whole) <= room // 2:
+        return whole
+    for text in said:
+        text.no_wrap, text.overflow = True, "ellipsis"
+    needed = len(failed) + bool(waits)
+    return said[max(0, len(said) - max(needed, room // 2)) :]
+
+
+def _wrapped(text: Text, width: int) -> list[Text]:
+    """Lines of a terminal of so many columns, broken between words."""
+    return list(text.wrap(_RULER, width))
 
 
 class News:

@@ -156,7 +156,7 @@ def test_what_a_run_waits_for_and_a_store_that_is_away_are_said_wherever_it_is_l
         assert run_json(run, START)["shared_store_away"] == away
         for text in (
             printed(screen(engine.live, 160, 40), 160),
-            printed(Group(*watched_run(run, START, 40)), 160),
+            printed(Group(*watched_run(run, START, 160, 40)), 160),
         ):
             assert [line.rstrip() for line in text.splitlines() if line.rstrip() in (waits, away)] != []
             assert waits in text

@@ -21,7 +21,7 @@ from pipeline.runs.origin import slurm_in_words
 from pipeline.runs.record import Results
 from pipeline.runs.report.captions import first_few
 from pipeline.runs.report.format import count, decimal, duration
-from pipeline.runs.report.moved import place_in_words, read_and_moved, read_in_words, shared_in_words
+from pipeline.runs.report.moved import origins, place_in_words, read_and_moved, read_in_words, shared_in_words
 from pipeline.runs.report.page import results as shown_results
 from pipeline.runs.report.page.failures import failures_of
 from pipeline.runs.report.page.model import (
@@ -132,8 +132,8 @@ def _facts(run: LoadedRun) -> list[tuple[str, str]]:
     if view.started is not None:
         facts.append(("began", f"{datetime.fromtimestamp(view.started):%Y-%m-%d %H:%M}"))
         facts.append(("took", duration(_seconds(run))))
-    here = f"{jobs.done:,} done" + (f", {jobs.stored:,} stored before" if jobs.stored else "")
-    facts.append(("jobs", here + (f", {jobs.given_up:,} not done" if jobs.given_up else "")))
+    here = [f"{jobs.done:,} done", *origins(view)]
+    facts.append(("jobs", ", ".join(here) + (f", {jobs.given_up:,} not done" if jobs.given_up else "")))
     devices = {worker.device or f"worker {worker.index}" for worker in view.workers.values()}
     if devices:
         facts.append(("devices", next(iter(devices)) if len(devices) == 1 else f"{len(devices)}"))

@@ -12,7 +12,7 @@ from pipeline.__main__ import app
 from pipeline.commands.status import watch_status
 from pipeline.runs.loaded import LoadedRun
 from pipeline.runs.progress import Progress, ProgressFile
-from pipeline.runs.report.status import Glance
+from pipeline.runs.report.status import Glance, run_headline
 from pipeline.runs.report.watched import News, watched_run
 from pipeline.terminal import watch as watching
 from pipeline.terminal.console import Terminal
@@ -27,7 +27,7 @@ def shown(run: WrittenRun, width: int, height: int) -> str:
         fcntl.flock(engine, fcntl.LOCK_EX)  # as an engine does that lives
         recorded = LoadedRun(run.folder)
         console = Console(file=out, width=width, height=height, color_system=None)
-        console.print(Group(*watched_run(recorded, START + 60, height)), highlight=False)
+        console.print(Group(*watched_run(recorded, START + 60, width, height)), highlight=False)
     return out.getvalue()
 
 
@@ -73,6 +73,65 @@ def test_it_fits_any_terminal(tmp_path: Path, width: int, height: int) -> None:
     assert len(lines) < height or height < 8  # so low a terminal shows the headline, and the rest is cut off
     assert max(map(len, lines)) <= width
     assert not any("\x1b" in line for line in lines)
+
+
+def test_what_moved_and_what_is_waited_for_is_told_in_whole_lines(tmp_path: Path) -> None:
+    run = WrittenRun(tmp_path, chain_plan(2))
+    run.worker(0, "cpu slot 0, 1 thread")
+    run.begin(f"{CHAIN}/r1/generate/000")
+    traffic = {
+        "fetched": 1_602,
+        "fetched_bytes": 9_460_000_000,
+        "uploaded": 1_405,
+        "uploaded_bytes": 3_400_000_000,
+    }
+    run.write("SharedStore", **traffic, left=1_203)
+    away = "the shared store cannot be reached since 19:05 (the name s3.example.org is not known): going on"
+    silent = "Ray has not answered since 19:05:12 (its head at 10.0.0.1:6379): what runs goes on"
+    tell(run, Progress(part=0.4, remaining_s=67.0, shared_store=away, cluster=silent))
+    for width, height in ((80, 24), (40, 24)):
+        lines = shown(run, width, height).splitlines()
+        assert max(map(len, lines)) <= width
+        text = " ".join(line.strip() for line in lines)
+        for said in (
+            away,
+            silent,
+            "shared store: 1,602 outputs fetched (9.5 GB), 1,405 uploaded (3.4 GB), 1,203 to go",
+        ):
+            assert said in text
+        assert f"{CHAIN}/r1"[:16] in text
+
+
+def test_uploads_of_a_run_that_is_over_are_watched_until_they_are_done_or_its_process_is_gone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = WrittenRun(tmp_path, chain_plan(1))
+    traffic = {"fetched": 0, "fetched_bytes": 0, "uploaded": 1, "uploaded_bytes": 7}
+    run.write("RunFinished", interrupted=None, halted=None, done=3, failed=0, blocked=0, stored=0)
+    run.write("SharedStore", **traffic, left=2)
+    lives = [True]
+    monkeypatch.setattr("pipeline.runs.engine_lives._process_runs", lambda _: lives[0])
+    recorded = LoadedRun(run.folder)
+    assert recorded.is_uploading
+    assert ": done, 2 uploads left" in run_headline(recorded, START, False).plain
+    lives[0] = False
+    assert not recorded.is_uploading
+    lives[0] = True
+    run.write("SharedStore", **traffic, left=2, over=True)  # it has given them up
+    recorded.refresh()
+    assert not recorded.is_uploading
+    assert ", 2 uploads left" in run_headline(recorded, START, False).plain
+    run.write("SharedStore", **traffic, left=0, over=True)
+    recorded.refresh()
+    assert "left" not in run_headline(recorded, START, False).plain
+
+
+def test_what_came_from_the_shared_store_is_not_called_stored_before(tmp_path: Path) -> None:
+    run = WrittenRun(tmp_path, chain_plan(1))
+    for number in range(2):
+        run.write("JobFoundStored", job=f"{CHAIN}/r1/generate/00{number}")
+    run.write("SharedStore", fetched=1, fetched_bytes=5, uploaded=0, uploaded_bytes=0, left=0)
+    assert "2/3 jobs done (1 stored before, 1 fetched)" in run_headline(LoadedRun(run.folder), START, True).plain
 
 
 def test_watching_a_run_ends_with_it_and_follows_it_meanwhile(
