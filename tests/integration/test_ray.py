@@ -31,6 +31,7 @@ from tests.doubles.ray_cluster import RayCluster, environment, ray_cluster, rayl
 
 pytestmark = [
     pytest.mark.skipif(not is_installed(), reason="Ray is not installed: pip install -e '.[ray]'"),
+    pytest.mark.timeout(600),  # one that hangs fails long before the others' limit
     pytest.mark.filterwarnings("default"),  # Ray has warnings of its own
 ]
 PATIENCE_S = 240.0

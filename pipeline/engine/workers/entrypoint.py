@@ -126,7 +126,8 @@ class _Main:
         if order.part:
             from pipeline.engine.workers.gang_part import start_part  # as in the runner
 
-            start_part(order, self.settings.device.kind, lambda: self.runner.cut_off)
+            runner = self.runner
+            start_part(order, self.settings.device.kind, lambda: runner.cut_off, lambda: runner.stop_requested)
             return
         answer = self.runner.run(order)
         with suppress(Exception):  # a job may have left its process unable to look; then they end with it

@@ -60,6 +60,7 @@ class FarRanks:
     Attributes:
         problem: Why nothing more is heard of some of them, or "".
         missing: The first of those.
+        stops: Whether one of the machines was asked to end.
     """
 
     order: RunJob
@@ -68,6 +69,7 @@ class FarRanks:
     listener: socket.socket
     problem: str = ""
     missing: int = 0
+    stops: bool = False
     _machines: list[_Machine] = field(default_factory=list)
     _guests: list[Channel] = field(default_factory=list)
     """Who has come and not said yet who it is."""
@@ -154,6 +156,7 @@ class FarRanks:
             self._lose(machine, f"has not been heard of for {_SILENT_S:.0f} s")
 
     def _take(self, machine: _Machine, about: OfRank) -> None:
+        self.stops |= about.stops
         rank = next((one for one in machine.ranks if one.number == about.rank), None)
         if rank is not None and about.said:
             rank.take(decode_report(about.said.encode()))

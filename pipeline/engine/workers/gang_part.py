@@ -66,6 +66,7 @@ class OfRank:
         over: Whether its process is over.
         exit_code: How, as in `WorkerExited`.
         how: The same in words, where it said what is no message, or could not be started.
+        stops: Of none: whether its machine was asked to end, so that all are to save what they need to go on.
     """
 
     rank: int = -1
@@ -73,6 +74,7 @@ class OfRank:
     over: bool = False
     exit_code: int | None = None
     how: str = ""
+    stops: bool = False
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -103,18 +105,21 @@ def new_meeting(order: RunJob, address: str, port: int) -> Meeting:
     return made
 
 
-def start_part(order: RunJob, device: str, enough: Callable[[], bool]) -> None:
+def start_part(
+    order: RunJob, device: str, enough: Callable[[], bool], stopping: Callable[[], bool] = lambda: False
+) -> None:
     """Start the ranks of this machine when told to, and end them with the connection.
 
     Args:
         order: The job; its `part` says which machine this is.
         device: ``cpu`` or ``cuda``.
         enough: Whether to end at once.
+        stopping: Whether this machine was asked to end, which the one that leads is told.
     """
     give_up = time.monotonic() + MEET_S
     while not enough() and time.monotonic() < give_up:
         if (found := _connect(order)) is not None:
-            _Part(order, device, *found).serve(enough)
+            _Part(order, device, *found).serve(enough, stopping)
             return
         time.sleep(_POLL_S)
 
@@ -144,15 +149,18 @@ class _Part:
         self._ranks: list[OwnRank] = []
         self._running: list[OwnRank] = []
         self._tell_s = 0.0
-        self._done = False
+        self._done = self._told_stop = False
 
-    def serve(self, enough: Callable[[], bool]) -> None:
+    def serve(self, enough: Callable[[], bool], stopping: Callable[[], bool]) -> None:
         try:
             while not (self._done or self._channel.closed or enough()):
                 wait([self._channel.fileno(), *open_channels(self._running)], _POLL_S)
                 for line in self._channel.receive():
                     self._do(read_json(line, Do))
                 self._hear()
+                if stopping() and not self._told_stop:
+                    self._told_stop = True
+                    self._send(OfRank(stops=True))
         except (OSError, WorkerError, ForeignDataError):
             pass  # whoever leads is gone, or is none
         finally:

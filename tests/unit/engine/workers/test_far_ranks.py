@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import socket
 import stat
+import threading
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from pathlib import Path
@@ -13,6 +14,7 @@ from typing import Any
 import pytest
 
 from pipeline.engine.workers import far_ranks as module
+from pipeline.engine.workers import gang_part
 from pipeline.engine.workers.far_ranks import FarRanks, far_ranks
 from pipeline.engine.workers.gang_part import meeting_path, start_part
 from pipeline.engine.workers.messages import JobFinished, RunJob, encode
@@ -107,6 +109,21 @@ def test_who_does_not_is_told_nothing(far: FarRanks, hello: dict[str, Any], come
     assert come(far, **hello).hears(1) == []
     assert come(far).hears(1) != []  # and keeps nobody out
     assert come(far).hears(1) == []  # whose place is taken then
+
+
+def test_a_machine_that_is_asked_to_end_says_so_to_the_one_that_leads(order: RunJob, far: FarRanks) -> None:
+    """Else its ranks would go on until it is gone, and with it all that was not saved."""
+    over = threading.Event()
+    part = threading.Thread(target=start_part, args=[order, "cpu", over.is_set, lambda: True])
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(gang_part._Part, "_do", lambda *_: None)
+        part.start()
+        try:
+            hear(far, lambda: far.stops)
+        finally:
+            over.set()
+            part.join()
+    assert far.problem == ""
 
 
 def test_where_it_listens_is_for_the_user_alone_to_read_and_only_while_the_job_runs(order: RunJob) -> None:
