@@ -113,8 +113,8 @@ def compare(before: Measured, after: Measured) -> tuple[dict[str, str], list[str
     return found, reasons
 
 
-def measure() -> dict[str, Any]:
-    """Today's digests, made in a process of its own."""
+def measure() -> Measured:
+    """Today's digests, made in a process of its own, whose arithmetic is pinned from the start."""
     with tempfile.TemporaryDirectory() as folder:
         result = Path(folder) / "result.json"
         done = subprocess.run(
@@ -131,7 +131,12 @@ def measure() -> dict[str, Any]:
         return measured
 
 
-def _measure_here(scratch: Path) -> Measured:
+def measure_here(scratch: Path) -> Measured:
+    """Today's digests, made in this process, whose arithmetic is pinned.
+
+    Args:
+        scratch: An empty folder.
+    """
     from pipeline.machine.garbage import imported_for_good
     from tests.golden_runs import addition_run, packed_run, texts_run
 
@@ -357,7 +362,7 @@ def main(arguments: list[str]) -> int:
     """Compare, or write."""
     if "--into" in arguments:
         target, scratch = (Path(arguments[arguments.index(name) + 1]) for name in ("--into", "--scratch"))
-        target.write_text(json.dumps(_measure_here(scratch)))
+        target.write_text(json.dumps(measure_here(scratch)))
         gc.freeze()  # else Python goes through all of torch as it ends
         return 0
     empty: Measured = {"arithmetic": {}, "entries": {}}

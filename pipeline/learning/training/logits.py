@@ -9,12 +9,12 @@ Shapes: B sequences, T positions, V tokens of the vocabulary, H the width of the
 
 from __future__ import annotations
 
+import sys
 from functools import partial
 from typing import Any
 from weakref import WeakKeyDictionary
 
 import torch
-from peft import PeftModel
 from torch import Tensor, nn
 from torch.distributed.fsdp import FSDPModule
 from torch.utils.checkpoint import checkpoint
@@ -168,7 +168,8 @@ def _vocabulary(model: nn.Module) -> int:
 
 def inner_model(model: nn.Module) -> Any:
     """A model without the adapters that are around it."""
-    return model.get_base_model() if isinstance(model, PeftModel) else model
+    peft: Any = sys.modules.get("peft")  # which takes long to import, and has made what is around a model
+    return model.get_base_model() if peft is not None and isinstance(model, peft.PeftModel) else model
 
 
 def _head(model: nn.Module) -> Any:
