@@ -42,11 +42,12 @@ class Recorder(TorchDispatchMode):
 
     def __init__(self) -> None:
         super().__init__()
-        self.done: list[tuple[Any, Any, Any, Any]] = []
+        self.done: list[tuple[Any, Any, Any, list[Tensor | None]]] = []
+        """Operations, with the tensors that each has made; None for those that are of memory it was given."""
         self._before: dict[int, tuple[torch.UntypedStorage, torch.UntypedStorage]] = {}
 
     def __torch_dispatch__(self, op: Any, _types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        name, kwargs = op.overloadpacket.__name__, kwargs or {}
+        name, kwargs, writes = op.overloadpacket.__name__, kwargs or {}, False
         if name in SENDS or waits(op, args, kwargs):
             raise RuntimeError(f"operation not permitted when stream is capturing: {name}")
         for place, argument in zip(
@@ -55,8 +56,14 @@ class Recorder(TorchDispatchMode):
             given = kwargs.get(place.name, argument)
             if place.alias_info is not None and place.alias_info.is_write and given is not None:
                 self._keep(given)
+                writes = True
         found = op(*args, **kwargs)
-        self.done.append((op, args, kwargs, found))
+        there = {_memory(one) for one in tree_leaves((args, kwargs)) if isinstance(one, Tensor)}
+        made = [
+            one if isinstance(one, Tensor) and _memory(one) not in there else None for one in tree_leaves(found)
+        ]
+        if writes or any(one is not None for one in made):  # a view of what is there is nothing to be done again
+            self.done.append((op, args, kwargs, made))
         return found
 
     def _keep(self, written: Tensor) -> None:
@@ -81,11 +88,10 @@ class Graph:
     def replay(self) -> None:
         assert self.recorder is not None
         Graph.replays += 1
-        for op, args, kwargs, known in self.recorder.done:
+        for op, args, kwargs, made in self.recorder.done:
             found = op(*args, **kwargs)
-            for old, new in zip(tree_leaves(known), tree_leaves(found), strict=True):
-                # Views, and what was written in its place, are of the same memory.
-                if isinstance(old, Tensor) and _memory(old) != _memory(new):
+            for old, new in zip(made, [found] if isinstance(found, Tensor) else tree_leaves(found), strict=True):
+                if old is not None:
                     old.copy_(new)
 
 
