@@ -19,13 +19,14 @@ from tests.doubles.small_runs import SMALL, calm_run
 def test_an_experiment_that_is_shot_at_gives_the_same_bytes(
     tmp_path_factory: pytest.TempPathFactory, tmp_path: Path
 ) -> None:
-    # With one worker, as each takes seconds to import torch; one of several is lost in the test below.
+    # With one worker, as each takes seconds to import torch, which dies with its engine; that one dies alone in a
+    # training, `test_training_stages` has, and one of several is lost in the test below.
     asked = [*SMALL, "execution.workers=1", *TOLERANT]
-    battle = shoot_at(tmp_path / "chaos", asked, worker_kills=1, engine_kills=1, pause_s=4.0)
+    battle = shoot_at(tmp_path / "chaos", asked, worker_kills=0, engine_kills=1, pause_s=4.0)
     calm = calm_run(tmp_path_factory) / "t" / "latest"
     assert battle.digests == {name: file_sha256(calm / name) for name in FILES}
     assert battle.left == []
-    assert battle.worker_kills + battle.engine_kills > 0
+    assert battle.engine_kills == 1
 
 
 def layered_plan(lethal: float) -> list[Job]:

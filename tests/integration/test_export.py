@@ -4,6 +4,7 @@ import io
 import json
 import re
 import shutil
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -15,8 +16,12 @@ from typer.testing import CliRunner
 import pipeline
 from pipeline.__main__ import app
 from pipeline.commands import export as module
+from pipeline.commands import remake
 from pipeline.commands.export import export
+from pipeline.config.schema import Backend, ExecutionConfig
 from pipeline.engine.run_folder import RunFolder
+from pipeline.engine.run_jobs import run_jobs
+from pipeline.engine.scheduler.outcome import Outcome
 from pipeline.engine.store.removal import remove_weights
 from pipeline.engine.store.store import REMOVED, Store
 from pipeline.errors import ConfigError, DeviceError, PipelineError, StoreError
@@ -292,11 +297,13 @@ def test_a_chain_that_is_not_finished_is_refused(copied: Path, tmp_path: Path) -
 
 
 def test_weights_that_were_removed_are_made_again_to_be_exported(
-    copied: Path, exported: Path, tmp_path: Path
+    copied: Path, exported: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """In a worker, also where the run had none."""
     config = run_of(copied).folder.path / "config.yaml"
     plain = yaml.safe_load(config.read_text())
     plain["execution"]["workers"] = 1  # each takes seconds to begin, and one training reads the other
+    plain["system"]["use_parallel_execution"] = False
     config.write_text(yaml.safe_dump(plain))
     run = run_of(copied)
     trained = [job_of(run, end) for end in ("QSharp/r1/train", "QSharp/r2/train")]
@@ -314,9 +321,12 @@ def test_weights_that_were_removed_are_made_again_to_be_exported(
     for name in ("model.safetensors", "value_head.safetensors", "guidance.json"):
         assert (tmp_path / "x" / name).read_bytes() == (exported / "value" / name).read_bytes()
     assert [run.store.problem(job.key) for job in trained] == [REMOVED, REMOVED]
-    # Meanwhile another experiment has begun and ended that keeps all; this time in no worker.
-    plain["system"]["use_parallel_execution"] = False
-    config.write_text(yaml.safe_dump(plain))
+
+    # Meanwhile another experiment has begun and ended that keeps all. In this process, as a worker takes seconds.
+    def here(*given: Any, execution: ExecutionConfig, **settings: Any) -> Outcome:
+        return run_jobs(*given, execution=replace(execution, backend=Backend.inline), **settings)
+
+    monkeypatch.setattr(remake, "run_jobs", here)
     shutil.copytree(run.folder.path, copied / "other" / run.folder.path.name, symlinks=True)
     export(copied, "t", "QSharp", tmp_path / "y", number=1, console=Terminal(file=said))
     assert [run.store.problem(job.key) for job in trained] == [None, REMOVED]

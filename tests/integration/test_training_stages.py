@@ -48,10 +48,12 @@ def outputs(store: Store) -> dict[str, dict[str, bytes]]:
 def test_stages_whose_run_is_interrupted_or_whose_worker_dies_go_on_where_their_trainings_were(
     engine: Engine, tmp_path: Path
 ) -> None:
-    """The first run is interrupted in a training; in the second the worker dies in the other one."""
+    """The first run is interrupted in a training, here; in the second the worker dies in the other one."""
     flag = tmp_path / "flag"
     threading.Thread(target=interrupt_when, args=(flag,), daemon=True).start()
-    outcome = engine.run(*stages("slow_stage", flag=str(flag), flag_after=11), workers=1, stop_grace_s=30)
+    # That a worker is asked likewise, `test_engine_recovery` sees; here it would only import torch once more.
+    slow = stages("slow_stage", flag=str(flag), flag_after=11)
+    outcome = engine.run(*slow, backend=Backend.inline, workers=1, stop_grace_s=500)
     assert outcome.interrupted == "SIGINT"
     assert [one.outcome for one in outcome.attempts] == ["stopped"]
     interrupted, other = sorted((job for job in stages() if job.stage == "train"), key=lambda job: job.round)
