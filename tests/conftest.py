@@ -58,8 +58,9 @@ def _forget_who_started_this() -> None:
 _forget_who_started_this()
 # Making the commands of an app takes a tenth of a second, and `CliRunner` does it at each call.
 typer.testing._get_command = cache(typer.testing._get_command)  # type: ignore[attr-defined]
-# Looking for garbage as often as usual takes a fifth of all time.
+# Looking for garbage as often as usual takes a fifth of all time; until all tests are collected there is none.
 gc.set_threshold(50_000, 20, 20)
+gc.disable()
 
 
 # The same few examples every time; `pytest --hypothesis-profile=long` tries 20,000 new ones of each property.
@@ -103,6 +104,7 @@ def pytest_collection_finish() -> None:
     """Thousands of tests and the libraries that they import are no garbage: never look through them again."""
     gc.collect()
     gc.freeze()
+    gc.enable()
 
 
 @pytest.hookimpl(wrapper=True)

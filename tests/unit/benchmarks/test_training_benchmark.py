@@ -2,11 +2,11 @@
 
 import pytest
 
-from benchmarks.training import TOLERANCE, main
-
 
 @pytest.mark.filterwarnings("ignore")
 def test_losses_are_those_of_trl_step_by_step(capsys: pytest.CaptureFixture[str]) -> None:
+    from benchmarks.training import TOLERANCE, main  # and TRL, which other tests need not load
+
     shape = ["--steps", "3", "--batch", "8", "--micro-batch", "4", "--lengths", "6", "40"]
     settings = ["padding_free=true", "group_by_length=true"]
     found = main(["--tiny", "--turns", "1", "--warm-up", "0", *shape, "--settings", *settings])

@@ -28,7 +28,6 @@ from pipeline.learning.generation.tilt import Tilt, bernoulli_offset
 from pipeline.learning.models.flops import Pass, continued, metered, model_cost, spend, whole_texts
 from pipeline.learning.models.value import ValueModel, value_model_from
 from pipeline.learning.training.calibration import calibrate
-from pipeline.learning.training.dpo import DPOObjective, fit_dpo
 from pipeline.learning.training.grpo import Objective, fit_grpo
 from pipeline.learning.training.lora import with_adapters
 from pipeline.learning.training.policy import Fitting
@@ -158,6 +157,8 @@ def test_imitation(model: PreTrainedModel) -> None:
 
 
 def test_preferences(model: PreTrainedModel) -> None:
+    from pipeline.learning.training.dpo import DPOObjective, fit_dpo  # and TRL, which other tests need not load
+
     objective = DPOObjective(loss_type=DPOLoss.sigmoid, beta=0.1)
     check(lambda: fit_dpo(model, sequences(), np.zeros(8), objective, fitting()), "training")
 

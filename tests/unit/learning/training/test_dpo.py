@@ -1,15 +1,14 @@
 """DPO: our loop around TRL's loss is what TRL's trainer computes."""
 
+from __future__ import annotations
+
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pytest
 import torch
-from datasets import Dataset
 from transformers import GPT2LMHeadModel
-from trl import DPOConfig as TrlConfig
-from trl import DPOTrainer
 
 from pipeline.config.schema import TrainingConfig
 from pipeline.errors import JobStopped
@@ -17,12 +16,14 @@ from pipeline.learning.choices import DPOLoss
 from pipeline.learning.datasets.addition import Addition, AdditionConfig
 from pipeline.learning.models.tiny import make_tokenizer
 from pipeline.learning.training.checkpoint import Checkpoints
-from pipeline.learning.training.dpo import DPOObjective, PairLoss, fit_dpo
 from pipeline.learning.training.policy import Fitting
 from pipeline.learning.training.scoring import completion_logprobs, score_sequences
 from pipeline.learning.training.sequences import Sequences, batch_of
 from tests.doubles.models import tiny_policy
 from tests.unit.learning.training.test_out_of_memory import Limited
+
+if TYPE_CHECKING:
+    from pipeline.learning.training.dpo import DPOObjective
 
 
 def pairs(count: int = 12) -> Sequences:
@@ -45,14 +46,17 @@ def anchored(data: Sequences) -> np.ndarray:
     )
 
 
-class PretokenizedTrainer(DPOTrainer):
-    """TRL's trainer on pairs that are token ids already."""
-
-    def _prepare_dataset(self, dataset: Dataset, *_: Any) -> Dataset:
-        return dataset
-
-
 def trl_loss(model: GPT2LMHeadModel, data: Sequences, objective: DPOObjective, folder: Path) -> torch.Tensor:
+    from datasets import Dataset
+    from trl import DPOConfig as TrlConfig
+    from trl import DPOTrainer
+
+    class PretokenizedTrainer(DPOTrainer):
+        """TRL's trainer on pairs that are token ids already."""
+
+        def _prepare_dataset(self, dataset: Dataset, *_: Any) -> Dataset:
+            return dataset
+
     rows = [
         {
             "prompt_ids": data.ids[row, : data.starts[row]].tolist(),
@@ -85,6 +89,8 @@ def trl_loss(model: GPT2LMHeadModel, data: Sequences, objective: DPOObjective, f
 @pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning")
 @pytest.mark.parametrize("loss_type", list(DPOLoss))
 def test_loss_and_gradient_are_those_of_trls_trainer(loss_type: DPOLoss, tmp_path: Path) -> None:
+    from pipeline.learning.training.dpo import DPOObjective, PairLoss  # and TRL, which other tests need not load
+
     smoothing = {DPOLoss.exo_pair: 0.01, DPOLoss.robust: 0.1}.get(loss_type, 0.0)
     objective = DPOObjective(loss_type=loss_type, beta=0.7, label_smoothing=smoothing)
     data, ours, theirs = pairs(), tiny_policy(), tiny_policy()
@@ -107,6 +113,8 @@ def test_loss_and_gradient_are_those_of_trls_trainer(loss_type: DPOLoss, tmp_pat
 def fit(
     micro_batch_size: int = 8, limit: int | None = None, checkpoint: Checkpoints | None = None, **settings: Any
 ) -> tuple[GPT2LMHeadModel, list[float], dict[str, list[float]]]:
+    from pipeline.learning.training.dpo import DPOObjective, fit_dpo
+
     model, data = tiny_policy(seed=1), pairs()
     held = anchored(data)
     if limit:

@@ -10,8 +10,6 @@ import pytest
 import torch
 from torch import Tensor
 from transformers import GPT2LMHeadModel
-from trl.trainer.grpo_trainer import GRPOTrainer
-from trl.trainer.utils import nanstd
 
 from pipeline.config.schema import TrainingConfig
 from pipeline.learning.choices import GRPOLoss, ScaleRewards
@@ -29,6 +27,8 @@ def trl_loss(
     logprobs: Tensor, old: Tensor, anchor: Tensor | None, advantages: Tensor, mask: Tensor, objective: Objective
 ) -> Tensor:
     """What `GRPOTrainer` computes from the same log-probabilities, one step without accumulation."""
+    from trl.trainer.grpo_trainer import GRPOTrainer  # which other tests need not load
+
     trainer: Any = SimpleNamespace(
         model=SimpleNamespace(training=True),
         accelerator=SimpleNamespace(
@@ -101,6 +101,8 @@ def rewards_with_gaps() -> np.ndarray:
 @pytest.mark.parametrize("scale", list(ScaleRewards))
 def test_advantages_are_those_of_trl(scale: ScaleRewards) -> None:
     """As `GRPOTrainer._generate_and_score_completions` has it, which cannot be called without generating."""
+    from trl.trainer.utils import nanstd
+
     rewards = torch.from_numpy(rewards_with_gaps())
     table = rewards.view(-1, 4)
     expected = rewards - torch.nanmean(table, dim=1).repeat_interleave(4)

@@ -17,7 +17,6 @@ from pipeline.learning.models.load import checkpoint_activations
 from pipeline.learning.models.value import value_model_from
 from pipeline.learning.training import logits
 from pipeline.learning.training.checkpoint import Checkpoints
-from pipeline.learning.training.dpo import DPOObjective, fit_dpo
 from pipeline.learning.training.grpo import Objective, fit_grpo
 from pipeline.learning.training.lora import with_adapters
 from pipeline.learning.training.policy import Fitting
@@ -120,6 +119,8 @@ def trained(method: str, how: Fitting) -> tuple[nn.Module, list[float]]:
     if method == "SFT":
         return model, fit_sft(model, data, how)
     if method == "DPO":
+        from pipeline.learning.training.dpo import DPOObjective, fit_dpo
+
         objective = DPOObjective(loss_type=DPOLoss.sigmoid, beta=0.5)
         return model, fit_dpo(model, data, np.linspace(-30.0, -20.0, 16), objective, how)[0]
     if method == "GRPO":
