@@ -51,13 +51,18 @@ def pad_right(prompts: Sequence[Sequence[int]], pad_id: int, device: str) -> Pro
 
     Causal attention hides what comes after a prompt by itself, so there is no mask.
     """
-    lengths = torch.tensor([len(prompt) for prompt in prompts])
-    width = int(lengths.max())
-    ids = np.full((len(prompts), width), pad_id)
-    for row, prompt in enumerate(prompts):
-        ids[row, : len(prompt)] = prompt
+    lengths = [len(prompt) for prompt in prompts]
+    width = max(lengths)
+    if min(lengths) == width:
+        ids = np.array(prompts, np.int64)
+    else:
+        ids = np.full((len(prompts), width), pad_id)
+        for row, prompt in enumerate(prompts):
+            ids[row, : len(prompt)] = prompt
     positions = torch.arange(width)[None].expand(len(prompts), -1)
-    return PromptBatch(torch.from_numpy(ids).to(device), None, positions.to(device), lengths.to(device))
+    return PromptBatch(
+        torch.from_numpy(ids).to(device), None, positions.to(device), torch.tensor(lengths).to(device)
+    )
 
 
 def batches_by_length(

@@ -8,6 +8,7 @@ from __future__ import annotations
 import copy
 from collections.abc import Sequence
 from typing import Any, Protocol
+from weakref import WeakKeyDictionary
 
 import torch
 import torch.nn.functional as F
@@ -39,9 +40,14 @@ class Reader(Protocol):
         """A reader of its own that goes on with these rows."""
 
 
+_READINGS: WeakKeyDictionary[PreTrainedModel, Reading] = WeakKeyDictionary()
+
+
 def reading(model: PreTrainedModel) -> Reading:
-    """The way in which a model is read."""
-    return reading_of(model.config.backbone if isinstance(model, ValueModel) else model.config)
+    """The way in which a model is read, found once: to see its layers takes a cache."""
+    if model not in _READINGS:
+        _READINGS[model] = reading_of(model.config.backbone if isinstance(model, ValueModel) else model.config)
+    return _READINGS[model]
 
 
 def reader_of(model: PreTrainedModel) -> Reader:

@@ -278,7 +278,7 @@ class RowCache(Cache):
             return
         self._known += count
         self.longest += count
-        self.lengths += count
+        self.lengths.add_(count)
         self._ends.clear()
         self._check()
         for layer in self.layers:
@@ -309,7 +309,7 @@ class RowCache(Cache):
         if self.even:
             if self._nothing_hidden is None:
                 self._nothing_hidden = torch.zeros(1, 1, 1, self.width, dtype=dtype, device=self.lengths.device)
-            return self._nothing_hidden[..., : self.longest + 1]
+            return self._nothing_hidden.narrow(3, 0, self.longest + 1)
         return _minus_infinity(self._slots[: self.longest + 1] > self.lengths[:, None], dtype)[:, None, None]
 
     def hidden_prefix(self, dtype: torch.dtype) -> Tensor | None:

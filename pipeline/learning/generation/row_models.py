@@ -96,6 +96,7 @@ class RowModel:
         """Prepare; see `model_rows`."""
         self.model = model
         self.device, self._pad_id = str(model.device), pad_id
+        self._dtype = model.dtype  # transformers looks for it among the weights each time
         self.cache = RowCache(slots, width + 1, self.device)
         self._staged: Cache
         self._outputs: Tensor
@@ -104,7 +105,7 @@ class RowModel:
         """Read prompts, padded on the right, where causal attention hides the padding by itself."""
         batch = pad_right(prompts, self._pad_id, self.device)
         self._staged = Entering(self.cache) if at_once else DynamicCache()
-        with _last_alone(self.model, batch.lengths):
+        with _last_alone(self.model, None if len(set(map(len, prompts))) == 1 else batch.lengths):
             # A mask of ones: without any, transformers looks for padding by itself and warns of it.
             self._outputs = self._forward(batch.ids, torch.ones_like(batch.ids), batch.positions, self._staged)
 
@@ -124,7 +125,8 @@ class RowModel:
     def read(self, tokens: Tensor) -> Tensor:
         """Read the next token of every row."""
         cache = self.cache
-        outputs = self._forward(tokens[:, None], cache.hidden(self.model.dtype), cache.lengths[:, None], cache)
+        mask, positions = cache.hidden(self._dtype), cache.lengths.unsqueeze(1)
+        outputs = self._forward(tokens.unsqueeze(1), mask, positions, cache)
         cache.grow()
         return outputs
 
@@ -137,12 +139,14 @@ class RowModel:
 
 
 @contextmanager
-def _last_alone(model: PreTrainedModel, lengths: Tensor) -> Iterator[None]:
-    """Compute outputs at the last token of each text alone, at the place `lengths - 1`; shape [P]."""
+def _last_alone(model: PreTrainedModel, lengths: Tensor | None) -> Iterator[None]:
+    """Compute outputs at the last token of each text alone, at `lengths - 1`, shape [P]; None of equal ones."""
     head: nn.Module = model.head if isinstance(model, ValueModel) else model.get_output_embeddings()
 
     def pick(_: nn.Module, given: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
         hidden = given[0]
+        if lengths is None:
+            return (hidden[:, -1:].contiguous(), *given[1:])
         return (hidden[torch.arange(len(hidden), device=hidden.device), lengths - 1][:, None], *given[1:])
 
     handle = head.register_forward_pre_hook(pick)

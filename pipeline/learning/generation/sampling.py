@@ -134,7 +134,8 @@ def uniforms_at(keys: Keys, steps: NDArray[np.int64]) -> NDArray[np.float64]:
     counters = (steps.astype(np.uint64) + np.uint64(1)) * _GOLDEN
     bits = _mix(keys + counters) >> np.uint64(64 - _DRAW_BITS)
     drawn: NDArray[np.float64] = (bits.astype(np.float64) + 0.5) * 2.0**-_DRAW_BITS
-    drawn[np.broadcast_to(keys == LIKELIEST, drawn.shape)] = np.nan
+    if (likeliest := keys == LIKELIEST).any():
+        drawn[np.broadcast_to(likeliest, drawn.shape)] = np.nan
     return drawn
 
 

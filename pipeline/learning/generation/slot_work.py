@@ -14,7 +14,7 @@ from transformers import PreTrainedModel
 
 from pipeline.errors import DataError
 from pipeline.learning.generation.sampling import Keys, uniforms
-from pipeline.learning.models.flops import Pass, continued, model_cost, spend, whole_texts
+from pipeline.learning.models.flops import Pass, continued, is_metered, model_cost, spend, whole_texts
 from pipeline.learning.models.value import ValueModel
 
 Finished = Callable[[int, list[list[int]], NDArray[np.float64]], None]
@@ -107,7 +107,9 @@ class Work:
             self._tell(prompt)
 
     def count(self, model: PreTrainedModel, guide: ValueModel | None) -> None:
-        """Count FLOPs of prompts that are finished."""
+        """Count FLOPs of prompts that are finished, where somebody wants to know them."""
+        if not is_metered():
+            return
         done = np.array(self._done, np.int64)
         written = (done[:, None] * self.samples + np.arange(self.samples)).reshape(-1)
         prefill, steps = passes(self.lengths[done], self.samples, [self.tokens[sample] for sample in written])
@@ -129,6 +131,8 @@ class Rows:
         self.count = 0
         self._places = np.arange(slots)
         self._draws = np.zeros((streams, slots, steps))
+        self._begins = self._places * steps
+        self._further = np.arange(steps)[:, None]
         self.sample = np.zeros(slots, np.int64)
         self.prompt = np.zeros(slots, np.int64)  # its length
         self.budget = np.zeros(slots, np.int64)
@@ -154,9 +158,8 @@ class Rows:
 
     def draws(self, count: int) -> NDArray[np.float64]:
         """Draws of each row for so many steps, shape [streams, count, n]."""
-        streams, slots, steps = self._draws.shape
-        at = self._places[: self.count] * steps + self.grown[: self.count] + np.arange(count)[:, None]
-        return self._draws.reshape(streams, slots * steps).take(at, axis=1)
+        at = self._begins[: self.count] + self.grown[: self.count] + self._further[:count]
+        return self._draws.reshape(len(self._draws), -1).take(at, axis=1)
 
     def note_asked(self, count: NDArray[np.int64], further: int) -> None:
         """So many candidates of each row were read at the step that is so many further than it has grown."""

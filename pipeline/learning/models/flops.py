@@ -232,6 +232,11 @@ def metered() -> Iterator[Meter]:
         _current.reset(token)
 
 
+def is_metered() -> bool:
+    """Whether anybody counts."""
+    return _current.get() is not None
+
+
 def spend(purpose: Purpose, flops: int) -> None:
     """Count FLOPs of the running stage; where nobody counts, nothing happens.
 
