@@ -34,6 +34,11 @@ class Agreement:
         self._seen = hashlib.blake2b(digest_size=7)  # a positive number of 64 bits
         self._steps = 0
 
+    @property
+    def has_others(self) -> bool:
+        """Whether there are other ranks."""
+        return self._ranks is not None
+
     def check(self, tokens: NDArray[np.int64], logits: Tensor | None) -> None:
         """See that all ranks have taken the same tokens, from the same logits. All must call this together.
 

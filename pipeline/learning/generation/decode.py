@@ -44,6 +44,9 @@ from pipeline.learning.generation.steps import Taken, Taking
 from pipeline.learning.generation.tilt import Tilt
 from pipeline.learning.models.value import ValueModel
 
+MOST_AHEAD = 32
+"""Steps that are looked at together at most, so that a broken model is noticed soon."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class DecodeSettings:
@@ -157,7 +160,7 @@ class _Slots:
         self.streams = [] if keys is None else _streams(keys.reshape(-1), guidance)
         self.some_likeliest = keys is not None and bool((keys == LIKELIEST).any())
         self.rows = Rows(self.slots, int(work.budgets.max()), len(self.streams))
-        self.ends = [] if settings.eos_id is None else [settings.eos_id, *settings.further_end_ids]
+        self.ends = set() if settings.eos_id is None else {settings.eos_id, *settings.further_end_ids}
         self.outputs = Outputs()
         self.take = Taking(
             settings.temperature,
@@ -168,6 +171,10 @@ class _Slots:
             None if guidance is None else guidance.model.vocabulary,
         )
         self.recorded = self._recorded()
+        # Where every step is looked at, but for ends nothing in it is needed before a row leaves or enters. Ranks
+        # look together, so that none acts on a token that the others do not have.
+        each_step = pace.steps(settings.device) == 1 and self.recorded is None
+        self.looks_ahead = each_step and not self.agreement.has_others
         self.staged = np.zeros(0, np.int64)  # samples whose prompt is read and which have no slot yet
         self.staged_prompts = np.zeros(0, np.int64)
         self.idle = 0
@@ -186,39 +193,58 @@ class _Slots:
         """Decode until every sample is finished."""
         self._refill()
         while self.rows.count:
-            due = self._steps_to_look()
-            self._go_on(due)
-            waiting = len(self.staged) + len(self.work.queue) * self.work.samples
-            self.idle += due * min(self.slots - self.rows.count, waiting)
+            due, idle = self._steps_to_look(), self._idle_slots()
+            taken = self._go_on(due)
+            # Of steps after each of which one looks, rows leave at the last.
+            self.idle += (taken - 1) * idle if self.looks_ahead else (taken - 1) * self._idle_slots()
+            self.idle += self._idle_slots()
             self._refill()
 
-    def _go_on(self, due: int) -> None:
-        """Take so many steps, and look at them."""
+    def _go_on(self, due: int) -> int:
+        """Take so many steps, or fewer until a row ends, and look at them; returns how many."""
         drawn = self.rows.draws(due) if self.streams else None
         if self.recorded is not None:
             self._look(self.recorded.run(due, drawn))
             if self.recorded.failed:
                 self.recorded.let_go()
                 self.recorded = None
-            return
+            return due
         draws = None if drawn is None else torch.from_numpy(drawn).to(self.settings.device)
         noted: list[Taken] = []
         for step in range(due):
             noted.append(self._take(None if draws is None else draws[:, step]))
-            if step + 1 < due:
-                self._read(noted[-1].tokens)
+            if step + 1 == due or (self.looks_ahead and self._has_end(noted[-1].tokens)):
+                break
+            self._read(noted[-1].tokens)
         left = self._look([_on_host(part) for part in zip(*noted, strict=True)])
         if self.rows.count:
             tokens = noted[-1].tokens
             self._read(tokens if left is None else tokens[torch.from_numpy(left).to(tokens.device)])
+        return len(noted)
+
+    def _has_end(self, tokens: Tensor) -> bool:
+        return bool(self.ends) and not self.ends.isdisjoint(tokens.tolist())
 
     def _steps_to_look(self) -> int:
-        """Steps until tokens are looked at: before a row could go beyond its budget."""
+        """Steps until tokens are looked at: before a row could go beyond its budget, or newcomers are let in."""
         rows, most = self.rows, self.pace.steps(self.settings.device)
-        if most == 1:
+        if most == 1 and not self.looks_ahead:
             return 1
         left = int((rows.budget[: rows.count] - rows.grown[: rows.count]).min())
-        return min(left, most)
+        if not self.looks_ahead:
+            return min(left, most)
+        if self.joins and (idle := self._idle_slots()) and self._price() < math.inf:
+            left = min(left, max(1, -(-(math.ceil(self._price()) - self.idle) // idle)))
+        return min(left, MOST_AHEAD)
+
+    def _idle_slots(self) -> int:
+        """Slots without a row that one is waiting for."""
+        waiting = len(self.staged) + len(self.work.queue) * self.work.samples
+        return min(self.slots - self.rows.count, waiting)
+
+    def _price(self) -> float:
+        """Steps of slots that must have idled until newcomers are let in."""
+        return (self.pace.entry if len(self.staged) else self.pace.prefill) * self.slots
 
     # -- newcomers -----------------------------------------------------------------------------------------------
 
@@ -229,8 +255,7 @@ class _Slots:
             return
         idle = self.idle if rows.count else math.inf
         while (free := self.slots - rows.count) and (len(self.staged) or work.queue):
-            price = self.pace.entry if len(self.staged) else self.pace.prefill
-            if idle < price * self.slots:
+            if idle < self._price():
                 return
             if not len(self.staged):
                 self._stage(free)

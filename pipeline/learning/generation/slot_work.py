@@ -5,7 +5,7 @@ Shapes: N samples in all, n rows that are alive, k steps since tokens were looke
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -167,7 +167,9 @@ class Rows:
         self.candidates[: self.count, 0] += count
         self.candidates[: self.count, 1] += count * position
 
-    def write(self, tokens: NDArray[np.int64], ends: Sequence[int]) -> tuple[NDArray[np.int64], NDArray[np.bool_]]:
+    def write(
+        self, tokens: NDArray[np.int64], ends: Collection[int]
+    ) -> tuple[NDArray[np.int64], NDArray[np.bool_]]:
         """Add the tokens of some steps; returns how many of them each row keeps, and which rows have ended.
 
         Args:

@@ -15,6 +15,7 @@ from transformers import DynamicCache, MistralConfig, MistralForCausalLM, PreTra
 
 from pipeline.errors import JobError
 from pipeline.learning.choices import HeadType, Others
+from pipeline.learning.generation import decode as decoding
 from pipeline.learning.generation import row_models
 from pipeline.learning.generation.decode import Decoded, DecodeSettings, Guidance, decode
 from pipeline.learning.generation.guides import guide_of
@@ -96,6 +97,35 @@ def test_slots_draw_what_batches_draw(model: PreTrainedModel, head: HeadType | N
     value = head and opinionated(model, head)
     for seed in range(3):
         Case(seed).check(model, value)
+
+
+@pytest.mark.parametrize("head", HEADS)
+def test_steps_that_are_looked_at_together_are_those_that_are_looked_at_one_by_one(
+    model: PreTrainedModel, head: HeadType | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    value, look = head and opinionated(model, head), decoding._Slots._look
+    seen: list[int] = []
+    fewer = 0
+
+    def counted(slots: Any, noted: Any) -> Any:
+        seen.append(len(noted[0]))
+        return look(slots, noted)
+
+    monkeypatch.setattr(decoding._Slots, "_look", counted)
+    for seed in range(50, 58):
+        case, found, looks = Case(seed), [], []
+        case.pace = replace(case.pace, look_every=1)
+        for most in (1, decoding.MOST_AHEAD):
+            monkeypatch.setattr(decoding, "MOST_AHEAD", most)
+            found.append(case.drawn(model, value))
+            looks.append(seen.copy())
+            seen.clear()
+        one, other = found
+        assert one.tokens == other.tokens
+        assert one.kl.tobytes() == other.kl.tobytes()
+        assert sum(looks[0]) == sum(looks[1])  # no step is taken for nothing
+        fewer += len(looks[0]) - len(looks[1])
+    assert fewer > 40
 
 
 @pytest.mark.parametrize("head", HEADS)
