@@ -77,7 +77,8 @@ def _asked(guide: Guide, candidates: Candidates, draw: Draw | None) -> tuple[Ten
     if draw is None or draw.outside is None:
         return asked, valid, None
     # With a head "q" too, where nothing is asked for: kernels round by the layout of what they read.
-    if bool((draw.outside & valid[:, -1]).any()) if host.may_ask(valid) else not guide.looks_up:
+    wider = host.has_any(draw.outside & valid[:, -1]) if host.may_ask(valid) else not guide.looks_up
+    if wider:
         asked, valid = F.pad(asked, (0, 1)), F.pad(valid, (0, 1))
     elif not guide.looks_up:
         asked, valid = asked.clone(), valid.clone()

@@ -25,6 +25,11 @@ def may_ask(tensor: Tensor) -> bool:
     return not is_silent() and (not tensor.is_cuda or not untried.is_used())
 
 
+def has_any(marks: Tensor) -> bool:
+    """Whether one of some rows is marked, shape [B]; on a CPU a list of them is looked through sooner."""
+    return bool(marks.any()) if marks.is_cuda else True in marks.tolist()
+
+
 def is_silent() -> bool:
     """Whether nothing may be asked for, however much that would save: what is done is recorded as a graph."""
     return _SILENT.get()

@@ -140,22 +140,30 @@ class Candidates:
         logprobs: The reference's, -inf where a column is no candidate of its row, shape [B, K].
         pooled: Whether the last column stands for all other tokens together: its probability is that of all of
             them, -inf where there are none, its id the one that is taken if the draw falls on them.
+        dropped: Which columns are no candidates of their row, shape [B, K], where that is known already.
     """
 
     ids: Tensor
     logprobs: Tensor
     pooled: bool = False
+    dropped: Tensor | None = None
 
     @cached_property
     def valid(self) -> Tensor:
         """Which columns are candidates of their row, shape [B, K]; the first always is."""
-        return self.logprobs != -math.inf
+        return self.logprobs != -math.inf if self.dropped is None else self.dropped.logical_not()
+
+    @property
+    def invalid(self) -> Tensor:
+        """Which are not, shape [B, K]."""
+        return self.valid.logical_not() if self.dropped is None else self.dropped
 
     def first(self, width: int) -> Candidates:
         """The first columns alone. They are sorted, so those that no row has are the last ones."""
         if width == self.ids.shape[1]:
             return self
-        return Candidates(self.ids[:, :width], self.logprobs[:, :width])
+        dropped = None if self.dropped is None else self.dropped[:, :width]
+        return Candidates(self.ids[:, :width], self.logprobs[:, :width], dropped=dropped)
 
     @property
     def alone(self) -> bool:
@@ -183,7 +191,7 @@ def _likeliest(logprobs: Tensor, tilt: Tilt) -> Candidates:
         return Candidates(found.indices, found.values)
     dropped = found.values < math.log(tilt.min_p)
     dropped[:, :1].zero_()
-    whole = Candidates(found.indices, found.values.masked_fill_(dropped, -math.inf))
+    whole = Candidates(found.indices, found.values.masked_fill_(dropped, -math.inf), dropped=dropped)
     if not host.may_ask(dropped):
         return whole
     return whole.first(dropped.shape[1] - dropped.all(0).tolist().count(True))
@@ -246,7 +254,7 @@ def step_kl(candidates: Candidates, guided: Tensor, weights: Tensor | None = Non
     """
     exact = guided.double()
     terms = (exact.exp() if weights is None else weights) * (exact - candidates.logprobs)
-    return terms.masked_fill_(candidates.valid.logical_not(), 0.0).sum(-1)
+    return terms.masked_fill_(candidates.invalid, 0.0).sum(-1)
 
 
 def full_row(logprobs: Tensor, candidates: Candidates, guided: Tensor, tilt: Tilt) -> Tensor:
@@ -307,7 +315,7 @@ def split_draw(logprobs: Tensor, candidates: Candidates, uniform: Tensor, tilt: 
     within = _inside((uniform - mass).div_((1 - mass).clamp_min_(_LEAST)))
     outside = uniform < mass
     asks = host.may_ask(outside)
-    if asks and not bool(outside.any()):
+    if asks and not host.has_any(outside):
         return Draw(within)
     if logprobs.shape[-1] < _DEAR or not asks:
         return Draw(within, outside, _drawn_by(weights, uniform, mass))
