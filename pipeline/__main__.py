@@ -12,9 +12,8 @@ from typing import Annotated
 
 import typer
 
-from pipeline.commands import gpus, store, sweep
 from pipeline.commands.command_line import Commands
-from pipeline.commands.entries import explaining, looking, machine, slurm, taking
+from pipeline.commands.entries import explaining, gpus, looking, machine, slurm, store, sweep, taking
 
 app = typer.Typer(cls=Commands, no_args_is_help=True, pretty_exceptions_enable=False, add_completion=False)
 

@@ -13,10 +13,9 @@ from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.errors import HydraException
 from typer.main import get_command
 
-from pipeline.commands import sweep
 from pipeline.commands.command_line import WRONG_USE, in_words
 from pipeline.commands.device_flags import FLAGS, as_overrides
-from pipeline.commands.entries import machine
+from pipeline.commands.entries import machine, sweep
 from pipeline.commands.launch import requested
 from pipeline.commands.request import check_fits_ray
 from pipeline.commands.sweep_settings import check_settings

@@ -1,65 +1,17 @@
-"""The options of ``python -m pipeline launch``."""
+"""What the options of ``python -m pipeline launch`` ask for."""
 
 from __future__ import annotations
 
 import re
 import shlex
 from collections.abc import Sequence
-from typing import Annotated, Any
+from typing import Any
 
-import typer
-
-from pipeline.commands.typed import answering
 from pipeline.config.schema import DeviceChoice
 from pipeline.engine.launch.request import LaunchRequest
-from pipeline.engine.launch.run import launch as carry_out
-from pipeline.engine.launch.run import say_to_stderr
 from pipeline.errors import ConfigError
 
-HELP = "Run any program with one process on each chosen GPU: pipeline launch --gpus 4,5 -- train.py ARGUMENTS."
-SETTINGS = {"allow_extra_args": True, "allow_interspersed_args": False}
 _ID = re.compile("[0-9]{1,9}")  # `str.isdigit` takes what `int` does not
-
-
-def launch(
-    program: Annotated[
-        list[str] | None, typer.Argument(help="A script, -m MODULE or an executable, and its arguments.")
-    ] = None,
-    gpus: Annotated[
-        str | None, typer.Option(help="These, as 4,5,6,7: LOCAL_RANK i is on the i-th. Ids as in `pipeline gpus`.")
-    ] = None,
-    num_gpus: Annotated[
-        int | None, typer.Option(help="So many, the idlest; every visible one if left out.")
-    ] = None,
-    device: Annotated[str | None, typer.Option(help="cpu: no GPUs. Needs --nproc.")] = None,
-    nproc: Annotated[int | None, typer.Option(help="Processes, with --device cpu.")] = None,
-    nnodes: Annotated[int, typer.Option(help="Machines; start the same command on each.")] = 1,
-    node_rank: Annotated[
-        int | None, typer.Option(help="Which machine this is, from 0; SLURM_NODEID if left out.")
-    ] = None,
-    master_addr: Annotated[str | None, typer.Option(help="Address of machine 0.")] = None,
-    master_port: Annotated[
-        int | None, typer.Option(help="Port on machine 0; MASTER_PORT or a free one if left out.")
-    ] = None,
-    wait: Annotated[bool, typer.Option("--wait", help="Queue for GPUs that others hold.")] = False,
-    grace: Annotated[int, typer.Option(help="Seconds that processes have to end before they are killed.")] = 8,
-) -> None:
-    """Run a program on devices of its own."""
-    with answering():
-        request = requested(
-            program=program,
-            gpus=gpus,
-            num_gpus=num_gpus,
-            device=device,
-            nproc=nproc,
-            nnodes=nnodes,
-            node_rank=node_rank,
-            master_addr=master_addr,
-            master_port=master_port,
-            wait=wait,
-            grace=grace,
-        )
-        raise typer.Exit(carry_out(request, say_to_stderr))
 
 
 def requested(

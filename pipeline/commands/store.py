@@ -1,4 +1,4 @@
-"""``python -m pipeline store``: check a store, see what takes its space, remove what nothing needs."""
+"""What ``python -m pipeline store`` does: check a store, tell what takes its space, remove what nothing needs."""
 
 from __future__ import annotations
 
@@ -6,14 +6,12 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from datetime import datetime, timedelta
 from pathlib import Path
-from typing import Annotated
 
 import typer
 from rich.console import Console
 from rich.filesize import decimal
 from rich.progress import track
 
-from pipeline.commands.typed import answering, examples
 from pipeline.engine.store.gc import Garbage, active_run, find_garbage, remove
 from pipeline.engine.store.run_refs import RunReference, find_runs, newest_runs, runs_since
 from pipeline.engine.store.store import Store
@@ -21,64 +19,74 @@ from pipeline.engine.store.store_lock import users
 from pipeline.engine.store.usage import Finding, check_outputs, choose_keys, measure, open_store
 from pipeline.errors import ConfigError, StoreError
 from pipeline.runs.report.store import garbage_table, usage_table
-from pipeline.terminal.console import make_console, say
+from pipeline.terminal.console import say
 
 SOMETHING_WRONG = 1
 
-app = typer.Typer(no_args_is_help=True, help="Check the store of finished outputs, measure it, clean it up.")
 
-StoreOption = Annotated[
-    Path | None, typer.Option("--store", help="Folder of the store; default OUTPUT_DIR/.store.")
-]
-OutputDir = Annotated[Path | None, typer.Option(help="Folder of all runs; default outputs.")]
-
-
-@app.command(epilog=examples("pipeline store verify", "pipeline store verify --repair"))
 def verify(
-    keys: Annotated[
-        list[str] | None, typer.Argument(help="Beginnings of keys; all outputs if none is given.")
-    ] = None,
-    store: StoreOption = None,
-    output_dir: OutputDir = None,
-    repair: Annotated[
-        bool, typer.Option("--repair", help="Set aside what is damaged; the next run makes it anew.")
-    ] = False,
-) -> None:
-    """Read every stored output; exit code 1 if one of them is damaged."""
-    with answering():
-        opened = open_store(_root(store, output_dir))
-        raise typer.Exit(_verify(opened, choose_keys(opened, keys or []), repair, make_console()))
+    store: Path | None, output_dir: Path | None, keys: Sequence[str], console: Console, *, repair: bool
+) -> int:
+    """Read every stored output.
+
+    Args:
+        store: Its folder; None for that of `output_dir`.
+        output_dir: Folder of all runs; None for the default.
+        keys: Beginnings of keys; none for all outputs.
+        console: Told what is damaged.
+        repair: Set that aside.
+
+    Returns:
+        Exit code: 1 if an output is damaged.
+
+    Raises:
+        PipelineError: There is no such store, or no such key in it.
+    """
+    opened = open_store(_root(store, output_dir))
+    return _verify(opened, choose_keys(opened, keys), repair, console)
 
 
-@app.command(epilog=examples("pipeline store du", "pipeline store du --output-dir /data/outputs"))
-def du(store: StoreOption = None, output_dir: OutputDir = None) -> None:
-    """Show what takes the space of the store."""
-    with answering():
-        opened = open_store(_root(store, output_dir))
-        make_console().print(
-            usage_table(measure(opened, find_runs(_output_dirs(opened, output_dir), opened.root)))
-        )
+def du(store: Path | None, output_dir: Path | None, console: Console) -> None:
+    """Show what takes the space of a store, which is found as in `verify`.
+
+    Raises:
+        PipelineError: There is no such store.
+    """
+    opened = open_store(_root(store, output_dir))
+    console.print(usage_table(measure(opened, find_runs(_output_dirs(opened, output_dir), opened.root))))
 
 
-@app.command(epilog=examples("pipeline store gc --dry-run", "pipeline store gc --keep-runs 2 --yes"))
 def gc(
-    store: StoreOption = None,
-    output_dir: OutputDir = None,
-    keep_runs: Annotated[
-        int | None, typer.Option(help="Keep what the last N runs of each experiment refer to.")
-    ] = None,
-    older_than: Annotated[
-        float | None, typer.Option(help="Keep what runs of the last DAYS days refer to.")
-    ] = None,
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="Only show what would be removed.")] = False,
-    yes: Annotated[bool, typer.Option("--yes", help="Remove without asking.")] = False,
-) -> None:
-    """Remove outputs that no run refers to, damaged ones set aside, useless checkpoints, and leftovers."""
-    with answering():
-        _check_request(keep_runs, older_than, dry_run=dry_run, yes=yes)
-        opened = open_store(_root(store, output_dir))
-        cleaner = _Cleaner(opened, _output_dirs(opened, output_dir), keep_runs, older_than, make_console())
-        raise typer.Exit(cleaner.show() if dry_run else cleaner.clean(ask=not yes))
+    store: Path | None,
+    output_dir: Path | None,
+    console: Console,
+    *,
+    keep_runs: int | None,
+    older_than: float | None,
+    dry_run: bool,
+    yes: bool,
+) -> int:
+    """Remove what no run refers to from a store, which is found as in `verify`.
+
+    Args:
+        store: As there.
+        output_dir: As there.
+        console: Told what is removed.
+        keep_runs: Of how many runs of each experiment everything is kept; None for all.
+        older_than: Of how many last days the runs count; None for all.
+        dry_run: Only show it.
+        yes: Do not ask.
+
+    Returns:
+        Exit code: 1 if something could not be removed, or the user does not want it.
+
+    Raises:
+        PipelineError: There is no such store, a run is using it, or what is asked for contradicts itself.
+    """
+    _check_request(keep_runs, older_than, dry_run=dry_run, yes=yes)
+    opened = open_store(_root(store, output_dir))
+    cleaner = _Cleaner(opened, _output_dirs(opened, output_dir), keep_runs, older_than, console)
+    return cleaner.show() if dry_run else cleaner.clean(ask=not yes)
 
 
 class _Cleaner:

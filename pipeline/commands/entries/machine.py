@@ -7,19 +7,62 @@ from typing import Annotated
 
 import typer
 
-from pipeline.commands import launch as launch_command
 from pipeline.commands.fetch import MODELS, report
 from pipeline.commands.typed import OutputDir, answering, examples
 from pipeline.slurm.job import Starter
 from pipeline.terminal.console import make_console, say
 
 app = typer.Typer()
-app.command(
-    "launch",
-    context_settings=launch_command.SETTINGS,
-    help=launch_command.HELP,
+
+
+@app.command(
+    context_settings={"allow_extra_args": True, "allow_interspersed_args": False},
+    help="Run any program with one process on each chosen GPU: pipeline launch --gpus 4,5 -- train.py ARGUMENTS.",
     epilog=examples("pipeline launch --gpus 4,5 -- train.py", "pipeline launch --num-gpus 2 -- -m my_module"),
-)(launch_command.launch)
+)
+def launch(
+    program: Annotated[
+        list[str] | None, typer.Argument(help="A script, -m MODULE or an executable, and its arguments.")
+    ] = None,
+    gpus: Annotated[
+        str | None, typer.Option(help="These, as 4,5,6,7: LOCAL_RANK i is on the i-th. Ids as in `pipeline gpus`.")
+    ] = None,
+    num_gpus: Annotated[
+        int | None, typer.Option(help="So many, the idlest; every visible one if left out.")
+    ] = None,
+    device: Annotated[str | None, typer.Option(help="cpu: no GPUs. Needs --nproc.")] = None,
+    nproc: Annotated[int | None, typer.Option(help="Processes, with --device cpu.")] = None,
+    nnodes: Annotated[int, typer.Option(help="Machines; start the same command on each.")] = 1,
+    node_rank: Annotated[
+        int | None, typer.Option(help="Which machine this is, from 0; SLURM_NODEID if left out.")
+    ] = None,
+    master_addr: Annotated[str | None, typer.Option(help="Address of machine 0.")] = None,
+    master_port: Annotated[
+        int | None, typer.Option(help="Port on machine 0; MASTER_PORT or a free one if left out.")
+    ] = None,
+    wait: Annotated[bool, typer.Option("--wait", help="Queue for GPUs that others hold.")] = False,
+    grace: Annotated[int, typer.Option(help="Seconds that processes have to end before they are killed.")] = 8,
+) -> None:
+    """Run a program on devices of its own."""
+    from pipeline.commands.launch import requested
+    from pipeline.engine.launch.run import launch as carry_out
+    from pipeline.engine.launch.run import say_to_stderr
+
+    with answering():
+        request = requested(
+            program=program,
+            gpus=gpus,
+            num_gpus=num_gpus,
+            device=device,
+            nproc=nproc,
+            nnodes=nnodes,
+            node_rank=node_rank,
+            master_addr=master_addr,
+            master_port=master_port,
+            wait=wait,
+            grace=grace,
+        )
+        raise typer.Exit(carry_out(request, say_to_stderr))
 
 
 @app.command(

@@ -13,7 +13,6 @@ from pipeline.commands.entries.slurm_ray import app as ray_app
 from pipeline.commands.typed import answering, examples
 from pipeline.errors import ConfigError
 from pipeline.slurm.job import Starter
-from pipeline.slurm.request import JobRequest
 
 app = typer.Typer(
     no_args_is_help=True,
@@ -90,6 +89,7 @@ def write(
     """Write a script."""
     from pipeline.commands import slurm
     from pipeline.commands.job_command import checked
+    from pipeline.slurm.request import JobRequest
 
     with answering():
         known = checked(command or [], ray=ray)
