@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from difflib import get_close_matches
 
 
 class PipelineError(Exception):
@@ -133,6 +132,8 @@ def known_names(given: str, known: Iterable[str]) -> str:
     """Word what follows a message that has the name in it already: the nearest one, and all that exist."""
     names = sorted(known)
     same = [name for name in names if name.lower() == given.lower()]
+    from difflib import get_close_matches  # which workers import in vain
+
     near = same or get_close_matches(given, names, n=1, cutoff=0.5)
     hint = f" Did you mean '{near[0]}'?" if near else ""
     listed = ", ".join(names) if names else "(none)"

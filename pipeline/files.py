@@ -10,7 +10,6 @@ import hashlib
 import json
 import math
 import os
-import secrets
 import stat
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
@@ -228,7 +227,7 @@ def remove_tree(path: Path) -> OSError | None:
 
 
 def _empty(folder: int, problems: list[OSError]) -> None:
-    mark, moved, stays = f".removed-{secrets.token_hex(8)}", 0, set[str]()
+    mark, moved, stays = f".removed-{os.urandom(8).hex()}", 0, set[str]()
     # Folders that are moved up while one round is under way are emptied in the next.
     while names := [name for name in _remove_files(folder, problems) if name not in stays]:
         for name in names:

@@ -14,7 +14,8 @@ from pipeline.commands.keeping import keeper_of, tell_removed
 from pipeline.commands.multirun import group_of_run
 from pipeline.commands.report import leave_report
 from pipeline.commands.request import Request, Stored
-from pipeline.commands.results import leave_results, lost_output, print_results, unreadable_output
+from pipeline.commands.results import leave_results, lost_output, unreadable_output
+from pipeline.commands.results_shown import print_results
 from pipeline.commands.round_reports import RoundReports
 from pipeline.commands.run_messages import (
     SOME_FAILED,
@@ -48,8 +49,7 @@ from pipeline.engine.store.verified import Verified
 from pipeline.errors import StoreError, WorkerError
 from pipeline.files import write_whole
 from pipeline.learning.algos.registry import with_bounded_kl
-from pipeline.plan.estimates import WORKER_LOAD_S
-from pipeline.plan.job import Job, duration_name
+from pipeline.plan.job import WORKER_LOAD_S, Job, duration_name
 from pipeline.plan.recorded import plan_text
 from pipeline.plan.summary import WORKER_LOAD
 from pipeline.runs.index import runs_of

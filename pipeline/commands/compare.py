@@ -10,8 +10,7 @@ from rich.console import Console
 
 from pipeline.commands.compare_trials import compare_trials, trials_named
 from pipeline.commands.report import write_report
-from pipeline.commands.targets import is_standard_output, refuse_records, write_table
-from pipeline.commands.typed import written
+from pipeline.commands.targets import is_standard_output, refuse_records, write_table, written
 from pipeline.errors import ConfigError
 from pipeline.files import plain_target
 from pipeline.runs.comparison.runs import compare_runs, compared, same_settings

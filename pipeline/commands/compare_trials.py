@@ -7,8 +7,7 @@ from pathlib import Path
 
 from rich.console import Console
 
-from pipeline.commands.targets import is_standard_output, refuse_records, write_table
-from pipeline.commands.typed import written
+from pipeline.commands.targets import is_standard_output, refuse_records, write_table, written
 from pipeline.files import plain_target
 from pipeline.sweeps.folder import sweep_folder
 from pipeline.sweeps.recorded import RecordedSweep

@@ -12,7 +12,6 @@ from pathlib import Path
 from rich.console import Console
 
 from pipeline import arithmetic
-from pipeline.commands.carry_out import carry_out
 from pipeline.commands.disk_room import check_room
 from pipeline.commands.dry_run import print_plan
 from pipeline.commands.keeping import said_of_best
@@ -75,6 +74,10 @@ def run_experiment(
         if there is not None:
             tell_looked_at(request, stored, console)
         return 0
+    from pipeline.commands.carry_out import (
+        carry_out,  # what a dry run has no use for: scheduler, workers, trackers
+    )
+
     with (
         store.in_use(Path(config.output_dir)),
         notes_of(request) as verified,

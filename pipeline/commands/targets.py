@@ -3,18 +3,18 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 
 from rich.console import Console
 
-from pipeline.commands.typed import written
 from pipeline.engine.run_folder import RunFolder
 from pipeline.engine.store.store_lock import is_store
 from pipeline.errors import ConfigError
 from pipeline.files import plain_target, write_whole
 from pipeline.runs.loaded import LoadedRun
 from pipeline.sweeps.folder import SweepFolder
+from pipeline.terminal.console import say
 
 _STANDARD_OUTPUT = ("-", "/dev/stdout", "/dev/fd/1", "/proc/self/fd/1")
 
@@ -75,3 +75,17 @@ def refuse_records(option: str, path: Path, runs: Iterable[LoadedRun], *, is_pag
                 f"{option} {path}: that is inside the folder of a sweep, {sweep.path}, which holds what its "
                 "trials left alone; name a place outside of it"
             )
+
+
+def written(path: Path, write: Callable[[], None], console: Console) -> None:
+    """Write a file that a user has named, and say where it is.
+
+    Raises:
+        ConfigError: It cannot be written.
+    """
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        write()
+    except OSError as error:
+        raise ConfigError(f"cannot write {path}: {error.strerror or error}. Give another file") from error
+    say(console, "written:", copy=str(path))

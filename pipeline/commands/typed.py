@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Annotated
 
 import typer
-from rich.console import Console
 
 from pipeline.commands.exits import refuse, unless_unwritten
 from pipeline.commands.start import INTERRUPTED
 from pipeline.errors import ConfigError, PipelineError
-from pipeline.terminal.console import say
 
 
 def examples(*commands: str) -> str:
@@ -64,17 +62,3 @@ def answering() -> Iterator[None]:
         raise typer.Exit(unless_unwritten(end.exit_code)) from end
     if code := unless_unwritten(0):
         raise typer.Exit(code)
-
-
-def written(path: Path, write: Callable[[], None], console: Console) -> None:
-    """Write a file that a user has named, and say where it is.
-
-    Raises:
-        ConfigError: It cannot be written.
-    """
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        write()
-    except OSError as error:
-        raise ConfigError(f"cannot write {path}: {error.strerror or error}. Give another file") from error
-    say(console, "written:", copy=str(path))

@@ -6,6 +6,9 @@ from dataclasses import dataclass
 
 from pipeline.config.fields import SMALLEST_DIVISOR, hint, number, one_of
 
+ENOUGH = 3
+"""Seeds, or references, from which on they count as a sample of all there could be; fewer stand for themselves."""
+
 
 @dataclass(kw_only=True)
 class EvaluationConfig:

@@ -29,8 +29,6 @@ TEXT_PROMPT = 32
 """Tokens that a prompt of text is taken to have, few since completions mostly end before their limit."""
 DECIDED = 0.5
 """Pairs of completions that differ, where a reward knows no more than right and wrong."""
-WORKER_LOAD_S = 8.0
-"""What a worker takes to its first job, until that was measured."""
 
 _CALLING_S = {"decode": 1.5e-5, "train": 1.7e-5}
 """Of a token, whatever the size of the model: calling layers, in batches as configured."""

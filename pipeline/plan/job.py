@@ -8,6 +8,8 @@ from typing import Any
 
 ANY = "any"
 """Stands in names of chains for the seed of work that has none."""
+WORKER_LOAD_S = 8.0
+"""What a worker takes to its first job, until that was measured."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -7,9 +7,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import replace
-from importlib.metadata import PackageNotFoundError, version
-
-from packaging.version import Version
 
 from pipeline.config.bases import ModelConfig
 from pipeline.config.checks import refuse_all
@@ -56,6 +53,10 @@ def _quantized(config: Config) -> list[tuple[str, ModelConfig]]:
 
 
 def _problems(config: Config, name: str, model: ModelConfig, gpu: bool) -> Iterator[str]:
+    from importlib.metadata import PackageNotFoundError, version  # slow to import, as what follows is
+
+    from packaging.version import Version
+
     given = f"models.{name}.quantization={model.in_bits}bit"
     whole = f"or use models.{name}.quantization=null"
     try:

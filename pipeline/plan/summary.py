@@ -6,9 +6,8 @@ import math
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 
-from pipeline.plan.estimates import WORKER_LOAD_S
 from pipeline.plan.graph import Plan
-from pipeline.plan.job import Job, seed_name
+from pipeline.plan.job import WORKER_LOAD_S, Job, seed_name
 
 
 @dataclass(frozen=True, kw_only=True)

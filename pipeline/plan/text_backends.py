@@ -6,11 +6,7 @@ Reads what packages say of themselves; imports neither torch nor what it asks ab
 from __future__ import annotations
 
 from collections.abc import Iterator
-from importlib.metadata import PackageNotFoundError, requires, version
 from pathlib import Path
-
-from packaging.requirements import Requirement
-from packaging.version import Version
 
 from pipeline.config.bases import AlgoConfig
 from pipeline.config.checks import refuse_all
@@ -52,6 +48,10 @@ def check_text_backend(config: Config, gpu: bool) -> None:
 
 
 def _old_transformers() -> Iterator[str]:
+    from importlib.metadata import version  # slow to import, as what follows is, and seldom asked
+
+    from packaging.version import Version
+
     release = version("transformers")
     if Version(release) < Version(OLDEST_TRANSFORMERS):
         yield (
@@ -79,6 +79,10 @@ def _without_gpus(gpu: bool) -> Iterator[str]:
 
 def _unfit_vllm() -> Iterator[str]:
     """That vLLM is not installed, or was made for other versions than are."""
+    from importlib.metadata import PackageNotFoundError, requires, version
+
+    from packaging.requirements import Requirement
+
     try:
         release = version("vllm")
     except PackageNotFoundError:

@@ -7,11 +7,8 @@ the request and the models alone, never from the machine at hand: it is part of 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from importlib.metadata import version
 from pathlib import Path
 from typing import Any
-
-from packaging.version import Version
 
 from pipeline.config.bases import AlgoConfig, ModelConfig
 from pipeline.config.checks import refuse_all
@@ -87,6 +84,10 @@ def _check(config: Config, name: str, model: ModelConfig, width: int) -> None:
             f"{given} with generation.backend={config.generation.backend.name}: the decoder of this package alone "
             "shares a model. Use generation.backend=own"
         )
+    from importlib.metadata import version  # slow to import, as what follows is, and seldom asked
+
+    from packaging.version import Version
+
     if Version(release := version("transformers")) < Version(OLDEST_TRANSFORMERS):
         raise ConfigError(
             f"{given}: it needs transformers {OLDEST_TRANSFORMERS}, and {release} is installed: "

@@ -172,18 +172,24 @@ WORK = (
     [
         ("import pipeline", f"{HEAVY} numpy omegaconf"),
         ("import pipeline.__main__", f"{HEAVY} hydra networkx omegaconf numpy {WORK}"),
-        ("import pipeline.cli, pipeline.__main__, pipeline.commands.check", HEAVY),
-        ("import pipeline.__main__, pipeline.commands.status", f"{HEAVY} hydra networkx"),
+        ("import pipeline.cli, pipeline.commands.check", f"{HEAVY} typer pydantic pipeline.commands.carry_out"),
         (
-            "from pipeline.config.load import load_config; from pipeline.plan.build import build_plan; "
-            "build_plan(load_config(['experiment.name=t']))",
-            HEAVY,
+            "import pipeline.commands.launch, pipeline.commands.status, pipeline.commands.results_shown",
+            f"{HEAVY} hydra networkx omegaconf numpy",
         ),
-        ("import pipeline.engine.workers.entrypoint, pipeline.engine.workers.rank", f"{HEAVY} numpy omegaconf"),
+        (
+            "import pipeline.commands.carry_out; from pipeline.config.load import load_config; "
+            "from pipeline.plan.build import build_plan; build_plan(load_config(['experiment.name=t']))",
+            f"{HEAVY} typer pydantic",
+        ),
+        (
+            "import pipeline.engine.workers.entrypoint, pipeline.engine.workers.rank",
+            f"{HEAVY} numpy omegaconf psutil difflib random",
+        ),
         ("import pipeline.learning.algos.stage_entry", f"{HEAVY} hydra networkx"),
         ("import pipeline.learning.rewards.grader", f"{HEAVY} numpy omegaconf"),
     ],
-    ids=["package", "commands", "command line", "status", "plan", "worker", "stage", "grader"],
+    ids=["package", "commands", "dry run", "looks", "run", "worker", "stage", "grader"],
 )
 def test_what_takes_long_is_not_imported_by(statement: str, heavy: str) -> None:
     code = f"{statement}\nimport sys\nfound = set({heavy!r}.split()) & set(sys.modules)\nassert not found, found"

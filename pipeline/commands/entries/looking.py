@@ -38,7 +38,7 @@ app = typer.Typer()
 )
 def show(name: str, output_dir: OutputDir = Path("outputs")) -> None:
     """Print results that are on disk."""
-    from pipeline.commands.results import print_results
+    from pipeline.commands.results_shown import print_results
     from pipeline.runs.record import read_results
 
     with answering():

@@ -22,7 +22,8 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy import special
 
-from pipeline.learning.evaluation.statistics import ENOUGH, Ratios
+from pipeline.config.evaluation import ENOUGH
+from pipeline.learning.evaluation.statistics import Ratios
 
 _LARGEST = 1e60
 """Of larger numbers the squares of variances are none."""

@@ -15,8 +15,6 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-ENOUGH = 3
-"""Seeds, or references, from which on they count as a sample of all there could be; fewer stand for themselves."""
 _AT_ONCE = 4_000_000
 """Weights in memory at once: 32 MB. The draws are the same whatever the blocks."""
 SWAPS = 10_000

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from importlib.metadata import PackageNotFoundError, version
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -336,6 +335,8 @@ def unknown_kind(config: Mapping[str, Any]) -> str | None:
     tables = list((Path(found.origin).parent / "models" / "auto").glob("*.py"))
     if not tables or any(f'"{kind}"' in table.read_text(encoding="utf-8") for table in tables):
         return None
+    from importlib.metadata import PackageNotFoundError, version  # slow to import, and seldom asked
+
     try:
         release = version("transformers")
     except PackageNotFoundError:

@@ -7,7 +7,6 @@ import inspect
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
-from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -245,6 +244,8 @@ def _check_options(name: str, function: Callable[..., Any], options: Mapping[str
 
 @cache
 def _version(package: str) -> str | None:
+    from importlib.metadata import PackageNotFoundError, version  # slow to import, and seldom asked
+
     try:
         return version(package)
     except PackageNotFoundError:

@@ -10,8 +10,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from pipeline.config.evaluation import ENOUGH
 from pipeline.learning.evaluation.crossed import Floats, Spread, per_prompt
-from pipeline.learning.evaluation.statistics import ENOUGH, Ratios
+from pipeline.learning.evaluation.statistics import Ratios
 from pipeline.outputs.prompts import PromptMeasures
 from pipeline.runs.record import Scope
 

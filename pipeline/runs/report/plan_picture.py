@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from xml.sax.saxutils import escape
+from html import escape
 
 from pipeline.plan.summary import PlanRow
 from pipeline.runs.report.format import count, duration, jobs
@@ -155,4 +155,4 @@ def _text(left: float, top: float, text: str, kind: str = "") -> str:
 
 
 def _shown(text: str) -> str:
-    return escape(printable(text).replace("\n", " ").replace("\t", " "))
+    return escape(printable(text).replace("\n", " ").replace("\t", " "), quote=False)

@@ -6,9 +6,9 @@ import re
 from collections.abc import Iterable, Iterator, Mapping
 from statistics import median
 
+from pipeline.config.evaluation import ENOUGH
 from pipeline.config.fronts import by_values
 from pipeline.learning.algos.base import REFERENCE
-from pipeline.learning.evaluation.statistics import ENOUGH
 from pipeline.outputs.formats import ETA, SWEEP_SPLIT
 from pipeline.runs.cost import CostRow
 from pipeline.runs.looks import reading_order

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from pipeline import arithmetic
-from pipeline.commands import carry_out, request, results
+from pipeline.commands import carry_out, request, results, results_shown
 from pipeline.commands.run import run_experiment
 from pipeline.config.load import load_config
 from pipeline.config.schema import Config
@@ -187,7 +187,7 @@ def test_a_run_of_an_earlier_version_is_shown_without_fronts(tmp_path: Path) -> 
         for suffix in ("", "/eta=0.1", "/eta=1")
     ]
     out = io.StringIO()
-    results.print_results(Terminal(file=out, width=200), Results(rows=rows), RunFolder(tmp_path))
+    results_shown.print_results(Terminal(file=out, width=200), Results(rows=rows), RunFolder(tmp_path))
     assert "0.750" in out.getvalue()
     assert "fronts" not in out.getvalue()
     assert "validation" not in out.getvalue()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.metadata
 import json
 from importlib.metadata import PackageNotFoundError
 from pathlib import Path
@@ -12,7 +13,6 @@ from pipeline.config.checks import check_config
 from pipeline.config.install import install_command
 from pipeline.config.schema import Config
 from pipeline.errors import ConfigError
-from pipeline.plan import quantized
 from pipeline.plan.build import build_plan
 from pipeline.plan.quantized import check_quantization, named_by_bits
 from tests.doubles.composing import quick_config
@@ -21,7 +21,7 @@ from tests.doubles.composing import quick_config
 @pytest.fixture(autouse=True)
 def release(monkeypatch: pytest.MonkeyPatch) -> None:
     """What is installed here does not matter."""
-    monkeypatch.setattr(quantized, "version", lambda _: "0.50.2")
+    monkeypatch.setattr(importlib.metadata, "version", lambda _: "0.50.2")
 
 
 def request(*settings: str, bits: str = "4bit") -> Config:
@@ -41,7 +41,7 @@ def test_what_is_not_installed_is_named(monkeypatch: pytest.MonkeyPatch) -> None
         raise PackageNotFoundError(name)
 
     check_quantization(request(), gpu=False)
-    monkeypatch.setattr(quantized, "version", missing)
+    monkeypatch.setattr(importlib.metadata, "version", missing)
     said = refused(request())
     assert said == (
         f"models.hf.quantization=4bit needs a package: {install_command('quantization')}, or use "
@@ -51,7 +51,7 @@ def test_what_is_not_installed_is_named(monkeypatch: pytest.MonkeyPatch) -> None
 
 
 def test_a_cpu_needs_kernels_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(quantized, "version", lambda _: "0.45.0")
+    monkeypatch.setattr(importlib.metadata, "version", lambda _: "0.45.0")
     assert "bitsandbytes 0.45.0 has no kernels for a CPU that were tried" in refused(request())
     check_quantization(request(), gpu=True)
 

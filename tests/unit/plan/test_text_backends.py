@@ -1,5 +1,6 @@
 """A backend that cannot serve a request is refused before anything starts, and keys name one that does."""
 
+import importlib.metadata
 import json
 from collections.abc import Callable
 from importlib.metadata import PackageNotFoundError
@@ -11,7 +12,6 @@ import pytest
 from pipeline.config.install import install_command
 from pipeline.config.schema import Config
 from pipeline.errors import ConfigError
-from pipeline.plan import text_backends
 from pipeline.plan.build import build_plan
 from pipeline.plan.text_backends import check_text_backend
 from tests.doubles.composing import quick_config
@@ -33,8 +33,8 @@ def installed(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
                 raise PackageNotFoundError(name)
             return versions[name]
 
-        monkeypatch.setattr(text_backends, "version", version)
-        monkeypatch.setattr(text_backends, "requires", lambda _: list(PINS))
+        monkeypatch.setattr(importlib.metadata, "version", version)
+        monkeypatch.setattr(importlib.metadata, "requires", lambda _: list(PINS))
 
     return install
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.metadata
 import json
 from pathlib import Path
 from typing import Any
@@ -10,7 +11,6 @@ import pytest
 
 from pipeline.config.schema import Config
 from pipeline.errors import ConfigError
-from pipeline.plan import widths
 from pipeline.plan.build import build_plan
 from pipeline.plan.graph import Plan
 from pipeline.plan.widths import resolve_widths
@@ -150,5 +150,5 @@ def test_models_that_are_trained_here_and_other_decoders_are_refused(
     with pytest.raises(ConfigError, match=r"models\.tiny is a small model that is trained in the run"):
         resolve_widths(quick_config(["experiment.name=t", two]))
     assert "Use generation.backend=own" in refused(model, two, "generation.backend=transformers")
-    monkeypatch.setattr(widths, "version", lambda _: "5.17.0")
+    monkeypatch.setattr(importlib.metadata, "version", lambda _: "5.17.0")
     assert "it needs transformers 5.23, and 5.17.0 is installed" in refused(model, two)

@@ -1,0 +1,42 @@
+"""The results of a run as it prints them when it ends, and `show` does again."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from rich.console import Console
+
+from pipeline.engine.run_folder import RunFolder
+from pipeline.runs.cost import read_compute
+from pipeline.runs.record import Results
+from pipeline.runs.report.format import shown_path
+from pipeline.runs.report.fronts import budget_tables, front_tables
+from pipeline.runs.report.tables import result_tables
+from pipeline.terminal.console import say
+
+
+def print_results(console: Console, results: Results, run: RunFolder, label: str = "") -> None:
+    """Print the table of results and where the rest of them is; a label goes to the titles."""
+    if results.rows and not results.pooled:
+        results = _of_an_earlier_version(results)
+    compute = read_compute(run.path)
+    tables = result_tables(results, compute.costs, label)
+    for table in (*tables, *front_tables(results, label), *budget_tables(compute.budgets, results, label)):
+        console.print()
+        console.print(table)
+    if not results.rows:
+        say(console, "no results yet: no evaluation was finished")
+        return
+    say(console, "results:", copy=f"{shown_path(run.path)}/results.json, samples.jsonl")
+
+
+def _of_an_earlier_version(results: Results) -> Results:
+    """Results of a version that knew chains alone, with their means over chains.
+
+    Without fronts: it tried strengths of guidance on the prompts that it reported, and they would be told as of
+    validation.
+    """
+    from pipeline.runs.comparison.pooling import pooled
+
+    found, comparisons = pooled(results.rows, lambda _: None, 0, results.confidence)
+    return replace(results, pooled=found, comparisons=comparisons)
