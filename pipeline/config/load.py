@@ -85,8 +85,10 @@ def register_schemas(overrides: Sequence[str] = ()) -> None:
 
 def _schema_with(shipped: _Shipped, own: dict[str, DictConfig], datasets: dict[str, DictConfig]) -> DictConfig:
     # Algorithms that ship are all there, disabled, so that a profile may set values of one that is not chosen.
-    algos = {name: _with_open_front(schema) for name, schema in shipped} | own
-    node = cast("DictConfig", OmegaConf.structured(_Composed(algos=algos, datasets=datasets)))
+    algos = {name: declared(schema) for name, schema in shipped} | own
+    node = cast("DictConfig", OmegaConf.structured(_Composed(algos=algos, datasets=datasets)))  # copies them
+    for name in algos.keys() - own.keys():
+        OmegaConf.set_struct(node.algos[name].front, False)
     node.evaluation.num_prompts = UNSET
     _open_tables(node.execution)
     return node
@@ -102,12 +104,22 @@ def _register_files(store: ConfigStore, table: str, class_paths: Mapping[str, st
     """The settings that a file of ``conf/`` begins with, under its name and ``_schema``."""
     group = TABLES[table].group
     known = store.repo.setdefault(group, {})
+    opened: dict[type[Any], DictConfig] = {}
     for name, kind in kinds_of_files(group).items():
         schema = settings_class(table, name, {"kind": kind, "class_path": class_paths.get(name)})
         there = known.get(f"{name}_schema.yaml")
         if there is None or OmegaConf.get_type(there.node) is not schema:
-            node = _with_open_tables(schema)
-            store.store(group=group, name=f"{name}_schema", package=f"{table}.{name}", node=node)
+            # Files of a kind share what they begin with, since Hydra copies what it loads of the store; and
+            # `ConfigStore.store` would make the same of it, but of another copy.
+            if schema not in opened:
+                opened[schema] = _with_open_tables(schema)
+            known[f"{name}_schema.yaml"] = ConfigNode(
+                name=f"{name}_schema.yaml",
+                node=opened[schema],
+                group=group,
+                package=f"{table}.{name}",
+                provider=None,
+            )
 
 
 @cache
@@ -143,12 +155,6 @@ def _open_tables(node: DictConfig) -> None:
                 OmegaConf.set_struct(entry, False)
             else:
                 _open_tables(entry)
-
-
-def _with_open_front(schema: type[Any]) -> DictConfig:
-    node = deepcopy(declared(schema))
-    OmegaConf.set_struct(node.front, False)
-    return node
 
 
 def load_config(overrides: Sequence[str], config_dir: Path | None = None) -> Config:
