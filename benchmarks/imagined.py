@@ -197,6 +197,14 @@ class ImaginedPool(Pool):
         """Never."""
         return ""
 
+    @property
+    def notice(self) -> str:
+        """Nothing."""
+        return ""
+
+    def interrupt(self) -> None:
+        """Nothing to do: no job runs anywhere."""
+
     def start(self) -> None:
         """Have all of them ready a moment later."""
         with self._imagining():
