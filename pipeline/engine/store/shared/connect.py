@@ -5,18 +5,25 @@ from __future__ import annotations
 import os
 import secrets
 import shlex
+import time
+from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
+from typing import TypeVar
 
 from pipeline.engine.store.shared.address import KEY, is_folder, open_objects
+from pipeline.engine.store.shared.answers import Pace
 from pipeline.engine.store.shared.objects import Objects, RefusedError, UnreachableError, keeps_first
 from pipeline.engine.store.shared.outputs import SharedOutputs
 from pipeline.engine.store.store import Store
 from pipeline.errors import ConfigError
 from pipeline.hints import recall, remember
 
+_T = TypeVar("_T")
+_PACE = Pace()
 
-def look(url: str) -> tuple[set[str], str]:
+
+def look(url: str, pace: Pace = _PACE) -> tuple[set[str], str]:
     """The keys of what is there, and why that cannot be told, or ""; nothing is written.
 
     Raises:
@@ -24,14 +31,15 @@ def look(url: str) -> tuple[set[str], str]:
     """
     _check_folder(url)
     try:
-        return SharedOutputs(open_objects(url)).keys(), ""
+        objects = open_objects(url)
+        return _patiently(SharedOutputs(objects).keys, pace), ""
     except RefusedError as error:
         raise _refused(url, error) from error
     except UnreachableError as error:
         return set(), str(error)
 
 
-def connect(url: str) -> tuple[Objects, set[str], str]:
+def connect(url: str, pace: Pace = _PACE) -> tuple[Objects, set[str], str]:
     """Its objects, the keys of what is there, and why it cannot be reached now, or "".
 
     Raises:
@@ -41,16 +49,33 @@ def connect(url: str) -> tuple[Objects, set[str], str]:
     _check_folder(url)
     objects = open_objects(url)
     try:
-        if not keeps_first(objects):
+        if not _patiently(lambda: keeps_first(objects), pace):
             raise ConfigError(
                 f"{KEY}={url}: it replaces an object although it was asked to make it only where there is none, "
                 "so that two machines could write over each other. Use one that knows If-None-Match, as S3 does"
             )
-        return objects, SharedOutputs(objects).keys(), ""
+        return objects, _patiently(SharedOutputs(objects).keys, pace), ""
     except RefusedError as error:
         raise _refused(url, error) from error
     except UnreachableError as error:
         return objects, set(), str(error)
+
+
+def _patiently(ask: Callable[[], _T], pace: Pace) -> _T:
+    """Ask, and ask again for a while, as during the run: one bad answer is no reason to go on without the place.
+
+    Raises:
+        UnreachableError: It could not be asked in that time, or refuses it, which no waiting changes.
+    """
+    until_s, wait_s = time.monotonic() + pace.asked_s, pace.backoff_s
+    while True:
+        try:
+            return ask()
+        except UnreachableError as error:
+            if isinstance(error, RefusedError) or time.monotonic() + wait_s > until_s:
+                raise
+        time.sleep(wait_s)
+        wait_s = min(2 * wait_s, pace.longest_s)
 
 
 def _check_folder(url: str) -> None:
@@ -90,4 +115,4 @@ def _refused(url: str, error: RefusedError) -> ConfigError:
             "AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY in the environment (AWS_ENDPOINT_URL for another server "
             "than Amazon's)"
         )
-    return ConfigError(f"{KEY}={url}: it cannot be used: {error}. {advice}")
+    return ConfigError(f"{KEY}={url}: it cannot be used: {str(error).rstrip('.')}. {advice}")
