@@ -211,12 +211,14 @@ class Upload:
     Attributes:
         key: Which.
         size: Bytes of its files, once they were sent.
+        is_first: Whether nobody else had stored it first; else what was sent is gone again.
         lost_to: How the output differs that another machine had stored first under the key; "" where it does not.
     """
 
     def __init__(self, outputs: SharedOutputs, store: Store, key: str) -> None:
         self.key = key
         self.size = 0
+        self.is_first = True
         self.lost_to = ""
         self._objects, self._outputs, self._store = outputs.objects, outputs, store
         self._name = secrets.token_hex(16)
@@ -261,6 +263,7 @@ class Upload:
             raise UnreachableError("its entry was there, and could not be used")
         if entry.upload != self._name:
             self.withdraw()
+            self.is_first = False
             self.lost_to = "" if _sums(entry.manifest) == _sums(text) else "other bytes"
 
     def withdraw(self) -> None:

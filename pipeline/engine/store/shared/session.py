@@ -353,7 +353,8 @@ class Session:
                 )
             with self._state:
                 self.keys.add(key)
-                self._traffic = self._traffic.uploading(upload.size)
+                if upload.is_first:
+                    self._traffic = self._traffic.uploading(upload.size)
             with suppress(UnreachableError):
                 if self._leases.pop(key, None):
                     self._claims.forget(key)

@@ -61,6 +61,16 @@ def test_one_machine_makes_what_another_waits_for_and_has_then(objects: Objects,
     assert objects.names(f"claims/{KEY}/") == []
 
 
+def test_what_another_had_stored_first_is_not_counted_as_uploaded(memory: Objects, machine: NewMachine) -> None:
+    one, other = machine(), machine()
+    here, there = one.session(memory), other.session(memory)
+    for each, session in ((one, here), (other, there)):
+        each.make()
+        session.finished(KEY)
+        assert session.conclude() == ""
+    assert (here.traffic.uploaded, there.traffic.uploaded) == (1, 0)
+
+
 def test_a_job_that_failed_there_is_made_here(memory: Objects, machine: NewMachine) -> None:
     here, there = machine().session(memory), machine().session(memory)
     assert known(here) is Answer.mine
