@@ -9,6 +9,7 @@ One that takes connections and says nothing, as one that is stopped, is waited f
 from __future__ import annotations
 
 import errno
+import logging
 import os
 import socket
 import threading
@@ -18,6 +19,8 @@ from typing import Any
 
 from pipeline.config.ray import CLIENT, LOCAL
 from pipeline.engine.workers.ray.reach import Endpoint, endpoint_of
+
+log = logging.getLogger("pipeline")
 
 _LOOK_S = 2.0
 _ANSWER_S = 2.0
@@ -98,7 +101,7 @@ class Watch:
 
     def look(self) -> None:
         """Look once."""
-        silent = False
+        silent, was_told = False, bool(self.notice)
         for name, endpoint in self._needed.items():
             try:
                 with socket.create_connection(endpoint, _ANSWER_S) as connection:
@@ -111,7 +114,8 @@ class Watch:
                 if self._is_lost(error, time.monotonic() - self._there_s[name]):
                     since = f" for {self._patience_s:g} s" if self._patience_s else " any more"
                     self.lost = f"{self._words}: {name} takes no connections at {endpoint}{since}"
-
+        if was_told and not silent:
+            log.info("Ray answers again")
         self.is_silent = silent
 
     @property
@@ -122,8 +126,8 @@ class Watch:
             if self.is_silent and time.monotonic() - heard_s >= _SILENT_S:
                 since = time.strftime("%H:%M:%S", time.localtime(heard))
                 return (
-                    f"Ray has not answered since {since} ({name} at {endpoint}): what runs goes on, and no worker "
-                    "takes the place of another"
+                    f"Ray has not answered since {since} ({name} at {endpoint}): what runs goes on, and workers "
+                    "of a machine that is lost are not replaced"
                 )
         return ""
 

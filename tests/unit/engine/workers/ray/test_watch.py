@@ -88,7 +88,10 @@ def test_who_has_ray_wait_longer_for_a_head_is_followed(
 
 
 @pytest.mark.parametrize("address", [LOCAL, "head:6379"])
-def test_a_head_that_says_nothing_is_told_of_and_waited_for(address: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_head_that_says_nothing_is_told_of_and_waited_for(
+    address: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level("INFO", "pipeline")
     monkeypatch.setattr(watch, "_ANSWER_S", 0.05)
     with socket.create_server(("127.0.0.1", 0)) as head:
         watching = watch_of(library([head, head]), address)
@@ -101,7 +104,7 @@ def test_a_head_that_says_nothing_is_told_of_and_waited_for(address: str, monkey
             assert (watching.lost, watching.is_silent, bool(watching.notice)) == ("", True, is_told)
         assert re.fullmatch(
             r"Ray has not answered since \d\d:\d\d:\d\d \(its head at 127\.0\.0\.1:\d+\): what runs goes on, and "
-            r"no worker takes the place of another",
+            r"workers of a machine that is lost are not replaced",
             watching.notice,
         )
         over = threading.Event()
@@ -112,6 +115,7 @@ def test_a_head_that_says_nothing_is_told_of_and_waited_for(address: str, monkey
         over.set()
         answering.join()
         assert (watching.is_silent, watching.notice) == (False, "")
+        assert caplog.messages == ["Ray answers again"]
 
 
 def _answer(head: socket.socket, over: threading.Event) -> None:
