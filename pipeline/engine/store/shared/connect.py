@@ -5,16 +5,17 @@ from __future__ import annotations
 import os
 import secrets
 import shlex
-import time
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
+from threading import Event
 from typing import TypeVar
 
 from pipeline.engine.store.shared.address import KEY, is_folder, open_objects
 from pipeline.engine.store.shared.answers import Pace
 from pipeline.engine.store.shared.objects import Objects, RefusedError, UnreachableError, keeps_first
 from pipeline.engine.store.shared.outputs import SharedOutputs
+from pipeline.engine.store.shared.reach import Reach
 from pipeline.engine.store.store import Store
 from pipeline.errors import ConfigError
 from pipeline.hints import recall, remember
@@ -32,7 +33,7 @@ def look(url: str, pace: Pace = _PACE) -> tuple[set[str], str]:
     _check_folder(url)
     try:
         objects = open_objects(url)
-        return _patiently(SharedOutputs(objects).keys, pace), ""
+        return _patiently(objects, pace, SharedOutputs(objects).keys), ""
     except RefusedError as error:
         raise _refused(url, error) from error
     except UnreachableError as error:
@@ -49,33 +50,21 @@ def connect(url: str, pace: Pace = _PACE) -> tuple[Objects, set[str], str]:
     _check_folder(url)
     objects = open_objects(url)
     try:
-        if not _patiently(lambda: keeps_first(objects), pace):
+        if not _patiently(objects, pace, lambda: keeps_first(objects)):
             raise ConfigError(
                 f"{KEY}={url}: it replaces an object although it was asked to make it only where there is none, "
                 "so that two machines could write over each other. Use one that knows If-None-Match, as S3 does"
             )
-        return objects, _patiently(SharedOutputs(objects).keys, pace), ""
+        return objects, _patiently(objects, pace, SharedOutputs(objects).keys), ""
     except RefusedError as error:
         raise _refused(url, error) from error
     except UnreachableError as error:
         return objects, set(), str(error)
 
 
-def _patiently(ask: Callable[[], _T], pace: Pace) -> _T:
-    """Ask, and ask again for a while, as during the run: one bad answer is no reason to go on without the place.
-
-    Raises:
-        UnreachableError: It could not be asked in that time, or refuses it, which no waiting changes.
-    """
-    until_s, wait_s = time.monotonic() + pace.asked_s, pace.backoff_s
-    while True:
-        try:
-            return ask()
-        except UnreachableError as error:
-            if isinstance(error, RefusedError) or time.monotonic() + wait_s > until_s:
-                raise
-        time.sleep(wait_s)
-        wait_s = min(2 * wait_s, pace.longest_s)
+def _patiently(objects: Objects, pace: Pace, ask: Callable[[], _T]) -> _T:
+    """Ask, and again for a while, as during the run: one bad answer is no reason to go on without the place."""
+    return Reach(objects, pace, closing=Event(), away="").patiently(ask, pace.asked_s)
 
 
 def _check_folder(url: str) -> None:
