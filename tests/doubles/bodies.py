@@ -355,6 +355,10 @@ def spin_until_stopped(work: Work) -> None:
     Path(work.payload["flag"]).write_text(str(os.getpid()))
     while not work.stopping():
         time.sleep(0.01)
+    Path(work.payload["flag"] + ".heard").touch()
+    while not Path(work.payload["told"]).exists():
+        time.sleep(0.01)
+    Path(work.payload["flag"] + ".saved").touch()
     raise JobStopped
 
 

@@ -225,26 +225,34 @@ def test_a_job_that_is_nearly_done_may_finish(engine: Engine, tmp_path: Path, ba
     assert outcome.jobs == {"soon": JobStatus.done, "below": JobStatus.ready}
 
 
+@pytest.mark.parametrize("engine_first", [False, True], ids=["workers first", "engine first"])
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGUSR2], ids=lambda one: one.name)
 def test_a_notice_that_reaches_every_process_is_no_loss(
-    engine: Engine, tmp_path: Path, number: signal.Signals
+    engine: Engine, tmp_path: Path, number: signal.Signals, engine_first: bool
 ) -> None:
-    """Slurm signals the workers too, and perhaps before the engine."""
-    flag = tmp_path / "flag"
+    """Slurm signals the workers too, before the engine or after this has asked them to stop."""
+    flag, is_told = tmp_path / "flag", tmp_path / "told"
 
     def notify() -> None:
         until(lambda: flag.exists() and flag.read_text())
         me = psutil.Process()
-        for process in [*(child for child in me.children() if "entrypoint" in " ".join(child.cmdline())), me]:
+        workers = [child for child in me.children() if "entrypoint" in " ".join(child.cmdline())]
+        first, last = ([me], workers) if engine_first else (workers, [me])
+        for process in first:
             process.send_signal(number)
+        until(Path(f"{flag}.heard").exists)
+        for process in last:
+            process.send_signal(number)
+        is_told.touch()
 
     thread = threading.Thread(target=notify)
     thread.start()
-    spin = job("spin", "spin_until_stopped", payload={"flag": str(flag)})
+    spin = job("spin", "spin_until_stopped", payload={"flag": str(flag), "told": str(is_told)})
     outcome = engine.run(spin, workers=1, stop_grace_s=30)
     thread.join()
     assert outcome.interrupted == number.name
     assert [attempt.outcome for attempt in outcome.attempts] == ["stopped"]
+    assert Path(f"{flag}.saved").exists(), "it was broken off"
     assert {event["exit_code"] for event in engine.events("WorkerExited")} == {0}
 
 

@@ -87,6 +87,8 @@ class _Main:
         self._held: list[FromWorker] = []
         self._sending = threading.Lock()
         self.runner = JobRunner(self.send, settings.device.kind)
+        self._at_next_signal = False
+        """Whether SIGTERM breaks off the present job."""
 
     def send(self, *messages: FromWorker) -> None:
         """Tell the engine, and in the same write what was held back."""
@@ -149,9 +151,13 @@ class _Main:
         )
 
     def _on_signal(self, number: int, _frame: FrameType | None) -> None:
-        if number == signal.SIGTERM and self.runner.stop_requested:
-            self.runner.interrupt()
         self._stop()
+        if number != signal.SIGTERM:
+            return
+        if self._at_next_signal and not self.runner.cut_off:
+            self.runner.interrupt()
+        # Slurm may send the first one after the engine, of which Slurm asks the same, has asked by the pipe.
+        self._at_next_signal = True
 
     def _stop(self) -> None:
         self.runner.stop_requested = True
@@ -169,6 +175,9 @@ class _Main:
     def _take(self, message: ToWorker) -> None:
         if isinstance(message, Shutdown):
             self._stop()
+            if message.at_once:
+                self._at_next_signal = True
+                os.kill(os.getpid(), signal.SIGTERM)
         elif isinstance(message, TakeBack):
             self.send(OrdersDropped(jobs=self.orders.drop_ahead()))
         else:

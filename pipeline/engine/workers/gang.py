@@ -80,7 +80,7 @@ class _Gang:
 
     def _hear(self) -> None:
         if self.far and self.far.stops and not self.work.stopping():
-            os.kill(os.getpid(), signal.SIGTERM)  # as if this machine had been asked: the attempt ends on all
+            os.kill(os.getpid(), signal.SIGUSR2)  # as if this machine had been asked: the attempt ends on all
         if self.work.stopping() and not self.told_to_stop:
             self.told_to_stop = True
             for rank in self.own:

@@ -122,6 +122,9 @@ class WarmUp:
 class Shutdown:
     """Engine -> worker: take no further job; let the present one finish or save a checkpoint, then exit."""
 
+    at_once: bool = False
+    """The patience with the present job is over."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class WorkerReady:

@@ -243,7 +243,8 @@ class LocalWorker:
         self._send(Shutdown())
 
     def terminate(self) -> None:
-        """SIGTERM to the process and its group."""
+        """Send `Shutdown` for now, and SIGTERM to the process and its group."""
+        self._send(Shutdown(at_once=True))
         if self._child:
             self._child.send_signal(signal.SIGTERM)
 

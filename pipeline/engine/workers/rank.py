@@ -41,6 +41,8 @@ class _Rank:
         self.lines = channel.lines()
         self.settings = settings
         self.stop_requested = False
+        self._has_signal = False
+        """Whether it had a SIGTERM."""
 
     def run(self) -> bool:
         """Run the job, and tell how it went.
@@ -81,9 +83,11 @@ class _Rank:
 
     def on_signal(self, number: int, _frame: FrameType | None) -> None:
         """SIGTERM or Slurm's notice: stop at the next step; SIGTERM once more: at once."""
-        if number == signal.SIGTERM and self.stop_requested:
-            raise KeyboardInterrupt
         self.stop_requested = True
+        if number == signal.SIGTERM:
+            if self._has_signal:
+                raise KeyboardInterrupt
+            self._has_signal = True
 
     def _read(self) -> None:
         with suppress(OSError, WorkerError):

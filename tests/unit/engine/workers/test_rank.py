@@ -1,10 +1,16 @@
 """One process of a job that needs several devices, as the worker that leads it sees it."""
 
 import os
+import signal
+import socket
 from pathlib import Path
 
+import pytest
+
 from pipeline.engine.workers.messages import AttemptStopped, JobProgress, RunJob, Shutdown, decode_report, encode
+from pipeline.engine.workers.rank import _Rank
 from pipeline.machine import children
+from pipeline.machine.channel import Channel
 from pipeline.machine.children import Child
 
 
@@ -28,3 +34,15 @@ def test_a_request_to_stop_that_comes_right_behind_the_job_is_heard(tmp_path: Pa
     finally:
         children.end([rank])
         rank.wait()
+
+
+def test_a_notice_that_comes_behind_the_request_of_its_leader_lets_it_save() -> None:
+    """Slurm tells every process of a job, and the engine's own request may be there before."""
+    ours, theirs = socket.socketpair()
+    with ours, theirs:
+        rank = _Rank(Channel(ours), {})
+        rank.stop_requested = True
+        for number in (signal.SIGUSR2, signal.SIGTERM, signal.SIGUSR2):
+            rank.on_signal(number, None)
+        with pytest.raises(KeyboardInterrupt):
+            rank.on_signal(signal.SIGTERM, None)
