@@ -5,6 +5,8 @@ from __future__ import annotations
 import logging
 from dataclasses import replace
 
+from msgspec.structs import asdict
+
 from pipeline.engine.scheduler.ahead import dropped, give_back, go_on, note_time
 from pipeline.engine.scheduler.effects import OnDisk, Process
 from pipeline.engine.scheduler.plausibility import objection
@@ -87,7 +89,7 @@ def react(run: Run, index: int, message: FromWorker, on_disk: OnDisk) -> None:
             _worker_ready(run, index, message)
         case Heartbeat():
             run.state.workers[index].rss_bytes = message.rss_bytes
-            run.tell("Heartbeat", worker=index, **vars(message))
+            run.tell("Heartbeat", worker=index, **asdict(message))
         case OrdersDropped():
             dropped(run, index, message.jobs)
         case _ if not run.state.is_current(index, message.job_id, message.attempt):
@@ -95,7 +97,7 @@ def react(run: Run, index: int, message: FromWorker, on_disk: OnDisk) -> None:
         case JobStarted():
             _job_started(run, index, message)
         case JobProgress():
-            about = {name: value for name, value in vars(message).items() if name != "job_id"}
+            about = {name: value for name, value in asdict(message).items() if name != "job_id"}
             run.tell("JobProgress", job=message.job_id, worker=index, **about)
             run.watchdog.moved(index, run.now_s, message.done, message.tokens)
         case JobFinished() if not on_disk.stored:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Sequence
-from dataclasses import replace
+
+from msgspec.structs import replace
 
 from pipeline.engine.scheduler.effects import Process, Send
 from pipeline.engine.scheduler.run import Run

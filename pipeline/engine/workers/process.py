@@ -7,9 +7,11 @@ import os
 import signal
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass
 from multiprocessing.connection import wait
 from pathlib import Path
+
+from msgspec.structs import replace
 
 from pipeline.engine.devices.inventory import Device
 from pipeline.engine.devices.memory_reclaim import FREE_TIMEOUT_S

@@ -8,10 +8,11 @@ import platform
 import time
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
-from dataclasses import replace
 from functools import cache, lru_cache
 from pathlib import Path
 from typing import Any
+
+from msgspec.structs import replace
 
 import pipeline
 from pipeline import arithmetic

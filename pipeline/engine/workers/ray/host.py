@@ -18,10 +18,12 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass
 from multiprocessing.connection import wait
 from pathlib import Path
 from typing import Any, TypeVar
+
+from msgspec.structs import replace
 
 import pipeline
 from pipeline.engine.devices.inventory import Device, find_gpus

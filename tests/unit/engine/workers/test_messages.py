@@ -3,12 +3,12 @@
 import json
 import math
 from collections.abc import Callable
-from dataclasses import fields
 from typing import Any, get_args
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from msgspec.structs import fields
 
 from pipeline.engine.workers.answers import raised
 from pipeline.engine.workers.failure import FailureKind

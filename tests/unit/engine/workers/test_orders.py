@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import threading
-from dataclasses import replace
-from typing import Any
+from typing import Any, ClassVar
 
 import pytest
+from msgspec.structs import asdict, replace
 
 from pipeline.engine.workers.messages import JobFinished, RunJob, Shutdown, WarmUp
 from pipeline.engine.workers.orders import Orders
@@ -66,10 +66,10 @@ def test_what_is_about_to_begin_is_not_taken_back() -> None:
     assert orders.get() == order("b", "a")
 
 
-class LookedAt(RunJob):
+class LookedAt(RunJob, frozen=True):
     """The first look at whether this order was handed ahead takes until another thread has had a chance."""
 
-    meanwhile: threading.Thread | None = None
+    meanwhile: ClassVar[threading.Thread | None] = None
 
     def __getattribute__(self, name: str) -> Any:
         if name == "after" and (thread := LookedAt.meanwhile):
@@ -80,7 +80,7 @@ class LookedAt(RunJob):
 
 
 def test_an_order_is_dropped_by_name_or_begun_whoever_looks_at_the_same_time() -> None:
-    orders = given(LookedAt(**vars(order("b", "a"))), order("c", "b"))
+    orders = given(LookedAt(**asdict(order("b", "a"))), order("c", "b"))
     followed: list[bool] = []
     taker = threading.Thread(target=lambda: followed.append(orders.is_followed(order("a"), WELL)))
     LookedAt.meanwhile = taker

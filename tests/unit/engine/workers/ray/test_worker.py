@@ -14,6 +14,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from msgspec import structs
 
 import pipeline
 from pipeline.engine.devices.inventory import cpu_slots
@@ -232,7 +233,7 @@ def test_jobs_of_one_turn_go_in_one_call(site: Site, tmp_path: Path) -> None:
         before = len(site.actors[0].calls)
         names = [f"job{at}" for at in range(8)]
         for name, after in zip(names, ["", *names], strict=False):
-            team.pool.send(0, replace(team.order(name, "nothing"), after=after))
+            team.pool.send(0, structs.replace(team.order(name, "nothing"), after=after))
         assert len(site.actors[0].calls) == before
         team.wait_for(JobFinished, 8)
         assert [one.job_id for one in team.heard if isinstance(one, JobFinished)] == names
