@@ -2,6 +2,11 @@
 
     python benchmarks/engine.py
     python benchmarks/engine.py --jobs 5000 --workers 4
+    python benchmarks/engine.py --turns 5 --folder /dev/shm
+
+All rows are measured once a turn, one after the other; figures are medians of the turns, and ratios the medians of
+those within a turn, with the least and the largest. Nothing is removed before all turns are over: where files were
+removed in the last minute, ext4 takes longer to make others, so that a run right after another is slower.
 
 Three rows are ours. `run_plan` is what a user runs: scheduling, journal on disk, a log file and a committed output
 per job. `run_plan, no output` leaves out the commit alone, as a job without a key does. `pool` is worker processes
@@ -67,7 +72,7 @@ from pipeline.plan.job import Job
 BASE = "concurrent.futures"
 # Kept, since `main` hides `__file__` from processes that would run this script again.
 ROOT = str(Path(__file__).parents[1])
-WIDTH = 170
+WIDTH = 220
 
 
 # -- what is measured ------------------------------------------------------------
@@ -370,6 +375,10 @@ def main() -> None:
     parser = argparse.ArgumentParser(description="No-op jobs on our engine and on the pools of others.")
     parser.add_argument("--jobs", type=int, default=2000)
     parser.add_argument("--workers", type=int, default=2)
+    parser.add_argument("--turns", type=int, default=1)
+    parser.add_argument(
+        "--folder", type=Path, help="in which files are made; that of the system for temporary ones"
+    )
     args = parser.parse_args()
     logging.getLogger("pipeline").setLevel(logging.CRITICAL)  # the deaths are meant
     os.environ["PYTHONPATH"] = os.pathsep.join([ROOT, *filter(None, [os.environ.get("PYTHONPATH")])])
@@ -377,55 +386,73 @@ def main() -> None:
     main_module = sys.modules["__main__"]
     main_module.__spec__ = None
     del main_module.__file__
-    with tempfile.TemporaryDirectory(prefix="pipeline-bench-") as name:
-        folder = Path(name)
-        rows = [
-            measure_run_plan(args.jobs, args.workers, folder / "output", output=True),
-            measure_run_plan(args.jobs, args.workers, folder / "no-output", output=False),
-            measure_pool(args.jobs, args.workers, folder),
-        ]
-        if importlib.util.find_spec("ray"):
-            rows += [
-                measure_run_plan(
-                    args.jobs, args.workers, folder / f"ray-{output}", output=output, backend=Backend.ray
-                )
-                for output in (True, False)
-            ]
+    with tempfile.TemporaryDirectory(prefix="pipeline-bench-", dir=args.folder) as name:
+        turns = [measure_all(args.jobs, args.workers, Path(name) / str(turn)) for turn in range(args.turns)]
+    Console(width=max(WIDTH, Console().width)).print(_table(turns, args.jobs, args.workers))
+
+
+def measure_all(jobs: int, workers: int, folder: Path) -> list[Measured]:
+    """One turn: all rows, one after the other."""
+    folder.mkdir()
+    rows = [
+        measure_run_plan(jobs, workers, folder / "output", output=True),
+        measure_run_plan(jobs, workers, folder / "no-output", output=False),
+        measure_pool(jobs, workers, folder),
+    ]
+    if importlib.util.find_spec("ray"):
         rows += [
-            measure_peer(peer, args.jobs, args.workers, folder)
-            for peer in PEERS
-            if peer == BASE or importlib.util.find_spec(peer)
+            measure_run_plan(jobs, workers, folder / f"ray-{output}", output=output, backend=Backend.ray)
+            for output in (True, False)
         ]
-    Console(width=max(WIDTH, Console().width)).print(_table(rows, args.jobs, args.workers))
+    return rows + [
+        measure_peer(peer, jobs, workers, folder)
+        for peer in PEERS
+        if peer == BASE or importlib.util.find_spec(peer)
+    ]
 
 
-def _table(rows: Sequence[Measured], jobs: int, workers: int) -> Table:
-    base = next(row for row in rows if row.name == BASE)
-    table = Table(title=f"{jobs:,} no-op jobs on {workers} workers; ratios to {BASE}")
+def _table(turns: Sequence[Sequence[Measured]], jobs: int, workers: int) -> Table:
+    title = f"{jobs:,} no-op jobs on {workers} workers, {len(turns)} turns; ratios to {BASE}"
+    table = Table(title=title)
     for name in ("", "first result", "ratio", "jobs/s", "ratio", "CPU per job", "round trip p50/p99", "ratio"):
         table.add_column(name, justify="left" if not name else "right")
     for name in ("dispatch p50/p99", "death seen", "others fail"):
         table.add_column(name, justify="right")
-    for row in rows:
-        trip = statistics.median(row.round_trips_s)
+    base = next(rows for rows in zip(*turns, strict=True) if rows[0].name == BASE)
+    for rows in zip(*turns, strict=True):
+        deaths = [second for row in rows for second in row.death_s]
+
+        def ratio(figure: Callable[[Measured], float], rows: Sequence[Measured] = rows) -> str:
+            return _ratio([figure(row) / figure(other) for row, other in zip(rows, base, strict=True)])
+
         table.add_row(
-            row.name,
-            f"{row.first_s * 1e3:.0f} ms",
-            f"{row.first_s / base.first_s:.2f}",
-            f"{row.jobs_per_s:,.0f}",
-            f"{row.jobs_per_s / base.jobs_per_s:.2f}",
-            "" if "ray" in row.name.lower() else f"{row.cpu_s * 1e6:.0f} us",
-            _percentiles(row.round_trips_s),
-            f"{trip / statistics.median(base.round_trips_s):.2f}",
-            _percentiles(row.dispatch_s) if row.dispatch_s else "",
-            f"{statistics.median(row.death_s) * 1e3:.1f} ms" if row.death_s else "",
-            row.others_fail,
+            rows[0].name,
+            f"{statistics.median(row.first_s for row in rows) * 1e3:.0f} ms",
+            ratio(lambda row: row.first_s),
+            f"{statistics.median(row.jobs_per_s for row in rows):,.0f}",
+            ratio(lambda row: row.jobs_per_s),
+            ""
+            if "ray" in rows[0].name.lower()
+            else f"{statistics.median(row.cpu_s for row in rows) * 1e6:.0f} us",
+            _percentiles([row.round_trips_s for row in rows]),
+            ratio(lambda row: statistics.median(row.round_trips_s)),
+            _percentiles([row.dispatch_s for row in rows]),
+            f"{statistics.median(deaths) * 1e3:.1f} ms" if deaths else "",
+            rows[0].others_fail,
         )
     return table
 
 
-def _percentiles(seconds: Sequence[float]) -> str:
-    ordered = sorted(seconds)
+def _ratio(of_turns: Sequence[float]) -> str:
+    shown = f"{statistics.median(of_turns):.2f}"
+    return shown if len(of_turns) == 1 else f"{shown} ({min(of_turns):.2f}-{max(of_turns):.2f})"
+
+
+def _percentiles(of_turns: Sequence[Sequence[float]]) -> str:
+    """Of all turns together, in words; "" where there is nothing to tell."""
+    ordered = sorted(second for seconds in of_turns for second in seconds)
+    if not ordered:
+        return ""
     p50, p99 = ordered[len(ordered) // 2], ordered[int(len(ordered) * 0.99)]
     return f"{p50 * 1e3:.2f} / {p99 * 1e3:.2f} ms"
 

@@ -39,6 +39,7 @@ from pipeline.learning.choices import HeadType, Others
 from pipeline.learning.datasets.addition import AdditionConfig
 from pipeline.learning.datasets.registry import load_dataset
 from pipeline.learning.generation.decode import DecodeSettings, Guidance, decode
+from pipeline.learning.generation.row_models import RowModel
 from pipeline.learning.generation.sampling import sample_keys
 from pipeline.learning.generation.steps import Taken, Taking
 from pipeline.learning.generation.tilt import Tilt, preference_offset
@@ -154,29 +155,39 @@ class Decoding:
             1 + meter.flops["guidance"] / meter.flops["decoding"],
         )
 
-    def beside_models(self, load: Load, slots: int, value: ValueModel | None) -> tuple[float, float]:
-        """CPU milliseconds of a step (median) in taking tokens from what models computed, and in all of it.
+    def beside_models(self, load: Load, slots: int, value: ValueModel | None) -> tuple[float, float, float]:
+        """CPU milliseconds (median) in which a token is taken from what models computed, and of a pass over one.
 
         Args:
             load: What to decode.
             slots: Rows at once.
             value: With a head "q", whose values are looked up there; None decodes plainly.
+
+        Returns:
+            Both, and the milliseconds of a step in all (mean).
         """
         taking: list[float] = []
-        take = Taking.__call__
+        reading: list[float] = []
+        take, read = Taking.__call__, RowModel.read
 
-        def timed(self: Taking, logits: Tensor, draws: Tensor | None) -> Taken:
+        def timed_take(self: Taking, logits: Tensor, draws: Tensor | None) -> Taken:
             begin = time.process_time()
             taken = take(self, logits, draws)
             taking.append(time.process_time() - begin)
             return taken
 
-        Taking.__call__ = timed  # type: ignore[method-assign]
+        def timed_read(self: RowModel, tokens: Tensor) -> Tensor:
+            begin = time.process_time()
+            outputs = read(self, tokens)
+            reading.append(time.process_time() - begin)
+            return outputs
+
+        Taking.__call__, RowModel.read = timed_take, timed_read  # type: ignore[method-assign]
         try:
             seconds = self.run(load, slots, value)
         finally:
-            Taking.__call__ = take  # type: ignore[method-assign]
-        return 1e3 * statistics.median(taking), 1e3 * seconds / len(taking)
+            Taking.__call__, RowModel.read = take, read  # type: ignore[method-assign]
+        return 1e3 * statistics.median(taking), 1e3 * statistics.median(reading), 1e3 * seconds / len(taking)
 
     def _now(self) -> float:
         if self.device == "cpu":
@@ -254,13 +265,16 @@ def main() -> None:
 
 
 def _print_beside(decoding: Decoding, load: Load, slots: int) -> None:
-    """What a step takes besides its models; a head "v" is read meanwhile, so it is left out."""
+    """What a step takes besides its models, and a pass over one of them; a head "v" reads several tokens at once."""
     heads = {"plain": None} | {
         head: value for head, value in decoding.values.items() if HeadType[head] is HeadType.q
     }
     for head, value in heads.items():
-        taking, whole = decoding.beside_models(load, slots, value)
-        print(f"{slots} slots, {head}: {taking:.2f} ms of a step of {whole:.2f} ms are spent beside models")
+        taking, reading, whole = decoding.beside_models(load, slots, value)
+        print(
+            f"{slots} slots, {head}: {taking:.2f} ms of a step of {whole:.2f} ms are spent beside models, "
+            f"{reading:.2f} ms in a pass over each of them"
+        )
 
 
 def _arguments(given: Sequence[str] | None = None) -> argparse.Namespace:
