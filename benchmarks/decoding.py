@@ -17,6 +17,7 @@ import argparse
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
 import torch
@@ -38,22 +39,30 @@ from pipeline.learning.models.load import frozen
 from pipeline.learning.models.value import value_model_from
 
 _IDS = {"bos_token_id": 0, "eos_token_id": None, "pad_token_id": 0}
+
+
+def _llama(vocabulary: int, width: int, layers: int, heads: int, groups: int, **more: Any) -> PreTrainedModel:
+    return LlamaForCausalLM(
+        LlamaConfig(
+            vocab_size=vocabulary,
+            hidden_size=width,
+            intermediate_size=width * 8 // 3,
+            num_hidden_layers=layers,
+            num_attention_heads=heads,
+            num_key_value_heads=groups,
+            **more,
+            **_IDS,  # type: ignore[arg-type]
+        )
+    )
+
+
 MODELS: dict[str, Callable[[], PreTrainedModel]] = {
     "tiny": lambda: GPT2LMHeadModel(
         GPT2Config(vocab_size=13, n_positions=512, n_embd=48, n_layer=2, n_head=4, **_IDS)  # type: ignore[arg-type]
     ),
-    "135m": lambda: LlamaForCausalLM(
-        LlamaConfig(
-            vocab_size=49152,
-            hidden_size=576,
-            intermediate_size=1536,
-            num_hidden_layers=30,
-            num_attention_heads=9,
-            num_key_value_heads=3,
-            tie_word_embeddings=True,
-            **_IDS,  # type: ignore[arg-type]
-        )
-    ),
+    "llama": lambda: _llama(1009, 64, 2, 4, 2),
+    "16m": lambda: _llama(4096, 384, 8, 6, 2),
+    "135m": lambda: _llama(49152, 576, 30, 9, 3, tie_word_embeddings=True),
 }
 
 

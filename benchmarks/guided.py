@@ -265,7 +265,7 @@ def main() -> None:
 
 
 def _print_beside(decoding: Decoding, load: Load, slots: int) -> None:
-    """What a step takes besides its models, and a pass over one of them; a head "v" reads several tokens at once."""
+    """What a step takes besides its models, and a pass over one; a head "v" reads several tokens at once."""
     heads = {"plain": None} | {
         head: value for head, value in decoding.values.items() if HeadType[head] is HeadType.q
     }
