@@ -13,6 +13,8 @@ per job. `run_plan, no output` leaves out the commit alone, as a job without a k
 and messages without scheduler and journal, which is what the pools of others are; it still opens a log per job.
 Its workers have up to four jobs ahead, as the engine hands them; concurrent.futures has one more queued than it
 has workers.
+`files of outputs alone` is that many processes which make and remove the same names in the file system, and do no
+more: no run with outputs can be faster there.
 Where Ray is installed, `run_plan` on it comes beside Ray's own tasks.
 
     first result   from nothing to the result of one job
@@ -55,7 +57,7 @@ import psutil
 from rich.console import Console
 from rich.table import Table
 
-from benchmarks.bodies import die, nap, nothing
+from benchmarks.bodies import die, make_files, nap, nothing
 from pipeline.config.schema import Backend, ExecutionConfig
 from pipeline.engine.devices.inventory import cpu_slots
 from pipeline.engine.journal import Journal
@@ -201,6 +203,23 @@ def measure_pool(jobs: int, workers: int, folder: Path) -> Measured:
             row.round_trips_s.append(time.monotonic() - start)
     finally:
         bare.stop()
+    return row
+
+
+def measure_files(jobs: int, workers: int, folder: Path) -> Measured:
+    """What of a run with outputs is the work of the file system."""
+    row = Measured("files of outputs alone")
+    for name in ("claims", "jobs", "unfinished", "store", "costs"):
+        (folder / name).mkdir(parents=True)
+    (folder / "lock").touch()
+    ends = [jobs * part // workers for part in range(workers + 1)]
+    with futures_pool(workers) as submit:
+        for future in [submit(nothing) for _ in range(20 * workers)]:
+            future.result()
+        start = time.monotonic()
+        asked = [submit(make_files, str(folder), begin, end) for begin, end in itertools.pairwise(ends)]
+        row.cpu_s = sum(future.result() for future in asked) / jobs
+        row.jobs_per_s = jobs / (time.monotonic() - start)
     return row
 
 
@@ -398,6 +417,7 @@ def measure_all(jobs: int, workers: int, folder: Path) -> list[Measured]:
         measure_run_plan(jobs, workers, folder / "output", output=True),
         measure_run_plan(jobs, workers, folder / "no-output", output=False),
         measure_pool(jobs, workers, folder),
+        measure_files(jobs, workers, folder / "files"),
     ]
     if importlib.util.find_spec("ray"):
         rows += [
@@ -427,15 +447,15 @@ def _table(turns: Sequence[Sequence[Measured]], jobs: int, workers: int) -> Tabl
 
         table.add_row(
             rows[0].name,
-            f"{statistics.median(row.first_s for row in rows) * 1e3:.0f} ms",
-            ratio(lambda row: row.first_s),
+            f"{statistics.median(row.first_s for row in rows) * 1e3:.0f} ms" if rows[0].first_s else "",
+            ratio(lambda row: row.first_s) if rows[0].first_s else "",
             f"{statistics.median(row.jobs_per_s for row in rows):,.0f}",
             ratio(lambda row: row.jobs_per_s),
             ""
             if "ray" in rows[0].name.lower()
             else f"{statistics.median(row.cpu_s for row in rows) * 1e6:.0f} us",
             _percentiles([row.round_trips_s for row in rows]),
-            ratio(lambda row: statistics.median(row.round_trips_s)),
+            ratio(lambda row: statistics.median(row.round_trips_s)) if rows[0].round_trips_s else "",
             _percentiles([row.dispatch_s for row in rows]),
             f"{statistics.median(deaths) * 1e3:.1f} ms" if deaths else "",
             rows[0].others_fail,
