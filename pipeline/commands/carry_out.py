@@ -202,8 +202,7 @@ def _run_missing(
     rounds: TrialRounds,
     keeper: Keeper,
 ) -> Outcome | None:
-    missing = stored.missing
-    if not missing:
+    if not (missing := stored.missing):
         _record_nothing_to_do(request, run)
         return None
     clock = _steady_clock()
@@ -250,9 +249,14 @@ def _run_missing(
             elsewhere=stored.elsewhere,
         )
     gpus.conclude()
+    _note_measured(request, outcome)
+    return outcome
+
+
+def _note_measured(request: Request, outcome: Outcome) -> None:
+    """Note beside the store how long jobs took, and how much memory they had, for later plans."""
     update_durations(request.store.root, outcome.durations(request.plan, duration_name))
     update_peaks(request.store.root, outcome.peaks_mb)
-    return outcome
 
 
 def _live_run(request: Request, missing: Sequence[str]) -> LiveRun:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import secrets
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
@@ -65,14 +65,7 @@ def run_experiment(
     config, store, peaks = request.config, request.store, read_peaks(request.store.root)
     _warn(request.warnings, console)
     if config.dry_run:
-        # A dry run only looks; all that it writes is a picture.
-        there = looked_at(config, console)
-        stored = look_up(request, lambda key: store.problem(key, checksums=False), there or ())
-        _rewards_tried(request, stored, console)
-        check_runnable(request.plan, request.layout, set(request.plan.jobs) - set(stored.missing), peaks)
-        print_plan(request, stored, console)
-        if there is not None:
-            tell_looked_at(request, stored, console)
+        _show_plan(request, peaks, console)
         return 0
     from pipeline.commands.carry_out import (
         carry_out,  # what a dry run has no use for: scheduler, workers, trackers
@@ -94,6 +87,17 @@ def run_experiment(
         # Those of a cluster are Ray's to give.
         with LeaseSet(request.devices, {}) if on_cluster(config) else leased(config, console) as lease:
             return carry_out(replace(request, devices=lease.devices), stored, verified, console)
+
+
+def _show_plan(request: Request, peaks: Mapping[str, int], console: Console) -> None:
+    """What a dry run does: it only looks; all that it writes is a picture."""
+    there = looked_at(request.config, console)
+    stored = look_up(request, lambda key: request.store.problem(key, checksums=False), there or ())
+    _rewards_tried(request, stored, console)
+    check_runnable(request.plan, request.layout, set(request.plan.jobs) - set(stored.missing), peaks)
+    print_plan(request, stored, console)
+    if there is not None:
+        tell_looked_at(request, stored, console)
 
 
 def _check_arithmetic(request: Request) -> None:
