@@ -6,9 +6,24 @@ import json
 import os
 import signal
 import sys
+from collections.abc import Collection, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 from pipeline.machine.descendants import die_with_parent
+
+NOTICES = (signal.SIGTERM, signal.SIGUSR2, signal.SIGINT)
+"""What asks a process to save and end. Slurm sends it to every process of a job."""
+
+
+@contextmanager
+def held_back(numbers: Collection[signal.Signals]) -> Iterator[None]:
+    """Processes that are started meanwhile get these signals once they `begin`, by when they can take them."""
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, numbers)
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
 def begin(death: signal.Signals = signal.SIGKILL) -> dict[str, Any]:

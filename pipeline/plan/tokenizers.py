@@ -50,6 +50,9 @@ def check_tokenizers(config: Config) -> None:
                         f"models.{name}.n_positions={model.n_positions}: a prompt of datasets.{dataset} and its "
                         f"completion are {length} tokens; set models.{name}.n_positions={length} or more."
                     )
+        if model.path is not None and (Path(model.path) / FILE).is_file():
+            given = f"models.{name}.path"
+            _check_rows(f"{given}={model.path}", model.path, read_vocabulary(given, model.path))
         if model.value_path is None:
             continue
         value = read_vocabulary(f"models.{name}.value_path", model.value_path)

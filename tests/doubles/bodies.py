@@ -137,6 +137,15 @@ def unwind_when_stopped(work: Work) -> None:
         Path(work.payload["unwound"]).touch()
 
 
+def raise_another_error_when_stopped(work: Work) -> None:
+    """What a library makes of an interrupt."""
+    Path(work.payload["flag"]).write_text(str(os.getpid()))
+    try:
+        time.sleep(3600)
+    except KeyboardInterrupt as error:
+        raise RuntimeError("a worker of ours has died") from error
+
+
 def hang_up(work: Work) -> None:
     """Close every descriptor, the pipe to the engine included, and live on."""
     os.closerange(3, 256)

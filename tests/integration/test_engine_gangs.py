@@ -12,6 +12,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 
+import psutil
 import pytest
 
 from pipeline.config.schema import Backend, RetryConfig
@@ -242,6 +243,28 @@ def test_a_request_to_stop_reaches_every_rank(engine: Engine, tmp_path: Path, co
     assert outcome.interrupted == "SIGINT"
     assert engine.events("JobStopped", "gang")
     assert engine.run(gang, workers=2).jobs["gang"] is JobStatus.done
+
+
+@pytest.mark.parametrize("number", [signal.SIGUSR2, signal.SIGTERM], ids=lambda one: one.name)
+def test_a_notice_to_the_ranks_alone_stops_the_attempt_and_another_goes_on(
+    engine: Engine, tmp_path: Path, number: signal.Signals
+) -> None:
+    flags = Path(folder(tmp_path))
+
+    def notify() -> None:
+        give_up = time.monotonic() + 200
+        while len(list(flags.iterdir())) < 2 and time.monotonic() < give_up:
+            time.sleep(0.01)
+        family = psutil.Process().children(recursive=True)
+        for rank in (one for one in family if "workers.rank" in " ".join(one.cmdline())):
+            rank.send_signal(number)
+
+    thread = threading.Thread(target=notify)
+    thread.start()
+    gang = job("gang", "ranks_stop_when_asked", devices=2, payload={"flag": str(flags)})
+    outcome = engine.run(gang, workers=2)
+    thread.join()
+    assert [attempt.outcome for attempt in outcome.attempts] == ["stopped", "done"]
 
 
 def test_more_devices_than_there_are_is_refused(engine: Engine) -> None:

@@ -226,7 +226,7 @@ def test_a_job_that_is_nearly_done_may_finish(engine: Engine, tmp_path: Path, ba
 
 
 @pytest.mark.parametrize("engine_first", [False, True], ids=["workers first", "engine first"])
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGUSR2], ids=lambda one: one.name)
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGUSR2, signal.SIGINT], ids=lambda one: one.name)
 def test_a_notice_that_reaches_every_process_is_no_loss(
     engine: Engine, tmp_path: Path, number: signal.Signals, engine_first: bool
 ) -> None:
@@ -254,6 +254,15 @@ def test_a_notice_that_reaches_every_process_is_no_loss(
     assert [attempt.outcome for attempt in outcome.attempts] == ["stopped"]
     assert Path(f"{flag}.saved").exists(), "it was broken off"
     assert {event["exit_code"] for event in engine.events("WorkerExited")} == {0}
+
+
+def test_a_job_that_is_broken_off_has_not_failed_whatever_it_makes_of_that(engine: Engine, tmp_path: Path) -> None:
+    flag = tmp_path / "flag"
+    signal_when(flag, signal.SIGINT)
+    breaks = job("breaks", "raise_another_error_when_stopped", payload={"flag": str(flag)})
+    outcome = engine.run(breaks, workers=1, stop_grace_s=0.2)
+    assert outcome.jobs == {"breaks": JobStatus.ready}
+    assert [attempt.outcome for attempt in outcome.attempts] == ["stopped"]
 
 
 # -- workers that cannot be used -------------------------------------------------------------------------------

@@ -42,7 +42,7 @@ from pipeline.engine.workers.strays import end_strays
 from pipeline.errors import DeviceError, WorkerError
 from pipeline.foreign import converted
 from pipeline.machine import descendants
-from pipeline.machine.begin import begin
+from pipeline.machine.begin import NOTICES, begin
 from pipeline.machine.channel import Channel
 from pipeline.machine.memory import own_memory_bytes
 
@@ -107,8 +107,8 @@ class _Main:
         """Run jobs as they arrive."""
         device = self.settings.device
         # Slurm sends its notices to every process of a job. They mean the same as the engine's own request.
-        signal.signal(signal.SIGTERM, self._on_signal)
-        signal.signal(signal.SIGUSR2, self._on_signal)
+        for number in NOTICES:
+            signal.signal(number, self._on_signal)
         threading.Thread(target=self._read, name="reader", daemon=True).start()
         visible = os.environ.get("CUDA_VISIBLE_DEVICES", "")
         about = describe_device(device, os.environ)

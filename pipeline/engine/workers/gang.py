@@ -79,8 +79,6 @@ class _Gang:
             raise self._error(failed)
 
     def _hear(self) -> None:
-        if self.far and self.far.stops and not self.work.stopping():
-            os.kill(os.getpid(), signal.SIGUSR2)  # as if this machine had been asked: the attempt ends on all
         if self.work.stopping() and not self.told_to_stop:
             self.told_to_stop = True
             for rank in self.own:
@@ -99,6 +97,9 @@ class _Gang:
             rank.hear(self._report if rank.number == 0 else lambda _: None)
         if self.far:
             self.far.hear()
+        asked = any(isinstance(rank.said, AttemptStopped) for rank in self.own) or (self.far and self.far.stops)
+        if asked and not self.work.stopping():
+            os.kill(os.getpid(), signal.SIGUSR2)  # as if this worker had been: the attempt ends on all machines
 
     def _report(self, message: JobProgress) -> None:
         if message.loading != self.loads:

@@ -11,6 +11,7 @@ import signal
 import sys
 import threading
 import time
+from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
 from types import FrameType
@@ -29,20 +30,28 @@ from pipeline.engine.workers.messages import (
 )
 from pipeline.engine.workers.output import log_stacks
 from pipeline.errors import WorkerError
-from pipeline.machine.begin import begin
+from pipeline.machine.begin import NOTICES, begin
 from pipeline.machine.channel import Channel
 
 
 class _Rank:
     """One process of a job."""
 
-    def __init__(self, channel: Channel, settings: dict[str, Any]) -> None:
-        self.channel = channel
-        self.lines = channel.lines()
-        self.settings = settings
+    channel: Channel
+    lines: Iterator[bytes]
+    settings: dict[str, Any]
+
+    def __init__(self) -> None:
         self.stop_requested = False
         self._has_signal = False
         """Whether it had a SIGTERM."""
+        self._cut_off = False
+
+    def begin(self, settings: dict[str, Any]) -> None:
+        """Take what it was started with."""
+        self.channel = Channel.inherited(settings["fd"])
+        self.lines = self.channel.lines()
+        self.settings = settings
 
     def run(self) -> bool:
         """Run the job, and tell how it went.
@@ -78,6 +87,8 @@ class _Rank:
                 call_entry(order, work)
             work.check_counts()
         except BaseException as error:
+            if self._cut_off:
+                return AttemptStopped(job_id=order.job_id, attempt=order.attempt)
             return ended_by(order, error, start, stop_requested=self.stop_requested)
         return finished(order, work, start)
 
@@ -86,6 +97,7 @@ class _Rank:
         self.stop_requested = True
         if number == signal.SIGTERM:
             if self._has_signal:
+                self._cut_off = True
                 raise KeyboardInterrupt
             self._has_signal = True
 
@@ -99,12 +111,11 @@ class _Rank:
 
 def main() -> None:
     """Run one rank of one job."""
-    settings = begin()
+    rank = _Rank()
+    for number in NOTICES:
+        signal.signal(number, rank.on_signal)
+    rank.begin(begin())  # from here on signals are not held back any more
     log_stacks()
-    signal.signal(signal.SIGINT, signal.default_int_handler)
-    rank = _Rank(Channel.inherited(settings["fd"]), settings)
-    signal.signal(signal.SIGTERM, rank.on_signal)
-    signal.signal(signal.SIGUSR2, rank.on_signal)
     went_well = False
     with suppress(KeyboardInterrupt, OSError):
         went_well = rank.run()

@@ -26,6 +26,7 @@ from pipeline.engine.workers.messages import (
 from pipeline.errors import WorkerError, describe_exit
 from pipeline.files import remove_tree
 from pipeline.machine import children
+from pipeline.machine.begin import NOTICES, held_back
 from pipeline.machine.children import Child
 
 TERMINATE_S = 1.0
@@ -148,7 +149,8 @@ def start_rank(order: RunJob, place: Place, number: int, out: Path | None = None
     out.mkdir(exist_ok=True)
     if number:
         log.unlink(missing_ok=True)
-    with log.open("ab") if number else nullcontext() as output:  # rank 0 has that of this process
+    # Rank 0 has the log of this process. A notice that comes while it starts waits until it can be taken.
+    with log.open("ab") if number else nullcontext() as output, held_back(NOTICES):
         child = Child(
             "pipeline.engine.workers.rank",
             environment,

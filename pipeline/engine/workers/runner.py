@@ -18,7 +18,7 @@ import pipeline
 from pipeline import arithmetic
 from pipeline.engine.store.store import ANSWERS, FLOPS, Store
 from pipeline.engine.store.verified import Verified
-from pipeline.engine.workers.answers import ended_by, finished, is_kind, raised
+from pipeline.engine.workers.answers import ended_by, finished, raised
 from pipeline.engine.workers.body import call_entry, contained, store_at, work_of
 from pipeline.engine.workers.changed import ProcessState
 from pipeline.engine.workers.device_memory import begin_measuring, give_back, held_mb
@@ -102,8 +102,8 @@ class JobRunner:
             send(JobStarted(job_id=order.job_id, attempt=order.attempt))
             work = self._execute(order, report, start)
         except BaseException as error:  # SystemExit too: a job may end itself, not its worker
-            if is_kind(error, KeyboardInterrupt) and self.cut_off:
-                raise
+            if self.cut_off:  # whatever the job makes of that
+                raise KeyboardInterrupt from error
             failed = ended_by(order, error, start, stop_requested=self.stop_requested)
         else:
             return finished(order, work, start, self._held_mb(order) if work.held_mb is None else work.held_mb)

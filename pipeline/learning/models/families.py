@@ -275,6 +275,9 @@ def why_not_paged(config: Mapping[str, Any]) -> str | None:
     inner = config.get("text_config")
     text = inner if isinstance(inner, Mapping) else config
     kind = config.get("model_type")
+    if text.get("attn_logit_softcapping"):
+        why = "caps the scores of its attention, which transformers' continuous batching leaves out"
+        return f"{kind} {why}. Use generation.backend=own"
     if kind in PAGED:
         return None
     layers = text.get("layer_types")

@@ -161,33 +161,49 @@ def _weights(module: nn.Module, model: Any) -> Iterator[tuple[int, bool]]:
 
     if isinstance(module, nn.Embedding):
         return  # looked up
-    for weight in module.parameters(recurse=False):
+    for name, weight in module.named_parameters(recurse=False):
+        if name.endswith(_NO_PRODUCT):
+            continue
         if isinstance(module, nn.Linear) and not weight.is_floating_point():  # in few bits, several to a number
             yield module.in_features * module.out_features, False
             continue
-        if weight.ndim == 2 or (weight.ndim == 3 and isinstance(module, nn.Conv1d)):
+        if weight.ndim == 2 and (experts := getattr(module, "moe_num_experts", None)):  # as those below, of DBRX
+            yield weight.numel() * _shape(model).ffn_config.moe_top_k // experts, weight.requires_grad
+        elif weight.ndim == 2 or (weight.ndim == 3 and isinstance(module, nn.Conv1d)):
             yield weight.numel(), weight.requires_grad
         elif weight.ndim == 3:  # experts side by side, a few of which a token is given to
             active = getattr(_shape(model), "num_experts_per_tok", None) or len(weight)
             yield weight.numel() * active // len(weight), weight.requires_grad
 
 
+_NO_PRODUCT = ("bias", "A_log")
+"""Ends of names of what is added or raised to a power: of experts, and of state spaces, it is no vector."""
 _WITHOUT_ATTENTION = ("linear_attention", "conv", "mamba", "recurrent", "moe", "mlp")
 """Kinds of layers that attend to no positions."""
 
 
 def _attention(model: Any) -> int:
     shape = _shape(model)
+    kinds = getattr(shape, "layer_types", None) or [""] * (getattr(shape, "num_hidden_layers", None) or 0)
+    layers = [kind not in _WITHOUT_ATTENTION for kind in kinds]
+    if getattr(shape, "is_heterogeneous", False):  # every layer may be of a shape of its own
+        return sum(
+            _attention_of_layer(one)
+            for one, attends in zip(shape.per_layer_config, layers, strict=True)
+            if attends
+        )
+    return sum(layers) * _attention_of_layer(shape)
+
+
+def _attention_of_layer(shape: Any) -> int:
     heads = getattr(shape, "num_attention_heads", None) or 0  # a model without attention has none
     if not heads:
         return 0
-    kinds = getattr(shape, "layer_types", None)
-    layers = shape.num_hidden_layers if kinds is None else sum(kind not in _WITHOUT_ATTENTION for kind in kinds)
     width = getattr(shape, "head_dim", None) or shape.hidden_size // heads
     of_keys, of_values = width, width
     if getattr(shape, "kv_lora_rank", None) and getattr(shape, "v_head_dim", None):  # latent attention
         of_keys, of_values = shape.qk_nope_head_dim + shape.qk_rope_head_dim, shape.v_head_dim
-    return int(layers * heads * (of_keys + of_values))
+    return int(heads * (of_keys + of_values))
 
 
 def _shape(model: Any) -> Any:

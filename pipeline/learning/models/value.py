@@ -86,7 +86,10 @@ class ValueModel(PreTrainedModel):
         assert isinstance(shape, PreTrainedConfig)
         made = AutoModel.from_config(shape) if backbone is None else backbone
         outputs = 1 if config.head == HeadType.v.name else shape.get_text_config().vocab_size
-        self.head = nn.Linear(shape.get_text_config().hidden_size, outputs * config.atoms)
+        text = shape.get_text_config()
+        # Some models of OPT bring what their layers compute back to the size of their embeddings.
+        width = getattr(text, "word_embed_proj_dim", None) or text.hidden_size
+        self.head = nn.Linear(width, outputs * config.atoms)
         if backbone is None:
             self.backbone = made
             self.post_init()

@@ -340,7 +340,8 @@ def said_of(error: Exception) -> str:
 
 
 def _is_refusal(error: Exception) -> bool:
-    known = isinstance(error, PermissionError | FileNotFoundError)
+    known = isinstance(error, PermissionError | FileNotFoundError | NotADirectoryError)
+    known = known or (isinstance(error, OSError) and error.errno == errno.EROFS)
     named = type(error).__name__ in ("NoCredentialsError", "PartialCredentialsError", "DefaultCredentialsError")
     denied = ("AccessDenied", "InvalidAccessKeyId", "SignatureDoesNotMatch", "InvalidBucketName", "NoSuchBucket")
     return known or named or _code(error) in denied or "Forbidden" in str(error)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import math
 import time
 from collections.abc import Callable
 from threading import Event, Lock
@@ -65,7 +66,8 @@ class Reach:
                     self._not_sent(error)
                 elif isinstance(error, RefusedError):
                     raise
-                if self._closing.wait(wait_s) or (until_s is not None and self._clock() >= until_s):
+                left_s = math.inf if until_s is None else until_s - self._clock()
+                if left_s <= 0 or self._closing.wait(min(wait_s, left_s)):  # the last time is when it is over
                     raise
                 wait_s = min(2 * wait_s, self._pace.longest_s)
             else:

@@ -203,6 +203,7 @@ def test_each_family_is_taken_or_told_why_not() -> None:
     assert "layers of linear_attention" in str(reasons["qwen3_next"])
     assert "latent attention" in str(reasons["deepseek_v3"])
     assert "code of its own" in str(reasons["gptj"])
+    assert "caps the scores" in str(why_not_paged({"model_type": "gemma2", "attn_logit_softcapping": 50.0}))
     assert "no kind that was found right" in str(why_not_paged({"model_type": "brand_new"}))
     with pytest.raises(JobError, match="gptj computes attention by code of its own"):
         policy(language_model("gptj"), TextBackend.transformers)

@@ -9,6 +9,10 @@ from torch.utils.flop_counter import FlopCounterMode
 from transformers import (
     BertConfig,
     BertForSequenceClassification,
+    DbrxConfig,
+    DbrxForCausalLM,
+    Gemma4ForCausalLM,
+    Gemma4TextConfig,
     GPT2Config,
     GPT2LMHeadModel,
     LlamaConfig,
@@ -213,6 +217,24 @@ def test_latent_attention_states_and_text_for_a_model_that_sees(family: str) -> 
         model(ids, use_cache=False)
 
     check(read, "scoring")
+
+
+def test_layers_of_unequal_shapes() -> None:
+    shape = {"vocab_size": 50, "hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 2, "head_dim": 8}
+    heads = {"num_attention_heads": 4, "num_key_value_heads": 2, "global_head_dim": 16, "sliding_window": 64}
+    kinds = {"layer_types": ["sliding_attention", "full_attention"], "hidden_size_per_layer_input": 0}
+    config = Gemma4TextConfig(**shape, **heads, **kinds, vocab_size_per_layer_input=50, **_IDS)
+    assert model_cost(Gemma4ForCausalLM(config)).attention == 4 * (8 + 8) + 4 * (16 + 16)
+
+
+def test_experts_whose_weights_lie_on_top_of_each_other() -> None:
+    config = DbrxConfig(
+        d_model=32, n_heads=4, n_layers=1, vocab_size=50, max_seq_len=64,
+        attn_config={"kv_n_heads": 2, "rope_theta": 1e4},
+        ffn_config={"moe_num_experts": 4, "moe_top_k": 2, "ffn_hidden_size": 24},
+    )  # fmt: skip
+    attention = 32 * (32 + 2 * 2 * 8) + 32 * 32
+    assert model_cost(DbrxForCausalLM(config)).body == attention + 32 * 4 + 2 * 3 * 32 * 24
 
 
 def test_encoders() -> None:
