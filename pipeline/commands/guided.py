@@ -136,7 +136,9 @@ def _found(model: str | Path | LoadedRun, chain: str | None, number: int | None,
     folder = Path(model).expanduser()
     is_name = isinstance(model, str) and "/" not in model and (output_dir / model / "latest").is_dir()
     if folder.is_dir() and not is_name:
-        run = load(RunFolder(folder.resolve())) if (folder / "plan.json").exists() else None
+        # Of an experiment's folder the newest run, as of its name.
+        whole = next((one for one in (folder, folder / "latest") if (one / "plan.json").exists()), None)
+        run = load(RunFolder(whole.resolve())) if whole else None
     else:
         run = _run_named(str(model), output_dir)
     if run is not None:

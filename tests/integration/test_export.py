@@ -87,7 +87,7 @@ def test_a_value_model_is_the_same_wherever_it_is_taken_from(outputs: Path, expo
     assert min(one.kl or 0.0 for one in told) > 1e-6
     job = outputs / "t" / "latest" / "jobs" / "addition" / "tiny" / "s0" / "QSharp" / "r2" / "train" / "output"
     run = pipeline.load_run("t", output_dir=outputs)
-    for place in (job, exported / "value", run.folder, run):
+    for place in (job, exported / "value", run.folder, run.folder.parent, run):
         chain = None if place in (job, exported / "value") else "s0/QSharp"
         model = pipeline.guided(place, chain, device="cpu")
         assert (model.eta, model.complete(PROMPTS, n=8, seed=3, eta=STRONG)) == (by_name.eta, told)

@@ -178,11 +178,12 @@ def test_a_value_model_of_another_family_is_refused(gguf_file: Path, folder: Pat
         check_tokenizers(load_config([*request, f"models.hf.path={folder}", f"models.hf.value_path={other}"]))
 
 
-def test_so_is_one_that_has_no_weights_for_some_tokens(folder: Path, tmp_path: Path) -> None:
+@pytest.mark.parametrize("place", ["path", "value_path"])
+def test_so_is_one_that_has_no_weights_for_some_tokens(place: str, folder: Path, tmp_path: Path) -> None:
     value = tmp_path / "value"
     shutil.copytree(folder, value)
     config = json.loads((value / "config.json").read_text())
-    request = ["experiment.name=t", "model=hf", f"models.hf.path={folder}", f"models.hf.value_path={value}"]
+    request = ["experiment.name=t", "model=hf", f"models.hf.path={folder}", f"models.hf.{place}={value}"]
     (value / "config.json").write_text(json.dumps({**config, "vocab_size": len(TOKENS)}))
     check_tokenizers(load_config(request))
     (value / "config.json").write_text(json.dumps({**config, "vocab_size": len(TOKENS) - 1}))

@@ -13,6 +13,8 @@ from transformers import (
     GPT2Config,
     GPT2LMHeadModel,
     GPT2Model,
+    OPTConfig,
+    OPTForCausalLM,
 )
 
 from pipeline.config.schema import SystemConfig
@@ -45,6 +47,14 @@ def test_a_language_model_that_lacks_weights_of_its_kind_makes_no_value_model() 
     model = BertLMHeadModel(BertConfig(is_decoder=True, vocab_size=13, **sizes))
     with pytest.raises(JobError, match=r"cannot start from the BertModel .* other weights \(pooler"):
         value_model_from(model, HeadType.v)
+
+
+@pytest.mark.parametrize("head", [HeadType.v, HeadType.q])
+def test_a_backbone_may_give_another_width_than_its_layers_have(head: HeadType) -> None:
+    sizes = {"hidden_size": 16, "ffn_dim": 16, "num_hidden_layers": 1, "num_attention_heads": 2}
+    model = OPTForCausalLM(OPTConfig(word_embed_proj_dim=8, vocab_size=13, max_position_embeddings=32, **sizes))
+    values = value_model_from(model, head)(torch.tensor([[10, 3, 2]]))
+    assert values.shape == ((1, 3) if head is HeadType.v else (1, 3, 13))
 
 
 @pytest.mark.parametrize("head", [HeadType.v, HeadType.q])
