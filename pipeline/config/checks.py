@@ -216,8 +216,8 @@ def _splits(key: str, dataset: DatasetConfig, config: Config) -> Iterator[str]:
     size = {"test": dataset.test_size, "validation": dataset.validation_size}.get(split)
     if size is not None and size < config.evaluation.num_prompts:
         yield (
-            f"evaluation.num_prompts={config.evaluation.num_prompts}: the {split} split of "
-            f"{key} has {size} prompts; ask for fewer or raise {key}.{split}_size"
+            f"evaluation.num_prompts={config.evaluation.num_prompts}: {key}.{split}_size sets aside {size} "
+            f"prompts at most; ask for fewer or raise it"
         )
     if config.evaluation.etas and dataset.validation_size == 0:
         yield (

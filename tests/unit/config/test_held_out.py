@@ -22,7 +22,7 @@ def test_the_default_gives_way_to_what_is_held_out_and_a_number_that_was_given_d
     )
     for given in ("evaluation.num_prompts=500", "++evaluation.num_prompts=51", "evaluation={num_prompts: 500}"):
         with pytest.raises(
-            ConfigError, match=r"the test split of datasets\.addition has 50 prompts; ask for fewer"
+            ConfigError, match=r"datasets\.addition\.test_size sets aside 50 prompts at most; ask for fewer"
         ):
             check_config(load_config([*few, given]))
     asked = [*few, "evaluation.num_prompts=20"]
@@ -36,7 +36,7 @@ def test_a_number_in_a_file_holds_where_it_is_the_default_too(tmp_path: Path) ->
     given = ["experiment.name=t", "datasets.addition.test_size=50", "experiment=mine"]
     given.append(f"hydra.searchpath=[file://{tmp_path}]")
     file.write_text("# @package _global_\nevaluation:\n  num_prompts: 500\n")
-    with pytest.raises(ConfigError, match=r"has 50 prompts; ask for fewer"):
+    with pytest.raises(ConfigError, match=r"sets aside 50 prompts at most; ask for fewer"):
         check_config(load_config(given))
     file.write_text("# @package _global_\nevaluation:\n  split: test\n")
     assert load_config(given).evaluation.num_prompts == 50
