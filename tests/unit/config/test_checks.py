@@ -53,7 +53,7 @@ def test_a_name_that_would_leave_its_folder_is_refused(name: str) -> None:
         ("generation.top_p=0", "generation.top_p"),
         ("generation.temperature=0", "generation.temperature"),
         ("evaluation.split=train", "evaluation.split='train': must be 'test' or 'validation'"),
-        ("evaluation.num_prompts=20000", "has 10000 prompts"),
+        ("evaluation.num_prompts=20000", "sets aside 10000 prompts at most"),
         ("algos.PITA.min_p=1", "algos.PITA.min_p"),
         ("training.micro_batch_size=0", "training.micro_batch_size=0"),
         (
