@@ -18,10 +18,9 @@ from pipeline.learning.datasets.base import Dataset
 from pipeline.learning.datasets.hub import in_cache
 from pipeline.learning.models.kinds import TinyModelConfig
 from pipeline.plan.estimates import weights_in_name
-from pipeline.plan.models import CONFIG, LARGEST_CONFIG, TIED, count_weights, read_json_file, tensors_in_header
+from pipeline.plan.models import CONFIG, TIED, count_weights, read_config
+from pipeline.plan.weight_files import tensors_in, weight_files
 
-INDEX = "model.safetensors.index.json"
-_LARGEST_INDEX = 100_000_000
 _GATED = {
     *(
         "llama",
@@ -148,7 +147,7 @@ def _of_folder(file: Path) -> ModelSize | None:
         ForeignDataError: The configuration is none.
         OSError: Something cannot be read.
     """
-    whole = read_json_file(file, LARGEST_CONFIG)
+    whole = read_config(file)
     inner = whole.get("text_config")
     config = {**whole, **inner} if isinstance(inner, dict) else whole
     counted = _counted(config)
@@ -167,13 +166,13 @@ def _of_folder(file: Path) -> ModelSize | None:
 
 def _in_files(folder: Path) -> dict[str, int]:
     """Numbers in every tensor of a folder's files; none where some of the files are not there."""
-    files = sorted(folder.glob("*.safetensors"))
-    with suppress(OSError, ForeignDataError):
-        named = converted(read_json_file(folder / INDEX, _LARGEST_INDEX).get("weight_map"), dict[str, str])
-        if not {file.name for file in files} >= set(named.values()):
-            return {}
-        files = [folder / name for name in sorted(set(named.values()))]
-    return {name: count for file in files for name, count in tensors_in_header(file).items()}
+    try:
+        files = weight_files(folder)
+    except (OSError, ForeignDataError):
+        return {}
+    if not all(file.is_file() for file in files):
+        return {}
+    return {name: count for file in files for name, count in tensors_in(file).items()}
 
 
 def _counted(config: Mapping[str, Any]) -> dict[str, Any]:

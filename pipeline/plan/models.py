@@ -7,10 +7,9 @@ from __future__ import annotations
 
 import hashlib
 import importlib.util
-import math
 import re
-import stat
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -18,10 +17,12 @@ from pipeline.config.bases import ModelConfig
 from pipeline.config.install import install_command
 from pipeline.config.schema import Config
 from pipeline.errors import ConfigError
-from pipeline.foreign import ForeignDataError, converted, parse_json, read_json
+from pipeline.files import open_plain
+from pipeline.foreign import ForeignDataError, read_json_file
 from pipeline.learning.datasets.hub import in_cache, is_hub_id
 from pipeline.learning.models.families import WITHOUT_SDPA, unknown_kind, why_not_usable
 from pipeline.plan.estimates import weights_in_name
+from pipeline.plan.weight_files import check_whole, tensors_in, weight_files
 
 GGUF = ".gguf"
 MAGIC = b"GGUF"
@@ -30,8 +31,6 @@ LARGEST_CONFIG = 10_000_000
 """Bytes; the largest known ones have some ten thousand."""
 TIED = {"lm_head", "embed_out", "embed_tokens", "embed_in", "wte", "word_embeddings"}
 """What output layers and embeddings are called."""
-_LONGEST_HEADER = 100_000_000
-"""Bytes of the header of a safetensors file, as that format limits it."""
 
 _MODEL_FILES = re.compile(
     r".*\.safetensors|.*\.safetensors\.index\.json|.*\.py|.*\.jinja|config\.json|generation_config\.json|tokenizer.*"
@@ -96,10 +95,10 @@ def _is_tied(model: ModelConfig) -> bool:
     file = path / CONFIG if path.is_dir() else in_cache(model.path, CONFIG, model.revisions["reference"])
     if file is None or is_gguf(path):
         return False  # the training says so
-    config = read_json_file(file, LARGEST_CONFIG)
+    config = read_config(file)
     said = config.get("tie_word_embeddings", (config.get("text_config") or {}).get("tie_word_embeddings"))
     if said is None and path.is_dir():  # what is as usual for its kind is not written down
-        tensors = [name for each in path.glob("*.safetensors") for name in tensors_in_header(each)]
+        tensors = [name for each in weight_files(path) for name in tensors_in(each)]
         return bool(tensors) and not any(name.endswith(("lm_head.weight", "embed_out.weight")) for name in tensors)
     return said is True
 
@@ -135,7 +134,7 @@ def lacks_sdpa(model: ModelConfig) -> bool:
     """
     if model.is_trained or not model.path or not Path(model.path).is_dir():
         return False
-    return read_json_file(Path(model.path) / CONFIG, LARGEST_CONFIG).get("model_type") in WITHOUT_SDPA
+    return read_config(Path(model.path) / CONFIG).get("model_type") in WITHOUT_SDPA
 
 
 def model_files(folder: Path) -> list[Path]:
@@ -152,25 +151,9 @@ def count_weights(model: ModelConfig) -> int:
         return weights_in_name(model.path)
     if path.is_file():
         return path.stat().st_size  # quantized, about a byte each
-    return sum(sum(tensors_in_header(file).values()) for file in path.glob("*.safetensors"))
-
-
-def tensors_in_header(file: Path) -> dict[str, int]:
-    """Numbers in each tensor of a safetensors file, which begins with the length of its header and the header.
-
-    Nothing where it cannot be read.
-    """
-    try:
-        with file.open("rb") as opened:
-            length = int.from_bytes(opened.read(8), "little")
-            header = read_json(opened.read(min(length, _LONGEST_HEADER)), dict[str, dict[str, Any]])
-            return {
-                name: math.prod(converted(entry["shape"], list[int]))
-                for name, entry in header.items()
-                if "shape" in entry
-            }
-    except (OSError, ForeignDataError):
-        return {}
+    with suppress(OSError, ForeignDataError):  # what is wrong with it is told where models are checked
+        return sum(sum(tensors_in(file).values()) for file in weight_files(path))
+    return 0
 
 
 def _unreadable(given: str, error: OSError) -> ConfigError:
@@ -209,11 +192,12 @@ def _check_local(model: str, key: str, path: Path, trusted: bool) -> None:
             "again with save_pretrained. Of a GGUF file give the path of the file."
         )
     _check_kind(model, key, path, config, trusted)
+    check_whole(given, path)
 
 
 def _read_config(given: str, file: Path) -> dict[str, Any]:
     try:
-        return read_json_file(file, LARGEST_CONFIG)
+        return read_config(file)
     except (OSError, ForeignDataError) as error:
         raise ConfigError(
             f"{given}: cannot read {file} ({reason(error)}). Give the folder of a model saved by save_pretrained."
@@ -231,23 +215,14 @@ def _check_kind(model: str, key: str, path: str | Path, config: dict[str, Any], 
         raise ConfigError(f"{given}: {why}")
 
 
-def read_json_file(path: Path, largest: int) -> dict[str, Any]:
-    """Read a JSON file that comes with a model.
-
-    Args:
-        path: The file.
-        largest: Bytes that it may have.
+def read_config(path: Path) -> dict[str, Any]:
+    """Read the configuration of a model, or of its tokenizer.
 
     Raises:
-        ForeignDataError: It is no regular file, is larger, or holds something else than an object.
-        OSError: It cannot be read.
+        ForeignDataError: It is too large, or holds something else than an object.
+        OSError: It is no plain file, or cannot be read.
     """
-    status = path.stat()
-    if not stat.S_ISREG(status.st_mode):
-        raise ForeignDataError("it is no regular file")
-    if status.st_size > largest:
-        raise ForeignDataError(f"it has {status.st_size:,} bytes, and {largest:,} are the most")
-    return converted(parse_json(path.read_bytes()), dict[str, Any])
+    return read_json_file(path, dict[str, Any], LARGEST_CONFIG, follow=True)
 
 
 def reason(error: OSError | ForeignDataError) -> str:
@@ -258,7 +233,7 @@ def reason(error: OSError | ForeignDataError) -> str:
 def _check_gguf(given: str, path: Path) -> None:
     if not is_gguf(path):
         raise ConfigError(f"{given}: is a file, and no GGUF file. Give the folder that holds the model.")
-    with path.open("rb") as file:
+    with open_plain(path, follow=True) as file:
         start = file.read(len(MAGIC))
     if start != MAGIC:
         raise ConfigError(f"{given}: begins with {start!r} instead of {MAGIC!r}, so it is no GGUF file.")

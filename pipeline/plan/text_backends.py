@@ -14,7 +14,7 @@ from pipeline.config.install import install_command
 from pipeline.config.schema import Config, TextBackend
 from pipeline.learning.algos.base import Stage
 from pipeline.learning.models.families import why_not_paged
-from pipeline.plan.models import CONFIG, LARGEST_CONFIG, read_json_file
+from pipeline.plan.models import CONFIG, read_config
 
 OLDEST_TRANSFORMERS = "5.23"
 """The first whose continuous batching was tried; 5.17 names its settings otherwise."""
@@ -65,7 +65,7 @@ def _not_paged(config: Config) -> Iterator[str]:
     for name, model in config.models.items():
         if model.is_trained or not model.path or not Path(model.path).is_dir():
             continue
-        if why := why_not_paged(read_json_file(Path(model.path) / CONFIG, LARGEST_CONFIG)):
+        if why := why_not_paged(read_config(Path(model.path) / CONFIG)):
             yield f"generation.backend=transformers: models.{name}.path={model.path}: {why}"
 
 

@@ -16,13 +16,13 @@ from typing import Any
 from pipeline.config.bases import ModelConfig
 from pipeline.config.schema import Config
 from pipeline.errors import ConfigError
-from pipeline.foreign import ForeignDataError, converted
+from pipeline.foreign import ForeignDataError, read_json_file
 from pipeline.learning.datasets.from_files import FilesConfig
 from pipeline.learning.datasets.hub import in_cache
 from pipeline.learning.datasets.registry import load_dataset
 from pipeline.learning.datasets.validate import check_demonstrations, demonstration_length
 from pipeline.learning.models.kinds import TinyModelConfig
-from pipeline.plan.models import CONFIG, LARGEST_CONFIG, is_gguf, read_json_file, reason
+from pipeline.plan.models import CONFIG, is_gguf, read_config, reason
 
 FILE = "tokenizer.json"
 TOKENS = "tokenizer.ggml.tokens"
@@ -31,6 +31,8 @@ TEMPLATE = "chat_template.jinja"
 TEMPLATES = "additional_chat_templates"
 LARGEST_TOKENIZER = 500_000_000
 """Bytes; the largest known ones have some tens of millions."""
+_OF_TOKENIZERS = ("tokenizer*", "vocab*", "merges.txt", "*.model", "*.tiktoken", "tekken.json", "tokenization*")
+"""What the files of a tokenizer are called, whichever library made it."""
 
 
 def check_tokenizers(config: Config) -> None:
@@ -50,9 +52,12 @@ def check_tokenizers(config: Config) -> None:
                         f"models.{name}.n_positions={model.n_positions}: a prompt of datasets.{dataset} and its "
                         f"completion are {length} tokens; set models.{name}.n_positions={length} or more."
                     )
-        if model.path is not None and (Path(model.path) / FILE).is_file():
-            given = f"models.{name}.path"
-            _check_rows(f"{given}={model.path}", model.path, read_vocabulary(given, model.path))
+        if model.path is not None:
+            given, folder = f"models.{name}.path", Path(model.path)
+            if folder.is_dir():
+                _check_there(f"{given}={folder}", folder)
+            if (folder / FILE).is_file():
+                _check_rows(f"{given}={folder}", model.path, read_vocabulary(given, model.path))
         if model.value_path is None:
             continue
         value = read_vocabulary(f"models.{name}.value_path", model.value_path)
@@ -67,12 +72,21 @@ def check_tokenizers(config: Config) -> None:
                 )
 
 
+def _check_there(given: str, folder: Path) -> None:
+    """Refuse the folder of a model that was saved without its tokenizer."""
+    if not any(next(folder.glob(name), None) for name in _OF_TOKENIZERS):
+        raise ConfigError(
+            f"{given}: the folder holds no tokenizer ({FILE}, tokenizer.model, vocab.json, ...). Save that of the "
+            "model beside it, with save_pretrained of the tokenizer."
+        )
+
+
 def _check_rows(given: str, path: str, vocabulary: Mapping[str, int]) -> None:
     """Refuse a model that has no weights for some tokens of its tokenizer, as one to which tokens were added."""
     file = Path(path) / CONFIG
     file = file if file.is_file() else in_cache(path, CONFIG) or file
     try:
-        config = read_json_file(file, LARGEST_CONFIG)
+        config = read_config(file)
     except (OSError, ForeignDataError):
         return  # of a GGUF file; what is wrong with others is told where models are checked
     inner = config.get("text_config")
@@ -110,7 +124,7 @@ def has_chat_template(path: str) -> bool | None:
         return None
     folder = Path(path)
     try:
-        settings = read_json_file(folder / SETTINGS, LARGEST_CONFIG)
+        settings = read_config(folder / SETTINGS)
     except (OSError, ForeignDataError):
         settings = {}
     return (folder / TEMPLATE).is_file() or (folder / TEMPLATES).is_dir() or bool(settings.get("chat_template"))
@@ -141,8 +155,7 @@ def read_vocabulary(key: str, path: str) -> dict[str, int]:
     if not file.is_file():
         file = in_cache(path, FILE) or file
     try:
-        loaded = read_json_file(file, LARGEST_TOKENIZER)
-        found = converted(loaded, _Tokenizer)
+        found = read_json_file(file, _Tokenizer, LARGEST_TOKENIZER, follow=True)
     except (OSError, ForeignDataError) as error:
         raise ConfigError(
             f"{key}={path}: cannot read {file} ({reason(error)}). Give the folder of a model saved by "

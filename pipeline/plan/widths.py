@@ -30,7 +30,7 @@ from pipeline.learning.models.families import MOST_RANKS, split_widths, why_not_
 from pipeline.machine.memory import usable_bytes
 from pipeline.plan.chains import REFERENCE, chains
 from pipeline.plan.model_size import value_size, weights_of
-from pipeline.plan.models import CONFIG, LARGEST_CONFIG, read_json_file
+from pipeline.plan.models import CONFIG, read_config
 from pipeline.plan.text_backends import OLDEST_TRANSFORMERS
 
 KEY = "generation.gpus_per_job"
@@ -200,6 +200,6 @@ def _config_file(path: str, revision: str | None) -> Path | None:
 
 def _read(file: Path) -> Mapping[str, Any] | None:
     try:
-        return read_json_file(file, LARGEST_CONFIG)
+        return read_config(file)
     except (OSError, ForeignDataError):
         return None

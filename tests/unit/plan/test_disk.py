@@ -204,8 +204,9 @@ def test_weights_are_counted_in_files_where_they_are_there(tmp_path: Path) -> No
     folder.mkdir()
     (folder / "config.json").write_text(json.dumps({**LLAMA_8B, "model_type": "a kind without a formula"}))
     shapes = {"model.a": [10, 20], "lm_head.weight": [5, 4]}
-    header = json.dumps({name: {"dtype": "BF16", "shape": shape} for name, shape in shapes.items()}).encode()
-    (folder / "model.safetensors").write_bytes(len(header).to_bytes(8, "little") + header)
+    tensors = {name: {"dtype": "BF16", "shape": shape, "data_offsets": [0, 0]} for name, shape in shapes.items()}
+    header = json.dumps(tensors).encode()
+    (folder / "model-1.safetensors").write_bytes(len(header).to_bytes(8, "little") + header)
     config = quick_config([*ASKED, f"models.hf.path={folder}"])
 
     def size() -> ModelSize | None:
@@ -215,6 +216,6 @@ def test_weights_are_counted_in_files_where_they_are_there(tmp_path: Path) -> No
     found = size()
     assert found is not None
     assert (found.weights, found.output) == (220, 20)
-    index = {"weight_map": {"model.a": "model.safetensors", "model.b": "model-2.safetensors"}}
+    index = {"weight_map": {"model.a": "model-1.safetensors", "model.b": "model-2.safetensors"}}
     (folder / "model.safetensors.index.json").write_text(json.dumps(index))
     assert size() is None  # half of it is not there

@@ -18,15 +18,22 @@ from pipeline.plan.attention import plain_attention, said_of_attention, usable_a
 from pipeline.plan.build import build_plan
 from pipeline.plan.model_size import weights_of
 from pipeline.plan.models import LARGEST_CONFIG, check_models, count_weights, is_local, model_identities
-from pipeline.plan.tokenizers import check_chat_templates, has_chat_template, read_vocabulary
+from pipeline.plan.tokenizers import check_chat_templates, check_tokenizers, has_chat_template, read_vocabulary
 from pipeline.runs.sources import read_models
 from tests.doubles.composing import quick_config
+
+
+def saved(numbers: int = 1, name: str = "wte.weight") -> bytes:
+    """A safetensors file with one tensor of zeros."""
+    tensor = {"dtype": "F32", "shape": [numbers], "data_offsets": [0, 4 * numbers]}
+    header = json.dumps({"__metadata__": {"format": "pt"}, name: tensor}).encode()
+    return len(header).to_bytes(8, "little") + header + bytes(4 * numbers)
 
 
 def folder_of(path: Path, **config: object) -> Path:
     path.mkdir(parents=True)
     (path / "config.json").write_text(json.dumps({"model_type": "gpt2", **config}))
-    (path / "model.safetensors").write_bytes(b"weights")
+    (path / "model.safetensors").write_bytes(saved())
     (path / "tokenizer.json").write_text("{}")
     return path
 
@@ -132,14 +139,72 @@ def test_models_that_cannot_be_loaded_are_refused(tmp_path: Path) -> None:
     assert "begins with b'<htm'" in refused(tmp_path / "page.gguf")
 
 
+WHOLE = saved(100)
+LFS = b"version https://git-lfs.github.com/spec/v1\noid sha256:0123\nsize 269060552\n"
+
+
+@pytest.mark.parametrize(
+    ("content", "said"),
+    [
+        (WHOLE[:-1], f"model.safetensors is cut off: it has {len(WHOLE) - 1} of {len(WHOLE)} bytes"),
+        (WHOLE[: len(WHOLE) // 2], "is cut off"),
+        (WHOLE[:50], r"model.safetensors is no whole safetensors file \(it ends after 50 bytes\)"),
+        (WHOLE[:5], r"is no whole safetensors file \(it does not begin as one\)"),
+        (b"", r"\(it does not begin as one\)"),
+        (WHOLE + b"\0", f"has {len(WHOLE) + 1} bytes, and what it says of its tensors ends at {len(WHOLE)}"),
+        (LFS, r"only names a file of Git LFS: fetch that with `git lfs pull`"),
+        (b"\x02" + bytes(7) + b"[]", r"is no whole safetensors file \(expected `object`, got `array`\)"),
+    ],
+    ids=["one byte less", "half", "in its header", "five bytes", "empty", "longer", "Git LFS", "list"],
+)
+def test_weights_that_are_not_whole_are_refused(tmp_path: Path, content: bytes, said: str) -> None:
+    folder = folder_of(tmp_path / "model")
+    for role in ("path", "value_path"):
+        (folder / "model.safetensors").write_bytes(content)
+        asked = [f"models.hf.{role}={folder}", *(["models.hf.path=owner/name"] if role == "value_path" else [])]
+        with pytest.raises(ConfigError, match=rf"models\.hf\.{role}=.*: .*{said}"):
+            check_models(request(*asked))
+        (folder / "model.safetensors").write_bytes(WHOLE)
+        check_models(request(*asked))
+
+
+def test_a_missing_part_of_the_weights_is_told(tmp_path: Path) -> None:
+    folder = folder_of(tmp_path / "model")
+    (folder / "model.safetensors").unlink()
+    (folder / "consolidated.safetensors").write_bytes(b"the same weights in another form, which nobody loads")
+    parts = [f"model-0000{part}-of-00002.safetensors" for part in (1, 2)]
+    named = {f"layer.{at}": part for at, part in enumerate(parts)}
+    (folder / "model.safetensors.index.json").write_text(json.dumps({"weight_map": named}))
+    (folder / parts[0]).write_bytes(saved())
+    assert f"{parts[1]} is missing, one of 2 files of weights that model.safetensors.index.json" in refused(folder)
+    (folder / parts[1]).write_bytes(saved(7)[:-3])
+    assert f"{parts[1]} is cut off" in refused(folder)
+    (folder / parts[1]).write_bytes(saved(7))
+    config = request(f"models.hf.path={folder}")
+    check_models(config)
+    assert count_weights(config.models["hf"]) == 8
+    (folder / "model.safetensors.index.json").write_text("{")
+    assert "cannot read" in refused(folder)
+
+
+def test_a_model_without_its_tokenizer_is_refused(tmp_path: Path) -> None:
+    folder = folder_of(tmp_path / "model")
+    (folder / "tokenizer.json").unlink()
+    config = request(f"models.hf.path={folder}")
+    with pytest.raises(ConfigError, match=r"models\.hf\.path=.*/model: the folder holds no tokenizer"):
+        check_tokenizers(config)
+    (folder / "spiece.model").write_bytes(b"pieces")
+    check_tokenizers(config)
+
+
 @pytest.mark.parametrize(
     ("content", "said"),
     [
         (b"[" * 100_000, "nested too deeply"),
         (b"[1]", "got `array`"),
         (b"\xff\xfe", "this is no JSON"),
-        (None, "no regular file"),
-        (b" " * (LARGEST_CONFIG + 1), "10,000,000 are the most"),
+        (None, "no plain file"),
+        (b" " * (LARGEST_CONFIG + 1), "larger than 10,000,000 bytes"),
     ],
     ids=["deep", "list", "bytes", "FIFO", "large"],
 )
@@ -318,8 +383,6 @@ def test_adapters_for_an_output_layer_that_is_the_embedding_are_refused(
     tmp_path: Path, model: dict[str, object], tied: bool, name: str
 ) -> None:
     folder = folder_of(tmp_path / "model", **model)
-    header = json.dumps({"wte.weight": {"dtype": "F32", "shape": [1], "data_offsets": [0, 4]}}).encode()
-    (folder / "model.safetensors").write_bytes(len(header).to_bytes(8, "little") + header + bytes(4))
     asked = [f"models.hf.path={folder}", "algos=[DPO]", "algos.DPO.lora.rank=4"]
     check_models(request(*asked, "algos.DPO.lora.target_modules=[q_proj]"))
     refused = request(*asked, f"algos.DPO.lora.target_modules=[q_proj,{name}]")
