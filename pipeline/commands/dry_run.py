@@ -12,11 +12,11 @@ from pipeline.commands.request import Request, Stored
 from pipeline.engine.run_folder import PLAN_SVG
 from pipeline.engine.store.measured import read_durations
 from pipeline.files import write_whole
-from pipeline.learning.algos.prepare import PREPARE
 from pipeline.machine import garbage
-from pipeline.plan.chains import PREPARATION, REFERENCE
+from pipeline.plan.chains import REFERENCE
 from pipeline.plan.job import duration_name
 from pipeline.plan.models import is_local
+from pipeline.plan.rewards import in_local_files
 from pipeline.plan.summary import WORKER_LOAD, PlanRow, estimated_load, estimated_makespan, summarize
 from pipeline.runs.report.format import count, duration, jobs
 from pipeline.runs.report.plan import plan_table
@@ -99,11 +99,11 @@ def draw_plan(request: Request, stored: Stored, path: Path) -> None:
 def _not_looked_at(request: Request, missing: Collection[str]) -> list[str]:
     """What may still turn out to be wrong or not to be had, since only a job reads it."""
     config, jobs_left = request.config, [request.plan.jobs[job_id] for job_id in missing]
-    rows = {job.dataset for job in jobs_left if job.algo == PREPARATION and job.stage == PREPARE.name}
     hub = {
         f"{model.path} on the hub"
         for name, model in config.models.items()
         if model.path and not model.is_trained and not is_local(model.path)
         if any(job.model == name and job.algo == REFERENCE for job in jobs_left)
     }
-    return [*(f"the rows of {name}" for name in sorted(rows)), *sorted(hub)]
+    unread = [name for name in request.unread(missing) if not in_local_files(config.datasets[name])]
+    return [*(f"the rows of {name}" for name in unread), *sorted(hub)]

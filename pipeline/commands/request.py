@@ -24,9 +24,11 @@ from pipeline.engine.store.shared.session import Session
 from pipeline.engine.store.store import NOT_STORED, REMOVED, Store
 from pipeline.engine.workers.ray import is_installed
 from pipeline.errors import ConfigError
+from pipeline.learning.algos.prepare import PREPARE
 from pipeline.machine import garbage
 from pipeline.plan.attention import plain_attention, said_of_attention, usable_attention
 from pipeline.plan.build import build_plan
+from pipeline.plan.chains import PREPARATION
 from pipeline.plan.graph import Plan
 from pipeline.plan.model_size import weights_of
 from pipeline.plan.models import check_models
@@ -90,6 +92,15 @@ class Request:
         """How many devices more may join while it runs: on a cluster, where nobody has said how many to use."""
         asked = self.config.execution.workers or self.config.distributed.num_gpus
         return 0 if asked or not on_cluster(self.config) else (GROWTH - 1) * len(self.devices)
+
+    def unread(self, missing: Collection[str]) -> list[str]:
+        """Names of the datasets whose rows are still to be read.
+
+        Args:
+            missing: Ids of the jobs that must run.
+        """
+        left = [self.plan.jobs[job_id] for job_id in missing]
+        return sorted({job.dataset for job in left if job.algo == PREPARATION and job.stage == PREPARE.name})
 
 
 @dataclass(frozen=True, kw_only=True)

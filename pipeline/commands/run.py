@@ -140,14 +140,14 @@ def notes_of(request: Request) -> Iterator[Verified]:
 
 
 def _rewards_tried(request: Request, stored: Stored, console: Console) -> Request:
-    """Call rewards once before they are needed for the first time.
+    """Call rewards once before they are needed for the first time, and look at files before they are read.
 
     Raises:
-        ConfigError: One cannot work with its dataset.
+        ConfigError: One cannot work with its dataset, or a row lacks what it needs.
     """
     if not stored.missing:
         return request
-    warnings = try_rewards(request.config)
+    warnings = try_rewards(request.config, request.unread(stored.missing))
     _warn(warnings, console)
     return replace(request, warnings=(*request.warnings, *warnings))
 

@@ -1,7 +1,7 @@
-"""Rewards tried before a run starts, where that needs no preparation of data; `prepare` does it for the others.
+"""Rewards and rows of files tried before a run starts; `prepare` does it for what comes from a hub.
 
-Of what ships it is known that it fits. A module of the user's own is not imported here, as it may import anything:
-a process of its own does it (`learning.rewards.early`).
+Of datasets that make their rows and rewards that ship it is known that they fit. A module of the user's own is not
+imported here, as it may import anything: a process of its own does it (`learning.rewards.early`).
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import os
 import subprocess
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from pipeline.config.bases import DatasetConfig
@@ -20,6 +20,8 @@ from pipeline.config.shipped import REWARD_MODEL, REWARDS
 from pipeline.errors import ConfigError, describe_exit
 from pipeline.learning.algos.cd import CDConfig
 from pipeline.learning.algos.qsharp import QSharpConfig
+from pipeline.learning.datasets.files import HubDataset
+from pipeline.learning.datasets.from_files import FilesDataset
 from pipeline.learning.datasets.registry import load_dataset
 from pipeline.learning.rewards.registry import shipped_traits
 from pipeline.machine import children
@@ -27,16 +29,20 @@ from pipeline.machine import children
 _MARGIN_S = 60.0
 
 
-def try_rewards(config: Config) -> tuple[str, ...]:
-    """Call every reward of a dataset that makes its rows once, if reward or dataset is not what ships.
+def try_rewards(config: Config, unread: Collection[str] = ()) -> tuple[str, ...]:
+    """Call every reward once, if it, or a dataset that makes its rows, is not what ships.
 
-    Of a dataset that has to be prepared first, it is only seen whether one of several rewards judges.
+    Args:
+        config: The request.
+        unread: Names of datasets that the run has to read first: of local files the first rows are made now. Of
+            others that are read, it is only seen whether one of several rewards judges.
 
     Returns:
         Warnings.
 
     Raises:
-        ConfigError: A reward cannot work with its dataset, or an algorithm with what it gives.
+        ConfigError: A row lacks what it needs, a reward cannot work with its dataset, or an algorithm with what it
+            gives.
     """
     single = _single_probabilities(config)
     asked = {
@@ -44,7 +50,9 @@ def try_rewards(config: Config) -> tuple[str, ...]:
         for name, section in config.datasets.items()
         if _is_own(section) and (not load_dataset(section).prepared or _leaves_open(section) or single)
     }
-    answer = _ask(asked) if asked else {"problems": [], "warnings": [], "graded": {}}
+    to_read = [name for name in unread if in_local_files(config.datasets[name])]
+    asked |= {name: config.datasets[name] for name in to_read}
+    answer = _ask(asked, to_read) if asked else {"problems": [], "warnings": [], "graded": {}}
     if answer["problems"]:
         raise ConfigError("\n".join(answer["problems"]))
     if single:
@@ -101,8 +109,17 @@ def _names(section: DatasetConfig) -> list[str]:
     return list(section.rewards or [section.reward])
 
 
-def _ask(datasets: Mapping[str, DatasetConfig]) -> dict[str, Any]:
-    given = {name: {"_schema_": schema_path(section), **to_plain(section)} for name, section in datasets.items()}
+def in_local_files(section: DatasetConfig) -> bool:
+    """Whether the rows of a dataset are in files of this machine."""
+    dataset = load_dataset(section)
+    return isinstance(dataset, FilesDataset) and not any(
+        isinstance(location, HubDataset) for location in dataset.locations().values()
+    )
+
+
+def _ask(datasets: Mapping[str, DatasetConfig], to_read: Sequence[str]) -> dict[str, Any]:
+    plain = {name: {"_schema_": schema_path(section), **to_plain(section)} for name, section in datasets.items()}
+    given = {"datasets": plain, "to read": to_read}
     words, environment = children.command(
         "pipeline.learning.rewards.early", {**os.environ, "CUDA_VISIBLE_DEVICES": ""}
     )

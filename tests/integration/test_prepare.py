@@ -71,7 +71,7 @@ def test_preparation_alone_and_then_the_rest(files: Path, tmp_path: Path) -> Non
     few.write_text("".join((files / "sums.jsonl").read_text().splitlines(keepends=True)[:20]))
     more = ["datasets.jsonl.test_size=30", "evaluation.num_prompts=30", "evaluation.num_samples=2"]  # there are 20
     asked = [*settings(files), f"datasets.jsonl.test_path={few}", *more]
-    assert "Not looked at before the run: the rows of jsonl." in run_here(output_dir, *asked, "dry_run=true")
+    assert "Not looked at" not in run_here(output_dir, *asked, "dry_run=true")
     printed = run_here(output_dir, *asked, "stage=prepare")
     done = events(output_dir, "JobFinished")
     assert sorted(name.rsplit("/", 1)[1] for name in done) == ["prepare", "tokenize", "train"]
@@ -105,10 +105,11 @@ def test_another_content_of_the_file_is_another_dataset(files: Path, tmp_path: P
 
 
 @pytest.mark.usefixtures("main_job")
-def test_a_row_without_its_prompt_is_named(files: Path, tmp_path: Path) -> None:
+@pytest.mark.parametrize("how", ["dry_run=true", "stage=prepare", "rounds_of_training=1"])
+def test_a_row_without_its_prompt_is_named_before_anything_starts(files: Path, tmp_path: Path, how: str) -> None:
     broken = tmp_path / "broken.jsonl"
     broken.write_text('{"prompt": "1+1="}\n{"question": "2+2="}\n')
-    printed = run_here(
-        tmp_path / "outputs", *settings(files), f"datasets.jsonl.path={broken}", "stage=prepare", code=1
-    )
-    assert "broken.jsonl:2" in printed
+    printed = run_here(tmp_path / "outputs", *settings(files), f"datasets.jsonl.path={broken}", how, code=2)
+    assert "broken.jsonl:2: no prompt. The columns are question" in printed
+    assert "write 'datasets.jsonl.columns={prompt: question}'" in printed
+    assert not (tmp_path / "outputs" / "t").exists()

@@ -1,6 +1,6 @@
-"""Main function of a process that tries rewards while a run is planned, since planning imports none of their code.
+"""Main function of a process that tries rewards and rows while a run is planned, which imports none of their code.
 
-input    {name of a dataset: its settings with their schema}, one JSON
+input    {"datasets": {name: its settings with their schema}, "to read": [names]}, one JSON
 output   {"problems": [...], "warnings": [...], "graded": {dataset: which of its rewards, in words}}, one JSON
 """
 
@@ -14,9 +14,13 @@ import sys
 from pipeline.config.bases import DatasetConfig
 from pipeline.config.place import told
 from pipeline.config.plain import stage_config_from_plain
-from pipeline.errors import PipelineError
+from pipeline.errors import ConfigError, DataError, PipelineError
+from pipeline.learning.datasets.base import Dataset
+from pipeline.learning.datasets.columns import MissingColumns, ReservedColumn
+from pipeline.learning.datasets.from_files import FilesDataset
 from pipeline.learning.datasets.registry import load_dataset
-from pipeline.learning.rewards.probe import check_judge, check_rewards
+from pipeline.learning.datasets.sources import LOOKED_AT, look_at
+from pipeline.learning.rewards.probe import advice_on, check_judge, check_rewards
 from pipeline.learning.rewards.registry import known_rewards
 from pipeline.machine.begin import begin
 
@@ -25,19 +29,25 @@ _ROWS = 8
 
 
 def main() -> None:
-    """Try the rewards of datasets that make their rows."""
+    """Try the rewards of datasets that make their rows, and of those that are to be read."""
     begin()
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the process that plans
-    datasets = json.load(sys.stdin)
+    asked = json.load(sys.stdin)
     answers = os.fdopen(os.dup(1), "w", encoding="utf-8")
     os.dup2(2, 1)  # what a module prints while it is imported is no answer
     problems: list[str] = []
     warnings: list[str] = []
     graded: dict[str, str] = {}
-    for name, plain in datasets.items():
+    for name, plain in asked["datasets"].items():
         try:
             config = stage_config_from_plain({"dataset": plain}).dataset
-            warnings += _tried(name, config)
+            dataset = load_dataset(config)
+            if not dataset.prepared:
+                warnings += _tried(name, config, dataset)
+            elif name in asked["to read"] and isinstance(dataset, FilesDataset):
+                warnings += _read(name, config, dataset)
+            else:
+                check_judge(name, config)
             graded[name] = _graded(config)
         except PipelineError as error:
             problems.append(str(error))
@@ -47,14 +57,29 @@ def main() -> None:
         json.dump({"problems": problems, "warnings": warnings, "graded": graded}, answers)
 
 
-def _tried(name: str, config: DatasetConfig) -> list[str]:
-    dataset = load_dataset(config)
-    if dataset.prepared:  # its rows are not there yet
-        check_judge(name, config)
-        return []
+def _tried(name: str, config: DatasetConfig, dataset: Dataset) -> list[str]:
     rows = [dataset.row(int(row_id)) for row_id in dataset.ids("train")[:_ROWS]]
     columns = dict.fromkeys(column for row in rows for column in row.columns)
     return check_rewards(name, config, dataset, rows[0], columns)
+
+
+def _read(name: str, config: DatasetConfig, dataset: FilesDataset) -> list[str]:
+    """Warnings about a dataset whose rows are in files; `prepare` will say the same of rows that come later."""
+    try:
+        look = look_at(dataset)
+    except (MissingColumns, ReservedColumn) as error:
+        raise DataError(f"datasets.{name}: {error} {advice_on(error, name, config)}") from error
+    except DataError as error:
+        raise DataError(f"datasets.{name}: {error}") from error
+    if look.first is None:
+        check_judge(name, config)
+        return []
+    try:
+        return check_rewards(name, config, dataset, look.first, look.columns)
+    except ConfigError as error:
+        if look.is_all:
+            raise
+        return [f"{error} (as its first {LOOKED_AT:,} rows tell)"]
 
 
 def _graded(config: DatasetConfig) -> str:

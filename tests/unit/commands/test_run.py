@@ -177,6 +177,15 @@ def test_a_plan_that_takes_its_time_is_announced(monkeypatch: pytest.MonkeyPatch
         assert run_experiment(config, Terminal(file=out, width=200)) == 0
         assert out.getvalue().startswith("planning some ") == announced
         assert "Not looked at" not in out.getvalue()  # rows are made, and the model is
+    hub = ["dataset=hf", "datasets.hf.path=owner/rows", "model=hf", "models.hf.path=owner/model"]
+    assert (
+        run_experiment(
+            load_config(["experiment.name=x", f"output_dir={tmp_path}", *small, *hub]),
+            Terminal(file=out, width=200),
+        )
+        == 0
+    )
+    assert "Not looked at before the run: the rows of hf, owner/model on the hub." in out.getvalue()
 
 
 def test_a_run_of_an_earlier_version_is_shown_without_fronts(tmp_path: Path) -> None:

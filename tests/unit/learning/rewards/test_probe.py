@@ -19,6 +19,7 @@ from pipeline.learning.datasets.addition import AdditionConfig
 from pipeline.learning.datasets.base import Row
 from pipeline.learning.datasets.from_files import FilesConfig
 from pipeline.learning.datasets.registry import load_dataset
+from pipeline.learning.datasets.sources import LOOKED_AT
 from pipeline.learning.rewards.probe import check_rewards
 from pipeline.plan.rewards import try_rewards
 from tests.doubles import own_rewards
@@ -237,6 +238,53 @@ def test_what_ships_is_not_tried_while_planning(monkeypatch: pytest.MonkeyPatch)
         ]
     )
     assert try_rewards(files) == ()  # `prepare` does it
+
+
+@pytest.mark.parametrize(
+    ("rows", "settings", "said"),
+    [
+        ('{"question": "1+1="}', [], r"jsonl:1: no prompt\..* write 'datasets.jsonl.columns={prompt: question,"),
+        (
+            '{"prompt": "1+1=", "answer": "2"}',
+            [],
+            r"needs a column `solution`; this dataset has: prompt, answer; write '.*{solution: answer}'",
+        ),
+        (
+            '{"prompt": "1+1=", "solution": "2"}\n{"prompt": "", "solution": "3"}',
+            [],
+            r"datasets\.jsonl: .*rows\.jsonl:2: the prompt is empty",
+        ),
+        (
+            '{"prompt": "1+1=", "solution": "2"}',
+            ["datasets.jsonl.prompt_template='{q}'"],
+            r"uses '\{q\}', which is",
+        ),
+        ('{"prompt": "1+1=", "solution": "2"}', ["datasets.jsonl.train_split=tain"], r"split 'tain'"),
+    ],
+    ids=["prompt", "reward", "second row", "template", "split"],
+)
+def test_what_is_wrong_with_rows_of_files_is_told_before_they_are_read(
+    tmp_path: Path, rows: str, settings: list[str], said: str
+) -> None:
+    file = tmp_path / "rows.jsonl"
+    file.write_text(rows + "\n")
+    asked = ["experiment.name=x", "algos=[PITA]", "dataset=jsonl", f"datasets.jsonl.path={file}", *settings]
+    assert try_rewards(quick_config(asked)) == ()  # they have been read
+    with pytest.raises(ConfigError, match=said):
+        try_rewards(quick_config(asked), ["jsonl"])
+
+
+def test_rows_that_come_later_may_have_what_the_first_ones_lack(tmp_path: Path) -> None:
+    file = tmp_path / "rows.jsonl"
+    early = json.dumps({"prompt": "1+1="}) + "\n"
+    late = json.dumps({"prompt": "1+1=", "solution": "2"}) + "\n"
+    config = quick_config(["experiment.name=x", "algos=[PITA]", "dataset=jsonl", f"datasets.jsonl.path={file}"])
+    file.write_text(early * LOOKED_AT + late)
+    (warning,) = try_rewards(config, ["jsonl"])
+    assert "needs a column `solution`" in warning
+    assert "as its first 20,000 rows tell" in warning
+    file.write_text(early * (LOOKED_AT - 1) + late)
+    assert "needs a column" not in "".join(try_rewards(config, ["jsonl"]))
 
 
 def test_of_several_rewards_on_files_it_is_seen_while_planning_which_one_judges() -> None:
