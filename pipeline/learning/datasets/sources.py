@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -16,7 +17,9 @@ from pipeline.learning.datasets.readers import Record, read_records
 
 Rows = Callable[[], Iterator[Record]]
 LOOKED_AT = 20_000
-"""Rows to train on that are made before a run starts, which takes less than a second."""
+"""Rows to train on that are made before a run starts at most, which takes less than a second."""
+LOOK_S = 5.0
+"""Seconds in which that many are made, where code of the user's own makes them slowly."""
 _READ_WHOLE = 16 << 20
 """Bytes of a ``.json`` file of which rows are made then; it is read whole for the first of them."""
 
@@ -41,10 +44,12 @@ class Look:
     Attributes:
         first: The first of them; None where there was none to look at.
         columns: All that they have besides their texts, each once.
+        number: How many there were.
         is_all: Whether there are no more rows to train on.
     """
 
     first: Row | None = None
+    number: int = 0
     columns: dict[str, None] = field(default_factory=dict)
     is_all: bool = False
 
@@ -59,11 +64,15 @@ def look_at(dataset: FilesDataset) -> Look:
     if not all(_is_soon_read(location) for location in dataset.locations().values()):
         return look
     records = itertools.islice(open_splits(dataset)["train"](), dataset.source.limit)
+    give_up = time.monotonic() + LOOK_S
     for number, record in enumerate(itertools.islice(records, LOOKED_AT)):
+        if time.monotonic() > give_up:
+            return look
         row = dataset.make_row(number, record)
         if row is not None:
             look.first = look.first or row
             look.columns.update(dict.fromkeys(row.columns))
+        look.number = number + 1
     look.is_all = next(records, None) is None
     return look
 

@@ -19,7 +19,7 @@ from pipeline.learning.datasets.base import Dataset
 from pipeline.learning.datasets.columns import MissingColumns, ReservedColumn
 from pipeline.learning.datasets.from_files import FilesDataset
 from pipeline.learning.datasets.registry import load_dataset
-from pipeline.learning.datasets.sources import LOOKED_AT, look_at
+from pipeline.learning.datasets.sources import look_at
 from pipeline.learning.rewards.probe import advice_on, check_judge, check_rewards
 from pipeline.learning.rewards.registry import known_rewards
 from pipeline.machine.begin import begin
@@ -69,8 +69,10 @@ def _read(name: str, config: DatasetConfig, dataset: FilesDataset) -> list[str]:
         look = look_at(dataset)
     except (MissingColumns, ReservedColumn) as error:
         raise DataError(f"datasets.{name}: {error} {advice_on(error, name, config)}") from error
-    except DataError as error:
+    except PipelineError as error:
         raise DataError(f"datasets.{name}: {error}") from error
+    except (Exception, SystemExit) as error:  # of a class of the user's own
+        raise DataError(f"datasets.{name}: its rows cannot be made: {told(error)}") from error
     if look.first is None:
         check_judge(name, config)
         return []
@@ -79,7 +81,7 @@ def _read(name: str, config: DatasetConfig, dataset: FilesDataset) -> list[str]:
     except ConfigError as error:
         if look.is_all:
             raise
-        return [f"{error} (as its first {LOOKED_AT:,} rows tell)"]
+        return [f"{error} (as its first {look.number:,} rows tell)"]
 
 
 def _graded(config: DatasetConfig) -> str:

@@ -12,11 +12,13 @@ import pyarrow.parquet as pq
 import pytest
 
 from pipeline.errors import ConfigError, DataError
+from pipeline.learning.datasets import sources
 from pipeline.learning.datasets.addition import AdditionConfig
 from pipeline.learning.datasets.base import SPLITS, Row
-from pipeline.learning.datasets.from_files import FilesConfig
+from pipeline.learning.datasets.from_files import FilesConfig, FilesDataset
 from pipeline.learning.datasets.prepared import FILE, PreparedDataset, prepare
 from pipeline.learning.datasets.registry import load_dataset
+from pipeline.learning.datasets.sources import Look, look_at
 
 Make = Callable[..., FilesConfig]
 
@@ -42,6 +44,12 @@ def numbered(count: int) -> list[dict[str, Any]]:
 def prepared(config: FilesConfig, folder: Path) -> PreparedDataset:
     prepare(load_dataset(config), folder)
     return PreparedDataset(folder)
+
+
+def as_files(config: FilesConfig) -> FilesDataset:
+    dataset = load_dataset(config)
+    assert isinstance(dataset, FilesDataset)
+    return dataset
 
 
 def test_rows_come_back_as_they_were(make: Make, tmp_path: Path) -> None:
@@ -215,3 +223,32 @@ def test_further_columns_that_no_row_has_are_refused(tmp_path: Path) -> None:
         DataError, match=r"further_columns: unknown column 'hnt'. Did you mean 'hint'\? Known: hint, prompt"
     ):
         prepare(load_dataset(config), tmp_path / "out")
+
+
+class TestALookAtTheFirstRows:
+    """Of files on this machine, before a run starts."""
+
+    def test_they_are_made_as_preparation_makes_them(self, make: Make) -> None:
+        look = look_at(as_files(make({"prompt": "a"}, {"prompt": "b", "n": 1})))
+        assert (look.first, list(look.columns), look.number, look.is_all) == (Row(0, "a", {}), ["n"], 2, True)
+        assert look_at(as_files(make({"prompt": "a"}, {"prompt": ""}, limit=1))).is_all
+        with pytest.raises(DataError, match=r"train\.jsonl:2: the prompt is empty"):
+            look_at(as_files(make({"prompt": "a"}, {"prompt": ""})))
+
+    def test_no_more_are_made_than_take_a_moment(self, make: Make, monkeypatch: pytest.MonkeyPatch) -> None:
+        dataset = as_files(make(*numbered(5)))
+        with monkeypatch.context() as patch:
+            patch.setattr(sources, "LOOKED_AT", 3)
+            look = look_at(dataset)
+        assert (look.number, look.is_all) == (3, False)
+        monkeypatch.setattr(sources, "LOOK_S", -1.0)
+        assert look_at(dataset) == Look()
+
+    def test_a_file_that_is_read_whole_for_its_first_row_is_left_to_preparation(
+        self, make: Make, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        dataset = as_files(make({"question": "a"}, name="train.json"))
+        with pytest.raises(DataError, match="no prompt"):
+            look_at(dataset)
+        monkeypatch.setattr(sources, "_READ_WHOLE", 5)
+        assert look_at(dataset) == Look()

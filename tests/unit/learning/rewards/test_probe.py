@@ -274,6 +274,21 @@ def test_what_is_wrong_with_rows_of_files_is_told_before_they_are_read(
         try_rewards(quick_config(asked), ["jsonl"])
 
 
+def test_code_of_ones_own_that_makes_no_row_is_told_with_its_line(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "riddles.py").write_text(
+        "from pipeline import FilesDataset\n\nclass Riddles(FilesDataset):\n"
+        "    def adapt(self, data, place):\n        return {'prompt': data['riddle']}\n"
+    )
+    (tmp_path / "rows.jsonl").write_text('{"prompt": "what?"}\n')
+    monkeypatch.syspath_prepend(str(tmp_path))
+    own = ["datasets.jsonl.class_path=riddles.Riddles", f"datasets.jsonl.path={tmp_path / 'rows.jsonl'}"]
+    config = quick_config(["experiment.name=x", "algos=[PITA]", "dataset=jsonl", *own])
+    with pytest.raises(ConfigError, match=r"datasets\.jsonl: its rows .*KeyError: 'riddle' \(.*riddles\.py:5\)"):
+        try_rewards(config, ["jsonl"])
+
+
 def test_rows_that_come_later_may_have_what_the_first_ones_lack(tmp_path: Path) -> None:
     file = tmp_path / "rows.jsonl"
     early = json.dumps({"prompt": "1+1="}) + "\n"
