@@ -5,6 +5,7 @@ Reads files and asks for devices; writes nothing and starts nothing.
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -134,6 +135,7 @@ def prepare(config: Config, given: Sequence[str] = (), on_large: Callable[[str],
         on_large(f"planning some {number:,} jobs")
     store = Store(Path(config.execution.store or Path(config.output_dir) / ".store").absolute())
     _check_names(Path(config.output_dir).absolute(), store.root)
+    _check_places(config)
     check_together(lambda: check_sources(config), lambda: check_models(config))
     # What joins datasets and models makes sense only of those that are there.
     check_tokenizers(config)
@@ -232,6 +234,21 @@ def _check_names(*folders: Path) -> None:
                 f"outputs would go to {folder}, whose name is no UTF-8, so that no model could be written there: "
                 "start in a folder with another name, or set output_dir to one"
             ) from None
+
+
+def _check_places(config: Config) -> None:
+    """Refuse folders to write to where something else stands in their place, or above them."""
+    for key, given in (("output_dir", config.output_dir), ("execution.store", config.execution.store)):
+        if given is None:
+            continue
+        whole = Path(given).absolute()
+        there = next(each for each in (whole, *whole.parents) if os.path.lexists(each))
+        if not there.is_dir():
+            kind = "a file" if there.is_file() else "a broken link" if there.is_symlink() else "no folder"
+            raise ConfigError(
+                f"{key}={given}: {there} is {kind}, so nothing can be written there. Set {key} to a folder (one "
+                f"that is not there yet is made), or move {there.name} away"
+            )
 
 
 def _check_jobs_per_device(config: Config, devices: Sequence[Device]) -> None:
