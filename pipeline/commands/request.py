@@ -30,7 +30,7 @@ from pipeline.plan.attention import plain_attention, said_of_attention, usable_a
 from pipeline.plan.build import build_plan
 from pipeline.plan.graph import Plan
 from pipeline.plan.model_size import weights_of
-from pipeline.plan.models import check_models
+from pipeline.plan.models import check_models, fetched_models
 from pipeline.plan.pairs import check_pairs
 from pipeline.plan.pending import missing_jobs
 from pipeline.plan.precision import slow_precision
@@ -137,6 +137,7 @@ def prepare(config: Config, given: Sequence[str] = (), on_large: Callable[[str],
     _check_names(Path(config.output_dir).absolute(), store.root)
     _check_places(config)
     check_together(lambda: check_sources(config), lambda: check_models(config))
+    fetched = fetched_models(config)
     # What joins datasets and models makes sense only of those that are there.
     check_tokenizers(config)
     check_pairs(config)
@@ -166,7 +167,7 @@ def prepare(config: Config, given: Sequence[str] = (), on_large: Callable[[str],
     fewer = fewer_than_usual(config, given)
     notes = (warning, said_of_attention(plain), slow_precision(config, gpu), fewer)
     said = [one for one in notes if one is not None]
-    warnings = (*import_warnings(), *said, *idle)
+    warnings = (*fetched, *import_warnings(), *said, *idle)
     return Request(config=config, plan=plan, store=store, devices=devices, warnings=warnings, given=tuple(given))
 
 

@@ -44,6 +44,21 @@ def test_a_file_in_the_place_of_a_folder_to_write_to_is_refused(
     assert prepare(quick_config(["experiment.name=t", "device=cpu", f"{key}=linked{below}"])).plan.jobs
 
 
+def test_a_folder_that_may_have_been_meant_is_told_before_the_start(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path))
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", False)
+    (tmp_path / "my" / "model").mkdir(parents=True)
+    (tmp_path / "my" / "model" / "config.json").write_text("{}")
+    asked = ["experiment.name=t", "device=cpu", "model=hf", "models.hf.path=my/modle"]
+    assert "here, but my/model" in prepare(quick_config(asked)).warnings[0]
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
+    with pytest.raises(ConfigError, match="here, but my/model, and"):
+        prepare(quick_config(asked))
+
+
 @pytest.mark.parametrize(
     ("installed", "settings", "said"),
     [
