@@ -5,7 +5,7 @@ What is shown of a column is whole: a number that has no room is left out with i
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 from rich.box import SIMPLE_HEAD
@@ -24,6 +24,8 @@ AMPLE = 24
 
 Cell = str | Text | tuple[str, ...]
 """A text, never taken for markup; or pieces of one, which go to several lines where there is no room for one."""
+Caption = str | Callable[[Collection[str]], str]
+"""What stands below a table; or what makes that of the headings of the columns shown, to explain no others."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -108,7 +110,7 @@ class FittedTable:
         columns: Iterable[Column],
         *,
         title: str = "",
-        caption: str = "",
+        caption: Caption = "",
         elsewhere: str = "",
         lines: bool = True,
     ) -> None:
@@ -122,7 +124,7 @@ class FittedTable:
             lines: Whether there is a line below the headings, and room between sections.
         """
         self.columns = list(columns)
-        self.title, self.caption, self.elsewhere = title, caption, elsewhere
+        self.title, self.about, self.elsewhere = title, caption, elsewhere
         self.alike: dict[str, Need] = {}
         self._lines = lines
         self._rows: list[tuple[tuple[Cell, ...], str]] = []
@@ -146,6 +148,11 @@ class FittedTable:
         """Rows after which a section ends."""
         return sorted(self._ends)
 
+    @property
+    def caption(self) -> str:
+        """What stands below it where all columns have room."""
+        return self._caption([column.heading for column in self.columns])
+
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> Iterator[RenderableType]:
         """Give rich what to print; without rows there is nothing for a title and headings to stand above."""
         if self.title and self._rows:
@@ -154,8 +161,8 @@ class FittedTable:
             yield self.fitted(options.max_width)
             if self.elsewhere and (missing := ", ".join(self.left_out(options.max_width))):
                 yield Text(f"No room for {printable(missing)}: {self.elsewhere}.", style="italic")
-        if self.caption:
-            yield Text(self.caption, style="italic")
+        if caption := self._caption(self.shown(options.max_width)):
+            yield Text(caption, style="italic")
 
     def in_words(self) -> Iterator[str]:
         """Each row in a line, for a reader who takes one after the other: ``id 0, used 1.2, busy 97%``."""
@@ -163,6 +170,13 @@ class FittedTable:
             named = zip(self.columns, map(_plain, cells), strict=True)
             yield ", ".join(f"{column.heading} {cell}" for column, cell in named if cell)
         yield from self.caption.splitlines()
+
+    def _caption(self, headings: Collection[str]) -> str:
+        return self.about if isinstance(self.about, str) else self.about(headings)
+
+    def shown(self, width: int) -> list[str]:
+        """Headings of the columns that have room in so many cells."""
+        return [self.columns[at].heading for at in self._fit(width)]
 
     def left_out(self, width: int) -> list[str]:
         """Headings of the columns that have no room in so many cells."""
