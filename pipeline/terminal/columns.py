@@ -55,21 +55,24 @@ class Need:
     Attributes:
         rank: As of the column.
         least: Below this it cannot be shown.
+        piece: Nothing of it is cut, though its cells may take several lines.
         whole: All of it.
     """
 
     rank: int
     least: int
+    piece: int
     whole: int
 
     @property
     def ample(self) -> int:
         """What it should have while there are extra columns."""
-        return min(self.whole, max(self.least, AMPLE))
+        return min(self.piece, max(self.least, AMPLE))
 
     def beside(self, other: Need) -> Need:
         """What does for both."""
-        return Need(self.rank, max(self.least, other.least), max(self.whole, other.whole))
+        widest = (max(self.least, other.least), max(self.piece, other.piece), max(self.whole, other.whole))
+        return Need(self.rank, *widest)
 
 
 def fit(needs: Sequence[Need], width: int, *, between: int, around: int = 0) -> dict[int, int]:
@@ -96,9 +99,11 @@ def fit(needs: Sequence[Need], width: int, *, between: int, around: int = 0) -> 
     while left() < 0 and len(kept) > 1:
         kept.remove(max(kept[1:], key=lambda at: (needs[at].rank, at)))
     given, room = widths(), left()
-    for at in sorted(kept, key=lambda at: needs[at].rank):
-        more = max(min(room, needs[at].whole - given[at]), 1 - given[at])
-        given[at], room = given[at] + more, room - more
+    wanted = [{at: needs[at].piece for at in kept}, {at: needs[at].whole for at in kept}]
+    for each in wanted:  # no column has what stands in several lines in one before the names of others are whole
+        for at in sorted(kept, key=lambda at: needs[at].rank):
+            more = max(min(room, each[at] - given[at]), 1 - given[at])
+            given[at], room = given[at] + more, room - more
     return given
 
 
@@ -227,14 +232,12 @@ class FittedTable:
         column, cells = self.columns[at], self._cells(at)
         heading = cell_len(column.heading)
         whole = max([1, heading, column.width, *(cell_len(_plain(cell)) for cell in cells)])
+        names = {piece for cell in cells for piece in _pieces(cell)}
+        widest = max([1, heading, column.width, *map(cell_len, names)])
+        least = widest
         if column.least is not None:
-            names = {piece for cell in cells for piece in _pieces(cell)}
-            least = max(heading, least_width(names, max(1, column.least)))
-        else:
-            least = max(
-                [1, heading, column.width, *(cell_len(piece) for cell in cells for piece in _pieces(cell))]
-            )
-        return Need(column.rank, min(least, whole), whole)
+            least = min(widest, max(heading, least_width(names, max(1, column.least))))
+        return Need(column.rank, least, widest, whole)
 
     def _shown(self, at: int, width: int) -> list[Text]:
         cells = self._cells(at)
