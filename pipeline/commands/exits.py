@@ -4,12 +4,9 @@ from __future__ import annotations
 
 import sys
 
-from rich.text import Text
-
 from pipeline.errors import PipelineError
 from pipeline.terminal import streams
-from pipeline.terminal.console import make_console
-from pipeline.terminal.text import printable
+from pipeline.terminal.console import make_console, say_error
 
 NOT_WRITTEN = 1
 WRONG_REQUEST = 2
@@ -34,6 +31,5 @@ def unless_unwritten(code: int) -> int:
 
 
 def complain(text: str) -> None:
-    """Tell the user what went wrong, in one line."""
-    message = Text.assemble(("error:", "bold red"), " ", printable(text))
-    make_console(stderr=True).print(message, highlight=False, soft_wrap=True)
+    """Tell the user what went wrong: in one line, which ends between words where a terminal is narrower."""
+    say_error(make_console(stderr=True), text)

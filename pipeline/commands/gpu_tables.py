@@ -42,7 +42,7 @@ def gpu_table(environ: Mapping[str, str] | None = None) -> FittedTable:
         notes.append("no GPU: there is no NVIDIA driver; runs take CPU slots")
     if len(visible) < len(devices):
         notes.append("hidden: not in CUDA_VISIBLE_DEVICES")
-    table.caption = "\n".join(notes)
+    table.about = "\n".join(notes)
     return table
 
 

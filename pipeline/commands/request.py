@@ -5,6 +5,7 @@ Reads files and asks for devices; writes nothing and starts nothing.
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -30,6 +31,7 @@ from pipeline.plan.attention import plain_attention, said_of_attention, usable_a
 from pipeline.plan.build import build_plan
 from pipeline.plan.chains import PREPARATION
 from pipeline.plan.graph import Plan
+from pipeline.plan.job import Job
 from pipeline.plan.model_size import weights_of
 from pipeline.plan.models import check_models
 from pipeline.plan.pairs import check_pairs
@@ -99,8 +101,18 @@ class Request:
         Args:
             missing: Ids of the jobs that must run.
         """
-        left = [self.plan.jobs[job_id] for job_id in missing]
-        return sorted({job.dataset for job in left if job.algo == PREPARATION and job.stage == PREPARE.name})
+        return sorted({job.dataset for job in self._left(missing) if _reads_rows(job)})
+
+    def needed_models(self, missing: Collection[str]) -> list[str]:
+        """Names of the models with which something is still to be done.
+
+        Args:
+            missing: Ids of the jobs that must run.
+        """
+        return sorted({job.model for job in self._left(missing) if not _reads_rows(job)})
+
+    def _left(self, missing: Collection[str]) -> list[Job]:
+        return [self.plan.jobs[job_id] for job_id in missing]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -125,6 +137,10 @@ class Stored:
         return f" ({len(self.elsewhere):,} of them in the shared store, to be fetched)" if self.elsewhere else ""
 
 
+def _reads_rows(job: Job) -> bool:
+    return job.algo == PREPARATION and job.stage == PREPARE.name
+
+
 def prepare(config: Config, given: Sequence[str] = (), on_large: Callable[[str], None] | None = None) -> Request:
     """Check a request and plan it; reads files, writes none.
 
@@ -145,6 +161,7 @@ def prepare(config: Config, given: Sequence[str] = (), on_large: Callable[[str],
         on_large(f"planning some {number:,} jobs")
     store = Store(Path(config.execution.store or Path(config.output_dir) / ".store").absolute())
     _check_names(Path(config.output_dir).absolute(), store.root)
+    _check_places(config)
     check_together(lambda: check_sources(config), lambda: check_models(config))
     # What joins datasets and models makes sense only of those that are there.
     check_tokenizers(config)
@@ -243,6 +260,21 @@ def _check_names(*folders: Path) -> None:
                 f"outputs would go to {folder}, whose name is no UTF-8, so that no model could be written there: "
                 "start in a folder with another name, or set output_dir to one"
             ) from None
+
+
+def _check_places(config: Config) -> None:
+    """Refuse folders to write to where something else stands in their place, or above them."""
+    for key, given in (("output_dir", config.output_dir), ("execution.store", config.execution.store)):
+        if given is None:
+            continue
+        whole = Path(given).absolute()
+        there = next(each for each in (whole, *whole.parents) if os.path.lexists(each))
+        if not there.is_dir():
+            kind = "a file" if there.is_file() else "a broken link" if there.is_symlink() else "no folder"
+            raise ConfigError(
+                f"{key}={given}: {there} is {kind}, so nothing can be written there. Set {key} to a folder (one "
+                f"that is not there yet is made), or move {there.name} away"
+            )
 
 
 def _check_jobs_per_device(config: Config, devices: Sequence[Device]) -> None:

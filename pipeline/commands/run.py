@@ -28,6 +28,7 @@ from pipeline.engine.store.needs import tell_needs
 from pipeline.engine.store.scratch import Scratch, sweep
 from pipeline.engine.store.verified import Verified
 from pipeline.errors import ConfigError, StoreError
+from pipeline.plan.models import fetched_models
 from pipeline.plan.rewards import try_rewards
 from pipeline.terminal.console import say
 
@@ -82,7 +83,7 @@ def run_experiment(
         if not stored.missing:
             return carry_out(request, stored, verified, console)
         check_room(request, stored)
-        request = _rewards_tried(request, stored, console)
+        request = _tried(request, stored, console)
         check_runnable(request.plan, request.layout, set(request.plan.jobs) - set(stored.missing), peaks)
         # Those of a cluster are Ray's to give.
         with LeaseSet(request.devices, {}) if on_cluster(config) else leased(config, console) as lease:
@@ -93,7 +94,7 @@ def _show_plan(request: Request, peaks: Mapping[str, int], console: Console) -> 
     """What a dry run does: it only looks; all that it writes is a picture."""
     there = looked_at(request.config, console)
     stored = look_up(request, lambda key: request.store.problem(key, checksums=False), there or ())
-    _rewards_tried(request, stored, console)
+    _tried(request, stored, console)
     check_runnable(request.plan, request.layout, set(request.plan.jobs) - set(stored.missing), peaks)
     print_plan(request, stored, console)
     if there is not None:
@@ -139,15 +140,18 @@ def notes_of(request: Request) -> Iterator[Verified]:
         scratch.close()
 
 
-def _rewards_tried(request: Request, stored: Stored, console: Console) -> Request:
-    """Call rewards once before they are needed for the first time, and look at files before they are read.
+def _tried(request: Request, stored: Stored, console: Console) -> Request:
+    """Call rewards once before they are first needed, and look at files and for models before they are read.
 
     Raises:
-        ConfigError: One cannot work with its dataset, or a row lacks what it needs.
+        ConfigError: One cannot work with its dataset, a row lacks what it needs, or a model is not to be had.
     """
     if not stored.missing:
         return request
-    warnings = try_rewards(request.config, request.unread(stored.missing))
+    # What the machines of a cluster have in their caches is not known here.
+    needed = [] if on_cluster(request.config) else request.needed_models(stored.missing)
+    fetched = fetched_models(request.config, needed)
+    warnings = (*fetched, *try_rewards(request.config, request.unread(stored.missing)))
     _warn(warnings, console)
     return replace(request, warnings=(*request.warnings, *warnings))
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 import hashlib
 import importlib.util
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -19,7 +19,7 @@ from pipeline.config.schema import Config
 from pipeline.errors import ConfigError
 from pipeline.files import open_plain
 from pipeline.foreign import ForeignDataError, read_json_file
-from pipeline.learning.datasets.hub import in_cache, is_hub_id
+from pipeline.learning.datasets.hub import folder_called_nearly, in_cache, is_hub_id, offline
 from pipeline.learning.models.families import WITHOUT_SDPA, unknown_kind, why_not_usable
 from pipeline.plan.estimates import weights_in_name
 from pipeline.plan.weight_files import check_whole, tensors_in, weight_files
@@ -56,8 +56,7 @@ def check_models(config: Config) -> None:
         ConfigError: Says which file is missing or cannot be used, and what to do.
     """
     for name, model in config.models.items():
-        roles = (("path", model.path, "reference"), ("value_path", model.value_path, "value"))
-        for key, path, role in roles:
+        for key, path, role in _places(model):
             if path is None:
                 continue
             given = f"models.{name}.{key}={path}"
@@ -70,6 +69,40 @@ def check_models(config: Config) -> None:
             except OSError as error:
                 raise _unreadable(given, error) from error
         _check_adapters(config, f"models.{name}", model)
+
+
+def fetched_models(config: Config, needed: Collection[str]) -> list[str]:
+    """What to warn of where models are to be fetched from the hub, though a folder may have been meant.
+
+    Args:
+        config: The request.
+        needed: Names of the models with which something is still to be done.
+
+    Raises:
+        ConfigError: The hub may not be asked for one that the cache of this machine does not have.
+    """
+    warnings = []
+    for name in needed:
+        model = config.models[name]
+        for key, path, role in _places(model):
+            if path is None or is_local(path) or in_cache(path, CONFIG, model.revisions[role]):
+                continue
+            near = folder_called_nearly(path)
+            given = f"models.{name}.{key}={path}: there is no folder {path} here{f', but {near}' if near else ''}"
+            if offline():
+                raise ConfigError(
+                    f"{given}, and the cache of this machine has no such model of the hub, which may not be "
+                    "asked, as HF_HUB_OFFLINE is set. Give the folder of a model, or unset it. On a machine with "
+                    f"network `hf download {path} --local-dir DIR` makes such a folder, to be copied here"
+                )
+            if near:
+                warnings.append(f"{given}. It is taken for the id of a model on the hub")
+    return warnings
+
+
+def _places(model: ModelConfig) -> tuple[tuple[str, str | None, str], ...]:
+    """Settings that say where a model is, their values, and the role of what is there."""
+    return (("path", model.path, "reference"), ("value_path", model.value_path, "value"))
 
 
 def _check_adapters(config: Config, given: str, model: ModelConfig) -> None:

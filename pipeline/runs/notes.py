@@ -9,6 +9,7 @@ from collections import Counter
 from collections.abc import Iterable
 from contextlib import suppress
 
+from pipeline.config.schema import EvaluationConfig
 from pipeline.engine.run_folder import RunFolder
 from pipeline.engine.store.store import Store
 from pipeline.foreign import ForeignDataError
@@ -42,13 +43,22 @@ def prepared_rows(store: Store, jobs: Iterable[Job]) -> dict[str, PreparedRows]:
     return dict(sorted(found.items()))
 
 
-def short_of_rows(store: Store, jobs: Iterable[Job]) -> list[str]:
+def short_of_rows(store: Store, jobs: Iterable[Job], evaluation: EvaluationConfig) -> list[str]:
     """One line for every dataset that has fewer rows than were asked for, or has left some out."""
     return [
-        f"{dataset}: {prepared} (datasets.{dataset}.test_size, validation_size): {'; '.join(prepared.warnings)}"
+        f"{dataset}: {prepared} (datasets.{dataset}.test_size, validation_size): {'; '.join(said)}"
         for dataset, prepared in prepared_rows(store, jobs).items()
-        if prepared.warnings
+        if (said := [*prepared.warnings, *_fewer_prompts(prepared, evaluation)])
     ]
+
+
+def _fewer_prompts(prepared: PreparedRows, evaluation: EvaluationConfig) -> list[str]:
+    """That policies are evaluated on fewer prompts than were asked for; what is stored knows nothing of that."""
+    there = prepared.rows.get(evaluation.split)
+    if there is None or there >= evaluation.num_prompts:
+        return []
+    has = f"{evaluation.split} has {count(there, 'prompt')}"
+    return [f"evaluation.num_prompts={evaluation.num_prompts}: {has}, and evaluation uses all of them"]
 
 
 def _notes_of(store: Store, job: Job) -> Iterable[str]:

@@ -5,7 +5,7 @@ What is shown of a column is whole: a number that has no room is left out with i
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 from rich.box import SIMPLE_HEAD
@@ -24,6 +24,8 @@ AMPLE = 24
 
 Cell = str | Text | tuple[str, ...]
 """A text, never taken for markup; or pieces of one, which go to several lines where there is no room for one."""
+Caption = str | Callable[[Collection[str]], str]
+"""What stands below a table; or what makes that of the headings of the columns shown, to explain no others."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -53,21 +55,24 @@ class Need:
     Attributes:
         rank: As of the column.
         least: Below this it cannot be shown.
+        piece: Nothing of it is cut, though its cells may take several lines.
         whole: All of it.
     """
 
     rank: int
     least: int
+    piece: int
     whole: int
 
     @property
     def ample(self) -> int:
         """What it should have while there are extra columns."""
-        return min(self.whole, max(self.least, AMPLE))
+        return min(self.piece, max(self.least, AMPLE))
 
     def beside(self, other: Need) -> Need:
         """What does for both."""
-        return Need(self.rank, max(self.least, other.least), max(self.whole, other.whole))
+        widest = (max(self.least, other.least), max(self.piece, other.piece), max(self.whole, other.whole))
+        return Need(self.rank, *widest)
 
 
 def fit(needs: Sequence[Need], width: int, *, between: int, around: int = 0) -> dict[int, int]:
@@ -94,9 +99,11 @@ def fit(needs: Sequence[Need], width: int, *, between: int, around: int = 0) -> 
     while left() < 0 and len(kept) > 1:
         kept.remove(max(kept[1:], key=lambda at: (needs[at].rank, at)))
     given, room = widths(), left()
-    for at in sorted(kept, key=lambda at: needs[at].rank):
-        more = max(min(room, needs[at].whole - given[at]), 1 - given[at])
-        given[at], room = given[at] + more, room - more
+    wanted = [{at: needs[at].piece for at in kept}, {at: needs[at].whole for at in kept}]
+    for each in wanted:  # no column has what stands in several lines in one before the names of others are whole
+        for at in sorted(kept, key=lambda at: needs[at].rank):
+            more = max(min(room, each[at] - given[at]), 1 - given[at])
+            given[at], room = given[at] + more, room - more
     return given
 
 
@@ -108,7 +115,7 @@ class FittedTable:
         columns: Iterable[Column],
         *,
         title: str = "",
-        caption: str = "",
+        caption: Caption = "",
         elsewhere: str = "",
         lines: bool = True,
     ) -> None:
@@ -122,7 +129,7 @@ class FittedTable:
             lines: Whether there is a line below the headings, and room between sections.
         """
         self.columns = list(columns)
-        self.title, self.caption, self.elsewhere = title, caption, elsewhere
+        self.title, self.about, self.elsewhere = title, caption, elsewhere
         self.alike: dict[str, Need] = {}
         self._lines = lines
         self._rows: list[tuple[tuple[Cell, ...], str]] = []
@@ -146,6 +153,11 @@ class FittedTable:
         """Rows after which a section ends."""
         return sorted(self._ends)
 
+    @property
+    def caption(self) -> str:
+        """What stands below it where all columns have room."""
+        return self._caption([column.heading for column in self.columns])
+
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> Iterator[RenderableType]:
         """Give rich what to print; without rows there is nothing for a title and headings to stand above."""
         if self.title and self._rows:
@@ -154,8 +166,8 @@ class FittedTable:
             yield self.fitted(options.max_width)
             if self.elsewhere and (missing := ", ".join(self.left_out(options.max_width))):
                 yield Text(f"No room for {printable(missing)}: {self.elsewhere}.", style="italic")
-        if self.caption:
-            yield Text(self.caption, style="italic")
+        if caption := self._caption(self.shown(options.max_width)):
+            yield Text(caption, style="italic")
 
     def in_words(self) -> Iterator[str]:
         """Each row in a line, for a reader who takes one after the other: ``id 0, used 1.2, busy 97%``."""
@@ -163,6 +175,13 @@ class FittedTable:
             named = zip(self.columns, map(_plain, cells), strict=True)
             yield ", ".join(f"{column.heading} {cell}" for column, cell in named if cell)
         yield from self.caption.splitlines()
+
+    def _caption(self, headings: Collection[str]) -> str:
+        return self.about if isinstance(self.about, str) else self.about(headings)
+
+    def shown(self, width: int) -> list[str]:
+        """Headings of the columns that have room in so many cells."""
+        return [self.columns[at].heading for at in self._fit(width)]
 
     def left_out(self, width: int) -> list[str]:
         """Headings of the columns that have no room in so many cells."""
@@ -213,14 +232,12 @@ class FittedTable:
         column, cells = self.columns[at], self._cells(at)
         heading = cell_len(column.heading)
         whole = max([1, heading, column.width, *(cell_len(_plain(cell)) for cell in cells)])
+        names = {piece for cell in cells for piece in _pieces(cell)}
+        widest = max([1, heading, column.width, *map(cell_len, names)])
+        least = widest
         if column.least is not None:
-            names = {piece for cell in cells for piece in _pieces(cell)}
-            least = max(heading, least_width(names, max(1, column.least)))
-        else:
-            least = max(
-                [1, heading, column.width, *(cell_len(piece) for cell in cells for piece in _pieces(cell))]
-            )
-        return Need(column.rank, min(least, whole), whole)
+            least = min(widest, max(heading, least_width(names, max(1, column.least))))
+        return Need(column.rank, least, widest, whole)
 
     def _shown(self, at: int, width: int) -> list[Text]:
         cells = self._cells(at)

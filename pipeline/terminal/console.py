@@ -19,7 +19,7 @@ from rich.text import Text
 from pipeline.terminal.columns import in_lines
 from pipeline.terminal.text import edges, encodable, obeyed, printable
 
-_WORD = re.compile("((?:`[^`]*`|[^ ])*)(?: |$)")
+_WORD = re.compile("((?:`[^`]*`|(?<![^ (=])'[^']{,60}'(?![^ ).,:;])|[^ ])*)(?: |$)")
 NO_TERMINAL_WIDTH = 1000
 """Columns where output is no terminal and so has no width of its own: enough for every table."""
 NOTEBOOK_WIDTH = 100
@@ -93,8 +93,8 @@ def say(console: Console, text: str, style: str | None = None, *, copy: str = ""
     """Print text of which nothing is cut off, and no path, id or command broken, so that these can be copied.
 
     On a terminal lines end between words. What is too wide for a line begins one, and the terminal itself wraps
-    it, so that it is whole when it is copied; so is what stands between backticks. Elsewhere lines stay
-    as they are.
+    it, so that it is whole when it is copied; so is what stands between backticks, and a short text in quotes.
+    Elsewhere lines stay as they are.
 
     Args:
         console: Where to.
@@ -102,20 +102,29 @@ def say(console: Console, text: str, style: str | None = None, *, copy: str = ""
         style: Of all of it.
         copy: What follows the text after a space, and is to be copied: a command, or a path that may have spaces.
     """
-    text, copy = printable(text), printable(copy)
-    if console.is_terminal:
-        lines = [in_lines(_words(line), console.width) for line in text.split("\n")]
-        if copy:
-            lines[-1] = in_lines([*lines[-1], copy], console.width)
-        shown = "\n".join("\n".join(each) for each in lines)
-    else:
-        shown = f"{text} {copy}" if copy else text
     # In a style of its own: one that is given to `print` would colour a live view below it as well.
-    console.print(Text(shown, style=style or ""), highlight=False, soft_wrap=True)
+    console.print(Text(_laid_out(console, text, copy), style=style or ""), highlight=False, soft_wrap=True)
+
+
+def say_error(console: Console, text: str) -> None:
+    """Print what went wrong, as `say` prints it, so that whoever looks for errors finds them."""
+    message = Text(_laid_out(console, f"error: {text}"))
+    message.stylize("bold red", 0, len("error:"))
+    console.print(message, highlight=False, soft_wrap=True)
+
+
+def _laid_out(console: Console, text: str, copy: str = "") -> str:
+    text, copy = printable(text), printable(copy)
+    if not console.is_terminal:
+        return f"{text} {copy}" if copy else text
+    lines = [in_lines(_words(line), console.width) for line in text.split("\n")]
+    if copy:
+        lines[-1] = in_lines([*lines[-1], copy], console.width)
+    return "\n".join("\n".join(each) for each in lines)
 
 
 def _words(line: str) -> list[str]:
-    """What stands between spaces; a command between backticks is one word."""
+    """What stands between spaces; a command between backticks is one word, and so is a short text in quotes."""
     return _WORD.findall(line)[:-1] or [""]
 
 

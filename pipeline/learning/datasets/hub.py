@@ -9,6 +9,7 @@ import re
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
+from difflib import get_close_matches
 from pathlib import Path
 from typing import Literal
 
@@ -33,6 +34,20 @@ def in_cache(repo: str, file: str, revision: str | None = None) -> Path | None:
 
     found = try_to_load_from_cache(repo, file, revision=revision)
     return Path(found) if isinstance(found, str) else None
+
+
+def offline() -> bool:
+    """Whether the hub may not be asked at all."""
+    from huggingface_hub import constants
+
+    return bool(constants.HF_HUB_OFFLINE)
+
+
+def folder_called_nearly(repo: str) -> Path | None:
+    """The folder of a model that may have been meant by what is taken for an id of the hub; or None."""
+    around = Path(repo).parent
+    near = get_close_matches(Path(repo).name, [path.parent.name for path in around.glob("*/config.json")], n=1)
+    return around / near[0] if near else None
 
 
 @contextmanager
@@ -97,10 +112,10 @@ def why_not(error: BaseException, trouble: str) -> tuple[str, BaseException | No
 
 
 def _trouble(kind: str, repo: str) -> str:
+    if offline():
+        return "HF_HUB_OFFLINE is set"
     from huggingface_hub import constants, get_session
 
-    if constants.HF_HUB_OFFLINE:
-        return "HF_HUB_OFFLINE is set"
     said: list[str] = []
 
     def ask() -> None:

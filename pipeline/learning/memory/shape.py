@@ -13,7 +13,7 @@ from pipeline.errors import ConfigError
 from pipeline.learning.datasets.hub import is_hub_id, reaching, why_not
 from pipeline.learning.memory.decoding import DecodingShape, shape_of_texts
 from pipeline.learning.memory.training import ModelShape
-from pipeline.learning.models.families import split_widths
+from pipeline.learning.models.families import split_widths, why_not_usable
 
 
 def read_shape(model: str) -> ModelShape:
@@ -34,10 +34,14 @@ def _read_config(model: str) -> Any:
     from transformers import AutoConfig
 
     try:
-        return AutoConfig.from_pretrained(folder, trust_remote_code=False)
+        config = AutoConfig.from_pretrained(folder, trust_remote_code=False)
     except (OSError, ValueError) as error:
         first = str(error).strip().splitlines()[0]
         raise ConfigError(f"cannot read the configuration of model '{model}': {first}") from error
+    # Heads do not matter here: a backbone of value models is trained as well.
+    if why := why_not_usable(config.to_dict(), for_values=True):
+        raise ConfigError(f"model '{model}': {why}")
+    return config
 
 
 def _fetched(model: str) -> str:

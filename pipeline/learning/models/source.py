@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import tempfile
 from contextlib import suppress
-from difflib import get_close_matches
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +14,7 @@ from pipeline.config.bases import ModelConfig
 from pipeline.errors import JobError
 from pipeline.files import json_text
 from pipeline.foreign import ForeignDataError, parse_json
-from pipeline.learning.datasets.hub import reaching, why_not
+from pipeline.learning.datasets.hub import folder_called_nearly, reaching, why_not
 from pipeline.learning.models.families import unknown_kind, why_not_usable
 from pipeline.outputs.formats import POINTER
 from pipeline.outputs.reading import read_input, read_pointer
@@ -135,7 +134,6 @@ def _check_kind(repo: str, file: Path) -> None:
 
 def _no_folder(repo: str) -> str:
     """What may have been meant instead of an id of the hub: a folder of nearly that name, if there is one."""
-    around = Path(repo).parent
-    near = get_close_matches(Path(repo).name, [path.parent.name for path in around.glob("*/config.json")], n=1)
-    meant = f", but {around / near[0]}" if near else ""
+    near = folder_called_nearly(repo)
+    meant = f", but {near}" if near else ""
     return f"There is no folder {repo} here{meant}. "

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from typing import NamedTuple
 
 _MOST_FEW = 6
@@ -40,13 +40,14 @@ def about_fewer_chains(rows: Mapping[str, Chains], others: Iterable[Chains] = ()
     return ["; ".join(first_few(fewer, "rows"))] if fewer else []
 
 
-def about_bounds(bounded: list[str], so: str = "") -> list[str]:
+def about_bounds(bounded: list[str], shown: Collection[str], so: str = "") -> list[str]:
     """What to say below numbers that rest on a divergence which is a bound; nothing where it is exact for all.
 
     Args:
         bounded: Methods of the table whose divergence is a bound.
+        shown: Headings of the columns that are shown; without divergences there is nothing to say of them.
         so: What follows for other numbers of the table.
     """
-    if not bounded:
+    if not bounded or not (so or "KL/seq" in shown or "KL/token" in shown):
         return []
     return [f"{', '.join(first_few(bounded, 'methods'))}: KL is an upper bound{f', so {so}' if so else ''}."]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from itertools import groupby
 
 from pipeline.learning.algos.base import REFERENCE
@@ -16,12 +16,13 @@ from pipeline.terminal.columns import Column, FittedTable
 _MATCHED = "(matched)"
 _PLACES, _MOST_PLACES = 3, 6
 """Decimal places of KL in a front."""
+_BEST = "best: no other point of the front has more at no more KL, or as much at less."
 _HOW = (
-    "best: no other point of the front has more at no more KL, or as much at less. (matched): on the line between "
-    "the two best points beside that KL, as are the ends of its interval, which leaves the error of KL out; - is "
-    "beyond what was measured. It picks the best points on these prompts, which flatters fronts of more points. "
-    "Compare points of the same split."
+    "(matched): on the line between the two best points beside that KL, as are the ends of its interval, which "
+    "leaves the error of KL out; - is beyond what was measured. It picks the best points on these prompts, which "
+    "flatters fronts of more points."
 )
+_SAME_SPLIT = "Compare points of the same split."
 _WITHIN = "Each method after its last round whose training, all rounds before included, is within the budget."
 _UNKNOWN = "what some of their rounds took is not known, so neither is which one is the last within a budget."
 
@@ -56,7 +57,13 @@ def _front_table(headline: str, rows: list[FrontRow], matched: list[MatchedRow],
         for row in rows
     }
     bounded = results.bounded_among(row.front for row in rows)
-    about = [_HOW, *_fewer(rested, rows[0], results), *about_bounds(bounded, "(matched) is a lower one")]
+
+    def about(shown: Collection[str]) -> str:
+        told = {"best": _BEST, "KL/seq": _HOW, "split": _SAME_SPLIT}
+        how = " ".join(said for heading, said in told.items() if heading in shown)
+        so = "(matched) is a lower one" if "KL/seq" in shown else ""
+        return "\n".join([how, *_fewer(rested, rows[0], results), *about_bounds(bounded, shown, so)]).strip()
+
     table = FittedTable(
         [
             Column(heading="front", least=LEAST_NAME),
@@ -69,7 +76,7 @@ def _front_table(headline: str, rows: list[FrontRow], matched: list[MatchedRow],
             number_column("KL interval", 6),
         ],
         title=headline,
-        caption="\n".join(about),
+        caption=about,
     )
     fronts = {front: list(points) for front, points in groupby(rows, key=lambda row: row.front)}
     at_equal = {front: [row for row in matched if row.front == front] for front in fronts}
@@ -111,7 +118,7 @@ def _budget_table(headline: str, rows: list[BudgetRow], results: Results) -> Fit
     about = [_WITHIN, *_fewer(rested, rows[0], results)]
     if unknown:
         about.append(f"{', '.join(first_few(list(unknown), 'methods'))}: {_UNKNOWN}")
-    about += about_bounds(results.bounded_among(row.algo for row in rows))
+    bounded = results.bounded_among(row.algo for row in rows)
     table = FittedTable(
         [
             number_column("budget", 0),
@@ -123,7 +130,7 @@ def _budget_table(headline: str, rows: list[BudgetRow], results: Results) -> Fit
             number_column("KL/seq", 5),
         ],
         title=headline,
-        caption="\n".join(about),
+        caption=lambda shown: "\n".join([*about, *about_bounds(bounded, shown)]),
     )
     for budget, own in groupby(rows, key=lambda row: row.budget):
         for row in own:

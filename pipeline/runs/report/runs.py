@@ -14,12 +14,13 @@ from pipeline.runs.report.format import decimal, interval, short, si, title
 from pipeline.runs.report.tables import HEADINGS, LEAST_NAME, number_column
 from pipeline.terminal.columns import EXTRA, Column, FittedTable, align
 
-_NOTE = (
-    "After the last round of each run. Intervals are of each run by itself: a test between settings needs them in "
-    "one run, as points of a front (docs/evaluation.md)."
+_NOTE = "After the last round of each run."
+_INTERVALS = (
+    " Intervals are of each run by itself: a test between settings needs them in one run, as points of a front "
+    "(docs/evaluation.md)."
 )
 
-_SEEDS = "seeds"
+_SEEDS, _INTERVAL = "seeds", "interval"
 _LEAST_RUN = 8
 _Told = tuple[Column, Callable[[RunRow], str]]
 """A column, and what stands in it of a row."""
@@ -44,7 +45,7 @@ def comparison_tables(comparison: RunComparison) -> list[FittedTable]:
             table.end_section()
         tables.append(table)
     if tables:
-        tables[-1].caption = "\n".join([_NOTE, *_about(comparison)])
+        tables[-1].about = lambda shown: "\n".join(_about(comparison, shown))
     align(tables)
     return tables
 
@@ -117,7 +118,7 @@ def _run(comparison: RunComparison, rank: int) -> _Told:
 def _reached(metric: str) -> list[_Told]:
     return [
         (number_column(HEADINGS.get(metric, metric), 1), lambda row: _number(row.result.value)),
-        (number_column("interval", 4), lambda row: interval(row.result.ci_low, row.result.ci_high)),
+        (number_column(_INTERVAL, 4), lambda row: interval(row.result.ci_low, row.result.ci_high)),
         (number_column("vs ref", 7), _difference),
         (number_column("KL/seq", 5), lambda row: _number(row.kl)),
         (number_column("J", 8), lambda row: _number(row.j)),
@@ -146,7 +147,8 @@ _TAKEN: list[_Told] = [
 ]
 
 
-def _about(comparison: RunComparison) -> Iterator[str]:
+def _about(comparison: RunComparison, shown: Collection[str]) -> Iterator[str]:
+    yield _NOTE + (_INTERVALS if _INTERVAL in shown else "")
     if not comparison.settings and len(comparison.labels) > 1:
         yield "No setting that changes results differs."
     if missing := comparison.without_results:
@@ -159,7 +161,7 @@ def _about(comparison: RunComparison) -> Iterator[str]:
     if going_on:
         yield f"Not done: {', '.join(going_on)}."
     algos = {row.algo for row in comparison.rows}
-    yield from about_bounds([name for name in comparison.bounded if name in algos])
+    yield from about_bounds([name for name in comparison.bounded if name in algos], shown)
 
 
 def comparison_csv(comparison: RunComparison) -> str:

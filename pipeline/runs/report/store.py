@@ -8,22 +8,24 @@ from rich.filesize import decimal
 
 from pipeline.engine.store.gc import Garbage
 from pipeline.engine.store.usage import Space, Usage
-from pipeline.terminal.columns import Column, FittedTable
+from pipeline.terminal.columns import EXTRA, Column, FittedTable
 
 _NAMED = 2
-_LEAST_NAME = 12
-_SPACE = (Column(heading="number", right=True, rank=5), Column(heading="size", right=True, rank=1))
+_LEAST_NAME, _LEAST_STAGE = 12, 8
+_SPACE = (Column(heading="number", right=True, rank=EXTRA), Column(heading="size", right=True, rank=1))
+_ELSEWHERE = "a wider terminal shows all"
+_REMOVED = "(weights removed)"
 
 
 def usage_table(usage: Usage) -> FittedTable:
     """Outputs by experiment, chain, algorithm and stage, then everything else, with a total."""
     kinds = [
-        Column(heading="experiment", least=_LEAST_NAME),
+        Column(heading="experiment", least=len(_REMOVED)),
         Column(heading="dataset/model", rank=3, least=_LEAST_NAME),
         Column(heading="algorithm", rank=2, least=_LEAST_NAME),
-        Column(heading="stage", rank=4),
+        Column(heading="stage", rank=4, least=_LEAST_STAGE),
     ]
-    table = FittedTable([*kinds, *_SPACE], title="store")
+    table = FittedTable([*kinds, *_SPACE], title="store", elsewhere=_ELSEWHERE)
     for kind, space in sorted(usage.outputs.items()):
         where = (_experiments(kind.experiments), kind.chain, kind.algo, kind.stage)
         table.add_row(*where, *_space(space))
@@ -36,7 +38,7 @@ def usage_table(usage: Usage) -> FittedTable:
         table.add_row(f"({name})", "", "", "", *_space(space))
     table.add_row("(other)", "", "", "", "", decimal(usage.other.size))
     if usage.removed.number:
-        table.add_row("(weights removed)", "", "", "", f"{usage.removed.number:,}", "")
+        table.add_row(_REMOVED, "", "", "", f"{usage.removed.number:,}", "")
     table.end_section()
     table.add_row("total", "", "", "", "", decimal(usage.total), style="bold")
     return table
@@ -45,7 +47,7 @@ def usage_table(usage: Usage) -> FittedTable:
 def garbage_table(garbage: Iterable[Garbage]) -> FittedTable:
     """What may be removed, by reason and by what it was, with a total."""
     kinds = [Column(heading="why"), Column(heading="what", rank=2, least=_LEAST_NAME)]
-    table = FittedTable([*kinds, *_SPACE], title="no longer needed")
+    table = FittedTable([*kinds, *_SPACE], title="no longer needed", elsewhere=_ELSEWHERE)
     grouped: dict[tuple[str, str], Space] = {}
     for thing in garbage:
         grouped.setdefault((thing.kind.value, thing.what), Space()).add(thing.size)
@@ -63,8 +65,10 @@ def _space(space: Space) -> tuple[str, str]:
     return f"{space.number:,}", decimal(space.size)
 
 
-def _experiments(names: tuple[str, ...]) -> str:
+def _experiments(names: tuple[str, ...]) -> tuple[str, ...]:
+    """In pieces, so that names stand one below the other rather than cut."""
     if not names:
-        return "(no run)"
-    rest = f" and {len(names) - _NAMED} more" if len(names) > _NAMED else ""
-    return ", ".join(names[:_NAMED]) + rest
+        return ("(no run)",)
+    *before, last = names[:_NAMED]
+    rest = (f"and {len(names) - _NAMED} more",) if len(names) > _NAMED else ()
+    return *(f"{name}," for name in before), last, *rest

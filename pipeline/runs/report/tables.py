@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from statistics import median
 
 from pipeline.config.evaluation import ENOUGH
@@ -28,6 +28,7 @@ HEADINGS: Mapping[str, str] = {
     "length": "tokens",
 }
 """Metrics of the table, in its order, with their headings. KL is in nats."""
+_J, _REGRET = HEADINGS["regularized_reward"], HEADINGS["regret"]
 _RANKS: Mapping[str, int] = {
     "round": 1,
     "interval": 3,
@@ -48,6 +49,7 @@ ANCHORS = ("greedy", "optimum")
 """Policies beside the reference whose metrics stand among its own, as ``NAME/METRIC``."""
 _PRIMARY_RANK = 2
 _SECOND_RANK = 7
+_ITS_INTERVAL = "its interval"
 LEAST_NAME = 12
 """Cells to which names of methods may be cut."""
 _PASS = re.compile(r"pass@\d+")
@@ -111,16 +113,20 @@ def _table(
     metrics.sort(key=lambda name: name != primary)
     comparisons = [one for one in comparisons if one.metric in metrics[:1]]
     anchors = _anchors(cells)
-    about = [*_notes(cells, metrics, comparisons, results.confidence)]
-    if chosen := _chosen(cells):
-        # A report on what was chosen by is of the luck of the choice too.
-        where = "the same prompts, which flatters" if results.split == SWEEP_SPLIT else f"{SWEEP_SPLIT} prompts"
-        about.append(f"evaluation.etas: chosen on {where}, {'; '.join(chosen)}.")
-    about += _about_anchors(anchors, metrics, results.common_eta)
-    about += about_bounds(results.bounded_among(algo for algo, _ in cells), _so(metrics))
-    caption = "\n".join(about)
+    bounded = results.bounded_among(algo for algo, _ in cells)
+
+    def about(shown: Collection[str]) -> str:
+        lines = [*_notes(cells, metrics, comparisons, results.confidence, shown)]
+        if chosen := _chosen(cells):
+            # A report on what was chosen by is of the luck of the choice too.
+            same = results.split == SWEEP_SPLIT
+            where = "the same prompts, which flatters" if same else f"{SWEEP_SPLIT} prompts"
+            lines.append(f"evaluation.etas: chosen on {where}, {'; '.join(chosen)}.")
+        lines += _about_anchors(anchors, results.common_eta, shown)
+        return "\n".join([*lines, *about_bounds(bounded, shown, _so(shown))])
+
     table = FittedTable(
-        _columns(metrics, results.confidence, with_costs=bool(costs)), title=headline, caption=caption
+        _columns(metrics, results.confidence, with_costs=bool(costs)), title=headline, caption=about
     )
     p_values = {(one.first, one.round): one.p for one in comparisons if one.second == REFERENCE}
     last = ""
@@ -162,9 +168,9 @@ def _columns(metrics: Iterable[str], confidence: float, *, with_costs: bool) -> 
     for position, name in enumerate(metrics):
         if position == 0:
             yield number_column(HEADINGS[name], _PRIMARY_RANK)
-            yield _number("interval", f"{confidence:.0%} interval")
+            yield _number("interval", _interval(confidence))
             yield _number("vs ref", "vs ref")
-            yield _number("its interval", "its interval")
+            yield _number(_ITS_INTERVAL, _ITS_INTERVAL)
             yield _number("p", "p")
         else:
             yield _number(name, HEADINGS[name])
@@ -172,6 +178,10 @@ def _columns(metrics: Iterable[str], confidence: float, *, with_costs: bool) -> 
         yield _number("FLOPs", "FLOPs")
         yield _number("per answer", "per answer")
         yield _number("device s", "device s")
+
+
+def _interval(confidence: float) -> str:
+    return f"{confidence:.0%} interval"
 
 
 def _number(name: str, heading: str) -> Column:
@@ -218,7 +228,11 @@ def _p_value(p: float | None) -> str:
 
 
 def _notes(
-    cells: Mapping[At, ByMetric], metrics: list[str], comparisons: list[Comparison], confidence: float
+    cells: Mapping[At, ByMetric],
+    metrics: list[str],
+    comparisons: list[Comparison],
+    confidence: float,
+    headings: Collection[str],
 ) -> Iterator[str]:
     shown = {at: cell[name] for at, cell in cells.items() for name in metrics[:1] if name in cell}
     least = {
@@ -227,10 +241,11 @@ def _notes(
     }
     yield from _about_fewer_prompts(cells, shown, metrics)
     yield from about_fewer_chains(least, [Chains(row.references, row.seeds) for row in shown.values()])
-    if any(row.ci_low is not None for row in shown.values()):
+    has_intervals = not {_interval(confidence), _ITS_INTERVAL}.isdisjoint(headings)
+    if has_intervals and any(row.ci_low is not None for row in shown.values()):
         yield _what_intervals_hold_for(shown)
     with_reference = [one for one in comparisons if one.second == REFERENCE]
-    if with_reference:
+    if with_reference and "p" in headings:
         yield _what_p_says(with_reference)
     if pairs := [one for one in comparisons if one.second != REFERENCE]:
         told = sum(one.p < 1 - confidence for one in pairs)
@@ -266,22 +281,28 @@ def _chosen(cells: Mapping[At, ByMetric]) -> list[str]:
     return [f"{algo} at {' or '.join(sorted(found, key=by_values))}" for algo, found in names.items() if found]
 
 
-def _about_anchors(anchors: Mapping[str, ByMetric], metrics: list[str], common_eta: float | None) -> Iterator[str]:
-    """What the rows of anchors are, and the columns of J and regret."""
+def _about_anchors(
+    anchors: Mapping[str, ByMetric], common_eta: float | None, shown: Collection[str]
+) -> Iterator[str]:
+    """What the rows of anchors are, and the columns of J and regret where these are shown."""
     samples = [name for name in anchors if name not in ANCHORS]
     of_reference = ["greedy: the reference's likeliest tokens"] if "greedy" in anchors else []
     of_reference += [f"{name}: one of its {name.removeprefix('pass@')} samples is right" for name in samples]
     if of_reference:
         yield "; ".join(of_reference) + "."
-    if "regularized_reward" in metrics and common_eta is not None:
-        j = f"J = reward - {common_eta:g} KL"
-        yield f"optimum: the highest {j}; regret: how far J is below it." if "optimum" in anchors else f"{j}."
+    if common_eta is None:
+        return
+    j = f"J = reward - {common_eta:g} KL"
+    if "optimum" in anchors:
+        yield f"optimum: the highest {j}{'; regret: how far J is below it' if _REGRET in shown else ''}."
+    elif _J in shown:
+        yield f"{j}."
 
 
-def _so(metrics: Iterable[str]) -> str:
+def _so(shown: Collection[str]) -> str:
     """What follows for J and regret where KL is an upper bound."""
-    follows = {"regularized_reward": "J is a lower one", "regret": "regret is an upper one"}
-    return " and ".join(said for name, said in follows.items() if name in metrics)
+    follows = {_J: "J is a lower one", _REGRET: "regret is an upper one"}
+    return " and ".join(said for heading, said in follows.items() if heading in shown)
 
 
 def _least(row: PooledRow, what: str) -> int:

@@ -26,6 +26,24 @@ def test_a_working_folder_whose_name_is_no_utf8_is_refused(
     assert prepare(quick_config(["experiment.name=t", "device=cpu", f"output_dir={tmp_path}"])).plan.jobs
 
 
+@pytest.mark.parametrize("below", ["", "/deep/down"], ids=["itself", "above it"])
+@pytest.mark.parametrize("key", ["output_dir", "execution.store"])
+def test_a_file_in_the_place_of_a_folder_to_write_to_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, key: str, below: str
+) -> None:
+    """Before a dry run says that all is well, and before anything that is read there is told to be missing."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "notes.txt").write_text("mine")
+    (tmp_path / "gone").symlink_to("nowhere")
+    (tmp_path / "linked").symlink_to(tmp_path)
+    for name, kind in (("notes.txt", "a file"), ("gone", "a broken link")):
+        said = rf"^{key}={name}{below}: {tmp_path}/{name} is {kind}, .* Set {key} to a folder .* move {name} away$"
+        with pytest.raises(ConfigError, match=said):
+            prepare(quick_config(["experiment.name=t", "device=cpu", f"{key}={name}{below}"]))
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["gone", "linked", "notes.txt"]
+    assert prepare(quick_config(["experiment.name=t", "device=cpu", f"{key}=linked{below}"])).plan.jobs
+
+
 @pytest.mark.parametrize(
     ("installed", "settings", "said"),
     [

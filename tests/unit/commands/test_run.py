@@ -188,6 +188,23 @@ def test_a_plan_that_takes_its_time_is_announced(monkeypatch: pytest.MonkeyPatch
     assert "Not looked at before the run: the rows of hf, owner/model on the hub." in out.getvalue()
 
 
+def test_a_folder_that_may_have_been_meant_is_told_before_the_start(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path))
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", False)
+    (tmp_path / "my" / "model").mkdir(parents=True)
+    (tmp_path / "my" / "model" / "config.json").write_text("{}")
+    asked = ["experiment.name=x", "device=cpu", "model=hf", "models.hf.path=my/modle", "dry_run=true"]
+    out = io.StringIO()
+    assert run_experiment(load_config(asked), Terminal(file=out, width=200)) == 0
+    assert "models.hf.path=my/modle: there is no folder my/modle here, but my/model." in out.getvalue()
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
+    with pytest.raises(ConfigError, match="here, but my/model, and the cache"):
+        run_experiment(load_config(asked), Terminal(file=out))
+
+
 def test_a_run_of_an_earlier_version_is_shown_without_fronts(tmp_path: Path) -> None:
     """It tried strengths of guidance on the prompts that it reported, so they are none of validation."""
     rows = [

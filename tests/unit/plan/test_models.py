@@ -17,7 +17,14 @@ from pipeline.learning.models.kinds import HFModelConfig
 from pipeline.plan.attention import plain_attention, said_of_attention, usable_attention
 from pipeline.plan.build import build_plan
 from pipeline.plan.model_size import weights_of
-from pipeline.plan.models import LARGEST_CONFIG, check_models, count_weights, is_local, model_identities
+from pipeline.plan.models import (
+    LARGEST_CONFIG,
+    check_models,
+    count_weights,
+    fetched_models,
+    is_local,
+    model_identities,
+)
 from pipeline.plan.tokenizers import check_chat_templates, check_tokenizers, has_chat_template, read_vocabulary
 from pipeline.runs.sources import read_models
 from tests.doubles.composing import quick_config
@@ -360,6 +367,32 @@ def test_so_is_an_id_of_the_hub_that_the_cache_tells_of(
     check_models(request("models.hf.path=owner/other"))
     with pytest.raises(ConfigError, match=f"models.hf.path=owner/name: .*{said}"):
         check_models(request("models.hf.path=owner/name"))
+
+
+@pytest.mark.parametrize("key", ["path", "value_path"])
+def test_a_misspelt_folder_that_looks_like_an_id_of_the_hub_is_told_of(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, key: str
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(cached(tmp_path / "cache", "my/mode")))
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", False)
+    folder_of(tmp_path / "my" / "model")
+    asked = ["models.hf.path=my/model"] if key == "value_path" else []
+    assert fetched_models(request(*asked, f"models.hf.{key}=my/modle"), ["hf"]) == [
+        f"models.hf.{key}=my/modle: there is no folder my/modle here, but my/model. It is taken for the id of a "
+        "model on the hub"
+    ]
+    for right in ("my/model", "my/mode", "owner/other"):
+        assert fetched_models(request(*asked, f"models.hf.{key}={right}"), ["hf"]) == []
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
+    said = rf"^models\.hf\.{key}=my/modle: there is no folder .* here, but my/model, and .* HF_HUB_OFFLINE is set"
+    with pytest.raises(ConfigError, match=said):
+        fetched_models(request(*asked, f"models.hf.{key}=my/modle"), ["hf"])
+    with pytest.raises(ConfigError, match=r"there is no folder owner/other here, and the cache"):
+        fetched_models(request(*asked, f"models.hf.{key}=owner/other"), ["hf"])
+    assert fetched_models(request(*asked, "models.hf.path=owner/other"), []) == []  # all that needs it is stored
+    for right in ("my/model", "my/mode"):
+        assert fetched_models(request(*asked, f"models.hf.{key}={right}"), ["hf"]) == []
 
 
 def test_value_models_need_no_head_of_their_backbone(tmp_path: Path) -> None:

@@ -12,6 +12,7 @@ import pytest
 from rich.console import Console
 
 from pipeline.commands.run_messages import tell_notes, tell_prepared
+from pipeline.config.schema import Config, EvaluationConfig
 from pipeline.engine.store.store import Store
 from pipeline.runs.loaded import load
 from pipeline.runs.notes import failed_rewards, short_of_rows
@@ -58,7 +59,7 @@ def test_the_terminal_and_the_log_of_the_run_tell_it(tmp_path: Path, caplog: pyt
     plan = chain_plan(rounds=1)
     run = WrittenRun(tmp_path / "outputs", plan)
     run.store(next(iter(plan.jobs.values())).key, faults_json=failing(1, 2))
-    request: Any = SimpleNamespace(config=None, store=Store(tmp_path / "outputs/.store"), plan=plan)
+    request: Any = SimpleNamespace(config=Config(), store=Store(tmp_path / "outputs/.store"), plan=plan)
     printed = io.StringIO()
     with caplog.at_level(logging.WARNING, "pipeline"):
         tell_notes(request, [], run.folder, Console(file=printed, width=500), has_rows=False)
@@ -76,10 +77,12 @@ def test_rows_that_are_fewer_than_asked_for_are_told_of_each_dataset(tmp_path: P
     run.store(first.key, dataset_json=json.dumps({"rows": rows, "warnings": ["test is short", "2 rows left out"]}))
     run.store(second.key, dataset_json=json.dumps({"rows": rows, "warnings": []}))
     store = Store(tmp_path / "outputs/.store")
-    assert short_of_rows(store, [second, first]) == [
-        "a: 1,500 train, 73 validation, 73 test rows (datasets.a.test_size, validation_size): test is short; "
-        "2 rows left out"
-    ]
+    short = "a: 1,500 train, 73 validation, 73 test rows (datasets.a.test_size, validation_size): test is short; "
+    assert short_of_rows(store, [second, first], EvaluationConfig(num_prompts=73)) == [f"{short}2 rows left out"]
+    fewer = "evaluation.num_prompts=74: test has 73 prompts, and evaluation uses all of them"
+    assert short_of_rows(store, [first], EvaluationConfig(num_prompts=74)) == [f"{short}2 rows left out; {fewer}"]
+    (said,) = short_of_rows(store, [second], EvaluationConfig(num_prompts=500, split="validation"))
+    assert said.endswith("evaluation.num_prompts=500: validation has 73 prompts, and evaluation uses all of them")
     request: Any = SimpleNamespace(
         store=store, plan=SimpleNamespace(jobs={job.id: job for job in (first, second)})
     )

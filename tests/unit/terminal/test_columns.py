@@ -14,9 +14,10 @@ from pipeline.terminal.columns import EXTRA, Column, FittedTable, Need, fit, in_
 HEADINGS = st.text(st.characters(exclude_categories=("C", "Z")), max_size=16)
 CELLS = st.text(st.characters(exclude_categories=("C", "Z")) | st.sampled_from("字😀[]/ab"), max_size=40)
 NEEDS = st.builds(
-    lambda rank, least, more: Need(rank, least, least + more),
+    lambda rank, least, more, pieces: Need(rank, least, least + more, least + more + pieces),
     st.integers(0, 15),
     st.integers(1, 40),
+    st.integers(0, 60),
     st.integers(0, 60),
 )
 
@@ -101,11 +102,21 @@ def test_a_narrow_terminal_shows_what_it_can(width: int) -> None:
 
 
 def test_extra_columns_go_before_a_name_is_cut_and_the_rest_afterwards() -> None:
-    needs = [Need(0, 5, 20), Need(1, 6, 6), Need(EXTRA, 6, 6)]
+    needs = [Need(0, 5, 20, 20), Need(1, 6, 6, 6), Need(EXTRA, 6, 6, 6)]
     assert fit(needs, 32, between=0) == {0: 20, 1: 6, 2: 6}
     assert fit(needs, 31, between=0) == {0: 20, 1: 6}
     assert fit(needs, 15, between=0) == {0: 9, 1: 6}
     assert fit(needs, 10, between=0) == {0: 10}
+
+
+def test_names_are_whole_before_several_stand_in_one_line() -> None:
+    needs = [Need(0, 5, 20, 40), Need(1, 6, 15, 15)]
+    assert fit(needs, 55, between=0) == {0: 40, 1: 15}
+    assert fit(needs, 36, between=0) == {0: 21, 1: 15}
+    assert fit(needs, 30, between=0) == {0: 20, 1: 10}
+    table = FittedTable([Column(heading="names", least=4), Column(heading="of", rank=1, least=4)], lines=False)
+    table.add_row(("first_name,", "second_name"), "somebody")
+    assert [line.split() for line in printed(table, 25)[-2:]] == [["first_name,", "somebody"], ["second_name"]]
 
 
 def test_names_are_cut_so_that_rows_stay_apart() -> None:

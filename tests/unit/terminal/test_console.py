@@ -2,6 +2,7 @@
 
 import io
 import os
+import re
 
 import pytest
 from hypothesis import given
@@ -10,6 +11,7 @@ from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
+from pipeline.commands.exits import complain
 from pipeline.terminal.console import Terminal, make_console, say
 
 
@@ -62,7 +64,34 @@ def test_on_a_terminal_lines_end_between_words_and_what_is_to_be_copied_is_whole
         "python -m pipeline logs x y",
     ]
     assert said("go: `python -m pipeline gpus`, or not", 20) == ["go:", "`python -m pipeline gpus`,", "or not"]
+    assert said("write x='a b c' or 'd e', or not", 20) == ["write x='a b c' or", "'d e', or not"]
+    assert said("the runs' own 'a", 9) == ["the runs'", "own 'a"]
     assert said("  a  `b\n\nc", 20) == ["  a  `b", "", "c"]
+
+
+@pytest.mark.parametrize("terminal", [True, False])
+def test_an_error_is_broken_between_words_on_a_terminal_alone(
+    monkeypatch: pytest.MonkeyPatch, terminal: bool
+) -> None:
+    stream = io.StringIO()
+    stream.isatty = lambda: terminal  # type: ignore[method-assign]
+    for name, value in {"TERM": "xterm", "COLUMNS": "20"}.items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.setattr("sys.stderr", stream)
+    complain("no folder outputs/of/somebody\x1b: type `pipeline runs -o x`, or another")
+    words = re.sub("\x1b\\[[0-9;]*m", "", stream.getvalue())
+    if terminal:
+        assert "\x1b[1;31merror:\x1b[0m no folder\n" in stream.getvalue()
+        assert words.splitlines() == [
+            "error: no folder",
+            "outputs/of/somebody\\x1b:",
+            "type",
+            "`pipeline runs -o x`,",
+            "or another",
+        ]
+    else:
+        assert words == stream.getvalue()
+        assert words == "error: no folder outputs/of/somebody\\x1b: type `pipeline runs -o x`, or another\n"
 
 
 def test_where_there_is_no_terminal_lines_stay_whole() -> None:

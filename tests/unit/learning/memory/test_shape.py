@@ -75,6 +75,11 @@ def test_llama_2_7b_is_known_to_have_6_74_billion() -> None:
         (None, "there is no such file or folder"),
         ({"model_type": "no-such-model"}, "cannot read the configuration"),
         ({"model_type": "vit"}, "is no causal language model"),
+        ({"model_type": "bert"}, "bert is an encoder, which writes no texts"),
+        (
+            {"model_type": "t5"},
+            "t5 is an encoder with a decoder, and prompts are continued here by decoders alone",
+        ),
     ],
 )
 def test_what_is_no_model_is_refused(tmp_path: Path, content: dict[str, str] | None, said: str) -> None:

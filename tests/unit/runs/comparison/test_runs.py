@@ -126,6 +126,17 @@ def test_tables_show_settings_and_results_at_every_width(width: int) -> None:
     assert max(map(len, shown.splitlines())) <= width
 
 
+def test_a_narrow_terminal_is_told_of_no_intervals_that_it_does_not_show() -> None:
+    runs = [run(f"{n}", n, pooled_row("PITA", 2, n / 9)) for n in (3, 5)]
+    (table,) = comparison_tables(compare_runs(runs))
+    for width, told in ((80, True), (40, False)):
+        console = Terminal(width=width, record=True, markup=False, file=io.StringIO())
+        console.print(table)
+        shown = console.export_text()
+        assert "After the last round of each run." in shown
+        assert ("Intervals are of each run" in shown) is told is ("interval" in table.shown(width))
+
+
 def test_settings_that_tell_rows_apart_stay_while_there_is_room_for_any() -> None:
     small = {"data_collection": {"prompts_per_round": 200}, "rounds_of_training": 2}
     usual = {"data_collection": {"prompts_per_round": 10000}, "rounds_of_training": 3}

@@ -76,6 +76,16 @@ def test_narrow_terminals_show_what_a_method_reaches() -> None:
     assert "0.600" in printed(front_tables(front("a-method-of-a-long-name"))[0], width=40)
 
 
+def test_columns_of_a_front_that_have_no_room_are_not_explained() -> None:
+    (table,) = front_tables(front("DPO"))
+    wide, narrow = printed(table), printed(table, width=60)
+    for said, heading in (("best: no other", "best"), ("Compare points of the same split.", "split")):
+        assert said in wide
+        assert (said in narrow) is (heading in table.shown(60))
+    assert "best" not in table.shown(60)
+    assert "(matched): on the line" in narrow
+
+
 def test_that_more_points_flatter_a_front_is_said_below() -> None:
     said = "It picks the best points on these prompts, which flatters fronts of more points."
     assert any(said in line for line in lines_of(front("DPO")))

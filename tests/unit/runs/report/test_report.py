@@ -124,7 +124,8 @@ def test_numbers_that_rest_on_a_bound_are_named(metrics: list[str], said: str) -
 
 
 def test_a_bound_is_named_by_what_results_say_and_by_no_name() -> None:
-    rows = [pooled_row(algo, 1) for algo in ("reference", "BestOfN", "Mine@n=2", "Yours")]
+    algos = ("reference", "BestOfN", "Mine@n=2", "Yours")
+    rows = [pooled_row(algo, 1, metric=name) for algo in algos for name in ("pass@1", "kl_per_sequence")]
 
     def lines(bounded: list[str]) -> list[str]:
         (table,) = result_tables(Results(rows=[], pooled=rows, bounded=bounded))
@@ -178,6 +179,22 @@ def test_a_narrow_table_keeps_the_rows_of_anchors_and_leaves_out_j_and_then_regr
     assert all(f"  {name} " in narrow for name in ("greedy", "pass@16", "optimum"))
     assert not re.search(r" J |regret ", narrow.splitlines()[2])
     assert re.search(r" KL/seq +J +regret ", wide.splitlines()[2])
+
+
+def test_columns_that_have_no_room_are_not_explained() -> None:
+    (table,) = result_tables(replace(anchored(), bounded=["PITA"]))
+    texts = {width: text_of(table, width).splitlines() for width in (30, 60, 80, 100)}
+    said = {width: "\n".join(lines[-6:]) for width, lines in texts.items()}
+    assert "regret: how far J is below it." in said[100]
+    assert "PITA: KL is an upper bound, so J is a lower one and regret is an upper one." in said[100]
+    assert "optimum: the highest J = reward - 0.1 KL.\nPITA: KL is an upper bound.\n" in f"{said[80]}\n"
+    assert "regret" not in said[80]
+    assert "corrected for 1 comparison" in said[80]
+    for heading, told in (("KL/seq", "upper bound"), (" p ", "p: with the reference"), (" interval", "Intervals")):
+        shown = [heading in texts[width][2] for width in texts]
+        assert shown == [told in text_of(table, width) for width in texts]
+        assert {True, False} <= {*shown}
+    assert "regret: how far" in table.caption
 
 
 def test_without_a_known_optimum_there_is_j_alone() -> None:

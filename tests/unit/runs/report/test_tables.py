@@ -191,12 +191,27 @@ def overview() -> RenderableType:
     )
 
 
+def test_names_of_a_store_are_whole_before_its_outputs_are_counted() -> None:
+    names = [f"my_long_experiment_name_{number}" for number in (1, 2)]
+    whose = [(names[0],), tuple(names), (names[1],)]
+    kinds = [OutputKind(one, "addition/tiny", "PITA", "evaluate") for one in whose]
+    table = usage_table(Usage(outputs={kind: Space(1280, 123_456_789) for kind in kinds}))
+    narrow, wide = printed(table, 80), printed(table, 160)
+    for name in (*names, f"{names[0]},", "addition/tiny", "evaluate", "(checkpoints)", "(unfinished)"):
+        assert f" {name} " in narrow
+    assert "…" not in narrow
+    assert "1,280" not in narrow
+    assert "No room for number: a wider terminal shows all." in narrow
+    assert f" {', '.join(names)} " in wide
+    assert "1,280" in wide
+
+
 @pytest.mark.parametrize("width", WIDTHS)
 @pytest.mark.parametrize(
     ("table", "essential"),
     [
         (plan, ["128", "28", "2 h 02 min", "generate", "estimate"]),
-        (usage, ["1,280", "123.5 MB", "evaluate", "246.9 MB"]),
+        (usage, ["123.5 MB", "evaluate", "246.9 MB"]),
         (garbage, ["12.3 MB", "output that no run refers to", "leftover of a run that is gone"]),
         (overview, ["2026-01-02_10-00-00", "interrupted", "345/400", "17", "12 h 30 min"]),
     ],
