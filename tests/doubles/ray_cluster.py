@@ -62,10 +62,14 @@ class RayCluster:
         """Have Ray's own process of a node killed."""
         os.kill(raylet(node), signal.SIGKILL)
 
+    def processes(self, node: Any) -> list[int]:
+        """All that a node runs, its raylet first."""
+        family = psutil.Process(raylet(node)).children(recursive=True)
+        return [raylet(node), *(process.pid for process in family)]
+
     def kill_node(self, node: Any) -> None:
         """Have all die at once that is on a node, as when it loses power."""
-        family = psutil.Process(raylet(node)).children(recursive=True)
-        for pid in [raylet(node), *(process.pid for process in family)]:
+        for pid in self.processes(node):
             with suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)
 
