@@ -131,20 +131,22 @@ def measure() -> Measured:
         return measured
 
 
-def measure_here(scratch: Path) -> Measured:
+def measure_here(scratch: Path, *, whole: bool = True) -> Measured:
     """Today's digests, made in this process, whose arithmetic is pinned.
 
     Args:
         scratch: An empty folder.
+        whole: Whether to carry out second rounds that are of the same code as first ones, as `repeats` has it.
     """
     from pipeline.machine.garbage import imported_for_good
-    from tests.golden_runs import addition_run, packed_run, texts_run
+    from tests.golden_runs import ALIKE, addition_run, first_rounds, packed_run, texts_run
 
     (scratch / "models").mkdir()
     with imported_for_good():
         texts = texts_run(scratch / "models")
+    addition = (addition_run(),) if whole else (addition_run(without=ALIKE), first_rounds())
     entries = {
-        **_stages(addition_run(), scratch / "addition"),
+        **{name: entry for run in addition for name, entry in _stages(run, scratch / "addition").items()},
         **_stages(texts, scratch / "texts"),
         **_stages(packed_run(texts), scratch / "texts"),
         **_tokens(),
@@ -153,6 +155,14 @@ def measure_here(scratch: Path) -> Measured:
         **_tables(scratch),
     }
     return {"arithmetic": _arithmetic(), "entries": entries}
+
+
+def repeats(name: str) -> bool:
+    """Whether an entry is of a second round that goes through the same code as the first."""
+    from tests.golden_runs import ALIKE
+
+    words = name.split()
+    return words[0] in ("stage", "curve") and words[2] in ALIKE and words[3].startswith("r2/")
 
 
 def _stages(run: tuple[str, ...], output: Path) -> dict[str, Entry]:

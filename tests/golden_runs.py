@@ -41,6 +41,8 @@ _VARIANTS = {
         "head_learning_rate: 0.02}",
     ),
 }
+ALIKE = ("Atoms", "Bernoulli", "Candidates", "Dapo", "Free", "Majority", "Papers")
+"""Variants that a second round takes through no code that their first, and that of what they vary, does not."""
 ADDITION = (
     *COMMON,
     "experiment.name=addition",
@@ -156,15 +158,22 @@ def packed_run(texts: tuple[str, ...]) -> tuple[str, ...]:
     )
 
 
-def addition_run() -> tuple[str, ...]:
-    """The request on addition, with settings of the variants as of every algorithm."""
+def addition_run(*, without: tuple[str, ...] = ()) -> tuple[str, ...]:
+    """The request on addition, with settings of the variants as of every algorithm; without some of those."""
     from omegaconf import OmegaConf
 
     given = []
     for name, (_, settings) in _VARIANTS.items():
         for key, value in OmegaConf.create(settings).items():
             given.append(f"algos.{name}.{key}={_written(value)}")
-    return (*ADDITION, *given)
+    left_out = tuple(f"algos.{name}." for name in without)
+    return tuple(one for one in (*ADDITION, *given) if not one.startswith(left_out))
+
+
+def first_rounds() -> tuple[str, ...]:
+    """The request for one round of the variants whose second is of the same code as their first."""
+    others = tuple(name for name in (*_TRAINED, *_VARIANTS) if name not in ALIKE)
+    return (*addition_run(without=others), "algos=[]", "rounds_of_training=1")
 
 
 def _written(value: object) -> str:
