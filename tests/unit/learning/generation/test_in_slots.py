@@ -140,12 +140,19 @@ def test_steps_that_are_looked_at_together_are_those_that_are_looked_at_one_by_o
     assert fewer > 5 * len(seeds)
 
 
-@pytest.mark.parametrize("head", HEADS)
-@pytest.mark.parametrize("kind", ["qwen2", "neox", "gemma2"])
-def test_other_families(kind: str, head: HeadType | None) -> None:
+@pytest.mark.parametrize(
+    ("kind", "head", "seed"),
+    [
+        pytest.param(kind, head, 25 + number, marks=() if (at + turn) % 2 == number else pytest.mark.exhaustive)
+        for at, kind in enumerate(["qwen2", "neox", "gemma2"])
+        for turn, head in enumerate(HEADS)
+        for number in range(2)
+    ],
+)
+def test_other_families(kind: str, head: HeadType | None, seed: int) -> None:
+    """Each head and each family with both kinds of work, or with all three of these at leisure."""
     model = language_model(kind)
-    for seed in range(25, 27):
-        Case(seed).check(model, head and opinionated(model, head))
+    Case(seed).check(model, head and opinionated(model, head))
 
 
 def sure_of_itself(kind: str) -> PreTrainedModel:
