@@ -101,8 +101,7 @@ def _dealt(items: list[pytest.Item], processes: int) -> list[pytest.Item]:
 
 
 def pytest_collection_finish() -> None:
-    """Thousands of tests and the libraries that they import are no garbage: never look through them again."""
-    gc.collect()
+    """Thousands of tests and the libraries that they import are no garbage: never look through them."""
     gc.freeze()
     gc.enable()
 

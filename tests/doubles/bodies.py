@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import ctypes
 import fcntl
-import itertools
 import json
 import logging
 import os
@@ -12,12 +11,12 @@ import signal
 import subprocess
 import sys
 import time
-from collections import deque
 from contextlib import suppress
 from pathlib import Path
 
 from pipeline.engine.workers.work import Work
 from pipeline.errors import JobStopped
+from tests.doubles.native import hold_the_interpreter
 
 ENVIRONMENT_AT_IMPORT = dict(os.environ)
 
@@ -283,7 +282,7 @@ def abort(work: Work) -> None:
 
 def loop_in_native_code(work: Work) -> None:
     """Hold the interpreter's lock for ever, so that no other thread of the process runs."""
-    deque(itertools.repeat(0), maxlen=0)
+    hold_the_interpreter()
 
 
 def loop_without_progress(work: Work) -> None:

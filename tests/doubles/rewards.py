@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from pipeline.learning.rewards.traits import RewardTraits, reward
+from tests.doubles.native import hold_the_interpreter
 
 GARBAGE = {
     "garbage": b'{"id": 0, "value": 1.0, "answer": null}\n]',
@@ -32,9 +33,11 @@ def _obey(text: str, columns: dict[str, Any]) -> float | None:
     order, _, rest = text.partition(" ")
     if order == "loop":
         while True:
-            pass
-    if order == "regex":  # holds the interpreter: no thread of this process gets to run
+            time.sleep(0.001)  # and leaves the core to other tests
+    if order == "regex":  # in the middle of native code, and of work
         re.match(r"(a+)+$", "a" * 40 + "b")
+    if order == "native":  # holds the interpreter: no thread of this process gets to run
+        hold_the_interpreter()
     if order == "exit":
         os._exit(3)
     if order == "quit":
@@ -65,7 +68,7 @@ def _obey(text: str, columns: dict[str, Any]) -> float | None:
         subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"], start_new_session=True)
         os._exit(1)
     if order == "thread":  # answers, and leaves something behind that keeps the interpreter busy
-        threading.Thread(target=re.match, args=(r"(a+)+$", "a" * 40 + "b"), daemon=True).start()
+        threading.Thread(target=hold_the_interpreter, daemon=True).start()
         return 0.75
     if order in GARBAGE:  # written to every socket that can be found
         for fd in range(3, 1000):

@@ -30,6 +30,14 @@ def test_a_plan_runs_to_its_end(engine: Engine, backend: Backend) -> None:
     assert [found["payload"]["value"] for found in stored["inputs"]["needs"]] == [1, 2]
 
 
+@pytest.fixture(scope="module")
+def made_by_two_workers(tmp_path_factory: pytest.TempPathFactory) -> dict[str, bytes]:
+    engine = Engine(tmp_path_factory.mktemp("two workers"))
+    engine.run(*DIAMOND, workers=2)
+    assert engine.leftovers() == []
+    return engine.files()
+
+
 @pytest.mark.parametrize(
     "how",
     [
@@ -40,13 +48,13 @@ def test_a_plan_runs_to_its_end(engine: Engine, backend: Backend) -> None:
     ],
     ids=["in the engine's process", "one worker", "a barrier", "a barrier with four workers"],
 )
-def test_however_a_plan_is_carried_out_the_same_bytes_are_stored(engine: Engine, how: dict[str, Any]) -> None:
+def test_however_a_plan_is_carried_out_the_same_bytes_are_stored(
+    made_by_two_workers: dict[str, bytes], engine: Engine, how: dict[str, Any]
+) -> None:
     """For several jobs on a device `test_engine_packing` sees to it, for real models `test_main_job`."""
-    other = Engine(engine.root / "other")
-    engine.run(*DIAMOND, workers=2)
-    other.run(*DIAMOND, **how)
-    assert engine.files()
-    assert engine.files() == other.files()
+    engine.run(*DIAMOND, **how)
+    assert made_by_two_workers
+    assert engine.files() == made_by_two_workers
 
 
 def test_stored_jobs_do_not_run_again(engine: Engine) -> None:

@@ -22,6 +22,12 @@ from pipeline.errors import ConfigError
 SHIPPED = [Config, *(schema for table in TABLES for schema in all_shipped(table).values())]
 
 
+@cache
+def hints_of(schema: type) -> dict[str, Any]:
+    """The types of its fields; finding them takes a millisecond, and there are hundreds of fields."""
+    return get_type_hints(schema)
+
+
 def schemas() -> list[type]:
     """Every class of settings that ships, those inside others included."""
     found: dict[type, None] = {}
@@ -30,9 +36,7 @@ def schemas() -> list[type]:
         schema = waiting.pop()
         if schema not in found:
             found[schema] = None
-            waiting += [
-                kind for hint in get_type_hints(schema).values() for kind in parts(hint) if is_dataclass(kind)
-            ]
+            waiting += [kind for hint in hints_of(schema).values() for kind in parts(hint) if is_dataclass(kind)]
     return list(found)
 
 
@@ -49,7 +53,7 @@ NUMBERS = [
     (schema, item)
     for schema in schemas()
     for item in fields(schema)
-    if {int, float} & set(parts(get_type_hints(schema)[item.name]))
+    if {int, float} & set(parts(hints_of(schema)[item.name]))
 ]
 
 
@@ -90,7 +94,7 @@ def outside(allowed: Range) -> Iterator[float]:
 @pytest.mark.parametrize(("schema", "item"), NUMBERS, ids=named)
 def test_numbers_outside_of_their_range_are_named_with_it(schema: type, item: Any) -> None:
     allowed = item.metadata[RANGE]
-    hint = str(get_type_hints(schema)[item.name])
+    hint = str(hints_of(schema)[item.name])
     for wrong in outside(allowed):
         section = schema()
         inside: Any = [wrong] if "list" in hint else {"length": wrong} if "dict" in hint else wrong

@@ -60,7 +60,7 @@ def grade(pool: GraderPool, *texts: str, function: str = OBEDIENT) -> list[Grade
     ("order", "fault", "said"),
     [
         ("loop", "timeout", "no answer within 4 s"),
-        ("regex", "timeout", "no answer within 4 s"),
+        ("native", "timeout", "no answer within 4 s"),
         ("exit", "crash", "exit code 3, twice"),
         ("quit", "error", "SystemExit: no more"),
         ("raise too bad", "error", "ValueError: too bad"),
@@ -217,7 +217,7 @@ from pipeline.learning.rewards.grading import Item, PoolSettings
 pool = GraderPool(PoolSettings(processes=2))
 pool.grade({OBEDIENT!r}, {{}}, [Item("p", "a", [1]) for _ in range(4)])
 print(json.dumps(pool.pids()), flush=True)
-pool.grade({OBEDIENT!r}, {{}}, [Item("p", order, [1]) for order in ("regex", "loop")])
+pool.grade({OBEDIENT!r}, {{}}, [Item("p", order, [1]) for order in ("regex", "regex")])
 """
 
 
