@@ -139,15 +139,15 @@ def _ask(datasets: Mapping[str, DatasetConfig], to_read: Sequence[str]) -> dict[
         answer: dict[str, Any] = json.loads(done.stdout)
     except subprocess.TimeoutExpired as error:
         raise ConfigError(
-            f"the rewards of {', '.join(datasets)} gave no answer within {limit_s:g} s for a single row. Does "
-            "importing one hang?"
+            f"trying the rewards of {', '.join(datasets)} on a single row took more than {limit_s:g} s. Does "
+            "importing one, or making the row, hang?"
         ) from error
     except ValueError as error:
         said = (done.stderr.decode(errors="replace").strip().splitlines() or ["nothing"])[-1]
         named = ", ".join(dict.fromkeys(name for section in datasets.values() for name in _names(section)))
         raise ConfigError(
             f"the process that tries the rewards of {', '.join(datasets)} ended with "
-            f"{describe_exit(done.returncode)} and said: {said}. Importing {named}, or what it imports, ends the "
-            "process"
+            f"{describe_exit(done.returncode)} and said: {said}. Importing {named}, or what it imports, or "
+            "making a row, ends the process"
         ) from error
     return answer
