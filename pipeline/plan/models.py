@@ -217,13 +217,6 @@ def _check_local(model: str, key: str, path: Path, trusted: bool) -> None:
         _check_gguf(given, path)
         return
     config = _read_config(given, path / CONFIG)
-    if not list(path.glob("*.safetensors")):
-        there = sorted({file.suffix for file in path.iterdir() if file.suffix in (".bin", ".pt", ".pth", GGUF)})
-        also = f" (only {', '.join(there)})" if there else ""
-        raise ConfigError(
-            f"{given}: the folder holds no safetensors{also}. Weights in pickles are not loaded; save the model "
-            "again with save_pretrained. Of a GGUF file give the path of the file."
-        )
     _check_kind(model, key, path, config, trusted)
     check_whole(given, path)
 
@@ -239,12 +232,15 @@ def _read_config(given: str, file: Path) -> dict[str, Any]:
 
 def _check_kind(model: str, key: str, path: str | Path, config: dict[str, Any], trusted: bool) -> None:
     given = f"{model}.{key}={path}"
-    if "auto_map" in config and not trusted:
-        raise ConfigError(
-            f"{given}: this model runs Python code that comes with it. If you trust that code, set "
-            f"{model}.trust_remote_code=true"
-        )
-    if why := why_not_usable(config, for_values=key == "value_path") or unknown_kind(config):
+    unknown = unknown_kind(config)
+    if unknown and "auto_map" in config:
+        if not trusted:
+            raise ConfigError(
+                f"{given}: this model needs Python code that comes with it. If you trust that code, set "
+                f"{model}.trust_remote_code=true"
+            )
+        unknown = None
+    if why := why_not_usable(config, for_values=key == "value_path") or unknown:
         raise ConfigError(f"{given}: {why}")
 
 
@@ -255,7 +251,7 @@ def read_config(path: Path) -> dict[str, Any]:
         ForeignDataError: It is too large, or holds something else than an object.
         OSError: It is no plain file, or cannot be read.
     """
-    return read_json_file(path, dict[str, Any], LARGEST_CONFIG, follow=True)
+    return read_json_file(path, dict[str, Any], LARGEST_CONFIG, follow=True, infinite=True)
 
 
 def reason(error: OSError | ForeignDataError) -> str:

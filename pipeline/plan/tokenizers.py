@@ -31,8 +31,8 @@ TEMPLATE = "chat_template.jinja"
 TEMPLATES = "additional_chat_templates"
 LARGEST_TOKENIZER = 500_000_000
 """Bytes; the largest known ones have some tens of millions."""
-_OF_TOKENIZERS = ("tokenizer*", "vocab*", "merges.txt", "*.model", "*.tiktoken", "tekken.json", "tokenization*")
-"""What the files of a tokenizer are called, whichever library made it."""
+_OF_TOKENIZERS = ("tokenizer*", "vocab*", "*.model", "*.tiktoken", "tekken.json", "*token*.py")
+"""What the files that hold a tokenizer's vocabulary are called, whichever library made it."""
 
 
 def check_tokenizers(config: Config) -> None:
@@ -74,7 +74,8 @@ def check_tokenizers(config: Config) -> None:
 
 def _check_there(given: str, folder: Path) -> None:
     """Refuse the folder of a model that was saved without its tokenizer."""
-    if not any(next(folder.glob(name), None) for name in _OF_TOKENIZERS):
+    there = {file.name for name in _OF_TOKENIZERS for file in folder.glob(name)} - {SETTINGS}
+    if not there:
         raise ConfigError(
             f"{given}: the folder holds no tokenizer ({FILE}, tokenizer.model, vocab.json, ...). Save that of the "
             "model beside it, with save_pretrained of the tokenizer."

@@ -1,42 +1,31 @@
 """The files that hold a model's weights: which of a folder are loaded, what is in them, whether they are whole.
 
-A safetensors file begins with the length of its header and the header, which says where each tensor ends. So a
-file that was cut off, and a part that is missing, are told without reading any weights.
+The library that loads them reads their headers alone here, which say where each tensor ends, and no weights.
 """
 
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Any
 
-from msgspec import Meta
+from safetensors import SafetensorError, safe_open
 
 from pipeline.errors import ConfigError
 from pipeline.files import open_plain
-from pipeline.foreign import ForeignDataError, converted, read_json, read_json_file
+from pipeline.foreign import ForeignDataError, converted, read_json_file
 
 WHOLE = "model.safetensors"
 INDEX = "model.safetensors.index.json"
+ADAPTERS = "adapter_config.json"
 _LARGEST_INDEX = 100_000_000
-_LONGEST_HEADER = 100_000_000
-"""Bytes, as the format limits it."""
-_LENGTH = 8
-"""Bytes in which the length of the header is written."""
 _LFS = b"version https://git-lfs"
 
 
-@dataclass(frozen=True)
-class _Tensor:
-    shape: list[Annotated[int, Meta(ge=0)]]
-    data_offsets: tuple[int, Annotated[int, Meta(ge=0)]]
-
-
 def weight_files(folder: Path) -> list[Path]:
-    """The files that a model is loaded from: one of all weights, else the parts that an index names, else all.
+    """The files that transformers loads a model from: one of all weights, else the parts that an index names.
 
-    Parts need not be there.
+    Parts need not be there; there are none without an index.
 
     Raises:
         ForeignDataError: The index is none.
@@ -44,17 +33,23 @@ def weight_files(folder: Path) -> list[Path]:
     """
     if (folder / WHOLE).is_file():
         return [folder / WHOLE]
-    if (folder / INDEX).is_file():
-        index = read_json_file(folder / INDEX, dict[str, Any], _LARGEST_INDEX, follow=True)
-        return [folder / name for name in sorted(set(converted(index.get("weight_map"), dict[str, str]).values()))]
-    return sorted(folder.glob("*.safetensors"))
+    if not (folder / INDEX).is_file():
+        return []
+    index = read_json_file(folder / INDEX, dict[str, Any], _LARGEST_INDEX, follow=True, infinite=True)
+    if not isinstance(index.get("metadata"), dict):
+        raise ForeignDataError("it has no object `metadata`, which transformers asks for")
+    names = sorted(set(converted(index.get("weight_map"), dict[str, str]).values()))
+    if odd := [name for name in names if Path(name).name != name]:  # what identifies a model is in its folder
+        raise ForeignDataError(f"it names {odd[0]!r}, and parts must be beside it")
+    return [folder / name for name in names]
 
 
 def tensors_in(file: Path) -> dict[str, int]:
     """Numbers in each tensor of a safetensors file; nothing where it cannot be read."""
     try:
-        return {name: math.prod(tensor.shape) for name, tensor in _header(file)[0].items()}
-    except (OSError, ForeignDataError):
+        with safe_open(file, "np") as opened:
+            return {name: math.prod(opened.get_slice(name).get_shape()) for name in opened.keys()}  # noqa: SIM118
+    except (OSError, SafetensorError):
         return {}
 
 
@@ -69,10 +64,18 @@ def check_whole(given: str, folder: Path) -> None:
         ConfigError: Says which file, and what is wrong with it.
         OSError: One may not be read.
     """
+    if (folder / ADAPTERS).is_file():
+        raise ConfigError(
+            f"{given}: the folder holds {ADAPTERS}, so transformers would load the model that it names rather "
+            "than the weights beside it. Merge the adapters into that model (merge_and_unload() of peft) and save "
+            "it with save_pretrained; where they are merged already, remove that file."
+        )
     try:
         files = weight_files(folder)
     except ForeignDataError as error:
         raise ConfigError(f"{given}: cannot read {folder / INDEX} ({error}). Get the model again.") from error
+    if not files:
+        raise ConfigError(f"{given}: {_without_files(folder)}")
     if missing := [file.name for file in files if not file.is_file()]:
         raise ConfigError(
             f"{given}: {missing[0]} is missing, one of {len(files)} files of weights that {INDEX} names "
@@ -83,41 +86,32 @@ def check_whole(given: str, folder: Path) -> None:
             raise ConfigError(f"{given}: {file.name} {wrong}")
 
 
+def _without_files(folder: Path) -> str:
+    """What to say of a folder that has none of the files that are loaded."""
+    there = sorted(folder.glob("*.safetensors"))
+    if WHOLE in [file.name for file in there]:
+        return f"{WHOLE} is no file, or a link to nothing. Get the model again."
+    if there:
+        return (
+            f"the folder has neither {WHOLE} nor {INDEX}, one of which names what is loaded; there is "
+            f"{there[0].name}. Get the model again, or save it with save_pretrained."
+        )
+    others = sorted({file.suffix for file in folder.iterdir() if file.suffix in (".bin", ".pt", ".pth", ".gguf")})
+    also = f" (only {', '.join(others)})" if others else ""
+    return (
+        f"the folder holds no safetensors{also}. Weights in pickles are not loaded; save the model again with "
+        "save_pretrained. Of a GGUF file give the path of the file."
+    )
+
+
 def _wrong_with(file: Path) -> str:
     """What is wrong with a file of weights, to follow its name; "" where it is whole."""
-    try:
-        _, end = _header(file)
-    except ForeignDataError as error:
-        return f"is no whole safetensors file ({error}). Get the model again."
-    if (size := file.stat().st_size) == end:
-        return ""
-    if size < end:
-        return f"is cut off: it has {size:,} of {end:,} bytes. Get the model again."
-    return f"has {size:,} bytes, and what it says of its tensors ends at {end:,}. Get the model again."
-
-
-def _header(file: Path) -> tuple[dict[str, _Tensor], int]:
-    """What a file says of its tensors, and how many bytes it then has.
-
-    Raises:
-        ForeignDataError: It is no safetensors file, or ends before that.
-        OSError: It cannot be read.
-    """
     with open_plain(file, follow=True) as opened:
-        start = opened.read(len(_LFS))
-        if start == _LFS:
-            raise ForeignDataError("it only names a file of Git LFS: fetch that with `git lfs pull`")
-        length = int.from_bytes(start[:_LENGTH], "little")
-        if len(start) < _LENGTH or length > _LONGEST_HEADER:
-            raise ForeignDataError("it does not begin as one")
-        opened.seek(_LENGTH)
-        found = opened.read(length)
-    if len(found) < length:
-        raise ForeignDataError(f"it ends after {_LENGTH + len(found):,} bytes")
-    header = read_json(found, dict[str, dict[str, Any]])
-    tensors = {
-        name: converted(entry, _Tensor)
-        for name, entry in header.items()
-        if name != "__metadata__"  # texts that whoever saved it has added
-    }
-    return tensors, _LENGTH + length + max((tensor.data_offsets[1] for tensor in tensors.values()), default=0)
+        if opened.read(len(_LFS)) == _LFS:
+            return "only names a file of Git LFS. Fetch that with `git lfs pull`, or get the model again."
+    try:
+        with safe_open(file, "np"):
+            return ""
+    except SafetensorError as error:
+        why = str(error).removeprefix("Error while deserializing header: ")
+        return f"is cut off or damaged: it has {file.stat().st_size:,} bytes ({why}). Get the model again."

@@ -9,8 +9,10 @@ import subprocess
 import sys
 from pathlib import Path
 
+import numpy as np
 import psutil
 import pytest
+from safetensors.numpy import save_file
 
 from pipeline.engine.store.store import Store
 from pipeline.engine.timings import read_timings
@@ -246,8 +248,8 @@ def test_models_that_share_no_tokenizer_are_refused(calm: Path, tmp_path: Path) 
     folder.mkdir()
     vocabulary = {"vocab": {"a": 0, "b": 1}}
     (folder / "tokenizer.json").write_text(json.dumps({"model": vocabulary, "added_tokens": []}))
-    (folder / "config.json").write_text("{}")
-    (folder / "model.safetensors").touch()
+    (folder / "config.json").write_text(json.dumps({"model_type": "gpt2"}))
+    save_file({"weights": np.zeros(1)}, folder / "model.safetensors")
     printed = run_here(tmp_path / "outputs", f"models.tiny.value_path={folder}", code=2)
     assert "no tokenizer" in printed
     assert "13 tokens against 2" in printed

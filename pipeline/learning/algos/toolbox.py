@@ -114,6 +114,7 @@ def fresh_value_model(ctx: JobContext, head: HeadType, atoms: int = 1) -> ValueM
                 ctx.first_device,
                 trust_remote_code=ctx.config.model.trusts_code,
                 as_stored=ctx.ranks.is_sharded,
+                for_values=True,
             )
         model = value_model_from(backbone, head, atoms, take=True)
         model.to(ctx.first_device)  # type: ignore[arg-type]

@@ -6,6 +6,7 @@ Imports neither torch nor transformers, so that a request is refused before anyt
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Mapping
 from importlib.util import find_spec
 from pathlib import Path
@@ -242,7 +243,7 @@ def why_not_usable(config: Mapping[str, Any], *, for_values: bool = False) -> st
         config: Its `config.json`.
         for_values: It is only the backbone of value models, which have a head of their own.
     """
-    kind = config.get("model_type")
+    kind = str(config.get("model_type"))
     if kind in _OTHERS:
         return f"{kind} is no causal language model: {_OTHERS[kind]}. {_INSTEAD}"
     if config.get("is_encoder_decoder"):
@@ -256,7 +257,8 @@ def why_not_usable(config: Mapping[str, Any], *, for_values: bool = False) -> st
         )
     if kind in _COUNT_FROM_PADDING:
         return f"{kind} counts positions from the id of its padding token, and here they begin at 0. {_INSTEAD}"
-    built = [name for name in config.get("architectures") or () if isinstance(name, str)]
+    saved = config.get("architectures")
+    built = [name for name in saved if isinstance(name, str)] if isinstance(saved, list) else []
     # Code that comes with a model may call its classes anything.
     if for_values or not built or "auto_map" in config or any(name.endswith(_GENERATING) for name in built):
         return None
@@ -331,12 +333,16 @@ def _split_parts(config: Mapping[str, Any]) -> dict[str, int]:
 
 
 def unknown_kind(config: Mapping[str, Any]) -> str | None:
-    """That the installed transformers does not know a kind of models, as far as its files tell."""
+    """That the installed transformers has no code for a kind of models, as far as its files tell; or None."""
     kind, found = config.get("model_type"), find_spec("transformers")
-    if not isinstance(kind, str) or "auto_map" in config or found is None or found.origin is None:
+    if not isinstance(kind, str):
+        return "its config.json has no model_type, by which transformers knows what it is. Get the model again"
+    if found is None or found.origin is None:
         return None
     tables = list((Path(found.origin).parent / "models" / "auto").glob("*.py"))
-    if not tables or any(f'"{kind}"' in table.read_text(encoding="utf-8") for table in tables):
+    # In those tables a kind comes first, and classes follow.
+    entry = re.compile(rf'\(\s*"{re.escape(kind)}"\s*,|"{re.escape(kind)}"\s*:')
+    if not tables or any(entry.search(table.read_text(encoding="utf-8")) for table in tables):
         return None
     from importlib.metadata import PackageNotFoundError, version  # slow to import, and seldom asked
 

@@ -6,7 +6,7 @@ import logging
 import shutil
 import tempfile
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
@@ -62,6 +62,7 @@ def load_policy(
     as_stored: bool = False,
     ranks: Ranks | None = None,
     bits: int | None = None,
+    for_values: bool = False,
 ) -> PreTrainedModel:
     """Load a causal language model for inference.
 
@@ -76,31 +77,59 @@ def load_policy(
             rather than saved is as precise as the system's dtype all the same.
         bits: Of each weight of linear layers, for a model that is never trained; None keeps them as they are.
         ranks: Who does the job. Where they share what writes, each loads its part, and all must call this.
+        for_values: It is the backbone of a value model, so its output layer may be missing.
 
     Raises:
-        JobError: It is of no use here; or holds adapters, and `base` is not given.
+        JobError: It is of no use here, or weights are missing; or it holds adapters, and `base` is not given.
     """
     if adapter_folders(Path(folder)):
         return _load_merged(Path(folder), base, system, device, ranks, trust_remote_code=trust_remote_code)
     config = AutoConfig.from_pretrained(str(folder), trust_remote_code=trust_remote_code)
-    if why := why_not_usable(config.to_dict()):
+    if why := why_not_usable(config.to_dict(), for_values=for_values):
         raise JobError(f"{folder}: {why}")
     kind = kind_of_policies(config)
     options = _options(system, _attention(kind, config, system.attn_impl))
     asked = {"trust_remote_code": trust_remote_code}
     stored = _type_of_all(Path(folder)) if as_stored else None
-    model: PreTrainedModel = kind.from_pretrained(
+    model: PreTrainedModel
+    model, told = kind.from_pretrained(
         str(folder),
         config=config,
+        output_loading_info=True,
         **asked,
         **{**options, **({"dtype": stored} if stored else {})},
         **split_options(config, ranks, str(folder)),
         **quantization_options(bits, system, device),
     )
+    head = model.get_output_embeddings() if for_values else None
+    check_complete(model, folder, told["missing_keys"], besides=[] if head is None else [*head.parameters()])
     if stored:
         _compute_buffers(model, partial(kind.from_config, config, dtype=options["dtype"], **asked))
     note_split(model, ranks)
     return frozen(model, device)
+
+
+def check_complete(
+    model: PreTrainedModel, folder: str | Path, missing: Collection[str], *, besides: Iterable[nn.Parameter] = ()
+) -> None:
+    """Refuse a model of which weights were in no file: transformers draws them at random and goes on.
+
+    Args:
+        model: As it was loaded.
+        folder: From where, for the message.
+        missing: Names of what was in no file, as `from_pretrained` tells them.
+        besides: What may be missing.
+
+    Raises:
+        JobError: Names one of them.
+    """
+    free = {id(weight) for weight in besides}
+    lacking = [name for name, weight in model.named_parameters() if name in missing and id(weight) not in free]
+    if lacking:
+        raise JobError(
+            f"{folder}: its files lack {len(lacking)} of the tensors that its config.json asks for, such as "
+            f"{lacking[0]}. The two do not belong together, or a part is missing: get the model again."
+        )
 
 
 def _load_merged(

@@ -128,7 +128,9 @@ def _check_kind(repo: str, file: Path) -> None:
     config: Any = None
     with suppress(ForeignDataError):  # transformers will say what is wrong with it
         config = parse_json(file.read_bytes())
-    if isinstance(config, dict) and (why := why_not_usable(config) or unknown_kind(config)):
+    if isinstance(config, dict) and (
+        why := why_not_usable(config) or ("auto_map" not in config and unknown_kind(config))
+    ):
         raise JobError(f"{repo}: {why}")
 
 

@@ -24,7 +24,7 @@ from pipeline.errors import ConfigError, unknown_name
 from pipeline.learning.datasets.hub import is_hub_id
 from pipeline.learning.models.batch_size import BatchSizes
 from pipeline.learning.models.flops import model_cost, spend, whole_texts
-from pipeline.learning.models.load import config_context
+from pipeline.learning.models.load import check_complete, config_context
 from pipeline.learning.models.source import snapshot
 from pipeline.learning.rewards.traits import Text, text_of
 
@@ -97,7 +97,7 @@ class RewardModel:
 
         Raises:
             ConfigError: There is no such model, or it has no such label.
-            JobError: The hub does not give it.
+            JobError: The hub does not give it, or it lacks weights, as a language model without such a head does.
         """
         self._settings = settings
         self._device = device
@@ -106,12 +106,14 @@ class RewardModel:
             path = snapshot(path, None)
         try:
             tokenizer: PreTrainedTokenizerBase = AutoTokenizer.from_pretrained(path)
-            model: PreTrainedModel = AutoModelForSequenceClassification.from_pretrained(
-                path, dtype=getattr(torch, settings.dtype), use_safetensors=True
+            model: PreTrainedModel
+            model, told = AutoModelForSequenceClassification.from_pretrained(
+                path, dtype=getattr(torch, settings.dtype), use_safetensors=True, output_loading_info=True
             )
         except (OSError, ValueError) as error:
             first = str(error).strip().partition("\n")[0]
             raise ConfigError(f"cannot load the reward model '{settings.path}': {first}") from error
+        check_complete(model, settings.path, told["missing_keys"])
         self._tokenizer = tokenizer
         self._tokenizer.truncation_side = "left"
         self._tokenizer.padding_side = "right"

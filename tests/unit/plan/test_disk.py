@@ -11,7 +11,9 @@ import shutil
 from collections import namedtuple
 from pathlib import Path
 
+import numpy as np
 import pytest
+from safetensors.numpy import save_file
 
 from pipeline.commands import disk_room
 from pipeline.commands.request import Request, look_up, prepare
@@ -203,10 +205,8 @@ def test_weights_are_counted_in_files_where_they_are_there(tmp_path: Path) -> No
     folder = tmp_path / "model"
     folder.mkdir()
     (folder / "config.json").write_text(json.dumps({**LLAMA_8B, "model_type": "a kind without a formula"}))
-    shapes = {"model.a": [10, 20], "lm_head.weight": [5, 4]}
-    tensors = {name: {"dtype": "BF16", "shape": shape, "data_offsets": [0, 0]} for name, shape in shapes.items()}
-    header = json.dumps(tensors).encode()
-    (folder / "model-1.safetensors").write_bytes(len(header).to_bytes(8, "little") + header)
+    tensors = {"model.a": np.zeros([10, 20]), "lm_head.weight": np.zeros([5, 4])}
+    save_file(tensors, folder / "model.safetensors")
     config = quick_config([*ASKED, f"models.hf.path={folder}"])
 
     def size() -> ModelSize | None:
@@ -216,6 +216,8 @@ def test_weights_are_counted_in_files_where_they_are_there(tmp_path: Path) -> No
     found = size()
     assert found is not None
     assert (found.weights, found.output) == (220, 20)
-    index = {"weight_map": {"model.a": "model-1.safetensors", "model.b": "model-2.safetensors"}}
+    (folder / "model.safetensors").rename(folder / "model-1.safetensors")
+    named = {"model.a": "model-1.safetensors", "model.b": "model-2.safetensors"}
+    index = {"metadata": {}, "weight_map": named}
     (folder / "model.safetensors.index.json").write_text(json.dumps(index))
     assert size() is None  # half of it is not there

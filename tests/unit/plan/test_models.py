@@ -4,6 +4,7 @@ import hashlib
 import importlib.util
 import json
 import os
+import re
 import shutil
 from pathlib import Path
 
@@ -153,16 +154,17 @@ LFS = b"version https://git-lfs.github.com/spec/v1\noid sha256:0123\nsize 269060
 @pytest.mark.parametrize(
     ("content", "said"),
     [
-        (WHOLE[:-1], f"model.safetensors is cut off: it has {len(WHOLE) - 1} of {len(WHOLE)} bytes"),
-        (WHOLE[: len(WHOLE) // 2], "is cut off"),
-        (WHOLE[:50], r"model.safetensors is no whole safetensors file \(it ends after 50 bytes\)"),
-        (WHOLE[:5], r"is no whole safetensors file \(it does not begin as one\)"),
-        (b"", r"\(it does not begin as one\)"),
-        (WHOLE + b"\0", f"has {len(WHOLE) + 1} bytes, and what it says of its tensors ends at {len(WHOLE)}"),
-        (LFS, r"only names a file of Git LFS: fetch that with `git lfs pull`"),
-        (b"\x02" + bytes(7) + b"[]", r"is no whole safetensors file \(expected `object`, got `array`\)"),
+        (WHOLE[:-1], f"model.safetensors is cut off or damaged: it has {len(WHOLE) - 1} bytes"),
+        (WHOLE[: len(WHOLE) // 2], "is cut off or damaged"),
+        (WHOLE[:50], "is cut off or damaged: it has 50 bytes"),
+        (WHOLE[:5], "is cut off or damaged: it has 5 bytes"),
+        (b"", "is cut off or damaged: it has 0 bytes"),
+        (WHOLE + b"\0", "is cut off or damaged"),
+        (WHOLE.replace(b"F32", b"F31"), "is cut off or damaged"),
+        (LFS, r"model.safetensors only names a file of Git LFS. Fetch that with `git lfs pull`"),
+        (b"\x02" + bytes(7) + b"[]", "is cut off or damaged"),
     ],
-    ids=["one byte less", "half", "in its header", "five bytes", "empty", "longer", "Git LFS", "list"],
+    ids=["one byte less", "half", "in its header", "five bytes", "empty", "longer", "type", "Git LFS", "list"],
 )
 def test_weights_that_are_not_whole_are_refused(tmp_path: Path, content: bytes, said: str) -> None:
     folder = folder_of(tmp_path / "model")
@@ -181,7 +183,7 @@ def test_a_missing_part_of_the_weights_is_told(tmp_path: Path) -> None:
     (folder / "consolidated.safetensors").write_bytes(b"the same weights in another form, which nobody loads")
     parts = [f"model-0000{part}-of-00002.safetensors" for part in (1, 2)]
     named = {f"layer.{at}": part for at, part in enumerate(parts)}
-    (folder / "model.safetensors.index.json").write_text(json.dumps({"weight_map": named}))
+    (folder / "model.safetensors.index.json").write_text(json.dumps({"metadata": {}, "weight_map": named}))
     (folder / parts[0]).write_bytes(saved())
     assert f"{parts[1]} is missing, one of 2 files of weights that model.safetensors.index.json" in refused(folder)
     (folder / parts[1]).write_bytes(saved(7)[:-3])
@@ -190,13 +192,49 @@ def test_a_missing_part_of_the_weights_is_told(tmp_path: Path) -> None:
     config = request(f"models.hf.path={folder}")
     check_models(config)
     assert count_weights(config.models["hf"]) == 8
-    (folder / "model.safetensors.index.json").write_text("{")
-    assert "cannot read" in refused(folder)
+
+
+@pytest.mark.parametrize(
+    ("content", "said"),
+    [
+        ("{", "this is no JSON"),
+        ('{"weight_map": {}}', "it has no object `metadata`"),
+        ('{"metadata": {}}', "expected `object`, got `null`"),
+        ('{"metadata": {}, "weight_map": {"a": "../model.safetensors"}}', "parts must be beside it"),
+    ],
+    ids=["no JSON", "no metadata", "no map", "elsewhere"],
+)
+def test_an_index_that_transformers_could_not_follow_is_refused(tmp_path: Path, content: str, said: str) -> None:
+    folder = folder_of(tmp_path / "model")
+    (folder / "model.safetensors").rename(tmp_path / "model.safetensors")
+    (folder / "model.safetensors.index.json").write_text(content)
+    assert re.search(rf"cannot read .*index\.json \({said}|{said}\)", refused(folder))
+
+
+def test_weights_that_transformers_would_not_load_are_refused(tmp_path: Path) -> None:
+    folder = folder_of(tmp_path / "model")
+    weights = folder / "model.safetensors"
+    weights.rename(folder / "consolidated.safetensors")
+    assert "neither model.safetensors nor model.safetensors.index.json" in refused(folder)
+    weights.symlink_to(tmp_path / "nothing")
+    assert "model.safetensors is no file, or a link to nothing" in refused(folder)
+    weights.unlink()
+    os.mkfifo(weights)
+    assert "model.safetensors is no file" in refused(folder)
+    weights.unlink()
+    weights.mkdir()
+    assert "model.safetensors is no file" in refused(folder)
+    weights.rmdir()
+    weights.write_bytes(saved())
+    check_models(request(f"models.hf.path={folder}"))
+    (folder / "adapter_config.json").write_text("{}")
+    assert "Merge the adapters into that model" in refused(folder)
 
 
 def test_a_model_without_its_tokenizer_is_refused(tmp_path: Path) -> None:
     folder = folder_of(tmp_path / "model")
     (folder / "tokenizer.json").unlink()
+    (folder / "tokenizer_config.json").write_text("{}")  # which says how, not of what
     config = request(f"models.hf.path={folder}")
     with pytest.raises(ConfigError, match=r"models\.hf\.path=.*/model: the folder holds no tokenizer"):
         check_tokenizers(config)
@@ -237,9 +275,12 @@ def test_a_missing_package_for_gguf_is_told(tmp_path: Path, monkeypatch: pytest.
 
 
 def test_code_that_comes_with_a_model_needs_consent(tmp_path: Path) -> None:
-    folder = folder_of(tmp_path / "model", auto_map={"AutoModelForCausalLM": "modeling_x.X"})
+    code = {"AutoModelForCausalLM": "modeling_x.X"}
+    folder = folder_of(tmp_path / "model", model_type="own", auto_map=code)
     assert "models.hf.trust_remote_code=true" in refused(folder)
     check_models(request(f"models.hf.path={folder}", "models.hf.trust_remote_code=true"))
+    # What transformers knows by itself is loaded by its own code.
+    check_models(request(f"models.hf.path={folder_of(tmp_path / 'known', model_type='phi3', auto_map=code)}"))
 
 
 def test_a_conversation_needs_a_chat_template(tmp_path: Path) -> None:
@@ -340,6 +381,28 @@ def test_what_continues_no_texts_is_refused_before_anything_starts(
         check_models(request(f"models.hf.path={folder}"))
 
 
+@pytest.mark.parametrize(
+    ("config", "said"),
+    [
+        ({"model_type": None}, "its config.json has no model_type"),
+        ({"model_type": ["gpt2"]}, "its config.json has no model_type"),
+        ({"model_type": "GPT2Config"}, "knows no models of the type 'GPT2Config'"),
+        ({"architectures": 5, "is_encoder_decoder": True}, "gpt2 is an encoder with a decoder"),
+    ],
+    ids=["none", "list", "name of a class", "number of architectures"],
+)
+def test_odd_words_about_the_kind_of_a_model_are_one_message(
+    tmp_path: Path, config: dict[str, object], said: str
+) -> None:
+    assert said in refused(folder_of(tmp_path / "model", **config))
+
+
+def test_numbers_that_python_alone_writes_are_taken(tmp_path: Path) -> None:
+    folder = folder_of(tmp_path / "model", time_step_limit=[0.0, float("inf")])
+    assert "Infinity" in (folder / "config.json").read_text()
+    check_models(request(f"models.hf.path={folder}"))
+
+
 def cached(home: Path, repo: str, **config: object) -> Path:
     """The configuration of a model on the hub, as its library keeps it."""
     folder = home / f"models--{repo.replace('/', '--')}"
@@ -356,7 +419,7 @@ def cached(home: Path, repo: str, **config: object) -> Path:
     [
         ({"model_type": "no_such_family"}, r"knows no models of the type 'no_such_family'.* pip install -U"),
         ({"model_type": "t5", "is_encoder_decoder": True}, "t5 is an encoder with a decoder"),
-        ({"model_type": "gpt2", "auto_map": {}}, "set models.hf.trust_remote_code=true"),
+        ({"model_type": "own", "auto_map": {}}, "set models.hf.trust_remote_code=true"),
     ],
     ids=["unknown", "encoder-decoder", "code"],
 )
@@ -451,6 +514,8 @@ def test_weights_are_counted_from_the_headers_of_files(tmp_path: Path) -> None:
 
     save_file({"a": torch.zeros(3, 5), "b": torch.zeros(7)}, tmp_path / "one.safetensors")
     save_file({"c": torch.zeros(2, dtype=torch.bfloat16)}, tmp_path / "two.safetensors")
+    index = {"metadata": {}, "weight_map": {"a": "one.safetensors", "c": "two.safetensors"}}
+    (tmp_path / "model.safetensors.index.json").write_text(json.dumps(index))
     assert count_weights(HFModelConfig(kind="hf", path=str(tmp_path))) == 24
 
 

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 import torch
 from huggingface_hub.utils.tqdm import are_progress_bars_disabled, disable_progress_bars, enable_progress_bars
+from safetensors.torch import load_file, save_file
 from transformers import (
     AutoModelForCausalLM,
     AutoTokenizer,
@@ -242,6 +243,35 @@ def test_layers_that_share_their_weights_belong_to_none_of_them() -> None:
 def test_what_continues_no_texts_is_not_loaded(tmp_path: Path) -> None:
     T5Config(num_layers=1, d_model=8).save_pretrained(tmp_path)
     with pytest.raises(JobError, match="t5 is an encoder with a decoder"):
+        load_policy(tmp_path, SYSTEM, "cpu")
+
+
+def test_a_model_of_which_weights_are_in_no_file_is_refused(tmp_path: Path) -> None:
+    model = tiny_model("llama")
+    model.save_pretrained(tmp_path / "model")
+    held = load_file(tmp_path / "model" / "model.safetensors")
+    lost = "model.layers.1.mlp.up_proj.weight"
+    save_file(
+        {name: tensor for name, tensor in held.items() if name != lost},
+        tmp_path / "model" / "model.safetensors",
+        {"format": "pt"},
+    )
+    with pytest.raises(JobError, match=rf"model: its files lack 1 of the tensors .* such as {lost}"):
+        load_policy(tmp_path / "model", SYSTEM, "cpu")
+    model.config.num_hidden_layers += 1
+    model.config.save_pretrained(tmp_path / "model")
+    with pytest.raises(JobError, match=r"its files lack \d\d of the tensors"):
+        load_policy(tmp_path / "model", SYSTEM, "cpu")
+
+
+def test_the_backbone_of_a_value_model_needs_no_output_layer(tmp_path: Path) -> None:
+    model = tiny_model("llama")
+    assert not model.config.tie_word_embeddings
+    model.model.save_pretrained(tmp_path)
+    backbone = load_policy(tmp_path, SYSTEM, "cpu", for_values=True)
+    assert torch.equal(backbone.model.norm.weight, model.model.norm.weight)
+    value_model_from(backbone, HeadType.v)
+    with pytest.raises(JobError, match="without the head that gives probabilities"):
         load_policy(tmp_path, SYSTEM, "cpu")
 
 

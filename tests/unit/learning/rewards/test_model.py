@@ -1,15 +1,16 @@
 """Reward models of the kinds that people have, tiny and made here."""
 
+import shutil
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from tokenizers import Tokenizer, models, pre_tokenizers
-from transformers import GPT2Config, GPT2ForSequenceClassification, PreTrainedTokenizerFast
+from transformers import AutoModelForCausalLM, GPT2Config, GPT2ForSequenceClassification, PreTrainedTokenizerFast
 
 from pipeline.config.bases import DatasetConfig, GradingConfig
-from pipeline.errors import ConfigError
+from pipeline.errors import ConfigError, JobError
 from pipeline.learning.datasets.base import Row
 from pipeline.learning.rewards.model import ModelSettings, RewardModel
 from pipeline.learning.rewards.scoring import Scorer
@@ -135,6 +136,14 @@ def test_what_cannot_be_loaded_is_told(scalar: Path, classifier: Path, tmp_path:
         scores(scalar, [], [], label="POSITIVE")
     with pytest.raises(ConfigError, match="cannot load the reward model"):
         scores(tmp_path / "nowhere", [], [])
+
+
+def test_a_language_model_without_a_head_for_rewards_is_refused(scalar: Path, tmp_path: Path) -> None:
+    folder = tmp_path / "model"
+    shutil.copytree(scalar, folder)
+    AutoModelForCausalLM.from_pretrained(folder).save_pretrained(folder)
+    with pytest.raises(JobError, match=r"lack 1 of the tensors .* such as score\.weight"):
+        scores(folder, [], [])
 
 
 def test_texts_are_scored_in_turn_where_memory_runs_out(
