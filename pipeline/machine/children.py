@@ -6,8 +6,8 @@
     Child(MODULE, ...)   <--- lines over a socket --->    Channel.inherited(settings["fd"])
     end(...)                                              killed, and its descendants wherever they went
 
-Workers, ranks and graders are children in this sense. The agent of a launch and the process that tries rewards
-have other streams, and use `command` and `begin` alone.
+Workers, ranks, graders and the process that tries rewards are children in this sense. The agent of a launch has
+other streams, and uses `command` and `begin` alone.
 """
 
 from __future__ import annotations

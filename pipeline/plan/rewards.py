@@ -8,8 +8,12 @@ from __future__ import annotations
 
 import json
 import os
+import select
 import subprocess
+import tempfile
+import time
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from typing import Any
 
 from pipeline.config.bases import DatasetConfig
@@ -25,8 +29,12 @@ from pipeline.learning.datasets.from_files import FilesDataset
 from pipeline.learning.datasets.registry import load_dataset
 from pipeline.learning.rewards.registry import shipped_traits
 from pipeline.machine import children
+from pipeline.machine.channel import Channel
 
 _MARGIN_S = 60.0
+_END_S = 10.0
+_LARGEST_ANSWER = 64 << 20
+"""Bytes."""
 
 
 def try_rewards(config: Config, unread: Collection[str] = ()) -> tuple[str, ...]:
@@ -118,36 +126,59 @@ def in_local_files(section: DatasetConfig) -> bool:
 
 
 def _ask(datasets: Mapping[str, DatasetConfig], to_read: Sequence[str]) -> dict[str, Any]:
+    """What a process says that tries rewards and rows; it ends then, with whatever their modules have started."""
     plain = {name: {"_schema_": schema_path(section), **to_plain(section)} for name, section in datasets.items()}
-    given = {"datasets": plain, "to read": to_read}
-    words, environment = children.command(
-        "pipeline.learning.rewards.early", {**os.environ, "CUDA_VISIBLE_DEVICES": ""}
-    )
     limit_s = _MARGIN_S + sum(
         section.grading.start_timeout_s + section.grading.timeout_s * len(_names(section))
         for section in datasets.values()
     )
-    try:
-        done = subprocess.run(
-            words,
-            input=json.dumps(given).encode(),
-            capture_output=True,
-            env=environment,
-            timeout=limit_s,
-            check=False,
+    with tempfile.TemporaryFile() as output:
+        child = children.Child(
+            "pipeline.learning.rewards.early",
+            {**os.environ, "CUDA_VISIBLE_DEVICES": ""},
+            {"datasets": plain, "to read": list(to_read)},
+            max_bytes=_LARGEST_ANSWER,
+            send_timeout_s=_MARGIN_S,
+            output=output,
+            own_group=True,
         )
-        answer: dict[str, Any] = json.loads(done.stdout)
-    except subprocess.TimeoutExpired as error:
-        raise ConfigError(
-            f"trying the rewards of {', '.join(datasets)} on a single row took more than {limit_s:g} s. Does "
-            "importing one, or making the row, hang?"
-        ) from error
-    except ValueError as error:
-        said = (done.stderr.decode(errors="replace").strip().splitlines() or ["nothing"])[-1]
-        named = ", ".join(dict.fromkeys(name for section in datasets.values() for name in _names(section)))
-        raise ConfigError(
-            f"the process that tries the rewards of {', '.join(datasets)} ended with "
-            f"{describe_exit(done.returncode)} and said: {said}. Importing {named}, or what it imports, or "
-            "making a row, ends the process"
-        ) from error
-    return answer
+        try:
+            line = _first_line(child.channel, limit_s)
+            if line is None:
+                with suppress(subprocess.TimeoutExpired):  # a moment after it has hung up it has an exit code
+                    child.process.wait(_END_S)
+        except TimeoutError as error:
+            raise ConfigError(
+                f"trying the rewards of {', '.join(datasets)} on a single row took more than {limit_s:g} s. Does "
+                "importing one, or making the row, hang?"
+            ) from error
+        finally:
+            children.end([child])
+            code = child.wait()
+        if line is not None:
+            answer: dict[str, Any] = json.loads(line)
+            return answer
+        output.seek(0)
+        said = (output.read().decode(errors="replace").strip().splitlines() or ["nothing"])[-1]
+    named = ", ".join(dict.fromkeys(name for section in datasets.values() for name in _names(section)))
+    raise ConfigError(
+        f"the process that tries the rewards of {', '.join(datasets)} ended with {describe_exit(code)} and said: "
+        f"{said}. Importing {named}, or what it imports, or making a row, ends the process"
+    )
+
+
+def _first_line(channel: Channel, limit_s: float) -> bytes | None:
+    """The first line that arrives; None where the other side hangs up before.
+
+    Raises:
+        TimeoutError: Neither happens in time.
+    """
+    poll = select.poll()
+    poll.register(channel.fileno(), select.POLLIN)
+    give_up = time.monotonic() + limit_s
+    while not channel.closed:
+        if not poll.poll(max(0.0, give_up - time.monotonic()) * 1000):
+            raise TimeoutError
+        for line in channel.receive():
+            return line
+    return None

@@ -1,15 +1,13 @@
 """Main function of a process that tries rewards and rows while a run is planned, which imports none of their code.
 
-input    {"datasets": {name: its settings with their schema}, "to read": [names]}, one JSON
-output   {"problems": [...], "warnings": [...], "graded": {dataset: which of its rewards, in words}}, one JSON
+settings    {"datasets": {name: its settings with their schema}, "to read": [names]}
+answer      {"problems": [...], "warnings": [...], "graded": {dataset: which of its rewards, in words}}, one line
 """
 
 from __future__ import annotations
 
 import json
 import os
-import signal
-import sys
 
 from pipeline.config.bases import DatasetConfig
 from pipeline.config.place import told
@@ -23,18 +21,18 @@ from pipeline.learning.datasets.sources import look_at
 from pipeline.learning.rewards.probe import advice_on, check_judge, check_rewards
 from pipeline.learning.rewards.registry import known_rewards
 from pipeline.machine.begin import begin
+from pipeline.machine.channel import Channel
 
 _ROWS = 8
 """Rows that are looked at for their columns, as each may lack some."""
+_LONGEST = 4000
+"""Characters of a message."""
 
 
 def main() -> None:
     """Try the rewards of datasets that make their rows, and of those that are to be read."""
-    begin()
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the process that plans
-    asked = json.load(sys.stdin)
-    answers = os.fdopen(os.dup(1), "w", encoding="utf-8")
-    os.dup2(2, 1)  # what a module prints while it is imported is no answer
+    asked = begin()
+    channel = Channel.inherited(asked["fd"])
     problems: list[str] = []
     warnings: list[str] = []
     graded: dict[str, str] = {}
@@ -51,10 +49,17 @@ def main() -> None:
             graded[name] = _graded(config)
         except PipelineError as error:
             problems.append(str(error))
-        except KeyboardInterrupt as error:  # not of a terminal, see above
+        except KeyboardInterrupt as error:  # of a module: Ctrl-C is for the group of the process that plans
             problems.append(f"datasets.{name}: its reward or its class cannot be imported: {told(error)}")
-    with answers:
-        json.dump({"problems": problems, "warnings": warnings, "graded": graded}, answers)
+    told_of = {"problems": [*map(_shortened, problems)], "warnings": [*map(_shortened, warnings)]}
+    channel.send(json.dumps({**told_of, "graded": graded}).encode())
+    os._exit(0)  # whatever threads the modules have started
+
+
+def _shortened(message: str) -> str:
+    """A message that can be printed: own code may put a whole row into an error."""
+    half = _LONGEST // 2
+    return message if len(message) <= _LONGEST else f"{message[:half]} [...] {message[-half:]}"
 
 
 def _tried(name: str, config: DatasetConfig, dataset: Dataset) -> list[str]:

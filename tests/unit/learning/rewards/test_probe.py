@@ -4,6 +4,7 @@ import contextlib
 import json
 import logging
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -24,6 +25,7 @@ from pipeline.learning.rewards.probe import check_rewards
 from pipeline.plan.rewards import try_rewards
 from tests.doubles import own_rewards
 from tests.doubles.composing import quick_config
+from tests.doubles.machine import is_living
 
 FILE = str(own_rewards.__file__)
 OVERLONG = (
@@ -367,6 +369,36 @@ def test_a_module_that_ends_its_process_or_prints_is_told(tmp_path: Path, monkey
         try_rewards(quick_config(["experiment.name=x", "datasets.addition.reward=quiet.fits"]))
     with pytest.raises(ConfigError, match=r"rewards of addition ended with exit code 9 and said: oh"):
         try_rewards(quick_config(["experiment.name=x", "datasets.addition.reward=deadly.fits"]))
+
+
+def test_what_a_module_has_started_ends_with_the_look_at_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    noted = tmp_path / "pid"
+    (tmp_path / "busy.py").write_text(
+        "import subprocess, sys, threading, time\n"
+        "threading.Thread(target=time.sleep, args=(3600,)).start()\n"
+        "started = subprocess.Popen(['sleep', '3600'], start_new_session=True)\n"
+        f"open({str(noted)!r}, 'w').write(str(started.pid))\n"
+        "def fits(completions, **_): return [1.0]\n"
+        "def fails(completions, **_): raise ValueError('x' * 5_000_000)\n"
+    )
+    monkeypatch.syspath_prepend(str(tmp_path))
+    assert try_rewards(quick_config(["experiment.name=x", "datasets.addition.reward=busy.fits"])) == ()
+    assert not is_living(int(noted.read_text()))
+    (warning,) = try_rewards(quick_config(["experiment.name=x", "datasets.addition.reward=busy.fails"]))
+    assert re.search(r"ValueError: x+ \[\.\.\.\] x+", warning)
+    assert len(warning) < 5000
+
+
+def test_a_module_that_does_not_end_is_told_of(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "stuck.py").write_text("import time\ntime.sleep(3600)\n")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    monkeypatch.setattr("pipeline.plan.rewards._MARGIN_S", 0.0)
+    limits = [f"datasets.addition.grading.{name}=0.5" for name in ("start_timeout_s", "timeout_s")]
+    asked = ["experiment.name=x", "datasets.addition.reward=stuck.fits", *limits]
+    with pytest.raises(ConfigError, match=r"took more than 1 s\. Does importing one, or making the row, hang"):
+        try_rewards(quick_config(asked))
 
 
 def test_a_run_with_a_reward_that_cannot_work_starts_nothing(tmp_path: Path) -> None:
