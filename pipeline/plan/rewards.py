@@ -30,6 +30,7 @@ from pipeline.learning.datasets.registry import load_dataset
 from pipeline.learning.rewards.registry import shipped_traits
 from pipeline.machine import children
 from pipeline.machine.channel import Channel
+from pipeline.plan.tokenizers import check_chat_templates
 
 _MARGIN_S = 60.0
 _END_S = 10.0
@@ -50,7 +51,7 @@ def try_rewards(config: Config, unread: Collection[str] = ()) -> tuple[str, ...]
 
     Raises:
         ConfigError: A row lacks what it needs, a reward cannot work with its dataset, or an algorithm with what it
-            gives.
+            gives; or rows are conversations, and a model has no chat template.
     """
     single = _single_probabilities(config)
     asked = {
@@ -60,9 +61,10 @@ def try_rewards(config: Config, unread: Collection[str] = ()) -> tuple[str, ...]
     }
     to_read = [name for name in unread if in_local_files(config.datasets[name])]
     asked |= {name: config.datasets[name] for name in to_read}
-    answer = _ask(asked, to_read) if asked else {"problems": [], "warnings": [], "graded": {}}
+    answer = _ask(asked, to_read) if asked else {"problems": [], "warnings": [], "graded": {}, "conversations": []}
     if answer["problems"]:
         raise ConfigError("\n".join(answer["problems"]))
+    check_chat_templates(config, answer["conversations"])
     if single:
         told = answer["graded"]
         refuse_all(

@@ -7,7 +7,7 @@ read, or the head of a GGUF file, which takes no torch and no transformers.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
@@ -100,21 +100,31 @@ def _check_rows(given: str, path: str, vocabulary: Mapping[str, int]) -> None:
         )
 
 
-def check_chat_templates(config: Config) -> None:
-    """Refuse a model without a chat template for a dataset that is made a conversation.
+def check_chat_templates(config: Config, conversations: Collection[str] = ()) -> None:
+    """Refuse a model without a chat template for a dataset of conversations.
+
+    Args:
+        config: The request.
+        conversations: Names of datasets whose rows are known to be conversations. Of others it is known where
+            their text is made one.
 
     Raises:
         ConfigError: Names the model and the dataset.
     """
-    chats = [
-        name for name, section in config.datasets.items() if isinstance(section, FilesConfig) and section.chat
-    ]
-    for name, model in config.models.items():
-        if chats and model.path is not None and has_chat_template(model.path) is False:
-            raise ConfigError(
-                f"datasets.{chats[0]}.chat=true makes prompts conversations, but models.{name}.path={model.path} "
-                f"has no chat template. Choose an instruct model, or datasets.{chats[0]}.chat=false."
-            )
+    for name, section in config.datasets.items():
+        if isinstance(section, FilesConfig) and section.chat:
+            said = f"datasets.{name}.chat=true makes prompts conversations"
+            instead = f"datasets.{name}.chat=false"
+        elif name in conversations:
+            said, instead = f"the prompts of datasets.{name} are conversations", "prompts of text"
+        else:
+            continue
+        for model_name, model in config.models.items():
+            if model.path is not None and has_chat_template(model.path) is False:
+                raise ConfigError(
+                    f"{said}, but models.{model_name}.path={model.path} has no chat template. Choose an instruct "
+                    f"model, or {instead}."
+                )
 
 
 def has_chat_template(path: str) -> bool | None:

@@ -8,8 +8,6 @@ Conversations and further columns are JSON inside Parquet: rows may differ in th
 
 from __future__ import annotations
 
-import datetime
-import decimal
 import hashlib
 import itertools
 import json
@@ -24,13 +22,14 @@ import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
 from pipeline.config.bases import DatasetConfig
-from pipeline.errors import ConfigError, DataError, unknown_name
+from pipeline.errors import ConfigError, DataError
 from pipeline.files import replacing, write_whole
 from pipeline.learning.datasets.base import SPLITS, Dataset, Row, Text
 from pipeline.learning.datasets.columns import ANSWERS
 from pipeline.learning.datasets.fingerprint import source_fingerprint
 from pipeline.learning.datasets.from_files import FilesDataset
 from pipeline.learning.datasets.readers import Record
+from pipeline.learning.datasets.rows import TEXTS, Form, check_source, identity, made_rows
 from pipeline.learning.datasets.sources import open_splits
 from pipeline.learning.datasets.splits import Dealt, deal
 from pipeline.outputs.formats import DATASET
@@ -39,7 +38,6 @@ log = logging.getLogger(__name__)
 
 FILE = DATASET
 FORMAT = 1
-TEXTS = ("prompt", *ANSWERS)
 SCHEMA = pa.schema(
     [("id", pa.int64()), *((name, pa.large_string()) for name in TEXTS), ("columns", pa.large_string())]
 )
@@ -161,47 +159,9 @@ class PreparedDataset(Dataset):
         return column
 
 
-class _Form:
-    """What the rows of a source have in common."""
-
-    def __init__(self) -> None:
-        self.columns: dict[str, None] = {}
-        self.answers: dict[str, None] = {}
-        self.read: dict[str, None] = {}
-        """Columns of the source."""
-        self._conversational: bool | None = None
-        self._first = ""
-
-    def add(self, row: Row, place: str) -> None:
-        """Take a row into account.
-
-        Raises:
-            DataError: It is a conversation and earlier ones are text, or the other way round.
-        """
-        conversational = not isinstance(row.prompt, str)
-        if self._conversational is None:
-            self._conversational, self._first = conversational, place
-        elif self._conversational != conversational:
-            kinds = ("a conversation", "text") if conversational else ("text", "a conversation")
-            raise DataError(
-                f"{place}: the prompt is {kinds[0]}, but that of {self._first} is {kinds[1]}; a dataset is all "
-                "the one or all the other. chat=true makes text a conversation."
-            )
-        self.columns.update(dict.fromkeys(row.columns))
-        self.answers.update((name, None) for name in ANSWERS if getattr(row, name) is not None)
-
-    def described(self) -> dict[str, Any]:
-        """For ``dataset.json``."""
-        return {
-            "columns": sorted(self.columns),
-            "answers": [name for name in ANSWERS if name in self.answers],
-            "conversational": bool(self._conversational),
-        }
-
-
-def _read(dataset: FilesDataset, refusal: Refusal | None) -> tuple[dict[str, pa.Table], _Form]:
+def _read(dataset: FilesDataset, refusal: Refusal | None) -> tuple[dict[str, pa.Table], Form]:
     """All rows of a source as one table per split that it has; ids count on from split to split."""
-    form = _Form()
+    form = Form()
     ids = itertools.count()
     sources = open_splits(dataset)
     tables: dict[str, pa.Table] = {}
@@ -210,82 +170,31 @@ def _read(dataset: FilesDataset, refusal: Refusal | None) -> tuple[dict[str, pa.
             records = itertools.islice(sources[split](), dataset.source.limit)
             batches = list(_batches(dataset, records, form, ids, refusal))
             tables[split] = pa.Table.from_batches(batches, SCHEMA)
-    if not tables["train"].num_rows:
-        raise DataError(f"dataset '{dataset.config.kind}' ({dataset.source.path}): no row to train on")
-    _check_kept(dataset, form)
+    check_source(dataset, form, tables["train"].num_rows)
     return tables, form
 
 
-def _check_kept(dataset: FilesDataset, form: _Form) -> None:
-    odd = [name for name in dataset.source.further_columns or () if name not in form.columns]
-    if odd:
-        known = dict.fromkeys([*dataset.source.columns, *form.columns, *form.read])
-        raise DataError(
-            f"dataset '{dataset.config.kind}' ({dataset.source.path}): further_columns: "
-            + unknown_name("column", odd[0], known)
-        )
-
-
 def _batches(
-    dataset: FilesDataset, records: Iterator[Record], form: _Form, ids: Iterator[int], refusal: Refusal | None
+    dataset: FilesDataset, records: Iterator[Record], form: Form, ids: Iterator[int], refusal: Refusal | None
 ) -> Iterator[pa.RecordBatch]:
     stored: list[dict[str, Any]] = []
     size = 0
-    for record in records:
-        form.read.update(dict.fromkeys(record.data))
-        row = dataset.make_row(next(ids), record)
-        if row is None:
+    for made in made_rows(dataset, records, form, ids):
+        if made is None:
             continue
-        form.add(row, record.place)
-        stored.append(_stored(row, record.place))
+        stored.append(made.stored)
         # As they are stored, since that is what rewards are given.
-        if refusal is not None and (problem := refusal(json.loads(stored[-1]["columns"]))):
-            raise DataError(f"{record.place}: {problem}.")
-        size += sum(len(text) for text in stored[-1].values() if isinstance(text, str))
+        if refusal is not None and (problem := refusal(json.loads(made.stored["columns"]))):
+            raise DataError(f"{made.place}: {problem}.")
+        size += sum(len(text) for text in made.stored.values() if isinstance(text, str))
         if len(stored) == _BATCH or size > _BATCH_SIZE:
             yield pa.RecordBatch.from_pylist(stored, SCHEMA)
             stored, size = [], 0
     yield pa.RecordBatch.from_pylist(stored, SCHEMA)
 
 
-def _stored(row: Row, place: str) -> dict[str, Any]:
-    try:
-        columns = json.dumps(dict(row.columns), ensure_ascii=False, default=_plain)
-        texts = {name: _as_stored(getattr(row, name)) for name in TEXTS}
-    except (TypeError, ValueError, RecursionError) as error:
-        said = f"{place}: column '{_odd_column(row)}' {error}. List in further_columns those that rewards need."
-        raise DataError(said) from error
-    return {"id": row.id, **texts, "columns": columns}
-
-
-def _odd_column(row: Row) -> str:
-    """The column that cannot be stored."""
-    texts = {name: getattr(row, name) for name in TEXTS}
-    for name, value in {**texts, **row.columns}.items():
-        try:
-            json.dumps(value, default=_plain)
-        except (TypeError, ValueError, RecursionError):
-            return name
-    return ""
-
-
-def _as_stored(text: Text | None) -> str | None:
-    if text is None or isinstance(text, str):
-        return text
-    return json.dumps(list(text), ensure_ascii=False, default=_plain)
-
-
-def _plain(value: object) -> Any:
-    if isinstance(value, datetime.date | datetime.time):
-        return value.isoformat()
-    if isinstance(value, decimal.Decimal):
-        return str(value)
-    raise TypeError(f"holds {type(value).__name__}, which is no text, number, list or object")
-
-
 def _identities(table: pa.Table) -> list[bytes]:
-    """What says that two prompts are the same: their text, apart from white space."""
-    return [hashlib.blake2b(" ".join(text.split()).encode(), digest_size=16).digest() for text in _prompts(table)]
+    return [identity(text) for text in _prompts(table)]
 
 
 def _prompts(table: pa.Table) -> Iterator[str]:

@@ -2,26 +2,17 @@
 
 from __future__ import annotations
 
-import itertools
-import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 
 from pipeline.errors import DataError, unknown_name
-from pipeline.learning.datasets.base import Row
-from pipeline.learning.datasets.files import HubDataset, Location, format_of
+from pipeline.learning.datasets.files import HubDataset, Location
 from pipeline.learning.datasets.from_files import FilesConfig, FilesDataset
 from pipeline.learning.datasets.hub import reaching, why_not
 from pipeline.learning.datasets.readers import Record, read_records
 
 Rows = Callable[[], Iterator[Record]]
-LOOKED_AT = 20_000
-"""Rows to train on that are made before a run starts at most, which takes less than a second."""
-LOOK_S = 5.0
-"""Seconds in which that many are made, where code of the user's own makes them slowly."""
-_READ_WHOLE = 16 << 20
-"""Bytes of a ``.json`` file of which rows are made then; it is read whole for the first of them."""
 
 
 @dataclass(frozen=True)
@@ -35,54 +26,6 @@ class Source:
 
     name: str
     splits: Mapping[str, Rows]
-
-
-@dataclass
-class Look:
-    """What a look at the first rows of a source has shown.
-
-    Attributes:
-        first: The first of them; None where there was none to look at.
-        columns: All that they have besides their texts, each once.
-        number: How many there were.
-        is_all: Whether there are no more rows to train on.
-    """
-
-    first: Row | None = None
-    number: int = 0
-    columns: dict[str, None] = field(default_factory=dict)
-    is_all: bool = False
-
-
-def look_at(dataset: FilesDataset) -> Look:
-    """Make the first rows to train on of local files, as `prepare` will.
-
-    Raises:
-        DataError: One cannot be made, or a split is not there.
-    """
-    look = Look()
-    if not all(_is_soon_read(location) for location in dataset.locations().values()):
-        return look
-    records = itertools.islice(open_splits(dataset)["train"](), dataset.source.limit)
-    give_up = time.monotonic() + LOOK_S
-    for number, record in enumerate(itertools.islice(records, LOOKED_AT)):
-        if time.monotonic() > give_up:
-            return look
-        row = dataset.make_row(number, record)
-        if row is not None:
-            look.first = look.first or row
-            look.columns.update(dict.fromkeys(row.columns))
-        look.number = number + 1
-    look.is_all = next(records, None) is None
-    return look
-
-
-def _is_soon_read(location: Location) -> bool:
-    """Whether the first rows are there at once: on this machine, and not at the end of a large file."""
-    if isinstance(location, HubDataset):
-        return False
-    files = [file for split in location.splits.values() for file in split]
-    return not any(format_of(file) == ".json" and file.stat().st_size > _READ_WHOLE for file in files)
 
 
 def open_splits(dataset: FilesDataset) -> dict[str, Rows]:

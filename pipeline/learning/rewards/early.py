@@ -1,7 +1,8 @@
 """Main function of a process that tries rewards and rows while a run is planned, which imports none of their code.
 
 settings    {"datasets": {name: its settings with their schema}, "to read": [names]}
-answer      {"problems": [...], "warnings": [...], "graded": {dataset: which of its rewards, in words}}, one line
+answer      {"problems": [...], "warnings": [...], "graded": {dataset: which of its rewards, in words},
+             "conversations": [datasets]}, in one line
 """
 
 from __future__ import annotations
@@ -16,8 +17,8 @@ from pipeline.errors import ConfigError, DataError, PipelineError
 from pipeline.learning.datasets.base import Dataset
 from pipeline.learning.datasets.columns import MissingColumns, ReservedColumn
 from pipeline.learning.datasets.from_files import FilesDataset
+from pipeline.learning.datasets.look import Look, look_at
 from pipeline.learning.datasets.registry import load_dataset
-from pipeline.learning.datasets.sources import look_at
 from pipeline.learning.rewards.probe import advice_on, check_judge, check_rewards
 from pipeline.learning.rewards.registry import known_rewards
 from pipeline.machine.begin import begin
@@ -36,6 +37,7 @@ def main() -> None:
     problems: list[str] = []
     warnings: list[str] = []
     graded: dict[str, str] = {}
+    conversations: list[str] = []
     for name, plain in asked["datasets"].items():
         try:
             config = stage_config_from_plain({"dataset": plain}).dataset
@@ -43,7 +45,9 @@ def main() -> None:
             if not dataset.prepared:
                 warnings += _tried(name, config, dataset)
             elif name in asked["to read"] and isinstance(dataset, FilesDataset):
-                warnings += _read(name, config, dataset)
+                look = _looked_at(name, config, dataset)
+                warnings += _read(name, config, dataset, look)
+                conversations += [name] * look.is_conversation
             else:
                 check_judge(name, config)
             graded[name] = _graded(config)
@@ -52,7 +56,7 @@ def main() -> None:
         except KeyboardInterrupt as error:  # of a module: Ctrl-C is for the group of the process that plans
             problems.append(f"datasets.{name}: its reward or its class cannot be imported: {told(error)}")
     told_of = {"problems": [*map(_shortened, problems)], "warnings": [*map(_shortened, warnings)]}
-    channel.send(json.dumps({**told_of, "graded": graded}).encode())
+    channel.send(json.dumps({**told_of, "graded": graded, "conversations": conversations}).encode())
     os._exit(0)  # whatever threads the modules have started
 
 
@@ -68,16 +72,20 @@ def _tried(name: str, config: DatasetConfig, dataset: Dataset) -> list[str]:
     return check_rewards(name, config, dataset, rows[0], columns)
 
 
-def _read(name: str, config: DatasetConfig, dataset: FilesDataset) -> list[str]:
-    """Warnings about a dataset whose rows are in files; `prepare` will say the same of rows that come later."""
+def _looked_at(name: str, config: DatasetConfig, dataset: FilesDataset) -> Look:
+    """A look at a dataset whose rows are in files; `prepare` will refuse what is wrong with those that come later."""
     try:
-        look = look_at(dataset)
+        return look_at(dataset)
     except (MissingColumns, ReservedColumn) as error:
         raise DataError(f"datasets.{name}: {error} {advice_on(error, name, config)}") from error
     except PipelineError as error:
         raise DataError(f"datasets.{name}: {error}") from error
     except (Exception, SystemExit) as error:  # of a class of the user's own
         raise DataError(f"datasets.{name}: its rows cannot be made: {told(error)}") from error
+
+
+def _read(name: str, config: DatasetConfig, dataset: FilesDataset, look: Look) -> list[str]:
+    """Warnings about rewards of such a dataset."""
     if look.first is None:
         check_judge(name, config)
         return []

@@ -3,6 +3,8 @@
 import datetime
 import json
 from collections.abc import Callable
+from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -12,13 +14,13 @@ import pyarrow.parquet as pq
 import pytest
 
 from pipeline.errors import ConfigError, DataError
-from pipeline.learning.datasets import sources
+from pipeline.learning.datasets import look as look_module
 from pipeline.learning.datasets.addition import AdditionConfig
 from pipeline.learning.datasets.base import SPLITS, Row
 from pipeline.learning.datasets.from_files import FilesConfig, FilesDataset
+from pipeline.learning.datasets.look import Look, look_at
 from pipeline.learning.datasets.prepared import FILE, PreparedDataset, prepare
 from pipeline.learning.datasets.registry import load_dataset
-from pipeline.learning.datasets.sources import Look, look_at
 
 Make = Callable[..., FilesConfig]
 
@@ -229,19 +231,52 @@ class TestALookAtTheFirstRows:
     """Of files on this machine, before a run starts."""
 
     def test_they_are_made_as_preparation_makes_them(self, make: Make) -> None:
-        look = look_at(as_files(make({"prompt": "a"}, {"prompt": "b", "n": 1})))
-        assert (look.first, list(look.columns), look.number, look.is_all) == (Row(0, "a", {}), ["n"], 2, True)
-        assert look_at(as_files(make({"prompt": "a"}, {"prompt": ""}, limit=1))).is_all
+        look = look_at(as_files(make({"prompt": "a"}, {"prompt": "b", "n": 1}, {"prompt": "c"})))
+        assert (look.first, list(look.columns), look.number, look.is_all) == (Row(0, "a", {}), ["n"], 3, True)
+        assert look_at(as_files(make(*numbered(5), {"prompt": ""}, limit=5))).is_all
         with pytest.raises(DataError, match=r"train\.jsonl:2: the prompt is empty"):
             look_at(as_files(make({"prompt": "a"}, {"prompt": ""})))
+
+    @pytest.mark.parametrize(
+        ("rows", "settings", "said"),
+        [
+            ([{"prompt": "a"}, {"prompt": [{"role": "user", "content": "b"}]}], {}, "conversation, but that of"),
+            (numbered(5), {"further_columns": ["nosuch"]}, "further_columns: unknown column 'nosuch'"),
+            ([{"prompt": "a"}] * 5, {}, "only 1 different prompt: too few to cut"),
+        ],
+        ids=["two forms", "further columns", "one prompt"],
+    )
+    def test_what_preparation_would_refuse_is_refused(
+        self, make: Make, tmp_path: Path, rows: list[dict[str, Any]], settings: dict[str, Any], said: str
+    ) -> None:
+        dataset = as_files(make(*rows, **settings))
+        for refuse in (look_at, partial(prepare, out=tmp_path / "out")):
+            with pytest.raises(DataError, match=said):
+                refuse(dataset)
+
+    def test_a_column_that_cannot_be_stored_is_refused(self, tmp_path: Path) -> None:
+        pq.write_table(pa.table({"prompt": ["a", "b"], "n": [b"1", b"2"]}), tmp_path / "train.parquet")
+        dataset = as_files(FilesConfig(kind="parquet", path=str(tmp_path / "train.parquet")))
+        with pytest.raises(DataError, match="column 'n' holds bytes"):
+            look_at(dataset)
+
+    def test_prompts_that_all_are_held_out_are_told_of(self, make: Make, tmp_path: Path) -> None:
+        config = make(*numbered(5))
+        dataset = as_files(replace(config, test_path=config.path))
+        with pytest.raises(DataError, match="every prompt of train is in test"):
+            look_at(dataset)
+
+    def test_conversations_are_known(self, make: Make) -> None:
+        assert look_at(as_files(make(*numbered(5), chat=True))).is_conversation
+        assert not look_at(as_files(make(*numbered(5)))).is_conversation
 
     def test_no_more_are_made_than_take_a_moment(self, make: Make, monkeypatch: pytest.MonkeyPatch) -> None:
         dataset = as_files(make(*numbered(5)))
         with monkeypatch.context() as patch:
-            patch.setattr(sources, "LOOKED_AT", 3)
+            patch.setattr(look_module, "LOOKED_AT", 3)
             look = look_at(dataset)
         assert (look.number, look.is_all) == (3, False)
-        monkeypatch.setattr(sources, "LOOK_S", -1.0)
+        monkeypatch.setattr(look_module, "LOOK_S", -1.0)
         assert look_at(dataset) == Look()
 
     def test_a_file_that_is_read_whole_for_its_first_row_is_left_to_preparation(
@@ -250,5 +285,5 @@ class TestALookAtTheFirstRows:
         dataset = as_files(make({"question": "a"}, name="train.json"))
         with pytest.raises(DataError, match="no prompt"):
             look_at(dataset)
-        monkeypatch.setattr(sources, "_READ_WHOLE", 5)
+        monkeypatch.setattr(look_module, "_READ_WHOLE", 5)
         assert look_at(dataset) == Look()

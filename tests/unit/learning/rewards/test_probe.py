@@ -19,8 +19,8 @@ from pipeline.learning.algos.prepare import Preparation
 from pipeline.learning.datasets.addition import AdditionConfig
 from pipeline.learning.datasets.base import Row
 from pipeline.learning.datasets.from_files import FilesConfig
+from pipeline.learning.datasets.look import LOOKED_AT
 from pipeline.learning.datasets.registry import load_dataset
-from pipeline.learning.datasets.sources import LOOKED_AT
 from pipeline.learning.rewards.probe import check_rewards
 from pipeline.plan.rewards import try_rewards
 from tests.doubles import own_rewards
@@ -228,7 +228,7 @@ def test_models_are_not_loaded() -> None:
 
 
 def test_what_ships_is_not_tried_while_planning(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(subprocess, "run", lambda *_, **__: pytest.fail("a process was started"))
+    monkeypatch.setattr("pipeline.plan.rewards._ask", lambda *_, **__: pytest.fail("a process was started"))
     assert try_rewards(quick_config(["experiment.name=x"])) == ()
     files = quick_config(
         [
@@ -269,11 +269,24 @@ def test_what_is_wrong_with_rows_of_files_is_told_before_they_are_read(
     tmp_path: Path, rows: str, settings: list[str], said: str
 ) -> None:
     file = tmp_path / "rows.jsonl"
-    file.write_text(rows + "\n")
+    file.write_text("".join(rows.replace("1+1", f"1+{number}") + "\n" for number in range(1, 5)))
     asked = ["experiment.name=x", "algos=[PITA]", "dataset=jsonl", f"datasets.jsonl.path={file}", *settings]
     assert try_rewards(quick_config(asked)) == ()  # they have been read
     with pytest.raises(ConfigError, match=said):
         try_rewards(quick_config(asked), ["jsonl"])
+
+
+def test_conversations_of_files_are_refused_for_a_model_without_a_chat_template(tmp_path: Path) -> None:
+    turns = [[{"role": "user", "content": f"1+{number}="}] for number in range(4)]
+    file, model = tmp_path / "rows.jsonl", tmp_path / "model"
+    file.write_text("".join(json.dumps({"prompt": turn, "solution": "2"}) + "\n" for turn in turns))
+    model.mkdir()
+    asked = ["experiment.name=x", "dataset=jsonl", f"datasets.jsonl.path={file}", "model=hf"]
+    config = quick_config([*asked, f"models.hf.path={model}"])
+    with pytest.raises(ConfigError, match=r"datasets.jsonl are conversations, but models.hf.path=.* has no chat"):
+        try_rewards(config, ["jsonl"])
+    (model / "chat_template.jinja").write_text("{{ messages }}")
+    try_rewards(config, ["jsonl"])
 
 
 def test_code_of_ones_own_that_makes_no_row_is_told_with_its_line(
@@ -293,14 +306,14 @@ def test_code_of_ones_own_that_makes_no_row_is_told_with_its_line(
 
 def test_rows_that_come_later_may_have_what_the_first_ones_lack(tmp_path: Path) -> None:
     file = tmp_path / "rows.jsonl"
-    early = json.dumps({"prompt": "1+1="}) + "\n"
+    early = [json.dumps({"prompt": f"1+{number}="}) + "\n" for number in range(LOOKED_AT)]
     late = json.dumps({"prompt": "1+1=", "solution": "2"}) + "\n"
     config = quick_config(["experiment.name=x", "algos=[PITA]", "dataset=jsonl", f"datasets.jsonl.path={file}"])
-    file.write_text(early * LOOKED_AT + late)
+    file.write_text("".join(early) + late)
     (warning,) = try_rewards(config, ["jsonl"])
     assert "needs a column `solution`" in warning
     assert "as its first 20,000 rows tell" in warning
-    file.write_text(early * (LOOKED_AT - 1) + late)
+    file.write_text("".join(early[1:]) + late)
     assert "needs a column" not in "".join(try_rewards(config, ["jsonl"]))
 
 

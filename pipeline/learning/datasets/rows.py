@@ -1,0 +1,157 @@
+"""Rows of files as `prepare` stores them: what each is made into, and what those of a source have in common."""
+
+from __future__ import annotations
+
+import datetime
+import decimal
+import hashlib
+import json
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+from pipeline.errors import DataError, unknown_name
+from pipeline.learning.datasets.base import Row, Text
+from pipeline.learning.datasets.columns import ANSWERS
+from pipeline.learning.datasets.from_files import FilesDataset
+from pipeline.learning.datasets.readers import Record
+
+TEXTS = ("prompt", *ANSWERS)
+"""What of a row is text or a conversation."""
+
+
+@dataclass(frozen=True)
+class MadeRow:
+    """A row of a file.
+
+    Attributes:
+        row: The row.
+        stored: As it is stored: plain texts, and its columns as JSON.
+        place: Where it is in its file, for messages.
+    """
+
+    row: Row
+    stored: dict[str, Any]
+    place: str
+
+
+def made_rows(
+    dataset: FilesDataset, records: Iterator[Record], form: Form, ids: Iterator[int]
+) -> Iterator[MadeRow | None]:
+    """Make the rows of what was read, None for each that the dataset leaves out.
+
+    Args:
+        dataset: Whose rows they are.
+        records: What was read.
+        form: Of the whole source; each row is added.
+        ids: Of the rows, those that are left out among them.
+
+    Raises:
+        DataError: One cannot be made or stored, or is of another form than those before it.
+    """
+    for record in records:
+        form.read.update(dict.fromkeys(record.data))
+        row = dataset.make_row(next(ids), record)
+        if row is None:
+            yield None
+            continue
+        form.add(row, record.place)
+        yield MadeRow(row, _stored(row, record.place), record.place)
+
+
+class Form:
+    """What the rows of a source have in common."""
+
+    def __init__(self) -> None:
+        self.columns: dict[str, None] = {}
+        self.answers: dict[str, None] = {}
+        self.read: dict[str, None] = {}
+        """Columns of the source."""
+        self._conversational: bool | None = None
+        self._first = ""
+
+    def add(self, row: Row, place: str) -> None:
+        """Take a row into account.
+
+        Raises:
+            DataError: It is a conversation and earlier ones are text, or the other way round.
+        """
+        conversational = not isinstance(row.prompt, str)
+        if self._conversational is None:
+            self._conversational, self._first = conversational, place
+        elif self._conversational != conversational:
+            kinds = ("a conversation", "text") if conversational else ("text", "a conversation")
+            raise DataError(
+                f"{place}: the prompt is {kinds[0]}, but that of {self._first} is {kinds[1]}; a dataset is all "
+                "the one or all the other. chat=true makes text a conversation."
+            )
+        self.columns.update(dict.fromkeys(row.columns))
+        self.answers.update((name, None) for name in ANSWERS if getattr(row, name) is not None)
+
+    def described(self) -> dict[str, Any]:
+        """For ``dataset.json``."""
+        return {
+            "columns": sorted(self.columns),
+            "answers": [name for name in ANSWERS if name in self.answers],
+            "conversational": bool(self._conversational),
+        }
+
+
+def check_source(dataset: FilesDataset, form: Form, number: int) -> None:
+    """Refuse a source that has no row to train on, or lacks columns that are asked for.
+
+    Args:
+        dataset: Whose source it is.
+        form: Of all its rows.
+        number: Of those to train on.
+
+    Raises:
+        DataError: Says which.
+    """
+    given = f"dataset '{dataset.config.kind}' ({dataset.source.path})"
+    if not number:
+        raise DataError(f"{given}: no row to train on")
+    odd = [name for name in dataset.source.further_columns or () if name not in form.columns]
+    if odd:
+        known = dict.fromkeys([*dataset.source.columns, *form.columns, *form.read])
+        raise DataError(f"{given}: further_columns: " + unknown_name("column", odd[0], known))
+
+
+def identity(prompt: str) -> bytes:
+    """What says that two prompts are the same: their text as it is stored, apart from white space."""
+    return hashlib.blake2b(" ".join(prompt.split()).encode(), digest_size=16).digest()
+
+
+def _stored(row: Row, place: str) -> dict[str, Any]:
+    try:
+        columns = json.dumps(dict(row.columns), ensure_ascii=False, default=_plain)
+        texts = {name: _as_stored(getattr(row, name)) for name in TEXTS}
+    except (TypeError, ValueError, RecursionError) as error:
+        said = f"{place}: column '{_odd_column(row)}' {error}. List in further_columns those that rewards need."
+        raise DataError(said) from error
+    return {"id": row.id, **texts, "columns": columns}
+
+
+def _odd_column(row: Row) -> str:
+    """The column that cannot be stored."""
+    texts = {name: getattr(row, name) for name in TEXTS}
+    for name, value in {**texts, **row.columns}.items():
+        try:
+            json.dumps(value, default=_plain)
+        except (TypeError, ValueError, RecursionError):
+            return name
+    return ""
+
+
+def _as_stored(text: Text | None) -> str | None:
+    if text is None or isinstance(text, str):
+        return text
+    return json.dumps(list(text), ensure_ascii=False, default=_plain)
+
+
+def _plain(value: object) -> Any:
+    if isinstance(value, datetime.date | datetime.time):
+        return value.isoformat()
+    if isinstance(value, decimal.Decimal):
+        return str(value)
+    raise TypeError(f"holds {type(value).__name__}, which is no text, number, list or object")
