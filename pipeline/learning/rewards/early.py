@@ -73,7 +73,7 @@ def _tried(name: str, config: DatasetConfig, dataset: Dataset) -> list[str]:
 
 
 def _looked_at(name: str, config: DatasetConfig, dataset: FilesDataset) -> Look:
-    """A look at a dataset whose rows are in files; `prepare` will refuse what is wrong with those that come later."""
+    """A look at a dataset whose rows are in files; `prepare` will refuse what is wrong with later ones."""
     try:
         return look_at(dataset)
     except (MissingColumns, ReservedColumn) as error:
