@@ -161,7 +161,7 @@ def prepare(config: Config, given: Sequence[str] = (), on_large: Callable[[str],
         on_large(f"planning some {number:,} jobs")
     store = Store(Path(config.execution.store or Path(config.output_dir) / ".store").absolute())
     _check_names(Path(config.output_dir).absolute(), store.root)
-    _check_places(config)
+    _check_places(config, store.root)
     check_together(lambda: check_sources(config), lambda: check_models(config))
     # What joins datasets and models makes sense only of those that are there.
     check_tokenizers(config)
@@ -262,18 +262,30 @@ def _check_names(*folders: Path) -> None:
             ) from None
 
 
-def _check_places(config: Config) -> None:
+def _check_places(config: Config, store: Path) -> None:
     """Refuse folders to write to where something else stands in their place, or above them."""
-    for key, given in (("output_dir", config.output_dir), ("execution.store", config.execution.store)):
-        if given is None:
-            continue
-        whole = Path(given).absolute()
+    of_store = ("output_dir", config.output_dir) if config.execution.store is None else None
+    run = Path(config.output_dir) / config.experiment.name
+    for key, given, folder in (
+        ("output_dir", config.output_dir, Path(config.output_dir)),
+        (*(of_store or ("execution.store", config.execution.store)), store),
+        ("experiment.name", config.experiment.name, run),
+    ):
+        whole = folder.absolute()
         there = next(each for each in (whole, *whole.parents) if os.path.lexists(each))
-        if not there.is_dir():
+        if not os.path.isdir(there):  # noqa: PTH112 - Path.is_dir may raise
             kind = "a file" if there.is_file() else "a broken link" if there.is_symlink() else "no folder"
+            another = (
+                "another name" if key == "experiment.name" else "a folder (one that is not there yet is made)"
+            )
             raise ConfigError(
-                f"{key}={given}: {there} is {kind}, so nothing can be written there. Set {key} to a folder (one "
-                f"that is not there yet is made), or move {there.name} away"
+                f"{key}={given}: {there} is {kind}, so nothing can be written there. Set {key} to {another}, or "
+                f"move {there.name} away"
+            )
+        if not os.access(there, os.X_OK):
+            raise ConfigError(
+                f"{key}={given}: you may not look into {there}. Set {key} to a folder of yours, or ask for the "
+                "right to enter that one"
             )
 
 

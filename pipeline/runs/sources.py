@@ -5,6 +5,7 @@ Reads files, so it comes before planning, which does not. Hashes of unchanged fi
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -66,7 +67,8 @@ class _Hashes:
     """SHA-256 of files by path, size, inode and time of change."""
 
     def __init__(self, hints: Path | None) -> None:
-        self._path = hints / FILE if hints is not None and hints.is_dir() else None
+        # Not Path.is_dir(), which raises for what may not be looked at.
+        self._path = hints / FILE if hints is not None and os.path.isdir(hints) else None  # noqa: PTH112
         self._known: dict[str, str] = {}
         self._new = False
         if self._path is not None:

@@ -84,6 +84,8 @@ def locate(
             )
         return LocalFiles(root, {"train": (root,)})
     if root.is_dir():
+        if not os.access(root, os.R_OK | os.X_OK):
+            raise DataError(f"{root}: may not be looked into. See that you may read the folder.")
         inside = root / subset if subset and (root / subset).is_dir() else root
         return LocalFiles(root, _by_split(inside, formats))
     # Something like data/train.jsonl or ./data can only have been meant as a file.

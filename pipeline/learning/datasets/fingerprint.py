@@ -11,6 +11,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from pipeline.errors import DataError
 from pipeline.files import file_sha256
 from pipeline.learning.datasets.base import Dataset
 from pipeline.learning.datasets.files import TEXT, HubDataset, LocalFiles, Location, format_of
@@ -30,11 +31,17 @@ def source_fingerprint(dataset: Dataset, file_hash: Callable[[Path], str] = _FOL
         Plain data; empty for datasets that are made rather than read.
 
     Raises:
-        DataError: A local file is not there, or there is nothing to read in a folder.
+        DataError: A local file is not there or may not be read, or there is nothing to read in a folder.
     """
     if not isinstance(dataset, FilesDataset):
         return {}
-    return {name: _identity(location, file_hash) for name, location in dataset.locations().items()}
+    try:
+        return {name: _identity(location, file_hash) for name, location in dataset.locations().items()}
+    except OSError as error:
+        raise DataError(
+            f"dataset '{dataset.config.kind}': cannot read {error.filename or dataset.source.path} "
+            f"({error.strerror}). See that you may read it, and enter the folders that it is in."
+        ) from error
 
 
 def _identity(location: Location, file_hash: Callable[[Path], str]) -> dict[str, Any]:

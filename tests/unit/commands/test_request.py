@@ -44,6 +44,26 @@ def test_a_file_in_the_place_of_a_folder_to_write_to_is_refused(
     assert prepare(quick_config(["experiment.name=t", "device=cpu", f"{key}=linked{below}"])).plan.jobs
 
 
+@pytest.mark.parametrize(("name", "key"), [("mine", "experiment.name=mine"), (".store", "output_dir=.*")])
+def test_so_is_one_in_the_place_of_what_a_run_makes_in_it(tmp_path: Path, name: str, key: str) -> None:
+    request = quick_config(["experiment.name=mine", "device=cpu", f"output_dir={tmp_path}"])
+    (tmp_path / name).write_text("mine")
+    with pytest.raises(ConfigError, match=rf"^{key}: {tmp_path}/{name} is a file"):
+        prepare(request)
+    (tmp_path / name).unlink()
+    assert prepare(request).plan.jobs
+
+
+def test_a_folder_that_may_not_be_entered_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    request = quick_config(["experiment.name=mine", "device=cpu", f"output_dir={tmp_path}/deep/down"])
+    # As for a user without that right; root always has it.
+    monkeypatch.setattr(os, "access", lambda path, mode: Path(path) != tmp_path or mode != os.X_OK)
+    with pytest.raises(
+        ConfigError, match=rf"^output_dir={tmp_path}/deep/down: you may not look into {tmp_path}\."
+    ):
+        prepare(request)
+
+
 @pytest.mark.parametrize(
     ("installed", "settings", "said"),
     [

@@ -1,5 +1,6 @@
 """What a plan knows of a source: its content, never its place, and without heavy imports or the network."""
 
+import os
 import shutil
 import subprocess
 import sys
@@ -28,6 +29,20 @@ def test_content_counts_and_not_the_place(tmp_path: Path) -> None:
     with (tmp_path / "elsewhere" / "test.jsonl").open("a") as file:
         file.write("\n")
     assert source_fingerprint(load_dataset(GSM8KConfig(kind="gsm8k", path=str(tmp_path / "elsewhere")))) != one
+
+
+def test_what_may_not_be_read_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    file = tmp_path / "train.jsonl"
+    file.write_text("{}\n")
+
+    def refused(path: Path) -> str:  # as for a user without that right; root always has it
+        raise PermissionError(13, "Permission denied", str(path))
+
+    with pytest.raises(DataError, match=rf"dataset 'jsonl': cannot read {file} \(Permission denied\)"):
+        source_fingerprint(load_dataset(FilesConfig(kind="jsonl", path=str(file))), refused)
+    monkeypatch.setattr(os, "access", lambda *_: False)
+    with pytest.raises(DataError, match=rf"{tmp_path}: may not be looked into"):
+        source_fingerprint(load_dataset(FilesConfig(kind="jsonl", path=str(tmp_path))))
 
 
 def test_the_split_of_a_file_counts(tmp_path: Path) -> None:
