@@ -6,6 +6,7 @@ The library that loads them reads their headers alone here, which say where each
 from __future__ import annotations
 
 import math
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -31,17 +32,29 @@ def weight_files(folder: Path) -> list[Path]:
         ForeignDataError: The index is none.
         OSError: It cannot be read.
     """
-    if (folder / WHOLE).is_file():
-        return [folder / WHOLE]
-    if not (folder / INDEX).is_file():
+    first = _first_file(folder)
+    if first is None:
         return []
-    index = read_json_file(folder / INDEX, dict[str, Any], _LARGEST_INDEX, follow=True, infinite=True)
+    if first.suffix != ".json":
+        return [first]
+    index = read_json_file(first, dict[str, Any], _LARGEST_INDEX, follow=True, infinite=True)
     if not isinstance(index.get("metadata"), dict):
         raise ForeignDataError("it has no object `metadata`, which transformers asks for")
     names = sorted(set(converted(index.get("weight_map"), dict[str, str]).values()))
     if odd := [name for name in names if Path(name).name != name]:  # what identifies a model is in its folder
         raise ForeignDataError(f"it names {odd[0]!r}, and parts must be beside it")
     return [folder / name for name in names]
+
+
+def _first_file(folder: Path) -> Path | None:
+    """The file of all weights, or the index, that transformers opens; None where it finds neither."""
+    named = None
+    with suppress(OSError, ForeignDataError):  # what is wrong with it is told where models are checked
+        config = read_json_file(folder / "config.json", dict[str, Any], follow=True, infinite=True)
+        named = config.get("transformers_weights")
+    # Another name is that of a file in the folder.
+    names = [Path(named).name] if isinstance(named, str) else [WHOLE, INDEX]
+    return next((folder / name for name in names if (folder / name).is_file()), None)
 
 
 def tensors_in(file: Path) -> dict[str, int]:

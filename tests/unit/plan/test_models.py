@@ -216,6 +216,9 @@ def test_weights_that_transformers_would_not_load_are_refused(tmp_path: Path) ->
     weights = folder / "model.safetensors"
     weights.rename(folder / "consolidated.safetensors")
     assert "neither model.safetensors nor model.safetensors.index.json" in refused(folder)
+    named = folder_of(tmp_path / "named", transformers_weights="consolidated.safetensors")
+    (named / "model.safetensors").rename(named / "consolidated.safetensors")
+    check_models(request(f"models.hf.path={named}"))
     weights.symlink_to(tmp_path / "nothing")
     assert "model.safetensors is no file, or a link to nothing" in refused(folder)
     weights.unlink()
