@@ -37,9 +37,10 @@ def fewer_than_usual(config: Config, given: Sequence[str]) -> str | None:
     held_out, used = _fewest(config), config.evaluation.num_prompts
     if held_out is None or any(map(_SET.match, given)) or used >= USUAL or used != held_out[0]:
         return None
+    size = f"{held_out[1]}.{config.evaluation.split}_size"
     return (
-        f"every policy is evaluated on {used:,} prompts, since the {config.evaluation.split} split of "
-        f"{held_out[1]} has no more (evaluation.num_prompts is {USUAL} where that is not set)"
+        f"every policy is evaluated on {used:,} prompts at most, since {size} "
+        f"asks for no more (evaluation.num_prompts is {USUAL} where that is not set)"
     )
 
 

@@ -31,6 +31,7 @@ class Look:
         number: How many there were to train on, with those that are left out.
         is_all: Whether there are no more rows to train on.
         is_conversation: Whether their prompts are conversations.
+        warnings: What dealing all rows into splits has to say.
     """
 
     first: Row | None = None
@@ -38,6 +39,7 @@ class Look:
     columns: dict[str, None] = field(default_factory=dict)
     is_all: bool = False
     is_conversation: bool = False
+    warnings: tuple[str, ...] = ()
 
     def take(self, made: MadeRow | None) -> None:
         """Take a row to train on into account, or one that is left out."""
@@ -76,7 +78,8 @@ def look_at(dataset: FilesDataset) -> Look:
     if is_whole:
         config = dataset.config
         check_source(dataset, form, len(prompts["train"]))
-        deal(prompts, {"test": config.test_size, "validation": config.validation_size}, config.seed)
+        sizes = {"test": config.test_size, "validation": config.validation_size}
+        look.warnings = deal(prompts, sizes, config.seed).warnings
     return look
 
 

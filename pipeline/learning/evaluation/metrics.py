@@ -19,7 +19,7 @@ from pipeline.learning.evaluation.optimum import regularized
 from pipeline.learning.evaluation.paired import Paired, paired_by_prompt, paired_intervals
 from pipeline.learning.evaluation.sampling import majority_at_k, pass_at_k
 from pipeline.learning.evaluation.shares import effective_size, exact_interval
-from pipeline.learning.evaluation.statistics import Ratios, ratio_estimates
+from pipeline.learning.evaluation.statistics import Estimate, Ratios, ratio_estimates
 from pipeline.outputs.formats import LARGEST, Sample
 from pipeline.outputs.formats import SAMPLES as FILE
 from pipeline.outputs.prompts import PromptMeasures
@@ -223,13 +223,13 @@ def _where_given(values: Sequence[float | None]) -> tuple[list[float], list[floa
 
 def _estimates(table: Measured, settings: EvaluationConfig) -> list[dict[str, Any]]:
     used = np.flatnonzero(table.ratios.denominators.sum(0) > 0)
-    found: dict[int, tuple[float, float, float]] = {}
+    found: dict[int, tuple[float, float | None, float | None]] = {}
     if len(used):
         part = Ratios(table.ratios.numerators[:, used], table.ratios.denominators[:, used])
         estimates = ratio_estimates(part, samples=settings.bootstrap_samples, confidence=settings.confidence)
         for place, column, one in zip(used.tolist(), range(len(used)), estimates, strict=True):
             exact = _exact_bounds(table.names[place], part, column, settings.confidence)
-            found[place] = (one.value, *(exact or (one.low, one.high)))
+            found[place] = (one.value, *(exact or _percentiles(one, part, column)))
     prompts = (table.ratios.denominators > 0).sum(0)
     return [
         _row(name, *found[place], int(prompts[place])) if place in found else _row(name, None, None, None, 0)
@@ -244,11 +244,19 @@ def _exact_bounds(name: str, ratios: Ratios, column: int, confidence: float) -> 
     """
     above, below = _of_prompts(ratios, column)
     value, prompts = above.sum() / below.sum(), len(above)
-    if not is_share(name) or min(value, 1 - value) * prompts >= _FEW or prompts < 2:
+    if not is_share(name) or min(value, 1 - value) * prompts >= _FEW:
         return None
-    spread = crossed_spread(per_prompt(Ratios(above, below))[None, None])
-    low, high = exact_interval(np.array(value), effective_size(spread, confidence), confidence)
+    size: NDArray[np.float64] | float = 1.0  # of a single prompt, whose answers may be as alike as one
+    if prompts > 1:
+        size = effective_size(crossed_spread(per_prompt(Ratios(above, below))[None, None]), confidence)
+    low, high = exact_interval(np.array(value), np.asarray(size), confidence)
     return float(low), float(high)
+
+
+def _percentiles(estimate: Estimate, ratios: Ratios, column: int) -> tuple[float, float] | tuple[None, None]:
+    """The interval of the bootstrap; none of a single prompt, of which every sample is the same."""
+    single = (ratios.denominators[:, column] > 0).sum() < 2
+    return (None, None) if single else (estimate.low, estimate.high)
 
 
 def _of_prompts(ratios: Ratios, column: int) -> tuple[NDArray[np.float64], NDArray[np.float64]]:

@@ -85,16 +85,17 @@ def _looked_at(name: str, config: DatasetConfig, dataset: FilesDataset) -> Look:
 
 
 def _read(name: str, config: DatasetConfig, dataset: FilesDataset, look: Look) -> list[str]:
-    """Warnings about rewards of such a dataset."""
+    """Warnings about such a dataset and its rewards."""
     if look.first is None:
         check_judge(name, config)
         return []
+    warnings = [f"datasets.{name}: {'; '.join(look.warnings)}"] if look.warnings else []
     try:
-        return check_rewards(name, config, dataset, look.first, look.columns)
+        return warnings + check_rewards(name, config, dataset, look.first, look.columns)
     except ConfigError as error:
         if look.is_all:
             raise
-        return [f"{error} (as its first {look.number:,} rows tell)"]
+        return [*warnings, f"{error} (as its first {look.number:,} rows tell)"]
 
 
 def _graded(config: DatasetConfig) -> str:

@@ -18,7 +18,7 @@ def test_the_default_gives_way_to_what_is_held_out_and_a_number_that_was_given_d
     said = fewer_than_usual(config, few)
     assert said is not None
     assert said.startswith(
-        "every policy is evaluated on 50 prompts, since the test split of datasets.addition has"
+        "every policy is evaluated on 50 prompts at most, since datasets.addition.test_size asks"
     )
     for given in ("evaluation.num_prompts=500", "++evaluation.num_prompts=51", "evaluation={num_prompts: 500}"):
         with pytest.raises(

@@ -178,6 +178,15 @@ def test_where_nearly_every_answer_is_right_the_interval_does_not_vanish(wrong: 
     assert rows_of(samples, SETTINGS)["reward"]["ci_low"] <= 1 - wrong / 200  # no share: percentiles
 
 
+@pytest.mark.parametrize("right", [True, False])
+def test_of_a_single_prompt_a_share_has_a_wide_interval_and_nothing_else_has_one(right: bool) -> None:
+    found = rows_of([sample(0, 0, right), sample(0, 1, right)], SETTINGS)
+    exact = binomtest(int(right), 1).proportion_ci(0.95, "exact")
+    ends = found["pass@1"]["ci_low"], found["pass@1"]["ci_high"]
+    assert ends == pytest.approx((exact.low, exact.high))
+    assert (found["length"]["ci_low"], found["length"]["ci_high"]) == (None, None)
+
+
 def test_two_policies_that_are_always_right_may_still_differ() -> None:
     always = [sample(row, 0) for row in range(200)]
     found = rows_of(always, SETTINGS, {"reference": always})["pass@1/vs_reference"]
