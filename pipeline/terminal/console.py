@@ -19,7 +19,7 @@ from rich.text import Text
 from pipeline.terminal.columns import in_lines
 from pipeline.terminal.text import edges, encodable, obeyed, printable
 
-_WORD = re.compile("((?:`[^`]*`|(?<![^ (=])'[^']{,60}'(?![^ ).,:;])|[^ ])*)(?: |$)")
+_WORD = re.compile(r"((?:`[^`]*`|(?<![^ (=])'(?:[^']{,60}|[\w.]+=[^']*)'(?![^ ).,:;])|[^ ])*)(?: |$)")
 NO_TERMINAL_WIDTH = 1000
 """Columns where output is no terminal and so has no width of its own: enough for every table."""
 NOTEBOOK_WIDTH = 100
@@ -124,7 +124,7 @@ def _laid_out(console: Console, text: str, copy: str = "") -> str:
 
 
 def _words(line: str) -> list[str]:
-    """What stands between spaces; a command between backticks is one word, and so is a short text in quotes."""
+    """What stands between spaces; a command between backticks is one word, and so are a short text and a setting in quotes."""
     return _WORD.findall(line)[:-1] or [""]
 
 

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from pipeline.errors import ConfigError, describe_exit
+from pipeline.errors import ConfigError, describe_exit, known_names
 from pipeline.sweeps.spec import Goal, Metric, Sweep
 from pipeline.sweeps.trials import SweepView, Trial, TrialState, is_number
 
@@ -164,11 +164,11 @@ def _as_signal(exit_code: int | None) -> int | None:
 
 
 def _logged_nothing(metric: Metric, values: Mapping[str, float | None]) -> str:
-    logged = f"it logged {', '.join(sorted(values)[:8])}" if values else "it logged nothing"
-    return (
-        f"it ended well, but has told no value of {metric.name} ({logged}): call "
-        f"pipeline.sweeps.log({_as_argument(metric.name)})"
-    )
+    said = f"it ended well, but has told no value of {metric.name}"
+    call = f"pipeline.sweeps.log({_as_argument(metric.name)})"
+    if not values:
+        return f"{said}: it logged nothing; call {call}"
+    return f"{said}.{known_names(metric.name, values)} Set metric.name of the sweep to one of them, or call {call}"
 
 
 def _as_argument(name: str) -> str:

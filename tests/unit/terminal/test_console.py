@@ -65,6 +65,8 @@ def test_on_a_terminal_lines_end_between_words_and_what_is_to_be_copied_is_whole
     ]
     assert said("go: `python -m pipeline gpus`, or not", 20) == ["go:", "`python -m pipeline gpus`,", "or not"]
     assert said("write x='a b c' or 'd e', or not", 20) == ["write x='a b c' or", "'d e', or not"]
+    setting = "'datasets.jsonl.columns={prompt: the question that is asked, solution: the answer}'"
+    assert said(f"write {setting}.", 40) == ["write", f"{setting}."]
     assert said("the runs' own 'a", 9) == ["the runs'", "own 'a"]
     assert said("  a  `b\n\nc", 20) == ["  a  `b", "", "c"]
 

@@ -102,7 +102,7 @@ def test_a_target_is_reached_on_the_better_side(goal: str, value: float, reached
         ([0.5], 3, None, "failed", None, "exit code 3"),
         ([0.5], 137, None, "failed", None, "signal 9 (SIGKILL)"),
         ([0.5], None, None, "failed", None, "exit code unknown"),
-        ([], 0, None, "failed", None, "it ended well, but has told no value of loss (it logged acc)"),
+        ([], 0, None, "failed", None, "it ended well, but has told no value of loss. Known: acc. Set metric.name"),
         ([0.5, None], 0, None, "done", None, "loss was no finite number at the end"),
         ([0.5], 143, (TrialState.stopped, "hyperband"), "stopped", 0.5, "hyperband"),
         ([0.5], 143, (TrialState.waiting, "interrupted"), "waiting", None, "interrupted"),
