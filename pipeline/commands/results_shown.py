@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
 from dataclasses import replace
 
 from rich.console import Console
 
 from pipeline.engine.run_folder import RunFolder
+from pipeline.errors import PipelineError
 from pipeline.runs.cost import read_compute
+from pipeline.runs.loaded import LoadedRun
 from pipeline.runs.record import Results
-from pipeline.runs.report.format import shown_path
+from pipeline.runs.report.format import command, shown_path
 from pipeline.runs.report.fronts import budget_tables, front_tables
 from pipeline.runs.report.tables import result_tables
 from pipeline.terminal.console import say
@@ -28,6 +31,15 @@ def print_results(console: Console, results: Results, run: RunFolder, label: str
         say(console, "no results yet: no evaluation was finished")
         return
     say(console, "results:", copy=f"{shown_path(run.path)}/results.json, samples.jsonl")
+
+
+def say_where_it_stands(console: Console, run: RunFolder) -> None:
+    """Say of a run that is not done, so that its table may lack rows, how it stands and where more is told."""
+    with suppress(PipelineError):  # results are all that is left of it
+        state = LoadedRun(run, glance=True).state
+        if state != "done":
+            more = command(f"status {run.experiment}", run.path.parent.parent)
+            say(console, f"this run: {state}, so rows may be missing. More of it:", "yellow", copy=more)
 
 
 def _of_an_earlier_version(results: Results) -> Results:

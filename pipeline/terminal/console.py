@@ -124,7 +124,7 @@ def _laid_out(console: Console, text: str, copy: str = "") -> str:
 
 
 def _words(line: str) -> list[str]:
-    """What stands between spaces; a command between backticks is one word, and so are a short text and a setting in quotes."""
+    """What stands between spaces; a command in backticks is one word, and a short text or a setting in quotes."""
     return _WORD.findall(line)[:-1] or [""]
 
 

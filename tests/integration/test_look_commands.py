@@ -12,6 +12,7 @@ import pytest
 from typer.testing import CliRunner, Result
 
 from pipeline.__main__ import app
+from pipeline.engine.run_folder import find_run
 from tests.doubles.runs import CHAIN, WrittenRun, chain_plan
 from tests.doubles.shared import made_once
 from tests.doubles.small_runs import SMALL, run_here
@@ -46,6 +47,19 @@ def test_status_of_all_and_of_one(twice: Path) -> None:
     data = json.loads(look(twice, "status", "t", "--json").output)
     assert (data["state"], data["done"], data["failed_jobs"]) == ("done", 18, [])
     assert [row["name"] for row in json.loads(look(twice, "status", "--json").output)] == ["t"]
+
+
+def test_a_table_is_shown_with_how_its_run_stands_where_that_is_not_done(twice: Path, tmp_path: Path) -> None:
+    assert "this run" not in look(twice, "show", "t").output
+    shutil.copytree(twice, tmp_path / "outputs", symlinks=True)
+    journal = find_run(tmp_path / "outputs", "t").journal
+    lines = journal.read_bytes().splitlines(keepends=True)
+    journal.write_bytes(b"".join(lines[:-1]))  # what says that the run is over
+    shown = look(tmp_path / "outputs", "show", "t").output
+    assert "results:" in shown
+    assert (
+        "this run: killed, so rows may be missing. More of it: python -m pipeline status t --output-dir" in shown
+    )
 
 
 def test_names_that_do_not_exist_are_refused_with_those_that_do(twice: Path) -> None:

@@ -38,14 +38,15 @@ app = typer.Typer()
 )
 def show(name: str, output_dir: OutputDir = Path("outputs")) -> None:
     """Print results that are on disk."""
-    from pipeline.commands.results_shown import print_results
+    from pipeline.commands.results_shown import print_results, say_where_it_stands
     from pipeline.runs.record import read_results
 
     with answering():
-        folder = find_run(output_dir, name)
+        folder, console = find_run(output_dir, name), make_console()
         if not folder.results_json.is_file():
             raise PipelineError(f"{folder.path} has no results yet")
-        print_results(make_console(), read_results(folder.results_json), folder)
+        print_results(console, read_results(folder.results_json), folder)
+        say_where_it_stands(console, folder)
 
 
 @app.command(
