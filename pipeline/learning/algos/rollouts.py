@@ -1,4 +1,4 @@
-"""Roll-ins, cuts and roll-outs: how both value-guided methods collect data. Worker side only."""
+"""Roll-ins, cuts and roll-outs: how value-guided methods collect data. Worker side only."""
 
 from __future__ import annotations
 

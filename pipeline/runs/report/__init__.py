@@ -1,1 +1,1 @@
-"""What people look at: the table of results, the live view, the printed plan. Reads `results` only."""
+"""What people look at: tables of results, the live view, status, logs, reasons, pages."""
