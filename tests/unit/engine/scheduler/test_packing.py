@@ -22,6 +22,8 @@ from pipeline.plan.graph import Plan
 from pipeline.plan.job import Job
 from tests.doubles.simulate import simulate
 
+SEEDS = [*range(12), *(pytest.param(seed, marks=pytest.mark.exhaustive) for seed in range(12, 40))]
+
 
 def job(name: str, memory_mb: int | None = None, seconds: float = 1.0, devices: int = 1, kind: str = "") -> Job:
     return Job(
@@ -289,7 +291,7 @@ def random_run(seed: int, *, said: bool, gangs: bool = False) -> tuple[Plan, Lay
 
 
 @pytest.mark.parametrize("said", [True, False], ids=["needs are said", "needs are measured"])
-@pytest.mark.parametrize("seed", range(40))
+@pytest.mark.parametrize("seed", SEEDS)
 def test_packing_never_exceeds_the_memory_of_a_device(seed: int, said: bool) -> None:
     plan, where, peaks = random_run(seed, said=said, gangs=seed % 2 == 0)
     shared = []
@@ -313,7 +315,7 @@ def test_packing_never_exceeds_the_memory_of_a_device(seed: int, said: bool) -> 
     assert any(shared) or where.slots == 1
 
 
-@pytest.mark.parametrize("seed", range(40))
+@pytest.mark.parametrize("seed", SEEDS)
 def test_no_device_is_empty_while_a_ready_job_fits_it_unless_it_is_promised(seed: int) -> None:
     plan, where, peaks = random_run(seed, said=seed % 2 == 0)
 
@@ -331,7 +333,7 @@ def test_no_device_is_empty_while_a_ready_job_fits_it_unless_it_is_promised(seed
 def test_what_is_promised_a_place_has_it_when_it_should() -> None:
     """However many small jobs turn up: it starts when by the estimates it could at the time of the promise."""
     promises = 0
-    for seed in range(40):
+    for seed in range(15):
         plan, where, _ = random_run(seed, said=True, gangs=seed % 2 == 0)
         promised: dict[str, float] = {}
 
@@ -343,7 +345,7 @@ def test_what_is_promised_a_place_has_it_when_it_should() -> None:
         started = {one.job_id: one.sent_s for one in simulate(plan, 0, watch=watch, layout=where)}
         assert all(started[name] <= at + 1e-5 for name, at in promised.items())
         promises += len(promised)
-    assert promises > 100
+    assert promises > 40
 
 
 def test_thousands_of_jobs_on_shared_devices_are_no_burden() -> None:
