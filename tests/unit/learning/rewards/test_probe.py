@@ -3,9 +3,7 @@
 import contextlib
 import json
 import logging
-import os
 import re
-import subprocess
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -13,7 +11,9 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from typer.testing import CliRunner
 
+from pipeline.__main__ import app
 from pipeline.config.bases import DatasetConfig, GradingConfig
 from pipeline.errors import ConfigError, DataError
 from pipeline.learning.algos.prepare import Preparation
@@ -432,23 +432,15 @@ def test_a_module_that_does_not_end_is_told_of(tmp_path: Path, monkeypatch: pyte
         try_rewards(quick_config(asked))
 
 
-def test_a_run_with_a_reward_that_cannot_work_starts_nothing(tmp_path: Path) -> None:
+def test_a_run_with_a_reward_that_cannot_work_starts_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     (tmp_path / "mine.py").write_text("def reward(completions, answer): return [1.0]\n")
-    root = Path(__file__).parents[4]
-    done = subprocess.run(
-        [
-            sys.executable,
-            str(root / "run_parallel.py"),
-            "experiment.name=t",
-            "datasets.addition.reward=mine.reward",
-        ],
-        cwd=tmp_path,
-        capture_output=True,
-        text=True,
-        check=False,
-        env={**os.environ, "PYTHONPATH": str(root)},
-    )
-    assert done.returncode == 2
-    assert "reward 'mine.reward'" in done.stdout + done.stderr
-    assert "needs a column `answer`; this dataset has: prompt, solution" in done.stdout + done.stderr
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", [*sys.path])
+    done = CliRunner().invoke(app, ["run", "experiment.name=t", "datasets.addition.reward=mine.reward"])
+    said = " ".join(done.output.split())
+    assert done.exit_code == 2
+    assert "reward 'mine.reward'" in said
+    assert "needs a column `answer`; this dataset has: prompt, solution" in said
     assert not (tmp_path / "outputs" / "t").exists()
