@@ -127,9 +127,13 @@ def in_local_files(section: DatasetConfig) -> bool:
     )
 
 
+def as_plain(datasets: Mapping[str, DatasetConfig]) -> dict[str, Any]:
+    """Settings of datasets as that process is told them."""
+    return {name: {"_schema_": schema_path(section), **to_plain(section)} for name, section in datasets.items()}
+
+
 def _ask(datasets: Mapping[str, DatasetConfig], to_read: Sequence[str]) -> dict[str, Any]:
     """What a process says that tries rewards and rows; it ends then, with whatever their modules have started."""
-    plain = {name: {"_schema_": schema_path(section), **to_plain(section)} for name, section in datasets.items()}
     limit_s = _MARGIN_S + sum(
         section.grading.start_timeout_s + section.grading.timeout_s * len(_names(section))
         for section in datasets.values()
@@ -138,7 +142,7 @@ def _ask(datasets: Mapping[str, DatasetConfig], to_read: Sequence[str]) -> dict[
         child = children.Child(
             "pipeline.learning.rewards.early",
             {**os.environ, "CUDA_VISIBLE_DEVICES": ""},
-            {"datasets": plain, "to read": list(to_read)},
+            {"datasets": as_plain(datasets), "to read": list(to_read)},
             max_bytes=_LARGEST_ANSWER,
             send_timeout_s=_MARGIN_S,
             output=output,

@@ -130,6 +130,14 @@ def first_letter(completions: Sequence[str], letter: str = "a", **_: Any) -> lis
     return [float(text.startswith(letter)) for text in completions]
 
 
+@reward(RewardTraits(isolated=True))
+def halves(completions: Sequence[str], **_: Any) -> list[float]:
+    """Fails at texts of odd length, with a message that differs from process to process."""
+    if len(completions[0]) % 2:
+        raise ValueError(f"no half of {object()}")
+    return [len(text) / 2 for text in completions]
+
+
 async def judge(completions: Sequence[str], **_: Any) -> list[float | None]:
     """Wait for a rendezvous: fulfilled only if others are awaited at the same time."""
     text = completions[0]

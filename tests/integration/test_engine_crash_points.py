@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from pipeline.config.schema import Backend
 from pipeline.engine.journal import read_journal
 from pipeline.engine.scheduler.job_state import JobStatus
 from tests.doubles.engine import Engine, job
@@ -41,7 +42,7 @@ def append_and_die(journal, event, **fields):
         journal.flush()
     os.kill(os.getpid(), signal.SIGKILL)  # with all that this turn has recorded so far
 Journal.append = append_and_die
-Engine(root).run(*PLAN)
+Engine(root).run(*PLAN, workers=1)
 """
 
 
@@ -50,10 +51,15 @@ def killed_run(root: Path, record: int, how: str) -> int:
     return subprocess.run(arguments, cwd=ROOT, capture_output=True, timeout=800).returncode
 
 
-@pytest.mark.parametrize("every", [4, pytest.param(1, marks=pytest.mark.exhaustive)], ids=["sample", "all"])
-def test_a_run_goes_on_from_wherever_it_was_killed(tmp_path: Path, every: int) -> None:
+# What is killed has a worker in any case. The run after it, whose part is to read what was left, has one in "all".
+@pytest.mark.parametrize(
+    ("every", "backend"),
+    [(4, Backend.inline), pytest.param(1, Backend.local, marks=pytest.mark.exhaustive)],
+    ids=["sample", "all"],
+)
+def test_a_run_goes_on_from_wherever_it_was_killed(tmp_path: Path, every: int, backend: Backend) -> None:
     calm = Engine(tmp_path / "calm")
-    calm.run(*PLAN)
+    calm.run(*PLAN, workers=1, backend=backend)
     records = len(calm.journal)
     assert records > 10
     for nth, record in enumerate(range(1, records + 1, every)):
@@ -66,7 +72,7 @@ def test_a_run_goes_on_from_wherever_it_was_killed(tmp_path: Path, every: int) -
 
         engine = Engine(root, runs=1)
         stored = [one.id for one in PLAN if engine.store.has(one.key)]
-        outcome = engine.run(*PLAN, stored=stored)
+        outcome = engine.run(*PLAN, stored=stored, workers=1, backend=backend)
         assert set(outcome.jobs.values()) <= {JobStatus.done, JobStatus.stored}
         assert finished <= set(stored)
         assert not {event["job"] for event in engine.events("JobStarted")} & finished
@@ -83,7 +89,7 @@ def test_two_runs_that_share_a_store_share_the_work(tmp_path: Path) -> None:
         "import sys; from pathlib import Path; from tests.doubles.engine import Engine, job\n"
         "engine = Engine(Path(sys.argv[1]), runs=int(sys.argv[2]))\n"
         "jobs = [job(f'j/{i}', 'write_slowly') for i in range(8)]\n"
-        "engine.run(*jobs, job('all', needs=[one.id for one in jobs]))\n"
+        "engine.run(*jobs, job('all', needs=[one.id for one in jobs]), workers=1)\n"
         "print(*(event['job'] for event in engine.events('JobStarted')))\n"
     )
     runs = [

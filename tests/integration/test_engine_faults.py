@@ -23,7 +23,7 @@ from pipeline.errors import StoreError, WorkerError
 from pipeline.machine import children
 from pipeline.plan.job import Job
 from tests.doubles import bodies
-from tests.doubles.engine import HERE, Engine, job, key
+from tests.doubles.engine import Engine, job, key
 from tests.doubles.machine import is_living
 
 GOOD = (job("good/0"), job("good/1"), job("good/2", needs=["good/0", "good/1"]))
@@ -34,7 +34,7 @@ def statuses(engine_outcome: object) -> dict[str, str]:
 
 
 def test_a_job_whose_worker_was_lost_is_tried_again(engine: Engine) -> None:
-    outcome = engine.run(job("once", "kill_self_once"), job("below", needs=["once"]), *GOOD)
+    outcome = engine.run(job("once", "kill_self_once"), job("below", needs=["once"]), *GOOD, workers=1)
     assert set(outcome.jobs.values()) == {JobStatus.done}
     assert [attempt.outcome for attempt in outcome.attempts if attempt.job_id == "once"] == ["lost", "done"]
     assert (engine.run_dir / "jobs" / "once" / "log.2.txt").exists()
@@ -113,6 +113,7 @@ def test_children_of_a_lost_worker_do_not_outlive_it(engine: Engine, tmp_path: P
     flag = tmp_path / "flag"
     engine.run(
         job("parent", "leave_grandchild", payload={"flag": str(flag), "die": True}),
+        workers=1,
         retry=RetryConfig(worker_lost=1),
     )
     pids = json.loads(flag.read_text())
@@ -122,7 +123,7 @@ def test_children_of_a_lost_worker_do_not_outlive_it(engine: Engine, tmp_path: P
 
 def test_children_of_a_finished_job_do_not_outlive_the_run(engine: Engine, tmp_path: Path) -> None:
     flag = tmp_path / "flag"
-    engine.run(job("parent", "leave_grandchild", payload={"flag": str(flag), "seconds": 0}))
+    engine.run(job("parent", "leave_grandchild", payload={"flag": str(flag), "seconds": 0}), workers=1)
     assert all(map(gone, json.loads(flag.read_text())))
 
 
@@ -151,16 +152,7 @@ def test_workers_that_never_report_end_the_run(engine: Engine, monkeypatch: pyte
         engine.run(*GOOD, start_timeout_s=0.2)
 
 
-def test_a_worker_that_ignores_requests_to_stop_is_killed(engine: Engine, tmp_path: Path) -> None:
-    flag = tmp_path / "flag"
-    stop_when(flag)
-    outcome = engine.run(job("stubborn", "ignore_requests_to_stop", payload={"flag": str(flag)}), stop_grace_s=0.2)
-    assert outcome.interrupted == "SIGINT"
-    assert all(map(gone, json.loads(flag.read_text())))
-    assert -signal.SIGKILL in [event["exit_code"] for event in engine.events("WorkerExited")]
-
-
-def test_what_happens_while_a_run_stops_is_in_the_journal_at_once(
+def test_a_worker_that_ignores_requests_to_stop_is_killed_and_the_journal_tells_that_at_once(
     engine: Engine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A batch system kills the engine when its own grace is over."""
@@ -176,13 +168,22 @@ def test_what_happens_while_a_run_stops_is_in_the_journal_at_once(
 
     monkeypatch.setattr(Pool, "stop", watched)
     stop_when(flag)
-    engine.run(job("stubborn", "ignore_requests_to_stop", payload={"flag": str(flag)}), stop_grace_s=0.2)
+    outcome = engine.run(job("stubborn", "ignore_requests_to_stop", payload={"flag": str(flag)}), stop_grace_s=0.2)
     assert seen == [1, 2]
+    assert outcome.interrupted == "SIGINT"
+    assert all(map(gone, json.loads(flag.read_text())))
+    assert -signal.SIGKILL in [event["exit_code"] for event in engine.events("WorkerExited")]
 
 
-@pytest.mark.parametrize("backend", HERE)
+# What a signal means to the engine does not depend on its workers; `test_engine_recovery` sends them others.
 @pytest.mark.parametrize(
-    ("number", "name"), [(signal.SIGINT, "SIGINT"), (signal.SIGTERM, "SIGTERM"), (signal.SIGHUP, "SIGTERM")]
+    ("number", "name", "backend"),
+    [
+        (signal.SIGINT, "SIGINT", Backend.inline),
+        (signal.SIGTERM, "SIGTERM", Backend.inline),
+        (signal.SIGHUP, "SIGTERM", Backend.inline),
+        (signal.SIGHUP, "SIGTERM", Backend.local),
+    ],
 )
 def test_an_interrupted_run_stops_its_workers(
     engine: Engine, tmp_path: Path, backend: Backend, number: signal.Signals, name: str
@@ -194,6 +195,7 @@ def test_an_interrupted_run_stops_its_workers(
     outcome = engine.run(
         job("slow", "unwind_when_stopped", payload=payload),
         job("below", needs=["slow"]),
+        workers=1,
         backend=backend,
         stop_grace_s=0.3,
     )
@@ -254,7 +256,7 @@ def test_a_second_signal_skips_the_gentle_steps(engine: Engine, tmp_path: Path) 
     flag = tmp_path / "flag"
     stop_when(flag, signal.SIGINT, times=2)
     payload = {"flag": str(flag)}
-    outcome = engine.run(job("stubborn", "ignore_requests_to_stop", payload=payload), stop_grace_s=600)
+    outcome = engine.run(job("stubborn", "ignore_requests_to_stop", payload=payload), workers=1, stop_grace_s=600)
     assert outcome.interrupted == "SIGINT"
 
 

@@ -18,8 +18,10 @@ import pytest
 from pipeline.config.schema import Backend, RetryConfig
 from pipeline.engine.devices.inventory import Device, cpu_slots
 from pipeline.engine.scheduler.job_state import JobStatus
+from pipeline.engine.scheduler.outcome import Outcome
 from pipeline.engine.workers.gang import held_port
 from pipeline.errors import JobError, PlanError
+from pipeline.plan.job import Job
 from pipeline.runs.run_view import RunView
 from tests.doubles.engine import Engine, job, key
 from tests.doubles.machine import is_living
@@ -31,7 +33,10 @@ def folder(tmp_path: Path, name: str = "flags") -> str:
 
 
 def test_every_rank_runs_the_job_and_the_first_one_writes(engine: Engine, tmp_path: Path) -> None:
-    payload, seen = {"meeting": folder(tmp_path)}, list[Mapping[str, float | None]]()
+    with held_port(None) as port:
+        pass
+    payload = {"meeting": folder(tmp_path), "master_port": port}
+    seen = list[Mapping[str, float | None]]()
 
     def watch(view: RunView) -> None:
         seen.extend(attempt.numbers for attempt in view.jobs["gang"].attempts)
@@ -44,7 +49,7 @@ def test_every_rank_runs_the_job_and_the_first_one_writes(engine: Engine, tmp_pa
     ranks = [json.loads((tmp_path / "flags" / str(rank)).read_text()) for rank in range(3)]
     assert [facts["RANK"] + facts["LOCAL_RANK"] + facts["WORLD_SIZE"] for facts in ranks] == ["003", "113", "223"]
     assert [facts["work"] for facts in ranks] == [[rank, 3, "cpu"] for rank in range(3)]
-    assert len({facts["MASTER_PORT"] for facts in ranks}) == 1
+    assert {facts["MASTER_PORT"] for facts in ranks} == {str(port)}, "the port of the user wins"
     assert {facts["MASTER_ADDR"] for facts in ranks} == {"127.0.0.1"}
     assert {facts["CUDA_VISIBLE_DEVICES"] for facts in ranks} == {""}
     assert len({facts["pid"] for facts in ranks}) == 3
@@ -69,30 +74,45 @@ def test_every_rank_runs_the_job_and_the_first_one_writes(engine: Engine, tmp_pa
     assert outcome.makespan.work_s > 0
 
 
-@pytest.mark.parametrize(
-    ("body", "kind", "reason"),
-    [
-        ("kill_self", "lost", "rank 1 of 2 was lost (signal 9 (SIGKILL))"),
-        ("exit_at_once", "lost", "rank 1 of 2 was lost (exit code 7)"),
-        ("write_garbage", "lost", "rank 1 of 2 was lost (it sent what is no message"),
-        ("leave_odd_counts", "bug", "rank 1 of 2 raised TypeError: tokens=nan"),
-        ("raise_error", "bug", "rank 1 of 2 raised ValueError: this body raises"),
-        ("raise_out_of_memory", "out_of_memory", "rank 1 of 2 raised MemoryError: no room"),
-    ],
-)
-def test_one_rank_that_fails_ends_all(engine: Engine, tmp_path: Path, body: str, kind: str, reason: str) -> None:
-    payload = {"rank": 1, "body": body, "times": 1, "ignore": True}
-    outcome = engine.run(
-        job("gang", "one_rank_fails", devices=2, payload=payload), job("below", "nothing", ["gang"]), workers=2,
-    )  # fmt: skip
-    (failed,) = engine.events("AttemptFailed", "gang")
+FAILS = {
+    "kill_self": ("lost", "rank 1 of 2 was lost (signal 9 (SIGKILL))"),
+    "exit_at_once": ("lost", "rank 1 of 2 was lost (exit code 7)"),
+    "write_garbage": ("lost", "rank 1 of 2 was lost (it sent what is no message"),
+    "leave_odd_counts": ("bug", "rank 1 of 2 raised TypeError: tokens=nan"),
+    "raise_error": ("bug", "rank 1 of 2 raised ValueError: this body raises"),
+    "raise_out_of_memory": ("out_of_memory", "rank 1 of 2 raised MemoryError: no room"),
+}
+"""What rank 1 does, what that is called, and what is said of it."""
+
+
+def gang_that_fails(body: str) -> Job:
+    """Rank 1 does that, and rank 0 would wait for ever, ignoring requests to stop."""
+    payload = {"rank": 1, "body": body, "ignore": True}
+    return job(f"gang/{body}", "one_rank_fails", devices=2, payload=payload)
+
+
+@pytest.fixture(scope="module")
+def after_one_rank_failed(tmp_path_factory: pytest.TempPathFactory) -> tuple[Engine, Outcome]:
+    """A run of them all, one after the other."""
+    engine = Engine(tmp_path_factory.mktemp("gangs"))
+    below = [job(f"below/{body}", "nothing", [f"gang/{body}"]) for body in FAILS]
+    retry = RetryConfig(worker_lost=1, out_of_memory=1, device_failures=99)
+    outcome = engine.run(*map(gang_that_fails, FAILS), *below, workers=2, retry=retry)
+    assert engine.leftovers() == []
+    return engine, outcome
+
+
+@pytest.mark.parametrize("body", FAILS)
+def test_one_rank_that_fails_ends_all(after_one_rank_failed: tuple[Engine, Outcome], body: str) -> None:
+    engine, outcome = after_one_rank_failed
+    (kind, reason), gang = FAILS[body], f"gang/{body}"
+    (failed,) = engine.events("AttemptFailed", gang)
     assert failed["kind"] == kind
     assert failed["reason"].startswith(reason)
-    assert f"GangError: {reason}" in engine.log("gang")
-    assert "Its log, log.rank1.txt, ends:\n" in engine.log("gang")
-    assert "rank 1 was here" in (engine.run_dir / "jobs/gang/log.rank1.txt").read_text()
-    ends = (JobStatus.failed, JobStatus.blocked) if kind == "bug" else (JobStatus.done, JobStatus.done)
-    assert (outcome.jobs["gang"], outcome.jobs["below"]) == ends
+    assert f"GangError: {reason}" in engine.log(gang)
+    assert "Its log, log.rank1.txt, ends:\n" in engine.log(gang)
+    assert "rank 1 was here" in (engine.run_dir / "jobs" / gang / "log.rank1.txt").read_text()
+    assert (outcome.jobs[gang], outcome.jobs[f"below/{body}"]) == (JobStatus.failed, JobStatus.blocked)
 
 
 def test_a_rank_that_lost_the_connection_is_not_the_one_to_tell_of(engine: Engine, tmp_path: Path) -> None:
@@ -128,19 +148,15 @@ def test_ranks_of_several_machines_see_those_of_their_own(engine: Engine, tmp_pa
     assert not engine.events("AttemptFailed")
 
 
-@pytest.mark.parametrize(
-    ("body", "reason"),
-    [
-        ("kill_self", "rank 1 of 2 was lost (signal 9 (SIGKILL))"),
-        ("raise_error", "rank 1 of 2 raised ValueError: this body raises"),
-    ],
-)
-def test_a_rank_of_another_machine_that_fails_ends_all(engine: Engine, body: str, reason: str) -> None:
-    payload = {"rank": 1, "body": body, "times": 1, "ignore": True}
-    engine.run(job("gang", "one_rank_fails", devices=2, payload=payload), devices=machines(1, 1))
-    (failed,) = engine.events("AttemptFailed", "gang")
-    assert failed["reason"].startswith(reason)
-    assert "Its log, log.rank1.txt, ends:\n" in engine.log("gang")
+def test_a_rank_of_another_machine_that_fails_ends_all(engine: Engine) -> None:
+    said = {body: FAILS[body][1] for body in ("kill_self", "raise_error")}
+    retry = RetryConfig(worker_lost=1)
+    engine.run(*map(gang_that_fails, said), devices=machines(1, 1), retry=retry)
+    assert len(engine.events("AttemptFailed")) == 2
+    for failed in engine.events("AttemptFailed"):
+        body = failed["job"].removeprefix("gang/")
+        assert failed["reason"].startswith(said[body])
+        assert "Its log, log.rank1.txt, ends:\n" in engine.log(failed["job"])
 
 
 def test_a_worker_that_is_killed_takes_its_ranks_along_and_the_attempt(engine: Engine, tmp_path: Path) -> None:
@@ -181,14 +197,12 @@ def test_a_rank_that_is_killed_ends_the_gang(engine: Engine, tmp_path: Path) -> 
     assert not any(map(is_living, pids))
 
 
-def test_the_device_of_the_rank_that_died_is_the_suspect(engine: Engine, tmp_path: Path) -> None:
-    payload = {"rank": 1, "body": "kill_self", "times": 1}
-    jobs = [job(f"gang{index}", "one_rank_fails", devices=2, payload=payload) for index in range(2)]
-    engine.run(*jobs, workers=4, retry=RetryConfig(device_failures=2))
-    first = {event["job"]: event for event in engine.events("JobStarted") if event["attempt"] == 1}
-    again = {event["job"]: event for event in engine.events("JobStarted") if event["attempt"] == 2}
-    for name, event in again.items():
-        assert first[name]["members"][0] not in (event["worker"], *event["members"])
+def test_the_device_of_the_rank_that_died_is_the_suspect(engine: Engine) -> None:
+    gang = job("gang", "one_rank_fails", devices=2, payload={"rank": 1, "body": "kill_self", "times": 1})
+    engine.run(gang, workers=3, retry=RetryConfig(device_failures=2, wait_s=0.05))
+    first, again = engine.events("JobStarted", "gang")
+    assert first["members"][0] not in (again["worker"], *again["members"])
+    assert first["worker"] in (again["worker"], *again["members"])
 
 
 def test_a_lost_worker_whose_device_is_lent_costs_nothing(engine: Engine, tmp_path: Path) -> None:
@@ -242,29 +256,36 @@ def test_a_request_to_stop_reaches_every_rank(engine: Engine, tmp_path: Path, co
     outcome = engine.run(gang, devices=machines(*counts), watcher=stop, stop_grace_s=10.0)
     assert outcome.interrupted == "SIGINT"
     assert engine.events("JobStopped", "gang")
-    assert engine.run(gang, workers=2).jobs["gang"] is JobStatus.done
+    # That another attempt goes on from there the next test sees.
+    assert engine.store.checkpoints(gang.key).joinpath("stopped").exists()
 
 
-@pytest.mark.parametrize("number", [signal.SIGUSR2, signal.SIGTERM], ids=lambda one: one.name)
-def test_a_notice_to_the_ranks_alone_stops_the_attempt_and_another_goes_on(
-    engine: Engine, tmp_path: Path, number: signal.Signals
-) -> None:
-    flags = Path(folder(tmp_path))
+def test_a_notice_to_the_ranks_alone_stops_the_attempt_and_another_goes_on(engine: Engine, tmp_path: Path) -> None:
+    notices = {number: Path(folder(tmp_path, number.name)) for number in (signal.SIGUSR2, signal.SIGTERM)}
 
     def notify() -> None:
         give_up = time.monotonic() + 200
-        while len(list(flags.iterdir())) < 2 and time.monotonic() < give_up:
+        told: set[signal.Signals] = set()
+        while told != set(notices) and time.monotonic() < give_up:
+            for number in notices.keys() - told:
+                if len(list(notices[number].iterdir())) == 2:
+                    family = psutil.Process().children(recursive=True)
+                    for rank in (one for one in family if "workers.rank" in " ".join(one.cmdline())):
+                        rank.send_signal(number)
+                    told.add(number)
             time.sleep(0.01)
-        family = psutil.Process().children(recursive=True)
-        for rank in (one for one in family if "workers.rank" in " ".join(one.cmdline())):
-            rank.send_signal(number)
 
     thread = threading.Thread(target=notify)
     thread.start()
-    gang = job("gang", "ranks_stop_when_asked", devices=2, payload={"flag": str(flags)})
-    outcome = engine.run(gang, workers=2)
+    jobs = [
+        job(number.name, "ranks_stop_when_asked", devices=2, payload={"flag": str(flags)})
+        for number, flags in notices.items()
+    ]
+    outcome = engine.run(*jobs, workers=2)
     thread.join()
-    assert [attempt.outcome for attempt in outcome.attempts] == ["stopped", "done"]
+    for number in notices:
+        ends = [attempt.outcome for attempt in outcome.attempts if attempt.job_id == number.name]
+        assert ends == ["stopped", "done"]
 
 
 def test_more_devices_than_there_are_is_refused(engine: Engine) -> None:
@@ -288,11 +309,3 @@ def test_a_port_is_held_until_it_is_used() -> None:
         number = taken.getsockname()[1]
         with pytest.raises(JobError, match=f"master_port={number} is taken"), held_port(number):
             pass
-
-
-def test_the_port_of_the_user_wins(engine: Engine, tmp_path: Path) -> None:
-    with held_port(None) as port:
-        pass
-    payload = {"meeting": folder(tmp_path), "master_port": port}
-    engine.run(job("gang", "rank_facts", devices=2, payload=payload), workers=2)
-    assert json.loads((tmp_path / "flags/0").read_text())["MASTER_PORT"] == str(port)

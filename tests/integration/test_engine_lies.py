@@ -6,6 +6,7 @@ import pytest
 
 from pipeline.config.schema import RetryConfig
 from pipeline.engine.scheduler.job_state import JobStatus
+from pipeline.engine.scheduler.outcome import Outcome
 from tests.doubles.engine import Engine, job
 
 pytestmark = pytest.mark.timeout(60)
@@ -23,21 +24,27 @@ LIES = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize(("says", "reason"), LIES.values(), ids=LIES)
-def test_a_lie_costs_the_attempt_in_which_it_was_told(engine: Engine, says: object, reason: str) -> None:
-    outcome = engine.run(
-        job("bad", "speak_for_the_worker", payload={"says": says}),
-        job("below", needs=["bad"]),
-        job("good/0"),
-        job("good/1", needs=["good/0"]),
-        retry=RetryConfig(worker_lost=1),
-    )
-    assert {name: status.value for name, status in outcome.jobs.items()} == {
-        "bad": "failed", "below": "blocked", "good/0": "done", "good/1": "done"
-    }  # fmt: skip
-    assert reason in outcome.reason("bad")
-    (failure,) = engine.events("AttemptFailed")
+@pytest.fixture(scope="module")
+def after_lies(tmp_path_factory: pytest.TempPathFactory) -> tuple[Engine, Outcome]:
+    """A run in which each of them is told."""
+    engine = Engine(tmp_path_factory.mktemp("lies"))
+    told = [job(f"bad/{name}", "speak_for_the_worker", payload={"says": says}) for name, (says, _) in LIES.items()]
+    below = [job(f"below/{name}", needs=[f"bad/{name}"]) for name in LIES]
+    good = job("good/0"), job("good/1", needs=["good/0"])
+    outcome = engine.run(*told, *below, *good, retry=RetryConfig(worker_lost=1, device_failures=99))
+    assert engine.leftovers() == []
+    return engine, outcome
+
+
+@pytest.mark.parametrize("lie", LIES)
+def test_a_lie_costs_the_attempt_in_which_it_was_told(after_lies: tuple[Engine, Outcome], lie: str) -> None:
+    engine, outcome = after_lies
+    ends = {name: outcome.jobs[name].value for name in (f"bad/{lie}", f"below/{lie}", "good/0", "good/1")}
+    assert list(ends.values()) == ["failed", "blocked", "done", "done"]
+    assert LIES[lie][1] in outcome.reason(f"bad/{lie}")
+    (failure,) = engine.events("AttemptFailed", f"bad/{lie}")
     assert (failure["kind"], failure["exit_code"]) == ("lost", -signal.SIGKILL)
+    assert len(engine.events("AttemptFailed")) == len(LIES)
 
 
 def test_a_copy_of_the_worker_that_raises_ends_alone(engine: Engine) -> None:

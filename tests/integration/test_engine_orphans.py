@@ -14,8 +14,6 @@ from pathlib import Path
 import psutil
 import pytest
 
-from tests.doubles.engine import Engine, job
-
 ROOT = Path(__file__).parents[2]
 SCRIPT = """
 import sys
@@ -69,7 +67,16 @@ def described(process: psutil.Process) -> str:
     return f"{process.cmdline()}, {process.status()}, child of {process.ppid()}, in {waits}"
 
 
-@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM, signal.SIGHUP, signal.SIGINT], ids=str)
+# SIGINT has a test of its own below, where the whole group gets it; SIGHUP means what SIGTERM does.
+@pytest.mark.parametrize(
+    "number",
+    [
+        signal.SIGKILL,
+        signal.SIGTERM,
+        *(pytest.param(one, marks=pytest.mark.exhaustive) for one in (signal.SIGHUP, signal.SIGINT)),
+    ],
+    ids=str,
+)
 def test_nothing_outlives_an_engine_that_is_killed(
     tmp_path: Path, killed_at: list[psutil.Process], number: signal.Signals
 ) -> None:
@@ -139,20 +146,3 @@ def test_an_inline_run_that_is_killed_leaves_no_unfinished_output(
         engine.kill()
         engine.wait()
     assert until(lambda: not list((tmp_path / "run" / "store" / ".tmp").iterdir()))
-
-
-def test_the_same_run_goes_on_where_it_was_killed(tmp_path: Path, killed_at: list[psutil.Process]) -> None:
-    root, flag = tmp_path / "run", tmp_path / "flag"
-    killed = start_engine(root, flag)
-    try:
-        assert until(lambda: flag.exists() and flag.read_text())
-        killed_at += psutil.Process(killed.pid).children(recursive=True)
-        store = Engine(root).store
-        assert until(lambda: store.has(job("quick").key))
-    finally:
-        killed.kill()
-        killed.wait()
-    engine = Engine(root, runs=1)
-    outcome = engine.run(job("quick"), job("slow"), stored=["quick"])
-    assert [event["job"] for event in engine.events("JobStarted")] == ["slow"]
-    assert outcome.failures() == []

@@ -7,6 +7,7 @@ its name is gone too.
 
 from __future__ import annotations
 
+import itertools
 import os
 import stat
 from collections.abc import Callable, Iterator
@@ -66,11 +67,25 @@ def disk(monkeypatch: pytest.MonkeyPatch) -> Iterator[Disk]:
     return found
 
 
-@pytest.mark.parametrize("names", [False, True], ids=["contents", "names"])
-@pytest.mark.parametrize("worth_s", [0.0, 1e9], ids=["all of it forced", "none of it worth that"])
+CASES = list(itertools.product((0.0, 1e9), (False, True), range(3)))
+
+
+@pytest.mark.parametrize(
+    ("worth_s", "names", "first"),
+    [
+        # A third of the moments, another one in each case.
+        *((worth_s, names, first) for worth_s, names, first in CASES if first == (worth_s > 0) + names),
+        *(
+            pytest.param(worth_s, names, first, marks=pytest.mark.exhaustive)
+            for worth_s, names, first in CASES
+            if first != (worth_s > 0) + names
+        ),
+    ],
+)
 def test_a_loss_of_power_costs_nothing_but_time(
-    tmp_path: Path, disk: Disk, monkeypatch: pytest.MonkeyPatch, worth_s: float, names: bool
+    tmp_path: Path, disk: Disk, monkeypatch: pytest.MonkeyPatch, worth_s: float, names: bool, first: int
 ) -> None:
+    """Worth forcing is all, or nothing; contents are lost, or names too; at each third moment from the first."""
     monkeypatch.setattr(store_module, "WORTH_FORCING_S", worth_s)
     calm, moments = Engine(tmp_path / "calm"), []
 
@@ -86,11 +101,11 @@ def test_a_loss_of_power_costs_nothing_but_time(
         patched.setattr(Journal, "flush", and_look(Journal.flush))
         patched.setattr(Journal, "force", and_look(Journal.force))
         calm.run(*PLAN, backend=Backend.inline, workers=1)
-    moments.append(tmp_path / "end")
-    disk.after_loss(calm.root, moments[-1], names=names)
-    assert len(moments) > 4
+    assert len(moments) > 9
+    end = tmp_path / "end"
+    disk.after_loss(calm.root, end, names=names)
     kept = 0
-    for moment in moments:
+    for moment in [*moments[first::3], end]:
         journal = moment / "run1" / "journal.jsonl"
         told = list(read_journal(journal)) if journal.exists() else []
         assert told == calm.journal[: len(told)], "whole lines, from the first on"
@@ -102,7 +117,6 @@ def test_a_loss_of_power_costs_nothing_but_time(
         assert outputs(engine) == outputs(calm)
     assert bool(kept) == (worth_s == 0), "what was worth it is there"
     if worth_s == 0:
-        assert moments[-1].name == "end"
         assert len(stored) == len(PLAN), "nothing is made again that was forced"
 
 

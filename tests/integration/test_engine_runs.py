@@ -2,12 +2,14 @@
 
 import json
 import os
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from pipeline.config.schema import Backend, Barrier
 from pipeline.engine.scheduler.job_state import JobStatus
+from pipeline.engine.scheduler.outcome import Outcome
 from pipeline.errors import PlanError
 from tests.doubles.engine import HERE, Engine, job, key
 
@@ -19,9 +21,34 @@ DIAMOND = (
 )
 
 
-@pytest.mark.parametrize("backend", HERE)
-def test_a_plan_runs_to_its_end(engine: Engine, backend: Backend) -> None:
-    outcome = engine.run(*DIAMOND, backend=backend)
+Ran = tuple[Engine, Outcome]
+
+
+def run_diamond(folder: Path, **how: Any) -> Ran:
+    engine = Engine(folder)
+    outcome = engine.run(*DIAMOND, **how)
+    assert engine.leftovers() == []
+    return engine, outcome
+
+
+@pytest.fixture(scope="module")
+def by_two_workers(tmp_path_factory: pytest.TempPathFactory) -> Ran:
+    return run_diamond(tmp_path_factory.mktemp("two workers"), workers=2)
+
+
+@pytest.fixture(scope="module")
+def by_one_worker(tmp_path_factory: pytest.TempPathFactory) -> Ran:
+    return run_diamond(tmp_path_factory.mktemp("one worker"), workers=1)
+
+
+@pytest.fixture(scope="module")
+def inline(tmp_path_factory: pytest.TempPathFactory) -> Ran:
+    return run_diamond(tmp_path_factory.mktemp("inline"), workers=1, backend=Backend.inline)
+
+
+@pytest.mark.parametrize("how", ["by_two_workers", "inline"])
+def test_a_plan_runs_to_its_end(request: pytest.FixtureRequest, how: str) -> None:
+    engine, outcome = request.getfixturevalue(how)
     assert set(outcome.jobs.values()) == {JobStatus.done}
     assert outcome.interrupted is None
     assert outcome.failures() == []
@@ -30,57 +57,40 @@ def test_a_plan_runs_to_its_end(engine: Engine, backend: Backend) -> None:
     assert [found["payload"]["value"] for found in stored["inputs"]["needs"]] == [1, 2]
 
 
-@pytest.fixture(scope="module")
-def made_by_two_workers(tmp_path_factory: pytest.TempPathFactory) -> dict[str, bytes]:
-    engine = Engine(tmp_path_factory.mktemp("two workers"))
-    engine.run(*DIAMOND, workers=2)
-    assert engine.leftovers() == []
-    return engine.files()
-
-
-@pytest.mark.parametrize(
-    "how",
-    [
-        {"backend": Backend.inline},
-        {"workers": 1},
-        {"barrier": Barrier.round},
-        {"workers": 4, "barrier": Barrier.round},
-    ],
-    ids=["in the engine's process", "one worker", "a barrier", "a barrier with four workers"],
-)
 def test_however_a_plan_is_carried_out_the_same_bytes_are_stored(
-    made_by_two_workers: dict[str, bytes], engine: Engine, how: dict[str, Any]
+    by_two_workers: Ran, by_one_worker: Ran, inline: Ran, tmp_path: Path
 ) -> None:
     """For several jobs on a device `test_engine_packing` sees to it, for real models `test_main_job`."""
-    engine.run(*DIAMOND, **how)
-    assert made_by_two_workers
-    assert engine.files() == made_by_two_workers
+    behind_a_barrier = run_diamond(tmp_path, workers=3, barrier=Barrier.round)
+    made = by_two_workers[0].files()
+    assert len(made) > len(DIAMOND)
+    assert [other.files() == made for other, _ in (by_one_worker, inline, behind_a_barrier)] == [True] * 3
 
 
 def test_stored_jobs_do_not_run_again(engine: Engine) -> None:
-    engine.run(*DIAMOND)
+    engine.run(*DIAMOND, backend=Backend.inline, workers=1)
     more = (*DIAMOND, job("after", needs=["measure"]))
-    outcome = engine.run(*more, stored=[job.id for job in DIAMOND])
+    outcome = engine.run(*more, workers=1, stored=[job.id for job in DIAMOND])
     assert outcome.jobs["make/000"] is JobStatus.stored
     assert [event["job"] for event in engine.events("JobStarted")] == ["after"]
 
 
 def test_what_another_run_has_stored_meanwhile_is_taken_as_it_is(engine: Engine) -> None:
-    engine.run(*DIAMOND)
-    outcome = engine.run(*DIAMOND)  # as if nothing had been stored when it was planned
+    engine.run(*DIAMOND, backend=Backend.inline, workers=1)
+    outcome = engine.run(*DIAMOND, workers=1)  # as if nothing had been stored when it was planned
     assert set(outcome.jobs.values()) == {JobStatus.stored}
     assert engine.events("JobStarted") == []
     assert len(engine.events("JobFoundStored")) == 4
 
 
 def test_nothing_to_do_starts_and_ends(engine: Engine) -> None:
-    outcome = engine.run(*DIAMOND, stored=[job.id for job in DIAMOND])
+    outcome = engine.run(*DIAMOND, workers=1, stored=[job.id for job in DIAMOND])
     assert outcome.makespan is None
     assert set(outcome.jobs.values()) == {JobStatus.stored}
 
 
-def test_the_journal_tells_every_change(engine: Engine) -> None:
-    engine.run(*DIAMOND, workers=1)
+def test_the_journal_tells_every_change(by_one_worker: Ran) -> None:
+    engine, _ = by_one_worker
     order = [(event["event"], event.get("job")) for event in engine.journal]
     assert order[:3] == [("RunStarted", None), ("WorkerStarted", None), ("JobStarted", "make/000")]
     assert order[-2:] == [("WorkerExited", None), ("RunFinished", None)]
@@ -94,7 +104,7 @@ def test_the_journal_tells_every_change(engine: Engine) -> None:
 def test_a_log_has_everything_that_a_job_writes(
     engine: Engine, backend: Backend, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    engine.run(job("talk", "print_everywhere"), backend=backend)
+    engine.run(job("talk", "print_everywhere"), backend=backend, workers=1)
     written = engine.log("talk")
     ways = ["print", "print to stderr", "descriptor 1", "descriptor 2", "printf", "a child process"]
     if backend is Backend.local:  # here the test runner takes what goes to `logging`
@@ -104,7 +114,7 @@ def test_a_log_has_everything_that_a_job_writes(
 
 
 def test_a_jobs_folder_links_to_its_output(engine: Engine) -> None:
-    engine.run(job("a/b", payload={"value": 1}))
+    engine.run(job("a/b", payload={"value": 1}), backend=Backend.inline, workers=1)
     link = engine.run_dir / "jobs" / "a" / "b" / "output"
     assert not link.readlink().is_absolute()
     assert (link / "value.json").is_file()
@@ -123,7 +133,7 @@ def test_the_environment_is_pinned_before_anything_is_imported(
     monkeypatch.setenv("RANK", "3")
     monkeypatch.setenv("MASTER_ADDR", "elsewhere")
     monkeypatch.setenv("PYTHONPATH", "/kept")
-    engine.run(job("look", "show_environment"))
+    engine.run(job("look", "show_environment"), workers=1)
     seen = json.loads((engine.store.path(key("look")) / "environment.json").read_text())
     assert seen["env"]["CUDA_VISIBLE_DEVICES"] == ""
     assert seen["env"]["OMP_NUM_THREADS"] == "1"
@@ -156,7 +166,7 @@ def test_an_inline_job_lets_the_engine_show_itself(engine: Engine) -> None:
 def test_heartbeats_tell_the_memory_of_a_worker(engine: Engine) -> None:
     seen: set[int] = set()
     engine.run(
-        job("wait", "sleep", payload={"seconds": 0.8}), heartbeat_s=0.05,
+        job("wait", "sleep", payload={"seconds": 0.8}), heartbeat_s=0.05, workers=1,
         watcher=lambda view: seen.update(worker.rss_bytes for worker in view.workers.values()),
     )  # fmt: skip
     assert max(seen) > 1 << 20
@@ -173,7 +183,12 @@ def test_the_barrier_keeps_rounds_apart(engine: Engine) -> None:
 
 def test_a_plan_that_can_never_go_on_is_an_error_not_a_hang(engine: Engine) -> None:
     with pytest.raises(PlanError, match="wait for rounds that come later"):
-        engine.run(job("late", round=2), job("early", needs=["late"], round=1), barrier=Barrier.round)
+        engine.run(
+            job("late", round=2),
+            job("early", needs=["late"], round=1),
+            barrier=Barrier.round,
+            backend=Backend.inline,
+        )
 
 
 def test_a_job_that_cannot_be_sent_is_refused(engine: Engine) -> None:
@@ -195,9 +210,3 @@ def test_loading_is_accounted_for(engine: Engine) -> None:
     parts = outcome.makespan
     accounted = parts.work_s + parts.load_s + parts.dependency_s + parts.retry_s + parts.restart_s + parts.tail_s
     assert accounted == pytest.approx(total, abs=0.01)
-
-
-def test_hundreds_of_jobs_finish(engine: Engine) -> None:
-    """Tens of thousands `benchmarks/chaos.py` has, and the policy's own tests."""
-    outcome = engine.run(*(job(f"n/{index}", "nothing", round=index % 4) for index in range(300)))
-    assert set(outcome.jobs.values()) == {JobStatus.done}

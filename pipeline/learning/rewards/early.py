@@ -9,6 +9,8 @@ from __future__ import annotations
 
 import json
 import os
+from collections.abc import Collection, Mapping
+from typing import Any
 
 from pipeline.config.bases import DatasetConfig
 from pipeline.config.place import told
@@ -34,17 +36,23 @@ def main() -> None:
     """Try the rewards of datasets that make their rows, and of those that are to be read."""
     asked = begin()
     channel = Channel.inherited(asked["fd"])
+    channel.send(json.dumps(answer(asked["datasets"], asked["to read"])).encode())
+    os._exit(0)  # whatever threads the modules have started
+
+
+def answer(datasets: Mapping[str, Any], to_read: Collection[str]) -> dict[str, Any]:
+    """What there is to say, as JSON data."""
     problems: list[str] = []
     warnings: list[str] = []
     graded: dict[str, str] = {}
     conversations: list[str] = []
-    for name, plain in asked["datasets"].items():
+    for name, plain in datasets.items():
         try:
             config = stage_config_from_plain({"dataset": plain}).dataset
             dataset = load_dataset(config)
             if not dataset.prepared:
                 warnings += _tried(name, config, dataset)
-            elif name in asked["to read"] and isinstance(dataset, FilesDataset):
+            elif name in to_read and isinstance(dataset, FilesDataset):
                 look = _looked_at(name, config, dataset)
                 warnings += _read(name, config, dataset, look)
                 conversations += [name] * look.is_conversation
@@ -56,8 +64,7 @@ def main() -> None:
         except KeyboardInterrupt as error:  # of a module: Ctrl-C is for the group of the process that plans
             problems.append(f"datasets.{name}: its reward or its class cannot be imported: {told(error)}")
     told_of = {"problems": [*map(_shortened, problems)], "warnings": [*map(_shortened, warnings)]}
-    channel.send(json.dumps({**told_of, "graded": graded, "conversations": conversations}).encode())
-    os._exit(0)  # whatever threads the modules have started
+    return {**told_of, "graded": graded, "conversations": conversations}
 
 
 def _shortened(message: str) -> str:

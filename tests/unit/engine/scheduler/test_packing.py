@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 import random
-import time
 from collections import defaultdict
 from dataclasses import replace
 
@@ -13,7 +12,7 @@ import pytest
 from pipeline.engine.devices.layout import Layout, Place
 from pipeline.engine.scheduler.job_state import JobStatus
 from pipeline.engine.scheduler.memory_needs import MARGIN, Needs
-from pipeline.engine.scheduler.placement import Room
+from pipeline.engine.scheduler.placement import Room, Seat
 from pipeline.engine.scheduler.policy import Action, Reserve, Start, next_actions
 from pipeline.engine.scheduler.runnable import too_wide
 from pipeline.engine.scheduler.state import RunState
@@ -21,6 +20,8 @@ from pipeline.engine.workers.failure import FailureKind
 from pipeline.plan.graph import Plan
 from pipeline.plan.job import Job
 from tests.doubles.simulate import simulate
+
+SEEDS = [*range(12), *(pytest.param(seed, marks=pytest.mark.exhaustive) for seed in range(12, 40))]
 
 
 def job(name: str, memory_mb: int | None = None, seconds: float = 1.0, devices: int = 1, kind: str = "") -> Job:
@@ -289,7 +290,7 @@ def random_run(seed: int, *, said: bool, gangs: bool = False) -> tuple[Plan, Lay
 
 
 @pytest.mark.parametrize("said", [True, False], ids=["needs are said", "needs are measured"])
-@pytest.mark.parametrize("seed", range(40))
+@pytest.mark.parametrize("seed", SEEDS)
 def test_packing_never_exceeds_the_memory_of_a_device(seed: int, said: bool) -> None:
     plan, where, peaks = random_run(seed, said=said, gangs=seed % 2 == 0)
     shared = []
@@ -313,7 +314,7 @@ def test_packing_never_exceeds_the_memory_of_a_device(seed: int, said: bool) -> 
     assert any(shared) or where.slots == 1
 
 
-@pytest.mark.parametrize("seed", range(40))
+@pytest.mark.parametrize("seed", SEEDS)
 def test_no_device_is_empty_while_a_ready_job_fits_it_unless_it_is_promised(seed: int) -> None:
     plan, where, peaks = random_run(seed, said=seed % 2 == 0)
 
@@ -331,7 +332,7 @@ def test_no_device_is_empty_while_a_ready_job_fits_it_unless_it_is_promised(seed
 def test_what_is_promised_a_place_has_it_when_it_should() -> None:
     """However many small jobs turn up: it starts when by the estimates it could at the time of the promise."""
     promises = 0
-    for seed in range(40):
+    for seed in range(15):
         plan, where, _ = random_run(seed, said=True, gangs=seed % 2 == 0)
         promised: dict[str, float] = {}
 
@@ -343,15 +344,21 @@ def test_what_is_promised_a_place_has_it_when_it_should() -> None:
         started = {one.job_id: one.sent_s for one in simulate(plan, 0, watch=watch, layout=where)}
         assert all(started[name] <= at + 1e-5 for name, at in promised.items())
         promises += len(promised)
-    assert promises > 100
+    assert promises > 40
 
 
-def test_thousands_of_jobs_on_shared_devices_are_no_burden() -> None:
-    jobs = [job(str(index), 30 + index % 3, 1 + index / 7, kind=f"k{index % 50}") for index in range(1_500)]
-    begin = time.process_time()
+def test_of_many_jobs_on_shared_devices_only_a_few_are_looked_at(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Places are looked for about five times per job; a plain policy does so for all that are ready, each time."""
+    jobs = [job(str(index), 30 + index % 3, 1 + index / 7, kind=f"k{index % 50}") for index in range(400)]
+    seats, looked = Room.seats, []
+
+    def count(room: Room, job_id: str) -> list[Seat]:
+        looked.append(job_id)
+        return seats(room, job_id)
+
+    monkeypatch.setattr(Room, "seats", count)
     simulate(Plan(jobs, []), 0, layout=layout(100, 100, 80, 24))
-    # About 1 s with 150 kinds of job; a policy that looked at every ready job each time would take many minutes.
-    assert time.process_time() - begin < 60
+    assert len(jobs) <= len(looked) < 10 * len(jobs)
 
 
 def test_a_whole_device_is_more_than_any_number() -> None:

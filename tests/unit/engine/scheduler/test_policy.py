@@ -23,6 +23,8 @@ from pipeline.plan.graph import Plan
 from pipeline.plan.job import Job
 from tests.doubles.simulate import simulate
 
+SEEDS = [*range(4), *(pytest.param(seed, marks=pytest.mark.exhaustive) for seed in range(4, 12))]
+
 
 def job(name: str, seconds: float = 1.0, affinity: str = "", number: int = 0) -> Job:
     return Job(id=name, key=name, entry="m:f", payload={}, seconds=seconds, affinity=affinity, round=number)
@@ -129,7 +131,7 @@ def test_no_round_overtakes_another_behind_the_barrier() -> None:
 
 
 @pytest.mark.parametrize("workers", [1, 2, 3, 8])
-@pytest.mark.parametrize("seed", range(12))
+@pytest.mark.parametrize("seed", SEEDS)
 def test_a_schedule_keeps_grahams_bound(seed: int, workers: int) -> None:
     plan = random_plan(seed)
     # The policy knows estimates; the bound holds for whatever the jobs really take.
@@ -150,11 +152,9 @@ def test_inputs_end_before_their_readers_start(seed: int) -> None:
     assert all(attempts[up].ended_s <= attempts[down].sent_s for up, down in plan.graph.edges)
 
 
-@pytest.mark.parametrize(
-    "seconds", [lambda index: 1.0, lambda index: 1 + index / 7], ids=["equal", "all different"]
-)
-def test_ten_thousand_jobs_are_no_burden(seconds: object) -> None:
-    plan = Plan([job(str(index), seconds(index), str(index % 50)) for index in range(10_000)], [])  # type: ignore[operator]
+def test_ten_thousand_jobs_are_no_burden() -> None:
+    """Half of them equal, and of the others each as none else."""
+    plan = Plan([job(str(index), 1 + index % 2 * index / 7, str(index % 50)) for index in range(10_000)], [])
     start = time.process_time()
     simulate(plan, 8)
     # About 0.3 s; a policy that looked at every ready job each time would take minutes.
@@ -290,7 +290,7 @@ def test_machines_are_kept_for_a_job_of_several() -> None:
     assert next_actions(state)[0] == Start("gang", 0, (1, 4, 5))
 
 
-@pytest.mark.parametrize("seed", range(20))
+@pytest.mark.parametrize("seed", SEEDS)
 def test_jobs_over_several_machines_have_whole_ones_and_start_when_they_were_promised(seed: int) -> None:
     rng = random.Random(seed)
     widths = (1, 1, 2, 2, 4, 6)
@@ -422,7 +422,7 @@ def test_a_gang_avoids_the_device_that_failed_it_while_there_are_others() -> Non
 
 @pytest.mark.parametrize("exact", [True, False], ids=["estimates are right", "estimates are wrong"])
 @pytest.mark.parametrize("workers", [2, 4, 8])
-@pytest.mark.parametrize("seed", range(12))
+@pytest.mark.parametrize("seed", SEEDS)
 def test_a_schedule_of_gangs_keeps_its_bound(seed: int, workers: int, exact: bool) -> None:
     plan = gang_plan(seed, workers)
     rng = random.Random(seed + 1000)
@@ -434,7 +434,7 @@ def test_a_schedule_of_gangs_keeps_its_bound(seed: int, workers: int, exact: boo
     assert made.actual_s <= made.work_s / (workers - widest + 1) + made.critical_path_s + 1e-9
 
 
-@pytest.mark.parametrize("seed", range(12))
+@pytest.mark.parametrize("seed", SEEDS)
 def test_no_gang_starves(seed: int) -> None:
     """It starts at the latest when the jobs have ended that ran when it was promised its workers."""
     plan = gang_plan(seed)
@@ -450,7 +450,7 @@ def test_no_gang_starves(seed: int) -> None:
     assert all(attempts[name].sent_s <= at + 1e-6 for name, at in promised.items())
 
 
-@pytest.mark.parametrize("seed", range(12))
+@pytest.mark.parametrize("seed", SEEDS)
 def test_no_gang_waits_for_jobs_that_began_after_it_should_have(seed: int) -> None:
     """However wrong the estimates: what started before its promised time may delay it, nothing later."""
     plan = gang_plan(seed)
@@ -471,7 +471,7 @@ def test_no_gang_waits_for_jobs_that_began_after_it_should_have(seed: int) -> No
         assert started[name] <= max(earlier) + 1e-6
 
 
-@pytest.mark.parametrize("seed", range(12))
+@pytest.mark.parametrize("seed", SEEDS)
 def test_no_worker_idles_that_a_ready_job_could_use_unless_it_is_promised(seed: int) -> None:
     widest = max(one.devices for one in gang_plan(seed).jobs.values())
 
@@ -506,7 +506,7 @@ def test_each_machine_may_be_promised_to_a_job_of_its_own() -> None:
     assert next_actions(state, 5.0) == [Start("first", 2, (3,))]
 
 
-@pytest.mark.parametrize("seed", range(12))
+@pytest.mark.parametrize("seed", SEEDS)
 def test_each_machine_that_is_promised_is_there_when_it_should(seed: int) -> None:
     plan, where = gang_plan(seed, devices=4, jobs=120), machines(3, 4)
     promised: dict[str, float] = {}

@@ -198,10 +198,16 @@ class Trial:
             self.goes_on()
 
 
-@pytest.mark.parametrize("nodes", [1, 2, 3])
-def test_what_is_remembered_changes_no_decision(nodes: int) -> None:
+@pytest.mark.parametrize(
+    ("nodes", "trials"),
+    [
+        *((nodes, 6) for nodes in (1, 2, 3)),
+        *(pytest.param(nodes, 200, marks=pytest.mark.exhaustive) for nodes in (1, 2, 3)),
+    ],
+)
+def test_what_is_remembered_changes_no_decision(nodes: int, trials: int) -> None:
     promised = 0
-    for seed in range(12):
+    for seed in range(trials):
         trial = Trial(seed, nodes)
         trial.compare()
         promised += sum(isinstance(action, Reserve) for action in trial.actions)

@@ -27,6 +27,7 @@ from tests.doubles import rewards as doubles
 
 OBEDIENT = f"{doubles.__name__}.obedient"
 COUNTED = f"{doubles.__name__}.counted"
+HALVES = f"{doubles.__name__}.halves"
 
 
 @reward(RewardTraits(isolated=False))
@@ -48,14 +49,6 @@ def broken(**_: Any) -> list[float]:
 @reward(RewardTraits(isolated=False))
 def infinite(completions: Sequence[str], **_: Any) -> list[float]:
     return [math.inf] + [1.0] * (len(completions) - 1)
-
-
-@reward(RewardTraits(isolated=True))
-def halves(completions: Sequence[str], **_: Any) -> list[float]:
-    """Fails at texts of odd length, with a message that differs from process to process."""
-    if len(completions[0]) % 2:
-        raise ValueError(f"no half of {object()}")
-    return [len(text) / 2 for text in completions]
 
 
 def dataset(rewards: dict[str, float], **grading: Any) -> DatasetConfig:
@@ -320,10 +313,10 @@ def test_a_method_without_its_object_is_refused() -> None:
 
 
 def test_a_job_leaves_what_its_rewards_failed_at_and_nothing_where_none_did(tmp_path: Path) -> None:
-    counted, config = RewardFailures(), dataset({f"{__name__}.halves": 1.0})
+    counted, config = RewardFailures(), dataset({HALVES: 1.0})
     counted.add(score(config, ["aa", "bbbb"]), tmp_path)
     assert not list(tmp_path.iterdir())
     counted.add(score(config, ["a", "bb", "ccc"]), tmp_path)
     found = read_faults(tmp_path / "faults.json")
     assert (found.completions, found.failed) == (5, 2)
-    assert found.first.startswith(f"reward '{__name__}.halves': ValueError: no half of <object object at 0x...> (")
+    assert found.first.startswith(f"reward '{HALVES}': ValueError: no half of <object object at 0x...> (")
