@@ -110,7 +110,7 @@ class _Known:
 
     def _add(self, table: str, name: str, section: Mapping[str, Any]) -> None:
         schema, prefix = settings_class(table, name, section), f"{table}.{name}"
-        self.keys |= {each.key: each for each in meanings_of(schema, prefix)}
+        self.keys |= {each.key: each for each in meanings_of(schema, prefix)}  # type: ignore[arg-type]  # classes are hashable
         self.sections |= {prefix: about(schema), **dict(sections(schema, prefix))}
 
     def spelled(self, word: str) -> str:
