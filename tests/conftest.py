@@ -11,6 +11,7 @@ import tempfile
 from collections.abc import Callable, Iterator
 from functools import cache
 from pathlib import Path
+from typing import Any
 
 import pytest
 import typer.testing
@@ -107,6 +108,15 @@ def pytest_collection_finish() -> None:
 
 
 @pytest.hookimpl(wrapper=True)
+def pytest_runtest_protocol(item: pytest.Item) -> Iterator[Any]:
+    """What is visible to this process matters to tests of real GPUs alone."""
+    with pytest.MonkeyPatch.context() as patched:
+        if item.get_closest_marker("gpu") is None:
+            patched.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+        return (yield)
+
+
+@pytest.hookimpl(wrapper=True)
 def pytest_runtest_teardown(item: pytest.Item, nextitem: pytest.Item | None) -> Iterator[None]:
     """Nor is what a file of tests leaves for good, such as modules: no search of a later one goes through it."""
     yield
@@ -118,13 +128,6 @@ def pytest_runtest_teardown(item: pytest.Item, nextitem: pytest.Item | None) -> 
 def pytest_unconfigure() -> None:
     """Nor need Python go through all of it as it ends."""
     gc.freeze()
-
-
-@pytest.fixture(autouse=True)
-def _all_devices(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
-    """What is visible to this process matters to tests of real GPUs alone."""
-    if request.node.get_closest_marker("gpu") is None:
-        monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
 
 
 @pytest.fixture

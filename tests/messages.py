@@ -30,8 +30,22 @@ Function = ast.FunctionDef | ast.AsyncFunctionDef
 
 
 @cache
-def _tree(path: Path) -> ast.Module:
-    return ast.parse(path.read_text())
+def _nodes(path: Path) -> list[tuple[Function | None, ast.AST]]:
+    """What a module calls, yields and defines, in the order of its source, and the function it stands in."""
+    found: list[tuple[Function | None, ast.AST]] = []
+    waiting: list[tuple[Function | None, ast.AST]] = [(None, ast.parse(path.read_text()))]
+    while waiting:
+        scope, node = waiting.pop()
+        if isinstance(node, (ast.Call, ast.Yield, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)):
+            found.append((scope, node))
+        inside = node if isinstance(node, Function) else scope
+        waiting += [(inside, child) for child in reversed([*ast.iter_child_nodes(node)])]
+    return found
+
+
+@cache
+def _inside(function: Function) -> list[ast.AST]:
+    return [*ast.walk(function)]
 
 
 @cache
@@ -41,10 +55,7 @@ def messages_of(module: str) -> tuple[str, ...]:
     Args:
         module: Its path inside of the package, as ``config/checks.py``.
     """
-    tree = _tree(PACKAGE / module)
-    return tuple(
-        dict.fromkeys(" ".join(text.split()) for text in _Reader(tree, module).texts() if _has_words(text))
-    )
+    return tuple(dict.fromkeys(" ".join(text.split()) for text in _Reader(module).texts() if _has_words(text)))
 
 
 @cache
@@ -60,7 +71,7 @@ def error_classes() -> frozenset[str]:
     bases = {
         node.name: {ast.unparse(base).rpartition(".")[2] for base in node.bases}
         for path in PACKAGE.rglob("*.py")
-        for node in ast.walk(_tree(path))
+        for _, node in _nodes(path)
         if isinstance(node, ast.ClassDef)
     }
     found = {"PipelineError"}
@@ -72,19 +83,25 @@ def error_classes() -> frozenset[str]:
 class _Reader:
     """Finds the texts of one module."""
 
-    def __init__(self, tree: ast.Module, module: str) -> None:
-        self._functions = {node.name: node for node in ast.walk(tree) if isinstance(node, Function)}
-        self._tree = tree
+    def __init__(self, module: str) -> None:
+        self._nodes = _nodes(PACKAGE / module)
+        self._functions = {node.name: node for _, node in self._nodes if isinstance(node, Function)}
         self._rules = module.startswith(RULES) and not module.startswith(REPORTS)
 
     def texts(self) -> Iterator[str]:
-        for scope, node in _with_scope(self._tree, None):
+        for scope, node in self._nodes:
             if isinstance(node, ast.Call) and _name(node.func) in error_classes() and node.args:
                 yield from self._of(node.args[0], scope, 0)
-            elif isinstance(node, ast.Call) and _name(node.func) == "__init__" and _in_error(self._tree, scope):
+            elif isinstance(node, ast.Call) and _name(node.func) == "__init__" and self._in_error(scope):
                 yield from (text for argument in node.args[:1] for text in self._of(argument, scope, 0))
             elif isinstance(node, ast.Yield) and self._rules and node.value and _yields_texts(scope):
                 yield from self._of(_said(node.value), scope, 0)
+
+    def _in_error(self, scope: Function | None) -> bool:
+        return any(
+            isinstance(node, ast.ClassDef) and node.name in error_classes() and scope in node.body
+            for _, node in self._nodes
+        )
 
     def _of(self, node: ast.expr, scope: Function | None, depth: int) -> list[str]:
         """All that an expression may say."""
@@ -106,7 +123,7 @@ class _Reader:
             return self._said_by(self._functions[_name(node.func)], depth + 1)
         if isinstance(node, ast.Name) and scope is not None and depth < _DEEPEST:
             given = [
-                each.value for each in ast.walk(scope) if isinstance(each, ast.Assign) and _sets(each, node.id)
+                each.value for each in _inside(scope) if isinstance(each, ast.Assign) and _sets(each, node.id)
             ]
             return [text for value in given for text in self._of(value, scope, depth + 1)] or [GAP]
         return [GAP]
@@ -114,23 +131,10 @@ class _Reader:
     def _said_by(self, function: Function, depth: int) -> list[str]:
         values = [
             node.value
-            for node in ast.walk(function)
+            for node in _inside(function)
             if isinstance(node, (ast.Return, ast.Yield)) and node.value is not None
         ]
         return [text for value in values for text in self._of(value, function, depth)] or [GAP]
-
-
-def _with_scope(node: ast.AST, scope: Function | None) -> Iterator[tuple[Function | None, ast.AST]]:
-    for child in ast.iter_child_nodes(node):
-        yield scope, child
-        yield from _with_scope(child, child if isinstance(child, Function) else scope)
-
-
-def _in_error(tree: ast.Module, scope: Function | None) -> bool:
-    return any(
-        isinstance(node, ast.ClassDef) and node.name in error_classes() and scope in node.body
-        for node in ast.walk(tree)
-    )
 
 
 def _yields_texts(scope: Function | None) -> bool:

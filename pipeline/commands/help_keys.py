@@ -18,7 +18,15 @@ from pipeline.config.explain import unknown_key
 from pipeline.config.install import conf_dir
 from pipeline.config.known import GROUPS, advice_on, other_name
 from pipeline.config.load import class_paths, kinds_of_files, register_schemas
-from pipeline.config.meaning import Meaning, about, meanings, sections, shipped_meanings, shipped_sections, typed
+from pipeline.config.meaning import (
+    Meaning,
+    about,
+    meanings_of,
+    sections,
+    shipped_meanings,
+    shipped_sections,
+    typed,
+)
 from pipeline.config.tables import TABLES, settings_class
 from pipeline.errors import ConfigError
 from pipeline.terminal.console import say
@@ -102,7 +110,7 @@ class _Known:
 
     def _add(self, table: str, name: str, section: Mapping[str, Any]) -> None:
         schema, prefix = settings_class(table, name, section), f"{table}.{name}"
-        self.keys |= {each.key: each for each in meanings(schema, prefix)}
+        self.keys |= {each.key: each for each in meanings_of(schema, prefix)}  # type: ignore[arg-type]  # classes are hashable
         self.sections |= {prefix: about(schema), **dict(sections(schema, prefix))}
 
     def spelled(self, word: str) -> str:

@@ -68,15 +68,16 @@ class Meaning:
 
 def shipped_meanings() -> dict[str, Meaning]:
     """Every key that may be set with what ships, in the order of the configuration."""
-    found = [each for each in _meanings(Config, "") if each.key not in TABLES]
+    found = [each for each in meanings_of(Config, "") if each.key not in TABLES]
     for table in TABLES:
         for name, schema in all_shipped(table).items():
-            found += _meanings(schema, f"{table}.{name}")  # type: ignore[arg-type]  # classes are hashable
+            found += meanings_of(schema, f"{table}.{name}")  # type: ignore[arg-type]  # classes are hashable
     return {each.key: each for each in found}
 
 
 @cache
-def _meanings(schema: type[Any], prefix: str) -> tuple[Meaning, ...]:
+def meanings_of(schema: type[Any], prefix: str) -> tuple[Meaning, ...]:
+    """`meanings` with the defaults of the class, read once."""
     return tuple(meanings(schema, prefix))
 
 

@@ -68,10 +68,10 @@ def outcome(make: Any) -> str:
 @pytest.mark.parametrize("name", [*Sample.__dataclass_fields__, "unknown"])
 def test_filling_in_is_merging_everything(name: str) -> None:
     tables = {"inners": {"mine": Inner}}
+    node = OmegaConf.structured(Sample)
+    node.inners["mine"] = OmegaConf.structured(Inner)
     for value in VALUES:
-        node = OmegaConf.structured(Sample)
-        node.inners["mine"] = OmegaConf.structured(Inner)
-        merged = outcome(lambda node=node, value=value: OmegaConf.to_object(OmegaConf.merge(node, {name: value})))
+        merged = outcome(lambda value=value: OmegaConf.to_object(OmegaConf.merge(node, {name: value})))
         assert outcome(lambda value=value: filled(Sample, tables, {name: value})) == merged
 
 

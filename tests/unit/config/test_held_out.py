@@ -8,11 +8,12 @@ from pipeline.config.checks import check_config
 from pipeline.config.held_out import fewer_than_usual
 from pipeline.config.load import load_config
 from pipeline.errors import ConfigError
+from tests.doubles.composing import quick_config
 
 
 def test_the_default_gives_way_to_what_is_held_out_and_a_number_that_was_given_does_not() -> None:
     few = ["experiment.name=t", "datasets.addition.test_size=50"]
-    config = load_config(few)
+    config = quick_config(few)
     check_config(config)
     assert config.evaluation.num_prompts == 50
     said = fewer_than_usual(config, few)
@@ -24,10 +25,10 @@ def test_the_default_gives_way_to_what_is_held_out_and_a_number_that_was_given_d
         with pytest.raises(
             ConfigError, match=r"datasets\.addition\.test_size sets aside 50 prompts at most; ask for fewer"
         ):
-            check_config(load_config([*few, given]))
+            check_config(quick_config([*few, given]))
     asked = [*few, "evaluation.num_prompts=20"]
-    assert load_config(asked).evaluation.num_prompts == 20
-    assert fewer_than_usual(load_config(asked), asked) is None
+    assert quick_config(asked).evaluation.num_prompts == 20
+    assert fewer_than_usual(quick_config(asked), asked) is None
 
 
 def test_a_number_in_a_file_holds_where_it_is_the_default_too(tmp_path: Path) -> None:
@@ -46,6 +47,6 @@ def test_a_number_in_a_file_holds_where_it_is_the_default_too(tmp_path: Path) ->
 
 def test_it_is_the_split_in_question_that_counts() -> None:
     given = ["experiment.name=t", "datasets.addition.validation_size=40"]
-    assert load_config(given).evaluation.num_prompts == 500
-    assert fewer_than_usual(load_config(given), given) is None
-    assert load_config([*given, "evaluation.split=validation"]).evaluation.num_prompts == 40
+    assert quick_config(given).evaluation.num_prompts == 500
+    assert fewer_than_usual(quick_config(given), given) is None
+    assert quick_config([*given, "evaluation.split=validation"]).evaluation.num_prompts == 40

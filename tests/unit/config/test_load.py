@@ -35,7 +35,7 @@ def test_groups_are_those_the_documentation_names() -> None:
 
 def test_a_round_trip_through_plain_data_changes_nothing() -> None:
     """For every file of every group the check of a machine tries it, and `test_check` that check."""
-    config = load_config([NAME, "algos=[QSharp-HF,DPO]", "algos.DPO.lora.rank=4", "evaluation.etas=[0.1,inf]"])
+    config = quick_config([NAME, "algos=[QSharp-HF,DPO]", "algos.DPO.lora.rank=4", "evaluation.etas=[0.1,inf]"])
     wire = json.loads(json.dumps(to_plain(config)))
     assert config_from_plain(wire) == config
 
@@ -59,7 +59,7 @@ def test_a_request_leaves_nothing_to_the_next() -> None:
 
 
 def test_a_stage_that_changes_its_settings_changes_those_of_no_other() -> None:
-    plain = {"evaluation": to_plain(load_config([NAME]).evaluation)}
+    plain = {"evaluation": to_plain(quick_config([NAME]).evaluation)}
     stage_config_from_plain(plain).evaluation.etas.append(3.0)
     assert stage_config_from_plain(plain).evaluation.etas == []
 
@@ -86,12 +86,12 @@ def test_gpu_profiles_set_the_published_values(
 
 
 def test_a_profile_does_not_enable_an_algorithm_that_was_not_chosen() -> None:
-    config = load_config([NAME, "profile=h200", "algos=[PITA]"])
+    config = quick_config([NAME, "profile=h200", "algos=[PITA]"])
     assert [name for name, algo in config.algos.items() if algo.enabled] == ["PITA"]
 
 
 def test_lists_of_datasets_and_models() -> None:
-    config = load_config([NAME, "dataset=[addition]", "model=[tiny]", "experiment.seeds=[3,4]"])
+    config = quick_config([NAME, "dataset=[addition]", "model=[tiny]", "experiment.seeds=[3,4]"])
     assert list(config.datasets) == ["addition"]
     assert list(config.models) == ["tiny"]
     assert config.experiment.seeds == [3, 4]
@@ -264,7 +264,7 @@ def test_a_message_about_a_long_setting_is_not_as_long() -> None:
 
 
 def test_a_stage_sees_only_the_sections_it_declared() -> None:
-    config = load_config([NAME])
+    config = quick_config([NAME])
     plain = {
         "training": to_plain(config.training),
         "algo": {"_schema_": schema_path(config.algos["PITA"]), **to_plain(config.algos["PITA"])},

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from pipeline.config.load import load_config
 from pipeline.config.ranks import devices_per_training, spread
 from pipeline.plan.build import build_plan
+from tests.doubles.composing import quick_config
 
 NAME = "experiment.name=t"
 
@@ -23,7 +23,7 @@ NAME = "experiment.name=t"
     ],
 )
 def test_so_many_devices_share_a_training(overrides: list[str], devices: int) -> None:
-    config = load_config([NAME, *overrides])
+    config = quick_config([NAME, *overrides])
     assert devices_per_training(config) == devices
     jobs = build_plan(config).jobs.values()
     trainings = [job for job in jobs if job.stage == "train"]
@@ -41,10 +41,10 @@ def test_how_they_share_it_is_in_the_payload() -> None:
         "distributed.fsdp_cpu_offload=true",
         "distributed.master_port=29511",
     ]
-    config = load_config([NAME, *said])
+    config = quick_config([NAME, *said])
     assert spread(config) == {"strategy": "fsdp", "sharding": "shard_grad_op", "cpu_offload": True}
     job = next(job for job in build_plan(config).jobs.values() if job.stage == "train")
     assert job.payload["spread"] == spread(config)
     assert job.payload["master_port"] == 29511
     # The nearer key wins, and the section for all stands where it says nothing.
-    assert spread(load_config([NAME, "distributed.strategy=fsdp"]))["strategy"] == "fsdp"
+    assert spread(quick_config([NAME, "distributed.strategy=fsdp"]))["strategy"] == "fsdp"

@@ -25,6 +25,7 @@ from pipeline.learning.datasets.from_files import FilesConfig, FilesDataset
 from pipeline.learning.datasets.gsm8k import GSM8KConfig
 from pipeline.learning.datasets.registry import load_dataset
 from pipeline.learning.datasets.star_graph import StarGraph, StarGraphConfig
+from tests.doubles.composing import quick_config
 
 NAME = "experiment.name=t"
 
@@ -130,7 +131,7 @@ def test_a_file_keeps_what_it_sets_and_other_files_of_its_kind_their_settings() 
 
 
 def test_a_table_with_entries_takes_further_ones() -> None:
-    section = load_config([NAME, *RIDDLES, "datasets.hf.shares.hard=2"]).datasets["hf"]
+    section = quick_config([NAME, *RIDDLES, "datasets.hf.shares.hard=2"]).datasets["hf"]
     assert isinstance(section, RiddlesConfig)
     assert section.shares == {"easy": 1.0, "hard": 2.0}
 
@@ -153,7 +154,7 @@ def test_a_table_with_entries_takes_further_ones() -> None:
 )
 def test_what_is_wrong_with_own_settings_of_a_dataset_is_refused(overrides: list[str], said: str) -> None:
     with pytest.raises(ConfigError) as caught:
-        check_config(load_config([NAME, *RIDDLES, *overrides]))
+        check_config(quick_config([NAME, *RIDDLES, *overrides]))
     assert said in str(caught.value)
     assert "\n" not in str(caught.value)
 
@@ -172,7 +173,7 @@ def test_what_is_wrong_with_own_settings_of_a_dataset_is_refused(overrides: list
     ],
 )
 def test_own_settings_say_which_have_no_effect(overrides: list[str], said: list[str]) -> None:
-    told = idle_settings(load_config([NAME, *RIDDLES, *overrides]), overrides, gpu=False)
+    told = idle_settings(quick_config([NAME, *RIDDLES, *overrides]), overrides, gpu=False)
     assert list(told) == [" has no effect in this run: ".join(said)] * bool(said)
 
 
@@ -216,7 +217,7 @@ class Asked(Algorithm):
 
 @pytest.mark.parametrize("given", ["bad", "5", "[5]", "['']", "[fine,null]"])
 def test_messages_that_are_none_are_told_with_their_line(given: str) -> None:
-    config = load_config([NAME, f"algos.Mine.class_path={__name__}.Asked", f"algos.Mine.problems_give={given}"])
+    config = quick_config([NAME, f"algos.Mine.class_path={__name__}.Asked", f"algos.Mine.problems_give={given}"])
     said = (
         r"^algos\.Mine: problems\(\) of Answering gave .*, but must yield messages, .* \(.*test_tables\.py:\d+\)$"
     )
@@ -225,7 +226,7 @@ def test_messages_that_are_none_are_told_with_their_line(given: str) -> None:
 
 
 def test_problems_may_return_none() -> None:
-    check_config(load_config([NAME, f"algos.Mine.class_path={__name__}.Asked", "algos.Mine.problems_give=null"]))
+    check_config(quick_config([NAME, f"algos.Mine.class_path={__name__}.Asked", "algos.Mine.problems_give=null"]))
 
 
 @pytest.mark.parametrize(
@@ -242,7 +243,7 @@ def test_reasons_that_fail_are_told_with_their_key(given: str, said: str) -> Non
         "algos.Mine.epochs=2",
     ]
     with pytest.raises(ConfigError, match=r"^algos\.Mine: idle\(\) of Answering " + said):
-        idle_settings(load_config([NAME, *overrides]), overrides, gpu=False)
+        idle_settings(quick_config([NAME, *overrides]), overrides, gpu=False)
 
 
 @dataclass(kw_only=True)
@@ -283,7 +284,7 @@ class Parts(Algorithm):
 )
 def test_settings_whose_code_fails_are_told_with_key_class_and_line(given: str, said: str) -> None:
     with pytest.raises(ConfigError, match=rf"^{said}.* \(.*test_tables\.py:\d+\)$"):
-        load_config([NAME, f"algos.Mine.class_path={__name__}.Parts", given])
+        quick_config([NAME, f"algos.Mine.class_path={__name__}.Parts", given])
 
 
 @dataclass(kw_only=True)
@@ -304,5 +305,5 @@ def test_a_dataset_refuses_settings_of_another_class() -> None:
 def test_one_fault_that_two_sections_share_is_told_once() -> None:
     overrides = ["algos=[DPO,BestOfN]", "training.micro_batch_size=3"]
     with pytest.raises(ConfigError) as caught:
-        check_config(load_config([NAME, *overrides]))
+        check_config(quick_config([NAME, *overrides]))
     assert str(caught.value).startswith("training.micro_batch_size=3: must be even")

@@ -22,6 +22,7 @@ from pipeline.learning.algos.base import Algorithm
 from pipeline.learning.algos.qsharp import QSharp, QSharpConfig
 from pipeline.learning.choices import HeadType
 from pipeline.learning.datasets.addition import Addition
+from tests.doubles.composing import quick_config
 
 NAME = "experiment.name=t"
 
@@ -291,13 +292,19 @@ class Sums(Addition):
 )
 def test_wrong_settings_of_own_code_are_explained(overrides: list[str], said: str) -> None:
     with pytest.raises(ConfigError) as caught:
-        load_config([NAME, *overrides])
+        quick_config([NAME, *overrides])
     assert said in str(caught.value)
     assert "\n" not in str(caught.value)
 
 
-@pytest.mark.parametrize("name", ["Fudge", "My-Fudge", "fudge_2"])
-@pytest.mark.parametrize("path", ["examples.fudge.Fudge", "examples.fudge:Fudge", "'examples.fudge.Fudge'"])
+@pytest.mark.parametrize(
+    ("name", "path"),
+    [
+        ("Fudge", "examples.fudge.Fudge"),
+        ("My-Fudge", "examples.fudge:Fudge"),
+        ("fudge_2", "'examples.fudge.Fudge'"),
+    ],
+)
 def test_own_settings_of_an_algorithm(name: str, path: str) -> None:
     config = load_config([NAME, f"algos.{name}.class_path={path}", f"algos.{name}.success=0.5"])
     algo = config.algos[name]
