@@ -30,7 +30,7 @@ _VARIANTS = {
     ),
     "Clipped": (
         "grpo.GRPO",
-        "{loss_type: dr_grpo, scale_rewards: batch, epsilon: 0.05, epsilon_high: 0.1, epochs: 3, "
+        "{loss_type: dr_grpo, scale_rewards: batch, epsilon: 0.05, epsilon_high: 0.1, epochs: 2, "
         "learning_rate: 0.01, reference: previous}",
     ),
     "Dapo": ("grpo.GRPO", "{loss_type: dapo, epsilon_high: 0.3, scale_rewards: none, beta: 0}"),
@@ -46,13 +46,14 @@ ADDITION = (
     "experiment.name=addition",
     f"algos=[{','.join(_TRAINED)}]",
     *(f"algos.{name}.class_path=pipeline.learning.algos.{path}" for name, (path, _) in _VARIANTS.items()),
-    *(f"algos.{name}.batch_size=16" for name in (*_TRAINED, *_VARIANTS)),
+    *(f"algos.{name}.batch_size=24" for name in (*_TRAINED, *_VARIANTS)),
+    *(f"algos.{name}.batch_size=8" for name in ("PITA", "Candidates")),  # of few pairs is it known which is better
     # What a search has found may be found anew, which is no change of code.
     *("algos.SFT.learning_rate=2e-4", "algos.SFT.epochs=1"),
     *(f"algos.{name}.{was}" for name in ("DPO", "Drawn") for was in ("learning_rate=2e-4", "epochs=1", "beta=1")),
     *(f"algos.{name}.learning_rate=2e-4" for name in ("GRPO", "Adapters", "Dapo")),
     *(f"algos.{name}.beta=0.04" for name in ("GRPO", "Adapters", "Clipped")),
-    *("algos.QSharp-HF." + was for was in ("learning_rate=1e-3", "head_learning_rate=0.03", "epochs=4")),
+    *("algos.QSharp-HF." + was for was in ("learning_rate=1e-3", "head_learning_rate=0.03", "epochs=2")),
     "algos.QSharp-HF.reward_model.learning_rate=1e-3",
     "algos.DPO.sft_weight=0.1",
     "algos.DPO.aggregate=false",
@@ -66,12 +67,12 @@ ADDITION = (
     "datasets.addition.test_size=30",
     "datasets.addition.validation_size=10",
     # Larger batches accumulate gradients, and the second round begins anew with the prompts of the first.
-    "training.micro_batch_size=12",
+    "training.micro_batch_size=16",
     "data_collection.prompts_per_round=40",
     "evaluation.num_prompts=24",
-    "evaluation.etas=[0.5,2.0]",
+    "evaluation.etas=[2.0]",
     "evaluation.num_samples=3",
-    "execution.shard_size=20",
+    "execution.shard_size=40",
 )
 _SENTENCES = (
     "what is {a} plus {b}? the sum of {a} and {b} is {c}.",
@@ -132,7 +133,8 @@ def texts_run(scratch: Path) -> tuple[str, ...]:
         "algos.QSharp.atoms=3",
         "algos.DPO.pairs=existing",
         "algos.SFT.lora={rank: 2, target_modules: [q_proj, v_proj]}",
-        *("algos.SFT.epochs=1", "algos.DPO.epochs=1", "algos.DPO.beta=1"),
+        *(f"algos.{name}.epochs=1" for name in ("PITA", "QSharp", "DPO", "SFT")),
+        "algos.DPO.beta=1",
         "algos.SFT.only_correct=false",
         *(f"algos.{name}.learning_rate=0.01" for name in ("PITA", "QSharp", "DPO", "SFT")),
         *(f"algos.{name}.batch_size=8" for name in ("PITA", "QSharp", "DPO", "SFT")),
@@ -153,6 +155,8 @@ def packed_run(texts: tuple[str, ...]) -> tuple[str, ...]:
         "algos.Packed.top_k=4",
         "algos.Packed.learning_rate=0.01",
         "algos.Packed.batch_size=8",
+        "algos.Packed.epochs=1",
+        "execution.shard_size=5",  # elsewhere one job has all prompts
     )
 
 

@@ -169,7 +169,6 @@ def every_strategy(work: Work, also: Callable[[Ranks], None] | None = None) -> N
             also(met)
         if dying := work.payload.get("dying"):
             _value_of_a_dying_rank(work, Ranks(met.rank, met.size, met.device, SPREADS[dying]))
-            return
         for name in work.payload["spreads"]:
             spread = SPREADS[name]
             # As on two machines of two devices each.
@@ -191,7 +190,7 @@ def every_strategy(work: Work, also: Callable[[Ranks], None] | None = None) -> N
             value(met, stopped)
         except JobStopped as error:
             print(f"stopped {error}")
-        for name in ("ddp", "full_shard"):
+        for name in work.payload.get("unsaved", ()):
             _stop_unsaved(work, Ranks(met.rank, met.size, met.device, SPREADS[name]), name)
 
 

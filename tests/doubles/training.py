@@ -192,6 +192,22 @@ def stage(work: Work) -> None:
     run_stage(work)
 
 
+def failing_stage(work: Work) -> None:
+    """A stage whose training loses a connection after the step ``fail_after`` of its first attempt."""
+    after_step = Checkpoints.after_step
+
+    def patched(self: Checkpoints, now: int, state: Callable[[], State], *, last: bool = False) -> None:
+        if work.attempt == 1 and now == work.payload["fail_after"]:
+            raise ConnectionError("lost")
+        after_step(self, now, state, last=last)
+
+    Checkpoints.after_step = patched  # type: ignore[method-assign]
+    try:
+        run_stage(work)
+    finally:
+        Checkpoints.after_step = after_step  # type: ignore[method-assign]
+
+
 def slow_stage(work: Work) -> None:
     """A stage whose training makes a file, ``flag``, after the step ``flag_after``, and waits to be stopped."""
     after_step = Checkpoints.after_step

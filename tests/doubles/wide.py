@@ -32,7 +32,7 @@ from tests.doubles.ranks import every_strategy
 
 PROMPTS = [[5, 9, 3, 7], [8, 2, 60, 3, 4, 9, 9], [100, 3]]
 SETTINGS = DecodeSettings(batch_size=4, eos_id=7)
-TOKENS = 10
+TOKENS = 5
 
 
 @dataclass

@@ -9,7 +9,9 @@ from pathlib import Path
 from typing import Any
 
 from pipeline.config.load import load_config
+from pipeline.config.retries import RetryConfig
 from pipeline.config.schema import Backend
+from pipeline.engine.scheduler.job_state import JobStatus
 from pipeline.engine.store.store import Store
 from pipeline.plan.build import build_plan
 from pipeline.plan.job import Job
@@ -45,10 +47,14 @@ def outputs(store: Store) -> dict[str, dict[str, bytes]]:
     return {job.id: {path.name: path.read_bytes() for path in store.path(job.key).iterdir()} for job in stages()}
 
 
-def test_stages_whose_run_is_interrupted_or_whose_worker_dies_go_on_where_their_trainings_were(
+def test_stages_that_are_interrupted_or_fail_or_lose_their_worker_go_on_where_their_trainings_were(
     engine: Engine, tmp_path: Path
 ) -> None:
-    """The first run is interrupted in a training, here; in the second the worker dies in the other one."""
+    """The first run is interrupted in a training, here; in the second the worker dies in the other one.
+
+    In the third that one loses a connection. That another worker takes over `test_engine_recovery` sees; here it
+    would only import torch once more.
+    """
     flag = tmp_path / "flag"
     threading.Thread(target=interrupt_when, args=(flag,), daemon=True).start()
     # That a worker is asked likewise, `test_engine_recovery` sees; here it would only import torch once more.
@@ -62,11 +68,20 @@ def test_stages_whose_run_is_interrupted_or_whose_worker_dies_go_on_where_their_
     kept = engine.store.checkpoints(interrupted.key) / "reference"
     assert [path.name for path in kept.iterdir()] == ["step-00000011"]
 
-    outcome = engine.run(*stages("stage", die_after=[7]), workers=1)
-    assert {status.value for status in outcome.jobs.values()} == {"done"}
+    dying = stages("stage", die_after=[7])
+    outcome = engine.run(*dying, workers=1, retry=RetryConfig(worker_lost=1))
+    failed = [name for name, status in outcome.jobs.items() if status is JobStatus.failed]
+    assert failed == [other.id]
+    assert [one["kind"] for one in engine.events("AttemptFailed")] == ["lost"]
     assert "going on from the checkpoint of step 11\n" in engine.log(interrupted.id)
     assert "going on" not in engine.log(other.id)
-    assert "going on from the checkpoint of step 4\n" in engine.log(other.id, 2)
+
+    stored = [name for name, status in outcome.jobs.items() if status is JobStatus.done]
+    failing = stages("failing_stage", fail_after=9)
+    outcome = engine.run(*failing, backend=Backend.inline, workers=1, stored=stored)
+    assert outcome.jobs[other.id] is JobStatus.done
+    assert "going on from the checkpoint of step 4\n" in engine.log(other.id)
+    assert "going on from the checkpoint of step 8\n" in engine.log(other.id, 2)
     calm = Engine(tmp_path / "calm")
     calm.run(*stages(), backend=Backend.inline)
     assert outputs(engine.store) == outputs(calm.store)

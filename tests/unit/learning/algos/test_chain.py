@@ -46,6 +46,7 @@ SMALL = (
     "datasets.addition.grading.isolated=false",  # graders of their own would import this module, and torch with it
     "models.tiny.steps=40",
     "models.tiny.batch_size=32",
+    "models.tiny.n_embd=32",
     "data_collection.prompts_per_round=60",
     "execution.shard_size=30",
     "evaluation.num_prompts=40",

@@ -233,8 +233,8 @@ def test_a_majority_needs_no_training(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     "options",
     [
-        ("algos=[DPO]", "algos.DPO.reference=previous", "algos.DPO.aggregate=false", "algos.DPO.lora.rank=4"),
-        ("algos=[GRPO]", "algos.GRPO.reference=previous", "algos.GRPO.aggregate=true", "algos.GRPO.lora.rank=4"),
+        ("algos=[DPO]", "algos.DPO.reference=previous", "algos.DPO.aggregate=false", "algos.DPO.lora.rank=2"),
+        ("algos=[GRPO]", "algos.GRPO.reference=previous", "algos.GRPO.aggregate=true", "algos.GRPO.lora.rank=2"),
         ("algos=[GRPO]", "algos.GRPO.beta=0", "algos.GRPO.warm_start=false", "generation.temperature=0.8"),
         ("algos=[CD]", "algos.CD.atoms=3", "algos.CD.head=v", "algos.CD.truncate=false"),
     ],

@@ -67,7 +67,7 @@ def test_what_is_stored_and_merged_when_loaded_is_what_was_merged_before(family:
 
 def test_weights_in_bfloat16_are_rounded_once_however_many_adapters_there_are(tmp_path: Path) -> None:
     start = tiny_model("mixtral").bfloat16()
-    write_rounds(start, tmp_path, rounds=8)
+    write_rounds(start, tmp_path, rounds=3)
     folders = adapter_folders(tmp_path)
     exact, rounded = copy.deepcopy(start).float(), copy.deepcopy(start)
     merge_adapters(exact, folders)
