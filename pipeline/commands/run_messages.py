@@ -12,6 +12,7 @@ from pathlib import Path
 from rich.console import Console
 
 from pipeline import arithmetic
+from pipeline.commands.exits import INTERRUPTED_BY
 from pipeline.commands.request import Request, Stored
 from pipeline.engine.run_folder import RunFolder
 from pipeline.engine.scheduler.job_state import JobStatus
@@ -27,7 +28,6 @@ from pipeline.terminal.console import say
 from pipeline.terminal.text import printable
 
 SOME_FAILED = 1
-INTERRUPTED = {"SIGINT": 130, "SIGTERM": 143, "SIGUSR2": 143}
 
 log = logging.getLogger("pipeline")
 
@@ -111,7 +111,7 @@ def conclude(request: Request, outcome: Outcome | None, run: RunFolder, console:
     if outcome.interrupted:
         log.warning("interrupted by %s; the same command goes on from here", outcome.interrupted)
         say(console, f"interrupted by {outcome.interrupted}; the same command goes on from here", "bold")
-        return INTERRUPTED[outcome.interrupted]
+        return INTERRUPTED_BY[outcome.interrupted]
     if failures := outcome.failures():
         say(console, "logs:", copy=f"{shown_path(run.path)}/jobs/")
         say(

@@ -9,8 +9,8 @@ from pathlib import Path
 
 from rich.console import Console
 
+from pipeline.commands.exits import INTERRUPTED_BY
 from pipeline.commands.request import prepare
-from pipeline.commands.run_messages import INTERRUPTED
 from pipeline.commands.start import settle
 from pipeline.config.checks import check_config
 from pipeline.config.load import load_config
@@ -148,7 +148,7 @@ class _Members:
                 f"{len(self._plan.runs) - len(left)} of {count(len(self._plan.runs), 'run')} done"
                 + (f"; not done: {', '.join(left)}" if left else "")
             )
-            code = INTERRUPTED[interrupted] if interrupted else FAILED if left else 0
+            code = INTERRUPTED_BY[interrupted] if interrupted else FAILED if left else 0
             settle(code)
             return code
 
@@ -205,7 +205,7 @@ def _in_words(ended: Ended) -> str:
         return f"failed: {said}"
     if ended.exit_code is None:
         return "was killed"
-    if ended.exit_code in INTERRUPTED.values():
+    if ended.exit_code in INTERRUPTED_BY.values():
         return f"was stopped (exit code {ended.exit_code})"
     if ended.exit_code:
         return f"failed: {describe_exit(ended.exit_code)}{tail(Path(ended.task.order.log))}"

@@ -7,7 +7,7 @@ from functools import partial
 
 from rich.console import Console
 
-from pipeline.commands.run_messages import INTERRUPTED
+from pipeline.commands.exits import INTERRUPTED_BY
 from pipeline.commands.start import settle
 from pipeline.commands.sweep_request import SweepRequest, decide
 from pipeline.engine.scheduler.signals import StopSignals
@@ -68,7 +68,7 @@ def run_online(request: SweepRequest, console: Console, *, patience: Patience | 
     with StopSignals() as signals:
         interrupted = work.run(signals)
         say(console, f"{counted(work.trials, 'trial')} run; what they have reached is at W&B")
-        code = INTERRUPTED[interrupted] if interrupted else FAILED if work.gave_up else 0
+        code = INTERRUPTED_BY[interrupted] if interrupted else FAILED if work.gave_up else 0
         settle(code)
     return code
 

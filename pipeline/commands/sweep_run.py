@@ -9,10 +9,9 @@ from pathlib import Path
 from rich.console import Console
 
 from pipeline.commands import sweep_dry_run
-from pipeline.commands.run_messages import INTERRUPTED
+from pipeline.commands.exits import INTERRUPTED_BY
 from pipeline.commands.sweep_look import conclude
 from pipeline.commands.sweep_request import SweepRequest, Where, decide
-from pipeline.commands.sweep_settings import check_settings
 from pipeline.engine.scheduler.signals import StopSignals
 from pipeline.errors import ConfigError, StoreError, WorkerError
 from pipeline.runs.report.format import count as counted
@@ -21,6 +20,7 @@ from pipeline.sweeps.agents.agent import Agent, Bounds
 from pipeline.sweeps.agents.beginning import begin_sweep
 from pipeline.sweeps.agents.halting import Word
 from pipeline.sweeps.agents.once import untested
+from pipeline.sweeps.agents.own_runs import is_own
 from pipeline.sweeps.agents.pool import Pool, check_fits
 from pipeline.sweeps.agents.turn import ready, too_large
 from pipeline.sweeps.folder import SweepFolder
@@ -43,7 +43,7 @@ def run(request: SweepRequest, console: Console) -> int:
     Raises:
         PipelineError: The request is wrong. Nothing was started.
     """
-    decided = decide(request, console, check_program, check_settings)
+    decided = decide(request, console, check_program, _check_settings)
     if decided is None:
         return 0
     sweep = decided.sweep
@@ -63,6 +63,13 @@ def run(request: SweepRequest, console: Console) -> int:
         say=partial(say, console),
     )
     return work(sweep, folder, pool, Bounds(grace_s=request.grace_s), search, console)
+
+
+def _check_settings(sweep: Sweep) -> None:
+    if is_own(sweep):
+        from pipeline.commands.sweep_settings import check_settings  # and Hydra, which other programs do without
+
+        check_settings(sweep)
 
 
 def agent(
@@ -121,7 +128,7 @@ def _conclude(folder: SweepFolder, sweep: Sweep, interrupted: str, console: Cons
     conclude(folder, console)
     view = RecordedSweep(folder).view
     if interrupted:
-        return INTERRUPTED[interrupted]
+        return INTERRUPTED_BY[interrupted]
     left = too_large(ready(view, sweep.options.max_attempts), devices)
     if left and not view.halted:
         say(console, f"left: {counted(len(left), 'trial')} that need more devices than the {devices} here")

@@ -18,13 +18,12 @@ from pipeline.config.ranks import devices_per_training
 from pipeline.config.schema import Config, Strategy
 from pipeline.config.shipped import REWARD_NAMES
 from pipeline.config.tables import TABLES
+from pipeline.config.told import refuse_all
 from pipeline.config.user_code import ask
 from pipeline.config.values import brief, held, value_problems
 from pipeline.errors import ConfigError, PipelineError, unknown_name
 
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
-_TOLD = 20
-"""Faults that are told at most."""
 
 
 def check_config(config: Config) -> None:
@@ -52,20 +51,6 @@ def check_together(*checks: Callable[[], object]) -> None:
     if len(failed) == 1:
         raise failed[0]
     refuse_all(list(dict.fromkeys(str(error) for error in failed)))
-
-
-def refuse_all(problems: Sequence[str]) -> None:
-    """Tell all problems in one message, if there are any.
-
-    Raises:
-        ConfigError: There are.
-    """
-    if len(problems) == 1:
-        raise ConfigError(problems[0])
-    if problems:
-        more = [f"  ... and {len(problems) - _TOLD} more"] if len(problems) > _TOLD else []
-        told = [f"  - {problem}" for problem in problems[:_TOLD]]
-        raise ConfigError("\n".join([f"{len(problems)} settings are wrong:", *told, *more]))
 
 
 def _problems(config: Config) -> Iterator[str]:

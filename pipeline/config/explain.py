@@ -21,6 +21,7 @@ from pipeline.config.known import (
     other_name,
     own_keys,
 )
+from pipeline.config.told import one_line
 from pipeline.errors import ConfigError, unknown_name
 
 COMPOSITION_ERRORS = (HydraException, OmegaConfBaseException, yaml.YAMLError, ValueError, OSError)
@@ -254,10 +255,3 @@ def type_or_line(key: str, said: str) -> str:
     from pipeline.config.wrong_type import type_in_words  # reads what is written of all keys
 
     return type_in_words(re.sub(r"\[\w+\]", "", key), said) or one_line(said)
-
-
-def one_line(text: str) -> str:
-    """A message of several lines in one, without what helps only those who know Hydra."""
-    lines = (line.strip() for line in text.splitlines())
-    noise = re.compile(r"(full_key|object_type|reference_type)[:=]|See https?:|Set HYDRA_FULL_ERROR")
-    return " ".join(line for line in lines if line and not noise.match(line)).rstrip(".") + "."

@@ -9,9 +9,9 @@ from collections.abc import Iterator
 from dataclasses import replace
 
 from pipeline.config.bases import ModelConfig
-from pipeline.config.checks import refuse_all
 from pipeline.config.install import install_command
 from pipeline.config.schema import Config, TextBackend
+from pipeline.config.told import refuse_all
 from pipeline.learning.algos.registry import load_algorithm
 from pipeline.plan.widths import described_by_files
 

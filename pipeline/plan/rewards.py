@@ -17,10 +17,10 @@ from contextlib import suppress
 from typing import Any
 
 from pipeline.config.bases import DatasetConfig
-from pipeline.config.checks import refuse_all
 from pipeline.config.plain import schema_path, to_plain
 from pipeline.config.schema import Config
 from pipeline.config.shipped import REWARD_MODEL, REWARDS
+from pipeline.config.told import refuse_all
 from pipeline.errors import ConfigError, describe_exit
 from pipeline.learning.algos.cd import CDConfig
 from pipeline.learning.algos.qsharp import QSharpConfig

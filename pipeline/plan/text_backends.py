@@ -9,9 +9,9 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from pipeline.config.bases import AlgoConfig
-from pipeline.config.checks import refuse_all
 from pipeline.config.install import install_command
 from pipeline.config.schema import Config, TextBackend
+from pipeline.config.told import refuse_all
 from pipeline.learning.algos.base import Stage
 from pipeline.learning.models.families import why_not_paged
 from pipeline.plan.models import CONFIG, read_config

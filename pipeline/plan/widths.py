@@ -11,8 +11,8 @@ from pathlib import Path
 from typing import Any
 
 from pipeline.config.bases import AlgoConfig, ModelConfig
-from pipeline.config.checks import refuse_all
 from pipeline.config.schema import AUTO, Config, DType, TextBackend
+from pipeline.config.told import refuse_all
 from pipeline.errors import ConfigError
 from pipeline.foreign import ForeignDataError
 from pipeline.learning.algos.base import Algorithm

@@ -14,11 +14,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from pipeline.config.bases import DatasetConfig, ModelConfig
-from pipeline.config.checks import refuse_all
 from pipeline.config.explain import COMPOSITION_ERRORS, explain
 from pipeline.config.load import config_from_plain
 from pipeline.config.schema import Config, LongPrompts
 from pipeline.config.tables import all_shipped
+from pipeline.config.told import refuse_all
 from pipeline.config.values import value_problems
 from pipeline.errors import ConfigError, StoreError
 from pipeline.foreign import ForeignDataError, converted

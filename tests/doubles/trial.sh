@@ -8,7 +8,7 @@ folder=$1
 shift
 echo "begin $$ $CUDA_VISIBLE_DEVICES $*" >> "$folder/events"
 echo "prints $*"
-while [ -e "$folder/hold" ]; do sleep 0.05; done
+while [ -e "$folder/hold" ]; do sleep 0.2; done
 [ -z "$SLEEP" ] || sleep "$SLEEP"
 echo '{"step": 1, "values": {"loss": 0.5}}' >> "$PIPELINE_TRIAL"
 echo "end $$ $CUDA_VISIBLE_DEVICES $*" >> "$folder/events"

@@ -13,7 +13,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from typer.testing import CliRunner
 
+from pipeline.__main__ import app
 from pipeline.engine.devices.inventory import find_gpus
 from pipeline.engine.devices.lease import holders
 from pipeline.engine.journal import read_journal
@@ -189,6 +191,15 @@ def test_a_worker_that_outlives_its_engine_keeps_no_lease(start: Start, tmp_path
         engine.stdout.close()
 
 
+def settings(folder: Path, name: str) -> list[str]:
+    """Of a whole run on one GPU."""
+    return [
+        *(f"experiment.name={name}", f"output_dir={folder / 'outputs'}", "distributed.num_gpus=1"),
+        *(one for one in SMALL if not one.startswith("algos.")),
+        *("rounds_of_training=1", "execution.start_timeout_s=300"),
+    ]
+
+
 class Run:
     """A whole run on the described machine, without torch, whose workers start only when it is let."""
 
@@ -197,12 +208,8 @@ class Run:
         self.gate = folder / f"{name}.gate"
         self.journal = folder / "outputs" / name / "latest" / "journal.jsonl"
         self.printed = (folder / f"{name}.txt").open("w+")
-        command = [
-            *(sys.executable, "tests/doubles/fake_gpus.py", str(self.gate)),
-            *(f"experiment.name={name}", f"output_dir={folder / 'outputs'}", "distributed.num_gpus=1"),
-            *(one for one in SMALL if not one.startswith("algos.")),
-            *("rounds_of_training=1", "execution.start_timeout_s=300", *overrides),
-        ]
+        program = [sys.executable, "tests/doubles/fake_gpus.py", str(self.gate)]
+        command = [*program, *settings(folder, name), *overrides]
         environment = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
         self.process = subprocess.Popen(
             command, stdout=self.printed, stderr=self.printed, cwd=ROOT, env=environment
@@ -250,28 +257,28 @@ def test_whole_runs_never_share_a_gpu(
         assert (len(first), len(second)) == (1, 1)
         assert not first & second
 
-        runs.append(Run(tmp_path, "refused", *light))
-        assert runs[2].process.wait() == 2
-        (line,) = runs[2].text().strip().splitlines()
+        done = CliRunner().invoke(app, ["run", *settings(tmp_path, "refused"), *light])
+        assert done.exit_code == 2
+        (line,) = done.stderr.strip().splitlines()
         assert "2 of these 2 are leased" in line
         assert "'first' (pid " in line
         assert "'second' (pid " in line
         assert "wait for them with execution.wait_for_devices=true" in line
 
         runs.append(Run(tmp_path, "waiting", *light, "execution.wait_for_devices=true"))
-        assert "2 of these 2 are leased" in runs[3].until(r"(.*are leased.*)")
-        assert not runs[3].journal.exists()
+        assert "2 of these 2 are leased" in runs[2].until(r"(.*are leased.*)")
+        assert not runs[2].journal.exists()
         runs[0].process.kill()  # its leases die with it, and nobody else's
-        assert runs[3].devices() == first
+        assert runs[2].devices() == first
         assert {holder.experiment for holder in holders(find_gpus()).values()} == {"second", "waiting"}
 
-        assert runs[3].end() == 0, runs[3].text()
+        assert runs[2].end() == 0, runs[2].text()
         runs[1].gate.touch()
         while not runs[1].used():
             assert runs[1].process.poll() is None, runs[1].text()
             threading.Event().wait(0.05)
-        assert len(runs[3].used()) == 1
-        assert not runs[1].used() & runs[3].used()
+        assert len(runs[2].used()) == 1
+        assert not runs[1].used() & runs[2].used()
     finally:
         for run in runs:
             run.process.kill()

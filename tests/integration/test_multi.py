@@ -1,55 +1,24 @@
 """Several programs side by side: devices, ends, signals. Real processes on GPUs that a fake driver tells of."""
 
 import json
-import os
 import signal
 import subprocess
 import sys
 import textwrap
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from typer.testing import CliRunner
 
+from pipeline.__main__ import app
 from pipeline.engine.devices.inventory import find_gpus
 from pipeline.engine.devices.lease import LeaseSet
 from pipeline.engine.devices.memory_reclaim import lives
-from pipeline.engine.scheduler.signals import StopSignals
-from pipeline.sweeps.agents.trial_process import Order
-from pipeline.sweeps.several.side_by_side import Ended, SideBySide, Task
 from tests.doubles import fake_nvml
+from tests.doubles.side_by_side import carry_out, task
+from tests.doubles.small_runs import wait_for
 
 ROOT = Path(__file__).parents[2]
-
-
-def task(folder: Path, name: str, code: str, **options: object) -> Task:
-    order = {
-        "words": [sys.executable, "-c", code],
-        "log": str(folder / f"{name}.txt"),
-        "start": str(folder / f"{name}.json"),
-        **options,
-    }
-    return Task(name=name, order=Order(**order))  # type: ignore[arg-type]
-
-
-def carry_out(
-    tasks: list[Task], slots: int, rest_s: float = 0.0, say: Callable[[str], None] = print
-) -> tuple[str, list[Ended]]:
-    ended: list[Ended] = []
-    waiting = list(tasks)
-
-    def following(slot: int) -> Task | None:
-        return waiting.pop(0) if waiting else None
-
-    def note(one: Ended) -> float:
-        ended.append(one)
-        if one.busy:
-            waiting.append(one.task)
-            say(one.busy)
-        return rest_s
-
-    with StopSignals() as signals:
-        return SideBySide(slots, following, note, say).run(signals), ended
 
 
 def test_each_has_its_devices_log_and_exit_code(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -107,7 +76,7 @@ def test_signals_end_what_runs_and_leave_nothing(tmp_path: Path, signals: int) -
     script = f"""
         import sys
         from pathlib import Path
-        from tests.integration.test_multi import carry_out, task
+        from tests.doubles.side_by_side import carry_out, task
         folder = Path(sys.argv[1])
         say = lambda text: print(text, flush=True)
         print(carry_out([task(folder, "a", {textwrap.dedent(program)!r}, grace_s=60)], 1, say=say)[0], flush=True)
@@ -117,12 +86,16 @@ def test_signals_end_what_runs_and_leave_nothing(tmp_path: Path, signals: int) -
     )
     assert process.stdout
     log = tmp_path / "a.txt"
-    while not (log.exists() and log.read_text().endswith("\n")):
+
+    def started() -> int | None:
         assert process.poll() is None
+        noted = tmp_path / "a.json"
+        pid: int | None = json.loads(noted.read_text()).get("pid") if noted.exists() else None
+        return pid
+
+    wait_for(lambda: started() is not None and log.read_text().endswith("\n"))
     family = list(map(int, log.read_text().split()))
-    while (pid := json.loads((tmp_path / "a.json").read_text()).get("pid")) is None:
-        assert process.poll() is None
-    assert pid == family[0]
+    assert started() == family[0]
     process.send_signal(signal.SIGINT)
     assert "stopping on SIGINT: waiting for a" in process.stdout.readline()
     if signals == 2:
@@ -138,16 +111,12 @@ def test_runs_of_one_command_have_sets_of_gpus_of_their_own(
 ) -> None:
     fake_nvml.use(monkeypatch, tmp_path, "eight")
     monkeypatch.setenv("PIPELINE_LEASE_DIR", str(tmp_path / "leases"))
-    words = [sys.executable, "-m", "pipeline", "sweep", "multi", "my", "2", "2"]
+    monkeypatch.setenv("PYTHONPATH", str(ROOT))
+    monkeypatch.chdir(tmp_path)
+    words = ["sweep", "multi", "my", "2", "2"]
     given = ["--output-dir", "it's out", "dry_run=true", "algos=[PITA],[DPO]"]
-    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
-
-    def run(*more: str) -> subprocess.CompletedProcess[str]:
-        return subprocess.run(
-            [*words, *more, *given], cwd=tmp_path, env=environment, capture_output=True, text=True, check=False
-        )
-
-    done = run("4")
+    command = [sys.executable, "-m", "pipeline", *words, "4", *given]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stdout + done.stderr
     assert "my.run2  on GPU 2, GPU 3  algos=[DPO] experiment.seeds=[1]" in done.stdout
     assert "2 of 2 runs done" in done.stdout
@@ -157,8 +126,8 @@ def test_runs_of_one_command_have_sets_of_gpus_of_their_own(
         assert f"distributed.gpu_list=[{ids}]" in command
         assert "to run on 2 workers" in (folder / "output.txt").read_text()
     with LeaseSet.acquire(find_gpus()[1:2], experiment="other"):
-        refused = run()
-    assert refused.returncode == 2
+        refused = CliRunner().invoke(app, [*words, *given])
+    assert refused.exit_code == 2
     assert "GPU 1 by 'other'" in refused.stderr
 
 

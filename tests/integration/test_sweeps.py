@@ -14,7 +14,9 @@ from typing import Any
 
 import psutil
 import pytest
+from typer.testing import CliRunner
 
+from pipeline.__main__ import app
 from pipeline.engine.devices.inventory import find_gpus
 from pipeline.engine.devices.lease import LeaseSet
 from pipeline.machine import descendants
@@ -53,6 +55,11 @@ class Sweeps:
         assert process.returncode == code, said
         return said
 
+    def run_here(self, *words: str) -> None:
+        """As `run`, in this process: for what starts no trial, and quicker by the start of Python."""
+        done = CliRunner().invoke(app, ["sweep", *words])
+        assert done.exit_code == 0, done.output
+
     def journal(self, name: str) -> list[dict[str, Any]]:
         path = self.folder / "outputs" / name / "sweep" / "journal.jsonl"
         return [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
@@ -71,6 +78,7 @@ def sweeps(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Sweeps]:
     """Nothing that was started is left when a test is over."""
     monkeypatch.setenv("PIPELINE_LEASE_DIR", str(tmp_path / "leases"))
     monkeypatch.setenv("PYTHONPATH", str(ROOT))
+    monkeypatch.chdir(tmp_path)
     found = Sweeps(tmp_path)
     yield found
     try:
@@ -105,16 +113,16 @@ def test_every_point_exactly_once_on_eight_gpus_whatever_is_killed(
     sweeps.file(
         "g",
         command=["sh", str(TRIAL), str(sweeps.folder), "${args}"],
-        parameters={"a": {"values": [1, 2]}, "b": {"values": [1, 2]}, "num_gpus": {"values": [1, 2, 4]}},
+        parameters={"a": {"values": [1, 2, 3]}, "num_gpus": {"values": [1, 2, 4]}},
         pipeline={"max_attempts": 30, "max_failures": 30, "launcher": "none"},
     )
     hold, chosen = sweeps.folder / "hold", random.Random(0)
     hold.touch()
     agents = 0
     agent = sweeps.start("run", "g.yaml")
-    for number in range(8):
+    for number in range(6):
         kill(chosen.choice(at_work(agent)))
-        if number in (2, 5):
+        if number in (1, 3):
             kill(agent.pid)
             agent.communicate()
             agents += 1
@@ -124,10 +132,10 @@ def test_every_point_exactly_once_on_eight_gpus_whatever_is_killed(
     assert agent.returncode == 0, said
     journal = sweeps.journal("g")
     assert agents == 2
-    assert ends(journal, "done") == Counter(range(12))
+    assert ends(journal, "done") == Counter(range(9))
     check_no_overlap(journal)
     done = [event for event in sweeps.events() if event[0] == "end"]
-    assert len({tuple(event[3:]) for event in done}) == len(done) == 12
+    assert len({tuple(event[3:]) for event in done}) == len(done) == 9
     assert all(len(event[2].split(",")) == int(event[-1].removeprefix("--num_gpus=")) for event in done)
 
 
@@ -191,7 +199,7 @@ def test_ctrl_c_ends_trials_in_order_and_the_same_command_goes_on(sweeps: Sweeps
     assert ends(sweeps.journal("deaf"), "done") == Counter([0, 1])
     assert sum(ends(sweeps.journal("deaf"), "failed").values()) == 0
     before = len(sweeps.journal("deaf"))
-    sweeps.run(*words)
+    sweeps.run_here(*words)
     assert not any(event["event"].startswith("Trial") for event in sweeps.journal("deaf")[before:])
 
 
@@ -277,7 +285,7 @@ def test_runs_are_prepared_once_and_the_winner_is_tested_once_though_agents_are_
     journal = sweeps.journal("eta")
     (tested,) = [event for event in journal if event["event"] == "WinnerTested"]
     assert (tested["trial"], tested["results"]) == (1, {"objective": 4.0, "kl": 1.0})
-    sweeps.run("run", "eta.yaml", "--device", "cpu")
+    sweeps.run_here("run", "eta.yaml", "--device", "cpu")
     assert len(runs(sweeps)) == 6
 
 
@@ -302,7 +310,7 @@ def test_what_is_done_once_waits_for_devices_as_trials_do_until_the_sweep_is_sto
 
     with LeaseSet.acquire(find_gpus(), experiment="other") as lease:
         agent = waiting()
-        sweeps.run("stop", "eta")
+        sweeps.run_here("stop", "eta")
         assert "eta: stopped (asked for)" in agent.communicate(timeout=600)[0]
         agent = waiting()
         lease.give_back(lease.devices[0])

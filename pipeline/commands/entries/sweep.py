@@ -98,7 +98,6 @@ def run_(
     output_dir: OutputDir = Path("outputs"),
 ) -> None:
     """Run a sweep."""
-    from pipeline.commands import sweep_online, sweep_run
     from pipeline.commands.sweep_request import SweepRequest, chosen
 
     with answering():
@@ -112,8 +111,13 @@ def run_(
             grace_s=grace,
             dry_run=dry_run,
         )
-        run_it = sweep_online.run_online if wandb else sweep_run.run
-        raise typer.Exit(run_it(request, make_console()))
+        if wandb:
+            from pipeline.commands.sweep_online import run_online
+
+            raise typer.Exit(run_online(request, make_console()))
+        from pipeline.commands.sweep_run import run
+
+        raise typer.Exit(run(request, make_console()))
 
 
 @app.command(

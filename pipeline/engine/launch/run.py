@@ -32,7 +32,6 @@ from pipeline.engine.launch.request import (
 from pipeline.engine.launch.supervise import supervise
 from pipeline.errors import ConfigError, DeviceError
 from pipeline.machine import children
-from pipeline.terminal.console import make_console, say
 
 _NAMES = ("--num-gpus", "--gpus")
 Say = Callable[[str], None]
@@ -235,4 +234,7 @@ def ranks_command(
 
 def say_to_stderr(text: str) -> None:
     """Print a line where it does not mix with the program's output."""
-    say(make_console(stderr=True), f"launch: {text}")
+    from pipeline.terminal.console import make_console  # and Rich, which the process of a trial does without
+    from pipeline.terminal.console import say as say_on
+
+    say_on(make_console(stderr=True), f"launch: {text}")

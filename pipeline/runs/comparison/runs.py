@@ -14,7 +14,6 @@ from dataclasses import dataclass, replace
 from functools import cache
 from typing import Any
 
-from pipeline.config.meaning import meanings, typed
 from pipeline.config.schema import Config
 from pipeline.runs.cost import CostRow
 from pipeline.runs.loaded import LoadedRun
@@ -176,6 +175,8 @@ def settings_of(config: Mapping[str, Any]) -> Iterator[tuple[Key, str]]:
 
 
 def _flat(section: Mapping[str, Any], path: Key = ()) -> Iterator[tuple[Key, str]]:
+    from pipeline.config.meaning import typed  # and OmegaConf, which whoever takes the headings alone does without
+
     for name, value in section.items():
         key = (*path, str(name))
         if isinstance(value, Mapping) and value:
@@ -186,6 +187,8 @@ def _flat(section: Mapping[str, Any], path: Key = ()) -> Iterator[tuple[Key, str
 
 @cache
 def _without_effect() -> frozenset[str]:
+    from pipeline.config.meaning import meanings  # as above
+
     return frozenset(each.key for each in meanings(Config) if not each.affects_result) | _OWN
 
 

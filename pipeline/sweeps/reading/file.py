@@ -9,7 +9,7 @@ from copy import deepcopy
 from pathlib import Path
 from typing import Any
 
-from pipeline.config.checks import refuse_all
+from pipeline.config.told import refuse_all
 from pipeline.config.values import brief
 from pipeline.errors import ConfigError
 from pipeline.sweeps.reading.checks import sweep_faults, sweep_notes

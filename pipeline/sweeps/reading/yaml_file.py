@@ -16,7 +16,7 @@ from typing import Any
 import yaml
 
 from pipeline.config.bounds import DEEPEST, LARGEST_FILE, check_yaml
-from pipeline.config.explain import one_line
+from pipeline.config.told import one_line
 from pipeline.config.values import brief
 from pipeline.errors import ConfigError
 from pipeline.foreign import ForeignDataError, read_plain

@@ -29,13 +29,12 @@ from pipeline.sweeps.searching.searches import make_search
 
 shortage._FIRST_S = 0.01
 usual = resource.getrlimit(resource.RLIMIT_NOFILE)
-mended = False
 
 class Short(Agent):
     def _start(self, *args):
         lowest = os.dup(0)
         os.close(lowest)
-        enough = mended or sys.argv[1] == "within a turn"
+        enough = mended or case == "within-a-turn"
         resource.setrlimit(resource.RLIMIT_NOFILE, usual if enough else (lowest + 4, usual[1]))
         try:
             super()._start(*args)
@@ -43,7 +42,7 @@ class Short(Agent):
             resource.setrlimit(resource.RLIMIT_NOFILE, usual)
 
     def _collect(self):
-        if sys.argv[1] == "within a turn" and not mended:
+        if case == "within-a-turn" and not mended:
             lowest = os.dup(0)
             os.close(lowest)
             resource.setrlimit(resource.RLIMIT_NOFILE, (lowest, usual[1]))
@@ -52,56 +51,74 @@ class Short(Agent):
 def say(text):
     global mended
     print(text, flush=True)
-    mended = mended or (sys.argv[1] != "for good" and "no trial can be started now" in text)
+    mended = mended or (case != "for-good" and "no trial can be started now" in text)
     if mended:
         resource.setrlimit(resource.RLIMIT_NOFILE, usual)
 
-file = Path("lr.yaml")
-sweep = read_sweep(file)
-folder = begin_sweep(sweep, file, Path("out"))
-pool = choose_pool(DeviceChoice.cpu, agents=1)
-with StopSignals() as signals:
-    try:
-        Short(sweep, folder, pool, Bounds(own=1), make_search(sweep), Told(say=say)).run(signals)
-    except WorkerError as error:
-        print("gave up:", error)
-assert "torch" not in sys.modules
+for case in sys.argv[1:]:
+    mended = False
+    file = Path("lr.yaml")
+    sweep = read_sweep(file, name=case)
+    folder = begin_sweep(sweep, file, Path("out"))
+    pool = choose_pool(DeviceChoice.cpu, agents=1)
+    print("case", case)
+    with StopSignals() as signals:
+        try:
+            Short(sweep, folder, pool, Bounds(own=1), make_search(sweep), Told(say=say)).run(signals)
+        except WorkerError as error:
+            print("gave up:", error)
+    resource.setrlimit(resource.RLIMIT_NOFILE, usual)
+
+import pipeline.commands.sweep_run
+slow = sys.modules.keys() & {"torch", "numpy", "hydra", "omegaconf"}
+assert not slow, f"an agent of programs that are none of ours starts without {slow}"
 """
 
 
-@pytest.mark.parametrize("case", ["mended", "for good", "within a turn"])
-def test_a_trial_without_descriptors_waits_and_is_no_failure(
-    case: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """The limit of the process is real: its socket and pipes cannot be made."""
-    monkeypatch.setenv("PIPELINE_LEASE_DIR", str(tmp_path / "leases"))
+CASES = ["mended", "for-good", "within-a-turn"]
+
+
+@pytest.fixture(scope="module")
+def agents(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, str]]:
+    """The folder of outputs of a sweep for each case, and what its agent said; all in one process, one by one."""
+    folder = tmp_path_factory.mktemp("short")
     asked = {
         "command": ["true"],
         "method": "grid",
         "parameters": {"lr": {"values": [0.1 + 0.2]}, "say": {"value": "a\nb"}},
     }
-    (tmp_path / "lr.yaml").write_text(json.dumps(asked))
-    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
+    (folder / "lr.yaml").write_text(json.dumps(asked))
+    where = {"PYTHONPATH": os.pathsep.join(filter(None, sys.path)), "PIPELINE_LEASE_DIR": str(folder / "leases")}
     done = subprocess.run(
-        [sys.executable, "-c", AGENT, case],
-        cwd=tmp_path,
-        env=environment,
+        [sys.executable, "-c", AGENT, *CASES],
+        cwd=folder,
+        env={**os.environ, **where},
         capture_output=True,
         text=True,
         check=False,
     )
     assert (done.returncode, done.stderr) == (0, "")
-    assert done.stdout.count("no trial can be started now: this process has as many files open as it may") == 1
-    (trial,) = RecordedSweep(sweep_folder(tmp_path / "out", "lr")).view.trials.values()
+    said = (part.partition("\n") for part in done.stdout.split("case ")[1:])
+    return folder / "out", {case: text for case, _, text in said}
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_a_trial_without_descriptors_waits_and_is_no_failure(
+    case: str, agents: tuple[Path, dict[str, str]]
+) -> None:
+    """The limit of the process is real: its socket and pipes cannot be made."""
+    outputs, said = agents
+    assert said[case].count("no trial can be started now: this process has as many files open as it may") == 1
+    (trial,) = RecordedSweep(sweep_folder(outputs, case)).view.trials.values()
     assert trial.failures == trial.losses == 0
-    if case != "for good":
-        told = next(line for line in done.stdout.splitlines() if line.startswith("trial 0 on "))
+    if case != "for-good":
+        told = next(line for line in said[case].splitlines() if line.startswith("trial 0 on "))
         assert told.partition(": ")[2] == "lr=0.3 say=a\\nb", "as in every table, on one line"
         assert (trial.state.value, trial.attempts) == ("done", 2 if case == "mended" else 1)
     else:
         assert trial.state.value == "waiting"
-        assert "gave up: no trial can be started: this process has as many files open as it may" in done.stdout
-        assert done.stdout.strip().endswith("It was tried 7 times in a row")
+        assert "gave up: no trial can be started: this process has as many files open as it may" in said[case]
+        assert said[case].strip().endswith("It was tried 7 times in a row")
 
 
 @pytest.mark.parametrize("number", [errno.EMFILE, errno.ENFILE, errno.EAGAIN, errno.ENOMEM])
