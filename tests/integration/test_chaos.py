@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import random
-import shutil
 import signal
 import subprocess
 from pathlib import Path
@@ -17,7 +16,6 @@ from benchmarks.chaos import FILES, NAME, TOLERANT, shoot_at
 from pipeline.config.schema import RetryConfig
 from pipeline.engine.journal import read_journal
 from pipeline.engine.scheduler.job_state import JobStatus
-from pipeline.engine.store.store import Store
 from pipeline.files import file_sha256
 from pipeline.plan.job import Job
 from tests.doubles.engine import Engine, job
@@ -35,14 +33,13 @@ from tests.doubles.small_runs import (
 def test_an_engine_that_is_killed_in_the_middle_of_a_training_changes_no_byte(
     tmp_path_factory: pytest.TempPathFactory, tmp_path: Path
 ) -> None:
-    # With one worker, as each takes seconds to import torch, and gone on with here, where it is imported already.
-    # That a worker dies alone in a training, `test_training_stages` has.
+    """Nor does it whether there are workers: none is there when the run goes on, from the first training.
+
+    What else may differ, `test_engine_runs` tries on jobs that take no time. That a worker dies alone in a
+    training, `test_training_stages` has.
+    """
     output_dir, calm = tmp_path / "outputs", calm_run(tmp_path_factory)
-    shutil.copytree(calm / ".store", output_dir / ".store", symlinks=True)
-    for planned in json.loads((calm / "t/latest/plan.json").read_bytes())["jobs"]:
-        if "/PITA/" not in planned["id"]:  # one chain is enough to be trained after it all
-            shutil.rmtree(Store(output_dir / ".store").path(planned["key"]))
-    often = "training.checkpoint_every_steps=4"
+    often = "training.checkpoint_every_steps=1"
     words = command(output_dir, "device=cpu", "execution.workers=1", often)
     with (tmp_path / "said.txt").open("wb") as said, subprocess.Popen(words, stdout=said, stderr=said) as engine:
         wait_for(lambda: engine.poll() is not None or any(output_dir.glob(".store/.checkpoints/*/*/step-*")))
@@ -55,6 +52,12 @@ def test_an_engine_that_is_killed_in_the_middle_of_a_training_changes_no_byte(
     log = output_dir / "t/latest/jobs/addition/tiny/reference/train/log.txt"
     assert "going on from the checkpoint of step " in log.read_text()
     assert results(output_dir) == results(calm)
+    curves, same = (
+        {path.parent.name: path.read_bytes() for path in folder.glob(".store/*/*/metrics.jsonl")}
+        for folder in (calm, output_dir)
+    )
+    assert len(curves) >= 3
+    assert curves == same
 
 
 def test_an_experiment_that_is_shot_at_gives_the_same_results(

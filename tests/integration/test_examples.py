@@ -95,7 +95,7 @@ def stored(folder: Path) -> dict[str, dict[str, str]]:
 
 @pytest.fixture(scope="module")
 def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A finished run of all examples together in a worker; with several, `test_main_job` has the same bytes."""
+    """A finished run of all examples together in a worker; with several, `test_chaos` has the same bytes."""
     return made_once(
         tmp_path_factory, "whole", lambda folder: run(folder, *SMALL, *EVERYTHING, "execution.workers=1")
     )
@@ -129,7 +129,7 @@ def test_the_stages_of_ones_own_ran_in_a_worker(whole: Path) -> None:
 
 
 def test_a_round_has_the_same_bytes_without_workers(whole: Path, tmp_path: Path) -> None:
-    """That the reference and results have, `test_main_job` sees."""
+    """That the reference and results have, `test_chaos` sees."""
     shutil.copytree(whole / "outputs" / ".store", tmp_path / "outputs" / ".store", symlinks=True)
     plan = json.loads((whole / "outputs" / "t" / "latest" / "plan.json").read_bytes())["jobs"]
     keys = {job["key"] for job in plan if job["round"] == 1}
