@@ -2,6 +2,7 @@
 
 import io
 import json
+import os
 import re
 import shutil
 from dataclasses import replace
@@ -19,6 +20,7 @@ from pipeline.commands import export as module
 from pipeline.commands import remake
 from pipeline.commands.export import export
 from pipeline.config.schema import Backend, ExecutionConfig
+from pipeline.engine.journal import read_journal
 from pipeline.engine.run_folder import RunFolder
 from pipeline.engine.run_jobs import run_jobs
 from pipeline.engine.scheduler.outcome import Outcome
@@ -35,7 +37,7 @@ from pipeline.plan.job import Job
 from pipeline.runs.loaded import LoadedRun, load
 from pipeline.runs.report.published import command_for_all
 from pipeline.terminal.console import Terminal
-from tests.doubles.small_runs import calm_run, run_here
+from tests.doubles.small_runs import calm_run, run_here, with_reference
 
 STRONG = 1e-3
 """Of guidance: the value models of a small run have learnt little."""
@@ -255,8 +257,9 @@ def test_who_comes_second_to_a_folder_is_told_that_something_is_there(
 
 def test_a_policy_of_which_adapters_are_stored_leaves_its_run_whole(tmp_path: Path) -> None:
     adapters = ("algos=[SFT]", "algos.SFT.lora.rank=4", "algos.SFT.only_correct=false", "algos.SFT.epochs=1")
+    little = ("models.tiny.steps=10", "data_collection.prompts_per_round=20", "evaluation.num_prompts=4")
     outputs = tmp_path / "outputs"
-    run_here(outputs, *adapters, "execution.shard_size=60")
+    run_here(outputs, *adapters, *little)
     stored = training(outputs, "SFT/r2/train")
     assert sorted(path.parent.name for path in stored.rglob("*.safetensors")) == ["1", "2"]
     by_name = pipeline.guided("t", output_dir=outputs, device="cpu")
@@ -296,21 +299,48 @@ def test_a_chain_that_is_not_finished_is_refused(copied: Path, tmp_path: Path) -
     export(copied, "t", "QSharp", tmp_path / "x", number=1)
 
 
-def test_weights_that_were_removed_are_made_again_to_be_exported(
-    copied: Path, exported: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """In a worker, also where the run had none."""
-    config = run_of(copied).folder.path / "config.yaml"
-    plain = yaml.safe_load(config.read_text())
-    plain["execution"]["workers"] = 1  # each takes seconds to begin, and one training reads the other
-    plain["system"]["use_parallel_execution"] = False
-    config.write_text(yaml.safe_dump(plain))
-    run = run_of(copied)
-    trained = [job_of(run, end) for end in ("QSharp/r1/train", "QSharp/r2/train")]
+def remove(run: LoadedRun, trained: list[Job]) -> None:
     scratch = run.store.scratch("t-1")
     scratch.mkdir(parents=True)
     for job in trained:
         assert remove_weights(run.store, job.key, job.weights, "execution.keep=results", scratch)
+
+
+def test_weights_are_made_again_in_a_worker_also_where_the_run_had_none(
+    tmp_path_factory: pytest.TempPathFactory, tmp_path: Path
+) -> None:
+    """Without torch, which takes a worker seconds to import."""
+    outputs = tmp_path / "outputs"
+    with_reference(tmp_path_factory, outputs)
+    weighed = ("algos=[]", "algos.Weighed.class_path=tests.doubles.weighed.Weighed")
+    run_here(outputs, *weighed, "execution.workers=1")
+    run = run_of(outputs)
+    trained = [job_of(run, end) for end in ("Weighed/r1/train", "Weighed/r2/train")]
+    weights = run.store.path(trained[1].key) / "model.safetensors"
+    before = weights.read_bytes()
+    remove(run, trained)
+    said = io.StringIO()
+    with remake.held_model(run, "Weighed", None, Terminal(file=said)) as found:
+        assert found.job.key == trained[1].key
+        assert weights.read_bytes() == before
+    assert "running 2 jobs to make them again" in said.getvalue()
+    assert [run.store.problem(job.key) for job in trained] == [REMOVED, REMOVED]
+    [journal] = run.folder.path.glob("again/*/journal.jsonl")
+    [worker] = [event["pid"] for event in read_journal(journal) if event["event"] == "WorkerStarted"]
+    assert worker != os.getpid()
+
+
+def test_weights_that_were_removed_are_made_again_to_be_exported(
+    copied: Path, exported: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # In this process, which has imported torch.
+    def here(*given: Any, execution: ExecutionConfig, **settings: Any) -> Outcome:
+        return run_jobs(*given, execution=replace(execution, backend=Backend.inline), **settings)
+
+    monkeypatch.setattr(remake, "run_jobs", here)
+    run = run_of(copied)
+    trained = [job_of(run, end) for end in ("QSharp/r1/train", "QSharp/r2/train")]
+    remove(run, trained)
     with pytest.raises(
         StoreError, match=r"weights of round 2 of 2 were removed.*No round of it is there.*export t "
     ):
@@ -322,11 +352,7 @@ def test_weights_that_were_removed_are_made_again_to_be_exported(
         assert (tmp_path / "x" / name).read_bytes() == (exported / "value" / name).read_bytes()
     assert [run.store.problem(job.key) for job in trained] == [REMOVED, REMOVED]
 
-    # Meanwhile another experiment has begun and ended that keeps all. In this process, as a worker takes seconds.
-    def here(*given: Any, execution: ExecutionConfig, **settings: Any) -> Outcome:
-        return run_jobs(*given, execution=replace(execution, backend=Backend.inline), **settings)
-
-    monkeypatch.setattr(remake, "run_jobs", here)
+    # Meanwhile another experiment has begun and ended that keeps all.
     shutil.copytree(run.folder.path, copied / "other" / run.folder.path.name, symlinks=True)
     export(copied, "t", "QSharp", tmp_path / "y", number=1, console=Terminal(file=said))
     assert [run.store.problem(job.key) for job in trained] == [None, REMOVED]

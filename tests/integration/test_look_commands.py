@@ -17,6 +17,14 @@ from tests.doubles.runs import CHAIN, WrittenRun, chain_plan
 from tests.doubles.shared import made_once
 from tests.doubles.small_runs import SMALL, run_here
 
+LITTLE = [
+    "rounds_of_training=1",
+    "models.tiny.steps=4",
+    "data_collection.prompts_per_round=6",
+    "execution.shard_size=2",
+    "evaluation.num_prompts=4",
+]
+"""As many jobs as are made of `SMALL`, with less to do."""
 TRAIN = "addition/tiny/s0/PITA/r1/train"
 
 
@@ -32,8 +40,8 @@ def twice(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Two runs; a setting of PITA differs."""
 
     def make(folder: Path) -> None:
-        run_here(folder / "outputs", "rounds_of_training=1")
-        run_here(folder / "outputs", "rounds_of_training=1", "algos.PITA.eta=0.5")
+        run_here(folder / "outputs", *LITTLE)
+        run_here(folder / "outputs", *LITTLE, "algos.PITA.eta=0.5")
 
     return made_once(tmp_path_factory, "twice", make) / "outputs"
 
@@ -96,11 +104,11 @@ def test_why_a_job_ran_again(twice: Path) -> None:
 
 
 def test_why_a_job_would_run_with_other_settings(twice: Path) -> None:
-    same = [*SMALL, "rounds_of_training=1", "algos.PITA.eta=0.5"]
+    same = [*SMALL, *LITTLE, "algos.PITA.eta=0.5"]
     assert "would not run: its output is stored" in look(twice, "why", "t", TRAIN, *same).output
-    text = look(twice, "why", "t", TRAIN, *same, "models.tiny.steps=41").output
+    text = look(twice, "why", "t", TRAIN, *same, "models.tiny.steps=5").output
     assert "would run" in text
-    assert "models.tiny.steps: 40 -> 41" in text
+    assert "models.tiny.steps: 4 -> 5" in text
     assert "Did you mean" in look(twice, "why", "t", TRAIN, "models.tiny.stepz=41", code=2).output
     assert "KEY=VALUE" in look(twice, "why", "t", TRAIN, "rubbish", code=2).output
 

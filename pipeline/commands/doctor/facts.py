@@ -23,8 +23,10 @@ from pipeline.machine.memory import memory_available_bytes
 
 _TORCH_TIMEOUT_S = 300
 _ASK_TORCH = """
-import gc, json, warnings
+import gc, json, sys, warnings
 gc.disable()  # nothing that is imported is garbage, and looking for some takes a fifth of the time
+import pipeline.cli
+engine_imports_torch = "torch" in sys.modules
 with warnings.catch_warnings(record=True) as said:
     warnings.simplefilter("always")
     import torch, transformers, pipeline.learning.algos.stage_entry
@@ -42,6 +44,7 @@ print(json.dumps({
     "architectures": torch.cuda.get_arch_list() if available else [],
     "uuids": uuids, "error": error or "; ".join(str(one.message) for one in said if "CUDA" in str(one.message)),
     "transformers": transformers.__version__, "algorithms": list(known_algorithms()),
+    "engine_imports_torch": engine_imports_torch,
 }))
 gc.freeze()  # nor does it end sooner for going through all of it
 """
@@ -61,6 +64,7 @@ class TorchFacts:
         error: What it complained about.
         transformers: Version of transformers.
         algorithms: Names of the algorithms that can be imported.
+        engine_imports_torch: Whether it was there once the engine's modules were.
         failure: Why it could not be asked at all.
     """
 
@@ -73,6 +77,7 @@ class TorchFacts:
     error: str = ""
     transformers: str = ""
     algorithms: tuple[str, ...] = ()
+    engine_imports_torch: bool = False
     failure: str = ""
 
 
