@@ -61,6 +61,17 @@ class JobError(PipelineError):
     """A job could not be completed."""
 
 
+OUT_OF_MEMORY_TEXTS = (
+    "CUDA out of memory",
+    "DefaultCPUAllocator: can't allocate memory",
+    # What takes memory of the GPU past torch's allocator: a context, the workspaces of libraries.
+    "CUDA error: out of memory",
+    "CUBLAS_STATUS_ALLOC_FAILED",
+    "CUDNN_STATUS_ALLOC_FAILED",
+)
+"""What errors of torch say where memory has run out, whatever their class is."""
+
+
 class OutOfMemory(JobError):  # noqa: N818 - as torch names it
     """A job's work does not fit into memory, not even one group of sequences at a time.
 

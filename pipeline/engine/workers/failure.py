@@ -8,7 +8,7 @@ import resource
 from collections.abc import Iterator
 from enum import Enum
 
-from pipeline.errors import DamagedOutput, GangError, RanksDisagree, StoreError
+from pipeline.errors import OUT_OF_MEMORY_TEXTS, DamagedOutput, GangError, RanksDisagree, StoreError
 
 
 class FailureKind(Enum):
@@ -85,14 +85,6 @@ _LOST_PEER_TEXTS = (
 )
 _TRANSIENT_STATUS = {408, 425, 429, 500, 502, 503, 504}
 _OUT_OF_MEMORY_CLASSES = {"torch.OutOfMemoryError", "torch.cuda.OutOfMemoryError"}
-_OUT_OF_MEMORY_TEXTS = (
-    "CUDA out of memory",
-    "DefaultCPUAllocator: can't allocate memory",
-    # What takes memory of the GPU past torch's allocator: a context, the workspaces of libraries.
-    "CUDA error: out of memory",
-    "CUBLAS_STATUS_ALLOC_FAILED",
-    "CUDNN_STATUS_ALLOC_FAILED",
-)
 _DEVICE_CLASSES = {"torch.AcceleratorError"}
 _DEVICE_TEXTS = ("CUDA error", "CUDA driver error", "NCCL error", "cuDNN error", "CUBLAS_STATUS_")
 
@@ -159,7 +151,7 @@ def _kind(error: BaseException) -> FailureKind:
     if isinstance(error, RuntimeError):
         if names & _LOST_PEER_CLASSES or any(part in text for part in _LOST_PEER_TEXTS):
             return FailureKind.transient
-        if any(part in text for part in _OUT_OF_MEMORY_TEXTS):
+        if any(part in text for part in OUT_OF_MEMORY_TEXTS):
             return FailureKind.out_of_memory
         if names & _DEVICE_CLASSES or any(part in text for part in _DEVICE_TEXTS):
             return FailureKind.device

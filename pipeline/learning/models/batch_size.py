@@ -25,7 +25,7 @@ from msgspec import Meta
 from torch import nn
 from transformers import PreTrainedConfig
 
-from pipeline.errors import OutOfMemory
+from pipeline.errors import OUT_OF_MEMORY_TEXTS, OutOfMemory
 from pipeline.hints import recall
 from pipeline.learning.models.split import split_over
 
@@ -36,9 +36,6 @@ MICRO_BATCH = "micro-batch"
 
 MORE_ROOM = 1.02
 """Of a device there is more free than when a size was found if it is so many times as much."""
-
-_TEXTS = ("CUDA out of memory", "DefaultCPUAllocator: can't allocate memory", "CUBLAS_STATUS_ALLOC_FAILED")
-
 
 _SHARED: ContextVar[bool] = ContextVar("shared", default=False)
 _MAKE_ROOM: ContextVar[Callable[[], bool]] = ContextVar("make_room", default=lambda: False)
@@ -239,7 +236,7 @@ def is_out_of_memory(error: BaseException) -> bool:
     """Whether an error says that memory ran out, as the several allocators word it."""
     if isinstance(error, (torch.OutOfMemoryError, MemoryError)):
         return True
-    return isinstance(error, RuntimeError) and any(text in str(error) for text in _TEXTS)
+    return isinstance(error, RuntimeError) and any(text in str(error) for text in OUT_OF_MEMORY_TEXTS)
 
 
 def free_memory() -> None:

@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 from pipeline.engine.workers.failure import FailureKind, classify
-from pipeline.errors import JobError, OutOfMemory
+from pipeline.errors import OUT_OF_MEMORY_TEXTS, JobError, OutOfMemory
 from pipeline.learning.models import batch_size
 from pipeline.learning.models.batch_size import MICRO_BATCH, BatchSize, BatchSizes, memory_identity, on_device
 
@@ -121,14 +121,13 @@ def test_what_does_not_fit_in_one_group_is_an_error_that_says_what_was_tried() -
     "error",
     [
         torch.OutOfMemoryError("x"),
-        RuntimeError("CUDA out of memory. Tried to allocate 2 GiB"),
-        RuntimeError("[enforce fail] DefaultCPUAllocator: can't allocate memory: you tried to allocate 8 bytes"),
-        RuntimeError("CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling cublasCreate"),
+        *(RuntimeError(f"{text}; call it again with less") for text in OUT_OF_MEMORY_TEXTS),
         MemoryError(),
     ],
     ids=str,
 )
 def test_every_allocators_way_of_saying_it_is_understood(error: Exception) -> None:
+    """By who makes batches smaller, and by who judges the error where that does not help."""
     batch = BatchSize(2)
 
     def work() -> int:
@@ -137,6 +136,7 @@ def test_every_allocators_way_of_saying_it_is_understood(error: Exception) -> No
         return batch.size
 
     assert batch.run(work) == 1
+    assert classify(error) is FailureKind.out_of_memory
 
 
 def test_the_cpu_allocator_itself_is_understood() -> None:
