@@ -11,7 +11,7 @@ removed in the last minute, ext4 takes longer to make others, so that a run righ
 Three rows are ours. `run_plan` is what a user runs: scheduling, journal on disk, a log file and a committed output
 per job. `run_plan, no output` leaves out the commit alone, as a job without a key does. `pool` is worker processes
 and messages without scheduler and journal, which is what the pools of others are; it still opens a log per job.
-Its workers have up to four jobs ahead, as the engine hands them; concurrent.futures has one more queued than it
+Its workers have up to 16 jobs ahead, as the engine hands them; concurrent.futures has one more queued than it
 has workers.
 `files of outputs alone` is that many processes which make and remove the same names in the file system, and do no
 more: no run with outputs can be faster there.

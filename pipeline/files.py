@@ -130,6 +130,25 @@ def write_whole(path: Path, text: str, *, durable: bool = True) -> None:
         temporary.write_bytes(text.encode())
 
 
+def write(path: str, content: bytes, how: int) -> None:
+    """Write a file at once, in its place: for one that nobody reads meanwhile.
+
+    Args:
+        path: The file.
+        content: All of it.
+        how: Flags for opening it, further to those for making and writing it.
+
+    Raises:
+        OSError: It could not be written.
+    """
+    descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | how, 0o666)
+    try:
+        while content:
+            content = content[os.write(descriptor, content) :]
+    finally:
+        os.close(descriptor)
+
+
 def in_folder(folder: Path | str, do: Callable[[], _T]) -> _T:
     """Do something in a folder that is mostly there; where it is not, it is made first.
 
@@ -139,7 +158,10 @@ def in_folder(folder: Path | str, do: Callable[[], _T]) -> _T:
     try:
         return do()
     except FileNotFoundError:
-        Path(folder).mkdir(parents=True, exist_ok=True)
+        try:
+            os.mkdir(folder)  # noqa: PTH102 - mostly no more is missing, and paths are slow
+        except OSError:
+            Path(folder).mkdir(parents=True, exist_ok=True)
         return do()
 
 

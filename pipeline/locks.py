@@ -76,18 +76,18 @@ def one_at_a_time(folder: Path) -> Iterator[None]:
 class Claim:
     """The right to be the only one who computes a key, held until `release` or the end of this process."""
 
-    def __init__(self, key: str, path: Path, descriptor: int | None, *, of: Claim | None = None) -> None:
+    def __init__(self, key: str, path: Path | str, descriptor: int | None, *, of: Claim | None = None) -> None:
         self.key = key
-        self._path = path
+        self._path = os.fspath(path)  # a run claims every key: texts are compared and joined in no time
         self._descriptor = descriptor
         self._of = of
-        self._further: set[Path] = set()
-        self._stuck: set[Path] = set()
-        """Further names that could not be taken away: to others they look held, until that is tried again."""
         if of is None:
+            self._further: set[str] = set()
+            self._stuck: set[str] = set()
+            """Further names that could not be taken away: to others they look held, until that is tried again."""
             _OPEN.add(self)
 
-    def also(self, key: str, path: Path) -> Claim | None:
+    def also(self, key: str, path: Path | str) -> Claim | None:
         """Claim a further key, by one more name of the file that is locked here; None if someone else has it.
 
         That is one call in place of four, and makes and removes no file: some file systems look at every file that
@@ -96,11 +96,13 @@ class Claim:
         Raises:
             OSError: As `claim`.
         """
+        path = os.fspath(path)
         for _ in range(_TRIES):
             if self._descriptor is None:
                 break
-            self._stuck.discard(path)
-            self._free_stuck()
+            if self._stuck:
+                self._stuck.discard(path)
+                self._free_stuck()
             try:
                 os.link(self._path, path)
             except FileExistsError:
@@ -117,7 +119,7 @@ class Claim:
                 return self._also(key, path)
         return claim(key, path)
 
-    def _also(self, key: str, path: Path) -> Claim:
+    def _also(self, key: str, path: str) -> Claim:
         self._further.add(path)
         return Claim(key, path, self._descriptor, of=self)
 
@@ -133,7 +135,7 @@ class Claim:
                 # Before the lock is gone, so nobody else's file is removed: who opened this one meanwhile finds
                 # that it no longer has its name, and tries again.
                 if _same_file(self._path, descriptor):
-                    self._path.unlink()
+                    os.unlink(self._path)  # noqa: PTH108
             os.close(descriptor)
         else:
             self._of._further.discard(self._path)
@@ -145,7 +147,7 @@ class Claim:
         for path in list(self._stuck):
             with suppress(OSError):
                 if self._descriptor is not None and _same_file(path, self._descriptor):
-                    path.unlink()
+                    os.unlink(path)  # noqa: PTH108
                 self._stuck.discard(path)
 
     def __enter__(self) -> Claim:
@@ -171,7 +173,7 @@ def _forget_all() -> None:
 os.register_at_fork(after_in_child=_forget_all)
 
 
-def claim(key: str, path: Path, *, wait: bool = False) -> Claim | None:
+def claim(key: str, path: Path | str, *, wait: bool = False) -> Claim | None:
     """Claim a key by a file of that path, which is made; None if someone else has it.
 
     On a file system without locks, or where something that is no file has the name, everybody is given it: the
@@ -189,7 +191,7 @@ def claim(key: str, path: Path, *, wait: bool = False) -> Claim | None:
         try:
             descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK, 0o666)
         except FileNotFoundError:
-            path.parent.mkdir(parents=True, exist_ok=True)
+            Path(path).parent.mkdir(parents=True, exist_ok=True)
             continue
         except OSError as error:
             if error.errno in _NO_FILE:
@@ -225,7 +227,7 @@ def is_held(path: Path) -> bool:
         os.close(descriptor)
 
 
-def _same_file(path: Path, descriptor: int) -> bool:
+def _same_file(path: Path | str, descriptor: int) -> bool:
     try:
         return os.path.samestat(os.lstat(path), os.fstat(descriptor))
     except FileNotFoundError:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import errno
 import os
-import stat
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from pathlib import Path
@@ -45,24 +44,24 @@ MAX_FILES = 1_000_000
 """Files and folders of an output at most, so that its manifest can be read whole."""
 
 
-def check_output(folder: Path) -> int:
+def check_output(folder: Path) -> dict[str, os.stat_result]:
     """Hold a finished folder to the formats above, whichever stage it is of.
 
     Returns:
-        Bytes of its files.
+        What is in it, as `walk` tells.
 
     Raises:
         JobError: A file with one of these names holds something else; says which, where and what. Or there are
             more files, or folders in one another, than an output may have.
     """
-    found, size = _look_through(folder)
+    found, entries = _look_through(folder)
     for name, read in _READERS.items() if found else ():
         shown = sorted(one for one in found if _is_shown(one)) if name == SAMPLES else ()
         for inside in (name, *shown):
             if inside in found:
                 with suppress(FileNotFoundError):
                     _hold(folder / inside, inside, read)
-    return size
+    return entries
 
 
 def _is_shown(name: str) -> bool:
@@ -71,16 +70,16 @@ def _is_shown(name: str) -> bool:
     return last == SAMPLES and (parent == GREEDY or (parent.startswith(ETA) and "/" not in parent))
 
 
-def _look_through(folder: Path) -> tuple[set[str], int]:
-    """The names in a folder that are held to a format, wherever they lie, and the bytes of all files.
+def _look_through(folder: Path) -> tuple[set[str], dict[str, os.stat_result]]:
+    """The names in a folder that are held to a format, wherever they lie, and all that is there.
 
     Raises:
         JobError: There are more than an output may have.
     """
-    found, size = set(), 0
+    found, entries = set(), {}
     try:
         for number, (name, status) in enumerate(walk(folder)):
-            size += status.st_size if stat.S_ISREG(status.st_mode) else 0
+            entries[name] = status
             if name.rpartition("/")[2] in _READERS:
                 found.add(name)
             if name.count("/") >= MAX_LEVELS:
@@ -90,7 +89,7 @@ def _look_through(folder: Path) -> tuple[set[str], int]:
                 raise JobError(
                     f"its output has more than {MAX_FILES:,} files and folders. Put them together in fewer"
                 )
-        return found, size
+        return found, entries
     except OSError as error:
         raise JobError(f"its output cannot be read: {error.strerror}") from error
 

@@ -18,6 +18,8 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path, PurePosixPath
 from typing import Any
 
+from msgspec.json import format as laid_out
+
 from pipeline.files import file_sha256, walk
 from pipeline.foreign import parse_json, read_plain
 
@@ -37,15 +39,19 @@ class NotAnOutputError(Exception):
     """What is there is no output, or is one no longer; the text says why."""
 
 
-def plain_files(folder: Path) -> dict[str, os.stat_result]:
+def plain_files(folder: Path, entries: Mapping[str, os.stat_result] | None = None) -> dict[str, os.stat_result]:
     """The files of an output by relative name, without its manifest.
+
+    Args:
+        folder: The output.
+        entries: What `walk` has just told of it; looked up if None.
 
     Raises:
         NotAnOutputError: It holds something that is neither a file nor a folder.
         OSError: It cannot be read.
     """
     files = {}
-    for name, status in walk(folder):
+    for name, status in walk(folder) if entries is None else entries.items():
         if stat.S_ISREG(status.st_mode):
             files[name] = status
         elif not stat.S_ISDIR(status.st_mode):
@@ -56,8 +62,16 @@ def plain_files(folder: Path) -> dict[str, os.stat_result]:
     return files
 
 
-def describe(key: str, folder: Path, about: Mapping[str, Any]) -> bytes:
+def describe(
+    key: str, folder: Path, about: Mapping[str, Any], entries: Mapping[str, os.stat_result] | None = None
+) -> bytes:
     """The manifest of a finished folder; every file is read.
+
+    Args:
+        key: Its key.
+        folder: The folder.
+        about: What else is to be recorded.
+        entries: As `plain_files` takes it.
 
     Raises:
         NotAnOutputError: It holds something that is neither a file nor a folder.
@@ -65,7 +79,7 @@ def describe(key: str, folder: Path, about: Mapping[str, Any]) -> bytes:
     """
     files = {
         name: {"size": status.st_size, "sha256": file_sha256(folder / name)}
-        for name, status in sorted(plain_files(folder).items())
+        for name, status in sorted(plain_files(folder, entries).items())
     }
     return _canonical({"format": FORMAT, "key": key, "files": files, "about": dict(about)})
 
@@ -196,7 +210,11 @@ def _check_entries(files: object) -> None:
 
 def _canonical(manifest: Mapping[str, Any]) -> bytes:
     digest = hashlib.sha256(_SORTED.encode(manifest).encode()).hexdigest()
-    return _indented({**manifest, "sha256": digest}).encode() + b"\n"
+    sealed = {**manifest, "sha256": digest}
+    try:
+        return laid_out(_SORTED.encode(sealed).encode(), indent=1) + b"\n"
+    except (ValueError, RecursionError):  # half of a surrogate pair, as names of files have that are no text
+        return _indented(sealed).encode() + b"\n"
 
 
 def _indented(value: Any, margin: str = "\n") -> str:

@@ -100,3 +100,11 @@ def test_a_folder_is_made_only_where_it_is_missing(tmp_path: Path) -> None:
     assert file.parent.stat().st_mode & 0o777 == 0o700
     with pytest.raises(NotADirectoryError):
         in_folder(file / "c", lambda: (file / "c" / "d").write_text("3"))
+
+
+def test_what_is_missing_above_a_file_is_made_however_much_it_is(tmp_path: Path) -> None:
+    for folder in (tmp_path / "a", tmp_path / "b" / "c" / "d"):
+        in_folder(str(folder), (folder / "file").touch)
+        assert (folder / "file").exists()
+    with pytest.raises(NotADirectoryError):
+        in_folder(tmp_path / "a" / "file", (tmp_path / "a" / "file" / "x").touch)

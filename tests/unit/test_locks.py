@@ -1,5 +1,6 @@
 """A claim that has ended holds nobody up, even where its name could not be taken away at once."""
 
+import os
 from pathlib import Path
 
 import pytest
@@ -15,11 +16,11 @@ def test_a_name_that_failed_to_go_is_taken_away_at_the_next_turn(
     second = first.also("b", tmp_path / "b")
     assert second is not None
 
-    def refused(path: Path, missing_ok: bool = False) -> None:
-        raise OSError(5, "Input/output error", str(path))
+    def refused(path: str) -> None:
+        raise OSError(5, "Input/output error", path)
 
     with monkeypatch.context() as broken:
-        broken.setattr(Path, "unlink", refused)
+        broken.setattr(os, "unlink", refused)
         second.release()
     assert claim("b", tmp_path / "b") is None, "its name is still one of the locked file"
     third = first.also("c", tmp_path / "c")
@@ -39,7 +40,7 @@ def test_a_name_that_failed_to_go_can_be_claimed_again_by_the_same_run(
     second = first.also("b", tmp_path / "b")
     assert second is not None
     with monkeypatch.context() as broken:
-        broken.setattr(Path, "unlink", lambda path, missing_ok=False: (_ for _ in ()).throw(OSError(5, "x")))
+        broken.setattr(os, "unlink", lambda _path: (_ for _ in ()).throw(OSError(5, "x")))
         second.release()
     again = first.also("b", tmp_path / "b")
     assert again is not None

@@ -26,10 +26,10 @@ from pipeline.engine.scheduler.worker_state import WorkerPhase, WorkerState
 from pipeline.engine.workers.messages import JobFinished
 from pipeline.plan.job import Job
 
-DEPTH = 4
+DEPTH = 16
 """Orders that a worker has ahead at most; more are handed when half of them are left, so several at a time."""
-FAR_DEPTH = 16
-"""The same where a worker is behind an actor: fewer and larger calls, and each takes longer."""
+LEAST_DEPTH = 4
+"""The same where workers are so many that together they would have too many ahead."""
 MOST = 200
 """Orders that all workers together have ahead at most: the claim on the key of each takes a descriptor."""
 SHORT_S = 0.05
@@ -56,13 +56,13 @@ def orders_ahead(run: Run) -> list[Start]:
     urgency, devices, bucket = next(state.ready.buckets())
     if devices > 1 or urgency < state.most_urgent:
         return []
-    depth = FAR_DEPTH if run.settings.backend is Backend.ray else DEPTH
     given = sum(len(state.workers[index].ahead) for index in state.with_orders)
     left = min(len(state.ready) - len(state.workers), MOST - given)
     fit = takewhile(lambda name: _is_fit(run, name), bucket.get("", ()))
     if left <= 0 or (first := next(fit, None)) is None:
         return []
     names = chain([first], fit)
+    depth = _depth(run)
     found: list[Start] = []
     for worker in state.workers:
         room = depth - len(worker.ahead)
@@ -72,6 +72,10 @@ def orders_ahead(run: Run) -> list[Start]:
             number = min(room, max(0, left - len(found)))
             found += [Start(name, worker.index) for name in islice(names, number)]
     return found
+
+
+def _depth(run: Run) -> int:
+    return max(LEAST_DEPTH, min(DEPTH, MOST // len(run.state.workers)))
 
 
 def _is_late(run: Run, worker: WorkerState) -> bool:

@@ -1,63 +1,60 @@
-"""What a run does outside of its own state, as plain data: decided by rules, done in order by `outside.py`."""
+"""What a run does outside of its own state, as plain data: decided by rules, done in order by `outside.py`.
+
+Several of these are made for every job; of a frozen dataclass each would take ten times as long.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
 from typing import Any, Literal
+
+from msgspec import Struct, field
 
 from pipeline.engine.workers.messages import RunJob
 
 
-@dataclass(frozen=True)
-class Record:
+class Record(Struct, frozen=True):
     """Have an event in the journal, and told then. See `Outside.settle` for when."""
 
     event: str
     fields: Mapping[str, Any]
 
 
-@dataclass(frozen=True)
-class Tell:
+class Tell(Struct, frozen=True):
     """Tell whoever watches an event that has no place in the journal."""
 
     event: str
     fields: Mapping[str, Any]
 
 
-@dataclass(frozen=True)
-class Say:
+class Say(Struct, frozen=True):
     """Write a line to the run's log."""
 
     text: str
     level: int
 
 
-@dataclass(frozen=True)
-class Send:
+class Send(Struct, frozen=True):
     """Give a worker a job."""
 
     worker: int
     order: RunJob
 
 
-@dataclass(frozen=True)
-class Process:
+class Process(Struct, frozen=True):
     """Do something about the process of a worker: what the method of `Pool` does that has this name."""
 
     action: Literal["restart", "dismiss", "abort", "close", "reopen", "take_back"]
     worker: int
 
 
-@dataclass(frozen=True)
-class ReleaseClaim:
+class ReleaseClaim(Struct, frozen=True):
     """Let other runs that share the store compute a job."""
 
     job_id: str
 
 
-@dataclass(frozen=True)
-class SetAside:
+class SetAside(Struct, frozen=True):
     """Take a damaged output out of the way, and keep it for whoever wants to look."""
 
     key: str
@@ -67,8 +64,7 @@ class SetAside:
 Effect = Record | Tell | Say | Send | Process | ReleaseClaim | SetAside
 
 
-@dataclass(frozen=True, kw_only=True)
-class OnDisk:
+class OnDisk(Struct, frozen=True, kw_only=True):
     """What the store says about an output, for a decision that hangs on it.
 
     Attributes:

@@ -54,6 +54,7 @@ TICK_S = 0.2
 _QUIET_TICK_S = 0.5
 _TRAFFIC_S = 5.0
 """How often the journal is told at most what was fetched and uploaded."""
+_NOTHING = OnDisk()
 _P = ParamSpec("_P")
 
 log = logging.getLogger("pipeline")
@@ -207,7 +208,7 @@ class Loop:
                 return self.outside.after(self.run.state.plan.jobs[message.job_id])
             if message.damaged_key:
                 return self.outside.damage(message.damaged_key, self.run.state)
-        return OnDisk()
+        return _NOTHING
 
     # -- what else there is to do ------------------------------------------------------------------------------
 

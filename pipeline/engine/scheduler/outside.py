@@ -6,7 +6,9 @@ import logging
 import math
 import time
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
+
+from msgspec.structs import replace
 
 from pipeline.engine.events import FOLLOWS_FROM_STORE, SHARED_STORE, Event
 from pipeline.engine.journal import Journal

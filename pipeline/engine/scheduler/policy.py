@@ -30,9 +30,10 @@ import heapq
 import math
 from collections import Counter
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from enum import Enum
 from functools import cached_property
+
+from msgspec import Struct
 
 from pipeline.engine.scheduler.by_models import by_models
 from pipeline.engine.scheduler.placement import Room, Seat
@@ -46,8 +47,7 @@ BACKFILL_DEPTH = 500
 """Ready jobs, or groups of such as are alike, that are looked at in search of one that fits beside a promise."""
 
 
-@dataclass(frozen=True)
-class Start:
+class Start(Struct, frozen=True):
     """Start a job on a worker.
 
     Attributes:
@@ -63,8 +63,7 @@ class Start:
     emptied: tuple[int, ...] = ()
 
 
-@dataclass(frozen=True)
-class Reserve:
+class Reserve(Struct, frozen=True):
     """Promise the next place on a machine to a job that has to wait for it.
 
     Attributes:

@@ -33,18 +33,20 @@ class Buckets:
     def push(self, job: Job) -> None:
         """Add a job."""
         place = self._place(job)
-        if place not in self._buckets:
+        bucket = self._buckets.get(place)
+        if bucket is None:
             insort(self._order, place)
-            self._buckets[place] = {}
-        self._buckets[place].setdefault(job.affinity, {})[job.id] = None
+            bucket = self._buckets[place] = {}
+        bucket.setdefault(job.affinity, {})[job.id] = None
         self._count += 1
 
     def remove(self, job: Job) -> None:
         """Take a job out."""
         place = self._place(job)
         bucket = self._buckets[place]
-        del bucket[job.affinity][job.id]
-        if not bucket[job.affinity]:
+        names = bucket[job.affinity]
+        del names[job.id]
+        if not names:
             del bucket[job.affinity]
         if not bucket:
             del self._buckets[place]
@@ -82,22 +84,29 @@ class ReadyQueue(Buckets):
     def push(self, job: Job) -> None:
         """Add a job."""
         super().push(job)
-        self.takes.setdefault(self._place(job), Counter())[kind_of(job), job.seconds] += 1
-        self.alike.setdefault(kind_of(job), Buckets(self.urgency)).push(job)
+        place, kind = self._place(job), kind_of(job)
+        # Not `setdefault`, which is given a new one each time: many jobs are alike.
+        if (takes := self.takes.get(place)) is None:
+            takes = self.takes[place] = Counter()
+        takes[kind, job.seconds] += 1
+        if (alike := self.alike.get(kind)) is None:
+            alike = self.alike[kind] = Buckets(self.urgency)
+        alike.push(job)
 
     def remove(self, job: Job) -> None:
         """Take a job out."""
         super().remove(job)
-        takes = self.takes[self._place(job)]
-        takes[kind_of(job), job.seconds] -= 1
-        if not takes[kind_of(job), job.seconds]:
-            del takes[kind_of(job), job.seconds]
-        if not takes:
-            del self.takes[self._place(job)]
-        alike = self.alike[kind_of(job)]
+        place, kind = self._place(job), kind_of(job)
+        takes = self.takes[place]
+        takes[kind, job.seconds] -= 1
+        if not takes[kind, job.seconds]:
+            del takes[kind, job.seconds]
+            if not takes:
+                del self.takes[place]
+        alike = self.alike[kind]
         alike.remove(job)
         if not len(alike):
-            del self.alike[kind_of(job)]
+            del self.alike[kind]
 
 
 class Outstanding:

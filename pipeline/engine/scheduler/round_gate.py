@@ -32,6 +32,8 @@ class RoundGate:
         """Take out the jobs whose rounds are open, in the order of rounds."""
         if not self._held:
             return []
-        first = min((number for number, left in self._unsettled.items() if left), default=0)
-        opened = sorted(number for number in self._held if not self._strict or number <= first)
+        opened = sorted(self._held)
+        if self._strict:
+            first = min((number for number, left in self._unsettled.items() if left), default=0)
+            opened = [number for number in opened if number <= first]
         return [job_id for number in opened for job_id in self._held.pop(number)]

@@ -375,7 +375,7 @@ class RunState:
         self.unsettled -= change
         if change:
             self._outstanding.add(self.ready.urgency[state.job.id], -change)
-        self._gate.settled(state.job.round, change)
+            self._gate.settled(state.job.round, change)
         state.status = status
 
     def _release(self, job_ids: Iterable[str]) -> None:

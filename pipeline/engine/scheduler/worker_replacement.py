@@ -53,7 +53,7 @@ def order_for(run: Run, job_id: str, after: str = "") -> RunJob:
         after: The job that it is to follow; "" where the worker has none.
     """
     state, job = run.state.jobs[job_id], run.state.plan.jobs[job_id]
-    parts = run.state.layout.parts(state.workers)
+    parts = run.state.layout.parts(state.workers) if len(state.workers) > 1 else []
     return RunJob(
         job_id=job_id,
         attempt=state.attempts,
@@ -124,6 +124,8 @@ def starts_ranks(run: Run, index: int) -> bool:
 
 def _first_of_nodes(run: Run, workers: Sequence[int]) -> list[int]:
     """Of the workers of a job those that are sent it: one on each machine, that which leads it first."""
+    if len(workers) < 2:
+        return list(workers)
     return [part[0] for part in run.state.layout.parts(workers)]
 
 

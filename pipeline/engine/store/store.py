@@ -37,7 +37,7 @@ from pipeline import locks
 from pipeline.engine.store import store_lock
 from pipeline.engine.store.os_errors import explained
 from pipeline.errors import StoreError
-from pipeline.files import fsync, in_folder, json_text, remove_tree, walk
+from pipeline.files import fsync, in_folder, json_text, remove_tree, walk, write
 from pipeline.hints import recall
 from pipeline.locks import Claim, one_at_a_time
 from pipeline.outputs.manifest import (
@@ -119,12 +119,13 @@ class Store:
             if not stat.S_ISDIR(status.st_mode):
                 return "it is no folder"
         except (FileNotFoundError, NotADirectoryError):
-            return self._nothing_there(key)
+            return self.nothing_there(key)
         except OSError as error:
             return f"it cannot be read ({error.strerror or error})"
         return find_problem(key, self.path(key), checksums=checksums)
 
-    def _nothing_there(self, key: str) -> str:
+    def nothing_there(self, key: str) -> str:
+        """What `problem` says of a key under which there is no name."""
         try:
             return self._foreign_place(key) or NOT_STORED
         except FileNotFoundError:
@@ -159,7 +160,7 @@ class Store:
         with suppress(OSError):
             data = json_text(dict(cost)).encode()
             # In its place at once: of one that is torn nothing is known, as of one that is not there.
-            in_folder(folder, lambda: _write(f"{folder}/{key}.json", data, os.O_TRUNC | _AS_FILE))
+            in_folder(folder, lambda: write(f"{folder}/{key}.json", data, os.O_TRUNC | _AS_FILE))
 
     def cost(self, key: str) -> dict[str, float]:
         """What `note_cost` was given last; empty where nothing is known."""
@@ -242,7 +243,14 @@ class Store:
             raise explained(f"could not make {folder}", error) from error
         return folder
 
-    def commit(self, key: str, folder: Path, about: Mapping[str, Any], took_s: float = math.inf) -> Path:
+    def commit(
+        self,
+        key: str,
+        folder: Path,
+        about: Mapping[str, Any],
+        took_s: float = math.inf,
+        entries: Mapping[str, os.stat_result] | None = None,
+    ) -> Path:
         """Turn a finished folder into the output of `key`.
 
         The first commit of a key wins: a later one of the same key has the same content and is dropped. Where the
@@ -254,17 +262,19 @@ class Store:
             about: Recorded in the manifest (job, versions); no part of the result.
             took_s: Seconds of work that making it again would take. Below `WORTH_FORCING_S` it is not forced to
                 disk: should the machine lose power soon after, it may be absent, or torn and so damaged.
+            entries: What `walk` has just told of the folder; looked up if None.
 
         Raises:
             StoreError: It could not be written, or holds what no output may. What is stored is whole or absent.
         """
         target, forced = self.path(key), took_s >= WORTH_FORCING_S
         try:
-            if own := [name for name in (MANIFEST, TOMBSTONE) if os.path.lexists(f"{folder}/{name}")]:
+            entries = dict(walk(folder)) if entries is None else entries
+            if own := [name for name in (MANIFEST, TOMBSTONE) if name in entries]:
                 raise StoreError(
                     f"could not commit {key[:12]}: its job wrote a {own[0]}, which is the store's name"
                 )
-            _write(f"{folder}/{MANIFEST}", describe(key, folder, about), os.O_EXCL)
+            write(f"{folder}/{MANIFEST}", describe(key, folder, about, entries), os.O_EXCL)
             if forced:
                 for name, status in walk(folder):
                     fsync(folder / name, folder=stat.S_ISDIR(status.st_mode))
@@ -287,7 +297,7 @@ class Store:
         # Another run may commit the same key, or set aside the same damaged output, between any two steps.
         for tries_left in reversed(range(_TRIES)):
             try:
-                folder.rename(target)
+                os.rename(folder, target)  # noqa: PTH104 - that of a path makes another one
                 return
             except OSError as error:
                 if not tries_left or error.errno not in _OCCUPIED:
@@ -383,15 +393,6 @@ class Store:
             StoreError: The store cannot be written to.
         """
         try:
-            return (run.also if run else locks.claim)(key, self._claims / key)
+            return (run.also if run else locks.claim)(key, f"{self._claims}/{key}")
         except OSError as error:
             raise explained(f"could not claim {key[:12]} in {self.root}", error) from error
-
-
-def _write(path: str, content: bytes, how: int) -> None:
-    descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | how, 0o666)
-    try:
-        while content:
-            content = content[os.write(descriptor, content) :]
-    finally:
-        os.close(descriptor)

@@ -57,7 +57,7 @@ class Verified:
     def problem(self, key: str) -> str | None:
         """Say what is wrong with the output of `key`, as `Store.problem` does, or None if it can be used."""
         if not os.path.lexists(f"{self.store.root}/{key[:2]}/{key}"):  # asked of every job
-            return self.store.problem(key)
+            return self.store.nothing_there(key)
         if self._unchanged(key):
             return None
         with suppress(OSError), one_at_a_time(self.store.path(key)):

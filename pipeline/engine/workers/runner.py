@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import os
 import platform
+import stat
 import time
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
@@ -57,6 +58,7 @@ class JobRunner:
         self._device = device
         self._own_process = own_process
         self._as_begun: ProcessState | None = None
+        self._cpu_arithmetic = ""
 
     def interrupt(self) -> None:
         """Called in a signal handler: leave the job that runs in this thread, now or at its next step.
@@ -163,11 +165,13 @@ class JobRunner:
                     call_entry(order, work)
             work.check_counts()
             if order.key:
-                work.output_bytes = check_output(out)
+                entries = check_output(out)
+                files = (status for status in entries.values() if stat.S_ISREG(status.st_mode))
+                work.output_bytes = sum(status.st_size for status in files)
                 # What went on from a checkpoint took longer than this attempt.
                 resumed = os.path.lexists(work.checkpoints)
                 took_s = math.inf if resumed else time.monotonic() - start
-                store.commit(order.key, out, _about(order, self._device), took_s)
+                store.commit(order.key, out, self._about(order), took_s, entries)
                 _link(order)
                 store.note_cost(order.key, _cost(work, start))
                 if resumed:
@@ -181,6 +185,13 @@ class JobRunner:
                     remove_tree(work.checkpoints)  # so may what was saved by code that tells of no progress
             raise
         return work
+
+    def _about(self, order: RunJob) -> dict[str, str]:
+        # What a CPU computes by, libraries have read from the environment once; of a GPU torch tells the name.
+        found = self._cpu_arithmetic or arithmetic.describe(os.environ, self._device)
+        if self._device == "cpu":
+            self._cpu_arithmetic = found
+        return {"job": order.job_id, "arithmetic": found, **_versions()}
 
 
 def _checked_inputs(order: RunJob, store: Store) -> InputChecks:
@@ -209,10 +220,6 @@ def _link(order: RunJob) -> None:
 @lru_cache(maxsize=1024)
 def _relative(folder: str, start: str) -> str:
     return os.path.relpath(os.path.realpath(folder), os.path.realpath(start))
-
-
-def _about(order: RunJob, device: str) -> dict[str, str]:
-    return {"job": order.job_id, "arithmetic": arithmetic.describe(os.environ, device), **_versions()}
 
 
 def _cost(work: Work, start: float) -> dict[str, float]:

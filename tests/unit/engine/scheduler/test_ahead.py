@@ -7,7 +7,8 @@ from typing import Any
 import pytest
 
 from pipeline.config.schema import Backend
-from pipeline.engine.scheduler.ahead import DEPTH, FAR_DEPTH, LATE_S, MOST, SHORT_S, recall
+from pipeline.engine.scheduler import ahead as rules
+from pipeline.engine.scheduler.ahead import LATE_S, LEAST_DEPTH, MOST, SHORT_S, recall
 from pipeline.engine.scheduler.effects import OnDisk, ReleaseClaim, Send
 from pipeline.engine.scheduler.plausibility import objection
 from pipeline.engine.workers.failure import FailureKind
@@ -16,6 +17,13 @@ from tests.doubles.engine import job
 from tests.doubles.on_paper import OnPaper
 
 SHORT = SHORT_S / 10
+DEPTH = 4
+
+
+@pytest.fixture(autouse=True)
+def few(monkeypatch: pytest.MonkeyPatch) -> None:
+    """So few orders ahead that they can be counted; no rule rests on the number."""
+    monkeypatch.setattr(rules, "DEPTH", DEPTH)
 
 
 def crowd(count: int = 12, workers: int = 1, **settings: Any) -> OnPaper:
@@ -45,8 +53,16 @@ def test_where_jobs_are_short_the_next_ones_are_handed_ahead_each_after_the_one_
     assert paper.hand_ahead() == ["send j06 to 0", "send j07 to 0"]
 
 
-def test_a_worker_behind_an_actor_has_more_ahead_as_each_call_takes_longer() -> None:
-    assert len(crowd(40, backend=Backend.ray).hand_ahead()) == FAR_DEPTH
+def test_where_workers_are_many_each_has_fewer_ahead_so_that_more_of_them_have_some(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(rules, "DEPTH", 16)
+    alone, some, many = crowd(count=99), crowd(count=300, workers=20), crowd(count=700, workers=100)
+    for paper in (alone, some, many):
+        paper.hand_ahead()
+    assert len(ahead(alone)) == 16
+    assert [len(worker.ahead) for worker in some.run.state.workers] == [MOST // 20] * 20
+    assert len(ahead(many)) == LEAST_DEPTH
 
 
 def test_a_job_that_ends_well_is_followed_by_the_next_whose_time_begins_then() -> None:

@@ -12,6 +12,8 @@ import pytest
 
 from pipeline.engine.store.store import MANIFEST, NOT_STORED, Store
 from pipeline.errors import StoreError
+from pipeline.files import remove_tree
+from pipeline.outputs.check import check_output
 from pipeline.outputs.manifest import describe
 
 Put = Callable[..., Path]
@@ -43,6 +45,26 @@ def test_an_output_may_have_file_names_of_any_bytes(store: Store, key: str) -> N
     (path / name).write_text("y")
     problem = store.problem(key)
     assert problem == r"'a\\udcff\n[red]' does not have its checksum"
+
+
+def test_what_was_just_seen_of_a_folder_makes_the_same_output_without_another_look(
+    store: Store, key: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    texts = []
+    for told in (False, True):
+        folder = store.begin(store.scratch("run"), key, 1)
+        (folder / "sub").mkdir()
+        (folder / "sub" / "a").write_text("x")
+        entries = check_output(folder) if told else None
+        with monkeypatch.context() as patched:
+            if told:
+                patched.setattr("pipeline.engine.store.store.walk", lambda _: pytest.fail("looked again"))
+                patched.setattr("pipeline.outputs.manifest.walk", lambda _: pytest.fail("looked again"))
+            path = store.commit(key, folder, {"job": "j"}, 0.0, entries)
+        assert store.problem(key) is None
+        texts.append((path / MANIFEST).read_text())
+        remove_tree(path)
+    assert texts[0] == texts[1]
 
 
 # -- damage ----------------------------------------------------------------------------------------------------
@@ -175,11 +197,12 @@ def signed(manifest: dict[str, object]) -> str:
     return json.dumps(manifest, indent=1, sort_keys=True) + "\n"
 
 
-def test_the_text_of_a_manifest_is_what_any_writer_of_json_makes_of_it(tmp_path: Path) -> None:
+@pytest.mark.parametrize("odd", ["plain", "\ud800"])
+def test_the_text_of_a_manifest_is_what_any_writer_of_json_makes_of_it(tmp_path: Path, odd: str) -> None:
     about = {
         "é\n": ['"', [], {}, {"b": 1, "a": [None, True]}],
         "": {},
-        "x": {"\ud800": 1.5, "n": "a\nb"},
+        "x": {odd: 1.5, "n": "a\nb\x00\x7f\u2028\U0001f600 [] {}, :"},
         "deep": [[1]],
     }
     (tmp_path / "a.txt").write_text("a")

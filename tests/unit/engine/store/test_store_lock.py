@@ -246,7 +246,7 @@ def test_a_run_does_not_take_a_name_that_stayed_behind_for_another_runs(
     with locks.claim("run", store.root / "run") or pytest.fail("not free") as run:
         with monkeypatch.context() as patched:
             patched.setattr("pipeline.locks.os.link", answer_lost)
-            patched.setattr(Path, "unlink", refuse)
+            patched.setattr("pipeline.locks.os.unlink", refuse)
             with store.claim(key, run) or pytest.fail("not free"):
                 assert store.claim(key, run) is None
         with store.claim(key, run) or pytest.fail("not free"):
