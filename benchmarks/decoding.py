@@ -32,7 +32,7 @@ from pipeline.learning.generation.backends.paged import PagedBackend
 from pipeline.learning.generation.batching import batches_by_length, pad_left
 from pipeline.learning.generation.decode import DecodeSettings, Guidance, decode
 from pipeline.learning.generation.sampling import sample_keys, uniforms
-from pipeline.learning.generation.slot_work import Pace
+from pipeline.learning.generation.slot_work import SlotPace
 from pipeline.learning.generation.tilt import Tilt, preference_offset
 from pipeline.learning.models.batch_size import BatchSizes
 from pipeline.learning.models.load import frozen
@@ -97,7 +97,7 @@ def equal(count: int, length: int, new: int) -> Load:
 class Ways:
     """What is compared, on one model."""
 
-    def __init__(self, model: PreTrainedModel, head: HeadType | None, device: str, pace: Pace) -> None:
+    def __init__(self, model: PreTrainedModel, head: HeadType | None, device: str, pace: SlotPace) -> None:
         self.model, self.device, self.pace = model, device, pace
         self.value = None if head is None else frozen(value_model_from(model, head), device)
         self.tilt = Tilt(preference_offset(1.0), top_k=6, min_p=0.02)
@@ -246,9 +246,9 @@ def _row(table: Table, name: str, slots: int, seconds: dict[str, float], load: L
     )
 
 
-def _pace(args: argparse.Namespace) -> Pace:
+def _pace(args: argparse.Namespace) -> SlotPace:
     given = {name: getattr(args, name) for name in ("prefill", "entry") if getattr(args, name) is not None}
-    return replace(Pace(), **given)
+    return replace(SlotPace(), **given)
 
 
 def _arguments(given: Sequence[str] | None = None) -> argparse.Namespace:

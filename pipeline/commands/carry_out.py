@@ -88,17 +88,17 @@ def _carry_out(
         try:
             _begin(request, stored, run, console)
             rounds, keeper = TrialRounds(request), keeper_of(request, stored.not_here, verified.folder)
-            keeper.sweep()  # what an earlier run of the same has left may be room that this one needs
+            keeper.remove_unneeded()  # what an earlier run of the same has left may be room that this one needs
             with tracked(run, config.tracking, console, signals) as hear:
                 outcome = _run_missing(request, stored, verified, run, console, signals, hear, rounds, keeper)
                 rounds.conclude()
-                keeper.sweep()
+                keeper.remove_unneeded()
                 if outcome is not None:
                     _link_stored(request, run, _found_stored(stored.not_here, outcome))
                 noted = note_traffic(request, run)
                 code = _end(request, outcome, verified, run, console)
                 if uploaded_before_end(request, run, noted, signals, console):
-                    keeper.sweep()  # what was not to be removed before it was uploaded
+                    keeper.remove_unneeded()  # what was not to be removed before it was uploaded
                 tell_removed(keeper, console)
                 return code
         except (WorkerError, StoreError) as error:

@@ -5,9 +5,9 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator, Mapping
 
-from pipeline.engine.devices.inventory import Device, Machine, Usage, read_machine, visible_gpus
+from pipeline.engine.devices.inventory import Device, GpuUsage, Machine, read_machine, visible_gpus
 from pipeline.engine.devices.lease import Holder, holders
-from pipeline.learning.memory.fit import Fit, Trial
+from pipeline.learning.memory.fit import Fit, TriedLayout
 from pipeline.learning.memory.training import GB
 from pipeline.terminal.columns import EXTRA, Cell, Column, FittedTable
 
@@ -73,7 +73,7 @@ def _gpu_row(number: str, device: Device, machine: Machine, holder: Holder | Non
     ]
 
 
-def _processes(use: Usage) -> tuple[str, ...]:
+def _processes(use: GpuUsage) -> tuple[str, ...]:
     """Each with its memory."""
     if use.processes is None:
         return ("?",)
@@ -127,7 +127,7 @@ def _fit_columns() -> Iterator[Column]:
     yield Column(heading="verdict", rank=1)
 
 
-def _short(trial: Trial) -> str:
+def _short(trial: TriedLayout) -> str:
     if trial.short:
         return f"{trial.short / GB:.1f} GB short"
     return f"host: {trial.host_short / GB:.1f} GB short" if trial.host_short else "fits"

@@ -11,11 +11,11 @@ from rich.console import Console
 from pipeline.commands.gpu_tables import fit_table, gpu_table
 from pipeline.config.schema import Sharding, Strategy
 from pipeline.engine.devices.api import get_gpu_info
-from pipeline.engine.devices.inventory import Device, Usage, read_machine, visible_gpus
+from pipeline.engine.devices.inventory import Device, GpuUsage, read_machine, visible_gpus
 from pipeline.engine.devices.ranking import pick
 from pipeline.errors import ConfigError, DeviceError
 from pipeline.learning.memory import fit as fitting
-from pipeline.learning.memory.decoding import Writing, decoding_footprint
+from pipeline.learning.memory.decoding import DecodingLoad, decoding_footprint
 from pipeline.learning.memory.fit import Fit
 from pipeline.learning.memory.training import GB, Workload, compute_bytes
 from pipeline.learning.models.families import MOST_RANKS
@@ -104,12 +104,14 @@ def show_fit(
     )
     console.print(fit_table(found))
     shape, widths = shape_for_writing(model)
-    writing = Writing(policy=shape, rows=rows, tokens=work.tokens, number_bytes=compute_bytes(work.precision))
+    writing = DecodingLoad(policy=shape, rows=rows, tokens=work.tokens, number_bytes=compute_bytes(work.precision))
     say(console, of_writing(writing, widths, available, free_bytes))
     say(console, summary(found, effective_batch))
 
 
-def of_writing(writing: Writing, widths: Sequence[int], available: int, free_bytes: Callable[[int], int]) -> str:
+def of_writing(
+    writing: DecodingLoad, widths: Sequence[int], available: int, free_bytes: Callable[[int], int]
+) -> str:
     """On how few GPUs a model writes texts, in a line.
 
     Args:
@@ -157,7 +159,7 @@ def gpus_to_fit(count: int | None, memory_gib: float | None) -> tuple[int, Calla
     return len(visible), partial(_free_bytes, visible, machine.usage)
 
 
-def _free_bytes(devices: Sequence[Device], usage: Mapping[str, Usage], count: int) -> int:
+def _free_bytes(devices: Sequence[Device], usage: Mapping[str, GpuUsage], count: int) -> int:
     try:
         chosen = pick(devices, usage, count=count, same_model=True)
     except DeviceError:

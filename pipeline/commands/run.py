@@ -25,7 +25,7 @@ from pipeline.engine.keeper import keys_of_weights
 from pipeline.engine.scheduler.runnable import check_runnable
 from pipeline.engine.store.measured import read_peaks
 from pipeline.engine.store.needs import tell_needs
-from pipeline.engine.store.scratch import Scratch, sweep
+from pipeline.engine.store.scratch import Scratch, remove_leftovers
 from pipeline.engine.store.verified import Verified
 from pipeline.errors import ConfigError, StoreError
 from pipeline.plan.models import fetched_models
@@ -134,7 +134,7 @@ def notes_of(request: Request) -> Iterator[Verified]:
     try:
         with suppress(OSError):  # a store that may only be read: then there are no notes, and nothing is removed
             scratch.open()
-            sweep(store.root, scratch.path)
+            remove_leftovers(store.root, scratch.path)
         yield Verified(store, scratch.path)
     finally:
         scratch.close()

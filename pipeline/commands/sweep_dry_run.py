@@ -10,7 +10,7 @@ from pipeline.errors import ConfigError
 from pipeline.runs.report.format import count as counted
 from pipeline.slurm.script import shell_word
 from pipeline.sweeps.agents.orders import Orders
-from pipeline.sweeps.agents.pool import Pool
+from pipeline.sweeps.agents.pool import AgentPool
 from pipeline.sweeps.agents.turn import devices_needed
 from pipeline.sweeps.folder import sweep_folder
 from pipeline.sweeps.recorded import RecordedSweep
@@ -22,7 +22,9 @@ from pipeline.sweeps.values import in_words
 from pipeline.terminal.console import say
 
 
-def show(sweep: Sweep, pool: Pool, search: Search, most: int | None, output_dir: Path, console: Console) -> None:
+def show(
+    sweep: Sweep, pool: AgentPool, search: Search, most: int | None, output_dir: Path, console: Console
+) -> None:
     """Tell how many trials there would be, how many at a time, and what the next one would run.
 
     Args:

@@ -14,7 +14,7 @@ from pipeline.engine.scheduler.signals import StopSignals
 from pipeline.errors import ConfigError
 from pipeline.runs.report.format import count as counted
 from pipeline.sweeps.agents.own_runs import is_own
-from pipeline.sweeps.agents.pool import Pool
+from pipeline.sweeps.agents.pool import AgentPool
 from pipeline.sweeps.folder import SweepFolder, sweep_folder
 from pipeline.sweeps.online.at_wandb import as_uploaded, created, most_devices, shares
 from pipeline.sweeps.online.slots import OnlineSlots, Patience, Slot
@@ -81,7 +81,7 @@ def _refuse_own(sweep: Sweep) -> None:
         )
 
 
-def _slots(pool: Pool, share: int, folder: SweepFolder) -> list[Slot]:
+def _slots(pool: AgentPool, share: int, folder: SweepFolder) -> list[Slot]:
     """Places for agents, each with its share of the devices."""
     parts = shares(pool.devices, share, pool.at_once)
     if not parts:

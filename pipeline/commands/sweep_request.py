@@ -12,7 +12,7 @@ from rich.console import Console
 from pipeline.commands.launch import parse_ids
 from pipeline.config.schema import DeviceChoice
 from pipeline.errors import ConfigError
-from pipeline.sweeps.agents.pool import Pool, choose_pool, count_gpus
+from pipeline.sweeps.agents.pool import AgentPool, choose_pool, count_gpus
 from pipeline.sweeps.agents.strategies import AgentPlan, fit_agents, plan_agents, split_words
 from pipeline.sweeps.reading.file import read_sweep
 from pipeline.sweeps.searching.searches import most_trials
@@ -21,7 +21,7 @@ from pipeline.terminal.console import say
 
 
 @dataclass(frozen=True, kw_only=True)
-class Where:
+class DevicesAsked:
     """The devices that were asked for; see `choose_pool`."""
 
     device: DeviceChoice = DeviceChoice.auto
@@ -29,7 +29,7 @@ class Where:
     each: int | None = None
     ids: Sequence[int] | None = None
 
-    def pool(self, sweep: Sweep) -> Pool:
+    def pool(self, sweep: Sweep) -> AgentPool:
         """The devices.
 
         Raises:
@@ -40,14 +40,14 @@ class Where:
         )
 
 
-def chosen(device: DeviceChoice, agents: int | None, each: int | None, gpu_list: str | None) -> Where:
+def chosen(device: DeviceChoice, agents: int | None, each: int | None, gpu_list: str | None) -> DevicesAsked:
     """From the options of a command.
 
     Raises:
         ConfigError: The list is none.
     """
     ids = None if gpu_list is None else parse_ids(gpu_list, "--gpu-list")
-    return Where(device=device, agents=agents, each=each, ids=ids)
+    return DevicesAsked(device=device, agents=agents, each=each, ids=ids)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -68,7 +68,7 @@ class SweepRequest:
     file: Path
     words: Sequence[str] = ()
     output_dir: Path
-    where: Where
+    where: DevicesAsked
     name: str = ""
     count: int | None = None
     grace_s: int = 30
@@ -76,7 +76,7 @@ class SweepRequest:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Decided:
+class SweepDecision:
     """What that comes to.
 
     Attributes:
@@ -88,11 +88,11 @@ class Decided:
 
     sweep: Sweep
     overrides: Sequence[str]
-    where: Where
+    where: DevicesAsked
     count: int | None
 
 
-def decide(request: SweepRequest, console: Console, *checks: Callable[[Sweep], None]) -> Decided | None:
+def decide(request: SweepRequest, console: Console, *checks: Callable[[Sweep], None]) -> SweepDecision | None:
     """Read the file, and do what a strategy says; None where a person does not want what it comes to.
 
     Args:
@@ -114,10 +114,10 @@ def decide(request: SweepRequest, console: Console, *checks: Callable[[Sweep], N
         where, count = replace(where, agents=plan.at_once, each=plan.devices), min(bounds, default=None)
         if not _agreed(plan, where, console, asks=not request.dry_run):
             return None
-    return Decided(sweep=sweep, overrides=overrides, where=where, count=count)
+    return SweepDecision(sweep=sweep, overrides=overrides, where=where, count=count)
 
 
-def _planned(strategy: Sequence[str], sweep: Sweep, where: Where) -> AgentPlan:
+def _planned(strategy: Sequence[str], sweep: Sweep, where: DevicesAsked) -> AgentPlan:
     """What a strategy means on the devices that there are.
 
     Raises:
@@ -133,7 +133,7 @@ def _planned(strategy: Sequence[str], sweep: Sweep, where: Where) -> AgentPlan:
     return replace(plan, at_once=plan.agents) if there is None else fit_agents(plan, there)
 
 
-def _agreed(plan: AgentPlan, where: Where, console: Console, *, asks: bool) -> bool:
+def _agreed(plan: AgentPlan, where: DevicesAsked, console: Console, *, asks: bool) -> bool:
     """Tell a plan before anything starts; whether it may, where a person is to be asked."""
     for line in plan.lines("GPU" if count_gpus(where.device, where.ids) else "CPU slot"):
         say(console, line)

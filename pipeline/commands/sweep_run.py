@@ -11,17 +11,17 @@ from rich.console import Console
 from pipeline.commands import sweep_dry_run
 from pipeline.commands.exits import INTERRUPTED_BY
 from pipeline.commands.sweep_look import conclude
-from pipeline.commands.sweep_request import SweepRequest, Where, decide
+from pipeline.commands.sweep_request import DevicesAsked, SweepRequest, decide
 from pipeline.engine.scheduler.signals import StopSignals
 from pipeline.errors import ConfigError, StoreError, WorkerError
 from pipeline.runs.report.format import count as counted
 from pipeline.sweeps.agents import halting
 from pipeline.sweeps.agents.agent import Agent, Bounds
 from pipeline.sweeps.agents.beginning import begin_sweep
-from pipeline.sweeps.agents.halting import Word
+from pipeline.sweeps.agents.halting import SweepOrder
 from pipeline.sweeps.agents.once import untested
 from pipeline.sweeps.agents.own_runs import is_own
-from pipeline.sweeps.agents.pool import Pool, check_fits
+from pipeline.sweeps.agents.pool import AgentPool, check_fits
 from pipeline.sweeps.agents.turn import ready, too_large
 from pipeline.sweeps.folder import SweepFolder
 from pipeline.sweeps.reading.command import check_program
@@ -76,7 +76,7 @@ def agent(
     name: str,
     output_dir: Path,
     console: Console,
-    where: Where,
+    where: DevicesAsked,
     *,
     count: int | None = None,
     grace_s: int = 30,
@@ -103,7 +103,7 @@ def agent(
     return work(sweep, folder, pool, Bounds(own=count, grace_s=grace_s), make_search(sweep), console)
 
 
-def tell(name: str, output_dir: Path, word: Word, console: Console) -> None:
+def tell(name: str, output_dir: Path, word: SweepOrder, console: Console) -> None:
     """Tell a sweep to stop, to be given up, to pause or to go on.
 
     Raises:
@@ -112,7 +112,9 @@ def tell(name: str, output_dir: Path, word: Word, console: Console) -> None:
     say(console, halting.tell(choose_sweep(output_dir.absolute(), name), word, partial(say, console)))
 
 
-def work(sweep: Sweep, folder: SweepFolder, pool: Pool, bounds: Bounds, search: Search, console: Console) -> int:
+def work(
+    sweep: Sweep, folder: SweepFolder, pool: AgentPool, bounds: Bounds, search: Search, console: Console
+) -> int:
     """Be an agent of a sweep; the exit code: 0 all well, 1 some failed, 130 and 143 interrupted."""
     with StopSignals() as signals, told_on(console, folder) as told:
         one = Agent(sweep, folder, pool, bounds, search, told)

@@ -24,7 +24,7 @@ from pipeline.errors import ConfigError
 
 
 @dataclass(frozen=True, kw_only=True)
-class Run:
+class GivenSetting:
     """What decides whether a setting has an effect.
 
     Attributes:
@@ -67,12 +67,12 @@ class Rule:
     """
 
     pattern: str
-    idle: Callable[[Run], bool | str]
+    idle: Callable[[GivenSetting], bool | str]
     reason: str = ""
     verdict: str = "has no effect in this run"
 
 
-def _left_out(run: Run) -> str:
+def _left_out(run: GivenSetting) -> str:
     """What a user may have had in mind who has set something of an algorithm that does not run."""
     chosen = dict.fromkeys(point_of(name)[0] for name, algo in run.config.algos.items() if algo.enabled)
     _, name, *path = run.key
@@ -91,26 +91,26 @@ def _holds(config: Config, name: str, path: Sequence[str]) -> bool:
     return True
 
 
-def _trains(run: Run) -> bool:
+def _trains(run: GivenSetting) -> bool:
     return any(model.is_trained for model in run.config.models.values()) or any(
         algo.trains for algo in run.enabled
     )
 
 
-def _guides(run: Run) -> bool:
+def _guides(run: GivenSetting) -> bool:
     return any(algo.guides for algo in run.enabled)
 
 
-def _own(run: Run) -> bool:
+def _own(run: GivenSetting) -> bool:
     return any(algo.class_path is not None for algo in run.enabled)
 
 
-def _has_fronts(run: Run) -> bool:
+def _has_fronts(run: GivenSetting) -> bool:
     points = any(algo.enabled and point_of(name)[1] for name, algo in run.config.algos.items())
     return points or bool(run.config.evaluation.etas and (_guides(run) or _own(run)))
 
 
-def _of_section(run: Run) -> str:
+def _of_section(run: GivenSetting) -> str:
     """What the section of a key says of it, or one inside of that: the innermost speaks first."""
     table, name, *path = run.key
     section: object = getattr(run.config, table).get(run.name or name)
@@ -268,7 +268,9 @@ def idle_settings(config: Config, overrides: Sequence[str], *, gpu: bool) -> tup
         parts = swept or _settings_within(config, key, value) or {key: f"{given}={value[:_SHOWN]}"}
         for one, said in parts.items():
             reasons = [
-                _reason(Run(config=config, gpu=gpu, key=one, value=value, name=name, in_front=bool(swept)))
+                _reason(
+                    GivenSetting(config=config, gpu=gpu, key=one, value=value, name=name, in_front=bool(swept))
+                )
                 for name in _points(config, key) or [""]
             ]
             if all(reasons):
@@ -314,7 +316,7 @@ def _points(config: Config, key: tuple[str, ...]) -> list[str]:
     return [name for name in config.algos if key[0] == "algos" and key[1:2] in ((name,), (point_of(name)[0],))]
 
 
-def _reason(run: Run) -> str:
+def _reason(run: GivenSetting) -> str:
     """What the first rule says by which a key has no effect; "" where none does."""
     key = ".".join(run.key)
     for rule in RULES:

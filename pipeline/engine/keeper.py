@@ -102,14 +102,14 @@ class Keeper:
             self._needed |= keys_of_weights(self.plan.jobs[one] for one in {job.id, *self.plan.inputs(job.id)})
             self._tell()
 
-    def sweep(self) -> None:
+    def remove_unneeded(self) -> None:
         """Remove everything that nothing needs now, also what an earlier run has left to be removed."""
         if self.keep is not Keep.all:
             self._held_when, self.stuck = -1, ""  # a disk that was full may have room by now
             self._remove(self.plan.jobs)
 
     def removable(self) -> int:
-        """Bytes that `sweep` would free now, unless a run that lives needs them; nothing is written."""
+        """Bytes that `remove_unneeded` would free now, unless a run that lives needs them; nothing is written."""
         found = free(self.plan.jobs, self.plan.readers, self.there, self._stay)
         try:
             held = self._held_by_runs() if found else set()

@@ -51,7 +51,7 @@ _POINTER = 300
 
 
 @dataclass(frozen=True)
-class Room:
+class DiskUse:
     """What a job takes of the disk.
 
     Attributes:
@@ -147,7 +147,7 @@ class _Weights:
         self._rounds: dict[str, dict[int, int]] = {}
         self._sure: dict[str, dict[int, int]] = {}
 
-    def add(self, job: Job, room: Room) -> None:
+    def add(self, job: Job, room: DiskUse) -> None:
         """Count the models of a job."""
         self._jobs.append(room.least)
         rounds = self._rounds.setdefault(job.chain, {})
@@ -216,9 +216,9 @@ class _Rooms:
         self._stages: dict[tuple[str, str], tuple[Stage, AlgoConfig]] = {}
         for chain in chains(config):
             self._stages.update({(chain.algo, stage.name): (stage, chain.config) for stage in chain.kind.stages})
-        self._known: dict[tuple[str, str, str, str, int, int, bool], Room] = {}
+        self._known: dict[tuple[str, str, str, str, int, int, bool], DiskUse] = {}
 
-    def of(self, job: Job) -> Room:
+    def of(self, job: Job) -> DiskUse:
         """What a job takes."""
         often = self._saves_often(job)
         address = (job.algo, job.dataset, job.model, job.stage, job.round, job.samples, often)
@@ -226,10 +226,10 @@ class _Rooms:
             self._known[address] = self._room(job, often=often)
         return self._known[address]
 
-    def _room(self, job: Job, *, often: bool) -> Room:
+    def _room(self, job: Job, *, often: bool) -> DiskUse:
         if job.algo == PREPARATION:  # as large as the files that it reads, which are on the disk already
             self.unknown[f"the rows of {job.dataset}"] = None
-            return Room(_MANIFEST)
+            return DiskUse(_MANIFEST)
         stage, algo = self._stages[job.algo, job.stage]
         if job.algo == REFERENCE and stage.scales:
             return self._reference(job, often=often)
@@ -240,42 +240,44 @@ class _Rooms:
         scale, settings = self._scales[job.dataset], self.config.evaluation
         if stage.shards == "train":
             prompts = job.samples // max(1, scale.samples)
-            return Room(_MANIFEST + _NOTED + round(prompts * _collected(algo, self._has_reward(job.algo), scale)))
+            return DiskUse(
+                _MANIFEST + _NOTED + round(prompts * _collected(algo, self._has_reward(job.algo), scale))
+            )
         if stage.shards == "eval":
             each = len(settings.etas) + 1 if stage.only_with else 1
             text = self._letters[job.dataset] * (scale.prompt + scale.tokens)
             greedy = job.samples // settings.num_samples if job.algo == REFERENCE else 0
-            return Room(_MANIFEST + (each * job.samples + greedy) * (_LINE + text))
+            return DiskUse(_MANIFEST + (each * job.samples + greedy) * (_LINE + text))
         if stage.name == "metrics":
             measures = settings.num_prompts * _MEASURES
-            return Room(_METRICS + measures * (2 if job.algo == REFERENCE else 1))  # of its greedy answers too
-        return Room(_MANIFEST)
+            return DiskUse(_METRICS + measures * (2 if job.algo == REFERENCE else 1))  # of its greedy answers too
+        return DiskUse(_MANIFEST)
 
-    def _reference(self, job: Job, *, often: bool) -> Room:
+    def _reference(self, job: Job, *, often: bool) -> DiskUse:
         model, size = self.config.models[job.model], self._sizes[job.dataset, job.model][0]
         if size is None:
             self.unknown[f"models.{job.model}"] = None
-            return Room(_MANIFEST + _POINTER)
+            return DiskUse(_MANIFEST + _POINTER)
         if not model.is_trained and not (model.path and is_gguf(model.path)):
-            return Room(_MANIFEST + _POINTER)  # it stays where it is
+            return DiskUse(_MANIFEST + _POINTER)  # it stays where it is
         steps = model.demonstrations and getattr(model, "steps", 0)
         copy = _TRAINED * size.weights if model.is_trained else 0
-        return Room(
+        return DiskUse(
             size.written() + _MODEL + _told(steps),
             meanwhile=2 * copy if often else 0,
             least=size.written(),
             guessed=not size.exact,
         )
 
-    def _trained(self, job: Job, stage: Stage, algo: AlgoConfig, *, often: bool) -> Room:
+    def _trained(self, job: Job, stage: Stage, algo: AlgoConfig, *, often: bool) -> DiskUse:
         """Of a stage that saves models, and of what it says of their training."""
         if not algo.trains:
-            return Room(_MANIFEST)
+            return DiskUse(_MANIFEST)
         reference, backbone = self._sizes[job.dataset, job.model]
         size = reference if stage.saves == "policy" else backbone
         if size is None:
             self.unknown[f"models.{job.model}"] = None
-            return Room(_MODEL)
+            return DiskUse(_MODEL)
         learnt = getattr(algo, "reward_model", None)
         number = getattr(learnt, "folds", 1) if stage.saves == "rewards" and learnt is not None else 1
         if stage.saves == "policy":
@@ -295,7 +297,7 @@ class _Rooms:
         sequences = rounds * scale.prompts * algo.trained(job.stage, scale.samples, scale.decided)
         steps = round(sequences / max(1, getattr(learnt if number > 1 else algo, "batch_size", 1)))
         again = self._labelled(algo, scale) * rounds * scale.prompts if stage.name == "reward" else 0
-        return Room(
+        return DiskUse(
             number * (each + _MODEL) + _told(steps) + round(again),
             meanwhile=copies * _TRAINED * changed,
             least=number * each,

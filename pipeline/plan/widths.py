@@ -20,8 +20,8 @@ from pipeline.learning.choices import HeadType
 from pipeline.learning.datasets.hub import in_cache
 from pipeline.learning.memory.decoding import (
     PROMPT_TOKENS,
+    DecodingLoad,
     DecodingShape,
-    Writing,
     decoding_footprint,
     least_width,
     shape_of_texts,
@@ -140,14 +140,14 @@ def _writing(
     weights: int,
     settings: AlgoConfig | None,
     kind: type[Algorithm],
-) -> Writing:
+) -> DecodingLoad:
     policy = shape_of_texts(described, weights)
     value = policy if model.value_path is None else _of_value(model) or policy
     guides = settings is not None and settings.guides
     trains_policy = any(stage.saves == "policy" for stage in kind.stages) and settings is not None
     half = config.system.dtype is not DType.float32
     head = getattr(settings, "head", HeadType.v)
-    return Writing(
+    return DecodingLoad(
         policy=policy,
         policies=2 if trains_policy else 1,
         exact=trains_policy and half,
@@ -165,7 +165,9 @@ def _of_value(model: ModelConfig) -> DecodingShape | None:
     return None if size is None else shape_of_texts((file and _read(file)) or {}, size.weights)
 
 
-def _too_large(name: str, model: ModelConfig, writing: Writing, described: Mapping[str, Any], usable: int) -> str:
+def _too_large(
+    name: str, model: ModelConfig, writing: DecodingLoad, described: Mapping[str, Any], usable: int
+) -> str:
     most = _possible(described)[-1]
     need = decoding_footprint(writing, most)
     ways = ["a smaller generation.batch_size"] if need.cache + need.logits > need.total // 10 else []

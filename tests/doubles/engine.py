@@ -20,7 +20,7 @@ from pipeline.engine.journal import Journal, read_journal
 from pipeline.engine.listener import Listener
 from pipeline.engine.scheduler.outcome import Outcome
 from pipeline.engine.scheduler.run_plan import run_plan
-from pipeline.engine.store.scratch import Scratch, sweep
+from pipeline.engine.store.scratch import Scratch, remove_leftovers
 from pipeline.engine.store.shared.session import Session
 from pipeline.engine.store.store import Store
 from pipeline.engine.workers.backends import make_pool
@@ -164,7 +164,7 @@ class Engine:
         try:
             with suppress(OSError):  # what is wrong with a store is for the run to say
                 scratch.open()
-                sweep(self.store.root, scratch.path)
+                remove_leftovers(self.store.root, scratch.path)
         finally:
             scratch.close()
 

@@ -14,7 +14,7 @@ from pipeline.engine.scheduler.dispatch import give_up_too_wide, hand_ahead, rel
 from pipeline.engine.scheduler.effects import (
     Effect,
     OnDisk,
-    Process,
+    ProcessOrder,
     Record,
     ReleaseClaim,
     Say,
@@ -207,7 +207,7 @@ def _in_words(effect: Effect) -> str:
             return " ".join([effect.event, *(str(effect.fields[key]) for key in ("job",) if key in effect.fields)])
         case Send():
             return f"send {effect.order.job_id} to {effect.worker}"
-        case Process():
+        case ProcessOrder():
             return f"{effect.action} {effect.worker}"
         case SetAside():
             return f"set aside {effect.key[:4]}"

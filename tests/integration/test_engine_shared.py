@@ -12,7 +12,7 @@ import pytest
 
 from pipeline.config.schema import Backend
 from pipeline.engine.store.shared.address import open_objects
-from pipeline.engine.store.shared.answers import Pace
+from pipeline.engine.store.shared.answers import Timeouts
 from pipeline.engine.store.shared.connect import connect, name_of
 from pipeline.engine.store.shared.objects import Objects
 from pipeline.engine.store.shared.outputs import SharedOutputs
@@ -55,7 +55,9 @@ def run(
     """Run a plan here; the session, which is over."""
     objects, keys, _ = connect(url)
     verified = Verified(engine.store, engine.root / "verified")
-    session = Session(objects, verified, keys, store_name=name_of(engine.store), limit=1, pace=Pace(poll_s=0.05))
+    session = Session(
+        objects, verified, keys, store_name=name_of(engine.store), limit=1, pace=Timeouts(poll_s=0.05)
+    )
     outcome = engine.run(
         *jobs, backend=Backend.inline, workers=1, shared=session, stored=stored, elsewhere=elsewhere
     )

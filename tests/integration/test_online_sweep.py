@@ -16,7 +16,7 @@ import pytest
 from rich.console import Console
 
 from pipeline.commands.sweep_online import run_online
-from pipeline.commands.sweep_request import SweepRequest, Where
+from pipeline.commands.sweep_request import DevicesAsked, SweepRequest
 from pipeline.errors import ConfigError, PipelineError
 from pipeline.sweeps.online import at_wandb
 from pipeline.sweeps.online.slots import Patience
@@ -69,7 +69,7 @@ def told(place: Path) -> list[dict[str, Any]]:
 
 def run(place: Path, **options: Any) -> tuple[int, str]:
     with (place / "said").open("w+") as file:
-        where = Where(agents=options.pop("agents", None))
+        where = DevicesAsked(agents=options.pop("agents", None))
         request = SweepRequest(file=place / "lr.yaml", output_dir=place / "out", where=where, **options)
         code = run_online(request, Console(file=file, width=200), patience=QUICK)
         file.seek(0)

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from pipeline.engine.store.scratch import Scratch, sweep
+from pipeline.engine.store.scratch import Scratch, remove_leftovers
 from pipeline.files import in_folder, plain_target, remove_tree
 
 
@@ -75,7 +75,7 @@ def test_what_a_run_that_is_gone_left_is_swept_however_deep(tmp_path: Path) -> N
     nest(tmp_path / ".tmp" / "gone-1")
     mine = Scratch(tmp_path / ".tmp" / f"mine-{os.getpid()}")
     mine.open()
-    sweep(tmp_path, mine.path)
+    remove_leftovers(tmp_path, mine.path)
     nest(mine.path / "output", 10)
     mine.close()
     assert not list((tmp_path / ".tmp").iterdir())

@@ -155,10 +155,10 @@ Name = Annotated[str, typer.Argument(help="The sweep.")]
 
 def _tell(word: str, name: str, output_dir: Path) -> None:
     from pipeline.commands import sweep_run
-    from pipeline.sweeps.agents.halting import Word
+    from pipeline.sweeps.agents.halting import SweepOrder
 
     with answering():
-        sweep_run.tell(name, output_dir, Word[word], make_console())
+        sweep_run.tell(name, output_dir, SweepOrder[word], make_console())
 
 
 @app.command(help="Begin no more trials; those under way go on.", epilog=examples("pipeline sweep stop lr"))

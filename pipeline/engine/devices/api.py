@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, TypedDict
 
 from pipeline.engine.devices.inventory import (
     Device,
+    GpuUsage,
     Machine,
-    Usage,
     find_gpus,
     read_machine,
     read_usage,
@@ -233,7 +233,7 @@ def _visible() -> tuple[list[Device], Machine]:
     return visible_gpus(machine, os.environ), machine
 
 
-def _info(number: int, gpu: Device, use: Usage) -> GpuInfo:
+def _info(number: int, gpu: Device, use: GpuUsage) -> GpuInfo:
     capability = use.compute_capability
     per_processor = _CORES_PER_PROCESSOR.get(capability, 128) if capability else 128
     return GpuInfo(
@@ -250,7 +250,7 @@ def _info(number: int, gpu: Device, use: Usage) -> GpuInfo:
     )
 
 
-def _line(number: int, gpu: Device, use: Usage) -> str:
+def _line(number: int, gpu: Device, use: GpuUsage) -> str:
     info = _info(number, gpu, use)
     share = 100 * use.used_bytes / use.total_bytes
     capability = f", Compute {info['compute_capability']}" if info["compute_capability"] else ""

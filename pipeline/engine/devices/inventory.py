@@ -51,7 +51,7 @@ class Device:
 
 
 @dataclass(frozen=True)
-class Process:
+class GpuProcess:
     """A process that computes on a GPU; its memory is unknown inside most containers."""
 
     pid: int
@@ -59,7 +59,7 @@ class Process:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Usage:
+class GpuUsage:
     """What a GPU is doing at this moment, whoever it does it for.
 
     Attributes:
@@ -76,7 +76,7 @@ class Usage:
     free_bytes: int
     total_bytes: int
     utilization: int | None = None
-    processes: tuple[Process, ...] | None = ()
+    processes: tuple[GpuProcess, ...] | None = ()
     compute_capability: tuple[int, int] | None = None
     cores: int | None = None
 
@@ -96,7 +96,7 @@ class Machine:
 
     uuids: tuple[str, ...] = ()
     devices: Mapping[str, Device] = field(default_factory=dict)
-    usage: Mapping[str, Usage] = field(default_factory=dict)
+    usage: Mapping[str, GpuUsage] = field(default_factory=dict)
     slices: Mapping[str, str] = field(default_factory=dict)
     split: frozenset[str] = frozenset()
     broken: Mapping[str, str] = field(default_factory=dict)
@@ -180,7 +180,7 @@ def read_machine() -> Machine:
         return Machine()
 
 
-def read_usage(device: Device) -> Usage:
+def read_usage(device: Device) -> GpuUsage:
     """What one GPU is doing now.
 
     Raises:
@@ -196,7 +196,7 @@ def read_usage(device: Device) -> Usage:
 def _read_all(nvml: Any) -> Machine:
     uuids: list[str] = []
     devices: dict[str, Device] = {}
-    usage: dict[str, Usage] = {}
+    usage: dict[str, GpuUsage] = {}
     slices: dict[str, str] = {}
     split: set[str] = set()
     broken: dict[str, str] = {}
@@ -242,7 +242,7 @@ def _in_mig_mode(nvml: Any, handle: Any) -> bool:
     return bool(current == nvml.NVML_DEVICE_MIG_ENABLE)
 
 
-def _slices(nvml: Any, handle: Any, whole: Device) -> list[tuple[Device, str, Usage]]:
+def _slices(nvml: Any, handle: Any, whole: Device) -> list[tuple[Device, str, GpuUsage]]:
     found = []
     for place in range(nvml.nvmlDeviceGetMaxMigDeviceCount(handle)):
         try:
@@ -255,16 +255,18 @@ def _slices(nvml: Any, handle: Any, whole: Device) -> list[tuple[Device, str, Us
     return found
 
 
-def _usage(nvml: Any, handle: Any) -> Usage:
+def _usage(nvml: Any, handle: Any) -> GpuUsage:
     memory = nvml.nvmlDeviceGetMemoryInfo(handle)
     processes = _optional(nvml, lambda: nvml.nvmlDeviceGetComputeRunningProcesses(handle))
     capability = _optional(nvml, lambda: nvml.nvmlDeviceGetCudaComputeCapability(handle))
-    return Usage(
+    return GpuUsage(
         used_bytes=int(memory.total) - int(memory.free),
         free_bytes=int(memory.free),
         total_bytes=int(memory.total),
         utilization=_optional(nvml, lambda: int(nvml.nvmlDeviceGetUtilizationRates(handle).gpu)),
-        processes=None if processes is None else tuple(Process(one.pid, one.usedGpuMemory) for one in processes),
+        processes=None
+        if processes is None
+        else tuple(GpuProcess(one.pid, one.usedGpuMemory) for one in processes),
         compute_capability=None if capability is None else (int(capability[0]), int(capability[1])),
         cores=_optional(nvml, lambda: int(nvml.nvmlDeviceGetNumGpuCores(handle))),
     )

@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 
 from pipeline.config.schema import AUTO, Backend, ExecutionConfig
-from pipeline.engine.devices.inventory import Device, Usage, read_machine
+from pipeline.engine.devices.inventory import Device, GpuUsage, read_machine
 from pipeline.machine.memory import usable_bytes
 
 AUTO_SLOTS = 4
@@ -164,7 +164,7 @@ def plain_layout(devices: int) -> Layout:
 def make_layout(
     devices: Sequence[Device],
     execution: ExecutionConfig,
-    usage: Mapping[str, Usage] | None = None,
+    usage: Mapping[str, GpuUsage] | None = None,
     *,
     joining: int = 0,
 ) -> Layout:
@@ -187,13 +187,13 @@ def make_layout(
     return Layout(places=_places(devices, usage), slots=slots, vouched=asked != AUTO, joining=joining)
 
 
-def _places(devices: Sequence[Device], usage: Mapping[str, Usage] | None) -> tuple[Place, ...]:
+def _places(devices: Sequence[Device], usage: Mapping[str, GpuUsage] | None) -> tuple[Place, ...]:
     if usage is None:
         usage = read_machine().usage if any(device.kind == "cuda" for device in devices) else {}
     return tuple(_place(device, usage.get(device.uuid or "")) for device in devices)
 
 
-def _place(device: Device, use: Usage | None) -> Place:
+def _place(device: Device, use: GpuUsage | None) -> Place:
     if device.kind == "cpu":
         return Place(label=device.label, node=device.node)
     free = device.memory_total_bytes if use is None else use.free_bytes

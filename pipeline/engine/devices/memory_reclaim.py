@@ -14,7 +14,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Mapping, Sequence
 
-from pipeline.engine.devices.inventory import Device, Process, Usage, read_usage
+from pipeline.engine.devices.inventory import Device, GpuProcess, GpuUsage, read_usage
 from pipeline.errors import DeviceError
 
 FREE_TIMEOUT_S = 30.0
@@ -36,7 +36,7 @@ def lives(pid: int) -> bool:
         return False
 
 
-def read_levels(devices: Sequence[Device], usage: Callable[[Device], Usage] = read_usage) -> dict[str, int]:
+def read_levels(devices: Sequence[Device], usage: Callable[[Device], GpuUsage] = read_usage) -> dict[str, int]:
     """UUID -> level in bytes, of the GPUs that answer. CPU slots have none."""
     levels = {}
     for device in devices:
@@ -49,7 +49,7 @@ def read_levels(devices: Sequence[Device], usage: Callable[[Device], Usage] = re
     return levels
 
 
-def unaccounted_bytes(usage: Usage, alive: Callable[[int], bool] = lives) -> int:
+def unaccounted_bytes(usage: GpuUsage, alive: Callable[[int], bool] = lives) -> int:
     """Memory in use that is booked to no living process. Of one without a figure nothing is."""
     return usage.used_bytes - sum(
         process.memory_bytes or 0 for process in usage.processes or () if alive(process.pid)
@@ -60,7 +60,7 @@ def leftover(
     device: Device,
     level_bytes: int,
     *,
-    usage: Callable[[Device], Usage] = read_usage,
+    usage: Callable[[Device], GpuUsage] = read_usage,
     alive: Callable[[int], bool] = lives,
 ) -> str:
     """What processes that have ended still hold of a GPU, in words; "" for nothing.
@@ -149,7 +149,7 @@ def wait_until_all_free(
     return []
 
 
-def _words(process: Process) -> str:
+def _words(process: GpuProcess) -> str:
     amount = "memory" if process.memory_bytes is None else _mb(process.memory_bytes)
     return f"process {process.pid}, which does not run here, has {amount}"
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from enum import Enum
 
-from pipeline.engine.devices.inventory import Device, Usage
+from pipeline.engine.devices.inventory import Device, GpuUsage
 from pipeline.errors import DeviceError
 
 _ALIKE_BYTES = 2**30
@@ -22,7 +22,7 @@ class Order(Enum):
     lowest = "lowest"  # lowest number
 
 
-def rank(devices: Sequence[Device], usage: Mapping[str, Usage], order: Order = Order.idle) -> list[Device]:
+def rank(devices: Sequence[Device], usage: Mapping[str, GpuUsage], order: Order = Order.idle) -> list[Device]:
     """All of them, the best first."""
     if order is Order.lowest:
         return list(devices)
@@ -37,7 +37,7 @@ def rank(devices: Sequence[Device], usage: Mapping[str, Usage], order: Order = O
 
 def pick(
     devices: Sequence[Device],
-    usage: Mapping[str, Usage],
+    usage: Mapping[str, GpuUsage],
     *,
     count: int | None = None,
     min_free_bytes: int = 0,
@@ -78,7 +78,7 @@ def pick(
     return [device for device in devices if device in chosen]
 
 
-def _reasons(use: Usage, min_free: int, min_total: int, max_utilization: int) -> str:
+def _reasons(use: GpuUsage, min_free: int, min_total: int, max_utilization: int) -> str:
     reasons = []
     if use.total_bytes < min_total:
         reasons.append(f"has {_gib(use.total_bytes)} in all")
@@ -89,7 +89,7 @@ def _reasons(use: Usage, min_free: int, min_total: int, max_utilization: int) ->
     return " and ".join(reasons)
 
 
-def _one_model(ranked: Sequence[Device], usage: Mapping[str, Usage], count: int | None) -> list[Device]:
+def _one_model(ranked: Sequence[Device], usage: Mapping[str, GpuUsage], count: int | None) -> list[Device]:
     groups: dict[str, list[Device]] = {}
     for device in ranked:
         groups.setdefault(device.name, []).append(device)

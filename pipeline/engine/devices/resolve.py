@@ -12,8 +12,8 @@ from dataclasses import dataclass
 from pipeline.config.schema import DeviceChoice
 from pipeline.engine.devices.inventory import (
     Device,
+    GpuUsage,
     Machine,
-    Usage,
     cpu_slots,
     read_machine,
     usable_cores,
@@ -120,7 +120,7 @@ def candidates(
 def _gpus(
     request: DeviceRequest,
     visible: Sequence[Device],
-    usage: Mapping[str, Usage],
+    usage: Mapping[str, GpuUsage],
     environment: Mapping[str, str],
     workers: int | None,
 ) -> Candidates:

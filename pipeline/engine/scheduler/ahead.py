@@ -19,7 +19,7 @@ from collections.abc import Collection
 from itertools import chain, islice, takewhile
 
 from pipeline.config.schema import Backend
-from pipeline.engine.scheduler.effects import Process, ReleaseClaim
+from pipeline.engine.scheduler.effects import ProcessOrder, ReleaseClaim
 from pipeline.engine.scheduler.policy import Start
 from pipeline.engine.scheduler.run import Run
 from pipeline.engine.scheduler.worker_state import WorkerPhase, WorkerState
@@ -158,4 +158,4 @@ def recall(run: Run, *, everything: bool = False) -> None:
         ):
             worker.recalled = True
             worker.unanswered += 1
-            run.do(Process("take_back", worker.index))
+            run.do(ProcessOrder("take_back", worker.index))

@@ -41,7 +41,7 @@ class Send(Struct, frozen=True):
     order: RunJob
 
 
-class Process(Struct, frozen=True):
+class ProcessOrder(Struct, frozen=True):
     """Do something about the process of a worker: what the method of `Pool` does that has this name."""
 
     action: Literal["restart", "dismiss", "abort", "close", "reopen", "take_back"]
@@ -61,7 +61,7 @@ class SetAside(Struct, frozen=True):
     problem: str
 
 
-Effect = Record | Tell | Say | Send | Process | ReleaseClaim | SetAside
+Effect = Record | Tell | Say | Send | ProcessOrder | ReleaseClaim | SetAside
 
 
 class OnDisk(Struct, frozen=True, kw_only=True):

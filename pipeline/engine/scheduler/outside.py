@@ -16,7 +16,7 @@ from pipeline.engine.listener import Listener
 from pipeline.engine.scheduler.effects import (
     Effect,
     OnDisk,
-    Process,
+    ProcessOrder,
     Record,
     ReleaseClaim,
     Say,
@@ -100,7 +100,7 @@ class Outside:
         match effect:
             case Send():
                 self.pool.send(effect.worker, effect.order)
-            case Process():
+            case ProcessOrder():
                 getattr(self.pool, effect.action)(effect.worker)
             case ReleaseClaim():
                 if claim := self.claims.pop(effect.job_id, None):

@@ -8,7 +8,7 @@ from dataclasses import replace
 from msgspec.structs import asdict
 
 from pipeline.engine.scheduler.ahead import dropped, give_back, go_on, note_time
-from pipeline.engine.scheduler.effects import OnDisk, Process
+from pipeline.engine.scheduler.effects import OnDisk, ProcessOrder
 from pipeline.engine.scheduler.plausibility import objection
 from pipeline.engine.scheduler.recovery import (
     close,
@@ -120,7 +120,7 @@ def kill_hanging(run: Run) -> None:
     for index, reason in run.watchdog.overdue(run.now_s).items():
         run.say(f"worker {index}: {run.state.workers[index].job_id}: {reason}; killing it")
         run.doomed[index] = Failure(FailureKind.hang, f"worker {index} was killed: {reason}")
-        run.do(Process("abort", index))
+        run.do(ProcessOrder("abort", index))
 
 
 def _distrust(run: Run, index: int, reason: str) -> None:
@@ -128,7 +128,7 @@ def _distrust(run: Run, index: int, reason: str) -> None:
     run.say(f"worker {index}: {reason}; killing it")
     run.doomed.setdefault(index, Failure(FailureKind.lost, f"worker {index} was killed: {reason}"))
     run.watchdog.ended(index)
-    run.do(Process("dismiss", index))
+    run.do(ProcessOrder("dismiss", index))
 
 
 def _note_late(run: Run, index: int, message: Report) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 from dataclasses import replace
 
-from pipeline.engine.scheduler.effects import OnDisk, Process, SetAside
+from pipeline.engine.scheduler.effects import OnDisk, ProcessOrder, SetAside
 from pipeline.engine.scheduler.retry import Failure, judge
 from pipeline.engine.scheduler.run import Run
 from pipeline.engine.scheduler.state import RunState
@@ -158,7 +158,7 @@ def close(run: Run, index: int) -> None:
     if index not in run.closed:
         run.closed.add(index)
         run.state.workers[index].ends()
-        run.do(Process("close", index))
+        run.do(ProcessOrder("close", index))
 
 
 def _review_devices(run: Run) -> None:
@@ -210,4 +210,4 @@ def _release(run: Run, index: int) -> None:
     if index in run.closed:  # otherwise its job went on meanwhile
         run.closed.discard(index)
         run.process_starts(index)
-        run.do(Process("reopen", index))
+        run.do(ProcessOrder("reopen", index))

@@ -6,7 +6,7 @@ from collections.abc import Collection, Iterable, Sequence
 
 from msgspec.structs import replace
 
-from pipeline.engine.scheduler.effects import Process, Send
+from pipeline.engine.scheduler.effects import ProcessOrder, Send
 from pipeline.engine.scheduler.run import Run
 from pipeline.engine.scheduler.worker_state import WorkerPhase
 from pipeline.engine.workers.messages import RunJob
@@ -132,4 +132,4 @@ def _first_of_nodes(run: Run, workers: Sequence[int]) -> list[int]:
 def _renew(run: Run, worker: int) -> None:
     run.renewed.add(worker)
     run.state.workers[worker].ends()
-    run.do(Process("restart", worker))
+    run.do(ProcessOrder("restart", worker))

@@ -79,13 +79,13 @@ def leftovers(root: Path) -> list[Path]:
     return [path for path in _folders(root) if _NAME.fullmatch(path.name) and not _is_held(path)]
 
 
-def sweep(root: Path, mine: Path) -> None:
+def remove_leftovers(root: Path, mine: Path) -> None:
     """Remove the leftovers in a store. One that cannot be removed stays, since it costs nothing but room.
 
     Args:
         root: Of the store.
-        mine: Scratch folder of the run that sweeps. Each leftover is first moved into it, by which it is out of
-            reach at once for a worker that outlives its engine by a moment.
+        mine: Scratch folder of the run that removes them. Each leftover is first moved into it, by which it is
+            out of reach at once for a worker that outlives its engine by a moment.
     """
     with suppress(OSError):
         for number, path in enumerate(leftovers(root)):

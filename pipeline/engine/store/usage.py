@@ -63,7 +63,7 @@ class Space:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Usage:
+class StoreUsage:
     """What takes the space of a store; of `removed` outputs the weights were removed, which take none any more."""
 
     outputs: dict[OutputKind, Space] = field(default_factory=dict)
@@ -130,7 +130,7 @@ def job_of(store: Store, key: str) -> str:
     return manifest.job_of(store.path(key))
 
 
-def measure(store: Store, runs: Iterable[RunReference]) -> Usage:
+def measure(store: Store, runs: Iterable[RunReference]) -> StoreUsage:
     """Add up what is in a store. What comes or goes meanwhile may or may not be counted.
 
     Args:
@@ -144,7 +144,7 @@ def measure(store: Store, runs: Iterable[RunReference]) -> Usage:
     for run in runs:
         for key in run.keys:
             experiments.setdefault(key, set()).add(run.folder.experiment)
-    usage, keys = Usage(), store.stored_keys()
+    usage, keys = StoreUsage(), store.stored_keys()
     for key in keys:
         kind = kind_of(job_of(store, key), experiments.get(key, ()))
         usage.outputs.setdefault(kind, Space()).add(size_of(store.path(key)))

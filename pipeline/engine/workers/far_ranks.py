@@ -14,10 +14,10 @@ from typing import Literal
 
 from pipeline.engine.workers.gang_part import (
     MEET_S,
-    Do,
+    GangOrder,
     Hello,
-    Meeting,
-    OfRank,
+    RankReport,
+    RanksMeeting,
     line_of,
     meeting_path,
     new_meeting,
@@ -65,7 +65,7 @@ class FarRanks:
 
     order: RunJob
     port: int
-    meeting: Meeting
+    meeting: RanksMeeting
     listener: socket.socket
     problem: str = ""
     missing: int = 0
@@ -97,7 +97,7 @@ class FarRanks:
         self._told.append(what)
         for machine in self._machines:
             if machine.channel:
-                _send(machine.channel, Do(what=what))
+                _send(machine.channel, GangOrder(what=what))
 
     def hear(self) -> None:
         """Take what has arrived."""
@@ -127,7 +127,7 @@ class FarRanks:
             return
         guest.max_bytes = _MAX_BYTES
         machine.channel, machine.heard_s = guest, time.monotonic()
-        for do in (Do(what="start", port=self.port), *(Do(what=what) for what in self._told)):
+        for do in (GangOrder(what="start", port=self.port), *(GangOrder(what=what) for what in self._told)):
             _send(guest, do)
 
     def _named(self, hello: Hello) -> _Machine | None:
@@ -144,7 +144,7 @@ class FarRanks:
         try:
             for line in machine.channel.receive():
                 machine.heard_s = now
-                self._take(machine, read_json(line, OfRank))
+                self._take(machine, read_json(line, RankReport))
         except (WorkerError, ForeignDataError) as error:
             self._lose(machine, f"sent what is no message ({error})")
             return
@@ -155,7 +155,7 @@ class FarRanks:
         elif now >= machine.heard_s + _SILENT_S:
             self._lose(machine, f"has not been heard of for {_SILENT_S:.0f} s")
 
-    def _take(self, machine: _Machine, about: OfRank) -> None:
+    def _take(self, machine: _Machine, about: RankReport) -> None:
         self.stops |= about.stops
         rank = next((one for one in machine.ranks if one.number == about.rank), None)
         if rank is not None and about.said:
@@ -209,6 +209,6 @@ def far_ranks(order: RunJob, address: str, port: int) -> Iterator[FarRanks]:
             meeting_path(order).unlink(missing_ok=True)
 
 
-def _send(channel: Channel, message: Do) -> None:
+def _send(channel: Channel, message: GangOrder) -> None:
     with suppress(OSError):  # it is gone, which shows where it is heard
         channel.send(line_of(message))

@@ -30,7 +30,7 @@ from pipeline.engine.workers.far_ranks import FarRanks, far_ranks
 from pipeline.engine.workers.gang_part import interface_of
 from pipeline.engine.workers.messages import AttemptStopped, JobFinished, JobProgress, JobRaised, RunJob
 from pipeline.engine.workers.output import log_stacks
-from pipeline.engine.workers.rank_process import OwnRank, Place, Rank, open_channels, start_rank
+from pipeline.engine.workers.rank_process import MachineRanks, OwnRank, Rank, open_channels, start_rank
 from pipeline.engine.workers.work import Work
 from pipeline.errors import GangError, JobError, JobStopped
 from pipeline.machine.log_tail import tail
@@ -193,7 +193,7 @@ def run_gang(order: RunJob, work: Work) -> None:
     ):
         count = order.spans[0] if order.spans else len(order.gang)
         where = interface_of(address)
-        place = Place(first=0, count=count, device=work.device, master=address, port=port, interface=where)
+        place = MachineRanks(first=0, count=count, device=work.device, master=address, port=port, interface=where)
         try:
             for number in range(count):
                 gang.own.append(start_rank(order, place, number, None if number else work.out))

@@ -26,7 +26,7 @@ from msgspec import Meta
 
 from pipeline.engine.devices.worker_env import LOOPBACK
 from pipeline.engine.workers.messages import MAX_MESSAGE_BYTES, SEND_TIMEOUT_S, RunJob, encode
-from pipeline.engine.workers.rank_process import OwnRank, Place, end, open_channels, show_stacks, start_rank
+from pipeline.engine.workers.rank_process import MachineRanks, OwnRank, end, open_channels, show_stacks, start_rank
 from pipeline.errors import WorkerError
 from pipeline.files import json_text, replacing
 from pipeline.foreign import ForeignDataError, read_json, read_json_file
@@ -40,7 +40,7 @@ _POLL_S = 0.1
 
 
 @dataclass(frozen=True, kw_only=True)
-class Meeting:
+class RanksMeeting:
     """Where the worker that leads listens, and what shows that who comes may read the run's scratch folder."""
 
     address: str
@@ -57,7 +57,7 @@ class Hello:
 
 
 @dataclass(frozen=True, kw_only=True)
-class OfRank:
+class RankReport:
     """What became of a rank; of none, that its machine is there.
 
     Attributes:
@@ -78,14 +78,14 @@ class OfRank:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Do:
+class GangOrder:
     """What the one that leads says. The first is `start`, with the port where ranks meet."""
 
     what: Literal["start", "stop", "stacks", "end"]
     port: int = 0
 
 
-def line_of(message: Hello | OfRank | Do) -> bytes:
+def line_of(message: Hello | RankReport | GangOrder) -> bytes:
     """A message as a line."""
     return json_text(asdict(message)).encode()
 
@@ -96,9 +96,9 @@ def meeting_path(order: RunJob) -> Path:
     return Path(order.scratch) / f"meeting-{name}-{order.attempt}"
 
 
-def new_meeting(order: RunJob, address: str, port: int) -> Meeting:
+def new_meeting(order: RunJob, address: str, port: int) -> RanksMeeting:
     """Say where it is, to whoever may read the folder."""
-    made = Meeting(address=address, port=port, secret=secrets.token_hex(32))
+    made = RanksMeeting(address=address, port=port, secret=secrets.token_hex(32))
     with replacing(meeting_path(order), durable=False) as path:
         path.touch(0o600)
         path.write_text(json_text(asdict(made)))
@@ -124,9 +124,9 @@ def start_part(
         time.sleep(_POLL_S)
 
 
-def _connect(order: RunJob) -> tuple[Channel, Meeting, str] | None:
+def _connect(order: RunJob) -> tuple[Channel, RanksMeeting, str] | None:
     try:
-        meeting = read_json_file(meeting_path(order), Meeting)
+        meeting = read_json_file(meeting_path(order), RanksMeeting)
         connection = socket.create_connection((meeting.address, meeting.port), SEND_TIMEOUT_S)
         here = str(connection.getsockname()[0])
         channel = Channel(connection, max_bytes=MAX_MESSAGE_BYTES, send_timeout_s=SEND_TIMEOUT_S)
@@ -139,7 +139,7 @@ def _connect(order: RunJob) -> tuple[Channel, Meeting, str] | None:
 class _Part:
     """The ranks here, while there is a connection."""
 
-    def __init__(self, order: RunJob, device: str, channel: Channel, meeting: Meeting, here: str) -> None:
+    def __init__(self, order: RunJob, device: str, channel: Channel, meeting: RanksMeeting, here: str) -> None:
         self._order = order
         self._device = device
         self._channel = channel
@@ -156,18 +156,18 @@ class _Part:
             while not (self._done or self._channel.closed or enough()):
                 wait([self._channel.fileno(), *open_channels(self._running)], _POLL_S)
                 for line in self._channel.receive():
-                    self._do(read_json(line, Do))
+                    self._do(read_json(line, GangOrder))
                 self._hear()
                 if stopping() and not self._told_stop:
                     self._told_stop = True
-                    self._send(OfRank(stops=True))
+                    self._send(RankReport(stops=True))
         except (OSError, WorkerError, ForeignDataError):
             pass  # whoever leads is gone, or is none
         finally:
             end(self._ranks)
             self._channel.close()
 
-    def _do(self, told: Do) -> None:
+    def _do(self, told: GangOrder) -> None:
         match told.what:
             case "start":
                 self._start(told.port)
@@ -180,7 +180,7 @@ class _Part:
                 self._done = True
 
     def _start(self, port: int) -> None:
-        place = Place(
+        place = MachineRanks(
             first=self._first,
             count=self._order.spans[self._order.part],
             device=self._device,
@@ -192,7 +192,7 @@ class _Part:
             try:
                 self._ranks.append(start_rank(self._order, place, number))
             except OSError as error:
-                self._send(OfRank(rank=number, over=True, how=f"it cannot be started: {error}"))
+                self._send(RankReport(rank=number, over=True, how=f"it cannot be started: {error}"))
         self._running = list(self._ranks)
 
     def _hear(self) -> None:
@@ -200,14 +200,14 @@ class _Part:
             said = rank.said
             rank.hear()
             if rank.said is not said and rank.said is not None:
-                self._send(OfRank(rank=rank.number, said=encode(rank.said).decode()))
+                self._send(RankReport(rank=rank.number, said=encode(rank.said).decode()))
             if rank.is_over:
                 self._running.remove(rank)
-                self._send(OfRank(rank=rank.number, over=True, exit_code=rank.exit_code, how=rank.lost))
+                self._send(RankReport(rank=rank.number, over=True, exit_code=rank.exit_code, how=rank.lost))
         if time.monotonic() >= self._tell_s:
-            self._send(OfRank())
+            self._send(RankReport())
 
-    def _send(self, message: OfRank) -> None:
+    def _send(self, message: RankReport) -> None:
         self._tell_s = time.monotonic() + ALIVE_S
         self._channel.send(line_of(message))
 

@@ -28,7 +28,7 @@ from pipeline.engine.workers.messages import (
 from pipeline.engine.workers.protocol import Site, Worker
 from pipeline.engine.workers.reaper import Reaper
 from pipeline.engine.workers.slot import Slot
-from pipeline.engine.workers.spares import MAX_FAILED_STARTS, MakeWorker, Spares, Waiting
+from pipeline.engine.workers.spares import MAX_FAILED_STARTS, MakeWorker, Spares, SpareWorkers
 from pipeline.errors import WorkerError
 
 STACKS_S = 1.0
@@ -95,7 +95,7 @@ class Pool:
         self._start_timeout_s = start_timeout_s
         self._stop_grace_s = stop_grace_s
         self._clock = clock
-        self._spares = Waiting(spares)
+        self._spares = SpareWorkers(spares)
         self._site = site
         self._there = size - joining
         self._slots: list[Slot] = []

@@ -66,7 +66,7 @@ class Rank:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Place:
+class MachineRanks:
     """The ranks of one machine, and how they find the others.
 
     Attributes:
@@ -122,7 +122,7 @@ class OwnRank(Rank):
             self.ends(self.child.process.poll(), how)
 
 
-def start_rank(order: RunJob, place: Place, number: int, out: Path | None = None) -> OwnRank:
+def start_rank(order: RunJob, place: MachineRanks, number: int, out: Path | None = None) -> OwnRank:
     """Start a process of a job.
 
     Args:

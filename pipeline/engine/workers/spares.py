@@ -41,7 +41,7 @@ class Spares:
     have_room: Callable[[int], bool]
 
 
-class Waiting:
+class SpareWorkers:
     """The spares of a pool.
 
     Attributes:

@@ -165,7 +165,7 @@ class BestOfN(Algorithm):
         algo, dataset = ctx.settings(BestOfNConfig), toolbox.open_dataset(ctx)
         model, tokenizer = toolbox.reference_model(ctx)
         sizes = BatchSizes(ctx.hints, ctx.device, model)
-        policy = best_of_n.BestOfN(model, tokenizer, ctx.config.generation, dataset, ctx.device, sizes=sizes)
+        policy = best_of_n.BestOfNPolicy(model, tokenizer, ctx.config.generation, dataset, ctx.device, sizes=sizes)
         policy.count = algo.num_generations
         policy.pick = _majority(ctx, policy) if algo.selection is Selection.majority else _reward_model(ctx)
         toolbox.evaluate(ctx, policy, dataset, ctx.out)

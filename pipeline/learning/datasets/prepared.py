@@ -31,7 +31,7 @@ from pipeline.learning.datasets.from_files import FilesDataset
 from pipeline.learning.datasets.readers import Record
 from pipeline.learning.datasets.rows import TEXTS, Form, check_source, identity, made_rows
 from pipeline.learning.datasets.sources import open_splits
-from pipeline.learning.datasets.splits import Dealt, deal
+from pipeline.learning.datasets.splits import SplitRows, deal
 from pipeline.outputs.formats import DATASET
 
 log = logging.getLogger(__name__)
@@ -202,7 +202,7 @@ def _prompts(table: pa.Table) -> Iterator[str]:
         yield from batch.column(0).to_pylist()
 
 
-def _taken(tables: Mapping[str, pa.Table], dealt: Dealt, split: str) -> pa.Table:
+def _taken(tables: Mapping[str, pa.Table], dealt: SplitRows, split: str) -> pa.Table:
     source = tables["train" if split in dealt.cut else split]
     return source.take(pa.array(dealt.splits[split])).combine_chunks()
 

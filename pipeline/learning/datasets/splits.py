@@ -16,7 +16,7 @@ _PURPOSE = {"train": 0, "validation": 5, "test": 6}
 
 
 @dataclass(frozen=True)
-class Dealt:
+class SplitRows:
     """Which rows each split has.
 
     Attributes:
@@ -30,7 +30,7 @@ class Dealt:
     warnings: tuple[str, ...]
 
 
-def deal(prompts: Mapping[str, Sequence[bytes]], sizes: Mapping[str, int], seed: int) -> Dealt:
+def deal(prompts: Mapping[str, Sequence[bytes]], sizes: Mapping[str, int], seed: int) -> SplitRows:
     """Deal rows into splits, the same way for the same prompts, sizes and seed.
 
     Splits that the source has are kept: test as it is, validation and train without the prompts of those before.
@@ -65,7 +65,7 @@ def deal(prompts: Mapping[str, Sequence[bytes]], sizes: Mapping[str, int], seed:
         train = _cut(prompts["train"], train, {name: sizes[name] for name in cut}, splits, warnings)
     if not len(train):
         raise _nothing_left()
-    return Dealt({"train": train, **splits}, frozenset(cut), tuple(warnings))
+    return SplitRows({"train": train, **splits}, frozenset(cut), tuple(warnings))
 
 
 def _nothing_left() -> DataError:

@@ -22,7 +22,7 @@ Picker = Callable[[Sequence[Sequence[int]], Sequence[Sequence[int]], int], NDArr
 """From prompts, completions and the size of groups to the place of the picked completion in each group."""
 
 
-class BestOfN(TextPolicy):
+class BestOfNPolicy(TextPolicy):
     """Draws n completions and gives the best of them.
 
     Attributes:

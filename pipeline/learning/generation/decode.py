@@ -39,7 +39,7 @@ from pipeline.learning.generation.sampling import (
     no_number,
     stream_beside,
 )
-from pipeline.learning.generation.slot_work import Finished, Pace, Rows, Work
+from pipeline.learning.generation.slot_work import DecodingWork, Finished, Rows, SlotPace
 from pipeline.learning.generation.steps import Taken, Taking
 from pipeline.learning.generation.tilt import Tilt
 from pipeline.learning.models.value import ValueModel
@@ -107,7 +107,7 @@ def decode(
     samples: int = 1,
     guidance: Guidance | None = None,
     finished: Finished = lambda *_: None,
-    pace: Pace | None = None,
+    pace: SlotPace | None = None,
 ) -> Decoded:
     """Complete prompts, the shortest first. Samples of a prompt share its prefill.
 
@@ -126,10 +126,10 @@ def decode(
     Returns:
         Completions in the order of the prompts, those of one prompt adjacent.
     """
-    work = Work(prompts, np.asarray(budgets, np.int64), samples, finished)
+    work = DecodingWork(prompts, np.asarray(budgets, np.int64), samples, finished)
     try:
         if work.queue:
-            _Slots(model, settings, work, keys, guidance, pace or Pace()).run()
+            _Slots(model, settings, work, keys, guidance, pace or SlotPace()).run()
     finally:
         work.count(model, None if guidance is None else guidance.model)
     return Decoded(work.tokens, work.kl)
@@ -142,10 +142,10 @@ class _Slots:
         self,
         model: PreTrainedModel,
         settings: DecodeSettings,
-        work: Work,
+        work: DecodingWork,
         keys: Keys | None,
         guidance: Guidance | None,
-        pace: Pace,
+        pace: SlotPace,
     ) -> None:
         self.settings, self.work, self.pace = settings, work, pace
         self.slots = min(settings.batch_size, len(work.queue) * work.samples)

@@ -22,7 +22,7 @@ Finished = Callable[[int, list[list[int]], NDArray[np.float64]], None]
 
 
 @dataclass(frozen=True, kw_only=True)
-class Pace:
+class SlotPace:
     """When slots are filled again, and how often tokens are looked at.
 
     Waiting for more newcomers costs slots that idle, fetching them costs a forward pass over their prompts. Both
@@ -61,7 +61,7 @@ def passes(lengths: NDArray[np.int64], samples: int, tokens: Sequence[Sequence[i
     return whole_texts(lengths, outputs=len(lengths)), continued(lengths.repeat(samples), further)
 
 
-class Work:
+class DecodingWork:
     """What there is to do and what is done of it.
 
     Attributes:

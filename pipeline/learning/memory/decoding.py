@@ -37,7 +37,7 @@ class DecodingShape:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Writing:
+class DecodingLoad:
     """What writes.
 
     Attributes:
@@ -102,7 +102,7 @@ def _first(config: Mapping[str, Any], *names: str) -> int:
     return max(0, found)
 
 
-def decoding_footprint(writing: Writing, width: int = 1) -> DecodingFootprint:
+def decoding_footprint(writing: DecodingLoad, width: int = 1) -> DecodingFootprint:
     """What writing takes on each GPU.
 
     Args:
@@ -123,7 +123,7 @@ def decoding_footprint(writing: Writing, width: int = 1) -> DecodingFootprint:
     )
 
 
-def least_width(writing: Writing, usable: int, widths: Sequence[int]) -> int | None:
+def least_width(writing: DecodingLoad, usable: int, widths: Sequence[int]) -> int | None:
     """The fewest GPUs that writing fits on; None where it fits on none.
 
     Args:

@@ -24,7 +24,7 @@ from pipeline.machine.memory import USABLE_SHARE, usable_bytes
 
 
 @dataclass(frozen=True, kw_only=True)
-class Trial:
+class TriedLayout:
     """One way of sharing a training, and whether it fits.
 
     Attributes:
@@ -83,14 +83,14 @@ class Fit:
 
     shape: ModelShape
     work: Workload
-    trials: tuple[Trial, ...]
+    trials: tuple[TriedLayout, ...]
 
     @property
-    def chosen(self) -> Trial | None:
+    def chosen(self) -> TriedLayout | None:
         """The first that fits: the simplest strategy, on the fewest GPUs."""
         return next((trial for trial in self.trials if trial.fits), None)
 
-    def require(self) -> Trial:
+    def require(self) -> TriedLayout:
         """The first that fits.
 
         Raises:
@@ -104,9 +104,9 @@ class Fit:
             f"{near.label} {near.verdict}. Try {_advice(self.work, near)}."
         )
 
-    def shown(self) -> list[Trial]:
+    def shown(self) -> list[TriedLayout]:
         """One trial of each strategy: the first that fits, else the one on most GPUs."""
-        groups: dict[tuple[StateLayout, bool], list[Trial]] = {}
+        groups: dict[tuple[StateLayout, bool], list[TriedLayout]] = {}
         for trial in self.trials:
             groups.setdefault((trial.layout, trial.offload), []).append(trial)
         return [next((one for one in group if one.fits), group[-1]) for group in groups.values()]
@@ -150,7 +150,7 @@ def fit(
     for layout, offloaded in _layouts(strategy, sharding, offload):
         for count in _counts(layout, available, num_gpus):
             trials.append(
-                Trial(
+                TriedLayout(
                     layout=layout,
                     gpus=count,
                     offload=offloaded,
@@ -186,7 +186,7 @@ def _counts(layout: StateLayout, available: int, wanted: int | None) -> Sequence
     return [count for count in possible if wanted is None or count == wanted]
 
 
-def _advice(work: Workload, near: Trial) -> str:
+def _advice(work: Workload, near: TriedLayout) -> str:
     ways = []
     if near.short and near.need.activations + near.need.logits > near.short and work.batch > 1:
         ways.append("a smaller micro-batch with more accumulation")

@@ -12,7 +12,7 @@ _LONGEST = 32
 """Characters of a value."""
 
 
-class Run(Protocol):
+class NamedRun(Protocol):
     """What of a run its name is made of."""
 
     @property
@@ -28,13 +28,13 @@ class Run(Protocol):
         """The resolved configuration, plain."""
 
 
-def run_names(runs: Sequence[Run]) -> list[str]:
+def run_names(runs: Sequence[NamedRun]) -> list[str]:
     """A name for each run: of its experiment, or of several runs of one the settings that tell them apart.
 
     ``eta=0.3`` and ``eta=1``, with the timestamp where settings do not suffice, and with the experiment before
     them where it is not that of all.
     """
-    groups: dict[str, list[Run]] = {}
+    groups: dict[str, list[NamedRun]] = {}
     for run in runs:
         groups.setdefault(run.name, []).append(run)
     told = {id(run): name for own in groups.values() for run, name in zip(own, _told_apart(own), strict=True)}
@@ -44,7 +44,7 @@ def run_names(runs: Sequence[Run]) -> list[str]:
     return [run.name if run.name in alone else f"{run.name} {told[id(run)]}" for run in runs]
 
 
-def _told_apart(runs: Sequence[Run]) -> list[str]:
+def _told_apart(runs: Sequence[NamedRun]) -> list[str]:
     """Names for runs of one experiment."""
     if len(runs) == 1:
         return [runs[0].name]

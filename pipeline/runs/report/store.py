@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from rich.filesize import decimal
 
 from pipeline.engine.store.gc import Garbage
-from pipeline.engine.store.usage import Space, Usage
+from pipeline.engine.store.usage import Space, StoreUsage
 from pipeline.terminal.columns import EXTRA, Column, FittedTable
 
 _NAMED = 2
@@ -17,7 +17,7 @@ _ELSEWHERE = "a wider terminal shows all"
 _REMOVED = "(weights removed)"
 
 
-def usage_table(usage: Usage) -> FittedTable:
+def usage_table(usage: StoreUsage) -> FittedTable:
     """Outputs by experiment, chain, algorithm and stage, then everything else, with a total."""
     kinds = [
         Column(heading="experiment", least=len(_REMOVED)),

@@ -21,7 +21,7 @@ from pipeline.machine.channel import Channel
 from pipeline.runs.loaded import LoadedRun
 from pipeline.runs.tracking.feed import Feed
 from pipeline.runs.tracking.told import ToldFiles
-from pipeline.runs.tracking.trackers import Place, make_tracker
+from pipeline.runs.tracking.trackers import TrackerPlace, make_tracker
 
 _LOOK_S = 2.0
 """Seconds between two looks at the journal."""
@@ -53,7 +53,7 @@ def main() -> None:
 def _follow(channel: Channel, run: str, tracker: str, place: Mapping[str, Any], samples: int) -> None:
     log.info("tells %s of run %s", tracker, run)
     recorded = LoadedRun(RunFolder(Path(run)))
-    there = Place(**{**place, "folder": Path(place["folder"])})
+    there = TrackerPlace(**{**place, "folder": Path(place["folder"])})
     feed = Feed(recorded, lambda: make_tracker(tracker, there), ToldFiles(there.told), samples)
     # Two processes that told the same chains would tell them twice.
     lock = there.told / f".{recorded.name}.lock"

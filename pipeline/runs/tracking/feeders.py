@@ -22,7 +22,7 @@ from pipeline.errors import WorkerError
 from pipeline.foreign import ForeignDataError, read_json
 from pipeline.machine.children import Child, end
 from pipeline.runs.report.format import shown_path
-from pipeline.runs.tracking.trackers import TRACKERS, Place
+from pipeline.runs.tracking.trackers import TRACKERS, TrackerPlace
 from pipeline.terminal.text import printable
 
 _MODULE = "pipeline.runs.tracking.feeder"
@@ -63,7 +63,7 @@ class Feeders:
         self.told: dict[str, str] = {}
         self._run, self._warn = run, warn
         self._live: dict[str, Child] = {}
-        self._places: dict[str, Place] = {}
+        self._places: dict[str, TrackerPlace] = {}
         for name in dict.fromkeys(tracker.value for tracker in tracking.report_to):
             try:
                 if find_spec(TRACKERS[name].package) is None:
@@ -166,8 +166,8 @@ class Feeders:
         return shlex.join(words)
 
 
-def _place(name: str, run: RunFolder, tracking: TrackingConfig) -> Place:
-    return Place(
+def _place(name: str, run: RunFolder, tracking: TrackingConfig) -> TrackerPlace:
+    return TrackerPlace(
         folder=run.path.parent.parent / TRACKERS[name].folder.format(run.experiment),
         project=tracking.project or run.experiment,
         entity=tracking.entity,
@@ -175,12 +175,12 @@ def _place(name: str, run: RunFolder, tracking: TrackingConfig) -> Place:
     )
 
 
-def _environment(name: str, place: Place) -> Mapping[str, str]:
+def _environment(name: str, place: TrackerPlace) -> Mapping[str, str]:
     given = {key: value.format(folder=place.folder) for key, value in TRACKERS[name].environment.items()}
     offline = {} if place.is_online else {"WANDB_MODE": "offline"}
     return {**os.environ, "CUDA_VISIBLE_DEVICES": "", "OMP_NUM_THREADS": "1", **given, **offline}
 
 
-def _look(name: str, place: Place) -> str:
+def _look(name: str, place: TrackerPlace) -> str:
     folder = shlex.quote(shown_path(place.folder))
     return TRACKERS[name].look.format(folder=folder, project=shlex.quote(place.project))

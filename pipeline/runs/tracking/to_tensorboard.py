@@ -20,7 +20,7 @@ from typing import Any
 
 from pipeline.runs.tracking.batches import Batch
 from pipeline.runs.tracking.chains import TrackedChain
-from pipeline.runs.tracking.trackers import Place
+from pipeline.runs.tracking.trackers import TrackerPlace
 
 
 @contextmanager
@@ -49,7 +49,7 @@ _ODD = re.compile(r"[^\w.@=+-]")
 class TensorBoard:
     """Writes files that TensorBoard reads."""
 
-    def __init__(self, place: Place) -> None:
+    def __init__(self, place: TrackerPlace) -> None:
         self._folder = place.folder
 
     def begin(self, chain: TrackedChain, name: str) -> _Events:

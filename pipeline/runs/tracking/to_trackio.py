@@ -15,13 +15,13 @@ from trackio.table import Table
 
 from pipeline.runs.tracking.batches import Batch
 from pipeline.runs.tracking.chains import TrackedChain
-from pipeline.runs.tracking.trackers import Place
+from pipeline.runs.tracking.trackers import TrackerPlace
 
 
 class Trackio:
     """Writes a database that trackio reads."""
 
-    def __init__(self, place: Place) -> None:
+    def __init__(self, place: TrackerPlace) -> None:
         SQLiteStorage.validate_project_name(place.project)
         self._project = place.project
 

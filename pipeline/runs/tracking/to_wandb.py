@@ -19,13 +19,13 @@ import wandb
 from pipeline.files import remove_tree
 from pipeline.runs.tracking.batches import COLUMNS, ROUND, STEP, Batch
 from pipeline.runs.tracking.chains import TrackedChain
-from pipeline.runs.tracking.trackers import Place
+from pipeline.runs.tracking.trackers import TrackerPlace
 
 
 class Wandb:
     """Hands runs to wandb, which has a process of its own."""
 
-    def __init__(self, place: Place) -> None:
+    def __init__(self, place: TrackerPlace) -> None:
         self._place = place
 
     def begin(self, chain: TrackedChain, name: str) -> _Run:
@@ -40,7 +40,7 @@ class Wandb:
 class _Run:
     """A chain as a run of wandb."""
 
-    def __init__(self, place: Place, chain: TrackedChain, name: str) -> None:
+    def __init__(self, place: TrackerPlace, chain: TrackedChain, name: str) -> None:
         pattern = f"offline-run-*-{chain.id}"
         self._earlier = [] if place.is_online else sorted(place.folder.glob(pattern))
         self._run: Any = wandb.init(

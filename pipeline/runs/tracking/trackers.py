@@ -15,7 +15,7 @@ from pipeline.runs.tracking.chains import TrackedChain
 
 
 @dataclass(frozen=True, kw_only=True)
-class Place:
+class TrackerPlace:
     """Where a tracker keeps what it is told.
 
     Attributes:
@@ -79,7 +79,7 @@ class Known:
 
     Attributes:
         package: What it imports.
-        made_by: What makes it of a `Place`: ``module:class``.
+        made_by: What makes it of a `TrackerPlace`: ``module:class``.
         folder: Its folder below that of all experiments; ``{}`` is the experiment.
         look: What a user types to look at what it was told, with the folder and the project.
         environment: Variables that it is given, with the folder.
@@ -127,7 +127,7 @@ TRACKERS: Mapping[str, Known] = {
 }
 
 
-def make_tracker(name: str, place: Place) -> Tracker:
+def make_tracker(name: str, place: TrackerPlace) -> Tracker:
     """Load a tracker, which takes a second or two."""
     module, _, made_by = TRACKERS[name].made_by.partition(":")
     return cast("Tracker", getattr(import_module(module), made_by)(place))

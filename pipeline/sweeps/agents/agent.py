@@ -24,12 +24,12 @@ from pipeline.machine.log_tail import tail
 from pipeline.sweeps.agents import turn
 from pipeline.sweeps.agents.curves import Curves
 from pipeline.sweeps.agents.handle import heard
-from pipeline.sweeps.agents.once import Once
+from pipeline.sweeps.agents.once import DoneOnce
 from pipeline.sweeps.agents.orders import Orders, write_parameters
 from pipeline.sweeps.agents.owner import Chooser, note_lost, put_back, refuse_several
-from pipeline.sweeps.agents.pool import Pool
+from pipeline.sweeps.agents.pool import AgentPool
 from pipeline.sweeps.agents.running import Running
-from pipeline.sweeps.agents.shelf import Shelf
+from pipeline.sweeps.agents.shelf import AgentDevices
 from pipeline.sweeps.agents.shortage import Pauses, shortage
 from pipeline.sweeps.folder import SweepFolder
 from pipeline.sweeps.record import Record, present
@@ -55,7 +55,7 @@ class Bounds:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Told:
+class SweepListener:
     """Who is told what happens.
 
     Attributes:
@@ -79,10 +79,10 @@ class Agent:
         self,
         sweep: Sweep,
         folder: SweepFolder,
-        pool: Pool,
+        pool: AgentPool,
         bounds: Bounds,
         search: Search,
-        told: Told,
+        told: SweepListener,
     ) -> None:
         """Prepare.
 
@@ -103,12 +103,12 @@ class Agent:
         self._study = open_study_log(folder.study, sweep)
         self._running: list[Running] = []
         self._ended: list[tuple[Running, turn.Ending]] = []
-        self._shelf = Shelf(pool.devices, folder.name)
+        self._shelf = AgentDevices(pool.devices, folder.name)
         self._begun: set[int] = set()
         self._pauses = Pauses(told.say)
         self._leaving = False
         self._tag = descendants.new_tag()
-        self._once = Once(sweep, self._record, self._shelf, self._chooser, self._orders, told.say, self._tag)
+        self._once = DoneOnce(sweep, self._record, self._shelf, self._chooser, self._orders, told.say, self._tag)
 
     def run(self, signals: StopSignals) -> None:
         """Work until there is nothing left.

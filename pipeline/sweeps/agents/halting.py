@@ -14,7 +14,7 @@ from pipeline.sweeps.record import Record
 from pipeline.sweeps.trials import Trial, TrialState
 
 
-class Word(Enum):
+class SweepOrder(Enum):
     """What a sweep is told."""
 
     stop = "SweepStopped"
@@ -23,10 +23,10 @@ class Word(Enum):
     resume = "SweepResumed"
 
 
-_HAS = {Word.stop: "stopped", Word.cancel: "cancelled", Word.pause: "paused"}
+_HAS = {SweepOrder.stop: "stopped", SweepOrder.cancel: "cancelled", SweepOrder.pause: "paused"}
 
 
-def tell(folder: SweepFolder, word: Word, say: Callable[[str], None] = lambda _text: None) -> str:
+def tell(folder: SweepFolder, word: SweepOrder, say: Callable[[str], None] = lambda _text: None) -> str:
     """Write it to the journal.
 
     Args:
@@ -45,14 +45,14 @@ def tell(folder: SweepFolder, word: Word, say: Callable[[str], None] = lambda _t
     with record.turn():
         note_lost(record)
         _refuse_needless(record, word)
-        record.write(word.value, **({} if word is Word.resume else {"reason": "asked for"}))
+        record.write(word.value, **({} if word is SweepOrder.resume else {"reason": "asked for"}))
     return _what_follows(record, word)
 
 
-def _refuse_needless(record: Record, word: Word) -> None:
+def _refuse_needless(record: Record, word: SweepOrder) -> None:
     name, halted = record.name, record.view.halted
     running = record.view.having(TrialState.running)
-    if word is Word.resume:
+    if word is SweepOrder.resume:
         if not halted:
             raise ConfigError(f"sweep {name} is neither paused nor stopped: there is nothing to resume")
         if halted == "finished" and not _something_is_left(record):
@@ -62,14 +62,14 @@ def _refuse_needless(record: Record, word: Word) -> None:
                 "target"
             )
         return
-    if word is Word.stop and halted == "stopped" and running:
+    if word is SweepOrder.stop and halted == "stopped" and running:
         raise ConfigError(
             f"sweep {name} is stopping already: {_go_on(running)}. `python -m pipeline sweep cancel {name}` ends "
             "what runs now"
         )
     if halted == "finished" or halted == _HAS[word]:
         raise ConfigError(f"sweep {name} is {halted} already{_because(record)}")
-    if word is Word.pause and halted:
+    if word is SweepOrder.pause and halted:
         raise ConfigError(f"sweep {name} is {halted}: there is nothing to pause")
 
 
@@ -92,14 +92,14 @@ def _go_on(running: Sequence[Trial]) -> str:
     return f"{count(len(running), 'trial')} under way {ends}"
 
 
-def _what_follows(record: Record, word: Word) -> str:
+def _what_follows(record: Record, word: SweepOrder) -> str:
     name, running = record.name, record.view.having(TrialState.running)
     go_on = f"; {_go_on(running)}" if running else ""
     ended = f"; {count(len(running), 'trial')} under way {'is' if len(running) == 1 else 'are'} ended"
     joins = f", once an agent works on it: `python -m pipeline sweep agent {name}`"
     return {
-        Word.stop: f"sweep {name} begins no more trials{go_on}",
-        Word.cancel: f"sweep {name} is given up{ended if running else ''}",
-        Word.pause: f"sweep {name} begins no more trials until it is resumed{go_on}",
-        Word.resume: f"sweep {name} goes on{'' if record.view.agents else joins}",
+        SweepOrder.stop: f"sweep {name} begins no more trials{go_on}",
+        SweepOrder.cancel: f"sweep {name} is given up{ended if running else ''}",
+        SweepOrder.pause: f"sweep {name} begins no more trials until it is resumed{go_on}",
+        SweepOrder.resume: f"sweep {name} goes on{'' if record.view.agents else joins}",
     }[word]

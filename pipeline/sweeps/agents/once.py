@@ -21,7 +21,7 @@ from pipeline.sweeps.agents.orders import Orders
 from pipeline.sweeps.agents.own_runs import is_own
 from pipeline.sweeps.agents.owner import Chooser
 from pipeline.sweeps.agents.running import Curve, Program
-from pipeline.sweeps.agents.shelf import Shelf
+from pipeline.sweeps.agents.shelf import AgentDevices
 from pipeline.sweeps.agents.shortage import shortage
 from pipeline.sweeps.agents.trial_process import Order
 from pipeline.sweeps.folder import TrialFolder
@@ -30,14 +30,14 @@ from pipeline.sweeps.spec import Sweep
 from pipeline.sweeps.trials import SweepView, Trial, TrialState, best_trial
 
 
-class Once:
+class DoneOnce:
     """The agent's part in what is done once."""
 
     def __init__(
         self,
         sweep: Sweep,
         record: Record,
-        shelf: Shelf,
+        shelf: AgentDevices,
         chooser: Chooser,
         orders: Orders,
         say: Callable[[str], None],

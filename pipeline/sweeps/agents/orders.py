@@ -12,7 +12,7 @@ from pipeline.engine.devices.inventory import Device, usable_cores
 from pipeline.errors import StoreError
 from pipeline.files import json_text, write_whole
 from pipeline.sweeps.agents.own_runs import is_own, own_command
-from pipeline.sweeps.agents.pool import Pool
+from pipeline.sweeps.agents.pool import AgentPool
 from pipeline.sweeps.agents.trial_process import Order
 from pipeline.sweeps.folder import SweepFolder, TrialFolder
 from pipeline.sweeps.reading.command import prepare_command, trial_command
@@ -41,7 +41,7 @@ def write_parameters(sweep: Sweep, folder: SweepFolder, trial: Trial) -> None:
 class Orders:
     """What the processes of one agent are told to run."""
 
-    def __init__(self, sweep: Sweep, folder: SweepFolder, pool: Pool, grace_s: int) -> None:
+    def __init__(self, sweep: Sweep, folder: SweepFolder, pool: AgentPool, grace_s: int) -> None:
         """Prepare.
 
         Args:

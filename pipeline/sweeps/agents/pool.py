@@ -19,7 +19,7 @@ _NAMES = ("--agents times --gpus-per-agent", "--gpu-list")
 
 
 @dataclass(frozen=True, kw_only=True)
-class Pool:
+class AgentPool:
     """What an agent works on.
 
     Attributes:
@@ -79,7 +79,7 @@ def needs_of(sweep: Sweep) -> tuple[int, int] | None:
     return min(numbers), max(numbers)
 
 
-def check_fits(sweep: Sweep, pool: Pool) -> str:
+def check_fits(sweep: Sweep, pool: AgentPool) -> str:
     """See that the devices would do for some of the trials.
 
     Returns:
@@ -110,7 +110,7 @@ def choose_pool(
     ids: Sequence[int] | None = None,
     otherwise: int = 1,
     environ: Mapping[str, str] | None = None,
-) -> Pool:
+) -> AgentPool:
     """The devices that trials are packed onto. Nothing is taken yet.
 
     Args:
@@ -136,7 +136,7 @@ def choose_pool(
     if device is DeviceChoice.cpu:
         if ids is not None:
             raise ConfigError("--gpu-list is for GPUs: leave it out with --device cpu")
-        return Pool(devices=cpu_slots((agents or 1) * share), places={}, at_once=agents or 1, each=share)
+        return AgentPool(devices=cpu_slots((agents or 1) * share), places={}, at_once=agents or 1, each=share)
     asked = DeviceRequest(
         device=DeviceChoice.cuda,
         num_gpus=None if agents is None or ids is not None else agents * share,
@@ -147,4 +147,4 @@ def choose_pool(
     found = candidates(asked, environ, Inventory())
     chosen = list(found.devices[: found.count] if agents is not None or ids is not None else found.order)
     places = {each.uuid or "": place for place, each in enumerate(found.order)}
-    return Pool(devices=chosen, places=places, at_once=agents or len(chosen), each=share)
+    return AgentPool(devices=chosen, places=places, at_once=agents or len(chosen), each=share)

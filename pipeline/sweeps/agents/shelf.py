@@ -16,7 +16,7 @@ from pipeline.engine.devices.memory_reclaim import FREE_TIMEOUT_S, leftover, rea
 _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 2.0, 60.0
 
 
-class Shelf:
+class AgentDevices:
     """The devices of one agent.
 
     Attributes:

@@ -9,7 +9,7 @@ from contextlib import contextmanager, suppress
 from rich.console import Console
 
 from pipeline.errors import StoreError
-from pipeline.sweeps.agents.agent import Told
+from pipeline.sweeps.agents.agent import SweepListener
 from pipeline.sweeps.folder import SweepFolder
 from pipeline.sweeps.recorded import RecordedSweep
 from pipeline.sweeps.report.watched import watched_sweep
@@ -19,7 +19,7 @@ from pipeline.terminal.watch import in_place
 
 
 @contextmanager
-def told_on(console: Console, folder: SweepFolder) -> Iterator[Told]:
+def told_on(console: Console, folder: SweepFolder) -> Iterator[SweepListener]:
     """Show what agents tell of a sweep.
 
     Yields:
@@ -30,7 +30,7 @@ def told_on(console: Console, folder: SweepFolder) -> Iterator[Told]:
         StoreError: The journal of the sweep cannot be read.
     """
     if not console.is_interactive:
-        yield Told(say=lambda text: say(console, text))
+        yield SweepListener(say=lambda text: say(console, text))
         return
     sweep, last = RecordedSweep(folder), [""]
     with in_place(console) as draw:
@@ -44,4 +44,4 @@ def told_on(console: Console, folder: SweepFolder) -> Iterator[Told]:
             last[0] = text
             show(sweep.view)
 
-        yield Told(say=hear, show=show)
+        yield SweepListener(say=hear, show=show)

@@ -14,7 +14,7 @@ _WITHOUT = {TrialState.failed}
 
 
 @dataclass(frozen=True)
-class Told:
+class ToldValue:
     """What a search is told of a trial.
 
     Attributes:
@@ -24,7 +24,7 @@ class Told:
     value: float | None = None
 
 
-def told(trial: Trial, trials: Sequence[Trial], metric: Metric) -> Told | None:
+def told(trial: Trial, trials: Sequence[Trial], metric: Metric) -> ToldValue | None:
     """What a search is told of a trial; None for nothing.
 
     A trial that ended with a number counts as that. One that failed, or whose number is none, counts as
@@ -38,12 +38,12 @@ def told(trial: Trial, trials: Sequence[Trial], metric: Metric) -> Told | None:
     if trial.state is TrialState.cancelled:
         return None
     if trial.state in _ENDED and is_number(trial.value):
-        return Told(trial.value)
+        return ToldValue(trial.value)
     if trial.state in _ENDED | _WITHOUT:
-        return Told(_imputed(metric.impute, trial, trials, metric))
+        return ToldValue(_imputed(metric.impute, trial, trials, metric))
     if trial.state is TrialState.running and metric.impute_while_running is not None:
-        return Told(_imputed(metric.impute_while_running, trial, trials, metric))
-    return Told()
+        return ToldValue(_imputed(metric.impute_while_running, trial, trials, metric))
+    return ToldValue()
 
 
 def _imputed(rule: Impute, trial: Trial, trials: Sequence[Trial], metric: Metric) -> float:

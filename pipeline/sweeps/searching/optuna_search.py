@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 from pipeline.config.install import install_command
 from pipeline.errors import ConfigError
 from pipeline.sweeps import space
-from pipeline.sweeps.searching.impute import Told, told
+from pipeline.sweeps.searching.impute import ToldValue, told
 from pipeline.sweeps.searching.random_search import share
 from pipeline.sweeps.spec import Metric, Sweep
 from pipeline.sweeps.trials import Trial
@@ -105,7 +105,7 @@ def _study(sweep: Sweep, metric: Metric, number: int) -> Study:
     return optuna.create_study(sampler=sampler, direction=metric.goal.value)
 
 
-def _frozen(trial: Trial, known: Told | None, axes: Mapping[str, Axis]) -> FrozenTrial | None:
+def _frozen(trial: Trial, known: ToldValue | None, axes: Mapping[str, Axis]) -> FrozenTrial | None:
     """A trial as Optuna knows it; None for one that says nothing, or is of other parameters."""
     from optuna.trial import TrialState, create_trial
 

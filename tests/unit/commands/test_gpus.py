@@ -10,7 +10,7 @@ from pipeline.__main__ import app
 from pipeline.commands.gpus import gpus_to_fit, of_writing, summary
 from pipeline.engine.devices.inventory import find_gpus, read_machine
 from pipeline.errors import ConfigError, DeviceError
-from pipeline.learning.memory.decoding import DecodingShape, Writing
+from pipeline.learning.memory.decoding import DecodingLoad, DecodingShape
 from pipeline.learning.memory.fit import fit
 from pipeline.learning.memory.training import GB, ModelShape, Workload
 from pipeline.terminal import watch as watching
@@ -71,7 +71,7 @@ def test_fit_says_why_nothing_fits(tmp_path: Path) -> None:
 
 def test_fit_says_on_how_many_gpus_a_model_can_write() -> None:
     llama = DecodingShape(parameters=70_600_000_000, cached=163_840, vocabulary=128_256)
-    writing = Writing(policy=llama, rows=32, tokens=1024, number_bytes=2)
+    writing = DecodingLoad(policy=llama, rows=32, tokens=1024, number_bytes=2)
     widths = [1, 2, 4, 8]
     said = of_writing(writing, widths, 8, lambda _: 80 * GB)
     assert said.startswith(

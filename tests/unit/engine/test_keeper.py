@@ -117,7 +117,7 @@ def test_weights_go_as_soon_as_nothing_reads_them(runs: Runs, keep: Keep) -> Non
         for name, there in zip(ALL, AFTER[keep], strict=True):
             runs.finish(keeper, name)
             assert runs.whole() == there, name
-        keeper.sweep()
+        keeper.remove_unneeded()
         assert runs.whole() == AFTER[keep][-1]
         assert keeper.number == 3 - len(AFTER[keep][-1])
     assert all(runs.store.problem(key(name)) in (None, REMOVED) for name in ALL)
@@ -127,10 +127,10 @@ def test_a_later_run_of_the_experiment_removes_what_an_earlier_one_kept(runs: Ru
     with runs.lives("x", rounds(), Keep.all) as keeper:
         runs.finish(keeper, *ALL)
     with runs.lives("x", rounds(), Keep.best, ALL) as keeper:
-        keeper.sweep()
+        keeper.remove_unneeded()
     assert runs.whole() == ["r2/train"]
     with runs.lives("x", rounds(), Keep.results, ALL) as keeper:
-        keeper.sweep()
+        keeper.remove_unneeded()
     assert runs.whole() == []
 
 
@@ -144,20 +144,20 @@ def test_another_value_never_removes_the_last_weights_that_are_left(
     assert runs.whole() == [f"{left}/train"]
     with runs.lives("x", rounds(), keep, ALL) as keeper:
         assert keeper.removable() == 0
-        keeper.sweep()
+        keeper.remove_unneeded()
         out = io.StringIO()
         tell_removed(keeper, Terminal(file=out, width=200))
     assert runs.whole() == [f"{left}/train"]
     assert f"execution.keep={keep.name}: of 1 chain these weights were removed by an earlier run" in out.getvalue()
     with runs.lives("other", rounds(), Keep.results, ALL) as keeper:
-        keeper.sweep()
+        keeper.remove_unneeded()
     assert runs.whole() == [f"{left}/train"], "the run of x holds them"
     with runs.lives("x", rounds(), keep, tuple(name for name in ALL if not name.endswith("train"))) as keeper:
         for name in ("r1/train", "r2/train", "r3/train"):  # something reads them that is to run
             if runs.store.is_removed(key(name)):
                 store_output(runs.store, keeper.plan.jobs[name])
             runs.finish(keeper, name)
-        keeper.sweep()
+        keeper.remove_unneeded()
     assert runs.whole() == [f"{'r2' if keep is Keep.best else 'r3'}/train"]
 
 
@@ -166,11 +166,11 @@ def test_two_runs_that_live_each_leave_what_the_other_reads(runs: Runs, first: b
     with runs.lives("x", rounds(), Keep.results) as one, runs.lives("y", rounds(), Keep.last) as other:
         ahead, behind = (one, other) if first else (other, one)
         runs.finish(ahead, *ALL)
-        ahead.sweep()
+        ahead.remove_unneeded()
         assert runs.whole() == ["r1/train", "r2/train", "r3/train"]
         for name in ALL:
             behind.take({"event": "JobFoundStored", "job": name})
-        behind.sweep()
+        behind.remove_unneeded()
         assert runs.whole() == ["r3/train"]  # which `last` keeps, also where the other is last
 
 
@@ -191,10 +191,10 @@ def test_what_an_experiment_holds_whose_run_is_over_stays(
         store_output(runs.store, rounds().jobs[name])
     runs.record("y", rounds(), keep)
     with runs.lives("x", rounds(), Keep.results, done) as keeper:
-        keeper.sweep()
+        keeper.remove_unneeded()
         assert runs.whole() == [name for name in stays if name in done]
         runs.finish(keeper, *(name for name in ALL if name not in done))
-        keeper.sweep()
+        keeper.remove_unneeded()
         # What is evaluated by now is what the other waits for no more.
         assert runs.whole() == (stays if len(done) == len(ALL) else [])
 
@@ -206,7 +206,7 @@ def test_of_an_experiment_the_newest_run_that_has_an_output_speaks_for_it(runs: 
     runs.record("y", rounds(2), Keep.last)
     runs.record("y", plan_of(job("of another seed")), Keep.results)
     with runs.lives("x", rounds(), Keep.results, ALL) as keeper:
-        keeper.sweep()
+        keeper.remove_unneeded()
         assert runs.whole() == ["r2/train", "r3/train"]
 
 
@@ -232,9 +232,9 @@ def test_a_run_that_began_meanwhile_is_seen(runs: Runs) -> None:
 def test_what_earlier_runs_have_removed_is_said(runs: Runs, before: Keep, keep: Keep, said: str) -> None:
     with runs.lives("x", rounds(), before) as keeper:
         runs.finish(keeper, *ALL)
-        keeper.sweep()
+        keeper.remove_unneeded()
     with runs.lives("x", rounds(), keep, ALL) as keeper:
-        keeper.sweep()
+        keeper.remove_unneeded()
         tell_removed(keeper, Terminal(file=(out := io.StringIO()), width=200))
     assert said in out.getvalue()
     assert "next one's stay" not in out.getvalue()
@@ -252,7 +252,7 @@ def test_nothing_more_is_removed_where_a_plan_cannot_be_read(runs: Runs, caplog:
         tell_removed(keeper, Terminal(file=(said := io.StringIO()), width=1000))
         assert said.getvalue() == f"warning: execution.keep=results: weights stay: {keeper.stuck}\n"
         plan.unlink()
-        keeper.sweep()
+        keeper.remove_unneeded()
         assert (runs.whole(), keeper.stuck) == ([], "")
 
 

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from pipeline.errors import ConfigError, StoreError
-from pipeline.sweeps.agents.halting import Word, tell
+from pipeline.sweeps.agents.halting import SweepOrder, tell
 from pipeline.sweeps.agents.orders import as_written
 from pipeline.sweeps.agents.owner import Chooser, is_gone, note_lost, refuse_several
 from pipeline.sweeps.record import Record, next_trial_number, present
@@ -214,18 +214,18 @@ def test_without_locks_one_agent_alone_works_and_a_dead_one_of_this_machine_is_k
 
 
 def test_words_to_a_sweep(paper: SweepOnPaper) -> None:
-    assert "begins no more trials until it is resumed" in tell(paper.folder, Word.pause)
+    assert "begins no more trials until it is resumed" in tell(paper.folder, SweepOrder.pause)
     with pytest.raises(ConfigError, match="paused already"):
-        tell(paper.folder, Word.pause)
-    assert "once an agent works on it" in tell(paper.folder, Word.resume)
+        tell(paper.folder, SweepOrder.pause)
+    assert "once an agent works on it" in tell(paper.folder, SweepOrder.resume)
     with pytest.raises(ConfigError, match="nothing to resume"):
-        tell(paper.folder, Word.resume)
-    assert tell(paper.folder, Word.stop) == "sweep lr begins no more trials"
+        tell(paper.folder, SweepOrder.resume)
+    assert tell(paper.folder, SweepOrder.stop) == "sweep lr begins no more trials"
     with pytest.raises(ConfigError, match="stopped: there is nothing to pause"):
-        tell(paper.folder, Word.pause)
-    assert "given up" in tell(paper.folder, Word.cancel)
+        tell(paper.folder, SweepOrder.pause)
+    assert "given up" in tell(paper.folder, SweepOrder.cancel)
     paper.tell("SweepFinished")
-    for word in (Word.stop, Word.cancel):
+    for word in (SweepOrder.stop, SweepOrder.cancel):
         with pytest.raises(ConfigError, match="finished already"):
             tell(paper.folder, word)
 
@@ -235,12 +235,12 @@ def test_a_sweep_that_ends_its_trials_is_stopping_already(paper: SweepOnPaper) -
     paper.start(0)
     paper.folder.agents.mkdir()
     with present(paper.folder):
-        assert "; 1 trial under way goes on to its end" in tell(paper.folder, Word.stop)
+        assert "; 1 trial under way goes on to its end" in tell(paper.folder, SweepOrder.stop)
         with pytest.raises(
             ConfigError, match=r"stopping already: 1 trial under way goes on.*sweep cancel lr` ends"
         ):
-            tell(paper.folder, Word.stop)
-        assert "; 1 trial under way is ended" in tell(paper.folder, Word.cancel)
+            tell(paper.folder, SweepOrder.stop)
+        assert "; 1 trial under way is ended" in tell(paper.folder, SweepOrder.cancel)
 
 
 @pytest.mark.parametrize(
@@ -259,13 +259,13 @@ def test_a_finished_sweep_is_resumed_only_where_something_is_left(
     paper.folder.file.write_text(json.dumps(asked))
     before = paper.folder.journal.read_bytes()
     if goes_on:
-        tell(paper.folder, Word.resume)
+        tell(paper.folder, SweepOrder.resume)
         assert RecordedSweep(paper.folder).view.halted == ""
     else:
         with pytest.raises(
             ConfigError, match=r"sweep lr is finished: nothing is left to try\. Where its search has more"
         ):
-            tell(paper.folder, Word.resume)
+            tell(paper.folder, SweepOrder.resume)
         assert paper.folder.journal.read_bytes() == before
 
 
@@ -278,4 +278,4 @@ def test_a_sweep_that_has_reached_its_target_is_not_resumed(paper: SweepOnPaper)
     asked = {"program": "t.py", "method": "random", "metric": metric, "parameters": {"lr": {"values": [1, 2]}}}
     paper.folder.file.write_text(json.dumps(asked))
     with pytest.raises(ConfigError, match=r"sweep lr is finished \(trial 0 has reached the target"):
-        tell(paper.folder, Word.resume)
+        tell(paper.folder, SweepOrder.resume)

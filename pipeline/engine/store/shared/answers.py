@@ -19,7 +19,7 @@ class Answer(Enum):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Pace:
+class Timeouts:
     """How long things are waited for, in seconds.
 
     Attributes:

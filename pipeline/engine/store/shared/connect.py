@@ -12,7 +12,7 @@ from threading import Event
 from typing import TypeVar
 
 from pipeline.engine.store.shared.address import KEY, is_folder, open_objects
-from pipeline.engine.store.shared.answers import Pace
+from pipeline.engine.store.shared.answers import Timeouts
 from pipeline.engine.store.shared.objects import Objects, RefusedError, UnreachableError, keeps_first
 from pipeline.engine.store.shared.outputs import SharedOutputs
 from pipeline.engine.store.shared.reach import Reach
@@ -21,10 +21,10 @@ from pipeline.errors import ConfigError
 from pipeline.hints import recall, remember
 
 _T = TypeVar("_T")
-_PACE = Pace()
+_PACE = Timeouts()
 
 
-def look(url: str, pace: Pace = _PACE) -> tuple[set[str], str]:
+def look(url: str, pace: Timeouts = _PACE) -> tuple[set[str], str]:
     """The keys of what is there, and why that cannot be told, or ""; nothing is written.
 
     Raises:
@@ -40,7 +40,7 @@ def look(url: str, pace: Pace = _PACE) -> tuple[set[str], str]:
         return set(), str(error)
 
 
-def connect(url: str, pace: Pace = _PACE) -> tuple[Objects, set[str], str]:
+def connect(url: str, pace: Timeouts = _PACE) -> tuple[Objects, set[str], str]:
     """Its objects, the keys of what is there, and why it cannot be reached now, or "".
 
     Raises:
@@ -62,7 +62,7 @@ def connect(url: str, pace: Pace = _PACE) -> tuple[Objects, set[str], str]:
         return objects, set(), str(error)
 
 
-def _patiently(objects: Objects, pace: Pace, ask: Callable[[], _T]) -> _T:
+def _patiently(objects: Objects, pace: Timeouts, ask: Callable[[], _T]) -> _T:
     """Ask, and again for a while, as during the run: one bad answer is no reason to go on without the place."""
     return Reach(objects, pace, closing=Event(), away="").patiently(ask, pace.asked_s)
 

@@ -9,7 +9,7 @@ from collections.abc import Callable
 from threading import Event, Lock
 from typing import TypeVar
 
-from pipeline.engine.store.shared.answers import Pace
+from pipeline.engine.store.shared.answers import Timeouts
 from pipeline.engine.store.shared.claims import moment
 from pipeline.engine.store.shared.objects import Objects, RefusedError, UnreachableError, keeps_first
 
@@ -30,7 +30,12 @@ class Reach:
     """
 
     def __init__(
-        self, objects: Objects, pace: Pace, closing: Event, away: str, clock: Callable[[], float] = time.monotonic
+        self,
+        objects: Objects,
+        pace: Timeouts,
+        closing: Event,
+        away: str,
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
         """Begin.
 

@@ -23,7 +23,7 @@ from functools import partial
 from threading import Condition, Event, Thread
 from typing import TypeVar
 
-from pipeline.engine.store.shared.answers import Answer, Asked, Pace, Traffic, not_uploaded
+from pipeline.engine.store.shared.answers import Answer, Asked, Timeouts, Traffic, not_uploaded
 from pipeline.engine.store.shared.claims import Claims, Held, Lease, holder
 from pipeline.engine.store.shared.daemon_threads import DaemonThreads
 from pipeline.engine.store.shared.objects import Objects, UnreachableError
@@ -49,7 +49,7 @@ class Session:
         *,
         store_name: str,
         limit: int = 4,
-        pace: Pace | None = None,
+        pace: Timeouts | None = None,
         away: str = "",
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
@@ -67,7 +67,7 @@ class Session:
         """
         self.keys = set(keys)
         self._traffic = Traffic()
-        self._pace = pace or Pace()
+        self._pace = pace or Timeouts()
         self._outputs = SharedOutputs(objects)
         self._verified, self._store, self._scratch = verified, verified.store, verified.folder / "fetched"
         me = holder(store_name, os.uname().nodename)

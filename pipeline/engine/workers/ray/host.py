@@ -99,7 +99,7 @@ class HostSettings:
 
 
 @dataclass(frozen=True)
-class Heard:
+class PollAnswer:
     """What a host answers to `poll`. Ray carries it as plain data.
 
     Attributes:
@@ -190,7 +190,7 @@ class Host:
         self._heard_s = time.monotonic()
         worker = self._worker
         if worker is None or life != self._life:
-            return asdict(Heard([], ended=True))
+            return asdict(PollAnswer([], ended=True))
         left_s = max(0.0, self._ready_by - time.monotonic()) if self._ready_by else POLL_S
         said: list[FromWorker] = []
         self._listen(worker, min(POLL_S, left_s), said)
@@ -221,7 +221,7 @@ class Host:
             self._ready_by = 0.0
             worker.kill()
 
-    def _heard(self, said: Sequence[FromWorker], worker: LocalWorker) -> Heard:
+    def _heard(self, said: Sequence[FromWorker], worker: LocalWorker) -> PollAnswer:
         lines: list[bytes] = []
         unreadable, ended, exit_code = "", False, None
         for message in said:
@@ -236,7 +236,7 @@ class Host:
                     lines.append(encode(replace(message, node=self._node.words)))
                 case _:
                     lines.append(encode(message))
-        return Heard(lines, unreadable, ended, exit_code, worker.last_words() if ended else "")
+        return PollAnswer(lines, unreadable, ended, exit_code, worker.last_words() if ended else "")
 
     def send(self, life: int, lines: Sequence[bytes]) -> None:
         """Hand jobs to the worker."""

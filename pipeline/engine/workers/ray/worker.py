@@ -24,7 +24,7 @@ from pipeline.engine.workers.messages import (
     encode,
 )
 from pipeline.engine.workers.protocol import Deliver
-from pipeline.engine.workers.ray.losses import loss_of
+from pipeline.engine.workers.ray.lost_workers import loss_of
 from pipeline.engine.workers.ray.site import RaySite
 from pipeline.errors import WorkerError
 

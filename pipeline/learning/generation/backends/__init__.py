@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from pipeline.learning.models.batch_size import BatchSizes
 
 
-class Backend(Protocol):
+class TextDecoder(Protocol):
     """Completes prompts by a model as it is."""
 
     def complete(
@@ -35,7 +35,7 @@ class Backend(Protocol):
 
 def backend_of(
     model: PreTrainedModel, generation: GenerationConfig, settings: DecodeSettings, sizes: BatchSizes
-) -> Backend | None:
+) -> TextDecoder | None:
     """What the request asks for; None for our own decoder.
 
     Args:

@@ -5,7 +5,7 @@ import logging
 import pynvml
 import pytest
 
-from pipeline.engine.devices.inventory import Device, Process, find_gpus, read_machine, read_usage
+from pipeline.engine.devices.inventory import Device, GpuProcess, find_gpus, read_machine, read_usage
 from pipeline.engine.devices.nvml import NoDriver, session
 from pipeline.errors import DeviceError
 from tests.doubles.fake_nvml import gpu, mig_slice
@@ -110,7 +110,7 @@ def test_memory_is_that_of_the_whole_device(machine: UseMachine) -> None:
     machine({"gpus": [gpu(0, total_gib=80, used_gib=30, reserved_gib=1, utilization=7, processes=[[5, 30]])]})
     use = read_usage(find_gpus({})[0])
     assert (use.total_bytes, use.free_bytes, use.used_bytes) == (80 * GIB, 49 * GIB, 31 * GIB)
-    assert (use.utilization, use.processes) == (7, (Process(5, 30 * GIB),))
+    assert (use.utilization, use.processes) == (7, (GpuProcess(5, 30 * GIB),))
     assert use.compute_capability == (9, 0)
 
 

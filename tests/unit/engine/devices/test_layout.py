@@ -3,7 +3,7 @@
 from dataclasses import replace
 
 from pipeline.config.schema import Backend, ExecutionConfig
-from pipeline.engine.devices.inventory import Device, Usage, cpu_slots, find_gpus
+from pipeline.engine.devices.inventory import Device, GpuUsage, cpu_slots, find_gpus
 from pipeline.engine.devices.layout import AUTO_SLOTS, make_layout, plain_layout
 from tests.unit.engine.devices.conftest import UseMachine
 
@@ -44,7 +44,7 @@ def test_the_inline_backend_has_one_place() -> None:
 
 
 def test_what_others_use_when_the_run_begins_is_not_there_for_jobs() -> None:
-    use = Usage(used_bytes=40 * 2**30, free_bytes=40 * 2**30, total_bytes=80 * 2**30)
+    use = GpuUsage(used_bytes=40 * 2**30, free_bytes=40 * 2**30, total_bytes=80 * 2**30)
     (place,) = make_layout([GPU], ExecutionConfig(), {"GPU-0": use}).places
     assert place.label == "GPU 0 (NVIDIA A100)"
     assert place.free_mb == 40 * 1024

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from pipeline.engine.devices.inventory import Device, Process, Usage, cpu_slots, find_gpus
+from pipeline.engine.devices.inventory import Device, GpuProcess, GpuUsage, cpu_slots, find_gpus
 from pipeline.engine.devices.memory_reclaim import (
     leftover,
     lives,
@@ -31,18 +31,18 @@ GPUS = [
 ALIVE = {1, 2, 3}
 
 
-def usage(used_gib: float, *processes: tuple[int, float | None]) -> Usage:
+def usage(used_gib: float, *processes: tuple[int, float | None]) -> GpuUsage:
     used = int(used_gib * GIB)
-    return Usage(
+    return GpuUsage(
         used_bytes=used,
         free_bytes=100 * GIB - used,
         total_bytes=100 * GIB,
-        processes=tuple(Process(pid, None if gib is None else int(gib * GIB)) for pid, gib in processes),
+        processes=tuple(GpuProcess(pid, None if gib is None else int(gib * GIB)) for pid, gib in processes),
     )
 
 
-def left(now: Usage | DeviceError, level_gib: float = 1.0) -> str:
-    def ask(device: Device) -> Usage:
+def left(now: GpuUsage | DeviceError, level_gib: float = 1.0) -> str:
+    def ask(device: Device) -> GpuUsage:
         if isinstance(now, DeviceError):
             raise now
         return now
@@ -100,7 +100,9 @@ def test_where_the_driver_does_not_tell_what_processes_have_all_that_is_in_use_c
     ],
     ids=str,
 )
-def test_what_is_above_the_level_and_belongs_to_nobody_is_left_over(now: Usage | DeviceError, words: str) -> None:
+def test_what_is_above_the_level_and_belongs_to_nobody_is_left_over(
+    now: GpuUsage | DeviceError, words: str
+) -> None:
     assert words in left(now)
     assert bool(words) == bool(left(now))
 
@@ -123,7 +125,7 @@ def test_a_zombie_does_not_live() -> None:
 
 
 def test_levels_are_read_of_gpus_alone(machine: UseMachine, tmp_path: Path) -> None:
-    def refuse(device: Device) -> Usage:
+    def refuse(device: Device) -> GpuUsage:
         raise AssertionError("nobody is to be asked")
 
     assert read_levels(cpu_slots(2), refuse) == {}

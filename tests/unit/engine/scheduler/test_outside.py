@@ -15,7 +15,7 @@ import pytest
 from pipeline.engine.events import Event
 from pipeline.engine.journal import Journal, read_journal
 from pipeline.engine.listener import Listener
-from pipeline.engine.scheduler.effects import OnDisk, Process, Record, ReleaseClaim, Say, SetAside, Tell
+from pipeline.engine.scheduler.effects import OnDisk, ProcessOrder, Record, ReleaseClaim, Say, SetAside, Tell
 from pipeline.engine.scheduler.outside import FORCE_S, Outside
 from pipeline.engine.scheduler.state import RunState
 from pipeline.engine.store.removal import remove_weights
@@ -67,9 +67,14 @@ def commit(store: Store, *names: str) -> None:
 
 
 def test_processes_are_dealt_with_by_the_pool(outside: Outside) -> None:
-    for effect in (Process("restart", 0), Process("dismiss", 1), Process("abort", 2), Process("close", 3)):
+    for effect in (
+        ProcessOrder("restart", 0),
+        ProcessOrder("dismiss", 1),
+        ProcessOrder("abort", 2),
+        ProcessOrder("close", 3),
+    ):
         outside.carry_out(effect)
-    outside.carry_out(Process("reopen", 4))
+    outside.carry_out(ProcessOrder("reopen", 4))
     assert outside.pool.calls == [  # type: ignore[attr-defined]
         ("restart", 0), ("dismiss", 1), ("abort", 2), ("close", 3), ("reopen", 4)
     ]  # fmt: skip
@@ -113,7 +118,7 @@ def test_what_only_the_journal_tells_is_on_disk_before_anything_is_done(
     outside.carry_out(Record("AttemptFailed", {"job": "a"}))
     outside.carry_out(Record("JobFailed", {"job": "a"}))
     assert done == [], "they go to disk together"
-    outside.carry_out(Process("restart", 0))
+    outside.carry_out(ProcessOrder("restart", 0))
     assert done == ["forced", "restart"]
     assert [event["event"] for event in read_journal(tmp_path / "journal.jsonl")] == ["AttemptFailed", "JobFailed"]
 
@@ -127,7 +132,7 @@ def test_what_the_store_tells_as_well_is_written_once_a_turn_and_forced_a_few_ti
     outside.clock = lambda: now_s[0]
     for turn in range(10):
         outside.carry_out(Record("JobStarted", {"job": str(turn)}))
-        outside.carry_out(Process("restart", 0))
+        outside.carry_out(ProcessOrder("restart", 0))
         outside.carry_out(Record("JobFinished", {"job": str(turn)}))
         assert len(events) == 2 * turn, "nobody is told what is not written"
         outside.settle()

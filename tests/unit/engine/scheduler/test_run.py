@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from pipeline.config.schema import RetryConfig
 from pipeline.engine.devices.layout import Layout, Place
-from pipeline.engine.scheduler.effects import Process, Send
+from pipeline.engine.scheduler.effects import ProcessOrder, Send
 from pipeline.engine.scheduler.job_state import SETTLED
 from pipeline.engine.scheduler.worker_state import WorkerPhase
 from pipeline.engine.workers.failure import FailureKind
@@ -42,11 +42,11 @@ class Processes:
                 assert effect.worker in self.up - self.ending, "a job is sent where nobody is"
                 assert state.jobs[effect.order.job_id].workers[0] == effect.worker
                 self.has[effect.worker] = effect.order.job_id
-            elif isinstance(effect, Process) and effect.action == "reopen":
+            elif isinstance(effect, ProcessOrder) and effect.action == "reopen":
                 self.closed.discard(effect.worker)
                 if effect.worker not in self.up:
                     self.starting.add(effect.worker)
-            elif isinstance(effect, Process):
+            elif isinstance(effect, ProcessOrder):
                 self.closed |= {effect.worker} if effect.action == "close" else set()
                 self.ending |= {effect.worker} & (self.up | (self.starting - self.closed))
                 self.starting -= {effect.worker} & self.closed

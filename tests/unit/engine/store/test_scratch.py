@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from pipeline import locks
-from pipeline.engine.store.scratch import Scratch, leftovers, living, lock_of, sweep
+from pipeline.engine.store.scratch import Scratch, leftovers, living, lock_of, remove_leftovers
 from pipeline.engine.store.store import Store
 from pipeline.locks import LocksUnsupportedError
 
@@ -55,7 +55,7 @@ def test_what_a_run_that_was_ended_has_left_goes(store: Store, mine: Path, numbe
         process.send_signal(number)
     assert (path / "part").exists()
     assert leftovers(store.root) == [path]
-    sweep(store.root, mine)
+    remove_leftovers(store.root, mine)
     assert {one.name for one in (store.root / ".tmp").iterdir()} == {"mine-1", "mine-1.lock"}
     assert list(mine.iterdir()) == []
 
@@ -64,7 +64,7 @@ def test_what_a_living_run_uses_stays_whatever_number_it_has(store: Store, mine:
     """Its process may be on another machine, where numbers mean something else: the lock alone counts."""
     path = store.scratch(f"t-{NO_PROCESS}")
     with owner(path) as process:
-        sweep(store.root, mine)
+        remove_leftovers(store.root, mine)
         assert living(store.root) == [mine, path]
         assert (path / "part").exists()
         process.communicate("\n")
@@ -77,7 +77,7 @@ def test_a_lock_without_a_folder_goes_and_a_folder_of_a_person_stays(store: Stor
     for name in ("named_by_a_person", "t-2"):
         store.scratch(name).mkdir()
     store.scratch("t-3").symlink_to(store.root.parent)
-    sweep(store.root, mine)
+    remove_leftovers(store.root, mine)
     assert {one.name for one in (store.root / ".tmp").iterdir()} == {"mine-1", "mine-1.lock", "named_by_a_person"}
     assert store.root.parent.exists()
 
@@ -91,7 +91,7 @@ def test_where_locks_are_not_supported_nothing_is_taken_for_a_leftover(
     monkeypatch.setattr(locks, "lock", refuse)
     other = Scratch(store.scratch("other-2"))
     other.open()
-    sweep(store.root, mine)
+    remove_leftovers(store.root, mine)
     assert other.path.exists()
     other.close()
 
@@ -102,7 +102,7 @@ import os
 import sys
 from contextlib import suppress
 from pathlib import Path
-from pipeline.engine.store.scratch import Scratch, sweep
+from pipeline.engine.store.scratch import Scratch, remove_leftovers
 root, number = Path(sys.argv[1]), sys.argv[2]
 print("ready", flush=True)
 sys.stdin.readline()
@@ -112,7 +112,7 @@ for turn in range(40):
     (scratch.path / "part").write_text(number)
     with suppress(FileExistsError):
         os.mkdir(root / ".tmp" / f"left-{turn}")
-    sweep(root, scratch.path)
+    remove_leftovers(root, scratch.path)
     assert (scratch.path / "part").read_text() == number
     scratch.close()
 """
@@ -136,6 +136,6 @@ def test_runs_that_start_at_the_same_moment_leave_each_other_alone(store: Store)
     assert [racer.returncode for racer in racers] == [0, 0, 0]
     own = Scratch(store.scratch("last-1"))
     own.open()
-    sweep(store.root, own.path)
+    remove_leftovers(store.root, own.path)
     own.close()
     assert list((store.root / ".tmp").iterdir()) == []

@@ -4,14 +4,14 @@ import numpy as np
 import pytest
 
 from pipeline.errors import DataError
-from pipeline.learning.datasets.splits import Dealt, deal
+from pipeline.learning.datasets.splits import SplitRows, deal
 
 
 def names(*numbers: int) -> list[bytes]:
     return [str(number).encode() for number in numbers]
 
 
-def prompts_of(dealt: Dealt, prompts: dict[str, list[bytes]]) -> dict[str, set[bytes]]:
+def prompts_of(dealt: SplitRows, prompts: dict[str, list[bytes]]) -> dict[str, set[bytes]]:
     return {
         split: {prompts["train" if split in dealt.cut else split][place] for place in places}
         for split, places in dealt.splits.items()

@@ -20,7 +20,7 @@ from pipeline.learning.choices import HeadType
 from pipeline.learning.datasets.addition import AdditionConfig
 from pipeline.learning.datasets.registry import load_dataset
 from pipeline.learning.generation.backends import paged, vllm_engine
-from pipeline.learning.generation.best_of_n import BestOfN
+from pipeline.learning.generation.best_of_n import BestOfNPolicy
 from pipeline.learning.generation.decode import Decoded, DecodeSettings, Guidance, decode
 from pipeline.learning.generation.greedy import GreedyPolicy
 from pipeline.learning.generation.policy import TextPolicy
@@ -149,13 +149,13 @@ def test_continuous_batching_draws_from_the_distribution_of_the_model() -> None:
     assert chance(model, [1, 2, 3], [tokens[0] for tokens in found.tokens]) > RARE
 
 
-@pytest.mark.parametrize("kind", [GreedyPolicy, BestOfN])
+@pytest.mark.parametrize("kind", [GreedyPolicy, BestOfNPolicy])
 def test_policies_that_decode_in_another_way_use_it_too(
     kind: type[TextPolicy], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(BestOfN, "count", 2)
+    monkeypatch.setattr(BestOfNPolicy, "count", 2)
     second = lambda _, __, tokens, count: np.ones(len(tokens) // count, np.int64)  # noqa: E731
-    monkeypatch.setattr(BestOfN, "pick", second, raising=False)
+    monkeypatch.setattr(BestOfNPolicy, "pick", second, raising=False)
     model = language_model("llama")
     ours = drawn(policy(model, TextBackend.own, kind=kind))
     assert drawn(policy(model, TextBackend.transformers, kind=kind)).tokens == ours.tokens

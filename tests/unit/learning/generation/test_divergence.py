@@ -14,7 +14,7 @@ from pipeline.config.schema import GenerationConfig
 from pipeline.learning.choices import HeadType, Others
 from pipeline.learning.datasets.addition import AdditionConfig
 from pipeline.learning.datasets.registry import load_dataset
-from pipeline.learning.generation.best_of_n import BestOfN, by_majority
+from pipeline.learning.generation.best_of_n import BestOfNPolicy, by_majority
 from pipeline.learning.generation.decode import Decoded, Guidance
 from pipeline.learning.generation.divergence import TrainedPolicy
 from pipeline.learning.generation.policy import TextPolicy
@@ -135,7 +135,7 @@ COUNT = 3
 def test_the_bound_of_best_of_n_is_one_from_the_whole_reference(majority: bool) -> None:
     """Exactly, for completions of one token: all of the draws that there may be."""
     model, prompt, top_p, temperature = language_model("gpt2"), [1, 2, 3], 0.6, 2.0
-    policy = BestOfN(model, make_tokenizer(DATASET), settings(temperature, top_p), DATASET, "cpu")
+    policy = BestOfNPolicy(model, make_tokenizer(DATASET), settings(temperature, top_p), DATASET, "cpu")
     policy.count = COUNT
     worth = np.random.default_rng(0).permutation(17)
     pick = by_majority(lambda tokens: str(tokens[0] % 4)) if majority else by_worth(worth)

@@ -17,7 +17,7 @@ from pipeline.learning.choices import HeadType, Others
 from pipeline.learning.generation import host
 from pipeline.learning.generation.decode import DecodeSettings, Guidance, _Slots, decode
 from pipeline.learning.generation.sampling import sample_keys
-from pipeline.learning.generation.slot_work import Pace
+from pipeline.learning.generation.slot_work import SlotPace
 from pipeline.learning.generation.tilt import Tilt, preference_offset
 from pipeline.learning.models.flops import metered
 from tests.doubles.graphs import waits
@@ -83,7 +83,7 @@ def most_asked(model: PreTrainedModel, head: HeadType | None, tilt: Tilt, **give
             settings,
             keys=sample_keys(0, "test", np.arange(5), 1),
             guidance=None if value is None else Guidance(value, tilt),
-            pace=Pace(look_every=4),
+            pace=SlotPace(look_every=4),
         )
     assert len(found) >= 9
     return max(found)

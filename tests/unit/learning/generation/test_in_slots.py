@@ -22,7 +22,7 @@ from pipeline.learning.generation.guides import guide_of
 from pipeline.learning.generation.row_cache import Entering, RowCache
 from pipeline.learning.generation.row_models import reads_rows
 from pipeline.learning.generation.sampling import Keys, sample_keys
-from pipeline.learning.generation.slot_work import Pace
+from pipeline.learning.generation.slot_work import SlotPace
 from pipeline.learning.generation.tilt import Tilt, atoms_offset, preference_offset
 from pipeline.learning.models.flops import metered
 from pipeline.learning.models.load import frozen
@@ -63,7 +63,7 @@ class Case:
         if numbers.random() < 0.3:
             self.keys = None
         self.tilt = list(TILTS.values())[int(numbers.integers(len(TILTS)))]
-        self.pace = Pace(
+        self.pace = SlotPace(
             prefill=float(numbers.choice([0.0, 0.4, 1.0, 9.0])),
             entry=float(numbers.choice([0.0, 0.2, 2.0])),
             look_every=int(numbers.choice([1, 1, 3, 8])),
@@ -241,7 +241,7 @@ def test_what_a_text_leaves_behind_does_not_reach_later_ones(
         )
     broken = [[16] * 9, [3] * 7 + [16]]
     guidance = None if value is None else Guidance(value, Tilt(preference_offset(0.7), top_k=4))
-    settings, pace = DecodeSettings(batch_size=2, eos_id=16), Pace(prefill=0.0, entry=0.0)
+    settings, pace = DecodeSettings(batch_size=2, eos_id=16), SlotPace(prefill=0.0, entry=0.0)
 
     def tokens(prompts: list[list[int]], budgets: list[int]) -> list[list[int]]:
         found = decode(model, prompts, budgets, settings, keys=None, guidance=guidance, pace=pace)
@@ -280,7 +280,7 @@ def test_a_broken_model_is_told_of(
             DecodeSettings(batch_size=2),
             keys=keys,
             guidance=None if value is None else Guidance(value, Tilt(preference_offset(0.7), top_k=VOCABULARY)),
-            pace=Pace(look_every=every),
+            pace=SlotPace(look_every=every),
         )
 
 
@@ -332,7 +332,7 @@ def test_slots_stay_full_while_someone_waits(samples: int) -> None:
     """Everyone waits no longer than it takes to idle for one step, so steps are few; each prompt is read once."""
     model, work = language_model("gpt2"), mixed(samples=samples)
     seen = Seen(model)
-    decode(model, settings=DecodeSettings(batch_size=8), **work, pace=Pace(prefill=0.0, entry=0.0))
+    decode(model, settings=DecodeSettings(batch_size=8), **work, pace=SlotPace(prefill=0.0, entry=0.0))
     assert sorted(seen.prompts) == sorted(tuple(prompt) for prompt in work["prompts"])
     needed = int((work["budgets"] - 1).sum()) * samples
     assert sum(seen.steps) == needed
@@ -349,7 +349,7 @@ def test_the_dearer_newcomers_are_the_more_come_together() -> None:
         model.register_forward_pre_hook(
             lambda _, __, kwargs, batches=batches: batches.append(kwargs["input_ids"].shape[1]), with_kwargs=True
         )
-        decode(model, settings=DecodeSettings(batch_size=8), **mixed(), pace=Pace(prefill=price))
+        decode(model, settings=DecodeSettings(batch_size=8), **mixed(), pace=SlotPace(prefill=price))
         passes.append((batches.count(3), batches.count(1)))
     (often, short), (less, longer), (never, longest) = passes
     assert often > less > never == 5  # at infinity, whenever all slots are empty: in whole batches
@@ -365,7 +365,7 @@ def test_what_is_computed_for_nothing_is_left_out_of_everything(head: HeadType |
     found = []
     for every in (1, 4):
         with metered() as meter:
-            decoded = case.drawn(model, value, pace=Pace(look_every=every))
+            decoded = case.drawn(model, value, pace=SlotPace(look_every=every))
         found.append((decoded, dict(meter.flops)))
     (one, spent), (other, spent_too) = found
     assert (one.tokens, spent) == (other.tokens, spent_too)
@@ -539,5 +539,5 @@ def test_slots_on_a_gpu(head: HeadType | None, make_value: Callable[..., ValueMo
     for seed in range(6):
         case = Case(seed)
         case.settings = replace(case.settings, device="cuda")
-        ours, theirs = case.drawn(model, value, pace=Pace()), case.in_batches(model, value)
+        ours, theirs = case.drawn(model, value, pace=SlotPace()), case.in_batches(model, value)
         assert ours.tokens == theirs.tokens

@@ -18,7 +18,7 @@ from pipeline.learning.generation import recorded_steps, row_models, sampling
 from pipeline.learning.generation.decode import Decoded, DecodeSettings, Guidance, decode
 from pipeline.learning.generation.recorded_steps import LENGTHS, RecordedSteps, is_asked, lengths_of
 from pipeline.learning.generation.sampling import sample_keys
-from pipeline.learning.generation.slot_work import Pace
+from pipeline.learning.generation.slot_work import SlotPace
 from pipeline.learning.generation.tilt import Tilt, preference_offset
 from pipeline.learning.models.flops import metered
 from pipeline.learning.models.value import ValueModel
@@ -77,7 +77,7 @@ def test_what_is_drawn(kind: str, head: HeadType | None, seeds: tuple[int, ...])
     value = head and opinionated(model, head)
     for seed in seeds:
         case = Case(seed)
-        case.pace = Pace(look_every=[1, 3, 4, 8][seed])
+        case.pace = SlotPace(look_every=[1, 3, 4, 8][seed])
         check(case, model, value)
     assert graphs.Graph.replays > 5 * len(seeds)
 
@@ -157,7 +157,7 @@ def test_the_host_waits_for_nothing_but_the_tokens_of_every_eighth_step(
         DecodeSettings(batch_size=3, top_p=0.9, cuda_graphs=True),
         keys=sample_keys(0, "test", np.arange(3), 1),
         guidance=head and Guidance(opinionated(model, head), Tilt(preference_offset(0.7), top_k=6, min_p=0.05)),
-        pace=Pace(look_every=8),
+        pace=SlotPace(look_every=8),
     )
     assert (asked.count, steps[0], runs[0]) == (0, 24, 3)
     assert reads[0] <= 3 * 4

@@ -17,7 +17,7 @@ from rich.console import Console
 
 from pipeline.commands import check, exits, status, why
 from pipeline.engine.store.gc import Garbage, GarbageKind
-from pipeline.engine.store.usage import OutputKind, Space, Usage
+from pipeline.engine.store.usage import OutputKind, Space, StoreUsage
 from pipeline.engine.workers.messages import GpuLoad
 from pipeline.errors import ConfigError
 from pipeline.plan.summary import PlanRow
@@ -87,7 +87,7 @@ def print_tables(text: str, console: Console) -> None:
     console.print(
         plan_table([PlanRow(round=1, chain=text, stage=text, jobs=3, missing=3, samples=3, seconds=1.0)])
     )
-    console.print(usage_table(Usage(outputs={OutputKind((text,), text, text, text): Space(1, 1)})))
+    console.print(usage_table(StoreUsage(outputs={OutputKind((text,), text, text, text): Space(1, 1)})))
     console.print(garbage_table([Garbage(kind=GarbageKind.output, path=Path("x"), what=text, size=1)]))
     for table in result_tables(Results(rows=[], pooled=[pooled_row(text, dataset=text, model=text)])):
         console.print(table)

@@ -15,7 +15,7 @@ from rich.cells import cell_len
 from rich.console import Console, RenderableType
 
 from pipeline.engine.store.gc import Garbage, GarbageKind
-from pipeline.engine.store.usage import OutputKind, Space, Usage
+from pipeline.engine.store.usage import OutputKind, Space, StoreUsage
 from pipeline.engine.workers.messages import GpuLoad
 from pipeline.plan.summary import PlanRow
 from pipeline.runs.cost import CostRow
@@ -162,7 +162,7 @@ def plan() -> RenderableType:
 
 def usage() -> RenderableType:
     kinds = [OutputKind(("ablation_of_the_rate", "b"), f"math/{MODEL}", algo, "evaluate") for algo in LONG]
-    return usage_table(Usage(outputs={kind: Space(1280, 123_456_789) for kind in kinds}))
+    return usage_table(StoreUsage(outputs={kind: Space(1280, 123_456_789) for kind in kinds}))
 
 
 def garbage() -> RenderableType:
@@ -195,7 +195,7 @@ def test_names_of_a_store_are_whole_before_its_outputs_are_counted() -> None:
     names = [f"my_long_experiment_name_{number}" for number in (1, 2)]
     whose = [(names[0],), tuple(names), (names[1],)]
     kinds = [OutputKind(one, "addition/tiny", "PITA", "evaluate") for one in whose]
-    table = usage_table(Usage(outputs={kind: Space(1280, 123_456_789) for kind in kinds}))
+    table = usage_table(StoreUsage(outputs={kind: Space(1280, 123_456_789) for kind in kinds}))
     narrow, wide = printed(table, 80), printed(table, 160)
     for name in (*names, f"{names[0]},", "addition/tiny", "evaluate", "(checkpoints)", "(unfinished)"):
         assert f" {name} " in narrow

@@ -11,7 +11,7 @@ import pytest
 
 from pipeline.runs.tracking.batches import ROUND, STEP, Batch, Row
 from pipeline.runs.tracking.chains import TrackedChain
-from pipeline.runs.tracking.trackers import Place, TrackerRun
+from pipeline.runs.tracking.trackers import TrackerPlace, TrackerRun
 
 CHAIN = TrackedChain(id="chain-id", name="X/d/m/s0", experiment="x", settings={"algo.eta": 1.0}, jobs=())
 
@@ -39,7 +39,7 @@ def wandb(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
 
 def begun(folder: Path, *, is_online: bool) -> TrackerRun:
     module = importlib.import_module("pipeline.runs.tracking.to_wandb")
-    place = Place(folder=folder / "wandb", project="p", entity="me", is_online=is_online)
+    place = TrackerPlace(folder=folder / "wandb", project="p", entity="me", is_online=is_online)
     run: TrackerRun = module.Wandb(place).begin(CHAIN, "X/d/m/s0")
     return run
 

@@ -6,7 +6,7 @@ import pytest
 
 from pipeline.engine.devices.inventory import Device, cpu_slots, find_gpus
 from pipeline.engine.devices.lease import LeaseSet
-from pipeline.sweeps.agents.shelf import Shelf
+from pipeline.sweeps.agents.shelf import AgentDevices
 from tests.doubles import fake_nvml
 
 
@@ -27,7 +27,7 @@ def gpus(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> list[Device]:
 
 
 def test_what_others_have_is_not_chosen_and_what_is_ours_comes_back(gpus: list[Device]) -> None:
-    shelf = Shelf(gpus, "lr")
+    shelf = AgentDevices(gpus, "lr")
     assert shelf.free([]) == (gpus, 2)
     assert shelf.free(gpus[:1]) == (gpus[1:], 2)
     assert shelf.free([], {"GPU", "0", gpus[0].uuid or ""}) == (gpus[1:], 2), "another agent has chosen it"
@@ -39,7 +39,7 @@ def test_what_others_have_is_not_chosen_and_what_is_ours_comes_back(gpus: list[D
 
 
 def test_who_has_all_devices_is_told_once_until_some_were_had(gpus: list[Device]) -> None:
-    shelf, said = Shelf(gpus, "lr"), list[str]()
+    shelf, said = AgentDevices(gpus, "lr"), list[str]()
     shelf.tell_wait(said.append)
     assert said == []
     with LeaseSet.acquire(gpus, experiment="somebody"):
@@ -55,7 +55,7 @@ def test_who_has_all_devices_is_told_once_until_some_were_had(gpus: list[Device]
 
 def test_devices_that_could_not_be_had_are_left_alone_for_longer_each_time(gpus: list[Device]) -> None:
     clock = Clock()
-    shelf = Shelf(gpus, "lr", clock)
+    shelf = AgentDevices(gpus, "lr", clock)
     for pause in (2.0, 4.0, 8.0):
         shelf.pause(gpus[:1])
         clock.now += pause - 0.1
@@ -72,7 +72,7 @@ def test_memory_that_a_killed_trial_left_is_waited_for_and_not_for_ever(
     gpus: list[Device], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     clock = Clock()
-    shelf = Shelf(gpus, "lr", clock)
+    shelf = AgentDevices(gpus, "lr", clock)
     full = [fake_nvml.gpu(0, used_gib=9), fake_nvml.gpu(1)]
     fake_nvml.use(monkeypatch, tmp_path, {"gpus": full})
     shelf.put_back(gpus, seen_free=False)
@@ -87,6 +87,6 @@ def test_memory_that_a_killed_trial_left_is_waited_for_and_not_for_ever(
 
 def test_cpu_slots_are_nobodys() -> None:
     slots = cpu_slots(2)
-    shelf = Shelf(slots, "lr")
+    shelf = AgentDevices(slots, "lr")
     shelf.put_back(slots, seen_free=False)
     assert shelf.free(slots[:1]) == (slots[1:], 2)

@@ -4,7 +4,7 @@ import math
 
 import pytest
 
-from pipeline.sweeps.searching.impute import Told, told
+from pipeline.sweeps.searching.impute import ToldValue, told
 from pipeline.sweeps.spec import Goal, Impute, Metric
 from pipeline.sweeps.trials import Trial, TrialState
 
@@ -39,7 +39,7 @@ def test_a_trial_without_a_number_counts_as_the_worst(
     state: TrialState, value: float | None, expected: float | None
 ) -> None:
     asked = trial(9, state, value)
-    assert told(asked, [*DONE, asked], Metric(name="loss")) == Told(expected)
+    assert told(asked, [*DONE, asked], Metric(name="loss")) == ToldValue(expected)
 
 
 def test_one_that_a_user_has_ended_says_nothing() -> None:
@@ -60,11 +60,11 @@ def test_the_rule_says_which_value_stands_for_a_missing_one(rule: Impute, goal: 
     failed.values = {"loss": 0.4, "other": 9.0}
     running = trial(9, TrialState.running, value=0.4, best=0.3)
     metric = Metric(name="loss", goal=goal, impute=rule, impute_while_running=rule)
-    assert told(failed, DONE, metric) == told(running, DONE, metric) == Told(expected)
+    assert told(failed, DONE, metric) == told(running, DONE, metric) == ToldValue(expected)
 
 
 @pytest.mark.parametrize("rule", Impute)
 def test_one_that_has_logged_nothing_counts_as_the_worst_by_every_rule(rule: Impute) -> None:
     failed = trial(9, TrialState.failed)
-    assert told(failed, DONE, Metric(name="loss", impute=rule)) == Told(0.9)
-    assert told(failed, [failed], Metric(name="loss", impute=rule)) == Told(0.0)
+    assert told(failed, DONE, Metric(name="loss", impute=rule)) == ToldValue(0.9)
+    assert told(failed, [failed], Metric(name="loss", impute=rule)) == ToldValue(0.0)

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from pipeline.engine.store.shared.address import open_objects
-from pipeline.engine.store.shared.answers import Pace
+from pipeline.engine.store.shared.answers import Timeouts
 from pipeline.engine.store.shared.connect import name_of
 from pipeline.engine.store.shared.objects import Objects
 from pipeline.engine.store.shared.outputs import SharedOutputs
@@ -22,7 +22,7 @@ from tests.doubles.s3 import BUCKET, S3, serving
 
 KEY = "ab" * 20
 FILES = {"weights/model.bin": b"w" * 100_000, "metrics.json": b"{}", "empty": b""}
-QUICK = Pace(poll_s=0.02, asked_s=0.2, fetched_s=0.2, silent_s=0.2, backoff_s=0.01, longest_s=0.05)
+QUICK = Timeouts(poll_s=0.02, asked_s=0.2, fetched_s=0.2, silent_s=0.2, backoff_s=0.01, longest_s=0.05)
 """Gives up at once."""
 PATIENT = replace(QUICK, asked_s=60, fetched_s=60, silent_s=60)
 """Does not, however busy this machine is."""
@@ -86,7 +86,7 @@ class Machine:
         return SharedOutputs(objects).fetch(key, self.store, self.verified.folder) is not None
 
     def session(
-        self, objects: Objects, keys: Collection[str] = (), pace: Pace = QUICK, **settings: Any
+        self, objects: Objects, keys: Collection[str] = (), pace: Timeouts = QUICK, **settings: Any
     ) -> Session:
         return Session(objects, self.verified, keys, store_name=name_of(self.store), pace=pace, **settings)
 

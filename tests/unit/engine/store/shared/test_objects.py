@@ -15,7 +15,7 @@ import pytest
 
 from pipeline.engine.store.shared import objects as module
 from pipeline.engine.store.shared.address import check_address, open_objects
-from pipeline.engine.store.shared.answers import Pace
+from pipeline.engine.store.shared.answers import Timeouts
 from pipeline.engine.store.shared.connect import connect, look, name_of
 from pipeline.engine.store.shared.objects import MemoryObjects, Objects, UnreachableError, keeps_first
 from pipeline.engine.store.store import Store
@@ -126,7 +126,7 @@ def test_a_bucket_that_is_not_there_is_a_mistake_and_a_network_that_is_not_there
     assert connect(s3_url)[1:] == (set(), "")
     monkeypatch.setenv("AWS_ENDPOINT_URL", "http://127.0.0.1:1")
     monkeypatch.setattr("pipeline.engine.store.shared.address._CONNECT_S", 1)
-    keys, why = look(s3_url, Pace(asked_s=0.1))
+    keys, why = look(s3_url, Timeouts(asked_s=0.1))
     assert keys == set()
     assert "Could not connect" in why
 
@@ -147,7 +147,7 @@ def test_one_bad_answer_at_the_start_is_no_store_that_is_away(which: int, monkey
             return ask
 
     monkeypatch.setattr("pipeline.engine.store.shared.connect.open_objects", lambda _: Busy())
-    assert connect("s3://store/two", Pace(backoff_s=0.0))[2] == ""
+    assert connect("s3://store/two", Timeouts(backoff_s=0.0))[2] == ""
     assert len(asked) > which + 1
 
 

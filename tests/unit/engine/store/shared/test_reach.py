@@ -6,7 +6,7 @@ from typing import cast
 
 import pytest
 
-from pipeline.engine.store.shared.answers import Pace
+from pipeline.engine.store.shared.answers import Timeouts
 from pipeline.engine.store.shared.objects import Objects, RefusedError, UnreachableError, _is_refusal
 from pipeline.engine.store.shared.reach import Reach
 
@@ -24,7 +24,7 @@ class Waits(Event):
 def asked(error: Exception) -> list[float]:
     waits, times = Waits(), list[float]()
     reach = Reach(
-        cast("Objects", None), Pace(backoff_s=0.25, longest_s=15.0), waits, "", clock=lambda: waits.now_s
+        cast("Objects", None), Timeouts(backoff_s=0.25, longest_s=15.0), waits, "", clock=lambda: waits.now_s
     )
 
     def ask() -> None:

@@ -8,7 +8,7 @@ _SHOWN = 300
 
 
 @dataclass(frozen=True)
-class Loss:
+class LostWorker:
     """The end of an actor.
 
     Attributes:
@@ -22,7 +22,7 @@ class Loss:
     details: str = ""
 
 
-def loss_of(error: BaseException) -> Loss:
+def loss_of(error: BaseException) -> LostWorker:
     """Say how a worker was lost.
 
     Args:
@@ -33,16 +33,16 @@ def loss_of(error: BaseException) -> Loss:
     low = text.lower()
     names = {kind.__name__ for kind in type(error).__mro__}
     if getattr(error, "preempted", False):
-        return Loss("its node was taken away (preempted)", True, details)
+        return LostWorker("its node was taken away (preempted)", True, details)
     if "OutOfMemoryError" in names or "memory monitor" in low or "low memory" in low or "out of memory" in low:
-        return Loss("Ray's memory monitor killed it, as its node was out of memory", False, details)
+        return LostWorker("Ray's memory monitor killed it, as its node was out of memory", False, details)
     if "NodeDiedError" in names or "node has died" in low or "node died" in low or "node was terminated" in low:
-        return Loss("its node was lost", True, details)
+        return LostWorker("its node was lost", True, details)
     if getattr(error, "actor_init_failed", False):
-        return Loss(f"its node cannot serve: {_reason(text)}", False, details)
+        return LostWorker(f"its node cannot serve: {_reason(text)}", False, details)
     if names & {"RayActorError", "WorkerCrashedError"}:
-        return Loss("its actor died", False, details)
-    return Loss(f"Ray: {type(error).__name__}: {text[:_SHOWN]}", False, details)
+        return LostWorker("its actor died", False, details)
+    return LostWorker(f"Ray: {type(error).__name__}: {text[:_SHOWN]}", False, details)
 
 
 def _reason(text: str) -> str:

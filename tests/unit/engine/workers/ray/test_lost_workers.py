@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from pipeline.engine.workers.ray.losses import loss_of
+from pipeline.engine.workers.ray.lost_workers import loss_of
 
 
 class ActorDiedError(Exception):
