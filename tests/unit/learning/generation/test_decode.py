@@ -261,7 +261,7 @@ def test_kl_is_the_sum_over_whole_rows(
     model: PreTrainedModel, make_value: MakeValue, head: HeadType, name: str
 ) -> None:
     value, prompts = make_value(model, head), some_prompts(2)
-    decoded = run(model, prompts, guidance=Guidance(value, TILTS[name]))
+    decoded = run(model, prompts, budgets=[4, 4], guidance=Guidance(value, TILTS[name]))
     processor = GuidedLogitsProcessor(value, TILTS[name])
     for prompt, tokens, kl in zip(prompts, decoded.tokens, decoded.kl, strict=True):
         total = 0.0

@@ -376,11 +376,11 @@ def test_flops_are_those_that_torch_counts(head: HeadType | None) -> None:
     value = head and opinionated(model, head)
     if value is not None:
         value.backbone.set_attn_implementation("eager")
-    keys = sample_keys(0, "test", np.arange(4), 3)
+    keys = sample_keys(0, "test", np.arange(2), 3)
     guidance = None if value is None else Guidance(value, Tilt(preference_offset(0.5), top_k=3))
     with metered() as meter, FlopCounterMode(display=False) as counted:
-        settings = DecodeSettings(batch_size=6)
-        decode(model, [[1, 2, 3, 4]] * 4, [6] * 4, settings, keys=keys, samples=3, guidance=guidance)
+        settings = DecodeSettings(batch_size=4)
+        decode(model, [[1, 2, 3, 4]] * 2, [6] * 2, settings, keys=keys, samples=3, guidance=guidance)
     assert meter.total == pytest.approx(counted.get_total_flops(), rel=0.02)
 
 
