@@ -53,7 +53,7 @@ class Case:
         self.budgets = numbers.integers(0, 10, count) if seed % 2 else np.full(count, 6)
         self.budgets[0] = 5
         self.settings = DecodeSettings(
-            batch_size=int(numbers.integers(1, 6)),
+            batch_size=int(numbers.integers(2, 7)),
             temperature=float(numbers.choice([1.0, 1.4])),
             top_p=float(numbers.choice([1.0, 0.8])),
             eos_id=None if numbers.random() < 0.2 else 5,
