@@ -140,7 +140,7 @@ def decoding(bench: Bench) -> list[Figure]:
 
 def launches(bench: Bench) -> list[Figure]:
     """How busy the host keeps the GPU in a guided step."""
-    policy, guide, rows, steps = bench.policy("8b"), bench.value("1b"), bench.of(64, 4), 8
+    policy, guide, rows, steps = bench.policy("8b"), bench.value("1b"), bench.of(64, 4), bench.of(8, 2)
     drawn(bench, policy, guide, rows, steps)
     kinds = [ProfilerActivity.CPU] + ([ProfilerActivity.CUDA] if bench.on_gpu else [])
     with profile(activities=kinds) as seen:

@@ -33,11 +33,12 @@ ROWS = 32
 
 def fitted(bench: Bench, model: PreTrainedModel, *, steps: int, micro_batch: int, length: int) -> list[float]:
     """Imitate texts of about a length, `ROWS` a step, in bfloat16."""
-    texts = bench.texts(ROWS, length)
-    data = Sequences.of(texts, [length // 4] * ROWS, [1.0] * ROWS)
+    rows = bench.of(ROWS, 8)
+    texts = bench.texts(rows, length)
+    data = Sequences.of(texts, [length // 4] * rows, [1.0] * rows)
     training = TrainingConfig(micro_batch_size=micro_batch, warmup_steps=1)
     how = Fitting(
-        batch_size=ROWS, epochs=steps, learning_rate=1e-5, training=training, seed=0, device=bench.device,
+        batch_size=rows, epochs=steps, learning_rate=1e-5, training=training, seed=0, device=bench.device,
         dtype=DType.bfloat16,
     )  # fmt: skip
     return fit_sft(model, data, how)
@@ -71,7 +72,9 @@ def training(bench: Bench) -> list[Figure]:
         with bench.determinism(True):
             seconds = bench.seconds(partial(again, steps=steps))
         peak = bench.peak()
-        found.append(Figure(f"micro-batch {micro_batch}", ROWS * length * steps / seconds, "tokens/s"))
+        found.append(
+            Figure(f"micro-batch {micro_batch}", bench.of(ROWS, 8) * length * steps / seconds, "tokens/s")
+        )
         found.append(Figure(f"micro-batch {micro_batch}: memory", peak and peak / 2**30, "GiB"))
         del model, again
     return found

@@ -1,4 +1,4 @@
-"""What is used of vLLM, by its documented interface, for tests: draws by a model that is read anew for each token.
+"""What is used of vLLM, by its documented interface, for tests: draws by a model that reads each text as a whole.
 
 `LLM` and `SamplingParams` take the arguments of vLLM 0.30 that are used and no others.
 """
@@ -76,6 +76,7 @@ class LLM:
         }
         self.calls: list[int] = []
         self._model: Any = load_policy(model, SystemConfig(), "cpu")
+        self._read: dict[tuple[int, ...], torch.Tensor] = {}
         ENGINES.append(self)
 
     @torch.inference_mode()
@@ -95,9 +96,11 @@ class LLM:
         draw = torch.Generator().manual_seed(0 if params.seed is None else params.seed)
         written: list[int] = []
         while len(written) < (params.max_tokens or 16):
-            text = torch.tensor([[*prompt, *written]])
-            assert text.shape[1] < self.settings["max_model_len"]
-            logits = self._model(text).logits[:, -1]
+            text = (*prompt, *written)
+            assert len(text) < self.settings["max_model_len"]
+            if text not in self._read:
+                self._read[text] = self._model(torch.tensor([text])).logits[:, -1]
+            logits = self._read[text]
             if params.temperature == 0:
                 written.append(int(logits.argmax()))
             else:

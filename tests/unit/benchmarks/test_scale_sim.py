@@ -12,9 +12,21 @@ from benchmarks.scale_sim import MIXES, case_of, made_up_8b, main, measure, rati
 
 
 def test_a_quick_run_says_what_it_measured(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    main(["--quick", "--jobs", "100", "--first-seed", "5", "--json", str(tmp_path / "found.json")])
+    main(
+        [
+            "--quick",
+            "--jobs",
+            "40",
+            "--trainings",
+            "2",
+            "--first-seed",
+            "5",
+            "--json",
+            str(tmp_path / "found.json"),
+        ]
+    )
     told = capsys.readouterr().out
-    assert told.startswith("python benchmarks/scale_sim.py --quick --jobs 100 --first-seed 5 --json")
+    assert told.startswith("python benchmarks/scale_sim.py --quick --jobs 40 --trainings 2 --first-seed 5 --json")
     assert "first_seed=5" in told
     assert "cores, load" in told
     found = json.loads((tmp_path / "found.json").read_text())

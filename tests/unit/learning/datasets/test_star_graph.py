@@ -76,14 +76,14 @@ def test_a_row_follows_from_seed_and_id_alone() -> None:
 
 
 def test_splits_are_disjoint_by_content_even_where_there_are_few_graphs() -> None:
-    dataset = star(degree=2, path_length=3, labels=8, test_size=2000, validation_size=2000, train_size=4000)
-    assert [len(dataset.ids(split)) for split in SPLITS] == [4000, 2000, 2000]
+    dataset = star(degree=2, path_length=3, labels=8, test_size=500, validation_size=500, train_size=1000)
+    assert [len(dataset.ids(split)) for split in SPLITS] == [1000, 500, 500]
     seen = {}
     for split in SPLITS:
         parsed = (parse(str(dataset.row(int(row_id)).prompt)) for row_id in dataset.ids(split))
         seen[split] = {(tuple(sorted(edges)), start, goal) for edges, start, goal in parsed}
     # So few graphs exist that splits would overlap if rows were dealt by id alone.
-    assert len(seen["train"]) < 4000
+    assert len(seen["train"]) < 1000
     assert not seen["train"] & seen["test"]
     assert not seen["train"] & seen["validation"]
     assert not seen["test"] & seen["validation"]
@@ -153,6 +153,6 @@ def test_the_tiny_reference_trains_on_it() -> None:
     from pipeline.learning.models.kinds import TinyModelConfig
     from pipeline.learning.models.tiny import train_reference
 
-    config = TinyModelConfig(kind="tiny", n_embd=32, n_head=2, n_inner=32, steps=60, batch_size=32)
+    config = TinyModelConfig(kind="tiny", n_embd=32, n_head=2, n_inner=32, steps=40, batch_size=24)
     _, losses = train_reference(config, star(degree=2, path_length=3), "cpu", lambda step, tokens: None)
     assert np.mean(losses[-5:]) < 0.85 * losses[0]

@@ -79,13 +79,13 @@ def most_asked(model: PreTrainedModel, head: HeadType | None, tilt: Tilt, **give
         decode(
             model,
             [[1], [2, 3], [4, 5, 6], [7, 8], [9]],
-            [9, 4, 6, 8, 5],
+            [6, 3, 4, 5, 3],
             settings,
             keys=sample_keys(0, "test", np.arange(5), 1),
             guidance=None if value is None else Guidance(value, tilt),
             pace=SlotPace(look_every=4),
         )
-    assert len(found) >= 9
+    assert len(found) >= 6
     return max(found)
 
 

@@ -3,7 +3,7 @@
 import gc
 import math
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -42,18 +42,18 @@ def with_atoms(model: PreTrainedModel, head: HeadType) -> ValueModel:
 
 
 class Case:
-    """Random work for random settings."""
+    """Random work for random settings: a little, of which there is more than there are slots."""
 
     def __init__(self, seed: int) -> None:
         numbers = np.random.default_rng(seed)
-        count, self.samples = int(numbers.integers(1, 14)), int(numbers.choice([1, 1, 2, 5]))
+        count, self.samples = int(numbers.integers(2, 9)), int(numbers.choice([1, 1, 2, 3]))
         self.prompts = [
             numbers.integers(1, VOCABULARY, length).tolist() for length in numbers.integers(1, 9, count)
         ]
-        self.budgets = numbers.integers(0, 13, count) if seed % 2 else np.full(count, 9)
+        self.budgets = numbers.integers(0, 10, count) if seed % 2 else np.full(count, 6)
         self.budgets[0] = 5
         self.settings = DecodeSettings(
-            batch_size=int(numbers.integers(1, 10)),
+            batch_size=int(numbers.integers(2, 7)),
             temperature=float(numbers.choice([1.0, 1.4])),
             top_p=float(numbers.choice([1.0, 0.8])),
             eos_id=None if numbers.random() < 0.2 else 5,
@@ -86,34 +86,36 @@ class Case:
             patch.setattr(row_models, "reads_rows", lambda _: False)
             return self.drawn(model, value)
 
-    def check(self, model: PreTrainedModel, value: ValueModel | None = None) -> None:
+    def check(self, model: PreTrainedModel, value: ValueModel | None = None) -> Decoded:
         ours, theirs = self.drawn(model, value), self.in_batches(model, value)
         assert ours.tokens == theirs.tokens
         assert ours.kl == pytest.approx(theirs.kl, abs=1e-4)
+        return ours
 
 
 @pytest.mark.parametrize("head", HEADS)
 def test_slots_draw_what_batches_draw(model: PreTrainedModel, head: HeadType | None) -> None:
     value = head and opinionated(model, head)
-    for seed in range(3):
-        Case(seed).check(model, value)
+    _, once, _ = (Case(seed).check(model, value) for seed in range(3))
+    again = Case(1).drawn(model, value)
+    assert (again.tokens, again.kl.tobytes()) == (once.tokens, once.kl.tobytes())
 
 
-# Each head tries each kind of work once, half of them with a family; all of them with both are tried at leisure.
+# Each head tries each of these four once, half of them with a family; more, and all with both, at leisure.
 @pytest.mark.parametrize(
     ("model", "seeds"),
     [
-        ("gpt2", range(50, 54)),
-        ("llama", range(54, 58)),
-        pytest.param("gpt2", range(54, 58), marks=pytest.mark.exhaustive),
-        pytest.param("llama", range(50, 54), marks=pytest.mark.exhaustive),
+        ("gpt2", range(50, 52)),
+        ("llama", range(52, 54)),
+        pytest.param("gpt2", range(52, 58), marks=pytest.mark.exhaustive),
+        pytest.param("llama", [50, 51, *range(54, 58)], marks=pytest.mark.exhaustive),
     ],
     indirect=["model"],
     ids=str,
 )
 @pytest.mark.parametrize("head", HEADS)
 def test_steps_that_are_looked_at_together_are_those_that_are_looked_at_one_by_one(
-    model: PreTrainedModel, head: HeadType | None, seeds: range, monkeypatch: pytest.MonkeyPatch
+    model: PreTrainedModel, head: HeadType | None, seeds: Sequence[int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     value, look = head and opinionated(model, head), decoding._Slots._look
     seen: list[int] = []
@@ -202,13 +204,6 @@ def test_atoms(model: PreTrainedModel, head: HeadType) -> None:
         case.check(model, value)
 
 
-@pytest.mark.parametrize("head", HEADS)
-def test_the_same_work_is_the_same_bytes(model: PreTrainedModel, head: HeadType | None) -> None:
-    case, value = Case(2), head and opinionated(model, head)
-    one, other = case.drawn(model, value), case.drawn(model, value)
-    assert (one.tokens, one.kl.tobytes()) == (other.tokens, other.kl.tobytes())
-
-
 def test_slots_draw_what_is_drawn_without_a_cache(model: PreTrainedModel) -> None:
     prompts = some_prompts(7)
     keys = sample_keys(0, "test", np.arange(7), 1)
@@ -253,14 +248,16 @@ def test_what_a_text_leaves_behind_does_not_reach_later_ones(
     assert tokens([*broken, *sound], [20, 30, 4, 6, 8, 2, 9])[2:] == alone
 
 
-@pytest.mark.parametrize("keys", [None, sample_keys(0, "test", np.arange(3), 1)])
-@pytest.mark.parametrize("broken", [math.nan, math.inf])
+# Each two of them meet: who is broken, by which number, whether tokens are drawn, how often they are looked at.
+@pytest.mark.parametrize(
+    ("broken", "drawn", "every"),
+    [(math.nan, False, 1), (math.nan, True, 3), (math.inf, False, 3), (math.inf, True, 1)],
+)
 @pytest.mark.parametrize(
     ("head", "which"), [(None, "model"), *((head, which) for head in HeadType for which in WHICH)]
 )
-@pytest.mark.parametrize("every", [1, 3])
 def test_a_broken_model_is_told_of(
-    head: HeadType | None, which: str, broken: float, keys: Keys | None, every: int
+    head: HeadType | None, which: str, broken: float, drawn: bool, every: int
 ) -> None:
     """And never reads a token that there is not, which a GPU would not survive."""
     model, calls = language_model("llama"), []
@@ -278,7 +275,7 @@ def test_a_broken_model_is_told_of(
             [[1], [2, 3], [4, 5, 6]],
             [6, 6, 6],
             DecodeSettings(batch_size=2),
-            keys=keys,
+            keys=sample_keys(0, "test", np.arange(3), 1) if drawn else None,
             guidance=None if value is None else Guidance(value, Tilt(preference_offset(0.7), top_k=VOCABULARY)),
             pace=SlotPace(look_every=every),
         )
@@ -316,7 +313,7 @@ class Seen:
             self.prompts += [tuple(row) for row in ids.tolist()]
 
 
-def mixed(count: int = 40, samples: int = 1) -> dict[str, Any]:
+def mixed(count: int = 24, samples: int = 1) -> dict[str, Any]:
     """Prompts of one length with budgets of 1 to 16."""
     numbers = np.random.default_rng(1)
     return {
@@ -352,7 +349,7 @@ def test_the_dearer_newcomers_are_the_more_come_together() -> None:
         decode(model, settings=DecodeSettings(batch_size=8), **mixed(), pace=SlotPace(prefill=price))
         passes.append((batches.count(3), batches.count(1)))
     (often, short), (less, longer), (never, longest) = passes
-    assert often > less > never == 5  # at infinity, whenever all slots are empty: in whole batches
+    assert often > less > never == 3  # at infinity, whenever all slots are empty: in whole batches
     assert short < longer < longest
 
 
@@ -379,11 +376,11 @@ def test_flops_are_those_that_torch_counts(head: HeadType | None) -> None:
     value = head and opinionated(model, head)
     if value is not None:
         value.backbone.set_attn_implementation("eager")
-    keys = sample_keys(0, "test", np.arange(4), 3)
+    keys = sample_keys(0, "test", np.arange(2), 3)
     guidance = None if value is None else Guidance(value, Tilt(preference_offset(0.5), top_k=3))
     with metered() as meter, FlopCounterMode(display=False) as counted:
-        settings = DecodeSettings(batch_size=6)
-        decode(model, [[1, 2, 3, 4]] * 4, [9] * 4, settings, keys=keys, samples=3, guidance=guidance)
+        settings = DecodeSettings(batch_size=4)
+        decode(model, [[1, 2, 3, 4]] * 2, [6] * 2, settings, keys=keys, samples=3, guidance=guidance)
     assert meter.total == pytest.approx(counted.get_total_flops(), rel=0.02)
 
 
@@ -396,13 +393,13 @@ def test_what_is_finished_is_told_of_and_counted_before_a_failure() -> None:
     def fail(*_: object) -> None:
         nonlocal passes
         passes += 1
-        if passes == 40:
+        if passes == 30:
             raise torch.OutOfMemoryError
 
     model.register_forward_pre_hook(fail)
     with metered() as meter, pytest.raises(torch.OutOfMemoryError):
         decode(model, settings=settings, **work, finished=lambda prompt, tokens, _: told.update({prompt: tokens}))
-    assert 5 < len(told) < 35
+    assert 3 < len(told) < 21
     assert all(tokens == whole.tokens[2 * prompt : 2 * prompt + 2] for prompt, tokens in told.items())
     some = list(told)
     with metered() as again:

@@ -43,16 +43,19 @@ class Run:
         values = self.guide.values(candidates, valid.to(self.device))
         assert values.shape[:2] == shape
         assert values.isfinite().all()
-        places = valid.nonzero().tolist()
-        alone = [self.alone([*self.texts[row], int(candidates[row, column])]) for row, column in places]
+        alone = [
+            self.alone([[*text, token] for token in row[there].tolist()])
+            for text, row, there in zip(self.texts, candidates.cpu(), valid, strict=True)
+        ]
         columns = torch.stack([row.nonzero().max() for row in valid]).to(self.device)
         tokens = candidates.gather(1, columns[:, None])[:, 0]
         self.guide.advance(tokens, columns)
         self.texts = [[*text, token] for text, token in zip(self.texts, tokens.tolist(), strict=True)]
-        return values[valid.to(self.device)].cpu(), torch.stack(alone).cpu()
+        return values[valid.to(self.device)].cpu(), torch.cat(alone).cpu()
 
-    def alone(self, text: list[int]) -> Tensor:
-        return self.value(torch.tensor([text], device=self.device))[0, -1]
+    def alone(self, texts: list[list[int]]) -> Tensor:
+        """Values of texts of one length, each read as a whole."""
+        return self.value(torch.tensor(texts, device=self.device))[:, -1]
 
     def keep(self, rows: list[int]) -> None:
         self.guide.keep(np.array(rows))

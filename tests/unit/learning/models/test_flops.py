@@ -114,7 +114,7 @@ def fitting() -> Fitting:
     return Fitting(batch_size=4, epochs=1, learning_rate=1e-3, training=training, seed=0, device="cpu")
 
 
-def drawn(model: PreTrainedModel, guidance: Guidance | None = None, samples: int = 3, steps: int = 8) -> object:
+def drawn(model: PreTrainedModel, guidance: Guidance | None = None, samples: int = 2, steps: int = 5) -> object:
     prompts = [[1, 2, 3, 4, 5, 6, 7], [7, 6, 5, 4, 3, 2, 1]]
     return decode(
         model,
@@ -145,7 +145,7 @@ def test_generation(model: PreTrainedModel) -> None:
 def test_guided_generation(model: PreTrainedModel, head: HeadType, others: Others) -> None:
     guide = value_model(model, head).eval()
     tilt = Tilt(bernoulli_offset(0.1), top_k=5, min_p=0.0, others=others)
-    check(lambda: drawn(model, Guidance(guide, tilt), samples=2, steps=6), "decoding", "guidance")
+    check(lambda: drawn(model, Guidance(guide, tilt)), "decoding", "guidance")
 
 
 def test_candidates_that_are_not_asked_for_cost_nothing() -> None:

@@ -62,7 +62,8 @@ def test_the_corpus_of_sums_is_as_open_as_its_carries() -> None:
 
 
 @pytest.mark.parametrize("dataset", [ADDITION, STARS, SORTING], ids=["addition", "star_graph", "sorting"])
-def test_it_is_told_by_which_of_the_two_is_nearer(dataset: Dataset) -> None:
+def test_it_is_told_by_which_of_the_two_is_nearer(dataset: Dataset, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(imitation, "PROMPTS", 100)  # graphs take time to draw
     between = measured(model_of(0.5, len(dataset.vocabulary)), dataset)
     assert between.corpus < between.guessing
     middle = (between.corpus + between.guessing) / 2
@@ -74,7 +75,8 @@ def test_it_is_told_by_which_of_the_two_is_nearer(dataset: Dataset) -> None:
     assert not worse.has_learnt
 
 
-def test_a_corpus_that_shows_every_prompt_once_leaves_nothing_open() -> None:
+def test_a_corpus_that_shows_every_prompt_once_leaves_nothing_open(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(imitation, "PROMPTS", 100)
     paths = load_dataset(StarGraphConfig(kind="star_graph"))
     assert str(measured(model_of(0.5, len(paths.vocabulary)), paths).corpus) == "0.0"
 
@@ -127,7 +129,7 @@ def test_a_perfect_imitator_of_prompts_that_are_wide_open_is_not_named() -> None
 
 
 def test_somewhat_more_ways_than_ten_draws_can_tell_are_told_by_more(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("pipeline.learning.models.imitation.PROMPTS", 5)  # graphs take time to draw
+    monkeypatch.setattr(imitation, "PROMPTS", 5)
     stars = load_dataset(StarGraphConfig(kind="star_graph", degree=8, random_arm=0.6))
     arm, goal = 0.6 / 8, 0.4 + 0.6 / 8
     found = measured(model_of(0.5, len(stars.vocabulary)), stars)
