@@ -19,6 +19,7 @@ from hypothesis import HealthCheck, settings
 
 from pipeline.engine.devices.worker_env import THREAD_VARIABLES
 from tests.doubles.engine import Engine, descriptors
+from tests.doubles.machine import adopt_no_orphans
 
 
 def _forget_who_started_this() -> None:
@@ -121,6 +122,7 @@ def pytest_runtest_teardown(item: pytest.Item, nextitem: pytest.Item | None) -> 
     """Nor is what a file of tests leaves for good, such as modules: no search of a later one goes through it."""
     yield
     if nextitem is None or nextitem.path != item.path:
+        adopt_no_orphans()
         gc.collect()
         gc.freeze()
 

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import ctypes
+import sys
 from pathlib import Path
 
 import psutil
+
+_PR_SET_CHILD_SUBREAPER = 36
 
 
 def listening(*pids: int) -> list[str]:
@@ -23,6 +26,16 @@ def own_memory() -> int:
     ctypes.CDLL(None).malloc_trim(0)  # what was freed is the machine's again
     told = Path("/proc/self/status").read_text().partition("RssAnon:")[2].split()
     return int(told[0]) << 10
+
+
+def adopt_no_orphans() -> None:
+    """Undo what a command does that adopts orphans where it runs in the process of the tests.
+
+    What later tests leave is then init's again: processes that have ended, and that nobody here waits for, would be
+    among the children of this one for good.
+    """
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(_PR_SET_CHILD_SUBREAPER, 0)
 
 
 def is_living(pid: int) -> bool:

@@ -19,7 +19,7 @@ from pipeline.engine.journal import Journal, read_journal
 from pipeline.engine.scheduler.job_state import JobStatus
 from pipeline.engine.workers.pool import Pool
 from pipeline.errors import StoreError
-from tests.doubles.engine import HERE, Engine, job, key
+from tests.doubles.engine import HERE, Engine, describe, job, key
 
 # -- lateness --------------------------------------------------------------------------------------------------
 
@@ -255,7 +255,7 @@ def test_a_notice_that_reaches_every_process_is_no_loss(
     def notify() -> None:
         until(lambda: flag.exists() and flag.read_text())
         me = psutil.Process()
-        workers = [child for child in me.children() if "entrypoint" in " ".join(child.cmdline())]
+        workers = [child for child in me.children() if "entrypoint" in describe(child)]
         first, last = ([me], workers) if engine_first else (workers, [me])
         for process in first:
             process.send_signal(number)
