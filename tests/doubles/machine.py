@@ -31,8 +31,8 @@ def own_memory() -> int:
 def adopt_no_orphans() -> None:
     """Undo what a command does that adopts orphans where it runs in the process of the tests.
 
-    What later tests leave is then init's again: processes that have ended, and that nobody here waits for, would be
-    among the children of this one for good.
+    What later tests leave is then init's again: processes that have ended, and that nobody here waits for, would
+    be among the children of this one for good.
     """
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(_PR_SET_CHILD_SUBREAPER, 0)

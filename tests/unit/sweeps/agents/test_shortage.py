@@ -21,7 +21,7 @@ from pipeline.config.schema import DeviceChoice
 from pipeline.engine.scheduler.signals import StopSignals
 from pipeline.errors import WorkerError
 from pipeline.sweeps.agents import shortage
-from pipeline.sweeps.agents.agent import Agent, Bounds, Told
+from pipeline.sweeps.agents.agent import Agent, Bounds, SweepListener
 from pipeline.sweeps.agents.beginning import begin_sweep
 from pipeline.sweeps.agents.pool import choose_pool
 from pipeline.sweeps.reading.file import read_sweep
@@ -64,7 +64,7 @@ for case in sys.argv[1:]:
     print("case", case)
     with StopSignals() as signals:
         try:
-            Short(sweep, folder, pool, Bounds(own=1), make_search(sweep), Told(say=say)).run(signals)
+            Short(sweep, folder, pool, Bounds(own=1), make_search(sweep), SweepListener(say=say)).run(signals)
         except WorkerError as error:
             print("gave up:", error)
     resource.setrlimit(resource.RLIMIT_NOFILE, usual)
