@@ -11,7 +11,7 @@ from rich.console import Console
 
 from pipeline.commands.run import run_experiment
 from pipeline.config.load import load_config
-from pipeline.config.schema import Backend, RetryConfig
+from pipeline.config.schema import RetryConfig
 from pipeline.engine.devices.inventory import Device, find_gpus
 from pipeline.engine.scheduler.job_state import JobStatus
 from pipeline.engine.store.measured import read_peaks, update_peaks
@@ -175,7 +175,7 @@ def test_a_gang_has_its_gpus_to_itself(engine: Engine, gpus: Gpus, tmp_path: Pat
 def test_packing_does_not_change_what_is_stored(engine: Engine, gpus: Gpus, tmp_path: Path) -> None:
     devices = gpus(80)
     jobs = [job(f"j{number}", "write", [f"j{number - 3}"] if number >= 3 else []) for number in range(12)]
-    engine.run(*jobs, devices=devices, backend=Backend.inline)
+    engine.run(*jobs, devices=devices)
     packed = Engine(tmp_path / "packed")
     packed.run(*jobs, devices=devices, jobs_per_device=2)
     assert packed.files() == engine.files()
