@@ -23,6 +23,7 @@ from pipeline.engine.devices.lease import LeaseSet
 from pipeline.engine.devices.select import lease_devices
 from pipeline.engine.keeper import keys_of_weights
 from pipeline.engine.scheduler.runnable import check_runnable
+from pipeline.engine.store.gc import remove_dead_claims
 from pipeline.engine.store.measured import read_peaks
 from pipeline.engine.store.needs import tell_needs
 from pipeline.engine.store.scratch import Scratch, remove_leftovers
@@ -132,9 +133,11 @@ def notes_of(request: Request) -> Iterator[Verified]:
     name = f"{experiment}-verified-{secrets.token_hex(4)}-{os.getpid()}"
     scratch = Scratch(store.scratch(name))
     try:
-        with suppress(OSError):  # a store that may only be read: then there are no notes, and nothing is removed
+        # A store that may only be read: then there are no notes, and nothing is removed.
+        with suppress(OSError, StoreError):
             scratch.open()
             remove_leftovers(store.root, scratch.path)
+            remove_dead_claims(store)
         yield Verified(store, scratch.path)
     finally:
         scratch.close()

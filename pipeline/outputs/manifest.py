@@ -39,6 +39,10 @@ class NotAnOutputError(Exception):
     """What is there is no output, or is one no longer; the text says why."""
 
 
+class StillChangingError(Exception):
+    """An output was written to while it was read; the text names the files."""
+
+
 def plain_files(folder: Path, entries: Mapping[str, os.stat_result] | None = None) -> dict[str, os.stat_result]:
     """The files of an output by relative name, without its manifest.
 
@@ -75,13 +79,30 @@ def describe(
 
     Raises:
         NotAnOutputError: It holds something that is neither a file nor a folder.
+        StillChangingError: Something writes there.
         OSError: It cannot be read.
     """
-    files = {
-        name: {"size": status.st_size, "sha256": file_sha256(folder / name)}
-        for name, status in sorted(plain_files(folder, entries).items())
-    }
+    seen = plain_files(folder, entries)
+    try:
+        files = {
+            name: {"size": status.st_size, "sha256": file_sha256(folder / name)}
+            for name, status in sorted(seen.items())
+        }
+        changed = {name for name, _ in _marks(seen) ^ _marks(plain_files(folder))}
+    except FileNotFoundError as error:
+        changed = {os.path.relpath(os.fsdecode(error.filename), folder)}
+    if changed:
+        # Else sizes would be those of one moment, sums those of another, and what has come since in no list.
+        raise StillChangingError(
+            f"{_listed(sorted(changed))} changed meanwhile. Something that the job has started still writes to "
+            "its output after the job's own code has returned: let that end before"
+        )
     return _canonical({"format": FORMAT, "key": key, "files": files, "about": dict(about)})
+
+
+def _marks(files: Mapping[str, os.stat_result]) -> set[tuple[str, tuple[int, ...]]]:
+    """What tells each of some files from what it may become."""
+    return {(name, (one.st_ino, one.st_size, one.st_mtime_ns)) for name, one in files.items()}
 
 
 def entomb(key: str, folder: Path, names: Iterable[str], why: str) -> bytes:

@@ -25,6 +25,13 @@ def nothing(work: Work) -> None:
     """Write nothing; the output is a manifest alone."""
 
 
+def write_on_in_the_background(work: Work) -> None:
+    """Return while what a shell has put into the background writes to the output."""
+    subprocess.run("(while :; do echo x >> t.txt; done) &", shell=True, cwd=work.out, check=True)
+    while not (work.out / "t.txt").exists():
+        time.sleep(0.01)
+
+
 def write(work: Work) -> None:
     """Write the payload and the payloads of all inputs."""
     found = {

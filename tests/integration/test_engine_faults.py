@@ -121,6 +121,13 @@ def test_children_of_a_lost_worker_do_not_outlive_it(engine: Engine, tmp_path: P
     assert all(map(gone, pids))
 
 
+def test_what_a_job_leaves_in_the_background_ends_before_its_output_is_read(engine: Engine) -> None:
+    writes = job("writes", "write_on_in_the_background")
+    outcome = engine.run(writes, workers=1)
+    assert [attempt.outcome for attempt in outcome.attempts] == ["done"]
+    assert engine.store.problem(writes.key) is None
+
+
 def test_children_of_a_finished_job_do_not_outlive_the_run(engine: Engine, tmp_path: Path) -> None:
     flag = tmp_path / "flag"
     engine.run(job("parent", "leave_grandchild", payload={"flag": str(flag), "seconds": 0}), workers=1)

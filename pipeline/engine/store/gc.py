@@ -93,8 +93,13 @@ def remove(store: Store, garbage: Iterable[Garbage]) -> Iterator[tuple[Garbage, 
             yield thing, _remove(thing, bin_.path / str(number))
     finally:
         bin_.close()
+    remove_dead_claims(store)
+
+
+def remove_dead_claims(store: Store) -> None:
+    """Remove the names that killed engines have left of their claims; others may be at work meanwhile."""
     for path in _entries(store.root / ".claims"):
-        # Left by engines that were killed. Claiming and releasing removes one without a race.
+        # Claiming and releasing removes one without a race.
         with suppress(StoreError):
             claim = store.claim(path.name)
             if claim is not None:

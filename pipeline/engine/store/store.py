@@ -45,6 +45,7 @@ from pipeline.outputs.manifest import (
     REMOVED,
     TOMBSTONE,
     NotAnOutputError,
+    StillChangingError,
     describe,
     find_problem,
     read_manifest,
@@ -286,9 +287,10 @@ class Store:
                 fsync(target.parent, folder=True)
                 fsync(self.root, folder=True)
         except NotAnOutputError as error:
-            raise StoreError(
-                f"could not commit {key[:12]}: {error}, and an output holds only plain files and folders"
-            ) from error
+            more = ", and an output holds only plain files and folders"
+            raise StoreError(f"could not commit {key[:12]}: {error}{more}") from error
+        except StillChangingError as error:
+            raise StoreError(f"could not commit {key[:12]}: {error}") from error
         except OSError as error:
             raise explained(f"could not commit {key[:12]} to {self.root}", error) from error
         return target

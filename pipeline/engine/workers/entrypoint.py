@@ -25,6 +25,7 @@ from pipeline.engine.workers.messages import (
     FromWorker,
     GpuLoad,
     Heartbeat,
+    JobFinished,
     OrdersDropped,
     RunJob,
     Shutdown,
@@ -132,8 +133,9 @@ class _Main:
             start_part(order, self.settings.device.kind, lambda: runner.cut_off, lambda: runner.stop_requested)
             return
         answer = self.runner.run(order)
-        with suppress(Exception):  # a job may have left its process unable to look; then they end with it
-            end_strays()
+        if not isinstance(answer, JobFinished):
+            with suppress(Exception):  # as in the runner, which has done so after a job that went well
+                end_strays()
         if self.orders.is_followed(order, answer):
             self._hold(answer)  # goes with the word that the next one has begun: the engine wakes up once
         else:

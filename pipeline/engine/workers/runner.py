@@ -26,6 +26,7 @@ from pipeline.engine.workers.device_memory import begin_measuring, give_back, he
 from pipeline.engine.workers.inputs import InputChecks
 from pipeline.engine.workers.messages import AttemptStopped, FromWorker, JobFinished, JobRaised, JobStarted, RunJob
 from pipeline.engine.workers.output import OutputTo
+from pipeline.engine.workers.strays import end_strays
 from pipeline.engine.workers.work import Work
 from pipeline.errors import DamagedOutput
 from pipeline.files import remove_tree
@@ -164,6 +165,11 @@ class JobRunner:
                 else:
                     call_entry(order, work)
             work.check_counts()
+            if self._own_process:
+                # Whatever the job has put into the background would still write to its output while this is read.
+                # After a failure its frames live on, and what they hold: then that is for who made this runner.
+                with suppress(Exception):  # a job may have left its process unable to look; then they end with it
+                    end_strays()
             if order.key:
                 entries = check_output(out)
                 files = (status for status in entries.values() if stat.S_ISREG(status.st_mode))

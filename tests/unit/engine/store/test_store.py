@@ -59,12 +59,37 @@ def test_what_was_just_seen_of_a_folder_makes_the_same_output_without_another_lo
         with monkeypatch.context() as patched:
             if told:
                 patched.setattr("pipeline.engine.store.store.walk", lambda _: pytest.fail("looked again"))
-                patched.setattr("pipeline.outputs.manifest.walk", lambda _: pytest.fail("looked again"))
             path = store.commit(key, folder, {"job": "j"}, 0.0, entries)
         assert store.problem(key) is None
         texts.append((path / MANIFEST).read_text())
         remove_tree(path)
     assert texts[0] == texts[1]
+
+
+@pytest.mark.parametrize("change", ["grown", "replaced", "added", "gone", "link"])
+def test_an_output_that_changes_while_it_is_committed_is_refused(store: Store, key: str, change: str) -> None:
+    """A thread of the job may go on: sizes would be of one moment, and checksums of another."""
+    folder = store.begin(store.scratch("run"), key, 1)
+    file = folder / "a.txt"
+    file.write_text("x")
+    seen = check_output(folder)
+    match change:
+        case "grown":
+            file.write_text("xx")
+        case "replaced":
+            file.rename(folder.parent / "before")
+            file.write_text("y")
+        case "added":
+            (folder / "b.txt").touch()
+        case "gone":
+            file.unlink()
+        case "link":
+            (folder / "b.txt").symlink_to("/etc/hostname")
+    with pytest.raises(
+        StoreError, match=r"b\.txt is a link" if change == "link" else r"[ab]\.txt changed meanwhile"
+    ):
+        store.commit(key, folder, {"job": "j"}, 0.0, seen)
+    assert store.problem(key) == NOT_STORED
 
 
 # -- damage ----------------------------------------------------------------------------------------------------

@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from pipeline import locks
+from pipeline.engine.store.gc import remove_dead_claims
 from pipeline.engine.store.store import Store
 from pipeline.engine.store.store_lock import users
 from pipeline.errors import StoreError
@@ -387,3 +388,14 @@ def _leads_to(link: Path, folder: Path) -> bool:
         return link.readlink() == folder
     except FileNotFoundError:  # that of the list itself
         return False
+
+
+def test_names_that_dead_runs_have_left_of_their_claims_go_and_others_stay(store: Store, key: str) -> None:
+    other = "f" * len(key)
+    held = store.claim(key)
+    assert held is not None
+    (store.root / ".claims" / other).touch()  # an engine that was killed has nobody's lock on it
+    remove_dead_claims(store)
+    assert [path.name for path in (store.root / ".claims").iterdir()] == [key]
+    held.release()
+    assert not list((store.root / ".claims").iterdir())
