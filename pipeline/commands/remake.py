@@ -60,10 +60,10 @@ def held_model(run: LoadedRun, chain: str | None, number: int | None, console: C
     with ExitStack() as stack:
         fetched = stack.enter_context(_emptied(run.store))
         found = find_trained(
-            run, chain, number, also_removed=True, bring=lambda found: bring_model(found, fetched, console)
+            run, chain, number, also_gone=True, bring=lambda found: bring_model(found, fetched, console)
         )
         scratch = _held(run.store, found, stack)
-        if run.store.problem(found.job.key, checksums=False) == REMOVED:
+        if run.store.problem(found.job.key, checksums=False) is not None:
             stack.enter_context(_made_again(found, scratch, console))
         yield found
 
@@ -95,7 +95,7 @@ def _made_again(found: Trained, scratch: Path, console: Console) -> Iterator[Non
     target = next((job for job in request.plan.jobs.values() if job.key == key), None)
     if target is None:
         raise ConfigError(
-            f"{found.job.id}: its weights were removed, and its run would make others now: the code, the data or "
+            f"{found.job.id}: its weights are gone, and its run would make others now: the code, the data or "
             "a model has changed since. `python -m pipeline why` says what. Run the experiment again"
         )
     plan = request.plan.up_to([target.id])
@@ -124,11 +124,11 @@ def _request_of(found: Trained) -> Request:
 
 
 def _run(request: Request, plan: Plan, missing: list[str], found: Trained, console: Console) -> None:
-    folder = RunFolder(found.run.folder.path / AGAIN / f"{datetime.now():{STAMP_FORMAT}}_{os.getpid()}")
+    folder = RunFolder(found.run.folder.path / AGAIN / f"{datetime.now():{STAMP_FORMAT}}_{secrets.token_hex(4)}")
     folder.path.mkdir(parents=True)
     say(
         console,
-        f"{found.job.id}: its weights were removed; running {jobs(len(missing))} to make them again. Log:",
+        f"{found.job.id}: its weights are gone; running {jobs(len(missing))} to make them again. Log:",
     )
     say(console, "", copy=shown_path(folder.log))
     config = request.config

@@ -200,7 +200,11 @@ def _repaired(store: Store, finding: Finding) -> str:
 def _advice(damaged: Sequence[Finding], repair: bool) -> str:
     if not damaged:
         return ""
-    return "; the next run makes them anew" if repair else "; --repair sets them aside, to be made anew"
+    return (
+        "; the next runs that need them make them anew"
+        if repair
+        else "; --repair sets them aside, to be made anew"
+    )
 
 
 def _check_request(keep_runs: int | None, older_than: float | None, *, dry_run: bool, yes: bool) -> None:

@@ -183,7 +183,7 @@ def find_trained(
     chain: str | None = None,
     number: int | None = None,
     *,
-    also_removed: bool = False,
+    also_gone: bool = False,
     bring: Callable[[Trained], None] = lambda _: None,
 ) -> Trained:
     """The model that a chain of a run has trained.
@@ -193,7 +193,8 @@ def find_trained(
         chain: Name of the chain, its end, a part of it, or a pattern with ``*``; None for the only one that
             trains.
         number: After which round; None for the last one.
-        also_removed: Also one whose weights were removed since, as `execution.keep` asked.
+        also_gone: Also one that was trained and is not there any more: whose weights were removed, as
+            `execution.keep` asked, or whose output was lost or damaged.
         bring: Told which it is, to have it stored where it is not.
 
     Raises:
@@ -214,7 +215,7 @@ def find_trained(
         raise ConfigError(f"{name} has no round {number}; there are: {', '.join(map(str, sorted(jobs)))}")
     found = Trained(run=run, config=config, job=jobs[last if number is None else number], rounds=last)
     bring(found)
-    _check_finished(found, jobs, also_removed=also_removed)
+    _check_finished(found, jobs, also_gone=also_gone)
     return found
 
 
@@ -296,9 +297,10 @@ def _guides(config: Config, chain: str) -> bool:
     return issubclass(_kind_of(config, chain.rpartition("/")[2]), ValueGuidedAlgorithms)
 
 
-def _check_finished(found: Trained, jobs: dict[int, Job], *, also_removed: bool) -> None:
+def _check_finished(found: Trained, jobs: dict[int, Job], *, also_gone: bool) -> None:
     problem = found.run.store.problem(found.job.key, checksums=False)
-    if problem is None or (problem == REMOVED and also_removed):
+    was_trained = problem == REMOVED or found.run.view.jobs[found.job.id].status in ("done", "stored")
+    if problem is None or (was_trained and also_gone):
         return
     there = [number for number, job in sorted(jobs.items()) if found.run.store.has(job.key, checksums=False)]
     name, number = found.job.chain, found.job.round
@@ -309,7 +311,13 @@ def _check_finished(found: Trained, jobs: dict[int, Job], *, also_removed: bool)
             f"{remedy}. `python -m pipeline export {found.run.name} {name} --round {number} --to DIR` makes them "
             "again, and DIR can be used like the run"
         )
+    if was_trained:
+        raise StoreError(
+            f"{name}: the stored output of round {number} of {found.rounds} was lost or damaged since "
+            f"({problem}). {remedy}. `python -m pipeline export {found.run.name} {name} --round {number} "
+            "--to DIR` makes it again"
+        )
     raise StoreError(
-        f"{name}: round {number} of {found.rounds} is not trained, or its stored output is not there any more "
-        f"({problem}). {remedy}. The run's command goes on from where it was"
+        f"{name}: round {number} of {found.rounds} is not trained ({problem}). {remedy}. "
+        "The run's command goes on from where it was"
     )

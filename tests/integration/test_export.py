@@ -289,6 +289,9 @@ def test_a_policy_of_which_adapters_are_stored_leaves_its_run_whole(tmp_path: Pa
 
 def test_a_chain_that_is_not_finished_is_refused(copied: Path, tmp_path: Path) -> None:
     shutil.rmtree(training(copied))
+    journal = run_of(copied).folder.path / "journal.jsonl"
+    lines = journal.read_text().splitlines(keepends=True)
+    journal.write_text("".join(line for line in lines if "QSharp/r2/train" not in line))
     said = r"QSharp: round 2 of 2 is not trained.*Rounds that are there: 1\."
     with pytest.raises(StoreError, match=said):
         export(copied, "t", "QSharp", tmp_path / "x")
@@ -356,6 +359,16 @@ def test_weights_that_were_removed_are_made_again_to_be_exported(
     shutil.copytree(run.folder.path, copied / "other" / run.folder.path.name, symlinks=True)
     export(copied, "t", "QSharp", tmp_path / "y", number=1, console=Terminal(file=said))
     assert [run.store.problem(job.key) for job in trained] == [None, REMOVED]
+
+    # What was lost is made again likewise, and stays: nobody has asked for it to go.
+    shutil.rmtree(run.store.path(trained[1].key))
+    with pytest.raises(StoreError, match=r"round 2 of 2 was lost or damaged since \(not stored\).*export t "):
+        pipeline.guided("t", "QSharp", output_dir=copied)
+    export(copied, "t", "QSharp", tmp_path / "z", console=Terminal(file=said))
+    assert (tmp_path / "z" / "value_head.safetensors").read_bytes() == (
+        exported / "value" / "value_head.safetensors"
+    ).read_bytes()
+    assert [run.store.problem(job.key) for job in trained] == [None, None]
 
 
 @pytest.mark.parametrize("end", ["QSharp/r2/train", "reference/train"])

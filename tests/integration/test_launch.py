@@ -136,7 +136,8 @@ if rank == 0:
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
     Path("new").write_text(str(os.getpid()))
     Path("new").rename("deaf")
-    time.sleep(300)
+    time.sleep(25)
+    Path("outlived").touch()
 print(sys.argv[1:])
 while not Path("deaf").exists():
     time.sleep(0.02)
@@ -169,6 +170,7 @@ def test_a_module_that_fails_in_one_rank_ends_one_that_ignores_requests_to_stop_
     assert "ended with exit code 7" in done.stderr
     assert "Unable to shutdown process" in done.stderr
     assert alive([int((tmp_path / "deaf").read_text())]) == []
+    assert not (tmp_path / "outlived").exists(), "it had torch's half minute"
 
 
 def test_a_request_to_stop_reaches_every_rank(launches: Launches) -> None:

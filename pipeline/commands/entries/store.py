@@ -26,7 +26,7 @@ def verify(
     store: StoreOption = None,
     output_dir: OutputDir = None,
     repair: Annotated[
-        bool, typer.Option("--repair", help="Set aside what is damaged; the next run makes it anew.")
+        bool, typer.Option("--repair", help="Set aside what is damaged; the next run that needs it makes it anew.")
     ] = False,
 ) -> None:
     """Read every stored output; exit code 1 if one of them is damaged."""

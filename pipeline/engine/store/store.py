@@ -272,9 +272,7 @@ class Store:
         try:
             entries = dict(walk(folder)) if entries is None else entries
             if own := [name for name in (MANIFEST, TOMBSTONE) if name in entries]:
-                raise StoreError(
-                    f"could not commit {key[:12]}: its job wrote a {own[0]}, which is the store's name"
-                )
+                raise StoreError(f"could not commit {key[:12]}: its job wrote a {own[0]}, which is the store's")
             write(f"{folder}/{MANIFEST}", describe(key, folder, about, entries), os.O_EXCL)
             if forced:
                 for name, status in walk(folder):
@@ -287,8 +285,9 @@ class Store:
                 fsync(target.parent, folder=True)
                 fsync(self.root, folder=True)
         except NotAnOutputError as error:
-            more = ", and an output holds only plain files and folders"
-            raise StoreError(f"could not commit {key[:12]}: {error}{more}") from error
+            raise StoreError(
+                f"could not commit {key[:12]}: {error}, and an output holds only plain files and folders"
+            ) from error
         except StillChangingError as error:
             raise StoreError(f"could not commit {key[:12]}: {error}") from error
         except OSError as error:

@@ -127,7 +127,7 @@ def test_a_tombstone_of_another_output_is_damage(store: Store, key: str, scratch
 def test_a_job_does_not_write_a_tombstone_itself(store: Store, key: str) -> None:
     folder = store.begin(store.scratch("maker"), key, 1)
     (folder / TOMBSTONE).write_text("{}")
-    with pytest.raises(StoreError, match=r"wrote a removed\.json, which is the store's name"):
+    with pytest.raises(StoreError, match=r"wrote a removed\.json, which is the store's"):
         store.commit(key, folder, {})
 
 

@@ -341,7 +341,7 @@ def test_a_job_that_leaves_more_than_plain_files_is_refused(
     if odd in (link_that_dangles, extra_socket):
         (folder / MANIFEST).unlink()
     odd(folder)
-    with pytest.raises(StoreError, match=r"only plain files and folders|which is the store's name"):
+    with pytest.raises(StoreError, match=r"only plain files and folders|which is the store's"):
         store.commit(key, folder, {})
     assert store.problem(key) == NOT_STORED
 
