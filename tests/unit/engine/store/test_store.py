@@ -92,6 +92,22 @@ def test_an_output_that_changes_while_it_is_committed_is_refused(store: Store, k
     assert store.problem(key) == NOT_STORED
 
 
+def test_what_took_work_is_forced_to_disk_with_the_folders_that_name_it(
+    store: Store, key: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    forced: list[tuple[int, int]] = []
+    monkeypatch.setattr(os, "fsync", lambda at: forced.append((os.fstat(at).st_dev, os.fstat(at).st_ino)))
+    for took_s in (0.0, 1e9):
+        folder = store.begin(store.scratch("run"), key, 1)
+        (folder / "sub").mkdir()
+        (folder / "sub" / "a").write_text("x")
+        path = store.commit(key, folder, {"job": "j"}, took_s)
+        names = [path, path / MANIFEST, path / "sub", path / "sub" / "a", path.parent, store.root]
+        expected = {(one.stat().st_dev, one.stat().st_ino) for one in names}
+        assert set(forced) == (expected if took_s else set())
+        remove_tree(path)
+
+
 # -- damage ----------------------------------------------------------------------------------------------------
 
 
