@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import shlex
 from collections.abc import Iterable, Sequence
 from difflib import get_close_matches
 
@@ -115,6 +116,10 @@ def _unreadable(given: str | None, text: str) -> str:
             "~ is your home folder at the beginning of a path alone, as output_dir=~/FOLDER; elsewhere in one "
             "write $HOME. For nothing write null."
         )
+    key, equals, value = (given or "").partition("=")
+    if "Lexer" in text and equals and not value.isascii() and '"' not in value:
+        quoted = shlex.quote(f'{key}="{value}"')
+        return f"a value with letters that are not of ASCII stands in quotes of its own: {quoted}."
     return f"{one_line(text)} Write KEY=VALUE."
 
 
