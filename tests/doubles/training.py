@@ -194,29 +194,32 @@ def stage(work: Work) -> None:
 
 def failing_stage(work: Work) -> None:
     """A stage whose training loses a connection after the step ``fail_after`` of its first attempt."""
-    after_step = Checkpoints.after_step
 
-    def patched(self: Checkpoints, now: int, state: Callable[[], State], *, last: bool = False) -> None:
+    def fail(now: int) -> None:
         if work.attempt == 1 and now == work.payload["fail_after"]:
             raise ConnectionError("lost")
-        after_step(self, now, state, last=last)
 
-    Checkpoints.after_step = patched  # type: ignore[method-assign]
-    try:
-        run_stage(work)
-    finally:
-        Checkpoints.after_step = after_step  # type: ignore[method-assign]
+    _run_stage_with(fail, work)
 
 
 def slow_stage(work: Work) -> None:
     """A stage whose training makes a file, ``flag``, after the step ``flag_after``, and waits to be stopped."""
-    after_step = Checkpoints.after_step
 
-    def patched(self: Checkpoints, now: int, state: Callable[[], State], *, last: bool = False) -> None:
+    def wait(now: int) -> None:
         if now == work.payload["flag_after"]:
             Path(work.payload["flag"]).touch()
             while not work.stopping():
                 time.sleep(0.01)
+
+    _run_stage_with(wait, work)
+
+
+def _run_stage_with(after: Callable[[int], None], work: Work) -> None:
+    """Run a stage that does something more after each step of its training, before it looks after checkpoints."""
+    after_step = Checkpoints.after_step
+
+    def patched(self: Checkpoints, now: int, state: Callable[[], State], *, last: bool = False) -> None:
+        after(now)
         after_step(self, now, state, last=last)
 
     Checkpoints.after_step = patched  # type: ignore[method-assign]
