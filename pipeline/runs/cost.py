@@ -14,7 +14,8 @@ from typing import Annotated
 
 from msgspec import Meta
 
-from pipeline.engine.store.store import ANSWERS, FLOPS, Store
+from pipeline.engine.store.costs import ANSWERS, FLOPS
+from pipeline.engine.store.store import Store
 from pipeline.files import json_text, write_whole
 from pipeline.foreign import ForeignDataError, read_json_file
 from pipeline.plan.job import Job
@@ -160,7 +161,7 @@ def collect_compute(store: Store, jobs: Iterable[Job]) -> list[ComputeRow]:
     for job in every:
         if job.key in made:
             where = (job.dataset, job.model, job.algo, job.seed, job.round, job.stage)
-            found.setdefault((job.reference, where), []).append((job, store.cost(job.key)))
+            found.setdefault((job.reference, where), []).append((job, store.costs.of(job.key)))
     rows = [_row(where, reference, shards) for (reference, where), shards in found.items()]
     return sorted(rows, key=lambda row: tuple(str(value) for value in asdict(row).values()))
 

@@ -7,7 +7,7 @@
     <root>/.aside/<key>.<n>/                      found damaged; kept for a look, never read
     <root>/.checkpoints/<key>/                    what lets an interrupted job go on; removed by its commit
     <root>/.hints/                                what makes later jobs faster, and changes no result
-    <root>/.costs/ab/<key>.json                   tokens and device time that an output took
+    <root>/.costs/ab.jsonl                        tokens and device time that outputs took (`costs.py`)
     <root>/.claims/<key>                          locked by the run that computes the key: its own lock, linked
     <root>/.lock                                  held shared by runs, alone by what removes outputs
     <root>/.weights.lock                          held while it is decided that weights go (`removal.py`)
@@ -26,19 +26,17 @@ import os
 import re
 import stat
 from collections.abc import Iterator, Mapping
-from contextlib import AbstractContextManager, contextmanager, suppress
+from contextlib import AbstractContextManager, contextmanager
 from itertools import count
 from pathlib import Path
-from typing import Annotated, Any
-
-from msgspec import Meta
+from typing import Any
 
 from pipeline import locks
 from pipeline.engine.store import store_lock
+from pipeline.engine.store.costs import COSTS, Costs
 from pipeline.engine.store.os_errors import explained
 from pipeline.errors import StoreError
-from pipeline.files import fsync, in_folder, json_text, remove_tree, walk, write
-from pipeline.hints import recall
+from pipeline.files import fsync, in_folder, remove_tree, walk, write
 from pipeline.locks import Claim, one_at_a_time
 from pipeline.outputs.manifest import (
     MANIFEST,
@@ -63,13 +61,6 @@ That takes four or more waits for the disk, tens of milliseconds each where othe
 than this is sooner made again after a loss of power, which is rare, than waited for in every run.
 """
 _TRIES = 10
-COSTS = ".costs"
-ANSWERS = "answers"
-"""Of an output, in what it took to make: completions that an evaluation gives."""
-FLOPS = "flops"
-"""Of an output, in what it took to make; each purpose of theirs has a part, as in ``flops/training``."""
-_Cost = Annotated[float, Meta(ge=0, le=1e30)]
-_AS_FILE = os.O_NOFOLLOW | os.O_NONBLOCK
 _OCCUPIED = (errno.EEXIST, errno.ENOTEMPTY, errno.ENOTDIR)
 DECIDING = ".weights.lock"
 OWN = {".tmp", ".aside", ".checkpoints", ".hints", ".claims", ".lock", ".users", DECIDING, COSTS, "durations.json"}
@@ -77,10 +68,16 @@ OWN = {".tmp", ".aside", ".checkpoints", ".hints", ".claims", ".lock", ".users",
 
 
 class Store:
-    """The content-addressed store under one root. Safe for several processes and several runs at once."""
+    """The content-addressed store under one root. Safe for several processes and several runs at once.
+
+    Attributes:
+        root: Its folder.
+        costs: What outputs took to make.
+    """
 
     def __init__(self, root: Path) -> None:
         self.root = root
+        self.costs = Costs(root)
         self._checkpoints, self._hints, self._claims = (
             root / name for name in (".checkpoints", ".hints", ".claims")
         )
@@ -150,25 +147,6 @@ class Store:
     def is_removed(self, key: str) -> bool:
         """Whether the weights of an output were removed, or are just being: as cheap as it can be told."""
         return os.path.lexists(f"{self.root}/{key[:2]}/{key}/{TOMBSTONE}") and self.is_committed(key)
-
-    def note_cost(self, key: str, cost: Mapping[str, float]) -> None:
-        """Remember what an output took to make.
-
-        Beside the outputs rather than in a manifest, which is to be the same bytes whenever it is made. For people
-        only, so a failure costs nothing.
-        """
-        folder = f"{self.root}/{COSTS}/{key[:2]}"
-        with suppress(OSError):
-            data = json_text(dict(cost)).encode()
-            # In its place at once: of one that is torn nothing is known, as of one that is not there.
-            in_folder(folder, lambda: write(f"{folder}/{key}.json", data, os.O_TRUNC | _AS_FILE))
-
-    def cost(self, key: str) -> dict[str, float]:
-        """What `note_cost` was given last; empty where nothing is known."""
-        return recall(self._cost_path(key), dict[str, _Cost]) or {}
-
-    def _cost_path(self, key: str) -> Path:
-        return self.root.joinpath(COSTS, key[:2], f"{key}.json")
 
     def manifest(self, key: str) -> dict[str, Any]:
         """The manifest of a stored output.

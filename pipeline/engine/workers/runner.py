@@ -17,7 +17,8 @@ from msgspec.structs import replace
 
 import pipeline
 from pipeline import arithmetic
-from pipeline.engine.store.store import ANSWERS, FLOPS, Store
+from pipeline.engine.store.costs import ANSWERS, FLOPS
+from pipeline.engine.store.store import Store
 from pipeline.engine.store.verified import Verified
 from pipeline.engine.workers.answers import ended_by, finished, raised
 from pipeline.engine.workers.body import call_entry, contained, store_at, work_of
@@ -179,7 +180,7 @@ class JobRunner:
                 took_s = math.inf if resumed else time.monotonic() - start
                 store.commit(order.key, out, self._about(order), took_s, entries)
                 _link(order)
-                store.note_cost(order.key, _cost(work, start))
+                store.costs.note(order.key, _cost(work, start))
                 if resumed:
                     remove_tree(work.checkpoints)
         except BaseException as error:

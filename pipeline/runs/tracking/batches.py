@@ -113,7 +113,7 @@ class BatchReader:
         sums: dict[tuple[str, str], float] = defaultdict(float)
         for job in self._chain.jobs:
             if job.round == number and job.stage != METRICS_STAGE:
-                for name, amount in self._store.cost(job.key).items():
+                for name, amount in self._store.costs.of(job.key).items():
                     sums[job.stage, name] += amount
         found = {}
         for stage in {stage for stage, _ in sums}:

@@ -179,7 +179,7 @@ class SharedOutputs:
         finally:
             remove_tree(folder)
         if entry.cost:
-            store.note_cost(key, entry.cost)
+            store.costs.note(key, entry.cost)
         return sum(int(file["size"]) for file in files.values())
 
     def _bring(self, source: _File, folder: Path, on_bytes: Callable[[], None]) -> None:
@@ -243,7 +243,7 @@ class Upload:
                 self._sent += 1
         except (OSError, NotAnOutputError, ForeignDataError, UnicodeDecodeError) as error:
             raise NotWholeError(str(error)) from error
-        cost = self._store.cost(self.key)
+        cost = self._store.costs.of(self.key)
         told = {"upload": self._name, "manifest": text, "cost": cost}
         # A request that was carried out, and whose answer was lost, looks like a second one: so the entry is read.
         entry = json_text(told, sort_keys=True).encode()

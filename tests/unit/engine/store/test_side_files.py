@@ -81,7 +81,7 @@ ODD: dict[str, Callable[[Path], object]] = {
 
 
 def _cost(root: Path) -> Any:
-    return Store(root).cost(KEY)
+    return Store(root).costs.of(KEY)
 
 
 def _note(root: Path) -> Any:
@@ -97,7 +97,8 @@ READERS: dict[str, tuple[str, Callable[[Path], Any], Any]] = {
     "peaks": (".hints/memory.json", read_peaks, {}),
     "hashes": (".hints/file_hashes.json", _hashes, {}),
     "batch size": (".hints/batch_sizes/x.json", lambda root: _read_hint(root / ".hints/batch_sizes/x.json"), None),
-    "cost": (f".costs/ab/{KEY}.json", _cost, {}),
+    "costs": (".costs/ab.jsonl", _cost, {}),
+    "cost of an earlier version": (f".costs/ab/{KEY}.json", _cost, {}),
     "users": (".users/0123456789abcdef", users, []),
     "note": (f"notes/{KEY}.note", _note, False),
     "job of an output": (f"ab/{KEY}/{MANIFEST}", lambda root: job_of(Store(root), KEY), "(unknown job)"),

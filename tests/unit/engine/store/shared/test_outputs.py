@@ -34,7 +34,7 @@ def published(objects: Objects, machine: Machine) -> Upload:
 def test_another_machine_has_the_same_bytes_and_the_same_manifest(objects: Objects, machine: NewMachine) -> None:
     one, other = machine(), machine()
     one.make()
-    one.store.note_cost(KEY, {"flops": 5.0})
+    one.store.costs.note(KEY, {"flops": 5.0})
     assert not other.fetch(objects)
     published(objects, one)
     assert SharedOutputs(objects).keys() == {KEY}
@@ -42,7 +42,7 @@ def test_another_machine_has_the_same_bytes_and_the_same_manifest(objects: Objec
     assert other.holds() == FILES
     manifests = [(each.store.path(KEY) / "manifest.json").read_bytes() for each in (one, other)]
     assert manifests[0] == manifests[1]
-    assert other.store.cost(KEY) == {"flops": 5.0}
+    assert other.store.costs.of(KEY) == {"flops": 5.0}
     assert list(other.verified.folder.iterdir()) == []  # nothing is left of the way
 
 

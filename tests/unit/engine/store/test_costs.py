@@ -1,0 +1,86 @@
+"""What outputs took is found again, whoever else notes something, whatever else lies there."""
+
+import json
+import multiprocessing
+from pathlib import Path
+
+import pytest
+
+from pipeline.engine.store.costs import Costs
+
+KEY = "ab" + "0" * 38
+OTHER = "ab" + "1" * 38
+
+
+def _note_many(root: Path, number: int) -> None:
+    costs = Costs(root)
+    for index in range(200):
+        costs.note(f"ab{number}{index:037d}", {"tokens": number * 1000 + index})
+
+
+def test_what_was_noted_last_counts(tmp_path: Path) -> None:
+    costs = Costs(tmp_path)
+    assert costs.of(KEY) == {}
+    costs.note(KEY, {"tokens": 1})
+    costs.note(OTHER, {"tokens": 2})
+    costs.note(KEY, {"tokens": 3, "flops/training": 4.5})
+    assert (costs.of(KEY), costs.of(OTHER)) == ({"tokens": 3, "flops/training": 4.5}, {"tokens": 2})
+    assert len((tmp_path / ".costs" / "ab.jsonl").read_text().splitlines()) == 3
+
+
+def test_what_several_processes_note_at_once_is_all_there(tmp_path: Path) -> None:
+    spawn = multiprocessing.get_context("fork")
+    started = [spawn.Process(target=_note_many, args=(tmp_path, number)) for number in range(4)]
+    for process in started:
+        process.start()
+    for process in started:
+        process.join()
+    costs = Costs(tmp_path)
+    found = [costs.of(f"ab{number}{index:037d}") for number in range(4) for index in range(200)]
+    assert found == [{"tokens": number * 1000 + index} for number in range(4) for index in range(200)]
+
+
+def test_a_file_that_an_earlier_version_wrote_is_read_until_something_newer_is_noted(tmp_path: Path) -> None:
+    old = tmp_path / ".costs" / "ab" / f"{KEY}.json"
+    old.parent.mkdir(parents=True)
+    old.write_text('{"tokens": 7}')
+    costs = Costs(tmp_path)
+    assert costs.of(KEY) == {"tokens": 7}
+    costs.note(OTHER, {"tokens": 1})
+    assert costs.of(KEY) == {"tokens": 7}
+    costs.note(KEY, {"tokens": 8})
+    assert costs.of(KEY) == {"tokens": 8}
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        f'{{"key": "{KEY}", "cost": {{"tokens": 9',
+        f'{{"key": "{KEY}", "cost": {{"tokens": -1}}}}',
+        f'{{"key": "{OTHER}", "cost": {{"tokens": 9}}, "of": "{KEY}"}}',
+        f"{KEY}",
+        "\0\0\0",
+    ],
+)
+def test_a_line_that_is_none_hides_no_other(tmp_path: Path, line: str) -> None:
+    costs = Costs(tmp_path)
+    costs.note(KEY, {"tokens": 1})
+    with (tmp_path / ".costs" / "ab.jsonl").open("a") as file:
+        file.write(line + "\n")
+    costs.note(OTHER, {"tokens": 2})
+    assert (costs.of(KEY), costs.of(OTHER)) == ({"tokens": 1}, {"tokens": 2})
+
+
+def test_what_cannot_be_noted_fails_nothing(tmp_path: Path) -> None:
+    (tmp_path / ".costs").write_text("")
+    costs = Costs(tmp_path)
+    costs.note(KEY, {"tokens": 1})
+    assert costs.of(KEY) == {}
+
+
+def test_a_number_that_is_not_finite_costs_its_own_line_alone(tmp_path: Path) -> None:
+    costs = Costs(tmp_path)
+    costs.note(KEY, {"tokens": 1})
+    costs.note(KEY, {"tokens": float("nan")})
+    assert json.loads((tmp_path / ".costs" / "ab.jsonl").read_text().splitlines()[1])["cost"] == {"tokens": None}
+    assert costs.of(KEY) == {"tokens": 1}
