@@ -432,7 +432,9 @@ def measure_all(jobs: int, workers: int, folder: Path) -> list[Measured]:
 
 
 def _table(turns: Sequence[Sequence[Measured]], jobs: int, workers: int) -> Table:
-    title = f"{jobs:,} no-op jobs on {workers} workers, {len(turns)} turns; ratios to {BASE}"
+    title = (
+        f"{jobs:,} no-op jobs on {workers} workers, {len(turns)} turn{'s' * (len(turns) > 1)}; ratios to {BASE}"
+    )
     table = Table(title=title)
     for name in ("", "first result", "ratio", "jobs/s", "ratio", "CPU per job", "round trip p50/p99", "ratio"):
         table.add_column(name, justify="left" if not name else "right")

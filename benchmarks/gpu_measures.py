@@ -56,6 +56,8 @@ class Figure:
             return "yes" if self.value else "no"
         if isinstance(self.value, float):
             return f"{self.value:.4g} {self.unit}".rstrip()
+        if isinstance(self.value, str):
+            return self.value
         return "not measured" if self.value is None else f"{self.value} {self.unit}".rstrip()
 
     @property

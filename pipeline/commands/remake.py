@@ -129,8 +129,8 @@ def _run(request: Request, plan: Plan, missing: list[str], found: Trained, conso
     say(
         console,
         f"{found.job.id}: its weights are gone; running {jobs(len(missing))} to make them again. Log:",
+        copy=shown_path(folder.log),
     )
-    say(console, "", copy=shown_path(folder.log))
     config = request.config
     with leased(config, console) as lease, logged_to(folder.log), StopSignals() as signals:
         outcome = run_jobs(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Iterator
+from difflib import get_close_matches
 from keyword import iskeyword
 from operator import attrgetter
 from typing import get_args, get_type_hints
@@ -16,6 +17,8 @@ _SECTIONS = get_args(Section)
 _SHARDS = ("train", "eval", None)
 _ROUNDS = get_args(get_type_hints(Read)["rounds"])
 _RESERVED = {"name", "version", "stages", "config_class", "kl_is_bound"}
+_CLOSE = 0.85
+"""How alike two names are of which one is taken for the other misspelt, as `difflib` counts."""
 _EXAMPLE = "stages = (Stage('train'), Stage('evaluate', shards='eval', reads=(Read('train'),)), METRICS)"
 
 
@@ -84,6 +87,25 @@ def _methods(kind: type[Algorithm]) -> Iterator[str]:
     if hooks := [name for name, member in members.items() if getattr(member, "__isabstractmethod__", False)]:
         family = next(base.__name__ for base in kind.__mro__ if hooks[0] in vars(base))
         yield f"it must define {', '.join(f'{hook}()' for hook in hooks)}, which {family} leaves to its subclasses"
+    yield from _misspelt(kind)
+
+
+def _misspelt(kind: type[Algorithm]) -> Iterator[str]:
+    """Methods that are almost called as an inherited one, which would then run in their place, and say nothing."""
+    own = [base for base in kind.__mro__ if issubclass(base, Algorithm) and not _ships(base)]
+    defined = {name for base in own for name, member in vars(base).items() if inspect.isfunction(member)}
+    inherited = {name for base in kind.__mro__ if _ships(base) for name in vars(base) if not name.startswith("_")}
+    for name in sorted(defined - inherited):
+        likely = [] if name.startswith("_") else get_close_matches(name, inherited - defined, 1, _CLOSE)
+        if likely:
+            yield (
+                f"its method {name}() is called by nothing, and {likely[0]}() is inherited: if that is what it "
+                f"should be, write def {likely[0]}; if not, call it _{name}"
+            )
+
+
+def _ships(kind: type) -> bool:
+    return kind.__module__.partition(".")[0] == __name__.partition(".")[0]
 
 
 def _takes_one(kind: type[Algorithm], name: str) -> bool:

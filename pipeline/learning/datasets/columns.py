@@ -108,7 +108,11 @@ def make_row(
         columns["prompt"] = _filled(config.prompt_template, {**(raw or {}), **columns}, place)
     _split_messages(columns, place)
     _extract_prompt(columns, place)
-    if columns.get("prompt") is None:
+    if "prompt" in columns and columns["prompt"] is None:
+        raise DataError(
+            f"{place}: its prompt is null. Write a text or a list of turns there, or leave the row out."
+        )
+    if "prompt" not in columns:
         said = f"{place}: no prompt. The columns are {_names(data)}; allowed are {ALLOWED}."
         raise MissingColumns(said, ["prompt"], data)
     texts: dict[str, Text | None] = {"prompt": _text(columns.pop("prompt"), "prompt", place)}

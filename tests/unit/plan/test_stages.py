@@ -4,6 +4,8 @@ import pytest
 
 from pipeline.errors import ConfigError
 from pipeline.learning.algos.base import METRICS, Algorithm, JobContext, Stage
+from pipeline.learning.algos.grpo import GRPO
+from pipeline.learning.algos.registry import SHARED_STAGES
 from pipeline.learning.algos.validate import check_algorithm
 from pipeline.plan.build import build_plan
 from pipeline.plan.graph import Plan
@@ -48,3 +50,29 @@ def test_what_a_stage_depends_on_must_be_a_list() -> None:
         ConfigError, match=r"only_with='evaluation.num_prompts'; no setting of that name is a list"
     ):
         check_algorithm("a.path", _Odd, {"reference": ("evaluate",)})
+
+
+class _Misspelt(GRPO):
+    name = "Misspelt"
+
+    def advantage(self, ctx: JobContext) -> None:
+        """Would be called by nothing."""
+
+    def _advantage(self) -> None:
+        """Is its own affair."""
+
+
+class _WithHelper(_Misspelt):
+    name = "WithHelper"
+
+    def advantages(self, ctx: JobContext, samples: object) -> None:
+        """Calls the other."""
+
+
+def test_a_method_that_is_almost_called_as_one_it_inherits_is_refused() -> None:
+    """Else the inherited one would run in its place, and its results have the name of the new method."""
+    with pytest.raises(
+        ConfigError, match=r"^a\.path: its method advantage\(\) is called by nothing, .*def advantages"
+    ):
+        check_algorithm("a.path", _Misspelt, SHARED_STAGES)
+    check_algorithm("a.path", _WithHelper, SHARED_STAGES)

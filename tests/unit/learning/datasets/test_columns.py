@@ -88,7 +88,7 @@ def test_further_columns_may_be_chosen() -> None:
             {"question": "a"},
             r"no prompt. The columns are question; allowed are prompt \| prompt, completion .*messages",
         ),
-        ({"prompt": None}, "f.jsonl:3: no prompt"),
+        ({"prompt": None}, "f.jsonl:3: its prompt is null. Write a text or a list of turns there"),
         ({"prompt": "  "}, "f.jsonl:3: the prompt is empty"),
         ({"prompt": []}, "'prompt' is an empty list"),
         ({"prompt": 7}, "'prompt' must be text or a list of {role, content}, found int"),
