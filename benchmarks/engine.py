@@ -2,11 +2,12 @@
 
     python benchmarks/engine.py
     python benchmarks/engine.py --jobs 5000 --workers 4
-    python benchmarks/engine.py --turns 5 --folder /dev/shm
+    python benchmarks/engine.py --turns 12 --folder /dev/shm
 
 All rows are measured once a turn, one after the other; figures are medians of the turns, and ratios the medians of
 those within a turn, with the least and the largest. Nothing is removed before all turns are over: where files were
-removed in the last minute, ext4 takes longer to make others, so that a run right after another is slower.
+removed in the last minutes, ext4 without a journal takes longer to make others, so that a run right after another is
+slower.
 
 Three rows are ours. `run_plan` is what a user runs: scheduling, journal on disk, a log file and a committed output
 per job. `run_plan, no output` leaves out the commit alone, as a job without a key does. `pool` is worker processes
