@@ -13,7 +13,7 @@ from pipeline.errors import ConfigError
 from pipeline.learning.algos.post_training import LoraSettings
 from pipeline.learning.models.dropout import without_dropout
 from pipeline.learning.training.lora import merged, with_adapters
-from pipeline.learning.training.policy import Fitting, fit, grouped_order
+from pipeline.learning.training.policy import Fitting, by_length, fit, grouped_order
 from pipeline.learning.training.samples import Samples
 from pipeline.learning.training.scoring import completion_logprobs, score_sequences, sequence_divergence
 from pipeline.learning.training.sequences import Sequences, batch_of
@@ -122,6 +122,11 @@ def test_like_lengths_share_a_micro_batch_and_steps_keep_their_sequences() -> No
         for grouped, parts in found.items()
     }
     assert widths[True] < widths[False]
+
+
+def test_groups_come_by_their_longest_sequence_which_sets_the_width_of_all() -> None:
+    lengths = np.array([1, 9, 5, 5, 2, 3], dtype=np.int32)
+    assert by_length(np.arange(6), lengths, 2).tolist() == [4, 5, 2, 3, 0, 1]
 
 
 def test_dropout_is_switched_off() -> None:

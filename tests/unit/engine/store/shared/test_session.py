@@ -213,6 +213,47 @@ def test_a_job_that_is_given_up_is_made_by_another_machine_at_once(memory: Objec
     assert (here.conclude(), there.conclude()) == ("", "")
 
 
+def test_a_claim_that_cannot_be_taken_back_keeps_no_upload_from_counting(
+    memory: Objects, machine: NewMachine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It ends by itself, a lease later; the output is there."""
+    one = machine()
+    session = one.session(memory)
+    assert known(session) is Answer.mine
+
+    def unreachable(key: str) -> None:
+        raise UnreachableError("cut off")
+
+    monkeypatch.setattr(session._claims, "forget", unreachable)
+    one.make()
+    session.finished(KEY)
+    assert session.conclude() == ""
+    assert (session.traffic.uploaded, session.traffic.left) == (1, 0)
+
+
+def test_a_job_that_is_given_up_keeps_its_claim_until_its_output_is_uploaded(
+    memory: Objects, machine: NewMachine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its output was made, and only the run has no more use for it: no other machine is to make it again."""
+    one = machine()
+    session, goes = one.session(memory), Event()
+    assert known(session) is Answer.mine
+    patiently = session._reach.patiently
+
+    def later(*given: Any) -> Any:
+        goes.wait(LONG_S)
+        return patiently(*given)
+
+    monkeypatch.setattr(session._reach, "patiently", later)
+    one.make()
+    session.finished(KEY)
+    session.give_up(KEY)
+    assert KEY in session._leases
+    goes.set()
+    assert session.conclude() == ""
+    assert session.traffic.uploaded == 1
+
+
 class Odd:
     """Objects of which no entry can be read."""
 
