@@ -6,8 +6,8 @@
 
 All rows are measured once a turn, one after the other; figures are medians of the turns, and ratios the medians of
 those within a turn, with the least and the largest. Nothing is removed before all turns are over: where files were
-removed in the last minutes, ext4 without a journal takes longer to make others, so that a run right after another is
-slower.
+removed in the last minutes, ext4 without a journal takes longer to make others, so that a run right after another
+is slower.
 
 Three rows are ours. `run_plan` is what a user runs: scheduling, journal on disk, a log file and a committed output
 per job. `run_plan, no output` leaves out the commit alone, as a job without a key does. `pool` is worker processes

@@ -5,8 +5,9 @@
 
 Beside the outputs rather than in a manifest, which is to be the same bytes whenever it is made. For people only: a
 failure costs nothing but a blank in a table, and of a line that is torn nothing is known, as of one that is not
-there. A line is appended in one write, which takes a fifth of what making a file does; on a file system of the
-network two machines may overwrite one another's.
+there. Appending a line takes a fifth of what making a file does. Each begins with the line break, so that one that
+was cut off, by a full disk or a SIGKILL, takes no other with it; on a file system of the network two machines may
+overwrite one another's.
 """
 
 from __future__ import annotations
@@ -29,11 +30,12 @@ ANSWERS = "answers"
 """Completions that an evaluation gives."""
 FLOPS = "flops"
 """Each purpose of theirs has a part of its own, as in ``flops/training``."""
-_LIMIT = 1 << 30
 _HOW = os.O_APPEND | os.O_NOFOLLOW | os.O_NONBLOCK
 _Amount = Annotated[float, Meta(ge=0, le=1e30)]
 
 log = logging.getLogger("pipeline")
+
+_told: set[Path] = set()
 
 
 class _Line(Struct):
@@ -46,32 +48,30 @@ class Costs:
 
     def __init__(self, root: Path) -> None:
         self._folder = f"{root}/{COSTS}"
-        self._told: set[str] = set()
 
     def note(self, key: str, cost: Mapping[str, float]) -> None:
         """Remember what an output took."""
         with suppress(OSError):
-            line = json_text({"key": key, "cost": dict(cost)}).encode() + b"\n"
+            line = b"\n" + json_text({"key": key, "cost": dict(cost)}).encode()
             in_folder(self._folder, lambda: write(f"{self._folder}/{key[:2]}.jsonl", line, _HOW))
 
     def of(self, key: str) -> dict[str, float]:
         """What was noted last; empty where nothing is known."""
         path = Path(f"{self._folder}/{key[:2]}.jsonl")
         try:
-            noted = read_plain(path, _LIMIT)
+            noted = read_plain(path)
         except FileNotFoundError:
             noted = b""
         except (ForeignDataError, OSError) as error:
             noted = b""
-            if key[:2] not in self._told:
-                self._told.add(key[:2])
+            if path not in _told:
+                _told.add(path)
                 log.warning("%s is passed over, which costs figures of what was spent only: %s", path, error)
-        sought = key.encode()
-        while (at := noted.rfind(sought)) >= 0:
+        sought, begin = key.encode(), len(noted)
+        while key and (at := noted.rfind(sought, 0, begin)) >= 0:
             begin, end = noted.rfind(b"\n", 0, at) + 1, noted.find(b"\n", at)
             with suppress(ForeignDataError):
                 line = read_json(noted[begin : None if end < 0 else end], _Line)
                 if line.key == key:
                     return line.cost
-            noted = noted[:begin]
         return recall(Path(f"{self._folder}/{key[:2]}/{key}.json"), dict[str, _Amount]) or {}

@@ -12,6 +12,10 @@ KEY = "ab" + "0" * 38
 OTHER = "ab" + "1" * 38
 
 
+def lines(root: Path) -> list[str]:
+    return list(filter(None, (root / ".costs" / "ab.jsonl").read_text().splitlines()))
+
+
 def _note_many(root: Path, number: int) -> None:
     costs = Costs(root)
     for index in range(200):
@@ -25,7 +29,8 @@ def test_what_was_noted_last_counts(tmp_path: Path) -> None:
     costs.note(OTHER, {"tokens": 2})
     costs.note(KEY, {"tokens": 3, "flops/training": 4.5})
     assert (costs.of(KEY), costs.of(OTHER)) == ({"tokens": 3, "flops/training": 4.5}, {"tokens": 2})
-    assert len((tmp_path / ".costs" / "ab.jsonl").read_text().splitlines()) == 3
+    assert len(lines(tmp_path)) == 3
+    assert costs.of("") == {}
 
 
 def test_what_several_processes_note_at_once_is_all_there(tmp_path: Path) -> None:
@@ -66,9 +71,20 @@ def test_a_line_that_is_none_hides_no_other(tmp_path: Path, line: str) -> None:
     costs = Costs(tmp_path)
     costs.note(KEY, {"tokens": 1})
     with (tmp_path / ".costs" / "ab.jsonl").open("a") as file:
-        file.write(line + "\n")
+        file.write("\n" + line)
     costs.note(OTHER, {"tokens": 2})
     assert (costs.of(KEY), costs.of(OTHER)) == ({"tokens": 1}, {"tokens": 2})
+
+
+def test_a_line_that_was_cut_off_anywhere_takes_no_other_with_it(tmp_path: Path) -> None:
+    costs, path = Costs(tmp_path), tmp_path / ".costs" / "ab.jsonl"
+    costs.note(KEY, {"tokens": 1})
+    whole = path.read_bytes()
+    for length in range(len(whole) + 1):
+        path.write_bytes(whole[:length])
+        costs.note(OTHER, {"tokens": 2})
+        assert costs.of(OTHER) == {"tokens": 2}
+        assert costs.of(KEY) == ({"tokens": 1} if length == len(whole) else {})
 
 
 def test_what_cannot_be_noted_fails_nothing(tmp_path: Path) -> None:
@@ -82,5 +98,5 @@ def test_a_number_that_is_not_finite_costs_its_own_line_alone(tmp_path: Path) ->
     costs = Costs(tmp_path)
     costs.note(KEY, {"tokens": 1})
     costs.note(KEY, {"tokens": float("nan")})
-    assert json.loads((tmp_path / ".costs" / "ab.jsonl").read_text().splitlines()[1])["cost"] == {"tokens": None}
+    assert json.loads(lines(tmp_path)[1])["cost"] == {"tokens": None}
     assert costs.of(KEY) == {"tokens": 1}
