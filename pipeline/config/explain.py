@@ -252,7 +252,10 @@ def _missing_file(error: MissingConfigException) -> str:
     said = unknown_name({"algos": "algorithm"}.get(group, group), name, options)
     if group == "model":
         said += f" For a folder or an id of the hub: model=hf models.hf.path={name}"
-    return f"{owner}{said} (files in {group}/ of conf/ and of --config-dir)"
+    said += f" (files in {group}/ of conf/ and of --config-dir)"
+    if group == "algos":
+        said += f" To add your own write algos.{name}.class_path=my_module.MyAlgorithm, and leave it out here."
+    return f"{owner}{said}"
 
 
 def type_or_line(key: str, said: str) -> str:

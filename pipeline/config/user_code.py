@@ -280,6 +280,8 @@ def _no_such_module(path: str, missing: str) -> str:
         )
     package = sys.modules[parent]
     if not hasattr(package, "__path__"):
+        if leaf == "py":
+            return f"cannot import '{path}': name a module, not a file: {parent}.{path.rpartition('.')[2]}"
         return (
             f"cannot import '{path}': '{parent}' is a module ({_file_of(package)}), so there is none called "
             f"'{leaf}' in it. For a name inside a class write {parent}:{leaf}.{path.rpartition('.')[2]}."

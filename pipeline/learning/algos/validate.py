@@ -88,6 +88,7 @@ def _methods(kind: type[Algorithm]) -> Iterator[str]:
         family = next(base.__name__ for base in kind.__mro__ if hooks[0] in vars(base))
         yield f"it must define {', '.join(f'{hook}()' for hook in hooks)}, which {family} leaves to its subclasses"
     yield from _misspelt(kind)
+    yield from _other_arguments(kind)
 
 
 def _misspelt(kind: type[Algorithm]) -> Iterator[str]:
@@ -101,6 +102,29 @@ def _misspelt(kind: type[Algorithm]) -> Iterator[str]:
             yield (
                 f"its method {name}() is called by nothing, and {likely[0]}() is inherited: if that is what it "
                 f"should be, write def {likely[0]}; if not, call it _{name}"
+            )
+
+
+def _other_arguments(kind: type[Algorithm]) -> Iterator[str]:
+    """Methods that cannot be called as those that they override, which would show in the midst of a run."""
+    stages = {stage.name for stage in kind.stages}  # of which that is told above
+    for name in sorted(dir(kind)):
+        owner = next(base for base in kind.__mro__ if name in vars(base))
+        ours = next((base for base in kind.__mro__ if _ships(base) and name in vars(base)), None)
+        if name.startswith("_") or name in stages or ours in (None, owner):
+            continue
+        given, expected = vars(owner)[name], vars(ours)[name]
+        if not (inspect.isfunction(given) and inspect.isfunction(expected)):
+            continue
+        wanted = [each for each in inspect.signature(expected).parameters.values() if each.default is each.empty]
+        by_name = {each.name: None for each in wanted if each.kind is each.KEYWORD_ONLY}
+        try:
+            inspect.signature(given).bind(*[None] * (len(wanted) - len(by_name)), **by_name)
+        except TypeError:
+            listed = ", ".join(each.name for each in wanted)
+            yield (
+                f"its method {name}() is called as that of {ours.__name__}, which it overrides: write "
+                f"def {name}({listed}), or call it otherwise if it is something else"
             )
 
 

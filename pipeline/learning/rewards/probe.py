@@ -205,7 +205,11 @@ def advice_on(error: MissingColumns | ReservedColumn, name: str, config: Dataset
     if type(dataset).adapt is FilesDataset.adapt:
         missing += [each for reward in load_functions(config) for each in _needed(reward)]
     lacking = [each for each in dict.fromkeys(missing) if each in error.missing or each not in error.there]
-    mapped = _typed(name, dataset.source.columns, lacking, list(error.there))
+    # What is there by a name of ours was renamed already, and so is something else than what is missing.
+    there = [each for each in error.there if each not in dataset.source.columns]
+    if not there:
+        return f"Write {' and '.join(lacking)} there, or leave the row out."
+    mapped = _typed(name, dataset.source.columns, lacking, there)
     return f"If they are called otherwise, write {mapped}."
 
 

@@ -58,8 +58,8 @@ def _refuse_needless(record: Record, word: SweepOrder) -> None:
         if halted == "finished" and not _something_is_left(record):
             raise ConfigError(
                 f"sweep {name} is finished{_because(record)}: nothing is left to try. Where its search has "
-                "more, `python -m pipeline sweep run FILE` goes on with a higher run_cap or --count, or another "
-                "target"
+                "more, `python -m pipeline sweep run FILE` goes on with a higher run_cap, a higher --count where "
+                "there is none, or another target"
             )
         return
     if word is SweepOrder.stop and halted == "stopped" and running:

@@ -154,7 +154,8 @@ def _as_table(given: object, place: Place) -> str:
     key = _MEANT.get(place) if isinstance(given, str) else None
     if parameter:
         key = "values" if isinstance(given, list) else "value"
-    return f": write {{{key}: {brief(given)}}}" if key else ""
+    goal = ", goal: maximize" if place == ("metric",) else ""  # left out it is to be minimized, as at W&B
+    return f": write {{{key}: {brief(given)}{goal}}}" if key else ""
 
 
 _MEANT: Mapping[Place, str] = {("metric",): "name", ("early_terminate",): "type"}

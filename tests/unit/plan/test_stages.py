@@ -76,3 +76,35 @@ def test_a_method_that_is_almost_called_as_one_it_inherits_is_refused() -> None:
     ):
         check_algorithm("a.path", _Misspelt, SHARED_STAGES)
     check_algorithm("a.path", _WithHelper, SHARED_STAGES)
+
+
+class _OtherArguments(GRPO):
+    name = "OtherArguments"
+
+    def advantages(self, samples: object) -> None:  # type: ignore[override]
+        """Forgets the context."""
+
+    def data(self, rewards: object, mean: object) -> None:  # type: ignore[override]
+        """Is meant as something else."""
+
+
+class _MoreArguments(GRPO):
+    name = "MoreArguments"
+
+    def advantages(self, context: JobContext, found: object, *, scale: float = 1.0) -> None:
+        """Can be called as the other."""
+
+
+def test_a_method_that_cannot_be_called_as_the_one_it_overrides_is_refused() -> None:
+    """Else the first training would fail, after all that it needs was made."""
+    with pytest.raises(ConfigError) as caught:
+        check_algorithm("a.path", _OtherArguments, SHARED_STAGES)
+    said = str(caught.value)
+    assert (
+        "advantages() is called as that of GRPO, which it overrides: write def advantages(self, ctx, samples)"
+        in said
+    )
+    assert (
+        "data() is called as that of PostTrainingAlgorithms, which it overrides: write def data(self, ctx)" in said
+    )
+    check_algorithm("a.path", _MoreArguments, SHARED_STAGES)

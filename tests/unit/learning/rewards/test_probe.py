@@ -119,6 +119,12 @@ def test_an_answer_that_cannot_be_compared_is_told_with_file_and_line_whichever_
     prepared(tmp_path, jsonl(tmp_path, reward="length"), *rows)
 
 
+def test_a_row_that_has_only_what_was_renamed_lacks_its_prompt(tmp_path: Path) -> None:
+    rows = [{"prompt": "1", "answer": "1"}, {"answer": "2"}]
+    with pytest.raises(DataError, match=r"2: no prompt\. .* Write prompt there, or leave the row out\.$"):
+        prepared(tmp_path, jsonl(tmp_path, columns={"solution": "answer"}), *rows)
+
+
 def test_a_column_whose_name_is_taken_is_told_with_the_setting_that_renames_it(tmp_path: Path) -> None:
     rows = [{"prompt": f"{n}", "answer": "1", "completions": ["1"]} for n in range(9)]
     with pytest.raises(DataError) as caught:

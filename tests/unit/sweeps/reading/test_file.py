@@ -449,7 +449,7 @@ FILES = {
     WITH.replace("random", "bayes"): "`metric` is missing: bayes searches by it",
     WITH.replace("random", "bayes")
     + "metric: {name: l}": "every parameter has one value, so there is nothing to search",
-    WITH + "metric: loss": "metric: a text, 'loss', where a table must be: write {name: 'loss'}",
+    WITH + "metric: loss": "metric: a text, 'loss', where a table must be: write {name: 'loss', goal: maximize}",
     WITH + "metric: {name: l, target: low}": "metric.target: a text, 'low', where a number must be",
     WITH + "run_cap: 0": "run_cap: 0 must be 1 or more",
     WITH + "run_cap: 10.0": "run_cap: a number, 10.0, where a whole number must be: write 10",
