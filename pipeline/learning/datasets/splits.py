@@ -100,7 +100,7 @@ def _cut(
         besides = " besides those of the other splits" if len(train) < len(prompts) else ""
         raise DataError(
             f"only {len(different)} different prompt{'s' * (len(different) != 1)}{besides}: too few to cut "
-            f"{' and '.join(sizes)} from train"
+            f"{' and '.join(sizes)} from train. There must be {len(sizes) + 1} at least"
         )
     asked, room = sum(sizes.values()), max(len(different) // 2, len(sizes))
     start, held_out = 0, set[bytes]()
