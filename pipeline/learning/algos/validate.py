@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from difflib import get_close_matches
 from keyword import iskeyword
 from operator import attrgetter
+from types import CodeType
 from typing import get_args, get_type_hints
 
 from pipeline.config.schema import Config
@@ -94,15 +95,25 @@ def _methods(kind: type[Algorithm]) -> Iterator[str]:
 def _misspelt(kind: type[Algorithm]) -> Iterator[str]:
     """Methods that are almost called as an inherited one, which would then run in their place, and say nothing."""
     own = [base for base in kind.__mro__ if issubclass(base, Algorithm) and not _ships(base)]
-    defined = {name for base in own for name, member in vars(base).items() if inspect.isfunction(member)}
+    methods = [each for base in own for each in vars(base).items() if inspect.isfunction(each[1])]
+    defined = {name for name, _ in methods}
+    used = {name for _, method in methods for name in _names_in(method.__code__)}
     inherited = {name for base in kind.__mro__ if _ships(base) for name in vars(base) if not name.startswith("_")}
-    for name in sorted(defined - inherited):
+    for name in sorted(defined - inherited - used):
         likely = [] if name.startswith("_") else get_close_matches(name, inherited - defined, 1, _CLOSE)
         if likely:
             yield (
-                f"its method {name}() is called by nothing, and {likely[0]}() is inherited: if that is what it "
-                f"should be, write def {likely[0]}; if not, call it _{name}"
+                f"its method {name}() is used by none of its methods, and {likely[0]}() is inherited: if that is "
+                f"what it should be, write def {likely[0]}; if not, call it _{name}"
             )
+
+
+def _names_in(code: CodeType) -> Iterator[str]:
+    """Names of attributes and globals that a function uses, and the functions in it."""
+    yield from code.co_names
+    for inner in code.co_consts:
+        if isinstance(inner, CodeType):
+            yield from _names_in(inner)
 
 
 def _other_arguments(kind: type[Algorithm]) -> Iterator[str]:

@@ -69,13 +69,22 @@ class _WithHelper(_Misspelt):
         """Calls the other."""
 
 
+class _Called(_Misspelt):
+    name = "Called"
+
+    def fit(self, ctx: JobContext, model: object, fitting: object) -> None:
+        """Uses the other, which so is what it says."""
+        [self.advantage(each) for each in (ctx,)]
+
+
 def test_a_method_that_is_almost_called_as_one_it_inherits_is_refused() -> None:
     """Else the inherited one would run in its place, and its results have the name of the new method."""
     with pytest.raises(
-        ConfigError, match=r"^a\.path: its method advantage\(\) is called by nothing, .*def advantages"
+        ConfigError, match=r"^a\.path: its method advantage\(\) is used by none of its methods, .*def advantages"
     ):
         check_algorithm("a.path", _Misspelt, SHARED_STAGES)
     check_algorithm("a.path", _WithHelper, SHARED_STAGES)
+    check_algorithm("a.path", _Called, SHARED_STAGES)
 
 
 class _OtherArguments(GRPO):

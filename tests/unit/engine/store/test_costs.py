@@ -1,7 +1,8 @@
 """What outputs took is found again, whoever else notes something, whatever else lies there."""
 
 import json
-import multiprocessing
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -10,16 +11,17 @@ from pipeline.engine.store.costs import Costs
 
 KEY = "ab" + "0" * 38
 OTHER = "ab" + "1" * 38
+NOTE_MANY = """
+import sys
+from pipeline.engine.store.costs import Costs
+costs, number = Costs(sys.argv[1]), int(sys.argv[2])
+for index in range(200):
+    costs.note(f"ab{number}{index:037d}", {"tokens": number * 1000 + index})
+"""
 
 
 def lines(root: Path) -> list[str]:
     return list(filter(None, (root / ".costs" / "ab.jsonl").read_text().splitlines()))
-
-
-def _note_many(root: Path, number: int) -> None:
-    costs = Costs(root)
-    for index in range(200):
-        costs.note(f"ab{number}{index:037d}", {"tokens": number * 1000 + index})
 
 
 def test_what_was_noted_last_counts(tmp_path: Path) -> None:
@@ -34,12 +36,8 @@ def test_what_was_noted_last_counts(tmp_path: Path) -> None:
 
 
 def test_what_several_processes_note_at_once_is_all_there(tmp_path: Path) -> None:
-    spawn = multiprocessing.get_context("fork")
-    started = [spawn.Process(target=_note_many, args=(tmp_path, number)) for number in range(4)]
-    for process in started:
-        process.start()
-    for process in started:
-        process.join()
+    started = [subprocess.Popen([sys.executable, "-c", NOTE_MANY, tmp_path, str(each)]) for each in range(4)]
+    assert [process.wait() for process in started] == [0] * 4
     costs = Costs(tmp_path)
     found = [costs.of(f"ab{number}{index:037d}") for number in range(4) for index in range(200)]
     assert found == [{"tokens": number * 1000 + index} for number in range(4) for index in range(200)]
