@@ -5,9 +5,9 @@
 
 Beside the outputs rather than in a manifest, which is to be the same bytes whenever it is made. For people only: a
 failure costs nothing but a blank in a table, and of a line that is torn nothing is known, as of one that is not
-there. Appending a line takes a fifth of what making a file does. Each begins with the line break, so that one that
-was cut off, by a full disk or a SIGKILL, takes no other with it; on a file system of the network two machines may
-overwrite one another's.
+there. Lines, since making files is most of what the commit of a short job takes. Each begins with the line break,
+so that one that was cut off, by a full disk or a SIGKILL, takes no other with it; on a file system of the network
+two machines may overwrite or splice one another's.
 """
 
 from __future__ import annotations
