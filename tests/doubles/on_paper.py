@@ -33,6 +33,7 @@ from pipeline.engine.workers.messages import (
     JobFinished,
     JobRaised,
     JobStarted,
+    LeftChanged,
     WorkerExited,
     WorkerReady,
 )
@@ -135,13 +136,15 @@ class OnPaper:
         """Let the code of a job begin."""
         return self.hear(self.worker(job_id), JobStarted(job_id=job_id, attempt=self.attempt(job_id)))
 
-    def finish(self, job_id: str, **fields: Any) -> list[str]:
-        """Let a job end well, and be stored."""
+    def finish(self, job_id: str, *, changed: str = "", **fields: Any) -> list[str]:
+        """Let a job end well, and be stored; and then its worker find that it has left something changed."""
+        worker = self.worker(job_id)
         if not self.run.state.workers[self.worker(job_id)].begun:
             self.begin(job_id)
         said = {"load_s": 0.0, "run_s": 1.0, "samples": 0, "tokens": 0, **fields}
         message = JobFinished(job_id=job_id, attempt=self.attempt(job_id), **said)
-        return self.hear(self.worker(job_id), message, OnDisk(stored=True))
+        decided = self.hear(worker, message, OnDisk(stored=True))
+        return self.hear(worker, LeftChanged(job_id=job_id, what=changed)) if changed else decided
 
     def fail(
         self,

@@ -68,6 +68,7 @@ def test_jobs_after_one_that_spoiled_its_process_get_another(
         outcome = engine.run(*jobs, workers=1)
     assert set(outcome.jobs.values()) == {JobStatus.done}
     assert len(engine.events("WorkerStarted")) == 4
+    assert [event["job"] for event in engine.events("JobStarted")] == [one.id for one in jobs], "each once"
     said = [record.getMessage() for record in caplog.records if "left changed" in record.getMessage()]
     assert said[0] == "worker 0: spoil/open has left changed: built-in functions"
     assert "the standard streams" in said[1]

@@ -122,10 +122,15 @@ def dropped(run: Run, index: int, jobs: Collection[str]) -> None:
         return
     if worker.by_itself and not worker.begun and worker.job_id in jobs:
         # It was done with the job before them by the time, and said so first.
-        run.watchdog.ended(index)
-        run.do(ReleaseClaim(worker.job_id))
-        run.state.give_back_next(index)
+        give_back_next(run, index)
     _give_back(run, index, [job_id for job_id in worker.ahead if job_id in jobs])
+
+
+def give_back_next(run: Run, index: int) -> None:
+    """A worker will not begin the job that it has: as if it had not been given to it."""
+    run.watchdog.ended(index)
+    run.do(ReleaseClaim(run.state.workers[index].job_id))
+    run.state.give_back_next(index)
 
 
 def _give_back(run: Run, index: int, jobs: Collection[str]) -> None:

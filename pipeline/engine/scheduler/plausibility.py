@@ -11,7 +11,15 @@ from collections.abc import Collection
 from pipeline.engine.scheduler.state import RunState
 from pipeline.engine.scheduler.worker_state import WorkerState
 from pipeline.engine.workers.failure import FailureKind
-from pipeline.engine.workers.messages import Heartbeat, JobRaised, JobStarted, OrdersDropped, Report, WorkerReady
+from pipeline.engine.workers.messages import (
+    Heartbeat,
+    JobRaised,
+    JobStarted,
+    LeftChanged,
+    OrdersDropped,
+    Report,
+    WorkerReady,
+)
 
 
 def objection(state: RunState, gathering: Collection[str], index: int, message: Report) -> str:
@@ -35,6 +43,8 @@ def objection(state: RunState, gathering: Collection[str], index: int, message: 
     said = type(message).__name__
     if message.job_id not in state.jobs:
         return f"it sent {said} of {message.job_id[:200]!a}, which is no job of this run"
+    if isinstance(message, LeftChanged):
+        return _untrue_change(state, gathering, state.workers[index])
     if not state.is_current(index, message.job_id, message.attempt):
         return ""
     if state.workers[index].lent or message.job_id in gathering:
@@ -56,6 +66,17 @@ def _untrue_answer(worker: WorkerState, message: OrdersDropped) -> str:
     has = [worker.job_id] * (worker.by_itself and not worker.begun) + worker.ahead
     if message.jobs != has[max(0, len(has) - len(message.jobs)) :]:
         return "it sent OrdersDropped of other jobs than those that it was given last"
+    return ""
+
+
+def _untrue_change(state: RunState, gathering: Collection[str], worker: WorkerState) -> str:
+    if worker.fresh:
+        return "it sent LeftChanged, and has had no job"
+    if not worker.job_id or worker.job_id in gathering:
+        return ""
+    # A job of several devices is sent to processes that have had none.
+    if worker.begun or len(state.jobs[worker.job_id].workers) > 1:
+        return f"it sent LeftChanged while it has {worker.job_id}"
     return ""
 
 

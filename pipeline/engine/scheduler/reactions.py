@@ -7,7 +7,7 @@ from dataclasses import replace
 
 from msgspec.structs import asdict
 
-from pipeline.engine.scheduler.ahead import dropped, give_back, go_on, note_time
+from pipeline.engine.scheduler.ahead import dropped, give_back, give_back_next, go_on, note_time
 from pipeline.engine.scheduler.effects import OnDisk, ProcessOrder
 from pipeline.engine.scheduler.plausibility import objection
 from pipeline.engine.scheduler.recovery import (
@@ -23,6 +23,7 @@ from pipeline.engine.scheduler.retry import Failure
 from pipeline.engine.scheduler.run import Run
 from pipeline.engine.scheduler.worker_replacement import (
     process_ended,
+    renew,
     renew_idle,
     renew_places,
     send_if_gathered,
@@ -38,6 +39,7 @@ from pipeline.engine.workers.messages import (
     JobProgress,
     JobRaised,
     JobStarted,
+    LeftChanged,
     OrdersDropped,
     Report,
     WorkerExited,
@@ -92,6 +94,8 @@ def react(run: Run, index: int, message: FromWorker, on_disk: OnDisk) -> None:
             run.tell("Heartbeat", worker=index, **asdict(message))
         case OrdersDropped():
             dropped(run, index, message.jobs)
+        case LeftChanged():
+            _left_changed(run, index, message)
         case _ if not run.state.is_current(index, message.job_id, message.attempt):
             _note_late(run, index, message)
         case JobStarted():
@@ -133,7 +137,7 @@ def _distrust(run: Run, index: int, reason: str) -> None:
 
 def _note_late(run: Run, index: int, message: Report) -> None:
     """A worker has spoken of an attempt that it does not have any more, as a thread of an earlier job may."""
-    if isinstance(message, Heartbeat | WorkerReady | OrdersDropped):
+    if isinstance(message, Heartbeat | WorkerReady | OrdersDropped | LeftChanged):
         return
     if (index, message.job_id) not in run.told_late:
         run.told_late.add((index, message.job_id))
@@ -263,8 +267,8 @@ def _job_finished(run: Run, index: int, message: JobFinished) -> None:
     note_time(run, message)
     state.whereabouts.made(job_id, state.workers[index].node, message.output_bytes)
     state.finished(index, message.peak_mb, message.held_mb)
-    _hand_on(run, index, workers, message, is_spoiled=False)
-    go_on(run, index, well=not message.changed)
+    _hand_on(run, index, workers, is_spoiled=False)
+    go_on(run, index, well=True)
 
 
 def _job_raised(run: Run, index: int, message: JobRaised, on_disk: OnDisk) -> None:
@@ -282,21 +286,32 @@ def _job_raised(run: Run, index: int, message: JobRaised, on_disk: OnDisk) -> No
         suspect = index if not is_gang else None if message.rank is None else workers[message.rank]
         failed(run, job_id, index, failure, suspect=suspect, on_disk=on_disk)
     # What the ranks of a gang have started may have outlived them; it ends with the worker that led them.
-    _hand_on(run, index, workers, message, is_spoiled=is_gang or kind in NEEDS_FRESH_WORKER)
+    _hand_on(run, index, workers, is_spoiled=is_gang or kind in NEEDS_FRESH_WORKER)
     go_on(run, index, well=False)
 
 
-def _hand_on(
-    run: Run, index: int, workers: tuple[int, ...], message: JobFinished | JobRaised, *, is_spoiled: bool
-) -> None:
+def _hand_on(run: Run, index: int, workers: tuple[int, ...], *, is_spoiled: bool) -> None:
     """Make the devices of a job that is over fit for the next, in fresh processes where present ones are not."""
     if run.state.workers[index].quarantined:
         leave_quarantined(run, index)
-    if message.changed:
-        run.say(f"worker {index}: {message.job_id} has left changed: {message.changed}")
-    if message.changed or is_spoiled:
+    if is_spoiled:
         renew_idle(run, [index])
     renew_places(run, workers[1:] and workers)
+
+
+def _left_changed(run: Run, index: int, message: LeftChanged) -> None:
+    """A worker has found, after it told of the end of a job, that no other may run in its process."""
+    worker = run.state.workers[index]
+    run.say(f"worker {index}: {message.job_id} has left changed: {message.what}")
+    if run.stopping or not worker.up:
+        return
+    give_back(run, index)
+    if worker.job_id in run.gathering:
+        renew(run, index)
+        return
+    if worker.job_id:  # given to it meanwhile
+        give_back_next(run, index)
+    renew_idle(run, [index])
 
 
 def _note_stopped(run: Run, job_id: str, index: int, *, begun: bool) -> None:

@@ -212,13 +212,13 @@ class RunState:
         self.jobs[job_id].sent_s = now_s
 
     def give_back_next(self, index: int) -> None:
-        """A worker will not begin the job that it was to begin by itself: likewise."""
+        """A worker will not begin the job that it was given: as if it had not been."""
         job_id = self._free(index)
         self.jobs[job_id].attempts -= 1
         self.retry(job_id)
 
     def give_back(self, job_id: str, index: int) -> None:
-        """A worker will not begin a job that it was given ahead: as if it had not been."""
+        """A worker will not begin a job that it was given ahead: likewise."""
         self.workers[index].ahead.remove(job_id)
         self.jobs[job_id].attempts -= 1
         self.jobs[job_id].workers = ()

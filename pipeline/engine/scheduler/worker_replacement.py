@@ -18,10 +18,10 @@ def gather(run: Run, job_id: str, emptied: Collection[int]) -> None:
     workers = run.state.jobs[job_id].workers
     for worker in workers:
         if len(workers) > 1 and not run.state.workers[worker].fresh:
-            _renew(run, worker)
+            renew(run, worker)
     for worker in emptied:
         run.emptied.add(worker)
-        _renew(run, worker)
+        renew(run, worker)
     send_if_gathered(run, job_id)
 
 
@@ -94,11 +94,18 @@ def process_ended(run: Run, index: int) -> bool:
     return True
 
 
+def renew(run: Run, worker: int) -> None:
+    """Have a fresh process in the place of one; a job that is to come, or has its device, stays."""
+    run.renewed.add(worker)
+    run.state.workers[worker].ends()
+    run.do(ProcessOrder("restart", worker))
+
+
 def renew_idle(run: Run, workers: Iterable[int]) -> None:
     """Have the next jobs of workers that have none run in fresh processes."""
     for index in workers:
         if run.state.workers[index].phase in (WorkerPhase.idle, WorkerPhase.starting) and not run.stopping:
-            _renew(run, index)
+            renew(run, index)
 
 
 def renew_places(run: Run, workers: Sequence[int], but: Collection[int] = ()) -> None:
@@ -127,9 +134,3 @@ def _first_of_nodes(run: Run, workers: Sequence[int]) -> list[int]:
     if len(workers) < 2:
         return list(workers)
     return [part[0] for part in run.state.layout.parts(workers)]
-
-
-def _renew(run: Run, worker: int) -> None:
-    run.renewed.add(worker)
-    run.state.workers[worker].ends()
-    run.do(ProcessOrder("restart", worker))

@@ -26,6 +26,7 @@ from pipeline.engine.workers.messages import (
     GpuLoad,
     Heartbeat,
     JobFinished,
+    LeftChanged,
     OrdersDropped,
     RunJob,
     Shutdown,
@@ -90,6 +91,8 @@ class _Main:
         self.runner = JobRunner(self.send, settings.device.kind)
         self._at_next_signal = False
         """Whether SIGTERM breaks off the present job."""
+        self._is_changed = False
+        """Whether a job has left this process changed, so that it begins no other."""
 
     def send(self, *messages: FromWorker) -> None:
         """Tell the engine, and in the same write what was held back."""
@@ -120,7 +123,7 @@ class _Main:
             while not isinstance(order := self.orders.get(), Shutdown) and not self.runner.stop_requested:
                 if isinstance(order, WarmUp):
                     warm_up(order.entries)
-                else:
+                elif not self._is_changed:
                     self._run(order)
         finally:
             self.send()
@@ -140,6 +143,11 @@ class _Main:
             self._hold(answer)  # goes with the word that the next one has begun: the engine wakes up once
         else:
             self.send(answer)
+        # After the answer, which others may wait for, and before anything else runs here. Of a job of several
+        # devices nothing has: its ranks are processes of their own.
+        if not (self.runner.stop_requested or order.gang) and (changed := self.runner.left_changed()):
+            self._is_changed = True
+            self.send(LeftChanged(job_id=order.job_id, what=changed))
 
     def _wait_for_memory(self) -> str:
         settings = self.settings

@@ -214,11 +214,6 @@ class JobFinished(_Message, frozen=True, kw_only=True):
     """What of that it still holds, for the models that it keeps."""
     output_bytes: Count = 0
     """How large the files of its output are together."""
-    changed: Line = ""
-    """What the job has left changed in its process, so that later jobs need another, in words; "" for nothing."""
-
-    def __post_init__(self) -> None:
-        _make_plain(self, "changed")
 
 
 class JobRaised(_Message, frozen=True, kw_only=True):
@@ -239,8 +234,6 @@ class JobRaised(_Message, frozen=True, kw_only=True):
     """The process that failed first, where a job has several."""
     held_mb: Count = 0
     """As in `JobFinished`."""
-    changed: Line = ""
-    """As in `JobFinished`."""
 
     @property
     def said(self) -> str:
@@ -248,7 +241,7 @@ class JobRaised(_Message, frozen=True, kw_only=True):
         return ": ".join(part for part in (self.error_type, self.message.strip()) if part)
 
     def __post_init__(self) -> None:
-        _make_plain(self, "error_type", "damaged_key", "changed")
+        _make_plain(self, "error_type", "damaged_key")
         force_setattr(self, "message", _plain_text(self.message))
         force_setattr(self, "traceback", _plain_text(self.traceback, keep_end=True))
 
@@ -258,6 +251,20 @@ class AttemptStopped(_Message, frozen=True, kw_only=True):
 
     job_id: str
     attempt: Number
+
+
+class LeftChanged(_Message, frozen=True, kw_only=True):
+    """Worker -> engine: its last job, of which it has told the end, has left this process changed.
+
+    It takes no further one, so what it was given meanwhile is not begun, and waits to be ended.
+    """
+
+    job_id: str
+    what: Line
+    """In words."""
+
+    def __post_init__(self) -> None:
+        _make_plain(self, "what")
 
 
 class OrdersDropped(_Message, frozen=True, kw_only=True):
@@ -296,7 +303,7 @@ class WorkerExited(_Message, frozen=True, kw_only=True):
 
 ToWorker = RunJob | TakeBack | WarmUp | Shutdown
 OfJob = JobStarted | JobProgress | JobFinished | JobRaised | AttemptStopped
-Report = WorkerReady | Heartbeat | OrdersDropped | OfJob
+Report = WorkerReady | Heartbeat | OrdersDropped | LeftChanged | OfJob
 """What a worker may send."""
 FromWorker = Report | WorkerExited | WorkerUnusable | WorkerUnreadable
 
@@ -307,6 +314,7 @@ _REPORTS: dict[str, type[Report]] = {
         WorkerReady,
         Heartbeat,
         OrdersDropped,
+        LeftChanged,
         JobStarted,
         JobProgress,
         JobFinished,

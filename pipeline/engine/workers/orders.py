@@ -39,8 +39,7 @@ class Orders:
 
     def is_followed(self, order: RunJob, answer: object) -> bool:
         """Note how a job has ended; whether another one is there to be begun at once."""
-        well = isinstance(answer, JobFinished) and not answer.changed
-        self._ended_well = order.job_id if well else ""
+        self._ended_well = order.job_id if isinstance(answer, JobFinished) else ""
         self._next = self._next or self._take()
         return isinstance(self._next, RunJob)
 

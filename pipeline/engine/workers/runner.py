@@ -88,8 +88,11 @@ class JobRunner:
                 said = self._run_logged(order, output, start)
         except Exception as error:  # the log cannot be written; or its descriptors were closed, when all is said
             said = said or raised(order, error, start)
-        changed = self._as_begun.changed() if self._as_begun else ""
-        return said if isinstance(said, AttemptStopped) or not changed else replace(said, changed=changed)
+        return said
+
+    def left_changed(self) -> str:
+        """What the last job has left changed in this process, so that later ones need another, in words; or ""."""
+        return self._as_begun.changed() if self._as_begun else ""
 
     def _run_logged(
         self, order: RunJob, output: OutputTo, start: float

@@ -30,6 +30,7 @@ from pipeline.engine.workers.messages import (
     JobProgress,
     JobRaised,
     JobStarted,
+    LeftChanged,
     Report,
     RunJob,
     WorkerExited,
@@ -87,6 +88,9 @@ a = JobStarted(job_id="a", attempt=1)
         (progress("a"), False, "which had not started"),
         (AttemptStopped(job_id="a", attempt=1), False, "which had not started"),
         (a, True, "said twice that a has started"),
+        (LeftChanged(job_id="nope", what="all"), False, "'nope', which is no job"),
+        (LeftChanged(job_id="b", what="all"), True, "while it has a"),
+        (LeftChanged(job_id="b", what="all"), False, ""),
         (raised("a", rank=1), True, "of rank 1, and a has 1"),
         (raised("a", kind=FailureKind.damaged_input, damaged_key="x"), True, "which a does not read"),
         (raised("a", kind=FailureKind.damaged_input), True, "which a does not read"),
@@ -120,6 +124,21 @@ def test_only_the_worker_that_was_sent_a_job_speaks_of_it() -> None:
     assert "was not given" in objection(state, {"wide": 1}, 0, started)
     assert "was not given" in objection(state, (), 1, started)
     assert not objection(state, (), 0, started)
+
+
+def test_only_a_job_that_is_over_can_have_left_something_changed() -> None:
+    state = RunState(plan(), (), 2)
+    for index in range(2):
+        state.worker_ready(index, "cpu")
+    changed = LeftChanged(job_id="a", what="all")
+    assert "has had no job" in objection(state, (), 0, changed)
+    state.start("a", 0)
+    state.finished(0)
+    assert not objection(state, (), 0, changed)
+    state.start("wide", 0, [1])
+    assert "while it has wide" in objection(state, (), 0, changed)
+    assert not objection(state, {"wide": None}, 0, changed)
+    assert "has had no job" in objection(state, (), 1, changed)
 
 
 # -- whole runs ------------------------------------------------------------------------------------------------
@@ -244,19 +263,20 @@ messages = st.one_of(
     st.builds(JobStarted, **of_job),
     st.builds(AttemptStopped, **of_job),
     st.builds(Heartbeat, rss_bytes=counts),
+    st.builds(LeftChanged, job_id=job_ids, what=st.sampled_from(["", "all"])),
     st.builds(
         JobProgress, **of_job, done=counts, total=counts, tokens=counts,
         numbers=st.dictionaries(st.sampled_from(["loss", "kl"]), st.none() | st.floats(-1e100, 1e100)),
     ),
     st.builds(
         JobFinished, **of_job, load_s=st.just(1e12), run_s=st.just(0.0), samples=counts, tokens=counts,
-        peak_mb=st.none() | counts, held_mb=counts, changed=st.sampled_from(["", "all"]),
+        peak_mb=st.none() | counts, held_mb=counts,
     ),
     st.builds(
         raised, **of_job, rank=st.none() | st.integers(0, 3), held_mb=counts, message=texts,
         # A bug, or a disk that is full, may be said of a job, and is believed.
         kind=st.sampled_from([kind for kind in FailureKind if kind.value not in ("bug", "storage")]),
-        damaged_key=st.sampled_from(["", "ka" * 20, "kd" * 20, "../.."]), changed=st.sampled_from(["", "all"]),
+        damaged_key=st.sampled_from(["", "ka" * 20, "kd" * 20, "../.."]),
     ),
 ).map(encode)  # fmt: skip
 plain = st.none() | st.integers() | st.text() | st.lists(st.none(), max_size=2)

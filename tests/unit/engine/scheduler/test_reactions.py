@@ -11,6 +11,7 @@ from pipeline.engine.workers.messages import (
     JobFinished,
     JobProgress,
     JobStarted,
+    LeftChanged,
     WorkerUnreadable,
 )
 from tests.doubles.engine import job
@@ -61,6 +62,45 @@ def test_a_process_that_a_job_has_changed_is_replaced() -> None:
     assert paper.start() == []
     assert paper.ended(0) == ["WorkerExited"]
     assert not paper.said()
+
+
+LEFT = LeftChanged(job_id="a", what="the umask")
+
+
+def test_a_job_that_was_sent_before_it_is_known_that_its_process_is_changed_waits_for_another() -> None:
+    paper = running(job("b", needs=["a"], seconds=9), job("c", needs=["b"]), workers=1, job_timeout_s=5.0)
+    paper.finish("a")
+    assert paper.start() == ["send b to 0"]
+    assert paper.hear(0, LEFT) == ["restart 0"]
+    assert ReleaseClaim("b") in paper.effects
+    assert paper.jobs() == {"a": "done", "b": "ready", "c": "pending"}
+    assert paper.wait(9.0) == [], "nobody has it, so nobody is late with it"
+    assert paper.hear(0, LEFT) == [], "a process that is to end is not replaced twice"
+    assert paper.ended(0) == ["WorkerExited"]
+    paper.ready(0)
+    assert paper.start() == ["send b to 0"]
+    assert paper.finish("b") == ["JobFinished b"]
+    state = paper.run.state.jobs["b"]
+    assert (state.attempts, state.failures) == (1, {})
+
+
+def test_a_job_that_is_still_to_be_sent_stays_with_the_worker_whose_process_is_changed() -> None:
+    paper = running(job("b", needs=["a"]), workers=1)
+    paper.finish("a")
+    paper.start()
+    paper.run.gathering["b"] = None
+    assert paper.hear(0, LEFT) == ["restart 0"]
+    assert paper.jobs()["b"] == "running"
+    assert paper.ended(0) == ["WorkerExited"]
+    assert paper.ready(0) == ["WorkerStarted", "send b to 0"]
+
+
+def test_no_process_is_replaced_for_what_it_has_changed_when_the_run_ends() -> None:
+    paper = running(job("b", needs=["a"]), workers=1)
+    paper.finish("a")
+    paper.run.stopping = True
+    assert paper.hear(0, LEFT) == []
+    assert "a has left changed: the umask" in paper.said()
 
 
 def test_an_idle_worker_that_is_lost_is_told_and_replaced() -> None:

@@ -21,6 +21,7 @@ from pipeline.engine.workers.messages import (
     JobProgress,
     JobRaised,
     JobStarted,
+    LeftChanged,
     OrdersDropped,
     Report,
     RunJob,
@@ -47,14 +48,13 @@ ORDERS = [
 REPORTS: list[Report] = [
     WorkerReady(pid=1, device="cpu slot 0, 1 thread"),
     JobStarted(job_id="a", attempt=1),
+    LeftChanged(job_id="a", what="the umask"),
     JobProgress(job_id="a", attempt=1, done=1, total=2, tokens=3),
     JobProgress(job_id="a", attempt=1, done=1, total=2, tokens=3, numbers={"loss": 0.5, "rewards/kl@2": None}),
     Heartbeat(rss_bytes=5),
     Heartbeat(rss_bytes=5, gpu=GpuLoad(label="GPU 0", used_bytes=1, total_bytes=2, utilization=None)),
     JobFinished(job_id="a", attempt=1, load_s=0.5, run_s=1.5, samples=2, tokens=3),
-    JobFinished(
-        job_id="a", attempt=1, load_s=0.5, run_s=1.5, samples=2, tokens=3, peak_mb=7, held_mb=2, changed="c"
-    ),
+    JobFinished(job_id="a", attempt=1, load_s=0.5, run_s=1.5, samples=2, tokens=3, peak_mb=7, held_mb=2),
     JobRaised(
         job_id="a",
         attempt=1,
@@ -208,7 +208,6 @@ def test_what_a_worker_can_say_an_engine_can_read(device: str, kind: str, said: 
     ready = WorkerReady(pid=1, device=device, visible=kind, node=trace, not_free=said)
     failed = JobRaised(
         job_id="a", attempt=1, error_type=kind, message=said, traceback=trace, run_s=0, kind=FailureKind.bug,
-        changed=device,
     )  # fmt: skip
     assert decode_report(encode(ready)) == ready
     assert decode_report(encode(failed)) == failed
