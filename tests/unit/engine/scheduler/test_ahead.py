@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from pipeline.config.schema import Backend
+from pipeline.config.schema import Backend, RetryConfig
 from pipeline.engine.scheduler import ahead as rules
 from pipeline.engine.scheduler.ahead import LATE_S, LEAST_DEPTH, MOST, SHORT_S, recall
 from pipeline.engine.scheduler.effects import OnDisk, ReleaseClaim, Send
@@ -51,6 +51,19 @@ def test_where_jobs_are_short_the_next_ones_are_handed_ahead_each_after_the_one_
     assert paper.hand_ahead() == [], "several at a time"
     paper.finish("j02", run_s=SHORT)
     assert paper.hand_ahead() == ["send j06 to 0", "send j07 to 0"]
+
+
+def test_a_job_that_was_tried_before_is_given_to_no_worker_ahead() -> None:
+    paper = crowd(count=7, retry=RetryConfig(wait_s=1.0))
+    for failing, following in (("j01", "j02"), ("j02", "j03")):
+        paper.fail(failing, FailureKind.transient)
+        assert paper.start() == [f"send {following} to 0"]
+    paper.wait(100.0)
+    paper.finish("j03", run_s=SHORT)
+    assert paper.start() == ["send j04 to 0"]
+    ((_, _, bucket),) = paper.run.state.ready.buckets()
+    assert list(bucket[""]) == ["j05", "j06", "j01", "j02"]
+    assert paper.hand_ahead() == ["send j05 to 0", "send j06 to 0"], "and not one more, for which there is room"
 
 
 def test_where_workers_are_many_each_has_fewer_ahead_so_that_more_of_them_have_some(

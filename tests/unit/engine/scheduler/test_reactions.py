@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pipeline.config.schema import RetryConfig
 from pipeline.engine.scheduler.effects import OnDisk, ReleaseClaim, Tell
+from pipeline.engine.scheduler.recovery import unusable
 from pipeline.engine.workers.failure import FailureKind
 from pipeline.engine.workers.messages import (
     AttemptStopped,
@@ -109,6 +110,14 @@ def test_an_idle_worker_that_is_lost_is_told_and_replaced() -> None:
     assert paper.said() == "worker 1 was lost (exit code 3)"
     assert paper.phases() == ["idle", "starting"]
     assert [span.worker for span in paper.run.ledger.spans] == [0, 1, 1]
+
+
+def test_no_process_follows_one_that_is_lost_where_no_more_jobs_are_given() -> None:
+    paper = running(job("b", needs=["a"]))
+    unusable(paper.run, 0, "its memory is not free")
+    assert "close 0" not in paper.decided(), "its job may well finish"
+    assert paper.ended(0) == ["WorkerExited", "AttemptFailed a", "close 0"]
+    assert paper.start() == ["send a to 1"]
 
 
 def test_a_kill_that_nobody_here_has_sent_tells_of_memory() -> None:

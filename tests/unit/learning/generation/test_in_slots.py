@@ -281,6 +281,46 @@ def test_a_broken_model_is_told_of(
         )
 
 
+@pytest.mark.parametrize("every", [1, 3])
+@pytest.mark.parametrize(("head", "which"), [(None, "model"), *((HeadType.q, which) for which in WHICH)])
+def test_one_text_for_which_a_model_breaks_is_told_of(head: HeadType | None, which: str, every: int) -> None:
+    model = language_model("llama")
+    value = head and opinionated(model, head)
+    outputs = model.get_output_embeddings() if value is None or which == "model" else value.head
+    outputs.register_forward_hook(lambda _, __, found: found.index_fill(0, torch.tensor([1]), math.nan))
+    with pytest.raises(JobError, match=f"what the {which} computes is no number"):
+        decode(
+            model,
+            [[1], [2], [3]],
+            [6, 6, 6],
+            DecodeSettings(batch_size=3),
+            keys=None,
+            guidance=None if value is None else Guidance(value, Tilt(preference_offset(0.7), top_k=VOCABULARY)),
+            pace=SlotPace(look_every=every),
+        )
+
+
+def test_what_a_model_computes_after_the_end_of_a_text_is_nothing_to_tell_of() -> None:
+    model, prompts = language_model("llama"), [[1], [2, 3], [4, 5, 6]]
+    keys = sample_keys(0, "test", np.arange(3), 1)
+    ends = decode(model, prompts, [9] * 3, DecodeSettings(batch_size=3), keys=keys).tokens[0][2]
+
+    def tokens(every: int) -> list[list[int]]:
+        settings = DecodeSettings(batch_size=3, eos_id=ends)
+        return decode(model, prompts, [9] * 3, settings, keys=keys, pace=SlotPace(look_every=every)).tokens
+
+    sound, broken = tokens(1), []
+
+    def breaks(_module: object, ids: tuple[torch.Tensor], found: torch.Tensor) -> torch.Tensor:
+        broken.append(bool((ids[0] == ends).any()))
+        return found.masked_fill(ids[0][..., None] == ends, math.nan)
+
+    model.get_input_embeddings().register_forward_hook(breaks)
+    assert tokens(5) == sound
+    assert any(broken)
+    assert 0 < len(sound[0]) <= 3
+
+
 def test_memory_is_given_back_at_the_end() -> None:
     """At once, not when Python next looks for circles: another decoding may need it."""
     model, work, caches = language_model("gpt2"), mixed(4), []
