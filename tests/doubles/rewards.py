@@ -20,6 +20,8 @@ GARBAGE = {
     "garbage": b'{"id": 0, "value": 1.0, "answer": null}\n]',
     "nested": b"[" * 10_000,
     "no-number": b'{"id": 2, "value": NaN, "answer": null}',
+    "text": b'"broken"',
+    "list": b'{"start": [1]}',
 }
 """Answers that no grader gives."""
 

@@ -73,7 +73,7 @@ class GraderProcess(Child):
         try:
             for line in self.channel.receive():
                 self._take(parse_json(line), work)
-        except (WorkerError, ValueError, TypeError, KeyError, AttributeError):
+        except (WorkerError, ValueError, TypeError, KeyError):
             return False  # a completion has got at the socket
         return not self.channel.closed
 
