@@ -22,6 +22,7 @@ from pipeline.engine.devices.memory_reclaim import wait_until_free
 from pipeline.engine.devices.worker_env import describe_device
 from pipeline.engine.workers.body import warm_up
 from pipeline.engine.workers.messages import (
+    AttemptStopped,
     FromWorker,
     GpuLoad,
     Heartbeat,
@@ -143,9 +144,10 @@ class _Main:
             self._hold(answer)  # goes with the word that the next one has begun: the engine wakes up once
         else:
             self.send(answer)
-        # After the answer, which others may wait for, and before anything else runs here. Of a job of several
-        # devices nothing has: its ranks are processes of their own.
-        if not (self.runner.stop_requested or order.gang) and (changed := self.runner.left_changed()):
+        if isinstance(answer, AttemptStopped) or order.gang:  # this process ends; or the ranks were others
+            return
+        # After the answer, which others may wait for, and before anything else runs here.
+        if changed := self.runner.left_changed():
             self._is_changed = True
             self.send(LeftChanged(job_id=order.job_id, what=changed))
 
