@@ -75,9 +75,7 @@ def test_jobs_after_one_that_spoiled_its_process_get_another(
     assert "the working directory" in said[2]
 
 
-def test_what_the_last_job_has_left_changed_is_told_too(
-    engine: Engine, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_what_the_last_job_has_left_changed_is_told_too(engine: Engine, caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level("WARNING", "pipeline"):
         engine.run(job("spoil", "spoil", payload={"what": "folder"}), workers=1)
     said = [record.getMessage() for record in caplog.records]
