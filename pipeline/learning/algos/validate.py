@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from difflib import get_close_matches
 from keyword import iskeyword
 from operator import attrgetter
@@ -13,6 +13,7 @@ from typing import get_args, get_type_hints
 from pipeline.config.schema import Config
 from pipeline.errors import ConfigError, unknown_name
 from pipeline.learning.algos.base import Algorithm, Read, Section, Stage
+from pipeline.learning.overriding import other_arguments, ships
 
 _SECTIONS = get_args(Section)
 _SHARDS = ("train", "eval", None)
@@ -89,23 +90,32 @@ def _methods(kind: type[Algorithm]) -> Iterator[str]:
         family = next(base.__name__ for base in kind.__mro__ if hooks[0] in vars(base))
         yield f"it must define {', '.join(f'{hook}()' for hook in hooks)}, which {family} leaves to its subclasses"
     yield from _misspelt(kind)
-    yield from _other_arguments(kind)
+    yield from other_arguments(kind, {stage.name for stage in kind.stages})
 
 
 def _misspelt(kind: type[Algorithm]) -> Iterator[str]:
-    """Methods that are almost called as an inherited one, which would then run in their place, and say nothing."""
-    own = [base for base in kind.__mro__ if issubclass(base, Algorithm) and not _ships(base)]
+    """Methods that are called much as an inherited one, which would then run in their place, and say nothing."""
+    own = [base for base in kind.__mro__ if issubclass(base, Algorithm) and not ships(base)]
     methods = [each for base in own for each in vars(base).items() if inspect.isfunction(each[1])]
     defined = {name for name, _ in methods}
     used = {name for _, method in methods for name in _names_in(method.__code__)}
-    inherited = {name for base in kind.__mro__ if _ships(base) for name in vars(base) if not name.startswith("_")}
+    used |= {stage.name for stage in kind.stages}  # which the engine calls
+    ours = [each for base in kind.__mro__ if ships(base) for each in vars(base).items()]
+    inherited = {name for name, each in ours if inspect.isfunction(each) and not name.startswith("_")}
     for name in sorted(defined - inherited - used):
-        likely = [] if name.startswith("_") else get_close_matches(name, inherited - defined, 1, _CLOSE)
+        likely = None if name.startswith("_") else _likely(name, inherited - defined)
         if likely:
             yield (
-                f"its method {name}() is used by none of its methods, and {likely[0]}() is inherited: if that is "
-                f"what it should be, write def {likely[0]}; if not, call it _{name}"
+                f"its method {name}() is used by none of its methods, and {likely}() is inherited: if that is "
+                f"what it should be, write def {likely}; if not, call it _{name}"
             )
+
+
+def _likely(name: str, inherited: Collection[str]) -> str | None:
+    """The inherited name that another one resembles, or holds between words of its own as `compute_advantages`."""
+    inside = [each for each in inherited if f"_{each}_" in f"_{name}_"]
+    near = get_close_matches(name, inherited, 1, _CLOSE)
+    return near[0] if near else max(inside, key=lambda each: (len(each), each), default=None)
 
 
 def _names_in(code: CodeType) -> Iterator[str]:
@@ -114,33 +124,6 @@ def _names_in(code: CodeType) -> Iterator[str]:
     for inner in code.co_consts:
         if isinstance(inner, CodeType):
             yield from _names_in(inner)
-
-
-def _other_arguments(kind: type[Algorithm]) -> Iterator[str]:
-    """Methods that cannot be called as those that they override, which would show in the midst of a run."""
-    stages = {stage.name for stage in kind.stages}  # of which that is told above
-    for name in sorted(dir(kind)):
-        owner = next(base for base in kind.__mro__ if name in vars(base))
-        ours = next((base for base in kind.__mro__ if _ships(base) and name in vars(base)), None)
-        if name.startswith("_") or name in stages or ours in (None, owner):
-            continue
-        given, expected = vars(owner)[name], vars(ours)[name]
-        if not (inspect.isfunction(given) and inspect.isfunction(expected)):
-            continue
-        wanted = [each for each in inspect.signature(expected).parameters.values() if each.default is each.empty]
-        by_name = {each.name: None for each in wanted if each.kind is each.KEYWORD_ONLY}
-        try:
-            inspect.signature(given).bind(*[None] * (len(wanted) - len(by_name)), **by_name)
-        except TypeError:
-            listed = ", ".join(each.name for each in wanted)
-            yield (
-                f"its method {name}() is called as that of {ours.__name__}, which it overrides: write "
-                f"def {name}({listed}), or call it otherwise if it is something else"
-            )
-
-
-def _ships(kind: type) -> bool:
-    return kind.__module__.partition(".")[0] == __name__.partition(".")[0]
 
 
 def _takes_one(kind: type[Algorithm], name: str) -> bool:

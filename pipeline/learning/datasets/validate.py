@@ -11,6 +11,7 @@ from pipeline.config.bases import DatasetConfig
 from pipeline.config.place import defined_at, place_of
 from pipeline.errors import ConfigError, PipelineError
 from pipeline.learning.datasets.base import Dataset, Row
+from pipeline.learning.overriding import other_arguments
 
 _ROWS = 8
 _DRAWS = (0.01, 0.5, 0.99)
@@ -20,7 +21,7 @@ def check_dataset(path: str, kind: object) -> type[Dataset]:
     """Check what a dotted path has led to.
 
     Raises:
-        ConfigError: It is no dataset, or lacks a method.
+        ConfigError: It is no dataset, lacks a method, or has one that cannot be called as it will be.
     """
     if not (isinstance(kind, type) and issubclass(kind, Dataset)):
         raise ConfigError(
@@ -32,6 +33,8 @@ def check_dataset(path: str, kind: object) -> type[Dataset]:
         raise ConfigError(f"{path}: it must define {', '.join(f'{name}()' for name in lacks)}")
     if not isinstance(kind.version, int) or isinstance(kind.version, bool):
         raise ConfigError(f"{path}: its version is {kind.version!r}, but must be a whole number")
+    for problem in other_arguments(kind):
+        raise ConfigError(f"{path}: {problem}")
     return kind
 
 

@@ -87,6 +87,37 @@ def test_a_method_that_is_almost_called_as_one_it_inherits_is_refused() -> None:
     check_algorithm("a.path", _Called, SHARED_STAGES)
 
 
+class _WordsBefore(GRPO):
+    name = "WordsBefore"
+    stages = (*GRPO.stages[:1], Stage("data_train"), *GRPO.stages[1:])
+
+    def compute_advantages(self, ctx: JobContext, samples: object) -> None:
+        """Would be called by nothing."""
+
+    def data_train(self, ctx: JobContext) -> None:
+        """Is a stage, which the engine calls."""
+
+    def display_name(self) -> str:
+        """Is no method of another name: what `name` says is no method."""
+        return self.name
+
+
+class _WordsBeforeHelper(_WordsBefore):
+    name = "WordsBeforeHelper"
+
+    def advantages(self, ctx: JobContext, samples: object) -> None:  # type: ignore[override]
+        """Has the other do it."""
+        self.compute_advantages(ctx, samples)
+
+
+def test_a_method_with_the_name_of_one_it_inherits_between_other_words_is_refused() -> None:
+    with pytest.raises(
+        ConfigError, match=r"^a\.path: its method compute_advantages\(\) is used by none .*def advantages;"
+    ):
+        check_algorithm("a.path", _WordsBefore, SHARED_STAGES)
+    check_algorithm("a.path", _WordsBeforeHelper, SHARED_STAGES)
+
+
 class _OtherArguments(GRPO):
     name = "OtherArguments"
 

@@ -1,5 +1,6 @@
 """What is said of a dataset of the user's own that cannot be used."""
 
+from collections.abc import Mapping
 from typing import Any, ClassVar
 
 import pytest
@@ -8,8 +9,9 @@ from pipeline.config.bases import DatasetConfig
 from pipeline.config.load import load_config
 from pipeline.errors import ConfigError
 from pipeline.learning.datasets.base import Dataset, Row
+from pipeline.learning.datasets.from_files import FilesDataset
 from pipeline.learning.datasets.registry import load_dataset
-from pipeline.learning.datasets.validate import check_demonstrations
+from pipeline.learning.datasets.validate import check_dataset, check_demonstrations
 from pipeline.plan.tokenizers import check_tokenizers
 
 
@@ -242,3 +244,34 @@ def test_positions_hold_a_prompt_and_its_completion() -> None:
     check_tokenizers(load_config(["experiment.name=t", f"models.tiny.n_positions={least}"]))
     with pytest.raises(ConfigError, match=r"n_positions"):
         check_tokenizers(load_config(["experiment.name=t", f"models.tiny.n_positions={int(least) - 1}"]))
+
+
+class OtherArguments(Counting):
+    def row(self, row_id: int, split: str) -> Row:  # type: ignore[override]
+        return Row(row_id, split)
+
+
+class NoDraw(Counting):
+    def demonstration(self, row_id: int) -> tuple[str, str]:  # type: ignore[override]
+        return str(row_id), "1"
+
+
+class AdaptsAlone(FilesDataset):
+    def adapt(self, data: Mapping[str, Any]) -> Mapping[str, Any]:  # type: ignore[override]
+        return data
+
+
+@pytest.mark.parametrize(
+    ("kind", "meant"),
+    [
+        (OtherArguments, "row() is called as that of Dataset, which it overrides: write def row(self, row_id)"),
+        (NoDraw, "write def demonstration(self, row_id, draw)"),
+        (AdaptsAlone, "that of FilesDataset, which it overrides: write def adapt(self, data, place)"),
+    ],
+    ids=lambda each: each.__name__ if isinstance(each, type) else "",
+)
+def test_a_method_that_cannot_be_called_as_the_one_it_overrides_is_refused(kind: type, meant: str) -> None:
+    """Else it would fail where rows are read, with nothing said of how it is called."""
+    with pytest.raises(ConfigError) as caught:
+        check_dataset("a.path", kind)
+    assert meant in str(caught.value)
