@@ -15,7 +15,7 @@ from pipeline.sweeps.report.export import as_csv, export_rows
 from pipeline.sweeps.report.measures import measured_of
 from pipeline.sweeps.report.status import about_table, foremost
 from pipeline.sweeps.report.tables import trials_table
-from pipeline.terminal.console import say
+from pipeline.terminal.console import say, say_styled
 
 
 def trials_named(output_dir: Path, name: str) -> RecordedSweep | None:
@@ -59,5 +59,5 @@ def _print(sweep: RecordedSweep, now: float, console: Console) -> None:
         say(console, f"no trials yet: {sweep.name}")
         return
     table = trials_table(view, foremost(list(view.trials.values()), view.goal), now, sweep.so_far())
-    console.print(about_table(sweep, table, console.width), highlight=False, soft_wrap=True)
+    say_styled(console, about_table(sweep, table, console.width))
     console.print(table)

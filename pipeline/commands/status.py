@@ -46,9 +46,7 @@ def status(output_dir: Path, name: str | None, stamp: str | None, console: Conso
         console.print(overview_table(rows))
         for row in rows:
             if row.problem:
-                console.print(
-                    f"{row.name}: {row.problem}", style="red", markup=False, highlight=False, soft_wrap=True
-                )
+                say(console, f"{row.name}: {row.problem}", "red")
     else:
         say(console, f"there are no runs in {output_dir}")
 

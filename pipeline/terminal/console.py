@@ -108,9 +108,14 @@ def say(console: Console, text: str, style: str | None = None, *, copy: str = ""
 
 def say_error(console: Console, text: str) -> None:
     """Print what went wrong, as `say` prints it, so that whoever looks for errors finds them."""
-    message = Text(_laid_out(console, f"error: {text}"))
-    message.stylize("bold red", 0, len("error:"))
-    console.print(message, highlight=False, soft_wrap=True)
+    say_styled(console, Text.assemble(("error:", "bold red"), f" {text}"))
+
+
+def say_styled(console: Console, text: Text) -> None:
+    """Print text of several styles, as `say` prints it."""
+    shown = _text_shown(text)
+    shown.plain = _laid_out(console, shown.plain)  # as long as before: spaces have become ends of lines
+    console.print(shown, highlight=False, soft_wrap=True)
 
 
 def _laid_out(console: Console, text: str, copy: str = "") -> str:

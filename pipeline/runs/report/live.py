@@ -14,6 +14,7 @@ from pipeline.runs.report.gpus import gpu_loads, memory
 from pipeline.runs.report.notices import notices
 from pipeline.runs.report.screen import headline, screen
 from pipeline.runs.run_view import RunView
+from pipeline.terminal.console import say
 from pipeline.terminal.watch import in_place
 
 
@@ -45,7 +46,7 @@ class PlainLines:
         """Print what is new."""
         elapsed_s = run.view.elapsed_s(run.now)
         for line in self.new(run.view, run.progress, run.now):
-            self._console.print(f"[{elapsed_s:7.1f} s] {line}", markup=False, highlight=False, soft_wrap=True)
+            say(self._console, f"[{elapsed_s:7.1f} s] {line}")
 
     def new(self, view: RunView, progress: Progress | None, now: float) -> list[str]:
         """What is new since the last time."""

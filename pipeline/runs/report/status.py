@@ -29,6 +29,7 @@ from pipeline.runs.report.moved import moved_in_words, origins
 from pipeline.runs.report.notices import said_of
 from pipeline.runs.run_view import RunView, failures
 from pipeline.terminal.columns import Column, FittedTable
+from pipeline.terminal.console import say_styled
 from pipeline.terminal.text import printable
 
 MAX_LISTED = 10
@@ -131,7 +132,10 @@ def _time(row: Glance) -> str:
 def print_run(run: LoadedRun, now: float, console: Console) -> None:
     """Print one run. Only tables are fitted to the terminal: ids and paths below them stay whole, to be copied."""
     for part in run_page(run, now, console.width):
-        console.print(part, highlight=False, soft_wrap=isinstance(part, Text))
+        if isinstance(part, Text):
+            say_styled(console, part)
+        else:
+            console.print(part)
 
 
 def run_page(run: LoadedRun, now: float, width: int) -> list[RenderableType]:
@@ -263,7 +267,7 @@ def _failed(run: LoadedRun) -> Lines:
         log = log_path(run.folder, job.id, attempt)
         if log is not None:
             yield f"    log: {shown_path(log)}", ""
-            yield f"    read it: {logs_command(run.folder.path.parent.parent, run.name, job.id)}", ""
+            yield f"    read it: `{logs_command(run.folder.path.parent.parent, run.name, job.id)}`", ""
     yield from _more(len(found), "    ")
 
 

@@ -20,6 +20,7 @@ from pipeline.sweeps.spec import Goal
 from pipeline.sweeps.trials import Trial, TrialState, best_trial, is_number
 from pipeline.sweeps.values import by_state, counted, plain, varied
 from pipeline.terminal.columns import FittedTable, in_lines
+from pipeline.terminal.console import say_styled
 from pipeline.terminal.text import on_one_line, printable
 
 MOST_ROWS = 50
@@ -63,7 +64,10 @@ def elapsed_s(sweep: RecordedSweep, state: str, now: float) -> float:
 def print_sweep(sweep: RecordedSweep, now: float, console: Console) -> None:
     """Print one sweep. Only the table is fitted to the terminal: paths and reasons stay whole."""
     for part in sweep_page(sweep, now, console.width):
-        console.print(part, highlight=False, soft_wrap=isinstance(part, Text))
+        if isinstance(part, Text):
+            say_styled(console, part)
+        else:
+            console.print(part)
 
 
 def sweep_page(sweep: RecordedSweep, now: float, width: int) -> list[RenderableType]:
@@ -173,7 +177,7 @@ def _failed(sweep: RecordedSweep, trials: Sequence[Trial]) -> Iterator[tuple[str
         if said := log_tail(sweep.folder, trial, 1):
             yield f"    it said last: {said}", ""
     if found:
-        yield f"  read more: {_command(sweep, 'logs', str(found[-1].number))}", ""
+        yield f"  read more: `{_command(sweep, 'logs', str(found[-1].number))}`", ""
     if len(found) > MOST_FAILURES:
         yield f"  and {len(found) - MOST_FAILURES} more before; --json lists all", ""
 

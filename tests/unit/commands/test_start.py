@@ -1,8 +1,13 @@
 """The one way into every command: Ctrl-C while modules are imported, faults of the program, exit codes."""
 
+import fcntl
+import os
+import pty
 import re
+import struct
 import subprocess
 import sys
+import termios
 from pathlib import Path
 
 import pytest
@@ -81,6 +86,20 @@ def test_a_python_without_our_packages_is_told_which_one_is_missing_and_what_to_
     assert re.match(rf"error: the package '\w+' is missing from {re.escape(sys.executable)}\. Use ", said)
     assert "`.venv/bin/python`" in said
     assert f"`{sys.executable} -m pip install -e .`" in said
+
+
+def test_on_a_terminal_that_is_told_in_lines_that_end_between_words() -> None:
+    terminal, its_end = pty.openpty()
+    fcntl.ioctl(its_end, termios.TIOCSWINSZ, struct.pack("HHHH", 24, 60, 0, 0))
+    bare = [sys.executable, "-S", "run_parallel.py", "experiment.name=x"]
+    subprocess.run(bare, cwd=ROOT, env={"COLUMNS": "60"}, stderr=its_end, timeout=600, check=False)
+    os.close(its_end)
+    lines = os.read(terminal, 4096).decode().splitlines()
+    os.close(terminal)
+    assert lines[0].startswith("error: the package ")
+    assert {line for line in lines if len(line) > 60} <= {f"`{sys.executable} -m pip install -e .`"}
+    assert {"`.venv/bin/python`", "`source", "`python`,"} <= set(" ".join(lines).split(" "))
+    assert any("`source .venv/bin/activate`" in line for line in lines)
 
 
 def test_a_package_that_is_missing_later_on_is_told_likewise(tmp_path: Path) -> None:

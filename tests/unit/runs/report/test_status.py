@@ -42,6 +42,18 @@ def printed(run: WrittenRun, width: int, now: float = START + 90) -> str:
     return out.getvalue()
 
 
+def test_on_a_terminal_its_sentences_end_between_words(tmp_path: Path) -> None:
+    out, run = io.StringIO(), troubled(tmp_path)
+    print_run(
+        LoadedRun(run.folder), START + 90, Console(file=out, width=40, color_system=None, force_terminal=True)
+    )
+    lines = out.getvalue().splitlines()
+    at = lines.index("The engine is gone without having ended")
+    assert lines[at + 1] == "the run; the same command goes on from"
+    assert lines[at + 2] == "here."
+    assert f"`python -m pipeline logs x {FIRST} --output-dir {tmp_path}`" in lines
+
+
 def while_it_runs(run: WrittenRun, width: int) -> str:
     with run.folder.journal.open("ab") as engine:
         fcntl.flock(engine, fcntl.LOCK_EX)
@@ -65,7 +77,7 @@ def test_one_run_tells_what_runs_and_what_went_wrong(tmp_path: Path) -> None:
     assert f"{FIRST} (bug, 2 attempts)" in text
     assert "ValueError: [bold]x[/]" in text
     assert f"jobs/{FIRST}/log.2.txt" in text
-    assert f"read it: python -m pipeline logs x {FIRST} --output-dir {tmp_path}" in text
+    assert f"read it: `python -m pipeline logs x {FIRST} --output-dir {tmp_path}`" in text
     assert f"by {FIRST}:" in text
     assert "4 jobs, from" in text
     assert f"worker 1 (gpu 8): lost thrice, after {FIRST}" in text
