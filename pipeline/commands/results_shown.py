@@ -24,12 +24,15 @@ def print_results(console: Console, results: Results, run: RunFolder, label: str
         results = _of_an_earlier_version(results)
     compute = read_compute(run.path)
     tables = result_tables(results, compute.costs, label)
-    for table in (*tables, *front_tables(results, label), *budget_tables(compute.budgets, results, label)):
+    tables += [*front_tables(results, label), *budget_tables(compute.budgets, results, label)]
+    for table in tables:
         console.print()
         console.print(table)
     if not results.rows:
         say(console, "no results yet: no evaluation was finished")
         return
+    if left_out := dict.fromkeys(name for table in tables for name in table.left_out(console.width)):
+        say(console, f"No room for {', '.join(left_out)}: a wider terminal shows all.", "italic")
     say(console, "results:", copy=f"{shown_path(run.path)}/results.json, samples.jsonl")
 
 

@@ -22,6 +22,7 @@ from pipeline.runs.loaded import load
 from pipeline.runs.record import ResultRow, Results, read_results, write_results
 from pipeline.terminal.console import Terminal
 from pipeline.terminal.streams import LastingFile, LastingStream
+from tests.doubles.pooled import pooled_row
 
 ROOT = Path(__file__).parents[3]
 
@@ -203,6 +204,21 @@ def test_a_folder_that_may_have_been_meant_is_told_before_the_start(
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
     with pytest.raises(ConfigError, match="here, but my/model, and the cache"):
         run_experiment(load_config(asked), Terminal(file=out))
+
+
+def test_columns_of_results_that_have_no_room_are_named(tmp_path: Path) -> None:
+    pooled = [pooled_row("PITA", 2, 0.5, metric=metric) for metric in ("pass@1", "kl_per_sequence", "length")]
+    rows = [ResultRow("PITA", "addition", "tiny", 0, 2, "pass@1", 0.5, None, None, 100)]
+    shown = {}
+    for width in (60, 200):
+        out = io.StringIO()
+        results_shown.print_results(
+            Terminal(file=out, width=width), Results(rows=rows, pooled=pooled), RunFolder(tmp_path)
+        )
+        shown[width] = out.getvalue()
+    (said,) = [line for line in shown[60].splitlines() if line.startswith("No room for ")]
+    assert said.endswith(", tokens: a wider terminal shows all.")
+    assert "No room" not in shown[200]
 
 
 def test_a_run_of_an_earlier_version_is_shown_without_fronts(tmp_path: Path) -> None:
