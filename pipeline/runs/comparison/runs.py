@@ -99,6 +99,7 @@ class RunComparison:
         headings: Each of these as short as it can be without being another one.
         rows: By dataset, model, method and settings.
         bounded: Methods whose divergence is an upper bound.
+        splits: Of the datasets, on which methods were evaluated; without those of results that do not say it.
     """
 
     labels: list[str]
@@ -107,6 +108,7 @@ class RunComparison:
     headings: Mapping[str, str]
     rows: list[RunRow]
     bounded: list[str]
+    splits: list[str]
 
     @property
     def without_results(self) -> list[str]:
@@ -150,6 +152,7 @@ def compare_runs(runs: Sequence[ComparedRun], labels: Sequence[str] = ()) -> Run
         headings=headings_of(columns),
         rows=sorted(_merged(rows), key=lambda row: _order(row, columns)),
         bounded=sorted({name for run in runs for name in run.results.bounded}),
+        splits=sorted({run.results.split for run in runs if run.results.split}),
     )
 
 

@@ -32,12 +32,15 @@ _MOST_DIGITS = 17
 def comparison_tables(comparison: RunComparison) -> list[FittedTable]:
     """One table for each dataset and model: a row for each method and combination of settings that differ."""
     tables = []
+    prompts = f"{' and '.join(comparison.splits)} prompts" if comparison.splits else ""
     for place, found in groupby(comparison.rows, key=lambda row: (row.dataset, row.model)):
         rows = list(found)
         shown = [key for key in comparison.settings if any(key in row.settings for row in rows)]
         columns = _columns(comparison, shown, telling_apart(rows, shown), rows)
         table = FittedTable(
-            (column for column, _ in columns), title=title(*place, "runs side by side"), elsewhere=_ELSEWHERE
+            (column for column, _ in columns),
+            title=title(*place, prompts, "runs side by side"),
+            elsewhere=_ELSEWHERE,
         )
         for _, own in groupby(rows, key=lambda row: row.algo):
             for row in own:

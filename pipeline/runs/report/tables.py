@@ -96,7 +96,7 @@ def _sizes(cells: Mapping[At, ByMetric], split: str | None) -> list[str]:
     every = [row for row in every if f"/{ETA}" not in row.metric] or every
     references, seeds = max(row.references for row in every), max(row.seeds for row in every)
     crossed = [count(references, "reference")] if references > 1 else []
-    prompt = f"{SWEEP_SPLIT} prompt" if split == SWEEP_SPLIT else "prompt"
+    prompt = f"{split} prompt" if split else "prompt"
     return [*crossed, count(seeds, "seed"), count(max(row.n for row in every), prompt)]
 
 

@@ -1,6 +1,7 @@
 """Runs side by side: which settings differ, in which rows they are told, and which rows are one."""
 
 import io
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -149,6 +150,23 @@ def test_settings_that_tell_rows_apart_stay_while_there_is_room_for_any() -> Non
     assert [words[1] for words in shown if words[:1] == ["PITA"]] == ["3", "5", "7", "1"]
     assert "rounds_of_training" not in shown[1]
     assert telling_apart(found.rows, found.settings) == ["training.warmup"]
+
+
+@pytest.mark.parametrize(
+    ("splits", "prompts"),
+    [
+        (("validation", "validation"), " · validation prompts"),
+        (("validation", "test"), " · test and validation prompts"),
+        ((None, None), ""),
+    ],
+)
+def test_a_title_says_of_which_prompts_the_figures_are(splits: tuple[str | None, ...], prompts: str) -> None:
+    runs = [run(f"{eta}", eta, pooled_row("PITA", 2, 0.5)) for eta in (1, 2)]
+    measured = [
+        replace(one, results=replace(one.results, split=split)) for one, split in zip(runs, splits, strict=True)
+    ]
+    (table,) = comparison_tables(compare_runs(measured))
+    assert table.title == f"addition · tiny{prompts} · runs side by side"
 
 
 def test_a_setting_that_is_called_as_a_column_of_results_has_a_heading_of_its_own() -> None:

@@ -136,7 +136,7 @@ def test_a_label_stands_in_the_titles() -> None:
     ("split", "prompts", "where"),
     [
         (None, "1,319 prompts", "on validation prompts, PITA"),
-        ("test", "1,319 prompts", "on validation prompts, PITA"),
+        ("test", "1,319 test prompts", "on validation prompts, PITA"),
         ("validation", "1,319 validation prompts", "on the same prompts, which flatters, PITA"),
     ],
 )
