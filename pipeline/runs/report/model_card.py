@@ -200,9 +200,17 @@ def _settings(card: Card) -> Iterator[str]:
     drawing = card.usage.drawing
     yield (
         f"Texts were drawn at temperature {drawing.temperature:g} and top_p {drawing.top_p:g}, of at most "
-        f"{drawing.max_new_tokens} new tokens. Sections of the configuration:"
+        f"{drawing.max_new_tokens} new tokens{_why_so_short(card)}. Sections of the configuration:"
     )
     yield _block(yaml.safe_dump(dict(card.settings), sort_keys=False, allow_unicode=True).splitlines(), "yaml")
+
+
+def _why_so_short(card: Card) -> str:
+    """Why texts end before the limit that the settings below have; "" where that is theirs."""
+    limit = card.settings.get("generation", {}).get("max_new_tokens", card.usage.drawing.max_new_tokens)
+    if limit == card.usage.drawing.max_new_tokens:
+        return ""
+    return f": no completion of `{card.dataset}` is longer, so `generation.max_new_tokens` ({limit}) has no effect"
 
 
 def _results(card: Card) -> Iterator[str]:

@@ -64,6 +64,16 @@ def test_what_was_measured_stands_beside_the_reference() -> None:
     assert "The command was not recorded" in bare
 
 
+def test_of_two_limits_of_tokens_the_card_says_which_holds() -> None:
+    assert "of at most 7 new tokens. Sections" in card_text(POLICY)
+    limits = {"generation": {"max_new_tokens": 64}}
+    assert (
+        "of at most 7 new tokens: no completion of `mine` is longer, so `generation.max_new_tokens` (64) has no "
+        "effect. Sections" in card_text(replace(POLICY, settings=limits))
+    )
+    assert "has no effect" not in card_text(replace(POLICY, settings={"generation": {"max_new_tokens": 7}}))
+
+
 def test_a_reference_says_whether_it_was_trained_or_copied() -> None:
     reference = replace(
         POLICY, algo="reference", origin="It is a copy of `some/model`: nothing of it was trained."
