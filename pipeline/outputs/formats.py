@@ -18,6 +18,7 @@ METRICS, SAMPLES, TRAINING = "metrics.json", "samples.jsonl", "training.json"
 GENERATION, REWARD, POINTER = "generation.json", "reward.json", "model.json"
 DATASET = "dataset.json"
 FAULTS = "faults.json"
+TOKENIZED = "prompts.json"
 PROMPTS = "prompts.safetensors"
 GREEDY = "greedy"
 """Folder of the samples of the greedy reference, in the output of its evaluation."""
@@ -159,6 +160,13 @@ class PreparedRows:
     def __str__(self) -> str:
         """Their numbers in words."""
         return ", ".join(f"{number:,} {split}" for split, number in self.rows.items()) + " rows"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Tokenized:
+    """What is read of ``prompts.json``: what a reader of the results must know of the prompts."""
+
+    note: Note | None = None
 
 
 @dataclass(frozen=True, kw_only=True)

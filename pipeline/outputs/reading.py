@@ -20,6 +20,7 @@ from pipeline.outputs.formats import (
     Pointer,
     PreparedRows,
     RewardFit,
+    Tokenized,
     Training,
 )
 from pipeline.outputs.manifest import job_of
@@ -132,6 +133,11 @@ def read_reward_fit(path: Path) -> RewardFit:
 def read_prepared_rows(path: Path) -> PreparedRows:
     """Read a ``dataset.json``; raises as `read_metrics` does."""
     return read_json_file(path, PreparedRows)
+
+
+def read_tokenized(path: Path) -> Tokenized:
+    """Read a ``prompts.json``; raises as `read_metrics` does."""
+    return read_json_file(path, Tokenized)
 
 
 def read_faults(path: Path) -> Faults:

@@ -1,4 +1,4 @@
-"""What jobs want a reader of the results to know: the ``note`` that a training leaves, a dataset short of rows.
+"""What jobs want a reader of the results to know: the ``note`` that a job leaves, a dataset short of rows.
 
 The notes come from stored outputs, so equal runs have equal ones, whenever their jobs ran.
 """
@@ -13,8 +13,14 @@ from pipeline.config.schema import EvaluationConfig
 from pipeline.engine.run_folder import RunFolder
 from pipeline.engine.store.store import Store
 from pipeline.foreign import ForeignDataError
-from pipeline.outputs.formats import DATASET, FAULTS, REWARD, TRAINING, Faults, PreparedRows
-from pipeline.outputs.reading import read_faults, read_prepared_rows, read_reward_fit, read_training
+from pipeline.outputs.formats import DATASET, FAULTS, REWARD, TOKENIZED, TRAINING, Faults, PreparedRows
+from pipeline.outputs.reading import (
+    read_faults,
+    read_prepared_rows,
+    read_reward_fit,
+    read_tokenized,
+    read_training,
+)
 from pipeline.plan.job import Job
 from pipeline.runs.job_logs import logs_of
 from pipeline.runs.links import MADE_IN
@@ -62,7 +68,7 @@ def _fewer_prompts(prepared: PreparedRows, evaluation: EvaluationConfig) -> list
 
 
 def _notes_of(store: Store, job: Job) -> Iterable[str]:
-    for name, read in ((REWARD, read_reward_fit), (TRAINING, read_training)):
+    for name, read in ((TOKENIZED, read_tokenized), (REWARD, read_reward_fit), (TRAINING, read_training)):
         try:
             note = read(store.path(job.key) / name).note
         except (OSError, ForeignDataError):  # not there, or of an older version that did not look

@@ -1,13 +1,13 @@
 """Prompts as token ids: made once per dataset and tokenizer, so that no chain tokenizes them again.
 
 prompts.parquet     id, input_ids
-prompts.json        rows, length of the longest prompt in tokens
+prompts.json        rows, length of the longest prompt in tokens; a note where not all is known to it
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -20,16 +20,18 @@ from pipeline.errors import DataError
 from pipeline.files import write_whole
 from pipeline.learning.datasets.base import SPLITS, Dataset, Text, plain_text
 from pipeline.learning.datasets.prepared import write_parquet
+from pipeline.outputs.formats import TOKENIZED
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
 ROWS = "prompts.parquet"
-ABOUT = "prompts.json"
 SCHEMA = pa.schema([("id", pa.int64()), ("input_ids", pa.large_list(pa.int32()))])
 _BATCH = 1000
 _BATCH_SIZE = 1 << 20
 """Characters at once: a tokenizer takes up to 400 bytes of memory for each."""
+_MOST_LISTED = 60
+"""Tokens of a vocabulary that a sentence names."""
 
 
 def encode_prompts(tokenizer: PreTrainedTokenizerBase, prompts: Sequence[Text]) -> list[list[int]]:
@@ -55,6 +57,33 @@ def encode_prompts(tokenizer: PreTrainedTokenizerBase, prompts: Sequence[Text]) 
     return [list(ids) for ids in tokenizer(texts, add_special_tokens=False)["input_ids"]]
 
 
+def unknown_pieces(tokenizer: PreTrainedTokenizerBase, encoded: Iterable[Sequence[int]]) -> str:
+    """What to say of prompts of which the tokenizer does not know all pieces; "" where it does.
+
+    Args:
+        tokenizer: Of the model.
+        encoded: What `encode_prompts` has made of prompts.
+    """
+    model = getattr(getattr(tokenizer, "backend_tokenizer", None), "model", None)
+    if not (token := getattr(model, "unk_token", None)):
+        return ""
+    unknown = tokenizer.convert_tokens_to_ids(token)
+    # The same token may begin every text, as in the tiny model, where it says nothing.
+    number = sum(ids[1:].count(unknown) for ids in encoded)
+    if not number:
+        return ""
+    return (
+        f"what the tokenizer of the model does not know in the prompts, and the model reads as {token}: "
+        f"{number:,} of their tokens. Use a model that knows it (models.hf.path), or prompts of "
+        f"{_known_to(tokenizer)}"
+    )
+
+
+def _known_to(tokenizer: PreTrainedTokenizerBase) -> str:
+    known = sorted(tokenizer.get_vocab().keys() - set(tokenizer.all_special_tokens))
+    return " ".join(known) if len(known) <= _MOST_LISTED else "what it knows"
+
+
 def tokenized(
     dataset: Dataset, tokenizer: PreTrainedTokenizerBase, out: Path, splits: Sequence[str] = SPLITS
 ) -> dict[str, Any]:
@@ -74,8 +103,10 @@ def tokenized(
     batches = list(_batches(dataset, tokenizer, ids))
     write_parquet(out / ROWS, pa.Table.from_batches(batches, SCHEMA))
     lengths = [len(prompt) for batch in batches for prompt in batch.column(1)]
-    about = {"rows": len(ids), "longest": max(lengths, default=0), "tokens": sum(lengths)}
-    write_whole(out / ABOUT, json.dumps(about, indent=1) + "\n")
+    note = unknown_pieces(tokenizer, (prompt.as_py() for batch in batches for prompt in batch.column(1)))
+    about: dict[str, Any] = {"rows": len(ids), "longest": max(lengths, default=0), "tokens": sum(lengths)}
+    about |= {"note": note} if note else {}
+    write_whole(out / TOKENIZED, json.dumps(about, indent=1) + "\n")
     return about
 
 
@@ -89,7 +120,7 @@ class TokenizedPrompts(Mapping[int, list[int]]):
             DataError: There are no tokenized prompts in it.
         """
         try:
-            self.about: Mapping[str, Any] = json.loads((folder / ABOUT).read_bytes())
+            self.about: Mapping[str, Any] = json.loads((folder / TOKENIZED).read_bytes())
             table = pq.read_table(folder / ROWS, memory_map=True).combine_chunks()
         except (OSError, ValueError) as error:
             raise DataError(f"{folder}: no tokenized prompts ({error})") from error

@@ -6,6 +6,7 @@ themselves there is the same guidance as a `LogitsProcessor`.
 
 from __future__ import annotations
 
+import logging
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -23,6 +24,7 @@ from pipeline.learning.choices import Others
 from pipeline.learning.datasets.base import Dataset, Row
 from pipeline.learning.datasets.columns import make_row
 from pipeline.learning.datasets.from_files import FilesConfig
+from pipeline.learning.datasets.tokenized import unknown_pieces
 from pipeline.learning.generation.decode import Guidance
 from pipeline.learning.generation.policy import TextPolicy
 from pipeline.learning.generation.sampling import sample_keys
@@ -38,6 +40,8 @@ from pipeline.outputs.guidance import Drawing, GuidanceSettings, Prompting
 Prompt = str | Sequence[Mapping[str, Any]] | Mapping[str, Any]
 """A text, the turns of a conversation, or the columns that the prompt template of the dataset names."""
 STREAM = "guided"
+
+log = logging.getLogger("pipeline")
 
 
 class Options(TypedDict, total=False):
@@ -144,6 +148,7 @@ class Guided:
         self.drawing, self.prompting = drawing or Drawing(), prompting or Prompting()
         saved = math.inf if guide is None or guide.settings.eta is None else guide.settings.eta
         self.eta = self._strength(saved if eta is None else eta)
+        self._warned = False
         self._sizes = BatchSizes(None, device, model, *([] if guide is None else [guide.model]))
 
     def __repr__(self) -> str:
@@ -194,7 +199,11 @@ class Guided:
         several = _several(prompts)
         asked = _Asked(several, self.prompting)
         policy = self._policy(asked, options)
-        ids = policy.fitted(policy.encode([asked.row(place).prompt for place in range(len(several))]))
+        encoded = policy.encode([asked.row(place).prompt for place in range(len(several))])
+        if not self._warned and (note := unknown_pieces(self.tokenizer, encoded)):
+            self._warned = True
+            log.warning("%s", note)
+        ids = policy.fitted(encoded)
         keys = sample_keys(seed, STREAM, np.arange(len(ids)), count)
         decoded = policy.complete(ids, None if options.get("greedy") else keys, samples=count)
         texts = policy.text(decoded.tokens)

@@ -15,7 +15,7 @@ from pipeline.commands.run_messages import tell_notes, tell_prepared
 from pipeline.config.schema import Config, EvaluationConfig
 from pipeline.engine.store.store import Store
 from pipeline.runs.loaded import load
-from pipeline.runs.notes import failed_rewards, short_of_rows
+from pipeline.runs.notes import collect_notes, failed_rewards, short_of_rows
 from pipeline.runs.report.page.failures import failures_of
 from tests.doubles.runs import WrittenRun, chain_plan
 
@@ -41,6 +41,13 @@ def test_how_often_why_and_where_the_log_is_stands_in_one_line_of_a_chain_and_ro
         "reward 'f': ZeroDivisionError: division by zero",
     ]
     assert failures_of(load(run.folder).view, rewards=told).notes == told
+
+
+def test_a_note_on_prompts_is_told_of_their_chain(tmp_path: Path) -> None:
+    plan = chain_plan(rounds=1)
+    job = next(iter(plan.jobs.values()))
+    WrittenRun(tmp_path / "outputs", plan).store(job.key, prompts_json='{"rows": 3, "note": "unknown"}')
+    assert collect_notes(Store(tmp_path / "outputs/.store"), [job]) == ["d/m/s0/X, round 1: unknown"]
 
 
 def test_the_log_of_what_an_earlier_run_made_is_found_there(tmp_path: Path) -> None:

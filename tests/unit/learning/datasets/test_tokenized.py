@@ -8,12 +8,15 @@ from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers, proce
 from transformers import PreTrainedTokenizerFast
 
 from pipeline.errors import DataError
+from pipeline.files import write_whole
 from pipeline.learning.datasets.addition import AdditionConfig
 from pipeline.learning.datasets.from_files import FilesConfig
 from pipeline.learning.datasets.prepared import PreparedDataset, prepare
 from pipeline.learning.datasets.registry import load_dataset
-from pipeline.learning.datasets.tokenized import TokenizedPrompts, encode_prompts, tokenized
+from pipeline.learning.datasets.tokenized import TokenizedPrompts, encode_prompts, tokenized, unknown_pieces
 from pipeline.learning.models.tiny import make_tokenizer
+from pipeline.outputs.formats import TOKENIZED
+from pipeline.outputs.reading import read_tokenized
 
 TEMPLATE = (
     "<s>{% for m in messages %}[{{ m['role'] }}]{{ m['content'] }}{% if not loop.last %}/{% endif %}{% endfor %}"
@@ -96,6 +99,22 @@ def test_equal_prompts_give_equal_bytes(tmp_path: Path, tokenizer: PreTrainedTok
         files.append({path.name: path.read_bytes() for path in (tmp_path / name).iterdir()})
     assert files[0] == files[1]
     assert sorted(files[0]) == ["prompts.json", "prompts.parquet"]
+
+
+def test_what_the_tokenizer_does_not_know_is_told_and_costs_other_prompts_no_byte(tmp_path: Path) -> None:
+    dataset = load_dataset(AdditionConfig(kind="addition", test_size=5, validation_size=5))
+    tiny = make_tokenizer(dataset)
+    assert unknown_pieces(tiny, encode_prompts(tiny, ["12+3=", "=", ""])) == ""
+    assert "note" not in tokenized(dataset, tiny, tmp_path / "known", ("test",))
+    note = unknown_pieces(tiny, encode_prompts(tiny, ["What? 1", "2+2="]))
+    assert f"reads as {tiny.bos_token}: 6 of their tokens. " in note
+    assert note.endswith("Use a model that knows it (models.hf.path), or prompts of + 0 1 2 3 4 5 6 7 8 9 =")
+    write_whole(tmp_path / "own.jsonl", '{"prompt": "a"}\n{"prompt": "1"}\n{"prompt": "2"}\n')
+    own = load_dataset(FilesConfig(kind="jsonl", path=str(tmp_path / "own.jsonl")))
+    prepare(own, tmp_path / "rows")
+    told = tokenized(PreparedDataset(tmp_path / "rows"), tiny, tmp_path / "own")["note"]
+    assert ": 1 of their tokens. " in told
+    assert read_tokenized(tmp_path / "own" / TOKENIZED).note == told
 
 
 def test_a_folder_without_tokens(tmp_path: Path) -> None:
