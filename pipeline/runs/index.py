@@ -23,8 +23,8 @@ def experiments(output_dir: Path) -> list[str]:
     """
     if not output_dir.is_dir():
         raise ConfigError(
-            f"there is no folder {output_dir}. A run makes it some seconds after its command was typed; give the "
-            "output_dir of your runs as --output-dir if it is another one."
+            f"there is no folder {output_dir}. A run makes it some seconds after its command was typed; if the "
+            "output_dir of your runs is another one, give it: --output-dir DIR, in Python output_dir=DIR."
         )
     return sorted(path.parent.name for path in output_dir.glob("*/latest") if path.is_dir())
 
