@@ -71,10 +71,11 @@ def _tell_lacking(keeper: Keeper, console: Console) -> None:
     """Say of which chains the weights cannot stay that were asked for, since they have gone before."""
     begin, advice = f"execution.keep={keeper.keep.name}: of", "`python -m pipeline export` makes"
     if some := len(keeper.lacking - keeper.bare):
-        text = (
-            f"{begin} {count(some, 'chain')} these weights were removed by an earlier run; of the rounds that were"
-        )
-        say(console, f"{text} left the next one's stay. {advice} the others again", "bold")
+        which, left = "these", "of the rounds that were left the next one's stay"
+        if keeper.keep is Keep.all:
+            which, left = "some", "those that are left stay"
+        text = f"{begin} {count(some, 'chain')} {which} weights were removed by an earlier run; {left}"
+        say(console, f"{text}. {advice} the others again", "bold")
     if keeper.bare:
         text = f"{begin} {count(len(keeper.bare), 'chain')} no weights are left: an earlier run removed them"
         say(console, f"{text}. {advice} them again", "bold")
