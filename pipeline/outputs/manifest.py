@@ -163,6 +163,15 @@ def read_tombstone(key: str, folder: Path, manifest: Mapping[str, Any]) -> dict[
     return removed
 
 
+def why_removed(key: str, folder: Path) -> str:
+    """What asked for the weights of an output to be removed, as its tombstone says; "" where none can be read."""
+    try:
+        why = _read_sealed(folder, TOMBSTONE, "its tombstone", (TOMBSTONE_FORMAT, key)).get("why")
+    except NotAnOutputError:
+        return ""
+    return why if isinstance(why, str) else ""
+
+
 def _read_sealed(folder: Path, name: str, what: str, expected: tuple[int, str]) -> dict[str, Any]:
     """A file in the canonical form, of some format and key."""
     try:

@@ -14,7 +14,7 @@ from pipeline.runs.job_logs import last_line, log_path
 from pipeline.runs.job_view import JobView
 from pipeline.runs.loaded import LoadedRun
 from pipeline.runs.origin import slurm_in_words
-from pipeline.runs.removed import removed_weights
+from pipeline.runs.removed import lost_outputs, removed_by, removed_weights
 from pipeline.runs.report.format import (
     brief_device,
     count,
@@ -163,6 +163,7 @@ def run_page(run: LoadedRun, now: float, width: int) -> list[RenderableType]:
         *_quarantined(view),
         *_retries(view),
         *_removed(run),
+        *_lost(run),
     ]
     lines += list(_unreadable(run))
     return parts + [Text(printable(text), style=style) for text, style in lines]
@@ -323,8 +324,19 @@ def _retries(view: RunView) -> Lines:
 def _removed(run: LoadedRun) -> Lines:
     found = removed_weights(run)
     if found:
-        keep = f" (execution.keep={run.plan.keep.name})" if run.plan.keep else ""
-        yield f"\nmade, and their weights removed{keep}", "bold"
+        by = ", ".join(removed_by(run))
+        yield f"\nmade, and their weights removed{by and f' ({by})'}", "bold"
+    yield from _listed(found)
+
+
+def _lost(run: LoadedRun) -> Lines:
+    found = lost_outputs(run)
+    if found:
+        yield "\nmade, and in the store no more; `python -m pipeline export` makes them again", "bold"
+    yield from _listed(found)
+
+
+def _listed(found: Mapping[str, Sequence[int]]) -> Lines:
     for chain, rounds in list(found.items())[:MAX_LISTED]:
         yield f"  {chain}: {'round' if len(rounds) == 1 else 'rounds'} {', '.join(map(str, rounds))}", ""
     yield from _more(len(found), "  ")

@@ -10,7 +10,7 @@ from pipeline.runs.job_logs import log_path
 from pipeline.runs.job_view import AttemptView, JobView
 from pipeline.runs.loaded import LoadedRun
 from pipeline.runs.progress import Progress
-from pipeline.runs.removed import removed_weights
+from pipeline.runs.removed import lost_outputs, removed_weights
 from pipeline.runs.report.moved import bytes_read
 from pipeline.runs.report.status import glance_at, why_it_waits
 from pipeline.runs.run_view import failures
@@ -60,6 +60,7 @@ def run_json(run: LoadedRun, now: float) -> dict[str, Any]:
         "retries": dict(view.retries),
         "unreadable_lines": run.unreadable,
         "weights_removed": removed_weights(run),
+        "outputs_lost": lost_outputs(run),
     }
 
 

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from pipeline.engine.store.store import NOT_STORED, REMOVED, Store
+from pipeline.outputs.manifest import why_removed
 from pipeline.plan.graph import Plan
 from pipeline.plan.key_diff import Cause, causes
 from pipeline.plan.pending import missing_jobs
@@ -251,7 +252,7 @@ def _next_time(asked: _Asked) -> Lines:
         return
     what = "is not in the store" if problem == NOT_STORED else f"cannot be used any more ({problem})"
     if problem == REMOVED:
-        keep = f"execution.keep={plan.keep.name}" if plan.keep else "execution.keep"
+        keep = why_removed(asked.key, store.path(asked.key)) or "execution.keep"
         what = f"was made, and its weights were removed since, as {keep} asked; all else of it is in the store"
     if asked.job.id in _missing(store, Plan(plan.jobs.values(), plan.edges)):
         yield f"Its output {what}: the same command would run it again."
