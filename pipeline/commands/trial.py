@@ -18,7 +18,7 @@ from pipeline.sweeps.reporting import log, own_trial
 
 OBJECTIVE = "objective"
 """What trials are judged by where the sweep file does not name a metric of the results: their primary metric."""
-_COMPARED = "/vs_"
+COMPARED = "/vs_"
 """In the name of a difference to another policy; what it is between is not the same in every trial."""
 _THERE = ("done", "stored")
 
@@ -58,7 +58,7 @@ def values_of(rows: Sequence[ResultRow]) -> dict[str, float]:
     found: dict[str, list[float]] = defaultdict(list)
     chains = {place_of(row) for row in rows}
     for row in rows:
-        if row.value is not None and _COMPARED not in row.metric:
+        if row.value is not None and COMPARED not in row.metric:
             found[row.metric].append(row.value)
     means = {metric: fmean(values) for metric, values in found.items() if len(values) == len(chains)}
     with suppress(JobError):  # nothing by which settings are chosen

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from pipeline.config.schema import EvaluationConfig
 from pipeline.files import json_text
 from pipeline.learning.evaluation.crossed import crossed_spread, per_prompt
-from pipeline.learning.evaluation.optimum import regularized
+from pipeline.learning.evaluation.optimum import REGRET, J, regularized
 from pipeline.learning.evaluation.paired import Paired, paired_by_prompt, paired_intervals
 from pipeline.learning.evaluation.sampling import majority_at_k, pass_at_k
 from pipeline.learning.evaluation.shares import effective_size, exact_interval
@@ -31,6 +31,7 @@ __all__ = [
     "evaluation_rows",
     "is_share",
     "measure",
+    "metric_names",
     "read_samples",
     "reported_ks",
     "rounded",
@@ -40,6 +41,7 @@ __all__ = [
 
 FAULTS = {"error": "errors", "timeout": "timeouts", "crash": "crashes"}
 """How a reward may fail at a completion -> how such failures are called in the metrics."""
+_MEANS = ("reward", "kl_per_sequence", "kl_per_token", "length", "truncated")
 _SHARES = re.compile(r"((greedy|optimum)/)?(truncated|(pass|maj)@\d+(/eta=[^/]+)?)")
 _FEW = 10
 """Prompts' worth of right answers, or of wrong ones, below which percentiles of a bootstrap promise too much."""
@@ -141,6 +143,12 @@ def reported_ks(samples: int) -> list[int]:
     """The k that are reported for n samples per prompt: 1 to 8, then doubling, and n itself."""
     doubling = [k for k in (2**power for power in range(4, 64)) if k < samples]
     return sorted({*range(1, min(samples, 8) + 1), *doubling, samples} - {0})
+
+
+def metric_names(settings: EvaluationConfig) -> list[str]:
+    """Names of the rows that an evaluation may have, but for those with a ``/``: parts, strengths, comparisons."""
+    answers = [f"{kind}@{k}" for kind in ("pass", "maj") for k in reported_ks(settings.num_samples)]
+    return [*answers, *_MEANS, J, REGRET, *(f"reward_{plural}" for plural in FAULTS.values())]
 
 
 def measure(

@@ -33,9 +33,14 @@ def devices_needed(parameters: Mapping[str, Any], otherwise: int) -> int:
 
 
 def ready(view: SweepView, max_attempts: int) -> list[Trial]:
-    """The trials that wait to be begun, or begun again, in the order in which they were chosen."""
+    """The trials that wait to be begun, or begun again, in the order in which they were chosen.
+
+    One that ended well and has told no value of the metric would do the same again.
+    """
+    failed = view.having(TrialState.failed)
+    again = {trial.number for trial in failed if trial.failures < max_attempts and trial.exit_code != 0}
     waiting = view.having(TrialState.waiting, TrialState.lost, TrialState.failed)
-    return [trial for trial in waiting if trial.state is not TrialState.failed or trial.failures < max_attempts]
+    return [trial for trial in waiting if trial.state is not TrialState.failed or trial.number in again]
 
 
 def next_of(trials: Sequence[Trial], pool: int) -> Trial | None:

@@ -16,6 +16,7 @@ from pipeline.learning.evaluation.metrics import (
     evaluation_rows,
     is_share,
     measure,
+    metric_names,
     read_samples,
     reported_ks,
     write_samples,
@@ -200,3 +201,10 @@ def test_what_is_measured_by_prompt_makes_the_metrics() -> None:
     for name, (above, below) in measures.sums.items():
         assert found[name]["value"] == pytest.approx(above.sum() / below.sum()), name
     assert measures.rows.tolist() == list(range(20))
+
+
+def test_names_are_known_before_anything_is_measured() -> None:
+    samples = [sample(row, index, index == 0) for row in range(3) for index in range(12)]
+    measured = measure(samples, SETTINGS.common_eta, dict.fromkeys(range(3), -1.0))
+    known = metric_names(EvaluationConfig(num_samples=12))
+    assert sorted(rows_of(samples, SETTINGS, None, measured)) == sorted(known)

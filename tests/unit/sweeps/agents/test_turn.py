@@ -45,6 +45,14 @@ def test_what_was_lost_given_back_or_failed_is_begun_again_up_to_its_attempts() 
     assert [trial.number for trial in turn.ready(view, 1)] == [1, 2, 4]
 
 
+def test_what_ended_well_without_a_value_is_not_tried_again_unasked() -> None:
+    view = view_of("-")
+    end(view, 0, "failed", exit_code=0)
+    assert turn.ready(view, 2) == []
+    view.feed([{"event": "SweepResumed", "time": 5.0}])
+    assert [trial.number for trial in turn.ready(view, 2)] == [0]
+
+
 @pytest.mark.parametrize("event", ["SweepStarted", "SweepResumed"])
 def test_whoever_begins_again_gives_what_failed_or_was_cancelled_another_chance(event: str) -> None:
     view = view_of("failed", "cancelled", "done")
