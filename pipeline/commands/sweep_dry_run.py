@@ -11,6 +11,7 @@ from pipeline.runs.report.format import count as counted
 from pipeline.slurm.script import shell_word
 from pipeline.sweeps.agents.orders import Orders
 from pipeline.sweeps.agents.pool import AgentPool
+from pipeline.sweeps.agents.programs import as_typed
 from pipeline.sweeps.agents.turn import devices_needed
 from pipeline.sweeps.folder import sweep_folder
 from pipeline.sweeps.recorded import RecordedSweep
@@ -59,5 +60,5 @@ def show(
         words = Orders(sweep, folder, pool, grace_s=1).trial(trial, 1, pool.devices[: trial.num_gpus]).words
         say(console, f"trial {trial.number} with {counted(trial.num_gpus, pool.kind)}: {in_words(chosen)}")
         say(console, f"it would run, in {sweep.folder}:")
-        say(console, " ", copy=" ".join(map(shell_word, words)))
+        say(console, " ", copy=" ".join(map(shell_word, as_typed(words))))
     say(console, "nothing was begun, as --dry-run asks")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import sys
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -26,9 +27,7 @@ def as_ranks(words: Sequence[str]) -> list[str] | None:
     Returns:
         What `find_program` understands; None for a command that starts processes on its devices by itself.
     """
-    rest = list(words)
-    if rest and Path(rest[0]).name == "env" and len(rest) > 1 and not _is_special(rest[1]):
-        rest = rest[1:]
+    rest = _without_env(words)
     if rest and _PYTHON.fullmatch(Path(rest[0]).name) and len(rest) > 1:
         script = [word for word in rest[1:] if word not in ("-u", "-B")]
         if script[:1] == ["-m"]:
@@ -36,6 +35,17 @@ def as_ranks(words: Sequence[str]) -> list[str] | None:
         if script and script[0].endswith(".py"):
             return script
     return None if rest and Path(rest[0]).name in STARTS_RANKS else rest
+
+
+def as_typed(words: Sequence[str]) -> list[str]:
+    """A command as a user types it: without W&B's ``env``, and `python` for the whole path of this one."""
+    rest = _without_env(words)
+    return ["python", *rest[1:]] if rest[:1] == [sys.executable] else rest
+
+
+def _without_env(words: Sequence[str]) -> list[str]:
+    rest = list(words)
+    return rest[1:] if len(rest) > 1 and Path(rest[0]).name == "env" and not _is_special(rest[1]) else rest
 
 
 def _is_special(word: str) -> bool:

@@ -13,6 +13,7 @@ from pipeline.foreign import ForeignDataError, read_json_file
 from pipeline.runs.index import experiments, runs_of
 from pipeline.runs.origin import read_origin
 from pipeline.runs.report.format import count, shown_path, typed_command
+from pipeline.sweeps.agents.programs import as_typed
 from pipeline.sweeps.recorded import RecordedSweep
 from pipeline.sweeps.report.status import trial_json
 from pipeline.sweeps.space import Choice, Constant, Parameter
@@ -53,7 +54,7 @@ def best_lines(sweep: RecordedSweep) -> Iterator[tuple[str, str]]:
     yield from ((f"{name}:", shown_path(path)) for name, path in _places(sweep, best, start))
     if start.command:
         elsewhere = start.folder and start.folder != str(Path.cwd())
-        yield (f"again, in {start.folder}:" if elsewhere else "again:"), typed_command(start.command)
+        yield (f"again, in {start.folder}:" if elsewhere else "again:"), typed_command(as_typed(start.command))
 
 
 def _reached(sweep: RecordedSweep, best: Trial) -> Iterator[str]:

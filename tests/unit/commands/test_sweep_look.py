@@ -2,6 +2,7 @@
 
 import io
 import json
+import sys
 from pathlib import Path
 
 import pytest
@@ -20,7 +21,8 @@ def outputs(tmp_path_factory: pytest.TempPathFactory) -> Path:
     sweep = searched(outputs, 27)
     for attempt, words in ((1, "first\n"), (2, "second\nlast\n")):
         sweep.folder.trial(3).log(attempt).write_text(words)
-    sweep.folder.trial(17).start(1).write_text('{"command": ["python", "my train.py", "--lr=1", "=x"], "port": 1}')
+    words = ["/usr/bin/env", sys.executable, "my train.py", "--lr=1", "=x"]
+    sweep.folder.trial(17).start(1).write_text(json.dumps({"command": words, "port": 1}))
     SweepOnPaper(outputs, "begun", metric=None, goal=None)
     (outputs / "damaged/sweep/journal.jsonl").parent.mkdir(parents=True)
     (outputs / "damaged/sweep/journal.jsonl").write_text("x\n")
@@ -64,6 +66,7 @@ def test_the_best_trial_is_told_with_all_digits_and_how_it_ran(outputs: Path) ->
     assert "again: python 'my train.py' --lr=1 '=x'\n" in text
     data = json.loads(told(outputs, "best", "lr", "--json"))
     assert f"lr={data['parameters']['lr']}" in text
+    assert data["command"][:2] == ["/usr/bin/env", sys.executable], "as it was started"
     assert "names no metric" in told(outputs, "best", "begun", code=2)
 
 

@@ -1,8 +1,10 @@
-"""How the command of a trial is started on several devices."""
+"""How the command of a trial is started on several devices, and how it is typed."""
+
+import sys
 
 import pytest
 
-from pipeline.sweeps.agents.programs import as_ranks, is_of_outer
+from pipeline.sweeps.agents.programs import as_ranks, as_typed, is_of_outer
 
 
 @pytest.mark.parametrize(
@@ -22,6 +24,22 @@ from pipeline.sweeps.agents.programs import as_ranks, is_of_outer
 )
 def test_what_is_started_on_each_device(command: str, ranks: str | None) -> None:
     assert as_ranks(command.split()) == (None if ranks is None else ranks.split())
+
+
+@pytest.mark.parametrize(
+    ("command", "typed"),
+    [
+        (f"/usr/bin/env {sys.executable} train.py", "python train.py"),
+        (f"{sys.executable} run_parallel.py", "python run_parallel.py"),
+        ("/usr/bin/env python3 train.py", "python3 train.py"),
+        ("/usr/bin/env /venv/bin/python train.py", "/venv/bin/python train.py"),
+        (f"/usr/bin/env A=1 {sys.executable} train.py", f"/usr/bin/env A=1 {sys.executable} train.py"),
+        ("./train.sh", "./train.sh"),
+        ("", ""),
+    ],
+)
+def test_a_command_is_told_as_a_user_types_it(command: str, typed: str) -> None:
+    assert as_typed(command.split()) == typed.split()
 
 
 def test_runs_of_others_do_not_leak_into_trials() -> None:
