@@ -269,6 +269,21 @@ def in_lines(pieces: Iterable[str], width: int) -> list[str]:
     return lines
 
 
+def whole_words(text: Text, width: int) -> Text:
+    """The first words of each line that has no room in so many cells: a number that is cut is another one."""
+    lines = (line if cell_len(line.plain) <= width else _cut_to_words(line, width) for line in text.split("\n"))
+    return Text("\n", no_wrap=True, overflow="ellipsis").join(lines)
+
+
+def _cut_to_words(line: Text, width: int) -> Text:
+    kept = in_lines(line.plain.split(" "), width - len(_MORE))[0]
+    return line[: len(kept)].append(_MORE)
+
+
+_MORE = " …"
+"""Stands at the end of a line for words that have no room."""
+
+
 def _pieces(cell: Cell) -> tuple[str, ...]:
     if isinstance(cell, tuple):
         return tuple(map(on_one_line, cell))

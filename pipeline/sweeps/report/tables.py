@@ -6,6 +6,7 @@ import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from types import MappingProxyType
+from typing import Any
 
 from rich.text import Text
 
@@ -143,7 +144,9 @@ def trials_table(
     batches = {trial.number: effective_batch(trial.parameters, trial.num_gpus) for trial in trials}
     agents = agents_in_words(view)
     several = len({trial.agent for trial in trials if trial.agent}) > 1
-    columns = _columns(cut[metric], [cut[heading] for heading in headings], batches, agents=several)
+    least = [_least_of(trial.parameters.get(name) for trial in shown) for name in names]
+    parameters = zip((cut[heading] for heading in headings), least, strict=True)
+    columns = _columns(cut[metric], parameters, batches, agents=several)
     table = FittedTable(columns, lines=False)
     for trial in shown:
         value = trial.value if trial.value is not None else values.get(trial.number)
@@ -160,13 +163,13 @@ def agents_in_words(view: SweepView) -> dict[str, str]:
 
 
 def _columns(
-    metric: str, parameters: Iterable[str], batches: dict[int, int | None], *, agents: bool
+    metric: str, parameters: Iterable[tuple[str, int | None]], batches: dict[int, int | None], *, agents: bool
 ) -> Iterator[Column]:
     yield Column(heading="trial", right=True)
     yield Column(heading="state", rank=2, width=len("cancelled"))
     yield Column(heading=metric or "value", right=True, rank=1, width=len("-1.2345e-05"))
-    for at, heading in enumerate(parameters):
-        yield Column(heading=heading, right=True, rank=3 if at < _FIRST else 6, least=_LEAST_VALUE)
+    for at, (heading, least) in enumerate(parameters):
+        yield Column(heading=heading, right=True, rank=3 if at < _FIRST else 6, least=least)
     if any(batch is not None for batch in batches.values()):
         yield Column(heading="batch", right=True, rank=5)
     yield Column(heading="time", right=True, rank=4, width=len("59 min 59 s"))
@@ -174,6 +177,11 @@ def _columns(
     if agents:
         yield Column(heading="agent", rank=EXTRA, least=_LEAST_NAME)
     yield Column(heading="devices", rank=EXTRA, least=_LEAST_DEVICE)
+
+
+def _least_of(values: Iterable[Any]) -> int | None:
+    """Cells to which values may be cut: numbers to none, as digits of one are another number."""
+    return None if any(isinstance(value, int | float) for value in values) else _LEAST_VALUE
 
 
 def _cells(

@@ -14,7 +14,7 @@ from pipeline.sweeps.report.status import about_table, foremost, headline
 from pipeline.sweeps.report.tables import SweepRow, about_trial, trials_table
 from pipeline.sweeps.trials import SweepView, Trial, TrialState
 from pipeline.sweeps.values import counted, varied
-from pipeline.terminal.columns import in_lines
+from pipeline.terminal.columns import in_lines, whole_words
 from pipeline.terminal.text import printable
 
 _MOST_FAILURES = 3
@@ -39,10 +39,9 @@ def watched_sweep(
         said: Stands at the bottom.
     """
     view = sweep.view
-    top = headline(sweep, now)
-    top.no_wrap, top.overflow = True, "ellipsis"
+    top = whole_words(headline(sweep, now), width)
     failed = view.having(TrialState.failed, TrialState.lost)[-_MOST_FAILURES:]
-    bottom = [Text(printable(f"{_failure(trial)}"), "red", no_wrap=True, overflow="ellipsis") for trial in failed]
+    bottom = [whole_words(Text(printable(_failure(trial)), "red"), width) for trial in failed]
     bottom += [Text(line, no_wrap=True, overflow="ellipsis") for line in in_lines(printable(said).split(), width)]
     trials = foremost(list(view.trials.values()), view.goal)
     room = height - 2 - len(top.plain.splitlines()) - len(bottom)  # headings, and the line of the cursor

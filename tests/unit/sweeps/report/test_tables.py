@@ -131,6 +131,27 @@ def test_columns_that_have_no_room_are_named_with_where_they_are(tmp_path: Path)
     assert values == sorted(values), "the order of the live table"
 
 
+@pytest.mark.parametrize("width", [30, 40, 60, 80])
+def test_no_digit_is_cut_and_no_word_broken_on_a_narrow_terminal(tmp_path: Path, width: int) -> None:
+    sweep = SweepOnPaper(tmp_path)
+    for number, rate in enumerate((0.00011463, 0.00011468)):
+        sweep.create(number, {"lr": rate, "momentum": rate * 7, "decay": rate / 100, "of": "a long name" * 3})
+        sweep.start(number)
+    sweep.end(0, "done", 1.4145e-09)
+    sweep.end(1, "failed", reason="RuntimeError: a gradient that is not finite at step 123456789 of 987654321")
+    recorded = RecordedSweep(sweep.folder)
+    console = Terminal(width=width, markup=False, file=io.StringIO(), force_terminal=True, color_system=None)
+    print_sweep(recorded, BEGAN, console)
+    whole = Terminal(width=1000, markup=False, file=io.StringIO(), force_terminal=True, color_system=None)
+    print_sweep(recorded, BEGAN, whole)
+    words = set(written_to(whole).split())
+    live = [line for line in lines_of(sweep, width, 30) if "`" not in line]
+    shown = {word for line in live for word in line.split()} | set(written_to(console).split())
+    numbers = {word for word in shown if any(map(str.isdigit, word))}
+    assert numbers <= words
+    assert all(max(map(len, line.split("`")[::2])) <= width for line in written_to(console).splitlines())
+
+
 def test_trials_of_every_state_are_counted_and_add_up(tmp_path: Path) -> None:
     sweep = RecordedSweep(hostile(tmp_path, "x").folder)
     row = json.loads(json.dumps(sweep_json(sweep, BEGAN)))
