@@ -132,6 +132,8 @@ def _distrust(run: Run, index: int, reason: str) -> None:
     run.say(f"worker {index}: {reason}; killing it")
     run.doomed.setdefault(index, Failure(FailureKind.lost, f"worker {index} was killed: {reason}"))
     run.watchdog.ended(index)
+    if not (worker := run.state.workers[index]).job_id:
+        worker.ends()  # so that nobody is given to a process that is about to be killed
     run.do(ProcessOrder("dismiss", index))
 
 
@@ -187,7 +189,10 @@ def _worker_exited(run: Run, index: int, message: WorkerExited) -> None:
             _note_stopped(run, job_id, index, begun=before.begun)
             run.state.retry(job_id)
         return
-    if job_id and not before.begun and not doom and (message.exit_code == 0 or before.by_itself):
+    if job_id in run.gathering and not doom:
+        _note_stopped(run, job_id, index, begun=False)  # it was not even sent
+        _stopped_unasked(run, job_id, index, "ended once more before it could be sent")
+    elif job_id and not before.begun and not doom and (message.exit_code == 0 or before.by_itself):
         _note_stopped(run, job_id, index, begun=False)  # before it began with it, which another worker can do
         _stopped_unasked(run, job_id, index)
     elif job_id:
@@ -321,11 +326,12 @@ def _note_stopped(run: Run, job_id: str, index: int, *, begun: bool) -> None:
         run.record("JobStopped", job=job_id, attempt=attempt.attempt, worker=index)
 
 
-def _stopped_unasked(run: Run, job_id: str, index: int) -> None:
+def _stopped_unasked(
+    run: Run, job_id: str, index: int, again: str = "was asked to stop once more, and not by the engine"
+) -> None:
     """Try a job again whose worker was asked to stop: not for ever where it was not the engine that asked."""
     run.stops[job_id] += not run.stopping
     if run.stops[job_id] <= _MAX_STOPS:
         run.state.retry(job_id)
         return
-    said = f"worker {index} was asked to stop once more, and not by the engine"
-    failed(run, job_id, index, Failure(FailureKind.lost, said), suspect=None)
+    failed(run, job_id, index, Failure(FailureKind.lost, f"worker {index} {again}"), suspect=None)

@@ -39,6 +39,8 @@ def _send(run: Run, job_id: str) -> None:
     state = run.state.jobs[job_id]
     state.sent_s = run.now_s
     run.watchdog.began(state.workers[0], run.now_s)
+    if len(state.workers) == 1:  # its process may have been replaced since the job was given to it
+        run.state.workers[state.workers[0]].fresh = False
     order = order_for(run, job_id)
     for part, worker in enumerate(_first_of_nodes(run, state.workers)):
         run.do(Send(worker, replace(order, part=part) if part else order))

@@ -39,7 +39,7 @@ class ProcessState:
     def changed(self) -> str:
         """What is different by now, in words; "" for nothing."""
         now = _look_at_all()
-        with suppress(Exception):  # something of the job's own is in a place, and cannot be compared
+        with suppress(BaseException):  # something of the job's own is in a place, and cannot be compared
             if now == self._found:
                 return ""
         differences = (_difference(name, before, now[name]) for name, before in self._found.items())
@@ -49,16 +49,14 @@ class ProcessState:
 def _look_at_all() -> dict[str, object]:
     try:
         return {name: look() for name, look in _LOOKS.items()}
-    except Exception:
+    except BaseException:
         return {name: _look(look) for name, look in _LOOKS.items()}
 
 
 def _look(look: Callable[[], object]) -> object:
     try:
         return look()
-    except (
-        Exception
-    ) as error:  # a folder that is gone, a descriptor that is closed, an attribute that was replaced
+    except BaseException as error:  # a folder that is gone, a descriptor that is closed, an attribute of the job's
         return type(error)
 
 
@@ -70,7 +68,7 @@ def _difference(name: str, before: object, now: object) -> str:
             return _gone(name, {one for one in before if before[one] != now.get(one)})  # values may be secrets
         if isinstance(before, frozenset) and isinstance(now, frozenset):
             return _gone(name, before - now)
-    except Exception:  # something of the job's own is in the place
+    except BaseException:  # something of the job's own is in the place
         return name
     return name
 
@@ -95,10 +93,9 @@ def _streams() -> object:
     return [(stream, stream.closed) for stream in (sys.stdin, sys.stdout, sys.stderr) if stream is not None]
 
 
-def _standard_input() -> object:
-    # The other two are given back after each job, which had its log there.
-    found = os.fstat(0)
-    return found.st_dev, found.st_ino
+def _descriptors() -> object:
+    # Two are given back after each job, which had its log there, unless it closed what they were kept in.
+    return [(found.st_dev, found.st_ino) for found in map(os.fstat, (0, 1, 2))]
 
 
 def _signals() -> object:
@@ -126,7 +123,7 @@ _LOOKS: dict[str, Callable[[], object]] = {
     "the search path of modules": lambda: frozenset(sys.path),
     "built-in functions": lambda: _BUILTINS(vars(builtins)),
     "the standard streams": _streams,
-    "descriptor 0": _standard_input,
+    "descriptors 0 to 2": _descriptors,
     "signal handlers": _signals,
     "limits of the process": lambda: list(map(resource.getrlimit, _LIMITS)),
     "the recursion limit": sys.getrecursionlimit,

@@ -62,7 +62,7 @@ def elapsed_s(sweep: RecordedSweep, state: str, now: float) -> float:
 
 
 def print_sweep(sweep: RecordedSweep, now: float, console: Console) -> None:
-    """Print one sweep. Only the table is fitted to the terminal: paths and reasons stay whole, as `say` has them."""
+    """Print one sweep. Only the table is fitted to the terminal: paths and reasons stay whole."""
     for part in sweep_page(sweep, now, console.width):
         if isinstance(part, Text):
             say_styled(console, part)

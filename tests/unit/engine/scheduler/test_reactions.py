@@ -96,6 +96,29 @@ def test_a_job_that_is_still_to_be_sent_stays_with_the_worker_whose_process_is_c
     assert paper.ready(0) == ["WorkerStarted", "send b to 0"]
 
 
+def test_a_job_runs_in_a_fresh_process_and_may_leave_something_changed_in_that_too() -> None:
+    paper = running(job("b", needs=["a"]), workers=1)
+    paper.finish("a")
+    paper.start()
+    paper.run.gathering["b"] = None
+    paper.hear(0, LEFT)
+    paper.ended(0)
+    paper.ready(0)
+    assert paper.finish("b", changed="the umask") == ["restart 0"]
+    assert "b has left changed" in paper.said()
+
+
+def test_no_job_is_given_to_a_process_that_is_about_to_be_killed_for_a_lie() -> None:
+    paper = running(job("b", needs=["a"]), workers=1)
+    paper.finish("a")
+    assert paper.hear(0, JobStarted(job_id="nobody", attempt=1)) == ["dismiss 0"]
+    assert paper.start() == []
+    assert paper.ended(0) == ["WorkerExited"]
+    paper.ready(0)
+    assert paper.start() == ["send b to 0"]
+    assert not paper.run.state.jobs["b"].failures
+
+
 def test_no_process_is_replaced_for_what_it_has_changed_when_the_run_ends() -> None:
     paper = running(job("b", needs=["a"]), workers=1)
     paper.finish("a")
