@@ -113,7 +113,9 @@ def react(run: Run, index: int, message: FromWorker, on_disk: OnDisk) -> None:
         case AttemptStopped():
             _note_stopped(run, message.job_id, index, begun=True)
             workers = run.state.jobs[message.job_id].workers
-            _stopped_unasked(run, run.state.raised(index), index)
+            _stopped_unasked(
+                run, run.state.raised(index), index, "was asked to stop once more, and not by the engine"
+            )
             go_on(run, index, well=False)
             renew_idle(run, [index])  # it takes no further job
             renew_places(run, workers[1:] and workers, but=(index,))
@@ -189,12 +191,9 @@ def _worker_exited(run: Run, index: int, message: WorkerExited) -> None:
             _note_stopped(run, job_id, index, begun=before.begun)
             run.state.retry(job_id)
         return
-    if job_id in run.gathering and not doom:
-        _note_stopped(run, job_id, index, begun=False)  # it was not even sent
-        _stopped_unasked(run, job_id, index, "ended once more before it could be sent")
-    elif job_id and not before.begun and not doom and (message.exit_code == 0 or before.by_itself):
-        _note_stopped(run, job_id, index, begun=False)  # before it began with it, which another worker can do
-        _stopped_unasked(run, job_id, index)
+    if job_id and not before.begun and not doom and not message.elsewhere:
+        _note_stopped(run, job_id, index, begun=False)  # none of its code has run, so it is not to blame
+        _stopped_unasked(run, job_id, index, f"ended once more before it had begun: {message.said}")
     elif job_id:
         lost = _worker_failure(index, message, before.rss_bytes)
         failure = replace(doom, exit_code=message.exit_code) if doom else lost
@@ -326,10 +325,8 @@ def _note_stopped(run: Run, job_id: str, index: int, *, begun: bool) -> None:
         run.record("JobStopped", job=job_id, attempt=attempt.attempt, worker=index)
 
 
-def _stopped_unasked(
-    run: Run, job_id: str, index: int, again: str = "was asked to stop once more, and not by the engine"
-) -> None:
-    """Try a job again whose worker was asked to stop: not for ever where it was not the engine that asked."""
+def _stopped_unasked(run: Run, job_id: str, index: int, again: str) -> None:
+    """Try a job again that is not to blame for the end of its attempt; not for ever, if the engine goes on."""
     run.stops[job_id] += not run.stopping
     if run.stops[job_id] <= _MAX_STOPS:
         run.state.retry(job_id)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import pytest
+
 from pipeline.config.schema import RetryConfig
 from pipeline.engine.scheduler.effects import OnDisk, ReleaseClaim, Tell
 from pipeline.engine.scheduler.recovery import unusable
@@ -263,12 +265,23 @@ def test_a_job_that_stops_unasked_is_tried_again_and_not_for_ever() -> None:
     assert "asked to stop once more, and not by the engine" in paper.run.state.jobs["a"].reason
 
 
-def test_an_order_that_its_worker_did_not_take_goes_to_another_at_no_cost() -> None:
+@pytest.mark.parametrize("exit_code", [0, -9])
+def test_a_job_that_its_worker_had_not_begun_goes_to_another_at_no_cost(exit_code: int) -> None:
     paper = OnPaper(job("a"), retry=RetryConfig(worker_lost=1))
     paper.start()
-    assert paper.ended(0, exit_code=0) == ["WorkerExited"]
+    assert paper.ended(0, exit_code=exit_code) == ["WorkerExited"]
     assert paper.start() == ["send a to 1"]
     assert not paper.run.state.jobs["a"].failures
+
+
+def test_a_job_that_ends_workers_before_it_begins_is_not_tried_for_ever() -> None:
+    paper = OnPaper(job("a"), retry=RetryConfig(worker_lost=1), workers=1)
+    for _ in range(4):
+        paper.start()
+        decided = paper.ended(0)
+        paper.ready(0)
+    assert decided == ["WorkerExited", "AttemptFailed a", "JobFailed a"]
+    assert "ended once more before it had begun: signal 9 (SIGKILL)" in paper.run.state.jobs["a"].reason
 
 
 def test_a_worker_that_ends_well_in_the_middle_of_its_job_has_lost_it() -> None:

@@ -168,7 +168,7 @@ def lose(paper: OnPaper, *names: str, on: int) -> list[str]:
     decided: list[str] = []
     for name in names:
         paper.run.state.start(name, on, (), paper.run.now_s)
-        paper.effects = paper.run.decided()
+        paper.begin(name)
         decided += paper.ended(on)
         if paper.phases()[on] == "starting":
             paper.ready(on)
