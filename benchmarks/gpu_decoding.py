@@ -20,7 +20,7 @@ from pipeline.learning.generation.guides import guide_of
 from pipeline.learning.generation.recorded_steps import tell
 from pipeline.learning.generation.sampling import draw_tokens, policy_logprobs, sample_keys
 from pipeline.learning.generation.tilt import Tilt, bernoulli_offset, find_candidates, split_draw
-from pipeline.learning.models.value import ValueModel
+from pipeline.learning.models.value import ValueModel, cache_argument
 
 TILT = Tilt(bernoulli_offset(0.1), top_k=20)
 
@@ -220,8 +220,8 @@ def graph(bench: Bench) -> list[Figure]:
 
     def step() -> None:
         policy(
-            input_ids=ids, position_ids=torch.full_like(ids, 5), attention_mask=mask, past_key_values=cache,
-            use_cache=True, logits_to_keep=1,
+            input_ids=ids, position_ids=torch.full_like(ids, 5), attention_mask=mask, use_cache=True,
+            logits_to_keep=1, **{cache_argument(type(policy).forward): cache},
         )  # fmt: skip
 
     with torch.inference_mode():

@@ -31,7 +31,7 @@ import torch
 from rich.console import Console
 from rich.table import Table
 from torch import Tensor
-from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedModel
+from transformers import Cache, LlamaConfig, LlamaForCausalLM, PreTrainedModel
 
 from benchmarks.decoding import MODELS, Load, equal, mixed
 from pipeline.config.schema import SystemConfig
@@ -201,7 +201,8 @@ def _counting(
 ) -> Callable[[object, tuple[Tensor, ...], dict[str, Any]], None]:
     def see(_module: object, args: tuple[Tensor, ...], kwargs: dict[str, Any]) -> None:
         read[name] += (args[0] if args else kwargs["input_ids"]).numel()
-        steps[name] += kwargs["past_key_values"].get_seq_length() > 0
+        cache = next(value for value in kwargs.values() if isinstance(value, Cache))
+        steps[name] += cache.get_seq_length() > 0
 
     return see
 

@@ -1,7 +1,10 @@
 """Tiny models with weights of their own, the same every time."""
 
+from collections.abc import Mapping
+from typing import Any
+
 import torch
-from transformers import GPT2Config, GPT2LMHeadModel
+from transformers import Cache, GPT2Config, GPT2LMHeadModel
 
 
 def tiny_policy(seed: int = 0, dropout: float = 0.0) -> GPT2LMHeadModel:
@@ -16,3 +19,8 @@ def tiny_policy(seed: int = 0, dropout: float = 0.0) -> GPT2LMHeadModel:
         # As initialised, all tokens are nearly equally likely and nothing can be told apart.
         model.lm_head.weight.data.mul_(20)
     return model.eval()
+
+
+def cache_in(options: Mapping[str, Any]) -> Cache:
+    """What a forward pass was given as the cache, whose argument has another name since transformers 5.24."""
+    return next(value for value in options.values() if isinstance(value, Cache))

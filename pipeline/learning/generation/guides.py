@@ -166,7 +166,7 @@ class CandidateRows:
                 packing.pack(candidates),
                 attention_mask=None if host.may_ask(candidates) else self._mask,
                 position_ids=positions[None],
-                past_key_values=cache,
+                cache=cache,
                 use_cache=True,
             )
         if pending:

@@ -17,7 +17,7 @@ from transformers import Cache, DynamicCache, PreTrainedModel
 
 from pipeline.learning.generation.batching import PromptBatch
 from pipeline.learning.generation.ways import Reading, Way, reading_of
-from pipeline.learning.models.value import ValueModel, inputs_of
+from pipeline.learning.models.value import ValueModel, cache_argument, inputs_of
 
 
 class Reader(Protocol):
@@ -66,9 +66,11 @@ class _Pass:
         self.config = read_by.config
         self.names = inputs_of(type(read_by).forward)
 
-    def __call__(self, ids: Tensor, **inputs: Any) -> Tensor:
+    def __call__(self, ids: Tensor, cache: Cache | None = None, **inputs: Any) -> Tensor:
         """What the model makes of the last position of each row."""
         known = {name: value for name, value in inputs.items() if name in self.names}
+        if cache is not None:
+            known[cache_argument(type(self._model).forward)] = cache
         if self._is_value:
             values: Tensor = self._model(ids, **known)
             return values[:, -1]
@@ -159,13 +161,8 @@ class CacheReader:
         return DynamicCache(config=self._forward.config.get_text_config(decoder=True))
 
     def _read(self, ids: Tensor, positions: Tensor) -> Tensor:
-        name = "cache_params" if "cache_params" in self._forward.names else "past_key_values"
         return self._forward(
-            ids,
-            attention_mask=self._rows.mask,
-            position_ids=positions,
-            use_cache=True,
-            **{name: self._cache},
+            ids, self._cache, attention_mask=self._rows.mask, position_ids=positions, use_cache=True
         )
 
 

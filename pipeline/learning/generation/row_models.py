@@ -24,7 +24,7 @@ from pipeline.learning.generation.packed import can_pack
 from pipeline.learning.generation.readers import Reader, reader_of, reading
 from pipeline.learning.generation.row_cache import Entering, RowCache
 from pipeline.learning.generation.ways import Way
-from pipeline.learning.models.value import ValueModel
+from pipeline.learning.models.value import ValueModel, cache_argument
 
 MASKED = ("sdpa", "eager")
 """Attention of transformers that takes a mask of its own for every row."""
@@ -131,8 +131,9 @@ class RowModel:
         return outputs
 
     def _forward(self, ids: Tensor, mask: Tensor, positions: Tensor, cache: Cache) -> Tensor:
+        named = {cache_argument(type(self.model).forward): cache}
         output: Any = self.model(
-            input_ids=ids, attention_mask=mask, position_ids=positions, past_key_values=cache, use_cache=True
+            input_ids=ids, attention_mask=mask, position_ids=positions, use_cache=True, **named
         )
         outputs: Tensor = output if isinstance(output, Tensor) else output.logits
         return outputs[:, -1]

@@ -17,18 +17,19 @@ A saved one is its backbone as transformers saves it, which any program loads wi
 from __future__ import annotations
 
 import copy
+import functools
 import inspect
 import json
 import os
 from collections.abc import Callable, Collection
-from functools import cache
 from pathlib import Path
 from typing import Any
 
+import transformers
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 from torch.nn import functional
-from transformers import AutoConfig, AutoModel, PreTrainedConfig, PreTrainedModel
+from transformers import AutoConfig, AutoModel, Cache, PreTrainedConfig, PreTrainedModel
 
 from pipeline.errors import JobError
 from pipeline.files import write_whole
@@ -153,18 +154,24 @@ class ValueModel(PreTrainedModel):
         return model
 
     def forward(
-        self, input_ids: Tensor, use_cache: bool = False, following: Tensor | None = None, **inputs: Any
+        self,
+        input_ids: Tensor,
+        cache: Cache | None = None,
+        use_cache: bool = False,
+        following: Tensor | None = None,
+        **inputs: Any,
     ) -> Tensor:
         """Compute values.
 
         Args:
             input_ids: Shape [B, T].
+            cache: What is remembered of the text before, extended in place.
             use_cache: Whether to extend the cache that is given.
             following: Of head "q", a token after each of the first positions, shape [B, T'], whose value alone is
                 computed: without an output for every token of the vocabulary.
             inputs: As the backbone takes them: ``attention_mask`` (4-D additive masks included), ``position_ids``
-                of shape [B, T], ``past_key_values``, extended in place. What it does not take, it does without:
-                some backbones know no positions. And `TEXT_LENGTHS`.
+                of shape [B, T]. What it does not take, it does without: some backbones know no positions. And
+                `TEXT_LENGTHS`.
 
         Returns:
             Logits z, float32, shape [B, T] for head "v" and [B, T, V] for head "q"; sigmoid(z) is a probability.
@@ -173,6 +180,8 @@ class ValueModel(PreTrainedModel):
         """
         taken = inputs_of(type(self.backbone).forward)
         known = {name: value for name, value in inputs.items() if name in taken or name == TEXT_LENGTHS}
+        if cache is not None:
+            known[cache_argument(type(self.backbone).forward)] = cache
         hidden = self.backbone(input_ids=input_ids, use_cache=use_cache, **known).last_hidden_state
         if following is not None:
             return self._values_of(hidden[:, : following.shape[1]], following)
@@ -192,10 +201,31 @@ class ValueModel(PreTrainedModel):
         return values if atoms > 1 else values.squeeze(-1)
 
 
-@cache
+@functools.cache
 def inputs_of(forward: Callable[..., Any]) -> Collection[str]:
     """Names of what the forward pass of a class of models takes."""
     return frozenset(inspect.signature(forward).parameters)
+
+
+_CACHE_ARGUMENTS = ("past_key_values", "cache_params", "cache")
+
+
+@functools.cache
+def cache_argument(forward: Callable[..., Any]) -> str:
+    """How the forward pass of a class of models calls what is remembered of the text before.
+
+    Since 5.24 transformers calls it ``cache``; before, and in code of models' own, there are two other names.
+
+    Raises:
+        JobError: It takes none of them, so that it would take a token for a whole text.
+    """
+    for name in _CACHE_ARGUMENTS:
+        if name in inputs_of(forward):
+            return name
+    raise JobError(
+        f"{forward.__qualname__} takes no cache as {' or '.join(_CACHE_ARGUMENTS)}, so this model cannot be read "
+        f"token by token with transformers {transformers.__version__}"
+    )
 
 
 def value_model_from(

@@ -18,7 +18,7 @@ from pipeline.learning.generation.policy import TextPolicy
 from pipeline.learning.generation.tilt import Tilt, preference_offset
 from pipeline.learning.models.tiny import make_tokenizer
 from pipeline.learning.models.value import value_model_from
-from tests.doubles.models import tiny_policy
+from tests.doubles.models import cache_in, tiny_policy
 
 DATASET = load_dataset(AdditionConfig(kind="addition"))
 SAMPLES = 3
@@ -60,7 +60,7 @@ def read_prompts(policy: TextPolicy) -> list[tuple[int, ...]]:
     read: list[tuple[int, ...]] = []
 
     def see(_module: object, _args: object, kwargs: dict[str, torch.Tensor]) -> None:
-        if not kwargs["past_key_values"].get_seq_length():  # type: ignore[attr-defined]
+        if not cache_in(kwargs).get_seq_length():
             pads = BOS, BOS
             for row in map(tuple, kwargs["input_ids"].tolist()):
                 while row[:2] == pads:

@@ -32,8 +32,8 @@ def language_model(kind: str, seed: int = 0) -> PreTrainedModel:
     """A random model of a family.
 
     gpt2 has learnt positions and llama rotary ones; llama and qwen2 share keys among heads; neox rotates a part of
-    each head. The attention of gptj and of gpt_neo cannot be replaced,
-    gpt_neo has a causal mask of its own, and that of gemma2 caps its scores.
+    each head. The attention of gpt_neo cannot be replaced, nor that of gptj before transformers 5.24;
+    gpt_neo has a causal mask of its own, and the attention of gemma2 caps its scores.
     """
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)

@@ -15,12 +15,12 @@ from pipeline.learning.generation import prefix_attention
 from pipeline.learning.generation.guides import BranchRows, CandidateRows, guide_of
 from pipeline.learning.generation.packed import Packing
 from pipeline.learning.generation.prefix_attention import attend_prefix, merge
-from pipeline.learning.models.value import ValueModel, value_model_from
+from pipeline.learning.models.value import ValueModel, cache_argument, value_model_from
 from tests.unit.learning.generation.conftest import VOCABULARY, language_model
 
 MakeValue = Callable[[PreTrainedModel, HeadType], ValueModel]
 PACKED = ["gpt2", "llama", "qwen2", "neox"]
-BRANCHED = ["gptj", "gemma2"]
+BRANCHED = ["gpt_neo", "gemma2"]
 VALID = torch.tensor([[True, False, False], [True, True, True], [True, True, False], [True, False, True]])
 
 
@@ -98,8 +98,9 @@ class Again(nn.Module):
         self.layer = layer
         self.attention_type = getattr(layer, "attention_type", None)
 
-    def forward(self, *args: object, past_key_values: Any = None, **options: object) -> Any:
-        return self.layer(*args, past_key_values=past_key_values and Shifted(past_key_values), **options)
+    def forward(self, *args: object, **options: object) -> Any:
+        name = cache_argument(type(self.layer).forward)
+        return self.layer(*args, **options | {name: options[name] and Shifted(options[name])})
 
 
 class Shifted:
@@ -108,8 +109,8 @@ class Shifted:
     def __init__(self, cache: Any) -> None:
         self.cache = cache
 
-    def update(self, keys: Tensor, values: Tensor, layer: int, *rest: object) -> Any:
-        return self.cache.update(keys, values, layer + 1, *rest)
+    def update(self, keys: Tensor, values: Tensor, layer: int, *rest: object, **options: object) -> Any:
+        return self.cache.update(keys, values, layer + 1, *rest, **options)
 
 
 @pytest.mark.parametrize("kind", PACKED)

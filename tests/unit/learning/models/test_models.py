@@ -26,7 +26,7 @@ from pipeline.learning.models.cache import ModelCache
 from pipeline.learning.models.kinds import TinyModelConfig
 from pipeline.learning.models.load import load_policy, load_tokenizer, load_value
 from pipeline.learning.models.tiny import make_model, make_tokenizer, train_reference
-from pipeline.learning.models.value import ValueModel, value_model_from
+from pipeline.learning.models.value import ValueModel, cache_argument, value_model_from
 from tests.doubles.models import tiny_policy
 
 DATASET = load_dataset(AdditionConfig(kind="addition"))
@@ -72,6 +72,25 @@ def test_a_value_model_is_the_same_after_saving_and_loading(tmp_path: Path, head
     assert not any(parameter.requires_grad for parameter in loaded.parameters())
     files = ["config.json", "model.safetensors", "value_head.json", "value_head.safetensors"]
     assert sorted(path.name for path in tmp_path.iterdir()) == files
+
+
+@pytest.mark.parametrize("name", ["past_key_values", "cache_params", "cache"])
+def test_the_cache_is_given_by_the_name_that_a_model_has_for_it(name: str) -> None:
+    made: dict[str, object] = {}
+    exec(f"def forward(self, input_ids, {name}=None): ...", made)
+    assert cache_argument(made["forward"]) == name  # type: ignore[arg-type]
+
+
+def test_a_model_that_takes_no_cache_is_not_read_without_one() -> None:
+    with pytest.raises(JobError, match=r"Other\.forward takes no cache as past_key_values or"):
+        cache_argument(Other.forward)
+
+
+class Other(torch.nn.Module):
+    """Calls its cache as nobody does."""
+
+    def forward(self, input_ids: torch.Tensor, memory: object = None) -> None:
+        """Nothing."""
 
 
 def test_any_program_loads_the_backbone_of_a_value_model(tmp_path: Path) -> None:
