@@ -149,10 +149,14 @@ def _ranks(config: Config) -> Iterator[str]:
 
 def _tables(config: Config) -> Iterator[str]:
     if not any(algo.enabled for algo in config.algos.values()):
-        yield f"no algorithm is enabled: set algos.<NAME>.enabled=true for one of {', '.join(config.algos)}"
+        yield (
+            "no algorithm is enabled: name some, as in 'algos=[PITA,DPO]', or set algos.<NAME>.enabled=true for "
+            f"one of {', '.join(config.algos)}"
+        )
     for table, names in (("datasets", config.datasets), ("models", config.models), ("algos", config.algos)):
         if not names:
-            yield f"{table} is empty: name at least one"
+            group = TABLES[table].group
+            yield f"{table} is empty: choose one by {group}=NAME; `python -m pipeline help {group}` lists them"
         plain = re.compile(_NAME.pattern + (SUFFIX if table == "algos" else ""))
         yield from (f"{table}.{brief(name)}: not a plain name" for name in names if not plain.fullmatch(name))
     for name, taken_by in (("reference", "the reference policy"), ("dataset", "the preparation of datasets")):

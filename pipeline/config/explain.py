@@ -38,6 +38,10 @@ _FAMILY = 5
 """Keys that it suggests at most where all end as the given one does."""
 
 
+_SINGLE = {"number", "whole number", "choice"}
+"""Types of keys that have one value, which is no text."""
+
+
 _WORDS = {"float": "a number", "int": "a whole number", "str": "a text", "bool": "true or false"}
 
 
@@ -140,7 +144,23 @@ def _wrong_value(key: str, given: str, said: str) -> str:
 
 def _several_values(key: str, given: str) -> str:
     """Values with commas in a command that is no multirun."""
+    from pipeline.config.meaning import shipped_meanings  # reads what is written of all keys
+
     given = given.replace(" ", "")
+    meaning = shipped_meanings().get(key)
+    kind = meaning.type if meaning else ""
+    if kind.startswith("list") and "[" not in given:
+        lists = ",".join(f"[{each}]" for each in given.split(","))
+        return (
+            f"{key}={given}: several values. Write '{key}=[{given}]' for one list, or add --multirun and write "
+            f"'{key}={lists}' for a run for each"
+        )
+    if kind.partition(" or ")[0] in _SINGLE or kind == "true or false":
+        front = re.fullmatch(r"(algos\.[^.]+)\.(\w+)", key)
+        one_run = (
+            f"write '{front[1]}.front={{{front[2]}: [{given}]}}' for all of them in one run, or " if front else ""
+        )
+        return f"{key}={given}: several values, where one is taken; {one_run}add --multirun for a run for each"
     text = "" if key in NAMED_GROUPS else f"\"{key}='{given}'\" for one text, "
     return (
         f"{key}={given}: several values. Write '{key}=[{given}]' for a list, {text}or add --multirun for a run "

@@ -132,7 +132,15 @@ def test_settings_of_a_disabled_algorithm_do_not_matter() -> None:
 
 
 def test_no_algorithm_at_all_is_refused() -> None:
-    assert "no algorithm is enabled" in refuse("algos.PITA.enabled=false", "algos.QSharp.enabled=false")
+    said = refuse("algos.PITA.enabled=false", "algos.QSharp.enabled=false")
+    assert "no algorithm is enabled: name some, as in 'algos=[PITA,DPO]'" in said
+    assert refuse("algos=[]").startswith("no algorithm is enabled: name some")
+
+
+@pytest.mark.parametrize("group", ["dataset", "model"])
+def test_a_run_of_nothing_says_what_lists_the_choices(group: str) -> None:
+    said = refuse(f"{group}=[]")
+    assert said == f"{group}s is empty: choose one by {group}=NAME; `python -m pipeline help {group}` lists them"
 
 
 def fail(error: PipelineError) -> Callable[[], None]:
