@@ -59,6 +59,13 @@ def own_faults(data: Mapping[str, Any], entry: Entry) -> Iterator[Fault]:
                 "it out: the best trial is evaluated on the test split at the end"
             ),
         )
+    values = entry.right.get("values", [])
+    if any(isinstance(each, int | float) for each in values) and _is_list(entry.name):
+        lists = [each if isinstance(each, list) else [each] for each in values]
+        yield (
+            (*entry.place, "values"),
+            f"a trial is given one of these, and {entry.name} is a list: write `values: {brief(lists)}`",
+        )
     if not _KEY.fullmatch(entry.name):
         yield (
             entry.place,
@@ -68,3 +75,11 @@ def own_faults(data: Mapping[str, Any], entry: Entry) -> Iterator[Fault]:
                 "any name"
             ),
         )
+
+
+def _is_list(key: str) -> bool:
+    """Whether a setting that ships is a list."""
+    from pipeline.config.meaning import shipped_meanings  # what no sweep of another program has a use for
+
+    meaning = shipped_meanings().get(key)
+    return meaning is not None and meaning.type.startswith("list")

@@ -331,6 +331,18 @@ def test_names_that_are_no_settings_are_refused_for_runs_of_this_program(refused
     assert "is no setting of run_parallel.py, which is given its parameters as KEY=VALUE" in refused(own)
 
 
+def test_numbers_for_a_setting_that_is_a_list_are_told_how_to_be_written(refused: Refused, read: Read) -> None:
+    """Who writes them means one trial for each."""
+    own = LEAST.replace("train.py", "run_parallel.py") + "  experiment.seeds: {values: %s}"
+    said = refused(own % "[0, 1]")
+    assert (
+        "parameters.experiment.seeds.values: a trial is given one of these, and experiment.seeds is a list" in said
+    )
+    assert said.endswith("write `values: [[0], [1]]`")
+    assert read(own % "[[0], [1]]").parameters["experiment.seeds"].distribution == Choice(([0], [1]))
+    assert read(LEAST + "  experiment.seeds: {values: [0, 1]}").parameters
+
+
 @pytest.mark.parametrize("name", [*RESERVED, SPLIT])
 def test_what_a_sweep_decides_is_no_parameter_of_runs_of_this_program(
     refused: Refused, read: Read, name: str
