@@ -8,7 +8,9 @@ from __future__ import annotations
 import hashlib
 import importlib
 import importlib.util
+import os
 import pkgutil
+import re
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import is_dataclass
@@ -55,17 +57,40 @@ def split_path(path: str) -> tuple[str, str]:
     module, _, name = path.partition(":") if ":" in path else path.rpartition(".")
     parts = [*module.split("."), *name.split(".")]
     if not all(part.isidentifier() and not iskeyword(part) for part in parts):
-        file = " Name a module, not a file: dots instead of slashes, and no '.py'." if "/" in path else ""
-        raise ConfigError(
-            f"cannot import '{path}': this is no dotted path. Write my_package.my_module.MyName, or "
-            f"my_package.my_module:Outer.Inner for a name inside a class.{file}"
+        general = (
+            " Write my_package.my_module.MyName, or my_package.my_module:Outer.Inner for a name inside a class."
         )
+        raise ConfigError(f"cannot import '{path}': this is no dotted path.{_dotted(path) or general}")
     if parts[0] == "__main__":
         raise ConfigError(
             f"cannot import '{path}': workers do not run your script again, so they cannot find what it defines. "
             f"Move {name} to a module of its own and name that."
         )
     return module, name
+
+
+def _dotted(path: str) -> str:
+    """What to write in place of a file, or of a name with '-'; "" for what is neither."""
+    words, is_file = re.subn(r"\.py(?=$|[.:])", "", path)
+    folder, _, last = words.rpartition("/")
+    if not re.search("[.:]", last):
+        last += ".NAME"
+    place = os.path.relpath(folder or ".")
+    outside = place.startswith("..") or folder.startswith("~")
+    given = last if outside or place == "." else f"{place.replace('/', '.')}.{last}"
+    right = given.replace("-", "_")
+    # Not Path.is_file(), which raises for a name that is too long.
+    is_known = folder or is_file or right != given or os.path.isfile(f"{path}.py")  # noqa: PTH113
+    if not is_known or not all(part.isidentifier() for part in re.split("[.:]", right)):
+        return ""
+    said = f" Write {right}"
+    if right.endswith(".NAME"):
+        said += ", NAME being what you have defined there"
+    if right != given:
+        said += "; a module's name can have no '-', so rename the file or folder likewise"
+    if outside:
+        said += f"; and start the command in {folder}, or name that folder in PYTHONPATH"
+    return f"{said}."
 
 
 def find_module(path: str) -> ModuleSpec:
@@ -281,7 +306,7 @@ def _no_such_module(path: str, missing: str) -> str:
     package = sys.modules[parent]
     if not hasattr(package, "__path__"):
         if leaf == "py":
-            return f"cannot import '{path}': name a module, not a file: {parent}.{path.rpartition('.')[2]}"
+            return f"cannot import '{path}': name a module, not a file.{_dotted(path)}"
         return (
             f"cannot import '{path}': '{parent}' is a module ({_file_of(package)}), so there is none called "
             f"'{leaf}' in it. For a name inside a class write {parent}:{leaf}.{path.rpartition('.')[2]}."
@@ -311,6 +336,8 @@ def _failed(path: str, error: BaseException) -> str:
 
 
 def _no_such_name(path: str, module: str, name: str, found: Any) -> str:
+    if name == "py":
+        return f"cannot import '{path}': name a module, not a file.{_dotted(path)}"
     names = [each for each in vars(found) if not each.startswith("_")]
     own = [each for each in names if getattr(getattr(found, each), "__module__", None) == module]
     listed = f" It defines {', '.join(own)}." if own else ""

@@ -92,9 +92,22 @@ def test_an_error_in_a_module_that_it_imports_names_that_one(folder: Path) -> No
         ),
         ("own_module:Thing.Iner", "has no 'Iner'"),
         ("own_module.Thing.Inner", "'own_module' is a module ({folder}/own_module.py)"),
-        ("own_module.py.Thing", "name a module, not a file: own_module.Thing"),
+        ("own_module.py.Thing", "name a module, not a file. Write own_module.Thing."),
+        ("own_module.py:Thing", "name a module, not a file. Write own_module:Thing."),
+        (
+            "own_module.py",
+            "name a module, not a file. Write own_module.NAME, NAME being what you have defined there.",
+        ),
+        ("own_module", "Write own_module.NAME, NAME being what you have defined there."),
+        ("./own_package/things.py", "Write own_package.things.NAME, NAME being what you have defined there."),
+        ("{folder}/own_package/things.py:Thing", "Write own_package.things:Thing."),
+        (
+            "../elsewhere/own.py:f",
+            "Write own:f; and start the command in ../elsewhere, or name that folder in PYTH",
+        ),
+        ("own-module.Thing", "Write own_module.Thing; a module's name can have no '-', so rename the file or"),
         ("own_module.Thing.Inner", "For a name inside a class write own_module:Thing.Inner."),
-        ("own_module/Thing.py", "Name a module, not a file"),
+        ("own module/thing.py", "Write my_package.my_module.MyName, or"),
         ("own module.Thing", "this is no dotted path"),
         ("Thing", "this is no dotted path"),
         ("own_module.", "this is no dotted path"),
@@ -106,7 +119,7 @@ def test_what_is_not_there_is_said_with_what_is(folder: Path, path: str, said: s
     (folder / "own_package").mkdir()
     (folder / "own_package" / "things.py").touch()
     with pytest.raises(ConfigError) as caught:
-        import_object(path)
+        import_object(path := path.format(folder=folder))
     message = str(caught.value)
     assert message.startswith(f"cannot import '{path}': ")
     assert said.format(folder=folder) in message
