@@ -45,6 +45,10 @@ _SINGLE = {"number", "whole number", "choice"}
 _WORDS = {"float": "a number", "int": "a whole number", "str": "a text", "bool": "true or false"}
 
 
+_COLUMNS = {"prompt", "completion", "chosen", "rejected", "messages", "solution"}
+"""Of rows; who names one as if it were a setting means which column of a file it is."""
+
+
 _EXAMPLES = {"algos": ("algorithm", "MyAlgorithm"), "datasets": ("dataset", "MyDataset")}
 
 
@@ -215,6 +219,8 @@ def unknown_key(key: str, given: str = "") -> str:
     if advice := advice_on(key, given):
         hint = f" {advice}"
     section = key.rpartition(".")[0]
+    if leaf in _COLUMNS and f"{section}.columns" in known:
+        hint = f" For a column that is called otherwise write '{section}.columns={{{leaf}: {given or 'NAME'}}}'."
     here = [name.rpartition(".")[2] for name in known if section and name.rpartition(".")[0] == section]
     where = f" Known in {section}" if here else " Known"
     listed = here or sorted({name.split(".")[0] for name in known})

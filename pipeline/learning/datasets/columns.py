@@ -6,7 +6,7 @@ import string
 from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from pipeline.errors import ConfigError, DataError
+from pipeline.errors import ConfigError, DataError, unknown_name
 from pipeline.learning.datasets.base import Message, Row, Text
 
 if TYPE_CHECKING:
@@ -71,7 +71,8 @@ def renamed(data: Mapping[str, Any], columns: Mapping[str, str], place: str) -> 
     for ours, theirs in columns.items():
         if theirs not in data:
             turned = f" The other way round it is columns={{{theirs}: {ours}}}." if ours in data else ""
-            raise DataError(f"{place}: columns={{{ours}: {theirs}}}, but the columns are {_names(data)}.{turned}")
+            unknown = unknown_name("column", theirs, map(str, data))
+            raise DataError(f"{place}: columns={{{ours}: {theirs}}}: {unknown}{turned}")
     kept = {name: value for name, value in data.items() if name not in columns.values()}
     return {**kept, **{ours: data[theirs] for ours, theirs in columns.items()}}
 
@@ -233,11 +234,11 @@ def _further(columns: Mapping[str, Any], kept: Sequence[str] | None, place: str)
 
 def _filled(template: str, columns: Mapping[str, Any], place: str) -> str:
     for name in template_fields(template):
-        if not isinstance(columns.get(name), (str, int, float)):
-            raise DataError(
-                f"{place}: prompt_template uses '{{{name}}}', which is no text here; the columns are "
-                f"{_names(columns)}."
-            )
+        uses = f"{place}: prompt_template uses '{{{name}}}'"
+        if name not in columns:
+            raise DataError(f"{uses}: {unknown_name('column', name, map(str, columns))}")
+        if not isinstance(columns[name], (str, int, float)):
+            raise DataError(f"{uses}, which is no text here; the columns are {_names(columns)}.")
     return template.format_map(columns)
 
 

@@ -114,6 +114,11 @@ def test_an_algorithm_of_ones_own_has_the_settings_of_its_class() -> None:
         ("distributed.wait=true", "Did you mean 'execution.wait_for_devices' or 'execution.retry.wait_s'?"),
         ("execution.num_gpus=1", "Did you mean 'distributed.num_gpus'?"),
         ("algos.PITA.etta=1", "Did you mean 'algos.PITA.eta'"),
+        (
+            "datasets.jsonl.prompt=question",
+            "For a column that is called otherwise write 'datasets.jsonl.columns={prompt: question}'.",
+        ),
+        ("datasets.addition.prompt=question", "Known in datasets.addition"),
         ("foo=1", "unknown key 'foo'"),
         ("profil=cpu", "unknown key 'profil'. Did you mean 'profile'?"),
         ("algos.QSharpp.enabled=true", "unknown algorithm 'QSharpp'. Did you mean 'QSharp'"),

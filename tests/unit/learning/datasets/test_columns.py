@@ -122,8 +122,10 @@ def test_a_system_prompt_needs_a_conversation() -> None:
 
 
 def test_a_template_that_names_no_column() -> None:
-    with pytest.raises(DataError, match=r"uses '{question}', which is no text here; the columns are prompt"):
-        row({"prompt": "a"}, prompt_template="Q: {question}")
+    with pytest.raises(DataError, match=r"uses '{qestion}': unknown column 'qestion'. Did you mean 'question'\?"):
+        row({"question": "a"}, prompt_template="Q: {qestion}")
+    with pytest.raises(DataError, match=r"uses '{question}', which is no text here; the columns are question"):
+        row({"question": None}, prompt_template="Q: {question}")
 
 
 @pytest.mark.parametrize("template", ["{a.b}", "{a[0]}", "{0}", "{}", "{a!r}", "{a:>9}", "{a", "a}"])
@@ -135,8 +137,10 @@ def test_a_template_holds_plain_names_only(template: str) -> None:
 def test_renaming() -> None:
     assert renamed({"q": "a", "prompt": "old", "x": 1}, {"prompt": "q"}, "p") == {"prompt": "a", "x": 1}
     assert renamed({"a": 1, "b": 2}, {"a": "b", "b": "a"}, "p") == {"a": 2, "b": 1}
-    with pytest.raises(DataError, match=r"p: columns={prompt: question}, but the columns are q, x"):
-        renamed({"q": 1, "x": 2}, {"prompt": "question"}, "p")
+    with pytest.raises(
+        DataError, match=r"p: columns={prompt: qestion}: .* Did you mean 'question'\? Known: question, x\."
+    ):
+        renamed({"question": 1, "x": 2}, {"prompt": "qestion"}, "p")
     with pytest.raises(DataError, match=r"The other way round it is columns={solution: answer}\."):
         renamed({"prompt": "a", "answer": "5"}, {"answer": "solution"}, "p")
 

@@ -277,7 +277,7 @@ def test_what_ships_is_not_tried_while_planning(monkeypatch: pytest.MonkeyPatch)
         (
             '{"prompt": "1+1=", "solution": "2"}',
             ["datasets.jsonl.prompt_template='{q}'"],
-            r"uses '\{q\}', which is",
+            r"uses '\{q\}': unknown column 'q'\. Known: prompt, solution",
         ),
         ('{"prompt": "1+1=", "solution": "2"}', ["datasets.jsonl.train_split=tain"], r"split 'tain'"),
     ],
