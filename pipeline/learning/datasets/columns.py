@@ -113,6 +113,9 @@ def make_row(
         raise DataError(
             f"{place}: its prompt is null. Write a text or a list of turns there, or leave the row out."
         )
+    if isinstance(given := columns.get("prompt"), str) and not given.strip():
+        there = f" The columns are {_names(data)}." if len(data) > 1 else ""
+        raise DataError(f"{place}: the prompt is empty. Write a text there, or leave it out.{there}")
     if "prompt" not in columns:
         said = f"{place}: no prompt. The columns are {_names(data)}; allowed are {ALLOWED}."
         raise MissingColumns(said, ["prompt"], data)
@@ -173,8 +176,6 @@ def _extract_prompt(columns: dict[str, Any], place: str) -> None:
 
 def _text(value: object, name: str, place: str) -> Text:
     if isinstance(value, str):
-        if name == "prompt" and not value.strip():
-            raise DataError(f"{place}: the prompt is empty.")
         _check_length(len(value), name, place)
         return value
     if isinstance(value, Sequence) and not isinstance(value, bytes):

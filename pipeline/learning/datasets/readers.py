@@ -59,7 +59,10 @@ def read_records(path: Path) -> Iterator[Record]:
     except (OSError, EOFError) as error:
         raise DataError(f"{path}: cannot be read ({_line(error)}). It may be cut off; fetch it again.") from error
     if empty:
-        raise DataError(f"{path}: is empty; it has no rows.")
+        raise DataError(
+            f"{path}: is empty; it has no rows, but a header or blank lines at most. Write or fetch it again, or "
+            "name another file as the path."
+        )
 
 
 def _open(path: Path) -> gzip.GzipFile | BufferedReader:
@@ -128,6 +131,12 @@ def _is_one_object(content: bytes) -> bool:
 def _json_lines(path: Path) -> Iterator[Record]:
     for number, line in enumerate(_lines(path), 1):
         text = line.strip()
+        if number == 1 and text.startswith(b"[") and format_of(path) != ".json":
+            raise DataError(
+                f"{path}:1: begins with '[', as a JSON array does. This is a file of JSON lines, one object each, "
+                'such as {"prompt": ...}: write one row a line without brackets and commas around, or let its name'
+                " end in .json, which may be an array."
+            )
         if text:
             yield _record(text, f"{path}:{number}", "" if format_of(path) == ".json" else _EACH_LINE)
 
