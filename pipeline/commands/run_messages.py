@@ -151,7 +151,7 @@ def tell_notes(
     """Say what a reader must know of the trainings, of the datasets and of how policies are sampled."""
     config = request.config
     store, jobs = request.store, request.plan.jobs.values()
-    short = short_of_rows(store, jobs, config.evaluation)
+    short = short_of_rows(store, jobs, config.evaluation, request.warnings)
     for note in [*several_makers(makers), *short, *failed_rewards(store, jobs, run), *collect_notes(store, jobs)]:
         log.warning("%s", note)
         say(console, f"note: {note}", "bold")

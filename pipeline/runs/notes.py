@@ -6,7 +6,7 @@ The notes come from stored outputs, so equal runs have equal ones, whenever thei
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from contextlib import suppress
 
 from pipeline.config.schema import EvaluationConfig
@@ -49,13 +49,25 @@ def prepared_rows(store: Store, jobs: Iterable[Job]) -> dict[str, PreparedRows]:
     return dict(sorted(found.items()))
 
 
-def short_of_rows(store: Store, jobs: Iterable[Job], evaluation: EvaluationConfig) -> list[str]:
-    """One line for every dataset that has fewer rows than were asked for, or has left some out."""
-    return [
-        f"{dataset}: {prepared} (datasets.{dataset}.test_size, validation_size): {'; '.join(said)}"
-        for dataset, prepared in prepared_rows(store, jobs).items()
-        if (said := [*prepared.warnings, *_fewer_prompts(prepared, evaluation)])
-    ]
+def short_of_rows(
+    store: Store, jobs: Iterable[Job], evaluation: EvaluationConfig, told: Collection[str] = ()
+) -> list[str]:
+    """One line for every dataset that has fewer rows than were asked for, or has left some out.
+
+    Args:
+        store: The store.
+        jobs: Jobs of a plan.
+        evaluation: On how many prompts policies were to be evaluated.
+        told: Warnings of the run when it began; what they say of a dataset is not said again.
+    """
+    lines = []
+    for dataset, prepared in prepared_rows(store, jobs).items():
+        if said := [*prepared.warnings, *_fewer_prompts(prepared, evaluation)]:
+            known = [warning for warning in told if warning.startswith(f"datasets.{dataset}: ")]
+            new = [each for each in said if not any(each in warning for warning in known)]
+            rest = f": {'; '.join(new)}" if new else ""
+            lines.append(f"{dataset}: {prepared} (datasets.{dataset}.test_size, validation_size){rest}")
+    return lines
 
 
 def _fewer_prompts(prepared: PreparedRows, evaluation: EvaluationConfig) -> list[str]:

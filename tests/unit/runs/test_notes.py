@@ -66,7 +66,8 @@ def test_the_terminal_and_the_log_of_the_run_tell_it(tmp_path: Path, caplog: pyt
     plan = chain_plan(rounds=1)
     run = WrittenRun(tmp_path / "outputs", plan)
     run.store(next(iter(plan.jobs.values())).key, faults_json=failing(1, 2))
-    request: Any = SimpleNamespace(config=Config(), store=Store(tmp_path / "outputs/.store"), plan=plan)
+    store = Store(tmp_path / "outputs/.store")
+    request: Any = SimpleNamespace(config=Config(), store=store, plan=plan, warnings=())
     printed = io.StringIO()
     with caplog.at_level(logging.WARNING, "pipeline"):
         tell_notes(request, [], run.folder, Console(file=printed, width=500), has_rows=False)
@@ -88,6 +89,13 @@ def test_rows_that_are_fewer_than_asked_for_are_told_of_each_dataset(tmp_path: P
     assert short_of_rows(store, [second, first], EvaluationConfig(num_prompts=73)) == [f"{short}2 rows left out"]
     fewer = "evaluation.num_prompts=74: test has 73 prompts, and evaluation uses all of them"
     assert short_of_rows(store, [first], EvaluationConfig(num_prompts=74)) == [f"{short}2 rows left out; {fewer}"]
+    asked, counted = EvaluationConfig(num_prompts=74), short.partition(": test")[0]
+    told = ["datasets.a: test is short; 2 rows left out"]  # when the run began
+    assert short_of_rows(store, [first], EvaluationConfig(num_prompts=73), told) == [counted]
+    assert short_of_rows(store, [first], asked, told) == [f"{counted}: {fewer}"]
+    assert short_of_rows(store, [first], asked, ["datasets.b: test is short"]) == [
+        f"{short}2 rows left out; {fewer}"
+    ]
     (said,) = short_of_rows(store, [second], EvaluationConfig(num_prompts=500, split="validation"))
     assert said.endswith("evaluation.num_prompts=500: validation has 73 prompts, and evaluation uses all of them")
     request: Any = SimpleNamespace(
