@@ -81,11 +81,13 @@ def needed(data: Mapping[str, Any], place: str, *names: str) -> tuple[Any, ...]:
     """The values of columns that a dataset of a known form must have.
 
     Raises:
-        DataError: One is not there.
+        DataError: One is not there, or null.
     """
-    if missing := [name for name in names if data.get(name) is None]:
+    if missing := [name for name in names if name not in data]:
         said = f"{place}: no column '{missing[0]}'; the columns are {_names(data)}, needed are {', '.join(names)}."
         raise MissingColumns(said, missing, data)
+    if null := [name for name in names if data[name] is None]:
+        raise DataError(f"{place}: its {null[0]} is null. Write it there, or leave the row out.")
     return tuple(data[name] for name in names)
 
 

@@ -31,6 +31,7 @@ class Look:
         number: How many there were to train on, with those that are left out.
         is_all: Whether there are no more rows to train on.
         is_conversation: Whether their prompts are conversations.
+        nulls: Columns that are null in rows of any split -> the places of these.
         warnings: What dealing all rows into splits has to say.
     """
 
@@ -39,6 +40,7 @@ class Look:
     columns: dict[str, None] = field(default_factory=dict)
     is_all: bool = False
     is_conversation: bool = False
+    nulls: dict[str, list[str]] = field(default_factory=dict)
     warnings: tuple[str, ...] = ()
 
     def take(self, made: MadeRow | None) -> None:
@@ -71,6 +73,8 @@ def look_at(dataset: FilesDataset) -> Look:
             if split == "train":
                 look.take(made)
             if made is not None:
+                for column in (name for name, value in made.row.columns.items() if value is None):
+                    look.nulls.setdefault(column, []).append(made.place)
                 prompts[split].append(identity(made.stored["prompt"]))
         is_last = next(records, None) is None
         is_whole = is_whole and is_last

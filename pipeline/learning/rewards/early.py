@@ -22,7 +22,8 @@ from pipeline.learning.datasets.from_files import FilesDataset
 from pipeline.learning.datasets.look import Look, look_at
 from pipeline.learning.datasets.registry import load_dataset
 from pipeline.learning.rewards.probe import advice_on, check_judge, check_rewards
-from pipeline.learning.rewards.registry import known_rewards
+from pipeline.learning.rewards.registry import known_rewards, load_functions
+from pipeline.learning.rewards.signature import needed_columns
 from pipeline.machine.begin import begin
 from pipeline.machine.channel import Channel
 
@@ -98,11 +99,26 @@ def _read(name: str, config: DatasetConfig, dataset: FilesDataset, look: Look) -
         return []
     warnings = [f"datasets.{name}: {'; '.join(look.warnings)}"] if look.warnings else []
     try:
-        return warnings + check_rewards(name, config, dataset, look.first, look.columns)
+        tried = check_rewards(name, config, dataset, look.first, look.columns)
+        return [*warnings, *_with_nulls(name, config, look), *tried]
     except ConfigError as error:
         if look.is_all:
             raise
         return [*warnings, f"{error} (as its first {look.number:,} rows tell)"]
+
+
+def _with_nulls(name: str, config: DatasetConfig, look: Look) -> list[str]:
+    """Warnings of rows that have null where a reward asks for something, as those that ship then give no score."""
+    warnings = []
+    for reward in load_functions(config):
+        for column in needed_columns(reward.function, reward.arguments):
+            if places := look.nulls.get(column):
+                rows = f"{len(places):,} row{'s' * (len(places) != 1)} (first {places[0]})"
+                warnings.append(
+                    f"datasets.{name}: `{column}`, which the reward '{reward.name}' is given, is null in {rows}. "
+                    "Write it there or leave them out, unless they are to have no score"
+                )
+    return warnings
 
 
 def _graded(config: DatasetConfig) -> str:

@@ -150,6 +150,8 @@ def test_needed_columns() -> None:
     assert needed({"a": 1, "b": ""}, "p", "b", "a") == ("", 1)
     with pytest.raises(DataError, match="p: no column 'b'; the columns are a, needed are a, b"):
         needed({"a": 1}, "p", "a", "b")
+    with pytest.raises(DataError, match=r"p: its b is null\. Write it there, or leave the row out\."):
+        needed({"a": 1, "b": None}, "p", "a", "b")
 
 
 def test_plain_text_for_readers() -> None:

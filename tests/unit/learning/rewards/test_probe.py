@@ -296,6 +296,26 @@ def test_what_is_wrong_with_rows_of_files_is_told_before_they_are_read(
 
 
 @pytest.mark.usefixtures("in_this_process")
+@pytest.mark.parametrize(
+    ("nulls", "said"),
+    [
+        ([2], r"`solution`, .* reward 'exact_match' is given, is null in 1 row \(first .*rows\.jsonl:3\)\. Write"),
+        ([1, 3], r"is null in 2 rows \(first .*rows\.jsonl:2\)\. .* unless they are to have no score$"),
+    ],
+)
+def test_rows_that_are_null_where_a_reward_compares_are_told(tmp_path: Path, nulls: list[int], said: str) -> None:
+    rows = [{"prompt": f"1+{at}=", "solution": str(1 + at), "remark": None} for at in range(5)]
+    file = tmp_path / "rows.jsonl"
+    file.write_text(
+        "".join(json.dumps(row | {"solution": None} if at in nulls else row) + "\n" for at, row in enumerate(rows))
+    )
+    sizes = ["datasets.jsonl.test_size=1", "datasets.jsonl.validation_size=1"]
+    asked = ["experiment.name=x", "algos=[PITA]", "dataset=jsonl", f"datasets.jsonl.path={file}", *sizes]
+    (warning,) = try_rewards(quick_config(asked), ["jsonl"])
+    assert re.search(said, warning)
+
+
+@pytest.mark.usefixtures("in_this_process")
 def test_conversations_of_files_are_refused_for_a_model_without_a_chat_template(tmp_path: Path) -> None:
     turns = [[{"role": "user", "content": f"1+{number}="}] for number in range(4)]
     file, model = tmp_path / "rows.jsonl", tmp_path / "model"
