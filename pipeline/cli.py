@@ -50,7 +50,7 @@ def main(arguments: Sequence[str]) -> int:
     composing, command = True, os.getpid()
     multirun.failed_runs.clear()
 
-    def one_run(composed: DictConfig) -> float | None:
+    def one_run(composed: DictConfig) -> float | multirun.RunFailed | None:
         nonlocal composing
         composing = False
         label, value, reason = _announce_run(arguments), None, ""
@@ -67,8 +67,8 @@ def main(arguments: Sequence[str]) -> int:
             codes.append(refuse(error))
             reason = str(error)
         composing = True
-        if label:
-            _raise_for_hydra(codes[-1], label, reason, here=os.getpid() == command)
+        if label and codes[-1]:
+            return _failed(codes[-1], label, reason, here=os.getpid() == command)
         return value
 
     entry = hydra.main(version_base=VERSION_BASE, config_path=str(conf_dir()), config_name="config")(one_run)
@@ -89,6 +89,8 @@ def main(arguments: Sequence[str]) -> int:
         if not composing:
             raise
         return refuse(explain(error))
+    if multirun.failed_runs:
+        say(make_console(), "")  # apart from the last run, as runs are from each other
     for failed in multirun.failed_runs:
         complain(str(failed))
     return max([*codes, *(failed.exit_code for failed in multirun.failed_runs)], default=0)
@@ -109,17 +111,23 @@ def _announce_run(arguments: Sequence[str]) -> str:
     return label
 
 
-def _raise_for_hydra(code: int, label: str, reason: str, *, here: bool) -> None:
-    """Let the launcher and the sweeper of a multirun know how a run ended.
+def _failed(code: int, label: str, reason: str, *, here: bool) -> multirun.RunFailed:
+    """Let the launcher and the sweeper of a multirun know that a run did not end well.
+
+    Returns:
+        What says so, where nothing is chosen by it: raised, it would have Hydra print a line of its own about each,
+        and keep the runs of further batches (``hydra.sweeper.max_batch_size``) from running.
 
     Raises:
         KeyboardInterrupt: It was interrupted, and the runs after it would start in this very process.
-        RunFailed: It did not end well.
+        RunFailed: A sweeper chooses by results.
     """
     if here and code >= INTERRUPTED:
         raise KeyboardInterrupt
-    if code:
-        raise multirun.RunFailed(code, label, reason)
+    failed = multirun.RunFailed(code, label, reason)
+    if multirun.chooses():
+        raise failed
+    return failed
 
 
 def _about(arguments: Sequence[str]) -> str:

@@ -38,8 +38,8 @@ failed_runs: list[RunFailed] = []
 class RunFailed(PipelineError):  # noqa: N818 - it names what happened
     """A run of a multirun did not end well.
 
-    Hydra raises the first such exception alone, but launchers bring all of them back. So each is noted where it is
-    made, which it also is when it arrives from another process.
+    It is what the run returns, or raises where a sweeper chooses by results: Hydra raises the first one alone, but
+    launchers bring all of them back. So each is noted where it is made, and when it arrives from another process.
 
     Attributes:
         exit_code: What the run alone would have ended with.
@@ -69,6 +69,11 @@ def group_of_run() -> str:
         return str(HydraConfig.get().sweep.dir)
     trial = own_trial()
     return str(trial.parents[1]) if trial is not None and trial.parent.name == TRIALS else ""
+
+
+def chooses() -> bool:
+    """Whether the sweeper of this multirun looks for the best settings."""
+    return bool(HydraConfig.get().sweeper.get("_target_") != _ONLY_LISTS)
 
 
 def run_label(arguments: Sequence[str]) -> str:
@@ -160,11 +165,7 @@ def primary_result(rows: Sequence[ResultRow]) -> float:
 
 def _wanted(config: Config) -> bool:
     """Whether a sweeper asks for the objective."""
-    return (
-        in_multirun()
-        and HydraConfig.get().sweeper.get("_target_") != _ONLY_LISTS
-        and config.evaluation.objective is not None
-    )
+    return in_multirun() and chooses() and config.evaluation.objective is not None
 
 
 def _chosen(config: Config, chain: str) -> bool:

@@ -66,6 +66,19 @@ def test_the_exit_code_is_the_highest_of_all_runs(
     assert "error: the run experiment.seeds=[1] ended with exit code 1\n" in told
 
 
+@pytest.mark.parametrize("batch", ["null", "1"])
+def test_a_failed_run_keeps_no_other_from_running_and_is_told_of_in_our_words_alone(
+    runs: list[Any], arguments: Arguments, capsys: pytest.CaptureFixture[str], batch: str
+) -> None:
+    assert cli.main(arguments("experiment.seeds=[2],[0]", f"hydra.sweeper.max_batch_size={batch}")) == 2
+    told = capsys.readouterr()
+    assert told.out.split("\n") == ["", "run experiment.seeds=[2]", "", "run experiment.seeds=[0]", "", ""]
+    assert told.err.splitlines() == [
+        "error: not so",
+        "error: the run experiment.seeds=[2] ended with exit code 2: not so",
+    ]
+
+
 @pytest.mark.parametrize("code", [130, 143])
 def test_an_interruption_ends_all_runs(runs: list[Any], arguments: Arguments, code: int) -> None:
     assert cli.main(arguments(f"experiment.seeds=[{code}],[0]")) == code
