@@ -115,8 +115,8 @@ def _failed(code: int, label: str, reason: str, *, here: bool) -> multirun.RunFa
     """Let the launcher and the sweeper of a multirun know that a run did not end well.
 
     Returns:
-        What says so, where nothing is chosen by it: raised, it would have Hydra print a line of its own about each,
-        and keep the runs of further batches (``hydra.sweeper.max_batch_size``) from running.
+        What says so, where nothing is chosen by it: raised, it would have Hydra print a line of its own, and keep
+        the runs of further batches (``hydra.sweeper.max_batch_size``) from running.
 
     Raises:
         KeyboardInterrupt: It was interrupted, and the runs after it would start in this very process.

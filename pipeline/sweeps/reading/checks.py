@@ -174,6 +174,8 @@ def sweep_notes(data: Given) -> Iterator[str]:
     for word in data.get("command", ()):
         if macro_of(str(word)) is None and (inside := [name for name in MACROS if f"${{{name}}}" in str(word)]):
             yield f"command: ${{{inside[0]}}} stays as it is in {brief(word)}: a macro is an item of the list"
+        elif (bare := str(word).strip("${}")) in MACROS and str(word) not in (bare, f"${{{bare}}}"):
+            yield f"command: {brief(word)} stays as it is: a macro is written ${{{bare}}}"
     yield from _exponents(data["parameters"], "")
 
 

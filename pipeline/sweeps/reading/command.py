@@ -7,6 +7,7 @@ import os
 import re
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -55,12 +56,18 @@ def check_program(sweep: Sweep) -> None:
     Raises:
         ConfigError: Says where it was looked for.
     """
+    by_python = ("${interpreter}", "${program}") in pairwise(sweep.command)
     programs = {"program": sweep.program, "pipeline.distributed_program": sweep.options.distributed_program}
     for key, program in programs.items():
-        if program.endswith(".py") and not (sweep.folder / program).is_file():
+        is_script = program.endswith(".py") or (
+            by_python and program[:1] not in ("", "-")
+        )  # `-mtrain` is an option
+        path = sweep.folder / program
+        if is_script and not (path.is_file() or (path / "__main__.py").is_file()):
+            hint = ". What else is typed than one file belongs in `command`" if " " in program else ""
             raise ConfigError(
                 f"{key}: there is no file {program} in {sweep.folder}, where trials start: begin the sweep in the "
-                "folder that it is relative to, or give its whole path"
+                f"folder that it is relative to, or give its whole path{hint}"
             )
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterable, Iterator, Mapping
 from functools import cache
 from typing import TYPE_CHECKING, Any
@@ -70,7 +71,8 @@ def _in_words(error: ValidationError, place: Place) -> Iterator[Fault]:
         known = error.schema["properties"]
         yield from (((*place, key), _unknown_key(key, place, given, known)) for key in given if key not in known)
     elif error.validator == "required":
-        yield from ((place, f"`{key}` is missing{_HELP.get(key, '')}") for key in rule if key not in given)
+        schemas = error.schema.get("properties", {})
+        yield from ((place, f"`{key}` is missing{_help(key, schemas)}") for key in rule if key not in given)
     elif error.validator == "not":  # a parameter by no key of which its distribution can be inferred
         strange = [key for key in given if key not in PARAMETER_KEYS]
         yield from (((*place, key), _strange(key, given)) for key in strange)
@@ -92,10 +94,12 @@ def _strange(key: str, given: Mapping[str, Any]) -> str:
 def _of_value(error: ValidationError, given: Any, rule: Any, place: Place) -> str:
     match error.validator:
         case "type":
+            if given is None and _is_parameter(place):
+                return _SAYS_NOTHING
             wanted = " or ".join(_TYPES[kind] for kind in ([rule] if isinstance(rule, str) else rule))
             return f"{_shown(given)}, where {wanted} must be{_hint(given, rule, place)}"
         case "enum":
-            known = [value for value in rule if isinstance(value, str) and value not in ELSEWHERE]
+            known = _choices(rule)
             if not isinstance(given, str):
                 return f"{_shown(given)}, where one of these must be: {', '.join(known)}"
             return unknown_name(str(place[-1]).replace("_", " "), given, known)
@@ -113,6 +117,16 @@ def _of_value(error: ValidationError, given: Any, rule: Any, place: Place) -> st
             return str(error.schema.get("description", error.message))
 
 
+def _choices(rule: Iterable[Any]) -> list[str]:
+    return [value for value in rule if isinstance(value, str) and value not in ELSEWHERE]
+
+
+def _help(key: str, schemas: Mapping[str, Any]) -> str:
+    """What follows the name of a key that is missing."""
+    choices = _choices(schemas.get(key, {}).get("enum", ()))
+    return _HELP.get(key) or (f": {', '.join(choices)}" if choices else "")
+
+
 _HELP = {
     "method": ": grid, random or bayes",
     "name": ": of the metric, as the program logs it",
@@ -123,16 +137,18 @@ _HELP = {
 
 
 def _shown(value: object) -> str:
-    kind = _OF.get(type(value), "null")
-    return kind if value is None or isinstance(value, list | dict) else f"{kind}, {brief(value)}"
+    if value is None or isinstance(value, bool):
+        return {None: "nothing (null)", True: "true", False: "false"}[value]
+    kind = _OF[type(value)]
+    return kind if isinstance(value, list | dict) else f"{kind}, {brief(value)}"
 
 
-_OF = {str: "a text", bool: "true or false", int: "a number", float: "a number", list: "a list", dict: "a table"}
+_OF = {str: "a text", int: "a number", float: "a number", list: "a list", dict: "a table"}
 
 
 def _hint(given: object, wanted: object, place: Place) -> str:
     if place == ("command",) and isinstance(given, str):
-        return f": write [{', '.join(given.split())}]"
+        return f": write {json.dumps(given.split())}"  # in quotes, as YAML has a use of its own for {
     if isinstance(given, str) and wanted in ("number", "integer"):
         try:
             float(given)
@@ -141,6 +157,8 @@ def _hint(given: object, wanted: object, place: Place) -> str:
         return ": take away the quotes"
     if wanted == "integer" and isinstance(given, float) and given.is_integer():
         return f": write {int(given)}"
+    if wanted in ("string", ["string", "number"]) and isinstance(given, int | float):
+        return ": write it in quotes"
     if wanted == "array":
         return f": write [{brief(given)}]" if isinstance(given, str | int | float) else ""
     if wanted == "object" and given is not None:
@@ -148,11 +166,14 @@ def _hint(given: object, wanted: object, place: Place) -> str:
     return ""
 
 
+def _is_parameter(place: Place) -> bool:
+    return place[:1] == ("parameters",) and len(place) % 2 == 0
+
+
 def _as_table(given: object, place: Place) -> str:
     """A table by the key that was meant, where that is plain: a parameter's value or values, a name, a type."""
-    parameter = place[:1] == ("parameters",) and len(place) % 2 == 0
     key = _MEANT.get(place) if isinstance(given, str) else None
-    if parameter:
+    if _is_parameter(place):
         key = "values" if isinstance(given, list) else "value"
     goal = ", goal: maximize" if place == ("metric",) else ""  # left out it is to be minimized, as at W&B
     return f": write {{{key}: {brief(given)}{goal}}}" if key else ""

@@ -102,8 +102,29 @@ def parse_yaml(text: str) -> Document:
             return Document(data, reader.lines, tuple(reader.faults), frozenset(reader.unread))
         finally:
             loader.dispose()
+    except yaml.MarkedYAMLError as error:
+        raise ConfigError(_no_yaml(error, text)) from error
     except yaml.YAMLError as error:
         raise ConfigError(f"not valid YAML: {one_line(str(error))}") from error
+
+
+def _no_yaml(error: yaml.MarkedYAMLError, text: str) -> str:
+    """What is wrong with the text, and in which line, without PyYAML's name for it (``<unicode string>``)."""
+    mark, begun = error.problem_mark, error.context_mark
+    since = f" from line {begun.line + 1}" if begun and error.context and mark and begun.line < mark.line else ""
+    said = ", ".join(filter(None, (f"{error.context or ''}{since}", error.problem)))
+    if mark is None:
+        return f"not valid YAML: {said}"
+    lines = text.splitlines()[begun.line if begun else mark.line : mark.line + 1]
+    hint = (
+        "; a tab indents nothing in YAML: write spaces" if lines and lines[-1][mark.column :][:1] == "\t" else ""
+    )
+    if any(map(_BARE_MACRO.search, lines)):
+        hint = '; a macro in a list stands in quotes: "${args}"'
+    return f"line {mark.line + 1}: not valid YAML: {said}{hint}"
+
+
+_BARE_MACRO = re.compile(r"[\[,]\s*\$\{")
 
 
 class _Loader(getattr(yaml, "CSafeLoader", yaml.SafeLoader)):  # type: ignore[misc]

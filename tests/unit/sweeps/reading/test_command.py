@@ -138,6 +138,41 @@ def test_a_program_that_is_not_there_is_told_before_a_trial_fails_at_it(tmp_path
             check_program(replace(sweep_of((), **options), folder=where))
 
 
+BY_PYTHON = ("${env}", "${interpreter}", "${program}", "${args}")
+
+
+@pytest.mark.parametrize(
+    ("program", "command", "there"),
+    [
+        ("train.py", BY_PYTHON, True),
+        ("package", BY_PYTHON, True),
+        ("-mpackage", BY_PYTHON, True),
+        ("bash", ("${program}", "${args}"), True),
+        ("folder", BY_PYTHON, False),
+        ("train", BY_PYTHON, False),
+    ],
+)
+def test_what_python_is_to_run_is_a_file_or_a_package(
+    tmp_path: Path, program: str, command: tuple[str, ...], there: bool
+) -> None:
+    (tmp_path / "train.py").touch()
+    for folder in ("package", "folder"):
+        (tmp_path / folder).mkdir()
+    (tmp_path / "package" / "__main__.py").touch()
+    sweep = replace(sweep_of(command), folder=tmp_path, program=program)
+    if there:
+        check_program(sweep)
+        return
+    with pytest.raises(ConfigError, match=rf"^program: there is no file {program} in .* its whole path$"):
+        check_program(sweep)
+
+
+def test_a_program_with_its_arguments_is_told_where_these_belong(tmp_path: Path) -> None:
+    (tmp_path / "train.py").touch()
+    with pytest.raises(ConfigError, match=r"What else is typed than one file belongs in `command`$"):
+        check_program(replace(sweep_of(BY_PYTHON), folder=tmp_path, program="train.py --epochs 3"))
+
+
 def test_what_is_run_before_the_first_trial_has_no_parameters() -> None:
     prepare = ("${interpreter}", "${program}", "${args}", "${args_json}", "--only-data", "${envvar:HOME}")
     assert prepare_command(sweep_of((), prepare=prepare), ENVIRONMENT) == [

@@ -213,6 +213,12 @@ def test_what_may_surprise_is_told(read: Read) -> None:
     )
 
 
+@pytest.mark.parametrize("word", ["$program", "${program", "{program}"])
+def test_what_is_almost_a_macro_is_told(read: Read, word: str) -> None:
+    sweep = read(WITH + f"command: [python, '{word}', program, '${{program}}', $HOME]\n")
+    assert sweep.notes == (f"command: '{word}' stays as it is: a macro is written ${{program}}",)
+
+
 # -- what is said of it ------------------------------------------------------------------------------------------
 
 
@@ -359,8 +365,8 @@ PARAMETERS = {
     "min: 1, max: 1": "min 1 is not below max 1: for one value write `value: 1`",
     "min: 2, max: 1.0": "min 2 is not below max 1.0",
     "min: 1": "`max` is missing",
-    "min: ~, max: 1": "min: null, where a number must be",
-    "min: true, max: 3": "min: true or false, True, where a number must be",
+    "min: ~, max: 1": "min: nothing (null), where a number must be",
+    "min: true, max: 3": "min: true, where a number must be",
     "min: -.inf, max: 3.0": "min: -inf is not finite",
     "min: 1.0, max: 3, distribution: int_uniform": "a number, 1.0, where a whole number must be: write 1",
     "min: -1.7e308, max: 1.7e308": "the range from -1.7e+308 to 1.7e+308 is too large",
@@ -419,9 +425,13 @@ FILES = {
     "": "is empty: a sweep file has `method`, `parameters` and `program` at least",
     "# only this": "is empty",
     "- a": "holds no table",
-    "a: 1\n---\nb: 2": "expected a single document",
-    "a: [": "not valid YAML",
-    "a: *b": "found undefined alias",
+    "a: 1\n---\nb: 2": "line 2: not valid YAML: expected a single document in the stream from line 1, but found",
+    "a: [\n": "line 2: not valid YAML: while parsing a flow node, did not find expected node content",
+    "a:\n    b: 1\n   c: 2": "line 3: not valid YAML: while parsing a block mapping from line 1, did not find",
+    "b: 1\na: *b": "line 2: not valid YAML: found undefined alias",
+    "a:\n\tb: 1": "that cannot start any token; a tab indents nothing in YAML: write spaces",
+    "command: [python, ${args}]": "line 1: not valid YAML: while parsing a flow sequence, did not find expected "
+    "',' or ']'; a macro in a list stands in quotes: \"${args}\"",
     b"\x00\x01": "not valid YAML",
     "é".encode("latin-1"): "this is no UTF-8 text",
     "b: &b [*b]": "what the anchor &b names holds itself",
@@ -441,12 +451,13 @@ FILES = {
     LEAST + "  a: 3": "line 4: parameters.a: a number, 3, where a table must be: write {value: 3}",
     LEAST
     + "  a: {lr: {value: 1}}": "a.lr: parameters inside of a parameter stand in a table `parameters`: write {par",
+    LEAST + "  a:": "line 4: parameters.a: says nothing of its values: give `value`",
     LEAST + "  a: [1, 2]": "parameters.a: a list, where a table must be: write {values: [1, 2]}",
     LEAST + "  a: {parameters: {b: adam}}": "b: a text, 'adam', where a table must be: write {value: 'adam'}",
     LEAST + '  "": {value: 1}': "'' is no name here",
     LEAST + '  "a\\n": {value: 1}': "is no name here",
     LEAST + "  a.b: {value: 1}\n  a: {parameters: {b: {value: 2}}}": "two parameters have the dotted name a.b",
-    LEAST: "line 3: parameters: null, where a table must be",
+    LEAST: "line 3: parameters: nothing (null), where a table must be",
     "program: t\nmethod: grid": "`parameters` is missing",
     "program: t\nparameters: {a: {value: 1}}": "`method` is missing: grid, random or bayes",
     "method: grid\nparameters: {a: {value: 1}}": "`program` is missing: what a trial runs",
@@ -465,7 +476,7 @@ FILES = {
     WITH + "metric: {name: l, target: low}": "metric.target: a text, 'low', where a number must be",
     WITH + "run_cap: 0": "run_cap: 0 must be 1 or more",
     WITH + "run_cap: 10.0": "run_cap: a number, 10.0, where a whole number must be: write 10",
-    WITH + "run_cap: true": "run_cap: true or false, True, where a whole number must be",
+    WITH + "run_cap: true": "run_cap: true, where a whole number must be",
     WITH
     + "early_terminate: {type: hyperband, min_iter: 3}": "`metric` is missing: `early_terminate` stops trials",
     WITH
@@ -476,14 +487,20 @@ FILES = {
     + "metric: {name: l}\nearly_terminate: {type: hyperband, max_iter: 2, s: 3}": "no trial would ever be stopped",
     WITH
     + "metric: {name: l}\nearly_terminate: {type: hyperband, min_iter: 2, eta: 1}": "eta: 1 must be more than 1",
-    WITH + "command: python t.py": "command: a text, 'python t.py', where a list must be: write [python, t.py]",
+    WITH
+    + "command: python t.py": 'command: a text, \'python t.py\', where a list must be: write ["python", "t.py"]',
+    WITH + "command: python t.py ${args}": 'write ["python", "t.py", "${args}"]',
+    WITH + "name: 12": "name: a number, 12, where a text must be: write it in quotes",
+    WITH + "metric: {name: l}\nearly_terminate: {min_iter: 3}": "early_terminate: `type` is missing: hyperband",
+    WITH + "controller: {}": "controller: `type` is missing: cloud, local",
     WITH + "command: ['${env}', '${prgram}']": "command[1]: unknown macro 'prgram'. Did you mean 'program'?",
     WITH + "command: ['${envvar:home}']": "command[0]: unknown macro 'envvar:home'. Did you mean 'envvar:NAME'?",
     WITH + "pipeline: {seeds: 1}": "pipeline.seeds: unknown key. Did you mean 'seed'?",
     WITH + "pipeline: {num_gpus: 0}": "pipeline.num_gpus: 0 must be 1 or more",
     WITH + 'pipeline: {prepare: "a \'b"}': "cannot be taken apart as a shell does",
     WITH + "pipeline: {environment: {a-b: 1}}": "'a-b' is no name of a variable",
-    WITH + "pipeline: {environment: {A: true}}": "environment.A: true or false, True, where a text or a number",
+    WITH
+    + "pipeline: {environment: {A: true}}": "environment.A: true, where a text or a number must be: write it in",
     WITH
     + "pipeline: {environment: {CUDA_VISIBLE_DEVICES: 0}}": "environment.CUDA_VISIBLE_DEVICES: each trial has",
     WITH + "pipeline: {environment: {MASTER_PORT: 1}}": "environment.MASTER_PORT: each trial has",
