@@ -9,11 +9,14 @@ import sys
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import suppress
+from itertools import accumulate
 from pathlib import Path
 from typing import Any
 
+import optuna
 import psutil
 import pytest
+from optuna.storages.journal import JournalFileBackend
 from typer.testing import CliRunner
 
 from pipeline.__main__ import app
@@ -137,6 +140,42 @@ def test_every_point_exactly_once_on_eight_gpus_whatever_is_killed(
     done = [event for event in sweeps.events() if event[0] == "end"]
     assert len({tuple(event[3:]) for event in done}) == len(done) == 9
     assert all(len(event[2].split(",")) == int(event[-1].removeprefix("--num_gpus=")) for event in done)
+
+
+def test_no_more_trials_run_at_once_than_there_are_agents(sweeps: Sweeps) -> None:
+    sweeps.environment[fake_nvml.VARIABLE] = fake_nvml.write(
+        sweeps.folder / "nvml.json", fake_nvml.MACHINES["eight"]
+    )
+    log = """echo '{"values": {"loss": 1}}' >> "$PIPELINE_TRIAL"; sleep 0.2"""
+    block = {"parameters": {"lr": {"min": 1.0, "max": 6.0}}, "method": "random", "run_cap": 6}
+    sweeps.file("few", command=["sh", "-c", log], **block)
+    said, _ = sweeps.start("run", "few.yaml", "--agents", "2", "--gpu-list", "0,1,2,3,4").communicate(timeout=600)
+    steps = {"TrialStarted": 1, "TrialEnded": -1}
+    running = list(accumulate(steps.get(event["event"], 0) for event in sweeps.journal("few")))
+    assert (max(running), running[-1]) == (2, 0), said
+    journal = JournalFileBackend(str(sweeps.folder / "outputs/few/sweep/optuna.log"))
+    study = optuna.load_study(study_name="few", storage=optuna.storages.JournalStorage(journal))
+    assert len(study.trials) == 6, "for Optuna's tools, of a random search too"
+
+
+FAILS_LAST = """
+if [ "$0" = --lr=1 ] && ! [ -e again ]; then
+  touch again
+  while ! grep -q TrialEnded outputs/last/sweep/journal.jsonl; do sleep 0.1; done
+  sleep 0.5
+  exit 1
+fi
+echo '{"values": {"loss": 1}}' >> "$PIPELINE_TRIAL"
+"""
+
+
+def test_a_trial_that_fails_when_nothing_else_is_left_is_tried_again_before_the_agent_leaves(
+    sweeps: Sweeps,
+) -> None:
+    sweeps.file("last", command=["sh", "-c", FAILS_LAST, "${args}"], parameters={"lr": {"values": [1, 2]}})
+    sweeps.run("run", "last.yaml", "--device", "cpu", "--agents", "2")
+    assert ends(sweeps.journal("last"), "failed") == Counter([0])
+    assert ends(sweeps.journal("last"), "done") == Counter([0, 1])
 
 
 def at_work(agent: subprocess.Popen[str]) -> list[int]:

@@ -1,6 +1,7 @@
 """Every distribution against the rules by which W&B's own package draws, written here with numpy and scipy."""
 
 import math
+from collections import Counter
 from collections.abc import Callable
 from typing import Any
 
@@ -140,6 +141,13 @@ def test_draws_are_the_same_again_and_of_each_trial_and_name_alone() -> None:
     assert (
         len({value for seed in (0, 1) for number in range(5) for value in draw(both, seed, number).values()}) == 20
     )
+
+
+def test_draws_are_spread_over_the_whole_of_a_distribution() -> None:
+    block = {"x": Parameter(("x",), made(min=0.0, max=1.0))}
+    tenths = Counter(int(10 * draw(block, 0, number)["x"]) for number in range(2000))
+    assert sorted(tenths) == list(range(10))
+    assert all(150 < many < 250 for many in tenths.values()), "200 each, give or take four standard deviations"
 
 
 def test_values_are_nested_as_in_the_file() -> None:

@@ -59,6 +59,8 @@ def test_whoever_begins_again_gives_what_failed_or_was_cancelled_another_chance(
     view.feed([{**STARTED, "event": event}])
     assert [trial.number for trial in turn.ready(view, 1)] == [0, 1]
     assert not view.failing
+    end(view, 0, "failed")
+    assert [trial.number for trial in turn.ready(view, 2)] == [0, 1], "with as many attempts as at first"
 
 
 def test_a_large_trial_keeps_its_turn_and_one_that_is_too_large_does_not() -> None:

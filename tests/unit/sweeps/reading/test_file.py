@@ -178,12 +178,13 @@ def test_anchors_and_merged_tables_are_as_in_any_yaml(read: Read) -> None:
 
 def test_settings_of_the_command_line_take_the_place_of_parameters(read: Read) -> None:
     text = LEAST + "  lr: {min: 0.1, max: 1.0}\n  model: {parameters: {size: {values: [1, 2]}}}\n"
-    sweep = read(text, overrides=["lr=1e-3", "model.size=[3, a]", "model.depth=2", "tag="])
+    sweep = read(text, overrides=["lr=1e-3", "model.size=[3, a]", "model.depth=2", "tag=", "no=null"])
     assert {name: (each.path, each.distribution) for name, each in sweep.parameters.items()} == {
         "lr": (("lr",), Constant(1e-3)),
         "model.size": (("model", "size"), Constant([3, "a"])),
         "model.depth": (("model", "depth"), Constant(2)),
         "tag": (("tag",), Constant("")),
+        "no": (("no",), Constant(None)),
     }
     assert sweep.given["parameters"]["lr"] == {"value": 1e-3}
 

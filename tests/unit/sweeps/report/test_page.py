@@ -53,6 +53,9 @@ def test_the_best_come_first_and_what_failed_has_no_value(page: SweepPage) -> No
     assert values == sorted(values, key=lambda value: value or 0.0)
     assert {page.states[at] for at, value in enumerate(page.values) if value is None} == {"failed"}
     assert page.facts[0] == ("best val/loss", f"{page.values[done[0]]:.5g} (trial {page.numbers[done[0]]})")
+    best = page.facts[1][1]
+    assert page.facts[1][0] == "with"
+    assert {word.partition("=")[0] for word in best.split()} == {axis.name for axis in page.axes}
     assert ("trials", "27: 2 running, 20 done, 2 failed, 3 stopped") in page.facts
     assert page.about[1] == ("agent a1 on h", f"27 trials with {', '.join(map(device, range(4)))}")
 
@@ -82,6 +85,14 @@ def test_curves_are_thinned_and_say_so(tmp_path: Path, monkeypatch: pytest.Monke
     page = page_of(sweep)
     assert [len(one.steps) for one in page.curves] == [5]
     assert page.curves_about == "5 of 100 values that were logged, evenly spread."
+
+
+def test_curves_are_drawn_by_the_steps_that_were_logged_else_by_counting(tmp_path: Path) -> None:
+    sweep = searched(tmp_path, 2)
+    for number, step in ((0, '"step": 10, '), (1, "")):
+        lines = (f'{{{step}"values": {{"val/loss": {value}}}, "time": 1.0}}\n' for value in (3, 2))
+        sweep.folder.trial(number).metrics(1).write_text("".join(lines).replace("10", "20", 1))
+    assert [list(one.steps) for one in page_of(sweep).curves] == [[20, 10], [1, 2]]
 
 
 def test_a_sweep_that_has_just_begun_has_a_page(tmp_path: Path) -> None:

@@ -39,6 +39,9 @@ def test_a_sweep_fits_any_terminal(tmp_path: Path, trials: int, width: int, heig
     lines = lines_of(searched(tmp_path, trials), width, height)
     assert len(lines) < height
     assert max(map(len, lines)) <= width
+    rows = [line for line in lines if line.strip()[:1].isdigit()]
+    if rows and len(rows) < trials:
+        assert f"and {trials - len(rows):,} more" in lines
 
 
 def test_what_runs_comes_first_then_the_best_and_on_80_columns_the_metric_and_parameters_are_there(
@@ -229,7 +232,10 @@ def test_parameters_are_said_as_they_are_typed() -> None:
 
 def test_of_what_failed_the_reason_and_what_it_said_last_are_told(tmp_path: Path) -> None:
     sweep = searched(tmp_path, 9)
-    sweep.folder.trial(5).log(1).write_text("begin\nTraceback ...\nRuntimeError: out of luck \x1b[2J\n")
+    sweep.folder.trial(5).log(1).write_text("of its first attempt\n")
+    sweep.folder.trial(5).log(2).write_text("begin\nTraceback ...\nRuntimeError: out of luck \x1b[2J\n")
+    sweep.start(5, attempt=2)
+    sweep.end(5, "failed", reason="exit code 1: torch.OutOfMemoryError", attempt=2)
     sweep.tell("SweepStopped", reason="preparing failed: exit code 2\n    error: no such disk \x1b[2J")
     console = Terminal(width=200, markup=False, file=io.StringIO())
     with sweep.at_work():
