@@ -60,6 +60,17 @@ def test_the_best_come_first_and_what_failed_has_no_value(page: SweepPage) -> No
     assert page.about[1] == ("agent a1 on h", f"27 trials with {', '.join(map(device, range(4)))}")
 
 
+def test_a_failed_trial_is_not_among_the_best_whatever_it_had_logged(tmp_path: Path) -> None:
+    sweep = searched(tmp_path, 4)
+    sweep.create(4, {"lr": 1.0})
+    sweep.start(4)
+    sweep.end(4, "failed", 1e-9)
+    page = page_of(sweep)
+    ranked = [page.numbers[at] for at in page.ranking if page.states[at] in ("done", "failed")]
+    assert ranked[-1] == 4
+    assert (4, "exit code 1") in [(failure.trial, failure.reason) for failure in page.failures]
+
+
 def test_a_sweep_that_runs_has_taken_until_now_and_an_idle_one_until_its_last_event(tmp_path: Path) -> None:
     sweep = searched(tmp_path, 3)
     later = sweep.time + 7200
