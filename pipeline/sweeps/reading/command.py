@@ -59,9 +59,8 @@ def check_program(sweep: Sweep) -> None:
     by_python = ("${interpreter}", "${program}") in pairwise(sweep.command)
     programs = {"program": sweep.program, "pipeline.distributed_program": sweep.options.distributed_program}
     for key, program in programs.items():
-        is_script = program.endswith(".py") or (
-            by_python and program[:1] not in ("", "-")
-        )  # `-mtrain` is an option
+        # What begins with "-" is an option of Python's, such as `-mtrain`.
+        is_script = program.endswith(".py") or (by_python and program[:1] not in ("", "-"))
         path = sweep.folder / program
         if is_script and not (path.is_file() or (path / "__main__.py").is_file()):
             hint = ". What else is typed than one file belongs in `command`" if " " in program else ""
