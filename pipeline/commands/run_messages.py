@@ -17,6 +17,7 @@ from pipeline.commands.request import Request, Stored
 from pipeline.engine.run_folder import RunFolder
 from pipeline.engine.scheduler.job_state import JobStatus
 from pipeline.engine.scheduler.outcome import Outcome
+from pipeline.engine.store.os_errors import AGAIN
 from pipeline.learning.algos.candidates import candidates_note
 from pipeline.learning.datasets.registry import load_dataset
 from pipeline.plan.graph import Plan
@@ -106,7 +107,8 @@ def conclude(request: Request, outcome: Outcome | None, run: RunFolder, console:
         log.warning("%s", line)
         say(console, line, "bold")
     if outcome.halted:
-        complain(console, f"the run was ended early: {outcome.halted}. Mend that, then run the same command.")
+        advice = "" if outcome.halted.endswith(AGAIN) else ". Mend that, then run the same command."
+        complain(console, f"the run was ended early: {outcome.halted}{advice}")
         return SOME_FAILED
     if outcome.interrupted:
         log.warning("interrupted by %s; the same command goes on from here", outcome.interrupted)

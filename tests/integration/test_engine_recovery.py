@@ -115,6 +115,7 @@ def test_a_full_disk_ends_the_run_and_keeps_what_is_there(engine: Engine) -> Non
     plan = (job("first"), job("full", "fill_the_disk", needs=["first"]), job("below", needs=["full"]))
     outcome = engine.run(*plan, workers=1)
     assert "No space left on device" in outcome.halted
+    assert f"outputs go to {engine.store.root}. Free space there (python -m pipeline store gc)" in outcome.halted
     assert outcome.jobs == {
         "first": JobStatus.done,
         "full": JobStatus.ready,

@@ -6,6 +6,7 @@ import errno
 
 from pipeline.errors import StoreError
 
+AGAIN = "then run the same command again."
 _FULL = (errno.ENOSPC, errno.EDQUOT)
 _FORBIDDEN = (errno.EACCES, errno.EPERM, errno.EROFS)
 _IN_THE_WAY = (errno.EEXIST, errno.ENOTDIR, errno.ELOOP)
@@ -19,7 +20,12 @@ def explained(what: str, error: OSError) -> StoreError:
         error: Why not.
     """
     reason = error.strerror or str(error)
-    return StoreError(f"{what}: {reason}. {_remedy(error.errno)}, then run the same command again.")
+    return StoreError(f"{what}: {reason}. {remedy(error.errno)}")
+
+
+def remedy(number: int | None) -> str:
+    """What to do about an error of the system (`errno`) that keeps outputs from being written, in a sentence."""
+    return f"{_remedy(number)}, {AGAIN}"
 
 
 def _remedy(number: int | None) -> str:

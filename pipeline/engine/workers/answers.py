@@ -8,11 +8,12 @@ from collections.abc import Callable
 from contextlib import suppress
 
 from pipeline.config.place import own_place
+from pipeline.engine.store.os_errors import remedy
 from pipeline.engine.workers.device_memory import peak_mb
-from pipeline.engine.workers.failure import FailureKind, causes, class_name, classify
+from pipeline.engine.workers.failure import FailureKind, causes, class_name, classify, storage_errno
 from pipeline.engine.workers.messages import AttemptStopped, JobFinished, JobRaised, RunJob
 from pipeline.engine.workers.work import Work
-from pipeline.errors import DamagedOutput, GangError, JobStopped, PipelineError
+from pipeline.errors import DamagedOutput, GangError, JobStopped, PipelineError, StoreError
 
 
 def finished(order: RunJob, work: Work, start: float, held_mb: int = 0) -> JobFinished:
@@ -70,7 +71,7 @@ def raised(order: RunJob, error: BaseException, start: float) -> JobRaised:
         kind=kind,
         damaged_key=key,
         rank=_rank(error, len(order.gang)),
-        message=_said(lambda: _with_place(error), "its message cannot be read, as __str__ raises"),
+        message=_said(lambda: _message(order, error, kind), "its message cannot be read, as __str__ raises"),
         traceback=_said(lambda: "".join(traceback.format_exception(error)), "its traceback cannot be read"),
         run_s=round(time.monotonic() - start, 6),
     )
@@ -107,11 +108,14 @@ def _said(ask: Callable[[], str], otherwise: str) -> str:
         return otherwise
 
 
-def _with_place(error: BaseException) -> str:
-    """What an exception says; in its first line, which is shown alone, where in the user's code it comes from."""
+def _message(order: RunJob, error: BaseException, kind: FailureKind) -> str:
+    """What an exception says; in its first line, which is shown alone, also where it comes from and what to do."""
     first, line, rest = str(error).strip().partition("\n")
     place = own_place(error)
-    return f"{first} ({place})".lstrip() + line + rest if place else str(error)
+    more = f" ({place})" if place else ""
+    if kind is FailureKind.storage and not any(is_kind(one, StoreError) for one in causes(error, context=True)):
+        more += f"; outputs go to {order.store}. {remedy(storage_errno(error))}"
+    return f"{first}{more}".lstrip() + line + rest if more else str(error)
 
 
 def _damaged_key(error: BaseException) -> str:

@@ -131,6 +131,19 @@ def _is_storage(error: BaseException) -> bool:
     return _UNCLEAR_TEXTS.search(text) is not None and _has_the_users_limit()
 
 
+def storage_errno(error: BaseException) -> int | None:
+    """The system's error that keeps outputs from being written; None where none is told, as by some libraries."""
+    for one in causes(error, context=True):
+        if isinstance(one, OSError) and one.errno is not None:
+            return one.errno
+        text = str(one)[:_TEXT_READ]
+        if found := re.search(r"\(os error (\d+)\)", text):
+            return int(found[1])
+        if _STORAGE_TEXTS.search(text):
+            return errno.ENOSPC
+    return None
+
+
 def _has_the_users_limit() -> bool:
     """Whether files here may be as large as in every other worker; otherwise the job has seen to that itself."""
     return resource.getrlimit(resource.RLIMIT_FSIZE) == _FILE_LIMIT

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from pipeline.engine.workers.answers import raised
-from pipeline.engine.workers.failure import NEEDS_FRESH_WORKER, FailureKind, classify
+from pipeline.engine.workers.failure import NEEDS_FRESH_WORKER, FailureKind, classify, storage_errno
 from pipeline.engine.workers.messages import RunJob, decode_report, encode
 from pipeline.errors import DamagedOutput, GangError, RanksDisagree
 
@@ -116,6 +116,20 @@ def test_a_full_disk_is_told_whatever_was_being_saved(
 )
 def test_what_an_exception_is(error: BaseException, kind: FailureKind) -> None:
     assert classify(error) is kind
+
+
+@pytest.mark.parametrize(
+    ("error", "number"),
+    [
+        (OSError(errno.EROFS, "x"), errno.EROFS),
+        (RuntimeError("I/O error: File too large (os error 27)"), errno.EFBIG),
+        (RuntimeError("mdb: No space left on device"), errno.ENOSPC),
+        (RuntimeError("PytorchStreamWriter failed writing file"), None),
+    ],
+    ids=str,
+)
+def test_what_the_system_said_of_a_disk(error: BaseException, number: int | None) -> None:
+    assert storage_errno(error) == number
 
 
 LIMITED = """
