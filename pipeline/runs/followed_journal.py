@@ -58,6 +58,8 @@ class FollowedJournal:
         """
         self.view.feed(self._reader.new_events())
         self.progress = read_progress(self._folder)
+        if self.progress and self.view.finished is None:
+            self.view.last = max(self.view.last, self.progress.time)
         running = self.view.running()
         for told in self.progress.running if self.progress else ():
             attempt = running.get(told.get("job", ""))

@@ -105,6 +105,7 @@ class LiveRun:
             shared_store=self.shared_store,
             cluster=self.cluster,
             running=tuple(_told(job_id, attempt) for job_id, attempt in self.view.running().items()),
+            time=self.now,
         )
 
     def take(self, event: Event) -> None:

@@ -201,7 +201,7 @@ class LoadedRun:
 
     @property
     def lost_attempts(self) -> list[tuple[JobView, AttemptView]]:
-        """Attempts that were under way when the run was killed; they end with its last event."""
+        """Attempts that were under way when the run was killed; they end with its last sign of life."""
         return self._attempts("lost")
 
     def _attempts(self, outcome: str) -> list[tuple[JobView, AttemptView]]:

@@ -44,6 +44,7 @@ class Progress:
         shared_store: What there is to say of the way to its shared store, or "".
         cluster: What there is to say of where its workers live, or "".
         running: How far the jobs are that run, those that have told it.
+        time: When this was so, in seconds of the clock: of an engine that was killed nothing later is known.
     """
 
     part: Annotated[float, Meta(ge=0, le=1)]
@@ -54,6 +55,7 @@ class Progress:
     shared_store: str = ""
     cluster: str = ""
     running: tuple[JobProgress, ...] = ()
+    time: _Amount = 0.0
 
 
 def read_progress(folder: RunFolder) -> Progress | None:

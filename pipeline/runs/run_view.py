@@ -29,7 +29,7 @@ class RunView:
         workers: Index -> worker.
         quarantined: Devices that are used no more, in order.
         started: When it began, or None while it has not.
-        last: When its last event was.
+        last: When its last event was, or its engine told otherwise that it goes on.
         finished: The event that ended it, or None.
         pid: Process of the engine, or None where that was not recorded.
         host: Its machine, or "".
@@ -103,7 +103,7 @@ class RunView:
         return "not started" if self.started is None else "killed"
 
     def elapsed_s(self, now: float, engine_runs: bool | None = True) -> float:
-        """Seconds from the run's begin to its end; to `now` while it runs, to its last event if it was killed."""
+        """Seconds from the run's begin to its end; to `now` while it runs, to `last` if it was killed."""
         if self.started is None:
             return 0.0
         return max(0.0, (now if self.finished is None and engine_runs else self.last) - self.started)

@@ -6,7 +6,8 @@ import errno
 
 from pipeline.errors import StoreError
 
-AGAIN = "then run the same command again."
+AGAIN = "run the same command again."
+"""How all that is said of a disk here ends."""
 _FULL = (errno.ENOSPC, errno.EDQUOT)
 _FORBIDDEN = (errno.EACCES, errno.EPERM, errno.EROFS)
 _IN_THE_WAY = (errno.EEXIST, errno.ENOTDIR, errno.ELOOP)
@@ -20,12 +21,12 @@ def explained(what: str, error: OSError) -> StoreError:
         error: Why not.
     """
     reason = error.strerror or str(error)
-    return StoreError(f"{what}: {reason}. {remedy(error.errno)}")
+    return StoreError(f"{what}: {reason}. {_remedy(error.errno)}, then run the same command again.")
 
 
 def remedy(number: int | None) -> str:
     """What to do about an error of the system (`errno`) that keeps outputs from being written, in a sentence."""
-    return f"{_remedy(number)}, {AGAIN}"
+    return f"{_remedy(number)}, then run the same command again."
 
 
 def _remedy(number: int | None) -> str:

@@ -132,6 +132,18 @@ def test_an_engine_that_cannot_write_it_goes_on_and_says_so_once(
     assert len(caplog.records) == 1
 
 
+def test_a_run_that_was_killed_has_gone_on_as_long_as_its_engine_told(tmp_path: Path) -> None:
+    engine = Engine(tmp_path)
+    engine.begin(FIRST, worker=0)
+    engine.progress(FIRST, worker=0, done=30, total=100, tokens=900)
+    engine.tick(START + 40)
+    run = LoadedRun(engine.written.folder)
+    assert "killed, 40.0 s" in run_headline(run, START + 900, engine=False).plain
+    assert [span.end for span in run.timeline()] == [START + 40]
+    engine.written.end(interrupted="SIGTERM")  # the file may have stayed
+    assert LoadedRun(engine.written.folder).view.last < START + 40
+
+
 def test_a_run_that_is_over_or_killed_has_no_time_left(tmp_path: Path) -> None:
     engine = Engine(tmp_path)
     engine.tick(START)
