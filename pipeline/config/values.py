@@ -6,7 +6,7 @@ Rules that join several fields are in `pipeline.config.checks`.
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import fields, is_dataclass
 from functools import cache
 from typing import Any, get_args, get_origin, get_type_hints
@@ -18,6 +18,20 @@ _LONGEST_NAME = 255
 _LONGEST_PATH = 3_000
 """Bytes; Linux takes 4,095, and paths of outputs are longer than the folder that is given."""
 _SHOWN = 80
+_OTHER_WORDS = {
+    "bf16": "bfloat16",
+    "dev": "validation",
+    "float": "float32",
+    "fp16": "float16",
+    "fp32": "float32",
+    "gpu": "cuda",
+    "half": "float16",
+    "hf": "transformers",
+    "int4": "4bit",
+    "int8": "8bit",
+    "nf4": "4bit",
+}
+"""What other programs call a value, where no resemblance leads to it."""
 
 
 def value_problems(section: object) -> Iterator[str]:
@@ -61,6 +75,25 @@ def short(value: float) -> str:
     return text if float(text) == value else repr(value)
 
 
+def nearest_choice(given: str, choices: Iterable[str]) -> str | None:
+    """The one of a few words that was probably meant: by another name of it, by its beginning, or one like it.
+
+    Args:
+        given: What was typed, in letters of any case.
+        choices: The words.
+    """
+    from difflib import get_close_matches  # which workers import in vain
+
+    word, by_lower = given.lower(), {choice.lower(): choice for choice in choices}
+    if (other := _OTHER_WORDS.get(word)) in by_lower:
+        return by_lower[other]
+    begun = [choice for lower, choice in by_lower.items() if word and lower.startswith(word)]
+    if len(begun) == 1:
+        return begun[0]
+    near = get_close_matches(word, by_lower, n=1, cutoff=0.7)
+    return by_lower[near[0]] if near else None
+
+
 def _problem(value: object, declared: Mapping[str, Any]) -> str | None:
     allowed: Range | None = declared.get(RANGE)
     choices: Mapping[str, str] | None = declared.get(CHOICES)
@@ -68,13 +101,19 @@ def _problem(value: object, declared: Mapping[str, Any]) -> str | None:
         return f"must be a single value{'' if allowed is None else f', {allowed}'}"
     if isinstance(value, str):
         if allowed is not None and value not in allowed.words:
-            return f"must be {allowed}"
+            kind = "a whole number, " if allowed.words else ""
+            return f"must be {kind}{allowed}{_hint(value, allowed.words)}"
         if choices is not None and value not in choices:
-            return f"must be {' or '.join(map(repr, choices))}"
+            return f"must be {' or '.join(map(repr, choices))}{_hint(value, choices)}"
         return _text_problem(value) or (_path_problem(value) if declared.get(PATH) else None)
     if allowed is not None and isinstance(value, (int, float)) and not allowed.holds(value):
         return f"must be {allowed}" + (f". {allowed.advice}" if allowed.advice else "")
     return None
+
+
+def _hint(given: str, choices: Iterable[str]) -> str:
+    near = nearest_choice(given, choices)
+    return f". Did you mean '{near}'?" if near else ""
 
 
 def _text_problem(text: str) -> str | None:

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import re
-from difflib import get_close_matches
 
 from pipeline.config.meaning import Meaning, shipped_meanings
+from pipeline.config.values import nearest_choice
 
 _ARTICLES = {"whole number": "a whole number", "number": "a number", "text": "a text", "path": "a path"}
 _SAID = {
@@ -17,6 +17,7 @@ _SAID = {
     r"Invalid value '.*', expected one of \[(.*)\]": "",
     r"is not a valid input for <enum": "another value",
     r"is not Optional": "a value",
+    r"is incompatible with type hint '": "of another type",
 }
 """What is said of a value of a wrong type -> what would be right, where nothing else says it."""
 
@@ -42,8 +43,8 @@ def type_in_words(key: str, said: str) -> str | None:
     choices = [*meaning.choices] if meaning else match[1].split(", ") if match.groups() else []
     if choices:
         given = re.search(r"Invalid value '(.*)', expected", said)
-        near = get_close_matches(given[1], choices, n=1, cutoff=0.7) if given else []
-        hint = f". Did you mean {near[0]}?" if near else ""
+        near = nearest_choice(given[1], choices) if given else None
+        hint = f". Did you mean {near}?" if near else ""
         several = meaning is not None and meaning.type.startswith("list")
         return f"must be {'a list of ' if several else ''}{' or '.join(choices)}{hint}"
     return f"must be {_kind(meaning) if meaning else word}"

@@ -71,6 +71,8 @@ def test_what_it_does_not_go_with(settings: tuple[str, ...], said: str) -> None:
 def test_other_numbers_of_bits_and_models_that_have_few_already(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="quantization='3bit': must be '8bit' or '4bit'"):
         check_config(request(bits="3bit"))
+    with pytest.raises(ConfigError, match=r"must be '8bit' or '4bit'\. Did you mean '8bit'\?"):
+        check_config(request(bits="int8"))
     (tmp_path / "config.json").write_text(json.dumps({"model_type": "llama", "quantization_config": {}}))
     assert "has weights in few bits already; use null" in refused(request(f"models.hf.path={tmp_path}"))
 
