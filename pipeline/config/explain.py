@@ -218,13 +218,26 @@ def unknown_key(key: str, given: str = "") -> str:
         hint = f" Did you mean {setting}?"
     if advice := advice_on(key, given):
         hint = f" {advice}"
+    if has := _which_have(key, known):
+        hint = f" {has}"
     section = key.rpartition(".")[0]
+    while "." in section and not any(each.startswith(f"{section}.") for each in known):
+        section = section.rpartition(".")[0]
     if leaf in _COLUMNS and f"{section}.columns" in known:
         hint = f" For a column that is called otherwise write '{section}.columns={{{leaf}: {given or 'NAME'}}}'."
-    here = [name.rpartition(".")[2] for name in known if section and name.rpartition(".")[0] == section]
+    inside = [name.removeprefix(f"{section}.") for name in known if section and name.startswith(f"{section}.")]
+    here = list(dict.fromkeys(name.partition(".")[0] for name in inside))
     where = f" Known in {section}" if here else " Known"
     listed = here or sorted({name.split(".")[0] for name in known})
     return f"unknown key '{key}'.{hint}{where}: {', '.join(listed)}."
+
+
+def _which_have(key: str, known: Sequence[str]) -> str:
+    """Whose settings a group such as `lora` is, where the algorithm of a key has none."""
+    table, name, group = (*key.split("."), "", "")[:3]
+    parts = [each.split(".") for each in known if each.startswith(f"{table}.") and each.count(".") > 2]
+    have = dict.fromkeys(each[1] for each in parts if each[2] == group)
+    return f"{name} has no `{group}`, a setting of {', '.join(have)}." if have and name not in have else ""
 
 
 def _by_other_name(key: str, known: Sequence[str]) -> list[str]:
