@@ -7,7 +7,7 @@ out of proportion to what they are given.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import IO, Any
 
@@ -58,7 +58,7 @@ def check_yaml(document: str | IO[bytes]) -> None:
         ConfigError: Says which bound, without the name of a file.
         yaml.YAMLError: It is no YAML.
     """
-    _check_events(yaml.parse(document, Loader=_LOADER), MOST_VALUES)
+    _check_events(_events(document), MOST_VALUES)
 
 
 def read_resolved(data: bytes) -> Any:
@@ -69,8 +69,19 @@ def read_resolved(data: bytes) -> Any:
         yaml.YAMLError: It is no YAML.
         ValueError: It is no text, or a value in it is none that YAML has.
     """
-    _check_events(yaml.parse(data, Loader=_LOADER), RESOLVED * MOST_VALUES)
+    _check_events(_events(data), RESOLVED * MOST_VALUES)
     return yaml.load(data, Loader=_LOADER)  # noqa: S506 - it is a safe one
+
+
+def _events(document: str | bytes | IO[bytes]) -> Iterator[yaml.Event]:
+    """What a document consists of; one that is too deep for the reader is so for us."""
+    try:
+        yield from yaml.parse(document, Loader=_LOADER)
+    except yaml.YAMLError as error:
+        # PyYAML 6.0.4 looks ahead, and refuses a depth of 1,000 before it tells of the first list.
+        if "maximum nesting depth" in str(error):
+            raise ConfigError(_too_deep()) from None
+        raise
 
 
 def _check_events(events: Iterable[yaml.Event], most: int) -> None:
@@ -99,9 +110,13 @@ def _check_events(events: Iterable[yaml.Event], most: int) -> None:
             if name:
                 sizes[name] = count - before
         if len(open_) > DEEPEST:
-            raise ConfigError(f"tables and lists inside each other more than {DEEPEST} deep")
+            raise ConfigError(_too_deep())
         if count > most:
             raise ConfigError(f"more than {most:,} values, what its aliases (*name) repeat counted each time")
+
+
+def _too_deep() -> str:
+    return f"tables and lists inside each other more than {DEEPEST} deep"
 
 
 def number_of(digits: str) -> str:
