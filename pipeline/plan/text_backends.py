@@ -44,7 +44,7 @@ def check_text_backend(config: Config, gpu: bool) -> None:
     if config.generation.backend is TextBackend.transformers:
         refuse_all([*_old_transformers(), *_not_paged(config)])
     if config.generation.backend is TextBackend.vllm:
-        refuse_all([*_without_gpus(gpu), *_unfit_vllm()])
+        refuse_all([*_without_gpus(gpu)] or [*_unfit_vllm()])  # to install it is no remedy without GPUs
 
 
 def _old_transformers() -> Iterator[str]:

@@ -55,7 +55,9 @@ def test_vllm_that_is_not_there_is_refused_with_what_to_install(installed: Calla
     assert refused(request("vllm"), gpu=True) == (
         f"generation.backend=vllm needs a package: {install_command('vllm')}, or use generation.backend=own"
     )
-    assert "on GPUs, and this run has CPU slots" in refused(request("vllm"), gpu=False)
+    without_gpus = refused(request("vllm"), gpu=False)
+    assert "on GPUs, and this run has CPU slots" in without_gpus
+    assert "needs a package" not in without_gpus
 
 
 @pytest.mark.parametrize(
