@@ -58,7 +58,8 @@ def tell_removed(keeper: Keeper, console: Console) -> None:
     if keeper.number:
         told.append(f"the weights of {count(keeper.number, 'output')} were removed, {decimal(keeper.freed)}")
     if keeper.keep is not Keep.all and (gone := sum(keeper.is_gone(job_id) for job_id in keeper.before)):
-        told.append(f"those of {count(gone, 'output')} had gone before, by what earlier runs were to keep")
+        which = "those" if told else "the weights"
+        told.append(f"{which} of {count(gone, 'output')} had gone before, by what earlier runs were to keep")
     if told:
         say(console, f"execution.keep={keeper.keep.name}: {'; '.join(told)}", "dim")
     if keeper.keep is not Keep.results:

@@ -223,11 +223,16 @@ def test_a_run_that_began_meanwhile_is_seen(runs: Runs) -> None:
 @pytest.mark.parametrize(
     ("before", "keep", "said"),
     [
-        (Keep.best, Keep.best, "those of 2 outputs had gone before, by what earlier runs were to keep"),
+        (
+            Keep.best,
+            Keep.best,
+            "keep=best: the weights of 2 outputs had gone before, by what earlier runs were to keep",
+        ),
         (Keep.results, Keep.best, "of 1 chain no weights are left: an earlier run removed them."),
-        (Keep.results, Keep.results, "those of 3 outputs had gone before"),
+        (Keep.results, Keep.results, "keep=results: the weights of 3 outputs had gone before"),
         (Keep.last, Keep.all, "of 1 chain some weights were removed by an earlier run; those that are left stay."),
         (Keep.all, Keep.last, "keep=last: the weights of 2 outputs were removed, "),
+        (Keep.last, Keep.results, "; those of 2 outputs had gone before"),
     ],
 )
 def test_what_earlier_runs_have_removed_is_said(runs: Runs, before: Keep, keep: Keep, said: str) -> None:
