@@ -6,6 +6,7 @@ Hydra composes, OmegaConf checks types against the schema, and `explain` says in
 from __future__ import annotations
 
 import re
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from copy import deepcopy
 from dataclasses import dataclass, field
@@ -198,7 +199,10 @@ def config_from_plain(plain: Mapping[str, Any]) -> Config:
 
 
 def _check_choices(overrides: Sequence[str]) -> None:
-    """Refuse what is no name in the place of a file of ``conf/``; Hydra does not say which it was."""
+    """Refuse what is no name in the place of a file of ``conf/``, and one that is there twice.
+
+    Hydra does not say which the first was, and takes the second once.
+    """
     groups = {path.name for path in conf_dir().iterdir() if path.is_dir()}
     for override in overrides:
         group, _, value = override.partition("=")
@@ -215,6 +219,8 @@ def _check_choices(overrides: Sequence[str]) -> None:
                 f"{group}={value}: must be a name, or a list of names, of files in conf/{group}/, for example "
                 f"{example}"
             )
+        if twice := [name for name, times in Counter(map(str, names)).items() if times > 1]:
+            raise ConfigError(f"{group}={value} names {twice[0]} twice")
 
 
 def class_paths(table: str, overrides: Sequence[str]) -> Iterator[tuple[str, str]]:

@@ -210,6 +210,8 @@ def test_an_algorithm_of_ones_own_has_the_settings_of_its_class() -> None:
         ("algos.Mine.class_path=no_such_module.Mine", "cannot import 'no_such_module.Mine'"),
         ("algos.Mine.class_path=json.JSONDecoder", "is no Algorithm"),
         ("algos=[1,2]", "algos=[1,2]: must be a name, or a list of names, of files in conf/algos/"),
+        ("algos=[PITA,DPO,PITA]", "algos=[PITA,DPO,PITA] names PITA twice"),
+        ("dataset=[addition,'addition']", "names addition twice"),
         ("profile=null", "profile=null: must be a name"),
         ("algos.PITA=null", "algos.PITA=None: must be a table of settings"),
         ("algos.PITA.options={a:1}", "unknown key 'algos.PITA.options.a'"),
