@@ -1,6 +1,6 @@
 """From a configuration to a request that can be carried out: checked, planned, and what of its plan is stored.
 
-Reads files and asks for devices; writes nothing and starts nothing.
+Reads files and asks for devices; writes nothing that stays, and starts nothing.
 """
 
 from __future__ import annotations
@@ -9,6 +9,7 @@ import os
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from tempfile import mkdtemp
 
 from pipeline.config.checks import check_config, check_together
 from pipeline.config.held_out import fewer_than_usual
@@ -287,6 +288,19 @@ def _check_places(config: Config, store: Path) -> None:
                 f"{key}={given}: you may not look into {there}. Set {key} to a folder of yours, or ask for the "
                 "right to enter that one"
             )
+        if there != whole and key != "experiment.name":
+            _check_can_be_made(key, given, there)
+
+
+def _check_can_be_made(key: str, given: str | None, there: Path) -> None:
+    """Refuse a folder that cannot be made, by a try: rights do not tell it of what is no disk, such as /proc."""
+    try:
+        Path(mkdtemp(prefix=".", dir=there)).rmdir()
+    except OSError as error:
+        raise ConfigError(
+            f"{key}={given}: no folder can be made in {there} ({error.strerror}). Set {key} to a folder on a disk "
+            "where you may write"
+        ) from error
 
 
 def _check_jobs_per_device(config: Config, devices: Sequence[Device]) -> None:

@@ -54,6 +54,18 @@ def test_so_is_one_in_the_place_of_what_a_run_makes_in_it(tmp_path: Path, name: 
     assert prepare(request).plan.jobs
 
 
+@pytest.mark.parametrize("key", ["output_dir", "execution.store"])
+def test_a_folder_that_cannot_be_made_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, key: str
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    said = rf"^{key}=/proc/x/y: no folder can be made in /proc \(.*\)\. Set {key} to a folder on a disk"
+    with pytest.raises(ConfigError, match=said):
+        prepare(quick_config(["experiment.name=t", "device=cpu", f"{key}=/proc/x/y"]))
+    assert prepare(quick_config(["experiment.name=t", "device=cpu", f"{key}=x/y"])).plan.jobs
+    assert not list(tmp_path.iterdir())  # nothing is left of what was tried
+
+
 def test_a_folder_that_may_not_be_entered_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     request = quick_config(["experiment.name=mine", "device=cpu", f"output_dir={tmp_path}/deep/down"])
     # As for a user without that right; root always has it.
