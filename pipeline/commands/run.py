@@ -73,6 +73,9 @@ def run_experiment(
         carry_out,  # what a dry run has no use for: scheduler, workers, trackers
     )
 
+    # A run that is refused leaves no folder of a store; where there is one, what it holds is looked at first.
+    if config.execution.shared_store is None and not os.path.exists(store.root):  # noqa: PTH110 - Path.exists may raise
+        check_room(request, Stored(missing=list(request.plan.jobs), damaged={}))
     with (
         store.in_use(Path(config.output_dir)),
         notes_of(request) as verified,

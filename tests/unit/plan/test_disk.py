@@ -201,6 +201,16 @@ def test_a_dry_run_shows_it_by_stage(tmp_path: Path, hub: str, monkeypatch: pyte
     assert "warning: this would not start: the disk of" in out.getvalue()
 
 
+def test_a_run_that_is_refused_for_lack_of_room_leaves_no_folder(
+    tmp_path: Path, hub: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(shutil, "disk_usage", lambda _: _Disk(10**12, 10**12 - 10**9, 10**9))
+    config = quick_config([*ASKED, f"output_dir={tmp_path / 'outputs'}", hub, "algos=[DPO]"])
+    with pytest.raises(StoreError, match=r"the disk of .* has 1\.0 GB free"):
+        run_experiment(config, Terminal(file=io.StringIO()))
+    assert not (tmp_path / "outputs").exists()
+
+
 def test_weights_are_counted_in_files_where_they_are_there(tmp_path: Path) -> None:
     folder = tmp_path / "model"
     folder.mkdir()
