@@ -1,6 +1,7 @@
 """What a model is, told from its files alone: whether it can be used, and what identifies its content.
 
-Reads files, so it comes before planning, which does not. Imports neither torch nor transformers.
+Reads files, so it comes before planning, which does not. Imports neither torch nor transformers, unless names of
+layers are given that the files do not have.
 """
 
 from __future__ import annotations
@@ -8,7 +9,7 @@ from __future__ import annotations
 import hashlib
 import importlib.util
 import re
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Iterable
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -21,8 +22,9 @@ from pipeline.files import open_plain
 from pipeline.foreign import ForeignDataError, read_json_file
 from pipeline.learning.datasets.hub import folder_called_nearly, in_cache, is_hub_id, offline
 from pipeline.learning.models.families import WITHOUT_SDPA, unknown_kind, why_not_usable
+from pipeline.learning.models.kinds import TinyModelConfig
 from pipeline.plan.estimates import weights_in_name
-from pipeline.plan.weight_files import check_whole, tensors_in, weight_files
+from pipeline.plan.weight_files import check_whole, shapes_in, tensors_in, weight_files
 
 GGUF = ".gguf"
 MAGIC = b"GGUF"
@@ -31,6 +33,8 @@ LARGEST_CONFIG = 10_000_000
 """Bytes; the largest known ones have some ten thousand."""
 TIED = {"lm_head", "embed_out", "embed_tokens", "embed_in", "wte", "word_embeddings"}
 """What output layers and embeddings are called."""
+_TINY_LAYERS = ("attn.c_attn", "attn.c_proj", "mlp.c_fc", "mlp.c_proj")
+"""Of each block of the embedded reference, which is a GPT-2; linear ones."""
 
 _MODEL_FILES = re.compile(
     r".*\.safetensors|.*\.safetensors\.index\.json|.*\.py|.*\.jinja|config\.json|generation_config\.json|tokenizer.*"
@@ -106,18 +110,57 @@ def _places(model: ModelConfig) -> tuple[tuple[str, str | None, str], ...]:
 
 
 def _check_adapters(config: Config, given: str, model: ModelConfig) -> None:
-    """Refuse adapters for an output layer that is the embedding: one weight, which both would change."""
+    """Refuse adapters for layers that are not there, and for an output layer that is the embedding.
+
+    That is one weight, which both would change.
+    """
     for name, algo in config.algos.items():
         lora = getattr(algo, "lora", None)
         if not algo.enabled or not getattr(lora, "rank", None):
             continue
-        asked = [each for each in getattr(lora, "target_modules", None) or () if each.rpartition(".")[2] in TIED]
-        if asked and _is_tied(model):
+        asked = getattr(lora, "target_modules", None) or []
+        outer = [each for each in asked if each.rpartition(".")[2] in TIED]
+        if outer and _is_tied(model):
             raise ConfigError(
-                f"algos.{name}.lora.target_modules holds {asked[0]}, and the output layer of {given} is its "
+                f"algos.{name}.lora.target_modules holds {outer[0]}, and the output layer of {given} is its "
                 "embedding: an adapter for the one would change the other too. Leave it out, or train all weights "
                 f"with algos.{name}.lora.rank=0"
             )
+        wrong, there = _no_layers(model, asked)
+        # One list may name layers of several models: then each must have some of them.
+        if wrong and (len(wrong) == len(asked) or len(config.models) == 1):
+            place = given if model.is_trained else f"{given}.path={model.path}"
+            raise ConfigError(
+                f"algos.{name}.lora.target_modules=[{','.join(asked)}]: {place} has no layer called "
+                f"{' or '.join(wrong)} that takes adapters. Its linear layers are called {', '.join(there)}. Name "
+                "some of these, or leave it out for all of them"
+            )
+
+
+def _no_layers(model: ModelConfig, asked: list[str]) -> tuple[list[str], list[str]]:
+    """Names by which a reference has no layer for adapters, as far as that is known here; and what there is."""
+    if isinstance(model, TinyModelConfig):
+        layers = [f"transformer.h.{number}.{each}" for number in range(model.n_layer) for each in _TINY_LAYERS]
+        wrong = [name for name in asked if not _names(layers, name)]
+        return wrong, sorted({name.rpartition(".")[2] for name in _TINY_LAYERS})
+    folder = Path(model.path or "")
+    if not model.path or not folder.is_dir() or model.trusts_code:  # a training will know
+        return [], []
+    shapes = {name: shape for file in weight_files(folder) for name, shape in shapes_in(file).items()}
+    layers = [name.removesuffix(".weight") for name, shape in shapes.items() if len(shape) > 1]
+    if not (unknown := [name for name in asked if not _names(layers, name)]):
+        return [], []
+    # Tensors may be called otherwise in a file than in the model. That takes seconds, as it imports torch.
+    from pipeline.learning.memory.shape import layers_that_adapt
+
+    with suppress(Exception):  # of a model that cannot be built its first job tells more
+        return layers_that_adapt(str(folder), unknown)
+    return [], []
+
+
+def _names(layers: Iterable[str], asked: str) -> bool:
+    """Whether any layer is called so, as peft takes it: by the end of its path."""
+    return any(f".{layer}".endswith(f".{asked}") for layer in layers)
 
 
 def _is_tied(model: ModelConfig) -> bool:

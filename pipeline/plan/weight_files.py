@@ -59,9 +59,14 @@ def _first_file(folder: Path) -> Path | None:
 
 def tensors_in(file: Path) -> dict[str, int]:
     """Numbers in each tensor of a safetensors file; nothing where it cannot be read."""
+    return {name: math.prod(shape) for name, shape in shapes_in(file).items()}
+
+
+def shapes_in(file: Path) -> dict[str, list[int]]:
+    """As `tensors_in`, of each its size in every dimension."""
     try:
         with safe_open(file, "np") as opened:
-            return {name: math.prod(opened.get_slice(name).get_shape()) for name in opened.keys()}  # noqa: SIM118
+            return {name: opened.get_slice(name).get_shape() for name in opened.keys()}  # noqa: SIM118
     except (OSError, SafetensorError):
         return {}
 

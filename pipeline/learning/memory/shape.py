@@ -5,6 +5,7 @@ This imports torch and transformers, so it is for stages and for commands that p
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -69,16 +70,7 @@ def shape_of_config(config: Any, name: str) -> ModelShape:
     Raises:
         ConfigError: It is not that of a model that generates text.
     """
-    import torch
-
-    from pipeline.learning.models.load import kind_of_policies
-
-    try:
-        with torch.device("meta"):
-            model = kind_of_policies(config).from_config(config, trust_remote_code=False)
-    except ValueError as error:
-        first = str(error).strip().splitlines()[0]
-        raise ConfigError(f"model '{name}' is no causal language model: {first}") from error
+    model = _without_numbers(config, name)
     text = config.get_text_config()
     return ModelShape(
         name=name,
@@ -90,6 +82,43 @@ def shape_of_config(config: Any, name: str) -> ModelShape:
         largest_unit=_largest_unit(model),
         lora_width=_lora_width(model),
     )
+
+
+def _without_numbers(config: Any, name: str) -> Any:
+    import torch
+
+    from pipeline.learning.models.load import kind_of_policies
+
+    try:
+        with torch.device("meta"):
+            return kind_of_policies(config).from_config(config, trust_remote_code=False)
+    except ValueError as error:
+        first = str(error).strip().splitlines()[0]
+        raise ConfigError(f"model '{name}' is no causal language model: {first}") from error
+
+
+def layers_that_adapt(model: str, names: Sequence[str]) -> tuple[list[str], list[str]]:
+    """Try names of layers for adapters.
+
+    Args:
+        model: As in `read_shape`.
+        names: As in `lora.target_modules`.
+
+    Returns:
+        Those of the names by which peft finds no layer that it adapts; and what the linear layers are called, but
+        for the output layer.
+
+    Raises:
+        ConfigError: As in `read_shape`.
+    """
+    config = _read_config(model)
+    wrong = []
+    for name in names:  # each with a model of its own, as peft changes it
+        try:
+            _adapted(_without_numbers(config, model), [name])
+        except ConfigError:
+            wrong.append(name)
+    return wrong, sorted({name.rpartition(".")[2] for name, _ in _linear(_without_numbers(config, model))})
 
 
 def shape_for_writing(model: str) -> tuple[DecodingShape, list[int]]:
@@ -122,22 +151,27 @@ def _lora_width(model: Any) -> int:
     if experts or unfit_layers(model):
         with suppress(ConfigError):  # of what takes no adapters
             return _adapters_of_rank_one(model)
+    return sum(sum(module.weight.shape) for _, module in _linear(model))
+
+
+def _linear(model: Any) -> Iterator[tuple[str, Any]]:
     head = model.get_output_embeddings()
-    return sum(
-        sum(module.weight.shape)
-        for module in model.modules()
+    for name, module in model.named_modules():
         # GPT-2 has linear layers of a class of its own.
-        if module is not head and type(module).__name__ in ("Linear", "Conv1D")
-    )
+        if module is not head and type(module).__name__ in ("Linear", "Conv1D"):
+            yield name, module
 
 
 def _adapters_of_rank_one(model: Any) -> int:
     """Which layers peft adapts, and how experts that lie side by side, is its own affair: adapters are counted."""
+    return sum(weight.numel() for weight in _adapted(model).parameters() if weight.requires_grad)
+
+
+def _adapted(model: Any, names: list[str] | None = None) -> Any:
     import torch
 
     from pipeline.learning.algos.post_training import LoraSettings
     from pipeline.learning.training.lora import with_adapters
 
     with torch.device("meta"):
-        adapted = with_adapters(model, LoraSettings(rank=1), seed=0)
-    return sum(weight.numel() for weight in adapted.parameters() if weight.requires_grad)
+        return with_adapters(model, LoraSettings(rank=1, target_modules=names), seed=0)

@@ -6,6 +6,8 @@ import json
 import os
 import re
 import shutil
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -29,6 +31,7 @@ from pipeline.plan.models import (
 from pipeline.plan.tokenizers import check_chat_templates, check_tokenizers, has_chat_template, read_vocabulary
 from pipeline.runs.sources import read_models
 from tests.doubles.composing import quick_config
+from tests.doubles.families import tiny_model
 
 
 def saved(numbers: int = 1, name: str = "wte.weight") -> bytes:
@@ -477,19 +480,69 @@ def test_value_models_need_no_head_of_their_backbone(tmp_path: Path) -> None:
     ],
     ids=["tied", "apart", "inner", "by its files"],
 )
-@pytest.mark.parametrize("name", ["lm_head", "model.embed_tokens"])
+@pytest.mark.parametrize("name", ["lm_head", "transformer.wte"])
 def test_adapters_for_an_output_layer_that_is_the_embedding_are_refused(
     tmp_path: Path, model: dict[str, object], tied: bool, name: str
 ) -> None:
     folder = folder_of(tmp_path / "model", **model)
     asked = [f"models.hf.path={folder}", "algos=[DPO]", "algos.DPO.lora.rank=4"]
-    check_models(request(*asked, "algos.DPO.lora.target_modules=[q_proj]"))
-    refused = request(*asked, f"algos.DPO.lora.target_modules=[q_proj,{name}]")
+    check_models(request(*asked, "algos.DPO.lora.target_modules=[c_attn]"))
+    refused = request(*asked, f"algos.DPO.lora.target_modules=[c_attn,{name}]")
     if not tied:
         check_models(refused)
         return
     with pytest.raises(ConfigError, match=rf"target_modules holds {name}, and the output layer of models.hf is"):
         check_models(refused)
+
+
+def saved_llama(folder: Path) -> Path:
+    tiny_model("llama").save_pretrained(folder)
+    (folder / "tokenizer.json").write_text("{}")
+    return folder
+
+
+@pytest.mark.parametrize("names", ["nothing", "q_proj,nothing", "q_prj", "proj", "input_layernorm", "mlp.q_proj"])
+def test_adapters_for_layers_that_a_folder_does_not_have_are_refused(tmp_path: Path, names: str) -> None:
+    folder = saved_llama(tmp_path / "model")
+    asked = [f"models.hf.path={folder}", "algos=[DPO]", f"algos.DPO.lora.target_modules=[{names}]"]
+    check_models(request(*asked))  # no adapters
+    said = (
+        f"algos.DPO.lora.target_modules=[{names}]: models.hf.path={folder} has no layer called "
+        f"{names.rpartition(',')[2]} that takes adapters. Its linear layers are called down_proj, gate_proj, "
+        "k_proj, o_proj, q_proj, up_proj, v_proj. "
+    )
+    with pytest.raises(ConfigError, match=re.escape(said)):
+        check_models(request(*asked, "algos.DPO.lora.rank=4"))
+
+
+def test_adapters_for_layers_that_the_tiny_model_does_not_have_are_refused() -> None:
+    asked = ["model=tiny", "algos=[GRPO]", "algos.GRPO.lora.rank=4"]
+    check_models(request(*asked, "algos.GRPO.lora.target_modules=[c_attn,h.1.mlp.c_fc]"))
+    said = (
+        r"GRPO\.lora\.target_modules=\[q_proj\]: models\.tiny has no layer called q_proj .* c_attn, c_fc, c_proj\."
+    )
+    with pytest.raises(ConfigError, match=said):
+        check_models(request(*asked, "algos.GRPO.lora.target_modules=[q_proj]"))
+
+
+def test_names_of_layers_may_be_those_of_one_model_of_several(tmp_path: Path) -> None:
+    asked = ["model=[tiny,hf]", f"models.hf.path={saved_llama(tmp_path / 'model')}", "algos=[DPO]"]
+    asked.append("algos.DPO.lora.rank=4")
+    check_models(request(*asked, "algos.DPO.lora.target_modules=[c_attn,q_proj]"))
+    with pytest.raises(ConfigError, match=r"models\.tiny has no layer called q_proj or v_proj"):
+        check_models(request(*asked, "algos.DPO.lora.target_modules=[q_proj,v_proj]"))
+
+
+def test_names_of_layers_that_are_there_cost_a_start_nothing(tmp_path: Path) -> None:
+    folder = saved_llama(tmp_path / "model")
+    asked = ["model=hf", f"models.hf.path={folder}", "algos=[DPO]", "algos.DPO.lora.rank=4"]
+    asked.append("algos.DPO.lora.target_modules=[q_proj,model.layers.0.self_attn.v_proj]")
+    code = (
+        "import sys; from pipeline.plan.models import check_models; "
+        "from tests.doubles.composing import quick_config; "
+        f"check_models(quick_config({['experiment.name=t', *asked]!r})); assert 'torch' not in sys.modules"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True)
 
 
 def test_files_that_may_not_be_read_are_one_message(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
