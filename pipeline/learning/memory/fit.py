@@ -14,7 +14,6 @@ from pipeline.learning.memory.training import (
     GB,
     Footprint,
     ModelShape,
-    Optimizer,
     Precision,
     StateLayout,
     Workload,
@@ -189,16 +188,14 @@ def _counts(layout: StateLayout, available: int, wanted: int | None) -> Sequence
 def _advice(work: Workload, near: TriedLayout) -> str:
     ways = []
     if near.short and near.need.activations + near.need.logits > near.short and work.batch > 1:
-        ways.append("a smaller micro-batch with more accumulation")
+        ways.append(f"training.micro_batch_size={work.batch // 2} with more accumulation")
     if near.short and not work.checkpointing and near.need.activations > near.need.total // 10:
         ways.append("training.gradient_checkpointing=true")
     if work.lora_rank is None:
-        ways.append("adapters (LoRA)")
-    if work.optimizer is Optimizer.adam:
-        ways.append("8-bit Adam")
+        ways.append("algos.<NAME>.lora.rank=16 (DPO, GRPO, GRPO-HF, SFT)")
     if work.precision in (Precision.float32, Precision.amp):
         ways.append("system.dtype=bfloat16")
-    return ", ".join([*ways, "or more or larger GPUs"])
+    return ", ".join([*ways, "more GPUs (training.gpus_per_job, training.strategy=fsdp)", "or larger ones"])
 
 
 def _gb(number: int) -> str:

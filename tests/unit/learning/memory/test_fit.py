@@ -1,13 +1,16 @@
 """Which way of sharing a training fits."""
 
+import re
 from dataclasses import replace
+from operator import attrgetter
 
 import pytest
 
 from pipeline.config.schema import Sharding, Strategy
 from pipeline.errors import DeviceError
 from pipeline.learning.memory.fit import Fit, fit
-from pipeline.learning.memory.training import GB, ModelShape, StateLayout, Workload
+from pipeline.learning.memory.training import GB, ModelShape, Precision, StateLayout, Workload
+from tests.doubles.composing import quick_config
 
 SMALL = ModelShape(
     name="0.5B",
@@ -47,7 +50,7 @@ def test_a_70b_model_does_not_fit_eight_gpus_of_80_gb_without_help() -> None:
         without.require()
     said = str(raised.value)
     assert "70B (70 B parameters) does not fit. Nearest: full_shard + cpu offload on" in said
-    assert "adapters (LoRA)" in said
+    assert "Try algos.<NAME>.lora.rank=16 (DPO, GRPO, GRPO-HF, SFT), more GPUs (training.gpus_per_job, " in said
     offloaded = tried(SEVENTY_B, 8, 80, host_gb=1500).require()
     assert (offloaded.layout, offloaded.offload) == (StateLayout.full_shard, True)
     adapters = Workload(batch=1, tokens=1024, checkpointing=True, lora_rank=16)
@@ -55,6 +58,22 @@ def test_a_70b_model_does_not_fit_eight_gpus_of_80_gb_without_help() -> None:
     eight_h200 = tried(SEVENTY_B, 8, 141, strategy=Strategy.fsdp)
     assert not eight_h200.chosen  # 140 GB of state each against 135 usable
     assert 0 < eight_h200.trials[-1].short < 20 * GB
+
+
+def test_advice_names_keys_that_there_are() -> None:
+    work = Workload(batch=64, tokens=1024, precision=Precision.float32)
+    with pytest.raises(DeviceError) as raised:
+        tried(SMALL, 2, 24, work=work).require()
+    said = str(raised.value).partition(" Try ")[2]
+    assert "training.micro_batch_size=32" in said
+    assert "8-bit" not in said
+    keys = re.findall(r"([a-z_]+\.[a-z<>A-Z_.]+)=", said)
+    assert {"system.dtype", "training.gradient_checkpointing", "algos.<NAME>.lora.rank"} <= set(keys)
+    config = quick_config(["experiment.name=t", "algos=[DPO]"])
+    for key in keys:
+        assert (
+            attrgetter(key.replace("algos.<NAME>.", ""))(config.algos["DPO"] if "<" in key else config) is not None
+        )
 
 
 def test_the_fullest_of_the_gpus_decides() -> None:
