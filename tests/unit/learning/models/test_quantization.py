@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -23,6 +26,20 @@ def test_what_the_library_is_told() -> None:
         "bnb_4bit_quant_type": "nf4",
         "bnb_4bit_compute_dtype": torch.bfloat16,
     }
+
+
+def test_that_the_library_is_installed_is_not_told_where_nobody_asks_for_it(tmp_path: Path) -> None:
+    """peft imports it wherever it is there; in the place of the real one stands what that does then."""
+    (tmp_path / "bitsandbytes.py").write_text(
+        "import logging\nfrom types import SimpleNamespace\n"
+        "logging.getLogger('bitsandbytes.backends.cpu.ops').warning('Failed to load CPU gemm_4bit_forward')\n"
+        "nn = SimpleNamespace(Linear8bitLt=object, Linear4bit=object)\n"
+    )
+    code = "import sys, pipeline.learning.training.lora; print(sys.modules['bitsandbytes'].__file__)"
+    environ = {**os.environ, "PYTHONPATH": os.pathsep.join([str(tmp_path), *sys.path])}
+    done = subprocess.run([sys.executable, "-c", code], env=environ, capture_output=True, text=True, check=True)
+    assert str(tmp_path) in done.stdout
+    assert "Failed to load" not in done.stderr
 
 
 @pytest.mark.parametrize(("bits", "share", "off"), [(8, 0.45, 0.3), (4, 0.35, 1.2)])
