@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from dataclasses import replace
 
 from rich.filesize import decimal
 
 from pipeline.engine.store.gc import Garbage
 from pipeline.engine.store.usage import Space, StoreUsage
 from pipeline.terminal.columns import EXTRA, Column, FittedTable
+from pipeline.terminal.text import on_one_line
 
 _NAMED = 2
 _LEAST_NAME, _LEAST_STAGE = 12, 8
@@ -18,29 +20,40 @@ _REMOVED = "(weights removed)"
 
 
 def usage_table(usage: StoreUsage) -> FittedTable:
-    """Outputs by experiment, chain, algorithm and stage, then everything else, with a total."""
-    kinds = [
-        Column(heading="experiment", least=len(_REMOVED)),
-        Column(heading="dataset/model", rank=3, least=_LEAST_NAME),
-        Column(heading="algorithm", rank=2, least=_LEAST_NAME),
-        Column(heading="stage", rank=4, least=_LEAST_STAGE),
+    """Outputs by experiment, chain, algorithm and stage, then everything else, with a total.
+
+    Of several outputs the title names the experiment and the chain where these are the same for all.
+    """
+    rows = [
+        ((_experiments(kind.experiments), (kind.chain,), (kind.algo,), (kind.stage,)), space)
+        for kind, space in sorted(usage.outputs.items())
     ]
-    table = FittedTable([*kinds, *_SPACE], title="store", elsewhere=_ELSEWHERE)
-    for kind, space in sorted(usage.outputs.items()):
-        where = (_experiments(kind.experiments), kind.chain, kind.algo, kind.stage)
-        table.add_row(*where, *_space(space))
+    alike = [at for at in (0, 1) if len(rows) > 1 and len({where[at] for where, _ in rows}) == 1]
+    kinds = [
+        Column(heading="experiment", least=_LEAST_NAME),
+        Column(heading="dataset/model", rank=4, least=_LEAST_NAME),
+        Column(heading="algorithm", rank=2, least=_LEAST_NAME),
+        Column(heading="stage", rank=3, least=_LEAST_STAGE),
+    ]
+    columns = [column for at, column in enumerate(kinds) if at not in alike]
+    columns[0] = replace(columns[0], least=len(_REMOVED))  # which names what is no output, too
+    title = " · ".join(["store", *(" ".join(rows[0][0][at]) for at in alike)])
+    table = FittedTable([*columns, *_SPACE], title=on_one_line(title), elsewhere=_ELSEWHERE)
+    for where, space in rows:
+        table.add_row(*(names for at, names in enumerate(where) if at not in alike), *_space(space))
     table.end_section()
+    between = ("",) * (len(columns) - 1)
     for name, space in (
         ("damaged", usage.aside),
         ("checkpoints", usage.checkpoints),
         ("unfinished", usage.unfinished),
     ):
-        table.add_row(f"({name})", "", "", "", *_space(space))
-    table.add_row("(other)", "", "", "", "", decimal(usage.other.size))
+        table.add_row(f"({name})", *between, *_space(space))
+    table.add_row("(other)", *between, "", decimal(usage.other.size))
     if usage.removed.number:
-        table.add_row(_REMOVED, "", "", "", f"{usage.removed.number:,}", "")
+        table.add_row(_REMOVED, *between, f"{usage.removed.number:,}", "")
     table.end_section()
-    table.add_row("total", "", "", "", "", decimal(usage.total), style="bold")
+    table.add_row("total", *between, "", decimal(usage.total), style="bold")
     return table
 
 

@@ -194,7 +194,8 @@ def overview() -> RenderableType:
 def test_names_of_a_store_are_whole_before_its_outputs_are_counted() -> None:
     names = [f"my_long_experiment_name_{number}" for number in (1, 2)]
     whose = [(names[0],), tuple(names), (names[1],)]
-    kinds = [OutputKind(one, "addition/tiny", "PITA", "evaluate") for one in whose]
+    chains = ["addition/tiny", "addition/tiny", "gsm8k/tiny"]
+    kinds = [OutputKind(one, chain, "PITA", "evaluate") for one, chain in zip(whose, chains, strict=True)]
     table = usage_table(StoreUsage(outputs={kind: Space(1280, 123_456_789) for kind in kinds}))
     narrow, wide = printed(table, 80), printed(table, 160)
     for name in (*names, f"{names[0]},", "addition/tiny", "evaluate", "(checkpoints)", "(unfinished)"):
@@ -204,6 +205,19 @@ def test_names_of_a_store_are_whole_before_its_outputs_are_counted() -> None:
     assert "No room for number: a wider terminal shows all." in narrow
     assert f" {', '.join(names)} " in wide
     assert "1,280" in wide
+
+
+def test_what_all_outputs_of_a_store_share_takes_no_room_of_what_tells_them_apart() -> None:
+    stages = ("evaluate", "generate", "train")
+    kinds = [OutputKind(("my_experiment",), "addition/tiny", "PITA", stage) for stage in stages]
+    text = printed(usage_table(StoreUsage(outputs={kind: Space(1280, 123_456_789) for kind in kinds})), 50)
+    assert text.splitlines()[0] == "store · my_experiment · addition/tiny"
+    assert text.count("my_experiment") == text.count("addition/tiny") == 1
+    assert all(f" {name} " in text for name in ("PITA", *stages, "1,280", "(checkpoints)", "total"))
+    kinds[0] = OutputKind(("my_experiment",), "gsm8k/tiny", "PITA", "evaluate")
+    text = printed(usage_table(StoreUsage(outputs={kind: Space(1280, 123_456_789) for kind in kinds})), 56)
+    assert text.splitlines()[0] == "store · my_experiment"
+    assert all(f" {name} " in text for name in ("addition/tiny", "gsm8k/tiny", *stages))
 
 
 @pytest.mark.parametrize("width", WIDTHS)
