@@ -31,6 +31,7 @@ import psutil
 from rich.console import Console
 from rich.table import Table
 
+from benchmarks.arguments import positive
 from pipeline.config.schema import ExecutionConfig, RetryConfig
 from pipeline.engine.devices.inventory import cpu_slots
 from pipeline.engine.journal import read_journal
@@ -290,9 +291,9 @@ def _arguments() -> tuple[argparse.Namespace, list[str]]:
     parser.add_argument("--kills", type=int, default=50, help="workers to kill")
     parser.add_argument("--engine-kills", type=int, default=5)
     parser.add_argument("--pause", type=float, default=2.5, help="mean seconds between two kills")
-    parser.add_argument("--jobs", type=int, default=20_000)
+    parser.add_argument("--jobs", type=positive, default=20_000)
     parser.add_argument("--crash-share", type=float, default=0.01)
-    parser.add_argument("--workers", type=int, default=2)
+    parser.add_argument("--workers", type=positive, default=2)
     args: Any = parser.parse_intermixed_args()
     return args, args.overrides
 

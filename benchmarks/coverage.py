@@ -35,6 +35,7 @@ from scipy import special
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
+from benchmarks.arguments import positive
 from benchmarks.coverage_pairs import WAYS, pair_cases, pair_table, simulate_pairs
 from pipeline.learning.evaluation.crossed import Spread, crossed_spread
 from pipeline.learning.evaluation.shares import share_interval
@@ -46,6 +47,7 @@ LEVELS = {0.4: 0.4, 0.9: 0.4, 0.99: 0.97}
 DIFFICULTY, OWN = 1.5, 0.7
 SHARED = 0.5
 AT_ONCE = 250
+WIDTH = 100
 BAND = (0.925, 0.98)
 KINDS = ("level", "level by Satterthwaite", "difference", "difference by Satterthwaite")
 
@@ -252,9 +254,9 @@ def summary(found: Measured, kinds: dict[str, list[str]]) -> Table:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--repetitions", type=int, default=10_000)
+    parser.add_argument("--repetitions", type=positive, default=10_000)
     parser.add_argument("--into", type=Path, default=Path("outputs/coverage.jsonl"), help="what is done so far")
-    parser.add_argument("--processes", type=int, default=2)
+    parser.add_argument("--processes", type=positive, default=2)
     parser.add_argument("--pairs", action="store_true", help="differences of one or two seeds")
     arguments = parser.parse_args()
     arguments.into.parent.mkdir(parents=True, exist_ok=True)
@@ -266,7 +268,7 @@ def main() -> None:
         found = measure(*how, simulate, cases())
         lines, kinds = table(found), {kind: [f"{kind}, S={seeds}" for seeds in SEEDS] for kind in KINDS}
     print("\n".join(lines))
-    Console().print(summary(found, kinds))
+    Console(width=max(WIDTH, Console().width)).print(summary(found, kinds))
 
 
 if __name__ == "__main__":

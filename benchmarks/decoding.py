@@ -26,6 +26,7 @@ from rich.console import Console
 from rich.table import Table
 from transformers import GPT2Config, GPT2LMHeadModel, LlamaConfig, LlamaForCausalLM, PreTrainedModel
 
+from benchmarks.arguments import positive
 from pipeline.learning.choices import HeadType
 from pipeline.learning.generation import row_models
 from pipeline.learning.generation.backends.paged import PagedBackend
@@ -255,13 +256,13 @@ def _arguments(given: Sequence[str] | None = None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n", maxsplit=1)[0])
     parser.add_argument("--model", choices=list(MODELS), default="tiny")
     parser.add_argument("--head", choices=[head.name for head in HeadType], help="guided by a head, not plain")
-    parser.add_argument("--slots", type=int, nargs="+", default=[16, 64])
-    parser.add_argument("--count", type=int, default=512, help="prompts of mixed lengths")
-    parser.add_argument("--mean", type=int, default=64, help="tokens of a completion")
-    parser.add_argument("--most", type=int, default=256, help="tokens of the longest completion")
+    parser.add_argument("--slots", type=positive, nargs="+", default=[16, 64])
+    parser.add_argument("--count", type=positive, default=512, help="prompts of mixed lengths")
+    parser.add_argument("--mean", type=positive, default=64, help="tokens of a completion")
+    parser.add_argument("--most", type=positive, default=256, help="tokens of the longest completion")
     parser.add_argument("--without", nargs="*", choices=["generate", "paged"], default=[])
-    parser.add_argument("--repeats", type=int, default=3)
-    parser.add_argument("--threads", type=int, default=1)
+    parser.add_argument("--repeats", type=positive, default=3)
+    parser.add_argument("--threads", type=positive, default=1)
     parser.add_argument("--device", choices=["cpu", "cuda"], default="cpu")
     parser.add_argument("--clock", choices=["cpu", "wall"], default="cpu")
     parser.add_argument("--prefill", type=float, help="see Pace")

@@ -58,6 +58,7 @@ import psutil
 from rich.console import Console
 from rich.table import Table
 
+from benchmarks.arguments import positive
 from benchmarks.bodies import die, make_files, nap, nothing
 from pipeline.config.schema import Backend, ExecutionConfig
 from pipeline.engine.devices.inventory import cpu_slots
@@ -393,9 +394,9 @@ def _peer_death(row: Measured, workers: int, where: Path) -> None:
 def main() -> None:
     """Measure, and print the table."""
     parser = argparse.ArgumentParser(description="No-op jobs on our engine and on the pools of others.")
-    parser.add_argument("--jobs", type=int, default=2000)
-    parser.add_argument("--workers", type=int, default=2)
-    parser.add_argument("--turns", type=int, default=1)
+    parser.add_argument("--jobs", type=positive, default=2000)
+    parser.add_argument("--workers", type=positive, default=2)
+    parser.add_argument("--turns", type=positive, default=1)
     parser.add_argument(
         "--folder", type=Path, help="in which files are made; that of the system for temporary ones"
     )

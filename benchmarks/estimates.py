@@ -11,7 +11,7 @@ Runs that had the machine for themselves are worth comparing.
 from __future__ import annotations
 
 import argparse
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import yaml
@@ -35,17 +35,22 @@ LEAST_S = 20.0
 """Shorter runs are mostly loading."""
 
 
-def main() -> None:
+def main(given: Sequence[str] | None = None) -> None:
     """Print the table."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("outputs", type=Path, help="folder of runs")
+    outputs: Path = parser.parse_args(given).outputs
+    if not outputs.is_dir():
+        parser.error(f"argument outputs: there is no folder {outputs}")
     columns = [Column(heading="run"), *(Column(heading=each, right=True) for each in ("jobs", "took", "estimate"))]
     columns += [Column(heading=f"at {part:.0%}", right=True) for part in PARTS]
     table = FittedTable(columns, title="first estimate, and time left that was told / that was left")
-    for folder in sorted(parser.parse_args().outputs.glob("*/*")):
+    for folder in sorted(outputs.glob("*/*")):
         if not folder.is_symlink() and (folder / "journal.jsonl").is_file():
             for row in _row(RunFolder(folder)):
                 table.add_row(*row)
+    if not table.texts:
+        parser.exit(1, f"no run in {outputs} is over, computed something and took {LEAST_S:g} s or more\n")
     Console(width=140).print(table)
 
 

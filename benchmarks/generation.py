@@ -13,6 +13,7 @@ from __future__ import annotations
 import argparse
 import os
 import statistics
+import sys
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -20,12 +21,15 @@ from pathlib import Path
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
+sys.path.insert(0, str(Path(__file__).parents[1]))
+
 import numpy as np
 import torch
 from rich.console import Console
 from rich.table import Table
 from transformers import LogitsProcessorList, PreTrainedModel
 
+from benchmarks.arguments import positive
 from pipeline.config.schema import SystemConfig
 from pipeline.learning.choices import HeadType, Others
 from pipeline.learning.datasets.addition import AdditionConfig
@@ -42,6 +46,8 @@ from pipeline.learning.models.value import ValueModel, value_model_from
 RANDOM_SHARPNESS = 6.0
 """Factor on the last layer norm of the random model. Rows then have 2.2 candidates on average and the widest of 64
 rows 5.7, against 2.1 and 5.4 with the trained reference. At 9 there would be one, and guidance would look free."""
+
+WIDTH = 140
 
 
 @dataclass(frozen=True)
@@ -76,7 +82,7 @@ def main() -> None:
             *_guided(speed, "v"),
             *_guided(speed, "q"),
         )
-    Console().print(table)
+    Console(width=max(WIDTH, Console().width)).print(table)
 
 
 def measure(setup: Setup, batch: int, repeats: int) -> dict[str, float]:
@@ -185,13 +191,13 @@ def _arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n", maxsplit=1)[0])
     parser.add_argument("--model", type=Path, help="folder of a causal language model for addition prompts")
     parser.add_argument("--value", type=Path, help="folder of a value model; fresh heads otherwise")
-    parser.add_argument("--batch-sizes", type=int, nargs="+", default=[16, 64, 256])
-    parser.add_argument("--new-tokens", type=int, default=64)
-    parser.add_argument("--repeats", type=int, default=3)
+    parser.add_argument("--batch-sizes", type=positive, nargs="+", default=[16, 64, 256])
+    parser.add_argument("--new-tokens", type=positive, default=64)
+    parser.add_argument("--repeats", type=positive, default=3)
     parser.add_argument("--top-k", type=int, default=6)
     parser.add_argument("--min-p", type=float, default=0.02)
     parser.add_argument("--keep-others", action="store_true", help="tokens that are no candidates stay possible")
-    parser.add_argument("--threads", type=int, default=1)
+    parser.add_argument("--threads", type=positive, default=1)
     parser.add_argument("--device", choices=["cpu", "cuda"], default="cpu")
     return parser.parse_args()
 

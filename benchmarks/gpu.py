@@ -35,6 +35,7 @@ from benchmarks.gpu_training import TRAINING
 from pipeline.engine.devices.worker_env import FIXED, UNTRIED
 
 EXPERIMENTS: dict[str, Experiment] = {**DECODING, **TRAINING}
+WIDTH = 140
 
 
 def measured(name: str, bench: Bench) -> list[Figure]:
@@ -100,7 +101,7 @@ def main(words: Sequence[str] | None = None) -> None:
         for name, value in {**FIXED, **UNTRIED}.items():
             os.environ.setdefault(name, value)  # as workers have it, and before CUDA begins
     bench, about = Bench(given.device, tiny=given.tiny), machine(given.device)
-    console, results = Console(), dict[str, list[Figure]]()
+    console, results = Console(width=max(WIDTH, Console().width)), dict[str, list[Figure]]()
     for name in given.names or EXPERIMENTS:
         console.print(f"{name} ...", highlight=False)
         results[name] = measured(name, bench)

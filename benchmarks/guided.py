@@ -33,6 +33,7 @@ from rich.table import Table
 from torch import Tensor
 from transformers import Cache, LlamaConfig, LlamaForCausalLM, PreTrainedModel
 
+from benchmarks.arguments import positive
 from benchmarks.decoding import MODELS, Load, equal, mixed
 from pipeline.config.schema import SystemConfig
 from pipeline.learning.choices import HeadType, Others
@@ -284,15 +285,15 @@ def _arguments(given: Sequence[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--value", choices=list(SIZES), help="backbone of the value model; that of the reference")
     parser.add_argument("--folder", type=Path, help="a trained reference of the addition task, instead of --model")
     parser.add_argument("--head", choices=[head.name for head in HeadType], nargs="+", default=["v", "q"])
-    parser.add_argument("--slots", type=int, nargs="+", default=[16, 64, 256])
+    parser.add_argument("--slots", type=positive, nargs="+", default=[16, 64, 256])
     parser.add_argument("--lengths", choices=["equal", "mixed"], default="equal")
-    parser.add_argument("--prompt", type=int, default=16, help="tokens of a prompt")
-    parser.add_argument("--new-tokens", type=int, default=64, help="of a completion; the mean of mixed ones")
-    parser.add_argument("--repeats", type=int, default=9)
+    parser.add_argument("--prompt", type=positive, default=16, help="tokens of a prompt")
+    parser.add_argument("--new-tokens", type=positive, default=64, help="of a completion; the mean of mixed ones")
+    parser.add_argument("--repeats", type=positive, default=9)
     parser.add_argument("--top-k", type=int, default=6)
     parser.add_argument("--min-p", type=float, default=0.02)
     parser.add_argument("--others", choices=[rule.name for rule in Others], default="kept")
-    parser.add_argument("--threads", type=int, default=1)
+    parser.add_argument("--threads", type=positive, default=1)
     parser.add_argument("--beside", action="store_true", help="tell what steps take besides their models, too")
     parser.add_argument("--device", choices=["cpu", "cuda"], default="cpu")
     return parser.parse_args(given)

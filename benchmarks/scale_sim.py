@@ -45,6 +45,7 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 from rich.console import Console
 from rich.table import Table
 
+from benchmarks.arguments import positive
 from benchmarks.imagined import Clock, ImaginedPool, ImaginedStore, Speeds
 from pipeline.config.schema import ExecutionConfig
 from pipeline.engine.devices.layout import Layout, Place
@@ -426,18 +427,20 @@ def parse(arguments: Sequence[str]) -> argparse.Namespace:
     """What is asked for on the command line."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("--mix", choices=MIXES, action="append", help="both where none is named")
-    parser.add_argument("--devices", type=int, nargs="+", default=list(DEVICES))
+    parser.add_argument("--devices", type=positive, nargs="+", default=list(DEVICES))
     parser.add_argument(
-        "--jobs", type=int, help=f"about so many; {JOBS_EACH} a device if not given, 1000 at least"
+        "--jobs", type=positive, help=f"about so many; {JOBS_EACH} a device if not given, 1000 at least"
     )
-    parser.add_argument("--trainings", type=int, help="of the mix 8b: so many, and `--jobs` shards of completions")
+    parser.add_argument(
+        "--trainings", type=positive, help="of the mix 8b: so many, and `--jobs` shards of completions"
+    )
     parser.add_argument(
         "--spread",
         type=float,
         help="of the mix 8b: standard deviation of the logarithm of what a job takes over its estimate; as in the "
         "recording if not given",
     )
-    parser.add_argument("--seeds", type=int, default=3, help="so many draws of each")
+    parser.add_argument("--seeds", type=positive, default=3, help="so many draws of each")
     parser.add_argument("--first-seed", type=int, default=0, help="the seed of the first of them")
     parser.add_argument("--talking", action="store_true", help="workers send progress and signs of life as well")
     parser.add_argument("--profile", action="store_true", help="where the engine's processor time goes")

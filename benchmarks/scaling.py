@@ -32,6 +32,7 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 from rich.console import Console
 from rich.table import Table
 
+from benchmarks.arguments import positive
 from pipeline.config.schema import Barrier, ExecutionConfig
 from pipeline.engine.devices.inventory import cpu_slots
 from pipeline.engine.journal import Journal, read_journal
@@ -281,18 +282,18 @@ def main() -> None:
     parts = parser.add_subparsers(dest="part")
     replaying = parts.add_parser("replay", help="a recorded plan with sleeping jobs")
     replaying.add_argument("--recording", type=Path, default=RECORDING)
-    replaying.add_argument("--devices", type=int, default=8)
+    replaying.add_argument("--devices", type=positive, default=8)
     replaying.add_argument("--speed", type=float, default=4.0)
     ganging = parts.add_parser("gangs", help="a recorded plan on paper, with trainings on several devices")
     ganging.add_argument("--recording", type=Path, default=RECORDING)
-    ganging.add_argument("--devices", type=int, default=8)
-    ganging.add_argument("--draws", type=int, default=20)
+    ganging.add_argument("--devices", type=positive, default=8)
+    ganging.add_argument("--draws", type=positive, default=20)
     workers = parts.add_parser("workers", help="the default plan on one and two workers")
     workers.add_argument("overrides", nargs="*")
     recording = parts.add_parser("record", help="make a recording of a finished run")
     recording.add_argument("run", type=Path)
     recording.add_argument("out", type=Path)
-    recording.add_argument("--seeds", type=int, default=8)
+    recording.add_argument("--seeds", type=positive, default=8)
     args = parser.parse_args()
     os.environ["PYTHONPATH"] = os.pathsep.join([str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])])
     console = Console(width=max(WIDTH, Console().width))

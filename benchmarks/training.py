@@ -54,6 +54,7 @@ from trl.trainer.grpo_trainer import GRPOTrainer
 from trl.trainer.sft_config import SFTConfig
 from trl.trainer.sft_trainer import SFTTrainer
 
+from benchmarks.arguments import positive
 from pipeline.config.schema import TrainingConfig, Warmup
 from pipeline.learning.choices import DPOLoss, GRPOLoss, ScaleRewards
 from pipeline.learning.training import policy
@@ -419,13 +420,13 @@ def main(given: Sequence[str] | None = None) -> list[Bout]:
     """Compare, and print the table."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--methods", nargs="+", choices=METHODS, default=METHODS)
-    parser.add_argument("--steps", type=int, default=4, help="optimizer steps of a turn")
-    parser.add_argument("--batch", type=int, default=16, help="sequences of a step")
-    parser.add_argument("--micro-batch", type=int, default=16, help="of these at once")
-    parser.add_argument("--lengths", type=int, nargs=2, default=(20, 300), metavar=("LEAST", "MOST"))
-    parser.add_argument("--turns", type=int, default=5, help="of each side")
+    parser.add_argument("--steps", type=positive, default=4, help="optimizer steps of a turn")
+    parser.add_argument("--batch", type=positive, default=16, help="sequences of a step")
+    parser.add_argument("--micro-batch", type=positive, default=16, help="of these at once")
+    parser.add_argument("--lengths", type=positive, nargs=2, default=(20, 300), metavar=("LEAST", "MOST"))
+    parser.add_argument("--turns", type=positive, default=5, help="of each side")
     parser.add_argument("--warm-up", type=int, default=1, help="turns before, that are not counted")
-    parser.add_argument("--threads", type=int, default=1)
+    parser.add_argument("--threads", type=positive, default=1)
     parser.add_argument("--settings", nargs="*", default=["padding_free=true"], help="of `training`, for ours")
     parser.add_argument("--tiny", action="store_true", help="shapes so small that they say nothing")
     args = parser.parse_args(given)
