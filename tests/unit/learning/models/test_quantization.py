@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
+import logging
 from pathlib import Path
 
 import pytest
@@ -28,18 +26,10 @@ def test_what_the_library_is_told() -> None:
     }
 
 
-def test_that_the_library_is_installed_is_not_told_where_nobody_asks_for_it(tmp_path: Path) -> None:
-    """peft imports it wherever it is there; in the place of the real one stands what that does then."""
-    (tmp_path / "bitsandbytes.py").write_text(
-        "import logging\nfrom types import SimpleNamespace\n"
-        "logging.getLogger('bitsandbytes.backends.cpu.ops').warning('Failed to load CPU gemm_4bit_forward')\n"
-        "nn = SimpleNamespace(Linear8bitLt=object, Linear4bit=object)\n"
-    )
-    code = "import sys, pipeline.learning.training.lora; print(sys.modules['bitsandbytes'].__file__)"
-    environ = {**os.environ, "PYTHONPATH": os.pathsep.join([str(tmp_path), *sys.path])}
-    done = subprocess.run([sys.executable, "-c", code], env=environ, capture_output=True, text=True, check=True)
-    assert str(tmp_path) in done.stdout
-    assert "Failed to load" not in done.stderr
+def test_that_a_kernel_of_the_library_is_missing_is_not_told(caplog: pytest.LogCaptureFixture) -> None:
+    """It says so when it is imported, as peft does wherever it is installed, whether anybody asks for few bits."""
+    logging.getLogger("bitsandbytes.backends.cpu.ops").warning("Failed to load CPU gemm_4bit_forward")
+    assert caplog.records == []
 
 
 @pytest.mark.parametrize(("bits", "share", "off"), [(8, 0.45, 0.3), (4, 0.35, 1.2)])
