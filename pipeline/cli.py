@@ -82,13 +82,13 @@ def main(arguments: Sequence[str]) -> int:
     except multirun.RunFailed:
         pass
     except PipelineError as error:
-        return refuse(error)
+        codes.append(refuse(error))
     except KeyboardInterrupt:
         return max([INTERRUPTED, *codes])
     except Exception as error:
         if not composing:
             raise
-        return refuse(explain(error))
+        codes.append(refuse(explain(error)))
     if multirun.failed_runs:
         say(make_console(), "")  # apart from the last run, as runs are from each other
     for failed in multirun.failed_runs:

@@ -153,18 +153,25 @@ def _several_values(key: str, given: str) -> str:
     given = given.replace(" ", "")
     meaning = shipped_meanings().get(key)
     kind = meaning.type if meaning else ""
-    if kind.startswith("list") and "[" not in given:
+    if kind.startswith("list") and "[" in given:
+        return f"{key}={given}: several values, where one list is taken; add --multirun for a run for each"
+    if kind.startswith("list"):
         lists = ",".join(f"[{each}]" for each in given.split(","))
         return (
             f"{key}={given}: several values. Write '{key}=[{given}]' for one list, or add --multirun and write "
             f"'{key}={lists}' for a run for each"
         )
     if kind.partition(" or ")[0] in _SINGLE or kind == "true or false":
-        front = re.fullmatch(r"(algos\.[^.]+)\.(\w+)", key)
+        front = re.fullmatch(r"(algos\.[^.]+)\.(?!enabled$)(\w+)", key)
         one_run = (
             f"write '{front[1]}.front={{{front[2]}: [{given}]}}' for all of them in one run, or " if front else ""
         )
         return f"{key}={given}: several values, where one is taken; {one_run}add --multirun for a run for each"
+    if kind.partition(" or ")[0] in ("path", "text"):
+        return (
+            f"{key}={given}: several values, where one is taken; write \"{key}='{given}'\" if the "
+            "commas are part of it, or add --multirun for a run for each"
+        )
     text = "" if key in NAMED_GROUPS else f"\"{key}='{given}'\" for one text, "
     return (
         f"{key}={given}: several values. Write '{key}=[{given}]' for a list, {text}or add --multirun for a run "

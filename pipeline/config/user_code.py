@@ -69,11 +69,16 @@ def split_path(path: str) -> tuple[str, str]:
     return module, name
 
 
+def a_file(path: str) -> str:
+    """What to say of a path that ends in ``.py``, which leads to no name of that module."""
+    return f"cannot import '{path}': name a module, not a file.{_dotted(path)}"
+
+
 def _dotted(path: str) -> str:
     """What to write in place of a file, or of a name with '-'; "" for what is neither."""
     words, is_file = re.subn(r"\.py(?=$|[.:])", "", path)
     folder, _, last = words.rpartition("/")
-    if not re.search("[.:]", last):
+    if path.endswith(".py") or not re.search("[.:]", last):
         last += ".NAME"
     place = os.path.relpath(folder or ".")
     outside = place.startswith("..") or folder.startswith("~")
@@ -306,7 +311,7 @@ def _no_such_module(path: str, missing: str) -> str:
     package = sys.modules[parent]
     if not hasattr(package, "__path__"):
         if leaf == "py":
-            return f"cannot import '{path}': name a module, not a file.{_dotted(path)}"
+            return a_file(path)
         return (
             f"cannot import '{path}': '{parent}' is a module ({_file_of(package)}), so there is none called "
             f"'{leaf}' in it. For a name inside a class write {parent}:{leaf}.{path.rpartition('.')[2]}."
@@ -337,7 +342,7 @@ def _failed(path: str, error: BaseException) -> str:
 
 def _no_such_name(path: str, module: str, name: str, found: Any) -> str:
     if name == "py":
-        return f"cannot import '{path}': name a module, not a file.{_dotted(path)}"
+        return a_file(path)
     names = [each for each in vars(found) if not each.startswith("_")]
     own = [each for each in names if getattr(getattr(found, each), "__module__", None) == module]
     listed = f" It defines {', '.join(own)}." if own else ""

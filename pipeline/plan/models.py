@@ -35,6 +35,8 @@ TIED = {"lm_head", "embed_out", "embed_tokens", "embed_in", "wte", "word_embeddi
 """What output layers and embeddings are called."""
 _TINY_LAYERS = ("attn.c_attn", "attn.c_proj", "mlp.c_fc", "mlp.c_proj")
 """Of each block of the embedded reference, which is a GPT-2; linear ones."""
+_TINY_POSITIONS = "transformer.wpe"
+"""Its embedding of positions, which takes adapters too."""
 
 _MODEL_FILES = re.compile(
     r".*\.safetensors|.*\.safetensors\.index\.json|.*\.py|.*\.jinja|config\.json|generation_config\.json|tokenizer.*"
@@ -141,7 +143,7 @@ def _no_layers(model: ModelConfig, asked: list[str]) -> tuple[list[str], list[st
     """Names by which a reference has no layer for adapters, as far as that is known here; and what there is."""
     if isinstance(model, TinyModelConfig):
         layers = [f"transformer.h.{number}.{each}" for number in range(model.n_layer) for each in _TINY_LAYERS]
-        wrong = [name for name in asked if not _names(layers, name)]
+        wrong = [name for name in asked if not _names([*layers, _TINY_POSITIONS], name)]
         return wrong, sorted({name.rpartition(".")[2] for name in _TINY_LAYERS})
     folder = Path(model.path or "")
     if not model.path or not folder.is_dir() or model.trusts_code:  # a training will know

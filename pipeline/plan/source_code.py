@@ -12,7 +12,7 @@ from functools import cache
 
 from pipeline.config.bases import DatasetConfig
 from pipeline.config.shipped import REWARD_NAMES
-from pipeline.config.user_code import brought_torch, import_object, source_file, source_hash, split_path
+from pipeline.config.user_code import a_file, brought_torch, import_object, source_file, source_hash, split_path
 from pipeline.errors import ConfigError
 from pipeline.plan.versions import reward_names
 
@@ -74,7 +74,10 @@ def _check_defined(path: str) -> None:
     if names is not None and name not in names:
         near = get_close_matches(name, names, n=1, cutoff=0.5)
         own = [node.name for node in module.body if isinstance(node, ast.FunctionDef | ast.ClassDef)]
-        hint = f" Did you mean '{near[0]}'?" if near else f" It defines {', '.join(own)}." if own else ""
+        listed = f" It defines {', '.join(own)}." if own else ""
+        if name == "py":
+            raise ConfigError(f"{a_file(path)}{listed}")
+        hint = f" Did you mean '{near[0]}'?" if near else listed
         raise ConfigError(f"cannot import '{path}': {file} has no '{name}'.{hint}")
 
 

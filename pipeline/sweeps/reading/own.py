@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
@@ -24,6 +25,8 @@ RESERVED = (
     "distributed.num_gpus",
 )
 """Settings of a run that its sweep decides."""
+_SHOWN = 20
+"""Values of a list that a message writes out."""
 _KEY = re.compile(r"[A-Za-z_][A-Za-z0-9_.-]*")
 
 
@@ -61,10 +64,11 @@ def own_faults(data: Mapping[str, Any], entry: Entry) -> Iterator[Fault]:
         )
     values = entry.right.get("values", [])
     if any(isinstance(each, int | float) for each in values) and _is_list(entry.name):
-        lists = [each if isinstance(each, list) else [each] for each in values]
+        lists = [each if each is None or isinstance(each, list) else [each] for each in values[:_SHOWN]]
+        shown = json.dumps(lists, default=str)
         yield (
             (*entry.place, "values"),
-            f"a trial is given one of these, and {entry.name} is a list: write `values: {brief(lists)}`",
+            f"a trial is given one of these, and {entry.name} is a list: write `values: {shown}`",
         )
     if not _KEY.fullmatch(entry.name):
         yield (

@@ -79,6 +79,17 @@ def test_a_failed_run_keeps_no_other_from_running_and_is_told_of_in_our_words_al
     ]
 
 
+def test_what_has_failed_is_told_also_where_a_later_batch_is_no_request(
+    runs: list[Any], arguments: Arguments, capsys: pytest.CaptureFixture[str]
+) -> None:
+    several = arguments("experiment.seeds=[2],[0],[none],[1]", "hydra.sweeper.max_batch_size=2")
+    assert cli.main(several) == 2
+    assert len(runs) == 2
+    told = capsys.readouterr().err.splitlines()
+    assert "experiment.seeds" in told[-2]
+    assert told[-1] == "error: the run experiment.seeds=[2] ended with exit code 2: not so"
+
+
 @pytest.mark.parametrize("code", [130, 143])
 def test_an_interruption_ends_all_runs(runs: list[Any], arguments: Arguments, code: int) -> None:
     assert cli.main(arguments(f"experiment.seeds=[{code}],[0]")) == code

@@ -92,6 +92,7 @@ def test_an_error_in_a_module_that_it_imports_names_that_one(folder: Path) -> No
         ),
         ("own_module:Thing.Iner", "has no 'Iner'"),
         ("own_module.Thing.Inner", "'own_module' is a module ({folder}/own_module.py)"),
+        ("tests.doubles.models.py", "Write tests.doubles.models.NAME, NAME being what you have defined there."),
         ("own_module.py.Thing", "name a module, not a file. Write own_module.Thing."),
         ("own_module.py:Thing", "name a module, not a file. Write own_module:Thing."),
         (

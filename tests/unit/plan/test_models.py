@@ -517,7 +517,7 @@ def test_adapters_for_layers_that_a_folder_does_not_have_are_refused(tmp_path: P
 
 def test_adapters_for_layers_that_the_tiny_model_does_not_have_are_refused() -> None:
     asked = ["model=tiny", "algos=[GRPO]", "algos.GRPO.lora.rank=4"]
-    check_models(request(*asked, "algos.GRPO.lora.target_modules=[c_attn,h.1.mlp.c_fc]"))
+    check_models(request(*asked, "algos.GRPO.lora.target_modules=[c_attn,h.1.mlp.c_fc,wpe]"))
     said = (
         r"GRPO\.lora\.target_modules=\[q_proj\]: models\.tiny has no layer called q_proj .* c_attn, c_fc, c_proj\."
     )

@@ -150,7 +150,7 @@ def test_a_class_that_a_package_hands_on_counts_where_it_is_defined(folder: Path
         ("{own_prase.praise: 1}", "there is no module 'own_prase'"),
         ("{own_praise.prase: 1}", r"own_praise\.py has no 'prase'\. Did you mean 'praise'"),
         ("{exact_match: 1, own_praise.blame: 1}", "has no 'blame'"),
-        ("{own_praise.py: 1}", r"own_praise\.py has no 'py'\. It defines praise"),
+        ("{own_praise.py: 1}", r"not a file\. Write own_praise\.NAME, .* It defines praise\."),
         ("{own_broken.praise: 1}", r"own_broken\.py:1: "),
     ],
 )

@@ -346,6 +346,7 @@ def test_numbers_for_a_setting_that_is_a_list_are_told_how_to_be_written(refused
         "parameters.experiment.seeds.values: a trial is given one of these, and experiment.seeds is a list" in said
     )
     assert said.endswith("write `values: [[0], [1]]`")
+    assert refused(own % "[null, 0]").endswith("write `values: [null, [0]]`")
     assert read(own % "[[0], [1]]").parameters["experiment.seeds"].distribution == Choice(([0], [1]))
     assert read(LEAST + "  experiment.seeds: {values: [0, 1]}").parameters
 
