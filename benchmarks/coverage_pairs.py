@@ -81,7 +81,7 @@ def simulate_pairs(case: PairCase, repetitions: int, seed: int) -> dict[str, flo
         spread = crossed_spread(differences[:, None, None, :])
         student = spread.value[:, None] + spread.half_width(0.95)[:, None] * np.array([-1, 1])
         paired = np.array(paired_intervals(list(differences), [1.0] * len(differences), 0.95))
-        kept = np.array([p for p, _ in paired_tests(list(differences))]) >= 0.05
+        kept = np.array([p for p, _ in paired_tests(list(differences), [1.0] * len(differences))]) >= 0.05
         for way, (low, high) in zip(WAYS, (paired.T, student.T), strict=True):
             counts[f"holds, {way}"] += int(((low <= case.truth) & (case.truth <= high)).sum())
             counts[f"contradicts, {way}"] += int((((low > 0) | (high < 0)) & kept).sum())

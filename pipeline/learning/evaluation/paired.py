@@ -7,9 +7,10 @@ that mean: the observed differences, reweighted, and an end of their range, wher
 each prompt has one answer, right or wrong, the interval is that of Tango (1998).
 
 That there is no difference is a special hypothesis: the answers of the two to a prompt could then be swapped,
-which gives an exact test. The interval has 0 in it wherever that test does not reject, so that it never claims
-more than the test does. It may claim less: where prompts differ by parts of what they could, the ends allow for
-prompts that differ wholly, of which the swaps know nothing.
+which gives an exact test. Where prompts differ by parts of what they could, the interval also allows for prompts
+that differ wholly, of which the swaps know nothing. So that a p-value and an interval never contradict each other,
+the test is both: its p-value is the larger of the swaps' and the interval's own, and the interval has 0 in it
+wherever that p-value does not reject.
 
 Legend: P prompts, M differences.
 """
@@ -76,15 +77,16 @@ def says_all_or_nothing(differences: Floats) -> bool:
     return bool(np.isin(np.abs(differences), (0, 1)).all())
 
 
-def paired_tests(differences: Sequence[Floats]) -> list[tuple[float, Test]]:
+def paired_tests(differences: Sequence[Floats], reaches: Sequence[float]) -> list[tuple[float, Test]]:
     """Test whether differences are 0, by what the swap of the two policies at any prompt would give.
 
     Args:
         differences: By prompt, each of shape [P]; the numbers of prompts may differ.
+        reaches: The largest difference that a prompt could show; see `paired_intervals`.
 
     Returns:
         Of each the two-sided p-value and the test: the exact one where a prompt says nothing, or all that it can,
-        else that of random swaps.
+        else that of random swaps, where the level from which the interval excludes 0 is no larger.
     """
     found: dict[int, tuple[float, Test]] = {}
     drawn: dict[int, list[int]] = {}
@@ -95,7 +97,8 @@ def paired_tests(differences: Sequence[Floats]) -> list[tuple[float, Test]]:
             drawn.setdefault(len(one), []).append(place)
     for places in drawn.values():  # those of as many prompts have their swaps drawn once
         values = swap_tests(np.stack([differences[place] for place in places], axis=1))
-        found |= {place: (float(p), "swaps") for place, p in zip(places, values, strict=True)}
+        for place, p in zip(places, values, strict=True):
+            found[place] = max(float(p), _score_p(differences[place], reaches[place])), "swaps"
     return [found[place] for place in range(len(differences))]
 
 
@@ -117,7 +120,8 @@ def paired_intervals(differences: Sequence[Floats], reaches: Sequence[float], co
         for place, (low, high) in enumerate(found)
         if (low > 0 or high < 0) and _most_p(differences[place]) >= level
     ]
-    for place, (p, _) in zip(doubtful, paired_tests([differences[place] for place in doubtful]), strict=True):
+    tested = paired_tests([differences[place] for place in doubtful], [reaches[place] for place in doubtful])
+    for place, (p, _) in zip(doubtful, tested, strict=True):
         if p >= level:
             found[place] = min(found[place][0], 0.0), max(found[place][1], 0.0)
     return found
@@ -159,6 +163,23 @@ def score_limits(values: Floats, times: Floats, reaches: Floats, confidence: flo
     scaled = np.divide(values, scale[:, None], out=np.zeros_like(values), where=scale[:, None] > 0)
     certain = float(-special.ndtri((1 - confidence) / 2))
     return 0.0 - scale * _upper(-scaled, times, certain), scale * _upper(scaled, times, certain)
+
+
+def _score_p(differences: Floats, reach: float) -> float:
+    """The level at which the score interval of a mean begins to exclude 0."""
+    scale = max(float(np.abs(differences).max(initial=0)), reach)
+    mean = float(differences.mean())
+    if scale == 0 or mean == 0:
+        return 1.0
+    # As `_upper` goes, from a mean below 0 up to 0.
+    values, times = (-np.sign(mean) * differences / scale)[None], np.ones((1, len(differences)))
+    low, high = np.zeros(1), np.full(1, 2.0)
+    for _ in range(_HALVINGS):
+        middle = (low + high) / 2
+        raised, _ = _likeliest(values, times, middle)
+        low, high = np.where(raised < 0, middle, low), np.where(raised < 0, high, middle)
+    _, variance = _likeliest(values, times, high)
+    return float(2 * special.ndtr(-np.sqrt(len(differences) * (mean / scale) ** 2 / variance))[0])
 
 
 def _upper(values: Floats, times: Floats, certain: float) -> Floats:

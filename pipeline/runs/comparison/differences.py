@@ -20,7 +20,6 @@ from pipeline.learning.evaluation.paired import (
     paired_by_prompt,
     paired_intervals,
     paired_tests,
-    says_all_or_nothing,
 )
 from pipeline.learning.evaluation.significance import least_detectable_share, smallest_detectable
 from pipeline.runs.comparison.cells import Grid, Stack
@@ -96,7 +95,8 @@ def _crossed_interval(one: Difference, confidence: float) -> Bounds:
 
 def tests(differences: Sequence[Difference]) -> list[tuple[float, Test]]:
     """The p-value of each, and how it was found."""
-    paired = iter(paired_tests([one.by_prompt() for one in differences if one.is_of_policies]))
+    alone = [one for one in differences if one.is_of_policies]
+    paired = iter(paired_tests([one.by_prompt() for one in alone], [one.reach for one in alone]))
     return [
         next(paired) if one.is_of_policies else (float(one.spread.p_value()), "crossed") for one in differences
     ]
@@ -108,6 +108,6 @@ def detectable(one: Difference, comparisons: int, confidence: float) -> float | 
     None where nothing varies, so that nothing tells what could be found, unless the test itself does.
     """
     by_spread = float(smallest_detectable(one.spread, comparisons, confidence))
-    if is_share(one.metric) and one.is_of_policies and says_all_or_nothing(one.by_prompt()):
+    if is_share(one.metric) and one.is_of_policies:
         return max(by_spread, least_detectable_share(one.prompts, comparisons, confidence))
     return by_spread if one.spread.variance > 0 else None

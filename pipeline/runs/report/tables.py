@@ -249,9 +249,10 @@ def _notes(
         yield _what_p_says(with_reference)
     if pairs := [one for one in comparisons if one.second != REFERENCE]:
         told = sum(one.p < 1 - confidence for one in pairs)
+        of_what = "these policies" if all(one.over == "policies" for one in pairs) else "methods"
         differ = "differs" if told == 1 else "differ"
         yield (
-            f"{told} of {count(len(pairs), 'pair')} of methods {differ} at the level of {1 - confidence:.2g}: "
+            f"{told} of {count(len(pairs), 'pair')} of {of_what} {differ} at the level of {1 - confidence:.2g}: "
             "comparisons in results.json"
         )
 

@@ -71,19 +71,27 @@ def test_intervals_hold_where_few_prompts_differ(expected: int, favouring: float
 def test_it_leaves_0_out_where_the_exact_test_rejects_and_nowhere_else(confidence: float) -> None:
     outcomes = [differing(wins, losses, 100) for wins in range(16) for losses in range(16)]
     ends = paired_intervals(outcomes, [1.0] * len(outcomes), confidence)
-    for (low, high), (p, test) in zip(ends, paired_tests(outcomes), strict=True):
+    for (low, high), (p, test) in zip(ends, paired_tests(outcomes, [1.0] * len(outcomes)), strict=True):
         assert test == "mcnemar"
         assert (low > 0 or high < 0) == (p < 1 - confidence)
 
 
 @pytest.mark.properties
 @given(st.lists(st.sampled_from([-1.0, -0.5, -0.25, 0.0, 0.0, 0.25, 0.5, 1.0]), min_size=2, max_size=40))
-def test_several_samples_a_prompt_do_not_contradict_the_test_of_swaps(values: list[float]) -> None:
+def test_interval_and_test_never_contradict_each_other(values: list[float]) -> None:
     one = np.array(values)
-    ((low, high),), ((p, _),) = paired_intervals([one], [1.0], 0.95), paired_tests([one])
+    ((low, high),), ((p, _),) = paired_intervals([one], [1.0], 0.95), paired_tests([one], [1.0])
     assert -1 <= low <= one.mean() <= high <= 1
-    if low > 0 or high < 0:
-        assert p < 0.05
+    assert (low > 0 or high < 0) == (p < 0.05)
+
+
+def test_what_swaps_alone_would_reject_is_not_rejected_where_the_interval_has_0_in_it() -> None:
+    """Two seeds: ten of 500 prompts are better by half, and none is worse."""
+    one = np.array([0.5] * 10 + [0.0] * 490)
+    ((low, _),), ((p, test),) = paired_intervals([one], [1.0], 0.99), paired_tests([one], [1.0])
+    assert test == "swaps"
+    assert low < 0
+    assert 0.01 < p < 0.05
 
 
 def test_0_stays_where_swaps_are_too_few_to_reject_it() -> None:
@@ -119,10 +127,10 @@ def test_intervals_of_graded_rewards_hold_about_as_often_as_they_say() -> None:
 @pytest.mark.parametrize("unit", [1e-150, 1.0, 1e80])
 def test_the_unit_of_a_reward_does_not_matter(unit: float) -> None:
     values = np.random.default_rng(1).choice([-0.5, 0, 0, 0.25, 1.0], 60)
-    (expected,), ((p, _),) = score_intervals([values], [0.0], 0.95), paired_tests([values * 3])
-    (found,), ((same, _),) = score_intervals([values * unit], [0.0], 0.95), paired_tests([values * unit * 3])
+    (expected,), ((p, _),) = score_intervals([values], [0.0], 0.95), paired_tests([values * 3], [0.0])
+    (found,), ((same, _),) = score_intervals([values * unit], [0.0], 0.95), paired_tests([values * unit * 3], [0.0])
     assert found == pytest.approx((expected[0] * unit, expected[1] * unit), rel=1e-9)
-    assert same == p
+    assert same == pytest.approx(p, rel=1e-6)
 
 
 def test_pairing_is_what_makes_a_small_difference_visible() -> None:
@@ -160,7 +168,7 @@ def test_what_differs_by_rounding_alone_does_not_differ() -> None:
 
 def test_numbers_of_prompts_may_differ_and_nothing_is_tested_twice() -> None:
     many = [differing(6, 0, 20), np.array([0.5, 0.25, -0.25]), np.array([0.5, 0.5]), np.zeros(4)]
-    assert [test for _, test in paired_tests(many)] == ["mcnemar", "swaps", "swaps", "mcnemar"]
+    assert [test for _, test in paired_tests(many, [1.0] * 4)] == ["mcnemar", "swaps", "swaps", "mcnemar"]
     alone = [paired_intervals([one], [1.0], 0.9)[0] for one in many]
     assert paired_intervals(many, [1.0] * 4, 0.9) == alone
     assert paired_intervals([], [], 0.9) == []

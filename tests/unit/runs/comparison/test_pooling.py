@@ -10,8 +10,8 @@ from scipy import stats
 
 from pipeline.config.schema import EvaluationConfig
 from pipeline.learning.evaluation.metrics import Sample, evaluation_rows, measure
+from pipeline.learning.evaluation.paired import paired_tests
 from pipeline.learning.evaluation.significance import holm, least_detectable_share, mcnemar
-from pipeline.learning.evaluation.statistics import swap_tests
 from pipeline.outputs.prompts import PromptMeasures
 from pipeline.runs.comparison.cells import whole_grid
 from pipeline.runs.comparison.pooling import pooled
@@ -370,7 +370,8 @@ def test_p_values_are_corrected_within_each_of_the_two_families() -> None:
         algo: next(iter(own.values())).sums["pass@1"][0]
         for algo, own in {**chains, "reference": reference}.items()
     }
-    raw = [float(swap_tests((values[one.first] - values[one.second])[:, None])[0]) for one in found]
+    differences = [values[one.first] - values[one.second] for one in found]
+    raw = [p for p, _ in paired_tests(differences, [1.0] * len(found))]
     assert [one.p for one in found] == pytest.approx([*holm(raw[:3]), *holm(raw[3:])])
     assert {one.test for one in found} == {"swaps"}
 
@@ -387,16 +388,16 @@ def test_one_sample_a_prompt_of_one_seed_is_tested_exactly() -> None:
     }
 
 
-def test_less_than_a_whole_answer_can_be_detected_where_prompts_have_several() -> None:
+def test_parts_of_answers_are_no_easier_to_find_than_whole_ones() -> None:
     chains = method("A", 0.5, [0], k=4) | method("reference", 0.5, [0], k=4)
     for place, measures in chains.items():
         right = np.full(PROMPTS, 0.5)
-        right[:12] += 0.25 * (place[3] == "A")
+        right[:20] += 0.25 * (place[3] == "A")
         measures.sums["pass@1"] = right, np.ones(PROMPTS)
     (found,) = pool(chains)[1]
     assert found.test == "swaps"
-    assert found.p < 0.01
-    assert 0 < found.detectable < least_detectable_share(PROMPTS, 1, 0.95)
+    assert 0.01 < found.p < 0.05
+    assert found.difference < found.detectable == pytest.approx(least_detectable_share(PROMPTS, 1, 0.95))
 
 
 def test_methods_that_are_right_everywhere_are_not_told_apart() -> None:

@@ -61,6 +61,8 @@ def test_p_values_stand_in_the_last_round_alone() -> None:
     assert "p: with the reference, corrected for 2 comparisons (Holm)" in text
     assert "a difference of 0.047 is about what such a run can find" in text
     assert "1 of 1 pair of methods differs at the level of 0.05" in text
+    alone = shown(*rows, comparisons=[comparison("A", "B", p=0.02, over="policies", seeds=2)])
+    assert "1 of 1 pair of these policies differs" in " ".join(alone.split())
 
 
 @pytest.mark.parametrize(
