@@ -12,8 +12,8 @@ if TYPE_CHECKING:
     from pipeline import Fitting
 
 
-class Reinforce(PostTrainingAlgorithms):
-    name: ClassVar[str] = "Reinforce"
+class RewardWeighted(PostTrainingAlgorithms):
+    name: ClassVar[str] = "RewardWeighted"
 
     def fit(self, ctx: JobContext, model: PreTrainedModel, fitting: Fitting) -> dict[str, Any]:
         from pipeline import Samples, completion_logprobs, fit, trained_tokens

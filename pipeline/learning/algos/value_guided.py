@@ -60,7 +60,7 @@ class ValueAlgoConfig(AlgoConfig):
     """Tokens that the reference gives less than this probability are no candidates."""
     others: Others = Others.kept
     """What becomes of tokens that are no candidates: `kept` leaves each the reference's probability, `offset_zero`
-    is the rule of the papers' code, `dropped` never draws one. See docs/guidance.md."""
+    is the rule of the papers' maths code, `dropped` never draws one. See docs/guidance.md."""
     truncate: bool | None = hint(None, keyed="as they do on `others`")
     """Former name: true is `others=dropped`, false is `others=kept`. Null leaves it to `others`."""
     aggregate: bool = True

@@ -111,7 +111,7 @@ def test_of_options_the_values_are_offered(tmp_path: Path) -> None:
 def test_of_an_export_the_chains_that_train_are_offered(tmp_path: Path) -> None:
     run = WrittenRun(tmp_path, chain_plan(rounds=2), name="first_run")
     run.folder.config.write_text(
-        "experiment: {name: x}\nalgos: {X: {class_path: tests.doubles.own_methods.Reinforce}}\n"
+        "experiment: {name: x}\nalgos: {X: {class_path: tests.doubles.own_methods.RewardWeighted}}\n"
         "datasets: {d: {kind: addition}}\nmodels: {m: {kind: tiny}}\n"
     )
     assert offered("export", "--output-dir", str(tmp_path), "first_run", "d/") == ["d/m/s0/X"]

@@ -125,7 +125,7 @@ def test_who_watches_is_told_what_ends_it() -> None:
 
 
 def test_keys_of_a_class_of_ones_own_are_explained() -> None:
-    own = "algos.Mine.class_path=tests.doubles.own_methods.Reinforce"
+    own = "algos.Mine.class_path=tests.doubles.own_methods.RewardWeighted"
     assert "algos.Mine.learning_rate" in told("algos.Mine.learning_rate", own)
 
 

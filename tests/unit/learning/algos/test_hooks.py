@@ -21,7 +21,7 @@ from pipeline.learning.rewards.scoring import Scored
 from pipeline.learning.training.grpo import checked_advantages
 from pipeline.learning.training.samples import Samples
 from tests.doubles.contexts import context
-from tests.doubles.own_methods import Reinforce
+from tests.doubles.own_methods import RewardWeighted
 from tests.unit.learning.algos.test_chain import Chains
 
 NONE = float("nan")
@@ -118,7 +118,7 @@ def test_advantages_are_taken_as_they_are() -> None:
 
 def test_the_method_that_the_page_shows_is_the_one_that_is_tested() -> None:
     shown = (Path(__file__).parents[4] / "docs" / "extending.md").read_text()
-    written = inspect.getsource(Reinforce.fit).splitlines()
+    written = inspect.getsource(RewardWeighted.fit).splitlines()
     lines = [line.strip() for line in written if line.strip() and not line.strip().startswith("def ")]
     assert len(lines) > 4
     assert [line for line in lines if line not in shown] == []

@@ -23,12 +23,12 @@ from tests.unit.learning.algos.test_chain import Chains, collecting_goes_once_fr
 
 TRAINED = ("DPO", "GRPO", "GRPO-HF", "SFT")
 OTHERS = ("BestOfN", "CD", "QSharp-HF")
-OWN = ("Reinforce",)
+OWN = ("RewardWeighted",)
 NEW = (*TRAINED, *OTHERS, *OWN)
 
 SETTINGS = (
     "algos=[BestOfN,CD,DPO,GRPO,GRPO-HF,QSharp-HF,SFT]",
-    "algos.Reinforce.class_path=tests.doubles.own_methods.Reinforce",
+    "algos.RewardWeighted.class_path=tests.doubles.own_methods.RewardWeighted",
     "algos.CD.epochs=1",
     "algos.QSharp-HF.epochs=1",
     "algos.PITA.enabled=false",
