@@ -110,7 +110,9 @@ class _Evaluate(TrainerCallback):
             self.found.append(self._measure(more["model"]))
 
 
-def trl_run(folder: Path, dataset: Dataset, seed: int, marks: Sequence[int], args: argparse.Namespace) -> list[Measured]:
+def trl_run(
+    folder: Path, dataset: Dataset, seed: int, marks: Sequence[int], args: argparse.Namespace
+) -> list[Measured]:
     """Train by TRL's trainer from a reference; what the policy is at each mark."""
     tokenizer = load_tokenizer(folder)
     # The task's answers have no end, and TRL's trainer wants a token for it.
@@ -182,7 +184,9 @@ def main() -> None:
         started = time.perf_counter()
         found.append(trl_run(folders[reference], dataset, seed, marks, args))
         figures = "  ".join(f"{one.right.mean():.3f}/{one.kl:.2f}" for one in found[-1])
-        print(f"reference {reference}, seed {seed}: {figures}  [{time.perf_counter() - started:.0f} s]", flush=True)
+        print(
+            f"reference {reference}, seed {seed}: {figures}  [{time.perf_counter() - started:.0f} s]", flush=True
+        )
     print("\n| completions | pass@1 | 95 % interval | by run | KL/seq |\n|---|---|---|---|---|")
     for mark, runs in zip(marks, zip(*found, strict=True), strict=True):
         print(_line(mark, runs), flush=True)

@@ -128,7 +128,10 @@ def test_intervals_of_graded_rewards_hold_about_as_often_as_they_say() -> None:
 def test_the_unit_of_a_reward_does_not_matter(unit: float) -> None:
     values = np.random.default_rng(1).choice([-0.5, 0, 0, 0.25, 1.0], 60)
     (expected,), ((p, _),) = score_intervals([values], [0.0], 0.95), paired_tests([values * 3], [0.0])
-    (found,), ((same, _),) = score_intervals([values * unit], [0.0], 0.95), paired_tests([values * unit * 3], [0.0])
+    (found,), ((same, _),) = (
+        score_intervals([values * unit], [0.0], 0.95),
+        paired_tests([values * unit * 3], [0.0]),
+    )
     assert found == pytest.approx((expected[0] * unit, expected[1] * unit), rel=1e-9)
     assert same == pytest.approx(p, rel=1e-6)
 
