@@ -4,8 +4,8 @@
 
 GRPO divides what a completion is better by its group's deviation; here its own reward has no part in what it is
 measured against, and nothing is divided. Training is one pass over completions of the policy that the round begins
-with: at its first step the ratio that GRPO clips is 1, and the gradient that of REINFORCE; later steps are off-policy,
-as those of GRPO are. The KL term is GRPO's, times `beta`.
+with: at its first step the ratio that GRPO clips is 1, and the gradient that of REINFORCE; later steps are
+off-policy, as those of GRPO are. The KL term is GRPO's, times `beta`.
 """
 
 from __future__ import annotations

@@ -3,8 +3,8 @@
 The guided policy is ``pi(a|s) ~ pi_ref(a|s) * exp(Q(s,a) / eta)`` over the candidates, the reference's likeliest
 tokens. What becomes of all other tokens is a setting (`Others`): they keep exactly the probability that the
 reference gives them, or have none, and then adding a constant to all values of a step changes nothing. Or they
-have an offset of 0 where candidates have theirs, as in the papers' maths code; then the constant counts. They share
-that offset, so they are tilted as one: a last column stands for all of them.
+have an offset of 0 where candidates have theirs, as in the papers' maths code; then the constant counts. They
+share that offset, so they are tilted as one: a last column stands for all of them.
 
 Shapes: B rows, V tokens of the vocabulary, K columns; candidates are sorted by the reference, likeliest first.
 """
