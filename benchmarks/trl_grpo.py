@@ -4,10 +4,10 @@
     python -m benchmarks.trl_grpo --completions 5120 --pairs 0:0
 
 Each run starts from a reference that the main command trains, on the task's training prompts and by its reward,
-and has a seed and a reference of its own, so that an interval over runs holds for other seeds and other references.
-The rate is the default of `algos.GRPO`. Answers have four tokens, so pass@1 is the probability of the right one and
-nothing is drawn for it; KL is summed over the tokens of drawn answers. Both are of 500 test prompts, as in
-docs/results.md.
+and has a seed and a reference of its own, so that an interval over runs holds for other seeds and other
+references. The rate is the default of `algos.GRPO`. Answers have four tokens, so pass@1 is the probability of
+the right one and nothing is drawn for it; KL is summed over the tokens of drawn answers. Both are of 500 test
+prompts, as in docs/results.md.
 """
 
 from __future__ import annotations
