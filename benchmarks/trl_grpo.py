@@ -31,7 +31,8 @@ import numpy as np
 import torch
 from datasets import Dataset as Rows
 from transformers import PreTrainedModel, PreTrainedTokenizerBase, TrainerCallback
-from trl import GRPOConfig, GRPOTrainer
+from trl.trainer.grpo_config import GRPOConfig
+from trl.trainer.grpo_trainer import GRPOTrainer
 
 from benchmarks.others import train, trained_by
 from pipeline.config.schema import SystemConfig
@@ -72,7 +73,7 @@ class TestPrompts:
     @torch.no_grad()
     def measure(self, policy: PreTrainedModel, reference: PreTrainedModel) -> Measured:
         """Evaluate a policy; every call draws the same way."""
-        policy.eval()
+        policy.train(mode=False)
         right = _token_logprobs(policy, self.prompts, self.answers)
         chosen = right.gather(2, self.answers[..., None]).squeeze(2).sum(1).exp()
         prompts = self.prompts.repeat_interleave(SAMPLES, 0)
@@ -120,7 +121,7 @@ def trl_run(
     tokenizer.pad_token = tokenizer.pad_token or tokenizer.bos_token
     policy, reference = (load_policy(folder, SystemConfig(), "cpu") for _ in range(2))
     policy.requires_grad_(True)
-    reference.eval()
+    reference.train(mode=False)
     assert policy.generation_config is not None
     policy.generation_config.eos_token_id = None
     prompts = TestPrompts(dataset, tokenizer)
@@ -160,7 +161,7 @@ def trl_run(
     return evaluate.found
 
 
-def _is_right(completions: list[str], solution: list[str], **_: Any) -> list[float]:
+def _is_right(completions: list[str], solution: list[str], **_: Any) -> list[float | None]:
     return [float(given.strip() == right) for given, right in zip(completions, solution, strict=True)]
 
 
@@ -193,7 +194,8 @@ def main() -> None:
 
 
 def _line(mark: int, runs: Sequence[Measured]) -> str:
-    spread = known_spread(np.stack([run.right for run in runs])[:, None]) if len(runs) > 1 else None
+    # Runs differ in seed and reference alike, so they are as many seeds of one.
+    spread = known_spread(np.stack([run.right for run in runs])[None]) if len(runs) > 1 else None
     interval = "" if spread is None else "[{:.3f}, {:.3f}]".format(*map(float, share_interval(spread, 0.95)))
     each = " ".join(f"{run.right.mean():.3f}" for run in runs)
     mean, kl = np.mean([run.right.mean() for run in runs]), np.mean([run.kl for run in runs])
