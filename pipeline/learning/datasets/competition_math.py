@@ -12,6 +12,7 @@ from pipeline.config.fields import BY_CONTENT, file_or_folder
 from pipeline.errors import DataError
 from pipeline.learning.datasets.columns import needed
 from pipeline.learning.datasets.from_files import STEP_BY_STEP, FilesConfig, FilesDataset
+from pipeline.learning.rewards.answers import last_boxed
 
 
 @dataclass(kw_only=True)
@@ -24,9 +25,6 @@ class MathConfig(FilesConfig):
     prompt_template: str | None = STEP_BY_STEP
 
 
-_BOXED = re.compile(r"\\(?:boxed|fbox)\s*(?=[{\w])")
-
-
 class CompetitionMath(FilesDataset):
     r"""Column ``solution`` is the worked solution, which TRL's rewards read, ``answer`` what is in its box."""
 
@@ -36,7 +34,7 @@ class CompetitionMath(FilesDataset):
     def adapt(self, data: Mapping[str, Any], place: str) -> Mapping[str, Any]:
         """The problem and its solution; subject and level under one name for every form of the dataset."""
         problem, solution = needed(data, place, "problem", "solution")
-        answer = data.get("answer") or last_boxed(str(solution))
+        answer = data.get("answer") or (last_boxed(str(solution)) or "").strip()
         if not answer:
             raise DataError(f"{place}: the solution has no final answer in \\boxed{{}}, and there is no 'answer'.")
         level = re.search(r"\d+", str(data.get("level", "")))
@@ -48,19 +46,3 @@ class CompetitionMath(FilesDataset):
             "level": int(level[0]) if level else None,
             "subject": data.get("subject", data.get("type")),
         }
-
-
-def last_boxed(text: str) -> str | None:
-    r"""What the last ``\boxed{...}`` holds, braces inside it included; None where there is none."""
-    found = list(_BOXED.finditer(text))
-    if not found:
-        return None
-    rest = text[found[-1].end() :]
-    if not rest.startswith("{"):  # \boxed 5
-        return re.split(r"[\s$.,]", rest, maxsplit=1)[0] or None
-    depth = 0
-    for at, character in enumerate(rest):
-        depth += {"{": 1, "}": -1}.get(character, 0)
-        if depth == 0:
-            return rest[1:at].strip() or None
-    return None

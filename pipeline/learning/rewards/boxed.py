@@ -6,64 +6,43 @@ import re
 from collections.abc import Sequence
 from typing import Any
 
+from pipeline.learning.rewards.answers import answer_part, last_box, last_boxed, odd_solution, written
 from pipeline.learning.rewards.traits import RewardTraits, Text, judged, reward, text_of
 
-_OPENING = re.compile(r"\\f?boxed\s*(\{|[^\s{}\\])")
 _SPACING = re.compile(r"\\[,;:!> ]|\\left(?![a-zA-Z])|\\right(?![a-zA-Z])|[\s$]")
-
-
-def last_boxed(text: str) -> str | None:
-    r"""What the last ``\boxed{...}`` holds, braces nested in it included; None where there is no whole one.
-
-    ``\fbox`` counts too, and ``\boxed 7`` holds ``7``.
-    """
-    for opening in reversed(list(_OPENING.finditer(text))):
-        if opening[1] != "{":
-            return opening[1]
-        inside = _until_closed(text, opening.end())
-        if inside is not None:
-            return inside
-    return None
-
-
-def _until_closed(text: str, start: int) -> str | None:
-    depth = 1
-    skip = False
-    for place in range(start, len(text)):
-        if skip or text[place] == "\\":
-            skip = not skip  # \{ and \} are text
-        elif text[place] == "{":
-            depth += 1
-        elif text[place] == "}":
-            depth -= 1
-            if depth == 0:
-                return text[start:place]
-    return None
+_THOUSANDS = re.compile(r"-?\d{1,3}(?:(?:,|\{,\})\d{3})+(?:\.\d+)?")
 
 
 def plain(answer: str) -> str:
     """An answer without spacing commands, ``$`` and a final point, so that ways of typing it compare equal."""
-    text = _SPACING.sub("", answer).replace("\\dfrac", "\\frac").replace("\\tfrac", "\\frac")
-    return text.rstrip(".")
+    text = _SPACING.sub("", answer).replace("\\dfrac", "\\frac").replace("\\tfrac", "\\frac").rstrip(".")
+    return re.sub(r"[,{}]", "", text) if _THOUSANDS.fullmatch(text) else text
 
 
 def boxed_answer(completion: Text) -> str | None:
     """The boxed answer of a completion in plain form, or None."""
-    inside = last_boxed(text_of(completion))
+    return _boxed(answer_part(text_of(completion)))
+
+
+def _boxed(text: str) -> str | None:
+    inside = last_boxed(text)
     return None if inside is None else plain(inside) or None
 
 
-@reward(RewardTraits(verifies=True, judges="correctness", answer=boxed_answer, version=2))
-def boxed(completions: Sequence[Text], solution: Sequence[str | None], **_: Any) -> list[float | None]:
+@reward(RewardTraits(verifies=True, judges="correctness", answer=boxed_answer, refuses=odd_solution, version=3))
+def boxed(completions: Sequence[Text], solution: Sequence[Any], **_: Any) -> list[float | None]:
     r"""Compare boxed answers as text. For mathematical equality use `math_verify`.
 
     Args:
         completions: Texts or conversations.
         solution: Column with a solution that boxes its answer, or with the bare answer. Rows without one get None.
+
+    Raises:
+        DataError: A solution is neither text nor number.
     """
-    return judged(completions, solution, _same)
+    return judged(completions, [written(each, "boxed") for each in solution], _same)
 
 
-def _same(given: Text, wanted: str) -> float:
-    boxed_one = boxed_answer(wanted)
-    return float(boxed_answer(given) == (plain(wanted) if boxed_one is None else boxed_one))
+def _same(given: Text, wanted: str) -> float | None:
+    right = plain(wanted) if last_box(wanted) is None else _boxed(wanted)
+    return None if right is None else float(boxed_answer(given) == right)

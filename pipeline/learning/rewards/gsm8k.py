@@ -1,4 +1,4 @@
-"""Reward 1 for the number of the solution, found as GSM8K marks it: after ``####``, else the last number."""
+r"""Reward 1 for the number of the solution: in the last ``\boxed{}`` or after ``####``, else the last number."""
 
 from __future__ import annotations
 
@@ -6,20 +6,31 @@ import re
 from collections.abc import Sequence
 from typing import Any
 
+from pipeline.learning.rewards.answers import answer_part, last_box, odd_solution, written
 from pipeline.learning.rewards.traits import RewardTraits, Text, judged, reward, text_of
 
-MARK = "####"
+_MARK = re.compile(r"####(?=[^\w\n]*\d)(?!\s*\d+[.)]\s+[A-Za-z])")
+"""Followed by a number. Without one, or with that of a section, it is a heading of Markdown."""
 _NUMBER = re.compile(
     r"(?<![\w.)])(?P<sign>-?)\$?(?P<minus>-?)"  # -$5 and $-5; no sign in "10-20", nor in the bullet "- 5"
     r"(?P<digits>\d{1,3}(?:,\d{3})+(?!\d)|\d+)"
     r"(?:\.(?P<decimals>\d+))?",
     re.ASCII,
 )
+_THOUSANDS = re.compile(r"(?<=\d)(?:\{,\}|,?\\[,;:! ])(?=\d{3}(?!\d))")
+r"""How LaTeX sets digits apart: ``8{,}000``, ``8\,000``, ``8,\!000``."""
+_SPACED = re.compile(r"(?<![\d.,])\d{1,3}(?:[ \u00a0\u202f]\d{3})+(?!\d)")
+"""Digits set apart by spaces, where nothing but an answer is looked at."""
+_FEW_WORDS = 3
+"""Words of a solution that is an answer and nothing else."""
+_UNIT = re.compile(r"\\(?:text|mathrm|mbox|textbf)\{[^{}\d]*\}(?:\^\{?\d\}?)?|(?<=[A-Za-z])\^\{?\d\}?")
+_NO_NUMBER = re.compile(r"\\(?:[dt]?frac|sqrt|pi|times|cdot)|\^|\d\s*/\s*\d")
+"""Makes something else of the digits beside it."""
 
 
 def last_number(text: str) -> str | None:
     """The last number of a text in plain notation: ``$1,250.50`` becomes ``1250.5``. None where there is none."""
-    numbers = list(_NUMBER.finditer(text))
+    numbers = list(_NUMBER.finditer(_THOUSANDS.sub("", text).replace("\\$", "$").replace("\N{MINUS SIGN}", "-")))
     if not numbers:
         return None
     found = numbers[-1]
@@ -30,26 +41,49 @@ def last_number(text: str) -> str | None:
 
 
 def final_number(completion: Text) -> str | None:
-    """The number after the last ``####``; without that mark the last number."""
-    head, mark, tail = text_of(completion).rpartition(MARK)
-    if not mark:
-        return last_number(tail)
-    first_line = tail.strip().split("\n", 1)[0]
-    return last_number(first_line) or last_number(head)
+    """The number of the last box, or after the last ``####`` if that comes later; else the last number."""
+    return _final(answer_part(text_of(completion)))
 
 
-@reward(RewardTraits(verifies=True, judges="correctness", isolated=False, answer=final_number))
-def gsm8k(completions: Sequence[Text], solution: Sequence[str | None], **_: Any) -> list[float | None]:
+def _final(text: str) -> str | None:
+    box, mark = last_box(text), next(reversed(list(_MARK.finditer(text))), None)
+    if mark is not None and (box is None or box[0] < mark.start()):
+        return _only(text[mark.end() :].strip().split("\n", 1)[0])
+    if box is None:
+        return last_number(text)
+    return None if box[1] is None else _only(box[1])
+
+
+def _only(answer: str) -> str | None:
+    """The number of a text that is an answer and nothing else; None for another value, such as a fraction."""
+    said = _SPACED.sub(lambda found: re.sub(r"\s", "", found[0]), _UNIT.sub("", answer.rpartition("=")[2]))
+    return None if _NO_NUMBER.search(said) else last_number(said)
+
+
+def _wanted(solution: str) -> str | None:
+    bare = last_box(solution) is None and not _MARK.search(solution) and len(solution.split()) <= _FEW_WORDS
+    return _only(solution) if bare else _final(solution)
+
+
+@reward(
+    RewardTraits(
+        verifies=True, judges="correctness", isolated=False, answer=final_number, refuses=odd_solution, version=2
+    )
+)
+def gsm8k(completions: Sequence[Text], solution: Sequence[Any], **_: Any) -> list[float | None]:
     """Compare final numbers.
 
     Args:
         completions: Texts or conversations.
         solution: Column with the worked solution or the bare number. Rows without one, or without a number in
             it, get None.
+
+    Raises:
+        DataError: A solution is neither text nor number.
     """
-    return judged(completions, solution, _same)
+    return judged(completions, [written(each, "gsm8k") for each in solution], _same)
 
 
-def _same(given: Text, wanted: object) -> float | None:
-    number = final_number(str(wanted))  # the bare number of a JSON file may be one
+def _same(given: Text, wanted: str) -> float | None:
+    number = _wanted(wanted)
     return None if number is None else float(final_number(given) == number)

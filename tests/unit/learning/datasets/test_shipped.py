@@ -9,7 +9,7 @@ from pipeline.config.bases import DatasetConfig
 from pipeline.config.load import load_config
 from pipeline.errors import ConfigError, DataError
 from pipeline.learning.datasets.base import SPLITS, Row
-from pipeline.learning.datasets.competition_math import MathConfig, last_boxed
+from pipeline.learning.datasets.competition_math import MathConfig
 from pipeline.learning.datasets.from_files import FilesConfig, FilesDataset
 from pipeline.learning.datasets.gsm8k import GSM8KConfig
 from pipeline.learning.datasets.imdb_sentiment import IMDBConfig
@@ -72,22 +72,6 @@ def test_math_is_tested_on_math_500_and_never_trained_on_it(tmp_path: Path) -> N
 def test_math_with_its_own_test_split(tmp_path: Path) -> None:
     rows = rows_of(MathConfig(kind="math", path=str(DATA / "math"), test_path=None), tmp_path)
     assert [row.columns["answer"] for row in rows["test"]] == ["56"]
-
-
-@pytest.mark.parametrize(
-    ("text", "answer"),
-    [
-        (r"so \boxed{\frac{1}{\sqrt{2}}}.", r"\frac{1}{\sqrt{2}}"),
-        (r"\boxed{1} and then \boxed{2}", "2"),
-        (r"it is $\boxed 5$", "5"),
-        (r"\fbox{ x }", "x"),
-        (r"\boxed{never closed", None),
-        (r"\boxed{}", None),
-        ("no box", None),
-    ],
-)
-def test_the_last_box(text: str, answer: str | None) -> None:
-    assert last_boxed(text) == answer
 
 
 def test_imdb_from_its_folder(tmp_path: Path) -> None:

@@ -5,7 +5,8 @@ from typing import Any
 import pytest
 
 from pipeline.errors import DataError
-from pipeline.learning.rewards.boxed import boxed, boxed_answer, last_boxed
+from pipeline.learning.rewards.answers import last_boxed
+from pipeline.learning.rewards.boxed import boxed, boxed_answer
 from pipeline.learning.rewards.exact_match import exact_match
 from pipeline.learning.rewards.gsm8k import final_number, gsm8k, last_number
 from pipeline.learning.rewards.length import length
@@ -77,10 +78,11 @@ def test_gsm8k() -> None:
         (r"\boxed{\frac{1}{2}}", r"\frac{1}{2}"),
         (r"\boxed{\{1, 2\}}", r"\{1, 2\}"),
         (r"\boxed{a_{b_{c}}}", "a_{b_{c}}"),
-        (r"\fbox{x}", None),
+        (r"\fbox{x}", "x"),
         (r"\fboxed{x}", "x"),
-        (r"\boxed 7", "7"),
-        (r"\boxed{1} then cut \boxed{2", "1"),
+        (r"it is $\boxed 17$.", "17"),
+        (r"\boxed{}", ""),
+        (r"\boxed{1} then cut \boxed{2", None),
         ("nothing", None),
         (r"\boxed{", None),
         (r"\boxed{\boxed{3}}", "3"),
@@ -174,15 +176,122 @@ def test_exact_match_takes_a_number_as_it_is_written() -> None:
     assert exact_match(completions=["7", "7.0", "8"], solution=[7, 7, 7]) == [1, 0, 0]
 
 
+@pytest.mark.parametrize("verifier", [exact_match, gsm8k, boxed, math_verify], ids=lambda one: one.__name__)
 @pytest.mark.parametrize(("odd", "found"), [(["7"], "a list"), ({"a": "7"}, "a dict"), (True, "true")])
-def test_exact_match_compares_with_nothing_that_is_neither_text_nor_number(odd: Any, found: str) -> None:
-    with pytest.raises(
-        DataError, match=f"'exact_match' .*'solution', which must be text or a number, found {found};"
-    ):
-        exact_match(completions=["True", "7"], solution=[odd, "7"])
+def test_nothing_is_compared_with_what_is_neither_text_nor_number(verifier: Any, odd: Any, found: str) -> None:
+    said = f"'{verifier.__name__}' .*'solution', which must be text or a number, found {found};"
+    with pytest.raises(DataError, match=said):
+        verifier(completions=["True", "7"], solution=[odd, "7"])
 
 
 @pytest.mark.parametrize("verifier", [exact_match, gsm8k, boxed, math_verify], ids=lambda one: one.__name__)
 def test_a_row_without_a_solution_is_not_judged(verifier: Any) -> None:
     for given in (r"\boxed{7}", "None", conversation("7")):
         assert verifier(prompts=[given] * 2, completions=[given] * 2, solution=[None, "8"]) == [None, 0]
+
+
+@pytest.mark.parametrize(
+    ("solution", "right", "wrong"),
+    [
+        (r"3\sqrt{13}", [r"\boxed{3\sqrt{13}}", r"$3\sqrt{13}$", r"3\sqrt{13}"], [r"\boxed{3}", "13"]),
+        (r"18\pi", [r"$18\pi$", r"\boxed{18 \pi}"], ["18"]),
+        (r"2^{10}", [r"\boxed{1024}", "1024"], [r"\boxed{2}", "10"]),
+        ("3*sqrt(13)", [r"\boxed{3\sqrt{13}}"], ["3"]),
+        ("pi/4", [r"\boxed{\frac{\pi}{4}}"], ["4"]),
+        ("2 1/2", [r"\boxed{2\frac{1}{2}}", r"\boxed{\frac52}", "2.5"], ["2", "1"]),
+        ("1.5e6", [r"\boxed{1500000}"], ["1.5"]),
+        ("8,000", [r"\boxed{8000}", r"\boxed{8{,}000}", r"\boxed{8\,000}", "8 000"], ["8"]),
+        ("8{,}000", ["8000"], ["8"]),
+        (r"50\%", [r"\boxed{50\%}", r"\boxed{50}", "50 percent"], ["5"]),
+        (r"\text{(C)}", [r"\boxed{C}", r"\boxed{\text{(C)}}", r"\boxed{\textbf{(C)}}"], [r"\boxed{B}"]),
+        (r"5 \text{ cm}", [r"\boxed{5}", r"\boxed{5\text{ cm}}"], [r"\boxed{50}"]),
+        ("18 dollars", [r"\boxed{18}", r"\boxed{\$18}"], [r"\boxed{1}"]),
+        (r"90^\circ", [r"\boxed{90}", "90°"], [r"\boxed{9}"]),
+        ("x=5", [r"\boxed{5}", r"\boxed{x = 5}"], [r"\boxed{x=6}"]),
+        ("y = 2x+3", [r"\boxed{y=2x+3}", r"\boxed{3+2x}"], ["2"]),
+        ("(1,2)", [r"\boxed{(1, 2)}"], [r"\boxed{(2,1)}", r"\boxed{1}"]),
+        ("[0,1)", [r"\boxed{[0,1)}"], [r"\boxed{[0,1]}", "0"]),
+        (r"\{1,2\}", [r"\boxed{\{2,1\}}", r"\boxed{1} and \boxed{2}", r"\boxed{2}, \boxed{1}"], [r"\boxed{1}"]),
+        ("3 or 5", [r"\boxed{3 \text{ or } 5}"], [r"\boxed{3}", "5"]),
+        (r"\begin{pmatrix}1\\2\end{pmatrix}", [r"\boxed{\begin{pmatrix} 1 \\ 2 \end{pmatrix}}"], [r"\boxed{1}"]),
+        ("Yes", [r"\boxed{\text{Yes}}", r"\boxed{Yes}"], [r"\boxed{No}"]),
+        ("listen", [r"\boxed{listen}"], [r"\boxed{silent}"]),
+        ("no solution", [r"\boxed{\text{no solution}}"], [r"\boxed{0}"]),
+        ("12:00", [r"\boxed{12:00}"], [r"\boxed{1:00}"]),  # as math-verify's tests have it
+        (r"0.\overline{3}", [r"\boxed{0.\overline{3}}"], ["0"]),
+        ("So $x=3$, and thus the sum is \\boxed{4}.", ["4"], ["3"]),
+        ("6 and 1 make 7\n#### 7", [r"\boxed{7}"], ["6"]),
+        ("The final answer is 10,455. I hope it is correct.", ["10455"], ["10"]),
+        (r"\(\frac12\)", ["0.5"], ["1"]),
+        (42, [r"\boxed{42}", "42"], ["4"]),
+        (42.0, [r"\boxed{42}"], ["4"]),
+        (1e-05, [r"\boxed{0.00001}"], ["1"]),
+    ],
+)
+def test_a_solution_is_read_wherever_it_stands(solution: Any, right: list[str], wrong: list[str]) -> None:
+    pytest.importorskip("math_verify")
+    given = [*right, *wrong]
+    wanted = [1] * len(right) + [0] * len(wrong)
+    assert math_verify(completions=given, solution=[solution] * len(given)) == wanted
+
+
+@pytest.mark.parametrize("verifier", [gsm8k, boxed, math_verify], ids=lambda one: one.__name__)
+@pytest.mark.parametrize(
+    ("completion", "score"),
+    [
+        (r"\boxed{5}. Note that 7 is the next prime, and $2 + 3 = 8 - 3$.", 1),
+        (r"first \boxed{4}, then \boxed{5}", 1),
+        ("\\boxed{5}\n\nWait, \\boxed{", 0),
+        (r"<think> perhaps \boxed{5}, no, that is not it, so", 0),
+        (r"<think> \boxed{4}? </think> \boxed{5}", 1),
+        (r"\boxed{4}, or is it? </think> \boxed{5}", 1),  # the template has begun the reasoning
+        (r"<think> \boxed{5} </think> I do not know", 0),
+        (r"[THINK]\boxed{5}", 0),
+        ("\\boxed{5}\n\nQuestion: Tom has 3 pens.\nAnswer: \\boxed{3}", 1),
+        ("\\boxed{5}<|im_start|>user\nand \\boxed{6}", 1),
+    ],
+)
+def test_where_the_answer_of_a_completion_is(verifier: Any, completion: str, score: float) -> None:
+    if verifier is math_verify:
+        pytest.importorskip("math_verify")
+    assert verifier(completions=[completion], solution=["5"]) == [score]
+
+
+@pytest.mark.parametrize(
+    ("completion", "number"),
+    [
+        (r"She makes \boxed{18} dollars. That is for 2 weeks.", "18"),
+        (r"\boxed{8{,}000}", "8000"),
+        (r"\boxed{8\,000}", "8000"),
+        (r"\boxed{8 000}", "8000"),
+        (r"\boxed{\$18.00}", "18"),
+        (r"\boxed{18 \text{ m}^2}", "18"),
+        (r"\boxed{\text{The answer is 460}}", "460"),
+        (r"\boxed{9 + 9 = 18}", "18"),
+        (r"\boxed{\frac{1}{2}}", None),
+        ("She makes 18.\n#### 18\n\nQuestion: Tom has 3.\nAnswer: 5\n#### 5", "18"),
+        ("#### Step 3: the total\nIt is 18.", "18"),  # headings of Markdown
+        ("#### 1. Count\nIt is 18.", "18"),
+        ("#### **18**", "18"),
+        (r"\boxed{4} each, so #### 8", "8"),
+        ("It is \N{MINUS SIGN}3.", "-3"),
+    ],
+)
+def test_the_number_where_it_was_asked_for(completion: str, number: str | None) -> None:
+    assert final_number(completion) == number
+
+
+def test_a_solution_that_is_no_number_is_not_judged_by_numbers() -> None:
+    for solution in (r"3\sqrt{13}", "1/2", r"\boxed{\frac12}"):
+        assert gsm8k(completions=["13", "2"], solution=[solution] * 2) == [None, None]
+
+
+@pytest.mark.parametrize("verifier", [exact_match, gsm8k, boxed, math_verify], ids=lambda one: one.__name__)
+def test_missing_solutions_and_whole_numbers(verifier: Any) -> None:
+    if verifier is math_verify:
+        pytest.importorskip("math_verify")
+    given = r"\boxed{42}" if verifier is boxed else "42"
+    for missing in (None, float("nan"), "", " \n"):
+        assert verifier(completions=[given], solution=[missing]) == [None]
+    for there in (42, 42.0, "42"):
+        assert verifier(completions=[given], solution=[there]) == [1]

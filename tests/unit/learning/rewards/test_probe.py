@@ -165,7 +165,7 @@ def test_a_solution_that_is_a_number_will_do_where_texts_are_compared_as_they_ar
 
 
 def test_a_solution_that_is_no_text_is_told_where_rewards_that_ship_need_one(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match=r"reward 'boxed' fails: TypeError: string indices must be"):
+    with pytest.raises(DataError, match=r"reward 'boxed' .*must be text or a number, found a list"):
         prepared(
             tmp_path,
             jsonl(tmp_path, reward="boxed"),

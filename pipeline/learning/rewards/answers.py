@@ -1,0 +1,144 @@
+r"""What of a completion is its answer, and what of a row is its solution: common to the rewards that compare them.
+
+A solution may be text or a number; a missing one (None, NaN, or nothing but white space) judges nobody. In a
+completion reasoning is no answer, nor is what a model writes when it has answered and goes on with a question of
+its own.
+
+Light on purpose: the processes that grade import this.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Mapping
+from decimal import Decimal
+from typing import Any
+
+from pipeline.errors import DataError
+
+_REASONING = (
+    ("<think>", "</think>"),
+    ("<thinking>", "</thinking>"),
+    ("<reasoning>", "</reasoning>"),
+    ("<|begin_of_thought|>", "<|end_of_thought|>"),
+    ("[THINK]", "[/THINK]"),
+    ("◁think▷", "◁/think▷"),
+)
+"""How reasoning begins and ends. The template may have written the beginning, so that a completion has none."""
+_TURNS = ("<|im_start|>", "<|start_header_id|>", "<|eot_id|>", "<|im_end|>")
+"""What templates write between turns, where a tokenizer has it as text."""
+_ANOTHER_QUESTION = re.compile(r"\n[ \t]*(?:Question|Problem|Exercise|Q|Human|User)(?: ?\d+)?[ \t]*:")
+_OPENING = re.compile(r"\\(?:f?boxed|fbox)\s*(\{|[^\s{}\\$.,]+)")
+
+
+def is_missing(value: object) -> bool:
+    """Whether a column holds nothing: null, NaN, or nothing but white space."""
+    return (
+        value is None
+        or (isinstance(value, float) and math.isnan(value))
+        or (isinstance(value, str) and not value.strip())
+    )
+
+
+def written(solution: Any, reward: str) -> str | None:
+    """A solution as one writes it, or None for a missing one.
+
+    Whole numbers have no point, be they floats since others of their column are missing: 42.0 is ``42``.
+
+    Args:
+        solution: As the row has it.
+        reward: For messages.
+
+    Raises:
+        DataError: It is neither text nor a number.
+    """
+    if is_missing(solution):
+        return None
+    if problem := odd(solution):
+        raise DataError(f"the reward '{reward}' {problem}")
+    if isinstance(solution, float) and math.isfinite(solution):
+        return format(Decimal(int(solution) if solution.is_integer() else repr(solution)), "f")
+    return str(solution)
+
+
+def odd(solution: object) -> str:
+    """What is wrong with a solution that is neither text nor a number; "" where nothing is."""
+    if solution is None or (isinstance(solution, str | int | float) and not isinstance(solution, bool)):
+        return ""
+    found = f"{solution}".lower() if isinstance(solution, bool) else f"a {type(solution).__name__}"
+    return f"compares completions with 'solution', which must be text or a number, found {found}; write it as text"
+
+
+def odd_solution(columns: Mapping[str, Any]) -> str:
+    """What is wrong with the solution of a row, for `RewardTraits.refuses`."""
+    return odd(columns.get("solution"))
+
+
+def answer_part(text: str) -> str:
+    """What of a completion may hold its answer: what follows the reasoning, up to a question of its own.
+
+    Reasoning that has no end holds no answer, whatever it considers.
+    """
+    for opening, closing in _REASONING:
+        head, begun, reasoning = text.rpartition(opening)
+        if begun and closing not in reasoning:
+            text = head
+        text = text.rpartition(closing)[2]
+    for mark in _TURNS:
+        text = text.partition(mark)[0] if text.find(mark) > 0 else text
+    for found in _ANOTHER_QUESTION.finditer(text):
+        head = text[: found.start()]
+        if "boxed" in head or any(character.isdigit() for character in head):
+            return head
+    return text
+
+
+def boxes(text: str) -> list[tuple[int, int, str | None]]:
+    r"""Where each ``\boxed{...}`` begins and ends, and what it holds, braces nested in it included.
+
+    One that was cut off holds None. ``\fbox`` and ``\fboxed`` count too, and ``\boxed 7`` holds ``7``.
+    """
+    found: list[tuple[int, int, str | None]] = []
+    for opening in _OPENING.finditer(text):
+        end = _closing(text, opening.end()) if opening[1] == "{" else opening.end()
+        found.append((opening.start(), end or len(text), _inside(text, opening, end)))
+    return found
+
+
+def last_box(text: str) -> tuple[int, str | None] | None:
+    """Where the last box begins and what it holds: None where it was cut off, whatever those before it hold."""
+    opening = None
+    for opening in _OPENING.finditer(text):  # noqa: B007 - the last one is wanted
+        pass
+    if opening is None:
+        return None
+    return opening.start(), _inside(text, opening, _closing(text, opening.end()))
+
+
+def last_boxed(text: str) -> str | None:
+    """What the last box of a text holds; None where there is none, or where it was cut off."""
+    found = last_box(text)
+    return found and found[1]
+
+
+def _inside(text: str, opening: re.Match[str], end: int | None) -> str | None:
+    if opening[1] != "{":
+        return opening[1]
+    return None if end is None else text[opening.end() : end - 1]
+
+
+def _closing(text: str, start: int) -> int | None:
+    """The place behind the brace that closes what was opened before `start`."""
+    depth = 1
+    skip = False
+    for place in range(start, len(text)):
+        if skip or text[place] == "\\":
+            skip = not skip  # \{ and \} are text
+        elif text[place] == "{":
+            depth += 1
+        elif text[place] == "}":
+            depth -= 1
+            if depth == 0:
+                return place + 1
+    return None
