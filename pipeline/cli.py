@@ -24,9 +24,9 @@ from pipeline.commands.run import run_experiment
 from pipeline.commands.start import INTERRUPTED
 from pipeline.config.arguments import check_flags, config_dir_of, settings_first, with_values
 from pipeline.config.explain import explain
-from pipeline.config.home import at_home
 from pipeline.config.install import conf_dir
 from pipeline.config.load import VERSION_BASE, register_schemas, typed
+from pipeline.config.words import as_meant
 from pipeline.errors import PipelineError
 from pipeline.terminal import streams
 from pipeline.terminal.console import make_console, say
@@ -75,7 +75,7 @@ def main(arguments: Sequence[str]) -> int:
     try:
         arguments = as_overrides(arguments)
         check_flags(arguments, FLAGS)
-        arguments = at_home(settings_first(arguments))
+        arguments = as_meant(settings_first(arguments))
         with _for_hydra(with_values(arguments)):
             register_schemas(arguments)
             entry()

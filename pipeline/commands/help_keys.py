@@ -17,7 +17,7 @@ from rich.text import Text
 from pipeline.config.explain import unknown_key
 from pipeline.config.install import conf_dir
 from pipeline.config.known import GROUPS, advice_on, other_name
-from pipeline.config.load import class_paths, kinds_of_files, register_schemas
+from pipeline.config.load import kinds_of_files, register_schemas
 from pipeline.config.meaning import (
     Meaning,
     about,
@@ -28,6 +28,7 @@ from pipeline.config.meaning import (
     typed,
 )
 from pipeline.config.tables import TABLES, settings_class
+from pipeline.config.words import class_paths
 from pipeline.errors import ConfigError
 from pipeline.terminal.console import say
 

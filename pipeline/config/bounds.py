@@ -15,6 +15,8 @@ import yaml
 
 from pipeline.errors import ConfigError
 
+LONGEST_OVERRIDE = 10_000
+"""Characters of one setting on the command line."""
 LARGEST_FILE = 1_000_000
 """Bytes of a YAML file."""
 MOST_VALUES = 50_000

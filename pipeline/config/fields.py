@@ -32,6 +32,7 @@ PATH = "path"
 CHOICES = "choices"
 UNLESS_DEFAULT = "unless_default"
 KEYED = "keyed"
+MODEL_TEXT = "model_text"
 BY_CONTENT = "by what is there, wherever that is"
 """How results depend on the name of a place."""
 _GROUPED_FROM = 10_000
@@ -154,6 +155,17 @@ def one_of(
         keyed: Likewise.
     """
     return _field(default, affects_result, {CHOICES: choices, KEYED: keyed})
+
+
+def model_text(default: Any) -> Any:
+    r"""A field of text that models read, or of a list of them: typed on the command line, ``\n`` is a line break.
+
+    ``\t`` is a tab, ``\\n`` a backslash and an n; commands of LaTeX, such as ``\nabla``, stay as they are.
+
+    Args:
+        default: Its default.
+    """
+    return _field(default, True, {MODEL_TEXT: True})
 
 
 def option(default: Any) -> Any:

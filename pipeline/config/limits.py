@@ -17,14 +17,13 @@ from hydra.core.plugins import Plugins
 from hydra.plugins.config_source import ConfigLoadError, ConfigResult
 from omegaconf import DictConfig, ListConfig, OmegaConf
 
-from pipeline.config.bounds import DEEPEST, LONG_NUMBER, check_file, number_of
+from pipeline.config.bounds import DEEPEST, LONG_NUMBER, LONGEST_OVERRIDE, check_file, number_of
+from pipeline.config.file_words import check_texts
 from pipeline.errors import ConfigError
 
 if TYPE_CHECKING:
     from hydra._internal.core_plugins.file_config_source import FileConfigSource
 
-LONGEST_OVERRIDE = 10_000
-"""Characters of one setting on the command line."""
 LONGEST_COMMAND_LINE = 100_000
 MOST_DEFAULTS = 200
 """Files that the `defaults` of one file name; Hydra takes time with the square of them."""
@@ -87,6 +86,7 @@ def _load_config(source: FileConfigSource, config_path: str) -> ConfigResult:
     check_file(path)
     text = path.read_text(encoding="utf-8-sig")
     config = deepcopy(_parsed(text))
+    check_texts(text, path)
     named = config.get("defaults") if isinstance(config, DictConfig) else None
     if isinstance(named, ListConfig) and len(named) > MOST_DEFAULTS:
         raise ConfigError(f"{path}: {len(named):,} entries of `defaults`, and {MOST_DEFAULTS} are the most")

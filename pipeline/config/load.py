@@ -28,7 +28,6 @@ from pipeline.config.explain import COMPOSITION_ERRORS, explain, type_or_line
 from pipeline.config.fields import MISSING
 from pipeline.config.fronts import point_of, settings_of, with_points
 from pipeline.config.held_out import UNSET, give_way, is_unset
-from pipeline.config.home import at_home
 from pipeline.config.install import conf_dir
 from pipeline.config.limits import bound_files, check_overrides
 from pipeline.config.modes import know_mode
@@ -36,6 +35,7 @@ from pipeline.config.schema import Config
 from pipeline.config.sweeps import bound_sweeps
 from pipeline.config.tables import TABLES, all_shipped, settings_class
 from pipeline.config.values import brief, value_problems
+from pipeline.config.words import as_meant, class_paths
 from pipeline.errors import ConfigError
 
 VERSION_BASE = "1.3"
@@ -168,7 +168,7 @@ def load_config(overrides: Sequence[str], config_dir: Path | None = None) -> Con
     Raises:
         ConfigError: Something the user wrote is wrong.
     """
-    outer, overrides = GlobalHydra.instance().hydra, at_home(overrides)
+    outer, overrides = GlobalHydra.instance().hydra, as_meant(overrides)
     try:
         register_schemas(overrides)
         GlobalHydra.instance().clear()
@@ -221,13 +221,6 @@ def _check_choices(overrides: Sequence[str]) -> None:
             )
         if twice := [name for name, times in Counter(map(str, names)).items() if times > 1]:
             raise ConfigError(f"{group}={value} names {twice[0]} twice")
-
-
-def class_paths(table: str, overrides: Sequence[str]) -> Iterator[tuple[str, str]]:
-    """Names and classes that a command line adds to a table."""
-    for override in overrides:
-        if match := re.fullmatch(rf"\+{{0,2}}{table}\.([\w-]+)\.class_path=(['\"]?)([^'\"]+)\2", override):
-            yield match[1], match[3]
 
 
 def _resolved(composed: DictConfig) -> dict[str, Any]:

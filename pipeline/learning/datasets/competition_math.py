@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any, ClassVar
 
 from pipeline.config.bases import DatasetConfig
-from pipeline.config.fields import BY_CONTENT, file_or_folder
+from pipeline.config.fields import BY_CONTENT, file_or_folder, model_text
 from pipeline.errors import DataError
 from pipeline.learning.datasets.columns import needed
 from pipeline.learning.datasets.from_files import STEP_BY_STEP, FilesConfig, FilesDataset
@@ -22,7 +22,7 @@ class MathConfig(FilesConfig):
     reward: str = "math_verify"
     path: str | None = file_or_folder("DigitalLearningGmbH/MATH-lighteval", affects_result=False, keyed=BY_CONTENT)
     test_path: str | None = file_or_folder("HuggingFaceH4/MATH-500", affects_result=False, keyed=BY_CONTENT)
-    prompt_template: str | None = STEP_BY_STEP
+    prompt_template: str | None = model_text(STEP_BY_STEP)
 
 
 class CompetitionMath(FilesDataset):

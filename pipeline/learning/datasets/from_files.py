@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pipeline.config.bases import DatasetConfig
-from pipeline.config.fields import BY_CONTENT, file_or_folder, hint, number
+from pipeline.config.fields import BY_CONTENT, file_or_folder, hint, model_text, number
 from pipeline.errors import ConfigError, DataError
 from pipeline.learning.datasets.base import Dataset, Row
 from pipeline.learning.datasets.columns import check_template, make_row, renamed
@@ -49,12 +49,13 @@ class FilesConfig(DatasetConfig):
     """Our name -> the file's name, for columns that are called otherwise: {prompt: question}."""
     further_columns: list[str] | None = None
     """Columns kept for rewards besides TRL's own; null keeps all."""
-    prompt_template: str | None = None
-    """Text of the prompt with columns in braces, such as 'Q: {prompt} A:'; null takes the prompt as it is."""
+    prompt_template: str | None = model_text(None)
+    """Text of the prompt with columns in braces, such as 'Q: {prompt} A:'; null takes the prompt as it is. Typed
+    on the command line, a backslash and an n are a line break."""
     chat: bool = False
     """Make a prompt of text the user's turn of a conversation, so that the model's chat template is applied."""
-    system_prompt: str | None = None
-    """First message of every conversation."""
+    system_prompt: str | None = model_text(None)
+    """First message of every conversation; null has none. Line breaks as in `prompt_template`."""
     limit: int | None = number(None, at_least=1, at_most=1_000_000_000, hint=", or null to read all")
     """Rows read of each split at most; null reads all."""
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any, ClassVar
 
 from pipeline.config.bases import DatasetConfig
-from pipeline.config.fields import BY_CONTENT, file_or_folder, number
+from pipeline.config.fields import BY_CONTENT, file_or_folder, model_text, number
 from pipeline.errors import DataError
 from pipeline.learning.datasets.columns import needed
 from pipeline.learning.datasets.from_files import STEP_BY_STEP, FilesConfig, FilesDataset
@@ -21,7 +21,7 @@ class GSM8KConfig(FilesConfig):
     path: str | None = file_or_folder("openai/gsm8k", affects_result=False, keyed=BY_CONTENT)
     subset: str | None = "main"
     test_size: int = number(1319, at_least=1, at_most=1_000_000_000)
-    prompt_template: str | None = STEP_BY_STEP
+    prompt_template: str | None = model_text(STEP_BY_STEP)
 
 
 class GSM8K(FilesDataset):

@@ -1,0 +1,98 @@
+"""What is typed for a key is what was meant: texts as they stand, None as null, line breaks for models."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from pipeline.config.load import load_config
+from pipeline.config.words import as_meant
+from pipeline.errors import ConfigError
+
+_JSONL = ("experiment.name=x", "dataset=jsonl", "datasets.jsonl.path=rows.jsonl")
+_NUMBERS = ["1.10", "1e3", "1_000", "0x10", "on", "true", "null", "None", "2024-01-01", "007", "1:30", "nan"]
+
+
+@pytest.mark.parametrize("typed", _NUMBERS)
+def test_a_name_is_what_was_typed(typed: str) -> None:
+    config = load_config([f"experiment.name={typed}", f"tracking.project={typed}x"])
+    assert (config.experiment.name, config.tracking.project) == (typed, f"{typed}x")
+
+
+@pytest.mark.parametrize("typed", ["1.10", "007", "true", "1e3"])
+def test_texts_in_lists_and_tables_are_what_was_typed(typed: str) -> None:
+    given = [f"datasets.jsonl.columns={{prompt: {typed}}}", f"datasets.jsonl.further_columns=[{typed},b]"]
+    dataset: Any = load_config([*_JSONL, *given]).datasets["jsonl"]
+    assert (dataset.columns, dataset.further_columns) == ({"prompt": typed}, [typed, "b"])
+
+
+@pytest.mark.parametrize(
+    ("typed", "meant"),
+    [
+        ("None", None),
+        ("null", None),
+        ("~", None),
+        ("'None'", "None"),
+        ('"null"', "null"),
+        ("1.10", "1.10"),
+        (r"Be kind.\nBe short.", "Be kind.\nBe short."),
+        (r'"a, b\n\"c\" \\n \t{d}"', 'a, b\n"c" \\n \t{d}'),
+        (r'"\nabla \times \theta \neq \boxed{}"', r"\nabla \times \theta \neq \boxed{}"),
+        ('"a\nb"', "a\nb"),
+    ],
+)
+def test_a_text_for_models_is_read_as_people_write_it(typed: str, meant: str | None) -> None:
+    dataset: Any = load_config([*_JSONL, f"datasets.jsonl.system_prompt={typed}"]).datasets["jsonl"]
+    assert dataset.system_prompt == meant
+
+
+def test_none_is_null_wherever_null_may_stand() -> None:
+    config: Any = load_config([*_JSONL, "datasets.jsonl.limit=None", "datasets.jsonl.further_columns=None"])
+    assert (config.datasets["jsonl"].limit, config.datasets["jsonl"].further_columns) == (None, None)
+
+
+@pytest.mark.parametrize(
+    ("word", "meant"),
+    [
+        ("experiment.name=1.1,1.10", "experiment.name='1.1','1.10'"),
+        ("datasets.mine.system_prompt=None,short", "datasets.mine.system_prompt=null,short"),
+        (r"datasets.jsonl.path=C:\new", r"datasets.jsonl.path=C:\new"),
+        ("experiment.seeds=[0,1]", "experiment.seeds=[0,1]"),
+        ("evaluation.etas=[0.50]", "evaluation.etas=[0.50]"),
+        ("algos.GRPO.options={name: 1.10}", "algos.GRPO.options={name: 1.10}"),
+        ("hydra.job.name=1.10", "hydra.job.name=1.10"),
+        ("--config-dir=1.10", "--config-dir=1.10"),
+        ("experiment.name=[1.10", "experiment.name=[1.10"),
+    ],
+)
+def test_only_settings_that_hydra_would_misread_are_rewritten(word: str, meant: str) -> None:
+    assert as_meant([word]) == [meant]
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("experiment: {name: 1.10}", "'1.10'"),
+        ("experiment:\n  name: on", "'on'"),
+        ("datasets:\n  jsonl:\n    further_columns:\n      - a\n      - 007", "'007'"),
+        ("datasets: {jsonl: {columns: {prompt: 1.10}}}", "'1.10'"),
+        ("datasets: {jsonl: {system_prompt: None}}", "null"),
+        ("datasets:\n  jsonl:\n    limit: None", "null"),
+    ],
+)
+def test_a_file_whose_text_yaml_reads_otherwise_is_refused(text: str, said: str, tmp_path: Path) -> None:
+    (tmp_path / "profile").mkdir()
+    (tmp_path / "profile" / "mine.yaml").write_text(f"# @package _global_\n{text}\n")
+    with pytest.raises(ConfigError, match=said):
+        load_config([*_JSONL, f"hydra.searchpath=[file://{tmp_path}]", "profile=mine"])
+
+
+@pytest.mark.parametrize(
+    "text", ["tracking: {project: '1.10'}", "tracking: {project: 17}", "algos: {GRPO: {options: {name: 1.10}}}"]
+)
+def test_a_file_whose_texts_are_what_they_seem_is_taken(text: str, tmp_path: Path) -> None:
+    (tmp_path / "profile").mkdir()
+    (tmp_path / "profile" / "mine.yaml").write_text(f"# @package _global_\n{text}\n")
+    load_config([*_JSONL, f"hydra.searchpath=[file://{tmp_path}]", "profile=mine"])
