@@ -1,14 +1,17 @@
 """CUDA graphs on a CPU: operations that are recorded once, and done again on the same memory without any Python.
 
 Like a device's, a recording does nothing: what it has written meanwhile is put back. What a graph cannot hold is
-refused: waiting for a number, and sending one from the host.
+refused: waiting for a number, and sending one from the host. What a recording that failed leaves behind is that of
+torch 2.11 to 2.13: `Left`.
 """
 
 from __future__ import annotations
 
+import itertools
+from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, ClassVar
 
 import pytest
 import torch
@@ -21,6 +24,7 @@ ASKS = {
     *("nonzero", "masked_select", "_unique2", "unique_dim", "unique_consecutive", "bincount", "one_hot"),
 }
 """Operations that a GPU has to answer: with a number, or with a shape that depends on numbers."""
+REFUSED = "operation not permitted when stream is capturing"
 SENDS = {"lift_fresh"}
 """Those that make a tensor of what the host has."""
 
@@ -49,7 +53,7 @@ class Recorder(TorchDispatchMode):
     def __torch_dispatch__(self, op: Any, _types: Any, args: Any = (), kwargs: Any = None) -> Any:
         name, kwargs, writes = op.overloadpacket.__name__, kwargs or {}, False
         if name in SENDS or waits(op, args, kwargs):
-            raise RuntimeError(f"operation not permitted when stream is capturing: {name}")
+            raise RuntimeError(f"{REFUSED}: {name}")
         for place, argument in zip(
             op._schema.arguments, [*args, *[None] * len(op._schema.arguments)], strict=False
         ):
@@ -100,10 +104,28 @@ def _memory(tensor: Tensor) -> int:
 
 
 class Stream:
-    """Of `torch.cuda.Stream`: there is but one."""
+    """Of `torch.cuda.Stream`."""
+
+    device = "cpu"
 
     def wait_stream(self, _other: Stream) -> None:
         pass
+
+
+class Left:
+    """The state of a device that a recording changes, and gives back at its end alone.
+
+    Attributes:
+        current: Its stream.
+        pools: Pools of memory that are open, each of which keeps the allocator from giving anything back.
+        users: Of each pool: graphs, and recordings that have not ended.
+        generating: Whether the generator of random numbers is recorded.
+    """
+
+    current = Stream()
+    pools: ClassVar[list[object]] = []
+    users: ClassVar[Counter[object]] = Counter()
+    generating = False
 
 
 @contextmanager
@@ -112,12 +134,41 @@ def recording(graph: Graph, *, pool: object, stream: Stream, capture_error_mode:
     assert pool is not None
     assert isinstance(stream, Stream)
     assert capture_error_mode == "thread_local"
-    graph.recorder = Recorder()
+    assert pool not in Left.pools
+    graph.recorder, before = Recorder(), Left.current
+    Left.current, Left.generating = stream, True
+    Left.pools.append(pool)
+    Left.users[pool] += 1
     try:
         with graph.recorder:
             yield
+    except RuntimeError as error:
+        if REFUSED in str(error):  # then the end of the recording fails too, before anything is given back
+            raise RuntimeError("operation failed due to a previous error during capture")  # noqa: B904
+        Left.users[pool] -= 1
+        end(before, pool)
+        raise
     finally:
         graph.recorder.put_back()
+    end(before, pool)
+
+
+def end(before: Stream, pool: object) -> None:
+    """As a recording ends that has not failed."""
+    Left.current, Left.generating = before, False
+    Left.pools.remove(pool)
+
+
+def end_allocate(_device: int, pool: object) -> None:
+    """Of `torch._C._cuda_endAllocateToPool`."""
+    if pool not in Left.pools:
+        raise RuntimeError("endAllocatePool: not currently recording to mempool_id")
+    Left.pools.remove(pool)
+
+
+def release_pool(_device: int, pool: object) -> None:
+    """Of `torch._C._cuda_releasePool`."""
+    Left.users[pool] -= 1
 
 
 @contextmanager
@@ -128,14 +179,21 @@ def on_stream(_stream: Stream) -> Iterator[None]:
 
 def use_doubles(patch: pytest.MonkeyPatch) -> None:
     """Let graphs be recorded here."""
+    handles = itertools.count(1)
     doubles = {
         "CUDAGraph": Graph,
         "Stream": Stream,
-        "current_stream": Stream,
+        "current_device": lambda: 0,
+        "current_stream": lambda: Left.current,
         "graph": recording,
-        "graph_pool_handle": lambda: (0, 1),
+        "graph_pool_handle": lambda: (0, next(handles)),
+        "set_stream": lambda stream: setattr(Left, "current", stream),
         "stream": on_stream,
     }
     for name, double in doubles.items():
         patch.setattr(torch.cuda, name, double)
+    patch.setattr(torch._C, "_cuda_endAllocateToPool", end_allocate, raising=False)
+    patch.setattr(torch._C, "_cuda_releasePool", release_pool, raising=False)
     patch.setattr(Graph, "replays", 0)
+    for name, value in {"current": Stream(), "pools": [], "users": Counter(), "generating": False}.items():
+        patch.setattr(Left, name, value)

@@ -5,8 +5,10 @@ tilt, the value model's pass over all places for candidates, and what both remem
 memory that stays where it is. Texts grow, so there is a graph for each of a few lengths, which sees slots up to
 that one and hides what is beyond a text.
 
-The first steps of a length are done without a graph, as those are whose recording fails. Nothing of it has run on
-a GPU yet. Shapes: R slots, n rows that are alive, k steps since tokens were looked at.
+The first steps of a length are done without a graph, and so are all steps of models of which one could not be
+recorded, for the rest of the process. Nothing of it has run on a GPU yet.
+
+Shapes: R slots, n rows that are alive, k steps since tokens were looked at.
 """
 
 from __future__ import annotations
@@ -16,10 +18,12 @@ from collections.abc import Callable
 from contextlib import ExitStack
 from functools import cache, partial
 from typing import Any
+from weakref import WeakKeyDictionary
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
+from torch import nn
 
 from pipeline import untried
 from pipeline.learning.choices import Others
@@ -39,6 +43,9 @@ LEAST = 64
 """Slots by which lengths differ, or a multiple of it: kernels like such numbers."""
 WARM = 2
 """Steps of a length before it is recorded."""
+
+_FAILED: WeakKeyDictionary[nn.Module, str] = WeakKeyDictionary()
+"""Models that a step with could not be recorded, and why: the guide where there was one, else the policy."""
 
 
 def lengths_of(width: int) -> list[int]:
@@ -65,7 +72,7 @@ def why_not(policy: ModelRows, taking: Taking) -> str:
     alone = taking.tilt is not None and taking.tilt.top_k == 1 and taking.tilt.others is not Others.offset_zero
     if alone and isinstance(taking.guide, CandidateRows):
         return "a single candidate (top_k=1) is never valued"
-    return ""
+    return next((_FAILED[rows.model] for rows in followed if rows.model in _FAILED), "")
 
 
 def _rows_of(guide: Guide | None) -> list[Any]:
@@ -101,7 +108,7 @@ class RecordedSteps:
         self.failed = False
         self._policy, self._outputs, self._taking = policy, outputs, taking
         followed: list[RowModel] = [policy, *_rows_of(taking.guide)]
-        self._caches = [rows.cache for rows in followed]
+        self._models, self._caches = [rows.model for rows in followed], [rows.cache for rows in followed]
         slots, device = policy.cache.slots, policy.device
         self._lengths = lengths_of(policy.cache.width)
         self._graphs = Graphs()
@@ -162,7 +169,10 @@ class RecordedSteps:
         except RuntimeError as error:
             # Nothing is done while it is recorded, so nothing is lost.
             self.failed = True
-            tell(f"a step could not be recorded ({(str(error) or type(error).__name__).splitlines()[0][:200]})")
+            why = f"a step could not be recorded ({(str(error) or type(error).__name__).splitlines()[0][:200]})"
+            if not isinstance(error, torch.OutOfMemoryError):  # with fewer slots it may fit
+                _FAILED[self._models[-1]] = why
+            tell(why)
             work()
             return
         self._replays[slots]()

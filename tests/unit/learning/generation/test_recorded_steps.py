@@ -3,6 +3,7 @@
 import logging
 from collections.abc import Iterator
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -16,6 +17,7 @@ from pipeline.errors import JobError
 from pipeline.learning.choices import HeadType, Others
 from pipeline.learning.generation import recorded_steps, row_models, sampling
 from pipeline.learning.generation.decode import Decoded, DecodeSettings, Guidance, decode
+from pipeline.learning.generation.graphs import Graphs
 from pipeline.learning.generation.recorded_steps import LENGTHS, RecordedSteps, is_asked, lengths_of
 from pipeline.learning.generation.sampling import sample_keys
 from pipeline.learning.generation.slot_work import SlotPace
@@ -167,10 +169,7 @@ def test_the_host_waits_for_nothing_but_the_tokens_of_every_eighth_step(
 def test_a_step_that_cannot_be_recorded_is_told_of_once(
     head: HeadType | None, caplog: pytest.LogCaptureFixture
 ) -> None:
-    model = language_model("llama")
-    model.model.norm.register_forward_hook(
-        lambda _module, _given, found: found * float(found.numel() > found.sum())
-    )
+    model = unrecordable()
     value, case = head and opinionated(language_model("llama"), head), Case(2)
     theirs = case.drawn(model, value)
     for _ in range(2):
@@ -178,6 +177,72 @@ def test_a_step_that_cannot_be_recorded_is_told_of_once(
     assert graphs.Graph.replays == 0
     assert len(told(caplog)) == 1
     assert "generation.cuda_graphs: a step could not be recorded (operation not permitted" in told(caplog)[0]
+
+
+def unrecordable() -> PreTrainedModel:
+    model = language_model("llama")
+    model.model.norm.register_forward_hook(
+        lambda _module, _given, found: found * float(found.numel() > found.sum())
+    )
+    return model
+
+
+def test_a_recording_that_fails_leaves_the_device_as_it_was() -> None:
+    recorder, before = Graphs(), graphs.Left.current
+    numbers = torch.ones(3)
+    with pytest.raises(RuntimeError, match="not permitted") as caught:
+        recorder.recorded(lambda: fail(str(float(numbers.sum()))))
+    assert caught.value.__cause__ is None
+    assert graphs.Left.current is before
+    assert not graphs.Left.pools
+    assert graphs.Left.users[recorder._pool] == 0
+    assert not graphs.Left.generating
+    with pytest.raises(RuntimeError, match="of the work's own"):  # after which torch ends the recording
+        recorder.recorded(lambda: fail("of the work's own"))
+    assert graphs.Left.current is before
+    recorder.recorded(partial(added, numbers))()  # and others can be recorded still
+    assert numbers.tolist() == [2, 2, 2]
+
+
+def added(numbers: Tensor) -> None:
+    numbers.add_(1)
+
+
+def fail(why: str) -> None:
+    raise RuntimeError(why)
+
+
+@pytest.mark.parametrize("head", HEADS)
+def test_a_model_that_cannot_be_recorded_is_not_tried_again(
+    head: HeadType | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tries = [0]
+    one = Graphs.recorded
+
+    def counted(self: Graphs, work: Any) -> Any:
+        tries[0] += 1
+        return one(self, work)
+
+    monkeypatch.setattr(Graphs, "recorded", counted)
+    model, case = unrecordable(), Case(2)
+    value = head and opinionated(language_model("llama"), head)
+    for _ in range(3):
+        recorded(case, model, value)
+    assert tries == [1]
+    recorded(case, language_model("llama"))  # others are
+    assert graphs.Graph.replays > 0
+
+
+def test_a_recording_that_ran_out_of_memory_is_tried_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(*_: Any) -> None:
+        raise torch.OutOfMemoryError("CUDA out of memory")
+
+    model, case = language_model("llama"), Case(2)
+    with monkeypatch.context() as patch:
+        patch.setattr(Graphs, "recorded", full)
+        recorded(case, model)
+    recorded(case, model)
+    assert graphs.Graph.replays > 0
 
 
 @pytest.mark.parametrize("why", ["split", "spread", "own cache", "branches", "alone"])
