@@ -15,9 +15,8 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from pipeline import untried
+from pipeline.learning.generation.row_cache import ALIGNED
 
-_ALIGNED = 16
-"""Slots of a mask of which a row begins at a place in memory that kernels read from."""
 _SIZES = 8
 """What sizes of heads are a multiple of for such kernels."""
 
@@ -70,5 +69,7 @@ def merge(seen: Tensor, total: Tensor, own: Tensor, value: Tensor) -> Tensor:
 
 
 def _aligned(hidden: Tensor) -> Tensor:
+    if not any(stride % ALIGNED for stride in hidden.stride()[:-1]):  # as the cache makes them
+        return hidden
     slots = hidden.shape[-1]
-    return F.pad(hidden, (0, -slots % _ALIGNED))[..., :slots]
+    return F.pad(hidden, (0, -slots % ALIGNED))[..., :slots]

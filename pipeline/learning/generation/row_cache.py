@@ -25,6 +25,9 @@ from transformers.cache_utils import CacheLayerMixin, DynamicLayer
 
 from pipeline.errors import JobError
 
+ALIGNED = 16
+"""Slots of a mask by which its rows are laid out: else kernels copy it to such a place, in every layer."""
+
 
 class RowLayer(CacheLayerMixin):
     """Keys and values of one attention layer; `keys` and `values` are those of the rows alive."""
@@ -308,9 +311,11 @@ class RowCache(Cache):
         """What next tokens must not see: 0 or -inf, to be added to scores; shape [n or 1, 1, 1, L + 1]."""
         if self.even:
             if self._nothing_hidden is None:
-                self._nothing_hidden = torch.zeros(1, 1, 1, self.width, dtype=dtype, device=self.lengths.device)
+                self._nothing_hidden = _minus_infinity(
+                    torch.zeros(1, 1, 1, self.width, dtype=torch.bool, device=self.lengths.device), dtype
+                )
             return self._nothing_hidden.narrow(3, 0, self.longest + 1)
-        return _minus_infinity(self._slots[: self.longest + 1] > self.lengths[:, None], dtype)[:, None, None]
+        return _minus_infinity(self._slots[: self.longest + 1] > self.lengths[:, None, None, None], dtype)
 
     def hidden_prefix(self, dtype: torch.dtype) -> Tensor | None:
         """Likewise for candidates that are not in the cache, and see themselves at slot L; shape [n, 1, L + 1].
@@ -319,9 +324,9 @@ class RowCache(Cache):
         """
         if self.even:
             return None
-        hidden = self._slots[: self.longest + 1] >= self.lengths[:, None]
-        hidden[:, -1].zero_()
-        return _minus_infinity(hidden, dtype)[:, None]
+        hidden = self._slots[: self.longest + 1] >= self.lengths[:, None, None]
+        hidden[..., -1].zero_()
+        return _minus_infinity(hidden, dtype)
 
     def hidden_from_columns(self, dtype: torch.dtype, pending: int, columns: int) -> Tensor:
         """Likewise for candidates behind tokens that are pending; shape [n, columns, L + pending + 1].
@@ -354,4 +359,6 @@ class RowCache(Cache):
 
 
 def _minus_infinity(hidden: Tensor, dtype: torch.dtype) -> Tensor:
-    return torch.zeros(hidden.shape, dtype=dtype, device=hidden.device).masked_fill_(hidden, -math.inf)
+    slots = hidden.shape[-1]
+    whole = torch.zeros(*hidden.shape[:-1], slots + -slots % ALIGNED, dtype=dtype, device=hidden.device)
+    return whole[..., :slots].masked_fill_(hidden, -math.inf)

@@ -19,6 +19,7 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 from transformers import Cache, DynamicCache, PreTrainedModel
 
+from pipeline.learning.generation import grouped_attention  # noqa: F401 - registers itself
 from pipeline.learning.generation.batching import pad_left, pad_right
 from pipeline.learning.generation.packed import can_pack
 from pipeline.learning.generation.readers import Reader, reader_of, reading
