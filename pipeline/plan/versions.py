@@ -32,8 +32,9 @@ BACKENDS = {TextBackend.transformers: 1, TextBackend.vllm: 1}
 """`pipeline.learning.generation.backends`: how others than our own decoder are asked."""
 TRAINING = 3
 """`pipeline.learning.training`: losses, optimizer, schedule, order of batches."""
-ROUNDING = 1
-"""What of a training is kept where models are read in half precision; without that nothing depends on it."""
+ROUNDING = 2
+"""What of a training is kept, and in what a guide's candidates attend to themselves, where models are read in half
+precision; without that nothing depends on it."""
 ATTENTION = 2
 """How models attend that are trained anew; with the attention of torch nothing depends on it."""
 PREPARATION = 1

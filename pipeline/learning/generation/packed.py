@@ -134,7 +134,8 @@ class PackedStep:
         _, heads, count, size = query.shape
         spread, gather = self.packing.by_head(heads)
         queries = (query[0].transpose(0, 1) * scaling).view(count, shared, -1, size)
-        own = (queries * key[0].transpose(0, 1).unsqueeze(2)).sum(-1)
+        # As kernels sum: a product rounded to bfloat16 is off by 1 % of the weight of a score of 10.
+        own = (queries.float() * key[0].transpose(0, 1).unsqueeze(2)).sum(-1)
         blocks = queries.reshape(-1, size).index_select(0, spread).view(len(slots.keys) * shared, -1, size)
         wide = value.shape[-1]  # that of keys, but in latent attention
         self.attended.append(layer)
@@ -147,7 +148,7 @@ class PackedStep:
         keys, values = slots.keys.flatten(0, 1), slots.values.flatten(0, 1)
         # One slot more than there are: its scores make room for those of the candidates with themselves.
         scores = torch.bmm(blocks, keys[:, : used + 1].transpose(1, 2)).view(-1, used + 1)
-        torch.index_select(own.view(-1), 0, spread, out=scores[:, used])
+        torch.index_select(own.view(-1).to(scores.dtype), 0, spread, out=scores[:, used])
         if self.hidden is not None:
             columns = self.hidden.shape[1]
             scores.view(len(slots.keys), -1, columns, used + 1).add_(self.hidden[:, None, :, : used + 1])

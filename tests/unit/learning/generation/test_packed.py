@@ -13,8 +13,9 @@ from transformers import PreTrainedModel
 from pipeline.learning.choices import HeadType
 from pipeline.learning.generation import prefix_attention
 from pipeline.learning.generation.guides import BranchRows, CandidateRows, guide_of
-from pipeline.learning.generation.packed import Packing
+from pipeline.learning.generation.packed import PackedStep, Packing
 from pipeline.learning.generation.prefix_attention import attend_prefix, merge
+from pipeline.learning.generation.row_cache import RowCache
 from pipeline.learning.models.value import ValueModel, cache_argument, value_model_from
 from tests.unit.learning.generation.conftest import VOCABULARY, language_model
 
@@ -145,6 +146,26 @@ def test_merging_is_the_softmax_of_both() -> None:
     expected = scores[..., :-1] @ values + scores[..., -1:] * value
     found = merge(*attend_prefix(query, keys, values, hidden), own, value)
     assert torch.allclose(found, expected, atol=1e-6)
+
+
+@pytest.mark.parametrize("merged", [True, False])
+def test_a_score_with_itself_is_as_exact_as_those_with_the_prefix(
+    merged: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In bfloat16 a product of its own would be rounded, and its weight off by several percent."""
+    numbers = torch.Generator().manual_seed(0)
+    query, key = (torch.randn(1, 4, 64, 128, generator=numbers) for _ in range(2))
+    query, key = (query + 2 * key).bfloat16(), key.bfloat16()  # scores of about 16
+    # Each row has one token before its candidate, with the same key: both have half of the weight.
+    cache = RowCache(64, 2, "cpu")
+    cache.take_in(0, key[0].transpose(0, 1)[:, :, None], torch.zeros(64, 4, 1, 128, dtype=torch.bfloat16))
+    cache._set(np.ones(64, np.int64))
+    monkeypatch.setattr(prefix_attention, "is_merged", lambda *_: merged)
+    step = PackedStep(Packing(torch.ones(64, 1, dtype=torch.bool)), cache, None)
+    for layer in cache.layers:
+        layer.show()
+    found = step.attend(0, query, key, torch.ones_like(key), scaling=2.0**-4)[..., 0].float()
+    assert float((found - 0.5).abs().max()) < (0.004 if merged else 0.02)  # where scores lie in memory, rounded
 
 
 @torch.inference_mode()
