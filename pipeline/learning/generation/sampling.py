@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 from numpy.typing import NDArray
 
+from pipeline import untried
 from pipeline.errors import JobError
 from pipeline.learning.generation import host
 
@@ -32,6 +33,8 @@ LIKELIEST = np.uint64(2**64 - 1)
 _GOLDEN = np.uint64(0x9E3779B97F4A7C15)
 _FEW = 1024
 """Tokens among which a nucleus is looked for first: sorting a large vocabulary takes longer than the draw."""
+_BLOCK = 1024
+"""Tokens whose weights a GPU adds up at a time: as many as one group of its threads has."""
 _DRAW_BITS = 48
 """Few enough that a draw times a total never rounds up to the total, in float64."""
 
@@ -260,9 +263,30 @@ def draw_by_weight(weights: Tensor, uniform: Tensor) -> Tensor:
     """Likewise, by weights; float64, and overwritten, as rows of a large vocabulary are long."""
     import torch
 
+    if weights.is_cuda and weights.shape[-1] > 2 * _BLOCK and untried.is_used():
+        return by_blocks(weights, uniform)
     cumulative = weights.cumsum_(-1)
     target = uniform.unsqueeze(-1) * cumulative[..., -1:]
     return torch.searchsorted(cumulative, target, right=True).squeeze(-1)
+
+
+def by_blocks(weights: Tensor, uniform: Tensor) -> Tensor:
+    """Likewise, by sums of blocks of tokens, and then of the tokens of one block; on a GPU a long sum takes long.
+
+    The token is the same, but where the draw falls within rounding of the end of another one.
+    """
+    import torch
+    import torch.nn.functional as F
+
+    blocks = F.pad(weights, (0, -weights.shape[-1] % _BLOCK)).unflatten(-1, (-1, _BLOCK))
+    ends = blocks.sum(-1).cumsum_(-1)
+    target = uniform.unsqueeze(-1) * ends[..., -1:]
+    block = torch.searchsorted(ends, target, right=True).clamp_max_(ends.shape[-1] - 1)
+    before = F.pad(ends, (1, 0)).gather(-1, block)
+    inside = blocks.gather(-2, block.unsqueeze(-1).expand(-1, 1, _BLOCK)).squeeze(-2).cumsum_(-1)
+    # Rounding leads no further than to the last token of the block that has a weight.
+    rest = (target - before).minimum(inside[..., -1:] * (1 - 2.0**-52))
+    return (block * _BLOCK + torch.searchsorted(inside, rest, right=True)).squeeze(-1)
 
 
 def take_tokens(logprobs: Tensor, uniform: Tensor, some_likeliest: bool) -> Tensor:

@@ -7,7 +7,15 @@ import pytest
 import torch
 
 from pipeline.learning.generation import sampling
-from pipeline.learning.generation.sampling import draw_tokens, nucleus, policy_logprobs, sample_keys, uniforms
+from pipeline.learning.generation.sampling import (
+    by_blocks,
+    draw_by_weight,
+    draw_tokens,
+    nucleus,
+    policy_logprobs,
+    sample_keys,
+    uniforms,
+)
 
 GOLDEN = [["0.530821926270", "0.590544215812"], ["0.625709343037", "0.487117968349"]]
 
@@ -53,6 +61,22 @@ def test_draws_are_uniform_and_independent() -> None:
 def test_keys_of_many_samples_do_not_collide() -> None:
     keys = np.concatenate([sample_keys(seed, "k", np.arange(20_000), 4).reshape(-1) for seed in range(4)])
     assert len(np.unique(keys)) == len(keys)
+
+
+@pytest.mark.parametrize("vocabulary", [3000, 4096, 50_257])
+def test_sums_of_blocks_draw_the_same_tokens(vocabulary: int) -> None:
+    numbers = torch.Generator().manual_seed(vocabulary)
+    weights = (3 * torch.randn(64, vocabulary, generator=numbers, dtype=torch.float64)).softmax(-1)
+    weights[torch.rand(weights.shape, generator=numbers) < 0.5] = 0
+    weights[0] = 0
+    weights[0, 1025] = 1  # all else of its block and every other one are empty
+    for turn in range(20):
+        uniform = torch.rand(64, generator=numbers, dtype=torch.float64)
+        if turn < 2:
+            uniform[:] = [2.0**-49, 1 - 2.0**-49][turn]
+        tokens = by_blocks(weights.clone(), uniform)
+        assert tokens.tolist() == draw_by_weight(weights.clone(), uniform).tolist()
+        assert bool((weights.gather(1, tokens[:, None]) > 0).all())
 
 
 def test_tokens_are_drawn_in_proportion() -> None:
