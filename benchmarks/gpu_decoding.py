@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import statistics
 from collections import Counter
 from functools import partial
@@ -101,25 +102,32 @@ def kernels(bench: Bench) -> list[Figure]:
 
 
 def attention(bench: Bench) -> list[Figure]:
-    """Whether a length that is new costs more than one that was seen, as each decoding step has."""
+    """Whether a length that is new costs more than one that was seen, as each decoding step has.
+
+    As a step of decoding asks: queries by heads of keys, and what is hidden of each row is added to scores.
+    """
     rows, heads, groups, size = bench.of(64, 2), bench.of(32, 4), bench.of(8, 2), bench.of(128, 64)
-    query = torch.randn(rows, heads, 1, size, device=bench.device, dtype=torch.bfloat16)
-    keys = torch.randn(rows, groups, 1200, size, device=bench.device, dtype=torch.bfloat16)
+    query = torch.randn(rows, groups, heads // groups, size, device=bench.device, dtype=torch.bfloat16)
+    keys = torch.randn(rows, groups, 1216, size, device=bench.device, dtype=torch.bfloat16)
+    hidden = torch.zeros(rows, 1, 1, 1216, device=bench.device, dtype=torch.bfloat16)
+    hidden[::2, ..., 500:].fill_(-math.inf)
 
     def of_length(length: int) -> None:
         part = keys[:, :, :length]
-        scaled_dot_product_attention(query, part, part, enable_gqa=True)
+        scaled_dot_product_attention(query, part, part, attn_mask=hidden[..., :length])
 
-    expected = {"CUDNN_ATTENTION": (1.5, 100.0), "FLASH_ATTENTION": (0.7, 1.3), "EFFICIENT_ATTENTION": (0.7, 1.3)}
+    expected = {"CUDNN_ATTENTION": (1.5, 100.0), "EFFICIENT_ATTENTION": (0.7, 1.3)}
     found = []
     for name, (low, high) in expected.items():
         try:
             with sdpa_kernel(getattr(SDPBackend, name)):
                 new = statistics.median([bench.seconds(partial(of_length, at)) for at in range(600, 620)][3:])
-                ratio: float | str = new * 1e3 / bench.ms(partial(of_length, 619))
+                seen = bench.ms(partial(of_length, 619))
         except RuntimeError as error:
-            ratio = str(error).splitlines()[0][:80]
-        found.append(Figure(f"{name}: new length / seen", ratio, "x", low, high))
+            found.append(Figure(f"{name}: new length / seen", str(error).splitlines()[0][:80]))
+            continue
+        found.append(Figure(f"{name}: new length / seen", new * 1e3 / seen, "x", low, high))
+        found.append(Figure(f"{name}: a layer of {rows} rows", seen, "ms"))
     return found
 
 
@@ -212,7 +220,10 @@ def held(bench: Bench) -> list[Figure]:
 
 
 def graph(bench: Bench) -> list[Figure]:
-    """A step of the policy alone on a static cache, as it is and as one CUDA graph: the ceiling of decoding."""
+    """A step of the policy alone on a static cache, as it is and as one CUDA graph: the ceiling of decoding.
+
+    It reads 16 GB of weights and, at 64 rows of 1,024 slots, 8.6 GB of keys and values: 5.7 ms at 4.3 TB/s.
+    """
     policy, rows, slots = bench.policy("8b"), bench.of(64, 4), bench.of(1024, 64)
     cache = StaticCache(config=policy.config, max_cache_len=slots)
     ids = torch.ones(rows, 1, dtype=torch.long, device=bench.device)

@@ -3,13 +3,14 @@
     python -m benchmarks.training
     python -m benchmarks.training --methods sft --micro-batch 4 --steps 8 --turns 7
     python -m benchmarks.training --settings padding_free=false group_by_length=true
+    python -m benchmarks.training --device cuda --batch 32 --micro-batch 8
     python -m benchmarks.training --tiny                # a check that it runs; its numbers say nothing
 
 The same model of random weights, the same token ids in the same batches, the same learning rate, AdamW, clipping
-and number of loss tokens, in float32 without gradient checkpointing. Ours goes through the functions that stages
-train by (`fit_sft`, `fit_dpo`, `fit_grpo`), theirs is `Trainer.train` of TRL's class. Both have the forward passes
-that the method needs besides training: DPO's reference, and GRPO's reference and old log-probabilities. Nothing is
-generated: TRL is given the completions by its `rollout_func`.
+and number of loss tokens, in float32 (on a GPU with autocast in bfloat16) without gradient checkpointing. Ours
+goes through the functions that stages train by (`fit_sft`, `fit_dpo`, `fit_grpo`), theirs is `Trainer.train` of
+TRL's class. Both have the forward passes that the method needs besides training: DPO's reference, and GRPO's
+reference and old log-probabilities. Nothing is generated: TRL is given the completions by its `rollout_func`.
 
 Turns alternate in one process, ours and theirs, and ratios are of neighbouring turns: what else runs on the
 machine slows both alike, and CPU seconds say what each has cost.
@@ -55,12 +56,13 @@ from trl.trainer.sft_config import SFTConfig
 from trl.trainer.sft_trainer import SFTTrainer
 
 from benchmarks.arguments import positive
-from pipeline.config.schema import TrainingConfig, Warmup
+from pipeline.config.schema import DType, TrainingConfig, Warmup
 from pipeline.learning.choices import DPOLoss, GRPOLoss, ScaleRewards
 from pipeline.learning.training import policy
 from pipeline.learning.training.dpo import DPOObjective, fit_dpo
 from pipeline.learning.training.grpo import Objective, fit_grpo, group_advantages
 from pipeline.learning.training.policy import Fitting
+from pipeline.learning.training.precision import computing_in
 from pipeline.learning.training.samples import Samples, padded, supervised_columns
 from pipeline.learning.training.scoring import completion_logprobs, score_sequences
 from pipeline.learning.training.sequences import Sequences
@@ -71,6 +73,8 @@ METHODS = ("sft", "dpo", "grpo")
 RATE, BETA, KL, GROUP = 1e-4, 0.1, 0.04, 4
 TOLERANCE = 2e-4
 """By which losses of a step may differ, in nats: float32 sums in another order, and what steps make of them."""
+TOLERANCE_BFLOAT16 = 2e-2
+"""Likewise on a GPU, where autocast rounds each product to 8 bits."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -188,16 +192,24 @@ def ours(load: Load, model: PreTrainedModel, args: argparse.Namespace) -> list[f
         schedule=Warmup.constant,
         **args.settings,
     )
-    fitting = Fitting(batch_size=load.batch, epochs=1, learning_rate=RATE, training=training, seed=0, device="cpu")
+    fitting = Fitting(
+        batch_size=load.batch,
+        epochs=1,
+        learning_rate=RATE,
+        training=training,
+        seed=0,
+        device=args.device,
+        dtype=args.dtype,
+    )
     if load.method == "sft":
         return fit_sft(model, load.data, fitting)
     if load.method == "dpo":
-        held = _scored(load, model, training, lambda values: values.double().sum(-1))
+        held = _scored(load, model, training, args, lambda values: values.double().sum(-1))
         return fit_dpo(model, load.data, held, DPOObjective(loss_type=DPOLoss.sigmoid, beta=BETA), fitting)[0]
     width = load.data.ids.shape[1]
     # Of the policy that drew the completions, and of the reference; here both are the model as it begins.
     old, anchor = (
-        padded(supervised_columns(_scored(load, model, training, lambda values: values, width), load.data))
+        padded(supervised_columns(_scored(load, model, training, args, lambda values: values, width), load.data))
         for _ in range(2)
     )
     advantages = group_advantages(load.data.labels, GROUP, ScaleRewards.group)
@@ -206,14 +218,19 @@ def ours(load: Load, model: PreTrainedModel, args: argparse.Namespace) -> list[f
 
 
 def _scored(
-    load: Load, model: PreTrainedModel, training: TrainingConfig, of: Callable[..., Any], width: int | None = None
+    load: Load,
+    model: PreTrainedModel,
+    training: TrainingConfig,
+    args: argparse.Namespace,
+    of: Callable[..., Any],
+    width: int | None = None,
 ) -> NDArray[np.float64]:
-    with without_padding(model, training.padding_free):
+    with without_padding(model, training.padding_free), computing_in(args.dtype, args.device):
         return score_sequences(
             load.data,
             lambda batch: of(completion_logprobs(model, batch)),
             micro_batch_size=training.micro_batch_size,
-            device="cpu",
+            device=args.device,
             width=width,
         )
 
@@ -244,8 +261,8 @@ def theirs(
     accumulated = load.batch // args.micro_batch
     common: dict[str, Any] = {
         "output_dir": str(folder),
-        "use_cpu": True,
-        "bf16": False,
+        "use_cpu": args.device == "cpu",
+        "bf16": args.dtype is DType.bfloat16,
         "report_to": "none",
         "learning_rate": RATE,
         "lr_scheduler_type": "constant",
@@ -358,6 +375,9 @@ def timed(train: Callable[[], list[float]]) -> Turn:
 def _forget_peak() -> None:
     """Give back what turns before have left, and begin to look for the most anew (Linux)."""
     gc.collect()
+    if torch.cuda.is_available():
+        torch.cuda.empty_cache()
+        torch.cuda.reset_peak_memory_stats()
     try:
         ctypes.CDLL(None).malloc_trim(0)
         Path("/proc/self/clear_refs").write_text("5")
@@ -366,6 +386,9 @@ def _forget_peak() -> None:
 
 
 def _peak_mb() -> float:
+    """The most memory since, of the GPU where one is used."""
+    if torch.cuda.is_available():
+        return torch.cuda.max_memory_allocated() / 2**20
     try:
         lines = Path("/proc/self/status").read_text().splitlines()
     except OSError:
@@ -378,7 +401,7 @@ def bout(method: str, args: argparse.Namespace, console: Console) -> Bout:
     found, begin = Bout(drawn(method, args)), model_of(args)
     for number in range(1 - args.warm_up, args.turns + 1):
         for whose in ("ours", "TRL"):
-            model = copy.deepcopy(begin)
+            model = copy.deepcopy(begin).to(args.device)
             with tempfile.TemporaryDirectory() as folder:
                 if whose == "ours":
                     turn = timed(lambda: ours(found.load, model, args))  # noqa: B023 - called at once
@@ -426,11 +449,13 @@ def main(given: Sequence[str] | None = None) -> list[Bout]:
     parser.add_argument("--lengths", type=positive, nargs=2, default=(20, 300), metavar=("LEAST", "MOST"))
     parser.add_argument("--turns", type=positive, default=5, help="of each side")
     parser.add_argument("--warm-up", type=int, default=1, help="turns before, that are not counted")
+    parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu")
     parser.add_argument("--threads", type=positive, default=1)
     parser.add_argument("--settings", nargs="*", default=["padding_free=true"], help="of `training`, for ours")
     parser.add_argument("--tiny", action="store_true", help="shapes so small that they say nothing")
     args = parser.parse_args(given)
     args.settings = {name: said == "true" for name, _, said in (one.partition("=") for one in args.settings)}
+    args.dtype = DType.bfloat16 if args.device == "cuda" else DType.float32
     args.vocabulary = 64 if args.tiny else 32_000
     torch.set_num_threads(args.threads)
     disable_progress_bars()
@@ -438,10 +463,11 @@ def main(given: Sequence[str] | None = None) -> list[Bout]:
     console = Console(width=140)
     found = [bout(method, args, console) for method in args.methods]
     console.print(table(found, args))
-    far = [one.load.method for one in found if one.apart() > TOLERANCE]
+    tolerance = TOLERANCE if args.device == "cpu" else TOLERANCE_BFLOAT16
+    far = [one.load.method for one in found if one.apart() > tolerance]
     if far:
         console.print(
-            f"[red]losses of {', '.join(far)} are more than {TOLERANCE} apart: not the same is compared[/]"
+            f"[red]losses of {', '.join(far)} are more than {tolerance} apart: not the same is compared[/]"
         )
     return found
 
