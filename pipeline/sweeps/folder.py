@@ -21,6 +21,11 @@ class TrialFolder:
         """The settings, nested as in the file."""
         return self.path / "parameters.json"
 
+    @property
+    def for_wandb(self) -> Path:
+        """The settings as W&B's agent writes them: ``wandb.init`` takes them from there."""
+        return self.path / "parameters.yaml"
+
     def metrics(self, attempt: int) -> Path:
         """What the program logs, a line each time: ``{"step": 1, "values": {"loss": 0.5}, "time": 1.7e9}``."""
         return self.path / ("metrics.jsonl" if attempt == 1 else f"metrics.{attempt}.jsonl")

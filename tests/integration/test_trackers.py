@@ -17,7 +17,7 @@ from pipeline.__main__ import app
 from pipeline.config.tracking import Tracker, TrackingConfig
 from pipeline.machine import descendants
 from pipeline.runs.tracking.feeders import Feeders
-from pipeline.sweeps.agents.wandb_run import newest_run, read_wandb_run
+from pipeline.sweeps.agents.wandb_run import WandbRun, run_files
 from tests.doubles.small_runs import ROOT, calm_run, results, run_here, wait_for
 from tests.doubles.tracked import TrackedRun, points
 
@@ -90,9 +90,9 @@ def test_a_tracker_that_is_killed_in_the_middle_is_told_the_rest_once(tmp_path: 
     for name, expected in points().items():
         assert found[name] == [list(point) for point in expected], name
     if tracker == "wandb":
-        path = newest_run(tmp_path / "x" / "tracking")
+        *_, path = run_files(tmp_path / "x" / "tracking")
         assert path
-        rows = read_wandb_run(path).rows
+        rows = list(WandbRun(path).rows())
         for name, expected in points().items():
             values = [row[name] for row in rows if name in row]
             assert [round(value, 6) for value in values if value is not None] == [

@@ -21,6 +21,7 @@ from pipeline.engine.workers.reaper import Reaper
 from pipeline.errors import StoreError
 from pipeline.machine import descendants
 from pipeline.machine.log_tail import tail
+from pipeline.runs.report.format import shown_path
 from pipeline.sweeps.agents import turn
 from pipeline.sweeps.agents.curves import Curves
 from pipeline.sweeps.agents.handle import heard
@@ -31,10 +32,11 @@ from pipeline.sweeps.agents.pool import AgentPool
 from pipeline.sweeps.agents.running import Running
 from pipeline.sweeps.agents.shelf import AgentDevices
 from pipeline.sweeps.agents.shortage import Pauses, shortage
-from pipeline.sweeps.folder import SweepFolder
+from pipeline.sweeps.folder import TRIALS, SweepFolder
 from pipeline.sweeps.record import Record, present
 from pipeline.sweeps.searching.search import Search
 from pipeline.sweeps.searching.study import open_study_log
+from pipeline.sweeps.space import nested
 from pipeline.sweeps.spec import Method, Sweep
 from pipeline.sweeps.trials import SweepView, Trial, TrialState
 from pipeline.sweeps.values import in_words
@@ -106,7 +108,7 @@ class Agent:
         self._shelf = AgentDevices(pool.devices, folder.name)
         self._begun: set[int] = set()
         self._pauses = Pauses(told.say)
-        self._leaving = False
+        self._leaving = self._told_offline = False
         self._tag = descendants.new_tag()
         self._once = DoneOnce(sweep, self._record, self._shelf, self._chooser, self._orders, told.say, self._tag)
 
@@ -191,7 +193,7 @@ class Agent:
             self._ended.append((one, self._ending(one, one.close())))
         for one in self._running:
             one.hurry()
-            one.curve.refresh()
+            one.curve.follow(one.at_wandb)
             # Asking for one trial reads what all have logged, so news are known by their number.
             if self._sweep.early_terminate is not None and one.compared < len(one.curve.judged):
                 one.compared = len(one.curve.judged)
@@ -261,7 +263,20 @@ class Agent:
         self._pauses.over()
         if said is not None and said.refused:
             return turn.Ending(state=TrialState.failed, values={}, reason=said.refused)
-        return turn.ending(self._sweep.metric, one.curve.judged, one.curve.last, code, one.asked)
+        self._tell_offline(one)
+        ended = turn.ending(self._sweep.metric, one.curve.judged, one.curve.last, code, one.asked)
+        return turn.as_given(
+            ended, one.at_wandb.other_values(nested(self._sweep.parameters, one.trial.parameters))
+        )
+
+    def _tell_offline(self, one: Running) -> None:
+        if one.at_wandb.offline and not self._told_offline:
+            self._told_offline = True
+            files = self._folder.path / TRIALS / "*/wandb/offline-run-*"
+            self._told.say(
+                "W&B was not told of trials, as there is no login here or WANDB_MODE says so. To send what they "
+                f"have logged: wandb sync {shown_path(files)}"
+            )
 
     def _tell_optuna(self) -> None:
         """Bring the journal for Optuna's tools up to date; a grid is not searched, and has none."""

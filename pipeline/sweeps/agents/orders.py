@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import os
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
@@ -14,6 +15,7 @@ from pipeline.files import json_text, write_whole
 from pipeline.sweeps.agents.own_runs import is_own, own_command
 from pipeline.sweeps.agents.pool import AgentPool
 from pipeline.sweeps.agents.trial_process import Order
+from pipeline.sweeps.agents.wandb_trial import WANDB_DIR, wandb_variables, write_parameters_for_wandb
 from pipeline.sweeps.folder import SweepFolder, TrialFolder
 from pipeline.sweeps.reading.command import prepare_command, trial_command
 from pipeline.sweeps.reading.own import SPLIT
@@ -34,6 +36,7 @@ def write_parameters(sweep: Sweep, folder: SweepFolder, trial: Trial) -> None:
         place.path.mkdir(parents=True, exist_ok=True)
         text = json.dumps(nested(sweep.parameters, trial.parameters), indent=1)
         write_whole(place.parameters, text + "\n")
+        write_parameters_for_wandb(place, nested(sweep.parameters, trial.parameters))
     except OSError as error:
         raise StoreError(f"cannot write {place.path}: {error.strerror}") from error
 
@@ -61,7 +64,9 @@ class Orders:
         else:
             json_file = place.parameters.absolute()
             words = trial_command(self._sweep, trial.parameters, json_file, num_gpus=trial.num_gpus)
-        return self._order(words, place, attempt, devices, f"trial {trial.number}")
+        order = self._order(words, place, attempt, devices, f"trial {trial.number}")
+        given = {**os.environ, **self._sweep.options.environment}
+        return replace(order, variables={**order.variables, **wandb_variables(place, self._folder.name, given)})
 
     def prepare(self, first: Trial, devices: Sequence[Device]) -> Order:
         """What is run before the first trial: what that needs of datasets is there when trials ask for it.
@@ -105,7 +110,7 @@ class Orders:
             variables={
                 **self._sweep.options.environment,
                 VARIABLE: str(place.metrics(attempt).absolute()),
-                "WANDB_DIR": str(place.path.absolute()),
+                WANDB_DIR: str(place.path.absolute()),
             },
             folder=str(self._sweep.folder),
             log=str(place.log(attempt).absolute()),

@@ -13,7 +13,7 @@ STARTS_RANKS = {"torchrun", "accelerate", "deepspeed", "horovodrun", "mpirun", "
 _MODULES = {"torch.distributed.run", "torch.distributed.launch", "accelerate.commands.launch", "pipeline"}
 _PYTHON = re.compile(r"(python|pypy)[0-9.]*")
 _ASSIGNMENT = re.compile(r"[A-Za-z_][A-Za-z0-9_]*=")
-_TRACKER = ("WANDB_RUN_ID", "WANDB_RUN_NAME", "WANDB_SERVICE", "WANDB__SERVICE", "WANDB_SWEEP_ID", "WANDB_RESUME")
+_TRACKER = ("WANDB_RUN_ID", "WANDB_SERVICE", "WANDB__SERVICE", "WANDB_SWEEP_", "WANDB_RESUME", "WANDB_FORK_FROM")
 
 
 def is_of_outer(name: str) -> bool:

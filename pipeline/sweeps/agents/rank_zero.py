@@ -11,7 +11,8 @@ import os
 import sys
 from collections.abc import Mapping
 
-_OF_A_RUN = ("WANDB_SWEEP_ID", "WANDB_RUN_ID", "WANDB_SWEEP_PARAM_PATH")
+_OF_A_RUN = ("WANDB_SWEEP_ID", "WANDB_RUN_ID")
+"""Not the file of parameters, WANDB_SWEEP_PARAM_PATH: `wandb.config` has them in every rank."""
 
 
 def rank_environment(environment: Mapping[str, str]) -> dict[str, str]:

@@ -13,7 +13,7 @@ from pipeline.engine.journal import JournalReader
 from pipeline.errors import PipelineError
 from pipeline.sweeps.agents.handle import Handle
 from pipeline.sweeps.agents.trial_process import Order
-from pipeline.sweeps.agents.wandb_metrics import take_over
+from pipeline.sweeps.agents.wandb_metrics import WandbMetrics
 from pipeline.sweeps.folder import TrialFolder
 from pipeline.sweeps.logged import read_line
 from pipeline.sweeps.trials import Trial, TrialState
@@ -45,17 +45,26 @@ class Curve:
             return False
         return len(self.judged) > before
 
-    def conclude(self, since: float) -> None:
-        """Take what is new at the end; of a program that tells W&B instead, what it has told that.
+    def follow(self, at_wandb: WandbMetrics, *, to_its_end: bool = False) -> None:
+        """Take what is new; of a program that tells W&B instead, what it has told that.
 
         Args:
-            since: When it began, as `clock` says.
+            at_wandb: Where it tells W&B.
+            to_its_end: Whether the program is over.
         """
-        if not self.refresh() and not self.judged:
-            take_over(self._folder, self._attempt, self._metric, since)
+        self.refresh()
+        if len(self.judged) <= at_wandb.taken:  # it says nothing here itself
+            if to_its_end:
+                at_wandb.conclude()
+            else:
+                at_wandb.follow()
             self.refresh()
 
-    def clock(self) -> float:
+    def at_wandb(self) -> WandbMetrics:
+        """What the attempt, which begins now, will tell W&B."""
+        return WandbMetrics(self._folder, self._attempt, self._metric, self._clock())
+
+    def _clock(self) -> float:
         """Seconds since 1970, as its files have them: their disk may be that of a machine with another clock."""
         with suppress(OSError), tempfile.TemporaryFile(dir=self._folder.path) as file:
             return os.fstat(file.fileno()).st_mtime
@@ -72,6 +81,7 @@ class Program(Handle):
     Attributes:
         devices: Where it runs.
         curve: What it has logged.
+        at_wandb: What it logs to W&B.
         asked: What it is being ended for, and why; None while it may go on.
     """
 
@@ -89,7 +99,7 @@ class Program(Handle):
         """
         self.devices, self.curve = list(devices), curve
         self.asked: tuple[TrialState, str] | None = None
-        self._began = curve.clock()
+        self.at_wandb = curve.at_wandb()
         super().__init__(order, tag)
 
     def ask(self, state: TrialState, reason: str) -> None:
@@ -100,7 +110,7 @@ class Program(Handle):
     def close(self) -> int | None:
         """As `clear_up`, and take what it has logged to its end."""
         code = self.clear_up()
-        self.curve.conclude(self._began)
+        self.curve.follow(self.at_wandb, to_its_end=True)
         return code
 
 

@@ -141,6 +141,19 @@ def ending(
     return ended
 
 
+def as_given(ended: Ending, others: Sequence[str]) -> Ending:
+    """The same, but that a trial has failed which W&B knows with other settings: its value is not theirs.
+
+    Args:
+        ended: How it ended.
+        others: Settings that W&B has and the sweep did not give, in words.
+    """
+    if not others or ended.state not in (TrialState.done, TrialState.stopped):
+        return ended
+    reason = f"it ran with other settings: W&B's file of it has {'; '.join(others)}"
+    return replace(ended, state=TrialState.failed, value=None, best=None, reason=reason)
+
+
 def so_far(trial: Trial, metric: Metric | None, curve: Sequence[float | None]) -> Trial:
     """A running trial with the last and the best number of the metric that it has logged.
 

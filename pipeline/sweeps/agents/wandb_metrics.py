@@ -1,52 +1,116 @@
-"""What a trial has logged to W&B rather than to us, put where everything else that is logged is."""
+"""What a trial logs to W&B rather than to us, put where everything else that is logged is, while it runs."""
 
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import suppress
+from pathlib import Path
+from typing import Any
 
 from pipeline.files import json_text
-from pipeline.sweeps.agents.wandb_run import WandbRun, newest_run, read_wandb_run
+from pipeline.sweeps.agents.wandb_run import WandbRun, run_files
 from pipeline.sweeps.folder import TrialFolder
+from pipeline.sweeps.space import fingerprint
 
-MOST_ROWS = 10_000
-"""Of the last rows with the metric."""
 _SLACK_S = 2.0
 """By which times of files may be inexact."""
+Row = Mapping[str, float | None]
 
 
-def take_over(place: TrialFolder, attempt: int, metric: str, since: float) -> None:
-    """Add what a W&B run has of a metric, and its summary, to the trial's own file.
+class WandbMetrics:
+    """The runs of W&B of one attempt at a trial. All of them count, as with W&B's agent, where they are one run.
 
-    Args:
-        place: Folder of the trial, which the program had as WANDB_DIR.
-        attempt: Which attempt.
-        metric: Its name; "" where trials are not judged.
-        since: When the attempt began, by the clock of its files; runs of earlier ones do not count.
+    Attributes:
+        taken: Rows with the metric that were added to the trial's own file.
     """
-    with suppress(OSError):  # a file that was removed, or a full disk: then it has logged nothing
-        path = newest_run(place.path, since - _SLACK_S)
-        if path is None:
-            return
-        rows = _judged_by(read_wandb_run(path), metric)
-        now = round(time.time(), 3)
-        lines = [_line(row, step, now) for step, row in enumerate(rows, 1) if row]
-        with place.metrics(attempt).open("a") as file:
-            file.write("".join(lines))
+
+    def __init__(self, place: TrialFolder, attempt: int, metric: str, since: float) -> None:
+        """Prepare.
+
+        Args:
+            place: Folder of the trial, which the program has as WANDB_DIR.
+            attempt: Which attempt.
+            metric: Its name; "" where trials are not judged.
+            since: When the attempt began, by the clock of its files; runs of earlier ones do not count.
+        """
+        self.taken = 0
+        self._place, self._attempt, self._metric, self._since = place, attempt, metric, since - _SLACK_S
+        self._runs: dict[Path, WandbRun] = {}
+        self._said: float | None = None
+
+    def follow(self) -> None:
+        """Add the rows with the metric that are new."""
+        for path in run_files(self._place.path, self._since):
+            run = self._runs.pop(path, None) or WandbRun(path)
+            self._runs[path] = run  # the last one is the one that was written to last
+            with suppress(OSError):  # a file that was removed, or a full disk: then it has logged nothing
+                self._add(row for row in run.rows() if self._metric in row)
+
+    def conclude(self) -> None:
+        """Add what is left, and of the last run with the metric its summary, where that says something else."""
+        self.follow()
+        runs = list(self._runs.values())
+        last = next((run for run in reversed(runs) if self._metric in run.summary), runs[-1] if runs else None)
+        if last is not None and not (self.taken and last.summary.get(self._metric, self._said) == self._said):
+            with suppress(OSError):
+                self._add([last.summary])
+
+    @property
+    def offline(self) -> bool:
+        """Whether there are runs that W&B was not told of."""
+        return any(path.parent.name.startswith("offline-") for path in self._runs)
+
+    def other_values(self, parameters: Mapping[str, Any]) -> list[str]:
+        """What these runs say of parameters that is not what the trial was given, in words.
+
+        Args:
+            parameters: Of the trial, in tables as the file has them.
+        """
+        found = (line for run in self._runs.values() for line in _other(parameters, run.config, ""))
+        return list(dict.fromkeys(found))
+
+    def _add(self, rows: Iterator[Row] | list[Row]) -> None:
+        lines = []
+        for row in rows:
+            if self._metric in row:
+                self.taken, self._said = self.taken + 1, row[self._metric]
+            if row:
+                lines.append(_line(row, self.taken, round(time.time(), 3)))
+        if lines:
+            with self._place.metrics(self._attempt).open("a") as file:
+                file.write("".join(lines))
 
 
-def _judged_by(run: WandbRun, metric: str) -> list[dict[str, float | None]]:
-    """The rows with a metric, and the summary behind them where that says something else of it."""
-    rows = [row for row in run.rows if metric in row][-MOST_ROWS:]
-    said = rows[-1][metric] if rows else None
-    return rows if rows and run.summary.get(metric, said) == said else [*rows, run.summary]
-
-
-def _line(row: Mapping[str, float | None], step: int, now: float) -> str:
+def _line(row: Row, step: int, now: float) -> str:
     """As `reporting.log` writes it; names of wandb's own begin with an underscore."""
     known = {name: value for name, value in row.items() if not name.startswith("_")}
     when = row.get("_timestamp") or now
     number = row.get("_step")
     told = {"step": step if number is None else int(number), "values": known, "time": when}
     return json_text(told, separators=(",", ":")) + "\n"
+
+
+def _other(given: Mapping[str, Any], config: Mapping[str, Any], outer: str) -> Iterator[str]:
+    for name, value in given.items():
+        if name not in config:
+            continue
+        other = config[name]
+        if isinstance(value, Mapping) and isinstance(other, Mapping):
+            yield from _other(value, other, f"{outer}{name}.")
+        elif _is_plain(value) and _is_plain(other) and not _same(value, other):
+            yield f"{outer}{name}={other} where the sweep gave {value}"
+
+
+def _is_plain(value: Any) -> bool:
+    return value is None or isinstance(value, bool | int | float | str)
+
+
+def _same(value: Any, other: Any) -> bool:
+    """Whether two values are one, be it that one of them was written as a text."""
+    if str(value) == str(other) or fingerprint(value) == fingerprint(other):
+        return True
+    try:
+        return not isinstance(value, bool) and float(value) == float(other)
+    except (TypeError, ValueError, OverflowError):
+        return False

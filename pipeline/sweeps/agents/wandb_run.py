@@ -1,11 +1,12 @@
 """What a program has logged to W&B, read from the file that wandb writes on this machine, offline or online.
 
     7 bytes, then blocks of 32 KiB as in LevelDB's logs; a record is a message of Protocol Buffers:
-    Record { 2: history { 1: item }   3: summary { 1: update  2: remove } }
+    Record { 2: history { 1: item }   3: summary { 1: update  2: remove }   5: config   17: run { 4: config } }
+    config { 1: update  2: remove }
     item   { 1: key   2: nested_key ...   16: value as JSON }
 
 Nothing of wandb is imported: it takes seconds, and may be installed for the program alone. A file that is cut off,
-as of a program that was killed, is read up to there.
+as of a program that was killed or still runs, is read up to there, and on from there the next time.
 """
 
 from __future__ import annotations
@@ -13,38 +14,26 @@ from __future__ import annotations
 import math
 import struct
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 from pipeline.files import open_plain
 from pipeline.foreign import ForeignDataError, parse_json
 
-LARGEST = 64 << 20
-"""Bytes at the end of a file that are looked at."""
+PART = 8 << 20
+"""Bytes of a file that are read at a time."""
 _BLOCK, _HEADER = 1 << 15, 7
 _WHOLE, _FIRST, _MIDDLE, _LAST = 1, 2, 3, 4
-_HISTORY, _SUMMARY = 2, 3
+_HISTORY, _SUMMARY, _CONFIG, _RUN = 2, 3, 5, 17
+_CONFIG_OF_RUN = 4
 _UPDATE, _REMOVE = 1, 2
 _KEY, _NESTED, _JSON = 1, 2, 16
 _VARINT, _FIXED64, _BYTES, _FIXED32 = 0, 1, 2, 5
 
 
-@dataclass(kw_only=True)
-class WandbRun:
-    """What one run has logged.
-
-    Attributes:
-        rows: What each call of ``log`` had, by name; what is nested by dotted name. None for what is not finite.
-        summary: What stands for the run as a whole, likewise: mostly the last values.
-    """
-
-    rows: list[dict[str, float | None]] = field(default_factory=list)
-    summary: dict[str, float | None] = field(default_factory=dict)
-
-
-def newest_run(folder: Path, since: float = 0.0) -> Path | None:
-    """The file of the run that was written to last; None where there is none.
+def run_files(folder: Path, since: float = 0.0) -> list[Path]:
+    """The files of runs, in the order in which they were last written to.
 
     Args:
         folder: What WANDB_DIR was for the program.
@@ -58,64 +47,91 @@ def newest_run(folder: Path, since: float = 0.0) -> Path | None:
             continue
         if written >= since:
             found.append((written, path))
-    return max(found)[1] if found else None
+    return [path for _, path in sorted(found)]
 
 
-def read_wandb_run(path: Path) -> WandbRun:
-    """Read a run, as far as it was written and can be understood.
+class WandbRun:
+    """What one run has logged, read as it comes.
 
-    Raises:
-        OSError: The file cannot be read.
+    Attributes:
+        summary: What stands for the run as a whole so far: mostly the last values. By name; what is nested by
+            dotted name. None for what is not finite.
+        config: Its settings so far, name -> plain data.
     """
-    run = WandbRun()
-    try:
-        for record in _records(*_tail(path)):
-            for number, value in _fields(record):
-                if number == _HISTORY and isinstance(value, bytes):
-                    run.rows.append(dict(_numbers(value, _UPDATE)))
-                elif number == _SUMMARY and isinstance(value, bytes):
-                    run.summary.update(_numbers(value, _UPDATE))
-                    for name, _ in _items(value, _REMOVE):
-                        run.summary.pop(name, None)
-    except _UnreadableError:
-        pass  # what came before stands
-    return run
+
+    def __init__(self, path: Path) -> None:
+        self.summary: dict[str, float | None] = {}
+        self.config: dict[str, Any] = {}
+        self._path, self._at, self._parts = path, _HEADER, list[bytes]()
+
+    def rows(self) -> Iterator[dict[str, float | None]]:
+        """What further calls of ``log`` had, by name as `summary`, as far as it was written and can be understood.
+
+        Raises:
+            OSError: The file cannot be read.
+        """
+        before = 0
+        while before != self._at:
+            before = self._at
+            with open_plain(self._path) as file:
+                file.seek(before)
+                data = file.read(PART)
+            for record in self._records(data):
+                with suppress(_UnreadableError):  # what came before, and what follows, stands
+                    yield from self._row(record)
+
+    def _records(self, data: bytes) -> Iterator[bytes]:
+        """Whole records in the bytes after those that were read; one that ends beyond them waits for the rest."""
+        start = self._at
+        while (at := self._at - start) + _HEADER <= len(data):
+            left = _BLOCK - self._at % _BLOCK
+            if left < _HEADER:
+                self._at += left
+                continue
+            _, length, kind = struct.unpack_from("<IHB", data, at)
+            piece = data[at + _HEADER : at + _HEADER + length]
+            if kind not in (_WHOLE, _FIRST, _MIDDLE, _LAST) or len(piece) < length or length > left - _HEADER:
+                return
+            self._at += _HEADER + length
+            if kind in (_WHOLE, _FIRST):
+                self._parts = []
+            elif not self._parts:
+                continue
+            self._parts.append(piece)
+            if kind in (_WHOLE, _LAST):
+                record, self._parts = b"".join(self._parts), []
+                yield record
+
+    def _row(self, record: bytes) -> Iterator[dict[str, float | None]]:
+        """The row in a record, if it is one; of others what they change is noted."""
+        for number, value in _fields(record):
+            if not isinstance(value, bytes):
+                continue
+            if number == _HISTORY:
+                yield dict(_numbers(value, _UPDATE))
+            elif number == _SUMMARY:
+                self.summary.update(_numbers(value, _UPDATE))
+                for name, _ in _items(value, _REMOVE):
+                    self.summary.pop(name, None)
+            elif number == _CONFIG:
+                self._configure(value)
+            elif number == _RUN:
+                for part, inside in _fields(value):
+                    if part == _CONFIG_OF_RUN and isinstance(inside, bytes):
+                        self._configure(inside)
+
+    def _configure(self, message: bytes) -> None:
+        for name, text in _items(message, _UPDATE):
+            try:
+                self.config[name] = parse_json(text, infinite=True)
+            except ForeignDataError:
+                continue
+        for name, _ in _items(message, _REMOVE):
+            self.config.pop(name, None)
 
 
 class _UnreadableError(ValueError):
     """Bytes that are no such record."""
-
-
-def _tail(path: Path) -> tuple[bytes, int]:
-    """Its bytes from the beginning of a block on, and where in them records begin."""
-    with open_plain(path) as file:
-        size = file.seek(0, 2)
-        start = max(0, size - LARGEST) // _BLOCK * _BLOCK
-        file.seek(start)
-        return file.read(LARGEST + _BLOCK), 0 if start else _HEADER
-
-
-def _records(data: bytes, at: int) -> Iterator[bytes]:
-    """Whole records; of one that began before the data, or does not end in it, nothing."""
-    parts: list[bytes] = []
-    while at + _HEADER <= len(data):
-        left = _BLOCK - at % _BLOCK
-        if left < _HEADER:
-            at += left
-            continue
-        _, length, kind = struct.unpack_from("<IHB", data, at)
-        piece = data[at + _HEADER : at + _HEADER + length]
-        if kind not in (_WHOLE, _FIRST, _MIDDLE, _LAST) or len(piece) < length or length > left - _HEADER:
-            return
-        at += _HEADER + length
-        if kind in (_WHOLE, _FIRST):
-            parts = []
-        elif not parts:
-            continue
-        parts.append(piece)
-        if kind in (_WHOLE, _LAST):
-            yield b"".join(parts)
-            parts = []
 
 
 def _fields(message: bytes) -> Iterator[tuple[int, bytes | int]]:

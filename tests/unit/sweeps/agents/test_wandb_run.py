@@ -13,7 +13,8 @@ import pytest
 from pipeline.engine.journal import JournalReader
 from pipeline.sweeps.agents import wandb_run
 from pipeline.sweeps.agents.running import Curve
-from pipeline.sweeps.agents.wandb_run import newest_run, read_wandb_run
+from pipeline.sweeps.agents.wandb_metrics import WandbMetrics
+from pipeline.sweeps.agents.wandb_run import WandbRun, run_files
 from pipeline.sweeps.folder import TrialFolder
 from pipeline.sweeps.logged import Logged
 
@@ -39,6 +40,10 @@ def history(**values: Any) -> bytes:
 def summary(*removed: str, **values: Any) -> bytes:
     updates = b"".join(part(1, item(name, value)) for name, value in values.items())
     return part(3, updates + b"".join(part(2, part(1, name.encode())) for name in removed))
+
+
+def config(**values: Any) -> bytes:
+    return b"".join(part(1, item(name, value)) for name, value in values.items())
 
 
 def written(*records: bytes) -> bytes:
@@ -77,13 +82,21 @@ def test_rows_and_the_summary_by_dotted_names(tmp_path: Path) -> None:
         summary("gone", final=7),
         b"\x18\x01",
     )
-    assert newest_run(tmp_path) == path
-    run = read_wandb_run(path)
-    assert run.rows == [
+    assert run_files(tmp_path) == [path]
+    run = WandbRun(path)
+    assert list(run.rows()) == [
         {"loss": 1.0, "val.acc": 0.5, "nan": None, "big": None},
         {"loss": 0.25, "table.a.b": 3.0},
     ]
     assert run.summary == {"loss": 0.25, "best.max": 0.9, "final": 7.0}
+
+
+def test_settings_as_they_were_at_the_end(tmp_path: Path) -> None:
+    begun = part(17, part(1, b"abc") + part(4, config(lr=0.1, model={"width": 8}, gone=1)))
+    path = run_file(tmp_path, begun, part(5, config(lr=0.5, text="x") + part(2, part(1, b"gone"))))
+    run = WandbRun(path)
+    assert list(run.rows()) == []
+    assert run.config == {"lr": 0.5, "model": {"width": 8}, "text": "x"}
 
 
 def test_a_file_that_is_cut_off_or_altered_is_read_as_far_as_it_goes(tmp_path: Path) -> None:
@@ -92,27 +105,31 @@ def test_a_file_that_is_cut_off_or_altered_is_read_as_far_as_it_goes(tmp_path: P
     whole, chosen = path.read_bytes(), random.Random(0)
     for cut in (0, 3, 7, 9, 3000, 32768, 32770, len(whole) - 1):
         path.write_bytes(whole[:cut])
-        read = [row["loss"] for row in read_wandb_run(path).rows]
+        read = [row["loss"] for row in WandbRun(path).rows()]
         assert read == list(range(len(read)))
     for _ in range(200):
         altered = bytearray(whole)
         for _ in range(chosen.randrange(1, 20)):
             altered[chosen.randrange(len(altered))] = chosen.randrange(256)
         path.write_bytes(bytes(altered))
-        read_wandb_run(path)
+        list(WandbRun(path).rows())
     path.write_bytes(os.urandom(5000))
-    assert read_wandb_run(path).rows == []
+    assert list(WandbRun(path).rows()) == []
 
 
-def test_of_a_large_file_the_end_is_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    path = run_file(
-        tmp_path, *(history(loss=float(number), pad="z" * 3000) for number in range(40)), summary(loss=9)
-    )
-    monkeypatch.setattr(wandb_run, "LARGEST", 40_000)
-    run = read_wandb_run(path)
-    assert 10 < len(run.rows) < 30
-    assert run.rows[-1]["loss"] == 39.0
-    assert run.summary == {"loss": 9.0}
+@pytest.mark.parametrize("most", [wandb_run.PART, 40_000])
+def test_a_file_that_grows_is_read_on_from_where_it_ended(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, most: int
+) -> None:
+    """Wherever that is, in the middle of a row too; and however little is read at a time."""
+    monkeypatch.setattr(wandb_run, "PART", most)
+    path = run_file(tmp_path, *(history(loss=float(number), pad="z" * 5000) for number in range(40)), summary(a=1))
+    whole, run, read = path.read_bytes(), WandbRun(path), list[float | None]()
+    for size in [*range(0, len(whole), 1777), len(whole)]:
+        path.write_bytes(whole[:size])
+        read += [row["loss"] for row in run.rows()]
+    assert read == list(range(40))
+    assert run.summary == {"a": 1.0}
 
 
 def lines_of(place: TrialFolder, attempt: int) -> list[Logged]:
@@ -125,7 +142,7 @@ def test_a_trial_that_tells_wandb_alone_is_judged_by_that(tmp_path: Path, monkey
     now = time.time()
     monkeypatch.setattr("time.time", lambda: now + 3600)
     curve = Curve(place, 2, "loss")
-    since = curve.clock()
+    at_wandb = curve.at_wandb()
     old = run_file(tmp_path, history(loss=7.0), name="offline-run-0-old")
     os.utime(old, (1000, 1000))
     run_file(
@@ -135,7 +152,7 @@ def test_a_trial_that_tells_wandb_alone_is_judged_by_that(tmp_path: Path, monkey
         history(loss=2.0, _step=6, _timestamp=1.5e9),
         summary(loss=1.0, _step=6),
     )
-    curve.conclude(since)
+    curve.follow(at_wandb, to_its_end=True)
     assert curve.judged == [3.0, 2.0, 1.0]
     assert [line["step"] for line in lines_of(place, 2)] == [5, 6, 6]  # type: ignore[index]
     assert not place.metrics(1).exists()
@@ -146,16 +163,51 @@ def test_what_is_told_to_the_sweep_itself_comes_first(tmp_path: Path) -> None:
     run_file(tmp_path, history(loss=3.0))
     place.metrics(1).write_text('{"step": 1, "values": {"loss": 0.5}, "time": 1.0}\n')
     curve = Curve(place, 1, "loss")
-    curve.conclude(since=0.0)
+    curve.follow(WandbMetrics(place, 1, "loss", since=0.0), to_its_end=True)
     assert curve.judged == [0.5]
 
 
+def test_rows_are_taken_while_a_trial_runs_each_once_of_all_its_runs(tmp_path: Path) -> None:
+    place = TrialFolder(tmp_path)
+    curve, at_wandb = Curve(place, 1, "loss"), WandbMetrics(place, 1, "loss", since=0.0)
+    path = run_file(tmp_path, history(loss=3.0), history(loss=2.0))
+    curve.follow(at_wandb)
+    curve.follow(at_wandb)
+    assert curve.judged == [3.0, 2.0]
+    path.write_bytes(written(history(loss=3.0), history(loss=2.0), history(loss=1.0), summary(loss=1.0)))
+    second = run_file(tmp_path, history(loss=0.5), summary(loss=0.5), name="offline-run-2-abc")
+    os.utime(second, (time.time() + 9,) * 2)
+    curve.follow(at_wandb, to_its_end=True)
+    assert curve.judged == [3.0, 2.0, 1.0, 0.5]
+
+
+@pytest.mark.parametrize(
+    ("given", "known", "said"),
+    [
+        ({"lr": 0.1}, {"lr": 1}, ["lr=1 where the sweep gave 0.1"]),
+        ({"a": {"lr": 0.1, "b": 2}}, {"a": {"lr": 5, "b": 2, "c": 3}}, ["a.lr=5 where the sweep gave 0.1"]),
+        ({"lr": 1e-05, "n": 1, "f": True, "x": None}, {"lr": "1e-05", "n": 1.0, "f": True, "x": None}, []),
+        ({"flag": True}, {"flag": 1}, ["flag=1 where the sweep gave True"]),
+        ({"lr": 1}, {}, []),
+        ({"layers": [1, 2], "big": float("inf")}, {"layers": [3], "big": "Infinity"}, []),
+    ],
+)
+def test_settings_that_a_trial_was_not_given_are_told(
+    tmp_path: Path, given: dict[str, Any], known: dict[str, Any], said: list[str]
+) -> None:
+    run_file(tmp_path, part(17, part(4, config(**known))))
+    at_wandb = WandbMetrics(TrialFolder(tmp_path), 1, "loss", since=0.0)
+    at_wandb.follow()
+    assert at_wandb.other_values(given) == said
+
+
 def test_a_run_that_did_not_come_about_adds_nothing(tmp_path: Path) -> None:
-    curve = Curve(TrialFolder(tmp_path), 1, "loss")
-    curve.conclude(since=0.0)
+    place = TrialFolder(tmp_path)
+    curve, at_wandb = Curve(place, 1, "loss"), WandbMetrics(place, 1, "loss", since=0.0)
+    curve.follow(at_wandb, to_its_end=True)
     assert curve.judged == []
     path = run_file(tmp_path, history(loss=3.0))
     path.unlink()
     path.mkdir()
-    curve.conclude(since=0.0)
+    curve.follow(at_wandb, to_its_end=True)
     assert curve.judged == []

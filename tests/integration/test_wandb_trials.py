@@ -1,0 +1,95 @@
+"""Programs written for W&B's agent, as trials here: W&B's own client, without a login.
+
+What they see in `wandb.config`, and what the sweep has heard of them, is what W&B's agent would give and hear.
+"""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.doubles.small_runs import wait_for
+from tests.integration.test_sweeps import Sweeps, ends, sweeps  # noqa: F401 - a fixture
+
+CONFIG = """
+import json, os, wandb
+with wandb.init(project="p", config=dict(lr=1.0, optimizer=dict(lr=5, momentum=0.9), epochs=1)) as run:
+    config = wandb.config
+    for epoch in range(config.epochs):
+        run.log({"epoch": epoch, "val": {"loss": config.lr * config.optimizer["lr"] / (epoch + 1)}})
+    with open(os.environ["WANDB_DIR"] + "/seen.json", "w") as file:
+        json.dump(dict(config), file)
+"""
+ELSEWHERE = """
+import os, wandb
+del os.environ["WANDB_SWEEP_PARAM_PATH"]
+wandb.init(config={"lr": 1}).log({"loss": 0.0})
+"""
+LONG = """
+import os, time, wandb
+run = wandb.init(config={"lr": 0})
+for step in range(1000):
+    run.log({"loss": run.config.lr + 1 / (step + 1)})
+    time.sleep(0.2)
+    if step > 20 and os.path.exists("stopped"):
+        break
+"""
+
+
+@pytest.fixture(autouse=True)
+def _without_login(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("WANDB_API_KEY", "WANDB_MODE", "WANDB_BASE_URL", "NETRC", "WANDB_CONFIG_DIR"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("HOME", str(tmp_path / "home"))
+
+
+def seen(sweeps: Sweeps, name: str) -> list[dict[str, Any]]:  # noqa: F811
+    folder = sweeps.folder / "outputs" / name / "sweep/trials"
+    return [json.loads(path.read_text()) for path in sorted(folder.glob("*/seen.json"))]
+
+
+def test_a_program_that_reads_wandb_config_alone_is_swept(sweeps: Sweeps) -> None:  # noqa: F811
+    """In front of its own defaults, tables inside of tables; a number as `1e-5` is one."""
+    (sweeps.folder / "train.py").write_text(CONFIG)
+    sweeps.file(
+        "cfg",
+        program="train.py",
+        metric={"name": "val.loss"},
+        parameters={
+            "lr": {"values": [1e-5, 0.5]},
+            "epochs": {"value": 3},
+            "optimizer": {"parameters": {"lr": {"value": 2}}},
+        },
+    )
+    said = sweeps.run("run", "cfg.yaml", "--device", "cpu", "--agents", "2")
+    expected = [{"lr": lr, "optimizer": {"lr": 2, "momentum": 0.9}, "epochs": 3} for lr in (1e-5, 0.5)]
+    assert seen(sweeps, "cfg") == expected
+    values = {event["trial"]: event["value"] for event in sweeps.journal("cfg") if event["event"] == "TrialEnded"}
+    assert values == pytest.approx({0: 2e-5 / 3, 1: 1 / 3})
+    assert said.count("wandb sync") == 1
+
+
+def test_a_trial_that_took_other_settings_has_failed_and_has_no_value(sweeps: Sweeps) -> None:  # noqa: F811
+    (sweeps.folder / "train.py").write_text(ELSEWHERE)
+    sweeps.file("else", program="train.py", parameters={"lr": {"values": [1, 2]}})
+    said = sweeps.run("run", "else.yaml", "--device", "cpu", "--agents", "2", code=1)
+    assert "lr=1 where the sweep gave 2" in said
+    assert ends(sweeps.journal("else"), "failed").keys() == {1}
+    assert ends(sweeps.journal("else"), "done").keys() == {0}
+
+
+def test_a_trial_that_only_tells_wandb_is_stopped_early(sweeps: Sweeps) -> None:  # noqa: F811
+    (sweeps.folder / "train.py").write_text(LONG)
+    sweeps.file(
+        "early",
+        program="train.py",
+        parameters={"lr": {"values": [1, 2]}},
+        early_terminate={"type": "hyperband", "min_iter": 5, "eta": 3},
+    )
+    agent = sweeps.start("run", "early.yaml", "--device", "cpu", "--agents", "2")
+    wait_for(lambda: ends(sweeps.journal("early"), "stopped").keys() == {1})
+    (sweeps.folder / "stopped").touch()
+    said, _ = agent.communicate(timeout=600)
+    assert agent.returncode == 0, said
+    assert ends(sweeps.journal("early"), "done").keys() == {0}
