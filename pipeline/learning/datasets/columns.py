@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from pipeline.errors import ConfigError, DataError, unknown_name
 from pipeline.learning.datasets.base import Message, Row, Text
+from pipeline.learning.datasets.shapes import to_columns
 
 if TYPE_CHECKING:
     from pipeline.learning.datasets.from_files import FilesConfig
@@ -109,6 +110,7 @@ def make_row(
     columns = dict(data)
     if config.prompt_template is not None:
         columns["prompt"] = _filled(config.prompt_template, {**(raw or {}), **columns}, place)
+    columns = to_columns(columns, place)
     _split_messages(columns, place)
     _extract_prompt(columns, place)
     if "prompt" in columns and columns["prompt"] is None:

@@ -20,7 +20,7 @@ ARROW = (".arrow",)
 TEXT = (".txt",)
 TABLES = (*JSON, *CSV, *PARQUET, *ARROW)
 
-_WORDS = {
+SPLIT_WORDS = {
     "train": "train",
     "training": "train",
     "validation": "validation",
@@ -29,6 +29,7 @@ _WORDS = {
     "dev": "validation",
     "test": "test",
 }
+"""What splits are called in names of files and folders -> our name."""
 _ABOUT = {"dataset_info.json", "dataset_infos.json", "dataset_dict.json", "state.json"}
 """What `datasets` writes beside the rows."""
 MOST_ENTRIES = 300_000
@@ -88,6 +89,10 @@ def locate(
             raise DataError(f"{root}: may not be looked into. See that you may read the folder.")
         inside = root / subset if subset and (root / subset).is_dir() else root
         return LocalFiles(root, _by_split(inside, formats))
+    if root.is_symlink():
+        to = str(root.readlink())
+        annexed = f" Fetch it by: git annex get {root.name}" if "annex/objects" in to else ""
+        raise DataError(f"{root}: is a link to {to}, where nothing is.{annexed}")
     # Something like data/train.jsonl or ./data can only have been meant as a file.
     if not hub or not _HUB_ID.fullmatch(path) or path.startswith(".") or format_of(root) in TABLES:
         raise DataError(
@@ -141,13 +146,13 @@ def _visible(folder: Path) -> Iterator[Path]:
 
 def _split_word(relative: Path, *, loosely: bool) -> str | None:
     for part in relative.parts[:-1]:
-        if part.lower() in _WORDS:
-            return _WORDS[part.lower()]
+        if part.lower() in SPLIT_WORDS:
+            return SPLIT_WORDS[part.lower()]
     words = re.split(r"[^a-z]+", _stem(relative).lower())
     if not loosely:
         # train, train-00000-of-00002, train_1
-        return _WORDS.get(words[0]) if set(words[1:]) <= {"", "of"} else None
-    return next((_WORDS[word] for word in words if word in _WORDS), None)
+        return SPLIT_WORDS.get(words[0]) if set(words[1:]) <= {"", "of"} else None
+    return next((SPLIT_WORDS[word] for word in words if word in SPLIT_WORDS), None)
 
 
 def _stem(path: Path) -> str:

@@ -13,14 +13,15 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from io import BufferedReader
+from io import BufferedReader, TextIOWrapper
 from pathlib import Path
 from typing import Any
 
 import msgspec
 
 from pipeline.errors import DataError
-from pipeline.learning.datasets.files import ARROW, CSV, JSON, PARQUET, TEXT, format_of
+from pipeline.learning.datasets.content import check_content, is_zipped
+from pipeline.learning.datasets.files import ARROW, CSV, JSON, PARQUET, SPLIT_WORDS, TEXT, format_of
 
 LONGEST_ROW = 16 << 20
 """Bytes of a row in its file. As objects of Python it takes up to 30 times as much."""
@@ -28,6 +29,7 @@ _SURROGATE = re.compile(rb"\\u[dD][89a-fA-F]")
 _EACH_LINE = " Each line must be one object."
 _BATCH = 1000
 _BOM = b"\xef\xbb\xbf"
+_UTF_16 = (b"\xff\xfe", b"\xfe\xff")
 
 
 @dataclass(frozen=True)
@@ -50,9 +52,10 @@ def read_records(path: Path) -> Iterator[Record]:
         DataError: The file is empty or damaged; the message names the file and, for text, the line.
     """
     readers = {JSON: _json, CSV: _csv, PARQUET: _parquet, ARROW: _arrow, TEXT: _text}
-    read = next(reader for formats, reader in readers.items() if format_of(path) in formats)
     empty = True
     try:
+        kind = check_content(path) or format_of(path)
+        read = next(reader for formats, reader in readers.items() if kind in formats)
         for record in read(path):
             empty = False
             yield record
@@ -66,18 +69,26 @@ def read_records(path: Path) -> Iterator[Record]:
 
 
 def _open(path: Path) -> gzip.GzipFile | BufferedReader:
-    return gzip.open(path, "rb") if path.name.lower().endswith(".gz") else path.open("rb")
+    return gzip.open(path, "rb") if path.name.lower().endswith(".gz") or is_zipped(path) else path.open("rb")
 
 
 def _lines(path: Path) -> Iterator[bytes]:
-    """Lines of a file, none of them longer than a row may be."""
+    """Lines of a file, in UTF-8 though it may be in UTF-16, none of them longer than a row may be."""
     with _open(path) as file:
-        number = 1
-        while line := file.readline(LONGEST_ROW + 1):
+        number, wide = 1, file.peek(2)[:2] in _UTF_16
+        text = TextIOWrapper(file, encoding="utf-16", newline="\n") if wide else None
+        while line := file.readline(LONGEST_ROW + 1) if text is None else text.readline(LONGEST_ROW + 1).encode():
             if len(line) > LONGEST_ROW:
                 raise _too_large(f"{path}:{number}")
             yield line.removeprefix(_BOM)
             number += 1
+
+
+def _content(path: Path) -> bytes:
+    """A whole file in UTF-8."""
+    with _open(path) as file:
+        content = file.read()
+    return content.decode("utf-16").encode() if content[:2] in _UTF_16 else content.removeprefix(_BOM)
 
 
 def _too_large(place: str) -> DataError:
@@ -88,19 +99,52 @@ def _too_large(place: str) -> DataError:
 
 
 def _json(path: Path) -> Iterator[Record]:
-    if format_of(path) != ".json":
+    if format_of(path) != ".json" and not _begins_as_list(path):
         yield from _json_lines(path)
         return
-    with _open(path) as file:
-        content = file.read().removeprefix(_BOM)
+    content = _content(path)
     try:
         # The rows of a list as they are written, so that one at a time becomes objects.
-        rows = msgspec.json.decode(content, type=list[msgspec.Raw])
+        rows = _wrapped(path, content) or msgspec.json.decode(content, type=list[msgspec.Raw])
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
         yield from _json_whole(path, content)
         return
     for number, row in enumerate(rows, 1):
         yield _record(bytes(row), f"{path}: row {number}")
+
+
+def _begins_as_list(path: Path) -> bool:
+    """Whether a file of lines is one JSON array all the same."""
+    line = next((line.strip() for line in _lines(path) if line.strip()), b"")
+    return line.startswith(b"[")
+
+
+_WRAPS = ("data", "rows", "examples", "instances", "items", "records", "samples", "dataset")
+"""What the list of all rows is called in files that hold one object."""
+
+
+def _wrapped(path: Path, content: bytes) -> list[msgspec.Raw] | None:
+    """The rows of a file that holds ``{"data": [...]}`` or the like; None for any other.
+
+    Raises:
+        DataError: It holds several splits.
+        msgspec.DecodeError: It is no JSON.
+    """
+    if not content.lstrip().startswith(b"{"):
+        return None
+    whole = msgspec.json.decode(content, type=dict[str, msgspec.Raw])
+    lists = [name for name, value in whole.items() if bytes(value).lstrip()[:1] == b"["]
+    splits = [name for name in lists if name.lower() in SPLIT_WORDS]
+    if len(splits) > 1 and len(splits) == len(lists):
+        raise DataError(
+            f"{path}: holds {len(splits)} splits ({', '.join(splits)}). Write each list into a file of its own in "
+            f"one folder ({', '.join(f'{name}.json' for name in splits)}), and give that folder as the path."
+        )
+    named = splits or [name for name in lists if name.lower() in _WRAPS]
+    if len(named) != 1 or len(lists) != 1:
+        return None
+    rows = msgspec.json.decode(whole[named[0]], type=list[msgspec.Raw])
+    return rows if rows and bytes(rows[0]).lstrip()[:1] == b"{" else None
 
 
 def _json_whole(path: Path, content: bytes) -> Iterator[Record]:
@@ -114,10 +158,23 @@ def _json_whole(path: Path, content: bytes) -> Iterator[Record]:
             yield from _json_lines(path)
             return
         raise _not_json(f"{path}:{getattr(error, 'lineno', 1)}", error) from error
+    if isinstance(whole, dict) and len(whole) > 1 and _are_columns(list(whole.values())):
+        raise DataError(
+            f"{path}: holds columns ({', '.join(whole)}) and not rows. Write a list of rows, as pandas does by "
+            "to_json(FILE, orient='records')."
+        )
     escaped = _SURROGATE.search(content) is not None
     for number, row in enumerate(whole if isinstance(whole, list) else [whole], 1):
         place = f"{path}: row {number}"
         yield Record(place, _object(row, place, escaped=escaped))
+
+
+def _are_columns(values: list[Any]) -> bool:
+    """Whether values of an object are columns of a table: lists of texts and numbers, or tables by number."""
+    if all(isinstance(value, dict) and value and all(key.isdecimal() for key in value) for value in values):
+        return True
+    lists = all(isinstance(value, list) and len(value) == len(values[0]) for value in values)
+    return lists and all(isinstance(cell, (str, int, float)) for value in values for cell in value)
 
 
 def _is_one_object(content: bytes) -> bool:
@@ -131,12 +188,6 @@ def _is_one_object(content: bytes) -> bool:
 def _json_lines(path: Path) -> Iterator[Record]:
     for number, line in enumerate(_lines(path), 1):
         text = line.strip()
-        if number == 1 and text.startswith(b"[") and format_of(path) != ".json":
-            raise DataError(
-                f"{path}:1: begins with '[', as a JSON array does. This is a file of JSON lines, one object each, "
-                'such as {"prompt": ...}: write one row a line without brackets and commas around, or let its name'
-                " end in .json, which may be an array."
-            )
         if text:
             yield _record(text, f"{path}:{number}", "" if format_of(path) == ".json" else _EACH_LINE)
 
@@ -176,7 +227,6 @@ def _object(row: object, place: str, *, escaped: bool) -> Mapping[str, Any]:
 
 def _csv(path: Path) -> Iterator[Record]:
     csv.field_size_limit(LONGEST_ROW)  # by default 128 KiB, and texts may be longer
-    dialect = "excel-tab" if format_of(path) == ".tsv" else "excel"
     number, size = 1, 0
 
     def lines() -> Iterator[str]:
@@ -188,8 +238,12 @@ def _csv(path: Path) -> Iterator[Record]:
             yield line.decode()
 
     try:
+        dialect, said = _dialect(next(lines(), ""), format_of(path))
+        size = 0
         reader = csv.reader(lines(), dialect, strict=True)
-        header = next(reader, [])
+        if said:
+            next(reader)
+        header = [name.strip() for name in next(reader, [])]
         _check_different(header, path)
         number, size = reader.line_num + 1, 0
         for row in reader:
@@ -197,7 +251,33 @@ def _csv(path: Path) -> Iterator[Record]:
                 yield Record(f"{path}:{number}", _fields(header, row, f"{path}:{number}"))
             number, size = reader.line_num + 1, 0
     except (csv.Error, UnicodeDecodeError) as error:
-        raise DataError(f"{path}:{number}: not valid {format_of(path)[1:].upper()} ({_line(error)}).") from error
+        advice = (
+            " Write it in UTF-8, as by: iconv -f WINDOWS-1252 -t UTF-8 FILE > NEW.csv"
+            if isinstance(error, UnicodeDecodeError)
+            else ""
+        )
+        raise DataError(
+            f"{path}:{number}: not valid {format_of(path)[1:].upper()} ({_line(error)}).{advice}"
+        ) from error
+
+
+def _dialect(header: str, suffix: str) -> tuple[type[csv.Dialect], bool]:
+    """How a table is written, by its first line: what stands between fields, and whether a space follows it.
+
+    Returns:
+        The dialect, and whether the first line only says what stands between fields, as Excel writes ``sep=;``.
+    """
+    said = re.fullmatch(r"sep=(.)\s*", header)
+    usual = "\t" if suffix == ".tsv" else ","
+    others = [mark for mark in ("\t", ";", "|", ",") if mark in header]
+    mark = said[1] if said else usual if usual in header or not others else others[0]
+    names = next(csv.reader([header], delimiter=mark), [])
+
+    class Dialect(csv.excel):
+        delimiter = mark
+        skipinitialspace = len(names) > 1 and all(name.startswith(" ") for name in names[1:])
+
+    return Dialect, said is not None
 
 
 def _check_different(names: Sequence[str], path: Path) -> None:

@@ -7,9 +7,13 @@ is no list of numbers (`cause`). What may be due to the completion, which is mad
 from __future__ import annotations
 
 import inspect
+import re
+import shlex
 from collections.abc import Callable, Iterable, Mapping
 from difflib import get_close_matches
 from typing import Any
+
+from hydra.core.override_parser.types import Quote, QuotedString
 
 from pipeline.config.bases import DatasetConfig
 from pipeline.errors import ConfigError, JobError
@@ -226,8 +230,15 @@ def _typed(name: str, known: Mapping[str, str], missing: Iterable[str], there: l
 
 
 def _setting(name: str, columns: Mapping[str, str]) -> str:
-    pairs = ", ".join(f"{ours}: {theirs}" for ours, theirs in columns.items())
-    return f"'datasets.{name}.columns={{{pairs}}}'"
+    pairs = ", ".join(f"{ours}: {_quoted(theirs)}" for ours, theirs in columns.items())
+    return shlex.quote(f"datasets.{name}.columns={{{pairs}}}")
+
+
+def _quoted(column: str) -> str:
+    """The name of a column, in quotes where Hydra would read more or less than a word."""
+    plain = re.fullmatch(r"[A-Za-z_][\w-]*( [\w-]+)*", column, re.ASCII)
+    quoted: str = column if plain else QuotedString(column, Quote.double).with_quotes()
+    return quoted
 
 
 def _likely(missing: str, there: list[str]) -> str:

@@ -72,8 +72,6 @@ def test_parquet_and_what_datasets_saves(tmp_path: Path) -> None:
         ("a.jsonl", b'{"prompt": "a"}\n{"prompt": "b', r"a.jsonl:2: not valid JSON \(Unterminated string"),
         ("a.jsonl", b'{"prompt": "a"}\n\xff\xfe\n', r"a.jsonl:2: not valid JSON in UTF-8"),
         ("a.jsonl", b'{"prompt": "a"}\n["a", "b"]\n', r"a.jsonl:2: expected an object of columns"),
-        ("a.jsonl", b'[{"prompt": "a"}, {"prompt": "b"}]', r"a.jsonl:1: begins with '\[', as a JSON array does\."),
-        ("a.ndjson", b'[\n {"prompt": "a"}\n]\n', r"write one row a line .*, or let its name end in \.json"),
         (
             "a.json",
             b'[{"prompt": "a"},\n{"prompt": }]',
@@ -245,3 +243,64 @@ def test_columns_of_the_same_name_are_refused(tmp_path: Path) -> None:
     for name in ("a.csv", "a.parquet", "a.arrow"):
         with pytest.raises(DataError, match=rf"{name}: has more than one column named 'solution'"):
             list(read_records(tmp_path / name))
+
+
+_TWO = [{"prompt": "a, b; c", "solution": "1"}, {"prompt": "ü", "solution": "2"}]
+_LIST = json.dumps(_TWO).encode()
+
+
+@pytest.mark.parametrize(
+    ("name", "content"),
+    [
+        ("a.csv", "prompt;solution\n'a, b; c';1\nü;2\n".replace("'", '"').encode()),
+        ("a.csv", "prompt\tsolution\na, b; c\t1\nü\t2\n".encode()),
+        ("a.csv", "prompt|solution\na, b; c|1\nü|2\n".encode()),
+        ("a.tsv", 'prompt,solution\n"a, b; c",1\nü,2\n'.encode()),
+        ("a.csv", 'prompt, solution\n"a, b; c", 1\nü, 2\n'.encode()),
+        ("a.csv", 'sep=;\r\nprompt;solution\r\n"a, b; c";1\r\nü;2\r\n'.encode()),
+        ("a.csv", '\ufeffprompt,solution\n"a, b; c",1\nü,2\n'.encode()),
+        ("a.csv", "prompt\tsolution\na, b; c\t1\nü\t2\n".encode("utf-16")),
+        ("a.json", json.dumps(_TWO).encode("utf-16")),
+        ("a.jsonl", "\n".join(map(json.dumps, _TWO)).encode("utf-16")),
+        ("a.jsonl", _LIST),
+        ("a.json", b'{"version": 1, "data": ' + _LIST + b"}"),
+        ("a.json", b'{"train": ' + _LIST + b"}"),
+        ("a.jsonl", gzip.compress("\n".join(map(json.dumps, _TWO)).encode())),
+    ],
+)
+def test_a_file_is_read_by_what_it_holds(name: str, content: bytes, tmp_path: Path) -> None:
+    (tmp_path / name).write_bytes(content)
+    assert [record.data for record in read_records(tmp_path / name)] == _TWO
+
+
+def test_parquet_is_read_whatever_it_is_called(tmp_path: Path) -> None:
+    pq.write_table(pa.Table.from_pylist(_TWO), tmp_path / "a.json")
+    assert [record.data for record in read_records(tmp_path / "a.json")] == _TWO
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "said"),
+    [
+        ("a.jsonl", b"version https://git-lfs.github.com/spec/v1\noid sha256:a\nsize 1\n", "git lfs pull"),
+        ("a.csv", b"/annex/objects/SHA256E-s10--ab.csv\n", "git annex get a.csv"),
+        ("a.json", b"\n<!DOCTYPE html><html><body>404</body></html>", "web page"),
+        ("a.csv", b"PK\x03\x04\x14\x00", "Excel"),
+        ("a.jsonl", b"\x28\xb5\x2f\xfd\x00", "zstd -d"),
+        ("a.csv", "prompt,solution\nü,1\n".encode("latin-1"), "iconv"),
+        ("a.json", b'{"train": [{"prompt": "a"}], "test": [{"prompt": "b"}]}', "train.json, test.json"),
+        ("a.json", b'{"prompt": ["a", "b"], "solution": ["1", "2"]}', "orient='records'"),
+        ("a.json", b'{"prompt": {"0": "a"}, "solution": {"0": "1"}}', "orient='records'"),
+    ],
+)
+def test_a_file_that_stands_for_rows_is_refused_with_what_to_do(
+    name: str, content: bytes, said: str, tmp_path: Path
+) -> None:
+    (tmp_path / name).write_bytes(content)
+    with pytest.raises(DataError, match=said):
+        list(read_records(tmp_path / name))
+
+
+def test_an_object_of_one_conversation_is_a_row_and_no_list_of_rows(tmp_path: Path) -> None:
+    row = {"messages": [{"role": "user", "content": "a"}]}
+    (tmp_path / "a.json").write_text(json.dumps(row))
+    assert [record.data for record in read_records(tmp_path / "a.json")] == [row]

@@ -1,0 +1,41 @@
+"""ShareGPT's and Alpaca's rows are TRL's columns; each other program's name of a speaker is a role."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from pipeline.errors import DataError
+from pipeline.learning.datasets.shapes import to_columns
+
+_ASK, _ANSWER = {"from": "human", "value": "a?"}, {"from": "gpt", "value": "b"}
+_TURNS = [{"role": "user", "content": "a?"}, {"role": "assistant", "content": "b"}]
+_SYSTEM = {"role": "system", "content": "Be kind."}
+
+
+@pytest.mark.parametrize(
+    ("given", "expected"),
+    [
+        ({"conversations": [_ASK, _ANSWER], "id": 1}, {"messages": _TURNS, "id": 1}),
+        ({"conversations": _TURNS}, {"messages": _TURNS}),
+        ({"messages": [_ASK, _ANSWER]}, {"messages": _TURNS}),
+        ({"conversations": [_ASK, _ANSWER], "system": "Be kind."}, {"messages": [_SYSTEM, *_TURNS]}),
+        ({"conversations": [_SYSTEM, *_TURNS], "system": "Other."}, {"messages": [_SYSTEM, *_TURNS]}),
+        (
+            {"prompt": [_ASK], "chosen": [_ANSWER], "rejected": [_ANSWER]},
+            {"prompt": _TURNS[:1], "chosen": _TURNS[1:], "rejected": _TURNS[1:]},
+        ),
+        ({"instruction": "Add.", "input": "1 2", "output": "3"}, {"prompt": "Add.\n1 2", "completion": "3"}),
+        ({"instruction": "Add.", "input": "", "output": "3"}, {"prompt": "Add.", "completion": "3"}),
+        ({"prompt": "a", "output": "b"}, {"prompt": "a", "output": "b"}),
+        ({"prompt": "a", "instruction": "b", "output": "c"}, {"prompt": "a", "instruction": "b", "output": "c"}),
+    ],
+)
+def test_rows_of_other_programs_have_the_columns_of_trl(given: dict[str, Any], expected: dict[str, Any]) -> None:
+    assert to_columns(given, "a:1") == expected
+
+
+def test_a_speaker_that_nobody_knows_is_refused() -> None:
+    with pytest.raises(DataError, match="narrator"):
+        to_columns({"conversations": [{"from": "narrator", "value": "a"}, _ANSWER]}, "a:1")
