@@ -1,8 +1,8 @@
 """Rows of other programs in TRL's columns: ShareGPT's conversations and Alpaca's instructions.
 
-A conversation of ShareGPT is a list of turns with ``from`` and ``value``, under ``conversations``; TRL renames
-all three likewise (`trl.maybe_convert_to_chatml`), and axolotl and LLaMA-Factory say which role each speaker is. Of
-Alpaca the prompt is the instruction, with the input on the next line where there is one, as LLaMA-Factory joins them.
+A conversation of ShareGPT is a list of turns with ``from`` and ``value``, under ``conversations``; TRL renames all
+three likewise (`trl.maybe_convert_to_chatml`), and axolotl and LLaMA-Factory say which role each speaker is. The
+prompt of Alpaca is the instruction, with the input on the next line if there is one, as LLaMA-Factory joins them.
 """
 
 from __future__ import annotations
