@@ -87,7 +87,7 @@ def _carry_out(
     with logged_to(run.log):
         try:
             _begin(request, stored, run, console)
-            rounds, keeper = TrialRounds(request), keeper_of(request, stored.not_here, verified.folder)
+            rounds, keeper = TrialRounds(request, run.path), keeper_of(request, stored.not_here, verified.folder)
             keeper.remove_unneeded()  # what an earlier run of the same has left may be room that this one needs
             with tracked(run, config.tracking, console, signals) as hear:
                 outcome = _run_missing(request, stored, verified, run, console, signals, hear, rounds, keeper)

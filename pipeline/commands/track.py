@@ -19,6 +19,7 @@ from pipeline.foreign import ForeignDataError, converted
 from pipeline.runs.index import choose_run
 from pipeline.runs.loaded import LoadedRun, load_planned
 from pipeline.runs.tracking.feeders import Feeders
+from pipeline.runs.tracking.wandb_sweep import sweep_trial
 from pipeline.terminal.console import say
 
 
@@ -37,13 +38,20 @@ def tracked(
     Yields:
         To be called now and then: hears what goes wrong.
     """
-    if not tracking.report_to:
-        yield lambda: None
-        return
 
     def warn(text: str) -> None:
         log.warning("%s", text)
         say(console, f"warning: {text}", "bold")
+
+    online = Tracker.wandb in tracking.report_to and tracking.mode is TrackingMode.online
+    if sweep_trial() is not None and not online:
+        warn(
+            "this run is a trial of a sweep at W&B, which hears nothing of it now: that needs "
+            "'tracking.report_to=[wandb]' tracking.mode=online in the sweep's command"
+        )
+    if not tracking.report_to:
+        yield lambda: None
+        return
 
     feeders = Feeders(run, tracking, warn)
     try:

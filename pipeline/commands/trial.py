@@ -1,10 +1,11 @@
-"""A run that is a trial of a sweep: it tells the sweep what every round has reached, as any program does."""
+"""A run that is a trial of a sweep, or of one at W&B: it tells the sweep what every round has reached."""
 
 from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Sequence
 from contextlib import suppress
+from pathlib import Path
 from statistics import fmean
 
 from pipeline.commands.multirun import is_judged, primary_result
@@ -14,6 +15,7 @@ from pipeline.plan.job import Job
 from pipeline.runs.record import ResultRow, place_of
 from pipeline.runs.rows import METRICS_STAGE, collect_rows
 from pipeline.runs.run_view import RunView
+from pipeline.runs.tracking.wandb_sweep import leave_values, sweep_trial
 from pipeline.sweeps.reporting import log, own_trial
 
 OBJECTIVE = "objective"
@@ -26,10 +28,11 @@ _THERE = ("done", "stored")
 class TrialRounds:
     """Tells the sweep of the rounds of this run, each once and in order; does nothing for any other run."""
 
-    def __init__(self, request: Request) -> None:
-        self._request = request
+    def __init__(self, request: Request, run: Path) -> None:
+        self._request, self._run = request, run
         self._rounds: dict[int, list[Job]] = defaultdict(list)
-        if own_trial() is not None:
+        self._at_wandb = sweep_trial() is not None
+        if self._at_wandb or own_trial() is not None:
             for job in request.plan.jobs.values():
                 if job.stage == METRICS_STAGE and job.round > 0:
                     self._rounds[job.round].append(job)
@@ -51,6 +54,8 @@ class TrialRounds:
             rows = [row for row in rows if is_judged(config, row)]
         if values := values_of(rows):
             log(values, step=number)
+            if self._at_wandb:
+                leave_values(self._run, number, values)
 
 
 def values_of(rows: Sequence[ResultRow]) -> dict[str, float]:

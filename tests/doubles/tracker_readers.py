@@ -58,6 +58,7 @@ def wandb(output_dir: Path) -> dict[str, Any]:
                 found["runs"].append(record.run.display_name)
                 found["group"].append(record.run.run_group)
                 found["id"].append(record.run.run_id)
+                found["sweep"].append(record.run.sweep_id)
                 found["settings"].append(
                     {item.key: json.loads(item.value_json) for item in record.run.config.update}
                 )

@@ -17,6 +17,7 @@ from pipeline.__main__ import app
 from pipeline.config.tracking import Tracker, TrackingConfig
 from pipeline.machine import descendants
 from pipeline.runs.tracking.feeders import Feeders
+from pipeline.runs.tracking.wandb_sweep import leave_values
 from pipeline.sweeps.agents.wandb_run import WandbRun, run_files
 from tests.doubles.small_runs import ROOT, calm_run, results, run_here, wait_for
 from tests.doubles.tracked import TrackedRun, points
@@ -102,6 +103,37 @@ def test_a_tracker_that_is_killed_in_the_middle_is_told_the_rest_once(tmp_path: 
     assert "algo.eta" in shown
     assert "[2J" in shown if tracker != "wandb" else "table-file" in shown
     assert "\\u001b" not in shown
+
+
+def test_under_an_agent_of_wandb_chains_are_runs_of_their_own_and_its_run_is_judged(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whatever else the environment says of a run."""
+    (tmp_path / "parameters.yaml").write_text("wandb_version: 1\neta: {value: 0.3}\n")
+    for name, value in {
+        "SWEEP_ID": "s1",
+        "RUN_ID": "abc123",
+        "SWEEP_PARAM_PATH": str(tmp_path / "parameters.yaml"),
+        "RESUME": "must",
+        "NAME": "mine",
+        "RUN_GROUP": "others",
+        "SERVICE": "nobody",
+        "MODE": "online",
+    }.items():
+        monkeypatch.setenv(f"WANDB_{name}", value)
+    run, warned = TrackedRun(tmp_path), list[str]()
+    run.make_round(1)
+    leave_values(run.folder.path, 1, {"objective": 0.5})
+    run.end()
+    start(run, "wandb", warned).finish(LONG_S)
+    assert not warned
+    found = has("wandb", tmp_path)
+    assert len(set(found["id"])) == 2
+    assert set(found["group"]) == {"x"}
+    assert dict(zip(found["id"], found["sweep"], strict=True))["abc123"] == "s1"
+    assert sorted(found["sweep"]) == ["", "s1"]
+    assert found["runs"].count("X/d/m/s0") == 1
+    assert found["objective"] == [[1, 0.5]]
 
 
 def test_a_killed_engine_takes_the_processes_of_trackers_along(tmp_path: Path) -> None:

@@ -10,7 +10,7 @@ import threading
 from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from pipeline.engine.run_folder import RunFolder
 from pipeline.errors import PipelineError
@@ -22,6 +22,10 @@ from pipeline.runs.loaded import LoadedRun
 from pipeline.runs.tracking.feed import Feed
 from pipeline.runs.tracking.told import ToldFiles
 from pipeline.runs.tracking.trackers import TrackerPlace, make_tracker
+from pipeline.runs.tracking.wandb_sweep import SweepTrial, left_values
+
+if TYPE_CHECKING:
+    from pipeline.runs.tracking.to_wandb import TrialRun
 
 _LOOK_S = 2.0
 """Seconds between two looks at the journal."""
@@ -50,7 +54,14 @@ def main() -> None:
     os._exit(0)
 
 
-def _follow(channel: Channel, run: str, tracker: str, place: Mapping[str, Any], samples: int) -> None:
+def _follow(
+    channel: Channel,
+    run: str,
+    tracker: str,
+    place: Mapping[str, Any],
+    samples: int,
+    trial: Mapping[str, Any] | None,
+) -> None:
     log.info("tells %s of run %s", tracker, run)
     recorded = LoadedRun(RunFolder(Path(run)))
     there = TrackerPlace(**{**place, "folder": Path(place["folder"])})
@@ -63,15 +74,42 @@ def _follow(channel: Channel, run: str, tracker: str, place: Mapping[str, Any], 
             raise PipelineError("another run of the experiment tells it right now")
         _wait(channel)
     with held:
+        judged = _Judged(recorded, there, SweepTrial(**trial)) if trial else None
         is_over = False
         while not is_over:
             is_over = _is_over(channel)  # asked first, so that nothing is missed that was written before
             if is_over:
                 log.info("the run has ended: tells what is left")
             feed.look()
+            if judged is not None:
+                judged.look()
             if not is_over:
                 _wait(channel)
+        if judged is not None:
+            judged.close()
         feed.close()
+
+
+class _Judged:
+    """What W&B's sweep is told of this run, which is a trial of it."""
+
+    def __init__(self, run: LoadedRun, place: TrackerPlace, trial: SweepTrial) -> None:
+        self._folder, self._name, self._place, self._trial = run.folder.path, run.name, place, trial
+        self._told = 0
+        self._run: TrialRun | None = None
+
+    def look(self) -> None:
+        for judged in left_values(self._folder)[self._told :]:
+            if self._run is None:
+                from pipeline.runs.tracking.to_wandb import Wandb
+
+                self._run = Wandb(self._place).begin_trial(self._trial, self._name)
+            self._run.add(judged)
+            self._told += 1
+
+    def close(self) -> None:
+        if self._run is not None:
+            self._run.close()
 
 
 def _is_over(channel: Channel) -> bool:

@@ -23,6 +23,7 @@ from pipeline.foreign import ForeignDataError, read_json
 from pipeline.machine.children import Child, end
 from pipeline.runs.report.format import shown_path
 from pipeline.runs.tracking.trackers import TRACKERS, TrackerPlace
+from pipeline.runs.tracking.wandb_sweep import own_runs, sweep_trial
 from pipeline.terminal.text import printable
 
 _MODULE = "pipeline.runs.tracking.feeder"
@@ -124,6 +125,7 @@ class Feeders:
                     "tracker": name,
                     "place": {**asdict(place), "folder": str(place.folder)},
                     "samples": tracking.samples,
+                    "trial": asdict(trial) if name == "wandb" and (trial := sweep_trial()) else None,
                 },
                 max_bytes=_LONGEST,
                 send_timeout_s=_SEND_S,
@@ -178,7 +180,7 @@ def _place(name: str, run: RunFolder, tracking: TrackingConfig) -> TrackerPlace:
 def _environment(name: str, place: TrackerPlace) -> Mapping[str, str]:
     given = {key: value.format(folder=place.folder) for key, value in TRACKERS[name].environment.items()}
     offline = {} if place.is_online else {"WANDB_MODE": "offline"}
-    return {**os.environ, "CUDA_VISIBLE_DEVICES": "", "OMP_NUM_THREADS": "1", **given, **offline}
+    return {**own_runs(os.environ), "CUDA_VISIBLE_DEVICES": "", "OMP_NUM_THREADS": "1", **given, **offline}
 
 
 def _look(name: str, place: TrackerPlace) -> str:

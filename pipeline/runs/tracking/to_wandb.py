@@ -6,6 +6,8 @@
 
 The steps of wandb number the rows as they were first sent, since it takes no row with a smaller one. What numbers
 are drawn over are the rounds, and the steps of trainings.
+
+Under ``wandb agent`` one more run, that of the agent, has what the trial is judged by.
 """
 
 from __future__ import annotations
@@ -20,6 +22,7 @@ from pipeline.files import remove_tree
 from pipeline.runs.tracking.batches import COLUMNS, ROUND, STEP, Batch
 from pipeline.runs.tracking.chains import TrackedChain
 from pipeline.runs.tracking.trackers import TrackerPlace
+from pipeline.runs.tracking.wandb_sweep import JudgedRound, SweepTrial
 
 
 class Wandb:
@@ -31,6 +34,10 @@ class Wandb:
     def begin(self, chain: TrackedChain, name: str) -> _Run:
         """See `Tracker.begin`."""
         return _Run(self._place, chain, name)
+
+    def begin_trial(self, trial: SweepTrial, experiment: str) -> TrialRun:
+        """The run by which a sweep at W&B hears of this one."""
+        return TrialRun(self._place, trial, experiment)
 
     def close(self) -> None:
         """End wandb's own process."""
@@ -85,6 +92,30 @@ class _Run:
         for path in self._earlier:
             if path != folder:
                 remove_tree(path)
+
+
+class TrialRun:
+    """The run that W&B's agent has named: what a trial is judged by, round by round."""
+
+    def __init__(self, place: TrackerPlace, trial: SweepTrial, experiment: str) -> None:
+        self._run: Any = wandb.init(
+            project=trial.project or place.project,
+            entity=trial.entity or place.entity,
+            id=trial.id,
+            group=experiment,
+            dir=str(place.folder.parent),
+            mode="online" if place.is_online else "offline",
+            reinit="create_new",
+            settings=wandb.Settings(**_QUIET, sweep_id=trial.sweep),
+        )
+
+    def add(self, judged: JudgedRound) -> None:
+        """Tell what a round has reached."""
+        self._run.log({**judged.values, ROUND: judged.round})
+
+    def close(self) -> None:
+        """Nothing more follows."""
+        self._run.finish()
 
 
 def _table(batch: Batch) -> Any:

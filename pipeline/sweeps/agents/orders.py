@@ -61,9 +61,9 @@ class Orders:
         place = self._folder.trial(trial.number)
         if self._own:
             words = self._run(trial, devices, f"{SPLIT}=validation")
-        else:
-            json_file = place.parameters.absolute()
-            words = trial_command(self._sweep, trial.parameters, json_file, num_gpus=trial.num_gpus)
+            return self._order(words, place, attempt, devices, f"trial {trial.number}")
+        json_file = place.parameters.absolute()
+        words = trial_command(self._sweep, trial.parameters, json_file, num_gpus=trial.num_gpus)
         order = self._order(words, place, attempt, devices, f"trial {trial.number}")
         given = {**os.environ, **self._sweep.options.environment}
         return replace(order, variables={**order.variables, **wandb_variables(place, self._folder.name, given)})

@@ -7,18 +7,18 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
+from pipeline.runs.tracking.wandb_sweep import is_of_other_run
 from pipeline.sweeps.reporting import VARIABLE
 
 STARTS_RANKS = {"torchrun", "accelerate", "deepspeed", "horovodrun", "mpirun", "mpiexec", "srun", "ray"}
 _MODULES = {"torch.distributed.run", "torch.distributed.launch", "accelerate.commands.launch", "pipeline"}
 _PYTHON = re.compile(r"(python|pypy)[0-9.]*")
 _ASSIGNMENT = re.compile(r"[A-Za-z_][A-Za-z0-9_]*=")
-_TRACKER = ("WANDB_RUN_ID", "WANDB_SERVICE", "WANDB__SERVICE", "WANDB_SWEEP_", "WANDB_RESUME", "WANDB_FORK_FROM")
 
 
 def is_of_outer(name: str) -> bool:
     """Whether a variable ties a program to a run that somebody else tracks, or to the trial of an outer sweep."""
-    return name == VARIABLE or name.startswith(_TRACKER)
+    return name == VARIABLE or is_of_other_run(name)
 
 
 def as_ranks(words: Sequence[str]) -> list[str] | None:

@@ -43,6 +43,6 @@ def test_a_command_is_told_as_a_user_types_it(command: str, typed: str) -> None:
 
 
 def test_runs_of_others_do_not_leak_into_trials() -> None:
-    leaking = ["WANDB_RUN_ID", "WANDB_SERVICE", "WANDB_SWEEP_ID", "PIPELINE_TRIAL"]
+    leaking = ["WANDB_RUN_ID", "WANDB_SERVICE", "WANDB_SWEEP_ID", "WANDB_SWEEP_PARAM_PATH", "PIPELINE_TRIAL"]
     assert all(is_of_outer(name) for name in leaking)
     assert not any(is_of_outer(name) for name in ("WANDB_API_KEY", "WANDB_MODE", "HF_HOME"))
