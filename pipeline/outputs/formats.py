@@ -101,6 +101,7 @@ class Sample:
         answer: What it votes for in maj@k; None for no vote.
         parts: Each of several rewards by itself.
         fault: How a reward failed: ``error``, ``timeout`` or ``crash``.
+        solution: The right answer of the row, where it has one; with its first sample alone.
     """
 
     row: Annotated[int, Meta(ge=-(2**63), le=2**63 - 1)]
@@ -115,6 +116,7 @@ class Sample:
     answer: str | None = None
     parts: Mapping[str, Number | None] = field(default_factory=dict)
     fault: str | None = None
+    solution: str | None = None
 
 
 @dataclass(frozen=True)

@@ -268,7 +268,13 @@ def _samples(
             answer=scored.answers[index],
             parts={name: _number(values[index]) for name, values in several.items()},
             fault=scored.faults[index],
+            solution=None if index % samples else _solution(row),
         )
+
+
+def _solution(row: Row) -> str | None:
+    found = row.columns.get("solution")
+    return found if found is None or isinstance(found, str) else json_text(found, ensure_ascii=False)
 
 
 def write_metrics(ctx: JobContext, anchors: Mapping[str, PromptMeasures] | None = None) -> None:

@@ -57,6 +57,7 @@ def front(series: Sequence[Series], metric: str, methods: Sequence[str]) -> Figu
         )
     axes.set_xlabel("KL from the reference (nats per sequence)")
     axes.set_ylabel(metric)
+    _zoom(axes, series)
     return _with_legend(figure, axes)
 
 
@@ -165,6 +166,25 @@ def timeline(found: Sequence[Bar], devices: Mapping[int, str], stages: Sequence[
     axes.set_xlabel("seconds from the beginning")
     axes.set_xlim(left=0)
     return _with_legend(figure, axes)
+
+
+def _zoom(axes: Axes, series: Sequence[Series]) -> None:
+    """Leave an optimum out that lies beyond all others by more than a quarter of their span, and say so."""
+    methods = [point for one in series if one.name != OPTIMUM for point in one.points]
+    best = [point for one in series if one.name == OPTIMUM for point in one.points]
+    if not methods or not best:
+        return
+    outside = False
+    for axis, limits in (("x", axes.set_xlim), ("y", axes.set_ylim)):
+        known = [getattr(point, f"{axis}{end}") for point in methods for end in ("", "_low", "_high")]
+        low, high = (end(value for value in known if value is not None) for end in (min, max))
+        span = high - low
+        if span and any(not low - span / 4 < getattr(point, axis) < high + span / 4 for point in best):
+            limits(low - 0.06 * span, high + 0.06 * span)
+            outside = True
+    if outside:
+        where = f"optimum: {best[0].y:.3g} at {best[0].x:.3g} nats"
+        axes.text(0.98, 0.02, where, transform=axes.transAxes, ha="right", va="bottom", fontsize=6)
 
 
 # -- parts -----------------------------------------------------------------------------------------------------

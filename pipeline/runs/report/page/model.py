@@ -223,6 +223,7 @@ class Samples:
         prompts: Texts.
         prompt_place: Of each prompt the index of its place.
         prompt_row: Of each prompt the id of its row.
+        prompt_solution: Of each prompt the right answer, where one is known.
         algos: Methods.
         chains: References and seeds in words.
         prompt: Of each completion the index of its prompt.
@@ -239,6 +240,7 @@ class Samples:
     prompts: list[str] = field(default_factory=list)
     prompt_place: list[int] = field(default_factory=list)
     prompt_row: list[str] = field(default_factory=list)
+    prompt_solution: list[str | None] = field(default_factory=list)
     algos: list[str] = field(default_factory=list)
     chains: list[str] = field(default_factory=list)
     prompt: list[int] = field(default_factory=list)

@@ -20,7 +20,7 @@ from pipeline.runs.notes import failed_rewards
 from pipeline.runs.origin import slurm_in_words
 from pipeline.runs.record import Results
 from pipeline.runs.report.captions import first_few
-from pipeline.runs.report.format import count, decimal, duration
+from pipeline.runs.report.format import beginning, count, decimal, duration
 from pipeline.runs.report.moved import origins, place_in_words, read_and_moved, read_in_words, shared_in_words
 from pipeline.runs.report.page import results as shown_results
 from pipeline.runs.report.page.failures import failures_of
@@ -46,6 +46,7 @@ FEWEST_READ = 20
 """Completions that are read of each job, however many jobs there are."""
 EVALUATE = "evaluate"
 _MOST_NAMED = 6
+_LONGEST_REASON = 300
 
 
 def page_of(runs: Sequence[LoadedRun], names: Sequence[str], comparison: Sequence[PageTable] = ()) -> Page:
@@ -179,6 +180,8 @@ def _unfinished(run: LoadedRun) -> list[str]:
     lines = [f"{_STATES.get(state, f'This run is {state}')}: {jobs.there:,} of {count(jobs.total, 'job')} done."]
     if view.halted:
         lines.append(f"It was ended early: {view.halted}.")
+    if state == "failed":
+        lines += _why_failed(run)
     later = _made_later(run)
     if later:
         lines.append(f"{count(later.total(), 'more job')} done since, in later runs. {_LATER[_is_written(run)]}")
@@ -193,6 +196,16 @@ def _unfinished(run: LoadedRun) -> list[str]:
             f"Not there, or not in full: {', '.join(first_few(named, 'chains'))}. What is shown is what is there."
         )
     return lines
+
+
+def _why_failed(run: LoadedRun) -> list[str]:
+    """The first job that was given up, with its reason; all are in the part on failures."""
+    failed = [job for job in run.view.jobs.values() if job.status == "failed"]
+    if not failed:
+        return []
+    reason = next((line for line in failed[0].reason.splitlines() if line.strip()), "") or failed[0].kind
+    more = f" (and {count(len(failed) - 1, 'more job')}: see Failures)" if failed[1:] else ""
+    return [f"{failed[0].id} failed: {beginning(reason, _LONGEST_REASON)}{more}"]
 
 
 def _made_later(run: LoadedRun) -> Counter[tuple[str, int]]:
@@ -246,6 +259,7 @@ def _completions(run: LoadedRun, compute: Compute) -> tuple[Samples, Rewards]:
                 place=place,
                 row=str(sample.row),
                 prompt=sample.prompt,
+                solution=sample.solution,
                 algo=job.algo,
                 chain=chain_of(job.reference, job.seed),
                 round=job.round,

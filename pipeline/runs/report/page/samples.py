@@ -29,6 +29,7 @@ class Shown:
         place: Dataset and model.
         row: Id of the dataset's row.
         prompt: Text.
+        solution: The right answer, where one is known of the row.
         algo: The method.
         chain: Reference and seed in words.
         round: Of the chain.
@@ -40,6 +41,7 @@ class Shown:
     place: str
     row: str
     prompt: str
+    solution: str | None
     algo: str
     chain: str
     round: int
@@ -137,6 +139,9 @@ def _columns(chosen: list[Shown], about: str) -> Samples:
             samples.prompts.append(beginning(one.prompt, LONGEST))
             samples.prompt_place.append(places.index(one.place))
             samples.prompt_row.append(one.row)
+            samples.prompt_solution.append(None)
+        if one.solution is not None:
+            samples.prompt_solution[prompts[asked]] = beginning(one.solution, LONGEST)
         samples.prompt.append(prompts[asked])
         samples.algo.append(algos.index(one.algo))
         samples.chain.append(chains.index(one.chain))

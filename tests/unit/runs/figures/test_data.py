@@ -1,9 +1,12 @@
 """The data behind figures: what is joined, what is left out, what is folded."""
 
+import pytest
+
 from pipeline.outputs.curves import TrainingStep
 from pipeline.plan.job import Job
 from pipeline.runs.cost import CostRow
-from pipeline.runs.figures import data
+from pipeline.runs.figures import charts, data
+from pipeline.runs.figures.data import Point, Series
 from pipeline.runs.record import Results
 from pipeline.runs.timeline import Span
 from tests.doubles.pooled import pooled_row
@@ -95,3 +98,13 @@ def test_thousands_of_jobs_without_a_visible_gap_are_one_bar_and_idle_time_stays
 def test_an_attempt_that_failed_is_not_folded_into_those_that_did_not() -> None:
     found = data.bars([span(0, 1), span(1, 2, outcome="failed"), span(2, 3)])
     assert [(bar.failed, bar.jobs) for bar in found] == [(False, 1), (True, 1), (False, 1)]
+
+
+@pytest.mark.parametrize(("best", "inside"), [(Point(1.1, 1.0), True), (Point(9.0, 1.0), False)], ids=["near", "far"])
+def test_an_optimum_far_from_all_methods_does_not_squash_them(best: Point, inside: bool) -> None:
+    methods = Series(name="PITA", points=[Point(0.5, 0.6), Point(1.0, 0.9)])
+    figure = charts.front([methods, Series(name="optimum", points=[best])], "pass@1", ["PITA"])
+    (axes,) = figure.axes
+    left, right = axes.get_xlim()
+    assert (left < best.x < right) == inside
+    assert any("optimum" in text.get_text() for text in axes.texts) != inside

@@ -54,6 +54,23 @@ function resultTables() {
   }
 }
 
+/** The room that methods need, with some around it: what lies far beyond, as the best that any policy can do, would squash them. */
+function roomOf(ends) {
+  const known = ends.filter((one) => one !== null && one !== undefined && Number.isFinite(one));
+  const low = Math.min(...known), high = Math.max(...known), span = high - low || Math.abs(high) || 1;
+  return known.length ? [low - 0.06 * span, high + 0.06 * span] : null;
+}
+
+/** An axis that begins with methods alone where marks lie out of their room by more than a quarter of it. */
+function zoomed(ends, marks) {
+  const range = roomOf(ends);
+  if (!range || !marks.length) return {};
+  const quarter = (range[1] - range[0]) / 4, near = marks.filter((one) => one > range[0] - quarter && one < range[1] + quarter);
+  return near.length === marks.length ? {} : { range: roomOf([...ends, ...near]) };
+}
+
+const outside = (axes) => axes.some((one) => one.range) ? "What lies far from all methods is outside at first; a double click shows everything. " : "";
+
 // -- by round -------------------------------------------------------------------------------------------------
 
 function curves() {
@@ -71,22 +88,25 @@ function drawCurves(all, { metric, place, which }) {
   const own = all.filter((one) => one.metric === metric && one.place === place && (which === "chains") === Boolean(one.chain));
   const start = (run, chain) => all.find((one) => one.run === run && one.algo === REFERENCE && one.metric === metric && one.place === place && (!chain || one.chain === chain))
     ?? all.find((one) => one.run === run && one.algo === REFERENCE && one.metric === metric && one.place === place);
-  const traces = [], rows = [], named = new Set();
+  const traces = [], rows = [], named = new Set(), marks = [];
+  const banded = own.filter((one) => one.algo !== REFERENCE).length <= MOST_BANDS;
   for (const one of own) {
     one.rounds.forEach((round, at) => rows.push([nameIn(one.run, one.algo), ...(which === "chains" ? [one.chain] : []), String(round), one.values[at], one.lows[at], one.highs[at]]));
     if (one.algo === REFERENCE) continue;
-    traces.push(...lines(one, one.rounds[0] > 0 ? start(one.run, one.chain) : undefined, named));
+    traces.push(...lines(one, one.rounds[0] > 0 ? start(one.run, one.chain) : undefined, named, banded));
   }
   const shapes = [], last = Math.max(1, ...own.flatMap((one) => one.rounds));
   for (const run of runs) {
     const from = start(run)?.values[0];
     if (from !== undefined && from !== null) traces.push(level(nameIn(run, REFERENCE), from, last, "dash", theme.dark ? "#a3abb5" : "#6b7280"));
     const best = run.anchors[place]?.optimum?.[metric];
+    if (best !== undefined) marks.push(best);
     if (best !== undefined) traces.push(level(several ? `${run.name} · optimum` : "optimum", best, last, "dot", variable("--text")));
   }
+  const y = zoomed(own.flatMap((one) => [...one.values, ...one.lows, ...one.highs]), marks);
   return {
-    traces, rows, headings: ["algorithm", ...(which === "chains" ? ["chain"] : []), "round", heading(metric), "from", "to"],
-    layout: { shapes, xaxis: { title: "round", dtick: last > 20 ? undefined : 1, range: [-0.08 * last, last * 1.05] }, yaxis: { title: heading(metric) } },
+    traces, rows, note: outside([y]), headings: ["algorithm", ...(which === "chains" ? ["chain"] : []), "round", heading(metric), "from", "to"],
+    layout: { shapes, xaxis: { title: "round", dtick: last > 20 ? undefined : 1, range: [-0.08 * last, last * 1.05] }, yaxis: { title: heading(metric), ...y } },
   };
 }
 
@@ -95,7 +115,7 @@ function level(name, value, last, dash, colour) {
 }
 
 /** A curve with its band, from where it starts on. */
-function lines(one, start, named) {
+function lines(one, start, named, banded) {
   const { colour, dash, symbol } = lookOf(one.run, one.algo), from = start?.values[0] ?? null;
   const before = from === null ? { rounds: [], values: [], lows: [], highs: [] } : { rounds: [0], values: [from], lows: [start.lows[0]], highs: [start.highs[0]] };
   const rounds = [...before.rounds, ...one.rounds], values = [...before.values, ...one.values];
@@ -109,13 +129,16 @@ function lines(one, start, named) {
     error_y: thin ? undefined : errors(values, lows, highs, colour),
   };
   const known = rounds.map((_, at) => at).filter((at) => lows[at] !== null && highs[at] !== null);
-  if (thin || known.length < 2) return [line];
+  if (thin || !banded || known.length < 2) return [line];
   const there = known.map((at) => rounds[at]);
   return [{
     type: "scatter", mode: "lines", legendgroup: group, showlegend: false, hoverinfo: "skip", line: { width: 0, color: colour }, fill: "toself", fillcolor: faint(colour, 0.13),
     x: [...there, ...there.toReversed()], y: [...known.map((at) => highs[at]), ...known.toReversed().map((at) => lows[at])],
   }, line];
 }
+
+/** Lines that a chart has bands for; those of more would cover each other, and bars say the same. */
+const MOST_BANDS = 3;
 
 // -- against divergence ---------------------------------------------------------------------------------------
 
@@ -146,8 +169,8 @@ function drawRounds(all, withKl, { metric, place }) {
     traces.push(cloud(kl.run, nameIn(kl.run, kl.algo), lookOf(kl.run, kl.algo), points, "lines+markers"));
     rows.push(...numbersOf(nameIn(kl.run, kl.algo), points));
   }
-  traces.push(...anchorsOf(place, metric, rows));
-  return { traces, rows, headings: ["algorithm", "point", "KL/seq", "from", "to", heading(metric), "from", "to"], layout: klLayout(metric) };
+  const anchors = anchorsOf(place, metric, rows), axes = axesOf(traces, anchors, metric);
+  return { traces: [...traces, ...anchors], rows, note: axes.note, headings: ["algorithm", "point", "KL/seq", "from", "to", heading(metric), "from", "to"], layout: axes.layout };
 }
 
 function drawFronts(all, { metric, place }) {
@@ -161,12 +184,21 @@ function drawFronts(all, { metric, place }) {
     if (others.length) traces.push({ ...cloud(run, nameIn(run, name), { ...found, symbol: `${found.symbol}-open` }, asPoints(others), "markers"), legendgroup: key, showlegend: false });
     rows.push(...numbersOf(nameIn(run, name), asPoints(points)));
   }
-  traces.push(...anchorsOf(place, metric, rows));
+  const anchors = anchorsOf(place, metric, rows), axes = axesOf(traces, anchors, metric);
   const note = own.some((one) => one.metric !== metric) ? `Fronts are of ${heading(own[0].metric)}. ` : "";
-  return { traces, rows, note: `${note}Lines join the points of a front than which no other has more at no more divergence; hollow points are the others.`, headings: ["front", "point", "KL/seq", "from", "to", heading(metric), "from", "to"], layout: klLayout(metric) };
+  return { traces: [...traces, ...anchors], rows, note: `${axes.note}${note}Lines join the points of a front than which no other has more at no more divergence; hollow points are the others.`, headings: ["front", "point", "KL/seq", "from", "to", heading(metric), "from", "to"], layout: axes.layout };
 }
 
-const klLayout = (metric) => ({ brief: "KL, nats per sequence", xaxis: { title: "KL divergence from the reference, nats per sequence", rangemode: "tozero" }, yaxis: { title: heading(metric) } });
+function axesOf(traces, anchors, metric) {
+  const ends = (name) => traces.flatMap((one) => one[name].flatMap((value, at) => {
+    const bars = one[`error_${name}`];
+    return [value - (bars?.arrayminus[at] ?? 0), value + (bars?.array[at] ?? 0)];
+  }));
+  const [x, y] = ["x", "y"].map((name) => zoomed(name === "x" ? [0, ...ends(name)] : ends(name), anchors.flatMap((one) => one[name])));
+  const xaxis = { title: "KL divergence from the reference, nats per sequence", rangemode: "tozero", ...x };
+  return { note: outside([x, y]), layout: { brief: "KL, nats per sequence", xaxis, yaxis: { title: heading(metric), ...y } } };
+}
+
 const numbersOf = (name, points) => points.x.map((x, at) => [name, points.words[at], x, points.xLow[at], points.xHigh[at], points.y[at], points.yLow[at], points.yHigh[at]]);
 
 function cloud(run, name, { colour, dash, symbol }, points, mode) {

@@ -9,7 +9,7 @@ function promptsOf() {
     const own = run.samples;
     own.prompt.forEach((at, number) => {
       const place = own.places[own.prompt_place[at]], row = own.prompt_row[at], key = JSON.stringify([place, row, own.prompts[at]]);
-      if (!found.has(key)) found.set(key, { place, row, text: own.prompts[at], answers: [] });
+      if (!found.has(key)) found.set(key, { place, row, text: own.prompts[at], solution: own.prompt_solution[at], answers: [] });
       found.get(key).answers.push({
         policy: nameIn(run, own.algos[own.algo[number]]), chain: own.chains[own.chain[number]], round: own.round[number],
         text: own.text[number], reward: own.reward[number], correct: own.correct[number],
@@ -60,7 +60,7 @@ function showPrompts(prompts, asked, { count, list, more }) {
     if (asked.place && prompt.place !== asked.place) continue;
     const answers = prompt.answers.filter((one) => fits(one, asked));
     if (asked.verdict === "differ" && unique(answers.map((one) => one.correct ?? one.reward)).length < 2) continue;
-    const here = prompt.text.toLowerCase().includes(text) ? answers : answers.filter((one) => one.text.toLowerCase().includes(text));
+    const here = `${prompt.text}\n${prompt.solution ?? ""}`.toLowerCase().includes(text) ? answers : answers.filter((one) => one.text.toLowerCase().includes(text));
     if (here.length) found.push([prompt, here]);
   }
   count.textContent = `${found.length.toLocaleString("en")} of ${prompts.length.toLocaleString("en")} prompts, ${sum(found.map(([, answers]) => answers.length)).toLocaleString("en")} completions`;
@@ -82,19 +82,21 @@ function fits(one, { chain, round, verdict, least, hidden }) {
 
 function promptBox(prompt, answers, query) {
   const byPolicy = grouped(answers, (one) => one.policy);
+  const severalChains = unique(answers.map((one) => one.chain)).length > 1;
   const columns = inOrder([...byPolicy.keys()]).map((name) => {
     const own = byPolicy.get(name);
-    const policies = [...grouped(own, (one) => JSON.stringify([one.round, one.chain]))].map(([, some]) => policyBox(some, query));
+    const policies = [...grouped(own, (one) => JSON.stringify([one.round, one.chain]))].map(([, some]) => policyBox(some, query, severalChains));
     return make("div", {}, policies);
   });
   const where = [places.length > 1 ? prompt.place : "", `row ${prompt.row}`].filter(Boolean).join(", ");
-  return make("div", { class: "prompt" }, make("div", { class: "score" }, where), make("div", { class: "text asked" }, ...hits(prompt.text, query)), make("div", { class: "grid" }, columns));
+  return make("div", { class: "prompt" }, make("div", { class: "score" }, where), make("div", { class: "text asked" }, ...hits(prompt.text, query)),
+    prompt.solution === null ? null : make("div", { class: "score" }, "right answer: ", make("span", { class: "text" }, ...hits(prompt.solution, query))), make("div", { class: "grid" }, columns));
 }
 
-function policyBox(answers, query) {
+function policyBox(answers, query, severalChains) {
   const { policy, round, chain } = answers[0];
   const title = round === 0 ? policy : `${policy}, round ${round}`;
-  return make("div", { class: "policy" }, make("h4", { title: chain }, title), answers.map((one) => answerBox(one, query)));
+  return make("div", { class: "policy" }, make("h4", {}, title), severalChains ? make("div", { class: "score" }, chain) : null, answers.map((one) => answerBox(one, query)));
 }
 
 function answerBox({ text, reward, correct }, query) {

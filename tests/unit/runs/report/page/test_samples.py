@@ -6,7 +6,7 @@ from pipeline.runs.report.page.samples import LONGEST, Shown, samples_of
 
 
 def shown(prompt: int, algo: str = "PITA", text: str = "x" * 60, **fields: object) -> Shown:
-    given = {"place": "d · m", "chain": "seed 0", "round": 1, "reward": 1.0, "correct": None, **fields}
+    given = {"place": "d · m", "chain": "seed 0", "round": 1, "reward": 1.0, "correct": None, "solution": None, **fields}
     return Shown(row=str(prompt), prompt=f"prompt {prompt}", algo=algo, text=text, **given)  # type: ignore[arg-type]
 
 
@@ -46,3 +46,8 @@ def test_a_text_without_end_is_cut_and_that_is_said() -> None:
     assert found.text[0].startswith("y" * LONGEST)
     assert found.text[0].endswith("(the first 4,000 of 1,000,000 characters)")
     assert "Texts end after 4,000 characters." in found.about
+
+
+def test_the_right_answer_of_a_prompt_is_there_once() -> None:
+    told = [shown(0, solution="42"), shown(0, "DPO"), shown(1)]
+    assert samples_of(told, there=3).prompt_solution == ["42", None]
