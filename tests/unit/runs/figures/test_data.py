@@ -100,7 +100,9 @@ def test_an_attempt_that_failed_is_not_folded_into_those_that_did_not() -> None:
     assert [(bar.failed, bar.jobs) for bar in found] == [(False, 1), (True, 1), (False, 1)]
 
 
-@pytest.mark.parametrize(("best", "inside"), [(Point(1.1, 1.0), True), (Point(9.0, 1.0), False)], ids=["near", "far"])
+@pytest.mark.parametrize(
+    ("best", "inside"), [(Point(1.1, 1.0), True), (Point(9.0, 1.0), False)], ids=["near", "far"]
+)
 def test_an_optimum_far_from_all_methods_does_not_squash_them(best: Point, inside: bool) -> None:
     methods = Series(name="PITA", points=[Point(0.5, 0.6), Point(1.0, 0.9)])
     figure = charts.front([methods, Series(name="optimum", points=[best])], "pass@1", ["PITA"])

@@ -6,7 +6,15 @@ from pipeline.runs.report.page.samples import LONGEST, Shown, samples_of
 
 
 def shown(prompt: int, algo: str = "PITA", text: str = "x" * 60, **fields: object) -> Shown:
-    given = {"place": "d · m", "chain": "seed 0", "round": 1, "reward": 1.0, "correct": None, "solution": None, **fields}
+    given = {
+        "place": "d · m",
+        "chain": "seed 0",
+        "round": 1,
+        "reward": 1.0,
+        "correct": None,
+        "solution": None,
+        **fields,
+    }
     return Shown(row=str(prompt), prompt=f"prompt {prompt}", algo=algo, text=text, **given)  # type: ignore[arg-type]
 
 
