@@ -101,10 +101,10 @@ def test_an_attempt_that_failed_is_not_folded_into_those_that_did_not() -> None:
 
 
 @pytest.mark.parametrize(
-    ("best", "inside"), [(Point(1.1, 1.0), True), (Point(9.0, 1.0), False)], ids=["near", "far"]
+    ("best", "inside"), [(Point(x=1.1, y=1.0), True), (Point(x=9.0, y=1.0), False)], ids=["near", "far"]
 )
 def test_an_optimum_far_from_all_methods_does_not_squash_them(best: Point, inside: bool) -> None:
-    methods = Series(name="PITA", points=[Point(0.5, 0.6), Point(1.0, 0.9)])
+    methods = Series(name="PITA", points=[Point(x=0.5, y=0.6), Point(x=1.0, y=0.9)])
     figure = charts.front([methods, Series(name="optimum", points=[best])], "pass@1", ["PITA"])
     (axes,) = figure.axes
     left, right = axes.get_xlim()
