@@ -1,0 +1,304 @@
+"""On a pretended GPU: the same as on the CPU, on one device, with no more waits and launches than were counted."""
+
+import tempfile
+from collections.abc import Callable
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedModel, Qwen3Config, Qwen3ForCausalLM
+
+from pipeline.config.schema import DType, TrainingConfig
+from pipeline.learning.algos.post_training import LoraSettings
+from pipeline.learning.choices import DPOLoss, GRPOLoss, HeadType, Others
+from pipeline.learning.generation.decode import Decoded, DecodeSettings, Guidance, decode
+from pipeline.learning.generation.likelihood import completion_scores
+from pipeline.learning.generation.sampling import sample_keys
+from pipeline.learning.generation.tilt import Tilt, bernoulli_offset
+from pipeline.learning.models.value import ValueConfig, ValueModel
+from pipeline.learning.training.calibration import calibrate
+from pipeline.learning.training.curve import Curve
+from pipeline.learning.training.dpo import DPOObjective, fit_dpo
+from pipeline.learning.training.grpo import Objective, fit_grpo
+from pipeline.learning.training.lora import with_adapters
+from pipeline.learning.training.policy import Fitting
+from pipeline.learning.training.samples import Samples
+from pipeline.learning.training.sequences import Sequences
+from pipeline.learning.training.sft import fit_sft
+from pipeline.learning.training.value import fit_value
+from tests.doubles.pretended_gpu import Counts, is_aligned, pretended_gpu
+
+VOCABULARY = 2100  # more than is looked through as a whole
+KINDS: dict[str, Any] = {"llama": (LlamaConfig, LlamaForCausalLM), "qwen3": (Qwen3Config, Qwen3ForCausalLM)}
+
+
+def config(kind: str, layers: int = 2, vocabulary: int = VOCABULARY, spread: float = 0.3) -> Any:
+    return KINDS[kind][0](
+        hidden_size=32,
+        intermediate_size=48,
+        num_hidden_layers=layers,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        head_dim=16,
+        vocab_size=vocabulary,
+        max_position_embeddings=64,
+        initializer_range=spread,
+        bos_token_id=0,
+        eos_token_id=None,
+        tie_word_embeddings=True,
+        attn_implementation="sdpa",
+    )
+
+
+def policy(kind: str, **sizes: Any) -> PreTrainedModel:
+    torch.manual_seed(0)
+    return KINDS[kind][1](config(kind, **sizes))
+
+
+def valued(kind: str, head: HeadType, atoms: int = 1, **sizes: Any) -> ValueModel:
+    torch.manual_seed(1)
+    model = ValueModel(
+        ValueConfig(backbone=config(kind, **sizes), head=head.value, atoms=atoms, attn_implementation="sdpa")
+    )
+    torch.nn.init.normal_(model.head.weight, std=0.3)
+    return model
+
+
+# -- the pretended device itself --------------------------------------------------------------------------------
+
+
+def test_tensors_of_two_devices_raise_and_what_the_host_does_is_counted() -> None:
+    here = torch.ones(3)
+    with pretended_gpu() as counts:
+        there = torch.zeros(3, device="cuda")
+        assert (there.device.type, there.is_cuda, torch.cuda.is_available()) == ("cuda", True, True)
+        with pytest.raises(RuntimeError, match="same device"):
+            there + here
+        with pytest.raises(TypeError, match="numpy"):
+            there.numpy()
+        assert counts.waits.total() == 0
+        assert (there + here.to("cuda") + 2 * torch.tensor(1)).tolist() == [3, 3, 3]
+        assert (counts.waits.total(), counts.sent.total()) == (1, 1)
+        assert bool(there.any()) is False
+        assert counts.waits.total() == 2
+        assert counts.launches["add"] == 2
+        torch.use_deterministic_algorithms(True)
+        try:
+            with pytest.raises(RuntimeError, match="deterministic"):
+                there.cumsum(0)
+            assert there.long().cumsum(0).tolist() == [0, 0, 0]
+        finally:
+            torch.use_deterministic_algorithms(False)
+    assert not torch.cuda.is_available()
+    assert here.to("cpu").is_cpu
+
+
+# -- decoding --------------------------------------------------------------------------------
+
+PROMPTS = [np.random.default_rng(row).integers(1, VOCABULARY, 7 - row % 4).tolist() for row in range(5)]
+PLAIN: dict[str, dict[str, Any]] = {"drawn": {}, "top_p": {"top_p": 0.8}, "greedy": {"greedy": True}}
+GUIDED: dict[str, dict[str, Any]] = PLAIN | {
+    "min_p": {"min_p": 0.02},
+    "one candidate": {"top_k": 1},
+    "offset_zero": {"others": Others.offset_zero},
+    "dropped": {"others": Others.dropped},
+}
+WAYS = [
+    *(pytest.param(kind, None, way, id=f"{kind}, {name}") for kind in KINDS for name, way in PLAIN.items()),
+    *(
+        pytest.param("qwen3", head, way, id=f"qwen3, {head.value}, {name}")
+        for head in HeadType
+        for name, way in GUIDED.items()
+    ),
+]
+
+
+def drawn(
+    model: PreTrainedModel,
+    value: ValueModel | None,
+    device: str,
+    steps: int = 6,
+    eos: int | None = 7,
+    *,
+    top_p: float = 1.0,
+    greedy: bool = False,
+    **tilt: Any,
+) -> Decoded:
+    prompts = PROMPTS if eos else PROMPTS[:3]  # without an end they all begin and end together
+    guidance = value and Guidance(value, Tilt(bernoulli_offset(0.3), **{"top_k": 8, **tilt}))
+    return decode(
+        model.eval().requires_grad_(False),
+        prompts,
+        [steps] * len(prompts),
+        DecodeSettings(batch_size=3, device=device, eos_id=eos, top_p=top_p),
+        keys=None if greedy else sample_keys(0, "test", np.arange(len(prompts)), 1),
+        guidance=guidance,
+    )
+
+
+@pytest.mark.parametrize(("kind", "head", "way"), WAYS)
+def test_the_same_tokens_are_drawn(kind: str, head: HeadType | None, way: dict[str, Any]) -> None:
+    theirs = drawn(policy(kind), head and valued(kind, head), "cpu", **way)
+    with pretended_gpu():
+        ours = drawn(policy(kind).to("cuda"), head and valued(kind, head).to("cuda"), "cuda", **way)
+    assert ours.tokens == theirs.tokens
+    assert ours.kl == pytest.approx(theirs.kl, abs=1e-4)
+
+
+@cache
+def a_step(kind: str, head: HeadType | None, layers: int = 1, **way: Any) -> Counts:
+    """What one step in bfloat16 takes, by eight more of them; a look at tokens is among these."""
+    found = {}
+    for steps in (8, 16):
+        model = policy(kind, layers=layers).bfloat16()
+        value = head and valued(kind, head, layers=layers).bfloat16()
+        with pretended_gpu() as counts:
+            model, value = model.to("cuda"), value and value.to("cuda")
+            before = Counts(*(held.copy() for held in vars(counts).values()))
+            drawn(model, value, "cuda", steps, None, **way)
+        found[steps] = [held - vars(before)[name] for name, held in vars(counts).items()]
+    return Counts(
+        *(
+            type(many)({name: (many[name] - few[name]) / 8 for name in many if many[name] != few[name]})
+            for few, many in zip(found[8], found[16], strict=True)
+        )
+    )
+
+
+WAITS = {None: 0.25, HeadType.v: 1.5, HeadType.q: 0.375}
+"""Of a step, its part of a look included; with a head `v` one for the number of candidates."""
+LAYER = {"llama": {None: 40, HeadType.v: 56, HeadType.q: 40}, "qwen3": {None: 56, HeadType.v: 72, HeadType.q: 56}}
+"""Launches of a step for each layer of the policy, or of the value model."""
+STEP = {None: 48, HeadType.v: 97, HeadType.q: 69}
+"""Launches of a step besides: of the policy, and how many more with a value model."""
+
+
+@pytest.mark.parametrize("head", [None, *HeadType])
+@pytest.mark.parametrize(
+    "way",
+    [{}, {"top_p": 0.8}, {"min_p": 0.02}, {"others": Others.offset_zero}],
+    ids=lambda way: "".join(way) or "drawn",
+)
+def test_what_a_step_waits_for(head: HeadType | None, way: dict[str, Any]) -> None:
+    """Tokens at every eighth step; candidates of a head `v`; whether a nucleus reaches far."""
+    if head is None and not {"top_p"}.issuperset(way):
+        return
+    step = a_step("llama", head, **way)
+    divergence = 0.125 if head is None and way else 0  # of the nucleus, at each look
+    assert step.waits.total() == WAITS[head] + ("top_p" in way) + divergence
+    assert step.sent.total() <= 0.25  # draws, at each look
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_what_a_step_launches(kind: str) -> None:
+    """The host says each launch, which takes it 5 to 7 us: more than most take the GPU."""
+    plain: dict[int, float] = {}
+    for head in (None, *HeadType)[: 3 if kind == "llama" else 2]:
+        found = {layers: a_step(kind, head, layers=layers).launches.total() for layers in (1, 2)}
+        more = {layers: count - plain.get(layers, 0) for layers, count in found.items()}
+        plain = plain or found
+        layer = more[2] - more[1]
+        assert layer <= LAYER[kind][head]
+        assert more[1] - layer <= STEP[head]
+
+
+@pytest.mark.parametrize("head", [None, *HeadType])
+def test_no_heads_are_repeated_and_no_mask_is_copied(head: HeadType | None) -> None:
+    step = a_step("llama", head)
+    assert step.attention == {"efficient, mask, queries, 2 heads": 2 if head is HeadType.q else 1}
+    assert "a mask copied" not in step.launches
+    assert "clone" not in step.launches or head is HeadType.v  # which lays out anew what it has seen
+    assert not is_aligned(torch.zeros(2, 1, 1, 19))
+
+
+# -- training --------------------------------------------------------------------------------
+
+NUMBERS = np.random.default_rng(0)
+IDS = [NUMBERS.integers(1, 300, 20 + row % 7).tolist() for row in range(16)]
+DATA = Sequences.of(IDS, [8 + row % 3 for row in range(16)], [float(row % 2) for row in range(16)])
+SMALL: dict[str, Any] = {"vocabulary": 300, "spread": 0.02}
+
+
+def fitting(device: str, dtype: DType = DType.bfloat16, **training: Any) -> Fitting:
+    return Fitting(
+        batch_size=8,
+        epochs=2,
+        learning_rate=1e-3,
+        training=TrainingConfig(micro_batch_size=4, warmup_steps=1, **training),
+        seed=0,
+        device=device,
+        dtype=dtype,
+        curve=Curve(training="x", folder=Path(tempfile.mkdtemp()), show=lambda _: None),
+    )
+
+
+def sft(device: str, **how: Any) -> list[float]:
+    return fit_sft(policy("qwen3", **SMALL).to(device), DATA, fitting(device, **how))
+
+
+def dpo(device: str, **how: Any) -> list[float]:
+    objective = DPOObjective(loss_type=DPOLoss.sigmoid, beta=0.1)
+    held = np.linspace(-40, -50, 16)
+    return fit_dpo(policy("qwen3", **SMALL).to(device), DATA, held, objective, fitting(device, **how))[0]
+
+
+def grpo(device: str, **how: Any) -> list[float]:
+    old = np.full((16, int((DATA.lengths - DATA.starts).max())), -5, np.float32)
+    objective = Objective(loss_type=GRPOLoss.dapo, beta=0.04, epsilon_low=0.2, epsilon_high=0.2, longest=20)
+    advantages = np.linspace(-1, 1, 16).astype(np.float32)
+    model = policy("qwen3", **SMALL).to(device)
+    return fit_grpo(model, Samples(DATA, old), advantages, old - 0.1, objective, fitting(device, **how), 4)
+
+
+def value(device: str, head: HeadType = HeadType.v, atoms: int = 1, **how: Any) -> list[float]:
+    model = valued("qwen3", head, atoms, **SMALL).to(device)
+    losses = fit_value(model, DATA, fitting(device, **how))
+    judged = calibrate(model, DATA, micro_batch_size=4, device=device, dtype=DType.bfloat16)
+    return [*losses, judged.brier]
+
+
+def lora(device: str, **how: Any) -> list[float]:
+    model = with_adapters(policy("qwen3", **SMALL).bfloat16().to(device), LoraSettings(rank=4), seed=0)
+    return fit_sft(model.to(device), DATA, fitting(device, **how))
+
+
+def scores(device: str) -> list[float]:
+    model = policy("qwen3", **SMALL).eval().to(device)
+    settings = DecodeSettings(batch_size=4, device=device)
+    return np.concatenate(completion_scores(model, [i[:8] for i in IDS], [i[8:] for i in IDS], settings)).tolist()
+
+
+TRAININGS: dict[str, tuple[Callable[..., list[float]], dict[str, Any]]] = {
+    "sft": (sft, {}),
+    "sft, float32": (sft, {"dtype": DType.float32}),
+    "sft, checkpointing": (sft, {"gradient_checkpointing": True}),
+    "sft, padding_free": (sft, {"padding_free": True}),
+    "dpo": (dpo, {}),
+    "grpo": (grpo, {}),
+    "grpo, padding_free": (grpo, {"padding_free": True}),
+    "value v": (value, {}),
+    "value q": (value, {"head": HeadType.q}),
+    "value v, atoms": (value, {"atoms": 3}),
+    "value q, atoms": (value, {"head": HeadType.q, "atoms": 3}),
+    "value q, padding_free": (value, {"head": HeadType.q, "padding_free": True}),
+    "lora": (lora, {}),
+    "lora, padding_free": (lora, {"padding_free": True}),
+    "scores": (scores, {}),
+}
+
+
+@pytest.mark.parametrize("name", TRAININGS)
+def test_a_training_goes_as_on_the_cpu(name: str) -> None:
+    """In strict mode, as stages that train have it there: its kernels are all deterministic."""
+    train, how = TRAININGS[name]
+    theirs = train("cpu", **how)
+    torch.use_deterministic_algorithms(True)
+    try:
+        with pretended_gpu():
+            ours = train("cuda", **how)
+    finally:
+        torch.use_deterministic_algorithms(False)
+    assert ours == pytest.approx(theirs, abs=1e-4 if how.get("dtype") is DType.float32 else 1e-2)
