@@ -40,11 +40,6 @@ def begin(death: signal.Signals = signal.SIGKILL) -> dict[str, Any]:
     settings: dict[str, Any] = json.loads(sys.argv[1])
     die_with_parent(settings.pop("parent_pid"), death)
     sys.path[:] = settings.pop("sys_path")
-    python_path = settings.pop("python_path")
-    if python_path is None:
-        os.environ.pop("PYTHONPATH", None)
-    else:
-        os.environ["PYTHONPATH"] = python_path
     if (told := settings.pop("told", None)) is not None:
         with os.fdopen(told, "rb") as file:
             settings |= json.load(file)

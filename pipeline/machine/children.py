@@ -30,7 +30,13 @@ from pipeline.machine.channel import Channel
 from pipeline.machine.descendants import Process
 
 PACKAGE_PARENT = Path(__file__).parents[2]
-"""Where a child finds this package before it knows the search path of its parent."""
+"""Where a child finds this package, whatever the search path of its parent has become."""
+_START = (
+    "import json, runpy, sys; here, told = sys.argv[1], json.loads(sys.argv[3]); "
+    "sys.path[:] = [here, *told['sys_path']]; del sys.argv[:2]; "
+    "runpy.run_module(sys.argv[0], run_name='__main__', alter_sys=True)"
+)
+"""What a child runs: no module of ours is looked for before it looks where its parent does."""
 _POLL_S = 0.01
 
 
@@ -45,12 +51,10 @@ def command(module: str, environment: Mapping[str, str], **settings: Any) -> tup
     told = {
         "parent_pid": os.getpid(),
         "sys_path": [entry or str(Path.cwd()) for entry in sys.path],
-        "python_path": environment.get("PYTHONPATH"),
         **settings,
     }
     # -P: a file in the current folder must not take the place of a module of the standard library.
-    words = [sys.executable, "-P", "-m", module, json.dumps(told)]
-    return words, {**environment, "PYTHONPATH": str(PACKAGE_PARENT)}
+    return [sys.executable, "-P", "-c", _START, str(PACKAGE_PARENT), module, json.dumps(told)], dict(environment)
 
 
 def _nameless_file(data: bytes) -> IO[bytes]:

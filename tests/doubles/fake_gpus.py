@@ -17,6 +17,7 @@ from typing import Any
 
 GATE = "PIPELINE_TEST_GATE"
 ENTRYPOINT = "pipeline.engine.workers.entrypoint"
+OURS = "tests.doubles.fake_gpus"
 
 
 def engine(gate: str, arguments: list[str]) -> int:
@@ -25,10 +26,7 @@ def engine(gate: str, arguments: list[str]) -> int:
 
     class Popen(subprocess.Popen[bytes]):
         def __init__(self, command: list[str], **options: Any) -> None:
-            if ENTRYPOINT in command:
-                at = command.index("-m")
-                command = [*command[:at], __file__, *command[at + 2 :]]
-            super().__init__(command, **options)
+            super().__init__([OURS if word == ENTRYPOINT else word for word in command], **options)
 
     os.environ[GATE] = gate
     subprocess.Popen = Popen  # type: ignore[misc]

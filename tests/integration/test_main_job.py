@@ -255,3 +255,19 @@ def test_a_script_without_a_guard_and_with_resolvers_of_its_own_works(light: lis
     assert [row["value"] for row in rows if row["metric"] == "count"] == [60 * 20]
     assert [row["value"] for row in rows if row["metric"] == "torch"] == [0]
     assert "times: 20" in (tmp_path / "outputs" / "t" / "latest" / "config.yaml").read_text()
+
+
+def test_packages_that_only_the_search_path_has_reach_workers_too(light: list[str], tmp_path: Path) -> None:
+    """As `pip install --target` leaves them, or the modules of a cluster: the interpreter itself has none."""
+    subprocess.run([sys.executable, "-m", "venv", "--without-pip", str(tmp_path / "bare")], check=True)
+    words = command(tmp_path / "outputs", "device=cpu", *light)
+    done = subprocess.run(
+        [str(tmp_path / "bare/bin/python"), *words[1:]],
+        env={**os.environ, "PYTHONPATH": os.pathsep.join([str(ROOT), str(Path(psutil.__file__).parents[1])])},
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=600,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert events(tmp_path / "outputs", "AttemptFailed") == []
