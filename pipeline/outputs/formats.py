@@ -130,6 +130,7 @@ class Tally:
         equal: Those whose completions all scored equal.
         wrong: Those without a correct completion, where a reward says what is correct.
         same: Those whose completions are all the same text.
+        parted: Those whose tokens do not begin with all that a model reads where an answer is due.
     """
 
     what: Name
@@ -138,6 +139,7 @@ class Tally:
     equal: Count = 0
     wrong: Count = 0
     same: Count = 0
+    parted: Count = 0
 
     def __str__(self) -> str:
         said = {

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from enum import Enum
 from typing import TYPE_CHECKING, Any, ClassVar
@@ -22,7 +22,8 @@ if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
     from pipeline.learning.algos.groups import Groups
-    from pipeline.learning.datasets.base import Row, Text
+    from pipeline.learning.datasets.answers import Answered
+    from pipeline.learning.datasets.base import Row
     from pipeline.learning.generation.policy import TextPolicy
     from pipeline.learning.training.policy import Fitting
     from pipeline.learning.training.sequences import Sequences
@@ -94,6 +95,7 @@ class DPO(PostTrainingAlgorithms):
     """DPO with an explicit anchor, and the losses of TRL."""
 
     name: ClassVar[str] = "DPO"
+    version: ClassVar[int] = 2
     config_class: ClassVar[type[AlgoConfig]] = DPOConfig
     stages: ClassVar[tuple[Stage, ...]] = timed(PostTrainingAlgorithms.stages, train=22.0)
 
@@ -103,18 +105,19 @@ class DPO(PostTrainingAlgorithms):
             super().generate(ctx)
             return
         with ctx.loading():
-            from pipeline.learning.algos import toolbox
+            from pipeline.learning.algos import shortage, toolbox
             from pipeline.learning.algos.groups import PAIRS
             from pipeline.learning.algos.rounds import write_generation
-            from pipeline.learning.models.load import length_beside_others
+            from pipeline.learning.models.load import end_ids, length_beside_others
             from pipeline.outputs.formats import Tally
         rows = toolbox.round_rows(ctx, toolbox.open_dataset(ctx))
         model, tokenizer = toolbox.reference_model(ctx)
-        pairs = existing_sequences(rows, tokenizer, length_beside_others(model.config))
+        ends = end_ids(model, tokenizer)
+        pairs, parted = existing_sequences(rows, tokenizer, length_beside_others(model.config), ends)
         pairs.save(ctx.out, PAIRS)
         ctx.progress(len(rows), total=len(rows))
         same = len(rows) - len(pairs) // 2
-        write_generation(ctx, len(rows), 0, 0, Tally("pairs", len(rows), same=same))
+        write_generation(ctx, len(rows), 0, 0, Tally(shortage.PAIRS, len(rows), same=same, parted=parted))
 
     def keep(self, ctx: JobContext, policy: TextPolicy, groups: Groups) -> None:  # noqa: ARG002 - of the base
         """Write the pairs."""
@@ -168,53 +171,47 @@ class DPO(PostTrainingAlgorithms):
 
 
 def existing_sequences(
-    rows: Sequence[Row], tokenizer: PreTrainedTokenizerBase, context: int | None = None
-) -> Sequences:
-    """The pairs of a preference dataset as token ids: prompt and answer, and what ends an answer.
-
-    An answer is tokenized apart from its prompt, as a policy would write it after that prompt.
+    rows: Sequence[Row],
+    tokenizer: PreTrainedTokenizerBase,
+    context: int | None = None,
+    ends: Collection[int] = (),
+) -> tuple[Sequences, int]:
+    """The pairs of a preference dataset as token ids; see `encode_answers`.
 
     Args:
         rows: Of the dataset.
         tokenizer: Of the policy.
         context: Tokens of the longest text that may stand beside others; None for no limit.
+        ends: Tokens that end an answer, besides those of the tokenizer and of its template.
+
+    Returns:
+        The pairs, and of how many the tokens do not begin with all that a model reads where the answer is due.
 
     Raises:
         JobError: A row has no pair.
         DataError: A text does not fit.
     """
-    from pipeline.learning.datasets.tokenized import encode_prompts
+    from pipeline.learning.datasets.answers import encode_answers, template_arguments
     from pipeline.learning.rewards.preference import existing_pairs
     from pipeline.learning.training.sequences import Sequences
 
-    pairs = existing_pairs([_with_columns(row) for row in rows])
-    prompts = encode_prompts(tokenizer, [pair.prompt for pair in pairs])
-    ids, starts = [], []
-    for pair, prompt in zip(pairs, prompts, strict=True):
-        for answer in (pair.chosen, pair.rejected):
-            text = _ended(tokenizer, pair.prompt, answer)
-            ids.append([*prompt, *tokenizer(text, add_special_tokens=False)["input_ids"]])
-            starts.append(len(prompt))
-            if context is not None and len(ids[-1]) > context:
-                raise DataError(
-                    f"the prompt {str(pair.prompt)[:80]!r} and an answer of its pair are {len(ids[-1])} tokens, "
-                    f"and the model's context has room for {context}. Leave such rows out."
-                )
-    return Sequences.of(ids, starts, [1.0, 0.0] * len(pairs))
+    arguments = {row.id: template_arguments(row.columns) for row in rows}
+    found: list[Answered] = []
+    for pair in existing_pairs([_with_columns(row) for row in rows]):
+        both = (pair.chosen, pair.rejected)
+        found += encode_answers(tokenizer, pair.prompt, both, ends, arguments[pair.row])
+        longest = max(len(one.ids) for one in found[-2:])
+        if context is not None and longest > context:
+            raise DataError(
+                f"the prompt {str(pair.prompt)[:80]!r} and an answer of its pair are {longest} tokens, "
+                f"and the model's context has room for {context}. Leave such rows out."
+            )
+    labels = [1.0, 0.0] * (len(found) // 2)
+    pairs = Sequences.supervised_at([one.ids for one in found], [one.supervised for one in found], labels)
+    return pairs, sum(not one.whole for one in found[::2])
 
 
 def _with_columns(row: Row) -> Row:
     if row.chosen is None:
         return row
     return replace(row, columns={**row.columns, "chosen": row.chosen, "rejected": row.rejected})
-
-
-def _ended(tokenizer: PreTrainedTokenizerBase, prompt: Text, answer: str) -> str:
-    """An answer with what the model writes when it has finished."""
-    if not isinstance(prompt, str) and tokenizer.chat_template is not None:
-        turns = [dict(turn) for turn in prompt]
-        before = tokenizer.apply_chat_template(turns, tokenize=False, add_generation_prompt=True)
-        whole = tokenizer.apply_chat_template([*turns, {"role": "assistant", "content": answer}], tokenize=False)
-        if str(whole).startswith(str(before)):
-            return str(whole)[len(str(before)) :]
-    return answer + (tokenizer.eos_token or "")

@@ -14,6 +14,9 @@ LEAST_BATCHES = 1
 LEAST_PROMPTS = 20
 """Held-out prompts that it takes to say that a value model has learnt nothing. With fewer, chance says it."""
 
+PAIRS = "pairs"
+"""What a tally counts of a dataset's own pairs."""
+
 log = logging.getLogger("pipeline")
 
 
@@ -83,6 +86,21 @@ def teaching(about: Mapping[str, Any], group_size: int) -> int | None:
     return (groups - silent) * group_size if isinstance(groups, int) and isinstance(silent, int) else None
 
 
+def left_out(tally: Tally | None) -> str | None:
+    """Say what of the pairs that a dataset has is not trained on, or None where all is."""
+    if tally is None or tally.what != PAIRS:
+        return None
+    said = []
+    if tally.same:
+        said.append(f"{tally.same:,} of {tally.count:,} pairs are left out: their two answers are equal")
+    if tally.parted:
+        said.append(
+            f"{tally.parted:,} of {tally.count:,} pairs are trained on without the end of their prompt: the chat "
+            "template writes it otherwise where an answer follows, or tokens merge there"
+        )
+    return "; ".join(said) or None
+
+
 def noted(
     kept: int | None,
     batch_size: int,
@@ -92,7 +110,7 @@ def noted(
 ) -> dict[str, str]:
     """What to add to ``training.json``: a note, said in the job's log as well, or nothing."""
     scarce = None if kept is None else shortage(kept, batch_size, tally, what)
-    said = [note for note in (scarce, uninformed(calibration)) if note is not None]
+    said = [note for note in (scarce, left_out(tally), uninformed(calibration)) if note is not None]
     for note in said:
         log.warning("%s", note)
     return {"note": "; ".join(said)} if said else {}

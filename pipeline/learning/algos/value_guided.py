@@ -178,7 +178,9 @@ class ValueGuidedAlgorithms(Algorithm):
         collected = self.collect(ctx, dataset, roll_in, reference)
         collected.save(ctx.out)
         if not (ctx.out / GENERATION).exists():  # by a method of a user's own: what its data tell
-            write_generation(ctx, len(set(collected.prompts.tolist())), len(collected), collected.supervised)
+            write_generation(
+                ctx, len(set(collected.prompts.tolist())), len(collected), int(collected.supervised.sum())
+            )
 
     def train(self, ctx: JobContext) -> None:
         """Fit the value model and save it with the reference's tokenizer."""

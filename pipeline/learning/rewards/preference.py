@@ -17,7 +17,8 @@ from pipeline.config.bases import Settings
 from pipeline.config.fields import LARGEST_WEIGHT, number
 from pipeline.config.schema import Config
 from pipeline.errors import JobError
-from pipeline.learning.rewards.traits import Message, Text, text_of
+from pipeline.learning.datasets.answers import as_turns, shared, without_prompt
+from pipeline.learning.rewards.traits import Text
 
 if TYPE_CHECKING:
     from pipeline.learning.datasets.base import Row
@@ -101,14 +102,14 @@ class ExistingPair:
     Attributes:
         row: Id of the dataset's row.
         prompt: Text or conversation.
-        chosen: Text of the preferred completion.
-        rejected: Text of the other one.
+        chosen: The preferred answer: text where the prompt is text, else its turns.
+        rejected: The other one.
     """
 
     row: int
     prompt: Text
-    chosen: str
-    rejected: str
+    chosen: Text
+    rejected: Text
 
 
 def decide(first: Scored, second: Scored, draws: NDArray[np.float64], rule: PreferenceRule) -> NDArray[np.int8]:
@@ -172,8 +173,9 @@ def _verdicts(
 def existing_pairs(rows: Sequence[Row]) -> list[ExistingPair]:
     """The pairs in the columns ``chosen`` and ``rejected`` of a preference dataset, in TRL's forms.
 
-    Where the two hold the prompt as well (TRL's implicit prompt), it is taken off: what both begin with, up to the
-    last turn of a conversation. Pairs of equal completions say nothing and are left out.
+    Where the two hold the prompt as well, it is taken off: one that the row has, else the turns that both begin
+    with (TRL's implicit prompt). Where the prompt alone is text it is what a user says, and answers that alone are
+    text what the assistant says. Pairs of equal answers say nothing and are left out.
 
     Raises:
         JobError: A row has no such columns, or they hold something else than text or conversations.
@@ -187,30 +189,24 @@ def _pair(row: Row) -> ExistingPair:
     if missing:
         raise JobError(f"row {row.id} has no column '{missing[0]}'; existing pairs need 'chosen' and 'rejected'")
     chosen, rejected = (_checked(row, name) for name in ("chosen", "rejected"))
-    if isinstance(chosen, str) and isinstance(rejected, str):
-        starts = bool(row.prompt) and all(text.startswith(str(row.prompt)) for text in (chosen, rejected))
-        cut = len(row.prompt) if starts else 0
-        return ExistingPair(row.id, row.prompt, chosen[cut:], rejected[cut:])
-    if isinstance(chosen, str) or isinstance(rejected, str):
+    if isinstance(chosen, str) != isinstance(rejected, str):
         raise JobError(f"row {row.id}: of 'chosen' and 'rejected' one is text and the other a conversation")
-    prompt: Text = row.prompt or _shared(chosen, rejected)
-    return ExistingPair(row.id, prompt, text_of(chosen), text_of(rejected))
+    if isinstance(chosen, str):
+        chosen, rejected = (
+            each if isinstance(row.prompt, str) else as_turns(each, "assistant") for each in (chosen, rejected)
+        )
+        return ExistingPair(row.id, row.prompt, *without_prompt(row.prompt, chosen, rejected))
+    prompt = as_turns(row.prompt, "user") if row.prompt else chosen[: shared(chosen[:-1], rejected[:-1])]
+    return ExistingPair(row.id, prompt, *without_prompt(prompt, chosen, rejected))
 
 
 def _checked(row: Row, name: str) -> Text:
     value: Any = row.columns[name]
+    value = [value] if isinstance(value, dict) else value
     turns = isinstance(value, (list, tuple)) and bool(value)
-    if isinstance(value, str) or (turns and all(isinstance(turn, dict) and "content" in turn for turn in value)):
+    if isinstance(value, str) or (
+        turns and all(isinstance(turn, dict) and {"role", "content"} <= turn.keys() for turn in value)
+    ):
         found: Text = value
         return found
     raise JobError(f"row {row.id}: column '{name}' must hold text, or a list of messages with role and content")
-
-
-def _shared(chosen: Sequence[Message], rejected: Sequence[Message]) -> list[Message]:
-    """The turns that both begin with; the last turn of each is its completion."""
-    shared = []
-    for one, other in zip(chosen[:-1], rejected[:-1], strict=False):
-        if one != other:
-            break
-        shared.append(one)
-    return shared

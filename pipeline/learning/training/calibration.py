@@ -94,8 +94,7 @@ def calibrate(
         sizes=BatchSizes(hints, device, model),
         work="calibrate",
     )
-    places = np.arange(width)
-    mask = (places >= data.starts[:, None]) & (places < data.lengths[:, None])
+    mask = data.mask()
     counts = mask.sum(1)
     labels = fitted_labels(data.labels, model.config.atoms, rate)
     return calibration_of(found[mask], np.repeat(labels, counts), np.repeat(data.prompts, counts))

@@ -204,7 +204,7 @@ def fit_grpo(
     Returns:
         The loss of every step.
     """
-    drawn = (data.sequences.lengths - data.sequences.starts).astype(np.float64)
+    drawn = data.sequences.supervised.astype(np.float64)
     device = fitting.device
 
     def loss_of(batch: Batch, part: NDArray[np.int64], whole: NDArray[np.int64]) -> Tensor:

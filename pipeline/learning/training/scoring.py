@@ -34,7 +34,8 @@ def completion_logprobs(model: nn.Module, batch: Batch, temperature: float = 1.0
         Shape [B, T], float32: at position t that of token t given what precedes it; 0 where nothing is supervised.
     """
     if is_unpadded(model) and batch.is_supervised:
-        return unpadded_logprobs(model, batch, temperature)
+        taken = unpadded_logprobs(model, batch, temperature)
+        return torch.where(batch.mask, taken, torch.zeros_like(taken))
     if is_cut(model, batch.ids):
         first = batch.first
         taken = taken_logprobs(model, batch.ids, first, temperature)
@@ -168,4 +169,4 @@ def note_scored(data: Sequences, *models: nn.Module) -> None:
 def passes_of(model: nn.Module, data: Sequences) -> Pass:
     """What a model reads of sequences: a policy's outputs matter from one before the first supervised token on."""
     whole = isinstance(model, ValueModel)
-    return whole_texts(data.lengths, None if whole else data.supervised + len(data))
+    return whole_texts(data.lengths, None if whole else int((data.lengths - data.starts).sum()) + len(data))

@@ -6,7 +6,7 @@ Shapes: N sequences, T tokens of the longest, B sequences of a micro-batch.
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +24,7 @@ from pipeline.outputs.reading import read_input
 FILE = "sequences.safetensors"
 UNKNOWN = -1
 """Stands for a prompt that is not told."""
+_KINDS = {"i": "whole numbers", "f": "floating numbers", "b": "true or false"}
 
 
 @dataclass(frozen=True)
@@ -33,10 +34,12 @@ class Sequences:
     Attributes:
         ids: Prompt and completion as sampled, padded on the right with 0, shape [N, T], int32.
         lengths: Tokens of each, shape [N], int32.
-        starts: First position that is supervised; all from there to the end are, shape [N], int32.
+        starts: First position that is supervised, shape [N], int32.
         labels: Target for these positions, in [0, 1], shape [N], float32.
         prompts: Id of the prompt's row, or `UNKNOWN`, so that sequences of one prompt can be kept together,
             shape [N], int64.
+        left_out: Positions from there to the end that are not supervised, such as turns of a user within an
+            answer, shape [N, T], bool; None where all are.
     """
 
     ids: NDArray[np.int32]
@@ -44,6 +47,7 @@ class Sequences:
     starts: NDArray[np.int32]
     labels: NDArray[np.float32]
     prompts: NDArray[np.int64]
+    left_out: NDArray[np.bool_] | None = None
 
     def __len__(self) -> int:
         return len(self.lengths)
@@ -71,10 +75,44 @@ class Sequences:
         rows = np.full(len(ids), UNKNOWN, np.int64) if prompts is None else np.array(prompts, np.int64)
         return Sequences(padded, lengths, np.array(starts, np.int32), np.array(labels, np.float32), rows)
 
+    @staticmethod
+    def supervised_at(
+        ids: Sequence[Sequence[int]], supervised: Sequence[Sequence[bool]], labels: Sequence[float]
+    ) -> Sequences:
+        """Pad lists of tokens of which any may be supervised.
+
+        Args:
+            ids: Prompt and completion of each sequence.
+            supervised: Which of its positions are, as long.
+            labels: Its target.
+        """
+        starts = [row.index(True) if True in row else len(row) for row in supervised]
+        whole = Sequences.of(ids, starts, labels)
+        left_out = whole.mask()
+        for row, marks in enumerate(supervised):
+            left_out[row, : len(marks)] &= ~np.array(marks, np.bool_)
+        return replace(whole, left_out=left_out if left_out.any() else None)
+
     @property
-    def supervised(self) -> int:
-        """Positions that are supervised, of all sequences."""
-        return int((self.lengths - self.starts).sum(dtype=np.int64))
+    def supervised(self) -> NDArray[np.int64]:
+        """Positions of each that are supervised, shape [N]."""
+        return (self.lengths - self.starts).astype(np.int64) - (
+            0 if self.left_out is None else self.left_out.sum(1, dtype=np.int64)
+        )
+
+    def mask(self, rows: NDArray[np.int64] | slice = slice(None), width: int | None = None) -> NDArray[np.bool_]:
+        """Which positions are supervised.
+
+        Args:
+            rows: Places of the sequences that are asked for.
+            width: Positions of each; None for all.
+
+        Returns:
+            Shape [rows, width].
+        """
+        places = np.arange(self.ids.shape[1] if width is None else width)
+        found: NDArray[np.bool_] = (places >= self.starts[rows, None]) & (places < self.lengths[rows, None])
+        return found if self.left_out is None else found & ~self.left_out[rows, :width]
 
     def some(self, rows: NDArray[np.int64] | NDArray[np.bool_]) -> Sequences:
         """Some of them, as wide as before.
@@ -82,11 +120,14 @@ class Sequences:
         Args:
             rows: Their places, or of each whether it is one of them, shape [N].
         """
-        return Sequences(**{name: array[rows] for name, array in vars(self).items()})
+        arrays: dict[str, Any] = {
+            name: None if array is None else array[rows] for name, array in vars(self).items()
+        }
+        return Sequences(**arrays)
 
     def save(self, folder: Path, name: str = FILE) -> None:
-        """Write them to a folder; prompts only where they are known."""
-        arrays = dict(vars(self))
+        """Write them to a folder; prompts only where they are known, and what is left out where anything is."""
+        arrays = {name: array for name, array in vars(self).items() if array is not None}
         if (self.prompts == UNKNOWN).all():
             del arrays["prompts"]
         save_file(arrays, folder / name)
@@ -100,18 +141,25 @@ class Sequences:
         """
         parts = [read_input(folder, name, _read) for folder in folders]
         width = max(part["ids"].shape[1] for part in parts)
-        ids = [np.pad(part["ids"], ((0, 0), (0, width - part["ids"].shape[1]))) for part in parts]
+        wide = {
+            name: np.concatenate(
+                [np.pad(part[name], ((0, 0), (0, width - part[name].shape[1]))) for part in parts]
+            )
+            for name in ("ids", "left_out")
+        }
         rest = {
             name: np.concatenate([part[name] for part in parts])
             for name in ("lengths", "starts", "labels", "prompts")
         }
-        return Sequences(np.concatenate(ids), **rest)
+        left_out = wide["left_out"] if wide["left_out"].any() else None
+        return Sequences(wide["ids"], **rest, left_out=left_out)
 
 
 def _read(path: Path) -> dict[str, NDArray[Any]]:
-    shapes = {"ids": "iN,T", "lengths": "iN", "starts": "iN", "labels": "fN", "prompts": "iN"}
-    part = read_arrays(path, shapes, optional=("prompts",))
+    shapes = {"ids": "iN,T", "lengths": "iN", "starts": "iN", "labels": "fN", "prompts": "iN", "left_out": "bN,T"}
+    part = read_arrays(path, shapes, optional=("prompts", "left_out"))
     part.setdefault("prompts", np.full(len(part["lengths"]), UNKNOWN, np.int64))
+    part.setdefault("left_out", np.zeros(part["ids"].shape, np.bool_))
     lengths, starts = part["lengths"], part["starts"]
     if ((starts < 0) | (starts > lengths) | (lengths > part["ids"].shape[1])).any():
         raise ForeignDataError("expected 0 <= `starts` <= `lengths` <= T of every sequence")
@@ -127,8 +175,8 @@ def read_arrays(
 
     Args:
         path: The file.
-        expected: Name -> kind of number (``i`` whole, ``f`` floating) and the names of its dimensions:
-            ``iN,T``. Dimensions of the same name are equally long.
+        expected: Name -> kind of number (``i`` whole, ``f`` floating, ``b`` true or false) and the names of its
+            dimensions: ``iN,T``. Dimensions of the same name are equally long.
         optional: Names that may be missing.
 
     Raises:
@@ -156,7 +204,7 @@ def read_arrays(
             known = ", ".join(f"{dimension}={sizes[dimension]}" for dimension in dimensions if dimension in sizes)
             raise ForeignDataError(
                 f"expected `{name}` of shape [{shape[1:]}]{f' with {known}' if known else ''} and "
-                f"{'whole' if kind == 'i' else 'floating'} numbers, got {list(array.shape)} of {array.dtype}"
+                f"{_KINDS[kind]}, got {list(array.shape)} of {array.dtype}"
             )
     return {name: found[name] for name in expected if name in found}
 
@@ -200,11 +248,9 @@ def epoch_order(count: int, epochs: int, seed: int) -> NDArray[np.int64]:
 def batch_of(data: Sequences, rows: NDArray[np.int64], device: str) -> Batch:
     """Some sequences as tensors, as wide as the longest of them."""
     width = int(data.lengths[rows].max())
-    places = np.arange(width)
-    mask = (places >= data.starts[rows, None]) & (places < data.lengths[rows, None])
     return Batch(
         ids=torch.from_numpy(data.ids[rows, :width].astype(np.int64)).to(device),
-        mask=torch.from_numpy(mask).to(device),
+        mask=torch.from_numpy(data.mask(rows, width)).to(device),
         labels=torch.from_numpy(data.labels[rows]).to(device),
         lengths=tuple(data.lengths[rows].tolist()),
         starts=tuple(data.starts[rows].tolist()),

@@ -22,7 +22,7 @@ def fit_sft(model: nn.Module, data: Sequences, fitting: Fitting) -> list[float]:
     Returns:
         The loss of every step, in nats per token.
     """
-    tokens = (data.lengths - data.starts).astype(np.int64)
+    tokens = data.supervised
 
     def loss_of(batch: Batch, part: NDArray[np.int64], whole: NDArray[np.int64]) -> Tensor:  # noqa: ARG001
         return -completion_logprobs(model, batch).sum() / max(1, int(tokens[whole].sum()))

@@ -39,7 +39,7 @@ def fit_value(model: ValueModel, data: Sequences, fitting: Fitting, *, rate: flo
         The loss of every step, in nats per token.
     """
     token_loss = partial(token_atoms, rate=rate) if model.config.atoms > 1 else token_bce
-    supervised = (data.lengths - data.starts).astype(np.int64)
+    supervised = data.supervised
 
     def loss_of(batch: Batch, part: NDArray[np.int64], whole: NDArray[np.int64]) -> Tensor:  # noqa: ARG001
         values = batch_values(model, batch)

@@ -114,11 +114,22 @@ def test_existing_pairs_of_text() -> None:
 def test_existing_pairs_of_conversations() -> None:
     question = {"role": "user", "content": "why?"}
     chosen, rejected = ({"role": "assistant", "content": text} for text in ("because", "no"))
-    explicit = Row(1, "why?", {"chosen": [chosen], "rejected": [rejected]})
-    implicit = Row(2, "", {"chosen": [question, chosen], "rejected": [question, rejected]})
-    one, other = existing_pairs([explicit, implicit])
-    assert (one.prompt, one.chosen, one.rejected) == ("why?", "because", "no")
-    assert (other.prompt, other.chosen, other.rejected) == ([question], "because", "no")
+    later = [{"role": "user", "content": "how?"}, {"role": "assistant", "content": "so"}]
+    rows = [
+        Row(1, "why?", {"chosen": [chosen], "rejected": [rejected]}),
+        Row(2, "", {"chosen": [question, chosen], "rejected": [question, rejected]}),
+        Row(3, [question], {"chosen": [question, chosen], "rejected": [question, rejected]}),
+        Row(4, "why?", {"chosen": [question, chosen], "rejected": [question, rejected]}),
+        Row(5, [question], {"chosen": "because", "rejected": "no"}),
+        Row(6, [question], {"chosen": chosen, "rejected": rejected}),
+    ]
+    found = existing_pairs(
+        [*rows, Row(7, [question], {"chosen": [chosen, *later], "rejected": [rejected, *later]})]
+    )
+    assert [(pair.prompt, pair.chosen, pair.rejected) for pair in found] == [
+        *[([question], [chosen], [rejected])] * len(rows),
+        ([question], [chosen, *later], [rejected, *later]),
+    ]
 
 
 @pytest.mark.parametrize(
@@ -126,7 +137,10 @@ def test_existing_pairs_of_conversations() -> None:
     [
         ({"chosen": "a"}, "row 7 has no column 'rejected'"),
         ({"chosen": 1, "rejected": "b"}, "column 'chosen' must hold text"),
-        ({"chosen": "a", "rejected": [{"content": "b"}]}, "one is text and the other a conversation"),
+        (
+            {"chosen": "a", "rejected": [{"role": "assistant", "content": "b"}]},
+            "one is text and the other a conversation",
+        ),
     ],
     ids=["missing", "number", "mixed"],
 )

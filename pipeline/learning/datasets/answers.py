@@ -1,0 +1,234 @@
+"""Answers that a dataset has, as token ids with their prompts: what a template and a tokenizer make of the whole.
+
+The ids are those of TRL's `DPOTrainer`: of prompt and answer together, since tokens may merge where the two meet,
+and since a template may write a prompt otherwise where an answer follows. What is behind the end of the answer is
+left out, and of its turns those of the assistant alone are supervised.
+
+Shapes: T tokens of prompt and answer.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from jinja2 import TemplateError
+
+from pipeline.errors import DataError
+from pipeline.learning.datasets.base import Message, Text
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
+
+_MARK = "\ue000\ue001"
+"""Takes the place of a turn's content, to see where that is in the text: no text that people write has it."""
+
+
+@dataclass(frozen=True)
+class Answered:
+    """A prompt with an answer.
+
+    Attributes:
+        ids: Up to the end of the answer, shape [T].
+        supervised: Which of them the model is to learn to write, shape [T].
+        whole: Whether they begin with all that a model reads where the answer is due. Else tokens merge there, or
+            the template writes it otherwise before an answer.
+    """
+
+    ids: list[int]
+    supervised: list[bool]
+    whole: bool
+
+
+def template_arguments(columns: Mapping[str, Any]) -> dict[str, Any]:
+    """What a row gives its chat template besides turns: TRL's columns ``tools`` and ``chat_template_kwargs``."""
+    tools, further = (_read(columns.get(name)) for name in ("tools", "chat_template_kwargs"))
+    return {"tools": tools, **(further or {})}
+
+
+def template_ends(tokenizer: PreTrainedTokenizerBase) -> tuple[int, ...]:
+    """The token that a chat template writes behind an answer; none where it or the template is missing."""
+    if tokenizer.chat_template is None:
+        return ()
+    turns = [{"role": "user", "content": "?"}, {"role": "assistant", "content": _MARK}]
+    try:
+        text = str(tokenizer.apply_chat_template(turns, tokenize=False))
+    except TemplateError:  # it takes no such conversation
+        return ()
+    behind = tokenizer(text.rpartition(_MARK)[2], add_special_tokens=False)["input_ids"]
+    return tuple(token for token in behind if token in tokenizer.added_tokens_decoder)[:1]
+
+
+def encode_answers(
+    tokenizer: PreTrainedTokenizerBase,
+    prompt: Text,
+    answers: Sequence[Text],
+    ends: Collection[int] = (),
+    arguments: Mapping[str, Any] | None = None,
+) -> list[Answered]:
+    """Token ids of answers to a prompt.
+
+    Args:
+        tokenizer: Of the model.
+        prompt: Text, or turns.
+        answers: Text where the prompt is text, else turns. Text gets the tokenizer's end where it has none.
+        ends: Tokens that end an answer, besides those of the tokenizer and of its template.
+        arguments: Of the chat template; see `template_arguments`.
+
+    Returns:
+        One for each answer. All are supervised from where the first of them parts from the prompt.
+
+    Raises:
+        DataError: The prompt is a conversation and the tokenizer has no chat template.
+    """
+    texts: _Texts | _Turns
+    if isinstance(prompt, str):
+        texts = _Texts(tokenizer, prompt)
+    else:
+        if tokenizer.chat_template is None:
+            raise DataError("the pairs are conversations, but the tokenizer has no chat template")
+        texts = _Turns(tokenizer, prompt, arguments or {})
+    ends = {*ends, *template_ends(tokenizer), tokenizer.eos_token_id}
+    asked = texts.ids(texts.asked)
+    wholes = [texts.ids(texts.whole(answer)) for answer in answers]
+    start = min(shared(asked, ids) for ids in wholes)
+    return [
+        _supervised(ids, texts.spans(answer, ids, start, ends), start == len(asked))
+        for answer, ids in zip(answers, wholes, strict=True)
+    ]
+
+
+def shared(one: Sequence[Any], other: Sequence[Any]) -> int:
+    """How many elements two sequences begin with alike."""
+    both = zip(one, other, strict=False)
+    return next((at for at, (a, b) in enumerate(both) if a != b), min(len(one), len(other)))
+
+
+def as_turns(text: Text, role: str) -> Sequence[Message]:
+    """Text as what is said by someone with a role; turns as they are."""
+    return [{"role": role, "content": text}] if isinstance(text, str) else text
+
+
+def without_prompt(prompt: Text, *answers: Text) -> tuple[Text, ...]:
+    """Answers to a prompt without it, where all of them begin with it."""
+    holds = bool(prompt) and all(len(prompt) < len(each) and each[: len(prompt)] == prompt for each in answers)
+    return tuple(each[len(prompt) :] for each in answers) if holds else answers
+
+
+class _Texts:
+    """A prompt of text."""
+
+    def __init__(self, tokenizer: PreTrainedTokenizerBase, prompt: str) -> None:
+        self._tokenizer, self.asked = tokenizer, prompt
+        self._end = tokenizer.eos_token or ""
+
+    def ids(self, text: str) -> list[int]:
+        return list(self._tokenizer(text)["input_ids"])
+
+    def whole(self, answer: Text) -> str:
+        assert isinstance(answer, str)
+        return self.asked + answer + ("" if answer.endswith(self._end) else self._end)
+
+    def spans(self, answer: Text, ids: list[int], start: int, ends: Collection[int]) -> list[tuple[int, int]]:
+        """Where what is supervised begins and ends."""
+        assert isinstance(answer, str)
+        at = shared(self.ids(self.asked + answer), ids)
+        return [(start, _end_at(self._tokenizer, ids, start, at, len(ids), ends) or len(ids))]
+
+
+class _Turns:
+    """A prompt that is a conversation."""
+
+    def __init__(
+        self, tokenizer: PreTrainedTokenizerBase, prompt: Sequence[Message], arguments: Mapping[str, Any]
+    ) -> None:
+        self._tokenizer, self._arguments = tokenizer, dict(arguments)
+        self._prompt = [dict(turn) for turn in prompt]
+        self.asked = self._written(self._prompt, due=True)
+
+    def ids(self, text: str) -> list[int]:
+        # A template writes special tokens itself.
+        return list(self._tokenizer(text, add_special_tokens=False)["input_ids"])
+
+    def whole(self, answer: Text) -> str:
+        return self._written(self._with(answer))
+
+    def spans(self, answer: Text, ids: list[int], start: int, ends: Collection[int]) -> list[tuple[int, int]]:
+        """Where the turns of the assistant begin and end."""
+        turns, first = self._with(answer), len(self._prompt)
+        text = self._written(turns)
+        contents = [self._content(turns, place, text) for place in range(first, len(turns))]
+        places = [tuple(shared(self.ids(text[:edge]), ids) for edge in content) for content in contents]
+        found: list[tuple[int, int]] = []
+        for number, (begin, stop) in enumerate(places):
+            if turns[first + number]["role"] != "assistant":
+                continue
+            last = number + 1 == len(places)
+            bound = len(ids) if last else places[number + 1][0]
+            before = found[-1][1] if found else start
+            begin = self._due(turns[: first + number], ids, before, begin) if number else start
+            end = _end_at(self._tokenizer, ids, begin, stop, bound, ends)
+            found.append((begin, end or (len(ids) if last else stop)))
+        return found
+
+    def _due(self, turns: list[dict[str, Any]], ids: list[int], before: int, begin: int) -> int:
+        """Where an answer to some turns begins: where the assistant is due, as far as that is told."""
+        due = shared(self.ids(self._written(turns, due=True)), ids)
+        return due if before <= due <= begin else max(before, begin)
+
+    def _with(self, answer: Text) -> list[dict[str, Any]]:
+        assert not isinstance(answer, str)
+        return [*self._prompt, *(dict(turn) for turn in answer)]
+
+    def _content(self, turns: list[dict[str, Any]], place: int, text: str) -> tuple[int, int]:
+        """Where in the text the content of a turn is: what is another where the content is another."""
+        marked = [*turns[:place], {**turns[place], "content": _MARK}, *turns[place + 1 :]]
+        other = self._written(marked)
+        begin = shared(text, other)
+        return begin, max(begin, len(text) - shared(text[::-1], other[::-1]))
+
+    def _written(self, turns: list[dict[str, Any]], *, due: bool = False) -> str:
+        return str(
+            self._tokenizer.apply_chat_template(
+                turns, tokenize=False, add_generation_prompt=due, **self._arguments
+            )
+        )
+
+
+def _end_at(
+    tokenizer: PreTrainedTokenizerBase, ids: list[int], begin: int, at: int, bound: int, ends: Collection[int]
+) -> int | None:
+    """Where an answer ends: behind its first end, be it written in it or by who writes the text around it.
+
+    Args:
+        tokenizer: Of the model.
+        ids: Of the whole.
+        begin: Where the answer begins.
+        at: Where its own text ends.
+        bound: Where the next text begins.
+        ends: Tokens that end an answer.
+
+    Returns:
+        The place behind the end; None where there is none.
+    """
+    found = None
+    for place in range(at - 1, begin - 1, -1):
+        if ids[place] in ends:
+            found = place + 1
+        elif str(tokenizer.decode([ids[place]])).strip():
+            break
+    return found or next((place + 1 for place in range(at, bound) if ids[place] in ends), None)
+
+
+def _supervised(ids: list[int], spans: list[tuple[int, int]], whole: bool) -> Answered:
+    stop = max((end for _, end in spans), default=len(ids))
+    mask = [False] * stop
+    for begin, end in spans:
+        mask[begin:end] = [True] * (end - begin)
+    return Answered(ids[:stop], mask, whole)
+
+
+def _read(given: Any) -> Any:
+    return json.loads(given) if isinstance(given, str) and given.strip() else given or None
