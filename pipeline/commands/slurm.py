@@ -12,10 +12,10 @@ from rich.console import Console
 from pipeline.errors import ConfigError
 from pipeline.files import open_plain, write_whole
 from pipeline.runs.report.format import command
-from pipeline.slurm.header import KNOWN, Unreadable, no_option, options_of, split_words
+from pipeline.slurm.header import KNOWN, Unreadable, is_misspelt, no_option, options_of, split_words
 from pipeline.slurm.lint import check_script, check_text
 from pipeline.slurm.request import JobRequest, Kind, check_request
-from pipeline.slurm.script import ORIGIN, interpreter, output_of, script_text, shell_word
+from pipeline.slurm.script import ORIGIN, has_own_python, interpreter, output_of, script_text, shell_word
 from pipeline.slurm.submit import submit as hand_over
 from pipeline.terminal.check import Check, Verdict
 from pipeline.terminal.console import make_console, say
@@ -31,7 +31,8 @@ def _plain(name: str) -> str:
 
 
 def _text(request: JobRequest, file: Path) -> str:
-    return script_text(request, interpreter(sys.executable, Path.cwd()), file.name)
+    python = "python" if has_own_python(request) else interpreter(sys.executable, Path.cwd())
+    return script_text(request, python, file.name)
 
 
 def write(request: JobRequest, out: Path | None, *, submit: bool, parsable: bool) -> None:
@@ -134,7 +135,7 @@ def _split(words: Sequence[str]) -> tuple[list[str], Path, list[str]]:
     """
     try:
         options, rest = split_words(words)
-        unknown = [name for name, _ in options_of(options) if name not in KNOWN]
+        unknown = [name for name, _ in options_of(options) if is_misspelt(name)]
     except Unreadable as problem:
         raise ConfigError(f"{problem}. First the options of sbatch, then the script: {_SUBMIT}") from problem
     if unknown:

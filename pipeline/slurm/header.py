@@ -59,6 +59,8 @@ _FLAGS = {
     *_SHORT_FLAGS.values(),
     *("contiguous", "exclusive", "get-user-env", "ignore-pbs", "nice", "no-requeue", "parsable", "propagate"),
     *("reboot", "requeue", "spread-job", "test-only", "usage", "use-min-nodes", "share"),
+    *("container-mount-home", "no-container-mount-home", "container-remap-root", "no-container-remap-root"),
+    *("container-writable", "container-readonly", "container-entrypoint", "no-container-entrypoint"),
 }
 """Options that take no word after them; to some a value may be given behind ``=``."""
 _VALUED = {
@@ -81,14 +83,20 @@ _VALUED = {
         "wckey",
         "wrap",
     ),
+    *(f"container-{what}" for what in ("image", "mounts", "workdir", "name", "save", "env", "entrypoint-log")),
 }
 KNOWN = _FLAGS | _VALUED
-"""Long options of sbatch, of all versions in use."""
+"""Long options of sbatch, of all versions in use, and those of pyxis for containers."""
 
 
 def is_flag(name: str) -> bool:
     """Whether a long option stands alone."""
     return name in _FLAGS
+
+
+def is_misspelt(name: str) -> bool:
+    """Whether a long option is none of Slurm's, but much like one; a plugin (SPANK) may have any other."""
+    return name not in KNOWN and (not name.isprintable() or bool(get_close_matches(name, sorted(KNOWN), 1, 0.75)))
 
 
 def no_option(name: str) -> str:
@@ -113,6 +121,7 @@ class Header:
         misspelt: The same for lines that look like one and are none.
         continued: The same for lines that end in a backslash, which does not continue them.
         refused: Number of a line -> why sbatch refuses it.
+        unknown: Number of a line -> an option that Slurm does not have, and a plugin of a cluster may.
         others: Whether there are further lines, of a second component of the job.
     """
 
@@ -122,6 +131,7 @@ class Header:
     misspelt: list[tuple[int, str]] = field(default_factory=list)
     continued: list[tuple[int, str]] = field(default_factory=list)
     refused: dict[int, str] = field(default_factory=dict)
+    unknown: dict[int, str] = field(default_factory=dict)
     others: bool = False
 
 
@@ -154,8 +164,10 @@ def _take(header: Header, number: int, text: str) -> None:
     try:
         for name, value in options_of(words_of(text)):
             header.options[name] = value
-            if name not in KNOWN:
+            if is_misspelt(name):
                 raise Unreadable(no_option(name))
+            if name not in KNOWN:
+                header.unknown[number] = name
     except Unreadable as problem:
         header.refused[number] = str(problem)
 

@@ -24,6 +24,7 @@ class SlurmJob:
 
     Attributes:
         starter: Who starts the ranks.
+        guessed: Whether that is a guess of ours.
         nodes: Machines.
         gpus: GPUs on each node.
         tasks: Tasks in all.
@@ -43,6 +44,7 @@ class SlurmJob:
     """
 
     starter: Starter = Starter.itself
+    guessed: bool = False
     nodes: int = 1
     gpus: int | None = None
     tasks: int | None = None

@@ -9,14 +9,18 @@ from pathlib import Path
 
 from pipeline.errors import ConfigError
 from pipeline.files import open_plain
+from pipeline.slurm.amounts import faults_of_amounts
 from pipeline.slurm.body import (
     commands_of,
     exports,
+    faults_of_commands,
     faults_of_lines,
     faults_of_torchrun,
     has_step,
     passes_cpus,
+    shares_out_gpus,
     traps,
+    without_texts,
 )
 from pipeline.slurm.header import MARK, Header, read_header
 from pipeline.slurm.job import SlurmJob, Starter
@@ -62,11 +66,15 @@ def check_script(
 
 def check_text(text: str, starter: Starter | None = None, given: Mapping[str, str] | None = None) -> list[Check]:
     """Check the text of a batch script; see `check_script`."""
-    lines = text.replace("\r\n", "\n").split("\n")
+    lines = without_texts(text.replace("\r\n", "\n").split("\n"))
     read = read_header(lines)
     read.options.update(given or {})
     job = _job(lines, read.options, starter)
     faults = [*_whole(text), *_of_header(read), *faults_of_lines(lines), *_joined(lines, read)]
+    faults += faults_of_amounts(read.options, job.nodes)
+    faults += faults_of_commands(
+        lines, several=job.nodes * job.here > 1, array="array" in read.options, gpus=job.gpus or 0
+    )
     faults += faults_of_torchrun(commands_of(lines), job.nodes)
     faults += faults_of_ray(commands_of(lines), read.options, job.nodes)
     of_job = check_slurm(job)
@@ -77,6 +85,7 @@ def check_text(text: str, starter: Starter | None = None, given: Mapping[str, st
 
 def read_job(lines: Sequence[str], starter: Starter | None = None) -> SlurmJob:
     """What a script asks for."""
+    lines = without_texts(lines)
     return _job(lines, read_header(lines).options, starter)
 
 
@@ -85,9 +94,10 @@ def _job(lines: Sequence[str], options: Mapping[str, str], starter: Starter | No
     tasks, each = _number(options.get("ntasks")), _number(options.get("ntasks-per-node"))
     nodes = _number(options.get("nodes", "").rpartition("-")[2]) or -(-(tasks or 1) // (each or tasks or 1))
     gpus = _gpus_per_node(options, nodes, tasks) or 0
-    per_gpu = _number(options.get("ntasks-per-gpu"))
+    per_gpu, guess = _number(options.get("ntasks-per-gpu")), _guess(body)
     job = SlurmJob(
-        starter=starter or _guess(body),
+        starter=starter or guess,
+        guessed=starter is None and guess is Starter.lightning and "lightning" not in body.lower(),
         nodes=nodes,
         gpus=gpus,
         tasks=tasks,
@@ -147,6 +157,12 @@ def _of_header(read: Header) -> Iterator[Check]:
             f"line {number}, {line!r}, ends in a backslash, which continues no line for sbatch",
             "begin each line with #SBATCH",
         )
+    for number, name in read.unknown.items():
+        yield warned(
+            "Slurm: unknown option",
+            f"line {number}: Slurm itself has no option --{name}; sbatch takes it only where a plugin has it",
+            "see sbatch --help on the cluster",
+        )
     for number, problem in read.refused.items():
         yield failed("Slurm: refused line", f"line {number}: {problem}", "see man sbatch")
     for number, line in read.lines:
@@ -155,6 +171,12 @@ def _of_header(read: Header) -> Iterator[Check]:
                 "Slurm: no shell",
                 f"line {number} has {found[0].lstrip('=')!r}, which sbatch does not replace: no shell reads it",
                 "write it out, or give the option on the command line of sbatch; file names may have %j, %u, %x",
+            )
+        if found := re.search(r"^[^'\"]*[^\s\\'\"#]#(\S+)", line.removeprefix(MARK)):
+            yield failed(
+                "Slurm: cut off",
+                f"line {number}: # begins a remark for sbatch, in a word too, so '#{found[1]}' is lost",
+                "write \\# for it",
             )
         if not counts_gpus(read_header([line]).options.get("gres", "")):
             yield warned("Slurm: no number", f"{line} asks for one GPU", "write the number: --gres=gpu:8")
@@ -288,7 +310,7 @@ def _count(text: str | None) -> int | None:
 
 
 def _guess(body: str) -> Starter:
-    if any(word in body for word in _OWN):
+    if any(word in body for word in _OWN) or shares_out_gpus(body):
         return Starter.itself
     return Starter.lightning
 

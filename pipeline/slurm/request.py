@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from enum import Enum
 
 from pipeline.errors import ConfigError
-from pipeline.slurm.header import KNOWN, is_flag, no_option
+from pipeline.slurm.header import KNOWN, is_flag, is_misspelt, no_option
 
 NOTICE_S = 300
 """Seconds before the end of its time at which a job is told, where there are that many."""
@@ -77,6 +77,7 @@ class JobRequest:
         notice_s: Seconds before the end of its time at which it is told to save and stop; None for what is usual.
         requeue: Whether it goes back into the queue when it was told to stop, preempted, or its node was lost.
         others: Further options of sbatch, long name -> value.
+        srun: Words that srun is given before what it starts.
         setup: Lines of shell that come first, as ``module load cuda``.
         ray: Whether it brings up a Ray cluster on its nodes, and runs on that.
         needs: What the command itself says of devices, as far as that matters here.
@@ -100,6 +101,7 @@ class JobRequest:
     notice_s: int | None = None
     requeue: bool = True
     others: Mapping[str, str] = field(default_factory=dict)
+    srun: Sequence[str] = ()
     setup: Sequence[str] = ()
     ray: bool = False
     needs: DeviceNeeds = field(default_factory=DeviceNeeds)
@@ -111,8 +113,8 @@ class JobRequest:
 
     @property
     def gpus(self) -> int:
-        """GPUs of each node."""
-        return gpus_of(self.gres or "") or 0
+        """GPUs of each node, which has one task."""
+        return gpus_of(self.gres or "") or _gpus_otherwise(self.others, self.nodes)
 
     @property
     def seconds(self) -> int | None:
@@ -131,6 +133,15 @@ class JobRequest:
         if self.kind is Kind.launch or not self.requeue:
             return 0
         return NOTICE_S if self.seconds is None else max(LEAST_NOTICE_S, min(NOTICE_S, self.seconds // 4))
+
+
+def _gpus_otherwise(options: Mapping[str, str], nodes: int) -> int:
+    """GPUs of each node by another option than ``--gres``: all of the job are spread over its nodes."""
+    for name in ("gpus-per-node", "gpus-per-task", "gpus"):
+        if name in options:
+            count = gpus_of(",".join(f"gpu:{part}" for part in options[name].split(","))) or 0
+            return -(-count // nodes) if name == "gpus" else count
+    return gpus_of(options.get("tres-per-task", "")) or 0
 
 
 def gpus_of(gres: str) -> int | None:
@@ -262,7 +273,7 @@ def _of_form(request: JobRequest) -> Iterator[str]:
                 "2-12:30:00"
             )
     for name in request.others:
-        if name not in KNOWN:
+        if is_misspelt(name):
             yield f"--option: {no_option(name)}"
         if name in _WRITTEN:
             yield f"--option {name}: the script has a line of its own for --{name}; see --help"

@@ -34,6 +34,7 @@ class Rule:
         applies: Whether a job is wrong in this way.
         seen: What the job has and what comes of it.
         remedy: What to ask for instead.
+        by_starter: Whether it holds only if the starter is known, and is a warning where that is guessed.
     """
 
     name: str
@@ -41,6 +42,7 @@ class Rule:
     applies: Callable[[SlurmJob], bool]
     seen: Callable[[SlurmJob], str]
     remedy: Callable[[SlurmJob], str]
+    by_starter: bool = False
 
 
 def _one_task(job: SlurmJob) -> str:
@@ -90,6 +92,7 @@ RULES = (
         lambda job: (
             f"start it by `python -m pipeline launch -- ...`, which hides SLURM_NTASKS; or {_task_per_gpu(job)}"
         ),
+        by_starter=True,
     ),
     Rule(
         "tasks and GPUs differ",
@@ -99,6 +102,7 @@ RULES = (
             f"{job.here} tasks on a node with {job.gpus} GPUs: a rank a task leaves GPUs idle, or is refused"
         ),
         _task_per_gpu,
+        by_starter=True,
     ),
     Rule(
         "tasks not placed",
@@ -267,7 +271,9 @@ def check_slurm(job: SlurmJob) -> list[Check]:
     """
     make = {Verdict.WARN: warned, Verdict.FAIL: failed}
     found = [
-        make[rule.verdict](f"Slurm: {rule.name}", rule.seen(job), rule.remedy(job))
+        make[Verdict.WARN if rule.by_starter and job.guessed else rule.verdict](
+            f"Slurm: {rule.name}", rule.seen(job), rule.remedy(job)
+        )
         for rule in RULES
         if rule.applies(job)
     ]

@@ -69,6 +69,19 @@ def interpreter(executable: str, folder: Path) -> str:
     return str(path.relative_to(folder)) if path.is_relative_to(folder) else str(path)
 
 
+_OTHER_PYTHON = re.compile(
+    r"\b(?:conda|mamba|micromamba)\s+activate\b|(?:\bsource|^\.)\s+\S*activate\b|\bmodule\s+load\b.*(?:python|conda|torch)"
+)
+
+
+def has_own_python(request: JobRequest) -> bool:
+    """Whether a job runs in an environment or container of its own, whose `python` is the one to take."""
+    words = [*request.others, *(word.lstrip("-") for word in request.srun)]
+    return any(map(_OTHER_PYTHON.search, request.setup)) or any(
+        word.startswith("container-image") for word in words
+    )
+
+
 def shell_word(text: str) -> str:
     """A word of a command as bash reads it, on one line whatever is in it."""
     if _PLAIN.fullmatch(text):
@@ -138,9 +151,9 @@ def _body(request: JobRequest, python: str) -> Iterator[str]:
     yield "# srun does not take this over by itself."
     yield 'export SRUN_CPUS_PER_TASK="$SLURM_CPUS_PER_TASK"'
     if request.ray:
-        yield from _ray(request, shell_word(python))
+        yield from _ray(request, shell_word(python), _of_srun(request))
     else:
-        yield from _broken([f"srun {shell_word(python)} -m pipeline", *_command(request)])
+        yield from _broken([f"srun {_of_srun(request)}{shell_word(python)} -m pipeline", *_command(request)])
         yield from ["code=$?"] if request.requeue else []
     if request.requeue:
         yield from _AGAIN
@@ -148,9 +161,13 @@ def _body(request: JobRequest, python: str) -> Iterator[str]:
         yield 'exit "$code"'
 
 
-def _ray(request: JobRequest, python: str) -> Iterator[str]:
-    yield from _RAY.format(python=python).split("\n")
-    yield from _broken([f"srun {_FIRST} \\\n    {python} -m pipeline", *_command(request)])
+def _of_srun(request: JobRequest) -> str:
+    return "".join(f"{shell_word(word)} " for word in request.srun)
+
+
+def _ray(request: JobRequest, python: str, srun: str) -> Iterator[str]:
+    yield from _RAY.format(python=python, srun=srun).split("\n")
+    yield from _broken([f"srun {srun}{_FIRST} \\\n    {python} -m pipeline", *_command(request)])
     yield "code=$?"
     yield "end_ray"
     yield "trap - EXIT"
@@ -171,12 +188,12 @@ export RAY_AUTH_TOKEN RAY_AUTH_MODE=token
 
 # Slurm tells all steps when the job is to end. Ray does not listen, so that the run can save what it needs. It
 # ends at SIGUSR1, as this script does, with all that it has started and with its files.
-srun {first} \\
+srun {srun}{first} \\
     {python} -m pipeline slurm ray start --head --address="$address" \\
     --num-cpus="$SLURM_CPUS_PER_TASK" --num-gpus="${{SLURM_GPUS_ON_NODE:-0}}" &
 ray=($!)
 if [ "$SLURM_NNODES" -gt 1 ]; then
-    srun {others} \\
+    srun {srun}{others} \\
         {python} -m pipeline slurm ray start --address="$address" \\
         --num-cpus="$SLURM_CPUS_PER_TASK" --num-gpus="${{SLURM_GPUS_ON_NODE:-0}}" &
     ray+=($!)

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import typer
+from typer.core import TyperCommand
 from typer.main import get_command
 
 from pipeline.commands.entries.slurm_ray import app as ray_app
@@ -31,7 +32,11 @@ Output = Annotated[
 ]
 Notice = Annotated[int | None, typer.Option(help="Seconds before its end at which it is told to save and stop.")]
 Options = Annotated[
-    list[str] | None, typer.Option(help="Another option of sbatch, once for each: licenses=matlab.")
+    list[str] | None,
+    typer.Option(help="Another option of sbatch: licenses=matlab; --licenses=matlab by itself is the same."),
+]
+Srun = Annotated[
+    list[str] | None, typer.Option(help="Options of srun, once or several times: '--mpi=pmix --cpu-bind=none'.")
 ]
 Setup = Annotated[
     list[str] | None, typer.Option(help="A line of shell that comes first, once for each: 'module load cuda'.")
@@ -47,7 +52,51 @@ Ray = Annotated[bool, typer.Option("--ray", help="Bring up a Ray cluster on all 
 Parsable = Annotated[bool, typer.Option("--parsable", help="Print the id of the job and nothing else.")]
 
 
+class _AnyOption(TyperCommand):
+    """A command that takes every option of sbatch: what it has not itself is given to ``--option``."""
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        """As Click does."""
+        own = {name: each for each in self.params for name in (*each.opts, *each.secondary_opts)}
+        words, left = [], list(args)
+        while left and left[0].startswith("-") and left[0] not in ("-", "--"):
+            word = left.pop(0)
+            name, equals, _ = word.partition("=")
+            known = own.get(name) or own.get(name[:2] if not name.startswith("--") else "")
+            if known or name in ("--help", "-h"):
+                words.append(word)
+                takes = known is not None and not getattr(known, "is_flag", False) and not equals
+                words += [left.pop(0)] if takes and name in own and left else []
+            else:
+                words += ["--option", _of_sbatch(word, left)]
+        return super().parse_args(ctx, [*words, *left])
+
+
+def _of_sbatch(word: str, left: list[str]) -> str:
+    """An option as ``--option`` takes it; its value is taken from the words that follow.
+
+    Raises:
+        typer.BadParameter: It is none of Slurm's, and it cannot be told whether a value follows.
+    """
+    from pipeline.slurm.header import KNOWN, Unreadable, is_misspelt, no_option, options_of
+
+    long = word[2:].partition("=")[0] if word.startswith("--") else ""
+    if long and "=" not in word and not any(each.startswith(long) for each in KNOWN):
+        plugins = "" if is_misspelt(long) else f"; one of a plugin is written --{long}=VALUE"
+        raise typer.BadParameter(f"{no_option(long)}{plugins}")
+    try:
+        ((name, value),) = options_of([word])
+    except Unreadable:
+        following = left.pop(0) if left else ""
+        try:
+            ((name, value),) = options_of([word, following])
+        except (Unreadable, ValueError) as problem:
+            raise typer.BadParameter(str(problem)) from problem
+    return f"{name}={value}" if value else name
+
+
 @app.command(
+    cls=_AnyOption,
     context_settings=_WORDS,
     help="Write a batch script for a command of this program; options are those of sbatch.",
     epilog=examples(
@@ -81,6 +130,7 @@ def write(
         bool, typer.Option("--requeue/--no-requeue", help="Whether it goes back into the queue and on from there.")
     ] = True,
     option: Options = None,
+    srun: Srun = None,
     setup: Setup = None,
     out: Out = None,
     submit: Annotated[bool, typer.Option("--submit", help="Hand it to Slurm at once.")] = False,
@@ -112,6 +162,7 @@ def write(
             notice_s=notice,
             requeue=requeue,
             others=dict(map(_other, option or [])),
+            srun=tuple(word for words in srun or () for word in _words_of_srun(words)),
             setup=tuple(setup or ()),
             ray=ray,
             needs=known.needs,
@@ -170,6 +221,16 @@ def _write_and_submit(context: typer.Context, words: list[str]) -> None:
     command = command.commands["write"]
     with command.make_context("write", ["--ray", "--submit", *words], parent=context.parent) as own:
         command.invoke(own)
+
+
+def _words_of_srun(text: str) -> list[str]:
+    try:
+        words = shlex.split(text)
+    except ValueError as error:
+        raise ConfigError(f"--srun {shlex.quote(text)}: {error}") from error
+    if not words or not words[0].startswith("-"):
+        raise ConfigError(f"--srun {shlex.quote(text)}: must be options of srun, as --srun=--mpi=pmix")
+    return words
 
 
 def _other(text: str) -> tuple[str, str]:

@@ -136,7 +136,7 @@ def test_what_somebody_has_written_is_left_alone(here: Path) -> None:
         (["--setup", "a\nb", *RUN], "one line without control characters"),
         (["--setup", "#SBATCH --nodes=9", *RUN], "an option of sbatch is no command"),
         (["launch", "--", "missing.py"], "there is no file missing.py"),
-        (["--option", "foo=1", *RUN], "sbatch has no option --foo"),
+        (["--option", "ntask=1", *RUN], "sbatch has no option --ntask"),
         (["--option", "coment=1", *RUN], "sbatch has no option --coment; did you mean --comment?"),
         (["--option", "\na=1", *RUN], r"sbatch has no option --'\na'"),
         (["--ray", "--gres", "gpu:4", *RUN, "execution.ray.address=auto"], "the script brings the cluster up"),
@@ -255,7 +255,7 @@ def test_a_script_of_ones_own_is_looked_through_first(here: Path) -> None:
     ("words", "told"),
     [
         ([], "which script?"),
-        (["--foo", "own.sh"], "sbatch has no option --foo"),
+        (["--ntask", "own.sh"], "sbatch has no option --ntask"),
         (["--partition"], "--partition lacks its value"),
         (["own.sh", "--partition", "long"], "comes after the script"),
         (["missing.sh"], "cannot read missing.sh"),
@@ -271,3 +271,55 @@ def test_names_become_files_that_can_be_typed(here: Path) -> None:
     said("write", "--job-name", "a/b $(x) é", *RUN)
     assert [path.name for path in here.iterdir() if path.is_file()] == ["a-b-x-é.sbatch"]
     assert json.dumps("a/b $(x) é", ensure_ascii=False) in (here / "a-b-x-é.sbatch").read_text()
+
+
+@pytest.mark.parametrize(
+    ("words", "line"),
+    [
+        (["--gpus-per-node", "4"], "#SBATCH --gpus-per-node=4"),
+        (["--gpus-per-node=a100:4"], "#SBATCH --gpus-per-node=a100:4"),
+        (["-G", "4", "-t", "60"], "#SBATCH --gpus=4"),
+        (["--mail-type", "END", "--gres", "gpu:4"], "#SBATCH --mail-type=END"),
+        (["--exclusive", "--gres", "gpu:4"], "#SBATCH --exclusive"),
+        (["--comment", "a b", "--gres", "gpu:a100:4"], '#SBATCH --comment="a b"'),
+        (["--container-image", "/x.sqsh", "--gres", "gpu:4"], "#SBATCH --container-image=/x.sqsh"),
+        (["--of-a-plugin=1", "--gres", "gpu:4"], "#SBATCH --of-a-plugin=1"),
+    ],
+)
+def test_every_option_of_sbatch_goes_through_and_gpus_are_counted(words: list[str], line: str) -> None:
+    text = said("write", *words, "--time", "60", "--out", "-", *RUN)
+    assert line in text.splitlines()
+    assert "#SBATCH --cpus-per-task=32" in text.splitlines()
+
+
+def test_ray_has_the_gpus_of_each_node_however_they_are_asked_for() -> None:
+    text = said("write", "--ray", "--nodes", "2", "--gpus-per-node", "4", "--srun=--mpi=none", "--out", "-", *RUN)
+    assert text.count("srun --mpi=none --overlap") == 3
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["--setup", "conda activate ml"],
+        ["--setup", "source ~/envs/ml/bin/activate"],
+        ["--srun", "--container-image=/x.sqsh --container-mounts=/data"],
+        ["--container-image=/x.sqsh"],
+    ],
+)
+def test_python_is_that_of_the_environment_which_the_job_sets_up(words: list[str]) -> None:
+    text = said("write", "--gres", "gpu:1", *words, "--out", "-", *RUN)
+    assert " python -m pipeline run" in text
+    assert "/python -m pipeline" not in text
+
+
+@pytest.mark.parametrize(
+    ("words", "told"),
+    [
+        (["--gpu-per-node", "4"], "--gpus-per-node"),
+        (["--of-a-plugin", "1"], "--of-a-plugin=VALUE"),
+        (["--srun", "mpi"], "--srun"),
+        (["--comment"], "lacks its value"),
+    ],
+)
+def test_what_is_no_option_is_one_message(words: list[str], told: str) -> None:
+    assert told in said("write", *words, code=2)

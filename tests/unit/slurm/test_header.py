@@ -26,7 +26,16 @@ READ = [
     ("--ntasks=2 \\", {"ntasks": "2"}),
     ("--requeue --exclusive=user", {"requeue": "", "exclusive": "user"}),
 ]
-REFUSED = ["-J a b", "ntasks=2", r"--ntasks=2 \\", "-J 'open", "--foo=2", "--ntasks", r"-J a\ b", "X --ntasks=2"]
+REFUSED = [
+    "-J a b",
+    "ntasks=2",
+    r"--ntasks=2 \\",
+    "-J 'open",
+    "--ntask-per-node=2",
+    "--ntasks",
+    r"-J a\ b",
+    "X --ntasks=2",
+]
 
 
 @pytest.mark.parametrize(("line", "options"), READ)
@@ -70,3 +79,16 @@ def test_what_is_written_is_read_again(value: str) -> None:
 def test_reading_ends_in_words_or_in_one_error(text: str) -> None:
     with suppress(Unreadable):
         assert all(isinstance(word, str) for word in words_of(text))
+
+
+@pytest.mark.parametrize(
+    "option", ["--container-image=nvcr.io/nvidia/pytorch:25.01-py3", "--container-mount-home"]
+)
+def test_options_of_containers_are_known(option: str) -> None:
+    header = read_header(["#!/bin/bash", f"#SBATCH {option} --ntasks=2"])
+    assert (header.options["ntasks"], header.refused, header.unknown) == ("2", {}, {})
+
+
+def test_an_option_that_a_plugin_may_have_is_not_refused() -> None:
+    header = read_header(["#!/bin/bash", "#SBATCH --foo=2"])
+    assert (header.refused, header.unknown) == ({}, {2: "foo"})

@@ -111,7 +111,8 @@ PUT_BACK = '[ $? -eq 143 ] && scontrol requeue "$SLURM_JOB_ID"'
         ("#SBATCH --time", " #SBATCH --mem=9G\n#SBATCH --time", ["not read"]),
         ("#SBATCH --time", "#SBATCH --mem=9G \\\n#SBATCH --time", ["continued line"]),
         ("#SBATCH --time", "#SBATCH\t--mem=9G\n#SBATCH\t--time", []),
-        ("--time", "--walltime=1 --time", ["refused line"]),
+        ("--time", "--tiem=1 --time", ["refused line"]),
+        ("--time", "--walltime=1 --time", ["unknown option"]),
         ("run exp", "run \\\n  # a remark\n  exp", ["broken command"]),
         ("#!/bin/bash\n", "", ["no interpreter"]),
         ("\n", "\r\n", ["DOS line ends"]),
@@ -232,3 +233,72 @@ def test_what_is_no_batch_script_is_refused(tmp_path: Path) -> None:
     (tmp_path / "text").write_text("hello")
     with pytest.raises(ConfigError, match="has no #SBATCH line"):
         list(check_script(tmp_path / "text"))
+
+
+_HEAD = "#!/bin/bash\n#SBATCH --time=1:00:00\n#SBATCH --gres=gpu:1\n"
+
+
+@pytest.mark.parametrize(
+    ("script", "wrong"),
+    [
+        ("#SBATCH -t 24:00\nsrun python train.py\n", ["minutes"]),
+        ("#SBATCH -t 00:30\nsrun python train.py\n", []),
+        ("#SBATCH -t 2-12\nsrun python train.py\n", []),
+        ("#SBATCH --time=0\nsrun python train.py\n", ["no limit"]),
+        ("#SBATCH --mem=64G --mem-per-cpu=4G\nsrun python train.py\n", ["memory twice"]),
+        ("#SBATCH --mem=64G\n#SBATCH --mem-per-gpu=4G\nsrun python train.py\n", ["memory twice"]),
+        ("#SBATCH --mem=64\nsrun python train.py\n", ["megabytes"]),
+        ("#SBATCH --mem-per-gpu=80\nsrun python train.py\n", ["megabytes"]),
+        ("#SBATCH --mem=0\nsrun python train.py\n", []),
+        ("#SBATCH --mem=64000\nsrun python train.py\n", []),
+        ("#SBATCH --gpus=2 --gpus-per-node=1 --nodes=1\nsrun python train.py\n", ["GPUs twice"]),
+        ("python train.py > log 2>&1 &\n", ["nobody waits"]),
+        ("nohup python train.py &\necho started\nexit 0\n", ["nobody waits"]),
+        ("for i in 1 2; do\n  python train.py --seed $i &\ndone\n", ["nobody waits"]),
+        ("for i in 1 2; do python train.py --seed $i & done\nwait\n", []),
+        ("nvidia-smi -l 60 > gpus.log &\npython train.py\n", []),
+        ("python a.py && python b.py\n", []),
+        ("python train.py 2>&1 | tee log\n", ["exit code of tee"]),
+        ("set -eo pipefail\npython train.py 2>&1 | tee log\n", []),
+        ("conda activate ml\nsrun python train.py\n", ["no environment"]),
+        ('eval "$(conda shell.bash hook)"\nconda activate ml\nsrun python train.py\n', []),
+        ("source ~/miniconda3/etc/profile.d/conda.sh\nconda activate ml\nsrun python train.py\n", []),
+        ("source activate ml\nsrun python train.py\n", []),
+        ("cat <<EOF > other.sh\n#SBATCH --mem=1G\npython train.py &\nEOF\nsrun python train.py\n", []),
+        ("#SBATCH --array=0-7\nMASTER_PORT=29500 python train.py\n", ["one port for all"]),
+        ("#SBATCH --array=0-7\nexport WANDB_RUN_ID=abc\npython train.py\n", ["one run for all"]),
+        ("#SBATCH --array=0-7\nexport WANDB_RUN_ID=abc-$SLURM_ARRAY_TASK_ID\npython train.py\n", []),
+        ("CUDA_VISIBLE_DEVICES=0 python train.py\n", ["a GPU by its number"]),
+        (
+            "#SBATCH --nodes=2\nsrun accelerate launch --machine_rank $SLURM_PROCID train.py\n",
+            ["one rank for all"],
+        ),
+        (
+            "#SBATCH --nodes=2\nexport NODE_RANK=$SLURM_NODEID\nsrun accelerate launch train.py\n",
+            ["one rank for all"],
+        ),
+        (
+            "#SBATCH --nodes=2\nsrun bash -c 'accelerate launch --machine_rank $SLURM_PROCID train.py'\n",
+            [],
+        ),
+        ("srun accelerate launch --machine_rank $SLURM_PROCID train.py\n", []),
+        ("#SBATCH --container-image=nvcr.io#nvidia/pytorch\nsrun python train.py\n", ["cut off"]),
+        ("#SBATCH --container-image=nvcr.io\\#nvidia/pytorch # ours\nsrun python train.py\n", []),
+    ],
+)
+def test_what_loses_a_program_or_its_numbers_is_told(script: str, wrong: list[str], tmp_path: Path) -> None:
+    found = names(tmp_path, _HEAD + script)
+    assert [name for name in found if name != "one output for all"] == wrong
+
+
+def test_several_programs_that_share_out_the_gpus_of_a_job_are_right(tmp_path: Path) -> None:
+    head = _HEAD.replace("gpu:1", "gpu:4")
+    body = (
+        "for i in 0 1 2 3; do\n  CUDA_VISIBLE_DEVICES=$i python train.py --seed $i > $i.log 2>&1 &\ndone\nwait\n"
+    )
+    assert names(tmp_path, head + body) == []
+
+
+def test_a_program_of_unknown_ways_may_well_use_several_gpus(tmp_path: Path) -> None:
+    (tmp_path / "a.sbatch").write_text(_HEAD.replace("gpu:1", "gpu:4") + "python serve.py\n")
+    assert [check.verdict for check in check_script(tmp_path / "a.sbatch")] == [Verdict.WARN]

@@ -124,7 +124,7 @@ def test_what_can_be_had(given: dict[str, Any]) -> None:
         ({"name": "a\x1b[31mb"}, "without line breaks"),
         ({"name": " "}, "--job-name is empty"),
         ({"output": "o" * 2000}, "has 2,000 characters"),
-        ({"others": {"foo": "1"}}, "sbatch has no option --foo"),
+        ({"others": {"ntask": "1"}}, "sbatch has no option --ntask"),
         ({"others": {"comment": "a\tb"}}, "without line breaks"),
         ({"others": {"ntasks": "8"}}, "has a line of its own for --ntasks"),
         ({"others": {"gres": "gpu:1"}}, "has a line of its own for --gres"),
