@@ -33,6 +33,7 @@ from pipeline.slurm.request import DeviceNeeds, Kind
 from pipeline.sweeps.agents.strategies import plan_agents, split_words
 from pipeline.sweeps.reading.command import check_program, overrides_of
 from pipeline.sweeps.reading.file import read_sweep
+from pipeline.sweeps.reading.script import check_script
 from pipeline.sweeps.recorded import choose_sweep
 from pipeline.sweeps.searching.searches import most_trials
 
@@ -171,6 +172,7 @@ def _sweep_name(words: Sequence[str]) -> str:
     strategy, overrides = split_words([*given["strategy"].split(), *(given["words"] or [])])
     asked = read_sweep(given["file"], name=given["name"], overrides=overrides)
     check_program(asked)
+    check_script(asked)
     check_settings(asked)
     if strategy:
         plan_agents(strategy, most_trials(asked))

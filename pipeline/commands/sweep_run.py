@@ -26,6 +26,7 @@ from pipeline.sweeps.agents.turn import ready, too_large
 from pipeline.sweeps.folder import SweepFolder
 from pipeline.sweeps.reading.command import check_program
 from pipeline.sweeps.reading.file import read_sweep
+from pipeline.sweeps.reading.script import check_script, script_notes
 from pipeline.sweeps.recorded import RecordedSweep, choose_sweep
 from pipeline.sweeps.report.live import told_on
 from pipeline.sweeps.searching.search import Search
@@ -43,12 +44,12 @@ def run(request: SweepRequest, console: Console) -> int:
     Raises:
         PipelineError: The request is wrong. Nothing was started.
     """
-    decided = decide(request, console, check_program, _check_settings)
+    decided = decide(request, console, check_program, check_script, _check_settings)
     if decided is None:
         return 0
     sweep = decided.sweep
     pool, search = decided.where.pool(sweep), make_search(sweep)
-    for note in (*sweep.notes, check_fits(sweep, pool)):
+    for note in (*sweep.notes, *script_notes(sweep), check_fits(sweep, pool)):
         if note:
             say(console, note)
     if request.dry_run:

@@ -1,0 +1,159 @@
+"""What the script of a trial does with W&B, by its text alone: whether it searches itself, or takes no parameters.
+
+Only the script is read, and not what it imports; what stands under a condition counts as not done.
+"""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from pipeline.config.bounds import LARGEST_FILE
+from pipeline.errors import ConfigError
+from pipeline.foreign import read_plain
+from pipeline.sweeps.spec import Sweep
+
+_SEARCH = ("sweep", "agent")
+_SWEEP_ID = "WANDB_SWEEP_ID"
+_GIVES = "${args"
+"""How all macros begin that have the parameters of a trial."""
+
+
+@dataclass
+class Script:
+    """What a script says of W&B.
+
+    Attributes:
+        searches: Where it begins a sweep or an agent of W&B whatever it is told: name of the call -> line.
+        function: What it has that agent call; "" where it is not said.
+        asks: Line at which it asks whether it is in a sweep; 0 for nowhere.
+        reads: Whether it reads the settings of a run of W&B.
+    """
+
+    searches: dict[str, int] = field(default_factory=dict)
+    function: str = ""
+    asks: int = 0
+    reads: bool = False
+
+
+def check_script(sweep: Sweep) -> None:
+    """Refuse a script that begins a sweep of its own in every trial.
+
+    Raises:
+        ConfigError: Says what it is to do instead.
+    """
+    path = _path(sweep)
+    script = read_script(sweep.folder / path) if path else Script()
+    for name, line in script.searches.items():
+        instead = f"call {script.function}()" if script.function else "do what one trial does"
+        raise ConfigError(
+            f"{path}, line {line}: it calls wandb.{name}, so each trial would begin a search of its own at W&B. "
+            f"What that searches belongs in the sweep file, and the script is to {instead} instead: wandb.config "
+            "has the parameters of the trial"
+        )
+
+
+def script_notes(sweep: Sweep) -> Iterator[str]:
+    """What is no mistake and yet may leave a script without its parameters, a line each."""
+    path = _path(sweep)
+    script = read_script(sweep.folder / path) if path else Script()
+    if script.asks and _SWEEP_ID not in sweep.options.environment:
+        yield (
+            f"{path}, line {script.asks}: it asks for the id of a sweep at W&B, and a trial here has none. Where "
+            "it takes parameters only if there is one, the sweep file needs pipeline: {environment: "
+            f"{{WANDB_SWEEP_ID: {sweep.name}, WANDB_MODE: offline}}}}"
+        )
+    if path and not script.reads and not any(_GIVES in word for word in sweep.command):
+        yield (
+            f"`command` has no ${{args}} or the like, and {path} does not read wandb.config: unless something "
+            "that it imports does, all trials are the same"
+        )
+
+
+def _path(sweep: Sweep) -> str:
+    """The script, as it is given; "" where there is none in Python."""
+    return next((word for word in (sweep.program, *sweep.command) if word.endswith(".py")), "")
+
+
+def read_script(path: Path) -> Script:
+    """What a script says; nothing where it cannot be read, or is no Python of this version."""
+    try:
+        tree = ast.parse(read_plain(path, LARGEST_FILE, follow=True))
+    except (OSError, ValueError, SyntaxError, RecursionError, MemoryError):
+        return Script()
+    return _Reader(tree).script
+
+
+class _Reader:
+    """Reads one script."""
+
+    def __init__(self, tree: ast.Module) -> None:
+        self.script = Script()
+        self._calls: dict[str, str] = {}
+        """Names by which the script calls what W&B has: ``wandb.sweep`` -> ``sweep``."""
+        self._functions = {node.name: node for node in tree.body if isinstance(node, ast.FunctionDef)}
+        self._known: set[str] = set()
+        self._settings = {"wandb.config"}
+        for node in ast.walk(tree):
+            self._look(node)
+        self.script.reads = self.script.reads or any(
+            ast.unparse(node) in self._settings for node in ast.walk(tree) if isinstance(node, ast.Attribute)
+        )
+        self._follow(tree.body)
+        if any(name in _SEARCH for name in self._called(tree)):
+            self.script.asks = 0  # the id is that of its own sweep
+
+    def _called(self, tree: ast.AST) -> Iterator[str]:
+        for node in ast.walk(tree):
+            if isinstance(node, ast.Call):
+                yield self._calls.get(ast.unparse(node.func), "")
+
+    def _look(self, node: ast.AST) -> None:
+        match node:
+            case ast.Import(names=names):
+                for each in names:
+                    if each.name == "wandb":
+                        named = each.asname or each.name
+                        self._calls |= {f"{named}.{name}": name for name in (*_SEARCH, "init")}
+                        self._settings |= {f"{named}.config", f"{named}.run.config"}
+            case ast.ImportFrom(module="wandb", names=names):
+                self._calls |= {each.asname or each.name: each.name for each in names}
+                self.script.reads = self.script.reads or any(each.name == "config" for each in names)
+            case (
+                ast.Assign(targets=[ast.Name(id=run)], value=ast.Call(func=called))
+                | ast.withitem(context_expr=ast.Call(func=called), optional_vars=ast.Name(id=run))
+            ):
+                if ast.unparse(called).endswith(".init"):
+                    self._settings.add(f"{run}.config")
+            case ast.Attribute(attr="sweep_id") | ast.Constant(value="WANDB_SWEEP_ID"):
+                self.script.asks = self.script.asks or node.lineno
+
+    def _follow(self, body: list[ast.stmt]) -> None:
+        """Take what is done in any case."""
+        for statement in body:
+            match statement:
+                case ast.FunctionDef() | ast.AsyncFunctionDef() | ast.ClassDef():
+                    continue
+                case ast.If(test=test, body=inside):
+                    if "__name__" in ast.unparse(test):
+                        self._follow(inside)
+                case ast.With(body=inside) | ast.Try(body=inside) | ast.For(body=inside):
+                    self._follow(inside)
+                case _:
+                    for node in ast.walk(statement):
+                        if isinstance(node, ast.Call):
+                            self._call(node)
+
+    def _call(self, node: ast.Call) -> None:
+        name = ast.unparse(node.func)
+        called = self._calls.get(name, "")
+        if called in _SEARCH:
+            self.script.searches.setdefault(called, node.lineno)
+            given = [word.value for word in node.keywords if word.arg == "function"] or node.args[1:2]
+            if called == "agent" and given and isinstance(given[0], ast.Name):
+                self.script.function = given[0].id
+        elif name in self._functions and name not in self._known:
+            self._known.add(name)
+            self._follow(self._functions[name].body)
