@@ -26,6 +26,7 @@ from pipeline.learning.algos.base import REFERENCE, Algorithm
 from pipeline.learning.algos.best_of_n import BestOfN
 from pipeline.learning.algos.registry import load_algorithm
 from pipeline.learning.algos.value_guided import ValueAlgoConfig, ValueGuidedAlgorithms
+from pipeline.learning.datasets.from_files import FilesDataset
 from pipeline.learning.datasets.registry import load_dataset
 from pipeline.learning.models.source import reference_folder
 from pipeline.outputs.formats import ETA
@@ -35,6 +36,7 @@ from pipeline.outputs.reading import problem_in_words, read_metrics
 from pipeline.plan.job import Job
 from pipeline.runs.by_name import find_named, listed
 from pipeline.runs.loaded import LoadedRun
+from pipeline.runs.notes import prepared_rows
 from pipeline.runs.rows import METRICS_STAGE
 
 if TYPE_CHECKING:
@@ -141,10 +143,21 @@ class Trained:
                 dtype=config.system.dtype.name,
                 attention=config.system.attn_impl.name,
             ),
-            prompting=converted(vars(self.data), Prompting),
+            prompting=replace(converted(vars(self.data), Prompting), chat=self._reads_conversations),
             chain=self.job.chain,
             round=self.job.round,
         )
+
+    @property
+    def _reads_conversations(self) -> bool:
+        """Whether prompts of its run were conversations, made so by `chat` or conversations in the rows."""
+        prepared = prepared_rows(self.run.store, self.run.plan.jobs.values()).get(self.job.dataset)
+        if prepared is not None:
+            return prepared.conversational
+        dataset = load_dataset(self.data)
+        if isinstance(dataset, FilesDataset):  # its rows are gone
+            return bool(getattr(self.data, "chat", False))
+        return not isinstance(dataset.row(int(dataset.ids("train")[0])).prompt, str)
 
     @property
     def _method(self) -> tuple[ValueGuidedAlgorithms, ValueAlgoConfig]:

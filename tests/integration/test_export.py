@@ -37,6 +37,7 @@ from pipeline.plan.job import Job
 from pipeline.runs.loaded import LoadedRun, load
 from pipeline.runs.report.published import command_for_all
 from pipeline.terminal.console import Terminal
+from tests.doubles.families import tiny_model
 from tests.doubles.small_runs import calm_run, run_here, with_reference
 
 STRONG = 1e-3
@@ -162,6 +163,64 @@ def test_the_example_of_the_card_works_when_it_is_pasted(
     for example in examples:
         exec(example, {})
         assert capsys.readouterr().out.strip()
+
+
+CHATML = (
+    "{% for m in messages %}<|im_start|>{{ m['role'] }}\n{{ m['content'] }}<|im_end|>\n{% endfor %}"
+    "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
+)
+
+
+@pytest.fixture(scope="module")
+def of_conversations(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A policy whose rows are conversations, exported; nothing in the request says that they are."""
+    from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
+    from transformers import PreTrainedTokenizerFast
+
+    folder = tmp_path_factory.mktemp("conversations")
+    texts = Tokenizer(models.BPE())
+    texts.pre_tokenizer, texts.decoder = pre_tokenizers.ByteLevel(add_prefix_space=False), decoders.ByteLevel()
+    special = ["<|im_start|>", "<|im_end|>"]
+    alphabet = pre_tokenizers.ByteLevel.alphabet()
+    texts.train_from_iterator([], trainers.BpeTrainer(special_tokens=special, initial_alphabet=alphabet))
+    tokenizer = PreTrainedTokenizerFast(tokenizer_object=texts, eos_token="<|im_end|>", chat_template=CHATML)
+    tokenizer.save_pretrained(folder / "model")
+    tiny_model("llama").save_pretrained(folder / "model")
+    rows = [
+        {
+            "prompt": [{"role": "system", "content": "Add."}, {"role": "user", "content": f"{one} + 1"}],
+            "solution": str(one + 1),
+        }
+        for one in range(30)
+    ]
+    (folder / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    request = [
+        *("experiment.name=t", f"output_dir={folder / 'outputs'}", "algos=[SFT]", "rounds_of_training=1"),
+        *("model=hf", f"models.hf.path={folder / 'model'}", "dataset=jsonl", "datasets.jsonl.reward=length"),
+        f"datasets.jsonl.path={folder / 'rows.jsonl'}",
+        *("datasets.jsonl.test_size=5", "datasets.jsonl.validation_size=5", "generation.max_new_tokens=4"),
+        *("data_collection.prompts_per_round=10", "evaluation.num_prompts=5", "evaluation.bootstrap_samples=20"),
+        *("device=cpu", "system.use_parallel_execution=false"),
+    ]
+    done = CliRunner().invoke(app, ["run", *request])
+    assert done.exit_code == 0, done.output
+    export(folder / "outputs", "t", "SFT", folder / "policy")
+    return folder / "policy"
+
+
+def test_a_policy_of_conversations_is_used_by_its_template(
+    of_conversations: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert read_usage(of_conversations / "usage.json").prompting.chat
+    card = (of_conversations / "README.md").read_text()
+    assert "--apply_chat_template" in card
+    monkeypatch.chdir(of_conversations)
+    for example in re.findall(r"```python\n(.*?)```", card, re.DOTALL):
+        exec(example, {})
+    assert capsys.readouterr().out
+    model = pipeline.guided(of_conversations, device="cpu")
+    turns = [{"role": "user", "content": "1 + 1"}]
+    assert model.generate("1 + 1", greedy=True) == model.generate(turns, greedy=True)
 
 
 def test_a_card_tells_what_was_measured_and_how_to_repeat_it(outputs: Path, exported: Path) -> None:
