@@ -156,7 +156,7 @@ class Tally:
 
 @dataclass(frozen=True, kw_only=True)
 class PreparedRows:
-    """What is read of ``dataset.json``: rows of each split, their kind, and what was short of what was asked for."""
+    """What is read of ``dataset.json``: rows of each split, their kind, and what they are short of."""
 
     rows: dict[str, Count]
     conversational: bool = False
