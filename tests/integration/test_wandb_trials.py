@@ -21,10 +21,10 @@ with wandb.init(project="p", config=dict(lr=1.0, optimizer=dict(lr=5, momentum=0
     with open(os.environ["WANDB_DIR"] + "/seen.json", "w") as file:
         json.dump(dict(config), file)
 """
-ELSEWHERE = """
+OTHER = """
 import os, wandb
 del os.environ["WANDB_SWEEP_PARAM_PATH"]
-wandb.init(config={"lr": 1}).log({"loss": 0.0})
+wandb.init(config={"lr": 1}, dir=".").log({"loss": 0.0})  # as Lightning's logger does
 """
 LONG = """
 import os, time, wandb
@@ -71,7 +71,7 @@ def test_a_program_that_reads_wandb_config_alone_is_swept(sweeps: Sweeps) -> Non
 
 
 def test_a_trial_that_took_other_settings_has_failed_and_has_no_value(sweeps: Sweeps) -> None:  # noqa: F811
-    (sweeps.folder / "train.py").write_text(ELSEWHERE)
+    (sweeps.folder / "train.py").write_text(OTHER)
     sweeps.file("else", program="train.py", parameters={"lr": {"values": [1, 2]}})
     said = sweeps.run("run", "else.yaml", "--device", "cpu", "--agents", "2", code=1)
     assert "lr=1 where the sweep gave 2" in said

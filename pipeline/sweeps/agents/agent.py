@@ -270,9 +270,10 @@ class Agent:
         )
 
     def _tell_offline(self, one: Running) -> None:
-        if one.at_wandb.offline and not self._told_offline:
+        if (kept := one.at_wandb.kept) is not None and not self._told_offline:
             self._told_offline = True
-            files = self._folder.path / TRIALS / "*/wandb/offline-run-*"
+            trials = self._folder.path / TRIALS
+            files = (trials / "*/wandb" if kept.is_relative_to(trials) else kept) / "offline-run-*"
             self._told.say(
                 "W&B was not told of trials, as there is no login here or WANDB_MODE says so. To send what they "
                 f"have logged: wandb sync {shown_path(files)}"

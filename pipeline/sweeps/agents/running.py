@@ -7,6 +7,7 @@ import tempfile
 import time
 from collections.abc import Sequence
 from contextlib import suppress
+from pathlib import Path
 
 from pipeline.engine.devices.inventory import Device
 from pipeline.engine.journal import JournalReader
@@ -60,9 +61,13 @@ class Curve:
                 at_wandb.follow()
             self.refresh()
 
-    def at_wandb(self) -> WandbMetrics:
-        """What the attempt, which begins now, will tell W&B."""
-        return WandbMetrics(self._folder, self._attempt, self._metric, self._clock())
+    def at_wandb(self, start: Path = Path()) -> WandbMetrics:
+        """What the attempt, which begins now, will tell W&B.
+
+        Args:
+            start: The folder in which its program is started.
+        """
+        return WandbMetrics(self._folder, self._attempt, self._metric, self._clock(), start)
 
     def _clock(self) -> float:
         """Seconds since 1970, as its files have them: their disk may be that of a machine with another clock."""
@@ -99,7 +104,7 @@ class Program(Handle):
         """
         self.devices, self.curve = list(devices), curve
         self.asked: tuple[TrialState, str] | None = None
-        self.at_wandb = curve.at_wandb()
+        self.at_wandb = curve.at_wandb(Path(order.folder))
         super().__init__(order, tag)
 
     def ask(self, state: TrialState, reason: str) -> None:

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from pipeline.files import json_text
-from pipeline.sweeps.agents.wandb_run import WandbRun, run_files
+from pipeline.sweeps.agents.wandb_run import WandbRun, printed_folders, run_files, run_folders
 from pipeline.sweeps.folder import TrialFolder
 from pipeline.sweeps.space import fingerprint
 
@@ -25,7 +25,7 @@ class WandbMetrics:
         taken: Rows with the metric that were added to the trial's own file.
     """
 
-    def __init__(self, place: TrialFolder, attempt: int, metric: str, since: float) -> None:
+    def __init__(self, place: TrialFolder, attempt: int, metric: str, since: float, start: Path = Path()) -> None:
         """Prepare.
 
         Args:
@@ -33,7 +33,9 @@ class WandbMetrics:
             attempt: Which attempt.
             metric: Its name; "" where trials are not judged.
             since: When the attempt began, by the clock of its files; runs of earlier ones do not count.
+            start: The folder in which the program is started.
         """
+        self._start = start
         self.taken = 0
         self._place, self._attempt, self._metric, self._since = place, attempt, metric, since - _SLACK_S
         self._runs: dict[Path, WandbRun] = {}
@@ -41,7 +43,10 @@ class WandbMetrics:
 
     def follow(self) -> None:
         """Add the rows with the metric that are new."""
-        for path in run_files(self._place.path, self._since):
+        folders = run_folders(self._place.path)
+        with suppress(OSError):
+            folders += printed_folders(self._place.log(self._attempt), self._start) if not folders else []
+        for path in run_files(folders, self._since):
             run = self._runs.pop(path, None) or WandbRun(path)
             self._runs[path] = run  # the last one is the one that was written to last
             with suppress(OSError):  # a file that was removed, or a full disk: then it has logged nothing
@@ -57,9 +62,9 @@ class WandbMetrics:
                 self._add([last.summary])
 
     @property
-    def offline(self) -> bool:
-        """Whether there are runs that W&B was not told of."""
-        return any(path.parent.name.startswith("offline-") for path in self._runs)
+    def kept(self) -> Path | None:
+        """The folder of runs that W&B was not told of; None where there are none."""
+        return next((path.parents[1] for path in self._runs if path.parent.name.startswith("offline-")), None)
 
     def other_values(self, parameters: Mapping[str, Any]) -> list[str]:
         """What these runs say of parameters that is not what the trial was given, in words.

@@ -12,8 +12,10 @@ as of a program that was killed or still runs, is read up to there, and on from 
 from __future__ import annotations
 
 import math
+import os
+import re
 import struct
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -23,6 +25,9 @@ from pipeline.foreign import ForeignDataError, parse_json
 
 PART = 8 << 20
 """Bytes of a file that are read at a time."""
+PRINTED = 1 << 18
+_PRINTED = re.compile(rb"saved locally in (.+run-[0-9]{8}_[0-9]{6}-[^\s/]+)")
+_COLOURS = re.compile(rb"\x1b\[[0-9;]*m")
 _BLOCK, _HEADER = 1 << 15, 7
 _WHOLE, _FIRST, _MIDDLE, _LAST = 1, 2, 3, 4
 _HISTORY, _SUMMARY, _CONFIG, _RUN = 2, 3, 5, 17
@@ -32,22 +37,49 @@ _KEY, _NESTED, _JSON = 1, 2, 16
 _VARINT, _FIXED64, _BYTES, _FIXED32 = 0, 1, 2, 5
 
 
-def run_files(folder: Path, since: float = 0.0) -> list[Path]:
+def run_files(folders: Iterable[Path], since: float = 0.0) -> list[Path]:
     """The files of runs, in the order in which they were last written to.
 
     Args:
-        folder: What WANDB_DIR was for the program.
+        folders: Those of runs.
         since: Seconds since 1970; files that were last written before do not count.
     """
-    found = []
-    for path in folder.glob("wandb/*run-*/run-*.wandb"):
+    found = set()
+    for path in (path for folder in folders for path in folder.glob("run-*.wandb")):
         try:
             written = path.stat().st_mtime
         except OSError:
             continue
         if written >= since:
-            found.append((written, path))
+            found.add((written, path))
     return [path for _, path in sorted(found)]
+
+
+def run_folders(wandb_dir: Path) -> list[Path]:
+    """The folders of the runs of a program.
+
+    Args:
+        wandb_dir: What WANDB_DIR was for it.
+    """
+    return list(wandb_dir.glob("wandb/*run-*"))
+
+
+def printed_folders(log: Path, start: Path) -> list[Path]:
+    """The folders of runs that a program has printed, as wandb does when one begins; it may say where by ``dir``.
+
+    Args:
+        log: What it has printed; its first and last `PRINTED` bytes are looked at.
+        start: The folder in which it was started.
+
+    Raises:
+        OSError: The log cannot be read.
+    """
+    with open_plain(log) as file:
+        said = file.read(PRINTED)
+        file.seek(max(file.tell(), file.seek(0, 2) - PRINTED))
+        said += file.read(PRINTED)
+    found = _PRINTED.findall(_COLOURS.sub(b"", said))
+    return list(dict.fromkeys(start / os.fsdecode(path) for path in found))
 
 
 class WandbRun:

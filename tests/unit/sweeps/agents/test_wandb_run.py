@@ -14,7 +14,7 @@ from pipeline.engine.journal import JournalReader
 from pipeline.sweeps.agents import wandb_run
 from pipeline.sweeps.agents.running import Curve
 from pipeline.sweeps.agents.wandb_metrics import WandbMetrics
-from pipeline.sweeps.agents.wandb_run import WandbRun, run_files
+from pipeline.sweeps.agents.wandb_run import WandbRun, printed_folders, run_files, run_folders
 from pipeline.sweeps.folder import TrialFolder
 from pipeline.sweeps.logged import Logged
 
@@ -82,7 +82,7 @@ def test_rows_and_the_summary_by_dotted_names(tmp_path: Path) -> None:
         summary("gone", final=7),
         b"\x18\x01",
     )
-    assert run_files(tmp_path) == [path]
+    assert run_files(run_folders(tmp_path)) == [path]
     run = WandbRun(path)
     assert list(run.rows()) == [
         {"loss": 1.0, "val.acc": 0.5, "nan": None, "big": None},
@@ -179,6 +179,22 @@ def test_rows_are_taken_while_a_trial_runs_each_once_of_all_its_runs(tmp_path: P
     os.utime(second, (time.time() + 9,) * 2)
     curve.follow(at_wandb, to_its_end=True)
     assert curve.judged == [3.0, 2.0, 1.0, 0.5]
+
+
+def test_runs_elsewhere_are_those_that_the_program_has_printed(tmp_path: Path) -> None:
+    """As with `dir`, which Lightning's logger always gives."""
+    place, start = TrialFolder(tmp_path / "trial"), tmp_path / "my work"
+    place.path.mkdir()
+    run_file(start / "logs", history(loss=3.0))
+    run_file(start, history(loss=9.0))  # of another trial
+    place.log(1).write_text(
+        "begins\n\x1b[34mwandb\x1b[0m: Run data is saved locally in ./logs/wandb/offline-run-20260102_030405-abc\n"
+    )
+    (start / "logs/wandb/offline-run-1-abc").rename(start / "logs/wandb/offline-run-20260102_030405-abc")
+    assert printed_folders(place.log(1), start) == [start / "logs/wandb/offline-run-20260102_030405-abc"]
+    curve = Curve(place, 1, "loss")
+    curve.follow(WandbMetrics(place, 1, "loss", 0.0, start), to_its_end=True)
+    assert curve.judged == [3.0]
 
 
 @pytest.mark.parametrize(
