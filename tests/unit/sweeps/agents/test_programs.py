@@ -5,6 +5,7 @@ import sys
 import pytest
 
 from pipeline.sweeps.agents.programs import as_ranks, as_typed, is_of_outer
+from pipeline.sweeps.agents.rank_zero import rank_environment
 
 
 @pytest.mark.parametrize(
@@ -46,3 +47,11 @@ def test_runs_of_others_do_not_leak_into_trials() -> None:
     leaking = ["WANDB_RUN_ID", "WANDB_SERVICE", "WANDB_SWEEP_ID", "WANDB_SWEEP_PARAM_PATH", "PIPELINE_TRIAL"]
     assert all(is_of_outer(name) for name in leaking)
     assert not any(is_of_outer(name) for name in ("WANDB_API_KEY", "WANDB_MODE", "HF_HOME"))
+
+
+def test_the_first_rank_alone_is_a_run_and_all_have_the_parameters() -> None:
+    given = {"WANDB_RUN_ID": "r", "WANDB_SWEEP_ID": "s", "WANDB_SWEEP_PARAM_PATH": "p", "A": "b"}
+    for rank in ({}, {"RANK": "0"}):
+        assert rank_environment({**given, **rank}) == {**given, **rank}
+    other = {"WANDB_SWEEP_PARAM_PATH": "p", "A": "b", "RANK": "1", "WANDB_MODE": "disabled"}
+    assert rank_environment({**given, "RANK": "1"}) == other
