@@ -6,12 +6,15 @@ request was wrong and nothing started; 130 and 143 interrupted by SIGINT and SIG
 
 from __future__ import annotations
 
+import argparse
 import contextlib
 import os
 import sys
 from collections.abc import Iterator, Sequence
+from pathlib import Path
 
 import hydra
+from hydra._internal.utils import get_args_parser
 from hydra.core.hydra_config import HydraConfig
 from omegaconf import DictConfig
 
@@ -24,10 +27,12 @@ from pipeline.commands.run import run_experiment
 from pipeline.commands.start import INTERRUPTED
 from pipeline.config.arguments import check_flags, config_dir_of, settings_first, with_values
 from pipeline.config.explain import explain
+from pipeline.config.faults import all_faults
 from pipeline.config.install import conf_dir
-from pipeline.config.load import VERSION_BASE, register_schemas, typed
+from pipeline.config.load import VERSION_BASE, compose_typed, register_schemas, typed
+from pipeline.config.schema import Config
 from pipeline.config.words import as_meant
-from pipeline.errors import PipelineError
+from pipeline.errors import ConfigError, PipelineError
 from pipeline.terminal import streams
 from pipeline.terminal.console import make_console, say
 
@@ -56,7 +61,7 @@ def main(arguments: Sequence[str]) -> int:
         label, value, reason = _announce_run(arguments), None, ""
         try:
             given = HydraConfig.get().overrides.task
-            config = typed(composed)
+            config = _typed(composed, arguments, given)
             multirun.check_objective(config)
             code = run_experiment(
                 config, make_console(), label=label, given=given, command=_repeating(arguments, given)
@@ -82,18 +87,45 @@ def main(arguments: Sequence[str]) -> int:
     except multirun.RunFailed:
         pass
     except PipelineError as error:
-        codes.append(refuse(error))
+        codes.append(refuse(_all_faults(error, arguments) if isinstance(error, ConfigError) else error))
     except KeyboardInterrupt:
         return max([INTERRUPTED, *codes])
     except Exception as error:
         if not composing:
             raise
-        codes.append(refuse(explain(error)))
+        codes.append(refuse(_all_faults(error, arguments)))
     if multirun.failed_runs:
         say(make_console(), "")  # apart from the last run, as runs are from each other
     for failed in multirun.failed_runs:
         complain(str(failed))
     return max([*codes, *(failed.exit_code for failed in multirun.failed_runs)], default=0)
+
+
+def _typed(composed: DictConfig, arguments: Sequence[str], given: Sequence[str]) -> Config:
+    """The configuration of a run; all that is wrong with it is told at once."""
+    try:
+        return typed(composed)
+    except ConfigError as error:
+        raise _all_faults(error, arguments, given) from error
+
+
+def _all_faults(error: Exception, arguments: Sequence[str], given: Sequence[str] | None = None) -> ConfigError:
+    """What is wrong with a command line, all of it where that can be found out.
+
+    Args:
+        error: What was raised.
+        arguments: The command line.
+        given: The settings of one run of several; None takes those of the command line.
+    """
+    try:
+        asked = get_args_parser().parse_known_intermixed_args(list(arguments))[0]
+    except (SystemExit, argparse.ArgumentError):
+        return explain(error)
+    if asked.config_path or asked.config_name or (asked.multirun and given is None):
+        return explain(error)
+    words = list(asked.overrides if given is None else given)
+    own = [f"hydra.searchpath=[file://{Path(asked.config_dir).absolute()}]"] if asked.config_dir else []
+    return all_faults(error, words, lambda some: compose_typed([*some, *own]))
 
 
 def _repeating(arguments: Sequence[str], given: Sequence[str]) -> list[str]:

@@ -34,10 +34,10 @@ from pipeline.outputs.guidance import (
     read_usage,
 )
 from pipeline.outputs.reading import problem_in_words, read_pointer
-from pipeline.runs.index import choose_run
 from pipeline.runs.links import OUTPUT
 from pipeline.runs.loaded import LoadedRun, load
 from pipeline.runs.notebook import Run
+from pipeline.runs.older import run_of_chain
 from pipeline.runs.trained import Trained, find_trained
 
 if TYPE_CHECKING:
@@ -140,7 +140,7 @@ def _found(model: str | Path | LoadedRun, chain: str | None, number: int | None,
         whole = next((one for one in (folder, folder / "latest") if (one / "plan.json").exists()), None)
         run = load(RunFolder(whole.resolve())) if whole else None
     else:
-        run = _run_named(str(model), output_dir)
+        run = _run_named(str(model), chain, output_dir)
     if run is not None:
         return _of_run(find_trained(run, chain, number))
     if chain is not None or number is not None:
@@ -151,13 +151,13 @@ def _found(model: str | Path | LoadedRun, chain: str | None, number: int | None,
     return _of_run(made_by) if made_by is not None else _of_folder(folder.resolve())
 
 
-def _run_named(name: str, output_dir: Path) -> LoadedRun | None:
-    """The newest run of an experiment; None for what can only be a model on the hub."""
+def _run_named(name: str, chain: str | None, output_dir: Path) -> LoadedRun | None:
+    """The newest run of an experiment that trains a chain; None for what can only be a model on the hub."""
     if "/" in name and is_hub_id(name) and not (output_dir / name).exists():
         return None
     if "/" in name:
         raise ConfigError(f"{name}: there is no such folder, and it is no name of an experiment or id of the hub")
-    return load(choose_run(output_dir, name))
+    return run_of_chain(output_dir, name, chain)
 
 
 def _job_of(folder: Path) -> Trained | None:

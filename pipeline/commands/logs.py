@@ -35,7 +35,12 @@ def logs(
         PipelineError: There is no such run, job or attempt.
         KeyboardInterrupt: The user has seen enough.
     """
-    run = LoadedRun(choose_run(output_dir, name, stamp), glance=job is None)
+    if job is None:
+        run = LoadedRun(choose_run(output_dir, name, stamp), glance=True)
+    else:
+        from pipeline.runs.older import run_of_job  # reads methods, which no log of an engine needs
+
+        run = run_of_job(output_dir, name, job, stamp)
     with log_output(raw=raw) as out:
         if job is None:
             _log_of_engine(run, out, lines, follow=follow)

@@ -22,6 +22,7 @@ from pipeline.plan.widths import resolve_widths
 from pipeline.runs.by_name import find_job
 from pipeline.runs.index import choose_run, runs_before
 from pipeline.runs.loaded import LoadedRun, load_planned
+from pipeline.runs.older import run_of_job
 from pipeline.runs.report.why import explain_job, explain_request
 from pipeline.runs.sources import read_models, read_sources
 
@@ -53,7 +54,7 @@ def why(output_dir: Path, name: str, job: str, stamp: str | None, overrides: Seq
         store = Store(Path(config.execution.store).absolute()) if config.execution.store else run.store
         url = config.execution.shared_store
         return explain_request(run, plan, find_job(plan.jobs, job), store, look(url)[0] if url else ())
-    run = load_planned(choose_run(output_dir, name))
+    run = run_of_job(output_dir, name, job)
     job_id = find_job(run.plan.jobs, job)
     return explain_job(run, job_id, _earlier(output_dir, run, job_id, stamp), now)
 

@@ -1,4 +1,4 @@
-"""What neither types nor ranges express: fields that must fit each other. All faults are told at once.
+"""What neither types nor ranges express: fields that must fit each other. All such faults are told at once.
 
 Rules that join fields of one class of settings are its `problems`; here are those of the run and of what all have.
 """

@@ -191,6 +191,8 @@ def unknown_key(key: str, given: str = "") -> str:
     if key in known and table in GROUPS:
         group = GROUPS[table]
         return f"{key}: the run has no {group} '{name}'. Choose it with {group}={name}, or {group}=[{name},...]."
+    if key in known and "." not in key:
+        return _not_on_ours(key)
     of_table = {each.split(".")[1] for each in known if each.startswith(f"{table}.")}
     if table in _EXAMPLES and name and name not in of_table:
         what, example = _EXAMPLES[table]
@@ -237,6 +239,14 @@ def unknown_key(key: str, given: str = "") -> str:
     where = f" Known in {section}" if here else " Known"
     listed = here or sorted({name.split(".")[0] for name in known})
     return f"unknown key '{key}'.{hint}{where}: {', '.join(listed)}."
+
+
+def _not_on_ours(key: str) -> str:
+    """What to say of a key that there is, where the configuration that was named does not have it."""
+    return (
+        f"the configuration of --config-name has no key '{key}', since it does not build on that of this program. "
+        "Let it begin with the lines `defaults:`, `  - config`, `  - _self_`; or leave --config-name out"
+    )
 
 
 def _which_have(key: str, known: Sequence[str]) -> str:
@@ -293,6 +303,13 @@ def _missing_file(error: MissingConfigException) -> str:
     group, _, name = (
         file.partition("/") if (conf_dir() / file.partition("/")[0]).is_dir() else file.rpartition("/")
     )
+    if not group:
+        if name == "config":
+            return "--config-path replaces all files that ship. For a folder of your own beside them: --config-dir"
+        return (
+            f"there is no configuration '{name}' (--config-name): neither in conf/ nor in the folder of "
+            f"--config-dir. For a file of conf/experiment/ write experiment={name}"
+        )
     found = error.options if error.options is not None else [each.stem for each in in_group.glob("*.yaml")]
     options = [option for option in found if not option.endswith("_schema")]
     said = unknown_name({"algos": "algorithm"}.get(group, group), name, options)

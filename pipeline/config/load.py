@@ -25,6 +25,7 @@ from omegaconf.errors import OmegaConfBaseException
 
 from pipeline.config.declared import declared, filled
 from pipeline.config.explain import COMPOSITION_ERRORS, explain, type_or_line
+from pipeline.config.faults import all_faults
 from pipeline.config.fields import MISSING
 from pipeline.config.fronts import point_of, settings_of, with_points
 from pipeline.config.held_out import UNSET, give_way, is_unset
@@ -36,7 +37,7 @@ from pipeline.config.sweeps import bound_sweeps
 from pipeline.config.tables import TABLES, all_shipped, settings_class
 from pipeline.config.values import brief, value_problems
 from pipeline.config.words import as_meant, class_paths
-from pipeline.errors import ConfigError
+from pipeline.errors import ConfigError, PipelineError
 
 VERSION_BASE = "1.3"
 _Shipped = tuple[tuple[str, type[Any]], ...]
@@ -168,15 +169,28 @@ def load_config(overrides: Sequence[str], config_dir: Path | None = None) -> Con
     Raises:
         ConfigError: Something the user wrote is wrong.
     """
-    outer, overrides = GlobalHydra.instance().hydra, as_meant(overrides)
+    words = as_meant(overrides)
     try:
-        register_schemas(overrides)
-        GlobalHydra.instance().clear()
-        folder = str(config_dir or conf_dir())
-        with initialize_config_dir(folder, version_base=VERSION_BASE):
-            composed = compose("config", overrides=list(overrides))
+        return compose_typed(words, config_dir)
     except Exception as error:
-        raise explain(error) from error
+        if not isinstance(error, (*COMPOSITION_ERRORS, PipelineError)):
+            raise explain(error) from error
+        raise all_faults(error, words, lambda some: compose_typed(some, config_dir)) from error
+
+
+def compose_typed(words: Sequence[str], config_dir: Path | None = None) -> Config:
+    """Compose a configuration of settings as Hydra reads them.
+
+    Raises:
+        ConfigError: What composing raises is told in words where it is no mistake of a setting.
+        Exception: What Hydra raises of a setting.
+    """
+    outer = GlobalHydra.instance().hydra
+    try:
+        register_schemas(words)
+        GlobalHydra.instance().clear()
+        with initialize_config_dir(str(config_dir or conf_dir()), version_base=VERSION_BASE):
+            composed = compose("config", overrides=list(words))
     finally:
         GlobalHydra.instance().hydra = outer  # of a program that uses Hydra itself
     return typed(composed)

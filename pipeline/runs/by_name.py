@@ -12,6 +12,10 @@ from pipeline.plan.job import ANY
 MAX_LISTED = 20
 
 
+class NoSuchName(ConfigError):  # noqa: N818 - it names what was found
+    """Nothing is called so, nor by a part of it."""
+
+
 def find_job(job_ids: Iterable[str], given: str) -> str:
     """The job that a user means: by its id, a part of it, or a pattern with ``*``; also by its chain.
 
@@ -50,12 +54,12 @@ def find_named(names: Iterable[str], given: str, what: str) -> str:
     if fitting:
         raise ConfigError(f"'{given}' fits {len(fitting)} {what}s; give more of it:\n" + listed(fitting))
     if near := _near(known, wanted):
-        raise ConfigError(f"no {what} fits '{given}'. Nearest:\n{listed(near)}")
+        raise NoSuchName(f"no {what} fits '{given}'. Nearest:\n{listed(near)}")
     if (part := _near_part(known, wanted)) and (fitting := _fitting(known, part)):
         fits = f"It fits {len(fitting)} {what}s" if len(fitting) > 1 else "That is"
-        raise ConfigError(f"no {what} fits '{given}'. Did you mean '{part}'? {fits}:\n{listed(fitting)}")
+        raise NoSuchName(f"no {what} fits '{given}'. Did you mean '{part}'? {fits}:\n{listed(fitting)}")
     there = f" There are:\n{listed(known)}" if known else ""
-    raise ConfigError(f"no {what} fits '{given}'.{there}")
+    raise NoSuchName(f"no {what} fits '{given}'.{there}")
 
 
 def _fitting(known: list[str], wanted: str) -> list[str]:

@@ -34,7 +34,7 @@ from pipeline.outputs.guidance import GUIDANCE, Drawing, GuidanceSettings, Promp
 from pipeline.outputs.manifest import REMOVED
 from pipeline.outputs.reading import problem_in_words, read_metrics
 from pipeline.plan.job import Job
-from pipeline.runs.by_name import find_named, listed
+from pipeline.runs.by_name import NoSuchName, find_named, listed
 from pipeline.runs.loaded import LoadedRun
 from pipeline.runs.notes import prepared_rows
 from pipeline.runs.rows import METRICS_STAGE
@@ -230,6 +230,20 @@ def find_trained(
     bring(found)
     _check_finished(found, jobs, also_gone=also_gone)
     return found
+
+
+def has_chain(run: LoadedRun, chain: str | None) -> bool:
+    """Whether a run trains what `find_trained` would look for, or several that fit."""
+    config = config_of(run)
+    chains = trained_chains(run, config)
+    if chain is None:
+        return any(not name.endswith(f"/{REFERENCE}") for name in chains)
+    try:
+        return not _untrained(config, chain, chains) and bool(find_named(chains, chain, "chain"))
+    except NoSuchName:
+        return False
+    except ConfigError:
+        return True
 
 
 def trained_chains(run: LoadedRun, config: Config) -> dict[str, dict[int, Job]]:

@@ -19,8 +19,8 @@ from pipeline.commands.typed import (
     examples,
     refuse_both,
 )
-from pipeline.engine.run_folder import find_run
 from pipeline.errors import PipelineError
+from pipeline.runs.index import choose_run, runs_of
 from pipeline.terminal.console import make_console, say
 
 Job = Annotated[str, typer.Argument(help="Id of a job, a part of it that no other has, or a pattern with '*'.")]
@@ -30,21 +30,24 @@ app = typer.Typer()
 
 
 @app.command(
-    help="Print the table of an experiment's newest run again.",
+    help="Print the table of an experiment's newest run again, or of another.",
     epilog=examples(
         "pipeline show first_run",
+        "pipeline show first_run --run 2026-11-27_09",
         "pipeline show first_run --output-dir /data/outputs",
     ),
 )
-def show(name: str, output_dir: OutputDir = Path("outputs")) -> None:
+def show(name: str, run: Stamp = None, output_dir: OutputDir = Path("outputs")) -> None:
     """Print results that are on disk."""
     from pipeline.commands.results_shown import print_results, say_where_it_stands
     from pipeline.runs.record import read_results
 
     with answering():
-        folder, console = find_run(output_dir, name), make_console()
+        folder, console = choose_run(output_dir, name, run), make_console()
         if not folder.results_json.is_file():
-            raise PipelineError(f"{folder.path} has no results yet")
+            others = [one.stamp for one in runs_of(output_dir, name) if one.results_json.is_file()]
+            older = f"; run {others[-1]} has: show {name} --run {others[-1]}" if others else ""
+            raise PipelineError(f"{folder.path} has no results yet{older}")
         print_results(console, read_results(folder.results_json), folder)
         say_where_it_stands(console, folder)
 

@@ -87,9 +87,9 @@ def _of_sbatch(word: str, left: list[str]) -> str:
     try:
         ((name, value),) = options_of([word])
     except Unreadable:
-        following = left.pop(0) if left else ""
+        following = [left.pop(0)] if left else []
         try:
-            ((name, value),) = options_of([word, following])
+            ((name, value),) = options_of([word, *following])
         except (Unreadable, ValueError) as problem:
             raise typer.BadParameter(str(problem)) from problem
     return f"{name}={value}" if value else name

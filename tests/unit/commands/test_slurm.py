@@ -317,7 +317,7 @@ def test_python_is_that_of_the_environment_which_the_job_sets_up(words: list[str
     [
         (["--gpu-per-node", "4"], "--gpus-per-node"),
         (["--of-a-plugin", "1"], "--of-a-plugin=VALUE"),
-        (["--srun", "mpi"], "--srun"),
+        (["--srun", "mpi", *RUN], "--srun"),
         (["--comment"], "lacks its value"),
     ],
 )

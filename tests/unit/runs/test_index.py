@@ -7,6 +7,7 @@ import pytest
 import pipeline
 from pipeline.errors import ConfigError
 from pipeline.runs.index import choose_run, experiments
+from pipeline.runs.older import run_of_job
 from tests.doubles.runs import WrittenRun, chain_plan
 
 
@@ -30,3 +31,12 @@ def test_another_folder_of_runs_is_given_by_a_flag_and_in_python_by_an_argument(
     for look in (lambda: pipeline.load_run("x", output_dir=tmp_path / "o"), lambda: experiments(tmp_path / "o")):
         with pytest.raises(ConfigError, match=r"give it: --output-dir DIR, in Python output_dir=DIR\.$"):
             look()
+
+
+def test_a_job_that_the_newest_run_has_not_is_that_of_the_last_which_has_it(tmp_path: Path) -> None:
+    for stamp, rounds in (("2026-01-02_10-00-00", 2), ("2026-01-03_10-00-00", 2), ("2026-01-04_10-00-00", 1)):
+        WrittenRun(tmp_path, chain_plan(rounds), stamp)
+    assert run_of_job(tmp_path, "x", "r2/train").stamp == "2026-01-03_10-00-00"
+    assert run_of_job(tmp_path, "x", "r1/train").stamp == "2026-01-04_10-00-00"
+    assert run_of_job(tmp_path, "x", "r2/train", "2026-01-04").stamp == "2026-01-04_10-00-00"
+    assert run_of_job(tmp_path, "x", "nothing").stamp == "2026-01-04_10-00-00"
