@@ -20,7 +20,6 @@ from pipeline.commands.typed import (
     refuse_both,
 )
 from pipeline.errors import PipelineError
-from pipeline.runs.index import choose_run, runs_of
 from pipeline.terminal.console import make_console, say
 
 Job = Annotated[str, typer.Argument(help="Id of a job, a part of it that no other has, or a pattern with '*'.")]
@@ -40,6 +39,7 @@ app = typer.Typer()
 def show(name: str, run: Stamp = None, output_dir: OutputDir = Path("outputs")) -> None:
     """Print results that are on disk."""
     from pipeline.commands.results_shown import print_results, say_where_it_stands
+    from pipeline.runs.index import choose_run, runs_of
     from pipeline.runs.record import read_results
 
     with answering():
