@@ -4,6 +4,7 @@ What they see in `wandb.config`, and what the sweep has heard of them, is what W
 """
 
 import json
+import os
 from pathlib import Path
 from typing import Any
 
@@ -39,7 +40,7 @@ for step in range(1000):
 
 @pytest.fixture(autouse=True)
 def _without_login(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in ("WANDB_API_KEY", "WANDB_MODE", "WANDB_BASE_URL", "NETRC", "WANDB_CONFIG_DIR"):
+    for name in ("NETRC", *(name for name in os.environ if name.startswith("WANDB_"))):
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setenv("HOME", str(tmp_path / "home"))
 
