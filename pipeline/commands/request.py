@@ -37,7 +37,7 @@ from pipeline.plan.model_size import weights_of
 from pipeline.plan.models import check_models
 from pipeline.plan.pairs import check_pairs
 from pipeline.plan.pending import missing_jobs
-from pipeline.plan.precision import slow_precision
+from pipeline.plan.precision import nucleus_beside_logprobs, slow_precision
 from pipeline.plan.quantized import check_quantization, named_by_bits
 from pipeline.plan.size import check_size, extent_of
 from pipeline.plan.source_code import import_warnings
@@ -191,7 +191,13 @@ def prepare(config: Config, given: Sequence[str] = (), on_large: Callable[[str],
         widths=widths,
     )
     fewer = fewer_than_usual(config, given)
-    notes = (warning, said_of_attention(plain), slow_precision(config, gpu), fewer)
+    notes = (
+        warning,
+        said_of_attention(plain),
+        slow_precision(config, gpu),
+        nucleus_beside_logprobs(config),
+        fewer,
+    )
     said = [one for one in notes if one is not None]
     warnings = (*import_warnings(), *said, *idle)
     return Request(config=config, plan=plan, store=store, devices=devices, warnings=warnings, given=tuple(given))

@@ -11,9 +11,9 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 from msgspec import Meta
 
@@ -105,11 +105,15 @@ class Prompting:
         chat: It is the user's turn of a conversation, so that the model's chat template is applied.
         system_prompt: First message of the conversation.
         prompt_template: Text around it, with ``{prompt}`` in its place.
+        chat_template_kwargs: Arguments of the chat template.
+        date: That is told a template which asks the clock.
     """
 
     chat: bool = False
     system_prompt: str | None = None
     prompt_template: str | None = None
+    chat_template_kwargs: dict[str, Any] = field(default_factory=dict)
+    date: str | None = None
 
 
 @dataclass(frozen=True, kw_only=True)

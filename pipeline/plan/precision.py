@@ -1,4 +1,4 @@
-"""A precision that is slow on the devices of a run: one warning before it starts."""
+"""What a run draws or computes otherwise than may be meant: a warning each before it starts."""
 
 from __future__ import annotations
 
@@ -19,4 +19,21 @@ def slow_precision(config: Config, gpu: bool) -> str | None:
         f"system.dtype={system.dtype.name} is slower than float32 on a CPU with system.portable=true, which does "
         "without the instructions for it: use system.dtype=float32, or system.portable=false where the "
         "processor has them"
+    )
+
+
+def nucleus_beside_logprobs(config: Config) -> str | None:
+    """What to say of algorithms that weigh tokens by a whole distribution, where only its nucleus is drawn from.
+
+    The ratio of such probabilities is that of no policy that drew a text (trl#6789).
+    """
+    if config.generation.top_p >= 1:
+        return None
+    names = [name for name, algo in config.algos.items() if algo.enabled and algo.keeps_logprobs]
+    if not names:
+        return None
+    return (
+        f"generation.top_p={config.generation.top_p:g} with {', '.join(names)}: texts are drawn from the nucleus, and "
+        "log-probabilities are those of the whole distribution, so tokens outside of it are never seen to be bad. "
+        "Use generation.top_p=1 where that matters"
     )

@@ -191,7 +191,8 @@ def existing_sequences(
         JobError: A row has no pair.
         DataError: A text does not fit.
     """
-    from pipeline.learning.datasets.answers import encode_answers, template_arguments
+    from pipeline.learning.datasets.answers import encode_answers
+    from pipeline.learning.datasets.chat import template_arguments
     from pipeline.learning.rewards.preference import existing_pairs
     from pipeline.learning.training.sequences import Sequences
 

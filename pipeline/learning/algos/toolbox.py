@@ -18,6 +18,7 @@ from pipeline.learning.algos import sweep
 from pipeline.learning.algos.base import DATASET, PROMPTS, JobContext
 from pipeline.learning.choices import HeadType
 from pipeline.learning.datasets.base import Dataset, Row, plain_text
+from pipeline.learning.datasets.chat import template_arguments
 from pipeline.learning.datasets.registry import load_dataset
 from pipeline.learning.datasets.tokenized import TokenizedPrompts
 from pipeline.learning.evaluation.metrics import (
@@ -131,7 +132,9 @@ def encode(ctx: JobContext, policy: TextPolicy, rows: Sequence[Row]) -> list[lis
     """Token ids of the prompts of rows: those of the preparation, where there was one."""
     prepared = ctx.optional_input(PROMPTS)
     if prepared is None:
-        return policy.fitted(policy.encode([row.prompt for row in rows]))
+        return policy.fitted(
+            policy.encode([row.prompt for row in rows], [template_arguments(row.columns) for row in rows])
+        )
     prompts = TokenizedPrompts(prepared)
     return policy.fitted([prompts[row.id] for row in rows])
 

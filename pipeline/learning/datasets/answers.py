@@ -9,7 +9,6 @@ Shapes: T tokens of prompt and answer.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -18,6 +17,7 @@ from jinja2 import TemplateError
 
 from pipeline.errors import DataError
 from pipeline.learning.datasets.base import Message, Text
+from pipeline.learning.datasets.chat import rendered
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -42,19 +42,13 @@ class Answered:
     whole: bool
 
 
-def template_arguments(columns: Mapping[str, Any]) -> dict[str, Any]:
-    """What a row gives its chat template besides turns: TRL's columns ``tools`` and ``chat_template_kwargs``."""
-    tools, further = (_read(columns.get(name)) for name in ("tools", "chat_template_kwargs"))
-    return {"tools": tools, **(further or {})}
-
-
 def template_ends(tokenizer: PreTrainedTokenizerBase) -> tuple[int, ...]:
     """The token that a chat template writes behind an answer; none where it or the template is missing."""
     if tokenizer.chat_template is None:
         return ()
     turns = [{"role": "user", "content": "?"}, {"role": "assistant", "content": _MARK}]
     try:
-        text = str(tokenizer.apply_chat_template(turns, tokenize=False))
+        text = rendered(tokenizer, turns)
     except TemplateError:  # it takes no such conversation
         return ()
     behind = tokenizer(text.rpartition(_MARK)[2], add_special_tokens=False)["input_ids"]
@@ -75,7 +69,7 @@ def encode_answers(
         prompt: Text, or turns.
         answers: Text where the prompt is text, else turns. Text gets the tokenizer's end where it has none.
         ends: Tokens that end an answer, besides those of the tokenizer and of its template.
-        arguments: Of the chat template; see `template_arguments`.
+        arguments: Of the chat template; see `chat.template_arguments`.
 
     Returns:
         One for each answer. All are supervised from where the first of them parts from the prompt.
@@ -190,11 +184,7 @@ class _Turns:
         return begin, max(begin, len(text) - shared(text[::-1], other[::-1]))
 
     def _written(self, turns: list[dict[str, Any]], *, due: bool = False) -> str:
-        return str(
-            self._tokenizer.apply_chat_template(
-                turns, tokenize=False, add_generation_prompt=due, **self._arguments
-            )
-        )
+        return rendered(self._tokenizer, turns, self._arguments, due=due)
 
 
 def _end_at(
@@ -228,7 +218,3 @@ def _supervised(ids: list[int], spans: list[tuple[int, int]], whole: bool) -> An
     for begin, end in spans:
         mask[begin:end] = [True] * (end - begin)
     return Answered(ids[:stop], mask, whole)
-
-
-def _read(given: Any) -> Any:
-    return json.loads(given) if isinstance(given, str) and given.strip() else given or None

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import string
 from collections.abc import Iterable, Mapping, Sequence
+from datetime import date
 from typing import TYPE_CHECKING, Any
 
 from pipeline.errors import ConfigError, DataError, unknown_name
 from pipeline.learning.datasets.base import Message, Row, Text
+from pipeline.learning.datasets.chat import ARGUMENTS, CLOCK, template_arguments
 from pipeline.learning.datasets.shapes import to_columns
 
 if TYPE_CHECKING:
@@ -56,6 +58,23 @@ def check_template(template: str | None) -> None:
     """
     if template is not None:
         template_fields(template)
+
+
+def check_conversations(config: FilesConfig) -> None:
+    """Refuse arguments that no chat template can be given, and a date that is none.
+
+    Raises:
+        ConfigError: They are such.
+    """
+    try:
+        template_arguments({ARGUMENTS: config.chat_template_kwargs})
+    except DataError as error:
+        raise ConfigError(str(error)) from error
+    if config.date is not None:
+        try:
+            date.fromisoformat(config.date)
+        except ValueError as error:
+            raise ConfigError(f"date={config.date!r}: must be a day as 2026-11-27, or null") from error
 
 
 def renamed(data: Mapping[str, Any], columns: Mapping[str, str], place: str) -> dict[str, Any]:
@@ -139,7 +158,7 @@ def make_row(
     return Row(
         row_id,
         prompt,
-        _further(columns, config.further_columns, place),
+        {**_further(columns, config.further_columns, place), **_template_columns(columns, prompt, config, place)},
         completion=texts["completion"],
         chosen=texts["chosen"],
         rejected=texts["rejected"],
@@ -226,6 +245,27 @@ def _with_system(system: str, prompt: Text, place: str) -> Text:
     if prompt[0]["role"] == "system":
         prompt = prompt[1:]
     return [{"role": "system", "content": system}, *prompt]
+
+
+def _template_columns(columns: Mapping[str, Any], prompt: Text, config: FilesConfig, place: str) -> dict[str, Any]:
+    """The columns that give a chat template its arguments, those of the settings among them."""
+    set_for_all = {**config.chat_template_kwargs, **({} if config.date is None else {CLOCK: config.date})}
+    if isinstance(prompt, str):
+        if config.chat_template_kwargs or columns.get(ARGUMENTS):
+            whose = ARGUMENTS if config.chat_template_kwargs else f"the column {ARGUMENTS}"
+            raise DataError(
+                f"{place}: {whose} is for a chat template, and the prompt is text; set chat=true, "
+                f"or leave {ARGUMENTS} out."
+            )
+        return {}
+    own = {name: columns[name] for name in ("tools", ARGUMENTS) if columns.get(name)}
+    try:
+        arguments = template_arguments(own)
+    except DataError as error:
+        raise DataError(f"{place}: {error}.") from error
+    arguments.pop("tools", None)
+    found = {"tools": own["tools"]} if "tools" in own else {}
+    return found | ({ARGUMENTS: {**set_for_all, **arguments}} if set_for_all or arguments else {})
 
 
 def _further(columns: Mapping[str, Any], kept: Sequence[str] | None, place: str) -> dict[str, Any]:

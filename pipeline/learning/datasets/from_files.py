@@ -16,7 +16,7 @@ from pipeline.config.bases import DatasetConfig
 from pipeline.config.fields import BY_CONTENT, file_or_folder, hint, model_text, number
 from pipeline.errors import ConfigError, DataError
 from pipeline.learning.datasets.base import Dataset, Row
-from pipeline.learning.datasets.columns import check_template, make_row, renamed
+from pipeline.learning.datasets.columns import check_conversations, check_template, make_row, renamed
 from pipeline.learning.datasets.files import TABLES, Location, locate
 from pipeline.learning.datasets.readers import Record
 
@@ -56,6 +56,10 @@ class FilesConfig(DatasetConfig):
     """Make a prompt of text the user's turn of a conversation, so that the model's chat template is applied."""
     system_prompt: str | None = model_text(None)
     """First message of every conversation; null has none. Line breaks as in `prompt_template`."""
+    chat_template_kwargs: dict[str, Any] = field(default_factory=dict)
+    """Arguments of the model's chat template, as {enable_thinking: false}; a column of that name goes before."""
+    date: str | None = None
+    """Today's date, as 2026-11-27, for chat templates that ask for it; null tells them 2024-07-26 on any day."""
     limit: int | None = number(None, at_least=1, at_most=1_000_000_000, hint=", or null to read all")
     """Rows read of each split at most; null reads all."""
 
@@ -86,6 +90,7 @@ class FilesDataset(Dataset):
             what = "a file, folder or hub id" if self.hub else "a file or folder"
             raise ConfigError(f"dataset '{config.kind}': path is missing; give {what}")
         check_template(config.prompt_template)
+        check_conversations(config)
 
     def locations(self) -> dict[str, Location]:
         """Where the rows are, by the name of the setting: ``path``, and the others where they are set.

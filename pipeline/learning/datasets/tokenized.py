@@ -19,6 +19,7 @@ from numpy.typing import NDArray
 from pipeline.errors import DataError
 from pipeline.files import write_whole
 from pipeline.learning.datasets.base import SPLITS, Dataset, Text, plain_text
+from pipeline.learning.datasets.chat import CLOCK, DATE, asks_clock, prompt_text, template_arguments
 from pipeline.learning.datasets.prepared import write_parquet
 from pipeline.outputs.formats import TOKENIZED
 
@@ -34,27 +35,89 @@ _MOST_LISTED = 60
 """Tokens of a vocabulary that a sentence names."""
 
 
-def encode_prompts(tokenizer: PreTrainedTokenizerBase, prompts: Sequence[Text]) -> list[list[int]]:
+def encode_prompts(
+    tokenizer: PreTrainedTokenizerBase,
+    prompts: Sequence[Text],
+    arguments: Sequence[Mapping[str, Any]] | None = None,
+) -> list[list[int]]:
     """Token ids of prompts.
 
-    Text gets whatever the tokenizer puts before a text. A conversation goes through the model's chat template up
-    to where the assistant begins, or on from what the assistant has begun.
+    Text gets whatever the tokenizer puts before a text, unless it begins with that already, and nothing that it
+    puts behind one: a prompt ends in no end. A conversation goes through the model's chat template up to where the
+    assistant begins, or on from what the assistant has begun.
+
+    Args:
+        tokenizer: Of the model.
+        prompts: Texts, or conversations.
+        arguments: Of each one's chat template (`chat.template_arguments`).
 
     Raises:
-        DataError: A prompt is a conversation and the tokenizer has no chat template.
+        DataError: A prompt is a conversation and the tokenizer has no chat template, or that refuses it.
     """
     if not prompts:
         return []
     if all(isinstance(prompt, str) for prompt in prompts):
-        return [list(ids) for ids in tokenizer(list(prompts))["input_ids"]]
+        before, behind = _added(tokenizer)
+        encoded = tokenizer(list(prompts))["input_ids"]
+        return [
+            _once(tokenizer, str(prompt), list(ids), before, behind)
+            for prompt, ids in zip(prompts, encoded, strict=True)
+        ]
     if tokenizer.chat_template is None:
         raise DataError(
             f"the prompts are conversations, but the tokenizer of {tokenizer.name_or_path or 'the model'} has no "
             "chat template. Use an instruct model, or prompts of text (chat=false)."
         )
     # A template writes special tokens itself.
-    texts = [_templated(tokenizer, prompt) for prompt in prompts]
+    given = arguments if arguments is not None else [{}] * len(prompts)
+    texts = [
+        prompt_text(tokenizer, [{"role": "user", "content": prompt}] if isinstance(prompt, str) else prompt, each)
+        for prompt, each in zip(prompts, given, strict=True)
+    ]
     return [list(ids) for ids in tokenizer(texts, add_special_tokens=False)["input_ids"]]
+
+
+def _added(tokenizer: PreTrainedTokenizerBase) -> tuple[list[int], list[int]]:
+    """Tokens that a tokenizer puts before a text, and behind it."""
+    given = tokenizer("a", return_special_tokens_mask=True)
+    ids, mask = list(given["input_ids"]), list(given["special_tokens_mask"])
+    if 0 not in mask:
+        return [], []
+    return ids[: mask.index(0)], ids[len(mask) - mask[::-1].index(0) :]
+
+
+def _once(
+    tokenizer: PreTrainedTokenizerBase, prompt: str, ids: list[int], before: list[int], behind: list[int]
+) -> list[int]:
+    """A prompt without what is put behind it, nor an end that its text has there, nor a second begin."""
+    if behind and ids[-len(behind) :] == behind:
+        ids = ids[: -len(behind)]
+    begin, end = tokenizer.bos_token, tokenizer.eos_token
+    if end and prompt.rstrip().endswith(end):
+        while len(ids) > len(before) + 1 and ids[-1] == tokenizer.eos_token_id:
+            ids = ids[:-1]
+    if begin and prompt.lstrip().startswith(begin):
+        while before and ids[len(before) : 2 * len(before)] == before:
+            ids = ids[len(before) :]
+    return ids
+
+
+def written_already(tokenizer: PreTrainedTokenizerBase, prompts: Iterable[Text]) -> str:
+    """What to say of prompts whose text has the tokenizer's begin or end itself; "" where none has."""
+    begin, end = tokenizer.bos_token, tokenizer.eos_token
+    begun = ended = 0
+    for prompt in prompts:
+        if isinstance(prompt, str):
+            begun += bool(begin) and prompt.startswith(str(begin)) and bool(_added(tokenizer)[0])
+            ended += bool(end) and prompt.endswith(str(end))
+        else:
+            begun += bool(begin) and any(str(turn["content"]).startswith(str(begin)) for turn in prompt)
+    said = []
+    if begun:
+        said.append(f"{begun:,} prompts begin with {begin} themselves, which is read once where they are text")
+    if ended:
+        said.append(f"{ended:,} prompts end with {end}, which is left out as an answer is to follow")
+    return "; ".join(said)
 
 
 def unknown_pieces(tokenizer: PreTrainedTokenizerBase, encoded: Iterable[Sequence[int]]) -> str:
@@ -101,13 +164,27 @@ def tokenized(
     out.mkdir(parents=True, exist_ok=True)
     ids = np.concatenate([dataset.ids(split) for split in splits]).astype(np.int64)
     batches = list(_batches(dataset, tokenizer, ids))
+    already = written_already(tokenizer, (dataset.row(row_id).prompt for row_id in ids[:_BATCH].tolist()))
     write_parquet(out / ROWS, pa.Table.from_batches(batches, SCHEMA))
     lengths = [len(prompt) for batch in batches for prompt in batch.column(1)]
-    note = unknown_pieces(tokenizer, (prompt.as_py() for batch in batches for prompt in batch.column(1)))
+    unknown = unknown_pieces(tokenizer, (prompt.as_py() for batch in batches for prompt in batch.column(1)))
+    dated = _told_of_clock(tokenizer, dataset, ids)
+    note = "; ".join(said for said in (unknown, already and f"of the first prompts {already}", dated) if said)
     about: dict[str, Any] = {"rows": len(ids), "longest": max(lengths, default=0), "tokens": sum(lengths)}
     about |= {"note": note} if note else {}
     write_whole(out / TOKENIZED, json.dumps(about, indent=1) + "\n")
     return about
+
+
+def _told_of_clock(tokenizer: PreTrainedTokenizerBase, dataset: Dataset, ids: NDArray[np.int64]) -> str:
+    """What to say where a template asks the clock and no date was set for it; "" elsewhere."""
+    row = dataset.row(int(ids[0])) if len(ids) and asks_clock(tokenizer) else None
+    if row is None or isinstance(row.prompt, str) or CLOCK in template_arguments(row.columns):
+        return ""
+    return (
+        f"the chat template asks for today's date, and is told {DATE} on any day; set another by "
+        "datasets.NAME.date=YYYY-MM-DD"
+    )
 
 
 class TokenizedPrompts(Mapping[int, list[int]]):
@@ -151,28 +228,24 @@ def _batches(
 ) -> Iterator[pa.RecordBatch]:
     places: list[int] = []
     prompts: list[Text] = []
+    arguments: list[dict[str, Any]] = []
     size = 0
     for row_id in ids.tolist():
-        prompt = dataset.row(row_id).prompt
+        row = dataset.row(row_id)
+        prompt = row.prompt
+        arguments.append({} if isinstance(prompt, str) else template_arguments(row.columns))
         places.append(row_id)
         prompts.append(prompt)
         size += len(plain_text(prompt))
         if len(places) == _BATCH or size > _BATCH_SIZE:
-            yield _encoded(tokenizer, places, prompts)
-            places, prompts, size = [], [], 0
-    yield _encoded(tokenizer, places, prompts)
+            yield _encoded(tokenizer, places, prompts, arguments)
+            places, prompts, arguments, size = [], [], [], 0
+    yield _encoded(tokenizer, places, prompts, arguments)
 
 
-def _encoded(tokenizer: PreTrainedTokenizerBase, ids: list[int], prompts: list[Text]) -> pa.RecordBatch:
-    arrays = [pa.array(ids, pa.int64()), pa.array(encode_prompts(tokenizer, prompts), SCHEMA.field(1).type)]
+def _encoded(
+    tokenizer: PreTrainedTokenizerBase, ids: list[int], prompts: list[Text], arguments: list[dict[str, Any]]
+) -> pa.RecordBatch:
+    encoded = encode_prompts(tokenizer, prompts, arguments)
+    arrays = [pa.array(ids, pa.int64()), pa.array(encoded, SCHEMA.field(1).type)]
     return pa.RecordBatch.from_arrays(arrays, schema=SCHEMA)
-
-
-def _templated(tokenizer: PreTrainedTokenizerBase, prompt: Text) -> str:
-    turns = [{"role": "user", "content": prompt}] if isinstance(prompt, str) else [dict(turn) for turn in prompt]
-    begun = turns[-1]["role"] == "assistant"
-    return str(
-        tokenizer.apply_chat_template(
-            turns, tokenize=False, add_generation_prompt=not begun, continue_final_message=begun
-        )
-    )

@@ -22,6 +22,7 @@ from pipeline.config.schema import GenerationConfig, LongPrompts
 from pipeline.errors import ConfigError, unknown_name
 from pipeline.learning.choices import Others
 from pipeline.learning.datasets.base import Dataset, Row
+from pipeline.learning.datasets.chat import template_arguments
 from pipeline.learning.datasets.columns import make_row
 from pipeline.learning.datasets.from_files import FilesConfig
 from pipeline.learning.datasets.tokenized import unknown_pieces
@@ -199,7 +200,8 @@ class Guided:
         several = _several(prompts)
         asked = _Asked(several, self.prompting)
         policy = self._policy(asked, options)
-        encoded = policy.encode([asked.row(place).prompt for place in range(len(several))])
+        rows = [asked.row(place) for place in range(len(several))]
+        encoded = policy.encode([row.prompt for row in rows], [template_arguments(row.columns) for row in rows])
         if not self._warned and (note := unknown_pieces(self.tokenizer, encoded)):
             self._warned = True
             log.warning("%s", note)
@@ -309,6 +311,8 @@ class _Asked(Dataset):
             kind="asked",
             chat=made.chat,
             system_prompt=made.system_prompt,
+            chat_template_kwargs=made.chat_template_kwargs,
+            date=made.date,
             prompt_template=made.prompt_template if isinstance(prompt, str | Mapping) else None,
         )
         columns = dict(prompt) if isinstance(prompt, Mapping) else {"prompt": prompt}

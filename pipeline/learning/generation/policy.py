@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -84,13 +85,15 @@ class TextPolicy:
         """Whether a value model tilts it."""
         return self._guidance is not None
 
-    def encode(self, prompts: Sequence[Text]) -> list[list[int]]:
+    def encode(
+        self, prompts: Sequence[Text], arguments: Sequence[Mapping[str, Any]] | None = None
+    ) -> list[list[int]]:
         """Token ids of prompts; see `encode_prompts`.
 
         Raises:
             DataError: One has none.
         """
-        found = encode_prompts(self._tokenizer, prompts)
+        found = encode_prompts(self._tokenizer, prompts, arguments)
         for prompt, ids in zip(prompts, found, strict=True):
             if not ids:
                 raise DataError(

@@ -33,6 +33,7 @@ from transformers.utils.quantization_config import QuantizationMethod
 
 from pipeline.config.schema import Attention, DType, SystemConfig
 from pipeline.errors import JobError
+from pipeline.learning.datasets.answers import template_ends
 from pipeline.learning.models import scratch
 from pipeline.learning.models.families import why_not_usable
 from pipeline.learning.models.quantization import quantization_options
@@ -299,11 +300,13 @@ def blocks_of(model: nn.Module) -> list[nn.Module]:
 def end_ids(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> tuple[int, ...]:
     """Tokens that end a completion: the tokenizer's end of text first, then those of the generation settings.
 
-    Chat models often have several; their tokenizer names one of them.
+    Chat models often have several; their tokenizer names one of them. Last is what the chat template writes behind
+    an answer: a base model with the template of ChatML may name another one in both.
     """
     named = getattr(model.generation_config, "eos_token_id", None)
     further = named if isinstance(named, list) else [named]
-    return tuple(dict.fromkeys(token for token in (tokenizer.eos_token_id, *further) if token is not None))
+    ends = (tokenizer.eos_token_id, *further, *template_ends(tokenizer))
+    return tuple(dict.fromkeys(token for token in ends if token is not None))
 
 
 def context_length(model: PreTrainedModel) -> int | None:

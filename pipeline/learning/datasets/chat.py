@@ -1,0 +1,147 @@
+"""Conversations as the text that a model reads: its chat template, with what a row gives it besides turns.
+
+A template may ask for today's date. It is told one date, so that equal runs have equal prompts on every day.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from datetime import datetime
+from itertools import pairwise
+from typing import TYPE_CHECKING, Any
+
+from pipeline.errors import DataError
+from pipeline.learning.datasets.base import Message
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
+
+DATE = "2024-07-26"
+"""Of templates that ask the clock where none is set: what those of Llama 3.1 write where there is no clock."""
+CLOCK = "strftime_now"
+"""What templates call to ask the clock; as an argument of a template, the date that it is told."""
+ARGUMENTS = "chat_template_kwargs"
+_OURS = {"tokenize", "add_generation_prompt", "continue_final_message", "return_dict", "return_tensors", "padding"}
+_OURS |= {"truncation", "max_length", "conversation", "tools", "return_assistant_tokens_mask", "tokenizer_kwargs"}
+
+
+def template_arguments(columns: Mapping[str, Any]) -> dict[str, Any]:
+    """What a row gives its chat template besides turns: TRL's columns ``tools`` and ``chat_template_kwargs``.
+
+    Columns of Parquet have null in each place that only other rows fill; these are left out, as TRL does.
+
+    Raises:
+        DataError: They are not a list of tools and a table of arguments.
+    """
+    tools, further = (_filled(_read(columns.get(name), name)) for name in ("tools", ARGUMENTS))
+    if tools is not None and not (isinstance(tools, list) and all(isinstance(tool, dict) for tool in tools)):
+        raise DataError(f"`tools` must be a list of JSON schemas, found {str(tools)[:80]!r}")
+    if further is not None and not isinstance(further, dict):
+        raise DataError(f"`{ARGUMENTS}` must be a table such as {{enable_thinking: false}}, found {further!r}")
+    if ours := sorted(_OURS & set(further or {})):
+        raise DataError(f"`{ARGUMENTS}` has {ours[0]}, which is not an argument of templates; leave it out")
+    return {**({"tools": tools} if tools else {}), **(further or {})}
+
+
+def rendered(
+    tokenizer: PreTrainedTokenizerBase,
+    turns: Sequence[Message],
+    arguments: Mapping[str, Any] | None = None,
+    *,
+    due: bool = False,
+    goes_on: bool = False,
+) -> str:
+    """The text of a conversation by the model's chat template. All that renders one does it here.
+
+    Args:
+        tokenizer: Has the template.
+        turns: The conversation.
+        arguments: Of `template_arguments`, and under `CLOCK` the date that it is told.
+        due: Write also what an answer of the assistant begins with.
+        goes_on: Leave the last turn open, so that the model goes on with it.
+
+    Raises:
+        TemplateError: The template refuses these turns.
+    """
+    given = dict(arguments or {})
+    with _clock_at(str(given.pop(CLOCK, DATE))):
+        return str(
+            tokenizer.apply_chat_template(
+                [dict(turn) for turn in turns],
+                tokenize=False,
+                add_generation_prompt=due,
+                continue_final_message=goes_on,
+                **given,
+            )
+        )
+
+
+def prompt_text(
+    tokenizer: PreTrainedTokenizerBase, turns: Sequence[Message], arguments: Mapping[str, Any] | None = None
+) -> str:
+    """The text of a prompt: up to where an answer is due, or on from what the assistant has begun.
+
+    Raises:
+        DataError: The template refuses these turns.
+    """
+    from jinja2 import TemplateError  # planning has no use for it
+
+    begun = turns[-1]["role"] == "assistant"
+    try:
+        return rendered(tokenizer, turns, arguments, due=not begun, goes_on=begun)
+    except (TemplateError, TypeError, ValueError, KeyError, AttributeError, IndexError) as error:
+        raise DataError(refused(tokenizer, turns, error)) from error
+
+
+def refused(tokenizer: PreTrainedTokenizerBase, turns: Sequence[Message], error: Exception) -> str:
+    """What to say where a template cannot write a conversation, and what to do about it."""
+    roles = [str(turn.get("role")) for turn in turns]
+    advice = "Write the turns as that template takes them, or choose another model"
+    if "system" in roles:
+        advice = (
+            "Its template may take no system turn: put its text at the begin of the first user turn, or leave it "
+            "out; one that a setting adds goes by datasets.NAME.system_prompt=null"
+        )
+    elif any(one == other for one, other in pairwise(roles)):
+        advice = "Turns that follow each other with the same role must be merged into one"
+    said = " ".join(str(error).split())[:300] or type(error).__name__
+    whose = tokenizer.name_or_path or "the model"
+    return f"the chat template of {whose} refuses a conversation of {', '.join(roles[:8])}: {said}. {advice}"
+
+
+def asks_clock(tokenizer: PreTrainedTokenizerBase) -> bool:
+    """Whether a tokenizer's template asks for today's date."""
+    return CLOCK in str(tokenizer.chat_template or "")
+
+
+@contextmanager
+def _clock_at(date: str) -> Iterator[None]:
+    """Have transformers tell templates that it is midnight of a day, as it passes on no function of anybody's."""
+    from transformers.utils import chat_template_utils as templates
+
+    class Fixed(datetime):
+        @classmethod
+        def now(cls, tz: Any = None) -> Any:
+            return datetime.fromisoformat(date).replace(tzinfo=tz)
+
+    before, templates.datetime = templates.datetime, Fixed  # type: ignore[attr-defined]
+    try:
+        yield
+    finally:
+        templates.datetime = before  # type: ignore[attr-defined]
+
+
+def _read(given: Any, name: str) -> Any:
+    try:
+        return json.loads(given) if isinstance(given, str) and given.strip() else given or None
+    except ValueError as error:
+        raise DataError(f"`{name}` is text and no JSON: {given[:80]!r}") from error
+
+
+def _filled(given: Any) -> Any:
+    """Plain data without nulls in its tables."""
+    if isinstance(given, Mapping):
+        return {name: _filled(value) for name, value in given.items() if value is not None}
+    return [_filled(value) for value in given] if isinstance(given, list | tuple) else given

@@ -1,0 +1,104 @@
+"""Conversations by a chat template: with the row's arguments, one date on every day, and readable refusals."""
+
+from datetime import datetime
+from typing import Any
+
+import pytest
+from tokenizers import Tokenizer, models, pre_tokenizers, processors
+from transformers import PreTrainedTokenizerFast
+
+from pipeline.errors import ConfigError, DataError
+from pipeline.learning.datasets.chat import prompt_text, rendered, template_arguments
+from pipeline.learning.datasets.columns import check_conversations, make_row
+from pipeline.learning.datasets.from_files import FilesConfig
+from pipeline.learning.datasets.tokenized import encode_prompts, written_already
+
+USER = [{"role": "user", "content": "u"}]
+TOOL = {"type": "function", "function": {"name": "add", "parameters": {"type": "object"}}}
+
+
+def tokenizer(template: str = "", *, single: str = "<s> $A") -> PreTrainedTokenizerFast:
+    """One token a word; <s> before a text, and what `single` says behind it."""
+    inner = Tokenizer(models.WordLevel({"<s>": 0, "</s>": 1, "a": 2, "b": 3, "?": 4}, unk_token="?"))
+    inner.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
+    inner.post_processor = processors.TemplateProcessing(single=single, special_tokens=[("<s>", 0), ("</s>", 1)])
+    made = PreTrainedTokenizerFast(tokenizer_object=inner, bos_token="<s>", eos_token="</s>", unk_token="?")
+    made.chat_template = template or None
+    return made
+
+
+@pytest.mark.parametrize("single", ["<s> $A", "<s> $A </s>", "$A </s>", "$A", "$A </s> </s>"])
+@pytest.mark.parametrize("text", ["a b", "<s> a b", "a b </s>", "<s> a b </s>", "<s> <s> a b"])
+def test_a_prompt_of_text_ends_in_no_end_and_begins_once(single: str, text: str) -> None:
+    ids = encode_prompts(tokenizer(single=single), [text])[0]
+    assert ids[-2:] == [2, 3]
+    if "<s>" in single:
+        assert ids == [0, 2, 3]
+
+
+def test_texts_that_have_a_begin_or_an_end_themselves_are_told() -> None:
+    one = tokenizer()
+    assert written_already(one, ["a", "b"]) == ""
+    assert "1 prompts begin with <s>" in written_already(one, ["<s>a", "b"])
+    assert "1 prompts end with </s>" in written_already(one, ["a</s>", "b"])
+
+
+def test_a_template_is_told_one_date_on_any_day() -> None:
+    dated = tokenizer("{{ strftime_now('%d %b %Y') }}|{{ messages[0].content }}")
+    assert rendered(dated, USER) == "26 Jul 2024|u"
+    assert rendered(dated, USER, {"strftime_now": "2026-11-27"}) == "27 Nov 2026|u"
+    # The clock of transformers is as it was.
+    assert dated.apply_chat_template(USER, tokenize=False).startswith(datetime.now().strftime("%d %b %Y"))
+
+
+def test_columns_and_settings_reach_the_template() -> None:
+    thinking = tokenizer("{{ tools | length if tools else 0 }}{{ enable_thinking }}{{ strftime_now('%Y') }}")
+    config = FilesConfig(kind="jsonl", chat_template_kwargs={"enable_thinking": True}, date="2020-02-03")
+    own = {"prompt": USER, "tools": [TOOL], "chat_template_kwargs": {"enable_thinking": False, "other": None}}
+    for columns, text in (({"prompt": USER}, "0True2020"), (own, "1False2020")):
+        row = make_row(0, columns, "here", config)
+        assert prompt_text(thinking, row.prompt, template_arguments(row.columns)) == text  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    "columns",
+    [
+        {"tools": "no json"},
+        {"tools": ["add"]},
+        {"chat_template_kwargs": [1]},
+        {"chat_template_kwargs": {"tokenize": True}},
+    ],
+    ids=str,
+)
+def test_arguments_that_no_template_can_be_given_are_refused_with_their_row(columns: dict[str, Any]) -> None:
+    with pytest.raises(DataError, match=r"line 3.*`(tools|chat_template_kwargs)`"):
+        make_row(0, {"prompt": USER, **columns}, "line 3", FilesConfig(kind="jsonl"))
+
+
+def test_arguments_for_a_text_are_refused() -> None:
+    for config, columns in (
+        (FilesConfig(kind="jsonl", chat_template_kwargs={"a": 1}), {"prompt": "a"}),
+        (FilesConfig(kind="jsonl"), {"prompt": "a", "chat_template_kwargs": {"a": 1}}),
+    ):
+        with pytest.raises(DataError, match="chat=true"):
+            make_row(0, columns, "line 3", config)
+
+
+@pytest.mark.parametrize("config", [{"date": "yesterday"}, {"chat_template_kwargs": {"padding": True}}], ids=str)
+def test_settings_that_cannot_be_are_refused(config: dict[str, Any]) -> None:
+    with pytest.raises(ConfigError):
+        check_conversations(FilesConfig(kind="jsonl", **config))
+
+
+@pytest.mark.parametrize(
+    ("template", "turns", "advice"),
+    [
+        ("{{ raise_exception('System role not supported') }}", ["system", "user"], "first user turn"),
+        ("{{ raise_exception('roles must alternate') }}", ["user", "user"], "merged into one"),
+        ("{{ messages[0].content.nothing.more }}", ["user"], "another model"),
+    ],
+    ids=["no system", "alternate", "broken"],
+)
+def test_what_a_template_refuses_is_told_with_a_way_out(template: str, turns: list[str], advice: str) -> None:
+    with pytest.raises(DataError, match=advice):
+        prompt_text(tokenizer(template), [{"role": role, "content": "x"} for role in turns])
