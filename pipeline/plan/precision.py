@@ -33,7 +33,7 @@ def nucleus_beside_logprobs(config: Config) -> str | None:
     if not names:
         return None
     return (
-        f"generation.top_p={config.generation.top_p:g} with {', '.join(names)}: texts are drawn from the nucleus, and "
+        f"generation.top_p={config.generation.top_p:g} with {', '.join(names)}: texts come from the nucleus, and "
         "log-probabilities are those of the whole distribution, so tokens outside of it are never seen to be bad. "
         "Use generation.top_p=1 where that matters"
     )

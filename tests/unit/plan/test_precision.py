@@ -2,7 +2,7 @@
 
 import pytest
 
-from pipeline.plan.precision import slow_precision
+from pipeline.plan.precision import nucleus_beside_logprobs, slow_precision
 from tests.doubles.composing import quick_config
 
 
@@ -21,3 +21,11 @@ def test_half_precision_with_portable_arithmetic_is_slow(overrides: list[str], g
     assert (said is not None) == warned
     if said:
         assert "use system.dtype=float32, or system.portable=false" in said
+
+
+@pytest.mark.parametrize(("algo", "told"), [("GRPO", True), ("DPO", False), ("PITA", False)])
+def test_a_nucleus_beside_log_probabilities_of_the_whole_is_told(algo: str, told: bool) -> None:
+    config = quick_config(["experiment.name=t", f"algos=[{algo}]", "generation.top_p=0.9"])
+    said = nucleus_beside_logprobs(config)
+    assert (said is not None and "top_p=0.9 with GRPO" in said) is told
+    assert nucleus_beside_logprobs(quick_config(["experiment.name=t", f"algos=[{algo}]"])) is None

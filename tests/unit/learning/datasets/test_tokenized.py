@@ -131,7 +131,7 @@ def test_long_prompts_are_encoded_few_at_a_time(
     monkeypatch.setattr("pipeline.learning.datasets.tokenized._BATCH_SIZE", 30)  # characters; a prompt has 4
     monkeypatch.setattr(
         "pipeline.learning.datasets.tokenized.encode_prompts",
-        lambda given, prompts: asked.append(len(prompts)) or encode_prompts(given, prompts),
+        lambda given, prompts, _: asked.append(len(prompts)) or encode_prompts(given, prompts),
     )
     tokenized(dataset, tokenizer, tmp_path / "parts", splits=["test"])
     assert asked == [8, 8, 8, 8, 8, 0]
