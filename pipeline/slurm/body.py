@@ -92,8 +92,13 @@ def traps(commands: str, signal: str) -> bool:
     return re.search(rf"\btrap\s.*\b(?:SIG)?{re.escape(signal)}\b", commands) is not None
 
 
-def faults_of_lines(lines: Sequence[str]) -> Iterator[Check]:
-    """What is wrong with single lines."""
+def faults_of_lines(lines: Sequence[str], *, several: bool) -> Iterator[Check]:
+    """What is wrong with single lines.
+
+    Args:
+        lines: Of the script.
+        several: Whether a step has several tasks, which then are the ranks that a WORLD_SIZE counts.
+    """
     continued = False
     for number, line in enumerate(lines, 1):
         bare = line.strip()
@@ -109,7 +114,11 @@ def faults_of_lines(lines: Sequence[str]) -> Iterator[Check]:
                 f"line {number} has something after its backslash, so the command ends there and the rest is lost",
                 "let the backslash be the very last character; put remarks on lines of their own",
             )
-        if (match := _EXPORT.match(line)) and match[1] in _SETS_RANKS:
+        if (
+            (match := _EXPORT.match(line))
+            and match[1] in _SETS_RANKS
+            and not (several and match[1] == "WORLD_SIZE")
+        ):
             yield failed(
                 "Slurm: ranks by hand",
                 f"line {number} sets {match[1]}: frameworks take it for a sign that the ranks exist already",
@@ -121,7 +130,7 @@ def faults_of_lines(lines: Sequence[str]) -> Iterator[Check]:
 # -- what only a look at all commands shows ---------------------------------------------------------------------
 
 _BEHIND = re.compile(r"(?<![&>|])&\s*(?:done|fi|\)|\})?\s*;?\s*$")
-_IDLE = re.compile(r"(?:done|fi|esac|\}|\)|else|echo\b.*|date\b.*|exit\b.*|:)?\s*;?")
+_IDLE = re.compile(r"(?:done|fi|esac|\}|\)|else|echo\b.*|date\b.*|exit\b.*|sleep \d{1,3}|:)?\s*;?")
 _PIPED = re.compile(
     r"(?:^|[\s;&(])(?:srun|python3?|torchrun|accelerate|deepspeed)\s[^\n;]*[^|]\|\s*tee\b", re.MULTILINE
 )

@@ -31,7 +31,16 @@ from pipeline.terminal.check import Check, Verdict, failed, warned
 
 _LARGEST = 4 << 20
 """Bytes of a script that sbatch takes, unless it was told otherwise."""
-_OWN = ("torchrun", "torch.distributed", "pipeline", "run_parallel.py", "accelerate", "deepspeed")
+_OWN = (
+    "vllm",
+    "sglang",
+    "torchrun",
+    "torch.distributed",
+    "pipeline",
+    "run_parallel.py",
+    "accelerate",
+    "deepspeed",
+)
 
 
 def check_script(
@@ -70,10 +79,11 @@ def check_text(text: str, starter: Starter | None = None, given: Mapping[str, st
     read = read_header(lines)
     read.options.update(given or {})
     job = _job(lines, read.options, starter)
-    faults = [*_whole(text), *_of_header(read), *faults_of_lines(lines), *_joined(lines, read)]
+    several = job.nodes * job.here > 1
+    faults = [*_whole(text), *_of_header(read), *faults_of_lines(lines, several=several), *_joined(lines, read)]
     faults += faults_of_amounts(read.options, job.nodes)
     faults += faults_of_commands(
-        lines, several=job.nodes * job.here > 1, array="array" in read.options, gpus=job.gpus or 0
+        lines, several=several or _nodes_later(lines, read), array="array" in read.options, gpus=job.gpus or 0
     )
     faults += faults_of_torchrun(commands_of(lines), job.nodes)
     faults += faults_of_ray(commands_of(lines), read.options, job.nodes)
@@ -81,6 +91,11 @@ def check_text(text: str, starter: Starter | None = None, given: Mapping[str, st
     if not faults:
         return of_job
     return [*faults, *(check for check in of_job if check.verdict is not Verdict.PASS)]
+
+
+def _nodes_later(lines: Sequence[str], read: Header) -> bool:
+    """Whether the number of nodes is left to the command line of sbatch, and the script counts them."""
+    return "nodes" not in read.options and "SLURM_NNODES" in commands_of(lines)
 
 
 def read_job(lines: Sequence[str], starter: Starter | None = None) -> SlurmJob:

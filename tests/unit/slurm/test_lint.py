@@ -256,6 +256,8 @@ _HEAD = "#!/bin/bash\n#SBATCH --time=1:00:00\n#SBATCH --gres=gpu:1\n"
         ("nohup python train.py &\necho started\nexit 0\n", ["nobody waits"]),
         ("for i in 1 2; do\n  python train.py --seed $i &\ndone\n", ["nobody waits"]),
         ("for i in 1 2; do python train.py --seed $i & done\nwait\n", []),
+        ("nohup python train.py &\nsleep 10\n", ["nobody waits"]),
+        ('srun bash -c "run --node_rank $SLURM_PROCID --nnodes $SLURM_NNODES"\n', ["one rank for all"]),
         ("nvidia-smi -l 60 > gpus.log &\npython train.py\n", []),
         ("python a.py && python b.py\n", []),
         ("python train.py 2>&1 | tee log\n", ["exit code of tee"]),
