@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import Field, dataclass, fields, is_dataclass
+from dataclasses import Field, dataclass, fields, is_dataclass, replace
 from functools import cache
 from types import NoneType, UnionType
 from typing import Any, Union, get_args, get_origin, get_type_hints
@@ -118,6 +118,9 @@ def declared_of(key: str, class_path: str | None = None) -> Declared | None:
 
 def _declared(schema: Any, parts: Sequence[str]) -> Declared | None:
     for name in parts[:-1]:
+        entry = declared_in(schema, name)
+        if entry is not None and entry.shape is dict:  # an entry of a table of texts is one
+            return replace(entry, shape=str, optional=False) if entry.text and name == parts[-2] else None
         schema = get_type_hints(schema).get(name) if is_dataclass(schema) else None
     return declared_in(schema, parts[-1])
 
@@ -150,8 +153,9 @@ def _meant(word: str, of_key: Callable[[str], Declared | None]) -> str:
     if about.optional and (value == "None" or (value == "~" and about.text and PATH not in about.metadata)):
         return f"{found[1]}=null"
     read = _read(value)
-    if read is None and value != "null":
-        return word
+    if read is None and value != "null":  # braces of a template, say, or an apostrophe
+        is_text = about.shape is str and about.text and value[:1] not in tuple("'\"[")
+        return f"{found[1]}={_quoted(_said(value, about))}" if is_text else word
     if isinstance(read, (str, QuotedString, int, float, NoneType)):
         return f"{found[1]}={_one(value, about)}" if about.shape is str else word
     tabled = isinstance(read, dict)
@@ -177,8 +181,12 @@ def _one(given: str, about: Declared) -> str:
     if not isinstance(read, (str, QuotedString)):
         return _quoted(value)
     text = read.text if isinstance(read, QuotedString) else read
-    said = _ESCAPE.sub(lambda found: _MEANS[found[0]], text) if MODEL_TEXT in about.metadata else text
+    said = _said(text, about)
     return given if said == text else _quoted(said)
+
+
+def _said(text: str, about: Declared) -> str:
+    return _ESCAPE.sub(lambda found: _MEANS[found[0]], text) if MODEL_TEXT in about.metadata else text
 
 
 def _read(value: str) -> Any:

@@ -41,6 +41,7 @@ def test_texts_in_lists_and_tables_are_what_was_typed(typed: str) -> None:
         (r'"a, b\n\"c\" \\n \t{d}"', 'a, b\n"c" \\n \t{d}'),
         (r'"\nabla \times \theta \neq \boxed{}"', r"\nabla \times \theta \neq \boxed{}"),
         ('"a\nb"', "a\nb"),
+        (r"Q: {x}\nA (it's short):", "Q: {x}\nA (it's short):"),
     ],
 )
 def test_a_text_for_models_is_read_as_people_write_it(typed: str, meant: str | None) -> None:
@@ -59,6 +60,8 @@ def test_none_is_null_wherever_null_may_stand() -> None:
         ("experiment.name=1.1,1.10", "experiment.name='1.1','1.10'"),
         ("datasets.mine.system_prompt=None,short", "datasets.mine.system_prompt=null,short"),
         (r"datasets.jsonl.path=C:\new", r"datasets.jsonl.path=C:\new"),
+        ("datasets.jsonl.columns.prompt=1.10", "datasets.jsonl.columns.prompt='1.10'"),
+        ("+datasets.jsonl.columns.prompt=1e3", "+datasets.jsonl.columns.prompt='1e3'"),
         ("experiment.seeds=[0,1]", "experiment.seeds=[0,1]"),
         ("evaluation.etas=[0.50]", "evaluation.etas=[0.50]"),
         ("algos.GRPO.options={name: 1.10}", "algos.GRPO.options={name: 1.10}"),
