@@ -192,7 +192,8 @@ def _extract_prompt(columns: dict[str, Any], place: str) -> None:
     if isinstance(one, str) and shared and one[shared - 1] == " ":
         shared -= 1  # a space belongs to the word that follows it
     if not shared:
-        raise DataError(f"{place}: no prompt: 'chosen' and 'rejected' share no beginning that could be one.")
+        said = f"{place}: no prompt: 'chosen' and 'rejected' share no beginning that could be one."
+        raise MissingColumns(said, ["prompt"], [name for name in columns if name not in ANSWERS])
     columns["prompt"] = one[:shared]
     columns.update(chosen=one[shared:], rejected=other[shared:])
 

@@ -254,6 +254,8 @@ def _csv(path: Path) -> Iterator[Record]:
         advice = (
             " Write it in UTF-8, as by: iconv -f WINDOWS-1252 -t UTF-8 FILE > NEW.csv"
             if isinstance(error, UnicodeDecodeError)
+            else " Its lines end as on old Macs: tr '\\r' '\\n' < FILE > NEW.csv"
+            if "new-line" in str(error)
             else ""
         )
         raise DataError(

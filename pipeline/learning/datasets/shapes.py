@@ -29,20 +29,37 @@ def to_columns(columns: Mapping[str, Any], place: str) -> dict[str, Any]:
         DataError: A speaker is unknown.
     """
     found = {name: _turns(value, place) for name, value in columns.items()}
+    pair = [found.get(name) for name in ("chosen", "rejected")]
+    if isinstance(found.get("prompt"), str) and all(isinstance(answer, list) for answer in pair):
+        del found["prompt"]  # it is in both; as `trl.maybe_extract_prompt` has it
+    elif isinstance(found.get("conversations"), list) and "prompt" not in found and None not in pair:
+        found["prompt"] = _with_system(found.pop("conversations"), found)
     if any(found.get(name) is not None for name in _TEXTS):
         return found
     if isinstance(found.get("conversations"), list):
         found["messages"] = _with_system(found.pop("conversations"), found)
     elif isinstance(found.get("instruction"), str) and ("output" in found or "input" in found):
-        parts = (found.pop("instruction"), found.pop("input", None))
-        found["prompt"] = "\n".join(part for part in parts if isinstance(part, str) and part.strip())
-        if "output" in found and "completion" not in found:
-            found["completion"] = found.pop("output")
+        _from_instruction(found)
     return found
+
+
+def _from_instruction(columns: dict[str, Any]) -> None:
+    """Make a prompt and a completion of a row of Alpaca; a conversation where it has a system prompt."""
+    parts = (columns.pop("instruction"), columns.pop("input", None))
+    columns["prompt"] = "\n".join(part for part in parts if isinstance(part, str) and part.strip())
+    if "output" in columns and "completion" not in columns:
+        columns["completion"] = columns.pop("output")
+    turns = _with_system([{"role": "user", "content": columns["prompt"]}], columns)
+    if len(turns) > 1:
+        columns["prompt"] = turns
+        if isinstance(answer := columns.get("completion"), str):
+            columns["completion"] = [{"role": "assistant", "content": answer}]
 
 
 def _turns(value: Any, place: str) -> Any:
     """Turns with role and content of those with ``from`` and ``value``; anything else as it is."""
+    if isinstance(value, Mapping) and value.keys() == {"from", "value"}:
+        value = [value]
     is_list = isinstance(value, list) and value and all(isinstance(turn, Mapping) for turn in value)
     if not is_list or not all({"from", "value"} <= turn.keys() for turn in value):
         return value

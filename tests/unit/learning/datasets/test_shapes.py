@@ -28,6 +28,16 @@ _SYSTEM = {"role": "system", "content": "Be kind."}
         ),
         ({"instruction": "Add.", "input": "1 2", "output": "3"}, {"prompt": "Add.\n1 2", "completion": "3"}),
         ({"instruction": "Add.", "input": "", "output": "3"}, {"prompt": "Add.", "completion": "3"}),
+        (
+            {"instruction": "a?", "output": "b", "system": "Be kind."},
+            {"prompt": [_SYSTEM, _TURNS[0]], "completion": _TURNS[1:]},
+        ),
+        (
+            {"conversations": [_ASK], "chosen": _ANSWER, "rejected": _ANSWER},
+            {"prompt": _TURNS[:1], "chosen": _TURNS[1:], "rejected": _TURNS[1:]},
+        ),
+        ({"prompt": "a?", "chosen": _TURNS, "rejected": _TURNS}, {"chosen": _TURNS, "rejected": _TURNS}),
+        ({"prompt": "a?", "chosen": "b", "rejected": "c"}, {"prompt": "a?", "chosen": "b", "rejected": "c"}),
         ({"prompt": "a", "output": "b"}, {"prompt": "a", "output": "b"}),
         ({"prompt": "a", "instruction": "b", "output": "c"}, {"prompt": "a", "instruction": "b", "output": "c"}),
     ],
