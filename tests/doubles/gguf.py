@@ -26,7 +26,7 @@ def write_gguf(path: Path, tokens: list[str] = TOKENS, template: str | None = TE
     writer.add_tokenizer_model("gpt2")
     writer.add_token_list(tokens)
     writer.add_token_types([3, 3, 3, *[1] * (len(tokens) - 3)])
-    writer.add_token_merges(["a b"])
+    writer.add_token_merges(["a b"] * 2)  # a list of one is read as a string by transformers before 5.18
     writer.add_bos_token_id(1)
     writer.add_eos_token_id(2)
     writer.add_pad_token_id(2)

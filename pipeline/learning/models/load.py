@@ -35,7 +35,7 @@ from pipeline.config.schema import Attention, DType, SystemConfig
 from pipeline.errors import JobError
 from pipeline.learning.datasets.answers import template_ends
 from pipeline.learning.models import scratch
-from pipeline.learning.models.families import why_not_usable
+from pipeline.learning.models.families import WITHOUT_SDPA, why_not_usable
 from pipeline.learning.models.quantization import quantization_options
 from pipeline.learning.models.split import note_split, split_options
 from pipeline.learning.models.value import ValueModel
@@ -361,7 +361,8 @@ def _attention(kind: Any, config: PreTrainedConfig, asked: Attention) -> Attenti
     used = asked
     if used is Attention.flash_attention_2 and not model._supports_flash_attn:
         used = Attention.sdpa
-    if used is Attention.sdpa and not model._supports_sdpa:
+    # Of kinds without it, earlier transformers 5 says that it has it, and leaves out what caps their scores.
+    if used is Attention.sdpa and (not model._supports_sdpa or config.model_type in WITHOUT_SDPA):
         used = Attention.eager
     if used is not asked:
         log.warning("transformers has %s without %s attention; using %s", config.model_type, asked.name, used.name)

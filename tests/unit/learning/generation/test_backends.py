@@ -4,12 +4,14 @@ import math
 import sys
 import threading
 from collections.abc import Iterator
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
+from packaging.version import Version
 from scipy.stats import chisquare
 from transformers import PreTrainedModel
 
@@ -32,6 +34,7 @@ from pipeline.learning.models.families import PAGED, why_not_paged
 from pipeline.learning.models.flops import metered
 from pipeline.learning.models.load import frozen, load_policy
 from pipeline.learning.models.tiny import make_tokenizer
+from pipeline.plan.text_backends import OLDEST_TRANSFORMERS
 from tests.doubles import vllm_stand_in
 from tests.doubles.adapters import write_rounds
 from tests.doubles.families import FAMILIES, tiny_model
@@ -40,6 +43,10 @@ from tests.unit.learning.generation.conftest import language_model, opinionated
 DATASET = load_dataset(AdditionConfig(kind="addition"))
 PROMPTS = [[1, 2, 3, 4][: 1 + row % 4] for row in range(10)]
 STEPS = 4
+paged_alone = pytest.mark.skipif(
+    Version(version("transformers")) < Version(OLDEST_TRANSFORMERS),
+    reason=f"generation.backend=transformers is refused before transformers {OLDEST_TRANSFORMERS}",
+)
 ENDS = 9
 RARE = 1e-3
 """A chance below which draws do not come from a distribution; seeds are fixed, so a test passes always or not."""
@@ -83,6 +90,7 @@ def chance(model: PreTrainedModel, prompt: list[int], tokens: list[int], top_p: 
 
 
 @pytest.mark.parametrize(("temperature", "top_p"), [(1.0, 1.0), (1.3, 0.7)])
+@paged_alone
 def test_continuous_batching_gives_our_tokens_and_divergences(temperature: float, top_p: float) -> None:
     model = ending(language_model("gpt2"))
     told: list[tuple[int, int]] = []
@@ -109,6 +117,7 @@ def test_continuous_batching_gives_our_tokens_and_divergences(temperature: float
     assert found[TextBackend.transformers, "flops"] == found[TextBackend.own, "flops"]
 
 
+@paged_alone
 def test_samples_are_queued_in_parts_and_a_caller_may_stop(monkeypatch: pytest.MonkeyPatch) -> None:
     model = language_model("gpt2")
     expected = drawn(policy(model, TextBackend.own))
@@ -126,6 +135,7 @@ def test_samples_are_queued_in_parts_and_a_caller_may_stop(monkeypatch: pytest.M
 
 
 @pytest.mark.parametrize("greedy", [True, False])
+@paged_alone
 def test_a_broken_model_is_told_of(greedy: bool) -> None:
     model = language_model("gpt2")
     model.get_output_embeddings().register_forward_hook(lambda _, __, found: found.fill_(math.nan))
@@ -140,6 +150,7 @@ def test_draws_of_one_step_are_those_of_all() -> None:
     assert (uniforms_at(keys, steps) == uniforms(keys, 8)[np.arange(5), steps]).all()
 
 
+@paged_alone
 def test_continuous_batching_draws_from_the_distribution_of_the_model() -> None:
     model = language_model("gpt2")
     keys = sample_keys(1, "test", np.arange(1), 400)
@@ -150,6 +161,7 @@ def test_continuous_batching_draws_from_the_distribution_of_the_model() -> None:
 
 
 @pytest.mark.parametrize("kind", [GreedyPolicy, BestOfNPolicy])
+@paged_alone
 def test_policies_that_decode_in_another_way_use_it_too(
     kind: type[TextPolicy], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -170,6 +182,7 @@ def test_what_is_guided_is_decoded_by_us() -> None:
 
 
 @pytest.mark.parametrize("family", ["gemma3_text", "gpt_oss", "qwen3_moe"])
+@paged_alone
 def test_a_family_is_decoded_rightly(family: str) -> None:
     check_family(family)
 
@@ -209,6 +222,7 @@ def test_each_family_is_taken_or_told_why_not() -> None:
         policy(language_model("gptj"), TextBackend.transformers)
 
 
+@paged_alone
 def test_fewer_rows_are_tried_where_memory_runs_out(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     model = language_model("gpt2")
     expected, rows = drawn(policy(model, TextBackend.own)), []

@@ -1,8 +1,11 @@
 """Models whose layers are not all full attention are decoded as by reading the whole text for each token."""
 
+from importlib.metadata import version
+
 import pytest
 import torch
 import torch.nn.functional as F
+from packaging.version import Version
 from transformers import FalconConfig, GPT2Config, GPTNeoConfig, LlamaConfig, MistralConfig, PreTrainedConfig
 
 from benchmarks.families import TILT, differing, some_prompts, value_model
@@ -14,11 +17,14 @@ from pipeline.learning.generation.ways import Way, reading_of
 from pipeline.learning.models.families import WITHOUT_SDPA
 from tests.doubles.families import FAMILIES, VOCABULARY, tiny_model
 
+OLD = Version(version("transformers")) < Version("5.23")
+
 
 @pytest.mark.parametrize("family", ["gemma2", "gpt_neo", "deepseek_v3", "bloom", "mamba", "falcon_h1", "rwkv"])
 def test_a_family_is_decoded_rightly_plain_and_guided(family: str) -> None:
     model, prompts = tiny_model(family), some_prompts(12, 3)
-    assert model._supports_sdpa == (model.config.model_type not in WITHOUT_SDPA)
+    # gemma2 has it by name before transformers 5.23, without what caps its scores (`load._attention`).
+    assert model._supports_sdpa == (family not in WITHOUT_SDPA) or (family == "gemma2" and OLD)
     guides = [None, *(value_model(family, head) for head in HeadType)]
     with torch.inference_mode():
         assert [differing(model, guide, prompts, 3, 2) for guide in guides] == [[], [], []]
