@@ -34,6 +34,7 @@ from pipeline.learning.rewards.preference import PreferenceConfig, halved_pairs
 from pipeline.outputs.formats import TRAINING
 
 if TYPE_CHECKING:
+    from pipeline.learning.datasets.base import Dataset
     from pipeline.learning.generation.best_of_n import Picker
     from pipeline.learning.generation.policy import TextPolicy
 
@@ -167,7 +168,9 @@ class BestOfN(Algorithm):
         sizes = BatchSizes(ctx.hints, ctx.device, model)
         policy = best_of_n.BestOfNPolicy(model, tokenizer, ctx.config.generation, dataset, ctx.device, sizes=sizes)
         policy.count = algo.num_generations
-        policy.pick = _majority(ctx, policy) if algo.selection is Selection.majority else _reward_model(ctx)
+        policy.pick = (
+            _majority(ctx, policy, dataset) if algo.selection is Selection.majority else _reward_model(ctx)
+        )
         toolbox.evaluate(ctx, policy, dataset, ctx.out)
 
     def metrics(self, ctx: JobContext) -> None:
@@ -193,15 +196,15 @@ def _reward_model(ctx: JobContext) -> Picker:
     )
 
 
-def _majority(ctx: JobContext, policy: TextPolicy) -> Picker:
+def _majority(ctx: JobContext, policy: TextPolicy, dataset: Dataset) -> Picker:
     from pipeline.learning.generation.best_of_n import by_majority
     from pipeline.learning.rewards.registry import judge_of, known_rewards
 
-    dataset = ctx.config.dataset
-    judge = judge_of(known_rewards(dataset), dataset)
+    judge = judge_of(known_rewards(dataset.config), dataset.config)
     if judge is None or judge.traits.answer is None:
         raise JobError(
             f"no reward of this dataset says what an answer is, so there is no majority; "
             f"use algos.{ctx.algo}.selection=reward_model"
         )
-    return by_majority(lambda completion: judge.traits.vote(policy.text([completion])[0]))
+    some = dataset.row(int(dataset.ids("train")[0]))  # a template begins the answers to all rows alike
+    return by_majority(lambda completion: judge.traits.vote(policy.text([completion], [some])[0]))

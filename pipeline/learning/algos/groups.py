@@ -143,7 +143,7 @@ def draw_groups(ctx: JobContext, dataset: Dataset, policy: TextPolicy, size: int
         size,
         [prompt for prompt in encoded for _ in range(size)],
         decoded.tokens,
-        score(ctx, repeated, policy.text(decoded.tokens), decoded.tokens, batch_size),
+        score(ctx, repeated, policy.text(decoded.tokens, repeated), decoded.tokens, batch_size),
         sample_keys(ctx.seed, f"{name}/preference", ids, 1)[:, 0],
         ids,
     )

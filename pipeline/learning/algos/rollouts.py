@@ -152,7 +152,9 @@ class Rollouts:
         streams = (None if greedy_first else "first", "second")
         first, second = self.finish_each(reference, prefixes, streams)
         size = self._ctx.config.data_collection.reward_batch_size
-        scored = [score(self._ctx, self.rows, reference.text(side), side, size) for side in (first, second)]
+        scored = [
+            score(self._ctx, self.rows, reference.text(side, self.rows), side, size) for side in (first, second)
+        ]
         decided = decide(scored[0], scored[1], self.draws("preference"), rule)
         self.note_cost(_tally(scored[0], scored[1], decided))
         return Pairs(self, cuts, (first, second), decided)

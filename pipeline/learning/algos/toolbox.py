@@ -165,7 +165,7 @@ def score_completions(
     ctx: JobContext, policy: TextPolicy, rows: Sequence[Row], completions: Sequence[Sequence[int]], batch_size: int
 ) -> NDArray[np.float64]:
     """Rewards of completions, one row each; NaN where none applies or one failed."""
-    return score(ctx, rows, policy.text(completions), completions, batch_size).values
+    return score(ctx, rows, policy.text(completions, rows), completions, batch_size).values
 
 
 def score(
@@ -246,7 +246,7 @@ def evaluate(
     )
     answered(len(decoded.tokens))
     repeated = [row for row in rows for _ in range(samples)]
-    texts = policy.text(decoded.tokens)
+    texts = policy.text(decoded.tokens, repeated)
     scored = score(ctx, repeated, texts, decoded.tokens, ctx.config.evaluation.reward_batch_size)
     write_samples(folder / FILE, _samples(policy, repeated, decoded, texts, scored, samples))
     return Drawn(before.completions + len(decoded.tokens), before.tokens + sum(map(len, decoded.tokens)))

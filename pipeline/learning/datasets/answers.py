@@ -9,6 +9,7 @@ Shapes: T tokens of prompt and answer.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -24,6 +25,10 @@ if TYPE_CHECKING:
 
 _MARK = "\ue000\ue001"
 """Takes the place of a turn's content, to see where that is in the text: no text that people write has it."""
+_CLOSED = re.compile(r"</[^<>]+>\s*$")
+"""Ends in a closing tag."""
+_REFUSALS = (TemplateError, TypeError, ValueError, KeyError, AttributeError, IndexError)
+"""How templates fail at a conversation that they do not take."""
 
 
 @dataclass(frozen=True)
@@ -49,10 +54,30 @@ def template_ends(tokenizer: PreTrainedTokenizerBase) -> tuple[int, ...]:
     turns = [{"role": "user", "content": "?"}, {"role": "assistant", "content": _MARK}]
     try:
         text = rendered(tokenizer, turns)
-    except TemplateError:  # it takes no such conversation
+    except _REFUSALS:
         return ()
     behind = tokenizer(text.rpartition(_MARK)[2], add_special_tokens=False)["input_ids"]
     return tuple(token for token in behind if token in tokenizer.added_tokens_decoder)[:1]
+
+
+def begun_by_template(
+    tokenizer: PreTrainedTokenizerBase, prompt: Text, arguments: Mapping[str, Any] | None = None
+) -> list[int]:
+    r"""What a template makes a model begin its answer with, such as ``<think>\n``, as token ids.
+
+    That is what it writes where an answer is due and not before one of an earlier turn. A part that it closes as
+    well, such as an empty block of thoughts, is no beginning.
+    """
+    if isinstance(prompt, str) or tokenizer.chat_template is None or prompt[-1]["role"] == "assistant":
+        return []
+    said = [{"role": "assistant", "content": _MARK}, {"role": "user", "content": "?"}]
+    try:
+        due = _Turns(tokenizer, prompt, arguments or {}).asked
+        before, mark, _ = _Turns(tokenizer, [*prompt, *said], arguments or {}).asked.partition(_MARK)
+    except _REFUSALS:
+        return []
+    begun = due[len(before) :] if mark and due.startswith(before) else ""
+    return [] if _CLOSED.search(begun) else list(tokenizer(begun, add_special_tokens=False)["input_ids"])
 
 
 def encode_answers(

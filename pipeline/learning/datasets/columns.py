@@ -8,6 +8,7 @@ from datetime import date
 from typing import TYPE_CHECKING, Any
 
 from pipeline.errors import ConfigError, DataError, unknown_name
+from pipeline.learning.datasets.answers import without_prompt
 from pipeline.learning.datasets.base import Message, Row, Text
 from pipeline.learning.datasets.chat import ARGUMENTS, CLOCK, template_arguments
 from pipeline.learning.datasets.shapes import to_columns
@@ -148,11 +149,13 @@ def make_row(
         texts[name] = None if given is None else _text(given, name, place)
     if (texts["chosen"] is None) != (texts["rejected"] is None):
         raise DataError(f"{place}: 'chosen' and 'rejected' go together; the columns are {_names(data)}.")
-    if config.chat:
+    if config.chat or not isinstance(texts["prompt"], str):
         texts = {name: _as_turns(name, text) for name, text in texts.items()}
     _check_one_form(texts, place)
-    prompt = texts["prompt"]
+    prompt, pair = texts["prompt"], [texts["chosen"], texts["rejected"]]
     assert prompt is not None
+    if not isinstance(prompt, str) and pair[0] is not None and pair[1] is not None:
+        texts["chosen"], texts["rejected"] = without_prompt(prompt, pair[0], pair[1])
     if config.system_prompt is not None:
         prompt = _with_system(config.system_prompt, prompt, place)
     return Row(
@@ -182,9 +185,11 @@ def _split_messages(columns: dict[str, Any], place: str) -> None:
 
 def _extract_prompt(columns: dict[str, Any], place: str) -> None:
     """Take what two answers begin with as their prompt, where none is given; as `trl.extract_prompt` does."""
-    if columns.get("prompt") is not None or any(columns.get(name) is None for name in IMPLICIT):
+    if any(columns.get(name) is None for name in IMPLICIT):
         return
     one, other = (_text(columns[name], name, place) for name in IMPLICIT)
+    if columns.get("prompt") is not None and not _holds_prompt(columns["prompt"], one, other):
+        return
     if isinstance(one, str) != isinstance(other, str):
         raise DataError(f"{place}: 'chosen' and 'rejected' must both be text or both be conversations.")
     pairs = zip(one, other, strict=False)
@@ -198,10 +203,19 @@ def _extract_prompt(columns: dict[str, Any], place: str) -> None:
     columns.update(chosen=one[shared:], rejected=other[shared:])
 
 
+def _holds_prompt(prompt: object, *answers: Text) -> bool:
+    """Whether answers are whole conversations beside a prompt of text, as in UltraFeedback."""
+    return isinstance(prompt, str) and all(
+        not isinstance(each, str) and each[0]["role"] != "assistant" for each in answers
+    )
+
+
 def _text(value: object, name: str, place: str) -> Text:
     if isinstance(value, str):
         _check_length(len(value), name, place)
         return value
+    if isinstance(value, Mapping):
+        value = [value]  # one turn
     if isinstance(value, Sequence) and not isinstance(value, bytes):
         if not value:
             raise DataError(f"{place}: '{name}' is an empty list.")
@@ -222,6 +236,8 @@ def _check_length(length: int, name: str, place: str) -> None:
 
 
 def _message(message: object, name: str, place: str) -> Message:
+    if isinstance(message, Mapping) and message.get("content") is None and message.get("tool_calls"):
+        message = {**message, "content": ""}
     if isinstance(message, Mapping) and all(isinstance(message.get(key), str) for key in ("role", "content")):
         return {str(key): value for key, value in message.items() if value is not None}
     found = sorted(map(str, message)) if isinstance(message, Mapping) else type(message).__name__

@@ -12,7 +12,9 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from pipeline.config.schema import GenerationConfig, LongPrompts
 from pipeline.errors import DataError
-from pipeline.learning.datasets.base import Dataset, Text
+from pipeline.learning.datasets.answers import begun_by_template
+from pipeline.learning.datasets.base import Dataset, Row, Text
+from pipeline.learning.datasets.chat import template_arguments
 from pipeline.learning.datasets.tokenized import encode_prompts
 from pipeline.learning.generation.backends import backend_of
 from pipeline.learning.generation.decode import Decoded, DecodeSettings, Guidance, decode
@@ -129,9 +131,22 @@ class TextPolicy:
                 )
         return [list(prompt[-room:]) for prompt in prompts]
 
-    def text(self, completions: Sequence[Sequence[int]]) -> list[str]:
-        """Texts of completions, without special tokens."""
-        return [str(self._tokenizer.decode(list(ids), skip_special_tokens=True)) for ids in completions]
+    def text(self, completions: Sequence[Sequence[int]], rows: Sequence[Row] | None = None) -> list[str]:
+        r"""Texts of completions, without special tokens.
+
+        Args:
+            completions: Token ids.
+            rows: That each completes. What the chat template makes the model begin with, such as ``<think>\n``, is
+                then part of the text, so that rewards see what the model was made to write.
+        """
+        begun = {} if rows is None else {id(row): row for row in rows}
+        ids = {
+            at: begun_by_template(self._tokenizer, row.prompt, template_arguments(row.columns))
+            for at, row in begun.items()
+        }
+        before = [[]] * len(completions) if rows is None else [ids[id(row)] for row in rows]
+        both = zip(before, completions, strict=True)
+        return [str(self._tokenizer.decode([*first, *rest], skip_special_tokens=True)) for first, rest in both]
 
     def truncated(self, completion: Sequence[int]) -> bool:
         """Whether a completion was cut off at the limit rather than ended by the policy."""

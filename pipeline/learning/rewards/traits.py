@@ -19,7 +19,7 @@ _ATTRIBUTE = "reward_traits"
 _CONVERSATIONS = frozenset({"prompts", "completions"})
 CORRECT = 1.0
 """Least value of a correct completion where a reward says nothing else, as TRL's accuracy rewards have it."""
-GRADING = 2
+GRADING = 3
 """Version of `learning.rewards`: how scores and preferences follow from what rewards say; see `plan.versions`."""
 
 

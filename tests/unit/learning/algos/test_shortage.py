@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from pipeline.engine.store.store import Store
-from pipeline.learning.algos.shortage import added, noted, shortage, teaching, uninformed
+from pipeline.learning.algos.shortage import PAIRS, added, noted, shortage, teaching, uninformed
 from pipeline.outputs.formats import Calibration, Tally
 from pipeline.runs.notes import collect_notes
 from tests.unit.learning.algos.test_chain import Chains
@@ -111,6 +111,14 @@ def test_a_note_is_in_the_log_of_the_job_too(caplog: pytest.LogCaptureFixture) -
         assert noted(0, 64, None) == {"note": "trained on nothing (0 sequences)"}
         assert noted(64, 64, None) == noted(None, 64, None) == {}
     assert caplog.messages == ["trained on nothing (0 sequences)"]
+
+
+def test_pairs_of_a_dataset_that_are_left_out_are_told() -> None:
+    tally = Tally(PAIRS, 20, same=3, parted=2)
+    (said,) = noted(2 * 17, 8, tally).values()
+    assert said.startswith("3 of 20 pairs are left out: their two answers are equal; 2 of 20 pairs are trained on")
+    assert noted(2 * 17, 8, Tally(PAIRS, 20)) == {}
+    assert noted(2 * 17, 8, Tally("prompts", 20, same=3)) == {}
 
 
 def test_tallies_of_shards_add_up() -> None:

@@ -33,6 +33,21 @@ def test_prompt_and_answers() -> None:
     assert row({"prompt": "a", "chosen": "b", "rejected": ""}) == Row(7, "a", chosen="b", rejected="")
 
 
+def test_answers_to_a_conversation_in_other_forms() -> None:
+    expected = Row(7, [user("a")], chosen=[assistant("b")], rejected=[assistant("c")])
+    assert row({"prompt": [user("a")], "chosen": "b", "rejected": "c"}) == expected
+    assert row({"prompt": [user("a")], "chosen": assistant("b"), "rejected": assistant("c")}) == expected
+    # Whole conversations beside their prompt, as in UltraFeedback.
+    both = {"chosen": [user("a"), assistant("b")], "rejected": [user("a"), assistant("c")]}
+    assert row({"prompt": "a", **both}) == row({"prompt": [user("a")], **both}) == expected
+
+
+def test_a_turn_that_calls_tools_may_say_nothing() -> None:
+    call = {"role": "assistant", "content": None, "tool_calls": [{"function": {"name": "add", "arguments": {}}}]}
+    found = row({"prompt": [user("a")], "completion": [call]})
+    assert found.completion == [{**call, "content": ""}]
+
+
 def test_conversations() -> None:
     given = {"prompt": [user("a")], "chosen": [assistant("b")], "rejected": [assistant("c")]}
     assert row(given) == Row(7, [user("a")], chosen=[assistant("b")], rejected=[assistant("c")])
@@ -102,7 +117,7 @@ def test_further_columns_may_be_chosen() -> None:
         ({"chosen": "a b", "rejected": [assistant("d")]}, "must both be text or both be conversations"),
         ({"messages": [assistant("b")]}, "nothing before the assistant's turn"),
         ({"messages": "b"}, "'messages' must be a list"),
-        ({"prompt": [user("a")], "completion": "b"}, "'prompt' is a conversation, 'completion' is text"),
+        ({"prompt": "a", "completion": [assistant("b")]}, "'prompt' is text, 'completion' is a conversation"),
         ({"prompt": "a", "completions": ["b"]}, "rewards are given something else as 'completions'"),
     ],
 )

@@ -4,12 +4,16 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 from safetensors.numpy import save_file
 
 from pipeline.errors import JobError
 from pipeline.learning.training.samples import FILE as SAMPLES
 from pipeline.learning.training.samples import Samples
-from pipeline.learning.training.sequences import FILE, Sequences
+from pipeline.learning.training.scoring import completion_logprobs
+from pipeline.learning.training.sequences import FILE, Sequences, batch_of
+from pipeline.learning.training.unpadded import without_padding
+from tests.doubles.families import tiny_model
 
 GOOD = {
     "ids": np.array([[1, 2, 3], [4, 5, 0]], np.int32),
@@ -23,6 +27,36 @@ def test_what_was_saved_is_loaded(tmp_path: Path) -> None:
     save_file(GOOD, tmp_path / FILE)
     found = Sequences.load([tmp_path, tmp_path])
     assert found.ids.tolist() == [[1, 2, 3], [4, 5, 0]] * 2
+
+
+def test_positions_in_between_may_be_left_out(tmp_path: Path) -> None:
+    marks = [[False, True, False, True], [False, True]]
+    data = Sequences.supervised_at([[1, 2, 3, 4], [5, 6]], marks, [1.0, 0.0])
+    data.save(tmp_path)
+    (tmp_path / "plain").mkdir()
+    Sequences.supervised_at([[7, 8, 9, 1, 2]], [[False, False, True, True, True]], [1.0]).save(tmp_path / "plain")
+    found = Sequences.load([tmp_path, tmp_path / "plain"])
+    expected = [[False, True, False, True, False], [False, True, False, False, False], [False] * 2 + [True] * 3]
+    assert found.mask().tolist() == expected
+    assert found.supervised.tolist() == [2, 1, 3]
+    assert batch_of(found, np.array([2, 0]), "cpu").mask.tolist() == [expected[2], expected[0]]
+    assert found.some(np.array([1])).mask().tolist() == [expected[1]]
+    assert Sequences.load([tmp_path / "plain"]).left_out is None
+
+
+@pytest.mark.parametrize("padding_free", [False, True])
+def test_what_is_left_out_counts_in_no_log_probability(padding_free: bool) -> None:
+    model = tiny_model("llama")
+    ids = [[3, 4, 5, 6, 7, 8], [9, 10, 11, 12]]
+    whole = Sequences.of(ids, [2, 1], [1.0, 0.0])
+    marks = [[False, False, True, False, False, True], [False, True, True, True]]
+    batches = [
+        batch_of(each, np.arange(2), "cpu") for each in (whole, Sequences.supervised_at(ids, marks, [1.0, 0.0]))
+    ]
+    with torch.no_grad(), without_padding(model, padding_free):
+        every, some = (completion_logprobs(model, batch) for batch in batches)
+    assert every[0, 3:5].abs().min() > 0
+    torch.testing.assert_close(some, torch.where(batches[1].mask, every, 0.0))
 
 
 @pytest.mark.parametrize(

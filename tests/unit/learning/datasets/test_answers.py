@@ -1,0 +1,214 @@
+"""Pairs of every shape, by tokenizers of every kind, have the ids of TRL's trainer and one end each."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from jinja2 import TemplateError
+from transformers import PreTrainedTokenizerBase
+from trl.rewards import think_format_reward
+from trl.trainer.dpo_trainer import DPOTrainer
+
+from pipeline.errors import DataError
+from pipeline.learning.algos.dpo import existing_sequences
+from pipeline.learning.datasets.answers import begun_by_template, encode_answers, template_ends
+from pipeline.learning.datasets.columns import make_row
+from pipeline.learning.datasets.from_files import FilesConfig
+from tests.doubles.tokenizers import TOKENIZERS, tokenizer
+
+
+def said(*texts: str, first: str = "user") -> list[dict[str, str]]:
+    roles = ["user", "assistant"] if first == "user" else ["assistant", "user"]
+    return [{"role": roles[at % 2], "content": text} for at, text in enumerate(texts)]
+
+
+def answer(*texts: str) -> list[dict[str, str]]:
+    return said(*texts, first="assistant")
+
+
+ASKED = "What is 3 + 4?"
+TOOLS = [{"type": "function", "function": {"name": "add", "parameters": {}}}]
+SYSTEM = {"role": "system", "content": "Be brief."}
+ROWS: Mapping[str, dict[str, Any]] = {
+    "text": {"prompt": f"{ASKED} The answer is", "chosen": " 7", "rejected": " 8"},
+    "text in a word": {"prompt": f"{ASKED} The ans", "chosen": "wer is 7", "rejected": "wer is 8"},
+    "text that is ended": {"prompt": f"{ASKED} ", "chosen": "7</s>", "rejected": "8"},
+    "HH": {
+        "chosen": f"\n\nHuman: {ASKED}\n\nAssistant: 7\n\nHuman: Sure?\n\nAssistant: Yes",
+        "rejected": f"\n\nHuman: {ASKED}\n\nAssistant: 7\n\nHuman: Sure?\n\nAssistant: No",
+    },
+    "chat": {"prompt": said(ASKED), "chosen": answer("7"), "rejected": answer("8")},
+    "chat within its answers": {"chosen": said(ASKED, "7"), "rejected": said(ASKED, "8")},
+    "several turns": {
+        "prompt": said("Hello", "Hi", ASKED),
+        "chosen": answer("7", "And 5 + 5?", "10"),
+        "rejected": answer("Go away", "And 5 + 5?", "11", "Why?", "So"),
+    },
+    "system": {"prompt": [SYSTEM, *said(ASKED)], "chosen": answer("7"), "rejected": answer("8")},
+    "tools": {"prompt": said(ASKED), "chosen": answer("7"), "rejected": answer("8"), "tools": json.dumps(TOOLS)},
+    "arguments": {
+        "prompt": said(ASKED),
+        "chosen": answer("7"),
+        "rejected": answer("8"),
+        "chat_template_kwargs": {"enable_thinking": False, "date_string": "1 Jan 2026"},
+    },
+    "thoughts": {
+        "prompt": said(ASKED),
+        "chosen": answer("<think>\nadd\n</think>\n7", "Sure?", "<think>\nyes\n</think>\nYes"),
+        "rejected": answer("<think>\nhm\n</think>\n8", "Sure?", "No"),
+    },
+    "an empty turn": {"prompt": said(ASKED), "chosen": answer("7"), "rejected": answer("")},
+    "white space": {"prompt": said(ASKED), "chosen": answer(" 7 \n"), "rejected": answer("\n8")},
+    "shared beginnings": {
+        "prompt": said(ASKED),
+        "chosen": answer("The answer is 7"),
+        "rejected": answer("The answer is 70"),
+    },
+}
+
+
+class Rows(list[dict[str, Any]]):
+    """As much of a dataset as TRL's preparation asks for."""
+
+    def map(self, make: Callable[..., Any], fn_kwargs: Mapping[str, Any] | None = None, **_: Any) -> Rows:
+        return Rows([{**row, **make(dict(row), **(fn_kwargs or {}))} for row in self])
+
+
+def by_trl(model: PreTrainedTokenizerBase, row: dict[str, Any]) -> tuple[list[int], list[list[int]]]:
+    """Ids of the prompt, and those of both answers, of TRL's trainer."""
+    trainer: Any = SimpleNamespace(_tokenizer=model)
+    args: Any = SimpleNamespace(dataset_num_proc=None, max_length=None)
+    rows: Any = Rows([row])
+    (found,) = DPOTrainer._prepare_dataset(trainer, rows, model, args, "train")
+    return found["prompt_ids"], [found["chosen_ids"], found["rejected_ids"]]
+
+
+def by_us(model: PreTrainedTokenizerBase, data: dict[str, Any]) -> tuple[list[list[int]], list[list[bool]]]:
+    pairs, _ = existing_sequences([make_row(0, data, "", FilesConfig(kind="jsonl"))], model)
+    mask = pairs.mask().tolist()
+    ids = [row[:length] for row, length in zip(pairs.ids.tolist(), pairs.lengths.tolist(), strict=True)]
+    return ids, [marks[: len(row)] for marks, row in zip(mask, ids, strict=True)]
+
+
+def ends_of(model: PreTrainedTokenizerBase) -> set[int]:
+    return {*template_ends(model), *([] if model.eos_token_id is None else [model.eos_token_id])}
+
+
+@pytest.mark.parametrize("shape", ROWS)
+@pytest.mark.parametrize("kind", TOKENIZERS)
+def test_pairs_have_the_ids_of_trl_and_one_end(kind: str, shape: str) -> None:
+    model, row = tokenizer(kind), ROWS[shape]
+    if not isinstance(row["chosen"], str) and model.chat_template is None:
+        with pytest.raises(DataError, match="no chat template"):
+            by_us(model, row)
+        return
+    if model.eos_token is None:  # TRL's trainer fails
+        ids, _ = by_us(model, {"prompt": ASKED, "chosen": " 7", "rejected": " 8"})
+        assert ids == [model(f"{ASKED} {number}")["input_ids"] for number in (7, 8)]
+        return
+    try:
+        prompt, answers = by_trl(model, row)
+    except TemplateError:
+        with pytest.raises(TemplateError):
+            by_us(model, row)
+        return
+    ours, supervised = by_us(model, row)
+    ends = ends_of(model)
+    for ids, marks, theirs in zip(ours, supervised, answers, strict=True):
+        whole = [*prompt, *theirs]
+        assert ids == whole[: len(ids)]
+        assert marks.index(True) == len(prompt)
+        # What is left out is behind the end.
+        assert ids[-1] in ends
+        left = [token for token in whole[len(ids) :] if token not in ends]
+        assert not model.decode(left).strip()
+        assert ids[-2] not in ends
+
+
+@pytest.mark.parametrize("kind", [kind for kind in TOKENIZERS if kind not in ("plain", "no end")])
+def test_of_several_turns_those_of_the_assistant_are_supervised(kind: str) -> None:
+    model = tokenizer(kind)
+    ids, supervised = by_us(model, ROWS["several turns"])
+    ends, written = ends_of(model), []
+    for row, marks in zip(ids, supervised, strict=True):
+        turns: list[list[int]] = [[]]
+        for token, marked in zip(row, marks, strict=True):
+            if marked:
+                turns[-1].append(token)
+            elif turns[-1]:
+                turns.append([])
+        assert all(turn[-1] in ends and turn.count(turn[-1]) == 1 for turn in turns)
+        written.append([model.decode(turn[:-1]).replace("<think>\n\n</think>\n\n", "").strip() for turn in turns])
+    assert written == [["7", "10"], ["Go away", "11", "So"]]
+
+
+@pytest.mark.parametrize("kind", ["pads with its end", "Llama 3", "R1", "Gemma", "several ends"])
+def test_an_answer_that_ends_gets_no_second_end(kind: str) -> None:
+    model = tokenizer(kind)
+    ends = ends_of(model)
+    for token in (model.decode([each]) for each in ends):
+        row = {"prompt": said(ASKED), "chosen": answer(f"7{token}"), "rejected": answer(f"8{token}\n")}
+        for ids in by_us(model, row)[0]:
+            assert ids[-1] in ends
+            assert ids[-2] not in ends
+
+
+def test_text_that_ends_gets_no_second_end() -> None:
+    model = tokenizer("plain")
+    row = {"prompt": f"{ASKED} ", "chosen": "7</s>", "rejected": "8</s>\n"}
+    assert [model.decode(ids) for ids in by_us(model, row)[0]] == [f"<s>{ASKED} {each}</s>" for each in (7, 8)]
+
+
+def test_some_tokenizers_merge_across_the_boundary() -> None:
+    """Else none of this says that the whole is tokenized."""
+    merging = []
+    for kind in TOKENIZERS:
+        model = tokenizer(kind)
+        whole = model("The answer", add_special_tokens=False)["input_ids"]
+        apart = [
+            token for part in ("The ans", "wer") for token in model(part, add_special_tokens=False)["input_ids"]
+        ]
+        merging += [kind] * (whole != apart)
+    assert {"plain", "Llama 2"} <= set(merging)
+    row = make_row(0, ROWS["text in a word"], "", FilesConfig(kind="jsonl"))
+    assert existing_sequences([row], tokenizer("plain"))[1] == 1
+    row = make_row(0, ROWS["text"], "", FilesConfig(kind="jsonl"))
+    assert existing_sequences([row], tokenizer("plain"))[1] == 0
+
+
+def test_no_space_comes_before_an_answer_that_has_none() -> None:
+    model = tokenizer("Zephyr")
+    (ids, _), (marks, _) = by_us(model, {"prompt": said(ASKED), "chosen": answer("wer"), "rejected": answer("8")})
+    own = [token for token, marked in zip(ids, marks, strict=True) if marked]
+    assert not model.convert_ids_to_tokens(own)[0].startswith("▁")
+
+
+def test_what_a_template_begins_is_told_of_the_answer_and_written_once() -> None:
+    model, asked = tokenizer("R1"), said(ASKED)
+    begun = model.decode(begun_by_template(model, asked))
+    assert begun == "<think>\n"
+    assert think_format_reward([[{"content": begun + "add\n</think>\n7"}]]) == [1.0]
+    ids, _ = by_us(model, ROWS["thoughts"])
+    assert max(model.decode(row).count("<think>") for row in ids) <= 1
+    for kind in TOKENIZERS:
+        if kind != "R1":
+            assert not begun_by_template(tokenizer(kind), asked)
+    # An empty block of thoughts is closed, and so no beginning.
+    assert not begun_by_template(tokenizer("Qwen3"), asked, {"enable_thinking": False})
+    assert not begun_by_template(model, ASKED)
+    assert not begun_by_template(model, said(ASKED, "It is"))
+
+
+def test_answers_that_call_tools_are_supervised_up_to_their_end() -> None:
+    model = tokenizer("tools are special")
+    call = {"role": "assistant", "content": "", "tool_calls": [{"name": "add", "arguments": {"a": 3}}]}
+    turns = [call, {"role": "tool", "content": "seven"}, *answer("7")]
+    (found,) = encode_answers(model, said(ASKED), [turns], arguments={"tools": TOOLS})
+    learnt = model.decode([token for token, marked in zip(found.ids, found.supervised, strict=True) if marked])
+    assert learnt.startswith("<tool_call>{")
+    assert "seven" not in learnt
+    assert learnt.endswith("7<|im_end|>")
