@@ -11,8 +11,11 @@ import importlib.util
 import re
 from collections.abc import Callable, Collection, Iterable
 from contextlib import suppress
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any
+
+from packaging.version import Version
 
 from pipeline.config.bases import ModelConfig
 from pipeline.config.install import install_command
@@ -28,6 +31,8 @@ from pipeline.plan.weight_files import check_whole, shapes_in, tensors_in, weigh
 
 GGUF = ".gguf"
 MAGIC = b"GGUF"
+OLDEST_FOR_GGUF = "5.23"
+"""The first transformers that was seen to read the special tokens of GGUF files; 5.17 does not."""
 CONFIG = "config.json"
 LARGEST_CONFIG = 10_000_000
 """Bytes; the largest known ones have some ten thousand."""
@@ -313,3 +318,8 @@ def _check_gguf(given: str, path: Path) -> None:
         raise ConfigError(f"{given}: begins with {start!r} instead of {MAGIC!r}, so it is no GGUF file.")
     if importlib.util.find_spec("gguf") is None:
         raise ConfigError(f"{given}: GGUF files need a package: {install_command('gguf')}")
+    if Version(release := version("transformers")) < Version(OLDEST_FOR_GGUF):
+        raise ConfigError(
+            f"{given}: GGUF files need transformers {OLDEST_FOR_GGUF}, and {release} is installed, which may take "
+            "another token for an end of text: pip install -U transformers, or give the safetensors of the model"
+        )
