@@ -207,6 +207,9 @@ class GenerationConfig:
     """What logits are divided by before a token is drawn; guidance is applied after it."""
     top_p: float = number(1.0, above=0, at_most=1, hint=" (1 keeps every token)")
     """Nucleus that is kept, applied after the temperature; 1 keeps everything."""
+    skip_special_tokens: bool = True
+    """Leave special tokens out of the texts that rewards and samples have, as TRL and vLLM do. False keeps those
+    that are no begin, end or padding, as for a reward that looks for `<think>` where that is one of them."""
     long_prompts: LongPrompts = LongPrompts.refuse
     cuda_graphs: bool = hint(False)
     """On a GPU, record each step of decoding as one CUDA graph and replay it, instead of saying its thousands of

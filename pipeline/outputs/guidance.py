@@ -83,6 +83,7 @@ class Drawing:
         temperature: Of the policy, before guidance.
         top_p: Its nucleus; 1 keeps everything.
         batch_size: Sequences at once, at most.
+        skip_special_tokens: Leave special tokens out of texts; else begins, ends and padding alone.
         truncate_prompts: Keep the last tokens of a prompt that is too long, rather than refuse it.
         dtype: In which the models compute.
         attention: Its implementation, by its name in transformers.
@@ -92,6 +93,7 @@ class Drawing:
     temperature: Positive = 1.0
     top_p: Annotated[float, Meta(gt=0, le=1)] = 1.0
     batch_size: AtLeastOne = 256
+    skip_special_tokens: bool = True
     truncate_prompts: bool = False
     dtype: Annotated[str, Meta(pattern=r"^(float32|bfloat16|float16)\Z")] = "float32"
     attention: Annotated[str, Meta(pattern=r"^(sdpa|eager|flash_attention_2)\Z")] = "sdpa"

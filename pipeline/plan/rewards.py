@@ -14,6 +14,7 @@ import tempfile
 import time
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
+from pathlib import Path
 from typing import Any
 
 from pipeline.config.bases import DatasetConfig
@@ -61,7 +62,11 @@ def try_rewards(config: Config, unread: Collection[str] = ()) -> tuple[str, ...]
     }
     to_read = [name for name in unread if in_local_files(config.datasets[name])]
     asked |= {name: config.datasets[name] for name in to_read}
-    answer = _ask(asked, to_read) if asked else {"problems": [], "warnings": [], "graded": {}, "conversations": []}
+    answer = (
+        _ask(asked, to_read, _templates(config))
+        if asked
+        else {"problems": [], "warnings": [], "graded": {}, "conversations": []}
+    )
     if answer["problems"]:
         raise ConfigError("\n".join(answer["problems"]))
     check_chat_templates(config, answer["conversations"])
@@ -132,7 +137,15 @@ def as_plain(datasets: Mapping[str, DatasetConfig]) -> dict[str, Any]:
     return {name: {"_schema_": schema_path(section), **to_plain(section)} for name, section in datasets.items()}
 
 
-def _ask(datasets: Mapping[str, DatasetConfig], to_read: Sequence[str]) -> dict[str, Any]:
+def _templates(config: Config) -> dict[str, str]:
+    """The folders of this machine that have the models' chat templates."""
+    paths = {name: model.path for name, model in config.models.items() if model.path is not None}
+    return {name: path for name, path in paths.items() if Path(path).is_dir()}
+
+
+def _ask(
+    datasets: Mapping[str, DatasetConfig], to_read: Sequence[str], templates: Mapping[str, str]
+) -> dict[str, Any]:
     """What a process says that tries rewards and rows; it ends then, with whatever their modules have started."""
     limit_s = _MARGIN_S + sum(
         section.grading.start_timeout_s + section.grading.timeout_s * len(_names(section))
@@ -142,7 +155,7 @@ def _ask(datasets: Mapping[str, DatasetConfig], to_read: Sequence[str]) -> dict[
         child = children.Child(
             "pipeline.learning.rewards.early",
             {**os.environ, "CUDA_VISIBLE_DEVICES": ""},
-            {"datasets": as_plain(datasets), "to read": list(to_read)},
+            {"datasets": as_plain(datasets), "to read": list(to_read), "templates": dict(templates)},
             max_bytes=_LARGEST_ANSWER,
             send_timeout_s=_MARGIN_S,
             output=output,

@@ -16,6 +16,7 @@ from pipeline.foreign import ForeignDataError
 from pipeline.outputs.formats import DATASET, FAULTS, REWARD, TOKENIZED, TRAINING, Faults, PreparedRows
 from pipeline.outputs.reading import (
     read_faults,
+    read_metrics,
     read_prepared_rows,
     read_reward_fit,
     read_tokenized,
@@ -27,6 +28,8 @@ from pipeline.runs.links import MADE_IN
 from pipeline.runs.report.format import count, shown_path
 
 _LONGEST = 500
+_MANY_CUT = 0.1
+"""Share of completions cut off at the limit from which on it is told."""
 
 
 def collect_notes(store: Store, jobs: Iterable[Job]) -> list[str]:
@@ -87,6 +90,13 @@ def _notes_of(store: Store, job: Job) -> Iterable[str]:
             continue
         if note:
             yield " ".join(note.split())[:_LONGEST]
+    with suppress(OSError, ForeignDataError):
+        for row in read_metrics(store.path(job.key)).rows:
+            if row.metric == "truncated" and row.value is not None and row.value >= _MANY_CUT:
+                yield (
+                    f"{row.value:.0%} of completions are cut off at generation.max_new_tokens before they end, "
+                    "and judged as they are; allow more, or see that the model writes an end"
+                )
 
 
 def failed_rewards(store: Store, jobs: Iterable[Job], run: RunFolder) -> list[str]:

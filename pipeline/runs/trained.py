@@ -139,6 +139,7 @@ class Trained:
                 temperature=drawn.temperature,
                 top_p=drawn.top_p,
                 batch_size=drawn.batch_size,
+                skip_special_tokens=drawn.skip_special_tokens,
                 truncate_prompts=drawn.long_prompts is LongPrompts.truncate,
                 dtype=config.system.dtype.name,
                 attention=config.system.attn_impl.name,

@@ -10,13 +10,17 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from datetime import datetime
 from itertools import pairwise
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 from pipeline.errors import DataError
-from pipeline.learning.datasets.base import Message
+from pipeline.foreign import read_json_file
+from pipeline.learning.datasets.base import Message, Row
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
+
+    Templated: TypeAlias = "PreTrainedTokenizerBase | TemplateOfFolder"
 
 DATE = "2024-07-26"
 """Of templates that ask the clock where none is set: what those of Llama 3.1 write where there is no clock."""
@@ -46,7 +50,7 @@ def template_arguments(columns: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def rendered(
-    tokenizer: PreTrainedTokenizerBase,
+    tokenizer: Templated,
     turns: Sequence[Message],
     arguments: Mapping[str, Any] | None = None,
     *,
@@ -78,9 +82,7 @@ def rendered(
         )
 
 
-def prompt_text(
-    tokenizer: PreTrainedTokenizerBase, turns: Sequence[Message], arguments: Mapping[str, Any] | None = None
-) -> str:
+def prompt_text(tokenizer: Templated, turns: Sequence[Message], arguments: Mapping[str, Any] | None = None) -> str:
     """The text of a prompt: up to where an answer is due, or on from what the assistant has begun.
 
     Raises:
@@ -95,7 +97,7 @@ def prompt_text(
         raise DataError(refused(tokenizer, turns, error)) from error
 
 
-def refused(tokenizer: PreTrainedTokenizerBase, turns: Sequence[Message], error: Exception) -> str:
+def refused(tokenizer: Templated, turns: Sequence[Message], error: Exception) -> str:
     """What to say where a template cannot write a conversation, and what to do about it."""
     roles = [str(turn.get("role")) for turn in turns]
     advice = "Write the turns as that template takes them, or choose another model"
@@ -114,6 +116,51 @@ def refused(tokenizer: PreTrainedTokenizerBase, turns: Sequence[Message], error:
 def asks_clock(tokenizer: PreTrainedTokenizerBase) -> bool:
     """Whether a tokenizer's template asks for today's date."""
     return CLOCK in str(tokenizer.chat_template or "")
+
+
+class TemplateOfFolder:
+    """The chat template of a model's folder by itself: it needs no torch, and no time to read a vocabulary.
+
+    Attributes:
+        name_or_path: The folder.
+        chat_template: Its text; None where it has none that is written there.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        """Read it; raises `ForeignDataError` or `OSError` where that cannot be."""
+        settings = read_json_file(folder / "tokenizer_config.json", dict[str, Any], follow=True, infinite=True)
+        beside, inside = folder / "chat_template.jinja", settings.get("chat_template")
+        self.name_or_path = str(folder)
+        self.chat_template = (
+            beside.read_text() if beside.is_file() else inside if isinstance(inside, str) else None
+        )
+        named = {name: value for name, value in settings.items() if name.endswith("_token")}
+        each = {name: value.get("content") if isinstance(value, dict) else value for name, value in named.items()}
+        self._tokens = {name: value for name, value in each.items() if isinstance(value, str)}
+
+    def apply_chat_template(self, turns: list[dict[str, Any]], **options: Any) -> str:
+        """As that of a tokenizer, which calls the same with what it has read."""
+        from transformers.utils.chat_template_utils import render_jinja_template
+
+        given = {name: value for name, value in options.items() if name != "tokenize"}
+        made: Any = render_jinja_template(
+            conversations=[turns], chat_template=self.chat_template, **{**self._tokens, **given}
+        )
+        return str(made[0][0])
+
+
+def refusal_of(template: TemplateOfFolder, row: Row) -> str:
+    """Why a template cannot write a row's prompt, or that with one of its answers; "" where it can."""
+    assert not isinstance(row.prompt, str)
+    try:
+        arguments = template_arguments(row.columns)
+        prompt_text(template, row.prompt, arguments)
+        for answer in (row.completion, row.chosen, row.rejected):
+            if answer is not None and not isinstance(answer, str):
+                prompt_text(template, [*row.prompt, *answer], arguments)
+    except DataError as error:
+        return str(error)
+    return ""
 
 
 @contextmanager

@@ -32,6 +32,7 @@ class Look:
         is_all: Whether there are no more rows to train on.
         is_conversation: Whether their prompts are conversations.
         nulls: Columns that are null in rows of any split -> the places of these.
+        turns: Rows of any split that are conversations, with their places.
         warnings: What dealing all rows into splits has to say.
     """
 
@@ -41,6 +42,7 @@ class Look:
     is_all: bool = False
     is_conversation: bool = False
     nulls: dict[str, list[str]] = field(default_factory=dict)
+    turns: list[tuple[str, Row]] = field(default_factory=list)
     warnings: tuple[str, ...] = ()
 
     def take(self, made: MadeRow | None) -> None:
@@ -73,6 +75,8 @@ def look_at(dataset: FilesDataset) -> Look:
             if split == "train":
                 look.take(made)
             if made is not None:
+                if not isinstance(made.row.prompt, str):
+                    look.turns.append((made.place, made.row))
                 for column in (name for name, value in made.row.columns.items() if value is None):
                     look.nulls.setdefault(column, []).append(made.place)
                 prompts[split].append(identity(made.stored["prompt"]))

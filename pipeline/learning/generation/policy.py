@@ -63,6 +63,7 @@ class TextPolicy:
         contexts = {"model": context_length(model), "value model": guide_context}
         self._contexts = {name: length for name, length in contexts.items() if length is not None}
         self._long_prompts = generation.long_prompts
+        self._skips_special = generation.skip_special_tokens
         self._fixed_length = dataset.fixed_length
         self._model = model
         self._tokenizer = tokenizer
@@ -132,7 +133,7 @@ class TextPolicy:
         return [list(prompt[-room:]) for prompt in prompts]
 
     def text(self, completions: Sequence[Sequence[int]], rows: Sequence[Row] | None = None) -> list[str]:
-        r"""Texts of completions, without special tokens.
+        r"""Texts of completions, without special tokens; or without begins, ends and padding alone.
 
         Args:
             completions: Token ids.
@@ -140,13 +141,17 @@ class TextPolicy:
                 then part of the text, so that rewards see what the model was made to write.
         """
         begun = {} if rows is None else {id(row): row for row in rows}
-        ids = {
+        begins = {
             at: begun_by_template(self._tokenizer, row.prompt, template_arguments(row.columns))
             for at, row in begun.items()
         }
-        before = [[]] * len(completions) if rows is None else [ids[id(row)] for row in rows]
+        before = [[]] * len(completions) if rows is None else [begins[id(row)] for row in rows]
         both = zip(before, completions, strict=True)
-        return [str(self._tokenizer.decode([*first, *rest], skip_special_tokens=True)) for first, rest in both]
+        whole = [[*first, *rest] for first, rest in both]
+        if self._skips_special:
+            return [str(self._tokenizer.decode(ids, skip_special_tokens=True)) for ids in whole]
+        frame = {*self.end_ids, self._tokenizer.bos_token_id, self._tokenizer.pad_token_id}
+        return [str(self._tokenizer.decode([token for token in ids if token not in frame])) for ids in whole]
 
     def truncated(self, completion: Sequence[int]) -> bool:
         """Whether a completion was cut off at the limit rather than ended by the policy."""

@@ -1,6 +1,7 @@
 """Main function of a process that tries rewards and rows while a run is planned, which imports none of their code.
 
-settings    {"datasets": {name: its settings with their schema}, "to read": [names]}
+settings    {"datasets": {name: its settings with their schema}, "to read": [names],
+             "templates": {model: the folder that has its chat template}}
 answer      {"problems": [...], "warnings": [...], "graded": {dataset: which of its rewards, in words},
              "conversations": [datasets]}, in one line
 """
@@ -9,17 +10,22 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Collection, Mapping
+import time
+from collections.abc import Collection, Iterator, Mapping
+from contextlib import suppress
+from pathlib import Path
 from typing import Any
 
 from pipeline.config.bases import DatasetConfig
 from pipeline.config.place import told
 from pipeline.config.plain import stage_config_from_plain
 from pipeline.errors import ConfigError, DataError, PipelineError
+from pipeline.foreign import ForeignDataError
 from pipeline.learning.datasets.base import Dataset
+from pipeline.learning.datasets.chat import TemplateOfFolder, refusal_of
 from pipeline.learning.datasets.columns import MissingColumns, ReservedColumn
 from pipeline.learning.datasets.from_files import FilesDataset
-from pipeline.learning.datasets.look import Look, look_at
+from pipeline.learning.datasets.look import LOOK_S, Look, look_at
 from pipeline.learning.datasets.registry import load_dataset
 from pipeline.learning.rewards.probe import advice_on, check_judge, check_rewards
 from pipeline.learning.rewards.registry import known_rewards, load_functions
@@ -37,11 +43,13 @@ def main() -> None:
     """Try the rewards of datasets that make their rows, and of those that are to be read."""
     asked = begin()
     channel = Channel.inherited(asked["fd"])
-    channel.send(json.dumps(answer(asked["datasets"], asked["to read"])).encode())
+    channel.send(json.dumps(answer(asked["datasets"], asked["to read"], asked["templates"])).encode())
     os._exit(0)  # whatever threads the modules have started
 
 
-def answer(datasets: Mapping[str, Any], to_read: Collection[str]) -> dict[str, Any]:
+def answer(
+    datasets: Mapping[str, Any], to_read: Collection[str], templates: Mapping[str, str] | None = None
+) -> dict[str, Any]:
     """What there is to say, as JSON data."""
     problems: list[str] = []
     warnings: list[str] = []
@@ -57,6 +65,7 @@ def answer(datasets: Mapping[str, Any], to_read: Collection[str]) -> dict[str, A
                 look = _looked_at(name, config, dataset)
                 warnings += _read(name, config, dataset, look)
                 conversations += [name] * look.is_conversation
+                problems += _refused(name, look, templates or {})
             else:
                 check_judge(name, config)
             graded[name] = _graded(config)
@@ -66,6 +75,22 @@ def answer(datasets: Mapping[str, Any], to_read: Collection[str]) -> dict[str, A
             problems.append(f"datasets.{name}: its reward or its class cannot be imported: {told(error)}")
     told_of = {"problems": [*map(_shortened, problems)], "warnings": [*map(_shortened, warnings)]}
     return {**told_of, "graded": graded, "conversations": conversations}
+
+
+def _refused(name: str, look: Look, templates: Mapping[str, str]) -> Iterator[str]:
+    """What the chat templates of models cannot write of the rows of a dataset: the first of each."""
+    for folder in templates.values() if look.turns else ():
+        with suppress(OSError, ForeignDataError, UnicodeDecodeError):  # told where models are checked
+            template = TemplateOfFolder(Path(folder))
+            if template.chat_template is None:
+                continue
+            give_up = time.monotonic() + LOOK_S
+            for place, row in look.turns:
+                if said := refusal_of(template, row):
+                    yield f"datasets.{name}: {place}: {said.replace('datasets.NAME', f'datasets.{name}')}"
+                    break
+                if time.monotonic() > give_up:
+                    break
 
 
 def _shortened(message: str) -> str:

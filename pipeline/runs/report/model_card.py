@@ -181,7 +181,8 @@ def _with_transformers(card: Card) -> list[str]:
         "    top_k=0,",
         f"    max_new_tokens={drawing.max_new_tokens},",
         ")",
-        'print(tokenizer.decode(drawn[0, inputs["input_ids"].shape[1] :], skip_special_tokens=True))',
+        'print(tokenizer.decode(drawn[0, inputs["input_ids"].shape[1] :], skip_special_tokens='
+        f"{drawing.skip_special_tokens}))",
     ]
 
 

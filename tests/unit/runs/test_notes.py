@@ -50,6 +50,20 @@ def test_a_note_on_prompts_is_told_of_their_chain(tmp_path: Path) -> None:
     assert collect_notes(Store(tmp_path / "outputs/.store"), [job]) == ["d/m/s0/X, round 1: unknown"]
 
 
+@pytest.mark.parametrize(("share", "told"), [(1.0, "100% of"), (0.1, "10% of"), (0.09, None), (0.0, None)])
+def test_completions_that_are_cut_off_are_told_where_they_are_many(
+    tmp_path: Path, share: float, told: str | None
+) -> None:
+    plan = chain_plan(rounds=1)
+    job = next(iter(plan.jobs.values()))
+    rows = [{"metric": "truncated", "value": share, "ci_low": None, "ci_high": None, "n": 10}]
+    WrittenRun(tmp_path / "outputs", plan).store(job.key, metrics_json=json.dumps({"rows": rows}))
+    notes = collect_notes(Store(tmp_path / "outputs/.store"), [job])
+    assert [note.partition(" completions are cut off")[0] for note in notes] == (
+        [f"d/m/s0/X, round 1: {told}"] if told else []
+    )
+
+
 def test_the_log_of_what_an_earlier_run_made_is_found_there(tmp_path: Path) -> None:
     plan = chain_plan(rounds=1)
     shard = next(iter(plan.jobs.values()))

@@ -1,6 +1,8 @@
 """Conversations by a chat template: with the row's arguments, one date on every day, and readable refusals."""
 
+import json
 from datetime import datetime
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -8,10 +10,13 @@ from tokenizers import Tokenizer, models, pre_tokenizers, processors
 from transformers import PreTrainedTokenizerFast
 
 from pipeline.errors import ConfigError, DataError
-from pipeline.learning.datasets.chat import prompt_text, rendered, template_arguments
+from pipeline.learning.datasets.base import Row
+from pipeline.learning.datasets.chat import TemplateOfFolder, prompt_text, refusal_of, rendered, template_arguments
 from pipeline.learning.datasets.columns import check_conversations, make_row
 from pipeline.learning.datasets.from_files import FilesConfig
 from pipeline.learning.datasets.tokenized import encode_prompts, written_already
+from pipeline.learning.rewards.early import answer
+from pipeline.plan.rewards import as_plain
 
 USER = [{"role": "user", "content": "u"}]
 TOOL = {"type": "function", "function": {"name": "add", "parameters": {"type": "object"}}}
@@ -102,3 +107,33 @@ def test_settings_that_cannot_be_are_refused(config: dict[str, Any]) -> None:
 def test_what_a_template_refuses_is_told_with_a_way_out(template: str, turns: list[str], advice: str) -> None:
     with pytest.raises(DataError, match=advice):
         prompt_text(tokenizer(template), [{"role": role, "content": "x"} for role in turns])
+
+
+def test_what_the_template_of_a_folder_refuses_is_found_without_its_tokenizer(tmp_path: Path) -> None:
+    own = tokenizer(
+        "{{ bos_token }}{% for m in messages %}{% if m.role == 'system' %}{{ raise_exception('no system') }}"
+        "{% endif %}{{ m.content }}{% endfor %}{{ strftime_now('%Y') }}"
+    )
+    own.save_pretrained(tmp_path)
+    read = TemplateOfFolder(tmp_path)
+    assert prompt_text(read, USER) == prompt_text(own, USER) == "<s>u2024"
+    system = [{"role": "system", "content": "s"}]
+    assert refusal_of(read, Row(0, USER)) == ""
+    assert "no system" in refusal_of(read, Row(0, [*system, *USER]))
+    assert "no system" in refusal_of(read, Row(0, USER, chosen=system, rejected=USER))
+
+
+def test_rows_that_a_template_refuses_are_told_before_anything_starts(tmp_path: Path) -> None:
+    own = tokenizer("{% if messages[0].role == 'system' %}{{ raise_exception('no system') }}{% endif %}")
+    own.save_pretrained(tmp_path / "model")
+    rows = [[*([{"role": "system", "content": "s"}] if n == 7 else []), *USER] for n in range(30)]
+    for n, row in enumerate(rows):
+        row[-1] = {"role": "user", "content": f"u{n}"}
+    text = "".join(json.dumps({"prompt": row, "solution": "1"}) + "\n" for row in rows)
+    (tmp_path / "rows.jsonl").write_text(text)
+    config = FilesConfig(kind="jsonl", path=str(tmp_path / "rows.jsonl"))
+    said = answer(as_plain({"mine": config}), ["mine"], {"hf": str(tmp_path / "model")})
+    [problem] = said["problems"]
+    assert problem.startswith(f"datasets.mine: {tmp_path / 'rows.jsonl'}:8: ")
+    assert "datasets.mine.system_prompt=null" in problem
+    assert answer(as_plain({"mine": config}), ["mine"])["problems"] == []

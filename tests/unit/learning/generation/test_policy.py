@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from tokenizers.processors import TemplateProcessing
 from transformers import PreTrainedModel
 
 from pipeline.config.schema import GenerationConfig
@@ -163,7 +164,7 @@ def test_no_prompts_are_no_work() -> None:
 
 def test_a_prompt_without_tokens_is_told_of() -> None:
     policy = TextPolicy(language_model("gpt2"), make_tokenizer(DATASET), GenerationConfig(), DATASET, "cpu")
-    policy._tokenizer = lambda texts: {"input_ids": [[1] * len(text) for text in texts]}  # type: ignore[assignment]
+    policy._tokenizer.backend_tokenizer.post_processor = TemplateProcessing(single="$A", special_tokens=[])
     with pytest.raises(DataError, match="the prompt '' has no tokens"):
         policy.encode(["1+2=", ""])
 
@@ -207,3 +208,13 @@ def test_a_guide_never_reads_past_its_context(kind: str, head: HeadType, room: i
         DataError, match=f"the value model's context of {room + 4} tokens has room for {room} beside"
     ):
         policy.fitted([[1] * (room + 1)])
+
+
+@pytest.mark.parametrize(("skipped", "text"), [(True, "1"), (False, "<think>1")])
+def test_special_tokens_stay_in_texts_where_that_is_asked_for(skipped: bool, text: str) -> None:
+    tokenizer = make_tokenizer(DATASET)
+    tokenizer.add_special_tokens({"additional_special_tokens": ["<think>"], "eos_token": "<end>"})
+    generation = GenerationConfig(skip_special_tokens=skipped)
+    policy = TextPolicy(language_model("gpt2"), tokenizer, generation, DATASET, "cpu")
+    ids = tokenizer.convert_tokens_to_ids([tokenizer.bos_token, "<think>", "1", "<end>"])
+    assert policy.text([ids]) == [text]

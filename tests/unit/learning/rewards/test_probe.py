@@ -51,8 +51,8 @@ def tried(reward: str | dict[str, float], row: Row | None = None, **grading: Any
 def in_this_process(monkeypatch: pytest.MonkeyPatch) -> None:
     """Have what is tried while planning tried here: where it is of interest what is said, and not who says it."""
 
-    def ask(datasets: Mapping[str, DatasetConfig], to_read: Sequence[str]) -> Any:
-        return json.loads(json.dumps(early.answer(json.loads(json.dumps(as_plain(datasets))), to_read)))
+    def ask(datasets: Mapping[str, DatasetConfig], to_read: Sequence[str], templates: Mapping[str, str]) -> Any:
+        return json.loads(json.dumps(early.answer(json.loads(json.dumps(as_plain(datasets))), to_read, templates)))
 
     monkeypatch.setattr("pipeline.plan.rewards._ask", ask)
 
