@@ -154,7 +154,7 @@ def _meant(word: str, of_key: Callable[[str], Declared | None]) -> str:
         return f"{found[1]}=null"
     read = _read(value)
     if read is None and value != "null":  # braces of a template, say, or an apostrophe
-        is_text = about.shape is str and about.text and value[:1] not in tuple("'\"[")
+        is_text = about.shape is str and about.text and value[:1] not in tuple("'\"[~")
         return f"{found[1]}={_quoted(_said(value, about))}" if is_text else word
     if isinstance(read, (str, QuotedString, int, float, NoneType)):
         return f"{found[1]}={_one(value, about)}" if about.shape is str else word
