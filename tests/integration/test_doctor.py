@@ -57,12 +57,17 @@ def test_a_batch_script_is_checked_without_anything_else(tmp_path: Path) -> None
         return CliRunner().invoke(app, ["check", *options])
 
     script = tmp_path / "job.slurm"
-    script.write_text("#!/bin/bash\n#SBATCH --gres=gpu:8\n#SBATCH --ntasks=1\npython train.py\n")
+    asked = "#!/bin/bash\n#SBATCH --gres=gpu:8\n#SBATCH --ntasks=1\n"
+    script.write_text(f"{asked}#SBATCH --mem=8G\n#SBATCH --mem-per-cpu=1G\npython train.py\n")
     done = checked("--sbatch", str(script))
     assert done.exit_code == 1
-    assert "FAIL  Slurm: one GPU of several" in done.output
+    assert "FAIL  Slurm: memory twice" in done.output
     assert "PASS" not in done.output
-    assert checked("--sbatch", str(script), "--ranks", "itself").exit_code == 0
+    script.write_text(f"{asked}python train.py\n")
+    done, apart = checked("--sbatch", str(script)), checked("--sbatch", str(script), "--ranks", "itself")
+    assert (done.exit_code, apart.exit_code) == (0, 0)
+    assert "one GPU of several" in done.output
+    assert "one GPU of several" not in apart.output
     assert checked("--sbatch", "missing.slurm").exit_code == 2
 
 

@@ -6,8 +6,7 @@ A template may ask for today's date. It is told one date, so that equal runs hav
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
 from datetime import datetime
 from itertools import pairwise
 from pathlib import Path
@@ -27,6 +26,8 @@ DATE = "2024-07-26"
 CLOCK = "strftime_now"
 """What templates call to ask the clock; as an argument of a template, the date that it is told."""
 ARGUMENTS = "chat_template_kwargs"
+_CODES = "aAbBcdHIjmMpSUwWxXyYZ"
+"""Of strftime, that templates use."""
 _OURS = {"tokenize", "add_generation_prompt", "continue_final_message", "return_dict", "return_tensors", "padding"}
 _OURS |= {"truncation", "max_length", "conversation", "tools", "return_assistant_tokens_mask", "tokenizer_kwargs"}
 
@@ -70,16 +71,18 @@ def rendered(
         TemplateError: The template refuses these turns.
     """
     given = dict(arguments or {})
-    with _clock_at(str(given.pop(CLOCK, DATE))):
-        return str(
-            tokenizer.apply_chat_template(
-                [dict(turn) for turn in turns],
-                tokenize=False,
-                add_generation_prompt=due,
-                continue_final_message=goes_on,
-                **given,
-            )
+    date = str(given.pop(CLOCK, DATE))
+    if asks_clock(tokenizer):
+        given["chat_template"] = _dated(tokenizer.get_chat_template(tools=given.get("tools")) or "", date)
+    return str(
+        tokenizer.apply_chat_template(
+            [dict(turn) for turn in turns],
+            tokenize=False,
+            add_generation_prompt=due,
+            continue_final_message=goes_on,
+            **given,
         )
+    )
 
 
 def prompt_text(tokenizer: Templated, turns: Sequence[Message], arguments: Mapping[str, Any] | None = None) -> str:
@@ -113,7 +116,7 @@ def refused(tokenizer: Templated, turns: Sequence[Message], error: Exception) ->
     return f"the chat template of {whose} refuses a conversation of {', '.join(roles[:8])}: {said}. {advice}"
 
 
-def asks_clock(tokenizer: PreTrainedTokenizerBase) -> bool:
+def asks_clock(tokenizer: Templated) -> bool:
     """Whether a tokenizer's template asks for today's date."""
     return CLOCK in str(tokenizer.chat_template or "")
 
@@ -131,21 +134,27 @@ class TemplateOfFolder:
         settings = read_json_file(folder / "tokenizer_config.json", dict[str, Any], follow=True, infinite=True)
         beside, inside = folder / "chat_template.jinja", settings.get("chat_template")
         self.name_or_path = str(folder)
-        self.chat_template = (
-            beside.read_text() if beside.is_file() else inside if isinstance(inside, str) else None
+        found = beside.read_text() if beside.is_file() else inside
+        several = (
+            {one["name"]: one["template"] for one in found} if isinstance(found, list) else {"default": found}
         )
+        self._templates = {name: text for name, text in several.items() if isinstance(text, str)}
+        self.chat_template = self._templates.get("default")
         named = {name: value for name, value in settings.items() if name.endswith("_token")}
         each = {name: value.get("content") if isinstance(value, dict) else value for name, value in named.items()}
         self._tokens = {name: value for name, value in each.items() if isinstance(value, str)}
+
+    def get_chat_template(self, tools: object = None) -> str | None:
+        """As that of a tokenizer: one for tools where there is one and they are given."""
+        return (self._templates.get("tool_use") if tools else None) or self.chat_template
 
     def apply_chat_template(self, turns: list[dict[str, Any]], **options: Any) -> str:
         """As that of a tokenizer, which calls the same with what it has read."""
         from transformers.utils.chat_template_utils import render_jinja_template
 
         given = {name: value for name, value in options.items() if name != "tokenize"}
-        made: Any = render_jinja_template(
-            conversations=[turns], chat_template=self.chat_template, **{**self._tokens, **given}
-        )
+        given.setdefault("chat_template", self.get_chat_template(given.get("tools")))
+        made: Any = render_jinja_template(conversations=[turns], **{**self._tokens, **given})
         return str(made[0][0])
 
 
@@ -163,21 +172,18 @@ def refusal_of(template: TemplateOfFolder, row: Row) -> str:
     return ""
 
 
-@contextmanager
-def _clock_at(date: str) -> Iterator[None]:
-    """Have transformers tell templates that it is midnight of a day, as it passes on no function of anybody's."""
-    from transformers.utils import chat_template_utils as templates
+def _dated(template: str, date: str) -> str:
+    """A template that takes midnight of a day for the time at which it is used.
 
-    class Fixed(datetime):
-        @classmethod
-        def now(cls, tz: Any = None) -> Any:
-            return datetime.fromisoformat(date).replace(tzinfo=tz)
-
-    before, templates.datetime = templates.datetime, Fixed  # type: ignore[attr-defined]
-    try:
-        yield
-    finally:
-        templates.datetime = before  # type: ignore[attr-defined]
+    transformers passes no function on to a template, so what it calls is written before it, as a macro that knows
+    what each code of strftime stands for.
+    """
+    day = datetime.fromisoformat(date)
+    names = {code: day.strftime(f"%{code}") for code in _CODES}
+    names |= {f"-{code}": names[code].lstrip("0") or "0" for code in "dHIjmMS"}
+    filters = "".join(f"|replace({json.dumps('%' + code)}, {json.dumps(name)})" for code, name in names.items())
+    # What is printed at the end keeps a line break that the template begins with.
+    return f"{{%- macro {CLOCK}(format) -%}}{{{{ format{filters} }}}}{{%- endmacro %}}{{{{ '' }}}}{template}"
 
 
 def _read(given: Any, name: str) -> Any:

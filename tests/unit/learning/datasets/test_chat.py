@@ -52,6 +52,9 @@ def test_a_template_is_told_one_date_on_any_day() -> None:
     dated = tokenizer("{{ strftime_now('%d %b %Y') }}|{{ messages[0].content }}")
     assert rendered(dated, USER) == "26 Jul 2024|u"
     assert rendered(dated, USER, {"strftime_now": "2026-11-27"}) == "27 Nov 2026|u"
+    dated.chat_template = "\n{{ strftime_now('%-d.%-m.%y') }}{% for m in messages %}{{ m.content }}{% endfor %}"
+    assert rendered(dated, USER) == "\n26.7.24u"
+    dated.chat_template = "{{ strftime_now('%d %b %Y') }}"
     # The clock of transformers is as it was.
     assert dated.apply_chat_template(USER, tokenize=False).startswith(datetime.now().strftime("%d %b %Y"))
 

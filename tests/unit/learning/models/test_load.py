@@ -306,7 +306,7 @@ def test_every_end_of_text_counts(folder: Path) -> None:
     assert end_ids(model, tokenizer) == (2,)
     model.generation_config = GenerationConfig(eos_token_id=[2, 0])
     assert end_ids(model, tokenizer) == (2, 0)
-    tokenizer.eos_token = None
+    tokenizer.eos_token = tokenizer.chat_template = None
     model.generation_config = GenerationConfig(eos_token_id=0)
     assert end_ids(model, tokenizer) == (0,)
 
