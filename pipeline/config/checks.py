@@ -76,6 +76,8 @@ def _experiment(config: Config) -> Iterator[str]:
         )
     if not config.experiment.seeds:
         yield "experiment.seeds is empty: give at least one, for example experiment.seeds=[0]"
+    if "" in config.generation.stop:
+        yield "generation.stop holds an empty text, which would end every completion at once: leave it out"
 
 
 def _timeouts(config: Config) -> Iterator[str]:

@@ -22,6 +22,7 @@ from pipeline.config.fields import (
     SMALLEST_DIVISOR,
     file_or_folder,
     hint,
+    model_text,
     number,
     option,
 )
@@ -207,6 +208,10 @@ class GenerationConfig:
     """What logits are divided by before a token is drawn; guidance is applied after it."""
     top_p: float = number(1.0, above=0, at_most=1, hint=" (1 keeps every token)")
     """Nucleus that is kept, applied after the temperature; 1 keeps everything."""
+    stop: list[str] = model_text([])
+    """Texts that end a completion where they are complete, besides the ends of the tokenizer, of the model's
+    generation config and of its chat template. Rewards and samples do not see them. One that is a special token of
+    the tokenizer is one more end token."""
     skip_special_tokens: bool = True
     """Leave special tokens out of the texts that rewards and samples have, as TRL and vLLM do. False keeps those
     that are no begin, end or padding, as for a reward that looks for `<think>` where that is one of them."""

@@ -82,6 +82,7 @@ class Drawing:
         max_new_tokens: Of a completion, at most.
         temperature: Of the policy, before guidance.
         top_p: Its nucleus; 1 keeps everything.
+        stop: Texts that end a completion, besides the ends of the model.
         batch_size: Sequences at once, at most.
         skip_special_tokens: Leave special tokens out of texts; else begins, ends and padding alone.
         truncate_prompts: Keep the last tokens of a prompt that is too long, rather than refuse it.
@@ -92,6 +93,7 @@ class Drawing:
     max_new_tokens: AtLeastOne = 64
     temperature: Positive = 1.0
     top_p: Annotated[float, Meta(gt=0, le=1)] = 1.0
+    stop: list[Annotated[str, Meta(min_length=1)]] = field(default_factory=list)
     batch_size: AtLeastOne = 256
     skip_special_tokens: bool = True
     truncate_prompts: bool = False

@@ -138,6 +138,7 @@ class Trained:
                 max_new_tokens=min(drawn.max_new_tokens, longest or drawn.max_new_tokens),
                 temperature=drawn.temperature,
                 top_p=drawn.top_p,
+                stop=list(drawn.stop),
                 batch_size=drawn.batch_size,
                 skip_special_tokens=drawn.skip_special_tokens,
                 truncate_prompts=drawn.long_prompts is LongPrompts.truncate,

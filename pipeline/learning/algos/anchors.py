@@ -85,6 +85,8 @@ def _log_right(
         return "it is known where the one reward says which completions are right, as exact_match does"
     if ctx.config.generation.top_p < 1:
         return "it is known where the whole vocabulary may be drawn (generation.top_p=1)"
+    if policy.stops is not None:
+        return "it is known where tokens alone end a completion, and no text does (generation.stop)"
     model, tokenizer = toolbox.reference_model(ctx)
     # The cheap question comes first: a pretrained tokenizer has 100,000 tokens and more to spell out.
     pieces = _pieces(policy, len(tokenizer)) if _is_made_for(model, tokenizer, dataset) else None

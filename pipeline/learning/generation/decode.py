@@ -40,6 +40,7 @@ from pipeline.learning.generation.sampling import (
     stream_beside,
 )
 from pipeline.learning.generation.slot_work import DecodingWork, Finished, Rows, SlotPace
+from pipeline.learning.generation.stops import StopStrings
 from pipeline.learning.generation.steps import Taken, Taking
 from pipeline.learning.generation.tilt import Tilt
 from pipeline.learning.models.value import ValueModel
@@ -61,6 +62,7 @@ class DecodeSettings:
         pad_id: Token that fills up short prompts.
         device: ``cpu`` or ``cuda``.
         cuda_graphs: Whether steps are recorded there (`recorded_steps`), where that can be.
+        stops: Texts that end a completion, too.
     """
 
     batch_size: int
@@ -71,6 +73,7 @@ class DecodeSettings:
     pad_id: int = 0
     device: str = "cpu"
     cuda_graphs: bool = False
+    stops: StopStrings | None = None
 
 
 @dataclass(frozen=True)
@@ -108,6 +111,7 @@ def decode(
     guidance: Guidance | None = None,
     finished: Finished = lambda *_: None,
     pace: SlotPace | None = None,
+    begun: Sequence[int] | NDArray[np.int64] | None = None,
 ) -> Decoded:
     """Complete prompts, the shortest first. Samples of a prompt share its prefill.
 
@@ -122,11 +126,13 @@ def decode(
         guidance: Tilts the reference; None decodes from it as it is.
         finished: Told of each prompt that is finished. What it was told of need not be done again after a failure.
         pace: When slots are filled again.
+        begun: Tokens at the end of each prompt that its completions begin with, of which a stop string may be
+            part; None for none.
 
     Returns:
         Completions in the order of the prompts, those of one prompt adjacent.
     """
-    work = DecodingWork(prompts, np.asarray(budgets, np.int64), samples, finished)
+    work = DecodingWork(prompts, np.asarray(budgets, np.int64), samples, finished, begun)
     try:
         if work.queue:
             _Slots(model, settings, work, keys, guidance, pace or SlotPace()).run()
@@ -159,7 +165,9 @@ class _Slots:
         self.joins = all(one.joins for one in self.models)
         self.streams = [] if keys is None else _streams(keys.reshape(-1), guidance)
         self.some_likeliest = keys is not None and bool((keys == LIKELIEST).any())
-        self.rows = Rows(self.slots, int(work.budgets.max()), len(self.streams))
+        self.stops = settings.stops
+        reach = 0 if self.stops is None else self.stops.reach
+        self.rows = Rows(self.slots, int(work.budgets.max()), len(self.streams), reach)
         self.ends = set() if settings.eos_id is None else {settings.eos_id, *settings.further_end_ids}
         self.outputs = Outputs()
         self.take = Taking(
@@ -174,7 +182,7 @@ class _Slots:
         # Where every step is looked at, but for ends nothing in it is needed before a row leaves or enters. Ranks
         # look together, so that none acts on a token that the others do not have.
         each_step = pace.steps(settings.device) == 1 and self.recorded is None
-        self.looks_ahead = each_step and not self.agreement.has_others
+        self.looks_ahead = each_step and not self.agreement.has_others and self.stops is None
         self.staged = np.zeros(0, np.int64)  # samples whose prompt is read and which have no slot yet
         self.staged_prompts = np.zeros(0, np.int64)
         self.idle = 0
@@ -284,6 +292,9 @@ class _Slots:
             at = {prompt: place for place, prompt in enumerate(self.staged_prompts.tolist())}
             places = torch.tensor([at[prompt] for prompt in prompts.tolist()], device=self.settings.device)
         self.rows.enter(entering, lengths, self.work.budgets[prompts], self.streams)
+        if self.stops is not None:
+            begun = [self.work.begun_with(prompt) for prompt in prompts.tolist()]
+            self.rows.begin(np.array([self.stops.last_tokens(ids) for ids in begun]))
         self.outputs.enter(self.policy.enter(places, lengths))
         if self.guide is not None:
             self.guide.enter(places, lengths)
@@ -313,6 +324,8 @@ class _Slots:
         assert lost is not None
         self.agreement.check(taken, self.outputs.now)
         kept, ended = rows.write(taken, self.ends)
+        if self.stops is not None:
+            kept, ended = rows.stopped(kept, ended, self.stops)
         if len(taken) > 1:
             beyond = np.arange(len(taken))[:, None] >= kept
             for part in (lost, kl, asked):

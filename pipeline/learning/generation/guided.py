@@ -267,6 +267,7 @@ class Guided:
             max_new_tokens=_whole(options, "max_new_tokens", drawing.max_new_tokens, least=1),
             temperature=_positive("temperature", options.get("temperature"), drawing.temperature),
             top_p=_positive("top_p", options.get("top_p"), drawing.top_p, at_most=1.0),
+            stop=list(drawing.stop),
             skip_special_tokens=drawing.skip_special_tokens,
             long_prompts=LongPrompts.truncate if drawing.truncate_prompts else LongPrompts.refuse,
         )

@@ -19,6 +19,7 @@ from pipeline.learning.datasets.tokenized import encode_prompts
 from pipeline.learning.generation.backends import backend_of
 from pipeline.learning.generation.decode import Decoded, DecodeSettings, Guidance, decode
 from pipeline.learning.generation.sampling import Keys
+from pipeline.learning.generation.stops import StopStrings, as_tokens
 from pipeline.learning.models.batch_size import BatchSizes
 from pipeline.learning.models.load import context_length, end_ids
 from pipeline.learning.models.split import split_over
@@ -31,6 +32,7 @@ class TextPolicy:
         limit: New tokens per completion at most.
         eos_id: Token that ends a completion, or None.
         end_ids: All tokens that do, `eos_id` first.
+        stops: Texts that do, too; None without any.
     """
 
     def __init__(
@@ -58,7 +60,10 @@ class TextPolicy:
                 be trained on what it completes; None where there is no such limit.
         """
         self.limit = min(generation.max_new_tokens, dataset.completion_length or generation.max_new_tokens)
-        self.end_ids = end_ids(model, tokenizer)
+        as_token = as_tokens(tokenizer, generation.stop)
+        self.end_ids = tuple(dict.fromkeys((*end_ids(model, tokenizer), *as_token.values())))
+        texts = [text for text in generation.stop if text not in as_token]
+        self.stops = StopStrings(tokenizer, texts) if texts else None
         self.eos_id = self.end_ids[0] if self.end_ids else None
         contexts = {"model": context_length(model), "value model": guide_context}
         self._contexts = {name: length for name, length in contexts.items() if length is not None}
@@ -78,6 +83,7 @@ class TextPolicy:
             pad_id=tokenizer.pad_token_id if tokenizer.pad_token_id is not None else 0,
             device=device,
             cuda_graphs=generation.cuda_graphs,
+            stops=self.stops,
         )
         self._backend = (
             None if guidance is not None else backend_of(model, generation, self._settings, self._sizes)
@@ -135,6 +141,8 @@ class TextPolicy:
     def text(self, completions: Sequence[Sequence[int]], rows: Sequence[Row] | None = None) -> list[str]:
         r"""Texts of completions, without special tokens; or without begins, ends and padding alone.
 
+        The stop string that a completion ends in is left out.
+
         Args:
             completions: Token ids.
             rows: That each completes. What the chat template makes the model begin with, such as ``<think>\n``, is
@@ -146,12 +154,22 @@ class TextPolicy:
             for at, row in begun.items()
         }
         before = [[]] * len(completions) if rows is None else [begins[id(row)] for row in rows]
-        both = zip(before, completions, strict=True)
-        whole = [[*first, *rest] for first, rest in both]
+        stopped = [False] * len(completions) if self.stops is None else self.stops.end(completions).tolist()
+        return [
+            self._text(first, rest, self.stops if ended else None)
+            for first, rest, ended in zip(before, completions, stopped, strict=True)
+        ]
+
+    def _text(self, first: Sequence[int], rest: Sequence[int], stops: StopStrings | None) -> str:
+        if stops is None:
+            return self._shown([*first, *rest])
+        return stops.text_before(rest, lambda kept: self._shown([*first, *kept]))
+
+    def _shown(self, ids: Sequence[int]) -> str:
         if self._skips_special:
-            return [str(self._tokenizer.decode(ids, skip_special_tokens=True)) for ids in whole]
+            return str(self._tokenizer.decode(list(ids), skip_special_tokens=True))
         frame = {*self.end_ids, self._tokenizer.bos_token_id, self._tokenizer.pad_token_id}
-        return [str(self._tokenizer.decode([token for token in ids if token not in frame])) for ids in whole]
+        return str(self._tokenizer.decode([token for token in ids if token not in frame]))
 
     def truncated(self, completion: Sequence[int]) -> bool:
         """Whether a completion was cut off at the limit rather than ended by the policy."""
@@ -159,7 +177,9 @@ class TextPolicy:
 
     def ended(self, completion: Sequence[int]) -> bool:
         """Whether the policy itself ended a completion."""
-        return bool(completion) and completion[-1] in self.end_ids
+        if not completion:
+            return False
+        return completion[-1] in self.end_ids or (self.stops is not None and bool(self.stops.end([completion])[0]))
 
     def complete(
         self,
@@ -178,15 +198,19 @@ class TextPolicy:
             prompts: Token ids.
             keys: Streams of draws, shape [prompts, samples]; None takes the likeliest tokens.
             samples: Completions of each prompt.
-            budgets: New tokens at most for each prompt; None allows `limit`.
+            budgets: New tokens at most for each prompt; None allows `limit`. One that may get fewer than `limit`
+                ends in as many tokens of its completions as it lacks.
             on_batch: Called as prompts are finished, with samples done and tokens generated so far.
 
         Raises:
             OutOfMemory: Not even one row fits.
         """
         limits = np.full(len(prompts), self.limit) if budgets is None else np.asarray(budgets, np.int64)
+        begun = np.minimum(self.limit - limits, [len(prompt) for prompt in prompts])
         if self._backend is not None:
-            return self._backend.complete(prompts, keys, samples=samples, budgets=limits, on_batch=on_batch)
+            return self._backend.complete(
+                prompts, keys, samples=samples, budgets=limits, begun=begun, on_batch=on_batch
+            )
         longest = max((len(prompt) + int(limit) for prompt, limit in zip(prompts, limits, strict=True)), default=1)
         batch = self._sizes.begin(
             "generate",
@@ -209,6 +233,7 @@ class TextPolicy:
                 samples=samples,
                 guidance=self._guidance,
                 finished=lambda index, *found: done.note(left[index], *found),
+                begun=begun[left],
             )
 
         if prompts:

@@ -9,11 +9,13 @@ from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 
 import numpy as np
+from numpy.lib.stride_tricks import sliding_window_view
 from numpy.typing import NDArray
 from transformers import PreTrainedModel
 
 from pipeline.errors import DataError
 from pipeline.learning.generation.sampling import Keys, uniforms
+from pipeline.learning.generation.stops import StopStrings
 from pipeline.learning.models.flops import Pass, continued, is_metered, model_cost, spend, whole_texts
 from pipeline.learning.models.value import ValueModel
 
@@ -72,9 +74,15 @@ class DecodingWork:
     """
 
     def __init__(
-        self, prompts: Sequence[Sequence[int]], budgets: NDArray[np.int64], samples: int, finished: Finished
+        self,
+        prompts: Sequence[Sequence[int]],
+        budgets: NDArray[np.int64],
+        samples: int,
+        finished: Finished,
+        begun: Sequence[int] | NDArray[np.int64] | None = None,
     ) -> None:
         self.prompts, self.budgets, self.samples = prompts, budgets, samples
+        self._begun = begun
         self.lengths = np.array([len(prompt) for prompt in prompts], np.int64)
         if (empty := np.flatnonzero((self.lengths == 0) & (budgets > 0))).size:
             raise DataError(f"prompt {empty[0]} has no tokens, so there is nothing that a model could go on from")
@@ -96,6 +104,11 @@ class DecodingWork:
             count = min(count, sum(self.lengths[prompt] == first for prompt in self.queue[:count]))
         taken, self.queue = self.queue[:count], self.queue[count:]
         return taken
+
+    def begun_with(self, prompt: int) -> Sequence[int]:
+        """The tokens of a prompt that its completions begin with."""
+        count = 0 if self._begun is None else int(self._begun[prompt])
+        return self.prompts[prompt][len(self.prompts[prompt]) - count :]
 
     def finish(self, sample: int, tokens: list[int], kl: float, candidates: NDArray[np.int64]) -> None:
         """Note what a sample has become."""
@@ -127,7 +140,7 @@ class DecodingWork:
 class Rows:
     """What is known of the rows alive, on the host: the first `count` of every array."""
 
-    def __init__(self, slots: int, steps: int, streams: int) -> None:
+    def __init__(self, slots: int, steps: int, streams: int, reach: int = 0) -> None:
         self.count = 0
         self._places = np.arange(slots)
         self._draws = np.zeros((streams, slots, steps))
@@ -140,6 +153,7 @@ class Rows:
         self.kl = np.zeros(slots)
         self.candidates = np.zeros((slots, 2), np.int64)
         self.written = np.zeros((slots, steps), np.int64)
+        self.before = np.zeros((slots, reach), np.int64)
 
     def enter(
         self,
@@ -155,6 +169,10 @@ class Rows:
         for number, stream in enumerate(streams):
             self._draws[number, places] = uniforms(stream[sample], self._draws.shape[2])
         self.count += len(sample)
+
+    def begin(self, tokens: NDArray[np.int64]) -> None:
+        """What the completions of the rows that entered last begin with (`StopStrings.last_tokens`)."""
+        self.before[self.count - len(tokens) : self.count] = tokens
 
     def draws(self, count: int) -> NDArray[np.float64]:
         """Draws of each row for so many steps, shape [streams, count, n]."""
@@ -192,11 +210,26 @@ class Rows:
         ended = np.asarray(over.any(0))
         return np.where(ended, over.argmax(0) + 1, steps), ended
 
+    def stopped(
+        self, kept: NDArray[np.int64], ended: NDArray[np.bool_], stops: StopStrings
+    ) -> tuple[NDArray[np.int64], NDArray[np.bool_]]:
+        """What `write` has told, with rows that end where a stop string is complete."""
+        n, steps = self.count, int(kept.max())
+        # From the first token that a string complete at the first of these steps may hold.
+        places = self.grown[:n, None] + np.arange(1 - stops.reach, steps)
+        rows = self._places[:n, None]
+        inner = self.written[rows, np.clip(places, 0, self.written.shape[1] - 1)]
+        tokens = np.where(places < 0, self.before[rows, places % stops.reach], inner)
+        found = stops.complete(sliding_window_view(tokens, stops.reach, axis=1).copy())
+        found &= np.arange(steps) < kept[:, None]
+        hit = found.any(1)
+        return np.where(hit, found.argmax(1) + 1, kept), ended | hit
+
     def keep(self, order: NDArray[np.int64]) -> None:
         """Go on with these rows; see `RowCache.keep`."""
         moved = np.flatnonzero(order != self._places[: len(order)])
         if len(moved):
             told = (self.sample, self.prompt, self.budget, self.grown, self.kl, self.candidates, self.written)
-            for array in (*told, *self._draws):
+            for array in (*told, self.before, *self._draws):
                 array[moved] = array[order[moved]]
         self.count = len(order)

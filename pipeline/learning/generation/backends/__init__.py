@@ -28,9 +28,10 @@ class TextDecoder(Protocol):
         *,
         samples: int,
         budgets: NDArray[np.int64],
+        begun: NDArray[np.int64],
         on_batch: Callable[[int, int], None] | None,
     ) -> Decoded:
-        """Complete prompts; see `TextPolicy.complete`."""
+        """Complete prompts; see `TextPolicy.complete`, and `decode` for `begun`."""
 
 
 def backend_of(

@@ -68,6 +68,7 @@ class PagedBackend:
         *,
         samples: int,
         budgets: NDArray[np.int64],
+        begun: NDArray[np.int64],
         on_batch: Callable[[int, int], None] | None,
     ) -> Decoded:
         """Complete prompts, shortest first.
@@ -75,7 +76,12 @@ class PagedBackend:
         When memory runs out, fewer rows are decoded at once. What was finished before is kept.
         """
         lengths = np.array([len(prompt) for prompt in prompts], np.int64)
-        draws = Draws(self._settings, lengths.repeat(samples), None if keys is None else keys.reshape(-1))
+        draws = Draws(
+            self._settings,
+            lengths.repeat(samples),
+            None if keys is None else keys.reshape(-1),
+            begun.repeat(samples),
+        )
         tokens: dict[int, list[int]] = {}
         open_ones = [index for index in np.argsort(lengths, kind="stable").tolist() if budgets[index] > 0]
         waiting = [index * samples + sample for index in open_ones for sample in range(samples)]
@@ -95,7 +101,9 @@ class PagedBackend:
             generated = sum(map(len, tokens.values()))
             with closing(self._decoded(asked, draws, min(batch.size, len(left)))) as decoded:
                 for place, written in decoded:
-                    tokens[place] = written
+                    prompt, own = prompts[place // samples], int(begun[place // samples])
+                    stops = self._settings.stops  # an end that was drawn behind one is there still
+                    tokens[place] = stops.until(prompt[len(prompt) - own :], written) if stops else written
                     generated += len(written)
                     if on_batch is not None:
                         on_batch(closed + len(tokens), generated)
@@ -169,16 +177,23 @@ class Draws(ContinuousBatchingLogitsProcessorList):
         lost: Which samples had a step whose logits were no numbers, shape [N + 1].
     """
 
-    def __init__(self, settings: DecodeSettings, lengths: NDArray[np.int64], keys: Keys | None) -> None:
+    def __init__(
+        self,
+        settings: DecodeSettings,
+        lengths: NDArray[np.int64],
+        keys: Keys | None,
+        begun: NDArray[np.int64],
+    ) -> None:
         """Begin with nothing drawn.
 
         Args:
-            settings: Temperature, nucleus and device.
+            settings: Temperature, nucleus, stop strings and device.
             lengths: Tokens of the prompt of each sample, shape [N].
             keys: Streams of draws, shape [N]; None takes the likeliest tokens.
+            begun: Tokens of each prompt that its completion begins with, shape [N].
         """
         super().__init__(LogitsProcessorList())
-        self._settings, self._lengths, self._keys = settings, lengths, keys
+        self._settings, self._lengths, self._keys, self._begun = settings, lengths, keys, begun
         self.kl = torch.zeros(len(lengths) + 1, dtype=torch.float64, device=settings.device)
         self.lost = torch.zeros(len(lengths) + 1, dtype=torch.bool, device=settings.device)
         self.do_processing = True
@@ -205,10 +220,25 @@ class Draws(ContinuousBatchingLogitsProcessorList):
         draws = np.zeros(len(states))
         if self._keys is not None:
             draws = uniforms_at(self._keys[samples], read - self._lengths[samples])
+        samples[self._stopped(states, samples)] = len(self._lengths)
         halves = torch.from_numpy(draws).view(torch.int32).reshape(-1, 2)
         columns = torch.cat([torch.from_numpy(samples).int()[:, None], halves], 1)
         arg_storage[:, : len(states)] = columns.T.to(arg_storage.device)
         return arg_storage
+
+    def _stopped(self, states: Sequence[Any], samples: NDArray[np.int64]) -> NDArray[np.bool_]:
+        """Which requests have completed a stop string: they end with this step, and its token is left out."""
+        stops = self._settings.stops
+        if stops is None:
+            return np.zeros(len(states), np.bool_)
+        completions = []
+        for state, sample in zip(states, samples.tolist(), strict=True):
+            ids = [*state.initial_tokens, *state.generated_tokens]
+            completions.append(ids[self._lengths[sample] - self._begun[sample] :])
+        found = stops.end(completions)
+        for place in np.flatnonzero(found).tolist():
+            states[place]._new_tokens_limit = states[place].generated_len()
+        return found
 
     def __call__(self, input_ids: Tensor, scores: Tensor, logits_processor_args: Tensor) -> Tensor:  # noqa: ARG002
         """Draw.

@@ -95,6 +95,7 @@ class VLLMBackend:
         *,
         samples: int,
         budgets: NDArray[np.int64],
+        begun: NDArray[np.int64],
         on_batch: Callable[[int, int], None] | None,
     ) -> Decoded:
         """Complete prompts, shortest first, so many at a time that it is told now and then how far the work is."""
@@ -111,7 +112,10 @@ class VLLMBackend:
             asked = [(prompts[place // samples], int(budgets[place // samples])) for place in part]
             drawn = self._drawn(engine, asked, [seeds[place] for place in part])
             for place, written in zip(part, drawn, strict=True):
-                tokens[place] = written
+                prompt, own = prompts[place // samples], int(begun[place // samples])
+                # It has no tokenizer there, so it knows of no stop string and writes on.
+                stops = self._settings.stops
+                tokens[place] = stops.until(prompt[len(prompt) - own :], written) if stops else written
                 generated += len(written)
             if on_batch is not None:
                 on_batch(done + start + len(part), generated)

@@ -1,0 +1,99 @@
+"""Stop strings: a completion ends where its text holds one, whatever tokens wrote it.
+
+Which token completes one is asked of `StopStringCriteria` of transformers, of completions' own tokens alone.
+
+Shapes: n rows, k steps, W tokens that a stop string may be spread over at most.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Sequence
+
+import numpy as np
+import torch
+from numpy.lib.stride_tricks import sliding_window_view
+from numpy.typing import NDArray
+from transformers import PreTrainedTokenizerBase, StopStringCriteria
+
+from pipeline.errors import JobError
+
+NOTHING = 2**31 - 1
+"""Stands where a completion has no token: beyond every vocabulary, so that it is part of no string."""
+
+
+class StopStrings:
+    """Texts that end a completion.
+
+    Attributes:
+        reach: W.
+    """
+
+    def __init__(self, tokenizer: PreTrainedTokenizerBase, texts: Sequence[str]) -> None:
+        """Look up which tokens may be part of them.
+
+        Raises:
+            JobError: No token of the vocabulary can complete any of them.
+        """
+        self._tokenizer, self._texts = tokenizer, list(texts)
+        try:
+            self._criteria = StopStringCriteria(tokenizer, self._texts)
+        except ValueError as error:
+            raise JobError(f"generation.stop={self._texts}: the tokenizer can write none of them") from error
+        self.reach = int(self._criteria.maximum_token_len)
+
+    def last_tokens(self, ids: Sequence[int]) -> NDArray[np.int64]:
+        """The last tokens of a completion, `NOTHING` before its first; shape [W]."""
+        found = np.full(self.reach, NOTHING, np.int64)
+        if last := list(ids[-self.reach :]):
+            found[-len(last) :] = last
+        return found
+
+    def complete(self, windows: NDArray[np.int64]) -> NDArray[np.bool_]:
+        """Whether the last of some tokens completes a stop string, shape [...].
+
+        Args:
+            windows: The tokens up to it, of completions alone; shape [..., W].
+        """
+        if not windows.size:
+            return np.zeros(windows.shape[:-1], np.bool_)
+        rows = torch.from_numpy(windows.reshape(-1, self.reach))
+        found: NDArray[np.bool_] = self._criteria(rows, None).numpy().reshape(windows.shape[:-1])
+        return found
+
+    def end(self, completions: Sequence[Sequence[int]]) -> NDArray[np.bool_]:
+        """Which completions end in a stop string, shape [n]."""
+        return self.complete(np.array([self.last_tokens(ids) for ids in completions]).reshape(-1, self.reach))
+
+    def until(self, begun: Sequence[int], written: list[int]) -> list[int]:
+        """The rest of a completion up to where a stop string is complete, or all of it.
+
+        Args:
+            begun: What the completion begins with.
+            written: Its rest.
+        """
+        ids = np.concatenate([self.last_tokens(begun), np.array(written, np.int64)])
+        at = np.flatnonzero(self.complete(sliding_window_view(ids, self.reach)[1:].copy()))
+        return written[: int(at[0]) + 1] if len(at) else written
+
+    def text_before(self, ids: Sequence[int], text: Callable[[Sequence[int]], str]) -> str:
+        """The text of a completion that ends in a stop string, without that and what follows it.
+
+        Args:
+            ids: Of the completion.
+            text: From token ids to the text that is shown of them.
+        """
+        whole = self._written(ids)
+        at = min((place for each in self._texts if (place := whole.find(each)) >= 0), default=len(whole))
+        kept = len(ids)
+        while kept and len(self._written(ids[:kept])) > at:
+            kept -= 1
+        return text(ids[:kept]) + whole[len(self._written(ids[:kept])) : at]
+
+    def _written(self, ids: Sequence[int]) -> str:
+        return str(self._tokenizer.decode(list(ids)))
+
+
+def as_tokens(tokenizer: PreTrainedTokenizerBase, texts: Collection[str]) -> dict[str, int]:
+    """Of stop strings those that are a special token each, which ends a completion by itself."""
+    special = {str(token): number for number, token in tokenizer.added_tokens_decoder.items() if token.special}
+    return {text: special[text] for text in texts if text in special}

@@ -1,0 +1,189 @@
+"""Stop strings: completions end where transformers ends them, whoever decodes, and rewards do not see them."""
+
+from collections.abc import Sequence
+from functools import cache
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
+from transformers import GPT2Config, GPT2LMHeadModel, LogitsProcessor, PreTrainedTokenizerFast
+
+from pipeline.config.schema import GenerationConfig, TextBackend
+from pipeline.errors import JobError
+from pipeline.learning.choices import HeadType, Others
+from pipeline.learning.datasets.addition import AdditionConfig
+from pipeline.learning.datasets.registry import load_dataset
+from pipeline.learning.generation.decode import Guidance, SlotPace, decode
+from pipeline.learning.generation.policy import TextPolicy
+from pipeline.learning.generation.sampling import sample_keys
+from pipeline.learning.generation.stops import StopStrings
+from pipeline.learning.generation.tilt import Tilt, preference_offset
+from pipeline.learning.models.value import value_model_from
+
+LIMIT = 16
+PROMPTS = ["ab", "cab b", "a", "bb c", "c\nab", "b a"]
+STOPS = ["\n", "b c", "<tool>a"]
+
+
+@cache
+def tokenizer() -> PreTrainedTokenizerFast:
+    """Byte-level, of few letters, with tokens that hold a stop string, begin one, or go on behind it."""
+    made = Tokenizer(models.BPE())
+    made.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    made.decoder = decoders.ByteLevel()
+    text = ["ab c ab\nb ca", "a\n\nb cab b c", "b  ca\nab c"] * 20
+    made.train_from_iterator(text, trainers.BpeTrainer(vocab_size=40, initial_alphabet=[], show_progress=False))
+    tokenizer = PreTrainedTokenizerFast(tokenizer_object=made, eos_token="<end>", pad_token="<end>")  # noqa: S106
+    tokenizer.add_special_tokens({"extra_special_tokens": ["<tool>", "<stop>"]})
+    return tokenizer
+
+
+@cache
+def model(seed: int = 0) -> GPT2LMHeadModel:
+    """Random, and flat enough to write many things."""
+    end = tokenizer().eos_token_id
+    shape = {"n_embd": 32, "n_layer": 2, "n_head": 4, "n_positions": 64, "initializer_range": 0.2}
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        config = GPT2Config(
+            vocab_size=len(tokenizer()), bos_token_id=None, eos_token_id=end, pad_token_id=end, **shape
+        )
+        return GPT2LMHeadModel(config).eval().requires_grad_(False)
+
+
+def policy(stop: Sequence[str] = (), **settings: Any) -> TextPolicy:
+    guidance = settings.pop("guidance", None)
+    generation = GenerationConfig(**{"batch_size": 5, "max_new_tokens": LIMIT, "stop": list(stop), **settings})
+    return TextPolicy(
+        model(), tokenizer(), generation, load_dataset(AdditionConfig(kind="addition")), "cpu", guidance
+    )
+
+
+def policies(stop: Sequence[str] = (), **settings: Any) -> TextPolicy:
+    made = policy(stop, **settings)
+    made.limit, made._fixed_length = LIMIT, False  # the dataset of the tests has answers of one length
+    return made
+
+
+def encoded() -> list[list[int]]:
+    return [list(ids) for ids in tokenizer()(PROMPTS)["input_ids"]]
+
+
+def drawn(made: TextPolicy, samples: int = 8) -> Any:
+    return made.complete(encoded(), sample_keys(0, "test", np.arange(len(PROMPTS)), samples), samples=samples)
+
+
+def guide() -> Guidance:
+    value = value_model_from(model(1), HeadType.q)
+    value.head.weight.data = torch.randn(value.head.weight.shape, generator=torch.Generator().manual_seed(2))
+    value.eval().requires_grad_(False)
+    return Guidance(value, Tilt(preference_offset(1.0), 5, 0.0, Others.kept))
+
+
+def cut(ids: Sequence[int], stop: Sequence[str]) -> list[int]:
+    """The shortest beginning whose text holds a stop string: what any of these decoders must leave."""
+    texts = (tokenizer().decode(ids[:count]) for count in range(1, len(ids) + 1))
+    return list(
+        ids[: next((at for at, text in enumerate(texts, 1) if any(one in text for one in stop)), len(ids))]
+    )
+
+
+class Forced(LogitsProcessor):
+    """Has `generate` write given tokens, shape [n, T]."""
+
+    def __init__(self, tokens: torch.Tensor, prompt: int) -> None:
+        self._tokens, self._prompt = tokens, prompt
+
+    def __call__(self, input_ids: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
+        now = self._tokens[:, input_ids.shape[1] - self._prompt]
+        return torch.full_like(scores, -torch.inf).scatter_(1, now[:, None], 0.0)
+
+
+@pytest.mark.parametrize("stop", [["\n"], ["b c"], ["c a", "bb"], ["<tool>"]], ids=repr)
+def test_a_completion_ends_where_transformers_ends_it(stop: list[str]) -> None:
+    whole, found = drawn(policies()).tokens, drawn(policies(stop)).tokens
+    end = tokenizer().eos_token_id
+    tokens = torch.tensor([ids + [end] * (LIMIT - len(ids)) for ids in whole])
+    # A prompt that no stop string begins in: there transformers would look for it as well.
+    asked = torch.tensor([tokenizer()("aa")["input_ids"]] * len(whole))
+    theirs = model().generate(
+        asked,
+        attention_mask=torch.ones_like(asked),
+        max_new_tokens=LIMIT,
+        do_sample=False,
+        stop_strings=stop,
+        tokenizer=tokenizer(),
+        logits_processor=[Forced(tokens, asked.shape[1])],
+    )
+    assert found != whole
+    for ids, row in zip(found, theirs[:, asked.shape[1] :].tolist(), strict=True):
+        assert row[: len(ids)] == ids
+        assert set(row[len(ids) :]) <= {end}
+
+
+@pytest.mark.parametrize("backend", [TextBackend.own, TextBackend.transformers], ids=lambda one: one.name)
+@pytest.mark.parametrize("top_p", [1.0, 0.9])
+def test_every_decoder_draws_the_same_tokens_up_to_the_stop(backend: TextBackend, top_p: float) -> None:
+    whole, found = drawn(policies(top_p=top_p)), drawn(policies(STOPS, backend=backend, top_p=top_p))
+    assert found.tokens == [cut(ids, STOPS) for ids in whole.tokens]
+    assert found.tokens != whole.tokens
+    alike = [found.kl[at] for at, ids in enumerate(whole.tokens) if ids == found.tokens[at]]
+    assert alike == pytest.approx([whole.kl[at] for at, ids in enumerate(whole.tokens) if ids == found.tokens[at]])
+    assert (found.kl <= whole.kl + 1e-5).all()
+
+
+def test_a_guided_policy_stops_too() -> None:
+    whole, found = drawn(policies(guidance=guide())), drawn(policies(STOPS, guidance=guide()))
+    assert found.tokens == [cut(ids, STOPS) for ids in whole.tokens]
+    assert found.tokens != whole.tokens
+
+
+@pytest.mark.parametrize("look_every", [1, 3, 8])
+def test_what_was_computed_beyond_a_stop_is_left_out(look_every: int) -> None:
+    made = policies(STOPS, top_p=0.9)
+    keys = sample_keys(0, "test", np.arange(len(PROMPTS)), 8)
+    found = decode(
+        model(), encoded(), [LIMIT] * len(PROMPTS), made._settings, keys=keys, samples=8,
+        pace=SlotPace(look_every=look_every),
+    )  # fmt: skip
+    expected = drawn(made)
+    assert found.tokens == expected.tokens
+    assert found.kl == pytest.approx(expected.kl)
+
+
+@pytest.mark.parametrize("backend", [TextBackend.own, TextBackend.transformers], ids=lambda one: one.name)
+def test_a_stop_string_may_begin_in_what_a_completion_has_already(backend: TextBackend) -> None:
+    made = policies(["b c"], backend=backend)
+    b, c = tokenizer()("b")["input_ids"], tokenizer()(" c")["input_ids"]
+    prompts, keys = [*encoded()[:1], *encoded()[:1]], sample_keys(0, "test", np.zeros(2, np.int64), 40)
+    prompts = [prompt + b for prompt in prompts]
+    (asked, begun) = (made.complete(prompts, keys, samples=40, budgets=np.array([LIMIT - k] * 2)) for k in (0, 1))
+    at_once = [ids[: len(c)] == c for ids in asked.tokens]
+    assert any(at_once)
+    assert [ids == c for ids in begun.tokens] == at_once
+
+
+def test_texts_have_no_stop_string_and_are_not_cut_off() -> None:
+    made = policies(STOPS)
+    tokens = drawn(made).tokens
+    for ids, text in zip(tokens, made.text(tokens), strict=True):
+        raw = tokenizer().decode(ids)
+        at = min((raw.find(one) for one in STOPS if one in raw), default=None)
+        assert made.ended(ids) == (at is not None or ids[-1] == tokenizer().eos_token_id)
+        assert made.truncated(ids) == (not made.ended(ids))
+        shown = raw if at is None else raw[:at]
+        assert text == shown.replace("<end>", "").replace("<tool>", "").replace("<stop>", "")
+
+
+def test_a_special_token_is_one_more_end() -> None:
+    made = policies(["<stop>"])
+    stop = tokenizer().convert_tokens_to_ids("<stop>")
+    assert (made.end_ids[-1], made.stops) == (stop, None)
+    assert any(ids[-1] == stop for ids in drawn(made, 40).tokens)
+
+
+def test_a_stop_string_that_nothing_can_write_is_refused() -> None:
+    with pytest.raises(JobError, match=r"generation\.stop"):
+        StopStrings(tokenizer(), ["\N{SNOWMAN}"])
