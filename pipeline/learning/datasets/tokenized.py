@@ -18,6 +18,7 @@ from numpy.typing import NDArray
 
 from pipeline.errors import DataError
 from pipeline.files import write_whole
+from pipeline.learning.datasets.answers import template_ends
 from pipeline.learning.datasets.base import SPLITS, Dataset, Text, plain_text
 from pipeline.learning.datasets.chat import CLOCK, DATE, asks_clock, prompt_text, template_arguments
 from pipeline.learning.datasets.prepared import write_parquet
@@ -169,7 +170,9 @@ def tokenized(
     lengths = [len(prompt) for batch in batches for prompt in batch.column(1)]
     unknown = unknown_pieces(tokenizer, (prompt.as_py() for batch in batches for prompt in batch.column(1)))
     dated = _told_of_clock(tokenizer, dataset, ids)
-    note = "; ".join(said for said in (unknown, already and f"of the first prompts {already}", dated) if said)
+    ended = _told_of_end(tokenizer, dataset, ids)
+    told = (unknown, already and f"of the first prompts {already}", dated, ended)
+    note = "; ".join(said for said in told if said)
     about: dict[str, Any] = {"rows": len(ids), "longest": max(lengths, default=0), "tokens": sum(lengths)}
     about |= {"note": note} if note else {}
     write_whole(out / TOKENIZED, json.dumps(about, indent=1) + "\n")
@@ -184,6 +187,20 @@ def _told_of_clock(tokenizer: PreTrainedTokenizerBase, dataset: Dataset, ids: ND
     return (
         f"the chat template asks for today's date, and is told {DATE} on any day; set another by "
         "datasets.NAME.date=YYYY-MM-DD"
+    )
+
+
+def _told_of_end(tokenizer: PreTrainedTokenizerBase, dataset: Dataset, ids: NDArray[np.int64]) -> str:
+    """What to say where a template ends answers otherwise than the tokenizer ends texts; "" elsewhere."""
+    if not len(ids) or isinstance(dataset.row(int(ids[0])).prompt, str):
+        return ""
+    other = [token for token in template_ends(tokenizer) if token != tokenizer.eos_token_id]
+    if not other:
+        return ""
+    end = tokenizer.eos_token
+    return (
+        f"the chat template ends an answer with {tokenizer.decode(other)}, and the tokenizer "
+        f"{f'ends a text with {end}: either' if end else 'names no end: that'} ends a completion"
     )
 
 

@@ -17,6 +17,7 @@ from pipeline.learning.datasets.tokenized import TokenizedPrompts, encode_prompt
 from pipeline.learning.models.tiny import make_tokenizer
 from pipeline.outputs.formats import TOKENIZED
 from pipeline.outputs.reading import read_tokenized
+from tests.doubles.tokenizers import tokenizer as made_tokenizer
 
 TEMPLATE = (
     "<s>{% for m in messages %}[{{ m['role'] }}]{{ m['content'] }}{% if not loop.last %}/{% endif %}{% endfor %}"
@@ -78,6 +79,19 @@ def test_prompts_of_a_prepared_dataset(tmp_path: Path, tokenizer: PreTrainedToke
         assert prompts[row_id] == encode_prompts(tokenizer, [dataset.row(row_id).prompt])[0]
     with pytest.raises(KeyError, match="no prompt of row 1200"):
         prompts[1200]
+
+
+@pytest.mark.parametrize(
+    ("kind", "chat", "told"),
+    [("base with ChatML", True, True), ("base with ChatML", False, False), ("Qwen3", True, False)],
+)
+def test_an_end_of_the_template_beside_that_of_the_tokenizer_is_told(
+    tmp_path: Path, kind: str, chat: bool, told: bool
+) -> None:
+    (tmp_path / "a.csv").write_text("prompt\n" + "".join(f"{n}?\n" for n in range(20)))
+    prepare(load_dataset(FilesConfig(kind="csv", path=str(tmp_path / "a.csv"), chat=chat)), tmp_path / "rows")
+    about = tokenized(PreparedDataset(tmp_path / "rows"), made_tokenizer(kind), tmp_path / "tokens")
+    assert ("<|im_end|>" in about.get("note", "")) is told
 
 
 def test_prompts_of_a_dataset_that_makes_its_rows(tmp_path: Path) -> None:
