@@ -35,7 +35,7 @@ def tokenizer() -> PreTrainedTokenizerFast:
     made.decoder = decoders.ByteLevel()
     text = ["ab c ab\nb ca", "a\n\nb cab b c", "b  ca\nab c"] * 20
     made.train_from_iterator(text, trainers.BpeTrainer(vocab_size=40, initial_alphabet=[], show_progress=False))
-    tokenizer = PreTrainedTokenizerFast(tokenizer_object=made, eos_token="<end>", pad_token="<end>")  # noqa: S106
+    tokenizer = PreTrainedTokenizerFast(tokenizer_object=made, eos_token="<end>", pad_token="<end>")
     tokenizer.add_special_tokens({"extra_special_tokens": ["<tool>", "<stop>"]})
     return tokenizer
 
