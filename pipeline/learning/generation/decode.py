@@ -40,8 +40,8 @@ from pipeline.learning.generation.sampling import (
     stream_beside,
 )
 from pipeline.learning.generation.slot_work import DecodingWork, Finished, Rows, SlotPace
-from pipeline.learning.generation.stops import StopStrings
 from pipeline.learning.generation.steps import Taken, Taking
+from pipeline.learning.generation.stops import StopStrings
 from pipeline.learning.generation.tilt import Tilt
 from pipeline.learning.models.value import ValueModel
 
