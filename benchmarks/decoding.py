@@ -128,7 +128,8 @@ class Ways:
         """Continuous batching of transformers."""
         backend = PagedBackend(self.model, self._settings(slots), BatchSizes(None, self.device, self.model))
         keys = self._keys(load)
-        backend.complete(load.prompts, keys, samples=1, budgets=load.budgets, on_batch=None)
+        begun = np.zeros(len(load.prompts), np.int64)
+        backend.complete(load.prompts, keys, samples=1, budgets=load.budgets, begun=begun, on_batch=None)
 
     @torch.inference_mode()
     def generate(self, load: Load, slots: int) -> None:
