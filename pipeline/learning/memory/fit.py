@@ -6,7 +6,7 @@ Never all GPUs to be on the safe side: what does not fit is refused with what is
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from pipeline.config.schema import Sharding, Strategy
 from pipeline.errors import DeviceError
@@ -14,12 +14,14 @@ from pipeline.learning.memory.training import (
     GB,
     Footprint,
     ModelShape,
-    Precision,
     StateLayout,
     Workload,
     training_footprint,
 )
 from pipeline.machine.memory import USABLE_SHARE, usable_bytes
+
+_MORE_GPUS = (2, 4, 8, 16, 32, 64)
+"""Numbers of GPUs that are proposed where there are fewer."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -97,11 +99,57 @@ class Fit:
         """
         if self.chosen:
             return self.chosen
-        near = min(self.trials, key=lambda trial: (trial.short, trial.host_short))
+        near = min(self.trials, key=lambda trial: trial.short * trial.gpus + trial.host_short)
+        ways = self.changes_that_fit()
+        last = "a smaller model or larger GPUs"
         raise DeviceError(
-            f"{self.shape.name} ({self.shape.size} parameters) does not fit. Nearest: "
-            f"{near.label} {near.verdict}. Try {_advice(self.work, near)}."
+            f"{self.shape.name} ({self.shape.size} parameters) does not fit. "
+            f"Nearest: {near.label} {near.verdict}. "
+            + (f"Each of these fits, the smallest change first: {'; '.join(ways)}" if ways else f"Try {last}")
         )
+
+    def changes_that_fit(self) -> list[str]:
+        """What could be changed so that it fits, the smallest change first: options, and the settings of a run.
+
+        What leaves the result as it is comes before what trains another thing, one change before two.
+        """
+        work = self.work
+        small = [replace(work, batch=size) for size in _halves(work.batch)]
+        again = [] if work.checkpointing else [replace(work, checkpointing=True)]
+        both = [replace(each, checkpointing=True) for each in small if again]
+        same = [self._said(fitting) for ways in (small, again) if (fitting := self._first(ways))]
+        if not same and (fitting := self._first(both)):
+            same = [self._said(fitting)]
+        lean = [work] if same else [work, *small, *again, *both]
+        adapters = [] if work.lora_rank is not None else [replace(each, lora_rank=16) for each in lean]
+        more = next(
+            (count for count in _MORE_GPUS if count >= self.trials[-1].gpus and self._fits_on(count)), None
+        )
+        frozen = [self._said(fitting)] if (fitting := self._first(adapters)) else []
+        spread = f"{more} such GPUs (training.gpus_per_job={more} training.strategy=fsdp)"
+        return [*same, *([spread] if more else []), *frozen]
+
+    def _first(self, ways: Sequence[Workload]) -> Workload | None:
+        return next(
+            (work for work in ways if any(_on(self.shape, work, trial).fits for trial in self.trials)), None
+        )
+
+    def _fits_on(self, count: int) -> bool:
+        trial = replace(self.trials[-1], layout=StateLayout.full_shard, gpus=count, offload=False)
+        return _on(self.shape, self.work, trial).fits
+
+    def _said(self, work: Workload) -> str:
+        options, settings = [], []
+        if work.batch != self.work.batch:
+            options.append(f"--batch {work.batch}")
+            settings.append(f"training.micro_batch_size={work.batch}")
+        if work.checkpointing != self.work.checkpointing:
+            options.append("--checkpointing")
+            settings.append("training.gradient_checkpointing=true")
+        if work.lora_rank != self.work.lora_rank:
+            options.append(f"--lora-rank {work.lora_rank}")
+            settings.append(f"algos.<NAME>.lora.rank={work.lora_rank} of DPO, GRPO, GRPO-HF, SFT")
+        return f"{' '.join(options)} ({' '.join(settings)})"
 
     def shown(self) -> list[TriedLayout]:
         """One trial of each strategy: the first that fits, else the one on most GPUs."""
@@ -185,17 +233,17 @@ def _counts(layout: StateLayout, available: int, wanted: int | None) -> Sequence
     return [count for count in possible if wanted is None or count == wanted]
 
 
-def _advice(work: Workload, near: TriedLayout) -> str:
-    ways = []
-    if near.short and near.need.activations + near.need.logits > near.short and work.batch > 1:
-        ways.append(f"training.micro_batch_size={work.batch // 2} with more accumulation")
-    if near.short and not work.checkpointing and near.need.activations > near.need.total // 10:
-        ways.append("training.gradient_checkpointing=true")
-    if work.lora_rank is None:
-        ways.append("algos.<NAME>.lora.rank=16 (DPO, GRPO, GRPO-HF, SFT)")
-    if work.precision in (Precision.float32, Precision.amp):
-        ways.append("system.dtype=bfloat16")
-    return ", ".join([*ways, "more GPUs (training.gpus_per_job, training.strategy=fsdp)", "or larger ones"])
+def _halves(batch: int) -> list[int]:
+    found = []
+    while batch > 1:
+        batch //= 2
+        found.append(batch)
+    return found
+
+
+def _on(shape: ModelShape, work: Workload, trial: TriedLayout) -> TriedLayout:
+    need = training_footprint(shape, work, trial.layout, trial.gpus, offload=trial.offload)
+    return replace(trial, need=need)
 
 
 def _gb(number: int) -> str:

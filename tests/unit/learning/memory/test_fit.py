@@ -9,7 +9,7 @@ import pytest
 from pipeline.config.schema import Sharding, Strategy
 from pipeline.errors import DeviceError
 from pipeline.learning.memory.fit import Fit, fit
-from pipeline.learning.memory.training import GB, ModelShape, Precision, StateLayout, Workload
+from pipeline.learning.memory.training import GB, ModelShape, StateLayout, Workload
 from tests.doubles.composing import quick_config
 
 SMALL = ModelShape(
@@ -49,8 +49,10 @@ def test_a_70b_model_does_not_fit_eight_gpus_of_80_gb_without_help() -> None:
     with pytest.raises(DeviceError) as raised:
         without.require()
     said = str(raised.value)
-    assert "70B (70 B parameters) does not fit. Nearest: full_shard + cpu offload on" in said
-    assert "Try algos.<NAME>.lora.rank=16 (DPO, GRPO, GRPO-HF, SFT), more GPUs (training.gpus_per_job, " in said
+    assert "70B (70 B parameters) does not fit. Nearest: full_shard on 8 GPUs needs" in said
+    first, then = without.changes_that_fit()
+    assert first == "32 such GPUs (training.gpus_per_job=32 training.strategy=fsdp)"
+    assert then.startswith("--lora-rank 16 (algos.<NAME>.lora.rank=16 ")
     offloaded = tried(SEVENTY_B, 8, 80, host_gb=1500).require()
     assert (offloaded.layout, offloaded.offload) == (StateLayout.full_shard, True)
     adapters = Workload(batch=1, tokens=1024, checkpointing=True, lora_rank=16)
@@ -60,15 +62,30 @@ def test_a_70b_model_does_not_fit_eight_gpus_of_80_gb_without_help() -> None:
     assert 0 < eight_h200.trials[-1].short < 20 * GB
 
 
+def test_the_smallest_change_that_fits_comes_first() -> None:
+    """What leaves the result as it is, one change before two; adapters last, and none that does not fit."""
+    roomy = Workload(batch=32, tokens=1024)
+    assert tried(SMALL, 1, 24, work=roomy).changes_that_fit()[:2] == [
+        "--batch 16 (training.micro_batch_size=16)",
+        "--checkpointing (training.gradient_checkpointing=true)",
+    ]
+    assert tried(SMALL, 1, 24, work=replace(roomy, batch=16)).chosen
+    assert not tried(SMALL, 1, 24, work=roomy).chosen
+    assert tried(SMALL, 1, 24, work=replace(roomy, checkpointing=True)).chosen
+    (both, *_) = tried(SEVEN_B, 4, 48, work=Workload(batch=16, tokens=16_384)).changes_that_fit()
+    assert both.startswith("--batch 1 --checkpointing ")
+    (spread, *_) = tried(SEVEN_B, 4, 48, strategy=Strategy.ddp).changes_that_fit()
+    assert spread.startswith("4 such GPUs (training.gpus_per_job=4 training.strategy=fsdp)")
+    assert tried(SEVENTY_B, 1, 16).changes_that_fit() == []
+
+
 def test_advice_names_keys_that_there_are() -> None:
-    work = Workload(batch=64, tokens=1024, precision=Precision.float32)
-    with pytest.raises(DeviceError) as raised:
-        tried(SMALL, 2, 24, work=work).require()
-    said = str(raised.value).partition(" Try ")[2]
-    assert "training.micro_batch_size=32" in said
-    assert "8-bit" not in said
-    keys = re.findall(r"([a-z_]+\.[a-z<>A-Z_.]+)=", said)
-    assert {"system.dtype", "training.gradient_checkpointing", "algos.<NAME>.lora.rank"} <= set(keys)
+    said = []
+    for work in (Workload(batch=32, tokens=1024), Workload(batch=4, tokens=8192), Workload(tokens=16_384)):
+        for shape, count in ((SMALL, 1), (SEVEN_B, 4)):
+            said += tried(shape, count, 24, host_gb=1, work=work).changes_that_fit()
+    keys = re.findall(r"([a-z_]+\.[a-z<>A-Z_.]+)=", " ".join(said))
+    assert {"training.micro_batch_size", "training.gradient_checkpointing", "algos.<NAME>.lora.rank"} <= set(keys)
     config = quick_config(["experiment.name=t", "algos=[DPO]"])
     for key in keys:
         assert (
