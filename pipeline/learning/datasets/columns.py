@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import string
 from collections.abc import Iterable, Mapping, Sequence
 from datetime import date
@@ -21,6 +22,12 @@ ALLOWED = "prompt | prompt, completion | prompt, chosen, rejected | chosen, reje
 RESERVED = {"prompts", "completions", "completion_ids", "trainer_state", "log_extra", "log_metric"}
 """Names under which rewards are given something else."""
 IMPLICIT = ("chosen", "rejected")
+_ANSWER_MARK = re.compile(
+    r"(?:^|\n)[ \t]*(?:#+ ?)?(?:Assistant|ASSISTANT|Answer|Response|Bot|AI|GPT|Model|A)[ \t]*:"
+    r"|<\|im_start\|>assistant\n|<\|start_header_id\|>assistant<\|end_header_id\|>\n\n|<start_of_turn>model\n"
+    r"|<\|assistant\|>\n?|<\|Assistant\|>|<\uff5cAssistant\uff5c>|\[/INST\]|ASSISTANT:|TL;DR:"
+)
+"""How texts say that an answer follows, as those of HH-RLHF, Alpaca and TL;DR do, and chat templates."""
 LONGEST_TEXT = 1 << 21
 """Characters of a prompt or an answer. No model reads so many tokens, and a tokenizer takes 400 bytes for each."""
 
@@ -184,7 +191,11 @@ def _split_messages(columns: dict[str, Any], place: str) -> None:
 
 
 def _extract_prompt(columns: dict[str, Any], place: str) -> None:
-    """Take what two answers begin with as their prompt, where none is given; as `trl.extract_prompt` does."""
+    """Take what two answers begin with as their prompt, where none is given; up to the end of a turn.
+
+    `trl.extract_prompt` takes all that they share, which may end inside of an answer: then two pairs of one
+    question have two prompts.
+    """
     if any(columns.get(name) is None for name in IMPLICIT):
         return
     one, other = (_text(columns[name], name, place) for name in IMPLICIT)
@@ -194,13 +205,25 @@ def _extract_prompt(columns: dict[str, Any], place: str) -> None:
         raise DataError(f"{place}: 'chosen' and 'rejected' must both be text or both be conversations.")
     pairs = zip(one, other, strict=False)
     shared = next((at for at, (a, b) in enumerate(pairs) if a != b), min(len(one), len(other)))
-    if isinstance(one, str) and shared and one[shared - 1] == " ":
-        shared -= 1  # a space belongs to the word that follows it
+    if isinstance(one, str):
+        shared = _turn_end(one[:shared])
     if not shared:
         said = f"{place}: no prompt: 'chosen' and 'rejected' share no beginning that could be one."
         raise MissingColumns(said, ["prompt"], [name for name in columns if name not in ANSWERS])
     columns["prompt"] = one[:shared]
     columns.update(chosen=one[shared:], rejected=other[shared:])
+
+
+def _turn_end(shared: str) -> int:
+    """Where a prompt ends in what two texts share: after the mark of an answer, else with a line, else a word."""
+    marks = list(_ANSWER_MARK.finditer(shared))
+    if marks:
+        return marks[-1].end()
+    head = shared.rstrip(" ")
+    if head != shared:  # a space belongs to the word that follows it
+        return len(head)
+    line, word = shared.rfind("\n") + 1, max(shared.rfind(" "), 0)
+    return (line if shared[:line].strip() else word) or len(shared)
 
 
 def _holds_prompt(prompt: object, *answers: Text) -> bool:

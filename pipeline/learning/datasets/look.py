@@ -79,7 +79,7 @@ def look_at(dataset: FilesDataset) -> Look:
                     look.turns.append((made.place, made.row))
                 for column in (name for name, value in made.row.columns.items() if value is None):
                     look.nulls.setdefault(column, []).append(made.place)
-                prompts[split].append(identity(made.stored["prompt"]))
+                prompts[split].append(identity(made.row.prompt))
         is_last = next(records, None) is None
         is_whole = is_whole and is_last
         look.is_all = look.is_all or (split == "train" and is_last)
@@ -87,7 +87,7 @@ def look_at(dataset: FilesDataset) -> Look:
         config = dataset.config
         check_source(dataset, form, len(prompts["train"]))
         sizes = {"test": config.test_size, "validation": config.validation_size}
-        look.warnings = deal(prompts, sizes, config.seed).warnings
+        look.warnings = (*form.told, *deal(prompts, sizes, config.seed).warnings)
     return look
 
 

@@ -72,9 +72,10 @@ def prepare(dataset: Dataset, out: Path, refusal: Refusal | None = None) -> dict
     if not isinstance(dataset, FilesDataset):
         raise ConfigError(f"dataset '{config.kind}' makes its rows; there is nothing to prepare")
     tables, form = _read(dataset, refusal)
-    prompts = {split: _identities(table) for split, table in tables.items()}
+    prompts = {split: _identities(table, form.conversational) for split, table in tables.items()}
     dealt = deal(prompts, {"test": config.test_size, "validation": config.validation_size}, config.seed)
-    for warning in dealt.warnings:
+    warnings = [*form.told, *dealt.warnings]
+    for warning in warnings:
         log.warning("dataset '%s': %s", config.kind, warning)
     out.mkdir(parents=True, exist_ok=True)
     written = {split: _taken(tables, dealt, split) for split in SPLITS}
@@ -87,7 +88,7 @@ def prepare(dataset: Dataset, out: Path, refusal: Refusal | None = None) -> dict
         **form.described(),
         "source": source_fingerprint(dataset),
         "sha256": _digest(written.values()),
-        "warnings": list(dealt.warnings),
+        "warnings": warnings,
     }
     write_whole(out / FILE, json.dumps(about, indent=1, ensure_ascii=False) + "\n")
     return about
@@ -193,8 +194,8 @@ def _batches(
     yield pa.RecordBatch.from_pylist(stored, SCHEMA)
 
 
-def _identities(table: pa.Table) -> list[bytes]:
-    return [identity(text) for text in _prompts(table)]
+def _identities(table: pa.Table, conversational: bool) -> list[bytes]:
+    return [identity(json.loads(text) if conversational else text) for text in _prompts(table)]
 
 
 def _prompts(table: pa.Table) -> Iterator[str]:

@@ -6,18 +6,21 @@ import datetime
 import decimal
 import hashlib
 import json
-from collections.abc import Iterator
+import unicodedata
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from pipeline.errors import DataError, unknown_name
-from pipeline.learning.datasets.base import Row, Text
+from pipeline.learning.datasets.base import Message, Row, Text
 from pipeline.learning.datasets.columns import ANSWERS
 from pipeline.learning.datasets.from_files import FilesDataset
 from pipeline.learning.datasets.readers import Record
 
 TEXTS = ("prompt", *ANSWERS)
 """What of a row is text or a conversation."""
+_UNSEEN = dict.fromkeys(map(ord, "\ufeff\u200b\u2060\u00ad"))
+"""Marks of byte order, spaces without width, hyphens that show only at the end of a line."""
 
 
 @dataclass(frozen=True)
@@ -56,6 +59,8 @@ def made_rows(
             yield None
             continue
         form.add(row, record.place)
+        if "prompt" not in record.data and "prompt" not in dataset.source.columns:
+            form.cut(row, record.place)
         yield MadeRow(row, _stored(row, record.place), record.place)
 
 
@@ -69,6 +74,7 @@ class Form:
         """Columns of the source."""
         self._conversational: bool | None = None
         self._first = ""
+        self._cut: list[str] = []
 
     def add(self, row: Row, place: str) -> None:
         """Take a row into account.
@@ -88,12 +94,34 @@ class Form:
         self.columns.update(dict.fromkeys(row.columns))
         self.answers.update((name, None) for name in ANSWERS if getattr(row, name) is not None)
 
+    def cut(self, row: Row, place: str) -> None:
+        """Take a row into account whose prompt was cut from its pair: the answers may still begin alike."""
+        one, other = row.chosen, row.rejected
+        if isinstance(one, str) and isinstance(other, str) and one.lstrip()[:1] == other.lstrip()[:1] != "":
+            self._cut.append(place)
+
+    @property
+    def told(self) -> list[str]:
+        """What a user should know of the rows."""
+        if not self._cut:
+            return []
+        pairs = f"{len(self._cut):,} pair{'s' * (len(self._cut) != 1)} (first {self._cut[0]})"
+        return [
+            f"the answers of {pairs} begin alike: their prompts end with the last turn that both have, not where "
+            "the answers differ; give prompts in a column of their own if that is wrong"
+        ]
+
+    @property
+    def conversational(self) -> bool:
+        """Whether prompts are conversations."""
+        return bool(self._conversational)
+
     def described(self) -> dict[str, Any]:
         """For ``dataset.json``."""
         return {
             "columns": sorted(self.columns),
             "answers": [name for name in ANSWERS if name in self.answers],
-            "conversational": bool(self._conversational),
+            "conversational": self.conversational,
         }
 
 
@@ -117,9 +145,32 @@ def check_source(dataset: FilesDataset, form: Form, number: int) -> None:
         raise DataError(f"{given}: further_columns: " + unknown_name("column", odd[0], known))
 
 
-def identity(prompt: str) -> bytes:
-    """What says that two prompts are the same: their text as it is stored, apart from white space."""
-    return hashlib.blake2b(" ".join(prompt.split()).encode(), digest_size=16).digest()
+def identity(prompt: Text) -> bytes:
+    """What says that two prompts are the same question to a reader.
+
+    Of a conversation these are the roles and what is said, with calls of tools, whatever else its turns have and
+    in whatever order; a turn of the system that says nothing is none. White space counts as one space, at the ends as
+    none, and signs that are not seen as nothing; a letter with its accent is one, however it is encoded (NFC).
+    """
+    said = _content(prompt) if isinstance(prompt, str) else json.dumps(list(_turns(prompt)), default=_plain)
+    return hashlib.blake2b(said.encode(), digest_size=16).digest()
+
+
+def _turns(prompt: Sequence[Message]) -> Iterator[list[str]]:
+    for turn in prompt:
+        content = _content(turn["content"])
+        if content or turn["role"] != "system":
+            calls = turn.get("tool_calls")
+            yield [
+                turn["role"],
+                content,
+                *([json.dumps(calls, sort_keys=True, default=_plain)] if calls else []),
+            ]
+
+
+def _content(text: str) -> str:
+    plain = text if text.isascii() else unicodedata.normalize("NFC", text).translate(_UNSEEN)
+    return " ".join(plain.split())
 
 
 def _stored(row: Row, place: str) -> dict[str, Any]:

@@ -172,3 +172,29 @@ def test_needed_columns() -> None:
 def test_plain_text_for_readers() -> None:
     assert plain_text("a") == "a"
     assert plain_text([user("a"), assistant("b")]) == "user: a\nassistant: b"
+
+
+@pytest.mark.parametrize(
+    ("shared", "prompt"),
+    [
+        ("\n\nHuman: Tell me.\n\nAssistant: It is", "\n\nHuman: Tell me.\n\nAssistant:"),
+        (
+            "Human: a\n\nAssistant: b\n\nHuman: c\n\nAssistant: Th",
+            "Human: a\n\nAssistant: b\n\nHuman: c\n\nAssistant:",
+        ),
+        ("### Instruction:\nAdd.\n\n### Response:\nIt is ", "### Instruction:\nAdd.\n\n### Response:"),
+        ("[INST] Add. [/INST] It is ", "[INST] Add. [/INST]"),
+        (
+            "<|im_start|>user\nAdd.<|im_end|>\n<|im_start|>assistant\nIt is ",
+            "<|im_start|>user\nAdd.<|im_end|>\n<|im_start|>assistant\n",
+        ),
+        ("Q: 2 + 2?\nA: It is ", "Q: 2 + 2?\nA:"),
+        ("What is 2 + 2?\nIt is a", "What is 2 + 2?\n"),
+        ("What is it: ca", "What is it:"),
+        ("What is it: ", "What is it:"),
+    ],
+)
+def test_a_prompt_ends_where_a_turn_does(shared: str, prompt: str) -> None:
+    row = make_row(0, {"chosen": f"{shared}one", "rejected": f"{shared}two"}, "f:1", FilesConfig(kind="jsonl"))
+    rest = shared[len(prompt) :]
+    assert (row.prompt, row.chosen, row.rejected) == (prompt, f"{rest}one", f"{rest}two")

@@ -21,6 +21,7 @@ from pipeline.learning.datasets.from_files import FilesConfig, FilesDataset
 from pipeline.learning.datasets.look import Look, look_at
 from pipeline.learning.datasets.prepared import FILE, PreparedDataset, prepare
 from pipeline.learning.datasets.registry import load_dataset
+from pipeline.learning.datasets.rows import identity
 
 Make = Callable[..., FilesConfig]
 
@@ -287,3 +288,65 @@ class TestALookAtTheFirstRows:
             look_at(dataset)
         monkeypatch.setattr(look_module, "_READ_WHOLE", 5)
         assert look_at(dataset) == Look()
+
+
+def _turn(content: str, **more: Any) -> list[dict[str, Any]]:
+    return [{**more, "content": content, "role": "user"}]
+
+
+@pytest.mark.parametrize(
+    ("one", "other"),
+    [
+        ("Why?", " Why? \r\n"),
+        ("How  many\tdays?", "How many days?"),
+        ("Caf\u00e9?", "Cafe\u0301?"),
+        ("Why?", "\ufeffWhy?"),
+        (_turn("Why?"), _turn("Why?\n")),
+        (_turn("Why?"), [{"role": "user", "content": "Why?"}]),
+        (_turn("Why?"), _turn("Why?", name="me", weight=1, other=None)),
+        (_turn("Why?"), [{"role": "system", "content": " "}, *_turn("Why?")]),
+    ],
+)
+def test_prompts_that_are_one_question(one: Any, other: Any) -> None:
+    assert identity(one) == identity(other)
+
+
+@pytest.mark.parametrize(
+    ("one", "other"),
+    [
+        ("Polish?", "polish?"),
+        ("x\u00b2?", "x2?"),
+        ("a b", "ab"),
+        (_turn("Why?"), [*_turn("Why?"), {"role": "assistant", "content": ""}]),
+        (_turn("Why?"), [{"role": "system", "content": "Be brief."}, *_turn("Why?")]),
+        (_turn("Why?"), [{"role": "assistant", "content": "Why?"}]),
+        (_turn("Why?", tool_calls=[{"name": "a"}]), _turn("Why?", tool_calls=[{"name": "b"}])),
+    ],
+)
+def test_prompts_that_are_two_questions(one: Any, other: Any) -> None:
+    assert identity(one) != identity(other)
+
+
+@pytest.mark.parametrize("form", ["text", "conversation", "pairs"])
+def test_a_question_of_the_test_file_is_in_no_other_split(make: Make, tmp_path: Path, form: str) -> None:
+    def row(number: int, end: str, answer: str = "") -> dict[str, Any]:
+        question = f"What is {number} + 1?{end}"
+        if form == "text":
+            return {"prompt": question}
+        if form == "conversation":
+            return {"prompt": _turn(question)}
+        start = f"\n\nHuman: {question}\n\nAssistant: It is "
+        return {"chosen": f"{start}{answer} {number + 1}", "rejected": f"{start}{answer} unknown"}
+
+    test = make(*(row(number, "\n") for number in range(10)), name="test.jsonl", test_size=10)
+    train = [row(number, "", answer) for number in range(30) for answer in ("", "surely")]
+    dataset = prepared(make(*train, test_size=10, test_path=test.path), tmp_path / "out")
+    found = {
+        split: {identity(dataset.row(int(at)).prompt) for at in dataset.ids(split)}
+        for split in ("train", "validation", "test")
+    }
+    assert [len(each) for each in found.values()] == [18, 2, 10]
+    assert not found["test"] & (found["train"] | found["validation"])
+    assert not found["train"] & found["validation"]
+    assert any("of train left out" in warning for warning in dataset.about["warnings"])
+    assert any("begin alike" in warning for warning in dataset.about["warnings"]) == (form == "pairs")
