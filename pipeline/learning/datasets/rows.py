@@ -149,8 +149,8 @@ def identity(prompt: Text) -> bytes:
     """What says that two prompts are the same question to a reader.
 
     Of a conversation these are the roles and what is said, with calls of tools, whatever else its turns have and
-    in whatever order; a turn of the system that says nothing is none. White space counts as one space, at the ends as
-    none, and signs that are not seen as nothing; a letter with its accent is one, however it is encoded (NFC).
+    in whatever order; a turn of the system that says nothing is none. White space counts as one space, at the ends
+    as none, and signs that are not seen as nothing; a letter with its accent is one, however encoded (NFC).
     """
     said = _content(prompt) if isinstance(prompt, str) else json.dumps(list(_turns(prompt)), default=_plain)
     return hashlib.blake2b(said.encode(), digest_size=16).digest()
