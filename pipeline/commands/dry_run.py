@@ -12,6 +12,7 @@ from pipeline.commands.request import Request, Stored
 from pipeline.engine.run_folder import PLAN_SVG
 from pipeline.engine.store.measured import read_durations
 from pipeline.files import write_whole
+from pipeline.learning.models.adapter_folder import with_weights
 from pipeline.machine import garbage
 from pipeline.plan.chains import REFERENCE
 from pipeline.plan.job import duration_name
@@ -100,9 +101,9 @@ def _not_looked_at(request: Request, missing: Collection[str]) -> list[str]:
     """What may still turn out to be wrong or not to be had, since only a job reads it."""
     config, jobs_left = request.config, [request.plan.jobs[job_id] for job_id in missing]
     hub = {
-        f"{model.path} on the hub"
+        f"{with_weights(str(model.path), None).path} on the hub"
         for name, model in config.models.items()
-        if model.path and not model.is_trained and not is_local(model.path)
+        if model.path and not model.is_trained and not is_local(with_weights(model.path, None).path)
         if any(job.model == name and job.algo == REFERENCE for job in jobs_left)
     }
     unread = [name for name in request.unread(missing) if not in_local_files(config.datasets[name])]

@@ -18,6 +18,7 @@ from pipeline.config.schema import Config, Keep
 from pipeline.learning.algos.base import Stage
 from pipeline.learning.choices import HeadType
 from pipeline.learning.datasets.registry import load_dataset
+from pipeline.learning.models.adapter_folder import is_adapters
 from pipeline.outputs.curves import MAX_STEPS
 from pipeline.plan.chains import PREPARATION, REFERENCE, chains
 from pipeline.plan.estimates import Scale, scale_of
@@ -258,7 +259,7 @@ class _Rooms:
         if size is None:
             self.unknown[f"models.{job.model}"] = None
             return DiskUse(_MANIFEST + _POINTER)
-        if not model.is_trained and not (model.path and is_gguf(model.path)):
+        if not model.is_trained and not (model.path and (is_gguf(model.path) or is_adapters(model.path))):
             return DiskUse(_MANIFEST + _POINTER)  # it stays where it is
         steps = model.demonstrations and getattr(model, "steps", 0)
         copy = _TRAINED * size.weights if model.is_trained else 0

@@ -16,6 +16,7 @@ from pipeline.config.bases import ModelConfig
 from pipeline.foreign import ForeignDataError, converted
 from pipeline.learning.datasets.base import Dataset
 from pipeline.learning.datasets.hub import in_cache
+from pipeline.learning.models.adapter_folder import with_weights
 from pipeline.learning.models.kinds import TinyModelConfig
 from pipeline.plan.estimates import weights_in_name
 from pipeline.plan.models import CONFIG, TIED, count_weights, read_config
@@ -129,6 +130,7 @@ def _tiny(model: TinyModelConfig, vocabulary: int) -> ModelSize:
 
 
 def _of_path(path: str, revision: str | None) -> ModelSize | None:
+    path, revision = with_weights(path, revision)
     place, size = Path(path), None
     with suppress(OSError, ForeignDataError):  # then nothing but its name tells
         if place.is_file():  # quantised: how many bits a weight has is not known

@@ -24,10 +24,18 @@ from pipeline.errors import ConfigError
 from pipeline.files import open_plain
 from pipeline.foreign import ForeignDataError, read_json_file
 from pipeline.learning.datasets.hub import folder_called_nearly, in_cache, is_hub_id, offline
+from pipeline.learning.models.adapter_folder import (
+    SETTINGS,
+    WEIGHTS,
+    Base,
+    check_folder,
+    is_adapters,
+    with_weights,
+)
 from pipeline.learning.models.families import WITHOUT_SDPA, unknown_kind, why_not_usable
 from pipeline.learning.models.kinds import TinyModelConfig
 from pipeline.plan.estimates import weights_in_name
-from pipeline.plan.weight_files import check_whole, shapes_in, tensors_in, weight_files
+from pipeline.plan.weight_files import check_whole, shapes_in, tensors_in, weight_files, wrong_with
 
 GGUF = ".gguf"
 MAGIC = b"GGUF"
@@ -70,16 +78,35 @@ def check_models(config: Config) -> None:
         for key, path, role in _places(model):
             if path is None:
                 continue
-            given = f"models.{name}.{key}={path}"
+            given, place = f"models.{name}.{key}={path}", Base(path, model.revisions[role])
             try:
-                if is_local(path):
-                    _check_local(f"models.{name}", key, Path(path), model.trusts_code)
-                elif file := in_cache(path, CONFIG, model.revisions[role]):
-                    config_of = _read_config(given, file)
-                    _check_kind(f"models.{name}", key, path, config_of, model.trusts_code)
+                if is_adapters(path):
+                    check_folder(given, Path(path))
+                    if wrong := wrong_with(Path(path) / WEIGHTS):
+                        raise ConfigError(f"{given}: {WEIGHTS} {wrong}")
+                    place = with_weights(*place)
+                    given += f", adapters of {place.path}"
+                _check_place(f"models.{name}", key, given, place, model.trusts_code)
             except OSError as error:
                 raise _unreadable(given, error) from error
         _check_adapters(config, f"models.{name}", model)
+
+
+def _check_place(model: str, key: str, given: str, place: Base, trusted: bool) -> None:
+    """Refuse what is no model, at the place that a setting names or that its adapters do."""
+    if is_local(place.path):
+        _check_local(model, key, given, Path(place.path), trusted)
+        config = {} if is_gguf(place.path) else _read_config(given, Path(place.path) / CONFIG)
+    elif file := in_cache(place.path, CONFIG, place.revision):
+        config = _read_config(given, file)
+        _check_kind(model, key, given, config, trusted)
+    else:
+        return
+    if "quantization_config" in config and ", adapters of " in given:
+        raise ConfigError(
+            f"{given}: the weights of that model are in few bits, which nothing is merged into. Name the same "
+            f"model in full precision as base_model_name_or_path of {SETTINGS}"
+        )
 
 
 def fetched_models(config: Config, needed: Collection[str]) -> list[str]:
@@ -96,15 +123,21 @@ def fetched_models(config: Config, needed: Collection[str]) -> list[str]:
     for name in needed:
         model = config.models[name]
         for key, path, role in _places(model):
-            if path is None or is_local(path) or in_cache(path, CONFIG, model.revisions[role]):
+            if path is None:
+                continue
+            given, adapted = f"models.{name}.{key}={path}", is_adapters(path)
+            path, revision = with_weights(path, model.revisions[role])
+            if is_local(path) or in_cache(path, CONFIG, revision):
                 continue
             near = folder_called_nearly(path)
-            given = f"models.{name}.{key}={path}: there is no folder {path} here{f', but {near}' if near else ''}"
+            given += f", adapters of {path}" if adapted else ""
+            given += f": there is no folder {path} here{f', but {near}' if near else ''}"
             if offline():
                 raise ConfigError(
                     f"{given}, and the cache of this machine has no such model of the hub, which may not be "
                     "asked, as HF_HUB_OFFLINE is set. Give the folder of a model, or unset it. On a machine with "
                     f"network `hf download {path} --local-dir DIR` makes such a folder, to be copied here"
+                    + (f", and named as base_model_name_or_path of {SETTINGS}" if adapted else "")
                 )
             if near:
                 warnings.append(f"{given}. It is taken for the id of a model on the hub")
@@ -150,7 +183,7 @@ def _no_layers(model: ModelConfig, asked: list[str]) -> tuple[list[str], list[st
         layers = [f"transformer.h.{number}.{each}" for number in range(model.n_layer) for each in _TINY_LAYERS]
         wrong = [name for name in asked if not _names([*layers, _TINY_POSITIONS], name)]
         return wrong, sorted({name.rpartition(".")[2] for name in _TINY_LAYERS})
-    folder = Path(model.path or "")
+    folder = Path(with_weights(model.path or "", None).path)
     if not model.path or not folder.is_dir() or model.trusts_code:  # a training will know
         return [], []
     shapes = {name: shape for file in weight_files(folder) for name, shape in shapes_in(file).items()}
@@ -174,8 +207,9 @@ def _is_tied(model: ModelConfig) -> bool:
     """Whether a reference is known to read and write tokens by one weight; of others a training will know."""
     if model.is_trained or not model.path:
         return model.is_trained
-    path = Path(model.path)
-    file = path / CONFIG if path.is_dir() else in_cache(model.path, CONFIG, model.revisions["reference"])
+    place = with_weights(model.path, model.revisions["reference"])
+    path = Path(place.path)
+    file = path / CONFIG if path.is_dir() else in_cache(place.path, CONFIG, place.revision)
     if file is None or is_gguf(path):
         return False  # the training says so
     config = read_config(file)
@@ -205,6 +239,8 @@ def model_identities(model: ModelConfig, file_hash: Callable[[Path], str]) -> di
         if path:
             try:
                 found[role] = _identity(path, model.revisions[role], file_hash)
+                if is_adapters(path):
+                    found[role]["base"] = _identity(*with_weights(path, None), file_hash)
             except OSError as error:
                 raise _unreadable(path, error) from error
     return found
@@ -217,7 +253,9 @@ def lacks_sdpa(model: ModelConfig) -> bool:
     """
     if model.is_trained or not model.path or not Path(model.path).is_dir():
         return False
-    return read_config(Path(model.path) / CONFIG).get("model_type") in WITHOUT_SDPA
+    if not (folder := Path(with_weights(model.path, None).path)).is_dir():
+        return False
+    return read_config(folder / CONFIG).get("model_type") in WITHOUT_SDPA
 
 
 def model_files(folder: Path) -> list[Path]:
@@ -229,9 +267,9 @@ def count_weights(model: ModelConfig) -> int:
     """Weights of a reference policy, by its settings, the headers of its files or its name; 0 where none tells."""
     if model.is_trained or not model.path:
         return model.weights
-    path = Path(model.path)
+    path = Path(with_weights(model.path, None).path)
     if not path.exists():
-        return weights_in_name(model.path)
+        return weights_in_name(str(path))
     if path.is_file():
         return path.stat().st_size  # quantized, about a byte each
     with suppress(OSError, ForeignDataError):  # what is wrong with it is told where models are checked
@@ -255,8 +293,7 @@ def _identity(path: str, revision: str | None, file_hash: Callable[[Path], str])
     return {"files": len(files), "bytes": sum(file.stat().st_size for file in files), "sha256": whole.hexdigest()}
 
 
-def _check_local(model: str, key: str, path: Path, trusted: bool) -> None:
-    given = f"{model}.{key}={path}"
+def _check_local(model: str, key: str, given: str, path: Path, trusted: bool) -> None:
     if not path.exists():
         raise ConfigError(
             f"{given}: there is no such file or folder. Give the folder of a model saved by save_pretrained, a "
@@ -267,7 +304,7 @@ def _check_local(model: str, key: str, path: Path, trusted: bool) -> None:
         _check_gguf(given, path)
         return
     config = _read_config(given, path / CONFIG)
-    _check_kind(model, key, path, config, trusted)
+    _check_kind(model, key, given, config, trusted)
     check_whole(given, path)
 
 
@@ -280,8 +317,7 @@ def _read_config(given: str, file: Path) -> dict[str, Any]:
         ) from error
 
 
-def _check_kind(model: str, key: str, path: str | Path, config: dict[str, Any], trusted: bool) -> None:
-    given = f"{model}.{key}={path}"
+def _check_kind(model: str, key: str, given: str, config: dict[str, Any], trusted: bool) -> None:
     unknown = unknown_kind(config)
     if unknown and "auto_map" in config:
         if not trusted:

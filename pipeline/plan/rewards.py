@@ -28,6 +28,7 @@ from pipeline.learning.algos.qsharp import QSharpConfig
 from pipeline.learning.datasets.files import HubDataset
 from pipeline.learning.datasets.from_files import FilesDataset
 from pipeline.learning.datasets.registry import load_dataset
+from pipeline.learning.models.adapter_folder import tokenizer_place
 from pipeline.learning.rewards.registry import shipped_traits
 from pipeline.machine import children
 from pipeline.machine.channel import Channel
@@ -139,7 +140,11 @@ def as_plain(datasets: Mapping[str, DatasetConfig]) -> dict[str, Any]:
 
 def _templates(config: Config) -> dict[str, str]:
     """The folders of this machine that have the models' chat templates."""
-    paths = {name: model.path for name, model in config.models.items() if model.path is not None}
+    paths = {
+        name: tokenizer_place(model.path, None).path
+        for name, model in config.models.items()
+        if model.path is not None
+    }
     return {name: path for name, path in paths.items() if Path(path).is_dir()}
 
 

@@ -13,6 +13,7 @@ from pipeline.config.install import install_command
 from pipeline.config.schema import Config, TextBackend
 from pipeline.config.told import refuse_all
 from pipeline.learning.algos.base import Stage
+from pipeline.learning.models.adapter_folder import with_weights
 from pipeline.learning.models.families import why_not_paged
 from pipeline.plan.models import CONFIG, read_config
 
@@ -63,9 +64,10 @@ def _old_transformers() -> Iterator[str]:
 def _not_paged(config: Config) -> Iterator[str]:
     """Models of which the files tell; of an id of the hub the first job that loads it says the same."""
     for name, model in config.models.items():
-        if model.is_trained or not model.path or not Path(model.path).is_dir():
+        folder = Path(with_weights(model.path or "", None).path)
+        if model.is_trained or not model.path or not folder.is_dir():
             continue
-        if why := why_not_paged(read_config(Path(model.path) / CONFIG)):
+        if why := why_not_paged(read_config(folder / CONFIG)):
             yield f"generation.backend=transformers: models.{name}.path={model.path}: {why}"
 
 

@@ -21,6 +21,7 @@ from pipeline.learning.datasets.from_files import FilesConfig
 from pipeline.learning.datasets.hub import in_cache
 from pipeline.learning.datasets.registry import load_dataset
 from pipeline.learning.datasets.validate import check_demonstrations, demonstration_length
+from pipeline.learning.models.adapter_folder import is_adapters, tokenizer_place
 from pipeline.learning.models.kinds import TinyModelConfig
 from pipeline.plan.models import CONFIG, is_gguf, read_config, reason
 
@@ -53,15 +54,17 @@ def check_tokenizers(config: Config) -> None:
                         f"completion are {length} tokens; set models.{name}.n_positions={length} or more."
                     )
         if model.path is not None:
-            given, folder = f"models.{name}.path", Path(model.path)
+            given, folder = f"models.{name}.path", Path(tokenizer_place(model.path, None).path)
             if folder.is_dir():
-                _check_there(f"{given}={folder}", folder)
-            if (folder / FILE).is_file():
+                _check_there(f"{given}={model.path}", folder)
+            # With adapters may come more tokens than their base has.
+            if (folder / FILE).is_file() and not is_adapters(model.path):
                 _check_rows(f"{given}={folder}", model.path, read_vocabulary(given, model.path))
         if model.value_path is None:
             continue
         value = read_vocabulary(f"models.{name}.value_path", model.value_path)
-        _check_rows(f"models.{name}.value_path={model.value_path}", model.value_path, value)
+        if not is_adapters(model.value_path):
+            _check_rows(f"models.{name}.value_path={model.value_path}", model.value_path, value)
         for reference, vocabulary in _reference_vocabularies(name, model, config):
             difference = _difference(vocabulary, value)
             if difference:
@@ -131,9 +134,9 @@ def has_chat_template(path: str) -> bool | None:
     """Whether a model brings a chat template; None where that is only known once it is fetched from the hub."""
     if is_gguf(path):
         return "tokenizer.chat_template" in _gguf(path).fields
-    if not Path(path).is_dir():
+    folder = Path(tokenizer_place(path, None).path)
+    if not folder.is_dir():
         return None
-    folder = Path(path)
     try:
         settings = read_config(folder / SETTINGS)
     except (OSError, ForeignDataError):
@@ -162,9 +165,10 @@ def read_vocabulary(key: str, path: str) -> dict[str, int]:
     """
     if is_gguf(path):
         return {token: index for index, token in enumerate(_gguf(path).fields[TOKENS].contents())}
-    file = Path(path) / FILE
+    place = tokenizer_place(path, None).path
+    file = Path(place) / FILE
     if not file.is_file():
-        file = in_cache(path, FILE) or file
+        file = in_cache(place, FILE) or file
     try:
         found = read_json_file(file, _Tokenizer, LARGEST_TOKENIZER, follow=True)
     except (OSError, ForeignDataError) as error:

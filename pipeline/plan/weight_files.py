@@ -100,7 +100,7 @@ def check_whole(given: str, folder: Path) -> None:
             f"({len(missing)} of them are missing). Get the model again."
         )
     for file in files:
-        if wrong := _wrong_with(file):
+        if wrong := wrong_with(file):
             raise ConfigError(f"{given}: {file.name} {wrong}")
 
 
@@ -122,7 +122,7 @@ def _without_files(folder: Path) -> str:
     )
 
 
-def _wrong_with(file: Path) -> str:
+def wrong_with(file: Path) -> str:
     """What is wrong with a file of weights, to follow its name; "" where it is whole."""
     with open_plain(file, follow=True) as opened:
         if opened.read(len(_LFS)) == _LFS:

@@ -26,6 +26,7 @@ from pipeline.learning.memory.decoding import (
     least_width,
     shape_of_texts,
 )
+from pipeline.learning.models.adapter_folder import with_weights
 from pipeline.learning.models.families import MOST_RANKS, split_widths, why_not_split
 from pipeline.machine.memory import usable_bytes
 from pipeline.plan.chains import REFERENCE, chains
@@ -195,6 +196,7 @@ def described_by_files(model: ModelConfig) -> Mapping[str, Any] | None:
 
 
 def _config_file(path: str, revision: str | None) -> Path | None:
+    path, revision = with_weights(path, revision)
     if Path(path).is_dir():
         return Path(path) / CONFIG
     return None if Path(path).is_file() else in_cache(path, CONFIG, revision)

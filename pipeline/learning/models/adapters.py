@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import shutil
 import warnings
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -14,12 +14,15 @@ from peft import PeftModel, get_peft_model_state_dict
 from peft.tuners.lora import LoraLayer
 from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
+from torch import nn
 from transformers import PreTrainedModel
 
 from pipeline.errors import JobError
 from pipeline.files import json_text
+from pipeline.learning.models.adapter_folder import SETTINGS, WEIGHTS
 
-WEIGHTS, SETTINGS = "adapter_model.safetensors", "adapter_config.json"
+SLACK = 1e-3
+"""Of the largest logit, by how much a merged model may differ from base and adapters, which add up otherwise."""
 _NAME = "default"
 
 
@@ -80,6 +83,65 @@ def merge_adapters(model: PreTrainedModel, adapters: Sequence[Path], exact: PreT
                 weight.data = weight.data.new_empty(0)
     if exact is None:
         adapted.unload()
+
+
+@torch.no_grad()
+def merged_by_peft(model: PreTrainedModel, folder: Path) -> PreTrainedModel:
+    """Merge adapters of any kind that peft merges into their base, which may get another vocabulary by them.
+
+    Args:
+        model: The base, in float32 and the machine's memory.
+        folder: Of the adapters.
+
+    Returns:
+        The base with other weights.
+
+    Raises:
+        JobError: They are those of another model, or what they make cannot be written as weights of such a one.
+    """
+    with _telling_of(folder), quietly():
+        stored = load_file(folder / WEIGHTS)
+        _resize(model, stored)
+        adapted = PeftModel.from_pretrained(model, str(folder), torch_device="cpu").eval()
+        placed = get_peft_model_state_dict(adapted, save_embedding_layers=False)
+        if lacking := sorted(placed.keys() - stored.keys()):
+            raise ValueError(f"{lacking[0]} is missing")
+        if odd := sorted(stored.keys() - placed.keys() - adapted.state_dict().keys()):
+            raise ValueError(f"{odd[0]} is nowhere in the model")
+        some = torch.arange(min(8, model.config.get_text_config().vocab_size))[None]
+        meant = adapted(input_ids=some).logits
+        text = model.config.get_text_config()
+        tied = getattr(text, "tie_word_embeddings", False)
+        text.tie_word_embeddings = model.config.tie_word_embeddings = False
+        _part(adapted)
+        whole: PreTrainedModel = adapted.merge_and_unload(safe_merge=True)
+        if tied:
+            layers = whole.get_input_embeddings(), whole.get_output_embeddings()
+            same = torch.equal(*(layer.get_parameter("weight") for layer in layers))
+            text.tie_word_embeddings = model.config.tie_word_embeddings = same
+        if not (whole(input_ids=some).logits - meant).abs().max() <= SLACK * meant.abs().max():
+            raise ValueError("what comes out computes something else than base and adapters")
+    return whole
+
+
+def _resize(model: PreTrainedModel, stored: Mapping[str, torch.Tensor]) -> None:
+    """Give a base as many tokens as it had when its adapters were saved."""
+    for layer in (model.get_input_embeddings(), model.get_output_embeddings()):
+        name = next((name for name, module in model.named_modules() if module is layer), None)
+        for place, dimension in (("weight", 0), ("lora_embedding_A", 1), ("lora_B.weight", 0)):
+            weight = stored.get(f"base_model.model.{name}.{place}")
+            if weight is not None and weight.shape[dimension] != model.config.get_text_config().vocab_size:
+                model.resize_token_embeddings(weight.shape[dimension], mean_resizing=False)
+
+
+def _part(model: nn.Module) -> None:
+    """Give layers that share a weight one each, so that one may be changed without the others."""
+    seen: set[int] = set()
+    for module in model.modules():
+        for name, weight in list(module.named_parameters(recurse=False)):
+            if id(weight) in seen:
+                setattr(module, name, nn.Parameter(weight.clone(), requires_grad=False))
+            seen.add(id(weight))
 
 
 def _adapted(model: PreTrainedModel, adapters: Sequence[Path]) -> PeftModel:

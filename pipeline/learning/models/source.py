@@ -1,4 +1,4 @@
-"""Where the files of a model are: a folder as it is, the snapshot of a hub id, a GGUF file made into a folder.
+"""Where the files of a model are: a folder, the snapshot of a hub id, or what is made of a GGUF file or adapters.
 
 The output of the reference's first stage points to a folder or a commit on the hub, or is itself the model.
 """
@@ -15,6 +15,7 @@ from pipeline.errors import JobError
 from pipeline.files import json_text
 from pipeline.foreign import ForeignDataError, parse_json
 from pipeline.learning.datasets.hub import folder_called_nearly, reaching, why_not
+from pipeline.learning.models.adapter_folder import Base, is_adapters, tokenizer_place, with_weights
 from pipeline.learning.models.families import unknown_kind, why_not_usable
 from pipeline.outputs.formats import POINTER
 from pipeline.outputs.reading import read_input, read_pointer
@@ -24,7 +25,7 @@ _PATTERNS = ["*.safetensors", "*.safetensors.index.json", "*.json", "*.jinja", "
 
 
 def write_reference(model: ModelConfig, out: Path) -> None:
-    """Note where the model is that the configuration names; a GGUF file becomes a folder here.
+    """Note where the model is that the configuration names; a GGUF file or adapters become a whole model here.
 
     Args:
         model: Of kind ``hf``.
@@ -38,6 +39,9 @@ def write_reference(model: ModelConfig, out: Path) -> None:
         from pipeline.learning.models.gguf import convert
 
         convert(Path(path), out)
+        return
+    if is_adapters(path):
+        _write_merged(Path(path), out, trusted=model.trusts_code)
         return
     pointer: dict[str, Any] = {"path": str(Path(path).absolute())}
     if not Path(path).is_dir():
@@ -67,7 +71,7 @@ def value_folder(model: ModelConfig, scratch: Path) -> str | None:
 
     Args:
         model: The configuration.
-        scratch: Folder in which a GGUF file may be made into a model; removed by the caller.
+        scratch: Folder in which a GGUF file or adapters may be made into a model; removed by the caller.
     """
     path = model.value_path
     if path is None:
@@ -77,9 +81,41 @@ def value_folder(model: ModelConfig, scratch: Path) -> str | None:
 
         convert(Path(path), scratch)
         return str(scratch)
+    if is_adapters(path):
+        _write_merged(Path(path), scratch, trusted=model.trusts_code)
+        return str(scratch)
     if Path(path).is_dir():
         return path
     return snapshot(path, model.revisions["value"])
+
+
+def _write_merged(folder: Path, out: Path, *, trusted: bool) -> None:
+    """Write what adapters make of their base as a model in float32, with the tokenizer of either.
+
+    Raises:
+        JobError: They do not fit their base, or the hub does not give that.
+    """
+    from pipeline.config.schema import SystemConfig
+    from pipeline.learning.models.adapters import merged_by_peft
+    from pipeline.learning.models.load import load_policy, load_tokenizer
+
+    base, words = (_place(found(str(folder), None)) for found in (with_weights, tokenizer_place))
+    whole = merged_by_peft(load_policy(base, SystemConfig(), "cpu", trust_remote_code=trusted), folder)
+    tokenizer = load_tokenizer(words, trust_remote_code=trusted)
+    rows = len(whole.get_input_embeddings().get_parameter("weight"))
+    if len(tokenizer) > rows:
+        raise JobError(
+            f"{folder}: the tokenizer has {len(tokenizer):,} tokens, and the model {rows:,} rows for them. Save "
+            "the adapters together with the embedding that was resized (save_embedding_layers=True of peft)"
+        )
+    # Where it lay is no part of the result.
+    whole.config._name_or_path = ""
+    whole.save_pretrained(out)
+    tokenizer.save_pretrained(out)
+
+
+def _place(base: Base) -> str:
+    return base.path if Path(base.path).is_dir() else snapshot(base.path, base.revision)
 
 
 def value_context(model: ModelConfig) -> int | None:

@@ -581,3 +581,50 @@ def test_weights_are_counted_from_the_headers_of_files(tmp_path: Path) -> None:
 def test_a_file_that_cannot_be_read_has_no_weights_that_are_known(content: bytes, tmp_path: Path) -> None:
     (tmp_path / "model.safetensors").write_bytes(content)
     assert count_weights(HFModelConfig(kind="hf", path=str(tmp_path))) == 0
+
+
+def adapters_of(base: Path | str, path: Path) -> Path:
+    path.mkdir()
+    settings = {"peft_type": "LORA", "task_type": "CAUSAL_LM", "base_model_name_or_path": str(base)}
+    (path / "adapter_config.json").write_text(json.dumps(settings))
+    (path / "adapter_model.safetensors").write_bytes(saved(name="base_model.model.wte.lora_A.weight"))
+    return path
+
+
+def test_adapters_are_a_model_by_their_own_content_and_that_of_their_base(tmp_path: Path) -> None:
+    base = folder_of(tmp_path / "base", tie_word_embeddings=True)
+    (base / "model.safetensors").write_bytes(saved(50))
+    folder = adapters_of(base, tmp_path / "adapters")
+    config = request(f"models.hf.path={folder}", f"models.hf.value_path={folder}")
+    check_models(config)
+    check_tokenizers(request(f"models.hf.path={folder}"))
+    assert count_weights(config.models["hf"]) == weights_of(config.models["hf"]) == 50
+    before = identity(folder)
+    (base / "model.safetensors").write_bytes(saved(60))
+    other_base = identity(folder)
+    (folder / "adapter_model.safetensors").write_bytes(saved(2, "base_model.model.wte.lora_A.weight"))
+    assert len({str(one) for one in (before, other_base, identity(folder))}) == 3
+
+
+def test_the_tokenizer_beside_adapters_goes_before_that_of_their_base(tmp_path: Path) -> None:
+    base = folder_of(tmp_path / "base")
+    folder = adapters_of(base, tmp_path / "adapters")
+    assert has_chat_template(str(folder)) is False
+    (base / "chat_template.jinja").write_text("x")
+    assert has_chat_template(str(folder)) is True
+    (folder / "tokenizer.json").write_text("{}")
+    assert has_chat_template(str(folder)) is False
+
+
+def test_adapters_whose_base_is_of_no_use_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder = adapters_of(tmp_path / "gone", tmp_path / "adapters")
+    assert f"adapters of {tmp_path / 'gone'}: there is no such file or folder" in refused(folder)
+    few = folder_of(tmp_path / "few", model_type="llama", quantization_config={"bits": 4})
+    assert "base_model_name_or_path" in refused(adapters_of(few, tmp_path / "of few bits"))
+    cut = adapters_of(folder_of(tmp_path / "base"), tmp_path / "cut")
+    (cut / "adapter_model.safetensors").write_bytes(b"")
+    assert "adapter_model.safetensors is cut off" in refused(cut)
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
+    config = request(f"models.hf.path={adapters_of('me/base', tmp_path / 'of a hub id')}")
+    with pytest.raises(ConfigError, match=r"adapters of me/base: .*base_model_name_or_path"):
+        fetched_models(config, ["hf"])
