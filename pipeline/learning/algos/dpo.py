@@ -95,7 +95,7 @@ class DPO(PostTrainingAlgorithms):
     """DPO with an explicit anchor, and the losses of TRL."""
 
     name: ClassVar[str] = "DPO"
-    version: ClassVar[int] = 2
+    version: ClassVar[int] = 3
     config_class: ClassVar[type[AlgoConfig]] = DPOConfig
     stages: ClassVar[tuple[Stage, ...]] = timed(PostTrainingAlgorithms.stages, train=22.0)
 

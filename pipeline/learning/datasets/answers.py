@@ -12,22 +12,21 @@ from __future__ import annotations
 import re
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 from jinja2 import TemplateError
 
 from pipeline.errors import DataError
 from pipeline.learning.datasets.base import Message, Text
-from pipeline.learning.datasets.chat import rendered
+from pipeline.learning.datasets.chat import MARK, marked, rendered, written
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
-_MARK = "\ue000\ue001"
-"""Takes the place of a turn's content, to see where that is in the text: no text that people write has it."""
 _CLOSED = re.compile(r"</[^<>]+>\s*$")
 """Ends in a closing tag."""
-_REFUSALS = (TemplateError, TypeError, ValueError, KeyError, AttributeError, IndexError)
+_REFUSALS = (DataError, TemplateError, TypeError, ValueError, KeyError, AttributeError, IndexError)
 """How templates fail at a conversation that they do not take."""
 
 
@@ -48,15 +47,30 @@ class Answered:
 
 
 def template_ends(tokenizer: PreTrainedTokenizerBase) -> tuple[int, ...]:
-    """The token that a chat template writes behind an answer; none where it or the template is missing."""
-    if tokenizer.chat_template is None:
+    """The token that a chat template writes behind an answer; none where it or the template is missing.
+
+    None either where that is the tokenizer's own end, be there tokens between the answer and it, as in Command A.
+    """
+    last, earlier = (_behind(tokenizer, after) for after in ("", "?"))
+    if tokenizer.eos_token_id in last[: shared(last, earlier)]:
         return ()
-    turns = [{"role": "user", "content": "?"}, {"role": "assistant", "content": _MARK}]
+    return _added(tokenizer, last)
+
+
+def _behind(tokenizer: PreTrainedTokenizerBase, after: str) -> list[int]:
+    """The tokens that a chat template writes behind an answer, after which a user says something or nothing."""
+    if tokenizer.chat_template is None:
+        return []
+    said = zip(("user", "assistant", "user"), ("?", MARK, after), strict=True)
+    turns = [{"role": role, "content": content} for role, content in said if content]
     try:
         text = rendered(tokenizer, turns)
     except _REFUSALS:
-        return ()
-    behind = tokenizer(text.rpartition(_MARK)[2], add_special_tokens=False)["input_ids"]
+        return []
+    return list(tokenizer(text.rpartition(MARK)[2], add_special_tokens=False)["input_ids"])
+
+
+def _added(tokenizer: PreTrainedTokenizerBase, behind: Sequence[int]) -> tuple[int, ...]:
     return tuple(token for token in behind if token in tokenizer.added_tokens_decoder)[:1]
 
 
@@ -70,10 +84,10 @@ def begun_by_template(
     """
     if isinstance(prompt, str) or tokenizer.chat_template is None or prompt[-1]["role"] == "assistant":
         return []
-    said = [{"role": "assistant", "content": _MARK}, {"role": "user", "content": "?"}]
+    said = [{"role": "assistant", "content": MARK}, {"role": "user", "content": "?"}]
     try:
         due = _Turns(tokenizer, prompt, arguments or {}).asked
-        before, mark, _ = _Turns(tokenizer, [*prompt, *said], arguments or {}).asked.partition(_MARK)
+        before, mark, _ = _Turns(tokenizer, [*prompt, *said], arguments or {}).asked.partition(MARK)
     except _REFUSALS:
         return []
     begun = due[len(before) :] if mark and due.startswith(before) else ""
@@ -100,7 +114,7 @@ def encode_answers(
         One for each answer. All are supervised from where the first of them parts from the prompt.
 
     Raises:
-        DataError: The prompt is a conversation and the tokenizer has no chat template.
+        DataError: The prompt is a conversation and the tokenizer has no chat template, or that refuses the answer.
     """
     texts: _Texts | _Turns
     if isinstance(prompt, str):
@@ -178,19 +192,29 @@ class _Turns:
         """Where the turns of the assistant begin and end."""
         turns, first = self._with(answer), len(self._prompt)
         text = self._written(turns)
-        contents = [self._content(turns, place, text) for place in range(first, len(turns))]
-        places = [tuple(shared(self.ids(text[:edge]), ids) for edge in content) for content in contents]
         found: list[tuple[int, int]] = []
-        for number, (begin, stop) in enumerate(places):
-            if turns[first + number]["role"] != "assistant":
+        # What says nothing in the text, as some templates leave out whole turns, is nowhere.
+        said = [(place, edges) for place in range(first, len(turns)) if (edges := self._said(turns, place, text))]
+        places = [(place, *(shared(self.ids(text[:edge]), ids) for edge in edges)) for place, edges in said]
+        for number, (place, begin, stop) in enumerate(places):
+            if turns[place]["role"] != "assistant":
                 continue
             last = number + 1 == len(places)
-            bound = len(ids) if last else places[number + 1][0]
             before = found[-1][1] if found else start
-            begin = self._due(turns[: first + number], ids, before, begin) if number else start
+            begin = self._due(turns[:place], ids, before, begin) if place > first else start
+            bound = len(ids) if last else max(places[number + 1][1], stop)
             end = _end_at(self._tokenizer, ids, begin, stop, bound, ends)
-            found.append((begin, end or (len(ids) if last else stop)))
+            if end is None and not last:  # a template may end an earlier answer otherwise than the last one
+                end = _end_at(self._tokenizer, ids, begin, stop, bound, self._earlier_ends)
+            if end is None:
+                own = len(ids) if last else shared(self.ids(self._written(turns[: place + 1])), ids)
+                end = max(stop, min(own, bound))
+            found.append((begin, end))
         return found
+
+    @cached_property
+    def _earlier_ends(self) -> tuple[int, ...]:
+        return _added(self._tokenizer, _behind(self._tokenizer, "?"))
 
     def _due(self, turns: list[dict[str, Any]], ids: list[int], before: int, begin: int) -> int:
         """Where an answer to some turns begins: where the assistant is due, as far as that is told."""
@@ -201,15 +225,16 @@ class _Turns:
         assert not isinstance(answer, str)
         return [*self._prompt, *(dict(turn) for turn in answer)]
 
-    def _content(self, turns: list[dict[str, Any]], place: int, text: str) -> tuple[int, int]:
-        """Where in the text the content of a turn is: what is another where the content is another."""
-        marked = [*turns[:place], {**turns[place], "content": _MARK}, *turns[place + 1 :]]
-        other = self._written(marked)
+    def _said(self, turns: list[dict[str, Any]], place: int, text: str) -> tuple[int, int] | None:
+        """Where in the text is what a turn says: what is another where it says another; None for nowhere."""
+        other = rendered(
+            self._tokenizer, [*turns[:place], marked(turns[place]), *turns[place + 1 :]], self._arguments
+        )
         begin = shared(text, other)
-        return begin, max(begin, len(text) - shared(text[::-1], other[::-1]))
+        return None if text == other else (begin, max(begin, len(text) - shared(text[::-1], other[::-1])))
 
     def _written(self, turns: list[dict[str, Any]], *, due: bool = False) -> str:
-        return rendered(self._tokenizer, turns, self._arguments, due=due)
+        return written(self._tokenizer, turns, self._arguments, due=due)
 
 
 def _end_at(

@@ -6,6 +6,7 @@ A template may ask for today's date. It is told one date, so that equal runs hav
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Mapping, Sequence
 from datetime import datetime
 from itertools import pairwise
@@ -26,6 +27,8 @@ DATE = "2024-07-26"
 CLOCK = "strftime_now"
 """What templates call to ask the clock; as an argument of a template, the date that it is told."""
 ARGUMENTS = "chat_template_kwargs"
+MARK = "\ue000\ue001"
+"""Takes the place of what a turn says, to see where that is in the text: no text that people write has it."""
 _CODES = "aAbBcdHIjmMpSUwWxXyYZ"
 """Of strftime, that templates use."""
 _OURS = {"tokenize", "add_generation_prompt", "continue_final_message", "return_dict", "return_tensors", "padding"}
@@ -40,7 +43,7 @@ def template_arguments(columns: Mapping[str, Any]) -> dict[str, Any]:
     Raises:
         DataError: They are not a list of tools and a table of arguments.
     """
-    tools, further = (_filled(_read(columns.get(name), name)) for name in ("tools", ARGUMENTS))
+    tools, further = (filled(_read(columns.get(name), name)) for name in ("tools", ARGUMENTS))
     if tools is not None and not (isinstance(tools, list) and all(isinstance(tool, dict) for tool in tools)):
         raise DataError(f"`tools` must be a list of JSON schemas, found {str(tools)[:80]!r}")
     if further is not None and not isinstance(further, dict):
@@ -91,13 +94,42 @@ def prompt_text(tokenizer: Templated, turns: Sequence[Message], arguments: Mappi
     Raises:
         DataError: The template refuses these turns.
     """
+    begun = turns[-1]["role"] == "assistant"
+    return written(tokenizer, turns, arguments, due=not begun, goes_on=begun)
+
+
+def written(
+    tokenizer: Templated, turns: Sequence[Message], arguments: Mapping[str, Any] | None = None, **how: bool
+) -> str:
+    """As `rendered`, with a message for whoever has the rows.
+
+    Raises:
+        DataError: The template refuses these turns, or leaves out what they call of tools.
+    """
     from jinja2 import TemplateError  # planning has no use for it
 
-    begun = turns[-1]["role"] == "assistant"
     try:
-        return rendered(tokenizer, turns, arguments, due=not begun, goes_on=begun)
+        text = rendered(tokenizer, turns, arguments, **how)
+        for place, turn in enumerate(turns):
+            if not turn.get("tool_calls"):
+                continue
+            other = {**turn, "tool_calls": _marked_calls(turn["tool_calls"])}
+            if text == rendered(tokenizer, [*turns[:place], other, *turns[place + 1 :]], arguments, **how):
+                raise DataError(
+                    f"the chat template of {tokenizer.name_or_path or 'the model'} does not write the "
+                    "`tool_calls` of a turn, so an answer would be learnt without them. Choose a model whose "
+                    "template does, or write the calls in the content"
+                )
     except (TemplateError, TypeError, ValueError, KeyError, AttributeError, IndexError) as error:
         raise DataError(refused(tokenizer, turns, error)) from error
+    return text
+
+
+def marked(turn: Message) -> Message:
+    """A turn that says something else: what of a conversation's text differs then is what this turn says."""
+    if not turn.get("tool_calls"):
+        return {**turn, "content": MARK}
+    return {**turn, "content": MARK if turn["content"] else "", "tool_calls": _marked_calls(turn["tool_calls"])}
 
 
 def refused(tokenizer: Templated, turns: Sequence[Message], error: Exception) -> str:
@@ -166,10 +198,30 @@ def refusal_of(template: TemplateOfFolder, row: Row) -> str:
         prompt_text(template, row.prompt, arguments)
         for answer in (row.completion, row.chosen, row.rejected):
             if answer is not None and not isinstance(answer, str):
-                prompt_text(template, [*row.prompt, *answer], arguments)
+                written(template, [*row.prompt, *answer], arguments)
     except DataError as error:
         return str(error)
     return ""
+
+
+def unread(template: TemplateOfFolder, row: Row) -> list[str]:
+    """Which arguments of a row its template does not read, so that they change nothing."""
+    arguments = template_arguments(row.columns)
+    text = template.get_chat_template(tools=arguments.get("tools")) or ""
+    return [name for name in arguments if name != CLOCK and not re.search(rf"\b{re.escape(name)}\b", text)]
+
+
+def _marked_calls(calls: Any) -> Any:
+    """Calls of tools with other arguments. Their names may be in the text of other turns: of those that answer."""
+    if isinstance(calls, list | tuple):
+        return [_marked_calls(call) for call in calls]
+    if not isinstance(calls, Mapping):
+        return calls
+    if isinstance(inner := calls.get("function"), Mapping):
+        return {**calls, "function": _marked_calls(inner)}
+    given = calls.get("arguments")
+    other = dict.fromkeys(given or [MARK], MARK) if isinstance(given, Mapping) else MARK
+    return {**calls, **({"name": MARK} if given is None else {"arguments": other})}
 
 
 def _dated(template: str, date: str) -> str:
@@ -193,8 +245,8 @@ def _read(given: Any, name: str) -> Any:
         raise DataError(f"`{name}` is text and no JSON: {given[:80]!r}") from error
 
 
-def _filled(given: Any) -> Any:
+def filled(given: Any) -> Any:
     """Plain data without nulls in its tables."""
     if isinstance(given, Mapping):
-        return {name: _filled(value) for name, value in given.items() if value is not None}
-    return [_filled(value) for value in given] if isinstance(given, list | tuple) else given
+        return {name: filled(value) for name, value in given.items() if value is not None}
+    return [filled(value) for value in given] if isinstance(given, list | tuple) else given

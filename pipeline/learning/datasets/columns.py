@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from pipeline.errors import ConfigError, DataError, unknown_name
 from pipeline.learning.datasets.answers import without_prompt
 from pipeline.learning.datasets.base import Message, Row, Text
-from pipeline.learning.datasets.chat import ARGUMENTS, CLOCK, template_arguments
+from pipeline.learning.datasets.chat import ARGUMENTS, CLOCK, filled, template_arguments
 from pipeline.learning.datasets.shapes import to_columns
 
 if TYPE_CHECKING:
@@ -262,7 +262,7 @@ def _message(message: object, name: str, place: str) -> Message:
     if isinstance(message, Mapping) and message.get("content") is None and message.get("tool_calls"):
         message = {**message, "content": ""}
     if isinstance(message, Mapping) and all(isinstance(message.get(key), str) for key in ("role", "content")):
-        return {str(key): value for key, value in message.items() if value is not None}
+        return {str(key): value for key, value in filled(message).items()}
     found = sorted(map(str, message)) if isinstance(message, Mapping) else type(message).__name__
     raise DataError(f"{place}: every message in '{name}' needs 'role' and 'content' as text, found {found}.")
 

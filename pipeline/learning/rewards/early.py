@@ -22,7 +22,7 @@ from pipeline.config.plain import stage_config_from_plain
 from pipeline.errors import ConfigError, DataError, PipelineError
 from pipeline.foreign import ForeignDataError
 from pipeline.learning.datasets.base import Dataset
-from pipeline.learning.datasets.chat import TemplateOfFolder, refusal_of
+from pipeline.learning.datasets.chat import TemplateOfFolder, refusal_of, unread
 from pipeline.learning.datasets.columns import MissingColumns, ReservedColumn
 from pipeline.learning.datasets.from_files import FilesDataset
 from pipeline.learning.datasets.look import LOOK_S, Look, look_at
@@ -66,6 +66,7 @@ def answer(
                 warnings += _read(name, config, dataset, look)
                 conversations += [name] * look.is_conversation
                 problems += _refused(name, look, templates or {})
+                warnings += _unread(name, look, templates or {})
             else:
                 check_judge(name, config)
             graded[name] = _graded(config)
@@ -91,6 +92,19 @@ def _refused(name: str, look: Look, templates: Mapping[str, str]) -> Iterator[st
                     break
                 if time.monotonic() > give_up:
                     break
+
+
+def _unread(name: str, look: Look, templates: Mapping[str, str]) -> Iterator[str]:
+    """Which arguments of rows the chat templates of models do not read."""
+    for folder in templates.values() if look.turns else ():
+        with suppress(OSError, ForeignDataError, UnicodeDecodeError):
+            template = TemplateOfFolder(Path(folder))
+            found = dict.fromkeys(argument for _, row in look.turns for argument in unread(template, row))
+            if found and template.chat_template is not None:
+                yield (
+                    f"datasets.{name}: the chat template of {folder} does not read {', '.join(found)}, so that "
+                    "this changes nothing there"
+                )
 
 
 def _shortened(message: str) -> str:

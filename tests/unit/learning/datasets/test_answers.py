@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import json
 from collections.abc import Callable, Mapping
 from types import SimpleNamespace
@@ -15,7 +16,7 @@ from trl.trainer.dpo_trainer import DPOTrainer
 
 from pipeline.errors import DataError
 from pipeline.learning.algos.dpo import existing_sequences
-from pipeline.learning.datasets.answers import begun_by_template, encode_answers, template_ends
+from pipeline.learning.datasets.answers import Answered, begun_by_template, encode_answers, template_ends
 from pipeline.learning.datasets.columns import make_row
 from pipeline.learning.datasets.from_files import FilesConfig
 from tests.doubles.tokenizers import TOKENIZERS, tokenizer
@@ -113,7 +114,7 @@ def test_pairs_have_the_ids_of_trl_and_one_end(kind: str, shape: str) -> None:
     try:
         prompt, answers = by_trl(model, row)
     except TemplateError:
-        with pytest.raises(TemplateError):
+        with pytest.raises(DataError, match="System role not supported"):
             by_us(model, row)
         return
     ours, supervised = by_us(model, row)
@@ -201,6 +202,83 @@ def test_what_a_template_begins_is_told_of_the_answer_and_written_once() -> None
     assert not begun_by_template(tokenizer("Qwen3"), asked, {"enable_thinking": False})
     assert not begun_by_template(model, ASKED)
     assert not begun_by_template(model, said(ASKED, "It is"))
+
+
+CALL = {"role": "assistant", "content": "", "tool_calls": [{"function": {"name": "add", "arguments": {"a": 3}}}]}
+PLAIN = "<|im_start|>{{ m['role'] }}\n{{ m['content'] }}<|im_end|>\n"
+DUE = "{% endfor %}{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
+
+
+def learnt(model: PreTrainedTokenizerBase, found: Answered) -> list[str]:
+    """What is supervised, in its parts."""
+    parts: list[list[int]] = [[]]
+    for token, marked in zip(found.ids, found.supervised, strict=True):
+        if marked:
+            parts[-1].append(token)
+        elif parts[-1]:
+            parts.append([])
+    return [model.decode(part) for part in parts if part]
+
+
+def with_template(kind: str, template: str) -> PreTrainedTokenizerBase:
+    model = copy.deepcopy(tokenizer(kind))
+    model.chat_template = template
+    return model
+
+
+@pytest.mark.parametrize("arguments", [{"a": 3}, '{"a": 3}', {}], ids=str)
+def test_what_tools_say_is_not_learnt_where_a_template_leaves_the_content_of_calls_out(arguments: object) -> None:
+    # As those of Llama 3.1, gpt-oss and Gemma 4 do; those of tools name the call that they answer.
+    model = with_template(
+        "pads with its end",
+        "{% for m in messages %}{% if m.tool_calls %}<|im_start|>assistant\n{{ m.tool_calls | tojson }}"
+        "<|im_end|>\n{% elif m.role == 'tool' %}{{ messages[loop.index0 - 1].tool_calls[0].function.name }}: {{ m.content }}"
+        f"{{% else %}}{PLAIN}{{% endif %}}{DUE}",
+    )
+    call = {**CALL, "tool_calls": [{"function": {"name": "add", "arguments": arguments}}]}
+    turns = [call, {"role": "tool", "content": "seven"}, *answer("7")]
+    (found,) = encode_answers(model, said(ASKED), [turns])
+    one, other = learnt(model, found)
+    assert json.loads(one.removesuffix("<|im_end|>")) == call["tool_calls"]
+    assert other == "7<|im_end|>"
+
+
+def test_calls_that_a_template_does_not_write_are_refused() -> None:
+    with pytest.raises(DataError, match="does not write the `tool_calls`"):
+        encode_answers(tokenizer("pads with its end"), said(ASKED), [[CALL]])
+
+
+def test_turns_that_a_template_leaves_out_are_not_learnt_nor_is_what_follows_them() -> None:
+    users = f"{{% for m in messages %}}{{% if m.role != 'tool' %}}{PLAIN}{{% endif %}}{DUE}"
+    model = with_template("pads with its end", users)
+    turns = [*answer("7"), {"role": "tool", "content": "t"}, *said("Sure?", "Yes")]
+    (found,) = encode_answers(model, said(ASKED), [turns])
+    assert learnt(model, found) == ["7<|im_end|>", "Yes<|im_end|>"]
+
+
+def test_an_earlier_answer_may_end_otherwise_than_the_last_one() -> None:
+    # As in gpt-oss, where <|end|> ends what is no answer as well.
+    model = with_template(
+        "several ends",
+        "{% for m in messages %}<|{{ m.role }}|>{{ m.content }}"
+        "{% if loop.last and m.role == 'assistant' %}<|endoftext|>{% else %}<|end|>{% endif %}{% endfor %}"
+        "{% if add_generation_prompt %}<|assistant|>{% endif %}",
+    )
+    (found,) = encode_answers(model, said(ASKED), [answer("7", "Sure?", "Yes")])
+    assert learnt(model, found) == ["7<|end|>", "Yes<|endoftext|>"]
+    assert model.convert_tokens_to_ids("<|end|>") not in template_ends(model)
+
+
+def test_a_token_before_the_end_of_a_turn_is_part_of_the_answer() -> None:
+    # As in Command A; the end of a text after all turns, as in Phi 3, is not that of a turn.
+    model = with_template("pads with its end", f"{{% for m in messages %}}{PLAIN}{DUE}".replace("<|im_end|>", "E"))
+    model.chat_template = str(model.chat_template).replace("E", "<|im_start|><|im_end|>")
+    assert not template_ends(model)
+    assert template_ends(tokenizer("several ends")) == (
+        tokenizer("several ends").convert_tokens_to_ids("<|end|>"),
+    )
+    (found,) = encode_answers(model, said(ASKED), [answer("7", "Sure?", "Yes")])
+    assert learnt(model, found) == ["7<|im_start|><|im_end|>", "Yes<|im_start|><|im_end|>"]
 
 
 def test_answers_that_call_tools_are_supervised_up_to_their_end() -> None:

@@ -126,6 +126,32 @@ def test_what_the_template_of_a_folder_refuses_is_found_without_its_tokenizer(tm
     assert "no system" in refusal_of(read, Row(0, USER, chosen=system, rejected=USER))
 
 
+def test_answers_that_a_template_writes_otherwise_are_not_refused(tmp_path: Path) -> None:
+    # That of R1 leaves thoughts out, and those of Llama 3.1 the content of calls.
+    own = tokenizer(
+        "{% for m in messages %}{{ m.tool_calls | tojson if m.tool_calls else m.content.split('</think>')[-1] }}"
+        "{% endfor %}"
+    )
+    own.save_pretrained(tmp_path)
+    thought = [{"role": "assistant", "content": "<think>hm</think>a"}]
+    call = [{"role": "assistant", "content": "c", "tool_calls": [{"name": "add", "arguments": {}}]}]
+    assert refusal_of(TemplateOfFolder(tmp_path), Row(0, USER, chosen=thought, rejected=call)) == ""
+    own.chat_template = "{% for m in messages %}{{ m.content }}{% endfor %}"
+    own.save_pretrained(tmp_path)
+    assert "tool_calls" in refusal_of(TemplateOfFolder(tmp_path), Row(0, USER, chosen=thought, rejected=call))
+
+
+def test_arguments_that_a_template_does_not_read_are_told(tmp_path: Path) -> None:
+    tokenizer("{{ enable_thinking }}").save_pretrained(tmp_path / "model")
+    row = {"prompt": USER, "tools": [TOOL], "chat_template_kwargs": {"enable_thinking": False, "thinking": True}}
+    lines = [{**row, "prompt": [{"role": "user", "content": f"u{n}"}], "solution": "1"} for n in range(30)]
+    (tmp_path / "rows.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    config = FilesConfig(kind="jsonl", path=str(tmp_path / "rows.jsonl"), date="2026-11-27")
+    warnings = answer(as_plain({"mine": config}), ["mine"], {"hf": str(tmp_path / "model")})["warnings"]
+    [told] = [warning for warning in warnings if "does not read" in warning]
+    assert "does not read tools, thinking, " in told
+
+
 def test_rows_that_a_template_refuses_are_told_before_anything_starts(tmp_path: Path) -> None:
     own = tokenizer("{% if messages[0].role == 'system' %}{{ raise_exception('no system') }}{% endif %}")
     own.save_pretrained(tmp_path / "model")
