@@ -232,7 +232,8 @@ def test_what_tools_say_is_not_learnt_where_a_template_leaves_the_content_of_cal
     model = with_template(
         "pads with its end",
         "{% for m in messages %}{% if m.tool_calls %}<|im_start|>assistant\n{{ m.tool_calls | tojson }}"
-        "<|im_end|>\n{% elif m.role == 'tool' %}{{ messages[loop.index0 - 1].tool_calls[0].function.name }}: {{ m.content }}"
+        "<|im_end|>\n{% elif m.role == 'tool' %}"
+        "{{ messages[loop.index0 - 1].tool_calls[0].function.name }}: {{ m.content }}"
         f"{{% else %}}{PLAIN}{{% endif %}}{DUE}",
     )
     call = {**CALL, "tool_calls": [{"function": {"name": "add", "arguments": arguments}}]}
