@@ -104,18 +104,18 @@ def _digest(model: nn.Module) -> str:
 
 def whole_8b(bench: Bench) -> list[Figure]:
     """Whether all of an 8B policy can be trained, and whether that is said before."""
-    shape = shape_of_config(bench.config("8b"), "8B")
+    shape, length = shape_of_config(bench.config("8b"), "8B"), bench.of(512, 16)
     refused: bool | None = None
     if bench.on_gpu:
         try:
             total = torch.cuda.mem_get_info()[1]
-            refuse_what_cannot_fit(shape, Workload(precision=Precision.amp), total, adapters=True)
+            refuse_what_cannot_fit(shape, Workload(precision=Precision.amp, tokens=length), total, adapters=True)
             refused = False
         except JobError:
             refused = True
     try:
         model = bench.trained("8b")
-        fitted(bench, model, steps=1, micro_batch=1, length=bench.of(512, 16))
+        fitted(bench, model, steps=1, micro_batch=1, length=length)
         fits = True
     except (torch.OutOfMemoryError, JobError):
         fits = False

@@ -2,17 +2,24 @@
 
 from __future__ import annotations
 
+from pipeline.config.ignored import GPU_PROFILES
 from pipeline.config.schema import Config, DType
 
 
 def slow_precision(config: Config, gpu: bool) -> str | None:
-    """What to say of half precision on a CPU whose instructions for it are not to be used.
+    """What to say of half precision on a CPU whose instructions for it are not to be used, or of none on a GPU.
 
     Args:
         config: The request.
         gpu: Whether it runs on GPUs.
     """
     system = config.system
+    if gpu and system.dtype is DType.float32 and any(not model.is_trained for model in config.models.values()):
+        profiles = ", ".join(f"profile={name}" for name in GPU_PROFILES)
+        return (
+            "system.dtype=float32 on a GPU takes several times as long as bfloat16 and twice the memory, in "
+            f"batches made for a CPU: use the profile of its memory, of {profiles}, or set system.dtype=bfloat16"
+        )
     if gpu or not system.portable or system.dtype is DType.float32:
         return None
     return (

@@ -7,7 +7,9 @@ import sys
 import tempfile
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
+from dataclasses import replace
 from functools import partial
+from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -189,10 +191,12 @@ def _refuse_what_cannot_fit(ctx: JobContext, stage: Stage) -> None:
         return
     import torch
 
+    from pipeline.learning.training.sequences import longest_sequence
     from pipeline.learning.training.strategy import refuse_what_cannot_fit
 
     try:
         shape, work = _what_is_trained(ctx, stage)
+        work = replace(work, tokens=longest_sequence(chain.from_iterable(ctx.inputs.values())))
     except (ConfigError, AttributeError, ImportError, KeyError, TypeError, ValueError) as error:
         # Of what cannot be reckoned nothing is refused: a model with code of its own, for one.
         log.info("how much memory this training takes is not known: %s", error)

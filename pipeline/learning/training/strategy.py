@@ -47,35 +47,36 @@ def choose_spread(
 def refuse_what_cannot_fit(shape: ModelShape, work: Workload, total_bytes: int, *, adapters: bool) -> None:
     """Refuse a training on one GPU that not even the smallest micro-batch makes fit, before anything is loaded.
 
-    The optimizer's step would run out of memory, which nothing recovers from. What may fit is tried: the reckoning
-    is an estimate.
+    The second step would run out of memory, with the optimizer's state there, which nothing recovers from.
 
     Args:
         shape: The model.
-        work: How it is trained.
+        work: How it is trained, with the tokens of the longest sequence.
         total_bytes: Of the GPU, whoever has some of it now.
         adapters: Whether the algorithm can train adapters instead.
 
     Raises:
         JobError: It needs more than there is; says what would fit.
     """
-    least = replace(work, batch=1, tokens=1)
+    least, usable = replace(work, batch=1), usable_bytes(total_bytes)
     need = training_footprint(shape, least).total
-    if need <= total_bytes:
+    if need <= usable:
         return
-    ways = [
+    ways = []
+    if not work.checkpointing and training_footprint(shape, replace(least, checkpointing=True)).total <= usable:
+        ways.append("training.gradient_checkpointing=true")
+    ways += [
         f"training.gpus_per_job={gpus} with training.strategy=fsdp"
         for gpus in (2, 4, 8)
-        if training_footprint(shape, least, StateLayout.full_shard, gpus).total <= usable_bytes(total_bytes)
+        if training_footprint(shape, least, StateLayout.full_shard, gpus).total <= usable
     ][:1]
     if work.lora_rank is None and adapters:
         ways.append("lora.rank=16, which trains adapters alone")
-    if not work.checkpointing:
-        ways.append("training.gradient_checkpointing=true")
     ways.append("a smaller model")
     raise JobError(
         f"training all of {shape.name} ({shape.size} parameters) takes some {need / GB:.0f} GB of one GPU with "
-        f"micro-batches of 1, and {total_bytes / GB:.0f} GB are all it has. Try {', or '.join(ways)}; "
+        f"micro-batches of 1 and {work.tokens:,} tokens, and of its {total_bytes / GB:.0f} GB "
+        f"{usable / GB:.0f} are usable. Try {', or '.join(ways)}; "
         "where the estimate is wrong, execution.untried_on_gpu=false"
     )
 

@@ -10,6 +10,7 @@ from pipeline.config.schema import RayConfig
 from pipeline.engine.workers.ray import is_installed
 from pipeline.engine.workers.ray.settings import check_by_ray
 from pipeline.errors import ConfigError
+from tests.doubles import fake_nvml
 from tests.doubles.composing import quick_config
 
 
@@ -147,3 +148,14 @@ def test_an_environment_that_ray_knows_is_taken(monkeypatch: pytest.MonkeyPatch)
         check_by_ray(RayConfig(address="head:6379", runtime_env=asked))
     monkeypatch.setenv("RAY_RUNTIME_ENV_PLUGINS", "[]")
     check_by_ray(RayConfig(address="head:6379", runtime_env={"of_a_plugin": 1}))
+
+
+def test_a_model_on_a_gpu_without_a_profile_for_it_is_told_of(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    fake_nvml.use(monkeypatch, tmp_path, "one")
+    asked = ["experiment.name=t", f"output_dir={tmp_path}", "model=hf", "models.hf.path=owner/name"]
+    assert any("profile=h200" in said for said in prepare(quick_config(asked)).warnings)
+    for other in ("profile=h200", "device=cpu"):
+        assert not any("profile=h200" in said for said in prepare(quick_config([*asked, other])).warnings)

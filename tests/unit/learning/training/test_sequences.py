@@ -11,7 +11,7 @@ from pipeline.errors import JobError
 from pipeline.learning.training.samples import FILE as SAMPLES
 from pipeline.learning.training.samples import Samples
 from pipeline.learning.training.scoring import completion_logprobs
-from pipeline.learning.training.sequences import FILE, Sequences, batch_of
+from pipeline.learning.training.sequences import FILE, Sequences, batch_of, longest_sequence
 from pipeline.learning.training.unpadded import without_padding
 from tests.doubles.families import tiny_model
 
@@ -27,6 +27,17 @@ def test_what_was_saved_is_loaded(tmp_path: Path) -> None:
     save_file(GOOD, tmp_path / FILE)
     found = Sequences.load([tmp_path, tmp_path])
     assert found.ids.tolist() == [[1, 2, 3], [4, 5, 0]] * 2
+
+
+def test_the_longest_sequence_is_told_by_the_heads_of_files(tmp_path: Path) -> None:
+    longer = tmp_path / "longer"
+    longer.mkdir()
+    assert longest_sequence([tmp_path, longer]) == 1
+    save_file(GOOD, tmp_path / FILE)
+    assert longest_sequence([tmp_path, longer]) == 3
+    save_file({"ids": np.zeros((1, 7), np.int32)}, longer / "pairs.safetensors")
+    (longer / "weights.safetensors").write_bytes(b"none")
+    assert longest_sequence([tmp_path, longer]) == 7
 
 
 def test_positions_in_between_may_be_left_out(tmp_path: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -82,11 +83,23 @@ LLAMA_8B = ModelShape(
 def test_a_training_that_would_die_in_the_optimizer_is_refused_with_what_would_fit() -> None:
     whole = Workload(batch=8, precision=Precision.amp)
     assert training_footprint(LLAMA_8B, whole).total == pytest.approx(187 * GB, rel=0.03)
-    said = r"8B \(8.03 B parameters\) takes some \d+ GB .* 120 GB are all it has. Try training.gpus_per_job=2 "
+    said = (
+        r"8B \(8.03 B parameters\) takes some \d+ GB .* of its 120 GB 107 are usable. Try training.gpus_per_job=2 "
+    )
     with pytest.raises(JobError, match=said):
         refuse_what_cannot_fit(LLAMA_8B, whole, 120 * GB, adapters=True)
-    refuse_what_cannot_fit(LLAMA_8B, whole, 152 * GB, adapters=True)  # with micro-batches that are halved
+    # With micro-batches of one token its state alone takes 144.6 GB of an H200's 150.1, of which 134.1 are usable.
+    with pytest.raises(JobError, match=r"takes some 145 GB .* of its 150 GB 134 are usable"):
+        refuse_what_cannot_fit(LLAMA_8B, replace(whole, tokens=1), int(150.1 * GB), adapters=True)
+    refuse_what_cannot_fit(LLAMA_8B, whole, 180 * GB, adapters=True)  # with micro-batches that are halved
     refuse_what_cannot_fit(LLAMA_8B, Workload(precision=Precision.bfloat16, lora_rank=16), 30 * GB, adapters=True)
+
+
+def test_the_longest_sequence_decides_and_checkpointing_comes_first_where_it_does() -> None:
+    work = Workload(precision=Precision.amp)
+    refuse_what_cannot_fit(LLAMA_8B, replace(work, tokens=512), 170 * GB, adapters=True)
+    with pytest.raises(JobError, match=r"16,384 tokens.* Try training.gradient_checkpointing=true, "):
+        refuse_what_cannot_fit(LLAMA_8B, replace(work, tokens=16_384), 180 * GB, adapters=True)
 
 
 def test_adapters_are_named_where_there_are_some() -> None:
