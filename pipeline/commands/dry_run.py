@@ -10,7 +10,6 @@ from rich.console import Console
 from pipeline.commands.disk_room import print_need
 from pipeline.commands.request import Request, Stored
 from pipeline.engine.run_folder import PLAN_SVG
-from pipeline.engine.store.measured import read_durations
 from pipeline.files import write_whole
 from pipeline.learning.models.adapter_folder import with_weights
 from pipeline.machine import garbage
@@ -58,7 +57,7 @@ def in_short(request: Request, stored: Stored) -> str:
     text += count(workers, "worker")
     if not missing:
         return text
-    timed = read_durations(request.store.root)
+    timed = request.durations()
     seconds = estimated_makespan(plan, missing, workers) + estimated_load(plan, missing, workers, timed.seconds)
     kinds = {WORKER_LOAD, *(duration_name(plan.jobs[job_id]) for job_id in missing)}
     return f"{text}, about {duration(seconds)}{how_sure([*map(timed.knows, kinds)])}"

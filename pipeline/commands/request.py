@@ -6,7 +6,7 @@ Reads files and asks for devices; writes nothing that stays, and starts nothing.
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from tempfile import mkdtemp
@@ -19,18 +19,20 @@ from pipeline.config.ray import LOCAL
 from pipeline.config.schema import AUTO, Backend, Config, ExecutionConfig
 from pipeline.engine.devices.inventory import Device
 from pipeline.engine.devices.layout import Layout, make_layout
-from pipeline.engine.devices.select import choose_devices
+from pipeline.engine.devices.select import choose_devices, declared_gpus
 from pipeline.engine.store.measured import read_durations
 from pipeline.engine.store.shared.address import check_address
 from pipeline.engine.store.shared.session import Session
 from pipeline.engine.store.store import NOT_STORED, REMOVED, Store
 from pipeline.engine.workers.ray import is_installed
-from pipeline.errors import ConfigError
+from pipeline.errors import ConfigError, DeviceError
 from pipeline.learning.algos.prepare import PREPARE
 from pipeline.machine import garbage
 from pipeline.plan.attention import plain_attention, said_of_attention, usable_attention
 from pipeline.plan.build import build_plan
 from pipeline.plan.chains import PREPARATION
+from pipeline.plan.durations import Durations
+from pipeline.plan.estimates import peak_flops
 from pipeline.plan.graph import Plan
 from pipeline.plan.job import Job
 from pipeline.plan.model_size import weights_of
@@ -70,6 +72,8 @@ class Request:
     """Words of a command that repeats it; none where there is no such command."""
     on_begin: Callable[[Path], None] | None = None
     """Told the run's folder once it is there."""
+    are_here: bool = True
+    """Whether the devices are there, rather than declared for a dry run."""
     shared: Session | None = None
     """The store that other machines share, while it is in use."""
 
@@ -88,7 +92,11 @@ class Request:
     @property
     def layout(self) -> Layout:
         """Its workers, and which device each is on."""
-        return make_layout(self.devices, self.execution)
+        return make_layout(self.devices, self.execution, None if self.are_here else {})
+
+    def durations(self) -> Durations:
+        """What earlier runs measured; nothing where the devices are others than theirs."""
+        return read_durations(self.store.root) if self.are_here else Durations()
 
     @property
     def joining(self) -> int:
@@ -168,7 +176,7 @@ def prepare(config: Config, given: Sequence[str] = (), on_large: Callable[[str],
     check_tokenizers(config)
     check_pairs(config)
     check_chat_templates(config)
-    devices = _devices(config)
+    devices, are_here = _devices(config)
     _check_jobs_per_device(config, devices)
     gpu = any(device.kind == "cuda" for device in devices)
     check_text_backend(config, gpu=gpu)
@@ -182,7 +190,7 @@ def prepare(config: Config, given: Sequence[str] = (), on_large: Callable[[str],
     weights = {name: weights_of(model) for name, model in config.models.items()}
     plan = build_plan(
         config,
-        read_durations(store.root),
+        read_durations(store.root) if are_here else None,
         sources,
         models,
         weights=weights,
@@ -197,10 +205,19 @@ def prepare(config: Config, given: Sequence[str] = (), on_large: Callable[[str],
         slow_precision(config, gpu),
         nucleus_beside_logprobs(config),
         fewer,
+        None if are_here else _said_of_declared(config, devices, weights),
     )
     said = [one for one in notes if one is not None]
     warnings = (*import_warnings(), *said, *idle)
-    return Request(config=config, plan=plan, store=store, devices=devices, warnings=warnings, given=tuple(given))
+    return Request(
+        config=config,
+        plan=plan,
+        store=store,
+        devices=devices,
+        warnings=warnings,
+        given=tuple(given),
+        are_here=are_here,
+    )
 
 
 def on_cluster(config: Config) -> bool:
@@ -210,13 +227,38 @@ def on_cluster(config: Config) -> bool:
     return parallel and execution.backend is Backend.ray and execution.ray.address != LOCAL
 
 
-def _devices(config: Config) -> list[Device]:
+def _devices(config: Config) -> tuple[list[Device], bool]:
+    """The devices of a run, and whether they are there: a dry run may be for GPUs that are declared."""
     execution = config.execution
     if on_cluster(config):
         from pipeline.engine.workers.ray.cluster import cluster_devices  # most runs have no use for it
 
-        return cluster_devices(config.device, execution, config.system.cpu_threads, config.distributed.num_gpus)
-    return choose_devices(config.device, execution.workers, config.distributed)
+        found = cluster_devices(config.device, execution, config.system.cpu_threads, config.distributed.num_gpus)
+        return found, True
+    try:
+        return choose_devices(config.device, execution.workers, config.distributed), True
+    except DeviceError as error:
+        if not config.dry_run:
+            raise
+        if declared := declared_gpus(config.device, execution.workers, config.distributed):
+            return declared, False
+        raise DeviceError(
+            f"{error} A dry run plans for GPUs that are not here where distributed.num_gpus says how many and "
+            "profile=a100_80gb, or another of GPUs, which"
+        ) from None
+
+
+def _said_of_declared(config: Config, devices: Sequence[Device], weights: Mapping[str, int]) -> str:
+    gpu, number = devices[0], len(devices)
+    unknown = [
+        f"models.{name}" for name, model in config.models.items() if not (weights[name] or model.is_trained)
+    ]
+    return (
+        f"{number} {gpu.name} with {config.distributed.gpu_memory_gib:g} GiB each "
+        f"{'is' if number == 1 else 'are'} not here: the plan is for them as declared. Nothing was "
+        f"measured; times rest on the sizes of models and on {peak_flops(gpu.name) / 1e12:.0f} TFLOP/s, the peak"
+        + (f"; the size of {' and '.join(unknown)} is not known, so they are far too short" if unknown else "")
+    )
 
 
 def _check_ray(config: Config) -> None:

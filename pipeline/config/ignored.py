@@ -212,9 +212,10 @@ RULES = (
     ),
     Rule(
         "distributed.gpu_memory_gib",
-        lambda run: run.config.generation.gpus_per_job != AUTO,
+        lambda run: run.config.generation.gpus_per_job != AUTO and not run.config.dry_run,
         "generation.gpus_per_job=auto reckons with it",
     ),
+    Rule("distributed.gpu_name", lambda run: not run.config.dry_run, "a dry run for GPUs that are not here does"),
     Rule(
         "tracking.*",
         lambda run: run.key[1] != "report_to" and not run.config.tracking.report_to,

@@ -320,8 +320,10 @@ class DistributedConfig:
     gpu_memory_gib: float | None = number(
         None, above=0, at_most=100_000, hint=", or null", affects_result=False, keyed=RECKONED
     )
-    """Memory of each GPU, by which `generation.gpus_per_job=auto` reckons, whatever this machine has; profiles of
-    GPUs set it."""
+    """Memory of each GPU, by which `generation.gpus_per_job=auto` reckons, whatever this machine has, and a dry
+    run for `num_gpus` that are not here; profiles of GPUs set it."""
+    gpu_name: str | None = hint(None)
+    """Which GPU a dry run reckons hours for where it is not here, such as `A100`; profiles of GPUs set it."""
     enabled: bool = False
     """Let one training use all GPUs that `num_gpus` or `gpu_ids` asks for. False gives every training as many as
     `training.gpus_per_job` says, one by default, and runs several side by side."""
