@@ -44,7 +44,9 @@ class Fudge(ValueGuidedAlgorithms):
 
         drawn = Rollouts(ctx, dataset, reference)
         drawn.note_cost()
-        rewards = toolbox.score_completions(ctx, reference, drawn.rows, drawn.tokens, 256)
+        rewards = toolbox.score_completions(
+            ctx, reference, drawn.rows, drawn.tokens, ctx.config.data_collection.reward_batch_size
+        )
         ends_well = (rewards >= ctx.settings(FudgeConfig).success).astype(float).tolist()
         whole = [prompt + tokens for prompt, tokens in zip(drawn.prompts, drawn.tokens, strict=True)]
         rows = [row.id for row in drawn.rows]

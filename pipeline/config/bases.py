@@ -124,12 +124,12 @@ class GradingConfig:
     """The reward that says which completions are correct, by a value of 1 or more; null takes the first that is
     known to say so. `nothing` where none does: results are then mean rewards."""
     timeout_s: float = number(10.0, above=0, at_most=LONGEST_S)
-    """Seconds that an isolated reward may take for one completion."""
+    """Seconds that an isolated reward may take for each completion of a call; one with 8 has 8 times as long."""
     memory_gib: float = number(4.0, above=0, at_most=1e6)
     """Memory that an isolated reward may take beyond what its imports take."""
-    isolated: bool = hint(True)
-    """Call functions in processes of their own, one completion at a time, so that one that hangs or crashes costs
-    a single score. False calls them in the worker, in batches."""
+    isolated: bool = True
+    """Call functions in processes of their own, so that one that hangs or crashes costs the scores of one call.
+    False makes calls in the worker, without deadline."""
     processes: int = number(2, at_least=1, at_most=4096, affects_result=False)
     """Grading processes per worker, started when a reward needs them."""
     start_timeout_s: float = number(120.0, above=0, at_most=LONGEST_S, affects_result=False)

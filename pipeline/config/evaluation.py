@@ -43,7 +43,8 @@ class EvaluationConfig:
     """KL per sequence, in nats, at which fronts are compared; empty takes parts of what all of them span."""
     budgets: list[float] = number([], above=0, at_most=1e36, affects_result=False)
     """FLOPs of training at which methods are compared, each after its last round within them; empty for none."""
-    reward_batch_size: int = number(256, at_least=1, at_most=1_000_000, affects_result=False)
-    """Completions handed to a reward at once."""
+    reward_batch_size: int = number(256, at_least=1, at_most=1_000_000)
+    """Completions handed to a reward at once, at most: those of as many whole prompts as fit, and of one prompt at
+    least. What a reward gives that compares completions depends on it."""
     sample_prompts: int = number(8, at_least=0, at_most=1_000_000)
     """Prompts whose completions are shown in samples.jsonl."""

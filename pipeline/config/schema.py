@@ -238,8 +238,9 @@ class DataCollectionConfig:
     """Training prompts that a round uses; the rounds of a chain go through different prompts while they last."""
     samples_per_example: int = number(1, at_least=1, at_most=100_000)
     """Roll-ins (QSharp, PITA) or completions drawn for each prompt."""
-    reward_batch_size: int = number(256, at_least=1, at_most=1_000_000, affects_result=False)
-    """Completions handed to a reward at once."""
+    reward_batch_size: int = number(256, at_least=1, at_most=1_000_000)
+    """Completions handed to a reward at once, at most: those of as many whole prompts as fit, and of one prompt at
+    least. What a reward gives that compares completions depends on it."""
 
 
 @dataclass(kw_only=True)

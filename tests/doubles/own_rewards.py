@@ -2,7 +2,9 @@
 
 import importlib
 import json
+import os
 import sys
+import time
 from collections.abc import Sequence
 from typing import Any
 
@@ -30,7 +32,7 @@ def one_number(completions: Sequence[str], **_: Any) -> float:
 
 
 def too_many(completions: Sequence[str], **_: Any) -> list[float]:
-    return [1.0, 2.0]
+    return [1.0, 2.0, 3.0]
 
 
 def words(completions: Sequence[str], **_: Any) -> list[str]:
@@ -55,8 +57,6 @@ def expects_json(completions: Sequence[str], **_: Any) -> list[float]:
 
 def ends_the_process(completions: Sequence[str], **_: Any) -> list[float]:
     sys.stdout.flush()
-    import os
-
     os._exit(3)
 
 
@@ -72,10 +72,11 @@ def reads_fields(completions: Sequence[str], **_: Any) -> list[float]:
 
 
 def reads_last_line(completions: Sequence[str], **_: Any) -> list[float]:
-    for line in completions[0].splitlines():
-        if line.startswith("Answer:"):
-            answer = line
-    return [float(answer == "5")]
+    for text in completions:
+        for line in text.splitlines():
+            if line.startswith("Answer:"):
+                answer = line
+    return [float(answer == "5")] * len(completions)
 
 
 def runs_code(completions: Sequence[str], **_: Any) -> list[float]:
@@ -131,6 +132,44 @@ def hint_needed(completions: Sequence[str], hint: Sequence[str | None], **_: Any
 
 def any_columns(completions: Sequence[str], **columns: Any) -> list[float]:
     return [float("hint" in columns) + 2 * float("level" in columns)] * len(completions)
+
+
+def normalised(completions: Sequence[str], **_: Any) -> list[float]:
+    """By the mean and the spread of the lengths of the call."""
+    sizes = [len(text) for text in completions]
+    mean = sum(sizes) / len(sizes)
+    spread = (sum((size - mean) ** 2 for size in sizes) / len(sizes)) ** 0.5
+    return [(size - mean) / (spread + 1e-4) for size in sizes]
+
+
+def above_mean(completions: Sequence[str], prompts: Sequence[str], hint: Sequence[float], **_: Any) -> list[float]:
+    """Longer than the mean of those of its prompt; what the row adds."""
+    found = []
+    for prompt, text, more in zip(prompts, completions, hint, strict=True):
+        same = [len(other) for each, other in zip(prompts, completions, strict=True) if each == prompt]
+        found.append(float(len(text) > sum(same) / len(same)) + more)
+    return found
+
+
+def of_the_call(completions: Sequence[str], **_: Any) -> list[float]:
+    """How many there are."""
+    return [float(len(completions))] * len(completions)
+
+
+async def awaited_ranks(completions: Sequence[str], **_: Any) -> list[float | None]:
+    return [None if not text else float(sorted(completions).index(text)) for text in completions]
+
+
+def stops(completions: Sequence[str], **_: Any) -> list[float]:
+    """Compares, and does what one of the completions says."""
+    for text in completions:
+        if text == "hang":
+            time.sleep(600)
+        if text == "exit":
+            os._exit(3)
+        if text == "raise":
+            raise ValueError("too bad")
+    return [float(len(completions))] * len(completions)
 
 
 def shares(completions: Sequence[str], **_: Any) -> list[float]:

@@ -26,6 +26,7 @@ GARBAGE = {
 """Answers that no grader gives."""
 
 
+@reward(RewardTraits(pointwise=True))
 def obedient(completions: Sequence[str], **columns: Any) -> list[float | None]:
     """Do what the completion says."""
     return [_obey(text, columns) for text in completions]
@@ -120,6 +121,7 @@ def always_raises(**_: Any) -> list[float]:
     raise KeyError("solution")
 
 
+@reward(RewardTraits(pointwise=True))
 def counted(completions: Sequence[str], log: Sequence[str], **_: Any) -> list[float]:
     """Append a line to a file at every call."""
     with Path(log[0]).open("a") as file:
@@ -127,12 +129,12 @@ def counted(completions: Sequence[str], log: Sequence[str], **_: Any) -> list[fl
     return [float(len(text)) for text in completions]
 
 
-@reward(RewardTraits(verifies=False, answer=lambda completion: str(completion)[:1]))
+@reward(RewardTraits(pointwise=True, verifies=False, answer=lambda completion: str(completion)[:1]))
 def first_letter(completions: Sequence[str], letter: str = "a", **_: Any) -> list[float]:
     return [float(text.startswith(letter)) for text in completions]
 
 
-@reward(RewardTraits(isolated=True))
+@reward(RewardTraits(pointwise=True))
 def halves(completions: Sequence[str], **_: Any) -> list[float]:
     """Fails at texts of odd length, with a message that differs from process to process."""
     if len(completions[0]) % 2:

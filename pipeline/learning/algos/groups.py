@@ -80,8 +80,8 @@ class Groups:
         count = len(self.keys)
         first, second = (np.arange(count)[:, None] * self.size + sides[:, side] for side in (0, 1))
         decided = decide(
-            _some(self.scored, first.reshape(-1)),
-            _some(self.scored, second.reshape(-1)),
+            self.scored.some(first.reshape(-1)),
+            self.scored.some(second.reshape(-1)),
             uniforms(self.keys, len(sides)).reshape(-1),
             settings,
         ).reshape(count, -1)
@@ -146,14 +146,4 @@ def draw_groups(ctx: JobContext, dataset: Dataset, policy: TextPolicy, size: int
         score(ctx, repeated, policy.text(decoded.tokens, repeated), decoded.tokens, batch_size),
         sample_keys(ctx.seed, f"{name}/preference", ids, 1)[:, 0],
         ids,
-    )
-
-
-def _some(scored: Scored, places: NDArray[np.int64]) -> Scored:
-    return Scored(
-        values=scored.values[places],
-        parts={name: part[places] for name, part in scored.parts.items()},
-        correct=[scored.correct[place] for place in places],
-        answers=[scored.answers[place] for place in places],
-        faults=[scored.faults[place] for place in places],
     )

@@ -152,9 +152,11 @@ class Rollouts:
         streams = (None if greedy_first else "first", "second")
         first, second = self.finish_each(reference, prefixes, streams)
         size = self._ctx.config.data_collection.reward_batch_size
-        scored = [
-            score(self._ctx, self.rows, reference.text(side, self.rows), side, size) for side in (first, second)
-        ]
+        # The completions of a prompt side by side, as rewards may compare them.
+        both = [tokens for pair in zip(first, second, strict=True) for tokens in pair]
+        rows = [row for row in self.rows for _ in range(2)]
+        whole = score(self._ctx, rows, reference.text(both, rows), both, size)
+        scored = [whole.some(np.arange(side, len(rows), 2)) for side in range(2)]
         decided = decide(scored[0], scored[1], self.draws("preference"), rule)
         self.note_cost(_tally(scored[0], scored[1], decided))
         return Pairs(self, cuts, (first, second), decided)

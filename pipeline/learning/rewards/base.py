@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence, Set
+from itertools import groupby
 from typing import Any, Protocol
 
 import numpy as np
@@ -86,16 +87,27 @@ def as_completion(prompt: Text, text: str, *, in_messages: bool = False) -> Text
     return text if plain else [{"role": "assistant", "content": text}]
 
 
-def batches(items: Sequence[Item], size: int) -> list[list[int]]:
-    """Which items to score in one call: `size` of them at most, and all of them with the same columns.
+def batches(rows: Sequence[Row], items: Sequence[Item], size: int) -> list[list[int]]:
+    """Which items to score in one call: all those of a prompt together, and all of a call with the same columns.
+
+    A reward may compare what it is given, as those of TRL's trainers do with the completions of a prompt.
+
+    Args:
+        rows: The row of each item; those of a prompt stand side by side.
+        items: What to score.
+        size: Items of a call at most, unless a prompt alone has more.
 
     Returns:
-        Positions of the items of each call.
+        Positions of the items of each call. They follow from these arguments alone.
     """
-    alike: dict[frozenset[str], list[int]] = {}
-    for at, item in enumerate(items):
-        alike.setdefault(frozenset(item.columns), []).append(at)
-    return [group[start : start + size] for group in alike.values() for start in range(0, len(group), size)]
+    columns = [frozenset(item.columns) for item in items]
+    alike: dict[frozenset[str], list[list[int]]] = {}
+    for (_, names), run in groupby(range(len(items)), key=lambda at: (rows[at].id, columns[at])):
+        group, calls = list(run), alike.setdefault(names, [[]])
+        if calls[-1] and len(calls[-1]) + len(group) > size:
+            calls.append([])
+        calls[-1] += group
+    return [call for calls in alike.values() for call in calls]
 
 
 def arguments(items: Sequence[Item], options: Mapping[str, Any] | None = None) -> dict[str, Any]:
@@ -131,7 +143,7 @@ def score(
         rows: The row of each completion, repeated where it has several.
         completions: Texts, without special tokens.
         completion_ids: The sampled token ids.
-        batch_size: Completions per call.
+        batch_size: Completions per call, as in `batches`.
 
     Returns:
         Shape [N]; NaN where the reward gave None.
@@ -141,7 +153,7 @@ def score(
     """
     items = items_of(rows, completions, completion_ids, needed_columns(reward), takes_messages(reward))
     scores = np.full(len(rows), np.nan)
-    for part in batches(items, batch_size):
+    for part in batches(rows, items, batch_size):
         scores[part] = checked(reward(**arguments([items[at] for at in part])), len(part))
     return scores
 

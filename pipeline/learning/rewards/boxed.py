@@ -29,7 +29,11 @@ def _boxed(text: str) -> str | None:
     return None if inside is None else plain(inside) or None
 
 
-@reward(RewardTraits(verifies=True, judges="correctness", answer=boxed_answer, refuses=odd_solution, version=3))
+@reward(
+    RewardTraits(
+        pointwise=True, verifies=True, judges="correctness", answer=boxed_answer, refuses=odd_solution, version=3
+    )
+)
 def boxed(completions: Sequence[Text], solution: Sequence[Any], **_: Any) -> list[float | None]:
     r"""Compare boxed answers as text. For mathematical equality use `math_verify`.
 

@@ -1,7 +1,7 @@
 """Scores that are known already, by everything that determines them: in memory, and in a file if asked for.
 
-Only what a function of one completion returned is kept: a reward model's figures depend a little on what shares
-its batch, and a timeout on how busy the machine was.
+Only what a function returned is kept, by all that it was given in that call: a reward model's figures depend a
+little on what shares its batch, and a timeout on how busy the machine was.
 """
 
 from __future__ import annotations
@@ -26,16 +26,19 @@ _AT_ONCE = 500
 log = logging.getLogger("pipeline")
 
 
-def score_key(identity: Mapping[str, Any], item: Item) -> str:
-    """Hash of a reward and of what it is given.
+def score_keys(identity: Mapping[str, Any], call: Sequence[Item]) -> list[str]:
+    """A key for the score of each item of a call: a hash of the reward and of all that it is given.
 
     Args:
         identity: Plain data that names the reward, its version and its settings.
-        item: What it scores.
+        call: What it scores at once.
     """
-    given = [identity, item.prompt, item.completion, [int(token) for token in item.ids], dict(item.columns)]
-    text = json.dumps(given, sort_keys=True, separators=(",", ":"), default=_plain)
-    return hashlib.sha256(text.encode()).hexdigest()[:40]
+    given = [
+        [item.prompt, item.completion, [int(token) for token in item.ids], dict(item.columns)] for item in call
+    ]
+    text = json.dumps([identity, given], sort_keys=True, separators=(",", ":"), default=_plain)
+    whole = hashlib.sha256(text.encode()).hexdigest()[:40]
+    return [f"{whole}/{at}" for at in range(len(call))]
 
 
 def _sound(value: object, answer: object) -> bool:

@@ -16,6 +16,7 @@ def _right(columns: Mapping[str, Any]) -> Sequence[str]:
 
 @reward(
     RewardTraits(
+        pointwise=True,
         verifies=True,
         judges="correctness",
         isolated=False,

@@ -1,12 +1,14 @@
-"""Main function of a process that grades: calls rewards, one completion at a time, as `pool` tells it.
+"""Main function of a process that grades: calls rewards as `pool` tells it.
 
 It imports nothing but the rewards it is asked for. Requests and answers are lines of JSON over one socket; an
 answer is data that a hostile completion may have shaped, so nothing else than JSON is read from it.
 
-    request   {"function", "options", "limit_s", "items": [{"id", "prompt", "completion", "ids", "columns"}]}
+    request   {"function", "options",
+               "calls": [{"id", "limit_s", "items": [{"prompt", "completion", "ids", "columns"}]}]}
     answers   {"loaded": true} once per request, or {"broken": message};
-              for each item {"start": id}, and then one of
-              {"id", "value", "answer"}, {"id", "error", "certain", "column"}, {"id", "timeout"}
+              for each call {"start": id}, and then one of
+              {"id", "scores": [[value, answer, error] for each item]},
+              {"id", "error", "certain", "column"}, {"id", "timeout"}
 """
 
 from __future__ import annotations
@@ -18,7 +20,7 @@ import math
 import os
 import signal
 import sys
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import asdict
 from functools import cache
 from pkgutil import resolve_name
@@ -33,6 +35,7 @@ from pipeline.machine.channel import Channel
 from pipeline.machine.memory import own_memory_bytes
 
 Answer = Callable[..., None]
+Items = Sequence[Mapping[str, Any]]
 
 _LONGEST_ERROR = 4000
 _LONGEST_ANSWER = 1000
@@ -63,9 +66,9 @@ def _serve(request: dict[str, Any], answer: Answer, memory_gib: float) -> None:
     if is_async(bound.function):
         asyncio.run(_grade_together(bound, request, answer))
         return
-    for item in request["items"]:
-        answer(start=item["id"])
-        answer(id=item["id"], **_grade(bound, item))
+    for call in request["calls"]:
+        answer(start=call["id"])
+        answer(id=call["id"], **_grade(bound, call["items"]))
 
 
 @cache
@@ -86,11 +89,11 @@ def _limit_memory(gib: float) -> None:
         resource.setrlimit(resource.RLIMIT_AS, (limit, limit))
 
 
-def _grade(bound: Bound, item: dict[str, Any]) -> dict[str, Any]:
+def _grade(bound: Bound, items: Items) -> dict[str, Any]:
     try:
-        given = bound.function(**_arguments(item, bound.arguments))
-        return _checked(asyncio.run(_awaited(given)) if inspect.isawaitable(given) else given, bound.traits, item)
-    except BaseException as error:  # whatever it is belongs to this completion alone
+        given = bound.function(**_arguments(items, bound.arguments))
+        return _checked(asyncio.run(_awaited(given)) if inspect.isawaitable(given) else given, bound.traits, items)
+    except BaseException as error:  # whatever it is belongs to this call alone
         return _failed(error)
 
 
@@ -103,29 +106,29 @@ def _failed(error: BaseException) -> dict[str, Any]:
 
 
 async def _grade_together(bound: Bound, request: dict[str, Any], answer: Answer) -> None:
-    """Await all items at once; each has the deadline that the pool would otherwise enforce."""
+    """Await all calls at once; each has the deadline that the pool would otherwise enforce."""
 
-    async def grade(item: dict[str, Any]) -> None:
-        answer(start=item["id"])
+    async def grade(call: dict[str, Any]) -> None:
+        answer(start=call["id"])
         try:
-            async with asyncio.timeout(request["limit_s"]):
-                given = await bound.function(**_arguments(item, bound.arguments))
-            answer(id=item["id"], **_checked(given, bound.traits, item))
+            async with asyncio.timeout(call["limit_s"]):
+                given = await bound.function(**_arguments(call["items"], bound.arguments))
+            answer(id=call["id"], **_checked(given, bound.traits, call["items"]))
         except TimeoutError:
-            answer(id=item["id"], timeout=True)
+            answer(id=call["id"], timeout=True)
         except BaseException as error:  # as above
-            answer(id=item["id"], **_failed(error))
+            answer(id=call["id"], **_failed(error))
 
-    await asyncio.gather(*(grade(item) for item in request["items"]))
+    await asyncio.gather(*(grade(call) for call in request["calls"]))
 
 
-def _arguments(item: dict[str, Any], options: Mapping[str, Any]) -> dict[str, Any]:
-    """One item in TRL's signature: every list has one entry."""
+def _arguments(items: Items, options: Mapping[str, Any]) -> dict[str, Any]:
+    """What TRL calls a reward with; all items have the same columns."""
     return {
-        "prompts": [item["prompt"]],
-        "completions": [item["completion"]],
-        "completion_ids": [item["ids"]],
-        **{name: [value] for name, value in item["columns"].items()},
+        "prompts": [item["prompt"] for item in items],
+        "completions": [item["completion"] for item in items],
+        "completion_ids": [item["ids"] for item in items],
+        **{name: [item["columns"][name] for item in items] for name in items[0]["columns"]},
         **options,
         "trainer_state": None,
         "log_extra": _ignore,
@@ -133,15 +136,17 @@ def _arguments(item: dict[str, Any], options: Mapping[str, Any]) -> dict[str, An
     }
 
 
-def _checked(given: Any, traits: RewardTraits, item: dict[str, Any]) -> dict[str, Any]:
-    value = read_scores(given, 1)[0]
+def _checked(given: Any, traits: RewardTraits, items: Items) -> dict[str, Any]:
+    values = read_scores(given, len(items))
+    return {"scores": [_score(value, traits, item) for value, item in zip(values, items, strict=True)]}
+
+
+def _score(value: float | None, traits: RewardTraits, item: Mapping[str, Any]) -> tuple[Any, Any, Any]:
     if value is not None and math.isinf(value):
-        raise ValueError("the reward is infinite")
+        return None, None, "the reward is infinite"
     answer = traits.vote(item["completion"])
-    return {
-        "value": None if value is None or math.isnan(value) else value,
-        "answer": None if answer is None else answer[:_LONGEST_ANSWER],
-    }
+    number = None if value is None or math.isnan(value) else value
+    return number, None if answer is None else answer[:_LONGEST_ANSWER], None
 
 
 def _told(error: BaseException) -> str:

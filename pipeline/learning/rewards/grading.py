@@ -24,7 +24,7 @@ class PoolSettings:
 
     Attributes:
         processes: Graders at most.
-        timeout_s: Seconds that a reward may take for one completion.
+        timeout_s: Seconds that a reward may take for each completion of a call.
         memory_gib: Address space that a grader may take beyond what it has after its imports.
         start_timeout_s: Seconds that a grader may take to start and import a reward.
     """
@@ -64,29 +64,31 @@ class Graded:
     cause: Cause = UNKNOWN
 
 
-class Batch:
-    """The items of one call: waiting, with a grader, done."""
+class Work:
+    """The calls of a reward that are to be made: waiting, with a grader, done."""
 
-    def __init__(self, function: str, options: dict[str, Any], items: Sequence[Item], concurrent: bool) -> None:
+    def __init__(
+        self, function: str, options: dict[str, Any], calls: Sequence[Sequence[Item]], concurrent: bool
+    ) -> None:
         self.function = function
         self.options = options
-        self.items = items
+        self.calls = calls
         self.concurrent = concurrent
-        self.waiting: deque[int] = deque(range(len(items)))
+        self.waiting: deque[int] = deque(range(len(calls)))
         self.suspects: deque[int] = deque()
-        """Items whose grader died, to be graded once more when all others are done."""
-        self.done: dict[int, Graded] = {}
+        """Calls whose grader died, to be made once more when all others are done."""
+        self.done: dict[int, Sequence[Graded]] = {}
         self._recalled: set[int] = set()
         self._alone: set[int] = set()
         self._in_vain = 0
 
     @property
     def open(self) -> bool:
-        """Whether an item has no result yet."""
-        return len(self.done) < len(self.items)
+        """Whether a call has no result yet."""
+        return len(self.done) < len(self.calls)
 
     def next_chunk(self, processes: int) -> list[int]:
-        """Items for one request: many, but so that the last ones are spread over the graders."""
+        """Calls for one request: many, but so that the last ones are spread over the graders."""
         if self.waiting[0] in self._alone:
             return [self.waiting.popleft()]
         most = _CONCURRENT_CHUNK if self.concurrent else _SEQUENTIAL_CHUNK
@@ -96,25 +98,29 @@ class Batch:
             chunk.append(self.waiting.popleft())
         return chunk
 
-    def finish(self, index: int, graded: Graded) -> None:
-        """Note what became of an item."""
+    def finish(self, index: int, graded: Sequence[Graded]) -> None:
+        """Note what became of the items of a call."""
         self.done[index] = graded
         self._in_vain = 0
 
+    def fail(self, index: int, graded: Graded) -> None:
+        """Note a failure of a call: as it may compare its items, it is the failure of each."""
+        self.finish(index, [graded] * len(self.calls[index]))
+
     def recall_suspect(self) -> None:
-        """Have one of the suspects graded for the second and last time."""
+        """Have one of the suspects made for the second and last time."""
         self.waiting.append(self.suspects.popleft())
         self._recalled.add(self.waiting[-1])
 
     def hand_back(self, tasks: Iterable[int], started: set[int], verdict: Graded) -> None:
-        """Suspect or blame the one item that was being graded; of several, each is tried again by itself."""
+        """Suspect or blame the one call that was being made; of several, each is tried again by itself."""
         tasks = list(tasks)
         if len(started) == 1:
             (index,) = started
             if verdict.fault != "crash":
-                self.finish(index, verdict)
+                self.fail(index, verdict)
             elif index in self._recalled:
-                self.finish(index, replace(verdict, message=f"{verdict.message}, twice"))
+                self.fail(index, replace(verdict, message=f"{verdict.message}, twice"))
             else:
                 self.suspects.append(index)
                 self._in_vain = 0

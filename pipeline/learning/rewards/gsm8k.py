@@ -67,7 +67,13 @@ def _wanted(solution: str) -> str | None:
 
 @reward(
     RewardTraits(
-        verifies=True, judges="correctness", isolated=False, answer=final_number, refuses=odd_solution, version=2
+        pointwise=True,
+        verifies=True,
+        judges="correctness",
+        isolated=False,
+        answer=final_number,
+        refuses=odd_solution,
+        version=2,
     )
 )
 def gsm8k(completions: Sequence[Text], solution: Sequence[Any], **_: Any) -> list[float | None]:

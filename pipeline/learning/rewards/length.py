@@ -8,7 +8,7 @@ from typing import Any
 from pipeline.learning.rewards.traits import RewardTraits, reward
 
 
-@reward(RewardTraits(verifies=False, graded=True, judges="length", isolated=False, version=2))
+@reward(RewardTraits(pointwise=True, verifies=False, graded=True, judges="length", isolated=False, version=2))
 def length(completion_ids: Sequence[Sequence[int]], per: float = 100.0, **_: Any) -> list[float | None]:
     """-1 for every `per` tokens.
 

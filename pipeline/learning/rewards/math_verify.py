@@ -117,6 +117,7 @@ def parsed_answer(completion: Text) -> str | None:
 
 @reward(
     RewardTraits(
+        pointwise=True,
         verifies=True,
         judges="correctness",
         answer=parsed_answer,

@@ -1,14 +1,14 @@
-"""A pool of processes that call rewards, each completion with a hard deadline.
+"""A pool of processes that call rewards, each call with a hard deadline.
 
     GraderPool --- socket per process ---> grader.py (imports the reward, calls it)
 
-A completion that makes a reward hang, crash or eat memory costs itself: the process is killed with all its
-descendants and replaced, and whatever else it had been given is graded by others. Everything is told by deadlines
-here and acknowledgements there, so a process that holds its interpreter for ever (a regular expression) is no
-exception. A process that dies may as well have been killed from outside, as by a machine short of memory; so the
-completion is graded once more, in a fresh process and with no other one beside it, before it is blamed. Processes
-die with the one that owns the pool: the kernel sees to it on Linux, and they stay in its process group, which the
-engine kills.
+A call, of one completion or of several that may be compared, in which a reward hangs, crashes or eats memory costs
+its own scores: the process is killed with all its descendants and replaced, and others make its further calls.
+Everything is told by deadlines here and acknowledgements there, so a process that holds its interpreter for ever
+(a regular expression) is no exception. A process that dies may as well have been killed from outside, as by a
+machine short of memory; so the call is made once more, in a fresh process and with no other one beside it, before
+it is blamed. Processes die with the one that owns the pool: the kernel sees to it on Linux, and they stay in its
+process group, which the engine kills.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from pipeline.config.user_code import import_object
 from pipeline.errors import describe_exit
 from pipeline.learning.rewards.calling import bind
 from pipeline.learning.rewards.grader_process import GraderProcess, end_all
-from pipeline.learning.rewards.grading import Batch, Fault, Graded, Item, PoolSettings
+from pipeline.learning.rewards.grading import Graded, Item, PoolSettings, Work
 from pipeline.learning.rewards.traits import is_async
 
 
@@ -49,22 +49,24 @@ class GraderPool:
         """Process ids of the graders."""
         return [grader.process.pid for grader in self._graders]
 
-    def grade(self, function: str, options: Mapping[str, Any], items: Sequence[Item]) -> list[Graded]:
-        """Call a reward for every item.
+    def grade(
+        self, function: str, options: Mapping[str, Any], calls: Sequence[Sequence[Item]]
+    ) -> list[Sequence[Graded]]:
+        """Call a reward.
 
         Args:
-            function: Dotted path of the reward; an `async` one is awaited for many items at once.
+            function: Dotted path of the reward; an `async` one is awaited for many calls at once.
             options: Further arguments of the reward.
-            items: What to grade.
+            calls: What to grade, by call.
 
         Returns:
-            One entry per item, in their order.
+            One entry per item of each call, in their order.
 
         Raises:
             JobError: The reward cannot be imported by a grader, or graders cannot be kept alive.
         """
-        work = Batch(
-            function, dict(options), items, is_async(bind(import_object(function), options, function).function)
+        work = Work(
+            function, dict(options), calls, is_async(bind(import_object(function), options, function).function)
         )
         try:
             while work.open:
@@ -76,9 +78,9 @@ class GraderPool:
         except BaseException:
             self.close()  # whoever is interrupted must find no half-answered request later
             raise
-        return [work.done[index] for index in range(len(items))]
+        return [work.done[index] for index in range(len(calls))]
 
-    def _start_idle(self, work: Batch) -> None:
+    def _start_idle(self, work: Work) -> None:
         for grader in list(self._graders):
             if not grader.tasks and grader.process.poll() is not None:  # nobody's fault, as it had nothing to do
                 self._graders.remove(grader)
@@ -91,7 +93,7 @@ class GraderPool:
             if not grader.begin(work):
                 self._bury(grader, work)
 
-    def _collect(self, work: Batch) -> None:
+    def _collect(self, work: Work) -> None:
         """Wait for answers and deadlines, whichever comes first."""
         busy = [grader for grader in self._graders if grader.tasks]
         if not busy:
@@ -109,17 +111,13 @@ class GraderPool:
             elif time.monotonic() >= grader.deadline:
                 self._bury(grader, work, overdue=True)
 
-    def _bury(self, grader: GraderProcess, work: Batch, *, overdue: bool = False) -> None:
-        """Kill a grader; suspect the item that it was at, and hand the others back."""
+    def _bury(self, grader: GraderProcess, work: Work, *, overdue: bool = False) -> None:
+        """Kill a grader; suspect the call that it was at, and hand the others back."""
         self._graders.remove(grader)
         (exit_code,) = end_all([grader])
-        fault: Fault = "timeout" if overdue else "crash"
-        said = (
-            f"no answer within {self.settings.timeout_s:g} s"
-            if overdue
-            else f"the grading process ended with {describe_exit(exit_code)}"
-        )
-        work.hand_back(grader.tasks, grader.started, Graded(fault=fault, message=said))
+        ended = Graded(fault="crash", message=f"the grading process ended with {describe_exit(exit_code)}")
+        verdict = grader.overdue(work, next(iter(grader.started), None)) if overdue else ended
+        work.hand_back(grader.tasks, grader.started, verdict)
 
 
 def _close_all(graders: list[GraderProcess]) -> None:

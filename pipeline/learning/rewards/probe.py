@@ -9,7 +9,7 @@ from __future__ import annotations
 import inspect
 import re
 import shlex
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from difflib import get_close_matches
 from typing import Any
 
@@ -105,32 +105,41 @@ def _called(
     rewards: list[LoadedReward], name: str, config: DatasetConfig, dataset: Dataset, row: Row, columns: list[str]
 ) -> list[str]:
     text = _completion(row)
-    found: dict[str, Graded] = {}
+    found: dict[str, Sequence[Graded]] = {}
     with GraderPool(pool_settings(config.grading)) as pool:
         for reward in rewards:
             graded = _graded(pool, reward, config, row, text)
             if graded is not None:
                 found[reward.name] = graded
     for reward in rewards:
-        problem = _certain(found.get(reward.name), reward, columns)
+        problem = _certain(next(iter(found.get(reward.name, [])), None), reward, columns)
         if problem is not None:
             raise ConfigError(_told(reward, problem, name, dataset, row, columns))
     tried = f"datasets.{name}: for the completion {text[:40]!r} of row {row.id}"
     warnings = [
-        f"{tried} the reward '{reward}' gives no score: {graded.message}. If it does so for others too, mend it"
+        f"{tried} the reward '{reward}' gives no score: {graded[0].message}. If it does so for others too, mend it"
         for reward, graded in found.items()
-        if graded.fault is not None
+        if graded[0].fault is not None
     ]
-    if found and not warnings and all(graded.value is None for graded in found.values()):
+    if found and not warnings and all(one.value is None for graded in found.values() for one in graded):
         warnings.append(f"{tried} no reward gives a score, but None or nan")
     return warnings
 
 
-def _graded(pool: GraderPool, reward: LoadedReward, config: DatasetConfig, row: Row, text: str) -> Graded | None:
-    """What becomes of a call in a grading process; None where the row cannot be sent to one, and need not be."""
-    items = items_of([row], [text], [[0]], _needed(reward), reward.messages)
+def _graded(
+    pool: GraderPool, reward: LoadedReward, config: DatasetConfig, row: Row, text: str
+) -> Sequence[Graded] | None:
+    """What becomes of a call in a grading process; None where the row cannot be sent to one, and need not be.
+
+    A reward that may compare completions is given another one besides.
+    """
+    texts = [text] if reward.traits.pointwise else [text, f"{text} {_MADE_UP}"]
+    count = len(texts)
+    items = items_of(
+        [row] * count, texts, [[0] * (1 + at) for at in range(count)], _needed(reward), reward.messages
+    )
     try:
-        return pool.grade(reward.path, reward.options, items)[0]
+        return pool.grade(reward.path, reward.options, [items])[0]
     except JobError:
         if reward.traits.isolated and config.grading.isolated:
             raise

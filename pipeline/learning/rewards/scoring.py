@@ -1,7 +1,7 @@
 """Scoring completions by the rewards of a dataset: weighted, isolated where they need it, with failures counted.
 
 Scorer --- isolated functions ---> cache ---> pool of grading processes
-       --- other functions    ---> called here, in batches
+       --- other functions    ---> called here
        --- reward models      ---> run here, on the worker's device
 """
 
@@ -26,11 +26,16 @@ from pipeline.config.shipped import REWARD_MODEL
 from pipeline.errors import JobError, PipelineError
 from pipeline.learning.datasets.base import Row
 from pipeline.learning.rewards.base import arguments, batches, checked, items_of
-from pipeline.learning.rewards.cache import FILE, ScoreCache, score_key
+from pipeline.learning.rewards.cache import FILE, ScoreCache, score_keys
 from pipeline.learning.rewards.grading import FAULTS, Fault, Graded, Item, PoolSettings
 from pipeline.learning.rewards.pool import GraderPool
 from pipeline.learning.rewards.registry import LoadedReward, judge_of, load_rewards
 from pipeline.learning.rewards.signature import needed_columns
+
+_AT_ONCE = (
+    ". It is called with many completions at once, as by TRL; if it looks at each alone, put "
+    "@reward(RewardTraits(pointwise=True)) above it, and a failure costs one completion"
+)
 
 log = logging.getLogger("pipeline")
 
@@ -70,6 +75,16 @@ class Scored:
     def crashes(self) -> int:
         """Completions at which a reward ended its process."""
         return self.faults.count("crash")
+
+    def some(self, places: Sequence[int] | NDArray[np.int64]) -> Scored:
+        """Those of the completions at some places."""
+        return Scored(
+            values=self.values[places],
+            parts={name: part[places] for name, part in self.parts.items()},
+            correct=[self.correct[place] for place in places],
+            answers=[self.answers[place] for place in places],
+            faults=[self.faults[place] for place in places],
+        )
 
 
 class Scorer:
@@ -113,18 +128,18 @@ class Scorer:
         """Score completions.
 
         Args:
-            rows: The row of each completion, repeated where it has several; N of them.
+            rows: The row of each completion, repeated where it has several, which are scored together; N of them.
             completions: Texts, without special tokens.
             completion_ids: The sampled token ids.
-            batch_size: Completions per call of a function that runs in this process.
+            batch_size: Completions per call at most, unless a row alone has more.
 
         Raises:
             JobError: A reward fails at every completion, returns the wrong number of scores, or cannot be run.
         """
         asked = (rows, completions, completion_ids)
         graded = {reward.name: self._grade(reward, *asked, batch_size) for reward in self.rewards}
-        for name, found in graded.items():
-            _report(name, found)
+        for reward in self.rewards:
+            _report(reward, graded[reward.name])
         return _combine(self.rewards, graded, self._judge, len(rows))
 
     def _grade(
@@ -139,29 +154,37 @@ class Scorer:
             return []
         needed = needed_columns(reward.function, reward.arguments)
         items = items_of(rows, completions, completion_ids, needed, reward.messages)
-        if reward.traits.isolated and self._grading.isolated:
-            return self._isolated(reward, items)
-        # A model looks at no columns, and batches its texts by itself.
-        places = [list(range(len(items)))] if reward.path == REWARD_MODEL else batches(items, batch_size)
-        parts = [[items[at] for at in part] for part in places]
-        found: dict[int, Graded] = {}
-        for at, part, given in zip(
-            places, parts, _call(reward, [arguments(part, reward.arguments) for part in parts]), strict=True
-        ):
-            found.update(zip(at, _read(reward, part, given), strict=True))
+        isolated = reward.traits.isolated and self._grading.isolated
+        if reward.path == REWARD_MODEL:  # looks at no columns, and batches its texts by itself
+            places = [list(range(len(items)))]
+        elif isolated and reward.traits.pointwise:
+            places = [[at] for at in range(len(items))]
+        else:
+            places = batches(rows, items, batch_size)
+        calls = [[items[at] for at in part] for part in places]
+        graded = self._isolated(reward, calls) if isolated else _here(reward, calls)
+        found = {
+            at: one for part, ones in zip(places, graded, strict=True) for at, one in zip(part, ones, strict=True)
+        }
         return [found[at] for at in range(len(items))]
 
-    def _isolated(self, reward: LoadedReward, items: Sequence[Item]) -> list[Graded]:
+    def _isolated(self, reward: LoadedReward, calls: Sequence[Sequence[Item]]) -> list[Sequence[Graded]]:
         identity = reward.identity()
-        keys = [score_key(identity, item) for item in items]
-        known = self._cache.find(keys)
-        missing = {key: item for key, item in zip(keys, items, strict=True) if key not in known}
+        keys = [tuple(score_keys(identity, call)) for call in calls]
+        known = self._cache.find([key for of_call in keys for key in of_call])
+        missing = {
+            of_call: call for of_call, call in zip(keys, calls, strict=True) if not known.keys() >= {*of_call}
+        }
         if missing:
             found = self._pool.grade(reward.path, reward.options, list(missing.values()))
-            fresh = dict(zip(missing, found, strict=True))
+            fresh = {
+                key: one
+                for of_call, graded in zip(missing, found, strict=True)
+                for key, one in zip(of_call, graded, strict=True)
+            }
             self._cache.add(fresh)
             known |= fresh
-        return [known[key] for key in keys]
+        return [[known[key] for key in of_call] for of_call in keys]
 
 
 def pool_settings(grading: GradingConfig) -> PoolSettings:
@@ -172,6 +195,11 @@ def pool_settings(grading: GradingConfig) -> PoolSettings:
         memory_gib=grading.memory_gib,
         start_timeout_s=grading.start_timeout_s,
     )
+
+
+def _here(reward: LoadedReward, calls: Sequence[Sequence[Item]]) -> list[list[Graded]]:
+    given = _call(reward, [arguments(call, reward.arguments) for call in calls])
+    return [_read(reward, call, one) for call, one in zip(calls, given, strict=True)]
 
 
 def _call(reward: LoadedReward, calls: Sequence[dict[str, Any]]) -> list[Any]:
@@ -208,7 +236,7 @@ def _vote(reward: LoadedReward, item: Item) -> str | None:
         raise JobError(f"`answer` in the traits of the reward '{reward.name}' failed: {told(error)}") from error
 
 
-def _report(name: str, graded: Sequence[Graded]) -> None:
+def _report(reward: LoadedReward, graded: Sequence[Graded]) -> None:
     """Say in the log what failed.
 
     Raises:
@@ -219,13 +247,13 @@ def _report(name: str, graded: Sequence[Graded]) -> None:
         return
     if len(graded) > 1 and all(entry.fault == "error" for entry in graded):
         raise JobError(
-            f"the reward '{name}' failed at all of {len(graded)} completions, the first time with: "
-            f"{failed[0].message}"
+            f"the reward '{reward.name}' failed at all of {len(graded)} completions, the first time with: "
+            f"{failed[0].message}{'' if reward.traits.pointwise else _AT_ONCE}"
         )
     kinds = Counter(entry.fault for entry in failed)
     counts = ", ".join(f"{kinds[kind]} {kind}{'s' if kinds[kind] > 1 else ''}" for kind in FAULTS if kinds[kind])
     log.warning(
-        "reward '%s': %s among %d completions; the first: %s", name, counts, len(graded), failed[0].message
+        "reward '%s': %s among %d completions; the first: %s", reward.name, counts, len(graded), failed[0].message
     )
 
 

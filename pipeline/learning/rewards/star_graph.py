@@ -36,7 +36,7 @@ def read_graph(prompt: str) -> tuple[set[tuple[str, str]], str, str]:
     return {(edge[0], edge[1]) for edge in edges if edge}, ends[0], ends[1]
 
 
-@reward(RewardTraits(verifies=True, judges="correctness", isolated=False, answer=stripped))
+@reward(RewardTraits(pointwise=True, verifies=True, judges="correctness", isolated=False, answer=stripped))
 def star_graph(
     prompts: Sequence[Text], completions: Sequence[Text], solution: Sequence[str] | None = None, **_: Any
 ) -> list[float | None]:

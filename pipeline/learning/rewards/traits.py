@@ -19,7 +19,7 @@ _ATTRIBUTE = "reward_traits"
 _CONVERSATIONS = frozenset({"prompts", "completions"})
 CORRECT = 1.0
 """Least value of a correct completion where a reward says nothing else, as TRL's accuracy rewards have it."""
-GRADING = 3
+GRADING = 4
 """Version of `learning.rewards`: how scores and preferences follow from what rewards say; see `plan.versions`."""
 
 
@@ -60,7 +60,10 @@ class RewardTraits:
             judged; "" where nothing is. `prepare` asks it of every row. None where it takes any.
         messages: Which of "prompts" and "completions" it takes as conversations alone; None goes by its
             annotations.
-        isolated: Whether to call it in a process of its own with a deadline, one completion at a time.
+        pointwise: Whether the score of a completion depends on it and its row alone, whatever else is in the call.
+            Where it is isolated it is called with one completion at a time, and a failure costs that one.
+            Others are called as TRL does: with all completions of a prompt, and of several prompts, at once.
+        isolated: Whether to call it in a process of its own with a deadline.
         packages: Packages whose versions scores depend on.
         version: Raise it when scores would change. This and the versions of the packages are part of the keys of
             kept scores and, for a reward that ships, of those of outputs.
@@ -74,6 +77,7 @@ class RewardTraits:
     right: Callable[[Mapping[str, Any]], Sequence[str]] | None = None
     refuses: Callable[[Mapping[str, Any]], str] | None = None
     messages: frozenset[str] | None = None
+    pointwise: bool = False
     isolated: bool = True
     packages: tuple[str, ...] = ()
     version: int = 1
@@ -114,6 +118,7 @@ _TAKES: Mapping[str, tuple[Callable[[Any], bool], str]] = {
         lambda given: given is None or (_are_texts(given, (set, frozenset)) and given <= _CONVERSATIONS),
         'a set of "prompts" and "completions", or None',
     ),
+    "pointwise": (lambda given: isinstance(given, bool), "True or False"),
     "isolated": (lambda given: isinstance(given, bool), "True or False"),
     "packages": (lambda given: _are_texts(given, (tuple, list)), "a tuple of names of packages"),
     "version": (lambda given: isinstance(given, int) and not isinstance(given, bool), "a whole number"),

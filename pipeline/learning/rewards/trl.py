@@ -40,13 +40,13 @@ def trl_traits(reward: object, options: Mapping[str, Any]) -> RewardTraits | Non
 
 
 def _accuracy(reward: object, options: Mapping[str, Any]) -> RewardTraits:  # noqa: ARG001 - as all in the table
-    return RewardTraits(verifies=True, judges="correctness", answer=latex_answer, packages=_MATH)
+    return RewardTraits(pointwise=True, verifies=True, judges="correctness", answer=latex_answer, packages=_MATH)
 
 
 def _reasoning(reward: object, options: Mapping[str, Any]) -> RewardTraits:  # noqa: ARG001
     delimiters = tuple(options.get("reasoning_delimiters") or _DELIMITERS)
     answer = partial(answer_after, delimiters=delimiters)
-    return RewardTraits(verifies=True, judges="correctness", answer=answer, packages=_MATH)
+    return RewardTraits(pointwise=True, verifies=True, judges="correctness", answer=answer, packages=_MATH)
 
 
 def _cosine(reward: Any, options: Mapping[str, Any]) -> RewardTraits:  # noqa: ARG001
@@ -54,14 +54,19 @@ def _cosine(reward: Any, options: Mapping[str, Any]) -> RewardTraits:  # noqa: A
     right = min(reward.min_value_correct, reward.max_value_correct)
     wrong = max(reward.min_value_wrong, reward.max_value_wrong)
     about = RewardTraits(
-        verifies=right > wrong, graded=True, judges="correctness and length", answer=latex_answer, packages=_MATH
+        pointwise=True,
+        verifies=right > wrong,
+        graded=True,
+        judges="correctness and length",
+        answer=latex_answer,
+        packages=_MATH,
     )
     # Half-way, so that rounding of the cosine decides nothing.
     return RewardTraits(**{**vars(about), "correct_from": (right + wrong) / 2})
 
 
 def _unlike_answers(judges: str, *, graded: bool) -> Callable[[object, Mapping[str, Any]], RewardTraits]:
-    about = RewardTraits(verifies=False, graded=graded, judges=judges, packages=("trl",))
+    about = RewardTraits(pointwise=True, verifies=False, graded=graded, judges=judges, packages=("trl",))
     return lambda _reward, _options: about
 
 

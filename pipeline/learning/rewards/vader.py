@@ -22,7 +22,13 @@ def _analyzer() -> Any:
 
 @reward(
     RewardTraits(
-        verifies=False, graded=True, judges="sentiment", isolated=False, packages=("vaderSentiment",), version=2
+        pointwise=True,
+        verifies=False,
+        graded=True,
+        judges="sentiment",
+        isolated=False,
+        packages=("vaderSentiment",),
+        version=2,
     )
 )
 def vader(

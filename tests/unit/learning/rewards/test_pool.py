@@ -8,6 +8,7 @@ import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import psutil
 import pytest
@@ -53,7 +54,12 @@ def items(*texts: str) -> list[Item]:
 
 
 def grade(pool: GraderPool, *texts: str, function: str = OBEDIENT) -> list[Graded]:
-    return pool.grade(function, {}, items(*texts))
+    return alone(pool, function, {}, items(*texts))
+
+
+def alone(pool: GraderPool, function: str, options: dict[str, Any], given: list[Item]) -> list[Graded]:
+    """Grade each item by a call of its own."""
+    return [one for (one,) in pool.grade(function, options, [[item] for item in given])]
 
 
 @pytest.mark.parametrize(
@@ -108,7 +114,7 @@ def test_a_reward_that_does_not_apply_has_not_failed(pool: GraderPool, order: st
 
 def test_a_completion_votes_for_the_answer_that_the_reward_reads_and_else_for_nothing(pool: GraderPool) -> None:
     assert grade(pool, " b ")[0].answer is None
-    found = pool.grade(f"{doubles.__name__}:first_letter", {"letter": "b"}, [Item("p", "bcd", [1])])
+    found = alone(pool, f"{doubles.__name__}:first_letter", {"letter": "b"}, [Item("p", "bcd", [1])])
     assert found == [Graded(1.0, "b")]
 
 
@@ -185,13 +191,13 @@ def test_an_async_reward_that_blocks_is_found_out(pool: GraderPool) -> None:
 def test_columns_of_numpy_arrive_as_plain_numbers(pool: GraderPool) -> None:
     import numpy as np
 
-    found = pool.grade(OBEDIENT, {}, [Item("p", "a", [1], {"level": np.int64(7), "more": np.arange(3)})])
+    found = alone(pool, OBEDIENT, {}, [Item("p", "a", [1], {"level": np.int64(7), "more": np.arange(3)})])
     assert found[0].value == 7
 
 
 def test_a_column_that_cannot_be_sent_is_named(pool: GraderPool) -> None:
     with pytest.raises(JobError, match="column 'level' holds object"):
-        pool.grade(OBEDIENT, {}, [Item("p", "a", [1], {"level": object()})])
+        alone(pool, OBEDIENT, {}, [Item("p", "a", [1], {"level": object()})])
 
 
 def test_a_reward_that_cannot_be_imported(pool: GraderPool) -> None:
@@ -214,9 +220,9 @@ import sys, json
 from pipeline.learning.rewards.pool import GraderPool
 from pipeline.learning.rewards.grading import Item, PoolSettings
 pool = GraderPool(PoolSettings(processes=2))
-pool.grade({OBEDIENT!r}, {{}}, [Item("p", "a", [1]) for _ in range(4)])
+pool.grade({OBEDIENT!r}, {{}}, [[Item("p", "a", [1])] for _ in range(4)])
 print(json.dumps(pool.pids()), flush=True)
-pool.grade({OBEDIENT!r}, {{}}, [Item("p", order, [1]) for order in ("regex", "regex")])
+pool.grade({OBEDIENT!r}, {{}}, [[Item("p", order, [1])] for order in ("regex", "regex")])
 """
 
 

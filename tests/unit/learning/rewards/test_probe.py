@@ -191,7 +191,7 @@ def test_what_only_a_warning_is_stands_in_the_log_of_the_job(
         ("looks_up_level", "needs a column `level`; this dataset has: prompt, solution; choose another reward by"),
         ("returns_nothing", "returned None, but must return a list with one number, or None, for each completion"),
         ("one_number", "returned 1.0, but must return a list with one number"),
-        ("too_many", "returned 2 scores for one completion"),
+        ("too_many", "returned 3 scores for 2 completions"),
         ("words", "returned 'good' as a score, which is no number"),
         ("undefined", rf"fails: NameError: name 'misspelt' is not defined \({FILE}:\d+\)$"),
         ("imports_what_is_not_there", r"fails: ModuleNotFoundError: No module named 'not_there_at_all'"),
@@ -416,11 +416,17 @@ def test_rewards_of_ones_own_are_tried_in_another_process() -> None:
 
 
 def test_a_module_that_ends_its_process_or_prints_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    (tmp_path / "loud.py").write_text("print('hello')\ndef fits(completions, **_): return [1.0]\n")
+    (tmp_path / "loud.py").write_text(
+        "print('hello')\ndef fits(completions, **_): return [1.0] * len(completions)\n"
+    )
     (tmp_path / "deadly.py").write_text("import os, sys\nprint('oh', file=sys.stderr, flush=True)\nos._exit(9)\n")
     monkeypatch.syspath_prepend(str(tmp_path))
-    (tmp_path / "halted.py").write_text("raise KeyboardInterrupt\ndef fits(completions, **_): return [1.0]\n")
-    (tmp_path / "quiet.py").write_text("import os\nos._exit(0)\ndef fits(completions, **_): return [1.0]\n")
+    (tmp_path / "halted.py").write_text(
+        "raise KeyboardInterrupt\ndef fits(completions, **_): return [1.0] * len(completions)\n"
+    )
+    (tmp_path / "quiet.py").write_text(
+        "import os\nos._exit(0)\ndef fits(completions, **_): return [1.0] * len(completions)\n"
+    )
     assert try_rewards(quick_config(["experiment.name=x", "datasets.addition.reward=loud.fits"])) == ()
     with pytest.raises(ConfigError, match=r"cannot be imported: KeyboardInterrupt \(.*halted.py:1\)"):
         try_rewards(quick_config(["experiment.name=x", "datasets.addition.reward=halted.fits"]))

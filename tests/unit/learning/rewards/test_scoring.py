@@ -1,10 +1,13 @@
 """Several rewards together: weights, isolation, failures, and what is kept."""
 
+import asyncio
+import inspect
 import logging
 import math
 import os
 import sqlite3
 from collections.abc import Sequence
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +18,7 @@ from pipeline.config.bases import DatasetConfig, GradingConfig
 from pipeline.config.shipped import REWARDS
 from pipeline.errors import ConfigError, JobError
 from pipeline.learning.datasets.base import Row
-from pipeline.learning.rewards.cache import FILE, ScoreCache, score_key
+from pipeline.learning.rewards.cache import FILE, ScoreCache, score_keys
 from pipeline.learning.rewards.failures import RewardFailures
 from pipeline.learning.rewards.grading import Graded, Item
 from pipeline.learning.rewards.registry import load_reward, load_rewards
@@ -261,9 +264,11 @@ def test_the_key_of_a_score_covers_all_that_determines_it() -> None:
         Item("p", "c", [2], {"solution": "s"}),
         Item("p", "c", [1], {"solution": "t"}),
     ]
-    keys = {score_key({"function": "f"}, item) for item in [base, *others]} | {score_key({"function": "g"}, base)}
-    assert len(keys) == 6
-    assert score_key({"function": "f"}, base) == score_key({"function": "f"}, Item("p", "c", (1,), base.columns))
+    calls = [[base], *([item] for item in others), [base, base], [base, others[0]], [others[0], base]]
+    keys = [key for call in calls for key in score_keys({"function": "f"}, call)]
+    assert len({*keys, *score_keys({"function": "g"}, [base])}) == 5 + 6 + 1
+    again = Item("p", "c", (1,), base.columns)
+    assert score_keys({"function": "f"}, [base]) == score_keys({"function": "f"}, [again])
 
 
 def test_the_identity_of_a_reward_covers_its_code_and_settings() -> None:
@@ -320,3 +325,67 @@ def test_a_job_leaves_what_its_rewards_failed_at_and_nothing_where_none_did(tmp_
     found = read_faults(tmp_path / "faults.json")
     assert (found.completions, found.failed) == (5, 2)
     assert found.first.startswith(f"reward '{HALVES}': ValueError: no half of <object object at 0x...> (")
+
+
+def of_sizes(name: str, sizes: Sequence[int], texts: Sequence[str], size: int, **grading: Any) -> Scored:
+    """Score texts by a reward of `own_rewards`, where each prompt has so many of them."""
+    rows = [Row(row, f"p{row}", {"hint": row / 8}) for row, count in enumerate(sizes) for _ in range(count)]
+    with Scorer(dataset({f"{own_rewards.__name__}.{name}": 1.0}, **grading)) as scorer:
+        return scorer.score(rows, texts, [[1]] * len(texts), size)
+
+
+@pytest.mark.parametrize("isolated", [True, False])
+@pytest.mark.parametrize(
+    ("size", "calls"),
+    [(1, [2, 2, 3, 3, 3, 1, 2, 2]), (4, [2, 2, 4, 4, 4, 4, 2, 2]), (5, [5] * 5 + [3] * 3), (256, [8] * 8)],
+)
+def test_a_call_has_all_completions_of_as_many_prompts_as_fit(size: int, calls: list[int], isolated: bool) -> None:
+    found = of_sizes("of_the_call", [2, 3, 1, 2], list("abcdefgh"), size, isolated=isolated)
+    assert found.values.tolist() == calls
+
+
+@pytest.mark.parametrize("name", ["normalised", "above_mean", "awaited_ranks"])
+def test_a_reward_that_compares_completions_says_what_it_says_to_trl(name: str) -> None:
+    sizes, texts = [3, 1, 4], ["a", "bbb", "", "cc", "d", "eeee", "ff", "ggg"]
+    prompts = [f"p{row}" for row, count in enumerate(sizes) for _ in range(count)]
+    hints = [row / 8 for row, count in enumerate(sizes) for _ in range(count)]
+    asked = getattr(own_rewards, name)(
+        prompts=prompts, completions=texts, completion_ids=[[1]] * 8, hint=hints, trainer_state=None
+    )
+    given = asyncio.run(asked) if inspect.isawaitable(asked) else asked
+    wanted = [math.nan if one is None else one for one in given]
+    for isolated in (True, False):
+        found = of_sizes(name, sizes, texts, 256, isolated=isolated)
+        assert found.values.tolist() == pytest.approx(wanted, nan_ok=True, abs=0)
+        assert not any(found.faults)
+
+
+@pytest.mark.parametrize(
+    ("order", "fault", "said"),
+    [
+        ("hang", "timeout", "no answer within 0.6 s for 3 completions"),
+        ("exit", "crash", "twice"),
+        ("raise", "error", "bad"),
+    ],
+)
+def test_a_call_that_fails_costs_its_own_scores_alone(order: str, fault: str, said: str) -> None:
+    found = of_sizes("stops", [2, 3, 1], ["a", "b", "c", order, "d", "e"], 3, timeout_s=0.2)
+    assert list(found.faults) == [None, None, fault, fault, fault, None]
+    assert found.values.tolist()[:2] + found.values.tolist()[5:] == [2, 2, 1]
+    assert np.isnan(found.values[2:5]).all()
+    assert said in found.first_fault
+
+
+def test_a_reward_that_fails_at_its_only_call_is_told_how_it_is_called() -> None:
+    with pytest.raises(JobError, match=r"failed at all of 2 completions.*too bad.*pointwise=True"):
+        of_sizes("stops", [2], ["raise", "a"], 256)
+
+
+def test_scores_of_a_call_are_kept_by_all_that_is_in_it(tmp_path: Path) -> None:
+    config = dataset({f"{own_rewards.__name__}.of_the_call": 1.0}, keep_scores=True)
+    for texts in (["a", "b"], ["a", "b", "c"], ["a", "b"]):
+        with Scorer(config, hints=tmp_path) as scorer:
+            rows = [Row(0, "p", {}) for _ in texts]
+            assert scorer.score(rows, texts, [[1]] * len(texts)).values.tolist() == [len(texts)] * len(texts)
+    with closing(sqlite3.connect(tmp_path / FILE)) as file:
+        assert file.execute("SELECT count(*) FROM scores").fetchone() == (5,)
