@@ -233,7 +233,7 @@ def _tokens() -> dict[str, Entry]:
     said = [
         [column.tolist() for column in (pairs.ids, pairs.starts)]
         for rows in ([Row(0, "what is 1 plus 2? ", {}, **answers)], [Row(0, [turn], {}, **turns)])
-        for pairs, _ in [existing_sequences(rows, tokenizer)]
+        for pairs, *_ in [existing_sequences(rows, tokenizer)]
     ]
     prompts = [encode_prompts(tokenizer, some) for some in (["it is"], [[turn], [turn, begun]])]
     versions = {"DPO.version": DPO.version, "PREPARATION": PREPARATION}

@@ -131,6 +131,7 @@ class Tally:
         wrong: Those without a correct completion, where a reward says what is correct.
         same: Those whose completions are all the same text.
         parted: Those whose tokens do not begin with all that a model reads where an answer is due.
+        endless: Those with an answer that ends in nothing that ends a completion.
     """
 
     what: Name
@@ -140,6 +141,7 @@ class Tally:
     wrong: Count = 0
     same: Count = 0
     parted: Count = 0
+    endless: Count = 0
 
     def __str__(self) -> str:
         said = {

@@ -32,6 +32,7 @@ from pipeline.learning.models.adapter_folder import tokenizer_place
 from pipeline.learning.rewards.registry import shipped_traits
 from pipeline.machine import children
 from pipeline.machine.channel import Channel
+from pipeline.plan.pairs import refuse_unpaired
 from pipeline.plan.tokenizers import check_chat_templates
 
 _MARGIN_S = 60.0
@@ -66,10 +67,11 @@ def try_rewards(config: Config, unread: Collection[str] = ()) -> tuple[str, ...]
     answer = (
         _ask(asked, to_read, _templates(config))
         if asked
-        else {"problems": [], "warnings": [], "graded": {}, "conversations": []}
+        else {"problems": [], "warnings": [], "graded": {}, "conversations": [], "unpaired": {}}
     )
     if answer["problems"]:
         raise ConfigError("\n".join(answer["problems"]))
+    refuse_unpaired(config, answer["unpaired"])
     check_chat_templates(config, answer["conversations"])
     if single:
         told = answer["graded"]

@@ -113,11 +113,12 @@ class DPO(PostTrainingAlgorithms):
         rows = toolbox.round_rows(ctx, toolbox.open_dataset(ctx))
         model, tokenizer = toolbox.reference_model(ctx)
         ends = end_ids(model, tokenizer)
-        pairs, parted = existing_sequences(rows, tokenizer, length_beside_others(model.config), ends)
+        pairs, parted, endless = existing_sequences(rows, tokenizer, length_beside_others(model.config), ends)
         pairs.save(ctx.out, PAIRS)
         ctx.progress(len(rows), total=len(rows))
         same = len(rows) - len(pairs) // 2
-        write_generation(ctx, len(rows), 0, 0, Tally(shortage.PAIRS, len(rows), same=same, parted=parted))
+        tally = Tally(shortage.PAIRS, len(rows), same=same, parted=parted, endless=endless)
+        write_generation(ctx, len(rows), 0, 0, tally)
 
     def keep(self, ctx: JobContext, policy: TextPolicy, groups: Groups) -> None:  # noqa: ARG002 - of the base
         """Write the pairs."""
@@ -175,7 +176,7 @@ def existing_sequences(
     tokenizer: PreTrainedTokenizerBase,
     context: int | None = None,
     ends: Collection[int] = (),
-) -> tuple[Sequences, int]:
+) -> tuple[Sequences, int, int]:
     """The pairs of a preference dataset as token ids; see `encode_answers`.
 
     Args:
@@ -185,7 +186,8 @@ def existing_sequences(
         ends: Tokens that end an answer, besides those of the tokenizer and of its template.
 
     Returns:
-        The pairs, and of how many the tokens do not begin with all that a model reads where the answer is due.
+        The pairs; of how many the tokens do not begin with all that a model reads where the answer is due; and of
+        how many an answer ends in nothing that ends a completion.
 
     Raises:
         JobError: A row has no pair.
@@ -209,7 +211,8 @@ def existing_sequences(
             )
     labels = [1.0, 0.0] * (len(found) // 2)
     pairs = Sequences.supervised_at([one.ids for one in found], [one.supervised for one in found], labels)
-    return pairs, sum(not one.whole for one in found[::2])
+    endless = sum(not (one.ended and other.ended) for one, other in zip(found[::2], found[1::2], strict=True))
+    return pairs, sum(not one.whole for one in found[::2]), endless
 
 
 def _with_columns(row: Row) -> Row:

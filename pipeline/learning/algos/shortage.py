@@ -98,6 +98,11 @@ def left_out(tally: Tally | None) -> str | None:
             f"{tally.parted:,} of {tally.count:,} pairs are trained on without the end of their prompt: the chat "
             "template writes it otherwise where an answer follows, or tokens merge there"
         )
+    if tally.endless:
+        said.append(
+            f"{tally.endless:,} of {tally.count:,} pairs have an answer with no token behind it that ends a "
+            "completion, so that the model does not learn to end: its chat template or tokenizer writes none"
+        )
     return "; ".join(said) or None
 
 

@@ -39,11 +39,13 @@ class Answered:
         supervised: Which of them the model is to learn to write, shape [T].
         whole: Whether they begin with all that a model reads where the answer is due. Else tokens merge there, or
             the template writes it otherwise before an answer.
+        ended: Whether the last of them ends a completion.
     """
 
     ids: list[int]
     supervised: list[bool]
     whole: bool
+    ended: bool
 
 
 def template_ends(tokenizer: PreTrainedTokenizerBase) -> tuple[int, ...]:
@@ -128,7 +130,7 @@ def encode_answers(
     wholes = [texts.ids(texts.whole(answer)) for answer in answers]
     start = min(shared(asked, ids) for ids in wholes)
     return [
-        _supervised(ids, texts.spans(answer, ids, start, ends), start == len(asked))
+        _supervised(ids, texts.spans(answer, ids, start, ends), start == len(asked), ends)
         for answer, ids in zip(answers, wholes, strict=True)
     ]
 
@@ -262,9 +264,9 @@ def _end_at(
     return found or next((place + 1 for place in range(at, bound) if ids[place] in ends), None)
 
 
-def _supervised(ids: list[int], spans: list[tuple[int, int]], whole: bool) -> Answered:
+def _supervised(ids: list[int], spans: list[tuple[int, int]], whole: bool, ends: Collection[int]) -> Answered:
     stop = max((end for _, end in spans), default=len(ids))
     mask = [False] * stop
     for begin, end in spans:
         mask[begin:end] = [True] * (end - begin)
-    return Answered(ids[:stop], mask, whole)
+    return Answered(ids[:stop], mask, whole, stop > 0 and ids[stop - 1] in ends)

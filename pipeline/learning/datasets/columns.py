@@ -261,10 +261,24 @@ def _check_length(length: int, name: str, place: str) -> None:
 def _message(message: object, name: str, place: str) -> Message:
     if isinstance(message, Mapping) and message.get("content") is None and message.get("tool_calls"):
         message = {**message, "content": ""}
+    if isinstance(message, Mapping) and isinstance(parts := message.get("content"), list):
+        message = {**message, "content": _joined(parts, name, place)}
     if isinstance(message, Mapping) and all(isinstance(message.get(key), str) for key in ("role", "content")):
         return {str(key): value for key, value in filled(message).items()}
     found = sorted(map(str, message)) if isinstance(message, Mapping) else type(message).__name__
     raise DataError(f"{place}: every message in '{name}' needs 'role' and 'content' as text, found {found}.")
+
+
+def _joined(parts: Sequence[object], name: str, place: str) -> str:
+    """Content that is a list of parts as one text: a line each, as vLLM has it for templates that take text."""
+    for part in parts:
+        if not isinstance(part, Mapping) or not isinstance(part.get("text"), str):
+            kind = part.get("type") if isinstance(part, Mapping) else type(part).__name__
+            raise DataError(
+                f"{place}: a message in '{name}' has a part of type {kind!r}; only text is read. Leave such parts "
+                "or rows out."
+            )
+    return "\n".join(part["text"] for part in parts if isinstance(part, Mapping))
 
 
 def _as_turns(name: str, text: Text | None) -> Text | None:

@@ -3,7 +3,7 @@
 settings    {"datasets": {name: its settings with their schema}, "to read": [names],
              "templates": {model: the folder that has its chat template}}
 answer      {"problems": [...], "warnings": [...], "graded": {dataset: which of its rewards, in words},
-             "conversations": [datasets]}, in one line
+             "conversations": [datasets], "unpaired": {dataset without pairs: its columns}}, in one line
 """
 
 from __future__ import annotations
@@ -55,6 +55,7 @@ def answer(
     warnings: list[str] = []
     graded: dict[str, str] = {}
     conversations: list[str] = []
+    unpaired: dict[str, list[str]] = {}
     for name, plain in datasets.items():
         try:
             config = stage_config_from_plain({"dataset": plain}).dataset
@@ -65,6 +66,8 @@ def answer(
                 look = _looked_at(name, config, dataset)
                 warnings += _read(name, config, dataset, look)
                 conversations += [name] * look.is_conversation
+                if look.first is not None and look.first.chosen is None:
+                    unpaired[name] = ["prompt", *look.columns]
                 problems += _refused(name, look, templates or {})
                 warnings += _unread(name, look, templates or {})
             else:
@@ -75,7 +78,7 @@ def answer(
         except KeyboardInterrupt as error:  # of a module: Ctrl-C is for the group of the process that plans
             problems.append(f"datasets.{name}: its reward or its class cannot be imported: {told(error)}")
     told_of = {"problems": [*map(_shortened, problems)], "warnings": [*map(_shortened, warnings)]}
-    return {**told_of, "graded": graded, "conversations": conversations}
+    return {**told_of, "graded": graded, "conversations": conversations, "unpaired": unpaired}
 
 
 def _refused(name: str, look: Look, templates: Mapping[str, str]) -> Iterator[str]:

@@ -98,7 +98,7 @@ def test_pairs_that_a_dataset_has(in_columns: bool) -> None:
         Row(number, "321+654=", texts) if in_columns else Row(number, "321+654=", {}, **texts)
         for number, texts in enumerate((answers, same))
     ]
-    found, parted = existing_sequences(rows, tokenizer, context=13)
+    found, parted, _ = existing_sequences(rows, tokenizer, context=13)
     assert parted == 0
     with pytest.raises(DataError, match=r"'321\+654=' and an answer of its pair are 13 tokens, .* room for 12"):
         existing_sequences(rows, tokenizer, context=12)

@@ -89,7 +89,7 @@ def by_trl(model: PreTrainedTokenizerBase, row: dict[str, Any]) -> tuple[list[in
 
 
 def by_us(model: PreTrainedTokenizerBase, data: dict[str, Any]) -> tuple[list[list[int]], list[list[bool]]]:
-    pairs, _ = existing_sequences([make_row(0, data, "", FilesConfig(kind="jsonl"))], model)
+    pairs, *_ = existing_sequences([make_row(0, data, "", FilesConfig(kind="jsonl"))], model)
     mask = pairs.mask().tolist()
     ids = [row[:length] for row, length in zip(pairs.ids.tolist(), pairs.lengths.tolist(), strict=True)]
     return ids, [marks[: len(row)] for marks, row in zip(mask, ids, strict=True)]
@@ -268,6 +268,13 @@ def test_an_earlier_answer_may_end_otherwise_than_the_last_one() -> None:
     (found,) = encode_answers(model, said(ASKED), [answer("7", "Sure?", "Yes")])
     assert learnt(model, found) == ["7<|end|>", "Yes<|endoftext|>"]
     assert model.convert_tokens_to_ids("<|end|>") not in template_ends(model)
+
+
+def test_answers_without_an_end_are_counted() -> None:
+    row = make_row(0, ROWS["chat"], "", FilesConfig(kind="jsonl"))
+    assert existing_sequences([row], tokenizer("Llama 3"))[2] == 0
+    none = with_template("pads with its end", f"{{% for m in messages %}}{PLAIN}{DUE}".replace("<|im_end|>", ""))
+    assert existing_sequences([row], none)[2] == 1
 
 
 def test_a_token_before_the_end_of_a_turn_is_part_of_the_answer() -> None:

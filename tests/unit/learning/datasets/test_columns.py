@@ -56,6 +56,21 @@ def test_conversations() -> None:
     assert row({"prompt": named}).prompt == [user("a")]
 
 
+def test_parts_of_text_are_one_text_and_others_are_refused() -> None:
+    parts = [{"type": "text", "text": "a"}, {"type": "text", "text": "b"}]
+    assert row({"prompt": [{"role": "user", "content": parts[:1]}]}).prompt == [user("a")]
+    assert row({"prompt": [{"role": "user", "content": parts}]}).prompt == [user("a\nb")]
+    with pytest.raises(DataError, match="part of type 'image'"):
+        row({"prompt": [{"role": "user", "content": [{"type": "image"}, *parts]}]})
+
+
+def test_nulls_that_arrow_fills_into_calls_are_left_out() -> None:
+    calls = [{"function": {"name": "add", "arguments": {"a": 3, "city": None}}, "id": None}]
+    found = row({"prompt": [user("a")], "completion": [{"role": "assistant", "content": "", "tool_calls": calls}]})
+    assert found.completion is not None
+    assert dict(found.completion[0])["tool_calls"] == [{"function": {"name": "add", "arguments": {"a": 3}}}]
+
+
 def test_messages_end_before_the_assistants_last_turn() -> None:
     turns = [user("a"), assistant("b"), user("c")]
     assert row({"messages": [*turns, assistant("d")]}) == Row(7, turns, completion=[assistant("d")])
