@@ -25,20 +25,21 @@ from pipeline.outputs.reading import (
 from pipeline.plan.job import Job
 from pipeline.runs.job_logs import logs_of
 from pipeline.runs.links import MADE_IN
+from pipeline.runs.primary import MANY_CUT
 from pipeline.runs.report.format import count, shown_path
 
 _LONGEST = 500
-_MANY_CUT = 0.1
-"""Share of completions cut off at the limit from which on it is told."""
 
 
 def collect_notes(store: Store, jobs: Iterable[Job]) -> list[str]:
-    """One line for every chain and note, with the rounds that it is about."""
+    """One line for every chain and note, with the rounds that it is about; one where many texts are cut off."""
     rounds: dict[tuple[str, str], list[int]] = {}
-    for job in sorted(jobs, key=lambda job: (job.chain, job.round, job.stage)):
+    ordered = sorted(jobs, key=lambda job: (job.chain, job.round, job.stage))
+    for job in ordered:
         for note in _notes_of(store, job):
             rounds.setdefault((job.chain, note), []).append(job.round)
-    return [f"{chain}, {_rounds(numbers)}: {note}" for (chain, note), numbers in rounds.items()]
+    notes = [f"{chain}, {_rounds(numbers)}: {note}" for (chain, note), numbers in rounds.items()]
+    return notes + _cut_off(store, ordered)
 
 
 def prepared_rows(store: Store, jobs: Iterable[Job]) -> dict[str, PreparedRows]:
@@ -90,13 +91,23 @@ def _notes_of(store: Store, job: Job) -> Iterable[str]:
             continue
         if note:
             yield " ".join(note.split())[:_LONGEST]
-    with suppress(OSError, ForeignDataError):
-        for row in read_metrics(store.path(job.key)).rows:
-            if row.metric == "truncated" and row.value is not None and row.value >= _MANY_CUT:
-                yield (
-                    f"{row.value:.0%} of completions are cut off at generation.max_new_tokens before they end, "
-                    "and judged as they are; allow more, or see that the model writes an end"
-                )
+
+
+def _cut_off(store: Store, jobs: Iterable[Job]) -> list[str]:
+    """One line for every dataset and model of which many completions are cut off."""
+    most: dict[str, tuple[float, str]] = {}
+    for job in jobs:
+        with suppress(OSError, ForeignDataError):
+            for row in read_metrics(store.path(job.key)).rows:
+                if row.metric == "truncated" and row.value is not None and row.value >= MANY_CUT:
+                    place, where = f"{job.dataset}/{job.model}", f"{job.algo}, round {job.round}"
+                    most[place] = max(most.get(place, (0.0, "")), (row.value, where), key=lambda each: each[0])
+    return [
+        f"{place}: up to {share:.0%} of completions ({where}) are cut off at generation.max_new_tokens before "
+        "they end, and judged as they are (cut off in the table): allow more, or name what they end with "
+        "(generation.stop)"
+        for place, (share, where) in most.items()
+    ]
 
 
 def failed_rewards(store: Store, jobs: Iterable[Job], run: RunFolder) -> list[str]:

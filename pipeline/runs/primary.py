@@ -6,6 +6,8 @@ from collections.abc import Collection, Iterable
 
 PRIMARY_METRICS = ("pass@1", "reward")
 """Correctness where a reward verifies, else the mean reward."""
+MANY_CUT = 0.1
+"""Share of completions cut off at the limit from which on that is told, as what they are judged by is in doubt."""
 
 
 def primary_metric(results: Iterable[Collection[str]]) -> str | None:

@@ -12,7 +12,7 @@ from pipeline.learning.algos.base import REFERENCE
 from pipeline.outputs.formats import ETA, SWEEP_SPLIT
 from pipeline.runs.cost import CostRow
 from pipeline.runs.looks import reading_order
-from pipeline.runs.primary import primary_metric
+from pipeline.runs.primary import MANY_CUT, primary_metric
 from pipeline.runs.record import ByMetric, Comparison, PooledRow, Results
 from pipeline.runs.report.captions import Chains, about_bounds, about_fewer_chains, first_few
 from pipeline.runs.report.format import count, decimal, interval, si, title
@@ -26,6 +26,7 @@ HEADINGS: Mapping[str, str] = {
     "regret": "regret",
     "kl_per_token": "KL/token",
     "length": "tokens",
+    "truncated": "cut off",
 }
 """Metrics of the table, in its order, with their headings. KL is in nats."""
 _J, _REGRET = HEADINGS["regularized_reward"], HEADINGS["regret"]
@@ -34,6 +35,7 @@ _RANKS: Mapping[str, int] = {
     "interval": 3,
     "vs ref": 4,
     "kl_per_sequence": 5,
+    "truncated": 5,
     "p": 6,
     "regret": 7,
     "regularized_reward": 8,
@@ -196,10 +198,12 @@ def _spent(cost: CostRow | None) -> list[str]:
 
 
 def _worth_showing(cells: Mapping[At, ByMetric]) -> list[str]:
-    """Metrics that occur, without a reward that is nothing but correctness again."""
+    """Metrics that occur, without a reward that is correctness again, and without few completions cut off."""
     found = [name for name in HEADINGS if any(name in cell for cell in cells.values())]
     if all(_value(cell, "reward") == _value(cell, "pass@1") for cell in cells.values()):
         found = [name for name in found if name != "reward" or "pass@1" not in found]
+    if all((_value(cell, "truncated") or 0) < MANY_CUT for cell in cells.values()):
+        found = [name for name in found if name != "truncated"]
     return found
 
 
@@ -247,6 +251,8 @@ def _notes(
     with_reference = [one for one in comparisons if one.second == REFERENCE]
     if with_reference and "p" in headings:
         yield _what_p_says(with_reference)
+    if "truncated" in metrics and HEADINGS["truncated"] in headings:
+        yield f"{HEADINGS['truncated']}: share of completions that generation.max_new_tokens ended."
     if pairs := [one for one in comparisons if one.second != REFERENCE]:
         told = sum(one.p < 1 - confidence for one in pairs)
         of_what = "these policies" if all(one.over == "policies" for one in pairs) else "methods"

@@ -59,8 +59,8 @@ def test_completions_that_are_cut_off_are_told_where_they_are_many(
     rows = [{"metric": "truncated", "value": share, "ci_low": None, "ci_high": None, "n": 10}]
     WrittenRun(tmp_path / "outputs", plan).store(job.key, metrics_json=json.dumps({"rows": rows}))
     notes = collect_notes(Store(tmp_path / "outputs/.store"), [job])
-    assert [note.partition(" completions are cut off")[0] for note in notes] == (
-        [f"d/m/s0/X, round 1: {told}"] if told else []
+    assert [note.partition(" completions (X, round 1) are cut off")[0] for note in notes] == (
+        [f"d/m: up to {told}"] if told else []
     )
 
 

@@ -93,6 +93,16 @@ def test_results_are_read_whole_at_every_usual_width(width: int, algos: list[str
     assert len(names) == 1 + len(algos)
 
 
+@pytest.mark.parametrize("share", [0.05, 0.6])
+def test_the_share_of_completions_that_are_cut_off_is_shown_where_it_is_large(share: float) -> None:
+    found, costs = results(ALGOS)
+    where = {"dataset": "gsm8k", "model": MODEL, "n": 1319, "seeds": 1}
+    cut = [pooled_row(algo, 1, share, metric="truncated", **where) for algo in ALGOS]
+    text = printed(result_tables(replace(found, pooled=[*found.pooled, *cut]), costs)[0], 120)
+    assert (" cut off " in text) is (share > 0.1)
+    assert ("0.600" in text) is (share > 0.1)
+
+
 def test_a_wider_terminal_shows_more_of_the_results() -> None:
     shown = [[name for name in EXTRAS if f" {name}" in result_text(width, ALGOS)] for width in WIDTHS]
     assert shown == [[], [], EXTRAS[:2], EXTRAS]
