@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 
 from rich.console import Console
@@ -34,6 +34,8 @@ def print_plan(request: Request, stored: Stored, console: Console) -> None:
     console.print(plan_table(rows))
     if work := what_rows_add_up_to(rows, request.layout.workers):
         say(console, work, "italic")
+    for line in fewer_rows(request.rows, request.config.data_collection.prompts_per_round):
+        say(console, line)
     say(console, f"{in_short(request, stored)}. Nothing was started.")
     config = request.config
     picture = Path(config.output_dir) / config.experiment.name / PLAN_SVG
@@ -69,6 +71,21 @@ def what_rows_add_up_to(rows: Sequence[PlanRow], workers: int) -> str:
         return ""
     how = f"{count(workers, 'worker')} share that, and load first" if workers > 1 else "the worker loads first"
     return f"Estimates are of jobs one after the other, {duration(seconds)} in all; {how}."
+
+
+def fewer_rows(rows: Mapping[str, Mapping[str, int]], asked: int) -> list[str]:
+    """A line on each dataset that has fewer rows to train on than a round asks for.
+
+    Args:
+        rows: Dataset -> rows of each split, as far as they are known.
+        asked: Prompts of a round.
+    """
+    return [
+        f"datasets.{name} has {count(train, 'row')} to train on, so each round draws from all of them; "
+        f"data_collection.prompts_per_round={asked} asks for more."
+        for name, splits in rows.items()
+        if 0 < (train := splits.get("train", asked)) < asked
+    ]
 
 
 def _removed(request: Request, stored: Stored) -> str:

@@ -46,7 +46,7 @@ from pipeline.plan.source_code import import_warnings
 from pipeline.plan.text_backends import check_text_backend
 from pipeline.plan.tokenizers import check_chat_templates, check_tokenizers
 from pipeline.plan.widths import resolve_widths
-from pipeline.runs.sources import check_sources, read_models, read_sources
+from pipeline.runs.sources import check_sources, known_rows, read_models, read_sources
 
 GROWTH = 4
 """Times the devices of a cluster at the beginning of a run that the run has at most, where others join."""
@@ -72,6 +72,8 @@ class Request:
     """Words of a command that repeats it; none where there is no such command."""
     on_begin: Callable[[Path], None] | None = None
     """Told the run's folder once it is there."""
+    rows: Mapping[str, Mapping[str, int]] = field(default_factory=dict)
+    """Dataset -> rows of each split, as far as they are known."""
     are_here: bool = True
     """Whether the devices are there, rather than declared for a dry run."""
     shared: Session | None = None
@@ -188,6 +190,7 @@ def prepare(config: Config, given: Sequence[str] = (), on_large: Callable[[str],
     plain = plain_attention(config)
     sources, models = read_sources(config, store.hints), read_models(config, store.hints)
     weights = {name: weights_of(model) for name, model in config.models.items()}
+    count, rows = known_rows(config, store.path), dict[str, Mapping[str, int]]()
     plan = build_plan(
         config,
         read_durations(store.root) if are_here else None,
@@ -197,6 +200,7 @@ def prepare(config: Config, given: Sequence[str] = (), on_large: Callable[[str],
         gpu=next((device.name for device in devices if device.kind == "cuda"), None),
         plain_attention=plain,
         widths=widths,
+        rows=lambda name, key: rows.setdefault(name, count(name, key)),
     )
     fewer = fewer_than_usual(config, given)
     notes = (
@@ -217,6 +221,7 @@ def prepare(config: Config, given: Sequence[str] = (), on_large: Callable[[str],
         warnings=warnings,
         given=tuple(given),
         are_here=are_here,
+        rows=rows,
     )
 
 

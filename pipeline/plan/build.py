@@ -6,14 +6,14 @@
         |
     chain:     generate shards -> train -> evaluate shards -> metrics      (rounds 1, 2, ...)
 
-A pure function: it reads class attributes of the algorithms, asks a function of the user's own for priorities if
-there is one, touches no file and imports no torch.
+A pure function: it reads class attributes of the algorithms, asks functions that it is given for priorities and
+for numbers of rows, touches no file and imports no torch. Jobs and keys are the same whatever these numbers are.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import replace
 from sys import intern
 from typing import Any
@@ -29,7 +29,7 @@ from pipeline.machine import garbage
 from pipeline.plan.chains import PREPARATION, REFERENCE, Chain, chains
 from pipeline.plan.contents import Contents, JobContents
 from pipeline.plan.durations import Durations
-from pipeline.plan.estimates import guess_reference, guess_seconds, scale_of
+from pipeline.plan.estimates import NOTING_S, guess_reference, guess_seconds, scale_of
 from pipeline.plan.graph import Plan
 from pipeline.plan.job import Job, duration_kind, place_name
 from pipeline.plan.keys import ResultKeys
@@ -51,6 +51,7 @@ def build_plan(
     gpu: str | None = None,
     plain_attention: Collection[str] = (),
     widths: Widths | None = None,
+    rows: Callable[[str, str], Mapping[str, int]] | None = None,
 ) -> Plan:
     """Plan a request.
 
@@ -63,6 +64,8 @@ def build_plan(
         gpu: Name of the GPUs that it is to run on, None for CPU cores; for estimates only.
         plain_attention: Models for which there is no other; see `plan.attention`.
         widths: Devices of jobs that write texts; see `plan.widths`.
+        rows: Dataset and key of its preparation, "" of one that makes its rows -> rows of each split, as far as
+            known; for estimates only.
 
     Raises:
         ConfigError: An algorithm cannot be loaded, or `execution.priority` cannot be used.
@@ -70,7 +73,7 @@ def build_plan(
     """
     check_size(config)
     contents = JobContents(config, sources or {}, models or {}, plain_attention, widths)
-    builder = _Builder(config, durations or Durations(), contents, weights or {}, gpu)
+    builder = _Builder(config, durations or Durations(), contents, weights or {}, gpu, rows)
     for chain in chains(config):
         if chain.algo == REFERENCE:
             builder.add_reference(chain)
@@ -94,6 +97,7 @@ class _Builder:
         contents: JobContents,
         weights: Mapping[str, int],
         gpu: str | None,
+        rows: Callable[[str, str], Mapping[str, int]] | None,
     ) -> None:
         self.config = config
         self.durations = durations
@@ -105,6 +109,8 @@ class _Builder:
             for name, dataset in datasets.items()
             for model in config.models
         }
+        self._counted = rows or (lambda _name, _key: {})
+        self._rows: dict[str, Mapping[str, int]] = {}
         self.jobs: dict[str, Job] = {}
         self.edges: list[tuple[str, str]] = []
         self._keys = ResultKeys()
@@ -116,11 +122,32 @@ class _Builder:
         preparation = replace(chain, algo=PREPARATION, kind=Preparation, config=AlgoConfig())
         if self._prepared[chain.dataset]:
             self.add_stage(preparation, 0, PREPARE)
+        self._count(chain)
         for stage in chain.kind.stages:
             self.add_stage(chain, 0, stage)
             if self._prepared[chain.dataset] and stage.name == "train":
                 # The reference's tokenizer is part of its output.
                 self.add_stage(preparation, 0, TOKENIZE)
+
+    def _count(self, chain: Chain) -> None:
+        """Reckon with the rows that a dataset has from here on, where these are known."""
+        name = chain.dataset
+        if name in self._rows:
+            return
+        address = (PREPARATION, name, chain.model, chain.reference, chain.seed, 0, PREPARE.name)
+        key = "".join(self.jobs[prepared].key for prepared in self._outputs.get(address, ()))
+        self._rows[name] = self._counted(name, key)
+        if train := self._rows[name].get("train"):
+            for at in [at for at in self._scales if at[0] == name]:
+                self._scales[at] = replace(self._scales[at], prompts=min(train, self._scales[at].prompts))
+
+    def _drawn(self, chain: Chain, stage: Stage, samples: int, rows: tuple[int, int]) -> int:
+        """Samples of a shard, of the rows that there are as far as is known."""
+        split = "train" if stage.shards == "train" else self.config.evaluation.split
+        there = self._rows.get(chain.dataset, {}).get(split)
+        if there is None or not samples:
+            return samples
+        return samples // (rows[1] - rows[0]) * max(0, min(rows[1], there) - rows[0])
 
     def add_stage(self, chain: Chain, number: int, stage: Stage) -> None:
         """Plan every shard of one stage of one round of a chain."""
@@ -188,7 +215,8 @@ class _Builder:
         key = self._keys.key({**covered, "inputs": inputs}, made_of.determined_by["config"])
         if key in self._by_key:
             return self._by_key[key]
-        size_s = self._guess(chain, number, stage, made_of)
+        samples = self._drawn(chain, stage, made_of.samples, rows)
+        size_s = self._guess(chain, number, stage, made_of, samples)
         kind = duration_kind(chain.dataset, chain.model, chain.algo, stage.name, made_of.devices)
         job = Job(
             id=_job_id(chain, number, stage, shard),
@@ -205,8 +233,8 @@ class _Builder:
             round=number,
             stage=stage.name,
             shard=shard,
-            samples=made_of.samples,
-            seconds=round(self.durations.expected_s(kind, size_s, made_of.samples), 6),
+            samples=samples,
+            seconds=round(self.durations.expected_s(kind, size_s, samples), 6),
             size_s=round(size_s, 6),
             affinity=_affinity(stage, inputs),
             devices=made_of.devices,
@@ -220,7 +248,9 @@ class _Builder:
         self.edges += [(upstream, job.id) for ids in read.values() for upstream in ids]
         return job.id
 
-    def _guess(self, chain: Chain, number: int, stage: Stage, made_of: Contents) -> float:
+    def _guess(self, chain: Chain, number: int, stage: Stage, made_of: Contents, samples: int) -> float:
+        if made_of.samples and not samples:
+            return NOTING_S
         scale = self._scales[chain.dataset, chain.model]
         if chain.algo == REFERENCE and stage.scales:
             return guess_reference(stage, scale, self.config.models[chain.model], made_of.devices)
@@ -229,7 +259,7 @@ class _Builder:
             read.rounds == "so_far" for read in stage.reads
         )
         rounds = number - chain.rounds_from + 1 if aggregated else 1
-        return guess_seconds(stage, made_of.samples, scale, algo, rounds=rounds, devices=made_of.devices)
+        return guess_seconds(stage, samples, scale, algo, rounds=rounds, devices=made_of.devices)
 
 
 def _job_id(chain: Chain, number: int, stage: Stage, shard: int | None) -> str:

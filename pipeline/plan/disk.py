@@ -10,8 +10,9 @@ Weights are nearly all of it. What a stage saves is declared with it (`Stage.sav
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Collection, Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from pipeline.config.bases import AlgoConfig
 from pipeline.config.schema import Config, Keep
@@ -106,6 +107,7 @@ def disk_need(plan: Plan, config: Config, missing: Collection[str], workers: int
         workers: How many there are, so that as many trainings may have checkpoints at once.
     """
     rooms = _Rooms(config)
+    rooms.reckon_with(plan)
     stages: dict[tuple[str, str], int] = {}
     waiting: list[int] = []
     weights = _Weights(config.execution.keep)
@@ -218,6 +220,17 @@ class _Rooms:
         for chain in chains(config):
             self._stages.update({(chain.algo, stage.name): (stage, chain.config) for stage in chain.kind.stages})
         self._known: dict[tuple[str, str, str, str, int, int, bool], DiskUse] = {}
+
+    def reckon_with(self, plan: Plan) -> None:
+        """Take rounds to have as many prompts as the plan draws, where a dataset has fewer than are asked for."""
+        drawn: Counter[tuple[str, str, int, str]] = Counter()
+        for job in plan.jobs.values():
+            if job.algo != PREPARATION and self._stages[job.algo, job.stage][0].shards == "train":
+                drawn[job.dataset, job.chain, job.round, job.stage] += job.samples
+        for name, scale in self._scales.items():
+            most = max((samples for at, samples in drawn.items() if at[0] == name), default=0)
+            if most:
+                self._scales[name] = replace(scale, prompts=min(scale.prompts, most // max(1, scale.samples)))
 
     def of(self, job: Job) -> DiskUse:
         """What a job takes."""

@@ -55,7 +55,8 @@ _PEAKS = (
 )
 """Beginning of a GPU's name -> TFLOP/s of dense 16-bit products, the longer names first."""
 _UNKNOWN_PEAK = 100
-_NOTING_S = 0.2
+NOTING_S = 0.2
+"""A job that finds nothing to do but to say so."""
 _PREFILL = 8
 """Tokens of a prompt that are read in the time in which one is written."""
 _SIZE_IN_NAME = re.compile(r"(\d+(?:\.\d+)?)\s*([BM])(?![a-z])", re.IGNORECASE)
@@ -153,7 +154,7 @@ def guess_reference(stage: Stage, scale: Scale, model: ModelConfig, devices: int
         devices: How many share it.
     """
     if not model.is_trained:
-        return _NOTING_S
+        return NOTING_S
     usual = type(model)().demonstrations or 1
     return stage.seconds * model.demonstrations / usual / devices * _longer(scale) * _costlier(scale, "train")
 

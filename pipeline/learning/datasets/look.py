@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import time
+from contextlib import suppress
 from dataclasses import dataclass, field
 
 from pipeline.learning.datasets.base import SPLITS, Row
@@ -34,6 +35,7 @@ class Look:
         nulls: Columns that are null in rows of any split -> the places of these.
         turns: Rows of any split that are conversations, with their places.
         warnings: What dealing all rows into splits has to say.
+        rows: Split -> how many rows it has once all are dealt; empty where there are more than were looked at.
     """
 
     first: Row | None = None
@@ -44,6 +46,7 @@ class Look:
     nulls: dict[str, list[str]] = field(default_factory=dict)
     turns: list[tuple[str, Row]] = field(default_factory=list)
     warnings: tuple[str, ...] = ()
+    rows: dict[str, int] = field(default_factory=dict)
 
     def take(self, made: MadeRow | None) -> None:
         """Take a row to train on into account, or one that is left out."""
@@ -87,8 +90,25 @@ def look_at(dataset: FilesDataset) -> Look:
         config = dataset.config
         check_source(dataset, form, len(prompts["train"]))
         sizes = {"test": config.test_size, "validation": config.validation_size}
-        look.warnings = (*form.told, *deal(prompts, sizes, config.seed).warnings)
+        dealt = deal(prompts, sizes, config.seed)
+        look.warnings = (*form.told, *dealt.warnings)
+        look.rows = {split: len(places) for split, places in dealt.splits.items()}
     return look
+
+
+def rows_of_small(dataset: FilesDataset) -> dict[str, int]:
+    """Rows of each split of small files, as `prepare` will deal them; empty of others, and of what it will refuse.
+
+    Rows that code of the user's own makes are not looked at.
+    """
+    with suppress(Exception):  # told by who looks for faults
+        locations = dataset.locations().values()
+        if dataset.config.class_path or any(isinstance(location, HubDataset) for location in locations):
+            return {}
+        files = [file for location in locations for split in location.splits.values() for file in split]
+        if sum(file.stat().st_size for file in files) <= _READ_WHOLE:
+            return look_at(dataset).rows
+    return {}
 
 
 def _is_soon_read(location: Location) -> bool:

@@ -2,7 +2,7 @@
 
 import pytest
 
-from pipeline.commands.dry_run import how_sure, what_rows_add_up_to
+from pipeline.commands.dry_run import fewer_rows, how_sure, what_rows_add_up_to
 from pipeline.plan.summary import PlanRow
 
 
@@ -25,3 +25,8 @@ def test_what_the_rows_of_a_plan_add_up_to_is_said() -> None:
     )
     assert what_rows_add_up_to([row(5.0)], 1).endswith("5.0 s in all; the worker loads first.")
     assert what_rows_add_up_to([row(0.0)], 2) == ""
+
+
+def test_a_dataset_with_fewer_rows_than_a_round_asks_for_is_told_of() -> None:
+    (said,) = fewer_rows({"small": {"train": 100}, "large": {"train": 20_000}, "unknown": {}}, 10_000)
+    assert "datasets.small has 100 rows to train on" in said

@@ -1,6 +1,8 @@
 """What of a request is looked at before anything is started, beside its settings."""
 
+import json
 import os
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -10,6 +12,9 @@ from pipeline.config.schema import RayConfig
 from pipeline.engine.workers.ray import is_installed
 from pipeline.engine.workers.ray.settings import check_by_ray
 from pipeline.errors import ConfigError, DeviceError
+from pipeline.learning.datasets.prepared import prepare as write_prepared
+from pipeline.learning.datasets.registry import load_dataset
+from pipeline.plan.build import build_plan
 from tests.doubles import fake_nvml
 from tests.doubles.composing import quick_config
 
@@ -185,3 +190,41 @@ def test_a_dry_run_plans_for_gpus_that_are_not_here(tmp_path: Path, monkeypatch:
         prepare(quick_config([*asked, "profile=h200"]))
     with pytest.raises(DeviceError, match=r"no usable GPU.* profile=a100_80gb"):
         planned("cpu")
+
+
+def test_a_plan_reckons_with_the_rows_that_there_are(tmp_path: Path) -> None:
+    """Before rows are prepared by a look at small files, then by what was counted; jobs and keys stay the same."""
+    rows = tmp_path / "rows.jsonl"
+    rows.write_text(
+        "".join(json.dumps({"prompt": f"{n} + 1 =", "solution": f"{n + 1}"}) + "\n" for n in range(200))
+    )
+    asked = ["experiment.name=t", f"output_dir={tmp_path}/o", "device=cpu", "algos=[PITA]", "model=hf"]
+    asked += ["models.hf.path=owner/some-7B", "dataset=hf", f"datasets.hf.path={rows}"]
+    asked += ["datasets.hf.test_size=50", "datasets.hf.validation_size=50"]
+    config = quick_config([*asked, "data_collection.prompts_per_round=10000", "execution.shard_size=80"])
+
+    def generated(request: Request) -> list[int]:
+        jobs = request.plan.jobs.values()
+        return [job.samples for job in jobs if (job.algo, job.stage, job.round) == ("PITA", "generate", 1)]
+
+    looked = prepare(config)
+    each = config.data_collection.samples_per_example
+    assert generated(looked) == [80 * each, 20 * each, *[0] * 123]
+    assert looked.rows["hf"]["train"] == 100
+
+    def seconds(request: Request) -> float:
+        return sum(job.seconds for job in request.plan.jobs.values())
+
+    (prepared,) = (job for job in looked.plan.jobs.values() if job.stage == "prepare")
+    folder = looked.store.path(prepared.key)
+    folder.mkdir(parents=True)
+    write_prepared(load_dataset(config.datasets["hf"]), folder)
+    about = json.loads((folder / "dataset.json").read_text())
+    about["rows"]["train"] = 90
+    (folder / "dataset.json").write_text(json.dumps(about))
+    counted = prepare(config)
+    assert generated(counted)[:2] == [80 * each, 10 * each]
+    assert [job.key for job in counted.plan.jobs.values()] == [job.key for job in looked.plan.jobs.values()]
+    whole = build_plan(config, weights={"hf": 7 * 10**9})
+    assert seconds(counted) < seconds(looked) < 0.2 * seconds(replace(counted, plan=whole))
+    assert looked.plan.jobs.keys() == counted.plan.jobs.keys() == whole.jobs.keys()
