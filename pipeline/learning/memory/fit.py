@@ -99,7 +99,7 @@ class Fit:
         """
         if self.chosen:
             return self.chosen
-        near = min(self.trials, key=lambda trial: trial.short * trial.gpus + trial.host_short)
+        near = min(self.trials, key=lambda trial: trial.short + trial.host_short // trial.gpus)
         ways = self.changes_that_fit()
         last = "a smaller model or larger GPUs"
         raise DeviceError(
