@@ -13,6 +13,7 @@ from pipeline.learning.datasets.from_files import FilesDataset
 from pipeline.learning.datasets.rows import Form, MadeRow, check_source, identity, made_rows
 from pipeline.learning.datasets.sources import open_splits
 from pipeline.learning.datasets.splits import deal
+from pipeline.learning.rewards.answers import is_missing
 
 LOOKED_AT = 20_000
 """Rows of each split that are made at most, which takes less than a second."""
@@ -33,6 +34,7 @@ class Look:
         is_all: Whether there are no more rows to train on.
         is_conversation: Whether their prompts are conversations.
         nulls: Columns that are null in rows of any split -> the places of these.
+        missing: Columns that are null, NaN or empty there, likewise.
         turns: Rows of any split that are conversations, with their places.
         warnings: What dealing all rows into splits has to say.
         rows: Split -> how many rows it has once all are dealt; empty where there are more than were looked at.
@@ -44,6 +46,7 @@ class Look:
     is_all: bool = False
     is_conversation: bool = False
     nulls: dict[str, list[str]] = field(default_factory=dict)
+    missing: dict[str, list[str]] = field(default_factory=dict)
     turns: list[tuple[str, Row]] = field(default_factory=list)
     warnings: tuple[str, ...] = ()
     rows: dict[str, int] = field(default_factory=dict)
@@ -80,8 +83,10 @@ def look_at(dataset: FilesDataset) -> Look:
             if made is not None:
                 if not isinstance(made.row.prompt, str):
                     look.turns.append((made.place, made.row))
-                for column in (name for name, value in made.row.columns.items() if value is None):
-                    look.nulls.setdefault(column, []).append(made.place)
+                for column in (name for name, value in made.row.columns.items() if is_missing(value)):
+                    look.missing.setdefault(column, []).append(made.place)
+                    if made.row.columns[column] is None:
+                        look.nulls.setdefault(column, []).append(made.place)
                 prompts[split].append(identity(made.row.prompt))
         is_last = next(records, None) is None
         is_whole = is_whole and is_last

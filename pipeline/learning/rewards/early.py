@@ -27,7 +27,7 @@ from pipeline.learning.datasets.columns import MissingColumns, ReservedColumn
 from pipeline.learning.datasets.from_files import FilesDataset
 from pipeline.learning.datasets.look import LOOK_S, Look, look_at
 from pipeline.learning.datasets.registry import load_dataset
-from pipeline.learning.rewards.probe import advice_on, check_judge, check_rewards
+from pipeline.learning.rewards.probe import advice_on, check_judge, check_rewards, ships
 from pipeline.learning.rewards.registry import known_rewards, load_functions
 from pipeline.learning.rewards.signature import needed_columns
 from pipeline.machine.begin import begin
@@ -150,15 +150,18 @@ def _read(name: str, config: DatasetConfig, dataset: FilesDataset, look: Look) -
 
 
 def _with_nulls(name: str, config: DatasetConfig, look: Look) -> list[str]:
-    """Warnings of rows that have null where a reward asks for something, as those that ship then give no score."""
+    """Warnings of rows that lack what a reward asks for, as those that ship then give no score.
+
+    An empty text is such to rewards that ship; to others it may be a text as any other.
+    """
     warnings = []
     for reward in load_functions(config):
         for column in needed_columns(reward.function, reward.arguments):
-            if places := look.nulls.get(column):
+            if places := (look.missing if ships(reward) else look.nulls).get(column):
                 rows = f"{len(places):,} row{'s' * (len(places) != 1)} (first {places[0]})"
                 warnings.append(
-                    f"datasets.{name}: `{column}`, which the reward '{reward.name}' is given, is null in {rows}. "
-                    "Write it there or leave them out, unless they are to have no score"
+                    f"datasets.{name}: `{column}`, which the reward '{reward.name}' is given, is null or empty "
+                    f"in {rows}. Write it there or leave them out, unless they are to have no score"
                 )
     return warnings
 

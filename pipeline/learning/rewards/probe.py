@@ -152,13 +152,14 @@ def _certain(graded: Graded | None, reward: LoadedReward, columns: list[str]) ->
     if graded.cause.column and graded.cause.column not in columns:  # else it is this row alone that lacks it
         return Mismatch(missing=(graded.cause.column,))
     # Those that ship raise for no completion, so it must be the row.
-    if _ships(reward) or (graded.cause.certain and not graded.cause.column):
+    if ships(reward) or (graded.cause.certain and not graded.cause.column):
         said = graded.message.removeprefix(f"{WrongScores.__module__}.{WrongScores.__qualname__}: the reward ")
         return Mismatch(said=said if said != graded.message else f"fails: {said}")
     return None
 
 
-def _ships(reward: LoadedReward) -> bool:
+def ships(reward: LoadedReward) -> bool:
+    """Whether a reward is one of this package."""
     return reward.path.startswith("pipeline.learning.rewards.")
 
 
@@ -174,14 +175,16 @@ def _completion(row: Row) -> str:
 def _told(
     reward: LoadedReward, problem: Mismatch, name: str, dataset: Dataset, row: Row, columns: list[str]
 ) -> str:
-    who = f"datasets.{name}: reward '{reward.name}'{'' if _ships(reward) else _where(reward)}"
+    who = f"datasets.{name}: reward '{reward.name}'{'' if ships(reward) else _where(reward)}"
     if not problem.missing:
         return f"{who} {problem.said}"
     texts = [each for each in ("prompt", "completion", "chosen", "rejected") if getattr(row, each) is not None]
     there = [*texts, *columns]
     several = "columns" if len(problem.missing) > 1 else "a column"
     wanted = ", ".join(f"`{each}`" for each in problem.missing)
-    advice = _advice(problem.missing, name, dataset, [each for each in there if each != "prompt"])
+    # A pair needs both of its answers, and the turns of a conversation are no solution.
+    named = [*(["completion"] if isinstance(row.completion, str) else []), *columns]
+    advice = _advice(problem.missing, name, dataset, named)
     return f"{who} needs {several} {wanted}; this dataset has: {', '.join(there)}; {advice}"
 
 
@@ -198,6 +201,8 @@ def _advice(missing: tuple[str, ...], name: str, dataset: Dataset, there: list[s
         return f"give it in row() as one of the columns of Row, or {another}" if own else another
     if type(dataset).adapt is not FilesDataset.adapt:
         return f"give it in adapt(), or {another}" if own else another
+    if not there:
+        return f"write it in each row, or {another}"
     return f"write {_typed(name, dataset.source.columns, missing, there)}"
 
 
@@ -234,7 +239,8 @@ def _typed(name: str, known: Mapping[str, str], missing: Iterable[str], there: l
     """The setting that names columns, as it is typed in a shell."""
     mapping = dict(known)
     for each in missing:
-        mapping[each] = _likely(each, [other for other in there if other not in mapping.values()])
+        free = [other for other in there if other not in mapping.values()]
+        mapping[each] = each if each in mapping.values() else _likely(each, free)  # a column may have two names
     return _setting(name, mapping)
 
 
@@ -254,4 +260,4 @@ def _likely(missing: str, there: list[str]) -> str:
     if len(there) == 1:
         return there[0]
     usual = [each for each in (_QUESTIONS if missing == "prompt" else _ANSWERS) if each in there]
-    return next(iter([*get_close_matches(missing, there, n=1, cutoff=0.6), *usual]), "NAME")
+    return next(iter([*get_close_matches(missing, there, n=1, cutoff=0.75), *usual]), "NAME")

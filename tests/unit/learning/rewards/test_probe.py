@@ -299,8 +299,11 @@ def test_what_is_wrong_with_rows_of_files_is_told_before_they_are_read(
 @pytest.mark.parametrize(
     ("nulls", "said"),
     [
-        ([2], r"`solution`, .* reward 'exact_match' is given, is null in 1 row \(first .*rows\.jsonl:3\)\. Write"),
-        ([1, 3], r"is null in 2 rows \(first .*rows\.jsonl:2\)\. .* unless they are to have no score$"),
+        (
+            [2],
+            r"`solution`, .* reward 'exact_match' .* null or empty in 1 row \(first .*rows\.jsonl:3\)\. Write",
+        ),
+        ([1, 3], r"is null or empty in 2 rows \(first .*rows\.jsonl:2\)\. .* unless they are to have no score$"),
     ],
 )
 def test_rows_that_are_null_where_a_reward_compares_are_told(tmp_path: Path, nulls: list[int], said: str) -> None:
@@ -313,6 +316,55 @@ def test_rows_that_are_null_where_a_reward_compares_are_told(tmp_path: Path, nul
     asked = ["experiment.name=x", "algos=[PITA]", "dataset=jsonl", f"datasets.jsonl.path={file}", *sizes]
     (warning,) = try_rewards(quick_config(asked), ["jsonl"])
     assert re.search(said, warning)
+
+
+@pytest.mark.usefixtures("in_this_process")
+def test_empty_cells_of_a_table_are_told_where_a_reward_compares(tmp_path: Path) -> None:
+    file = tmp_path / "rows.csv"
+    file.write_text("problem,answer,remark\n" + "".join(f"1+{n},{'' if n == 3 else n + 1},\n" for n in range(6)))
+    sizes = ["datasets.csv.test_size=1", "datasets.csv.validation_size=1"]
+    asked = ["experiment.name=x", "algos=[PITA]", "dataset=csv", f"datasets.csv.path={file}", *sizes]
+    config = quick_config([*asked, "datasets.csv.columns={prompt: problem, solution: answer}"])
+    (warning,) = try_rewards(config, ["csv"])
+    assert re.search(r"`solution`, .* empty in 1 row \(first .*rows\.csv:5\)", warning)
+
+
+@pytest.mark.usefixtures("in_this_process")
+@pytest.mark.parametrize(
+    ("row", "settings", "advice"),
+    [
+        # The last turn is no column, and `answer` is what such a column is called.
+        ({"messages": None, "answer": "2"}, [], r"write 'datasets\.jsonl\.columns=\{solution: answer\}'$"),
+        ({"prompt": "", "completion": "2", "answer": "2"}, [], r"columns=\{solution: answer\}'$"),
+        (
+            {"prompt": "", "chosen": "2", "rejected": "3"},
+            [],
+            r"; write it in each row, or choose another reward by ",
+        ),
+        (
+            {"prompt": "", "answer": "2"},
+            ["datasets.jsonl.columns={solution: answer}", "datasets.jsonl.reward=own_answer.same"],
+            r"columns=\{solution: answer, answer: answer\}'$",
+        ),
+    ],
+    ids=["conversation", "completion", "pair", "two names"],
+)
+def test_advice_on_a_column_of_a_reward_works_as_it_stands(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, row: dict[str, Any], settings: list[str], advice: str
+) -> None:
+    monkeypatch.syspath_prepend(tmp_path)
+    (tmp_path / "own_answer.py").write_text("def same(completions, answer, **_): return [1.0] * len(answer)\n")
+    file = tmp_path / "rows.jsonl"
+    with file.open("w") as lines:
+        for n in range(6):
+            turns = [{"role": "user", "content": f"1+{n}="}, {"role": "assistant", "content": "2"}]
+            own = {"prompt": f"1+{n}="} if "prompt" in row else {"messages": turns}
+            lines.write(json.dumps({**row, **own}) + "\n")
+    asked = ["experiment.name=x", "algos=[PITA]", "dataset=jsonl", f"datasets.jsonl.path={file}"]
+    with pytest.raises(ConfigError, match=advice) as caught:
+        try_rewards(quick_config([*asked, *settings]), ["jsonl"])
+    if found := re.search(r"write '(.*)'$", str(caught.value)):
+        try_rewards(quick_config([*asked, *settings[1:], found[1]]), ["jsonl"])
 
 
 @pytest.mark.usefixtures("in_this_process")
