@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import is_dataclass
 from difflib import get_close_matches
 from functools import cache
-from importlib.machinery import ModuleSpec
+from importlib.machinery import ModuleSpec, PathFinder
 from keyword import iskeyword
 from pathlib import Path
 from types import FunctionType, UnionType
@@ -26,6 +26,7 @@ from omegaconf import OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from pipeline.config.place import is_installed, own_place, place_of, told
+from pipeline.config.reached import reached_hash
 from pipeline.errors import ConfigError, JobError, PipelineError
 
 _OURS = "pipeline"
@@ -127,16 +128,42 @@ def source_file(path: str) -> Path | None:
 
 @cache
 def source_hash(path: str) -> str | None:
-    """Hash of the file that a dotted path leads to; None where there is none.
+    """Hash of the code that a dotted path reaches in files of the user's own; None where it has no file.
 
-    Taken once in a process, as the module is imported once: an edit takes effect, and gives new keys, from the
-    next start on.
+    Comments and layout are not in it; see `reached_hash`. Of an installed module it is the file. Taken once in a
+    process, as the module is imported once: an edit takes effect, and gives new keys, from the next start on.
 
     Raises:
         ConfigError: There is no such module.
     """
     file = source_file(path)
-    return None if file is None else hashlib.sha256(file.read_bytes()).hexdigest()[:16]
+    if file is None:
+        return None
+    if found := reached_hash(*split_path(path), _own_file):
+        return found
+    return hashlib.sha256(file.read_bytes()).hexdigest()[:16]
+
+
+def _own_file(module: str) -> Path | None:
+    """The file of a module that is not Python's, of an installed package or of this one; nothing is imported."""
+    top, *inner = module.split(".")
+    if top in {_OURS, *sys.stdlib_module_names}:
+        return None
+    _look_in_current_folder()
+    try:
+        spec = importlib.util.find_spec(top)
+        for at in range(len(inner)):
+            inside = spec.submodule_search_locations if spec else None
+            name = ".".join([top, *inner[: at + 1]])
+            spec = None if inside is None else PathFinder.find_spec(name, list(inside))
+    except (ImportError, ValueError):  # of a module that was made in memory, or of none
+        return None
+    origin = None if spec is None else spec.origin
+    if origin is None or not Path(origin).is_file() or is_installed(origin):
+        return None
+    # Packages of `pip --target` lie beside what says that they are installed.
+    folder = Path(origin).parents[len(inner) + (Path(origin).name == "__init__.py")]
+    return None if next(folder.glob("*.dist-info"), None) else Path(origin)
 
 
 def check_unchanged(planned: Mapping[str, str | None]) -> None:
@@ -151,8 +178,8 @@ def check_unchanged(planned: Mapping[str, str | None]) -> None:
     for path, expected in planned.items():
         if source_hash(path) != expected:
             raise JobError(
-                f"{source_file(path)} was changed after this run had begun, and this job would have run the new "
-                "version. Run the same command again: what the change touches is made anew."
+                f"{source_file(path)} was changed after this run had begun, or what it imports, and this job "
+                "would have run the new version. Run the same command again: what the change touches is made anew."
             )
 
 

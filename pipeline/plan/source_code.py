@@ -1,7 +1,7 @@
 """The source of the user's own code as part of keys: an edited algorithm, dataset or reward runs again.
 
-Covered is the one file that holds the class or function that the configuration names. What it imports is not; for
-that there is `version`.
+Covered is what the class or function that the configuration names reaches in files of the user's own, by its code:
+comments and layout change nothing (`config.reached`). What cannot be seen there has `version`.
 """
 
 from __future__ import annotations

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import inspect
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -13,7 +12,7 @@ from typing import Any, TypeVar
 from pipeline.config.bases import NOTHING, DatasetConfig
 from pipeline.config.install import install_command
 from pipeline.config.shipped import REWARD_MODEL, REWARDS, TRL_REWARDS
-from pipeline.config.user_code import import_object, split_path
+from pipeline.config.user_code import import_object, source_hash, split_path
 from pipeline.errors import ConfigError, unknown_name
 from pipeline.learning.rewards.base import RewardFunction
 from pipeline.learning.rewards.calling import bind, makes_rewards
@@ -61,15 +60,13 @@ class LoadedReward(KnownReward):
     messages: frozenset[str] = frozenset()
 
     def identity(self) -> dict[str, Any]:
-        """Plain data that determines its scores, as far as can be known: code that it imports is not covered."""
-        named = inspect.unwrap(import_object(self.path))
-        source = inspect.getsourcefile(named) if inspect.isroutine(named) else None
+        """Plain data that determines its scores, as far as can be known."""
         return {
             "function": self.path,
             "version": self.traits.version,
             "grading": GRADING,
             "options": dict(self.options),
-            "source": hashlib.sha256(Path(source).read_bytes()).hexdigest() if source else None,
+            "source": source_hash(self.path),
             "packages": package_versions(self.traits),
         }
 

@@ -111,7 +111,9 @@ def test_raising_the_version_runs_the_algorithm_again(folder: Path) -> None:
 def test_an_edited_dataset_or_reward_runs_again_what_sees_it(folder: Path, name: str) -> None:
     before = plan()
     with (folder / f"{name}.py").open("a") as file:
-        file.write("# edited\n")
+        file.write("# said, and nothing done\n")
+    assert changed_stages(before, plan()) == set()
+    edit(folder / f"{name}.py", *{"own_counting": ('"1"', '"2"'), "own_praise": ("[1.0 for", "[2.0 for")}[name])
     changed = changed_stages(before, plan())
     assert {"reference.train", "reference.evaluate", "PITA.generate", "Idea.evaluate", "Idea.think"} <= changed
 

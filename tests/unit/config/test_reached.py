@@ -1,0 +1,172 @@
+"""What of the user's own code a name reaches: an edit of that is another hash, and of nothing else."""
+
+from collections.abc import Mapping
+from pathlib import Path
+
+import pytest
+
+from pipeline.config.reached import reached_hash
+
+FILES = {
+    "mine": """
+import helpers
+import tables as known
+from package.inner import weigh
+from package import inner as within
+import json
+
+LIMIT = 3
+OTHER = 4
+
+def unused():
+    return OTHER
+
+def reward(completions, **_):
+    \"\"\"Say something.\"\"\"
+    from lazy import late
+    return [helpers.points(text) + late(text) + weigh(text) + known.TABLE["a"] + LIMIT for text in completions]
+""",
+    "helpers": """
+from package import *
+
+def points(text):
+    return len(text) + base()
+
+def idle():
+    return 1
+""",
+    "tables": "TABLE = {'a': 1}\nTABLE['b'] = 2\nUNUSED = 1\n",
+    "lazy": "def late(text):\n    return 5\n",
+    "package": "from .inner import base\n",
+    "package.inner": """
+from ..tables_not_there import x
+
+def base():
+    return 7
+
+def weigh(text):
+    return 8
+""",
+    "apart": "NOTHING = 0\n",
+}
+BRANCH = "try:\n    import helpers as h\nexcept ImportError:\n    h = None"
+
+
+def files_in(folder: Path, files: Mapping[str, str]) -> None:
+    for name, text in files.items():
+        path = folder / (name.replace(".", "/") + ("/__init__.py" if name == "package" else ".py"))
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text)
+
+
+def hashed(folder: Path, name: str = "reward", module: str = "mine") -> str | None:
+    def find(module: str) -> Path | None:
+        path = folder / module.replace(".", "/")
+        return next((one for one in (path / "__init__.py", path.with_suffix(".py")) if one.is_file()), None)
+
+    return reached_hash(module, name, find)
+
+
+@pytest.mark.parametrize(
+    ("module", "old", "new"),
+    [
+        ("mine", "LIMIT = 3", "LIMIT = 2"),
+        ("mine", "+ LIMIT", "- LIMIT"),
+        ("helpers", "len(text) +", "len(text) -"),
+        ("tables", "'a': 1", "'a': 2"),
+        ("tables", "['b'] = 2", "['b'] = 3"),
+        ("lazy", "return 5", "return 6"),
+        ("package.inner", "return 7", "return 70"),
+        ("package.inner", "return 8", "return 80"),
+        ("package", "import base", "import base as based"),
+    ],
+)
+def test_what_is_reached_counts(tmp_path: Path, module: str, old: str, new: str) -> None:
+    files_in(tmp_path, FILES)
+    before = hashed(tmp_path)
+    assert old in FILES[module]
+    files_in(tmp_path, {module: FILES[module].replace(old, new)})
+    assert hashed(tmp_path) != before
+
+
+@pytest.mark.parametrize(
+    ("module", "old", "new"),
+    [
+        ("mine", "OTHER = 4", "OTHER = 5"),
+        ("mine", "Say something.", "Say something else."),
+        ("mine", "LIMIT = 3", "LIMIT  =  3  # three"),
+        ("mine", "def unused():", "def unused(further=1):"),
+        ("helpers", "    return 1", "    return 2"),
+        ("tables", "UNUSED = 1", "UNUSED = 2"),
+        ("apart", "0", "1"),
+    ],
+)
+def test_what_is_not_reached_changes_nothing(tmp_path: Path, module: str, old: str, new: str) -> None:
+    files_in(tmp_path, FILES)
+    before = hashed(tmp_path)
+    assert old in FILES[module]
+    files_in(tmp_path, {module: FILES[module].replace(old, new)})
+    assert hashed(tmp_path) == before
+
+
+@pytest.mark.parametrize(
+    ("text", "old", "new"),
+    [
+        ("def f():\n    return globals()['g']()\n\ndef g():\n    return 1\n", "return 1", "return 2"),
+        ("import helpers\ncall = helpers\n\ndef f():\n    return call.idle()\n", "idle", "points"),
+        ("@register\ndef g():\n    return 1\n\ndef f():\n    return 0\n", "return 1", "return 2"),
+        ("if True:\n    LIMIT = 1\n\ndef f():\n    return LIMIT\n", "LIMIT = 1", "LIMIT = 2"),
+        ("LIMIT = 1\nLIMIT += 1\n\ndef f():\n    return LIMIT\n", "+= 1", "+= 2"),
+        (
+            "class A:\n    x = 1\n\nclass B(A):\n    def f(self):\n        return self.x\n\nf = B().f\n",
+            "x = 1",
+            "x = 2",
+        ),
+        (
+            "from functools import partial\n\ndef g(n):\n    return n\n\nf = partial(g, 1)\n",
+            "return n",
+            "return -n",
+        ),
+        ("def g():\n    return 1\n\ndef f(of=g):\n    return of()\n", "return 1", "return 2"),
+        ("import helpers\nhelpers.LIMIT = 1\n\ndef f():\n    return 1\n", "LIMIT = 1", "LIMIT = 2"),
+        ("A, (B, *C) = 1, (2, 3)\n\ndef f():\n    return C\n", "3", "4"),
+        ("def f():\n    return 1\n\nf = f\nf.weight = 1\n", "weight = 1", "weight = 2"),
+        (
+            f"{BRANCH}\n\ndef f():\n    return h.points('a')\n",
+            "points",
+            "idle",
+        ),
+        ("def f(:\n", ":", "::"),
+    ],
+)
+def test_ways_of_reaching_other_code(tmp_path: Path, text: str, old: str, new: str) -> None:
+    files_in(tmp_path, {**FILES, "odd": text})
+    before = hashed(tmp_path, "f", "odd")
+    files_in(tmp_path, {"odd": text.replace(old, new)})
+    assert hashed(tmp_path, "f", "odd") != before
+    assert before is not None
+
+
+def test_a_helper_that_is_imported_in_a_branch_counts(tmp_path: Path) -> None:
+    text = (
+        "try:\n    import helpers as h\nexcept ImportError:\n    h = None\n\ndef f():\n    return h.points('a')\n"
+    )
+    files_in(tmp_path, {**FILES, "odd": text})
+    before = hashed(tmp_path, "f", "odd")
+    files_in(tmp_path, {"helpers": FILES["helpers"].replace("len(text) +", "len(text) -")})
+    assert hashed(tmp_path, "f", "odd") != before
+
+
+def test_modules_that_import_each_other_end(tmp_path: Path) -> None:
+    files_in(
+        tmp_path,
+        {
+            "one": "import two\n\ndef f():\n    return two.g()\n",
+            "two": "import one\n\ndef g():\n    return one.f\n",
+        },
+    )
+    assert hashed(tmp_path, "f", "one") is not None
+
+
+def test_what_is_not_the_users_own_has_none(tmp_path: Path) -> None:
+    assert hashed(tmp_path, "floor", "math") is None
