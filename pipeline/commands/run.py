@@ -31,6 +31,7 @@ from pipeline.engine.store.verified import Verified
 from pipeline.errors import ConfigError, StoreError
 from pipeline.plan.models import fetched_models
 from pipeline.plan.rewards import try_rewards
+from pipeline.runs.notes import warnings_of_rows
 from pipeline.terminal.console import say
 
 
@@ -149,6 +150,8 @@ def notes_of(request: Request) -> Iterator[Verified]:
 def _tried(request: Request, stored: Stored, console: Console) -> Request:
     """Call rewards once before they are first needed, and look at files and for models before they are read.
 
+    What an earlier run was told of rows that are stored is told again.
+
     Raises:
         ConfigError: One cannot work with its dataset, a row lacks what it needs, or a model is not to be had.
     """
@@ -157,7 +160,8 @@ def _tried(request: Request, stored: Stored, console: Console) -> Request:
     # What the machines of a cluster have in their caches is not known here.
     needed = [] if on_cluster(request.config) else request.needed_models(stored.missing)
     fetched = fetched_models(request.config, needed)
-    warnings = (*fetched, *try_rewards(request.config, request.unread(stored.missing)))
+    warned = warnings_of_rows(request.store, request.plan.jobs.values())
+    warnings = (*fetched, *warned, *try_rewards(request.config, request.unread(stored.missing)))
     _warn(warnings, console)
     return replace(request, warnings=(*request.warnings, *warnings))
 

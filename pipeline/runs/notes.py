@@ -53,6 +53,12 @@ def prepared_rows(store: Store, jobs: Iterable[Job]) -> dict[str, PreparedRows]:
     return dict(sorted(found.items()))
 
 
+def warnings_of_rows(store: Store, jobs: Iterable[Job]) -> list[str]:
+    """What datasets that are stored were warned of when they were prepared, one line for each, for the start."""
+    found = prepared_rows(store, jobs).items()
+    return [f"datasets.{name}: {'; '.join(rows.warnings)}" for name, rows in found if rows.warnings]
+
+
 def short_of_rows(
     store: Store, jobs: Iterable[Job], evaluation: EvaluationConfig, told: Collection[str] = ()
 ) -> list[str]:

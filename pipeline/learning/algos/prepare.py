@@ -35,8 +35,9 @@ class Preparation(Algorithm):
         """Read the source once and write its rows by split; then see whether the rewards can work with them."""
         with ctx.loading():
             from pipeline.learning.datasets.columns import MissingColumns, ReservedColumn
-            from pipeline.learning.datasets.prepared import PreparedDataset, prepare
+            from pipeline.learning.datasets.prepared import PreparedDataset, add_warnings, prepare
             from pipeline.learning.datasets.registry import load_dataset
+            from pipeline.learning.rewards.gold import check_gold
             from pipeline.learning.rewards.probe import advice_on, check_rewards, refusal
         config, name = ctx.config.dataset, ctx.job_id.partition("/")[0]
         try:
@@ -45,8 +46,12 @@ class Preparation(Algorithm):
             raise DataError(f"{error} {advice_on(error, name, config)}") from error
         rows = PreparedDataset(ctx.out)
         first = rows.row(int(rows.ids("train")[0]))
-        for warning in check_rewards(name, config, load_dataset(config), first, about["columns"]):
-            log.warning("%s", warning)
+        tried = check_rewards(name, config, load_dataset(config), first, about["columns"])
+        warnings = [warning.removeprefix(f"datasets.{name}: ") for warning in tried]
+        warnings += check_gold(name, config, rows)
+        for warning in warnings:
+            log.warning("datasets.%s: %s", name, warning)
+        add_warnings(ctx.out, warnings)
 
     def tokenize(self, ctx: JobContext) -> None:
         """Write the token ids of every prompt, by the reference's tokenizer."""

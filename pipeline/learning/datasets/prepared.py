@@ -12,7 +12,7 @@ import hashlib
 import itertools
 import json
 import logging
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -92,6 +92,14 @@ def prepare(dataset: Dataset, out: Path, refusal: Refusal | None = None) -> dict
     }
     write_whole(out / FILE, json.dumps(about, indent=1, ensure_ascii=False) + "\n")
     return about
+
+
+def add_warnings(folder: Path, warnings: Sequence[str]) -> None:
+    """Add to the warnings of a prepared dataset, which every start repeats until its files or rewards change."""
+    if warnings:
+        about = json.loads((folder / FILE).read_bytes())
+        about["warnings"] += warnings
+        write_whole(folder / FILE, json.dumps(about, indent=1, ensure_ascii=False) + "\n")
 
 
 class PreparedDataset(Dataset):

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from decimal import Decimal
 from typing import Any
 
@@ -30,6 +30,20 @@ _TURNS = ("<|im_start|>", "<|start_header_id|>", "<|eot_id|>", "<|im_end|>")
 """What templates write between turns, where a tokenizer has it as text."""
 _ANOTHER_QUESTION = re.compile(r"\n[ \t]*(?:Question|Problem|Exercise|Q|Human|User)(?: ?\d+)?[ \t]*:")
 _OPENING = re.compile(r"\\(?:f?boxed|fbox)\s*(\{|[^\s{}\\$.,]+)")
+
+_MARK = "####"
+"""Before the answer of a worked solution of GSM8K."""
+_COMMAND = re.compile(r"\\(?:text|mathrm|mbox|textbf|operatorname|begin|end)\*?\{[^{}]*\}|\\[A-Za-z]+")
+_MOST_WORDS = 3
+"""Words of an answer that stands there by itself, those inside of LaTeX aside."""
+_UNIT = re.compile(
+    r"\\(?:text|mathrm|mbox|textbf)\{[^{}]*\}(?:\^\{?\d\}?)?|\^\{?\\circ\}?|(?<=[A-Za-z])\^\{?\d\}?"
+)
+_APART = re.compile(r"(?<=\d)(?:\{,\}|,?\\[,;:! ]|[ \u00a0\u202f])(?=\d{3}(?!\d))")
+"""Between the digits of one number."""
+_FIRST = re.compile(r"-?(?:\d{1,3}(?:,\d{3})+(?!\d)|\d+)(?:\.\d+)?|-?\.\d+")
+_MORE = re.compile(r"\d|\\(?:sqrt|pi|[dt]?frac|times|cdot)|\^")
+"""Makes another value of the number beside it; a unit does not."""
 
 
 def is_missing(value: object) -> bool:
@@ -73,6 +87,48 @@ def odd(solution: object) -> str:
 def odd_solution(columns: Mapping[str, Any]) -> str:
     """What is wrong with the solution of a row, for `RewardTraits.refuses`."""
     return odd(columns.get("solution"))
+
+
+def answer_of(solution: str) -> str | None:
+    """What of a solution is its answer: in its last box, after ``####``, or all of it; None for prose."""
+    if last_box(solution) is not None:
+        return last_boxed(solution)
+    if _MARK in solution:
+        return solution.rpartition(_MARK)[2].strip()
+    text = solution.strip()
+    words = re.findall(r"[A-Za-z]{2,}", _COMMAND.sub(" ", text))
+    return None if "\n" in text or len(words) > _MOST_WORDS else text.strip("$")
+
+
+def first_number(answer: str) -> str | None:
+    """The first number of an answer that is more than that number; None for a number, whatever its unit."""
+    value = _APART.sub("", _UNIT.sub("", answer.rpartition("=")[2]))
+    found = _FIRST.search(value)
+    if found is None or not _MORE.search(value[: found.start()] + value[found.end() :]):
+        return None
+    return found[0]
+
+
+def gold_box(columns: Mapping[str, Any]) -> Sequence[str]:
+    """The solution of a row as a right completion boxes it, for `RewardTraits.gold`; prose as it is."""
+    return gold_texts(columns.get("solution"), r"\boxed{{{}}}")
+
+
+def gold_texts(solution: object, form: str) -> Sequence[str]:
+    """A solution in a form, and its first number where that is something else; nothing for a missing one.
+
+    Args:
+        solution: As the row has it.
+        form: With ``{}`` for the answer.
+    """
+    said = None if odd(solution) else written(solution, "")
+    if said is None:
+        return []
+    answer = answer_of(said)
+    if answer is None:
+        return [said]
+    number = first_number(answer)
+    return [form.format(answer), *([] if number is None else [form.format(number)])]
 
 
 def answer_part(text: str) -> str:

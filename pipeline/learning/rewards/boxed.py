@@ -3,10 +3,10 @@ r"""Reward 1 for the text of the solution inside the last ``\boxed{...}``, else 
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
-from pipeline.learning.rewards.answers import answer_part, last_box, last_boxed, odd_solution, written
+from pipeline.learning.rewards.answers import answer_part, gold_box, last_box, last_boxed, odd_solution, written
 from pipeline.learning.rewards.traits import RewardTraits, Text, judged, reward, text_of
 
 _SPACING = re.compile(r"\\[,;:!> ]|\\left(?![a-zA-Z])|\\right(?![a-zA-Z])|[\s$]")
@@ -29,9 +29,20 @@ def _boxed(text: str) -> str | None:
     return None if inside is None else plain(inside) or None
 
 
+def _gold(columns: Mapping[str, Any]) -> Sequence[str]:
+    r"""The answer in a box, be it prose."""
+    return [text if "boxed" in text else rf"\boxed{{{text}}}" for text in gold_box(columns)]
+
+
 @reward(
     RewardTraits(
-        pointwise=True, verifies=True, judges="correctness", answer=boxed_answer, refuses=odd_solution, version=3
+        pointwise=True,
+        verifies=True,
+        judges="correctness",
+        answer=boxed_answer,
+        gold=_gold,
+        refuses=odd_solution,
+        version=3,
     )
 )
 def boxed(completions: Sequence[Text], solution: Sequence[Any], **_: Any) -> list[float | None]:

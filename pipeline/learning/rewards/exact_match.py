@@ -22,6 +22,7 @@ def _right(columns: Mapping[str, Any]) -> Sequence[str]:
         isolated=False,
         answer=stripped,
         right=_right,
+        gold=_right,
         refuses=odd_solution,
         version=2,
     )

@@ -3,10 +3,10 @@ r"""Reward 1 for the number of the solution: in the last ``\boxed{}`` or after `
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
-from pipeline.learning.rewards.answers import answer_part, last_box, odd_solution, written
+from pipeline.learning.rewards.answers import answer_part, gold_box, gold_texts, last_box, odd_solution, written
 from pipeline.learning.rewards.traits import RewardTraits, Text, judged, reward, text_of
 
 _MARK = re.compile(r"####(?=[^\w\n]*\d)(?!\s*\d+[.)]\s+[A-Za-z])")
@@ -65,6 +65,13 @@ def _wanted(solution: str) -> str | None:
     return _only(solution) if bare else _final(solution)
 
 
+def _gold(columns: Mapping[str, Any]) -> Sequence[str]:
+    """The answer in a box, where the solution has one, or after the mark."""
+    solution = columns.get("solution")
+    boxed = isinstance(solution, str) and last_box(solution) is not None
+    return gold_box(columns) if boxed else gold_texts(solution, "#### {}")
+
+
 @reward(
     RewardTraits(
         pointwise=True,
@@ -72,6 +79,7 @@ def _wanted(solution: str) -> str | None:
         judges="correctness",
         isolated=False,
         answer=final_number,
+        gold=_gold,
         refuses=odd_solution,
         version=2,
     )

@@ -18,7 +18,7 @@ from typing import Any
 
 from pipeline.config.install import install_command
 from pipeline.errors import ConfigError
-from pipeline.learning.rewards.answers import answer_part, boxes, last_box, odd_solution, written
+from pipeline.learning.rewards.answers import answer_part, boxes, gold_box, last_box, odd_solution, written
 from pipeline.learning.rewards.traits import RewardTraits, Text, judged, reward, text_of
 
 _DELIMITERS = re.compile(r"\$.+\$|\\\(|\\\[", re.DOTALL)
@@ -121,6 +121,7 @@ def parsed_answer(completion: Text) -> str | None:
         verifies=True,
         judges="correctness",
         answer=parsed_answer,
+        gold=gold_box,
         refuses=odd_solution,
         packages=("math-verify", "sympy"),
         version=3,

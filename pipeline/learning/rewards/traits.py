@@ -56,6 +56,9 @@ class RewardTraits:
         right: Takes the columns of a row and gives the texts at which its value is 1, white space around them
             aside, where it is 0 at every other text; none where the row has no value. None where they cannot be
             listed.
+        gold: Takes the columns of a row and gives its solution as a right completion writes it and, where the
+            solution is more than a number, its first number written so, which is wrong; nothing where the row has
+            none. `prepare` tries them. None where nobody has said how answers are written.
         refuses: Takes the columns of a row and says what is wrong with them where no completion of that row can be
             judged; "" where nothing is. `prepare` asks it of every row. None where it takes any.
         messages: Which of "prompts" and "completions" it takes as conversations alone; None goes by its
@@ -75,6 +78,7 @@ class RewardTraits:
     judges: str = ""
     answer: Callable[[Text], str | float | None] | None = None
     right: Callable[[Mapping[str, Any]], Sequence[str]] | None = None
+    gold: Callable[[Mapping[str, Any]], Sequence[str]] | None = None
     refuses: Callable[[Mapping[str, Any]], str] | None = None
     messages: frozenset[str] | None = None
     pointwise: bool = False
@@ -113,6 +117,7 @@ _TAKES: Mapping[str, tuple[Callable[[Any], bool], str]] = {
     "judges": (lambda given: isinstance(given, str), "a text"),
     "answer": (_is_function, "a function that takes a completion, or None"),
     "right": (_is_function, "a function that takes the columns of a row, or None"),
+    "gold": (_is_function, "a function that takes the columns of a row, or None"),
     "refuses": (_is_function, "a function that takes the columns of a row, or None"),
     "messages": (
         lambda given: given is None or (_are_texts(given, (set, frozenset)) and given <= _CONVERSATIONS),

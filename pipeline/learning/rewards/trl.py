@@ -17,6 +17,7 @@ from collections.abc import Callable, Iterable, Mapping
 from functools import partial
 from typing import Any
 
+from pipeline.learning.rewards.answers import gold_box
 from pipeline.learning.rewards.traits import RewardTraits, Text, text_of
 
 _HOME = "trl.rewards"
@@ -40,7 +41,14 @@ def trl_traits(reward: object, options: Mapping[str, Any]) -> RewardTraits | Non
 
 
 def _accuracy(reward: object, options: Mapping[str, Any]) -> RewardTraits:  # noqa: ARG001 - as all in the table
-    return RewardTraits(pointwise=True, verifies=True, judges="correctness", answer=latex_answer, packages=_MATH)
+    return RewardTraits(
+        pointwise=True,
+        verifies=True,
+        judges="correctness",
+        answer=latex_answer,
+        gold=gold_box,
+        packages=_MATH,
+    )
 
 
 def _reasoning(reward: object, options: Mapping[str, Any]) -> RewardTraits:  # noqa: ARG001

@@ -15,7 +15,7 @@ from pipeline.commands.run_messages import tell_notes, tell_prepared
 from pipeline.config.schema import Config, EvaluationConfig
 from pipeline.engine.store.store import Store
 from pipeline.runs.loaded import load
-from pipeline.runs.notes import collect_notes, failed_rewards, short_of_rows
+from pipeline.runs.notes import collect_notes, failed_rewards, short_of_rows, warnings_of_rows
 from pipeline.runs.report.page.failures import failures_of
 from tests.doubles.runs import WrittenRun, chain_plan
 
@@ -104,7 +104,8 @@ def test_rows_that_are_fewer_than_asked_for_are_told_of_each_dataset(tmp_path: P
     fewer = "evaluation.num_prompts=74: test has 73 prompts, and evaluation uses all of them"
     assert short_of_rows(store, [first], EvaluationConfig(num_prompts=74)) == [f"{short}2 rows left out; {fewer}"]
     asked, counted = EvaluationConfig(num_prompts=74), short.partition(": test")[0]
-    told = ["datasets.a: test is short; 2 rows left out"]  # when the run began
+    told = warnings_of_rows(store, [first, second])  # when the run began
+    assert told == ["datasets.a: test is short; 2 rows left out"]
     assert short_of_rows(store, [first], EvaluationConfig(num_prompts=73), told) == [counted]
     assert short_of_rows(store, [first], asked, told) == [f"{counted}: {fewer}"]
     assert short_of_rows(store, [first], asked, ["datasets.b: test is short"]) == [
