@@ -111,8 +111,8 @@ def _graded(pool: GraderPool, reward: LoadedReward, tries: Sequence[_Try]) -> li
     found: list[tuple[_Try, Graded]] = []
     for start in range(0, len(tries), _AT_ONCE):
         some = tries[start : start + _AT_ONCE]
-        graded = pool.grade(reward.path, reward.options, [each.item for each in some])
-        found += zip(some, graded, strict=True)
+        groups = pool.grade(reward.path, reward.options, [[each.item] for each in some])
+        found += zip(some, (group[0] for group in groups), strict=True)
         if sum(each.fault is not None for _, each in found) > _MOST_FAULTS:
             break
     return found
