@@ -18,6 +18,8 @@ from pipeline.learning.generation.policy import TextPolicy
 from pipeline.learning.generation.tilt import Tilt, preference_offset
 from pipeline.learning.models.tiny import make_tokenizer
 from pipeline.learning.models.value import value_model_from
+from pipeline.learning.rewards.preference import PreferenceRule, PreferenceSource
+from pipeline.learning.rewards.scoring import Scored
 from tests.doubles.models import cache_in, tiny_policy
 
 DATASET = load_dataset(AdditionConfig(kind="addition"))
@@ -105,3 +107,25 @@ def test_a_guided_policy_finishes_texts_too(rolled: Rollouts) -> None:
     first, second = rolled.finish_each(policy(guided=True), prefixes, (None, "second"))
     assert first == rolled.finish(policy(guided=True), prefixes, None)
     assert second == rolled.finish(policy(guided=True), prefixes, "second")
+
+
+def test_both_completions_of_a_pair_are_scored_beside_the_others_of_their_prompt(
+    rolled: Rollouts, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[list[int]] = []
+
+    def score(_ctx: object, rows: Any, _texts: object, completions: Any, size: int) -> Scored:
+        asked.append([row.id for row in rows])
+        assert size == 5
+        values = np.array([float(sum(tokens)) for tokens in completions])
+        none: list[None] = [None] * len(values)
+        return Scored(values, {}, none, none, none)
+
+    monkeypatch.setattr(module, "score", score)
+    monkeypatch.setattr(rolled, "note_cost", lambda _: None)
+    rolled._ctx.config.data_collection.reward_batch_size = 5
+    rule = PreferenceRule(source=PreferenceSource.reward)
+    pairs = rolled.pairs(policy(), rule)
+    assert asked == [[row.id for row in rolled.rows for _ in range(2)]]
+    for first, second, decided in zip(*pairs.sides, pairs.decided, strict=True):
+        assert decided == (-1 if sum(first) == sum(second) else sum(first) > sum(second))
