@@ -50,9 +50,10 @@ class ComputeRow:
         round: Of the chain.
         stage: Of the round.
         tokens: Generated or trained on.
-        device_s: Seconds that a device was held, loading included, without attempts that failed; a job on several
+        device_s: Seconds that a device was held, without `load_s` and attempts that failed; a job on several
             devices holds all of them, and one that shares a device counts as if it did not.
-        load_s: Seconds of them spent loading.
+        load_s: Seconds besides that it was held for importing libraries and loading models, which whoever comes
+            first to a worker pays for all.
         answers: Completions that were evaluated.
         flops: What was computed, see `learning.models.flops`.
         flops_by_purpose: The same by what they went into: ``decoding``, ``guidance``, ``scoring``, ``rewards``,
@@ -85,7 +86,7 @@ class CostRow:
         round: Of the chains; 0 for the reference.
         flops: Without evaluation; None where they are not known.
         answer: FLOPs of an answer after that round, likewise.
-        device_s: Seconds that a device was held, without evaluation, likewise.
+        device_s: Seconds that a device was held, without evaluation and loading, likewise.
     """
 
     dataset: str
@@ -191,21 +192,29 @@ def _row(where: _Where, reference: int | None, shards: Sequence[tuple[Job, Mappi
         found = total(cost.get(name) for _, cost in shards)
         return None if found is None else int(found)
 
-    def seconds(name: str) -> float | None:
-        found = total(cost[name] * job.devices if name in cost else None for job, cost in shards)
-        return None if found is None else round(found, 3)
-
+    loading = total(_load_s(job, cost) for job, cost in shards)
+    working = total(_work_s(job, cost) for job, cost in shards)
     purposes = sorted({name for _, cost in shards for name in cost if name.startswith(f"{FLOPS}/")})
     return ComputeRow(
         *where,
         whole("tokens"),
-        seconds("run_s"),
-        seconds("load_s"),
+        None if working is None else round(working, 3),
+        None if loading is None else round(loading, 3),
         whole(ANSWERS),
         total(cost.get(FLOPS) for _, cost in shards),
         {name.partition("/")[2]: sum(cost.get(name, 0) for _, cost in shards) for name in purposes},
         reference=reference,
     )
+
+
+def _load_s(job: Job, cost: Mapping[str, float]) -> float | None:
+    return cost["load_s"] * job.devices if "load_s" in cost else None
+
+
+def _work_s(job: Job, cost: Mapping[str, float]) -> float | None:
+    if "run_s" not in cost or "load_s" not in cost:
+        return None
+    return max(0.0, cost["run_s"] - cost["load_s"]) * job.devices
 
 
 def write_compute(folder: Path, compute: Compute, makers: Iterable[Maker] = ()) -> None:

@@ -71,7 +71,7 @@ class RunRow:
         j: Reward less the common price of divergence.
         flops: Of training, the mean over chains.
         answer: FLOPs of an answer.
-        device_s: Seconds on devices, of training.
+        device_s: Seconds on devices, of training, without loading.
     """
 
     runs: tuple[str, ...]

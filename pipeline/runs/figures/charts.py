@@ -140,7 +140,7 @@ def cost(seconds: Mapping[str, Mapping[str, float]], stages: Sequence[str]) -> F
         )
     axes.set_yticks(range(len(names)), [_label(name) for name in names])
     axes.grid(visible=False, axis="y")
-    axes.set_xlabel("seconds on devices")
+    axes.set_xlabel("seconds on devices, without loading")
     return _with_legend(figure, axes)
 
 

@@ -157,7 +157,7 @@ def trainings(curves: Iterable[tuple[Job, Sequence[TrainingStep]]], place: Place
 
 
 def seconds_by_stage(rows: Iterable[ComputeRow], place: Place) -> dict[str, dict[str, float]]:
-    """Method -> stage -> seconds on devices, over all seeds, references and rounds."""
+    """Method -> stage -> seconds on devices without loading, over all seeds, references and rounds."""
     found: dict[str, dict[str, float]] = {}
     for row in rows:
         if (row.dataset, row.model) == place and row.device_s:

@@ -121,7 +121,7 @@ def test_what_shards_took_is_added_up(tmp_path: Path) -> None:
     store = Store(tmp_path / "store")
     other = {**COST, "answers": 1, "flops": 2.0, "flops/decoding": 2.0, "flops/training": 0.0}
     (row,) = collect_compute(store, shards(store, COST, other))
-    assert (row.device_s, row.load_s, row.tokens, row.answers) == (6.0, 2.0, 14, 4)  # each holds two devices
+    assert (row.device_s, row.load_s, row.tokens, row.answers) == (4.0, 2.0, 14, 4)  # each holds two devices
     assert (row.flops, row.flops_by_purpose) == (7.0, {"decoding": 2.0, "training": 5.0})
 
 
@@ -131,7 +131,7 @@ def test_what_is_not_known_of_a_shard_is_not_known_of_its_stage(tmp_path: Path) 
     jobs = shards(store, COST, {"run_s": 1.0, "load_s": 0.0, "tokens": 1})
     (row,) = collect_compute(store, jobs)
     assert (row.flops, row.answers) == (None, None)  # an earlier version has made one of them
-    assert (row.device_s, row.load_s, row.tokens) == (5.0, 1.0, 8)
+    assert (row.device_s, row.load_s, row.tokens) == (4.0, 1.0, 8)
     noted = tmp_path / "store" / ".costs" / f"{jobs[0].key[:2]}.jsonl"
     noted.write_text(
         "".join(line for line in noted.read_text().splitlines(keepends=True) if jobs[0].key not in line)

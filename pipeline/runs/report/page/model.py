@@ -98,6 +98,7 @@ class StageCost:
     algo: str
     stage: str
     device_s: float | None
+    load_s: float | None
     flops: float | None
     tokens: float | None
 

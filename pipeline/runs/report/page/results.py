@@ -202,6 +202,7 @@ def stages_of(compute: Compute) -> list[StageCost]:
             algo=algo,
             stage=stage,
             device_s=total(row.device_s for row in rows),
+            load_s=total(row.load_s for row in rows),
             flops=total(row.flops for row in rows),
             tokens=total(row.tokens for row in rows),
         )

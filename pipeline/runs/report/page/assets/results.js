@@ -225,7 +225,7 @@ function anchorsOf(place, metric, rows) {
 
 // -- against compute ------------------------------------------------------------------------------------------
 
-const SPENT = { flops: "FLOPs of training, all rounds so far", answer: "FLOPs of an answer", device_s: "device seconds of training, all rounds so far" };
+const SPENT = { flops: "FLOPs of training, all rounds so far", answer: "FLOPs of an answer", device_s: "device seconds of training without loading, all rounds so far" };
 
 function compute() {
   const all = runs.flatMap((run) => run.spent.filter((one) => one.algo !== REFERENCE).map((one) => ({ ...one, run })));

@@ -102,7 +102,7 @@ function words(bars, at) {
 
 // -- cost -----------------------------------------------------------------------------------------------------
 
-const AMOUNTS = { device_s: "device seconds", flops: "FLOPs", tokens: "tokens" };
+const AMOUNTS = { device_s: "device seconds without loading", load_s: "seconds of loading", flops: "FLOPs", tokens: "tokens" };
 
 function cost() {
   const all = runs.flatMap((run) => run.stages.map((one) => ({ ...one, run })));
@@ -120,13 +120,13 @@ function drawCost(all, { kind, place }) {
   const byStage = [...grouped(own.filter((one) => one[kind]), (one) => one.stage)].sort(([one], [other]) => stages.indexOf(one) - stages.indexOf(other));
   const traces = byStage.map(([stage, some]) => ({
     type: "bar", orientation: "h", name: label(stage), y: some.map((one) => label(shortName(nameIn(one.run, one.algo), 28))), x: some.map((one) => one[kind]),
-    text: some.map((one) => label(`${nameIn(one.run, one.algo)}, ${stage}: ${kind === "device_s" ? duration(one[kind]) : withPrefix(one[kind])}`)), textposition: "none", hovertemplate: "%{text}<extra></extra>",
+    text: some.map((one) => label(`${nameIn(one.run, one.algo)}, ${stage}: ${kind.endsWith("_s") ? duration(one[kind]) : withPrefix(one[kind])}`)), textposition: "none", hovertemplate: "%{text}<extra></extra>",
     marker: { color: stageColour(stage), pattern: stagePattern(stage) },
   }));
   const unknown = own.filter((one) => one[kind] === null).length;
   return {
     traces, note: unknown ? `Of ${unknown} stage${unknown === 1 ? "" : "s"} the amount is not known.` : "",
-    rows: own.map((one) => [nameIn(one.run, one.algo), one.stage, one.device_s, withPrefix(one.flops), withPrefix(one.tokens)]), headings: ["algorithm", "stage", "device seconds", "FLOPs", "tokens"],
+    rows: own.map((one) => [nameIn(one.run, one.algo), one.stage, one.device_s, one.load_s, withPrefix(one.flops), withPrefix(one.tokens)]), headings: ["algorithm", "stage", "device seconds", "loading s", "FLOPs", "tokens"],
     layout: { barmode: "stack", bargap: 0.25, height: Math.round(120 + Math.max(16, Math.min(34, 800 / names.length)) * names.length), showlegend: true, xaxis: { title: AMOUNTS[kind], exponentformat: "SI" }, yaxis: { type: "category", categoryorder: "array", categoryarray: names.toReversed().map((one) => label(shortName(one, 28))), fixedrange: true, showgrid: false, dtick: 1 } },
   };
 }
