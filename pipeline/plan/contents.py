@@ -26,6 +26,18 @@ from pipeline.plan.text_backends import decodes_itself
 from pipeline.plan.versions import shipped_versions
 from pipeline.plan.widths import Widths
 
+REWARD_FILES = "content of rewards"
+"""In a source: models and files that options of rewards name, by ``reward.option``."""
+
+
+def _without_places(dataset: Mapping[str, Any], files: Collection[str]) -> dict[str, Any]:
+    """A dataset's section without the places of what rewards read, where its content is known."""
+    options = {
+        name: {option: value for option, value in (own or {}).items() if f"{name}.{option}" not in files}
+        for name, own in dataset["grading"]["options"].items()
+    }
+    return {**dataset, "grading": {**dataset["grading"], "options": options}}
+
 
 @dataclass(frozen=True, kw_only=True)
 class Contents:
@@ -95,7 +107,9 @@ class JobContents:
             determined_by |= together
             together["master_port"] = self.config.distributed.master_port
         if stage == PREPARE:
-            determined_by["source"] = dict(self.sources.get(chain.dataset, {}))
+            source = dict(self.sources.get(chain.dataset, {}))
+            source.pop(REWARD_FILES, None)  # its section says the same
+            determined_by["source"] = source
         samples = self._samples(stage, rows)
         return Contents(
             determined_by=determined_by,
@@ -159,6 +173,8 @@ class JobContents:
         if address not in self._configs:
             sections = self._sections(chain, stage)
             known = {name: determining(section) for name, section in sections.items()}
+            if "dataset" in known and (files := self.sources.get(chain.dataset, {}).get(REWARD_FILES)):
+                known["dataset"] = {**_without_places(known["dataset"], files), REWARD_FILES: files}
             if "model" in known:
                 known["model"] |= self._identity(chain)
                 if stage.draws and (bits := self.config.models[chain.model].in_bits):

@@ -238,9 +238,9 @@ def model_identities(model: ModelConfig, file_hash: Callable[[Path], str]) -> di
     for role, path in paths.items():
         if path:
             try:
-                found[role] = _identity(path, model.revisions[role], file_hash)
+                found[role] = identity_of(path, model.revisions[role], file_hash)
                 if is_adapters(path):
-                    found[role]["base"] = _identity(*with_weights(path, None), file_hash)
+                    found[role]["base"] = identity_of(*with_weights(path, None), file_hash)
             except OSError as error:
                 raise _unreadable(path, error) from error
     return found
@@ -282,7 +282,8 @@ def _unreadable(given: str, error: OSError) -> ConfigError:
     return ConfigError(f"{given}: cannot read {where} ({reason(error)}). See that you may read all of its files.")
 
 
-def _identity(path: str, revision: str | None, file_hash: Callable[[Path], str]) -> dict[str, Any]:
+def identity_of(path: str, revision: str | None, file_hash: Callable[[Path], str]) -> dict[str, Any]:
+    """What identifies the content of a model in a folder, a GGUF file or on the hub."""
     if not is_local(path):
         return {"hub": path, "revision": revision}
     files = [Path(path)] if is_gguf(path) else model_files(Path(path))

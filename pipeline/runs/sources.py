@@ -13,7 +13,10 @@ from typing import Annotated, Any
 
 from msgspec import Meta
 
+from pipeline.config.bases import DatasetConfig
 from pipeline.config.schema import Config
+from pipeline.config.shipped import REWARD_MODEL
+from pipeline.errors import ConfigError
 from pipeline.files import file_sha256
 from pipeline.foreign import ForeignDataError
 from pipeline.hints import recall, remember
@@ -23,7 +26,8 @@ from pipeline.learning.datasets.from_files import FilesDataset
 from pipeline.learning.datasets.registry import load_dataset
 from pipeline.outputs.formats import DATASET
 from pipeline.outputs.reading import read_prepared_rows
-from pipeline.plan.models import model_identities
+from pipeline.plan.contents import REWARD_FILES
+from pipeline.plan.models import identity_of, model_identities
 
 FILE = "file_hashes.json"
 _Sum = Annotated[str, Meta(pattern="^[0-9a-f]{64}$")]
@@ -41,7 +45,8 @@ def read_sources(config: Config, hints: Path | None = None) -> dict[str, dict[st
     """
     known = _Hashes(hints)
     found = {
-        name: source_fingerprint(load_dataset(section), known.sha256) for name, section in config.datasets.items()
+        name: source_fingerprint(load_dataset(section), known.sha256) | _of_rewards(name, section, known.sha256)
+        for name, section in config.datasets.items()
     }
     known.save()
     return found
@@ -67,6 +72,23 @@ def known_rows(config: Config, output: Callable[[str], Path]) -> Callable[[str, 
         return rows_of_small(dataset) if isinstance(dataset, FilesDataset) else {}
 
     return rows
+
+
+def _of_rewards(dataset: str, section: DatasetConfig, file_hash: Callable[[Path], str]) -> dict[str, Any]:
+    """The content of models and files that options of rewards name, by reward and option."""
+    found: dict[str, Any] = {}
+    for name, options in section.grading.options.items():
+        for option, value in (options or {}).items():
+            is_model = option == "path" and options.get("use", name) == REWARD_MODEL
+            try:
+                if is_model and isinstance(value, str):
+                    found[f"{name}.{option}"] = identity_of(value, None, file_hash)
+                elif isinstance(value, str) and os.path.isfile(value):  # noqa: PTH113 - a text may be no path at all
+                    found[f"{name}.{option}"] = {"sha256": file_hash(Path(value))}
+            except OSError as error:
+                given = f"datasets.{dataset}.grading.options.{name}.{option}={value}"
+                raise ConfigError(f"{given}: cannot read {error.filename or value} ({error.strerror})") from error
+    return {REWARD_FILES: found} if found else {}
 
 
 def check_sources(config: Config) -> None:

@@ -15,6 +15,8 @@ from pipeline.plan.graph import Plan
 from pipeline.plan.key_diff import causes
 from pipeline.plan.recorded import RecordedPlan, recorded
 from pipeline.plan.source_code import class_source, dataset_source
+from pipeline.runs.sources import read_sources
+from tests.doubles.composing import quick_config
 
 ALGO = """
 from pipeline.learning.algos.base import METRICS, REFERENCE_TRAIN, TEXT, Read, Stage, Algorithm
@@ -189,3 +191,19 @@ def test_a_reward_under_another_name_is_followed(folder: Path) -> None:
 def test_a_name_that_may_be_there_is_not_refused(folder: Path, source: str) -> None:
     (folder / "own_praise.py").write_text(f"import no_such_library\n{source}")
     assert plan().jobs
+
+
+def test_the_content_of_what_reward_options_name_counts_and_its_place_does_not(tmp_path: Path) -> None:
+    def keys(place: str, content: str) -> set[str]:
+        folder = tmp_path / place
+        (folder / "rm").mkdir(parents=True, exist_ok=True)
+        (folder / "rm" / "config.json").write_text("{}")
+        (folder / "rm" / "model.safetensors").write_text(content)
+        (folder / "words.txt").write_text(content)
+        options = f"{{model: {{path: {folder / 'rm'}}}, own: {{words: {folder / 'words.txt'}, other: text}}}}"
+        config = quick_config(["experiment.name=t", f"datasets.addition.grading.options={options}"])
+        return {job.key for job in build_plan(config, sources=read_sources(config)).jobs.values()}
+
+    first = keys("here", "one")
+    assert keys("there", "one") == first
+    assert keys("here", "two") != first
