@@ -14,7 +14,6 @@ import sys
 from collections.abc import Mapping
 from functools import cache
 from pathlib import Path
-from typing import Any
 
 PINS: dict[str, dict[str, str]] = {
     "numpy": {
@@ -95,16 +94,16 @@ def overridden() -> list[str]:
     ]
 
 
-def describe(environment: Mapping[str, str], device: str) -> str:
+def describe(environment: Mapping[str, str], device: str, name: str) -> str:
     """What computes on a device of this process, for manifests: ``portable``, or a processor or GPU.
 
     Args:
         environment: That of the process.
         device: ``cpu`` or ``cuda``.
+        name: Product name of the device, the same for jobs that use torch and those that do not.
     """
     if device != "cpu":
-        torch: Any = sys.modules.get("torch")
-        return str(torch.cuda.get_device_name(0)) if torch is not None else "GPU"
+        return name
     if is_pinned(environment, *PINS) and covers(platform.machine()):
         return "portable"
     given = environment.get("ATEN_CPU_CAPABILITY")

@@ -41,7 +41,7 @@ def worker() -> None:
     gate, parent = Path(os.environ[GATE]), os.getppid()
     while not gate.exists() and os.getppid() == parent:
         time.sleep(0.05)
-    entrypoint.JobRunner = lambda send, _device: JobRunner(send, "cpu")  # type: ignore[assignment, misc]
+    entrypoint.JobRunner = lambda send, _device, **_: JobRunner(send, "cpu")  # type: ignore[assignment, misc]
     entrypoint.main()
 
 

@@ -72,8 +72,23 @@ def test_programs_of_others_get_what_was_set_outside() -> None:
 
 def test_a_manifest_says_portable_or_which_processor() -> None:
     pinned = arithmetic.pinned({}, *arithmetic.PINS)
-    assert arithmetic.describe(pinned, "cpu") in ("portable", f"{arithmetic.processor()}, avx2")
-    assert arithmetic.processor() in arithmetic.describe({}, "cpu")
+    assert arithmetic.describe(pinned, "cpu", "a CPU") in ("portable", f"{arithmetic.processor()}, avx2")
+    assert arithmetic.processor() in arithmetic.describe({}, "cpu", "a CPU")
+
+
+def test_jobs_on_a_gpu_say_its_name_whether_they_use_torch_or_not(tmp_path: Path) -> None:
+    """Else a run whose datasets are prepared without torch seems to rest on several arithmetics."""
+    script = (
+        "import sys\nfrom pathlib import Path\nfrom types import SimpleNamespace\n"
+        "from pipeline.engine.workers.runner import JobRunner\n"
+        "runner = JobRunner(print, 'cuda', name='NVIDIA H200')\n"
+        "order = SimpleNamespace(job_id='prepare')\n"
+        "assert 'torch' not in sys.modules\n"
+        "print(runner._about(order)['arithmetic'])\n"
+    )
+    command = [sys.executable, "-c", script]
+    said = subprocess.run(command, capture_output=True, text=True, check=True).stdout
+    assert said == "NVIDIA H200\n"
 
 
 def test_the_cpu_profile_is_portable_and_others_are_not() -> None:

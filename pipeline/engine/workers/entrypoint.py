@@ -89,7 +89,7 @@ class _Main:
         self.orders = Orders()
         self._held: list[FromWorker] = []
         self._sending = threading.Lock()
-        self.runner = JobRunner(self.send, settings.device.kind)
+        self.runner = JobRunner(self.send, settings.device.kind, name=settings.device.name)
         self._at_next_signal = False
         """Whether SIGTERM breaks off the present job."""
         self._is_changed = False

@@ -44,7 +44,7 @@ class InlineWorker:
         self._threads = threads
         self._portable = portable
         self._untried_on_gpu = untried_on_gpu
-        self._runner = JobRunner(self._report, device.kind, own_process=False)
+        self._runner = JobRunner(self._report, device.kind, name=device.name, own_process=False)
         self._state = "new"
         self._job: RunJob | None = None
         self._deliver: Deliver | None = None

@@ -43,12 +43,15 @@ class JobRunner:
         cut_off: The patience with the present job is over, so a `KeyboardInterrupt` is not the job's own.
     """
 
-    def __init__(self, send: Callable[[FromWorker], None], device: str, *, own_process: bool = True) -> None:
+    def __init__(
+        self, send: Callable[[FromWorker], None], device: str, *, name: str = "GPU", own_process: bool = True
+    ) -> None:
         """Prepare to run jobs.
 
         Args:
             send: Takes what happens during a job.
             device: ``cpu`` or ``cuda``.
+            name: Product name of the device.
             own_process: Whether the standard streams are this worker's alone. Otherwise they are given back
                 while `send` runs.
         """
@@ -60,7 +63,8 @@ class JobRunner:
         self._device = device
         self._own_process = own_process
         self._as_begun: ProcessState | None = None
-        self._cpu_arithmetic = ""
+        self._name = name
+        self._arithmetic = ""
 
     def interrupt(self) -> None:
         """Called in a signal handler: leave the job that runs in this thread, now or at its next step.
@@ -197,11 +201,9 @@ class JobRunner:
         return work
 
     def _about(self, order: RunJob) -> dict[str, str]:
-        # What a CPU computes by, libraries have read from the environment once; of a GPU torch tells the name.
-        found = self._cpu_arithmetic or arithmetic.describe(os.environ, self._device)
-        if self._device == "cpu":
-            self._cpu_arithmetic = found
-        return {"job": order.job_id, "arithmetic": found, **_versions()}
+        # What a CPU computes by, libraries have read from the environment once.
+        self._arithmetic = self._arithmetic or arithmetic.describe(os.environ, self._device, self._name)
+        return {"job": order.job_id, "arithmetic": self._arithmetic, **_versions()}
 
 
 def _checked_inputs(order: RunJob, store: Store) -> InputChecks:
