@@ -22,7 +22,7 @@ from pipeline.learning.algos.base import Algorithm, Stage
 from pipeline.learning.rewards.registry import package_versions, shipped_traits
 from pipeline.learning.rewards.traits import GRADING
 
-MODELS = 1
+MODELS = 2
 """`pipeline.learning.models`: how models are made, read, written, and what their heads compute."""
 TINY = 2
 """`pipeline.learning.models.tiny` and `imitation`: how a tiny reference begins, is trained and judged."""

@@ -193,7 +193,7 @@ class PostTrainingAlgorithms(Algorithm):
             from pipeline.learning.algos.rounds import rounds_to_train_on, tally_of, tokens_generated
             from pipeline.learning.algos.shortage import noted, teaching
             from pipeline.learning.algos.toolbox import reference_source
-            from pipeline.learning.models.load import load_tokenizer
+            from pipeline.learning.models.load import load_tokenizer, save_tokenizer
         algo = ctx.settings(PolicyAlgoConfig)
         model = to_train(ctx, algo)
         spent = {"tokens_generated": tokens_generated(ctx)}
@@ -203,7 +203,7 @@ class PostTrainingAlgorithms(Algorithm):
             return
         kept = save_policy(ctx, algo, model)
         tokenizer = load_tokenizer(reference_source(ctx), trust_remote_code=ctx.config.model.trusts_code)
-        tokenizer.save_pretrained(ctx.out)
+        save_tokenizer(tokenizer, ctx.out)
         tally = tally_of(rounds_to_train_on(ctx, aggregate=algo.aggregate))
         note = noted(teaching(about, algo.num_generations), algo.batch_size, tally)
         (ctx.out / TRAINING).write_text(json_text({**spent, **about, **kept, **note}) + "\n")

@@ -42,7 +42,7 @@ class Reference(Algorithm):
         with ctx.loading():
             from pipeline.learning.algos.toolbox import open_dataset
             from pipeline.learning.models.imitation import measure_imitation
-            from pipeline.learning.models.load import load_policy
+            from pipeline.learning.models.load import load_policy, save_tokenizer
             from pipeline.learning.models.tiny import make_tokenizer, train_reference
             from pipeline.learning.training.distributed import save_model
         dataset = open_dataset(ctx)
@@ -59,7 +59,7 @@ class Reference(Algorithm):
         save_model(trained, ctx.out, ctx.ranks)
         if not ctx.ranks.is_first:
             return
-        make_tokenizer(dataset).save_pretrained(ctx.out)
+        save_tokenizer(make_tokenizer(dataset), ctx.out)
         found = measure_imitation(load_policy(ctx.out, ctx.config.system, ctx.device), dataset)
         about: dict[str, Any] = {"held_out_nats_per_token": found and asdict(found), "loss": losses}
         if found and (note := found.problem(model.references[0])):

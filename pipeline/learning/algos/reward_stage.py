@@ -111,14 +111,14 @@ class LearntReward:
     def save(self, folder: Path) -> None:
         """Save the model with its tokenizer."""
         from pipeline.learning.algos.toolbox import reference_source
-        from pipeline.learning.models.load import load_tokenizer
+        from pipeline.learning.models.load import load_tokenizer, save_tokenizer
         from pipeline.learning.training.distributed import save_model
 
         folder.mkdir(exist_ok=True)
         save_model(self.model, folder, self._ctx.ranks)
         if self._ctx.ranks.is_first:
             source, trust = reference_source(self._ctx), self._ctx.config.model.trusts_code
-            load_tokenizer(source, trust_remote_code=trust).save_pretrained(folder)
+            save_tokenizer(load_tokenizer(source, trust_remote_code=trust), folder)
 
 
 def reward_fitting(

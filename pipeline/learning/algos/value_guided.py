@@ -189,7 +189,7 @@ class ValueGuidedAlgorithms(Algorithm):
             from pipeline.learning.algos.rounds import rounds_to_train_on, tally_of, tokens_generated
             from pipeline.learning.algos.shortage import noted
             from pipeline.learning.algos.toolbox import reference_source
-            from pipeline.learning.models.load import load_tokenizer
+            from pipeline.learning.models.load import load_tokenizer, save_tokenizer
             from pipeline.learning.training.calibration import calibrate, held_out
             from pipeline.learning.training.distributed import save_model
             from pipeline.learning.training.sequences import Sequences
@@ -218,7 +218,7 @@ class ValueGuidedAlgorithms(Algorithm):
         if not ctx.ranks.is_first:
             return
         tokenizer = load_tokenizer(reference_source(ctx), trust_remote_code=ctx.config.model.trusts_code)
-        tokenizer.save_pretrained(ctx.out)
+        save_tokenizer(tokenizer, ctx.out)
         about = {
             "tokens_generated": tokens_generated(ctx),
             "tokens_trained": int(data.lengths.sum()) * algo.epochs + self.spent_before(ctx),

@@ -10,6 +10,7 @@ from transformers.utils import logging
 
 from pipeline.errors import JobError
 from pipeline.learning.models.batch_size import is_out_of_memory
+from pipeline.learning.models.load import save_tokenizer
 
 
 def convert(file: Path, out: Path) -> PreTrainedModel:
@@ -49,5 +50,5 @@ def convert(file: Path, out: Path) -> PreTrainedModel:
     # The name inside the file, and where it lay, are no part of the result.
     model.config._name_or_path = ""
     model.save_pretrained(out)
-    tokenizer.save_pretrained(out)
+    save_tokenizer(tokenizer, out)
     return model

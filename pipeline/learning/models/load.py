@@ -240,6 +240,29 @@ def load_tokenizer(folder: str | Path, *, trust_remote_code: bool = False) -> Pr
     return tokenizer
 
 
+def save_tokenizer(tokenizer: PreTrainedTokenizerBase, folder: str | Path) -> None:
+    """Save a tokenizer as the same bytes wherever it was read from, and whatever the environment says."""
+    for name in _WHERE_READ:
+        tokenizer.init_kwargs.pop(name, None)
+    tokenizer.save_pretrained(folder)
+
+
+_WHERE_READ = (
+    "_commit_hash",
+    "cache_dir",
+    "force_download",
+    "gguf_file",
+    "is_local",
+    "local_files_only",  # true where HF_HUB_OFFLINE is set
+    "name_or_path",
+    "proxies",
+    "revision",
+    "subfolder",
+    "token",
+)
+"""What `from_pretrained` notes among the settings of a tokenizer of how it got the files."""
+
+
 @contextmanager
 def without_progress_bars() -> Iterator[None]:
     """Have transformers draw none meanwhile, in a program that is not ours: its settings stay as they are."""

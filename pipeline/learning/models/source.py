@@ -97,7 +97,7 @@ def _write_merged(folder: Path, out: Path, *, trusted: bool) -> None:
     """
     from pipeline.config.schema import SystemConfig
     from pipeline.learning.models.adapters import merged_by_peft
-    from pipeline.learning.models.load import load_policy, load_tokenizer
+    from pipeline.learning.models.load import load_policy, load_tokenizer, save_tokenizer
 
     base, words = (_place(found(str(folder), None)) for found in (with_weights, tokenizer_place))
     whole = merged_by_peft(load_policy(base, SystemConfig(), "cpu", trust_remote_code=trusted), folder)
@@ -111,7 +111,7 @@ def _write_merged(folder: Path, out: Path, *, trusted: bool) -> None:
     # Where it lay is no part of the result.
     whole.config._name_or_path = ""
     whole.save_pretrained(out)
-    tokenizer.save_pretrained(out)
+    save_tokenizer(tokenizer, out)
 
 
 def _place(base: Base) -> str:

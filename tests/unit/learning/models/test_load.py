@@ -1,7 +1,10 @@
 """Models of other makers: GGUF files, folders that move, several ends of text, contexts that are too short."""
 
 import json
+import os
 import shutil
+import subprocess
+import sys
 from pathlib import Path
 
 import numpy as np
@@ -26,6 +29,7 @@ from pipeline.config.load import load_config
 from pipeline.config.schema import LongPrompts, SystemConfig
 from pipeline.errors import ConfigError, DataError, JobError
 from pipeline.learning.choices import HeadType
+from pipeline.learning.datasets.addition import AdditionConfig
 from pipeline.learning.datasets.from_files import FilesConfig
 from pipeline.learning.datasets.registry import load_dataset
 from pipeline.learning.datasets.tokenized import encode_prompts
@@ -43,6 +47,7 @@ from pipeline.learning.models.load import (
     load_policy,
     load_tokenizer,
     load_value,
+    save_tokenizer,
     without_progress_bars,
 )
 from pipeline.learning.models.source import (
@@ -54,6 +59,7 @@ from pipeline.learning.models.source import (
     write_reference,
 )
 from pipeline.learning.models.split import split_options
+from pipeline.learning.models.tiny import make_tokenizer
 from pipeline.learning.models.value import value_model_from
 from pipeline.learning.training.distributed import Ranks, Spread
 from pipeline.plan.tokenizers import check_tokenizers, has_chat_template, read_vocabulary
@@ -115,6 +121,27 @@ def test_progress_bars_are_hidden_meanwhile_and_as_they_were_afterwards() -> Non
     finally:
         (logging.enable_progress_bar if before[0] else logging.disable_progress_bar)()
         (disable_progress_bars if before[1] else enable_progress_bars)()
+
+
+def test_saved_tokenizers_are_the_same_bytes_whatever_the_environment(tmp_path: Path) -> None:
+    """What a cluster sets, and where the folder lay, changes no byte of an output."""
+    script = (
+        "import sys\nfrom pipeline.learning.models.load import load_tokenizer, save_tokenizer\n"
+        "save_tokenizer(load_tokenizer(sys.argv[1]), sys.argv[2])\n"
+    )
+    given = tmp_path / "given"
+    save_tokenizer(make_tokenizer(load_dataset(AdditionConfig(kind="addition"))), given)
+    odd = dict.fromkeys(("HF_HUB_OFFLINE", "TRANSFORMERS_OFFLINE"), "1")
+    odd |= {"HF_HOME": str(tmp_path / "odd"), "HF_HUB_CACHE": str(tmp_path / "hub"), "HF_TOKEN": "odd"}
+    found = []
+    for number, environment in enumerate(({}, odd)):
+        place = shutil.copytree(given, tmp_path / f"copy{number}")
+        out = tmp_path / f"out{number}"
+        command = [sys.executable, "-c", script, str(place), str(out)]
+        subprocess.run(command, check=True, env={**os.environ, **environment})
+        found.append({file.name: file.read_bytes() for file in out.iterdir()})
+    assert found[0] == found[1]
+    assert b"local_files_only" not in found[0]["tokenizer_config.json"]
 
 
 @pytest.fixture(scope="module")
