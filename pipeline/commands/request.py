@@ -114,6 +114,14 @@ class Request:
         """
         return sorted({job.dataset for job in self._left(missing) if _reads_rows(job)})
 
+    def used_datasets(self, missing: Collection[str]) -> list[str]:
+        """Names of the datasets that jobs are still to use; rows that are stored may not suit another model.
+
+        Args:
+            missing: Ids of the jobs that must run.
+        """
+        return sorted({job.dataset for job in self._left(missing) if job.dataset})
+
     def needed_models(self, missing: Collection[str]) -> list[str]:
         """Names of the models with which something is still to be done.
 

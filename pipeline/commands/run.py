@@ -161,7 +161,8 @@ def _tried(request: Request, stored: Stored, console: Console) -> Request:
     needed = [] if on_cluster(request.config) else request.needed_models(stored.missing)
     fetched = fetched_models(request.config, needed)
     warned = warnings_of_rows(request.store, request.plan.jobs.values())
-    warnings = (*fetched, *warned, *try_rewards(request.config, request.unread(stored.missing)))
+    tried = try_rewards(request.config, request.used_datasets(stored.missing))
+    warnings = tuple(dict.fromkeys([*fetched, *warned, *tried]))
     _warn(warnings, console)
     return replace(request, warnings=(*request.warnings, *warnings))
 

@@ -41,12 +41,12 @@ _LARGEST_ANSWER = 64 << 20
 """Bytes."""
 
 
-def try_rewards(config: Config, unread: Collection[str] = ()) -> tuple[str, ...]:
+def try_rewards(config: Config, used: Collection[str] = ()) -> tuple[str, ...]:
     """Call every reward once, if it, or a dataset that makes its rows, is not what ships.
 
     Args:
         config: The request.
-        unread: Names of datasets that the run has to read first: of local files the first rows are made now. Of
+        used: Names of datasets that the run is still to use: of local files the first rows are made now. Of
             others that are read, it is only seen whether one of several rewards judges.
 
     Returns:
@@ -62,7 +62,7 @@ def try_rewards(config: Config, unread: Collection[str] = ()) -> tuple[str, ...]
         for name, section in config.datasets.items()
         if _is_own(section) and (not load_dataset(section).prepared or _leaves_open(section) or single)
     }
-    to_read = [name for name in unread if in_local_files(config.datasets[name])]
+    to_read = [name for name in used if in_local_files(config.datasets[name])]
     asked |= {name: config.datasets[name] for name in to_read}
     answer = (
         _ask(asked, to_read, _templates(config))

@@ -228,3 +228,11 @@ def test_a_plan_reckons_with_the_rows_that_there_are(tmp_path: Path) -> None:
     whole = build_plan(config, weights={"hf": 7 * 10**9})
     assert seconds(counted) < seconds(looked) < 0.2 * seconds(replace(counted, plan=whole))
     assert looked.plan.jobs.keys() == counted.plan.jobs.keys() == whole.jobs.keys()
+
+
+def test_rows_that_are_stored_are_looked_at_again_for_what_is_still_to_do_with_them(tmp_path: Path) -> None:
+    request = prepare(quick_config(["experiment.name=t", "device=cpu", f"output_dir={tmp_path}"]))
+    training = [job_id for job_id, job in request.plan.jobs.items() if job.stage == "train"]
+    assert request.unread(training) == []
+    assert request.used_datasets(training) == ["addition"]
+    assert request.used_datasets([]) == []
