@@ -3,10 +3,12 @@
 import os
 import sys
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
+from pipeline.config.bases import GradingConfig
 from pipeline.config.load import load_config
 from pipeline.config.user_code import source_hash
 from pipeline.errors import ConfigError
@@ -194,14 +196,23 @@ def test_a_name_that_may_be_there_is_not_refused(folder: Path, source: str) -> N
 
 
 def test_the_content_of_what_reward_options_name_counts_and_its_place_does_not(tmp_path: Path) -> None:
+    own = "examples.near_miss.near_miss"
+
     def keys(place: str, content: str) -> set[str]:
         folder = tmp_path / place
         (folder / "rm").mkdir(parents=True, exist_ok=True)
         (folder / "rm" / "config.json").write_text("{}")
         (folder / "rm" / "model.safetensors").write_text(content)
         (folder / "words.txt").write_text(content)
-        options = f"{{model: {{path: {folder / 'rm'}}}, own: {{words: {folder / 'words.txt'}, other: text}}}}"
-        config = quick_config(["experiment.name=t", f"datasets.addition.grading.options={options}"])
+        config = quick_config(["experiment.name=t"])
+        grading = GradingConfig(
+            options={
+                "model": {"path": str(folder / "rm")},
+                own: {"words": str(folder / "words.txt"), "other": "a"},
+            }
+        )
+        settings = replace(config.datasets["addition"], rewards={"model": 1.0, own: 1.0}, grading=grading)
+        config = replace(config, datasets={"addition": settings})
         return {job.key for job in build_plan(config, sources=read_sources(config)).jobs.values()}
 
     first = keys("here", "one")
