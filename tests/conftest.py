@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 import tempfile
+import time
 from collections.abc import Callable, Iterator
 from functools import cache
 from pathlib import Path
@@ -36,6 +37,9 @@ def _forget_who_started_this() -> None:
         except OSError:  # closed: the next file that is opened would be taken for it
             os.open(os.devnull, os.O_RDWR)
     os.umask(0o022)
+    for name in [name for name in os.environ if name.startswith(_OF_THE_USER)]:
+        del os.environ[name]
+    time.tzset()
     home = tempfile.mkdtemp(prefix="pipeline-tests-")
     atexit.register(shutil.rmtree, home, ignore_errors=True)
     os.environ |= {"HOME": home, "LC_ALL": "C.UTF-8", "TERM": "xterm-256color"}
@@ -56,6 +60,16 @@ def _forget_who_started_this() -> None:
     ):
         os.environ.pop(name, None)
 
+
+_OF_THE_USER = (
+    *("HF_", "HUGGINGFACE_", "TRANSFORMERS_", "DATASETS_", "TOKENIZERS_", "ACCELERATE_", "TRL_", "VLLM_"),
+    *("WANDB_", "TENSORBOARD_", "MLFLOW_", "RAY_", "SLURM_", "SBATCH_", "SRUN_", "PMI", "OMPI_", "HYDRA_"),
+    *("NCCL_", "GLOO_", "TORCH", "PYTORCH_", "TRITON_", "CUBLAS_", "CUDA_LAUNCH_", "CUDA_DEVICE_ORDER"),
+    *("OMP_", "MKL_NUM_", "OPENBLAS_NUM_", "NUMEXPR_", "KMP_", "LC_", "LANG", "TZ"),
+    *("MASTER_ADDR", "MASTER_PORT", "RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE"),
+    *("PYTHONHASHSEED", "PYTHONWARNINGS", "PYTHONUNBUFFERED", "PYTHONOPTIMIZE"),
+)
+"""How the names of variables begin that say something to a library that tests start, or to this package."""
 
 _forget_who_started_this()
 # Making the commands of an app takes a tenth of a second, and `CliRunner` does it at each call.
