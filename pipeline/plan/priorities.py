@@ -1,4 +1,4 @@
-"""An order of the user's own: a function that gives the priority of a job, asked once for each.
+"""Priorities of jobs: what `execution.priority`, a function of the user's own, gives for each, asked once.
 
 Where there is none, a first row of each method goes first, so that a run has results to show before its end. Where
 weights are removed once nothing reads them, what stands in the way of that goes first in every round.

@@ -8,9 +8,10 @@ Both sides follow one rule, so nothing need be said where a job fails: an order 
 it is to follow was the last of its worker and ended well. Whatever else becomes of a worker, the engine takes the
 orders back, and the jobs are as if they had never been given to it: only one that had begun can be blamed.
 
-No job that is more urgent is overtaken. Orders are handed ahead only of jobs that are as urgent as any that is not
-settled yet, and are taken back where something is better done first or elsewhere: a job is tried again, a worker
-has nothing to do, or the job before them turns out to be long.
+Orders are handed ahead only of the most urgent jobs that are ready, and are taken back where something is better
+done first or elsewhere: a more urgent job has become ready or is tried again, a worker has nothing to do, or the
+job before them turns out to be long. What is not ready holds nothing up: evaluations are the most urgent jobs,
+and the last of them wait for much that is short.
 """
 
 from __future__ import annotations
@@ -54,7 +55,7 @@ def orders_ahead(run: Run) -> list[Start]:
     if run.settings.backend is Backend.inline or not state.is_plain or state.idle_workers():
         return []
     urgency, devices, bucket = next(state.ready.buckets())
-    if devices > 1 or urgency < state.most_urgent:
+    if devices > 1:
         return []
     given = sum(len(state.workers[index].ahead) for index in state.with_orders)
     left = min(len(state.ready) - len(state.workers), MOST - given)
@@ -68,6 +69,8 @@ def orders_ahead(run: Run) -> list[Start]:
         room = depth - len(worker.ahead)
         if worker.phase is not WorkerPhase.running or worker.recalled or 2 * room < depth:
             continue
+        if worker.ahead and state.ready.urgency[worker.ahead[0]] < urgency:
+            continue  # what it has is taken back first
         if worker.index not in run.doomed and not _is_late(run, worker) and _is_short(run, worker.job_id):
             number = min(room, max(0, left - len(found)))
             found += [Start(name, worker.index) for name in islice(names, number)]
@@ -150,6 +153,7 @@ def recall(run: Run, *, everything: bool = False) -> None:
     state = run.state
     state.with_orders = {index for index in state.with_orders if state.workers[index].ahead}
     someone_idles = bool(state.with_orders) and not state.ready and bool(state.idle_workers())
+    most_urgent = state.ready.most_urgent
     for index in sorted(state.with_orders):
         worker = state.workers[index]
         if worker.recalled:
@@ -159,7 +163,7 @@ def recall(run: Run, *, everything: bool = False) -> None:
             or _is_late(run, worker)
             or someone_idles
             or state.retries
-            or state.ready.urgency[worker.ahead[0]] < state.most_urgent
+            or state.ready.urgency[worker.ahead[0]] < most_urgent
         ):
             worker.recalled = True
             worker.unanswered += 1

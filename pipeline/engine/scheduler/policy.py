@@ -1,14 +1,14 @@
 """Which job goes to which worker next: a pure function of the state.
 
-The longest remaining path goes first: critical-path-first list scheduling, which never leaves a device idle while
-a job is ready and so stays within Graham's bound. Among jobs of equal urgency a worker gets one whose model it
+The highest priority goes first (`plan.priorities`), and of equal ones the longest remaining path: list scheduling,
+which never leaves a device idle while a job is ready and so stays within Graham's bound.
+Among jobs of equal urgency a worker gets one whose model it
 holds, and of those one whose inputs its machine has at hand: loading a model and reading what another machine has
 made are costs that a choice can save without making anything wait. A job that has
 failed on a device goes elsewhere as long as there is anywhere else, so that job and device can be told apart.
 
-Before all that come priorities of the user's own, which are given once, before anything starts. No job starves by
-them: a plan is finite, each job is tried a bounded number of times, and so each has its turn when those before it
-have had theirs.
+Priorities are given once, before anything starts. No job starves by them: a plan is finite, each job is tried a
+bounded number of times, and so each has its turn when those before it have had theirs.
 
 Where a device has several workers, or devices differ in size, a job starts only on a device whose memory holds it
 beside the jobs that run there (`placement`). Empty devices go first; among devices of different sizes the smallest

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from bisect import bisect_left, insort
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 
 from pipeline.plan.graph import Plan
 from pipeline.plan.job import Job
@@ -52,6 +52,11 @@ class Buckets:
             del self._buckets[place]
             del self._order[bisect_left(self._order, place)]
         self._count -= 1
+
+    @property
+    def most_urgent(self) -> Urgency:
+        """The largest urgency of them; what no job can have where there are none."""
+        return self._order[-1][0] if self._order else (-math.inf, -math.inf)
 
     def buckets(self) -> Iterator[tuple[Urgency, int, Bucket]]:
         """All buckets with the urgency of their jobs, and the devices that each of these needs."""
@@ -107,30 +112,6 @@ class ReadyQueue(Buckets):
         alike.remove(job)
         if not len(alike):
             del self.alike[kind]
-
-
-class Outstanding:
-    """The urgencies of jobs that are not settled, for the largest of them."""
-
-    def __init__(self, urgencies: Iterable[Urgency]) -> None:
-        """Begin with those of all jobs."""
-        self._count = Counter(urgencies)
-        self._order = sorted(self._count)
-
-    def add(self, urgency: Urgency, number: int) -> None:
-        """So many more jobs have that urgency, or fewer."""
-        self._count[urgency] += number
-        if number > 0 and self._count[urgency] == number:
-            at = bisect_left(self._order, urgency)
-            if self._order[at : at + 1] != [urgency]:  # it was taken out
-                self._order.insert(at, urgency)
-
-    @property
-    def most(self) -> Urgency:
-        """The largest; what no job can have where all are settled."""
-        while self._order and not self._count[self._order[-1]]:
-            self._order.pop()
-        return self._order[-1] if self._order else (-math.inf, -math.inf)
 
 
 def kind_of(job: Job) -> Kind:

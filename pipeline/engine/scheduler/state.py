@@ -10,7 +10,7 @@ from pipeline.engine.devices.layout import Layout, plain_layout
 from pipeline.engine.scheduler.fault_attribution import NODE_FACTOR, Blame
 from pipeline.engine.scheduler.job_state import SETTLED, THERE, JobState, JobStatus
 from pipeline.engine.scheduler.memory_needs import EXCLUSIVE, Needs
-from pipeline.engine.scheduler.ready import Outstanding, ReadyQueue, Urgency, kind_of
+from pipeline.engine.scheduler.ready import ReadyQueue, kind_of
 from pipeline.engine.scheduler.round_gate import RoundGate
 from pipeline.engine.scheduler.whereabouts import Whereabouts
 from pipeline.engine.scheduler.worker_state import WorkerState
@@ -77,7 +77,6 @@ class RunState:
         self.blame = Blame(device_failures)
         self.node_blame = Blame(NODE_FACTOR * device_failures)
         self.unsettled = len(self.jobs)
-        self._outstanding = Outstanding(self.ready.urgency.values())
         self.running = 0
         self._models_in_memory = models_in_memory
         self._gate = RoundGate((job.round for job in plan.jobs.values()), strict=barrier is Barrier.round)
@@ -145,11 +144,6 @@ class RunState:
         return self.table.idle()
 
     # -- jobs --------------------------------------------------------------------------------------------------
-
-    @property
-    def most_urgent(self) -> Urgency:
-        """The urgency of the most urgent job that is not settled."""
-        return self._outstanding.most
 
     @property
     def can_start(self) -> bool:
@@ -374,7 +368,6 @@ class RunState:
         change = (status in SETTLED) - (state.status in SETTLED)
         self.unsettled -= change
         if change:
-            self._outstanding.add(self.ready.urgency[state.job.id], -change)
             self._gate.settled(state.job.round, change)
         state.status = status
 

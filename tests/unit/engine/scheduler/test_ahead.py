@@ -156,17 +156,23 @@ def test_jobs_that_are_not_known_to_be_short_and_plain_wait_in_the_engine(
     assert paper.hand_ahead() == [], why
 
 
-def test_nothing_is_handed_ahead_that_something_more_urgent_could_still_have_to_wait_for() -> None:
-    jobs = [job(f"j{number}") for number in range(9)]
-    paper = OnPaper(job("a", priority=1.0), job("below", needs=["a"], priority=1.0), *jobs, workers=2)
+def test_what_is_not_ready_holds_no_order_up_and_orders_are_taken_back_once_it_is() -> None:
+    jobs = [job(f"j{number:02}") for number in range(12)]
+    paper = OnPaper(job("a", priority=1.0), job("row", needs=["a"], priority=1.0), *jobs, workers=2)
     paper.start()
-    paper.finish("j0", run_s=SHORT)
+    other = next(worker.index for worker in paper.run.state.workers if worker.job_id == "j00")
+    paper.finish("j00", run_s=SHORT)
     paper.start()
-    assert paper.hand_ahead() == [], "'below' is to come before all of them once 'a' is done"
-    for name in ("a", "below"):
-        paper.finish(name, run_s=SHORT)
-        paper.start()
-    assert paper.hand_ahead()[0].startswith("send j")
+    assert paper.hand_ahead(), "'row' could not start yet, whatever was kept for it"
+    handed = [name for index in (0, 1) for name in ahead(paper, index)]
+    assert len(handed) > 2
+    paper.finish("a", run_s=SHORT)
+    assert paper.start() == []
+    assert paper.hand_ahead() == ["take_back 0", "take_back 1"], "'row' comes before them, and not behind them"
+    begun = paper.run.state.workers[1 - other].job_id
+    paper.hear(1 - other, OrdersDropped(jobs=ahead(paper, 1 - other)))
+    paper.finish(begun, run_s=SHORT)
+    assert paper.start() == [f"send row to {1 - other}"]
 
 
 def test_no_worker_takes_ahead_what_others_could_begin_at_once() -> None:
