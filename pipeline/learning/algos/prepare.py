@@ -38,17 +38,19 @@ class Preparation(Algorithm):
             from pipeline.learning.datasets.prepared import PreparedDataset, add_warnings, prepare
             from pipeline.learning.datasets.registry import load_dataset
             from pipeline.learning.rewards.gold import check_gold
-            from pipeline.learning.rewards.probe import advice_on, check_rewards, refusal
+            from pipeline.learning.rewards.probe import advice_on, check_rewards
+            from pipeline.learning.rewards.row_check import RowCheck
         config, name = ctx.config.dataset, ctx.job_id.partition("/")[0]
+        dataset, check = load_dataset(config), RowCheck(name, config)
         try:
-            about = prepare(load_dataset(config), ctx.out, refusal(name, config))
+            about = prepare(dataset, ctx.out, check)
         except (MissingColumns, ReservedColumn) as error:
             raise DataError(f"{error} {advice_on(error, name, config)}") from error
         rows = PreparedDataset(ctx.out)
         first = rows.row(int(rows.ids("train")[0]))
-        tried = check_rewards(name, config, load_dataset(config), first, about["columns"])
-        warnings = [warning.removeprefix(f"datasets.{name}: ") for warning in tried]
-        warnings += check_gold(name, config, rows)
+        tried = check_rewards(name, config, dataset, first, about["columns"])
+        warnings = [*check.told(), *(warning.removeprefix(f"datasets.{name}: ") for warning in tried)]
+        warnings += check_gold(name, config, rows, dataset)
         for warning in warnings:
             log.warning("datasets.%s: %s", name, warning)
         add_warnings(ctx.out, warnings)

@@ -7,13 +7,13 @@ import time
 from contextlib import suppress
 from dataclasses import dataclass, field
 
+from pipeline.errors import DataError
 from pipeline.learning.datasets.base import SPLITS, Row
 from pipeline.learning.datasets.files import HubDataset, Location, format_of
 from pipeline.learning.datasets.from_files import FilesDataset
-from pipeline.learning.datasets.rows import Form, MadeRow, check_source, identity, made_rows
+from pipeline.learning.datasets.rows import Check, Form, MadeRow, check_source, identity, made_rows
 from pipeline.learning.datasets.sources import open_splits
 from pipeline.learning.datasets.splits import deal
-from pipeline.learning.rewards.answers import is_missing
 
 LOOKED_AT = 20_000
 """Rows of each split that are made at most, which takes less than a second."""
@@ -33,8 +33,6 @@ class Look:
         number: How many there were to train on, with those that are left out.
         is_all: Whether there are no more rows to train on.
         is_conversation: Whether their prompts are conversations.
-        nulls: Columns that are null in rows of any split -> the places of these.
-        missing: Columns that are null, NaN or empty there, likewise.
         turns: Rows of any split that are conversations, with their places.
         warnings: What dealing all rows into splits has to say.
         rows: Split -> how many rows it has once all are dealt; empty where there are more than were looked at.
@@ -45,8 +43,6 @@ class Look:
     columns: dict[str, None] = field(default_factory=dict)
     is_all: bool = False
     is_conversation: bool = False
-    nulls: dict[str, list[str]] = field(default_factory=dict)
-    missing: dict[str, list[str]] = field(default_factory=dict)
     turns: list[tuple[str, Row]] = field(default_factory=list)
     warnings: tuple[str, ...] = ()
     rows: dict[str, int] = field(default_factory=dict)
@@ -60,8 +56,12 @@ class Look:
             self.is_conversation = not isinstance(made.row.prompt, str)
 
 
-def look_at(dataset: FilesDataset) -> Look:
+def look_at(dataset: FilesDataset, check: Check | None = None) -> Look:
     """Make the first rows of local files, as `prepare` will; deal them into splits where that is all there are.
+
+    Args:
+        dataset: It.
+        check: Is asked of each row.
 
     Raises:
         DataError: One cannot be made or stored, a split is not there, or nothing is left to train on.
@@ -81,12 +81,10 @@ def look_at(dataset: FilesDataset) -> Look:
             if split == "train":
                 look.take(made)
             if made is not None:
+                if check is not None and (problem := check(made.row.columns, made.place)):
+                    raise DataError(f"{made.place}: {problem}.")
                 if not isinstance(made.row.prompt, str):
                     look.turns.append((made.place, made.row))
-                for column in (name for name, value in made.row.columns.items() if is_missing(value)):
-                    look.missing.setdefault(column, []).append(made.place)
-                    if made.row.columns[column] is None:
-                        look.nulls.setdefault(column, []).append(made.place)
                 prompts[split].append(identity(made.row.prompt))
         is_last = next(records, None) is None
         is_whole = is_whole and is_last

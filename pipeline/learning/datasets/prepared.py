@@ -12,7 +12,7 @@ import hashlib
 import itertools
 import json
 import logging
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -29,7 +29,7 @@ from pipeline.learning.datasets.columns import ANSWERS
 from pipeline.learning.datasets.fingerprint import source_fingerprint
 from pipeline.learning.datasets.from_files import FilesDataset
 from pipeline.learning.datasets.readers import Record
-from pipeline.learning.datasets.rows import TEXTS, Form, check_source, identity, made_rows
+from pipeline.learning.datasets.rows import TEXTS, Check, Form, check_source, identity, made_rows
 from pipeline.learning.datasets.sources import open_splits
 from pipeline.learning.datasets.splits import SplitRows, deal
 from pipeline.outputs.formats import DATASET
@@ -46,11 +46,7 @@ _BATCH_SIZE = 16 << 20
 """Characters of rows that are held as objects at once."""
 
 
-Refusal = Callable[[Mapping[str, Any]], str]
-"""Takes the further columns of a row and says why it cannot be used; "" where it can."""
-
-
-def prepare(dataset: Dataset, out: Path, refusal: Refusal | None = None) -> dict[str, Any]:
+def prepare(dataset: Dataset, out: Path, check: Check | None = None) -> dict[str, Any]:
     """Read the source of a dataset once and write its rows by split.
 
     The same source, configuration and seed give the same bytes. A split with fewer rows than were asked for has
@@ -59,7 +55,7 @@ def prepare(dataset: Dataset, out: Path, refusal: Refusal | None = None) -> dict
     Args:
         dataset: One that is read rather than made.
         out: Folder to write to.
-        refusal: Of rows that cannot be used, though they can be read.
+        check: Is asked of each row, as it is stored.
 
     Returns:
         What ``dataset.json`` holds.
@@ -71,7 +67,7 @@ def prepare(dataset: Dataset, out: Path, refusal: Refusal | None = None) -> dict
     config = dataset.config
     if not isinstance(dataset, FilesDataset):
         raise ConfigError(f"dataset '{config.kind}' makes its rows; there is nothing to prepare")
-    tables, form = _read(dataset, refusal)
+    tables, form = _read(dataset, check)
     prompts = {split: _identities(table, form.conversational) for split, table in tables.items()}
     dealt = deal(prompts, {"test": config.test_size, "validation": config.validation_size}, config.seed)
     warnings = [*form.told, *dealt.warnings]
@@ -100,6 +96,19 @@ def add_warnings(folder: Path, warnings: Sequence[str]) -> None:
         about = json.loads((folder / FILE).read_bytes())
         about["warnings"] += warnings
         write_whole(folder / FILE, json.dumps(about, indent=1, ensure_ascii=False) + "\n")
+
+
+def places_of(dataset: Dataset, ids: Collection[int]) -> dict[int, str]:
+    """Where rows are in their files, for messages: the source is read again as far as the last of them."""
+    assert isinstance(dataset, FilesDataset)
+    sources, numbers, found = open_splits(dataset), itertools.count(), dict[int, str]()
+    for split in (name for name in SPLITS if name in sources):
+        for record in itertools.islice(sources[split](), dataset.source.limit):
+            if len(found) == len(ids):
+                return found
+            if (number := next(numbers)) in ids:
+                found[number] = record.place.rpartition("/")[2]
+    return found
 
 
 class PreparedDataset(Dataset):
@@ -168,7 +177,7 @@ class PreparedDataset(Dataset):
         return column
 
 
-def _read(dataset: FilesDataset, refusal: Refusal | None) -> tuple[dict[str, pa.Table], Form]:
+def _read(dataset: FilesDataset, check: Check | None) -> tuple[dict[str, pa.Table], Form]:
     """All rows of a source as one table per split that it has; ids count on from split to split."""
     form = Form()
     ids = itertools.count()
@@ -177,14 +186,14 @@ def _read(dataset: FilesDataset, refusal: Refusal | None) -> tuple[dict[str, pa.
     for split in SPLITS:
         if split in sources:
             records = itertools.islice(sources[split](), dataset.source.limit)
-            batches = list(_batches(dataset, records, form, ids, refusal))
+            batches = list(_batches(dataset, records, form, ids, check))
             tables[split] = pa.Table.from_batches(batches, SCHEMA)
     check_source(dataset, form, tables["train"].num_rows)
     return tables, form
 
 
 def _batches(
-    dataset: FilesDataset, records: Iterator[Record], form: Form, ids: Iterator[int], refusal: Refusal | None
+    dataset: FilesDataset, records: Iterator[Record], form: Form, ids: Iterator[int], check: Check | None
 ) -> Iterator[pa.RecordBatch]:
     stored: list[dict[str, Any]] = []
     size = 0
@@ -193,7 +202,7 @@ def _batches(
             continue
         stored.append(made.stored)
         # As they are stored, since that is what rewards are given.
-        if refusal is not None and (problem := refusal(json.loads(made.stored["columns"]))):
+        if check is not None and (problem := check(json.loads(made.stored["columns"]), made.place)):
             raise DataError(f"{made.place}: {problem}.")
         size += sum(len(text) for text in made.stored.values() if isinstance(text, str))
         if len(stored) == _BATCH or size > _BATCH_SIZE:

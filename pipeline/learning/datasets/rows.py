@@ -7,7 +7,7 @@ import decimal
 import hashlib
 import json
 import unicodedata
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -21,6 +21,9 @@ TEXTS = ("prompt", *ANSWERS)
 """What of a row is text or a conversation."""
 _UNSEEN = dict.fromkeys(map(ord, "\ufeff\u200b\u2060\u00ad"))
 """Marks of byte order, spaces without width, hyphens that show only at the end of a line."""
+
+Check = Callable[[Mapping[str, Any], str], str]
+"""Takes the further columns of a row and its place, and says why it cannot be used; "" where it can."""
 
 
 @dataclass(frozen=True)

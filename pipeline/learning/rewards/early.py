@@ -27,9 +27,9 @@ from pipeline.learning.datasets.columns import MissingColumns, ReservedColumn
 from pipeline.learning.datasets.from_files import FilesDataset
 from pipeline.learning.datasets.look import LOOK_S, Look, look_at
 from pipeline.learning.datasets.registry import load_dataset
-from pipeline.learning.rewards.probe import advice_on, check_judge, check_rewards, ships
-from pipeline.learning.rewards.registry import known_rewards, load_functions
-from pipeline.learning.rewards.signature import needed_columns
+from pipeline.learning.rewards.probe import advice_on, check_judge, check_rewards
+from pipeline.learning.rewards.registry import known_rewards
+from pipeline.learning.rewards.row_check import RowCheck
 from pipeline.machine.begin import begin
 from pipeline.machine.channel import Channel
 
@@ -63,8 +63,9 @@ def answer(
             if not dataset.prepared:
                 warnings += _tried(name, config, dataset)
             elif name in to_read and isinstance(dataset, FilesDataset):
-                look = _looked_at(name, config, dataset)
-                warnings += _read(name, config, dataset, look)
+                check = RowCheck(name, config)
+                look = _looked_at(name, config, dataset, check)
+                warnings += _read(name, config, dataset, look, check)
                 conversations += [name] * look.is_conversation
                 if look.first is not None and look.first.chosen is None:
                     unpaired[name] = ["prompt", *look.columns]
@@ -122,10 +123,10 @@ def _tried(name: str, config: DatasetConfig, dataset: Dataset) -> list[str]:
     return check_rewards(name, config, dataset, rows[0], columns)
 
 
-def _looked_at(name: str, config: DatasetConfig, dataset: FilesDataset) -> Look:
+def _looked_at(name: str, config: DatasetConfig, dataset: FilesDataset, check: RowCheck) -> Look:
     """A look at a dataset whose rows are in files; `prepare` will refuse what is wrong with later ones."""
     try:
-        return look_at(dataset)
+        return look_at(dataset, check)
     except (MissingColumns, ReservedColumn) as error:
         raise DataError(f"datasets.{name}: {error} {advice_on(error, name, config)}") from error
     except PipelineError as error:
@@ -134,7 +135,7 @@ def _looked_at(name: str, config: DatasetConfig, dataset: FilesDataset) -> Look:
         raise DataError(f"datasets.{name}: its rows cannot be made: {told(error)}") from error
 
 
-def _read(name: str, config: DatasetConfig, dataset: FilesDataset, look: Look) -> list[str]:
+def _read(name: str, config: DatasetConfig, dataset: FilesDataset, look: Look, check: RowCheck) -> list[str]:
     """Warnings about such a dataset and its rewards."""
     if look.first is None:
         check_judge(name, config)
@@ -142,28 +143,11 @@ def _read(name: str, config: DatasetConfig, dataset: FilesDataset, look: Look) -
     warnings = [f"datasets.{name}: {'; '.join(look.warnings)}"] if look.warnings else []
     try:
         tried = check_rewards(name, config, dataset, look.first, look.columns)
-        return [*warnings, *_with_nulls(name, config, look), *tried]
+        return [*warnings, *(f"datasets.{name}: {said}" for said in check.told()), *tried]
     except ConfigError as error:
         if look.is_all:
             raise
         return [*warnings, f"{error} (as its first {look.number:,} rows tell)"]
-
-
-def _with_nulls(name: str, config: DatasetConfig, look: Look) -> list[str]:
-    """Warnings of rows that lack what a reward asks for, as those that ship then give no score.
-
-    An empty text is such to rewards that ship; to others it may be a text as any other.
-    """
-    warnings = []
-    for reward in load_functions(config):
-        for column in needed_columns(reward.function, reward.arguments):
-            if places := (look.missing if ships(reward) else look.nulls).get(column):
-                rows = f"{len(places):,} row{'s' * (len(places) != 1)} (first {places[0]})"
-                warnings.append(
-                    f"datasets.{name}: `{column}`, which the reward '{reward.name}' is given, is null or empty "
-                    f"in {rows}. Write it there or leave them out, unless they are to have no score"
-                )
-    return warnings
 
 
 def _graded(config: DatasetConfig) -> str:

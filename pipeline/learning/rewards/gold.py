@@ -12,8 +12,8 @@ from dataclasses import dataclass
 
 from pipeline.config.bases import DatasetConfig
 from pipeline.errors import ConfigError, JobError
-from pipeline.learning.datasets.base import Row
-from pipeline.learning.datasets.prepared import PreparedDataset
+from pipeline.learning.datasets.base import Dataset, Row
+from pipeline.learning.datasets.prepared import PreparedDataset, places_of
 from pipeline.learning.rewards.base import columns_of, items_of
 from pipeline.learning.rewards.grading import Graded, Item
 from pipeline.learning.rewards.pool import GraderPool
@@ -39,13 +39,14 @@ class _Try:
     item: Item
 
 
-def check_gold(name: str, config: DatasetConfig, rows: PreparedDataset) -> list[str]:
+def check_gold(name: str, config: DatasetConfig, rows: PreparedDataset, dataset: Dataset) -> list[str]:
     """Try the rewards of a dataset on its own solutions, in processes with a deadline.
 
     Args:
         name: Of the dataset in the configuration, for messages.
         config: Of the dataset.
         rows: As they were prepared.
+        dataset: Whose rows they are; its source is read again for the places of rows that fail.
 
     Returns:
         Warnings of rewards that fail at some rows.
@@ -57,11 +58,13 @@ def check_gold(name: str, config: DatasetConfig, rows: PreparedDataset) -> list[
     with GraderPool(pool_settings(config.grading)) as pool:
         for reward in load_functions(config):
             if reward.traits.gold is not None:
-                warnings += _checked(name, pool, reward, rows)
+                warnings += _checked(name, pool, reward, rows, dataset)
     return warnings
 
 
-def _checked(name: str, pool: GraderPool, reward: LoadedReward, rows: PreparedDataset) -> list[str]:
+def _checked(
+    name: str, pool: GraderPool, reward: LoadedReward, rows: PreparedDataset, dataset: Dataset
+) -> list[str]:
     try:
         graded = _graded(pool, reward, _tries(reward, rows))
     except JobError:
@@ -74,7 +77,7 @@ def _checked(name: str, pool: GraderPool, reward: LoadedReward, rows: PreparedDa
     warnings = []
     if wrong:
         said = f"the reward '{reward.name}' does not take the own solutions of {len(wrong):,} of {of:,} rows tried"
-        said += f" for right: {_shown(wrong)}"
+        said += f" for right: {_shown(wrong, dataset)}"
         if len(wrong) == of:
             raise ConfigError(
                 f"datasets.{name}: {said}. No completion can be right. See that `solution` is the answer, by "
@@ -85,7 +88,7 @@ def _checked(name: str, pool: GraderPool, reward: LoadedReward, rows: PreparedDa
     if number:
         warnings.append(
             f"the reward '{reward.name}' takes the first number alone of the solutions of {len(number):,} rows "
-            f"for right, of {of:,} tried: {_shown(number)}. Choose a reward that reads the whole answer"
+            f"for right, of {of:,} tried: {_shown(number, dataset)}. Choose a reward that reads the whole answer"
         )
     return warnings
 
@@ -122,9 +125,10 @@ def _is_correct(reward: LoadedReward, graded: Graded) -> bool:
     return graded.value is not None and graded.value >= reward.traits.correct_from
 
 
-def _shown(failed: Sequence[tuple[_Try, Graded]]) -> str:
+def _shown(failed: Sequence[tuple[_Try, Graded]], dataset: Dataset) -> str:
     first = sorted(failed, key=lambda each: each[0].row)[:_SHOWN]
-    said = [f"row {each.row}: {_short(each.text)} {_outcome(found)}" for each, found in first]
+    places = places_of(dataset, {each.row for each, _ in first})
+    said = [f"{places[each.row]}: {_short(each.text)} {_outcome(found)}" for each, found in first]
     return "; ".join(said) + (" and so on" if len(failed) > _SHOWN else "")
 
 

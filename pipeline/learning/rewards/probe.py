@@ -9,9 +9,8 @@ from __future__ import annotations
 import inspect
 import re
 import shlex
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from difflib import get_close_matches
-from typing import Any
 
 from hydra.core.override_parser.types import Quote, QuotedString
 
@@ -21,10 +20,11 @@ from pipeline.learning.datasets.base import Dataset, Row, plain_text
 from pipeline.learning.datasets.columns import MissingColumns, ReservedColumn
 from pipeline.learning.datasets.from_files import FilesDataset
 from pipeline.learning.datasets.registry import load_dataset
+from pipeline.learning.rewards.answers import is_missing
 from pipeline.learning.rewards.base import columns_of, items_of
 from pipeline.learning.rewards.grading import Graded
 from pipeline.learning.rewards.pool import GraderPool
-from pipeline.learning.rewards.registry import LoadedReward, judge_of, known_rewards, load_functions
+from pipeline.learning.rewards.registry import LoadedReward, judge_of, known_rewards, load_functions, ships
 from pipeline.learning.rewards.scoring import pool_settings
 from pipeline.learning.rewards.signature import Mismatch, mismatch, needed_columns
 from pipeline.learning.rewards.traits import WrongScores
@@ -84,23 +84,6 @@ def check_judge(name: str, config: DatasetConfig) -> None:
         raise ConfigError(f"datasets.{name}: {error}") from error
 
 
-def refusal(name: str, config: DatasetConfig) -> Callable[[Mapping[str, Any]], str]:
-    """What takes the columns of a row and says why a reward can judge no completion of it; "" where each can.
-
-    Args:
-        name: Of the dataset in the configuration, for messages.
-        config: Of the dataset.
-    """
-    asked = [(reward.name, reward.traits.refuses) for reward in load_functions(config) if reward.traits.refuses]
-
-    def of(columns: Mapping[str, Any]) -> str:
-        found = ((reward, refuses(columns)) for reward, refuses in asked)
-        said = next((f"the reward '{reward}' {problem}" for reward, problem in found if problem), "")
-        return said and f"{said}, or choose another reward by datasets.{name}.reward"
-
-    return of
-
-
 def _called(
     rewards: list[LoadedReward], name: str, config: DatasetConfig, dataset: Dataset, row: Row, columns: list[str]
 ) -> list[str]:
@@ -121,7 +104,9 @@ def _called(
         for reward, graded in found.items()
         if graded[0].fault is not None
     ]
-    if found and not warnings and all(one.value is None for graded in found.values() for one in graded):
+    lacks = any(is_missing(row.columns.get(each)) for reward in rewards for each in _needed(reward))
+    unscored = all(one.value is None for graded in found.values() for one in graded)
+    if found and not warnings and not lacks and unscored:
         warnings.append(f"{tried} no reward gives a score, but None or nan")
     return warnings
 
@@ -156,11 +141,6 @@ def _certain(graded: Graded | None, reward: LoadedReward, columns: list[str]) ->
         said = graded.message.removeprefix(f"{WrongScores.__module__}.{WrongScores.__qualname__}: the reward ")
         return Mismatch(said=said if said != graded.message else f"fails: {said}")
     return None
-
-
-def ships(reward: LoadedReward) -> bool:
-    """Whether a reward is one of this package."""
-    return reward.path.startswith("pipeline.learning.rewards.")
 
 
 def _completion(row: Row) -> str:

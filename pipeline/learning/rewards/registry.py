@@ -76,6 +76,11 @@ def package_versions(traits: RewardTraits) -> dict[str, str | None]:
     return {name: _version(name) for name in traits.packages}
 
 
+def ships(reward: LoadedReward) -> bool:
+    """Whether a reward is one of this package."""
+    return reward.path.startswith("pipeline.learning.rewards.")
+
+
 def load_reward(name: str) -> RewardFunction:
     """Find a reward that is a function, or the function that makes one.
 
