@@ -65,8 +65,8 @@ class RowCheck:
                 text, place = example
                 said.append(
                     f"all solutions are whole numbers with a point, as {text} ({place}), which numbers become "
-                    f"where some of their column are missing: the reward '{reward}' takes {text.partition('.')[0]} for "
-                    "wrong there. Write them without"
+                    f"where some of their column are missing: '{reward}' takes {text.partition('.')[0]} for wrong "
+                    "there. Write them without"
                 )
         return said
 
