@@ -47,15 +47,25 @@ _TEXT = re.compile(r"\(?[A-Za-z][a-z]{3,}(?:[ '-][A-Za-z]+)*\)?\.?|[A-Za-z]+(?: 
 
 
 @lru_cache(maxsize=32)
-def _parse(text: str) -> list[Any]:
-    """Parse a text; kept for a moment, as a solution judges many completions and each has a vote besides."""
+def _parse(text: str, latex: bool = False) -> list[Any]:
+    """Parse a text; kept for a moment, as a solution judges many completions and each has a vote besides.
+
+    Args:
+        text: It.
+        latex: Whether it is nothing but LaTeX, of which no number is taken where the whole is not understood.
+    """
     try:
-        from math_verify import parse
+        from math_verify import ExprExtractionConfig, LatexExtractionConfig, parse
     except ImportError as error:
         raise ConfigError(f"the reward 'math_verify' needs a package: {install_command('math')}") from error
     # It warns at every call that its timeout is off.
     logging.getLogger("math_verify").setLevel(logging.ERROR)
-    parsed: list[Any] = parse(text, parsing_timeout=None, raise_on_error=True)
+    parsed: list[Any] = parse(
+        text,
+        [LatexExtractionConfig()] if latex else [LatexExtractionConfig(), ExprExtractionConfig()],
+        parsing_timeout=None,
+        raise_on_error=True,
+    )
     return parsed
 
 
@@ -101,7 +111,7 @@ def _alone(answer: str) -> list[Any]:
         return _parse(answer)
     if _TEXT.fullmatch(answer):
         answer = rf"\text{{{answer.rstrip('.')}}}"
-    found = _parse(rf"\boxed{{{answer}}}")
+    found = _parse(rf"\boxed{{{answer}}}", latex=True)
     if _DECIMAL_COMMA.fullmatch(answer):
         found = [*found, *_parse(answer)]
     if all(isinstance(each, str) for each in found) and _PLAIN.fullmatch(plain := answer.replace("\\%", "%")):
@@ -124,7 +134,7 @@ def parsed_answer(completion: Text) -> str | None:
         gold=gold_box,
         refuses=odd_solution,
         packages=("math-verify", "sympy"),
-        version=3,
+        version=4,
     )
 )
 def math_verify(completions: Sequence[Text], solution: Sequence[Any], **_: Any) -> list[float | None]:

@@ -223,6 +223,9 @@ def test_a_row_without_a_solution_is_not_judged(verifier: Any) -> None:
         ("6 and 1 make 7\n#### 7", [r"\boxed{7}"], ["6"]),
         ("The final answer is 10,455. I hope it is correct.", ["10455"], ["10"]),
         (r"\(\frac12\)", ["0.5"], ["1"]),
+        # What the parser does not understand is compared as text, and no number taken out of it.
+        (r"1, 2, \ldots, n", [r"\boxed{1, 2, \ldots, n}"], [r"\boxed{1, 3, \ldots, 2n-1}", "1"]),
+        ("f(x) = 0", [r"\boxed{f(x) = 0}"], [r"\boxed{\forall x>0, f(x) = 0}"]),
         (42, [r"\boxed{42}", "42"], ["4"]),
         (42.0, [r"\boxed{42}"], ["4"]),
         (1e-05, [r"\boxed{0.00001}"], ["1"]),
