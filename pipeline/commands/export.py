@@ -39,7 +39,8 @@ from pipeline.outputs.formats import POINTER, Pointer
 from pipeline.outputs.guidance import GUIDANCE, USAGE, GuidanceSettings, Usage
 from pipeline.outputs.reading import read_pointer, read_shown_samples
 from pipeline.plan.models import is_local, model_files
-from pipeline.runs.loaded import LoadedRun
+from pipeline.runs.index import choose_run
+from pipeline.runs.loaded import LoadedRun, load_planned
 from pipeline.runs.older import run_of_chain, told_of_older
 from pipeline.runs.record import ResultRow, place_of
 from pipeline.runs.report.model_card import HERE, Card, card_text
@@ -100,8 +101,8 @@ def export(
     if repository is not None:
         check_repository(repository)
     _check_free(to)
+    refuse_records("--to", to.expanduser(), [load_planned(choose_run(output_dir, name, stamp))])
     run = run_of_chain(output_dir, name, chain, stamp)
-    refuse_records("--to", to.expanduser(), [run])
     with held_model(run, chain, number, console or make_console()) as found:
         _check_whole(run.store, found)
         _write(found, to, repository or HERE)

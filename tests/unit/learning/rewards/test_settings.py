@@ -68,7 +68,7 @@ def test_how_fast_rewards_are_called_is_part_of_no_key() -> None:
         plan = build_plan(quick_config(["experiment.name=t", *overrides]))
         return [job.key for job in plan.jobs.values()]
 
-    fast = ["processes=7", "isolated=false", "keep_scores=true", "start_timeout_s=1"]
+    fast = ["processes=7", "keep_scores=true", "start_timeout_s=1"]
     assert keys(*(f"datasets.addition.grading.{setting}" for setting in fast)) == keys()
-    for setting in ("timeout_s=1", "memory_gib=1", "options={exact_match:{}}"):
+    for setting in ("timeout_s=1", "memory_gib=1", "isolated=false", "options={exact_match:{}}"):
         assert keys(f"datasets.addition.grading.{setting}") != keys()
