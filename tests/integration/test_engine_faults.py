@@ -20,7 +20,6 @@ from pipeline.engine.scheduler.state import RunState
 from pipeline.engine.workers.messages import FromWorker, WorkerExited
 from pipeline.engine.workers.pool import Pool
 from pipeline.errors import StoreError, WorkerError
-from pipeline.machine import children
 from pipeline.plan.job import Job
 from tests.doubles import bodies
 from tests.doubles.engine import Engine, job, key
@@ -154,7 +153,7 @@ def test_workers_that_never_report_end_the_run(engine: Engine, monkeypatch: pyte
     # Python runs this before anything else, from the folder that the environment names.
     (engine.root / "sitecustomize").mkdir(parents=True)
     (engine.root / "sitecustomize" / "sitecustomize.py").write_text("import time; time.sleep(3600)")
-    monkeypatch.setattr(children, "PACKAGE_PARENT", engine.root / "sitecustomize")
+    monkeypatch.setenv("PYTHONPATH", str(engine.root / "sitecustomize"))
     with pytest.raises(WorkerError, match="SIGKILL"):
         engine.run(*GOOD, start_timeout_s=0.2)
 

@@ -211,7 +211,7 @@ from pipeline.commands import carry_out
 run_jobs = carry_out.run_jobs
 def edit_first(*args, **kwargs):
     file = Path('my_package/my_module.py')
-    file.write_text(file.read_text() + '# edited')
+    file.write_text(file.read_text() + 'Counted.edited = True\\n')
     return run_jobs(*args, **kwargs)
 carry_out.run_jobs = edit_first
 if __name__ == '__main__':
