@@ -14,6 +14,7 @@ import pipeline
 from pipeline.commands.help_keys import help_on
 from pipeline.config.known import known_keys
 from pipeline.slurm.lint import check_script
+from pipeline.slurm.rules import RULES
 from pipeline.terminal.check import Verdict
 from tests.messages import all_messages
 from tests.pages import DOCS, ROOT, home_place, made_pages, place_of, up_to_date
@@ -47,6 +48,14 @@ def test_a_message_is_found_with_what_differs_left_out() -> None:
 def test_every_public_name_has_a_place_on_the_pages() -> None:
     lost = [home for home in pipeline._HOMES if not home_place(home)]
     assert lost == [], "name the module, or the one above it, in a part of docs/api.md"
+
+
+def test_every_fault_of_a_batch_script_is_on_the_page_of_the_doctor() -> None:
+    found = {rule.name for rule in RULES}
+    for path in (ROOT / "pipeline" / "slurm").glob("*.py"):
+        found |= set(re.findall(r'"Slurm: ([^"{]+)"', path.read_text()))
+    cells = re.findall(r"^\| ([^|]+) \|", (DOCS / "doctor.md").read_text(), re.MULTILINE)
+    assert sorted(found - {name for cell in cells for name in cell.split(", ")}) == []
 
 
 # -- the site ----------------------------------------------------------------------------------------------------
