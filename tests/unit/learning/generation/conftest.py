@@ -1,6 +1,7 @@
 """Small random models with opinions: guidance by them changes what is drawn."""
 
-from collections.abc import Callable
+import sys
+from collections.abc import Callable, Iterator
 
 import pytest
 import torch
@@ -23,7 +24,9 @@ from transformers import (
 )
 
 from pipeline.learning.choices import HeadType
+from pipeline.learning.generation.backends import vllm_engine
 from pipeline.learning.models.value import ValueModel, value_model_from
+from tests.doubles import vllm_stand_in
 
 VOCABULARY = 17
 
@@ -98,3 +101,14 @@ def model(request: pytest.FixtureRequest) -> PreTrainedModel:
 def make_value() -> Callable[[PreTrainedModel, HeadType], ValueModel]:
     """Makes value models for a language model."""
     return opinionated
+
+
+@pytest.fixture
+def vllm(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """A machine with a GPU and vLLM, as far as the stand-in goes."""
+    monkeypatch.setitem(sys.modules, "vllm", vllm_stand_in)
+    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda: (50 << 30, 100 << 30))
+    monkeypatch.setenv("VLLM_ENABLE_V1_MULTIPROCESSING", "0")
+    vllm_stand_in.ENGINES.clear()
+    yield
+    vllm_engine._kept.clear()

@@ -1,9 +1,7 @@
 """Others than our own decoder complete prompts as it does: with our draws the same tokens, else as likely ones."""
 
 import math
-import sys
 import threading
-from collections.abc import Iterator
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -248,16 +246,11 @@ def test_fewer_rows_are_tried_where_memory_runs_out(tmp_path: Path, capsys: pyte
 
 
 @pytest.fixture
-def saved(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[PreTrainedModel]:
-    """A model in a folder, on a machine with a GPU and vLLM as far as the stand-in goes."""
-    monkeypatch.setitem(sys.modules, "vllm", vllm_stand_in)
-    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda: (50 << 30, 100 << 30))
-    monkeypatch.setenv("VLLM_ENABLE_V1_MULTIPROCESSING", "0")
+def saved(tmp_path: Path, vllm: None) -> PreTrainedModel:
+    """A model in a folder."""
     model = ending(language_model("gpt2"))
     model.save_pretrained(tmp_path / "model")
-    vllm_stand_in.ENGINES.clear()
-    yield ending(load_policy(tmp_path / "model", SystemConfig(), "cpu"))
-    vllm_engine._kept.clear()
+    return ending(load_policy(tmp_path / "model", SystemConfig(), "cpu"))
 
 
 def test_vllm_takes_the_likeliest_tokens_as_we_do(saved: PreTrainedModel) -> None:

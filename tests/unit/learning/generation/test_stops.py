@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from functools import cache
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -75,6 +76,12 @@ def drawn(made: TextPolicy, samples: int = 8) -> Any:
     return made.complete(encoded(), sample_keys(0, "test", np.arange(len(PROMPTS)), samples), samples=samples)
 
 
+@pytest.fixture
+def in_folder(tmp_path: Path, vllm: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    model().save_pretrained(tmp_path)
+    monkeypatch.setattr(model(), "name_or_path", str(tmp_path))
+
+
 def guide() -> Guidance:
     value = value_model_from(model(1), HeadType.q)
     value.head.weight.data = torch.randn(value.head.weight.shape, generator=torch.Generator().manual_seed(2))
@@ -134,6 +141,19 @@ def test_every_decoder_draws_the_same_tokens_up_to_the_stop(backend: TextBackend
     assert (found.kl <= whole.kl + 1e-5).all()
 
 
+@pytest.mark.parametrize("stop", [STOPS, ["<stop>"]], ids=repr)
+def test_vllm_leaves_the_tokens_and_texts_that_our_decoder_does(in_folder: None, stop: list[str]) -> None:
+    ours, theirs = policies(stop), policies(stop, backend=TextBackend.vllm)
+    likeliest = theirs.complete(encoded(), None).tokens
+    assert likeliest == ours.complete(encoded(), None).tokens
+    whole, found = (drawn(policies(each, backend=TextBackend.vllm)).tokens for each in ((), stop))
+    assert found == [cut(ids, stop) for ids in whole]
+    assert found != whole
+    for tokens in (likeliest, found):
+        assert theirs.text(tokens) == ours.text(tokens)
+        assert [*map(theirs.ended, tokens)] == [*map(ours.ended, tokens)]
+
+
 def test_a_guided_policy_stops_too() -> None:
     whole, found = drawn(policies(guidance=guide())), drawn(policies(STOPS, guidance=guide()))
     assert found.tokens == [cut(ids, STOPS) for ids in whole.tokens]
@@ -153,8 +173,8 @@ def test_what_was_computed_beyond_a_stop_is_left_out(look_every: int) -> None:
     assert found.kl == pytest.approx(expected.kl)
 
 
-@pytest.mark.parametrize("backend", [TextBackend.own, TextBackend.transformers], ids=lambda one: one.name)
-def test_a_stop_string_may_begin_in_what_a_completion_has_already(backend: TextBackend) -> None:
+@pytest.mark.parametrize("backend", TextBackend, ids=lambda one: one.name)
+def test_a_stop_string_may_begin_in_what_a_completion_has_already(backend: TextBackend, in_folder: None) -> None:
     made = policies(["b c"], backend=backend)
     b, c = tokenizer()("b")["input_ids"], tokenizer()(" c")["input_ids"]
     prompts, keys = [*encoded()[:1], *encoded()[:1]], sample_keys(0, "test", np.zeros(2, np.int64), 40)
