@@ -102,6 +102,7 @@ class Sample:
         parts: Each of several rewards by itself.
         fault: How a reward failed: ``error``, ``timeout`` or ``crash``.
         solution: The right answer of the row, where it has one; with its first sample alone.
+        skipped: Special tokens, other than begins, ends and padding, that its text lacks.
     """
 
     row: Annotated[int, Meta(ge=-(2**63), le=2**63 - 1)]
@@ -117,6 +118,7 @@ class Sample:
     parts: Mapping[str, Number | None] = field(default_factory=dict)
     fault: str | None = None
     solution: str | None = None
+    skipped: Count = 0
 
 
 @dataclass(frozen=True)

@@ -41,7 +41,7 @@ PREPARATION = 5
 """`pipeline.learning.datasets`: how rows are read, adapted, dealt into splits and tokenised, and what is told."""
 DIVERGENCES = 1
 """What the divergence of completions is measured against; without a nucleus nothing depends on it."""
-EVALUATION = 2
+EVALUATION = 3
 """`pipeline.learning.algos.toolbox` and `anchors`: what an evaluation draws and leaves for the metrics."""
 STATISTICS = 3
 """`pipeline.learning.evaluation`: metrics, intervals, tests."""

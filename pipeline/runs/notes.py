@@ -6,7 +6,7 @@ The notes come from stored outputs, so equal runs have equal ones, whenever thei
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterable, Iterator
 from contextlib import suppress
 
 from pipeline.config.schema import EvaluationConfig
@@ -32,14 +32,14 @@ _LONGEST = 500
 
 
 def collect_notes(store: Store, jobs: Iterable[Job]) -> list[str]:
-    """One line for every chain and note, with the rounds that it is about; one where many texts are cut off."""
+    """One line for every chain and note, with the rounds that it is about; one where texts lack their end or tokens."""
     rounds: dict[tuple[str, str], list[int]] = {}
     ordered = sorted(jobs, key=lambda job: (job.chain, job.round, job.stage))
     for job in ordered:
         for note in _notes_of(store, job):
             rounds.setdefault((job.chain, note), []).append(job.round)
     notes = [f"{chain}, {_rounds(numbers)}: {note}" for (chain, note), numbers in rounds.items()]
-    return notes + _cut_off(store, ordered)
+    return [*notes, *_cut_off(store, ordered), *_skipped(store, ordered)]
 
 
 def prepared_rows(store: Store, jobs: Iterable[Job]) -> dict[str, PreparedRows]:
@@ -99,20 +99,40 @@ def _notes_of(store: Store, job: Job) -> Iterable[str]:
             yield " ".join(note.split())[:_LONGEST]
 
 
-def _cut_off(store: Store, jobs: Iterable[Job]) -> list[str]:
-    """One line for every dataset and model of which many completions are cut off."""
-    most: dict[str, tuple[float, str]] = {}
+def _values(store: Store, jobs: Iterable[Job], metric: str) -> Iterator[tuple[Job, float]]:
+    """A metric of all policies that have it."""
     for job in jobs:
         with suppress(OSError, ForeignDataError):
             for row in read_metrics(store.path(job.key)).rows:
-                if row.metric == "truncated" and row.value is not None and row.value >= MANY_CUT:
-                    place, where = f"{job.dataset}/{job.model}", f"{job.algo}, round {job.round}"
-                    most[place] = max(most.get(place, (0.0, "")), (row.value, where), key=lambda each: each[0])
+                if row.metric == metric and row.value is not None:
+                    yield job, row.value
+
+
+def _cut_off(store: Store, jobs: Iterable[Job]) -> list[str]:
+    """One line for every dataset and model of which many completions are cut off."""
+    most: dict[str, tuple[float, str]] = {}
+    for job, share in _values(store, jobs, "truncated"):
+        if share >= MANY_CUT:
+            place, where = f"{job.dataset}/{job.model}", f"{job.algo}, round {job.round}"
+            most[place] = max(most.get(place, (0.0, "")), (share, where), key=lambda each: each[0])
     return [
         f"{place}: up to {share:.0%} of completions ({where}) are cut off at generation.max_new_tokens before "
         "they end, and judged as they are (cut off in the table): allow more, or name what they end with "
         "(generation.stop)"
         for place, (share, where) in most.items()
+    ]
+
+
+def _skipped(store: Store, jobs: Iterable[Job]) -> list[str]:
+    """One line for every dataset and model in whose texts rewards do not see all that was written."""
+    lost: Counter[str] = Counter()
+    for job, number in _values(store, jobs, "skipped_tokens"):
+        lost[f"{job.dataset}/{job.model}"] += int(number)
+    return [
+        f"{place}: {count(number, 'special token')} of completions, none of them an end, left out of the texts that "
+        "rewards and samples have (generation.skip_special_tokens): set it to false where one means something, as "
+        "one that begins thinking or calls a tool"
+        for place, number in lost.items()
     ]
 
 

@@ -268,6 +268,7 @@ def _samples(
             correct=scored.correct[index],
             kl=float(f"{decoded.kl[index]:.9g}"),
             truncated=policy.truncated(decoded.tokens[index]),
+            skipped=policy.skipped(decoded.tokens[index]),
             answer=scored.answers[index],
             parts={name: _number(values[index]) for name, values in several.items()},
             fault=scored.faults[index],

@@ -123,7 +123,8 @@ def evaluation_rows(
     that of each of several, ``kl_per_sequence`` and ``kl_per_token`` the exact per-step divergence summed over a
     completion and divided by its tokens, ``length`` the mean number of tokens, ``truncated`` the share cut off at
     the limit, ``regularized_reward`` is J, see `optimum`. ``reward_errors``, ``reward_timeouts`` and
-    ``reward_crashes`` count completions at which a reward failed.
+    ``reward_crashes`` count completions at which a reward failed, and ``skipped_tokens``, where there are any, special
+    tokens that texts lack.
 
     Args:
         samples: Evaluated completions.
@@ -133,7 +134,7 @@ def evaluation_rows(
         measured: What `measure` says of the samples, where that is known.
     """
     table = measured or measure(samples, settings.common_eta)
-    rows = _estimates(table, settings) + _fault_rows(samples)
+    rows = _estimates(table, settings) + _counts(samples)
     for name, others in (compared_with or {}).items():
         rows += _comparison(table, measure(others, settings.common_eta), name, settings)
     return rows
@@ -273,13 +274,15 @@ def _of_prompts(ratios: Ratios, column: int) -> tuple[NDArray[np.float64], NDArr
     return ratios.numerators[told, column], ratios.denominators[told, column]
 
 
-def _fault_rows(samples: Sequence[Sample]) -> list[dict[str, Any]]:
-    """Counts: they have no interval."""
+def _counts(samples: Sequence[Sample]) -> list[dict[str, Any]]:
+    """They have no interval."""
     prompts = len({sample.row for sample in samples})
-    return [
-        _row(f"reward_{plural}", float(sum(sample.fault == kind for sample in samples)), None, None, prompts)
-        for kind, plural in FAULTS.items()
-    ]
+    counts = {
+        f"reward_{plural}": sum(sample.fault == kind for sample in samples) for kind, plural in FAULTS.items()
+    }
+    if skipped := sum(sample.skipped for sample in samples):
+        counts["skipped_tokens"] = skipped
+    return [_row(name, float(number), None, None, prompts) for name, number in counts.items()]
 
 
 def _comparison(one: Measured, other: Measured, name: str, settings: EvaluationConfig) -> list[dict[str, Any]]:

@@ -68,7 +68,10 @@ class TextPolicy:
         contexts = {"model": context_length(model), "value model": guide_context}
         self._contexts = {name: length for name, length in contexts.items() if length is not None}
         self._long_prompts = generation.long_prompts
+        self._frame = {*self.end_ids, tokenizer.bos_token_id, tokenizer.pad_token_id}
         self._skips_special = generation.skip_special_tokens
+        special = {number for number, token in tokenizer.added_tokens_decoder.items() if token.special}
+        self._lost = special - self._frame if self._skips_special else frozenset()
         self._fixed_length = dataset.fixed_length
         self._model = model
         self._tokenizer = tokenizer
@@ -168,8 +171,11 @@ class TextPolicy:
     def _shown(self, ids: Sequence[int]) -> str:
         if self._skips_special:
             return str(self._tokenizer.decode(list(ids), skip_special_tokens=True))
-        frame = {*self.end_ids, self._tokenizer.bos_token_id, self._tokenizer.pad_token_id}
-        return str(self._tokenizer.decode([token for token in ids if token not in frame]))
+        return str(self._tokenizer.decode([token for token in ids if token not in self._frame]))
+
+    def skipped(self, completion: Sequence[int]) -> int:
+        """Special tokens, other than begins, ends and padding, that the text of a completion lacks."""
+        return sum(token in self._lost for token in completion)
 
     def truncated(self, completion: Sequence[int]) -> bool:
         """Whether a completion was cut off at the limit rather than ended by the policy."""

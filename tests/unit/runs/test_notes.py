@@ -64,6 +64,16 @@ def test_completions_that_are_cut_off_are_told_where_they_are_many(
     )
 
 
+def test_special_tokens_that_texts_lack_are_counted_for_each_dataset_and_model(tmp_path: Path) -> None:
+    plan = chain_plan(rounds=2)
+    run = WrittenRun(tmp_path / "outputs", plan)
+    rows = [{"metric": "skipped_tokens", "value": 600.0, "ci_low": None, "ci_high": None, "n": 10}]
+    for job in list(plan.jobs.values())[:2]:
+        run.store(job.key, metrics_json=json.dumps({"rows": rows}))
+    notes = collect_notes(Store(tmp_path / "outputs/.store"), plan.jobs.values())
+    assert [note.partition(" special tokens")[0] for note in notes] == ["d/m: 1,200"]
+
+
 def test_the_log_of_what_an_earlier_run_made_is_found_there(tmp_path: Path) -> None:
     plan = chain_plan(rounds=1)
     shard = next(iter(plan.jobs.values()))

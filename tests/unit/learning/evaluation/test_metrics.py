@@ -101,6 +101,8 @@ def test_failures_of_rewards_are_counted() -> None:
     found = rows_of(samples, SETTINGS)
     counts = {name: found[f"reward_{name}"]["value"] for name in ("errors", "timeouts", "crashes")}
     assert counts == {"errors": 1, "timeouts": 2, "crashes": 0}
+    assert "skipped_tokens" not in found
+    assert rows_of([*samples, sample(9, 0, skipped=3)], SETTINGS)["skipped_tokens"]["value"] == 3
 
 
 def test_differences_to_other_policies() -> None:

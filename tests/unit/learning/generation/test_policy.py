@@ -211,10 +211,13 @@ def test_a_guide_never_reads_past_its_context(kind: str, head: HeadType, room: i
 
 
 @pytest.mark.parametrize(("skipped", "text"), [(True, "1"), (False, "<think>1")])
-def test_special_tokens_stay_in_texts_where_that_is_asked_for(skipped: bool, text: str) -> None:
+def test_special_tokens_stay_in_texts_where_that_is_asked_for_and_are_counted_elsewhere(
+    skipped: bool, text: str
+) -> None:
     tokenizer = make_tokenizer(DATASET)
     tokenizer.add_special_tokens({"additional_special_tokens": ["<think>"], "eos_token": "<end>"})
     generation = GenerationConfig(skip_special_tokens=skipped)
     policy = TextPolicy(language_model("gpt2"), tokenizer, generation, DATASET, "cpu")
     ids = tokenizer.convert_tokens_to_ids([tokenizer.bos_token, "<think>", "1", "<end>"])
     assert policy.text([ids]) == [text]
+    assert policy.skipped(ids) == skipped
