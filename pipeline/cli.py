@@ -121,11 +121,19 @@ def _all_faults(error: Exception, arguments: Sequence[str], given: Sequence[str]
         asked = get_args_parser().parse_known_intermixed_args(list(arguments))[0]
     except (SystemExit, argparse.ArgumentError):
         return explain(error)
-    if asked.config_path or asked.config_name or (asked.multirun and given is None):
+    if asked.config_path:
         return explain(error)
     words = list(asked.overrides if given is None else given)
-    own = [f"hydra.searchpath=[file://{Path(asked.config_dir).absolute()}]"] if asked.config_dir else []
-    return all_faults(error, words, lambda some: compose_typed([*some, *own]))
+    folders = [conf_dir(), *([Path(asked.config_dir).absolute()] if asked.config_dir else [])]
+    name = asked.config_name or "config"
+    folders.sort(key=lambda folder: not (folder / f"{name.removesuffix('.yaml')}.yaml").is_file())
+    searched = [f"hydra.searchpath=[file://{folder}]" for folder in folders[1:]]
+
+    def composed(some: Sequence[str]) -> Config:
+        several = multirun.requests_of(some) if asked.multirun and given is None else [list(some)]
+        return [compose_typed([*each, *searched], folders[0], name) for each in several][0]
+
+    return all_faults(error, words, composed)
 
 
 def _repeating(arguments: Sequence[str], given: Sequence[str]) -> list[str]:

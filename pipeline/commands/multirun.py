@@ -8,11 +8,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from fnmatch import fnmatchcase
+from itertools import islice
 from statistics import fmean
 from typing import Any
 
 from hydra.core.hydra_config import HydraConfig
 from hydra.core.override_parser.overrides_parser import OverridesParser
+from hydra.errors import HydraException
 from hydra.types import RunMode
 from omegaconf import OmegaConf
 
@@ -30,6 +32,8 @@ _ONLY_LISTS = "hydra._internal.core_plugins.basic_sweeper.BasicSweeper"
 """The sweeper that runs what it is told; any other one looks for the best settings."""
 _MINIMIZE = {"direction": "minimize", "ax_config.experiment.minimize": True, "optim.maximize": False}
 """Settings of Optuna's, Ax's and Nevergrad's sweepers that look for the worst; they are the defaults there."""
+_MOST_VALUES = 20
+"""Of a setting, that faults are looked for in."""
 
 failed_runs: list[RunFailed] = []
 """The failed runs that this process knows of, those that other processes carried out among them."""
@@ -89,6 +93,26 @@ def run_label(arguments: Sequence[str]) -> str:
     hydra = HydraConfig.get()
     own = [each for each in hydra.overrides.task if parser.parse_override(each).get_key_element() not in fixed]
     return " ".join(own) or f"number {hydra.job.num}"
+
+
+def requests_of(words: Sequence[str]) -> list[list[str]]:
+    """Requests that have, together, every value of the settings of a multirun: the n-th has the n-th of each.
+
+    What has no end of values, as an interval, is left out.
+    """
+    values = [found for word in words if (found := _values(word))]
+    return [[own[min(number, len(own) - 1)] for own in values] for number in range(max(map(len, values), default=1))]
+
+
+def _values(word: str) -> list[str]:
+    try:
+        parsed = OverridesParser.create().parse_override(word)
+    except HydraException:
+        return [word]  # composing says what is wrong with it
+    if not parsed.is_sweep_override():
+        return [word]
+    several = parsed.sweep_string_iterator() if parsed.is_discrete_sweep() else []
+    return [f"{parsed.get_key_element()}={value}" for value in islice(several, _MOST_VALUES)]
 
 
 def check_objective(config: Config) -> None:

@@ -178,8 +178,13 @@ def load_config(overrides: Sequence[str], config_dir: Path | None = None) -> Con
         raise all_faults(error, words, lambda some: compose_typed(some, config_dir)) from error
 
 
-def compose_typed(words: Sequence[str], config_dir: Path | None = None) -> Config:
+def compose_typed(words: Sequence[str], config_dir: Path | None = None, name: str = "config") -> Config:
     """Compose a configuration of settings as Hydra reads them.
+
+    Args:
+        words: The settings.
+        config_dir: Another folder than ``conf/``.
+        name: Of the file there that they are set in.
 
     Raises:
         ConfigError: What composing raises is told in words where it is no mistake of a setting.
@@ -190,7 +195,7 @@ def compose_typed(words: Sequence[str], config_dir: Path | None = None) -> Confi
         register_schemas(words)
         GlobalHydra.instance().clear()
         with initialize_config_dir(str(config_dir or conf_dir()), version_base=VERSION_BASE):
-            composed = compose("config", overrides=list(words))
+            composed = compose(name, overrides=list(words))
     finally:
         GlobalHydra.instance().hydra = outer  # of a program that uses Hydra itself
     return typed(composed)

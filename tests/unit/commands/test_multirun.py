@@ -79,6 +79,39 @@ def test_a_failed_run_keeps_no_other_from_running_and_is_told_of_in_our_words_al
     ]
 
 
+@pytest.mark.parametrize(
+    ("words", "told"),
+    [
+        (["foo=1", "rounds_of_training=-1"], ["'foo'", "rounds_of_training=-1"]),
+        (["algos.PITA.eta=1,0.5,x", "foo=1"], ["algos.PITA.eta=x", "'foo'"]),
+        (["model=tiny,nope", "training.micro_batch_size=range(1,4)", "fooo=1,2"], ["model 'nope'", "'fooo'"]),
+        (["training.grad_clip=interval(0,1)", "foo=1", "bar=1"], ["'foo'", "'bar'"]),
+    ],
+)
+def test_all_that_is_wrong_with_settings_of_several_runs_is_told(
+    runs: list[Any], arguments: Arguments, capsys: pytest.CaptureFixture[str], words: list[str], told: list[str]
+) -> None:
+    assert cli.main(arguments(*words)) == WRONG_REQUEST
+    said = capsys.readouterr().err
+    assert [part for part in told if part not in said] == []
+    assert f"{len(told)} settings are wrong:" in said
+    assert not runs
+
+
+@pytest.mark.parametrize("several", [[], ["--multirun"]])
+def test_all_that_is_wrong_is_told_of_a_configuration_of_ones_own_too(
+    runs: list[Any], tmp_path: Path, capsys: pytest.CaptureFixture[str], several: list[str]
+) -> None:
+    (tmp_path / "mine.yaml").write_text("defaults:\n  - config\n  - _self_\nexperiment: {name: x}\n")
+    own = ["--config-name", "mine", "--config-dir", str(tmp_path)]
+    assert cli.main([*several, *own, "foo=1", "rounds_of_training=-1", "algos.PITA.etta=1"]) == WRONG_REQUEST
+    said = capsys.readouterr().err
+    assert [part for part in ("'foo'", "'algos.PITA.etta'", "rounds_of_training=-1") if part not in said] == []
+    assert "3 settings are wrong:" in said
+    assert cli.main([*several, *own]) == 0
+    assert len(runs) == 1
+
+
 def test_what_has_failed_is_told_also_where_a_later_batch_is_no_request(
     runs: list[Any], arguments: Arguments, capsys: pytest.CaptureFixture[str]
 ) -> None:
