@@ -131,7 +131,8 @@ def _all_faults(error: Exception, arguments: Sequence[str], given: Sequence[str]
 
     def composed(some: Sequence[str]) -> Config:
         several = multirun.requests_of(some) if asked.multirun and given is None else [list(some)]
-        return [compose_typed([*each, *searched], folders[0], name) for each in several][0]
+        configs = [compose_typed([*each, *searched], folders[0], name) for each in several]
+        return configs[0]
 
     return all_faults(error, words, composed)
 

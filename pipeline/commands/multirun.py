@@ -101,7 +101,9 @@ def requests_of(words: Sequence[str]) -> list[list[str]]:
     What has no end of values, as an interval, is left out.
     """
     values = [found for word in words if (found := _values(word))]
-    return [[own[min(number, len(own) - 1)] for own in values] for number in range(max(map(len, values), default=1))]
+    return [
+        [own[min(number, len(own) - 1)] for own in values] for number in range(max(map(len, values), default=1))
+    ]
 
 
 def _values(word: str) -> list[str]:

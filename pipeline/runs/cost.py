@@ -87,6 +87,7 @@ class CostRow:
         flops: Without evaluation; None where they are not known.
         answer: FLOPs of an answer after that round, likewise.
         device_s: Seconds that a device was held, without evaluation and loading, likewise.
+        load_s: Seconds besides, for loading, likewise.
     """
 
     dataset: str
@@ -96,6 +97,7 @@ class CostRow:
     flops: _Flops | None
     answer: _Flops | None
     device_s: _Amount | None
+    load_s: _Amount | None = None
 
 
 @dataclass(frozen=True, kw_only=True)

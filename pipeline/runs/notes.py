@@ -32,7 +32,7 @@ _LONGEST = 500
 
 
 def collect_notes(store: Store, jobs: Iterable[Job]) -> list[str]:
-    """One line for every chain and note, with the rounds that it is about; one where texts lack their end or tokens."""
+    """One line for every chain and note, with the rounds that it is about; one where texts lack something."""
     rounds: dict[tuple[str, str], list[int]] = {}
     ordered = sorted(jobs, key=lambda job: (job.chain, job.round, job.stage))
     for job in ordered:
@@ -129,9 +129,9 @@ def _skipped(store: Store, jobs: Iterable[Job]) -> list[str]:
     for job, number in _values(store, jobs, "skipped_tokens"):
         lost[f"{job.dataset}/{job.model}"] += int(number)
     return [
-        f"{place}: {count(number, 'special token')} of completions, none of them an end, left out of the texts that "
-        "rewards and samples have (generation.skip_special_tokens): set it to false where one means something, as "
-        "one that begins thinking or calls a tool"
+        f"{place}: {count(number, 'special token')} of completions, none of them an end, left out of the texts "
+        "that rewards and samples have (generation.skip_special_tokens): set it to false where one means something, "
+        "as one that begins thinking or calls a tool"
         for place, number in lost.items()
     ]
 

@@ -123,8 +123,8 @@ def evaluation_rows(
     that of each of several, ``kl_per_sequence`` and ``kl_per_token`` the exact per-step divergence summed over a
     completion and divided by its tokens, ``length`` the mean number of tokens, ``truncated`` the share cut off at
     the limit, ``regularized_reward`` is J, see `optimum`. ``reward_errors``, ``reward_timeouts`` and
-    ``reward_crashes`` count completions at which a reward failed, and ``skipped_tokens``, where there are any, special
-    tokens that texts lack.
+    ``reward_crashes`` count completions at which a reward failed, and ``skipped_tokens``, where there are any,
+    special tokens that texts lack.
 
     Args:
         samples: Evaluated completions.

@@ -61,6 +61,7 @@ def _cost(method: _Method, number: int, chains: Sequence[Sequence[ComputeRow]]) 
         flops=_mean(trained, lambda row: row.flops),
         answer=_of_answer(evaluated),
         device_s=_mean(trained, lambda row: row.device_s),
+        load_s=_mean(trained, lambda row: row.load_s),
     )
 
 

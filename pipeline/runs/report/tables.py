@@ -125,6 +125,8 @@ def _table(
             where = "the same prompts, which flatters" if same else f"{SWEEP_SPLIT} prompts"
             lines.append(f"evaluation.etas: chosen on {where}, {'; '.join(chosen)}.")
         lines += _about_anchors(anchors, results.common_eta, shown)
+        if "device s" in shown and (loading := [cost.load_s for cost in costs.values() if cost.load_s]):
+            lines.append(f"device s: without loading, up to {max(loading):.1f} s (load_s in compute.json).")
         return "\n".join([*lines, *about_bounds(bounded, shown, _so(shown))])
 
     table = FittedTable(

@@ -19,9 +19,10 @@ def spent(
     number: int = 1,
     *,
     device_s: float | None = 1.0,
+    load_s: float = 0.0,
     **more: Any,
 ) -> ComputeRow:
-    return ComputeRow("addition", "tiny", "PITA", seed, number, stage, 1, device_s, 0.0, flops=flops, **more)
+    return ComputeRow("addition", "tiny", "PITA", seed, number, stage, 1, device_s, load_s, flops=flops, **more)
 
 
 def cost(results: list[ResultRow], compute: list[ComputeRow], number: int = 1) -> CostRow:
@@ -36,7 +37,7 @@ def test_costs_are_the_mean_over_chains_without_evaluation() -> None:
         for seed in range(3)
         for row in (
             spent(seed, "generate", 5, device_s=4.0, answers=9, reference=reference),
-            spent(seed, "train", 10 + 10 * seed, device_s=5.0, reference=reference),
+            spent(seed, "train", 10 + 10 * seed, device_s=5.0, load_s=2.0, reference=reference),
             spent(seed, "sweep", 90, answers=10, flops_by_purpose={"decoding": 90}, reference=reference),
             spent(
                 seed,
@@ -49,7 +50,7 @@ def test_costs_are_the_mean_over_chains_without_evaluation() -> None:
         )
     ]
     found = cost([result(seed, reference=reference) for reference in (0, 1) for seed in range(3)], compute)
-    assert (found.flops, found.answer, found.device_s) == (25, 3, 9)
+    assert (found.flops, found.answer, found.device_s, found.load_s) == (25, 3, 9, 2)
 
 
 def test_a_chain_that_failed_counts_for_nothing() -> None:

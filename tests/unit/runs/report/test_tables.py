@@ -63,7 +63,7 @@ def results(algos: list[str], scale: float = 1.0, primary: str = "pass@1") -> tu
                 pooled_row(algo, turn, 212.3, metric="length", **bare),
             ]
             at = {"dataset": "gsm8k", "model": MODEL, "algo": algo, "round": turn}
-            costs.append(CostRow(**at, flops=1.23e18, answer=4.5e13, device_s=3456.78))
+            costs.append(CostRow(**at, flops=1.23e18, answer=4.5e13, device_s=3456.78, load_s=98.76))
         if algo != "reference":
             tested.append(comparison(algo, dataset="gsm8k", model=MODEL))
     return Results(rows=[], pooled=rows, comparisons=tested), costs
@@ -106,6 +106,7 @@ def test_the_share_of_completions_that_are_cut_off_is_shown_where_it_is_large(sh
 def test_a_wider_terminal_shows_more_of_the_results() -> None:
     shown = [[name for name in EXTRAS if f" {name}" in result_text(width, ALGOS)] for width in WIDTHS]
     assert shown == [[], [], EXTRAS[:2], EXTRAS]
+    assert ["98.8 s" in result_text(width, ALGOS) for width in WIDTHS] == ["device s" in names for names in shown]
 
 
 def test_what_goes_to_a_file_has_every_column_and_every_name_in_full() -> None:
