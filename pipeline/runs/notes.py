@@ -129,9 +129,9 @@ def _skipped(store: Store, jobs: Iterable[Job]) -> list[str]:
     for job, number in _values(store, jobs, "skipped_tokens"):
         lost[f"{job.dataset}/{job.model}"] += int(number)
     return [
-        f"{place}: {count(number, 'special token')} of completions, none of them an end, left out of the texts "
-        "that rewards and samples have (generation.skip_special_tokens): set it to false where one means something, "
-        "as one that begins thinking or calls a tool"
+        f"{place}: {count(number, 'special token')} of completions, none an end, left out of the texts that "
+        "rewards and samples have: generation.skip_special_tokens=false keeps what means something to a reward, as "
+        "a token that begins thinking or calls a tool"
         for place, number in lost.items()
     ]
 
