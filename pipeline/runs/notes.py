@@ -130,8 +130,8 @@ def _skipped(store: Store, jobs: Iterable[Job]) -> list[str]:
         lost[f"{job.dataset}/{job.model}"] += int(number)
     return [
         f"{place}: {count(number, 'special token')} of completions, none an end, left out of the texts that "
-        "rewards and samples have: generation.skip_special_tokens=false keeps what means something to a reward, as "
-        "a token that begins thinking or calls a tool"
+        "rewards and samples have: generation.skip_special_tokens=false keeps what means something to a reward, "
+        "as a token that begins thinking or calls a tool"
         for place, number in lost.items()
     ]
 
