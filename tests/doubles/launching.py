@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 from collections.abc import Sequence
@@ -63,7 +64,9 @@ class Elsewhere(Launcher):
             Singleton.get_state(),
         )
         (folder / "order.pkl").write_bytes(cloudpickle.dumps(order))
-        subprocess.run([sys.executable, "-m", __name__, str(folder)], check=True, timeout=600)
+        # It starts in another folder, where a relative PYTHONPATH would find another copy of this code, or none.
+        environment = os.environ | {"PYTHONPATH": os.pathsep.join(map(os.path.abspath, sys.path))}
+        subprocess.run([sys.executable, "-m", __name__, str(folder)], check=True, timeout=600, env=environment)
         returned: list[JobReturn] = cloudpickle.loads((folder / REPLY).read_bytes())
         return returned
 
