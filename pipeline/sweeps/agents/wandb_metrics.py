@@ -43,10 +43,7 @@ class WandbMetrics:
 
     def follow(self) -> None:
         """Add the rows with the metric that are new."""
-        folders = run_folders(self._place.path)
-        with suppress(OSError):
-            folders += printed_folders(self._place.log(self._attempt), self._start) if not folders else []
-        for path in run_files(folders, self._since):
+        for path in run_files(folders_of(self._place, self._attempt, self._start), self._since):
             run = self._runs.pop(path, None) or WandbRun(path)
             self._runs[path] = run  # the last one is the one that was written to last
             with suppress(OSError):  # a file that was removed, or a full disk: then it has logged nothing
@@ -85,6 +82,20 @@ class WandbMetrics:
         if lines:
             with self._place.metrics(self._attempt).open("a") as file:
                 file.write("".join(lines))
+
+
+def folders_of(place: TrialFolder, attempt: int, start: Path) -> list[Path]:
+    """The folders of the runs of W&B of an attempt at a trial.
+
+    Args:
+        place: Folder of the trial, which the program had as WANDB_DIR.
+        attempt: Which attempt.
+        start: The folder in which the program was started.
+    """
+    folders = run_folders(place.path)
+    with suppress(OSError):
+        folders = folders or printed_folders(place.log(attempt), start)
+    return folders
 
 
 def _line(row: Row, step: int, now: float) -> str:

@@ -22,6 +22,7 @@ from pipeline.files import write_whole
 from pipeline.sweeps.folder import TrialFolder
 
 WANDB_DIR, WANDB_MODE = "WANDB_DIR", "WANDB_MODE"
+SWEEP_PARAM_PATH = "WANDB_SWEEP_PARAM_PATH"
 _FLUSH = "WANDB_X_TRANSACTION_LOG_FLUSH_INTERVAL"
 _FLUSH_S = "1"
 """Seconds between two writes of wandb's file, 15 by default: trials are compared by it while they run."""
@@ -54,7 +55,7 @@ def wandb_variables(place: TrialFolder, group: str, given: Mapping[str, str]) ->
     if not has_key(given):
         wanted[WANDB_MODE] = "offline"
     left = {name: value for name, value in wanted.items() if name not in given}
-    return {"WANDB_SWEEP_PARAM_PATH": str(place.for_wandb.absolute()), **left}
+    return {SWEEP_PARAM_PATH: str(place.for_wandb.absolute()), **left}
 
 
 def has_key(environment: Mapping[str, str]) -> bool:

@@ -6,7 +6,7 @@ Only the script is read, and not what it imports; what stands under a condition 
 from __future__ import annotations
 
 import ast
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -44,7 +44,7 @@ def check_script(sweep: Sweep) -> None:
     Raises:
         ConfigError: Says what it is to do instead.
     """
-    path = _path(sweep)
+    path = _path(sweep.program, *sweep.command)
     script = read_script(sweep.folder / path) if path else Script()
     for name, line in script.searches.items():
         instead = f"call {script.function}()" if script.function else "do what one trial does"
@@ -57,7 +57,7 @@ def check_script(sweep: Sweep) -> None:
 
 def script_notes(sweep: Sweep) -> Iterator[str]:
     """What is no mistake and yet may leave a script without its parameters, a line each."""
-    path = _path(sweep)
+    path = _path(sweep.program, *sweep.command)
     script = read_script(sweep.folder / path) if path else Script()
     if script.asks and _SWEEP_ID not in sweep.options.environment:
         yield (
@@ -72,9 +72,20 @@ def script_notes(sweep: Sweep) -> Iterator[str]:
         )
 
 
-def _path(sweep: Sweep) -> str:
-    """The script, as it is given; "" where there is none in Python."""
-    return next((word for word in (sweep.program, *sweep.command) if word.endswith(".py")), "")
+def _path(*words: str) -> str:
+    """The script among the words of a command, as it is given; "" where there is none in Python."""
+    return next((word for word in words if word.endswith(".py")), "")
+
+
+def reads_settings(words: Sequence[str], folder: Path) -> bool:
+    """Whether the script of a command reads the settings of a run of W&B.
+
+    Args:
+        words: The command.
+        folder: Where it is started.
+    """
+    path = _path(*words)
+    return bool(path) and read_script(folder / path).reads
 
 
 def read_script(path: Path) -> Script:

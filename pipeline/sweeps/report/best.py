@@ -14,6 +14,9 @@ from pipeline.runs.index import experiments, runs_of
 from pipeline.runs.origin import read_origin
 from pipeline.runs.report.format import count, shown_path, typed_command
 from pipeline.sweeps.agents.programs import as_typed
+from pipeline.sweeps.agents.wandb_metrics import folders_of
+from pipeline.sweeps.agents.wandb_trial import SWEEP_PARAM_PATH, WANDB_MODE
+from pipeline.sweeps.reading.script import reads_settings
 from pipeline.sweeps.recorded import RecordedSweep
 from pipeline.sweeps.report.status import trial_json
 from pipeline.sweeps.space import Choice, Constant, Parameter
@@ -54,7 +57,9 @@ def best_lines(sweep: RecordedSweep) -> Iterator[tuple[str, str]]:
     yield from ((f"{name}:", shown_path(path)) for name, path in _places(sweep, best, start))
     if start.command:
         elsewhere = start.folder and start.folder != str(Path.cwd())
-        yield (f"again, in {start.folder}:" if elsewhere else "again:"), typed_command(as_typed(start.command))
+        given = [f"{name}={typed_command([value])}" for name, value in _environment(sweep, best, start).items()]
+        typed_again = " ".join([*given, typed_command(as_typed(start.command))])
+        yield (f"again, in {start.folder}:" if elsewhere else "again:"), typed_again
 
 
 def _reached(sweep: RecordedSweep, best: Trial) -> Iterator[str]:
@@ -94,6 +99,7 @@ class _Start:
 
     command: list[str] = field(default_factory=list)
     folder: str = ""
+    environment: dict[str, str] = field(default_factory=dict)
 
 
 def _start(path: Path) -> _Start:
@@ -101,6 +107,19 @@ def _start(path: Path) -> _Start:
         return read_json_file(path, _Start)
     except (OSError, ForeignDataError):
         return _Start()
+
+
+def _environment(sweep: RecordedSweep, best: Trial, start: _Start) -> dict[str, str]:
+    """What decided a trial besides its command: variables of the file, and the settings of W&B's client."""
+    found = dict(sweep.asked.options.environment) if sweep.asked is not None else {}
+    place, folder = sweep.folder.trial(best.number), Path(start.folder)
+    if SWEEP_PARAM_PATH in start.environment and (
+        folders_of(place, best.attempts, folder) or reads_settings(start.command, folder)
+    ):
+        found[SWEEP_PARAM_PATH] = str(place.for_wandb.absolute())
+        if WANDB_MODE in start.environment:  # without it there is no login, which the program would ask for
+            found[WANDB_MODE] = start.environment[WANDB_MODE]
+    return found
 
 
 def _places(sweep: RecordedSweep, best: Trial, start: _Start) -> Iterator[tuple[str, Path]]:
@@ -128,6 +147,7 @@ def best_json(sweep: RecordedSweep, now: float) -> dict[str, Any]:
         ConfigError: There is none.
     """
     view, best = sweep.view, best_of(sweep)
+    start = _start(sweep.folder.trial(best.number).start(best.attempts))
     return {
         "sweep": sweep.name,
         "metric": view.metric,
@@ -135,6 +155,7 @@ def best_json(sweep: RecordedSweep, now: float) -> dict[str, Any]:
         **trial_json(best, now),
         "host": view.hosts.get(best.agent, ""),
         "folder": str(sweep.folder.trial(best.number).path),
-        "command": _start(sweep.folder.trial(best.number).start(best.attempts)).command,
+        "command": start.command,
+        "environment": _environment(sweep, best, start),
         "tested": view.tested or None,
     }

@@ -2,6 +2,7 @@
 
 import io
 import json
+import shlex
 import sys
 from pathlib import Path
 
@@ -68,6 +69,43 @@ def test_the_best_trial_is_told_with_all_digits_and_how_it_ran(outputs: Path) ->
     assert f"lr={data['parameters']['lr']}" in text
     assert data["command"][:2] == ["/usr/bin/env", sys.executable], "as it was started"
     assert "names no metric" in told(outputs, "best", "begun", code=2)
+
+
+@pytest.mark.parametrize(
+    ("script", "runs", "mode", "told_of"),
+    [
+        ("import argparse", False, True, False),
+        ("import wandb\nlr = wandb.config.lr", False, True, True),
+        ("import settings", True, True, True),
+        ("import settings", True, False, True),
+    ],
+    ids=["arguments alone", "its text says so", "its run says so", "with a login"],
+)
+def test_what_repeats_the_best_trial_has_its_settings_from_where_the_program_reads_them(
+    tmp_path: Path, script: str, runs: bool, mode: bool, told_of: bool
+) -> None:
+    sweep = searched(tmp_path, 5)
+    sweep.folder.file.write_text(
+        "{program: train.py, method: random, metric: {name: loss}, parameters: {lr: {min: 0, max: 1}}, "
+        "pipeline: {environment: {SIZE: two words}}}"
+    )
+    (tmp_path / "train.py").write_text(script)
+    number = json.loads(told(tmp_path, "best", "lr", "--json"))["number"]
+    place = sweep.folder.trial(number)
+    given = {"WANDB_SWEEP_PARAM_PATH": "elsewhere", **({"WANDB_MODE": "offline"} if mode else {})}
+    start = {"command": [sys.executable, "train.py", "--lr=1"], "folder": str(tmp_path), "environment": given}
+    place.start(1).write_text(json.dumps(start))
+    if runs:
+        (place.path / "wandb/offline-run-1").mkdir(parents=True)
+    wanted = {"SIZE": "two words"}
+    if told_of:
+        wanted |= given | {"WANDB_SWEEP_PARAM_PATH": str(place.for_wandb)}
+    assert json.loads(told(tmp_path, "best", "lr", "--json"))["environment"] == wanted
+    again = told(tmp_path, "best", "lr").partition("again, in ")[2].partition(": ")[2]
+    assert (
+        again
+        == f"{' '.join(f'{name}={shlex.quote(value)}' for name, value in wanted.items())} python train.py --lr=1\n"
+    )
 
 
 def test_trials_are_exported_as_csv_and_json(outputs: Path, tmp_path: Path) -> None:
