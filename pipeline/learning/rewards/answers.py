@@ -9,13 +9,16 @@ Light on purpose: the processes that grade import this.
 
 from __future__ import annotations
 
+import json
 import math
 import re
-from collections.abc import Mapping, Sequence
+from ast import literal_eval
+from collections.abc import Callable, Mapping, Sequence
 from decimal import Decimal
 from typing import Any
 
 from pipeline.errors import DataError
+from pipeline.learning.rewards.traits import RewardTraits, Text, judged
 
 _REASONING = (
     ("<think>", "</think>"),
@@ -31,8 +34,18 @@ _TURNS = ("<|im_start|>", "<|start_header_id|>", "<|eot_id|>", "<|im_end|>")
 _ANOTHER_QUESTION = re.compile(r"\n[ \t]*(?:Question|Problem|Exercise|Q|Human|User)(?: ?\d+)?[ \t]*:")
 _OPENING = re.compile(r"\\(?:f?boxed|fbox)\s*(\{|[^\s{}\\$.,]+)")
 
-_MARK = "####"
+_ANSWER = ("<answer>", "</answer>")
+"""Around the answer alone, as R1 is asked to write it."""
+_HALF_WIDTH = {
+    **{wide: wide - 0xFEE0 for wide in range(0xFF01, 0xFF5F)},
+    **str.maketrans("\u3000\u3001\u3002\u2013\u2212", " ,.--"),
+}
+"""Digits and signs as Chinese and Japanese texts have them, and other signs of minus, as ASCII has them."""
+_LISTED = re.compile(r"\s*\[\s*([\"']).*\1\s*\]\s*", re.DOTALL)
+MARK = "####"
 """Before the answer of a worked solution of GSM8K."""
+MARKED = re.compile(rf"{MARK}(?=[^\w\n]*\d)(?!\s*\d+[.)]\s+[A-Za-z])")
+"""Followed by a number. Without one, or with that of a section, it is a heading of Markdown."""
 _COMMAND = re.compile(r"\\(?:text|mathrm|mbox|textbf|operatorname|begin|end)\*?\{[^{}]*\}|\\[A-Za-z]+")
 _MOST_WORDS = 3
 """Words of an answer that stands there by itself, those inside of LaTeX aside."""
@@ -44,6 +57,51 @@ _APART = re.compile(r"(?<=\d)(?:\{,\}|,?\\[,;:! ]|[ \u00a0\u202f])(?=\d{3}(?!\d)
 _FIRST = re.compile(r"-?(?:\d{1,3}(?:,\d{3})+(?!\d)|\d+)(?:\.\d+)?|-?\.\d+")
 _MORE = re.compile(r"\d|\\(?:sqrt|pi|[dt]?frac|times|cdot)|\^")
 """Makes another value of the number beside it; a unit does not."""
+
+
+def compares(**more: Any) -> RewardTraits:
+    """Traits of a reward that compares an answer with the column `solution`."""
+    return RewardTraits(pointwise=True, verifies=True, judges="correctness", refuses=odd_solution, **more)
+
+
+def compared(
+    completions: Sequence[Text], solution: Sequence[Any], reward: str, same: Callable[[Text, str], float | None]
+) -> list[float | None]:
+    """Judge completions by an answer in them, as `answer_part` and `half_width` give it.
+
+    Args:
+        completions: Texts or conversations.
+        solution: As the rows have it; one that is missing judges nobody.
+        reward: For messages.
+        same: Takes a completion and a solution.
+
+    Raises:
+        DataError: A solution is neither text nor number.
+    """
+    return judged(completions, [_plain(each, reward) for each in solution], same)
+
+
+def _plain(solution: Any, reward: str) -> str | None:
+    """A solution as `written` gives it, in ASCII; of a list that was written as text, what it lists.
+
+    Some sets of competitions have ``["2", "3"]`` for 2 and 3.
+    """
+    text = written(solution, reward)
+    if text is None or not _LISTED.fullmatch(text):
+        return None if text is None else half_width(text)
+    for read in (json.loads, literal_eval):
+        try:
+            found = read(text.strip())
+        except (ValueError, SyntaxError, MemoryError, RecursionError):
+            continue
+        if isinstance(found, list) and all(isinstance(each, str) for each in found):
+            return half_width(", ".join(each.strip("$") for each in found))
+    return half_width(text)
+
+
+def half_width(text: str) -> str:
+    """A text with digits and signs of ASCII for those that mean the same."""
+    return text if text.isascii() else text.translate(_HALF_WIDTH)
 
 
 def is_missing(value: object) -> bool:
@@ -93,8 +151,8 @@ def answer_of(solution: str) -> str | None:
     """What of a solution is its answer: in its last box, after ``####``, or all of it; None for prose."""
     if last_box(solution) is not None:
         return last_boxed(solution)
-    if _MARK in solution:
-        return solution.rpartition(_MARK)[2].strip()
+    if MARK in solution:
+        return solution.rpartition(MARK)[2].strip()
     text = solution.strip()
     words = re.findall(r"[A-Za-z]{2,}", _COMMAND.sub(" ", text))
     return None if "\n" in text or len(words) > _MOST_WORDS else text.strip("$")
@@ -121,7 +179,7 @@ def gold_texts(solution: object, form: str) -> Sequence[str]:
         solution: As the row has it.
         form: With ``{}`` for the answer.
     """
-    said = None if odd(solution) else written(solution, "")
+    said = None if odd(solution) else _plain(solution, "")
     if said is None:
         return []
     answer = answer_of(said)
@@ -134,13 +192,15 @@ def gold_texts(solution: object, form: str) -> Sequence[str]:
 def answer_part(text: str) -> str:
     """What of a completion may hold its answer: what follows the reasoning, up to a question of its own.
 
-    Reasoning that has no end holds no answer, whatever it considers.
+    Reasoning that has no end holds no answer, whatever it considers. Where a part is said to be the answer by
+    ``<answer>``, it is that part. Digits and signs are those of ASCII.
     """
     for opening, closing in _REASONING:
         head, begun, reasoning = text.rpartition(opening)
         if begun and closing not in reasoning:
             text = head
         text = text.rpartition(closing)[2]
+    text = half_width(text.rpartition(_ANSWER[0])[2].partition(_ANSWER[1])[0])
     for mark in _TURNS:
         text = text.partition(mark)[0] if text.find(mark) > 0 else text
     for found in _ANOTHER_QUESTION.finditer(text):

@@ -6,16 +6,22 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from pipeline.learning.rewards.answers import answer_part, gold_box, last_box, last_boxed, odd_solution, written
-from pipeline.learning.rewards.traits import RewardTraits, Text, judged, reward, text_of
+from pipeline.learning.rewards.answers import answer_part, compared, compares, gold_box, last_box, last_boxed
+from pipeline.learning.rewards.traits import Text, reward, text_of
 
-_SPACING = re.compile(r"\\[,;:!> ]|\\left(?![a-zA-Z])|\\right(?![a-zA-Z])|[\s$]")
+_SPACING = re.compile(r"\\[,;:!> ]|\\left(?![a-zA-Z])|\\right(?![a-zA-Z])|[\s~$]")
+_FONT = re.compile(r"\\(?:text|textbf|textit|mathrm|mathbf|mbox)\{([^{}]*)\}")
 _THOUSANDS = re.compile(r"-?\d{1,3}(?:(?:,|\{,\})\d{3})+(?:\.\d+)?")
 
 
 def plain(answer: str) -> str:
-    """An answer without spacing commands, ``$`` and a final point, so that ways of typing it compare equal."""
-    text = _SPACING.sub("", answer).replace("\\dfrac", "\\frac").replace("\\tfrac", "\\frac").rstrip(".")
+    """An answer without spacing, fonts, ``$`` and a final point, so that ways of typing it compare equal."""
+    text = (
+        _SPACING.sub("", _FONT.sub(r"\1", answer))
+        .replace("\\dfrac", "\\frac")
+        .replace("\\tfrac", "\\frac")
+        .rstrip(".")
+    )
     return re.sub(r"[,{}]", "", text) if _THOUSANDS.fullmatch(text) else text
 
 
@@ -34,17 +40,7 @@ def _gold(columns: Mapping[str, Any]) -> Sequence[str]:
     return [text if "boxed" in text else rf"\boxed{{{text}}}" for text in gold_box(columns)]
 
 
-@reward(
-    RewardTraits(
-        pointwise=True,
-        verifies=True,
-        judges="correctness",
-        answer=boxed_answer,
-        gold=_gold,
-        refuses=odd_solution,
-        version=3,
-    )
-)
+@reward(compares(answer=boxed_answer, gold=_gold, version=4))
 def boxed(completions: Sequence[Text], solution: Sequence[Any], **_: Any) -> list[float | None]:
     r"""Compare boxed answers as text. For mathematical equality use `math_verify`.
 
@@ -55,7 +51,7 @@ def boxed(completions: Sequence[Text], solution: Sequence[Any], **_: Any) -> lis
     Raises:
         DataError: A solution is neither text nor number.
     """
-    return judged(completions, [written(each, "boxed") for each in solution], _same)
+    return compared(completions, solution, "boxed", _same)
 
 
 def _same(given: Text, wanted: str) -> float | None:

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from pipeline.learning.rewards.answers import odd_solution, written
-from pipeline.learning.rewards.traits import RewardTraits, Text, judged, reward, stripped, text_of
+from pipeline.learning.rewards.answers import compares, written
+from pipeline.learning.rewards.traits import Text, judged, reward, stripped, text_of
 
 
 def _right(columns: Mapping[str, Any]) -> Sequence[str]:
@@ -14,19 +14,7 @@ def _right(columns: Mapping[str, Any]) -> Sequence[str]:
     return [] if text is None else [text]
 
 
-@reward(
-    RewardTraits(
-        pointwise=True,
-        verifies=True,
-        judges="correctness",
-        isolated=False,
-        answer=stripped,
-        right=_right,
-        gold=_right,
-        refuses=odd_solution,
-        version=2,
-    )
-)
+@reward(compares(isolated=False, answer=stripped, right=_right, gold=_right, version=2))
 def exact_match(completions: Sequence[Text], solution: Sequence[Any], **_: Any) -> list[float | None]:
     """Compare each completion with its solution, both without surrounding white space.
 

@@ -18,18 +18,45 @@ from typing import Any
 
 from pipeline.config.install import install_command
 from pipeline.errors import ConfigError
-from pipeline.learning.rewards.answers import answer_part, boxes, gold_box, last_box, odd_solution, written
-from pipeline.learning.rewards.traits import RewardTraits, Text, judged, reward, text_of
+from pipeline.learning.rewards.answers import (
+    MARK,
+    MARKED,
+    answer_part,
+    boxes,
+    compared,
+    compares,
+    gold_box,
+)
+from pipeline.learning.rewards.traits import Text, reward, text_of
 
 _DELIMITERS = re.compile(r"\$.+\$|\\\(|\\\[", re.DOTALL)
 _WHOLE = re.compile(r"\$\$([^$]+)\$\$|\$([^$]+)\$|\\\(((?:(?!\\\)).)+)\\\)|\\\[((?:(?!\\\]).)+)\\\]", re.DOTALL)
 """One formula and nothing beside it."""
-_MARK = "####"
-"""Before the answer of a worked solution of GSM8K."""
+_LAST_MARK = re.compile(rf"{MARK}[ \t]*(\S[^\n]*)\s*\Z")
+"""With an answer on the last line, be it no number."""
+_LEAD = re.compile(r"[\s=:]*(?:([^\W\d_]{2,})[\s,:]+(?=[-+$\\(\[{.\d]))?[\s=:]*")
+"""A word before an answer, as in ``so 5``."""
+_NO_LATIN = re.compile(r"[\u3040-\u30ff\u3400-\u9fff\uac00-\ud7af]+")
+"""Words of Chinese, Japanese and Korean, which have no spaces around them."""
+_CONCLUDED = re.compile(r"\banswer\b[\s*_]*(?:is|are|[:=])[\s*_:]*(\S.*?)\s*$", re.IGNORECASE | re.MULTILINE)
+"""How prose states its answer, at the end of a line."""
+_FONT = re.compile(r"\\(?:text|textbf|mathrm|mathbf|mbox)\{([^{}]*)\}")
+_OPTION = re.compile(
+    r"(?:\(([A-J])\)|([A-J])[).:])(?=$|[\\\s~])"
+    r"(?:\\[ ,;:!]|\\q?quad(?![a-z])|[\s~])*(?:$|[\w$-]|\\[dt]?frac|\\sqrt)"
+)
+"""The letter of a choice, alone or with what is chosen behind it."""
+_LETTER = re.compile(r"\\(?:mathrm|operatorname|mathit)\{([ei])\}")
+_FUNCTION = re.compile(r"(?<![A-Za-z\\])(exp|sin|cos|tan|log|ln)(?=\s*\()")
+_CURRENCY = "$\N{EURO SIGN}\N{POUND SIGN}\N{YEN SIGN}\N{INDIAN RUPEE SIGN}"
+_BASE = re.compile(r"[\dA-F]+_\{?(\d+)\}?")
+"""A number with the base that it is written in, which the parser leaves out."""
+_CLOSE = 1e-3
+"""What two numbers may differ by that are one, of the larger: six decimals of 0.001 have no more digits."""
 _FEW_WORDS = 5
 """Words of a solution that may be an answer of words alone."""
 _COMMAND = re.compile(r"\\(?:text|mathrm|mbox|textbf|operatorname|begin|end)\*?\{[^{}]*\}|\\[A-Za-z]+")
-_WORD = re.compile(r"[A-Za-z]{2,}")
+_WORD = re.compile(r"[^\W\d_]{2,}")
 _PLAIN_WORDS = {"or", "and", "sqrt", "pi", "sin", "cos", "tan", "log", "ln", "exp"}
 _PLAIN = re.compile(r"[\d\s.,%*/+()^-]+")
 _SPACED = re.compile(r"(?<![\d.,])-?[1-9]\d{0,2}(?:(?:[ \u00a0\u202f~]|\\[,;:! ])\d{3})+(?![\d])")
@@ -70,15 +97,30 @@ def _parse(text: str, latex: bool = False) -> list[Any]:
 
 
 def _read(text: str) -> list[Any]:
-    """What the parser makes of the answer in a text: its last box, else the text, bare or not; empty for none."""
-    found = boxes(text)
-    if found:
-        stated = _STATED.search(text, found[-1][0])
-        return _parse(stated[0]) if stated else _boxed(text, found)
+    """What the parser makes of the answer in a text; empty for none.
+
+    It is in the last box, behind the mark of GSM8K, all there is, or what prose says to be the answer.
+    """
+    if found := boxes(text):
+        hoped = _STATED.search(text, found[-1][0])
+        return _parse(hoped[0]) if hoped else _boxed(text, found)
+    mark = next(reversed(list(MARKED.finditer(text))), None)
+    if mark is not None:
+        return _read(text[mark.end() :].strip().partition("\n")[0])
+    if (last := _LAST_MARK.search(text)) is not None:
+        return _read(last[1].replace(MARK, ""))
     whole = _WHOLE.fullmatch(text.strip().rstrip("."))
     if whole is not None:
         return _alone(next(part for part in whole.groups() if part is not None))
-    return _alone(text) if _is_bare(text) else _parse(text)
+    if _is_bare(text):
+        return _alone(text)
+    said = next((each[1] for each in reversed(list(_CONCLUDED.finditer(text)))), "")
+    has_digits, has_words = any(each.isdigit() for each in said), bool(_words(said))
+    concluded = _alone(said) if _is_bare(said) and not (has_digits and has_words) else []
+    if concluded and has_digits:
+        return concluded
+    # Words may be no answer: "I am sure that the answer is right."
+    return [*concluded, *_parse(_NO_LATIN.sub(lambda words: f" {words[0]} ", text))]
 
 
 def _boxed(text: str, found: Sequence[tuple[int, int, str | None]]) -> list[Any]:
@@ -94,18 +136,25 @@ def _boxed(text: str, found: Sequence[tuple[int, int, str | None]]) -> list[Any]
 
 def _is_bare(text: str) -> bool:
     """Whether a text is an answer that stands there by itself, and no prose with an answer in it."""
-    if "\n" in text.strip() or _DELIMITERS.search(text) or re.search(r"[A-Za-z]\s*:", text):
+    if "\n" in text.strip() or _DELIMITERS.search(text) or re.search(r"[A-Za-z][\s*_]*:", text):
         return False
-    words = [word for word in _WORD.findall(_COMMAND.sub(" ", text)) if word.lower() not in _PLAIN_WORDS]
-    return len(words) <= 1
+    return len(_words(text)) <= 1
+
+
+def _words(text: str) -> list[str]:
+    return [word for word in _WORD.findall(_COMMAND.sub(" ", text)) if word.lower() not in _PLAIN_WORDS]
 
 
 def _alone(answer: str) -> list[Any]:
     """Parse an answer that stands there by itself."""
-    answer = answer.strip().strip("$").strip().rstrip(".").replace("°", r"^\circ")
+    answer = _without_dress(answer)
+    if (option := _OPTION.match(_FONT.sub(r"\1", answer))) is not None:
+        answer = option[1] or option[2]
+    answer = _without_words(answer.rstrip("."))
     if not answer:
         return []
-    answer = _SPACED.sub(lambda found: re.sub(r"\\[,;:! ]|\s|~", "", found[0]), answer)
+    answer = _FUNCTION.sub(r"\\\1", _LETTER.sub(r"\1", answer)).replace(r"\varnothing", r"\emptyset")
+    answer = _SPACED.sub(lambda number: re.sub(r"\\[,;:! ]|\s|~", "", number[0]), answer).replace("~", " ")
     answer = _PI.sub(r"\\pi", _MIXED.sub(r"\1\\frac{\2}{\3}", _POWER.sub(r"\1\\cdot 10^{\2}", answer)))
     if (quantity := _QUANTITY.fullmatch(answer)) and quantity[2].lower() not in _PLAIN_WORDS:
         return _parse(answer)
@@ -119,24 +168,29 @@ def _alone(answer: str) -> list[Any]:
     return found
 
 
+def _without_dress(answer: str) -> str:
+    """An answer without emphasis of Markdown and signs of a currency around it."""
+    return answer.strip().strip("*`").strip().strip(_CURRENCY).strip().replace("°", r"^\circ")
+
+
+def _without_words(answer: str) -> str:
+    """An answer without words beside it that are no units in Latin letters."""
+    lead = _LEAD.match(answer)
+    if lead is not None and (lead[1] or "").lower() not in _PLAIN_WORDS:
+        answer = answer[lead.end() :].strip(_CURRENCY)
+    if not any(each.isdigit() for each in answer):
+        return answer
+    before, behind = _NO_LATIN.match(answer), _NO_LATIN.match(answer[::-1])
+    return answer[before.end() if before else 0 : len(answer) - (behind.end() if behind else 0)].strip(" :=")
+
+
 def parsed_answer(completion: Text) -> str | None:
     """The answer of a completion as the parser reads it, so that ``1/2`` and a half in LaTeX are one vote."""
     parsed = _read(answer_part(text_of(completion)))
     return str(parsed[0]) if parsed else None
 
 
-@reward(
-    RewardTraits(
-        pointwise=True,
-        verifies=True,
-        judges="correctness",
-        answer=parsed_answer,
-        gold=gold_box,
-        refuses=odd_solution,
-        packages=("math-verify", "sympy"),
-        version=4,
-    )
-)
+@reward(compares(answer=parsed_answer, gold=gold_box, packages=("math-verify", "sympy"), version=5))
 def math_verify(completions: Sequence[Text], solution: Sequence[Any], **_: Any) -> list[float | None]:
     """Compare answers as mathematics.
 
@@ -148,7 +202,7 @@ def math_verify(completions: Sequence[Text], solution: Sequence[Any], **_: Any) 
     Raises:
         DataError: A solution is neither text nor number.
     """
-    return judged(completions, [written(each, "math_verify") for each in solution], _equal)
+    return compared(completions, solution, "math_verify", _equal)
 
 
 def _equal(given: Text, wanted: str) -> float | None:
@@ -160,6 +214,8 @@ def _equal(given: Text, wanted: str) -> float | None:
     answer = _read(answer_part(text_of(given)))
     if not answer:
         return 0.0
+    if _differ(gold, answer):
+        return 0.0
     try:
         return float(verify(gold, answer, timeout_seconds=None, raise_on_error=True))
     except (ArithmeticError, NotImplementedError, TypeError, ValueError):
@@ -167,8 +223,21 @@ def _equal(given: Text, wanted: str) -> float | None:
         return float(verify(gold, answer, timeout_seconds=None))
 
 
+def _differ(gold: Sequence[Any], answer: Sequence[Any]) -> bool:
+    """Whether two answers differ in what math-verify does not see: their bases, or digits behind six decimals."""
+    texts = [str(each[-1]) for each in (gold, answer)]
+    bases = [found[1] for text in texts if (found := _BASE.fullmatch(text.strip()))]
+    if len(bases) > 1 and bases[0] != bases[1]:
+        return True
+    one, other = gold[0], answer[0]
+    if any("%" in text for text in texts) or not (getattr(one, "is_number", 0) and getattr(other, "is_number", 0)):
+        return False
+    try:
+        values = [each.evalf() for each in (one, other)]
+        return bool(abs(values[0] - values[1]) > _CLOSE * max(map(abs, values)))
+    except (ArithmeticError, AttributeError, TypeError, ValueError):
+        return False
+
+
 def _gold(wanted: str) -> list[Any]:
-    _, mark, final = wanted.rpartition(_MARK)
-    if mark and last_box(wanted) is None:
-        return _alone(final)
     return _read(wanted) or (_alone(wanted) if len(wanted.split()) <= _FEW_WORDS else [])

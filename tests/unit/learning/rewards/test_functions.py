@@ -68,6 +68,7 @@ def test_gsm8k() -> None:
     given = ["#### 1072", "the answer is $1,072.00", "1073", "I do not know", "#### 1072 dollars"]
     assert gsm8k(completions=given, solution=[solution] * 5, prompts=given) == [1, 1, 0, 0, 1]
     assert gsm8k(completions=["5"], solution=["no number at all"]) == [None]
+    assert gsm8k(completions=["1500000", "1", "1.5e6"], solution=["1.5e6"] * 3) == [1, 0, 1]
 
 
 @pytest.mark.parametrize(
@@ -97,6 +98,8 @@ def test_boxed() -> None:
     for solution in (r"\frac{1}{2}", r"thus \boxed{\frac{1}{2}}"):
         assert boxed(completions=given, solution=[solution] * 4) == [1, 1, 0, 0]
     assert boxed(completions=[conversation(r"\boxed{3}")], solution=["3"]) == [1]
+    assert boxed(completions=[r"\boxed{\text{E}}", r"\boxed{\textbf{E}}"], solution=["E", r"\text{E}"]) == [1, 1]
+    assert boxed(completions=[r"\boxed{5}", "5"], solution=['["5"]'] * 2) == [1, 0]
     assert boxed_answer(r"\boxed{}") is None
 
 
@@ -226,6 +229,50 @@ def test_a_row_without_a_solution_is_not_judged(verifier: Any) -> None:
         # What the parser does not understand is compared as text, and no number taken out of it.
         (r"1, 2, \ldots, n", [r"\boxed{1, 2, \ldots, n}"], [r"\boxed{1, 3, \ldots, 2n-1}", "1"]),
         ("f(x) = 0", [r"\boxed{f(x) = 0}"], [r"\boxed{\forall x>0, f(x) = 0}"]),
+        # Signs and digits of full width, units and words without spaces (as of Chinese).
+        (
+            "12",
+            ["\\boxed{\uff11\uff12}", "\u7b54\u6848\u662f12\u3002", "\u7b54\u6848\uff1a12", "12\u5143"],
+            ["\uff11"],
+        ),
+        ("(1,2)", ["\\boxed{\uff081\uff0c2\uff09}"], ["\\boxed{\uff082\uff0c1\uff09}"]),
+        ("-4", ["\\boxed{\u22124}", "\\boxed{\u20134}"], ["4"]),
+        # Beside an answer: a word, emphasis, currencies, tags, marks.
+        ("42", ["Therefore 42", "so 42.", "= 42", "approximately 42"], ["so 43", r"so \frac42"]),
+        ("42", ["**42**", "*42*", "`42`", "**Answer**: 42", "**$42**", "\\boxed{\u20ac42}"], ["**4**"]),
+        ("42", ["#### 42", "1\n#### 42 dollars", "#### The answer is 42"], ["#### 4", "#### 1. Count 42\n5"]),
+        (r"\frac{3}{4}", [r"The answer is \frac{3}{4}.", r"#### \frac{3}{4}", "The answer is 0.75."], ["3", "4"]),
+        ("2 1/2", ["The answer is 2 1/2."], ["The answer is 2.", "The answer is 1/2."]),
+        ("(3,4)", ["The answer is (3,4)."], ["The answer is (4,3)."]),
+        (
+            "5",
+            ["The answer is 5.\nI am sure that the answer is right.", "The answer is 5 (see 7)."],
+            ["Answer: 7"],
+        ),
+        (
+            "C",
+            ["The answer is C.", "**C**", "Answer: (C)", "C) 17", r"\boxed{\textbf{(C)}\ 17}"],
+            ["D) C", "Answer: D"],
+        ),
+        (
+            "C",
+            [r"\boxed{\text{C: a long tail}}", r"\boxed{C.}"],
+            [r"\boxed{A or B or C}", r"\boxed{(C) \cup (D)}"],
+        ),
+        (r"\textbf{(C)}\ 17", [r"\boxed{C}", r"\boxed{(C)}"], [r"\boxed{D}"]),
+        ("no", ["The answer is no."], ["The answer is yes."]),
+        # Lists that were written as text.
+        ("['5', '6']", [r"\boxed{5, 6}", r"\boxed{6, 5}"], [r"\boxed{5}", r"\boxed{[5, 6]}"]),
+        (r'["\\frac{1}{2}"]', [r"\boxed{0.5}"], [r"\boxed{1}"]),
+        # What math-verify takes for one.
+        ("1.6e-19", [r"\boxed{1.6 \times 10^{-19}}", "1.6e-19"], [r"\boxed{9.1e-31}", "0"]),
+        (r"\frac{1}{2004!}", [r"\boxed{\frac{1}{2004!}}"], [r"\boxed{\frac{1}{2006!}}"]),
+        (r"\frac{2^{2005}+1}{3 \cdot 2^{2006}}", [], [r"\boxed{\frac{1}{3 \cdot 2^{2006}}}"]),
+        ("4343_6", [r"\boxed{4343_6}", r"\boxed{4343_{6}}"], [r"\boxed{4343_7}"]),
+        (r"1 - \frac{1}{\mathrm{e}}", [r"\boxed{1 - \frac{1}{e}}"], [r"\boxed{1 + \frac{1}{e}}"]),
+        ("exp(2)", [r"\boxed{e^2}"], [r"\boxed{2}"]),
+        (r"\emptyset", [r"\boxed{\varnothing}", r"\boxed{\{\}}"], [r"\boxed{0}"]),
+        ("5", [r"\boxed{5~\mathrm{cm}^2}"], [r"\boxed{5^2}"]),
         (42, [r"\boxed{42}", "42"], ["4"]),
         (42.0, [r"\boxed{42}"], ["4"]),
         (1e-05, [r"\boxed{0.00001}"], ["1"]),
@@ -252,6 +299,11 @@ def test_a_solution_is_read_wherever_it_stands(solution: Any, right: list[str], 
         (r"[THINK]\boxed{5}", 0),
         ("\\boxed{5}\n\nQuestion: Tom has 3 pens.\nAnswer: \\boxed{3}", 1),
         ("\\boxed{5}<|im_start|>user\nand \\boxed{6}", 1),
+        (r"<think>4</think><answer>\boxed{5}</answer> or \boxed{6}", 1),
+        (r"\boxed{5} <answer>\boxed{6}</answer>", 0),
+        (r"\boxed{5} <answer></answer>", 0),
+        (r"<think> <answer>\boxed{5}</answer> </think> I do not know", 0),
+        ("\\boxed{\uff15}", 1),
     ],
 )
 def test_where_the_answer_of_a_completion_is(verifier: Any, completion: str, score: float) -> None:
@@ -278,6 +330,16 @@ def test_where_the_answer_of_a_completion_is(verifier: Any, completion: str, sco
         ("#### **18**", "18"),
         (r"\boxed{4} each, so #### 8", "8"),
         ("It is \N{MINUS SIGN}3.", "-3"),
+        ("\N{EN DASH}3", "-3"),
+        ("\uff11\uff0c\uff12\uff13\uff14", "1234"),
+        ("10 000", "10000"),
+        ("1/2", None),
+        ("half of it is .5", "0.5"),
+        ("about 1.5e3 of them", "1500"),
+        ("2E-3", "0.002"),
+        ("2e", "2"),
+        ("1e9999", "1"),
+        ("<answer>18</answer> for 2 weeks", "18"),
     ],
 )
 def test_the_number_where_it_was_asked_for(completion: str, number: str | None) -> None:
