@@ -114,6 +114,19 @@ def read_json_file(
     return read_json(read_plain(path, limit, follow=follow), kind, infinite=infinite)
 
 
+def read_model_json(path: Path, kind: type[_T], limit: int = SMALL) -> _T:
+    """Read a file of JSON of a model, as transformers and peft do: in UTF-8 alone, `NaN` and `Infinity` allowed.
+
+    Raises:
+        ForeignDataError: They would not read it, or it is not of this type, or too large.
+        OSError: It cannot be read.
+    """
+    data = read_plain(path, limit, follow=True)
+    if json.detect_encoding(data) != "utf-8":
+        raise ForeignDataError("it is not in plain UTF-8, as editors of Windows save: save it without a BOM")
+    return read_json(data, kind, infinite=True)
+
+
 # -- in words --------------------------------------------------------------------------------------------------
 
 

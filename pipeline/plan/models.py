@@ -22,7 +22,7 @@ from pipeline.config.install import install_command
 from pipeline.config.schema import Config
 from pipeline.errors import ConfigError
 from pipeline.files import open_plain
-from pipeline.foreign import ForeignDataError, read_json_file
+from pipeline.foreign import ForeignDataError, read_model_json
 from pipeline.learning.datasets.hub import folder_called_nearly, in_cache, is_hub_id, offline
 from pipeline.learning.models.adapter_folder import (
     SETTINGS,
@@ -42,6 +42,9 @@ MAGIC = b"GGUF"
 OLDEST_FOR_GGUF = "5.23"
 """The first transformers that was seen to read the special tokens of GGUF files; 5.17 does not."""
 CONFIG = "config.json"
+ENDS = "generation_config.json"
+_SETTINGS = (ENDS, "tokenizer_config.json", "special_tokens_map.json", "added_tokens.json")
+"""Files of settings besides, each of which a folder may lack."""
 LARGEST_CONFIG = 10_000_000
 """Bytes; the largest known ones have some ten thousand."""
 TIED = {"lm_head", "embed_out", "embed_tokens", "embed_in", "wte", "word_embeddings"}
@@ -82,6 +85,7 @@ def check_models(config: Config) -> None:
             try:
                 if is_adapters(path):
                     check_folder(given, Path(path))
+                    _check_settings(given, Path(path))
                     if wrong := wrong_with(Path(path) / WEIGHTS):
                         raise ConfigError(f"{given}: {WEIGHTS} {wrong}")
                     place = with_weights(*place)
@@ -307,6 +311,21 @@ def _check_local(model: str, key: str, given: str, path: Path, trusted: bool) ->
     config = _read_config(given, path / CONFIG)
     _check_kind(model, key, given, config, trusted)
     check_whole(given, path)
+    _check_settings(given, path)
+
+
+def _check_settings(given: str, folder: Path) -> None:
+    """Refuse a folder with settings that transformers could not read, or would pass over with the ends in them."""
+    for file in (folder / name for name in _SETTINGS):
+        if not file.exists():
+            continue
+        settings = _read_config(given, file)
+        ends = settings.get("eos_token_id") if file.name == ENDS else None
+        if not all(type(end) is int for end in (ends if isinstance(ends, list) else [ends]) if end is not None):
+            raise ConfigError(
+                f"{given}: eos_token_id={ends} in {file} must be the id of a token, or a list of ids, since "
+                "completions end there. Write these, or leave it out"
+            )
 
 
 def _read_config(given: str, file: Path) -> dict[str, Any]:
@@ -338,7 +357,7 @@ def read_config(path: Path) -> dict[str, Any]:
         ForeignDataError: It is too large, or holds something else than an object.
         OSError: It is no plain file, or cannot be read.
     """
-    return read_json_file(path, dict[str, Any], LARGEST_CONFIG, follow=True, infinite=True)
+    return read_model_json(path, dict[str, Any], LARGEST_CONFIG)
 
 
 def reason(error: OSError | ForeignDataError) -> str:

@@ -16,7 +16,7 @@ from typing import Any
 from pipeline.config.bases import ModelConfig
 from pipeline.config.schema import Config
 from pipeline.errors import ConfigError
-from pipeline.foreign import ForeignDataError, read_json_file
+from pipeline.foreign import ForeignDataError, read_model_json
 from pipeline.learning.datasets.from_files import FilesConfig
 from pipeline.learning.datasets.hub import in_cache
 from pipeline.learning.datasets.registry import load_dataset
@@ -170,7 +170,7 @@ def read_vocabulary(key: str, path: str) -> dict[str, int]:
     if not file.is_file():
         file = in_cache(place, FILE) or file
     try:
-        found = read_json_file(file, _Tokenizer, LARGEST_TOKENIZER, follow=True)
+        found = read_model_json(file, _Tokenizer, LARGEST_TOKENIZER)
     except (OSError, ForeignDataError) as error:
         raise ConfigError(
             f"{key}={path}: cannot read {file} ({reason(error)}). Give the folder of a model saved by "

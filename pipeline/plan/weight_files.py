@@ -14,7 +14,7 @@ from safetensors import SafetensorError, safe_open
 
 from pipeline.errors import ConfigError
 from pipeline.files import open_plain
-from pipeline.foreign import ForeignDataError, converted, read_json_file
+from pipeline.foreign import ForeignDataError, converted, read_model_json
 
 WHOLE = "model.safetensors"
 INDEX = "model.safetensors.index.json"
@@ -37,7 +37,7 @@ def weight_files(folder: Path) -> list[Path]:
         return []
     if first.suffix != ".json":
         return [first]
-    index = read_json_file(first, dict[str, Any], _LARGEST_INDEX, follow=True, infinite=True)
+    index = read_model_json(first, dict[str, Any], _LARGEST_INDEX)
     if not isinstance(index.get("metadata"), dict):
         raise ForeignDataError("it has no object `metadata`, which transformers asks for")
     names = sorted(set(converted(index.get("weight_map"), dict[str, str]).values()))
@@ -50,7 +50,7 @@ def _first_file(folder: Path) -> Path | None:
     """The file of all weights, or the index, that transformers opens; None where it finds neither."""
     named = None
     with suppress(OSError, ForeignDataError):  # what is wrong with it is told where models are checked
-        config = read_json_file(folder / "config.json", dict[str, Any], follow=True, infinite=True)
+        config = read_model_json(folder / "config.json", dict[str, Any])
         named = config.get("transformers_weights")
     # Another name is that of a file in the folder.
     names = [Path(named).name] if isinstance(named, str) else [WHOLE, INDEX]

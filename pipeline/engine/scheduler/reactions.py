@@ -282,7 +282,9 @@ def _job_raised(run: Run, index: int, message: JobRaised, on_disk: OnDisk) -> No
     is_gang = len(workers) > 1
     beside = kind is FailureKind.out_of_memory and state.ran_out_of_memory(job_id, index)
     state.raised(index, message.held_mb)
-    what = (message.said.splitlines() or ["an exception that says nothing"])[0][:_MAX_REASON]
+    first, *rest = message.said.splitlines() or ["an exception that says nothing"]
+    # Validators of libraries say what is wrong in the line below the one that announces it.
+    what = " ".join([first, *(line.strip() for line in rest[:1] if first.endswith(":"))])[:_MAX_REASON]
     failure = Failure(kind, what, traceback=message.traceback, damaged_key=message.damaged_key)
     if beside:
         try_exclusively(run, job_id, index, failure)

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 from pipeline.errors import DataError
-from pipeline.foreign import read_json_file
+from pipeline.foreign import read_model_json
 from pipeline.learning.datasets.base import Message, Row
 
 if TYPE_CHECKING:
@@ -163,7 +163,7 @@ class TemplateOfFolder:
 
     def __init__(self, folder: Path) -> None:
         """Read it; raises `ForeignDataError` or `OSError` where that cannot be."""
-        settings = read_json_file(folder / "tokenizer_config.json", dict[str, Any], follow=True, infinite=True)
+        settings = read_model_json(folder / "tokenizer_config.json", dict[str, Any])
         beside, inside = folder / "chat_template.jinja", settings.get("chat_template")
         self.name_or_path = str(folder)
         found = beside.read_text() if beside.is_file() else inside

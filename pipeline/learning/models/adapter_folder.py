@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from pipeline.errors import ConfigError
-from pipeline.foreign import ForeignDataError, read_json_file
+from pipeline.foreign import ForeignDataError, read_model_json
 
 WEIGHTS, SETTINGS = "adapter_model.safetensors", "adapter_config.json"
 MERGED = frozenset({"LORA", "ADALORA", "IA3", "LOHA", "LOKR", "OFT", "HRA", "VERA", "FOURIERFT"})
@@ -99,4 +99,4 @@ def check_folder(given: str, folder: Path) -> None:
 
 
 def _settings(folder: Path) -> dict[str, Any]:
-    return read_json_file(folder / SETTINGS, dict[str, Any], follow=True, infinite=True)
+    return read_model_json(folder / SETTINGS, dict[str, Any])

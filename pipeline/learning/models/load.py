@@ -6,7 +6,7 @@ import logging
 import shutil
 import tempfile
 from collections import Counter
-from collections.abc import Callable, Collection, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
@@ -97,13 +97,14 @@ def load_policy(
         str(folder),
         config=config,
         output_loading_info=True,
+        ignore_mismatched_sizes=True,  # refused below, by name
         **asked,
         **{**options, **({"dtype": stored} if stored else {})},
         **split_options(config, ranks, str(folder)),
         **quantization_options(bits, system, device),
     )
     head = model.get_output_embeddings() if for_values else None
-    check_complete(model, folder, told["missing_keys"], besides=[] if head is None else [*head.parameters()])
+    check_complete(model, folder, told, besides=[] if head is None else [*head.parameters()])
     if stored:
         _compute_buffers(model, partial(kind.from_config, config, dtype=options["dtype"], **asked))
     note_split(model, ranks)
@@ -111,25 +112,27 @@ def load_policy(
 
 
 def check_complete(
-    model: PreTrainedModel, folder: str | Path, missing: Collection[str], *, besides: Iterable[nn.Parameter] = ()
+    model: PreTrainedModel, folder: str | Path, told: dict[str, Any], *, besides: Iterable[nn.Parameter] = ()
 ) -> None:
-    """Refuse a model of which weights were in no file: transformers draws them at random and goes on.
+    """Refuse a model of which weights were in no file, or in another size: transformers draws them at random.
 
     Args:
         model: As it was loaded.
         folder: From where, for the message.
-        missing: Names of what was in no file, as `from_pretrained` tells them.
+        told: What `from_pretrained` tells of loading, asked to ignore sizes that do not match.
         besides: What may be missing.
 
     Raises:
         JobError: Names one of them.
     """
-    free = {id(weight) for weight in besides}
+    free, missing = {id(weight) for weight in besides}, {*told["missing_keys"]}
+    missing |= {name for name, *_ in told["mismatched_keys"]}
     lacking = [name for name, weight in model.named_parameters() if name in missing and id(weight) not in free]
     if lacking:
         raise JobError(
-            f"{folder}: its files lack {len(lacking)} of the tensors that its config.json asks for, such as "
-            f"{lacking[0]}. The two do not belong together, or a part is missing: get the model again."
+            f"{folder}: its files lack {len(lacking)} of the tensors that its config.json asks for, or have them "
+            f"in another size, such as {lacking[0]}. The two do not belong together, or a part is missing: get "
+            "the model again."
         )
 
 

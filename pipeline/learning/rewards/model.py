@@ -108,12 +108,16 @@ class RewardModel:
             tokenizer: PreTrainedTokenizerBase = AutoTokenizer.from_pretrained(path)
             model: PreTrainedModel
             model, told = AutoModelForSequenceClassification.from_pretrained(
-                path, dtype=getattr(torch, settings.dtype), use_safetensors=True, output_loading_info=True
+                path,
+                dtype=getattr(torch, settings.dtype),
+                use_safetensors=True,
+                output_loading_info=True,
+                ignore_mismatched_sizes=True,  # refused below, by name
             )
         except (OSError, ValueError) as error:
             first = str(error).strip().partition("\n")[0]
             raise ConfigError(f"cannot load the reward model '{settings.path}': {first}") from error
-        check_complete(model, settings.path, told["missing_keys"])
+        check_complete(model, settings.path, told)
         self._tokenizer = tokenizer
         self._tokenizer.truncation_side = "left"
         self._tokenizer.padding_side = "right"

@@ -253,7 +253,7 @@ def test_a_model_without_its_tokenizer_is_refused(tmp_path: Path) -> None:
     [
         (b"[" * 100_000, "nested too deeply"),
         (b"[1]", "got `array`"),
-        (b"\xff\xfe", "this is no JSON"),
+        (b"\xff\xfe", "not in plain UTF-8"),
         (None, "no plain file"),
         (b" " * (LARGEST_CONFIG + 1), "larger than 10,000,000 bytes"),
     ],
@@ -272,6 +272,33 @@ def test_a_hostile_config_is_one_message(tmp_path: Path, content: bytes | None, 
     with pytest.raises(ConfigError, match=r"cannot read .*tokenizer\.json"):
         read_vocabulary("models.hf.path", str(folder))
     assert has_chat_template(str(folder)) is False
+
+
+@pytest.mark.parametrize("content", [b"{", b"[]", b"", b"\xef\xbb\xbf{}"], ids=["cut", "list", "empty", "BOM"])
+@pytest.mark.parametrize(
+    "name",
+    [
+        "config.json",
+        "generation_config.json",
+        "tokenizer_config.json",
+        "special_tokens_map.json",
+        "added_tokens.json",
+    ],
+)
+def test_settings_that_transformers_does_not_read_are_refused(tmp_path: Path, name: str, content: bytes) -> None:
+    folder = folder_of(tmp_path / "model")
+    (folder / name).write_bytes(content)
+    assert f"cannot read {folder / name}" in refused(folder)
+
+
+@pytest.mark.parametrize("end", ["<eos>", 2.0, True, ["<eos>"], {"id": 2}])
+def test_ends_that_are_no_ids_are_refused(tmp_path: Path, end: object) -> None:
+    folder = folder_of(tmp_path / "model")
+    (folder / "generation_config.json").write_text(json.dumps({"eos_token_id": end}))
+    assert "must be the id of a token" in refused(folder)
+    for fine in (None, 2, [2, 3], []):
+        (folder / "generation_config.json").write_text(json.dumps({"eos_token_id": fine}))
+        check_models(request(f"models.hf.path={folder}"))
 
 
 def test_a_missing_package_for_gguf_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -13,6 +13,7 @@ from pipeline.engine.workers.messages import (
     Heartbeat,
     JobFinished,
     JobProgress,
+    JobRaised,
     JobStarted,
     LeftChanged,
     WorkerUnreadable,
@@ -288,3 +289,16 @@ def test_a_worker_that_ends_well_in_the_middle_of_its_job_has_lost_it() -> None:
     paper = running()
     assert paper.ended(0, exit_code=0) == ["WorkerExited", "AttemptFailed a"]
     assert paper.record("AttemptFailed")["kind"] == FailureKind.lost.value
+
+
+@pytest.mark.parametrize(
+    ("message", "told"),
+    [("bad\nmore", "E: bad"), ("of field 'x':\n    is no number\nmore", "E: of field 'x': is no number")],
+)
+def test_a_failure_is_told_in_the_line_that_says_what_is_wrong(message: str, told: str) -> None:
+    paper = running()
+    raised = JobRaised(
+        job_id="a", attempt=1, error_type="E", message=message, traceback="", run_s=1, kind=FailureKind.bug
+    )
+    paper.hear(0, raised, OnDisk(stored=False))
+    assert told == paper.record("JobFailed")["reason"]
