@@ -7,7 +7,8 @@
     chain:     generate shards -> train -> evaluate shards -> metrics      (rounds 1, 2, ...)
 
 A pure function: it reads class attributes of the algorithms, asks functions that it is given for priorities and
-for numbers of rows, touches no file and imports no torch. Jobs and keys are the same whatever these numbers are.
+for numbers of rows, touches no file and imports no torch. Keys are the same whatever these numbers are: of a shard that
+is known to have no row there is no job, and what would read it has its key in its own all the same.
 """
 
 from __future__ import annotations
@@ -65,7 +66,7 @@ def build_plan(
         plain_attention: Models for which there is no other; see `plan.attention`.
         widths: Devices of jobs that write texts; see `plan.widths`.
         rows: Dataset and key of its preparation, "" of one that makes its rows -> rows of each split, as far as
-            known; for estimates only.
+            known; for estimates, and shards without any are left out.
 
     Raises:
         ConfigError: An algorithm cannot be loaded, or `execution.priority` cannot be used.
@@ -81,7 +82,8 @@ def build_plan(
         for number in range(chain.rounds_from, config.rounds_of_training + 1):
             for stage in planned_stages(chain.kind, config):
                 builder.add_stage(chain, number, stage)
-    plan = Plan(with_priorities(builder.jobs.values(), builder.edges, config), builder.edges)
+    jobs, edges = builder.with_rows()
+    plan = Plan(with_priorities(jobs, edges, config), edges)
     if config.stage is StageChoice.prepare:
         return plan.up_to([job.id for job in plan.jobs.values() if job.algo == PREPARATION])
     return plan
@@ -113,6 +115,7 @@ class _Builder:
         self._rows: dict[str, Mapping[str, int]] = {}
         self.jobs: dict[str, Job] = {}
         self.edges: list[tuple[str, str]] = []
+        self._empty: set[str] = set()
         self._keys = ResultKeys()
         self._by_key: dict[str, str] = {}
         self._outputs: dict[tuple[str, str, str, int | None, int, int, str], list[str]] = {}
@@ -128,6 +131,18 @@ class _Builder:
             if self._prepared[chain.dataset] and stage.name == "train":
                 # The reference's tokenizer is part of its output.
                 self.add_stage(preparation, 0, TOKENIZE)
+
+    def with_rows(self) -> tuple[list[Job], list[tuple[str, str]]]:
+        """All jobs and edges but those of shards without rows, of which nothing is read."""
+        if not self._empty:
+            return list(self.jobs.values()), self.edges
+        keys = {self.jobs[job_id].key for job_id in self._empty}
+        jobs = [
+            replace(job, inputs={name: tuple(key for key in of if key not in keys) for name, of in job.inputs.items()})
+            for job in self.jobs.values()
+            if job.id not in self._empty
+        ]
+        return jobs, [edge for edge in self.edges if self._empty.isdisjoint(edge)]
 
     def _count(self, chain: Chain) -> None:
         """Reckon with the rows that a dataset has from here on, where these are known."""
@@ -245,6 +260,8 @@ class _Builder:
         )
         self.jobs[job.id] = job
         self._by_key[key] = job.id
+        if shard and made_of.samples and not samples:
+            self._empty.add(job.id)  # but for the first one, as what reads a stage needs something to read
         self.edges += [(upstream, job.id) for ids in read.values() for upstream in ids]
         return job.id
 

@@ -15,6 +15,7 @@ from pipeline.errors import ConfigError, DeviceError
 from pipeline.learning.datasets.prepared import prepare as write_prepared
 from pipeline.learning.datasets.registry import load_dataset
 from pipeline.plan.build import build_plan
+from pipeline.runs.sources import known_rows, read_sources
 from tests.doubles import fake_nvml
 from tests.doubles.composing import quick_config
 
@@ -193,7 +194,7 @@ def test_a_dry_run_plans_for_gpus_that_are_not_here(tmp_path: Path, monkeypatch:
 
 
 def test_a_plan_reckons_with_the_rows_that_there_are(tmp_path: Path) -> None:
-    """Before rows are prepared by a look at small files, then by what was counted; jobs and keys stay the same."""
+    """Before rows are prepared by a look at small files, then by what was counted; keys stay the same."""
     rows = tmp_path / "rows.jsonl"
     rows.write_text(
         "".join(json.dumps({"prompt": f"{n} + 1 =", "solution": f"{n + 1}"}) + "\n" for n in range(200))
@@ -209,7 +210,7 @@ def test_a_plan_reckons_with_the_rows_that_there_are(tmp_path: Path) -> None:
 
     looked = prepare(config)
     each = config.data_collection.samples_per_example
-    assert generated(looked) == [80 * each, 20 * each, *[0] * 123]
+    assert generated(looked) == [80 * each, 20 * each]  # and no shards without rows
     assert looked.rows["hf"]["train"] == 100
 
     def seconds(request: Request) -> float:
@@ -223,11 +224,18 @@ def test_a_plan_reckons_with_the_rows_that_there_are(tmp_path: Path) -> None:
     about["rows"]["train"] = 90
     (folder / "dataset.json").write_text(json.dumps(about))
     counted = prepare(config)
-    assert generated(counted)[:2] == [80 * each, 10 * each]
+    assert generated(counted) == [80 * each, 10 * each]
     assert [job.key for job in counted.plan.jobs.values()] == [job.key for job in looked.plan.jobs.values()]
     whole = build_plan(config, weights={"hf": 7 * 10**9})
     assert seconds(counted) < seconds(looked) < 0.2 * seconds(replace(counted, plan=whole))
-    assert looked.plan.jobs.keys() == counted.plan.jobs.keys() == whole.jobs.keys()
+    known = known_rows(config, looked.store.path)
+    whole, some = (build_plan(config, sources=read_sources(config), rows=rows) for rows in (None, known))
+    assert len(whole.jobs) > 125 > len(some.jobs) == len(looked.plan.jobs)
+    assert {name: job.key for name, job in whole.jobs.items() if name in some.jobs} == {
+        name: job.key for name, job in some.jobs.items()
+    }
+    made = {job.key for job in some.jobs.values()}
+    assert made.issuperset(key for job in some.jobs.values() for keys in job.inputs.values() for key in keys)
 
 
 def test_rows_that_are_stored_are_looked_at_again_for_what_is_still_to_do_with_them(tmp_path: Path) -> None:
