@@ -134,7 +134,7 @@ def attention(bench: Bench) -> list[Figure]:
 def decoding(bench: Bench) -> list[Figure]:
     """Tokens per second of an 8B policy, by itself and with a 1B guide."""
     policy, guide, found = bench.policy("8b"), bench.value("1b"), []
-    predicted = {64: ((15, 30), (25, 45)), 128: ((None, None), (None, None)), 256: ((None, None), (None, None))}
+    predicted = {64: ((7, 10), (12, 17)), 128: ((None, None), (None, None)), 256: ((None, None), (None, None))}
     for rows, of in {bench.of(rows, 4): of for rows, of in predicted.items()}.items():
         for name, model, (low, high) in (("plain", None, of[0]), ("guided", guide, of[1])):
             bench.fresh()
@@ -157,9 +157,9 @@ def launches(bench: Bench) -> list[Figure]:
     busy = sum(event.self_device_time_total for event in seen.key_averages()) / 1e6 if bench.on_gpu else None
     waits = sum(count for name, count in counts.items() if "Synchronize" in name)
     return [
-        Figure("kernels launched a step", counts["cudaLaunchKernel"] / steps, "", 2000, 3500),
-        Figure("waits for the GPU a step", waits / steps, "", 1, 4),
-        Figure("share of time in which the GPU works", None if busy is None else busy / seconds, "", 0.2, 0.5),
+        Figure("kernels launched a step", counts["cudaLaunchKernel"] / steps, "", 1900, 2700),
+        Figure("waits for the GPU a step", waits / steps, "", 1, 2),
+        Figure("share of time in which the GPU works", None if busy is None else busy / seconds, "", 0.3, 0.9),
     ]
 
 
