@@ -12,143 +12,40 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-WITHOUT_SDPA = frozenset(
-    {
-        "bloom",
-        "codegen",
-        "cpmant",
-        "deepseek_v4",
-        "falcon_mamba",
-        "flint",
-        "gemma2",
-        "got_ocr2",
-        "gpt_neo",
-        "gpt_neox_japanese",
-        "gpt_oss",
-        "gptj",
-        "granite_swa",
-        "granitemoe_swa",
-        "hy_v4",
-        "inkling2_text",
-        "mamba",
-        "mamba2",
-        "mimo_v2_flash",
-        "mpt",
-        "openai-gpt",
-        "rwkv",
-        "vaultgemma",
-        "xglm",
-        "xlstm",
-    }
+
+def _kinds(names: str) -> frozenset[str]:
+    """Kinds of models, as configurations call them (`model_type`)."""
+    return frozenset(names.split())
+
+
+WITHOUT_SDPA = _kinds(
+    """
+    bloom codegen cpmant deepseek_v4 falcon_mamba flint gemma2 got_ocr2 gpt_neo gpt_neox_japanese gpt_oss
+    gptj granite_swa granitemoe_swa hy_v4 inkling2_text mamba mamba2 mimo_v2_flash mpt openai-gpt rwkv
+    vaultgemma xglm xlstm
+    """
 )
 """Kinds of models that transformers has in plain products alone. Part of keys, so it is the same on all machines,
 whichever transformers they have."""
 
-PAGED = frozenset(
-    {
-        "biogpt",
-        "cohere",
-        "cohere2",
-        "ctrl",
-        "dbrx",
-        "dots1",
-        "exaone4",
-        "gemma",
-        "gemma2",
-        "gemma3",
-        "gemma3_text",
-        "gemma3n_text",
-        "glm4",
-        "gpt2",
-        "gpt_bigcode",
-        "gpt_neox",
-        "gpt_oss",
-        "granite",
-        "granitemoe",
-        "helium",
-        "llama",
-        "llava",
-        "mistral",
-        "mixtral",
-        "olmo2",
-        "olmo3",
-        "olmoe",
-        "opt",
-        "persimmon",
-        "phi",
-        "phi3",
-        "phimoe",
-        "qwen2",
-        "qwen2_5_vl",
-        "qwen2_moe",
-        "qwen3",
-        "qwen3_moe",
-        "smollm3",
-        "starcoder2",
-    }
+PAGED = _kinds(
+    """
+    biogpt cohere cohere2 ctrl dbrx dots1 exaone4 gemma gemma2 gemma3 gemma3_text gemma3n_text glm4 gpt2
+    gpt_bigcode gpt_neox gpt_oss granite granitemoe helium llama llava mistral mixtral olmo2 olmo3 olmoe opt
+    persimmon phi phi3 phimoe qwen2 qwen2_5_vl qwen2_moe qwen3 qwen3_moe smollm3 starcoder2
+    """
 )
 """Kinds of models whose tokens were the same by continuous batching of transformers as by our own decoder. All of
 them were tried: some others are decoded wrongly there without a word."""
-_OWN_ATTENTION = frozenset(
-    {
-        "bloom",
-        "codegen",
-        "diffllama",
-        "falcon",
-        "gpt_neo",
-        "gptj",
-        "mpt",
-        "nemotron",
-        "stablelm",
-        "xglm",
-    }
-)
+_OWN_ATTENTION = _kinds("bloom codegen diffllama falcon gpt_neo gptj mpt nemotron stablelm xglm")
 """Kinds of models that compute attention past the interface that gives it pages; found likewise."""
-SPLIT = frozenset(
-    {
-        "cohere",
-        "cohere2",
-        "deepseek_v2",
-        "deepseek_v3",
-        "deepseek_v32",
-        "dots1",
-        "exaone4",
-        "gemma",
-        "gemma2",
-        "gemma3",
-        "gemma3_text",
-        "gemma3n_text",
-        "glm4",
-        "gpt_neox",
-        "granite",
-        "granitemoe",
-        "granitemoehybrid",
-        "helium",
-        "llama",
-        "llama4_text",
-        "llava",
-        "minicpm3",
-        "minimax",
-        "mistral",
-        "mixtral",
-        "nemotron",
-        "olmo2",
-        "olmo3",
-        "olmo_hybrid",
-        "olmoe",
-        "phi",
-        "phi3",
-        "phimoe",
-        "qwen2",
-        "qwen2_5_vl",
-        "qwen2_moe",
-        "qwen3",
-        "qwen3_5_text",
-        "qwen3_moe",
-        "qwen3_next",
-        "smollm3",
-        "starcoder2",
-    }
+SPLIT = _kinds(
+    """
+    cohere cohere2 deepseek_v2 deepseek_v3 deepseek_v32 dots1 exaone4 gemma gemma2 gemma3 gemma3_text
+    gemma3n_text glm4 gpt_neox granite granitemoe granitemoehybrid helium llama llama4_text llava minicpm3
+    minimax mistral mixtral nemotron olmo2 olmo3 olmo_hybrid olmoe phi phi3 phimoe qwen2 qwen2_5_vl
+    qwen2_moe qwen3 qwen3_5_text qwen3_moe qwen3_next smollm3 starcoder2
+    """
 )
 """Kinds of models by which two processes, each with half of nearly all weights, wrote the tokens of one, by the
 tensor-parallel plan of transformers. All families of docs/models.md were tried: others have no plan, one for the
@@ -162,62 +59,22 @@ _SHARED_WIDTHS = (
 )
 _PAGED_LAYERS = ("full_attention", "sliding_attention")
 
-_ENCODERS = frozenset(
-    {
-        "albert",
-        "bert",
-        "bert-generation",
-        "big_bird",
-        "camembert",
-        "data2vec-text",
-        "deberta",
-        "deberta-v2",
-        "distilbert",
-        "electra",
-        "ernie",
-        "longformer",
-        "megatron-bert",
-        "modernbert",
-        "mpnet",
-        "rembert",
-        "roberta",
-        "roberta-prelayernorm",
-        "roc_bert",
-        "roformer",
-        "xlm-roberta",
-        "xlm-roberta-xl",
-        "xmod",
-    }
+_ENCODERS = _kinds(
+    """
+    albert bert bert-generation big_bird camembert data2vec-text deberta deberta-v2 distilbert electra ernie
+    longformer megatron-bert modernbert mpnet rembert roberta roberta-prelayernorm roc_bert roformer
+    xlm-roberta xlm-roberta-xl xmod
+    """
 )
-_COUNT_BESIDE_OTHERS = frozenset(
-    {
-        "bart",
-        "bigbird_pegasus",
-        "blenderbot",
-        "blenderbot-small",
-        "marian",
-        "mbart",
-        "musicgen",
-        "musicgen_melody",
-        "mvp",
-        "pegasus",
-        "plbart",
-        "prophetnet",
-        "trocr",
-        "whisper",
-    }
+_COUNT_BESIDE_OTHERS = _kinds(
+    """
+    bart bigbird_pegasus blenderbot blenderbot-small marian mbart musicgen musicgen_melody mvp pegasus
+    plbart prophetnet trocr whisper
+    """
 )
 """Decoders of which none takes the places of its tokens: it counts them from the first column of a batch."""
-_COUNT_FROM_PADDING = frozenset(
-    {
-        "camembert",
-        "data2vec-text",
-        "roberta",
-        "roberta-prelayernorm",
-        "xlm-roberta",
-        "xlm-roberta-xl",
-        "xmod",
-    }
+_COUNT_FROM_PADDING = _kinds(
+    "camembert data2vec-text roberta roberta-prelayernorm xlm-roberta xlm-roberta-xl xmod"
 )
 """Kinds of models whose first place is the one behind the id of their padding token."""
 _OTHERS = {
