@@ -16,9 +16,25 @@ from contextlib import contextmanager, suppress
 from functools import cache
 from io import BufferedReader
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, Protocol, TypeVar
 
 _T = TypeVar("_T")
+
+
+class _Folder(Protocol):
+    @property
+    def path(self) -> Path: ...
+
+
+class Inside:
+    """What is of that name in the folder of an object, as an attribute of it."""
+
+    def __init__(self, name: str) -> None:
+        self._name = name
+
+    def __get__(self, folder: _Folder, _: type) -> Path:
+        return folder.path / self._name
+
 
 # -- reading ---------------------------------------------------------------------------------------------------
 

@@ -9,6 +9,7 @@ from datetime import datetime
 from pathlib import Path
 
 from pipeline.errors import ConfigError, known_names
+from pipeline.files import Inside
 
 PLAN_SVG = "plan.svg"
 """The picture of a plan."""
@@ -44,65 +45,30 @@ class RunFolder:
         """Whether there is one of the files that a run leaves."""
         return any(path.exists() for path in (self.plan, self.journal, self.config, self.results_json))
 
-    @property
-    def config(self) -> Path:
-        """The resolved configuration."""
-        return self.path / "config.yaml"
-
-    @property
-    def plan(self) -> Path:
-        """Jobs, edges and keys."""
-        return self.path / "plan.json"
-
-    @property
-    def journal(self) -> Path:
-        """Every state change."""
-        return self.path / "journal.jsonl"
-
-    @property
-    def progress(self) -> Path:
-        """How far it is, while it goes on."""
-        return self.path / "progress.json"
-
-    @property
-    def timings(self) -> Path:
-        """How long jobs took, and how fast they were."""
-        return self.path / "timings.jsonl"
-
-    @property
-    def log(self) -> Path:
-        """The engine's log."""
-        return self.path / "run.log"
-
-    @property
-    def results_json(self) -> Path:
-        """The rows of chains and of methods, and comparisons."""
-        return self.path / "results.json"
-
-    @property
-    def results_csv(self) -> Path:
-        """The rows of chains as a table."""
-        return self.path / "results.csv"
-
-    @property
-    def pooled_csv(self) -> Path:
-        """The rows of methods as a table."""
-        return self.path / "pooled.csv"
-
-    @property
-    def samples(self) -> Path:
-        """Some prompts with the completions of every round."""
-        return self.path / "samples.jsonl"
-
-    @property
-    def report(self) -> Path:
-        """The run as one page."""
-        return self.path / "report.html"
-
-    @property
-    def jobs(self) -> Path:
-        """The folders of all jobs."""
-        return self.path / _JOBS
+    config = Inside("config.yaml")
+    """The resolved configuration."""
+    plan = Inside("plan.json")
+    """Jobs, edges and keys."""
+    journal = Inside("journal.jsonl")
+    """Every state change."""
+    progress = Inside("progress.json")
+    """How far it is, while it goes on."""
+    timings = Inside("timings.jsonl")
+    """How long jobs took, and how fast they were."""
+    log = Inside("run.log")
+    """The engine's log."""
+    results_json = Inside("results.json")
+    """The rows of chains and of methods, and comparisons."""
+    results_csv = Inside("results.csv")
+    """The rows of chains as a table."""
+    pooled_csv = Inside("pooled.csv")
+    """The rows of methods as a table."""
+    samples = Inside("samples.jsonl")
+    """Some prompts with the completions of every round."""
+    report = Inside("report.html")
+    """The run as one page."""
+    jobs = Inside(_JOBS)
+    """The folders of all jobs."""
 
     @staticmethod
     def job_name(job_id: str) -> str:

@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
+from pipeline.files import Inside
+
 _NAME = "sweep"
 TRIALS = "trials"
 """The folder of all trials."""
@@ -16,15 +18,10 @@ class TrialFolder:
 
     path: Path
 
-    @property
-    def parameters(self) -> Path:
-        """The settings, nested as in the file."""
-        return self.path / "parameters.json"
-
-    @property
-    def for_wandb(self) -> Path:
-        """The settings as W&B's agent writes them: ``wandb.init`` takes them from there."""
-        return self.path / "parameters.yaml"
+    parameters = Inside("parameters.json")
+    """The settings, nested as in the file."""
+    for_wandb = Inside("parameters.yaml")
+    """The settings as W&B's agent writes them: ``wandb.init`` takes them from there."""
 
     def metrics(self, attempt: int) -> Path:
         """What the program logs, a line each time: ``{"step": 1, "values": {"loss": 0.5}, "time": 1.7e9}``."""
@@ -55,30 +52,16 @@ class SweepFolder:
         """Whether it is one that has begun, by its name and its journal."""
         return self.path.name == _NAME and self.journal.is_file()
 
-    @property
-    def file(self) -> Path:
-        """The sweep file as it was given."""
-        return self.path / "sweep.yaml"
-
-    @property
-    def journal(self) -> Path:
-        """What happened to trials; the record from which everything else can be made again."""
-        return self.path / "journal.jsonl"
-
-    @property
-    def study(self) -> Path:
-        """The same for Optuna's tools: a journal of its own."""
-        return self.path / "optuna.log"
-
-    @property
-    def lock(self) -> Path:
-        """Held by whoever decides which trial comes next."""
-        return self.path / "lock"
-
-    @property
-    def agents(self) -> Path:
-        """A file for each agent, locked as long as it lives."""
-        return self.path / "agents"
+    file = Inside("sweep.yaml")
+    """The sweep file as it was given."""
+    journal = Inside("journal.jsonl")
+    """What happened to trials; the record from which everything else can be made again."""
+    study = Inside("optuna.log")
+    """The same for Optuna's tools: a journal of its own."""
+    lock = Inside("lock")
+    """Held by whoever decides which trial comes next."""
+    agents = Inside("agents")
+    """A file for each agent, locked as long as it lives."""
 
     @property
     def preparing(self) -> TrialFolder:
@@ -90,15 +73,10 @@ class SweepFolder:
         """The test of the best trial."""
         return TrialFolder(self.path / "winner")
 
-    @property
-    def report(self) -> Path:
-        """The sweep as one page."""
-        return self.path / "report.html"
-
-    @property
-    def best(self) -> Path:
-        """The best trial, and what it was on held-out data."""
-        return self.path / "best.json"
+    report = Inside("report.html")
+    """The sweep as one page."""
+    best = Inside("best.json")
+    """The best trial, and what it was on held-out data."""
 
     def trial(self, number: int) -> TrialFolder:
         """The folder of a trial."""
