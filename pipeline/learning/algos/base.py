@@ -285,3 +285,12 @@ def timed(stages: Iterable[Stage], **seconds: float) -> tuple[Stage, ...]:
 
 TEXT: tuple[Section, ...] = ("system", "generation", "dataset", "model")
 """What any stage that decodes text depends on."""
+
+GENERATE = Stage(
+    "generate",
+    shards="train",
+    reads=(REFERENCE_TRAIN, Read("train", "previous")),
+    config=(*TEXT, "data_collection", "algo"),
+    seconds=0.35,
+)
+"""Texts of the round's policy, which in the first round is the reference."""

@@ -8,7 +8,7 @@ model fitted to preferences on training prompts, or a majority vote.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import Enum
 from functools import partial
 from typing import TYPE_CHECKING, ClassVar
@@ -19,9 +19,9 @@ from pipeline.config.schema import Config
 from pipeline.errors import JobError
 from pipeline.files import json_text
 from pipeline.learning.algos.base import (
+    GENERATE,
     METRICS,
     REFERENCE_TRAIN,
-    TEXT,
     Algorithm,
     JobContext,
     Read,
@@ -100,13 +100,7 @@ class BestOfN(Algorithm):
     config_class: ClassVar[type[AlgoConfig]] = BestOfNConfig
     kl_is_bound: ClassVar[bool] = True
     stages: ClassVar[tuple[Stage, ...]] = (
-        Stage(
-            "generate",
-            shards="train",
-            reads=(REFERENCE_TRAIN,),
-            config=(*TEXT, "data_collection", "algo"),
-            seconds=0.35,
-        ),
+        replace(GENERATE, reads=(REFERENCE_TRAIN,)),
         Stage(
             "train",
             reads=(REFERENCE_TRAIN, Read("generate", "so_far")),

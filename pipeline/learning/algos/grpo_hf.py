@@ -7,15 +7,15 @@ looked at.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from pipeline.config.bases import AlgoConfig
 from pipeline.config.fields import LARGEST_RATE, LARGEST_WEIGHT, number
-from pipeline.learning.algos.base import METRICS, REFERENCE_TRAIN, JobContext, Read, Stage, timed
+from pipeline.learning.algos.base import GENERATE, METRICS, JobContext, Read, Stage, timed
 from pipeline.learning.algos.grpo import GRPO, GRPOConfig
-from pipeline.learning.algos.post_training import EVALUATE, GENERATE, TRAIN
+from pipeline.learning.algos.post_training import EVALUATE, TRAIN_POLICY
 from pipeline.learning.algos.reward_stage import REWARD, RewardModelConfig
 from pipeline.learning.rewards.preference import PreferenceConfig
 
@@ -52,14 +52,7 @@ class GRPOHF(GRPO):
     config_class: ClassVar[type[AlgoConfig]] = GRPOHFConfig
     stages: ClassVar[tuple[Stage, ...]] = (
         *timed([GENERATE, REWARD], generate=0.75),
-        Stage(
-            "train",
-            reads=(REFERENCE_TRAIN, Read("train", "previous"), Read("generate", "so_far"), Read("reward")),
-            config=TRAIN,
-            scales=True,
-            saves="policy",
-            seconds=15.0,
-        ),
+        replace(TRAIN_POLICY, reads=(*TRAIN_POLICY.reads, Read("reward"))),
         EVALUATE,
         METRICS,
     )

@@ -20,6 +20,7 @@ from pipeline.config.fields import LARGEST_RATE, number
 from pipeline.config.schema import Config
 from pipeline.files import json_text
 from pipeline.learning.algos.base import (
+    GENERATE,
     METRICS,
     REFERENCE_TRAIN,
     TEXT,
@@ -116,13 +117,6 @@ TRAIN: tuple[Section, ...] = ("system", "training", "generation", "algo", "model
 """What training a policy depends on; of `generation`, the temperature that samples were drawn at, and of
 `model` where the reference is."""
 
-GENERATE = Stage(
-    "generate",
-    shards="train",
-    reads=(REFERENCE_TRAIN, Read("train", "previous")),
-    config=(*TEXT, "data_collection", "algo"),
-    seconds=0.35,
-)
 EVALUATE = Stage(
     "evaluate",
     shards="eval",
@@ -130,25 +124,21 @@ EVALUATE = Stage(
     config=(*TEXT, "evaluation", "algo"),
     seconds=0.35,
 )
+TRAIN_POLICY = Stage(
+    "train",
+    reads=(REFERENCE_TRAIN, Read("train", "previous"), Read("generate", "so_far")),
+    config=TRAIN,
+    scales=True,
+    saves="policy",
+    seconds=15.0,
+)
 
 
 class PostTrainingAlgorithms(Algorithm):
     """Methods that change the weights of the policy (DPO, GRPO, GRPO-HF, SFT)."""
 
     config_class: ClassVar[type[AlgoConfig]] = PolicyAlgoConfig
-    stages: ClassVar[tuple[Stage, ...]] = (
-        GENERATE,
-        Stage(
-            "train",
-            reads=(REFERENCE_TRAIN, Read("train", "previous"), Read("generate", "so_far")),
-            config=TRAIN,
-            scales=True,
-            saves="policy",
-            seconds=15.0,
-        ),
-        EVALUATE,
-        METRICS,
-    )
+    stages: ClassVar[tuple[Stage, ...]] = (GENERATE, TRAIN_POLICY, EVALUATE, METRICS)
 
     @abstractmethod
     def fit(self, ctx: JobContext, model: PreTrainedModel, fitting: Fitting) -> dict[str, Any]:

@@ -8,14 +8,14 @@ the labels that Q# learns from. After the generate stage no other reward is look
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from pipeline.config.bases import AlgoConfig
 from pipeline.config.fields import LARGEST_RATE, LARGEST_WEIGHT, SMALLEST_DIVISOR, number
 from pipeline.config.schema import Config
-from pipeline.learning.algos.base import REFERENCE_TRAIN, JobContext, Read, Stage, timed
+from pipeline.learning.algos.base import JobContext, Read, Stage, timed
 from pipeline.learning.algos.qsharp import QSharp, QSharpConfig
 from pipeline.learning.algos.reward_stage import REWARD, RewardModelConfig
 from pipeline.learning.algos.value_guided import STRENGTH
@@ -69,14 +69,7 @@ class QSharpHF(QSharp):
     config_class: ClassVar[type[AlgoConfig]] = QSharpHFConfig
     stages: ClassVar[tuple[Stage, ...]] = (
         *timed([QSharp.stages[0], REWARD], generate=0.5, reward=5.0),
-        Stage(
-            "train",
-            reads=(REFERENCE_TRAIN, Read("train", "previous"), Read("generate", "so_far"), Read("reward")),
-            config=QSharp.stages[1].config,
-            scales=True,
-            saves="value",
-            seconds=19.0,
-        ),
+        replace(QSharp.stages[1], reads=(*QSharp.stages[1].reads, Read("reward")), seconds=19.0),
         *QSharp.stages[2:],
     )
 

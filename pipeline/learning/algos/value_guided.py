@@ -21,7 +21,16 @@ from pipeline.config.fields import LARGEST_RATE, SMALLEST_DIVISOR, hint, number
 from pipeline.config.schema import Attention, Config, DType
 from pipeline.errors import ConfigError
 from pipeline.files import json_text
-from pipeline.learning.algos.base import METRICS, REFERENCE_TRAIN, TEXT, Algorithm, JobContext, Read, Stage
+from pipeline.learning.algos.base import (
+    GENERATE,
+    METRICS,
+    REFERENCE_TRAIN,
+    TEXT,
+    Algorithm,
+    JobContext,
+    Read,
+    Stage,
+)
 from pipeline.learning.choices import HeadType, Others
 from pipeline.outputs.formats import GENERATION, SWEEP_SPLIT, TRAINING
 from pipeline.outputs.guidance import GUIDANCE, GuidanceSettings, is_key
@@ -97,13 +106,7 @@ class ValueGuidedAlgorithms(Algorithm):
     version: ClassVar[int] = 4
     config_class: ClassVar[type[AlgoConfig]] = ValueAlgoConfig
     stages: ClassVar[tuple[Stage, ...]] = (
-        Stage(
-            "generate",
-            shards="train",
-            reads=(REFERENCE_TRAIN, Read("train", "previous")),
-            config=(*TEXT, "data_collection", "algo"),
-            seconds=0.35,
-        ),
+        GENERATE,
         Stage(
             "train",
             reads=(REFERENCE_TRAIN, Read("train", "previous"), Read("generate", "so_far")),
