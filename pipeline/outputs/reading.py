@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from functools import partial
 from itertools import count
 from pathlib import Path
 from typing import Any, TypeVar
@@ -115,39 +116,18 @@ def read_input(output: Path, name: str, read: Callable[[Path], _T]) -> _T:
         ) from error
 
 
-def read_generation(path: Path) -> Generation:
-    """Read a ``generation.json``; raises as `read_metrics` does."""
-    return read_json_file(path, Generation)
+def _reader(kind: type[_T]) -> Callable[[Path], _T]:
+    """What reads a file as that; raises as `read_metrics` does."""
+    return partial(read_json_file, kind=kind)
 
 
-def read_training(path: Path) -> Training:
-    """Read a ``training.json``; raises as `read_metrics` does."""
-    return read_json_file(path, Training)
-
-
-def read_reward_fit(path: Path) -> RewardFit:
-    """Read a ``reward.json``; raises as `read_metrics` does."""
-    return read_json_file(path, RewardFit)
-
-
-def read_prepared_rows(path: Path) -> PreparedRows:
-    """Read a ``dataset.json``; raises as `read_metrics` does."""
-    return read_json_file(path, PreparedRows)
-
-
-def read_tokenized(path: Path) -> Tokenized:
-    """Read a ``prompts.json``; raises as `read_metrics` does."""
-    return read_json_file(path, Tokenized)
-
-
-def read_faults(path: Path) -> Faults:
-    """Read a ``faults.json``; raises as `read_metrics` does."""
-    return read_json_file(path, Faults)
-
-
-def read_pointer(path: Path) -> Pointer:
-    """Read a ``model.json``; raises as `read_metrics` does."""
-    return read_json_file(path, Pointer)
+read_generation = _reader(Generation)
+read_training = _reader(Training)
+read_reward_fit = _reader(RewardFit)
+read_prepared_rows = _reader(PreparedRows)
+read_tokenized = _reader(Tokenized)
+read_faults = _reader(Faults)
+read_pointer = _reader(Pointer)
 
 
 def problem_in_words(error: ForeignDataError | OSError) -> str:

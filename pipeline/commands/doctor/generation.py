@@ -18,7 +18,7 @@ from pipeline.engine.run_jobs import run_jobs
 from pipeline.engine.store.store import Store
 from pipeline.plan.graph import Plan
 from pipeline.plan.job import Job
-from pipeline.terminal.check import Check, Verdict
+from pipeline.terminal.check import Check, failed, passed, warned
 
 
 def check_generation(workers: int | None = None, *, prompts: int = 16, new_tokens: int = 32) -> Iterator[Check]:
@@ -36,14 +36,14 @@ def check_generation(workers: int | None = None, *, prompts: int = 16, new_token
         store = Store(Path(folder) / "store")
         outcome = run_jobs(plan, store, devices, Path(folder), portable=on_cpu)
         reports = {job.id: _read_report(store, job) for job in jobs if store.has(job.key)}
-        failed = [job.id for job in jobs if job.id not in reports]
-        if failed and outcome.interrupted:
+        lost = [job.id for job in jobs if job.id not in reports]
+        if lost and outcome.interrupted:
             said = f"{outcome.interrupted} came before it was done"
-            yield Check("parallel generation", Verdict.FAIL, said, "run this again")
+            yield failed("parallel generation", said, "run this again")
             return
-        if failed:
-            detail = f"{len(failed)} of {len(jobs)} workers failed: {outcome.reason(failed[0])}"
-            yield Check("parallel generation", Verdict.FAIL, detail, "the reason above says what to repair")
+        if lost:
+            detail = f"{len(lost)} of {len(jobs)} workers failed: {outcome.reason(lost[0])}"
+            yield failed("parallel generation", detail, "the reason above says what to repair")
             return
         arithmetic = [judge(store, outcome)] if on_cpu else []
     yield _which_device(devices, list(reports.values()))
@@ -72,28 +72,13 @@ def _which_device(devices: list[Device], reports: list[dict[str, Any]]) -> Check
     seen = "; ".join(f"pid {report['pid']} on {_place(report)}" for report in reports)
     pids = {report["pid"] for report in reports}
     if len(pids) != len(reports) or os.getpid() in pids:
-        return Check(
-            name,
-            Verdict.FAIL,
-            seen,
-            "jobs shared a process; look for a wrapper that changes how python starts",
-        )
+        return failed(name, seen, "jobs shared a process; look for a wrapper that changes how python starts")
     if devices[0].kind == "cuda":
         if {report["visible"] for report in reports} != {device.uuid for device in devices}:
-            return Check(
-                name,
-                Verdict.FAIL,
-                seen,
-                "two workers saw one GPU; look for a wrapper that sets CUDA_VISIBLE_DEVICES",
-            )
+            return failed(name, seen, "two workers saw one GPU; look for a wrapper that sets CUDA_VISIBLE_DEVICES")
         if any(report["visible_gpus"] != 1 for report in reports):
-            return Check(
-                name,
-                Verdict.FAIL,
-                seen,
-                "torch does not see the GPU; compare `nvidia-smi` with torch.version.cuda",
-            )
-    return Check(name, Verdict.PASS, seen)
+            return failed(name, seen, "torch does not see the GPU; compare `nvidia-smi` with torch.version.cuda")
+    return passed(name, seen)
 
 
 def _place(report: dict[str, Any]) -> str:
@@ -106,12 +91,10 @@ def _same_text(reports: list[dict[str, Any]]) -> Check:
     tokens = sum(report["tokens"] for report in reports)
     if len({report["text"] for report in reports}) > 1:
         seen = "workers generated different text from the same seed"
-        return Check(
-            "same results", Verdict.WARN, seen, "mixed GPU models round differently: keep a run on one kind"
-        )
-    return Check("same results", Verdict.PASS, f"{tokens:,} tokens, the same text from every worker")
+        return warned("same results", seen, "mixed GPU models round differently: keep a run on one kind")
+    return passed("same results", f"{tokens:,} tokens, the same text from every worker")
 
 
 def _memory(reports: list[dict[str, Any]]) -> Check:
     used = ", ".join(f"{report['memory_bytes'] / 2**30:.2f} GiB" for report in reports)
-    return Check("memory in use", Verdict.PASS, f"peak per worker: {used}")
+    return passed("memory in use", f"peak per worker: {used}")

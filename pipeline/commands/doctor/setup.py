@@ -21,7 +21,7 @@ from pipeline.engine.devices.select import choose_devices
 from pipeline.engine.store.store import Store
 from pipeline.errors import PipelineError
 from pipeline.machine.memory import memory_available_bytes
-from pipeline.terminal.check import Check, Verdict
+from pipeline.terminal.check import Check, failed, passed, warned
 
 MINIMUM_PYTHON = (3, 11)
 PACKAGES = (
@@ -42,10 +42,10 @@ def check_python() -> Check:
     """The interpreter and the operating system are ones that workers run on."""
     seen = f"Python {platform.python_version()} on {platform.system()} {platform.machine()}"
     if sys.version_info < MINIMUM_PYTHON:
-        return Check("python", Verdict.FAIL, seen, "install Python 3.11 or newer and make the environment with it")
+        return failed("python", seen, "install Python 3.11 or newer and make the environment with it")
     if not sys.platform.startswith("linux"):
-        return Check("python", Verdict.WARN, seen, "only Linux is tested; use it for long runs")
-    return Check("python", Verdict.PASS, seen)
+        return warned("python", seen, "only Linux is tested; use it for long runs")
+    return passed("python", seen)
 
 
 def check_packages() -> Check:
@@ -58,8 +58,8 @@ def check_packages() -> Check:
             missing.append(name)
     if missing:
         remedy = f"run `{install_command()}` in this environment"
-        return Check("packages", Verdict.FAIL, f"missing: {', '.join(missing)}", remedy)
-    return Check("packages", Verdict.PASS, ", ".join(found[:4]))
+        return failed("packages", f"missing: {', '.join(missing)}", remedy)
+    return passed("packages", ", ".join(found[:4]))
 
 
 def check_devices() -> Check:
@@ -71,12 +71,10 @@ def check_devices() -> Check:
             f"no GPU; {usable_cores()} usable cores, {memory:.1f} GiB of memory free: {len(devices)} CPU workers"
         )
         if memory < WORKER_MEMORY_GIB:
-            return Check(
-                "devices", Verdict.WARN, seen, f"free some memory: a worker takes {WORKER_MEMORY_GIB} GiB"
-            )
-        return Check("devices", Verdict.PASS, seen)
+            return warned("devices", seen, f"free some memory: a worker takes {WORKER_MEMORY_GIB} GiB")
+        return passed("devices", seen)
     names = ", ".join(f"{gpu.index}: {gpu.name} ({gpu.memory_total_bytes / 2**30:.0f} GiB)" for gpu in devices)
-    return Check("devices", Verdict.PASS, f"{len(devices)} GPUs: {names}")
+    return passed("devices", f"{len(devices)} GPUs: {names}")
 
 
 def check_config() -> Check:
@@ -92,8 +90,8 @@ def check_config() -> Check:
         if not _survives(chosen):
             wrong = next((choice for choice in chosen if not _survives([choice])), " ".join(chosen))
             file = f"conf/{wrong.replace('=', '/')}.yaml"
-            return Check("config", Verdict.FAIL, f"{wrong} changes on the way", f"look at {file}")
-    return Check("config", Verdict.PASS, f"{count} group options survive the way to a worker")
+            return failed("config", f"{wrong} changes on the way", f"look at {file}")
+    return passed("config", f"{count} group options survive the way to a worker")
 
 
 def _survives(chosen: list[str]) -> bool:
@@ -119,18 +117,18 @@ def check_store(output_dir: Path) -> Check:
             (unfinished / "file").write_text("x")
             store.commit(key, unfinished, {})
             if not store.has(key):
-                return Check("store", Verdict.FAIL, "a written file reads back changed", "use another disk")
+                return failed("store", "a written file reads back changed", "use another disk")
     except (OSError, PipelineError) as error:
-        return Check("store", Verdict.FAIL, str(error), "set output_dir to a folder that you can write to")
-    return Check("store", Verdict.PASS, f"{output_dir} is writable")
+        return failed("store", str(error), "set output_dir to a folder that you can write to")
+    return passed("store", f"{output_dir} is writable")
 
 
 def check_imports(torch: TorchFacts) -> Check:
     """The engine does without torch, and a fresh process can import what a worker imports."""
     if torch.failure:
-        return Check("imports", Verdict.FAIL, torch.failure, f"run `{install_command()}` again")
+        return failed("imports", torch.failure, f"run `{install_command()}` again")
     if torch.engine_imports_torch:
-        return Check("imports", Verdict.FAIL, "the engine imports torch", "report this: it must not")
+        return failed("imports", "the engine imports torch", "report this: it must not")
     algorithms = ", ".join(torch.algorithms)
     seen = f"torch {torch.version}, transformers {torch.transformers}; {algorithms}"
-    return Check("imports", Verdict.PASS, seen)
+    return passed("imports", seen)
