@@ -7,8 +7,8 @@
     chain:     generate shards -> train -> evaluate shards -> metrics      (rounds 1, 2, ...)
 
 A pure function: it reads class attributes of the algorithms, asks functions that it is given for priorities and
-for numbers of rows, touches no file and imports no torch. Keys are the same whatever these numbers are: of a shard that
-is known to have no row there is no job, and what would read it has its key in its own all the same.
+for numbers of rows, touches no file and imports no torch. Keys are the same whatever these numbers are: of a shard
+that is known to have no row there is no job, and what would read it has its key in its own all the same.
 """
 
 from __future__ import annotations
@@ -138,7 +138,9 @@ class _Builder:
             return list(self.jobs.values()), self.edges
         keys = {self.jobs[job_id].key for job_id in self._empty}
         jobs = [
-            replace(job, inputs={name: tuple(key for key in of if key not in keys) for name, of in job.inputs.items()})
+            replace(
+                job, inputs={name: tuple(key for key in of if key not in keys) for name, of in job.inputs.items()}
+            )
             for job in self.jobs.values()
             if job.id not in self._empty
         ]
