@@ -14,7 +14,7 @@ class Curves:
     """Those of one sweep; what was read once is not read again."""
 
     def __init__(self, folder: SweepFolder, metric: Metric | None) -> None:
-        self._folder, self._metric = folder, metric.name if metric else ""
+        self._folder, self._metric = folder, metric
         self._known: dict[tuple[int, int], Curve] = {}
 
     def curve(self, number: int, attempt: int) -> Curve:

@@ -183,7 +183,7 @@ class DoneOnce:
             with suppress(FileNotFoundError):
                 old.unlink()
         try:
-            program = Program(devices, Curve(place, 1, ""), order, self._tag)
+            program = Program(devices, Curve(place, 1, None), order, self._tag)
         except OSError as error:
             raise WorkerError(f"cannot start a process: {shortage(error) or error.strerror}") from error
         try:

@@ -17,6 +17,7 @@ from pipeline.sweeps.agents.trial_process import Order
 from pipeline.sweeps.agents.wandb_metrics import WandbMetrics
 from pipeline.sweeps.folder import TrialFolder
 from pipeline.sweeps.logged import read_line
+from pipeline.sweeps.spec import Metric
 from pipeline.sweeps.trials import Trial, TrialState
 
 
@@ -28,10 +29,11 @@ class Curve:
         last: Name -> last value, of everything.
     """
 
-    def __init__(self, folder: TrialFolder, attempt: int, metric: str) -> None:
+    def __init__(self, folder: TrialFolder, attempt: int, metric: Metric | None) -> None:
         self.judged: list[float | None] = []
         self.last: dict[str, float | None] = {}
-        self._folder, self._attempt, self._metric = folder, attempt, metric
+        self._folder, self._attempt, self._by = folder, attempt, metric
+        self._metric = metric.name if metric else ""
         self._lines = JournalReader(folder.metrics(attempt), _read_line)
 
     def refresh(self) -> bool:
@@ -67,7 +69,7 @@ class Curve:
         Args:
             start: The folder in which its program is started.
         """
-        return WandbMetrics(self._folder, self._attempt, self._metric, self._clock(), start)
+        return WandbMetrics(self._folder, self._attempt, self._by, self._clock(), start)
 
     def _clock(self) -> float:
         """Seconds since 1970, as its files have them: their disk may be that of a machine with another clock."""

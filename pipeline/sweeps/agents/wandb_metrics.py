@@ -12,6 +12,7 @@ from pipeline.files import json_text
 from pipeline.sweeps.agents.wandb_run import WandbRun, printed_folders, run_files, run_folders
 from pipeline.sweeps.folder import TrialFolder
 from pipeline.sweeps.space import fingerprint
+from pipeline.sweeps.spec import Goal, Metric
 
 _SLACK_S = 2.0
 """By which times of files may be inexact."""
@@ -25,19 +26,27 @@ class WandbMetrics:
         taken: Rows with the metric that were added to the trial's own file.
     """
 
-    def __init__(self, place: TrialFolder, attempt: int, metric: str, since: float, start: Path = Path()) -> None:
+    def __init__(
+        self,
+        place: TrialFolder,
+        attempt: int,
+        metric: Metric | None,
+        since: float,
+        start: Path = Path(),
+    ) -> None:
         """Prepare.
 
         Args:
             place: Folder of the trial, which the program has as WANDB_DIR.
             attempt: Which attempt.
-            metric: Its name; "" where trials are not judged.
+            metric: What trials are judged by; None where they are not.
             since: When the attempt began, by the clock of its files; runs of earlier ones do not count.
             start: The folder in which the program is started.
         """
         self._start = start
         self.taken = 0
-        self._place, self._attempt, self._metric, self._since = place, attempt, metric, since - _SLACK_S
+        self._place, self._attempt, self._since = place, attempt, since - _SLACK_S
+        self._metric, self._goal = (metric.name, metric.goal) if metric else ("", Goal.minimize)
         self._runs: dict[Path, WandbRun] = {}
         self._said: float | None = None
 
@@ -53,10 +62,20 @@ class WandbMetrics:
         """Add what is left, and of the last run with the metric its summary, where that says something else."""
         self.follow()
         runs = list(self._runs.values())
-        last = next((run for run in reversed(runs) if self._metric in run.summary), runs[-1] if runs else None)
-        if last is not None and not (self.taken and last.summary.get(self._metric, self._said) == self._said):
+        found = [self._summed_up(run.summary) for run in runs]
+        last = next((each for each in reversed(found) if self._metric in each), found[-1] if found else None)
+        if last is not None and not (self.taken and last.get(self._metric, self._said) == self._said):
             with suppress(OSError):
-                self._add([last.summary])
+                self._add([last])
+
+    def _summed_up(self, summary: Row) -> Row:
+        """A summary in which the metric has a value of its own, also where ``define_metric`` chose which it is."""
+        best, other = ("min", "max") if self._goal is Goal.minimize else ("max", "min")
+        kinds = ("best", best, "last", "mean", other)
+        chosen = [summary[name] for kind in kinds if (name := f"{self._metric}.{kind}") in summary]
+        if not chosen or not self.taken or self._metric in summary:
+            return summary
+        return {**summary, self._metric: chosen[0]}
 
     @property
     def kept(self) -> Path | None:

@@ -31,7 +31,7 @@ def test_what_hides_ends_with_the_attempt_though_its_process_was_killed(
     monkeypatch.setattr(handle, "Child", child)
     descendants.adopt_orphans()
     order = Order(words=[], log="", start="")
-    program = Program([], Curve(TrialFolder(tmp_path), 1, ""), order, descendants.new_tag())
+    program = Program([], Curve(TrialFolder(tmp_path), 1, None), order, descendants.new_tag())
     seen = json.loads(next(program._child.channel.lines()))
     os.kill(seen["pid"], signal.SIGKILL)
     program.close()

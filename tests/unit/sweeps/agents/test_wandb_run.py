@@ -17,6 +17,9 @@ from pipeline.sweeps.agents.wandb_metrics import WandbMetrics
 from pipeline.sweeps.agents.wandb_run import WandbRun, printed_folders, run_files, run_folders
 from pipeline.sweeps.folder import TrialFolder
 from pipeline.sweeps.logged import Logged
+from pipeline.sweeps.spec import Goal, Metric
+
+LOSS = Metric(name="loss")
 
 
 def varint(number: int) -> bytes:
@@ -141,7 +144,7 @@ def test_a_trial_that_tells_wandb_alone_is_judged_by_that(tmp_path: Path, monkey
     place = TrialFolder(tmp_path)
     now = time.time()
     monkeypatch.setattr("time.time", lambda: now + 3600)
-    curve = Curve(place, 2, "loss")
+    curve = Curve(place, 2, LOSS)
     at_wandb = curve.at_wandb()
     old = run_file(tmp_path, history(loss=7.0), name="offline-run-0-old")
     os.utime(old, (1000, 1000))
@@ -158,18 +161,41 @@ def test_a_trial_that_tells_wandb_alone_is_judged_by_that(tmp_path: Path, monkey
     assert not place.metrics(1).exists()
 
 
+@pytest.mark.parametrize(
+    ("defined", "goal", "value"),
+    [
+        ({"min": 1.0}, Goal.minimize, 1.0),
+        ({"min": 1.0, "max": 4.0, "last": 2.0}, Goal.minimize, 1.0),
+        ({"min": 1.0, "max": 4.0, "last": 2.0}, Goal.maximize, 4.0),
+        ({"mean": 3.0}, Goal.maximize, 3.0),
+        ({"max": 4.0}, Goal.minimize, 4.0),
+        ({"max": 4.0, "best": 1.5}, Goal.minimize, 1.5),
+        ({}, Goal.minimize, 2.0),
+    ],
+)
+def test_a_trial_counts_as_the_value_that_its_program_has_defined_for_the_summary(
+    tmp_path: Path, defined: dict[str, float], goal: Goal, value: float
+) -> None:
+    """By ``define_metric("loss", summary="min")``: then the summary has a table in the place of the last value."""
+    run_file(tmp_path, *(history(loss=each) for each in (4.0, 1.0, 2.0)), summary(loss=defined))
+    curve = Curve(TrialFolder(tmp_path), 1, Metric(name="loss", goal=goal))
+    curve.follow(curve.at_wandb(), to_its_end=True)
+    assert curve.judged[:3] == [4.0, 1.0, 2.0]
+    assert curve.judged[-1] == value
+
+
 def test_what_is_told_to_the_sweep_itself_comes_first(tmp_path: Path) -> None:
     place = TrialFolder(tmp_path)
     run_file(tmp_path, history(loss=3.0))
     place.metrics(1).write_text('{"step": 1, "values": {"loss": 0.5}, "time": 1.0}\n')
-    curve = Curve(place, 1, "loss")
-    curve.follow(WandbMetrics(place, 1, "loss", since=0.0), to_its_end=True)
+    curve = Curve(place, 1, LOSS)
+    curve.follow(WandbMetrics(place, 1, LOSS, since=0.0), to_its_end=True)
     assert curve.judged == [0.5]
 
 
 def test_rows_are_taken_while_a_trial_runs_each_once_of_all_its_runs(tmp_path: Path) -> None:
     place = TrialFolder(tmp_path)
-    curve, at_wandb = Curve(place, 1, "loss"), WandbMetrics(place, 1, "loss", since=0.0)
+    curve, at_wandb = Curve(place, 1, LOSS), WandbMetrics(place, 1, LOSS, since=0.0)
     path = run_file(tmp_path, history(loss=3.0), history(loss=2.0))
     curve.follow(at_wandb)
     curve.follow(at_wandb)
@@ -192,8 +218,8 @@ def test_runs_elsewhere_are_those_that_the_program_has_printed(tmp_path: Path) -
     )
     (start / "logs/wandb/offline-run-1-abc").rename(start / "logs/wandb/offline-run-20260102_030405-abc")
     assert printed_folders(place.log(1), start) == [start / "logs/wandb/offline-run-20260102_030405-abc"]
-    curve = Curve(place, 1, "loss")
-    curve.follow(WandbMetrics(place, 1, "loss", 0.0, start), to_its_end=True)
+    curve = Curve(place, 1, LOSS)
+    curve.follow(WandbMetrics(place, 1, LOSS, 0.0, start), to_its_end=True)
     assert curve.judged == [3.0]
 
 
@@ -212,14 +238,14 @@ def test_settings_that_a_trial_was_not_given_are_told(
     tmp_path: Path, given: dict[str, Any], known: dict[str, Any], said: list[str]
 ) -> None:
     run_file(tmp_path, part(17, part(4, config(**known))))
-    at_wandb = WandbMetrics(TrialFolder(tmp_path), 1, "loss", since=0.0)
+    at_wandb = WandbMetrics(TrialFolder(tmp_path), 1, LOSS, since=0.0)
     at_wandb.follow()
     assert at_wandb.other_values(given) == said
 
 
 def test_a_run_that_did_not_come_about_adds_nothing(tmp_path: Path) -> None:
     place = TrialFolder(tmp_path)
-    curve, at_wandb = Curve(place, 1, "loss"), WandbMetrics(place, 1, "loss", since=0.0)
+    curve, at_wandb = Curve(place, 1, LOSS), WandbMetrics(place, 1, LOSS, since=0.0)
     curve.follow(at_wandb, to_its_end=True)
     assert curve.judged == []
     path = run_file(tmp_path, history(loss=3.0))
