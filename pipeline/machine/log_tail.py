@@ -6,7 +6,7 @@ import os
 from contextlib import suppress
 from pathlib import Path
 
-from pipeline.terminal.text import printable
+from pipeline.terminal.text import without_colours
 
 _BYTES = 4000
 _LINES = 15
@@ -22,4 +22,4 @@ def tail(log: Path) -> str:
     with suppress(OSError), log.open("rb") as file:
         file.seek(max(0, file.seek(0, os.SEEK_END) - _BYTES))
         lines = file.read(_BYTES).decode(errors="replace").strip().splitlines()[-_LINES:]
-    return "".join(f"\n    {printable(line)}" for line in lines)
+    return "".join(f"\n    {without_colours(line)}" for line in lines)

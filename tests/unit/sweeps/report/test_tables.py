@@ -233,7 +233,9 @@ def test_parameters_are_said_as_they_are_typed() -> None:
 def test_of_what_failed_the_reason_and_what_it_said_last_are_told(tmp_path: Path) -> None:
     sweep = searched(tmp_path, 9)
     sweep.folder.trial(5).log(1).write_text("of its first attempt\n")
-    sweep.folder.trial(5).log(2).write_text("begin\nTraceback ...\nRuntimeError: out of luck \x1b[2J\n")
+    of_wandb = "\x1b[1;34mwandb\x1b[0m: \n\x1b[1;34mwandb\x1b[0m: Find logs at: \x1b[1;35mlogs\x1b[0m\n"
+    said = f"begin\nTraceback ...\n\x1b[31mRuntimeError: out of luck \x1b[2J\n{of_wandb}"
+    sweep.folder.trial(5).log(2).write_text(said)
     sweep.start(5, attempt=2)
     sweep.end(5, "failed", reason="exit code 1: torch.OutOfMemoryError", attempt=2)
     sweep.tell("SweepStopped", reason="preparing failed: exit code 2\n    error: no such disk \x1b[2J")
