@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -49,7 +50,7 @@ def run(request: SweepRequest, console: Console) -> int:
         return 0
     sweep = decided.sweep
     pool, search = decided.where.pool(sweep), make_search(sweep)
-    for note in (*sweep.notes, *script_notes(sweep), check_fits(sweep, pool)):
+    for note in (*sweep.notes, *script_notes(sweep, os.environ), check_fits(sweep, pool)):
         if note:
             say(console, note)
     if request.dry_run:

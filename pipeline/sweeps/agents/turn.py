@@ -185,7 +185,10 @@ def _logged_nothing(metric: Metric, values: Mapping[str, float | None]) -> str:
     said = f"it ended well, but has told no value of {metric.name}"
     call = f"pipeline.sweeps.log({_as_argument(metric.name)})"
     if not values:
-        return f"{said}: it logged nothing; call {call}"
+        return (
+            f"{said}: nothing that it logged was found; call {call}. W&B's client leaves nothing to be found "
+            "where its mode is disabled, and where it is silent and has a dir of its own"
+        )
     return f"{said}.{known_names(metric.name, values)} Set metric.name of the sweep to one of them, or call {call}"
 
 

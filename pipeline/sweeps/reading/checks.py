@@ -89,6 +89,12 @@ def _what_runs(data: Given) -> Iterator[Fault]:
             prepare = shlex.split(line)
         except ValueError as error:
             yield ("pipeline", "prepare"), f"{brief(line)} cannot be taken apart as a shell does: {error}"
+    first = next((str(word) for word in _list(data, "command") if word != "${env}"), "")
+    if first.startswith("${args"):
+        yield (
+            ("command",),
+            f"{first} stands where the program is to be: put ${{interpreter}} and ${{program}} before it",
+        )
     for place, words in ((("command",), _list(data, "command")), (("pipeline", "prepare"), prepare)):
         for number, word in enumerate(words):
             macro = macro_of(str(word))

@@ -6,19 +6,22 @@ Only the script is read, and not what it imports; what stands under a condition 
 from __future__ import annotations
 
 import ast
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from pipeline.config.bounds import LARGEST_FILE
 from pipeline.errors import ConfigError
 from pipeline.foreign import read_plain
+from pipeline.sweeps.space import Choice, Constant, Parameter
 from pipeline.sweeps.spec import Sweep
 
 _SEARCH = ("sweep", "agent")
-_SWEEP_ID = "WANDB_SWEEP_ID"
+_SWEEP_ID, _MODE = "WANDB_SWEEP_ID", "WANDB_MODE"
 _GIVES = "${args"
 """How all macros begin that have the parameters of a trial."""
+_WITH_FALSE = {"${args}", "${args_no_equals}"}
+"""Those that write --name=False for argparse."""
 
 
 @dataclass
@@ -30,12 +33,16 @@ class Script:
         function: What it has that agent call; "" where it is not said.
         asks: Line at which it asks whether it is in a sweep; 0 for nowhere.
         reads: Whether it reads the settings of a run of W&B.
+        always_true: Options of argparse of ``type=bool``, which takes any text but "" for true: name -> line.
+        imports: Whether it imports wandb.
     """
 
     searches: dict[str, int] = field(default_factory=dict)
     function: str = ""
     asks: int = 0
     reads: bool = False
+    always_true: dict[str, int] = field(default_factory=dict)
+    imports: bool = False
 
 
 def check_script(sweep: Sweep) -> None:
@@ -55,8 +62,13 @@ def check_script(sweep: Sweep) -> None:
         )
 
 
-def script_notes(sweep: Sweep) -> Iterator[str]:
-    """What is no mistake and yet may leave a script without its parameters, a line each."""
+def script_notes(sweep: Sweep, environment: Mapping[str, str]) -> Iterator[str]:
+    """What is no mistake and yet may leave a script without parameters, or a trial without a value, a line each.
+
+    Args:
+        sweep: The sweep.
+        environment: Of its agents.
+    """
     path = _path(sweep.program, *sweep.command)
     script = read_script(sweep.folder / path) if path else Script()
     if script.asks and _SWEEP_ID not in sweep.options.environment:
@@ -65,11 +77,31 @@ def script_notes(sweep: Sweep) -> Iterator[str]:
             "it takes parameters only if there is one, the sweep file needs pipeline: {environment: "
             f"{{WANDB_SWEEP_ID: {sweep.name}, WANDB_MODE: offline}}}}"
         )
+    for name, line in script.always_true.items():
+        if _may_be_false(sweep.parameters.get(name)) and not _WITH_FALSE.isdisjoint(sweep.command):
+            yield (
+                f"{path}, line {line}: argparse takes --{name}=False for true, as type=bool does any text. Say "
+                "type=lambda text: text == 'True', or action='store_true' with ${args_no_boolean_flags}"
+            )
+    if script.imports and {**environment, **sweep.options.environment}.get(_MODE) == "disabled":
+        yield (
+            f"{_MODE} is disabled: W&B's client writes nothing then, so that trials have no value but by "
+            "pipeline.sweeps.log. With offline it writes on this machine alone, and trials are judged by that"
+        )
     if path and not script.reads and not any(_GIVES in word for word in sweep.command):
         yield (
             f"`command` has no ${{args}} or the like, and {path} does not read wandb.config: unless something "
             "that it imports does, all trials are the same"
         )
+
+
+def _may_be_false(parameter: Parameter | None) -> bool:
+    match parameter:
+        case Parameter(distribution=Constant(value=value)):
+            return value is False
+        case Parameter(distribution=Choice(values=values)):
+            return any(value is False for value in values)
+    return False
 
 
 def _path(*words: str) -> str:
@@ -110,7 +142,9 @@ class _Reader:
         for node in ast.walk(tree):
             self._look(node)
         self.script.reads = self.script.reads or any(
-            ast.unparse(node) in self._settings for node in ast.walk(tree) if isinstance(node, ast.Attribute)
+            ast.unparse(node) in self._settings and isinstance(node.ctx, ast.Load)
+            for node in _used(tree)
+            if isinstance(node, ast.Attribute)
         )
         self._follow(tree.body)
         if any(name in _SEARCH for name in self._called(tree)):
@@ -125,11 +159,13 @@ class _Reader:
         match node:
             case ast.Import(names=names):
                 for each in names:
+                    self.script.imports = self.script.imports or each.name.split(".")[0] == "wandb"
                     if each.name == "wandb":
                         named = each.asname or each.name
                         self._calls |= {f"{named}.{name}": name for name in (*_SEARCH, "init")}
                         self._settings |= {f"{named}.config", f"{named}.run.config"}
             case ast.ImportFrom(module="wandb", names=names):
+                self.script.imports = True
                 self._calls |= {each.asname or each.name: each.name for each in names}
                 self.script.reads = self.script.reads or any(each.name == "config" for each in names)
             case (
@@ -138,6 +174,11 @@ class _Reader:
             ):
                 if ast.unparse(called).endswith(".init"):
                     self._settings.add(f"{run}.config")
+            case ast.Call(func=ast.Attribute(attr="add_argument"), args=names, keywords=words):
+                if any(word.arg == "type" and ast.unparse(word.value) == "bool" for word in words):
+                    given = [name.value for name in names if isinstance(name, ast.Constant)]
+                    long = [name[2:] for name in given if isinstance(name, str) and name.startswith("--")]
+                    self.script.always_true |= dict.fromkeys(long, node.lineno)
             case ast.Attribute(attr="sweep_id") | ast.Constant(value="WANDB_SWEEP_ID"):
                 self.script.asks = self.script.asks or node.lineno
 
@@ -168,3 +209,11 @@ class _Reader:
         elif name in self._functions and name not in self._known:
             self._known.add(name)
             self._follow(self._functions[name].body)
+
+
+def _used(tree: ast.AST) -> Iterator[ast.AST]:
+    """The nodes of a script but for what is only printed: whoever prints settings need not follow them."""
+    yield tree
+    for node in ast.iter_child_nodes(tree):
+        if not (isinstance(node, ast.Call) and ast.unparse(node.func) in ("print", "pprint", "pprint.pprint")):
+            yield from _used(node)

@@ -496,6 +496,7 @@ FILES = {
     WITH + "metric: {name: l}\nearly_terminate: {min_iter: 3}": "early_terminate: `type` is missing: hyperband",
     WITH + "controller: {}": "controller: `type` is missing: cloud, local",
     WITH + "command: ['${env}', '${prgram}']": "command[1]: unknown macro 'prgram'. Did you mean 'program'?",
+    WITH + "command: ['${env}', '${args_no_equals}']": "${args_no_equals} stands where the program is to be",
     WITH + "command: ['${envvar:home}']": "command[0]: unknown macro 'envvar:home'. Did you mean 'envvar:NAME'?",
     WITH + "pipeline: {seeds: 1}": "pipeline.seeds: unknown key. Did you mean 'seed'?",
     WITH + "pipeline: {num_gpus: 0}": "pipeline.num_gpus: 0 must be 1 or more",

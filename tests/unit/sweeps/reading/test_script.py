@@ -10,6 +10,7 @@ from pipeline.sweeps.reading.script import Script, check_script, read_script, sc
 from tests.unit.sweeps.reading.test_command import sweep_of
 
 ARGS = ("${interpreter}", "${program}", "${args}")
+NO_BOOLEANS = ("${interpreter}", "${program}", "${args_no_boolean_flags}")
 NO_ARGS = ("${interpreter}", "${program}", "--epochs=3")
 
 
@@ -65,9 +66,13 @@ def test_a_search_that_a_script_begins_in_any_case(
         ("import os, wandb\nif 'WANDB_SWEEP_ID' in os.environ: pass", ARGS, "line 2"),
         ("import wandb\nif sweep: wandb.agent(id, f)\nprint(run.sweep_id)", ARGS, ""),
         ("import wandb\nwandb.init(config=args)\nargs.config", NO_ARGS, "all trials are the same"),
+        ("import wandb\nwandb.config = cfg\nprint(f'{wandb.config=}', cfg)", NO_ARGS, "all trials are the same"),
         ("import wandb\nlr = wandb.config.lr", NO_ARGS, ""),
         ("import wandb\nwith wandb.init() as r: lr = r.config['lr']", NO_ARGS, ""),
         ("import wandb\nrun = wandb.init()\nlr = run.config.lr", NO_ARGS, ""),
+        ("p.add_argument('-o', '--off', type=bool)", ARGS, "line 1: argparse takes --off=False for true"),
+        ("p.add_argument('--on', type=bool)", NO_BOOLEANS, ""),
+        ("p.add_argument('--lr', type=bool)", ARGS, ""),
         ("from wandb import config\nlr = config.lr", NO_ARGS, ""),
         ("import argparse", ARGS, ""),
     ],
@@ -76,6 +81,19 @@ def test_what_may_keep_parameters_from_a_script_is_told(
     tmp_path: Path, text: str, command: tuple[str, ...], told: str
 ) -> None:
     (tmp_path / "train.py").write_text(text)
-    said = list(script_notes(replace(sweep_of(command), folder=tmp_path)))
+    said = list(script_notes(replace(sweep_of(command), folder=tmp_path), {}))
     assert len(said) == bool(told)
     assert told in "".join(said)
+
+
+@pytest.mark.parametrize("text", ["import wandb", "from wandb import init", "import wandb.apis", "import other"])
+@pytest.mark.parametrize(
+    ("mode", "given"), [("disabled", {}), ("disabled", {"WANDB_MODE": "offline"}), ("offline", {})]
+)
+def test_a_client_that_writes_nothing_is_told_of_before_trials_run(
+    tmp_path: Path, text: str, mode: str, given: dict[str, str]
+) -> None:
+    (tmp_path / "train.py").write_text(text)
+    sweep = replace(sweep_of(ARGS, environment=given), folder=tmp_path)
+    told = "".join(script_notes(sweep, {"WANDB_MODE": mode}))
+    assert ("WANDB_MODE is disabled" in told) == (mode == "disabled" and not given and text != "import other")
