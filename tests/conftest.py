@@ -18,10 +18,6 @@ import pytest
 import typer.testing
 from hypothesis import HealthCheck, settings
 
-from pipeline.engine.devices.worker_env import THREAD_VARIABLES
-from tests.doubles.engine import Engine, descriptors
-from tests.doubles.machine import adopt_no_orphans
-
 
 def _forget_who_started_this() -> None:
     """Give this process, and what it starts, the same signals, files and environment whoever started it."""
@@ -37,7 +33,11 @@ def _forget_who_started_this() -> None:
         except OSError:  # closed: the next file that is opened would be taken for it
             os.open(os.devnull, os.O_RDWR)
     os.umask(0o022)
-    for name in [name for name in os.environ if name.startswith(_OF_THE_USER)]:
+    for name in [name for name in os.environ if name.startswith(_OF_THE_USER) and name not in _KEPT]:
+        del os.environ[name]
+    from pipeline.engine.devices.worker_env import THREAD_VARIABLES, is_of_launcher
+
+    for name in filter(is_of_launcher, list(os.environ)):
         del os.environ[name]
     time.tzset()
     home = tempfile.mkdtemp(prefix="pipeline-tests-")
@@ -48,30 +48,48 @@ def _forget_who_started_this() -> None:
     os.environ |= dict.fromkeys(THREAD_VARIABLES, "1")
     # As Python is by default: else hundreds of processes compile the package, and each worker of xdist all tests.
     sys.dont_write_bytecode = False
-    for name in (
-        "PYTHONDONTWRITEBYTECODE",
+
+
+_OF_THE_USER = (
+    *("HF_", "HUGGING", "TRANSFORMERS_", "DATASETS_", "TOKENIZERS_", "ACCELERATE_", "FSDP_", "TRL_", "VLLM_"),
+    *("WANDB_", "TENSORBOARD_", "MLFLOW_", "TRACKIO_", "RAY_", "SLURM", "SBATCH_", "SRUN_", "HYDRA_", "AWS_"),
+    *(
+        "NCCL_",
+        "GLOO_",
+        "TORCH",
+        "PYTORCH_",
+        "TRITON_",
+        "CUBLAS",
+        "CUDA_LAUNCH_",
+        "CUDA_DEVICE_ORDER",
+        "NVIDIA_TF32",
+    ),
+    *("ATEN_", "ONEDNN_", "DNNL_", "MKL_", "OMP_", "GOMP_", "KMP_", "OPENBLAS_", "NUMEXPR_", "NPY_", "RAYON_"),
+    *(
+        "PYTHON",
+        "LC_",
+        "LANG",
+        "TZ",
         "COLUMNS",
         "LINES",
         "NO_COLOR",
         "FORCE_COLOR",
-        "TTY_COMPATIBLE",
-        "XDG_CACHE_HOME",
-        "XDG_RUNTIME_DIR",
-    ):
-        os.environ.pop(name, None)
-
-
-_OF_THE_USER = (
-    *("HF_", "HUGGINGFACE_", "TRANSFORMERS_", "DATASETS_", "TOKENIZERS_", "ACCELERATE_", "TRL_", "VLLM_"),
-    *("WANDB_", "TENSORBOARD_", "MLFLOW_", "RAY_", "SLURM_", "SBATCH_", "SRUN_", "PMI", "OMPI_", "HYDRA_"),
-    *("NCCL_", "GLOO_", "TORCH", "PYTORCH_", "TRITON_", "CUBLAS_", "CUDA_LAUNCH_", "CUDA_DEVICE_ORDER"),
-    *("OMP_", "MKL_NUM_", "OPENBLAS_NUM_", "NUMEXPR_", "KMP_", "LC_", "LANG", "TZ"),
-    *("MASTER_ADDR", "MASTER_PORT", "RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE"),
-    *("PYTHONHASHSEED", "PYTHONWARNINGS", "PYTHONUNBUFFERED", "PYTHONOPTIMIZE"),
+        "CLICOLOR",
+        "TTY_",
+        "XDG_",
+        "MPL",
+    ),
+    *("NVIDIA_TF32", "MPL", "SSL_CERT_", "REQUESTS_CA_", "CURL_CA_"),
+    *("http_proxy", "https_proxy", "all_proxy", "HTTP_PROXY", "HTTPS_PROXY", "ALL_PROXY"),
 )
 """How the names of variables begin that say something to a library that tests start, or to this package."""
+_KEPT = ("PYTHONPATH", "PYTHONHOME", "PYTHONPYCACHEPREFIX")
+"""What says where modules are."""
 
 _forget_who_started_this()
+from tests.doubles.engine import Engine, descriptors  # noqa: E402 - as arithmetic keeps what it has found outside
+from tests.doubles.machine import adopt_no_orphans  # noqa: E402
+
 # Making the commands of an app takes a tenth of a second, and `CliRunner` does it at each call.
 typer.testing._get_command = cache(typer.testing._get_command)  # type: ignore[attr-defined]
 # Looking for garbage as often as usual takes a fifth of all time; until all tests are collected there is none.
