@@ -31,6 +31,12 @@ PINS: dict[str, dict[str, str]] = {
 """Library -> variable -> value."""
 _CONTRARY = {"numpy": ("NPY_ENABLE_CPU_FEATURES",), "torch": ("DNNL_MAX_CPU_ISA", "MKL_ENABLE_INSTRUCTIONS")}
 """Variables that would say otherwise, or that a library refuses beside its own above."""
+UNASKED = (
+    *("NVIDIA_TF32_OVERRIDE", "TORCH_ALLOW_TF32_CUBLAS_OVERRIDE", "CUBLAS_EMULATE_SINGLE_PRECISION"),
+    *("ONEDNN_DEFAULT_FPMATH_MODE", "DNNL_DEFAULT_FPMATH_MODE"),
+    *("PYTORCH_TUNABLEOP_ENABLED", "TRANSFORMERS_SDPA_FORCE_GQA"),
+)
+"""Variables that have libraries round otherwise than they are asked to, unknown to any key; workers lack them."""
 _OUTSIDE = dict(os.environ)
 _pinned: set[str] = set()
 """Libraries that were not imported yet in this process when their variables were set."""
@@ -85,10 +91,10 @@ def outside(environment: Mapping[str, str]) -> dict[str, str]:
     return kept | {name: value for name, value in _OUTSIDE.items() if name in ours}
 
 
-def overridden() -> list[str]:
-    """Variables that somebody has set outside to something else, as ``NAME=value``."""
-    wanted = pinned({}, *PINS)
-    names = [*wanted, *(name for library in _CONTRARY.values() for name in library)]
+def overridden(*libraries: str) -> list[str]:
+    """Variables that somebody has set outside to something else, as ``NAME=value``, where these are pinned."""
+    wanted = pinned({}, *libraries)
+    names = [*wanted, *(name for library in libraries for name in _CONTRARY[library]), *UNASKED]
     return [
         f"{name}={_OUTSIDE[name]}" for name in names if name in _OUTSIDE and _OUTSIDE[name] != wanted.get(name)
     ]

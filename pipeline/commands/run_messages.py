@@ -56,11 +56,14 @@ def tell_prepared(request: Request, outcome: Outcome | None, console: Console) -
 
 
 def tell_arithmetic(request: Request, missing: Sequence[str]) -> None:
-    """Log what of the environment a portable run passes over, and where it cannot be portable."""
-    if not missing or not request.config.system.portable:
+    """Log what of the environment workers do not get, and where a portable run cannot be portable."""
+    if not missing:
         return
-    if passed_over := arithmetic.overridden():
-        log.warning("system.portable=true passes over %s, set outside", ", ".join(passed_over))
+    portable = request.config.system.portable
+    if passed_over := arithmetic.overridden(*(arithmetic.PINS if portable else ("numpy",))):
+        log.warning("workers do not get %s, which would change results", ", ".join(passed_over))
+    if not portable:
+        return
     if any(device.kind != "cpu" for device in request.devices):
         log.info("system.portable=true has no effect on GPUs: results are those of their kind")
     elif not arithmetic.covers(platform.machine()):

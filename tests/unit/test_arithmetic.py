@@ -37,7 +37,7 @@ def test_what_is_set_outside_is_overridden_and_told() -> None:
     code = (
         "import json, os; from pipeline import arithmetic; late = arithmetic.pin('numpy', 'torch'); import numpy; "
         "kept = [name for name, on in numpy._core._multiarray_umath.__cpu_features__.items() if on]; "
-        "print(json.dumps([late, dict(os.environ), arithmetic.overridden(), kept]))"
+        "print(json.dumps([late, dict(os.environ), arithmetic.overridden('numpy', 'torch'), kept]))"
     )
     late, environment, told, features = said_by(code, **CONTRARY)  # type: ignore[misc]
     assert late == []

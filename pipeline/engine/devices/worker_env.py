@@ -62,6 +62,12 @@ RANK_VARIABLES = (
     "SLURM_LOCALID",
     "SLURM_GTIDS",
 )
+# Said of a process that has the machine to itself: each of several workers would take the same core as all others,
+# and additions would go in the order of another number of threads.
+_OF_THREADS = (
+    *("OMP_PLACES", "OMP_PROC_BIND", "GOMP_CPU_AFFINITY", "KMP_AFFINITY", "KMP_HW_SUBSET"),
+    *("OMP_DYNAMIC", "OMP_THREAD_LIMIT", "MKL_DYNAMIC", "MKL_DOMAIN_NUM_THREADS", "MKL_NUM_STRIPES"),
+)
 RANK_PREFIXES = ("MASTER_", "TORCHELASTIC_", "OMPI_COMM_WORLD_", "PMI_", "PMIX_", "MV2_COMM_WORLD_")
 
 
@@ -87,7 +93,8 @@ def worker_environment(
         portable: Whether it computes as on every processor, see `pipeline.arithmetic`.
         untried_on_gpu: As `execution.untried_on_gpu`.
     """
-    env = {name: value for name, value in base_env.items() if not is_of_launcher(name)}
+    dropped = {*_OF_THREADS, *arithmetic.UNASKED}
+    env = {name: value for name, value in base_env.items() if not (is_of_launcher(name) or name in dropped)}
     env = arithmetic.pinned(env, *(arithmetic.PINS if portable else ("numpy",)))
     env.update(FIXED)
     env.update(untried.said(untried_on_gpu))
