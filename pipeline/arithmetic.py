@@ -112,8 +112,8 @@ def describe(environment: Mapping[str, str], device: str, name: str) -> str:
         return name
     if is_pinned(environment, *PINS) and covers(platform.machine()):
         return "portable"
-    given = environment.get("ATEN_CPU_CAPABILITY")
-    return f"{processor()}, {given or 'all that it offers'}"
+    given = [environment[name] for name in PINS["torch"] if name in environment]
+    return f"{processor()}, {', '.join(given) or 'all that it offers'}"
 
 
 @cache

@@ -72,8 +72,10 @@ def test_programs_of_others_get_what_was_set_outside() -> None:
 
 def test_a_manifest_says_portable_or_which_processor() -> None:
     pinned = arithmetic.pinned({}, *arithmetic.PINS)
-    assert arithmetic.describe(pinned, "cpu", "a CPU") in ("portable", f"{arithmetic.processor()}, avx2")
+    of_processor = f"{arithmetic.processor()}, avx2, AVX2, COMPATIBLE"
+    assert arithmetic.describe(pinned, "cpu", "a CPU") in ("portable", of_processor)
     assert arithmetic.processor() in arithmetic.describe({}, "cpu", "a CPU")
+    assert arithmetic.describe({"MKL_CBWR": "AVX2"}, "cpu", "a CPU").endswith(", AVX2")
 
 
 def test_jobs_on_a_gpu_say_its_name_whether_they_use_torch_or_not(tmp_path: Path) -> None:
