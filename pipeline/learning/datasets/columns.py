@@ -9,10 +9,10 @@ from datetime import date
 from typing import TYPE_CHECKING, Any
 
 from pipeline.errors import ConfigError, DataError, unknown_name
-from pipeline.learning.datasets.answers import without_prompt
+from pipeline.learning.datasets.answers import as_turns, without_prompt
 from pipeline.learning.datasets.base import Message, Row, Text
 from pipeline.learning.datasets.chat import ARGUMENTS, CLOCK, filled, template_arguments
-from pipeline.learning.datasets.shapes import to_columns
+from pipeline.learning.datasets.shapes import to_columns, with_system
 
 if TYPE_CHECKING:
     from pipeline.learning.datasets.from_files import FilesConfig
@@ -157,12 +157,21 @@ def make_row(
     if (texts["chosen"] is None) != (texts["rejected"] is None):
         raise DataError(f"{place}: 'chosen' and 'rejected' go together; the columns are {_names(data)}.")
     if config.chat or not isinstance(texts["prompt"], str):
-        texts = {name: _as_turns(name, text) for name, text in texts.items()}
+        texts = {
+            name: None if text is None else as_turns(text, "user" if name == "prompt" else "assistant")
+            for name, text in texts.items()
+        }
     _check_one_form(texts, place)
     prompt, pair = texts["prompt"], [texts["chosen"], texts["rejected"]]
     assert prompt is not None
-    if not isinstance(prompt, str) and pair[0] is not None and pair[1] is not None:
-        texts["chosen"], texts["rejected"] = without_prompt(prompt, pair[0], pair[1])
+    if not isinstance(prompt, str):
+        if not any(turn["content"].strip() or turn.get("tool_calls") for turn in prompt):
+            raise DataError(
+                f"{place}: the prompt is empty: its turns say nothing. Write a text there, or leave it out."
+            )
+        if pair[0] is not None and pair[1] is not None:
+            texts["chosen"], texts["rejected"] = without_prompt(prompt, pair[0], pair[1])
+        prompt = with_system(list(prompt), columns)
     if config.system_prompt is not None:
         prompt = _with_system(config.system_prompt, prompt, place)
     return Row(
@@ -266,6 +275,11 @@ def _message(message: object, name: str, place: str) -> Message:
     if isinstance(message, Mapping) and all(isinstance(message.get(key), str) for key in ("role", "content")):
         return {str(key): value for key, value in filled(message).items()}
     found = sorted(map(str, message)) if isinstance(message, Mapping) else type(message).__name__
+    if isinstance(message, Mapping) and {"role", "content"} <= message.keys():
+        kinds = {
+            key: "null" if message[key] is None else type(message[key]).__name__ for key in ("role", "content")
+        }
+        found = ", ".join(f"{key}: {kind}" for key, kind in kinds.items())
     raise DataError(f"{place}: every message in '{name}' needs 'role' and 'content' as text, found {found}.")
 
 
@@ -279,11 +293,6 @@ def _joined(parts: Sequence[object], name: str, place: str) -> str:
                 "or rows out."
             )
     return "\n".join(part["text"] for part in parts if isinstance(part, Mapping))
-
-
-def _as_turns(name: str, text: Text | None) -> Text | None:
-    role = "user" if name == "prompt" else "assistant"
-    return [{"role": role, "content": text}] if isinstance(text, str) else text
 
 
 def _check_one_form(texts: Mapping[str, Text | None], place: str) -> None:

@@ -329,7 +329,7 @@ def _table_rows(path: Path, what: str, batches: Iterable[Any]) -> Iterator[Recor
     number = 0
     try:
         for batch in batches:
-            for row in _objects(batch):
+            for row in _objects(_shortest(batch)):
                 number += 1
                 if row is None:
                     raise _too_large(f"{path}: row {number}")
@@ -338,6 +338,16 @@ def _table_rows(path: Path, what: str, batches: Iterable[Any]) -> Iterator[Recor
         raise _damaged(path, what, number, error) from error
     except UnicodeDecodeError as error:
         raise DataError(f"{path}: row {number + 1}: holds a text that is not UTF-8 ({_line(error)}).") from error
+
+
+def _shortest(batch: Any) -> Any:
+    """A record batch whose numbers of single precision are as they are written: 0.1, not 0.10000000149011612."""
+    import pyarrow as pa
+
+    for at, field in enumerate(batch.schema):
+        if pa.types.is_float32(field.type):
+            batch = batch.set_column(at, field.name, batch.column(at).cast(pa.string()).cast(pa.float64()))
+    return batch
 
 
 def _objects(batch: Any) -> Iterator[dict[str, Any] | None]:

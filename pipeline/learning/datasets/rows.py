@@ -7,18 +7,20 @@ import decimal
 import hashlib
 import json
 import unicodedata
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from pipeline.errors import DataError, unknown_name
 from pipeline.learning.datasets.base import Message, Row, Text
-from pipeline.learning.datasets.columns import ANSWERS
+from pipeline.learning.datasets.columns import ANSWERS, template_fields
 from pipeline.learning.datasets.from_files import FilesDataset
 from pipeline.learning.datasets.readers import Record
 
 TEXTS = ("prompt", *ANSWERS)
 """What of a row is text or a conversation."""
+_OF_CONVERSATIONS = ("system", "tools")
+"""Columns that say more to a model where prompts are conversations."""
 _UNSEEN = dict.fromkeys(map(ord, "\ufeff\u200b\u2060\u00ad"))
 """Marks of byte order, spaces without width, hyphens that show only at the end of a line."""
 
@@ -55,6 +57,8 @@ def made_rows(
     Raises:
         DataError: One cannot be made or stored, or is of another form than those before it.
     """
+    template = dataset.source.prompt_template
+    in_template = set() if template is None else set(template_fields(template))
     for record in records:
         form.read.update(dict.fromkeys(record.data))
         row = dataset.make_row(next(ids), record)
@@ -62,6 +66,7 @@ def made_rows(
             yield None
             continue
         form.add(row, record.place)
+        form.pass_over(row, record.place, in_template)
         if "prompt" not in record.data and "prompt" not in dataset.source.columns:
             form.cut(row, record.place)
         yield MadeRow(row, _stored(row, record.place), record.place)
@@ -78,6 +83,8 @@ class Form:
         self._conversational: bool | None = None
         self._first = ""
         self._cut: list[str] = []
+        self._passed_over: dict[str, list[str]] = {}
+        self._answered: list[str] = []
 
     def add(self, row: Row, place: str) -> None:
         """Take a row into account.
@@ -97,6 +104,22 @@ class Form:
         self.columns.update(dict.fromkeys(row.columns))
         self.answers.update((name, None) for name in ANSWERS if getattr(row, name) is not None)
 
+    def pass_over(self, row: Row, place: str, in_template: Collection[str]) -> None:
+        """Take a row into account of which a model may be shown less, or more, than its file means.
+
+        Args:
+            row: It.
+            place: Where it is.
+            in_template: Columns that the template of prompts uses.
+        """
+        if not isinstance(row.prompt, str):
+            if row.prompt[-1]["role"] == "assistant":
+                self._answered.append(place)
+            return
+        for name in _OF_CONVERSATIONS:
+            if row.columns.get(name) and name not in in_template:
+                self._passed_over.setdefault(name, []).append(place)
+
     def cut(self, row: Row, place: str) -> None:
         """Take a row into account whose prompt was cut from its pair: the answers may still begin alike."""
         one, other = row.chosen, row.rejected
@@ -106,13 +129,25 @@ class Form:
     @property
     def told(self) -> list[str]:
         """What a user should know of the rows."""
-        if not self._cut:
-            return []
-        pairs = f"{len(self._cut):,} pair{'s' * (len(self._cut) != 1)} (first {self._cut[0]})"
-        return [
-            f"the answers of {pairs} begin alike: their prompts end with the last turn that both have, not where "
-            "the answers differ; give prompts in a column of their own if that is wrong"
-        ]
+        said = []
+        if self._cut:
+            said.append(
+                f"the answers of {_counted('pair', self._cut)} begin alike: their prompts end with the last turn "
+                "that both have, not where the answers differ; give prompts in a column of their own if that is "
+                "wrong"
+            )
+        for name, places in self._passed_over.items():
+            said.append(
+                f"`{name}` is in no prompt of {_counted('row', places)}, as prompts of text have no place for it: "
+                f"use chat=true, or {{{name}}} in prompt_template, or leave it out by further_columns"
+            )
+        if self._answered:
+            said.append(
+                f"the prompts of {_counted('row', self._answered)} end with a turn of the assistant, which a "
+                "model goes on from. Where that turn is the answer, call the column of the whole conversation "
+                "messages: columns={messages: COLUMN}"
+            )
+        return said
 
     @property
     def conversational(self) -> bool:
@@ -126,6 +161,10 @@ class Form:
             "answers": [name for name in ANSWERS if name in self.answers],
             "conversational": self.conversational,
         }
+
+
+def _counted(what: str, places: Sequence[str]) -> str:
+    return f"{len(places):,} {what}{'s' * (len(places) != 1)} (first {places[0].rpartition('/')[2]})"
 
 
 def check_source(dataset: FilesDataset, form: Form, number: int) -> None:

@@ -14,6 +14,7 @@ import math
 import re
 from ast import literal_eval
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from decimal import Decimal
 from typing import Any
 
@@ -87,16 +88,21 @@ def _plain(solution: Any, reward: str) -> str | None:
     Some sets of competitions have ``["2", "3"]`` for 2 and 3.
     """
     text = written(solution, reward)
-    if text is None or not _LISTED.fullmatch(text):
-        return None if text is None else half_width(text)
-    for read in (json.loads, literal_eval):
-        try:
-            found = read(text.strip())
-        except (ValueError, SyntaxError, MemoryError, RecursionError):
-            continue
-        if isinstance(found, list) and all(isinstance(each, str) for each in found):
-            return half_width(", ".join(each.strip("$") for each in found))
+    if text is None:
+        return None
+    listed = list_in(text) if _LISTED.fullmatch(text) else None
+    if listed is not None and all(isinstance(each, str) for each in listed):
+        text = ", ".join(each.strip("$") for each in listed)
     return half_width(text)
+
+
+def list_in(text: str) -> list[Any] | None:
+    """The list that was written as a text, in JSON or as Python prints it; None for another text."""
+    for read in (json.loads, literal_eval):
+        with suppress(ValueError, SyntaxError, MemoryError, RecursionError):
+            found = read(text.strip())
+            return found if isinstance(found, list) else None
+    return None
 
 
 def half_width(text: str) -> str:

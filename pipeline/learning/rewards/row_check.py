@@ -72,9 +72,8 @@ class RowCheck:
 
     def _note_missing(self, reward: LoadedReward, column: str, columns: Mapping[str, Any], place: str) -> None:
         """To rewards that ship an empty text is none; to others it may be a text as any other."""
-        if column not in columns or not is_missing(columns[column]):
-            return
-        if ships(reward) or columns[column] is None:
+        given = columns.get(column)
+        if is_missing(given) and (ships(reward) or given is None):
             count, first = self._lacking.get((reward.name, column), (0, _shown(place)))
             self._lacking[reward.name, column] = count + 1, first
 

@@ -105,6 +105,29 @@ def test_template_chat_and_system_prompt() -> None:
     assert other.prompt == [{"role": "system", "content": "s"}, user("a")]
 
 
+@pytest.mark.parametrize(
+    ("data", "settings"),
+    [
+        ({"conversations": [{"from": "human", "value": "a"}, {"from": "gpt", "value": "b"}]}, {}),
+        ({"messages": [user("a"), assistant("b")]}, {}),
+        ({"prompt": [user("a")], "completion": [assistant("b")]}, {}),
+        ({"prompt": "a", "completion": "b"}, {"chat": True}),
+        ({"instruction": "a", "output": "b"}, {}),
+    ],
+)
+def test_the_system_prompt_of_a_row_is_the_first_turn(data: dict[str, Any], settings: dict[str, Any]) -> None:
+    system = {"role": "system", "content": "Be kind."}
+    expected = Row(7, [system, user("a")], completion=[assistant("b")])
+    assert row({**data, "system": "Be kind."}, **settings) == expected
+    assert row({**data, "system": "Other."}, system_prompt="Be kind.", **settings) == expected
+
+
+def test_a_system_turn_goes_before_the_column_of_that_name() -> None:
+    turns = [{"role": "system", "content": "s"}, user("a")]
+    pair = {"chosen": [*turns, assistant("b")], "rejected": [*turns, assistant("c")], "system": "Other."}
+    assert row(pair) == Row(7, turns, chosen=[assistant("b")], rejected=[assistant("c")])
+
+
 def test_further_columns_may_be_chosen() -> None:
     data = {"prompt": "a", "x": 1, "completions": ["b"]}
     assert row(data, further_columns=["x", "y"]).columns == {"x": 1}
@@ -122,6 +145,8 @@ def test_further_columns_may_be_chosen() -> None:
         ({"prompt": "  "}, r"f.jsonl:3: the prompt is empty\. Write a text there, or leave it out\.$"),
         ({"prompt": "", "instruction": "a"}, r"leave it out\. The columns are prompt, instruction\."),
         ({"prompt": []}, "'prompt' is an empty list"),
+        ({"prompt": [user(" ")]}, "the prompt is empty: its turns say nothing"),
+        ({"prompt": [{"role": "user", "content": None}]}, "as text, found role: str, content: null"),
         ({"prompt": 7}, "'prompt' must be text or a list of {role, content}, found int"),
         ({"prompt": b"x"}, "'prompt' must be text or a list"),
         ({"prompt": ["a"]}, "every message in 'prompt' needs 'role' and 'content' as text, found str"),

@@ -350,3 +350,28 @@ def test_a_question_of_the_test_file_is_in_no_other_split(make: Make, tmp_path: 
     assert not found["train"] & found["validation"]
     assert any("of train left out" in warning for warning in dataset.about["warnings"])
     assert any("begin alike" in warning for warning in dataset.about["warnings"]) == (form == "pairs")
+
+
+@pytest.mark.parametrize(
+    ("more", "settings", "told"),
+    [
+        ({"system": "Be kind."}, {}, "`system` is in no prompt of 6 rows (first train.jsonl:1)"),
+        ({"tools": [{"name": "add"}]}, {}, "`tools` is in no prompt of 6 rows (first train.jsonl:1)"),
+        ({"system": "Be kind."}, {"prompt_template": "{system} {prompt}"}, ""),
+        ({"system": "Be kind."}, {"further_columns": []}, ""),
+        ({"system": "Be kind.", "tools": []}, {"chat": True}, ""),
+        ({"system": ""}, {}, ""),
+        ({"turns": [_turn("b")[0] | {"role": "assistant"}]}, {}, "end with a turn of the assistant"),
+        ({"turns": []}, {}, ""),
+    ],
+)
+def test_what_a_model_is_not_shown_of_rows_is_told(
+    make: Make, tmp_path: Path, more: dict[str, Any], settings: dict[str, Any], told: str
+) -> None:
+    turns = more.get("turns")
+    rows = [{"prompt": f"{n}?" if turns is None else [*_turn(f"{n}?"), *turns], **more} for n in range(6)]
+    warnings = prepared(make(*rows, test_size=1, validation_size=1, **settings), tmp_path / "out").about[
+        "warnings"
+    ]
+    assert [each for each in warnings if told and told in each] == warnings
+    assert bool(warnings) == bool(told)

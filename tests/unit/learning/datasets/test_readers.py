@@ -102,6 +102,12 @@ def test_a_damaged_file_is_one_readable_message(tmp_path: Path, name: str, conte
     assert len(str(caught.value).splitlines()) == 1
 
 
+def test_numbers_of_single_precision_are_as_they_are_written(tmp_path: Path) -> None:
+    written = [0.1, 3.0, None, 1e-7]
+    pq.write_table(pa.table({"solution": pa.array(written, pa.float32())}), tmp_path / "a.parquet")
+    assert [record.data["solution"] for record in read_records(tmp_path / "a.parquet")] == written
+
+
 def test_parquet_cut_in_the_middle(tmp_path: Path) -> None:
     pq.write_table(pa.table({"prompt": ["x" * 50 + str(n) for n in range(5000)]}), tmp_path / "a.parquet")
     whole = (tmp_path / "a.parquet").read_bytes()

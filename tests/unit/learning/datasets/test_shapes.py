@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from typing import Any
 
 import pytest
@@ -20,8 +21,19 @@ _SYSTEM = {"role": "system", "content": "Be kind."}
         ({"conversations": [_ASK, _ANSWER], "id": 1}, {"messages": _TURNS, "id": 1}),
         ({"conversations": _TURNS}, {"messages": _TURNS}),
         ({"messages": [_ASK, _ANSWER]}, {"messages": _TURNS}),
-        ({"conversations": [_ASK, _ANSWER], "system": "Be kind."}, {"messages": [_SYSTEM, *_TURNS]}),
-        ({"conversations": [_SYSTEM, *_TURNS], "system": "Other."}, {"messages": [_SYSTEM, *_TURNS]}),
+        (
+            {"messages": [{"role": "Human", "content": "a?"}, {"role": "gpt", "content": "b"}]},
+            {"messages": _TURNS},
+        ),
+        (
+            {"messages": [{"role": "observation", "content": "5"}]},
+            {"messages": [{"role": "observation", "content": "5"}]},
+        ),
+        # Tables hold turns as text: as JSON, or as Python prints them.
+        ({"messages": json.dumps(_TURNS)}, {"messages": _TURNS}),
+        ({"conversations": str([_ASK, _ANSWER])}, {"messages": _TURNS}),
+        ({"prompt": json.dumps(_TURNS[:1]), "answer": "[1]"}, {"prompt": _TURNS[:1], "answer": "[1]"}),
+        ({"prompt": '[{"a": 1}]', "further": [_ASK]}, {"prompt": '[{"a": 1}]', "further": [_ASK]}),
         (
             {"prompt": [_ASK], "chosen": [_ANSWER], "rejected": [_ANSWER]},
             {"prompt": _TURNS[:1], "chosen": _TURNS[1:], "rejected": _TURNS[1:]},
@@ -31,6 +43,17 @@ _SYSTEM = {"role": "system", "content": "Be kind."}
         (
             {"instruction": "a?", "output": "b", "system": "Be kind."},
             {"prompt": [_SYSTEM, _TURNS[0]], "completion": _TURNS[1:]},
+        ),
+        (
+            {"instruction": "a?", "input": "", "output": "b", "history": [["c", "d"]]},
+            {
+                "prompt": [{"role": "user", "content": "c"}, {"role": "assistant", "content": "d"}, _TURNS[0]],
+                "completion": _TURNS[1:],
+            },
+        ),
+        (
+            {"instruction": "Add.", "input": "1 2", "history": [], "chosen": "3", "rejected": "4"},
+            {"prompt": "Add.\n1 2", "chosen": "3", "rejected": "4"},
         ),
         (
             {"conversations": [_ASK], "chosen": _ANSWER, "rejected": _ANSWER},
@@ -49,3 +72,8 @@ def test_rows_of_other_programs_have_the_columns_of_trl(given: dict[str, Any], e
 def test_a_speaker_that_nobody_knows_is_refused() -> None:
     with pytest.raises(DataError, match="narrator"):
         to_columns({"conversations": [{"from": "narrator", "value": "a"}, _ANSWER]}, "a:1")
+
+
+def test_turns_that_were_cut_off_as_text_are_refused() -> None:
+    with pytest.raises(DataError, match=r"a:1: 'messages' is a list of turns .*json\.dumps"):
+        to_columns({"messages": json.dumps(_TURNS)[:-5]}, "a:1")

@@ -24,6 +24,9 @@ def test_missing_solutions_are_counted() -> None:
     assert "null or empty in 4 rows (first a.jsonl:2)" in said
     assert told("exact_match", "1", 2) == []
     assert told("length", None) == []
+    check = RowCheck("mine", DatasetConfig(kind="jsonl", reward="exact_match"))
+    assert check({"other": 1}, "a.jsonl:1") == ""
+    assert "1 row (first a.jsonl:1)" in check.told()[0]
 
 
 def test_an_empty_text_is_a_text_to_rewards_of_ones_own() -> None:
