@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 import shlex
 from collections.abc import Iterable, Sequence
@@ -125,9 +126,11 @@ def _unreadable(given: str | None, text: str) -> str:
             "write $HOME. For nothing write null."
         )
     key, equals, value = (given or "").partition("=")
-    if "Lexer" in text and equals and not value.isascii() and '"' not in value:
-        quoted = shlex.quote(f'{key}="{value}"')
-        return f"a value with letters that are not of ASCII stands in quotes of its own: {quoted}."
+    if "Lexer" in text and equals and not {*value} & {*"\"'{}"}:
+        several = value[1:-1].split(",") if value.startswith("[") and value.endswith("]") else []
+        quoted = f"[{','.join(json.dumps(each.strip(), ensure_ascii=False) for each in several)}]"
+        typed = shlex.quote(f"{key}={quoted}" if several else f'{key}="{value}"')
+        return f"a text with letters that are not of ASCII, or with signs, stands in quotes of its own: {typed}."
     return f"{one_line(text)} Write KEY=VALUE."
 
 

@@ -227,6 +227,10 @@ def test_an_algorithm_of_ones_own_has_the_settings_of_its_class() -> None:
         ("training=${experiment}", "unknown key 'training.name'"),
         ("output_dir=a\udcffb", "cannot read 'output_dir=a"),
         ("output_dir=größe", "stands in quotes of its own: 'output_dir=\"größe\"'"),
+        (
+            "generation.stop=[<|end|>, ##]",
+            'stands in quotes of its own: \'generation.stop=["<|end|>","##"]\'',
+        ),
     ],
 )
 def test_a_wrong_override_is_explained_in_one_message(override: str, said: str) -> None:
