@@ -32,6 +32,7 @@ from pipeline.errors import ConfigError, PipelineError, StoreError
 from pipeline.files import json_text
 from pipeline.foreign import ForeignDataError, read_json_file
 from pipeline.learning.algos.base import REFERENCE
+from pipeline.learning.datasets.chat import CLOCK, DATE, asks_clock, dated
 from pipeline.learning.datasets.columns import template_fields
 from pipeline.learning.datasets.from_files import FilesConfig
 from pipeline.outputs.adapters import adapter_folders
@@ -52,6 +53,7 @@ from pipeline.terminal.console import make_console
 HEAD_SETTINGS = "value_head.json"
 REFERENCE_FOLDER = "reference"
 README = "README.md"
+_TOKENIZER = "tokenizer_config.json"
 _QUESTION = "What is 12 plus 30?"
 _SECTIONS = ("training", "data_collection", "generation", "evaluation", "system")
 
@@ -147,7 +149,7 @@ def _write(found: Trained, to: Path, place: str) -> None:
 
 
 def _fill(found: Trained, folder: Path, place: str) -> None:
-    usage = found.usage
+    usage, date = found.usage, ""
     if found.is_value:
         _copy(found.folder, folder)
         shutil.copyfile(found.folder / HEAD_SETTINGS, folder / HEAD_SETTINGS)
@@ -160,10 +162,11 @@ def _fill(found: Trained, folder: Path, place: str) -> None:
         _copy(found.weights, folder)
         if adapter_folders(found.weights):
             _merge(found, folder)
+        date = _use_alone(found, folder)
     (folder / USAGE).write_text(json_text(_known(asdict(usage)), indent=1) + "\n")
     # Names and settings may hold halves of characters, which no file has.
     (folder / README).write_bytes(
-        card_text(_card(found, usage, guidance, place)).encode(errors="backslashreplace")
+        card_text(_card(found, usage, guidance, place, date)).encode(errors="backslashreplace")
     )
 
 
@@ -192,12 +195,57 @@ def _merge(found: Trained, folder: Path) -> None:
         whole.save_pretrained(folder)
 
 
+def _use_alone(found: Trained, folder: Path) -> str:
+    """Have a policy draw, end and be asked as in its run by whoever loads it: `generate`, a harness, a server.
+
+    Returns:
+        The date that its chat template tells; "" where it asks for none.
+    """
+    usage = found.usage
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message="IProgress not found")
+        from transformers import AutoConfig, GenerationConfig
+
+        from pipeline.learning.generation.policy import for_generate
+        from pipeline.learning.models.load import load_tokenizer
+    trusts = found.model.trusts_code
+    try:
+        settings = GenerationConfig.from_pretrained(folder)
+    except OSError:  # there is none; then transformers takes what the model's configuration has
+        config = AutoConfig.from_pretrained(folder, trust_remote_code=trusts)
+        settings = GenerationConfig.from_model_config(config)
+    tokenizer = load_tokenizer(folder, trust_remote_code=trusts)
+    for_generate(settings, tokenizer, usage.drawing).save_pretrained(folder)
+    if not usage.prompting.chat or not asks_clock(tokenizer):
+        return ""
+    date = usage.prompting.date or DATE
+    _stop_clock(folder, date)
+    return date
+
+
+def _stop_clock(folder: Path, date: str) -> None:
+    """Have the chat templates of a folder tell the date that they told in the run, on any day."""
+    for file in folder.glob("*.jinja"):
+        if CLOCK in (text := file.read_text()):
+            file.write_text(dated(text, date))
+    file = folder / _TOKENIZER
+    settings = read_json_file(file, dict[str, Any], follow=True, infinite=True)
+    found = settings.get("chat_template")
+    if isinstance(found, str):
+        settings["chat_template"] = dated(found, date)
+    elif isinstance(found, list):
+        settings["chat_template"] = [{**one, "template": dated(one["template"], date)} for one in found]
+    if found:
+        file.write_text(json_text(settings, indent=1) + "\n")
+
+
 def _reference(found: Trained, folder: Path) -> Pointer:
     """Put the reference beside a value model, or name it where everybody can have it from the hub."""
     pointer = _pointer(found)
     if pointer is not None and pointer.hub is not None:
         return Pointer(hub=pointer.hub, commit=pointer.commit)
     _copy(found.reference_weights, folder / REFERENCE_FOLDER)
+    _use_alone(found, folder / REFERENCE_FOLDER)
     return Pointer(path=REFERENCE_FOLDER)
 
 
@@ -217,7 +265,7 @@ def _known(plain: dict[str, Any]) -> dict[str, Any]:
 # -- the card --------------------------------------------------------------------------------------------------
 
 
-def _card(found: Trained, usage: Usage, guidance: GuidanceSettings | None, place: str) -> Card:
+def _card(found: Trained, usage: Usage, guidance: GuidanceSettings | None, place: str, date: str) -> Card:
     run, job = found.run, found.job
     return Card(
         algo=job.algo,
@@ -238,6 +286,7 @@ def _card(found: Trained, usage: Usage, guidance: GuidanceSettings | None, place
         **_example(found, usage),
         about_prompts=_about_prompts(found.data),
         ends=_ends(found),
+        date=date,
     )
 
 
@@ -300,7 +349,7 @@ def _settings(found: Trained) -> dict[str, Any]:
 def _ends(found: Trained) -> bool:
     """Whether the tokenizer has a token that ends a text; the harness needs one to have texts written."""
     try:
-        settings = read_json_file(found.weights / "tokenizer_config.json", dict[str, Any], follow=True)
+        settings = read_json_file(found.weights / _TOKENIZER, dict[str, Any], follow=True)
     except (OSError, ForeignDataError):
         return True
     return settings.get("eos_token") is not None

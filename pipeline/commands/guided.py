@@ -276,6 +276,7 @@ def _loaded(
         # In a notebook without widgets tqdm says how to draw bars there, of which none are drawn.
         filterwarnings("ignore", message="IProgress not found")
         from pipeline.learning.generation.guided import Guided, SavedGuide
+        from pipeline.learning.generation.policy import for_generate
         from pipeline.learning.models.load import load_policy, load_tokenizer, load_value, without_progress_bars
 
     chosen = device or ("cuda" if torch.cuda.is_available() else "cpu")
@@ -292,11 +293,15 @@ def _loaded(
         base = found.base() if found.base is not None and adapter_folders(Path(source)) else None
         policy = load_policy(source, system, chosen, base=base, trust_remote_code=found.trusts_code)
         tokenizer = load_tokenizer(source, trust_remote_code=found.trusts_code)
+    drawing = found.usage.drawing
+    # Where values guide, the processor has temperature and nucleus, before guidance; none comes after it.
+    alone = drawing if guide is None else replace(drawing, temperature=1.0, top_p=1.0)
+    policy.generation_config = for_generate(policy.generation_config, tokenizer, alone)
     return Guided(
         policy,
         tokenizer,
         guide,
-        drawing=found.usage.drawing,
+        drawing=drawing,
         prompting=found.usage.prompting,
         eta=eta,
         device=chosen,

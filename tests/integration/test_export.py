@@ -4,13 +4,16 @@ import io
 import json
 import os
 import re
+import shlex
 import shutil
+import sys
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+import torch
 import yaml
 from typer.testing import CliRunner
 
@@ -166,26 +169,36 @@ def test_the_example_of_the_card_works_when_it_is_pasted(
 
 
 CHATML = (
+    "{{ strftime_now('%d %B %Y') }}{% if terse %}, be terse{% endif %}\n"
     "{% for m in messages %}<|im_start|>{{ m['role'] }}\n{{ m['content'] }}<|im_end|>\n{% endfor %}"
     "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
 )
 
 
+ENDS = ("<|endoftext|>", "<|eom|>", "<|im_end|>", "<|stop|>")
+
+
 @pytest.fixture(scope="module")
 def of_conversations(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A policy whose rows are conversations, exported; nothing in the request says that they are."""
+    """A policy whose rows are conversations, exported; nothing in the request says that they are.
+
+    Tokenizer, settings of generation, template and request name an end each, the request a stop string besides.
+    """
     from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
-    from transformers import PreTrainedTokenizerFast
+    from transformers import GenerationConfig, PreTrainedTokenizerFast
 
     folder = tmp_path_factory.mktemp("conversations")
     texts = Tokenizer(models.BPE())
     texts.pre_tokenizer, texts.decoder = pre_tokenizers.ByteLevel(add_prefix_space=False), decoders.ByteLevel()
-    special = ["<|im_start|>", "<|im_end|>"]
+    special = ["<|im_start|>", *ENDS]
     alphabet = pre_tokenizers.ByteLevel.alphabet()
     texts.train_from_iterator([], trainers.BpeTrainer(special_tokens=special, initial_alphabet=alphabet))
-    tokenizer = PreTrainedTokenizerFast(tokenizer_object=texts, eos_token="<|im_end|>", chat_template=CHATML)
+    tokenizer = PreTrainedTokenizerFast(tokenizer_object=texts, eos_token=ENDS[0], chat_template=CHATML)
     tokenizer.save_pretrained(folder / "model")
-    tiny_model("llama").save_pretrained(folder / "model")
+    model = tiny_model("llama")
+    own = tokenizer.convert_tokens_to_ids(ENDS[1])
+    model.generation_config = GenerationConfig(eos_token_id=own, repetition_penalty=9.0, do_sample=True)
+    model.save_pretrained(folder / "model")
     rows = [
         {
             "prompt": [{"role": "system", "content": "Add."}, {"role": "user", "content": f"{one} + 1"}],
@@ -200,7 +213,8 @@ def of_conversations(tmp_path_factory: pytest.TempPathFactory) -> Path:
         f"datasets.jsonl.path={folder / 'rows.jsonl'}",
         *("datasets.jsonl.test_size=5", "datasets.jsonl.validation_size=5", "generation.max_new_tokens=4"),
         *("data_collection.prompts_per_round=10", "evaluation.num_prompts=5", "evaluation.bootstrap_samples=20"),
-        *("device=cpu", "system.use_parallel_execution=false"),
+        *(f"generation.stop=['{ENDS[3]}',zq]", "datasets.jsonl.chat_template_kwargs={terse: true}"),
+        *("datasets.jsonl.date=2020-02-29", "device=cpu", "system.use_parallel_execution=false"),
     ]
     done = CliRunner().invoke(app, ["run", *request])
     assert done.exit_code == 0, done.output
@@ -221,6 +235,28 @@ def test_a_policy_of_conversations_is_used_by_its_template(
     model = pipeline.guided(of_conversations, device="cpu")
     turns = [{"role": "user", "content": "1 + 1"}]
     assert model.generate("1 + 1", greedy=True) == model.generate(turns, greedy=True)
+
+
+def test_transformers_asks_draws_and_ends_as_the_run_did(of_conversations: Path) -> None:
+    from transformers import AutoModelForCausalLM, AutoTokenizer
+
+    model = AutoModelForCausalLM.from_pretrained(of_conversations)
+    tokenizer = AutoTokenizer.from_pretrained(of_conversations)
+    turns = [{"role": "user", "content": "1 + 1"}]
+    asked = {"add_generation_prompt": True, "return_dict": True, "return_tensors": "pt", "terse": True}
+    inputs = tokenizer.apply_chat_template(turns, **asked)
+    assert tokenizer.decode(inputs["input_ids"][0]).startswith("29 February 2020, be terse<|im_start|>user")
+    shape = {"max_new_tokens": 48, "pad_token_id": 0}
+    first = inputs["input_ids"].shape[1]
+    [greedy] = model.generate(**inputs, do_sample=False, **shape)[:, first:].tolist()
+    [same] = pipeline.guided(of_conversations, device="cpu").complete("1 + 1", greedy=True, max_new_tokens=48)
+    assert greedy == same.token_ids
+    torch.manual_seed(0)
+    drawn = model.generate(**inputs, num_return_sequences=96, **shape)[:, first:].tolist()
+    ends = [tokenizer.convert_tokens_to_ids(end) for end in ENDS]
+    met = [next((token for token in row if token in ends), None) for row in drawn]
+    assert set(met) == {*ends, None}
+    assert all(not any(row[row.index(end) + 1 :]) for row, end in zip(drawn, met, strict=True) if end is not None)
 
 
 def test_a_card_tells_what_was_measured_and_how_to_repeat_it(outputs: Path, exported: Path) -> None:
@@ -628,3 +664,37 @@ def test_the_harness_evaluates_an_exported_policy(exported: Path, tmp_path: Path
         bootstrap_iters=0,
     )
     assert found["results"]["sums"]["acc,none"] > 0.5
+
+
+@pytest.mark.usefixtures("offline")
+@pytest.mark.filterwarnings("default")
+def test_the_harness_asks_and_ends_as_the_run_did_by_the_command_of_the_card(
+    of_conversations: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It finds the texts that the model itself writes for the same prompts."""
+    pytest.importorskip("lm_eval", reason="lm_eval is not installed; it is no dependency")
+    from lm_eval.__main__ import cli_evaluate
+
+    asked = [f"{one} + 1" for one in range(8)]
+    texts = pipeline.guided(of_conversations, device="cpu").generate(asked, greedy=True)
+    rows = [{"asked": one, "text": text} for one, text in zip(asked, texts, strict=True)]
+    (tmp_path / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    task = {
+        "task": "mine",
+        "dataset_path": "json",
+        "dataset_kwargs": {"data_files": {"test": str(tmp_path / "rows.jsonl")}},
+        "test_split": "test",
+        "output_type": "generate_until",
+        "doc_to_text": "{{asked}}",
+        "doc_to_target": "{{text}}",
+        "metric_list": [{"metric": "exact_match"}],
+    }
+    (tmp_path / "mine.yaml").write_text(yaml.safe_dump(task))
+    (line,) = re.findall(r"^lm_eval run .*", (of_conversations / "README.md").read_text(), re.MULTILINE)
+    words = [{"gsm8k": "mine"}.get(word, word) for word in shlex.split(line)]
+    further = ["--include_path", str(tmp_path), "--device", "cpu", "--output_path", str(tmp_path / "found.json")]
+    monkeypatch.chdir(of_conversations)
+    monkeypatch.setattr(sys, "argv", [*words, *further, "--batch_size", "4"])
+    cli_evaluate()
+    (found,) = tmp_path.glob("found*.json")
+    assert json.loads(found.read_text())["results"]["mine"]["exact_match,none"] == 1

@@ -112,7 +112,7 @@ class DPO(PostTrainingAlgorithms):
             from pipeline.outputs.formats import Tally
         rows = toolbox.round_rows(ctx, toolbox.open_dataset(ctx))
         model, tokenizer = toolbox.reference_model(ctx)
-        ends = end_ids(model, tokenizer)
+        ends = end_ids(model.generation_config, tokenizer)
         pairs, parted, endless = existing_sequences(rows, tokenizer, length_beside_others(model.config), ends)
         pairs.save(ctx.out, PAIRS)
         ctx.progress(len(rows), total=len(rows))

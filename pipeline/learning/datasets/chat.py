@@ -29,6 +29,8 @@ CLOCK = "strftime_now"
 ARGUMENTS = "chat_template_kwargs"
 MARK = "\ue000\ue001"
 """Takes the place of what a turn says, to see where that is in the text: no text that people write has it."""
+_DATED = (f"{{%- macro {CLOCK}(format) -%}}", "{%- endmacro %}{{ '' }}")
+"""What `dated` begins a template with, up to the date and behind it."""
 _CODES = "aAbBcdHIjmMpSUwWxXyYZ"
 """Of strftime, that templates use."""
 _OURS = {"tokenize", "add_generation_prompt", "continue_final_message", "return_dict", "return_tensors", "padding"}
@@ -76,7 +78,7 @@ def rendered(
     given = dict(arguments or {})
     date = str(given.pop(CLOCK, DATE))
     if asks_clock(tokenizer):
-        given["chat_template"] = _dated(tokenizer.get_chat_template(tools=given.get("tools")) or "", date)
+        given["chat_template"] = dated(tokenizer.get_chat_template(tools=given.get("tools")) or "", date)
     return str(
         tokenizer.apply_chat_template(
             [dict(turn) for turn in turns],
@@ -224,8 +226,8 @@ def _marked_calls(calls: Any) -> Any:
     return {**calls, **({"name": MARK} if given is None else {"arguments": other})}
 
 
-def _dated(template: str, date: str) -> str:
-    """A template that takes midnight of a day for the time at which it is used.
+def dated(template: str, date: str) -> str:
+    """A template that takes midnight of a day for the time at which it is used, of whatever day it did before.
 
     transformers passes no function on to a template, so what it calls is written before it, as a macro that knows
     what each code of strftime stands for.
@@ -235,7 +237,8 @@ def _dated(template: str, date: str) -> str:
     names |= {f"-{code}": names[code].lstrip("0") or "0" for code in "dHIjmMS"}
     filters = "".join(f"|replace({json.dumps('%' + code)}, {json.dumps(name)})" for code, name in names.items())
     # What is printed at the end keeps a line break that the template begins with.
-    return f"{{%- macro {CLOCK}(format) -%}}{{{{ format{filters} }}}}{{%- endmacro %}}{{{{ '' }}}}{template}"
+    own = template.partition(_DATED[1])[2] if template.startswith(_DATED[0]) else template
+    return f"{_DATED[0]}{{{{ format{filters} }}}}{_DATED[1]}{own}"
 
 
 def _read(given: Any, name: str) -> Any:

@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
+from transformers import GenerationConfig as GenerateConfig
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from pipeline.config.schema import GenerationConfig, LongPrompts
@@ -23,6 +24,7 @@ from pipeline.learning.generation.stops import StopStrings, as_tokens
 from pipeline.learning.models.batch_size import BatchSizes
 from pipeline.learning.models.load import context_length, end_ids
 from pipeline.learning.models.split import split_over
+from pipeline.outputs.guidance import Drawing
 
 
 class TextPolicy:
@@ -61,7 +63,7 @@ class TextPolicy:
         """
         self.limit = min(generation.max_new_tokens, dataset.completion_length or generation.max_new_tokens)
         as_token = as_tokens(tokenizer, generation.stop)
-        self.end_ids = tuple(dict.fromkeys((*end_ids(model, tokenizer), *as_token.values())))
+        self.end_ids = _all_ends(model.generation_config, tokenizer, generation.stop)
         texts = [text for text in generation.stop if text not in as_token]
         self.stops = StopStrings(tokenizer, texts) if texts else None
         self.eos_id = self.end_ids[0] if self.end_ids else None
@@ -289,3 +291,35 @@ class _Done:
         self._generated += sum(map(len, tokens))
         if self._told is not None:
             self._told(self._done, self._generated)
+
+
+def for_generate(
+    found: GenerateConfig | None, tokenizer: PreTrainedTokenizerBase, drawing: Drawing
+) -> GenerateConfig:
+    """What `generate` of transformers is to do unless it is told otherwise: draw and end as `TextPolicy` does.
+
+    Penalties and filters of the model's own settings are left out, as nothing here applies them. So are stop
+    strings that are no token: with them `generate` asks for a tokenizer, which no harness gives.
+
+    Args:
+        found: The model's own settings, which have its ends.
+        tokenizer: Its tokenizer.
+        drawing: How texts are drawn.
+    """
+    pad = tokenizer.pad_token_id
+    return GenerateConfig(
+        bos_token_id=getattr(found, "bos_token_id", None),
+        pad_token_id=getattr(found, "pad_token_id", None) if pad is None else pad,
+        eos_token_id=list(_all_ends(found, tokenizer, drawing.stop)) or None,
+        do_sample=True,
+        temperature=drawing.temperature,
+        top_p=drawing.top_p,
+        top_k=0,
+    )
+
+
+def _all_ends(
+    found: GenerateConfig | None, tokenizer: PreTrainedTokenizerBase, stop: Sequence[str]
+) -> tuple[int, ...]:
+    """The tokens that end a completion: those of the model, and stop strings that are a token each."""
+    return tuple(dict.fromkeys((*end_ids(found, tokenizer), *as_tokens(tokenizer, stop).values())))

@@ -24,6 +24,7 @@ from transformers import (
     AutoModelForCausalLM,
     AutoModelForImageTextToText,
     AutoTokenizer,
+    GenerationConfig,
     PreTrainedConfig,
     PreTrainedModel,
     PreTrainedTokenizerBase,
@@ -323,13 +324,13 @@ def blocks_of(model: nn.Module) -> list[nn.Module]:
     return [block for block in outer if all(owners[id(weight)] == 1 for weight in block.parameters())]
 
 
-def end_ids(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> tuple[int, ...]:
+def end_ids(settings: GenerationConfig | None, tokenizer: PreTrainedTokenizerBase) -> tuple[int, ...]:
     """Tokens that end a completion: the tokenizer's end of text first, then those of the generation settings.
 
     Chat models often have several; their tokenizer names one of them. Last is what the chat template writes behind
     an answer: a base model with the template of ChatML may name another one in both.
     """
-    named = getattr(model.generation_config, "eos_token_id", None)
+    named = getattr(settings, "eos_token_id", None)
     further = named if isinstance(named, list) else [named]
     ends = (tokenizer.eos_token_id, *further, *template_ends(tokenizer))
     return tuple(dict.fromkeys(token for token in ends if token is not None))

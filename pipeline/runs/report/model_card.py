@@ -5,6 +5,7 @@ Pure text of plain facts. What is not ours (names, settings, commands) stands in
 
 from __future__ import annotations
 
+import json
 import shlex
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -47,6 +48,7 @@ class Card:
         asked: The same as `pipeline.guided` is asked it, which fills the template of the dataset.
         about_prompts: What the dataset says of its prompts, in a line; "" for nothing.
         ends: Whether its tokenizer has a token that ends texts.
+        date: What its chat template tells instead of today's; "" where it asks for none.
     """
 
     algo: str
@@ -68,6 +70,7 @@ class Card:
     asked: str | Mapping[str, str] = "1 + 1 ="
     about_prompts: str = ""
     ends: bool = True
+    date: str = ""
 
     @property
     def is_reference(self) -> bool:
@@ -142,13 +145,38 @@ def _use(card: Card) -> Iterator[str]:
     yield _block(_with_transformers(card), "python")
     yield "Or with the package that made it, which makes prompts and draws texts as its evaluation did:"
     yield _block(lines, "python")
-    chat = " --apply_chat_template" if card.usage.prompting.chat else ""
     yield "Evaluate it with the [harness](https://github.com/EleutherAI/lm-evaluation-harness), here on one task:"
-    arguments = shlex.quote(f"pretrained={card.place},dtype={card.usage.drawing.dtype}")
-    asked = f"--tasks {'gsm8k' if card.ends else 'piqa'}{chat}"
-    yield _block(["pip install lm_eval", f"lm_eval run --model hf --model_args {arguments} {asked}"], "")
+    yield _block(["pip install lm_eval", shlex.join(_harness(card))], "")
     if not card.ends:
         yield "No token of its tokenizer ends a text, so only tasks that compare likelihoods can be asked of it."
+    if card.usage.prompting.chat:
+        yield (
+            "Its prompts were conversations. Without `--apply_chat_template` the harness gives it bare text, "
+            "which measures something else."
+        )
+    if card.date:
+        yield (
+            f"Its chat template asks for today's date, and tells {card.date} on any day, as in the run: by the "
+            "macro `strftime_now` that it begins with. Remove that for today's."
+        )
+
+
+def _harness(card: Card) -> list[str]:
+    """The harness's command, with prompts and ends as the run had them: JSON, since no other form has tables."""
+    drawing, prompting = card.usage.drawing, card.usage.prompting
+    model: dict[str, Any] = {"pretrained": card.place, "dtype": drawing.dtype}
+    if prompting.chat and prompting.chat_template_kwargs:
+        model["chat_template_args"] = prompting.chat_template_kwargs
+    words = ["lm_eval", "run", "--model", "hf", "--model_args", json.dumps(model)]
+    words += ["--tasks", "gsm8k" if card.ends else "piqa"]
+    if prompting.chat:
+        words.append("--apply_chat_template")
+        if prompting.system_prompt is not None:
+            words += ["--system_instruction", prompting.system_prompt]
+    if card.ends:
+        until = {"until": drawing.stop} if drawing.stop else {}
+        words += ["--gen_kwargs", json.dumps({"max_gen_toks": drawing.max_new_tokens, **until})]
+    return words
 
 
 def _with_transformers(card: Card) -> list[str]:
@@ -160,7 +188,8 @@ def _with_transformers(card: Card) -> list[str]:
         made = [
             f"turns = {turns!r}",
             "inputs = tokenizer.apply_chat_template(",
-            '    turns, add_generation_prompt=True, return_dict=True, return_tensors="pt"',
+            '    turns, add_generation_prompt=True, return_dict=True, return_tensors="pt",',
+            *(f"    **{given!r}," for given in [card.usage.prompting.chat_template_kwargs] if given),
             ")",
         ]
     else:
@@ -180,6 +209,7 @@ def _with_transformers(card: Card) -> list[str]:
         f"    top_p={drawing.top_p!r},",
         "    top_k=0,",
         f"    max_new_tokens={drawing.max_new_tokens},",
+        *(f"    stop_strings={drawing.stop!r}, tokenizer=tokenizer," for _ in drawing.stop[:1]),
         ")",
         'print(tokenizer.decode(drawn[0, inputs["input_ids"].shape[1] :], skip_special_tokens='
         f"{drawing.skip_special_tokens}))",

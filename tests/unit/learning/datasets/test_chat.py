@@ -11,7 +11,14 @@ from transformers import PreTrainedTokenizerFast
 
 from pipeline.errors import ConfigError, DataError
 from pipeline.learning.datasets.base import Row
-from pipeline.learning.datasets.chat import TemplateOfFolder, prompt_text, refusal_of, rendered, template_arguments
+from pipeline.learning.datasets.chat import (
+    TemplateOfFolder,
+    dated,
+    prompt_text,
+    refusal_of,
+    rendered,
+    template_arguments,
+)
 from pipeline.learning.datasets.columns import check_conversations, make_row
 from pipeline.learning.datasets.from_files import FilesConfig
 from pipeline.learning.datasets.tokenized import encode_prompts, written_already
@@ -49,14 +56,17 @@ def test_texts_that_have_a_begin_or_an_end_themselves_are_told() -> None:
 
 
 def test_a_template_is_told_one_date_on_any_day() -> None:
-    dated = tokenizer("{{ strftime_now('%d %b %Y') }}|{{ messages[0].content }}")
-    assert rendered(dated, USER) == "26 Jul 2024|u"
-    assert rendered(dated, USER, {"strftime_now": "2026-11-27"}) == "27 Nov 2026|u"
-    dated.chat_template = "\n{{ strftime_now('%-d.%-m.%y') }}{% for m in messages %}{{ m.content }}{% endfor %}"
-    assert rendered(dated, USER) == "\n26.7.24u"
-    dated.chat_template = "{{ strftime_now('%d %b %Y') }}"
+    fixed = tokenizer(dated("{{ strftime_now('%d %b %Y') }}", "2020-02-29"))
+    assert fixed.apply_chat_template(USER, tokenize=False) == "29 Feb 2020"
+    assert rendered(fixed, USER, {"strftime_now": "2026-11-27"}) == "27 Nov 2026"
+    asking = tokenizer("{{ strftime_now('%d %b %Y') }}|{{ messages[0].content }}")
+    assert rendered(asking, USER) == "26 Jul 2024|u"
+    assert rendered(asking, USER, {"strftime_now": "2026-11-27"}) == "27 Nov 2026|u"
+    asking.chat_template = "\n{{ strftime_now('%-d.%-m.%y') }}{% for m in messages %}{{ m.content }}{% endfor %}"
+    assert rendered(asking, USER) == "\n26.7.24u"
+    asking.chat_template = "{{ strftime_now('%d %b %Y') }}"
     # The clock of transformers is as it was.
-    assert dated.apply_chat_template(USER, tokenize=False).startswith(datetime.now().strftime("%d %b %Y"))
+    assert asking.apply_chat_template(USER, tokenize=False).startswith(datetime.now().strftime("%d %b %Y"))
 
 
 def test_columns_and_settings_reach_the_template() -> None:

@@ -334,12 +334,12 @@ def test_of_a_model_that_is_of_no_use_the_configuration_alone_is_fetched(
 
 def test_every_end_of_text_counts(folder: Path) -> None:
     model, tokenizer = load_policy(folder, SYSTEM, "cpu"), load_tokenizer(folder)
-    assert end_ids(model, tokenizer) == (2,)
+    assert end_ids(model.generation_config, tokenizer) == (2,)
     model.generation_config = GenerationConfig(eos_token_id=[2, 0])
-    assert end_ids(model, tokenizer) == (2, 0)
+    assert end_ids(model.generation_config, tokenizer) == (2, 0)
     tokenizer.eos_token = tokenizer.chat_template = None
     model.generation_config = GenerationConfig(eos_token_id=0)
-    assert end_ids(model, tokenizer) == (0,)
+    assert end_ids(model.generation_config, tokenizer) == (0,)
 
 
 def policy(folder: Path, **generation: object) -> TextPolicy:

@@ -97,7 +97,9 @@ def test_a_policy_of_conversations_is_asked_by_its_chat_template() -> None:
     assert "apply_chat_template" in text
     assert "{'role': 'system', 'content': \"be 'kind'\"}" in text
     assert "--tasks gsm8k --apply_chat_template" in text
-    assert "--apply_chat_template" not in card_text(POLICY)
+    assert "--system_instruction 'be '\"'\"'kind'\"'\"'' --gen_kwargs '{\"max_gen_toks\": 7}'" in text
+    assert "Without `--apply_chat_template` the harness" in text
+    assert "apply_chat_template" not in card_text(POLICY)
 
 
 def test_a_value_model_tells_how_it_guides_and_what_is_missing() -> None:
