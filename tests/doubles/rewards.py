@@ -70,6 +70,13 @@ def _obey(text: str, columns: dict[str, Any]) -> float | None:
     if order == "orphan":
         subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"], start_new_session=True)
         os._exit(1)
+    if order == "fork":  # the copy comes back as well, and first
+        if (copy := os.fork()) == 0:
+            if rest == "raise":
+                raise ValueError(rest)
+            return 9.0
+        os.waitpid(copy, 0)
+        return 0.25
     if order == "thread":  # answers, and leaves something behind that keeps the interpreter busy
         threading.Thread(target=hold_the_interpreter, daemon=True).start()
         return 0.75

@@ -122,6 +122,11 @@ def test_what_a_reward_prints_disturbs_nobody(pool: GraderPool) -> None:
     assert grade(pool, "print")[0].value == 0.5
 
 
+@pytest.mark.parametrize("order", ["fork", "fork raise"])
+def test_a_process_that_a_reward_forks_answers_to_no_call(pool: GraderPool, order: str) -> None:
+    assert [one.value for one in grade(pool, order, "a", order, "b")] == [0.25, 1, 0.25, 3]
+
+
 def test_graders_are_kept_while_none_of_them_dies(pool: GraderPool) -> None:
     before = {one.value for one in grade(pool, *["pid"] * 8)}
     grade(pool, "raise", "quit", "none")
