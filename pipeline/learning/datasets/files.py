@@ -89,6 +89,8 @@ def locate(
             raise DataError(f"{root}: may not be looked into. See that you may read the folder.")
         inside = root / subset if subset and (root / subset).is_dir() else root
         return LocalFiles(root, _by_split(inside, formats))
+    if root.exists():
+        raise DataError(f"{root}: is no file of data but a pipe or a device. Write what it gives into a file.")
     if root.is_symlink():
         to = str(root.readlink())
         annexed = f" Fetch it by: git annex get {root.name}" if "annex/objects" in to else ""

@@ -75,6 +75,14 @@ def test_what_can_only_be_a_file_is_not_looked_for_on_the_hub(path: str) -> None
         locate(path, TABLES, hub=True)
 
 
+@pytest.mark.parametrize("hub", [True, False])
+def test_a_pipe_or_a_device_is_no_file_of_data(tmp_path: Path, hub: bool) -> None:
+    os.mkfifo(tmp_path / "rows.jsonl")  # as a shell makes of <(zcat rows.gz)
+    for path in (str(tmp_path / "rows.jsonl"), "/dev/null"):
+        with pytest.raises(DataError, match="is no file of data but a pipe or a device"):
+            locate(path, TABLES, hub=hub)
+
+
 def test_a_local_format_points_to_the_one_that_takes_a_hub_id() -> None:
     with pytest.raises(DataError, match="kind 'hf' takes a hub id"):
         locate("owner/name", JSON, hub=False)
