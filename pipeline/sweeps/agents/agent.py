@@ -265,9 +265,8 @@ class Agent:
             return turn.Ending(state=TrialState.failed, values={}, reason=said.refused)
         self._tell_offline(one)
         ended = turn.ending(self._sweep.metric, one.curve.judged, one.curve.last, code, one.asked)
-        return turn.as_given(
-            ended, one.at_wandb.other_values(nested(self._sweep.parameters, one.trial.parameters))
-        )
+        others = one.at_wandb.other_values(nested(self._sweep.parameters, one.trial.parameters))
+        return turn.as_given(ended, others, one.at_wandb.exit_code)
 
     def _tell_offline(self, one: Running) -> None:
         if (kept := one.at_wandb.kept) is not None and not self._told_offline:

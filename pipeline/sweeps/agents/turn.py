@@ -141,16 +141,21 @@ def ending(
     return ended
 
 
-def as_given(ended: Ending, others: Sequence[str]) -> Ending:
-    """The same, but that a trial has failed which W&B knows with other settings: its value is not theirs.
+def as_given(ended: Ending, others: Sequence[str], exit_code: int = 0) -> Ending:
+    """The same, but that a trial has failed which W&B knows with other settings, or as failed: it has no value.
 
     Args:
         ended: How it ended.
         others: Settings that W&B has and the sweep did not give, in words.
+        exit_code: With which its run at W&B ended: of a program that goes on after an exception, not that of its
+            process.
     """
-    if not others or ended.state not in (TrialState.done, TrialState.stopped):
+    if others and ended.state in (TrialState.done, TrialState.stopped):
+        reason = f"it ran with other settings: W&B's file of it has {'; '.join(others)}"
+    elif exit_code and ended.state is TrialState.done:
+        reason = f"its run at W&B failed, with exit code {exit_code}, though its program ended well"
+    else:
         return ended
-    reason = f"it ran with other settings: W&B's file of it has {'; '.join(others)}"
     return replace(ended, state=TrialState.failed, value=None, best=None, reason=reason)
 
 

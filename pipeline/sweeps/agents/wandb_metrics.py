@@ -82,6 +82,11 @@ class WandbMetrics:
         """The folder of runs that W&B was not told of; None where there are none."""
         return next((path.parents[1] for path in self._runs if path.parent.name.startswith("offline-")), None)
 
+    @property
+    def exit_code(self) -> int:
+        """That of the run that was written to last; 0 where there is none."""
+        return next((run.exit_code for run in reversed(self._runs.values())), 0)
+
     def other_values(self, parameters: Mapping[str, Any]) -> list[str]:
         """What these runs say of parameters that is not what the trial was given, in words.
 

@@ -1,7 +1,8 @@
 """What a program has logged to W&B, read from the file that wandb writes on this machine, offline or online.
 
     7 bytes, then blocks of 32 KiB as in LevelDB's logs; a record is a message of Protocol Buffers:
-    Record { 2: history { 1: item }   3: summary { 1: update  2: remove }   5: config   17: run { 4: config } }
+    Record { 2: history { 1: item }   3: summary { 1: update  2: remove }   5: config   17: run { 4: config }
+             18: exit { 1: exit_code } }
     config { 1: update  2: remove }
     item   { 1: key   2: nested_key ...   16: value as JSON }
 
@@ -30,8 +31,8 @@ _PRINTED = re.compile(rb"saved locally in (.+run-[0-9]{8}_[0-9]{6}-[^\s/]+)")
 _COLOURS = re.compile(rb"\x1b\[[0-9;]*m")
 _BLOCK, _HEADER = 1 << 15, 7
 _WHOLE, _FIRST, _MIDDLE, _LAST = 1, 2, 3, 4
-_HISTORY, _SUMMARY, _CONFIG, _RUN = 2, 3, 5, 17
-_CONFIG_OF_RUN = 4
+_HISTORY, _SUMMARY, _CONFIG, _RUN, _EXIT = 2, 3, 5, 17, 18
+_CONFIG_OF_RUN, _CODE_OF_EXIT = 4, 1
 _UPDATE, _REMOVE = 1, 2
 _KEY, _NESTED, _JSON = 1, 2, 16
 _VARINT, _FIXED64, _BYTES, _FIXED32 = 0, 1, 2, 5
@@ -89,11 +90,13 @@ class WandbRun:
         summary: What stands for the run as a whole so far: mostly the last values. By name; what is nested by
             dotted name. None for what is not finite.
         config: Its settings so far, name -> plain data.
+        exit_code: With which it ended; 0 also where it has not, or was killed.
     """
 
     def __init__(self, path: Path) -> None:
         self.summary: dict[str, float | None] = {}
         self.config: dict[str, Any] = {}
+        self.exit_code = 0
         self._path, self._at, self._parts = path, _HEADER, list[bytes]()
 
     def rows(self) -> Iterator[dict[str, float | None]]:
@@ -151,6 +154,9 @@ class WandbRun:
                 for part, inside in _fields(value):
                     if part == _CONFIG_OF_RUN and isinstance(inside, bytes):
                         self._configure(inside)
+            elif number == _EXIT:
+                codes = [code for part, code in _fields(value) if part == _CODE_OF_EXIT and isinstance(code, int)]
+                self.exit_code = next(iter(codes), 0)
 
     def _configure(self, message: bytes) -> None:
         for name, text in _items(message, _UPDATE):

@@ -139,6 +139,27 @@ def test_without_a_metric_a_program_that_logs_nothing_has_done_its_work() -> Non
     assert turn.ending(None, [], {}, 0, None).state is TrialState.done
 
 
+@pytest.mark.parametrize(
+    ("asked", "others", "code", "state", "reason"),
+    [
+        (None, [], 0, "done", ""),
+        (None, ["lr=1 where"], 1, "failed", "it ran with other settings: W&B's file of it has lr=1 where"),
+        (None, [], 1, "failed", "its run at W&B failed, with exit code 1"),
+        ((TrialState.stopped, "early"), [], 255, "stopped", "early"),
+        ((TrialState.stopped, "early"), ["lr=1 where"], 0, "failed", "other settings"),
+        ((TrialState.cancelled, "c"), ["lr=1 where"], 1, "cancelled", "c"),
+    ],
+)
+def test_a_trial_has_failed_that_wandb_knows_with_other_settings_or_as_failed(
+    asked: tuple[TrialState, str] | None, others: list[str], code: int, state: str, reason: str
+) -> None:
+    """As one whose program goes on after an exception inside of ``with wandb.init()``."""
+    ended = turn.as_given(turn.ending(LOSS, [1.0], {}, 0, asked), others, code)
+    assert ended.state.value == state
+    assert reason in ended.reason
+    assert (ended.value is None) == (state in ("failed", "cancelled"))
+
+
 @pytest.mark.parametrize("wrong", [0, -1, 1.5, "2", True, None, float("nan")])
 def test_numbers_of_devices_that_are_none(wrong: object) -> None:
     with pytest.raises(ConfigError, match="how many devices a trial needs"):

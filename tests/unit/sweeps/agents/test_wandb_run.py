@@ -99,6 +99,7 @@ def test_settings_as_they_were_at_the_end(tmp_path: Path) -> None:
     path = run_file(tmp_path, begun, part(5, config(lr=0.5, text="x") + part(2, part(1, b"gone"))))
     run = WandbRun(path)
     assert list(run.rows()) == []
+    assert run.exit_code == 0
     assert run.config == {"lr": 0.5, "model": {"width": 8}, "text": "x"}
 
 
@@ -241,6 +242,17 @@ def test_settings_that_a_trial_was_not_given_are_told(
     at_wandb = WandbMetrics(TrialFolder(tmp_path), 1, LOSS, since=0.0)
     at_wandb.follow()
     assert at_wandb.other_values(given) == said
+
+
+def test_of_several_runs_the_exit_code_of_the_last_one_counts(tmp_path: Path) -> None:
+    """As with folds, whose runs come before that of the trial."""
+    at_wandb = WandbMetrics(TrialFolder(tmp_path), 1, LOSS, since=0.0)
+    assert at_wandb.exit_code == 0
+    for number, (record, expected) in enumerate(((part(18, b"\x08\x01\x10\x05"), 1), (part(18, b"\x10\x05"), 0))):
+        path = run_file(tmp_path, record, name=f"offline-run-{number}-abc")
+        os.utime(path, (time.time() + 9 * number,) * 2)
+        at_wandb.follow()
+        assert at_wandb.exit_code == expected
 
 
 def test_a_run_that_did_not_come_about_adds_nothing(tmp_path: Path) -> None:
