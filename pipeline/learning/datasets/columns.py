@@ -90,19 +90,32 @@ def renamed(data: Mapping[str, Any], columns: Mapping[str, str], place: str) -> 
 
     Args:
         data: The file's columns.
-        columns: Our name -> the file's name.
+        columns: Our name -> the file's name, or names by points for what is inside of a column.
         place: For messages.
 
     Raises:
         DataError: The file has no column of that name.
     """
+    found: dict[str, Any] = {}
     for ours, theirs in columns.items():
-        if theirs not in data:
+        try:
+            found[ours] = _inside(data, theirs)
+        except KeyError:
             turned = f" The other way round it is columns={{{theirs}: {ours}}}." if ours in data else ""
             unknown = unknown_name("column", theirs, map(str, data))
-            raise DataError(f"{place}: columns={{{ours}: {theirs}}}: {unknown}{turned}")
+            raise DataError(f"{place}: columns={{{ours}: {theirs}}}: {unknown}{turned}") from None
     kept = {name: value for name, value in data.items() if name not in columns.values()}
-    return {**kept, **{ours: data[theirs] for ours, theirs in columns.items()}}
+    return {**kept, **found}
+
+
+def _inside(data: Mapping[str, Any], name: str) -> Any:
+    """A column, or what is inside of one by names with points between them; KeyError where there is neither."""
+    if name in data or "." not in name:
+        return data[name]
+    outer, _, inner = name.partition(".")
+    if not isinstance(data[outer], Mapping):
+        raise KeyError(name)
+    return _inside(data[outer], inner)
 
 
 def needed(data: Mapping[str, Any], place: str, *names: str) -> tuple[Any, ...]:

@@ -71,13 +71,14 @@ def _checked(
         if reward.traits.isolated:
             raise
         return []  # its rows cannot be sent to a process, and need not be
-    of = sum(each.right for each, _ in graded)
+    of, all_rows = sum(each.right for each, _ in graded), sum(rows.about["rows"].values())
+    more = f" (there are {all_rows:,})" if all_rows > of else ""
     wrong = [(each, found) for each, found in graded if each.right and not _is_correct(reward, found)]
     number = [(each, found) for each, found in graded if not each.right and _is_correct(reward, found)]
     warnings = []
     if wrong:
         said = f"the reward '{reward.name}' does not take the own solutions of {len(wrong):,} of {of:,} rows tried"
-        said += f" for right: {_shown(wrong, dataset)}"
+        said += f"{more} for right: {_shown(wrong, dataset)}"
         if len(wrong) == of:
             raise ConfigError(
                 f"datasets.{name}: {said}. No completion can be right. See that `solution` is the answer, by "
@@ -88,7 +89,8 @@ def _checked(
     if number:
         warnings.append(
             f"the reward '{reward.name}' takes the first number alone of the solutions of {len(number):,} rows "
-            f"for right, of {of:,} tried: {_shown(number, dataset)}. Choose a reward that reads the whole answer"
+            f"for right, of {of:,} tried{more}: {_shown(number, dataset)}. Choose a reward that reads the whole "
+            "answer"
         )
     return warnings
 

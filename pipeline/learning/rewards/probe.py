@@ -163,7 +163,10 @@ def _told(
     several = "columns" if len(problem.missing) > 1 else "a column"
     wanted = ", ".join(f"`{each}`" for each in problem.missing)
     # A pair needs both of its answers, and the turns of a conversation are no solution.
-    named = [*(["completion"] if isinstance(row.completion, str) else []), *columns]
+    inside = [
+        f"{name}.{inner}" for name, cell in row.columns.items() if isinstance(cell, Mapping) for inner in cell
+    ]
+    named = [*(["completion"] if isinstance(row.completion, str) else []), *columns, *inside]
     advice = _advice(problem.missing, name, dataset, named)
     return f"{who} needs {several} {wanted}; this dataset has: {', '.join(there)}; {advice}"
 
@@ -239,5 +242,6 @@ def _quoted(column: str) -> str:
 def _likely(missing: str, there: list[str]) -> str:
     if len(there) == 1:
         return there[0]
-    usual = [each for each in (_QUESTIONS if missing == "prompt" else _ANSWERS) if each in there]
+    names = _QUESTIONS if missing == "prompt" else _ANSWERS
+    usual = [each for name in names for each in there if each.rpartition(".")[2] == name]
     return next(iter([*get_close_matches(missing, there, n=1, cutoff=0.75), *usual]), "NAME")

@@ -193,6 +193,12 @@ def test_a_template_holds_plain_names_only(template: str) -> None:
 def test_renaming() -> None:
     assert renamed({"q": "a", "prompt": "old", "x": 1}, {"prompt": "q"}, "p") == {"prompt": "a", "x": 1}
     assert renamed({"a": 1, "b": 2}, {"a": "b", "b": "a"}, "p") == {"a": 2, "b": 1}
+    inner = {"m": {"style": "rule", "x": {"y": "5"}}}
+    assert renamed(inner, {"solution": "m.x.y"}, "p") == {**inner, "solution": "5"}
+    assert renamed({"m.x": "6", **inner}, {"solution": "m.x"}, "p") == {**inner, "solution": "6"}
+    for odd in ("m.y", "m.style.x", "n.x"):
+        with pytest.raises(DataError, match=rf"unknown column '{odd}'"):
+            renamed(inner, {"solution": odd}, "p")
     with pytest.raises(
         DataError, match=r"p: columns={prompt: qestion}: .* Did you mean 'question'\? Known: question, x\."
     ):

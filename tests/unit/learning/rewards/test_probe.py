@@ -346,8 +346,13 @@ def test_empty_cells_of_a_table_are_told_where_a_reward_compares(tmp_path: Path)
             ["datasets.jsonl.columns={solution: answer}", "datasets.jsonl.reward=own_answer.same"],
             r"columns=\{solution: answer, answer: answer\}'$",
         ),
+        (
+            {"prompt": "", "reward_model": {"style": "rule", "ground_truth": "2"}},
+            [],
+            r"columns=\{solution: \"reward_model\.ground_truth\"\}'$",
+        ),
     ],
-    ids=["conversation", "completion", "pair", "two names"],
+    ids=["conversation", "completion", "pair", "two names", "inside of another"],
 )
 def test_advice_on_a_column_of_a_reward_works_as_it_stands(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, row: dict[str, Any], settings: list[str], advice: str
