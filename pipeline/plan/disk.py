@@ -40,7 +40,7 @@ _CURVE, _LOSS = 150, 20
 """Of a step of a training: a line of its curve, and its loss among all losses."""
 _SEQUENCE = 20
 """Of a sequence besides its tokens of 4 bytes each: length, begin, label, prompt."""
-_LINE = 192
+_LINE = 206
 """Of an evaluated completion, besides its text and that of its prompt."""
 _LETTERS = 4
 """Of a token of text; symbols of a vocabulary that is made for a dataset have one."""
