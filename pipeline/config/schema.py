@@ -263,7 +263,7 @@ class ExecutionConfig:
     priority: str | None = hint(None)
     """Function of your own that gives a number for each job, as `my_module.estimate_job_priority`. Of jobs that
     could start, those with larger ones do first, and of equal ones those on the longest remaining path. Null
-    evaluates references and first rounds before it trains on, so that rows are there early."""
+    has a first row of each method in the first half of the run, as far as that hardly makes it longer."""
     store: str | None = file_or_folder(None, affects_result=False)
     """Folder of finished outputs; null means `<output_dir>/.store`."""
     shared_store: str | None = hint(None)

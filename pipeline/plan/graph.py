@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from functools import cached_property
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 from pipeline.errors import CycleError, PlanError
@@ -75,32 +76,47 @@ class Plan:
             for reader in self._readers.get(job_id, ()):
                 yield job_id, reader
 
-    @cached_property
-    def path_s(self) -> dict[str, float]:
-        """Estimated seconds of the longest path from each job to the end of the plan, itself included."""
-        return self.longest_paths({job.id: job.seconds for job in self.jobs.values()})
-
-    def longest_paths(self, seconds: Mapping[str, float]) -> dict[str, float]:
+    def longest_paths(
+        self, seconds: Mapping[str, float], after_s: Mapping[str, float] = MappingProxyType({})
+    ) -> dict[str, float]:
         """Length of the longest path from each job to the end of the plan, itself included.
+
+        Args:
+            seconds: Job id -> what it takes.
+            after_s: Job id -> what comes after it at least, whoever reads its output.
+        """
+        paths: dict[str, float] = {}
+        for job in reversed(self._order):
+            after = max(map(paths.__getitem__, self._readers.get(job.id, ())), default=0.0)
+            paths[job.id] = seconds[job.id] + max(after, after_s.get(job.id, 0.0))
+        return paths
+
+    def longest_paths_until(self, seconds: Mapping[str, float]) -> dict[str, float]:
+        """Length of the longest path that ends with each job, itself included.
 
         Args:
             seconds: Job id -> what it takes.
         """
         paths: dict[str, float] = {}
-        for job in reversed(self._order):
-            after = max(map(paths.__getitem__, self._readers.get(job.id, ())), default=0.0)
-            paths[job.id] = seconds[job.id] + after
+        for job in self._order:
+            before = max(map(paths.__getitem__, self._inputs.get(job.id, ())), default=0.0)
+            paths[job.id] = seconds[job.id] + before
         return paths
 
-    def up_to(self, job_ids: Iterable[str]) -> Plan:
-        """The part of the plan that some jobs need, themselves included."""
-        kept: set[str] = set()
+    def needs(self, job_ids: Iterable[str]) -> set[str]:
+        """Ids of the jobs that some jobs need, themselves included."""
+        found: set[str] = set()
         pending = list(job_ids)
         while pending:
             job_id = pending.pop()
-            if job_id not in kept:
-                kept.add(job_id)
+            if job_id not in found:
+                found.add(job_id)
                 pending += self._inputs.get(job_id, ())
+        return found
+
+    def up_to(self, job_ids: Iterable[str]) -> Plan:
+        """The part of the plan that some jobs need, themselves included."""
+        kept = self.needs(job_ids)
         edges = [edge for edge in self.edges() if edge[1] in kept]
         return Plan([job for job in self.jobs.values() if job.id in kept], edges)
 

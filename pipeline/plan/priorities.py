@@ -1,7 +1,6 @@
 """Priorities of jobs: what `execution.priority`, a function of the user's own, gives for each, asked once.
 
-Where there is none, a first row of each method goes first, so that a run has results to show before its end. Where
-weights are removed once nothing reads them, what stands in the way of that goes first in every round.
+Where there is none and weights are removed once nothing reads them, what stands in the way of that goes first.
 """
 
 from __future__ import annotations
@@ -34,7 +33,7 @@ def with_priorities(jobs: Iterable[Job], edges: Iterable[tuple[str, str]], confi
     """
     path = config.execution.priority
     if path is None:
-        return _rows_first(list(jobs), edges, rounds=1 if config.execution.keep is Keep.all else math.inf)
+        return list(jobs) if config.execution.keep is Keep.all else _freeing_first(list(jobs), edges)
     owner = f"execution.priority={path}"
     function = import_object(path)
     if not callable(function):
@@ -43,16 +42,10 @@ def with_priorities(jobs: Iterable[Job], edges: Iterable[tuple[str, str]], confi
     return [replace(job, priority=_priority(owner, function, job, given)) for job in jobs]
 
 
-def _rows_first(jobs: list[Job], edges: Iterable[tuple[str, str]], rounds: float) -> list[Job]:
-    """The same, those first that lead to no further weights: evaluations, which give rows of the table.
+def _freeing_first(jobs: list[Job], edges: Iterable[tuple[str, str]]) -> list[Job]:
+    """The same, those first that lead to no further weights: they hold on to what could go, or say which is best.
 
-    By the longest path such jobs come last, so that a run had no row before its end, and the weights of all rounds
-    were there at once.
-
-    Args:
-        jobs: Those of a plan.
-        edges: Pairs of ids of them, one whose output the other reads.
-        rounds: Up to which round; later ones go by the longest path.
+    By the longest path such jobs come last, as evaluations do, so that the weights of all rounds would be there.
     """
     inputs: dict[str, list[str]] = {}
     for upstream, downstream in edges:
@@ -63,7 +56,7 @@ def _rows_first(jobs: list[Job], edges: Iterable[tuple[str, str]], rounds: float
         if job_id not in leading:
             leading.add(job_id)
             frontier += inputs.get(job_id, ())
-    return [replace(job, priority=1.0) if job.id not in leading and job.round <= rounds else job for job in jobs]
+    return [replace(job, priority=1.0) if job.id not in leading else job for job in jobs]
 
 
 def _priority(owner: str, function: Callable[..., Any], job: Job, config: Config) -> float:

@@ -21,6 +21,8 @@ def simulate(
     watch: Callable[[RunState, float], None] = lambda state, now_s: None,
     layout: Layout | None = None,
     peaks_mb: Mapping[str, int] | None = None,
+    *,
+    rows_early: bool = False,
 ) -> list[Attempt]:
     """Every attempt with its times, in the order in which they end.
 
@@ -32,9 +34,10 @@ def simulate(
         watch: Looks at the state whenever everything has started that may.
         layout: The devices; `workers` of them with one worker each if None.
         peaks_mb: True peaks of device memory by job, which are measured when it finishes; half of it stays held.
+        rows_early: As in the real engine.
     """
     workers = layout.workers if layout else workers
-    state = RunState(plan, (), workers, barrier=barrier, models_in_memory=2, layout=layout)
+    state = RunState(plan, (), workers, barrier=barrier, models_in_memory=2, layout=layout, rows_early=rows_early)
     for index in range(workers):
         state.worker_ready(index, "cpu")
     now, attempts = 0.0, []

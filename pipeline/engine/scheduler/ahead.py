@@ -10,7 +10,7 @@ orders back, and the jobs are as if they had never been given to it: only one th
 
 Orders are handed ahead only of the most urgent jobs that are ready, and are taken back where something is better
 done first or elsewhere: a more urgent job has become ready or is tried again, a worker has nothing to do, or the
-job before them turns out to be long. What is not ready holds nothing up: evaluations are the most urgent jobs,
+job before them turns out to be long. What is not ready holds nothing up: the most urgent jobs may be evaluations,
 and the last of them wait for much that is short.
 """
 

@@ -76,11 +76,16 @@ class ReadyQueue(Buckets):
         takes: How many there are of each urgency, kind and estimate: what decides beside a promise.
     """
 
-    def __init__(self, plan: Plan) -> None:
-        """Make an empty queue for the jobs of a plan."""
+    def __init__(self, plan: Plan, path_s: Mapping[str, float]) -> None:
+        """Make an empty queue for the jobs of a plan.
+
+        Args:
+            plan: The plan.
+            path_s: Job id -> seconds of the longest path from it to the end.
+        """
         # Sums of floats in another order differ in the last bits; that must not tell equal jobs apart.
         self.urgency = {
-            job_id: (plan.jobs[job_id].priority, round(seconds, 6)) for job_id, seconds in plan.path_s.items()
+            job_id: (plan.jobs[job_id].priority, round(seconds, 6)) for job_id, seconds in path_s.items()
         }
         super().__init__(self.urgency)
         self.alike: dict[Kind, Buckets] = {}

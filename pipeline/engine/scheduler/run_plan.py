@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable, Collection, Mapping
 from pathlib import Path
 
-from pipeline.config.schema import ExecutionConfig
+from pipeline.config.schema import Barrier, ExecutionConfig, Keep
 from pipeline.engine.devices.layout import Layout, plain_layout
 from pipeline.engine.journal import Journal
 from pipeline.engine.listener import Listener
@@ -106,6 +106,8 @@ def _state_of(
         device_failures=settings.retry.device_failures,
         layout=layout,
         needs=needs,
+        # A barrier has the rows of a round before the next one.
+        rows_early=(settings.keep, settings.priority, settings.barrier) == (Keep.all, None, Barrier.none),
     )
 
 

@@ -8,6 +8,7 @@ from collections.abc import Collection, Iterable, Sequence
 from pipeline.config.schema import Barrier
 from pipeline.engine.devices.layout import Layout, plain_layout
 from pipeline.engine.scheduler.fault_attribution import NODE_FACTOR, Blame
+from pipeline.engine.scheduler.first_rows import paths_for_rows
 from pipeline.engine.scheduler.job_state import SETTLED, THERE, JobState, JobStatus
 from pipeline.engine.scheduler.memory_needs import EXCLUSIVE, Needs
 from pipeline.engine.scheduler.ready import ReadyQueue, kind_of
@@ -50,6 +51,7 @@ class RunState:
         device_failures: int = 3,
         layout: Layout | None = None,
         needs: Needs | None = None,
+        rows_early: bool = False,
     ) -> None:
         """Set up the state before the first event.
 
@@ -62,14 +64,18 @@ class RunState:
             device_failures: Different jobs in a row that make a device the suspect.
             layout: Where the workers are; one on each device if None.
             needs: What jobs take of the devices' memory; nothing is known if None.
+            rows_early: Whether a first row of each method is to be there in the first half of the run.
         """
+        stored = set(stored)
         self.layout = plain_layout(num_workers) if layout is None else layout
         self.needs = Needs(self.layout) if needs is None else needs
         self.plan, self.whereabouts = plan, Whereabouts(plan)
         self.jobs = {job.id: JobState(job) for job in plan.jobs.values()}
         self.table = WorkerTable(self.layout, self.needs)
         self.workers = self.table.workers
-        self.ready = ReadyQueue(plan)
+        left_s = {job.id: 0.0 if job.id in stored else job.seconds for job in plan.jobs.values()}
+        paths = paths_for_rows(plan, left_s, num_workers) if rows_early else plan.longest_paths(left_s)
+        self.ready = ReadyQueue(plan, paths)
         self.retries: dict[str, None] = {}
         self._kinds = list({kind_of(job): job for job in plan.jobs.values()}.values())
         self.reserved: dict[str, int] = {}
@@ -80,7 +86,7 @@ class RunState:
         self.running = 0
         self._models_in_memory = models_in_memory
         self._gate = RoundGate((job.round for job in plan.jobs.values()), strict=barrier is Barrier.round)
-        self._enter(set(stored))
+        self._enter(stored)
 
     def _enter(self, stored: set[str]) -> None:
         for job_id in sorted(stored & set(self.jobs)):

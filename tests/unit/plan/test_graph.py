@@ -19,7 +19,11 @@ def diamond() -> Plan:
 
 
 def test_longest_path_counts_the_job_itself() -> None:
-    assert diamond().path_s == {"a": 7, "b": 6, "c": 3, "d": 1}
+    plan = diamond()
+    seconds = {job.id: job.seconds for job in plan.jobs.values()}
+    assert plan.longest_paths(seconds) == {"a": 7, "b": 6, "c": 3, "d": 1}
+    assert plan.longest_paths(seconds, {"c": 9, "b": 1}) == {"a": 12, "b": 6, "c": 11, "d": 1}
+    assert plan.longest_paths_until(seconds) == {"a": 1, "b": 6, "c": 3, "d": 7}
 
 
 def test_a_circle_is_named() -> None:

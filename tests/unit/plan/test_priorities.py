@@ -2,13 +2,11 @@
 
 import pytest
 
-from pipeline.config.schema import Barrier
 from pipeline.errors import ConfigError
 from pipeline.plan.build import build_plan
 from pipeline.plan.graph import Plan
 from tests.doubles import priorities
 from tests.doubles.composing import quick_config
-from tests.doubles.simulate import simulate
 
 HERE = "tests.doubles.priorities"
 
@@ -68,13 +66,3 @@ def test_what_gives_no_number_is_refused_in_one_message(name: str, said: str) ->
     assert said in str(refused.value)
     assert name in str(refused.value)
     assert "\n" not in str(refused.value)
-
-
-@pytest.mark.parametrize("barrier", list(Barrier))
-@pytest.mark.parametrize("workers", [1, 2, 4, 8])
-@pytest.mark.parametrize("seeds", [[0], [0, 1, 2, 3]], ids=["1 seed", "4 seeds"])
-def test_a_first_row_is_there_in_the_first_half_of_a_run(workers: int, seeds: list[int], barrier: Barrier) -> None:
-    plan = build_plan(quick_config(["experiment.name=t", "algos=[PITA,DPO,GRPO]", f"experiment.seeds={seeds}"]))
-    attempts = simulate(plan, workers, barrier=barrier)
-    rows = [one.ended_s for one in attempts if plan.jobs[one.job_id].stage == "metrics"]
-    assert min(rows) < attempts[-1].ended_s / 2

@@ -1,0 +1,133 @@
+"""A run has first rows in its first half, where that can be, and is hardly longer for it."""
+
+from contextlib import closing
+from dataclasses import replace
+from functools import cache
+from itertools import product
+from pathlib import Path
+
+import pytest
+
+from benchmarks.imagined import Clock, ImaginedPool, ImaginedStore
+from pipeline.config.schema import ExecutionConfig, Keep
+from pipeline.engine.devices.layout import plain_layout
+from pipeline.engine.journal import Journal
+from pipeline.engine.scheduler.first_rows import paths_for_rows
+from pipeline.engine.scheduler.run_plan import run_plan
+from pipeline.plan.build import build_plan
+from pipeline.plan.graph import Plan
+from pipeline.plan.job import Job
+from pipeline.plan.keeping import measures
+from tests.doubles.composing import quick_config
+from tests.doubles.simulate import simulate
+
+TIMES = {
+    "even": {"generate": 5.0, "evaluate": 10.0},
+    "generation": {"generate": 60.0, "evaluate": 20.0},
+    "training": {"generate": 2.0, "train": 5.0, "evaluate": 2.0},
+    "evaluation": {"generate": 2.0, "train": 0.5, "evaluate": 60.0},
+}
+"""Which stages take most, for a model that is read: what each takes in times of what it does for the tiny one."""
+WORKERS = (1, 2, 4, 8)
+
+
+@cache
+def built(seeds: int, rounds: int, prompts: int = 500) -> Plan:
+    asked = ["experiment.name=t", "algos=[PITA,DPO,GRPO]", f"experiment.seeds={list(range(seeds))}"]
+    return build_plan(quick_config([*asked, f"rounds_of_training={rounds}", f"evaluation.num_prompts={prompts}"]))
+
+
+def plan_of(seeds: int, rounds: int, prompts: int, mix: str) -> Plan:
+    def takes_s(job: Job) -> float:
+        return 0.2 if (job.round, job.stage) == (0, "train") else job.seconds * TIMES[mix].get(job.stage, 1.0)
+
+    plan = built(seeds, rounds, prompts)
+    return Plan([replace(job, seconds=takes_s(job)) for job in plan.jobs.values()], plan.edges())
+
+
+def seconds_of(plan: Plan, there: tuple[str, ...] = ()) -> dict[str, float]:
+    return {job.id: 0.0 if job.id in there else job.seconds for job in plan.jobs.values()}
+
+
+@pytest.mark.parametrize("mix", TIMES)
+@pytest.mark.parametrize(
+    ("seeds", "rounds", "workers", "least"), [(2, 2, (1, 2, 4, 8), 2), (1, 2, (1, 2), 1), (3, 1, (1, 2), 1)]
+)
+def test_first_rows_come_in_the_first_half_and_the_run_is_hardly_longer(
+    seeds: int, rounds: int, workers: tuple[int, ...], least: int, mix: str
+) -> None:
+    for prompts, number in product((500, 10_000), workers):
+        plan = plan_of(seeds, rounds, prompts, mix)
+        plain, early = simulate(plan, number), simulate(plan, number, rows_early=True)
+        rows = [one for one in early if measures(plan.jobs[one.job_id])]
+        first_s = {plan.jobs[one.job_id].algo: one.ended_s for one in reversed(rows)}
+        assert sum(at_s <= early[-1].ended_s / 2 for at_s in first_s.values()) >= least
+        assert early[-1].ended_s <= 1.015 * plain[-1].ended_s  # tried on paper without models that workers hold
+
+
+@pytest.mark.parametrize("workers", [1, 8])
+def test_what_a_method_has_a_row_of_is_not_hurried(workers: int) -> None:
+    plan = plan_of(2, 2, 500, "even")
+    rows = {job.id: job for job in plan.jobs.values() if measures(job)}
+    first = plan.needs(row for row, job in rows.items() if job.round <= 1 and job.seed in (None, 0))
+    seconds = seconds_of(plan, first)
+    assert paths_for_rows(plan, seconds, workers) == plan.longest_paths(seconds)
+    of_pita = plan.needs(row for row, job in rows.items() if job.round <= 1 and job.algo in ("reference", "PITA"))
+    seconds = seconds_of(plan, of_pita)
+    plain, hurried = plan.longest_paths(seconds), paths_for_rows(plan, seconds, workers)
+    assert {plan.jobs[row].algo for row in rows if hurried[row] > plain[row]} <= {"DPO", "GRPO"}
+    assert any(hurried[row] > plain[row] for row in rows)
+
+
+def test_a_row_that_cannot_be_there_in_the_first_half_is_not_hurried() -> None:
+    plan = plan_of(1, 1, 500, "training")
+    seconds = seconds_of(plan) | {next(iter(plan.jobs)): 1000.0}  # the reference's training
+    assert paths_for_rows(plan, seconds, 4) == plan.longest_paths(seconds)
+
+
+@pytest.mark.parametrize("workers", [1, 2, 8])
+def test_only_what_rows_need_is_hurried_and_nothing_beyond_the_whole_run(workers: int) -> None:
+    plan = plan_of(2, 2, 10_000, "even")
+    seconds = seconds_of(plan)
+    plain, hurried = plan.longest_paths(seconds), paths_for_rows(plan, seconds, workers)
+    sooner = {job_id for job_id in plan.jobs if hurried[job_id] > plain[job_id]}
+    assert sooner <= plan.needs(job_id for job_id in sooner if measures(plan.jobs[job_id]))
+    assert max(hurried.values()) <= max(*plain.values(), sum(seconds.values()) / workers) * (1 + 1e-9)
+
+
+def test_a_plan_without_rows_goes_by_its_longest_paths() -> None:
+    plan = Plan([Job(id="wide", key="", entry="m:f", payload={}, devices=4)], [])
+    assert paths_for_rows(plan, {"wide": 3.0}, 2) == {"wide": 3.0}
+    assert paths_for_rows(Plan([], []), {}, 1) == {}
+
+
+@pytest.mark.parametrize(
+    ("settings", "hurried"),
+    [
+        (ExecutionConfig(), True),
+        (ExecutionConfig(keep=Keep.last), False),
+        (ExecutionConfig(priority="my_module.function"), False),
+    ],
+    ids=["as shipped", "weights go", "an order of the user's own"],
+)
+def test_rows_are_hurried_where_nothing_else_orders_jobs(
+    tmp_path: Path, settings: ExecutionConfig, *, hurried: bool
+) -> None:
+    plan, journal = plan_of(2, 2, 500, "even"), Journal(tmp_path / "journal.jsonl")
+    settings.heartbeat_timeout_s, settings.progress_timeout_s = 1e6, None
+    layout, clock = plain_layout(2), Clock()
+    with closing(journal):
+        outcome = run_plan(
+            plan,
+            stored=(),
+            store=ImaginedStore(tmp_path / "store", plan, {}),
+            pool=ImaginedPool(plan, layout, seconds_of(plan), clock),
+            journal=journal,
+            run_dir=tmp_path / "name" / "run",
+            settings=settings,
+            layout=layout,
+            clock=clock,
+        )
+    ended = {one.job_id: one.ended_s for one in outcome.attempts}
+    first_s = min(at_s for job_id, at_s in ended.items() if measures(plan.jobs[job_id]))
+    assert (first_s <= max(ended.values()) / 2) is hurried
