@@ -141,14 +141,20 @@ class _Reader:
         self._settings = {"wandb.config"}
         for node in ast.walk(tree):
             self._look(node)
-        self.script.reads = self.script.reads or any(
-            ast.unparse(node) in self._settings and isinstance(node.ctx, ast.Load)
-            for node in _used(tree)
-            if isinstance(node, ast.Attribute)
-        )
+        self.script.reads = self.script.reads or any(map(self._reads, _used(tree)))
         self._follow(tree.body)
         if any(name in _SEARCH for name in self._called(tree)):
             self.script.asks = 0  # the id is that of its own sweep
+
+    def _reads(self, node: ast.AST) -> bool:
+        match node:
+            case ast.Attribute(attr="config", ctx=ast.Load(), value=ast.Call(func=called)):
+                return self._calls.get(ast.unparse(called)) == "init"
+            case ast.Attribute(attr="config", ctx=ast.Load(), value=ast.Attribute(attr="experiment")):
+                return True  # of Lightning's logger
+            case ast.Attribute(ctx=ast.Load()):
+                return ast.unparse(node) in self._settings
+        return False
 
     def _called(self, tree: ast.AST) -> Iterator[str]:
         for node in ast.walk(tree):
@@ -169,11 +175,13 @@ class _Reader:
                 self._calls |= {each.asname or each.name: each.name for each in names}
                 self.script.reads = self.script.reads or any(each.name == "config" for each in names)
             case (
-                ast.Assign(targets=[ast.Name(id=run)], value=ast.Call(func=called))
-                | ast.withitem(context_expr=ast.Call(func=called), optional_vars=ast.Name(id=run))
+                ast.Assign(targets=[run], value=ast.Call(func=called))
+                | ast.AnnAssign(target=run, value=ast.Call(func=called))
+                | ast.NamedExpr(target=run, value=ast.Call(func=called))
+                | ast.withitem(context_expr=ast.Call(func=called), optional_vars=ast.expr() as run)
             ):
                 if ast.unparse(called).endswith(".init"):
-                    self._settings.add(f"{run}.config")
+                    self._settings.add(f"{ast.unparse(run)}.config")
             case ast.Call(func=ast.Attribute(attr="add_argument"), args=names, keywords=words):
                 if any(word.arg == "type" and ast.unparse(word.value) == "bool" for word in words):
                     given = [name.value for name in names if isinstance(name, ast.Constant)]
