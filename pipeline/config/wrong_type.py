@@ -26,7 +26,7 @@ def type_in_words(key: str, said: str) -> str | None:
     """What a key takes, to follow its name and the value that was given.
 
     Args:
-        key: Dotted, without indices.
+        key: Dotted, without indices; "" where a whole file is meant.
         said: Of OmegaConf.
 
     Returns:
@@ -36,6 +36,8 @@ def type_in_words(key: str, said: str) -> str | None:
     match, word = next(found, (None, ""))
     if match is None:
         return None
+    if not key:  # of a whole file
+        return "must be a table of settings, each written NAME: VALUE; `python -m pipeline help` lists them"
     if "Config" in match[0] or (word == "a value" and key not in shipped_meanings()):
         listed = f"`python -m pipeline help {key}` lists them"
         return f"must be a table of settings; {listed}, each written {key}.NAME=VALUE"
