@@ -93,8 +93,8 @@ def worker_environment(
         portable: Whether it computes as on every processor, see `pipeline.arithmetic`.
         untried_on_gpu: As `execution.untried_on_gpu`.
     """
-    # Without docstrings, which transformers reads, its models raise errors.
-    dropped = {*_OF_THREADS, *arithmetic.UNASKED, "PYTHONOPTIMIZE"}
+    # Models of transformers raise errors without docstrings; and libraries warn of what their users have set.
+    dropped = {*_OF_THREADS, *arithmetic.UNASKED, "PYTHONOPTIMIZE", "PYTHONWARNINGS"}
     env = {name: value for name, value in base_env.items() if not (is_of_launcher(name) or name in dropped)}
     env = arithmetic.pinned(env, *(arithmetic.PINS if portable else ("numpy",)))
     env.update(FIXED)

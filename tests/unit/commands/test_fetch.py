@@ -1,6 +1,7 @@
 """Fetching a model: what was recorded is what is written, and nothing else."""
 
 import hashlib
+import shlex
 import zipfile
 from dataclasses import replace
 from pathlib import Path
@@ -91,7 +92,8 @@ def test_the_command_prints_what_it_wrote(
     weights = hashlib.sha256((tmp_path / "out" / "model.safetensors").read_bytes()).hexdigest()
     said = capsys.readouterr().out.replace("\n", "")
     assert weights in said
-    assert said.replace(" ", "").endswith(f"touseit:model=hfmodels.hf.path={tmp_path}/out")
+    use = f"to use it: model=hf {shlex.quote(f'models.hf.path={tmp_path}/out')}"
+    assert said.replace(" ", "").endswith(use.replace(" ", ""))
 
 
 def test_weights_may_be_kept_elsewhere(

@@ -35,7 +35,8 @@ def test_the_ranks_of_a_launcher_are_not_inherited() -> None:
 def test_workers_do_not_get_what_moves_or_rounds_or_strips() -> None:
     """Bound to the first core, as clusters have it, all workers would share that one."""
     told = {"OMP_PROC_BIND": "true", "OMP_PLACES": "cores", "GOMP_CPU_AFFINITY": "0", "OMP_THREAD_LIMIT": "1"}
-    told |= {"NVIDIA_TF32_OVERRIDE": "1", "DNNL_DEFAULT_FPMATH_MODE": "ANY", "PYTHONOPTIMIZE": "2"}
+    told |= {"NVIDIA_TF32_OVERRIDE": "1", "DNNL_DEFAULT_FPMATH_MODE": "ANY"}
+    told |= {"PYTHONOPTIMIZE": "2", "PYTHONWARNINGS": "error"}
     for device in (GPU, cpu_slots(1)[0]):
         assert not told.keys() & worker_environment(device, 1, told).keys()
 
