@@ -33,6 +33,7 @@ from pipeline.config.load import VERSION_BASE, compose_typed, register_schemas, 
 from pipeline.config.schema import Config
 from pipeline.config.words import as_meant
 from pipeline.errors import ConfigError, PipelineError
+from pipeline.sweeps.reading.command import overrides_of
 from pipeline.terminal import streams
 from pipeline.terminal.console import make_console, say
 
@@ -127,7 +128,7 @@ def _all_faults(error: Exception, arguments: Sequence[str], given: Sequence[str]
     folders = [conf_dir(), *([Path(asked.config_dir).absolute()] if asked.config_dir else [])]
     name = asked.config_name or "config"
     folders.sort(key=lambda folder: not (folder / f"{name.removesuffix('.yaml')}.yaml").is_file())
-    searched = [f"hydra.searchpath=[file://{folder}]" for folder in folders[1:]]
+    searched = overrides_of({"hydra.searchpath": [f"file://{folder}" for folder in folders[1:]]})
 
     def composed(some: Sequence[str]) -> Config:
         several = multirun.requests_of(some) if asked.multirun and given is None else [list(some)]

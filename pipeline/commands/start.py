@@ -106,12 +106,14 @@ def _is_ours(error: ModuleNotFoundError) -> bool:
 
 def _missing(module: str | None) -> str:
     """What to do about a package that this Python lacks."""
+    import shlex
+
     from pipeline.config.install import install_command
 
     return (
         f"the package '{module}' is missing from {sys.executable}. Use the Python that has it, in a checkout "
         "`.venv/bin/python` in the place of `python`, or type `source .venv/bin/activate` before; or install all "
-        f"that is needed here: `{sys.executable} -m {install_command()}`"
+        f"that is needed here: `{shlex.quote(sys.executable)} -m {install_command()}`"
     )
 
 

@@ -102,8 +102,10 @@ def test_all_that_is_wrong_with_settings_of_several_runs_is_told(
 def test_all_that_is_wrong_is_told_of_a_configuration_of_ones_own_too(
     runs: list[Any], tmp_path: Path, capsys: pytest.CaptureFixture[str], several: list[str]
 ) -> None:
-    (tmp_path / "mine.yaml").write_text("defaults:\n  - config\n  - _self_\nexperiment: {name: x}\n")
-    own = ["--config-name", "mine", "--config-dir", str(tmp_path)]
+    own_folder = tmp_path / "an odd, näme"
+    own_folder.mkdir()
+    (own_folder / "mine.yaml").write_text("defaults:\n  - config\n  - _self_\nexperiment: {name: x}\n")
+    own = ["--config-name", "mine", "--config-dir", str(own_folder)]
     assert cli.main([*several, *own, "foo=1", "rounds_of_training=-1", "algos.PITA.etta=1"]) == WRONG_REQUEST
     said = capsys.readouterr().err
     assert [part for part in ("'foo'", "'algos.PITA.etta'", "rounds_of_training=-1") if part not in said] == []

@@ -44,7 +44,7 @@ def test_all_sweeps_stand_in_one_table_and_one_is_told_of_in_full(outputs: Path)
     text = told(outputs, "status", "lr")
     assert "best: trial 17: val/loss 0.49902" in text
     assert "trial 5: failed\n    exit code 1: torch.OutOfMemoryError" in text
-    assert f"`python -m pipeline sweep agent lr --output-dir {outputs}` goes on" in text
+    assert f"`python -m pipeline sweep agent lr --output-dir {shlex.quote(str(outputs))}` goes on" in text
     assert "1 line of journal.jsonl cannot be read" in told(outputs, "status", "damaged")
     assert len(json.loads(told(outputs, "status", "lr", "--json"))["all_trials"]) == 27
 
@@ -139,7 +139,7 @@ def test_a_command_for_runs_points_from_the_name_of_a_sweep_to_those_for_sweeps(
 ) -> None:
     done = CliRunner().invoke(app, [*words, "lr", "--output-dir", str(outputs)])
     assert done.exit_code == 2
-    assert f"python -m pipeline sweep status lr --output-dir {outputs}" in done.output
+    assert f"python -m pipeline sweep status lr --output-dir {shlex.quote(str(outputs))}" in done.output
     assert "there is no run of 'lr'" in done.output
 
 

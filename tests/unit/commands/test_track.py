@@ -1,6 +1,7 @@
 """Trackers beside a run, and the command that brings them up to date: what is said, and what is asked of whom."""
 
 import io
+import shlex
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -89,7 +90,7 @@ def test_a_tracker_that_is_not_installed_costs_a_warning_that_says_how(
     assert "[wandb]" in line
     command = line.partition("`python -m pipeline ")[2].partition("`")[0]
     WrittenRun(run.folder.path.parents[1], chain_plan(rounds=1), "2026-12-31_10-00-00", "x")  # asks for no tracker
-    outcome = CliRunner().invoke(app, command.split())
+    outcome = CliRunner().invoke(app, shlex.split(command))
     assert (outcome.exit_code, "it is not installed" in outcome.output) == (1, True)
 
 

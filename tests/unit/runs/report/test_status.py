@@ -3,6 +3,7 @@
 import fcntl
 import io
 import json
+import shlex
 from pathlib import Path
 
 import pytest
@@ -51,7 +52,7 @@ def test_on_a_terminal_its_sentences_end_between_words(tmp_path: Path) -> None:
     at = lines.index("The engine is gone without having ended")
     assert lines[at + 1] == "the run; the same command goes on from"
     assert lines[at + 2] == "here."
-    assert f"`python -m pipeline logs x {FIRST} --output-dir {tmp_path}`" in lines
+    assert f"`python -m pipeline logs x {FIRST} --output-dir {shlex.quote(str(tmp_path))}`" in lines
 
 
 def while_it_runs(run: WrittenRun, width: int) -> str:
@@ -77,7 +78,7 @@ def test_one_run_tells_what_runs_and_what_went_wrong(tmp_path: Path) -> None:
     assert f"{FIRST} (bug, 2 attempts)" in text
     assert "ValueError: [bold]x[/]" in text
     assert f"jobs/{FIRST}/log.2.txt" in text
-    assert f"read it: `python -m pipeline logs x {FIRST} --output-dir {tmp_path}`" in text
+    assert f"read it: `python -m pipeline logs x {FIRST} --output-dir {shlex.quote(str(tmp_path))}`" in text
     assert f"by {FIRST}:" in text
     assert "4 jobs, from" in text
     assert f"worker 1 (gpu 8): lost thrice, after {FIRST}" in text

@@ -1,11 +1,14 @@
 """How the command of a trial is started on several devices, and how it is typed."""
 
+import shlex
 import sys
 
 import pytest
 
 from pipeline.sweeps.agents.programs import as_ranks, as_typed, is_of_outer
 from pipeline.sweeps.agents.rank_zero import rank_environment
+
+PYTHON = shlex.quote(sys.executable)
 
 
 @pytest.mark.parametrize(
@@ -30,17 +33,17 @@ def test_what_is_started_on_each_device(command: str, ranks: str | None) -> None
 @pytest.mark.parametrize(
     ("command", "typed"),
     [
-        (f"/usr/bin/env {sys.executable} train.py", "python train.py"),
-        (f"{sys.executable} run_parallel.py", "python run_parallel.py"),
+        (f"/usr/bin/env {PYTHON} train.py", "python train.py"),
+        (f"{PYTHON} run_parallel.py", "python run_parallel.py"),
         ("/usr/bin/env python3 train.py", "python3 train.py"),
         ("/usr/bin/env /venv/bin/python train.py", "/venv/bin/python train.py"),
-        (f"/usr/bin/env A=1 {sys.executable} train.py", f"/usr/bin/env A=1 {sys.executable} train.py"),
+        (f"/usr/bin/env A=1 {PYTHON} train.py", f"/usr/bin/env A=1 {PYTHON} train.py"),
         ("./train.sh", "./train.sh"),
         ("", ""),
     ],
 )
 def test_a_command_is_told_as_a_user_types_it(command: str, typed: str) -> None:
-    assert as_typed(command.split()) == typed.split()
+    assert as_typed(shlex.split(command)) == shlex.split(typed)
 
 
 def test_runs_of_others_do_not_leak_into_trials() -> None:
