@@ -3,6 +3,7 @@
 import io
 import json
 import math
+import shlex
 from pathlib import Path
 
 import pytest
@@ -127,7 +128,7 @@ def test_columns_that_have_no_room_are_named_with_where_they_are(tmp_path: Path)
     shown = next(line for line in written_to(narrow).splitlines() if line.startswith("trial  ")).split()
     assert named
     assert {*named, *shown} == {*headings}
-    assert f"`python -m pipeline sweep export lr --output-dir {tmp_path}` has them" in about
+    assert f"`python -m pipeline sweep export lr --output-dir {shlex.quote(str(tmp_path))}` has them" in about
     assert "no room for" not in written_to(wide)
     rows = [line.split() for line in written_to(wide).splitlines() if line.strip()[:1].isdigit()]
     values = [float(row[2]) for row in rows if row[1] in ("done", "stopped")]
@@ -247,4 +248,4 @@ def test_of_what_failed_the_reason_and_what_it_said_last_are_told(tmp_path: Path
     assert "\n    error: no such disk \\x1b[2J\n" in told
     assert "exit code 1: torch.OutOfMemoryError" in told
     assert "it said last: RuntimeError: out of luck \\x1b[2J" in told
-    assert f"python -m pipeline sweep logs lr 5 --output-dir {tmp_path}" in told
+    assert f"python -m pipeline sweep logs lr 5 --output-dir {shlex.quote(str(tmp_path))}" in told
