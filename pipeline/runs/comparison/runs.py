@@ -30,6 +30,8 @@ _OWN = {"experiment.name", "output_dir", "dry_run", "stage"}
 _ENABLED = "enabled"
 _TABLES = {"algos": "algo", "datasets": "dataset", "models": "model"}
 """Settings of one algorithm, dataset or model -> what of a row they are for."""
+_OF_REFERENCES = ("datasets.", "models.")
+"""What settings begin with that say which reference it is; two may have reached the same by chance."""
 _KL, _J = "kl_per_sequence", "regularized_reward"
 
 
@@ -302,12 +304,16 @@ def _value(row: PooledRow | None) -> float | None:
 def _merged(rows: Iterable[RunRow]) -> list[RunRow]:
     """One row for what is the same in several runs, such as a method whose settings do not differ.
 
-    What no round has changed is the same whatever the rounds were to be: the reference is said once, with the
-    settings that these runs share.
+    What no round has changed is the same whatever the rounds were to be: the reference of a model on a dataset is
+    said once, with the settings that these runs share.
     """
     found: dict[str, RunRow] = {}
     for row in rows:
-        settings = row.settings if row.result.round else {}
+        settings = {
+            name: value
+            for name, value in row.settings.items()
+            if row.result.round or name.startswith(_OF_REFERENCES)
+        }
         said = repr((row.dataset, row.model, row.algo, settings, row.result))
         if (same := found.get(said)) is None:
             found[said] = row

@@ -79,6 +79,12 @@ def test_the_reference_is_said_once_however_many_rounds_there_were() -> None:
     ]
 
 
+def test_references_of_several_models_are_several_whatever_they_reach() -> None:
+    runs = [run(name, 1, models={"tiny": {"path": name}}) for name in ("a", "b")]
+    found = [(row.runs, *row.settings.values()) for row in compare_runs(runs).rows if row.algo == "reference"]
+    assert found == [(("a",), "a"), (("b",), "b")]
+
+
 def test_a_setting_inside_of_an_algorithm_is_called_with_its_section() -> None:
     assert headings_of(["algos.*.lora.rank", "algos.*.eta", "training.schedule"]) == {
         "algos.*.lora.rank": "lora.rank",
