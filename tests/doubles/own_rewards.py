@@ -15,6 +15,14 @@ def right(completions: Sequence[str], **_: Any) -> list[float]:
     return [1.0] * len(completions)
 
 
+def holds(completions: Sequence[str], solution: Sequence[str], **_: Any) -> list[float]:
+    return [float(right in text) for text, right in zip(completions, solution, strict=True)]
+
+
+def holds_in_turns(completions: Sequence[Any], solution: Sequence[str], **_: Any) -> list[float]:
+    return holds([turns[0]["content"] for turns in completions], solution)
+
+
 def needs_level(completions: Sequence[str], level: Sequence[int], **_: Any) -> list[float]:
     return [float(one) for one in level]
 

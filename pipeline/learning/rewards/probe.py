@@ -9,7 +9,8 @@ from __future__ import annotations
 import inspect
 import re
 import shlex
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from difflib import get_close_matches
 
 from hydra.core.override_parser.types import Quote, QuotedString
@@ -89,11 +90,13 @@ def _called(
 ) -> list[str]:
     text = _completion(row)
     found: dict[str, Sequence[Graded]] = {}
+    misled: list[str] = []
     with GraderPool(pool_settings(config.grading)) as pool:
         for reward in rewards:
             graded = _graded(pool, reward, config, row, text)
             if graded is not None:
                 found[reward.name] = graded
+                misled += _misled(pool, reward, config, row, text, graded[0])
     for reward in rewards:
         problem = _certain(next(iter(found.get(reward.name, [])), None), reward, columns)
         if problem is not None:
@@ -104,6 +107,7 @@ def _called(
         for reward, graded in found.items()
         if graded[0].fault is not None
     ]
+    warnings += [f"{tried} {each}" for each in misled]
     lacks = any(is_missing(row.columns.get(each)) for reward in rewards for each in _needed(reward))
     unscored = all(one.value is None for graded in found.values() for one in graded)
     if found and not warnings and not lacks and unscored:
@@ -129,6 +133,21 @@ def _graded(
         if reward.traits.isolated and config.grading.isolated:
             raise
         return None
+
+
+def _misled(
+    pool: GraderPool, reward: LoadedReward, config: DatasetConfig, row: Row, text: str, graded: Graded
+) -> Iterator[str]:
+    """What to say of a function for texts that is given conversations: it fails at none and means nothing."""
+    if ships(reward) or isinstance(row.prompt, str) or graded.fault is not None:
+        return
+    bare = _graded(pool, reward, config, replace(row, prompt=plain_text(row.prompt)), text)
+    if bare is not None and bare[0].fault is None and bare[0].value != graded.value:
+        yield (
+            f"the reward '{reward.name}' gives {graded.value}, and {bare[0].value} where it is given text. "
+            "Prompts are conversations here, so completions are too, as in TRL: lists of one turn, whose text is "
+            "completion[0]['content']"
+        )
 
 
 def _certain(graded: Graded | None, reward: LoadedReward, columns: list[str]) -> Mismatch | None:

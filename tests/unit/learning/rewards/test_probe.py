@@ -224,6 +224,13 @@ def test_what_may_be_due_to_the_completion_is_a_warning(reward: str, said: str) 
     assert said in warning
 
 
+def test_a_reward_for_texts_that_would_mean_nothing_in_conversations_is_told() -> None:
+    row = Row(0, [{"role": "user", "content": "1+1="}], {"solution": "2"})
+    (warning,) = tried("holds", row)
+    assert "completion[0]['content']" in warning
+    assert tried("holds") == tried("holds_in_turns", row) == tried("right", row) == []
+
+
 def test_a_reward_that_fits_is_passed_over_in_silence() -> None:
     assert tried("right") == []
     assert tried("awaited_object") == []
