@@ -13,6 +13,7 @@ _SAID = {
     r"could not be converted to Float": "a number",
     r"is not a valid bool": "true or false",
     r"Cannot convert '\w+' to string": "a text",
+    r"Cannot merge DictConfig with ListConfig": "a table",
     r"is not a subclass of \w+Config\b": "",
     r"Invalid value '.*', expected one of \[(.*)\]": "",
     r"is not a valid input for <enum": "another value",
