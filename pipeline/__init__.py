@@ -63,6 +63,7 @@ if TYPE_CHECKING:
     from pipeline.learning.algos.grpo_hf import GRPOHFConfig as GRPOHFConfig
     from pipeline.learning.algos.pita import PITA as PITA
     from pipeline.learning.algos.pita import PITAConfig as PITAConfig
+    from pipeline.learning.algos.post_training import OnlineConfig as OnlineConfig
     from pipeline.learning.algos.post_training import PolicyAlgoConfig as PolicyAlgoConfig
     from pipeline.learning.algos.post_training import PostTrainingAlgorithms as PostTrainingAlgorithms
     from pipeline.learning.algos.post_training import fitting_of as fitting_of
@@ -106,6 +107,7 @@ if TYPE_CHECKING:
     from pipeline.learning.training.loop import TrainSettings as TrainSettings
     from pipeline.learning.training.loop import train as train
     from pipeline.learning.training.policy import Fitting as Fitting
+    from pipeline.learning.training.policy import TrainingSet as TrainingSet
     from pipeline.learning.training.policy import fit as fit
     from pipeline.learning.training.policy import trained_tokens as trained_tokens
     from pipeline.learning.training.samples import Samples as Samples
@@ -153,7 +155,9 @@ _HOMES = {
     "learning.algos.grpo": "GRPO GRPOConfig",
     "learning.algos.grpo_hf": "GRPOHF GRPOHFConfig",
     "learning.algos.pita": "PITA PITAConfig",
-    "learning.algos.post_training": "PolicyAlgoConfig PostTrainingAlgorithms fitting_of trained_policy",
+    "learning.algos.post_training": (
+        "OnlineConfig PolicyAlgoConfig PostTrainingAlgorithms fitting_of trained_policy"
+    ),
     "learning.algos.qsharp": "QSharp QSharpConfig",
     "learning.algos.qsharp_hf": "QSharpHF QSharpHFConfig",
     "learning.algos.rollouts": "Rollouts",
@@ -178,7 +182,7 @@ _HOMES = {
     "learning.training.curve": "add_to_curve",
     "learning.training.distributed": "Ranks save_model",
     "learning.training.loop": "TrainSettings train",
-    "learning.training.policy": "Fitting fit trained_tokens",
+    "learning.training.policy": "Fitting TrainingSet fit trained_tokens",
     "learning.training.scoring": "completion_logprobs score_sequences",
     "learning.training.samples": "Samples",
     "learning.training.sequences": "Batch Sequences",

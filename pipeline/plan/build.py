@@ -80,7 +80,7 @@ def build_plan(
             builder.add_reference(chain)
             continue
         for number in range(chain.rounds_from, config.rounds_of_training + 1):
-            for stage in planned_stages(chain.kind, config):
+            for stage in planned_stages(chain.kind, chain.config, config):
                 builder.add_stage(chain, number, stage)
     jobs, edges = builder.with_rows()
     plan = Plan(with_priorities(jobs, edges, config), edges)
@@ -201,7 +201,8 @@ class _Builder:
     def _read(self, chain: Chain, number: int, stage: Stage, spec: Read) -> list[str]:
         algo, rounds = chain.algo, range(number, number + 1)
         own = {each.name for each in chain.kind.stages}
-        if spec.algo == "self" and spec.stage in own - {s.name for s in planned_stages(chain.kind, self.config)}:
+        planned = {each.name for each in planned_stages(chain.kind, chain.config, self.config)}
+        if spec.algo == "self" and spec.stage in own - planned:
             return []
         if spec.algo != "self":
             algo, rounds = spec.algo, range(1)

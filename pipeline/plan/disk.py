@@ -218,7 +218,9 @@ class _Rooms:
                 self._sizes[name, model] = size, value_size(section, size)
         self._stages: dict[tuple[str, str], tuple[Stage, AlgoConfig]] = {}
         for chain in chains(config):
-            self._stages.update({(chain.algo, stage.name): (stage, chain.config) for stage in chain.kind.stages})
+            self._stages.update(
+                {(chain.algo, stage.name): (stage, chain.config) for stage in chain.kind.stages_with(chain.config)}
+            )
         self._known: dict[tuple[str, str, str, str, int, int, bool], DiskUse] = {}
 
     def reckon_with(self, plan: Plan) -> None:

@@ -88,7 +88,8 @@ def extent_of(config: Config) -> Extent:
         eval_prompts=config.evaluation.num_prompts,
         shard_size=config.execution.shard_size,
         algos=tuple(
-            tuple(planned_stages(load_algorithm(name, algo.class_path), config)) for name, algo in enabled.items()
+            tuple(planned_stages(load_algorithm(name, algo.class_path), algo, config))
+            for name, algo in enabled.items()
         ),
     )
 

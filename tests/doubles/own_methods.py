@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from pipeline import JobContext, PostTrainingAlgorithms
@@ -9,19 +11,18 @@ from pipeline import JobContext, PostTrainingAlgorithms
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
-    from pipeline import Fitting
+    from pipeline import TrainingSet
 
 
 class RewardWeighted(PostTrainingAlgorithms):
     name: ClassVar[str] = "RewardWeighted"
 
-    def fit(self, ctx: JobContext, model: PreTrainedModel, fitting: Fitting) -> dict[str, Any]:
-        from pipeline import Samples, completion_logprobs, fit, trained_tokens
+    def training_set(self, ctx: JobContext, model: PreTrainedModel, folders: Sequence[Path]) -> TrainingSet:
+        from pipeline import Samples, TrainingSet, completion_logprobs
 
-        data = Samples.load(self.data(ctx)).sequences  # whole groups; their labels are the rewards
+        data = Samples.load(folders).sequences  # whole groups; their labels are the rewards
 
         def loss_of(batch: Any, part: Any, whole: Any) -> Any:  # a micro-batch's share of the batch's loss
             return -(completion_logprobs(model, batch).sum(1) * batch.labels.nan_to_num()).sum() / len(whole)
 
-        losses = fit(model, data, fitting, loss_of)
-        return {"sequences": len(data), "tokens_trained": trained_tokens(data, fitting.epochs), "loss": losses}
+        return TrainingSet(data, loss_of, about={"sequences": len(data)})

@@ -257,6 +257,11 @@ class Algorithm:
     kl_is_bound: ClassVar[bool] = False
     """Whether the divergence that its evaluation tells is an upper bound, not exact; said below tables."""
 
+    @classmethod
+    def stages_with(cls, settings: AlgoConfig) -> tuple[Stage, ...]:  # noqa: ARG003 - for subclasses
+        """Its stages under some settings of its section; all of `stages` unless the settings decide."""
+        return cls.stages
+
 
 DATASET, PROMPTS = "dataset", "prompts"
 """Inputs that every stage gets which sees the section ``dataset``, or decodes text too, where data is prepared."""

@@ -5,14 +5,15 @@ from __future__ import annotations
 from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from enum import Enum
-from typing import TYPE_CHECKING, Any, ClassVar
+from pathlib import Path
+from typing import TYPE_CHECKING, ClassVar
 
 from pipeline.config.bases import AlgoConfig
 from pipeline.config.fields import LARGEST_RATE, LARGEST_WEIGHT, number
 from pipeline.config.schema import Config
 from pipeline.errors import DataError
 from pipeline.learning.algos.base import JobContext, Stage, timed
-from pipeline.learning.algos.post_training import Anchor, PolicyAlgoConfig, PostTrainingAlgorithms
+from pipeline.learning.algos.post_training import Anchor, OnlineConfig, PostTrainingAlgorithms, is_online
 from pipeline.learning.choices import DPOLoss
 from pipeline.learning.rewards.preference import PreferenceConfig, halved_pairs
 
@@ -25,7 +26,7 @@ if TYPE_CHECKING:
     from pipeline.learning.datasets.answers import Answered
     from pipeline.learning.datasets.base import Row
     from pipeline.learning.generation.policy import TextPolicy
-    from pipeline.learning.training.policy import Fitting
+    from pipeline.learning.training.policy import TrainingSet
     from pipeline.learning.training.sequences import Sequences
 
 
@@ -41,7 +42,7 @@ class PairSource(Enum):
 
 
 @dataclass(kw_only=True)
-class DPOConfig(PolicyAlgoConfig):
+class DPOConfig(OnlineConfig):
     """Direct preference optimisation (arXiv 2305.18290), the losses of TRL."""
 
     keeps_logprobs: ClassVar[bool] = False
@@ -76,6 +77,8 @@ class DPOConfig(PolicyAlgoConfig):
         """Also batches that part pairs, and smoothing that a loss does not take."""
         yield from super().problems(key, config)
         yield from halved_pairs(key, self.batch_size, config)
+        if is_online(self) and not self.compares:
+            yield f"{key}.pairs=existing: nothing is drawn, so {key}.sampling must be round"
         if self.loss_type is DPOLoss.exo_pair and self.label_smoothing == 0:
             yield (
                 f"{key}.label_smoothing={self.label_smoothing}: the loss exo_pair needs it between 0 and 1, for "
@@ -126,29 +129,22 @@ class DPO(PostTrainingAlgorithms):
 
         groups.pairs(ctx.settings(DPOConfig).preferences).save(ctx.out, PAIRS)
 
-    def fit(self, ctx: JobContext, model: PreTrainedModel, fitting: Fitting) -> dict[str, Any]:
+    def training_set(self, ctx: JobContext, model: PreTrainedModel, folders: Sequence[Path]) -> TrainingSet:
         """Compare the policy with its anchor on every pair."""
         with ctx.loading():
             from pipeline.learning.algos.groups import PAIRS
-            from pipeline.learning.training.dpo import DPOObjective, fit_dpo
-            from pipeline.learning.training.policy import trained_tokens
+            from pipeline.learning.training.dpo import DPOObjective, PairLoss, dpo_set
             from pipeline.learning.training.sequences import Sequences
         algo = ctx.settings(DPOConfig)
-        pairs = Sequences.load(self.data(ctx), PAIRS)
-        held = self._anchor_scores(ctx, pairs)
+        pairs = Sequences.load(folders, PAIRS)
         objective = DPOObjective(
             loss_type=algo.loss_type,
             beta=algo.beta,
             label_smoothing=algo.label_smoothing,
             sft_weight=algo.sft_weight,
         )
-        losses, reports = fit_dpo(model, pairs, held, objective, fitting)
-        return {
-            "pairs": len(pairs) // 2,
-            "tokens_trained": trained_tokens(pairs, algo.epochs),
-            "loss": losses,
-            **reports,
-        }
+        held = self._anchor_scores(ctx, pairs)
+        return dpo_set(model, pairs, held, PairLoss(objective, ctx.device), ctx.device)
 
     def _anchor_scores(self, ctx: JobContext, pairs: Sequences) -> NDArray[np.float64]:
         """Log-probability of every completion under the anchor, which is let go of before training."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from itertools import combinations
+from itertools import combinations, zip_longest
 from typing import TypeVar
 
 import numpy as np
@@ -17,6 +17,7 @@ from pipeline.learning.generation.policy import TextPolicy
 from pipeline.learning.generation.sampling import Keys, sample_keys, uniforms
 from pipeline.learning.rewards.preference import UNDECIDED, PreferenceConfig, decide
 from pipeline.learning.rewards.scoring import Scored
+from pipeline.learning.training.distributed import ALONE
 from pipeline.learning.training.sequences import Sequences
 from pipeline.outputs.formats import Tally
 
@@ -130,20 +131,32 @@ def draw_groups(ctx: JobContext, dataset: Dataset, policy: TextPolicy, size: int
     rows = round_rows(ctx, dataset)
     ids, name = row_ids(rows), f"{ctx.algo}/{ctx.round}"
     encoded = encode(ctx, policy, rows)
-    total = len(rows) * size
+    keys, total = sample_keys(ctx.seed, f"{name}/sample", ids, size), len(rows) * size
+    # Ranks that each have the whole policy share prompts out; others compute each step of decoding together.
+    ranks = ALONE if ctx.ranks.is_sharded or ctx.ranks.splits_tensors else ctx.ranks
     decoded = policy.complete(
-        encoded,
-        sample_keys(ctx.seed, f"{name}/sample", ids, size),
+        encoded[ranks.rank :: ranks.size],
+        keys[ranks.rank :: ranks.size],
         samples=size,
-        on_batch=lambda done, tokens: ctx.progress(done, total=total, tokens=tokens),
+        on_batch=lambda done, tokens: ctx.progress(done * ranks.size, total=total, tokens=tokens * ranks.size),
     )
+    drawn = _in_order(ranks.all_of(decoded.tokens), size)
     repeated = [row for row in rows for _ in range(size)]
     batch_size = ctx.config.data_collection.reward_batch_size
     return Groups(
         size,
         [prompt for prompt in encoded for _ in range(size)],
-        decoded.tokens,
-        score(ctx, repeated, policy.text(decoded.tokens, repeated), decoded.tokens, batch_size),
+        drawn,
+        score(ctx, repeated, policy.text(drawn, repeated), drawn, batch_size),
         sample_keys(ctx.seed, f"{name}/preference", ids, 1)[:, 0],
         ids,
     )
+
+
+def _in_order(of_ranks: Sequence[list[list[int]]], size: int) -> list[list[int]]:
+    """Completions of prompts that ranks have taken in turn, in the order of the prompts; `size` of each."""
+    if len(of_ranks) == 1:
+        return of_ranks[0]
+    groups = [[found[at : at + size] for at in range(0, len(found), size)] for found in of_ranks]
+    taken = zip_longest(*groups)
+    return [tokens for turn in taken for group in turn if group is not None for tokens in group]

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, ClassVar
+from pathlib import Path
+from typing import TYPE_CHECKING, ClassVar
 
 from pipeline.config.bases import AlgoConfig
 from pipeline.config.fields import LARGEST_RATE, LARGEST_WEIGHT, number
 from pipeline.config.schema import Config
 from pipeline.learning.algos.base import JobContext, Stage, timed
-from pipeline.learning.algos.post_training import Anchor, PolicyAlgoConfig, PostTrainingAlgorithms
+from pipeline.learning.algos.post_training import Anchor, OnlineConfig, PostTrainingAlgorithms
 from pipeline.learning.choices import GRPOLoss, ScaleRewards
 
 if TYPE_CHECKING:
@@ -18,18 +19,23 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
     from transformers import PreTrainedModel
 
-    from pipeline.learning.training.policy import Fitting
+    from pipeline.learning.algos.groups import Groups
+    from pipeline.learning.generation.policy import TextPolicy
+    from pipeline.learning.training.policy import TrainingSet
     from pipeline.learning.training.samples import Samples
 
 
 @dataclass(kw_only=True)
-class GRPOConfig(PolicyAlgoConfig):
+class GRPOConfig(OnlineConfig):
     """Group-relative policy optimisation (arXiv 2402.03300), the loss of TRL. `epochs` is TRL's num_iterations."""
 
     learning_rate: float = number(6.5e-4, above=0, at_most=LARGEST_RATE)
     loss_type: GRPOLoss = GRPOLoss.grpo
     beta: float = number(0.01, at_least=0, at_most=LARGEST_WEIGHT, hint=" (0 is no KL term)")
     """Weight of the KL divergence from the anchor; 0 leaves it out and loads no anchor."""
+    use_bias_correction_kl: bool = False
+    """Multiply the KL term with the probability ratio, so that its gradient is that of the divergence (arXiv
+    2512.02556); true by default in TRL, whose name it has."""
     epsilon: float = number(0.2, above=0, below=1)
     """The probability ratio to the sampling policy is clipped to 1 - epsilon and 1 + epsilon_high."""
     epsilon_high: float | None = number(None, above=0, at_most=LARGEST_WEIGHT, hint=", or null to take epsilon")
@@ -56,6 +62,7 @@ class GRPO(PostTrainingAlgorithms):
     """GRPO on groups that are drawn, and kept whole, by the generate stage."""
 
     name: ClassVar[str] = "GRPO"
+    version: ClassVar[int] = 2
     config_class: ClassVar[type[AlgoConfig]] = GRPOConfig
     stages: ClassVar[tuple[Stage, ...]] = timed(PostTrainingAlgorithms.stages, generate=0.75, train=16.0)
 
@@ -74,14 +81,25 @@ class GRPO(PostTrainingAlgorithms):
         algo = ctx.settings(GRPOConfig)
         return group_advantages(samples.rewards, algo.num_generations, algo.scale_rewards)
 
-    def fit(self, ctx: JobContext, model: PreTrainedModel, fitting: Fitting) -> dict[str, Any]:
+    def keep(self, ctx: JobContext, policy: TextPolicy, groups: Groups) -> None:
+        """Whole groups; log-probabilities only where they were not drawn by the policy that is trained on them."""
+        from pipeline.learning.training.samples import Samples
+
+        algo = ctx.settings(GRPOConfig)
+        if not algo.is_on_policy:
+            super().keep(ctx, policy, groups)
+            return
+        places = range(len(groups.tokens))
+        rewards = groups.scored.values.tolist()
+        Samples.without_logprobs(groups.sequences(places, rewards)).save(ctx.out)
+
+    def training_set(self, ctx: JobContext, model: PreTrainedModel, folders: Sequence[Path]) -> TrainingSet:
         """Raise what is better than its group, within the clipped ratio."""
         with ctx.loading():
-            from pipeline.learning.training.grpo import Objective, checked_advantages, fit_grpo
-            from pipeline.learning.training.policy import trained_tokens
+            from pipeline.learning.training.grpo import Objective, checked_advantages, grpo_set
             from pipeline.learning.training.samples import Samples
         algo = ctx.settings(GRPOConfig)
-        samples = Samples.load(self.data(ctx))
+        samples = Samples.load(folders)
         advantages = checked_advantages(self.advantages(ctx, samples), len(samples))
         objective = Objective(
             loss_type=algo.loss_type,
@@ -90,16 +108,11 @@ class GRPO(PostTrainingAlgorithms):
             epsilon_high=algo.epsilon if algo.epsilon_high is None else algo.epsilon_high,
             longest=ctx.config.generation.max_new_tokens,
             temperature=ctx.config.generation.temperature,
+            corrects_kl=algo.use_bias_correction_kl,
+            is_on_policy=algo.is_on_policy,
         )
         anchor = self._anchor(ctx, samples) if algo.beta else None
-        losses = fit_grpo(model, samples, advantages, anchor, objective, fitting, algo.num_generations)
-        groups = advantages.reshape(-1, algo.num_generations)
-        return {
-            "groups": len(groups),
-            "groups_without_signal": int((groups == 0).all(1).sum()),
-            "tokens_trained": trained_tokens(samples.sequences, algo.epochs),
-            "loss": losses,
-        }
+        return grpo_set(model, samples, advantages, anchor, objective, algo.num_generations, ctx.device)
 
     def _anchor(self, ctx: JobContext, samples: Samples) -> NDArray[np.float32]:
         """Log-probabilities of the drawn tokens under the anchor, laid out as those of the sampling policy."""

@@ -7,15 +7,17 @@ looked at.
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, ClassVar
 
 from pipeline.config.bases import AlgoConfig
 from pipeline.config.fields import LARGEST_RATE, LARGEST_WEIGHT, number
+from pipeline.config.schema import Config
 from pipeline.learning.algos.base import GENERATE, METRICS, JobContext, Read, Stage, timed
 from pipeline.learning.algos.grpo import GRPO, GRPOConfig
-from pipeline.learning.algos.post_training import EVALUATE, TRAIN_POLICY
+from pipeline.learning.algos.post_training import EVALUATE, TRAIN_POLICY, is_online
 from pipeline.learning.algos.reward_stage import REWARD, RewardModelConfig
 from pipeline.learning.rewards.preference import PreferenceConfig
 
@@ -24,7 +26,7 @@ if TYPE_CHECKING:
 
     from pipeline.learning.algos.groups import Groups
     from pipeline.learning.generation.policy import TextPolicy
-    from pipeline.learning.training.policy import Fitting
+    from pipeline.learning.training.policy import TrainingSet
 
 
 @dataclass(kw_only=True)
@@ -37,6 +39,12 @@ class GRPOHFConfig(GRPOConfig):
     preferences: PreferenceConfig = field(default_factory=PreferenceConfig)
     reward_model: RewardModelConfig = field(default_factory=RewardModelConfig)
 
+    def problems(self, key: str, config: Config) -> Iterator[str]:
+        """Also drawing online, for which its reward would have to be learnt anew at every step."""
+        yield from super().problems(key, config)
+        if is_online(self):
+            yield f"{key}.sampling=online: its reward is learnt from all completions of a round. Use round"
+
     def trained(self, stage: str, samples: int, decided: float) -> float:
         """Of the reward model the pairs in groups."""
         if stage == REWARD.name:
@@ -48,7 +56,7 @@ class GRPOHF(GRPO):
     """GRPO with one more stage, which scores whole groups by a learnt reward."""
 
     name: ClassVar[str] = "GRPO-HF"
-    version: ClassVar[int] = 2
+    version: ClassVar[int] = 3
     config_class: ClassVar[type[AlgoConfig]] = GRPOHFConfig
     stages: ClassVar[tuple[Stage, ...]] = (
         *timed([GENERATE, REWARD], generate=0.75),
@@ -78,10 +86,11 @@ class GRPOHF(GRPO):
         """The samples as the reward stage has scored them."""
         return ctx.inputs["reward"]
 
-    def fit(self, ctx: JobContext, model: PreTrainedModel, fitting: Fitting) -> dict[str, Any]:
+    def training_set(self, ctx: JobContext, model: PreTrainedModel, folders: Sequence[Path]) -> TrainingSet:
         """As GRPO; the reward models' tokens count too."""
         from pipeline.learning.algos.reward_stage import reward_fit_in_short, reward_tokens_trained
+        from pipeline.learning.training.policy import trained_tokens
 
-        about = super().fit(ctx, model, fitting)
-        tokens = about["tokens_trained"] + reward_tokens_trained(ctx)
-        return {**about, **reward_fit_in_short(ctx), "tokens_trained": tokens}
+        made = super().training_set(ctx, model, folders)
+        tokens = trained_tokens(made.data, ctx.settings(GRPOHFConfig).epochs) + reward_tokens_trained(ctx)
+        return replace(made, about={**made.about, **reward_fit_in_short(ctx), "tokens_trained": tokens})

@@ -13,6 +13,7 @@ from pipeline.config.schema import DType
 from pipeline.files import json_text
 from pipeline.learning.algos.base import JobContext
 from pipeline.learning.algos.policy_weights import adapted, loaded
+from pipeline.learning.algos.post_training import is_online
 from pipeline.learning.models.adapters import copy_adapters, save_adapters
 from pipeline.learning.training.lora import merged, share_kept, weights_below
 from pipeline.outputs.adapters import ADAPTERS, FOLDER, Adapters, adapter_folders
@@ -39,6 +40,8 @@ def save_policy(ctx: JobContext, algo: PolicyAlgoConfig, model: PreTrainedModel 
     started_from = ctx.optional_input("train@previous") if algo.warm_start else None
     before = [] if started_from is None else adapter_folders(started_from)
     if isinstance(model, PeftModel) and (before or started_from is None):
+        if is_online(algo):  # the adapters of the round before have been trained on
+            before = before[:-1]
         copy_adapters(before, ctx.out / FOLDER)
         save_adapters(model, ctx.out / FOLDER / str(ctx.round))
         reference = ctx.input("reference.train").name

@@ -14,6 +14,8 @@ from typing import TYPE_CHECKING, Any
 
 from pipeline.config.schema import DType
 from pipeline.learning.algos.base import JobContext
+from pipeline.learning.algos.post_training import is_online
+from pipeline.outputs.adapters import adapter_folders
 
 if TYPE_CHECKING:
     import numpy as np
@@ -54,7 +56,7 @@ def exact_logprobs(
 
     In training their ratio is to be 1 where nothing was learnt yet. What drew them may have been rounded.
     """
-    if ctx.config.system.dtype is DType.float32:
+    if ctx.config.system.dtype is DType.float32 or is_online(algo):  # what draws online is what is trained
         return policy.logprobs(groups.prompts, groups.tokens)
     from pipeline.learning.training.precision import computing_in
 
@@ -75,11 +77,16 @@ def adapted(
 ) -> PreTrainedModel | PeftModel:
     """The weights that training starts from, with adapters where there are to be some, not trained yet."""
     from pipeline.learning.models.load import train_text
-    from pipeline.learning.training.lora import with_adapters
+    from pipeline.learning.training.lora import with_adapters, with_weights_of
 
-    model = loaded(ctx, algo, previous=algo.warm_start, dtype=dtype, device=device)
+    # An optimizer goes on from round to round with the weights that it is of, which are those of the adapters.
+    before = (
+        ctx.optional_input("train@previous") if algo.warm_start and is_online(algo) and _adapts(algo) else None
+    )
+    model = loaded(ctx, algo, previous=algo.warm_start and before is None, dtype=dtype, device=device)
     train_text(model)
-    return with_adapters(model, algo.lora, seed=ctx.seed * 1000 + ctx.round)
+    made = with_adapters(model, algo.lora, seed=ctx.seed * 1000 + ctx.round)
+    return made if before is None else with_weights_of(made, adapter_folders(before)[-1])
 
 
 def loaded(

@@ -9,8 +9,8 @@ metrics     numbers with intervals
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Iterator
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, field, replace
 from enum import Enum
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
@@ -30,7 +30,7 @@ from pipeline.learning.algos.base import (
     Section,
     Stage,
 )
-from pipeline.outputs.formats import TRAINING
+from pipeline.outputs.formats import TRAINING, Tally
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -38,7 +38,7 @@ if TYPE_CHECKING:
     from pipeline.learning.algos.groups import Groups
     from pipeline.learning.datasets.base import Dataset
     from pipeline.learning.generation.policy import TextPolicy
-    from pipeline.learning.training.policy import Fitting
+    from pipeline.learning.training.policy import Fitting, TrainingSet
 
 
 class Anchor(Enum):
@@ -104,6 +104,67 @@ class PolicyAlgoConfig(AlgoConfig):
             yield from too_few(key, self.num_generations)
 
 
+class Sampling(Enum):
+    """When a method draws the completions that it trains on."""
+
+    online = "online"  # a batch at a time, by the policy as it has become
+    round = "round"  # all of a round, by the policy that the round begins with
+
+
+@dataclass(kw_only=True)
+class OnlineConfig(PolicyAlgoConfig):
+    """What methods share that can draw online."""
+
+    sampling: Sampling = Sampling.round
+    """With `online` weights and optimizer go on from round to round, and `epochs` counts passes over each batch,
+    as TRL's num_iterations."""
+    steps_per_generation: int = number(1, at_least=1, at_most=100_000)
+    """Optimizer steps on each batch that is drawn online: TRL's steps_per_generation in units of its
+    gradient_accumulation_steps."""
+    horizon: int | None = number(None, at_least=1, at_most=1_000_000, hint=", or null for a rate that stays")
+    """Rounds over which `training.schedule` takes the rate of an online training down; with null the rate stays,
+    after its warm-up, and more rounds can be added to a run."""
+
+    @property
+    def is_on_policy(self) -> bool:
+        """Whether every step is on completions that the policy has just drawn."""
+        return is_online(self) and self.steps_per_generation == self.epochs == 1
+
+    def problems(self, key: str, config: Config) -> Iterator[str]:
+        """Also of drawing online: batches of no whole groups, more rounds than the rate lasts."""
+        yield from super().problems(key, config)
+        if not is_online(self):
+            return
+        if self.batch_size % self.num_generations:
+            whole = max(1, self.batch_size // self.num_generations) * self.num_generations
+            yield (
+                f"{key}.batch_size={self.batch_size}: with sampling=online must be a multiple of "
+                f"{key}.num_generations={self.num_generations}. Use {whole}"
+            )
+        if self.horizon is not None and self.horizon < config.rounds_of_training:
+            yield (
+                f"{key}.horizon={self.horizon}: the rate would have fallen to zero before the last of "
+                f"{config.rounds_of_training} rounds. Set {key}.horizon={config.rounds_of_training}, or null "
+                "for a rate that stays"
+            )
+        if config.training.compile:
+            yield f"{key}.sampling=online: the model that is trained also draws, so training.compile must be false"
+
+    def idle(self, setting: str) -> str:
+        """Also what is of drawing in the other way."""
+        if is_online(self):
+            if setting == "aggregate":
+                return "with sampling=online each batch is trained on right after it is drawn"
+        elif setting in ("steps_per_generation", "horizon"):
+            return "it is of sampling=online"
+        return super().idle(setting)
+
+
+def is_online(settings: AlgoConfig) -> bool:
+    """Whether a method draws while it trains."""
+    return isinstance(settings, OnlineConfig) and settings.sampling is Sampling.online
+
+
 def too_few(key: str, num_generations: int) -> Iterator[str]:
     """Completions that are compared with each other must be there."""
     if num_generations < 2:
@@ -117,6 +178,8 @@ TRAIN: tuple[Section, ...] = ("system", "training", "generation", "algo", "model
 """What training a policy depends on; of `generation`, the temperature that samples were drawn at, and of
 `model` where the reference is."""
 
+ONLINE_S = 12.0
+"""What drawing adds to the time of a training that does it; as `Stage.seconds`."""
 EVALUATE = Stage(
     "evaluate",
     shards="eval",
@@ -140,13 +203,24 @@ class PostTrainingAlgorithms(Algorithm):
     config_class: ClassVar[type[AlgoConfig]] = PolicyAlgoConfig
     stages: ClassVar[tuple[Stage, ...]] = (GENERATE, TRAIN_POLICY, EVALUATE, METRICS)
 
+    @classmethod
+    def stages_with(cls, settings: AlgoConfig) -> tuple[Stage, ...]:
+        """Without those that draw beforehand, where training itself draws."""
+        return tuple(_online(cls.stages)) if is_online(settings) else cls.stages
+
     @abstractmethod
-    def fit(self, ctx: JobContext, model: PreTrainedModel, fitting: Fitting) -> dict[str, Any]:
-        """Train the policy in place; returns what ``training.json`` should say of it, the losses among it."""
-        raise NotImplementedError(f"{type(self).__name__} must define fit()")
+    def training_set(self, ctx: JobContext, model: PreTrainedModel, folders: Sequence[Path]) -> TrainingSet:
+        """What the policy is trained on, and the loss.
+
+        Args:
+            ctx: Of the training.
+            model: The policy, which the loss reads.
+            folders: What `keep` has written: of all shards of a round, or of a batch that was drawn online.
+        """
+        raise NotImplementedError(f"{type(self).__name__} must define training_set()")
 
     def keep(self, ctx: JobContext, policy: TextPolicy, groups: Groups) -> None:
-        """Write what training needs of one shard's groups, for `fit` to read from the folders of `data`.
+        """Write what training needs of one shard's groups, for `training_set` to read.
 
         Whole groups with their rewards, and the log-probabilities of the policy that drew them: `Samples`.
         """
@@ -158,7 +232,7 @@ class PostTrainingAlgorithms(Algorithm):
         Samples.of(groups.prompts, groups.tokens, groups.scored.values, logprobs, rows).save(ctx.out)
 
     def data(self, ctx: JobContext) -> tuple[Path, ...]:
-        """The folders that `fit` trains on: of this round, or of all so far where the settings say `aggregate`."""
+        """The folders that are trained on: of this round, or of all so far where the settings say `aggregate`."""
         from pipeline.learning.algos.rounds import rounds_to_train_on
 
         return rounds_to_train_on(ctx, aggregate=ctx.settings(PolicyAlgoConfig).aggregate)
@@ -178,25 +252,24 @@ class PostTrainingAlgorithms(Algorithm):
     def train(self, ctx: JobContext) -> None:
         """Train, and save the policy or the adapters that make it of the reference, with its tokenizer."""
         with ctx.loading():
+            from pipeline.learning.algos.online import fit_online
             from pipeline.learning.algos.policy_output import save_policy
             from pipeline.learning.algos.policy_weights import to_train
-            from pipeline.learning.algos.rounds import rounds_to_train_on, tally_of, tokens_generated
             from pipeline.learning.algos.shortage import noted, teaching
             from pipeline.learning.algos.toolbox import reference_source
             from pipeline.learning.models.load import load_tokenizer, save_tokenizer
         algo = ctx.settings(PolicyAlgoConfig)
         model = to_train(ctx, algo)
-        spent = {"tokens_generated": tokens_generated(ctx)}
-        about = self.fit(ctx, model, self._fitting(ctx))
+        fitted = fit_online if is_online(algo) else _fit_round
+        about, tally = fitted(self, ctx, model, self._fitting(ctx))
         ctx.ranks.gather(model)
         if not ctx.ranks.is_first:
             return
         kept = save_policy(ctx, algo, model)
         tokenizer = load_tokenizer(reference_source(ctx), trust_remote_code=ctx.config.model.trusts_code)
         save_tokenizer(tokenizer, ctx.out)
-        tally = tally_of(rounds_to_train_on(ctx, aggregate=algo.aggregate))
         note = noted(teaching(about, algo.num_generations), algo.batch_size, tally)
-        (ctx.out / TRAINING).write_text(json_text({**spent, **about, **kept, **note}) + "\n")
+        (ctx.out / TRAINING).write_text(json_text({**about, **kept, **note}) + "\n")
 
     def evaluate(self, ctx: JobContext) -> None:
         """Sample from the trained policy, and compare it with the reference."""
@@ -221,14 +294,48 @@ class PostTrainingAlgorithms(Algorithm):
         )
 
     def anchor_model(self, ctx: JobContext, anchor: Anchor) -> PreTrainedModel:
-        """The frozen policy that training is held close to."""
+        """The frozen policy that training is held close to; the same each time where training draws."""
         from pipeline.learning.algos.policy_weights import frozen_policy
 
-        return frozen_policy(ctx, ctx.settings(PolicyAlgoConfig), previous=anchor is Anchor.previous)
+        algo, previous = ctx.settings(PolicyAlgoConfig), anchor is Anchor.previous
+        if not is_online(algo):
+            return frozen_policy(ctx, algo, previous=previous)
+        if anchor not in self._anchors:
+            self._anchors[anchor] = frozen_policy(ctx, algo, previous=previous)
+        return self._anchors[anchor]
+
+    def __init__(self) -> None:
+        self._anchors: dict[Anchor, PreTrainedModel] = {}
 
     def _fitting(self, ctx: JobContext) -> Fitting:
         algo = ctx.settings(PolicyAlgoConfig)
         return fitting_of(ctx, "policy", algo.batch_size, algo.epochs, algo.learning_rate)
+
+
+def _online(stages: Iterable[Stage]) -> Iterator[Stage]:
+    """The same stages where training itself draws, and scores."""
+    for stage in stages:
+        if stage.name == TRAIN_POLICY.name:
+            reads = tuple(read for read in stage.reads if read.stage != GENERATE.name)
+            sections = dict.fromkeys((*TRAIN, *TEXT, "data_collection"))
+            yield replace(stage, reads=reads, config=tuple(sections), seconds=stage.seconds + ONLINE_S)
+        elif stage.name != GENERATE.name:
+            yield stage
+
+
+def _fit_round(
+    algorithm: PostTrainingAlgorithms, ctx: JobContext, model: PreTrainedModel, fitting: Fitting
+) -> tuple[dict[str, Any], Tally | None]:
+    """Train on what earlier stages have drawn: what ``training.json`` says of it, and what became of the draws."""
+    from pipeline.learning.algos.rounds import rounds_to_train_on, tally_of, tokens_generated
+    from pipeline.learning.training.policy import fit, trained_tokens
+
+    spent = {"tokens_generated": tokens_generated(ctx)}
+    made = algorithm.training_set(ctx, model, algorithm.data(ctx))
+    losses = fit(model, made.data, fitting, made.loss_of, group=made.group, told=made.told)
+    tally = tally_of(rounds_to_train_on(ctx, aggregate=ctx.settings(PolicyAlgoConfig).aggregate))
+    tokens = made.about.get("tokens_trained", trained_tokens(made.data, fitting.epochs))
+    return {**spent, **made.about, "tokens_trained": tokens, "loss": losses, **made.told}, tally
 
 
 def fitting_of(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from operator import attrgetter
 
+from pipeline.config.bases import AlgoConfig
 from pipeline.config.fronts import point_of
 from pipeline.config.schema import Config
 from pipeline.config.shipped import ALGORITHMS
@@ -24,9 +25,16 @@ SHARED_STAGES = {kind.name: tuple(stage.name for stage in kind.stages) for kind 
 """Whose stages an algorithm may read besides its own."""
 
 
-def planned_stages(kind: type[Algorithm], config: Config) -> list[Stage]:
-    """The stages that a request has of an algorithm; see `Stage.only_with`."""
-    return [stage for stage in kind.stages if not stage.only_with or attrgetter(stage.only_with)(config)]
+def planned_stages(kind: type[Algorithm], settings: AlgoConfig, config: Config) -> list[Stage]:
+    """The stages that a request has of an algorithm; see `Algorithm.stages_with` and `Stage.only_with`.
+
+    Args:
+        kind: The algorithm.
+        settings: Its section.
+        config: The request.
+    """
+    stages = kind.stages_with(settings)
+    return [stage for stage in stages if not stage.only_with or attrgetter(stage.only_with)(config)]
 
 
 def with_bounded_kl(config: Config) -> list[str]:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, ClassVar
+from pathlib import Path
+from typing import TYPE_CHECKING, ClassVar
 
 from pipeline.config.bases import AlgoConfig
 from pipeline.config.fields import LARGEST_RATE, number
@@ -15,7 +17,7 @@ if TYPE_CHECKING:
 
     from pipeline.learning.algos.groups import Groups
     from pipeline.learning.generation.policy import TextPolicy
-    from pipeline.learning.training.policy import Fitting
+    from pipeline.learning.training.policy import TrainingSet
 
 
 @dataclass(kw_only=True)
@@ -54,13 +56,9 @@ class SFT(PostTrainingAlgorithms):
             best = [place for place in best if correct[place] is not False]
         groups.sequences(best, [float(groups.scored.values[place]) for place in best]).save(ctx.out)
 
-    def fit(self, ctx: JobContext, model: PreTrainedModel, fitting: Fitting) -> dict[str, Any]:
+    def training_set(self, ctx: JobContext, model: PreTrainedModel, folders: Sequence[Path]) -> TrainingSet:
         """Raise the likelihood of every token of the completions."""
         with ctx.loading():
-            from pipeline.learning.training.policy import trained_tokens
             from pipeline.learning.training.sequences import Sequences
-            from pipeline.learning.training.sft import fit_sft
-        algo = ctx.settings(SFTConfig)
-        data = Sequences.load(self.data(ctx))
-        losses = fit_sft(model, data, fitting)
-        return {"sequences": len(data), "tokens_trained": trained_tokens(data, algo.epochs), "loss": losses}
+            from pipeline.learning.training.sft import sft_set
+        return sft_set(model, Sequences.load(folders))

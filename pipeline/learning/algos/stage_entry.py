@@ -48,7 +48,8 @@ def run_stage(work: Work) -> None:
     check_unchanged(payload.get("code", {}))
     config = stage_config_from_plain(payload["config"])
     algorithm = load_algorithm(payload["algo"], payload["class_path"])()
-    stage = next(stage for stage in algorithm.stages if stage.name == payload["stage"])
+    stages = algorithm.stages_with(config.algo) if "algo" in payload["config"] else algorithm.stages
+    stage = next(stage for stage in stages if stage.name == payload["stage"])
     trains = stage.scales or "training" in stage.config
     threads = config.system.cpu_threads if hasattr(config, "system") else 1
     prepare_torch(threads, work.device, trains=trains)

@@ -183,8 +183,8 @@ def score(
         scorer: Scorer = ctx.models.get(("scorer", settings, ctx.device), make, ctx.loading)
         return scorer.score(rows, texts, completions, batch_size)
 
-    # Of ranks that write together one asks: rewards may cost money, and need not say the same twice.
-    scored = ctx.joined.made_by_first(scored_here) if ctx.joined and ctx.joined.splits_tensors else scored_here()
+    # Of ranks that do a job together one asks: rewards may cost money, and need not say the same twice.
+    scored = ctx.ranks.made_by_first(scored_here)
     ctx.failures.add(scored, ctx.out)
     return scored
 

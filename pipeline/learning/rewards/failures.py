@@ -40,5 +40,9 @@ class RewardFailures:
         self.failed += sum(fault is not None for fault in scored.faults)
         # Addresses differ from process to process, and equal jobs leave equal bytes.
         self.first = self.first or _ADDRESS.sub("0x...", scored.first_fault)[:_LONGEST]
+        self.write(out)
+
+    def write(self, out: Path) -> None:
+        """Write the counts to the output of the job, where there is a failure."""
         if self.failed:
             (out / FAULTS).write_text(json_text(asdict(self), indent=1) + "\n")

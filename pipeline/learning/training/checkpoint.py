@@ -83,7 +83,11 @@ class _Unusable(Exception):  # noqa: N818 - the checkpoint is the subject
 
 
 class Checkpoints:
-    """The checkpoints of one training, in a folder of their own. The newest good one is kept."""
+    """The checkpoints of one training, in a folder of their own. The newest good one is kept.
+
+    Attributes:
+        saved_step: Steps that were done when it was saved; 0 without one.
+    """
 
     def __init__(
         self,
@@ -118,7 +122,7 @@ class Checkpoints:
         self._ranks = ranks
         self._clock = clock
         self._saved_at = clock()
-        self._saved_step = 0
+        self.saved_step = 0
 
     def latest(self, problem: Callable[[Saved], str | None] | None = None) -> Saved | None:
         """The newest checkpoint that can be used; the others are passed over with a line in the job's log.
@@ -134,7 +138,7 @@ class Checkpoints:
         step = self._ranks.first(found.step if found else -1)
         if self._ranks.is_first or step < 0:
             return found
-        self._saved_step = step
+        self.saved_step = step
         try:
             return self._read(step, self.folder / f"step-{step:08d}", trusted=True)
         except _Unusable as error:
@@ -151,7 +155,7 @@ class Checkpoints:
                 _say(f"warning: the checkpoint of step {step} is passed over: {error}")
             else:
                 _say(f"going on from the checkpoint of step {step}")
-                self._saved_step = step
+                self.saved_step = step
                 return found
         return None
 
@@ -170,12 +174,10 @@ class Checkpoints:
         is_time = self._ranks.is_first and not last and self._is_time(step)
         stopping, is_time = self._ranks.any_of(not last and self._stopping(), is_time)
         due = stopping or (self._also_finished if last else is_time)
-        if due and step != self._saved_step:
+        if due and step != self.saved_step:
             self._save_or_warn(step, state)
         if stopping:
-            where = (
-                f"from step {self._saved_step}" if self._saved_step else "from the start: nothing could be saved"
-            )
+            where = f"from step {self.saved_step}" if self.saved_step else "from the start: nothing could be saved"
             raise JobStopped(f"at step {step}; the next attempt goes on {where}")
 
     def save(self, step: int, state: State) -> None:
@@ -203,7 +205,7 @@ class Checkpoints:
         finally:
             if self._ranks.is_first:
                 shutil.rmtree(writing, ignore_errors=True)
-        self._saved_step = step
+        self.saved_step = step
         for _, path in self._present():
             if path != target:
                 shutil.rmtree(path, ignore_errors=True)
@@ -231,7 +233,7 @@ class Checkpoints:
         if wrong:
             _say(f"warning: the checkpoint of step {step} could not be saved: {wrong}")
         else:
-            self._saved_step = step
+            self.saved_step = step
         # Counted from the end, so that a slow disk does not keep a training from going on.
         self._saved_at = self._clock()
 

@@ -23,7 +23,7 @@ from trl.trainer.dpo_trainer import DPOTrainer
 
 from pipeline.learning.choices import DPOLoss
 from pipeline.learning.training.curve import add_to_curve, is_drawn, of_pairs
-from pipeline.learning.training.policy import Fitting, fit
+from pipeline.learning.training.policy import Fitting, TrainingSet, fit
 from pipeline.learning.training.scoring import completion_logprobs
 from pipeline.learning.training.sequences import Batch, Sequences
 
@@ -119,6 +119,32 @@ class PairLoss:
         return loss
 
 
+def dpo_set(
+    model: nn.Module, pairs: Sequences, anchor: NDArray[np.float64], loss: PairLoss, device: str
+) -> TrainingSet:
+    """Pairs, and the loss of a policy on them.
+
+    Args:
+        model: The policy that is trained, on its device.
+        pairs: Chosen and rejected completions, one after the other.
+        anchor: Log-probability of each completion under the anchor, shape [2P].
+        loss: Of pairs.
+        device: Of the model.
+    """
+
+    def loss_of(batch: Batch, part: NDArray[np.int64], whole: NDArray[np.int64]) -> Tensor:
+        held = torch.from_numpy(anchor[part].astype(np.float32)).to(device)
+        share = len(part) / len(whole)
+        logprobs = completion_logprobs(model, batch)
+        if is_drawn():
+            implicit = loss.objective.beta * (logprobs.detach().sum(-1) - held)
+            add_to_curve(**of_pairs(implicit))
+        return loss(logprobs, batch, held) * share
+
+    told = {name: loss.reports[f"rewards/{name}"] for name in ("accuracies", "margins")}
+    return TrainingSet(pairs, loss_of, group=2, about={"pairs": len(pairs) // 2}, told=told)
+
+
 def fit_dpo(
     model: nn.Module,
     pairs: Sequences,
@@ -126,29 +152,11 @@ def fit_dpo(
     objective: DPOObjective,
     fitting: Fitting,
 ) -> tuple[list[float], dict[str, list[float]]]:
-    """Train a policy in place on pairs.
-
-    Args:
-        model: On its device.
-        pairs: Chosen and rejected completions, one after the other.
-        anchor: Log-probability of each completion under the anchor, shape [2P].
-        objective: Settings of the loss.
-        fitting: How to train.
+    """Train a policy in place on pairs that are there beforehand; see `dpo_set`.
 
     Returns:
         The loss of every step, and the share of pairs of every micro-batch whose chosen completion has the larger
         implicit reward, with the mean margin. Large margins do not mean good completions: look at the metrics.
     """
-    loss = PairLoss(objective, fitting.device)
-
-    def loss_of(batch: Batch, part: NDArray[np.int64], whole: NDArray[np.int64]) -> Tensor:
-        held = torch.from_numpy(anchor[part].astype(np.float32)).to(fitting.device)
-        share = len(part) / len(whole)
-        logprobs = completion_logprobs(model, batch)
-        if is_drawn():
-            implicit = objective.beta * (logprobs.detach().sum(-1) - held)
-            add_to_curve(**of_pairs(implicit))
-        return loss(logprobs, batch, held) * share
-
-    told = {name: loss.reports[f"rewards/{name}"] for name in ("accuracies", "margins")}
-    return fit(model, pairs, fitting, loss_of, group=2, told=told), told
+    made = dpo_set(model, pairs, anchor, PairLoss(objective, fitting.device), fitting.device)
+    return fit(model, made.data, fitting, made.loss_of, group=made.group, told=made.told), dict(made.told)

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from pipeline.errors import JobError
 from pipeline.learning.choices import GRPOLoss, ScaleRewards
 from pipeline.learning.training.curve import add_to_curve, is_drawn
-from pipeline.learning.training.policy import Fitting, fit
+from pipeline.learning.training.policy import Fitting, TrainingSet, fit
 from pipeline.learning.training.samples import Samples
 from pipeline.learning.training.scoring import completion_logprobs
 from pipeline.learning.training.sequences import Batch
@@ -37,6 +37,10 @@ class Objective:
         epsilon_high: ... and 1 + epsilon_high.
         longest: Tokens that a completion may have; `dr_grpo` divides by it.
         temperature: Of the policy that drew the completions, and so of the one that is trained.
+        corrects_kl: Whether the KL term is multiplied with the ratio, so that its gradient is that of the
+            divergence (arXiv 2512.02556), as TRL does by default.
+        is_on_policy: Whether what is trained on was drawn by the policy as it is, so that the ratio is 1 and only
+            its gradient matters; what was drawn need have no log-probabilities then.
     """
 
     loss_type: GRPOLoss
@@ -45,6 +49,8 @@ class Objective:
     epsilon_high: float
     longest: int
     temperature: float = 1.0
+    corrects_kl: bool = False
+    is_on_policy: bool = False
 
 
 def group_advantages(rewards: NDArray[np.floating], group: int, scale: ScaleRewards) -> NDArray[np.float32]:
@@ -128,7 +134,8 @@ def token_losses(
     clipped = ratio.clamp(1 - objective.epsilon_low, 1 + objective.epsilon_high)
     losses = -torch.min(ratio * advantages[:, None], clipped * advantages[:, None])
     if anchor is not None:
-        losses = losses + objective.beta * _k3(logprobs, anchor)
+        divergence = _k3(logprobs, anchor)
+        losses = losses + objective.beta * (divergence * ratio if objective.corrects_kl else divergence)
     return losses
 
 
@@ -180,36 +187,32 @@ def averaged(losses: Tensor, mask: Tensor, objective: Objective, *, sequences: i
     return kept.sum() / max(1.0, tokens)
 
 
-def fit_grpo(
+def grpo_set(
     model: nn.Module,
     data: Samples,
     advantages: NDArray[np.float32],
     anchor: NDArray[np.float32] | None,
     objective: Objective,
-    fitting: Fitting,
     group: int,
-) -> list[float]:
-    """Train a policy in place on groups that were drawn beforehand.
+    device: str,
+) -> TrainingSet:
+    """Groups that were drawn, and the loss of a policy on them.
 
     Args:
-        model: On its device.
+        model: The policy that is trained, on its device.
         data: Whole groups.
         advantages: Shape [N].
         anchor: Log-probabilities of the drawn tokens under the anchor, laid out as `data.logprobs` are; None
             without a KL term.
         objective: Settings of the loss.
-        fitting: How to train.
         group: Completions of each prompt.
-
-    Returns:
-        The loss of every step.
+        device: Of the model.
     """
     drawn = data.sequences.supervised.astype(np.float64)
-    device = fitting.device
 
     def loss_of(batch: Batch, part: NDArray[np.int64], whole: NDArray[np.int64]) -> Tensor:
         logprobs = completion_logprobs(model, batch, objective.temperature)
-        old = _laid_out(data.logprobs, part, batch, device)
+        old = logprobs.detach() if objective.is_on_policy else _laid_out(data.logprobs, part, batch, device)
         held = None if anchor is None else _laid_out(anchor, part, batch, device)
         better = torch.from_numpy(advantages[part]).to(device)
         losses = token_losses(logprobs, old, held, better, objective)
@@ -220,11 +223,32 @@ def fit_grpo(
                 **{name: values[batch.mask] for name, values in told.items()},
                 reward=rewards[np.isfinite(rewards)],
                 advantage_size=better.abs(),
+                entropy=-logprobs.detach()[batch.mask],
             )
         of_batch = drawn.mean() * len(whole) if objective.loss_type is GRPOLoss.dapo else drawn[whole].sum()
         return averaged(losses, batch.mask, objective, sequences=len(whole), tokens=float(of_batch))
 
-    return fit(model, data.sequences, fitting, loss_of, group=group)
+    groups = advantages.reshape(-1, group)
+    about = {"groups": len(groups), "groups_without_signal": int((groups == 0).all(1).sum())}
+    return TrainingSet(data.sequences, loss_of, group, about)
+
+
+def fit_grpo(
+    model: nn.Module,
+    data: Samples,
+    advantages: NDArray[np.float32],
+    anchor: NDArray[np.float32] | None,
+    objective: Objective,
+    fitting: Fitting,
+    group: int,
+) -> list[float]:
+    """Train a policy in place on groups that were drawn beforehand; see `grpo_set`.
+
+    Returns:
+        The loss of every step.
+    """
+    made = grpo_set(model, data, advantages, anchor, objective, group, fitting.device)
+    return fit(model, made.data, fitting, made.loss_of, group=group)
 
 
 def _laid_out(values: NDArray[np.float32], rows: NDArray[np.int64], batch: Batch, device: str) -> Tensor:

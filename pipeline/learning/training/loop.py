@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -22,8 +23,10 @@ from pipeline.learning.training.curve import Curve, Drawing
 from pipeline.learning.training.distributed import ALONE, Ranks
 from pipeline.learning.training.training_state import (
     random_state,
+    restore_optimizer,
     restore_random_state,
     restore_training,
+    save_optimizer,
     state_problem,
     training_state,
 )
@@ -42,6 +45,8 @@ class TrainSettings:
         grad_clip: Largest norm of the gradient; 0 does not clip.
         warmup_steps: Steps over which a factor of the rate rises from 0 to 1.
         schedule: What the rate follows from the first step on, times that factor.
+        steps_before: Steps of the trainings that this one goes on from, which warm-up and schedule count too.
+        horizon: Steps, those before included, over which a schedule falls; None for all of this training.
         clear_cache_interval: Steps between calls of `torch.cuda.empty_cache`; 0 never.
     """
 
@@ -53,6 +58,8 @@ class TrainSettings:
     grad_clip: float = 1.0
     warmup_steps: int = 0
     schedule: Warmup = Warmup.constant
+    steps_before: int = 0
+    horizon: int | None = None
     clear_cache_interval: int = 0
 
 
@@ -104,10 +111,12 @@ class TrainState:
 
 def rate_at(step: int, settings: TrainSettings) -> float:
     """Learning rate of a step, counted from 0: constant or a cosine to 0, times a warm-up."""
+    step += settings.steps_before
     warmup = min(1.0, (step + 1) / settings.warmup_steps) if settings.warmup_steps else 1.0
     if settings.schedule is Warmup.constant:
         return settings.learning_rate * warmup
-    return settings.learning_rate * warmup * 0.5 * (1 + math.cos(math.pi * step / max(1, settings.steps)))
+    gone = min(1.0, step / max(1, settings.horizon or settings.steps_before + settings.steps))
+    return settings.learning_rate * warmup * 0.5 * (1 + math.cos(math.pi * gone))
 
 
 def train(
@@ -121,6 +130,9 @@ def train(
     curve: Curve | None = None,
     tokens_after: Callable[[int], int] = lambda _: 0,
     told: Mapping[str, list[float]] | None = None,
+    before: Callable[[int], None] = lambda _: None,
+    goes_on_from: Path | None = None,
+    leaves_to: Path | None = None,
 ) -> list[float]:
     """Train a model in place; where several ranks do it, all of them call this together.
 
@@ -139,11 +151,15 @@ def train(
         tokens_after: From a number of steps to the tokens that these train on, for the curve.
         told: Lists that `losses_of` adds to. They are kept as the losses are: with checkpoints, and without what a
             step has told that is done again.
+        before: Called before each step, outside of what is done again where memory runs out.
+        goes_on_from: Output of a training that has left its optimizer there; None begins with a new one.
+        leaves_to: Folder to leave the optimizer in for the next training; None for none.
 
     Returns:
         The loss of every step, of all ranks together.
 
     Raises:
+        JobError: The optimizer that it is to go on with is another model's, or is damaged.
         JobStopped: The run is about to end; the checkpoint is saved.
         OutOfMemory: Not even the smallest micro-batch fits.
     """
@@ -151,13 +167,21 @@ def train(
     trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
     drawing = Drawing(curve, settings.steps, ranks=ranks, tokens_after=tokens_after)
     state = TrainState(
-        model, _optimizer(model, settings, trained), micro_batch or BatchSize(1), drawing, ranks, told or {}
+        model,
+        _optimizer(model, settings, trained),
+        micro_batch or BatchSize(1),
+        drawing,
+        ranks,
+        {} if told is None else told,
     )
+    if goes_on_from is not None:
+        restore_optimizer(goes_on_from, state.optimizer, ranks)
     if checkpoint is not None:
         state.resume(checkpoint)
     state.micro_batch.start_at(ranks.least(state.micro_batch.size))
     model.train()
     while state.step < settings.steps:
+        before(state.step)
         rate = rate_at(state.step, settings)
         loss, norm = _step(state, rate, settings, trained, losses_of)
         state.history.append(loss)
@@ -165,6 +189,8 @@ def train(
         if checkpoint is not None:
             checkpoint.after_step(state.step, state.snapshot, last=state.step == settings.steps)
     drawing.save()
+    if leaves_to is not None:
+        save_optimizer(leaves_to, state.optimizer, ranks)
     model.eval()
     return state.history
 

@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 import torch
-from peft import LoraConfig, PeftModel, get_peft_model
+from peft import LoraConfig, PeftModel, get_peft_model, set_peft_model_state_dict
+from safetensors.torch import load_file
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 from transformers.pytorch_utils import Conv1D
 
-from pipeline.errors import ConfigError
+from pipeline.errors import ConfigError, JobError
+from pipeline.learning.models.adapter_folder import WEIGHTS
 from pipeline.learning.models.adapters import quietly
 from pipeline.learning.models.load import text_parts
 
@@ -53,6 +56,21 @@ def with_adapters(model: PreTrainedModel, settings: LoraSettings, seed: int) -> 
             raise ConfigError(f"lora.target_modules={settings.target_modules}: {error}") from error
     _check_apart(adapted, settings)
     return adapted
+
+
+@torch.no_grad()
+def with_weights_of(model: PreTrainedModel | PeftModel, folder: Path) -> PreTrainedModel | PeftModel:
+    """Give a model with adapters the weights of stored ones of the same shape, in place.
+
+    Raises:
+        JobError: They are of other layers or ranks.
+    """
+    stored = load_file(folder / WEIGHTS)
+    assert isinstance(model, PeftModel)
+    found: Any = set_peft_model_state_dict(model, stored)
+    if found.unexpected_keys:
+        raise JobError(f"{folder}: adapters of other layers ({found.unexpected_keys[0]})")
+    return model
 
 
 def _check_apart(adapted: PeftModel, settings: LoraSettings) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -29,7 +29,30 @@ from pipeline.learning.training.sequences import Batch, Sequences, batch_of, epo
 from pipeline.learning.training.unpadded import without_padding
 
 _REMEDY = "Try training.gradient_checkpointing=true, shorter texts, or a device with more memory."
-_REMEDY_OF_POLICIES = _REMEDY.replace("=true,", "=true, lora.rank=16,")
+REMEDY_OF_POLICIES = _REMEDY.replace("=true,", "=true, lora.rank=16,")
+
+LossOf = Callable[[Batch, NDArray[np.int64], NDArray[np.int64]], Tensor]
+"""From a micro-batch, the places of its sequences and those of its whole batch to its share of the batch's loss:
+the shares of all micro-batches add up to it."""
+
+
+@dataclass(frozen=True)
+class TrainingSet:
+    """What a policy is trained on.
+
+    Attributes:
+        data: The sequences, whole groups.
+        loss_of: Of a micro-batch.
+        group: Sequences that belong together, and are adjacent.
+        about: What ``training.json`` says of them.
+        told: Lists that `loss_of` adds to, which are kept as losses are and end in ``training.json``.
+    """
+
+    data: Sequences
+    loss_of: LossOf
+    group: int = 1
+    about: Mapping[str, Any] = field(default_factory=dict)
+    told: Mapping[str, list[float]] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -74,7 +97,7 @@ def fit(
     model: nn.Module,
     data: Sequences,
     fitting: Fitting,
-    loss_of: Callable[[Batch, NDArray[np.int64], NDArray[np.int64]], Tensor],
+    loss_of: LossOf,
     *,
     group: int = 1,
     backbone: PreTrainedModel | None = None,
@@ -86,8 +109,7 @@ def fit(
         model: Its parameters that require gradients are trained.
         data: Whole groups.
         fitting: How.
-        loss_of: From a micro-batch, the indices of its sequences and those of its whole batch to its share of the
-            batch's loss: the shares of all micro-batches add up to it.
+        loss_of: Of a micro-batch.
         group: Sequences that belong together; divides `fitting.batch_size`.
         backbone: What gradient checkpointing is switched on for; None where that is the model.
         told: Lists that `loss_of` adds to, kept as the losses are; see `loop.train`.
@@ -103,8 +125,8 @@ def fit(
     if len(data) == 0:
         return []
     order, ranks = grouped_order(len(data), group, fitting.epochs, fitting.seed), fitting.ranks
-    micro_batch = _micro_batch(model, data, fitting, group, _REMEDY if backbone else _REMEDY_OF_POLICIES)
-    counts, rounding = _Counts(fitting.batch_size, data.lengths[order]), _rounding(fitting)
+    micro_batch = _micro_batch(model, data, fitting, group, _REMEDY if backbone else REMEDY_OF_POLICIES)
+    counts = _Counts(fitting.batch_size, data.lengths[order])
 
     def losses_of(step: int) -> Iterator[Tensor]:
         rows = order[step * fitting.batch_size : (step + 1) * fitting.batch_size]
@@ -112,7 +134,7 @@ def fit(
             rows = by_length(rows, data.lengths, group)
         for part, weight in ranks.share(rows, micro_batch.size, group):
             batch = batch_of(data, part, fitting.device)
-            with rounding(), nullcontext() if weight else not_drawn():
+            with rounding(fitting), nullcontext() if weight else not_drawn():
                 loss = loss_of(batch, part, rows)
             yield loss if weight == 1 else loss * weight
         if fitting.on_step is not None:
@@ -121,7 +143,7 @@ def fit(
     spend("training", model_cost(model).training(passes_of(model, data) * fitting.epochs))
     ranks.say_batch(fitting.batch_size, micro_batch.size)
     with _computing(model if backbone is None else backbone, fitting):
-        settings = _loop_settings(fitting, math.ceil(len(order) / fitting.batch_size))
+        settings = loop_settings(fitting, math.ceil(len(order) / fitting.batch_size))
         how: dict[str, Any] = {
             "checkpoint": fitting.checkpoint,
             "ranks": ranks,
@@ -151,7 +173,7 @@ class _Counts:
 
 def _micro_batch(model: nn.Module, data: Sequences, fitting: Fitting, group: int, remedy: str) -> BatchSize:
     return BatchSizes(fitting.hints, fitting.device, model).begin(
-        _work_of(fitting),
+        work_of(fitting),
         min(fitting.training.micro_batch_size, fitting.batch_size, len(data) * fitting.epochs),
         length=int(data.lengths.max()),
         group=group,
@@ -164,25 +186,34 @@ def _micro_batch(model: nn.Module, data: Sequences, fitting: Fitting, group: int
 def _computing(deep: Any, fitting: Fitting) -> Iterator[None]:
     """Have a model compute as the settings say while it is trained."""
     if fitting.training.gradient_checkpointing:
-        checkpoint_activations(deep)
-        # With frozen weights below adapters no gradient would reach these otherwise.
-        deep.enable_input_require_grads()
+        keep_few_activations(deep)
     with without_padding(deep, fitting.training.padding_free), compiled(deep, fitting.training.compile):
         yield
 
 
-def _rounding(fitting: Fitting) -> Callable[[], AbstractContextManager[object]]:
-    return lambda: computing_in(fitting.dtype, fitting.device, fitting.ranks)
+def keep_few_activations(model: Any) -> None:
+    """Have a model that is trained compute activations again in the backward pass."""
+    checkpoint_activations(model)
+    # With frozen weights below adapters no gradient would reach these otherwise.
+    model.enable_input_require_grads()
 
 
-def _work_of(fitting: Fitting) -> str:
+def rounding(fitting: Fitting) -> AbstractContextManager[object]:
+    """Compute in the type that the settings say."""
+    return computing_in(fitting.dtype, fitting.device, fitting.ranks)
+
+
+def work_of(fitting: Fitting) -> str:
     """What a batch size is remembered for."""
     work = "train with gradient checkpointing" if fitting.training.gradient_checkpointing else "train"
     work += " without padding" if fitting.training.padding_free else ""
     return work if fitting.ranks.size == 1 else f"{work} on {fitting.ranks}"
 
 
-def _loop_settings(fitting: Fitting, steps: int) -> TrainSettings:
+def loop_settings(
+    fitting: Fitting, steps: int, *, steps_before: int = 0, horizon: int | None = None
+) -> TrainSettings:
+    """Settings of the loop; see `TrainSettings`."""
     return TrainSettings(
         steps=steps,
         learning_rate=fitting.learning_rate,
@@ -192,6 +223,8 @@ def _loop_settings(fitting: Fitting, steps: int) -> TrainSettings:
         warmup_steps=fitting.training.warmup_steps,
         schedule=fitting.training.schedule,
         clear_cache_interval=fitting.clear_cache_interval,
+        steps_before=steps_before,
+        horizon=horizon,
     )
 
 

@@ -58,6 +58,11 @@ class Samples:
         starts = [len(prompt) for prompt in prompts]
         return Samples(Sequences.of(ids, starts, rewards.tolist(), rows), padded(logprobs))
 
+    @staticmethod
+    def without_logprobs(sequences: Sequences) -> Samples:
+        """Completions of the policy as it is, whose log-probabilities training computes anyway."""
+        return Samples(sequences, np.zeros((len(sequences), 0), np.float32))
+
     @property
     def rewards(self) -> NDArray[np.float32]:
         """Shape [N]."""

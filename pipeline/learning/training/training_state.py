@@ -4,15 +4,23 @@ from __future__ import annotations
 
 import random
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
+from safetensors import SafetensorError
+from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
 from pipeline.errors import JobError
+from pipeline.files import json_text, open_plain
+from pipeline.foreign import parse_json, read_plain
 from pipeline.learning.training.checkpoint import State
 from pipeline.learning.training.distributed import ALONE, Ranks
+
+OPTIMIZER, OPTIMIZER_SETTINGS = "optimizer.safetensors", "optimizer.json"
+"""What a training leaves of its optimizer for the next one."""
 
 
 def training_state(model: nn.Module, optimizer: torch.optim.Optimizer, **values: Any) -> State:
@@ -24,6 +32,17 @@ def training_state(model: nn.Module, optimizer: torch.optim.Optimizer, **values:
         values: What else the training needs, as plain data.
     """
     tensors = {f"model.{name}": tensor for name, tensor in _model_tensors(model).items()}
+    moments, plain = _optimizer_state(optimizer)
+    random_tensors, random_values = random_state()
+    return State(
+        {**tensors, **moments, **{f"random.{name}": tensor for name, tensor in random_tensors.items()}},
+        {"optimizer": plain, "random": random_values, "own": values},
+    )
+
+
+def _optimizer_state(optimizer: torch.optim.Optimizer) -> tuple[dict[str, Tensor], dict[str, Any]]:
+    """Tensors of an optimizer by name, and all else that it keeps, as plain data."""
+    tensors: dict[str, Tensor] = {}
     loose: dict[str, Any] = {}
     described = optimizer.state_dict()
     for index, entry in described["state"].items():
@@ -37,15 +56,60 @@ def training_state(model: nn.Module, optimizer: torch.optim.Optimizer, **values:
                     f"{type(optimizer).__name__} keeps a {type(value).__name__} as '{name}': a checkpoint holds "
                     "tensors and plain values only. Use an optimizer of torch.optim, such as AdamW."
                 )
-    random_tensors, random_values = random_state()
-    return State(
-        {**tensors, **{f"random.{name}": tensor for name, tensor in random_tensors.items()}},
-        {
-            "optimizer": {"state": loose, "param_groups": described["param_groups"]},
-            "random": random_values,
-            "own": values,
-        },
-    )
+    return tensors, {"state": loose, "param_groups": described["param_groups"]}
+
+
+def save_optimizer(folder: Path, optimizer: torch.optim.Optimizer, ranks: Ranks = ALONE) -> None:
+    """Write what an optimizer keeps as one process would, for `restore_optimizer`. All ranks must call it."""
+    tensors, plain = _optimizer_state(optimizer)
+    whole = {name: ranks.whole(tensor).detach().cpu().contiguous() for name, tensor in tensors.items()}
+    if ranks.is_first:
+        save_file(whole, folder / OPTIMIZER)
+        (folder / OPTIMIZER_SETTINGS).write_text(json_text(plain) + "\n")
+
+
+def restore_optimizer(folder: Path, optimizer: torch.optim.Optimizer, ranks: Ranks = ALONE) -> None:
+    """Put an optimizer that was made anew into the state that an earlier training has left.
+
+    Raises:
+        JobError: There is none in the folder, or it is of another model.
+    """
+    try:
+        plain = parse_json(read_plain(folder / OPTIMIZER_SETTINGS))
+        with open_plain(folder / OPTIMIZER):
+            tensors = load_file(folder / OPTIMIZER)
+        weights = [weight for group in optimizer.param_groups for weight in group["params"]]
+        for name, tensor in tensors.items():
+            _, index, kind = name.split(".", 2)
+            if tensor.ndim and tensor.shape != weights[int(index)].shape:
+                raise ValueError(f"{kind} of weight {index} is {_shape(tensor)}")
+        _load_optimizer(optimizer, tensors, plain, ranks)
+    except (OSError, SafetensorError, ValueError, KeyError, IndexError, TypeError) as error:
+        raise JobError(
+            f"{folder}: training cannot go on with the optimizer that was left there: {error}. Compute that round "
+            "again: `python -m pipeline store invalidate`"
+        ) from error
+
+
+def _load_optimizer(
+    optimizer: torch.optim.Optimizer, tensors: Mapping[str, Tensor], plain: Mapping[str, Any], ranks: Ranks
+) -> None:
+    parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
+    entries: dict[int, dict[str, Any]] = {}
+    for index, values in plain["state"].items():
+        entries.setdefault(int(index), {}).update(values)
+    for full_name in tensors:
+        if full_name.startswith("optimizer."):
+            tensor = tensors[full_name]
+            _, index, name = full_name.split(".", 2)
+            part = ranks.part(tensor, parameters[int(index)])
+            # A copy of what is a part, so that the whole is let go of before the next is read.
+            entries.setdefault(int(index), {})[name] = part if part is tensor else part.clone()
+    groups = [
+        {name: tuple(value) if isinstance(now.get(name), tuple) else value for name, value in saved.items()}
+        for now, saved in zip(optimizer.param_groups, plain["param_groups"], strict=True)
+    ]
+    optimizer.load_state_dict({"state": entries, "param_groups": groups})
 
 
 def state_problem(state: State, model: nn.Module, optimizer: torch.optim.Optimizer) -> str | None:
@@ -81,22 +145,7 @@ def restore_training(
     with torch.no_grad():
         for name, tensor in _model_tensors(model).items():
             tensor.copy_(ranks.part(state.tensors[f"model.{name}"], tensor))
-    parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
-    entries: dict[int, dict[str, Any]] = {}
-    for index, values in state.values["optimizer"]["state"].items():
-        entries.setdefault(int(index), {}).update(values)
-    for full_name in state.tensors:
-        if full_name.startswith("optimizer."):
-            tensor = state.tensors[full_name]
-            _, index, name = full_name.split(".", 2)
-            part = ranks.part(tensor, parameters[int(index)])
-            # A copy of what is a part, so that the whole is let go of before the next is read.
-            entries.setdefault(int(index), {})[name] = part if part is tensor else part.clone()
-    groups = [
-        {name: tuple(value) if isinstance(now.get(name), tuple) else value for name, value in saved.items()}
-        for now, saved in zip(optimizer.param_groups, state.values["optimizer"]["param_groups"], strict=True)
-    ]
-    optimizer.load_state_dict({"state": entries, "param_groups": groups})
+    _load_optimizer(optimizer, state.tensors, state.values["optimizer"], ranks)
     prefix = "random."
     tensors = {name[len(prefix) :]: state.tensors[name] for name in state.tensors if name.startswith(prefix)}
     restore_random_state(tensors, state.values["random"])

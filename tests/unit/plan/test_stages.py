@@ -72,7 +72,7 @@ class _WithHelper(_Misspelt):
 class _Called(_Misspelt):
     name = "Called"
 
-    def fit(self, ctx: JobContext, model: object, fitting: object) -> None:
+    def training_set(self, ctx: JobContext, model: object, folders: object) -> None:  # type: ignore[override]
         """Uses the other, which so is what it says."""
         [self.advantage(each) for each in (ctx,)]
 

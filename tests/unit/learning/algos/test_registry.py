@@ -200,7 +200,7 @@ def test_the_name_of_one_that_ships_is_for_what_builds_on_it() -> None:
         ("OddBound", "its kl_is_bound is 'log n', but must be True or False"),
         ("Unfinished", r"lists the stages act but has no method.*write def act\(self, ctx: JobContext\)"),
         ("NoOffset", r"must define offset\(\), which ValueGuidedAlgorithms leaves"),
-        ("NoLoss", r"must define fit\(\), which PostTrainingAlgorithms leaves"),
+        ("NoLoss", r"must define training_set\(\), which PostTrainingAlgorithms leaves"),
         ("OwnBase", r"must define idea\(\), which OwnBase leaves"),
         ("TakesNothing", r"method think must take the JobContext and nothing else"),
         ("TakesTwo", r"method think must take the JobContext and nothing else"),

@@ -43,7 +43,7 @@ def test_scoring_leaves_in_the_output_what_a_reward_failed_at(tmp_path: Path) ->
 
 
 @pytest.mark.parametrize("by_tensors", [True, False])
-def test_of_ranks_that_write_together_the_first_asks_rewards(tmp_path: Path, by_tensors: bool) -> None:
+def test_of_ranks_that_do_a_job_together_the_first_asks_rewards(tmp_path: Path, by_tensors: bool) -> None:
     """They may cost money, or say something else the second time."""
     asked: list[object] = []
 
@@ -60,7 +60,7 @@ def test_of_ranks_that_write_together_the_first_asks_rewards(tmp_path: Path, by_
         joined=Told(1, 2, spread=Spread(by_tensors=by_tensors)),
     )
     assert score(ctx, [Row(0, "p")], ["1"], [[0]], 8).values.tolist() == [1.0]
-    assert bool(asked) == by_tensors
+    assert len(asked) == 1
 
 
 def test_a_reference_that_is_read_in_few_bits_is_another_one(

@@ -269,6 +269,7 @@ def test_grpo_tells_divergence_clipping_and_rewards(tmp_path: Path) -> None:
         "kl": pytest.approx(0.0, abs=1e-6),
         "reward": pytest.approx(np.nanmean(data.rewards), abs=1e-5),
         "advantage_size": pytest.approx(np.abs(advantages).mean(), abs=1e-5),
+        "entropy": pytest.approx(-data.logprobs.sum() / data.sequences.supervised.sum(), abs=1e-4),
     }
     assert 0 < (last["clip_share"] or 0) < 1
     assert (last["kl"] or 0) > 0

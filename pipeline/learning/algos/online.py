@@ -1,0 +1,198 @@
+"""A training that draws what it trains on: a batch of prompts, completed and scored, then its optimizer steps.
+
+    <checkpoints>/drawn/00000012/    what `keep` writes of a batch, and batch.json; until a checkpoint is past it
+
+Each batch is on the disk before its first step. So a training that was cut off trains on the same completions and
+the same rewards once more, also on rewards that would not say the same again, and comes to the same weights.
+"""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import asdict, replace
+from pathlib import Path
+from typing import Any, cast
+
+import numpy as np
+from peft import PeftModel
+from transformers import PreTrainedModel
+
+from pipeline.files import json_text
+from pipeline.foreign import parse_json, read_plain
+from pipeline.learning.algos import toolbox
+from pipeline.learning.algos.base import JobContext
+from pipeline.learning.algos.groups import Groups, draw_groups
+from pipeline.learning.algos.post_training import OnlineConfig, PostTrainingAlgorithms
+from pipeline.learning.generation.policy import TextPolicy
+from pipeline.learning.models.batch_size import BatchSizes
+from pipeline.learning.models.flops import Purpose, metered
+from pipeline.learning.rewards.failures import RewardFailures
+from pipeline.learning.training.online import DrawnBatch, Timetable
+from pipeline.learning.training.online import fit_online as fit_drawn
+from pipeline.learning.training.policy import Fitting
+from pipeline.learning.training.precision import computing_in
+from pipeline.outputs.formats import Tally
+
+ABOUT = "batch.json"
+_FAULT = "first_fault.txt"
+_TALLIED = ("count", "unscored", "equal", "wrong", "same")
+
+
+def fit_online(
+    algorithm: PostTrainingAlgorithms, ctx: JobContext, model: PreTrainedModel | PeftModel, fitting: Fitting
+) -> tuple[dict[str, Any], Tally | None]:
+    """Train a policy on batches that it draws.
+
+    Args:
+        algorithm: Whose `keep` and `training_set` say what is kept of a batch, and what the loss is.
+        ctx: Of the training.
+        model: The policy, changed in place.
+        fitting: How to train.
+
+    Returns:
+        What ``training.json`` says of the training, and what became of what was drawn.
+    """
+    algo, dataset = ctx.settings(OnlineConfig), toolbox.open_dataset(ctx)
+    prompts = len(dataset.round_ids(ctx.seed, ctx.round, ctx.config.data_collection.prompts_per_round))
+    per_step = algo.batch_size // algo.num_generations
+    timetable = Timetable(prompts, per_step * algo.steps_per_generation, per_step, algo.epochs)
+    _, tokenizer = toolbox.reference_model(ctx)
+    inner = model.get_base_model() if isinstance(model, PeftModel) else model
+    policy = TextPolicy(
+        cast("PreTrainedModel", inner),
+        tokenizer,
+        ctx.config.generation,
+        dataset,
+        ctx.device,
+        sizes=BatchSizes(ctx.hints, ctx.device, inner),
+    )
+    kept = KeptBatches(ctx.checkpoints / "drawn")
+
+    def draw(number: int) -> None:
+        faults = RewardFailures()
+        own = replace(ctx, rows=timetable.rows(number), failures=faults, progress=_quiet)
+        with metered() as meter, computing_in(ctx.config.system.dtype, ctx.device, ctx.ranks):
+            groups = draw_groups(own, dataset, policy, algo.num_generations)
+            if not ctx.ranks.is_first:
+                return
+            with kept.writing(number) as folder:
+                algorithm.keep(replace(own, out=folder), policy, groups)
+                about = {
+                    "flops": dict(meter.flops),
+                    "counts": {**_counts(groups), "scored": faults.completions, "failed": faults.failed},
+                    "figures": _figures(groups, policy),
+                    "first fault": faults.first,
+                }
+                (folder / ABOUT).write_text(json_text(about) + "\n")
+
+    def drawn(number: int) -> DrawnBatch:
+        if ctx.ranks.is_first and fitting.checkpoint is not None:
+            kept.forget_before(timetable.at(fitting.checkpoint.saved_step)[0])
+        if not ctx.ranks.made_by_first(lambda: kept.has(number)):
+            draw(number)
+            ctx.ranks.made_by_first(lambda: None)  # by then it is written
+        folder = kept.folder(number)
+        about = parse_json(read_plain(folder / ABOUT))
+        with metered() as meter:
+            made = algorithm.training_set(ctx, cast("PreTrainedModel", model), [folder])
+        flops: dict[Purpose, int] = {name: int(count) for name, count in about["flops"].items()}
+        for name, count in meter.flops.items():
+            flops[name] = flops.get(name, 0) + count
+        kept.note_fault(about["first fault"])
+        figures = {name: np.asarray(values, np.float64) for name, values in about["figures"].items()}
+        told = {name: int(value) for name, value in made.about.items() if isinstance(value, int)}
+        return DrawnBatch(made, flops, figures, {**about["counts"], **told})
+
+    previous = ctx.optional_input("train@previous") if algo.warm_start else None
+    trained = fit_drawn(
+        model,
+        timetable,
+        drawn,
+        fitting,
+        longest=policy.limit,
+        group=algo.num_generations,
+        steps_before=(ctx.round - 1) * timetable.steps if algo.warm_start else 0,
+        horizon=None if algo.horizon is None else algo.horizon * timetable.steps,
+        goes_on_from=previous,
+        leaves_to=ctx.out,
+    )
+    counts = dict(trained.counts)
+    failures = RewardFailures(counts.pop("scored", 0), counts.pop("failed", 0), kept.first_fault)
+    if ctx.ranks.is_first:
+        failures.write(ctx.out)
+    tally = Tally("prompts", **{name: counts.pop(name, 0) for name in _TALLIED})
+    about = {"tokens_generated": counts.pop("generated", 0), **counts, "tokens_trained": trained.tokens}
+    return {**about, "loss": trained.losses}, tally
+
+
+def _counts(groups: Groups) -> dict[str, int]:
+    tally = asdict(groups.tally())
+    return {**{name: tally[name] for name in _TALLIED}, "generated": groups.generated}
+
+
+def _figures(groups: Groups, policy: TextPolicy) -> dict[str, list[float]]:
+    """What the curve has of a batch, besides what its loss tells: tokens of completions, share cut off."""
+    lengths = [len(tokens) for tokens in groups.tokens]
+    return {
+        "length": [sum(lengths) / max(1, len(lengths))],
+        "truncated": [sum(map(policy.truncated, groups.tokens)) / max(1, len(lengths))],
+        "without_signal": [groups.tally().equal / max(1, len(groups.keys))],
+    }
+
+
+def _quiet(done: int, *, total: int | None = None, tokens: int = 0) -> None:
+    """The progress of one batch, which nobody waits for."""
+
+
+class KeptBatches:
+    """Batches on the disk that were drawn and may be trained on once more, by their numbers."""
+
+    def __init__(self, place: Path) -> None:
+        self._place = place
+
+    def folder(self, number: int) -> Path:
+        """Where a batch is."""
+        return self._place / f"{number:08d}"
+
+    def has(self, number: int) -> bool:
+        """Whether a batch is there. Without it, what was drawn after it is of another policy, and goes."""
+        if self.folder(number).is_dir():
+            return True
+        for other in self._numbers():
+            if other > number:
+                shutil.rmtree(self.folder(other), ignore_errors=True)
+        return False
+
+    def forget_before(self, number: int) -> None:
+        """Remove those that are trained on, also after whatever comes."""
+        for other in self._numbers():
+            if other < number:
+                shutil.rmtree(self.folder(other), ignore_errors=True)
+
+    @property
+    def first_fault(self) -> str:
+        """What was said of the first completion at which a reward failed; of all attempts."""
+        with suppress(FileNotFoundError):
+            return read_plain(self._place / _FAULT).decode()
+        return ""
+
+    def note_fault(self, said: str) -> None:
+        """Remember what is said of a completion at which a reward failed, if it is the first."""
+        if said and not self.first_fault:
+            (self._place / _FAULT).write_text(said)
+
+    @contextmanager
+    def writing(self, number: int) -> Iterator[Path]:
+        """A folder to write a batch to, which is there for good when all of it is."""
+        writing = self._place / f".writing-{number}"
+        shutil.rmtree(writing, ignore_errors=True)
+        writing.mkdir(parents=True)
+        yield writing
+        writing.rename(self.folder(number))
+
+    def _numbers(self) -> list[int]:
+        with suppress(FileNotFoundError):
+            return [int(path.name) for path in self._place.iterdir() if path.name.isdecimal()]
+        return []

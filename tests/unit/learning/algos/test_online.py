@@ -1,0 +1,166 @@
+"""Methods that draw while they train: what comes out, and that nothing which cuts them off changes it."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import signal
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from pipeline.config.checks import check_config
+from pipeline.errors import ConfigError
+from pipeline.learning.algos import online
+from pipeline.learning.training import checkpoint
+from pipeline.outputs.adapters import ADAPTERS
+from pipeline.outputs.curves import read_curve
+from tests.doubles.composing import quick_config
+from tests.doubles.forked import forked
+from tests.unit.learning.algos.test_chain import Chains
+
+ASKED = "TESTS_TIMES_ASKED"
+SMALL = (
+    "experiment.name=t",
+    "data_collection.prompts_per_round=24",
+    "rounds_of_training=2",
+    "training.checkpoint_every_steps=2",
+    f"datasets.addition.reward={__name__}.never_the_same",
+    f"datasets.addition.grading.correct_by={__name__}.never_the_same",
+)
+GRPO = ("algos=[GRPO]", "algos.GRPO.sampling=online", "algos.GRPO.batch_size=16", *SMALL)
+
+
+def never_the_same(completions: Sequence[str], **_: Any) -> list[float]:
+    """Give what depends on how often it was asked before, as a judge does that samples."""
+    if ASKED not in os.environ:
+        return [float(len(set(text)) % 2) for text in completions]
+    counter = Path(os.environ[ASKED])
+    times = int(counter.read_text()) if counter.exists() else 0
+    counter.write_text(str(times + 1))
+    return [float((len(set(text)) + times + place // 3) % 2) for place, text in enumerate(completions)]
+
+
+def trained(chains: Chains, algo: str, number: int) -> dict[str, bytes]:
+    (folder,) = chains.folders(algo, number, "train")
+    return {path.name: path.read_bytes() for path in folder.iterdir()}
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory: pytest.TempPathFactory) -> Chains:
+    root = tmp_path_factory.mktemp("whole")
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setenv(ASKED, str(root / "asked"))
+        return Chains(root / "store", *GRPO)
+
+
+def test_training_draws_and_its_curve_says_of_what(whole: Chains) -> None:
+    assert not whole.folders("GRPO", 1, "generate")
+    (folder,) = whole.folders("GRPO", 1, "train")
+    about = json.loads((folder / "training.json").read_text())
+    assert (len(about["loss"]), about["groups"]) == (6, 24)
+    assert about["tokens_generated"] == 24 * 4 * 4
+    row = read_curve(folder)[0]
+    told = {"reward", "kl", "length", "truncated", "without_signal", "staleness", "entropy", "clip_share"}
+    assert told <= row.extra.keys()
+    assert (row.extra["staleness"], row.extra["length"], row.extra["clip_share"]) == (0, 4, 0)
+
+
+def test_what_a_round_leaves_goes_on_in_the_next(whole: Chains) -> None:
+    first, second = (trained(whole, "GRPO", number) for number in (1, 2))
+    steps = [json.loads(each["optimizer.json"])["param_groups"][0]["lr"] for each in (first, second)]
+    assert steps == pytest.approx([6.5e-4 * 6 / 20, 6.5e-4 * 12 / 20])  # the warm-up takes 20
+
+
+def at_call(number: int, of: Callable[..., Any], after: bool) -> Callable[..., Any]:
+    """The same function, which ends this process for good at one of its calls."""
+    left = [number]
+
+    def called(*args: Any, **named: Any) -> Any:
+        left[0] -= 1
+        if left[0] == 0 and not after:
+            os.kill(os.getpid(), signal.SIGKILL)
+        found = of(*args, **named)
+        if left[0] == 0:
+            os.kill(os.getpid(), signal.SIGKILL)
+        return found
+
+    return called
+
+
+MOMENTS: dict[str, tuple[Any, str, int, bool]] = {
+    "a batch is drawn, and not written": (online, "_counts", 3, False),
+    "a batch is written": (online.KeptBatches, "note_fault", 4, False),
+    "in the first step": (torch.optim.AdamW, "step", 1, False),
+    "after a step": (torch.optim.AdamW, "step", 3, True),
+    "in a checkpoint": (checkpoint, "_write_tensors", 2, True),
+    "a checkpoint is written": (checkpoint.Checkpoints, "save", 2, True),
+}
+
+
+@pytest.mark.parametrize("moment", MOMENTS)
+def test_a_training_that_is_killed_goes_on_to_the_same_bytes(moment: str, whole: Chains, tmp_path: Path) -> None:
+    """With rewards that would not say the same again: asked for a batch that is kept, they would differ."""
+    owner, name, number, after = MOMENTS[moment]
+    (job,) = (one for one in whole.plan.jobs.values() if (one.algo, one.round, one.stage) == ("GRPO", 1, "train"))
+    shutil.copytree(whole.root, tmp_path / "store")
+    (tmp_path / "store" / "asked").unlink(missing_ok=True)
+    out, asked = tmp_path / "store" / job.key, tmp_path / "asked"
+    kept = trained(whole, "GRPO", 1)
+    shutil.rmtree(tmp_path / "store" / ".checkpoints" / job.key, ignore_errors=True)
+
+    def attempt(killed: bool) -> None:
+        os.environ[ASKED] = str(asked)
+        if killed:
+            setattr(owner, name, at_call(number, getattr(owner, name), after))
+        again = Chains.__new__(Chains)
+        again.__dict__ |= {**whole.__dict__, "root": tmp_path / "store", "memory": {}}
+        shutil.rmtree(out)
+        again.run(job)
+
+    with forked("pipeline.learning.algos.online") as start:
+        for killed in (True, False):
+            process = start(attempt, killed)
+            process.join()
+            assert process.exitcode == (-signal.SIGKILL if killed else 0)
+            if killed and "not written" in moment:
+                asked.write_text(str(int(asked.read_text()) - 1))  # the one question that has to be asked again
+    assert {path.name: path.read_bytes() for path in out.iterdir()} == kept
+
+
+def test_pairs_of_the_present_policy_are_drawn_online_too(tmp_path: Path) -> None:
+    chains = Chains(
+        tmp_path,
+        *("algos=[DPO]", "algos.DPO.sampling=online", "algos.DPO.batch_size=16", "algos.DPO.epochs=1"),
+        *(*SMALL, "rounds_of_training=1"),
+    )
+    (folder,) = chains.folders("DPO", 1, "train")
+    about = json.loads((folder / "training.json").read_text())
+    assert len(about["loss"]) == 6
+    assert 0 < about["pairs"] <= 24 * 6
+
+
+def test_adapters_go_on_as_the_weights_that_they_are(tmp_path: Path) -> None:
+    chains = Chains(tmp_path, *GRPO, "algos.GRPO.lora.rank=2")
+    (folder,) = chains.folders("GRPO", 2, "train")
+    assert json.loads((folder / ADAPTERS).read_text())["rounds"] == [2]
+    assert chains.metrics("GRPO", 2)["pass@1"] >= 0
+
+
+@pytest.mark.parametrize(
+    ("asked", "said"),
+    [
+        (("algos=[GRPO-HF]", "algos.GRPO-HF.sampling=online"), "learnt from all completions"),
+        (("algos=[GRPO]", "algos.GRPO.sampling=online", "algos.GRPO.batch_size=6"), "must be a multiple"),
+        (("algos=[GRPO]", "algos.GRPO.sampling=online", "algos.GRPO.horizon=1"), "horizon"),
+        (("algos=[GRPO]", "algos.GRPO.sampling=online", "training.compile=true"), "compile"),
+        (("algos=[DPO]", "algos.DPO.sampling=online", "algos.DPO.pairs=existing"), "existing"),
+    ],
+)
+def test_what_cannot_be_drawn_online_is_refused_before_anything_starts(asked: tuple[str, ...], said: str) -> None:
+    with pytest.raises(ConfigError, match=said):
+        check_config(quick_config(["experiment.name=t", *asked]))

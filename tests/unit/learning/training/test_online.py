@@ -1,0 +1,234 @@
+"""Training on what is drawn on the way: which batch comes when, and an optimizer that goes on."""
+
+import warnings
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from tokenizers import Tokenizer
+from tokenizers.models import WordLevel
+from tokenizers.pre_tokenizers import Whitespace
+from torch import Tensor
+
+from pipeline.config.schema import TrainingConfig, Warmup
+from pipeline.errors import JobError
+from pipeline.learning.choices import GRPOLoss, ScaleRewards
+from pipeline.learning.training.grpo import Objective, group_advantages, grpo_set
+from pipeline.learning.training.loop import TrainSettings, rate_at, train
+from pipeline.learning.training.online import DrawnBatch, Timetable, fit_online
+from pipeline.learning.training.policy import Fitting
+from pipeline.learning.training.samples import Samples, padded, supervised_columns
+from pipeline.learning.training.scoring import completion_logprobs
+from pipeline.learning.training.sequences import batch_of
+from pipeline.learning.training.training_state import OPTIMIZER
+from tests.doubles.models import tiny_policy
+
+numbers = st.integers(1, 12)
+
+
+@pytest.mark.properties
+@given(prompts=st.integers(1, 60), at_once=numbers, per_step=numbers, epochs=st.integers(1, 3))
+def test_each_prompt_is_drawn_once_and_each_batch_gone_over_as_often_as_asked(
+    prompts: int, at_once: int, per_step: int, epochs: int
+) -> None:
+    table = Timetable(prompts, at_once * per_step, per_step, epochs)
+    rows = [table.rows(batch) for batch in range(table.batches)]
+    assert [row for start, stop in rows for row in range(start, stop)] == list(range(prompts))
+    found = [table.at(step) for step in range(table.steps)]
+    expected = [(batch, within) for batch in range(table.batches) for within in range(epochs * table.parts(batch))]
+    assert found == expected
+    assert table.drawn_after(table.steps) == prompts
+
+
+def test_as_many_steps_as_trl_takes() -> None:
+    """80,000 completions in groups of 4, 128 a step: ``max_steps=625``."""
+    assert Timetable(20_000, 32, 32).steps == 625
+
+
+def losses_of(model: torch.nn.Module):  # type: ignore[no-untyped-def]
+    def of(step: int):  # type: ignore[no-untyped-def]
+        ids = torch.from_numpy(np.random.default_rng(step).integers(0, 10, (4, 6)))
+        yield model(input_ids=ids, labels=ids).loss
+
+    return of
+
+
+def settings(steps: int, before: int = 0) -> TrainSettings:
+    return TrainSettings(
+        steps=steps, learning_rate=1e-2, weight_decay=0.1, warmup_steps=3, steps_before=before, horizon=9
+    )
+
+
+def test_two_trainings_of_which_one_goes_on_with_the_optimizer_of_the_other_are_one(tmp_path: Path) -> None:
+    whole, parted = tiny_policy(), tiny_policy()
+    parted.load_state_dict(whole.state_dict())
+    expected = train(whole, settings(7), losses_of(whole))
+    found = train(parted, settings(4), losses_of(parted), leaves_to=tmp_path)
+    later = losses_of(parted)
+    found += train(parted, settings(3, before=4), lambda step: later(step + 4), goes_on_from=tmp_path)
+    assert found == expected
+    assert all(map(torch.equal, whole.parameters(), parted.parameters()))
+
+
+def test_an_optimizer_that_is_not_there_or_of_another_model_is_one_message(tmp_path: Path) -> None:
+    model = tiny_policy()
+    with pytest.raises(JobError, match="cannot go on with the optimizer"):
+        train(model, settings(1), losses_of(model), goes_on_from=tmp_path)
+    train(model, settings(1), losses_of(model), leaves_to=tmp_path)
+    whole = (tmp_path / OPTIMIZER).read_bytes()
+    (tmp_path / OPTIMIZER).write_bytes(whole[: len(whole) // 2])
+    with pytest.raises(JobError, match="cannot go on with the optimizer"):
+        train(model, settings(1), losses_of(model), goes_on_from=tmp_path)
+
+
+def test_a_rate_falls_over_its_horizon_whatever_the_rounds() -> None:
+    falling = [
+        TrainSettings(steps=4, learning_rate=1.0, schedule=Warmup.cosine, steps_before=before, horizon=8)
+        for before in (0, 4, 8)
+    ]
+    whole = TrainSettings(steps=8, learning_rate=1.0, schedule=Warmup.cosine)
+    rates = [rate_at(step, each) for each in falling[:2] for step in range(4)]
+    assert rates == [rate_at(step, whole) for step in range(8)]
+    assert rate_at(0, falling[2]) == pytest.approx(0, abs=1e-12)
+
+
+class Recorded:
+    """What TRL's trainer has drawn, its losses and what became of the weights, over a few optimizer steps."""
+
+    def __init__(self, folder: Path, loss_type: str, iterations: int, beta: float) -> None:
+        # Which other tests need not load.
+        from datasets import Dataset
+        from transformers import PreTrainedTokenizerFast
+        from trl.trainer.grpo_config import GRPOConfig
+        from trl.trainer.grpo_trainer import GRPOTrainer
+
+        self.model = tiny_policy()
+        self.start = {name: weight.detach().clone() for name, weight in self.model.named_parameters()}
+        self.batches: list[dict[str, Tensor]] = []
+        self.rewards: list[list[float]] = []
+        self.losses: list[float] = []
+        recorded = self
+        words = {str(number): number for number in range(10)}
+        made = Tokenizer(WordLevel(words, unk_token="0"))
+        made.pre_tokenizer = Whitespace()
+        tokenizer = PreTrainedTokenizerFast(tokenizer_object=made, eos_token="9", pad_token="8", unk_token="0")
+
+        class Recording(GRPOTrainer):
+            def _generate_and_score_completions(self, inputs: Any) -> Any:
+                found = super()._generate_and_score_completions(inputs)
+                recorded.batches.append({name: one for name, one in found.items() if isinstance(one, Tensor)})
+                return found
+
+            def _compute_loss(self, model: Any, inputs: Any) -> Any:
+                loss = super()._compute_loss(model, inputs)
+                recorded.losses.append(float(loss))
+                return loss
+
+        def odd(completion_ids: list[list[int]], **_: Any) -> list[float]:
+            recorded.rewards.append([float(sum(ids) % 3 == 0) for ids in completion_ids])
+            return recorded.rewards[-1]
+
+        self.model.save_pretrained(folder / "start")  # from which the trainer loads its reference
+        self.model.config._name_or_path = str(folder / "start")
+        assert self.model.generation_config is not None
+        self.model.generation_config.eos_token_id = 9
+        warnings.simplefilter("ignore")  # of TRL's own doing
+        trainer = Recording(
+            model=self.model,
+            reward_funcs=odd,
+            args=GRPOConfig(
+                output_dir=str(folder),
+                use_cpu=True,
+                bf16=False,
+                gradient_checkpointing=False,
+                per_device_train_batch_size=8,
+                gradient_accumulation_steps=2,
+                num_generations=4,
+                num_iterations=iterations,
+                max_completion_length=5,
+                beta=beta,
+                loss_type=loss_type,
+                learning_rate=1e-2,
+                lr_scheduler_type="constant",
+                weight_decay=0.0,
+                max_steps=6,
+                seed=1,
+                report_to="none",
+                save_strategy="no",
+                logging_strategy="no",
+                disable_tqdm=True,
+            ),
+            train_dataset=Dataset.from_list([{"prompt": f"{a} {b} 5"} for a in range(8) for b in range(4)]),
+            processing_class=tokenizer,
+        )
+        trainer.train()
+
+
+@pytest.mark.parametrize(
+    ("loss_type", "iterations", "beta"), [("grpo", 2, 0.04), ("dapo", 1, 0.0), ("dr_grpo", 2, 0.0)]
+)
+def test_from_the_same_completions_and_rewards_weights_are_those_of_trls_trainer(
+    loss_type: str, iterations: int, beta: float, tmp_path: Path
+) -> None:
+    """Six steps with accumulation: padded and cut off rows, groups without signal, ratios that are clipped."""
+    with warnings.catch_warnings():
+        trl = Recorded(tmp_path, loss_type, iterations, beta)
+    assert sum(len(set(one[at : at + 4])) == 1 for one in trl.rewards for at in range(0, 16, 4)) > 0
+    model, anchor = tiny_policy(), tiny_policy()
+    objective = Objective(
+        loss_type=GRPOLoss[loss_type],
+        beta=beta,
+        epsilon_low=0.2,
+        epsilon_high=0.2,
+        longest=5,
+        corrects_kl=True,
+        is_on_policy=iterations == 1,
+    )
+
+    def drawn(number: int) -> DrawnBatch:
+        given, rewards = trl.batches[number], np.array(trl.rewards[number])
+        prompts, completions = (
+            [
+                row[real.bool()].tolist()
+                for row, real in zip(given[f"{part}_ids"], given[f"{part}_mask"], strict=True)
+            ]
+            for part in ("prompt", "completion")
+        )
+        bare = Samples.of(prompts, completions, rewards, [np.zeros(len(one), np.float32) for one in completions])
+
+        def scores(of: Any) -> np.ndarray:
+            with torch.no_grad():
+                found = completion_logprobs(of, batch_of(bare.sequences, np.arange(16), "cpu")).double().numpy()
+            return padded(supervised_columns(found, bare.sequences))
+
+        data = Samples(bare.sequences, scores(model))
+        advantages = group_advantages(rewards, 4, ScaleRewards.group)
+        held = scores(anchor) if beta else None
+        return DrawnBatch(grpo_set(model, data, advantages, held, objective, 4, "cpu"))
+
+    fitting = Fitting(
+        batch_size=16,
+        epochs=iterations,
+        learning_rate=1e-2,
+        training=TrainingConfig(micro_batch_size=8, weight_decay=0.0, warmup_steps=0),
+        seed=0,
+        device="cpu",
+    )
+    batches = len(trl.batches)
+    trained = fit_online(model, Timetable(4 * batches, 4, 4, iterations), drawn, fitting, longest=5, group=4)
+    theirs = [sum(trl.losses[at : at + 2]) for at in range(0, 12, 2)]
+    assert trained.losses == pytest.approx(theirs, abs=1e-5)
+    gone = [
+        (ours.detach() - start, trls.detach() - start)
+        for (name, ours), trls in zip(model.named_parameters(), trl.model.parameters(), strict=True)
+        for start in [trl.start[name]]
+    ]
+    apart, far = (
+        sum(float(one.double().square().sum()) for one in each) ** 0.5
+        for each in ([a - b for a, b in gone], [b for _, b in gone])
+    )
+    assert apart / far < 1e-2  # Adam makes steps of one size of gradients that are all but zero
