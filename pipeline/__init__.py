@@ -63,8 +63,8 @@ if TYPE_CHECKING:
     from pipeline.learning.algos.grpo_hf import GRPOHFConfig as GRPOHFConfig
     from pipeline.learning.algos.pita import PITA as PITA
     from pipeline.learning.algos.pita import PITAConfig as PITAConfig
-    from pipeline.learning.algos.post_training import OnlineConfig as OnlineConfig
-    from pipeline.learning.algos.post_training import PolicyAlgoConfig as PolicyAlgoConfig
+    from pipeline.learning.algos.policy_config import OnlineConfig as OnlineConfig
+    from pipeline.learning.algos.policy_config import PolicyAlgoConfig as PolicyAlgoConfig
     from pipeline.learning.algos.post_training import PostTrainingAlgorithms as PostTrainingAlgorithms
     from pipeline.learning.algos.post_training import fitting_of as fitting_of
     from pipeline.learning.algos.post_training import trained_policy as trained_policy
@@ -155,9 +155,8 @@ _HOMES = {
     "learning.algos.grpo": "GRPO GRPOConfig",
     "learning.algos.grpo_hf": "GRPOHF GRPOHFConfig",
     "learning.algos.pita": "PITA PITAConfig",
-    "learning.algos.post_training": (
-        "OnlineConfig PolicyAlgoConfig PostTrainingAlgorithms fitting_of trained_policy"
-    ),
+    "learning.algos.policy_config": "OnlineConfig PolicyAlgoConfig",
+    "learning.algos.post_training": "PostTrainingAlgorithms fitting_of trained_policy",
     "learning.algos.qsharp": "QSharp QSharpConfig",
     "learning.algos.qsharp_hf": "QSharpHF QSharpHFConfig",
     "learning.algos.rollouts": "Rollouts",

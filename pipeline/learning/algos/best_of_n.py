@@ -28,7 +28,8 @@ from pipeline.learning.algos.base import (
     Stage,
     timed,
 )
-from pipeline.learning.algos.post_training import EVALUATE, too_few
+from pipeline.learning.algos.policy_config import too_few
+from pipeline.learning.algos.post_training import EVALUATE
 from pipeline.learning.algos.reward_stage import RewardModelConfig
 from pipeline.learning.rewards.preference import PreferenceConfig, halved_pairs
 from pipeline.outputs.formats import TRAINING

@@ -13,7 +13,8 @@ from pipeline.config.fields import LARGEST_RATE, LARGEST_WEIGHT, number
 from pipeline.config.schema import Config
 from pipeline.errors import DataError
 from pipeline.learning.algos.base import JobContext, Stage, timed
-from pipeline.learning.algos.post_training import Anchor, OnlineConfig, PostTrainingAlgorithms, is_online
+from pipeline.learning.algos.policy_config import Anchor, OnlineConfig, is_online
+from pipeline.learning.algos.post_training import PostTrainingAlgorithms
 from pipeline.learning.choices import DPOLoss
 from pipeline.learning.rewards.preference import PreferenceConfig, halved_pairs
 

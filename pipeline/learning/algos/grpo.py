@@ -11,7 +11,8 @@ from pipeline.config.bases import AlgoConfig
 from pipeline.config.fields import LARGEST_RATE, LARGEST_WEIGHT, number
 from pipeline.config.schema import Config
 from pipeline.learning.algos.base import JobContext, Stage, timed
-from pipeline.learning.algos.post_training import Anchor, OnlineConfig, PostTrainingAlgorithms
+from pipeline.learning.algos.policy_config import Anchor, OnlineConfig
+from pipeline.learning.algos.post_training import PostTrainingAlgorithms
 from pipeline.learning.choices import GRPOLoss, ScaleRewards
 
 if TYPE_CHECKING:

@@ -17,7 +17,8 @@ from pipeline.config.fields import LARGEST_RATE, LARGEST_WEIGHT, number
 from pipeline.config.schema import Config
 from pipeline.learning.algos.base import GENERATE, METRICS, JobContext, Read, Stage, timed
 from pipeline.learning.algos.grpo import GRPO, GRPOConfig
-from pipeline.learning.algos.post_training import EVALUATE, TRAIN_POLICY, is_online
+from pipeline.learning.algos.policy_config import is_online
+from pipeline.learning.algos.post_training import EVALUATE, TRAIN_POLICY
 from pipeline.learning.algos.reward_stage import REWARD, RewardModelConfig
 from pipeline.learning.rewards.preference import PreferenceConfig
 

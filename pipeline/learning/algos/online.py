@@ -13,7 +13,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import asdict, replace
 from pathlib import Path
-from typing import Any, cast
+from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
 from peft import PeftModel
@@ -24,7 +24,7 @@ from pipeline.foreign import parse_json, read_plain
 from pipeline.learning.algos import toolbox
 from pipeline.learning.algos.base import JobContext
 from pipeline.learning.algos.groups import Groups, draw_groups
-from pipeline.learning.algos.post_training import OnlineConfig, PostTrainingAlgorithms
+from pipeline.learning.algos.policy_config import OnlineConfig
 from pipeline.learning.generation.policy import TextPolicy
 from pipeline.learning.models.batch_size import BatchSizes
 from pipeline.learning.models.flops import Purpose, metered
@@ -34,6 +34,9 @@ from pipeline.learning.training.online import fit_online as fit_drawn
 from pipeline.learning.training.policy import Fitting
 from pipeline.learning.training.precision import computing_in
 from pipeline.outputs.formats import Tally
+
+if TYPE_CHECKING:
+    from pipeline.learning.algos.post_training import PostTrainingAlgorithms
 
 ABOUT = "batch.json"
 _FAULT = "first_fault.txt"

@@ -12,15 +12,15 @@ from transformers import PreTrainedModel
 from pipeline.config.schema import DType
 from pipeline.files import json_text
 from pipeline.learning.algos.base import JobContext
+from pipeline.learning.algos.policy_config import is_online
 from pipeline.learning.algos.policy_weights import adapted, loaded
-from pipeline.learning.algos.post_training import is_online
 from pipeline.learning.models.adapters import copy_adapters, save_adapters
 from pipeline.learning.training.lora import merged, share_kept, weights_below
 from pipeline.outputs.adapters import ADAPTERS, FOLDER, Adapters, adapter_folders
 from pipeline.outputs.guidance import is_key
 
 if TYPE_CHECKING:
-    from pipeline.learning.algos.post_training import PolicyAlgoConfig
+    from pipeline.learning.algos.policy_config import PolicyAlgoConfig
 
 
 def save_policy(ctx: JobContext, algo: PolicyAlgoConfig, model: PreTrainedModel | PeftModel) -> dict[str, Any]:

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from pipeline.config.schema import DType
 from pipeline.learning.algos.base import JobContext
-from pipeline.learning.algos.post_training import is_online
+from pipeline.learning.algos.policy_config import is_online
 from pipeline.outputs.adapters import adapter_folders
 
 if TYPE_CHECKING:
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
     from pipeline.learning.algos.groups import Groups
-    from pipeline.learning.algos.post_training import PolicyAlgoConfig
+    from pipeline.learning.algos.policy_config import PolicyAlgoConfig
     from pipeline.learning.generation.policy import TextPolicy
 
 

@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING, ClassVar
 from pipeline.config.bases import AlgoConfig
 from pipeline.config.fields import LARGEST_RATE, number
 from pipeline.learning.algos.base import JobContext, Stage, timed
-from pipeline.learning.algos.post_training import PolicyAlgoConfig, PostTrainingAlgorithms
+from pipeline.learning.algos.policy_config import PolicyAlgoConfig
+from pipeline.learning.algos.post_training import PostTrainingAlgorithms
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel

@@ -20,7 +20,7 @@ from pipeline.config.schema import DType, Sharding, StageConfig, Strategy
 from pipeline.config.user_code import check_unchanged
 from pipeline.errors import ConfigError, JobError
 from pipeline.learning.algos.base import JobContext, Stage
-from pipeline.learning.algos.post_training import PolicyAlgoConfig
+from pipeline.learning.algos.policy_config import PolicyAlgoConfig
 from pipeline.learning.algos.registry import load_algorithm
 from pipeline.learning.algos.reward_stage import REWARD
 from pipeline.learning.algos.torch_setup import prepare_torch

@@ -7,7 +7,7 @@ import pytest
 from pipeline.config.bases import AlgoConfig
 from pipeline.errors import JobError
 from pipeline.learning.algos.grpo import GRPOConfig
-from pipeline.learning.algos.post_training import PolicyAlgoConfig
+from pipeline.learning.algos.policy_config import PolicyAlgoConfig
 from tests.doubles.contexts import context
 
 

@@ -5,7 +5,7 @@ import torch
 from torch import Tensor
 
 from pipeline import untried
-from pipeline.learning.algos.post_training import LoraSettings
+from pipeline.learning.algos.policy_config import LoraSettings
 from pipeline.learning.training import logits
 from pipeline.learning.training.logits import is_cut, is_plain, taken_logprobs
 from pipeline.learning.training.lora import with_adapters

@@ -1,0 +1,145 @@
+"""Settings of methods that train the policy: what all of them have, and what those have that can draw online."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from enum import Enum
+from typing import ClassVar
+
+from pipeline.config.bases import AlgoConfig, Settings
+from pipeline.config.fields import LARGEST_RATE, number
+from pipeline.config.schema import Config
+
+
+class Anchor(Enum):
+    """The policy that a trained one is held close to."""
+
+    initial = "initial"  # the reference, in every round
+    previous = "previous"  # what the round started from
+
+
+@dataclass(kw_only=True)
+class LoraSettings(Settings):
+    """Low-rank adapters instead of whole weights (arXiv 2106.09685); stored by themselves, merged when loaded."""
+
+    rank: int = number(0, at_least=0, at_most=16_384, hint=" (0 is no adapters)")
+    """Of the adapters; 0 trains the weights themselves."""
+    alpha: int = number(32, at_least=1, at_most=1_000_000)
+    """The adapters' share is scaled by alpha / rank."""
+    target_modules: list[str] | None = None
+    """Names of the layers that get adapters; null takes every linear layer but the output head, and of
+    state spaces those that adapters have an effect on."""
+
+    def idle(self, setting: str) -> str:
+        """All of them, where there are no adapters."""
+        return "" if setting == "rank" or self.rank else "there are no adapters; lora.rank sets their rank"
+
+
+@dataclass(kw_only=True)
+class PolicyAlgoConfig(AlgoConfig):
+    """What algorithms that train the policy share."""
+
+    keeps_logprobs: ClassVar[bool] = True
+
+    num_generations: int = number(4, at_least=1, at_most=100_000)
+    """Completions drawn for each training prompt; TRL's name. `data_collection.samples_per_example` is for
+    value-guided algorithms."""
+    batch_size: int = number(128, at_least=1, at_most=1_000_000)
+    """Sequences per optimizer step, for DPO both completions of a pair."""
+    learning_rate: float = number(2e-4, above=0, at_most=LARGEST_RATE)
+    epochs: int = number(1, at_least=1, at_most=1_000_000)
+    """Passes over the data of a round."""
+    aggregate: bool = False
+    """Train on the data of all rounds so far rather than of this round alone."""
+    warm_start: bool = True
+    """Continue from the policy of the previous round; false starts from the reference again."""
+    lora: LoraSettings = field(default_factory=LoraSettings)
+
+    @property
+    def compares(self) -> bool:
+        """Whether the completions of a prompt are compared with each other."""
+        return True
+
+    def drawn(self, samples: int) -> float:  # noqa: ARG002 - of value-guided algorithms
+        """Whole groups."""
+        return self.num_generations
+
+    def trained(self, stage: str, samples: int, decided: float) -> float:  # noqa: ARG002 - for subclasses
+        """Whole groups."""
+        return self.epochs * self.num_generations
+
+    def problems(self, key: str, config: Config) -> Iterator[str]:  # noqa: ARG002 - of the base
+        """Too few completions to compare."""
+        if self.compares:
+            yield from too_few(key, self.num_generations)
+
+
+class Sampling(Enum):
+    """When a method draws the completions that it trains on."""
+
+    online = "online"  # a batch at a time, by the policy as it has become
+    round = "round"  # all of a round, by the policy that the round begins with
+
+
+@dataclass(kw_only=True)
+class OnlineConfig(PolicyAlgoConfig):
+    """What methods share that can draw online."""
+
+    sampling: Sampling = Sampling.round
+    """With `online` weights and optimizer go on from round to round, and `epochs` counts passes over each batch,
+    as TRL's num_iterations."""
+    steps_per_generation: int = number(1, at_least=1, at_most=100_000)
+    """Optimizer steps on each batch that is drawn online: TRL's steps_per_generation in units of its
+    gradient_accumulation_steps, or its generation_batch_size in batches."""
+    horizon: int | None = number(None, at_least=1, at_most=1_000_000, hint=", or null for a rate that stays")
+    """Rounds over which `training.schedule` takes the rate of an online training down; with null the rate stays,
+    after its warm-up, and more rounds can be added to a run."""
+
+    @property
+    def is_on_policy(self) -> bool:
+        """Whether every step is on completions that the policy has just drawn."""
+        return is_online(self) and self.steps_per_generation == self.epochs == 1
+
+    def problems(self, key: str, config: Config) -> Iterator[str]:
+        """Also of drawing online: batches of no whole groups, more rounds than the rate lasts."""
+        yield from super().problems(key, config)
+        if not is_online(self):
+            return
+        if self.batch_size % self.num_generations:
+            whole = max(1, self.batch_size // self.num_generations) * self.num_generations
+            yield (
+                f"{key}.batch_size={self.batch_size}: with sampling=online must be a multiple of "
+                f"{key}.num_generations={self.num_generations}. Use {whole}"
+            )
+        if self.horizon is not None and self.horizon < config.rounds_of_training:
+            yield (
+                f"{key}.horizon={self.horizon}: the rate would have fallen to zero before the last of "
+                f"{config.rounds_of_training} rounds. Set {key}.horizon={config.rounds_of_training}, or null "
+                "for a rate that stays"
+            )
+        if config.training.compile:
+            yield f"{key}.sampling=online: the model that is trained also draws, so training.compile must be false"
+
+    def idle(self, setting: str) -> str:
+        """Also what is of drawing in the other way."""
+        if is_online(self):
+            if setting == "aggregate":
+                return "with sampling=online each batch is trained on right after it is drawn"
+        elif setting in ("steps_per_generation", "horizon"):
+            return "it is of sampling=online"
+        return super().idle(setting)
+
+
+def is_online(settings: AlgoConfig) -> bool:
+    """Whether a method draws while it trains."""
+    return isinstance(settings, OnlineConfig) and settings.sampling is Sampling.online
+
+
+def too_few(key: str, num_generations: int) -> Iterator[str]:
+    """Completions that are compared with each other must be there."""
+    if num_generations < 2:
+        yield (
+            f"{key}.num_generations={num_generations}: must be at least 2, since the completions of a prompt are "
+            "compared with each other"
+        )
