@@ -24,7 +24,7 @@ from pipeline.learning.rewards.traits import GRADING
 
 MODELS = 2
 """`pipeline.learning.models`: how models are made, read, written, and what their heads compute."""
-TINY = 2
+TINY = 3
 """`pipeline.learning.models.tiny` and `imitation`: how a tiny reference begins, is trained and judged."""
 DECODING = 2
 """`pipeline.learning.generation`: draws, caches, guidance, divergences."""

@@ -51,6 +51,7 @@ def make_model(config: TinyModelConfig, dataset: Dataset) -> GPT2LMHeadModel:
         n_head=config.n_head,
         n_inner=config.n_inner,
         n_positions=config.n_positions,
+        activation_function="gelu_pytorch_tanh",  # GPT-2's own in one operation instead of eight
         embd_pdrop=0.0,
         attn_pdrop=0.0,
         resid_pdrop=0.0,
@@ -152,14 +153,15 @@ def train_reference(
         ids = ids.to(device)
         for places, weight in ranks.share(np.arange(len(ids)), micro_batch.size):
             part = ids[torch.from_numpy(places)]
-            logits = model(part, use_cache=False).logits[:, prompt - 1 : -1]
+            # Nothing is asked of the last token, so it is not read.
+            logits = model(part[:, :-1], use_cache=False).logits[:, prompt - 1 :]
             loss = F.cross_entropy(logits.flatten(0, 1), part[:, prompt:].flatten())
             yield loss * (weight * len(part) / len(ids))
-        on_step(step + 1, (step + 1) * ids.numel())
+        on_step(step + 1, (step + 1) * config.batch_size * length)
 
     picked, draws = demonstrations.at(0)  # all demonstrations are of one length
     ids, _ = encode([dataset.demonstration(int(rows[picked[0]]), float(draws[0]))])
-    length, texts = ids.shape[1], config.batch_size * config.steps
+    length, texts = ids.shape[1] - 1, config.batch_size * config.steps
     spend("training", model_cost(model).training(whole_texts(np.array([length])) * texts))
     ranks.say_batch(config.batch_size, micro_batch.size)
     losses = train(

@@ -46,7 +46,7 @@ def fingerprint() -> str:
     training = TrainingConfig(micro_batch_size=20, warmup_steps=2)
     config = GPT2Config(
         vocab_size=_TOKENS, n_embd=48, n_layer=2, n_head=4, n_positions=64, bos_token_id=0, eos_token_id=None,
-        resid_pdrop=0.0, embd_pdrop=0.0, attn_pdrop=0.0,
+        resid_pdrop=0.0, embd_pdrop=0.0, attn_pdrop=0.0, activation_function="gelu_pytorch_tanh",
     )  # fmt: skip
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)
