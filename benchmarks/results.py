@@ -49,7 +49,7 @@ from pipeline.terminal.columns import FittedTable
 ROOT = Path(__file__).parents[1]
 PAGE = ROOT / "docs" / "results.md"
 README = ROOT / "README.md"
-MAIN = ("PITA", "QSharp", "CD", "DPO", "SFT")
+MAIN = ("PITA", "QSharp", "CD", "DPO", "RAFT")
 """Methods that are run with all seeds. The others take several times as long and get three."""
 _WIDE = 112
 """Columns of a terminal whose table fits a page."""
@@ -224,7 +224,7 @@ PARTS = (
             _THREE,
             "evaluation.etas=[0.03,0.3,1,3]",
             "algos.DPO.front={beta: [0.1,0.3,1,3]}",
-            "algos.SFT.front={learning_rate: [5e-5,2e-4,1e-3]}",
+            "algos.RAFT.front={learning_rate: [5e-5,2e-4,1e-3]}",
         ),
         fronts,
         20,

@@ -93,7 +93,7 @@ SPACES: dict[str, dict[str, Draw]] = {
     "QSharp": _VALUE,
     "CD": _VALUE,
     "DPO": {**_POLICY, "beta": _log_uniform(0.05, 2.0)},
-    "SFT": _POLICY,
+    "RAFT": _POLICY,
     "GRPO": {**_POLICY, "beta": _one_of(0.0, 0.01, 0.04, 0.1)},
     "QSharp-HF": {**_VALUE, **_FITTED_REWARD},
     "GRPO-HF": {**_POLICY, "beta": _one_of(0.0, 0.01, 0.04, 0.1), **_FITTED_REWARD},

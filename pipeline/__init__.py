@@ -73,8 +73,8 @@ if TYPE_CHECKING:
     from pipeline.learning.algos.qsharp_hf import QSharpHF as QSharpHF
     from pipeline.learning.algos.qsharp_hf import QSharpHFConfig as QSharpHFConfig
     from pipeline.learning.algos.rollouts import Rollouts as Rollouts
-    from pipeline.learning.algos.sft import SFT as SFT
-    from pipeline.learning.algos.sft import SFTConfig as SFTConfig
+    from pipeline.learning.algos.raft import RAFT as RAFT
+    from pipeline.learning.algos.raft import RAFTConfig as RAFTConfig
     from pipeline.learning.algos.value_guided import ValueAlgoConfig as ValueAlgoConfig
     from pipeline.learning.algos.value_guided import ValueGuidedAlgorithms as ValueGuidedAlgorithms
     from pipeline.learning.choices import GRPOLoss as GRPOLoss
@@ -160,7 +160,7 @@ _HOMES = {
     "learning.algos.qsharp": "QSharp QSharpConfig",
     "learning.algos.qsharp_hf": "QSharpHF QSharpHFConfig",
     "learning.algos.rollouts": "Rollouts",
-    "learning.algos.sft": "SFT SFTConfig",
+    "learning.algos.raft": "RAFT RAFTConfig",
     "learning.algos.value_guided": "ValueGuidedAlgorithms ValueAlgoConfig",
     "learning.choices": "GRPOLoss",
     "learning.datasets.base": "Dataset Row",

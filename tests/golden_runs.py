@@ -15,7 +15,7 @@ COMMON = (
     "training.warmup_steps=1",
     "evaluation.bootstrap_samples=50",
 )
-_TRAINED = ("BestOfN", "CD", "DPO", "GRPO", "GRPO-HF", "PITA", "QSharp", "QSharp-HF", "SFT")
+_TRAINED = ("BestOfN", "CD", "DPO", "GRPO", "GRPO-HF", "PITA", "QSharp", "QSharp-HF", "RAFT")
 _VARIANTS = {
     "Adapters": ("grpo.GRPO", "{lora: {rank: 2}}"),
     "Candidates": ("pita.PITA", "{head: v, others: dropped}"),
@@ -49,7 +49,7 @@ ADDITION = (
     *(f"algos.{name}.batch_size=24" for name in (*_TRAINED, *_VARIANTS)),
     *(f"algos.{name}.batch_size=8" for name in ("PITA", "Candidates")),  # of few pairs is it known which is better
     # What a search has found may be found anew, which is no change of code.
-    *("algos.SFT.learning_rate=2e-4", "algos.SFT.epochs=1"),
+    *("algos.RAFT.learning_rate=2e-4", "algos.RAFT.epochs=1"),
     *(f"algos.{name}.{was}" for name in ("DPO", "Drawn") for was in ("learning_rate=2e-4", "epochs=1", "beta=1")),
     *(f"algos.{name}.learning_rate=2e-4" for name in ("GRPO", "Adapters", "Dapo")),
     *(f"algos.{name}.beta=0.04" for name in ("GRPO", "Adapters", "Clipped")),
@@ -114,7 +114,7 @@ def texts_run(scratch: Path) -> tuple[str, ...]:
         *COMMON,
         "experiment.name=texts",
         "rounds_of_training=1",
-        "algos=[PITA,QSharp,DPO,SFT]",
+        "algos=[PITA,QSharp,DPO,RAFT]",
         "dataset=jsonl",
         "model=hf",
         f"models.hf.path={policy}",
@@ -132,12 +132,12 @@ def texts_run(scratch: Path) -> tuple[str, ...]:
         "algos.QSharp.value_max=2",
         "algos.QSharp.atoms=3",
         "algos.DPO.pairs=existing",
-        "algos.SFT.lora={rank: 2, target_modules: [q_proj, v_proj]}",
-        *(f"algos.{name}.epochs=1" for name in ("PITA", "QSharp", "DPO", "SFT")),
+        "algos.RAFT.lora={rank: 2, target_modules: [q_proj, v_proj]}",
+        *(f"algos.{name}.epochs=1" for name in ("PITA", "QSharp", "DPO", "RAFT")),
         "algos.DPO.beta=1",
-        "algos.SFT.only_correct=false",
-        *(f"algos.{name}.learning_rate=0.01" for name in ("PITA", "QSharp", "DPO", "SFT")),
-        *(f"algos.{name}.batch_size=8" for name in ("PITA", "QSharp", "DPO", "SFT")),
+        "algos.RAFT.only_correct=false",
+        *(f"algos.{name}.learning_rate=0.01" for name in ("PITA", "QSharp", "DPO", "RAFT")),
+        *(f"algos.{name}.batch_size=8" for name in ("PITA", "QSharp", "DPO", "RAFT")),
         "data_collection.prompts_per_round=12",
         "evaluation.num_prompts=6",
         "evaluation.num_samples=2",

@@ -11,7 +11,7 @@ ALGORITHMS = {
     "PITA": "pipeline.learning.algos.pita:PITA",
     "QSharp": "pipeline.learning.algos.qsharp:QSharp",
     "QSharp-HF": "pipeline.learning.algos.qsharp_hf:QSharpHF",
-    "SFT": "pipeline.learning.algos.sft:SFT",
+    "RAFT": "pipeline.learning.algos.raft:RAFT",
 }
 """Name -> class, whose `config_class` has the settings under ``algos.<name>``."""
 

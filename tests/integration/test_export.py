@@ -208,7 +208,7 @@ def of_conversations(tmp_path_factory: pytest.TempPathFactory) -> Path:
     ]
     (folder / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     request = [
-        *("experiment.name=t", f"output_dir={folder / 'outputs'}", "algos=[SFT]", "rounds_of_training=1"),
+        *("experiment.name=t", f"output_dir={folder / 'outputs'}", "algos=[RAFT]", "rounds_of_training=1"),
         *("model=hf", f"models.hf.path={folder / 'model'}", "dataset=jsonl", "datasets.jsonl.reward=length"),
         f"datasets.jsonl.path={folder / 'rows.jsonl'}",
         *("datasets.jsonl.test_size=5", "datasets.jsonl.validation_size=5", "generation.max_new_tokens=4"),
@@ -218,7 +218,7 @@ def of_conversations(tmp_path_factory: pytest.TempPathFactory) -> Path:
     ]
     done = CliRunner().invoke(app, ["run", *request])
     assert done.exit_code == 0, done.output
-    export(folder / "outputs", "t", "SFT", folder / "policy")
+    export(folder / "outputs", "t", "RAFT", folder / "policy")
     return folder / "policy"
 
 
@@ -351,11 +351,11 @@ def test_who_comes_second_to_a_folder_is_told_that_something_is_there(
 
 
 def test_a_policy_of_which_adapters_are_stored_leaves_its_run_whole(tmp_path: Path) -> None:
-    adapters = ("algos=[SFT]", "algos.SFT.lora.rank=4", "algos.SFT.only_correct=false", "algos.SFT.epochs=1")
+    adapters = ("algos=[RAFT]", "algos.RAFT.lora.rank=4", "algos.RAFT.only_correct=false", "algos.RAFT.epochs=1")
     little = ("models.tiny.steps=10", "data_collection.prompts_per_round=20", "evaluation.num_prompts=4")
     outputs = tmp_path / "outputs"
     run_here(outputs, *adapters, *little)
-    stored = training(outputs, "SFT/r2/train")
+    stored = training(outputs, "RAFT/r2/train")
     assert sorted(path.parent.name for path in stored.rglob("*.safetensors")) == ["1", "2"]
     by_name = pipeline.guided("t", output_dir=outputs, device="cpu")
     told = by_name.complete(PROMPTS, n=8, seed=3)

@@ -44,16 +44,16 @@ def test_no_two_trials_of_a_method_are_alike(method: str) -> None:
 
 
 def test_draws_keep_their_numbers_whatever_the_default(monkeypatch: pytest.MonkeyPatch) -> None:
-    before = trials_of("SFT")
+    before = trials_of("RAFT")
     drawn = before[3]
 
     @dataclass
-    class Found(settings_class("algos", "SFT", {})):  # type: ignore[misc]
+    class Found(settings_class("algos", "RAFT", {})):  # type: ignore[misc]
         learning_rate: float = drawn.settings["learning_rate"]  # type: ignore[assignment]
         epochs: int = drawn.settings["epochs"]  # type: ignore[assignment]
 
     monkeypatch.setattr("benchmarks.tuning.settings_class", lambda *_: Found)
-    after = trials_of("SFT")
+    after = trials_of("RAFT")
     assert after[0].settings == drawn.settings
     assert len(after) == TRIALS
     assert drawn not in after
@@ -64,10 +64,10 @@ def test_draws_keep_their_numbers_whatever_the_default(monkeypatch: pytest.Monke
 
 
 def test_more_trials_than_there_are_configurations_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(SPACES, "SFT", {"epochs": lambda draw: int(draw.integers(1, 3))})
-    assert len(trials_of("SFT", 2)) == 2
-    with pytest.raises(SystemExit, match="SFT: no more than 2 configurations"):
-        trials_of("SFT", 3)
+    monkeypatch.setitem(SPACES, "RAFT", {"epochs": lambda draw: int(draw.integers(1, 3))})
+    assert len(trials_of("RAFT", 2)) == 2
+    with pytest.raises(SystemExit, match="RAFT: no more than 2 configurations"):
+        trials_of("RAFT", 3)
 
 
 def test_methods_draw_apart_from_each_other() -> None:
@@ -94,7 +94,7 @@ def test_a_trial_is_a_run_on_validation_prompts_and_the_references_for_tuning(me
 
 
 def test_a_trial_is_known_by_what_it_would_compute(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    first, second = trials_of("SFT", 2)
+    first, second = trials_of("RAFT", 2)
     assert plan_of(first, tmp_path / "a") == plan_of(replace(first, number=5), tmp_path / "b")
     before = plan_of(first, tmp_path)
     assert plan_of(second, tmp_path) != before
@@ -121,8 +121,8 @@ def test_lines_that_are_no_trial_of_today_are_passed_over(
 ) -> None:
     file = tmp_path / "trials.jsonl"
     good, other = (
-        Score("SFT", trial.number, trial.settings, [0.5] * 3, 1.0, plan_of(trial, tmp_path))
-        for trial in trials_of("SFT", 2)
+        Score("RAFT", trial.number, trial.settings, [0.5] * 3, 1.0, plan_of(trial, tmp_path))
+        for trial in trials_of("RAFT", 2)
     )
     plain = asdict(good)
     bad = [
@@ -146,9 +146,9 @@ def test_lines_that_are_no_trial_of_today_are_passed_over(
 def test_of_the_lines_of_one_trial_the_newest_counts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(tuning, "plan_of", lambda trial, out: "")
     file = tmp_path / "trials.jsonl"
-    (trial,) = trials_of("SFT", 1)
+    (trial,) = trials_of("RAFT", 1)
     for value in (0.5, 0.7):
-        append(file, Score("SFT", 0, trial.settings, [value] * 3, 1.0))
+        append(file, Score("RAFT", 0, trial.settings, [value] * 3, 1.0))
     assert [one.scores[0] for one in read_trials(file, tmp_path)] == [0.7]
 
 

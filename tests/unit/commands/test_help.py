@@ -157,7 +157,7 @@ def test_files_that_set_keys_alike_are_named_together() -> None:
 
 def test_sections_of_one_name_are_explained_together() -> None:
     lines = told("lora").splitlines()
-    assert lines[:4] == [f"algos.{name}.lora" for name in ("DPO", "GRPO", "GRPO-HF", "SFT")]
+    assert lines[:4] == [f"algos.{name}.lora" for name in ("DPO", "GRPO", "GRPO-HF", "RAFT")]
     assert lines.count("    lora.rank=0") == 1
     learnt = told("reward_model").splitlines()  # which the algorithms have with defaults of their own
     assert "    algos.GRPO-HF.reward_model.learning_rate=0.001" in learnt

@@ -10,7 +10,7 @@ from pipeline.learning.memory.training import GB
 from pipeline.machine.memory import usable_bytes
 from tests.doubles.composing import quick_config
 
-NAMES = ("BestOfN", "CD", "DPO", "GRPO", "GRPO-HF", "PITA", "QSharp", "QSharp-HF", "SFT")
+NAMES = ("BestOfN", "CD", "DPO", "GRPO", "GRPO-HF", "PITA", "QSharp", "QSharp-HF", "RAFT")
 
 
 @pytest.mark.parametrize(
@@ -30,7 +30,7 @@ NAMES = ("BestOfN", "CD", "DPO", "GRPO", "GRPO-HF", "PITA", "QSharp", "QSharp-HF
         ("GRPO", ["algos.GRPO.num_generations=1"], "at least 2, since the completions of a prompt are compared"),
         ("DPO", ["algos.DPO.num_generations=1"], "at least 2, since"),
         ("BestOfN", ["algos.BestOfN.num_generations=1"], "at least 2, since"),
-        ("SFT", ["algos.SFT.num_generations=0"], "num_generations=0: must be at least 1 and at most"),
+        ("RAFT", ["algos.RAFT.num_generations=0"], "num_generations=0: must be at least 1 and at most"),
         ("DPO", ["algos.DPO.batch_size=7"], "algos.DPO.batch_size=7: must be even"),
         ("QSharp-HF", ["algos.QSharp-HF.reward_model.batch_size=5"], "reward_model.batch_size=5: must be even"),
         ("DPO", ["algos.DPO.beta=0"], "algos.DPO.beta=0.0: must be above 0"),
@@ -44,7 +44,7 @@ NAMES = ("BestOfN", "CD", "DPO", "GRPO", "GRPO-HF", "PITA", "QSharp", "QSharp-HF
             ["algos.QSharp.atoms=1", "algos.QSharp.value_min=-1", "algos.QSharp.others=offset_zero"],
             "algos.QSharp.atoms=2 tells both",
         ),
-        ("SFT", ["algos.SFT.lora.rank=-1"], "lora.rank=-1: must be at least 0"),
+        ("RAFT", ["algos.RAFT.lora.rank=-1"], "lora.rank=-1: must be at least 0"),
     ],
 )
 def test_what_cannot_work_is_refused(algo: str, overrides: list[str], said: str) -> None:

@@ -59,7 +59,7 @@ def test_a_cpu_needs_kernels_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None
 @pytest.mark.parametrize(
     ("settings", "said"),
     [
-        (("algos=[PITA,DPO,SFT]",), "DPO, SFT would train the policy"),
+        (("algos=[PITA,DPO,RAFT]",), "DPO, RAFT would train the policy"),
         (("generation.backend=transformers",), "use generation.backend=own"),
         (("generation.gpus_per_job=2",), "weights in few bits are not split over devices"),
     ],

@@ -21,19 +21,19 @@ from pipeline.learning.training.samples import Samples
 from pipeline.learning.training.sequences import Sequences
 from tests.unit.learning.algos.test_chain import Chains, collecting_goes_once_from_none_to_all, of_stage
 
-TRAINED = ("DPO", "GRPO", "GRPO-HF", "SFT")
+TRAINED = ("DPO", "GRPO", "GRPO-HF", "RAFT")
 OTHERS = ("BestOfN", "CD", "QSharp-HF")
 OWN = ("RewardWeighted",)
 NEW = (*TRAINED, *OTHERS, *OWN)
 
 SETTINGS = (
-    "algos=[BestOfN,CD,DPO,GRPO,GRPO-HF,QSharp-HF,SFT]",
+    "algos=[BestOfN,CD,DPO,GRPO,GRPO-HF,QSharp-HF,RAFT]",
     "algos.RewardWeighted.class_path=tests.doubles.own_methods.RewardWeighted",
     "algos.CD.epochs=1",
     "algos.QSharp-HF.epochs=1",
     "algos.PITA.enabled=false",
     "algos.QSharp.enabled=false",
-    "algos.SFT.only_correct=false",
+    "algos.RAFT.only_correct=false",
     "data_collection.prompts_per_round=20",
     "execution.shard_size=20",  # stages in parts, `test_chain` has
     "evaluation.num_prompts=20",
@@ -241,7 +241,7 @@ def test_a_majority_needs_no_training(tmp_path: Path) -> None:
     ids=["DPO", "GRPO", "GRPO without KL", "CD"],
 )
 def test_options_run_through(tmp_path: Path, options: tuple[str, ...]) -> None:
-    found = Chains(tmp_path, *SETTINGS[6:], *options, "algos.SFT.enabled=false")
+    found = Chains(tmp_path, *SETTINGS[6:], *options, "algos.RAFT.enabled=false")
     (name,) = [name for name, algo in found.config.algos.items() if algo.enabled]
     assert found.metrics(name, 2)["kl_per_sequence"] > 0
     if found.config.algos[name].lora.rank if name != "CD" else 0:

@@ -129,7 +129,7 @@ def test_tallies_of_shards_add_up() -> None:
     assert added([]) is None
 
 
-ALGOS = ("BestOfN", "DPO", "GRPO", "GRPO-HF", "PITA", "QSharp", "QSharp-HF", "SFT")
+ALGOS = ("BestOfN", "DPO", "GRPO", "GRPO-HF", "PITA", "QSharp", "QSharp-HF", "RAFT")
 
 
 @pytest.fixture(scope="module")
@@ -189,7 +189,7 @@ def chains(tmp_path_factory: pytest.TempPathFactory) -> Chains:
             "the reward model was fitted to nothing (0 sequences); of 6 pairs 6 scored equal",
         ),
         (
-            "SFT",
+            "RAFT",
             "training.json",
             "trained on nothing (0 sequences); of 6 prompts 6 scored equal, 6 had no correct completion",
         ),

@@ -32,7 +32,7 @@ QSHARP = [
 
 
 def test_points_of_a_front_are_told_by_what_makes_them() -> None:
-    points, _ = fronts([*REFERENCE, *DPO, *QSHARP, *point("SFT", 1.0, 0.7)], [], "test")
+    points, _ = fronts([*REFERENCE, *DPO, *QSHARP, *point("RAFT", 1.0, 0.7)], [], "test")
     assert [(row.front, row.point, row.split, row.kl, row.value, row.is_best) for row in points] == [
         ("DPO", "reference", "test", 0.0, 0.4, True),
         ("DPO", "beta=1", "test", 0.5, 0.6, True),
@@ -81,7 +81,7 @@ def test_a_front_of_which_only_the_reference_is_best_is_of_the_last_round_too() 
 
 
 def test_a_method_with_one_setting_is_no_front() -> None:
-    assert fronts([*REFERENCE, *point("SFT", 1.0, 0.7)], [1.0], "test") == ([], [])
+    assert fronts([*REFERENCE, *point("RAFT", 1.0, 0.7)], [1.0], "test") == ([], [])
 
 
 def spent(algo: str, number: int, flops: float | None) -> CostRow:
@@ -90,16 +90,16 @@ def spent(algo: str, number: int, flops: float | None) -> CostRow:
 
 
 def test_methods_are_compared_after_the_last_round_within_a_budget() -> None:
-    pooled = [*REFERENCE, *point("DPO", 0.5, 0.6, 1), *point("DPO", 1.0, 0.7), *point("SFT", 0.2, 0.5, 1)]
-    costs = [spent("DPO", 1, 150), spent("DPO", 2, 250), spent("SFT", 1, 300), spent("reference", 0, 1)]
+    pooled = [*REFERENCE, *point("DPO", 0.5, 0.6, 1), *point("DPO", 1.0, 0.7), *point("RAFT", 0.2, 0.5, 1)]
+    costs = [spent("DPO", 1, 150), spent("DPO", 2, 250), spent("RAFT", 1, 300), spent("reference", 0, 1)]
     rows = at_budgets(pooled, costs, [400, 200, 10])
     assert [(row.budget, row.algo, row.round, row.flops, row.value, row.kl) for row in rows] == [
         (10, "DPO", None, None, None, None),
-        (10, "SFT", None, None, None, None),
+        (10, "RAFT", None, None, None, None),
         (200, "DPO", 1, 150, 0.6, 0.5),  # both rounds take 250
-        (200, "SFT", None, None, None, None),
+        (200, "RAFT", None, None, None, None),
         (400, "DPO", 2, 250, 0.7, 1.0),
-        (400, "SFT", 1, 300, 0.5, 0.2),
+        (400, "RAFT", 1, 300, 0.5, 0.2),
     ]
 
 
@@ -111,10 +111,10 @@ def test_a_method_at_a_budget_tells_what_its_result_rests_on() -> None:
 
 
 def test_a_round_whose_flops_are_not_known_is_not_passed_over_for_an_earlier_one() -> None:
-    pooled = [*REFERENCE, *point("DPO", 0.5, 0.6, 1), *point("DPO", 1.0, 0.7), *point("SFT", 0.2, 0.5, 1)]
+    pooled = [*REFERENCE, *point("DPO", 0.5, 0.6, 1), *point("DPO", 1.0, 0.7), *point("RAFT", 0.2, 0.5, 1)]
     costs = [spent("DPO", 1, 150), spent("DPO", 2, None)]
     found = [(row.algo, row.is_known, row.round, row.flops, row.value) for row in at_budgets(pooled, costs, [200])]
-    assert found == [("DPO", False, None, None, None), ("SFT", False, None, None, None)]
+    assert found == [("DPO", False, None, None, None), ("RAFT", False, None, None, None)]
 
 
 def test_what_is_not_known_hides_no_round_that_is_the_last_within_in_any_case() -> None:

@@ -17,9 +17,9 @@ PAGE = Path(__file__).parents[4] / "docs" / "compare.md"
 
 
 def run(stamp: str, eta: float, *rows: PooledRow, **config: Any) -> ComparedRun:
-    algos = {"PITA": {"enabled": True, "eta": eta}, "SFT": {"enabled": True, "epochs": 2}}
+    algos = {"PITA": {"enabled": True, "eta": eta}, "RAFT": {"enabled": True, "epochs": 2}}
     whole = {"experiment": {"name": stamp}, "output_dir": stamp, "algos": algos, **config}
-    results = Results(rows=[], pooled=[pooled_row("reference", 0, 0.25), pooled_row("SFT", 2, 0.5), *rows])
+    results = Results(rows=[], pooled=[pooled_row("reference", 0, 0.25), pooled_row("RAFT", 2, 0.5), *rows])
     return ComparedRun(name="x", stamp=stamp, state="done", config=whole, results=results)
 
 
@@ -35,7 +35,7 @@ def test_a_setting_is_told_where_it_matters_and_what_it_does_not_change_is_one_r
         ("reference", 0.25, "b", "a"),
         ("PITA", "2", 0.5, "a"),
         ("PITA", "10", 0.75, "b"),
-        ("SFT", 0.5, "b", "a"),
+        ("RAFT", 0.5, "b", "a"),
     ]
 
 

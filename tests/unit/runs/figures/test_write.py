@@ -118,7 +118,7 @@ def test_a_run_with_nothing_to_show_and_a_missing_library_are_told(
 
 def test_the_legend_of_many_points_takes_less_room_than_the_axes() -> None:
     names = ["reference", "CD", *(f"DPO@beta={beta}" for beta in (0.1, 0.3, 1, 3)), "PITA", "QSharp"]
-    names += [f"SFT@learning_rate={rate}" for rate in ("5e-05", 0.0002, 0.001)]
+    names += [f"RAFT@learning_rate={rate}" for rate in ("5e-05", 0.0002, 0.001)]
     points = [data.Point(x=number, y=0.5) for number in (1, 2)]
     with styled():
         figure = charts.rounds([data.Series(name=name, points=points) for name in names], "pass@1", names)

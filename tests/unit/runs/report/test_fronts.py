@@ -103,7 +103,7 @@ def test_points_that_rest_on_fewer_chains_are_named() -> None:
     assert not any("seeds" in line for line in lines_of(results))
     less = replace(results, fronts=[replace(first, seeds=2), second])
     assert "DPO n=2: 2 of 3 seeds" in [line.strip() for line in lines_of(less)]
-    alone = replace(results, pooled=[pooled_row("SFT", seeds=5), pooled_row("SFT", model="other", seeds=9)])
+    alone = replace(results, pooled=[pooled_row("RAFT", seeds=5), pooled_row("RAFT", model="other", seeds=9)])
     assert "DPO n=2: 3 of 5 seeds; DPO n=4: 3 of 5 seeds" in [line.strip() for line in lines_of(alone)]
 
 
@@ -133,8 +133,8 @@ def test_divergences_at_a_budget_that_are_bounds_are_named() -> None:
 
 def test_methods_whose_costs_are_lost_are_named_below_the_table() -> None:
     known = BudgetRow(**{**PLACE, **ENDS}, algo="DPO", budget=1e9, flops=5e8, value=0.6, kl=0.5)
-    lost = BudgetRow(dataset="addition", model="tiny", algo="SFT", budget=1e9, is_known=False)
+    lost = BudgetRow(dataset="addition", model="tiny", algo="RAFT", budget=1e9, is_known=False)
     lines = printed(budget_tables([known, lost], Results(rows=[]))[0]).splitlines()
-    assert ["1.00", "G", "SFT", "-", "-"] in [line.split() for line in lines]
-    assert any(line.startswith("SFT: what some of their rounds took is not known") for line in lines)
+    assert ["1.00", "G", "RAFT", "-", "-"] in [line.split() for line in lines]
+    assert any(line.startswith("RAFT: what some of their rounds took is not known") for line in lines)
     assert "not known" not in printed(budget_tables([known], Results(rows=[]))[0])

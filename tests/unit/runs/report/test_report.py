@@ -84,13 +84,13 @@ def test_what_an_interval_holds_for_is_said(fields: dict[str, Any], said: str) -
 
 
 def test_methods_whose_difference_says_nothing_of_other_seeds_are_named() -> None:
-    rows = [pooled_row("reference", 0), pooled_row("DPO", 2), pooled_row("SFT", 2, difference_over="policies")]
-    tested = [comparison("DPO"), comparison("SFT", over="policies", test="mcnemar")]
+    rows = [pooled_row("reference", 0), pooled_row("DPO", 2), pooled_row("RAFT", 2, difference_over="policies")]
+    tested = [comparison("DPO"), comparison("RAFT", over="policies", test="mcnemar")]
     lines = [line.strip() for line in shown(*rows, comparisons=tested, width=1000).splitlines()]
     assert (
-        "Intervals hold for other seeds, conditional on this model; some of SFT round 2 for these policies alone."
+        "Intervals hold for other seeds, conditional on this model; some of RAFT round 2 for these policies alone."
     ) in lines
-    assert any(line.endswith("can find. Of SFT these policies alone are compared.") for line in lines)
+    assert any(line.endswith("can find. Of RAFT these policies alone are compared.") for line in lines)
     alone = shown(*rows, comparisons=[replace(one, over="policies") for one in tested], width=1000)
     assert "can find. These policies alone are compared." in alone
 

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(kw_only=True)
-class SFTConfig(PolicyAlgoConfig):
+class RAFTConfig(PolicyAlgoConfig):
     """Rejection sampling: imitate the best of n."""
 
     keeps_logprobs: ClassVar[bool] = False
@@ -43,17 +43,17 @@ class SFTConfig(PolicyAlgoConfig):
         return self.epochs
 
 
-class SFT(PostTrainingAlgorithms):
+class RAFT(PostTrainingAlgorithms):
     """Next-token prediction on the completion with the highest reward of each prompt."""
 
-    name: ClassVar[str] = "SFT"
-    config_class: ClassVar[type[AlgoConfig]] = SFTConfig
+    name: ClassVar[str] = "RAFT"
+    config_class: ClassVar[type[AlgoConfig]] = RAFTConfig
     stages: ClassVar[tuple[Stage, ...]] = timed(PostTrainingAlgorithms.stages, train=4.5)
 
     def keep(self, ctx: JobContext, policy: TextPolicy, groups: Groups) -> None:  # noqa: ARG002 - of the base
         """Write the best completion of each prompt, the first of equals."""
         best, correct = groups.best(), groups.scored.correct
-        if ctx.settings(SFTConfig).only_correct:
+        if ctx.settings(RAFTConfig).only_correct:
             best = [place for place in best if correct[place] is not False]
         groups.sequences(best, [float(groups.scored.values[place]) for place in best]).save(ctx.out)
 
