@@ -72,9 +72,9 @@ if TYPE_CHECKING:
     from pipeline.learning.algos.qsharp import QSharpConfig as QSharpConfig
     from pipeline.learning.algos.qsharp_hf import QSharpHF as QSharpHF
     from pipeline.learning.algos.qsharp_hf import QSharpHFConfig as QSharpHFConfig
-    from pipeline.learning.algos.rollouts import Rollouts as Rollouts
     from pipeline.learning.algos.raft import RAFT as RAFT
     from pipeline.learning.algos.raft import RAFTConfig as RAFTConfig
+    from pipeline.learning.algos.rollouts import Rollouts as Rollouts
     from pipeline.learning.algos.value_guided import ValueAlgoConfig as ValueAlgoConfig
     from pipeline.learning.algos.value_guided import ValueGuidedAlgorithms as ValueGuidedAlgorithms
     from pipeline.learning.choices import GRPOLoss as GRPOLoss
