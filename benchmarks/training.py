@@ -56,7 +56,7 @@ from trl.trainer.sft_config import SFTConfig
 from trl.trainer.sft_trainer import SFTTrainer
 
 from benchmarks.arguments import positive
-from pipeline.config.schema import DType, TrainingConfig, Warmup
+from pipeline.config.schema import DType, Schedule, TrainingConfig
 from pipeline.learning.choices import DPOLoss, GRPOLoss, ScaleRewards
 from pipeline.learning.training import policy
 from pipeline.learning.training.dpo import DPOObjective, fit_dpo
@@ -189,7 +189,7 @@ def ours(load: Load, model: PreTrainedModel, args: argparse.Namespace) -> list[f
         micro_batch_size=args.micro_batch,
         weight_decay=0.0,
         warmup_steps=0,
-        schedule=Warmup.constant,
+        schedule=Schedule.constant,
         **args.settings,
     )
     fitting = Fitting(

@@ -15,7 +15,7 @@ from pipeline.config.bases import NOTHING, DatasetConfig, Settings
 from pipeline.config.fronts import SUFFIX, point_of, settings_of
 from pipeline.config.place import defined_at
 from pipeline.config.ranks import devices_per_training
-from pipeline.config.schema import Config, Strategy
+from pipeline.config.schema import POLYNOMIAL_END, Config, Schedule, Strategy
 from pipeline.config.shipped import REWARD_NAMES
 from pipeline.config.tables import TABLES
 from pipeline.config.told import refuse_all
@@ -181,7 +181,17 @@ def _of_section(key: str, section: object, config: Config) -> Iterator[str]:
     if isinstance(section, Settings):
         yield from _told_by(key, section, config)
     for below, entry in held(section, key):
+        if below.endswith("learning_rate") and config.training.schedule is Schedule.polynomial:
+            yield from _polynomial(below, entry)
         yield from _of_section(below, entry, config)
+
+
+def _polynomial(key: str, rate: object) -> Iterator[str]:
+    if key.startswith("algos.") and isinstance(rate, float) and rate <= POLYNOMIAL_END:
+        yield (
+            f"{key}={rate:g}: training.schedule=polynomial falls to {POLYNOMIAL_END:g} and must begin above that. "
+            "Use linear, which falls to 0"
+        )
 
 
 def _told_by(key: str, section: Settings, config: Config) -> Iterator[str]:

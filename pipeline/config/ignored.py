@@ -15,7 +15,7 @@ from pipeline.config.bases import AlgoConfig, Settings
 from pipeline.config.fronts import point_of, settings_of
 from pipeline.config.place import defined_at
 from pipeline.config.ranks import devices_per_training
-from pipeline.config.schema import AUTO, Backend, Config
+from pipeline.config.schema import AUTO, Backend, Config, Schedule
 from pipeline.config.tables import TABLES
 from pipeline.config.tracking import Tracker
 from pipeline.config.user_code import ask
@@ -193,6 +193,11 @@ RULES = (
         "training.*",
         lambda run: not _trains(run) and not _own(run),
         "nothing is trained in this run",
+    ),
+    Rule(
+        "training.warmup_steps",
+        lambda run: run.config.training.schedule is Schedule.constant and not _own(run),
+        "training.schedule=constant has no warm-up; constant_with_warmup has one",
     ),
     Rule("training.memory_mb", lambda run: not run.gpu, _NO_GPU),
     Rule("training.strategy", lambda run: devices_per_training(run.config) == 1, _ONE_DEVICE),

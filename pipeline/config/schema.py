@@ -122,11 +122,21 @@ class LongPrompts(Enum):
     truncate = "truncate"  # its last tokens are kept
 
 
-class Warmup(Enum):
-    """What the learning rate follows over all steps; in the first of them the warm-up multiplies it."""
+POLYNOMIAL_END = 1e-7
+"""Rate that `Schedule.polynomial` ends at: transformers' default."""
 
-    constant = "constant"  # stays
-    cosine = "cosine"  # falls to zero along a cosine
+
+class Schedule(Enum):
+    """What the learning rate follows over all steps; all but the first are transformers' (`get_scheduler`)."""
+
+    cosine_from_start = "cosine_from_start"  # a cosine to 0 from the first step on, which the warm-up multiplies
+    cosine = "cosine"  # after the warm-up along a cosine to 0
+    cosine_with_restarts = "cosine_with_restarts"  # the same with its default of one cycle
+    linear = "linear"  # after the warm-up straight to 0
+    polynomial = "polynomial"  # after the warm-up straight to 1e-7
+    constant = "constant"  # stays, without a warm-up
+    constant_with_warmup = "constant_with_warmup"  # stays after the warm-up
+    inverse_sqrt = "inverse_sqrt"  # after the warm-up by the inverse square root of the step
 
 
 @dataclass(kw_only=True)
@@ -174,8 +184,8 @@ class TrainingConfig:
     grad_clip: float = number(1.0, at_least=0, at_most=1e9)
     """Largest norm of the gradient; 0 does not clip."""
     warmup_steps: int = number(20, at_least=0, at_most=1_000_000_000)
-    """Optimizer steps over which a factor of the rate rises to 1; `schedule` runs from the first step on."""
-    schedule: Warmup = Warmup.cosine
+    """Optimizer steps over which the rate rises to its full height; part of all steps, as `schedule` says."""
+    schedule: Schedule = Schedule.cosine_from_start
     gpus_per_job: int = number(1, at_least=1, at_most=1024, affects_result=False, keyed=SEVERAL)
     """Devices that share one training, each with micro-batches of its own; the batch of a step is as configured.
     Part of a training's key where it is more than 1, with the strategy: float sums are taken in another order."""

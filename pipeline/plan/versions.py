@@ -30,7 +30,7 @@ DECODING = 2
 """`pipeline.learning.generation`: draws, caches, guidance, divergences."""
 BACKENDS = {TextBackend.transformers: 1, TextBackend.vllm: 1}
 """`pipeline.learning.generation.backends`: how others than our own decoder are asked."""
-TRAINING = 3
+TRAINING = 4
 """`pipeline.learning.training`: losses, optimizer, schedule, order of batches."""
 ROUNDING = 2
 """What of a training is kept, and in what a guide's candidates attend to themselves, where models are read in half

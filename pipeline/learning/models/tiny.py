@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers, processors
 from transformers import GPT2Config, GPT2LMHeadModel, PreTrainedTokenizerFast
 
-from pipeline.config.schema import Warmup
+from pipeline.config.schema import Schedule
 from pipeline.learning.datasets.base import Dataset
 from pipeline.learning.models.batch_size import MICRO_BATCH, BatchSize, BatchSizes
 from pipeline.learning.models.flops import model_cost, spend, whole_texts
@@ -195,5 +195,5 @@ def _training_settings(config: TinyModelConfig) -> TrainSettings:
         betas=(0.9, 0.98),
         grad_clip=1.0,
         warmup_steps=config.warmup_steps,
-        schedule=Warmup.cosine,
+        schedule=Schedule.cosine_from_start,
     )

@@ -9,14 +9,15 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
+from functools import lru_cache
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
 
 from pipeline import untried
-from pipeline.config.schema import Warmup
+from pipeline.config.schema import Schedule
 from pipeline.learning.models.batch_size import BatchSize, is_out_of_memory
 from pipeline.learning.training.checkpoint import Checkpoints, State
 from pipeline.learning.training.curve import Curve, Drawing
@@ -43,10 +44,11 @@ class TrainSettings:
         weight_decay: Of AdamW, on every parameter.
         betas: Of AdamW.
         grad_clip: Largest norm of the gradient; 0 does not clip.
-        warmup_steps: Steps over which a factor of the rate rises from 0 to 1.
-        schedule: What the rate follows from the first step on, times that factor.
+        warmup_steps: Steps over which the rate rises to its full height.
+        schedule: What the rate follows.
         steps_before: Steps of the trainings that this one goes on from, which warm-up and schedule count too.
-        horizon: Steps, those before included, over which a schedule falls; None for all of this training.
+        horizon: Steps, those before included, over which a schedule falls; None for all of this training, infinity
+            for a rate that stays after its warm-up.
         clear_cache_interval: Steps between calls of `torch.cuda.empty_cache`; 0 never.
     """
 
@@ -57,9 +59,9 @@ class TrainSettings:
     betas: tuple[float, float] = (0.9, 0.999)
     grad_clip: float = 1.0
     warmup_steps: int = 0
-    schedule: Warmup = Warmup.constant
+    schedule: Schedule = Schedule.constant_with_warmup
     steps_before: int = 0
-    horizon: int | None = None
+    horizon: float | None = None
     clear_cache_interval: int = 0
 
 
@@ -110,13 +112,34 @@ class TrainState:
 
 
 def rate_at(step: int, settings: TrainSettings) -> float:
-    """Learning rate of a step, counted from 0: constant or a cosine to 0, times a warm-up."""
+    """Learning rate of a step, counted from 0."""
     step += settings.steps_before
-    warmup = min(1.0, (step + 1) / settings.warmup_steps) if settings.warmup_steps else 1.0
-    if settings.schedule is Warmup.constant:
-        return settings.learning_rate * warmup
-    gone = min(1.0, step / max(1, settings.horizon or settings.steps_before + settings.steps))
-    return settings.learning_rate * warmup * 0.5 * (1 + math.cos(math.pi * gone))
+    end = settings.horizon or settings.steps_before + settings.steps
+    schedule, warmup_steps = settings.schedule, settings.warmup_steps
+    if schedule is Schedule.cosine_from_start:
+        warmup = min(1.0, (step + 1) / warmup_steps) if warmup_steps else 1.0
+        gone = min(1.0, step / max(1, end))
+        return settings.learning_rate * warmup * 0.5 * (1 + math.cos(math.pi * gone))
+    if end == math.inf and schedule not in _ENDLESS:
+        schedule = Schedule.constant_with_warmup
+    # With no step after the warm-up there is nothing to fall over; beyond the end a cosine would rise again.
+    end = max(end, warmup_steps + 1)
+    return settings.learning_rate * _factor(schedule, settings.learning_rate, warmup_steps, end)(min(step, end))
+
+
+_ENDLESS = {Schedule.constant, Schedule.constant_with_warmup, Schedule.inverse_sqrt}
+
+
+@lru_cache
+def _factor(schedule: Schedule, learning_rate: float, warmup_steps: int, steps: float) -> Callable[[float], float]:
+    """From a step to what transformers' scheduler multiplies the rate by."""
+    from transformers import get_scheduler  # after the device has been pinned, and only where one is asked for
+
+    nothing = torch.optim.SGD([nn.Parameter(torch.zeros(1))], lr=learning_rate)
+    found: Callable[[float], float] = get_scheduler(
+        schedule.value, nothing, num_warmup_steps=warmup_steps, num_training_steps=cast("int", steps)
+    ).lr_lambdas[0]
+    return found
 
 
 def train(

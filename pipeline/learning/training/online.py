@@ -12,7 +12,7 @@ import math
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import nullcontext
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from itertools import chain
 from pathlib import Path
 from typing import Any, cast
@@ -21,7 +21,6 @@ import numpy as np
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from pipeline.config.schema import Warmup
 from pipeline.learning.models.batch_size import MICRO_BATCH, BatchSizes
 from pipeline.learning.models.flops import Purpose, model_cost, spend
 from pipeline.learning.training.curve import add_to_curve, is_drawn, not_drawn
@@ -195,10 +194,10 @@ def fit_online(
             done = timetable.drawn_after(step + 1)
             fitting.on_step(done, timetable.prompts, int(told["tokens"][-1]))
 
-    settings = loop_settings(fitting, timetable.steps, steps_before=steps_before, horizon=horizon)
+    settings = loop_settings(fitting, timetable.steps, steps_before=steps_before, horizon=horizon or math.inf)
     losses = train(
         model,
-        settings if horizon else replace(settings, schedule=Warmup.constant),
+        settings,
         losses_of,
         checkpoint=fitting.checkpoint,
         micro_batch=micro_batch,

@@ -211,7 +211,7 @@ def work_of(fitting: Fitting) -> str:
 
 
 def loop_settings(
-    fitting: Fitting, steps: int, *, steps_before: int = 0, horizon: int | None = None
+    fitting: Fitting, steps: int, *, steps_before: int = 0, horizon: float | None = None
 ) -> TrainSettings:
     """Settings of the loop; see `TrainSettings`."""
     return TrainSettings(

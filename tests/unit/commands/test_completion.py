@@ -37,7 +37,8 @@ def test_keys_are_offered_part_by_part_and_then_their_values() -> None:
     assert {"algos=", "algos.", "training.", "profile=", "rounds_of_training="} < set(offered("run", ""))
     assert settings("training.sch") == ["training.schedule="]
     assert settings("algos.PITA.e") == ["algos.PITA.enabled=", "algos.PITA.epochs=", "algos.PITA.eta="]
-    assert settings("training.schedule=") == ["training.schedule=constant", "training.schedule=cosine"]
+    constant = ["training.schedule=constant", "training.schedule=constant_with_warmup"]
+    assert settings("training.schedule=cons") == constant
     assert settings("+dry_run=t") == ["+dry_run=true"]
     assert settings("profile=a100") == ["profile=a100_40gb", "profile=a100_80gb"]
     assert settings("--num") == ["--num-gpus"]

@@ -116,6 +116,12 @@ def test_what_cannot_be_done_on_several_devices_is_refused(override: str, said: 
     assert said in refuse("training.gpus_per_job=2", override)
 
 
+def test_a_rate_that_a_schedule_cannot_begin_at_is_refused() -> None:
+    falling = ("algos=[GRPO]", "training.schedule=polynomial")
+    assert "algos.GRPO.learning_rate=1e-07" in refuse("algos.GRPO.learning_rate=1e-7", *falling)
+    check_config(quick_config(["experiment.name=t", *falling]))
+
+
 def test_a_scalar_head_and_flash_attention_do_not_fit() -> None:
     assert "Use system.attn_impl=sdpa" in refuse("system.attn_impl=flash_attention_2", "algos.PITA.head=v")
 

@@ -28,6 +28,7 @@ def warned(*overrides: str, gpu: bool = False) -> list[str]:
         (["distributed.num_gpus=2", "device=cpu"], "this run uses none"),
         (["distributed.fsdp_cpu_offload=true"], "each training has one device here"),
         (["training.memory_mb=100"], "this run uses none"),
+        (["training.warmup_steps=5", "training.schedule=constant"], "constant_with_warmup has one"),
         (["algos=[PITA]", "algos.QSharp.top_k=3"], "adds it, or did you mean algos.PITA.top_k?"),
         (["algos=[DPO]", "algos.GRPO.lora.rank=3"], "adds it, or did you mean algos.DPO.lora.rank?"),
         (["algos=[DPO]", "evaluation.etas=[1]"], "it is for value-guided algorithms"),

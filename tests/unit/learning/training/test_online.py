@@ -14,7 +14,7 @@ from tokenizers.models import WordLevel
 from tokenizers.pre_tokenizers import Whitespace
 from torch import Tensor
 
-from pipeline.config.schema import TrainingConfig, Warmup
+from pipeline.config.schema import Schedule, TrainingConfig
 from pipeline.errors import JobError
 from pipeline.learning.choices import GRPOLoss, ScaleRewards
 from pipeline.learning.training.grpo import Objective, group_advantages, grpo_set
@@ -87,10 +87,12 @@ def test_an_optimizer_that_is_not_there_or_of_another_model_is_one_message(tmp_p
 
 def test_a_rate_falls_over_its_horizon_whatever_the_rounds() -> None:
     falling = [
-        TrainSettings(steps=4, learning_rate=1.0, schedule=Warmup.cosine, steps_before=before, horizon=8)
+        TrainSettings(
+            steps=4, learning_rate=1.0, schedule=Schedule.cosine_from_start, steps_before=before, horizon=8
+        )
         for before in (0, 4, 8)
     ]
-    whole = TrainSettings(steps=8, learning_rate=1.0, schedule=Warmup.cosine)
+    whole = TrainSettings(steps=8, learning_rate=1.0, schedule=Schedule.cosine_from_start)
     rates = [rate_at(step, each) for each in falling[:2] for step in range(4)]
     assert rates == [rate_at(step, whole) for step in range(8)]
     assert rate_at(0, falling[2]) == pytest.approx(0, abs=1e-12)

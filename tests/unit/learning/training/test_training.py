@@ -3,6 +3,7 @@
 import itertools
 import math
 from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -10,10 +11,10 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from transformers import GPT2Config, GPT2LMHeadModel
+from transformers import GPT2Config, GPT2LMHeadModel, get_scheduler
 
 from pipeline import untried
-from pipeline.config.schema import TrainingConfig, Warmup
+from pipeline.config.schema import Schedule, TrainingConfig
 from pipeline.errors import JobStopped
 from pipeline.learning.choices import HeadType
 from pipeline.learning.models.value import ValueModel, value_model_from
@@ -61,11 +62,41 @@ def fitting(**given: Any) -> Fitting:
 
 
 def test_schedules() -> None:
-    settings = TrainSettings(steps=100, learning_rate=2.0, warmup_steps=10)
+    ours = Schedule.cosine_from_start
+    settings = TrainSettings(steps=100, learning_rate=2.0, warmup_steps=10, schedule=ours, horizon=math.inf)
     assert [rate_at(step, settings) for step in (0, 4, 9, 50, 99)] == pytest.approx([0.2, 1, 2, 2, 2])
-    cosine = TrainSettings(steps=100, learning_rate=2.0, schedule=Warmup.cosine)
+    cosine = TrainSettings(steps=100, learning_rate=2.0, schedule=ours)
     assert [rate_at(step, cosine) for step in (0, 50)] == pytest.approx([2, 1])
     assert rate_at(99, cosine) == pytest.approx(1 + math.cos(math.pi * 0.99))
+
+
+@pytest.mark.parametrize("warmup_steps", [0, 3, 7, 9])
+@pytest.mark.parametrize("schedule", [each for each in Schedule if each is not Schedule.cosine_from_start])
+def test_a_schedule_of_transformers_name_is_theirs(schedule: Schedule, warmup_steps: int) -> None:
+    """To the bit, and the same where a later training goes on; the last steps come after a horizon."""
+    optimizer = torch.optim.SGD([torch.nn.Parameter(torch.zeros(1))], lr=3e-4)
+    theirs = get_scheduler(schedule.value, optimizer, num_warmup_steps=warmup_steps, num_training_steps=7)
+    rates = theirs.get_last_lr()
+    for _ in range(6):
+        optimizer.step()
+        theirs.step()
+        rates += theirs.get_last_lr()
+    whole = TrainSettings(steps=7, learning_rate=3e-4, warmup_steps=warmup_steps, schedule=schedule)
+    assert [rate_at(step, whole) for step in range(7)] == rates
+    later = replace(whole, steps=30, steps_before=4, horizon=7)
+    assert [rate_at(step, later) for step in range(3)] == rates[4:]
+    after = [rate_at(step, later) for step in range(6, 30)]
+    assert len(set(after)) == 1
+    assert after[0] <= rates[-1] or warmup_steps >= 7
+
+
+@pytest.mark.parametrize("schedule", Schedule)
+def test_without_an_end_no_rate_falls_but_that_of_the_root(schedule: Schedule) -> None:
+    settings = TrainSettings(
+        steps=5, learning_rate=2.0, warmup_steps=2, schedule=schedule, horizon=math.inf, steps_before=100
+    )
+    stays = schedule is not Schedule.inverse_sqrt
+    assert rate_at(4, settings) == (2.0 if stays else pytest.approx(2 * (2 / 104) ** 0.5))
 
 
 @pytest.mark.parametrize("micro_batch_size", [1, 3])
