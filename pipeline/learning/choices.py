@@ -49,6 +49,13 @@ class GRPOLoss(Enum):
     dapo = "dapo"  # summed over tokens, divided by the tokens that an average batch of the round has
 
 
+class ImportanceSampling(Enum):
+    """What GRPO's ratio of probabilities is of, by TRL's names."""
+
+    token = "token"  # each token  # noqa: S105 - no password
+    sequence = "sequence"  # a whole completion, to the power of one over its tokens: GSPO (arXiv 2507.18071)
+
+
 class ScaleRewards(Enum):
     """What GRPO divides advantages by, by TRL's names."""
 

@@ -13,7 +13,7 @@ from pipeline.config.schema import Config
 from pipeline.learning.algos.base import JobContext, Stage, timed
 from pipeline.learning.algos.policy_config import Anchor, OnlineConfig
 from pipeline.learning.algos.post_training import PostTrainingAlgorithms
-from pipeline.learning.choices import GRPOLoss, ScaleRewards
+from pipeline.learning.choices import GRPOLoss, ImportanceSampling, ScaleRewards
 
 if TYPE_CHECKING:
     import numpy as np
@@ -32,6 +32,8 @@ class GRPOConfig(OnlineConfig):
 
     learning_rate: float = number(6.5e-4, above=0, at_most=LARGEST_RATE)
     loss_type: GRPOLoss = GRPOLoss.grpo
+    importance_sampling_level: ImportanceSampling = ImportanceSampling.token
+    """What the probability ratio is of: `sequence` is GSPO (arXiv 2507.18071), with far smaller epsilons."""
     beta: float = number(0.01, at_least=0, at_most=LARGEST_WEIGHT, hint=" (0 is no KL term)")
     """Weight of the KL divergence from the anchor; 0 leaves it out and loads no anchor."""
     use_bias_correction_kl: bool = False
@@ -110,6 +112,7 @@ class GRPO(PostTrainingAlgorithms):
             longest=ctx.config.generation.max_new_tokens,
             temperature=ctx.config.generation.temperature,
             corrects_kl=algo.use_bias_correction_kl,
+            level=algo.importance_sampling_level,
             is_on_policy=algo.is_on_policy,
         )
         anchor = self._anchor(ctx, samples) if algo.beta else None

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from pipeline.errors import JobError
-from pipeline.learning.choices import GRPOLoss, ScaleRewards
+from pipeline.learning.choices import GRPOLoss, ImportanceSampling, ScaleRewards
 from pipeline.learning.training.curve import add_to_curve, is_drawn
 from pipeline.learning.training.policy import Fitting, TrainingSet, fit
 from pipeline.learning.training.samples import Samples
@@ -39,6 +39,7 @@ class Objective:
         temperature: Of the policy that drew the completions, and so of the one that is trained.
         corrects_kl: Whether the KL term is multiplied with the ratio, so that its gradient is that of the
             divergence (arXiv 2512.02556), as TRL does by default.
+        level: What the ratio is of.
         is_on_policy: Whether what is trained on was drawn by the policy as it is, so that the ratio is 1 and only
             its gradient matters; what was drawn need have no log-probabilities then.
     """
@@ -50,6 +51,7 @@ class Objective:
     longest: int
     temperature: float = 1.0
     corrects_kl: bool = False
+    level: ImportanceSampling = ImportanceSampling.token
     is_on_policy: bool = False
 
 
@@ -116,7 +118,7 @@ def _deviation(table: NDArray[np.float64]) -> NDArray[np.float64]:
 
 
 def token_losses(
-    logprobs: Tensor, old: Tensor, anchor: Tensor | None, advantages: Tensor, objective: Objective
+    logprobs: Tensor, old: Tensor, anchor: Tensor | None, advantages: Tensor, mask: Tensor, objective: Objective
 ) -> Tensor:
     """Loss of every token: the clipped ratio times the advantage, and beta times the k3 estimate of the KL.
 
@@ -125,12 +127,13 @@ def token_losses(
         old: Of the policy that drew the tokens, shape [B, T].
         anchor: Of the anchor, shape [B, T]; None without a KL term.
         advantages: Shape [B].
+        mask: True where a token was drawn, shape [B, T].
         objective: Settings.
 
     Returns:
         Shape [B, T].
     """
-    ratio = (logprobs - old).exp()
+    ratio = _ratio(logprobs, old, mask, objective.level)
     clipped = ratio.clamp(1 - objective.epsilon_low, 1 + objective.epsilon_high)
     losses = -torch.min(ratio * advantages[:, None], clipped * advantages[:, None])
     if anchor is not None:
@@ -139,12 +142,21 @@ def token_losses(
     return losses
 
 
+def _ratio(logprobs: Tensor, old: Tensor, mask: Tensor, level: ImportanceSampling) -> Tensor:
+    """Of each token, shape [B, T]; of a sequence equation 7 of arXiv 2507.18071, the same at all its tokens."""
+    log_ratio = logprobs - old
+    if level is ImportanceSampling.sequence:
+        drawn = torch.where(mask, log_ratio, torch.zeros_like(log_ratio)).sum(-1, keepdim=True)
+        log_ratio = (drawn / mask.sum(-1, keepdim=True).clamp(min=1)).expand_as(log_ratio)
+    return log_ratio.exp()
+
+
 def _k3(logprobs: Tensor, anchor: Tensor) -> Tensor:
     return (anchor - logprobs).exp() - (anchor - logprobs) - 1
 
 
 def token_figures(
-    logprobs: Tensor, old: Tensor, anchor: Tensor | None, advantages: Tensor, objective: Objective
+    logprobs: Tensor, old: Tensor, anchor: Tensor | None, advantages: Tensor, mask: Tensor, objective: Objective
 ) -> dict[str, Tensor]:
     """What tokens tell of a step, for its curve.
 
@@ -153,13 +165,14 @@ def token_figures(
         old: Shape [B, T].
         anchor: Shape [B, T], or None.
         advantages: Shape [B].
+        mask: Shape [B, T].
         objective: Settings.
 
     Returns:
         ``clip_share``: whether the clip takes the gradient of the token away; and, with an anchor, ``kl``: the k3
         estimate of the divergence from it. Each of shape [B, T].
     """
-    ratio, sign = (logprobs - old).exp(), advantages[:, None]
+    ratio, sign = _ratio(logprobs, old, mask, objective.level), advantages[:, None]
     clipped = ((ratio > 1 + objective.epsilon_high) & (sign > 0)) | (
         (ratio < 1 - objective.epsilon_low) & (sign < 0)
     )
@@ -215,9 +228,9 @@ def grpo_set(
         old = logprobs.detach() if objective.is_on_policy else _laid_out(data.logprobs, part, batch, device)
         held = None if anchor is None else _laid_out(anchor, part, batch, device)
         better = torch.from_numpy(advantages[part]).to(device)
-        losses = token_losses(logprobs, old, held, better, objective)
+        losses = token_losses(logprobs, old, held, better, batch.mask, objective)
         if is_drawn():
-            told = token_figures(logprobs.detach(), old, held, better, objective)
+            told = token_figures(logprobs.detach(), old, held, better, batch.mask, objective)
             rewards = data.rewards[part]
             add_to_curve(
                 **{name: values[batch.mask] for name, values in told.items()},

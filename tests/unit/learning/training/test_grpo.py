@@ -12,7 +12,7 @@ from torch import Tensor
 from transformers import GPT2LMHeadModel
 
 from pipeline.config.schema import TrainingConfig
-from pipeline.learning.choices import GRPOLoss, ScaleRewards
+from pipeline.learning.choices import GRPOLoss, ImportanceSampling, ScaleRewards
 from pipeline.learning.training.grpo import Objective, averaged, fit_grpo, group_advantages, token_losses
 from pipeline.learning.training.policy import Fitting
 from pipeline.learning.training.samples import Samples, supervised_columns
@@ -38,11 +38,11 @@ def trl_loss(
             gather=lambda values: values,
             gather_for_metrics=lambda values: values,
         ),
-        args=SimpleNamespace(delta=None, use_bias_correction_kl=False, steps_per_generation=1),
+        args=SimpleNamespace(delta=None, use_bias_correction_kl=objective.corrects_kl, steps_per_generation=1),
         aux_loss_enabled=False,
         top_entropy_quantile=1.0,
         off_policy_mask_threshold=None,
-        importance_sampling_level="token",
+        importance_sampling_level=objective.level.value,
         beta=objective.beta if anchor is not None else 0.0,
         loss_type=objective.loss_type.value,
         epsilon_low=objective.epsilon_low,
@@ -70,9 +70,12 @@ def trl_loss(
 
 
 @pytest.mark.parametrize("loss_type", list(GRPOLoss))
-@pytest.mark.parametrize("with_anchor", [True, False], ids=["kl", "no kl"])
-def test_loss_and_gradient_are_those_of_trl(loss_type: GRPOLoss, with_anchor: bool) -> None:
-    objective = replace(OBJECTIVE, loss_type=loss_type)
+@pytest.mark.parametrize("level", list(ImportanceSampling))
+@pytest.mark.parametrize(("with_anchor", "corrects_kl"), [(True, False), (True, True), (False, False)])
+def test_loss_and_gradient_are_those_of_trl(
+    loss_type: GRPOLoss, level: ImportanceSampling, with_anchor: bool, corrects_kl: bool
+) -> None:
+    objective = replace(OBJECTIVE, loss_type=loss_type, level=level, corrects_kl=corrects_kl)
     generator = torch.Generator().manual_seed(3)
     for _ in range(20):
         lengths = torch.randint(1, 10, (8,), generator=generator)
@@ -82,7 +85,7 @@ def test_loss_and_gradient_are_those_of_trl(loss_type: GRPOLoss, with_anchor: bo
         old, anchor = (start + 0.4 * torch.randn(8, 9, generator=generator) for _ in range(2))
         advantages = torch.randn(8, generator=generator)
         ours, theirs = (start.clone().requires_grad_(True) for _ in range(2))
-        losses = token_losses(ours, old, anchor if with_anchor else None, advantages, objective)
+        losses = token_losses(ours, old, anchor if with_anchor else None, advantages, mask, objective)
         mine = averaged(losses, mask, objective, sequences=8, tokens=float(mask.sum()))
         expected = trl_loss(theirs, old, anchor if with_anchor else None, advantages, mask, objective)
         assert mine.item() == pytest.approx(expected.item(), abs=1e-6)
