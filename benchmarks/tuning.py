@@ -46,7 +46,6 @@ from pipeline.commands.multirun import primary_result
 from pipeline.commands.request import prepare
 from pipeline.commands.run import run_experiment
 from pipeline.config.load import load_config
-from pipeline.config.tables import settings_class
 from pipeline.errors import PipelineError
 from pipeline.files import json_text
 from pipeline.foreign import ForeignDataError, read_json, read_plain
@@ -144,7 +143,7 @@ def trials_of(method: str, count: int = TRIALS) -> list[Trial]:
         SystemExit: The space of the method has not so many configurations, as far as draws tell.
     """
     draw = np.random.default_rng([SEED, zlib.crc32(method.encode())])
-    default = settings_class("algos", method, {})()
+    default = load_config(["experiment.name=tuning", f"algos=[{method}]"]).algos[method]
     found = [Trial(method, 0, {name: attrgetter(name)(default) for name in SPACES[method]})]
     number = 0
     while len(found) < count:

@@ -1,6 +1,6 @@
 """The search for settings gives every method as many trials, of which the first is the default."""
 
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, replace
 from pathlib import Path
 
 import pytest
@@ -20,10 +20,14 @@ from benchmarks.tuning import (
     trials_of,
 )
 from pipeline.config.shipped import ALGORITHMS
-from pipeline.config.tables import settings_class
 from pipeline.files import json_text
 from pipeline.plan import versions
 from tests.doubles.composing import quick_config
+
+
+@pytest.fixture(autouse=True)
+def _quick(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tuning, "load_config", quick_config)
 
 
 def test_every_method_has_the_same_number_of_trials_and_begins_with_its_default() -> None:
@@ -47,12 +51,9 @@ def test_draws_keep_their_numbers_whatever_the_default(monkeypatch: pytest.Monke
     before = trials_of("RAFT")
     drawn = before[3]
 
-    @dataclass
-    class Found(settings_class("algos", "RAFT", {})):  # type: ignore[misc]
-        learning_rate: float = drawn.settings["learning_rate"]  # type: ignore[assignment]
-        epochs: int = drawn.settings["epochs"]  # type: ignore[assignment]
-
-    monkeypatch.setattr("benchmarks.tuning.settings_class", lambda *_: Found)
+    config = quick_config(["experiment.name=t", "algos=[RAFT]"])
+    config.algos["RAFT"] = replace(config.algos["RAFT"], **drawn.settings)
+    monkeypatch.setattr("benchmarks.tuning.load_config", lambda _: config)
     after = trials_of("RAFT")
     assert after[0].settings == drawn.settings
     assert len(after) == TRIALS
