@@ -37,6 +37,7 @@ from pipeline.plan.graph import Plan
 from pipeline.plan.job import Job
 from pipeline.plan.model_size import weights_of
 from pipeline.plan.models import check_models
+from pipeline.plan.optimizers import check_optimizer
 from pipeline.plan.pairs import check_pairs
 from pipeline.plan.pending import missing_jobs
 from pipeline.plan.precision import nucleus_beside_logprobs, slow_precision
@@ -191,6 +192,7 @@ def prepare(config: Config, given: Sequence[str] = (), on_large: Callable[[str],
     gpu = any(device.kind == "cuda" for device in devices)
     check_text_backend(config, gpu=gpu)
     check_quantization(config, gpu=gpu)
+    check_optimizer(config, gpu=gpu)
     widths = resolve_widths(config)
     idle = idle_settings(config, given, gpu=gpu)
     config = named_by_bits(config)

@@ -14,8 +14,8 @@ from pathlib import Path
 from pipeline.config.bases import NOTHING, DatasetConfig, Settings
 from pipeline.config.fronts import SUFFIX, point_of, settings_of
 from pipeline.config.place import defined_at
-from pipeline.config.ranks import devices_per_training
-from pipeline.config.schema import POLYNOMIAL_END, Config, Schedule, Strategy
+from pipeline.config.ranks import devices_per_training, spread
+from pipeline.config.schema import POLYNOMIAL_END, Config, Optimizer, Schedule, Strategy
 from pipeline.config.shipped import REWARD_NAMES
 from pipeline.config.tables import TABLES
 from pipeline.config.told import refuse_all
@@ -124,6 +124,12 @@ def _ranks(config: Config) -> Iterator[str]:
         yield (
             "training.compile=true and training.padding_free=true: without padding every batch has a shape of its "
             "own, which would be compiled anew; leave one of them out (lengths that differ are for padding_free)"
+        )
+    optimizer = config.training.optimizer
+    if several > 1 and optimizer is not Optimizer.adamw and spread(config)["strategy"] != Strategy.ddp.name:
+        yield (
+            f"training.optimizer={optimizer.name}: a training has {several} devices, and fsdp cannot spread what "
+            "this one remembers. Use training.strategy=ddp, or training.optimizer=adamw"
         )
     wide = config.generation.gpus_per_job
     if isinstance(wide, int) and wide > 1 and not config.system.use_parallel_execution:

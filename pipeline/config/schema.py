@@ -122,6 +122,14 @@ class LongPrompts(Enum):
     truncate = "truncate"  # its last tokens are kept
 
 
+class Optimizer(Enum):
+    """What takes the steps of trainings."""
+
+    adamw = "adamw"  # of torch
+    adamw_8bit = "adamw_8bit"  # its moments in 8 bits, by bitsandbytes, on GPUs; the extra `quantization`
+    muon = "muon"  # of torch, for the matrices of hidden layers; AdamW for everything else
+
+
 POLYNOMIAL_END = 1e-7
 """Rate that `Schedule.polynomial` ends at: transformers' default."""
 
@@ -180,7 +188,14 @@ class TrainingConfig:
     compile: bool = option(False)
     """Have torch.compile make kernels for the model, which pays in long trainings; other last bits."""
     weight_decay: float = number(0.01, at_least=0, at_most=100)
-    """Of AdamW: the part of a weight that a step takes away, as a multiple of the learning rate."""
+    """The part of a weight that a step takes away, as a multiple of the learning rate."""
+    optimizer: Optimizer = Optimizer.adamw
+    adam_beta1: float = number(0.9, at_least=0, below=1)
+    """Of AdamW: how much of the mean of gradients a step keeps."""
+    adam_beta2: float = number(0.999, at_least=0, below=1)
+    """Of AdamW: how much of the mean of their squares."""
+    adam_epsilon: float = number(1e-8, above=0, at_most=1)
+    """Of AdamW: what is added to the root of that which it divides by."""
     grad_clip: float = number(1.0, at_least=0, at_most=1e9)
     """Largest norm of the gradient; 0 does not clip."""
     warmup_steps: int = number(20, at_least=0, at_most=1_000_000_000)

@@ -3,7 +3,7 @@
     a policy         its weights in float32, or the adapters of all rounds up to it, with its tokenizer
     a value model    the weights of its backbone and its head in float32, likewise; a reward model is one
     completions      token ids by the longest, or a line of text each; how many of them teach anything is a guess
-    a checkpoint     weights that are trained and two numbers of the optimizer for each, in float32
+    a checkpoint     weights that are trained in float32, and what the optimizer remembers of each
 
 Weights are nearly all of it. What a stage saves is declared with it (`Stage.saves`).
 """
@@ -15,10 +15,11 @@ from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 
 from pipeline.config.bases import AlgoConfig
-from pipeline.config.schema import Config, Keep
+from pipeline.config.schema import Config, Keep, Optimizer
 from pipeline.learning.algos.base import Stage
 from pipeline.learning.choices import HeadType
 from pipeline.learning.datasets.registry import load_dataset
+from pipeline.learning.memory.training import Precision, bytes_per_parameter
 from pipeline.learning.models.adapter_folder import is_adapters
 from pipeline.outputs.curves import MAX_STEPS
 from pipeline.plan.chains import PREPARATION, REFERENCE, chains
@@ -47,9 +48,13 @@ _LETTERS = 4
 _MEASURES = 8 * 21
 """Of a prompt in what metrics keep of it."""
 _METRICS = 5_000
-_TRAINED = 12
-"""Of a weight in a checkpoint: itself and what Adam remembers of it."""
 _POINTER = 300
+
+
+def _saved(optimizer: Optimizer) -> int:
+    """Bytes of a weight in a checkpoint: itself and what its optimizer remembers of it."""
+    weight, _, state = bytes_per_parameter(Precision.float32, optimizer)
+    return weight + state
 
 
 @dataclass(frozen=True)
@@ -277,7 +282,7 @@ class _Rooms:
         if not model.is_trained and not (model.path and (is_gguf(model.path) or is_adapters(model.path))):
             return DiskUse(_MANIFEST + _POINTER)  # it stays where it is
         steps = model.demonstrations and getattr(model, "steps", 0)
-        copy = _TRAINED * size.weights if model.is_trained else 0
+        copy = _saved(Optimizer.adamw) * size.weights if model.is_trained else 0
         return DiskUse(
             size.written() + _MODEL + _told(steps),
             meanwhile=2 * copy if often else 0,
@@ -315,7 +320,7 @@ class _Rooms:
         again = self._labelled(algo, scale) * rounds * scale.prompts if stage.name == "reward" else 0
         return DiskUse(
             number * (each + _MODEL) + _told(steps) + round(again),
-            meanwhile=copies * _TRAINED * changed,
+            meanwhile=copies * _saved(self.config.training.optimizer) * changed,
             least=number * each,
             guessed=not size.exact,
         )

@@ -7,12 +7,11 @@ import torch
 from transformers import Cache, GPT2Config, GPT2LMHeadModel
 
 
-def tiny_policy(seed: int = 0, dropout: float = 0.0) -> GPT2LMHeadModel:
+def tiny_policy(seed: int = 0, dropout: float = 0.0, width: int = 16) -> GPT2LMHeadModel:
     """A GPT-2 over 13 tokens, in evaluation mode."""
     rates = dict.fromkeys(("embd_pdrop", "attn_pdrop", "resid_pdrop"), dropout)
-    config = GPT2Config(
-        vocab_size=13, n_embd=16, n_layer=1, n_head=2, n_positions=32, bos_token_id=10, eos_token_id=None, **rates
-    )
+    size = {"vocab_size": 13, "n_embd": width, "n_layer": 1, "n_head": 2, "n_positions": 32}
+    config = GPT2Config(**size, bos_token_id=10, eos_token_id=None, **rates)
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         model = GPT2LMHeadModel(config)

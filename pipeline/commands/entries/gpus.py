@@ -7,8 +7,8 @@ from typing import Annotated
 import typer
 
 from pipeline.commands.typed import Every, Watch, answering, examples, refuse_both
-from pipeline.config.schema import Sharding, Strategy
-from pipeline.learning.memory.training import Optimizer, Precision, Workload
+from pipeline.config.schema import Optimizer, Sharding, Strategy
+from pipeline.learning.memory.training import Precision, Workload
 from pipeline.terminal.console import make_console
 
 app = typer.Typer(
@@ -60,7 +60,7 @@ def fit(
         typer.Option(min=1, max=_MOST, help="Sequences of an optimizer step; says how many steps to accumulate."),
     ] = None,
     precision: Annotated[Precision, typer.Option(help="Of weights and optimizer state.")] = Precision.mixed,
-    optimizer: Annotated[Optimizer, typer.Option(help="What it remembers.")] = Optimizer.adam,
+    optimizer: Annotated[Optimizer, typer.Option(help="What takes the steps.")] = Optimizer.adamw,
     checkpointing: Annotated[bool, typer.Option("--checkpointing", help="Recompute activations.")] = False,
     eager: Annotated[bool, typer.Option("--eager", help="Attention that stores its scores.")] = False,
     lora_rank: Annotated[

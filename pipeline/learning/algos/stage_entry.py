@@ -227,6 +227,7 @@ def _what_is_trained(ctx: JobContext, stage: Stage) -> tuple[ModelShape, Workloa
     work = Workload(
         batch=training.micro_batch_size,
         precision=precision,
+        optimizer=training.optimizer,
         checkpointing=training.gradient_checkpointing,
         lora_rank=rank or None,
     )

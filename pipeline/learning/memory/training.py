@@ -13,6 +13,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from enum import Enum
 
+from pipeline.config.schema import Optimizer
+
 GB = 10**9
 LOGITS_AT_ONCE = 1 << 27
 """Tokens times entries of the vocabulary for which a policy that is trained on a GPU has logits at a time."""
@@ -27,15 +29,6 @@ class Precision(Enum):
     amp = "amp"  # float32, with a 16-bit copy of the weights to compute with (autocast)
     mixed = "mixed"  # 16-bit weights and gradients, float32 master weights and state
     bfloat16 = "bfloat16"  # 16-bit throughout
-
-
-class Optimizer(Enum):
-    """What an optimizer remembers of each parameter."""
-
-    adam = "adam"
-    adam8bit = "adam8bit"
-    momentum = "momentum"
-    sgd = "sgd"
 
 
 class StateLayout(Enum):
@@ -54,8 +47,8 @@ _WEIGHT_AND_GRADIENT = {
     Precision.mixed: (2, 2),
     Precision.bfloat16: (2, 2),
 }
-_STATE = {Optimizer.adam: 8, Optimizer.adam8bit: 2, Optimizer.momentum: 4, Optimizer.sgd: 0}
-"""Bytes per parameter with float32 state."""
+_STATE = {Optimizer.adamw: 8, Optimizer.adamw_8bit: 2, Optimizer.muon: 4}
+"""Bytes per parameter with float32 state; of Muon, of the parameters that it trains itself."""
 _SPREAD = {
     StateLayout.single: "",
     StateLayout.ddp: "",
@@ -121,7 +114,7 @@ class Workload:
     batch: int = 1
     tokens: int = 1024
     precision: Precision = Precision.mixed
-    optimizer: Optimizer = Optimizer.adam
+    optimizer: Optimizer = Optimizer.adamw
     checkpointing: bool = False
     flash: bool = True
     lora_rank: int | None = None
@@ -157,7 +150,7 @@ def bytes_per_parameter(precision: Precision, optimizer: Optimizer) -> tuple[int
     state = _STATE[optimizer]
     if precision is Precision.mixed:
         state += 4  # the master weights
-    if precision is Precision.bfloat16 and optimizer is not Optimizer.adam8bit:
+    if precision is Precision.bfloat16 and optimizer is not Optimizer.adamw_8bit:
         state //= 2
     return weight, gradient, state
 
@@ -187,12 +180,17 @@ def training_footprint(
     weight, gradient, state = bytes_per_parameter(work.precision, work.optimizer)
     compute = compute_bytes(work.precision)
     trained = shape.parameters if work.lora_rank is None else work.lora_rank * shape.lora_width
+    remembered = trained * state
+    if work.optimizer is Optimizer.muon and work.lora_rank is None:
+        # AdamW has the embedding, and an output layer of its own; as if each model had one.
+        _, _, of_adamw = bytes_per_parameter(work.precision, Optimizer.adamw)
+        remembered += min(trained, 2 * shape.vocabulary * shape.hidden) * (of_adamw - state)
     frozen = 0 if work.lora_rank is None else shape.parameters
     spread = _SPREAD[layout]
     parts = {
         "w": (trained * weight + frozen * compute) // (gpus if "w" in spread else 1),
         "g": trained * gradient // (gpus if "g" in spread else 1),
-        "o": trained * state // (gpus if "o" in spread else 1),
+        "o": remembered // (gpus if "o" in spread else 1),
     }
     host = sum(size for name, size in parts.items() if name in spread) if offload else 0
     kept = {name: 0 if offload and name in spread else size for name, size in parts.items()}

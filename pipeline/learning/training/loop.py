@@ -1,4 +1,4 @@
-"""One training loop for every method: AdamW, warm-up, schedule, clipping, accumulated micro-batches.
+"""One training loop for every method: optimizer, warm-up, schedule, clipping, accumulated micro-batches.
 
 Deterministic: the order of the data comes from a seed, nothing is drawn while training, and a step is a function
 of the weights, the optimizer's state and the number of the step, all of which `TrainState` holds.
@@ -16,12 +16,12 @@ from typing import Any, cast
 import torch
 from torch import Tensor, nn
 
-from pipeline import untried
-from pipeline.config.schema import Schedule
+from pipeline.config.schema import Optimizer, Schedule
 from pipeline.learning.models.batch_size import BatchSize, is_out_of_memory
 from pipeline.learning.training.checkpoint import Checkpoints, State
 from pipeline.learning.training.curve import Curve, Drawing
 from pipeline.learning.training.distributed import ALONE, Ranks
+from pipeline.learning.training.optimizers import Rule, optimizer_of
 from pipeline.learning.training.training_state import (
     random_state,
     restore_optimizer,
@@ -41,8 +41,10 @@ class TrainSettings:
         steps: Optimizer steps.
         learning_rate: At its highest.
         head_learning_rate: The same for a value model's head; None takes `learning_rate`.
-        weight_decay: Of AdamW, on every parameter.
+        optimizer: Which.
+        weight_decay: On every parameter.
         betas: Of AdamW.
+        epsilon: Likewise.
         grad_clip: Largest norm of the gradient; 0 does not clip.
         warmup_steps: Steps over which the rate rises to its full height.
         schedule: What the rate follows.
@@ -55,8 +57,10 @@ class TrainSettings:
     steps: int
     learning_rate: float
     head_learning_rate: float | None = None
+    optimizer: Optimizer = Optimizer.adamw
     weight_decay: float = 0.0
     betas: tuple[float, float] = (0.9, 0.999)
+    epsilon: float = 1e-8
     grad_clip: float = 1.0
     warmup_steps: int = 0
     schedule: Schedule = Schedule.constant_with_warmup
@@ -191,7 +195,7 @@ def train(
     drawing = Drawing(curve, settings.steps, ranks=ranks, tokens_after=tokens_after)
     state = TrainState(
         model,
-        _optimizer(model, settings, trained),
+        _optimizer(model, settings),
         micro_batch or BatchSize(1),
         drawing,
         ranks,
@@ -218,34 +222,17 @@ def train(
     return state.history
 
 
-def _optimizer(model: nn.Module, settings: TrainSettings, trained: list[nn.Parameter]) -> torch.optim.AdamW:
-    return torch.optim.AdamW(
-        _groups(model, settings),
-        lr=settings.learning_rate,
-        betas=settings.betas,
-        weight_decay=settings.weight_decay,
-        **_all_at_once(trained),
-    )
-
-
-def _all_at_once(trained: list[nn.Parameter]) -> dict[str, bool]:
-    """How AdamW takes many parameters in one go."""
-    # On the CPU `foreach` has MKL take square roots, which begin with an approximation of the processor's own.
-    fused = all(weight.device.type == "cpu" and not hasattr(weight, "full_tensor") for weight in trained)
-    # On a GPU it takes 4 bytes for each parameter at once beside what is kept, `fused` none.
-    fused |= untried.is_used() and all(weight.device.type == "cuda" for weight in trained)
-    return {"fused" if fused else "foreach": True}
-
-
-def _groups(model: nn.Module, settings: TrainSettings) -> list[dict[str, Any]]:
-    """Parameters to train, by learning rate; `scale` is what that of a step is multiplied by."""
-    trained = [(name, weight) for name, weight in model.named_parameters() if weight.requires_grad]
-    if settings.head_learning_rate is None:
-        return [{"params": [weight for _, weight in trained]}]
-    scale = settings.head_learning_rate / settings.learning_rate
-    head = [weight for name, weight in trained if name.startswith("head.")]
-    rest = [weight for name, weight in trained if not name.startswith("head.")]
-    return [{"params": rest, "scale": 1.0}, {"params": head, "scale": scale}]
+def _optimizer(model: nn.Module, settings: TrainSettings) -> torch.optim.Optimizer:
+    """Over the parameters to train, by learning rate; `scale` is what that of a step is multiplied by."""
+    trained = {name: weight for name, weight in model.named_parameters() if weight.requires_grad}
+    groups: list[dict[str, Any]] = [{"params": [*trained.values()]}]
+    if settings.head_learning_rate is not None:
+        scale = settings.head_learning_rate / settings.learning_rate
+        head = [weight for name, weight in trained.items() if name.startswith("head.")]
+        rest = [weight for name, weight in trained.items() if not name.startswith("head.")]
+        groups = [{"params": rest, "scale": 1.0}, {"params": head, "scale": scale}]
+    rule = Rule(settings.learning_rate, settings.weight_decay, settings.betas, settings.epsilon)
+    return optimizer_of(settings.optimizer, model, groups, rule)
 
 
 def _step(

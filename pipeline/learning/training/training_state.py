@@ -21,6 +21,8 @@ from pipeline.learning.training.distributed import ALONE, Ranks
 
 OPTIMIZER, OPTIMIZER_SETTINGS = "optimizer.safetensors", "optimizer.json"
 """What a training leaves of its optimizer for the next one."""
+_OF_8_BITS = {"qmap1", "qmap2", "absmax1", "absmax2"}
+"""How bitsandbytes reads moments in 8 bits: the numbers that these stand for, and the largest of each block."""
 
 
 def training_state(model: nn.Module, optimizer: torch.optim.Optimizer, **values: Any) -> State:
@@ -44,11 +46,13 @@ def _optimizer_state(optimizer: torch.optim.Optimizer) -> tuple[dict[str, Tensor
     """Tensors of an optimizer by name, and all else that it keeps, as plain data."""
     tensors: dict[str, Tensor] = {}
     loose: dict[str, Any] = {}
-    described = optimizer.state_dict()
+    # That of bitsandbytes hides its tensors from FSDP.
+    described = torch.optim.Optimizer.state_dict(optimizer)
     for index, entry in described["state"].items():
         for name, value in entry.items():
             if isinstance(value, Tensor):
-                tensors[f"optimizer.{index}.{name}"] = value
+                # A table of bitsandbytes is one tensor for all weights, and files have no such.
+                tensors[f"optimizer.{index}.{name}"] = value.clone() if name in _OF_8_BITS else value
             elif value is None or isinstance(value, (bool, int, float, str)):
                 loose.setdefault(str(index), {})[name] = value
             else:
@@ -81,7 +85,7 @@ def restore_optimizer(folder: Path, optimizer: torch.optim.Optimizer, ranks: Ran
         weights = [weight for group in optimizer.param_groups for weight in group["params"]]
         for name, tensor in tensors.items():
             _, index, kind = name.split(".", 2)
-            if tensor.ndim and tensor.shape != weights[int(index)].shape:
+            if tensor.ndim and kind not in _OF_8_BITS and tensor.shape != weights[int(index)].shape:
                 raise ValueError(f"{kind} of weight {index} is {_shape(tensor)}")
         _load_optimizer(optimizer, tensors, plain, ranks)
     except (OSError, SafetensorError, ValueError, KeyError, IndexError, TypeError) as error:

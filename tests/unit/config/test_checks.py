@@ -104,6 +104,7 @@ def test_a_path_may_hold_what_a_terminal_would_take_for_markup() -> None:
 @pytest.mark.parametrize(
     ("override", "said"),
     [
+        ("training.optimizer=muon", "training.optimizer=muon: a training has 2 devices"),
         ("training.strategy=single", "training.strategy=single with training.gpus_per_job=2"),
         ("distributed.strategy=single", "it trains on one device. Use ddp, or fsdp"),
         (

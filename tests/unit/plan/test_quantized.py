@@ -14,6 +14,7 @@ from pipeline.config.install import install_command
 from pipeline.config.schema import Config
 from pipeline.errors import ConfigError
 from pipeline.plan.build import build_plan
+from pipeline.plan.optimizers import check_optimizer
 from pipeline.plan.quantized import check_quantization, named_by_bits
 from tests.doubles.composing import quick_config
 
@@ -54,6 +55,23 @@ def test_a_cpu_needs_kernels_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None
     monkeypatch.setattr(importlib.metadata, "version", lambda _: "0.45.0")
     assert "bitsandbytes 0.45.0 has no kernels for a CPU that were tried" in refused(request())
     check_quantization(request(), gpu=True)
+
+
+def test_moments_in_8_bits_need_the_package_and_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    def missing(name: str) -> str:
+        raise PackageNotFoundError(name)
+
+    asked = request("training.optimizer=adamw_8bit", bits="null")
+    check_optimizer(asked, gpu=True)
+    with pytest.raises(ConfigError, match="is for GPUs, and this run uses none"):
+        check_optimizer(asked, gpu=False)
+    monkeypatch.setattr(importlib.metadata, "version", missing)
+    with pytest.raises(ConfigError) as refusal:
+        check_optimizer(asked, gpu=True)
+    assert install_command("quantization") in str(refusal.value)
+    check_optimizer(request(bits="null"), gpu=False)
+    untrained = ("algos=[BestOfN]", "algos.BestOfN.selection=majority")
+    check_optimizer(request("training.optimizer=adamw_8bit", *untrained, bits="null"), gpu=False)
 
 
 @pytest.mark.parametrize(

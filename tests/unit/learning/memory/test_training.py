@@ -1,11 +1,13 @@
 """The arithmetic of memory, against published figures."""
 
+from dataclasses import replace
+
 import pytest
 
+from pipeline.config.schema import Optimizer
 from pipeline.learning.memory.training import (
     GB,
     ModelShape,
-    Optimizer,
     Precision,
     StateLayout,
     Workload,
@@ -44,15 +46,14 @@ def test_zero_figure_1(layout: StateLayout, published: float) -> None:
 @pytest.mark.parametrize(
     ("precision", "optimizer", "total"),
     [
-        (Precision.float32, Optimizer.adam, 16),
-        (Precision.amp, Optimizer.adam, 18),  # Hugging Face, "Model training anatomy"
-        (Precision.mixed, Optimizer.adam, 16),  # ZeRO, section 3.1
-        (Precision.bfloat16, Optimizer.adam, 8),
-        (Precision.float32, Optimizer.adam8bit, 10),
-        (Precision.bfloat16, Optimizer.adam8bit, 6),
-        (Precision.float32, Optimizer.momentum, 12),
-        (Precision.float32, Optimizer.sgd, 8),
-        (Precision.bfloat16, Optimizer.sgd, 4),
+        (Precision.float32, Optimizer.adamw, 16),
+        (Precision.amp, Optimizer.adamw, 18),  # Hugging Face, "Model training anatomy"
+        (Precision.mixed, Optimizer.adamw, 16),  # ZeRO, section 3.1
+        (Precision.bfloat16, Optimizer.adamw, 8),
+        (Precision.float32, Optimizer.adamw_8bit, 10),
+        (Precision.bfloat16, Optimizer.adamw_8bit, 6),
+        (Precision.float32, Optimizer.muon, 12),
+        (Precision.bfloat16, Optimizer.muon, 6),
     ],
 )
 def test_bytes_of_a_trained_parameter(precision: Precision, optimizer: Optimizer, total: int) -> None:
@@ -61,11 +62,18 @@ def test_bytes_of_a_trained_parameter(precision: Precision, optimizer: Optimizer
 
 def test_a_7b_model_needs_eight_times_its_weights() -> None:
     """14 GB are its weights in 16 bit; training it with Adam takes 112 to 126 GB before any activation."""
-    assert state(7e9, optimizer=Optimizer.sgd, precision=Precision.bfloat16) == 28
+    assert state(7e9, optimizer=Optimizer.adamw_8bit, precision=Precision.bfloat16) == 42
     assert state(7e9) == 112
     assert state(7e9, precision=Precision.amp) == 126
     assert state(70e9) == 1120
     assert state(70e9, precision=Precision.amp) == 1260
+
+
+def test_muon_remembers_half_of_what_is_not_an_embedding() -> None:
+    shape = ModelShape(name="x", parameters=1000, vocabulary=20, hidden=5)
+    work = Workload(optimizer=Optimizer.muon, precision=Precision.float32)
+    assert training_footprint(shape, work).optimizer == 4 * 800 + 8 * 200
+    assert training_footprint(replace(shape, lora_width=30), replace(work, lora_rank=2)).optimizer == 4 * 60
 
 
 def test_4b_with_amp_leaves_what_hugging_face_saw_at_batch_16_to_activations() -> None:

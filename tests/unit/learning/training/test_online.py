@@ -14,9 +14,10 @@ from tokenizers.models import WordLevel
 from tokenizers.pre_tokenizers import Whitespace
 from torch import Tensor
 
-from pipeline.config.schema import Schedule, TrainingConfig
-from pipeline.errors import JobError
+from pipeline.config.schema import Optimizer, Schedule, TrainingConfig
+from pipeline.errors import JobError, JobStopped
 from pipeline.learning.choices import GRPOLoss, ScaleRewards
+from pipeline.learning.training.checkpoint import Checkpoints
 from pipeline.learning.training.grpo import Objective, group_advantages, grpo_set
 from pipeline.learning.training.loop import TrainSettings, rate_at, train
 from pipeline.learning.training.online import DrawnBatch, Timetable, fit_online
@@ -57,21 +58,68 @@ def losses_of(model: torch.nn.Module):  # type: ignore[no-untyped-def]
     return of
 
 
-def settings(steps: int, before: int = 0) -> TrainSettings:
-    return TrainSettings(
-        steps=steps, learning_rate=1e-2, weight_decay=0.1, warmup_steps=3, steps_before=before, horizon=9
-    )
+def settings(steps: int, before: int = 0, kind: Optimizer = Optimizer.adamw) -> TrainSettings:
+    how = {"learning_rate": 1e-2, "weight_decay": 0.1, "warmup_steps": 3, "horizon": 9}
+    return TrainSettings(steps=steps, steps_before=before, optimizer=kind, **how)
 
 
-def test_two_trainings_of_which_one_goes_on_with_the_optimizer_of_the_other_are_one(tmp_path: Path) -> None:
-    whole, parted = tiny_policy(), tiny_policy()
-    parted.load_state_dict(whole.state_dict())
-    expected = train(whole, settings(7), losses_of(whole))
-    found = train(parted, settings(4), losses_of(parted), leaves_to=tmp_path)
+@pytest.mark.parametrize("kind", Optimizer)
+def test_two_trainings_of_which_one_goes_on_with_the_optimizer_of_the_other_are_one(
+    kind: Optimizer, tmp_path: Path
+) -> None:
+    """And one that was stopped goes on from its checkpoint to the same bytes."""
+    if kind is Optimizer.adamw_8bit:
+        pytest.importorskip("bitsandbytes")  # on a CPU too, where it is for tests alone
+    whole, parted, stopped = tiny_policy(width=64), tiny_policy(width=64), tiny_policy(width=64)
+    expected = train(whole, settings(7, kind=kind), losses_of(whole))
+    found = train(parted, settings(4, kind=kind), losses_of(parted), leaves_to=tmp_path)
     later = losses_of(parted)
-    found += train(parted, settings(3, before=4), lambda step: later(step + 4), goes_on_from=tmp_path)
+    rest = settings(3, before=4, kind=kind)
+    found += train(parted, rest, lambda step: later(step + 4), goes_on_from=tmp_path)
     assert found == expected
     assert all(map(torch.equal, whole.parameters(), parted.parameters()))
+
+    calls = iter(range(9))
+    with pytest.raises(JobStopped):
+        train(
+            stopped,
+            settings(7, kind=kind),
+            losses_of(stopped),
+            checkpoint=Checkpoints(tmp_path / "kept", {}, stopping=lambda: next(calls) == 3),
+        )
+    other = tiny_policy(seed=1, width=64)
+    kept = Checkpoints(tmp_path / "kept", {})
+    assert train(other, settings(7, kind=kind), losses_of(other), checkpoint=kept) == expected
+    assert all(map(torch.equal, whole.parameters(), other.parameters()))
+
+
+def test_muon_trains_the_matrices_of_hidden_layers_and_adamw_the_rest() -> None:
+    """Each as by itself, from the same gradients."""
+    model, same = tiny_policy(), tiny_policy()
+    train(model, settings(3, kind=Optimizer.muon), losses_of(model))
+    named = dict(same.named_parameters())
+    hidden = [name for name, weight in named.items() if ".h." in name and weight.ndim == 2]
+    rest = [weight for name, weight in named.items() if name not in hidden]
+    assert len(hidden) == 4 * len(same.transformer.h)
+    parts = [
+        torch.optim.Muon([named[name] for name in hidden], weight_decay=0.1, adjust_lr_fn="match_rms_adamw"),
+        torch.optim.AdamW(rest, weight_decay=0.1, fused=True),
+    ]
+    for step in range(3):
+        sum(losses_of(same)(step)).backward()
+        torch.nn.utils.clip_grad_norm_(same.parameters(), 1.0)
+        for part in parts:
+            part.param_groups[0]["lr"] = rate_at(step, settings(3))
+            part.step()
+            part.zero_grad()
+    assert all(map(torch.equal, model.parameters(), same.parameters()))
+
+
+@pytest.mark.parametrize("model", [torch.nn.Linear(3, 2, bias=False), torch.nn.LayerNorm(3)])
+def test_muon_takes_what_is_all_matrices_or_has_none(model: torch.nn.Module) -> None:
+    before = [weight.clone() for weight in model.parameters()]
+    train(model, settings(3, kind=Optimizer.muon), lambda _: iter([model(torch.eye(3)).exp().sum()]))
+    assert not any(map(torch.equal, before, model.parameters()))
 
 
 def test_an_optimizer_that_is_not_there_or_of_another_model_is_one_message(tmp_path: Path) -> None:

@@ -20,8 +20,9 @@ from pipeline.learning.choices import HeadType
 from pipeline.learning.models.value import ValueModel, value_model_from
 from pipeline.learning.training import value as fit_of_values
 from pipeline.learning.training.checkpoint import Checkpoints
-from pipeline.learning.training.loop import TrainSettings, _all_at_once, rate_at
+from pipeline.learning.training.loop import TrainSettings, rate_at
 from pipeline.learning.training.losses import chosen_values, token_bce
+from pipeline.learning.training.optimizers import all_at_once
 from pipeline.learning.training.policy import Fitting
 from pipeline.learning.training.sequences import Sequences, batch_of, epoch_order
 from pipeline.learning.training.value import fit_value, token_values
@@ -269,7 +270,7 @@ def test_tokens_before_an_interruption_are_counted(tmp_path: Path) -> None:
 def test_the_optimizer_of_a_gpu_takes_no_memory_beside_what_it_keeps(monkeypatch: pytest.MonkeyPatch) -> None:
     def of(*kinds: str, **more: object) -> dict[str, bool]:
         weights: Any = [SimpleNamespace(device=torch.device(kind), **more) for kind in kinds]
-        return _all_at_once(weights)
+        return all_at_once(weights)
 
     assert of("cuda", "cuda") == of("cpu") == {"fused": True}
     assert of("cuda", full_tensor=None) == {"fused": True}
