@@ -12,7 +12,7 @@ from pipeline.config.fields import LARGEST_RATE, LARGEST_WEIGHT, number
 from pipeline.config.schema import Config
 from pipeline.learning.algos.base import JobContext, Stage, timed
 from pipeline.learning.algos.policy_config import Anchor, OnlineConfig
-from pipeline.learning.algos.post_training import PostTrainingAlgorithms
+from pipeline.learning.algos.post_training import PostTrainingAlgorithms, samples_of
 from pipeline.learning.choices import GRPOLoss, ImportanceSampling, ScaleRewards
 
 if TYPE_CHECKING:
@@ -41,14 +41,26 @@ class GRPOConfig(OnlineConfig):
     2512.02556); true by default in TRL, whose name it has."""
     epsilon: float = number(0.2, above=0, below=1)
     """The probability ratio to the sampling policy is clipped to 1 - epsilon and 1 + epsilon_high."""
+    delta: float | None = number(None, above=0, at_most=LARGEST_WEIGHT, hint=", or null for none")
+    """Bound of the ratio where the advantage is negative (two-sided clipping, arXiv 2505.07291), above
+    1 + epsilon_high; null for none."""
     epsilon_high: float | None = number(None, above=0, at_most=LARGEST_WEIGHT, hint=", or null to take epsilon")
-    """Null takes epsilon."""
+    """Null takes epsilon. With loss_type=cispo the bound of the ratio itself, such as 5."""
     scale_rewards: ScaleRewards = ScaleRewards.group
+    mask_truncated_completions: bool = False
+    """Leave completions that were cut off at `generation.max_new_tokens` out of the loss, as TRL does. Others are
+    measured against them all the same."""
     reference: Anchor = Anchor.initial
 
     def problems(self, key: str, config: Config) -> Iterator[str]:
-        """Also batches that would split a group."""
+        """Also batches that would split a group, and a bound of `cispo` that is one around 1."""
         yield from super().problems(key, config)
+        if self.loss_type is GRPOLoss.cispo and (self.epsilon_high is None or self.epsilon_high < 1):
+            given = "null" if self.epsilon_high is None else self.epsilon_high
+            yield (
+                f"{key}.epsilon_high={given}: with loss_type=cispo it bounds the ratio itself, so it must be at "
+                "least 1. Use 5.0"
+            )
         sizes = {
             f"{key}.batch_size": self.batch_size,
             "training.micro_batch_size": config.training.micro_batch_size,
@@ -59,6 +71,12 @@ class GRPOConfig(OnlineConfig):
                     f"{name}={size}: would split a group, as it is no multiple of {key}.num_generations="
                     f"{self.num_generations}. Use {max(1, size // self.num_generations) * self.num_generations}"
                 )
+
+    def idle(self, setting: str) -> str:
+        """Also bounds that a loss does not have."""
+        if setting in ("epsilon", "delta") and self.loss_type is GRPOLoss.cispo:
+            return "with loss_type=cispo the ratio is bounded by epsilon_high alone"
+        return super().idle(setting)
 
 
 class GRPO(PostTrainingAlgorithms):
@@ -86,15 +104,19 @@ class GRPO(PostTrainingAlgorithms):
 
     def keep(self, ctx: JobContext, policy: TextPolicy, groups: Groups) -> None:
         """Whole groups; log-probabilities only where they were not drawn by the policy that is trained on them."""
+        import numpy as np
+
         from pipeline.learning.training.samples import Samples
 
         algo = ctx.settings(GRPOConfig)
-        if not algo.is_on_policy:
-            super().keep(ctx, policy, groups)
-            return
-        places = range(len(groups.tokens))
-        rewards = groups.scored.values.tolist()
-        Samples.without_logprobs(groups.sequences(places, rewards)).save(ctx.out)
+        if algo.is_on_policy:
+            rewards = groups.scored.values.tolist()
+            samples = Samples.without_logprobs(groups.sequences(range(len(groups.tokens)), rewards))
+        else:
+            samples = samples_of(ctx, policy, groups)
+        if algo.mask_truncated_completions:
+            samples = samples.silenced(np.array([*map(policy.truncated, groups.tokens)], np.bool_))
+        samples.save(ctx.out)
 
     def training_set(self, ctx: JobContext, model: PreTrainedModel, folders: Sequence[Path]) -> TrainingSet:
         """Raise what is better than its group, within the clipped ratio."""
@@ -113,6 +135,7 @@ class GRPO(PostTrainingAlgorithms):
             temperature=ctx.config.generation.temperature,
             corrects_kl=algo.use_bias_correction_kl,
             level=algo.importance_sampling_level,
+            delta=algo.delta,
             is_on_policy=algo.is_on_policy,
         )
         anchor = self._anchor(ctx, samples) if algo.beta else None

@@ -80,7 +80,8 @@ class GRPOHF(GRPO):
             from pipeline.learning.training.samples import Samples
         folders = super().data(ctx)
         samples = Samples.load(folders)
-        scores = cross_fitted(ctx, folders, samples.sequences, ctx.settings(GRPOHFConfig).reward_model)
+        whole = replace(samples.sequences, left_out=None)  # what is left out of the loss is scored too
+        scores = cross_fitted(ctx, folders, whole, ctx.settings(GRPOHFConfig).reward_model)
         samples.with_rewards(scores).save(ctx.out)
 
     def data(self, ctx: JobContext) -> tuple[Path, ...]:

@@ -37,6 +37,7 @@ if TYPE_CHECKING:
     from pipeline.learning.datasets.base import Dataset
     from pipeline.learning.generation.policy import TextPolicy
     from pipeline.learning.training.policy import Fitting, TrainingSet
+    from pipeline.learning.training.samples import Samples
 
 
 TRAIN: tuple[Section, ...] = ("system", "training", "generation", "algo", "model")
@@ -89,12 +90,7 @@ class PostTrainingAlgorithms(Algorithm):
 
         Whole groups with their rewards, and the log-probabilities of the policy that drew them: `Samples`.
         """
-        from pipeline.learning.algos.policy_weights import exact_logprobs
-        from pipeline.learning.training.samples import Samples
-
-        logprobs = exact_logprobs(ctx, ctx.settings(PolicyAlgoConfig), policy, groups)
-        rows = groups.rows_of(range(len(groups.tokens)))
-        Samples.of(groups.prompts, groups.tokens, groups.scored.values, logprobs, rows).save(ctx.out)
+        samples_of(ctx, policy, groups).save(ctx.out)
 
     def data(self, ctx: JobContext) -> tuple[Path, ...]:
         """The folders that are trained on: of this round, or of all so far where the settings say `aggregate`."""
@@ -186,6 +182,16 @@ def _online(stages: Iterable[Stage]) -> Iterator[Stage]:
             yield replace(stage, reads=reads, config=tuple(sections), seconds=stage.seconds + ONLINE_S)
         elif stage.name != GENERATE.name:
             yield stage
+
+
+def samples_of(ctx: JobContext, policy: TextPolicy, groups: Groups) -> Samples:
+    """Whole groups with their rewards, and the log-probabilities of the policy that drew them."""
+    from pipeline.learning.algos.policy_weights import exact_logprobs
+    from pipeline.learning.training.samples import Samples
+
+    logprobs = exact_logprobs(ctx, ctx.settings(PolicyAlgoConfig), policy, groups)
+    rows = groups.rows_of(range(len(groups.tokens)))
+    return Samples.of(groups.prompts, groups.tokens, groups.scored.values, logprobs, rows)
 
 
 def _fit_round(

@@ -7,6 +7,7 @@ Shapes: N completions in groups of G adjacent ones, B completions of a micro-bat
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 import numpy as np
@@ -22,6 +23,8 @@ from pipeline.learning.training.samples import Samples
 from pipeline.learning.training.scoring import completion_logprobs
 from pipeline.learning.training.sequences import Batch
 
+_OF_AVERAGE = (GRPOLoss.dapo, GRPOLoss.cispo)
+"""Losses that are divided by the tokens of an average batch."""
 _SCALE_FLOOR = 1e-4
 """Added to standard deviations, as TRL does."""
 
@@ -34,12 +37,13 @@ class Objective:
         loss_type: How it averages over tokens.
         beta: Weight of the KL divergence from the anchor.
         epsilon_low: The ratio is clipped to 1 - epsilon_low ...
-        epsilon_high: ... and 1 + epsilon_high.
+        epsilon_high: ... and 1 + epsilon_high; of `cispo` it is at most epsilon_high.
         longest: Tokens that a completion may have; `dr_grpo` divides by it.
         temperature: Of the policy that drew the completions, and so of the one that is trained.
         corrects_kl: Whether the KL term is multiplied with the ratio, so that its gradient is that of the
             divergence (arXiv 2512.02556), as TRL does by default.
         level: What the ratio is of.
+        delta: The ratio is at most this also where the advantage is negative (arXiv 2505.07291), unless None.
         is_on_policy: Whether what is trained on was drawn by the policy as it is, so that the ratio is 1 and only
             its gradient matters; what was drawn need have no log-probabilities then.
     """
@@ -52,6 +56,7 @@ class Objective:
     temperature: float = 1.0
     corrects_kl: bool = False
     level: ImportanceSampling = ImportanceSampling.token
+    delta: float | None = None
     is_on_policy: bool = False
 
 
@@ -134,8 +139,12 @@ def token_losses(
         Shape [B, T].
     """
     ratio = _ratio(logprobs, old, mask, objective.level)
-    clipped = ratio.clamp(1 - objective.epsilon_low, 1 + objective.epsilon_high)
-    losses = -torch.min(ratio * advantages[:, None], clipped * advantages[:, None])
+    if objective.loss_type is GRPOLoss.cispo:
+        losses = -ratio.clamp(max=objective.epsilon_high).detach() * advantages[:, None] * logprobs
+    else:
+        clipped = ratio.clamp(1 - objective.epsilon_low, 1 + objective.epsilon_high)
+        bounded = ratio if objective.delta is None else ratio.clamp(max=objective.delta)
+        losses = -torch.min(bounded * advantages[:, None], clipped * advantages[:, None])
     if anchor is not None:
         divergence = _k3(logprobs, anchor)
         losses = losses + objective.beta * (divergence * ratio if objective.corrects_kl else divergence)
@@ -169,13 +178,17 @@ def token_figures(
         objective: Settings.
 
     Returns:
-        ``clip_share``: whether the clip takes the gradient of the token away; and, with an anchor, ``kl``: the k3
-        estimate of the divergence from it. Each of shape [B, T].
+        ``clip_share``: whether the clip takes the gradient of the token away; with `cispo`, which takes none away,
+        whether it clips the ratio of a token that is to be likelier. And, with an anchor, ``kl``: the k3 estimate
+        of the divergence from it. Each of shape [B, T].
     """
     ratio, sign = _ratio(logprobs, old, mask, objective.level), advantages[:, None]
-    clipped = ((ratio > 1 + objective.epsilon_high) & (sign > 0)) | (
-        (ratio < 1 - objective.epsilon_low) & (sign < 0)
-    )
+    if objective.loss_type is GRPOLoss.cispo:
+        clipped = (ratio > objective.epsilon_high) & (sign > 0)
+    else:
+        most, top = 1 + objective.epsilon_high, math.inf if objective.delta is None else objective.delta
+        beyond = (ratio < 1 - objective.epsilon_low) | (ratio > max(most, top))
+        clipped = ((ratio > min(most, top)) & (sign > 0)) | (beyond & (sign < 0))
     found = {"clip_share": clipped.float()}
     if anchor is not None:
         found["kl"] = _k3(logprobs, anchor)
@@ -190,7 +203,7 @@ def averaged(losses: Tensor, mask: Tensor, objective: Objective, *, sequences: i
         mask: True where a token was drawn, shape [B, T].
         objective: Settings.
         sequences: Completions of the whole batch.
-        tokens: Tokens of the whole batch, for `dapo` of an average batch.
+        tokens: Tokens of the whole batch, for `dapo` and `cispo` of an average batch.
     """
     kept = torch.where(mask, losses, torch.zeros_like(losses))
     if objective.loss_type is GRPOLoss.grpo:
@@ -238,11 +251,14 @@ def grpo_set(
                 advantage_size=better.abs(),
                 entropy=-logprobs.detach()[batch.mask],
             )
-        of_batch = drawn.mean() * len(whole) if objective.loss_type is GRPOLoss.dapo else drawn[whole].sum()
+        of_batch = drawn.mean() * len(whole) if objective.loss_type in _OF_AVERAGE else drawn[whole].sum()
         return averaged(losses, batch.mask, objective, sequences=len(whole), tokens=float(of_batch))
 
-    groups = advantages.reshape(-1, group)
-    about = {"groups": len(groups), "groups_without_signal": int((groups == 0).all(1).sum())}
+    groups, masked = advantages.reshape(-1, group), drawn == 0
+    silent = (groups == 0) | masked.reshape(-1, group)
+    about = {"groups": len(groups), "groups_without_signal": int(silent.all(1).sum())}
+    if masked.any():
+        about["completions_masked"] = int(masked.sum())
     return TrainingSet(data.sequences, loss_of, group, about)
 
 

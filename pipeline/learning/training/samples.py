@@ -72,6 +72,10 @@ class Samples:
         """The same completions, scored otherwise."""
         return replace(self, sequences=replace(self.sequences, labels=rewards.astype(np.float32)))
 
+    def silenced(self, rows: NDArray[np.bool_]) -> Samples:
+        """The same completions, of which those that `rows` says, shape [N], take no part in a loss."""
+        return replace(self, sequences=self.sequences.silenced(rows))
+
     def save(self, folder: Path) -> None:
         """Write them to a folder."""
         self.sequences.save(folder)

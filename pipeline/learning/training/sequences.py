@@ -126,6 +126,14 @@ class Sequences:
         }
         return Sequences(**arrays)
 
+    def silenced(self, rows: NDArray[np.bool_]) -> Sequences:
+        """The same, with no position supervised of those that `rows` says, shape [N]."""
+        if not rows.any():
+            return self
+        left_out = np.zeros(self.ids.shape, np.bool_) if self.left_out is None else self.left_out.copy()
+        left_out[rows] |= self.mask()[rows]
+        return replace(self, left_out=left_out)
+
     def save(self, folder: Path, name: str = FILE) -> None:
         """Write them to a folder; prompts only where they are known, and what is left out where anything is."""
         arrays = {name: array for name, array in vars(self).items() if array is not None}

@@ -28,6 +28,12 @@ NAMES = ("BestOfN", "CD", "DPO", "GRPO", "GRPO-HF", "PITA", "QSharp", "QSharp-HF
             "no multiple of algos.GRPO-HF.num_generations=3. Use 126",
         ),
         ("GRPO", ["algos.GRPO.num_generations=1"], "at least 2, since the completions of a prompt are compared"),
+        (
+            "GRPO",
+            ["algos.GRPO.loss_type=cispo", "algos.GRPO.epsilon_high=0.28"],
+            "epsilon_high=0.28: with loss_type=cispo",
+        ),
+        ("GRPO", ["algos.GRPO.loss_type=cispo"], "epsilon_high=null: with loss_type=cispo"),
         ("DPO", ["algos.DPO.num_generations=1"], "at least 2, since"),
         ("BestOfN", ["algos.BestOfN.num_generations=1"], "at least 2, since"),
         ("RAFT", ["algos.RAFT.num_generations=0"], "num_generations=0: must be at least 1 and at most"),

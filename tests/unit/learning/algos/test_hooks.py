@@ -14,13 +14,15 @@ from examples.rloo import RLOO, RLOOConfig
 from pipeline.errors import JobError
 from pipeline.learning.algos.groups import Groups
 from pipeline.learning.algos.grpo import GRPO, GRPOConfig
+from pipeline.learning.algos.policy_config import Sampling
 from pipeline.learning.algos.post_training import PostTrainingAlgorithms
-from pipeline.learning.choices import ScaleRewards
+from pipeline.learning.choices import GRPOLoss, ScaleRewards
 from pipeline.learning.generation.sampling import sample_keys
 from pipeline.learning.rewards.scoring import Scored
-from pipeline.learning.training.grpo import checked_advantages
+from pipeline.learning.training.grpo import Objective, checked_advantages, grpo_set
 from pipeline.learning.training.samples import Samples
 from tests.doubles.contexts import context
+from tests.doubles.models import tiny_policy
 from tests.doubles.own_methods import RewardWeighted
 from tests.unit.learning.algos.test_chain import Chains
 
@@ -55,6 +57,26 @@ def test_what_a_method_keeps_by_default_is_whole_groups_with_rewards_and_log_pro
     assert found.sequences.lengths.tolist() == [3, 2, 3, 4]
     np.testing.assert_array_equal(found.rewards, np.float32(rewards))
     np.testing.assert_array_equal(found.logprobs, np.float32([[-0.1, -0.2], [-0.3, 0], [-0.4, 0], [-0.5, -0.6]]))
+
+
+@pytest.mark.parametrize("sampling", list(Sampling))
+def test_completions_that_were_cut_off_are_kept_without_a_part_in_the_loss(
+    sampling: Sampling, tmp_path: Path
+) -> None:
+    rewards, tokens = np.array([1.0, 0.0, 0.5, 0.0]), [[5, 6], [7, 8], [9, 6], [8]]
+    scored = Scored(rewards, {}, [None] * 4, [None] * 4, [None] * 4)
+    groups = Groups(2, [[1]] * 4, tokens, scored, sample_keys(0, "test", np.arange(2), 1)[:, 0], np.arange(2))
+    policy: Any = SimpleNamespace(
+        logprobs=lambda prompts, completions: [np.full(len(each), -0.5, "f4") for each in tokens],
+        truncated=lambda completion: len(completion) == 2 and completion[-1] != 6,
+    )
+    GRPO().keep(context(GRPOConfig(sampling=sampling, mask_truncated_completions=True), tmp_path), policy, groups)
+    found = Samples.load([tmp_path])
+    assert found.sequences.supervised.tolist() == [2, 0, 2, 1]
+    advantages = np.float32([1, -1, 0, 0])
+    objective = Objective(loss_type=GRPOLoss.grpo, beta=0, epsilon_low=0.2, epsilon_high=0.2, longest=2)
+    made = grpo_set(tiny_policy(), found, advantages, None, objective, 2, "cpu")
+    assert made.about == {"groups": 2, "groups_without_signal": 1, "completions_masked": 1}
 
 
 @pytest.mark.parametrize(("aggregate", "expected"), [(False, ["c", "d"]), (True, ["a", "b", "c", "d"])])

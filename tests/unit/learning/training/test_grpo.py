@@ -13,7 +13,14 @@ from transformers import GPT2LMHeadModel
 
 from pipeline.config.schema import TrainingConfig
 from pipeline.learning.choices import GRPOLoss, ImportanceSampling, ScaleRewards
-from pipeline.learning.training.grpo import Objective, averaged, fit_grpo, group_advantages, token_losses
+from pipeline.learning.training.grpo import (
+    Objective,
+    averaged,
+    fit_grpo,
+    group_advantages,
+    token_figures,
+    token_losses,
+)
 from pipeline.learning.training.policy import Fitting
 from pipeline.learning.training.samples import Samples, supervised_columns
 from pipeline.learning.training.scoring import completion_logprobs
@@ -38,7 +45,9 @@ def trl_loss(
             gather=lambda values: values,
             gather_for_metrics=lambda values: values,
         ),
-        args=SimpleNamespace(delta=None, use_bias_correction_kl=objective.corrects_kl, steps_per_generation=1),
+        args=SimpleNamespace(
+            delta=objective.delta, use_bias_correction_kl=objective.corrects_kl, steps_per_generation=1
+        ),
         aux_loss_enabled=False,
         top_entropy_quantile=1.0,
         off_policy_mask_threshold=None,
@@ -71,14 +80,21 @@ def trl_loss(
 
 @pytest.mark.parametrize("loss_type", list(GRPOLoss))
 @pytest.mark.parametrize("level", list(ImportanceSampling))
-@pytest.mark.parametrize(("with_anchor", "corrects_kl"), [(True, False), (True, True), (False, False)])
+@pytest.mark.parametrize(
+    ("with_anchor", "corrects_kl", "delta"),
+    [(True, False, None), (True, True, 1.5), (False, False, 1.5), (False, False, 1.1), (False, False, None)],
+)
 def test_loss_and_gradient_are_those_of_trl(
-    loss_type: GRPOLoss, level: ImportanceSampling, with_anchor: bool, corrects_kl: bool
+    loss_type: GRPOLoss, level: ImportanceSampling, with_anchor: bool, corrects_kl: bool, delta: float | None
 ) -> None:
-    objective = replace(OBJECTIVE, loss_type=loss_type, level=level, corrects_kl=corrects_kl)
+    """Also of completions of which no token counts, as of those that were cut off."""
+    high = 1.3 if loss_type is GRPOLoss.cispo else OBJECTIVE.epsilon_high
+    objective = replace(
+        OBJECTIVE, loss_type=loss_type, level=level, corrects_kl=corrects_kl, delta=delta, epsilon_high=high
+    )
     generator = torch.Generator().manual_seed(3)
     for _ in range(20):
-        lengths = torch.randint(1, 10, (8,), generator=generator)
+        lengths = torch.randint(0, 10, (8,), generator=generator)
         mask = torch.arange(9)[None] < lengths[:, None]
         start = -torch.rand(8, 9, generator=generator)
         # Ratios on both sides of both bounds.
@@ -92,6 +108,9 @@ def test_loss_and_gradient_are_those_of_trl(
         mine.backward()
         expected.backward()
         assert torch.allclose(ours.grad, theirs.grad, atol=1e-7)
+        if level is ImportanceSampling.token and loss_type is not GRPOLoss.cispo and not with_anchor:
+            told = token_figures(ours.detach(), old, None, advantages, mask, objective)["clip_share"]
+            assert torch.equal(told[mask] == 1, ours.grad[mask] == 0)
 
 
 def rewards_with_gaps() -> np.ndarray:

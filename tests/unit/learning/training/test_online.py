@@ -149,7 +149,7 @@ def test_a_rate_falls_over_its_horizon_whatever_the_rounds() -> None:
 class Recorded:
     """What TRL's trainer has drawn, its losses and what became of the weights, over a few optimizer steps."""
 
-    def __init__(self, folder: Path, loss_type: str, iterations: int, beta: float) -> None:
+    def __init__(self, folder: Path, loss_type: str, iterations: int, beta: float, masks: bool) -> None:
         # Which other tests need not load.
         from datasets import Dataset
         from transformers import PreTrainedTokenizerFast
@@ -159,13 +159,14 @@ class Recorded:
         self.model = tiny_policy()
         self.start = {name: weight.detach().clone() for name, weight in self.model.named_parameters()}
         self.batches: list[dict[str, Tensor]] = []
+        self.completions: list[list[list[int]]] = []
         self.rewards: list[list[float]] = []
         self.losses: list[float] = []
         recorded = self
         words = {str(number): number for number in range(10)}
         made = Tokenizer(WordLevel(words, unk_token="0"))
         made.pre_tokenizer = Whitespace()
-        tokenizer = PreTrainedTokenizerFast(tokenizer_object=made, eos_token="9", pad_token="8", unk_token="0")
+        tokenizer = PreTrainedTokenizerFast(tokenizer_object=made, eos_token="6", pad_token="8", unk_token="0")
 
         class Recording(GRPOTrainer):
             def _generate_and_score_completions(self, inputs: Any) -> Any:
@@ -179,13 +180,14 @@ class Recorded:
                 return loss
 
         def odd(completion_ids: list[list[int]], **_: Any) -> list[float]:
+            recorded.completions.append(completion_ids)
             recorded.rewards.append([float(sum(ids) % 3 == 0) for ids in completion_ids])
             return recorded.rewards[-1]
 
         self.model.save_pretrained(folder / "start")  # from which the trainer loads its reference
         self.model.config._name_or_path = str(folder / "start")
         assert self.model.generation_config is not None
-        self.model.generation_config.eos_token_id = 9
+        self.model.generation_config.eos_token_id = 6
         warnings.simplefilter("ignore")  # of TRL's own doing
         trainer = Recording(
             model=self.model,
@@ -202,6 +204,8 @@ class Recorded:
                 max_completion_length=5,
                 beta=beta,
                 loss_type=loss_type,
+                mask_truncated_completions=masks,
+                epsilon_high=5.0 if loss_type == "cispo" else None,
                 learning_rate=1e-2,
                 lr_scheduler_type="constant",
                 weight_decay=0.0,
@@ -219,35 +223,36 @@ class Recorded:
 
 
 @pytest.mark.parametrize(
-    ("loss_type", "iterations", "beta"), [("grpo", 2, 0.04), ("dapo", 1, 0.0), ("dr_grpo", 2, 0.0)]
+    ("loss_type", "iterations", "beta", "masks"),
+    [("grpo", 2, 0.04, False), ("dapo", 1, 0.0, False), ("dr_grpo", 2, 0.0, True), ("cispo", 2, 0.0, True)],
 )
 def test_from_the_same_completions_and_rewards_weights_are_those_of_trls_trainer(
-    loss_type: str, iterations: int, beta: float, tmp_path: Path
+    loss_type: str, iterations: int, beta: float, masks: bool, tmp_path: Path
 ) -> None:
     """Six steps with accumulation: padded and cut off rows, groups without signal, ratios that are clipped."""
     with warnings.catch_warnings():
-        trl = Recorded(tmp_path, loss_type, iterations, beta)
+        trl = Recorded(tmp_path, loss_type, iterations, beta, masks)
     assert sum(len(set(one[at : at + 4])) == 1 for one in trl.rewards for at in range(0, 16, 4)) > 0
     model, anchor = tiny_policy(), tiny_policy()
     objective = Objective(
         loss_type=GRPOLoss[loss_type],
         beta=beta,
         epsilon_low=0.2,
-        epsilon_high=0.2,
+        epsilon_high=5.0 if loss_type == "cispo" else 0.2,
         longest=5,
         corrects_kl=True,
         is_on_policy=iterations == 1,
     )
 
+    shares: list[float] = []
+
     def drawn(number: int) -> DrawnBatch:
         given, rewards = trl.batches[number], np.array(trl.rewards[number])
-        prompts, completions = (
-            [
-                row[real.bool()].tolist()
-                for row, real in zip(given[f"{part}_ids"], given[f"{part}_mask"], strict=True)
-            ]
-            for part in ("prompt", "completion")
-        )
+        prompts = [
+            row[real.bool()].tolist() for row, real in zip(given["prompt_ids"], given["prompt_mask"], strict=True)
+        ]
+        completions, masked = trl.completions[number], ~given["completion_mask"].any(1).numpy()
+        shares.append(masked.mean())
         bare = Samples.of(prompts, completions, rewards, [np.zeros(len(one), np.float32) for one in completions])
 
         def scores(of: Any) -> np.ndarray:
@@ -255,7 +260,7 @@ def test_from_the_same_completions_and_rewards_weights_are_those_of_trls_trainer
                 found = completion_logprobs(of, batch_of(bare.sequences, np.arange(16), "cpu")).double().numpy()
             return padded(supervised_columns(found, bare.sequences))
 
-        data = Samples(bare.sequences, scores(model))
+        data = Samples(bare.sequences, scores(model)).silenced(masked)
         advantages = group_advantages(rewards, 4, ScaleRewards.group)
         held = scores(anchor) if beta else None
         return DrawnBatch(grpo_set(model, data, advantages, held, objective, 4, "cpu"))
@@ -270,6 +275,8 @@ def test_from_the_same_completions_and_rewards_weights_are_those_of_trls_trainer
     )
     batches = len(trl.batches)
     trained = fit_online(model, Timetable(4 * batches, 4, 4, iterations), drawn, fitting, longest=5, group=4)
+    assert max(shares) < 1
+    assert (max(shares) > 0) == masks
     theirs = [sum(trl.losses[at : at + 2]) for at in range(0, 12, 2)]
     assert trained.losses == pytest.approx(theirs, abs=1e-5)
     gone = [
