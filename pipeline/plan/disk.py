@@ -17,6 +17,7 @@ from dataclasses import dataclass, field, replace
 from pipeline.config.bases import AlgoConfig
 from pipeline.config.schema import Config, Keep, Optimizer
 from pipeline.learning.algos.base import Stage
+from pipeline.learning.algos.policy_config import is_online
 from pipeline.learning.choices import HeadType
 from pipeline.learning.datasets.registry import load_dataset
 from pipeline.learning.memory.training import Precision, bytes_per_parameter
@@ -305,12 +306,16 @@ class _Rooms:
             each, changed = size.written(), size.weights
             lora = getattr(algo, "lora", None)
             if rank := getattr(lora, "rank", 0):
-                rounds = job.round if getattr(algo, "warm_start", True) else 1
+                goes_on = getattr(algo, "warm_start", True) and not is_online(algo)
+                rounds = job.round if goes_on else 1
                 changed = size.adapters(rank, getattr(lora, "target_modules", None))
                 each = size.tokenizer + rounds * (4 * changed + size.headers + _ADAPTERS)
         else:
             head = _head(stage, algo, size)
             each, changed = size.written(whole=False) + 4 * head, size.weights - size.output + head
+        saved = _saved(self.config.training.optimizer)
+        if is_online(algo):  # which leaves its optimizer for the next round
+            each += (saved - 4) * changed
         # All reward models but the last wait for the end of the stage, each with a checkpoint of its own.
         copies = (2 if often else 0) + (number if stage.saves == "rewards" and learnt is not None else 0)
         scale = self._scales[job.dataset]
@@ -320,7 +325,7 @@ class _Rooms:
         again = self._labelled(algo, scale) * rounds * scale.prompts if stage.name == "reward" else 0
         return DiskUse(
             number * (each + _MODEL) + _told(steps) + round(again),
-            meanwhile=copies * _saved(self.config.training.optimizer) * changed,
+            meanwhile=copies * saved * changed,
             least=number * each,
             guessed=not size.exact,
         )

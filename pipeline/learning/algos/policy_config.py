@@ -9,7 +9,8 @@ from typing import ClassVar
 
 from pipeline.config.bases import AlgoConfig, Settings
 from pipeline.config.fields import LARGEST_RATE, number
-from pipeline.config.schema import Config
+from pipeline.config.ranks import devices_per_training, spread
+from pipeline.config.schema import Config, Strategy
 
 
 class Anchor(Enum):
@@ -117,6 +118,11 @@ class OnlineConfig(PolicyAlgoConfig):
                 f"{key}.horizon={self.horizon}: the rate would have fallen to zero before the last of "
                 f"{config.rounds_of_training} rounds. Set {key}.horizon={config.rounds_of_training}, or null "
                 "for a rate that stays"
+            )
+        if devices_per_training(config) > 1 and spread(config)["strategy"] != Strategy.ddp.name:
+            yield (
+                f"{key}.sampling=online: what draws must be whole on each device. Write training.strategy=ddp, or "
+                "training.gpus_per_job=1"
             )
         if config.training.compile:
             yield f"{key}.sampling=online: the model that is trained also draws, so training.compile must be false"

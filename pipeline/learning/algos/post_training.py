@@ -28,7 +28,7 @@ from pipeline.learning.algos.base import (
     Stage,
 )
 from pipeline.learning.algos.policy_config import Anchor, PolicyAlgoConfig, is_online
-from pipeline.outputs.formats import TRAINING, Tally
+from pipeline.outputs.formats import OPTIMIZER, TRAINING, Tally
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -179,7 +179,8 @@ def _online(stages: Iterable[Stage]) -> Iterator[Stage]:
         if stage.name == TRAIN_POLICY.name:
             reads = tuple(read for read in stage.reads if read.stage != GENERATE.name)
             sections = dict.fromkeys((*TRAIN, *TEXT, "data_collection"))
-            yield replace(stage, reads=reads, config=tuple(sections), seconds=stage.seconds + ONLINE_S)
+            weights, seconds = (*stage.weights, OPTIMIZER), stage.seconds + ONLINE_S
+            yield replace(stage, reads=reads, config=tuple(sections), weights=weights, seconds=seconds)
         elif stage.name != GENERATE.name:
             yield stage
 

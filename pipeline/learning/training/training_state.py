@@ -18,9 +18,10 @@ from pipeline.files import json_text, open_plain
 from pipeline.foreign import parse_json, read_plain
 from pipeline.learning.training.checkpoint import State
 from pipeline.learning.training.distributed import ALONE, Ranks
+from pipeline.outputs.formats import OPTIMIZER
 
-OPTIMIZER, OPTIMIZER_SETTINGS = "optimizer.safetensors", "optimizer.json"
-"""What a training leaves of its optimizer for the next one."""
+OPTIMIZER_SETTINGS = "optimizer.json"
+"""Beside `OPTIMIZER`, what of it are no tensors."""
 _OF_8_BITS = {"qmap1", "qmap2", "absmax1", "absmax2"}
 """How bitsandbytes reads moments in 8 bits: the numbers that these stand for, and the largest of each block."""
 

@@ -19,6 +19,7 @@ from pipeline.learning.algos import online
 from pipeline.learning.training import checkpoint
 from pipeline.outputs.adapters import ADAPTERS
 from pipeline.outputs.curves import read_curve
+from pipeline.outputs.formats import OPTIMIZER
 from tests.doubles.composing import quick_config
 from tests.doubles.forked import forked
 from tests.unit.learning.algos.test_chain import Chains
@@ -74,6 +75,13 @@ def test_what_a_round_leaves_goes_on_in_the_next(whole: Chains) -> None:
     first, second = (trained(whole, "GRPO", number) for number in (1, 2))
     steps = [json.loads(each["optimizer.json"])["param_groups"][0]["lr"] for each in (first, second)]
     assert steps == pytest.approx([6.5e-4 * 6 / 20, 6.5e-4 * 12 / 20])  # the warm-up takes 20
+
+
+def test_the_disk_that_an_optimizer_takes_is_reckoned_and_it_goes_with_the_weights(whole: Chains) -> None:
+    reckoned, taken = whole.disk()["GRPO", "train"]
+    assert taken == pytest.approx(reckoned, rel=0.05)
+    jobs = [job for job in whole.plan.jobs.values() if job.stage == "train" and job.algo == "GRPO"]
+    assert {OPTIMIZER in job.weights for job in jobs} == {True}
 
 
 def at_call(number: int, of: Callable[..., Any], after: bool) -> Callable[..., Any]:
@@ -158,6 +166,7 @@ def test_adapters_go_on_as_the_weights_that_they_are(tmp_path: Path) -> None:
         (("algos=[GRPO]", "algos.GRPO.sampling=online", "algos.GRPO.batch_size=6"), "must be a multiple"),
         (("algos=[GRPO]", "algos.GRPO.sampling=online", "algos.GRPO.horizon=1"), "horizon"),
         (("algos=[GRPO]", "algos.GRPO.sampling=online", "training.compile=true"), "compile"),
+        (("algos=[GRPO]", "algos.GRPO.sampling=online", "training.gpus_per_job=2"), "training.strategy=ddp"),
         (("algos=[DPO]", "algos.DPO.sampling=online", "algos.DPO.pairs=existing"), "existing"),
     ],
 )

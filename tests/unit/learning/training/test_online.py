@@ -25,7 +25,7 @@ from pipeline.learning.training.policy import Fitting
 from pipeline.learning.training.samples import Samples, padded, supervised_columns
 from pipeline.learning.training.scoring import completion_logprobs
 from pipeline.learning.training.sequences import batch_of
-from pipeline.learning.training.training_state import OPTIMIZER
+from pipeline.outputs.formats import OPTIMIZER
 from tests.doubles.models import tiny_policy
 
 numbers = st.integers(1, 12)
