@@ -74,7 +74,7 @@ def test_a_fit_shows_the_figures_of_every_strategy() -> None:
     (single,) = (row for row in rows if row.strip().startswith("single"))
     assert "112.0" in single
     assert "short" in single
-    assert "1 x 1024 tokens, mixed, adam, all weights, checkpointing off" in "\n".join(rows)
+    assert "1 x 1024 tokens, mixed, adamw, all weights, checkpointing off" in "\n".join(rows)
 
 
 def narrow(table: FittedTable, width: int = 80) -> str:
