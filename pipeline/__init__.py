@@ -74,6 +74,8 @@ if TYPE_CHECKING:
     from pipeline.learning.algos.qsharp_hf import QSharpHFConfig as QSharpHFConfig
     from pipeline.learning.algos.raft import RAFT as RAFT
     from pipeline.learning.algos.raft import RAFTConfig as RAFTConfig
+    from pipeline.learning.algos.rloo import RLOO as RLOO
+    from pipeline.learning.algos.rloo import RLOOConfig as RLOOConfig
     from pipeline.learning.algos.rollouts import Rollouts as Rollouts
     from pipeline.learning.algos.value_guided import ValueAlgoConfig as ValueAlgoConfig
     from pipeline.learning.algos.value_guided import ValueGuidedAlgorithms as ValueGuidedAlgorithms
@@ -159,6 +161,7 @@ _HOMES = {
     "learning.algos.post_training": "PostTrainingAlgorithms fitting_of trained_policy",
     "learning.algos.qsharp": "QSharp QSharpConfig",
     "learning.algos.qsharp_hf": "QSharpHF QSharpHFConfig",
+    "learning.algos.rloo": "RLOO RLOOConfig",
     "learning.algos.rollouts": "Rollouts",
     "learning.algos.raft": "RAFT RAFTConfig",
     "learning.algos.value_guided": "ValueGuidedAlgorithms ValueAlgoConfig",

@@ -12,6 +12,7 @@ ALGORITHMS = {
     "QSharp": "pipeline.learning.algos.qsharp:QSharp",
     "QSharp-HF": "pipeline.learning.algos.qsharp_hf:QSharpHF",
     "RAFT": "pipeline.learning.algos.raft:RAFT",
+    "RLOO": "pipeline.learning.algos.rloo:RLOO",
 }
 """Name -> class, whose `config_class` has the settings under ``algos.<name>``."""
 

@@ -55,6 +55,7 @@ class ImportanceSampling(Enum):
 
     token = "token"  # each token  # noqa: S105 - no password
     sequence = "sequence"  # a whole completion, to the power of one over its tokens: GSPO (arXiv 2507.18071)
+    product = "product"  # a whole completion as it is, which TRL has in RLOO alone
 
 
 class ScaleRewards(Enum):

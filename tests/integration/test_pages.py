@@ -60,7 +60,7 @@ def test_the_code_of_the_pages_can_be_planned(tmp_path: Path, monkeypatch: pytes
     (tmp_path / "my_algorithm.py").write_text(code_after("own-algorithm.md", "from pipeline import GRPO"))
     monkeypatch.chdir(tmp_path)
     monkeypatch.syspath_prepend(str(tmp_path))
-    asked = ["experiment.name=x", "algos=[GRPO]", "algos.RLOO.class_path=my_algorithm.RLOO", "dry_run=true"]
+    asked = ["experiment.name=x", "algos=[GRPO]", "algos.PassAtK.class_path=my_algorithm.PassAtK", "dry_run=true"]
     mine = "my_rewards.short_and_right"
     for rewards in (
         [f"datasets.addition.reward={mine}", f"datasets.addition.grading.correct_by={mine}"],

@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 
     from pipeline.learning.algos.groups import Groups
     from pipeline.learning.generation.policy import TextPolicy
+    from pipeline.learning.training.grpo import Objective
     from pipeline.learning.training.policy import TrainingSet
     from pipeline.learning.training.samples import Samples
 
@@ -121,12 +122,21 @@ class GRPO(PostTrainingAlgorithms):
     def training_set(self, ctx: JobContext, model: PreTrainedModel, folders: Sequence[Path]) -> TrainingSet:
         """Raise what is better than its group, within the clipped ratio."""
         with ctx.loading():
-            from pipeline.learning.training.grpo import Objective, checked_advantages, grpo_set
+            from pipeline.learning.training.grpo import checked_advantages, grpo_set
             from pipeline.learning.training.samples import Samples
         algo = ctx.settings(GRPOConfig)
         samples = Samples.load(folders)
         advantages = checked_advantages(self.advantages(ctx, samples), len(samples))
-        objective = Objective(
+        objective = self.objective(ctx)
+        anchor = self.anchor_logprobs(ctx, samples) if objective.beta else None
+        return grpo_set(model, samples, advantages, anchor, objective, algo.num_generations, ctx.device)
+
+    def objective(self, ctx: JobContext) -> Objective:
+        """The settings of the loss."""
+        from pipeline.learning.training.grpo import Objective
+
+        algo = ctx.settings(GRPOConfig)
+        return Objective(
             loss_type=algo.loss_type,
             beta=algo.beta,
             epsilon_low=algo.epsilon,
@@ -138,10 +148,8 @@ class GRPO(PostTrainingAlgorithms):
             delta=algo.delta,
             is_on_policy=algo.is_on_policy,
         )
-        anchor = self._anchor(ctx, samples) if algo.beta else None
-        return grpo_set(model, samples, advantages, anchor, objective, algo.num_generations, ctx.device)
 
-    def _anchor(self, ctx: JobContext, samples: Samples) -> NDArray[np.float32]:
+    def anchor_logprobs(self, ctx: JobContext, samples: Samples) -> NDArray[np.float32]:
         """Log-probabilities of the drawn tokens under the anchor, laid out as those of the sampling policy."""
         from pipeline.learning.models.batch_size import BatchSizes
         from pipeline.learning.training.precision import computing_in

@@ -74,15 +74,56 @@ def group_advantages(rewards: NDArray[np.floating], group: int, scale: ScaleRewa
     Raises:
         ValueError: N is not a multiple of `group`.
     """
-    if len(rewards) % group:
-        raise ValueError(f"{len(rewards)} rewards in groups of {group}")
-    table = np.asarray(rewards, np.float64).reshape(-1, group)
+    table = _in_groups(rewards, group)
     difference = table - _mean(table)
     if scale is ScaleRewards.group:
         difference = difference / (_deviation(table) + _SCALE_FLOOR)
     elif scale is ScaleRewards.batch:
         difference = difference / (_deviation(table.reshape(1, -1)) + _SCALE_FLOOR)
     return np.nan_to_num(difference, nan=0.0).reshape(-1).astype(np.float32)
+
+
+def leave_one_out(rewards: NDArray[np.floating], group: int, *, normalizes: bool = False) -> NDArray[np.float32]:
+    """How much better each completion is than the others of its group (arXiv 2402.14740).
+
+    Args:
+        rewards: As `group_advantages` takes them.
+        group: Completions of each prompt.
+        normalizes: Whether to bring all of them to mean 0 and deviation 1.
+
+    Returns:
+        Shape [N]; 0 for a completion without a reward, or with one that no other of its group has.
+
+    Raises:
+        ValueError: N is not a multiple of `group`.
+    """
+    table = _in_groups(rewards, group)
+    others = (~np.isnan(table)).sum(1, keepdims=True) - 1
+    mean = (np.nansum(table, 1, keepdims=True) - table) / np.maximum(1, others)
+    better = np.where(others > 0, table - mean, np.nan).reshape(1, -1)
+    if normalizes:
+        better = (better - _mean(better)) / (_deviation(better) + _SCALE_FLOOR)
+    return np.nan_to_num(better, nan=0.0).reshape(-1).astype(np.float32)
+
+
+def log_ratios(samples: Samples, anchor: NDArray[np.float32]) -> NDArray[np.float64]:
+    """How much likelier each completion was to who drew it than to the anchor, in nats.
+
+    Args:
+        samples: With the log-probabilities of who drew them.
+        anchor: Those of the anchor, laid out likewise.
+
+    Returns:
+        Shape [N]; 0 for a completion that takes no part in the loss.
+    """
+    apart = (samples.logprobs.astype(np.float64) - anchor).sum(1)
+    return np.where(samples.sequences.supervised > 0, apart, 0.0)
+
+
+def _in_groups(rewards: NDArray[np.floating], group: int) -> NDArray[np.float64]:
+    if len(rewards) % group:
+        raise ValueError(f"{len(rewards)} rewards in groups of {group}")
+    return np.asarray(rewards, np.float64).reshape(-1, group)
 
 
 def checked_advantages(found: object, count: int) -> NDArray[np.float32]:
@@ -154,9 +195,11 @@ def token_losses(
 def _ratio(logprobs: Tensor, old: Tensor, mask: Tensor, level: ImportanceSampling) -> Tensor:
     """Of each token, shape [B, T]; of a sequence equation 7 of arXiv 2507.18071, the same at all its tokens."""
     log_ratio = logprobs - old
-    if level is ImportanceSampling.sequence:
-        drawn = torch.where(mask, log_ratio, torch.zeros_like(log_ratio)).sum(-1, keepdim=True)
-        log_ratio = (drawn / mask.sum(-1, keepdim=True).clamp(min=1)).expand_as(log_ratio)
+    if level is not ImportanceSampling.token:
+        whole = torch.where(mask, log_ratio, torch.zeros_like(log_ratio)).sum(-1, keepdim=True)
+        if level is ImportanceSampling.sequence:
+            whole = whole / mask.sum(-1, keepdim=True).clamp(min=1)
+        log_ratio = whole.expand_as(log_ratio)
     return log_ratio.exp()
 
 

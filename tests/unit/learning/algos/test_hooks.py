@@ -3,6 +3,7 @@
 import inspect
 import json
 from dataclasses import replace
+from math import comb
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -10,12 +11,13 @@ from typing import Any
 import numpy as np
 import pytest
 
-from examples.rloo import RLOO, RLOOConfig
+from examples.pass_at_k import PassAtK, PassAtKConfig
 from pipeline.errors import JobError
 from pipeline.learning.algos.groups import Groups
 from pipeline.learning.algos.grpo import GRPO, GRPOConfig
 from pipeline.learning.algos.policy_config import Sampling
 from pipeline.learning.algos.post_training import PostTrainingAlgorithms
+from pipeline.learning.algos.rloo import RLOO, RLOOConfig
 from pipeline.learning.choices import GRPOLoss, ScaleRewards
 from pipeline.learning.generation.sampling import sample_keys
 from pipeline.learning.rewards.scoring import Scored
@@ -100,15 +102,28 @@ def test_a_method_trains_on_this_round_or_on_all_so_far(aggregate: bool, expecte
 def test_advantages_of_rloo_are_rewards_minus_the_mean_of_the_others(
     rewards: list[float], expected: list[float]
 ) -> None:
-    found = RLOO().advantages(context(RLOOConfig(num_generations=4)), samples(rewards))
+    found = RLOO().advantages(context(RLOOConfig(num_generations=4, beta=0.0)), samples(rewards))
     assert checked_advantages(found, 8).tolist() == pytest.approx(expected, abs=1e-6)
 
 
 def test_with_all_rewards_rloo_differs_from_undivided_grpo_by_a_constant_factor() -> None:
     """Leaving oneself out of the mean of G makes the difference G / (G - 1) as large."""
-    ctx = context(RLOOConfig(num_generations=4, scale_rewards=ScaleRewards.none))
+    ctx = context(RLOOConfig(num_generations=4, scale_rewards=ScaleRewards.none, beta=0.0))
     given = samples(np.random.default_rng(0).normal(size=40).tolist())
     assert RLOO().advantages(ctx, given) == pytest.approx(4 / 3 * GRPO().advantages(ctx, given), abs=1e-6)
+
+
+@pytest.mark.parametrize(("right", "k"), [(1, 2), (2, 2), (3, 3), (2, 5)])
+def test_advantages_for_the_best_of_k_are_those_of_the_paper(right: int, k: int) -> None:
+    """Equations of arXiv 2508.10751, for rewards of 0 and 1."""
+    size, wrong = 8, 8 - right
+    ctx = context(PassAtKConfig(num_generations=size, k=k))
+    found = PassAtK().advantages(ctx, samples([1.0] * right + [0.0] * wrong))
+    mean = 1 - comb(wrong, k) / comb(size, k)
+    deviation = (mean * (1 - mean)) ** 0.5 + 1e-4
+    none_besides = comb(wrong - 1, k - 1) / comb(size - 1, k - 1)
+    expected = [(1 - mean) / deviation] * right + [(1 - mean - none_besides) / deviation] * wrong
+    assert found == pytest.approx(np.array(expected), abs=1e-5)
 
 
 def test_advantages_of_grpo_are_those_within_the_group() -> None:

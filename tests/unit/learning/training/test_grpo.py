@@ -18,6 +18,7 @@ from pipeline.learning.training.grpo import (
     averaged,
     fit_grpo,
     group_advantages,
+    leave_one_out,
     token_figures,
     token_losses,
 )
@@ -33,8 +34,12 @@ OBJECTIVE = Objective(loss_type=GRPOLoss.grpo, beta=0.04, epsilon_low=0.2, epsil
 def trl_loss(
     logprobs: Tensor, old: Tensor, anchor: Tensor | None, advantages: Tensor, mask: Tensor, objective: Objective
 ) -> Tensor:
-    """What `GRPOTrainer` computes from the same log-probabilities, one step without accumulation."""
+    """What `GRPOTrainer` computes from the same log-probabilities, one step without accumulation.
+
+    Where the ratio is a product, `RLOOTrainer`.
+    """
     from trl.trainer.grpo_trainer import GRPOTrainer  # which other tests need not load
+    from trl.trainer.rloo_trainer import RLOOTrainer
 
     trainer: Any = SimpleNamespace(
         model=SimpleNamespace(training=True),
@@ -73,13 +78,15 @@ def trl_loss(
         "old_per_token_logps": old,
         "ref_per_token_logps": anchor,
         "num_items_in_batch": mask.sum(),
+        "old_logps": (old * mask).sum(1),
     }
-    loss: Tensor = GRPOTrainer._compute_loss(trainer, None, inputs)
+    kind = RLOOTrainer if objective.level is ImportanceSampling.product else GRPOTrainer
+    loss: Tensor = kind._compute_loss(trainer, None, inputs)
     return loss
 
 
 @pytest.mark.parametrize("loss_type", list(GRPOLoss))
-@pytest.mark.parametrize("level", list(ImportanceSampling))
+@pytest.mark.parametrize("level", [ImportanceSampling.token, ImportanceSampling.sequence])
 @pytest.mark.parametrize(
     ("with_anchor", "corrects_kl", "delta"),
     [(True, False, None), (True, True, 1.5), (False, False, 1.5), (False, False, 1.1), (False, False, None)],
@@ -111,6 +118,42 @@ def test_loss_and_gradient_are_those_of_trl(
         if level is ImportanceSampling.token and loss_type is not GRPOLoss.cispo and not with_anchor:
             told = token_figures(ours.detach(), old, None, advantages, mask, objective)["clip_share"]
             assert torch.equal(told[mask] == 1, ours.grad[mask] == 0)
+
+
+def test_the_loss_of_rloo_is_that_of_trl() -> None:
+    objective = replace(OBJECTIVE, level=ImportanceSampling.product, beta=0.0)
+    generator = torch.Generator().manual_seed(4)
+    for _ in range(20):
+        lengths = torch.randint(0, 10, (8,), generator=generator)
+        mask = torch.arange(9)[None] < lengths[:, None]
+        start = -torch.rand(8, 9, generator=generator)
+        old = start + 0.2 * torch.randn(8, 9, generator=generator)
+        advantages = torch.randn(8, generator=generator)
+        ours, theirs = (start.clone().requires_grad_(True) for _ in range(2))
+        losses = token_losses(ours, old, None, advantages, mask, objective)
+        mine = averaged(losses, mask, objective, sequences=8, tokens=float(mask.sum()))
+        expected = trl_loss(theirs, old, None, advantages, mask, objective)
+        # Advantages of completions without tokens, which change no gradient, are in TRL's.
+        constant = advantages[lengths == 0].sum() / 8
+        assert mine.item() == pytest.approx((expected + constant).item(), abs=1e-6)
+        mine.backward()
+        expected.backward()
+        assert torch.allclose(ours.grad, theirs.grad, atol=1e-7)
+
+
+@pytest.mark.parametrize("normalizes", [False, True])
+def test_advantages_of_rloo_are_those_of_trl(normalizes: bool) -> None:
+    """As `RLOOTrainer._generate_and_score_completions` has it, which cannot be called without generating."""
+    from trl.trainer.utils import nanstd
+
+    rewards = torch.from_numpy(rewards_with_gaps())
+    table = rewards.view(-1, 4)
+    count = (~torch.isnan(table)).sum(dim=1, keepdim=True)
+    expected = rewards - ((torch.nansum(table, dim=1, keepdim=True) - table) / (count - 1)).view(-1)
+    if normalizes:
+        expected = (expected - torch.nanmean(expected)) / (nanstd(expected) + 1e-4)
+    expected = torch.nan_to_num(expected, nan=0.0)
+    assert leave_one_out(rewards.numpy(), 4, normalizes=normalizes) == pytest.approx(expected.numpy(), abs=1e-6)
 
 
 def rewards_with_gaps() -> np.ndarray:

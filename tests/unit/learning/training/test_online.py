@@ -1,6 +1,7 @@
 """Training on what is drawn on the way: which batch comes when, and an optimizer that goes on."""
 
 import warnings
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -16,9 +17,9 @@ from torch import Tensor
 
 from pipeline.config.schema import Optimizer, Schedule, TrainingConfig
 from pipeline.errors import JobError, JobStopped
-from pipeline.learning.choices import GRPOLoss, ScaleRewards
+from pipeline.learning.choices import GRPOLoss, ImportanceSampling, ScaleRewards
 from pipeline.learning.training.checkpoint import Checkpoints
-from pipeline.learning.training.grpo import Objective, group_advantages, grpo_set
+from pipeline.learning.training.grpo import Objective, group_advantages, grpo_set, leave_one_out, log_ratios
 from pipeline.learning.training.loop import TrainSettings, rate_at, train
 from pipeline.learning.training.online import DrawnBatch, Timetable, fit_online
 from pipeline.learning.training.policy import Fitting
@@ -155,6 +156,11 @@ class Recorded:
         from transformers import PreTrainedTokenizerFast
         from trl.trainer.grpo_config import GRPOConfig
         from trl.trainer.grpo_trainer import GRPOTrainer
+        from trl.trainer.rloo_config import RLOOConfig
+        from trl.trainer.rloo_trainer import RLOOTrainer
+
+        base: Any = RLOOTrainer if loss_type == "rloo" else GRPOTrainer
+        settings: Any = RLOOConfig if loss_type == "rloo" else partial(GRPOConfig, loss_type=loss_type)
 
         self.model = tiny_policy()
         self.start = {name: weight.detach().clone() for name, weight in self.model.named_parameters()}
@@ -168,7 +174,7 @@ class Recorded:
         made.pre_tokenizer = Whitespace()
         tokenizer = PreTrainedTokenizerFast(tokenizer_object=made, eos_token="6", pad_token="8", unk_token="0")
 
-        class Recording(GRPOTrainer):
+        class Recording(base):
             def _generate_and_score_completions(self, inputs: Any) -> Any:
                 found = super()._generate_and_score_completions(inputs)
                 recorded.batches.append({name: one for name, one in found.items() if isinstance(one, Tensor)})
@@ -192,7 +198,7 @@ class Recorded:
         trainer = Recording(
             model=self.model,
             reward_funcs=odd,
-            args=GRPOConfig(
+            args=settings(
                 output_dir=str(folder),
                 use_cpu=True,
                 bf16=False,
@@ -203,7 +209,6 @@ class Recorded:
                 num_iterations=iterations,
                 max_completion_length=5,
                 beta=beta,
-                loss_type=loss_type,
                 mask_truncated_completions=masks,
                 epsilon_high=5.0 if loss_type == "cispo" else None,
                 learning_rate=1e-2,
@@ -224,7 +229,13 @@ class Recorded:
 
 @pytest.mark.parametrize(
     ("loss_type", "iterations", "beta", "masks"),
-    [("grpo", 2, 0.04, False), ("dapo", 1, 0.0, False), ("dr_grpo", 2, 0.0, True), ("cispo", 2, 0.0, True)],
+    [
+        ("grpo", 2, 0.04, False),
+        ("dapo", 1, 0.0, False),
+        ("dr_grpo", 2, 0.0, True),
+        ("cispo", 2, 0.0, True),
+        ("rloo", 2, 0.1, False),
+    ],
 )
 def test_from_the_same_completions_and_rewards_weights_are_those_of_trls_trainer(
     loss_type: str, iterations: int, beta: float, masks: bool, tmp_path: Path
@@ -233,10 +244,11 @@ def test_from_the_same_completions_and_rewards_weights_are_those_of_trls_trainer
     with warnings.catch_warnings():
         trl = Recorded(tmp_path, loss_type, iterations, beta, masks)
     assert sum(len(set(one[at : at + 4])) == 1 for one in trl.rewards for at in range(0, 16, 4)) > 0
-    model, anchor = tiny_policy(), tiny_policy()
+    model, anchor, is_rloo = tiny_policy(), tiny_policy(), loss_type == "rloo"
     objective = Objective(
-        loss_type=GRPOLoss[loss_type],
-        beta=beta,
+        loss_type=GRPOLoss.grpo if is_rloo else GRPOLoss[loss_type],
+        beta=0.0 if is_rloo else beta,
+        level=ImportanceSampling.product if is_rloo else ImportanceSampling.token,
         epsilon_low=0.2,
         epsilon_high=5.0 if loss_type == "cispo" else 0.2,
         longest=5,
@@ -261,8 +273,11 @@ def test_from_the_same_completions_and_rewards_weights_are_those_of_trls_trainer
             return padded(supervised_columns(found, bare.sequences))
 
         data = Samples(bare.sequences, scores(model)).silenced(masked)
-        advantages = group_advantages(rewards, 4, ScaleRewards.group)
         held = scores(anchor) if beta else None
+        if is_rloo:
+            advantages = leave_one_out(rewards - beta * log_ratios(data, scores(anchor)), 4)
+            return DrawnBatch(grpo_set(model, data, advantages, None, objective, 4, "cpu"))
+        advantages = group_advantages(rewards, 4, ScaleRewards.group)
         return DrawnBatch(grpo_set(model, data, advantages, held, objective, 4, "cpu"))
 
     fitting = Fitting(
@@ -277,7 +292,8 @@ def test_from_the_same_completions_and_rewards_weights_are_those_of_trls_trainer
     trained = fit_online(model, Timetable(4 * batches, 4, 4, iterations), drawn, fitting, longest=5, group=4)
     assert max(shares) < 1
     assert (max(shares) > 0) == masks
-    theirs = [sum(trl.losses[at : at + 2]) for at in range(0, 12, 2)]
+    # `RLOOTrainer` leaves the division by the steps of accumulation to its base.
+    theirs = [sum(trl.losses[at : at + 2]) / (2 if is_rloo else 1) for at in range(0, 12, 2)]
     assert trained.losses == pytest.approx(theirs, abs=1e-5)
     gone = [
         (ours.detach() - start, trls.detach() - start)
