@@ -56,7 +56,7 @@ class RLOO(GRPO):
     config_class: ClassVar[type[AlgoConfig]] = RLOOConfig
 
     def advantages(self, ctx: JobContext, samples: Samples) -> NDArray[np.float32]:
-        """Each reward, less `beta` times its log-ratio to the anchor, minus the mean of the others of the group."""
+        """Each reward, less `beta` times its log-ratio to the anchor, minus the mean of the others."""
         import numpy as np
 
         from pipeline.learning.training.grpo import leave_one_out, log_ratios
