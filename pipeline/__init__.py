@@ -86,6 +86,7 @@ if TYPE_CHECKING:
     from pipeline.learning.datasets.from_files import FilesConfig as FilesConfig
     from pipeline.learning.datasets.from_files import FilesDataset as FilesDataset
     from pipeline.learning.evaluation.front import reward_kl_front as reward_kl_front
+    from pipeline.learning.from_trl import from_trl as from_trl
     from pipeline.learning.generation.guided import Completion as Completion
     from pipeline.learning.generation.guided import Guided as Guided
     from pipeline.learning.generation.policy import TextPolicy as TextPolicy
@@ -142,6 +143,7 @@ _HOMES = {
     "config.fields": "file_or_folder number",
     "config.load": "load_config",
     "config.schema": "Config",
+    "learning.from_trl": "from_trl",
     "engine.devices.api": "auto_select_gpus_for_model get_available_gpus get_gpu_info "
     "get_gpu_memory_usage get_optimal_device print_gpu_info select_gpus "
     "set_visible_gpus setup_gpu_environment",

@@ -13,6 +13,7 @@ import yaml
 import pipeline
 from pipeline.commands.help_keys import help_on
 from pipeline.config.known import known_keys
+from pipeline.learning.from_trl import OF_ALGORITHM, SHARED, counterparts
 from pipeline.slurm.lint import check_script
 from pipeline.slurm.rules import RULES
 from pipeline.terminal.check import Verdict
@@ -201,8 +202,26 @@ def test_who_asks_for_help_by_a_name_of_trl_is_led_to_the_key_on_the_page() -> N
     assert lost == []
 
 
+@pytest.mark.parametrize("algo", OF_ALGORITHM)
+def test_what_from_trl_goes_by_is_the_table_on_the_page(algo: str) -> None:
+    """Whichever of the two is changed, so must be the other: `pipeline/learning/from_trl.py`."""
+    table = {**SHARED, **OF_ALGORITHM[algo]}
+    said: dict[str, set[str]] = {}
+    for section in ("Of all three", f"`{algo}Config`"):
+        for kind, names, keys in rows_of(section):
+            if kind == "TRL":
+                named = [name for name in names if not name.startswith(("vllm_", "stop_strings"))]
+                said |= {name: {key.replace("algos.DPO.", f"algos.{algo}.") for key in keys} for name in named}
+    assert {name for name, keys in said.items() if keys} == table.keys()
+    wrong = {name: each.key for name, each in counterparts(algo).items() if each.key not in said[name]}
+    # Of GRPO one key of a round stands for the passes over all data.
+    assert wrong.keys() <= ({"num_train_epochs"} if algo == "GRPO" else set())
+
+
 def test_keys_on_the_page_exist_here() -> None:
-    rows = [row for section in ["Of all three", *TRL_ARGUMENTS] for row in rows_of(section)]
+    sections = ["# Coming from TRL", "Of all three", *TRL_ARGUMENTS]
+    rows = [row for section in sections for row in rows_of(section)]
+    assert {kind for kind, _, _ in rows} >= {"verl", "TRL"}
     keys = {key for _, _, found in rows for key in found}
     assert len(keys) > 30
     assert keys - set(known_keys()) == set()

@@ -1,0 +1,304 @@
+"""What TRL's configurations are here: one table of both, which docs/coming-from-trl.md is held to as well."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import MISSING, dataclass, fields
+from enum import Enum
+from functools import cache
+from importlib import import_module
+from typing import Any, NamedTuple
+
+from pipeline.config.schema import Optimizer, Schedule
+from pipeline.config.tracking import Tracker
+from pipeline.errors import ConfigError, unknown_name
+from pipeline.learning.choices import DPOLoss, GRPOLoss, ImportanceSampling, ScaleRewards
+
+Values = Mapping[str, Any]
+
+
+class FromTRL(NamedTuple):
+    """What a configuration of TRL is here.
+
+    Attributes:
+        overrides: Settings, for `load_config` or the command line.
+        without: What it has other than TRL by default and no override stands for: its argument and value, and the
+            key to look at where one is near.
+    """
+
+    overrides: list[str]
+    without: list[str]
+
+
+@dataclass(frozen=True)
+class Counterpart:
+    """The key of an argument; ``{algo}`` stands for the algorithm.
+
+    Attributes:
+        key: The key.
+        told: From the value, and all values, to that of the key: plain data, or None where it has none there. None
+            where a value says too little: then it is for the reader to decide.
+    """
+
+    key: str
+    told: Callable[[Any, Values], Any] | None = None
+
+
+def _same(value: Any, _: Values) -> Any:
+    return value
+
+
+def _one_of(choices: type[Enum]) -> Callable[[Any, Values], Any]:
+    known = {each.value for each in choices}
+
+    def told(value: Any, _: Values) -> Any:
+        one = value[0] if isinstance(value, (list, tuple)) and len(value) == 1 else value
+        return one if isinstance(one, str) and one in known else None
+
+    return told
+
+
+def _schedule(value: Any, _: Values) -> Any:
+    return None if value == Schedule.cosine_from_start.value else _one_of(Schedule)(value, _)
+
+
+def _optimizer(value: Any, _: Values) -> Any:
+    if value in ("adamw_torch", "adamw_torch_fused"):
+        return Optimizer.adamw.value
+    return Optimizer.adamw_8bit.value if value in ("adamw_8bit", "adamw_bnb_8bit") else None
+
+
+def _whole(value: Any, _: Values) -> Any:
+    """Steps and epochs that are no part of all."""
+    return int(value) if value == int(value) else None
+
+
+def _steps(value: Any, given: Values) -> Any:
+    strategy = _plain(given["save_strategy"])
+    return "" if strategy == "no" else _whole(value, given) if strategy == "steps" else None
+
+
+def _batch(_: Any, given: Values) -> Any:
+    """Completions of an optimizer step; a group must not be split."""
+    count = _completions(given) * given["gradient_accumulation_steps"] * given["devices"]
+    return None if count % given.get("num_generations", 1) else count
+
+
+def _micro_batch(_: Any, given: Values) -> Any:
+    group = given.get("num_generations", 1)
+    return max(group, _completions(given) // group * group)
+
+
+def _completions(given: Values) -> int:
+    """Of a forward pass on one device; a pair of DPO is two."""
+    return int(given["per_device_train_batch_size"]) * (1 if "num_generations" in given else 2)
+
+
+def _generation_steps(_: Any, given: Values) -> Any:
+    """Optimizer steps on what is drawn at once."""
+    steps = given["gradient_accumulation_steps"]
+    micro = given["steps_per_generation"] or steps
+    if given["steps_per_generation"] is None and given["generation_batch_size"] is not None:
+        micro = given["generation_batch_size"] / (given["per_device_train_batch_size"] * given["devices"])
+    return int(micro // steps) if micro % steps == 0 else None
+
+
+def _dtype(_: Any, given: Values) -> Any:
+    if given["fp16"]:
+        return "float16"
+    return "float32" if given["bf16"] is False else "bfloat16"
+
+
+def _checkpointing(value: Any, given: Values) -> Any:
+    return bool(given["gradient_checkpointing"] if value is None else value)
+
+
+def _trackers(value: Any, _: Values) -> Any:
+    named = [value] if isinstance(value, str) else list(value or [])
+    named = [] if named == ["none"] else named
+    return named if all(each in {one.value for one in Tracker} for each in named) else None
+
+
+def _scale(value: Any, _: Values) -> Any:
+    named = ("group" if value else "none") if isinstance(value, bool) else value
+    return _one_of(ScaleRewards)(named, _)
+
+
+_EPOCHS = Counterpart("algos.{algo}.epochs", _whole)
+_SHOWN = Counterpart("evaluation.sample_prompts")
+SHARED = {
+    "learning_rate": Counterpart("algos.{algo}.learning_rate", _same),
+    "num_train_epochs": Counterpart("algos.{algo}.epochs"),
+    "per_device_train_batch_size": Counterpart("training.micro_batch_size", _micro_batch),
+    "gradient_accumulation_steps": Counterpart("algos.{algo}.batch_size", _batch),
+    "weight_decay": Counterpart("training.weight_decay", _same),
+    "max_grad_norm": Counterpart("training.grad_clip", _same),
+    "warmup_steps": Counterpart("training.warmup_steps", _whole),
+    "lr_scheduler_type": Counterpart("training.schedule", _schedule),
+    "optim": Counterpart("training.optimizer", _optimizer),
+    "adam_beta1": Counterpart("training.adam_beta1", _same),
+    "adam_beta2": Counterpart("training.adam_beta2", _same),
+    "adam_epsilon": Counterpart("training.adam_epsilon", _same),
+    "activation_checkpointing": Counterpart("training.gradient_checkpointing", _checkpointing),
+    "gradient_checkpointing": Counterpart("training.gradient_checkpointing", lambda *_: ""),
+    "bf16": Counterpart("system.dtype", _dtype),
+    "fp16": Counterpart("system.dtype", lambda *_: ""),
+    "torch_empty_cache_steps": Counterpart("system.clear_cache_interval", _same),
+    "fsdp": Counterpart("training.strategy"),
+    "seed": Counterpart("experiment.seeds", lambda value, _: [value]),
+    "output_dir": Counterpart("output_dir", _same),
+    "save_steps": Counterpart("training.checkpoint_every_steps", _steps),
+    "report_to": Counterpart("tracking.report_to", _trackers),
+    "project": Counterpart("tracking.project"),
+    "run_name": Counterpart("experiment.name", _same),
+    "model_init_kwargs": Counterpart("models.hf.path"),
+    "trust_remote_code": Counterpart("models.hf.trust_remote_code"),
+}
+"""Of every configuration. An empty text says nothing: another argument has said it."""
+OF_ALGORITHM = {
+    "DPO": {
+        "num_train_epochs": _EPOCHS,
+        "beta": Counterpart("algos.DPO.beta", _same),
+        "loss_type": Counterpart("algos.DPO.loss_type", _one_of(DPOLoss)),
+        "label_smoothing": Counterpart("algos.DPO.label_smoothing", _same),
+        "max_length": Counterpart("generation.max_new_tokens"),
+        "truncation_mode": Counterpart("generation.long_prompts"),
+        "precompute_ref_batch_size": Counterpart("training.micro_batch_size"),
+        "sync_ref_model": Counterpart("algos.DPO.reference"),
+        "padding_free": Counterpart("training.padding_free", _same),
+    },
+    "GRPO": {
+        "num_generations": Counterpart("algos.GRPO.num_generations", _same),
+        "max_completion_length": Counterpart("generation.max_new_tokens", _same),
+        "temperature": Counterpart("generation.temperature", _same),
+        "top_p": Counterpart("generation.top_p", _same),
+        "generation_kwargs": Counterpart("generation.stop"),
+        "steps_per_generation": Counterpart("algos.GRPO.steps_per_generation", _generation_steps),
+        "generation_batch_size": Counterpart(
+            "algos.GRPO.steps_per_generation",
+            lambda _, given: None if _generation_steps(None, given) is None else "",
+        ),
+        "num_generations_eval": Counterpart("evaluation.num_samples", _same),
+        "beta": Counterpart("algos.GRPO.beta", _same),
+        "num_iterations": Counterpart("algos.GRPO.epochs", _same),
+        "epsilon": Counterpart("algos.GRPO.epsilon", _same),
+        "epsilon_high": Counterpart("algos.GRPO.epsilon_high", _same),
+        "loss_type": Counterpart("algos.GRPO.loss_type", _one_of(GRPOLoss)),
+        "scale_rewards": Counterpart("algos.GRPO.scale_rewards", _scale),
+        "reward_weights": Counterpart("datasets.hf.rewards"),
+        "sync_ref_model": Counterpart("algos.GRPO.reference"),
+        "chat_template_kwargs": Counterpart("datasets.hf.chat_template_kwargs"),
+        "importance_sampling_level": Counterpart(
+            "algos.GRPO.importance_sampling_level", _one_of(ImportanceSampling)
+        ),
+        "use_bias_correction_kl": Counterpart("algos.GRPO.use_bias_correction_kl", _same),
+        "log_completions": _SHOWN,
+        "num_completions_to_print": _SHOWN,
+        "log_unique_prompts": _SHOWN,
+        "use_vllm": Counterpart("generation.backend"),
+        "use_transformers_continuous_batching": Counterpart("generation.backend"),
+        "transformers_continuous_batching_config": Counterpart("generation.backend"),
+        "use_transformers_paged": Counterpart("generation.backend"),
+    },
+}
+"""Of those of one algorithm, before those of all."""
+_MADE_OF_NONE = {"disable_tqdm", "accelerator_config", "debug", "pad_to_multiple_of"}
+"""Arguments that `transformers` has values for which a configuration was given none."""
+_ONE_PASS = {"DPO": ("algos.DPO.pairs=existing",), "GRPO": ("algos.GRPO.sampling=online",)}
+_PLAIN = re.compile(r"[A-Za-z_./][\w./-]*")
+
+
+def from_trl(config: object, algo: str = "", devices: int = 1) -> FromTRL:
+    """Say what a configuration of TRL is here.
+
+    Args:
+        config: A `trl.GRPOConfig` or `trl.DPOConfig`, or a dict of arguments of one.
+        algo: Of a dict: ``GRPO`` or ``DPO``.
+        devices: On which TRL would train: the batch of a step is so many times larger.
+
+    Returns:
+        Overrides for all that has a counterpart, TRL's defaults included, and what has none.
+
+    Raises:
+        ConfigError: It is another configuration, or a dict has an argument that TRL does not have.
+    """
+    given: dict[str, Any]
+    if isinstance(config, Mapping):
+        if algo not in OF_ALGORITHM:
+            raise ConfigError(f"from_trl: {unknown_name('algorithm', algo, OF_ALGORITHM)} Say whose the dict is.")
+        defaults = _defaults(_class(algo))
+        for name in config:
+            if name not in defaults:
+                raise ConfigError(f"from_trl: {unknown_name('argument', str(name), defaults)}")
+        given = {**defaults, **config}
+    else:
+        kinds = {kind.__name__: kind for kind in type(config).__mro__}
+        algo = next((each for each in OF_ALGORITHM if f"{each}Config" in kinds), "")
+        if not algo:
+            raise ConfigError(
+                f"from_trl: a {type(config).__name__} has no counterpart here; it takes a GRPOConfig or a "
+                "DPOConfig of TRL, or a dict with algo=GRPO or algo=DPO"
+            )
+        defaults = _defaults(kinds[f"{algo}Config"])
+        given = {name: vars(config)[name] for name in defaults if name in vars(config)}
+        given = {**defaults, **given}
+    table = counterparts(algo)
+    overrides, without = list(_fixed(algo, given)), []
+    for name, value in given.items():
+        is_default = _plain(value) == _plain(defaults[name])
+        found = table.get(name)
+        told = found.told(_plain(value), {**given, "devices": devices}) if found and found.told else None
+        if found is not None and told is not None:
+            overrides += [f"{found.key}={_text(told)}"] if told != "" else []
+        elif value in (None, "") or name in _MADE_OF_NONE:
+            continue
+        elif not is_default or (found and found.told):
+            without.append(f"{name}={_plain(value)}" + (f" (see {found.key})" if found else ""))
+    return FromTRL(overrides, without)
+
+
+def counterparts(algo: str) -> dict[str, Counterpart]:
+    """Argument of a configuration of TRL -> its counterpart, with the algorithm in the key."""
+    table = {**SHARED, **OF_ALGORITHM[algo]}
+    return {name: Counterpart(each.key.format(algo=algo), each.told) for name, each in table.items()}
+
+
+def _fixed(algo: str, given: Values) -> Iterator[str]:
+    """That TRL goes over its data once more or less, and evaluates at the end."""
+    yield f"algos=[{algo}]"
+    yield "rounds_of_training=1"
+    yield from _ONE_PASS[algo]
+    if algo == "GRPO" and not str(_plain(given["lr_scheduler_type"])).startswith("constant"):
+        yield "algos.GRPO.horizon=1"
+
+
+def _class(algo: str) -> type:
+    found: type = getattr(import_module(f"trl.trainer.{algo.lower()}_config"), f"{algo}Config")
+    return found
+
+
+@cache
+def _defaults(kind: type) -> dict[str, Any]:
+    """The arguments of a configuration, as they are where none is given."""
+    found = {}
+    for each in fields(kind):
+        made = each.default_factory() if each.default_factory is not MISSING else None
+        found[each.name] = each.default if each.default is not MISSING else made
+    return found
+
+
+def _plain(value: Any) -> Any:
+    return value.value if isinstance(value, Enum) else value
+
+
+def _text(value: Any) -> str:
+    """A value as Hydra reads it."""
+    if isinstance(value, bool):
+        return str(value).lower()
+    if isinstance(value, list):
+        return f"[{','.join(map(_text, value))}]"
+    if isinstance(value, str) and not _PLAIN.fullmatch(value):
+        escaped = value.replace("\\", "\\\\").replace("'", "\\'")
+        return f"'{escaped}'"
+    return str(value)
