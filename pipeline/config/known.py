@@ -26,6 +26,7 @@ COMMANDS = (
 )
 """Those of ``python -m pipeline``."""
 _ALIASES = {
+    "activation_checkpointing": "gradient_checkpointing",
     "file": "path",
     "filename": "path",
     "kl_coef": "algos.GRPO.beta",

@@ -184,6 +184,8 @@ OF_ALGORITHM = {
         "num_iterations": Counterpart("algos.GRPO.epochs", _same),
         "epsilon": Counterpart("algos.GRPO.epsilon", _same),
         "epsilon_high": Counterpart("algos.GRPO.epsilon_high", _same),
+        "delta": Counterpart("algos.GRPO.delta", _same),
+        "mask_truncated_completions": Counterpart("algos.GRPO.mask_truncated_completions", _same),
         "loss_type": Counterpart("algos.GRPO.loss_type", _one_of(GRPOLoss)),
         "scale_rewards": Counterpart("algos.GRPO.scale_rewards", _scale),
         "reward_weights": Counterpart("datasets.hf.rewards"),
