@@ -212,8 +212,11 @@ def test_what_from_trl_goes_by_is_the_table_on_the_page(algo: str) -> None:
             if kind == "TRL":
                 named = [name for name in names if not name.startswith(("vllm_", "stop_strings"))]
                 said |= {name: {key.replace("algos.DPO.", f"algos.{algo}.") for key in keys} for name in named}
-    assert {name for name, keys in said.items() if keys} == table.keys()
-    wrong = {name: each.key for name, each in counterparts(algo).items() if each.key not in said[name]}
+    # What is given as `NAME=VALUE` on the page is left out.
+    assert {name for name, keys in said.items() if keys} <= table.keys()
+    held = {name: each for name, each in counterparts(algo).items() if said.get(name)}
+    assert len(held) > 40
+    wrong = {name: each.key for name, each in held.items() if each.key not in said[name]}
     # Of GRPO one key of a round stands for the passes over all data.
     assert wrong.keys() <= ({"num_train_epochs"} if algo == "GRPO" else set())
 
