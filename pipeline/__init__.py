@@ -77,6 +77,8 @@ if TYPE_CHECKING:
     from pipeline.learning.algos.rloo import RLOO as RLOO
     from pipeline.learning.algos.rloo import RLOOConfig as RLOOConfig
     from pipeline.learning.algos.rollouts import Rollouts as Rollouts
+    from pipeline.learning.algos.sft import SFT as SFT
+    from pipeline.learning.algos.sft import SFTConfig as SFTConfig
     from pipeline.learning.algos.value_guided import ValueAlgoConfig as ValueAlgoConfig
     from pipeline.learning.algos.value_guided import ValueGuidedAlgorithms as ValueGuidedAlgorithms
     from pipeline.learning.choices import GRPOLoss as GRPOLoss
@@ -166,6 +168,7 @@ _HOMES = {
     "learning.algos.rloo": "RLOO RLOOConfig",
     "learning.algos.rollouts": "Rollouts",
     "learning.algos.raft": "RAFT RAFTConfig",
+    "learning.algos.sft": "SFT SFTConfig",
     "learning.algos.value_guided": "ValueGuidedAlgorithms ValueAlgoConfig",
     "learning.choices": "GRPOLoss",
     "learning.datasets.base": "Dataset Row",

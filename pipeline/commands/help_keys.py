@@ -73,14 +73,18 @@ def help_on(word: str, settings: Sequence[str] = ()) -> Iterator[Line]:
         return _group(word)
     ends = [key for key in known.keys if key.endswith(f".{word}")]
     named = [section for section in known.sections if _leaf(section) == word]
+    other: str = other_name(_leaf(word))
+    called: Iterator[Line] = iter(())
+    if other != _leaf(word):
+        called = chain([(f"{_leaf(word)} is called {other} here:", "bold")], help_on(other, settings))
     if ends:
-        return _same_end(known, ends)
+        return chain(_same_end(known, ends), called)
     if named:
         return _same_section(known, named)
     if spelled := known.spelled(word):
         return help_on(spelled, settings)
-    if (other := other_name(_leaf(word))) != _leaf(word):
-        return chain([(f"{_leaf(word)} is called {other} here:", "bold")], help_on(other, settings))
+    if other != _leaf(word):
+        return called
     if advice := advice_on(word):
         return iter([(f"{word}: {advice}", "")])
     holding = [key for key in dict.fromkeys(map(_leaf, known.keys)) if word in key]

@@ -272,9 +272,9 @@ def _by_other_name(key: str, known: Sequence[str]) -> list[str]:
 
 
 def _with_end(key: str, known: Sequence[str]) -> list[str]:
-    """All keys of which the given one lacks the first sections, if they are few: as ``lora.rank``."""
+    """The first keys of which the given one lacks the first sections: as ``lora.rank``."""
     found = [each for each in known if "." in key and each.endswith(f".{key}")]
-    return found if len(found) <= _FAMILY else []
+    return found[:_FAMILY]
 
 
 def _alike(key: str, known: Sequence[str], sections: Iterable[str]) -> list[str]:

@@ -13,6 +13,7 @@ ALGORITHMS = {
     "QSharp-HF": "pipeline.learning.algos.qsharp_hf:QSharpHF",
     "RAFT": "pipeline.learning.algos.raft:RAFT",
     "RLOO": "pipeline.learning.algos.rloo:RLOO",
+    "SFT": "pipeline.learning.algos.sft:SFT",
 }
 """Name -> class, whose `config_class` has the settings under ``algos.<name>``."""
 

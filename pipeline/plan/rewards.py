@@ -32,7 +32,7 @@ from pipeline.learning.models.adapter_folder import tokenizer_place
 from pipeline.learning.rewards.registry import shipped_traits
 from pipeline.machine import children
 from pipeline.machine.channel import Channel
-from pipeline.plan.pairs import refuse_unpaired
+from pipeline.plan.pairs import refuse_text, refuse_unanswered, refuse_unpaired
 from pipeline.plan.tokenizers import check_chat_templates
 
 _MARGIN_S = 60.0
@@ -67,11 +67,21 @@ def try_rewards(config: Config, used: Collection[str] = ()) -> tuple[str, ...]:
     answer = (
         _ask(asked, to_read, _templates(config))
         if asked
-        else {"problems": [], "warnings": [], "graded": {}, "conversations": [], "unpaired": {}}
+        else {
+            "problems": [],
+            "warnings": [],
+            "graded": {},
+            "conversations": [],
+            "texts": [],
+            "unpaired": {},
+            "unanswered": {},
+        }
     )
     if answer["problems"]:
         raise ConfigError("\n".join(answer["problems"]))
     refuse_unpaired(config, answer["unpaired"])
+    refuse_unanswered(config, answer["unanswered"])
+    refuse_text(config, answer["texts"])
     check_chat_templates(config, answer["conversations"])
     if single:
         told = answer["graded"]

@@ -180,7 +180,7 @@ ENDS = ("<|endoftext|>", "<|eom|>", "<|im_end|>", "<|stop|>")
 
 @pytest.fixture(scope="module")
 def of_conversations(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A policy whose rows are conversations, exported; nothing in the request says that they are.
+    """A policy that was fine-tuned on conversations, exported; nothing in the request says that they are.
 
     Tokenizer, settings of generation, template and request name an end each, the request a stop string besides.
     """
@@ -201,14 +201,18 @@ def of_conversations(tmp_path_factory: pytest.TempPathFactory) -> Path:
     model.save_pretrained(folder / "model")
     rows = [
         {
-            "prompt": [{"role": "system", "content": "Add."}, {"role": "user", "content": f"{one} + 1"}],
+            "messages": [
+                {"role": "system", "content": "Add."},
+                {"role": "user", "content": f"{one} + 1"},
+                {"role": "assistant", "content": str(one + 1)},
+            ],
             "solution": str(one + 1),
         }
         for one in range(30)
     ]
     (folder / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     request = [
-        *("experiment.name=t", f"output_dir={folder / 'outputs'}", "algos=[RAFT]", "rounds_of_training=1"),
+        *("experiment.name=t", f"output_dir={folder / 'outputs'}", "algos=[SFT]", "rounds_of_training=1"),
         *("model=hf", f"models.hf.path={folder / 'model'}", "dataset=jsonl", "datasets.jsonl.reward=length"),
         f"datasets.jsonl.path={folder / 'rows.jsonl'}",
         *("datasets.jsonl.test_size=5", "datasets.jsonl.validation_size=5", "generation.max_new_tokens=4"),
@@ -218,7 +222,7 @@ def of_conversations(tmp_path_factory: pytest.TempPathFactory) -> Path:
     ]
     done = CliRunner().invoke(app, ["run", *request])
     assert done.exit_code == 0, done.output
-    export(folder / "outputs", "t", "RAFT", folder / "policy")
+    export(folder / "outputs", "t", "SFT", folder / "policy")
     return folder / "policy"
 
 

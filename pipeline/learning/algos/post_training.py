@@ -64,7 +64,7 @@ TRAIN_POLICY = Stage(
 
 
 class PostTrainingAlgorithms(Algorithm):
-    """Methods that change the weights of the policy (DPO, GRPO, GRPO-HF, RAFT, RLOO)."""
+    """Methods that change the weights of the policy (DPO, GRPO, GRPO-HF, RAFT, RLOO, SFT)."""
 
     config_class: ClassVar[type[AlgoConfig]] = PolicyAlgoConfig
     stages: ClassVar[tuple[Stage, ...]] = (GENERATE, TRAIN_POLICY, EVALUATE, METRICS)
@@ -129,7 +129,8 @@ class PostTrainingAlgorithms(Algorithm):
         kept = save_policy(ctx, algo, model)
         tokenizer = load_tokenizer(reference_source(ctx), trust_remote_code=ctx.config.model.trusts_code)
         save_tokenizer(tokenizer, ctx.out)
-        note = noted(teaching(about, algo.num_generations), algo.batch_size, tally)
+        told = about.pop("note", None)
+        note = noted(teaching(about, algo.num_generations), algo.batch_size, tally, told=told)
         (ctx.out / TRAINING).write_text(json_text({**about, **kept, **note}) + "\n")
 
     def evaluate(self, ctx: JobContext) -> None:

@@ -18,7 +18,7 @@ GENERATED = "generate@so_far"
 
 def rounds_to_train_on(ctx: JobContext, *, aggregate: bool) -> tuple[Path, ...]:
     """Folders of generated data: those of all rounds so far, or of this round alone."""
-    folders = ctx.inputs[GENERATED]
+    folders = ctx.inputs.get(GENERATED, ())
     # Every round has equally many shards.
     return folders if aggregate else folders[len(folders) // ctx.round * (ctx.round - 1) :]
 

@@ -112,10 +112,11 @@ def noted(
     tally: Tally | None,
     what: str = "trained on",
     calibration: Calibration | None = None,
+    told: str | None = None,
 ) -> dict[str, str]:
     """What to add to ``training.json``: a note, said in the job's log as well, or nothing."""
     scarce = None if kept is None else shortage(kept, batch_size, tally, what)
-    said = [note for note in (scarce, left_out(tally), uninformed(calibration)) if note is not None]
+    said = [note for note in (scarce, left_out(tally), uninformed(calibration), told) if note]
     for note in said:
         log.warning("%s", note)
     return {"note": "; ".join(said)} if said else {}

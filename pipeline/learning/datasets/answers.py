@@ -118,13 +118,7 @@ def encode_answers(
     Raises:
         DataError: The prompt is a conversation and the tokenizer has no chat template, or that refuses the answer.
     """
-    texts: _Texts | _Turns
-    if isinstance(prompt, str):
-        texts = _Texts(tokenizer, prompt)
-    else:
-        if tokenizer.chat_template is None:
-            raise DataError("the pairs are conversations, but the tokenizer has no chat template")
-        texts = _Turns(tokenizer, prompt, arguments or {})
+    texts = _of(tokenizer, prompt, arguments)
     ends = {*ends, *template_ends(tokenizer), tokenizer.eos_token_id}
     asked = texts.ids(texts.asked)
     wholes = [texts.ids(texts.whole(answer)) for answer in answers]
@@ -133,6 +127,78 @@ def encode_answers(
         _supervised(ids, texts.spans(answer, ids, start, ends), start == len(asked), ends)
         for answer, ids in zip(answers, wholes, strict=True)
     ]
+
+
+def encode_demonstration(
+    tokenizer: PreTrainedTokenizerBase,
+    prompt: Text,
+    answer: Text,
+    ends: Collection[int] = (),
+    arguments: Mapping[str, Any] | None = None,
+    *,
+    completion_only: bool = True,
+    assistant_only: bool = False,
+) -> Answered:
+    """Token ids of a prompt with an answer to imitate: those of TRL's `SFTTrainer`.
+
+    Unlike in `encode_answers` what a template writes behind the end is there, and learnt with all of an answer.
+
+    Args:
+        tokenizer: Of the model.
+        prompt: Text, or turns.
+        answer: Likewise. Text gets the tokenizer's end where it has none.
+        ends: Tokens that end an answer, besides those of the tokenizer and of its template.
+        arguments: Of the chat template; see `chat.template_arguments`.
+        completion_only: Supervise nothing before the answer.
+        assistant_only: Supervise the turns of the assistant alone, each with its end, in the prompt too unless
+            `completion_only`.
+
+    Raises:
+        DataError: The tokenizer has no chat template for turns, or that refuses them, or the assistant has none.
+    """
+    texts = _of(tokenizer, prompt, arguments)
+    ends = {*ends, *template_ends(tokenizer), tokenizer.eos_token_id}
+    ids = texts.ids(texts.whole(answer))
+    asked = texts.ids(texts.asked) if completion_only else []
+    start = shared(asked, ids)
+    # No token is predicted before the first one.
+    supervised = [at >= max(1, start) for at in range(len(ids))]
+    if assistant_only:
+        said = _assistant_spans(
+            tokenizer, as_turns(prompt, "user"), as_turns(answer, "assistant"), ids, ends, arguments
+        )
+        supervised = [
+            marked and any(begin <= at < end for begin, end in said) for at, marked in enumerate(supervised)
+        ]
+    last = next(
+        (token for token in reversed(ids) if token in ends or str(tokenizer.decode([token])).strip()), None
+    )
+    return Answered(ids, supervised, start == len(asked), last in ends)
+
+
+def _assistant_spans(
+    tokenizer: PreTrainedTokenizerBase,
+    prompt: Sequence[Message],
+    answer: Sequence[Message],
+    ids: list[int],
+    ends: Collection[int],
+    arguments: Mapping[str, Any] | None,
+) -> list[tuple[int, int]]:
+    """Where all turns of the assistant begin and end in a conversation's tokens."""
+    turns = [*prompt, *answer]
+    first = next((place for place, turn in enumerate(turns) if turn["role"] == "assistant"), None)
+    if first is None:
+        raise DataError("a conversation has no turn of the assistant, and assistant_only_loss learns nothing else")
+    texts = _Turns(tokenizer, turns[:first], arguments or {})
+    return texts.spans(turns[first:], ids, shared(texts.ids(texts.asked), ids), ends)
+
+
+def _of(tokenizer: PreTrainedTokenizerBase, prompt: Text, arguments: Mapping[str, Any] | None) -> _Texts | _Turns:
+    if isinstance(prompt, str):
+        return _Texts(tokenizer, prompt)
+    if tokenizer.chat_template is None:
+        raise DataError("the answers are conversations, but the tokenizer has no chat template")
+    return _Turns(tokenizer, prompt, arguments or {})
 
 
 def shared(one: Sequence[Any], other: Sequence[Any]) -> int:
@@ -181,7 +247,11 @@ class _Turns:
     ) -> None:
         self._tokenizer, self._arguments = tokenizer, dict(arguments)
         self._prompt = [dict(turn) for turn in prompt]
-        self.asked = self._written(self._prompt, due=True)
+
+    @cached_property
+    def asked(self) -> str:
+        """What a model reads where the answer is due."""
+        return self._written(self._prompt, due=True)
 
     def ids(self, text: str) -> list[int]:
         # A template writes special tokens itself.

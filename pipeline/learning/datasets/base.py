@@ -35,6 +35,7 @@ class Row:
         completion: An answer to imitate, where the dataset has one.
         chosen: The preferred of two answers, where the dataset has preferences.
         rejected: The other of the two.
+        whole: Whether prompt and completion are one conversation (`messages`), cut before its last answer.
     """
 
     id: int
@@ -43,6 +44,7 @@ class Row:
     completion: Text | None = None
     chosen: Text | None = None
     rejected: Text | None = None
+    whole: bool = False
 
 
 def plain_text(text: Text) -> str:

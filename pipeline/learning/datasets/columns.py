@@ -151,7 +151,7 @@ def make_row(
     if config.prompt_template is not None:
         columns["prompt"] = _filled(config.prompt_template, {**(raw or {}), **columns}, place)
     columns = to_columns(columns, place)
-    _split_messages(columns, place)
+    whole = _split_messages(columns, place)
     _extract_prompt(columns, place)
     if "prompt" in columns and columns["prompt"] is None:
         raise DataError(
@@ -194,13 +194,14 @@ def make_row(
         completion=texts["completion"],
         chosen=texts["chosen"],
         rejected=texts["rejected"],
+        whole=whole,
     )
 
 
-def _split_messages(columns: dict[str, Any], place: str) -> None:
-    """Cut a whole conversation before the assistant's last turn, which becomes the completion."""
+def _split_messages(columns: dict[str, Any], place: str) -> bool:
+    """Cut a whole conversation before the assistant's last turn, the completion; say whether there is one."""
     if "prompt" in columns or columns.get("messages") is None:
-        return
+        return False
     messages = _text(columns.pop("messages"), "messages", place)
     if isinstance(messages, str):
         raise DataError(f"{place}: 'messages' must be a list of {{role, content}}, found text.")
@@ -210,6 +211,7 @@ def _split_messages(columns: dict[str, Any], place: str) -> None:
     if not turns:
         raise DataError(f"{place}: 'messages' has nothing before the assistant's turn, so there is no prompt.")
     columns["prompt"] = turns
+    return True
 
 
 def _extract_prompt(columns: dict[str, Any], place: str) -> None:

@@ -30,6 +30,7 @@ class Look:
     Attributes:
         first: The first of them to train on; None where there was none to look at.
         columns: All that those to train on have besides their texts, each once.
+        unanswered: How many of those to train on have no completion, nor are whole conversations.
         number: How many there were to train on, with those that are left out.
         is_all: Whether there are no more rows to train on.
         is_conversation: Whether their prompts are conversations.
@@ -40,6 +41,7 @@ class Look:
 
     first: Row | None = None
     number: int = 0
+    unanswered: int = 0
     columns: dict[str, None] = field(default_factory=dict)
     is_all: bool = False
     is_conversation: bool = False
@@ -53,6 +55,7 @@ class Look:
         if made is not None:
             self.first = self.first or made.row
             self.columns.update(dict.fromkeys(made.row.columns))
+            self.unanswered += made.row.completion is None and not made.row.whole
             self.is_conversation = not isinstance(made.row.prompt, str)
 
 

@@ -158,7 +158,8 @@ class PreparedDataset(Dataset):
         texts = {name: self._text(found[name]) for name in ANSWERS}
         prompt = self._text(found["prompt"])
         assert prompt is not None
-        return Row(int(row_id), prompt, {name: kept.get(name) for name in self.about["columns"]}, **texts)
+        columns = {name: kept.get(name) for name in self.about["columns"]}
+        return Row(int(row_id), prompt, columns, **texts, whole=bool(self.about.get("whole")))
 
     def _text(self, stored: str | None) -> Text | None:
         if stored is None or not self.about["conversational"]:

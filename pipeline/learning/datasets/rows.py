@@ -81,6 +81,7 @@ class Form:
         self.read: dict[str, None] = {}
         """Columns of the source."""
         self._conversational: bool | None = None
+        self._whole = True
         self._first = ""
         self._cut: list[str] = []
         self._passed_over: dict[str, list[str]] = {}
@@ -101,6 +102,7 @@ class Form:
                 f"{place}: the prompt is {kinds[0]}, but that of {self._first} is {kinds[1]}; a dataset is all "
                 "the one or all the other. chat=true makes text a conversation."
             )
+        self._whole = self._whole and row.whole
         self.columns.update(dict.fromkeys(row.columns))
         self.answers.update((name, None) for name in ANSWERS if getattr(row, name) is not None)
 
@@ -160,6 +162,7 @@ class Form:
             "columns": sorted(self.columns),
             "answers": [name for name in ANSWERS if name in self.answers],
             "conversational": self.conversational,
+            **({"whole": True} if self._whole and self.conversational else {}),
         }
 
 

@@ -3,7 +3,8 @@
 settings    {"datasets": {name: its settings with their schema}, "to read": [names],
              "templates": {model: the folder that has its chat template}}
 answer      {"problems": [...], "warnings": [...], "graded": {dataset: which of its rewards, in words},
-             "conversations": [datasets], "unpaired": {dataset without pairs: its columns}}, in one line
+             "conversations": [datasets], "texts": [datasets], "unpaired": {dataset without pairs: its columns},
+             "unanswered": {dataset with rows that have no completion: how many of how many}}, in one line
 """
 
 from __future__ import annotations
@@ -55,7 +56,9 @@ def answer(
     warnings: list[str] = []
     graded: dict[str, str] = {}
     conversations: list[str] = []
+    texts: list[str] = []
     unpaired: dict[str, list[str]] = {}
+    unanswered: dict[str, list[int]] = {}
     for name, plain in datasets.items():
         try:
             config = stage_config_from_plain({"dataset": plain}).dataset
@@ -67,8 +70,11 @@ def answer(
                 look = _looked_at(name, config, dataset, check)
                 warnings += _read(name, config, dataset, look, check)
                 conversations += [name] * look.is_conversation
+                texts += [name] * (look.first is not None and not look.is_conversation)
                 if look.first is not None and look.first.chosen is None:
                     unpaired[name] = ["prompt", *look.columns]
+                if look.unanswered:
+                    unanswered[name] = [look.unanswered, look.number]
                 problems += _refused(name, look, templates or {})
                 warnings += _unread(name, look, templates or {})
             else:
@@ -79,7 +85,8 @@ def answer(
         except KeyboardInterrupt as error:  # of a module: Ctrl-C is for the group of the process that plans
             problems.append(f"datasets.{name}: its reward or its class cannot be imported: {told(error)}")
     told_of = {"problems": [*map(_shortened, problems)], "warnings": [*map(_shortened, warnings)]}
-    return {**told_of, "graded": graded, "conversations": conversations, "unpaired": unpaired}
+    rows = {"conversations": conversations, "texts": texts, "unpaired": unpaired, "unanswered": unanswered}
+    return {**told_of, "graded": graded, **rows}
 
 
 def _refused(name: str, look: Look, templates: Mapping[str, str]) -> Iterator[str]:

@@ -31,7 +31,7 @@ def _quick(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_every_method_has_the_same_number_of_trials_and_begins_with_its_default() -> None:
-    assert set(SPACES) == set(ALGORITHMS)
+    assert set(SPACES) == set(ALGORITHMS) - {"SFT"}  # no task that ships has completions to imitate
     for method, space in SPACES.items():
         trials = trials_of(method)
         assert len(trials) == TRIALS >= 8

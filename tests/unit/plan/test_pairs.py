@@ -1,15 +1,16 @@
-"""Existing pairs are asked only of datasets that have them."""
+"""Existing pairs and completions are asked only of datasets that have them."""
 
 import json
 from contextlib import nullcontext
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from pipeline.errors import ConfigError
 from pipeline.learning.datasets.from_files import FilesConfig
 from pipeline.learning.rewards.early import answer
-from pipeline.plan.pairs import check_pairs, refuse_unpaired
+from pipeline.plan.pairs import check_pairs, refuse_text, refuse_unanswered, refuse_unpaired
 from pipeline.plan.rewards import as_plain
 from tests.doubles.composing import quick_config
 
@@ -38,3 +39,41 @@ def test_pairs_that_are_sampled_or_read_are_not_looked_for() -> None:
     check_pairs(
         quick_config([*EXISTING, "dataset=jsonl", "datasets.jsonl.path=a.jsonl", "model=hf", "models.hf.path=m"])
     )
+
+
+def test_completions_of_a_dataset_that_makes_none_are_refused() -> None:
+    with pytest.raises(ConfigError, match=r"algos\.SFT imitates .*: datasets\.addition: its rows have none"):
+        check_pairs(quick_config(["experiment.name=t", "algos=[SFT]"]))
+
+
+@pytest.mark.parametrize(
+    ("rows", "unanswered"),
+    [
+        ([{"prompt": "a", "completion": "b"}, {"prompt": "c", "completion": None}], [5, 10]),
+        ([{"prompt": "a", "completion": "b"}, {"prompt": "c", "completion": "d"}], None),
+        ([{"instruction": "a", "output": "b"}], None),
+        ([{"messages": [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}]}], None),
+        ([{"messages": [{"role": "user", "content": "a"}]}], None),
+        ([{"conversations": [{"from": "human", "value": "a"}, {"from": "gpt", "value": "b"}]}], None),
+    ],
+    ids=["half", "all", "Alpaca", "messages", "messages that end with a question", "ShareGPT"],
+)
+def test_files_with_rows_without_completions_are_refused(
+    tmp_path: Path, rows: list[dict[str, Any]], unanswered: list[int] | None
+) -> None:
+    lines = [json.dumps({**rows[n % len(rows)], "solution": "1"}) + "\n" for n in range(10)]
+    lines = [line.replace('"a"', f'"a{n}"').replace('"c"', f'"c{n}"') for n, line in enumerate(lines)]
+    (tmp_path / "rows.jsonl").write_text("".join(lines))
+    mine = FilesConfig(kind="jsonl", path=str(tmp_path / "rows.jsonl"), test_size=1, validation_size=1)
+    said = answer(as_plain({"mine": mine}), ["mine"])
+    assert said["unanswered"] == ({} if unanswered is None else {"mine": unanswered})
+    with (
+        nullcontext()
+        if unanswered is None
+        else pytest.raises(ConfigError, match="5 of its first 10 rows have none")
+    ):
+        refuse_unanswered(quick_config(["experiment.name=t", "algos=[SFT]"]), said["unanswered"])
+    turns = quick_config(["experiment.name=t", "algos=[SFT]", "algos.SFT.assistant_only_loss=true"])
+    assert bool(said["texts"]) != bool(said["conversations"])
+    with pytest.raises(ConfigError, match="are text") if said["texts"] else nullcontext():
+        refuse_text(turns, said["texts"])

@@ -1,0 +1,169 @@
+"""Supervised fine-tuning: imitate the completions that a dataset has, as TRL's `SFTTrainer` does."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, ClassVar
+
+from pipeline.config.bases import AlgoConfig
+from pipeline.config.fields import LARGEST_RATE, number
+from pipeline.errors import DataError
+from pipeline.learning.algos.base import METRICS, REFERENCE_TRAIN, JobContext, Read, Stage
+from pipeline.learning.algos.policy_config import PolicyAlgoConfig
+from pipeline.learning.algos.post_training import EVALUATE, TRAIN_POLICY, PostTrainingAlgorithms
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel, PreTrainedTokenizerBase
+
+    from pipeline.learning.datasets.base import Row
+    from pipeline.learning.training.policy import TrainingSet
+    from pipeline.learning.training.sequences import Sequences
+
+
+@dataclass(kw_only=True)
+class SFTConfig(PolicyAlgoConfig):
+    """Supervised fine-tuning on the completions that a dataset has."""
+
+    keeps_logprobs: ClassVar[bool] = False
+
+    learning_rate: float = number(2e-5, above=0, at_most=LARGEST_RATE)
+    completion_only_loss: bool | None = None
+    """Learn the completion and not the prompt; false learns both. Null learns the completion where rows have
+    `prompt` and `completion`, and all of a conversation where they have `messages`; as TRL has it."""
+    assistant_only_loss: bool = False
+    """Learn the turns of the assistant alone, each with its end. They are found in what the chat template writes,
+    and need no marks in it."""
+    max_length: int | None = number(
+        None, at_least=2, at_most=100_000_000, hint=", or null for the model's context"
+    )
+    """Tokens of a prompt with its completion. Longer rows are left out and counted in a note; TRL cuts them."""
+
+    @property
+    def compares(self) -> bool:
+        """Nothing is drawn."""
+        return False
+
+    def trained(self, stage: str, samples: int, decided: float) -> float:  # noqa: ARG002 - of the base
+        """One completion of each row."""
+        return self.epochs
+
+    def idle(self, setting: str) -> str:
+        """How many are drawn."""
+        return "nothing is sampled" if setting == "num_generations" else super().idle(setting)
+
+
+class SFT(PostTrainingAlgorithms):
+    """Next-token prediction on the completions of a dataset's rows; a round goes over its share of them."""
+
+    name: ClassVar[str] = "SFT"
+    config_class: ClassVar[type[AlgoConfig]] = SFTConfig
+    stages: ClassVar[tuple[Stage, ...]] = (
+        replace(
+            TRAIN_POLICY,
+            reads=(REFERENCE_TRAIN, Read("train", "previous")),
+            config=(*TRAIN_POLICY.config, "dataset", "data_collection"),
+            seconds=4.5,
+        ),
+        EVALUATE,
+        METRICS,
+    )
+
+    def data(self, ctx: JobContext) -> tuple[Path, ...]:  # noqa: ARG002 - of the base
+        """No folders: rows are read from the dataset."""
+        return ()
+
+    def training_set(self, ctx: JobContext, model: PreTrainedModel, folders: Sequence[Path]) -> TrainingSet:  # noqa: ARG002
+        """Raise the likelihood of every token that is to be learnt, of the rows of this round or of all so far."""
+        with ctx.loading():
+            from pipeline.learning.algos import toolbox
+            from pipeline.learning.models.load import (
+                context_length,
+                end_ids,
+                length_beside_others,
+                load_tokenizer,
+            )
+            from pipeline.learning.training.sft import sft_set
+        algo, dataset = ctx.settings(SFTConfig), toolbox.open_dataset(ctx)
+        count, first = ctx.config.data_collection.prompts_per_round, 1 if algo.aggregate else ctx.round
+        rows = [
+            dataset.row(int(row))
+            for number in range(first, ctx.round + 1)
+            for row in dataset.round_ids(ctx.seed, number, count)
+        ]
+        tokenizer = load_tokenizer(toolbox.reference_source(ctx), trust_remote_code=ctx.config.model.trusts_code)
+        limits = (algo.max_length, context_length(model), length_beside_others(model.config))
+        longest = min((limit for limit in limits if limit is not None), default=None)
+        data, note = demonstrations(rows, tokenizer, algo, longest, end_ids(model.generation_config, tokenizer))
+        made = sft_set(model, data)
+        return replace(made, about={**made.about, **({"note": note} if note else {})})
+
+
+def demonstrations(
+    rows: Sequence[Row],
+    tokenizer: PreTrainedTokenizerBase,
+    algo: SFTConfig,
+    longest: int | None = None,
+    ends: Collection[int] = (),
+) -> tuple[Sequences, str]:
+    """The completions of rows as token ids; see `encode_demonstration`.
+
+    Args:
+        rows: Of the dataset.
+        tokenizer: Of the policy.
+        algo: What of them is learnt.
+        longest: Tokens of a row at most; None for no limit.
+        ends: Tokens that end a completion, besides those of the tokenizer and of its template.
+
+    Returns:
+        The sequences, and what is to be said of the rows; "" for nothing.
+
+    Raises:
+        DataError: A row has no completion, or all are too long.
+    """
+    from pipeline.learning.datasets.answers import encode_demonstration
+    from pipeline.learning.datasets.chat import template_arguments
+    from pipeline.learning.training.sequences import Sequences
+
+    if without := [row.id for row in rows if row.completion is None and not row.whole]:
+        raise DataError(
+            f"{len(without):,} of {len(rows):,} rows have no completion to imitate (first row {without[0]}). "
+            "Leave them out of the dataset"
+        )
+    found = [
+        encode_demonstration(
+            tokenizer,
+            row.prompt,
+            [] if row.completion is None else row.completion,
+            ends,
+            template_arguments(row.columns),
+            completion_only=not row.whole if algo.completion_only_loss is None else algo.completion_only_loss,
+            assistant_only=algo.assistant_only_loss,
+        )
+        for row in rows
+    ]
+    kept = [one for one in found if (longest is None or len(one.ids) <= longest) and any(one.supervised)]
+    long = sum(longest is not None and len(one.ids) > longest for one in found)
+    if not kept:
+        raise DataError(
+            f"none of {len(rows):,} rows can be learnt: {long:,} have more than {longest} tokens, the others "
+            "nothing to learn. Shorten them, or set max_length higher as far as the model's context allows"
+        )
+    of = f"of {len(rows):,} rows"
+    counted = (
+        (long, f"are left out: they have more than {longest} tokens"),
+        (len(found) - len(kept) - long, "are left out: they have nothing to learn"),
+        (
+            sum(not one.whole for one in kept),
+            "are trained on without the end of their prompt: the chat template writes it otherwise where an "
+            "answer follows, or tokens merge there",
+        ),
+        (
+            sum(not one.ended for one in kept),
+            "have no token behind them that ends a completion, so that the model does not learn to end: the "
+            "chat template or tokenizer writes none",
+        ),
+    )
+    data = Sequences.supervised_at([one.ids for one in kept], [one.supervised for one in kept], [1.0] * len(kept))
+    return data, "; ".join(f"{number:,} {of} {what}" for number, what in counted if number)

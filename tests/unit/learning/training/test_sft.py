@@ -1,0 +1,137 @@
+"""Supervised fine-tuning learns what TRL's trainer learns: the same tokens of rows, and the same losses."""
+
+from __future__ import annotations
+
+import copy
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from transformers import LlamaConfig, LlamaForCausalLM, PrinterCallback, ProgressCallback
+
+from pipeline.config.schema import TrainingConfig, Schedule
+from pipeline.errors import DataError
+from pipeline.learning.algos.sft import SFTConfig, demonstrations
+from pipeline.learning.datasets.columns import make_row
+from pipeline.learning.datasets.from_files import FilesConfig
+from pipeline.learning.training.policy import Fitting
+from pipeline.learning.training.sft import fit_sft
+from tests.doubles.tokenizers import CHATML, tokenizer
+
+ASKED = [{"role": "user", "content": "What is 3 + 4?"}]
+TOLD = [{"role": "assistant", "content": "The answer is 7."}]
+MORE = [*TOLD, {"role": "user", "content": "think"}, {"role": "assistant", "content": "user 8"}]
+TEXT = [{"prompt": f"What is {n} + 4? The ans", "completion": f"wer is {n + 4}." * (n + 1)} for n in range(4)]
+TURNS = [{"prompt": ASKED, "completion": TOLD}, {"prompt": [*ASKED, *TOLD, *ASKED], "completion": MORE}]
+MESSAGES = [{"messages": [*ASKED, *TOLD]}, {"messages": [*ASKED, *MORE]}]
+MARKED = CHATML.replace(
+    "{{ m['content'] }}<|im_end|>\n",
+    "{% if m['role'] == 'assistant' %}{% generation %}{{ m['content'] }}<|im_end|>{% endgeneration %}{{ '\n' }}"
+    "{% else %}{{ m['content'] }}<|im_end|>{{ '\n' }}{% endif %}",
+)
+STEPS = 3
+
+
+def small(size: int) -> LlamaForCausalLM:
+    """Of a family of which transformers divides losses by the tokens that are predicted; by one more for GPT-2."""
+    config = LlamaConfig(
+        vocab_size=size,
+        hidden_size=16,
+        intermediate_size=32,
+        num_hidden_layers=1,
+        num_attention_heads=2,
+        max_position_embeddings=256,
+    )
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)
+        return LlamaForCausalLM(config)
+
+
+def by_trl(
+    rows: list[dict[str, Any]], kind: str, folder: Path, **settings: Any
+) -> tuple[list[list[int]], list[list[int]], list[float]]:
+    """Ids, labels and the losses of the first steps of TRL's trainer."""
+    from datasets import Dataset
+    from trl.trainer.sft_config import SFTConfig as TrlConfig
+    from trl.trainer.sft_trainer import SFTTrainer
+
+    theirs = copy.deepcopy(tokenizer(kind))
+    if settings.get("assistant_only_loss"):
+        assert theirs.chat_template == CHATML
+        theirs.chat_template = MARKED
+    how = TrlConfig(
+        output_dir=str(folder),
+        use_cpu=True,
+        bf16=False,
+        report_to="none",
+        learning_rate=1e-3,
+        lr_scheduler_type="constant",
+        max_steps=STEPS,
+        per_device_train_batch_size=len(rows),
+        gradient_checkpointing=False,
+        logging_steps=1,
+        save_strategy="no",
+        disable_tqdm=True,
+        dataloader_pin_memory=False,
+        **settings,
+    )
+    trainer = SFTTrainer(
+        small(len(theirs)), args=how, train_dataset=Dataset.from_list(rows), processing_class=theirs
+    )
+    trainer.remove_callback(ProgressCallback)
+    trainer.remove_callback(PrinterCallback)
+    data = trainer.train_dataset
+    found = list(data["input_ids"]), list(data["labels"])
+    losses: list[float] = []
+    step = trainer.training_step
+    trainer.training_step = lambda *given: (losses.append(float(loss := step(*given))), loss)[
+        1
+    ]  # logs are rounded
+    trainer.train()
+    return *found, losses
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning", "ignore::UserWarning")
+@pytest.mark.parametrize(
+    ("rows", "kind", "settings"),
+    [
+        pytest.param(TEXT, "plain", {}, id="text"),
+        pytest.param(TEXT, "plain", {"completion_only_loss": False}, id="text, prompts too"),
+        pytest.param(TURNS, "Qwen3", {}, id="conversations"),
+        pytest.param(TURNS, "pads with its end", {"assistant_only_loss": True}, id="answers of the assistant"),
+        pytest.param(MESSAGES, "Llama 3", {}, id="messages"),
+        pytest.param(MESSAGES, "pads with its end", {"assistant_only_loss": True}, id="messages, assistant"),
+    ],
+)
+def test_tokens_masks_and_first_losses_are_those_of_trls_trainer(
+    rows: list[dict[str, Any]], kind: str, settings: dict[str, Any], tmp_path: Path
+) -> None:
+    model = tokenizer(kind)
+    made = [make_row(at, row, "", FilesConfig(kind="jsonl")) for at, row in enumerate(rows)]
+    data, _ = demonstrations(made, model, SFTConfig(**settings))
+    ids, labels, losses = by_trl(rows, kind, tmp_path, **settings)
+    lengths = data.lengths.tolist()
+    assert [row[:end] for row, end in zip(data.ids.tolist(), lengths, strict=True)] == ids
+    # The first token has a label there, and is predicted by none.
+    marks = [row[1:end] for row, end in zip(data.mask().tolist(), lengths, strict=True)]
+    assert marks == [[label != -100 for label in row[1:]] for row in labels]
+    training = TrainingConfig(weight_decay=0.0, warmup_steps=0, schedule=Schedule.constant, micro_batch_size=3)
+    how = Fitting(batch_size=len(rows), epochs=STEPS, learning_rate=1e-3, training=training, seed=0, device="cpu")
+    assert fit_sft(small(len(model)), data, how) == pytest.approx(losses, abs=1e-6)
+
+
+def test_rows_that_are_too_long_are_left_out_and_counted() -> None:
+    rows = [make_row(at, row, "", FilesConfig(kind="jsonl")) for at, row in enumerate(TEXT)]
+    model = tokenizer("plain")
+    whole, said = demonstrations(rows, model, SFTConfig())
+    assert not [word for word in said.split() if word == "out:"]
+    longest = int(whole.lengths.max()) - 1
+    fewer, said = demonstrations(rows, model, SFTConfig(), longest)
+    assert (len(whole), len(fewer)) == (4, 3)
+    assert said.startswith(f"1 of 4 rows are left out: they have more than {longest} tokens")
+    with pytest.raises(DataError, match="none of 4 rows can be learnt: 4 have more than 2 tokens"):
+        demonstrations(rows, model, SFTConfig(), 2)
+    bare = make_row(4, {"prompt": "a"}, "", FilesConfig(kind="jsonl"))
+    with pytest.raises(DataError, match=r"1 of 5 rows have no completion to imitate \(first row 4\)"):
+        demonstrations([*rows, bare], model, SFTConfig())
