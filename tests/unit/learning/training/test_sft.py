@@ -10,7 +10,7 @@ import pytest
 import torch
 from transformers import LlamaConfig, LlamaForCausalLM, PrinterCallback, ProgressCallback
 
-from pipeline.config.schema import TrainingConfig, Schedule
+from pipeline.config.schema import Schedule, TrainingConfig
 from pipeline.errors import DataError
 from pipeline.learning.algos.sft import SFTConfig, demonstrations
 from pipeline.learning.datasets.columns import make_row
