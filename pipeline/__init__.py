@@ -109,6 +109,7 @@ if TYPE_CHECKING:
     from pipeline.learning.training.curve import add_to_curve as add_to_curve
     from pipeline.learning.training.distributed import Ranks as Ranks
     from pipeline.learning.training.distributed import save_model as save_model
+    from pipeline.learning.training.grpo import TokenBatch as TokenBatch
     from pipeline.learning.training.loop import TrainSettings as TrainSettings
     from pipeline.learning.training.loop import train as train
     from pipeline.learning.training.policy import Fitting as Fitting
@@ -188,6 +189,7 @@ _HOMES = {
     "learning.training.checkpoint": "Checkpoints State",
     "learning.training.curve": "add_to_curve",
     "learning.training.distributed": "Ranks save_model",
+    "learning.training.grpo": "TokenBatch",
     "learning.training.loop": "TrainSettings train",
     "learning.training.policy": "Fitting TrainingSet fit trained_tokens",
     "learning.training.scoring": "completion_logprobs score_sequences",

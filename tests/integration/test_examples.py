@@ -29,6 +29,7 @@ SMALL = [
 ]
 ALGORITHMS = [
     "algos.Fudge.class_path=examples.fudge.Fudge",
+    "algos.GSPO.class_path=examples.gspo.GSPO",
     "algos.PassAtK.class_path=examples.pass_at_k.PassAtK",
     "algos.Taught.class_path=examples.taught.Taught",
 ]
@@ -104,13 +105,13 @@ def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_the_examples_give_results(whole: Path) -> None:
     rows = json.loads(results(whole))["rows"]
     found = {(row["algo"], row["round"], row["metric"]): row["value"] for row in rows}
-    chains = {(algo, number) for algo in ("Fudge", "PassAtK", "Taught") for number in (1, 2)}
+    chains = {(algo, number) for algo in ("Fudge", "GSPO", "PassAtK", "Taught") for number in (1, 2)}
     assert {(row["algo"], row["round"]) for row in rows if row["round"]} == chains
     for chain in chains | {("reference", 0)}:
         assert 0 <= found[*chain, "pass@1"] <= 1
         assert 0 <= found[*chain, "rewards/examples.near_miss.near_miss"] <= 1
         assert found[*chain, "reward_errors"] == 0
-    assert all(found[algo, 2, "kl_per_sequence"] > 0 for algo in ("Fudge", "PassAtK"))
+    assert all(found[algo, 2, "kl_per_sequence"] > 0 for algo in ("Fudge", "GSPO", "PassAtK"))
     assert found["Taught", 2, "kl_per_sequence"] > found["Taught", 1, "kl_per_sequence"] > 0
     assert {row["dataset"] for row in rows} == {"sorting"}
 

@@ -18,11 +18,12 @@ from pipeline.learning.choices import GRPOLoss, ImportanceSampling, ScaleRewards
 if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
+    from torch import Tensor
     from transformers import PreTrainedModel
 
     from pipeline.learning.algos.groups import Groups
     from pipeline.learning.generation.policy import TextPolicy
-    from pipeline.learning.training.grpo import Objective
+    from pipeline.learning.training.grpo import Objective, TokenBatch
     from pipeline.learning.training.policy import TrainingSet
     from pipeline.learning.training.samples import Samples
 
@@ -96,12 +97,41 @@ class GRPO(PostTrainingAlgorithms):
             samples: Whole groups of `num_generations`, members adjacent; a reward is NaN where there is none.
 
         Returns:
-            Shape [N]; 0 for a completion that nothing is to be learnt from.
+            Shape [N], or of tokens, laid out as `samples.logprobs` are; 0 where nothing is to be learnt.
         """
         from pipeline.learning.training.grpo import group_advantages
 
         algo = ctx.settings(GRPOConfig)
         return group_advantages(samples.rewards, algo.num_generations, algo.scale_rewards)
+
+    def ratio(self, ctx: JobContext, tokens: TokenBatch) -> Tensor:
+        """How much likelier tokens, or completions, have become since they were drawn.
+
+        Args:
+            ctx: Of the training.
+            tokens: Log-probabilities of a micro-batch under who is trained and who drew, shape [B, T].
+
+        Returns:
+            With its gradient, shape [B, T] or [B, 1].
+        """
+        from pipeline.learning.training.grpo import importance_ratio
+
+        return importance_ratio(tokens, ctx.settings(GRPOConfig).importance_sampling_level)
+
+    def surrogate(self, ctx: JobContext, tokens: TokenBatch, ratio: Tensor) -> Tensor:
+        """What training makes as large as it can, apart from the KL term: here the clipped ratio's gain.
+
+        Args:
+            ctx: Of the training.
+            tokens: With their advantages, shape [B, T] or [B, 1].
+            ratio: Shape [B, T].
+
+        Returns:
+            With its gradient, shape [B, T] or [B, 1]; `loss_type` says how it is averaged.
+        """
+        from pipeline.learning.training.grpo import clipped_surrogate
+
+        return clipped_surrogate(tokens, ratio, self.objective(ctx))
 
     def keep(self, ctx: JobContext, policy: TextPolicy, groups: Groups) -> None:
         """Whole groups; log-probabilities only where they were not drawn by the policy that is trained on them."""
@@ -126,10 +156,20 @@ class GRPO(PostTrainingAlgorithms):
             from pipeline.learning.training.samples import Samples
         algo = ctx.settings(GRPOConfig)
         samples = Samples.load(folders)
-        advantages = checked_advantages(self.advantages(ctx, samples), len(samples))
+        advantages = checked_advantages(self.advantages(ctx, samples), samples)
         objective = self.objective(ctx)
         anchor = self.anchor_logprobs(ctx, samples) if objective.beta else None
-        return grpo_set(model, samples, advantages, anchor, objective, algo.num_generations, ctx.device)
+        return grpo_set(
+            model,
+            samples,
+            advantages,
+            anchor,
+            objective,
+            algo.num_generations,
+            ctx.device,
+            ratio=lambda tokens: self.ratio(ctx, tokens),
+            surrogate=lambda tokens, ratio: self.surrogate(ctx, tokens, ratio),
+        )
 
     def objective(self, ctx: JobContext) -> Objective:
         """The settings of the loss."""

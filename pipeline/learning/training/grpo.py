@@ -7,7 +7,7 @@ Shapes: N completions in groups of G adjacent ones, B completions of a micro-bat
 
 from __future__ import annotations
 
-import math
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
@@ -126,22 +126,25 @@ def _in_groups(rewards: NDArray[np.floating], group: int) -> NDArray[np.float64]
     return np.asarray(rewards, np.float64).reshape(-1, group)
 
 
-def checked_advantages(found: object, count: int) -> NDArray[np.float32]:
+def checked_advantages(found: object, samples: Samples) -> NDArray[np.float32]:
     """Advantages as training takes them.
 
     Args:
         found: What a method says they are.
-        count: Completions, N.
+        samples: N completions, the longest of C tokens.
 
     Raises:
-        JobError: They are not one finite number for each completion.
+        JobError: They are not one finite number for each completion, or for each token.
     """
     advantages = np.asarray(found, np.float32)
-    if advantages.shape != (count,):
+    count, longest = len(samples), samples.longest
+    if advantages.shape not in ((count,), (count, longest)):
         raise JobError(
-            f"advantages() gave an array of shape {list(advantages.shape)}; it must be [{count}], one each"
+            f"advantages() gave an array of shape {list(advantages.shape)}; it must be [{count}], one each, or "
+            f"[{count}, {longest}], one each token"
         )
-    if odd := np.flatnonzero(~np.isfinite(advantages)).tolist():
+    finite = np.isfinite(advantages).reshape(count, -1).all(1)
+    if odd := np.flatnonzero(~finite).tolist():
         raise JobError(
             f"advantages() gave {advantages[odd[0]]} for completion {odd[0]} and {len(odd)} in all that are no "
             "number; a completion without a reward, whose reward is nan, gets 0"
@@ -163,61 +166,78 @@ def _deviation(table: NDArray[np.float64]) -> NDArray[np.float64]:
     return deviation
 
 
-def token_losses(
-    logprobs: Tensor, old: Tensor, anchor: Tensor | None, advantages: Tensor, mask: Tensor, objective: Objective
-) -> Tensor:
-    """Loss of every token: the clipped ratio times the advantage, and beta times the k3 estimate of the KL.
+@dataclass(frozen=True, kw_only=True)
+class TokenBatch:
+    """What the loss of a micro-batch is made of: at position t what token t has; nothing where `mask` is False.
 
-    Args:
-        logprobs: Of the policy that is trained, shape [B, T].
+    Attributes:
+        mask: True where a token was drawn, shape [B, T].
+        logprobs: Of the policy that is trained, with their gradient, shape [B, T].
         old: Of the policy that drew the tokens, shape [B, T].
         anchor: Of the anchor, shape [B, T]; None without a KL term.
-        advantages: Shape [B].
-        mask: True where a token was drawn, shape [B, T].
+        advantages: Shape [B, T], or [B, 1] where a completion has one.
+    """
+
+    mask: Tensor
+    logprobs: Tensor
+    old: Tensor
+    anchor: Tensor | None
+    advantages: Tensor
+
+
+def importance_ratio(tokens: TokenBatch, level: ImportanceSampling) -> Tensor:
+    """How much likelier tokens have become since they were drawn.
+
+    Returns:
+        Shape [B, T]; of `sequence` equation 7 of arXiv 2507.18071, the same at all tokens of a completion.
+    """
+    log_ratio = tokens.logprobs - tokens.old
+    if level is not ImportanceSampling.token:
+        whole = torch.where(tokens.mask, log_ratio, torch.zeros_like(log_ratio)).sum(-1, keepdim=True)
+        if level is ImportanceSampling.sequence:
+            whole = whole / tokens.mask.sum(-1, keepdim=True).clamp(min=1)
+        log_ratio = whole.expand_as(log_ratio)
+    return log_ratio.exp()
+
+
+def clipped_surrogate(tokens: TokenBatch, ratio: Tensor, objective: Objective) -> Tensor:
+    """What is made as large as possible at every token: the clipped ratio times the advantage.
+
+    Args:
+        tokens: With their advantages.
+        ratio: As `importance_ratio` gives it.
         objective: Settings.
 
     Returns:
         Shape [B, T].
     """
-    ratio = _ratio(logprobs, old, mask, objective.level)
     if objective.loss_type is GRPOLoss.cispo:
-        losses = -ratio.clamp(max=objective.epsilon_high).detach() * advantages[:, None] * logprobs
-    else:
-        clipped = ratio.clamp(1 - objective.epsilon_low, 1 + objective.epsilon_high)
-        bounded = ratio if objective.delta is None else ratio.clamp(max=objective.delta)
-        losses = -torch.min(bounded * advantages[:, None], clipped * advantages[:, None])
-    if anchor is not None:
-        divergence = _k3(logprobs, anchor)
+        return ratio.clamp(max=objective.epsilon_high).detach() * tokens.advantages * tokens.logprobs
+    clipped = ratio.clamp(1 - objective.epsilon_low, 1 + objective.epsilon_high)
+    bounded = ratio if objective.delta is None else ratio.clamp(max=objective.delta)
+    return torch.min(bounded * tokens.advantages, clipped * tokens.advantages)
+
+
+def token_losses(tokens: TokenBatch, ratio: Tensor, surrogate: Tensor, objective: Objective) -> Tensor:
+    """Loss of every token: the surrogate, negated, and beta times the k3 estimate of the KL; shape [B, T]."""
+    losses = -surrogate
+    if tokens.anchor is not None:
+        divergence = _k3(tokens.logprobs, tokens.anchor)
         losses = losses + objective.beta * (divergence * ratio if objective.corrects_kl else divergence)
     return losses
-
-
-def _ratio(logprobs: Tensor, old: Tensor, mask: Tensor, level: ImportanceSampling) -> Tensor:
-    """Of each token, shape [B, T]; of a sequence equation 7 of arXiv 2507.18071, the same at all its tokens."""
-    log_ratio = logprobs - old
-    if level is not ImportanceSampling.token:
-        whole = torch.where(mask, log_ratio, torch.zeros_like(log_ratio)).sum(-1, keepdim=True)
-        if level is ImportanceSampling.sequence:
-            whole = whole / mask.sum(-1, keepdim=True).clamp(min=1)
-        log_ratio = whole.expand_as(log_ratio)
-    return log_ratio.exp()
 
 
 def _k3(logprobs: Tensor, anchor: Tensor) -> Tensor:
     return (anchor - logprobs).exp() - (anchor - logprobs) - 1
 
 
-def token_figures(
-    logprobs: Tensor, old: Tensor, anchor: Tensor | None, advantages: Tensor, mask: Tensor, objective: Objective
-) -> dict[str, Tensor]:
+def token_figures(tokens: TokenBatch, ratio: Tensor, surrogate: Tensor, objective: Objective) -> dict[str, Tensor]:
     """What tokens tell of a step, for its curve.
 
     Args:
-        logprobs: As `token_losses` takes them, and so are the others.
-        old: Shape [B, T].
-        anchor: Shape [B, T], or None.
-        advantages: Shape [B].
-        mask: Shape [B, T].
+        tokens: Whose log-probabilities have a gradient.
+        ratio: As `importance_ratio` gives it.
+        surrogate: What is made as large as possible.
         objective: Settings.
 
     Returns:
@@ -225,16 +245,14 @@ def token_figures(
         whether it clips the ratio of a token that is to be likelier. And, with an anchor, ``kl``: the k3 estimate
         of the divergence from it. Each of shape [B, T].
     """
-    ratio, sign = _ratio(logprobs, old, mask, objective.level), advantages[:, None]
     if objective.loss_type is GRPOLoss.cispo:
-        clipped = (ratio > objective.epsilon_high) & (sign > 0)
+        clipped = (ratio > objective.epsilon_high) & (tokens.advantages > 0)
     else:
-        most, top = 1 + objective.epsilon_high, math.inf if objective.delta is None else objective.delta
-        beyond = (ratio < 1 - objective.epsilon_low) | (ratio > max(most, top))
-        clipped = ((ratio > min(most, top)) & (sign > 0)) | (beyond & (sign < 0))
+        (gradient,) = torch.autograd.grad(surrogate.sum(), tokens.logprobs, retain_graph=True)
+        clipped = (gradient == 0) & (tokens.advantages != 0)
     found = {"clip_share": clipped.float()}
-    if anchor is not None:
-        found["kl"] = _k3(logprobs, anchor)
+    if tokens.anchor is not None:
+        found["kl"] = _k3(tokens.logprobs.detach(), tokens.anchor)
     return found
 
 
@@ -264,42 +282,60 @@ def grpo_set(
     objective: Objective,
     group: int,
     device: str,
+    *,
+    ratio: Callable[[TokenBatch], Tensor] | None = None,
+    surrogate: Callable[[TokenBatch, Tensor], Tensor] | None = None,
 ) -> TrainingSet:
     """Groups that were drawn, and the loss of a policy on them.
 
     Args:
         model: The policy that is trained, on its device.
         data: Whole groups.
-        advantages: Shape [N].
+        advantages: Of completions, shape [N], or of their tokens, laid out as `data.logprobs` are.
         anchor: Log-probabilities of the drawn tokens under the anchor, laid out as `data.logprobs` are; None
             without a KL term.
         objective: Settings of the loss.
         group: Completions of each prompt.
         device: Of the model.
+        ratio: See `importance_ratio`, which is None.
+        surrogate: See `clipped_surrogate`, which is None.
     """
+    ratio_of = ratio or (lambda tokens: importance_ratio(tokens, objective.level))
+    surrogate_of = surrogate or (lambda tokens, ratio: clipped_surrogate(tokens, ratio, objective))
     drawn = data.sequences.supervised.astype(np.float64)
 
     def loss_of(batch: Batch, part: NDArray[np.int64], whole: NDArray[np.int64]) -> Tensor:
+        def laid_out(values: NDArray[np.float32]) -> Tensor:
+            return _laid_out(values, part, batch, device)
+
         logprobs = completion_logprobs(model, batch, objective.temperature)
-        old = logprobs.detach() if objective.is_on_policy else _laid_out(data.logprobs, part, batch, device)
-        held = None if anchor is None else _laid_out(anchor, part, batch, device)
-        better = torch.from_numpy(advantages[part]).to(device)
-        losses = token_losses(logprobs, old, held, better, batch.mask, objective)
+        of_whole = advantages.ndim == 1
+        better = torch.from_numpy(advantages[part, None]).to(device) if of_whole else laid_out(advantages)
+        tokens = TokenBatch(
+            mask=batch.mask,
+            logprobs=logprobs,
+            old=logprobs.detach() if objective.is_on_policy else laid_out(data.logprobs),
+            anchor=None if anchor is None else laid_out(anchor),
+            advantages=better,
+        )
+        ratios = _of_tokens("ratio", ratio_of(tokens), batch)
+        gain = _of_tokens("surrogate", surrogate_of(tokens, ratios), batch)
+        losses = token_losses(tokens, ratios, gain, objective)
         if is_drawn():
-            told = token_figures(logprobs.detach(), old, held, better, batch.mask, objective)
+            told = token_figures(tokens, ratios, gain, objective)
             rewards = data.rewards[part]
             add_to_curve(
                 **{name: values[batch.mask] for name, values in told.items()},
                 reward=rewards[np.isfinite(rewards)],
-                advantage_size=better.abs(),
+                advantage_size=better.abs() if of_whole else better[batch.mask].abs(),
                 entropy=-logprobs.detach()[batch.mask],
             )
         of_batch = drawn.mean() * len(whole) if objective.loss_type in _OF_AVERAGE else drawn[whole].sum()
         return averaged(losses, batch.mask, objective, sequences=len(whole), tokens=float(of_batch))
 
-    groups, masked = advantages.reshape(-1, group), drawn == 0
-    silent = (groups == 0) | masked.reshape(-1, group)
-    about = {"groups": len(groups), "groups_without_signal": int(silent.all(1).sum())}
+    masked = drawn == 0
+    silent = ((advantages.reshape(len(data), -1) == 0).all(1) | masked).reshape(-1, group)
+    about = {"groups": len(silent), "groups_without_signal": int(silent.all(1).sum())}
     if masked.any():
         about["completions_masked"] = int(masked.sum())
     return TrainingSet(data.sequences, loss_of, group, about)
@@ -321,6 +357,17 @@ def fit_grpo(
     """
     made = grpo_set(model, data, advantages, anchor, objective, group, fitting.device)
     return fit(model, made.data, fitting, made.loss_of, group=group)
+
+
+def _of_tokens(name: str, found: Tensor, batch: Batch) -> Tensor:
+    """What a method of a user's own gives, where it is of tokens or completions: [B] could be taken for [T]."""
+    rows, width = batch.mask.shape
+    if tuple(found.shape) not in ((rows, width), (rows, 1)):
+        raise JobError(
+            f"{name}() gave a tensor of shape {list(found.shape)}; it must be [{rows}, {width}], one each token, "
+            f"or [{rows}, 1]"
+        )
+    return found.expand(rows, width)
 
 
 def _laid_out(values: NDArray[np.float32], rows: NDArray[np.int64], batch: Batch, device: str) -> Tensor:

@@ -64,6 +64,11 @@ class Samples:
         return Samples(sequences, np.zeros((len(sequences), 0), np.float32))
 
     @property
+    def longest(self) -> int:
+        """Tokens of the longest completion, C."""
+        return int((self.sequences.lengths - self.sequences.starts).max(initial=0))
+
+    @property
     def rewards(self) -> NDArray[np.float32]:
         """Shape [N]."""
         return self.sequences.labels

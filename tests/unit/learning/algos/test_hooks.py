@@ -103,7 +103,7 @@ def test_advantages_of_rloo_are_rewards_minus_the_mean_of_the_others(
     rewards: list[float], expected: list[float]
 ) -> None:
     found = RLOO().advantages(context(RLOOConfig(num_generations=4, beta=0.0)), samples(rewards))
-    assert checked_advantages(found, 8).tolist() == pytest.approx(expected, abs=1e-6)
+    assert checked_advantages(found, samples([0.0] * 8)).tolist() == pytest.approx(expected, abs=1e-6)
 
 
 def test_with_all_rewards_rloo_differs_from_undivided_grpo_by_a_constant_factor() -> None:
@@ -135,7 +135,7 @@ def test_advantages_of_grpo_are_those_within_the_group() -> None:
 @pytest.mark.parametrize(
     ("found", "said"),
     [
-        (np.zeros((2, 2)), r"an array of shape \[2, 2\]; it must be \[4\], one each"),
+        (np.zeros((4, 1)), r"an array of shape \[4, 1\]; it must be \[4\], one each, or \[4, 2\], one each token"),
         (np.zeros(3), r"an array of shape \[3\]; it must be \[4\]"),
         (None, r"an array of shape \[\]; it must be \[4\]"),
         ([0.0, NONE, 1.0, NONE], "gave nan for completion 1 and 2 in all that are no number"),
@@ -144,13 +144,13 @@ def test_advantages_of_grpo_are_those_within_the_group() -> None:
 )
 def test_advantages_that_cannot_be_trained_on_are_one_message(found: Any, said: str) -> None:
     with pytest.raises(JobError, match=said):
-        checked_advantages(found, 4)
+        checked_advantages(found, samples([0.0] * 4))
 
 
 def test_advantages_are_taken_as_they_are() -> None:
     found = np.float32([0.1, -2.0, 0.0])
-    assert checked_advantages(found, 3) is found
-    assert checked_advantages([1, 2, 3], 3).tolist() == [1.0, 2.0, 3.0]
+    assert checked_advantages(found, samples([0.0] * 3)) is found
+    assert checked_advantages([1, 2, 3], samples([0.0] * 3)).tolist() == [1.0, 2.0, 3.0]
 
 
 def test_the_method_that_the_page_shows_is_the_one_that_is_tested() -> None:

@@ -1,7 +1,9 @@
 """GRPO: the loss is TRL's, and nothing of it depends on how groups are batched."""
 
 from collections import defaultdict
+from contextlib import nullcontext
 from dataclasses import replace
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -11,13 +13,19 @@ import torch
 from torch import Tensor
 from transformers import GPT2LMHeadModel
 
-from pipeline.config.schema import TrainingConfig
+from examples.gspo import GSPO, GSPOConfig
+from pipeline.config.schema import GenerationConfig, StageConfig, TrainingConfig
+from pipeline.learning.algos.base import JobContext
+from pipeline.learning.algos.grpo import GRPO
 from pipeline.learning.choices import GRPOLoss, ImportanceSampling, ScaleRewards
 from pipeline.learning.training.grpo import (
     Objective,
+    TokenBatch,
     averaged,
+    clipped_surrogate,
     fit_grpo,
     group_advantages,
+    importance_ratio,
     leave_one_out,
     token_figures,
     token_losses,
@@ -26,6 +34,7 @@ from pipeline.learning.training.policy import Fitting
 from pipeline.learning.training.samples import Samples, supervised_columns
 from pipeline.learning.training.scoring import completion_logprobs
 from pipeline.learning.training.sequences import batch_of
+from tests.doubles.contexts import context
 from tests.doubles.models import tiny_policy
 
 OBJECTIVE = Objective(loss_type=GRPOLoss.grpo, beta=0.04, epsilon_low=0.2, epsilon_high=0.3, longest=9)
@@ -85,6 +94,15 @@ def trl_loss(
     return loss
 
 
+def loss_and_clipped(tokens: TokenBatch, objective: Objective) -> tuple[Tensor, Tensor]:
+    ratio = importance_ratio(tokens, objective.level)
+    surrogate = clipped_surrogate(tokens, ratio, objective)
+    told = token_figures(tokens, ratio, surrogate, objective)["clip_share"]
+    losses = token_losses(tokens, ratio, surrogate, objective)
+    counted = tokens.mask
+    return averaged(losses, counted, objective, sequences=len(counted), tokens=float(counted.sum())), told
+
+
 @pytest.mark.parametrize("loss_type", list(GRPOLoss))
 @pytest.mark.parametrize("level", [ImportanceSampling.token, ImportanceSampling.sequence])
 @pytest.mark.parametrize(
@@ -108,16 +126,72 @@ def test_loss_and_gradient_are_those_of_trl(
         old, anchor = (start + 0.4 * torch.randn(8, 9, generator=generator) for _ in range(2))
         advantages = torch.randn(8, generator=generator)
         ours, theirs = (start.clone().requires_grad_(True) for _ in range(2))
-        losses = token_losses(ours, old, anchor if with_anchor else None, advantages, mask, objective)
-        mine = averaged(losses, mask, objective, sequences=8, tokens=float(mask.sum()))
+        held = anchor if with_anchor else None
+        tokens = TokenBatch(mask=mask, logprobs=ours, old=old, anchor=held, advantages=advantages[:, None])
+        mine, told = loss_and_clipped(tokens, objective)
+        if level is ImportanceSampling.sequence:
+            its = GSPO().ratio(context(GSPOConfig()), tokens).expand_as(mask)
+            assert torch.equal(its, importance_ratio(tokens, level))
         expected = trl_loss(theirs, old, anchor if with_anchor else None, advantages, mask, objective)
         assert mine.item() == pytest.approx(expected.item(), abs=1e-6)
         mine.backward()
         expected.backward()
         assert torch.allclose(ours.grad, theirs.grad, atol=1e-7)
         if level is ImportanceSampling.token and loss_type is not GRPOLoss.cispo and not with_anchor:
-            told = token_figures(ours.detach(), old, None, advantages, mask, objective)["clip_share"]
             assert torch.equal(told[mask] == 1, ours.grad[mask] == 0)
+
+
+class TokenGSPO(GSPO):
+    """GSPO-token, as docs/extending.md has it, with another advantage at each token."""
+
+    def advantages(self, ctx: JobContext, samples: Samples) -> np.ndarray:
+        return np.random.default_rng(2).normal(size=samples.logprobs.shape).astype(np.float32)
+
+    def ratio(self, ctx: JobContext, tokens: TokenBatch) -> Tensor:
+        return super().ratio(ctx, tokens).detach() * (tokens.logprobs - tokens.logprobs.detach()).exp()
+
+
+def of_method(method: GRPO, folder: Path, **settings: Any) -> tuple[float, Tensor, Tensor, Samples]:
+    """Loss, weights with their gradient, and log-probabilities of a policy that is a step past who drew."""
+    model = tiny_policy()
+    data = samples(model, 8)
+    data.save(folder)
+    with torch.no_grad():
+        generator = torch.Generator().manual_seed(5)
+        for weights in model.parameters():
+            weights += 0.05 * torch.randn(weights.shape, generator=generator)
+    algo = method.config_class(num_generations=4, beta=0.0, epsilon=0.02, epsilon_high=0.03, **settings)
+    config = StageConfig(algo=algo, generation=GenerationConfig())
+    made = method.training_set(replace(context(algo), config=config, loading=nullcontext), model, [folder])
+    batch = batch_of(made.data, np.arange(8), "cpu")
+    loss = made.loss_of(batch, np.arange(8), np.arange(8))
+    loss.backward()
+    return loss.item(), model.lm_head.weight, completion_logprobs(model, batch), data
+
+
+def test_gspo_as_a_user_writes_it_is_what_the_setting_gives(tmp_path: Path) -> None:
+    """And so, as `test_loss_and_gradient_are_those_of_trl` has it, TRL's."""
+    loss, weights, _, _ = of_method(GSPO(), tmp_path)
+    same, others, _, _ = of_method(GRPO(), tmp_path, importance_sampling_level=ImportanceSampling.sequence)
+    assert loss == same
+    assert torch.allclose(weights.grad, others.grad, atol=1e-6)
+    assert of_method(GRPO(), tmp_path)[0] != pytest.approx(loss, abs=1e-3)
+
+
+def test_gspo_token_has_another_advantage_at_each_token(tmp_path: Path) -> None:
+    """Equations 13 and 14 of arXiv 2507.18071, completion by completion and token by token."""
+    loss, weights, logprobs, data = of_method(TokenGSPO(), tmp_path)
+    advantages = TokenGSPO().advantages(context(GSPOConfig()), data)
+    gains = []
+    for row, (start, end) in enumerate(zip(data.sequences.starts, data.sequences.lengths, strict=True)):
+        now, before = logprobs[row, start:end], torch.from_numpy(data.logprobs[row, : end - start])
+        whole = ((now - before).sum() / (end - start)).exp().detach()
+        for place in range(end - start):
+            ratio, advantage = whole * now[place].exp() / now[place].exp().detach(), float(advantages[row, place])
+            gains.append(torch.min(ratio * advantage, ratio.clamp(0.98, 1.03) * advantage) / (end - start) / 8)
+    expected = -torch.stack(gains).sum()
+    assert loss == pytest.approx(expected.item(), abs=1e-6)
+    assert torch.allclose(weights.grad, torch.autograd.grad(expected, weights)[0], atol=1e-6)
 
 
 def test_the_loss_of_rloo_is_that_of_trl() -> None:
@@ -130,8 +204,8 @@ def test_the_loss_of_rloo_is_that_of_trl() -> None:
         old = start + 0.2 * torch.randn(8, 9, generator=generator)
         advantages = torch.randn(8, generator=generator)
         ours, theirs = (start.clone().requires_grad_(True) for _ in range(2))
-        losses = token_losses(ours, old, None, advantages, mask, objective)
-        mine = averaged(losses, mask, objective, sequences=8, tokens=float(mask.sum()))
+        tokens = TokenBatch(mask=mask, logprobs=ours, old=old, anchor=None, advantages=advantages[:, None])
+        mine, _ = loss_and_clipped(tokens, objective)
         expected = trl_loss(theirs, old, None, advantages, mask, objective)
         # Advantages of completions without tokens, which change no gradient, are in TRL's.
         constant = advantages[lengths == 0].sum() / 8
