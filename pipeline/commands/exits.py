@@ -10,7 +10,7 @@ from pipeline.terminal.console import make_console, say_error
 
 NOT_WRITTEN = 1
 WRONG_REQUEST = 2
-INTERRUPTED_BY = {"SIGINT": 130, "SIGTERM": 143, "SIGUSR2": 143}
+INTERRUPTED_BY = {"SIGINT": 130, "SIGTERM": 143, "SIGHUP": 143, "SIGUSR2": 143}
 """By the name of the signal that ended the work."""
 
 

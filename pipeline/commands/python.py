@@ -26,7 +26,7 @@ from pipeline.terminal import streams
 from pipeline.terminal.console import make_console
 
 _UNDER_WAY = Lock()
-_OTHERS = (signal.SIGTERM, signal.SIGUSR2)
+_OTHERS = (signal.SIGTERM, signal.SIGHUP, signal.SIGUSR2)
 
 
 def run(settings: Sequence[str]) -> Run:

@@ -65,10 +65,6 @@ def explain(error: Exception) -> ConfigError:
 
 def _explanation(error: Exception) -> str:
     cause = _root(error)
-    if isinstance(cause, yaml.YAMLError):
-        return f"a configuration file is not valid YAML: {one_line(str(cause))}"
-    if isinstance(error, UnicodeDecodeError):
-        return f"a configuration file is not UTF-8 text: {error}"
     if isinstance(cause, RecursionError):
         return "the configuration is nested too deeply, or refers to itself (${...})"
     text = str(error)

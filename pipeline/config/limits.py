@@ -6,6 +6,7 @@ What a request needs is far below every bound.
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Sequence
 from copy import deepcopy
 from functools import lru_cache
@@ -13,12 +14,14 @@ from io import StringIO
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+import yaml
 from hydra.core.plugins import Plugins
 from hydra.plugins.config_source import ConfigLoadError, ConfigResult
 from omegaconf import DictConfig, ListConfig, OmegaConf
 
 from pipeline.config.bounds import DEEPEST, LONG_NUMBER, LONGEST_OVERRIDE, check_file, number_of
 from pipeline.config.file_words import check_texts
+from pipeline.config.told import one_line
 from pipeline.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -78,14 +81,18 @@ def _load_config(source: FileConfigSource, config_path: str) -> ConfigResult:
     """Read one file, as Hydra does, but for a mark at its beginning that some editors write (BOM).
 
     Raises:
-        ConfigError: It is too large, too deep, or repeats itself without end.
+        ConfigError: It is no YAML, too large, too deep, or repeats itself without end.
     """
     path = Path(os.path.realpath(Path(source.path) / source._normalize_file_name(config_path)))
     if not path.exists():
         raise ConfigLoadError(f"Config not found : {path}")
-    check_file(path)
-    text = path.read_text(encoding="utf-8-sig")
-    config = deepcopy(_parsed(text))
+    try:
+        check_file(path)
+        text = path.read_text(encoding="utf-8-sig")
+        config = deepcopy(_parsed(text))
+    except (yaml.YAMLError, UnicodeDecodeError, OSError) as error:
+        said = re.sub(r' in "[^"]*", (?=line )', " at ", one_line(str(error)))  # which may name `<file>`
+        raise ConfigError(f"{path}: not valid YAML: {said}") from error
     check_texts(text, path)
     named = config.get("defaults") if isinstance(config, DictConfig) else None
     if isinstance(named, ListConfig) and len(named) > MOST_DEFAULTS:

@@ -10,6 +10,8 @@ from functools import cache
 from importlib import import_module
 from typing import Any, NamedTuple
 
+from hydra.core.override_parser.types import Quote, QuotedString
+
 from pipeline.config.schema import Optimizer, Schedule
 from pipeline.config.tracking import Tracker
 from pipeline.errors import ConfigError, unknown_name
@@ -301,6 +303,6 @@ def _text(value: Any) -> str:
     if isinstance(value, list):
         return f"[{','.join(map(_text, value))}]"
     if isinstance(value, str) and not _PLAIN.fullmatch(value):
-        escaped = value.replace("\\", "\\\\").replace("'", "\\'")
-        return f"'{escaped}'"
+        quoted: str = QuotedString(value, Quote.single).with_quotes()
+        return quoted
     return str(value)

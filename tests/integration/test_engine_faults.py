@@ -187,8 +187,8 @@ def test_a_worker_that_ignores_requests_to_stop_is_killed_and_the_journal_tells_
     [
         (signal.SIGINT, "SIGINT", Backend.inline),
         (signal.SIGTERM, "SIGTERM", Backend.inline),
-        (signal.SIGHUP, "SIGTERM", Backend.inline),
-        (signal.SIGHUP, "SIGTERM", Backend.local),
+        (signal.SIGHUP, "SIGHUP", Backend.inline),
+        (signal.SIGHUP, "SIGHUP", Backend.local),
     ],
 )
 def test_an_interrupted_run_stops_its_workers(

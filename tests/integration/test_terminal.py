@@ -85,7 +85,7 @@ def test_a_run_needs_nobody_who_reads(
     os.close(master)  # the kernel sends SIGHUP, and writing fails from now on
     assert engine.wait(600) == 143
     assert b"\x1b[?25l" in drawn  # there was a live view
-    assert journal(output_dir)[-1]["interrupted"] == "SIGTERM"
+    assert journal(output_dir)[-1]["interrupted"] == "SIGHUP"
     assert (output_dir / "t/latest/results.json").is_file()
     log = (output_dir / "t/latest/run.log").read_text()
     assert "standard output is written no more: Input/output error" in log

@@ -26,7 +26,7 @@ class Outcome:
         root_causes: Blocked job -> the failed job behind it.
         attempts: Every attempt, in the order in which they ended.
         workers: Every worker that was started.
-        interrupted: ``SIGINT``, ``SIGTERM`` or ``SIGUSR2`` if that ended the run.
+        interrupted: ``SIGINT``, ``SIGTERM``, ``SIGHUP`` or ``SIGUSR2`` if that ended the run.
         halted: Why no further job could have succeeded, for example a full disk; or "".
         makespan: The account of device time, or None where nothing was finished.
         peaks_mb: The highest peaks of device memory that were measured, by `Job.memory_kind`.

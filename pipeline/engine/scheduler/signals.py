@@ -14,14 +14,14 @@ from contextlib import contextmanager, suppress
 from types import FrameType, TracebackType
 from typing import Any
 
-_NAMES = {
-    signal.SIGINT: "SIGINT",
-    signal.SIGTERM: "SIGTERM",
+_SIGNALS = (
+    signal.SIGINT,
+    signal.SIGTERM,
     # The terminal was closed. Whoever started the run is gone, so it ends as if told to.
-    signal.SIGHUP: "SIGTERM",
+    signal.SIGHUP,
     # What Slurm is commonly asked to send some minutes before the end of an allocation.
-    signal.SIGUSR2: "SIGUSR2",
-}
+    signal.SIGUSR2,
+)
 
 
 _PATIENCE = 3
@@ -57,7 +57,7 @@ class StopSignals:
         os.set_blocking(self._read, False)
         os.set_blocking(self._write, False)
         if threading.current_thread() is threading.main_thread():
-            for number in _NAMES:
+            for number in _SIGNALS:
                 # `nohup` ignores SIGHUP, and means it.
                 if number is not signal.SIGHUP or signal.getsignal(number) is not signal.SIG_IGN:
                     self._previous[number] = signal.signal(number, self._handle)
@@ -103,7 +103,7 @@ class StopSignals:
         if number == signal.SIGHUP and self.received:
             return  # where a terminal is closed its shell sends one and the kernel another: no second request
         self.times += 1
-        self.received = self.received or _NAMES[signal.Signals(number)]
+        self.received = self.received or signal.Signals(number).name
         with suppress(BlockingIOError):  # full of signals that nobody has read yet
             os.write(self._write, b"s")
         if self._on_signal is not None:

@@ -252,8 +252,10 @@ def test_a_number_of_too_many_digits_is_explained_in_one_message() -> None:
 @pytest.mark.parametrize(
     ("content", "said"),
     [
-        (b"experiment: [unclosed\n", "not valid YAML"),
-        (b"\xff\xfe broken", "configuration file"),
+        (b"experiment: [unclosed\n", "profile/mine.yaml: not valid YAML"),
+        (b"training: {grad_clip: !two 2}\n", "profile/mine.yaml: not valid YAML"),
+        (b"training: {}\ntraining: {}\n", "profile/mine.yaml: not valid YAML"),
+        (b"\xff\xfe broken", "profile/mine.yaml: not valid YAML"),
         (b"trainin:\n  micro_batch_size: 2\n", "profile/mine.yaml: unknown key 'trainin'. Did you mean"),
         (
             b"training:\n  micro_batch_size: many\n",
@@ -265,11 +267,13 @@ def test_a_number_of_too_many_digits_is_explained_in_one_message() -> None:
         (b"models: [a, b]\n", "profile/mine.yaml: "),
         (b"training:\n", "profile/mine.yaml: training: must be a table of settings"),
         (b"[1, 2]\n", "profile/mine.yaml: must be a table of settings, each written NAME: VALUE"),
-        (b"3\n", "Invalid loaded object type: int"),
+        (b"3\n", "profile/mine.yaml: not valid YAML: Invalid loaded object type: int"),
         (b"training: {grad_clip: '${training.grad_clip}'}\n", "Recursive interpolation"),
     ],
     ids=[
         "yaml",
+        "unknown tag",
+        "key twice",
         "binary",
         "unknown key",
         "wrong type",

@@ -103,7 +103,7 @@ def test_a_step_on_part_of_a_group_is_told() -> None:
 
 
 def test_texts_arrive_as_they_are() -> None:
-    odd = "a b's=[1], {c}: $"
+    odd = r"a b's=[1], {c}: \$\\'\\"
     config, _ = composed(
         from_trl({"output_dir": odd, "report_to": ["wandb"], "scale_rewards": False}, "GRPO"), "GRPO"
     )
