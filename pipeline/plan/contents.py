@@ -110,7 +110,7 @@ class JobContents:
             source = dict(self.sources.get(chain.dataset, {}))
             source.pop(REWARD_FILES, None)  # its section says the same
             determined_by["source"] = source
-        samples = self._samples(stage, rows)
+        samples = self._samples(chain, stage, rows)
         return Contents(
             determined_by=determined_by,
             payload={**what, **together, "config": given, **self._how_it_runs(), "samples": samples},
@@ -228,9 +228,10 @@ class JobContents:
         """How a stage draws texts; the same object for all that draw alike."""
         return self._own_generation if decodes_itself(chain.config, stage) else self.config.generation
 
-    def _samples(self, stage: Stage, rows: tuple[int, int]) -> int:
-        each = {
-            "train": self.config.data_collection.samples_per_example,
-            "eval": self.config.evaluation.num_samples,
-        }
-        return (rows[1] - rows[0]) * each[stage.shards] if stage.shards else 0
+    def _samples(self, chain: Chain, stage: Stage, rows: tuple[int, int]) -> int:
+        if stage.shards is None:
+            return 0
+        each = self.config.evaluation.num_samples
+        if stage.shards == "train":
+            each = round(chain.config.drawn(self.config.data_collection.samples_per_example))
+        return (rows[1] - rows[0]) * each

@@ -234,11 +234,16 @@ class _Rooms:
         drawn: Counter[tuple[str, str, int, str]] = Counter()
         for job in plan.jobs.values():
             if job.algo != PREPARATION and self._stages[job.algo, job.stage][0].shards == "train":
-                drawn[job.dataset, job.chain, job.round, job.stage] += job.samples
+                drawn[job.dataset, job.chain, job.round, job.stage] += self._prompts(job)
         for name, scale in self._scales.items():
-            most = max((samples for at, samples in drawn.items() if at[0] == name), default=0)
+            most = max((prompts for at, prompts in drawn.items() if at[0] == name), default=0)
             if most:
-                self._scales[name] = replace(scale, prompts=min(scale.prompts, most // max(1, scale.samples)))
+                self._scales[name] = replace(scale, prompts=min(scale.prompts, most))
+
+    def _prompts(self, job: Job) -> int:
+        """That a job draws completions of."""
+        algo = self._stages[job.algo, job.stage][1]
+        return job.samples // max(1, round(algo.drawn(self._scales[job.dataset].samples)))
 
     def of(self, job: Job) -> DiskUse:
         """What a job takes."""
@@ -261,10 +266,8 @@ class _Rooms:
             self.unknown[f"what {job.algo} saves"] = None
         scale, settings = self._scales[job.dataset], self.config.evaluation
         if stage.shards == "train":
-            prompts = job.samples // max(1, scale.samples)
-            return DiskUse(
-                _MANIFEST + _NOTED + round(prompts * _collected(algo, self._has_reward(job.algo), scale))
-            )
+            each = _collected(algo, self._has_reward(job.algo), scale)
+            return DiskUse(_MANIFEST + _NOTED + round(self._prompts(job) * each))
         if stage.shards == "eval":
             each = len(settings.etas) + 1 if stage.only_with else 1
             text = self._letters[job.dataset] * (scale.prompt + scale.tokens)

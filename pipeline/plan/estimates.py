@@ -139,7 +139,7 @@ def guess_seconds(
         units *= rounds * scale.prompts / EMBEDDED_PROMPTS / devices
         return stage.seconds * units * _longer(scale) * _costlier(scale, "train")
     if stage.shards == "train" and algo is not None and usual is not None:
-        units *= algo.drawn(scale.samples) / scale.samples / max(1e-9, usual.drawn(_DEFAULT.samples))
+        units /= max(1e-9, usual.drawn(_DEFAULT.samples))
     read = (scale.tokens + scale.prompt / _PREFILL) / (EMBEDDED_TOKENS + EMBEDDED_PROMPT / _PREFILL)
     return stage.seconds * units * read * _costlier(scale, "decode")
 

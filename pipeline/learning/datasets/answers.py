@@ -19,14 +19,14 @@ from jinja2 import TemplateError
 
 from pipeline.errors import DataError
 from pipeline.learning.datasets.base import Message, Text
-from pipeline.learning.datasets.chat import MARK, marked, rendered, written
+from pipeline.learning.datasets.chat import FAULTS, MARK, marked, rendered, written
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
 _CLOSED = re.compile(r"</[^<>]+>\s*$")
 """Ends in a closing tag."""
-_REFUSALS = (DataError, TemplateError, TypeError, ValueError, KeyError, AttributeError, IndexError)
+_REFUSALS = (DataError, TemplateError, *FAULTS)
 """How templates fail at a conversation that they do not take."""
 
 

@@ -7,11 +7,14 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Mapping, Sequence
+import signal
+import threading
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from datetime import datetime
 from itertools import pairwise
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import TYPE_CHECKING, Any, NoReturn, TypeAlias
 
 from pipeline.errors import DataError
 from pipeline.foreign import read_model_json
@@ -33,6 +36,10 @@ _DATED = (f"{{%- macro {CLOCK}(format) -%}}", "{%- endmacro %}{{ '' }}")
 """What `dated` begins a template with, up to the date and behind it."""
 _CODES = "aAbBcdHIjmMpSUwWxXyYZ"
 """Of strftime, that templates use."""
+FAULTS = (TypeError, ValueError, LookupError, AttributeError, ArithmeticError, RecursionError, TimeoutError)
+"""Of templates, besides those of Jinja."""
+_LONGEST_S = 5
+"""Seconds of the processor for one conversation; loops in loops would take for ever."""
 _OURS = {"tokenize", "add_generation_prompt", "continue_final_message", "return_dict", "return_tensors", "padding"}
 _OURS |= {"truncation", "max_length", "conversation", "tools", "return_assistant_tokens_mask", "tokenizer_kwargs"}
 
@@ -74,20 +81,41 @@ def rendered(
 
     Raises:
         TemplateError: The template refuses these turns.
+        TimeoutError: It takes too long for them.
     """
     given = dict(arguments or {})
     date = str(given.pop(CLOCK, DATE))
     if asks_clock(tokenizer):
         given["chat_template"] = dated(tokenizer.get_chat_template(tools=given.get("tools")) or "", date)
-    return str(
-        tokenizer.apply_chat_template(
-            [dict(turn) for turn in turns],
-            tokenize=False,
-            add_generation_prompt=due,
-            continue_final_message=goes_on,
-            **given,
+    with _bounded():
+        return str(
+            tokenizer.apply_chat_template(
+                [dict(turn) for turn in turns],
+                tokenize=False,
+                add_generation_prompt=due,
+                continue_final_message=goes_on,
+                **given,
+            )
         )
-    )
+
+
+@contextmanager
+def _bounded() -> Iterator[None]:
+    """Raise `TimeoutError` in what takes too long; in another thread than the main one there is no bound."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+
+    def end(*_: object) -> NoReturn:
+        raise TimeoutError(f"it is not done after {_LONGEST_S} s; does it loop?")
+
+    before = signal.signal(signal.SIGVTALRM, end)
+    signal.setitimer(signal.ITIMER_VIRTUAL, _LONGEST_S)
+    try:
+        yield
+    finally:
+        signal.setitimer(signal.ITIMER_VIRTUAL, 0)
+        signal.signal(signal.SIGVTALRM, before)
 
 
 def prompt_text(tokenizer: Templated, turns: Sequence[Message], arguments: Mapping[str, Any] | None = None) -> str:
@@ -122,7 +150,7 @@ def written(
                     "`tool_calls` of a turn, so an answer would be learnt without them. Choose a model whose "
                     "template does, or write the calls in the content"
                 )
-    except (TemplateError, TypeError, ValueError, KeyError, AttributeError, IndexError) as error:
+    except (TemplateError, *FAULTS) as error:
         raise DataError(refused(tokenizer, turns, error)) from error
     return text
 

@@ -83,8 +83,15 @@ def test_more_of_anything_takes_longer() -> None:
     assert guess_seconds(train, 0, Scale(), settings, devices=4) == pytest.approx(usual / 4)
     (generate, *_) = PostTrainingAlgorithms.stages
     drawn = guess_seconds(generate, 1000, Scale(), GRPOConfig())
-    assert guess_seconds(generate, 1000, Scale(), GRPOConfig(num_generations=8)) == pytest.approx(2 * drawn)
-    assert guess_seconds(generate, 2000, Scale(samples=2), GRPOConfig()) == pytest.approx(drawn)
+    assert guess_seconds(generate, 2000, Scale(), GRPOConfig(num_generations=8)) == pytest.approx(2 * drawn)
+
+
+def test_a_plan_counts_all_that_is_drawn_of_a_prompt() -> None:
+    few = ["data_collection.prompts_per_round=10", "rounds_of_training=1", "algos.DPO.num_generations=3"]
+    config = load_config(["experiment.name=x", "algos=[PITA,DPO]", "data_collection.samples_per_example=2", *few])
+    jobs = build_plan(config).jobs.values()
+    drawn = {(job.algo, job.samples) for job in jobs if job.stage == "generate"}
+    assert drawn == {("PITA", 20), ("DPO", 30)}
 
 
 def test_a_faster_gpu_and_shorter_completions_make_it_shorter() -> None:

@@ -10,6 +10,7 @@ from tokenizers import Tokenizer, models, pre_tokenizers, processors
 from transformers import PreTrainedTokenizerFast
 
 from pipeline.errors import ConfigError, DataError
+from pipeline.learning.datasets import chat
 from pipeline.learning.datasets.base import Row
 from pipeline.learning.datasets.chat import (
     TemplateOfFolder,
@@ -114,10 +115,14 @@ def test_settings_that_cannot_be_are_refused(config: dict[str, Any]) -> None:
         ("{{ raise_exception('System role not supported') }}", ["system", "user"], "first user turn"),
         ("{{ raise_exception('roles must alternate') }}", ["user", "user"], "merged into one"),
         ("{{ messages[0].content.nothing.more }}", ["user"], "another model"),
+        ("{{ 1 // 0 }}", ["user"], "another model"),
+        ("{% macro m() %}{{ m() }}{% endmacro %}{{ m() }}", ["user"], "another model"),
+        ("{% for i in range(9**5) %}{% for j in range(9**5) %}{% endfor %}{% endfor %}", ["user"], "does it loop"),
     ],
-    ids=["no system", "alternate", "broken"],
+    ids=["no system", "alternate", "broken", "arithmetic", "recursion", "loops"],
 )
-def test_what_a_template_refuses_is_told_with_a_way_out(template: str, turns: list[str], advice: str) -> None:
+def test_what_a_template_refuses_is_told_with_a_way_out(template: str, turns: list[str], advice: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(chat, "_LONGEST_S", 0.5)
     with pytest.raises(DataError, match=advice):
         prompt_text(tokenizer(template), [{"role": role, "content": "x"} for role in turns])
 
