@@ -121,7 +121,9 @@ def test_settings_that_cannot_be_are_refused(config: dict[str, Any]) -> None:
     ],
     ids=["no system", "alternate", "broken", "arithmetic", "recursion", "loops"],
 )
-def test_what_a_template_refuses_is_told_with_a_way_out(template: str, turns: list[str], advice: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_a_template_refuses_is_told_with_a_way_out(
+    template: str, turns: list[str], advice: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(chat, "_LONGEST_S", 0.5)
     with pytest.raises(DataError, match=advice):
         prompt_text(tokenizer(template), [{"role": role, "content": "x"} for role in turns])
