@@ -45,6 +45,8 @@ _ALIASES = {
     "num_iterations": "epochs",
     "num_train_epochs": "epochs",
     "optim": "training.optimizer",
+    "packing": "padding_free",
+    "packing_strategy": "padding_free",
     "per_device_eval_batch_size": "generation.batch_size",
     "per_device_train_batch_size": "micro_batch_size",
     "precompute_ref_batch_size": "micro_batch_size",

@@ -82,7 +82,9 @@ def _steps(value: Any, given: Values) -> Any:
 
 
 def _batch(_: Any, given: Values) -> Any:
-    """Completions of an optimizer step; a group must not be split."""
+    """Completions of an optimizer step; a group must not be split. Packed rows hold nobody knows how many."""
+    if given.get("packing"):
+        return None
     count = _completions(given) * given["gradient_accumulation_steps"] * given["devices"]
     return None if count % given.get("num_generations", 1) else count
 
@@ -94,7 +96,7 @@ def _micro_batch(_: Any, given: Values) -> Any:
 
 def _completions(given: Values) -> int:
     """Of a forward pass on one device; a pair of DPO is two."""
-    return int(given["per_device_train_batch_size"]) * (1 if "num_generations" in given else 2)
+    return int(given["per_device_train_batch_size"]) * (2 if "precompute_ref_log_probs" in given else 1)
 
 
 def _generation_steps(_: Any, given: Values) -> Any:
@@ -104,6 +106,15 @@ def _generation_steps(_: Any, given: Values) -> Any:
     if given["steps_per_generation"] is None and given["generation_batch_size"] is not None:
         micro = given["generation_batch_size"] / (given["per_device_train_batch_size"] * given["devices"])
     return int(micro // steps) if micro % steps == 0 else None
+
+
+def _unpadded(_: Any, given: Values) -> Any:
+    """Also where rows are packed, which is to leave their padding out."""
+    return given["padding_free"] or given["packing"]
+
+
+def _packing(value: Any, given: Values) -> Any:
+    return "" if not value or given["packing_strategy"] == "bfd" else None
 
 
 def _dtype(_: Any, given: Values) -> Any:
@@ -205,11 +216,22 @@ OF_ALGORITHM = {
         "transformers_continuous_batching_config": Counterpart("generation.backend"),
         "use_transformers_paged": Counterpart("generation.backend"),
     },
+    "SFT": {
+        "num_train_epochs": _EPOCHS,
+        "max_length": Counterpart("algos.SFT.max_length", _same),
+        "dataset_text_field": Counterpart("datasets.hf.columns"),
+        "chat_template_path": Counterpart("datasets.hf.chat"),
+        "completion_only_loss": Counterpart("algos.SFT.completion_only_loss", _same),
+        "assistant_only_loss": Counterpart("algos.SFT.assistant_only_loss", _same),
+        "packing": Counterpart("training.padding_free", _packing),
+        "packing_strategy": Counterpart("training.padding_free", lambda *_: ""),
+        "padding_free": Counterpart("training.padding_free", _unpadded),
+    },
 }
 """Of those of one algorithm, before those of all."""
 _MADE_OF_NONE = {"disable_tqdm", "accelerator_config", "debug", "pad_to_multiple_of"}
 """Arguments that `transformers` has values for which a configuration was given none."""
-_ONE_PASS = {"DPO": ("algos.DPO.pairs=existing",), "GRPO": ("algos.GRPO.sampling=online",)}
+_ONE_PASS = {"DPO": ("algos.DPO.pairs=existing",), "GRPO": ("algos.GRPO.sampling=online",), "SFT": ()}
 _PLAIN = re.compile(r"[A-Za-z_./][\w./-]*")
 
 
@@ -217,8 +239,8 @@ def from_trl(config: object, algo: str = "", devices: int = 1) -> FromTRL:
     """Say what a configuration of TRL is here.
 
     Args:
-        config: A `trl.GRPOConfig` or `trl.DPOConfig`, or a dict of arguments of one.
-        algo: Of a dict: ``GRPO`` or ``DPO``.
+        config: A `trl.GRPOConfig`, `trl.DPOConfig` or `trl.SFTConfig`, or a dict of arguments of one.
+        algo: Of a dict: ``GRPO``, ``DPO`` or ``SFT``.
         devices: On which TRL would train: the batch of a step is so many times larger.
 
     Returns:
@@ -241,8 +263,8 @@ def from_trl(config: object, algo: str = "", devices: int = 1) -> FromTRL:
         algo = next((each for each in OF_ALGORITHM if f"{each}Config" in kinds), "")
         if not algo:
             raise ConfigError(
-                f"from_trl: a {type(config).__name__} has no counterpart here; it takes a GRPOConfig or a "
-                "DPOConfig of TRL, or a dict with algo=GRPO or algo=DPO"
+                f"from_trl: a {type(config).__name__} has no counterpart here; it takes a GRPOConfig, a "
+                "DPOConfig or an SFTConfig of TRL, or a dict with algo=GRPO, DPO or SFT"
             )
         defaults = _defaults(kinds[f"{algo}Config"])
         given = {name: vars(config)[name] for name in defaults if name in vars(config)}

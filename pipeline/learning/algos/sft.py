@@ -38,7 +38,7 @@ class SFTConfig(PolicyAlgoConfig):
     max_length: int | None = number(
         None, at_least=2, at_most=100_000_000, hint=", or null for the model's context"
     )
-    """Tokens of a prompt with its completion. Longer rows are left out and counted in a note; TRL cuts them."""
+    """Tokens of a prompt with its completion. Longer rows are cut there, and counted in a note."""
 
     @property
     def compares(self) -> bool:
@@ -113,14 +113,14 @@ def demonstrations(
         rows: Of the dataset.
         tokenizer: Of the policy.
         algo: What of them is learnt.
-        longest: Tokens of a row at most; None for no limit.
+        longest: Tokens of a row that are learnt at most; None for no limit.
         ends: Tokens that end a completion, besides those of the tokenizer and of its template.
 
     Returns:
         The sequences, and what is to be said of the rows; "" for nothing.
 
     Raises:
-        DataError: A row has no completion, or all are too long.
+        DataError: A row has no completion, or none has anything to learn.
     """
     from pipeline.learning.datasets.answers import encode_demonstration
     from pipeline.learning.datasets.chat import template_arguments
@@ -143,27 +143,29 @@ def demonstrations(
         )
         for row in rows
     ]
-    kept = [one for one in found if (longest is None or len(one.ids) <= longest) and any(one.supervised)]
-    long = sum(longest is not None and len(one.ids) > longest for one in found)
+    kept = [one for one in found if any(one.supervised[:longest])]
+    whole = [one for one in kept if len(one.ids) == len(one.ids[:longest])]
+    within = "" if longest is None else f" within {longest} tokens"
     if not kept:
         raise DataError(
-            f"none of {len(rows):,} rows can be learnt: {long:,} have more than {longest} tokens, the others "
-            "nothing to learn. Shorten them, or set max_length higher as far as the model's context allows"
+            f"none of {len(rows):,} rows can be learnt: nothing of them is to be learnt{within}. Shorten prompts, "
+            "or set max_length higher as far as the model's context allows"
         )
     of = f"of {len(rows):,} rows"
     counted = (
-        (long, f"are left out: they have more than {longest} tokens"),
-        (len(found) - len(kept) - long, "are left out: they have nothing to learn"),
+        (len(kept) - len(whole), f"are cut after {longest} tokens, so without their ends"),
+        (len(found) - len(kept), f"are left out: nothing of them is to be learnt{within}"),
         (
             sum(not one.whole for one in kept),
             "are trained on without the end of their prompt: the chat template writes it otherwise where an "
             "answer follows, or tokens merge there",
         ),
         (
-            sum(not one.ended for one in kept),
+            sum(not one.ended for one in whole),
             "have no token behind them that ends a completion, so that the model does not learn to end: the "
             "chat template or tokenizer writes none",
         ),
     )
-    data = Sequences.supervised_at([one.ids for one in kept], [one.supervised for one in kept], [1.0] * len(kept))
+    ids, marks = [one.ids[:longest] for one in kept], [one.supervised[:longest] for one in kept]
+    data = Sequences.supervised_at(ids, marks, [1.0] * len(kept))
     return data, "; ".join(f"{number:,} {of} {what}" for number, what in counted if number)

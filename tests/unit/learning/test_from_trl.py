@@ -12,6 +12,7 @@ from pipeline.errors import ConfigError
 from pipeline.learning.algos.dpo import DPOConfig, PairSource
 from pipeline.learning.algos.grpo import GRPOConfig
 from pipeline.learning.algos.policy_config import Sampling
+from pipeline.learning.algos.sft import SFTConfig
 from pipeline.learning.choices import DPOLoss, GRPOLoss, ImportanceSampling, ScaleRewards
 from pipeline.learning.from_trl import FromTRL
 
@@ -61,6 +62,21 @@ def test_a_configuration_of_dpo_counts_pairs_as_two() -> None:
     assert (algo.loss_type, algo.beta, algo.epochs, algo.batch_size) == (DPOLoss.ipo, 0.1, 3, 64)
     assert algo.pairs is PairSource.existing
     assert (config.training.micro_batch_size, config.training.padding_free) == (16, True)
+
+
+def test_a_configuration_of_sft_has_its_batch_but_where_rows_are_packed() -> None:
+    found = from_trl(of_trl("SFTConfig", assistant_only_loss=True, gradient_accumulation_steps=4))
+    assert found.without == []
+    config, algo = composed(found, "SFT")
+    assert isinstance(algo, SFTConfig)
+    assert (algo.batch_size, algo.epochs, algo.learning_rate, algo.max_length) == (32, 3, 2e-5, 1024)
+    assert (algo.assistant_only_loss, algo.completion_only_loss) == (True, None)
+    assert (config.rounds_of_training, config.training.padding_free) == (1, False)
+    packed = from_trl(of_trl("SFTConfig", packing=True))
+    assert packed.without == ["gradient_accumulation_steps=1 (see algos.SFT.batch_size)"]
+    assert composed(packed, "SFT")[0].training.padding_free
+    wrapped = from_trl(of_trl("SFTConfig", packing=True, packing_strategy="wrapped"))
+    assert "packing=True (see training.padding_free)" in wrapped.without
 
 
 def test_what_is_other_than_by_default_and_has_no_counterpart_is_told() -> None:

@@ -13,6 +13,7 @@ from transformers import LlamaConfig, LlamaForCausalLM, PrinterCallback, Progres
 from pipeline.config.schema import Schedule, TrainingConfig
 from pipeline.errors import DataError
 from pipeline.learning.algos.sft import SFTConfig, demonstrations
+from pipeline.learning.datasets.base import Row
 from pipeline.learning.datasets.columns import make_row
 from pipeline.learning.datasets.from_files import FilesConfig
 from pipeline.learning.training.policy import Fitting
@@ -31,6 +32,8 @@ MARKED = CHATML.replace(
     "{% else %}{{ m['content'] }}<|im_end|>{{ '\n' }}{% endif %}",
 )
 STEPS = 3
+LONGEST = 40
+"""Tokens, fewer than the longest rows have."""
 
 
 def small(size: int) -> LlamaForCausalLM:
@@ -46,6 +49,16 @@ def small(size: int) -> LlamaForCausalLM:
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)
         return LlamaForCausalLM(config)
+
+
+def rows_of(found: list[dict[str, Any]]) -> list[Row]:
+    return [make_row(at, row, "", FilesConfig(kind="jsonl")) for at, row in enumerate(found)]
+
+
+def fitting(count: int = len(TEXT), **training: Any) -> Fitting:
+    shared = {"weight_decay": 0.0, "warmup_steps": 0, "schedule": Schedule.constant, "micro_batch_size": 3}
+    how = TrainingConfig(**shared, **training)
+    return Fitting(batch_size=count, epochs=STEPS, learning_rate=1e-3, training=how, seed=0, device="cpu")
 
 
 def by_trl(
@@ -102,35 +115,45 @@ def by_trl(
         pytest.param(TURNS, "pads with its end", {"assistant_only_loss": True}, id="answers of the assistant"),
         pytest.param(MESSAGES, "Llama 3", {}, id="messages"),
         pytest.param(MESSAGES, "pads with its end", {"assistant_only_loss": True}, id="messages, assistant"),
+        pytest.param(TEXT, "plain", {"max_length": LONGEST}, id="cut"),
     ],
 )
 def test_tokens_masks_and_first_losses_are_those_of_trls_trainer(
     rows: list[dict[str, Any]], kind: str, settings: dict[str, Any], tmp_path: Path
 ) -> None:
     model = tokenizer(kind)
-    made = [make_row(at, row, "", FilesConfig(kind="jsonl")) for at, row in enumerate(rows)]
-    data, _ = demonstrations(made, model, SFTConfig(**settings))
+    data, _ = demonstrations(rows_of(rows), model, SFTConfig(**settings), settings.get("max_length"))
     ids, labels, losses = by_trl(rows, kind, tmp_path, **settings)
     lengths = data.lengths.tolist()
     assert [row[:end] for row, end in zip(data.ids.tolist(), lengths, strict=True)] == ids
     # The first token has a label there, and is predicted by none.
     marks = [row[1:end] for row, end in zip(data.mask().tolist(), lengths, strict=True)]
     assert marks == [[label != -100 for label in row[1:]] for row in labels]
-    training = TrainingConfig(weight_decay=0.0, warmup_steps=0, schedule=Schedule.constant, micro_batch_size=3)
-    how = Fitting(batch_size=len(rows), epochs=STEPS, learning_rate=1e-3, training=training, seed=0, device="cpu")
-    assert fit_sft(small(len(model)), data, how) == pytest.approx(losses, abs=1e-6)
+    assert fit_sft(small(len(model)), data, fitting(len(rows))) == pytest.approx(losses, abs=1e-6)
 
 
-def test_rows_that_are_too_long_are_left_out_and_counted() -> None:
-    rows = [make_row(at, row, "", FilesConfig(kind="jsonl")) for at, row in enumerate(TEXT)]
+@pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning", "ignore::UserWarning")
+def test_losses_of_packed_rows_are_those_of_the_same_sequences_without_padding(tmp_path: Path) -> None:
+    longest = 128
+    ids, _, losses = by_trl(TEXT, "plain", tmp_path, packing=True, max_length=longest)
     model = tokenizer("plain")
+    data, _ = demonstrations(rows_of(TEXT), model, SFTConfig(max_length=longest), longest)
+    assert len(ids) < len(data)
+    assert sum(map(len, ids)) == data.lengths.sum()
+    assert fit_sft(small(len(model)), data, fitting(padding_free=True)) == pytest.approx(losses, abs=1e-6)
+
+
+def test_rows_that_are_too_long_are_cut_and_counted() -> None:
+    rows, model = rows_of(TEXT), tokenizer("plain")
     whole, said = demonstrations(rows, model, SFTConfig())
-    assert not [word for word in said.split() if word == "out:"]
+    assert "cut" not in said
     longest = int(whole.lengths.max()) - 1
-    fewer, said = demonstrations(rows, model, SFTConfig(), longest)
-    assert (len(whole), len(fewer)) == (4, 3)
-    assert said.startswith(f"1 of 4 rows are left out: they have more than {longest} tokens")
-    with pytest.raises(DataError, match="none of 4 rows can be learnt: 4 have more than 2 tokens"):
+    cut, said = demonstrations(rows, model, SFTConfig(), longest)
+    assert (len(cut), cut.lengths.max()) == (4, longest)
+    assert said.startswith(f"1 of 4 rows are cut after {longest} tokens")
+    with pytest.raises(
+        DataError, match="none of 4 rows can be learnt: nothing of them is to be learnt within 2 tok"
+    ):
         demonstrations(rows, model, SFTConfig(), 2)
     bare = make_row(4, {"prompt": "a"}, "", FilesConfig(kind="jsonl"))
     with pytest.raises(DataError, match=r"1 of 5 rows have no completion to imitate \(first row 4\)"):
