@@ -34,6 +34,7 @@ _VARIANTS = {
         "learning_rate: 0.01, reference: previous}",
     ),
     "Dapo": ("grpo.GRPO", "{loss_type: dapo, epsilon_high: 0.3, scale_rewards: none, beta: 0}"),
+    "Online": ("grpo.GRPO", "{epochs: 2, steps_per_generation: 2}"),
     "Majority": ("best_of_n.BestOfN", "{selection: majority}"),
     "Sampled": (
         "pita.PITA",
@@ -41,6 +42,8 @@ _VARIANTS = {
         "head_learning_rate: 0.02}",
     ),
 }
+_ROUNDS = ("GRPO", "GRPO-HF", "Adapters", "Clipped", "Dapo")
+"""Those that draw before they train."""
 ADDITION = (
     *COMMON,
     "experiment.name=addition",
@@ -51,7 +54,9 @@ ADDITION = (
     # What a search has found may be found anew, which is no change of code.
     *("algos.RAFT.learning_rate=2e-4", "algos.RAFT.epochs=1"),
     *(f"algos.{name}.{was}" for name in ("DPO", "Drawn") for was in ("learning_rate=2e-4", "epochs=1", "beta=1")),
-    *(f"algos.{name}.learning_rate=2e-4" for name in ("GRPO", "Adapters", "Dapo")),
+    *(f"algos.{name}.learning_rate=2e-4" for name in ("GRPO", "Adapters", "Dapo", "Online")),
+    *(f"algos.{name}.{was}" for name in _ROUNDS for was in ("sampling=round", "use_bias_correction_kl=false")),
+    *(f"algos.{name}.loss_type=grpo" for name in ("GRPO", "GRPO-HF", "Adapters")),
     *(f"algos.{name}.beta=0.04" for name in ("GRPO", "Adapters", "Clipped")),
     *("algos.QSharp-HF." + was for was in ("learning_rate=1e-3", "head_learning_rate=0.03", "epochs=2")),
     "algos.QSharp-HF.reward_model.learning_rate=1e-3",

@@ -46,7 +46,7 @@ class GRPOLoss(Enum):
     grpo = "grpo"  # over the tokens of each completion, then over completions
     bnpo = "bnpo"  # over all tokens of a batch
     dr_grpo = "dr_grpo"  # summed over tokens, divided by completions and the longest length allowed
-    dapo = "dapo"  # summed over tokens, divided by the tokens that an average batch of the round has
+    dapo = "dapo"  # summed over tokens, divided by the tokens that an average batch of what was drawn has
     cispo = "cispo"  # as dapo, of log-probabilities weighted with the clipped ratio (arXiv 2506.13585)
 
 
@@ -62,5 +62,5 @@ class ScaleRewards(Enum):
     """What GRPO divides advantages by, by TRL's names."""
 
     group = "group"  # the standard deviation of the group
-    batch = "batch"  # the standard deviation of all completions of the round
+    batch = "batch"  # the standard deviation of all completions of the round, or of the batch
     none = "none"  # nothing

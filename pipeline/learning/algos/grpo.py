@@ -11,7 +11,7 @@ from pipeline.config.bases import AlgoConfig
 from pipeline.config.fields import LARGEST_RATE, LARGEST_WEIGHT, number
 from pipeline.config.schema import Config
 from pipeline.learning.algos.base import JobContext, Stage, timed
-from pipeline.learning.algos.policy_config import Anchor, OnlineConfig
+from pipeline.learning.algos.policy_config import Anchor, OnlineConfig, Sampling
 from pipeline.learning.algos.post_training import PostTrainingAlgorithms, samples_of
 from pipeline.learning.choices import GRPOLoss, ImportanceSampling, ScaleRewards
 
@@ -32,15 +32,16 @@ if TYPE_CHECKING:
 class GRPOConfig(OnlineConfig):
     """Group-relative policy optimisation (arXiv 2402.03300), the loss of TRL. `epochs` is TRL's num_iterations."""
 
+    sampling: Sampling = Sampling.online
     learning_rate: float = number(6.5e-4, above=0, at_most=LARGEST_RATE)
-    loss_type: GRPOLoss = GRPOLoss.grpo
+    loss_type: GRPOLoss = GRPOLoss.dapo
     importance_sampling_level: ImportanceSampling = ImportanceSampling.token
     """What the probability ratio is of: `sequence` is GSPO (arXiv 2507.18071), with far smaller epsilons."""
     beta: float = number(0.01, at_least=0, at_most=LARGEST_WEIGHT, hint=" (0 is no KL term)")
     """Weight of the KL divergence from the anchor; 0 leaves it out and loads no anchor."""
-    use_bias_correction_kl: bool = False
+    use_bias_correction_kl: bool = True
     """Multiply the KL term with the probability ratio, so that its gradient is that of the divergence (arXiv
-    2512.02556); true by default in TRL, whose name it has."""
+    2512.02556)."""
     epsilon: float = number(0.2, above=0, below=1)
     """The probability ratio to the sampling policy is clipped to 1 - epsilon and 1 + epsilon_high."""
     delta: float | None = number(None, above=0, at_most=LARGEST_WEIGHT, hint=", or null for none")

@@ -121,11 +121,14 @@ class OnlineConfig(PolicyAlgoConfig):
             )
         if devices_per_training(config) > 1 and spread(config)["strategy"] != Strategy.ddp.name:
             yield (
-                f"{key}.sampling=online: what draws must be whole on each device. Write training.strategy=ddp, or "
-                "training.gpus_per_job=1"
+                f"{key}.sampling=online: what draws must be whole on each device. Write training.strategy=ddp, "
+                f"training.gpus_per_job=1, or {key}.sampling=round"
             )
         if config.training.compile:
-            yield f"{key}.sampling=online: the model that is trained also draws, so training.compile must be false"
+            yield (
+                f"{key}.sampling=online: the model that is trained also draws, so training.compile must be false. "
+                "Or write sampling=round"
+            )
 
     def idle(self, setting: str) -> str:
         """Also what is of drawing in the other way."""

@@ -34,7 +34,7 @@ WORKERS = (1, 2, 4, 8)
 @cache
 def built(seeds: int, rounds: int, prompts: int = 500) -> Plan:
     # By how long jobs take which rows can be early is decided, and not by what a profile says next.
-    asked = ["experiment.name=t", "algos=[PITA,DPO,GRPO]", "algos.PITA.epochs=4"]
+    asked = ["experiment.name=t", "algos=[PITA,DPO,GRPO]", "algos.PITA.epochs=4", "algos.GRPO.sampling=round"]
     asked.append(f"experiment.seeds={list(range(seeds))}")
     return build_plan(quick_config([*asked, f"rounds_of_training={rounds}", f"evaluation.num_prompts={prompts}"]))
 

@@ -33,7 +33,7 @@ SMALL = (
     f"datasets.addition.reward={__name__}.never_the_same",
     f"datasets.addition.grading.correct_by={__name__}.never_the_same",
 )
-GRPO = ("algos=[GRPO]", "algos.GRPO.sampling=online", "algos.GRPO.batch_size=16", *SMALL)
+GRPO = ("algos=[GRPO]", "algos.GRPO.batch_size=16", *SMALL)
 
 
 def never_the_same(completions: Sequence[str], **_: Any) -> list[float]:
@@ -163,10 +163,10 @@ def test_adapters_go_on_as_the_weights_that_they_are(tmp_path: Path) -> None:
     ("asked", "said"),
     [
         (("algos=[GRPO-HF]", "algos.GRPO-HF.sampling=online"), "learnt from all completions"),
-        (("algos=[GRPO]", "algos.GRPO.sampling=online", "algos.GRPO.batch_size=6"), "must be a multiple"),
-        (("algos=[GRPO]", "algos.GRPO.sampling=online", "algos.GRPO.horizon=1"), "horizon"),
-        (("algos=[GRPO]", "algos.GRPO.sampling=online", "training.compile=true"), "compile"),
-        (("algos=[GRPO]", "algos.GRPO.sampling=online", "training.gpus_per_job=2"), "training.strategy=ddp"),
+        (("algos=[GRPO]", "algos.GRPO.batch_size=6"), "must be a multiple"),
+        (("algos=[GRPO]", "algos.GRPO.horizon=1"), "horizon"),
+        (("algos=[GRPO]", "training.compile=true"), "compile"),
+        (("algos=[GRPO]", "training.gpus_per_job=2"), "training.strategy=ddp"),
         (("algos=[DPO]", "algos.DPO.sampling=online", "algos.DPO.pairs=existing"), "existing"),
     ],
 )

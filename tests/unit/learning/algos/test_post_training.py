@@ -29,6 +29,7 @@ NEW = (*TRAINED, *OTHERS, *OWN)
 SETTINGS = (
     "algos=[BestOfN,CD,DPO,GRPO,GRPO-HF,QSharp-HF,RAFT]",
     "algos.RewardWeighted.class_path=tests.doubles.own_methods.RewardWeighted",
+    "algos.GRPO.sampling=round",  # drawing while training has tests of its own
     "algos.CD.epochs=1",
     "algos.QSharp-HF.epochs=1",
     "algos.PITA.enabled=false",
@@ -234,7 +235,10 @@ def test_a_majority_needs_no_training(tmp_path: Path) -> None:
     "options",
     [
         ("algos=[DPO]", "algos.DPO.reference=previous", "algos.DPO.aggregate=false", "algos.DPO.lora.rank=2"),
-        ("algos=[GRPO]", "algos.GRPO.reference=previous", "algos.GRPO.aggregate=true", "algos.GRPO.lora.rank=2"),
+        (
+            *("algos=[GRPO]", "algos.GRPO.sampling=round", "algos.GRPO.reference=previous"),
+            *("algos.GRPO.aggregate=true", "algos.GRPO.lora.rank=2"),
+        ),
         ("algos=[GRPO]", "algos.GRPO.beta=0", "algos.GRPO.warm_start=false", "generation.temperature=0.8"),
         ("algos=[CD]", "algos.CD.atoms=3", "algos.CD.head=v", "algos.CD.truncate=false"),
     ],
