@@ -56,9 +56,13 @@ def test_a_configuration_of_grpo_as_it_is_by_default() -> None:
 
 def test_what_is_computed_by_default_is_what_trl_computes() -> None:
     """Rates, sizes and the weight of the KL term are for the embedded task."""
-    tuned = {f"algos.GRPO.{name}" for name in ("learning_rate", "num_generations", "batch_size", "beta", "horizon")}
+    tuned = {
+        f"algos.GRPO.{name}" for name in ("learning_rate", "num_generations", "batch_size", "beta", "horizon")
+    }
     of_trl = [
-        one for one in from_trl({}, "GRPO").overrides if one.startswith("algos.") and one.split("=")[0] not in tuned
+        one
+        for one in from_trl({}, "GRPO").overrides
+        if one.startswith("algos.") and one.split("=")[0] not in tuned
     ]
     assert len(of_trl) > 8
     ours, theirs = (load_config(["experiment.name=t", "algos=[GRPO]", *given]) for given in ([], of_trl))
