@@ -6,8 +6,8 @@ The settings of one are a subclass, which stands beside the code that they set: 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, ClassVar
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Any, ClassVar, Self
 
 from pipeline.config.fields import (
     BY_CONTENT,
@@ -159,6 +159,10 @@ class DatasetConfig(Settings):
     """Rows that are kept apart for choosing settings."""
     options: dict[str, Any] = field(default_factory=dict)
     """Free-form settings of a dataset of your own."""
+
+    def without_rewards(self) -> Self:
+        """The same, of which no reward can be asked."""
+        return replace(self, reward="", rewards={}, grading=GradingConfig())
 
     def idle(self, setting: str) -> str:
         """As of all settings."""

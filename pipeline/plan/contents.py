@@ -13,6 +13,7 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
+from pipeline.config.bases import DatasetConfig
 from pipeline.config.plain import schema_path, to_plain
 from pipeline.config.ranks import BY_TENSORS, devices_per_training, spread
 from pipeline.config.schema import Config, GenerationConfig, TextBackend
@@ -87,10 +88,11 @@ class JobContents:
         self._systems = {
             name: with_attention(config.system, plain=name in plain_attention) for name in config.models
         }
+        self._rows = {name: section.without_rewards() for name, section in config.datasets.items()}
         self._own_generation = replace(config.generation, backend=TextBackend.own)
         self._digests: dict[tuple[str, str, str, str], str] = {}
         self._configs: dict[tuple[str, str, str, int | None, str], tuple[dict[str, Any], dict[str, Any]]] = {}
-        self._codes: dict[tuple[str | None, str], dict[str, str | None]] = {}
+        self._codes: dict[tuple[str | None, str, bool], dict[str, str | None]] = {}
         self._plains: dict[int, tuple[object, dict[str, Any]]] = {}
 
     def of(self, chain: Chain, number: int, stage: Stage, rows: tuple[int, int]) -> Contents:
@@ -173,13 +175,17 @@ class JobContents:
         if address not in self._configs:
             sections = self._sections(chain, stage)
             known = {name: determining(section) for name, section in sections.items()}
-            if "dataset" in known and (files := self.sources.get(chain.dataset, {}).get(REWARD_FILES)):
+            if (
+                "dataset" in known
+                and stage.judges
+                and (files := self.sources.get(chain.dataset, {}).get(REWARD_FILES))
+            ):
                 known["dataset"] = {**_without_places(known["dataset"], files), REWARD_FILES: files}
             if "model" in known:
                 known["model"] |= self._identity(chain)
                 if stage.draws and (bits := self.config.models[chain.model].in_bits):
                     known["model"]["bits"] = bits
-            shown = self.config.datasets[chain.dataset], self.config.models[chain.model]
+            shown = self._dataset(chain, stage), self.config.models[chain.model]
             generation = self._generation(chain, stage)
             if "generation" in known and generation.backend is not TextBackend.own:
                 known["generation"]["backend"] = generation.backend.name
@@ -200,10 +206,11 @@ class JobContents:
 
     def _own_code(self, chain: Chain, stage: Stage) -> dict[str, str | None]:
         """Hashes of the user's own code that a stage runs."""
-        address = (chain.config.class_path, chain.dataset if "dataset" in stage.config else "")
+        sees = "dataset" in stage.config
+        address = (chain.config.class_path, chain.dataset if sees else "", stage.judges)
         if address not in self._codes:
             own = class_source(chain.config.class_path)
-            self._codes[address] = own | (dataset_source(self.config.datasets[address[1]]) if address[1] else {})
+            self._codes[address] = own | (dataset_source(self._dataset(chain, stage)) if sees else {})
         return self._codes[address]
 
     def _identity(self, chain: Chain) -> dict[str, Any]:
@@ -213,10 +220,14 @@ class JobContents:
             found.pop("value", None)
         return {"content": found} if found else {}
 
+    def _dataset(self, chain: Chain, stage: Stage) -> DatasetConfig:
+        """The settings of a dataset as a stage gets them."""
+        return (self.config.datasets if stage.judges else self._rows)[chain.dataset]
+
     def _sections(self, chain: Chain, stage: Stage) -> dict[str, object]:
         own: dict[str, object] = {
             "algo": chain.config,
-            "dataset": self.config.datasets[chain.dataset],
+            "dataset": self._dataset(chain, stage),
             "model": self.config.models[chain.model].with_reference(chain.reference),
         }
         if "system" in stage.config:

@@ -87,7 +87,9 @@ def shipped_versions(
     if system.dtype is not DType.float32 and {"system", "algo"} <= sections:
         found["rounding"] = ROUNDING
     if "dataset" in sections:
-        found |= {"datasets": PREPARATION, "rewards": GRADING, **_of_dataset(dataset)}
+        found |= {"datasets": PREPARATION, **_of_dataset(dataset)}
+        if stage.judges:
+            found["rewards"] = GRADING
     if "evaluation" in sections:
         found |= {"evaluation": EVALUATION} if "generation" in sections else {"statistics": STATISTICS}
     return found
@@ -120,5 +122,5 @@ def _of_dataset(dataset: DatasetConfig) -> dict[str, int | str | None]:
 
 def reward_names(dataset: DatasetConfig) -> list[str]:
     """The rewards that a dataset is graded by: names of those that ship, or dotted paths."""
-    options = dataset.grading.options
-    return [str((options.get(name) or {}).get("use", name)) for name in dataset.rewards or [dataset.reward]]
+    options, names = dataset.grading.options, dataset.rewards or [dataset.reward]
+    return [str((options.get(name) or {}).get("use", name)) for name in names if name]

@@ -22,6 +22,7 @@ class Reference(Algorithm):
         Stage(
             "train",
             config=("system", "dataset", "model"),
+            judges=False,
             seeded=False,
             scales=True,
             loads_models=False,
