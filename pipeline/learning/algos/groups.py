@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from pipeline.learning.algos.base import JobContext
 from pipeline.learning.algos.toolbox import encode, round_rows, row_ids, score
-from pipeline.learning.datasets.base import Dataset
+from pipeline.learning.datasets.base import Dataset, Row
 from pipeline.learning.generation.policy import TextPolicy
 from pipeline.learning.generation.sampling import Keys, sample_keys, uniforms
 from pipeline.learning.rewards.preference import UNDECIDED, PreferenceConfig, decide
@@ -100,17 +100,29 @@ class Groups:
                     wanted -= 1
         return places
 
+    def some(self, prompts: NDArray[np.bool_]) -> Groups:
+        """The groups of those of the prompts that are picked, shape [prompts]."""
+        places = np.flatnonzero(prompts.repeat(self.size))
+        prompts_of, tokens = ([listed[place] for place in places] for listed in (self.prompts, self.tokens))
+        return Groups(
+            self.size, prompts_of, tokens, self.scored.some(places), self.keys[prompts], self.ids[prompts]
+        )
+
+    def signal(self) -> NDArray[np.bool_]:
+        """Whether any two completions of a prompt have scores that differ, shape [prompts]."""
+        table = self.scored.values.reshape(-1, self.size)
+        low, high = (pick(np.where(np.isnan(table), fill, table), axis=1) for pick, fill in _ENDS)
+        return np.asarray(low < high)
+
     def tally(self) -> Tally:
         """Prompts whose completions have no score, score all alike, or are all wrong."""
-        table = self.scored.values.reshape(-1, self.size)
-        unscored = np.isnan(table).all(1)
-        low, high = (pick(np.where(np.isnan(table), fill, table), axis=1) for pick, fill in _ENDS)
+        unscored = np.isnan(self.scored.values.reshape(-1, self.size)).all(1)
         judged = self._by_prompt(self.scored.correct)
         return Tally(
             "prompts",
             len(self.keys),
             unscored=int(unscored.sum()),
-            equal=int(((low == high) & ~unscored).sum()),
+            equal=int((~self.signal() & ~unscored).sum()),
             wrong=sum(all(one is False for one in group) for group in judged),
             same=sum(len(set(map(tuple, group))) == 1 for group in self._by_prompt(self.tokens)),
         )
@@ -126,10 +138,26 @@ class Groups:
         return [int(place) for place in scored * self.size + picked]
 
 
-def draw_groups(ctx: JobContext, dataset: Dataset, policy: TextPolicy, size: int) -> Groups:
-    """Draw completions of the training prompts of this shard, and score them."""
-    rows = round_rows(ctx, dataset)
-    ids, name = row_ids(rows), f"{ctx.algo}/{ctx.round}"
+def draw_groups(
+    ctx: JobContext,
+    dataset: Dataset,
+    policy: TextPolicy,
+    size: int,
+    rows: Sequence[Row] | None = None,
+    stream: str = "",
+) -> Groups:
+    """Draw completions of training prompts, and score them.
+
+    Args:
+        ctx: Of the stage.
+        dataset: The dataset of the chain.
+        policy: Who draws.
+        size: Completions of each prompt.
+        rows: Whose prompts; None takes those of this shard.
+        stream: Names the draws, where prompts of a round are drawn more than once.
+    """
+    rows = round_rows(ctx, dataset) if rows is None else rows
+    ids, name = row_ids(rows), f"{ctx.algo}/{ctx.round}{stream}"
     encoded = encode(ctx, policy, rows)
     keys, total = sample_keys(ctx.seed, f"{name}/sample", ids, size), len(rows) * size
     # Ranks that each have the whole policy share prompts out; others compute each step of decoding together.

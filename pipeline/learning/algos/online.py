@@ -1,6 +1,7 @@
 """A training that draws what it trains on: a batch of prompts, completed and scored, then its optimizer steps.
 
-    <checkpoints>/drawn/00000012/    what `keep` writes of a batch, and batch.json; until a checkpoint is past it
+    <checkpoints>/drawn/00000012/    batch.json, and what `keep` writes of a batch, by the times that it was drawn;
+                                     until a checkpoint is past it
 
 Each batch is on the disk before its first step. So a training that was cut off trains on the same completions and
 the same rewards once more, also on rewards that would not say the same again, and comes to the same weights.
@@ -9,7 +10,8 @@ the same rewards once more, also on rewards that would not say the same again, a
 from __future__ import annotations
 
 import shutil
-from collections.abc import Iterator
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import asdict, replace
 from pathlib import Path
@@ -58,9 +60,9 @@ def fit_online(
         What ``training.json`` says of the training, and what became of what was drawn.
     """
     algo, dataset = ctx.settings(OnlineConfig), toolbox.open_dataset(ctx)
-    prompts = len(dataset.round_ids(ctx.seed, ctx.round, ctx.config.data_collection.prompts_per_round))
+    ids = dataset.round_ids(ctx.seed, ctx.round, ctx.config.data_collection.prompts_per_round)
     per_step = algo.batch_size // algo.num_generations
-    timetable = Timetable(prompts, per_step * algo.steps_per_generation, per_step, algo.epochs)
+    timetable = Timetable(len(ids), per_step * algo.steps_per_generation, per_step, algo.epochs)
     _, tokenizer = toolbox.reference_model(ctx)
     inner = model.get_base_model() if isinstance(model, PeftModel) else model
     policy = TextPolicy(
@@ -75,17 +77,29 @@ def fit_online(
 
     def draw(number: int) -> None:
         faults = RewardFailures()
-        own = replace(ctx, rows=timetable.rows(number), failures=faults, progress=_quiet)
+        own = replace(ctx, failures=faults, progress=_quiet)
+
+        def groups_of(first: int, count: int, time: int) -> Groups:
+            rows = [dataset.row(int(row)) for row in ids.take(range(first, first + count), mode="wrap")]
+            stream = f"/again/{number}/{time}" if time else ""
+            return draw_groups(own, dataset, policy, algo.num_generations, rows, stream)
+
         with metered() as meter, computing_in(ctx.config.system.dtype, ctx.device, ctx.ranks):
-            groups = draw_groups(own, dataset, policy, algo.num_generations)
+            every, taken = drawn_anew(groups_of, timetable.rows(number), algo.dynamic_sampling)
             if not ctx.ranks.is_first:
                 return
             with kept.writing(number) as folder:
-                algorithm.keep(replace(own, out=folder), policy, groups)
+                for time, groups in enumerate(taken):
+                    (folder / str(time)).mkdir()
+                    algorithm.keep(replace(own, out=folder / str(time)), policy, groups)
+                counts, figures = _counts(every), _figures(every, policy)
+                if algo.dynamic_sampling > 1:
+                    counts["groups_drawn_anew"] = sum(len(one.keys) for one in every[1:])
+                    figures["times_drawn"] = [len(every)]
                 about = {
                     "flops": dict(meter.flops),
-                    "counts": {**_counts(groups), "scored": faults.completions, "failed": faults.failed},
-                    "figures": _figures(groups, policy),
+                    "counts": {**counts, "scored": faults.completions, "failed": faults.failed},
+                    "figures": figures,
                     "first fault": faults.first,
                 }
                 (folder / ABOUT).write_text(json_text(about) + "\n")
@@ -99,7 +113,8 @@ def fit_online(
         folder = kept.folder(number)
         about = parse_json(read_plain(folder / ABOUT))
         with metered() as meter:
-            made = algorithm.training_set(ctx, cast("PreTrainedModel", model), [folder])
+            parts = sorted((part for part in folder.iterdir() if part.is_dir()), key=lambda part: int(part.name))
+            made = algorithm.training_set(ctx, cast("PreTrainedModel", model), parts)
         flops: dict[Purpose, int] = {name: int(count) for name, count in about["flops"].items()}
         for name, count in meter.flops.items():
             flops[name] = flops.get(name, 0) + count
@@ -130,18 +145,49 @@ def fit_online(
     return {**about, "loss": trained.losses}, tally
 
 
-def _counts(groups: Groups) -> dict[str, int]:
-    tally = asdict(groups.tally())
-    return {**{name: tally[name] for name in _TALLIED}, "generated": groups.generated}
+def drawn_anew(
+    draw: Callable[[int, int, int], Groups], rows: tuple[int, int], most: int
+) -> tuple[list[Groups], list[Groups]]:
+    """Draw a batch, and further prompts in place of those whose completions all score alike.
+
+    Those are the ones that follow in the round, as many as are missing, and their own batch has them all the same.
+
+    Args:
+        draw: From the place of the first prompt, how many, and how often the batch was drawn before.
+        rows: The prompts of the batch.
+        most: How often to draw; what comes of the last time is taken whatever it scores.
+
+    Returns:
+        What was drawn, and what of it is trained on: as many groups as the batch has prompts.
+    """
+    every: list[Groups] = []
+    taken: list[Groups] = []
+    first, missing = rows[0], rows[1] - rows[0]
+    while missing:
+        groups = draw(first, missing, len(every))
+        every.append(groups)
+        kept = groups if len(every) == most else groups.some(groups.signal())
+        taken += [kept] if len(kept.keys) else []
+        first, missing = first + missing, missing - len(kept.keys)
+    return every, taken
 
 
-def _figures(groups: Groups, policy: TextPolicy) -> dict[str, list[float]]:
+def _counts(drawn: Sequence[Groups]) -> Counter[str]:
+    counts: Counter[str] = Counter()
+    for groups in drawn:
+        tally = asdict(groups.tally())
+        counts.update({**{name: tally[name] for name in _TALLIED}, "generated": groups.generated})
+    return counts
+
+
+def _figures(drawn: Sequence[Groups], policy: TextPolicy) -> dict[str, list[float]]:
     """What the curve has of a batch, besides what its loss tells: tokens of completions, share cut off."""
-    lengths = [len(tokens) for tokens in groups.tokens]
+    completions = [tokens for groups in drawn for tokens in groups.tokens]
+    count, prompts = max(1, len(completions)), max(1, sum(len(groups.keys) for groups in drawn))
     return {
-        "length": [sum(lengths) / max(1, len(lengths))],
-        "truncated": [sum(map(policy.truncated, groups.tokens)) / max(1, len(lengths))],
-        "without_signal": [groups.tally().equal / max(1, len(groups.keys))],
+        "length": [sum(map(len, completions)) / count],
+        "truncated": [sum(map(policy.truncated, completions)) / count],
+        "without_signal": [sum(groups.tally().equal for groups in drawn) / prompts],
     }
 
 

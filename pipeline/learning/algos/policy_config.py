@@ -93,6 +93,9 @@ class OnlineConfig(PolicyAlgoConfig):
     steps_per_generation: int = number(1, at_least=1, at_most=100_000)
     """Optimizer steps on each batch that is drawn online: TRL's steps_per_generation in units of its
     gradient_accumulation_steps, or its generation_batch_size in batches."""
+    dynamic_sampling: int = number(1, at_least=1, at_most=1000, hint=" (1 draws no group anew)")
+    """How many times a batch that is drawn online may be drawn: groups that score alike make way for further
+    prompts (DAPO, arXiv 2503.14476), but for those of the last time; `max_num_gen_batches` of verl."""
     horizon: int | None = number(None, at_least=1, at_most=1_000_000, hint=", or null for a rate that stays")
     """Rounds over which `training.schedule` takes the rate of an online training down; with null the rate stays,
     after its warm-up, and more rounds can be added to a run."""
@@ -135,7 +138,7 @@ class OnlineConfig(PolicyAlgoConfig):
         if is_online(self):
             if setting == "aggregate":
                 return "with sampling=online each batch is trained on right after it is drawn"
-        elif setting in ("steps_per_generation", "horizon"):
+        elif setting in ("steps_per_generation", "dynamic_sampling", "horizon"):
             return "it is of sampling=online"
         return super().idle(setting)
 

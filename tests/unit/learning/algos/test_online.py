@@ -10,12 +10,16 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 
 from pipeline.config.checks import check_config
 from pipeline.errors import ConfigError
 from pipeline.learning.algos import online
+from pipeline.learning.algos.groups import Groups
+from pipeline.learning.algos.online import drawn_anew
+from pipeline.learning.rewards.scoring import Scored
 from pipeline.learning.training import checkpoint
 from pipeline.outputs.adapters import ADAPTERS
 from pipeline.outputs.curves import read_curve
@@ -33,7 +37,7 @@ SMALL = (
     f"datasets.addition.reward={__name__}.never_the_same",
     f"datasets.addition.grading.correct_by={__name__}.never_the_same",
 )
-GRPO = ("algos=[GRPO]", "algos.GRPO.batch_size=16", *SMALL)
+GRPO = ("algos=[GRPO]", "algos.GRPO.batch_size=16", "algos.GRPO.dynamic_sampling=2", *SMALL)
 
 
 def never_the_same(completions: Sequence[str], **_: Any) -> list[float]:
@@ -64,11 +68,35 @@ def test_training_draws_and_its_curve_says_of_what(whole: Chains) -> None:
     (folder,) = whole.folders("GRPO", 1, "train")
     about = json.loads((folder / "training.json").read_text())
     assert (len(about["loss"]), about["groups"]) == (6, 24)
-    assert about["tokens_generated"] == 24 * 4 * 4
-    row = read_curve(folder)[0]
+    assert about["groups_drawn_anew"] > 0
+    assert about["tokens_generated"] == (24 + about["groups_drawn_anew"]) * 4 * 4
+    rows = read_curve(folder)
+    assert {row.extra["times_drawn"] for row in rows} == {1, 2}
+    row = rows[0]
     told = {"reward", "kl", "length", "truncated", "without_signal", "staleness", "entropy", "clip_share"}
     assert told <= row.extra.keys()
     assert (row.extra["staleness"], row.extra["length"], row.extra["clip_share"]) == (0, 4, 0)
+
+
+def test_groups_that_score_alike_make_way_for_further_prompts_up_to_a_limit() -> None:
+    """Of prompts 4 to 7 the odd ones have a signal; further ones follow on, and are as many as are missing."""
+
+    def draw(first: int, count: int, time: int) -> Groups:
+        asked.append((first, count, time))
+        ids, size = np.arange(first, first + count), 2
+        values = np.stack([ids % 2, np.where(ids == 8, np.nan, 0)], 1).reshape(-1).astype(float)
+        scored = Scored(values, {}, *([None] * len(values),) * 3)
+        tokens = [[place] for place in range(len(values))]
+        return Groups(size, tokens, tokens, scored, np.zeros(count, np.uint64), ids)
+
+    asked: list[tuple[int, int, int]] = []
+    every, taken = drawn_anew(draw, (4, 8), 3)
+    assert asked == [(4, 4, 0), (8, 2, 1), (10, 1, 2)]
+    assert [groups.ids.tolist() for groups in every] == [[4, 5, 6, 7], [8, 9], [10]]
+    assert [groups.ids.tolist() for groups in taken] == [[5, 7], [9], [10]]
+    assert taken[0].tokens == [[2], [3], [6], [7]]
+    assert [groups.ids.tolist() for groups in drawn_anew(draw, (8, 9), 2)[1]] == [[9]]
+    assert [groups.ids.tolist() for groups in drawn_anew(draw, (4, 8), 1)[1]] == [[4, 5, 6, 7]]
 
 
 def test_what_a_round_leaves_goes_on_in_the_next(whole: Chains) -> None:
@@ -118,7 +146,7 @@ def test_a_training_that_is_killed_goes_on_to_the_same_bytes(moment: str, whole:
     shutil.copytree(whole.root, tmp_path / "store")
     (tmp_path / "store" / "asked").unlink(missing_ok=True)
     out, asked = tmp_path / "store" / job.key, tmp_path / "asked"
-    kept = trained(whole, "GRPO", 1)
+    kept, rows = trained(whole, "GRPO", 1), read_curve(out)
     shutil.rmtree(tmp_path / "store" / ".checkpoints" / job.key, ignore_errors=True)
 
     def attempt(killed: bool) -> None:
@@ -136,7 +164,8 @@ def test_a_training_that_is_killed_goes_on_to_the_same_bytes(moment: str, whole:
             process.join()
             assert process.exitcode == (-signal.SIGKILL if killed else 0)
             if killed and "not written" in moment:
-                asked.write_text(str(int(asked.read_text()) - 1))  # the one question that has to be asked again
+                anew = int(rows[number - 1].extra["times_drawn"])  # questions that have to be asked again
+                asked.write_text(str(int(asked.read_text()) - anew))
     assert {path.name: path.read_bytes() for path in out.iterdir()} == kept
 
 
