@@ -99,7 +99,6 @@ class Decoded:
     kl: NDArray[np.float64]
 
 
-@torch.inference_mode()
 def decode(
     model: PreTrainedModel,
     prompts: Sequence[Sequence[int]],
@@ -133,9 +132,12 @@ def decode(
         Completions in the order of the prompts, those of one prompt adjacent.
     """
     work = DecodingWork(prompts, np.asarray(budgets, np.int64), samples, finished, begun)
+    # Autocast keeps weights that it has rounded, but not in inference mode, where each step would do it anew.
+    rounds = torch.is_autocast_enabled(model.device.type)
     try:
-        if work.queue:
-            _Slots(model, settings, work, keys, guidance, pace or SlotPace()).run()
+        with torch.no_grad() if rounds else torch.inference_mode():
+            if work.queue:
+                _Slots(model, settings, work, keys, guidance, pace or SlotPace()).run()
     finally:
         work.count(model, None if guidance is None else guidance.model)
     return Decoded(work.tokens, work.kl)

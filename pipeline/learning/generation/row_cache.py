@@ -29,6 +29,11 @@ ALIGNED = 16
 """Slots of a mask by which its rows are laid out: else kernels copy it to such a place, in every layer."""
 
 
+def attended_in(dtype: torch.dtype, device: torch.device) -> torch.dtype:
+    """The type in which attention reads keys of some type: autocast rounds them, so they are kept as rounded."""
+    return torch.get_autocast_dtype(device.type) if torch.is_autocast_enabled(device.type) else dtype
+
+
 class RowLayer(CacheLayerMixin):
     """Keys and values of one attention layer; `keys` and `values` are those of the rows alive."""
 
@@ -43,13 +48,15 @@ class RowLayer(CacheLayerMixin):
         Args:
             cache: Which this is a layer of.
             keys: Have the heads, sizes and type of this model's layer.
-            values: Likewise.
+            values: Likewise; under autocast they are of another type where a norm is applied to keys alone.
         """
         super().__init__()
         # No circle: what nobody uses any more is to give its memory back at once.
         self._cache = weakref.proxy(cache)
+        dtype = attended_in(keys.dtype, keys.device)
         self._buffers = [
-            old.new_zeros(cache.slots, old.shape[1], cache.width, old.shape[3]) for old in (keys, values)
+            old.new_zeros(cache.slots, old.shape[1], cache.width, old.shape[3], dtype=dtype)
+            for old in (keys, values)
         ]
         self._width: int = cache.width
         self.holding = False
@@ -147,7 +154,8 @@ class RowLayer(CacheLayerMixin):
         for buffer, new in zip(self._buffers, (keys, values), strict=True):
             heads, size = buffer.shape[1], buffer.shape[3]
             ends = self._cache.ends(heads)
-            buffer.view(-1, size).index_copy_(0, ends + further if further else ends, new.reshape(-1, size))
+            rows = new.reshape(-1, size).to(buffer.dtype)
+            buffer.view(-1, size).index_copy_(0, ends + further if further else ends, rows)
 
 
 class Entering(Cache):

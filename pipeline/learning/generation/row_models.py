@@ -23,7 +23,7 @@ from pipeline.learning.generation import grouped_attention  # noqa: F401 - regis
 from pipeline.learning.generation.batching import pad_left, pad_right
 from pipeline.learning.generation.packed import can_pack
 from pipeline.learning.generation.readers import Reader, reader_of, reading
-from pipeline.learning.generation.row_cache import Entering, RowCache
+from pipeline.learning.generation.row_cache import Entering, RowCache, attended_in
 from pipeline.learning.generation.ways import Way
 from pipeline.learning.models.value import ValueModel, cache_argument
 
@@ -97,7 +97,8 @@ class RowModel:
         """Prepare; see `model_rows`."""
         self.model = model
         self.device, self._pad_id = str(model.device), pad_id
-        self._dtype = model.dtype  # transformers looks for it among the weights each time
+        # Asked once: transformers looks for the type among the weights each time.
+        self._dtype = attended_in(model.dtype, model.device)
         self.cache = RowCache(slots, width + 1, self.device)
         self._staged: Cache
         self._outputs: Tensor

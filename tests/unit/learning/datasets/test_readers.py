@@ -271,7 +271,7 @@ _LIST = json.dumps(_TWO).encode()
         ("a.jsonl", _LIST),
         ("a.json", b'{"version": 1, "data": ' + _LIST + b"}"),
         ("a.json", b'{"train": ' + _LIST + b"}"),
-        ("a.jsonl", gzip.compress("\n".join(map(json.dumps, _TWO)).encode())),
+        ("a.jsonl", gzip.compress("\n".join(map(json.dumps, _TWO)).encode(), mtime=0)),
     ],
 )
 def test_a_file_is_read_by_what_it_holds(name: str, content: bytes, tmp_path: Path) -> None:

@@ -39,6 +39,17 @@ def test_guided_decoding_takes_weights_of_two_bytes(family: str) -> None:
         assert [len(tokens) for tokens in found.tokens] == [3, 3]
 
 
+@pytest.mark.parametrize("family", ["llama", "qwen3", "cohere", "mamba", "mixtral"])
+def test_under_autocast_tokens_are_those_that_generate_writes(family: str) -> None:
+    # As a policy draws while it is trained: of qwen3, keys are then float32, by their norm, and values bfloat16.
+    model, prompts = tiny_model(family), [[3, 4, 5, 6], [7, 8], [9, 10, 11]]
+    with torch.autocast("cpu", torch.bfloat16):
+        found = decode(model, prompts, [6] * 3, DecodeSettings(batch_size=4), keys=None, samples=2).tokens
+        for prompt, tokens in zip(prompts, found[::2], strict=True):
+            whole = model.generate(torch.tensor([prompt]), max_new_tokens=6, do_sample=False, pad_token_id=0)
+            assert tokens == whole[0, len(prompt) :].tolist()
+
+
 @pytest.mark.parametrize("family", ["gpt_neo", "falcon_h1", "rwkv"])
 def test_candidates_that_are_too_many_at_once_are_read_in_parts(
     family: str, monkeypatch: pytest.MonkeyPatch
