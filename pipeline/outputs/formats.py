@@ -231,6 +231,14 @@ class Training:
 
 
 @dataclass(frozen=True, kw_only=True)
+class ScoresOf:
+    """Of one reward model: what its raw scores of the completions that it judged are like."""
+
+    mean: Number = 0.0
+    deviation: Number = 1.0
+
+
+@dataclass(frozen=True, kw_only=True)
 class RewardFit(Training):
     """What is read of ``reward.json``.
 
@@ -239,12 +247,14 @@ class RewardFit(Training):
         folds: How many there are.
         held_out_pairs: Pairs that were decided by a model that was not fitted to them.
         held_out_accuracy: Share of these that it decides as they are; None where there are none.
+        fits: The models, in the order of their folds.
     """
 
     tokens_trained: Count
     folds: Count = 1
     held_out_pairs: Count = 0
     held_out_accuracy: Number | None = None
+    fits: list[ScoresOf] = field(default_factory=list)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable, Mapping
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, ClassVar, Literal, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, Protocol, TypeVar
 
 from pipeline.config.bases import AlgoConfig
 from pipeline.config.schema import StageConfig
@@ -264,6 +264,14 @@ class Algorithm:
     def stages_with(cls, settings: AlgoConfig) -> tuple[Stage, ...]:  # noqa: ARG003 - for subclasses
         """Its stages under some settings of its section; all of `stages` unless the settings decide."""
         return cls.stages
+
+    def spent_before(self, ctx: JobContext) -> int:  # noqa: ARG002 - for methods with more stages
+        """Tokens that earlier stages of this round have trained on."""
+        return 0
+
+    def told_before(self, ctx: JobContext) -> dict[str, Any]:  # noqa: ARG002 - likewise
+        """What to add to ``training.json`` of earlier stages of this round."""
+        return {}
 
 
 DATASET, PROMPTS = "dataset", "prompts"

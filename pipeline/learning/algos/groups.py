@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import combinations, zip_longest
 from typing import TypeVar
@@ -23,6 +23,8 @@ from pipeline.outputs.formats import Tally
 
 _T = TypeVar("_T")
 
+Judge = Callable[[Sequence[list[int]], Sequence[list[int]], NDArray[np.int64]], Scored]
+"""From prompts, completions and the ids of their rows, one of each for each completion, to what they are worth."""
 PAIRS = "pairs.safetensors"
 _ENDS = ((np.min, np.inf), (np.max, -np.inf))
 
@@ -145,6 +147,7 @@ def draw_groups(
     size: int,
     rows: Sequence[Row] | None = None,
     stream: str = "",
+    judge: Judge | None = None,
 ) -> Groups:
     """Draw completions of training prompts, and score them.
 
@@ -155,6 +158,7 @@ def draw_groups(
         size: Completions of each prompt.
         rows: Whose prompts; None takes those of this shard.
         stream: Names the draws, where prompts of a round are drawn more than once.
+        judge: What scores; None for the rewards of the dataset.
     """
     rows = round_rows(ctx, dataset) if rows is None else rows
     ids, name = row_ids(rows), f"{ctx.algo}/{ctx.round}{stream}"
@@ -169,13 +173,18 @@ def draw_groups(
         on_batch=lambda done, tokens: ctx.progress(done * ranks.size, total=total, tokens=tokens * ranks.size),
     )
     drawn = _in_order(ranks.all_of(decoded.tokens), size)
-    repeated = [row for row in rows for _ in range(size)]
-    batch_size = ctx.config.data_collection.reward_batch_size
+    prompts = [prompt for prompt in encoded for _ in range(size)]
+    if judge is None:
+        repeated = [row for row in rows for _ in range(size)]
+        batch_size = ctx.config.data_collection.reward_batch_size
+        scored = score(ctx, repeated, policy.text(drawn, repeated), drawn, batch_size)
+    else:
+        scored = judge(prompts, drawn, ids.repeat(size))
     return Groups(
         size,
-        [prompt for prompt in encoded for _ in range(size)],
+        prompts,
         drawn,
-        score(ctx, repeated, policy.text(drawn, repeated), drawn, batch_size),
+        scored,
         sample_keys(ctx.seed, f"{name}/preference", ids, 1)[:, 0],
         ids,
     )

@@ -1,33 +1,28 @@
 """GRPO-HF: GRPO on a reward that is learnt from preferences within each group.
 
 All samples of a group are kept: Bradley-Terry reward models are fitted to preferences among them, each scores
-those of prompts that it has not seen, and GRPO goes by these scores. After the generate stage no other reward is
-looked at.
+those of prompts that it has not seen, and GRPO goes by these scores. Where training itself draws, they score what
+it draws, as in RLHF (Ouyang et al., arXiv 2203.02155). After the generate stage no other reward is looked at.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from pipeline.config.bases import AlgoConfig
 from pipeline.config.fields import LARGEST_RATE, LARGEST_WEIGHT, number
-from pipeline.config.schema import Config
 from pipeline.learning.algos.base import GENERATE, METRICS, JobContext, Read, Stage, timed
 from pipeline.learning.algos.grpo import GRPO, GRPOConfig
-from pipeline.learning.algos.policy_config import Sampling, is_online
+from pipeline.learning.algos.policy_config import Sampling
 from pipeline.learning.algos.post_training import EVALUATE, TRAIN_POLICY
 from pipeline.learning.algos.reward_stage import REWARD, RewardModelConfig
 from pipeline.learning.rewards.preference import PreferenceConfig
 
 if TYPE_CHECKING:
-    from transformers import PreTrainedModel
-
-    from pipeline.learning.algos.groups import Groups
+    from pipeline.learning.algos.groups import Groups, Judge
     from pipeline.learning.generation.policy import TextPolicy
-    from pipeline.learning.training.policy import TrainingSet
 
 
 @dataclass(kw_only=True)
@@ -41,11 +36,9 @@ class GRPOHFConfig(GRPOConfig):
     preferences: PreferenceConfig = field(default_factory=PreferenceConfig)
     reward_model: RewardModelConfig = field(default_factory=RewardModelConfig)
 
-    def problems(self, key: str, config: Config) -> Iterator[str]:
-        """Also drawing online, for which its reward would have to be learnt anew at every step."""
-        yield from super().problems(key, config)
-        if is_online(self):
-            yield f"{key}.sampling=online: its reward is learnt from all completions of a round. Use round"
+    def idle(self, setting: str) -> str:
+        """What reward models are fitted to is aggregated also where training itself draws."""
+        return "" if setting == "aggregate" else super().idle(setting)
 
     def trained(self, stage: str, samples: int, decided: float) -> float:
         """Of the reward model the pairs in groups."""
@@ -59,6 +52,7 @@ class GRPOHF(GRPO):
 
     name: ClassVar[str] = "GRPO-HF"
     version: ClassVar[int] = 3
+    learns_reward: ClassVar[bool] = True
     config_class: ClassVar[type[AlgoConfig]] = GRPOHFConfig
     stages: ClassVar[tuple[Stage, ...]] = (
         *timed([GENERATE, REWARD], generate=0.75),
@@ -68,11 +62,12 @@ class GRPOHF(GRPO):
     )
 
     def keep(self, ctx: JobContext, policy: TextPolicy, groups: Groups) -> None:
-        """Write whole groups, and pairs among them."""
+        """Write whole groups, and pairs among them for reward models to be fitted to."""
         from pipeline.learning.algos.groups import PAIRS
 
         super().keep(ctx, policy, groups)
-        groups.pairs(ctx.settings(GRPOHFConfig).preferences).save(ctx.out, PAIRS)
+        if not ctx.inputs.get(REWARD.name):
+            groups.pairs(ctx.settings(GRPOHFConfig).preferences).save(ctx.out, PAIRS)
 
     def reward(self, ctx: JobContext) -> None:
         """Fit the reward models and score every completion by the one that has not seen its prompt."""
@@ -89,11 +84,20 @@ class GRPOHF(GRPO):
         """The samples as the reward stage has scored them."""
         return ctx.inputs["reward"]
 
-    def training_set(self, ctx: JobContext, model: PreTrainedModel, folders: Sequence[Path]) -> TrainingSet:
-        """As GRPO; the reward models' tokens count too."""
-        from pipeline.learning.algos.reward_stage import reward_fit_in_short, reward_tokens_trained
-        from pipeline.learning.training.policy import trained_tokens
+    def judge(self, ctx: JobContext) -> Judge:
+        """The reward models of this round, each of the prompts that it has not seen."""
+        from pipeline.learning.algos.reward_stage import FittedRewards
 
-        made = super().training_set(ctx, model, folders)
-        tokens = trained_tokens(made.data, ctx.settings(GRPOHFConfig).epochs) + reward_tokens_trained(ctx)
-        return replace(made, about={**made.about, **reward_fit_in_short(ctx), "tokens_trained": tokens})
+        return FittedRewards(ctx, super().data(ctx))
+
+    def spent_before(self, ctx: JobContext) -> int:
+        """The reward models' tokens."""
+        from pipeline.learning.algos.reward_stage import reward_tokens_trained
+
+        return reward_tokens_trained(ctx)
+
+    def told_before(self, ctx: JobContext) -> dict[str, Any]:
+        """How good the reward models are on pairs that they have not seen."""
+        from pipeline.learning.algos.reward_stage import reward_fit_in_short
+
+        return reward_fit_in_short(ctx)

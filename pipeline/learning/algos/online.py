@@ -27,9 +27,11 @@ from pipeline.learning.algos import toolbox
 from pipeline.learning.algos.base import JobContext
 from pipeline.learning.algos.groups import Groups, draw_groups
 from pipeline.learning.algos.policy_config import OnlineConfig
+from pipeline.learning.algos.rounds import tokens_generated
 from pipeline.learning.generation.policy import TextPolicy
 from pipeline.learning.models.batch_size import BatchSizes
 from pipeline.learning.models.flops import Purpose, metered
+from pipeline.learning.models.load import load_tokenizer
 from pipeline.learning.rewards.failures import RewardFailures
 from pipeline.learning.training.online import DrawnBatch, Timetable
 from pipeline.learning.training.online import fit_online as fit_drawn
@@ -63,7 +65,7 @@ def fit_online(
     ids = dataset.round_ids(ctx.seed, ctx.round, ctx.config.data_collection.prompts_per_round)
     per_step = algo.batch_size // algo.num_generations
     timetable = Timetable(len(ids), per_step * algo.steps_per_generation, per_step, algo.epochs)
-    _, tokenizer = toolbox.reference_model(ctx)
+    tokenizer = load_tokenizer(toolbox.reference_source(ctx), trust_remote_code=ctx.config.model.trusts_code)
     inner = model.get_base_model() if isinstance(model, PeftModel) else model
     policy = TextPolicy(
         cast("PreTrainedModel", inner),
@@ -73,7 +75,7 @@ def fit_online(
         ctx.device,
         sizes=BatchSizes(ctx.hints, ctx.device, inner),
     )
-    kept = KeptBatches(ctx.checkpoints / "drawn")
+    kept, judge = KeptBatches(ctx.checkpoints / "drawn"), algorithm.judge(ctx)
 
     def draw(number: int) -> None:
         faults = RewardFailures()
@@ -82,10 +84,11 @@ def fit_online(
         def groups_of(first: int, count: int, time: int) -> Groups:
             rows = [dataset.row(int(row)) for row in ids.take(range(first, first + count), mode="wrap")]
             stream = f"/again/{number}/{time}" if time else ""
-            return draw_groups(own, dataset, policy, algo.num_generations, rows, stream)
+            return draw_groups(own, dataset, policy, algo.num_generations, rows, stream, judge)
 
         with metered() as meter, computing_in(ctx.config.system.dtype, ctx.device, ctx.ranks):
             every, taken = drawn_anew(groups_of, timetable.rows(number), algo.dynamic_sampling)
+            decoding = int(ctx.ranks.sum(meter.flops["decoding"]))  # each rank has a part of the prompts
             if not ctx.ranks.is_first:
                 return
             with kept.writing(number) as folder:
@@ -97,7 +100,7 @@ def fit_online(
                     counts["groups_drawn_anew"] = sum(len(one.keys) for one in every[1:])
                     figures["times_drawn"] = [len(every)]
                 about = {
-                    "flops": dict(meter.flops),
+                    "flops": {**meter.flops, "decoding": decoding},
                     "counts": {**counts, "scored": faults.completions, "failed": faults.failed},
                     "figures": figures,
                     "first fault": faults.first,
@@ -141,7 +144,12 @@ def fit_online(
     if ctx.ranks.is_first:
         failures.write(ctx.out)
     tally = Tally("prompts", **{name: counts.pop(name, 0) for name in _TALLIED})
-    about = {"tokens_generated": counts.pop("generated", 0), **counts, "tokens_trained": trained.tokens}
+    about = {
+        "tokens_generated": tokens_generated(ctx) + counts.pop("generated", 0),
+        **counts,
+        **algorithm.told_before(ctx),
+        "tokens_trained": trained.tokens + algorithm.spent_before(ctx),
+    }
     return {**about, "loss": trained.losses}, tally
 
 

@@ -33,7 +33,7 @@ from pipeline.outputs.formats import OPTIMIZER, TRAINING, Tally
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
-    from pipeline.learning.algos.groups import Groups
+    from pipeline.learning.algos.groups import Groups, Judge
     from pipeline.learning.datasets.base import Dataset
     from pipeline.learning.generation.policy import TextPolicy
     from pipeline.learning.training.policy import Fitting, TrainingSet
@@ -69,10 +69,14 @@ class PostTrainingAlgorithms(Algorithm):
     config_class: ClassVar[type[AlgoConfig]] = PolicyAlgoConfig
     stages: ClassVar[tuple[Stage, ...]] = (GENERATE, TRAIN_POLICY, EVALUATE, METRICS)
 
+    learns_reward: ClassVar[bool] = False
+    """Whether its reward is learnt in each round, from completions that are drawn beforehand also where training
+    itself draws."""
+
     @classmethod
     def stages_with(cls, settings: AlgoConfig) -> tuple[Stage, ...]:
-        """Without those that draw beforehand, where training itself draws."""
-        return tuple(_online(cls.stages)) if is_online(settings) else cls.stages
+        """Without those that draw beforehand, where training itself draws and nothing else is learnt."""
+        return tuple(_online(cls.stages, cls.learns_reward)) if is_online(settings) else cls.stages
 
     @abstractmethod
     def training_set(self, ctx: JobContext, model: PreTrainedModel, folders: Sequence[Path]) -> TrainingSet:
@@ -91,6 +95,10 @@ class PostTrainingAlgorithms(Algorithm):
         Whole groups with their rewards, and the log-probabilities of the policy that drew them: `Samples`.
         """
         samples_of(ctx, policy, groups).save(ctx.out)
+
+    def judge(self, ctx: JobContext) -> Judge | None:  # noqa: ARG002 - for methods that learn a reward
+        """What scores completions that training draws; None for the rewards of the dataset."""
+        return None
 
     def data(self, ctx: JobContext) -> tuple[Path, ...]:
         """The folders that are trained on: of this round, or of all so far where the settings say `aggregate`."""
@@ -174,15 +182,22 @@ class PostTrainingAlgorithms(Algorithm):
         return fitting_of(ctx, "policy", algo.batch_size, algo.epochs, algo.learning_rate)
 
 
-def _online(stages: Iterable[Stage]) -> Iterator[Stage]:
+def _online(stages: Iterable[Stage], learns_reward: bool) -> Iterator[Stage]:
     """The same stages where training itself draws, and scores."""
     for stage in stages:
         if stage.name == TRAIN_POLICY.name:
-            reads = tuple(read for read in stage.reads if read.stage != GENERATE.name)
+            reads = tuple(read for read in stage.reads if learns_reward or read.stage != GENERATE.name)
             sections = dict.fromkeys((*TRAIN, *TEXT, "data_collection"))
             weights, seconds = (*stage.weights, OPTIMIZER), stage.seconds + ONLINE_S
-            yield replace(stage, reads=reads, config=tuple(sections), weights=weights, seconds=seconds)
-        elif stage.name != GENERATE.name:
+            yield replace(
+                stage,
+                reads=reads,
+                config=tuple(sections),
+                judges=not learns_reward,
+                weights=weights,
+                seconds=seconds,
+            )
+        elif learns_reward or stage.name != GENERATE.name:
             yield stage
 
 
@@ -207,8 +222,9 @@ def _fit_round(
     made = algorithm.training_set(ctx, model, algorithm.data(ctx))
     losses = fit(model, made.data, fitting, made.loss_of, group=made.group, told=made.told)
     tally = tally_of(rounds_to_train_on(ctx, aggregate=ctx.settings(PolicyAlgoConfig).aggregate))
-    tokens = made.about.get("tokens_trained", trained_tokens(made.data, fitting.epochs))
-    return {**spent, **made.about, "tokens_trained": tokens, "loss": losses, **made.told}, tally
+    about = {**spent, **made.about, **algorithm.told_before(ctx)}
+    tokens = trained_tokens(made.data, fitting.epochs) + algorithm.spent_before(ctx)
+    return {**about, "tokens_trained": tokens, "loss": losses, **made.told}, tally
 
 
 def fitting_of(

@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
 
+    from pipeline.learning.rewards.scoring import Scored
     from pipeline.learning.training.policy import Fitting
     from pipeline.learning.training.sequences import Sequences
 
@@ -202,6 +203,69 @@ def cross_fitted(
         about = {"tokens_trained": tokens, **in_short(fits), "fits": fits, **note}
         (ctx.out / REWARD_FIT).write_text(json_text(about) + "\n")
     return found
+
+
+class FittedRewards:
+    """The reward models of a round, which score completions of its prompts that are drawn later.
+
+    As in the stage itself, a prompt is judged by the model that has not seen its pairs, and scores are
+    standardised by what that stage has scored.
+    """
+
+    def __init__(self, ctx: JobContext, folders: Sequence[Path]) -> None:
+        """Load them.
+
+        Args:
+            ctx: Of the training.
+            folders: Outputs with the pairs that they were fitted to.
+        """
+        from pipeline.learning.algos.groups import PAIRS
+        from pipeline.learning.models.load import load_value
+        from pipeline.learning.training.reward_model import Scale
+        from pipeline.learning.training.sequences import Sequences
+
+        place = ctx.input(REWARD.name)
+        fit = read_input(place, REWARD_FIT, read_reward_fit)
+        self._ctx = ctx
+        self._pairs = Sequences.load(folders, PAIRS).prompts[::2]
+        self._scales = [Scale(one.mean, one.deviation) for one in fit.fits]
+        self._models = (
+            [load_value(place / f"fold_{fold}", ctx.config.system, ctx.device) for fold in range(fit.folds)]
+            if ctx.ranks.is_first
+            else []
+        )
+
+    def __call__(
+        self, prompts: Sequence[list[int]], completions: Sequence[list[int]], rows: NDArray[np.int64]
+    ) -> Scored:
+        """Score completions, of prompts that are rows of the dataset."""
+        import numpy as np
+
+        from pipeline.learning.rewards.scoring import Scored
+        from pipeline.learning.training.sequences import Sequences
+
+        texts = [prompt + completion for prompt, completion in zip(prompts, completions, strict=True)]
+        data = Sequences.of(texts, [*map(len, prompts)], [0.0] * len(texts), rows.tolist())
+        # Of ranks that draw together one scores: each would load all models.
+        values = np.array(self._ctx.ranks.made_by_first(lambda: self._scores(data).tolist()))
+        unknown = [None] * len(texts)
+        return Scored(values, {}, unknown, unknown, unknown)
+
+    def _scores(self, data: Sequences) -> NDArray[np.float64]:
+        import numpy as np
+
+        from pipeline.learning.training.folds import prompt_folds
+        from pipeline.learning.training.reward_model import reward_scores
+
+        ctx, found = self._ctx, np.zeros(len(data))
+        _, folds = prompt_folds(self._pairs, data.prompts, len(self._models))
+        size = ctx.config.training.micro_batch_size
+        for fold, (model, scale) in enumerate(zip(self._models, self._scales, strict=True)):
+            places = np.flatnonzero(folds == fold)
+            some = data.some(places)
+            raw = reward_scores(model, some, micro_batch_size=size, device=ctx.device, hints=ctx.hints)
+            found[places] = scale(raw)
+        return found
 
 
 def in_short(fits: Sequence[Mapping[str, Any]]) -> dict[str, Any]:

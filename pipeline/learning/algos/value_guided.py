@@ -14,7 +14,7 @@ from abc import abstractmethod
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, ClassVar
 
 from pipeline.config.bases import AlgoConfig
 from pipeline.config.fields import LARGEST_RATE, SMALLEST_DIVISOR, hint, number
@@ -156,14 +156,6 @@ class ValueGuidedAlgorithms(Algorithm):
         from pipeline.learning.algos.rounds import rounds_to_train_on
 
         return rounds_to_train_on(ctx, aggregate=ctx.settings(ValueAlgoConfig).aggregate)
-
-    def spent_before(self, ctx: JobContext) -> int:  # noqa: ARG002 - for methods with more stages
-        """Tokens that earlier stages of this round have trained on."""
-        return 0
-
-    def told_before(self, ctx: JobContext) -> dict[str, Any]:  # noqa: ARG002 - likewise
-        """What to add to ``training.json`` of earlier stages of this round."""
-        return {}
 
     def generate(self, ctx: JobContext) -> None:
         """Collect data; in the first round the current policy is the reference itself."""

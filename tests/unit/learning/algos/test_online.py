@@ -181,6 +181,21 @@ def test_pairs_of_the_present_policy_are_drawn_online_too(tmp_path: Path) -> Non
     assert 0 < about["pairs"] <= 24 * 6
 
 
+def test_reward_models_of_the_rounds_first_draws_score_what_is_drawn_later(tmp_path: Path) -> None:
+    hf = ("algos=[GRPO-HF]", "algos.GRPO-HF.sampling=online", "algos.GRPO-HF.batch_size=16")
+    chains = Chains(tmp_path, *hf, *SMALL)
+    for number in (1, 2):
+        (reward,), (folder,) = (chains.folders("GRPO-HF", number, stage) for stage in ("reward", "train"))
+        about = json.loads((folder / "training.json").read_text())
+        fit = json.loads((reward / "reward.json").read_text())
+        assert about["reward_model"]["held_out_pairs"] == fit["held_out_pairs"] > 0
+        assert about["tokens_generated"] == 2 * 24 * 4 * 4
+        assert about["tokens_trained"] == fit["tokens_trained"] + 24 * 4 * 13
+        scores = np.array([row.extra["reward"] for row in read_curve(folder)])
+        assert np.abs(scores).max() < 3
+        assert np.abs(scores % 0.25).min() > 0  # no share of completions that are right
+
+
 def test_adapters_go_on_as_the_weights_that_they_are(tmp_path: Path) -> None:
     chains = Chains(tmp_path, *GRPO, "algos.GRPO.lora.rank=2")
     (folder,) = chains.folders("GRPO", 2, "train")
@@ -191,7 +206,6 @@ def test_adapters_go_on_as_the_weights_that_they_are(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("asked", "said"),
     [
-        (("algos=[GRPO-HF]", "algos.GRPO-HF.sampling=online"), "learnt from all completions"),
         (("algos=[GRPO]", "algos.GRPO.batch_size=6"), "must be a multiple"),
         (("algos=[GRPO]", "algos.GRPO.horizon=1"), "horizon"),
         (("algos=[GRPO]", "training.compile=true"), "compile"),
