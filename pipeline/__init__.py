@@ -79,6 +79,10 @@ if TYPE_CHECKING:
     from pipeline.learning.algos.rollouts import Rollouts as Rollouts
     from pipeline.learning.algos.sft import SFT as SFT
     from pipeline.learning.algos.sft import SFTConfig as SFTConfig
+    from pipeline.learning.algos.unanchored import ORPO as ORPO
+    from pipeline.learning.algos.unanchored import ORPOConfig as ORPOConfig
+    from pipeline.learning.algos.unanchored import SimPO as SimPO
+    from pipeline.learning.algos.unanchored import SimPOConfig as SimPOConfig
     from pipeline.learning.algos.value_guided import ValueAlgoConfig as ValueAlgoConfig
     from pipeline.learning.algos.value_guided import ValueGuidedAlgorithms as ValueGuidedAlgorithms
     from pipeline.learning.choices import GRPOLoss as GRPOLoss
@@ -170,6 +174,7 @@ _HOMES = {
     "learning.algos.rollouts": "Rollouts",
     "learning.algos.raft": "RAFT RAFTConfig",
     "learning.algos.sft": "SFT SFTConfig",
+    "learning.algos.unanchored": "ORPO ORPOConfig SimPO SimPOConfig",
     "learning.algos.value_guided": "ValueGuidedAlgorithms ValueAlgoConfig",
     "learning.choices": "GRPOLoss",
     "learning.datasets.base": "Dataset Row",

@@ -8,12 +8,14 @@ ALGORITHMS = {
     "DPO": "pipeline.learning.algos.dpo:DPO",
     "GRPO": "pipeline.learning.algos.grpo:GRPO",
     "GRPO-HF": "pipeline.learning.algos.grpo_hf:GRPOHF",
+    "ORPO": "pipeline.learning.algos.unanchored:ORPO",
     "PITA": "pipeline.learning.algos.pita:PITA",
     "QSharp": "pipeline.learning.algos.qsharp:QSharp",
     "QSharp-HF": "pipeline.learning.algos.qsharp_hf:QSharpHF",
     "RAFT": "pipeline.learning.algos.raft:RAFT",
     "RLOO": "pipeline.learning.algos.rloo:RLOO",
     "SFT": "pipeline.learning.algos.sft:SFT",
+    "SimPO": "pipeline.learning.algos.unanchored:SimPO",
 }
 """Name -> class, whose `config_class` has the settings under ``algos.<name>``."""
 

@@ -6,7 +6,7 @@ from collections.abc import Collection, Mapping, Sequence
 
 from pipeline.config.schema import Config
 from pipeline.errors import ConfigError
-from pipeline.learning.algos.dpo import DPOConfig, PairSource
+from pipeline.learning.algos.dpo import PairConfig, PairSource
 from pipeline.learning.algos.sft import SFTConfig
 from pipeline.learning.datasets.registry import load_dataset
 
@@ -103,4 +103,4 @@ def _asking(config: Config) -> list[str]:
 
 
 def _asks(algo: object) -> bool:
-    return isinstance(algo, DPOConfig) and algo.pairs is PairSource.existing
+    return isinstance(algo, PairConfig) and algo.pairs is PairSource.existing

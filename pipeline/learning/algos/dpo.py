@@ -36,32 +36,23 @@ _COIN = 0.5
 
 
 class PairSource(Enum):
-    """Where DPO's pairs come from."""
+    """Where pairs come from."""
 
     sampled = "sampled"  # from the current policy, decided by scores
     existing = "existing"  # the columns `chosen` and `rejected` of the dataset
 
 
 @dataclass(kw_only=True)
-class DPOConfig(OnlineConfig):
-    """Direct preference optimisation (arXiv 2305.18290), the losses of TRL."""
+class PairConfig(OnlineConfig):
+    """What methods share that train on pairs of a better and a worse completion."""
 
     keeps_logprobs: ClassVar[bool] = False
 
     aggregate: bool = True
     """As for every algorithm. With `reference=initial`, fresh pairs alone let a round undo what the one before it
     has learnt: pairs of the current policy's new mistakes have by far the largest gradients."""
-    learning_rate: float = number(6.6e-4, above=0, at_most=LARGEST_RATE)
     epochs: int = number(2, at_least=1, at_most=1_000_000)
     """Passes over the data of a round."""
-    beta: float = number(0.52, above=0, at_most=LARGEST_WEIGHT)
-    """Strength of the pull towards the anchor."""
-    loss_type: DPOLoss = DPOLoss.sigmoid
-    label_smoothing: float = number(0.0, at_least=0, below=1)
-    """For `robust` the probability that a label is wrong; for `exo_pair` its epsilon."""
-    sft_weight: float = number(0.0, at_least=0, at_most=LARGEST_WEIGHT)
-    """Weight of the chosen completions' negative log-likelihood per token: RPO (arXiv 2404.19733)."""
-    reference: Anchor = Anchor.initial
     pairs: PairSource = PairSource.sampled
     preferences: PreferenceConfig = field(default_factory=PreferenceConfig)
 
@@ -75,11 +66,36 @@ class DPOConfig(OnlineConfig):
         return self.epochs * (self.preferences.compared(self.num_generations, decided) if self.compares else 2)
 
     def problems(self, key: str, config: Config) -> Iterator[str]:
-        """Also batches that part pairs, and smoothing that a loss does not take."""
+        """Also batches that part pairs."""
         yield from super().problems(key, config)
         yield from halved_pairs(key, self.batch_size, config)
         if is_online(self) and not self.compares:
             yield f"{key}.pairs=existing: nothing is drawn, so {key}.sampling must be round"
+
+    def idle(self, setting: str) -> str:
+        """Also how many are drawn, where none are."""
+        if setting == "num_generations" and self.pairs is PairSource.existing:
+            return "with pairs=existing the pairs come from the dataset, and nothing is sampled for them"
+        return super().idle(setting)
+
+
+@dataclass(kw_only=True)
+class DPOConfig(PairConfig):
+    """Direct preference optimisation (arXiv 2305.18290), the losses of TRL."""
+
+    learning_rate: float = number(6.6e-4, above=0, at_most=LARGEST_RATE)
+    beta: float = number(0.52, above=0, at_most=LARGEST_WEIGHT)
+    """Strength of the pull towards the anchor."""
+    loss_type: DPOLoss = DPOLoss.sigmoid
+    label_smoothing: float = number(0.0, at_least=0, below=1)
+    """For `robust` the probability that a label is wrong; for `exo_pair` its epsilon."""
+    sft_weight: float = number(0.0, at_least=0, at_most=LARGEST_WEIGHT)
+    """Weight of the chosen completions' negative log-likelihood per token: RPO (arXiv 2404.19733)."""
+    reference: Anchor = Anchor.initial
+
+    def problems(self, key: str, config: Config) -> Iterator[str]:
+        """Also smoothing that a loss does not take."""
+        yield from super().problems(key, config)
         if self.loss_type is DPOLoss.exo_pair and self.label_smoothing == 0:
             yield (
                 f"{key}.label_smoothing={self.label_smoothing}: the loss exo_pair needs it between 0 and 1, for "
@@ -87,12 +103,6 @@ class DPOConfig(OnlineConfig):
             )
         if self.loss_type is not DPOLoss.exo_pair and self.label_smoothing >= _COIN:
             yield f"{key}.label_smoothing={self.label_smoothing}: must be at least 0 and below {_COIN}"
-
-    def idle(self, setting: str) -> str:
-        """Also how many are drawn, where none are."""
-        if setting == "num_generations" and self.pairs is PairSource.existing:
-            return "with pairs=existing the pairs come from the dataset, and nothing is sampled for them"
-        return super().idle(setting)
 
 
 class DPO(PostTrainingAlgorithms):
@@ -105,7 +115,7 @@ class DPO(PostTrainingAlgorithms):
 
     def generate(self, ctx: JobContext) -> None:
         """Draw, score and pair; or take the pairs that the dataset has."""
-        if ctx.settings(DPOConfig).pairs is PairSource.sampled:
+        if ctx.settings(PairConfig).pairs is PairSource.sampled:
             super().generate(ctx)
             return
         with ctx.loading():
@@ -128,7 +138,7 @@ class DPO(PostTrainingAlgorithms):
         """Write the pairs."""
         from pipeline.learning.algos.groups import PAIRS
 
-        groups.pairs(ctx.settings(DPOConfig).preferences).save(ctx.out, PAIRS)
+        groups.pairs(ctx.settings(PairConfig).preferences).save(ctx.out, PAIRS)
 
     def training_set(self, ctx: JobContext, model: PreTrainedModel, folders: Sequence[Path]) -> TrainingSet:
         """Compare the policy with its anchor on every pair."""

@@ -64,7 +64,7 @@ TRAIN_POLICY = Stage(
 
 
 class PostTrainingAlgorithms(Algorithm):
-    """Methods that change the weights of the policy (DPO, GRPO, GRPO-HF, RAFT, RLOO, SFT)."""
+    """Methods that change the weights of the policy (DPO, GRPO, RAFT, ...)."""
 
     config_class: ClassVar[type[AlgoConfig]] = PolicyAlgoConfig
     stages: ClassVar[tuple[Stage, ...]] = (GENERATE, TRAIN_POLICY, EVALUATE, METRICS)
