@@ -31,7 +31,7 @@ class ORPOConfig(PairConfig):
 class SimPOConfig(PairConfig):
     """Simple preference optimisation (arXiv 2405.14734), as TRL's CPO has it with loss_type=simpo."""
 
-    learning_rate: float = number(6.6e-4, above=0, at_most=LARGEST_RATE)
+    learning_rate: float = number(1e-4, above=0, at_most=LARGEST_RATE)
     beta: float = number(2.0, above=0, at_most=LARGEST_WEIGHT)
     """Scale of the log-probability per token, which is the reward."""
     simpo_gamma: float = number(1.0, at_least=0, at_most=LARGEST_WEIGHT)
