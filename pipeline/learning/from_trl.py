@@ -95,8 +95,8 @@ def _micro_batch(_: Any, given: Values) -> Any:
 
 
 def _completions(given: Values) -> int:
-    """Of a forward pass on one device; a pair of DPO is two."""
-    return int(given["per_device_train_batch_size"]) * (2 if "precompute_ref_log_probs" in given else 1)
+    """Of a forward pass on one device; a pair is two."""
+    return int(given["per_device_train_batch_size"]) * (2 if given["algo"] in _OF_PAIRS else 1)
 
 
 def _generation_steps(_: Any, given: Values) -> Any:
@@ -227,11 +227,30 @@ OF_ALGORITHM = {
         "packing_strategy": Counterpart("training.padding_free", lambda *_: ""),
         "padding_free": Counterpart("training.padding_free", _unpadded),
     },
+    "ORPO": {
+        "num_train_epochs": _EPOCHS,
+        "beta": Counterpart("algos.ORPO.beta", _same),
+        "max_length": Counterpart("generation.max_new_tokens"),
+    },
+    "SimPO": {
+        "num_train_epochs": _EPOCHS,
+        "loss_type": Counterpart("algos.SimPO.simpo_gamma", lambda value, _: "" if value == "simpo" else None),
+        "beta": Counterpart("algos.SimPO.beta", _same),
+        "simpo_gamma": Counterpart("algos.SimPO.simpo_gamma", _same),
+        "cpo_alpha": Counterpart("algos.SimPO.cpo_alpha", _same),
+        "max_length": Counterpart("generation.max_new_tokens"),
+    },
 }
 """Of those of one algorithm, before those of all."""
 _MADE_OF_NONE = {"disable_tqdm", "accelerator_config", "debug", "pad_to_multiple_of"}
 """Arguments that `transformers` has values for which a configuration was given none."""
-_ONE_PASS = {"DPO": ("algos.DPO.pairs=existing",), "GRPO": ("algos.GRPO.sampling=online",), "SFT": ()}
+_OF_PAIRS = {"DPO", "ORPO", "SimPO"}
+CONFIGS = {
+    **{algo: f"trl.trainer.{algo.lower()}_config:{algo}Config" for algo in ("DPO", "GRPO", "SFT")},
+    "ORPO": "trl.experimental.orpo:ORPOConfig",
+    "SimPO": "trl.experimental.cpo:CPOConfig",
+}
+"""Algorithm -> the configuration of TRL."""
 _PLAIN = re.compile(r"[A-Za-z_./][\w./-]*")
 
 
@@ -239,8 +258,8 @@ def from_trl(config: object, algo: str = "", devices: int = 1) -> FromTRL:
     """Say what a configuration of TRL is here.
 
     Args:
-        config: A `trl.GRPOConfig`, `trl.DPOConfig` or `trl.SFTConfig`, or a dict of arguments of one.
-        algo: Of a dict: ``GRPO``, ``DPO`` or ``SFT``.
+        config: One of `CONFIGS`, or a dict of arguments of one. A CPOConfig is taken as SimPO's.
+        algo: Of a dict: ``GRPO``, ``DPO``, ...
         devices: On which TRL would train: the batch of a step is so many times larger.
 
     Returns:
@@ -260,21 +279,22 @@ def from_trl(config: object, algo: str = "", devices: int = 1) -> FromTRL:
         given = {**defaults, **config}
     else:
         kinds = {kind.__name__: kind for kind in type(config).__mro__}
-        algo = next((each for each in OF_ALGORITHM if f"{each}Config" in kinds), "")
-        if not algo:
+        named = {path.partition(":")[2]: each for each, path in CONFIGS.items()}
+        kind = next((name for name in kinds if name in named), "")
+        if not kind:
             raise ConfigError(
-                f"from_trl: a {type(config).__name__} has no counterpart here; it takes a GRPOConfig, a "
-                "DPOConfig or an SFTConfig of TRL, or a dict with algo=GRPO, DPO or SFT"
+                f"from_trl: a {type(config).__name__} has no counterpart here; it takes one of TRL's "
+                f"{', '.join(named)}, or a dict with algo={', '.join(named.values())}"
             )
-        defaults = _defaults(kinds[f"{algo}Config"])
+        algo, defaults = named[kind], _defaults(kinds[kind])
         given = {name: vars(config)[name] for name in defaults if name in vars(config)}
         given = {**defaults, **given}
-    table = counterparts(algo)
+    table, about = counterparts(algo), {**given, "devices": devices, "algo": algo}
     overrides, without = list(_fixed(algo, given)), []
     for name, value in given.items():
         is_default = _plain(value) == _plain(defaults[name])
         found = table.get(name)
-        told = found.told(_plain(value), {**given, "devices": devices}) if found and found.told else None
+        told = found.told(_plain(value), about) if found and found.told else None
         if found is not None and told is not None:
             overrides += [f"{found.key}={_text(told)}"] if told != "" else []
         elif value in (None, "") or name in _MADE_OF_NONE:
@@ -294,13 +314,17 @@ def _fixed(algo: str, given: Values) -> Iterator[str]:
     """That TRL goes over its data once more or less, and evaluates at the end."""
     yield f"algos=[{algo}]"
     yield "rounds_of_training=1"
-    yield from _ONE_PASS[algo]
+    if algo in _OF_PAIRS:
+        yield f"algos.{algo}.pairs=existing"
+    if algo == "GRPO":
+        yield "algos.GRPO.sampling=online"
     if algo == "GRPO" and not str(_plain(given["lr_scheduler_type"])).startswith("constant"):
         yield "algos.GRPO.horizon=1"
 
 
 def _class(algo: str) -> type:
-    found: type = getattr(import_module(f"trl.trainer.{algo.lower()}_config"), f"{algo}Config")
+    module, _, name = CONFIGS[algo].partition(":")
+    found: type = getattr(import_module(module), name)
     return found
 
 

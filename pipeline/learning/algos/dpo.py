@@ -49,8 +49,8 @@ class PairConfig(OnlineConfig):
     keeps_logprobs: ClassVar[bool] = False
 
     aggregate: bool = True
-    """As for every algorithm. With `reference=initial`, fresh pairs alone let a round undo what the one before it
-    has learnt: pairs of the current policy's new mistakes have by far the largest gradients."""
+    """As for every algorithm. Fresh pairs alone let a round undo what the one before it has learnt: pairs of the
+    current policy's new mistakes have by far the largest gradients."""
     epochs: int = number(2, at_least=1, at_most=1_000_000)
     """Passes over the data of a round."""
     pairs: PairSource = PairSource.sampled

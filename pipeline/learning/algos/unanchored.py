@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, ClassVar
 
 from pipeline.config.bases import AlgoConfig
 from pipeline.config.fields import LARGEST_RATE, LARGEST_WEIGHT, number
-from pipeline.learning.algos.base import JobContext, Stage, timed
+from pipeline.learning.algos.base import JobContext
 from pipeline.learning.algos.dpo import DPO, PairConfig
 
 if TYPE_CHECKING:
@@ -46,7 +46,6 @@ class ORPO(DPO):
     name: ClassVar[str] = "ORPO"
     version: ClassVar[int] = 1
     config_class: ClassVar[type[AlgoConfig]] = ORPOConfig
-    stages: ClassVar[tuple[Stage, ...]] = timed(DPO.stages, train=22.0)
 
     def training_set(self, ctx: JobContext, model: PreTrainedModel, folders: Sequence[Path]) -> TrainingSet:
         """Imitate the chosen ones, and compare the odds per token."""
@@ -63,7 +62,6 @@ class SimPO(DPO):
     name: ClassVar[str] = "SimPO"
     version: ClassVar[int] = 1
     config_class: ClassVar[type[AlgoConfig]] = SimPOConfig
-    stages: ClassVar[tuple[Stage, ...]] = timed(DPO.stages, train=22.0)
 
     def training_set(self, ctx: JobContext, model: PreTrainedModel, folders: Sequence[Path]) -> TrainingSet:
         """Compare the log-probabilities per token."""

@@ -148,7 +148,7 @@ class Fit:
             settings.append("training.gradient_checkpointing=true")
         if work.lora_rank != self.work.lora_rank:
             options.append(f"--lora-rank {work.lora_rank}")
-            settings.append(f"algos.<NAME>.lora.rank={work.lora_rank} of DPO, GRPO, GRPO-HF, RAFT, RLOO, SFT")
+            settings.append(f"algos.<NAME>.lora.rank={work.lora_rank} of a method that trains the policy")
         return f"{' '.join(options)} ({' '.join(settings)})"
 
     def shown(self) -> list[TriedLayout]:

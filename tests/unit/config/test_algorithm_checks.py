@@ -10,7 +10,21 @@ from pipeline.learning.memory.training import GB
 from pipeline.machine.memory import usable_bytes
 from tests.doubles.composing import quick_config
 
-NAMES = ("BestOfN", "CD", "DPO", "GRPO", "GRPO-HF", "ORPO", "PITA", "QSharp", "QSharp-HF", "RAFT", "RLOO", "SFT", "SimPO")
+NAMES = (
+    "BestOfN",
+    "CD",
+    "DPO",
+    "GRPO",
+    "GRPO-HF",
+    "ORPO",
+    "PITA",
+    "QSharp",
+    "QSharp-HF",
+    "RAFT",
+    "RLOO",
+    "SFT",
+    "SimPO",
+)
 
 
 @pytest.mark.parametrize(

@@ -1,6 +1,7 @@
 """Configurations of TRL, its own objects among them, as settings of a run."""
 
 import warnings
+from importlib import import_module
 from typing import Any
 
 import pytest
@@ -17,12 +18,10 @@ from pipeline.learning.choices import DPOLoss, GRPOLoss, ImportanceSampling, Sca
 from pipeline.learning.from_trl import FromTRL
 
 
-def of_trl(kind: str, **given: Any) -> Any:
+def of_trl(kind: str, home: str = "trl", **given: Any) -> Any:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        import trl
-
-        return getattr(trl, kind)("out", **{"bf16": False, **given})
+        return getattr(import_module(home), kind)("out", **{"bf16": False, **given})
 
 
 def composed(found: FromTRL, algo: str) -> tuple[Config, Any]:
@@ -77,6 +76,19 @@ def test_a_configuration_of_dpo_counts_pairs_as_two() -> None:
     assert (algo.loss_type, algo.beta, algo.epochs, algo.batch_size) == (DPOLoss.ipo, 0.1, 3, 64)
     assert algo.pairs is PairSource.existing
     assert (config.training.micro_batch_size, config.training.padding_free) == (16, True)
+
+
+def test_configurations_of_orpo_and_cpo_take_the_pairs_of_a_dataset() -> None:
+    found = from_trl(of_trl("ORPOConfig", "trl.experimental.orpo", beta=0.3))
+    assert found.without == []
+    config, algo = composed(found, "ORPO")
+    assert (algo.beta, algo.batch_size, algo.pairs) == (0.3, 16, PairSource.existing)
+    assert config.training.micro_batch_size == 16
+    found = from_trl(of_trl("CPOConfig", "trl.experimental.cpo", loss_type="simpo", simpo_gamma=1.6))
+    assert found.without == []
+    _, algo = composed(found, "SimPO")
+    assert (algo.beta, algo.simpo_gamma, algo.cpo_alpha, algo.pairs) == (0.1, 1.6, 1.0, PairSource.existing)
+    assert from_trl({}, "SimPO").without == ["loss_type=sigmoid (see algos.SimPO.simpo_gamma)"]
 
 
 def test_a_configuration_of_sft_has_its_batch_but_where_rows_are_packed() -> None:

@@ -57,17 +57,16 @@ def trainer_of(kind: str, model: nn.Module, data: Sequences, folder: Path, **mor
     from trl.experimental.cpo import CPOConfig, CPOTrainer
     from trl.experimental.orpo import ORPOConfig, ORPOTrainer
 
+    recorded: list[tuple[list[int], float]] = []
     base: Any = ORPOTrainer if kind == "orpo" else CPOTrainer
 
     class Pretokenized(base):
-        recorded: list[tuple[list[int], float]] = []
-
         def tokenize_row(self, feature: Any, model: Any = None) -> Any:
             return feature
 
         def compute_loss(self, model: Any, inputs: Any, *rest: Any, **named: Any) -> Any:
             loss = super().compute_loss(model, inputs, *rest, **named)
-            self.recorded.append((list(inputs["number"]), float(loss)))
+            recorded.append((list(inputs["number"]), float(loss)))
             return loss
 
     arguments = (ORPOConfig if kind == "orpo" else CPOConfig)(
@@ -85,12 +84,14 @@ def trainer_of(kind: str, model: nn.Module, data: Sequences, folder: Path, **mor
         **KINDS[kind][1],
         **more,
     )
-    return Pretokenized(
+    trainer = Pretokenized(
         model,
         args=arguments,
         train_dataset=Dataset.from_list(as_trl_has_them(data)),
         processing_class=make_tokenizer(Addition(AdditionConfig(kind="addition"))),
     )
+    trainer.recorded = recorded
+    return trainer
 
 
 @pytest.mark.filterwarnings("ignore")
