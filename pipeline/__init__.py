@@ -43,6 +43,7 @@ if TYPE_CHECKING:
     from pipeline.learning.algos import toolbox as toolbox
     from pipeline.learning.algos.base import METRICS as METRICS
     from pipeline.learning.algos.base import REFERENCE_TRAIN as REFERENCE_TRAIN
+    from pipeline.learning.algos.base import START_TRAIN as START_TRAIN
     from pipeline.learning.algos.base import TEXT as TEXT
     from pipeline.learning.algos.base import Algorithm as Algorithm
     from pipeline.learning.algos.base import JobContext as JobContext
@@ -158,7 +159,7 @@ _HOMES = {
     "errors": "ConfigError DataError DeviceError JobError JobStopped PipelineError",
     "files": "json_text",
     "learning.algos": "toolbox",
-    "learning.algos.base": "Algorithm JobContext METRICS REFERENCE_TRAIN Read Section Stage TEXT",
+    "learning.algos.base": "Algorithm JobContext METRICS REFERENCE_TRAIN START_TRAIN Read Section Stage TEXT",
     "learning.algos.best_of_n": "BestOfN BestOfNConfig",
     "learning.algos.cd": "CD CDConfig",
     "learning.algos.dpo": "DPO DPOConfig",

@@ -22,7 +22,8 @@ from typing import Any
 from pipeline.config.bases import AlgoConfig
 from pipeline.config.schema import Config, StageChoice
 from pipeline.errors import PlanError
-from pipeline.learning.algos.base import DATASET, PROMPTS, Read, Stage
+from pipeline.learning.algos.base import DATASET, PROMPTS, START_TRAIN, Read, Stage
+from pipeline.learning.algos.policy_config import start_of
 from pipeline.learning.algos.prepare import PREPARE, TOKENIZE, Preparation
 from pipeline.learning.algos.registry import planned_stages
 from pipeline.learning.datasets.registry import load_dataset
@@ -204,7 +205,10 @@ class _Builder:
         planned = {each.name for each in planned_stages(chain.kind, chain.config, self.config)}
         if spec.algo == "self" and spec.stage in own - planned:
             return []
-        if spec.algo != "self":
+        if start := start_of(chain.config) if spec.algo == "start" else None:
+            last = self.config.rounds_of_training
+            algo, rounds = start, range(last, last + 1)
+        elif spec.algo != "self":
             algo, rounds = spec.algo, range(1)
         elif spec.rounds == "previous":
             rounds = range(max(chain.rounds_from, number - 1), number)
@@ -305,7 +309,7 @@ def _affinity(stage: Stage, inputs: Mapping[str, tuple[str, ...]]) -> str:
     """The model that a job would rather find loaded: the most specific of those it reads."""
     if not stage.loads_models:
         return ""
-    for name in ("train", "train@previous", "reference.train"):
+    for name in ("train", "train@previous", START_TRAIN.name, "reference.train"):
         if name in inputs:
             return inputs[name][0]
     return ""

@@ -8,7 +8,9 @@ from itertools import product
 
 from pipeline.config.bases import AlgoConfig
 from pipeline.config.schema import Config
-from pipeline.learning.algos.base import Algorithm
+from pipeline.errors import ConfigError
+from pipeline.learning.algos.base import START_TRAIN, Algorithm
+from pipeline.learning.algos.policy_config import start_of, starts_of
 from pipeline.learning.algos.prepare import Preparation
 from pipeline.learning.algos.reference import Reference
 from pipeline.learning.algos.registry import load_algorithm
@@ -44,12 +46,21 @@ class Chain:
 def chains(config: Config) -> Iterator[Chain]:
     """Every chain of a request, each reference of a dataset, model and seed before the chains that read it.
 
+    So is every chain before those that begin with its policy.
+
     Raises:
-        ConfigError: An algorithm cannot be loaded.
+        ConfigError: An algorithm cannot be loaded, or does not read what it is to begin with.
     """
     enabled = [
         (name, load_algorithm(name, algo.class_path), algo) for name, algo in config.algos.items() if algo.enabled
     ]
+    for name, kind, algo in enabled:
+        if start_of(algo) and not any(START_TRAIN in stage.reads for stage in kind.stages_with(algo)):
+            raise ConfigError(
+                f"algos.{name}.start={start_of(algo)}: no stage of {kind.__name__} reads it. Add START_TRAIN "
+                "to the reads of those that begin with a policy"
+            )
+    enabled.sort(key=lambda each: len(starts_of(each[2], config.algos)))
     for dataset, (model, section) in product(config.datasets, config.models.items()):
         several = len(section.references) > 1
         for reference, seed in product(section.references, config.experiment.seeds):

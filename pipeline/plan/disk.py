@@ -17,7 +17,7 @@ from dataclasses import dataclass, field, replace
 from pipeline.config.bases import AlgoConfig
 from pipeline.config.schema import Config, Keep, Optimizer
 from pipeline.learning.algos.base import Stage
-from pipeline.learning.algos.policy_config import is_online
+from pipeline.learning.algos.policy_config import is_online, starts_of, stores_adapters
 from pipeline.learning.choices import HeadType
 from pipeline.learning.datasets.registry import load_dataset
 from pipeline.learning.memory.training import Precision, bytes_per_parameter
@@ -311,8 +311,10 @@ class _Rooms:
             if rank := getattr(lora, "rank", 0):
                 goes_on = getattr(algo, "warm_start", True) and not is_online(algo)
                 rounds = job.round if goes_on else 1
+                rounds += self.config.rounds_of_training * len(starts_of(algo, self.config.algos))
                 changed = size.adapters(rank, getattr(lora, "target_modules", None))
-                each = size.tokenizer + rounds * (4 * changed + size.headers + _ADAPTERS)
+                if stores_adapters(algo, self.config.algos):
+                    each = size.tokenizer + rounds * (4 * changed + size.headers + _ADAPTERS)
         else:
             head = _head(stage, algo, size)
             each, changed = size.written(whole=False) + 4 * head, size.weights - size.output + head

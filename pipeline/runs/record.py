@@ -249,6 +249,7 @@ class Results:
         matched: What fronts reach at divergences that they have in common.
         bounded: Algorithms whose divergence is an upper bound, that of all others being exact. Earlier versions
             did not tell, and had such a one under one name alone.
+        starts: Algorithm -> that whose last policy it begins with; the others begin with the reference.
     """
 
     rows: list[ResultRow]
@@ -260,6 +261,7 @@ class Results:
     fronts: list[FrontRow] = field(default_factory=list)
     matched: list[MatchedRow] = field(default_factory=list)
     bounded: list[str] = field(default_factory=lambda: ["BestOfN"])
+    starts: dict[str, str] = field(default_factory=dict)
 
     def bounded_among(self, algos: Iterable[str]) -> list[str]:
         """Those of the algorithms, or of the ones whose points these are, whose divergence is an upper bound."""

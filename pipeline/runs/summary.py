@@ -6,9 +6,11 @@ The end of a run and whoever looks at one that is not over come here, so that bo
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
+from dataclasses import replace
 
 from pipeline.config.schema import EvaluationConfig
 from pipeline.engine.store.store import Store
+from pipeline.learning.algos.base import START_TRAIN
 from pipeline.outputs.prompts import PromptMeasures
 from pipeline.plan.job import Job
 from pipeline.runs.cost import Compute, collect_compute
@@ -36,7 +38,17 @@ def results_of(
         tell: Takes what cannot be read of a job's stored output, in words.
     """
     rows = collect_rows(store, jobs, tell)
-    return _summed_up(rows, prompt_reader(store, jobs, tell), last_round, settings, bounded)
+    found = _summed_up(rows, prompt_reader(store, jobs, tell), last_round, settings, bounded)
+    return replace(found, starts=_starts(jobs))
+
+
+def _starts(jobs: Iterable[Job]) -> dict[str, str]:
+    """Method -> that whose last policy it begins with."""
+    every = list(jobs)
+    made_by = {job.key: job.algo for job in every}
+    return {
+        job.algo: made_by[key] for job in every for key in job.inputs.get(START_TRAIN.name, ()) if key in made_by
+    }
 
 
 def _summed_up(
@@ -79,5 +91,5 @@ def compute_of(store: Store, jobs: Iterable[Job], results: Results, budgets: Seq
     from pipeline.runs.comparison.costs import costs_of
 
     rows = collect_compute(store, jobs)
-    costs = costs_of(results.rows, rows)
+    costs = costs_of(results.rows, rows, results.starts)
     return Compute(rows=rows, costs=costs, budgets=at_budgets(results.pooled, costs, budgets))

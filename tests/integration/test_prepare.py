@@ -48,7 +48,8 @@ def settings(files: Path) -> list[str]:
         "evaluation.num_prompts=20",
         "generation.max_new_tokens=4",
         "rounds_of_training=1",
-        "algos=[QSharp,SFT]",
+        "algos=[QSharp,SFT,RAFT]",
+        "algos.RAFT.start=SFT",
     ]
 
 
@@ -81,13 +82,16 @@ def test_preparation_alone_and_then_the_rest(files: Path, tmp_path: Path) -> Non
     assert later
     assert not {name for name in later if "/dataset/" in name}
     rows = json.loads(results(output_dir)[0])["rows"]
-    assert {row["algo"] for row in rows} == {"reference", "QSharp", "SFT"}
+    assert {row["algo"] for row in rows} == {"reference", "QSharp", "SFT", "RAFT"}
+    assert json.loads(results(output_dir)[0])["starts"] == {"RAFT": "SFT"}
     found = json.loads((output_dir / "t" / "latest" / "compute.json").read_bytes())
     compute = found["rows"]
     assert {row["stage"] for row in compute} >= {"prepare", "tokenize", "generate", "train", "evaluate"}
     assert all(row["tokens"] > 0 for row in compute if row["stage"] in ("generate", "evaluate"))
     assert {row["answers"] for row in compute if row["stage"] == "evaluate"} == {20 * 2}
-    assert {row["algo"] for row in found["costs"] if row["answer"] > 0} == {"reference", "QSharp", "SFT"}
+    assert {row["algo"] for row in found["costs"] if row["answer"] > 0} == {"reference", "QSharp", "SFT", "RAFT"}
+    flops = {row["algo"]: row["flops"] for row in found["costs"]}
+    assert flops["RAFT"] > flops["SFT"] > 0
 
 
 @pytest.mark.usefixtures("main_job")

@@ -41,12 +41,13 @@ class Read:
         rounds: ``this`` round, the ``previous`` one (left out in round 1), or every round ``so_far``,
             this one included.
         algo: ``self``, ``reference`` for the reference policy, or ``dataset`` for the preparation of the data; all
-            chains share those two.
+            chains share those two. ``start`` is the last round of the method that the settings name as `start`,
+            and left out where they name none.
     """
 
     stage: str
     rounds: Literal["this", "previous", "so_far"] = "this"
-    algo: Literal["self", "reference", "dataset"] = "self"
+    algo: Literal["self", "reference", "dataset", "start"] = "self"
 
     @property
     def name(self) -> str:
@@ -278,6 +279,7 @@ DATASET, PROMPTS = "dataset", "prompts"
 """Inputs that every stage gets which sees the section ``dataset``, or decodes text too, where data is prepared."""
 
 REFERENCE_TRAIN = Read("train", algo="reference")
+START_TRAIN = Read("train", algo="start")
 
 METRICS = Stage(
     "metrics",
@@ -305,8 +307,8 @@ TEXT: tuple[Section, ...] = ("system", "generation", "dataset", "model")
 GENERATE = Stage(
     "generate",
     shards="train",
-    reads=(REFERENCE_TRAIN, Read("train", "previous")),
+    reads=(REFERENCE_TRAIN, START_TRAIN, Read("train", "previous")),
     config=(*TEXT, "data_collection", "algo"),
     seconds=0.35,
 )
-"""Texts of the round's policy, which in the first round is the reference."""
+"""Texts of the round's policy, which in the first round is the reference, or the policy of `start`."""

@@ -2,21 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from enum import Enum
 from typing import ClassVar
 
 from pipeline.config.bases import AlgoConfig, Settings
-from pipeline.config.fields import LARGEST_RATE, number
+from pipeline.config.fields import LARGEST_RATE, hint, number
 from pipeline.config.ranks import devices_per_training, spread
 from pipeline.config.schema import Config, Strategy
+from pipeline.errors import known_names
 
 
 class Anchor(Enum):
     """The policy that a trained one is held close to."""
 
-    initial = "initial"  # the reference, in every round
+    initial = "initial"  # in every round the reference, or the policy of `start`
     previous = "previous"  # what the round started from
 
 
@@ -54,7 +55,10 @@ class PolicyAlgoConfig(AlgoConfig):
     aggregate: bool = False
     """Train on the data of all rounds so far rather than of this round alone."""
     warm_start: bool = True
-    """Continue from the policy of the previous round; false starts from the reference again."""
+    """Continue from the policy of the previous round; false starts from the reference again, or from `start`."""
+    start: str | None = hint(None, keyed="by the policy that it names")
+    """Another method of the run that trains the policy, as `SFT`: begin with its last policy in place of the
+    reference, and be held close to that by `reference=initial`."""
     lora: LoraSettings = field(default_factory=LoraSettings)
 
     @property
@@ -70,10 +74,11 @@ class PolicyAlgoConfig(AlgoConfig):
         """Whole groups."""
         return self.epochs * self.num_generations
 
-    def problems(self, key: str, config: Config) -> Iterator[str]:  # noqa: ARG002 - of the base
-        """Too few completions to compare."""
+    def problems(self, key: str, config: Config) -> Iterator[str]:
+        """Too few completions to compare, and nothing to start from."""
         if self.compares:
             yield from too_few(key, self.num_generations)
+        yield from _of_start(key, self, config.algos)
 
 
 class Sampling(Enum):
@@ -127,6 +132,12 @@ class OnlineConfig(PolicyAlgoConfig):
                 f"{key}.sampling=online: what draws must be whole on each device. Write training.strategy=ddp, "
                 f"training.gpus_per_job=1, or {key}.sampling=round"
             )
+        if self.start and self.lora.rank and not stores_adapters(self, config.algos):
+            yield (
+                f"{key}.sampling=online with adapters goes on from those of the round before, which are stored "
+                f"alone: {key}.start={self.start} must have adapters too. Set algos.{self.start}.lora.rank, "
+                f"{key}.lora.rank=0, or {key}.sampling=round"
+            )
         if config.training.compile:
             yield (
                 f"{key}.sampling=online: the model that is trained also draws, so training.compile must be false. "
@@ -141,6 +152,42 @@ class OnlineConfig(PolicyAlgoConfig):
         elif setting in ("steps_per_generation", "dynamic_sampling", "horizon"):
             return "it is of sampling=online"
         return super().idle(setting)
+
+
+def start_of(settings: AlgoConfig) -> str | None:
+    """The method whose policy one begins with; None for the reference."""
+    return settings.start if isinstance(settings, PolicyAlgoConfig) else None
+
+
+def starts_of(settings: AlgoConfig, algos: Mapping[str, AlgoConfig]) -> list[str]:
+    """The methods that one begins with, the nearest first; each once, also where they go round in a circle."""
+    found: list[str] = []
+    while (start := start_of(settings)) in algos and start is not None and start not in found:
+        found.append(start)
+        settings = algos[start]
+    return found
+
+
+def stores_adapters(settings: AlgoConfig, algos: Mapping[str, AlgoConfig]) -> bool:
+    """Whether adapters alone are stored of what is trained: it has them, and so has all that it begins with."""
+    every = [settings, *(algos[name] for name in starts_of(settings, algos))]
+    return all(isinstance(each, PolicyAlgoConfig) and each.lora.rank for each in every)
+
+
+def _of_start(key: str, settings: PolicyAlgoConfig, algos: Mapping[str, AlgoConfig]) -> Iterator[str]:
+    start, own = settings.start, key.removeprefix("algos.")
+    if start is None:
+        return
+    others = [name for name, each in algos.items() if isinstance(each, PolicyAlgoConfig) and name != own]
+    if start not in algos:
+        yield (
+            f"{key}.start={start}: the run has no such method.{known_names(start, others)} Methods "
+            f"of a run are chosen as algos=[SFT,{own}]"
+        )
+    elif own in (start, *starts_of(settings, algos)):
+        yield f"{key}.start={start}: {own} would begin with what comes out of itself. Leave out one `start`"
+    elif start not in others:
+        yield f"{key}.start={start}: {start} trains no policy to begin with.{known_names(start, others)}"
 
 
 def is_online(settings: AlgoConfig) -> bool:

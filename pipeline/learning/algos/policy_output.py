@@ -11,9 +11,10 @@ from transformers import PreTrainedModel
 
 from pipeline.config.schema import DType
 from pipeline.files import json_text
-from pipeline.learning.algos.base import JobContext
+from pipeline.learning.algos.base import START_TRAIN, JobContext
 from pipeline.learning.algos.policy_config import is_online
 from pipeline.learning.algos.policy_weights import adapted, loaded
+from pipeline.learning.algos.rounds import started_from
 from pipeline.learning.models.adapters import copy_adapters, save_adapters
 from pipeline.learning.training.lora import merged, share_kept, weights_below
 from pipeline.outputs.adapters import ADAPTERS, FOLDER, Adapters, adapter_folders
@@ -26,8 +27,8 @@ if TYPE_CHECKING:
 def save_policy(ctx: JobContext, algo: PolicyAlgoConfig, model: PreTrainedModel | PeftModel) -> dict[str, Any]:
     """Write what was trained to the output of a job, by the process that has all of it.
 
-    Adapters are written with those of earlier rounds, so that the reference is all that they need. Where the round
-    before has stored all weights, as earlier versions did of adapters too, this one does so as well.
+    Adapters are written with those of earlier rounds, and of the method that they started from, so that the
+    reference is all that they need. Where what they started from has stored all weights, this one does so as well.
 
     Args:
         ctx: Of the training.
@@ -37,15 +38,16 @@ def save_policy(ctx: JobContext, algo: PolicyAlgoConfig, model: PreTrainedModel 
     Returns:
         What of it lower precision keeps, for ``training.json``.
     """
-    started_from = ctx.optional_input("train@previous") if algo.warm_start else None
-    before = [] if started_from is None else adapter_folders(started_from)
-    if isinstance(model, PeftModel) and (before or started_from is None):
-        if is_online(algo):  # the adapters of the round before have been trained on
+    folder, start = started_from(ctx, previous=algo.warm_start), ctx.optional_input(START_TRAIN.name)
+    before = [] if folder is None else adapter_folders(folder)
+    if isinstance(model, PeftModel) and (before or folder is None):
+        if is_online(algo) and folder != start:  # the adapters of the round before have been trained on
             before = before[:-1]
         copy_adapters(before, ctx.out / FOLDER)
-        save_adapters(model, ctx.out / FOLDER / str(ctx.round))
+        number = ctx.round + max((int(each.name) for each in adapter_folders(start)) if start else (), default=0)
+        save_adapters(model, ctx.out / FOLDER / str(number))
         reference = ctx.input("reference.train").name
-        rounds = [*(int(folder.name) for folder in before), ctx.round]
+        rounds = [*(int(each.name) for each in before), number]
         made_of = Adapters(rounds=rounds, reference=reference if is_key(reference) else None)
         (ctx.out / ADAPTERS).write_text(json_text(asdict(made_of)) + "\n")
         return {} if ctx.config.system.dtype is DType.float32 else _whole(ctx, algo, model)[1]

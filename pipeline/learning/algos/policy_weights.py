@@ -40,7 +40,7 @@ def to_train(ctx: JobContext, algo: PolicyAlgoConfig) -> PreTrainedModel:
 
 
 def frozen_policy(ctx: JobContext, algo: PolicyAlgoConfig, *, previous: bool) -> PreTrainedModel:
-    """Last round's policy or the reference, as precise as what is trained, and spread as that is."""
+    """What a round or the first one starts from, as precise as what is trained, and spread as that is."""
     model = loaded(ctx, algo, previous=previous)
     with ctx.loading():
         import torch
@@ -97,8 +97,9 @@ def loaded(
     dtype: DType | None = None,
     device: str | None = None,
 ) -> PreTrainedModel:
-    """A policy of its own, never a kept one: last round's where that is asked for, else the reference."""
+    """A policy of its own, never a kept one: see `started_from`."""
     with ctx.loading():
+        from pipeline.learning.algos.rounds import started_from
         from pipeline.learning.algos.toolbox import reference_source
         from pipeline.learning.models.load import load_policy
 
@@ -109,7 +110,7 @@ def loaded(
         dtype = dtype or (ctx.config.system.dtype if adapts else DType.float32)
         reference = reference_source(ctx)
         return load_policy(
-            (ctx.optional_input("train@previous") if previous else None) or reference,
+            started_from(ctx, previous=previous) or reference,
             replace(ctx.config.system, dtype=dtype),
             device or ctx.first_device,
             base=reference,

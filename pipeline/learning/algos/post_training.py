@@ -20,6 +20,7 @@ from pipeline.learning.algos.base import (
     GENERATE,
     METRICS,
     REFERENCE_TRAIN,
+    START_TRAIN,
     TEXT,
     Algorithm,
     JobContext,
@@ -55,7 +56,7 @@ EVALUATE = Stage(
 )
 TRAIN_POLICY = Stage(
     "train",
-    reads=(REFERENCE_TRAIN, Read("train", "previous"), Read("generate", "so_far")),
+    reads=(REFERENCE_TRAIN, START_TRAIN, Read("train", "previous"), Read("generate", "so_far")),
     config=TRAIN,
     scales=True,
     saves="policy",
@@ -107,7 +108,7 @@ class PostTrainingAlgorithms(Algorithm):
         return rounds_to_train_on(ctx, aggregate=ctx.settings(PolicyAlgoConfig).aggregate)
 
     def generate(self, ctx: JobContext) -> None:
-        """Draw and score; in the first round the current policy is the reference itself."""
+        """Draw and score; in the first round the current policy is the reference itself, or that of `start`."""
         with ctx.loading():
             from pipeline.learning.algos import toolbox
             from pipeline.learning.algos.groups import draw_groups
@@ -157,11 +158,10 @@ class PostTrainingAlgorithms(Algorithm):
     def current_policy(self, ctx: JobContext, dataset: Dataset) -> TextPolicy:
         """The policy that this round's training starts from."""
         from pipeline.learning.algos import toolbox
+        from pipeline.learning.algos.rounds import started_from
 
-        previous = ctx.optional_input("train@previous")
-        return (
-            toolbox.reference_policy(ctx, dataset) if previous is None else trained_policy(ctx, dataset, previous)
-        )
+        folder = started_from(ctx)
+        return toolbox.reference_policy(ctx, dataset) if folder is None else trained_policy(ctx, dataset, folder)
 
     def anchor_model(self, ctx: JobContext, anchor: Anchor) -> PreTrainedModel:
         """The frozen policy that training is held close to; the same each time where training draws."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from operator import attrgetter
 
 from pipeline.config.bases import AlgoConfig
@@ -10,7 +11,8 @@ from pipeline.config.schema import Config
 from pipeline.config.shipped import ALGORITHMS
 from pipeline.config.user_code import import_object
 from pipeline.errors import ConfigError, unknown_name
-from pipeline.learning.algos.base import Algorithm, Stage
+from pipeline.learning.algos.base import START_TRAIN, Algorithm, Stage
+from pipeline.learning.algos.policy_config import start_of
 from pipeline.learning.algos.prepare import Preparation
 from pipeline.learning.algos.reference import Reference
 from pipeline.learning.algos.validate import check_algorithm
@@ -21,12 +23,16 @@ SHARED = {
 }
 """What all chains share, written as algorithms of round 0."""
 
-SHARED_STAGES = {kind.name: tuple(stage.name for stage in kind.stages) for kind in (Reference, Preparation)}
+SHARED_STAGES = {kind.name: tuple(stage.name for stage in kind.stages) for kind in (Reference, Preparation)} | {
+    START_TRAIN.algo: (START_TRAIN.stage,)
+}
 """Whose stages an algorithm may read besides its own."""
 
 
 def planned_stages(kind: type[Algorithm], settings: AlgoConfig, config: Config) -> list[Stage]:
-    """The stages that a request has of an algorithm; see `Algorithm.stages_with` and `Stage.only_with`.
+    """The stages that a request has of an algorithm, and what of it they read.
+
+    See `Algorithm.stages_with`, `Stage.only_with`, and `Read.algo` of ``start``.
 
     Args:
         kind: The algorithm.
@@ -34,7 +40,12 @@ def planned_stages(kind: type[Algorithm], settings: AlgoConfig, config: Config) 
         config: The request.
     """
     stages = kind.stages_with(settings)
-    return [stage for stage in stages if not stage.only_with or attrgetter(stage.only_with)(config)]
+    without = () if start_of(settings) else ("start",)
+    return [
+        replace(stage, reads=tuple(read for read in stage.reads if read.algo not in without))
+        for stage in stages
+        if not stage.only_with or attrgetter(stage.only_with)(config)
+    ]
 
 
 def with_bounded_kl(config: Config) -> list[str]:

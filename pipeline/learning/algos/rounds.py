@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from pipeline.files import json_text
-from pipeline.learning.algos.base import JobContext
+from pipeline.learning.algos.base import START_TRAIN, JobContext
 from pipeline.learning.algos.shortage import added
 from pipeline.outputs.formats import GENERATION, Tally
 from pipeline.outputs.reading import read_generation, read_input
@@ -21,6 +21,16 @@ def rounds_to_train_on(ctx: JobContext, *, aggregate: bool) -> tuple[Path, ...]:
     folders = ctx.inputs.get(GENERATED, ())
     # Every round has equally many shards.
     return folders if aggregate else folders[len(folders) // ctx.round * (ctx.round - 1) :]
+
+
+def started_from(ctx: JobContext, *, previous: bool = True) -> Path | None:
+    """The folder of the policy that a round starts from; None for the reference.
+
+    Args:
+        ctx: Of the stage.
+        previous: Take that of the round before, where there is one; else that of `start` in every round.
+    """
+    return (ctx.optional_input("train@previous") if previous else None) or ctx.optional_input(START_TRAIN.name)
 
 
 def write_generation(

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, ClassVar
 from pipeline.config.bases import AlgoConfig
 from pipeline.config.fields import LARGEST_RATE, number
 from pipeline.errors import DataError
-from pipeline.learning.algos.base import METRICS, REFERENCE_TRAIN, JobContext, Read, Stage
+from pipeline.learning.algos.base import METRICS, REFERENCE_TRAIN, START_TRAIN, JobContext, Read, Stage
 from pipeline.learning.algos.policy_config import PolicyAlgoConfig
 from pipeline.learning.algos.post_training import EVALUATE, TRAIN_POLICY, PostTrainingAlgorithms
 
@@ -62,7 +62,7 @@ class SFT(PostTrainingAlgorithms):
     stages: ClassVar[tuple[Stage, ...]] = (
         replace(
             TRAIN_POLICY,
-            reads=(REFERENCE_TRAIN, Read("train", "previous")),
+            reads=(REFERENCE_TRAIN, START_TRAIN, Read("train", "previous")),
             config=(*TRAIN_POLICY.config, "dataset", "data_collection"),
             seconds=4.5,
         ),

@@ -6,7 +6,7 @@ for none.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 
 from pipeline.outputs.formats import ANSWERING
 from pipeline.runs.comparison.cells import GridCell, whole_grid
@@ -16,12 +16,15 @@ from pipeline.runs.record import ResultRow, place_of
 _Method = tuple[str, str, str]
 
 
-def costs_of(results: Iterable[ResultRow], compute: Iterable[ComputeRow]) -> list[CostRow]:
+def costs_of(
+    results: Iterable[ResultRow], compute: Iterable[ComputeRow], starts: Mapping[str, str]
+) -> list[CostRow]:
     """What every method takes up to the end of each round; methods of which nothing is known are left out.
 
     Args:
         results: Rows of all chains.
         compute: What their stages took.
+        starts: Method -> that whose last policy it begins with, so that it takes all that that one takes.
     """
     spent: dict[_Method, list[ComputeRow]] = {}
     for row in compute:
@@ -31,22 +34,32 @@ def costs_of(results: Iterable[ResultRow], compute: Iterable[ComputeRow]) -> lis
         method = (result.dataset, result.model, result.algo)
         cells.setdefault((method, result.round), set()).add((place_of(result)[2], result.seed))
     return [
-        _cost(method, number, [_of_chain(spent[method], cell, number) for cell in whole_grid(found).cells])
+        _cost(method, number, [_of_chain(spent, method, cell, number, starts) for cell in whole_grid(found).cells])
         for (method, number), found in sorted(cells.items())
         if method in spent
     ]
 
 
-def _of_chain(rows: Iterable[ComputeRow], cell: GridCell, number: int) -> list[ComputeRow]:
-    """What a chain has taken up to a round: work of its own, and work that all seeds share."""
-    reference, seed = cell
-    return [
+def _of_chain(
+    spent: Mapping[_Method, Sequence[ComputeRow]],
+    method: _Method,
+    cell: GridCell,
+    number: int | None,
+    starts: Mapping[str, str],
+) -> list[ComputeRow]:
+    """What a chain has taken up to a round: work of its own, work that all seeds share, and what it began with."""
+    (reference, seed), (*place, algo) = cell, method
+    own = [
         row
-        for row in rows
+        for row in spent.get(method, ())
         if (-1 if row.reference is None else row.reference) == reference
         and row.seed in (None, seed)
-        and row.round <= number
+        and (number is None or row.round <= number)
     ]
+    if algo not in starts:
+        return own
+    before = _of_chain(spent, (place[0], place[1], starts[algo]), cell, None, starts)
+    return [*own, *(row for row in before if row.stage not in EVALUATION)]
 
 
 def _cost(method: _Method, number: int, chains: Sequence[Sequence[ComputeRow]]) -> CostRow:

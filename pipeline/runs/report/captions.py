@@ -40,6 +40,23 @@ def about_fewer_chains(rows: Mapping[str, Chains], others: Iterable[Chains] = ()
     return ["; ".join(first_few(fewer, "rows"))] if fewer else []
 
 
+def about_starts(starts: Mapping[str, str], shown: Collection[str]) -> list[str]:
+    """Which methods begin with the policy of another one; nothing where none does.
+
+    Args:
+        starts: Method -> that one.
+        shown: Methods of the table.
+    """
+    begun: dict[str, list[str]] = {}
+    for name in sorted(starts.keys() & set(shown)):
+        begun.setdefault(starts[name], []).append(name)
+    return [
+        f"{', '.join(first_few(names, 'methods'))}: from the last policy of {start}, whose costs count; KL is "
+        "from the reference."
+        for start, names in begun.items()
+    ]
+
+
 def about_bounds(bounded: list[str], shown: Collection[str], so: str = "") -> list[str]:
     """What to say below numbers that rest on a divergence which is a bound; nothing where it is exact for all.
 

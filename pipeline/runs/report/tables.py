@@ -14,7 +14,7 @@ from pipeline.runs.cost import CostRow
 from pipeline.runs.looks import reading_order
 from pipeline.runs.primary import MANY_CUT, primary_metric
 from pipeline.runs.record import ByMetric, Comparison, PooledRow, Results
-from pipeline.runs.report.captions import Chains, about_bounds, about_fewer_chains, first_few
+from pipeline.runs.report.captions import Chains, about_bounds, about_fewer_chains, about_starts, first_few
 from pipeline.runs.report.format import count, decimal, interval, si, title
 from pipeline.terminal.columns import EXTRA, Column, FittedTable, align
 
@@ -125,6 +125,7 @@ def _table(
             where = "the same prompts, which flatters" if same else f"{SWEEP_SPLIT} prompts"
             lines.append(f"evaluation.etas: chosen on {where}, {'; '.join(chosen)}.")
         lines += _about_anchors(anchors, results.common_eta, shown)
+        lines += about_starts(results.starts, {algo for algo, _ in cells})
         if "device s" in shown and (loading := [cost.load_s for cost in costs.values() if cost.load_s]):
             lines.append(f"device s: without loading, up to {max(loading):.1f} s (load_s in compute.json).")
         return "\n".join([*lines, *about_bounds(bounded, shown, _so(shown))])

@@ -65,6 +65,11 @@ NAMES = (
             "algos.QSharp.atoms=2 tells both",
         ),
         ("RAFT", ["algos.RAFT.lora.rank=-1"], "lora.rank=-1: must be at least 0"),
+        ("DPO", ["algos.DPO.start=SFT"], "start=SFT: the run has no such method"),
+        ("DPO,PITA", ["algos.DPO.start=PITA"], "PITA trains no policy to begin with"),
+        ("DPO", ["algos.DPO.start=DPO"], "would begin with what comes out of itself"),
+        ("SFT,DPO,GRPO", ["algos.SFT.start=GRPO", "algos.GRPO.start=DPO", "algos.DPO.start=SFT"], "of itself"),
+        ("SFT,GRPO", ["algos.GRPO.start=SFT", "algos.GRPO.lora.rank=2"], "start=SFT must have adapters too"),
     ],
 )
 def test_what_cannot_work_is_refused(algo: str, overrides: list[str], said: str) -> None:

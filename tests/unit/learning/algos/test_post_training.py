@@ -19,6 +19,7 @@ from pipeline.learning.training.folds import prompt_folds
 from pipeline.learning.training.reward_model import reward_scores
 from pipeline.learning.training.samples import Samples
 from pipeline.learning.training.sequences import Sequences
+from pipeline.outputs.curves import read_curve
 from tests.unit.learning.algos.test_chain import Chains, collecting_goes_once_from_none_to_all, of_stage
 
 TRAINED = ("DPO", "GRPO", "GRPO-HF", "RAFT")
@@ -250,6 +251,31 @@ def test_options_run_through(tmp_path: Path, options: tuple[str, ...]) -> None:
     assert found.metrics(name, 2)["kl_per_sequence"] > 0
     if found.config.algos[name].lora.rank if name != "CD" else 0:
         adapters_are_all_that_is_stored(found, name)
+
+
+@pytest.mark.parametrize("rank", [2, 0], ids=["adapters", "whole"])
+def test_a_chain_begins_with_the_policy_of_another_method_and_is_held_to_that(tmp_path: Path, rank: int) -> None:
+    started = ("algos.DPO.start=RAFT", "algos.GRPO.start=DPO", "algos.GRPO.batch_size=16", "algos.DPO.lora.rank=2")
+    ranks = (f"algos.RAFT.lora.rank={rank}", f"algos.GRPO.lora.rank={rank}")
+    found = Chains(
+        tmp_path, *SETTINGS[6:], "algos=[GRPO,DPO,RAFT]", "algos.RAFT.only_correct=false", *started, *ranks
+    )
+    # Here the anchor is what the first round starts from; in the second one they have parted.
+    assert training(found, "DPO", 1)["loss"][0] == pytest.approx(np.log(2), abs=1e-6)
+    assert training(found, "DPO", 2)["loss"][0] != pytest.approx(np.log(2), abs=1e-6)
+    kls = [read_curve(found.folders("GRPO", number, "train")[0])[0].extra["kl"] for number in (1, 2)]
+    assert kls[0] == pytest.approx(0, abs=1e-6)
+    assert kls[1] > 1e-6
+    adapters = (
+        {"RAFT": "12", "DPO": "1234", "GRPO": "12346"} if rank else dict.fromkeys(("RAFT", "DPO", "GRPO"), "")
+    )
+    (base,) = (found.root / job.key for job in found.plan.jobs.values() if job.id.endswith("reference/train"))
+    for algo, numbers in adapters.items():
+        (folder,) = found.folders(algo, 2, "train")
+        assert "".join(sorted(path.parent.name for path in folder.glob("adapters/*/*.safetensors"))) == numbers
+        assert load_policy(folder, SystemConfig(), "cpu", base=base).num_parameters() > 0
+        reckoned, taken = found.disk()[algo, "train"]
+        assert reckoned == pytest.approx(taken, rel=0.2), algo
 
 
 def adapters_are_all_that_is_stored(chains: Chains, algo: str) -> None:

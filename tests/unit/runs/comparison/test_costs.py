@@ -1,5 +1,6 @@
 """What methods take is the mean over the chains that their results rest on."""
 
+from dataclasses import replace
 from typing import Any
 
 from pipeline.runs.comparison.costs import costs_of
@@ -26,7 +27,7 @@ def spent(
 
 
 def cost(results: list[ResultRow], compute: list[ComputeRow], number: int = 1) -> CostRow:
-    (found,) = [row for row in costs_of(results, compute) if row.round == number]
+    (found,) = [row for row in costs_of(results, compute, {}) if row.round == number]
     return found
 
 
@@ -67,7 +68,7 @@ def test_a_chain_counts_in_the_rounds_that_it_has_finished() -> None:
         spent(1, "generate", 1, 2),
     ]
     results = [result(0), result(1), result(0, 2)]
-    assert [row.flops for row in costs_of(results, compute)] == [10.5, 110]
+    assert [row.flops for row in costs_of(results, compute, {})] == [10.5, 110]
 
 
 def test_only_chains_count_that_the_result_is_the_mean_of() -> None:
@@ -81,6 +82,17 @@ def test_work_that_seeds_share_is_part_of_what_each_chain_takes() -> None:
     compute = [spent(None, "prepare_prompts", 4), spent(0, "train", 10), spent(1, "train", 12)]
     assert cost([result(0)], compute).flops == 14
     assert cost([result(0), result(1)], compute).flops == 15
+
+
+def test_what_a_method_begins_with_counts_whole_but_for_its_evaluation() -> None:
+    began = [
+        replace(spent(seed, stage, flops, number), algo="SFT")
+        for seed in (0, 1)
+        for stage, flops, number in (("train", 3, 1), ("evaluate", 90, 1), ("train", 4, 2))
+    ]
+    compute = [*began, spent(0, "train", 10), spent(0, "train", 100, 2), spent(1, "train", 10)]
+    starts = {"PITA": "SFT"}
+    assert [row.flops for row in costs_of([result(0), result(0, 2)], compute, starts)] == [17, 117]
 
 
 def test_what_is_not_known_of_a_stage_is_not_known_of_its_method() -> None:
@@ -98,4 +110,4 @@ def test_an_answer_takes_what_was_spent_on_those_that_there_are() -> None:
 
 
 def test_a_method_of_which_nothing_is_known_has_no_costs() -> None:
-    assert costs_of([result(0)], []) == []
+    assert costs_of([result(0)], [], {}) == []
