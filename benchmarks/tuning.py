@@ -96,6 +96,7 @@ SPACES: dict[str, dict[str, Draw]] = {
     "SimPO": {**_POLICY, "beta": _log_uniform(0.5, 10.0), "simpo_gamma": _one_of(0.0, 0.5, 1.0, 1.5)},
     "RAFT": _POLICY,
     "GRPO": {**_POLICY, "beta": _one_of(0.0, 0.01, 0.04, 0.1)},
+    "REINFORCEpp": {**_POLICY, "beta": _one_of(0.0, 0.01, 0.05, 0.1)},
     "RLOO": {**_POLICY, "beta": _one_of(0.0, 0.01, 0.05, 0.1)},
     "QSharp-HF": {**_VALUE, **_FITTED_REWARD},
     "GRPO-HF": {**_POLICY, "beta": _one_of(0.0, 0.01, 0.04, 0.1), **_FITTED_REWARD},

@@ -75,6 +75,8 @@ if TYPE_CHECKING:
     from pipeline.learning.algos.qsharp_hf import QSharpHFConfig as QSharpHFConfig
     from pipeline.learning.algos.raft import RAFT as RAFT
     from pipeline.learning.algos.raft import RAFTConfig as RAFTConfig
+    from pipeline.learning.algos.reinforce_pp import REINFORCEpp as REINFORCEpp
+    from pipeline.learning.algos.reinforce_pp import REINFORCEppConfig as REINFORCEppConfig
     from pipeline.learning.algos.rloo import RLOO as RLOO
     from pipeline.learning.algos.rloo import RLOOConfig as RLOOConfig
     from pipeline.learning.algos.rollouts import Rollouts as Rollouts
@@ -171,6 +173,7 @@ _HOMES = {
     "learning.algos.post_training": "PostTrainingAlgorithms fitting_of trained_policy",
     "learning.algos.qsharp": "QSharp QSharpConfig",
     "learning.algos.qsharp_hf": "QSharpHF QSharpHFConfig",
+    "learning.algos.reinforce_pp": "REINFORCEpp REINFORCEppConfig",
     "learning.algos.rloo": "RLOO RLOOConfig",
     "learning.algos.rollouts": "Rollouts",
     "learning.algos.raft": "RAFT RAFTConfig",

@@ -13,6 +13,7 @@ ALGORITHMS = {
     "QSharp": "pipeline.learning.algos.qsharp:QSharp",
     "QSharp-HF": "pipeline.learning.algos.qsharp_hf:QSharpHF",
     "RAFT": "pipeline.learning.algos.raft:RAFT",
+    "REINFORCEpp": "pipeline.learning.algos.reinforce_pp:REINFORCEpp",
     "RLOO": "pipeline.learning.algos.rloo:RLOO",
     "SFT": "pipeline.learning.algos.sft:SFT",
     "SimPO": "pipeline.learning.algos.unanchored:SimPO",

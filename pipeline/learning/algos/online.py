@@ -75,6 +75,7 @@ def fit_online(
         ctx.device,
         sizes=BatchSizes(ctx.hints, ctx.device, inner),
     )
+    most = algo.dynamic_sampling if algo.num_generations > 1 else 1
     kept, judge = KeptBatches(ctx.checkpoints / "drawn"), algorithm.judge(ctx)
 
     def draw(number: int) -> None:
@@ -87,7 +88,7 @@ def fit_online(
             return draw_groups(own, dataset, policy, algo.num_generations, rows, stream, judge)
 
         with metered() as meter, computing_in(ctx.config.system.dtype, ctx.device, ctx.ranks):
-            every, taken = drawn_anew(groups_of, timetable.rows(number), algo.dynamic_sampling)
+            every, taken = drawn_anew(groups_of, timetable.rows(number), most)
             decoding = int(ctx.ranks.sum(meter.flops["decoding"]))  # each rank has a part of the prompts
             if not ctx.ranks.is_first:
                 return
@@ -96,7 +97,7 @@ def fit_online(
                     (folder / str(time)).mkdir()
                     algorithm.keep(replace(own, out=folder / str(time)), policy, groups)
                 counts, figures = _counts(every), _figures(every, policy)
-                if algo.dynamic_sampling > 1:
+                if most > 1:
                     counts["groups_drawn_anew"] = sum(len(one.keys) for one in every[1:])
                     figures["times_drawn"] = [len(every)]
                 about = {

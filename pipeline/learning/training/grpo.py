@@ -120,6 +120,32 @@ def log_ratios(samples: Samples, anchor: NDArray[np.float32]) -> NDArray[np.floa
     return np.where(samples.sequences.supervised > 0, apart, 0.0)
 
 
+def whitened_returns(
+    rewards: NDArray[np.floating], penalty: NDArray[np.floating] | None, samples: Samples
+) -> NDArray[np.float32]:
+    """Advantages of REINFORCE++ (arXiv 2501.03262, section 3), as OpenRLHF computes them.
+
+        A_t = r - sum over i >= t of penalty_i,     (A_t - mean) / deviation, both over all tokens that count
+
+    Args:
+        rewards: Shape [N]; NaN where there is none.
+        penalty: What each token costs, laid out as `samples.logprobs` are; None for nothing.
+        samples: Of which those tokens count that take part in the loss, and whose completion has a reward.
+
+    Returns:
+        Shape [N, C]; 0 at tokens that do not count.
+    """
+    counts = np.arange(samples.longest) < samples.sequences.supervised[:, None]
+    counts &= ~np.isnan(rewards)[:, None]
+    table = np.where(counts, np.asarray(rewards, np.float64)[:, None], 0.0)
+    if penalty is not None:
+        table = table - np.where(counts, penalty, 0.0)[:, ::-1].cumsum(1)[:, ::-1]
+    values = table[counts] - (table[counts].mean() if counts.any() else 0.0)
+    found = np.zeros(counts.shape, np.float32)
+    found[counts] = values / np.sqrt(max(1e-8, np.square(values).mean())) if counts.any() else 0.0
+    return found
+
+
 def _in_groups(rewards: NDArray[np.floating], group: int) -> NDArray[np.float64]:
     if len(rewards) % group:
         raise ValueError(f"{len(rewards)} rewards in groups of {group}")

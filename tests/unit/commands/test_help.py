@@ -152,7 +152,9 @@ def test_files_that_set_keys_alike_are_named_together() -> None:
     assert rates.startswith(
         "    set by     profile=a100_40gb, profile=a100_80gb, profile=h200: 2e-05 (algos.BestOfN.l"
     )
-    named = ", ".join(f"algos.{name}.learning_rate" for name in ("DPO", "GRPO", "GRPO-HF", "RLOO", "SimPO"))
+    named = ", ".join(
+        f"algos.{name}.learning_rate" for name in ("DPO", "GRPO", "GRPO-HF", "REINFORCEpp", "RLOO", "SimPO")
+    )
     assert f"1e-06 ({named})" in rates
 
 

@@ -21,6 +21,7 @@ NAMES = (
     "QSharp",
     "QSharp-HF",
     "RAFT",
+    "REINFORCEpp",
     "RLOO",
     "SFT",
     "SimPO",

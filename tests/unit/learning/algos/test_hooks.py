@@ -17,12 +17,13 @@ from pipeline.learning.algos.groups import Groups
 from pipeline.learning.algos.grpo import GRPO, GRPOConfig
 from pipeline.learning.algos.policy_config import Sampling
 from pipeline.learning.algos.post_training import PostTrainingAlgorithms
+from pipeline.learning.algos.reinforce_pp import REINFORCEpp, REINFORCEppConfig
 from pipeline.learning.algos.rloo import RLOO, RLOOConfig
 from pipeline.learning.choices import GRPOLoss, ScaleRewards
 from pipeline.learning.generation.sampling import sample_keys
 from pipeline.learning.rewards.scoring import Scored
 from pipeline.learning.training.grpo import Objective, checked_advantages, grpo_set
-from pipeline.learning.training.samples import Samples
+from pipeline.learning.training.samples import Samples, padded
 from tests.doubles.contexts import context
 from tests.doubles.models import tiny_policy
 from tests.doubles.own_methods import RewardWeighted
@@ -104,6 +105,35 @@ def test_advantages_of_rloo_are_rewards_minus_the_mean_of_the_others(
 ) -> None:
     found = RLOO().advantages(context(RLOOConfig(num_generations=4, beta=0.0)), samples(rewards))
     assert checked_advantages(found, samples([0.0] * 8)).tolist() == pytest.approx(expected, abs=1e-6)
+
+
+@pytest.mark.parametrize("baseline", [False, True])
+@pytest.mark.parametrize("beta", [0.0, 0.1])
+def test_advantages_of_reinforce_pp_are_those_of_the_paper(
+    baseline: bool, beta: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Arithmetic of arXiv 2501.03262, token by token, with one completion without a reward and one left out."""
+    random = np.random.default_rng(3)
+    lengths, rewards = [1, 3, 2, 4, 2, 3, 1, 2], random.normal(size=8)
+    rewards[2] = NONE
+    logprobs, anchor = ([random.normal(size=length).astype("f4") for length in lengths] for _ in range(2))
+    given = Samples.of([[1]] * 8, [[2] * length for length in lengths], rewards, logprobs)
+    given = given.silenced(np.arange(8) == 5)
+    monkeypatch.setattr(REINFORCEpp, "anchor_logprobs", lambda *_: padded(anchor))
+    ctx = context(REINFORCEppConfig(num_generations=4, baseline=baseline, beta=beta))
+    found = checked_advantages(REINFORCEpp().advantages(ctx, given), given)
+
+    values: dict[tuple[int, int], float] = {}
+    for row, length in enumerate(lengths):
+        group = rewards[row // 4 * 4 : row // 4 * 4 + 4]
+        for place in range(length) if row not in (2, 5) else ():
+            kl = sum(float(logprobs[row][at]) - float(anchor[row][at]) for at in range(place, length))
+            values[row, place] = rewards[row] - baseline * np.nanmean(group) - beta * kl
+    mean, deviation = np.mean(list(values.values())), np.std(list(values.values()))
+    expected = np.zeros((8, 4))
+    for at, value in values.items():
+        expected[at] = (value - mean) / deviation
+    assert found == pytest.approx(expected, abs=1e-6)
 
 
 def test_with_all_rewards_rloo_differs_from_undivided_grpo_by_a_constant_factor() -> None:
