@@ -12,7 +12,7 @@ import select
 import subprocess
 import tempfile
 import time
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -36,18 +36,23 @@ from pipeline.plan.pairs import refuse_text, refuse_unanswered, refuse_unpaired
 from pipeline.plan.tokenizers import check_chat_templates
 
 _MARGIN_S = 60.0
+_SOON_S = 20.0
+"""Seconds after which a user is told what takes so long."""
 _END_S = 10.0
 _LARGEST_ANSWER = 64 << 20
 """Bytes."""
 
 
-def try_rewards(config: Config, used: Collection[str] = ()) -> tuple[str, ...]:
+def try_rewards(
+    config: Config, used: Collection[str] = (), tell: Callable[[str], None] = lambda _: None
+) -> tuple[str, ...]:
     """Call every reward once, if it, or a dataset that makes its rows, is not what ships.
 
     Args:
         config: The request.
         used: Names of datasets that the run is still to use: of local files the first rows are made now. Of
             others that are read, it is only seen whether one of several rewards judges.
+        tell: Told where it takes long.
 
     Returns:
         Warnings.
@@ -65,7 +70,7 @@ def try_rewards(config: Config, used: Collection[str] = ()) -> tuple[str, ...]:
     to_read = [name for name in used if in_local_files(config.datasets[name])]
     asked |= {name: config.datasets[name] for name in to_read}
     answer = (
-        _ask(asked, to_read, _templates(config))
+        _ask(asked, to_read, _templates(config), tell)
         if asked
         else {
             "problems": [],
@@ -161,13 +166,18 @@ def _templates(config: Config) -> dict[str, str]:
 
 
 def _ask(
-    datasets: Mapping[str, DatasetConfig], to_read: Sequence[str], templates: Mapping[str, str]
+    datasets: Mapping[str, DatasetConfig],
+    to_read: Sequence[str],
+    templates: Mapping[str, str],
+    tell: Callable[[str], None],
 ) -> dict[str, Any]:
     """What a process says that tries rewards and rows; it ends then, with whatever their modules have started."""
     limit_s = _MARGIN_S + sum(
         section.grading.start_timeout_s + section.grading.timeout_s * len(_names(section))
         for section in datasets.values()
     )
+    tried = f"trying the rewards of {', '.join(datasets)} on a single row"
+    hint = "Does importing one, or making the row, hang?"
     with tempfile.TemporaryFile() as output:
         child = children.Child(
             "pipeline.learning.rewards.early",
@@ -179,15 +189,16 @@ def _ask(
             own_group=True,
         )
         try:
-            line = _first_line(child.channel, limit_s)
+            try:
+                line = _first_line(child.channel, _SOON_S)
+            except TimeoutError:
+                tell(f"{tried} has taken {_SOON_S:g} s so far, and ends after {limit_s:g}. {hint}")
+                line = _first_line(child.channel, limit_s - _SOON_S)
             if line is None:
                 with suppress(subprocess.TimeoutExpired):  # a moment after it has hung up it has an exit code
                     child.process.wait(_END_S)
         except TimeoutError as error:
-            raise ConfigError(
-                f"trying the rewards of {', '.join(datasets)} on a single row took more than {limit_s:g} s. Does "
-                "importing one, or making the row, hang?"
-            ) from error
+            raise ConfigError(f"{tried} took more than {limit_s:g} s. {hint}") from error
         finally:
             children.end([child])
             code = child.wait()

@@ -3,9 +3,9 @@
 It collects the same data and fits the same value model as Q#; only the tilt differs. Q# adds log E[exp(R / eta)],
 which is optimal for the KL-regularised objective; CD adds E[R] / eta, which Jensen's inequality makes the smaller.
 
-Name and tilt are of controlled decoding (Mudgal et al., arXiv 2310.17022), but none of its methods is this one:
-CD-Q fits its prefix scorer by bootstrapping from the value of the next token, and the blockwise variant picks
-among drawn blocks instead of tilting tokens.
+Of controlled decoding (Mudgal et al., arXiv 2310.17022) it is CD-FUDGE, but for cross-entropy and texts that the
+guided policy rolls in. CD-Q bootstraps from the value of the next token, and the blockwise variant picks among
+drawn blocks.
 """
 
 from __future__ import annotations

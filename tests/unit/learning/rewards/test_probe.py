@@ -51,7 +51,9 @@ def tried(reward: str | dict[str, float], row: Row | None = None, **grading: Any
 def in_this_process(monkeypatch: pytest.MonkeyPatch) -> None:
     """Have what is tried while planning tried here: where it is of interest what is said, and not who says it."""
 
-    def ask(datasets: Mapping[str, DatasetConfig], to_read: Sequence[str], templates: Mapping[str, str]) -> Any:
+    def ask(
+        datasets: Mapping[str, DatasetConfig], to_read: Sequence[str], templates: Mapping[str, str], _: object
+    ) -> Any:
         return json.loads(json.dumps(early.answer(json.loads(json.dumps(as_plain(datasets))), to_read, templates)))
 
     monkeypatch.setattr("pipeline.plan.rewards._ask", ask)
@@ -522,10 +524,13 @@ def test_a_module_that_does_not_end_is_told_of(tmp_path: Path, monkeypatch: pyte
     (tmp_path / "stuck.py").write_text("import time\ntime.sleep(3600)\n")
     monkeypatch.syspath_prepend(str(tmp_path))
     monkeypatch.setattr("pipeline.plan.rewards._MARGIN_S", 0.0)
+    monkeypatch.setattr("pipeline.plan.rewards._SOON_S", 0.1)
+    told: list[str] = []
     limits = [f"datasets.addition.grading.{name}=0.5" for name in ("start_timeout_s", "timeout_s")]
     asked = ["experiment.name=x", "datasets.addition.reward=stuck.fits", *limits]
     with pytest.raises(ConfigError, match=r"took more than 1 s\. Does importing one, or making the row, hang"):
-        try_rewards(quick_config(asked))
+        try_rewards(quick_config(asked), tell=told.append)
+    assert len(told) == 1  # before that
 
 
 def test_a_run_with_a_reward_that_cannot_work_starts_nothing(
