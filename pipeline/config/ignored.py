@@ -200,6 +200,7 @@ RULES = (
         "training.schedule=constant has no warm-up; constant_with_warmup has one",
     ),
     Rule("training.memory_mb", lambda run: not run.gpu, _NO_GPU),
+    Rule("training.deterministic", lambda run: not run.gpu, _NO_GPU),
     Rule("training.strategy", lambda run: devices_per_training(run.config) == 1, _ONE_DEVICE),
     Rule("generation.memory_mb", lambda run: not run.gpu, _NO_GPU),
     Rule("generation.cuda_graphs", lambda run: not run.gpu, _NO_GPU),
@@ -232,7 +233,6 @@ RULES = (
     ),
     Rule("system.clear_cache_interval", lambda run: not run.gpu, _NO_GPU),
     Rule("execution.wait_for_devices", lambda run: not run.gpu, _NO_GPU),
-    Rule("execution.untried_on_gpu", lambda run: not run.gpu, _NO_GPU),
     Rule(
         "execution.workers",
         lambda run: not run.config.system.use_parallel_execution,

@@ -189,6 +189,8 @@ class TrainingConfig:
     """Have torch.compile make kernels for the model, which pays in long trainings; other last bits."""
     weight_decay: float = number(0.01, at_least=0, at_most=100)
     """The part of a weight that a step takes away, as a multiple of the learning rate."""
+    deterministic: bool = option(True)
+    """On a GPU the same training gives the same bytes. False trains what needs kernels that add up as it comes."""
     optimizer: Optimizer = Optimizer.adamw
     adam_beta1: float = number(0.9, at_least=0, below=1)
     """Of AdamW: how much of the mean of gradients a step keeps."""
@@ -324,9 +326,6 @@ class ExecutionConfig:
     """Seconds that running jobs are given to finish, or to save a checkpoint, when the run is interrupted."""
     models_in_memory: int = number(4, at_least=1, at_most=1_000_000, affects_result=False)
     """Models that a worker keeps loaded between jobs."""
-    untried_on_gpu: bool = hint(True)
-    """Use what is written for GPUs and has run on none yet, as docs/gpus.md lists it; false does without. On a GPU
-    it may change the last bits of results, as another model of GPU does."""
     retry: RetryConfig = field(default_factory=RetryConfig)
     ray: RayConfig = field(default_factory=RayConfig)
 

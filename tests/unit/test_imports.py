@@ -16,7 +16,6 @@ PACKAGE = Path(pipeline.__file__).parent
 WINGS = [
     "errors",
     "arithmetic",
-    "untried",
     "files",
     "locks",
     "foreign",

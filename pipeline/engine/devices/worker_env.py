@@ -9,7 +9,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Mapping, Sequence
 
-from pipeline import arithmetic, untried
+from pipeline import arithmetic
 from pipeline.engine.devices.inventory import Device
 
 THREAD_VARIABLES = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS", "NUMEXPR_NUM_THREADS")
@@ -23,13 +23,13 @@ FIXED = {
     "CUBLAS_WORKSPACE_CONFIG": ":4096:8",
     "PYTHONUNBUFFERED": "1",
 }
-UNTRIED = {
+ON_GPUS = {
     # cuDNN's attention, which torch prefers on H100 and H200, makes a plan for each length: every decoding step.
     "TORCH_CUDNN_SDPA_DEPRIORITIZED": "1",
     # Batches of ever other lengths leave gaps that no other batch fits into.
     "PYTORCH_ALLOC_CONF": "expandable_segments:True",
 }
-"""Of workers on GPUs, where the environment does not say otherwise; see `pipeline.untried`."""
+"""Of workers on GPUs, where the environment does not say otherwise."""
 _ALLOCATOR = {"PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF"}
 
 LOOPBACK = "127.0.0.1"
@@ -82,7 +82,6 @@ def worker_environment(
     base_env: Mapping[str, str],
     *,
     portable: bool = False,
-    untried_on_gpu: bool = True,
 ) -> dict[str, str]:
     """The whole environment of a worker.
 
@@ -91,15 +90,13 @@ def worker_environment(
         threads: Threads for numerical libraries.
         base_env: The environment it inherits.
         portable: Whether it computes as on every processor, see `pipeline.arithmetic`.
-        untried_on_gpu: As `execution.untried_on_gpu`.
     """
     # Models of transformers raise errors without docstrings; and libraries warn of what their users have set.
     dropped = {*_OF_THREADS, *arithmetic.UNASKED, "PYTHONOPTIMIZE", "PYTHONWARNINGS"}
     env = {name: value for name, value in base_env.items() if not (is_of_launcher(name) or name in dropped)}
     env = arithmetic.pinned(env, *(arithmetic.PINS if portable else ("numpy",)))
     env.update(FIXED)
-    env.update(untried.said(untried_on_gpu))
-    if device.kind == "cuda" and untried_on_gpu:
+    if device.kind == "cuda":
         env = _tuned(env)
     env.update(dict.fromkeys(THREAD_VARIABLES, str(threads)))
     # A UUID rather than an index: it means the same GPU whatever the order and whatever else is hidden.
@@ -110,7 +107,7 @@ def worker_environment(
 def _tuned(env: Mapping[str, str]) -> dict[str, str]:
     """With what torch is told of GPUs; what a user has said of the same goes first."""
     own = {"PYTORCH_ALLOC_CONF"} if _ALLOCATOR & env.keys() else set()
-    return {**{name: value for name, value in UNTRIED.items() if name not in own}, **env}
+    return {**{name: value for name, value in ON_GPUS.items() if name not in own}, **env}
 
 
 def rank_environment(

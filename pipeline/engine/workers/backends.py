@@ -106,7 +106,6 @@ def _settings(execution: ExecutionConfig, threads: int, log_dir: Path, portable:
     return ProcessSettings(
         threads=threads,
         portable=portable,
-        untried_on_gpu=execution.untried_on_gpu,
         heartbeat_s=execution.heartbeat_s,
         log_dir=log_dir,
         free_timeout_s=free_timeout_s(execution),
@@ -118,7 +117,7 @@ def inline_workers(
 ) -> MakeWorker:
     """Makes the one worker that is this process."""
     return lambda index, reaper: InlineWorker(
-        index, devices[index], threads, execution.stop_grace_s, reaper, portable, execution.untried_on_gpu
+        index, devices[index], threads, execution.stop_grace_s, reaper, portable
     )
 
 

@@ -12,8 +12,6 @@ import gc
 import sys
 from typing import Any
 
-from pipeline import untried
-
 CONTEXT_MB = 800
 """CUDA context and loaded kernels of a process, 0.3 to 0.8 GB by GPU and libraries, which torch does not count."""
 FRAGMENTS = 1.25
@@ -37,8 +35,7 @@ def peak_mb(device: str) -> int | None:
     if cuda is None:
         return 0
     reserved, used = int(cuda.max_memory_reserved(device)), int(cuda.max_memory_allocated(device))
-    least = int(FRAGMENTS * used) if untried.is_used() else reserved
-    return min(reserved, least) // _MB + CONTEXT_MB
+    return min(reserved, int(FRAGMENTS * used)) // _MB + CONTEXT_MB
 
 
 def held_mb(device: str) -> int:
@@ -55,7 +52,7 @@ def limit(device: str, mb: int) -> None:
         mb: MiB; 0 sets no limit.
     """
     cuda = _cuda(device)
-    if cuda is not None and untried.is_used():
+    if cuda is not None:
         whole = int(cuda.get_device_properties(device).total_memory)
         share = max(mb - CONTEXT_MB, 1) * _MB / whole if mb else 1.0
         cuda.set_per_process_memory_fraction(min(1.0, share), cuda.current_device())  # "cuda" has no index

@@ -33,7 +33,6 @@ class InlineWorker:
         stop_grace_s: float = 0.0,
         reaper: Reaper | None = None,
         portable: bool = False,
-        untried_on_gpu: bool = True,
     ) -> None:
         self._index = index
         self._reaper = reaper
@@ -43,7 +42,6 @@ class InlineWorker:
         self._device = device
         self._threads = threads
         self._portable = portable
-        self._untried_on_gpu = untried_on_gpu
         self._runner = JobRunner(self._report, device.kind, name=device.name, own_process=False)
         self._state = "new"
         self._job: RunJob | None = None
@@ -63,7 +61,6 @@ class InlineWorker:
             self._threads,
             os.environ,
             portable=self._portable,
-            untried_on_gpu=self._untried_on_gpu,
         )
         _replace_environment(descendants.with_tag(env, self._tag))
         if self._reaper:

@@ -52,7 +52,6 @@ class ProcessSettings:
     Attributes:
         threads: Threads for numerical libraries.
         portable: Whether processes compute as on every processor, see `pipeline.arithmetic`.
-        untried_on_gpu: As `execution.untried_on_gpu`.
         heartbeat_s: Seconds between signs of life.
         log_dir: Folder for what workers write outside of jobs, one file each.
         free_timeout_s: Seconds that a new process waits for the memory which the one before it had.
@@ -60,7 +59,6 @@ class ProcessSettings:
 
     threads: int
     portable: bool = False
-    untried_on_gpu: bool = True
     heartbeat_s: float
     log_dir: Path
     free_timeout_s: float = FREE_TIMEOUT_S
@@ -134,7 +132,6 @@ class LocalWorker:
             how.threads,
             os.environ,
             portable=how.portable,
-            untried_on_gpu=how.untried_on_gpu,
         )
 
     def _spawn(self) -> Child:

@@ -13,7 +13,6 @@ from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from pipeline import untried
 from pipeline.config.plain import stage_config_from_plain
 from pipeline.config.ranks import BY_TENSORS
 from pipeline.config.schema import DType, Sharding, StageConfig, Strategy
@@ -52,7 +51,8 @@ def run_stage(work: Work) -> None:
     stage = next(stage for stage in stages if stage.name == payload["stage"])
     trains = stage.scales or "training" in stage.config
     threads = config.system.cpu_threads if hasattr(config, "system") else 1
-    prepare_torch(threads, work.device, trains=trains)
+    exact = not hasattr(config, "training") or config.training.deterministic
+    prepare_torch(threads, work.device, trains=trains, exact=exact)
     models = _models(work)
     if trains and work.device.startswith("cuda"):
         _empty(models)
@@ -92,7 +92,7 @@ def _advice_on_determinism() -> Iterator[None]:
         first = str(error).partition(",")[0]
         raise JobError(
             f"{first}: this model cannot be trained so that the same training gives the same bytes on a GPU. "
-            "execution.untried_on_gpu=false trains it all the same"
+            "training.deterministic=false trains it all the same"
         ) from error
 
 
@@ -188,7 +188,7 @@ def _settle(ctx: JobContext, stage: Stage) -> None:
 
 def _refuse_what_cannot_fit(ctx: JobContext, stage: Stage) -> None:
     """Look whether a training on one GPU can fit, before any model is loaded."""
-    if not ctx.device.startswith("cuda") or not untried.is_used():
+    if not ctx.device.startswith("cuda"):
         return
     import torch
 

@@ -11,14 +11,13 @@ from importlib.util import find_spec
 from types import ModuleType
 from typing import Any
 
-from pipeline import untried
 from pipeline.machine.garbage import imported_for_good
 
 _LARGE = ("transformers", "transformers.modeling_utils")
 """Modules that import, with themselves, most of what takes long besides torch."""
 
 
-def prepare_torch(threads: int, device: str = "cpu", *, trains: bool = False) -> None:
+def prepare_torch(threads: int, device: str = "cpu", *, trains: bool = False, exact: bool = True) -> None:
     """Make what torch computes depend on nothing but the job: now, or where it is not imported yet, once it is.
 
     Importing torch and transformers takes seconds, so it is left to the stages that compute with them.
@@ -27,10 +26,9 @@ def prepare_torch(threads: int, device: str = "cpu", *, trains: bool = False) ->
         threads: That torch may use.
         device: ``cpu`` or ``cuda``.
         trains: Whether the stage trains a model; the others only read and draw.
+        exact: As `training.deterministic`.
     """
-    when_imported(
-        "torch", partial(_set_up_torch, threads, device.startswith("cuda") and untried.is_used(), trains)
-    )
+    when_imported("torch", partial(_set_up_torch, threads, device.startswith("cuda") and exact, trains))
     when_imported("transformers.utils.logging", _hide_progress_bars)
     for name in _LARGE:
         when_imported(name, _nothing)

@@ -2,7 +2,7 @@
 
 A step is hundreds of short operations. A GPU does them faster than the host can say them, unless the host has to
 wait for a number: then the GPU idles until the next ones are said. So on a GPU steps are of shapes that are known
-beforehand. On a CPU to ask costs nothing, and what is known saves work. None of it has run on a GPU yet.
+beforehand. On a CPU to ask costs nothing, and what is known saves work.
 """
 
 from __future__ import annotations
@@ -12,8 +12,6 @@ from contextlib import contextmanager
 from contextvars import ContextVar
 from typing import TYPE_CHECKING
 
-from pipeline import untried
-
 if TYPE_CHECKING:
     from torch import Tensor
 
@@ -22,7 +20,7 @@ _SILENT: ContextVar[bool] = ContextVar("_SILENT", default=False)
 
 def may_ask(tensor: Tensor) -> bool:
     """Whether a number may be asked for, to do less afterwards."""
-    return not is_silent() and (not tensor.is_cuda or not untried.is_used())
+    return not is_silent() and not tensor.is_cuda
 
 
 def has_any(marks: Tensor) -> bool:

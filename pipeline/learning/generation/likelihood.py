@@ -9,7 +9,6 @@ import torch
 from numpy.typing import NDArray
 from transformers import PreTrainedModel
 
-from pipeline import untried
 from pipeline.learning.generation.decode import DecodeSettings
 from pipeline.learning.models.batch_size import BatchSizes
 from pipeline.learning.models.split import split_over
@@ -70,6 +69,6 @@ def rows_at_once(model: PreTrainedModel, data: Sequences, settings: DecodeSettin
 
 def _in_parts(model: PreTrainedModel, data: Sequences, settings: DecodeSettings) -> bool:
     """Whether logits are made part by part, so that they do not decide how many texts fit."""
-    if not settings.device.startswith("cuda") or not untried.is_used() or not len(data.ids):
+    if not settings.device.startswith("cuda") or not len(data.ids):
         return False
     return is_plain(model, torch.as_tensor(data.ids[:1], device=settings.device))

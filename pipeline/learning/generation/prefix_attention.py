@@ -4,7 +4,7 @@ A candidate sees the prefix of its row, which a kernel attends to as it would by
 also tells the logarithm of what its softmax has divided by (its log-sum-exp, l). With s, the score of the
 candidate with itself, its weight is exp(s) / (exp(l) + exp(s)) = sigmoid(s - l), and the prefix has the rest.
 
-Only on GPUs; see `pipeline.untried`. Shapes: B rows, G heads of keys and values, Q queries that share one of them,
+Only on GPUs. Shapes: B rows, G heads of keys and values, Q queries that share one of them,
 S slots, D size of a head.
 """
 
@@ -14,7 +14,6 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from pipeline import untried
 from pipeline.learning.generation.row_cache import ALIGNED
 
 _SIZES = 8
@@ -24,7 +23,7 @@ _SIZES = 8
 def is_merged(query: Tensor, value: Tensor) -> bool:
     """Whether attention of these is computed so; both of shape [..., D]."""
     fits = not (query.shape[-1] % _SIZES or value.shape[-1] % _SIZES)
-    return query.is_cuda and fits and untried.is_used()
+    return query.is_cuda and fits
 
 
 def attend_prefix(query: Tensor, keys: Tensor, values: Tensor, hidden: Tensor | None) -> tuple[Tensor, Tensor]:

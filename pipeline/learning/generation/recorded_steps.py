@@ -6,7 +6,7 @@ memory that stays where it is. Texts grow, so there is a graph for each of a few
 that one and hides what is beyond a text.
 
 The first steps of a length are done without a graph, and so are all steps of models of which one could not be
-recorded, for the rest of the process. Nothing of it has run on a GPU yet.
+recorded, for the rest of the process.
 
 Shapes: R slots, n rows that are alive, k steps since tokens were looked at.
 """
@@ -25,7 +25,6 @@ import torch
 from numpy.typing import NDArray
 from torch import nn
 
-from pipeline import untried
 from pipeline.learning.choices import Others
 from pipeline.learning.generation import host
 from pipeline.learning.generation.ends_of_rows import Outputs
@@ -56,7 +55,7 @@ def lengths_of(width: int) -> list[int]:
 
 def is_asked(device: str) -> bool:
     """Whether steps can be recorded on a device at all."""
-    return device.startswith("cuda") and untried.is_used()
+    return device.startswith("cuda")
 
 
 def why_not(policy: ModelRows, taking: Taking) -> str:

@@ -17,7 +17,6 @@ from typing import TYPE_CHECKING
 import numpy as np
 from numpy.typing import NDArray
 
-from pipeline import untried
 from pipeline.errors import JobError
 from pipeline.learning.generation import host
 
@@ -263,7 +262,7 @@ def draw_by_weight(weights: Tensor, uniform: Tensor) -> Tensor:
     """Likewise, by weights; float64, and overwritten, as rows of a large vocabulary are long."""
     import torch
 
-    if weights.is_cuda and weights.shape[-1] > 2 * _BLOCK and untried.is_used():
+    if weights.is_cuda and weights.shape[-1] > 2 * _BLOCK:
         return by_blocks(weights, uniform)
     cumulative = weights.cumsum_(-1)
     target = uniform.unsqueeze(-1) * cumulative[..., -1:]

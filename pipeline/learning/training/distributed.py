@@ -29,7 +29,6 @@ from torch.distributed.fsdp import CPUOffloadPolicy, FSDPModule, MixedPrecisionP
 from torch.distributed.tensor import DTensor, distribute_tensor
 from transformers import PreTrainedModel
 
-from pipeline import untried
 from pipeline.config.schema import DType, Sharding, Strategy
 from pipeline.learning.models.bits import bits_of
 from pipeline.learning.models.load import blocks_of
@@ -106,7 +105,7 @@ class Ranks:
 
         It would keep a whole copy of the weights from the forward to the backward pass, and spreading save little.
         """
-        return self.is_sharded and self.dtype is DType.bfloat16 and untried.is_used()
+        return self.is_sharded and self.dtype is DType.bfloat16
 
     def say_batch(self, batch_size: int, micro_batch_size: int) -> None:
         """Write to the job's log what makes up the batch of an optimizer step, where several ranks share it."""

@@ -2,7 +2,7 @@
 
 A token has as many logits as the vocabulary has entries, and each takes some 12 bytes in training: 25 GB for 8
 texts of 2,048 tokens and 128,000 entries. Here the output layer runs over a part of the positions at a time, and
-again in the backward pass. So only on GPUs; see `pipeline.untried`.
+again in the backward pass. So only on GPUs.
 
 Shapes: B sequences, T positions, V tokens of the vocabulary, H the width of the model.
 """
@@ -19,7 +19,6 @@ from torch import Tensor, nn
 from torch.distributed.fsdp import FSDPModule
 from torch.utils.checkpoint import checkpoint
 
-from pipeline import untried
 from pipeline.learning.generation.sampling import policy_logprobs
 from pipeline.learning.memory.training import LOGITS_AT_ONCE
 
@@ -35,9 +34,7 @@ def is_cut(model: nn.Module, ids: Tensor) -> bool:
         model: A causal language model, with adapters or without.
         ids: Shape [B, T].
     """
-    if not ids.is_cuda or not untried.is_used():
-        return False
-    return is_too_much(model, ids.numel()) and is_plain(model, ids)
+    return ids.is_cuda and is_too_much(model, ids.numel()) and is_plain(model, ids)
 
 
 def is_too_much(model: nn.Module, tokens: int) -> bool:

@@ -13,7 +13,6 @@ import torch
 import torch.distributed as dist
 from torch.distributed import TCPStore  # type: ignore[attr-defined]
 
-from pipeline import untried
 from pipeline.config.schema import DType
 from pipeline.errors import JobError
 from pipeline.learning.training.distributed import Ranks, Spread
@@ -41,7 +40,7 @@ def join(rank: int, size: int, device: str, spread: Spread, dtype: DType = DType
     backend = "cpu:gloo,cuda:nccl" if on_gpu else "gloo"
     timeout = WHILE_SCORING if spread.by_tensors else TIMEOUT
     options: dict[str, Any] = {"store": _meet(rank, size), "rank": rank, "world_size": size, "timeout": timeout}
-    if on_gpu and untried.is_used():
+    if on_gpu:
         options["device_id"] = torch.device(device)  # else NCCL guesses which device a rank has
     dist.init_process_group(backend, **options)
     yield Ranks(rank, size, device, spread, dtype)

@@ -10,7 +10,6 @@ from typing import Any
 import torch
 from torch import nn
 
-from pipeline import untried
 from pipeline.config.schema import Optimizer
 
 Group = dict[str, Any]
@@ -95,7 +94,7 @@ def all_at_once(trained: Sequence[nn.Parameter]) -> dict[str, bool]:
     # On the CPU `foreach` has MKL take square roots, which begin with an approximation of the processor's own.
     fused = all(weight.device.type == "cpu" and not hasattr(weight, "full_tensor") for weight in trained)
     # On a GPU it takes 4 bytes for each parameter at once beside what is kept, `fused` none.
-    fused |= untried.is_used() and all(weight.device.type == "cuda" for weight in trained)
+    fused |= all(weight.device.type == "cuda" for weight in trained)
     return {"fused" if fused else "foreach": True}
 
 

@@ -60,7 +60,7 @@ def refuse_what_cannot_fit(shape: ModelShape, work: Workload, total_bytes: int, 
     """
     least, usable = replace(work, batch=1), usable_bytes(total_bytes)
     need = training_footprint(shape, least).total
-    if need <= usable:
+    if need <= total_bytes:  # more than is usable may fit: what a GPU has not at all cannot
         return
     ways = []
     if not work.checkpointing and training_footprint(shape, replace(least, checkpointing=True)).total <= usable:
@@ -75,9 +75,8 @@ def refuse_what_cannot_fit(shape: ModelShape, work: Workload, total_bytes: int, 
     ways.append("a smaller model")
     raise JobError(
         f"training all of {shape.name} ({shape.size} parameters) takes some {need / GB:.0f} GB of one GPU with "
-        f"micro-batches of 1 and {work.tokens:,} tokens, and of its {total_bytes / GB:.0f} GB "
-        f"{usable / GB:.0f} are usable. Try {', or '.join(ways)}; "
-        "where the estimate is wrong, execution.untried_on_gpu=false"
+        f"micro-batches of 1 and {work.tokens:,} tokens, and it has {total_bytes / GB:.0f} GB. "
+        f"Try {', or '.join(ways)}"
     )
 
 

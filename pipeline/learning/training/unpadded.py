@@ -22,7 +22,6 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 from transformers import AttentionInterface
 
-from pipeline import untried
 from pipeline.learning.models.value import TEXT_LENGTHS
 from pipeline.learning.training.logits import (
     inner_model,
@@ -151,8 +150,6 @@ def _is_right_for(model: nn.Module) -> bool:
     config = inner.config.get_text_config()
     first = next(inner.parameters())
     if not inner._supports_attention_backend or getattr(config, "attention_chunk_size", None):
-        return False
-    if first.is_cuda and not untried.is_used():
         return False
     texts = [torch.tensor([text], device=first.device) % config.vocab_size for text in _TRIED]
     apart = torch.cat([_outputs(model, {"input_ids": text, "use_cache": False}) for text in texts], 1)

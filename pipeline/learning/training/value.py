@@ -10,7 +10,6 @@ import torch.nn.functional as F
 from numpy.typing import NDArray
 from torch import Tensor
 
-from pipeline import untried
 from pipeline.learning.choices import HeadType
 from pipeline.learning.models.value import ValueModel
 from pipeline.learning.training.curve import add_to_curve, is_drawn
@@ -88,6 +87,6 @@ def token_values(model: ValueModel, ids: Tensor) -> Tensor:
 def is_by_row(ids: Tensor) -> bool:
     """Whether a head "q" computes values of the tokens that were taken alone, which round otherwise.
 
-    Outputs for the whole vocabulary take 4 bytes each and more. So only on GPUs; see `pipeline.untried`.
+    Outputs for the whole vocabulary take 4 bytes each and more. So only on GPUs.
     """
-    return ids.is_cuda and untried.is_used()
+    return ids.is_cuda

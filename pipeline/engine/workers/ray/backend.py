@@ -49,7 +49,6 @@ def ray_pool(
         device=devices[0],
         threads=settings.threads,
         portable=settings.portable,
-        untried_on_gpu=settings.untried_on_gpu,
         heartbeat_s=settings.heartbeat_s,
         log_dir=str(settings.log_dir.absolute()),
         free_timeout_s=settings.free_timeout_s,

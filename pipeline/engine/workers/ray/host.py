@@ -71,7 +71,6 @@ class HostSettings:
         device: What the engine takes its device for; the number of a GPU is Ray's to choose.
         threads: As all of these: see `ProcessSettings`.
         portable: Likewise.
-        untried_on_gpu: Likewise.
         heartbeat_s: Likewise.
         log_dir: Likewise; the folder of the run, which all nodes must see, is above it.
         free_timeout_s: Likewise.
@@ -86,7 +85,6 @@ class HostSettings:
     device: Device
     threads: int
     portable: bool
-    untried_on_gpu: bool
     heartbeat_s: float
     log_dir: str
     free_timeout_s: float
@@ -169,7 +167,6 @@ class Host:
         common = ProcessSettings(
             threads=settings.threads,
             portable=settings.portable,
-            untried_on_gpu=settings.untried_on_gpu,
             heartbeat_s=settings.heartbeat_s,
             log_dir=Path(settings.log_dir),
             free_timeout_s=settings.free_timeout_s,

@@ -1,8 +1,7 @@
 """The environment of a worker."""
 
-from pipeline import untried
 from pipeline.engine.devices.inventory import Device, cpu_slots
-from pipeline.engine.devices.worker_env import UNTRIED, describe_device, worker_environment
+from pipeline.engine.devices.worker_env import ON_GPUS, describe_device, worker_environment
 
 GPU = Device(kind="cuda", index=3, uuid="GPU-0123", name="H200", memory_total_bytes=1)
 
@@ -47,12 +46,6 @@ def test_the_given_environment_is_not_changed() -> None:
     assert given == {"RANK": "1"}
 
 
-def test_a_worker_is_told_whether_to_use_what_no_gpu_has_tried() -> None:
-    assert untried.is_used(worker_environment(GPU, 1, {untried.VARIABLE: "0"}))
-    assert not untried.is_used(worker_environment(GPU, 1, {}, untried_on_gpu=False))
-    assert untried.is_used({})
-
-
 def test_attention_and_memory_of_a_gpu_are_set_unless_the_user_has() -> None:
     env = worker_environment(GPU, 1, {})
     assert env["TORCH_CUDNN_SDPA_DEPRIORITIZED"] == "1"
@@ -61,5 +54,4 @@ def test_attention_and_memory_of_a_gpu_are_set_unless_the_user_has() -> None:
     env = worker_environment(GPU, 1, own)
     assert own.items() <= env.items()
     assert "PYTORCH_ALLOC_CONF" not in env
-    assert not UNTRIED.keys() & worker_environment(GPU, 1, {}, untried_on_gpu=False).keys()
-    assert not UNTRIED.keys() & worker_environment(cpu_slots(1)[0], 1, {}).keys()
+    assert not ON_GPUS.keys() & worker_environment(cpu_slots(1)[0], 1, {}).keys()

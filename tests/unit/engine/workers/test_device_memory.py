@@ -5,7 +5,6 @@ from types import SimpleNamespace
 
 import pytest
 
-from pipeline import untried
 from pipeline.engine.workers import device_memory
 from pipeline.engine.workers.device_memory import (
     CONTEXT_MB,
@@ -92,8 +91,6 @@ def test_garbage_that_nobody_wanted_is_not_charged(monkeypatch: pytest.MonkeyPat
     cuda.used = 2**30
     monkeypatch.setitem(sys.modules, "torch", SimpleNamespace(cuda=cuda))
     assert peak_mb("cuda") == 1280 + CONTEXT_MB
-    monkeypatch.setenv(untried.VARIABLE, "0")
-    assert peak_mb("cuda") == 3 * 1024 + CONTEXT_MB
 
 
 def test_a_job_beside_others_is_held_to_its_share(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -104,6 +101,3 @@ def test_a_job_beside_others_is_held_to_its_share(monkeypatch: pytest.MonkeyPatc
     limit("cuda", 10**6)
     limit("cpu", 5)
     assert cuda.shares == [0.1, 1.0, 1.0]
-    monkeypatch.setenv(untried.VARIABLE, "0")
-    limit("cuda", 100)
-    assert len(cuda.shares) == 3

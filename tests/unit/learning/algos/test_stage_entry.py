@@ -97,7 +97,7 @@ def test_what_generation_has_loaded_is_not_there_while_a_gpu_trains(
 
 def test_a_model_that_cannot_be_trained_deterministically_is_told_how_to_be_trained_all_the_same() -> None:
     said = "foo_cuda does not have a deterministic implementation, but you set 'torch.use_deterministic_algorithms"
-    with pytest.raises(JobError, match=r"foo_cuda does not .*execution.untried_on_gpu=false"), _advised():
+    with pytest.raises(JobError, match=r"foo_cuda does not .*training.deterministic=false"), _advised():
         raise RuntimeError(said)
     with pytest.raises(RuntimeError, match="other"), _advised():
         raise RuntimeError("other")

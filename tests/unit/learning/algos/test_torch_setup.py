@@ -8,7 +8,6 @@ from pathlib import Path
 import pytest
 import torch
 
-from pipeline import untried
 from pipeline.learning.algos.torch_setup import prepare_torch, when_imported
 
 CODE = """
@@ -69,27 +68,25 @@ def test_a_module_that_is_missing_is_missing_still() -> None:
 
 
 @pytest.mark.parametrize(
-    ("device", "trains", "switch", "flags"),
+    ("device", "trains", "exact", "flags"),
     [
-        ("cpu", True, "1", (True, True)),
-        ("cpu", False, "1", (True, True)),
-        ("cuda", True, "1", (True, False)),
-        ("cuda", False, "1", (False, False)),
-        ("cuda", True, "0", (True, True)),
-        ("cuda", False, "0", (True, True)),
+        ("cpu", True, True, (True, True)),
+        ("cpu", False, True, (True, True)),
+        ("cuda", True, True, (True, False)),
+        ("cuda", False, True, (False, False)),
+        ("cuda", True, False, (True, True)),
     ],
 )
 def test_only_trainings_on_a_gpu_must_be_deterministic(
-    device: str, trains: bool, switch: str, flags: tuple[bool, bool], monkeypatch: pytest.MonkeyPatch
+    device: str, trains: bool, exact: bool, flags: tuple[bool, bool], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """With a mere warning attention takes backward passes that add up in an order of chance."""
     given = []
-    monkeypatch.setenv(untried.VARIABLE, switch)
     monkeypatch.setattr(torch, "set_num_threads", lambda _: None)
     monkeypatch.setattr(torch.utils.deterministic, "fill_uninitialized_memory", True)
     monkeypatch.setattr(
         torch, "use_deterministic_algorithms", lambda mode, *, warn_only=False: given.append((mode, warn_only))
     )
-    prepare_torch(1, device, trains=trains)
+    prepare_torch(1, device, trains=trains, exact=exact)
     assert given == [flags]
     assert not torch.utils.deterministic.fill_uninitialized_memory

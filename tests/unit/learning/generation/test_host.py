@@ -12,7 +12,6 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from transformers import PreTrainedModel
 
-from pipeline import untried
 from pipeline.learning.choices import HeadType, Others
 from pipeline.learning.generation import host
 from pipeline.learning.generation.decode import DecodeSettings, Guidance, _Slots, decode
@@ -133,11 +132,9 @@ def test_steps_that_ask_for_nothing_draw_the_same(
         assert meter.total == asking.total
 
 
-def test_a_gpu_is_asked_where_what_is_untried_is_not_used(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_gpu_is_asked_for_nothing_to_save_work() -> None:
     class OnGpu:
         is_cuda = True
 
     assert host.may_ask(torch.zeros(1))
     assert not host.may_ask(OnGpu())  # type: ignore[arg-type]
-    monkeypatch.setenv(untried.VARIABLE, "0")
-    assert host.may_ask(OnGpu())  # type: ignore[arg-type]

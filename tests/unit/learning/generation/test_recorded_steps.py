@@ -12,13 +12,12 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from pipeline import untried
 from pipeline.errors import JobError
 from pipeline.learning.choices import HeadType, Others
 from pipeline.learning.generation import recorded_steps, row_models, sampling
 from pipeline.learning.generation.decode import Decoded, DecodeSettings, Guidance, decode
 from pipeline.learning.generation.graphs import Graphs
-from pipeline.learning.generation.recorded_steps import LENGTHS, RecordedSteps, is_asked, lengths_of
+from pipeline.learning.generation.recorded_steps import LENGTHS, RecordedSteps, lengths_of
 from pipeline.learning.generation.sampling import sample_keys
 from pipeline.learning.generation.slot_work import SlotPace
 from pipeline.learning.generation.tilt import Tilt, preference_offset
@@ -114,13 +113,6 @@ def test_lengths_are_few_and_reach_to_the_end() -> None:
         assert found == sorted(set(found))
         assert found[-1] == width
         assert len(found) <= LENGTHS
-
-
-def test_it_is_for_gpus_and_goes_with_all_else_that_is_untried(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert is_asked("cuda")
-    assert not is_asked("cpu")
-    monkeypatch.setenv(untried.VARIABLE, "0")
-    assert not is_asked("cuda")
 
 
 @pytest.mark.parametrize("head", HEADS)

@@ -4,7 +4,6 @@ import pytest
 import torch
 from torch import Tensor
 
-from pipeline import untried
 from pipeline.learning.algos.policy_config import LoraSettings
 from pipeline.learning.training import logits
 from pipeline.learning.training.logits import is_cut, is_plain, taken_logprobs
@@ -58,5 +57,3 @@ def test_only_gpus_cut_and_only_what_is_too_much(monkeypatch: pytest.MonkeyPatch
     monkeypatch.setattr(logits, "LOGITS_AT_ONCE", 100)
     assert is_cut(model, ids)
     assert not is_cut(model, torch.arange(2, 8)[None])
-    monkeypatch.setenv(untried.VARIABLE, "0")
-    assert not is_cut(model, ids)

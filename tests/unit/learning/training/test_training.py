@@ -13,7 +13,6 @@ import pytest
 import torch
 from transformers import GPT2Config, GPT2LMHeadModel, get_scheduler
 
-from pipeline import untried
 from pipeline.config.schema import Schedule, TrainingConfig
 from pipeline.errors import JobStopped
 from pipeline.learning.choices import HeadType
@@ -267,7 +266,7 @@ def test_tokens_before_an_interruption_are_counted(tmp_path: Path) -> None:
     assert len(stopped) == 3
 
 
-def test_the_optimizer_of_a_gpu_takes_no_memory_beside_what_it_keeps(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_optimizer_of_a_gpu_takes_no_memory_beside_what_it_keeps() -> None:
     def of(*kinds: str, **more: object) -> dict[str, bool]:
         weights: Any = [SimpleNamespace(device=torch.device(kind), **more) for kind in kinds]
         return all_at_once(weights)
@@ -275,6 +274,3 @@ def test_the_optimizer_of_a_gpu_takes_no_memory_beside_what_it_keeps(monkeypatch
     assert of("cuda", "cuda") == of("cpu") == {"fused": True}
     assert of("cuda", full_tensor=None) == {"fused": True}
     assert of("cpu", full_tensor=None) == of("cpu", "cuda") == {"foreach": True}
-    monkeypatch.setenv(untried.VARIABLE, "0")
-    assert of("cuda") == {"foreach": True}
-    assert of("cpu") == {"fused": True}

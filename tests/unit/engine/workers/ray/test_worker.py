@@ -148,7 +148,6 @@ def settings(folder: Path) -> HostSettings:
         device=cpu_slots(1)[0],
         threads=1,
         portable=False,
-        untried_on_gpu=True,
         heartbeat_s=60.0,
         log_dir=str(folder / "run" / "workers"),
         free_timeout_s=1.0,
