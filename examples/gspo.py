@@ -12,7 +12,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar
 
-from pipeline import GRPO, AlgoConfig, GRPOConfig, JobContext
+from pipeline import GRPO, AlgoConfig, GRPOConfig, GRPOLoss, JobContext
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -22,8 +22,10 @@ if TYPE_CHECKING:
 
 @dataclass(kw_only=True)
 class GSPOConfig(GRPOConfig):
-    """Settings of GRPO with the paper's bounds; `importance_sampling_level` has no effect."""
+    """Settings of GRPO, the paper's by default; `importance_sampling_level` has no effect."""
 
+    loss_type: GRPOLoss = GRPOLoss.grpo
+    steps_per_generation: int = 4  # with one step on each batch every ratio is 1
     epsilon: float = 3e-4
     epsilon_high: float | None = 4e-4
     beta: float = 0.0

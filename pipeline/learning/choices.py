@@ -63,4 +63,5 @@ class ScaleRewards(Enum):
 
     group = "group"  # the standard deviation of the group
     batch = "batch"  # the standard deviation of all completions of the round, or of the batch
+    mean = "mean"  # the mean reward of the group, which may not have one below 0: MaxRL (arXiv 2602.02710)
     none = "none"  # nothing

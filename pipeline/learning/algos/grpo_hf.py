@@ -7,17 +7,20 @@ it draws, as in RLHF (Ouyang et al., arXiv 2203.02155). After the generate stage
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from pipeline.config.bases import AlgoConfig
 from pipeline.config.fields import LARGEST_RATE, LARGEST_WEIGHT, number
+from pipeline.config.schema import Config
 from pipeline.learning.algos.base import GENERATE, METRICS, JobContext, Read, Stage, timed
 from pipeline.learning.algos.grpo import GRPO, GRPOConfig
 from pipeline.learning.algos.policy_config import Sampling
 from pipeline.learning.algos.post_training import EVALUATE, TRAIN_POLICY
 from pipeline.learning.algos.reward_stage import REWARD, RewardModelConfig
+from pipeline.learning.choices import ScaleRewards
 from pipeline.learning.rewards.preference import PreferenceConfig
 
 if TYPE_CHECKING:
@@ -35,6 +38,12 @@ class GRPOHFConfig(GRPOConfig):
     """Weight of the KL divergence from the anchor; 0 leaves it out and loads no anchor."""
     preferences: PreferenceConfig = field(default_factory=PreferenceConfig)
     reward_model: RewardModelConfig = field(default_factory=RewardModelConfig)
+
+    def problems(self, key: str, config: Config) -> Iterator[str]:
+        """Also a mean to divide by that is about 0."""
+        yield from super().problems(key, config)
+        if self.scale_rewards is ScaleRewards.mean:
+            yield f"{key}.scale_rewards=mean: learnt rewards are 0 on average. Use group, batch or none"
 
     def idle(self, setting: str) -> str:
         """What reward models are fitted to is aggregated also where training itself draws."""

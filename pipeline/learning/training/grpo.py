@@ -73,6 +73,7 @@ def group_advantages(rewards: NDArray[np.floating], group: int, scale: ScaleRewa
 
     Raises:
         ValueError: N is not a multiple of `group`.
+        JobError: A reward is below 0, and differences are divided by the mean.
     """
     table = _in_groups(rewards, group)
     difference = table - _mean(table)
@@ -80,6 +81,13 @@ def group_advantages(rewards: NDArray[np.floating], group: int, scale: ScaleRewa
         difference = difference / (_deviation(table) + _SCALE_FLOOR)
     elif scale is ScaleRewards.batch:
         difference = difference / (_deviation(table.reshape(1, -1)) + _SCALE_FLOOR)
+    elif scale is ScaleRewards.mean:
+        if (table < 0).any():
+            raise JobError(
+                f"scale_rewards=mean: a reward is {np.nanmin(table):g}, and to divide by the mean of a group "
+                "each must be at least 0. Raise rewards, or write scale_rewards=group"
+            )
+        difference = difference / np.where(_mean(table) > 0, _mean(table), 1.0)
     return np.nan_to_num(difference, nan=0.0).reshape(-1).astype(np.float32)
 
 

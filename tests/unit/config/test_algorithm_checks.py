@@ -49,6 +49,8 @@ NAMES = (
             "epsilon_high=0.28: with loss_type=cispo",
         ),
         ("GRPO", ["algos.GRPO.loss_type=cispo"], "epsilon_high=null: with loss_type=cispo"),
+        ("GRPO-HF", ["algos.GRPO-HF.scale_rewards=mean"], "learnt rewards are 0 on average"),
+        ("REINFORCEpp", ["algos.REINFORCEpp.num_generations=1", "algos.REINFORCEpp.baseline=true"], "at least 2"),
         ("DPO", ["algos.DPO.num_generations=1"], "at least 2, since"),
         ("BestOfN", ["algos.BestOfN.num_generations=1"], "at least 2, since"),
         ("RAFT", ["algos.RAFT.num_generations=0"], "num_generations=0: must be at least 1 and at most"),
