@@ -92,6 +92,7 @@ SPACES: dict[str, dict[str, Draw]] = {
     "QSharp": _VALUE,
     "CD": _VALUE,
     "DPO": {**_POLICY, "beta": _log_uniform(0.05, 2.0)},
+    "KTO": {**_POLICY, "beta": _log_uniform(0.05, 2.0)},
     "ORPO": {**_POLICY, "beta": _log_uniform(0.05, 2.0)},
     "SimPO": {**_POLICY, "beta": _log_uniform(0.5, 10.0), "simpo_gamma": _one_of(0.0, 0.5, 1.0, 1.5)},
     "RAFT": _POLICY,

@@ -62,6 +62,8 @@ if TYPE_CHECKING:
     from pipeline.learning.algos.grpo import GRPOConfig as GRPOConfig
     from pipeline.learning.algos.grpo_hf import GRPOHF as GRPOHF
     from pipeline.learning.algos.grpo_hf import GRPOHFConfig as GRPOHFConfig
+    from pipeline.learning.algos.kto import KTO as KTO
+    from pipeline.learning.algos.kto import KTOConfig as KTOConfig
     from pipeline.learning.algos.pita import PITA as PITA
     from pipeline.learning.algos.pita import PITAConfig as PITAConfig
     from pipeline.learning.algos.policy_config import OnlineConfig as OnlineConfig
@@ -168,6 +170,7 @@ _HOMES = {
     "learning.algos.groups": "Groups draw_groups",
     "learning.algos.grpo": "GRPO GRPOConfig",
     "learning.algos.grpo_hf": "GRPOHF GRPOHFConfig",
+    "learning.algos.kto": "KTO KTOConfig",
     "learning.algos.pita": "PITA PITAConfig",
     "learning.algos.policy_config": "OnlineConfig PolicyAlgoConfig",
     "learning.algos.post_training": "PostTrainingAlgorithms fitting_of trained_policy",

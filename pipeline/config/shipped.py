@@ -8,6 +8,7 @@ ALGORITHMS = {
     "DPO": "pipeline.learning.algos.dpo:DPO",
     "GRPO": "pipeline.learning.algos.grpo:GRPO",
     "GRPO-HF": "pipeline.learning.algos.grpo_hf:GRPOHF",
+    "KTO": "pipeline.learning.algos.kto:KTO",
     "ORPO": "pipeline.learning.algos.unanchored:ORPO",
     "PITA": "pipeline.learning.algos.pita:PITA",
     "QSharp": "pipeline.learning.algos.qsharp:QSharp",

@@ -227,6 +227,15 @@ OF_ALGORITHM = {
         "packing_strategy": Counterpart("training.padding_free", lambda *_: ""),
         "padding_free": Counterpart("training.padding_free", _unpadded),
     },
+    "KTO": {
+        "num_train_epochs": _EPOCHS,
+        "beta": Counterpart("algos.KTO.beta", _same),
+        "desirable_weight": Counterpart("algos.KTO.desirable_weight", _same),
+        "undesirable_weight": Counterpart("algos.KTO.undesirable_weight", _same),
+        "max_length": Counterpart("generation.max_new_tokens"),
+        "precompute_ref_batch_size": Counterpart("training.micro_batch_size"),
+        "sync_ref_model": Counterpart("algos.KTO.reference"),
+    },
     "ORPO": {
         "num_train_epochs": _EPOCHS,
         "beta": Counterpart("algos.ORPO.beta", _same),
@@ -245,8 +254,9 @@ OF_ALGORITHM = {
 _MADE_OF_NONE = {"disable_tqdm", "accelerator_config", "debug", "pad_to_multiple_of"}
 """Arguments that `transformers` has values for which a configuration was given none."""
 _OF_PAIRS = {"DPO", "ORPO", "SimPO"}
+_EXISTING = {*_OF_PAIRS, "KTO"}
 CONFIGS = {
-    **{algo: f"trl.trainer.{algo.lower()}_config:{algo}Config" for algo in ("DPO", "GRPO", "SFT")},
+    **{algo: f"trl.trainer.{algo.lower()}_config:{algo}Config" for algo in ("DPO", "GRPO", "KTO", "SFT")},
     "ORPO": "trl.experimental.orpo:ORPOConfig",
     "SimPO": "trl.experimental.cpo:CPOConfig",
 }
@@ -314,7 +324,7 @@ def _fixed(algo: str, given: Values) -> Iterator[str]:
     """That TRL goes over its data once more or less, and evaluates at the end."""
     yield f"algos=[{algo}]"
     yield "rounds_of_training=1"
-    if algo in _OF_PAIRS:
+    if algo in _EXISTING:
         yield f"algos.{algo}.pairs=existing"
     if algo == "GRPO":
         yield "algos.GRPO.sampling=online"

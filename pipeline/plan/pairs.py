@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
+from itertools import product
 
 from pipeline.config.schema import Config
 from pipeline.errors import ConfigError
-from pipeline.learning.algos.dpo import PairConfig, PairSource
+from pipeline.learning.algos.dpo import FeedbackConfig, PairSource
+from pipeline.learning.algos.kto import KTOConfig
 from pipeline.learning.algos.sft import SFTConfig
 from pipeline.learning.datasets.registry import load_dataset
 
@@ -42,12 +44,14 @@ def refuse_unpaired(config: Config, unpaired: Mapping[str, Sequence[str]]) -> No
     Raises:
         ConfigError: Names the algorithm and the dataset.
     """
-    asking = _asking(config)
-    for name, columns in unpaired.items() if asking else ():
+    for algo, (name, columns) in product(_asking(config), unpaired.items()):
+        labelled = isinstance(config.algos[algo], KTOConfig)
+        if labelled and "label" in columns:
+            continue
         raise ConfigError(
-            f"algos.{asking[0]}.pairs=existing: datasets.{name} has no pairs. Its rows need the columns "
-            f"chosen and rejected, but have {', '.join(columns)}. Choose another dataset, or "
-            f"algos.{asking[0]}.pairs=sampled"
+            f"algos.{algo}.pairs=existing: datasets.{name} has no pairs. Its rows need the columns chosen and "
+            f"rejected{', or completion and label' if labelled else ''}, but have {', '.join(columns)}. Choose "
+            f"another dataset, or algos.{algo}.pairs=sampled"
         )
 
 
@@ -103,4 +107,4 @@ def _asking(config: Config) -> list[str]:
 
 
 def _asks(algo: object) -> bool:
-    return isinstance(algo, PairConfig) and algo.pairs is PairSource.existing
+    return isinstance(algo, FeedbackConfig) and algo.pairs is PairSource.existing

@@ -10,12 +10,15 @@ import threading
 import time
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
+from torch import nn
 from transformers import GPT2Config, GPT2LMHeadModel, PreTrainedModel
 
 from pipeline.config.schema import Sharding, Strategy, SystemConfig, TrainingConfig
@@ -35,12 +38,14 @@ from pipeline.learning.training.checkpoint import Checkpoints
 from pipeline.learning.training.curve import Curve
 from pipeline.learning.training.distributed import ALONE, Ranks, Spread, save_model
 from pipeline.learning.training.grpo import Objective, fit_grpo, group_advantages
+from pipeline.learning.training.kto import KTOObjective, kto_set
 from pipeline.learning.training.lora import merged, with_adapters
 from pipeline.learning.training.meeting import join
-from pipeline.learning.training.policy import Fitting
+from pipeline.learning.training.policy import Fitting, fit
 from pipeline.learning.training.reward_model import fit_reward_model, reward_scores
 from pipeline.learning.training.samples import Samples
 from pipeline.learning.training.scoring import completion_logprobs, score_sequences
+from pipeline.learning.training.sequences import Sequences
 from pipeline.learning.training.value import fit_value
 from tests.doubles.machine import listening, own_memory
 from tests.doubles.models import tiny_policy
@@ -117,6 +122,27 @@ def pairs(ranks: Ranks = ALONE, curve: Curve | None = None) -> Trained:
     return merged(model) if ranks.is_first else tiny_policy(), losses
 
 
+def labelled(ranks: Ranks = ALONE, curve: Curve | None = None) -> Trained:
+    """KTO, of which all ranks first estimate how far the policy is from its anchor."""
+    model, anchor = tiny_policy(), tiny_policy(seed=1)
+    ranks.prepare(anchor)
+
+    def scores(of: nn.Module, data: Sequences) -> NDArray[np.float64]:
+        return score_sequences(
+            data,
+            lambda batch: completion_logprobs(of, batch).double().sum(-1),
+            micro_batch_size=5,
+            device="cpu",
+            ranks=ranks,
+        )
+
+    data = replace(small_sequences(), prompts=np.arange(len(small_sequences())))
+    data = replace(data, labels=(data.labels > 0.5).astype(np.float32))
+    of = {"of_anchor": partial(scores, anchor), "of_policy": partial(scores, model)}
+    made = kto_set(model, data, KTOObjective(beta=0.5), "cpu", **of)
+    return model, fit(model, data, _fitting(10, 4, ranks, curve), made.loss_of, prepare=made.prepare)
+
+
 def reward(ranks: Ranks = ALONE, curve: Curve | None = None) -> Trained:
     """A reward model, and the scores that it gives: once more a forward pass of all ranks."""
     model = value_model_from(tiny_policy(), HeadType.v)
@@ -142,7 +168,7 @@ def _fitting(batch: int, micro: int, ranks: Ranks, curve: Curve | None) -> Fitti
     return replace(how, ranks=ranks, curve=curve)
 
 
-POLICIES = {"pairs": pairs, "reward": reward, "groups": groups, "reference": reference}
+POLICIES = {"pairs": pairs, "labelled": labelled, "reward": reward, "groups": groups, "reference": reference}
 
 
 def curve_in(folder: Path) -> Curve:

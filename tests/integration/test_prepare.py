@@ -29,7 +29,10 @@ def files(tmp_path_factory: pytest.TempPathFactory) -> Path:
         GPT2LMHeadModel(config).save_pretrained(folder / "model")
     tokenizer.save_pretrained(folder / "model")
     rows = [addition.row(int(row)) for row in addition.ids("train")[:120]]
-    lines = [json.dumps({"prompt": row.prompt, "completion": row.columns["solution"]}) for row in rows]
+    lines = [
+        json.dumps({"prompt": row.prompt, "completion": row.columns["solution"], "label": row.id % 2 == 0})
+        for row in rows
+    ]
     (folder / "sums.jsonl").write_text("".join(line + "\n" for line in lines))
     return folder
 
@@ -48,8 +51,9 @@ def settings(files: Path) -> list[str]:
         "evaluation.num_prompts=20",
         "generation.max_new_tokens=4",
         "rounds_of_training=1",
-        "algos=[QSharp,SFT,RAFT]",
+        "algos=[QSharp,SFT,RAFT,KTO]",
         "algos.RAFT.start=SFT",
+        "algos.KTO.pairs=existing",
     ]
 
 
@@ -82,14 +86,16 @@ def test_preparation_alone_and_then_the_rest(files: Path, tmp_path: Path) -> Non
     assert later
     assert not {name for name in later if "/dataset/" in name}
     rows = json.loads(results(output_dir)[0])["rows"]
-    assert {row["algo"] for row in rows} == {"reference", "QSharp", "SFT", "RAFT"}
+    assert {row["algo"] for row in rows} == {"reference", "QSharp", "SFT", "RAFT", "KTO"}
     assert json.loads(results(output_dir)[0])["starts"] == {"RAFT": "SFT"}
     found = json.loads((output_dir / "t" / "latest" / "compute.json").read_bytes())
     compute = found["rows"]
     assert {row["stage"] for row in compute} >= {"prepare", "tokenize", "generate", "train", "evaluate"}
-    assert all(row["tokens"] > 0 for row in compute if row["stage"] in ("generate", "evaluate"))
+    drawing = [row for row in compute if row["stage"] in ("generate", "evaluate")]
+    assert [row["algo"] for row in drawing if row["tokens"] == 0] == ["KTO"]  # which takes what is there
     assert {row["answers"] for row in compute if row["stage"] == "evaluate"} == {20 * 2}
-    assert {row["algo"] for row in found["costs"] if row["answer"] > 0} == {"reference", "QSharp", "SFT", "RAFT"}
+    answering = {row["algo"] for row in found["costs"] if row["answer"] > 0}
+    assert answering == {"reference", "QSharp", "SFT", "RAFT", "KTO"}
     flops = {row["algo"]: row["flops"] for row in found["costs"]}
     assert flops["RAFT"] > flops["SFT"] > 0
 

@@ -137,6 +137,7 @@ TRL_ARGUMENTS = {
     "`CPOConfig`": "experimental/cpo/cpo_config",
     "`DPOConfig`": "trainer/dpo_config",
     "`GRPOConfig`": "trainer/grpo_config",
+    "`KTOConfig`": "trainer/kto_config",
     "`ORPOConfig`": "experimental/orpo/orpo_config",
     "`RLOOConfig`": "trainer/rloo_config",
     "`SFTConfig`": "trainer/sft_config",

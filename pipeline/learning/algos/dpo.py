@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from enum import Enum
 from pathlib import Path
@@ -25,10 +25,12 @@ if TYPE_CHECKING:
 
     from pipeline.learning.algos.groups import Groups
     from pipeline.learning.datasets.answers import Answered
-    from pipeline.learning.datasets.base import Row
+    from pipeline.learning.datasets.base import Row, Text
     from pipeline.learning.generation.policy import TextPolicy
+    from pipeline.learning.rewards.preference import ExistingPair
     from pipeline.learning.training.policy import TrainingSet
     from pipeline.learning.training.sequences import Sequences
+    from pipeline.outputs.formats import Tally
 
 
 _COIN = 0.5
@@ -39,12 +41,14 @@ class PairSource(Enum):
     """Where pairs come from."""
 
     sampled = "sampled"  # from the current policy, decided by scores
-    existing = "existing"  # the columns `chosen` and `rejected` of the dataset
+    existing = (
+        "existing"  # the columns `chosen` and `rejected` of the dataset; of KTO also `completion` and `label`
+    )
 
 
 @dataclass(kw_only=True)
-class PairConfig(OnlineConfig):
-    """What methods share that train on pairs of a better and a worse completion."""
+class FeedbackConfig(OnlineConfig):
+    """What methods share that train on better and worse completions, drawn or of the dataset."""
 
     keeps_logprobs: ClassVar[bool] = False
 
@@ -54,12 +58,30 @@ class PairConfig(OnlineConfig):
     epochs: int = number(2, at_least=1, at_most=1_000_000)
     """Passes over the data of a round."""
     pairs: PairSource = PairSource.sampled
-    preferences: PreferenceConfig = field(default_factory=PreferenceConfig)
 
     @property
     def compares(self) -> bool:
         """Not where the pairs are there."""
         return self.pairs is PairSource.sampled
+
+    def problems(self, key: str, config: Config) -> Iterator[str]:
+        """Also drawing online where nothing is drawn."""
+        yield from super().problems(key, config)
+        if is_online(self) and self.pairs is PairSource.existing:
+            yield f"{key}.pairs=existing: nothing is drawn, so {key}.sampling must be round"
+
+    def idle(self, setting: str) -> str:
+        """Also how many are drawn, where none are."""
+        if setting == "num_generations" and self.pairs is PairSource.existing:
+            return "with pairs=existing the pairs come from the dataset, and nothing is sampled for them"
+        return super().idle(setting)
+
+
+@dataclass(kw_only=True)
+class PairConfig(FeedbackConfig):
+    """What those of them share that compare two completions of a prompt."""
+
+    preferences: PreferenceConfig = field(default_factory=PreferenceConfig)
 
     def trained(self, stage: str, samples: int, decided: float) -> float:  # noqa: ARG002 - of the base
         """Both completions of each pair."""
@@ -69,14 +91,6 @@ class PairConfig(OnlineConfig):
         """Also batches that part pairs."""
         yield from super().problems(key, config)
         yield from halved_pairs(key, self.batch_size, config)
-        if is_online(self) and not self.compares:
-            yield f"{key}.pairs=existing: nothing is drawn, so {key}.sampling must be round"
-
-    def idle(self, setting: str) -> str:
-        """Also how many are drawn, where none are."""
-        if setting == "num_generations" and self.pairs is PairSource.existing:
-            return "with pairs=existing the pairs come from the dataset, and nothing is sampled for them"
-        return super().idle(setting)
 
 
 @dataclass(kw_only=True)
@@ -115,24 +129,37 @@ class DPO(PostTrainingAlgorithms):
 
     def generate(self, ctx: JobContext) -> None:
         """Draw, score and pair; or take the pairs that the dataset has."""
-        if ctx.settings(PairConfig).pairs is PairSource.sampled:
+        if ctx.settings(FeedbackConfig).pairs is PairSource.sampled:
             super().generate(ctx)
             return
         with ctx.loading():
-            from pipeline.learning.algos import shortage, toolbox
-            from pipeline.learning.algos.groups import PAIRS
+            from pipeline.learning.algos import toolbox
             from pipeline.learning.algos.rounds import write_generation
             from pipeline.learning.models.load import end_ids, length_beside_others
-            from pipeline.outputs.formats import Tally
         rows = toolbox.round_rows(ctx, toolbox.open_dataset(ctx))
         model, tokenizer = toolbox.reference_model(ctx)
         ends = end_ids(model.generation_config, tokenizer)
-        pairs, parted, endless = existing_sequences(rows, tokenizer, length_beside_others(model.config), ends)
-        pairs.save(ctx.out, PAIRS)
+        tally = self._existing(ctx.out, rows, tokenizer, length_beside_others(model.config), ends)
         ctx.progress(len(rows), total=len(rows))
-        same = len(rows) - len(pairs) // 2
-        tally = Tally(shortage.PAIRS, len(rows), same=same, parted=parted, endless=endless)
         write_generation(ctx, len(rows), 0, 0, tally)
+
+    def _existing(
+        self,
+        out: Path,
+        rows: Sequence[Row],
+        tokenizer: PreTrainedTokenizerBase,
+        context: int | None,
+        ends: Collection[int],
+    ) -> Tally:
+        """Write what the dataset has, and count it."""
+        from pipeline.learning.algos import shortage
+        from pipeline.learning.algos.groups import PAIRS
+        from pipeline.outputs.formats import Tally
+
+        pairs, parted, endless = existing_sequences(rows, tokenizer, context, ends)
+        pairs.save(out, PAIRS)
+        same = len(rows) - len(pairs) // 2
+        return Tally(shortage.PAIRS, len(rows), same=same, parted=parted, endless=endless)
 
     def keep(self, ctx: JobContext, policy: TextPolicy, groups: Groups) -> None:  # noqa: ARG002 - of the base
         """Write the pairs."""
@@ -154,28 +181,38 @@ class DPO(PostTrainingAlgorithms):
             label_smoothing=algo.label_smoothing,
             sft_weight=algo.sft_weight,
         )
-        held = self._anchor_scores(ctx, pairs)
+        held = self._anchor_scores(ctx, algo.reference, pairs)
         return dpo_set(model, pairs, held, PairLoss(objective, ctx.device), ctx.device)
 
-    def _anchor_scores(self, ctx: JobContext, pairs: Sequences) -> NDArray[np.float64]:
+    def _anchor_scores(self, ctx: JobContext, reference: Anchor, data: Sequences) -> NDArray[np.float64]:
         """Log-probability of every completion under the anchor, which is let go of before training."""
-        from pipeline.learning.models.batch_size import BatchSizes
-        from pipeline.learning.training.precision import computing_in
-        from pipeline.learning.training.scoring import completion_logprobs, note_scored, score_sequences
+        from pipeline.learning.training.scoring import note_scored
         from pipeline.learning.training.unpadded import without_padding
 
-        anchor = self.anchor_model(ctx, ctx.settings(DPOConfig).reference)
-        note_scored(pairs, anchor)
-        alone = without_padding(anchor, ctx.config.training.padding_free)
-        with computing_in(ctx.config.system.dtype, ctx.device, ctx.ranks), alone:
-            return score_sequences(
-                pairs,
-                lambda batch: completion_logprobs(anchor, batch).double().sum(-1),
-                micro_batch_size=ctx.config.training.micro_batch_size,
-                device=ctx.device,
-                ranks=ctx.ranks,
-                sizes=BatchSizes(ctx.hints, ctx.device, anchor),
-            )
+        anchor = self.anchor_model(ctx, reference)
+        note_scored(data, anchor)
+        with without_padding(anchor, ctx.config.training.padding_free):
+            return completion_scores(ctx, anchor, data)
+
+
+def completion_scores(
+    ctx: JobContext, model: PreTrainedModel, data: Sequences, work: str = "score"
+) -> NDArray[np.float64]:
+    """Log-probability of every completion under a model, shape [N]; all ranks call it together."""
+    from pipeline.learning.models.batch_size import BatchSizes
+    from pipeline.learning.training.precision import computing_in
+    from pipeline.learning.training.scoring import completion_logprobs, score_sequences
+
+    with computing_in(ctx.config.system.dtype, ctx.device, ctx.ranks):
+        return score_sequences(
+            data,
+            lambda batch: completion_logprobs(model, batch).double().sum(-1),
+            micro_batch_size=ctx.config.training.micro_batch_size,
+            device=ctx.device,
+            ranks=ctx.ranks,
+            sizes=BatchSizes(ctx.hints, ctx.device, model),
+            work=work,
+        )
 
 
 def existing_sequences(
@@ -200,26 +237,45 @@ def existing_sequences(
         JobError: A row has no pair.
         DataError: A text does not fit.
     """
-    from pipeline.learning.datasets.answers import encode_answers
-    from pipeline.learning.datasets.chat import template_arguments
-    from pipeline.learning.rewards.preference import existing_pairs
     from pipeline.learning.training.sequences import Sequences
 
-    arguments = {row.id: template_arguments(row.columns) for row in rows}
-    found: list[Answered] = []
-    for pair in existing_pairs([_with_columns(row) for row in rows]):
-        both = (pair.chosen, pair.rejected)
-        found += encode_answers(tokenizer, pair.prompt, both, ends, arguments[pair.row])
-        longest = max(len(one.ids) for one in found[-2:])
-        if context is not None and longest > context:
-            raise DataError(
-                f"the prompt {str(pair.prompt)[:80]!r} and an answer of its pair are {longest} tokens, "
-                f"and the model's context has room for {context}. Leave such rows out."
-            )
+    asked = [(pair.row, pair.prompt, (pair.chosen, pair.rejected)) for pair in pairs_of(rows)]
+    found = encoded(rows, asked, tokenizer, context, ends)
     labels = [1.0, 0.0] * (len(found) // 2)
     pairs = Sequences.supervised_at([one.ids for one in found], [one.supervised for one in found], labels)
     endless = sum(not (one.ended and other.ended) for one, other in zip(found[::2], found[1::2], strict=True))
     return pairs, sum(not one.whole for one in found[::2]), endless
+
+
+def encoded(
+    rows: Sequence[Row],
+    asked: Iterable[tuple[int, Text, Sequence[Text]]],
+    tokenizer: PreTrainedTokenizerBase,
+    context: int | None,
+    ends: Collection[int],
+) -> list[Answered]:
+    """Answers to prompts, each prompt with the id of its row, one after the other."""
+    from pipeline.learning.datasets.answers import encode_answers
+    from pipeline.learning.datasets.chat import template_arguments
+
+    arguments = {row.id: template_arguments(row.columns) for row in rows}
+    found: list[Answered] = []
+    for row, prompt, answers in asked:
+        found += encode_answers(tokenizer, prompt, answers, ends, arguments[row])
+        longest = max(len(one.ids) for one in found[-len(answers) :])
+        if context is not None and longest > context:
+            raise DataError(
+                f"the prompt {str(prompt)[:80]!r} and an answer to it are {longest} tokens, "
+                f"and the model's context has room for {context}. Leave such rows out."
+            )
+    return found
+
+
+def pairs_of(rows: Sequence[Row]) -> list[ExistingPair]:
+    """The pairs of rows; see `existing_pairs`."""
+    from pipeline.learning.rewards.preference import existing_pairs
+
+    return existing_pairs([_with_columns(row) for row in rows])
 
 
 def _with_columns(row: Row) -> Row:

@@ -102,6 +102,22 @@ class Groups:
                     wanted -= 1
         return places
 
+    def labels(self) -> list[bool | None]:
+        """Of each completion whether it is right; else whether it scored above the mean of its prompt's.
+
+        None where neither can be said: the reward failed or does not apply, or scored just the mean.
+        """
+        table = self.scored.values.reshape(-1, self.size)
+        known = ~np.isnan(table)
+        mean = np.nansum(table, 1, keepdims=True) / np.maximum(1, known.sum(1, keepdims=True))
+        # Equal scores may be off their mean by rounding.
+        apart = known & (np.abs(table - mean) > 1e-9 * np.abs(np.nan_to_num(table)).max(1, keepdims=True))
+        better = [bool(one) if told else None for one, told in zip((table > mean).flat, apart.flat, strict=True)]
+        return [
+            None if fault is not None else score if right is None else right
+            for fault, right, score in zip(self.scored.faults, self.scored.correct, better, strict=True)
+        ]
+
     def some(self, prompts: NDArray[np.bool_]) -> Groups:
         """The groups of those of the prompts that are picked, shape [prompts]."""
         places = np.flatnonzero(prompts.repeat(self.size))

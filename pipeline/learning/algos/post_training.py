@@ -220,7 +220,7 @@ def _fit_round(
 
     spent = {"tokens_generated": tokens_generated(ctx)}
     made = algorithm.training_set(ctx, model, algorithm.data(ctx))
-    losses = fit(model, made.data, fitting, made.loss_of, group=made.group, told=made.told)
+    losses = fit(model, made.data, fitting, made.loss_of, group=made.group, told=made.told, prepare=made.prepare)
     tally = tally_of(rounds_to_train_on(ctx, aggregate=ctx.settings(PolicyAlgoConfig).aggregate))
     about = {**spent, **made.about, **algorithm.told_before(ctx)}
     tokens = trained_tokens(made.data, fitting.epochs) + algorithm.spent_before(ctx)

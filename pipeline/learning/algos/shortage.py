@@ -16,6 +16,8 @@ LEAST_PROMPTS = 20
 
 PAIRS = "pairs"
 """What a tally counts of a dataset's own pairs."""
+COMPLETIONS = "completions"
+"""What it counts where each of them is judged by itself."""
 
 log = logging.getLogger("pipeline")
 
@@ -87,20 +89,20 @@ def teaching(about: Mapping[str, Any], group_size: int) -> int | None:
 
 
 def left_out(tally: Tally | None) -> str | None:
-    """Say what of the pairs that a dataset has is not trained on, or None where all is."""
-    if tally is None or tally.what != PAIRS:
+    """Say what of the pairs or completions that a dataset has is not trained on, or None where all is."""
+    if tally is None or tally.what not in (PAIRS, COMPLETIONS):
         return None
     said = []
     if tally.same:
         said.append(f"{tally.same:,} of {tally.count:,} pairs are left out: their two answers are equal")
     if tally.parted:
         said.append(
-            f"{tally.parted:,} of {tally.count:,} pairs are trained on without the end of their prompt: the chat "
-            "template writes it otherwise where an answer follows, or tokens merge there"
+            f"{tally.parted:,} of {tally.count:,} {tally.what} are trained on without the end of their prompt: "
+            "the chat template writes it otherwise where an answer follows, or tokens merge there"
         )
     if tally.endless:
         said.append(
-            f"{tally.endless:,} of {tally.count:,} pairs have an answer with no token behind it that ends a "
+            f"{tally.endless:,} of {tally.count:,} {tally.what} have no token behind an answer that ends a "
             "completion, so that the model does not learn to end: its chat template or tokenizer writes none"
         )
     return "; ".join(said) or None

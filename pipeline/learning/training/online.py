@@ -22,7 +22,7 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from pipeline.learning.models.batch_size import MICRO_BATCH, BatchSizes
-from pipeline.learning.models.flops import Purpose, model_cost, spend
+from pipeline.learning.models.flops import Purpose, metered, model_cost, spend
 from pipeline.learning.training.curve import add_to_curve, is_drawn, not_drawn
 from pipeline.learning.training.loop import train
 from pipeline.learning.training.policy import (
@@ -167,11 +167,13 @@ def fit_online(
         if number != now.number:
             model.eval()
             batch = drawn(number)
+            with metered() as meter:
+                now.take(number, batch, timetable, fitting.seed)
             model.train()
-            now.take(number, batch, timetable, fitting.seed)
             if within == 0:
-                for name, count in chain(batch.flops.items(), batch.counts.items()):
+                for name, count in chain(batch.flops.items(), meter.flops.items(), batch.counts.items()):
                     told[name].append(count)
+        now.before(within)
         data, rows = now.data, now.rows(within)
         told["tokens"].append(float(data.lengths[rows].sum()) + (told["tokens"][-1] if told["tokens"] else 0))
         told["training"].append(cost.training(passes_of(model, data.some(rows))) if len(rows) else 0)
@@ -224,19 +226,21 @@ class _Now:
 
     def __init__(self) -> None:
         self.number = -1
+        self.before: Callable[[int], None] = lambda _: None
 
     def take(self, number: int, batch: DrawnBatch, timetable: Timetable, seed: int) -> None:
         self.number, self.batch, self.data = number, batch, batch.set.data
         epochs, group, parts = timetable.epochs, batch.set.group, timetable.parts(number)
         count = len(self.data)
         if count == 0:
-            self._parts = [np.zeros(0, np.int64)] * (epochs * parts)
+            self._parts, self.before = [np.zeros(0, np.int64)] * (epochs * parts), lambda _: None
             return
         # Where a pass is one step its order says nothing.
         seed_of_batch = seed * 1_000_003 + number
         order = np.arange(count) if epochs * parts == 1 else grouped_order(count, group, epochs, seed_of_batch)
         passes = order.reshape(epochs, -1, group)
         self._parts = [part.reshape(-1) for each in passes for part in np.array_split(each, parts)]
+        self.before = batch.set.prepare(self._parts)
 
     def rows(self, within: int) -> NDArray[np.int64]:
         """Sequences of one of its steps."""

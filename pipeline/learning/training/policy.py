@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import math
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -35,6 +34,13 @@ LossOf = Callable[[Batch, NDArray[np.int64], NDArray[np.int64]], Tensor]
 """From a micro-batch, the places of its sequences and those of its whole batch to its share of the batch's loss:
 the shares of all micro-batches add up to it."""
 
+Prepare = Callable[[Sequence[NDArray[np.int64]]], Callable[[int], None]]
+"""From the places of the sequences of each step's batch to what is called before each step, with its number."""
+
+
+def _unprepared(_: Sequence[NDArray[np.int64]]) -> Callable[[int], None]:
+    return lambda _: None
+
 
 @dataclass(frozen=True)
 class TrainingSet:
@@ -46,6 +52,7 @@ class TrainingSet:
         group: Sequences that belong together, and are adjacent.
         about: What ``training.json`` says of them.
         told: Lists that `loss_of` adds to, which are kept as losses are and end in ``training.json``.
+        prepare: For a loss that needs to know something of the whole batch.
     """
 
     data: Sequences
@@ -53,6 +60,7 @@ class TrainingSet:
     group: int = 1
     about: Mapping[str, Any] = field(default_factory=dict)
     told: Mapping[str, list[float]] = field(default_factory=dict)
+    prepare: Prepare = _unprepared
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -102,6 +110,7 @@ def fit(
     group: int = 1,
     backbone: PreTrainedModel | None = None,
     told: Mapping[str, list[float]] | None = None,
+    prepare: Prepare = _unprepared,
 ) -> list[float]:
     """Train a model in place on groups of adjacent sequences, which no batch and no micro-batch ever splits.
 
@@ -113,6 +122,7 @@ def fit(
         group: Sequences that belong together; divides `fitting.batch_size`.
         backbone: What gradient checkpointing is switched on for; None where that is the model.
         told: Lists that `loss_of` adds to, kept as the losses are; see `loop.train`.
+        prepare: See `TrainingSet`.
 
     Returns:
         The loss of every step.
@@ -127,9 +137,10 @@ def fit(
     order, ranks = grouped_order(len(data), group, fitting.epochs, fitting.seed), fitting.ranks
     micro_batch = _micro_batch(model, data, fitting, group, _REMEDY if backbone else REMEDY_OF_POLICIES)
     counts = _Counts(fitting.batch_size, data.lengths[order])
+    batches = [order[at : at + fitting.batch_size] for at in range(0, len(order), fitting.batch_size)]
 
     def losses_of(step: int) -> Iterator[Tensor]:
-        rows = order[step * fitting.batch_size : (step + 1) * fitting.batch_size]
+        rows = batches[step]
         if fitting.training.group_by_length and len(rows) > micro_batch.size * ranks.size:
             rows = by_length(rows, data.lengths, group)
         for part, weight in ranks.share(rows, micro_batch.size, group):
@@ -143,12 +154,13 @@ def fit(
     spend("training", model_cost(model).training(passes_of(model, data) * fitting.epochs))
     ranks.say_batch(fitting.batch_size, micro_batch.size)
     with _computing(model if backbone is None else backbone, fitting):
-        settings = loop_settings(fitting, math.ceil(len(order) / fitting.batch_size))
+        settings = loop_settings(fitting, len(batches))
         how: dict[str, Any] = {
             "checkpoint": fitting.checkpoint,
             "ranks": ranks,
             "curve": fitting.curve,
             "told": told,
+            "before": prepare(batches),
         }
         return train(model, settings, losses_of, micro_batch=micro_batch, tokens_after=counts.tokens, **how)
 

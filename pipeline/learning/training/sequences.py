@@ -78,7 +78,10 @@ class Sequences:
 
     @staticmethod
     def supervised_at(
-        ids: Sequence[Sequence[int]], supervised: Sequence[Sequence[bool]], labels: Sequence[float]
+        ids: Sequence[Sequence[int]],
+        supervised: Sequence[Sequence[bool]],
+        labels: Sequence[float],
+        prompts: Sequence[int] | None = None,
     ) -> Sequences:
         """Pad lists of tokens of which any may be supervised.
 
@@ -86,9 +89,10 @@ class Sequences:
             ids: Prompt and completion of each sequence.
             supervised: Which of its positions are, as long.
             labels: Its target.
+            prompts: As `of` takes them.
         """
         starts = [row.index(True) if True in row else len(row) for row in supervised]
-        whole = Sequences.of(ids, starts, labels)
+        whole = Sequences.of(ids, starts, labels, prompts)
         left_out = whole.mask()
         for row, marks in enumerate(supervised):
             left_out[row, : len(marks)] &= ~np.array(marks, np.bool_)

@@ -152,15 +152,14 @@ def test_files_that_set_keys_alike_are_named_together() -> None:
     assert rates.startswith(
         "    set by     profile=a100_40gb, profile=a100_80gb, profile=h200: 2e-05 (algos.BestOfN.l"
     )
-    named = ", ".join(
-        f"algos.{name}.learning_rate" for name in ("DPO", "GRPO", "GRPO-HF", "REINFORCEpp", "RLOO", "SimPO")
-    )
+    names = ("DPO", "GRPO", "GRPO-HF", "KTO", "REINFORCEpp", "RLOO", "SimPO")
+    named = ", ".join(f"algos.{name}.learning_rate" for name in names)
     assert f"1e-06 ({named})" in rates
 
 
 def test_sections_of_one_name_are_explained_together() -> None:
     lines = told("lora").splitlines()
-    assert lines[:4] == [f"algos.{name}.lora" for name in ("DPO", "GRPO", "GRPO-HF", "ORPO")]
+    assert lines[:4] == [f"algos.{name}.lora" for name in ("DPO", "GRPO", "GRPO-HF", "KTO")]
     assert lines.count("    lora.rank=0") == 1
     learnt = told("reward_model").splitlines()  # which the algorithms have with defaults of their own
     assert "    algos.GRPO-HF.reward_model.learning_rate=0.001" in learnt

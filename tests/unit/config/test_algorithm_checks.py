@@ -16,6 +16,7 @@ NAMES = (
     "DPO",
     "GRPO",
     "GRPO-HF",
+    "KTO",
     "ORPO",
     "PITA",
     "QSharp",

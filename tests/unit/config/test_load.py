@@ -116,7 +116,7 @@ def test_an_algorithm_of_ones_own_has_the_settings_of_its_class() -> None:
         ("algos.PITA.etta=1", "Did you mean 'algos.PITA.eta'"),
         (
             "algos.PITA.lora.rank=4",
-            "PITA has no `lora`, a setting of DPO, GRPO, GRPO-HF, ORPO, RAFT, REINFORCEpp, RLOO, SFT, SimPO.",
+            "PITA has no `lora`, a setting of DPO, GRPO, GRPO-HF, KTO, ORPO, RAFT, REINFORCEpp, RLOO, SFT, SimPO.",
         ),
         ("algos.PITA.lora=4", "PITA has no `lora`, a setting of DPO"),
         ("algos.RAFT.lor.rank=4", "Did you mean 'algos.RAFT.lora.rank'? Known in algos.RAFT: "),

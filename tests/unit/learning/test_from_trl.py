@@ -78,7 +78,12 @@ def test_a_configuration_of_dpo_counts_pairs_as_two() -> None:
     assert (config.training.micro_batch_size, config.training.padding_free) == (16, True)
 
 
-def test_configurations_of_orpo_and_cpo_take_the_pairs_of_a_dataset() -> None:
+def test_configurations_of_kto_orpo_and_cpo_take_what_a_dataset_has() -> None:
+    found = from_trl(of_trl("KTOConfig", undesirable_weight=1.5))
+    assert found.without == []
+    config, algo = composed(found, "KTO")
+    assert (algo.beta, algo.desirable_weight, algo.undesirable_weight) == (0.1, 1, 1.5)
+    assert (algo.batch_size, algo.pairs) == (8, PairSource.existing)
     found = from_trl(of_trl("ORPOConfig", "trl.experimental.orpo", beta=0.3))
     assert found.without == []
     config, algo = composed(found, "ORPO")

@@ -33,6 +33,15 @@ def test_files_without_pairs_are_refused_by_their_first_rows(tmp_path: Path, pai
         refuse_unpaired(config, said["unpaired"])
 
 
+def test_completions_with_labels_are_enough_for_kto_alone() -> None:
+    labelled = {"mine": ["prompt", "label"]}
+    refuse_unpaired(quick_config(["experiment.name=t", "algos=[KTO]", "algos.KTO.pairs=existing"]), labelled)
+    with pytest.raises(ConfigError, match=r"algos\.DPO\.pairs=existing: datasets\.mine has no pairs"):
+        refuse_unpaired(quick_config([*EXISTING, "algos=[KTO,DPO]", "algos.KTO.pairs=existing"]), labelled)
+    with pytest.raises(ConfigError, match="or completion and label, but have"):
+        check_pairs(quick_config(["experiment.name=t", "algos=[KTO]", "algos.KTO.pairs=existing"]))
+
+
 def test_pairs_that_are_sampled_or_read_are_not_looked_for() -> None:
     check_pairs(quick_config([*EXISTING, "algos.DPO.enabled=false", "algos=[DPO,PITA]"]))
     check_pairs(quick_config(["experiment.name=t", "algos=[DPO]"]))

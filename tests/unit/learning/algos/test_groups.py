@@ -1,6 +1,7 @@
 """Groups of completions: which pairs are made of them, and which one is the best."""
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -8,6 +9,7 @@ import pytest
 from pipeline.errors import DataError
 from pipeline.learning.algos.dpo import existing_sequences
 from pipeline.learning.algos.groups import Groups
+from pipeline.learning.algos.kto import labelled_sequences
 from pipeline.learning.datasets.addition import Addition, AdditionConfig
 from pipeline.learning.datasets.base import Row
 from pipeline.learning.generation.best_of_n import by_majority, by_score
@@ -89,6 +91,30 @@ def test_picking_by_score_and_by_majority() -> None:
     assert by_majority(lambda tokens: None)(prompts, completions, 4).tolist() == [0, 0]
 
 
+def test_completions_are_labelled_by_correctness_and_else_by_the_mean_of_their_prompts() -> None:
+    drawn = groups([[0, 1, 0, 1], [1, 1, 1, 1], [0, 0.5, np.nan, 0.3]])
+    assert drawn.labels() == [False, True, False, True, *[True] * 4, False, False, None, False]
+    judged = replace(drawn, scored=replace(drawn.scored, correct=[None] * 12))
+    assert judged.labels() == [False, True, False, True, *[None] * 4, False, True, None, True]
+    # Their mean is another number than they are.
+    alike = groups([[0.1] * 3])
+    assert replace(alike, scored=replace(alike.scored, correct=[None] * 3)).labels() == [None] * 3
+
+
+def test_completions_that_a_dataset_labels() -> None:
+    tokenizer = make_tokenizer(Addition(AdditionConfig(kind="addition")))
+    rows = [
+        Row(3, "321+654=", {"label": False}, completion="4790"),
+        Row(5, "1+1=", {"label": 1}, completion="2"),
+        Row(8, "1+2=", {}, chosen="3", rejected="4"),
+    ]
+    found, parted, _ = labelled_sequences(rows, tokenizer)
+    assert (found.labels.tolist(), found.prompts.tolist()) == ([0, 1, 1, 0], [3, 5, 8, 8])
+    assert parted == 0
+    with pytest.raises(DataError, match="row 9: its label is 'good'; must be true or false"):
+        labelled_sequences([Row(9, "1+1=", {"label": "good"}, completion="2")], tokenizer)
+
+
 @pytest.mark.parametrize("in_columns", [True, False])
 def test_pairs_that_a_dataset_has(in_columns: bool) -> None:
     tokenizer = make_tokenizer(Addition(AdditionConfig(kind="addition")))
@@ -100,7 +126,7 @@ def test_pairs_that_a_dataset_has(in_columns: bool) -> None:
     ]
     found, parted, _ = existing_sequences(rows, tokenizer, context=13)
     assert parted == 0
-    with pytest.raises(DataError, match=r"'321\+654=' and an answer of its pair are 13 tokens, .* room for 12"):
+    with pytest.raises(DataError, match=r"'321\+654=' and an answer to it are 13 tokens, .* room for 12"):
         existing_sequences(rows, tokenizer, context=12)
     assert found.labels.tolist() == [1, 0]
     assert found.starts.tolist() == [9, 9]

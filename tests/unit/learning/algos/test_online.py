@@ -169,16 +169,19 @@ def test_a_training_that_is_killed_goes_on_to_the_same_bytes(moment: str, whole:
     assert {path.name: path.read_bytes() for path in out.iterdir()} == kept
 
 
-def test_pairs_of_the_present_policy_are_drawn_online_too(tmp_path: Path) -> None:
-    chains = Chains(
-        tmp_path,
-        *("algos=[DPO]", "algos.DPO.sampling=online", "algos.DPO.batch_size=16", "algos.DPO.epochs=1"),
-        *(*SMALL, "rounds_of_training=1"),
-    )
+def test_pairs_and_labels_of_the_present_policy_are_drawn_online_too(tmp_path: Path) -> None:
+    how = ("sampling=online", "batch_size=16", "epochs=1")
+    own = [f"algos.{algo}.{each}" for algo in ("DPO", "KTO") for each in how]
+    chains = Chains(tmp_path, "algos=[DPO,KTO]", *own, *SMALL, "rounds_of_training=1")
     (folder,) = chains.folders("DPO", 1, "train")
     about = json.loads((folder / "training.json").read_text())
     assert len(about["loss"]) == 6
     assert 0 < about["pairs"] <= 24 * 6
+    (folder,) = chains.folders("KTO", 1, "train")
+    about = json.loads((folder / "training.json").read_text())
+    assert (len(about["loss"]), about["sequences"]) == (6, 24 * 4)
+    assert 0 < about["sequences_desirable"] < 24 * 4
+    assert {"kl", "reward_desirable", "reward_undesirable"} <= read_curve(folder)[0].extra.keys()
 
 
 def test_reward_models_of_the_rounds_first_draws_score_what_is_drawn_later(tmp_path: Path) -> None:

@@ -148,7 +148,7 @@ an_object = Mine()
 
 def test_every_algorithm_that_ships_can_be_found() -> None:
     assert known_algorithms() == [
-        "BestOfN", "CD", "DPO", "GRPO", "GRPO-HF", "ORPO", "PITA", "QSharp", "QSharp-HF", "RAFT",
+        "BestOfN", "CD", "DPO", "GRPO", "GRPO-HF", "KTO", "ORPO", "PITA", "QSharp", "QSharp-HF", "RAFT",
         "REINFORCEpp", "RLOO", "SFT", "SimPO",
     ]  # fmt: skip
     for name in [*known_algorithms(), "reference", "dataset"]:
