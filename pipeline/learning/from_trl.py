@@ -207,6 +207,7 @@ OF_ALGORITHM = {
         "importance_sampling_level": Counterpart(
             "algos.GRPO.importance_sampling_level", _one_of(ImportanceSampling)
         ),
+        "entropy_coef": Counterpart("algos.GRPO.entropy_coef", _same),
         "use_bias_correction_kl": Counterpart("algos.GRPO.use_bias_correction_kl", _same),
         "log_completions": _SHOWN,
         "num_completions_to_print": _SHOWN,

@@ -53,6 +53,9 @@ class GRPOConfig(OnlineConfig):
     mask_truncated_completions: bool = False
     """Leave completions that were cut off at `generation.max_new_tokens` out of the loss, as TRL does. Others are
     measured against them all the same."""
+    entropy_coef: float = number(0.0, at_least=0, at_most=LARGEST_WEIGHT, hint=" (0 is none)")
+    """Weight of the mean entropy over tokens and the whole vocabulary, which training raises: TRL's name, verl's
+    `entropy_coeff`."""
     reference: Anchor = Anchor.initial
 
     def problems(self, key: str, config: Config) -> Iterator[str]:
@@ -188,6 +191,7 @@ class GRPO(PostTrainingAlgorithms):
             level=algo.importance_sampling_level,
             delta=algo.delta,
             is_on_policy=algo.is_on_policy,
+            entropy_coef=algo.entropy_coef,
         )
 
     def anchor_logprobs(self, ctx: JobContext, samples: Samples) -> NDArray[np.float32]:

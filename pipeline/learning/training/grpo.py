@@ -20,7 +20,7 @@ from pipeline.learning.choices import GRPOLoss, ImportanceSampling, ScaleRewards
 from pipeline.learning.training.curve import add_to_curve, is_drawn
 from pipeline.learning.training.policy import Fitting, TrainingSet, fit
 from pipeline.learning.training.samples import Samples
-from pipeline.learning.training.scoring import completion_logprobs
+from pipeline.learning.training.scoring import completion_logprobs, logprobs_and_entropies
 from pipeline.learning.training.sequences import Batch
 
 _OF_AVERAGE = (GRPOLoss.dapo, GRPOLoss.cispo)
@@ -46,6 +46,7 @@ class Objective:
         delta: The ratio is at most this also where the advantage is negative (arXiv 2505.07291), unless None.
         is_on_policy: Whether what is trained on was drawn by the policy as it is, so that the ratio is 1 and only
             its gradient matters; what was drawn need have no log-probabilities then.
+        entropy_coef: Weight of the mean entropy of tokens, which is to be large.
     """
 
     loss_type: GRPOLoss
@@ -58,6 +59,7 @@ class Objective:
     level: ImportanceSampling = ImportanceSampling.token
     delta: float | None = None
     is_on_policy: bool = False
+    entropy_coef: float = 0.0
 
 
 def group_advantages(rewards: NDArray[np.floating], group: int, scale: ScaleRewards) -> NDArray[np.float32]:
@@ -308,6 +310,12 @@ def averaged(losses: Tensor, mask: Tensor, objective: Objective, *, sequences: i
     return kept.sum() / max(1.0, tokens)
 
 
+def entropy_bonus(entropies: Tensor, mask: Tensor, objective: Objective, *, tokens: float) -> Tensor:
+    """A micro-batch's share of the mean entropy over the tokens of its batch, weighted; of any `loss_type`."""
+    whole = torch.where(mask, entropies, torch.zeros_like(entropies)).sum()
+    return objective.entropy_coef * whole / max(1.0, tokens)
+
+
 def grpo_set(
     model: nn.Module,
     data: Samples,
@@ -342,7 +350,10 @@ def grpo_set(
         def laid_out(values: NDArray[np.float32]) -> Tensor:
             return _laid_out(values, part, batch, device)
 
-        logprobs = completion_logprobs(model, batch, objective.temperature)
+        if objective.entropy_coef:
+            logprobs, entropies = logprobs_and_entropies(model, batch, objective.temperature)
+        else:
+            logprobs, entropies = completion_logprobs(model, batch, objective.temperature), None
         of_whole = advantages.ndim == 1
         better = torch.from_numpy(advantages[part, None]).to(device) if of_whole else laid_out(advantages)
         tokens = TokenBatch(
@@ -365,7 +376,10 @@ def grpo_set(
                 entropy=-logprobs.detach()[batch.mask],
             )
         of_batch = drawn.mean() * len(whole) if objective.loss_type in _OF_AVERAGE else drawn[whole].sum()
-        return averaged(losses, batch.mask, objective, sequences=len(whole), tokens=float(of_batch))
+        loss = averaged(losses, batch.mask, objective, sequences=len(whole), tokens=float(of_batch))
+        if entropies is None:
+            return loss
+        return loss - entropy_bonus(entropies, batch.mask, objective, tokens=float(drawn[whole].sum()))
 
     masked = drawn == 0
     silent = ((advantages.reshape(len(data), -1) == 0).all(1) | masked).reshape(-1, group)

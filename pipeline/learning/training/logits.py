@@ -23,6 +23,7 @@ from pipeline.learning.generation.sampling import policy_logprobs
 from pipeline.learning.memory.training import LOGITS_AT_ONCE
 
 _CACHED = 1 << 18
+_LOWEST = torch.finfo(torch.float32).min
 _plain: WeakKeyDictionary[nn.Module, bool] = WeakKeyDictionary()
 """Models that were looked at -> whether their logits are what the output layer makes of the last hidden states."""
 
@@ -60,7 +61,13 @@ def is_plain(model: nn.Module, ids: Tensor) -> bool:
 
 
 def taken_logprobs(
-    model: nn.Module, ids: Tensor, first: int, temperature: float, at_once: int = LOGITS_AT_ONCE
+    model: nn.Module,
+    ids: Tensor,
+    first: int,
+    temperature: float,
+    at_once: int = LOGITS_AT_ONCE,
+    *,
+    entropy: bool = False,
 ) -> Tensor:
     """Log-probabilities of tokens given what precedes them.
 
@@ -70,26 +77,51 @@ def taken_logprobs(
         first: Position before the first token that is asked for.
         temperature: Of the policy.
         at_once: Logits that may be there at a time; at least those of one position are.
+        entropy: Whether that of each distribution is asked for too.
 
     Returns:
-        Of the tokens from `first` + 1 on, shape [B, T - first - 1], float32.
+        Of the tokens from `first` + 1 on, shape [B, T - first - 1], float32; with entropies [B, T - first - 1, 2].
     """
     hidden, head = _hidden(model, ids)[:, first:-1], _head(model)
     targets = ids[:, first + 1 :]
     width = max(1, at_once // (len(ids) * _vocabulary(model)))
-    part = partial(_part, head, temperature)
+    part = partial(_part, head, temperature, entropy)
     if torch.is_grad_enabled():
         part = partial(checkpoint, part, use_reentrant=False)
     taken = [part(*both) for both in zip(hidden.split(width, 1), targets.split(width, 1), strict=True)]
     return torch.cat(taken, 1)
 
 
-def _part(head: nn.Module, temperature: float, hidden: Tensor, targets: Tensor) -> Tensor:
-    return policy_logprobs(head(hidden), temperature).gather(-1, targets[..., None]).squeeze(-1)
+def _part(head: nn.Module, temperature: float, entropy: bool, hidden: Tensor, targets: Tensor) -> Tensor:
+    return read_off(policy_logprobs(head(hidden), temperature), targets, entropy=entropy)
+
+
+def read_off(logprobs: Tensor, targets: Tensor, *, entropy: bool) -> Tensor:
+    """Log-probabilities of tokens, and the entropies of their distributions in nats if asked for.
+
+    Args:
+        logprobs: Shape [..., V].
+        targets: Shape [...].
+        entropy: Whether to give both.
+
+    Returns:
+        Shape [...], or [..., 2].
+    """
+    taken = logprobs.gather(-1, targets[..., None]).squeeze(-1)
+    if not entropy:
+        return taken
+    # What has no probability is -inf, which 0 times is no number.
+    return torch.stack([taken, -(logprobs.exp() * logprobs.clamp(min=_LOWEST)).sum(-1)], -1)
 
 
 def logprobs_in_parts(
-    model: nn.Module, hidden: Tensor, targets: Tensor, temperature: float, at_once: int = LOGITS_AT_ONCE
+    model: nn.Module,
+    hidden: Tensor,
+    targets: Tensor,
+    temperature: float,
+    at_once: int = LOGITS_AT_ONCE,
+    *,
+    entropy: bool = False,
 ) -> Tensor:
     """Log-probabilities of tokens given what precedes them, of some tokens at a time.
 
@@ -99,14 +131,15 @@ def logprobs_in_parts(
         targets: The tokens, shape [M].
         temperature: Of the policy.
         at_once: Logits that may be there at a time; at least those of one token are.
+        entropy: See `taken_logprobs`.
 
     Returns:
-        Shape [M], float32.
+        Shape [M], float32; with entropies [M, 2].
     """
     head, count = _head(model), max(1, at_once // _vocabulary(model))
 
     def part(hidden: Tensor, targets: Tensor) -> Tensor:
-        return taken_of(head(hidden), targets, temperature)
+        return taken_of(head(hidden), targets, temperature, entropy=entropy)
 
     parts = zip(hidden.split(count), targets.split(count), strict=True)
     if not torch.is_grad_enabled():
@@ -114,7 +147,7 @@ def logprobs_in_parts(
     return torch.cat([checkpoint(part, *both, use_reentrant=False) for both in parts])
 
 
-def taken_of(logits: Tensor, targets: Tensor, temperature: float = 1.0) -> Tensor:
+def taken_of(logits: Tensor, targets: Tensor, temperature: float = 1.0, *, entropy: bool = False) -> Tensor:
     """Log-probabilities of tokens, in the memory that their logits have, which are of no use afterwards.
 
     Log-probabilities take the place of logits, and gradients theirs. As torch has it each is kept by itself.
@@ -123,10 +156,13 @@ def taken_of(logits: Tensor, targets: Tensor, temperature: float = 1.0) -> Tenso
         logits: Shape [M, V], any floating type.
         targets: Shape [M].
         temperature: Of the policy.
+        entropy: See `taken_logprobs`; then each is kept by itself here too.
 
     Returns:
-        Shape [M], float32.
+        Shape [M], float32; with entropies [M, 2].
     """
+    if entropy:
+        return read_off(policy_logprobs(logits, temperature), targets, entropy=True)
     logits = logits.float()
     if temperature != 1.0:
         logits = logits / temperature

@@ -17,7 +17,7 @@ from pipeline.learning.models.batch_size import BatchSize, BatchSizes
 from pipeline.learning.models.flops import Pass, model_cost, spend, whole_texts
 from pipeline.learning.models.value import ValueModel
 from pipeline.learning.training.distributed import ALONE, Ranks
-from pipeline.learning.training.logits import is_cut, taken_logprobs
+from pipeline.learning.training.logits import is_cut, read_off, taken_logprobs
 from pipeline.learning.training.sequences import Batch, Sequences, batch_of
 from pipeline.learning.training.unpadded import is_unpadded, unpadded_logprobs
 
@@ -33,17 +33,31 @@ def completion_logprobs(model: nn.Module, batch: Batch, temperature: float = 1.0
     Returns:
         Shape [B, T], float32: at position t that of token t given what precedes it; 0 where nothing is supervised.
     """
+    return _completion_values(model, batch, temperature, entropy=False)
+
+
+def logprobs_and_entropies(model: nn.Module, batch: Batch, temperature: float = 1.0) -> tuple[Tensor, Tensor]:
+    """Log-probabilities as `completion_logprobs` gives them, and entropies of what their tokens were drawn from.
+
+    Returns:
+        Both of shape [B, T], with their gradients; entropies in nats, over the whole vocabulary.
+    """
+    logprobs, entropies = _completion_values(model, batch, temperature, entropy=True).unbind(-1)
+    return logprobs, entropies
+
+
+def _completion_values(model: nn.Module, batch: Batch, temperature: float, *, entropy: bool) -> Tensor:
     if is_unpadded(model) and batch.is_supervised:
-        taken = unpadded_logprobs(model, batch, temperature)
-        return torch.where(batch.mask, taken, torch.zeros_like(taken))
-    if is_cut(model, batch.ids):
-        first = batch.first
-        taken = taken_logprobs(model, batch.ids, first, temperature)
+        taken = unpadded_logprobs(model, batch, temperature, entropy=entropy)
     else:
-        logprobs, first = _next_token_logprobs(model, batch, temperature)
-        taken = logprobs.gather(-1, batch.ids[:, first + 1 :, None]).squeeze(-1)
-    taken = nn.functional.pad(taken, (first + 1, 0))
-    return torch.where(batch.mask, taken, torch.zeros_like(taken))
+        if is_cut(model, batch.ids):
+            first = batch.first
+            taken = taken_logprobs(model, batch.ids, first, temperature, entropy=entropy)
+        else:
+            logprobs, first = _next_token_logprobs(model, batch, temperature)
+            taken = read_off(logprobs, batch.ids[:, first + 1 :], entropy=entropy)
+        taken = nn.functional.pad(taken, (0, 0, first + 1, 0) if entropy else (first + 1, 0))
+    return torch.where(batch.mask[..., None] if entropy else batch.mask, taken, torch.zeros_like(taken))
 
 
 def sequence_divergence(

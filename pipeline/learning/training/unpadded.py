@@ -97,8 +97,11 @@ def in_rows(values: Tensor, batch: Batch, places: NDArray[np.int64]) -> Tensor:
     return laid
 
 
-def unpadded_logprobs(model: nn.Module, batch: Batch, temperature: float) -> Tensor:
-    """Log-probabilities of supervised tokens, as `policy.completion_logprobs` has them; logits of these alone."""
+def unpadded_logprobs(model: nn.Module, batch: Batch, temperature: float, *, entropy: bool = False) -> Tensor:
+    """Log-probabilities of supervised tokens, as `policy.completion_logprobs` has them; logits of these alone.
+
+    With entropies shape [B, T, 2].
+    """
     firsts = np.maximum(batch.starts, 1)  # nothing goes before the first token of a text
     width, begins = batch.ids.shape[1], np.cumsum([0, *batch.lengths])
     rows = [
@@ -110,12 +113,12 @@ def unpadded_logprobs(model: nn.Module, batch: Batch, temperature: float) -> Ten
     inputs = inputs_of(batch)
     if is_too_much(model, len(asked)) and is_plain(model, inputs["input_ids"]):
         hidden = inner_model(model).base_model(**inputs).last_hidden_state[0].index_select(0, read)
-        taken = logprobs_in_parts(model, hidden, targets, temperature)
+        taken = logprobs_in_parts(model, hidden, targets, temperature, entropy=entropy)
     else:
         logits = model(**inputs, logits_to_keep=read).logits
         # Some families know no `logits_to_keep`, and give all.
         logits = logits[0] if logits.shape[1] == len(read) else logits[0].index_select(0, read)
-        taken = taken_of(logits, targets, temperature)
+        taken = taken_of(logits, targets, temperature, entropy=entropy)
     return in_rows(taken, batch, asked)
 
 

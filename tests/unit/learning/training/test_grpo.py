@@ -24,6 +24,7 @@ from pipeline.learning.training.grpo import (
     TokenBatch,
     averaged,
     clipped_surrogate,
+    entropy_bonus,
     fit_grpo,
     group_advantages,
     importance_ratio,
@@ -31,9 +32,10 @@ from pipeline.learning.training.grpo import (
     token_figures,
     token_losses,
 )
+from pipeline.learning.training.logits import read_off
 from pipeline.learning.training.policy import Fitting
 from pipeline.learning.training.samples import Samples, supervised_columns
-from pipeline.learning.training.scoring import completion_logprobs
+from pipeline.learning.training.scoring import completion_logprobs, logprobs_and_entropies
 from pipeline.learning.training.sequences import batch_of
 from tests.doubles.contexts import context
 from tests.doubles.models import tiny_policy
@@ -42,7 +44,13 @@ OBJECTIVE = Objective(loss_type=GRPOLoss.grpo, beta=0.04, epsilon_low=0.2, epsil
 
 
 def trl_loss(
-    logprobs: Tensor, old: Tensor, anchor: Tensor | None, advantages: Tensor, mask: Tensor, objective: Objective
+    logprobs: Tensor,
+    old: Tensor,
+    anchor: Tensor | None,
+    advantages: Tensor,
+    mask: Tensor,
+    objective: Objective,
+    entropies: Tensor | None = None,
 ) -> Tensor:
     """What `GRPOTrainer` computes from the same log-probabilities, one step without accumulation.
 
@@ -75,9 +83,15 @@ def trl_loss(
         current_gradient_accumulation_steps=1,
         use_vllm=False,
         vllm_importance_sampling_correction=False,
-        _entropy_bonus_enabled=False,
+        _entropy_bonus_enabled=entropies is not None,
+        entropy_coef=objective.entropy_coef,
+        use_adaptive_entropy=False,
         _metrics={"train": defaultdict(list)},
-        _get_per_token_logps_and_entropies=lambda *_, **__: (logprobs, torch.zeros_like(logprobs), None),
+        _get_per_token_logps_and_entropies=lambda *_, **__: (
+            logprobs,
+            torch.zeros_like(logprobs) if entropies is None else entropies,
+            None,
+        ),
     )
     inputs = {
         "prompt_ids": torch.zeros(len(mask), 2, dtype=torch.long),
@@ -142,6 +156,41 @@ def test_loss_and_gradient_are_those_of_trl(
             assert torch.equal(told[mask] == 1, ours.grad[mask] == 0)
 
 
+@pytest.mark.parametrize("loss_type", list(GRPOLoss))
+def test_the_bonus_for_entropy_is_that_of_trl(loss_type: GRPOLoss) -> None:
+    objective = replace(OBJECTIVE, loss_type=loss_type, beta=0.0, entropy_coef=0.1, epsilon_high=1.3)
+    generator = torch.Generator().manual_seed(6)
+    for _ in range(10):
+        lengths = torch.randint(0, 10, (8,), generator=generator)
+        mask = torch.arange(9)[None] < lengths[:, None]
+        logits = torch.randn(8, 9, 5, generator=generator)
+        values = []
+        for whose in ("ours", "theirs"):
+            start = logits.clone().requires_grad_(True)
+            both = read_off(start.log_softmax(-1), torch.zeros(8, 9, dtype=torch.long), entropy=True)
+            logprobs, entropies = both.unbind(-1)
+            old, advantages = logprobs.detach() + 0.3, lengths.float() - 4.5
+            tokens = TokenBatch(mask=mask, logprobs=logprobs, old=old, anchor=None, advantages=advantages[:, None])
+            if whose == "ours":
+                loss, _ = loss_and_clipped(tokens, objective)
+                loss = loss - entropy_bonus(entropies, mask, objective, tokens=float(mask.sum()))
+            else:
+                loss = trl_loss(logprobs, old, None, advantages, mask, objective, entropies)
+            loss.backward()
+            values.append((loss.item(), start.grad))
+        (mine, ours), (expected, theirs) = values
+        assert mine == pytest.approx(expected, abs=1e-6)
+        assert torch.allclose(ours, theirs, atol=1e-7)
+
+
+def test_the_loss_of_a_method_has_its_bonus_for_entropy(tmp_path: Path) -> None:
+    without, _, data = of_method(GRPO(), tmp_path)
+    loss, model, _ = of_method(GRPO(), tmp_path, entropy_coef=0.5)
+    batch = batch_of(data.sequences, np.arange(8), "cpu")
+    entropies = logprobs_and_entropies(model, batch)[1][batch.mask]
+    assert loss == pytest.approx(without - 0.5 * entropies.mean().item(), abs=1e-6)
+
+
 class TokenGSPO(GSPO):
     """GSPO-token, as docs/extending.md has it, with another advantage at each token."""
 
@@ -152,8 +201,8 @@ class TokenGSPO(GSPO):
         return super().ratio(ctx, tokens).detach() * (tokens.logprobs - tokens.logprobs.detach()).exp()
 
 
-def of_method(method: GRPO, folder: Path, **settings: Any) -> tuple[float, Tensor, Tensor, Samples]:
-    """Loss, weights with their gradient, and log-probabilities of a policy that is a step past who drew."""
+def of_method(method: GRPO, folder: Path, **settings: Any) -> tuple[float, GPT2LMHeadModel, Samples]:
+    """Loss of a policy that is a step past who drew, that policy with its gradients, and what was drawn."""
     model = tiny_policy()
     data = samples(model, 8)
     data.save(folder)
@@ -168,21 +217,23 @@ def of_method(method: GRPO, folder: Path, **settings: Any) -> tuple[float, Tenso
     batch = batch_of(made.data, np.arange(8), "cpu")
     loss = made.loss_of(batch, np.arange(8), np.arange(8))
     loss.backward()
-    return loss.item(), model.lm_head.weight, completion_logprobs(model, batch), data
+    return loss.item(), model, data
 
 
 def test_gspo_as_a_user_writes_it_is_what_the_setting_gives(tmp_path: Path) -> None:
     """And so, as `test_loss_and_gradient_are_those_of_trl` has it, TRL's."""
-    loss, weights, _, _ = of_method(GSPO(), tmp_path)
-    same, others, _, _ = of_method(GRPO(), tmp_path, importance_sampling_level=ImportanceSampling.sequence)
+    loss, model, _ = of_method(GSPO(), tmp_path)
+    same, other, _ = of_method(GRPO(), tmp_path, importance_sampling_level=ImportanceSampling.sequence)
     assert loss == same
-    assert torch.allclose(weights.grad, others.grad, atol=1e-6)
+    assert torch.allclose(model.lm_head.weight.grad, other.lm_head.weight.grad, atol=1e-6)
     assert of_method(GRPO(), tmp_path)[0] != pytest.approx(loss, abs=1e-3)
 
 
 def test_gspo_token_has_another_advantage_at_each_token(tmp_path: Path) -> None:
     """Equations 13 and 14 of arXiv 2507.18071, completion by completion and token by token."""
-    loss, weights, logprobs, data = of_method(TokenGSPO(), tmp_path)
+    loss, model, data = of_method(TokenGSPO(), tmp_path)
+    logprobs = completion_logprobs(model, batch_of(data.sequences, np.arange(8), "cpu"))
+    weights = model.lm_head.weight
     advantages = TokenGSPO().advantages(context(GSPOConfig()), data)
     gains = []
     for row, (start, end) in enumerate(zip(data.sequences.starts, data.sequences.lengths, strict=True)):

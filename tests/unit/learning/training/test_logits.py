@@ -1,14 +1,16 @@
 """Log-probabilities without all logits at once are those with all of them."""
 
+import math
+
 import pytest
 import torch
 from torch import Tensor
 
 from pipeline.learning.algos.policy_config import LoraSettings
 from pipeline.learning.training import logits
-from pipeline.learning.training.logits import is_cut, is_plain, taken_logprobs
+from pipeline.learning.training.logits import is_cut, is_plain, read_off, taken_logprobs
 from pipeline.learning.training.lora import with_adapters
-from pipeline.learning.training.scoring import completion_logprobs
+from pipeline.learning.training.scoring import completion_logprobs, logprobs_and_entropies
 from pipeline.learning.training.sequences import Sequences, batch_of
 from tests.doubles.families import tiny_model
 
@@ -38,6 +40,30 @@ def test_parts_are_what_the_whole_is(adapters: bool) -> None:
     assert ours.keys() == theirs.keys()
     for name, one in ours.items():
         torch.testing.assert_close(one, theirs[name], atol=1e-5, rtol=1e-4)
+
+
+def test_entropies_are_those_of_the_whole_vocabulary_also_in_parts() -> None:
+    model = tiny_model(FAMILY).requires_grad_(True)
+    batch = batch_of(Sequences.of([[*range(2, 12)], [5] * 9], [4, 2], [0.0] * 2), torch.arange(2).numpy(), "cpu")
+    logprobs, whole = logprobs_and_entropies(model, batch, 0.7)
+    assert torch.equal(logprobs, completion_logprobs(model, batch, 0.7))
+    expected = torch.distributions.Categorical(logits=model(batch.ids).logits[:, :-1] / 0.7).entropy()
+    torch.testing.assert_close(whole[:, 1:], expected * batch.mask[:, 1:], atol=1e-6, rtol=1e-6)
+    values = taken_logprobs(model, batch.ids, 1, 0.7, at_once=1, entropy=True)
+    parts = torch.nn.functional.pad(values, (0, 0, 2, 0))[..., 1] * batch.mask
+    torch.testing.assert_close(parts, whole, atol=1e-6, rtol=1e-6)
+    ours, theirs = gradients(model, parts), gradients(model, expected * batch.mask[:, 1:])
+    for name, one in ours.items():
+        torch.testing.assert_close(one, theirs[name], atol=1e-5, rtol=1e-4)
+
+
+def test_what_no_token_can_be_has_no_part_in_an_entropy() -> None:
+    logits = torch.tensor([[0.0, 0.0, -torch.inf]], requires_grad=True)
+    _, entropy = read_off(logits.log_softmax(-1), torch.tensor([0]), entropy=True).unbind(-1)
+    entropy.sum().backward()
+    assert entropy.item() == pytest.approx(math.log(2))
+    assert logits.grad is not None
+    assert logits.grad.isfinite().all()
 
 
 def test_logits_that_are_capped_are_left_to_the_model() -> None:

@@ -24,7 +24,7 @@ from pipeline.learning.training.lora import with_adapters
 from pipeline.learning.training.policy import Fitting
 from pipeline.learning.training.reward_model import fit_reward_model
 from pipeline.learning.training.samples import Samples
-from pipeline.learning.training.scoring import completion_logprobs
+from pipeline.learning.training.scoring import completion_logprobs, logprobs_and_entropies
 from pipeline.learning.training.sequences import Sequences, batch_of
 from pipeline.learning.training.sft import fit_sft
 from pipeline.learning.training.unpadded import is_unpadded, without_padding
@@ -88,6 +88,8 @@ def test_what_is_computed_is_the_same(family: str, at_once: int, monkeypatch: py
     batch = batch_of(sequences(), np.arange(16), "cpu")
     before = model.config._attn_implementation
     agree(model, lambda: completion_logprobs(model, batch, 0.8))
+    if family == "gpt2":
+        agree(model, lambda: torch.stack(logprobs_and_entropies(model, batch, 0.8)))
     assert model.config._attn_implementation == before
 
 
