@@ -15,6 +15,7 @@ from collections.abc import Sequence
 from functools import lru_cache
 from itertools import pairwise
 from typing import Any
+from unicodedata import normalize
 
 from pipeline.config.install import install_command
 from pipeline.errors import ConfigError
@@ -26,6 +27,7 @@ from pipeline.learning.rewards.answers import (
     compared,
     compares,
     gold_box,
+    half_width,
 )
 from pipeline.learning.rewards.traits import Text, reward, text_of
 
@@ -48,6 +50,21 @@ _OPTION = re.compile(
 """The letter of a choice, alone or with what is chosen behind it."""
 _LETTER = re.compile(r"\\(?:mathrm|operatorname|mathit)\{([ei])\}")
 _FUNCTION = re.compile(r"(?<![A-Za-z\\])(exp|sin|cos|tan|log|ln)(?=\s*\()")
+_UNICODE = re.compile(r"√(?:\(([^()]*)\)|(\d+|[A-Za-zπ]))|([⁻⁺⁰¹²³⁴-⁹]+)|(?<=\w)([₀-₉]+)|([¼-¾⅐-⅞])")
+"""Roots, powers, indices and fractions as they are written without LaTeX."""
+_SIGNS = str.maketrans(
+    {"∞": r"\infty ", "≤": r"\leq ", "≥": r"\geq ", "≠": r"\neq ", "·": r"\cdot ", "∩": r"\cap ", "∈": r"\in "}
+    | {"\N{MULTIPLICATION SIGN}": r"\times ", "\N{UNION}": r"\cup ", "°": r"^\circ", "º": r"^\circ"}
+)
+_MONTHS = "Jan Feb Mar Apr May June? July? Aug Sept? Oct Nov Dec".replace(" ", "|")
+_WHEN = re.compile(
+    rf"(?:\d{{1,2}}\s+)?(?:{_MONTHS})[a-z]*\.?(?:\s+\d{{1,2}})?(?:,?\s+\d{{4}})?|(\d{{1,2}}:\d\d)\s*([ap])\.?m\.?",
+    re.IGNORECASE,
+)
+"""A day or a time of day, whose numbers are no answer by themselves."""
+_MEASURES = r"(?:[kcm]?m|[km]?g|m?L|ft|in|mi|miles?|lbs?|mol|[kM]?[JNWV]|s|sec|min|h|hr|hours?|days?|units?)"
+_MEASURED = re.compile(rf"(-?[\d.,]*\d)\s+{_MEASURES}(?:\^\{{?-?\d\}}?)?(?:\s*/\s*{_MEASURES}(?:\^\{{?\d\}}?)?)?")
+"""A number and, apart from it, its unit, which may have a power or be a rate."""
 _CURRENCY = "$\N{EURO SIGN}\N{POUND SIGN}\N{YEN SIGN}\N{INDIAN RUPEE SIGN}"
 _BASE = re.compile(r"[\dA-F]+_\{?(\d+)\}?")
 """A number with the base that it is written in, which the parser leaves out."""
@@ -148,6 +165,11 @@ def _words(text: str) -> list[str]:
 def _alone(answer: str) -> list[Any]:
     """Parse an answer that stands there by itself."""
     answer = _without_dress(answer)
+    if (when := _WHEN.fullmatch(_FONT.sub(r"\1", answer).strip(" ."))) is not None:
+        time_of_day = when[1] and f"{when[1]} {when[2].lower()}m"
+        return _parse(rf"\boxed{{\text{{{time_of_day or when[0].lower()}}}}}", latex=True)
+    if (measured := _MEASURED.fullmatch(answer)) is not None:
+        answer = measured[1]
     if (option := _OPTION.match(_FONT.sub(r"\1", answer))) is not None:
         answer = option[1] or option[2]
     answer = _without_words(answer.rstrip("."))
@@ -169,8 +191,20 @@ def _alone(answer: str) -> list[Any]:
 
 
 def _without_dress(answer: str) -> str:
-    """An answer without emphasis of Markdown and signs of a currency around it."""
-    return answer.strip().strip("*`").strip().strip(_CURRENCY).strip().replace("°", r"^\circ")
+    """An answer in LaTeX, without emphasis of Markdown and signs of a currency around it."""
+    answer = answer.strip().strip("*`").strip().strip(_CURRENCY).strip()
+    return answer if answer.isascii() else _UNICODE.sub(_in_latex, answer).translate(_SIGNS)
+
+
+def _in_latex(found: re.Match[str]) -> str:
+    root, power, index, fraction = found[1] or found[2], *found.groups()[2:]
+    if fraction:
+        above, _, below = normalize("NFKC", fraction).partition("\N{FRACTION SLASH}")
+        return rf"\frac{{{above}}}{{{below}}}"
+    if root:
+        return rf"\sqrt{{{root}}}"
+    small = half_width(normalize("NFKC", power or index))
+    return f"{'^' if power else '_'}{{{small}}}"
 
 
 def _without_words(answer: str) -> str:
@@ -190,7 +224,7 @@ def parsed_answer(completion: Text) -> str | None:
     return str(parsed[0]) if parsed else None
 
 
-@reward(compares(answer=parsed_answer, gold=gold_box, packages=("math-verify", "sympy"), version=5))
+@reward(compares(answer=parsed_answer, gold=gold_box, packages=("math-verify", "sympy"), version=6))
 def math_verify(completions: Sequence[Text], solution: Sequence[Any], **_: Any) -> list[float | None]:
     """Compare answers as mathematics.
 
