@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, ClassVar
 from pipeline import AlgoConfig, JobContext, ValueAlgoConfig, ValueGuidedAlgorithms
 
 if TYPE_CHECKING:
-    from pipeline import Dataset, Offset, Sequences, TextPolicy
+    from pipeline import Dataset, Drawn, Groups, Offset, Sequences, TextPolicy
 
 
 @dataclass(kw_only=True)
@@ -38,16 +38,14 @@ class Fudge(ValueGuidedAlgorithms):
 
         return lambda z: logsigmoid(z) / algo.eta
 
-    def collect(self, ctx: JobContext, dataset: Dataset, roll_in: TextPolicy, reference: TextPolicy) -> Sequences:
-        """Samples of the reference, every token labelled with how they ended."""
-        from pipeline import Rollouts, Sequences, toolbox
+    def draw(self, ctx: JobContext, dataset: Dataset, roll_in: TextPolicy, reference: TextPolicy) -> Drawn:
+        """Samples of the reference."""
+        from pipeline import Rollouts
 
-        drawn = Rollouts(ctx, dataset, reference)
-        drawn.note_cost()
-        rewards = toolbox.score_completions(
-            ctx, reference, drawn.rows, drawn.tokens, ctx.config.data_collection.reward_batch_size
-        )
-        ends_well = (rewards >= ctx.settings(FudgeConfig).success).astype(float).tolist()
-        whole = [prompt + tokens for prompt, tokens in zip(drawn.prompts, drawn.tokens, strict=True)]
-        rows = [row.id for row in drawn.rows]
-        return Sequences.of(whole, [len(prompt) for prompt in drawn.prompts], ends_well, rows)
+        samples = Rollouts(ctx, dataset, reference)
+        return samples.drawn(reference, [samples.tokens])
+
+    def label(self, ctx: JobContext, groups: Groups) -> Sequences:
+        """Every token labelled with how its sample ended."""
+        ends_well = (groups.scored.values >= ctx.settings(FudgeConfig).success).astype(float)
+        return groups.sequences(range(len(ends_well)), ends_well.tolist())

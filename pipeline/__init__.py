@@ -56,8 +56,10 @@ if TYPE_CHECKING:
     from pipeline.learning.algos.cd import CDConfig as CDConfig
     from pipeline.learning.algos.dpo import DPO as DPO
     from pipeline.learning.algos.dpo import DPOConfig as DPOConfig
+    from pipeline.learning.algos.groups import Drawn as Drawn
     from pipeline.learning.algos.groups import Groups as Groups
     from pipeline.learning.algos.groups import draw_groups as draw_groups
+    from pipeline.learning.algos.groups import score_groups as score_groups
     from pipeline.learning.algos.grpo import GRPO as GRPO
     from pipeline.learning.algos.grpo import GRPOConfig as GRPOConfig
     from pipeline.learning.algos.grpo_hf import GRPOHF as GRPOHF
@@ -167,7 +169,7 @@ _HOMES = {
     "learning.algos.best_of_n": "BestOfN BestOfNConfig",
     "learning.algos.cd": "CD CDConfig",
     "learning.algos.dpo": "DPO DPOConfig",
-    "learning.algos.groups": "Groups draw_groups",
+    "learning.algos.groups": "Drawn Groups draw_groups score_groups",
     "learning.algos.grpo": "GRPO GRPOConfig",
     "learning.algos.grpo_hf": "GRPOHF GRPOHFConfig",
     "learning.algos.kto": "KTO KTOConfig",

@@ -4,7 +4,7 @@
         |
     reference: train -> evaluate shards -> metrics           (round 0, one per dataset, model, reference and seed)
         |
-    chain:     generate shards -> train -> evaluate shards -> metrics      (rounds 1, 2, ...)
+    chain:     generate shards -> score shards -> train -> evaluate shards -> metrics      (rounds 1, 2, ...)
 
 A pure function: it reads class attributes of the algorithms, asks functions that it is given for priorities and
 for numbers of rows, touches no file and imports no torch. Keys are the same whatever these numbers are: of a shard
@@ -172,9 +172,18 @@ class _Builder:
         read = {spec.name: self._read(chain, number, stage, spec) for spec in stage.reads}
         read |= self._prepared_inputs(chain, stage)
         read = {name: ids for name, ids in read.items() if ids}
+        alike = {spec.name for spec in stage.reads if spec.rounds == "shard"}
         address = (chain.algo, chain.dataset, chain.model, chain.reference, chain.seed, number, stage.name)
         self._outputs[address] = [
-            self._add(chain, number, stage, shard, rows, read) for shard, rows in self._shards(stage)
+            self._add(
+                chain,
+                number,
+                stage,
+                shard,
+                rows,
+                {name: [ids[shard or 0]] if name in alike else ids for name, ids in read.items()},
+            )
+            for shard, rows in self._shards(stage)
         ]
 
     def _prepared_inputs(self, chain: Chain, stage: Stage) -> dict[str, list[str]]:

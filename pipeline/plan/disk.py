@@ -42,6 +42,8 @@ _CURVE, _LOSS = 150, 20
 """Of a step of a training: a line of its curve, and its loss among all losses."""
 _SEQUENCE = 20
 """Of a sequence besides its tokens of 4 bytes each: length, begin, label, prompt."""
+_DRAWN, _GROUP, _SECOND = 9, 16, 300
+"""Of one that no reward has seen: the end of its text, whether it was cut off; of its group; of a second file."""
 _LINE = 206
 """Of an evaluated completion, besides its text and that of its prompt."""
 _LETTERS = 4
@@ -266,8 +268,13 @@ class _Rooms:
             self.unknown[f"what {job.algo} saves"] = None
         scale, settings = self._scales[job.dataset], self.config.evaluation
         if stage.shards == "train":
-            each = _collected(algo, self._has_reward(job.algo), scale)
-            return DiskUse(_MANIFEST + _NOTED + round(self._prompts(job) * each))
+            each, files = _collected(algo, self._has_reward(job.algo), scale), _MANIFEST + _NOTED
+            if stage.draws:
+                drawn = _kept(algo, replace(scale, decided=1)) if algo.guides else algo.drawn(scale.samples)
+                one = _sequence(algo, scale) + _DRAWN + self._letters[job.dataset] * scale.tokens
+                each = drawn * one + scale.samples * _GROUP
+                files += _SECOND
+            return DiskUse(files + round(self._prompts(job) * each))
         if stage.shards == "eval":
             each = len(settings.etas) + 1 if stage.only_with else 1
             text = self._letters[job.dataset] * (scale.prompt + scale.tokens)

@@ -60,7 +60,8 @@ class Extent:
                 for read in stage.reads:
                     source = (by_name if read.algo == "self" else shared).get(read.stage)
                     times = self.rounds * (self.rounds + 1) // 2 if read.rounds == "so_far" else self.rounds
-                    found += self._shards(stage) * times * (1 if source is None else self._shards(source))
+                    each = 1 if source is None or read.rounds == "shard" else self._shards(source)
+                    found += self._shards(stage) * times * each
         return self.pairs * self.seeds * found
 
     @property

@@ -39,14 +39,14 @@ class Read:
     Attributes:
         stage: Name of the stage that is read.
         rounds: ``this`` round, the ``previous`` one (left out in round 1), or every round ``so_far``,
-            this one included.
+            this one included; of this round the ``shard`` of the same rows alone.
         algo: ``self``, ``reference`` for the reference policy, or ``dataset`` for the preparation of the data; all
             chains share those two. ``start`` is the last round of the method that the settings name as `start`,
             and left out where they name none.
     """
 
     stage: str
-    rounds: Literal["this", "previous", "so_far"] = "this"
+    rounds: Literal["this", "previous", "so_far", "shard"] = "this"
     algo: Literal["self", "reference", "dataset", "start"] = "self"
 
     @property
@@ -309,6 +309,16 @@ GENERATE = Stage(
     shards="train",
     reads=(REFERENCE_TRAIN, START_TRAIN, Read("train", "previous")),
     config=(*TEXT, "data_collection", "algo"),
+    judges=False,
     seconds=0.35,
 )
 """Texts of the round's policy, which in the first round is the reference, or the policy of `start`."""
+
+SCORE = Stage(
+    "score",
+    shards="train",
+    reads=(Read("generate", "shard"),),
+    config=("system", "dataset", "data_collection", "algo"),
+    seconds=0.05,
+)
+"""What rewards say of these texts, and what training needs of both."""

@@ -22,6 +22,7 @@ from pipeline.learning.algos.base import (
     GENERATE,
     METRICS,
     REFERENCE_TRAIN,
+    SCORE,
     Algorithm,
     JobContext,
     Read,
@@ -91,7 +92,8 @@ class BestOfNConfig(AlgoConfig):
 class BestOfN(Algorithm):
     """n samples of the reference, one of which is given. The policy is the same in every round; what picks learns.
 
-    generate    draw groups by the reference, pair them         (per shard)
+    generate    draw groups by the reference                    (per shard)
+    score       pair them by what rewards say                   (per shard)
     train       fit the reward model
     evaluate    draw n completions for each, pick one           (per shard)
     metrics     numbers with intervals
@@ -102,9 +104,10 @@ class BestOfN(Algorithm):
     kl_is_bound: ClassVar[bool] = True
     stages: ClassVar[tuple[Stage, ...]] = (
         replace(GENERATE, reads=(REFERENCE_TRAIN,)),
+        SCORE,
         Stage(
             "train",
-            reads=(REFERENCE_TRAIN, Read("generate", "so_far")),
+            reads=(REFERENCE_TRAIN, Read("score", "so_far")),
             config=("system", "training", "algo", "model"),
             saves="rewards",
             seconds=19.0,
@@ -113,20 +116,27 @@ class BestOfN(Algorithm):
         METRICS,
     )
 
+    @classmethod
+    def stages_with(cls, settings: AlgoConfig) -> tuple[Stage, ...]:
+        """A majority vote needs no data to train on."""
+        return cls.stages if settings.trains else cls.stages[2:]
+
     def generate(self, ctx: JobContext) -> None:
-        """Draw, score and pair; a majority vote needs none of it."""
+        """Draw by the reference."""
         with ctx.loading():
             from pipeline.learning.algos import toolbox
-            from pipeline.learning.algos.groups import PAIRS, draw_groups
-            from pipeline.learning.algos.rounds import write_generation
-        algo = ctx.settings(BestOfNConfig)
-        if algo.selection is Selection.majority:
-            write_generation(ctx, 0, 0, 0)
-            return
+            from pipeline.learning.algos.groups import draw_groups
         dataset = toolbox.open_dataset(ctx)
-        groups = draw_groups(ctx, dataset, toolbox.reference_policy(ctx, dataset), algo.num_generations)
-        groups.pairs(algo.preferences).save(ctx.out, PAIRS)
-        write_generation(ctx, len(groups.keys), len(groups.tokens), groups.generated, groups.tally())
+        policy = toolbox.reference_policy(ctx, dataset)
+        draw_groups(ctx, dataset, policy, ctx.settings(BestOfNConfig).num_generations).save(ctx.out)
+
+    def score(self, ctx: JobContext) -> None:
+        """Score and pair."""
+        with ctx.loading():
+            from pipeline.learning.algos.groups import PAIRS, score_shard
+        groups = score_shard(ctx)
+        groups.pairs(ctx.settings(BestOfNConfig).preferences).save(ctx.out, PAIRS)
+        groups.note(ctx.out, groups.tally())
 
     def train(self, ctx: JobContext) -> None:
         """Fit the reward model that picks."""

@@ -12,7 +12,7 @@ from pipeline.config.bases import AlgoConfig
 from pipeline.config.fields import LARGEST_RATE, LARGEST_WEIGHT, number
 from pipeline.config.schema import Config
 from pipeline.errors import DataError
-from pipeline.learning.algos.base import JobContext, Stage, timed
+from pipeline.learning.algos.base import GENERATE, REFERENCE_TRAIN, SCORE, JobContext, Stage, timed
 from pipeline.learning.algos.policy_config import Anchor, OnlineConfig, is_online
 from pipeline.learning.algos.post_training import PostTrainingAlgorithms
 from pipeline.learning.choices import DPOLoss
@@ -26,7 +26,6 @@ if TYPE_CHECKING:
     from pipeline.learning.algos.groups import Groups
     from pipeline.learning.datasets.answers import Answered
     from pipeline.learning.datasets.base import Row, Text
-    from pipeline.learning.generation.policy import TextPolicy
     from pipeline.learning.rewards.preference import ExistingPair
     from pipeline.learning.training.policy import TrainingSet
     from pipeline.learning.training.sequences import Sequences
@@ -127,10 +126,19 @@ class DPO(PostTrainingAlgorithms):
     config_class: ClassVar[type[AlgoConfig]] = DPOConfig
     stages: ClassVar[tuple[Stage, ...]] = timed(PostTrainingAlgorithms.stages, train=22.0)
 
-    def generate(self, ctx: JobContext) -> None:
-        """Draw, score and pair; or take the pairs that the dataset has."""
+    @classmethod
+    def stages_with(cls, settings: AlgoConfig) -> tuple[Stage, ...]:
+        """Without one that draws, where the dataset has the pairs."""
+        stages = super().stages_with(settings)
+        if not isinstance(settings, FeedbackConfig) or settings.pairs is PairSource.sampled:
+            return stages
+        taken = replace(SCORE, reads=(REFERENCE_TRAIN,), config=GENERATE.config, judges=False)
+        return (taken, *(stage for stage in stages if stage.name not in (GENERATE.name, SCORE.name)))
+
+    def score(self, ctx: JobContext) -> None:
+        """Score and pair; or take the pairs that the dataset has."""
         if ctx.settings(FeedbackConfig).pairs is PairSource.sampled:
-            super().generate(ctx)
+            super().score(ctx)
             return
         with ctx.loading():
             from pipeline.learning.algos import toolbox
@@ -141,7 +149,7 @@ class DPO(PostTrainingAlgorithms):
         ends = end_ids(model.generation_config, tokenizer)
         tally = self._existing(ctx.out, rows, tokenizer, length_beside_others(model.config), ends)
         ctx.progress(len(rows), total=len(rows))
-        write_generation(ctx, len(rows), 0, 0, tally)
+        write_generation(ctx.out, len(rows), 0, 0, tally)
 
     def _existing(
         self,
@@ -161,7 +169,7 @@ class DPO(PostTrainingAlgorithms):
         same = len(rows) - len(pairs) // 2
         return Tally(shortage.PAIRS, len(rows), same=same, parted=parted, endless=endless)
 
-    def keep(self, ctx: JobContext, policy: TextPolicy, groups: Groups) -> None:  # noqa: ARG002 - of the base
+    def keep(self, ctx: JobContext, groups: Groups) -> None:
         """Write the pairs."""
         from pipeline.learning.algos.groups import PAIRS
 

@@ -1,76 +1,152 @@
-"""Groups of completions of one prompt: drawn, scored, compared, picked from. Worker side only."""
+"""Groups of completions of one prompt: drawn, scored, compared, picked from. Worker side only.
+
+sequences.safetensors    prompts and completions as they were drawn, for the stage that scores them
+drawn.safetensors        their texts, and what else is known of them when they are drawn
+"""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from itertools import combinations, zip_longest
-from typing import TypeVar
+from dataclasses import dataclass, replace
+from itertools import combinations, pairwise, zip_longest
+from pathlib import Path
+from typing import Any, Self, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
+from safetensors.numpy import save_file
 
 from pipeline.learning.algos.base import JobContext
-from pipeline.learning.algos.toolbox import encode, round_rows, row_ids, score
+from pipeline.learning.algos.rounds import write_generation
+from pipeline.learning.algos.toolbox import encode, open_dataset, round_rows, row_ids, score
 from pipeline.learning.datasets.base import Dataset, Row
 from pipeline.learning.generation.policy import TextPolicy
 from pipeline.learning.generation.sampling import Keys, sample_keys, uniforms
-from pipeline.learning.rewards.preference import UNDECIDED, PreferenceConfig, decide
+from pipeline.learning.rewards.preference import UNDECIDED, PreferenceConfig, PreferenceRule, decide
 from pipeline.learning.rewards.scoring import Scored
 from pipeline.learning.training.distributed import ALONE
-from pipeline.learning.training.sequences import Sequences
-from pipeline.outputs.formats import Tally
+from pipeline.learning.training.samples import padded
+from pipeline.learning.training.sequences import Sequences, read_arrays
+from pipeline.outputs.formats import GENERATION, Tally
+from pipeline.outputs.reading import read_generation, read_input
 
 _T = TypeVar("_T")
 
 Judge = Callable[[Sequence[list[int]], Sequence[list[int]], NDArray[np.int64]], Scored]
 """From prompts, completions and the ids of their rows, one of each for each completion, to what they are worth."""
-PAIRS = "pairs.safetensors"
+FILE, PAIRS = "drawn.safetensors", "pairs.safetensors"
 _ENDS = ((np.min, np.inf), (np.max, -np.inf))
 
 
-@dataclass(frozen=True)
-class Groups:
-    """The completions of one shard, those of a prompt adjacent.
+@dataclass(frozen=True, kw_only=True)
+class Drawn:
+    """The completions of one shard, those of a group adjacent; no reward has seen them yet.
 
     Attributes:
-        size: Completions of each prompt.
+        size: Completions of a group.
         prompts: Token ids, one list for each completion.
         tokens: Token ids of each completion.
-        scored: Its scores.
-        keys: Streams of draws of the prompts for purposes besides sampling, shape [prompts].
-        ids: Of the rows of the prompts, shape [prompts].
+        texts: What rewards see of each.
+        ids: Of the rows of the groups, shape [groups]. A row has one group, but for value-guided methods, where
+            each of its roll-ins has one.
+        cuts: Tokens at the beginning of a group's completions that are read and not learnt, shape [groups].
+        truncated: Whether a completion was cut off at the limit, shape [N].
+        logprobs: Of its tokens under the policy that drew them; None where no loss needs them.
+        generated: Tokens that all of it took.
     """
 
     size: int
     prompts: list[list[int]]
     tokens: list[list[int]]
-    scored: Scored
-    keys: Keys
+    texts: list[str]
     ids: NDArray[np.int64]
-
-    @property
-    def generated(self) -> int:
-        """Tokens in all completions."""
-        return sum(map(len, self.tokens))
+    cuts: NDArray[np.int64]
+    truncated: NDArray[np.bool_]
+    logprobs: list[NDArray[np.float32]] | None = None
+    generated: int
 
     def sequences(self, places: Sequence[int], labels: Sequence[float]) -> Sequences:
-        """Some of the completions with their prompts, each with a label."""
+        """Some of the completions with their prompts, each with a label; what is before a cut is only read."""
         return Sequences.of(
             [self.prompts[place] + self.tokens[place] for place in places],
-            [len(self.prompts[place]) for place in places],
+            [len(self.prompts[place]) + int(self.cuts[place // self.size]) for place in places],
             labels,
             self.rows_of(places),
         )
+
+    def rows_of(self, places: Sequence[int]) -> list[int]:
+        """Ids of the rows that completions are of."""
+        return [int(self.ids[place // self.size]) for place in places]
+
+    def uncut(self) -> Self:
+        """The same, to be learnt from the first token on."""
+        return replace(self, cuts=np.zeros_like(self.cuts))
+
+    def save(self, folder: Path) -> None:
+        """Write them to a folder, and what they took."""
+        every, texts = range(len(self.tokens)), [text.encode() for text in self.texts]
+        self.uncut().sequences(every, [0.0] * len(every)).save(folder)
+        arrays = {
+            "size": np.array([self.size]),
+            "texts": np.frombuffer(b"".join(texts), np.int8),
+            "ends": np.cumsum([0, *map(len, texts)]),
+            "ids": self.ids,
+            "cuts": self.cuts,
+            "truncated": self.truncated,
+        }
+        if self.logprobs is not None:
+            arrays["logprobs"] = padded(self.logprobs)
+        save_file(arrays, folder / FILE)
+        self.note(folder)
+
+    def note(self, folder: Path, tally: Tally | None = None) -> None:
+        """Write what they took, and what became of them, if given."""
+        write_generation(folder, len(set(self.ids.tolist())), len(self.tokens), self.generated, tally)
+
+    @staticmethod
+    def load(folder: Path) -> Drawn:
+        """Read them.
+
+        Raises:
+            JobError: A file is missing or holds something else; says which job wrote it.
+        """
+        whole, found = Sequences.load([folder]), read_input(folder, FILE, _read)
+        every = list(zip(whole.ids.tolist(), whole.starts.tolist(), whole.lengths.tolist(), strict=True))
+        logprobs, texts = found.pop("logprobs", None), found.pop("texts").tobytes()
+        return Drawn(
+            size=int(found.pop("size")[0]),
+            prompts=[ids[:start] for ids, start, _ in every],
+            tokens=[ids[start:end] for ids, start, end in every],
+            texts=[texts[start:end].decode() for start, end in pairwise(found.pop("ends").tolist())],
+            logprobs=logprobs
+            if logprobs is None
+            else [row[: end - start] for row, (_, start, end) in zip(logprobs, every, strict=True)],
+            generated=read_input(folder, GENERATION, read_generation).tokens,
+            **found,
+        )
+
+
+def _read(path: Path) -> dict[str, NDArray[Any]]:
+    shapes = {"size": "iA", "texts": "iB", "ends": "iE", "ids": "iG", "cuts": "iG", "truncated": "bN"}
+    return read_arrays(path, {**shapes, "logprobs": "fN,C"}, optional=("logprobs",))
+
+
+@dataclass(frozen=True, kw_only=True)
+class Groups(Drawn):
+    """What was drawn, with what rewards say of it.
+
+    Attributes:
+        scored: Scores of each completion.
+        keys: Streams of draws of the groups for purposes besides sampling, shape [groups].
+    """
+
+    scored: Scored
+    keys: Keys
 
     def pairs(self, settings: PreferenceConfig) -> Sequences:
         """Preferred and other completions of pairs, one after the other, labelled 1 and 0; see `pair_places`."""
         places = self.pair_places(settings)
         return self.sequences(places, [1.0, 0.0] * (len(places) // 2))
-
-    def rows_of(self, places: Sequence[int]) -> list[int]:
-        """Ids of the rows that completions are of."""
-        return [int(self.ids[place // self.size]) for place in places]
 
     def pair_places(self, settings: PreferenceConfig) -> list[int]:
         """Places of the preferred and the other completion of pairs, one after the other.
@@ -121,9 +197,16 @@ class Groups:
     def some(self, prompts: NDArray[np.bool_]) -> Groups:
         """The groups of those of the prompts that are picked, shape [prompts]."""
         places = np.flatnonzero(prompts.repeat(self.size))
-        prompts_of, tokens = ([listed[place] for place in places] for listed in (self.prompts, self.tokens))
-        return Groups(
-            self.size, prompts_of, tokens, self.scored.some(places), self.keys[prompts], self.ids[prompts]
+        return replace(
+            self,
+            prompts=[self.prompts[place] for place in places],
+            tokens=[self.tokens[place] for place in places],
+            texts=[self.texts[place] for place in places],
+            ids=self.ids[prompts],
+            cuts=self.cuts[prompts],
+            truncated=self.truncated[places],
+            scored=self.scored.some(places),
+            keys=self.keys[prompts],
         )
 
     def signal(self) -> NDArray[np.bool_]:
@@ -148,6 +231,19 @@ class Groups:
     def _by_prompt(self, listed: Sequence[_T]) -> list[Sequence[_T]]:
         return [listed[at : at + self.size] for at in range(0, len(listed), self.size)]
 
+    def decided(self, rule: PreferenceRule) -> NDArray[np.int8]:
+        """Of groups of two: which is preferred, as `decide` says it, shape [groups]."""
+        first, second = (self.scored.some(np.arange(side, len(self.tokens), 2)) for side in (0, 1))
+        return decide(first, second, uniforms(self.keys, 1).reshape(-1), rule)
+
+    def pair_tally(self, rule: PreferenceRule) -> Tally:
+        """Groups of two of which nothing can be said, and whether for want of a score or of a difference."""
+        unscored = np.isnan(self.scored.values) | np.array([one is not None for one in self.scored.faults], bool)
+        either = unscored.reshape(-1, 2).any(1)
+        undecided = self.decided(rule) == UNDECIDED
+        counts = {"unscored": int((undecided & either).sum()), "equal": int((undecided & ~either).sum())}
+        return Tally("pairs", len(undecided), **counts)
+
     def best(self) -> list[int]:
         """The highest-scored completion of each prompt, the first of equals; none where none has a score."""
         table = self.scored.values.reshape(-1, self.size)
@@ -163,9 +259,8 @@ def draw_groups(
     size: int,
     rows: Sequence[Row] | None = None,
     stream: str = "",
-    judge: Judge | None = None,
-) -> Groups:
-    """Draw completions of training prompts, and score them.
+) -> Drawn:
+    """Draw completions of training prompts.
 
     Args:
         ctx: Of the stage.
@@ -174,7 +269,6 @@ def draw_groups(
         size: Completions of each prompt.
         rows: Whose prompts; None takes those of this shard.
         stream: Names the draws, where prompts of a round are drawn more than once.
-        judge: What scores; None for the rewards of the dataset.
     """
     rows = round_rows(ctx, dataset) if rows is None else rows
     ids, name = row_ids(rows), f"{ctx.algo}/{ctx.round}{stream}"
@@ -189,21 +283,47 @@ def draw_groups(
         on_batch=lambda done, tokens: ctx.progress(done * ranks.size, total=total, tokens=tokens * ranks.size),
     )
     drawn = _in_order(ranks.all_of(decoded.tokens), size)
-    prompts = [prompt for prompt in encoded for _ in range(size)]
-    if judge is None:
-        repeated = [row for row in rows for _ in range(size)]
-        batch_size = ctx.config.data_collection.reward_batch_size
-        scored = score(ctx, repeated, policy.text(drawn, repeated), drawn, batch_size)
-    else:
-        scored = judge(prompts, drawn, ids.repeat(size))
-    return Groups(
-        size,
-        prompts,
-        drawn,
-        scored,
-        sample_keys(ctx.seed, f"{name}/preference", ids, 1)[:, 0],
-        ids,
+    return Drawn(
+        size=size,
+        prompts=[prompt for prompt in encoded for _ in range(size)],
+        tokens=drawn,
+        texts=policy.text(drawn, [row for row in rows for _ in range(size)]),
+        ids=ids,
+        cuts=np.zeros(len(ids), np.int64),
+        truncated=np.array([*map(policy.truncated, drawn)], np.bool_),
+        generated=sum(map(len, drawn)),
     )
+
+
+def score_groups(
+    ctx: JobContext, dataset: Dataset, drawn: Drawn, stream: str = "", judge: Judge | None = None
+) -> Groups:
+    """Ask the rewards about what was drawn, the completions of a prompt together.
+
+    Args:
+        ctx: Of the stage.
+        dataset: The dataset of the chain.
+        drawn: What was drawn.
+        stream: As in `draw_groups`.
+        judge: What scores; None for the rewards of the dataset.
+    """
+    rows = {row: dataset.row(row) for row in dict.fromkeys(drawn.ids.tolist())}
+    if judge is None:
+        repeated = [rows[row] for row in drawn.rows_of(range(len(drawn.tokens)))]
+        size = ctx.config.data_collection.reward_batch_size
+        scored = score(ctx, repeated, drawn.texts, drawn.tokens, size)
+    else:
+        scored = judge(drawn.prompts, drawn.tokens, drawn.ids.repeat(drawn.size))
+    each = max(1, len(drawn.ids) // max(1, len(rows)))
+    keys = sample_keys(ctx.seed, f"{ctx.algo}/{ctx.round}{stream}/preference", drawn.ids[::each], each)
+    return Groups(**vars(drawn), scored=scored, keys=keys.reshape(-1))
+
+
+def score_shard(ctx: JobContext) -> Groups:
+    """Score what the generate stage has drawn of this shard."""
+    groups = score_groups(ctx, open_dataset(ctx), Drawn.load(ctx.input("generate@shard")))
+    ctx.progress(len(groups.tokens), total=len(groups.tokens))
+    return groups
 
 
 def _in_order(of_ranks: Sequence[list[list[int]]], size: int) -> list[list[int]]:

@@ -22,7 +22,6 @@ if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
     from pipeline.learning.algos.groups import Groups
-    from pipeline.learning.generation.policy import TextPolicy
     from pipeline.learning.training.grpo import Objective, TokenBatch
     from pipeline.learning.training.policy import TrainingSet
     from pipeline.learning.training.samples import Samples
@@ -137,20 +136,11 @@ class GRPO(PostTrainingAlgorithms):
 
         return clipped_surrogate(tokens, ratio, self.objective(ctx))
 
-    def keep(self, ctx: JobContext, policy: TextPolicy, groups: Groups) -> None:
-        """Whole groups; log-probabilities only where they were not drawn by the policy that is trained on them."""
-        import numpy as np
-
-        from pipeline.learning.training.samples import Samples
-
-        algo = ctx.settings(GRPOConfig)
-        if algo.is_on_policy:
-            rewards = groups.scored.values.tolist()
-            samples = Samples.without_logprobs(groups.sequences(range(len(groups.tokens)), rewards))
-        else:
-            samples = samples_of(ctx, policy, groups)
-        if algo.mask_truncated_completions:
-            samples = samples.silenced(np.array([*map(policy.truncated, groups.tokens)], np.bool_))
+    def keep(self, ctx: JobContext, groups: Groups) -> None:
+        """Whole groups, without what was cut off where the settings say so."""
+        samples = samples_of(groups)
+        if ctx.settings(GRPOConfig).mask_truncated_completions:
+            samples = samples.silenced(groups.truncated)
         samples.save(ctx.out)
 
     def training_set(self, ctx: JobContext, model: PreTrainedModel, folders: Sequence[Path]) -> TrainingSet:

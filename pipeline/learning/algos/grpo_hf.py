@@ -2,7 +2,7 @@
 
 All samples of a group are kept: Bradley-Terry reward models are fitted to preferences among them, each scores
 those of prompts that it has not seen, and GRPO goes by these scores. Where training itself draws, they score what
-it draws, as in RLHF (Ouyang et al., arXiv 2203.02155). After the generate stage no other reward is looked at.
+it draws, as in RLHF (Ouyang et al., arXiv 2203.02155). After the stage `score` no other reward is looked at.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 from pipeline.config.bases import AlgoConfig
 from pipeline.config.fields import LARGEST_RATE, LARGEST_WEIGHT, number
 from pipeline.config.schema import Config
-from pipeline.learning.algos.base import GENERATE, METRICS, JobContext, Read, Stage, timed
+from pipeline.learning.algos.base import GENERATE, METRICS, SCORE, JobContext, Read, Stage, timed
 from pipeline.learning.algos.grpo import GRPO, GRPOConfig
 from pipeline.learning.algos.policy_config import Sampling
 from pipeline.learning.algos.post_training import EVALUATE, TRAIN_POLICY
@@ -25,7 +25,6 @@ from pipeline.learning.rewards.preference import PreferenceConfig
 
 if TYPE_CHECKING:
     from pipeline.learning.algos.groups import Groups, Judge
-    from pipeline.learning.generation.policy import TextPolicy
 
 
 @dataclass(kw_only=True)
@@ -64,17 +63,17 @@ class GRPOHF(GRPO):
     learns_reward: ClassVar[bool] = True
     config_class: ClassVar[type[AlgoConfig]] = GRPOHFConfig
     stages: ClassVar[tuple[Stage, ...]] = (
-        *timed([GENERATE, REWARD], generate=0.75),
+        *timed([GENERATE, SCORE, REWARD], generate=0.75),
         replace(TRAIN_POLICY, reads=(*TRAIN_POLICY.reads, Read("reward"))),
         EVALUATE,
         METRICS,
     )
 
-    def keep(self, ctx: JobContext, policy: TextPolicy, groups: Groups) -> None:
+    def keep(self, ctx: JobContext, groups: Groups) -> None:
         """Write whole groups, and pairs among them for reward models to be fitted to."""
         from pipeline.learning.algos.groups import PAIRS
 
-        super().keep(ctx, policy, groups)
+        super().keep(ctx, groups)
         if not ctx.inputs.get(REWARD.name):
             groups.pairs(ctx.settings(GRPOHFConfig).preferences).save(ctx.out, PAIRS)
 

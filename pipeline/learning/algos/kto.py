@@ -20,7 +20,6 @@ if TYPE_CHECKING:
 
     from pipeline.learning.algos.groups import Groups
     from pipeline.learning.datasets.base import Row, Text
-    from pipeline.learning.generation.policy import TextPolicy
     from pipeline.learning.training.policy import TrainingSet
     from pipeline.learning.training.sequences import Sequences
     from pipeline.outputs.formats import Tally
@@ -57,7 +56,7 @@ class KTO(DPO):
     version: ClassVar[int] = 1
     config_class: ClassVar[type[AlgoConfig]] = KTOConfig
 
-    def keep(self, ctx: JobContext, policy: TextPolicy, groups: Groups) -> None:  # noqa: ARG002 - of the base
+    def keep(self, ctx: JobContext, groups: Groups) -> None:
         """Write the completions that are desirable, labelled 1, and those that are not, labelled 0."""
         labels = groups.labels()
         told = [place for place, label in enumerate(labels) if label is not None]

@@ -25,8 +25,9 @@ from pipeline.files import json_text
 from pipeline.foreign import parse_json, read_plain
 from pipeline.learning.algos import toolbox
 from pipeline.learning.algos.base import JobContext
-from pipeline.learning.algos.groups import Groups, draw_groups
+from pipeline.learning.algos.groups import Groups, draw_groups, score_groups
 from pipeline.learning.algos.policy_config import OnlineConfig
+from pipeline.learning.algos.policy_weights import exact_logprobs
 from pipeline.learning.algos.rounds import tokens_generated
 from pipeline.learning.generation.policy import TextPolicy
 from pipeline.learning.models.batch_size import BatchSizes
@@ -85,7 +86,8 @@ def fit_online(
         def groups_of(first: int, count: int, time: int) -> Groups:
             rows = [dataset.row(int(row)) for row in ids.take(range(first, first + count), mode="wrap")]
             stream = f"/again/{number}/{time}" if time else ""
-            return draw_groups(own, dataset, policy, algo.num_generations, rows, stream, judge)
+            drawn = draw_groups(own, dataset, policy, algo.num_generations, rows, stream)
+            return score_groups(own, dataset, drawn, stream, judge)
 
         with metered() as meter, computing_in(ctx.config.system.dtype, ctx.device, ctx.ranks):
             every, taken = drawn_anew(groups_of, timetable.rows(number), most)
@@ -95,7 +97,8 @@ def fit_online(
             with kept.writing(number) as folder:
                 for time, groups in enumerate(taken):
                     (folder / str(time)).mkdir()
-                    algorithm.keep(replace(own, out=folder / str(time)), policy, groups)
+                    logprobs = exact_logprobs(own, algo, policy, groups)
+                    algorithm.keep(replace(own, out=folder / str(time)), replace(groups, logprobs=logprobs))
                 counts, figures = _counts(every), _figures(every, policy)
                 if most > 1:
                     counts["groups_drawn_anew"] = sum(len(one.keys) for one in every[1:])

@@ -18,10 +18,12 @@ from pipeline.learning.algos.value_guided import STRENGTH, ValueAlgoConfig, Valu
 from pipeline.learning.rewards.preference import UNDECIDED, PreferenceRule
 
 if TYPE_CHECKING:
+    from pipeline.learning.algos.groups import Drawn, Groups
     from pipeline.learning.datasets.base import Dataset
     from pipeline.learning.generation.policy import TextPolicy
     from pipeline.learning.generation.tilt import Offset
     from pipeline.learning.training.sequences import Sequences
+    from pipeline.outputs.formats import Tally
 
 
 class Pairing(Enum):
@@ -57,12 +59,19 @@ class PITA(ValueGuidedAlgorithms):
 
         return preference_offset(algo.eta)
 
-    def collect(self, ctx: JobContext, dataset: Dataset, roll_in: TextPolicy, reference: TextPolicy) -> Sequences:
-        """Two completions from every cut; pairs of which nothing can be said are left out."""
+    def draw(self, ctx: JobContext, dataset: Dataset, roll_in: TextPolicy, reference: TextPolicy) -> Drawn:
+        """Two completions from every cut."""
         from pipeline.learning.algos.rollouts import Rollouts
 
-        algo = ctx.settings(PITAConfig)
-        greedy_first = algo.pairing is Pairing.greedy
-        pairs = Rollouts(ctx, dataset, roll_in, finishes=2).pairs(reference, algo, greedy_first=greedy_first)
-        places = [(index, side) for index, one in enumerate(pairs.decided) if one != UNDECIDED for side in (0, 1)]
-        return pairs.sequences(places, [float(pairs.decided[index] != side) for index, side in places])
+        greedy_first = ctx.settings(PITAConfig).pairing is Pairing.greedy
+        return Rollouts(ctx, dataset, roll_in, finishes=2).pairs(reference, greedy_first=greedy_first)
+
+    def label(self, ctx: JobContext, groups: Groups) -> Sequences:
+        """The preferred one with 1, the other with 0; pairs of which nothing can be said are left out."""
+        decided = groups.decided(ctx.settings(PITAConfig)).repeat(2)
+        places = [place for place, one in enumerate(decided) if one != UNDECIDED]
+        return groups.sequences(places, [float(decided[place] != place % 2) for place in places])
+
+    def tally(self, ctx: JobContext, groups: Groups, labelled: Sequences) -> Tally:  # noqa: ARG002 - of the base
+        """Of pairs."""
+        return groups.pair_tally(ctx.settings(PITAConfig))

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from peft import PeftModel
     from transformers import PreTrainedModel
 
-    from pipeline.learning.algos.groups import Groups
+    from pipeline.learning.algos.groups import Drawn
     from pipeline.learning.algos.policy_config import PolicyAlgoConfig
     from pipeline.learning.generation.policy import TextPolicy
 
@@ -50,21 +50,24 @@ def frozen_policy(ctx: JobContext, algo: PolicyAlgoConfig, *, previous: bool) ->
 
 
 def exact_logprobs(
-    ctx: JobContext, algo: PolicyAlgoConfig, policy: TextPolicy, groups: Groups
-) -> list[NDArray[np.float32]]:
+    ctx: JobContext, algo: PolicyAlgoConfig, policy: TextPolicy, drawn: Drawn
+) -> list[NDArray[np.float32]] | None:
     """Of the drawn tokens under the policy that drew them, as precise as the one that is trained on them.
 
-    In training their ratio is to be 1 where nothing was learnt yet. What drew them may have been rounded.
+    In training their ratio is to be 1 where nothing was learnt yet. What drew them may have been rounded. None
+    where no loss needs them, or training computes them anyway, as those of the policy as it is.
     """
+    if not algo.keeps_logprobs or getattr(algo, "is_on_policy", False):
+        return None
     if ctx.config.system.dtype is DType.float32 or is_online(algo):  # what draws online is what is trained
-        return policy.logprobs(groups.prompts, groups.tokens)
+        return policy.logprobs(drawn.prompts, drawn.tokens)
     from pipeline.learning.training.precision import computing_in
 
     # Below adapters the weights are those that drew, unless these were quantized: no second copy is needed.
     same = _adapts(algo) and ctx.config.model.in_bits is None
     exact = None if same else loaded(ctx, algo, previous=True)
     with computing_in(ctx.config.system.dtype, ctx.device):
-        return policy.logprobs(groups.prompts, groups.tokens, exact)
+        return policy.logprobs(drawn.prompts, drawn.tokens, exact)
 
 
 def _adapts(algo: PolicyAlgoConfig) -> bool:

@@ -1,6 +1,7 @@
 """The stages that methods share which train the policy. A method adds its loss, and what it keeps if not all.
 
-generate    draw groups of completions by the current policy, score them                   (per shard)
+generate    draw groups of completions by the current policy                               (per shard)
+score       ask rewards about them, keep what training needs                               (per shard)
 train       change the policy's weights
 evaluate    sample from the policy, measure its divergence from the reference              (per shard)
 metrics     numbers with intervals
@@ -20,6 +21,7 @@ from pipeline.learning.algos.base import (
     GENERATE,
     METRICS,
     REFERENCE_TRAIN,
+    SCORE,
     START_TRAIN,
     TEXT,
     Algorithm,
@@ -56,7 +58,7 @@ EVALUATE = Stage(
 )
 TRAIN_POLICY = Stage(
     "train",
-    reads=(REFERENCE_TRAIN, START_TRAIN, Read("train", "previous"), Read("generate", "so_far")),
+    reads=(REFERENCE_TRAIN, START_TRAIN, Read("train", "previous"), Read("score", "so_far")),
     config=TRAIN,
     scales=True,
     saves="policy",
@@ -68,7 +70,7 @@ class PostTrainingAlgorithms(Algorithm):
     """Methods that change the weights of the policy (DPO, GRPO, RAFT, ...)."""
 
     config_class: ClassVar[type[AlgoConfig]] = PolicyAlgoConfig
-    stages: ClassVar[tuple[Stage, ...]] = (GENERATE, TRAIN_POLICY, EVALUATE, METRICS)
+    stages: ClassVar[tuple[Stage, ...]] = (GENERATE, SCORE, TRAIN_POLICY, EVALUATE, METRICS)
 
     learns_reward: ClassVar[bool] = False
     """Whether its reward is learnt in each round, from completions that are drawn beforehand also where training
@@ -76,7 +78,7 @@ class PostTrainingAlgorithms(Algorithm):
 
     @classmethod
     def stages_with(cls, settings: AlgoConfig) -> tuple[Stage, ...]:
-        """Without those that draw beforehand, where training itself draws and nothing else is learnt."""
+        """Without those that draw and score beforehand, where training itself draws and nothing else is learnt."""
         return tuple(_online(cls.stages, cls.learns_reward)) if is_online(settings) else cls.stages
 
     @abstractmethod
@@ -90,12 +92,12 @@ class PostTrainingAlgorithms(Algorithm):
         """
         raise NotImplementedError(f"{type(self).__name__} must define training_set()")
 
-    def keep(self, ctx: JobContext, policy: TextPolicy, groups: Groups) -> None:
+    def keep(self, ctx: JobContext, groups: Groups) -> None:
         """Write what training needs of one shard's groups, for `training_set` to read.
 
         Whole groups with their rewards, and the log-probabilities of the policy that drew them: `Samples`.
         """
-        samples_of(ctx, policy, groups).save(ctx.out)
+        samples_of(groups).save(ctx.out)
 
     def judge(self, ctx: JobContext) -> Judge | None:  # noqa: ARG002 - for methods that learn a reward
         """What scores completions that training draws; None for the rewards of the dataset."""
@@ -108,16 +110,23 @@ class PostTrainingAlgorithms(Algorithm):
         return rounds_to_train_on(ctx, aggregate=ctx.settings(PolicyAlgoConfig).aggregate)
 
     def generate(self, ctx: JobContext) -> None:
-        """Draw and score; in the first round the current policy is the reference itself, or that of `start`."""
+        """Draw; in the first round the current policy is the reference itself, or that of `start`."""
         with ctx.loading():
             from pipeline.learning.algos import toolbox
             from pipeline.learning.algos.groups import draw_groups
-            from pipeline.learning.algos.rounds import write_generation
+            from pipeline.learning.algos.policy_weights import exact_logprobs
         algo, dataset = ctx.settings(PolicyAlgoConfig), toolbox.open_dataset(ctx)
         policy = self.current_policy(ctx, dataset)
-        groups = draw_groups(ctx, dataset, policy, algo.num_generations)
-        self.keep(ctx, policy, groups)
-        write_generation(ctx, len(groups.keys), len(groups.tokens), groups.generated, groups.tally())
+        drawn = draw_groups(ctx, dataset, policy, algo.num_generations)
+        replace(drawn, logprobs=exact_logprobs(ctx, algo, policy, drawn)).save(ctx.out)
+
+    def score(self, ctx: JobContext) -> None:
+        """Score what was drawn."""
+        with ctx.loading():
+            from pipeline.learning.algos.groups import score_shard
+        groups = score_shard(ctx)
+        self.keep(ctx, groups)
+        groups.note(ctx.out, groups.tally())
 
     def train(self, ctx: JobContext) -> None:
         """Train, and save the policy or the adapters that make it of the reference, with its tokenizer."""
@@ -186,7 +195,7 @@ def _online(stages: Iterable[Stage], learns_reward: bool) -> Iterator[Stage]:
     """The same stages where training itself draws, and scores."""
     for stage in stages:
         if stage.name == TRAIN_POLICY.name:
-            reads = tuple(read for read in stage.reads if learns_reward or read.stage != GENERATE.name)
+            reads = tuple(read for read in stage.reads if learns_reward or read.stage != SCORE.name)
             sections = dict.fromkeys((*TRAIN, *TEXT, "data_collection"))
             weights, seconds = (*stage.weights, OPTIMIZER), stage.seconds + ONLINE_S
             yield replace(
@@ -197,18 +206,18 @@ def _online(stages: Iterable[Stage], learns_reward: bool) -> Iterator[Stage]:
                 weights=weights,
                 seconds=seconds,
             )
-        elif learns_reward or stage.name != GENERATE.name:
+        elif learns_reward or stage.name not in (GENERATE.name, SCORE.name):
             yield stage
 
 
-def samples_of(ctx: JobContext, policy: TextPolicy, groups: Groups) -> Samples:
-    """Whole groups with their rewards, and the log-probabilities of the policy that drew them."""
-    from pipeline.learning.algos.policy_weights import exact_logprobs
-    from pipeline.learning.training.samples import Samples
+def samples_of(groups: Groups) -> Samples:
+    """Whole groups with their rewards, and the log-probabilities of who drew them where they are kept."""
+    from pipeline.learning.training.samples import Samples, padded
 
-    logprobs = exact_logprobs(ctx, ctx.settings(PolicyAlgoConfig), policy, groups)
-    rows = groups.rows_of(range(len(groups.tokens)))
-    return Samples.of(groups.prompts, groups.tokens, groups.scored.values, logprobs, rows)
+    sequences = groups.sequences(range(len(groups.tokens)), groups.scored.values.tolist())
+    if groups.logprobs is None:
+        return Samples.without_logprobs(sequences)
+    return Samples(sequences, padded(groups.logprobs))
 
 
 def _fit_round(

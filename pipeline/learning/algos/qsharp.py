@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
 
+    from pipeline.learning.algos.groups import Drawn, Groups
     from pipeline.learning.datasets.base import Dataset
     from pipeline.learning.generation.policy import TextPolicy
     from pipeline.learning.generation.tilt import Offset
@@ -115,31 +116,23 @@ class QSharp(ValueGuidedAlgorithms):
         assert isinstance(algo, QSharpConfig)
         return (algo.value_max - algo.value_min) / algo.eta if self.soft else 0.0
 
-    def collect(self, ctx: JobContext, dataset: Dataset, roll_in: TextPolicy, reference: TextPolicy) -> Sequences:
-        """One roll-out per roll-in, labelled with its reward."""
-        import numpy as np
-
-        from pipeline.learning.algos import toolbox
+    def draw(self, ctx: JobContext, dataset: Dataset, roll_in: TextPolicy, reference: TextPolicy) -> Drawn:
+        """One roll-out per roll-in."""
         from pipeline.learning.algos.rollouts import Rollouts
-        from pipeline.learning.training.sequences import Sequences
-        from pipeline.outputs.formats import Tally
 
         rollouts = Rollouts(ctx, dataset, roll_in, finishes=1)
         # The cut is the last token of the prefix; it is labelled too, as its value was just sampled.
         cuts = rollouts.cut()
         prefixes = [tokens[: cut + 1] for tokens, cut in zip(rollouts.tokens, cuts, strict=True)]
-        completions = rollouts.finish(reference, prefixes, "roll_out")
-        size = ctx.config.data_collection.reward_batch_size
-        rewards = toolbox.score_completions(ctx, reference, rollouts.rows, completions, size)
-        kept = [index for index in range(len(completions)) if not np.isnan(rewards[index])]
-        rollouts.note_cost(Tally("completions", len(completions), unscored=len(completions) - len(kept)))
-        labels = self.labels(ctx, rewards[kept])
-        return Sequences.of(
-            [rollouts.prompts[index] + completions[index] for index in kept],
-            [len(rollouts.prompts[index]) + int(cuts[index]) for index in kept],
-            labels.tolist(),
-            [rollouts.rows[index].id for index in kept],
-        )
+        return rollouts.drawn(reference, [rollouts.finish(reference, prefixes, "roll_out")], cuts)
+
+    def label(self, ctx: JobContext, groups: Groups) -> Sequences:
+        """Every roll-out with its reward; those without one are left out."""
+        import numpy as np
+
+        rewards = groups.scored.values
+        kept = np.flatnonzero(~np.isnan(rewards))
+        return groups.sequences(kept.tolist(), self.labels(ctx, rewards[kept]).tolist())
 
     def labels(self, ctx: JobContext, rewards: NDArray[np.float64]) -> NDArray[np.float64]:
         """Rewards on the scale from 0 to 1, which the value model is trained on.

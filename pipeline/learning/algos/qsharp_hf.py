@@ -2,7 +2,7 @@
 
 From every cut the reference completes the response twice. Bradley-Terry reward models are fitted to the
 preferences between the two, each scores the texts of prompts that it has not seen, and the standardised scores are
-the labels that Q# learns from. After the generate stage no other reward is looked at.
+the labels that Q# learns from. After the stage `score` no other reward is looked at.
 """
 
 from __future__ import annotations
@@ -23,9 +23,11 @@ from pipeline.learning.rewards.preference import UNDECIDED, PreferenceConfig
 from pipeline.learning.training.atoms import LARGEST_ATOMS
 
 if TYPE_CHECKING:
+    from pipeline.learning.algos.groups import Drawn, Groups
     from pipeline.learning.datasets.base import Dataset
     from pipeline.learning.generation.policy import TextPolicy
     from pipeline.learning.training.sequences import Sequences
+    from pipeline.outputs.formats import Tally
 
 
 @dataclass(kw_only=True)
@@ -68,31 +70,31 @@ class QSharpHF(QSharp):
     name: ClassVar[str] = "QSharp-HF"
     config_class: ClassVar[type[AlgoConfig]] = QSharpHFConfig
     stages: ClassVar[tuple[Stage, ...]] = (
-        *timed([QSharp.stages[0], REWARD], generate=0.5, reward=5.0),
-        replace(QSharp.stages[1], reads=(*QSharp.stages[1].reads, Read("reward")), seconds=19.0),
-        *QSharp.stages[2:],
+        *timed([*QSharp.stages[:2], REWARD], generate=0.5, reward=5.0),
+        replace(QSharp.stages[2], reads=(*QSharp.stages[2].reads, Read("reward")), seconds=19.0),
+        *QSharp.stages[3:],
     )
 
-    def collect(self, ctx: JobContext, dataset: Dataset, roll_in: TextPolicy, reference: TextPolicy) -> Sequences:
-        """Two roll-outs per roll-in, still without labels; and the pairs that can be decided."""
-        from pipeline.learning.algos.groups import PAIRS
+    def draw(self, ctx: JobContext, dataset: Dataset, roll_in: TextPolicy, reference: TextPolicy) -> Drawn:
+        """Two roll-outs per roll-in."""
         from pipeline.learning.algos.rollouts import Rollouts
-        from pipeline.learning.training.sequences import Sequences
 
-        rollouts = Rollouts(ctx, dataset, roll_in, finishes=2)
-        pairs = rollouts.pairs(reference, ctx.settings(QSharpHFConfig).preferences)
-        first, second = pairs.sides
-        told = [(index, int(one)) for index, one in enumerate(pairs.decided) if one != UNDECIDED]
-        kept = [(index, one) for index, one in told if first[index] != second[index]]
-        better_first = [(index, side) for index, one in kept for side in (1 - one, one)]
-        Sequences.of(
-            [rollouts.prompts[index] + pairs.sides[side][index] for index, side in better_first],
-            [len(rollouts.prompts[index]) for index, _ in better_first],
-            [1.0, 0.0] * len(kept),
-            [rollouts.rows[index].id for index, _ in better_first],
-        ).save(ctx.out, PAIRS)
-        places = [(index, side) for index in range(len(rollouts.rows)) for side in (0, 1)]
-        return pairs.sequences(places, [0.0] * len(places))
+        return Rollouts(ctx, dataset, roll_in, finishes=2).pairs(reference)
+
+    def label(self, ctx: JobContext, groups: Groups) -> Sequences:
+        """All roll-outs, still without labels; and the pairs that can be decided."""
+        from pipeline.learning.algos.groups import PAIRS
+
+        told = enumerate(groups.decided(ctx.settings(QSharpHFConfig).preferences).tolist())
+        places = [2 * index + side for index, one in told if one != UNDECIDED for side in (1 - one, one)]
+        pairs = zip(places[::2], places[1::2], strict=True)
+        kept = [place for pair in pairs if groups.tokens[pair[0]] != groups.tokens[pair[1]] for place in pair]
+        groups.uncut().sequences(kept, [1.0, 0.0] * (len(kept) // 2)).save(ctx.out, PAIRS)
+        return groups.sequences(range(len(groups.tokens)), [0.0] * len(groups.tokens))
+
+    def tally(self, ctx: JobContext, groups: Groups, labelled: Sequences) -> Tally:  # noqa: ARG002 - of the base
+        """Of pairs."""
+        return groups.pair_tally(ctx.settings(QSharpHFConfig).preferences)
 
     def reward(self, ctx: JobContext) -> None:
         """Fit the reward models and label every roll-out by the one that has not seen its prompt."""

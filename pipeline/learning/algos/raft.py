@@ -17,7 +17,6 @@ if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
     from pipeline.learning.algos.groups import Groups
-    from pipeline.learning.generation.policy import TextPolicy
     from pipeline.learning.training.policy import TrainingSet
 
 
@@ -50,7 +49,7 @@ class RAFT(PostTrainingAlgorithms):
     config_class: ClassVar[type[AlgoConfig]] = RAFTConfig
     stages: ClassVar[tuple[Stage, ...]] = timed(PostTrainingAlgorithms.stages, train=4.5)
 
-    def keep(self, ctx: JobContext, policy: TextPolicy, groups: Groups) -> None:  # noqa: ARG002 - of the base
+    def keep(self, ctx: JobContext, groups: Groups) -> None:
         """Write the best completion of each prompt, the first of equals."""
         best, correct = groups.best(), groups.scored.correct
         if ctx.settings(RAFTConfig).only_correct:

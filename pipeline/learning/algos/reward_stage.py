@@ -1,6 +1,6 @@
 """The stage of methods whose reward is learnt: fit reward models to preferences, score samples by them.
 
-generate -> reward -> train -> ...
+generate -> score -> reward -> train -> ...
 
 A reward model is made anew from the backbone in every round, and fitted to the pairs of all rounds that the method
 trains on. Its scores of what it was fitted to would be too good to be true, so prompts are dealt into folds, and
@@ -58,7 +58,7 @@ class RewardModelConfig(Settings):
 
 REWARD = Stage(
     "reward",
-    reads=(REFERENCE_TRAIN, Read("generate", "so_far")),
+    reads=(REFERENCE_TRAIN, Read("score", "so_far")),
     config=("system", "training", "algo", "model"),
     scales=True,
     saves="rewards",

@@ -3,21 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
 
 from pipeline.learning.algos.base import JobContext
-from pipeline.learning.algos.rounds import write_generation
-from pipeline.learning.algos.toolbox import encode, round_rows, row_ids, score
+from pipeline.learning.algos.groups import Drawn
+from pipeline.learning.algos.toolbox import encode, round_rows, row_ids
 from pipeline.learning.datasets.base import Dataset
 from pipeline.learning.generation.policy import TextPolicy
 from pipeline.learning.generation.sampling import LIKELIEST, Keys, sample_keys, uniforms
-from pipeline.learning.rewards.preference import UNDECIDED, PreferenceRule, decide
-from pipeline.learning.rewards.scoring import Scored
-from pipeline.learning.training.sequences import Sequences
-from pipeline.outputs.formats import Tally
 
 
 class Rollouts:
@@ -48,10 +43,6 @@ class Rollouts:
         self.tokens = self._complete(policy, encoded, self.keys("roll_in"), samples=self._samples)
         self.rows = [row for row in rows for _ in range(self._samples)]
         self.prompts = [prompt for prompt in encoded for _ in range(self._samples)]
-
-    def note_cost(self, tally: Tally | None = None) -> None:
-        """Write down what all of it has taken, and what became of it."""
-        write_generation(self._ctx, len(self._ids), len(self.rows), self._generated, tally)
 
     def keys(self, stream: str) -> Keys:
         """Streams of draws for a purpose, shape [prompts, samples]; every round has its own."""
@@ -139,27 +130,39 @@ class Rollouts:
                 for index in several:
                     side[index] += next(of_text) if shared is None else shared
 
-    def pairs(self, reference: TextPolicy, rule: PreferenceRule, *, greedy_first: bool = False) -> Pairs:
-        """Cut every roll-in, complete what is before the cut twice, and decide which of the two is preferred.
+    def pairs(self, reference: TextPolicy, *, greedy_first: bool = False) -> Drawn:
+        """Cut every roll-in, and complete what is before the cut twice.
 
         Args:
             reference: Completes them.
-            rule: Decides.
             greedy_first: Whether the first of the two takes the likeliest tokens instead of being sampled.
         """
         cuts = self.cut()
         prefixes = [tokens[:cut] for tokens, cut in zip(self.tokens, cuts, strict=True)]
         streams = (None if greedy_first else "first", "second")
-        first, second = self.finish_each(reference, prefixes, streams)
-        size = self._ctx.config.data_collection.reward_batch_size
-        # The completions of a prompt side by side, as rewards may compare them.
-        both = [tokens for pair in zip(first, second, strict=True) for tokens in pair]
-        rows = [row for row in self.rows for _ in range(2)]
-        whole = score(self._ctx, rows, reference.text(both, rows), both, size)
-        scored = [whole.some(np.arange(side, len(rows), 2)) for side in range(2)]
-        decided = decide(scored[0], scored[1], self.draws("preference"), rule)
-        self.note_cost(_tally(scored[0], scored[1], decided))
-        return Pairs(self, cuts, (first, second), decided)
+        return self.drawn(reference, self.finish_each(reference, prefixes, streams), cuts)
+
+    def drawn(
+        self, policy: TextPolicy, sides: Sequence[list[list[int]]], cuts: NDArray[np.int64] | None = None
+    ) -> Drawn:
+        """What was drawn, for a stage that scores it: a group for each roll-in.
+
+        Args:
+            policy: Says what texts are.
+            sides: Completions of each roll-in, a list for each of several.
+            cuts: Tokens of a roll-in's completions that are only read; None for none, shape [roll-ins].
+        """
+        tokens = [one for of_roll_in in zip(*sides, strict=True) for one in of_roll_in]
+        return Drawn(
+            size=len(sides),
+            prompts=[prompt for prompt in self.prompts for _ in sides],
+            tokens=tokens,
+            texts=policy.text(tokens, [row for row in self.rows for _ in sides]),
+            ids=row_ids(self.rows),
+            cuts=np.zeros(len(self.rows), np.int64) if cuts is None else cuts,
+            truncated=np.array([*map(policy.truncated, tokens)], np.bool_),
+            generated=self._generated,
+        )
 
     def _complete(
         self,
@@ -178,40 +181,3 @@ class Rollouts:
     def _report(self, done: int, tokens: int) -> None:
         done = min(self._done + done, self._total)
         self._ctx.progress(done, total=self._total, tokens=self._generated + tokens)
-
-
-@dataclass(frozen=True)
-class Pairs:
-    """Two completions of every roll-in, the same up to where it was cut.
-
-    Attributes:
-        rollouts: The roll-ins.
-        cuts: Tokens before the cut, shape [roll-ins].
-        sides: The first completion of each, and the second.
-        decided: 1 where the first is preferred, 0 where the second is, -1 where nothing can be said.
-    """
-
-    rollouts: Rollouts
-    cuts: NDArray[np.int64]
-    sides: tuple[list[list[int]], list[list[int]]]
-    decided: NDArray[np.int8]
-
-    def sequences(self, places: Sequence[tuple[int, int]], labels: Sequence[float]) -> Sequences:
-        """Completions by number of the roll-in and side, a label each; what is before the cut is only read."""
-        made = self.rollouts
-        return Sequences.of(
-            [made.prompts[index] + self.sides[side][index] for index, side in places],
-            [len(made.prompts[index]) + int(self.cuts[index]) for index, _ in places],
-            labels,
-            [made.rows[index].id for index, _ in places],
-        )
-
-
-def _tally(first: Scored, second: Scored, decided: NDArray[np.int8]) -> Tally:
-    """Pairs of which nothing can be said, and whether that is for want of a score or of a difference."""
-    failed = [a is not None or b is not None for a, b in zip(first.faults, second.faults, strict=True)]
-    unscored = np.isnan(first.values) | np.isnan(second.values) | np.array(failed, bool)
-    open_ones = decided == UNDECIDED
-    return Tally(
-        "pairs", len(decided), unscored=int((open_ones & unscored).sum()), equal=int((open_ones & ~unscored).sum())
-    )

@@ -13,12 +13,12 @@ from pipeline.learning.algos.shortage import added
 from pipeline.outputs.formats import GENERATION, Tally
 from pipeline.outputs.reading import read_generation, read_input
 
-GENERATED = "generate@so_far"
+SCORED = "score@so_far"
 
 
 def rounds_to_train_on(ctx: JobContext, *, aggregate: bool) -> tuple[Path, ...]:
     """Folders of generated data: those of all rounds so far, or of this round alone."""
-    folders = ctx.inputs.get(GENERATED, ())
+    folders = ctx.inputs.get(SCORED, ())
     # Every round has equally many shards.
     return folders if aggregate else folders[len(folders) // ctx.round * (ctx.round - 1) :]
 
@@ -34,13 +34,13 @@ def started_from(ctx: JobContext, *, previous: bool = True) -> Path | None:
 
 
 def write_generation(
-    ctx: JobContext, prompts: int, completions: int, tokens: int, tally: Tally | None = None
+    folder: Path, prompts: int, completions: int, tokens: int, tally: Tally | None = None
 ) -> None:
     """Note what generation took: prompts, completions and their tokens; and what became of them, if given."""
     about: dict[str, Any] = {"prompts": prompts, "completions": completions, "tokens": tokens}
     if tally is not None:
         about["tally"] = asdict(tally)
-    (ctx.out / GENERATION).write_text(json_text(about) + "\n")
+    (folder / GENERATION).write_text(json_text(about) + "\n")
 
 
 def tokens_generated(ctx: JobContext) -> int:

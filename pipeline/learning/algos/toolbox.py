@@ -161,13 +161,6 @@ def row_ids(rows: Sequence[Row]) -> NDArray[np.int64]:
     return np.array([row.id for row in rows], np.int64)
 
 
-def score_completions(
-    ctx: JobContext, policy: TextPolicy, rows: Sequence[Row], completions: Sequence[Sequence[int]], batch_size: int
-) -> NDArray[np.float64]:
-    """Rewards of completions, one row each; NaN where none applies or one failed."""
-    return score(ctx, rows, policy.text(completions, rows), completions, batch_size).values
-
-
 def score(
     ctx: JobContext,
     rows: Sequence[Row],

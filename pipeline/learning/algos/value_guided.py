@@ -1,6 +1,7 @@
 """The stages that value-guided methods share. A method adds how data is collected and how values tilt.
 
-generate    roll in by the current guided policy, cut, roll out by the reference, label     (per shard)
+generate    roll in by the current guided policy, cut, roll out by the reference            (per shard)
+score       ask rewards, label                                                             (per shard)
 train       fit the value model to the labelled tokens
 sweep       try further strengths of guidance on the validation split, where asked for         (per shard)
 evaluate    sample from the guided policy                                                  (per shard)
@@ -25,6 +26,7 @@ from pipeline.learning.algos.base import (
     GENERATE,
     METRICS,
     REFERENCE_TRAIN,
+    SCORE,
     TEXT,
     Algorithm,
     JobContext,
@@ -32,10 +34,11 @@ from pipeline.learning.algos.base import (
     Stage,
 )
 from pipeline.learning.choices import HeadType, Others
-from pipeline.outputs.formats import GENERATION, SWEEP_SPLIT, TRAINING
+from pipeline.outputs.formats import SWEEP_SPLIT, TRAINING, Tally
 from pipeline.outputs.guidance import GUIDANCE, GuidanceSettings, is_key
 
 if TYPE_CHECKING:
+    from pipeline.learning.algos.groups import Drawn, Groups
     from pipeline.learning.datasets.base import Dataset
     from pipeline.learning.generation.policy import TextPolicy
     from pipeline.learning.generation.tilt import Offset, Tilt
@@ -107,9 +110,10 @@ class ValueGuidedAlgorithms(Algorithm):
     config_class: ClassVar[type[AlgoConfig]] = ValueAlgoConfig
     stages: ClassVar[tuple[Stage, ...]] = (
         GENERATE,
+        SCORE,
         Stage(
             "train",
-            reads=(REFERENCE_TRAIN, Read("train", "previous"), Read("generate", "so_far")),
+            reads=(REFERENCE_TRAIN, Read("train", "previous"), Read("score", "so_far")),
             config=("system", "training", "algo", "model"),
             scales=True,
             saves="value",
@@ -139,9 +143,19 @@ class ValueGuidedAlgorithms(Algorithm):
         raise NotImplementedError(f"{type(self).__name__} must define offset()")
 
     @abstractmethod
-    def collect(self, ctx: JobContext, dataset: Dataset, roll_in: TextPolicy, reference: TextPolicy) -> Sequences:
-        """Collect the labelled sequences of one shard."""
-        raise NotImplementedError(f"{type(self).__name__} must define collect()")
+    def draw(self, ctx: JobContext, dataset: Dataset, roll_in: TextPolicy, reference: TextPolicy) -> Drawn:
+        """Draw the completions of one shard, a group for each roll-in; see `Rollouts`."""
+        raise NotImplementedError(f"{type(self).__name__} must define draw()")
+
+    @abstractmethod
+    def label(self, ctx: JobContext, groups: Groups) -> Sequences:
+        """The labelled sequences of one shard, by what rewards say of its completions."""
+        raise NotImplementedError(f"{type(self).__name__} must define label()")
+
+    def tally(self, ctx: JobContext, groups: Groups, labelled: Sequences) -> Tally:  # noqa: ARG002 - for subclasses
+        """What became of what was drawn: how much has no label."""
+        count = len(groups.tokens)
+        return Tally("completions", count, unscored=count - len(labelled))
 
     def atoms(self, algo: ValueAlgoConfig) -> int:  # noqa: ARG002 - for methods that have a setting
         """Rewards that the value model has a distribution over; 1 is a single probability."""
@@ -158,10 +172,9 @@ class ValueGuidedAlgorithms(Algorithm):
         return rounds_to_train_on(ctx, aggregate=ctx.settings(ValueAlgoConfig).aggregate)
 
     def generate(self, ctx: JobContext) -> None:
-        """Collect data; in the first round the current policy is the reference itself."""
+        """Draw; in the first round the current policy is the reference itself."""
         with ctx.loading():
             from pipeline.learning.algos import toolbox
-            from pipeline.learning.algos.rounds import write_generation
             from pipeline.learning.models.source import value_context
         dataset = toolbox.open_dataset(ctx)
         # Value models read all that is collected.
@@ -170,12 +183,16 @@ class ValueGuidedAlgorithms(Algorithm):
         roll_in = reference
         if previous is not None and not math.isinf(ctx.settings(ValueAlgoConfig).eta):
             roll_in = toolbox.guided_policy(ctx, dataset, previous, self.tilt(ctx.settings(ValueAlgoConfig)))
-        collected = self.collect(ctx, dataset, roll_in, reference)
-        collected.save(ctx.out)
-        if not (ctx.out / GENERATION).exists():  # by a method of a user's own: what its data tell
-            write_generation(
-                ctx, len(set(collected.prompts.tolist())), len(collected), int(collected.supervised.sum())
-            )
+        self.draw(ctx, dataset, roll_in, reference).save(ctx.out)
+
+    def score(self, ctx: JobContext) -> None:
+        """Score and label what was drawn."""
+        with ctx.loading():
+            from pipeline.learning.algos.groups import score_shard
+        groups = score_shard(ctx)
+        labelled = self.label(ctx, groups)
+        labelled.save(ctx.out)
+        groups.note(ctx.out, self.tally(ctx, groups, labelled))
 
     def train(self, ctx: JobContext) -> None:
         """Fit the value model and save it with the reference's tokenizer."""

@@ -33,7 +33,7 @@ def keys(*overrides: str) -> dict[str, str]:
 
 def test_every_training_takes_them_and_nothing_else() -> None:
     stages = {(job.stage, job.devices) for job in plan(TWO).jobs.values()}
-    assert stages == {("generate", 1), ("reward", 2), ("train", 2), ("evaluate", 1), ("metrics", 1)}
+    assert stages == {("generate", 1), ("score", 1), ("reward", 2), ("train", 2), ("evaluate", 1), ("metrics", 1)}
 
 
 def test_all_gpus_that_are_asked_for_share_a_training_where_that_is_enabled() -> None:

@@ -71,7 +71,7 @@ def test_what_keeps_weights_does_not_change_what_comes_out_and_lets_them_go_earl
     assert [job.key for job in plan.jobs.values()] == [job.key for job in keeping.jobs.values()]
     assert {job.priority for job in plan.jobs.values()} == {0}
     assert {job.stage for job in keeping.jobs.values() if job.priority} == {"evaluate", "metrics"}
-    assert {job.stage for job in keeping.jobs.values() if not job.priority} == {"train", "generate"}
+    assert {job.stage for job in keeping.jobs.values() if not job.priority} == {"train", "generate", "score"}
     own = plan_of("execution.keep=last", "execution.priority=tests.doubles.priorities.is_pita")
     assert {job.priority for job in own.jobs.values() if job.algo == "PITA"} == {1}
 

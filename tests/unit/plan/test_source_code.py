@@ -113,14 +113,15 @@ def test_raising_the_version_runs_the_algorithm_again(folder: Path) -> None:
 
 @pytest.mark.parametrize("name", ["own_counting", "own_praise"])
 def test_an_edited_dataset_or_reward_runs_again_what_sees_it(folder: Path, name: str) -> None:
-    before = plan()
+    one_round = "rounds_of_training=1"
+    before = plan(one_round)
     with (folder / f"{name}.py").open("a") as file:
         file.write("# said, and nothing done\n")
-    assert changed_stages(before, plan()) == set()
+    assert changed_stages(before, plan(one_round)) == set()
     edit(folder / f"{name}.py", *{"own_counting": ('"1"', '"2"'), "own_praise": ("[1.0 for", "[2.0 for")}[name])
-    changed = changed_stages(before, plan())
-    assert {"reference.evaluate", "PITA.generate", "Idea.evaluate"} <= changed
-    asks_none = {"reference.train", "Idea.think"}
+    changed = changed_stages(before, plan(one_round))
+    assert {"reference.evaluate", "PITA.score", "PITA.train", "PITA.evaluate", "Idea.evaluate"} <= changed
+    asks_none = {"reference.train", "Idea.think", "PITA.generate"}
     assert asks_none & changed == (asks_none if name == "own_counting" else set())
 
 

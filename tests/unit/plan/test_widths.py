@@ -104,10 +104,12 @@ def test_as_few_as_fit_what_is_declared(model: str, tmp_path: Path) -> None:
         ("reference", "evaluate"): 2,  # 71 GB of weights each
         ("reference", "metrics"): 1,
         ("PITA", "generate"): 4,  # the value model has no room beside that
+        ("PITA", "score"): 1,
         ("PITA", "train"): 1,
         ("PITA", "evaluate"): 4,
         ("PITA", "metrics"): 1,
         ("DPO", "generate"): 8,  # the policy, and another one in float32 to score with
+        ("DPO", "score"): 1,
         ("DPO", "train"): 1,
         ("DPO", "evaluate"): 8,
         ("DPO", "metrics"): 1,

@@ -189,9 +189,9 @@ def test_progress_of_collecting_begins_once(chains: Chains, algo: str, passes: i
 
 def test_outputs_take_the_disk_that_was_reckoned(chains: Chains) -> None:
     found = chains.disk()
-    assert {stage for _, stage in found} == {"train", "generate", "evaluate", "metrics"}
+    assert {stage for _, stage in found} == {"train", "generate", "score", "evaluate", "metrics"}
     for place, (reckoned, taken) in found.items():
-        if place != ("PITA", "generate"):  # how many pairs are decided is a guess
+        if place != ("PITA", "score"):  # how many pairs are decided is a guess
             assert reckoned == pytest.approx(taken, rel=of_stage(place)), place
 
 
@@ -236,7 +236,7 @@ def test_rounds_collect_from_different_training_prompts(chains: Chains, algo: st
     dataset = load_dataset(next(iter(chains.config.datasets.values())))
     seen = []
     for number in (1, 2):
-        data = Sequences.load(chains.folders(algo, number, "generate"))
+        data = Sequences.load(chains.folders(algo, number, "score"))
         assert data.ids[:, 0].tolist() == [10] * len(data)
         operands = data.ids[:, [3, 2, 1, 7, 6, 5]] @ (10 ** np.arange(5, -1, -1))
         seen.append(set(operands.tolist()))
@@ -245,7 +245,7 @@ def test_rounds_collect_from_different_training_prompts(chains: Chains, algo: st
 
 
 def test_qsharp_labels_the_tail_with_the_reward_of_the_text(chains: Chains) -> None:
-    data = Sequences.load(chains.folders("QSharp", 1, "generate"))
+    data = Sequences.load(chains.folders("QSharp", 1, "score"))
     dataset = load_dataset(next(iter(chains.config.datasets.values())))
     assert len(data) == 60
     assert set(data.lengths.tolist()) == {13}
@@ -266,7 +266,7 @@ def test_a_reward_that_turns_out_to_be_graded_ends_a_single_probability_before_i
 
 def test_pita_labels_both_sides_of_a_pair_that_share_their_prefix(chains: Chains) -> None:
     for number in (1, 2):
-        data = Sequences.load(chains.folders("PITA", number, "generate"))
+        data = Sequences.load(chains.folders("PITA", number, "score"))
         assert len(data) % 2 == 0
         assert len(data) >= 20
         for first in range(0, len(data), 2):
@@ -280,7 +280,7 @@ def test_pita_labels_both_sides_of_a_pair_that_share_their_prefix(chains: Chains
 @pytest.mark.parametrize("algo", ["PITA", "QSharp"])
 def test_value_models_are_held_against_prompts_that_no_round_trains_on(chains: Chains, algo: str) -> None:
     for number in (1, 2):
-        folders = [folder for each in range(1, number + 1) for folder in chains.folders(algo, each, "generate")]
+        folders = [folder for each in range(1, number + 1) for folder in chains.folders(algo, each, "score")]
         data = Sequences.load(folders)
         apart = held_out(data.prompts, seed=0, share=0.1)
         operands = data.ids[:, [3, 2, 1, 7, 6, 5]] @ (10 ** np.arange(5, -1, -1))

@@ -18,21 +18,22 @@ from pipeline.learning.models.tiny import make_tokenizer
 from pipeline.learning.rewards.preference import Preference, PreferenceConfig, PreferenceSource
 from pipeline.learning.rewards.scoring import Scored
 from pipeline.learning.training.sequences import Sequences
+from tests.doubles.groups import groups_of
 
 
 def groups(rewards: Sequence[Sequence[float]], tokens: Sequence[Sequence[int]] | None = None) -> Groups:
     values = np.array(rewards, np.float64).reshape(-1)
     size = len(rewards[0])
     count = len(values)
-    return Groups(
+    return groups_of(
         size,
         [[90 + place // size] for place in range(count)],
         [[place] for place in range(count)] if tokens is None else [[one] for row in tokens for one in row],
         Scored(
             values, {}, [None if np.isnan(v) else bool(v >= 1) for v in values], [None] * count, [None] * count
         ),
-        sample_keys(0, "preference", np.arange(len(rewards)), 1)[:, 0],
-        np.arange(len(rewards)) + 70,
+        ids=np.arange(len(rewards)) + 70,
+        keys=sample_keys(0, "preference", np.arange(len(rewards)), 1)[:, 0],
     )
 
 

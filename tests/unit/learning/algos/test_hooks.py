@@ -1,11 +1,9 @@
 """What a variant of a method may answer in another way, and what it then may rely on."""
 
 import inspect
-import json
 from dataclasses import replace
 from math import comb
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -13,21 +11,19 @@ import pytest
 
 from examples.pass_at_k import PassAtK, PassAtKConfig
 from pipeline.errors import JobError
-from pipeline.learning.algos.groups import Groups
 from pipeline.learning.algos.grpo import GRPO, GRPOConfig
 from pipeline.learning.algos.policy_config import Sampling
 from pipeline.learning.algos.post_training import PostTrainingAlgorithms
 from pipeline.learning.algos.reinforce_pp import REINFORCEpp, REINFORCEppConfig
 from pipeline.learning.algos.rloo import RLOO, RLOOConfig
 from pipeline.learning.choices import GRPOLoss, ScaleRewards
-from pipeline.learning.generation.sampling import sample_keys
 from pipeline.learning.rewards.scoring import Scored
 from pipeline.learning.training.grpo import Objective, checked_advantages, grpo_set
 from pipeline.learning.training.samples import Samples, padded
 from tests.doubles.contexts import context
+from tests.doubles.groups import groups_of
 from tests.doubles.models import tiny_policy
 from tests.doubles.own_methods import RewardWeighted
-from tests.unit.learning.algos.test_chain import Chains
 
 NONE = float("nan")
 
@@ -44,16 +40,10 @@ def test_what_a_method_keeps_by_default_is_whole_groups_with_rewards_and_log_pro
     rewards, taken = np.array([1.0, NONE, 0.5, 0.0]), [[-0.1, -0.2], [-0.3], [-0.4], [-0.5, -0.6]]
     scored = Scored(rewards, {}, [None] * 4, [None] * 4, [None] * 4)
     tokens = [[5, 6], [7], [8], [9, 6]]
-    groups = Groups(
-        2,
-        [[1], [1], [2, 3], [2, 3]],
-        tokens,
-        scored,
-        sample_keys(0, "test", np.arange(2), 1)[:, 0],
-        np.arange(8, 10),
-    )
-    policy: Any = SimpleNamespace(logprobs=lambda prompts, completions: [np.array(each, "f4") for each in taken])
-    PostTrainingAlgorithms().keep(context(GRPOConfig(), tmp_path), policy, groups)
+    logprobs = [np.array(each, "f4") for each in taken]
+    prompts = [[1], [1], [2, 3], [2, 3]]
+    groups = groups_of(2, prompts, tokens, scored, ids=np.arange(8, 10), logprobs=logprobs)
+    PostTrainingAlgorithms().keep(context(GRPOConfig(), tmp_path), groups)
     found = Samples.load([tmp_path])
     assert found.sequences.prompts.tolist() == [8, 8, 9, 9]
     assert found.sequences.starts.tolist() == [1, 1, 2, 2]
@@ -68,12 +58,10 @@ def test_completions_that_were_cut_off_are_kept_without_a_part_in_the_loss(
 ) -> None:
     rewards, tokens = np.array([1.0, 0.0, 0.5, 0.0]), [[5, 6], [7, 8], [9, 6], [8]]
     scored = Scored(rewards, {}, [None] * 4, [None] * 4, [None] * 4)
-    groups = Groups(2, [[1]] * 4, tokens, scored, sample_keys(0, "test", np.arange(2), 1)[:, 0], np.arange(2))
-    policy: Any = SimpleNamespace(
-        logprobs=lambda prompts, completions: [np.full(len(each), -0.5, "f4") for each in tokens],
-        truncated=lambda completion: len(completion) == 2 and completion[-1] != 6,
-    )
-    GRPO().keep(context(GRPOConfig(sampling=sampling, mask_truncated_completions=True), tmp_path), policy, groups)
+    cut_off = np.array([False, True, False, False])
+    logprobs = [np.full(len(each), -0.5, "f4") for each in tokens] if sampling is Sampling.round else None
+    groups = groups_of(2, [[1]] * 4, tokens, scored, truncated=cut_off, logprobs=logprobs)
+    GRPO().keep(context(GRPOConfig(sampling=sampling, mask_truncated_completions=True), tmp_path), groups)
     found = Samples.load([tmp_path])
     assert found.sequences.supervised.tolist() == [2, 0, 2, 1]
     advantages = np.float32([1, -1, 0, 0])
@@ -85,7 +73,7 @@ def test_completions_that_were_cut_off_are_kept_without_a_part_in_the_loss(
 @pytest.mark.parametrize(("aggregate", "expected"), [(False, ["c", "d"]), (True, ["a", "b", "c", "d"])])
 def test_a_method_trains_on_this_round_or_on_all_so_far(aggregate: bool, expected: list[str]) -> None:
     folders = tuple(map(Path, "abcd"))  # two shards in each of two rounds
-    ctx = replace(context(GRPOConfig(aggregate=aggregate), **{"generate@so_far": folders}), round=2)
+    ctx = replace(context(GRPOConfig(aggregate=aggregate), **{"score@so_far": folders}), round=2)
     assert [folder.name for folder in PostTrainingAlgorithms().data(ctx)] == expected
 
 
@@ -189,13 +177,3 @@ def test_the_method_that_the_page_shows_is_the_one_that_is_tested() -> None:
     lines = [line.strip() for line in written if line.strip() and not line.strip().startswith("def ")]
     assert len(lines) > 3
     assert [line for line in lines if line not in shown] == []
-
-
-def test_data_that_a_method_of_a_users_own_collects_are_counted_where_it_notes_nothing(tmp_path: Path) -> None:
-    own = "algos.Silent.class_path=tests.doubles.silent.Silent"
-    chains = Chains(tmp_path, "algos=[]", own, "rounds_of_training=1")
-    jobs = chains.plan.jobs.values()
-    generated = next(job for job in jobs if job.algo == "Silent" and job.stage == "generate")
-    about = json.loads((chains.root / generated.key / "generation.json").read_text())
-    assert about["completions"] > 0
-    assert about["tokens"] >= about["completions"] >= about["prompts"] > 0

@@ -26,6 +26,7 @@ from pipeline.outputs.curves import read_curve
 from pipeline.outputs.formats import OPTIMIZER
 from tests.doubles.composing import quick_config
 from tests.doubles.forked import forked
+from tests.doubles.groups import groups_of
 from tests.unit.learning.algos.test_chain import Chains
 
 ASKED = "TESTS_TIMES_ASKED"
@@ -64,7 +65,7 @@ def whole(tmp_path_factory: pytest.TempPathFactory) -> Chains:
 
 
 def test_training_draws_and_its_curve_says_of_what(whole: Chains) -> None:
-    assert not whole.folders("GRPO", 1, "generate")
+    assert not whole.folders("GRPO", 1, "score")
     (folder,) = whole.folders("GRPO", 1, "train")
     about = json.loads((folder / "training.json").read_text())
     assert (len(about["loss"]), about["groups"]) == (6, 24)
@@ -87,7 +88,7 @@ def test_groups_that_score_alike_make_way_for_further_prompts_up_to_a_limit() ->
         values = np.stack([ids % 2, np.where(ids == 8, np.nan, 0)], 1).reshape(-1).astype(float)
         scored = Scored(values, {}, *([None] * len(values),) * 3)
         tokens = [[place] for place in range(len(values))]
-        return Groups(size, tokens, tokens, scored, np.zeros(count, np.uint64), ids)
+        return groups_of(size, tokens, tokens, scored, ids=ids)
 
     asked: list[tuple[int, int, int]] = []
     every, taken = drawn_anew(draw, (4, 8), 3)

@@ -83,7 +83,7 @@ def test_compute_is_accounted_for(chains: Chains, algo: str) -> None:
             assert about["tokens_generated"] > 20 * 4
 
 
-GUESSED = {("DPO", "generate"), ("BestOfN", "generate"), ("GRPO-HF", "generate"), ("QSharp-HF", "generate")}
+GUESSED = {(algo, "score") for algo in ("DPO", "BestOfN", "GRPO-HF", "QSharp-HF")}
 """What holds pairs of completions: how many can be told apart follows from what is drawn."""
 
 
@@ -129,7 +129,7 @@ def test_every_reward_model_loads_as_any_model(chains: Chains, algo: str, place:
 def test_a_reward_model_scores_the_prompts_that_it_has_not_seen(chains: Chains, algo: str) -> None:
     """Recomputed by hand: each half by the model of the other half, standardised by itself."""
     (out,) = chains.folders(algo, 1, "reward")
-    drawn = chains.folders(algo, 1, "generate")
+    drawn = chains.folders(algo, 1, "score")
     data, scored = Sequences.load(drawn), Sequences.load([out])
     pairs = Sequences.load(drawn, "pairs.safetensors")
     fold_of_pairs, fold_of_data = prompt_folds(pairs.prompts[::2], data.prompts, 2)
@@ -161,7 +161,7 @@ def test_a_reward_model_scores_the_prompts_that_it_has_not_seen(chains: Chains, 
 
 def test_groups_are_whole_and_of_one_prompt(chains: Chains) -> None:
     for number in (1, 2):
-        data = Samples.load(chains.folders("GRPO", number, "generate"))
+        data = Samples.load(chains.folders("GRPO", number, "score"))
         assert len(data) == 80
         prompts = data.sequences.ids[:, :9].reshape(20, 4, 9)
         assert (prompts == prompts[:, :1]).all()
@@ -171,7 +171,7 @@ def test_groups_are_whole_and_of_one_prompt(chains: Chains) -> None:
 
 
 def test_a_learnt_reward_replaces_the_given_one_and_all_samples_are_kept(chains: Chains) -> None:
-    drawn = Samples.load(chains.folders("GRPO-HF", 1, "generate"))
+    drawn = Samples.load(chains.folders("GRPO-HF", 1, "score"))
     scored = Samples.load(chains.folders("GRPO-HF", 1, "reward"))
     assert np.array_equal(drawn.sequences.ids, scored.sequences.ids)
     assert np.array_equal(drawn.logprobs, scored.logprobs)
@@ -191,7 +191,7 @@ def test_labels_of_a_learnt_reward_are_in_the_range_of_its_atoms(chains: Chains)
 
 
 def test_pairs_are_of_one_prompt(chains: Chains) -> None:
-    pairs = Sequences.load(chains.folders("DPO", 1, "generate"), "pairs.safetensors")
+    pairs = Sequences.load(chains.folders("DPO", 1, "score"), "pairs.safetensors")
     assert pairs.labels.tolist() == [1.0, 0.0] * (len(pairs) // 2)
     sides = pairs.ids.reshape(-1, 2, 13)
     assert (sides[:, 0, :9] == sides[:, 1, :9]).all()
@@ -203,7 +203,7 @@ def test_pairs_are_of_one_prompt(chains: Chains) -> None:
 
 def test_round_two_goes_on_from_round_one_with_other_prompts(chains: Chains) -> None:
     firsts = [
-        {tuple(row[:9]) for row in Samples.load(chains.folders("GRPO", number, "generate")).sequences.ids.tolist()}
+        {tuple(row[:9]) for row in Samples.load(chains.folders("GRPO", number, "score")).sequences.ids.tolist()}
         for number in (1, 2)
     ]
     assert not firsts[0] & firsts[1]

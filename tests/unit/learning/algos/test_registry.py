@@ -98,7 +98,9 @@ class OddVersion(Mine):
 class NoOffset(ValueGuidedAlgorithms):
     name: ClassVar[str] = "NoOffset"
 
-    def collect(self, *_: Any) -> Any: ...
+    def draw(self, *_: Any) -> Any: ...
+
+    def label(self, *_: Any) -> Any: ...
 
 
 class NoLoss(PostTrainingAlgorithms):

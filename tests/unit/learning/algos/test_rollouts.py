@@ -1,5 +1,7 @@
 """Completions of the same text so far read it once, and are those that they would be by themselves."""
 
+from collections.abc import Sequence
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -8,7 +10,9 @@ import pytest
 import torch
 
 from pipeline.config.schema import GenerationConfig
+from pipeline.learning.algos import groups as groups_module
 from pipeline.learning.algos import rollouts as module
+from pipeline.learning.algos.groups import Drawn, score_groups
 from pipeline.learning.algos.rollouts import Rollouts
 from pipeline.learning.choices import HeadType
 from pipeline.learning.datasets.addition import AdditionConfig
@@ -110,22 +114,32 @@ def test_a_guided_policy_finishes_texts_too(rolled: Rollouts) -> None:
 
 
 def test_both_completions_of_a_pair_are_scored_beside_the_others_of_their_prompt(
-    rolled: Rollouts, monkeypatch: pytest.MonkeyPatch
+    rolled: Rollouts, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
+    """And as they were drawn: what the stage that scores reads is what the other has written."""
     asked: list[list[int]] = []
 
-    def score(_ctx: object, rows: Any, _texts: object, completions: Any, size: int) -> Scored:
+    def score(_ctx: object, rows: Any, texts: Sequence[str], completions: Any, size: int) -> Scored:
         asked.append([row.id for row in rows])
         assert size == 5
+        assert texts == policy().text(completions, rows)
         values = np.array([float(sum(tokens)) for tokens in completions])
         none: list[None] = [None] * len(values)
         return Scored(values, {}, none, none, none)
 
-    monkeypatch.setattr(module, "score", score)
-    monkeypatch.setattr(rolled, "note_cost", lambda _: None)
+    monkeypatch.setattr(groups_module, "score", score)
     rolled._ctx.config.data_collection.reward_batch_size = 5
-    rule = PreferenceRule(source=PreferenceSource.reward)
-    pairs = rolled.pairs(policy(), rule)
+    drawn = rolled.pairs(policy())
+    drawn.save(tmp_path)
+    found = score_groups(rolled._ctx, DATASET, Drawn.load(tmp_path))
+    assert (found.prompts, found.tokens, found.texts) == (drawn.prompts, drawn.tokens, drawn.texts)
     assert asked == [[row.id for row in rolled.rows for _ in range(2)]]
-    for first, second, decided in zip(*pairs.sides, pairs.decided, strict=True):
-        assert decided == (-1 if sum(first) == sum(second) else sum(first) > sum(second))
+    assert found.keys.tolist() == rolled.keys("preference").reshape(-1).tolist()
+    rule = PreferenceRule(source=PreferenceSource.reward)
+    sides = found.scored.values.reshape(-1, 2).tolist()
+    for (first, second), decided in zip(sides, found.decided(rule), strict=True):
+        assert decided == (-1 if first == second else first > second)
+    labelled = found.sequences(range(len(found.tokens)), [0.0] * len(found.tokens))
+    assert (
+        labelled.starts == [len(one) + cut for one, cut in zip(found.prompts, rolled.cut().repeat(2), strict=True)]
+    ).all()
