@@ -32,6 +32,7 @@ from pipeline.errors import ConfigError, PipelineError, StoreError
 from pipeline.files import json_text
 from pipeline.foreign import ForeignDataError, read_json_file
 from pipeline.learning.algos.base import REFERENCE
+from pipeline.learning.algos.policy_config import starts_of
 from pipeline.learning.datasets.chat import CLOCK, DATE, asks_clock, dated
 from pipeline.learning.datasets.columns import template_fields
 from pipeline.learning.datasets.from_files import FilesConfig
@@ -316,11 +317,18 @@ def _origin(found: Trained) -> str:
     path = getattr(data, "path", None)
     rows = f"Data: `{found.job.dataset}` (kind `{data.kind}`" + (f", `{_called(path)}`)." if path else ").")
     which = "It" if found.job.algo == REFERENCE else "The reference"
-    if model.is_trained:
-        return f"{rows} {which} was trained in the run itself, on demonstrations of that data."
-    if found.job.algo == REFERENCE:
+    if found.job.algo == REFERENCE and not model.is_trained:
         return f"{rows} It is a copy of `{_source(found)}`: nothing of it was trained."
-    return f"{rows} Training began with `{_source(found)}`."
+    if model.is_trained:
+        rows += f" {which} was trained in the run itself, on demonstrations of that data."
+    began = [f"`{each}`" for each in (_source(found), *_before(found)) if each]
+    return f"{rows} Training began with {', then '.join(began)}." if began else rows
+
+
+def _before(found: Trained) -> list[str]:
+    """The methods whose policies it began with, the first one first."""
+    algos = found.config.algos
+    return starts_of(algos[found.job.algo], algos)[::-1] if found.job.algo in algos else []
 
 
 def _source(found: Trained) -> str:
@@ -340,7 +348,8 @@ def _settings(found: Trained) -> dict[str, Any]:
         name: to_plain(getattr(config, name)) for name in _SECTIONS if name in found.sections
     }
     if found.job.algo in config.algos:
-        sections["algos"] = {found.job.algo: to_plain(config.algos[found.job.algo])}
+        every = [*_before(found), found.job.algo]
+        sections["algos"] = {name: to_plain(config.algos[name]) for name in every}
     sections["datasets"] = {found.job.dataset: to_plain(found.data)}
     sections["models"] = {found.job.model: to_plain(found.model)}
     return {name: settings_for_all(section) for name, section in sections.items()}

@@ -34,6 +34,7 @@ from pipeline.learning.models.adapter_folder import (
 )
 from pipeline.learning.models.families import WITHOUT_SDPA, unknown_kind, why_not_usable
 from pipeline.learning.models.kinds import TinyModelConfig
+from pipeline.outputs.formats import OPTIMIZER
 from pipeline.plan.estimates import weights_in_name
 from pipeline.plan.weight_files import check_whole, shapes_in, tensors_in, weight_files, wrong_with
 
@@ -264,7 +265,8 @@ def lacks_sdpa(model: ModelConfig) -> bool:
 
 def model_files(folder: Path) -> list[Path]:
     """The files of a folder that a loaded model or its tokenizer may follow from, by name."""
-    return sorted(path for path in folder.iterdir() if path.is_file() and _MODEL_FILES.fullmatch(path.name))
+    named = [path for path in folder.iterdir() if _MODEL_FILES.fullmatch(path.name) and path.name != OPTIMIZER]
+    return sorted(path for path in named if path.is_file())
 
 
 def count_weights(model: ModelConfig) -> int:

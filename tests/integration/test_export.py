@@ -180,7 +180,7 @@ ENDS = ("<|endoftext|>", "<|eom|>", "<|im_end|>", "<|stop|>")
 
 @pytest.fixture(scope="module")
 def of_conversations(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A policy that was fine-tuned on conversations, exported; nothing in the request says that they are.
+    """A policy that was fine-tuned on conversations, then by GRPO; nothing in the request says that they are.
 
     Tokenizer, settings of generation, template and request name an end each, the request a stop string besides.
     """
@@ -212,7 +212,8 @@ def of_conversations(tmp_path_factory: pytest.TempPathFactory) -> Path:
     ]
     (folder / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     request = [
-        *("experiment.name=t", f"output_dir={folder / 'outputs'}", "algos=[SFT]", "rounds_of_training=1"),
+        *("experiment.name=t", f"output_dir={folder / 'outputs'}", "algos=[SFT,GRPO]", "rounds_of_training=1"),
+        "algos.GRPO.start=SFT",
         *("model=hf", f"models.hf.path={folder / 'model'}", "dataset=jsonl", "datasets.jsonl.reward=length"),
         f"datasets.jsonl.path={folder / 'rows.jsonl'}",
         *("datasets.jsonl.test_size=5", "datasets.jsonl.validation_size=5", "generation.max_new_tokens=4"),
@@ -222,7 +223,7 @@ def of_conversations(tmp_path_factory: pytest.TempPathFactory) -> Path:
     ]
     done = CliRunner().invoke(app, ["run", *request])
     assert done.exit_code == 0, done.output
-    export(folder / "outputs", "t", "SFT", folder / "policy")
+    export(folder / "outputs", "t", "GRPO", folder / "policy")
     return folder / "policy"
 
 
@@ -232,6 +233,9 @@ def test_a_policy_of_conversations_is_used_by_its_template(
     assert read_usage(of_conversations / "usage.json").prompting.chat
     card = (of_conversations / "README.md").read_text()
     assert "--apply_chat_template" in card
+    assert {"  SFT:", "  GRPO:"} < set(card.splitlines())
+    # What the next round would go on with is of no use to others.
+    assert [path.name for path in of_conversations.glob("*.safetensors")] == ["model.safetensors"]
     monkeypatch.chdir(of_conversations)
     for example in re.findall(r"```python\n(.*?)```", card, re.DOTALL):
         exec(example, {})
