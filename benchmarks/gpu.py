@@ -32,7 +32,7 @@ import pipeline
 from benchmarks.gpu_decoding import DECODING
 from benchmarks.gpu_measures import Bench, Experiment, Figure
 from benchmarks.gpu_training import TRAINING
-from pipeline.engine.devices.worker_env import FIXED, UNTRIED
+from pipeline.engine.devices.worker_env import FIXED, ON_GPUS
 
 EXPERIMENTS: dict[str, Experiment] = {**DECODING, **TRAINING}
 WIDTH = 140
@@ -98,7 +98,7 @@ def main(words: Sequence[str] | None = None) -> None:
     if given.device.startswith("cuda") and not torch.cuda.is_available():
         parser.error("torch sees no GPU here. --device cpu --tiny runs all of it on a CPU, to see that it runs")
     if given.device.startswith("cuda"):
-        for name, value in {**FIXED, **UNTRIED}.items():
+        for name, value in {**FIXED, **ON_GPUS}.items():
             os.environ.setdefault(name, value)  # as workers have it, and before CUDA begins
     bench, about = Bench(given.device, tiny=given.tiny), machine(given.device)
     console, results = Console(width=max(WIDTH, Console().width)), dict[str, list[Figure]]()

@@ -192,6 +192,9 @@ class _Slots:
     def _recorded(self) -> RecordedSteps | None:
         if not self.settings.cuda_graphs or not recorded_steps.is_asked(self.settings.device):
             return None
+        budgets = self.work.budgets
+        if max(budgets.max(), budgets.sum() * self.work.samples // self.slots) < recorded_steps.SHORT:
+            return None
         if why := recorded_steps.why_not(self.policy, self.take):
             recorded_steps.tell(why)
             return None
@@ -215,9 +218,6 @@ class _Slots:
         drawn = self.rows.draws(due) if self.streams else None
         if self.recorded is not None:
             self._look(self.recorded.run(due, drawn))
-            if self.recorded.failed:
-                self.recorded.let_go()
-                self.recorded = None
             return due
         draws = None if drawn is None else torch.from_numpy(drawn).to(self.settings.device)
         noted: list[Taken] = []

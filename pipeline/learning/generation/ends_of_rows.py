@@ -36,10 +36,6 @@ class Outputs:
         """Lie in one place from now on."""
         self._slots = slots
 
-    def let_go(self) -> None:
-        """Be as the model gives them."""
-        self._slots = self._whole = None
-
     def enter(self, new: Tensor) -> None:
         """Add those of rows behind those alive."""
         if self._slots is None:

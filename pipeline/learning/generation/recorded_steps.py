@@ -6,7 +6,7 @@ memory that stays where it is. Texts grow, so there is a graph for each of a few
 that one and hides what is beyond a text.
 
 The first steps of a length are done without a graph, and so are all steps of models of which one could not be
-recorded, for the rest of the process.
+recorded, for the rest of the process: of the same shapes, so that what is drawn does not depend on it.
 
 Shapes: R slots, n rows that are alive, k steps since tokens were looked at.
 """
@@ -18,7 +18,7 @@ from collections.abc import Callable
 from contextlib import ExitStack
 from functools import cache, partial
 from typing import Any
-from weakref import WeakKeyDictionary
+from weakref import WeakSet
 
 import numpy as np
 import torch
@@ -42,9 +42,11 @@ LEAST = 64
 """Slots by which lengths differ, or a multiple of it: kernels like such numbers."""
 WARM = 2
 """Steps of a length before it is recorded."""
+SHORT = 16
+"""Steps below which nothing is recorded: it takes as long as two or three, and each replay saves most of one."""
 
-_FAILED: WeakKeyDictionary[nn.Module, str] = WeakKeyDictionary()
-"""Models that a step with could not be recorded, and why: the guide where there was one, else the policy."""
+_FAILED: WeakSet[nn.Module] = WeakSet()
+"""Models that a step with could not be recorded: the guide where there was one, else the policy."""
 
 
 def lengths_of(width: int) -> list[int]:
@@ -64,14 +66,15 @@ def why_not(policy: ModelRows, taking: Taking) -> str:
     for whose, rows in zip(("the policy", "the value model"), followed, strict=False):
         if not isinstance(rows, RowModel):
             return f"rows of {whose} begin together, in a cache that grows"
-        if split_over(rows.model) is not None:
+        weights = [*rows.model.parameters()]
+        if split_over(rows.model) is not None or any(hasattr(weight, "full_tensor") for weight in weights):
             return f"several devices share {whose}"
-        if len({weight.device for weight in rows.model.parameters()}) > 1:
+        if len({weight.device for weight in weights}) > 1:
             return f"{whose} is on several devices"
     alone = taking.tilt is not None and taking.tilt.top_k == 1 and taking.tilt.others is not Others.offset_zero
     if alone and isinstance(taking.guide, CandidateRows):
         return "a single candidate (top_k=1) is never valued"
-    return next((_FAILED[rows.model] for rows in followed if rows.model in _FAILED), "")
+    return ""
 
 
 def _rows_of(guide: Guide | None) -> list[Any]:
@@ -88,11 +91,7 @@ def tell(why: str) -> None:
 
 
 class RecordedSteps:
-    """The steps of all slots.
-
-    Attributes:
-        failed: Whether recording has failed, so that nothing is gained by going on.
-    """
+    """The steps of all slots."""
 
     def __init__(self, policy: RowModel, outputs: Outputs, taking: Taking, streams: int, most: int) -> None:
         """Prepare, before any row is in.
@@ -104,10 +103,10 @@ class RecordedSteps:
             streams: Of draws.
             most: Steps from one look to the next at most.
         """
-        self.failed = False
         self._policy, self._outputs, self._taking = policy, outputs, taking
         followed: list[RowModel] = [policy, *_rows_of(taking.guide)]
         self._models, self._caches = [rows.model for rows in followed], [rows.cache for rows in followed]
+        self._failed = any(model in _FAILED for model in self._models)
         slots, device = policy.cache.slots, policy.device
         self._lengths = lengths_of(policy.cache.width)
         self._graphs = Graphs()
@@ -145,11 +144,6 @@ class RecordedSteps:
         parts = (self._tokens, self._lost, self._kl, self._asked)
         return [None if part is None else part[:count, :rows].cpu().numpy() for part in parts]
 
-    def let_go(self) -> None:
-        """Leave the rows as they are to steps of their own shapes."""
-        for held in self._held():
-            held.let_go()
-
     def _held(self) -> list[Outputs]:
         guide = self._taking.guide
         return [self._outputs, guide.outputs] if isinstance(guide, VocabularyRows) else [self._outputs]
@@ -159,7 +153,10 @@ class RecordedSteps:
             replay()
             return
         work = partial(self._work, slots)
-        if self.failed or self._begun.get(slots, 0) < WARM:
+        if self._failed:
+            work()
+            return
+        if self._begun.get(slots, 0) < WARM:
             self._begun[slots] = self._begun.get(slots, 0) + 1
             self._graphs.warm(work)
             return
@@ -167,10 +164,10 @@ class RecordedSteps:
             self._replays[slots] = self._graphs.recorded(work)
         except RuntimeError as error:
             # Nothing is done while it is recorded, so nothing is lost.
-            self.failed = True
+            self._failed = True
             why = f"a step could not be recorded ({(str(error) or type(error).__name__).splitlines()[0][:200]})"
             if not isinstance(error, torch.OutOfMemoryError):  # with fewer slots it may fit
-                _FAILED[self._models[-1]] = why
+                _FAILED.add(self._models[-1])
             tell(why)
             work()
             return

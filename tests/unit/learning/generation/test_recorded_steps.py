@@ -35,6 +35,7 @@ def doubles(monkeypatch: pytest.MonkeyPatch) -> None:
     graphs.use_doubles(monkeypatch)
     monkeypatch.setattr(recorded_steps, "is_asked", lambda _: True)
     monkeypatch.setattr(recorded_steps, "LEAST", 4)
+    monkeypatch.setattr(recorded_steps, "SHORT", 1)
     recorded_steps.tell.cache_clear()
 
 
@@ -164,10 +165,14 @@ def test_a_step_that_cannot_be_recorded_is_told_of_once(
     model = unrecordable()
     value, case = head and opinionated(language_model("llama"), head), Case(2)
     theirs = case.drawn(model, value)
-    for _ in range(2):
-        assert recorded(case, model, value).tokens == theirs.tokens
+    ours = [recorded(case, model, value) for _ in range(2)]
     assert graphs.Graph.replays == 0
     assert len(told(caplog)) == 1
+    assert ours[0].tokens == theirs.tokens
+    # Whatever this process has met before, and what graphs would draw.
+    by_graphs = recorded(case, language_model("llama"), head and opinionated(language_model("llama"), head))
+    assert ours[0].kl.tobytes() == ours[1].kl.tobytes() == by_graphs.kl.tobytes()
+    assert graphs.Graph.replays > 0
     assert "generation.cuda_graphs: a step could not be recorded (operation not permitted" in told(caplog)[0]
 
 
@@ -204,6 +209,14 @@ def fail(why: str) -> None:
     raise RuntimeError(why)
 
 
+def test_few_steps_are_not_recorded(monkeypatch: pytest.MonkeyPatch) -> None:
+    case, model = Case(2), language_model("llama")
+    monkeypatch.setattr(recorded_steps, "SHORT", 1000)
+    theirs, ours = case.drawn(model), recorded(case, model)
+    assert (ours.tokens, ours.kl.tobytes()) == (theirs.tokens, theirs.kl.tobytes())
+    assert graphs.Graph.replays == 0
+
+
 @pytest.mark.parametrize("head", HEADS)
 def test_a_model_that_cannot_be_recorded_is_not_tried_again(
     head: HeadType | None, monkeypatch: pytest.MonkeyPatch
@@ -237,7 +250,7 @@ def test_a_recording_that_ran_out_of_memory_is_tried_again(monkeypatch: pytest.M
     assert graphs.Graph.replays > 0
 
 
-@pytest.mark.parametrize("why", ["split", "spread", "own cache", "branches", "alone"])
+@pytest.mark.parametrize("why", ["split", "shard", "spread", "own cache", "branches", "alone"])
 def test_what_cannot_be_recorded_is_decoded_without(
     why: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -245,6 +258,7 @@ def test_what_cannot_be_recorded_is_decoded_without(
     value = opinionated(model, HeadType.v) if why in ("branches", "alone") else None
     words = {
         "split": "several devices share the policy",
+        "shard": "several devices share the policy",
         "spread": "the policy is on several devices",
         "own cache": "rows of the policy begin together",
         "branches": "rows of the value model begin together",
@@ -256,6 +270,8 @@ def test_what_cannot_be_recorded_is_decoded_without(
     with monkeypatch.context() as patch:
         if why == "split":
             patch.setattr(recorded_steps, "split_over", lambda _: object())
+        if why == "shard":
+            patch.setattr(torch.nn.Parameter, "full_tensor", None, raising=False)
         if why == "spread":
             two = [torch.nn.Parameter(torch.empty(1, device=device)) for device in ("cpu", "meta")]
             patch.setattr(type(model), "parameters", lambda _, recurse=True: iter(two))
