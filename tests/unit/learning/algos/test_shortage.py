@@ -117,7 +117,7 @@ def test_pairs_of_a_dataset_that_are_left_out_are_told() -> None:
     tally = Tally(PAIRS, 20, same=3, parted=2, endless=4)
     (said,) = noted(2 * 17, 8, tally).values()
     assert said.startswith("3 of 20 pairs are left out: their two answers are equal; 2 of 20 pairs are trained on")
-    assert "4 of 20 pairs have no token behind an answer that ends" in said
+    assert "4 of 20 pairs have an answer with no token behind it that ends" in said
     assert noted(2 * 17, 8, Tally(PAIRS, 20)) == {}
     assert noted(2 * 17, 8, Tally("prompts", 20, same=3)) == {}
 
