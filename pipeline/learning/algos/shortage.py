@@ -102,8 +102,9 @@ def left_out(tally: Tally | None) -> str | None:
         )
     if tally.endless:
         said.append(
-            f"{tally.endless:,} of {tally.count:,} {tally.what} have an answer with no token behind it that "
-            "ends a completion, so that the model does not learn to end: its chat template or tokenizer writes none"
+            f"{tally.endless:,} of {tally.count:,} {tally.what} have an answer with no token behind it "
+            "that ends a completion, so that the model does not learn to end: its chat template or tokenizer "
+            "writes none"
         )
     return "; ".join(said) or None
 

@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from pipeline.learning.training.curve import add_to_curve, is_drawn
 from pipeline.learning.training.policy import TrainingSet
 from pipeline.learning.training.scoring import completion_logprobs, note_scored
-from pipeline.learning.training.sequences import Batch, Sequences
+from pipeline.learning.training.sequences import UNKNOWN, Batch, Sequences
 
 Score = Callable[[Sequences], NDArray[np.float64]]
 """From completions to the log-probability of each."""
@@ -103,14 +103,22 @@ def mismatched(data: Sequences, batches: Sequence[NDArray[np.int64]], context: i
         batches: Places of those of each batch.
         context: Tokens after which what comes of it is cut.
     """
-    masks = data.mask()
-    ids: list[list[int]] = []
-    marks: list[list[bool]] = []
+    ones, others = [np.zeros(0, np.int64), *batches], [np.zeros(0, np.int64)]
     for rows in batches:
         prompts = data.prompts[rows]
         left = [np.count_nonzero(prompts == np.roll(prompts, by)) for by in range(1, max(2, len(rows)))]
-        for one, other in zip(rows, np.roll(rows, 1 + int(np.argmin(left))), strict=True):
-            begin, tail = data.starts[one], slice(data.starts[other], data.lengths[other])
-            ids.append([*data.ids[one, :begin].tolist(), *data.ids[other, tail].tolist()][:context])
-            marks.append([*[False] * int(begin), *masks[other, tail].tolist()][:context])
-    return Sequences.supervised_at(ids, marks, [0.0] * len(ids))
+        others.append(np.roll(rows, 1 + int(np.argmin(left))))
+    one, other = np.concatenate(ones), np.concatenate(others)
+    begins = data.starts[other]
+    lengths = np.minimum(data.starts[one] + data.lengths[other] - begins, context or np.iinfo(np.int32).max)
+    starts = np.minimum(data.starts[one], lengths)
+    shape = (len(one), int(lengths.max(initial=0)))
+    ids, left_out = np.zeros(shape, np.int32), None if data.left_out is None else np.zeros(shape, np.bool_)
+    for at, (start, length, begin) in enumerate(zip(starts, lengths, begins, strict=True)):
+        tail = slice(begin, begin + length - start)
+        ids[at, :start] = data.ids[one[at], :start]
+        ids[at, start:length] = data.ids[other[at], tail]
+        if left_out is not None and data.left_out is not None:
+            left_out[at, start:length] = data.left_out[other[at], tail]
+    labels, prompts = np.zeros(len(one), np.float32), np.full(len(one), UNKNOWN, np.int64)
+    return Sequences(ids, lengths, starts, labels, prompts, left_out)

@@ -172,12 +172,15 @@ def test_a_training_that_is_killed_goes_on_to_the_same_bytes(moment: str, whole:
 
 def test_pairs_and_labels_of_the_present_policy_are_drawn_online_too(tmp_path: Path) -> None:
     how = ("sampling=online", "batch_size=16", "epochs=1")
-    own = [f"algos.{algo}.{each}" for algo in ("DPO", "KTO") for each in how]
-    chains = Chains(tmp_path, "algos=[DPO,KTO]", *own, *SMALL, "rounds_of_training=1")
-    (folder,) = chains.folders("DPO", 1, "train")
-    about = json.loads((folder / "training.json").read_text())
-    assert len(about["loss"]) == 6
-    assert 0 < about["pairs"] <= 24 * 6
+    of_pairs = ("DPO", "ORPO", "SimPO")
+    own = [f"algos.{algo}.{each}" for algo in (*of_pairs, "KTO") for each in how]
+    chains = Chains(tmp_path, "algos=[DPO,ORPO,SimPO,KTO]", *own, *SMALL, "rounds_of_training=1")
+    for algo in of_pairs:
+        (folder,) = chains.folders(algo, 1, "train")
+        about = json.loads((folder / "training.json").read_text())
+        assert len(about["loss"]) == 6
+        assert 0 < about["pairs"] <= 24 * 6
+        assert {"accuracy", "margin"} <= read_curve(folder)[0].extra.keys()
     (folder,) = chains.folders("KTO", 1, "train")
     about = json.loads((folder / "training.json").read_text())
     assert (len(about["loss"]), about["sequences"]) == (6, 24 * 4)

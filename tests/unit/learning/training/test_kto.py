@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -175,3 +176,6 @@ def test_completions_are_moved_on_until_they_stand_behind_other_prompts() -> Non
         *([0, 9, 20], [1, 9, 0], [2, 9, 10]),
     ]
     assert mixed.supervised.tolist() == [1] * 10
+    cut = mismatched(replace(data, left_out=data.ids == 20), [np.arange(6)], context=2)
+    assert (cut.ids.shape, cut.supervised.sum()) == ((6, 2), 0)
+    assert mismatched(replace(data, left_out=data.ids == 20), [np.arange(6)]).supervised.tolist() == [0, *[1] * 5]
