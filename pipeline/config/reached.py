@@ -1,22 +1,45 @@
 """What code of the user's own a name reaches, as text without comments: from its definition on, through modules.
 
 Read from the source, and never run. Of each module there count the definitions that are reached, and whatever else
-it does when it is imported: assignments to parts of objects, calls, loops, branches. What is found while the code
-runs cannot be seen: modules and names that are computed, files that are read.
+it does when it is imported: assignments to parts of objects, calls, loops, branches. So do files and variables of
+the environment that it reads and that stand in it by name. What is found while the code runs cannot be seen, as
+modules and names that are computed.
 """
 
 from __future__ import annotations
 
 import ast
 import hashlib
+import os
+import re
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
+
+from pipeline.files import file_sha256
 
 Find = Callable[[str], Path | None]
 """Takes the dotted name of a module and gives its file, or None where it is not the user's own."""
 _COMPUTED = {"__import__", "eval", "exec", "getattr", "globals", "import_module", "locals", "setattr", "vars"}
 """Functions by which code may reach what does not stand in it: all of its module is taken to be reached then."""
+_READS = {
+    "open",
+    "read_text",
+    "read_bytes",
+    "read_csv",
+    "read_json",
+    "read_parquet",
+    "load",
+    "loadtxt",
+    "genfromtxt",
+}
+_WRITES = {"write", "writelines", "write_text", "write_bytes", "dump", "save", "to_csv", "to_json", "FileHandler"}
+"""Of a module that writes files it cannot be told which of them are its data."""
+_LONGEST_NAME = 60
+"""Characters of a file's name; systems take 255 bytes."""
+_SECRET = re.compile("KEY|TOKEN|SECRET|PASSWORD", re.IGNORECASE)
+"""In the names of variables that give access and change no result."""
 _ALL = "*"
 
 
@@ -53,7 +76,42 @@ def reached_hash(module: str, name: str, find: Find) -> str | None:
         f"{each.name}\n" + "\n".join(_text(each.statements[at]) for at in sorted(each.taken))
         for each in sorted(walk.modules.values(), key=lambda each: each.name)
     )
-    return hashlib.sha256("\n\0".join([*texts, *sorted(walk.unread)]).encode()).hexdigest()[:16]
+    read = [line for each in walk.modules.values() for line in _read_by(each)]
+    return hashlib.sha256("\n\0".join([*texts, *sorted(walk.unread), *sorted(read)]).encode()).hexdigest()[:16]
+
+
+def _read_by(module: _Module) -> Iterator[str]:
+    """What a module reads that stands in it by name: files beside it or in the current folder, and variables."""
+    nodes = [node for at in module.taken for node in ast.walk(module.statements[at])]
+    called = {_last_name(node.func) for node in nodes if isinstance(node, ast.Call)}
+    texts = {text for node in nodes if (text := _constant(node)) and len(text) <= _LONGEST_NAME}
+    if called & _READS and not called & _WRITES:
+        folders = [module.file.parent, Path()]
+        folders += [folder / text for folder in folders for text in texts if (folder / text).is_dir()]
+        for text in sorted(texts):
+            for path in [folder / text for folder in folders if (folder / text).is_file()][:1]:
+                with suppress(OSError):  # who reads it will tell
+                    yield f"{module.name} {text} {file_sha256(path, follow=True)}"
+    for node in nodes:
+        match node:
+            case ast.Subscript(value=within, slice=ast.Constant(value=str(name)), ctx=ast.Load()):
+                asked = _last_name(within) == "environ"
+            case ast.Call(func=function, args=[ast.Constant(value=str(name)), *_]):
+                asked = _last_name(function) == "getenv" or (
+                    _last_name(function) == "get" and _last_name(getattr(function, "value", None)) == "environ"
+                )
+            case _:
+                continue
+        if asked and name in os.environ and not _SECRET.search(name):
+            yield f"${name}={os.environ[name]}"
+
+
+def _last_name(node: object) -> str:
+    return str(getattr(node, "attr", getattr(node, "id", "")))
+
+
+def _constant(node: ast.AST) -> str:
+    return node.value if isinstance(node, ast.Constant) and isinstance(node.value, str) else ""
 
 
 class _Walk:

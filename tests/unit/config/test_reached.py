@@ -170,3 +170,48 @@ def test_modules_that_import_each_other_end(tmp_path: Path) -> None:
 
 def test_what_is_not_the_users_own_has_none(tmp_path: Path) -> None:
     assert hashed(tmp_path, "floor", "math") is None
+
+
+READING = """
+import os
+from pathlib import Path
+
+WORDS = (Path(__file__).parent / "data" / "words.txt").read_text().split()
+LIMIT = float(os.getenv("LIMIT_OF_MINE", "1"))
+
+def reward(completions, **_):
+    return [LIMIT * (text in WORDS) for text in completions]
+"""
+
+
+def test_data_and_variables_that_a_module_names_count(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    files_in(tmp_path, {"mine": READING})
+    (tmp_path / "data").mkdir()
+    seen = [hashed(tmp_path)]
+    for text in ("one", "two"):
+        (tmp_path / "data/words.txt").write_text(text)
+        seen.append(hashed(tmp_path))
+    (tmp_path / "data/other.txt").write_text("no")
+    assert hashed(tmp_path) == seen[-1]
+    monkeypatch.setenv("LIMIT_OF_MINE", "2")
+    assert len({*seen, hashed(tmp_path)}) == 4
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "def reward(completions, **_):\n    open('seen.txt', 'a').write(completions[0])\n    return [1.0]\n",
+        "import os\nos.environ['LIMIT_OF_MINE'] = '1'\n\ndef reward(completions, **_):\n    return [1.0]\n",
+        "import os\nKEY = os.environ.get('MY_API_KEY')\n\ndef reward(completions, **_):\n    return [KEY]\n",
+    ],
+    ids=["written", "set", "access"],
+)
+def test_what_a_module_writes_or_is_let_in_by_changes_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, text: str
+) -> None:
+    files_in(tmp_path, {"mine": text})
+    before = hashed(tmp_path)
+    (tmp_path / "seen.txt").write_text("a")
+    for name in ("LIMIT_OF_MINE", "MY_API_KEY"):
+        monkeypatch.setenv(name, "2")
+    assert hashed(tmp_path) == before
