@@ -41,11 +41,13 @@ from pipeline.learning.training.grpo import Objective, fit_grpo, group_advantage
 from pipeline.learning.training.kto import KTOObjective, kto_set
 from pipeline.learning.training.lora import merged, with_adapters
 from pipeline.learning.training.meeting import join
+from pipeline.learning.training.online import DrawnBatch, Timetable, fit_online
 from pipeline.learning.training.policy import Fitting, fit
 from pipeline.learning.training.reward_model import fit_reward_model, reward_scores
 from pipeline.learning.training.samples import Samples
 from pipeline.learning.training.scoring import completion_logprobs, score_sequences
 from pipeline.learning.training.sequences import Sequences
+from pipeline.learning.training.sft import sft_set
 from pipeline.learning.training.value import fit_value
 from tests.doubles.machine import listening, own_memory
 from tests.doubles.models import tiny_policy
@@ -162,13 +164,35 @@ def groups(ranks: Ranks = ALONE, curve: Curve | None = None) -> Trained:
     return model, fit_grpo(model, samples, advantages, None, objective, _fitting(12, 4, ranks, curve), 4)
 
 
+def drawn(ranks: Ranks = ALONE, curve: Curve | None = None) -> Trained:
+    """Batches that are drawn on the way, of which the second has nothing to learn from. By ddp alone."""
+    ranks = Ranks(ranks.rank, ranks.size, ranks.device)
+    model, data = tiny_policy(), small_sequences()
+    batches = [data.some(np.arange(start, stop)) for start, stop in ((0, 5), (5, 5), (5, 10))]
+    made = fit_online(
+        model,
+        Timetable(3, 1, 1),
+        lambda number: DrawnBatch(sft_set(model, batches[number])),
+        _fitting(5, 2, ranks, curve),
+        longest=2,
+    )
+    return model, made.losses
+
+
 def _fitting(batch: int, micro: int, ranks: Ranks, curve: Curve | None) -> Fitting:
     training = TrainingConfig(micro_batch_size=micro, warmup_steps=1)
     how = Fitting(batch_size=batch, epochs=1, learning_rate=1e-2, training=training, seed=0, device="cpu")
     return replace(how, ranks=ranks, curve=curve)
 
 
-POLICIES = {"pairs": pairs, "labelled": labelled, "reward": reward, "groups": groups, "reference": reference}
+POLICIES = {
+    "pairs": pairs,
+    "labelled": labelled,
+    "reward": reward,
+    "groups": groups,
+    "drawn": drawn,
+    "reference": reference,
+}
 
 
 def curve_in(folder: Path) -> Curve:

@@ -269,8 +269,11 @@ class Ranks:
         """Add the gradients of all ranks; nothing to do where FSDP has done so while they were computed."""
         if self.size == 1 or self.is_sharded:
             return
-        for bucket in _buckets(parameters):
-            # A parameter that no loss of this rank has touched may have been touched on another one.
+        # What no loss has touched on any rank has no gradient, so that the optimizer leaves it alone, as one
+        # process does: all of it, where a batch has nothing to learn from.
+        touched = torch.tensor([int(one.grad is not None) for one in parameters])
+        dist.all_reduce(touched, op=dist.ReduceOp.MAX)
+        for bucket in _buckets([one for one, was in zip(parameters, touched.tolist(), strict=True) if was]):
             gradients = [torch.zeros_like(one) if one.grad is None else one.grad for one in bucket]
             flat = torch.cat([gradient.flatten() for gradient in gradients])
             dist.all_reduce(flat)
