@@ -17,7 +17,7 @@ from pipeline.config.bases import DatasetConfig
 from pipeline.config.plain import schema_path, to_plain
 from pipeline.config.ranks import BY_TENSORS, devices_per_training, spread
 from pipeline.config.schema import Config, GenerationConfig, TextBackend
-from pipeline.learning.algos.base import Stage
+from pipeline.learning.algos.base import GENERATE, Algorithm, Stage
 from pipeline.learning.algos.prepare import PREPARE
 from pipeline.plan.attention import with_attention
 from pipeline.plan.chains import PREPARATION, REFERENCE, Chain
@@ -100,6 +100,8 @@ class JobContents:
         what = self._what_it_is(chain, number, stage, rows)
         known, given = self._config(chain, stage)
         determined_by = {**what, "version": chain.kind.version, "config": known}
+        if self._drawn_with(chain, stage) is not None:
+            determined_by |= {"algo": None, "class_path": None, "version": None}
         devices = self._devices(chain, stage)
         together: dict[str, Any] = {}
         if devices > 1:
@@ -121,6 +123,10 @@ class JobContents:
             memory_mb=self._memory_mb(chain, stage),
             digest=self._digest(chain, stage, known, together),
         )
+
+    def _drawn_with(self, chain: Chain, stage: Stage) -> Mapping[str, Any] | None:
+        """What settles a stage that draws for several methods alike; None for all others."""
+        return chain.kind.drawn_with(chain.config) if stage.name == GENERATE.name else None
 
     def _what_it_is(self, chain: Chain, number: int, stage: Stage, rows: tuple[int, int]) -> dict[str, Any]:
         """What of a job's payload its key covers, besides the sections of the configuration."""
@@ -190,7 +196,10 @@ class JobContents:
             if "generation" in known and generation.backend is not TextBackend.own:
                 known["generation"]["backend"] = generation.backend.name
             system = self._systems[chain.model]
-            if versions := shipped_versions(chain.kind, stage, *shown, generation, system):
+            kind = chain.kind
+            if (drawn_with := self._drawn_with(chain, stage)) is not None:
+                known["algo"], kind = dict(drawn_with), Algorithm
+            if versions := shipped_versions(kind, stage, *shown, generation, system):
                 known["version"] = versions
             self._configs[address] = (
                 known,
@@ -207,9 +216,10 @@ class JobContents:
     def _own_code(self, chain: Chain, stage: Stage) -> dict[str, str | None]:
         """Hashes of the user's own code that a stage runs."""
         sees = "dataset" in stage.config
-        address = (chain.config.class_path, chain.dataset if sees else "", stage.judges)
+        shared = self._drawn_with(chain, stage) is not None
+        address = (None if shared else chain.config.class_path, chain.dataset if sees else "", stage.judges)
         if address not in self._codes:
-            own = class_source(chain.config.class_path)
+            own = {} if shared else class_source(chain.config.class_path)
             self._codes[address] = own | (dataset_source(self._dataset(chain, stage)) if sees else {})
         return self._codes[address]
 

@@ -28,6 +28,8 @@ TINY = 3
 """`pipeline.learning.models.tiny` and `imitation`: how a tiny reference begins, is trained and judged."""
 DECODING = 2
 """`pipeline.learning.generation`: draws, caches, guidance, divergences."""
+DRAWS = 1
+"""`pipeline.learning.algos.groups` and `rollouts`: what a round draws by a policy, and what it leaves."""
 BACKENDS = {TextBackend.transformers: 1, TextBackend.vllm: 1}
 """`pipeline.learning.generation.backends`: how others than our own decoder are asked."""
 TRAINING = 4
@@ -76,6 +78,8 @@ def shipped_versions(
             found["tiny references"] = TINY
     if "generation" in sections:
         found["decoding"] = DECODING
+        if stage.shards == "train":
+            found["draws"] = DRAWS
         if generation.backend is not TextBackend.own:
             found[f"decoding by {generation.backend.name}"] = BACKENDS[generation.backend]
         if "evaluation" in sections and generation.top_p < 1:

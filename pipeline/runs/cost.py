@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Annotated
 
@@ -18,6 +18,7 @@ from pipeline.engine.store.costs import ANSWERS, FLOPS
 from pipeline.engine.store.store import Store
 from pipeline.files import json_text, write_whole
 from pipeline.foreign import ForeignDataError, read_json_file
+from pipeline.learning.algos.base import GENERATE
 from pipeline.plan.job import Job
 from pipeline.runs.makers import Maker
 from pipeline.runs.record import Scope
@@ -36,7 +37,7 @@ log = logging.getLogger("pipeline")
 
 @dataclass(frozen=True, order=True)
 class ComputeRow:
-    """What a stage of one round of a chain took, as far as it was carried out.
+    """What a stage of one round of a chain took, as far as it was carried out; what methods draw once, each took.
 
     A number is None where it is not known of some output, because its cost was lost, or an earlier version made it
     that did not count: the sum over the others would be too small.
@@ -160,6 +161,7 @@ def collect_compute(store: Store, jobs: Iterable[Job]) -> list[ComputeRow]:
     """Add up the shards of every stage, those that were carried out."""
     every = list(jobs)
     made = _made(store, every)
+    every += _drawn_for_others(every)
     found: dict[tuple[int | None, _Where], list[tuple[Job, Mapping[str, float]]]] = {}
     for job in every:
         if job.key in made:
@@ -167,6 +169,13 @@ def collect_compute(store: Store, jobs: Iterable[Job]) -> list[ComputeRow]:
             found.setdefault((job.reference, where), []).append((job, store.costs.of(job.key)))
     rows = [_row(where, reference, shards) for (reference, where), shards in found.items()]
     return sorted(rows, key=lambda row: tuple(str(value) for value in asdict(row).values()))
+
+
+def _drawn_for_others(jobs: Sequence[Job]) -> list[Job]:
+    """Jobs that draw for several methods, as those of the methods that they are not named after."""
+    draws = {job.key: job for job in jobs if job.stage == GENERATE.name}
+    found = {(key, job.algo) for job in jobs for keys in job.inputs.values() for key in keys if key in draws}
+    return [replace(draws[key], algo=algo) for key, algo in sorted(found) if draws[key].algo != algo]
 
 
 def total(amounts: Iterable[float | None]) -> float | None:

@@ -266,6 +266,15 @@ class Algorithm:
         """Its stages under some settings of its section; all of `stages` unless the settings decide."""
         return cls.stages
 
+    @classmethod
+    def drawn_with(cls, settings: AlgoConfig) -> Mapping[str, Any] | None:  # noqa: ARG003 - for subclasses
+        """All of its settings that its stage `generate` reads, where that stage is the same for other methods.
+
+        Their keys then cover that in the place of the method and its settings, so that what several draw by the
+        same policy is drawn once. None for a stage of its own.
+        """
+        return None
+
     def spent_before(self, ctx: JobContext) -> int:  # noqa: ARG002 - for methods with more stages
         """Tokens that earlier stages of this round have trained on."""
         return 0

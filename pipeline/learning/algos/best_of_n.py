@@ -7,11 +7,11 @@ model fitted to preferences on training prompts, or a majority vote.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from enum import Enum
 from functools import partial
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from pipeline.config.bases import AlgoConfig
 from pipeline.config.fields import LARGEST_RATE, number
@@ -30,7 +30,7 @@ from pipeline.learning.algos.base import (
     timed,
 )
 from pipeline.learning.algos.policy_config import too_few
-from pipeline.learning.algos.post_training import EVALUATE
+from pipeline.learning.algos.post_training import EVALUATE, groups_drawn
 from pipeline.learning.algos.reward_stage import RewardModelConfig
 from pipeline.learning.rewards.preference import PreferenceConfig, halved_pairs
 from pipeline.outputs.formats import TRAINING
@@ -120,6 +120,12 @@ class BestOfN(Algorithm):
     def stages_with(cls, settings: AlgoConfig) -> tuple[Stage, ...]:
         """A majority vote needs no data to train on."""
         return cls.stages if settings.trains else cls.stages[2:]
+
+    @classmethod
+    def drawn_with(cls, settings: AlgoConfig) -> Mapping[str, Any] | None:
+        """As methods draw that begin with the reference."""
+        assert isinstance(settings, BestOfNConfig)
+        return groups_drawn(settings.num_generations)
 
     def generate(self, ctx: JobContext) -> None:
         """Draw by the reference."""

@@ -258,7 +258,7 @@ def draw_groups(
     policy: TextPolicy,
     size: int,
     rows: Sequence[Row] | None = None,
-    stream: str = "",
+    name: str | None = None,
 ) -> Drawn:
     """Draw completions of training prompts.
 
@@ -268,12 +268,12 @@ def draw_groups(
         policy: Who draws.
         size: Completions of each prompt.
         rows: Whose prompts; None takes those of this shard.
-        stream: Names the draws, where prompts of a round are drawn more than once.
+        name: Of the draws; None for those of a round, which are the same for all methods.
     """
     rows = round_rows(ctx, dataset) if rows is None else rows
-    ids, name = row_ids(rows), f"{ctx.algo}/{ctx.round}{stream}"
+    ids = row_ids(rows)
     encoded = encode(ctx, policy, rows)
-    keys, total = sample_keys(ctx.seed, f"{name}/sample", ids, size), len(rows) * size
+    keys, total = sample_keys(ctx.seed, f"{name or ctx.round}/sample", ids, size), len(rows) * size
     # Ranks that each have the whole policy share prompts out; others compute each step of decoding together.
     ranks = ALONE if ctx.ranks.is_sharded or ctx.ranks.splits_tensors else ctx.ranks
     decoded = policy.complete(
@@ -296,7 +296,7 @@ def draw_groups(
 
 
 def score_groups(
-    ctx: JobContext, dataset: Dataset, drawn: Drawn, stream: str = "", judge: Judge | None = None
+    ctx: JobContext, dataset: Dataset, drawn: Drawn, name: str | None = None, judge: Judge | None = None
 ) -> Groups:
     """Ask the rewards about what was drawn, the completions of a prompt together.
 
@@ -304,7 +304,7 @@ def score_groups(
         ctx: Of the stage.
         dataset: The dataset of the chain.
         drawn: What was drawn.
-        stream: As in `draw_groups`.
+        name: Of draws besides; None for those that a method has of a round.
         judge: What scores; None for the rewards of the dataset.
     """
     rows = {row: dataset.row(row) for row in dict.fromkeys(drawn.ids.tolist())}
@@ -315,7 +315,7 @@ def score_groups(
     else:
         scored = judge(drawn.prompts, drawn.tokens, drawn.ids.repeat(drawn.size))
     each = max(1, len(drawn.ids) // max(1, len(rows)))
-    keys = sample_keys(ctx.seed, f"{ctx.algo}/{ctx.round}{stream}/preference", drawn.ids[::each], each)
+    keys = sample_keys(ctx.seed, f"{name or f'{ctx.algo}/{ctx.round}'}/preference", drawn.ids[::each], each)
     return Groups(**vars(drawn), scored=scored, keys=keys.reshape(-1))
 
 

@@ -85,9 +85,9 @@ def fit_online(
 
         def groups_of(first: int, count: int, time: int) -> Groups:
             rows = [dataset.row(int(row)) for row in ids.take(range(first, first + count), mode="wrap")]
-            stream = f"/again/{number}/{time}" if time else ""
-            drawn = draw_groups(own, dataset, policy, algo.num_generations, rows, stream)
-            return score_groups(own, dataset, drawn, stream, judge)
+            name = f"{ctx.algo}/{ctx.round}" + (f"/again/{number}/{time}" if time else "")
+            drawn = draw_groups(own, dataset, policy, algo.num_generations, rows, name)
+            return score_groups(own, dataset, drawn, name, judge)
 
         with metered() as meter, computing_in(ctx.config.system.dtype, ctx.device, ctx.ranks):
             every, taken = drawn_anew(groups_of, timetable.rows(number), most)

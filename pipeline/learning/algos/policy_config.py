@@ -62,6 +62,11 @@ class PolicyAlgoConfig(AlgoConfig):
     lora: LoraSettings = field(default_factory=LoraSettings)
 
     @property
+    def wants_logprobs(self) -> bool:
+        """Whether training needs log-probabilities of the policy that drew, and does not compute them anyway."""
+        return self.keeps_logprobs
+
+    @property
     def compares(self) -> bool:
         """Whether the completions of a prompt are compared with each other."""
         return True
@@ -104,6 +109,11 @@ class OnlineConfig(PolicyAlgoConfig):
     horizon: int | None = number(None, at_least=1, at_most=1_000_000, hint=", or null for a rate that stays")
     """Rounds over which `training.schedule` takes the rate of an online training down; with null the rate stays,
     after its warm-up, and more rounds can be added to a run."""
+
+    @property
+    def wants_logprobs(self) -> bool:
+        """Not where the policy as it is has drawn."""
+        return super().wants_logprobs and not self.is_on_policy
 
     @property
     def is_on_policy(self) -> bool:

@@ -57,7 +57,7 @@ def exact_logprobs(
     In training their ratio is to be 1 where nothing was learnt yet. What drew them may have been rounded. None
     where no loss needs them, or training computes them anyway, as those of the policy as it is.
     """
-    if not algo.keeps_logprobs or getattr(algo, "is_on_policy", False):
+    if not algo.wants_logprobs:
         return None
     if ctx.config.system.dtype is DType.float32 or is_online(algo):  # what draws online is what is trained
         return policy.logprobs(drawn.prompts, drawn.tokens)

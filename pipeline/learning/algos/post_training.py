@@ -10,7 +10,7 @@ metrics     numbers with intervals
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
@@ -47,6 +47,7 @@ TRAIN: tuple[Section, ...] = ("system", "training", "generation", "algo", "model
 """What training a policy depends on; of `generation`, the temperature that samples were drawn at, and of
 `model` where the reference is."""
 
+_DRAWING = ("generate", "current_policy")
 ONLINE_S = 12.0
 """What drawing adds to the time of a training that does it; as `Stage.seconds`."""
 EVALUATE = Stage(
@@ -80,6 +81,15 @@ class PostTrainingAlgorithms(Algorithm):
     def stages_with(cls, settings: AlgoConfig) -> tuple[Stage, ...]:
         """Without those that draw and score beforehand, where training itself draws and nothing else is learnt."""
         return tuple(_online(cls.stages, cls.learns_reward)) if is_online(settings) else cls.stages
+
+    @classmethod
+    def drawn_with(cls, settings: AlgoConfig) -> Mapping[str, Any] | None:
+        """How many completions, and whether log-probabilities are kept; None where a subclass draws otherwise."""
+        own = any(getattr(cls, name) is not getattr(PostTrainingAlgorithms, name) for name in _DRAWING)
+        if own or not isinstance(settings, PolicyAlgoConfig):
+            return None
+        by = {"adapters": bool(settings.lora.rank), "online": is_online(settings)}
+        return groups_drawn(settings.num_generations, by if settings.wants_logprobs else None)
 
     @abstractmethod
     def training_set(self, ctx: JobContext, model: PreTrainedModel, folders: Sequence[Path]) -> TrainingSet:
@@ -189,6 +199,16 @@ class PostTrainingAlgorithms(Algorithm):
     def _fitting(self, ctx: JobContext) -> Fitting:
         algo = ctx.settings(PolicyAlgoConfig)
         return fitting_of(ctx, "policy", algo.batch_size, algo.epochs, algo.learning_rate)
+
+
+def groups_drawn(size: int, logprobs: Mapping[str, bool] | None = None) -> Mapping[str, Any]:
+    """What groups follow from besides the policy: see `Algorithm.drawn_with`.
+
+    Args:
+        size: Completions of each prompt.
+        logprobs: By which weights log-probabilities are computed (`exact_logprobs`); None where none are.
+    """
+    return {"num_generations": size, "logprobs": logprobs}
 
 
 def _online(stages: Iterable[Stage], learns_reward: bool) -> Iterator[Stage]:

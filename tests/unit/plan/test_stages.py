@@ -1,9 +1,12 @@
 """Stages that a request does not ask for are left out of its plan."""
 
+from typing import Any
+
 import pytest
 
 from pipeline.errors import ConfigError
 from pipeline.learning.algos.base import METRICS, Algorithm, JobContext, Stage
+from pipeline.learning.algos.dpo import DPO
 from pipeline.learning.algos.grpo import GRPO
 from pipeline.learning.algos.registry import SHARED_STAGES
 from pipeline.learning.algos.validate import check_algorithm
@@ -32,6 +35,56 @@ def test_strengths_are_tried_where_there_are_some() -> None:
 def test_the_size_of_a_plan_counts_what_is_planned() -> None:
     bare, swept = (extent_of(quick_config([*SMALL, *more])) for more in ((), ("evaluation.etas=[0.1,1]",)))
     assert swept.jobs > bare.jobs >= len(plan_of().jobs)
+
+
+ONE_SHARD = "data_collection.prompts_per_round=100"
+IN_ROUNDS = (
+    *("algos=[DPO,RAFT,KTO,BestOfN,GRPO,RLOO]", "algos.GRPO.sampling=round", "algos.RLOO.sampling=round"),
+    ONE_SHARD,
+)
+
+
+def draws_of(plan: Plan) -> dict[str, set[str]]:
+    """Jobs that draw, by their names -> the methods that read what they have drawn."""
+    drawing = {job.id for job in plan.jobs.values() if job.stage == "generate"}
+    return {name: {plan.jobs[reader].algo for reader in plan.readers(name)} for name in drawing}
+
+
+def test_a_round_is_drawn_once_for_all_methods_that_begin_with_the_same_policy() -> None:
+    """But for log-probabilities, which some need of what they train on; from then on each policy is another."""
+    shared = draws_of(plan_of(*IN_ROUNDS, "rounds_of_training=2"))
+    first = [readers for name, readers in shared.items() if "/r1/" in name]
+    assert sorted(map(sorted, first)) == [["BestOfN", "DPO", "KTO", "RAFT"], ["GRPO", "RLOO"]]
+    assert len(shared) == 2 + 6
+    others = draws_of(plan_of(*IN_ROUNDS, "algos.DPO.num_generations=8", "algos.KTO.beta=0.1"))
+    assert sorted(map(sorted, others.values())) == [["BestOfN", "KTO", "RAFT"], ["DPO"], ["GRPO", "RLOO"]]
+
+
+class OwnPolicy(DPO):
+    """Draws by another policy, and would do it under the name of DPO's draws."""
+
+    name = "OwnPolicy"
+
+    def current_policy(self, ctx: JobContext, dataset: Any) -> Any:
+        """Some other."""
+        return super().current_policy(ctx, dataset)
+
+
+def test_a_method_that_draws_otherwise_shares_nothing() -> None:
+    own = f"algos.OwnPolicy.class_path={__name__}.OwnPolicy"
+    assert sorted(map(sorted, draws_of(plan_of("algos=[DPO]", own, ONE_SHARD)).values())) == [
+        ["DPO"],
+        ["OwnPolicy"],
+    ]
+
+
+def test_another_reward_keeps_what_was_drawn() -> None:
+    """Only what scores, and what follows, runs anew; in a later round the policy that draws has learnt from it."""
+    asked = ("algos=[DPO,PITA]", "rounds_of_training=2")
+    one, other = (plan_of(*asked, *more) for more in ((), ("datasets.addition.rewards={exact_match: 0.5}",)))
+    keys = {job.key for job in one.jobs.values()}
+    kept = {(job.stage, job.round) for job in other.jobs.values() if job.key in keys}
+    assert kept == {("train", 0), ("generate", 1)}
 
 
 class _Odd(Algorithm):

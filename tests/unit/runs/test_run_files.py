@@ -152,6 +152,22 @@ def test_what_a_stored_output_rests_on_counts_where_it_was_lost_since(tmp_path: 
     assert {row.stage: row.flops for row in rows} == {"lost": 5.0, "forgotten": None, "metrics": 5.0}
 
 
+def test_what_is_drawn_once_counts_for_every_method_that_learns_from_it(tmp_path: Path) -> None:
+    """Else the one that is named first would seem to take more than the others."""
+    store = Store(tmp_path / "store")
+    (drawn,) = shards(store, COST)
+    drawn = replace(drawn, algo="DPO", stage="generate")
+    readers = [
+        replace(drawn, algo=algo, key=algo.ljust(40, "0"), stage="score", inputs={"generate@shard": (drawn.key,)})
+        for algo in ("DPO", "RAFT")
+    ]
+    rows = collect_compute(store, [drawn, *readers])
+    assert [(row.algo, row.stage, row.flops) for row in rows] == [
+        ("DPO", "generate", 5.0),
+        ("RAFT", "generate", 5.0),
+    ]
+
+
 def test_results_of_versions_that_had_one_reference_can_be_read(tmp_path: Path) -> None:
     row = {"algo": "PITA", "dataset": "d", "model": "m", "seed": 0, "round": 1, "metric": "pass@1", "n": 10}
     (tmp_path / "results.json").write_text(
