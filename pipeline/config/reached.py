@@ -40,6 +40,7 @@ _LONGEST_NAME = 60
 """Characters of a file's name; systems take 255 bytes."""
 _SECRET = re.compile("KEY|TOKEN|SECRET|PASSWORD", re.IGNORECASE)
 """In the names of variables that give access and change no result."""
+_IMPORTS = {"__import__", "import_module", "resolve_name"}
 _ALL = "*"
 
 
@@ -88,7 +89,7 @@ def _read_by(module: _Module) -> Iterator[str]:
     if called & _READS and not called & _WRITES:
         folders = [module.file.parent, Path()]
         folders += [folder / text for folder in folders for text in texts if (folder / text).is_dir()]
-        for text in sorted(texts):
+        for text in sorted(texts | {text.strip("/") for text in texts}):  # f"{folder}/words.txt"
             for path in [folder / text for folder in folders if (folder / text).is_file()][:1]:
                 with suppress(OSError):  # who reads it will tell
                     yield f"{module.name} {text} {file_sha256(path, follow=True)}"
@@ -146,6 +147,8 @@ class _Walk:
             at += module.binding[wanted]
         elif wanted and self._module(f"{name}.{wanted}"):
             self.visit(f"{name}.{wanted}")
+        elif wanted:
+            at += module.binding.get("__getattr__", [])
         for place in at:
             self._take(module, place)
         # What it has imported itself it may hand on.
@@ -187,6 +190,8 @@ class _Walk:
             if isinstance(node, ast.Import | ast.ImportFrom):
                 # One at the top hands on only what is used; one inside of a function is taken with what it names.
                 self._imported(module, node, nodes, hands_on=node is not statement)
+            if isinstance(node, ast.Call) and _last_name(node.func) in _IMPORTS and node.args:
+                self.visit(_constant(node.args[0]), _ALL)
         names = {node.id for node in nodes if isinstance(node, ast.Name)}
         names |= {node.attr for node in nodes if isinstance(node, ast.Attribute)} & _COMPUTED
         if names & _COMPUTED and not names & set(module.binding) & _COMPUTED:

@@ -147,10 +147,15 @@ def test_ways_of_reaching_other_code(tmp_path: Path, text: str, old: str, new: s
     assert before is not None
 
 
-def test_a_helper_that_is_imported_in_a_branch_counts(tmp_path: Path) -> None:
-    text = (
-        "try:\n    import helpers as h\nexcept ImportError:\n    h = None\n\ndef f():\n    return h.points('a')\n"
-    )
+@pytest.mark.parametrize(
+    "text",
+    [
+        f"{BRANCH}\n\ndef f():\n    return h.points('a')\n",
+        "import importlib\n\ndef f():\n    return importlib.import_module('helpers').points('a')\n",
+    ],
+    ids=["in a branch", "by name"],
+)
+def test_a_helper_counts_however_it_is_imported(tmp_path: Path, text: str) -> None:
     files_in(tmp_path, {**FILES, "odd": text})
     before = hashed(tmp_path, "f", "odd")
     files_in(tmp_path, {"helpers": FILES["helpers"].replace("len(text) +", "len(text) -")})
@@ -176,7 +181,7 @@ READING = """
 import os
 from pathlib import Path
 
-WORDS = (Path(__file__).parent / "data" / "words.txt").read_text().split()
+WORDS = [*open(f"{Path(__file__).parent / 'data'}/words.txt")]
 LIMIT = float(os.getenv("LIMIT_OF_MINE", "1"))
 
 def reward(completions, **_):
