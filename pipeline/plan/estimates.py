@@ -37,7 +37,9 @@ _CPU_FLOPS = {"decode": 3.1e10, "train": 9e10}
 _PASSES = {"decode": 2, "train": 6}
 """FLOPs for each weight and token."""
 _REACHED = {"decode": 0.1, "train": 0.3}
-"""Part of a GPU's peak that is reached; decoding waits for its memory."""
+"""Part of a GPU's peak that a model of `_FILLING` weights reaches; decoding waits for its memory."""
+_FILLING = 8e9
+"""Smaller models reach less, by the root of their size, as measured with 0.6 and 8 billion weights on an H200."""
 _PEAKS = (
     ("B200", 2250),
     ("H[12]00", 989),
@@ -86,8 +88,10 @@ class Scale:
 
     def seconds_per_token(self, work: str) -> float:
         """Of one token that is decoded or trained on, ``decode`` or ``train``."""
-        flops = _CPU_FLOPS[work] if self.gpu is None else _REACHED[work] * peak_flops(self.gpu)
-        return _CALLING_S[work] + _PASSES[work] * (self.weights or EMBEDDED_WEIGHTS) / flops
+        weights = self.weights or EMBEDDED_WEIGHTS
+        reached = _REACHED[work] * min(1.0, weights / _FILLING) ** 0.5
+        flops = _CPU_FLOPS[work] if self.gpu is None else reached * peak_flops(self.gpu)
+        return _CALLING_S[work] + _PASSES[work] * weights / flops
 
 
 _DEFAULT = Scale()

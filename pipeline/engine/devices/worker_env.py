@@ -73,7 +73,8 @@ RANK_PREFIXES = ("MASTER_", "TORCHELASTIC_", "OMPI_COMM_WORLD_", "PMI_", "PMIX_"
 
 def is_of_launcher(name: str) -> bool:
     """Whether a variable tells a process its rank, or where the ranks of a launcher meet."""
-    return name in RANK_VARIABLES or name.startswith(RANK_PREFIXES)
+    settings = name.startswith("PMIX_MCA_")  # which images of Open MPI have in every process
+    return name in RANK_VARIABLES or (name.startswith(RANK_PREFIXES) and not settings)
 
 
 def worker_environment(

@@ -103,6 +103,17 @@ def test_a_faster_gpu_and_shorter_completions_make_it_shorter() -> None:
     assert 20 < seconds[1] < 300
 
 
+@pytest.mark.parametrize(
+    ("weights", "work", "measured"),
+    [(0.596e9, "decode", 15_031), (8.03e9, "decode", 6_508), (0.596e9, "train", 12_806)],
+)
+def test_tokens_per_second_of_an_h200_are_those_that_were_measured(
+    weights: float, work: str, measured: int
+) -> None:
+    per_second = 1 / Scale(weights=int(weights), gpu="NVIDIA H200").seconds_per_token(work)
+    assert per_second == pytest.approx(measured, rel=0.35)
+
+
 def test_gpus_are_known_by_their_names() -> None:
     names = {"NVIDIA H100 80GB HBM3": 989, "NVIDIA L40S": 362, "NVIDIA L4": 121, "Tesla T4": 65, "Something": 100}
     assert {name: peak_flops(name) / 1e12 for name in names} == names
