@@ -1,11 +1,11 @@
-"""What a GPU does with this package, beside what was predicted before one was seen: a table, and a JSON to send.
+"""What a GPU does with this package, beside what an H200 did or should do: a table, and a JSON to send.
 
     python -m benchmarks.gpu                                  # all of it, some 25 minutes on an H200
     python -m benchmarks.gpu decoding training --json out.json
     python -m benchmarks.gpu --device cpu --tiny              # that it runs; its figures mean nothing
 
 Models have random weights in the shapes of Llama (8B, 1B) and SmolLM2 (135M); nothing is downloaded. Predictions
-are for one H200 and rest on reading the sources of torch and transformers; docs/gpus.md says what became of each.
+are for one H200: what it did (docs/gpus.md), or what is likely by sources and launches where that was not asked.
 An experiment that fails or does not fit says so in its row, and the others go on.
 """
 

@@ -6,14 +6,13 @@ import math
 import statistics
 from collections import Counter
 from functools import partial
-from typing import Any
 
 import numpy as np
 import torch
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.nn.functional import scaled_dot_product_attention
 from torch.profiler import ProfilerActivity, profile
-from transformers import PreTrainedModel, StaticCache
+from transformers import PreTrainedModel
 
 from benchmarks.gpu_measures import Bench, Experiment, Figure
 from pipeline.learning.generation.decode import Decoded, DecodeSettings, Guidance, decode
@@ -21,7 +20,7 @@ from pipeline.learning.generation.guides import guide_of
 from pipeline.learning.generation.recorded_steps import tell
 from pipeline.learning.generation.sampling import draw_tokens, policy_logprobs, sample_keys
 from pipeline.learning.generation.tilt import Tilt, bernoulli_offset, find_candidates, split_draw
-from pipeline.learning.models.value import ValueModel, cache_argument
+from pipeline.learning.models.value import ValueModel
 
 TILT = Tilt(bernoulli_offset(0.1), top_k=20)
 
@@ -96,7 +95,7 @@ def kernels(bench: Bench) -> list[Figure]:
         Figure(
             "drawing beside candidates", bench.ms(lambda: split_draw(logprobs, candidates, uniform, TILT)), "ms"
         ),
-        Figure("nucleus, deterministic / not", found["as it was"][0] / found["now"][0], "x", 3, 10),
+        Figure("nucleus, deterministic / not", found["as it was"][0] / found["now"][0], "x", 2, 10),
         Figure("buffer of a cache, filled / not", found["as it was"][1] / found["now"][1], "x"),
     ]
 
@@ -116,7 +115,7 @@ def attention(bench: Bench) -> list[Figure]:
         part = keys[:, :, :length]
         scaled_dot_product_attention(query, part, part, attn_mask=hidden[..., :length])
 
-    expected = {"CUDNN_ATTENTION": (1.5, 100.0), "EFFICIENT_ATTENTION": (0.7, 1.3)}
+    expected = {"CUDNN_ATTENTION": (1.5, 1000.0), "EFFICIENT_ATTENTION": (0.7, 1.5)}
     found = []
     for name, (low, high) in expected.items():
         try:
@@ -134,15 +133,17 @@ def attention(bench: Bench) -> list[Figure]:
 def decoding(bench: Bench) -> list[Figure]:
     """Tokens per second of an 8B policy, by itself and with a 1B guide."""
     policy, guide, found = bench.policy("8b"), bench.value("1b"), []
-    predicted = {64: ((7, 10), (12, 17)), 128: ((None, None), (None, None)), 256: ((None, None), (None, None))}
+    predicted = {64: ((8, 12), (16, 24)), 128: ((None, None), (None, None)), 256: ((None, None), (None, None))}
     for rows, of in {bench.of(rows, 4): of for rows, of in predicted.items()}.items():
         for name, model, (low, high) in (("plain", None, of[0]), ("guided", guide, of[1])):
             bench.fresh()
-            ms = step_ms(bench, policy, model, rows)
+            ms = step_ms(bench, policy, model, rows, graphs=True)
             found.append(Figure(f"{name}, {rows} rows: step", ms, "ms", low, high))
             found.append(Figure(f"{name}, {rows} rows", rows / ms * 1e3, "tokens/s"))
     rows = bench.of(64, 4)
-    found.append(Figure(f"nucleus, {rows} rows: step", step_ms(bench, policy, None, rows, 0.95), "ms"))
+    found.append(
+        Figure(f"nucleus, {rows} rows: step", step_ms(bench, policy, None, rows, 0.95, graphs=True), "ms")
+    )
     return found
 
 
@@ -159,7 +160,7 @@ def launches(bench: Bench) -> list[Figure]:
     return [
         Figure("kernels launched a step", counts["cudaLaunchKernel"] / steps, "", 1900, 2700),
         Figure("waits for the GPU a step", waits / steps, "", 1, 2),
-        Figure("share of time in which the GPU works", None if busy is None else busy / seconds, "", 0.3, 0.9),
+        Figure("share of time in which the GPU works", None if busy is None else busy / seconds, "", 0.1, 0.5),
     ]
 
 
@@ -216,45 +217,13 @@ def held(bench: Bench) -> list[Figure]:
     decode(policy, prompts, [8] * rows, settings, keys=sample_keys(0, "x", np.arange(rows), 1), guidance=guidance)
     after = bench.taken()
     left = None if before is None or after is None else (after - before) / 2**30
-    return [Figure("kept after decoding", left, "GiB", 0, 2.5)]
-
-
-def graph(bench: Bench) -> list[Figure]:
-    """A step of the policy alone on a static cache, as it is and as one CUDA graph: the ceiling of decoding.
-
-    It reads 16 GB of weights and, at 64 rows of 1,024 slots, 8.6 GB of keys and values: 5.7 ms at 4.3 TB/s.
-    """
-    policy, rows, slots = bench.policy("8b"), bench.of(64, 4), bench.of(1024, 64)
-    cache = StaticCache(config=policy.config, max_cache_len=slots)
-    ids = torch.ones(rows, 1, dtype=torch.long, device=bench.device)
-    mask = torch.ones(rows, 1, 1, slots, dtype=torch.bool, device=bench.device)
-
-    def step() -> None:
-        policy(
-            input_ids=ids, position_ids=torch.full_like(ids, 5), attention_mask=mask, use_cache=True,
-            logits_to_keep=1, **{cache_argument(type(policy).forward): cache},
-        )  # fmt: skip
-
-    with torch.inference_mode():
-        plain, captured = bench.ms(step, 5), None
-        if bench.on_gpu:
-            cuda: Any = torch.cuda
-            aside = cuda.Stream()
-            aside.wait_stream(torch.cuda.current_stream())
-            with torch.cuda.stream(aside):
-                step()
-            torch.cuda.current_stream().wait_stream(aside)
-            recorded = torch.cuda.CUDAGraph()
-            with torch.cuda.graph(recorded):
-                step()
-            captured = bench.ms(recorded.replay)
-    return [Figure("step, as it is", plain, "ms"), Figure("step, one graph", captured, "ms", 5, 8)]
+    return [Figure("kept after decoding", left, "GiB", 0, 0.5)]
 
 
 def recorded(bench: Bench) -> list[Figure]:
     """Steps as they are, and as graphs (`generation.cuda_graphs`): how long they take, and what they draw."""
     policy, guide, rows, found = bench.policy("8b"), bench.value("1b"), bench.of(64, 4), []
-    for name, model, low, high in (("plain", None, 6, 10), ("guided", guide, 10, 18)):
+    for name, model, low, high in (("plain", None, 8, 12), ("guided", guide, 16, 24)):
         for graphs in (False, True):
             bench.fresh()
             ms = step_ms(bench, policy, model, rows, graphs=graphs)
@@ -277,6 +246,5 @@ DECODING: dict[str, Experiment] = {
     "same": same,
     "values": values,
     "held": held,
-    "graph": graph,
     "recorded": recorded,
 }
