@@ -10,9 +10,11 @@ Shapes: T tokens of prompt and answer.
 from __future__ import annotations
 
 import re
-from collections.abc import Collection, Mapping, Sequence
+from bisect import bisect_right
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from itertools import accumulate
 from typing import TYPE_CHECKING, Any
 
 from jinja2 import TemplateError
@@ -264,22 +266,23 @@ class _Turns:
         """Where the turns of the assistant begin and end."""
         turns, first = self._with(answer), len(self._prompt)
         text = self._written(turns)
+        at = self._places(text, ids)
         found: list[tuple[int, int]] = []
         # What says nothing in the text, as some templates leave out whole turns, is nowhere.
         said = [(place, edges) for place in range(first, len(turns)) if (edges := self._said(turns, place, text))]
-        places = [(place, *(shared(self.ids(text[:edge]), ids) for edge in edges)) for place, edges in said]
+        places = [(place, *map(at, edges)) for place, edges in said]
         for number, (place, begin, stop) in enumerate(places):
             if turns[place]["role"] != "assistant":
                 continue
             last = number + 1 == len(places)
             before = found[-1][1] if found else start
-            begin = self._due(turns[:place], ids, before, begin) if place > first else start
+            begin = self._due(turns[:place], text, at, before, begin) if place > first else start
             bound = len(ids) if last else max(places[number + 1][1], stop)
             end = _end_at(self._tokenizer, ids, begin, stop, bound, ends)
             if end is None and not last:  # a template may end an earlier answer otherwise than the last one
                 end = _end_at(self._tokenizer, ids, begin, stop, bound, self._earlier_ends)
             if end is None:
-                own = len(ids) if last else shared(self.ids(self._written(turns[: place + 1])), ids)
+                own = len(ids) if last else at(shared(self._written(turns[: place + 1]), text))
                 end = max(stop, min(own, bound))
             found.append((begin, end))
         return found
@@ -288,9 +291,19 @@ class _Turns:
     def _earlier_ends(self) -> tuple[int, ...]:
         return _added(self._tokenizer, _behind(self._tokenizer, "?"))
 
-    def _due(self, turns: list[dict[str, Any]], ids: list[int], before: int, begin: int) -> int:
+    def _places(self, text: str, ids: list[int]) -> Callable[[int], int]:
+        """From a place in a text to that in its tokens: behind those that end before it."""
+        if not self._tokenizer.is_fast:
+            return lambda edge: shared(self.ids(text[:edge]), ids)
+        told = self._tokenizer(text, add_special_tokens=False, return_offsets_mapping=True)
+        ends = list(accumulate((stop for _, stop in told["offset_mapping"]), max))
+        return lambda edge: bisect_right(ends, edge)
+
+    def _due(
+        self, turns: list[dict[str, Any]], text: str, at: Callable[[int], int], before: int, begin: int
+    ) -> int:
         """Where an answer to some turns begins: where the assistant is due, as far as that is told."""
-        due = shared(self.ids(self._written(turns, due=True)), ids)
+        due = at(shared(self._written(turns, due=True), text))
         return due if before <= due <= begin else max(before, begin)
 
     def _with(self, answer: Text) -> list[dict[str, Any]]:
