@@ -127,22 +127,22 @@ def loss_and_clipped(tokens: TokenBatch, objective: Objective) -> tuple[Tensor, 
 def test_loss_and_gradient_are_those_of_trl(
     loss_type: GRPOLoss, level: ImportanceSampling, with_anchor: bool, corrects_kl: bool, delta: float | None
 ) -> None:
-    """Also of completions of which no token counts, as of those that were cut off."""
+    """Also of completions of which no token counts, as of those that were cut off, and of advantages of tokens."""
     high = 1.3 if loss_type is GRPOLoss.cispo else OBJECTIVE.epsilon_high
     objective = replace(
         OBJECTIVE, loss_type=loss_type, level=level, corrects_kl=corrects_kl, delta=delta, epsilon_high=high
     )
     generator = torch.Generator().manual_seed(3)
-    for _ in range(20):
+    for trial in range(20):
         lengths = torch.randint(0, 10, (8,), generator=generator)
         mask = torch.arange(9)[None] < lengths[:, None]
         start = -torch.rand(8, 9, generator=generator)
         # Ratios on both sides of both bounds.
         old, anchor = (start + 0.4 * torch.randn(8, 9, generator=generator) for _ in range(2))
-        advantages = torch.randn(8, generator=generator)
+        advantages = torch.randn(8, 9 if trial % 2 else 1, generator=generator)
         ours, theirs = (start.clone().requires_grad_(True) for _ in range(2))
         held = anchor if with_anchor else None
-        tokens = TokenBatch(mask=mask, logprobs=ours, old=old, anchor=held, advantages=advantages[:, None])
+        tokens = TokenBatch(mask=mask, logprobs=ours, old=old, anchor=held, advantages=advantages)
         mine, told = loss_and_clipped(tokens, objective)
         if level is ImportanceSampling.sequence:
             its = GSPO().ratio(context(GSPOConfig()), tokens).expand_as(mask)
