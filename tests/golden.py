@@ -36,7 +36,7 @@ GOLDEN = HERE / "data" / "golden.json"
 LIBRARIES = ("numpy", "peft", "safetensors", "tokenizers", "torch", "transformers", "trl")
 NOTES_A_PATH = ("stage jsonl reference r0/train",)
 """Stages that write where a model lies, which is another folder in every run."""
-CURVES_VERSION = 1
+CURVES_VERSION = 2
 """Of what `metrics.jsonl` tells of a training; raise it with that. Outputs that are stored keep what they have."""
 EXACT = ("rows ", "reward ", "table ")
 """Entries that are made without floats of torch, so they are the same on every machine."""

@@ -29,6 +29,7 @@ from pipeline.learning.algos.groups import Groups, draw_groups, score_groups
 from pipeline.learning.algos.policy_config import OnlineConfig
 from pipeline.learning.algos.policy_weights import exact_logprobs
 from pipeline.learning.algos.rounds import tokens_generated
+from pipeline.learning.generation.backends import DecoderOf, backend_of
 from pipeline.learning.generation.policy import TextPolicy
 from pipeline.learning.models.batch_size import BatchSizes
 from pipeline.learning.models.flops import Purpose, metered
@@ -49,7 +50,11 @@ _TALLIED = ("count", "unscored", "equal", "wrong", "same")
 
 
 def fit_online(
-    algorithm: PostTrainingAlgorithms, ctx: JobContext, model: PreTrainedModel | PeftModel, fitting: Fitting
+    algorithm: PostTrainingAlgorithms,
+    ctx: JobContext,
+    model: PreTrainedModel | PeftModel,
+    fitting: Fitting,
+    decoder_of: DecoderOf = backend_of,
 ) -> tuple[dict[str, Any], Tally | None]:
     """Train a policy on batches that it draws.
 
@@ -58,6 +63,7 @@ def fit_online(
         ctx: Of the training.
         model: The policy, changed in place.
         fitting: How to train.
+        decoder_of: Makes what completes prompts, by the weights as they are whenever it is asked.
 
     Returns:
         What ``training.json`` says of the training, and what became of what was drawn.
@@ -75,6 +81,7 @@ def fit_online(
         dataset,
         ctx.device,
         sizes=BatchSizes(ctx.hints, ctx.device, inner),
+        decoder_of=decoder_of,
     )
     most = algo.dynamic_sampling if algo.num_generations > 1 else 1
     kept, judge = KeptBatches(ctx.checkpoints / "drawn"), algorithm.judge(ctx)
@@ -100,6 +107,9 @@ def fit_online(
                     logprobs = exact_logprobs(own, algo, policy, groups)
                     algorithm.keep(replace(own, out=folder / str(time)), replace(groups, logprobs=logprobs))
                 counts, figures = _counts(every), _figures(every, policy)
+                if not algo.keeps_logprobs:  # what has them has its rewards too, which its loss tells
+                    rewards = np.concatenate([one.scored.values for one in every])
+                    figures["reward"] = rewards[np.isfinite(rewards)].tolist()
                 if most > 1:
                     counts["groups_drawn_anew"] = sum(len(one.keys) for one in every[1:])
                     figures["times_drawn"] = [len(every)]

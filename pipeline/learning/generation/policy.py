@@ -17,7 +17,7 @@ from pipeline.learning.datasets.answers import begun_by_template
 from pipeline.learning.datasets.base import Dataset, Row, Text
 from pipeline.learning.datasets.chat import template_arguments
 from pipeline.learning.datasets.tokenized import encode_prompts
-from pipeline.learning.generation.backends import backend_of
+from pipeline.learning.generation.backends import DecoderOf, backend_of
 from pipeline.learning.generation.decode import Decoded, DecodeSettings, Guidance, decode
 from pipeline.learning.generation.sampling import Keys
 from pipeline.learning.generation.stops import StopStrings, as_tokens
@@ -47,6 +47,7 @@ class TextPolicy:
         guidance: Guidance | None = None,
         sizes: BatchSizes | None = None,
         guide_context: int | None = None,
+        decoder_of: DecoderOf = backend_of,
     ) -> None:
         """Prepare.
 
@@ -60,6 +61,7 @@ class TextPolicy:
             sizes: Batch sizes that fitted before.
             guide_context: Tokens of prompt and completion that the value model takes that guides it, or that will
                 be trained on what it completes; None where there is no such limit.
+            decoder_of: Makes what completes where nothing guides.
         """
         self.limit = min(generation.max_new_tokens, dataset.completion_length or generation.max_new_tokens)
         as_token = as_tokens(tokenizer, generation.stop)
@@ -91,7 +93,7 @@ class TextPolicy:
             stops=self.stops,
         )
         self._backend = (
-            None if guidance is not None else backend_of(model, generation, self._settings, self._sizes)
+            None if guidance is not None else decoder_of(model, generation, self._settings, self._sizes)
         )
 
     @property

@@ -137,8 +137,12 @@ def dpo_set(
         share = len(part) / len(whole)
         logprobs = completion_logprobs(model, batch)
         if is_drawn():
-            implicit = loss.objective.beta * (logprobs.detach().sum(-1) - held)
-            add_to_curve(**of_pairs(implicit))
+            apart = logprobs.detach().sum(-1) - held
+            add_to_curve(
+                **of_pairs(loss.objective.beta * apart),
+                kl=apart / batch.mask.sum(-1).clamp(min=1),
+                entropy=-logprobs.detach()[batch.mask],
+            )
         return loss(logprobs, batch, held) * share
 
     told = {name: loss.reports[f"rewards/{name}"] for name in ("accuracies", "margins")}

@@ -34,6 +34,10 @@ class TextDecoder(Protocol):
         """Complete prompts; see `TextPolicy.complete`, and `decode` for `begun`."""
 
 
+DecoderOf = Callable[["PreTrainedModel", GenerationConfig, "DecodeSettings", "BatchSizes"], TextDecoder | None]
+"""Makes what completes prompts by a model, or None for our own decoder; as `backend_of` is called."""
+
+
 def backend_of(
     model: PreTrainedModel, generation: GenerationConfig, settings: DecodeSettings, sizes: BatchSizes
 ) -> TextDecoder | None:

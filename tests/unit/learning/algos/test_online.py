@@ -29,6 +29,7 @@ from tests.doubles.forked import forked
 from tests.doubles.groups import groups_of
 from tests.unit.learning.algos.test_chain import Chains
 
+TOLD = {"reward", "kl", "length", "truncated", "without_signal", "staleness", "entropy"}
 ASKED = "TESTS_TIMES_ASKED"
 SMALL = (
     "experiment.name=t",
@@ -74,8 +75,7 @@ def test_training_draws_and_its_curve_says_of_what(whole: Chains) -> None:
     rows = read_curve(folder)
     assert {row.extra["times_drawn"] for row in rows} == {1, 2}
     row = rows[0]
-    told = {"reward", "kl", "length", "truncated", "without_signal", "staleness", "entropy", "clip_share"}
-    assert told <= row.extra.keys()
+    assert row.extra.keys() >= TOLD | {"clip_share"}
     assert (row.extra["staleness"], row.extra["length"], row.extra["clip_share"]) == (0, 4, 0)
 
 
@@ -180,7 +180,8 @@ def test_pairs_and_labels_of_the_present_policy_are_drawn_online_too(tmp_path: P
         about = json.loads((folder / "training.json").read_text())
         assert len(about["loss"]) == 6
         assert 0 < about["pairs"] <= 24 * 6
-        assert {"accuracy", "margin"} <= read_curve(folder)[0].extra.keys()
+        had = TOLD if algo == "DPO" else TOLD - {"kl", "entropy"}
+        assert read_curve(folder)[0].extra.keys() >= had | {"accuracy", "margin"}
     (folder,) = chains.folders("KTO", 1, "train")
     about = json.loads((folder / "training.json").read_text())
     assert (len(about["loss"]), about["sequences"]) == (6, 24 * 4)
@@ -198,6 +199,7 @@ def test_reward_models_of_the_rounds_first_draws_score_what_is_drawn_later(tmp_p
         assert about["reward_model"]["held_out_pairs"] == fit["held_out_pairs"] > 0
         assert about["tokens_generated"] == 2 * 24 * 4 * 4
         assert about["tokens_trained"] == fit["tokens_trained"] + 24 * 4 * 13
+        assert read_curve(folder)[0].extra.keys() >= TOLD
         scores = np.array([row.extra["reward"] for row in read_curve(folder)])
         assert np.abs(scores).max() < 3
         assert np.abs(scores % 0.25).min() > 0  # no share of completions that are right

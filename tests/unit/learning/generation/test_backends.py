@@ -171,6 +171,21 @@ def test_policies_that_decode_in_another_way_use_it_too(
     assert drawn(policy(model, TextBackend.transformers, kind=kind)).tokens == ours.tokens
 
 
+def test_an_engine_of_the_callers_own_completes_by_the_weights_as_they_are() -> None:
+    """As a training that draws asks it for every batch."""
+
+    class Echo:
+        def complete(self, prompts: list[list[int]], keys: Any, *, samples: int, **_: Any) -> Decoded:
+            last = int(model.lm_head.weight[0, 0].item())
+            return Decoded([[last]] * (len(prompts) * samples), np.zeros(len(prompts) * samples))
+
+    model, generation = language_model("gpt2"), GenerationConfig(max_new_tokens=2)
+    asked = TextPolicy(model, make_tokenizer(DATASET), generation, DATASET, "cpu", decoder_of=lambda *_: Echo())
+    for weight in (3, 4):
+        torch.nn.init.constant_(model.lm_head.weight, weight)
+        assert drawn(asked, samples=2).tokens == [[weight]] * 2 * len(PROMPTS)
+
+
 def test_what_is_guided_is_decoded_by_us() -> None:
     model = language_model("gpt2")
     guidance = Guidance(opinionated(model, HeadType.q), Tilt(preference_offset(1.0), top_k=3))
