@@ -28,7 +28,7 @@ def check_pairs(config: Config) -> None:
         row = dataset.row(int(dataset.ids("train")[0]))
         if any(getattr(row, each) is None and row.columns.get(each) is None for each in _PAIR):
             refuse_unpaired(config, {name: ["prompt", *row.columns]})
-        if row.completion is None and not row.whole:
+        if row.answer is None and not row.whole:
             refuse_unanswered(config, {name: (1, 1)})
         if isinstance(row.prompt, str):
             refuse_text(config, [name])
@@ -70,7 +70,7 @@ def refuse_unanswered(config: Config, unanswered: Mapping[str, Sequence[int]]) -
         who = "its rows have" if without == number else f"{without:,} of its first {number:,} rows have"
         raise ConfigError(
             f"algos.{imitating[0]} imitates the completions of a dataset: datasets.{name}: {who} none. Rows need "
-            "the columns prompt and completion, or messages; others are named by "
+            "the columns prompt and completion, messages, or chosen, which is then imitated; others are named by "
             f"datasets.{name}.columns={{prompt: COLUMN, completion: COLUMN}}. To imitate what the policy itself "
             "draws, choose algos=[RAFT]"
         )

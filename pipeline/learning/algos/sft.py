@@ -107,7 +107,7 @@ def demonstrations(
     longest: int | None = None,
     ends: Collection[int] = (),
 ) -> tuple[Sequences, str]:
-    """The completions of rows as token ids; see `encode_demonstration`.
+    """The completions of rows as token ids, or their preferred answers; see `encode_demonstration`.
 
     Args:
         rows: Of the dataset.
@@ -126,22 +126,23 @@ def demonstrations(
     from pipeline.learning.datasets.chat import template_arguments
     from pipeline.learning.training.sequences import Sequences
 
-    if without := [row.id for row in rows if row.completion is None and not row.whole]:
+    if without := [row.id for row in rows if row.answer is None and not row.whole]:
         raise DataError(
             f"{len(without):,} of {len(rows):,} rows have no completion to imitate (first row {without[0]}). "
             "Leave them out of the dataset"
         )
+    wanted = [row for row in rows if row.columns.get("label") is not False]  # of completions that KTO learns from
     found = [
         encode_demonstration(
             tokenizer,
             row.prompt,
-            [] if row.completion is None else row.completion,
+            [] if row.answer is None else row.answer,
             ends,
             template_arguments(row.columns),
             completion_only=not row.whole if algo.completion_only_loss is None else algo.completion_only_loss,
             assistant_only=algo.assistant_only_loss,
         )
-        for row in rows
+        for row in wanted
     ]
     kept = [one for one in found if any(one.supervised[:longest])]
     whole = [one for one in kept if len(one.ids) == len(one.ids[:longest])]
@@ -154,6 +155,7 @@ def demonstrations(
     of = f"of {len(rows):,} rows"
     counted = (
         (len(kept) - len(whole), f"are cut after {longest} tokens, so without their ends"),
+        (len(rows) - len(wanted), "are left out: their `label` is false"),
         (len(found) - len(kept), f"are left out: nothing of them is to be learnt{within}"),
         (
             sum(not one.whole for one in kept),

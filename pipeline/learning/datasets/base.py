@@ -46,6 +46,11 @@ class Row:
     rejected: Text | None = None
     whole: bool = False
 
+    @property
+    def answer(self) -> Text | None:
+        """What there is to imitate: the completion, or else the preferred of two answers."""
+        return self.chosen if self.completion is None else self.completion
+
 
 def plain_text(text: Text) -> str:
     """A prompt or an answer as a reader sees it: text as it is, turns as ``role: content`` one below the other."""

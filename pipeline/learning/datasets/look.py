@@ -55,7 +55,7 @@ class Look:
         if made is not None:
             self.first = self.first or made.row
             self.columns.update(dict.fromkeys(made.row.columns))
-            self.unanswered += made.row.completion is None and not made.row.whole
+            self.unanswered += made.row.answer is None and not made.row.whole
             self.is_conversation = not isinstance(made.row.prompt, str)
 
 

@@ -61,11 +61,12 @@ def test_completions_of_a_dataset_that_makes_none_are_refused() -> None:
         ([{"prompt": "a", "completion": "b"}, {"prompt": "c", "completion": None}], [5, 10]),
         ([{"prompt": "a", "completion": "b"}, {"prompt": "c", "completion": "d"}], None),
         ([{"instruction": "a", "output": "b"}], None),
+        ([{"prompt": "a", "chosen": "b", "rejected": "d"}], None),
         ([{"messages": [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}]}], None),
         ([{"messages": [{"role": "user", "content": "a"}]}], None),
         ([{"conversations": [{"from": "human", "value": "a"}, {"from": "gpt", "value": "b"}]}], None),
     ],
-    ids=["half", "all", "Alpaca", "messages", "messages that end with a question", "ShareGPT"],
+    ids=["half", "all", "Alpaca", "pairs", "messages", "messages that end with a question", "ShareGPT"],
 )
 def test_files_with_rows_without_completions_are_refused(
     tmp_path: Path, rows: list[dict[str, Any]], unanswered: list[int] | None

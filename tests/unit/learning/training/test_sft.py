@@ -155,6 +155,11 @@ def test_rows_that_are_too_long_are_cut_and_counted() -> None:
         DataError, match="none of 4 rows can be learnt: nothing of them is to be learnt within 2 tok"
     ):
         demonstrations(rows, model, SFTConfig(), 2)
+    unlike = {**TEXT[3], "label": False}
+    liked, said = demonstrations(rows_of([*TEXT[:3], unlike]), model, SFTConfig())
+    assert (len(liked), said.startswith("1 of 4 rows are left out: their `label`")) == (3, True)
+    pairs = [{"prompt": row["prompt"], "chosen": row["completion"], "rejected": "no"} for row in TEXT]
+    assert demonstrations(rows_of(pairs), model, SFTConfig())[0].ids.tolist() == whole.ids.tolist()
     bare = make_row(4, {"prompt": "a"}, "", FilesConfig(kind="jsonl"))
     with pytest.raises(DataError, match=r"1 of 5 rows have no completion to imitate \(first row 4\)"):
         demonstrations([*rows, bare], model, SFTConfig())
