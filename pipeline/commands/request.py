@@ -26,7 +26,7 @@ from pipeline.engine.store.shared.session import Session
 from pipeline.engine.store.store import NOT_STORED, REMOVED, Store
 from pipeline.engine.workers.ray import is_installed
 from pipeline.errors import ConfigError, DeviceError
-from pipeline.learning.algos.prepare import PREPARE
+from pipeline.learning.algos.prepare import CHECK, PREPARE
 from pipeline.machine import garbage
 from pipeline.plan.attention import plain_attention, said_of_attention, usable_attention
 from pipeline.plan.build import build_plan
@@ -158,7 +158,7 @@ class Stored:
 
 
 def _reads_rows(job: Job) -> bool:
-    return job.algo == PREPARATION and job.stage == PREPARE.name
+    return job.algo == PREPARATION and job.stage in (PREPARE.name, CHECK.name)
 
 
 def prepare(config: Config, given: Sequence[str] = (), on_large: Callable[[str], None] | None = None) -> Request:

@@ -1,6 +1,6 @@
 """From a configuration to a plan: every chain's stages, round by round, shared work planned once.
 
-    dataset:   prepare -> tokenize                           (round 0, for datasets that are read rather than made)
+    dataset:   prepare -> check, tokenize                    (round 0, for datasets that are read rather than made)
         |
     reference: train -> evaluate shards -> metrics           (round 0, one per dataset, model, reference and seed)
         |
@@ -24,7 +24,7 @@ from pipeline.config.schema import Config, StageChoice
 from pipeline.errors import PlanError
 from pipeline.learning.algos.base import DATASET, PROMPTS, START_TRAIN, Read, Stage
 from pipeline.learning.algos.policy_config import start_of
-from pipeline.learning.algos.prepare import PREPARE, TOKENIZE, Preparation
+from pipeline.learning.algos.prepare import CHECK, PREPARE, TOKENIZE, Preparation
 from pipeline.learning.algos.registry import planned_stages
 from pipeline.learning.datasets.registry import load_dataset
 from pipeline.machine import garbage
@@ -39,6 +39,7 @@ from pipeline.plan.priorities import with_priorities
 from pipeline.plan.size import check_size
 from pipeline.plan.widths import Widths
 
+_OF_ROWS = (PREPARE, CHECK)
 ENTRY = "pipeline.learning.algos.stage_entry:run_stage"
 
 
@@ -126,6 +127,7 @@ class _Builder:
         preparation = replace(chain, algo=PREPARATION, kind=Preparation, config=AlgoConfig())
         if self._prepared[chain.dataset]:
             self.add_stage(preparation, 0, PREPARE)
+            self.add_stage(preparation, 0, CHECK)
         self._count(chain)
         for stage in chain.kind.stages:
             self.add_stage(chain, 0, stage)
@@ -188,9 +190,11 @@ class _Builder:
 
     def _prepared_inputs(self, chain: Chain, stage: Stage) -> dict[str, list[str]]:
         """What a stage gets of the preparation: rows where it sees the dataset, prompts where it decodes."""
-        if not self._prepared[chain.dataset] or "dataset" not in stage.config or stage == PREPARE:
+        if not self._prepared[chain.dataset] or "dataset" not in stage.config or stage in _OF_ROWS:
             return {}
         names = {DATASET: PREPARE} | ({PROMPTS: TOKENIZE} if "generation" in stage.config else {})
+        if stage.judges:
+            names["checked"] = CHECK
         return {
             name: self._outputs[
                 PREPARATION, chain.dataset, chain.model, chain.reference, chain.seed, 0, source.name
@@ -311,7 +315,7 @@ def _job_id(chain: Chain, number: int, stage: Stage, shard: int | None) -> str:
 
 def _rests_on_reference(stage: Stage) -> bool:
     """Whether the work of a stage follows from the reference: all but the reading of rows does."""
-    return stage != PREPARE
+    return stage not in _OF_ROWS
 
 
 def _affinity(stage: Stage, inputs: Mapping[str, tuple[str, ...]]) -> str:

@@ -112,7 +112,7 @@ class JobContents:
             together["master_port"] = self.config.distributed.master_port
         if stage == PREPARE:
             source = dict(self.sources.get(chain.dataset, {}))
-            source.pop(REWARD_FILES, None)  # its section says the same
+            source.pop(REWARD_FILES, None)
             determined_by["source"] = source
         samples = self._samples(chain, stage, rows)
         return Contents(

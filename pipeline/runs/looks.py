@@ -30,7 +30,7 @@ MARKS = {"circle": "o", "square": "s", "diamond": "D", "triangle-up": "^", "cros
 """Likewise of a point,"""
 PATTERNS = {"": "", "/": "////", "x": "xxxx", ".": "...."}
 """and of what fills a bar."""
-_STAGES = ("prepare", "tokenize", "generate", "score", "reward", "train", "sweep", "evaluate", "metrics")
+_STAGES = ("prepare", "check", "tokenize", "generate", "score", "reward", "train", "sweep", "evaluate", "metrics")
 """Of a round's work."""
 
 

@@ -79,7 +79,7 @@ def test_preparation_alone_and_then_the_rest(files: Path, tmp_path: Path) -> Non
     assert "Not looked at" not in run_here(output_dir, *asked, "dry_run=true")
     printed = run_here(output_dir, *asked, "stage=prepare")
     done = events(output_dir, "JobFinished")
-    assert sorted(name.rsplit("/", 1)[1] for name in done) == ["prepare", "tokenize", "train"]
+    assert sorted(name.rsplit("/", 1)[1] for name in done) == ["check", "prepare", "tokenize", "train"]
     assert "prepared" in printed
     run_here(output_dir, *asked)
     later = events(output_dir, "JobStarted")
@@ -91,13 +91,17 @@ def test_preparation_alone_and_then_the_rest(files: Path, tmp_path: Path) -> Non
     found = json.loads((output_dir / "t" / "latest" / "compute.json").read_bytes())
     compute = found["rows"]
     assert {row["stage"] for row in compute} >= {"prepare", "tokenize", "generate", "train", "evaluate"}
-    drawing = [row for row in compute if row["stage"] in ("generate", "evaluate")]
-    assert [row["algo"] for row in drawing if row["tokens"] == 0] == ["KTO"]  # which takes what is there
+    assert {row["algo"] for row in compute if row["stage"] == "generate"} == {"QSharp", "RAFT"}, "others take rows"
     assert {row["answers"] for row in compute if row["stage"] == "evaluate"} == {20 * 2}
     answering = {row["algo"] for row in found["costs"] if row["answer"] > 0}
     assert answering == {"reference", "QSharp", "SFT", "RAFT", "KTO"}
     flops = {row["algo"]: row["flops"] for row in found["costs"]}
     assert flops["RAFT"] > flops["SFT"] > 0
+    run_here(output_dir, *asked, "datasets.jsonl.rewards={length: 0.5}")
+    anew = {name.split("/", 2)[-1].removeprefix("s0/") for name in events(output_dir, "JobStarted")}
+    assert {"dataset/check", "RAFT/r1/score/000", "RAFT/r1/train"} <= anew
+    kept = ("dataset/prepare", "SFT/r1/train", "RAFT/r1/generate", "QSharp/r1/generate")
+    assert not {name for name in anew if name.startswith(kept)}
 
 
 @pytest.mark.usefixtures("main_job")

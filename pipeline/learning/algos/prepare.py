@@ -14,11 +14,16 @@ from pipeline.learning.algos.base import REFERENCE_TRAIN, Algorithm, JobContext,
 log = logging.getLogger("pipeline")
 
 NAME = "dataset"
-PREPARE = Stage("prepare", config=("dataset",), seeded=False, loads_models=False, seconds=2.0)
+PREPARE = Stage("prepare", config=("dataset",), judges=False, seeded=False, loads_models=False, seconds=2.0)
+CHECK = Stage(
+    "check", reads=(Read("prepare"),), config=("dataset",), seeded=False, loads_models=False, seconds=1.0
+)
+"""Rewards tried on the rows, by itself so that rows stay, and what was drawn of them, where rewards change."""
 TOKENIZE = Stage(
     "tokenize",
     reads=(Read("prepare"), REFERENCE_TRAIN),
     config=("dataset", "model"),
+    judges=False,
     seeded=False,
     loads_models=False,
     seconds=3.0,
@@ -29,31 +34,39 @@ class Preparation(Algorithm):
     """The work on a dataset that comes before all algorithms."""
 
     name: ClassVar[str] = NAME
-    stages: ClassVar[tuple[Stage, ...]] = (PREPARE, TOKENIZE)
+    stages: ClassVar[tuple[Stage, ...]] = (PREPARE, CHECK, TOKENIZE)
 
     def prepare(self, ctx: JobContext) -> None:
-        """Read the source once and write its rows by split; then see whether the rewards can work with them."""
+        """Read the source and write its rows by split."""
         with ctx.loading():
             from pipeline.learning.datasets.columns import MissingColumns, ReservedColumn
-            from pipeline.learning.datasets.prepared import PreparedDataset, add_warnings, prepare
+            from pipeline.learning.datasets.prepared import prepare
             from pipeline.learning.datasets.registry import load_dataset
-            from pipeline.learning.rewards.gold import check_gold
-            from pipeline.learning.rewards.probe import advice_on, check_rewards
-            from pipeline.learning.rewards.row_check import RowCheck
+            from pipeline.learning.rewards.probe import advice_on
         config, name = ctx.config.dataset, ctx.job_id.partition("/")[0]
-        dataset, check = load_dataset(config), RowCheck(name, config)
         try:
-            about = prepare(dataset, ctx.out, check)
+            prepare(load_dataset(config), ctx.out)
         except (MissingColumns, ReservedColumn) as error:
             raise DataError(f"{error} {advice_on(error, name, config)}") from error
-        rows = PreparedDataset(ctx.out)
+
+    def check(self, ctx: JobContext) -> None:
+        """See whether the rewards can work with the rows, which are read once more for the places of odd ones."""
+        with ctx.loading():
+            from pipeline.learning.datasets.prepared import PreparedDataset, add_warnings, check_rows
+            from pipeline.learning.datasets.registry import load_dataset
+            from pipeline.learning.rewards.gold import check_gold
+            from pipeline.learning.rewards.probe import check_rewards
+            from pipeline.learning.rewards.row_check import RowCheck
+        config, name = ctx.config.dataset, ctx.job_id.partition("/")[0]
+        dataset, check, rows = load_dataset(config), RowCheck(name, config), PreparedDataset(ctx.input("prepare"))
+        check_rows(dataset, check)
         first = rows.row(int(rows.ids("train")[0]))
-        tried = check_rewards(name, config, dataset, first, about["columns"])
+        tried = check_rewards(name, config, dataset, first, rows.about["columns"])
         warnings = [*check.told(), *(warning.removeprefix(f"datasets.{name}: ") for warning in tried)]
         warnings += check_gold(name, config, rows, dataset)
         for warning in warnings:
             log.warning("datasets.%s: %s", name, warning)
-        add_warnings(ctx.out, warnings)
+        add_warnings(ctx.input("prepare"), ctx.out, warnings)
 
     def tokenize(self, ctx: JobContext) -> None:
         """Write the token ids of every prompt, by the reference's tokenizer."""

@@ -64,6 +64,7 @@ class SFT(PostTrainingAlgorithms):
             TRAIN_POLICY,
             reads=(REFERENCE_TRAIN, START_TRAIN, Read("train", "previous")),
             config=(*TRAIN_POLICY.config, "dataset", "data_collection"),
+            judges=False,
             seconds=4.5,
         ),
         EVALUATE,

@@ -46,7 +46,7 @@ _BATCH_SIZE = 16 << 20
 """Characters of rows that are held as objects at once."""
 
 
-def prepare(dataset: Dataset, out: Path, check: Check | None = None) -> dict[str, Any]:
+def prepare(dataset: Dataset, out: Path) -> dict[str, Any]:
     """Read the source of a dataset once and write its rows by split.
 
     The same source, configuration and seed give the same bytes. A split with fewer rows than were asked for has
@@ -55,7 +55,6 @@ def prepare(dataset: Dataset, out: Path, check: Check | None = None) -> dict[str
     Args:
         dataset: One that is read rather than made.
         out: Folder to write to.
-        check: Is asked of each row, as it is stored.
 
     Returns:
         What ``dataset.json`` holds.
@@ -67,7 +66,7 @@ def prepare(dataset: Dataset, out: Path, check: Check | None = None) -> dict[str
     config = dataset.config
     if not isinstance(dataset, FilesDataset):
         raise ConfigError(f"dataset '{config.kind}' makes its rows; there is nothing to prepare")
-    tables, form = _read(dataset, check)
+    tables, form = _read(dataset)
     prompts = {split: _identities(table, form.conversational) for split, table in tables.items()}
     dealt = deal(prompts, {"test": config.test_size, "validation": config.validation_size}, config.seed)
     warnings = [*form.told, *dealt.warnings]
@@ -90,12 +89,21 @@ def prepare(dataset: Dataset, out: Path, check: Check | None = None) -> dict[str
     return about
 
 
-def add_warnings(folder: Path, warnings: Sequence[str]) -> None:
-    """Add to the warnings of a prepared dataset, which every start repeats until its files or rewards change."""
-    if warnings:
-        about = json.loads((folder / FILE).read_bytes())
-        about["warnings"] += warnings
-        write_whole(folder / FILE, json.dumps(about, indent=1, ensure_ascii=False) + "\n")
+def check_rows(dataset: Dataset, check: Check) -> None:
+    """Read the source of a dataset once more, and ask of each row as it is stored what is wrong with it.
+
+    Raises:
+        DataError: Something is; says of which row.
+    """
+    assert isinstance(dataset, FilesDataset)
+    _read(dataset, check)
+
+
+def add_warnings(prepared: Path, out: Path, warnings: Sequence[str]) -> None:
+    """Write what is said of a prepared dataset with further warnings, which every start repeats."""
+    about = json.loads((prepared / FILE).read_bytes())
+    about["warnings"] += warnings
+    write_whole(out / FILE, json.dumps(about, indent=1, ensure_ascii=False) + "\n")
 
 
 def places_of(dataset: Dataset, ids: Collection[int]) -> dict[int, str]:
@@ -178,7 +186,7 @@ class PreparedDataset(Dataset):
         return column
 
 
-def _read(dataset: FilesDataset, check: Check | None) -> tuple[dict[str, pa.Table], Form]:
+def _read(dataset: FilesDataset, check: Check | None = None) -> tuple[dict[str, pa.Table], Form]:
     """All rows of a source as one table per split that it has; ids count on from split to split."""
     form = Form()
     ids = itertools.count()

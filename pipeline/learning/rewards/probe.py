@@ -223,7 +223,8 @@ def advice_on(error: MissingColumns | ReservedColumn, name: str, config: Dataset
         return f"Rename it by {renamed}, or list those to keep in datasets.{name}.further_columns."
     missing = list(error.missing)
     if type(dataset).adapt is FilesDataset.adapt:
-        missing += [each for reward in load_functions(config) for each in _needed(reward)]
+        rewards = load_functions(config) if config.reward or config.rewards else []
+        missing += [each for reward in rewards for each in _needed(reward)]
     lacking = [each for each in dict.fromkeys(missing) if each in error.missing or each not in error.there]
     # What is there by a name of ours was renamed already, and so is something else than what is missing.
     there = [each for each in error.there if each not in dataset.source.columns]

@@ -1,20 +1,18 @@
 """Rewards are tried on a dataset's own solutions when it is prepared."""
 
-import contextlib
 import json
 from collections.abc import Sequence
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 from pipeline.errors import ConfigError
-from pipeline.learning.algos.prepare import Preparation
 from pipeline.learning.datasets.from_files import FilesConfig
 from pipeline.learning.rewards.answers import first_number, gold_texts
 from pipeline.learning.rewards.registry import load_functions
 from tests.doubles import own_rewards
+from tests.doubles.prepared import checked
 
 
 def warned(folder: Path, reward: str, solutions: Sequence[str | None]) -> list[str]:
@@ -22,13 +20,7 @@ def warned(folder: Path, reward: str, solutions: Sequence[str | None]) -> list[s
     rows = [{"prompt": f"Question {at}?", "solution": each} for at, each in enumerate(solutions)]
     (folder / "a.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     settings: dict[str, Any] = {"path": str(folder / "a.jsonl"), "test_size": 1, "validation_size": 1}
-    ctx: Any = SimpleNamespace(
-        config=SimpleNamespace(dataset=FilesConfig(kind="jsonl", reward=reward, **settings)),
-        out=folder / "out",
-        job_id="mine/tiny/dataset/prepare",
-        loading=contextlib.nullcontext,
-    )
-    Preparation().prepare(ctx)
+    checked(FilesConfig(kind="jsonl", reward=reward, **settings), folder)
     found: list[str] = json.loads((folder / "out" / "dataset.json").read_bytes())["warnings"]
     return found
 

@@ -1,13 +1,11 @@
 """Rewards are tried on one row before anything is generated."""
 
-import contextlib
 import json
 import logging
 import re
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -16,18 +14,20 @@ from typer.testing import CliRunner
 from pipeline.__main__ import app
 from pipeline.config.bases import DatasetConfig, GradingConfig
 from pipeline.errors import ConfigError, DataError
-from pipeline.learning.algos.prepare import Preparation
 from pipeline.learning.datasets import look
 from pipeline.learning.datasets.addition import AdditionConfig
 from pipeline.learning.datasets.base import Row
+from pipeline.learning.datasets.columns import MissingColumns
 from pipeline.learning.datasets.from_files import FilesConfig
+from pipeline.learning.datasets.prepared import prepare
 from pipeline.learning.datasets.registry import load_dataset
 from pipeline.learning.rewards import early
-from pipeline.learning.rewards.probe import check_rewards
+from pipeline.learning.rewards.probe import advice_on, check_rewards
 from pipeline.plan.rewards import as_plain, try_rewards
 from tests.doubles import own_rewards
 from tests.doubles.composing import quick_config
 from tests.doubles.machine import is_living
+from tests.doubles.prepared import checked
 
 FILE = str(own_rewards.__file__)
 OVERLONG = (
@@ -62,13 +62,7 @@ def in_this_process(monkeypatch: pytest.MonkeyPatch) -> None:
 def prepared(tmp_path: Path, config: FilesConfig, *rows: dict[str, Any]) -> None:
     """Carry out the stage that reads the rows."""
     (tmp_path / "a.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-    ctx: Any = SimpleNamespace(
-        config=SimpleNamespace(dataset=config),
-        out=tmp_path / "out",
-        job_id="mine/tiny/dataset/prepare",
-        loading=contextlib.nullcontext,
-    )
-    Preparation().prepare(ctx)
+    checked(config, tmp_path)
 
 
 def jsonl(tmp_path: Path, **settings: Any) -> FilesConfig:
@@ -152,9 +146,12 @@ def test_a_column_whose_name_is_taken_is_told_with_the_setting_that_renames_it(t
 def test_a_missing_prompt_is_told_with_all_columns_to_map(
     tmp_path: Path, columns: dict[str, str], row: dict[str, Any], mapping: str
 ) -> None:
-    with pytest.raises(DataError) as caught:
-        prepared(tmp_path, jsonl(tmp_path, columns=columns), row)
-    assert str(caught.value).endswith(f"If they are called otherwise, write 'datasets.mine.columns={mapping}'.")
+    (tmp_path / "a.jsonl").write_text(json.dumps(row))
+    config = jsonl(tmp_path, columns=columns)
+    with pytest.raises(MissingColumns) as caught:
+        prepare(load_dataset(config), tmp_path / "out")
+    advice = f"If they are called otherwise, write 'datasets.mine.columns={mapping}'."
+    assert advice_on(caught.value, "mine", config) == advice
 
 
 def test_a_column_that_some_rows_lack_is_there(tmp_path: Path) -> None:
