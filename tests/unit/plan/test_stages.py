@@ -60,6 +60,20 @@ def test_a_round_is_drawn_once_for_all_methods_that_begin_with_the_same_policy()
     assert sorted(map(sorted, others.values())) == [["BestOfN", "KTO", "RAFT"], ["DPO"], ["GRPO", "RLOO"]]
 
 
+def test_keys_follow_from_what_a_method_begins_with() -> None:
+    asked = ("algos=[RAFT,DPO,KTO]", ONE_SHARD, "rounds_of_training=2")
+    started = (*asked, "algos.DPO.start=RAFT", "algos.KTO.start=RAFT")
+    plans = plan_of(*asked), plan_of(*started), plan_of(*started, "algos.RAFT.learning_rate=1e-5")
+    of_raft, others = (
+        [{job.key for job in plan.jobs.values() if job.round and (job.algo == "RAFT") == raft} for plan in plans]
+        for raft in (True, False)
+    )
+    assert of_raft[1] <= of_raft[0] | others[0]  # where all begin alike the first round is drawn once, for all
+    assert not others[1] & (others[0] | others[2])
+    first = [readers for name, readers in draws_of(plans[1]).items() if "/r1/" in name]
+    assert sorted(map(sorted, first)) == [["DPO", "KTO"], ["RAFT"]]
+
+
 class OwnPolicy(DPO):
     """Draws by another policy, and would do it under the name of DPO's draws."""
 
