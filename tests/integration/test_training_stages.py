@@ -32,7 +32,9 @@ SMALL = (
 
 def stages(entry: str | None = None, **payload: Any) -> list[Job]:
     """The trainings of a small plan and what they read; with another entry where one is given."""
-    jobs = [job for job in build_plan(load_config(SMALL)).jobs.values() if job.stage in ("train", "generate")]
+    jobs = [
+        job for job in build_plan(load_config(SMALL)).jobs.values() if job.stage in ("train", "generate", "score")
+    ]
     if entry is None:
         return jobs
     trainings = {"entry": f"tests.doubles.training:{entry}"}
