@@ -8,6 +8,7 @@ Shapes: n rows, k steps, W tokens that a stop string may be spread over at most.
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Sequence
+from typing import Any
 
 import numpy as np
 import torch
@@ -19,6 +20,20 @@ from pipeline.errors import JobError
 
 NOTHING = 2**31 - 1
 """Stands where a completion has no token: beyond every vocabulary, so that it is part of no string."""
+
+
+class _Criteria(StopStringCriteria):
+    """As of transformers, but its tokens are written behind ``abcdef`` where the vocabulary has these letters."""
+
+    @staticmethod
+    def clean_tokenizer_vocab(tokenizer: PreTrainedTokenizerBase, *_: Any, **how: Any) -> Any:
+        """The text of each token, written behind one that the tokenizer can write."""
+        for text in ("abcdef", *map(tokenizer.decode, range(len(tokenizer)))):
+            ids: Any = tokenizer(str(text), add_special_tokens=False)["input_ids"]
+            pieces: Any = tokenizer.convert_ids_to_tokens(ids)
+            if text and str(text) in tokenizer.convert_tokens_to_string(pieces):
+                return StopStringCriteria.clean_tokenizer_vocab(tokenizer, str(text), **how)
+        raise ValueError("its tokens have no texts")
 
 
 class StopStrings:
@@ -36,7 +51,7 @@ class StopStrings:
         """
         self._tokenizer, self._texts = tokenizer, list(texts)
         try:
-            self._criteria = StopStringCriteria(tokenizer, self._texts)
+            self._criteria = _Criteria(tokenizer, self._texts)
         except ValueError as error:
             raise JobError(f"generation.stop={self._texts}: the tokenizer can write none of them") from error
         self.reach = int(self._criteria.maximum_token_len)

@@ -207,3 +207,10 @@ def test_a_special_token_is_one_more_end() -> None:
 def test_a_stop_string_that_nothing_can_write_is_refused() -> None:
     with pytest.raises(JobError, match=r"generation\.stop"):
         StopStrings(tokenizer(), ["\N{SNOWMAN}"])
+
+
+def test_a_vocabulary_without_letters_has_stop_strings_too() -> None:
+    inner = Tokenizer(models.BPE({"?": 0, "1": 1, "2": 2, ";": 3, "12": 4}, [("1", "2")], unk_token="?"))
+    inner.decoder = decoders.Fuse()
+    digits = PreTrainedTokenizerFast(tokenizer_object=inner, unk_token="?")
+    assert StopStrings(digits, ["2;"]).until([], digits("112;1")["input_ids"]) == digits("112;")["input_ids"]
