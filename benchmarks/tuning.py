@@ -100,7 +100,7 @@ SPACES: dict[str, dict[str, Draw]] = {
     "REINFORCEpp": {**_POLICY, "beta": _one_of(0.0, 0.01, 0.05, 0.1)},
     "RLOO": {**_POLICY, "beta": _one_of(0.0, 0.01, 0.05, 0.1)},
     "QSharp-HF": {**_VALUE, **_FITTED_REWARD},
-    "GRPO-HF": {**_POLICY, "beta": _one_of(0.0, 0.01, 0.04, 0.1), **_FITTED_REWARD},
+    "GRPO-HF": {**_POLICY, "beta": _one_of(0.04, 0.1, 0.2, 0.4), **_FITTED_REWARD},
     "BestOfN": {"learning_rate": _log_uniform(2e-4, 5e-3), "epochs": _one_of(1, 2)},
 }
 """What is drawn for each method. What says which problem is solved (eta, rewards, how much is sampled) is not."""

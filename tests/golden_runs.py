@@ -57,7 +57,7 @@ ADDITION = (
     *(f"algos.{name}.learning_rate=2e-4" for name in ("GRPO", "Adapters", "Dapo", "Online")),
     *(f"algos.{name}.{was}" for name in _ROUNDS for was in ("sampling=round", "use_bias_correction_kl=false")),
     *(f"algos.{name}.loss_type=grpo" for name in ("GRPO", "GRPO-HF", "Adapters")),
-    *(f"algos.{name}.beta=0.04" for name in ("GRPO", "Adapters", "Clipped")),
+    *(f"algos.{name}.beta=0.04" for name in ("GRPO", "GRPO-HF", "Adapters", "Clipped")),
     *("algos.QSharp-HF." + was for was in ("learning_rate=1e-3", "head_learning_rate=0.03", "epochs=2")),
     "algos.QSharp-HF.reward_model.learning_rate=1e-3",
     "algos.DPO.sft_weight=0.1",

@@ -326,7 +326,7 @@ class _Rooms:
             head = _head(stage, algo, size)
             each, changed = size.written(whole=False) + 4 * head, size.weights - size.output + head
         saved = _saved(self.config.training.optimizer)
-        if is_online(algo):  # which leaves its optimizer for the next round
+        if stage.saves == "policy" and is_online(algo):  # which leaves its optimizer for the next round
             each += (saved - 4) * changed
         # All reward models but the last wait for the end of the stage, each with a checkpoint of its own.
         copies = (2 if often else 0) + (number if stage.saves == "rewards" and learnt is not None else 0)

@@ -17,7 +17,6 @@ from pipeline.config.fields import LARGEST_RATE, LARGEST_WEIGHT, number
 from pipeline.config.schema import Config
 from pipeline.learning.algos.base import GENERATE, METRICS, SCORE, JobContext, Read, Stage, timed
 from pipeline.learning.algos.grpo import GRPO, GRPOConfig
-from pipeline.learning.algos.policy_config import Sampling
 from pipeline.learning.algos.post_training import EVALUATE, TRAIN_POLICY
 from pipeline.learning.algos.reward_stage import REWARD, RewardModelConfig
 from pipeline.learning.choices import ScaleRewards
@@ -31,10 +30,10 @@ if TYPE_CHECKING:
 class GRPOHFConfig(GRPOConfig):
     """GRPO on a reward that is learnt from preferences among the samples of each group."""
 
-    sampling: Sampling = Sampling.round
     learning_rate: float = number(2e-4, above=0, at_most=LARGEST_RATE)
-    beta: float = number(0.04, at_least=0, at_most=LARGEST_WEIGHT, hint=" (0 is no KL term)")
-    """Weight of the KL divergence from the anchor; 0 leaves it out and loads no anchor."""
+    beta: float = number(0.4, at_least=0, at_most=LARGEST_WEIGHT, hint=" (0 is no KL term)")
+    """Weight of the KL divergence from the anchor; 0 leaves it out and loads no anchor. With a small one a policy
+    that draws while it trains goes to where its reward model is wrong."""
     preferences: PreferenceConfig = field(default_factory=PreferenceConfig)
     reward_model: RewardModelConfig = field(default_factory=RewardModelConfig)
 

@@ -64,14 +64,17 @@ def need(request: Request) -> DiskNeed:
 
 
 def test_a_large_model_takes_what_its_shape_says(tmp_path: Path, hub: str) -> None:
-    """Three methods over three rounds: every stage that saves models is the weights of these, in float32."""
+    """Three methods over three rounds: every stage that saves models is the weights of these, in float32.
+
+    One of them draws while it trains, and leaves an optimizer too.
+    """
     found = need(asked(tmp_path, hub, "algos=[PITA,DPO,GRPO-HF]", "rounds_of_training=3"))
     assert not found.guessed
     assert not found.unknown
     whole, backbone = 4 * WEIGHTS, 4 * (WEIGHTS - OUTPUT)
     expected = {
         ("DPO", "train"): 3 * whole,
-        ("GRPO-HF", "train"): 3 * whole,
+        ("GRPO-HF", "train"): 3 * 3 * whole,
         ("GRPO-HF", "reward"): 3 * 2 * (backbone + 4 * HEAD_V),
         ("PITA", "train"): 3 * (backbone + 4 * HEAD_Q),
     }

@@ -190,7 +190,7 @@ def test_pairs_and_labels_of_the_present_policy_are_drawn_online_too(tmp_path: P
 
 
 def test_reward_models_of_the_rounds_first_draws_score_what_is_drawn_later(tmp_path: Path) -> None:
-    hf = ("algos=[GRPO-HF]", "algos.GRPO-HF.sampling=online", "algos.GRPO-HF.batch_size=16")
+    hf = ("algos=[GRPO-HF]", "algos.GRPO-HF.batch_size=16")
     chains = Chains(tmp_path, *hf, *SMALL)
     for number in (1, 2):
         (reward,), (folder,) = (chains.folders("GRPO-HF", number, stage) for stage in ("reward", "train"))

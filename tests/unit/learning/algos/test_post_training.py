@@ -30,7 +30,7 @@ NEW = (*TRAINED, *OTHERS, *OWN)
 SETTINGS = (
     "algos=[BestOfN,CD,DPO,GRPO,GRPO-HF,QSharp-HF,RAFT]",
     "algos.RewardWeighted.class_path=tests.doubles.own_methods.RewardWeighted",
-    "algos.GRPO.sampling=round",  # drawing while training has tests of its own
+    *("algos.GRPO.sampling=round", "algos.GRPO-HF.sampling=round"),  # drawing while training has tests of its own
     "algos.CD.epochs=1",
     "algos.QSharp-HF.epochs=1",
     "algos.PITA.enabled=false",
