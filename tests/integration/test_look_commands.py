@@ -49,7 +49,7 @@ def twice(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_status_of_all_and_of_one(twice: Path) -> None:
     assert [look(twice, "status").output.split()[at] for at in (-6, -4, -3)] == ["t", "done", "24/24"]
     text = look(twice, "status", "t").output
-    assert "24/24 jobs done (11 stored before)" in text
+    assert "24/24 jobs done (14 stored before)" in text
     first = min(path.name for path in (twice / "t").iterdir())
     assert "24/24 jobs done\n" in look(twice, "status", "t", "--run", first).output
     data = json.loads(look(twice, "status", "t", "--json").output)
