@@ -40,9 +40,7 @@ class PairSource(Enum):
     """Where pairs come from."""
 
     sampled = "sampled"  # from the current policy, decided by scores
-    existing = (
-        "existing"  # the columns `chosen` and `rejected` of the dataset; of KTO also `completion` and `label`
-    )
+    existing = "existing"  # the columns `chosen` and `rejected`, of KTO also `completion` and `label`
 
 
 @dataclass(kw_only=True)

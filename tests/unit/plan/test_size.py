@@ -40,7 +40,7 @@ def refused(config: Config) -> str:
     [
         ([], {}),
         ([], {"rounds_of_training": 5, "experiment__seeds": [1, 2, 3]}),
-        (["algos=[BestOfN,CD,DPO,GRPO,GRPO-HF,RAFT]"], {"execution__shard_size": 333}),
+        (["algos=[CD,GRPO,RAFT]"], {"execution__shard_size": 333}),
         (["dataset=[addition,jsonl]", "datasets.jsonl.path=x.jsonl"], {}),
     ],
     ids=["default", "rounds and seeds", "algorithms", "datasets"],

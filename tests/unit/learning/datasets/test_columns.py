@@ -73,8 +73,10 @@ def test_nulls_that_arrow_fills_into_calls_are_left_out() -> None:
 
 def test_messages_end_before_the_assistants_last_turn() -> None:
     turns = [user("a"), assistant("b"), user("c")]
-    assert row({"messages": [*turns, assistant("d")]}) == Row(7, turns, completion=[assistant("d")])
-    assert row({"messages": turns}) == Row(7, turns)
+    assert row({"messages": [*turns, assistant("d")]}) == Row(
+        7, turns, completion=[assistant("d")], whole=True
+    )
+    assert row({"messages": turns}) == Row(7, turns, whole=True)
 
 
 @pytest.mark.parametrize(
@@ -117,7 +119,9 @@ def test_template_chat_and_system_prompt() -> None:
 )
 def test_the_system_prompt_of_a_row_is_the_first_turn(data: dict[str, Any], settings: dict[str, Any]) -> None:
     system = {"role": "system", "content": "Be kind."}
-    expected = Row(7, [system, user("a")], completion=[assistant("b")])
+    expected = Row(
+        7, [system, user("a")], completion=[assistant("b")], whole="messages" in data or "conversations" in data
+    )
     assert row({**data, "system": "Be kind."}, **settings) == expected
     assert row({**data, "system": "Other."}, system_prompt="Be kind.", **settings) == expected
 
