@@ -1,18 +1,19 @@
-"""What TRL's own GRPOTrainer reaches on addition: it draws anew at every step, from the policy as it is then.
+"""Learning curves of GRPO on addition, ours and those of TRL's own GRPOTrainer, at equal completions.
 
-    python -m benchmarks.trl_grpo                          # as many completions as two rounds of the table draw
-    python -m benchmarks.trl_grpo --completions 5120 --pairs 0:0
+    python -m benchmarks.trl_grpo                          # five references: half an hour of one core
+    python -m benchmarks.trl_grpo --references 0 --marks 2560
 
-Each run starts from a reference that the main command trains, on the task's training prompts and by its reward,
-and has a seed and a reference of its own, so that an interval over runs holds for other seeds and other
-references. The rate is the default of `algos.GRPO`. Answers have four tokens, so pass@1 is the probability of
-the right one and nothing is drawn for it; KL is summed over the tokens of drawn answers. Both are of 500 test
-prompts, as in docs/results.md.
+Both start from references that the main command trains, on the task's training prompts and by its reward, with the
+same settings; each run has a reference of its own, so that the interval of a difference holds for others. Ours is
+the main command, whose rounds end at the marks. Answers have four tokens, so pass@1 is the probability of the right
+one and nothing is drawn for it; KL is summed over the tokens of drawn answers. Both are of 500 test prompts.
 """
 
 from __future__ import annotations
 
 import argparse
+import json
+import math
 import os
 import tempfile
 import time
@@ -29,24 +30,26 @@ arithmetic.pin("numpy", "torch")  # trainings run in this process
 
 import numpy as np
 import torch
+from rich.console import Console
+from scipy.stats import t as student
 from datasets import Dataset as Rows
 from transformers import PreTrainedModel, PreTrainedTokenizerBase, TrainerCallback
 from trl.trainer.grpo_config import GRPOConfig
 from trl.trainer.grpo_trainer import GRPOTrainer
 
-from benchmarks.others import train, trained_by
-from pipeline.config.schema import SystemConfig
-from pipeline.learning.algos.grpo import GRPOConfig as OurConfig
+from pipeline.commands.run import run_experiment
+from pipeline.config.load import load_config
+from pipeline.config.schema import Config, SystemConfig
+from pipeline.engine.store.store import Store
+from pipeline.learning.algos.grpo import GRPOConfig as GRPOSettings
 from pipeline.learning.datasets.base import Dataset
 from pipeline.learning.datasets.registry import load_dataset
-from pipeline.learning.evaluation.crossed import Floats, known_spread
-from pipeline.learning.evaluation.shares import share_interval
+from pipeline.learning.evaluation.crossed import Floats
 from pipeline.learning.models.load import load_policy, load_tokenizer
 
 ANSWER = 4
 """Tokens of an answer."""
-GROUP = 4
-MARKS = (10_240, 20_480, 40_960, 80_000)
+MARKS = (2_560, 10_240, 81_920)
 """Completions drawn so far, after which the policy is evaluated."""
 TEST_PROMPTS = 500
 SAMPLES = 4
@@ -59,6 +62,14 @@ class Measured:
 
     right: Floats
     kl: float
+
+
+@dataclass(frozen=True)
+class Curve:
+    """A training: what the policy is at each mark, and seconds that drawing, scoring and training took."""
+
+    at_marks: list[Measured]
+    took_s: float
 
 
 class TestPrompts:
@@ -103,18 +114,19 @@ class _Evaluate(TrainerCallback):
 
     def __init__(self, batch: int, marks: Sequence[int], measure: Callable[[Any], Measured]) -> None:
         self.found: list[Measured] = []
+        self.took_s = 0.0
         self._batch, self._marks, self._measure = batch, list(marks), measure
 
     def on_step_end(self, args: Any, state: Any, control: Any, **more: Any) -> None:  # noqa: ARG002 - as called
         if self._marks and state.global_step * self._batch >= self._marks[0]:
             self._marks.pop(0)
+            started = time.perf_counter()
             self.found.append(self._measure(more["model"]))
+            self.took_s += time.perf_counter() - started
 
 
-def trl_run(
-    folder: Path, dataset: Dataset, seed: int, marks: Sequence[int], args: argparse.Namespace
-) -> list[Measured]:
-    """Train by TRL's trainer from a reference; what the policy is at each mark."""
+def trl_run(folder: Path, prompts: TestPrompts, dataset: Dataset, seed: int, args: argparse.Namespace) -> Curve:
+    """Train by TRL's trainer from a reference."""
     tokenizer = load_tokenizer(folder)
     # The task's answers have no end, and TRL's trainer wants a token for it.
     tokenizer.eos_token, tokenizer.padding_side = tokenizer.bos_token, "left"
@@ -124,8 +136,8 @@ def trl_run(
     reference.train(mode=False)
     assert policy.generation_config is not None
     policy.generation_config.eos_token_id = None
-    prompts = TestPrompts(dataset, tokenizer)
-    evaluate = _Evaluate(args.batch, marks, lambda model: prompts.measure(model, reference))
+    ours, marks = GRPOSettings(), args.marks
+    evaluate = _Evaluate(ours.batch_size, marks, lambda model: prompts.measure(model, reference))
     with tempfile.TemporaryDirectory() as scratch:
         trainer = GRPOTrainer(
             model=policy,
@@ -135,17 +147,17 @@ def trl_run(
                 use_cpu=True,
                 bf16=False,
                 gradient_checkpointing=False,
-                per_device_train_batch_size=args.batch,
+                per_device_train_batch_size=ours.batch_size,
                 steps_per_generation=1,
-                num_generations=GROUP,
+                num_generations=ours.num_generations,
                 max_completion_length=ANSWER,
-                beta=args.beta,
-                learning_rate=args.learning_rate,
+                beta=ours.beta,
+                learning_rate=ours.learning_rate,
                 lr_scheduler_type="constant",
                 warmup_steps=20,
                 weight_decay=0.01,
-                loss_type="grpo",
-                max_steps=marks[-1] // args.batch,
+                loss_type=ours.loss_type.name,
+                max_steps=marks[-1] // ours.batch_size,
                 seed=seed,
                 shuffle_dataset=False,
                 logging_strategy="no",
@@ -153,12 +165,13 @@ def trl_run(
                 report_to=[],
                 disable_tqdm=True,
             ),
-            train_dataset=_training_rows(dataset, seed, marks[-1] // GROUP),
+            train_dataset=_training_rows(dataset, seed, marks[-1] // ours.num_generations),
             processing_class=tokenizer,
             callbacks=[evaluate],
         )
+        started = time.perf_counter()
         trainer.train()
-    return evaluate.found
+        return Curve(evaluate.found, time.perf_counter() - started - evaluate.took_s)
 
 
 def _is_right(completions: list[str], solution: list[str], **_: Any) -> list[float | None]:
@@ -175,49 +188,93 @@ def _training_rows(dataset: Dataset, seed: int, count: int) -> Rows:
 
 def main() -> None:
     args = _arguments()
-    marks = [mark for mark in MARKS if mark < args.completions] + [args.completions]
-    args.references = sorted({reference for reference, _ in args.pairs})
-    config = train(args, "trl_grpo", ["PITA"])
-    dataset = load_dataset(config.datasets["addition"])
-    folders = {trained.reference: trained.policy for trained in trained_by(config)}
-    found: list[list[Measured]] = []
-    for reference, seed in args.pairs:
-        started = time.perf_counter()
-        found.append(trl_run(folders[reference], dataset, seed, marks, args))
-        figures = "  ".join(f"{one.right.mean():.3f}/{one.kl:.2f}" for one in found[-1])
-        print(
-            f"reference {reference}, seed {seed}: {figures}  [{time.perf_counter() - started:.0f} s]", flush=True
-        )
-    print("\n| completions | pass@1 | 95 % interval | by run | KL/seq |\n|---|---|---|---|---|")
-    for mark, runs in zip(marks, zip(*found, strict=True), strict=True):
-        print(_line(mark, runs), flush=True)
+    config = _run(args)
+    dataset, store = load_dataset(config.datasets["addition"]), Store(Path(config.output_dir).absolute() / ".store")
+    jobs, seconds = _jobs(config, store), _seconds(config) / len(args.references)
+    ours: list[Curve] = []
+    theirs: list[Curve] = []
+    for reference in args.references:
+        folder = jobs["reference", reference, 0]
+        prompts = TestPrompts(dataset, load_tokenizer(folder))
+        rounds = [mark // args.marks[0] for mark in args.marks]
+        policies = [jobs["GRPO", reference, number] for number in rounds]
+        start = load_policy(folder, SystemConfig(), "cpu")
+        found = [prompts.measure(load_policy(policy, SystemConfig(), "cpu"), start) for policy in policies]
+        ours.append(Curve(found, seconds))
+        theirs.append(trl_run(folder, prompts, dataset, reference, args))
+        for whose, curve in (("ours", ours[-1]), ("TRL", theirs[-1])):
+            said = "  ".join(f"{one.right.mean():.3f}/{one.kl:.2f}" for one in curve.at_marks)
+            speed = f"{args.marks[-1] / curve.took_s:,.0f} completions/s"
+            print(f"reference {reference}, {whose}: {said}  [{speed}]", flush=True)
+    print("\n| completions | ours | KL/seq | TRL | KL/seq | ours - TRL, 95 % interval |\n" + "|---" * 6 + "|")
+    for at, mark in enumerate(args.marks):
+        sides = [[curve.at_marks[at] for curve in curves] for curves in (ours, theirs)]
+        print(_line(mark, *sides), flush=True)
 
 
-def _line(mark: int, runs: Sequence[Measured]) -> str:
-    # Runs differ in seed and reference alike, so they are as many seeds of one.
-    spread = known_spread(np.stack([run.right for run in runs])[None]) if len(runs) > 1 else None
-    interval = "" if spread is None else "[{:.3f}, {:.3f}]".format(*map(float, share_interval(spread, 0.95)))
-    each = " ".join(f"{run.right.mean():.3f}" for run in runs)
-    mean, kl = np.mean([run.right.mean() for run in runs]), np.mean([run.kl for run in runs])
-    return f"| {mark:,} | {mean:.3f} | {interval} | {each} | {kl:.2f} |"
+def _run(args: argparse.Namespace) -> Config:
+    """Train references and policies by the main command."""
+    ours, first = GRPOSettings(), args.marks[0]
+    config = load_config(
+        [
+            f"experiment.name=trl_grpo_{first}",
+            f"output_dir={args.out}",
+            "algos=[GRPO]",
+            f"models.tiny.seeds=[{','.join(map(str, args.references))}]",
+            f"rounds_of_training={args.marks[-1] // first}",
+            f"data_collection.prompts_per_round={first // ours.num_generations}",
+            # Of every round the weights stay, and the tables of results are of no use here.
+            "execution.keep=all",
+            "evaluation.num_prompts=1",
+            "evaluation.num_samples=1",
+            "evaluation.bootstrap_samples=20",
+            "execution.workers=1",
+            "device=cpu",
+        ]
+    )
+    if run_experiment(config, Console(stderr=True)):
+        raise SystemExit("a training failed: see above")
+    return config
 
 
-def _pair(text: str) -> tuple[int, int]:
-    reference, seed = text.split(":")
-    return int(reference), int(seed)
+def _jobs(config: Config, store: Store) -> dict[tuple[str, int, int], Path]:
+    """What trainings made, by method, reference and round."""
+    plan = json.loads((Path(config.output_dir) / config.experiment.name / "latest" / "plan.json").read_text())
+    trainings = [job for job in plan["jobs"] if job["stage"] == "train"]
+    seeds = config.models["tiny"].references
+    keys = [job["key"] for job in trainings if job["algo"] == "reference"]
+    assert len(keys) == len(seeds)
+    made = {("reference", seed, 0): store.path(key) for seed, key in zip(seeds, keys, strict=True)}
+    for job in trainings:
+        if job["algo"] == "GRPO":
+            (key,) = job["inputs"]["reference.train"]
+            made["GRPO", seeds[keys.index(key)], job["round"]] = store.path(job["key"])
+    return made
+
+
+def _seconds(config: Config) -> float:
+    """What all trainings of policies took."""
+    latest = Path(config.output_dir) / config.experiment.name / "latest"
+    rows = json.loads((latest / "compute.json").read_text())["rows"]
+    return float(sum(row["device_s"] for row in rows if (row["algo"], row["stage"]) == ("GRPO", "train")))
+
+
+def _line(mark: int, ours: Sequence[Measured], theirs: Sequence[Measured]) -> str:
+    sides = [np.array([one.right.mean() for one in side]) for side in (ours, theirs)]
+    apart, count = sides[0] - sides[1], len(ours)
+    interval = ""
+    if count > 1:  # of the same references on both sides
+        reach = student.ppf(0.975, count - 1) * apart.std(ddof=1) / math.sqrt(count)
+        interval = f" [{apart.mean() - reach:+.3f}, {apart.mean() + reach:+.3f}]"
+    kl = [np.mean([one.kl for one in side]) for side in (ours, theirs)]
+    cells = f"{sides[0].mean():.3f} | {kl[0]:.2f} | {sides[1].mean():.3f} | {kl[1]:.2f}"
+    return f"| {mark:,} | {cells} | {apart.mean():+.3f}{interval} |"
 
 
 def _arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n", maxsplit=1)[0])
-    default = [(0, 0), (1, 1), (2, 2)]
-    parser.add_argument("--pairs", type=_pair, nargs="+", default=default, help="REFERENCE:SEED of each run")
-    parser.add_argument("--completions", type=int, default=MARKS[-1], help="drawn in all")
-    parser.add_argument("--batch", type=int, default=128, help="completions drawn for a step")
-    parser.add_argument("--beta", type=float, default=0.01)
-    parser.add_argument("--learning-rate", type=float, default=OurConfig().learning_rate)
-    parser.add_argument("--steps", type=int, default=1500, help="of training a reference")
-    # Of the value models, which nothing here asks for.
-    parser.set_defaults(prompts_per_round=8)
+    parser.add_argument("--references", type=int, nargs="+", default=[0, 1, 2, 3, 4], help="seeds of references")
+    parser.add_argument("--marks", type=int, nargs="+", default=MARKS, help="completions; multiples of the first")
     parser.add_argument("--out", type=Path, default=Path("outputs"))
     return parser.parse_args()
 
