@@ -154,7 +154,6 @@ def trl_run(folder: Path, prompts: TestPrompts, dataset: Dataset, seed: int, arg
                 beta=ours.beta,
                 learning_rate=ours.learning_rate,
                 lr_scheduler_type="constant",
-                warmup_steps=20,
                 weight_decay=0.01,
                 loss_type=ours.loss_type.name,
                 max_steps=marks[-1] // ours.batch_size,
@@ -223,6 +222,7 @@ def _run(args: argparse.Namespace) -> Config:
             f"models.tiny.seeds=[{','.join(map(str, args.references))}]",
             f"rounds_of_training={args.marks[-1] // first}",
             f"data_collection.prompts_per_round={first // ours.num_generations}",
+            "training.warmup_steps=0",
             # Of every round the weights stay, and the tables of results are of no use here.
             "execution.keep=all",
             "evaluation.num_prompts=1",
