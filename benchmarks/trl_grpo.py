@@ -188,7 +188,10 @@ def _training_rows(dataset: Dataset, seed: int, count: int) -> Rows:
 def main() -> None:
     args = _arguments()
     config = _run(args)
-    dataset, store = load_dataset(config.datasets["addition"]), Store(Path(config.output_dir).absolute() / ".store")
+    dataset, store = (
+        load_dataset(config.datasets["addition"]),
+        Store(Path(config.output_dir).absolute() / ".store"),
+    )
     jobs, seconds = _jobs(config, store), _seconds(config) / len(args.references)
     ours: list[Curve] = []
     theirs: list[Curve] = []

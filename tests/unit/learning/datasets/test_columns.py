@@ -73,9 +73,7 @@ def test_nulls_that_arrow_fills_into_calls_are_left_out() -> None:
 
 def test_messages_end_before_the_assistants_last_turn() -> None:
     turns = [user("a"), assistant("b"), user("c")]
-    assert row({"messages": [*turns, assistant("d")]}) == Row(
-        7, turns, completion=[assistant("d")], whole=True
-    )
+    assert row({"messages": [*turns, assistant("d")]}) == Row(7, turns, completion=[assistant("d")], whole=True)
     assert row({"messages": turns}) == Row(7, turns, whole=True)
 
 
