@@ -3,10 +3,10 @@
     python -m benchmarks.trl_grpo                          # five references: half an hour of one core
     python -m benchmarks.trl_grpo --references 0 --marks 2560
 
-Both start from references that the main command trains, on the task's training prompts and by its reward, with the
-same settings; each run has a reference of its own, so that the interval of a difference holds for others. Ours is
-the main command, whose rounds end at the marks. Answers have four tokens, so pass@1 is the probability of the right
-one and nothing is drawn for it; KL is summed over the tokens of drawn answers. Both are of 500 test prompts.
+Both start from references that the main command trains, on the task's training prompts and by its reward, with
+the same settings; each run has a reference of its own, so that the interval of a difference holds for others. Ours
+is the main command, whose rounds end at the marks. Answers have four tokens, so pass@1 is the probability of the
+right one and nothing is drawn for it; KL is summed over the tokens of drawn answers. Both are of 500 test prompts.
 """
 
 from __future__ import annotations
@@ -30,9 +30,9 @@ arithmetic.pin("numpy", "torch")  # trainings run in this process
 
 import numpy as np
 import torch
+from datasets import Dataset as Rows
 from rich.console import Console
 from scipy.stats import t as student
-from datasets import Dataset as Rows
 from transformers import PreTrainedModel, PreTrainedTokenizerBase, TrainerCallback
 from trl.trainer.grpo_config import GRPOConfig
 from trl.trainer.grpo_trainer import GRPOTrainer
