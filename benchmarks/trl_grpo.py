@@ -244,7 +244,7 @@ def _jobs(config: Config, store: Store) -> dict[tuple[str, int, int], Path]:
     """What trainings made, by method, reference and round."""
     plan = json.loads((Path(config.output_dir) / config.experiment.name / "latest" / "plan.json").read_text())
     trainings = [job for job in plan["jobs"] if job["stage"] == "train"]
-    seeds = config.models["tiny"].references
+    seeds = [seed or 0 for seed in config.models["tiny"].references]
     keys = [job["key"] for job in trainings if job["algo"] == "reference"]
     assert len(keys) == len(seeds)
     made = {("reference", seed, 0): store.path(key) for seed, key in zip(seeds, keys, strict=True)}
