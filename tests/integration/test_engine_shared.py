@@ -153,25 +153,25 @@ def test_an_experiment_on_two_machines(tmp_path: Path) -> None:
     one, other, url = tmp_path / "one", tmp_path / "other", f"file://{tmp_path}/shared"
     (tmp_path / "shared").mkdir()
     said = run_here(one, *small, f"execution.shared_store={url}", "dry_run=true")
-    assert "Shared store: none of the outputs that are missing here is there, and 7 jobs would run." in in_line(
+    assert "Shared store: none of the outputs that are missing here is there, and 8 jobs would run." in in_line(
         said
     )
     said = run_here(one, *small, f"execution.shared_store={url}")
-    assert "shared store: 7 outputs uploaded (" in said
+    assert "shared store: 8 outputs uploaded (" in said
     run = LoadedRun(choose_run(one, "t"))
     assert run.view.shared | {"uploaded_bytes": 0} == {
-        "fetched": 0, "fetched_bytes": 0, "uploaded": 7, "uploaded_bytes": 0, "left": 0
+        "fetched": 0, "fetched_bytes": 0, "uploaded": 8, "uploaded_bytes": 0, "left": 0
     }  # fmt: skip
     assert (run.state, glance_at(LoadedRun(run.folder, glance=True), 0).state) == ("done", "done")
-    assert "7 outputs uploaded (" in run.folder.report.read_text()
+    assert "8 outputs uploaded (" in run.folder.report.read_text()
     said = run_here(other, *small, f"execution.shared_store={url}", "dry_run=true")
-    assert "7 jobs: 7 stored (2 of them in the shared store, to be fetched), 0 to run on" in in_line(said)
+    assert "8 jobs: 8 stored (2 of them in the shared store, to be fetched), 0 to run on" in in_line(said)
     assert re.search(
         r"Shared store: 2 outputs \([\d.]+ kB\) would be fetched, and no job would run\.", in_line(said)
     )
     said = run_here(other, *small, f"execution.shared_store={url}")
     assert "fetching 2 outputs from the shared store" in said
-    assert "all 7 jobs are stored; nothing to run" in said
+    assert "all 8 jobs are stored; nothing to run" in said
     assert "shared store: 2 outputs fetched (" in said
     assert LoadedRun(choose_run(other, "t")).view.shared["fetched"] == 2
     assert results(one) == results(other)
