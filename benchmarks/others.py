@@ -105,20 +105,19 @@ class Evaluation:
 
 
 def train(args: argparse.Namespace, name: str, methods: Sequence[str], *settings: str) -> Config:
-    """Train value models of one round, or take those that are stored.
+    """Train by the main command for one round, or take what is stored.
 
     Args:
         args: Where to, how many references, and how long.
         name: Of the run.
         methods: Which.
-        settings: More of the request.
+        settings: More of the request, which count before what stands here.
     """
     config = load_config(
         [
             f"experiment.name={name}",
             f"output_dir={args.out}",
             f"algos=[{','.join(methods)}]",
-            *settings,
             "rounds_of_training=1",
             f"models.tiny.seeds=[{','.join(map(str, args.references))}]",
             f"models.tiny.steps={args.steps}",
@@ -129,6 +128,7 @@ def train(args: argparse.Namespace, name: str, methods: Sequence[str], *settings
             "evaluation.bootstrap_samples=20",
             "system.use_parallel_execution=false",
             "device=cpu",
+            *settings,
         ]
     )
     if run_experiment(config, Console(stderr=True)):

@@ -31,20 +31,19 @@ arithmetic.pin("numpy", "torch")  # trainings run in this process
 import numpy as np
 import torch
 from datasets import Dataset as Rows
-from rich.console import Console
 from scipy.stats import t as student
 from transformers import PreTrainedModel, PreTrainedTokenizerBase, TrainerCallback
 from trl.trainer.grpo_config import GRPOConfig
 from trl.trainer.grpo_trainer import GRPOTrainer
 
-from pipeline.commands.run import run_experiment
-from pipeline.config.load import load_config
+from benchmarks.others import train
 from pipeline.config.schema import Config, SystemConfig
 from pipeline.engine.store.store import Store
 from pipeline.learning.algos.grpo import GRPOConfig as GRPOSettings
 from pipeline.learning.datasets.base import Dataset
 from pipeline.learning.datasets.registry import load_dataset
 from pipeline.learning.evaluation.crossed import Floats
+from pipeline.learning.models.kinds import TinyModelConfig
 from pipeline.learning.models.load import load_policy, load_tokenizer
 
 ANSWER = 4
@@ -216,28 +215,10 @@ def main() -> None:
 
 def _run(args: argparse.Namespace) -> Config:
     """Train references and policies by the main command."""
-    ours, first = GRPOSettings(), args.marks[0]
-    config = load_config(
-        [
-            f"experiment.name=trl_grpo_{first}",
-            f"output_dir={args.out}",
-            "algos=[GRPO]",
-            f"models.tiny.seeds=[{','.join(map(str, args.references))}]",
-            f"rounds_of_training={args.marks[-1] // first}",
-            f"data_collection.prompts_per_round={first // ours.num_generations}",
-            "training.warmup_steps=0",
-            # Of every round the weights stay, and the tables of results are of no use here.
-            "execution.keep=all",
-            "evaluation.num_prompts=1",
-            "evaluation.num_samples=1",
-            "evaluation.bootstrap_samples=20",
-            "execution.workers=1",
-            "device=cpu",
-        ]
-    )
-    if run_experiment(config, Console(stderr=True)):
-        raise SystemExit("a training failed: see above")
-    return config
+    rounds = args.marks[-1] // args.marks[0]
+    # Without a warm-up, and of every round the weights stay.
+    settings = (f"rounds_of_training={rounds}", "training.warmup_steps=0", "execution.keep=all")
+    return train(args, f"trl_grpo_{args.marks[0]}", ["GRPO"], *settings)
 
 
 def _jobs(config: Config, store: Store) -> dict[tuple[str, int, int], Path]:
@@ -279,7 +260,10 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--references", type=int, nargs="+", default=[0, 1, 2, 3, 4], help="seeds of references")
     parser.add_argument("--marks", type=int, nargs="+", default=MARKS, help="completions; multiples of the first")
     parser.add_argument("--out", type=Path, default=Path("outputs"))
-    return parser.parse_args()
+    args = parser.parse_args()
+    args.steps = TinyModelConfig(kind="tiny").steps
+    args.prompts_per_round = args.marks[0] // GRPOSettings().num_generations
+    return args
 
 
 if __name__ == "__main__":

@@ -6,6 +6,20 @@ from typing import Any
 import torch
 from transformers import Cache, GPT2Config, GPT2LMHeadModel
 
+PLAINLY: dict[str, Any] = {
+    "use_cpu": True,
+    "bf16": False,
+    "gradient_checkpointing": False,
+    "learning_rate": 1e-2,
+    "lr_scheduler_type": "constant",
+    "weight_decay": 0.0,
+    "report_to": "none",
+    "save_strategy": "no",
+    "logging_strategy": "no",
+    "disable_tqdm": True,
+}
+"""Arguments of TRL's trainers with which one trains such a model as the tests do, and writes nothing."""
+
 
 def tiny_policy(seed: int = 0, dropout: float = 0.0, width: int = 16) -> GPT2LMHeadModel:
     """A GPT-2 over 13 tokens, in evaluation mode."""

@@ -272,12 +272,12 @@ def logs(sweeps: Sweeps, name: str) -> list[Path]:
 
 
 RUN = """
-import os, sys, time
+import json, os, sys, time
 from pathlib import Path
 import pipeline.sweeps as sweeps
 settings = dict(word.split("=", 1) for word in sys.argv[1:])
 with Path("ran").open("a") as file:
-    file.write(" ".join(sys.argv[1:]) + "\\n")
+    file.write(json.dumps(sys.argv[1:]) + "\\n")
 while Path("hold-" + settings.get("stage", settings["evaluation.split"])).exists():
     time.sleep(0.02)
 if "stage" not in settings:
@@ -362,4 +362,4 @@ def runs(sweeps: Sweeps) -> list[dict[str, str]]:
     """The settings of every run, in the order in which they began."""
     path = sweeps.folder / "ran"
     lines = path.read_text().splitlines() if path.exists() else []
-    return [dict(word.split("=", 1) for word in line.split()) for line in lines]
+    return [dict(word.split("=", 1) for word in json.loads(line)) for line in lines]

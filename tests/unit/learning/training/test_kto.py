@@ -20,7 +20,7 @@ from pipeline.learning.training.online import DrawnBatch, Timetable, fit_online
 from pipeline.learning.training.policy import Fitting, TrainingSet, fit
 from pipeline.learning.training.scoring import completion_logprobs, score_sequences
 from pipeline.learning.training.sequences import Batch, Sequences, batch_of
-from tests.doubles.models import tiny_policy
+from tests.doubles.models import PLAINLY, tiny_policy
 
 OBJECTIVE = KTOObjective(beta=0.7, desirable_weight=1.3, undesirable_weight=0.8)
 
@@ -81,19 +81,10 @@ def trainer_of(model: nn.Module, rows: list[dict[str, Any]], folder: Path, **mor
 
     arguments = KTOConfig(
         output_dir=str(folder),
-        use_cpu=True,
-        bf16=False,
-        gradient_checkpointing=False,
         beta=OBJECTIVE.beta,
         desirable_weight=OBJECTIVE.desirable_weight,
         undesirable_weight=OBJECTIVE.undesirable_weight,
-        learning_rate=1e-2,
-        lr_scheduler_type="constant",
-        weight_decay=0.0,
-        report_to="none",
-        save_strategy="no",
-        logging_strategy="no",
-        disable_tqdm=True,
+        **PLAINLY,
         **more,
     )
     trainer = Pretokenized(

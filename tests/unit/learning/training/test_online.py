@@ -27,7 +27,7 @@ from pipeline.learning.training.samples import Samples, padded, supervised_colum
 from pipeline.learning.training.scoring import completion_logprobs
 from pipeline.learning.training.sequences import batch_of
 from pipeline.outputs.formats import OPTIMIZER
-from tests.doubles.models import tiny_policy
+from tests.doubles.models import PLAINLY, tiny_policy
 
 numbers = st.integers(1, 12)
 
@@ -200,9 +200,6 @@ class Recorded:
             reward_funcs=odd,
             args=settings(
                 output_dir=str(folder),
-                use_cpu=True,
-                bf16=False,
-                gradient_checkpointing=False,
                 per_device_train_batch_size=8,
                 gradient_accumulation_steps=2,
                 num_generations=4,
@@ -211,15 +208,9 @@ class Recorded:
                 beta=beta,
                 mask_truncated_completions=masks,
                 epsilon_high=5.0 if loss_type == "cispo" else None,
-                learning_rate=1e-2,
-                lr_scheduler_type="constant",
-                weight_decay=0.0,
                 max_steps=6,
                 seed=1,
-                report_to="none",
-                save_strategy="no",
-                logging_strategy="no",
-                disable_tqdm=True,
+                **PLAINLY,
             ),
             train_dataset=Dataset.from_list([{"prompt": f"{a} {b} 5"} for a in range(8) for b in range(4)]),
             processing_class=tokenizer,

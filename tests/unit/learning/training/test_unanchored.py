@@ -19,7 +19,7 @@ from pipeline.learning.training.online import DrawnBatch, Timetable, fit_online
 from pipeline.learning.training.policy import Fitting, TrainingSet
 from pipeline.learning.training.sequences import Sequences, batch_of
 from pipeline.learning.training.unanchored import orpo_set, simpo_set
-from tests.doubles.models import tiny_policy
+from tests.doubles.models import PLAINLY, tiny_policy
 from tests.unit.learning.training.test_dpo import pairs
 
 SetOf = Callable[[nn.Module, Sequences], TrainingSet]
@@ -71,16 +71,7 @@ def trainer_of(kind: str, model: nn.Module, data: Sequences, folder: Path, **mor
 
     arguments = (ORPOConfig if kind == "orpo" else CPOConfig)(
         output_dir=str(folder),
-        use_cpu=True,
-        bf16=False,
-        gradient_checkpointing=False,
-        learning_rate=1e-2,
-        lr_scheduler_type="constant",
-        weight_decay=0.0,
-        report_to="none",
-        save_strategy="no",
-        logging_strategy="no",
-        disable_tqdm=True,
+        **PLAINLY,
         **KINDS[kind][1],
         **more,
     )
