@@ -30,18 +30,22 @@ _REASONING = (
     ("◁think▷", "◁/think▷"),
 )
 """How reasoning begins and ends. The template may have written the beginning, so that a completion has none."""
-_TURNS = ("<|im_start|>", "<|start_header_id|>", "<|eot_id|>", "<|im_end|>")
+_TURNS = re.compile(
+    r"(?<!^)(?:<\|(?:im_start|im_end|start_header_id|eot_id|endoftext|end|user)\|>|</s>|<end_of_turn>|\[INST\])"
+)
 """What templates write between turns, where a tokenizer has it as text."""
-_ANOTHER_QUESTION = re.compile(r"\n[ \t]*(?:Question|Problem|Exercise|Q|Human|User)(?: ?\d+)?[ \t]*:")
+_ANOTHER_QUESTION = re.compile(
+    r"\n[ \t#*]*(?:Question|Problem|Exercise|Instruction|Q|Human|User)(?: ?\d+)?[ \t]*:"
+)
 _OPENING = re.compile(r"\\(?:f?boxed|fbox)\s*(\{|[^\s{}\\$.,]+)")
 
 _ANSWER = ("<answer>", "</answer>")
 """Around the answer alone, as R1 is asked to write it."""
 _HALF_WIDTH = {
     **{wide: wide - 0xFEE0 for wide in range(0xFF01, 0xFF5F)},
-    **str.maketrans("\u3000\u3001\u3002\u2013\u2212", " ,.--"),
+    **str.maketrans("\u3000\u3001\u3002\u2013\u2212", " ,.--", "\u200b\u2060\ufeff"),
 }
-"""Digits and signs as Chinese and Japanese texts have them, and other signs of minus, as ASCII has them."""
+"""Signs as Chinese and Japanese texts have them, and other signs of minus, as ASCII has them."""
 _LISTED = re.compile(r"\s*\[\s*([\"']).*\1\s*\]\s*", re.DOTALL)
 MARK = "####"
 """Before the answer of a worked solution of GSM8K."""
@@ -106,8 +110,8 @@ def list_in(text: str) -> list[Any] | None:
 
 
 def half_width(text: str) -> str:
-    """A text with digits and signs of ASCII for those that mean the same."""
-    return text if text.isascii() else text.translate(_HALF_WIDTH)
+    """A text with digits and signs of ASCII for those that mean the same, of whatever script."""
+    return text if text.isascii() else re.sub(r"\d", lambda digit: str(int(digit[0])), text.translate(_HALF_WIDTH))
 
 
 def is_missing(value: object) -> bool:
@@ -207,8 +211,7 @@ def answer_part(text: str) -> str:
             text = head
         text = text.rpartition(closing)[2]
     text = half_width(text.rpartition(_ANSWER[0])[2].partition(_ANSWER[1])[0])
-    for mark in _TURNS:
-        text = text.partition(mark)[0] if text.find(mark) > 0 else text
+    text = _TURNS.split(text, maxsplit=1)[0]
     for found in _ANOTHER_QUESTION.finditer(text):
         head = text[: found.start()]
         if "boxed" in head or any(character.isdigit() for character in head):

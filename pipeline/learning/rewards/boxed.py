@@ -9,7 +9,8 @@ from typing import Any
 from pipeline.learning.rewards.answers import answer_part, compared, compares, gold_box, last_box, last_boxed
 from pipeline.learning.rewards.traits import Text, reward, text_of
 
-_SPACING = re.compile(r"\\[,;:!> ]|\\left(?![a-zA-Z])|\\right(?![a-zA-Z])|[\s~$]")
+_SPACING = re.compile(r"\\[,;:!> ]|\\left(?![a-zA-Z])|\\right(?![a-zA-Z])|(?<!\d)\s+|\s++(?!\d+/\d)|[~$]")
+"""None that makes a mixed number."""
 _FONT = re.compile(r"\\(?:text|textbf|textit|mathrm|mathbf|mbox)\{([^{}]*)\}")
 _THOUSANDS = re.compile(r"-?\d{1,3}(?:(?:,|\{,\})\d{3})+(?:\.\d+)?")
 
@@ -40,7 +41,7 @@ def _gold(columns: Mapping[str, Any]) -> Sequence[str]:
     return [text if "boxed" in text else rf"\boxed{{{text}}}" for text in gold_box(columns)]
 
 
-@reward(compares(answer=boxed_answer, gold=_gold, version=4))
+@reward(compares(answer=boxed_answer, gold=_gold, version=5))
 def boxed(completions: Sequence[Text], solution: Sequence[Any], **_: Any) -> list[float | None]:
     r"""Compare boxed answers as text. For mathematical equality use `math_verify`.
 
@@ -51,9 +52,10 @@ def boxed(completions: Sequence[Text], solution: Sequence[Any], **_: Any) -> lis
     Raises:
         DataError: A solution is neither text nor number.
     """
-    return compared(completions, solution, "boxed", _same)
+    return compared(completions, solution, "boxed", same_text)
 
 
-def _same(given: Text, wanted: str) -> float | None:
+def same_text(given: Text, wanted: str) -> float | None:
+    """1 for a completion that boxes the answer of a solution, as text, 0 for another; None where that has none."""
     right = plain(wanted) if last_box(wanted) is None else _boxed(wanted)
     return None if right is None else float(boxed_answer(given) == right)

@@ -30,7 +30,9 @@ _SPACED = re.compile(r"(?<![\d.,])\d{1,3}(?:[ \u00a0\u202f]\d{3})+(?!\d)")
 """Digits set apart by spaces, where nothing but an answer is looked at."""
 _FEW_WORDS = 3
 """Words of a text that is an answer and nothing else."""
-_UNIT = re.compile(r"\\(?:text|mathrm|mbox|textbf)\{[^{}\d]*\}(?:\^\{?\d\}?)?|(?<=[A-Za-z])\^\{?\d\}?")
+_UNIT = re.compile(
+    r"\\(?:text|mathrm|mbox|textbf)\{[^{}\d]*\}(?:\^\{?\d\}?)?|(?<=[A-Za-z])\^\{?\d\}?|\^\{?\\circ\}?"
+)
 _NO_NUMBER = re.compile(r"\\(?:[dt]?frac|sqrt|pi|times|cdot)|\^|\d\s*/\s*\d")
 """Makes something else of the digits beside it."""
 
@@ -66,7 +68,8 @@ def _final(text: str) -> str | None:
 
 def _only(answer: str) -> str | None:
     """The number of a text that is an answer and nothing else; None for another value, such as a fraction."""
-    said = _SPACED.sub(lambda found: re.sub(r"\s", "", found[0]), _UNIT.sub("", answer.rpartition("=")[2]))
+    said = answer.rpartition("=")[2].strip().partition(" (")[0]
+    said = _SPACED.sub(lambda found: re.sub(r"\s", "", found[0]), _UNIT.sub("", said))
     return None if _NO_NUMBER.search(said) else last_number(said)
 
 
@@ -77,7 +80,7 @@ def _gold(columns: Mapping[str, Any]) -> Sequence[str]:
     return gold_box(columns) if boxed else gold_texts(solution, "#### {}")
 
 
-@reward(compares(isolated=False, answer=final_number, gold=_gold, version=3))
+@reward(compares(isolated=False, answer=final_number, gold=_gold, version=4))
 def gsm8k(completions: Sequence[Text], solution: Sequence[Any], **_: Any) -> list[float | None]:
     """Compare final numbers.
 

@@ -29,6 +29,7 @@ from pipeline.learning.rewards.answers import (
     gold_box,
     half_width,
 )
+from pipeline.learning.rewards.boxed import same_text
 from pipeline.learning.rewards.traits import Text, reward, text_of
 
 _DELIMITERS = re.compile(r"\$.+\$|\\\(|\\\[", re.DOTALL)
@@ -36,18 +37,44 @@ _WHOLE = re.compile(r"\$\$([^$]+)\$\$|\$([^$]+)\$|\\\(((?:(?!\\\)).)+)\\\)|\\\[(
 """One formula and nothing beside it."""
 _LAST_MARK = re.compile(rf"{MARK}[ \t]*(\S[^\n]*)\s*\Z")
 """With an answer on the last line, be it no number."""
-_LEAD = re.compile(r"[\s=:]*(?:([^\W\d_]{2,})[\s,:]+(?=[-+$\\(\[{.\d]))?[\s=:]*")
+_LEAD = re.compile(
+    r"(?:[\s=:~]|\\(?:approx|sim(?:eq)?)(?![a-z]))*(?:([^\W\d_]{2,})[\s,:.]+(?=[-+$\\(\[{.\d]))?[\s=:]*"
+)
 """A word before an answer, as in ``so 5``."""
 _NO_LATIN = re.compile(r"[\u3040-\u30ff\u3400-\u9fff\uac00-\ud7af]+")
 """Words of Chinese, Japanese and Korean, which have no spaces around them."""
-_CONCLUDED = re.compile(r"\banswer\b[\s*_]*(?:is|are|[:=])[\s*_:]*(\S.*?)\s*$", re.IGNORECASE | re.MULTILINE)
+_CONCLUDED = re.compile(
+    r"(?:\b(?:answers?|option|choice)\b[\s*_\"]*(?:is|are|[:=])|\u7b54\u6848[\u662f\u4e3a\u9009]?|\u6545\u9009)[\s*_:]*(\S.*?)\s*$",
+    re.IGNORECASE | re.MULTILINE,
+)
 """How prose states its answer, at the end of a line."""
 _FONT = re.compile(r"\\(?:text|textbf|mathrm|mathbf|mbox)\{([^{}]*)\}")
 _OPTION = re.compile(
-    r"(?:\(([A-J])\)|([A-J])[).:])(?=$|[\\\s~])"
+    r"(?:\(([A-J])\)|([A-J])[).:]|(?:[Oo]ption|[Cc]hoice)[\\\s~]+\(?([A-J])\)?)(?=$|[\\\s~])"
     r"(?:\\[ ,;:!]|\\q?quad(?![a-z])|[\s~])*(?:$|[\w$-]|\\[dt]?frac|\\sqrt)"
 )
 """The letter of a choice, alone or with what is chosen behind it."""
+_OPTIONS = re.compile(r"\(?[A-J]\)?(?:(?:[\s,]|\band\b)+\(?[A-J]\)?)+")
+"""Letters of several choices."""
+_DRESS = re.compile(
+    r"\\(?:(?:bf|rm|it|(?:display|text|script)style|boldsymbol|bm|underline)(?![A-Za-z])|(?:text)?color\{\w+\}"
+    r"|hspace\{[^{}]*\}|text\{[^{}\d]*(?:\bis|:)\s*\})"
+)
+"""What changes how an answer looks, or says that it is one."""
+_ARGUMENT = re.compile(
+    r"(\\[dt]?frac|\\sqrt(?:\[[^]]*\])?|\^)\s*(\\pi(?![a-z])|(?<=\])\d|\\[dt]?frac(?:\d\d|\{[^{}]*\}\{[^{}]*\}))"
+)
+"""A command with an argument that has no braces around it, which the parser needs."""
+_CALL = re.compile(
+    r"(?:\\?[A-Za-z]{1,20}|\\(?:mathbb|mathrm)\{[A-Z]\})\s*[(\[](?:[^()\[\]=a-z]+|[^()\[\]=]*(?:[<>|]|\\[gl]e)[^()\[\]=]*)[)\]]"
+    r"\s*=\s*(?=[^=]+$)"
+)
+"""The name of a value, such as ``P(X > 2) =``; none of a function."""
+_POINT = re.compile(r"[A-Z]\s*(?=\([^()]*,[^()]*\)$)")
+"""The name of a point."""
+_PARTS = re.compile(r"\d+(?:\s*:\s*\d+){2,}")
+"""A ratio of three or more, which the parser would divide from left to right."""
+_SEVERAL_UNITS = r"(?:\d+(?:\.\d+)?\s+[A-Za-z]{2,}[,\s]*(?:and\s+)?){2,}"
 _LETTER = re.compile(r"\\(?:mathrm|operatorname|mathit)\{([ei])\}")
 _FUNCTION = re.compile(r"(?<![A-Za-z\\])(exp|sin|cos|tan|log|ln)(?=\s*\()")
 _UNICODE = re.compile(r"√(?:\(([^()]*)\)|(\d+|[A-Za-zπ]))|([⁻⁺⁰¹²³⁴-⁹]+)|(?<=\w)([₀-₉]+)|([¼-¾⅐-⅞])")
@@ -58,14 +85,18 @@ _SIGNS = str.maketrans(
 )
 _MONTHS = "Jan Feb Mar Apr May June? July? Aug Sept? Oct Nov Dec".replace(" ", "|")
 _WHEN = re.compile(
-    rf"(?:\d{{1,2}}\s+)?(?:{_MONTHS})[a-z]*\.?(?:\s+\d{{1,2}})?(?:,?\s+\d{{4}})?|(\d{{1,2}}:\d\d)\s*([ap])\.?m\.?",
+    rf"\d{{4}}-\d\d-\d\d|{_SEVERAL_UNITS}|(?:\d{{1,2}}\s+)?(?:{_MONTHS})[a-z]*\.?(?:\s+\d{{1,2}})?(?:,?\s+\d{{4}})?|(\d{{1,2}}:\d\d)\s*([ap])\.?m\.?",
     re.IGNORECASE,
 )
-"""A day or a time of day, whose numbers are no answer by themselves."""
+"""A day, a time of day, or hours and minutes, whose numbers are no answer by themselves."""
 _MEASURES = r"(?:[kcm]?m|[km]?g|m?L|ft|in|mi|miles?|lbs?|mol|[kM]?[JNWV]|s|sec|min|h|hr|hours?|days?|units?)"
-_MEASURED = re.compile(rf"(-?[\d.,]*\d)\s+{_MEASURES}(?:\^\{{?-?\d\}}?)?(?:\s*/\s*{_MEASURES}(?:\^\{{?\d\}}?)?)?")
+_MEASURED = re.compile(
+    rf"(-?(?:\d+\s+)?\d+/\d+)\s+(?!pi|sqrt)[a-z]{{2,}}"
+    rf"|(-?[\d.,]*\d)(?:\s|\\[,; ]|~)+{_MEASURES}(?:\^\{{?-?\d\}}?)?(?:\s*/\s*{_MEASURES}(?:\^\{{?\d\}}?)?)?"
+)
 """A number and, apart from it, its unit, which may have a power or be a rate."""
-_CURRENCY = "$\N{EURO SIGN}\N{POUND SIGN}\N{YEN SIGN}\N{INDIAN RUPEE SIGN}"
+_TEMPERATURE = re.compile(r"\^\{?\\circ\}?\s*(?:\\(?:text|mathrm)\{\s*[CF]\s*\}|[CF]\b)")
+_CURRENCY = "$\N{CENT SIGN}\N{EURO SIGN}\N{POUND SIGN}\N{YEN SIGN}\N{INDIAN RUPEE SIGN}"
 _BASE = re.compile(r"[\dA-F]+_\{?(\d+)\}?")
 """A number with the base that it is written in, which the parser leaves out."""
 _CLOSE = 1e-3
@@ -87,7 +118,9 @@ _STATED = re.compile(r"final answer is[^\n]*?I hope", re.IGNORECASE)
 """How answers end that are written as in Minerva's prompt (arXiv 2206.14858)."""
 _JOINED = re.compile(r"(?:[\s,;$]|\\[()\[\]]|\\q?quad|\band\b|\bor\b|\\text\{[^{}]*\b(?:and|or)\b[^{}]*\})*")
 _QUANTITY = re.compile(r"([-+]?\$?[\d.,]*\d)\s+([A-Za-z]{2,})\.?")
-_TEXT = re.compile(r"\(?[A-Za-z][a-z]{3,}(?:[ '-][A-Za-z]+)*\)?\.?|[A-Za-z]+(?: [A-Za-z]+)+\.?")
+_SAID = re.compile(r"\\text\{([^{}\d]*\d[\d.,]*[^{}\d]*)\}")
+"""Words with one number."""
+_TEXT = re.compile(r"\(?[A-Za-z][a-z]{3,}(?:[ '-][A-Za-z]+)*\)?\.?|[A-Za-z]+(?: [A-Za-z]+)+\.?|[A-Z]{2,}")
 
 
 @lru_cache(maxsize=32)
@@ -153,9 +186,9 @@ def _boxed(text: str, found: Sequence[tuple[int, int, str | None]]) -> list[Any]
 
 def _is_bare(text: str) -> bool:
     """Whether a text is an answer that stands there by itself, and no prose with an answer in it."""
-    if "\n" in text.strip() or _DELIMITERS.search(text) or re.search(r"[A-Za-z][\s*_]*:", text):
+    if "\n" in text.strip() or _DELIMITERS.search(text) or re.search(r"[A-Za-z][\s*_\"]*:", text):
         return False
-    return len(_words(text)) <= 1
+    return len(_words(text)) <= 1 or _WHEN.fullmatch(text.strip(" .")) is not None
 
 
 def _words(text: str) -> list[str]:
@@ -165,19 +198,29 @@ def _words(text: str) -> list[str]:
 def _alone(answer: str) -> list[Any]:
     """Parse an answer that stands there by itself."""
     answer = _without_dress(answer)
-    if (when := _WHEN.fullmatch(_FONT.sub(r"\1", answer).strip(" ."))) is not None:
+    said = _FONT.sub(r"\1", answer)
+    if (when := _WHEN.fullmatch(said.strip(" ."))) is not None:
         time_of_day = when[1] and f"{when[1]} {when[2].lower()}m"
-        return _parse(rf"\boxed{{\text{{{time_of_day or when[0].lower()}}}}}", latex=True)
+        words = " ".join(re.sub(r",|\band\b", " ", when[0].lower()).split())
+        return _parse(rf"\boxed{{\text{{{time_of_day or words}}}}}", latex=True)
+    if (number := _SAID.fullmatch(answer)) is not None and not _OPTION.match(said):
+        return _read(number[1])
     if (measured := _MEASURED.fullmatch(answer)) is not None:
-        answer = measured[1]
-    if (option := _OPTION.match(_FONT.sub(r"\1", answer))) is not None:
-        answer = option[1] or option[2]
+        answer = measured[1] or measured[2]
+    if _OPTIONS.fullmatch(said):
+        answer = "".join(sorted(set(re.findall("[A-J]", said))))
+    elif (option := _OPTION.match(said)) is not None:
+        answer = option[1] or option[2] or option[3]
     answer = _without_words(answer.rstrip("."))
     if not answer:
         return []
     answer = _FUNCTION.sub(r"\\\1", _LETTER.sub(r"\1", answer)).replace(r"\varnothing", r"\emptyset")
     answer = _SPACED.sub(lambda number: re.sub(r"\\[,;:! ]|\s|~", "", number[0]), answer).replace("~", " ")
     answer = _PI.sub(r"\\pi", _MIXED.sub(r"\1\\frac{\2}{\3}", _POWER.sub(r"\1\\cdot 10^{\2}", answer)))
+    answer = _ARGUMENT.sub(r"\1{\2}", _POINT.sub("", _CALL.sub("", answer, count=1), count=1))
+    if _PARTS.fullmatch(answer):
+        parts = [int(each) for each in answer.split(":")]
+        answer = ", ".join(rf"\frac{{{each}}}{{{sum(parts) or 1}}}" for each in parts).join("()")
     if (quantity := _QUANTITY.fullmatch(answer)) and quantity[2].lower() not in _PLAIN_WORDS:
         return _parse(answer)
     if _TEXT.fullmatch(answer):
@@ -192,8 +235,9 @@ def _alone(answer: str) -> list[Any]:
 
 def _without_dress(answer: str) -> str:
     """An answer in LaTeX, without emphasis of Markdown and signs of a currency around it."""
-    answer = answer.strip().strip("*`").strip().strip(_CURRENCY).strip()
-    return answer if answer.isascii() else _UNICODE.sub(_in_latex, answer).translate(_SIGNS)
+    answer = _DRESS.sub("", answer.strip()).rstrip("\\;.").strip("*`").strip().strip(_CURRENCY).strip()
+    answer = answer if answer.isascii() else _UNICODE.sub(_in_latex, answer).translate(_SIGNS)
+    return _TEMPERATURE.sub(r"^\\circ", answer)
 
 
 def _in_latex(found: re.Match[str]) -> str:
@@ -212,7 +256,7 @@ def _without_words(answer: str) -> str:
     lead = _LEAD.match(answer)
     if lead is not None and (lead[1] or "").lower() not in _PLAIN_WORDS:
         answer = answer[lead.end() :].strip(_CURRENCY)
-    if not any(each.isdigit() for each in answer):
+    if not any(each.isascii() and each.isalnum() for each in answer):
         return answer
     before, behind = _NO_LATIN.match(answer), _NO_LATIN.match(answer[::-1])
     return answer[before.end() if before else 0 : len(answer) - (behind.end() if behind else 0)].strip(" :=")
@@ -224,7 +268,7 @@ def parsed_answer(completion: Text) -> str | None:
     return str(parsed[0]) if parsed else None
 
 
-@reward(compares(answer=parsed_answer, gold=gold_box, packages=("math-verify", "sympy"), version=6))
+@reward(compares(answer=parsed_answer, gold=gold_box, packages=("math-verify", "sympy"), version=7))
 def math_verify(completions: Sequence[Text], solution: Sequence[Any], **_: Any) -> list[float | None]:
     """Compare answers as mathematics.
 
@@ -243,6 +287,8 @@ def _equal(given: Text, wanted: str) -> float | None:
     gold = _gold(wanted)
     if not gold:
         return None
+    if same_text(given, wanted):  # be it nothing that is understood, as a congruence
+        return 1.0
     from math_verify import verify
 
     answer = _read(answer_part(text_of(given)))

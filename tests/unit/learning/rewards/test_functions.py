@@ -100,6 +100,7 @@ def test_boxed() -> None:
     assert boxed(completions=[conversation(r"\boxed{3}")], solution=["3"]) == [1]
     assert boxed(completions=[r"\boxed{\text{E}}", r"\boxed{\textbf{E}}"], solution=["E", r"\text{E}"]) == [1, 1]
     assert boxed(completions=[r"\boxed{5}", "5"], solution=['["5"]'] * 2) == [1, 0]
+    assert boxed(completions=[r"\boxed{2  1/2}", r"\boxed{21 / 2}"], solution=["21/2"] * 2) == [0, 1]
     assert boxed_answer(r"\boxed{}") is None
 
 
@@ -282,6 +283,39 @@ def test_a_row_without_a_solution_is_not_judged(verifier: Any) -> None:
         ("3 \u00d7 10\u207b\u00b2", [r"\boxed{0.03}", r"\boxed{3\times 10^{-2}}"], ["3", "10"]),
         ("3\u00bd", [r"\boxed{3.5}", r"\boxed{\frac72}"], ["3", r"\boxed{\frac12}"]),
         ("\u2212\u221e", [r"\boxed{-\infty}"], [r"\boxed{\infty}"]),
+        # How it looks, what a value is called, arguments without braces.
+        (
+            "10",
+            [
+                r"\boxed{\bf 10}",
+                r"\boxed{\textcolor{red}{10}}",
+                r"\boxed{\approx 10}",
+                r"\boxed{\text{10 apples}}",
+            ],
+            [r"\boxed{\bf 11}", r"\boxed{\text{10 days and }3\text{ hours}}"],
+        ),
+        (
+            "10",
+            [r"\boxed{\text{The answer is } 10}", r"\boxed{\mathbb{E}[X] = 10}", r"\boxed{10;}", "\u0967\u0966"],
+            [],
+        ),
+        ("0.3", [r"\boxed{P(X>2)=0.3}"], [r"\boxed{P(X>0.3)=2}"]),
+        ("A(1,2)", [r"\boxed{(1,2)}", r"\boxed{B(1, 2)}"], [r"\boxed{(2,1)}"]),
+        (
+            r"\sqrt{\frac{\pi}{3}}",
+            [r"\boxed{\sqrt\frac{\pi}{3}}", r"\boxed{\sqrt{\frac\pi3}}"],
+            [r"\boxed{\sqrt\pi}"],
+        ),
+        ("25\u00b0C", [r"\boxed{25}", r"\boxed{25^\circ\text{C}}"], [r"\boxed{25C}"]),
+        ("2 1/2 cups", [r"\boxed{2.5}", r"\boxed{2\frac12\text{ cups}}"], ["2"]),
+        # What no mathematics is: letters whose order counts, ratios, days, and what is not understood at all.
+        ("SAS", [r"\boxed{\text{SAS}}"], [r"\boxed{SSA}"]),
+        ("B and D", [r"\boxed{B, D}", r"\boxed{BD}", r"\boxed{(D), (B)}"], [r"\boxed{B}", r"\boxed{(B) and (C)}"]),
+        ("D", ["The correct option is **(D)**.", "The answer is option D", "\u6545\u9009D\u3002"], ["Option C"]),
+        ("1:2:3", [r"\boxed{2:4:6}"], [r"\boxed{1:3:2}"]),
+        ("2024-01-05", [r"\boxed{2024-01-05}"], ["2018"]),
+        ("3 hours 20 minutes", [r"\boxed{3\text{ hours and }20\text{ minutes}}"], [r"\boxed{3}"]),
+        (r"x \equiv 5 \pmod{7}", [r"\boxed{x\equiv 5\pmod{7}}"], [r"\boxed{x\equiv 4\pmod{7}}"]),
         (42, [r"\boxed{42}", "42"], ["4"]),
         (42.0, [r"\boxed{42}"], ["4"]),
         (1e-05, [r"\boxed{0.00001}"], ["1"]),
@@ -312,6 +346,9 @@ def test_a_solution_is_read_wherever_it_stands(solution: Any, right: list[str], 
         (r"\boxed{5} <answer>\boxed{6}</answer>", 0),
         (r"\boxed{5} <answer></answer>", 0),
         (r"<think> <answer>\boxed{5}</answer> </think> I do not know", 0),
+        ("\\boxed{5}</s>\n\\boxed{6}", 1),
+        ("\\boxed{5} [INST] And then? [/INST] \\boxed{6}", 1),
+        ("\\boxed{5}\n\n### Instruction:\n4 + 2?\n\\boxed{6}", 1),
         ("\\boxed{\uff15}", 1),
     ],
 )
@@ -330,6 +367,9 @@ def test_where_the_answer_of_a_completion_is(verifier: Any, completion: str, sco
         (r"\boxed{8 000}", "8000"),
         (r"\boxed{\$18.00}", "18"),
         (r"\boxed{18 \text{ m}^2}", "18"),
+        (r"\boxed{18^\circ}", "18"),
+        ("#### 18 (of 20)", "18"),
+        ("\u0967\u096e", "18"),
         (r"\boxed{\text{The answer is 460}}", "460"),
         (r"\boxed{9 + 9 = 18}", "18"),
         (r"\boxed{\frac{1}{2}}", None),
