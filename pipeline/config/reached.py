@@ -1,9 +1,9 @@
 """What code of the user's own a name reaches, as text without comments: from its definition on, through modules.
 
 Read from the source, and never run. Of each module there count the definitions that are reached, and whatever else
-it does when it is imported: assignments to parts of objects, calls, loops, branches. So do files and variables of
-the environment that it reads and that stand in it by name. What is found while the code runs cannot be seen, as
-modules and names that are computed.
+it does when it is imported: assignments to parts of objects, calls, loops, branches. So does what its texts name:
+files, variables of the environment and modules, whichever function then reads them. What is found while the code
+runs cannot be seen, as names that are computed.
 """
 
 from __future__ import annotations
@@ -12,35 +12,51 @@ import ast
 import hashlib
 import os
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from pipeline.files import file_sha256
 
-Find = Callable[[str], Path | None]
-"""Takes the dotted name of a module and gives its file, or None where it is not the user's own."""
-_COMPUTED = {"__import__", "eval", "exec", "getattr", "globals", "import_module", "locals", "setattr", "vars"}
-"""Functions by which code may reach what does not stand in it: all of its module is taken to be reached then."""
-_READS = {
-    "open",
-    "read_text",
-    "read_bytes",
-    "read_csv",
-    "read_json",
-    "read_parquet",
-    "load",
-    "loadtxt",
-    "genfromtxt",
+Find = Callable[[str, Sequence[str]], Path | None]
+"""Takes a module's dotted name, and folders besides `sys.path`; gives its file, or None if not the user's own."""
+_COMPUTED = {
+    *("__dict__", "__import__", "attrgetter", "eval", "exec", "getattr", "getmembers", "globals", "import_module"),
+    *("locals", "modules", "setattr", "vars"),
 }
-_WRITES = {"write", "writelines", "write_text", "write_bytes", "dump", "save", "to_csv", "to_json", "FileHandler"}
+"""Names by which code may reach what does not stand in it: all of its module is taken to be reached then."""
+_FAMILIES = {"__init_subclass__", "__subclasses__"}
+"""By which it may reach classes of any module."""
+_IMPORTS = {
+    *("__import__", "get_class", "get_method", "get_object", "import_module", "import_string", "instantiate"),
+    *("locate", "resolve_name", "run_module"),
+}
+"""By which it may import what a text names."""
+_FOLDERS = {"addsitedir", "path"}
+"""By which it may have modules looked for in further folders: `sys.path` with them."""
+_VARIABLES = {"environ", "environb", "expandvars", "getenv"}
+_SAID = {"__doc__", "from_callable", "get_json_schema", "getdoc", "model_json_schema", "signature"}
+"""By which it may use what functions and classes say of themselves."""
+_WRITES = re.compile(
+    r"\b(write\w*|dump|save\w*|to_(csv|json|parquet|pickle)|\w*FileHandler|basicConfig)\(|\b(sqlitedict|shelve)\b"
+    r"|\bopen\((.*, )?(mode=)?'[rbt]*[wax+][bt+]*'|INSERT INTO|INSERT OR"
+)
 """Of a module that writes files it cannot be told which of them are its data."""
-_LONGEST_NAME = 60
-"""Characters of a file's name; systems take 255 bytes."""
-_SECRET = re.compile("KEY|TOKEN|SECRET|PASSWORD", re.IGNORECASE)
-"""In the names of variables that give access and change no result."""
-_IMPORTS = {"__import__", "import_module", "resolve_name"}
+_SPLITS = "dataset_dict.json"
+_SAVED = {"config.json", "adapter_config.json", "tokenizer_config.json", "dataset_info.json", _SPLITS}
+"""In folders of models, tokenizers and datasets, which libraries read as a whole."""
+_LONGEST_NAME = 1000
+"""Characters of a path."""
+_SIGN = re.compile(r"%[sd]|\{\w*\}|\$")
+"""In a text, where something else is put."""
+_OUTSIDE = re.compile(
+    "(KEY|TOKEN|SECRET|PASSWORD|^RANK|(LOCAL|NODE|GROUP|ROLE)_RANK|WORLD_SIZE|_THREADS|VISIBLE_DEVICES)$"
+    "|^(CUDA|CUBLAS|GLOO|MASTER|NCCL|OMPI|PMI|PMIX|PYTHON|PYTORCH|RAY|SLURM|TORCH|TORCHELASTIC|WANDB)_"
+    "|^(HOSTNAME|PWD|PYTHON[A-Z]*|TMPDIR|TOKENIZERS_PARALLELISM)$",
+    re.IGNORECASE,
+)
+"""Variables that give access, or that say where a process is: they change no result, and workers have others."""
 _ALL = "*"
 
 
@@ -60,6 +76,33 @@ class _Module:
         """What relative imports start from."""
         return self.name if self.file.name == "__init__.py" else self.name.rpartition(".")[0]
 
+    @property
+    def nodes(self) -> list[ast.AST]:
+        """Of what is taken."""
+        return [node for at in self.taken for node in ast.walk(self.statements[at])]
+
+    @property
+    def texts(self) -> list[str]:
+        """That stand in what is taken, but for names of variables that it sets."""
+        nodes = self.nodes
+        stored = {
+            id(node.slice) for node in nodes if isinstance(node, ast.Subscript) and isinstance(node.ctx, ast.Store)
+        }
+        found = set(_constants(node for node in nodes if id(node) not in stored))
+        return sorted(found | {each.strip("/") for each in found} | {os.path.expanduser(each) for each in found})  # noqa: PTH111
+
+    @property
+    def folders(self) -> list[Path]:
+        """Its own, the one around it and the current one, and those in them that texts name."""
+        near, texts = dict.fromkeys([self.file.parent, self.file.absolute().parent.parent, Path()]), self.texts
+        for _ in range(2):
+            near |= {Path(at, name): None for at in near for name in texts if os.path.isdir(Path(at, name))}  # noqa: PTH112
+        return list(near)
+
+    def text(self, *, said: bool) -> str:
+        """The code that is taken, with or without what it says of itself."""
+        return f"{self.name}\n" + "\n".join(_text(self.statements[at], said=said) for at in sorted(self.taken))
+
 
 def reached_hash(module: str, name: str, find: Find) -> str | None:
     """A hash of all code that a name of a module reaches; None where the module is not the user's own.
@@ -71,48 +114,46 @@ def reached_hash(module: str, name: str, find: Find) -> str | None:
     """
     walk = _Walk(find)
     walk.visit(module, name.partition(".")[0])
+    walk.follow_texts()
     if not walk.modules:
         return None
-    texts = (
-        f"{each.name}\n" + "\n".join(_text(each.statements[at]) for at in sorted(each.taken))
-        for each in sorted(walk.modules.values(), key=lambda each: each.name)
-    )
-    read = [line for each in walk.modules.values() for line in _read_by(each)]
+    modules = sorted(walk.modules.values(), key=lambda each: each.name)
+    texts = [each.text(said=bool(walk.words & _SAID)) for each in modules]
+    read = {line for each, text in zip(modules, texts, strict=True) for line in _files(each, text)}
+    if walk.words & _VARIABLES:
+        named = {
+            name for each in modules for name in each.texts if name in os.environ and not _OUTSIDE.search(name)
+        }
+        read |= {f"${name}={os.environ[name]}" for name in named}
     return hashlib.sha256("\n\0".join([*texts, *sorted(walk.unread), *sorted(read)]).encode()).hexdigest()[:16]
 
 
-def _read_by(module: _Module) -> Iterator[str]:
-    """What a module reads that stands in it by name: files beside it or in the current folder, and variables."""
-    nodes = [node for at in module.taken for node in ast.walk(module.statements[at])]
-    called = {_last_name(node.func) for node in nodes if isinstance(node, ast.Call)}
-    texts = {text for node in nodes if (text := _constant(node)) and len(text) <= _LONGEST_NAME}
-    if called & _READS and not called & _WRITES:
-        folders = [module.file.parent, Path()]
-        folders += [folder / text for folder in folders for text in texts if (folder / text).is_dir()]
-        for text in sorted(texts | {text.strip("/") for text in texts}):  # f"{folder}/words.txt"
-            for path in [folder / text for folder in folders if (folder / text).is_file()][:1]:
+def _files(module: _Module, text: str) -> Iterator[str]:
+    """The files that texts of a module name, and those of folders that libraries read as a whole."""
+    if _WRITES.search(text):
+        return
+    for folder in module.folders:
+        for name in module.texts:
+            place = Path(folder, name)
+            within = [place] if os.path.isfile(place) else []  # noqa: PTH113 - any text may be asked for
+            if found := [each for each in _SAVED if os.path.isfile(place / each)]:  # noqa: PTH113
+                within = sorted(each for each in place.glob("*/*" if _SPLITS in found else "*") if each.is_file())
+            for file in within:
                 with suppress(OSError):  # who reads it will tell
-                    yield f"{module.name} {text} {file_sha256(path, follow=True)}"
-    for node in nodes:
-        match node:
-            case ast.Subscript(value=within, slice=ast.Constant(value=str(name)), ctx=ast.Load()):
-                asked = _last_name(within) == "environ"
-            case ast.Call(func=function, args=[ast.Constant(value=str(name)), *_]):
-                asked = _last_name(function) == "getenv" or (
-                    _last_name(function) == "get" and _last_name(getattr(function, "value", None)) == "environ"
-                )
-            case _:
-                continue
-        if asked and name in os.environ and not _SECRET.search(name):
-            yield f"${name}={os.environ[name]}"
+                    yield f"{module.name} {name} {file.relative_to(place)} {file_sha256(file, follow=True)}"
 
 
 def _last_name(node: object) -> str:
     return str(getattr(node, "attr", getattr(node, "id", "")))
 
 
-def _constant(node: ast.AST) -> str:
-    return node.value if isinstance(node, ast.Constant) and isinstance(node.value, str) else ""
+def _constants(nodes: Iterable[ast.AST]) -> Iterator[str]:
+    """The texts that may name something, and what of them stands before and behind what is put in."""
+    for node in nodes:
+        if isinstance(node, ast.Constant) and isinstance(node.value, str | bytes):
+            value = node.value if isinstance(node.value, str) else node.value.decode(errors="ignore")
+            if len(value) <= _LONGEST_NAME and value.isprintable():
+                yield from (each for each in (value, *_SIGN.split(value)) if re.search(r"\w", each))
 
 
 class _Walk:
@@ -129,6 +170,38 @@ class _Walk:
         self._find = find
         self._known: dict[str, _Module | None] = {}
         self._visited: set[tuple[str, str]] = set()
+        self._further: list[str] = []
+
+    @property
+    def words(self) -> set[str]:
+        """Names that stand in what is taken."""
+        nodes = [node for module in self.modules.values() for node in module.nodes]
+        return {str(getattr(node, each, "")) for node in nodes for each in ("attr", "id", "name")}
+
+    def follow_texts(self) -> None:
+        """Take what is reached by texts too, or by being there, until nothing more is."""
+        seen = -1
+        while seen < (seen := len(self._visited) + len(self._further)):
+            words, modules = self.words, list(self.modules.values())
+            texts = sorted({text for module in modules for text in module.texts})
+            if words & _FAMILIES:
+                for module in modules:
+                    self.visit(module.name, _ALL)
+            if words & _IMPORTS:
+                for text in texts:
+                    name = text.replace(":", ".")
+                    packages = {module.package for module in modules} if name.startswith(".") else {""}
+                    for whole in (f"{package}{name}" for package in packages):
+                        for each in (whole, whole.rpartition(".")[0]):
+                            if re.fullmatch(r"\w+(\.\w+)*", each):
+                                self.visit(each, _ALL)
+            if words & _FOLDERS and "sys" in words:
+                self._further = list(dict.fromkeys(str(each) for module in modules for each in module.folders))
+                lacking = {each for each in self._visited if self._known.get(each[0]) is None}
+                self._visited -= lacking
+                self._known = {name: each for name, each in self._known.items() if each is not None}
+                for name, wanted in sorted(lacking):
+                    self.visit(name, wanted)
 
     def visit(self, name: str, wanted: str = "") -> None:
         """Take a name of a module, all of it for ``*``, and what importing it does; with its packages."""
@@ -158,7 +231,7 @@ class _Walk:
 
     def _module(self, name: str) -> _Module | None:
         if name not in self._known:
-            file = self._find(name)
+            file = self._find(name, self._further)
             self._known[name] = None if file is None else self._read(name, file)
             if (found := self._known[name]) is not None:
                 self.modules[name] = found
@@ -190,8 +263,6 @@ class _Walk:
             if isinstance(node, ast.Import | ast.ImportFrom):
                 # One at the top hands on only what is used; one inside of a function is taken with what it names.
                 self._imported(module, node, nodes, hands_on=node is not statement)
-            if isinstance(node, ast.Call) and _last_name(node.func) in _IMPORTS and node.args:
-                self.visit(_constant(node.args[0]), _ALL)
         names = {node.id for node in nodes if isinstance(node, ast.Name)}
         names |= {node.attr for node in nodes if isinstance(node, ast.Attribute)} & _COMPUTED
         if names & _COMPUTED and not names & set(module.binding) & _COMPUTED:
@@ -240,8 +311,9 @@ def _uses(
     """Modules and names in them that nodes use of an imported module: ``a.b.c`` is c of a.b where that is one."""
     chains = [chain for node in nodes if (chain := _chain(node)) and chain[0] == bound]
     parts = {id(node.value) for node in nodes if isinstance(node, ast.Attribute)}
-    if any(isinstance(node, ast.Name) and node.id == bound and id(node) not in parts for node in nodes):
-        yield module, _ALL  # it is handed on as it is
+    named = [node for node in nodes if isinstance(node, ast.Name) and node.id == bound]
+    if not named or any(id(node) not in parts for node in named):
+        yield module, _ALL  # it is handed on as it is, or is part of a class
     for _, *names in chains:
         target = module
         while names and known(f"{target}.{names[0]}"):
@@ -297,8 +369,10 @@ def _targets(target: ast.expr) -> set[str] | None:
     return None
 
 
-def _text(statement: ast.stmt) -> str:
-    """The code of a statement: comments and layout are not in it, nor are texts that say what it does."""
+def _text(statement: ast.stmt, *, said: bool) -> str:
+    """The code of a statement: no comments and layout, nor, unless used, texts that say what it does."""
+    if said:
+        return ast.unparse(statement)
     for node in ast.walk(statement):
         body = getattr(node, "body", None)
         if isinstance(body, list):

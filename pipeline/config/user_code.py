@@ -12,7 +12,7 @@ import os
 import pkgutil
 import re
 import sys
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import is_dataclass
 from difflib import get_close_matches
 from functools import cache
@@ -144,14 +144,14 @@ def source_hash(path: str) -> str | None:
     return hashlib.sha256(file.read_bytes()).hexdigest()[:16]
 
 
-def _own_file(module: str) -> Path | None:
+def _own_file(module: str, further: Sequence[str]) -> Path | None:
     """The file of a module that is not Python's, of an installed package or of this one; nothing is imported."""
     top, *inner = module.split(".")
     if top in {_OURS, *sys.stdlib_module_names}:
         return None
     _look_in_current_folder()
     try:
-        spec = importlib.util.find_spec(top)
+        spec = importlib.util.find_spec(top) or PathFinder.find_spec(top, further)
         for at in range(len(inner)):
             inside = spec.submodule_search_locations if spec else None
             name = ".".join([top, *inner[: at + 1]])

@@ -1,6 +1,6 @@
 """What of the user's own code a name reaches: an edit of that is another hash, and of nothing else."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import pytest
@@ -60,9 +60,10 @@ def files_in(folder: Path, files: Mapping[str, str]) -> None:
 
 
 def hashed(folder: Path, name: str = "reward", module: str = "mine") -> str | None:
-    def find(module: str) -> Path | None:
-        path = folder / module.replace(".", "/")
-        return next((one for one in (path / "__init__.py", path.with_suffix(".py")) if one.is_file()), None)
+    def find(module: str, further: Sequence[str]) -> Path | None:
+        paths = [Path(each, module.replace(".", "/")) for each in [str(folder), *further]]
+        ways = [way for path in paths for way in (path / "__init__.py", path.with_suffix(".py"))]
+        return next((one for one in ways if one.is_file()), None)
 
     return reached_hash(module, name, find)
 
@@ -137,6 +138,17 @@ def test_what_is_not_reached_changes_nothing(tmp_path: Path, module: str, old: s
             "idle",
         ),
         ("def f(:\n", ":", "::"),
+        (
+            "class A:\n    pass\n\nclass B(A):\n    x = 1\n\ndef f():\n    return A.__subclasses__()[0].x\n",
+            "x = 1",
+            "x = 2",
+        ),
+        (
+            "import sys\n\ndef g():\n    return 1\n\ndef f():\n    return sys.modules['odd'].g()\n",
+            "return 1",
+            "return 2",
+        ),
+        ("class A:\n    'Judge this.'\n\ndef f():\n    return A.__doc__\n", "this", "that"),
     ],
 )
 def test_ways_of_reaching_other_code(tmp_path: Path, text: str, old: str, new: str) -> None:
@@ -152,11 +164,14 @@ def test_ways_of_reaching_other_code(tmp_path: Path, text: str, old: str, new: s
     [
         f"{BRANCH}\n\ndef f():\n    return h.points('a')\n",
         "import importlib\n\ndef f():\n    return importlib.import_module('helpers').points('a')\n",
+        "import pydoc\nNAME = 'helpers.points'\n\ndef f():\n    return pydoc.locate(NAME)('a')\n",
+        "class A:\n    import helpers as h\n    def g(self):\n        return self.h.points('a')\n\nf = A().g\n",
+        "import sys\nsys.path.append('more')\nfrom aside import handed\n\ndef f():\n    return handed('a')\n",
     ],
-    ids=["in a branch", "by name"],
+    ids=["in a branch", "by name", "by a name elsewhere", "in a class", "from a further folder"],
 )
 def test_a_helper_counts_however_it_is_imported(tmp_path: Path, text: str) -> None:
-    files_in(tmp_path, {**FILES, "odd": text})
+    files_in(tmp_path, {**FILES, "odd": text, "more.aside": "from helpers import points as handed\n"})
     before = hashed(tmp_path, "f", "odd")
     files_in(tmp_path, {"helpers": FILES["helpers"].replace("len(text) +", "len(text) -")})
     assert hashed(tmp_path, "f", "odd") != before
@@ -203,13 +218,72 @@ def test_data_and_variables_that_a_module_names_count(tmp_path: Path, monkeypatc
 
 
 @pytest.mark.parametrize(
+    ("text", "file"),
+    [
+        ("import sqlite3\n\ndef reward(of):\n    return sqlite3.connect('facts.db')\n", "facts.db"),
+        ("from paths import WORDS\n\ndef reward(of):\n    return open(WORDS)\n", "words.txt"),
+        (
+            "import os\n\ndef reward(of):\n    return open(os.path.join('data', 'en', 'words.txt'))\n",
+            "data/en/words.txt",
+        ),
+        ("def reward(of):\n    return open('%s/words.txt' % PLACE, 'rb')\nPLACE = 'data'\n", "data/words.txt"),
+        (f"def reward(of):\n    return open(b'{'d' * 80}/words.txt')\n", f"{'d' * 80}/words.txt"),
+        ("def reward(of):\n    return Judge.from_pretrained('judge')\n", "judge/model.safetensors"),
+        ("import subprocess\n\ndef reward(of):\n    subprocess.run(['node', 'score.js'])\n", "score.js"),
+    ],
+    ids=["by a library", "named elsewhere", "two folders", "put in", "long", "a model", "a program"],
+)
+def test_files_count_whatever_reads_them(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, text: str, file: str
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    files_in(tmp_path, {"mine": text, "paths": "WORDS = 'words.txt'\n"})
+    (tmp_path / file).parent.mkdir(parents=True, exist_ok=True)
+    (tmp_path / file).with_name("config.json").write_text("{}")
+    seen = set()
+    for content in ("one", "two"):
+        (tmp_path / file).write_text(content)
+        seen.add(hashed(tmp_path))
+    assert len(seen) == 2
+
+
+@pytest.mark.parametrize(
+    ("text", "name", "counts"),
+    [
+        ("from os import getenv as g\n\ndef reward(of):\n    return g('LIMIT_OF_MINE')\n", "LIMIT_OF_MINE", True),
+        ("import os\nN = 'MAX_TOKENS'\n\ndef reward(of):\n    return os.environ.pop(N)\n", "MAX_TOKENS", True),
+        ("import os\n\ndef reward(of):\n    return os.environ.get('MY_API_KEY')\n", "MY_API_KEY", False),
+        (
+            "import os\n\ndef reward(of):\n    return os.environ['CUDA_VISIBLE_DEVICES']\n",
+            "CUDA_VISIBLE_DEVICES",
+            False,
+        ),
+        ("import os\n\ndef reward(of):\n    return os.getenv('LOCAL_RANK')\n", "LOCAL_RANK", False),
+        ("import os\n\ndef reward(of):\n    return os.getenv('LORA_RANK')\n", "LORA_RANK", True),
+    ],
+)
+def test_variables_count_but_for_those_of_a_process(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, text: str, name: str, counts: bool
+) -> None:
+    files_in(tmp_path, {"mine": text})
+    seen = set()
+    for value in ("1", "2"):
+        monkeypatch.setenv(name, value)
+        seen.add(hashed(tmp_path))
+    assert (len(seen) == 2) == counts
+
+
+@pytest.mark.parametrize(
     "text",
     [
         "def reward(completions, **_):\n    open('seen.txt', 'a').write(completions[0])\n    return [1.0]\n",
+        "def reward(completions, **_):\n    print(completions, file=open('seen.txt', 'a'))\n    return [1.0]\n",
+        "import logging\nlogging.basicConfig(filename='seen.txt')\n\ndef reward(of):\n    return of\n",
+        "import sqlite3\n\ndef reward(of):\n    sqlite3.connect('seen.txt').execute('INSERT INTO t VALUES (1)')\n",
         "import os\nos.environ['LIMIT_OF_MINE'] = '1'\n\ndef reward(completions, **_):\n    return [1.0]\n",
         "import os\nKEY = os.environ.get('MY_API_KEY')\n\ndef reward(completions, **_):\n    return [KEY]\n",
     ],
-    ids=["written", "set", "access"],
+    ids=["written", "printed", "logged", "remembered", "set", "access"],
 )
 def test_what_a_module_writes_or_is_let_in_by_changes_nothing(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, text: str
