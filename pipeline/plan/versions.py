@@ -39,7 +39,7 @@ ROUNDING = 2
 precision; without that nothing depends on it."""
 ATTENTION = 2
 """How models attend that are trained anew; with the attention of torch nothing depends on it."""
-PREPARATION = 7
+PREPARATION = 8
 """`pipeline.learning.datasets`: how rows are read, adapted, dealt into splits and tokenised, and what is told."""
 DIVERGENCES = 1
 """What the divergence of completions is measured against; without a nucleus nothing depends on it."""

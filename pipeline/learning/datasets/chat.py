@@ -25,6 +25,8 @@ if TYPE_CHECKING:
 
     Templated: TypeAlias = "PreTrainedTokenizerBase | TemplateOfFolder"
 
+_OF_TURNS = ("role", "content", "tool_calls", "tool_call_id", "name", "id")
+"""What turns have that is read, or changes nothing for a reader."""
 DATE = "2024-07-26"
 """Of templates that ask the clock where none is set: what those of Llama 3.1 write where there is no clock."""
 CLOCK = "strftime_now"
@@ -235,10 +237,17 @@ def refusal_of(template: TemplateOfFolder, row: Row) -> str:
 
 
 def unread(template: TemplateOfFolder, row: Row) -> list[str]:
-    """Which arguments of a row its template does not read, so that they change nothing."""
+    """Which arguments of a row, and what of its turns, its template does not read, so that they change nothing."""
     arguments = template_arguments(row.columns)
     text = template.get_chat_template(tools=arguments.get("tools")) or ""
-    return [name for name in arguments if name != CLOCK and not re.search(rf"\b{re.escape(name)}\b", text)]
+    turns = [
+        turn
+        for said in (row.prompt, row.completion, row.chosen, row.rejected)
+        if said and not isinstance(said, str)
+        for turn in said
+    ]
+    names = dict.fromkeys([*arguments, *(key for turn in turns for key in turn if key not in _OF_TURNS)])
+    return [name for name in names if name != CLOCK and not re.search(rf"\b{re.escape(name)}\b", text)]
 
 
 def _marked_calls(calls: Any) -> Any:

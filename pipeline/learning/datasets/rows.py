@@ -21,6 +21,8 @@ TEXTS = ("prompt", *ANSWERS)
 """What of a row is text or a conversation."""
 _OF_CONVERSATIONS = ("system", "tools")
 """Columns that say more to a model where prompts are conversations."""
+_NO_TEXT = ("image", "images", "video", "videos", "audio", "audios")
+"""Columns of what models that read text alone are not shown."""
 _UNSEEN = dict.fromkeys(map(ord, "\ufeff\u200b\u2060\u00ad"))
 """Marks of byte order, spaces without width, hyphens that show only at the end of a line."""
 
@@ -114,6 +116,9 @@ class Form:
             place: Where it is.
             in_template: Columns that the template of prompts uses.
         """
+        for name in _NO_TEXT:
+            if row.columns.get(name):
+                self._passed_over.setdefault(name, []).append(place)
         if not isinstance(row.prompt, str):
             if row.prompt[-1]["role"] == "assistant":
                 self._answered.append(place)
@@ -139,6 +144,12 @@ class Form:
                 "wrong"
             )
         for name, places in self._passed_over.items():
+            if name in _NO_TEXT:
+                said.append(
+                    f"`{name}` of {_counted('row', places)} is shown to no model, as only text is read: leave it "
+                    "out by further_columns where prompts can be answered without it, or else leave these rows out"
+                )
+                continue
             said.append(
                 f"`{name}` is in no prompt of {_counted('row', places)}, as prompts of text have no place for it: "
                 f"use chat=true, or {{{name}}} in prompt_template, or leave it out by further_columns"

@@ -36,6 +36,8 @@ def to_columns(columns: Mapping[str, Any], place: str) -> dict[str, Any]:
         DataError: A speaker is unknown, or turns cannot be read.
     """
     found = {**columns, **{name: _turns(columns[name], name, place) for name in _CONVERSATIONS if name in columns}}
+    if "completion" in found and str(found.get("label")).lower() in ("true", "false"):
+        found["label"] = str(found["label"]).lower() == "true"  # tables hold text
     pair = [found.get(name) for name in ("chosen", "rejected")]
     if isinstance(found.get("prompt"), str) and all(isinstance(answer, list) for answer in pair):
         del found["prompt"]  # it is in both; as `trl.maybe_extract_prompt` has it
@@ -98,7 +100,11 @@ def _turns(value: Any, name: str, place: str) -> Any:
             f"{place}: a turn is from {unknown[0]!r}; known are {', '.join(_ROLES)}. Write one of them, or leave "
             "the row out."
         )
-    return [{"role": _ROLES[turn["from"]], "content": turn["value"]} for turn in value]
+    return [
+        {"role": _ROLES[turn["from"]], "content": turn["value"]}
+        | {key: each for key, each in turn.items() if key not in ("from", "value")}
+        for turn in value
+    ]
 
 
 def with_system(turns: list[Any], columns: dict[str, Any]) -> list[Any]:

@@ -161,12 +161,16 @@ def test_answers_that_a_template_writes_otherwise_are_not_refused(tmp_path: Path
 def test_arguments_that_a_template_does_not_read_are_told(tmp_path: Path) -> None:
     tokenizer("{{ enable_thinking }}").save_pretrained(tmp_path / "model")
     row = {"prompt": USER, "tools": [TOOL], "chat_template_kwargs": {"enable_thinking": False, "thinking": True}}
-    lines = [{**row, "prompt": [{"role": "user", "content": f"u{n}"}], "solution": "1"} for n in range(30)]
+    said = [{"role": "assistant", "content": "a", "reasoning_content": "so", "id": "7"}]
+    lines = [
+        {**row, "prompt": [{"role": "user", "content": f"u{n}", "weight": 0}], "completion": said, "solution": "1"}
+        for n in range(30)
+    ]
     (tmp_path / "rows.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
     config = FilesConfig(kind="jsonl", path=str(tmp_path / "rows.jsonl"), date="2026-11-27")
     warnings = answer(as_plain({"mine": config}), ["mine"], {"hf": str(tmp_path / "model")})["warnings"]
     [told] = [warning for warning in warnings if "does not read" in warning]
-    assert "does not read tools, thinking, " in told
+    assert "does not read tools, thinking, weight, reasoning_content, " in told
 
 
 def test_rows_that_a_template_refuses_are_told_before_anything_starts(tmp_path: Path) -> None:

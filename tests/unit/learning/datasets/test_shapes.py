@@ -20,6 +20,14 @@ _SYSTEM = {"role": "system", "content": "Be kind."}
     [
         ({"conversations": [_ASK, _ANSWER], "id": 1}, {"messages": _TURNS, "id": 1}),
         ({"conversations": _TURNS}, {"messages": _TURNS}),
+        ({"conversations": [{**_ASK, "weight": 0}]}, {"messages": [{**_TURNS[0], "weight": 0}]}),
+        *(
+            (
+                {"prompt": "a?", "completion": "b", "label": given},
+                {"prompt": "a?", "completion": "b", "label": label},
+            )
+            for given, label in (("False", False), ("true", True), ("spam", "spam"), (0, 0))
+        ),
         ({"messages": [_ASK, _ANSWER]}, {"messages": _TURNS}),
         (
             {"messages": [{"role": "Human", "content": "a?"}, {"role": "gpt", "content": "b"}]},
