@@ -14,7 +14,7 @@ from typing import Any
 
 from pipeline.config.place import told
 from pipeline.errors import ConfigError
-from pipeline.learning.rewards.signature import GIVEN
+from pipeline.learning.rewards.signature import GIVEN, signature_of
 from pipeline.learning.rewards.traits import RewardTraits, declared_traits
 from pipeline.learning.rewards.trl import trl_traits
 
@@ -62,7 +62,7 @@ def makes_rewards(named: Callable[..., Any]) -> bool:
     if isinstance(named, type):
         return False
     try:
-        parameters = inspect.signature(named).parameters
+        parameters = signature_of(named).parameters
     except (ValueError, TypeError):
         return False
     open_ended = any(each.kind is each.VAR_KEYWORD for each in parameters.values())

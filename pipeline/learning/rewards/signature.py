@@ -26,6 +26,17 @@ class Mismatch:
     said: str = ""
 
 
+def signature_of(function: Callable[..., Any]) -> inspect.Signature:
+    """How a function is called: of one that is decorated as its wrapper, unless that passes all on (``*a, **k``).
+
+    Raises:
+        ValueError, TypeError: It names no signature.
+    """
+    own = inspect.signature(function, follow_wrapped=False)
+    passes_on = any(each.kind is each.VAR_POSITIONAL for each in own.parameters.values())
+    return inspect.signature(function) if passes_on else own
+
+
 def needed_columns(function: Callable[..., Any], options: Iterable[str] = ()) -> tuple[str, ...]:
     """Columns that a reward cannot be called without; none of something that names no signature.
 
@@ -34,7 +45,7 @@ def needed_columns(function: Callable[..., Any], options: Iterable[str] = ()) ->
         options: Names of its settings, which are no columns.
     """
     try:
-        parameters = inspect.signature(function).parameters.values()
+        parameters = signature_of(function).parameters.values()
     except (ValueError, TypeError):
         return ()
     given = {*GIVEN, *options}
@@ -53,7 +64,7 @@ def mismatch(function: Callable[..., Any], columns: Iterable[str], options: Iter
     if isinstance(function, type):
         return Mismatch(said="is a class; name a function, or an object of that class that can be called")
     try:
-        parameters = inspect.signature(function).parameters.values()
+        parameters = signature_of(function).parameters.values()
     except (ValueError, TypeError):
         return None
     given = dict.fromkeys([*GIVEN, *columns, *options])

@@ -2,7 +2,7 @@
 
 import inspect
 from collections.abc import Callable, Sequence
-from functools import partial
+from functools import partial, wraps
 from typing import Any
 
 import pytest
@@ -32,6 +32,14 @@ def by_place(completions: Any, /, **_: Any) -> None: ...
 def defaults_by_place(completions: Any = None, /, **_: Any) -> None: ...
 
 
+def decorated(wrapper: Callable[..., Any]) -> Callable[..., Any]:
+    """`wrapper` as `functools.wraps` dresses one around a function of one completion."""
+
+    def one(completion: str, level: int) -> None: ...
+
+    return wraps(one)(wrapper)
+
+
 class Callable_:
     def __call__(self, completions: Sequence[str], level: Sequence[int], **_: Any) -> None: ...
 
@@ -55,6 +63,8 @@ class Callable_:
         (by_place, [], (), "takes completions by position alone"),
         (defaults_by_place, [], None, ""),
         (lambda completions: [1.0], [], (), "takes completions, but is called with prompts, completion_ids"),
+        (decorated(lambda completions, **_: None), [], None, ""),
+        (decorated(lambda *a, **k: None), ["level"], ("completion",), ""),
         (max, [], None, ""),  # a compiled function names no signature
     ],
 )
