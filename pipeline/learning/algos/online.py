@@ -1,15 +1,17 @@
 """A training that draws what it trains on: a batch of prompts, completed and scored, then its optimizer steps.
 
-    <checkpoints>/drawn/00000012/    batch.json, and what `keep` writes of a batch, by the times that it was drawn;
-                                     until a checkpoint is past it
+    <checkpoints>/drawn/00000012/    batch.json, what `keep` writes of a batch, by the times that it was drawn, and
+                                     the sums of all, sums.json; until a checkpoint is past it
 
 Each batch is on the disk before its first step. So a training that was cut off trains on the same completions and
 the same rewards once more, also on rewards that would not say the same again, and comes to the same weights.
+One that is no more what was written is drawn again; a checkpoint from between its steps is passed over then.
 """
 
 from __future__ import annotations
 
 import shutil
+import stat
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
@@ -21,8 +23,8 @@ import numpy as np
 from peft import PeftModel
 from transformers import PreTrainedModel
 
-from pipeline.files import json_text
-from pipeline.foreign import parse_json, read_plain
+from pipeline.files import file_sha256, fsync, json_text, walk
+from pipeline.foreign import ForeignDataError, parse_json, read_plain
 from pipeline.learning.algos import toolbox
 from pipeline.learning.algos.base import JobContext
 from pipeline.learning.algos.groups import Groups, draw_groups, score_groups
@@ -45,6 +47,7 @@ if TYPE_CHECKING:
     from pipeline.learning.algos.post_training import PostTrainingAlgorithms
 
 ABOUT = "batch.json"
+SUMS = "sums.json"
 _FAULT = "first_fault.txt"
 _TALLIED = ("count", "unscored", "equal", "wrong", "same")
 
@@ -101,7 +104,7 @@ def fit_online(
             decoding = int(ctx.ranks.sum(meter.flops["decoding"]))  # each rank has a part of the prompts
             if not ctx.ranks.is_first:
                 return
-            with kept.writing(number) as folder:
+            with kept.writing(number, durable=timetable.parts(number) * algo.epochs > 1) as folder:
                 for time, groups in enumerate(taken):
                     (folder / str(time)).mkdir()
                     logprobs = exact_logprobs(own, algo, policy, groups)
@@ -140,6 +143,12 @@ def fit_online(
         told = {name: int(value) for name, value in made.about.items() if isinstance(value, int)}
         return DrawnBatch(made, flops, figures, {**about["counts"], **told})
 
+    def lacks(step: int) -> str | None:
+        number, within = timetable.at(step)
+        return "the batch that it goes on with is not what was drawn" if within and not kept.has(number) else None
+
+    if fitting.checkpoint is not None:
+        fitting.checkpoint.lacks = lacks
     previous = ctx.optional_input("train@previous") if algo.warm_start else None
     trained = fit_drawn(
         model,
@@ -228,11 +237,12 @@ class KeptBatches:
         return self._place / f"{number:08d}"
 
     def has(self, number: int) -> bool:
-        """Whether a batch is there. Without it, what was drawn after it is of another policy, and goes."""
-        if self.folder(number).is_dir():
-            return True
+        """Whether a batch is there, whole. Without it, what was drawn after it is of another policy, and goes."""
+        with suppress(OSError, ForeignDataError):
+            if parse_json(read_plain(self.folder(number) / SUMS)) == _sums(self.folder(number)):
+                return True
         for other in self._numbers():
-            if other > number:
+            if other >= number:
                 shutil.rmtree(self.folder(other), ignore_errors=True)
         return False
 
@@ -246,7 +256,7 @@ class KeptBatches:
     def first_fault(self) -> str:
         """What was said of the first completion at which a reward failed; of all attempts."""
         with suppress(FileNotFoundError):
-            return read_plain(self._place / _FAULT).decode()
+            return read_plain(self._place / _FAULT).decode(errors="replace")
         return ""
 
     def note_fault(self, said: str) -> None:
@@ -255,15 +265,31 @@ class KeptBatches:
             (self._place / _FAULT).write_text(said)
 
     @contextmanager
-    def writing(self, number: int) -> Iterator[Path]:
-        """A folder to write a batch to, which is there for good when all of it is."""
+    def writing(self, number: int, *, durable: bool) -> Iterator[Path]:
+        """A folder to write a batch to, which is there for good when all of it is.
+
+        Args:
+            number: Of the batch.
+            durable: Whether it is to outlive a loss of power: a checkpoint may come before its last step.
+        """
         writing = self._place / f".writing-{number}"
         shutil.rmtree(writing, ignore_errors=True)
         writing.mkdir(parents=True)
         yield writing
+        (writing / SUMS).write_text(json_text(_sums(writing)))
+        for name, status in walk(writing) if durable else ():
+            fsync(writing / name, folder=stat.S_ISDIR(status.st_mode))
         writing.rename(self.folder(number))
+        if durable:
+            fsync(self._place, folder=True)
 
     def _numbers(self) -> list[int]:
         with suppress(FileNotFoundError):
             return [int(path.name) for path in self._place.iterdir() if path.name.isdecimal()]
         return []
+
+
+def _sums(folder: Path) -> dict[str, str]:
+    """SHA-256 of each file of a batch."""
+    files = (name for name, status in walk(folder) if stat.S_ISREG(status.st_mode) and name != SUMS)
+    return {name: file_sha256(folder / name) for name in files}

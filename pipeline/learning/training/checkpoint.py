@@ -87,6 +87,7 @@ class Checkpoints:
 
     Attributes:
         saved_step: Steps that were done when it was saved; 0 without one.
+        lacks: Says what a training needs besides to go on after so many steps, and is not there; None if all is.
     """
 
     def __init__(
@@ -123,6 +124,7 @@ class Checkpoints:
         self._clock = clock
         self._saved_at = clock()
         self.saved_step = 0
+        self.lacks: Callable[[int], str | None] = lambda _: None
 
     def latest(self, problem: Callable[[Saved], str | None] | None = None) -> Saved | None:
         """The newest checkpoint that can be used; the others are passed over with a line in the job's log.
@@ -149,7 +151,7 @@ class Checkpoints:
         for step, path in sorted(self._present(), reverse=True):
             try:
                 found = self._read(step, path)
-                if problem is not None and (wrong := problem(found)):
+                if wrong := self.lacks(step) or (problem(found) if problem is not None else None):
                     raise _Unusable(wrong)
             except _Unusable as error:
                 _say(f"warning: the checkpoint of step {step} is passed over: {error}")

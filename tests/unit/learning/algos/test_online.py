@@ -170,6 +170,25 @@ def test_a_training_that_is_killed_goes_on_to_the_same_bytes(moment: str, whole:
     assert {path.name: path.read_bytes() for path in out.iterdir()} == kept
 
 
+@pytest.mark.parametrize(
+    "damage", [Path.unlink, lambda file: os.truncate(file, 0), lambda file: file.write_text("[]")]
+)
+@pytest.mark.parametrize("file", ["batch.json", "0/samples", "sums.json"])
+def test_a_batch_that_is_not_what_was_written_is_drawn_again(
+    tmp_path: Path, file: str, damage: Callable[[Path], object]
+) -> None:
+    kept = online.KeptBatches(tmp_path)
+    for number in range(4):
+        with kept.writing(number, durable=number == 2) as folder:
+            (folder / "0").mkdir()
+            for name in ("batch.json", "0/samples"):
+                (folder / name).write_text("{}")
+    damage(kept.folder(2) / file)
+    assert kept.has(1)
+    assert not kept.has(2)
+    assert [kept.folder(number).exists() for number in range(4)] == [True, True, False, False]
+
+
 def test_pairs_and_labels_of_the_present_policy_are_drawn_online_too(tmp_path: Path) -> None:
     how = ("sampling=online", "batch_size=16", "epochs=1")
     of_pairs = ("DPO", "ORPO", "SimPO")

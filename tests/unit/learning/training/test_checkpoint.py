@@ -284,6 +284,16 @@ class Clock:
         return self.now
 
 
+def test_a_checkpoint_that_lacks_what_goes_with_it_is_passed_over(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    checkpoints = Checkpoints(tmp_path, {})
+    checkpoints.save(5, STATE)
+    checkpoints.lacks = lambda step: f"no batch of step {step}"
+    assert checkpoints.latest() is None
+    assert "the checkpoint of step 5 is passed over: no batch of step 5" in capsys.readouterr().out
+
+
 def test_it_saves_after_steps_or_minutes_whichever_comes_first(tmp_path: Path) -> None:
     clock, saved = Clock(), []
     checkpoints = Checkpoints(tmp_path, {}, every_steps=4, every_minutes=1, clock=clock)
