@@ -53,7 +53,7 @@ class GRPOLoss(Enum):
 class ImportanceSampling(Enum):
     """What GRPO's ratio of probabilities is of, by TRL's names."""
 
-    token = "token"  # each token  # noqa: S105 - no password
+    token = "token"  # each token
     sequence = "sequence"  # a whole completion, to the power of one over its tokens: GSPO (arXiv 2507.18071)
     product = "product"  # a whole completion as it is, which TRL has in RLOO alone
 

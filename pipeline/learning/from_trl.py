@@ -138,11 +138,11 @@ def _scale(value: Any, _: Values) -> Any:
     return _one_of(ScaleRewards)(named, _)
 
 
-_EPOCHS = Counterpart("algos.{algo}.epochs", _whole)
 _SHOWN = Counterpart("evaluation.sample_prompts")
 SHARED = {
     "learning_rate": Counterpart("algos.{algo}.learning_rate", _same),
-    "num_train_epochs": Counterpart("algos.{algo}.epochs"),
+    "num_train_epochs": Counterpart("algos.{algo}.epochs", _whole),
+    "max_steps": Counterpart("data_collection.prompts_per_round"),
     "per_device_train_batch_size": Counterpart("training.micro_batch_size", _micro_batch),
     "gradient_accumulation_steps": Counterpart("algos.{algo}.batch_size", _batch),
     "weight_decay": Counterpart("training.weight_decay", _same),
@@ -169,9 +169,46 @@ SHARED = {
     "trust_remote_code": Counterpart("models.hf.trust_remote_code"),
 }
 """Of every configuration. An empty text says nothing: another argument has said it."""
+_ONLINE = {
+    "num_train_epochs": Counterpart("rounds_of_training", _whole),
+    "num_generations": Counterpart("algos.{algo}.num_generations", _same),
+    "max_completion_length": Counterpart("generation.max_new_tokens", _same),
+    "temperature": Counterpart("generation.temperature", _same),
+    "top_p": Counterpart("generation.top_p", _same),
+    "generation_kwargs": Counterpart("generation.stop"),
+    "steps_per_generation": Counterpart("algos.{algo}.steps_per_generation", _generation_steps),
+    "generation_batch_size": Counterpart(
+        "algos.{algo}.steps_per_generation",
+        lambda _, given: None if _generation_steps(None, given) is None else "",
+    ),
+    "num_generations_eval": Counterpart("evaluation.num_samples", _same),
+    "beta": Counterpart("algos.{algo}.beta", _same),
+    "num_iterations": Counterpart("algos.{algo}.epochs", _same),
+    "epsilon": Counterpart("algos.{algo}.epsilon", _same),
+    "epsilon_high": Counterpart("algos.{algo}.epsilon_high", _same),
+    "delta": Counterpart("algos.{algo}.delta", _same),
+    "mask_truncated_completions": Counterpart("algos.{algo}.mask_truncated_completions", _same),
+    "loss_type": Counterpart("algos.{algo}.loss_type", _one_of(GRPOLoss)),
+    "scale_rewards": Counterpart("algos.{algo}.scale_rewards", _scale),
+    "reward_weights": Counterpart("datasets.hf.rewards"),
+    "sync_ref_model": Counterpart("algos.{algo}.reference"),
+    "chat_template_kwargs": Counterpart("datasets.hf.chat_template_kwargs"),
+    "importance_sampling_level": Counterpart(
+        "algos.{algo}.importance_sampling_level", _one_of(ImportanceSampling)
+    ),
+    "entropy_coef": Counterpart("algos.{algo}.entropy_coef", _same),
+    "use_bias_correction_kl": Counterpart("algos.{algo}.use_bias_correction_kl", _same),
+    "log_completions": _SHOWN,
+    "num_completions_to_print": _SHOWN,
+    "log_unique_prompts": _SHOWN,
+    "use_vllm": Counterpart("generation.backend"),
+    "use_transformers_continuous_batching": Counterpart("generation.backend"),
+    "transformers_continuous_batching_config": Counterpart("generation.backend"),
+    "use_transformers_paged": Counterpart("generation.backend"),
+}
+"""Of what draws while it trains; RLOOConfig has fewer of them."""
 OF_ALGORITHM = {
     "DPO": {
-        "num_train_epochs": _EPOCHS,
         "beta": Counterpart("algos.DPO.beta", _same),
         "loss_type": Counterpart("algos.DPO.loss_type", _one_of(DPOLoss)),
         "label_smoothing": Counterpart("algos.DPO.label_smoothing", _same),
@@ -181,44 +218,12 @@ OF_ALGORITHM = {
         "sync_ref_model": Counterpart("algos.DPO.reference"),
         "padding_free": Counterpart("training.padding_free", _same),
     },
-    "GRPO": {
-        "num_generations": Counterpart("algos.GRPO.num_generations", _same),
-        "max_completion_length": Counterpart("generation.max_new_tokens", _same),
-        "temperature": Counterpart("generation.temperature", _same),
-        "top_p": Counterpart("generation.top_p", _same),
-        "generation_kwargs": Counterpart("generation.stop"),
-        "steps_per_generation": Counterpart("algos.GRPO.steps_per_generation", _generation_steps),
-        "generation_batch_size": Counterpart(
-            "algos.GRPO.steps_per_generation",
-            lambda _, given: None if _generation_steps(None, given) is None else "",
-        ),
-        "num_generations_eval": Counterpart("evaluation.num_samples", _same),
-        "beta": Counterpart("algos.GRPO.beta", _same),
-        "num_iterations": Counterpart("algos.GRPO.epochs", _same),
-        "epsilon": Counterpart("algos.GRPO.epsilon", _same),
-        "epsilon_high": Counterpart("algos.GRPO.epsilon_high", _same),
-        "delta": Counterpart("algos.GRPO.delta", _same),
-        "mask_truncated_completions": Counterpart("algos.GRPO.mask_truncated_completions", _same),
-        "loss_type": Counterpart("algos.GRPO.loss_type", _one_of(GRPOLoss)),
-        "scale_rewards": Counterpart("algos.GRPO.scale_rewards", _scale),
-        "reward_weights": Counterpart("datasets.hf.rewards"),
-        "sync_ref_model": Counterpart("algos.GRPO.reference"),
-        "chat_template_kwargs": Counterpart("datasets.hf.chat_template_kwargs"),
-        "importance_sampling_level": Counterpart(
-            "algos.GRPO.importance_sampling_level", _one_of(ImportanceSampling)
-        ),
-        "entropy_coef": Counterpart("algos.GRPO.entropy_coef", _same),
-        "use_bias_correction_kl": Counterpart("algos.GRPO.use_bias_correction_kl", _same),
-        "log_completions": _SHOWN,
-        "num_completions_to_print": _SHOWN,
-        "log_unique_prompts": _SHOWN,
-        "use_vllm": Counterpart("generation.backend"),
-        "use_transformers_continuous_batching": Counterpart("generation.backend"),
-        "transformers_continuous_batching_config": Counterpart("generation.backend"),
-        "use_transformers_paged": Counterpart("generation.backend"),
+    "GRPO": _ONLINE,
+    "RLOO": {
+        **_ONLINE,
+        "normalize_advantages": Counterpart("algos.RLOO.normalize_advantages", _same),
     },
     "SFT": {
-        "num_train_epochs": _EPOCHS,
         "max_length": Counterpart("algos.SFT.max_length", _same),
         "dataset_text_field": Counterpart("datasets.hf.columns"),
         "chat_template_path": Counterpart("datasets.hf.chat"),
@@ -229,7 +234,6 @@ OF_ALGORITHM = {
         "padding_free": Counterpart("training.padding_free", _unpadded),
     },
     "KTO": {
-        "num_train_epochs": _EPOCHS,
         "beta": Counterpart("algos.KTO.beta", _same),
         "desirable_weight": Counterpart("algos.KTO.desirable_weight", _same),
         "undesirable_weight": Counterpart("algos.KTO.undesirable_weight", _same),
@@ -238,12 +242,10 @@ OF_ALGORITHM = {
         "sync_ref_model": Counterpart("algos.KTO.reference"),
     },
     "ORPO": {
-        "num_train_epochs": _EPOCHS,
         "beta": Counterpart("algos.ORPO.beta", _same),
         "max_length": Counterpart("generation.max_new_tokens"),
     },
     "SimPO": {
-        "num_train_epochs": _EPOCHS,
         "loss_type": Counterpart("algos.SimPO.simpo_gamma", lambda value, _: "" if value == "simpo" else None),
         "beta": Counterpart("algos.SimPO.beta", _same),
         "simpo_gamma": Counterpart("algos.SimPO.simpo_gamma", _same),
@@ -256,8 +258,9 @@ _MADE_OF_NONE = {"disable_tqdm", "accelerator_config", "debug", "pad_to_multiple
 """Arguments that `transformers` has values for which a configuration was given none."""
 _OF_PAIRS = {"DPO", "ORPO", "SimPO"}
 _EXISTING = {*_OF_PAIRS, "KTO"}
+_DRAWING = {"GRPO", "RLOO"}
 CONFIGS = {
-    **{algo: f"trl.trainer.{algo.lower()}_config:{algo}Config" for algo in ("DPO", "GRPO", "KTO", "SFT")},
+    **{algo: f"trl.trainer.{algo.lower()}_config:{algo}Config" for algo in ("DPO", "GRPO", "RLOO", "KTO", "SFT")},
     "ORPO": "trl.experimental.orpo:ORPOConfig",
     "SimPO": "trl.experimental.cpo:CPOConfig",
 }
@@ -322,15 +325,17 @@ def counterparts(algo: str) -> dict[str, Counterpart]:
 
 
 def _fixed(algo: str, given: Values) -> Iterator[str]:
-    """That TRL goes over its data once more or less, and evaluates at the end."""
+    """That a round of what draws while it trains is a pass over the data, and of others all passes."""
     yield f"algos=[{algo}]"
-    yield "rounds_of_training=1"
     if algo in _EXISTING:
         yield f"algos.{algo}.pairs=existing"
-    if algo == "GRPO":
-        yield "algos.GRPO.sampling=online"
-    if algo == "GRPO" and not str(_plain(given["lr_scheduler_type"])).startswith("constant"):
-        yield "algos.GRPO.horizon=1"
+    if algo not in _DRAWING:
+        yield "rounds_of_training=1"
+        return
+    yield f"algos.{algo}.sampling=online"
+    rounds = _whole(given["num_train_epochs"], given)
+    if rounds is not None and not str(_plain(given["lr_scheduler_type"])).startswith("constant"):
+        yield f"algos.{algo}.horizon={rounds}"
 
 
 def _class(algo: str) -> type:

@@ -173,7 +173,7 @@ def rows_of(section: str) -> list[tuple[str, list[str], list[str]]]:
 
 
 def test_the_page_has_every_argument_of_trl() -> None:
-    shared = {name for _, names, _ in rows_of("Of all three") for name in names}
+    shared = {name for _, names, _ in rows_of("Of all") for name in names}
     for section, module in TRL_ARGUMENTS.items():
         named = {name for _, names, _ in rows_of(section) for name in names}
         fields = declared("trl", module)
@@ -190,13 +190,13 @@ def test_arguments_that_all_have_exist() -> None:
         | declared("trl", "trainer/dpo_config"),
         "LoraConfig": declared("peft", "tuners/lora/config"),
     }
-    named = [(kind, name) for kind, names, _ in rows_of("Of all three") if kind in of for name in names]
+    named = [(kind, name) for kind, names, _ in rows_of("Of all") if kind in of for name in names]
     assert {kind for kind, _ in named} == set(of)
     assert [name for kind, name in named if name not in of[kind]] == []
 
 
 def test_who_asks_for_help_by_a_name_of_trl_is_led_to_the_key_on_the_page() -> None:
-    sections = ["Of all three", *TRL_ARGUMENTS]
+    sections = ["Of all", *TRL_ARGUMENTS]
     rows = [(names, keys) for section in sections for _, names, keys in rows_of(section) if keys]
     led = {name: "\n".join(text for text, _ in help_on(name)) for names, _ in rows for name in names}
     lost = [
@@ -210,22 +210,23 @@ def test_what_from_trl_goes_by_is_the_table_on_the_page(algo: str) -> None:
     """Whichever of the two is changed, so must be the other: `pipeline/learning/from_trl.py`."""
     table = {**SHARED, **OF_ALGORITHM[algo]}
     said: dict[str, set[str]] = {}
-    for section in ("Of all three", f"`{CONFIGS[algo].partition(':')[2]}`"):
+    of_drawing = ["`GRPOConfig`"] * (algo == "RLOO")
+    for section in ("Of all", *of_drawing, f"`{CONFIGS[algo].partition(':')[2]}`"):
         for kind, names, keys in rows_of(section):
             if kind == "TRL":
                 named = [name for name in names if not name.startswith(("vllm_", "stop_strings"))]
-                said |= {name: {key.replace("algos.DPO.", f"algos.{algo}.") for key in keys} for name in named}
+                here = {re.sub(r"^algos\.(DPO|GRPO)\.", f"algos.{algo}.", key) for key in keys}
+                said |= dict.fromkeys(named, here)
     # What is given as `NAME=VALUE` on the page is left out.
     assert {name for name, keys in said.items() if keys} <= table.keys()
     held = {name: each for name, each in counterparts(algo).items() if said.get(name)}
     assert len(held) > 25
     wrong = {name: each.key for name, each in held.items() if each.key not in said[name]}
-    # Of GRPO one key of a round stands for the passes over all data.
-    assert wrong.keys() <= ({"num_train_epochs"} if algo == "GRPO" else set())
+    assert wrong == {}
 
 
 def test_keys_on_the_page_exist_here() -> None:
-    sections = ["# Coming from TRL", "Of all three", *TRL_ARGUMENTS]
+    sections = ["# Coming from TRL", "Of all", *TRL_ARGUMENTS]
     rows = [row for section in sections for row in rows_of(section)]
     assert {kind for kind, _, _ in rows} >= {"verl", "TRL"}
     keys = {key for _, _, found in rows for key in found}

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 @dataclass(kw_only=True)
 class RLOOConfig(GRPOConfig):
-    """REINFORCE leave-one-out (arXiv 2402.14740), as TRL has it. Two settings of GRPO do nothing."""
+    """REINFORCE leave-one-out (arXiv 2402.14740), without `scale_rewards` and `use_bias_correction_kl` of GRPO."""
 
     importance_sampling_level: ImportanceSampling = ImportanceSampling.product
     """What the probability ratio is of: `product` of a whole completion, as the paper and TRL have it."""

@@ -36,7 +36,7 @@ def test_a_configuration_of_grpo_as_it_is_by_default() -> None:
     assert isinstance(algo, GRPOConfig)
     assert algo.enabled
     assert [name for name, each in config.algos.items() if each.enabled] == ["GRPO"]
-    assert (algo.sampling, algo.steps_per_generation, algo.horizon) == (Sampling.online, 1, 1)
+    assert (algo.sampling, algo.steps_per_generation, algo.horizon) == (Sampling.online, 1, 3)
     assert (algo.num_generations, algo.batch_size, algo.epochs, algo.learning_rate) == (8, 8, 1, 1e-6)
     assert (algo.beta, algo.epsilon, algo.epsilon_high) == (0, 0.2, None)
     assert (algo.loss_type, algo.scale_rewards) == (GRPOLoss.dapo, ScaleRewards.group)
@@ -48,9 +48,19 @@ def test_a_configuration_of_grpo_as_it_is_by_default() -> None:
     assert (training.weight_decay, training.grad_clip, training.micro_batch_size) == (0, 1, 8)
     assert training.gradient_checkpointing
     assert (config.generation.max_new_tokens, config.generation.temperature) == (512, 1)
-    assert (config.rounds_of_training, config.experiment.seeds) == (1, [42])
+    assert (config.rounds_of_training, config.experiment.seeds) == (3, [42])
     assert (config.system.dtype, config.output_dir) == (DType.float32, "out")
     assert from_trl({}, "GRPO").without == []
+
+
+def test_a_configuration_of_rloo_has_what_it_does_not_share_with_grpo() -> None:
+    given = {"normalize_advantages": True, "num_train_epochs": 1, "reward_clip_range": (-1.0, 1.0)}
+    found = from_trl(of_trl("RLOOConfig", **given))
+    assert found.without == ["reward_clip_range=(-1.0, 1.0)"]
+    config, algo = composed(found, "RLOO")
+    assert (algo.sampling, algo.horizon, config.rounds_of_training) == (Sampling.online, 1, 1)
+    assert (algo.num_generations, algo.batch_size, algo.beta, algo.normalize_advantages) == (2, 8, 0.05, True)
+    assert algo.importance_sampling_level is ImportanceSampling.product
 
 
 def test_what_is_computed_by_default_is_what_trl_computes() -> None:
