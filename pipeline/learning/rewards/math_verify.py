@@ -74,6 +74,8 @@ _POINT = re.compile(r"[A-Z]\s*(?=\([^()]*,[^()]*\)$)")
 """The name of a point."""
 _PARTS = re.compile(r"\d+(?:\s*:\s*\d+){2,}")
 """A ratio of three or more, which the parser would divide from left to right."""
+_SEQUENCE = re.compile(r"\d+(?:\s+\d+)+")
+"""Numbers in their order, which the parser would multiply."""
 _SEVERAL_UNITS = r"(?:\d+(?:\.\d+)?\s+[A-Za-z]{2,}[,\s]*(?:and\s+)?){2,}"
 _LETTER = re.compile(r"\\(?:mathrm|operatorname|mathit)\{([ei])\}")
 _FUNCTION = re.compile(r"(?<![A-Za-z\\])(exp|sin|cos|tan|log|ln)(?=\s*\()")
@@ -85,14 +87,15 @@ _SIGNS = str.maketrans(
 )
 _MONTHS = "Jan Feb Mar Apr May June? July? Aug Sept? Oct Nov Dec".replace(" ", "|")
 _WHEN = re.compile(
-    rf"\d{{4}}-\d\d-\d\d|{_SEVERAL_UNITS}|(?:\d{{1,2}}\s+)?(?:{_MONTHS})[a-z]*\.?(?:\s+\d{{1,2}})?(?:,?\s+\d{{4}})?|(\d{{1,2}}:\d\d)\s*([ap])\.?m\.?",
+    rf"\d{{4}}-\d\d-\d\d|0[bx][\dA-F]+|{_SEVERAL_UNITS}|(?:\d{{1,2}}\s+)?(?:{_MONTHS})[a-z]*\.?(?:\s+\d{{1,2}})?(?:,?\s+\d{{4}})?|(\d{{1,2}}:\d\d)\s*([ap])\.?m\.?",
     re.IGNORECASE,
 )
-"""A day, a time of day, or hours and minutes, whose numbers are no answer by themselves."""
+"""A day, a time of day, hours and minutes, or hexadecimal digits, whose numbers are no answer by themselves."""
 _MEASURES = r"(?:[kcm]?m|[km]?g|m?L|ft|in|mi|miles?|lbs?|mol|[kM]?[JNWV]|s|sec|min|h|hr|hours?|days?|units?)"
 _MEASURED = re.compile(
     rf"(-?(?:\d+\s+)?\d+/\d+)\s+(?!pi|sqrt)[a-z]{{2,}}"
-    rf"|(-?[\d.,]*\d)(?:\s|\\[,; ]|~)+{_MEASURES}(?:\^\{{?-?\d\}}?)?(?:\s*/\s*{_MEASURES}(?:\^\{{?\d\}}?)?)?"
+    rf"|(-?[\d.,]*\d(?:e[+-]?\d+)?)(?:\s|\\[,; ]|~)+{_MEASURES}(?:\^\{{?-?\d\}}?)?"
+    rf"(?:\s*/\s*{_MEASURES}(?:\^\{{?\d\}}?)?)?"
 )
 """A number and, apart from it, its unit, which may have a power or be a rate."""
 _TEMPERATURE = re.compile(r"\^\{?\\circ\}?\s*(?:\\(?:text|mathrm)\{\s*[CF]\s*\}|[CF]\b)")
@@ -116,11 +119,16 @@ _DECIMAL_COMMA = re.compile(r"-?\d+,(?:\d{1,2}|\d{4,})")
 """May be two numbers as well."""
 _STATED = re.compile(r"final answer is[^\n]*?I hope", re.IGNORECASE)
 """How answers end that are written as in Minerva's prompt (arXiv 2206.14858)."""
-_JOINED = re.compile(r"(?:[\s,;$]|\\[()\[\]]|\\q?quad|\band\b|\bor\b|\\text\{[^{}]*\b(?:and|or)\b[^{}]*\})*")
+_JOINED = re.compile(
+    r"(?:[\s,;$]|\b[A-Za-z](?:_\{?\d\}?)?\s*=|\\[()\[\]]|\\q?quad|\band\b|\bor\b|\\text\{[^{}]*\b(?:and|or)\b[^{}]*\})*"
+)
 _QUANTITY = re.compile(r"([-+]?\$?[\d.,]*\d)\s+([A-Za-z]{2,})\.?")
 _SAID = re.compile(r"\\text\{([^{}\d]*\d[\d.,]*[^{}\d]*)\}")
 """Words with one number."""
-_TEXT = re.compile(r"\(?[A-Za-z][a-z]{3,}(?:[ '-][A-Za-z]+)*\)?\.?|[A-Za-z]+(?: [A-Za-z]+)+\.?|[A-Z]{2,}")
+_TEXT = re.compile(r"\(?[A-Za-z][a-z]{3,}(?:[ '-][A-Za-z]+)*\)?\.?|[A-Za-z]+(?: [A-Za-z]+)+\.?")
+_AROUND = re.compile(r"\\(?:angle|triangle|overline|vec|text|textbf|mathrm)(?![a-z])|[{}\s]")
+_LETTERS = re.compile(r"[A-Z]{2,}")
+"""Choices, or a name such as SAS, whose letters have an order; a product where the other answer is none."""
 
 
 @lru_cache(maxsize=32)
@@ -221,6 +229,8 @@ def _alone(answer: str) -> list[Any]:
     if _PARTS.fullmatch(answer):
         parts = [int(each) for each in answer.split(":")]
         answer = ", ".join(rf"\frac{{{each}}}{{{sum(parts) or 1}}}" for each in parts).join("()")
+    if _SEQUENCE.fullmatch(answer):
+        answer = ", ".join(answer.split()).join("()")
     if (quantity := _QUANTITY.fullmatch(answer)) and quantity[2].lower() not in _PLAIN_WORDS:
         return _parse(answer)
     if _TEXT.fullmatch(answer):
@@ -296,9 +306,12 @@ def _equal(given: Text, wanted: str) -> float | None:
         return 0.0
     if _differ(gold, answer):
         return 0.0
+    one, other = (_AROUND.sub("", str(each[-1])) for each in (gold, answer))
+    if _LETTERS.fullmatch(one) and _LETTERS.fullmatch(other):
+        return float(one == other)
     try:
         return float(verify(gold, answer, timeout_seconds=None, raise_on_error=True))
-    except (ArithmeticError, NotImplementedError, TypeError, ValueError):
+    except (ArithmeticError, AttributeError, LookupError, NotImplementedError, TypeError, ValueError):
         # What has no value, as 12:00; the texts may still be the same.
         return float(verify(gold, answer, timeout_seconds=None))
 

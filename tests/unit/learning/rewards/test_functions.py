@@ -310,6 +310,13 @@ def test_a_row_without_a_solution_is_not_judged(verifier: Any) -> None:
         ("2 1/2 cups", [r"\boxed{2.5}", r"\boxed{2\frac12\text{ cups}}"], ["2"]),
         # What no mathematics is: letters whose order counts, ratios, days, and what is not understood at all.
         ("SAS", [r"\boxed{\text{SAS}}"], [r"\boxed{SSA}"]),
+        (r"\angle ABC", [r"\boxed{\angle{ABC}}"], [r"\boxed{\angle ACB}"]),
+        ("3 1 2", [r"\boxed{3 1  2}", r"\boxed{(3, 1, 2)}"], [r"\boxed{1 2 3}", "6"]),
+        ("0x1F", [r"\boxed{0x1f}"], [r"\boxed{0x2F}", "0"]),
+        (r"x \neq 2", [r"\boxed{x \ne 2}"], [r"\boxed{x \neq 3}"]),
+        ("3, 5", [r"$x=\boxed{3}$ or $x=\boxed{5}$"], [r"$x=\boxed{3}$, $x=\boxed{4}$"]),
+        ("3e8 m/s", [r"\boxed{3 \times 10^8}"], ["3"]),
+        ("IR", [r"\boxed{I \cdot R}"], [r"\boxed{R}"]),
         ("B and D", [r"\boxed{B, D}", r"\boxed{BD}", r"\boxed{(D), (B)}"], [r"\boxed{B}", r"\boxed{(B) and (C)}"]),
         ("D", ["The correct option is **(D)**.", "The answer is option D", "\u6545\u9009D\u3002"], ["Option C"]),
         ("1:2:3", [r"\boxed{2:4:6}"], [r"\boxed{1:3:2}"]),
