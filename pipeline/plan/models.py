@@ -302,6 +302,11 @@ def identity_of(path: str, revision: str | None, file_hash: Callable[[Path], str
 
 def _check_local(model: str, key: str, given: str, path: Path, trusted: bool) -> None:
     if not path.exists():
+        if ", adapters of " in given:
+            raise ConfigError(
+                f"{given}: there is no such folder, nor one of that name beside the adapters. Write the "
+                f"folder or hub id of that model as base_model_name_or_path of their {SETTINGS}"
+            )
         raise ConfigError(
             f"{given}: there is no such file or folder. Give the folder of a model saved by save_pretrained, a "
             "GGUF file, or a hub id such as HuggingFaceTB/SmolLM2-135M-Instruct. A small model that needs no hub: "

@@ -14,7 +14,7 @@ from pipeline.foreign import ForeignDataError, read_model_json
 WEIGHTS, SETTINGS = "adapter_model.safetensors", "adapter_config.json"
 MERGED = frozenset({"LORA", "ADALORA", "IA3", "LOHA", "LOKR", "OFT", "HRA", "VERA", "FOURIERFT"})
 """Kinds of adapters that peft merges into weights; prompts that are learnt are none of these."""
-_WHOLE = ("model*.safetensors", "model.safetensors.index.json", "config.json")
+_WHOLE = ("model*.safetensors", "model.safetensors.index.json")
 
 
 class Base(NamedTuple):
@@ -89,6 +89,17 @@ def check_folder(given: str, folder: Path) -> None:
         )
     if task not in (None, "CAUSAL_LM"):
         raise ConfigError(f"{given}: the adapters are for {task}, and a model that writes text takes CAUSAL_LM")
+    start = str(settings.get("init_lora_weights"))
+    if settings.get("alora_invocation_tokens") or start.startswith("pissa_niter"):
+        raise ConfigError(
+            f"{given}: its adapters alone do not say what the model is: "
+            + (
+                f"with init_lora_weights={start} peft also changed the base, at random. Save them by peft's "
+                "save_pretrained(..., path_initial_model_for_weight_conversion=...), or merge them"
+                if start.startswith("pissa_niter")
+                else "those with alora_invocation_tokens act from these tokens on, which no weights do"
+            )
+        )
     if not base.path:
         raise ConfigError(
             f"{given}: {SETTINGS} does not say what the adapters were trained on. Write the folder or hub id of "
