@@ -86,6 +86,11 @@ class AlgoConfig(Settings):
         """Whether it trains anything."""
         return True
 
+    @property
+    def draws_to_train(self) -> bool:
+        """Whether the training itself draws, by the policy as it has become."""
+        return False
+
     def drawn(self, samples: int) -> float:
         """Completions that a round draws of a prompt; for estimates of time alone.
 

@@ -15,7 +15,7 @@ from pipeline.config.bases import AlgoConfig, Settings
 from pipeline.config.fronts import point_of, settings_of
 from pipeline.config.place import defined_at
 from pipeline.config.ranks import devices_per_training
-from pipeline.config.schema import AUTO, Backend, Config, Schedule
+from pipeline.config.schema import AUTO, Backend, Config, Schedule, TextBackend
 from pipeline.config.tables import TABLES
 from pipeline.config.tracking import Tracker
 from pipeline.config.user_code import ask
@@ -99,6 +99,31 @@ def _trains(run: GivenSetting) -> bool:
 
 def _guides(run: GivenSetting) -> bool:
     return any(algo.guides for algo in run.enabled)
+
+
+def _stays(run: GivenSetting) -> str:
+    """That the rate of what draws while it trains has no end to fall to."""
+    online = [each for each in _online(run) if getattr(run.config.algos[each], "horizon", None) is None]
+    if not online or not run.config.training.schedule.has_end:
+        return ""
+    return (
+        f"{', '.join(online)} draws while it trains, and its rate stays after its warm-up; "
+        f"algos.{online[0]}.horizon={run.config.rounds_of_training} lets it fall"
+    )
+
+
+def _draws_by_own(run: GivenSetting) -> str:
+    """That what draws while it trains does so by our own decoder, whose weights are those that are trained."""
+    if not (online := _online(run)) or run.config.generation.backend is TextBackend.own:
+        return ""
+    return (
+        f"{', '.join(online)} draws while it trains, by the decoder of this package; "
+        f"algos.{online[0]}.sampling=round has it draw by this one"
+    )
+
+
+def _online(run: GivenSetting) -> list[str]:
+    return [name for name, algo in run.config.algos.items() if algo.enabled and algo.draws_to_train]
 
 
 def _own(run: GivenSetting) -> bool:
@@ -199,6 +224,8 @@ RULES = (
         lambda run: run.config.training.schedule is Schedule.constant and not _own(run),
         "training.schedule=constant has no warm-up; constant_with_warmup has one",
     ),
+    Rule("training.schedule", _stays, verdict="is not for all of this run"),
+    Rule("generation.backend", _draws_by_own, verdict="is not for all of this run"),
     Rule("training.memory_mb", lambda run: not run.gpu, _NO_GPU),
     Rule("training.deterministic", lambda run: not run.gpu, _NO_GPU),
     Rule("training.strategy", lambda run: devices_per_training(run.config) == 1, _ONE_DEVICE),

@@ -146,6 +146,11 @@ class Schedule(Enum):
     constant_with_warmup = "constant_with_warmup"  # stays after the warm-up
     inverse_sqrt = "inverse_sqrt"  # after the warm-up by the inverse square root of the step
 
+    @property
+    def has_end(self) -> bool:
+        """Whether it follows from how many steps there are."""
+        return self not in (Schedule.constant, Schedule.constant_with_warmup, Schedule.inverse_sqrt)
+
 
 @dataclass(kw_only=True)
 class ExperimentConfig:

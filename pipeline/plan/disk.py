@@ -17,7 +17,7 @@ from dataclasses import dataclass, field, replace
 from pipeline.config.bases import AlgoConfig
 from pipeline.config.schema import Config, Keep, Optimizer
 from pipeline.learning.algos.base import Stage
-from pipeline.learning.algos.policy_config import is_online, starts_of, stores_adapters
+from pipeline.learning.algos.policy_config import starts_of, stores_adapters
 from pipeline.learning.choices import HeadType
 from pipeline.learning.datasets.registry import load_dataset
 from pipeline.learning.memory.training import Precision, bytes_per_parameter
@@ -316,7 +316,7 @@ class _Rooms:
             each, changed = size.written(), size.weights
             lora = getattr(algo, "lora", None)
             if rank := getattr(lora, "rank", 0):
-                goes_on = getattr(algo, "warm_start", True) and not is_online(algo)
+                goes_on = getattr(algo, "warm_start", True) and not algo.draws_to_train
                 rounds = job.round if goes_on else 1
                 rounds += self.config.rounds_of_training * len(starts_of(algo, self.config.algos))
                 changed = size.adapters(rank, getattr(lora, "target_modules", None))
@@ -326,7 +326,7 @@ class _Rooms:
             head = _head(stage, algo, size)
             each, changed = size.written(whole=False) + 4 * head, size.weights - size.output + head
         saved = _saved(self.config.training.optimizer)
-        if stage.saves == "policy" and is_online(algo):  # which leaves its optimizer for the next round
+        if stage.saves == "policy" and algo.draws_to_train:  # which leaves its optimizer for the next round
             each += (saved - 4) * changed
         # All reward models but the last wait for the end of the stage, each with a checkpoint of its own.
         copies = (2 if often else 0) + (number if stage.saves == "rewards" and learnt is not None else 0)

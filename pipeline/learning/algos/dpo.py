@@ -13,7 +13,7 @@ from pipeline.config.fields import LARGEST_RATE, LARGEST_WEIGHT, number
 from pipeline.config.schema import Config
 from pipeline.errors import DataError
 from pipeline.learning.algos.base import GENERATE, REFERENCE_TRAIN, SCORE, JobContext, Stage, timed
-from pipeline.learning.algos.policy_config import Anchor, OnlineConfig, is_online
+from pipeline.learning.algos.policy_config import Anchor, OnlineConfig
 from pipeline.learning.algos.post_training import PostTrainingAlgorithms
 from pipeline.learning.choices import DPOLoss
 from pipeline.learning.rewards.preference import PreferenceConfig, halved_pairs
@@ -64,7 +64,7 @@ class FeedbackConfig(OnlineConfig):
     def problems(self, key: str, config: Config) -> Iterator[str]:
         """Also drawing online where nothing is drawn."""
         yield from super().problems(key, config)
-        if is_online(self) and self.pairs is PairSource.existing:
+        if self.draws_to_train and self.pairs is PairSource.existing:
             yield f"{key}.pairs=existing: nothing is drawn, so {key}.sampling must be round"
 
     def idle(self, setting: str) -> str:

@@ -67,7 +67,7 @@ class GRPOConfig(OnlineConfig):
                 "least 1. Use 5.0"
             )
         sizes = {
-            f"{key}.batch_size": self.batch_size,
+            **({} if self.draws_to_train else {f"{key}.batch_size": self.batch_size}),
             "training.micro_batch_size": config.training.micro_batch_size,
         }
         for name, size in sizes.items() if self.num_generations >= 2 else ():

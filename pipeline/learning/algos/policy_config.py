@@ -116,14 +116,19 @@ class OnlineConfig(PolicyAlgoConfig):
         return super().wants_logprobs and not self.is_on_policy
 
     @property
+    def draws_to_train(self) -> bool:
+        """With `online`."""
+        return self.sampling is Sampling.online
+
+    @property
     def is_on_policy(self) -> bool:
         """Whether every step is on completions that the policy has just drawn."""
-        return is_online(self) and self.steps_per_generation == self.epochs == 1
+        return self.draws_to_train and self.steps_per_generation == self.epochs == 1
 
     def problems(self, key: str, config: Config) -> Iterator[str]:
         """Also of drawing online: batches of no whole groups, more rounds than the rate lasts."""
         yield from super().problems(key, config)
-        if not is_online(self):
+        if not self.draws_to_train:
             return
         if self.batch_size % self.num_generations:
             whole = max(1, self.batch_size // self.num_generations) * self.num_generations
@@ -136,6 +141,11 @@ class OnlineConfig(PolicyAlgoConfig):
                 f"{key}.horizon={self.horizon}: the rate would have fallen to zero before the last of "
                 f"{config.rounds_of_training} rounds. Set {key}.horizon={config.rounds_of_training}, or null "
                 "for a rate that stays"
+            )
+        if self.horizon is not None and not config.training.schedule.has_end:
+            yield (
+                f"{key}.horizon={self.horizon}: training.schedule={config.training.schedule.name} does not end. "
+                f"Leave {key}.horizon out, or choose another schedule, such as cosine"
             )
         if devices_per_training(config) > 1 and spread(config)["strategy"] != Strategy.ddp.name:
             yield (
@@ -156,7 +166,7 @@ class OnlineConfig(PolicyAlgoConfig):
 
     def idle(self, setting: str) -> str:
         """Also what is of drawing in the other way."""
-        if is_online(self):
+        if self.draws_to_train:
             if setting == "aggregate":
                 return "with sampling=online each batch is trained on right after it is drawn"
         elif setting in ("steps_per_generation", "dynamic_sampling", "horizon"):
@@ -198,11 +208,6 @@ def _of_start(key: str, settings: PolicyAlgoConfig, algos: Mapping[str, AlgoConf
         yield f"{key}.start={start}: {own} would begin with what comes out of itself. Leave out one `start`"
     elif start not in others:
         yield f"{key}.start={start}: {start} trains no policy to begin with.{known_names(start, others)}"
-
-
-def is_online(settings: AlgoConfig) -> bool:
-    """Whether a method draws while it trains."""
-    return isinstance(settings, OnlineConfig) and settings.sampling is Sampling.online
 
 
 def too_few(key: str, num_generations: int) -> Iterator[str]:

@@ -12,7 +12,6 @@ from transformers import PreTrainedModel
 from pipeline.config.schema import DType
 from pipeline.files import json_text
 from pipeline.learning.algos.base import START_TRAIN, JobContext
-from pipeline.learning.algos.policy_config import is_online
 from pipeline.learning.algos.policy_weights import adapted, loaded
 from pipeline.learning.algos.rounds import started_from
 from pipeline.learning.models.adapters import copy_adapters, save_adapters
@@ -41,7 +40,7 @@ def save_policy(ctx: JobContext, algo: PolicyAlgoConfig, model: PreTrainedModel 
     folder, start = started_from(ctx, previous=algo.warm_start), ctx.optional_input(START_TRAIN.name)
     before = [] if folder is None else adapter_folders(folder)
     if isinstance(model, PeftModel) and (before or folder is None):
-        if is_online(algo) and folder != start:  # the adapters of the round before have been trained on
+        if algo.draws_to_train and folder != start:  # the adapters of the round before have been trained on
             before = before[:-1]
         copy_adapters(before, ctx.out / FOLDER)
         number = ctx.round + max((int(each.name) for each in adapter_folders(start)) if start else (), default=0)

@@ -14,7 +14,6 @@ from typing import TYPE_CHECKING, Any
 
 from pipeline.config.schema import DType
 from pipeline.learning.algos.base import JobContext
-from pipeline.learning.algos.policy_config import is_online
 from pipeline.outputs.adapters import adapter_folders
 
 if TYPE_CHECKING:
@@ -59,7 +58,7 @@ def exact_logprobs(
     """
     if not algo.wants_logprobs:
         return None
-    if ctx.config.system.dtype is DType.float32 or is_online(algo):  # what draws online is what is trained
+    if ctx.config.system.dtype is DType.float32 or algo.draws_to_train:  # what draws online is what is trained
         return policy.logprobs(drawn.prompts, drawn.tokens)
     from pipeline.learning.training.precision import computing_in
 
@@ -84,7 +83,7 @@ def adapted(
 
     # An optimizer goes on from round to round with the weights that it is of, which are those of the adapters.
     before = (
-        ctx.optional_input("train@previous") if algo.warm_start and is_online(algo) and _adapts(algo) else None
+        ctx.optional_input("train@previous") if algo.warm_start and algo.draws_to_train and _adapts(algo) else None
     )
     model = loaded(ctx, algo, previous=algo.warm_start and before is None, dtype=dtype, device=device)
     train_text(model)

@@ -30,7 +30,7 @@ from pipeline.learning.algos.base import (
     Section,
     Stage,
 )
-from pipeline.learning.algos.policy_config import Anchor, PolicyAlgoConfig, is_online
+from pipeline.learning.algos.policy_config import Anchor, PolicyAlgoConfig
 from pipeline.outputs.formats import OPTIMIZER, TRAINING, Tally
 
 if TYPE_CHECKING:
@@ -80,7 +80,7 @@ class PostTrainingAlgorithms(Algorithm):
     @classmethod
     def stages_with(cls, settings: AlgoConfig) -> tuple[Stage, ...]:
         """Without those that draw and score beforehand, where training itself draws and nothing else is learnt."""
-        return tuple(_online(cls.stages, cls.learns_reward)) if is_online(settings) else cls.stages
+        return tuple(_online(cls.stages, cls.learns_reward)) if settings.draws_to_train else cls.stages
 
     @classmethod
     def drawn_with(cls, settings: AlgoConfig) -> Mapping[str, Any] | None:
@@ -88,7 +88,7 @@ class PostTrainingAlgorithms(Algorithm):
         own = any(getattr(cls, name) is not getattr(PostTrainingAlgorithms, name) for name in _DRAWING)
         if own or not isinstance(settings, PolicyAlgoConfig):
             return None
-        by = {"adapters": bool(settings.lora.rank), "online": is_online(settings)}
+        by = {"adapters": bool(settings.lora.rank), "online": settings.draws_to_train}
         return groups_drawn(settings.num_generations, by if settings.wants_logprobs else None)
 
     @abstractmethod
@@ -149,7 +149,7 @@ class PostTrainingAlgorithms(Algorithm):
             from pipeline.learning.models.load import load_tokenizer, save_tokenizer
         algo = ctx.settings(PolicyAlgoConfig)
         model = to_train(ctx, algo)
-        fitted = fit_online if is_online(algo) else _fit_round
+        fitted = fit_online if algo.draws_to_train else _fit_round
         about, tally = fitted(self, ctx, model, self._fitting(ctx))
         ctx.ranks.gather(model)
         if not ctx.ranks.is_first:
@@ -187,7 +187,7 @@ class PostTrainingAlgorithms(Algorithm):
         from pipeline.learning.algos.policy_weights import frozen_policy
 
         algo, previous = ctx.settings(PolicyAlgoConfig), anchor is Anchor.previous
-        if not is_online(algo):
+        if not algo.draws_to_train:
             return frozen_policy(ctx, algo, previous=previous)
         if anchor not in self._anchors:
             self._anchors[anchor] = frozen_policy(ctx, algo, previous=previous)

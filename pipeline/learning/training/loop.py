@@ -124,14 +124,11 @@ def rate_at(step: int, settings: TrainSettings) -> float:
         warmup = min(1.0, (step + 1) / warmup_steps) if warmup_steps else 1.0
         gone = min(1.0, step / max(1, end))
         return settings.learning_rate * warmup * 0.5 * (1 + math.cos(math.pi * gone))
-    if end == math.inf and schedule not in _ENDLESS:
+    if end == math.inf and schedule.has_end:
         schedule = Schedule.constant_with_warmup
     # With no step after the warm-up there is nothing to fall over; beyond the end a cosine would rise again.
     end = max(end, warmup_steps + 1)
     return settings.learning_rate * _factor(schedule, settings.learning_rate, warmup_steps, end)(min(step, end))
-
-
-_ENDLESS = {Schedule.constant, Schedule.constant_with_warmup, Schedule.inverse_sqrt}
 
 
 @lru_cache
