@@ -103,7 +103,7 @@ def _show_plan(request: Request, peaks: Mapping[str, int], console: Console) -> 
     check_runnable(request.plan, request.layout, set(request.plan.jobs) - set(stored.missing), peaks)
     print_plan(request, stored, console)
     if there is not None:
-        tell_looked_at(request, stored, console)
+        tell_looked_at(stored, console)
 
 
 def _check_arithmetic(request: Request) -> None:

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import select
 import time
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Collection, Iterator
 from contextlib import closing, contextmanager
 from dataclasses import replace
 from pathlib import Path
 
 from rich.console import Console
-from rich.filesize import decimal
 
 from pipeline.commands.report import renew_report
 from pipeline.commands.request import Request, Stored, look_up
@@ -20,12 +19,9 @@ from pipeline.engine.events import SHARED_STORE
 from pipeline.engine.journal import Journal
 from pipeline.engine.run_folder import RunFolder
 from pipeline.engine.scheduler.signals import StopSignals
-from pipeline.engine.store.shared.address import open_objects
-from pipeline.engine.store.shared.answers import Traffic
-from pipeline.engine.store.shared.connect import connect, look, name_of
-from pipeline.engine.store.shared.objects import UnreachableError
-from pipeline.engine.store.shared.outputs import BadOutputError, SharedOutputs
-from pipeline.engine.store.shared.session import Session
+from pipeline.engine.store.shared.objects import Objects, UnreachableError
+from pipeline.engine.store.shared.outputs import BadOutputError, SharedOutputs, connect, look
+from pipeline.engine.store.shared.session import Session, Traffic
 from pipeline.engine.store.store import NOT_STORED, REMOVED
 from pipeline.engine.store.verified import Verified
 from pipeline.errors import StoreError
@@ -36,8 +32,6 @@ from pipeline.terminal.console import say
 
 _TRAFFIC_S = 5.0
 """How often the journal of a run that is over is told at most how far its uploads are."""
-_MOST_SIZES = 100
-"""Outputs of which a dry run asks how large they are: each is a question of its own."""
 
 
 def looked_at(config: Config, console: Console) -> Collection[str] | None:
@@ -57,31 +51,14 @@ def looked_at(config: Config, console: Console) -> Collection[str] | None:
     return None if why else keys
 
 
-def tell_looked_at(request: Request, stored: Stored, console: Console) -> None:
+def tell_looked_at(stored: Stored, console: Console) -> None:
     """Say what a run would make of its shared store, which was looked at."""
-    elsewhere, number = stored.elsewhere, len(stored.missing)
-    ran = f"{jobs(number)} would run" if number else "no job would run"
-    if elsewhere:
-        size = _size_of(request, elsewhere)
-        what = f"{count(len(elsewhere), 'output')}{f' ({decimal(size)})' if size else ''} would be fetched"
-    elif number:
-        what = "none of the outputs that are missing here is there"
-    else:
-        what = "nothing would be fetched, as all that is needed is here"
-    say(console, f"Shared store: {what}, and {ran}.")
-
-
-def _size_of(request: Request, job_ids: Sequence[str]) -> int:
-    """Bytes that would be fetched; 0 where that takes too many questions, or is not known."""
-    url = request.config.execution.shared_store
-    if url is None or len(job_ids) > _MOST_SIZES:
-        return 0
-    outputs = SharedOutputs(open_objects(url))
-    try:
-        sizes = [outputs.size(request.plan.jobs[job_id].key) for job_id in job_ids]
-    except UnreachableError:
-        return 0
-    return sum(sizes) if all(sizes) else 0
+    fetched, ran = len(stored.elsewhere), len(stored.missing)
+    say(
+        console,
+        f"Shared store: {count(fetched, 'output') if fetched else 'nothing'} would be fetched, and "
+        f"{jobs(ran) if ran else 'no job'} would run.",
+    )
 
 
 @contextmanager
@@ -89,7 +66,7 @@ def sharing(request: Request, verified: Verified, console: Console) -> Iterator[
     """The same request with its shared store in use, if it has one.
 
     Raises:
-        ConfigError: It may not be used, or two machines could write over each other in it.
+        ConfigError: It may not be used.
     """
     url = request.config.execution.shared_store
     if url is None:
@@ -98,14 +75,12 @@ def sharing(request: Request, verified: Verified, console: Console) -> Iterator[
     objects, keys, why = connect(url)
     if why:
         _tell_away(why, console)
-    session = Session(
-        objects, verified, keys, store_name=name_of(verified.store), limit=request.layout.workers, away=why
-    )
+    session = Session(objects, verified, keys, limit=request.layout.workers, away=why)
     try:
         yield replace(request, shared=session)
     finally:
         if left := session.conclude(lambda: True):
-            _tell_left(left, console)
+            say(console, f"warning: {left}", "bold")
 
 
 def look_up_shared(request: Request, verified: Verified, console: Console) -> Stored:
@@ -118,12 +93,15 @@ def look_up_shared(request: Request, verified: Verified, console: Console) -> St
         return look_up(request, verified.problem)
     stored = look_up(request, verified.problem, shared.keys)
     while stored.elsewhere and not stored.missing:
-        number = len(stored.elsewhere)
-        say(console, f"fetching {number:,} {'output' if number == 1 else 'outputs'} from the shared store")
+        say(console, f"fetching {count(len(stored.elsewhere), 'output')} from the shared store")
         keys = {job_id: request.plan.jobs[job_id].key for job_id in stored.elsewhere}
-        _fetch(shared, keys)
+        shared.expect(keys)
+        waits = set(keys)
+        while waits:
+            select.select([shared.fileno()], [], [])
+            waits -= set(shared.answered())
         # What did not come, as it is bad or cannot be reached, is made here.
-        shared.keys -= {key for key in keys.values() if verified.problem(key) is not None}
+        shared.keys -= {key for job_id, key in keys.items() if verified.problem(key) is not None}
         stored = look_up(request, verified.problem, shared.keys)
     for job in request.plan.jobs.values():
         store = request.store
@@ -150,20 +128,6 @@ def note_traffic(request: Request, run: RunFolder, *, over: bool = False) -> Tra
     return traffic
 
 
-def _noting(request: Request, run: RunFolder, noted: Traffic) -> Callable[[], None]:
-    """What has the journal tell now and then how far uploads are, for whoever watches them."""
-    due_s = time.monotonic() + _TRAFFIC_S
-
-    def note() -> None:
-        nonlocal due_s, noted
-        if time.monotonic() >= due_s:
-            if request.shared is not None and request.shared.traffic != noted:
-                noted = note_traffic(request, run)
-            due_s = time.monotonic() + _TRAFFIC_S
-
-    return note
-
-
 def uploaded_before_end(
     request: Request, run: RunFolder, noted: Traffic, signals: StopSignals, console: Console
 ) -> bool:
@@ -180,19 +144,18 @@ def uploaded_before_end(
     if shared is None:
         return False
     if number := shared.traffic.left:
-        what = f"{number:,} {'output' if number == 1 else 'outputs'}"
+        what = count(number, "output")
         say(console, f"uploading {what} to the shared store; Ctrl-C leaves the rest to the next run", "dim")
-    before, note = signals.times, _noting(request, run, noted)
+    before, told, due_s = signals.times, noted, time.monotonic() + _TRAFFIC_S
 
     def stops() -> bool:
-        note()
+        nonlocal told, due_s
+        if time.monotonic() >= due_s:  # for whoever watches
+            due_s = time.monotonic() + _TRAFFIC_S
+            told = note_traffic(request, run) if shared.traffic != told else told
         return signals.received is not None
 
-    left = shared.conclude(
-        stops,
-        request.execution.stop_grace_s,
-        hurries=lambda: signals.times > max(1, before),
-    )
+    left = shared.conclude(stops, request.execution.stop_grace_s, hurries=lambda: signals.times > max(1, before))
     if moved := shared_in_words(vars(shared.traffic)):
         log.info("shared store: %s", moved)
         say(console, f"shared store: {moved}", "dim")
@@ -201,7 +164,7 @@ def uploaded_before_end(
         renew_report(run)
     if left:
         log.warning("%s", left)
-        _tell_left(left, console)
+        say(console, f"warning: {left}", "bold")
     return True
 
 
@@ -217,23 +180,12 @@ def bring_model(found: Trained, scratch: Path, console: Console) -> None:
     if url is None or not absent:
         return
     say(console, f"{found.job.id}: looking in the shared store for what is not here")
-    outputs = SharedOutputs(open_objects(url))
+    outputs = SharedOutputs(Objects(url))
     try:
         for key in absent:
             outputs.fetch(key, store, scratch)
     except (UnreachableError, BadOutputError) as error:
         say(console, f"warning: it was not fetched: {error}", "bold")
-
-
-def _fetch(shared: Session, keys: dict[str, str]) -> None:
-    shared.expect(keys)
-    waits, poll = set(keys), select.poll()
-    poll.register(shared.fileno(), select.POLLIN)
-    while waits:
-        poll.poll()
-        waits -= set(shared.answered())
-    for key in keys.values():
-        shared.forget(key)
 
 
 def _tell_away(why: str, console: Console) -> None:
@@ -242,7 +194,3 @@ def _tell_away(why: str, console: Console) -> None:
         f"warning: the shared store cannot be reached ({why}): this run goes on with what is here",
         "bold",
     )
-
-
-def _tell_left(left: str, console: Console) -> None:
-    say(console, f"warning: {left}", "bold")

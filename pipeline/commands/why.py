@@ -9,8 +9,8 @@ from pathlib import Path
 from pipeline.config.checks import check_config
 from pipeline.config.load import load_config
 from pipeline.config.schema import Config
-from pipeline.engine.store.shared.address import check_address
-from pipeline.engine.store.shared.connect import look
+from pipeline.engine.store.shared.objects import check_address
+from pipeline.engine.store.shared.outputs import look
 from pipeline.engine.store.store import Store
 from pipeline.errors import ConfigError
 from pipeline.plan.attention import plain_attention

@@ -301,7 +301,7 @@ class ExecutionConfig:
     shared_store: str | None = hint(None)
     """A store that other machines reach too: `s3://bucket/prefix`, `gs://bucket/prefix`, `file:///folder` or the
     path of a folder. What is there is fetched into `execution.store` and not computed, what is made here is
-    uploaded, and no two machines make the same at once, see docs/scaling.md. Credentials come from where the
+    uploaded, where the first counts, see docs/scaling.md. Credentials come from where the
     library looks for them, as the environment, and never from here; null shares nothing."""
     keep: Keep = hint(Keep.all)
     """Of which rounds trained weights stay in the store, for each method and seed: of `all`, of the `last`, of the

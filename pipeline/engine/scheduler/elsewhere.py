@@ -30,8 +30,6 @@ def go_on(run: Run, job_id: str, on_disk: OnDisk) -> None:
     if not on_disk.stored:
         if not waited:
             return
-        if run.told_waiting.pop(job_id, ""):  # it may be this run's by now, and wait for a worker alone
-            run.record("JobWaits", job=job_id, reason="")
         run.state.retry(job_id)
         return
     run.do(ReleaseClaim(job_id))

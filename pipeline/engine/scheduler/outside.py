@@ -27,8 +27,7 @@ from pipeline.engine.scheduler.effects import (
 from pipeline.engine.scheduler.job_state import THERE
 from pipeline.engine.scheduler.state import RunState
 from pipeline.engine.store.scratch import Scratch
-from pipeline.engine.store.shared.answers import Answer, Traffic
-from pipeline.engine.store.shared.session import Session
+from pipeline.engine.store.shared.session import Answer, Session, Traffic
 from pipeline.engine.store.store import NOT_STORED, REMOVED, Store
 from pipeline.engine.store.verified import Verified
 from pipeline.engine.workers.pool import Pool
@@ -104,8 +103,6 @@ class Outside:
                 getattr(self.pool, effect.action)(effect.worker)
             case ReleaseClaim():
                 if claim := self.claims.pop(effect.job_id, None):
-                    if self.shared is not None:
-                        self.shared.give_up(claim.key)
                     claim.release()
             case SetAside():
                 self._set_aside(effect.key, effect.problem)
@@ -188,14 +185,14 @@ class Outside:
 
     def _elsewhere(self, shared: Session, job: Job, state: RunState) -> OnDisk:
         """What the shared store says of a job whose output is not here; never waits for it."""
-        answer, host = shared.ask(job.id, job.key)
+        answer = shared.ask(job.id, job.key)
         if answer is Answer.mine:
             inputs = state.plan.inputs(job.id)
             lost = (up for up in inputs if state.jobs[up].status in THERE and not self._is_whole(state, up))
             return OnDisk(lost=frozenset(lost))
         if answer is Answer.there and (found := self._stored(job, state)).stored:
             return found
-        return OnDisk(claimed=False, waits=f"another machine ({host}) computes it" if host else "")
+        return OnDisk(claimed=False, waits="")
 
     def expect(self, jobs: Iterable[Job]) -> None:
         """Fetch outputs that are stored elsewhere alone."""

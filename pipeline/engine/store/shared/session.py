@@ -1,10 +1,9 @@
 """A shared store beside one run: asked, read and written in threads, so that the scheduler never waits for it.
 
     ask(job) --> wait ... the descriptor is readable --> ask(job) --> there: it was fetched into the local store
-                                                                      mine:  nobody makes it, so this run may
-                                                                      held:  another machine makes it
+                                                                      mine:  it is not there, so this run makes it
     finished(key) --> uploaded in order, tried again for as long as it takes
-    conclude()    --> waits for uploads, gives claims back
+    conclude()    --> waits for uploads
 
 Where the store cannot be reached the run goes on with what is here: everything is `mine` then, and what was made
 is uploaded when it can be reached again, or by the next run of the same.
@@ -18,24 +17,71 @@ import os
 import time
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
-from dataclasses import replace
+from dataclasses import dataclass, replace
+from enum import Enum
 from functools import partial
+from queue import SimpleQueue
 from threading import Condition, Event, Thread
 from typing import TypeVar
 
-from pipeline.engine.store.shared.answers import Answer, Asked, Timeouts, Traffic, not_uploaded
-from pipeline.engine.store.shared.claims import Claims, Held, Lease, holder
-from pipeline.engine.store.shared.daemon_threads import DaemonThreads
 from pipeline.engine.store.shared.objects import Objects, UnreachableError
-from pipeline.engine.store.shared.outputs import BadOutputError, NotWholeError, SharedOutputs, Upload
-from pipeline.engine.store.shared.reach import Reach
+from pipeline.engine.store.shared.outputs import BadOutputError, SharedOutputs
 from pipeline.engine.store.verified import Verified
 from pipeline.errors import StoreError
 
 log = logging.getLogger("pipeline")
 
-_THREADS = {"questions": 4, "fetches": 4, "uploads": 2}
+_FETCHES, _UPLOADS = 4, 2
+"""Threads of each kind."""
 _T = TypeVar("_T")
+
+
+class Answer(Enum):
+    """What is known of a key."""
+
+    wait = "it is being asked"
+    mine = "this run is to make it"
+    there = "it is in the local store by now"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Timeouts:
+    """How long things are waited for, in seconds.
+
+    Attributes:
+        asked_s: For how long a question is asked again that got no answer.
+        fetched_s: Likewise, to fetch what was there.
+        away_s: For how long nothing is asked of a store that was asked in vain.
+        silent_s: At the end: after how long without success uploads are given up.
+        backoff_s: Between the first two attempts; doubled each time, up to `longest_s`.
+        longest_s: Between two attempts at most.
+    """
+
+    asked_s: float = 10.0
+    fetched_s: float = 120.0
+    away_s: float = 60.0
+    silent_s: float = 60.0
+    backoff_s: float = 0.25
+    longest_s: float = 15.0
+
+
+@dataclass(frozen=True, kw_only=True)
+class Traffic:
+    """What a run has had from the shared store, and brought there.
+
+    Attributes:
+        fetched: Outputs that came, whole and good.
+        fetched_bytes: Of their files.
+        uploaded: Outputs that were sent.
+        uploaded_bytes: Of their files.
+        left: Outputs that are yet to be sent.
+    """
+
+    fetched: int = 0
+    fetched_bytes: int = 0
+    uploaded: int = 0
+    uploaded_bytes: int = 0
+    left: int = 0
 
 
 class Session:
@@ -47,11 +93,9 @@ class Session:
         verified: Verified,
         keys: Iterable[str],
         *,
-        store_name: str,
         limit: int = 4,
         pace: Timeouts | None = None,
         away: str = "",
-        clock: Callable[[], float] = time.monotonic,
     ) -> None:
         """Begin.
 
@@ -59,40 +103,31 @@ class Session:
             objects: What the store is of.
             verified: The local store, and notes of what was found good there in this run.
             keys: What is there, as far as is known.
-            store_name: Of the local store, see `Holder`.
             limit: Questions that may be open before `is_busy`.
             pace: What is waited for.
             away: Why the store cannot be reached yet, or "".
-            clock: Monotonic seconds.
         """
-        self.keys = set(keys)
-        self._traffic = Traffic()
-        self._pace = pace or Timeouts()
-        self._outputs = SharedOutputs(objects)
-        self._verified, self._store, self._scratch = verified, verified.store, verified.folder / "fetched"
-        me = holder(store_name, os.uname().nodename)
-        self._claims = Claims(objects, me, lease_s=self._pace.lease_s, clock=clock)
-        self._limit, self._clock = max(1, limit), clock
-        self._state = Condition()
-        self._asked: dict[str, Asked] = {}
-        self._leases: dict[str, Lease] = {}
+        self.keys, self._pace, self._limit = set(keys), pace or Timeouts(), max(1, limit)
+        self._outputs, self._verified, self._store = SharedOutputs(objects), verified, verified.store
+        self._state, self._closing = Condition(), Event()
+        self._asked: dict[str, Answer] = {}
+        self._questions: set[str] = set()
         self._uploads: dict[str, str] = {}
         self._answered: list[str] = []
-        self._broken = ""
-        self._fetches_fail = False
-        self._closing = Event()
-        self._reach = Reach(objects, self._pace, self._closing, away, clock)
+        self._traffic, self._broken = Traffic(), ""
+        self._away, self._why, self._failing_s = away, away, math.inf
+        self._again_s = time.monotonic() + self._pace.away_s if away else 0.0
         self._wake = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
-        self._questions, self._fetches, self._sending = (
-            DaemonThreads(name, number, self._closing) for name, number in _THREADS.items()
-        )
-        self._housekeeper = Thread(target=self._keep_house, name="leases", daemon=True)
-        self._housekeeper.start()
+        self._fetches: SimpleQueue[Callable[[], None]] = SimpleQueue()
+        self._sending: SimpleQueue[Callable[[], None]] = SimpleQueue()
+        for tasks in [self._fetches] * _FETCHES + [self._sending] * _UPLOADS:
+            # One that waits for the network holds up no end.
+            Thread(target=self._work, args=(tasks,), name="shared-store", daemon=True).start()
 
     # -- what the run asks -------------------------------------------------------------------------------------
 
-    def ask(self, job_id: str, key: str) -> tuple[Answer, str]:
-        """What is known of a key, and which machine makes it since when; asks the store if nothing is.
+    def ask(self, job_id: str, key: str) -> Answer:
+        """What is known of a key; asks the store if nothing is.
 
         Raises:
             StoreError: The local store cannot be written to.
@@ -100,16 +135,15 @@ class Session:
         with self._state:
             if self._broken:
                 raise StoreError(self._broken)
-            asked = self._asked.get(key)
-            if asked is None:
-                if key in self._leases or self._reach.away:
-                    return Answer.mine, ""
-                self._asked[key] = Asked(job_id)
-                self._questions.put(partial(self._settle, key, self._found))
-                return Answer.wait, ""
-            if asked.answer in (Answer.mine, Answer.there):
+            if key not in self._asked:
+                if self._is_away:
+                    return Answer.mine
+                self._questions.add(key)
+                self.expect({job_id: key})
+            answer = self._asked[key]
+            if answer is not Answer.wait:
                 del self._asked[key]
-            return asked.answer, asked.host
+            return answer
 
     def expect(self, jobs: Mapping[str, str]) -> None:
         """Fetch what is there.
@@ -119,8 +153,8 @@ class Session:
         """
         with self._state:
             for job_id, key in jobs.items():
-                self._asked[key] = Asked(job_id, is_expected=True)
-                self._fetches.put(partial(self._settle, key, self._expected))
+                self._asked[key] = Answer.wait
+                self._fetches.put(partial(self._settle, job_id, key))
 
     def answered(self) -> list[str]:
         """Ids of the jobs of which more is known than when this was called last."""
@@ -137,15 +171,16 @@ class Session:
 
     @property
     def is_busy(self) -> bool:
-        """Whether no more should be asked for now: what this run asks for, no other machine begins."""
+        """Whether no more should be asked for now: an answer is to be new when its job begins."""
         with self._state:
-            waits = (one.answer is Answer.wait and not one.is_expected for one in self._asked.values())
-            return sum(waits) >= self._limit
+            return len(self._questions) >= self._limit
 
     @property
     def notice(self) -> str:
-        """What whoever looks at the run should know of the way to the store, in a line, or ""."""
-        return self._reach.notice()
+        """That the store is away, in a line for a screen, or ""."""
+        return (
+            f"the shared store cannot be reached ({self._away}): going on with what is here" if self._away else ""
+        )
 
     # -- what the run tells ------------------------------------------------------------------------------------
 
@@ -157,22 +192,9 @@ class Session:
             name: Of its job, for people.
         """
         with self._state:
-            if key in self.keys or key in self._uploads:
-                return
-            self._uploads[key] = name or key[:12]
-            self._sending.put(partial(self._upload, Upload(self._outputs, self._store, key)))
-
-    def give_up(self, key: str) -> None:
-        """This run does not make an output now, if it is not there: another machine may."""
-        with self._state:
-            lease = None if key in self._uploads else self._leases.pop(key, None)
-            if lease is not None:
-                self._questions.put(partial(self._release, lease))
-
-    def forget(self, key: str) -> None:
-        """An answer was taken note of."""
-        with self._state:
-            self._asked.pop(key, None)
+            if key not in self.keys and key not in self._uploads:
+                self._uploads[key] = name or key[:12]
+                self._sending.put(partial(self._upload, key))
 
     @property
     def traffic(self) -> Traffic:
@@ -199,198 +221,146 @@ class Session:
             hurries: Whether it was asked again; then it waits for nothing.
 
         Returns:
-            What could not be done, or "".
+            What is not uploaded, and why; "" where all is.
         """
         if self._closing.is_set():
             return ""
-        until_s, began_s = math.inf, self._clock()
+        until_s, began_s = math.inf, time.monotonic()
         with self._state:
-            silent_s = self._pace.asked_s if self._reach.away else self._pace.silent_s
+            silent_s = self._pace.asked_s if self._away else self._pace.silent_s
             while self._uploads:
-                now = self._clock()
+                now = time.monotonic()
                 if stops():
                     until_s = min(until_s, now + grace_s)
-                if hurries() or now >= until_s or now - max(began_s, self._reach.heard_s) >= silent_s:
+                if hurries() or now >= until_s or now - max(began_s, self._failing_s) >= silent_s:
                     break
                 self._state.wait(0.1)
-            left, why = list(self._uploads.values()), self._reach.away or self._reach.trouble
-        self._close(hurries)
-        return not_uploaded(left, why)
-
-    def _close(self, hurries: Callable[[], bool]) -> None:
-        self._closing.set()
-        with self._state:
-            leases = [] if self._reach.away else list(self._leases.values())
-            self._state.notify_all()
-        self._claims.release_all(leases, self._pace.released_s, hurries)
-        for threads in (self._questions, self._fetches, self._sending):
-            threads.dismiss()
-        self._housekeeper.join(1.0)
-        with self._state:
-            self._asked.clear()
-            read, write = self._wake
+            self._closing.set()
+            left = list(self._uploads.values())
+            for end in self._wake:
+                os.close(end)
             self._wake = (-1, -1)
-        os.close(read)
-        os.close(write)
+        for tasks in [self._fetches] * _FETCHES + [self._sending] * _UPLOADS:
+            tasks.put(lambda: None)
+        if not left:
+            return ""
+        what = f"{left[0]} is" if len(left) == 1 else f"{len(left):,} outputs are"
+        why = f" ({self._why})" if self._why else ""
+        return f"{what} not in the shared store yet{why}. The next run of the same command goes on with it"
 
-    # -- in threads: questions ---------------------------------------------------------------------------------
+    # -- in threads --------------------------------------------------------------------------------------------
 
-    def _settle(self, key: str, find_out: Callable[[str], tuple[Answer | None, str]]) -> None:
-        answer: Answer | None = Answer.mine
-        host = ""
-        try:
-            answer, host = find_out(key)
-        except UnreachableError as error:
-            self._reach.lost(error)
-        except (StoreError, OSError) as error:
-            with self._state:
-                self._broken = str(error)
-        except Exception:
-            log.exception("the shared store: this is a fault of the program; please report it")
-        self._tell(key, answer, host)
+    def _work(self, tasks: SimpleQueue[Callable[[], None]]) -> None:
+        while not self._closing.is_set():
+            try:
+                tasks.get()()
+            except Exception:
+                log.exception("the shared store: this is a fault of the program; please report it")
 
-    def _tell(self, key: str, answer: Answer | None, host: str) -> None:
+    @property
+    def _is_away(self) -> bool:
+        return bool(self._away) and time.monotonic() < self._again_s
+
+    def _lost(self, error: UnreachableError) -> None:
         with self._state:
-            asked = self._asked.get(key)
-            if asked is None or self._wake[1] < 0:
-                return
-            told = asked.answer
-            if answer is None:
-                del self._asked[key]
+            if not self._away and not self._closing.is_set():
+                log.warning("the shared store cannot be reached (%s): the run goes on with what is here", error)
+            self._away, self._again_s = str(error), time.monotonic() + self._pace.away_s
+
+    def _patiently(self, patience_s: float, ask: Callable[[], _T]) -> _T:
+        """Ask, and ask again for as long as the store cannot be reached and the run goes on.
+
+        Raises:
+            UnreachableError: It could not be asked in that time.
+        """
+        began_s, wait_s = time.monotonic(), self._pace.backoff_s
+        while True:
+            try:
+                answer = ask()
+            except UnreachableError as error:
+                now = time.monotonic()
+                self._failing_s, self._why = min(self._failing_s, now), str(error)
+                if patience_s == math.inf and now - self._failing_s >= self._pace.asked_s:
+                    self._lost(error)
+                left_s = began_s + patience_s - now
+                if left_s <= 0 or self._closing.wait(min(wait_s, left_s)):
+                    raise
+                wait_s = min(2 * wait_s, self._pace.longest_s)
             else:
-                asked.answer, asked.host, asked.again_s = answer, host, self._clock() + self._pace.poll_s
-            if answer is not told:
-                self._answered.append(asked.job_id)
-                with suppress(BlockingIOError):
+                self._away, self._why, self._failing_s = "", "", math.inf
+                return answer
+
+    def _settle(self, job_id: str, key: str) -> None:
+        answer = Answer.mine
+        try:
+            # Once one was waited for in vain, no other is for a while: thousands would take days.
+            if not self._is_away and self._fetch(key):
+                answer = Answer.there
+        except UnreachableError as error:
+            self._lost(error)
+        except (StoreError, OSError) as error:
+            self._broken = str(error)
+        finally:
+            with self._state:
+                self._questions.discard(key)
+                self._asked[key] = answer
+                self._answered.append(job_id)
+                with suppress(OSError):
                     os.write(self._wake[1], b".")
 
-    def _expected(self, key: str) -> tuple[Answer | None, str]:
-        return (Answer.there if self._fetch(key, self._pace.fetched_s) else None), ""
-
-    def _found(self, key: str) -> tuple[Answer, str]:
-        took = self._reach.patiently(partial(self._claims.take, key), self._pace.asked_s)
-        # Looked at after the claim: its last holder may have stored the output just before.
-        if self._fetch(key, self._pace.asked_s if key not in self.keys else self._pace.fetched_s):
-            if isinstance(took, Lease):
-                with suppress(UnreachableError):
-                    self._claims.forget(key)
-            return Answer.there, ""
-        if isinstance(took, Held):
-            return Answer.held, str(took)
-        with self._state:
-            self._leases[key] = took
-        return Answer.mine, ""
-
-    def _release(self, lease: Lease) -> None:
-        with self._state:
-            if lease.key in self._asked or lease.key in self._leases:  # it is wanted again
-                return
-        with suppress(UnreachableError):
-            self._claims.release(lease)
-
-    def _fetch(self, key: str, patience_s: float) -> bool:
+    def _fetch(self, key: str) -> bool:
         """Have an output here that is there; False where it is not there, or bad and so set aside."""
-        # Once one was waited for in vain, no other is until one has come: thousands would take days.
-        if self._fetches_fail and (why := self._reach.away):
-            raise UnreachableError(why)
-        try:
-            found = self._fetch_patiently(key, 0.0 if self._fetches_fail else patience_s)
-        except UnreachableError:
-            self._fetches_fail = True
-            raise
-        self._fetches_fail = False
-        return found
-
-    def _fetch_patiently(self, key: str, patience_s: float) -> bool:
-        for is_last in (False, True):
+        patience_s = self._pace.fetched_s if key in self.keys else self._pace.asked_s
+        scratch = self._verified.folder / "fetched"
+        size = None
+        for tries_left in (1, 0):
             try:
-                size = self._reach.patiently(partial(self._bring, key), patience_s)
-                if size is None:
-                    with self._state:
-                        self.keys.discard(key)
-                    return False
-                self._verified.problem(key)  # read here, so that the engine's loop finds its note
-                with self._state:
-                    self.keys.add(key)
-                    self._traffic = self._traffic.fetching(size)
-                return True
+                size = self._patiently(patience_s, partial(self._outputs.fetch, key, self._store, scratch))
+                break
             except BadOutputError as error:
-                bad = error
-                if is_last:
-                    break
-        log.warning("%s in the shared store cannot be used: %s. It is set aside there, and made again", key, bad)
-        self._reach.patiently(partial(self._outputs.set_aside, key, bad.upload), patience_s)
+                if not tries_left:
+                    log.warning(
+                        "%s in the shared store cannot be used: %s. It is set aside there, and made again",
+                        key,
+                        error,
+                    )
+                    self._patiently(patience_s, partial(self._outputs.set_aside, key, error.upload))
+        if size is not None:
+            self._verified.problem(key)  # read here, so that the engine's loop finds its note
         with self._state:
-            self.keys.discard(key)
-        return False
+            if size is None:
+                self.keys.discard(key)
+                return False
+            self.keys.add(key)
+            came = self._traffic
+            self._traffic = replace(came, fetched=came.fetched + 1, fetched_bytes=came.fetched_bytes + size)
+            return True
 
-    def _bring(self, key: str) -> int | None:
-        return self._outputs.fetch(key, self._store, self._scratch, self._reach.heard)
-
-    # -- in threads: uploads -----------------------------------------------------------------------------------
-
-    def _upload(self, upload: Upload) -> None:
-        key = upload.key
+    def _upload(self, key: str) -> None:
+        is_settled = True
         try:
-            self._reach.patiently(partial(upload.go, self._reach.heard), None)
-        except UnreachableError:  # the run has ended. What was sent stays, as its entry may have been made
-            return
-        except NotWholeError as error:
-            log.warning("%s was not uploaded to the shared store: %s", key, error)
-            with self._state:
-                lease = self._leases.pop(key, None)
-            if lease is not None:
-                self._release(lease)
-        except Exception:
-            log.exception("the shared store: this is a fault of the program; please report it")
-        else:
-            if upload.lost_to:
+            if problem := self._verified.problem(key):
+                raise StoreError(problem)
+            sent = self._outputs.upload(key, self._store, partial(self._patiently, math.inf))
+            if sent.differs:
                 log.warning(
-                    "%s: another machine had stored it first, of %s: machines whose arithmetic differs share "
-                    "this store",
+                    "%s: another machine had stored it first, of other bytes: machines whose arithmetic differs "
+                    "share this store",
                     key,
-                    upload.lost_to,
                 )
             with self._state:
                 self.keys.add(key)
-                if upload.is_first:
-                    self._traffic = self._traffic.uploading(upload.size)
-            with suppress(UnreachableError):
-                if self._leases.pop(key, None):
-                    self._claims.forget(key)
-        with self._state:
-            self._uploads.pop(key, None)
-            self._state.notify_all()
-
-    # -- in threads: the rest ----------------------------------------------------------------------------------
-
-    def _keep_house(self) -> None:
-        """Renew claims, look again after those of others, and see whether the store can be reached again."""
-        quarter_s = self._pace.lease_s / 4
-        due_s = self._clock() + quarter_s
-        while not self._closing.wait(min(self._pace.poll_s, quarter_s) / 2):
-            now = self._clock()
-            with self._state:
-                held = [k for k, one in self._asked.items() if one.answer is Answer.held and one.again_s <= now]
-                for key in held:
-                    self._asked[key].again_s = now + self._pace.lease_s
-                    self._questions.put(partial(self._settle, key, self._found))
-            if now >= due_s:
-                due_s = now + quarter_s
-                self._renew()
-
-    def _renew(self) -> None:
-        with self._state:
-            leases = list(self._leases.values())
-        try:
-            if self._reach.away:
-                self._reach.look_again()
-            for lease in leases:
-                if not self._claims.renew(lease) and self._leases.pop(lease.key, None) is not None:
-                    log.warning(
-                        "%s: its claim in the shared store is another machine's by now, as this one did not renew "
-                        "it in time; whichever stores it first counts",
-                        lease.key,
+                went = self._traffic
+                if sent.is_first:
+                    self._traffic = replace(
+                        went, uploaded=went.uploaded + 1, uploaded_bytes=went.uploaded_bytes + sent.size
                     )
-        except UnreachableError as error:
-            self._reach.lost(error)
+        except UnreachableError:  # the run has ended. What was sent stays, as its entry may have been made
+            is_settled = False
+        except (StoreError, OSError) as error:
+            log.warning("%s was not uploaded to the shared store: %s", key, error)
+        finally:
+            with self._state:
+                if is_settled:
+                    del self._uploads[key]
+                self._state.notify_all()

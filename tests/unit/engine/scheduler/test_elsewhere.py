@@ -61,29 +61,10 @@ def test_what_comes_while_all_workers_are_busy_needs_none() -> None:
     paper = OnPaper(job("long"), job("a"), job("reader", needs=["a"]), workers=1)
     run = paper.run
     run.state.wait("long")
-    assert paper.start(OnDisk(claimed=False, waits="another machine (there) computes it")) == ["JobWaits a"]
+    assert paper.start(OnDisk(claimed=False, waits="")) == []
     run.state.retry("long")
     assert paper.start() == ["send long to 0"]
     paper.wait(10)  # the job is to be asked about again, and there is no worker for it
     assert told(paper, "a", NOT_HERE) == []
     assert told(paper, "a", HERE) == ["JobFoundStored a"]
     assert paper.jobs() == {"long": "running", "a": "stored", "reader": "ready"}
-
-
-def test_who_makes_it_is_told_once() -> None:
-    paper = OnPaper(job("a"))
-    waits = OnDisk(claimed=False, waits="another machine (there) computes it")
-    assert paper.start(waits) == ["JobWaits a"]
-    assert paper.record("JobWaits")["reason"] == "another machine (there) computes it"
-    paper.wait(1.0)
-    assert paper.start(waits) == []
-    paper.wait(1.0)
-    assert paper.start(OnDisk(claimed=False, waits="another machine (third) computes it")) == ["JobWaits a"]
-
-
-def test_who_waits_for_nobody_any_more_says_so() -> None:
-    paper = OnPaper(job("a"))
-    assert paper.start(OnDisk(claimed=False, waits="another machine (there) computes it")) == ["JobWaits a"]
-    assert told(paper, "a", NOT_HERE) == ["JobWaits a"]
-    assert paper.record("JobWaits")["reason"] == ""
-    assert paper.start() == ["send a to 0"]

@@ -19,8 +19,7 @@ from pipeline.engine.scheduler.effects import OnDisk, ProcessOrder, Record, Rele
 from pipeline.engine.scheduler.outside import FORCE_S, Outside
 from pipeline.engine.scheduler.state import RunState
 from pipeline.engine.store.removal import remove_weights
-from pipeline.engine.store.shared.answers import Traffic
-from pipeline.engine.store.shared.session import Session
+from pipeline.engine.store.shared.session import Session, Traffic
 from pipeline.engine.store.store import REMOVED, Store
 from pipeline.engine.store.verified import Verified
 from pipeline.engine.workers.pool import Pool

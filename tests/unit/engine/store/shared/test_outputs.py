@@ -3,32 +3,22 @@
 from __future__ import annotations
 
 import json
-import secrets
+import shutil
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
-from pipeline.engine.store.shared.address import open_objects
+from pipeline.engine.store.removal import remove_weights
 from pipeline.engine.store.shared.objects import Objects, UnreachableError
-from pipeline.engine.store.shared.outputs import BadOutputError, NotWholeError, SharedOutputs, Upload
+from pipeline.engine.store.shared.outputs import BadOutputError, SharedOutputs
 from pipeline.errors import StoreError
 from pipeline.outputs.manifest import _canonical
-from tests.unit.engine.store.shared.conftest import FILES, KEY, Machine
+from tests.unit.engine.store.shared.conftest import FILES, KEY, Machine, entry, replaced
 
 NewMachine = Callable[[], Machine]
-
-
-@pytest.fixture
-def memory() -> Objects:
-    return open_objects(f"memory://{secrets.token_hex(8)}")
-
-
-def published(objects: Objects, machine: Machine) -> Upload:
-    upload = Upload(SharedOutputs(objects), machine.store, KEY)
-    upload.go()
-    return upload
 
 
 def test_another_machine_has_the_same_bytes_and_the_same_manifest(objects: Objects, machine: NewMachine) -> None:
@@ -36,7 +26,7 @@ def test_another_machine_has_the_same_bytes_and_the_same_manifest(objects: Objec
     one.make()
     one.store.costs.note(KEY, {"flops": 5.0})
     assert not other.fetch(objects)
-    published(objects, one)
+    assert one.upload(objects) == (sum(map(len, FILES.values())), True, False)
     assert SharedOutputs(objects).keys() == {KEY}
     assert other.fetch(objects)
     assert other.holds() == FILES
@@ -46,92 +36,78 @@ def test_another_machine_has_the_same_bytes_and_the_same_manifest(objects: Objec
     assert list(other.verified.folder.iterdir()) == []  # nothing is left of the way
 
 
-def test_of_two_uploads_one_counts_and_the_other_leaves_nothing(objects: Objects, machine: NewMachine) -> None:
-    one, other = machine(), machine()
+@pytest.mark.parametrize("at_once", [False, True])
+def test_of_two_uploads_the_first_counts_and_the_other_leaves_nothing(
+    at_once: bool, objects: Objects, machine: NewMachine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    one, other, third = machine(), machine(), machine()
     one.make()
     other.make(files={**FILES, "metrics.json": b"[]"})
-    assert published(objects, one).lost_to == ""
-    before = objects.names(f"files/{KEY}/")
-    second = published(objects, other)
-    assert (second.lost_to, second.is_first) == ("other bytes", False)
-    assert objects.names(f"files/{KEY}/") == before
-    third = machine()
+    if at_once:  # the first one's entry is made while the second one sends its files
+        send = objects.send
+
+        def meanwhile(*given: Any) -> None:
+            monkeypatch.undo()
+            one.upload(objects)
+            send(*given)
+
+        monkeypatch.setattr(objects, "send", meanwhile)
+    else:
+        one.upload(objects)
+    assert other.upload(objects) == (0, False, True)
     assert third.fetch(objects)
     assert third.holds() == FILES
+    found = [path for path in objects._system.find(objects._root) if "/files/" in path]
+    assert {path.split("/")[-2] for path in found} == {entry(objects)["upload"]}
 
 
-def test_an_output_that_is_not_whole_here_is_not_uploaded(memory: Objects, machine: NewMachine) -> None:
-    one = machine()
-    with pytest.raises(NotWholeError):
-        published(memory, one)
-    one.make()
-    path = one.store.path(KEY) / "metrics.json"
-    path.write_bytes(b"[]")  # as long as before
-    with pytest.raises(NotWholeError, match="checksum"):
-        published(memory, one)
-    assert SharedOutputs(memory).keys() == set()
-
-
-def test_what_was_removed_here_to_save_room_comes_back_whole(memory: Objects, machine: NewMachine) -> None:
-    from pipeline.engine.store.removal import remove_weights
-
+def test_what_was_removed_here_to_save_room_comes_back_whole(shared: Objects, machine: NewMachine) -> None:
     one = machine()
     one.make()
-    published(memory, one)
+    one.upload(shared)
     assert remove_weights(one.store, KEY, ["*.bin"], "test", one.store.scratch("run-1"))
-    assert one.store.is_removed(KEY)
-    with pytest.raises(NotWholeError, match="weights were removed"):
-        published(memory, one)
-    assert one.fetch(memory)
+    assert one.fetch(shared)
     assert one.holds() == FILES
 
 
 # -- what cannot be trusted --------------------------------------------------------------------------------------
 
 
-def entry(objects: Objects) -> dict[str, Any]:
-    read: dict[str, Any] = json.loads(objects.read(f"outputs/{KEY}.json", 1 << 20) or b"")
-    return read
+def altered(objects: Objects, files: dict[str, Any]) -> None:
+    """Have the manifest in the entry name further files, as somebody could who may write there."""
+    told = entry(objects)
+    manifest = json.loads(told["manifest"])
+    manifest.pop("sha256")
+    manifest["files"] |= files
+    told["manifest"] = _canonical(manifest).decode()
+    replaced(objects, f"outputs/{KEY}.json", json.dumps(told).encode())
 
 
-def refused(objects: Objects, machine: Machine, root: Path) -> str:
-    """What is said of an output there; nothing is written outside of the store, and nothing stored."""
+def refused(objects: Objects, machine: Machine, root: Path) -> None:
+    """See that nothing is written outside of the store, and nothing stored."""
     before = sorted(root.iterdir())
-    with pytest.raises(BadOutputError) as caught:
+    with pytest.raises(BadOutputError):
         machine.fetch(objects)
     assert machine.holds() is None
     assert sorted(root.iterdir()) == before
-    return str(caught.value)
 
 
 @pytest.mark.parametrize(
     "name",
     [
-        *("../../escaped", "/escaped", "a/../../escaped", "..", ".", "", "a//b", "./a", "manifest.json"),
-        *(
-            "removed.json",
-            "metrics.json/inside",
-            "nul\0",
-            "x" * 256,
-            "/".join(["d"] * 65),
-            "/".join(["d" * 200] * 20),
-            "\ud800",
-        ),
+        "../../escaped", "/escaped", "a/../../escaped", "..", ".", "", "a//b", "./a", "manifest.json",
+        "removed.json",
+        "metrics.json/inside", "nul\0", "x" * 256, "/".join(["d" * 200] * 25), "\ud800", "not-there",
     ],
-)
+)  # fmt: skip
 def test_names_that_no_output_has_are_refused(
-    name: str, memory: Objects, machine: NewMachine, tmp_path: Path
+    name: str, shared: Objects, machine: NewMachine, tmp_path: Path
 ) -> None:
     one, other = machine(), machine()
     one.make()
-    published(memory, one)
-    told = entry(memory)
-    manifest = json.loads(told["manifest"])
-    manifest.pop("sha256")
-    manifest["files"][name] = {"size": 0, "sha256": "0" * 64}
-    told["manifest"] = _canonical(manifest).decode()
-    memory.write(f"outputs/{KEY}.json", json.dumps(told).encode())
-    assert refused(memory, other, tmp_path)
+    one.upload(shared)
+    altered(shared, {name: {"size": 0, "sha256": "0" * 64}})
+    refused(shared, other, tmp_path)
 
 
 @pytest.mark.parametrize(
@@ -147,76 +123,61 @@ def test_names_that_no_output_has_are_refused(
     ],
 )
 def test_an_entry_that_is_none_is_told_and_can_be_set_aside(
-    text: bytes, memory: Objects, machine: NewMachine, tmp_path: Path
+    text: bytes, shared: Objects, machine: NewMachine
 ) -> None:
     one = machine()
-    memory.write(f"outputs/{KEY}.json", text)
+    replaced(shared, f"outputs/{KEY}.json", text)
     with pytest.raises(BadOutputError) as caught:
-        one.fetch(memory)
-    SharedOutputs(memory).set_aside(KEY, caught.value.upload)
-    assert not one.fetch(memory)
-    (aside,) = memory.names("aside/")
-    assert memory.read(aside, 1 << 20) == text
+        one.fetch(shared)
+    SharedOutputs(shared).set_aside(KEY, caught.value.upload)
+    assert not one.fetch(shared)
+    (aside,) = shared.sizes("aside")
+    assert shared.read(f"aside/{aside}", 1 << 20) == text
 
 
 def test_sizes_are_bounded_before_anything_is_read(
-    memory: Objects, machine: NewMachine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    shared: Objects, machine: NewMachine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     one, other = machine(), machine()
     one.make()
-    published(memory, one)
-    monkeypatch.setattr("pipeline.engine.store.shared.outputs._ENTRY_LIMIT", 100)
-    assert "larger than 100 bytes" in refused(memory, other, tmp_path)
-    manifest_bytes = (one.store.path(KEY) / "manifest.json").stat().st_size
-    for limit in (100, manifest_bytes):  # its manifest, and its entry, in which that is
-        monkeypatch.setattr("pipeline.engine.store.shared.outputs._ENTRY_LIMIT", limit)
-        with pytest.raises(NotWholeError, match="larger than 100 bytes" if limit == 100 else "too many files"):
-            Upload(SharedOutputs(memory), one.store, KEY).go()
-    monkeypatch.undo()
-    told = entry(memory)
-    manifest = json.loads(told["manifest"])
-    manifest.pop("sha256")
-    for size, kind, said in (
-        (1 << 49, StoreError, "are free in"),
-        (1 << 60, BadOutputError, "a size that no file has"),
-    ):
-        manifest["files"]["huge"] = {"size": size, "sha256": "0" * 64}
-        told["manifest"] = _canonical(manifest).decode()
-        memory.write(f"outputs/{KEY}.json", json.dumps(told).encode())
-        with pytest.raises(kind, match=said):
-            other.fetch(memory)
+    one.upload(shared)
+    with monkeypatch.context() as patched:
+        patched.setattr("pipeline.engine.store.shared.outputs._ENTRY_LIMIT", 100)
+        refused(shared, other, tmp_path)
+        one.make(key="cd" * 20)
+        with pytest.raises(StoreError):
+            one.upload(shared, "cd" * 20)
+    monkeypatch.setattr(shutil, "disk_usage", lambda _: SimpleNamespace(free=1))
+    with pytest.raises(StoreError):
+        other.fetch(shared)
+    altered(shared, {"huge": {"size": 1 << 60, "sha256": "0" * 64}})
+    refused(shared, other, tmp_path)
 
 
 @pytest.mark.parametrize("damage", ["changed", "cut off", "missing", "longer"])
 def test_files_that_are_not_what_was_uploaded_are_never_stored(
-    damage: str, memory: Objects, machine: NewMachine, tmp_path: Path
+    damage: str, objects: Objects, machine: NewMachine, tmp_path: Path
 ) -> None:
     one, other = machine(), machine()
     one.make()
-    published(memory, one)
-    name = f"files/{KEY}/{entry(memory)['upload']}/0000002"
+    one.upload(objects)
+    name = f"files/{KEY}/{entry(objects)['upload']}/0000002"
     data = FILES["weights/model.bin"]
-    match damage:
-        case "changed":
-            memory.write(name, b"x" + data[1:])
-        case "cut off":
-            memory.write(name, data[:-1])
-        case "missing":
-            memory.delete(name)
-        case "longer":  # of which no more is read than belongs to it
-            memory.write(name, data + b"more")
-            assert other.fetch(memory)
-            assert other.holds() == FILES
-            return
-    assert "weights/model.bin" in refused(memory, other, tmp_path)
+    if damage == "missing":
+        objects.remove(name)
+    else:
+        replaced(
+            objects, name, {"changed": b"x" + data[1:], "cut off": data[:-1], "longer": data + b"more"}[damage]
+        )
+    refused(objects, other, tmp_path)
 
 
-def test_an_entry_that_took_the_place_of_a_bad_one_stays(memory: Objects, machine: NewMachine) -> None:
+def test_an_entry_that_took_the_place_of_a_bad_one_stays(shared: Objects, machine: NewMachine) -> None:
     one = machine()
     one.make()
-    published(memory, one)
-    SharedOutputs(memory).set_aside(KEY, "0" * 32)
-    assert SharedOutputs(memory).keys() == {KEY}
+    one.upload(shared)
+    SharedOutputs(shared).set_aside(KEY, "0" * 32)
+    assert SharedOutputs(shared).keys() == {KEY}
 
 
 # -- faults ------------------------------------------------------------------------------------------------------
@@ -225,18 +186,16 @@ def test_an_entry_that_took_the_place_of_a_bad_one_stays(memory: Objects, machin
 class Faulty:
     """Objects of which one request goes wrong: before it is carried out, or its answer is lost."""
 
-    def __init__(self, inner: Objects) -> None:
-        self._inner = inner
-        self.count = self.at = 0
-        self.after = False
+    def __init__(self, inner: Objects, at: int, after: bool) -> None:
+        self._inner, self.count, self._at, self._after = inner, 0, at, after
 
     def __getattr__(self, name: str) -> Callable[..., Any]:
         def ask(*args: Any) -> Any:
             self.count += 1
-            if self.count == self.at and not self.after:
+            if self.count == self._at and not self._after:
                 raise UnreachableError("before")
             answer = getattr(self._inner, name)(*args)
-            if self.count == self.at:
+            if self.count == self._at:
                 raise UnreachableError("after")
             return answer
 
@@ -244,29 +203,23 @@ class Faulty:
 
 
 @pytest.mark.parametrize("after", [False, True])
-def test_wherever_an_upload_is_cut_off_there_is_all_or_nothing_and_it_can_go_on(
-    after: bool, machine: NewMachine
+def test_wherever_an_upload_is_cut_off_there_is_all_or_nothing_and_another_goes_on(
+    after: bool, tmp_path: Path, machine: NewMachine
 ) -> None:
     for at in range(1, 99):
-        memory = open_objects(f"memory://{secrets.token_hex(8)}")
-        one, other = machine(), machine()
+        (root := tmp_path / f"shared{at}").mkdir()
+        shared = Objects(str(root))
+        one, other, last = machine(), machine(), machine()
         one.make()
-        faulty = Faulty(memory)
-        faulty.at, faulty.after = at, after
-        upload = Upload(SharedOutputs(faulty), one.store, KEY)  # type: ignore[arg-type]
+        faulty = Faulty(shared, at, after)
         try:
-            upload.go()
+            SharedOutputs(faulty).upload(KEY, one.store, lambda ask: ask())  # type: ignore[arg-type]
         except UnreachableError:
-            assert other.fetch(memory) is (other.holds() is not None)
-            killed = machine()  # what a machine left that was killed there is in nobody's way
-            killed.make()
-            if at % 2:
-                published(memory, killed)
-            upload.go()
+            assert other.fetch(shared) is (other.holds() is not None)
+            one.upload(shared)
         else:
-            assert faulty.count < at
+            assert at == faulty.count + 1 == 6
             return
-        last = machine()
-        assert last.fetch(memory)
+        assert last.fetch(shared)
         assert last.holds() == FILES
     raise AssertionError("it never ended")
