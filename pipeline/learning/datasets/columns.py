@@ -184,6 +184,9 @@ def make_row(
             )
         if pair[0] is not None and pair[1] is not None:
             texts["chosen"], texts["rejected"] = without_prompt(prompt, pair[0], pair[1])
+        if texts["completion"] is not None:
+            (texts["completion"],) = without_prompt(prompt, texts["completion"])
+        _check_due(prompt, texts, place)
         prompt = with_system(list(prompt), columns)
     if config.system_prompt is not None:
         prompt = _with_system(config.system_prompt, prompt, place)
@@ -315,6 +318,18 @@ def _check_one_form(texts: Mapping[str, Text | None], place: str) -> None:
     if len(set(forms.values())) > 1:
         said = ", ".join(f"'{name}' is {'text' if plain else 'a conversation'}" for name, plain in forms.items())
         raise DataError(f"{place}: {said}; a row is all text or all conversation. chat=true makes text one.")
+
+
+def _check_due(prompt: Sequence[Message], texts: Mapping[str, Text | None], place: str) -> None:
+    """Refuse answers that begin with who has asked: whole conversations, which the prompt would precede."""
+    for name in ANSWERS:
+        answer = texts[name]
+        role = answer[0]["role"] if answer and not isinstance(answer, str) else ""
+        if role == "system" or role == prompt[-1]["role"] == "user":
+            raise DataError(
+                f"{place}: '{name}' begins with a turn of the {role}, where one of the assistant is due, and the "
+                "prompt is not what it begins with. Leave the prompt out where answers are whole conversations."
+            )
 
 
 def _with_system(system: str, prompt: Text, place: str) -> Text:

@@ -21,8 +21,18 @@ TEXTS = ("prompt", *ANSWERS)
 """What of a row is text or a conversation."""
 _OF_CONVERSATIONS = ("system", "tools")
 """Columns that say more to a model where prompts are conversations."""
-_NO_TEXT = ("image", "images", "video", "videos", "audio", "audios")
-"""Columns of what models that read text alone are not shown."""
+_NOT_SHOWN = (
+    "image",
+    "images",
+    "video",
+    "videos",
+    "audio",
+    "audios",
+    "functions",
+    "system_prompt",
+    "system_message",
+)
+"""Columns that were meant for a model, and are not shown to any."""
 _UNSEEN = dict.fromkeys(map(ord, "\ufeff\u200b\u2060\u00ad"))
 """Marks of byte order, spaces without width, hyphens that show only at the end of a line."""
 
@@ -116,8 +126,8 @@ class Form:
             place: Where it is.
             in_template: Columns that the template of prompts uses.
         """
-        for name in _NO_TEXT:
-            if row.columns.get(name):
+        for name in _NOT_SHOWN:
+            if row.columns.get(name) and name not in in_template:
                 self._passed_over.setdefault(name, []).append(place)
         if not isinstance(row.prompt, str):
             if row.prompt[-1]["role"] == "assistant":
@@ -144,10 +154,11 @@ class Form:
                 "wrong"
             )
         for name, places in self._passed_over.items():
-            if name in _NO_TEXT:
+            if name in _NOT_SHOWN:
                 said.append(
-                    f"`{name}` of {_counted('row', places)} is shown to no model, as only text is read: leave it "
-                    "out by further_columns where prompts can be answered without it, or else leave these rows out"
+                    f"`{name}` of {_counted('row', places)} is shown to no model, which beside turns are shown "
+                    "the text of the columns `system` and `tools` alone. Call it so by columns, or leave it out "
+                    "by further_columns where prompts can be answered without it, or leave these rows out"
                 )
                 continue
             said.append(

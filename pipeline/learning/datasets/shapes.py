@@ -17,7 +17,7 @@ from pipeline.learning.rewards.answers import list_in
 
 _ROLES = {
     **dict.fromkeys(("human", "user"), "user"),
-    **dict.fromkeys(("gpt", "assistant", "chatgpt", "model", "bot", "bard", "bing"), "assistant"),
+    **dict.fromkeys(("gpt", "assistant", "ai", "chatgpt", "model", "bot", "bard", "bing"), "assistant"),
     **dict.fromkeys(("tool", "observation"), "tool"),
     "system": "system",
 }
@@ -36,10 +36,12 @@ def to_columns(columns: Mapping[str, Any], place: str) -> dict[str, Any]:
         DataError: A speaker is unknown, or turns cannot be read.
     """
     found = {**columns, **{name: _turns(columns[name], name, place) for name in _CONVERSATIONS if name in columns}}
-    if "completion" in found and str(found.get("label")).lower() in ("true", "false"):
+    if found.keys() & {"completion", "output", "messages", "conversations"} and str(
+        found.get("label")
+    ).lower() in ("true", "false"):
         found["label"] = str(found["label"]).lower() == "true"  # tables hold text
     pair = [found.get(name) for name in ("chosen", "rejected")]
-    if isinstance(found.get("prompt"), str) and all(isinstance(answer, list) for answer in pair):
+    if isinstance(found.get("prompt"), str) and all(map(_is_whole, pair)):
         del found["prompt"]  # it is in both; as `trl.maybe_extract_prompt` has it
     elif isinstance(found.get("conversations"), list) and "prompt" not in found and None not in pair:
         found["prompt"] = found.pop("conversations")
@@ -55,6 +57,12 @@ def to_columns(columns: Mapping[str, Any], place: str) -> dict[str, Any]:
     elif instructed and ("output" in found or "input" in found):
         _from_instruction(found)
     return found
+
+
+def _is_whole(answer: Any) -> bool:
+    """Whether an answer is a conversation, with what was asked in it."""
+    first = answer[0] if isinstance(answer, list) and answer else None
+    return isinstance(first, Mapping) and first.get("role") != "assistant"
 
 
 def _from_instruction(columns: dict[str, Any]) -> None:
@@ -86,6 +94,9 @@ def _turns(value: Any, name: str, place: str) -> Any:
                 f"{place}: '{name}' is a list of turns that was written as text, and not as JSON: {said!r}. Write "
                 "it by json.dumps."
             )
+    if isinstance(value, Mapping) and value and all(isinstance(each, list) for each in value.values()):
+        # As `datasets` stores a sequence of turns.
+        value = [dict(zip(value, turn, strict=True)) for turn in zip(*value.values(), strict=False)]
     if isinstance(value, Mapping) and value.keys() == {"from", "value"}:
         value = [value]
     is_list = isinstance(value, list) and value and all(isinstance(turn, Mapping) for turn in value)
@@ -95,7 +106,7 @@ def _turns(value: Any, name: str, place: str) -> Any:
         return [{**turn, "role": roles.get(turn["role"].lower(), turn["role"])} for turn in value]
     if not is_list or not all({"from", "value"} <= turn.keys() for turn in value):
         return value
-    if unknown := [turn["from"] for turn in value if turn["from"] not in _ROLES]:
+    if unknown := [turn["from"] for turn in value if str(turn["from"]) not in _ROLES]:
         raise DataError(
             f"{place}: a turn is from {unknown[0]!r}; known are {', '.join(_ROLES)}. Write one of them, or leave "
             "the row out."

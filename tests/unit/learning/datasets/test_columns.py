@@ -40,6 +40,8 @@ def test_answers_to_a_conversation_in_other_forms() -> None:
     # Whole conversations beside their prompt, as in UltraFeedback.
     both = {"chosen": [user("a"), assistant("b")], "rejected": [user("a"), assistant("c")]}
     assert row({"prompt": "a", **both}) == row({"prompt": [user("a")], **both}) == expected
+    found = row({"prompt": [user("a")], "completion": both["chosen"]})
+    assert found == Row(7, [user("a")], completion=[assistant("b")])
 
 
 def test_a_turn_that_calls_tools_may_say_nothing() -> None:
@@ -159,6 +161,14 @@ def test_further_columns_may_be_chosen() -> None:
         ({"chosen": "a b", "rejected": [assistant("d")]}, "must both be text or both be conversations"),
         ({"messages": [assistant("b")]}, "nothing before the assistant's turn"),
         ({"messages": "b"}, "'messages' must be a list"),
+        (
+            {"prompt": "a", "chosen": [assistant("b")], "rejected": [assistant("c")]},
+            "'prompt' is text, 'chosen' is",
+        ),
+        (
+            {"prompt": [user("a")], "completion": [user("A"), assistant("b")]},
+            "'completion' begins with a turn of the user",
+        ),
         ({"prompt": "a", "completion": [assistant("b")]}, "'prompt' is text, 'completion' is a conversation"),
         ({"prompt": "a", "completions": ["b"]}, "rewards are given something else as 'completions'"),
     ],

@@ -362,6 +362,12 @@ def test_a_question_of_the_test_file_is_in_no_other_split(make: Make, tmp_path: 
         ({"system": "Be kind.", "tools": []}, {"chat": True}, ""),
         ({"system": ""}, {}, ""),
         ({"images": ["a.png"]}, {"chat": True}, "`images` of 6 rows (first train.jsonl:1) is shown to no model"),
+        (
+            {"system_prompt": "Be kind."},
+            {},
+            "`system_prompt` of 6 rows (first train.jsonl:1) is shown to no model",
+        ),
+        ({"system_prompt": "Be kind."}, {"columns": {"system": "system_prompt"}, "chat": True}, ""),
         ({"images": ["a.png"], "image": None}, {"further_columns": ["image"]}, ""),
         ({"turns": [_turn("b")[0] | {"role": "assistant"}]}, {}, "end with a turn of the assistant"),
         ({"turns": []}, {}, ""),

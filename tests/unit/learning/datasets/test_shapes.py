@@ -20,6 +20,13 @@ _SYSTEM = {"role": "system", "content": "Be kind."}
     [
         ({"conversations": [_ASK, _ANSWER], "id": 1}, {"messages": _TURNS, "id": 1}),
         ({"conversations": _TURNS}, {"messages": _TURNS}),
+        # As `datasets` stores a sequence of turns.
+        ({"conversations": {"from": ["human", "gpt"], "value": ["a?", "b"]}}, {"messages": _TURNS}),
+        ({"messages": {"role": ["user", "ai"], "content": ["a?", "b"]}}, {"messages": _TURNS}),
+        (
+            {"prompt": "a?", "chosen": _TURNS[1:], "rejected": _TURNS[1:]},
+            {"prompt": "a?", "chosen": _TURNS[1:], "rejected": _TURNS[1:]},
+        ),
         ({"conversations": [{**_ASK, "weight": 0}]}, {"messages": [{**_TURNS[0], "weight": 0}]}),
         *(
             (
