@@ -17,7 +17,7 @@ from pipeline.commands.doctor.generation import check_generation
 from pipeline.commands.doctor.host import host_checks
 from pipeline.commands.exits import refuse, unless_unwritten
 from pipeline.errors import ConfigError
-from pipeline.slurm.rules import slurm_checks
+from pipeline.slurm.lint import slurm_checks
 from pipeline.terminal.check import Check, Verdict
 from pipeline.terminal.console import make_console, say
 from pipeline.terminal.text import printable
@@ -50,7 +50,7 @@ def _of_facts(facts: Facts) -> Iterator[Check]:
     yield from _guarded(lambda: gpu_checks(facts), "GPUs")
     yield from _guarded(lambda: environment_checks(facts), "environment")
     yield from _guarded(lambda: host_checks(facts), "machine")
-    yield from _guarded(lambda: slurm_checks(facts.environment, srun=facts.srun, visible=visible), "Slurm")
+    yield from _guarded(lambda: slurm_checks(facts.environment, visible=visible), "Slurm")
 
 
 def _guarded(check: Callable[[], Iterable[Check]], name: str) -> Iterator[Check]:

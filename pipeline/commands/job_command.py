@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -29,7 +29,6 @@ from pipeline.config.sweeps import check_sweep
 from pipeline.engine.launch.request import check_request, find_program
 from pipeline.errors import ConfigError, unknown_name
 from pipeline.plan.size import check_size
-from pipeline.slurm.request import DeviceNeeds, Kind
 from pipeline.sweeps.agents.strategies import plan_agents, split_words
 from pipeline.sweeps.reading.command import check_program, overrides_of
 from pipeline.sweeps.reading.file import read_sweep
@@ -45,12 +44,14 @@ class JobCommand:
     Attributes:
         words: Of the command, with ``--`` before a program of the user's own.
         name: What a job is called by them.
-        needs: What an experiment says of its devices.
+        widest: Devices that the widest job of an experiment takes.
+        on_cpu: Whether an experiment runs on CPUs, whatever there is.
     """
 
     words: list[str]
     name: str
-    needs: DeviceNeeds = field(default_factory=DeviceNeeds)
+    widest: int = 1
+    on_cpu: bool = False
 
 
 def checked(words: Sequence[str], *, ray: bool = False) -> JobCommand:
@@ -66,16 +67,18 @@ def checked(words: Sequence[str], *, ray: bool = False) -> JobCommand:
     if not words:
         raise ConfigError(f"what is the job to run? {_USAGE}")
     first, *rest = words
-    if first not in {kind.value for kind in Kind}:
-        raise ConfigError(f"{unknown_name('command for a job', first, [kind.value for kind in Kind])} {_USAGE}")
-    match Kind(first):
-        case Kind.run:
+    match first:
+        case "run":
             config = _run_config(rest, _RAY if ray else ())
-            return JobCommand(list(words), config.experiment.name, _needs(config))
-        case Kind.sweep:
+            writing = config.generation.gpus_per_job
+            widest = max(devices_per_training(config), writing if isinstance(writing, int) else 1)
+            on_cpu = config.device is DeviceChoice.cpu
+            return JobCommand(list(words), config.experiment.name, widest, on_cpu)
+        case "sweep":
             return JobCommand(list(words), _sweep_name(rest))
-        case Kind.launch:
+        case "launch":
             return JobCommand(*_launch(rest))
+    raise ConfigError(f"{unknown_name('command for a job', first, ['run', 'sweep', 'launch'])} {_USAGE}")
 
 
 _USAGE = "Give it last: pipeline slurm write --gres gpu:8 run experiment.name=NAME KEY=VALUE ..."
@@ -136,14 +139,6 @@ def _run_config(words: Sequence[str], more: Sequence[str]) -> Config:
     check_fits_ray(config)
     check_size(config)
     return config
-
-
-def _needs(config: Config) -> DeviceNeeds:
-    writing = config.generation.gpus_per_job
-    return DeviceNeeds(
-        widest=max(devices_per_training(config), writing if isinstance(writing, int) else 1),
-        on_cpu=config.device is DeviceChoice.cpu,
-    )
 
 
 def _first_values(settings: Sequence[str]) -> Iterator[str]:

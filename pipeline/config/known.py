@@ -96,7 +96,7 @@ _ADVICE = {
     ),
     "ray": (
         "Write execution.backend=ray, with execution.ray.address for a cluster that is there; --ray is of "
-        "`python -m pipeline slurm submit --ray`."
+        "`python -m pipeline slurm write --ray`."
     ),
     "model_init_kwargs": "Each is a key: models.hf.path, models.hf.revision, system.dtype, system.attn_impl.",
     "model_name_or_path": "Write model=hf models.hf.path={given}.",

@@ -1,11 +1,7 @@
-"""Jobs of Slurm: batch scripts written, looked through and handed over.
+"""Jobs of Slurm: batch scripts written, checked and submitted.
 
-header.py   #SBATCH lines, as sbatch reads them and as they are written
-request.py  what a job is to have, checked
-script.py   request -> the text of a batch script
-job.py      a job in numbers, as a script or the environment has it
-rules.py    what a job asks for against what its program needs: one message for each fault
-body.py     the commands of a script, line by line
-lint.py     a script -> rules
-submit.py   the one module that starts a program, sbatch
+options.py    options of sbatch, as getopt reads them, and the numbers in them
+script.py     what a job is to have, checked -> the text of a batch script
+lint.py       a script, or the job of this process -> what would hang, idle or be lost in it
+ray_nodes.py  what a script that brings up a Ray cluster runs on the nodes of its job
 """

@@ -22,12 +22,10 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
-from typing import IO
 
-from pipeline import locks
 from pipeline.config.install import install_command
 from pipeline.engine.workers.ray import is_installed
 from pipeline.errors import ConfigError, WorkerError
@@ -37,8 +35,6 @@ JOIN_S = 300.0
 """What a node is given to join: Python and Ray may come from a disk that all nodes read at once."""
 _FIRST_PORT, _PAIRS = 20_000, 5_000
 """Below those that the system gives to whoever asks for any."""
-_FOLDERS = Path("/tmp")  # noqa: S108 - sockets lie there, whose paths may have some hundred characters
-_PREFIX = "ppl-slurm-"
 _HELD = {signal.SIGHUP, signal.SIGINT, signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2}
 _POLL_S = 0.5
 _ASK_S = 10.0
@@ -135,7 +131,7 @@ def keep_node(address: str, environ: Mapping[str, str], words: Sequence[str], *,
         ConfigError: This is no job of Slurm, or Ray is not installed here.
         WorkerError: There is no head, or Ray ends by itself; its last words.
     """
-    node = _of_job(environ, "SLURMD_NODENAME")
+    node, parent = _of_job(environ, "SLURMD_NODENAME"), os.getpid()
     _check_installed()
     host, _, port = address.rpartition(":")
     signal.pthread_sigmask(signal.SIG_BLOCK, _HELD)
@@ -144,14 +140,27 @@ def keep_node(address: str, environ: Mapping[str, str], words: Sequence[str], *,
         return
     where = [f"--node-ip-address={host}", f"--port={port}", f"--ray-client-server-port={int(port) + 1}"]
     of_head = ["--head", *where, "--include-dashboard=false"]
-    with _folder() as folder, (folder / "said").open("w+b") as said:
+    with (
+        # In /tmp, as the paths of sockets may have some hundred characters.
+        tempfile.TemporaryDirectory(prefix="ppl-slurm-", dir="/tmp", ignore_cleanup_errors=True) as folder,
+        (Path(folder) / "said").open("w+b") as said,
+    ):
         options = [*(of_head if head else [f"--address={address}"]), f"--node-name={node}", f"--temp-dir={folder}"]
         try:
-            ray = _started([*_OPTIONS, *options, *words], {**environ, **_QUIET}, said)
+            ray = subprocess.Popen(
+                [sys.executable, "-m", "ray.scripts.scripts", "start", *_OPTIONS, *options, *words],
+                env={**environ, **_QUIET},
+                stdin=subprocess.DEVNULL,
+                stdout=said,
+                stderr=said,
+                preexec_fn=lambda: descendants.die_with_parent(parent),
+            )
             while ray.poll() is None:
                 if _is_told():
                     return
-            raise WorkerError(f"Ray on {node} has ended by itself: {_last_words(said)}")
+            said.seek(0)
+            lines = said.read().decode(errors="replace").strip().splitlines()[-_LAST_LINES:]
+            raise WorkerError(f"Ray on {node} has ended by itself: {' / '.join(lines) or 'it has said nothing'}")
         finally:
             descendants.end_own()
 
@@ -171,52 +180,6 @@ def _is_head_there(host: str, port: int, node: str) -> bool:
         if time.monotonic() >= give_up:
             raise WorkerError(f"{node} has found no head of Ray at {host}:{port} within {JOIN_S:g} s")
     return False
-
-
-def _started(words: Sequence[str], environ: Mapping[str, str], said: IO[bytes]) -> subprocess.Popen[bytes]:
-    parent = os.getpid()
-    return subprocess.Popen(
-        [sys.executable, "-m", "ray.scripts.scripts", "start", *words],
-        env=environ,
-        stdin=subprocess.DEVNULL,
-        stdout=said,
-        stderr=said,
-        preexec_fn=lambda: descendants.die_with_parent(parent),
-    )
-
-
-def _last_words(said: IO[bytes]) -> str:
-    said.seek(0)
-    lines = filter(None, map(str.strip, said.read().decode(errors="replace").splitlines()))
-    return " / ".join(list(lines)[-_LAST_LINES:]) or "it has said nothing"
-
-
-@contextmanager
-def _folder() -> Iterator[Path]:
-    """A folder of this process; those of processes that Slurm has killed go, as these could not remove them."""
-    for left in _FOLDERS.glob(f"{_PREFIX}*"):
-        with suppress(OSError), _held(left) as is_mine:
-            if is_mine:
-                shutil.rmtree(left, ignore_errors=True)
-    while True:
-        folder = Path(tempfile.mkdtemp(prefix=_PREFIX, dir=_FOLDERS))
-        with _held(folder) as is_mine:
-            if is_mine and folder.exists():  # another of them may have come in between
-                try:
-                    yield folder
-                finally:
-                    shutil.rmtree(folder, ignore_errors=True)
-                return
-
-
-@contextmanager
-def _held(folder: Path) -> Iterator[bool]:
-    """Whether this process has the lock of a folder of this user."""
-    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
-    try:
-        yield os.fstat(descriptor).st_uid == os.getuid() and locks.lock(descriptor, wait=False)
-    finally:
-        os.close(descriptor)
 
 
 # -- wait ------------------------------------------------------------------------------------------------------
@@ -263,12 +226,3 @@ def _nodes(address: str) -> set[str]:
         return {node.node_name for node in client.get_all_node_info(timeout=_ASK_S).values() if not node.state}
     except Exception:  # Ray has errors of many kinds for what is not there yet
         return set()
-
-
-def is_alive(pid: int) -> bool:
-    """Whether there is a process of this number, of this user."""
-    try:
-        os.kill(pid, 0)
-    except OSError:
-        return False
-    return True

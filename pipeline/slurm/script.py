@@ -13,54 +13,142 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Iterator, Sequence
+import shlex
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 
-from pipeline.slurm.header import written
-from pipeline.slurm.request import JobRequest, Kind
+from pipeline.errors import ConfigError
+from pipeline.slurm.options import gpus_of, nodes_of, seconds_of, written
 
+NOTICE_S = 300
+"""Seconds before the end of its time at which a job is told, where there are that many."""
+LEAST_NOTICE_S = 60
+"""Slurm looks once a minute or so, and may tell a minute early."""
 CPUS_PER_GPU = 8
 """CPUs of a job that does not say how many it wants; without a GPU as many as for one."""
 MOST_RESTARTS = 100
 """How often a script puts its job back into the queue: one that is stopped over and over gets nowhere."""
 STOPPED = 143
 ORIGIN = "# Written by `python -m pipeline slurm write`."
-_WHAT = {
-    Kind.run: "An experiment",
-    Kind.sweep: "An agent of a sweep",
-    Kind.launch: "A program on every GPU",
-}
-_OUTPUT, _ARRAY_OUTPUT = "slurm-%j.out", "slurm-%A_%a.out"
+_GRACE_KEY, _GRACE_SHARE = "execution.stop_grace_s", 0.8
+"""The share of the notice that a run may take to save; what is left is for Slurm and for the run itself."""
 _PORT = "$((20000 + SLURM_JOB_ID % 10000))"
 """Below those that the system gives to whoever asks for any."""
-_PLAIN = re.compile(r"[\w./:=,@%+-]+", re.ASCII)
-_CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f\u2028\u2029\ud800-\udfff]")
-_GRACE_KEY = "execution.stop_grace_s"
-_GRACE_SHARE = 0.8
-"""Of the notice that a run may take to save; what is left is for Slurm and for the run itself."""
 
 
-def script_text(request: JobRequest, python: str, file: str) -> str:
-    """A batch script for a job.
+@dataclass(frozen=True, kw_only=True)
+class JobRequest:
+    """A job of Slurm, with one task on each node.
 
-    Args:
-        request: The job, checked.
-        python: The interpreter, as it is called from the folder of submission.
-        file: What the script is going to be called.
+    Attributes:
+        command: What it runs: the words of ``run``, ``sweep`` or ``launch`` of this package.
+        name: Of the job, where its options name none.
+        options: Of sbatch, long name -> value, "" for a flag.
+        notice_s: Seconds before the end of its time at which it is told to save and stop; None for what is usual.
+        srun: Words that srun is given before what it starts.
+        setup: Lines of shell that come first, as ``module load cuda``.
+        ray: Whether it brings up a Ray cluster on its nodes, and runs on that.
+        widest: Devices that the widest job of a run takes.
+        on_cpu: Whether a run is on CPUs, whatever there is.
     """
-    agents = " for each index of the array" if request.array else ""
-    agents += " on a Ray cluster that lives as long as the job" if request.ray else ""
-    return "\n".join(
-        [
-            "#!/bin/bash",
-            ORIGIN,
-            f"# {_WHAT[request.kind]}{agents}. From the folder of the project: sbatch {shell_word(file)}",
-            *_header(request),
-            "",
-            *_body(request, python),
-            "",
-        ]
-    )
+
+    command: Sequence[str]
+    name: str
+    options: Mapping[str, str] = field(default_factory=dict)
+    notice_s: int | None = None
+    srun: Sequence[str] = ()
+    setup: Sequence[str] = ()
+    ray: bool = False
+    widest: int = 1
+    on_cpu: bool = False
+
+    @property
+    def requeue(self) -> bool:
+        """Whether it goes back into the queue when it was told to stop, preempted, or its node was lost."""
+        return "no-requeue" not in self.options
+
+    @property
+    def notice(self) -> int:
+        """Seconds before its end at which it is told; 0 for never. Of a short job it is a quarter of its time.
+
+        A program that is launched is told only where that was asked for, since a signal that it does not expect
+        ends it.
+        """
+        if self.notice_s is not None:
+            return self.notice_s
+        if self.command[0] == "launch" or not self.requeue:
+            return 0
+        seconds = seconds_of(self.options.get("time", "infinite"))
+        return NOTICE_S if seconds is None else max(LEAST_NOTICE_S, min(NOTICE_S, seconds // 4))
+
+    @property
+    def output(self) -> str:
+        """The file of what it prints, as a pattern of sbatch."""
+        return self.options.get("output", "slurm-%A_%a.out" if "array" in self.options else "slurm-%j.out")
+
+
+def check_request(request: JobRequest) -> None:
+    """Refuse what would not do what was meant; what Slurm alone can tell, sbatch says.
+
+    Raises:
+        ConfigError: The first thing that is wrong.
+    """
+    for problem in _problems(request):
+        raise ConfigError(problem)
+
+
+def _problems(request: JobRequest) -> Iterator[str]:
+    kind, options = request.command[0], request.options
+    nodes, gpus, array = nodes_of(options), gpus_of(options), options.get("array")
+    for name, value in {"job-name": request.name, **options}.items():
+        if not value.isprintable():
+            yield f"--{name} {value!r}: without line breaks, tabs and other characters that nobody sees"
+        if name in ("ntasks", "ntasks-per-node", "open-mode", "signal", "wrap"):
+            yield f"--{name}: the script has a line of its own for it, or none; see --help"
+    for line in request.setup:
+        if not line.replace("\t", "").isprintable():
+            yield f"--setup {line!r}: one line without control characters; give --setup once for each line"
+        elif line.lstrip().startswith("#SBATCH"):
+            yield f"--setup {line}: an option of sbatch is no command; give it as an option"
+    seconds = seconds_of(options.get("time", "infinite"))
+    if seconds is not None and request.notice and seconds < request.notice + 2 * LEAST_NOTICE_S:
+        yield (
+            f"--time {options['time']} with a notice of {request.notice} s: the job would stop as soon as it has "
+            "begun. Give it more time, a shorter --notice, or --no-requeue"
+        )
+    if request.ray and kind != "run":
+        yield f"--ray is for an experiment; {kind} needs no Ray. Leave it out"
+    if nodes > 1 and kind != "launch" and not request.ray:
+        yield (
+            f"--nodes {nodes}: a run has its workers, and an agent its trials, on one machine. --ray brings up a "
+            "Ray cluster for a run; a sweep has an array of agents (--array 0-3); launch takes any program"
+        )
+    if array is not None and kind != "sweep":
+        yield f"--array {array}: every task would do the same. An array is for agents of a sweep: sweep agent NAME"
+    elif array is not None and array.partition("%")[0].isdigit():
+        yield f"--array {array} is one index, and so one agent: 4 of them are --array 0-3, for one leave it out"
+    if request.ray and not gpus and not request.on_cpu:
+        yield "--ray without GPUs: ask for those of each node by --gres gpu:8, or run on its CPUs by device=cpu"
+    width, most = request.widest, gpus * nodes if request.ray else gpus
+    if gpus and not request.on_cpu and width > gpus and (width % gpus or width > most):
+        yield (
+            f"the widest job of this run takes {width} GPUs (training.gpus_per_job, generation.gpus_per_job), and "
+            f"a node has {gpus}: ask for --gres gpu:{width}, for fewer GPUs in a job, or, through --ray, for all "
+            "GPUs of several nodes"
+        )
+
+
+def shell_word(text: str) -> str:
+    """Write a word of a command as bash reads it, on one line whatever is in it."""
+    if text.isprintable():
+        return shlex.quote(text)
+    escaped = re.sub(r"([\\'])", r"\\\1", text)
+    return f"$'{''.join(char if char.isprintable() else _octal(char) for char in escaped)}'"
+
+
+def _octal(char: str) -> str:
+    return "".join(f"\\{byte:03o}" for byte in char.encode(errors="surrogateescape"))
 
 
 def interpreter(executable: str, folder: Path) -> str:
@@ -74,106 +162,77 @@ _OTHER_PYTHON = re.compile(
 )
 
 
-def has_own_python(request: JobRequest) -> bool:
-    """Whether a job runs in an environment or container of its own, whose `python` is the one to take."""
-    words = [*request.others, *(word.lstrip("-") for word in request.srun)]
-    return any(map(_OTHER_PYTHON.search, request.setup)) or any(
-        word.startswith("container-image") for word in words
-    )
+def script_text(request: JobRequest, python: str, file: str) -> str:
+    """Write a batch script for a job.
 
-
-def shell_word(text: str) -> str:
-    """A word of a command as bash reads it, on one line whatever is in it."""
-    if _PLAIN.fullmatch(text):
-        return text
-    if _CONTROL.search(text):
-        escaped = re.sub(r"([\\'])", r"\\\1", text)
-        return "$'" + _CONTROL.sub(lambda found: _octal(found[0]), escaped) + "'"
-    return "'" + text.replace("'", "'\\''") + "'"
-
-
-def _octal(char: str) -> str:
-    return "".join(f"\\{byte:03o}" for byte in char.encode(errors="surrogateescape"))
-
-
-def _words(words: Sequence[str]) -> str:
-    return " ".join(map(shell_word, words))
-
-
-def output_of(request: JobRequest) -> str:
-    """The file of what a job prints, as a pattern of sbatch."""
-    return request.output or (_ARRAY_OUTPUT if request.array else _OUTPUT)
-
-
-def cpus_of(request: JobRequest) -> int:
-    """CPUs of each node."""
-    return request.cpus_per_task or CPUS_PER_GPU * max(1, request.gpus)
-
-
-# -- lines for sbatch ------------------------------------------------------------------------------------------
-
-
-def _header(request: JobRequest) -> Iterator[str]:
-    lines = {
-        "job-name": request.name,
-        "account": request.account,
-        "partition": request.partition,
-        "qos": request.qos,
-        "nodes": str(request.nodes),
-        "ntasks-per-node": "1",
-        "gres": request.gres,
-        "cpus-per-task": str(cpus_of(request)),
-        "mem": request.mem,
-        "time": request.time,
-        "array": request.array,
-        "constraint": request.constraint,
-        "nodelist": request.nodelist,
-        "exclude": request.exclude,
-        "output": output_of(request),
-        "open-mode": "append",
-        **request.others,
-    }
-    for name, value in lines.items():
-        if value is not None:
-            yield written(name, value)
-    if request.notice:
-        yield written("signal", f"USR2@{request.notice}")
-    yield written("requeue" if request.requeue else "no-requeue")
-
-
-# -- commands --------------------------------------------------------------------------------------------------
-
-
-def _body(request: JobRequest, python: str) -> Iterator[str]:
-    yield from request.setup
-    if request.setup:
-        yield ""
-    yield "# srun does not take this over by itself."
-    yield 'export SRUN_CPUS_PER_TASK="$SLURM_CPUS_PER_TASK"'
+    Args:
+        request: The job, checked.
+        python: The interpreter, as it is called from the folder of submission. Where the job sets up an
+            environment or has a container of its own, `python` is the one that is there.
+        file: What the script is going to be called.
+    """
+    if (
+        any(map(_OTHER_PYTHON.search, request.setup))
+        or "container-image" in request.options
+        or any(word.startswith("--container-image") for word in request.srun)
+    ):
+        python = "python"
+    what = {"run": "An experiment", "sweep": "An agent of a sweep", "launch": "A program on every GPU"}
+    what_more = " for each index of the array" if "array" in request.options else ""
+    what_more += " on a Ray cluster that lives as long as the job" if request.ray else ""
+    header = {"job-name": request.name, "nodes": "1", "ntasks-per-node": "1"} | dict(request.options)
+    header.setdefault("cpus-per-task", str(CPUS_PER_GPU * max(1, gpus_of(request.options))))
+    header |= {"output": request.output, "open-mode": "append"}
+    header |= {"signal": f"USR2@{request.notice}"} if request.notice else {}
+    header |= {"requeue": ""} if request.requeue else {}
+    lines = [
+        "#!/bin/bash",
+        ORIGIN,
+        f"# {what[request.command[0]]}{what_more}. From the folder of the project: sbatch {shell_word(file)}",
+        *(written(name, value) for name, value in header.items()),
+        "",
+        *request.setup,
+        *([""] if request.setup else []),
+        "# srun does not take this over by itself.",
+        'export SRUN_CPUS_PER_TASK="$SLURM_CPUS_PER_TASK"',
+    ]
+    python, srun = shell_word(python), "".join(f"{shell_word(word)} " for word in request.srun)
     if request.ray:
-        yield from _ray(request, shell_word(python), _of_srun(request))
+        lines += _RAY.format(python=python, srun=srun).split("\n")
+        lines += _broken([f"srun {srun}{_FIRST} \\\n    {python} -m pipeline", *_command(request)])
+        lines += ["code=$?", "end_ray", "trap - EXIT"]
     else:
-        yield from _broken([f"srun {_of_srun(request)}{shell_word(python)} -m pipeline", *_command(request)])
-        yield from ["code=$?"] if request.requeue else []
+        lines += _broken([f"srun {srun}{python} -m pipeline", *_command(request)])
+        lines += ["code=$?"] if request.requeue else []
     if request.requeue:
-        yield from _AGAIN
+        lines += (_CANCELLED if request.ray else "").split("\n")[:-1] + _AGAIN.split("\n")
     if request.requeue or request.ray:
-        yield 'exit "$code"'
+        lines.append('exit "$code"')
+    return "\n".join([*lines, ""])
 
 
-def _of_srun(request: JobRequest) -> str:
-    return "".join(f"{shell_word(word)} " for word in request.srun)
+def _command(request: JobRequest) -> list[str]:
+    """The words of the command, as a shell reads them; a line for each."""
+    first, *rest = request.command
+    words = [shell_word(word) for word in rest]
+    if first == "launch":
+        at = rest.index("--")
+        meeting = f'--nnodes "$SLURM_NNODES" --master-addr "$(hostname)" --master-port "{_PORT}"'
+        parts = [meeting if nodes_of(request.options) > 1 else "", " ".join(words[:at]), " ".join(words[at:])]
+        return [first, *filter(None, parts)]
+    if first == "sweep":
+        return [" ".join([first, *words])]
+    if request.requeue and not any(word.startswith(f"{_GRACE_KEY}=") for word in rest):
+        words.append(f"{_GRACE_KEY}={int(_GRACE_SHARE * request.notice)}")
+    if request.ray:
+        words += ["execution.backend=ray", 'execution.ray.address="$address"']
+    return [first, *words]
 
 
-def _ray(request: JobRequest, python: str, srun: str) -> Iterator[str]:
-    yield from _RAY.format(python=python, srun=srun).split("\n")
-    yield from _broken([f"srun {srun}{_FIRST} \\\n    {python} -m pipeline", *_command(request)])
-    yield "code=$?"
-    yield "end_ray"
-    yield "trap - EXIT"
-    if request.requeue:
-        yield "# This script itself is told when the job is cancelled, or when Slurm puts it back."
-        yield '[ -z "${over:-}" ] || exit "$code"'
+def _broken(parts: Sequence[str]) -> list[str]:
+    """One command over several lines; on one where there is little of it."""
+    first, *more = [f"{parts[0]} {parts[1]}", *parts[2:]]
+    return " \\\n    ".join([first, *more]).split("\n")
 
 
 _FIRST = '--overlap --export=ALL --nodes=1 --ntasks=1 --nodelist="$SLURMD_NODENAME"'
@@ -207,49 +266,13 @@ trap 'over=yes' TERM
     "--overlap --export=ALL --nodes=$((SLURM_NNODES - 1)) --ntasks=$((SLURM_NNODES - 1)) \\\n"
     '        --exclude="$SLURMD_NODENAME" --kill-on-bad-exit=0 --wait=0',
 )
-
-
-_AGAIN = f"""\
-
+_CANCELLED = """\
+# This script itself is told when the job is cancelled, or when Slurm puts it back.
+[ -z "${over:-}" ] || exit "$code"
+"""
+_AGAIN = f"""
 # {STOPPED}: it was told to stop, as its time is nearly up or others come first, and has saved what it needs.
 # Slurm takes a job that ends for done, so put it back into the queue.
 if [ "$code" -eq {STOPPED} ] && [ "${{SLURM_RESTART_COUNT:-0}}" -lt {MOST_RESTARTS} ]; then
     scontrol requeue "$SLURM_JOB_ID"
-fi\
-""".split("\n")
-
-
-def _command(request: JobRequest) -> list[str]:
-    """The words of the command, as a shell reads them; a line for each."""
-    first, *rest = request.command
-    if request.kind is Kind.launch:
-        meeting = f'--nnodes "$SLURM_NNODES" --master-addr "$(hostname)" --master-port "{_PORT}"'
-        options, program = _options_and_program(rest)
-        return [
-            first,
-            *([meeting] if request.nodes > 1 else []),
-            *([_words(options)] if options else []),
-            f"-- {_words(program)}",
-        ]
-    words = [shell_word(word) for word in rest]
-    if request.kind is Kind.sweep:
-        return [" ".join([first, *words])]
-    if request.requeue and not any(word.startswith(f"{_GRACE_KEY}=") for word in rest):
-        words.append(f"{_GRACE_KEY}={int(_GRACE_SHARE * request.notice)}")
-    if request.ray:
-        words += ["execution.backend=ray", 'execution.ray.address="$address"']
-    return [first, *words]
-
-
-def _options_and_program(words: Sequence[str]) -> tuple[list[str], list[str]]:
-    """What stands before ``--`` and what after it."""
-    at = list(words).index("--")
-    return list(words[:at]), list(words[at + 1 :])
-
-
-def _broken(parts: Sequence[str]) -> Iterator[str]:
-    """One command over several lines; on one where there is little of it."""
-    parts = [f"{parts[0]} {parts[1]}", *parts[2:]]
-    for number, part in enumerate(parts):
-        indent, more = "    " if number else "", " \\" if number < len(parts) - 1 else ""
-        yield f"{indent}{part}{more}"
+fi"""

@@ -58,10 +58,10 @@ def test_a_batch_script_is_checked_without_anything_else(tmp_path: Path) -> None
 
     script = tmp_path / "job.slurm"
     asked = "#!/bin/bash\n#SBATCH --gres=gpu:8\n#SBATCH --ntasks=1\n"
-    script.write_text(f"{asked}#SBATCH --mem=8G\n#SBATCH --mem-per-cpu=1G\npython train.py\n")
+    script.write_text(f"{asked}#SBATCH --mem=8\npython train.py\n")
     done = checked("--sbatch", str(script))
     assert done.exit_code == 1
-    assert "FAIL  Slurm: memory twice" in done.output
+    assert "FAIL  Slurm: megabytes" in done.output
     assert "PASS" not in done.output
     script.write_text(f"{asked}python train.py\n")
     done, apart = checked("--sbatch", str(script)), checked("--sbatch", str(script), "--ranks", "itself")

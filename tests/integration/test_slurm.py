@@ -13,13 +13,13 @@ from typer.testing import CliRunner
 
 from pipeline.__main__ import app
 from pipeline.engine.workers.ray import is_installed
-from pipeline.slurm.header import read_header, written
+from pipeline.slurm.options import MARK, written
 from pipeline.sweeps.folder import sweep_folder
 from pipeline.sweeps.recorded import RecordedSweep
 from pipeline.sweeps.trials import Trial, TrialState
 from tests.doubles.slurm import NODES, Slurm, two_nodes, why_not
 from tests.doubles.small_runs import SMALL, calm_run, events, results
-from tests.unit.slurm.test_header import READ, REFUSED
+from tests.unit.slurm.test_options import READ, REFUSED, read
 from tests.unit.slurm.test_script import ODD
 
 pytestmark = pytest.mark.skipif(bool(why_not()), reason=f"Slurm is {why_not()}")
@@ -80,8 +80,8 @@ SHOWN = {
 def test_lines_are_read_as_sbatch_reads_them(slurm: Slurm, here: Path) -> None:
     """The examples that the reader's own tests have, asked of the real one; so is what is written."""
     odd = [written("job-name", name) for name in ODD if name.isprintable() and name]
-    for line, options in [*READ, *((each[len("#SBATCH ") :], None) for each in odd)]:
-        options = options or read_header([f"#SBATCH {line}"]).options
+    for line, options in [*READ, *((each.removeprefix(MARK), None) for each in odd)]:
+        options = options or read(line)
         job = taken(slurm, line, here)
         assert job is not None, line
         wanted = {shown: options.get(name, default) for name, (shown, default) in SHOWN.items()}
@@ -153,7 +153,7 @@ def test_a_run_on_the_ray_of_its_own_job_is_cancelled_put_back_and_ends_in_the_s
     without(outputs / ".store", calm / "t" / "latest", *REFERENCE)
     settings = ["experiment.name=t", *SMALL, "execution.stop_grace_s=600", "device=cpu"]
     options = ["--nodes", "2", "--gres", "gpu:2", "--cpus-per-task", "2", "--parsable"]
-    job = command("submit", "--ray", *options, "run", *settings)
+    job = command("write", "--ray", "--submit", *options, "run", *settings)
 
     def trainer(turn: int) -> psutil.Process:
         """The worker that trains, in the middle of that."""

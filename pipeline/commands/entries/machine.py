@@ -9,7 +9,7 @@ import typer
 
 from pipeline.commands.fetch import MODELS, report
 from pipeline.commands.typed import OutputDir, answering, examples
-from pipeline.slurm.job import Starter
+from pipeline.slurm.lint import Starter
 from pipeline.terminal.console import make_console, say
 
 app = typer.Typer()

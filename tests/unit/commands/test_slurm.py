@@ -9,7 +9,8 @@ from typer.testing import CliRunner
 
 import pipeline
 from pipeline.__main__ import app
-from pipeline.commands import job_command, sweep_settings
+from pipeline.commands import job_command, slurm, sweep_settings
+from pipeline.errors import PipelineError
 from tests.doubles.composing import quick_config
 
 RUN = ["run", "experiment.name=x"]
@@ -60,15 +61,12 @@ def test_a_script_is_written_and_handed_over(here: Path) -> None:
 
 def test_a_script_that_brings_up_ray_is_written_and_handed_over_at_once(here: Path) -> None:
     words = ["--nodes", "2", "--gres", "gpu:8", *RUN]
-    told = said("submit", "--ray", *words)
+    told = said("write", "--ray", "--submit", *words)
     assert "submitted job 41" in told
     assert "how far it is: python -m pipeline status x --watch" in told
     text = (here / "x.sbatch").read_text()
     assert "slurm ray start --head" in text
-    assert said("submit", "--parsable", *words[:2], "--ray", *words[2:]) == "41\n"
-    assert (here / "x.sbatch").read_text() == text
     assert "0 warned, 0 failed" in said("lint", "x.sbatch")
-    assert "--ray without GPUs" in refused("submit", "--ray", *RUN)
 
 
 def test_a_device_or_a_pipe_is_no_place_for_a_script(here: Path) -> None:
@@ -133,12 +131,7 @@ def test_what_somebody_has_written_is_left_alone(here: Path) -> None:
         (["launch", "--num-gpu", "2", "--", "bin/sbatch"], "--num-gpus"),
         (["launch", "--nnodes", "2", "--", "bin/sbatch"], "are for machines without Slurm"),
         (["launch", "--gpus", "x", "--", "bin/sbatch"], "'x' is no id"),
-        (["--setup", "a\nb", *RUN], "one line without control characters"),
-        (["--setup", "#SBATCH --nodes=9", *RUN], "an option of sbatch is no command"),
         (["launch", "--", "missing.py"], "there is no file missing.py"),
-        (["--option", "ntask=1", *RUN], "sbatch has no option --ntask"),
-        (["--option", "coment=1", *RUN], "sbatch has no option --coment; did you mean --comment?"),
-        (["--option", "\na=1", *RUN], r"sbatch has no option --'\na'"),
         (["--ray", "--gres", "gpu:4", *RUN, "execution.ray.address=auto"], "the script brings the cluster up"),
         (
             ["--ray", "--gres", "gpu:4", *RUN, "execution.backend=local"],
@@ -147,9 +140,11 @@ def test_what_somebody_has_written_is_left_alone(here: Path) -> None:
         (["--ray", "--gres", "gpu:4", *RUN, "execution.jobs_per_device=2"], "Ray gives each worker a device"),
         (
             ["--ray", "--gres", "gpu:4", *RUN, "training.gpus_per_job=8"],
-            "and a node has 4: a job of more has all GPUs of several nodes",
+            "takes 8 GPUs",
         ),
         (["--ray", "--nodes", "2", *RUN], "--ray without GPUs"),
+        (["--gres", "", *RUN], "--gres"),
+        (["--mem", "64", *RUN], "megabytes"),
         (["--array", "0-3", *RUN], "every task would do the same"),
         (["--out", "-", "--submit", *RUN], "--out - prints the script"),
     ],
@@ -239,25 +234,16 @@ def test_a_script_of_ones_own_is_looked_through_first(here: Path) -> None:
     assert not (here / "given").exists()
     assert said("submit", "--parsable", "--anyway", "own.sh").endswith("41\n")
     said("submit", "-p", "long", "--gres=gpu:8", "--ntasks-per-node", "8", "own.sh", "its", "words")
-    assert given(here)[1:] == [
-        "-p",
-        "long",
-        "--gres=gpu:8",
-        "--ntasks-per-node",
-        "8",
-        str(here / "own.sh"),
-        "its",
-        "words",
-    ]
+    options = ["--partition=long", "--gres=gpu:8", "--ntasks-per-node=8"]
+    assert given(here)[1:] == [*options, str(here / "own.sh"), "its", "words"]
 
 
 @pytest.mark.parametrize(
     ("words", "told"),
     [
         ([], "which script?"),
-        (["--ntask", "own.sh"], "sbatch has no option --ntask"),
-        (["--partition"], "--partition lacks its value"),
-        (["own.sh", "--partition", "long"], "comes after the script"),
+        (["--ntask", "own.sh"], "option --ntask"),
+        (["--partition"], "option --partition requires argument"),
         (["missing.sh"], "cannot read missing.sh"),
     ],
 )
@@ -315,11 +301,49 @@ def test_python_is_that_of_the_environment_which_the_job_sets_up(words: list[str
 @pytest.mark.parametrize(
     ("words", "told"),
     [
-        (["--gpu-per-node", "4"], "--gpus-per-node"),
-        (["--of-a-plugin", "1"], "--of-a-plugin=VALUE"),
+        (["--gpu-per-node", "4"], "--NAME=VALUE"),
         (["--srun", "mpi", *RUN], "--srun"),
-        (["--comment"], "lacks its value"),
+        (["--comment"], "requires argument"),
     ],
 )
 def test_what_is_no_option_is_one_message(words: list[str], told: str) -> None:
     assert told in said("write", *words, code=2)
+
+
+@pytest.mark.parametrize(
+    ("body", "told"),
+    [
+        ('echo "sbatch: error: Invalid account" >&2; echo "sbatch: error: x" >&2; exit 1', "Invalid account; x"),
+        ("exit 3", "exit code 3"),
+        ("echo hello", "hello"),
+        ("exec sleep 60", "did not answer within 0.2 s. The job may have been taken"),
+        (None, "there is no sbatch here"),
+    ],
+)
+def test_what_sbatch_answers_is_one_message(
+    here: Path, monkeypatch: pytest.MonkeyPatch, body: str | None, told: str
+) -> None:
+    if body is None:
+        monkeypatch.setenv("PATH", str(here))
+    else:
+        (here / "bin" / "sbatch").write_text(f"#!/bin/sh\n{body}\n")
+    with pytest.raises(PipelineError) as wrong:
+        slurm._submitted(here / "x.sbatch", timeout_s=0.2 if body and "sleep" in body else 60)
+    assert told in str(wrong.value)
+    assert "\n" not in str(wrong.value)
+
+
+def test_a_job_knows_nothing_of_the_job_that_it_was_submitted_from(
+    here: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (here / "bin" / "sbatch").write_text(
+        f'#!/bin/sh\nenv > "{here}/environment"\necho "a word"; echo "41;cluster"\n'
+    )
+    for name in ("SLURM_CONF", "SLURM_JOB_ID", "SLURM_MEM_PER_NODE", "SBATCH_QOS"):
+        monkeypatch.setenv(name, "7")
+    assert slurm._submitted(here / "x.sbatch") == "41"
+    found = (here / "environment").read_text()
+    assert "SLURM_CONF=7" in found
+    assert "SBATCH_QOS=7" in found
+    assert "SLURM_JOB_ID" not in found
+    assert "SLURM_MEM" not in found

@@ -11,9 +11,9 @@ from typing import Any
 import pytest
 
 from pipeline.slurm.lint import check_text
-from pipeline.slurm.request import JobRequest
 from pipeline.slurm.script import script_text
 from pipeline.terminal.check import Verdict
+from tests.unit.slurm.test_script import request_of
 
 PROGRAMS = {
     "srun": """
@@ -48,15 +48,9 @@ esac
 }
 
 
-def text_of(**given: Any) -> str:
-    request = {
-        "command": ["run", "experiment.name=x", "a=$b"],
-        "name": "x",
-        "ray": True,
-        "nodes": 2,
-        "gres": "gpu:8",
-    }
-    return script_text(JobRequest(**{**request, **given}), "python", "x.sbatch")
+def text_of(command: list[str] | None = None, **given: Any) -> str:
+    given = {"ray": True, "nodes": "2", "gres": "gpu:8", **given}
+    return script_text(request_of(command or ["run", "experiment.name=x", "a=$b"], **given), "python", "x.sbatch")
 
 
 def begin(folder: Path, text: str, code: int = 0, waited: int = 0, **environment: str) -> subprocess.Popen[bytes]:
@@ -153,7 +147,7 @@ def test_where_the_head_does_not_come_there_is_no_run(tmp_path: Path) -> None:
 
 
 def test_one_node_has_a_head_alone(tmp_path: Path) -> None:
-    code, said = carry_out(tmp_path, text_of(nodes=1), SLURM_NNODES="1")
+    code, said = carry_out(tmp_path, text_of(nodes="1"), SLURM_NNODES="1")
     assert code == 0
     assert sum(line.startswith("srun") for line in said) == 2
 
@@ -162,11 +156,11 @@ def test_one_node_has_a_head_alone(tmp_path: Path) -> None:
     "given",
     [
         {},
-        {"requeue": False},
-        {"nodes": 1},
+        {"no_requeue": ""},
+        {"nodes": "1"},
         {"time": "24:00:00", "setup": ["set -u"]},
         {"gres": None, "command": ["run", "experiment.name=x", "device=cpu"]},
-        {"nodes": 4, "command": ["run", "experiment.name=x", "training.gpus_per_job=24"]},
+        {"nodes": "4", "command": ["run", "experiment.name=x", "training.gpus_per_job=24"]},
     ],
 )
 def test_it_has_none_of_the_faults_that_scripts_are_looked_through_for(given: dict[str, Any]) -> None:

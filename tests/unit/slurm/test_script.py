@@ -9,12 +9,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pipeline.slurm.header import read_header
-from pipeline.slurm.job import SlurmJob
-from pipeline.slurm.lint import check_text, read_job
-from pipeline.slurm.request import JobRequest
-from pipeline.slurm.script import interpreter, script_text
+from pipeline.errors import ConfigError
+from pipeline.slurm.lint import check_text
+from pipeline.slurm.options import MARK
+from pipeline.slurm.script import JobRequest, check_request, interpreter, script_text
 from pipeline.terminal.check import Verdict
+from tests.unit.slurm.test_options import read
 
 ODD = [
     "a b",
@@ -37,8 +37,25 @@ PROGRAMS = {
 }
 
 
+FIELDS = ("notice_s", "srun", "setup", "ray", "widest", "on_cpu")
+
+
+def request_of(command: list[str], **given: Any) -> JobRequest:
+    """A job by fields of a request, and options of sbatch with underscores."""
+    fields = {name: value for name, value in given.items() if name in FIELDS}
+    options = {
+        name.replace("_", "-"): value for name, value in given.items() if name not in FIELDS and value is not None
+    }
+    return JobRequest(command=command, name="x", options=options, **fields)
+
+
 def text_of(command: list[str], **given: Any) -> str:
-    return script_text(JobRequest(**{"command": command, "name": "x", **given}), ".venv/bin/python", "x.sbatch")
+    return script_text(request_of(command, **given), ".venv/bin/python", "x.sbatch")
+
+
+def options_in(text: str) -> dict[str, str]:
+    lines = [line.removeprefix(MARK) for line in text.split("\n") if line.startswith(MARK)]
+    return {name: value for line in lines for name, value in read(line).items()}
 
 
 def carry_out(folder: Path, text: str, code: int = 0, **environment: str) -> int:
@@ -60,8 +77,7 @@ def words(folder: Path) -> list[str]:
 
 def test_a_run(tmp_path: Path) -> None:
     text = text_of(["run", "experiment.name=x", "profile=a100_80gb"], gres="gpu:8", time="24:00:00", account="me")
-    options = read_header(text.split("\n")).options
-    assert options == {
+    assert options_in(text) == {
         "job-name": "x",
         "account": "me",
         "nodes": "1",
@@ -74,22 +90,21 @@ def test_a_run(tmp_path: Path) -> None:
         "signal": "USR2@300",
         "requeue": "",
     }
-    assert read_job(text.split("\n")) == SlurmJob(gpus=8, tasks_per_node=1, cpus_per_task=64, in_step=True)
     carry_out(tmp_path, text)
     assert words(tmp_path) == ["run", "experiment.name=x", "profile=a100_80gb", "execution.stop_grace_s=240"]
 
 
 def test_agents_and_a_launch(tmp_path: Path) -> None:
     array = text_of(["sweep", "agent", "lr"], gres="gpu:2", array="0-3%2", time="10")
-    options = read_header(array.split("\n")).options
+    options = options_in(array)
     assert (options["array"], options["output"], options["signal"]) == ("0-3%2", "slurm-%A_%a.out", "USR2@150")
     carry_out(tmp_path, array)
     assert words(tmp_path) == ["sweep", "agent", "lr"]
-    nodes = text_of(["launch", "--grace", "20", "--", "train.py", "--lr", "1e-3"], gres="gpu:8", nodes=2)
+    nodes = text_of(["launch", "--grace", "20", "--", "train.py", "--lr", "1e-3"], gres="gpu:8", nodes="2")
     carry_out(tmp_path, nodes, SLURM_NNODES="2")
     meeting = ["--nnodes", "2", "--master-addr", "n7", "--master-port", "20041"]
     assert words(tmp_path) == ["launch", *meeting, "--grace", "20", "--", "train.py", "--lr", "1e-3"]
-    assert "signal" not in read_header(nodes.split("\n")).options  # a program may not expect it
+    assert "signal" not in options_in(nodes)  # a program may not expect it
 
 
 @pytest.mark.parametrize(("code", "restarts", "again"), [(143, "", True), (0, "", False), (1, "", False)])
@@ -103,7 +118,7 @@ def test_what_was_told_to_stop_goes_back_into_the_queue(
 def test_a_job_does_not_go_back_for_ever_or_where_it_is_not_to(tmp_path: Path) -> None:
     text = text_of(["run", "experiment.name=x"])
     assert carry_out(tmp_path, text, 143, SLURM_RESTART_COUNT="100") == 143
-    assert carry_out(tmp_path, text_of(["run", "experiment.name=x"], requeue=False), 143) == 143
+    assert carry_out(tmp_path, text_of(["run", "experiment.name=x"], no_requeue=""), 143) == 143
     assert not (tmp_path / "requeued").exists()
 
 
@@ -111,14 +126,14 @@ def test_a_job_does_not_go_back_for_ever_or_where_it_is_not_to(tmp_path: Path) -
     ("command", "given"),
     [
         (["run", "experiment.name=x"], {"gres": "gpu:8", "time": "24:00:00", "output": "%x-%j.out"}),
-        (["run", "experiment.name=x"], {"gres": "gpu:h200:1", "requeue": False}),
+        (["run", "experiment.name=x"], {"gres": "gpu:h200:1", "no_requeue": ""}),
         (["sweep", "agent", "x"], {"gres": "gpu:2", "array": "0-3"}),
-        (["launch", "--", "train.py", "data.num_workers=7"], {"gres": "gpu:8", "nodes": 2}),
+        (["launch", "--", "train.py", "data.num_workers=7"], {"gres": "gpu:8", "nodes": "2"}),
         (
             ["launch", "--", "train.py"],
             {"gres": "gpu:2", "notice_s": 120, "time": "1-0", "setup": ["module load x"]},
         ),
-        (["run", "experiment.name=x", *ODD], {"gres": "gpu:8", "others": {"comment": "a b #c"}}),
+        (["run", "experiment.name=x", *ODD], {"gres": "gpu:8", "comment": "a b #c"}),
     ],
 )
 def test_ours_has_no_fault(command: list[str], given: dict[str, Any]) -> None:
@@ -128,7 +143,6 @@ def test_ours_has_no_fault(command: list[str], given: dict[str, Any]) -> None:
 @pytest.mark.parametrize(
     ("ours", "theirs", "fault"),
     [
-        ("--gres=gpu:8\n", "--gres=gpu:h200:1\n#SBATCH --ntasks=8\n", "more tasks than places"),
         (
             "--ntasks-per-node=1\n#SBATCH --gres=gpu:8",
             "--ntasks=8\n#SBATCH --gres=gpu:h200:1",
@@ -154,11 +168,11 @@ def test_what_hung_is_found_wherever_it_is_put_into_ours(ours: str, theirs: str,
 
 def test_odd_words_arrive_as_they_are_and_do_no_harm(tmp_path: Path) -> None:
     odd = [word for word in ODD if word]
-    text = text_of(["run", *odd], setup=["true"], name="$(touch hurt) 'x' #", requeue=False)
+    text = text_of(["run", *odd], setup=["true"], job_name="$(touch hurt) 'x' #", no_requeue="")
     assert carry_out(tmp_path, text) == 0
     assert words(tmp_path) == ["run", *odd]
     assert not (tmp_path / "hurt").exists()
-    assert read_header(text.split("\n")).options["job-name"] == "$(touch hurt) 'x' #"
+    assert options_in(text)["job-name"] == "$(touch hurt) 'x' #"
 
 
 @pytest.mark.properties
@@ -171,9 +185,62 @@ def test_any_words_make_a_script_that_sbatch_can_read(given_words: list[str]) ->
     )
     assert [word.decode() for word in done.stdout.split(b"\0")[:-1]] == given_words
     assert "\r" not in text
-    assert read_header(text.split("\n")).late == []
+    assert "Slurm: late line" not in [check.name for check in check_text(text)]
 
 
 def test_the_interpreter_is_named_as_from_the_folder(tmp_path: Path) -> None:
     assert interpreter(str(tmp_path / ".venv/bin/python"), tmp_path) == ".venv/bin/python"
     assert interpreter("/usr/bin/python3", tmp_path) == "/usr/bin/python3"
+
+
+RUN, AGENT, LAUNCH = ["run", "experiment.name=x"], ["sweep", "agent", "x"], ["launch", "--", "train.py"]
+RAY: dict[str, Any] = {"ray": True, "nodes": "4", "gres": "gpu:8"}
+
+
+@pytest.mark.parametrize(
+    ("command", "given"),
+    [
+        (AGENT, {"array": "0-15%4", "time": "10"}),
+        (LAUNCH, {"nodes": "4", "time": "5", "licenses": "matlab", "exclusive": ""}),
+        (RUN, {"time": "3", "no_requeue": ""}),
+        (RUN, {"gres": "gpu:8", "widest": 8}),
+        (RUN, {**RAY, "widest": 8}),
+        (RUN, {**RAY, "widest": 32}),
+        (RUN, {"ray": True, "nodes": "4", "on_cpu": True}),
+    ],
+)
+def test_what_can_be_had(command: list[str], given: dict[str, Any]) -> None:
+    check_request(request_of(command, **given))
+
+
+@pytest.mark.parametrize(
+    ("command", "given", "said"),
+    [
+        (RUN, {"time": "soon"}, "--time soon"),
+        (RUN, {"time": "2"}, "would stop as soon as it has begun"),
+        (RUN, {"time": "15", "notice_s": 1000}, "notice of 1000 s"),
+        (RUN, {"array": "0-3"}, "every task would do the same"),
+        (RUN, {**RAY, "array": "0-3"}, "every task would do the same"),
+        (AGENT, {"array": "4"}, "is one index"),
+        (RUN, {"nodes": "2"}, "--ray brings up a Ray cluster for a run"),
+        (AGENT, {"nodes": "2"}, "a sweep has an array of agents"),
+        (RUN, {"ray": True, "nodes": "2"}, "--ray without GPUs"),
+        (AGENT, {**RAY}, "--ray is for an experiment"),
+        (LAUNCH, {**RAY}, "--ray is for an experiment"),
+        (RUN, {"gres": "gpu:4", "widest": 8}, "takes 8 GPUs"),
+        (RUN, {**RAY, "widest": 12}, "takes 12 GPUs"),
+        (RUN, {**RAY, "widest": 64}, "takes 64 GPUs"),
+        (RUN, {"ntasks": "8"}, "--ntasks"),
+        (RUN, {"job_name": "a\nb"}, "--job-name"),
+        (RUN, {"comment": "a\n#SBATCH --nodes=9"}, "--comment"),
+        (RUN, {"setup": ["module load a\n#SBATCH --nodes=9"]}, "--setup"),
+        (RUN, {"setup": ["#SBATCH --nodes=9"]}, "--setup"),
+    ],
+)
+def test_what_would_not_do_what_is_meant_is_one_message(
+    command: list[str], given: dict[str, Any], said: str
+) -> None:
+    with pytest.raises(ConfigError) as refused:
+        check_request(request_of(command, **given))
+    assert said in str(refused.value)
+    assert "\n" not in str(refused.value)
