@@ -19,6 +19,10 @@ def holds(completions: Sequence[str], solution: Sequence[str], **_: Any) -> list
     return [float(right in text) for text, right in zip(completions, solution, strict=True)]
 
 
+def measures_length(completions: Sequence[str], **_: Any) -> list[float]:
+    return [float(len(text)) for text in completions]
+
+
 def holds_in_turns(completions: Sequence[Any], solution: Sequence[str], **_: Any) -> list[float]:
     return holds([turns[0]["content"] for turns in completions], solution)
 

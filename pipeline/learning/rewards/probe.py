@@ -96,7 +96,7 @@ def _called(
             graded = _graded(pool, reward, config, row, text)
             if graded is not None:
                 found[reward.name] = graded
-                misled += _misled(pool, reward, config, row, text, graded[0])
+                misled += _misled(pool, reward, config, row, text, graded)
     for reward in rewards:
         problem = _certain(next(iter(found.get(reward.name, [])), None), reward, columns)
         if problem is not None:
@@ -136,18 +136,23 @@ def _graded(
 
 
 def _misled(
-    pool: GraderPool, reward: LoadedReward, config: DatasetConfig, row: Row, text: str, graded: Graded
+    pool: GraderPool, reward: LoadedReward, config: DatasetConfig, row: Row, text: str, graded: Sequence[Graded]
 ) -> Iterator[str]:
     """What to say of a function for texts that is given conversations: it fails at none and means nothing."""
-    if ships(reward) or isinstance(row.prompt, str) or graded.fault is not None:
+    annotated = "completions" in reward.messages
+    if ships(reward) or annotated or isinstance(row.prompt, str) or graded[0].fault is not None:
         return
-    bare = _graded(pool, reward, config, replace(row, prompt=plain_text(row.prompt)), text)
-    if bare is not None and bare[0].fault is None and bare[0].value != graded.value:
+    bare = _graded(pool, reward, config, replace(row, prompt=plain_text(row.prompt)), text) or ()
+    # Of one letter the text is as long as its turn is: the longer one may tell.
+    for given, text_given in zip(graded, bare, strict=False):
+        if text_given.fault is not None or text_given.value == given.value:
+            continue
         yield (
-            f"the reward '{reward.name}' gives {graded.value}, and {bare[0].value} where it is given text. "
+            f"the reward '{reward.name}' gives {given.value}, and {text_given.value} where it is given text. "
             "Prompts are conversations here, so completions are too, as in TRL: lists of one turn, whose text is "
             "completion[0]['content']"
         )
+        return
 
 
 def _certain(graded: Graded | None, reward: LoadedReward, columns: list[str]) -> Mismatch | None:

@@ -227,7 +227,9 @@ def test_a_reward_for_texts_that_would_mean_nothing_in_conversations_is_told() -
     row = Row(0, [{"role": "user", "content": "1+1="}], {"solution": "2"})
     (warning,) = tried("holds", row)
     assert "completion[0]['content']" in warning
-    assert tried("holds") == tried("holds_in_turns", row) == tried("right", row) == []
+    (warning,) = tried("measures_length", row)
+    assert "where it is given text" in warning
+    assert tried("holds") == tried("holds_in_turns", row) == tried("right", row) == tried("of_messages", row) == []
 
 
 def test_a_reward_that_fits_is_passed_over_in_silence() -> None:
