@@ -43,7 +43,6 @@ _ALIASES = {
     "num_completions_to_print": "evaluation.sample_prompts",
     "num_generations_eval": "evaluation.num_samples",
     "num_iterations": "epochs",
-    "num_train_epochs": "epochs",
     "optim": "training.optimizer",
     "packing": "padding_free",
     "packing_strategy": "padding_free",
@@ -100,6 +99,9 @@ _ADVICE = {
     ),
     "model_init_kwargs": "Each is a key: models.hf.path, models.hf.revision, system.dtype, system.attn_impl.",
     "model_name_or_path": "Write model=hf models.hf.path={given}.",
+    "num_train_epochs": (
+        "Write algos.NAME.epochs; of GRPO and RLOO rounds_of_training, as their epochs are TRL's num_iterations."
+    ),
     "push_to_hub": "There is none: python -m pipeline export NAME --to FOLDER --push REPO does that afterwards.",
     "resume_from_checkpoint": "There is none: the same command goes on from where its run was.",
     "save_strategy": "There is none: training.checkpoint_every_steps and checkpoint_every_minutes say how often.",

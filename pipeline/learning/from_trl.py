@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 
 from hydra.core.override_parser.types import Quote, QuotedString
 
+from pipeline.config.known import advice_on
 from pipeline.config.schema import Optimizer, Schedule
 from pipeline.config.tracking import Tracker
 from pipeline.errors import ConfigError, unknown_name
@@ -289,7 +290,9 @@ def from_trl(config: object, algo: str = "", devices: int = 1) -> FromTRL:
         defaults = _defaults(_class(algo))
         for name in config:
             if name not in defaults:
-                raise ConfigError(f"from_trl: {unknown_name('argument', str(name), defaults)}")
+                nearest, _, _ = unknown_name("argument", str(name), defaults).partition(" Known: ")  # 130 of them
+                advice = advice_on(str(name))
+                raise ConfigError("from_trl: " + (f"unknown argument '{name}'. {advice}" if advice else nearest))
         given = {**defaults, **config}
     else:
         kinds = {kind.__name__: kind for kind in type(config).__mro__}
