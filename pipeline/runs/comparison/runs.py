@@ -314,7 +314,7 @@ def _merged(rows: Iterable[RunRow]) -> list[RunRow]:
             for name, value in row.settings.items()
             if row.result.round or name.startswith(_OF_REFERENCES)
         }
-        said = repr((row.dataset, row.model, row.algo, settings, row.result))
+        said = repr((row.dataset, row.model, row.algo, settings, row.result, row.kl, row.j, row.answer))
         if (same := found.get(said)) is None:
             found[said] = row
         else:
