@@ -82,11 +82,16 @@ def test_the_reference_is_said_once_however_many_rounds_there_were() -> None:
 def test_references_that_share_a_rate_alone_are_several() -> None:
     """Neither found anything right, and one of them more than the other."""
     runs = [
-        run(f"{n}", 1, pooled_row("reference", 0, j, metric="regularized_reward"), generation={"max_new_tokens": n})
+        run(
+            f"{n}", 1, pooled_row("reference", 0, j, metric="regularized_reward"), generation={"max_new_tokens": n}
+        )
         for n, j in ((8, 0.01), (24, 0.06))
     ]
     found = [row for row in compare_runs(runs).rows if row.algo == "reference"]
-    assert [(row.runs, *row.settings.values(), row.j) for row in found] == [(("8",), "8", 0.01), (("24",), "24", 0.06)]
+    assert [(row.runs, *row.settings.values(), row.j) for row in found] == [
+        (("8",), "8", 0.01),
+        (("24",), "24", 0.06),
+    ]
 
 
 def test_references_of_several_models_are_several_whatever_they_reach() -> None:
