@@ -76,6 +76,7 @@ _PARTS = re.compile(r"\d+(?:\s*:\s*\d+){2,}")
 """A ratio of three or more, which the parser would divide from left to right."""
 _SEQUENCE = re.compile(r"\d+(?:\s+\d+)+")
 """Numbers in their order, which the parser would multiply."""
+_REPEATING = re.compile(r"(\d+)\.(\d*)\\(?:overline|bar|dot)\s*(?:\{(\d{1,50})\}|(\d))")
 _SEVERAL_UNITS = r"(?:\d+(?:\.\d+)?\s+[A-Za-z]{2,}[,\s]*(?:and\s+)?){2,}"
 _LETTER = re.compile(r"\\(?:mathrm|operatorname|mathit)\{([ei])\}")
 _FUNCTION = re.compile(r"(?<![A-Za-z\\])(exp|sin|cos|tan|log|ln)(?=\s*\()")
@@ -247,7 +248,13 @@ def _without_dress(answer: str) -> str:
     """An answer in LaTeX, without emphasis of Markdown and signs of a currency around it."""
     answer = _DRESS.sub("", answer.strip()).rstrip("\\;.").strip("*`").strip().strip(_CURRENCY).strip()
     answer = answer if answer.isascii() else _UNICODE.sub(_in_latex, answer).translate(_SIGNS)
-    return _TEMPERATURE.sub(r"^\\circ", answer)
+    return _REPEATING.sub(_as_fraction, _TEMPERATURE.sub(r"^\\circ", answer))
+
+
+def _as_fraction(found: re.Match[str]) -> str:
+    """A repeating decimal as the fraction that it is."""
+    before, period = found[1] + found[2], found[3] or found[4]
+    return rf"\frac{{{int(before + period) - int(before)}}}{{{(10 ** len(period) - 1) * 10 ** len(found[2])}}}"
 
 
 def _in_latex(found: re.Match[str]) -> str:

@@ -222,7 +222,8 @@ def test_a_row_without_a_solution_is_not_judged(verifier: Any) -> None:
         ("listen", [r"\boxed{listen}"], [r"\boxed{silent}"]),
         ("no solution", [r"\boxed{\text{no solution}}"], [r"\boxed{0}"]),
         ("12:00", [r"\boxed{12:00}"], [r"\boxed{1:00}"]),  # as math-verify's tests have it
-        (r"0.\overline{3}", [r"\boxed{0.\overline{3}}"], ["0"]),
+        (r"0.\overline{3}", [r"\boxed{0.\overline{3}}", r"\boxed{\frac13}"], ["0", r"\boxed{0.3}"]),
+        (r"2.1\overline{6}", [r"\boxed{\frac{13}{6}}", r"\boxed{2.1\overline6}"], [r"\boxed{2.1\overline{7}}"]),
         ("So $x=3$, and thus the sum is \\boxed{4}.", ["4"], ["3"]),
         ("6 and 1 make 7\n#### 7", [r"\boxed{7}"], ["6"]),
         ("The final answer is 10,455. I hope it is correct.", ["10455"], ["10"]),
