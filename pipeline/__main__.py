@@ -13,9 +13,10 @@ from typing import Annotated
 import typer
 
 from pipeline.commands.command_line import Commands
+from pipeline.commands.completion import keys
 from pipeline.commands.entries import explaining, gpus, looking, machine, slurm, store, sweep, taking
 
-app = typer.Typer(cls=Commands, no_args_is_help=True, pretty_exceptions_enable=False, add_completion=False)
+app = typer.Typer(cls=Commands, no_args_is_help=True, pretty_exceptions_enable=False)
 
 
 def _print_version(wanted: bool) -> None:
@@ -39,11 +40,11 @@ def options(
     context_settings={"allow_extra_args": True, "ignore_unknown_options": True, "help_option_names": []},
     help="Train and compare: pipeline run experiment.name=NAME [KEY=VALUE ...]; `pipeline run --help` says more.",
 )
-def run(context: typer.Context) -> None:
+def run(words: Annotated[list[str] | None, typer.Argument(autocompletion=keys)] = None) -> None:
     """Carry out one request."""
     from pipeline import cli
 
-    raise typer.Exit(cli.main(context.args))
+    raise typer.Exit(cli.main(words or []))
 
 
 for family in (machine, looking, taking):

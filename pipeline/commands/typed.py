@@ -9,6 +9,7 @@ from typing import Annotated
 
 import typer
 
+from pipeline.commands.completion import experiments
 from pipeline.commands.exits import refuse, unless_unwritten
 from pipeline.commands.start import INTERRUPTED
 from pipeline.errors import ConfigError, PipelineError
@@ -19,6 +20,7 @@ def examples(*commands: str) -> str:
     return "Examples:\n\n" + "\n\n".join(commands)
 
 
+Experiment = Annotated[str, typer.Argument(autocompletion=experiments)]
 OutputDir = Annotated[Path, typer.Option(help="Folder of all runs.")]
 Stamp = Annotated[
     str | None, typer.Option("--run", help="Timestamp of a run, or how it begins; the newest if left out.")

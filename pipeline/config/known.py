@@ -21,7 +21,7 @@ NAMED_GROUPS = tuple(table.group for table in TABLES.values())
 _NAME = re.compile(r"[A-Za-z][\w-]*")
 """What a user may well call an experiment."""
 COMMANDS = (
-    *("check", "compare", "completion", "export", "fetch", "figures", "gpus", "help", "launch", "logs"),
+    *("check", "compare", "export", "fetch", "figures", "gpus", "help", "launch", "logs"),
     *("report", "run", "show", "slurm", "status", "store", "sweep", "track", "why"),
 )
 """Those of ``python -m pipeline``."""

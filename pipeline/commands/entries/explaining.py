@@ -1,13 +1,12 @@
-"""Commands that explain: what a key means, and to a shell what a word may become."""
+"""The command that explains what a key means."""
 
 from __future__ import annotations
 
-import sys
 from typing import Annotated
 
 import typer
 
-from pipeline.commands.completion_scripts import SCRIPTS, Shell
+from pipeline.commands.completion import keys
 from pipeline.commands.typed import answering, examples
 from pipeline.terminal.console import make_console
 
@@ -27,7 +26,11 @@ app = typer.Typer()
 )
 def help_(
     key: Annotated[
-        str, typer.Argument(help="A key, the end of one, a group of keys or of files; what there is if left out.")
+        str,
+        typer.Argument(
+            help="A key, the end of one, a group of keys or of files; what there is if left out.",
+            autocompletion=keys,
+        ),
     ] = "",
     settings: Annotated[
         list[str] | None, typer.Argument(help="Settings that name code of your own: algos.NAME.class_path=...")
@@ -38,29 +41,3 @@ def help_(
 
     with answering():
         print_help(make_console(), key, settings or [])
-
-
-@app.command(
-    help="Print what bash, zsh or fish needs to complete commands, keys and their values.",
-    epilog=examples(
-        'eval "$(pipeline completion bash)"  # in ~/.bashrc',
-        'eval "$(pipeline completion zsh)"   # in ~/.zshrc',
-        "pipeline completion fish | source   # in ~/.config/fish/config.fish",
-    ),
-)
-def completion(shell: Annotated[Shell, typer.Argument(help="Which: bash, zsh or fish.")]) -> None:
-    """Print a script."""
-    with answering():
-        sys.stdout.write(SCRIPTS[shell])
-
-
-@app.command(
-    hidden=True,
-    context_settings={"allow_extra_args": True, "ignore_unknown_options": True, "help_option_names": []},
-)
-def complete(context: typer.Context) -> None:
-    """Answer the script of a shell: what the last word may become."""
-    from pipeline.commands.completion import candidates
-
-    for candidate in candidates(context.find_root().command, context.args):
-        typer.echo(candidate)

@@ -7,10 +7,12 @@ from typing import Annotated
 
 import typer
 
+from pipeline.commands.completion import experiments
 from pipeline.commands.typed import (
     AsJson,
     Attempt,
     Every,
+    Experiment,
     LastLines,
     OutputDir,
     Raw,
@@ -36,7 +38,7 @@ app = typer.Typer()
         "pipeline show first_run --output-dir /data/outputs",
     ),
 )
-def show(name: str, run: Stamp = None, output_dir: OutputDir = Path("outputs")) -> None:
+def show(name: Experiment, run: Stamp = None, output_dir: OutputDir = Path("outputs")) -> None:
     """Print results that are on disk."""
     from pipeline.commands.results_shown import print_results, say_where_it_stands
     from pipeline.runs.index import choose_run, runs_of
@@ -61,7 +63,9 @@ def show(name: str, run: Stamp = None, output_dir: OutputDir = Path("outputs")) 
     ),
 )
 def status(
-    name: Annotated[str | None, typer.Argument(help="The experiment; all if left out.")] = None,
+    name: Annotated[
+        str | None, typer.Argument(help="The experiment; all if left out.", autocompletion=experiments)
+    ] = None,
     run: Stamp = None,
     as_json: AsJson = False,
     watch: Annotated[
@@ -93,7 +97,7 @@ def status(
     ),
 )
 def logs(
-    name: str,
+    name: Experiment,
     job: Annotated[str | None, typer.Argument(help="A job, see `why`; the engine's own log if left out.")] = None,
     run: Stamp = None,
     attempt: Attempt = None,
@@ -117,7 +121,7 @@ def logs(
     ),
 )
 def why(
-    name: str,
+    name: Experiment,
     job: Job,
     overrides: Annotated[
         list[str] | None, typer.Argument(help="Settings of a run that is not started yet: KEY=VALUE ...")

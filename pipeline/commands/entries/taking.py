@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from pipeline.commands.typed import OutputDir, Stamp, answering, examples
+from pipeline.commands.typed import Experiment, OutputDir, Stamp, answering, examples
 from pipeline.config.tracking import Tracker
 from pipeline.runs.figures.formats import Format
 from pipeline.terminal.console import make_console, say
@@ -46,7 +46,7 @@ def compare_command(
     ),
 )
 def figures_command(
-    name: str,
+    name: Experiment,
     out: Annotated[Path, typer.Option(help="Folder to write to.")],
     formats: Annotated[
         list[Format] | None,
@@ -85,7 +85,7 @@ def write_report(
     epilog=examples("pipeline track NAME", "pipeline track NAME --report-to tensorboard"),
 )
 def track(
-    name: str,
+    name: Experiment,
     report_to: Annotated[
         list[Tracker] | None, typer.Option(help="Which tracker, once for each; those of the run if left out.")
     ] = None,
@@ -114,7 +114,7 @@ def track(
     ),
 )
 def export(
-    name: str,
+    name: Experiment,
     to: Annotated[Path, typer.Option(help="The folder to write: a new one, or an empty one.")],
     chain: Annotated[
         str | None,

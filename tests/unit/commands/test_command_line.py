@@ -35,7 +35,6 @@ def said(capsys: pytest.CaptureFixture[str]) -> Said:
     ("words", "message"),
     [
         ("figures x --out y --format gif", "--format gif: must be pdf, svg or png. See `pipeline figures --help`"),
-        ("completion csh", "shell csh: must be bash, zsh or fish. See `pipeline completion --help`"),
         ("logs x --lines 1e3", "--lines 1e3: must be a whole number, at least 0. See `pipeline logs --help`"),
         ("status --every 0", "--every 0: must be at least 0.1 and at most 86,400. See `pipeline status --help`"),
         (

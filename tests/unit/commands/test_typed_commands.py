@@ -245,13 +245,11 @@ def test_commands_and_their_options_exist() -> None:
 
 OTHERS = {
     "exit": "a word of the shell's own",
-    "source": "fish, which runs what completion prints in test_completion.py",
     r"python3 -m venv \S+": "makes the environment that this very test runs in",
     r"\S*python3? -m pytest .*|\S*python -m pytest": "runs this very test",
     r"\S*(ruff|mypy|mkdocs) ?.*": "checked by .ci/run on each change",
     r"python -c .*": "tests/integration/test_doctor.py runs these lines",
     r"python train\.py": "stands for a program of the reader's",
-    r"eval .*": "asks the main command for what the shell carries out; tests of completion do",
     r"hf download .*": "another project's program, which needs a network",
     r"nvidia-smi": "needs the driver of a GPU",
     r"less -S|source|head -\d+": "takes what it is given by a command of ours",
