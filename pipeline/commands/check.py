@@ -9,12 +9,9 @@ from rich.console import Console
 from rich.text import Text
 
 from pipeline.commands.doctor import setup
-from pipeline.commands.doctor.arithmetic import check_arithmetic
-from pipeline.commands.doctor.devices import gpu_checks
-from pipeline.commands.doctor.environment import environment_checks
 from pipeline.commands.doctor.facts import Facts, read_facts
-from pipeline.commands.doctor.generation import check_generation
-from pipeline.commands.doctor.host import host_checks
+from pipeline.commands.doctor.machine import machine_checks
+from pipeline.commands.doctor.proof import check_arithmetic, check_generation
 from pipeline.commands.exits import refuse, unless_unwritten
 from pipeline.errors import ConfigError
 from pipeline.slurm.lint import slurm_checks
@@ -47,9 +44,7 @@ def run_checks(output_dir: Path) -> Iterator[Check]:
 def _of_facts(facts: Facts) -> Iterator[Check]:
     visible = len(facts.machine.devices)
     yield from _guarded(lambda: [setup.check_imports(facts.torch)], "imports")
-    yield from _guarded(lambda: gpu_checks(facts), "GPUs")
-    yield from _guarded(lambda: environment_checks(facts), "environment")
-    yield from _guarded(lambda: host_checks(facts), "machine")
+    yield from _guarded(lambda: machine_checks(facts), "machine")
     yield from _guarded(lambda: slurm_checks(facts.environment, visible=visible), "Slurm")
 
 

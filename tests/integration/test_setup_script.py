@@ -6,7 +6,7 @@ import sys
 from importlib.metadata import version
 from pathlib import Path
 
-from pipeline.commands.doctor.arithmetic import DOCUMENTED, MADE_WITH
+from pipeline.commands.doctor.proof import DOCUMENTED, MADE_WITH
 
 ROOT = Path(__file__).parents[2]
 AVX2 = "avx2" in Path("/proc/cpuinfo").read_text().split() if Path("/proc/cpuinfo").exists() else False

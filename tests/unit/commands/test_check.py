@@ -7,7 +7,7 @@ import pytest
 from rich.console import Console
 
 from pipeline.commands import check as preflight
-from pipeline.commands.doctor import generation, setup
+from pipeline.commands.doctor import proof, setup
 from pipeline.commands.doctor.facts import Facts, TorchFacts
 from pipeline.engine.devices.inventory import Device
 from pipeline.terminal.check import Check, Verdict, passed
@@ -76,11 +76,11 @@ def test_a_folder_that_cannot_be_written_fails(tmp_path: Path) -> None:
 
 
 def test_workers_with_processes_of_their_own_pass() -> None:
-    assert generation._which_device(CPU, [report(1), report(2)]).verdict is Verdict.PASS
+    assert proof._which_device(CPU, [report(1), report(2)]).verdict is Verdict.PASS
 
 
 def test_workers_that_share_a_process_fail() -> None:
-    assert generation._which_device(CPU, [report(1), report(1)]).verdict is Verdict.FAIL
+    assert proof._which_device(CPU, [report(1), report(1)]).verdict is Verdict.FAIL
 
 
 @pytest.mark.parametrize(
@@ -97,11 +97,11 @@ def test_gpu_workers_must_each_see_one_gpu_of_their_own(
     visible: tuple[str, str], count: int, verdict: Verdict
 ) -> None:
     reports = [report(pid, visible=uuid, visible_gpus=count, device="X") for pid, uuid in enumerate(visible, 1)]
-    assert generation._which_device(GPUS, reports).verdict is verdict
+    assert proof._which_device(GPUS, reports).verdict is verdict
 
 
 def test_different_text_from_one_seed_is_a_warning() -> None:
-    assert generation._same_text([report(1), report(2, text="b")]).verdict is Verdict.WARN
+    assert proof._same_text([report(1), report(2, text="b")]).verdict is Verdict.WARN
 
 
 @pytest.fixture

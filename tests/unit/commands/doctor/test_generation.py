@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from pipeline.commands.doctor import generation
+from pipeline.commands.doctor import proof
 from pipeline.engine.scheduler.job_state import JobStatus
 from pipeline.engine.scheduler.outcome import Outcome
 from pipeline.terminal.check import Check, Verdict
@@ -26,6 +26,6 @@ def test_a_check_that_was_interrupted_blames_no_worker(
     outcome: dict[str, Any], detail: str, remedy: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     ended = Outcome(jobs={"probe/0": JobStatus.failed}, **outcome)
-    monkeypatch.setattr(generation, "run_jobs", lambda *_, **__: ended)
-    (said,) = generation.check_generation(workers=1)
+    monkeypatch.setattr(proof, "run_jobs", lambda *_, **__: ended)
+    (said,) = proof.check_generation(workers=1)
     assert said == Check("parallel generation", Verdict.FAIL, detail, remedy)

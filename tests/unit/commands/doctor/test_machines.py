@@ -5,23 +5,21 @@ from typing import Any
 
 import pytest
 
-from pipeline.commands.doctor.devices import gpu_checks
-from pipeline.commands.doctor.environment import environment_checks
 from pipeline.commands.doctor.facts import Facts, TorchFacts
-from pipeline.commands.doctor.host import host_checks
+from pipeline.commands.doctor.machine import machine_checks
 from pipeline.engine.devices.inventory import Machine, read_machine
 from pipeline.terminal.check import Verdict
 from tests.doubles import fake_nvml
 
 GIB = 2**30
-TORCH = {"version": "2.13.0+cu128", "cuda": "12.8", "available": True, "architectures": ("sm_80", "sm_90")}
+TORCH = {"version": "2.13.0+cu128", "cuda": "12.8", "available": True}
 UUIDS = tuple(f"{index:08x}-aaaa-bbbb-cccc-000000000000" for index in range(8))
 
 
 def facts(machine: Machine, **changed: Any) -> Facts:
     """A machine on which all is well, but for what is changed."""
     count = len(machine.devices)
-    torch = TorchFacts(**{**TORCH, "count": count, "uuids": UUIDS[:count], **changed.pop("torch", {})})
+    torch = TorchFacts(**{**TORCH, "count": count, **changed.pop("torch", {})})
     fine: dict[str, Any] = {
         "machine": machine,
         "driver": "570.86.15",
@@ -32,14 +30,13 @@ def facts(machine: Machine, **changed: Any) -> Facts:
         "memory_bytes": 64 * GIB,
         "shm_bytes": 32 * GIB,
         "disks": {"outputs": 100 * GIB},
-        "inodes": {"outputs": 10**6},
     }
     return Facts(**{**fine, **changed})
 
 
 def complaints(seen: Facts) -> dict[str, tuple[Verdict, str]]:
     """Name -> verdict and text of every check that did not pass."""
-    checks = [*gpu_checks(seen), *environment_checks(seen), *host_checks(seen)]
+    checks = [*machine_checks(seen)]
     assert all(check.remedy for check in checks if check.verdict is not Verdict.PASS)
     assert not any(check.remedy for check in checks if check.verdict is Verdict.PASS)
     return {
@@ -67,7 +64,6 @@ def test_a_machine_without_gpus() -> None:
 
 WARN, FAIL = Verdict.WARN, Verdict.FAIL
 MASK = "CUDA_VISIBLE_DEVICES"
-CONTAINER = "NVIDIA_VISIBLE_DEVICES"
 
 
 @pytest.mark.parametrize(
@@ -79,37 +75,17 @@ CONTAINER = "NVIDIA_VISIBLE_DEVICES"
             {"torch": {"cuda": "13.0", "available": False, "error": "driver too old (found 12080)"}},
             "torch and driver",
             FAIL,
-            "the driver runs CUDA up to 12.8: driver too old (found 12080) | update the driver, or install a "
-            "torch for CUDA 12.8 (cu128)",
+            "the driver runs CUDA up to 12.8: driver too old (found 12080) | update the driver",
         ),
         ({"torch": {"available": False}}, "torch and driver", FAIL, "cannot use the GPUs"),
-        (
-            {"torch": {"architectures": ("sm_70",)}},
-            "torch and driver",
-            FAIL,
-            "none for GPU 0 (sm_90), GPU 1 (sm_90)",
-        ),
         ({"torch": {"count": 1}}, "torch and driver", FAIL, "torch sees 1 GPUs, NVML 2"),
         ({"torch": {"failure": "ImportError: libcudart"}}, "torch and driver", FAIL, "libcudart"),
-        (
-            {"torch": {"uuids": UUIDS[1::-1]}},
-            "order of GPUs",
-            WARN,
-            "another order than nvidia-smi | `export CUDA_DEV",
-        ),
         # Masks.
         ({"environment": {MASK: ""}}, MASK, WARN, "hides all 2 GPUs | `unset"),
         ({"environment": {MASK: "0,7"}}, MASK, FAIL, "'7' names no GPU of this machine"),
         ({"environment": {MASK: "0,0"}}, MASK, FAIL, "given twice, which leaves no GPU at all"),
         ({"environment": {MASK: "all"}}, MASK, FAIL, "'all' is no GPU"),
         ({"environment": {MASK: "GPU-ffff"}}, MASK, FAIL, "'GPU-ffff' names no GPU"),
-        (
-            {"environment": {CONTAINER: "1,0", MASK: "1,0"}, "torch": {"uuids": UUIDS[1::-1]}},
-            "container masks",
-            WARN,
-            "but here they are 0 to 1 | `unset",
-        ),
-        ({"environment": {CONTAINER: "0"}}, "container masks", WARN, "grants 1 GPUs, but NVML lists 2"),
         (
             {"nodes": {"/dev/nvidia0": "", "/dev/nvidia1": "Operation not permitted"}},
             "/dev/nvidia*",
@@ -122,9 +98,8 @@ CONTAINER = "NVIDIA_VISIBLE_DEVICES"
             {"environment": {"RANK": "0", "WORLD_SIZE": "8"}},
             "leaked ranks",
             WARN,
-            "RANK=0, WORLD_SIZE=8: a script of yours would wait for 8 processes | `unset RANK WORLD_SIZE`",
+            "RANK=0, WORLD_SIZE=8",
         ),
-        ({"environment": {"WORLD_SIZE": "1"}}, "leaked ranks", WARN, "train on one GPU"),
         ({"environment": {"OMPI_COMM_WORLD_RANK": "1"}}, "leaked ranks", WARN, "OMPI_COMM_WORLD_RANK=1"),
         # Limits of the machine.
         ({"cpu_quota": 4.0}, "CPU limit", WARN, "16 cores are shown, but the cgroup allows the time of 4"),
@@ -137,7 +112,6 @@ CONTAINER = "NVIDIA_VISIBLE_DEVICES"
         ({"memory_bytes": GIB // 2}, "memory limit", WARN, "0.5 GiB can be taken, by the limit of the machine"),
         ({"shm_bytes": 64 * 2**20}, "/dev/shm", WARN, "0.06 GiB: data loaders with num_workers > 0 die"),
         ({"disks": {"outputs": GIB}}, "disks", WARN, "outputs has 1.0 GiB free"),
-        ({"inodes": {"outputs": 10}}, "disks", WARN, "outputs takes 10 more files"),
         # Ports.
         (
             {"environment": {"MASTER_PORT": "1234"}, "busy_ports": {1234: " by python (pid 7)"}},
@@ -146,8 +120,6 @@ CONTAINER = "NVIDIA_VISIBLE_DEVICES"
             "MASTER_PORT=1234 is in use by python (pid 7): a training would die with 'address already in use'",
         ),
         ({"environment": {"MASTER_PORT": "x"}}, "ports", FAIL, "MASTER_PORT=x is no port"),
-        ({"loopback_error": "Cannot assign"}, "ports", FAIL, "no port can be opened on 127.0.0.1"),
-        ({"host_resolves": False}, "ports", WARN, "GLOO_SOCKET_IFNAME=lo"),
         # Runs that are on.
         (
             {"held": {f"GPU-{uuid}": "'a' (pid 7 since 12:00)" for uuid in UUIDS[:2]}},
@@ -174,16 +146,10 @@ def test_what_is_wrong_with_a_machine_of_two_gpus(
 @pytest.mark.parametrize(
     "changed",
     [
-        {"environment": {MASK: "1"}, "torch": {"count": 1, "uuids": UUIDS[1:2]}},
-        {"environment": {CONTAINER: "all"}},
-        {"environment": {CONTAINER: "0,1"}},
-        {"environment": {CONTAINER: "void"}},
+        {"environment": {MASK: "1"}, "torch": {"count": 1}},
         {"environment": {"MASTER_PORT": "1234"}},
-        {"busy_ports": {29500: " by python (pid 7)"}},
         {"cpu_quota": 16.0},
         {"memory_limit_bytes": 60 * GIB},
-        {"torch": {"architectures": ("compute_80",)}},
-        {"torch": {"architectures": ("sm_90a",)}},
         {"held": {f"GPU-{UUIDS[0]}": "'a' (pid 7 since 12:00)"}},
     ],
 )
@@ -202,30 +168,21 @@ def test_gpus_that_others_use(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -
     assert complaints(facts(machine, held=held)) == {}
 
 
-def test_mixed_gpus_need_an_order(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    machine = described(monkeypatch, tmp_path, "mixed")
-    torch = {"architectures": ("sm_80",)}
-    assert "the fastest first" in complaints(facts(machine, torch=torch))["order of GPUs"][1]
-    assert complaints(facts(machine, torch=torch, environment={"CUDA_DEVICE_ORDER": "PCI_BUS_ID"})) == {}
-
-
 def test_gpus_in_slices(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    machine = described(monkeypatch, tmp_path, "mig")
-    found = complaints(facts(machine, torch={"uuids": ()}, environment={"CUDA_DEVICE_ORDER": "PCI_BUS_ID"}))
-    assert "split into 2 slices: each takes one worker" in found["MIG"][1]
+    assert "2 slices" in complaints(facts(described(monkeypatch, tmp_path, "mig")))["MIG"][1]
     bare = described(monkeypatch, tmp_path, {"gpus": [fake_nvml.gpu(0, slices=[])]})
-    assert "in MIG mode without a slice" in complaints(facts(bare))["MIG"][1]
+    assert "0 slices" in complaints(facts(bare))["MIG"][1]
 
 
 def test_a_mask_that_names_a_split_gpu(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     machine = described(monkeypatch, tmp_path, "mig")
-    found = complaints(facts(machine, environment={MASK: "0", "CUDA_DEVICE_ORDER": "PCI_BUS_ID"}))
+    found = complaints(facts(machine, environment={MASK: "0"}))
     assert "in MIG mode" in found[MASK][1]
 
 
 def test_a_gpu_that_fell_off_the_bus(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     machine = described(monkeypatch, tmp_path, "lost")
-    found = complaints(facts(machine, torch={"uuids": ()}))
+    found = complaints(facts(machine))
     assert found["driver"][0] is WARN
     assert "GPU 1: GPU is lost" in found["driver"][1]
 
@@ -239,8 +196,3 @@ def test_a_driver_that_does_not_answer() -> None:
 def test_a_container_without_the_library() -> None:
     found = complaints(facts(Machine(), nodes={"/dev/nvidia0": ""}))
     assert "libnvidia-ml.so.1 is not | start the container with --gpus all" in found["driver"][1]
-
-
-def test_a_container_that_was_given_no_gpu() -> None:
-    found = complaints(facts(Machine(), environment={CONTAINER: "void"}))
-    assert "keeps every GPU out" in found["container masks"][1]
