@@ -98,6 +98,7 @@ class Form:
         self._cut: list[str] = []
         self._passed_over: dict[str, list[str]] = {}
         self._answered: list[str] = []
+        self._doubled: list[str] = []
 
     def add(self, row: Row, place: str) -> None:
         """Take a row into account.
@@ -133,6 +134,8 @@ class Form:
             if row.prompt[-1]["role"] == "assistant":
                 self._answered.append(place)
             return
+        if isinstance(row.completion, str) and row.completion.startswith(row.prompt):
+            self._doubled.append(place)
         for name in _OF_CONVERSATIONS:
             if row.columns.get(name) and name not in in_template:
                 self._passed_over.setdefault(name, []).append(place)
@@ -164,6 +167,11 @@ class Form:
             said.append(
                 f"`{name}` is in no prompt of {_counted('row', places)}, as prompts of text have no place for it: "
                 f"use chat=true, or {{{name}}} in prompt_template, or leave it out by further_columns"
+            )
+        if self._doubled:
+            said.append(
+                f"the completions of {_counted('row', self._doubled)} begin with all of their prompt, which "
+                "stands there twice then: a completion is what follows the prompt"
             )
         if self._answered:
             said.append(

@@ -361,6 +361,11 @@ def test_a_question_of_the_test_file_is_in_no_other_split(make: Make, tmp_path: 
         ({"system": "Be kind."}, {"further_columns": []}, ""),
         ({"system": "Be kind.", "tools": []}, {"chat": True}, ""),
         ({"system": ""}, {}, ""),
+        (
+            {"completion": "3? Yes"},
+            {},
+            "completions of 1 row (first train.jsonl:4) begin with all of their prompt",
+        ),
         ({"images": ["a.png"]}, {"chat": True}, "`images` of 6 rows (first train.jsonl:1) is shown to no model"),
         (
             {"system_prompt": "Be kind."},
