@@ -103,7 +103,7 @@ def _guides(run: GivenSetting) -> bool:
 
 def _stays(run: GivenSetting) -> str:
     """That the rate of what draws while it trains has no end to fall to."""
-    online = [each for each in _online(run) if getattr(run.config.algos[each], "horizon", None) is None]
+    online = [name for name, algo in _online(run).items() if getattr(algo, "horizon", None) is None]
     if not online or not run.config.training.schedule.has_end:
         return ""
     return (
@@ -114,7 +114,7 @@ def _stays(run: GivenSetting) -> str:
 
 def _draws_by_own(run: GivenSetting) -> str:
     """That what draws while it trains does so by our own decoder, whose weights are those that are trained."""
-    if not (online := _online(run)) or run.config.generation.backend is TextBackend.own:
+    if not (online := [*_online(run)]) or run.config.generation.backend is TextBackend.own:
         return ""
     return (
         f"{', '.join(online)} draws while it trains, by the decoder of this package; "
@@ -122,8 +122,10 @@ def _draws_by_own(run: GivenSetting) -> str:
     )
 
 
-def _online(run: GivenSetting) -> list[str]:
-    return [name for name, algo in run.config.algos.items() if algo.enabled and algo.draws_to_train]
+def _online(run: GivenSetting) -> dict[str, AlgoConfig]:
+    """The algorithms that draw while they train; of a front its last point."""
+    found = {point_of(name)[0]: algo for name, algo in run.config.algos.items() if algo.enabled}
+    return {name: algo for name, algo in found.items() if algo.draws_to_train}
 
 
 def _own(run: GivenSetting) -> bool:

@@ -69,6 +69,10 @@ def warned(*overrides: str, gpu: bool = False) -> list[str]:
         (["execution.backend=inline", "execution.workers=3"], "execution.backend=inline runs every job"),
         (["system.use_parallel_execution=false", "execution.workers=3"], "runs every job in one process"),
         (["algos=[GRPO,DPO]", "training.schedule=cosine"], "GRPO draws while it trains, and its rate stays"),
+        (
+            ["algos.GRPO.front={beta: [0, 1]}", "training.schedule=linear", "algos=[GRPO]"],
+            "algos.GRPO.horizon=2 lets",
+        ),
         (["algos=[GRPO,DPO]", "generation.backend=transformers"], "GRPO draws while it trains, by the decoder"),
     ],
     ids=lambda value: value[-1] if isinstance(value, list) else "",
