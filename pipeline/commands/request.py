@@ -246,7 +246,7 @@ def _devices(config: Config) -> tuple[list[Device], bool]:
     """The devices of a run, and whether they are there: a dry run may be for GPUs that are declared."""
     execution = config.execution
     if on_cluster(config):
-        from pipeline.engine.workers.ray.cluster import cluster_devices  # most runs have no use for it
+        from pipeline.engine.workers.ray.backend import cluster_devices  # most runs have no use for it
 
         found = cluster_devices(config.device, execution, config.system.cpu_threads, config.distributed.num_gpus)
         return found, True
@@ -285,9 +285,9 @@ def _check_ray(config: Config) -> None:
             "execution.backend=local"
         )
     check_fits_ray(config)
-    from pipeline.engine.workers.ray.settings import check_by_ray  # as above
+    from pipeline.engine.workers.ray.backend import check_environment  # as above
 
-    check_by_ray(config.execution.ray)
+    check_environment(config.execution.ray)
 
 
 def check_fits_ray(config: Config) -> None:
@@ -298,9 +298,9 @@ def check_fits_ray(config: Config) -> None:
     """
     if config.execution.backend is not Backend.ray:
         return
-    from pipeline.engine.workers.ray.settings import check_settings  # as above
+    from pipeline.engine.workers.ray.backend import check_address  # as above
 
-    check_settings(config.execution.ray)
+    check_address(config.execution.ray)
     if (asked := config.execution.jobs_per_device) != 1:
         raise ConfigError(
             f"execution.jobs_per_device={asked} with execution.backend=ray: Ray gives each worker a device of its "

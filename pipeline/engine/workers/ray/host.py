@@ -12,13 +12,14 @@ from __future__ import annotations
 
 import importlib
 import importlib.util
+import operator
 import os
 import sys
 import threading
 import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from multiprocessing.connection import wait
 from pathlib import Path
 from typing import Any, TypeVar
@@ -57,6 +58,7 @@ LEASE_S = 20.0
 POLLS = "poll"
 """The group of calls that wait."""
 RAY_TOKEN = "RAY_AUTH_TOKEN"  # noqa: S105 - the name of a variable
+_ACTIONS = ("take_back", "show_stacks", "ask_to_stop", "terminate", "kill")
 _ENDED = 1
 _Method = TypeVar("_Method", bound=Callable[..., Any])
 _FREE_S = 5.0
@@ -96,25 +98,6 @@ class HostSettings:
     lease_s: float = LEASE_S
 
 
-@dataclass(frozen=True)
-class PollAnswer:
-    """What a host answers to `poll`. Ray carries it as plain data.
-
-    Attributes:
-        lines: Messages of the worker, as it would send them to an engine on its machine.
-        unreadable: Why what it sent is no message, or "".
-        ended: Whether it is over.
-        exit_code: How, as in `WorkerExited`.
-        last_words: The end of its own log then.
-    """
-
-    lines: list[bytes]
-    unreadable: str = ""
-    ended: bool = False
-    exit_code: int | None = None
-    last_words: str = ""
-
-
 def _polls(method: _Method) -> _Method:
     """Have Ray give a method the thread of those that wait, as `ray.method` would: this module does without Ray.
 
@@ -140,9 +123,12 @@ class Host:
         self._device = _device(settings.device)
         self._level = read_levels([self._device]).get(self._device.uuid or "")
         self._begun = False
-        self._node = _node() if settings.name_nodes else _Node()
-        if self._node.address:  # the environment of worker processes is made of this one
-            os.environ[NODE_ADDRESS] = self._node.address
+        self._node_id = self._node_words = ""
+        if settings.name_nodes:
+            ray = importlib.import_module("ray")
+            self._node_id, address = ray.get_runtime_context().get_node_id(), ray.util.get_node_ip_address()
+            self._node_words = f"node {self._node_id[:8]} ({address})"
+            os.environ[NODE_ADDRESS] = address  # the environment of worker processes is made of this one
         self._reaper = Reaper()
         self._worker: LocalWorker | None = None
         self._life = -1
@@ -179,15 +165,21 @@ class Host:
             self._given = self._enough = 0
             self._ready_by = time.monotonic() + settings.start_timeout_s
             self._worker.start()
-        return self._node.id
+        return self._node_id
 
     @_polls
     def poll(self, life: int) -> dict[str, Any]:
-        """What the worker says, waited for a moment."""
+        """What the worker says, waited for a moment.
+
+        Returns:
+            Plain data, as far as there is any: ``lines``, messages of the worker, as it would send them to an
+            engine on its machine; ``unreadable``, why what it sent is no message; ``ended``, whether it is over,
+            and then its ``exit_code`` as in `WorkerExited`, and the end of its own log as ``last_words``.
+        """
         self._heard_s = time.monotonic()
         worker = self._worker
         if worker is None or life != self._life:
-            return asdict(PollAnswer([], ended=True))
+            return {"ended": True}
         left_s = max(0.0, self._ready_by - time.monotonic()) if self._ready_by else POLL_S
         said: list[FromWorker] = []
         self._listen(worker, min(POLL_S, left_s), said)
@@ -196,7 +188,7 @@ class Host:
         while self._given > self._enough and (left_s := give_up - time.monotonic()) > 0:
             self._listen(worker, left_s, said)
         self._heard_s = time.monotonic()
-        return asdict(self._heard(said, worker))
+        return self._heard(said, worker)
 
     def _listen(self, worker: LocalWorker, timeout_s: float, said: list[FromWorker]) -> None:
         wait(worker.sources(), timeout_s)
@@ -218,22 +210,22 @@ class Host:
             self._ready_by = 0.0
             worker.kill()
 
-    def _heard(self, said: Sequence[FromWorker], worker: LocalWorker) -> PollAnswer:
+    def _heard(self, said: Sequence[FromWorker], worker: LocalWorker) -> dict[str, Any]:
         lines: list[bytes] = []
-        unreadable, ended, exit_code = "", False, None
+        answer: dict[str, Any] = {"lines": lines}
         for message in said:
             match message:
                 case WorkerExited():
-                    ended, exit_code = True, message.exit_code
+                    answer |= {"ended": True, "exit_code": message.exit_code, "last_words": worker.last_words()}
                 case WorkerUnreadable():
-                    unreadable = message.reason
+                    answer["unreadable"] = message.reason
                 case WorkerUnusable():
                     pass  # a pool says that, and there is none here
                 case WorkerReady():
-                    lines.append(encode(replace(message, node=self._node.words)))
+                    lines.append(encode(replace(message, node=self._node_words)))
                 case _:
                     lines.append(encode(message))
-        return PollAnswer(lines, unreadable, ended, exit_code, worker.last_words() if ended else "")
+        return answer
 
     def send(self, life: int, lines: Sequence[bytes]) -> None:
         """Hand jobs to the worker."""
@@ -245,15 +237,9 @@ class Host:
             self._do(life, lambda worker: worker.send(*orders))
 
     def act(self, life: int, action: str) -> None:
-        """Do something else about it: what the method of `Worker` does that has this name."""
-        actions: dict[str, Callable[[LocalWorker], None]] = {
-            "take_back": LocalWorker.take_back,
-            "show_stacks": LocalWorker.show_stacks,
-            "ask_to_stop": LocalWorker.ask_to_stop,
-            "terminate": LocalWorker.terminate,
-            "kill": LocalWorker.kill,
-        }
-        self._do(life, actions[action])
+        """Do something else about it: what the method of `Worker` does that has this name, one of `_ACTIONS`."""
+        assert action in _ACTIONS
+        self._do(life, operator.methodcaller(action))
 
     def _do(self, life: int, action: Callable[[LocalWorker], None]) -> None:
         with self._lock:
@@ -279,27 +265,11 @@ class Host:
         self._reaper.close()
 
 
-@dataclass(frozen=True)
-class _Node:
-    """The machine that this is, as Ray calls it, in words, and where others reach it."""
-
-    id: str = ""
-    words: str = ""
-    address: str = ""
-
-
 def _give_places_back() -> None:
     """Free what is set aside for the workers of this node: an engine that is stopped keeps it."""
     util = importlib.import_module("ray.util")
     if (group := util.get_current_placement_group()) is not None:
         util.remove_placement_group(group)
-
-
-def _node() -> _Node:
-    ray = importlib.import_module("ray")
-    name = ray.get_runtime_context().get_node_id()
-    address = ray.util.get_node_ip_address()
-    return _Node(name, f"node {name[:8]} ({address})", address)
 
 
 def _check(settings: HostSettings) -> None:

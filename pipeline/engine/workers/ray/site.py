@@ -1,11 +1,18 @@
-"""A Ray cluster as the engine uses it: joined or started, with one actor for each place of the pool.
+"""A Ray cluster as the engine uses it: joined or started, watched, with one actor for each place of the pool.
 
 Ray decides on which node an actor lives; it starts none of them anew, as what is tried again is decided here.
-Actors belong to the job that the engine is to Ray, so they end with it, whatever becomes of it.
+Actors belong to the job that the engine is to Ray, so they end with it, whatever becomes of it. What the engine
+cannot do without is looked at by a thread: Ray's library says nothing of it, and ends the engine after a minute.
+
+local     the head (GCS) and the one node (raylet): nothing starts them again, so the first refusal is the end
+cluster   the head, which others may start again: Ray waits a minute for it, and this half as long
+
+A head that takes connections and says nothing, as one that is stopped, is waited for: what runs does not need it.
 """
 
 from __future__ import annotations
 
+import errno
 import importlib
 import os
 import secrets
@@ -14,17 +21,17 @@ import signal
 import socket
 import tempfile
 import threading
+import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
+from urllib.parse import urlsplit
 
-from pipeline.config.ray import CLIENT, LOCAL, RayConfig
+from pipeline.config.ray import AUTO, CLIENT, LOCAL, RayConfig
 from pipeline.engine.workers.ray.host import POLLS, RAY_TOKEN, Host
-from pipeline.engine.workers.ray.places import places_of, present_with
-from pipeline.engine.workers.ray.reach import cannot_join, check_reachable, resolved
-from pipeline.engine.workers.ray.watch import Watch, watch_of
 from pipeline.engine.workers.reaper import Reaper
 from pipeline.errors import WorkerError
 from pipeline.machine import descendants
@@ -36,8 +43,16 @@ _QUIET = {
     "RAY_ENABLE_AUTO_CONNECT": "0",
     "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",
 }
-_STARTS = 3
 _ANSWER_S = 2.0
+_CONNECT_S = 5.0
+_LOOK_S = 2.0
+_SILENT_S = 8.0
+"""So long a head may say nothing before anybody is told: a busy machine may keep it from answering."""
+_HELLO = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + bytes((0, 0, 0, 4, 0, 0, 0, 0, 0))
+"""How HTTP/2 begins, which all of Ray's servers speak: they tell their settings before they ask for a token."""
+_RAY_WAITS = "RAY_gcs_rpc_server_reconnect_timeout_s"
+_OWN = {errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM, errno.EADDRNOTAVAIL}
+"""What this machine lacks itself, which says nothing of another."""
 _NODES_S = 3.0
 """How often it is asked which nodes there are, where more may join."""
 _OPTIONS = {"CPU": "num_cpus", "GPU": "num_gpus", "memory": "memory"}
@@ -91,14 +106,14 @@ class RaySite:
                     join(self._ray, self.settings)
                 self._joined = True
                 _quieten()
-                self._watch = watch_of(self._ray, self.settings.address)
-                self._watch.start()
+                self._watch = Watch(self._ray, self.settings.address)
+                threading.Thread(target=self._watch.keep_looking, name="ray watch", daemon=True).start()
                 self._present = len(self.nodes) - self.joining
                 if self.joining:
                     threading.Thread(target=self._watch_nodes, name="ray nodes", daemon=True).start()
         except Exception as error:
             self.close()
-            raise WorkerError(cannot_join(self.settings.address, error)) from error
+            raise cannot_join(self.settings.address, error) from error
 
     def _start_local(self) -> None:
         # Sockets lie in it, whose paths may have some hundred characters; TMPDIR may be long.
@@ -108,9 +123,10 @@ class RaySite:
         total = {name: value * len(self.nodes) for name, value in self.resources.items()}
         seen = {"CUDA_VISIBLE_DEVICES": ",".join(self.visible)} if self.visible else {}
         before = descendants.below(os.getpid())
-        with _environment(seen), _on_loopback():
-            _start(
-                self._ray,
+        # As on systems where it knows no clusters: else Ray listens at all interfaces, whatever it is told.
+        constants = "ray._private.ray_constants.ENABLE_RAY_CLUSTER"
+        with patch.dict(os.environ, seen), patch(constants, new=False):
+            self._ray.init(
                 address="local",
                 num_cpus=total.pop("CPU", 0),
                 num_gpus=total.pop("GPU", 0),
@@ -220,16 +236,14 @@ class RaySite:
         try:
             with socket.create_connection((found["NodeManagerAddress"], found["NodeManagerPort"]), _ANSWER_S):
                 return ""
-        except ConnectionRefusedError:
-            return "its node was lost: the raylet there, Ray's own process, has ended"
         except OSError:
-            return "its node was lost: it cannot be reached"
+            return "its node was lost: the raylet there, Ray's own process, takes no connections"
 
     def close(self) -> None:
         """End what this engine has on the cluster; one that was started here ends."""
         self._closed.set()
         if self._watch:
-            self._watch.close()
+            self._watch.closed.set()
             self._watch.look()
         if self._watch is not None and self._watch.is_silent:
             _ask_nothing()
@@ -272,30 +286,17 @@ def _quieten() -> None:
         module.print_to_stdstream = lambda *_, **__: None
 
 
-def _start(ray: Any, **options: Any) -> None:
-    """Start a cluster here. Ray gives its processes half a minute, which on a busy machine may not do."""
-    if ray.is_initialized():
-        raise WorkerError(
-            "this process is a driver of another Ray cluster already; let go of that by ray.shutdown()"
-        )
-    for left in reversed(range(_STARTS)):
-        try:
-            ray.init(**options)
-            return
-        except Exception as error:
-            with suppress(Exception):
-                ray.shutdown()
-            if not left or "timed out during startup" not in str(error):
-                raise
-
-
 def library(settings: RayConfig) -> Any:
     """Ray, which reads its environment once, when it is imported.
 
     Raises:
         WorkerError: It is not installed.
     """
-    for name, value in (_QUIET | _secret(settings)).items():
+    quiet = dict(_QUIET)
+    if settings.address == LOCAL and os.environ.get("RAY_AUTH_MODE", "token") == "token":
+        # A token of its own that no file has: Ray itself would leave one in the user's home.
+        quiet |= {RAY_TOKEN: secrets.token_hex(32), "RAY_AUTH_MODE": "token"}
+    for name, value in quiet.items():
         os.environ.setdefault(name, value)
     try:
         return importlib.import_module("ray")
@@ -303,20 +304,136 @@ def library(settings: RayConfig) -> Any:
         raise WorkerError(f"execution.backend=ray needs Ray, which cannot be imported: {error}") from error
 
 
-def _secret(settings: RayConfig) -> dict[str, str]:
-    """For a cluster of this process alone a token that nobody else knows and no file has.
-
-    Ray itself would leave one in the user's home.
-    """
-    own = settings.address == LOCAL and os.environ.get("RAY_AUTH_MODE", "token") == "token"
-    return {RAY_TOKEN: secrets.token_hex(32), "RAY_AUTH_MODE": "token"} if own else {}
+def endpoint_of(address: str) -> tuple[str, int] | None:
+    """The host and port that `execution.ray.address` names, as far as it names both."""
+    try:
+        parts = urlsplit(address if "://" in address else f"//{address}")
+        return (parts.hostname, parts.port) if parts.hostname and parts.port else None
+    except ValueError:  # no port at all
+        return None
 
 
 def join(ray: Any, settings: RayConfig) -> None:
-    """Become a driver of a cluster that is there, unless this process is one already."""
-    if not ray.is_initialized():
-        check_reachable(resolved(settings.address))
-        ray.init(address=settings.address, **_common(settings))
+    """Become a driver of a cluster that is there, unless this process is one already.
+
+    Raises:
+        WorkerError: Nothing answers there. Ray's library would wait for minutes, deaf to Ctrl-C.
+    """
+    if ray.is_initialized():
+        return
+    address = (os.environ.get("RAY_ADDRESS") or AUTO) if settings.address == AUTO else settings.address
+    if "://" not in address:  # this machine's last one for `auto`, its own address for loopback
+        address = importlib.import_module("ray._private.services").canonicalize_bootstrap_address(address)
+    if (endpoint := endpoint_of(str(address))) is not None:
+        try:
+            with socket.create_connection(endpoint, _CONNECT_S) as connection:
+                if not _answers(connection, _CONNECT_S):
+                    raise TimeoutError("what is there does not answer as Ray does")
+        except OSError as error:
+            raise WorkerError(f"{address}: {error.strerror or error}") from error
+    ray.init(address=settings.address, **_common(settings))
+
+
+def cannot_join(address: str, error: Exception) -> WorkerError:
+    """What to raise where a cluster is not there, takes another token, or cannot be started."""
+    said = " ".join(str(error).split())[:500] or type(error).__name__
+    what = "started" if address == LOCAL else "joined"
+    return WorkerError(f"execution.ray.address={address}: Ray cannot be {what} there ({said})")
+
+
+def places_of(there: Mapping[str, float], taken: Mapping[str, float]) -> int:
+    """How many workers find room on a node."""
+    return min((int(there.get(name, 0) / amount) for name, amount in taken.items() if amount), default=0)
+
+
+def present_with(nodes: Sequence[int], present: int, room: int, *, whole: bool) -> int:
+    """How many places can be asked for now, of which earlier ones were already.
+
+    Args:
+        nodes: Of each place, its node.
+        present: How many could before.
+        room: How many find room in the cluster as it is.
+        whole: Whether the places of a node come together or not at all.
+    """
+    while present < len(nodes):
+        size = nodes[present:].count(nodes[present]) if whole else 1
+        if present + size > room:
+            break
+        present += size
+    return present
+
+
+class Watch:
+    """Looks at what a run cannot do without, which takes connections as long as it is there.
+
+    Attributes:
+        lost: What has ended, in words, or "".
+        is_silent: Whether something that is there did not answer when it was looked at last.
+        closed: Set when nothing is to be looked at any more.
+    """
+
+    def __init__(self, ray: Any, address: str) -> None:
+        """Describe a watch; nothing is looked at yet.
+
+        Args:
+            ray: The library, of which this process is a driver.
+            address: As `execution.ray.address`.
+        """
+        self.lost, self.is_silent, self.closed = "", False, threading.Event()
+        head = endpoint_of(address if address.startswith(CLIENT) else ray.get_runtime_context().gcs_address)
+        self._needed = {"its head": head} if head else {}
+        self._patience_s = 0.0
+        if address == LOCAL:
+            for node in ray.nodes():
+                self._needed["its raylet"] = node["NodeManagerAddress"], node["NodeManagerPort"]
+        else:  # the half of what Ray takes before it ends this process
+            self._patience_s = float(os.environ.get(_RAY_WAITS) or 60) / 2
+        self._there_s = dict.fromkeys(self._needed, time.monotonic())
+        self._answered_s = time.monotonic()
+
+    def keep_looking(self) -> None:
+        """Look until something is lost, or it is closed."""
+        while not self.lost and not self.closed.wait(_LOOK_S):
+            self.look()
+
+    def look(self) -> None:
+        """Look once."""
+        silent = False
+        for name, endpoint in self._needed.items():
+            try:
+                with socket.create_connection(endpoint, _ANSWER_S) as connection:
+                    self._there_s[name] = time.monotonic()
+                    silent |= not _answers(connection, _ANSWER_S)
+            except OSError as error:
+                away_s = time.monotonic() - self._there_s[name]
+                patient = error.errno not in _OWN and away_s >= self._patience_s
+                if patient if self._patience_s else isinstance(error, ConnectionRefusedError):
+                    self.lost = f"Ray is lost: {name} takes no connections at {endpoint[0]}:{endpoint[1]}"
+        self.is_silent = silent
+        if not silent:
+            self._answered_s = time.monotonic()
+
+    @property
+    def notice(self) -> str:
+        """That something has said nothing for a while, in a line for a screen; else ""."""
+        if not self.is_silent or time.monotonic() - self._answered_s < _SILENT_S:
+            return ""
+        return "Ray does not answer: what runs goes on, and workers of a machine that is lost are not replaced"
+
+
+def _answers(connection: socket.socket, within_s: float) -> bool:
+    """Whether what has taken a connection says something in time."""
+    if os.environ.get("RAY_USE_TLS", "0").lower() in ("1", "true"):
+        return True  # certificates are Ray's to read
+    try:
+        connection.settimeout(within_s)
+        connection.sendall(_HELLO)
+        connection.recv(1)
+    except TimeoutError:
+        return False
+    except OSError:  # it is ending, as the next look is going to find
+        pass
+    return True
 
 
 def _common(settings: RayConfig) -> dict[str, Any]:
@@ -343,32 +460,3 @@ def _own_signals() -> Iterator[None]:
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)
-
-
-@contextmanager
-def _on_loopback() -> Iterator[None]:
-    """Have Ray listen at 127.0.0.1 alone, as it does by itself on systems where it knows no clusters.
-
-    Otherwise it takes that of another interface in place of the one that it is given, and listens at all of them.
-    """
-    constants: Any = importlib.import_module("ray._private.ray_constants")
-    before = getattr(constants, "ENABLE_RAY_CLUSTER", None)
-    constants.ENABLE_RAY_CLUSTER = False
-    try:
-        yield
-    finally:
-        constants.ENABLE_RAY_CLUSTER = before
-
-
-@contextmanager
-def _environment(more: Mapping[str, str]) -> Iterator[None]:
-    before = {name: os.environ.get(name) for name in more}
-    os.environ.update(more)
-    try:
-        yield
-    finally:
-        for name, value in before.items():
-            if value is None:
-                os.environ.pop(name, None)
-            else:
-                os.environ[name] = value

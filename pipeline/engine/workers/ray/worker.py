@@ -7,11 +7,11 @@ thread of its own  asks the actor what the worker says, again and again; an erro
 from __future__ import annotations
 
 import os
+import re
 import threading
 from collections import deque
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from dataclasses import replace
 from itertools import count
 from typing import Any
 
@@ -24,7 +24,6 @@ from pipeline.engine.workers.messages import (
     encode,
 )
 from pipeline.engine.workers.protocol import Deliver
-from pipeline.engine.workers.ray.lost_workers import loss_of
 from pipeline.engine.workers.ray.site import RaySite
 from pipeline.errors import WorkerError
 
@@ -34,6 +33,24 @@ _KILL_S = 5.0
 _LOOK_S = 1.0
 
 _lives = count()
+
+
+def loss_of(error: BaseException) -> tuple[str, bool]:
+    """Say how a worker was lost, and whether its node was, so that neither a job nor a device is to blame.
+
+    Args:
+        error: What a call to its actor has raised. Told by names and texts, so that nobody has to import Ray.
+    """
+    text = str(error).strip()
+    if getattr(error, "preempted", False) or re.search(
+        "node (has )?died|node was terminated",
+        f"{type(error).__name__} {text}".lower().replace("nodedied", "node died"),
+    ):
+        return "its node was lost", True
+    if getattr(error, "actor_init_failed", False):
+        last = text.splitlines()[-1].strip()  # the exception of the constructor
+        return f"its node cannot serve: {last.partition('WorkerError: ')[2] or last}", False
+    return f"its actor was lost: {' '.join(text.split())[:300] or type(error).__name__}", False
 
 
 class RayWorker:
@@ -88,11 +105,11 @@ class RayWorker:
                 pass
         except Exception as error:  # Ray's own errors have no common class with those of the network below it
             self._site.drop(self._index, self._actor)
-            loss = loss_of(error)
-            if not loss.elsewhere and self._node and (how := self._site.why_lost(self._node)):
-                loss = replace(loss, how=how, elsewhere=True)
-            self._words = loss.details
-            self._tell(WorkerExited(exit_code=None, how=loss.how, elsewhere=loss.elsewhere))
+            how, elsewhere = loss_of(error)
+            if not elsewhere and self._node and (lost := self._site.why_lost(self._node)):
+                how, elsewhere = lost, True
+            self._words = "".join(f"\n    {line}" for line in str(error).strip().splitlines()[-15:])
+            self._tell(WorkerExited(exit_code=None, how=how, elsewhere=elsewhere))
 
     def _find_node(self) -> bool:
         """Wait for a node where none was there yet; False where nobody wants one any more."""
@@ -107,17 +124,17 @@ class RayWorker:
         """Take what the host has answered; whether the worker is over."""
         said: list[FromWorker] = []
         try:
-            said += map(decode_report, heard["lines"])
+            said += map(decode_report, heard.get("lines", ()))
         except WorkerError as error:
             self._act("kill")
             said.append(WorkerUnreadable(reason=str(error)))
-        if heard["unreadable"]:
+        if heard.get("unreadable"):
             said.append(WorkerUnreadable(reason=heard["unreadable"]))
-        if heard["ended"]:
-            self._words = heard["last_words"]
-            said.append(WorkerExited(exit_code=heard["exit_code"]))
+        if ended := bool(heard.get("ended")):
+            self._words = heard.get("last_words", "")
+            said.append(WorkerExited(exit_code=heard.get("exit_code")))
         self._tell(*said)
-        return bool(heard["ended"])
+        return ended
 
     def _tell(self, *messages: FromWorker) -> None:
         with self._pipe:
