@@ -26,7 +26,7 @@ from pipeline.config.load import load_config
 from pipeline.config.ranks import devices_per_training
 from pipeline.config.schema import Backend, Config, DeviceChoice
 from pipeline.config.sweeps import check_sweep
-from pipeline.engine.launch.request import check_request, find_program
+from pipeline.engine.launch.request import find_program
 from pipeline.errors import ConfigError, unknown_name
 from pipeline.plan.size import check_size
 from pipeline.sweeps.agents.strategies import plan_agents, split_words
@@ -180,7 +180,6 @@ def _sweep_name(words: Sequence[str]) -> str:
 def _launch(words: Sequence[str]) -> tuple[list[str], str]:
     given = _parsed(machine.app, "python -m pipeline ", "launch", words)
     request = requested(**given)
-    check_request(request)
     if request.nnodes != 1 or request.node_rank is not None or request.master_addr is not None:
         raise ConfigError(
             "--nnodes, --node-rank and --master-addr are for machines without Slurm: the script says them, and "

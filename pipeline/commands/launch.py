@@ -7,7 +7,6 @@ import shlex
 from collections.abc import Sequence
 from typing import Any
 
-from pipeline.config.schema import DeviceChoice
 from pipeline.engine.launch.request import LaunchRequest
 from pipeline.errors import ConfigError
 
@@ -20,15 +19,19 @@ def requested(
     """What the options of the command ask for, by their names.
 
     Raises:
-        ConfigError: One cannot be read.
+        ConfigError: One cannot be read, or they contradict each other.
     """
-    return LaunchRequest(
-        program=program or [],
-        device=_device(device),
-        gpus=None if gpus is None else parse_ids(gpus, "--gpus"),
-        grace_s=grace,
-        **others,
-    )
+    if device not in (None, "cuda", "auto", "cpu"):
+        raise ConfigError(f"--device {device}: cpu, or leave it out for GPUs")
+    if (device == "cpu") != (others["nproc"] is not None):
+        raise ConfigError(
+            "--device cpu and --nproc N go together: processes without GPUs, and how many. With GPUs there is one "
+            "process on each: use --num-gpus N"
+        )
+    if device == "cpu" and (gpus is not None or others["num_gpus"] is not None):
+        raise ConfigError("--device cpu uses no GPU: leave out --gpus and --num-gpus, or --device cpu")
+    ids = None if gpus is None else parse_ids(gpus, "--gpus")
+    return LaunchRequest(program=program or [], gpus=ids, grace_s=grace, **others)
 
 
 def parse_ids(text: str, option: str) -> list[int]:
@@ -49,11 +52,3 @@ def parse_ids(text: str, option: str) -> list[int]:
             f"{option} 4,5,6,7"
         )
     return [int(entry) for entry in entries]
-
-
-def _device(text: str | None) -> DeviceChoice | None:
-    if text is None or text in ("cuda", "auto"):
-        return None
-    if text == "cpu":
-        return DeviceChoice.cpu
-    raise ConfigError(f"--device {text}: cpu, or leave it out for GPUs")

@@ -238,7 +238,7 @@ def test_gpus_are_leased_while_the_program_runs_and_ctrl_c_gives_them_back(
     ("options", "says"),
     [
         (["--gpus", "0", "--", "missing.py"], "there is no file missing.py"),
-        (["--device", "cpu", "--", RANK], "needs --nproc N"),
+        (["--device", "cpu", "--", RANK], "--nproc N"),
         (["--device", "tpu", "--", RANK], "--device tpu: cpu, or leave it out"),
         (["--gpus", "0-3", "--", RANK], "'0-3' is no id"),
         (["--device", "cpu", "--nproc", "2"], "there is no program to start"),
@@ -259,5 +259,5 @@ def test_a_port_that_is_taken_is_refused_before_anything_starts(launches: Launch
         port = server.getsockname()[1]
         code, said = finish(launches.start(options=("--master-port", str(port))))
     assert code == 2
-    assert f"port {port} is in use by " in said
+    assert f"port {port}: Address already in use by " in said
     assert said.count("\n") == 1

@@ -31,17 +31,20 @@ def launch(
         int | None, typer.Option(help="So many, the idlest; every visible one if left out.")
     ] = None,
     device: Annotated[str | None, typer.Option(help="cpu: no GPUs. Needs --nproc.")] = None,
-    nproc: Annotated[int | None, typer.Option(help="Processes, with --device cpu.")] = None,
-    nnodes: Annotated[int, typer.Option(help="Machines; start the same command on each.")] = 1,
+    nproc: Annotated[int | None, typer.Option(min=1, help="Processes, with --device cpu.")] = None,
+    nnodes: Annotated[int, typer.Option(min=1, help="Machines; start the same command on each.")] = 1,
     node_rank: Annotated[
         int | None, typer.Option(help="Which machine this is, from 0; SLURM_NODEID if left out.")
     ] = None,
     master_addr: Annotated[str | None, typer.Option(help="Address of machine 0.")] = None,
     master_port: Annotated[
-        int | None, typer.Option(help="Port on machine 0; MASTER_PORT or a free one if left out.")
+        int | None,
+        typer.Option(min=1, max=65_535, help="Port on machine 0; MASTER_PORT or a free one if left out."),
     ] = None,
     wait: Annotated[bool, typer.Option("--wait", help="Queue for GPUs that others hold.")] = False,
-    grace: Annotated[int, typer.Option(help="Seconds that processes have to end before they are killed.")] = 8,
+    grace: Annotated[
+        int, typer.Option(min=1, help="Seconds that processes have to end before they are killed.")
+    ] = 8,
 ) -> None:
     """Run a program on devices of its own."""
     from pipeline.commands.launch import requested

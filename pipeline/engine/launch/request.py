@@ -9,7 +9,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from pipeline.config.schema import DeviceChoice
 from pipeline.errors import ConfigError
 
 LAST_PORT = 65535
@@ -23,10 +22,9 @@ class LaunchRequest:
 
     Attributes:
         program: The program and its arguments.
-        device: `cpu`, or None for GPUs.
         gpus: Exactly these GPUs, in this order, as positions in the visible set.
         num_gpus: So many, the idlest; None with no `gpus` takes every visible one.
-        nproc: Processes, for the CPU alone.
+        nproc: Processes without GPUs; None for one on each GPU.
         nnodes: Machines.
         node_rank: Which of them this is; None leaves it to Slurm.
         master_addr: Address of machine 0.
@@ -36,7 +34,6 @@ class LaunchRequest:
     """
 
     program: Sequence[str]
-    device: DeviceChoice | None = None
     gpus: Sequence[int] | None = None
     num_gpus: int | None = None
     nproc: int | None = None
@@ -46,11 +43,6 @@ class LaunchRequest:
     master_port: int | None = None
     wait: bool = False
     grace_s: int = 8
-
-    @property
-    def on_cpu(self) -> bool:
-        """Whether the processes do without GPUs."""
-        return self.device is DeviceChoice.cpu
 
 
 @dataclass(frozen=True)
@@ -100,25 +92,6 @@ class Meeting:
         return f"{node}meeting at {self.address}:{self.port}"
 
 
-def check_request(request: LaunchRequest) -> None:
-    """Refuse options that contradict each other.
-
-    Raises:
-        ConfigError: They do, or a number is out of its range.
-    """
-    if request.on_cpu:
-        if request.gpus is not None or request.num_gpus is not None:
-            raise ConfigError("--device cpu uses no GPU: leave out --gpus and --num-gpus, or --device cpu")
-        if request.nproc is None:
-            raise ConfigError("--device cpu needs --nproc N: how many processes to start")
-    elif request.nproc is not None:
-        raise ConfigError("--nproc is for --device cpu; with GPUs there is one process on each: use --num-gpus N")
-    if request.nproc is not None and request.nproc < 1:
-        raise ConfigError(f"--nproc {request.nproc}: at least 1")
-    if request.grace_s < 1:
-        raise ConfigError(f"--grace {request.grace_s}: at least 1 second")
-
-
 def find_program(words: Sequence[str], folder: Path) -> Program:
     """Understand the program: a script, ``-m MODULE``, or an executable.
 
@@ -134,7 +107,10 @@ def find_program(words: Sequence[str], folder: Path) -> Program:
         raise ConfigError(f"there is no program to start. {usage}")
     first, *rest = words
     if first == "-m":
-        _check_module(rest[0], folder)
+        # The first part alone: looking for the others would import it.
+        top = rest[0].partition(".")[0]
+        if importlib.machinery.PathFinder.find_spec(top, [str(folder), *sys.path]) is None:
+            raise ConfigError(f"there is no module {rest[0]}: '{top}' is not installed and not in {folder}")
         return Program(("--module",), rest[0], tuple(rest[1:]))
     if first.startswith("-"):
         raise ConfigError(f"'{first}' is not an option of launch. See --help. {usage}")
@@ -153,13 +129,6 @@ def find_program(words: Sequence[str], folder: Path) -> Program:
     return Program(("--no-python",), executable, tuple(rest))
 
 
-def _check_module(name: str, folder: Path) -> None:
-    # The first part alone: looking for the others would import it.
-    top = name.partition(".")[0]
-    if importlib.machinery.PathFinder.find_spec(top, [str(folder), *sys.path]) is None:
-        raise ConfigError(f"there is no module {name}: '{top}' is not installed and not in {folder}")
-
-
 def find_meeting(request: LaunchRequest, environ: Mapping[str, str]) -> Meeting:
     """Where the processes meet: the options, else MASTER_ADDR and MASTER_PORT, else a free port.
 
@@ -171,44 +140,21 @@ def find_meeting(request: LaunchRequest, environ: Mapping[str, str]) -> Meeting:
         ConfigError: Something is missing, or out of its range.
     """
     inherited = {} if any(name in environ for name in _OUTER_LAUNCHER) else environ
-    port = _port(request, inherited)
-    if request.nnodes < 1:
-        raise ConfigError(f"--nnodes {request.nnodes}: at least 1")
+    port, given = request.master_port, inherited.get("MASTER_PORT")
+    if port is None and given:
+        if not given.isdigit() or not 1 <= int(given) <= LAST_PORT:
+            raise ConfigError(f"MASTER_PORT={given} is no port: a number from 1 to {LAST_PORT}, or unset it")
+        port = int(given)
     if request.nnodes == 1:
-        for name, value in (("--node-rank", request.node_rank), ("--master-addr", request.master_addr)):
-            if value is not None:
-                raise ConfigError(f"{name} is for several machines: give --nnodes too, or leave it out")
+        if request.node_rank is not None or request.master_addr is not None:
+            raise ConfigError("--node-rank and --master-addr are for several machines: give --nnodes too")
         return Meeting(1, 0, LOOPBACK, port)
-    address = request.master_addr or inherited.get("MASTER_ADDR")
-    if not address:
-        raise ConfigError("--nnodes needs --master-addr: the address of machine 0, the same on each of them")
-    if port is None:
-        raise ConfigError("--nnodes needs --master-port: a port that is free on machine 0, the same on each")
-    return Meeting(request.nnodes, _node_rank(request, environ), address, port)
-
-
-def _node_rank(request: LaunchRequest, environ: Mapping[str, str]) -> int:
-    rank = request.node_rank
+    address, rank = request.master_addr or inherited.get("MASTER_ADDR"), request.node_rank
     if rank is None and environ.get("SLURM_NODEID", "").isdigit():
         rank = int(environ["SLURM_NODEID"])
-    allowed = f"0 to {request.nnodes - 1}, another on each machine"
-    if rank is None:
-        raise ConfigError(f"--nnodes needs --node-rank: which machine this is, {allowed}")
-    if not 0 <= rank < request.nnodes:
-        raise ConfigError(f"--node-rank {rank} with --nnodes {request.nnodes}: it is {allowed}")
-    return rank
-
-
-def _port(request: LaunchRequest, environ: Mapping[str, str]) -> int | None:
-    name, text = "--master-port", request.master_port
-    if text is None:
-        given = environ.get("MASTER_PORT")
-        if not given:
-            return None
-        name = "MASTER_PORT"
-        if not given.isdigit():
-            raise ConfigError(f"MASTER_PORT={given} is no port: a number from 1 to {LAST_PORT}, or unset it")
-        text = int(given)
-    if not 1 <= text <= LAST_PORT:
-        raise ConfigError(f"{name} {text} is no port: they go from 1 to {LAST_PORT}")
-    return text
+    if not address or port is None or rank is None or not 0 <= rank < request.nnodes:
+        raise ConfigError(
+            f"--nnodes {request.nnodes} needs --master-addr, the address of machine 0, --master-port, a port that "
+            f"is free there, both the same on each, and --node-rank, 0 to {request.nnodes - 1}, another on each"
+        )
+    return Meeting(request.nnodes, rank, address, port)

@@ -6,6 +6,7 @@ this process (leases, no torch)  ->  agent (torchrun)  ->  ranks  ->  whatever t
 from __future__ import annotations
 
 import os
+import random
 import socket
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
@@ -25,7 +26,6 @@ from pipeline.engine.launch.request import (
     LOOPBACK,
     LaunchRequest,
     Meeting,
-    check_request,
     find_meeting,
     find_program,
 )
@@ -33,6 +33,8 @@ from pipeline.engine.launch.supervise import supervise
 from pipeline.errors import ConfigError, DeviceError
 from pipeline.machine import children
 
+_PORTS, _TRIES = (20_000, 32_768), 200
+"""Below those that the kernel gives to connections, which would come and go."""
 _NAMES = ("--num-gpus", "--gpus")
 Say = Callable[[str], None]
 
@@ -50,7 +52,6 @@ def launch(request: LaunchRequest, say: Say) -> int:
     Raises:
         PipelineError: The request cannot be met; nothing was started.
     """
-    check_request(request)
     program = find_program(request.program, Path.cwd())
     meeting = find_meeting(request, os.environ)
     with ExitStack() as held:
@@ -59,7 +60,7 @@ def launch(request: LaunchRequest, say: Say) -> int:
             server = held.enter_context(listen(meeting.port))
             meeting = replace(meeting, port=server.getsockname()[1])
         elif meeting.port is not None and meeting.node_rank == 0:
-            held.enter_context(hold_port(meeting.port))
+            _refuse_used("", meeting.port).close()  # the agent opens it anew, once torch is imported
         lease = held.enter_context(take_devices(request, f"launch {Path(program.name).name}", os.environ, say))
         say(describe(lease.devices, meeting))
         arguments = [*meeting.torchrun(), f"--nproc-per-node={len(lease.devices)}", *program.flags]
@@ -87,8 +88,8 @@ def take_devices(request: LaunchRequest, holder: str, environ: Mapping[str, str]
     Raises:
         DeviceError: There are none such, or others hold them.
     """
-    if request.on_cpu:
-        return LeaseSet(cpu_slots(request.nproc or 1), {})
+    if request.nproc is not None:
+        return LeaseSet(cpu_slots(request.nproc), {})
     if not find_gpus(environ):
         hidden = f": {VISIBLE}={environ[VISIBLE]!r} hides them, or there is none" if VISIBLE in environ else ""
         raise DeviceError(
@@ -165,42 +166,39 @@ def listen(port: int | None) -> Iterator[socket.socket]:
     Raises:
         ConfigError: The port is in use.
     """
-    with _refused(port or 0):
-        server = socket.create_server((LOOPBACK, port or 0))
-    with server:
+    with _refuse_used(LOOPBACK, port or 0) as server:
         yield server
 
 
-@contextmanager
-def hold_port(port: int) -> Iterator[None]:
-    """Be the only launch that meets other machines at a port of this one.
+def _refuse_used(host: str, port: int) -> socket.socket:
+    try:
+        return socket.create_server((host, port))
+    except OSError as error:
+        raise ConfigError(
+            f"port {port}: {os.strerror(error.errno or 0)}{listener(port)}. Give another by --master-port, or "
+            "none at all (and no MASTER_PORT) on a single machine: a free one is found."
+        ) from error
 
-    The agent opens it seconds later, once torch is imported; until then a lock keeps other launches away.
+
+@contextmanager
+def own_port() -> Iterator[int]:
+    """A port for a program that opens it later: free now, and given to nobody else who asks here until this ends.
 
     Raises:
-        ConfigError: Another launch has it, or any other program.
+        DeviceError: None is free.
     """
-    with LockFile(lease_dir() / f"port-{port}.lock") as file:
-        if not file.try_lock():
-            raise ConfigError(f"port {port} is held by another launch of yours. {_OTHER_PORT}")
-        with _refused(port):
-            socket.create_server(("", port)).close()
-        yield
-
-
-@contextmanager
-def _refused(port: int) -> Iterator[None]:
-    try:
-        yield
-    except PermissionError as error:
-        raise ConfigError(f"port {port} is for the system's own services. {_OTHER_PORT}") from error
-    except OSError as error:
-        raise ConfigError(f"port {port} is in use{listener(port)}. {_OTHER_PORT}") from error
-
-
-_OTHER_PORT = (
-    "Give another by --master-port, or none at all (and no MASTER_PORT) on a single machine: a free one is found."
-)
+    chosen = random.SystemRandom()
+    for _ in range(_TRIES):
+        port = chosen.randrange(*_PORTS)
+        with LockFile(lease_dir() / f"port-{port}.lock") as file:
+            if file.try_lock():
+                try:
+                    socket.create_server((LOOPBACK, port)).close()
+                except OSError:
+                    continue
+                yield port
+                return
+    raise DeviceError(f"no port from {_PORTS[0]} to {_PORTS[1] - 1} is free, of {_TRIES} that were tried")
 
 
 def listener(port: int) -> str:

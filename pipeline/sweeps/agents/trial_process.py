@@ -21,14 +21,12 @@ from pathlib import Path
 import msgspec
 
 from pipeline import arithmetic
-from pipeline.config.schema import DeviceChoice
 from pipeline.engine.devices.inventory import Device
 from pipeline.engine.devices.lease import holders
 from pipeline.engine.devices.memory_reclaim import FREE_TIMEOUT_S, read_levels, wait_until_all_free
 from pipeline.engine.devices.worker_env import is_of_launcher
-from pipeline.engine.launch.ports import own_port
 from pipeline.engine.launch.request import LOOPBACK, LaunchRequest, Meeting, Program, find_program
-from pipeline.engine.launch.run import listen, rank_environment, ranks_command, take_devices
+from pipeline.engine.launch.run import listen, own_port, rank_environment, ranks_command, take_devices
 from pipeline.engine.launch.supervise import SIGNALLED, supervise
 from pipeline.errors import DeviceError, PipelineError
 from pipeline.files import json_text, write_whole
@@ -137,7 +135,7 @@ def _carry_out(order: Order) -> Said:
 
 def _request(order: Order) -> LaunchRequest:
     if order.gpus is None:
-        return LaunchRequest(program=order.words, device=DeviceChoice.cpu, nproc=order.slots)
+        return LaunchRequest(program=order.words, nproc=order.slots)
     return LaunchRequest(program=order.words, gpus=order.gpus)
 
 

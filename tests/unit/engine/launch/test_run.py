@@ -10,13 +10,12 @@ from typing import Any
 
 import pytest
 
-from pipeline.config.schema import DeviceChoice
 from pipeline.engine.devices.inventory import cpu_slots, find_gpus
 from pipeline.engine.devices.lease import LeaseSet
 from pipeline.engine.launch import run
 from pipeline.engine.launch.agent import _hindsight
 from pipeline.engine.launch.request import LaunchRequest, Meeting
-from pipeline.engine.launch.run import describe, hold_port, rank_environment, take_devices
+from pipeline.engine.launch.run import describe, listen, own_port, rank_environment, take_devices
 from pipeline.errors import ConfigError, DeviceError
 from tests.doubles import fake_nvml
 
@@ -102,7 +101,7 @@ def test_slices_cannot_work_together(monkeypatch: pytest.MonkeyPatch, tmp_path: 
 
 
 def test_the_cpu_needs_no_lease(heard: list[str]) -> None:
-    with take(heard, device=DeviceChoice.cpu, nproc=3) as lease:
+    with take(heard, nproc=3) as lease:
         assert len(lease.devices) == 3
         assert rank_environment({}, lease.devices, 2, alone=True)["CUDA_VISIBLE_DEVICES"] == ""
         assert describe(lease.devices, Meeting(1, 0, "a", 7)) == "3 processes on the CPU, meeting at a:7"
@@ -127,15 +126,21 @@ def test_nothing_of_another_launcher_is_inherited() -> None:
     assert kept.items() <= environment.items()
 
 
-def test_a_port_is_held_from_the_start(tmp_path: Path) -> None:
+def test_a_port_in_use_is_refused_and_one_of_its_own_is_given_once(monkeypatch: pytest.MonkeyPatch) -> None:
     with socket.create_server(("127.0.0.1", 0)) as server:
         port = server.getsockname()[1]
-        with pytest.raises(ConfigError, match=rf"port {port} is in use.*Give another"), hold_port(port):
+        with (
+            pytest.raises(ConfigError, match=rf"port {port}: Address already in use by .*Give another"),
+            listen(port),
+        ):
             pass
-    with hold_port(port), pytest.raises(ConfigError, match="held by another launch"), hold_port(port):
-        pass
-    with hold_port(port):
-        pass
+        monkeypatch.setattr(run, "_PORTS", (port, port + 1))
+        with pytest.raises(DeviceError, match="no port"), own_port():
+            pass
+    with own_port() as given:
+        assert given == port
+        with pytest.raises(DeviceError, match="no port"), own_port():
+            pass
     assert find_gpus()  # leases and ports share a folder, not names
 
 
