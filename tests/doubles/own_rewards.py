@@ -31,6 +31,10 @@ def needs_level(completions: Sequence[str], level: Sequence[int], **_: Any) -> l
     return [float(one) for one in level]
 
 
+def reads_prompt(completions: Sequence[str], prompt: Sequence[str], **_: Any) -> list[float]:
+    return [float(len(one)) for one in prompt]
+
+
 def looks_up_level(completions: Sequence[str], **columns: Any) -> list[float]:
     return [float(one) for one in columns["level"]]
 

@@ -183,6 +183,8 @@ def _told(
     if not problem.missing:
         return f"{who} {problem.said}"
     texts = [each for each in ("prompt", "completion", "chosen", "rejected") if getattr(row, each) is not None]
+    if kept := [each for each in problem.missing if each in texts]:
+        return f"{who} needs `{kept[0]}`, but is given `prompts`, `completions` and further columns, as `solution`"
     there = [*texts, *columns]
     several = "columns" if len(problem.missing) > 1 else "a column"
     wanted = ", ".join(f"`{each}`" for each in problem.missing)

@@ -188,6 +188,7 @@ def test_what_only_a_warning_is_stands_in_the_log_of_the_job(
     [
         ("needs_level", "needs a column `level`; this dataset has: prompt, solution; choose another reward by"),
         ("looks_up_level", "needs a column `level`; this dataset has: prompt, solution; choose another reward by"),
+        ("reads_prompt", "needs `prompt`, but is given `prompts`, `completions` and further columns"),
         ("returns_nothing", "returned None, but must return a list with one number, or None, for each completion"),
         ("one_number", "returned 1.0, but must return a list with one number"),
         ("too_many", "returned 3 scores for 2 completions"),
