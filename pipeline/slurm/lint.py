@@ -270,7 +270,7 @@ def check_text(text: str, starter: Starter | None = None, given: Mapping[str, st
     body = "\n".join(line for line in lines if not line.lstrip().startswith("#"))
     job = _job_of(body, options, starter)
     faults += [*_faults_of_options(options), *_faults_of_lines(lines, several=job.nodes * job.here > 1)]
-    faults += [*_faults_of_commands(body.replace("\\\n", " "), options, job)]
+    faults += [*_faults_of_commands(body.replace("\\\n", " "), lines[0], options, job)]
     of_job = check_job(job)
     return [*faults, *(check for check in of_job if check.verdict is not Verdict.PASS)] if faults else of_job
 
@@ -410,15 +410,19 @@ _EARLY = re.compile(rf"\bsrun\b[^\n]*?(?<!\\){_RANKS}|^\s*(?:export\s+)?\w+=[\"'
 _IDLE = re.compile(r"(?:done|fi|esac|\}|\)|else|echo\b.*|date\b.*|exit\b.*|sleep \d{1,3}|:)?\s*;?")
 _BEHIND = re.compile(r"(?<![&>|])&\s*(?:done|fi|\)|\})?\s*;?\s*$")
 _SET_UP = re.compile(
-    r"conda\.sh|shell[. ](?:bash )?(?:hook|bash)|shell\.posix|\.bashrc|bash_profile|profile\.d|\bmodule\s+load"
+    r"^#!.*\s(?:-l|--login)\b|conda\.sh|shell[. ](?:bash )?(?:hook|bash)"
+    r"|shell\.posix|\.bashrc|bash_profile|profile\.d|\bmodule\s+load"
 )
 
 
-def _faults_of_commands(commands: str, options: Mapping[str, str], job: SlurmJob) -> Iterator[Check]:
+def _faults_of_commands(
+    commands: str, interpreter: str, options: Mapping[str, str], job: SlurmJob
+) -> Iterator[Check]:
     """What loses a program, its environment, its place, or what it would have saved.
 
     Args:
         commands: Of the script, each on one line.
+        interpreter: Its first line; a login shell sets up what `conda activate` needs.
         options: Of sbatch.
         job: What it asks for.
     """
@@ -434,7 +438,7 @@ def _faults_of_commands(commands: str, options: Mapping[str, str], job: SlurmJob
             "Slurm kills what it has started",
             "leave out the &, or let `wait` be the last line",
         )
-    if says(r"^\s*(conda|mamba|micromamba)\s+activate\b") and not _SET_UP.search(commands):
+    if says(r"^\s*(conda|mamba|micromamba)\s+activate\b") and not _SET_UP.search(f"{interpreter}\n{commands}"):
         yield warned(
             "Slurm: no environment",
             "`conda activate` needs a function that a batch script has not: it fails, and the script goes on with "

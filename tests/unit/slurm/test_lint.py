@@ -205,8 +205,9 @@ _HEAD = "#!/bin/bash\n#SBATCH --time=1:00:00\n#SBATCH --gres=gpu:1\n"
     ],
 )
 def test_what_loses_a_program_or_its_numbers_is_told(script: str, wrong: list[str], tmp_path: Path) -> None:
-    found = names(tmp_path, _HEAD + script)
-    assert found == wrong
+    assert names(tmp_path, _HEAD + script) == wrong
+    if wrong == ["no environment"]:
+        assert names(tmp_path, _HEAD.replace("bash", "bash -l") + script) == []
 
 
 def test_several_programs_that_share_out_the_gpus_of_a_job_are_right(tmp_path: Path) -> None:
