@@ -337,8 +337,12 @@ def join(ray: Any, settings: RayConfig) -> None:
 def cannot_join(address: str, error: Exception) -> WorkerError:
     """What to raise where a cluster is not there, takes another token, or cannot be started."""
     said = " ".join(str(error).split())[:500] or type(error).__name__
-    what = "started" if address == LOCAL else "joined"
-    return WorkerError(f"execution.ray.address={address}: Ray cannot be {what} there ({said})")
+    if address == LOCAL:
+        return WorkerError(f"Ray cannot be started on this machine ({said})")
+    return WorkerError(
+        f"execution.ray.address={address}: Ray cannot be joined there ({said}). See that the address is right "
+        f"and that {RAY_TOKEN}, or ~/.ray/auth_token, is the token of that cluster"
+    )
 
 
 def places_of(there: Mapping[str, float], taken: Mapping[str, float]) -> int:
