@@ -1,4 +1,4 @@
-"""The environment that makes a worker see one device: a pure function, applied before the process starts.
+"""The environment that makes a worker see one device, applied before the process starts.
 
 CUDA reads these variables when it is first touched, and libraries that size their thread pools read theirs at
 import. Setting them inside a running worker would be too late.
@@ -6,8 +6,10 @@ import. Setting them inside a running worker would be too late.
 
 from __future__ import annotations
 
+import os
 import sys
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 
 from pipeline import arithmetic
 from pipeline.engine.devices.inventory import Device
@@ -30,6 +32,7 @@ ON_GPUS = {
     "PYTORCH_ALLOC_CONF": "expandable_segments:True",
 }
 """Of workers on GPUs, where the environment does not say otherwise."""
+_KERNELS = "TORCHINDUCTOR_CACHE_DIR"
 _ALLOCATOR = {"PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF"}
 
 LOOPBACK = "127.0.0.1"
@@ -94,6 +97,8 @@ def worker_environment(
     """
     # Models of transformers raise errors without docstrings; and libraries warn of what their users have set.
     dropped = {*_OF_THREADS, *arithmetic.UNASKED, "PYTHONOPTIMIZE", "PYTHONWARNINGS"}
+    if _KERNELS in base_env and not _can_hold_files(base_env[_KERNELS]):
+        dropped.add(_KERNELS)  # torch makes it for trainings that compile nothing too
     env = {name: value for name, value in base_env.items() if not (is_of_launcher(name) or name in dropped)}
     env = arithmetic.pinned(env, *(arithmetic.PINS if portable else ("numpy",)))
     env.update(FIXED)
@@ -103,6 +108,14 @@ def worker_environment(
     # A UUID rather than an index: it means the same GPU whatever the order and whatever else is hidden.
     env["CUDA_VISIBLE_DEVICES"] = (device.uuid or str(device.index)) if device.kind == "cuda" else ""
     return env
+
+
+def _can_hold_files(folder: str) -> bool:
+    try:
+        Path(folder).mkdir(parents=True, exist_ok=True)
+    except OSError:
+        return False
+    return os.access(folder, os.W_OK)
 
 
 def _tuned(env: Mapping[str, str]) -> dict[str, str]:
