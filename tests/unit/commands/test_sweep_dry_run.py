@@ -1,6 +1,7 @@
 """``sweep run FILE --dry-run`` tells what would be done, and begins nothing."""
 
 import json
+import shlex
 from pathlib import Path
 
 import pytest
@@ -39,7 +40,7 @@ def test_it_tells_trials_devices_and_the_command_of_the_next(file: Path) -> None
     assert "trial 0 with 1 CPU slot: lr=0.5" in said
     assert f"it would run, in {file.parent}:" in said
     assert "\n  python own.py --lr=0.5" in said, "and not /usr/bin/env and the path of python"
-    assert r"'--note=it'\''s $HOME'" in said
+    assert shlex.quote("--note=it's $HOME") in said
     assert said.endswith("nothing was begun, as --dry-run asks\n")
 
 

@@ -35,7 +35,7 @@ NAMES = (
         (
             "GRPO",
             ["algos.GRPO.batch_size=130"],
-            "batch_size=130: would split a group, .*num_generations=4. Use 128",
+            "batch_size=130: .*must be a multiple of algos.GRPO.num_generations=4. Use 128",
         ),
         ("GRPO", ["training.micro_batch_size=2"], "training.micro_batch_size=2: would split a group, .* Use 4"),
         (

@@ -28,7 +28,7 @@ def test_a_model_is_loaded_again_only_where_training_is_more_precise(
     monkeypatch.setattr(policy_weights, "loaded", lambda *_, **__: "others")
     config = SimpleNamespace(system=SimpleNamespace(dtype=dtype), model=SimpleNamespace(in_bits=bits))
     ctx: Any = SimpleNamespace(config=config, device="cpu")
-    algo: Any = SimpleNamespace(lora=SimpleNamespace(rank=rank), wants_logprobs=True)
+    algo: Any = SimpleNamespace(lora=SimpleNamespace(rank=rank), wants_logprobs=True, draws_to_train=False)
     policy: Any = SimpleNamespace(logprobs=logprobs)
     groups: Any = SimpleNamespace(prompts=[], tokens=[])
     assert exact_logprobs(ctx, algo, policy, groups) == [by]
