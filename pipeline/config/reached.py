@@ -53,10 +53,12 @@ _SIGN = re.compile(r"%[sd]|\{\w*\}|\$")
 _OUTSIDE = re.compile(
     "(KEY|TOKEN|SECRET|PASSWORD|^RANK|(LOCAL|NODE|GROUP|ROLE)_RANK|WORLD_SIZE|_THREADS|VISIBLE_DEVICES)$"
     "|^(CUDA|CUBLAS|GLOO|MASTER|NCCL|OMPI|PMI|PMIX|PYTHON|PYTORCH|RAY|SLURM|TORCH|TORCHELASTIC|WANDB)_"
-    "|^(HOSTNAME|PWD|PYTHON[A-Z]*|TMPDIR|TOKENIZERS_PARALLELISM)$",
+    "|^(COLORTERM|COLUMNS|(FORCE|NO)_COLOR|HOME|HOSTNAME|LANG|LC_[A-Z]+|LINES|LOGNAME|PATH|PWD|PYTHON[A-Z]*|SHELL)$"
+    "|^(TERM|TMPDIR|TOKENIZERS_PARALLELISM|USER|XDG_[A-Z]+_HOME)$",
     re.IGNORECASE,
 )
-"""Variables that give access, or that say where a process is: they change no result, and workers have others."""
+"""Variables that give access, or that say where a process is and whose: they change no result, and workers
+have others."""
 _ALL = "*"
 
 

@@ -259,6 +259,7 @@ def test_files_count_whatever_reads_them(
             False,
         ),
         ("import os\n\ndef reward(of):\n    return os.getenv('LOCAL_RANK')\n", "LOCAL_RANK", False),
+        ("import os\n\ndef reward(of):\n    return os.environ['HOME'] + '/judge'\n", "HOME", False),
         ("import os\n\ndef reward(of):\n    return os.getenv('LORA_RANK')\n", "LORA_RANK", True),
     ],
 )
