@@ -63,9 +63,9 @@ from benchmarks.bodies import die, make_files, nap, nothing
 from pipeline.config.schema import Backend, ExecutionConfig
 from pipeline.engine.devices.inventory import cpu_slots
 from pipeline.engine.journal import Journal
-from pipeline.engine.scheduler.ahead import DEPTH
+from pipeline.engine.scheduler.dispatch import DEPTH
+from pipeline.engine.scheduler.loop import run_plan
 from pipeline.engine.scheduler.outcome import Outcome
-from pipeline.engine.scheduler.run_plan import run_plan
 from pipeline.engine.store.store import Store
 from pipeline.engine.workers.backends import make_pool
 from pipeline.engine.workers.messages import FromWorker, JobFinished, RunJob, WorkerReady

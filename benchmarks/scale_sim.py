@@ -51,8 +51,8 @@ from pipeline.config.schema import ExecutionConfig
 from pipeline.engine.devices.layout import Layout, Place
 from pipeline.engine.journal import Journal
 from pipeline.engine.listener import Listener
+from pipeline.engine.scheduler.loop import run_plan
 from pipeline.engine.scheduler.outcome import Outcome
-from pipeline.engine.scheduler.run_plan import run_plan
 from pipeline.plan.graph import Plan
 from pipeline.plan.job import Job
 from pipeline.runs.run_view import RunView

@@ -157,10 +157,8 @@ _HOMES = {
     "config.fields": "file_or_folder number",
     "config.load": "load_config",
     "config.schema": "Config",
-    "learning.from_trl": "from_trl",
-    "engine.devices.api": "auto_select_gpus_for_model get_available_gpus get_gpu_info "
-    "get_gpu_memory_usage get_optimal_device print_gpu_info select_gpus "
-    "set_visible_gpus setup_gpu_environment",
+    "engine.devices.api": "auto_select_gpus_for_model get_available_gpus get_gpu_info get_gpu_memory_usage "
+    "get_optimal_device print_gpu_info select_gpus set_visible_gpus setup_gpu_environment",
     "engine.devices.ranking": "Order",
     "errors": "ConfigError DataError DeviceError JobError JobStopped PipelineError",
     "files": "json_text",
@@ -178,10 +176,10 @@ _HOMES = {
     "learning.algos.post_training": "PostTrainingAlgorithms fitting_of trained_policy",
     "learning.algos.qsharp": "QSharp QSharpConfig",
     "learning.algos.qsharp_hf": "QSharpHF QSharpHFConfig",
+    "learning.algos.raft": "RAFT RAFTConfig",
     "learning.algos.reinforce_pp": "REINFORCEpp REINFORCEppConfig",
     "learning.algos.rloo": "RLOO RLOOConfig",
     "learning.algos.rollouts": "Rollouts",
-    "learning.algos.raft": "RAFT RAFTConfig",
     "learning.algos.sft": "SFT SFTConfig",
     "learning.algos.unanchored": "ORPO ORPOConfig SimPO SimPOConfig",
     "learning.algos.value_guided": "ValueGuidedAlgorithms ValueAlgoConfig",
@@ -190,6 +188,7 @@ _HOMES = {
     "learning.datasets.columns": "needed",
     "learning.datasets.from_files": "FilesConfig FilesDataset",
     "learning.evaluation.front": "reward_kl_front",
+    "learning.from_trl": "from_trl",
     "learning.generation.guided": "Completion Guided",
     "learning.generation.policy": "TextPolicy",
     "learning.generation.sampling": "sample_keys",
@@ -206,8 +205,8 @@ _HOMES = {
     "learning.training.grpo": "TokenBatch",
     "learning.training.loop": "TrainSettings train",
     "learning.training.policy": "Fitting TrainingSet fit trained_tokens",
-    "learning.training.scoring": "completion_logprobs score_sequences",
     "learning.training.samples": "Samples",
+    "learning.training.scoring": "completion_logprobs score_sequences",
     "learning.training.sequences": "Batch Sequences",
     "learning.training.sft": "fit_sft",
     "learning.training.training_state": "random_state restore_random_state restore_training state_problem "

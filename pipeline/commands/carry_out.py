@@ -41,9 +41,9 @@ from pipeline.engine.keeper import Keeper
 from pipeline.engine.listener import Listener
 from pipeline.engine.run_folder import PLAN_SVG, RunFolder, create_run_folder
 from pipeline.engine.run_jobs import run_jobs
-from pipeline.engine.scheduler.job_state import THERE, JobStatus
 from pipeline.engine.scheduler.outcome import Outcome
 from pipeline.engine.scheduler.signals import StopSignals
+from pipeline.engine.scheduler.state import THERE, JobStatus
 from pipeline.engine.store.measured import read_durations, update_durations, update_peaks
 from pipeline.engine.store.verified import Verified
 from pipeline.errors import StoreError, WorkerError

@@ -15,8 +15,8 @@ from pipeline import arithmetic
 from pipeline.commands.exits import INTERRUPTED_BY
 from pipeline.commands.request import Request, Stored
 from pipeline.engine.run_folder import RunFolder
-from pipeline.engine.scheduler.job_state import JobStatus
 from pipeline.engine.scheduler.outcome import Outcome
+from pipeline.engine.scheduler.state import JobStatus
 from pipeline.engine.store.os_errors import AGAIN
 from pipeline.learning.algos.candidates import candidates_note
 from pipeline.learning.datasets.registry import load_dataset

@@ -18,8 +18,8 @@ from pipeline.engine.events import Event
 from pipeline.engine.journal import Journal
 from pipeline.engine.listener import Listener
 from pipeline.engine.run_folder import RunFolder
+from pipeline.engine.scheduler.loop import run_plan
 from pipeline.engine.scheduler.outcome import Outcome
-from pipeline.engine.scheduler.run_plan import run_plan
 from pipeline.engine.scheduler.signals import StopSignals
 from pipeline.engine.store.measured import read_durations, read_peaks
 from pipeline.engine.store.shared.session import Session

@@ -18,8 +18,8 @@ from pipeline.engine.devices.layout import make_layout
 from pipeline.engine.devices.memory_reclaim import read_levels
 from pipeline.engine.journal import Journal, read_journal
 from pipeline.engine.listener import Listener
+from pipeline.engine.scheduler.loop import run_plan
 from pipeline.engine.scheduler.outcome import Outcome
-from pipeline.engine.scheduler.run_plan import run_plan
 from pipeline.engine.store.scratch import Scratch, remove_leftovers
 from pipeline.engine.store.shared.session import Session
 from pipeline.engine.store.store import Store

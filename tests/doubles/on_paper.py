@@ -9,23 +9,30 @@ from typing import Any
 from pipeline.config.schema import ExecutionConfig, RetryConfig
 from pipeline.engine.devices.layout import Layout, plain_layout
 from pipeline.engine.run_folder import RunFolder
-from pipeline.engine.scheduler.ahead import orders_ahead, recall
-from pipeline.engine.scheduler.dispatch import give_up_too_wide, hand_ahead, release_due, reserve, start
-from pipeline.engine.scheduler.effects import (
+from pipeline.engine.scheduler.dispatch import (
+    give_up_too_wide,
+    hand_ahead,
+    orders_ahead,
+    recall,
+    release_due,
+    reserve,
+    start,
+)
+from pipeline.engine.scheduler.memory_needs import Needs
+from pipeline.engine.scheduler.policy import Reserve, next_actions
+from pipeline.engine.scheduler.reactions import kill_hanging, react
+from pipeline.engine.scheduler.run import (
     Effect,
     OnDisk,
     ProcessOrder,
     Record,
     ReleaseClaim,
+    Run,
     Say,
     Send,
     SetAside,
     Tell,
 )
-from pipeline.engine.scheduler.memory_needs import Needs
-from pipeline.engine.scheduler.policy import Reserve, next_actions
-from pipeline.engine.scheduler.reactions import kill_hanging, react
-from pipeline.engine.scheduler.run import Run
 from pipeline.engine.scheduler.state import RunState
 from pipeline.engine.workers.failure import FailureKind
 from pipeline.engine.workers.messages import (

@@ -15,7 +15,7 @@ import pytest
 from benchmarks.chaos import FILES, NAME, TOLERANT, shoot_at
 from pipeline.config.schema import RetryConfig
 from pipeline.engine.journal import read_journal
-from pipeline.engine.scheduler.job_state import JobStatus
+from pipeline.engine.scheduler.state import JobStatus
 from pipeline.files import file_sha256
 from pipeline.plan.job import Job
 from tests.doubles.engine import Engine, job

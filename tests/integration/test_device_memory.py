@@ -11,7 +11,7 @@ import pytest
 from pipeline.config.schema import ExecutionConfig
 from pipeline.engine.devices.inventory import Device, find_gpus
 from pipeline.engine.run_jobs import run_jobs
-from pipeline.engine.scheduler.job_state import JobStatus
+from pipeline.engine.scheduler.state import JobStatus
 from pipeline.engine.workers import backends
 from pipeline.engine.workers.messages import GpuLoad
 from pipeline.runs.run_view import RunView

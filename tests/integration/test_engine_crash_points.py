@@ -11,7 +11,7 @@ import pytest
 
 from pipeline.config.schema import Backend
 from pipeline.engine.journal import read_journal
-from pipeline.engine.scheduler.job_state import JobStatus
+from pipeline.engine.scheduler.state import JobStatus
 from tests.doubles.engine import Engine, job
 
 ROOT = Path(__file__).parents[2]

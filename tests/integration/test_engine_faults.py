@@ -13,10 +13,9 @@ import pytest
 
 from pipeline.config.schema import Backend, RetryConfig
 from pipeline.engine.devices import worker_env
-from pipeline.engine.scheduler.effects import OnDisk
-from pipeline.engine.scheduler.job_state import JobStatus
 from pipeline.engine.scheduler.outside import Outside
-from pipeline.engine.scheduler.state import RunState
+from pipeline.engine.scheduler.run import OnDisk
+from pipeline.engine.scheduler.state import JobStatus, RunState
 from pipeline.engine.workers.messages import FromWorker, WorkerExited
 from pipeline.engine.workers.pool import Pool
 from pipeline.errors import StoreError, WorkerError

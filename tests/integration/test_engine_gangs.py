@@ -17,8 +17,8 @@ import pytest
 
 from pipeline.config.schema import Backend, RetryConfig
 from pipeline.engine.devices.inventory import Device, cpu_slots
-from pipeline.engine.scheduler.job_state import JobStatus
 from pipeline.engine.scheduler.outcome import Outcome
+from pipeline.engine.scheduler.state import JobStatus
 from pipeline.engine.workers.gang import held_port
 from pipeline.errors import JobError, PlanError
 from pipeline.plan.job import Job

@@ -5,8 +5,8 @@ import signal
 import pytest
 
 from pipeline.config.schema import RetryConfig
-from pipeline.engine.scheduler.job_state import JobStatus
 from pipeline.engine.scheduler.outcome import Outcome
+from pipeline.engine.scheduler.state import JobStatus
 from tests.doubles.engine import Engine, job
 
 pytestmark = pytest.mark.timeout(60)

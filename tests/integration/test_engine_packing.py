@@ -13,7 +13,7 @@ from pipeline.commands.run import run_experiment
 from pipeline.config.load import load_config
 from pipeline.config.schema import RetryConfig
 from pipeline.engine.devices.inventory import Device, find_gpus
-from pipeline.engine.scheduler.job_state import JobStatus
+from pipeline.engine.scheduler.state import JobStatus
 from pipeline.engine.store.measured import read_peaks, update_peaks
 from pipeline.errors import ConfigError, PlanError
 from pipeline.plan.job import Job

@@ -18,7 +18,7 @@ import pytest
 
 from pipeline.config.schema import Backend
 from pipeline.engine.journal import Journal, read_journal
-from pipeline.engine.scheduler.job_state import JobStatus
+from pipeline.engine.scheduler.state import JobStatus
 from pipeline.engine.store import store as store_module
 from pipeline.engine.workers import pool as pool_module
 from tests.doubles.engine import Engine, job

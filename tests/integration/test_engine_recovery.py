@@ -16,7 +16,7 @@ import pytest
 
 from pipeline.config.schema import Backend, RetryConfig
 from pipeline.engine.journal import Journal, read_journal
-from pipeline.engine.scheduler.job_state import JobStatus
+from pipeline.engine.scheduler.state import JobStatus
 from pipeline.engine.workers.pool import Pool
 from pipeline.errors import StoreError
 from tests.doubles.engine import HERE, Engine, describe, job, key

@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 
 from pipeline.config.schema import Backend, Barrier
-from pipeline.engine.scheduler.job_state import JobStatus
 from pipeline.engine.scheduler.outcome import Outcome
+from pipeline.engine.scheduler.state import JobStatus
 from pipeline.errors import PlanError
 from tests.doubles.engine import HERE, Engine, job, key
 

@@ -15,7 +15,7 @@ from safetensors.torch import load_file
 from transformers import GPT2LMHeadModel, LlamaConfig, LlamaForCausalLM
 
 from pipeline.engine.devices.worker_env import rank_environment
-from pipeline.engine.scheduler.job_state import JobStatus
+from pipeline.engine.scheduler.state import JobStatus
 from pipeline.engine.workers.gang import held_port
 from pipeline.errors import JobError, JobStopped
 from pipeline.learning.models.value import ValueModel

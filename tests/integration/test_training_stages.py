@@ -11,7 +11,7 @@ from typing import Any
 from pipeline.config.load import load_config
 from pipeline.config.retries import RetryConfig
 from pipeline.config.schema import Backend
-from pipeline.engine.scheduler.job_state import JobStatus
+from pipeline.engine.scheduler.state import JobStatus
 from pipeline.engine.store.store import Store
 from pipeline.plan.build import build_plan
 from pipeline.plan.job import Job

@@ -10,9 +10,8 @@ import logging
 import math
 from collections.abc import Iterable
 
-from pipeline.engine.scheduler.effects import OnDisk, ReleaseClaim
-from pipeline.engine.scheduler.job_state import JobStatus
-from pipeline.engine.scheduler.run import Run
+from pipeline.engine.scheduler.run import OnDisk, ReleaseClaim, Run
+from pipeline.engine.scheduler.state import JobStatus
 
 
 def expect(run: Run, job_ids: Iterable[str]) -> None:

@@ -3,17 +3,217 @@
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from math import inf
 from statistics import fmean, median
 
-from pipeline.engine.scheduler.job_state import JobStatus
-from pipeline.engine.scheduler.makespan import Attempt, Makespan, WorkerSpan
+from msgspec import Struct
+
+from pipeline.engine.scheduler.state import JobStatus
 from pipeline.plan.durations import Durations, Timed, averaged
 from pipeline.plan.graph import Plan
 from pipeline.plan.job import Job
 from pipeline.plan.summary import WORKER_LOAD, load_name
+
+# -- makespan ----------------------------------------------------------------------------------------------------
+# Where the device time of a run went, against the least that any schedule could have taken. Pure. devices x
+# makespan = work + load + dependency + retry + restart + tail Work is what successful attempts took without
+# loading. Restart is what processes took to start in places that had one before, whether that was lost or was
+# replaced for the memory that it held. A device that is neither working, loading, restarting nor wasting time
+# on an attempt that gives nothing is idle: for want of a ready job (dependency) or, once the last job has
+# been started, of any job at all (tail).
+
+
+class Attempt(Struct, frozen=True, kw_only=True):
+    """One try at a job, with times on the engine's monotonic clock.
+
+    Attributes:
+        job_id: The job.
+        attempt: From 1.
+        worker: Index of the worker; of the first of them, where the job needs several devices.
+        devices: How many it had; their workers, where each has several.
+        sent_s: When it was handed to the worker.
+        ended_s: When its end was known.
+        load_s: Seconds of it spent loading.
+        outcome: ``done``, ``stopped``, or the kind of failure.
+    """
+
+    job_id: str
+    attempt: int
+    worker: int
+    sent_s: float
+    ended_s: float
+    load_s: float = 0.0
+    outcome: str = "done"
+    devices: int = 1
+
+    @property
+    def succeeded(self) -> bool:
+        """Whether it gave a result."""
+        return self.outcome == "done"
+
+    @property
+    def total_s(self) -> float:
+        """How long it took."""
+        return self.ended_s - self.sent_s
+
+    @property
+    def work_s(self) -> float:
+        """How long it took without loading."""
+        return max(0.0, self.total_s - self.load_s)
+
+
+@dataclass(frozen=True, kw_only=True)
+class WorkerSpan:
+    """The life of one worker.
+
+    Attributes:
+        worker: Its index; a replacement has the same.
+        started_s: When it was started.
+        ready_s: When it could take jobs, or None if it never could.
+        ended_s: When its end was known, or None if it lived to the end of the run.
+    """
+
+    worker: int
+    started_s: float
+    ready_s: float | None = None
+    ended_s: float | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Makespan:
+    """The account of a run; all in seconds; from `load_s` on, but for `slots`, in device-seconds.
+
+    Attributes:
+        actual_s: From the start of the run to the end of the last job.
+        lower_bound_s: No schedule of the same work on the same devices is shorter: the longest path, the work per
+            device, or the jobs of which no two can run at once since each needs more than half of the devices.
+        critical_path_s: Longest chain of jobs that read each other, at measured durations.
+        work_s: Sum of measured durations, each times the devices of the job.
+        devices: How many; places for a job on them, where each takes several.
+        slots: Places on each device.
+        load_s: Starting workers and loading models.
+        dependency_s: Idle while other jobs were still to come.
+        retry_s: Attempts that gave nothing.
+        tail_s: Idle after the last job was started.
+        restart_s: Starting workers anew, after a loss or on purpose.
+    """
+
+    actual_s: float
+    lower_bound_s: float
+    critical_path_s: float
+    work_s: float
+    devices: int
+    load_s: float
+    dependency_s: float
+    retry_s: float
+    tail_s: float
+    restart_s: float = 0.0
+    slots: int = 1
+
+    @property
+    def ratio(self) -> float:
+        """Actual over lower bound."""
+        return self.actual_s / self.lower_bound_s if self.lower_bound_s else 1.0
+
+    def in_words(self) -> str:
+        """The account for people who have read nothing about it."""
+        best = (
+            f"at best it could have taken {self.lower_bound_s:.1f} s (longest chain of jobs "
+            f"{self.critical_path_s:.1f} s; work {self.work_s:.1f} s on {self._devices()})"
+        )
+        restarts = f"restarting workers {self.restart_s:.1f} s, " if self.restart_s else ""
+        lost = (
+            f"loading {self.load_s:.1f} s, waiting for inputs {self.dependency_s:.1f} s, "
+            f"failed or stopped attempts {self.retry_s:.1f} s, {restarts}idle at the end {self.tail_s:.1f} s"
+        )
+        place = "Device" if self.slots == 1 else "Place"
+        return f"took {self.actual_s:.1f} s; {best}. {place} time not used for work: {lost}"
+
+    def __str__(self) -> str:
+        restarts = f"restart {self.restart_s:.1f}, " if self.restart_s else ""
+        return (
+            f"makespan {self.actual_s:.1f} s = {self.ratio:.2f} x the lower bound {self.lower_bound_s:.1f} s "
+            f"(critical path {self.critical_path_s:.1f} s, work {self.work_s:.1f} s on {self._devices()}); "
+            f"lost {'device' if self.slots == 1 else 'place'}-seconds: load {self.load_s:.1f}, "
+            f"dependency {self.dependency_s:.1f}, retry {self.retry_s:.1f}, {restarts}tail {self.tail_s:.1f}"
+        )
+
+    def _devices(self) -> str:
+        plural = "s" if self.devices != 1 else ""
+        devices = f"{self.devices} device{plural}"
+        if self.slots > 1:
+            count = self.devices // self.slots
+            devices = f"{self.devices} places on {count} device{'s' if count != 1 else ''}"
+        return devices
+
+
+def account(
+    plan: Plan,
+    attempts: Sequence[Attempt],
+    spans: Iterable[WorkerSpan],
+    devices: int,
+    start_s: float,
+    slots: int = 1,
+) -> Makespan | None:
+    """Account for a run.
+
+    Args:
+        plan: What was carried out, wholly or in part.
+        attempts: Every attempt.
+        spans: Every worker.
+        devices: Size of the pool.
+        start_s: When the run began.
+        slots: Workers on each device.
+
+    Returns:
+        The account, or None if no attempt succeeded.
+    """
+    succeeded = [attempt for attempt in attempts if attempt.succeeded]
+    if not succeeded:
+        return None
+    end_s = max(attempt.ended_s for attempt in attempts)
+    durations = dict.fromkeys(plan.jobs, 0.0) | {attempt.job_id: attempt.work_s for attempt in succeeded}
+    critical_path_s = max(plan.longest_paths(durations).values())
+    work_s = sum(attempt.work_s * attempt.devices for attempt in succeeded)
+    alone_s = sum(attempt.work_s for attempt in succeeded if 2 * attempt.devices > devices)
+    retry_s = sum(attempt.total_s * attempt.devices for attempt in attempts if not attempt.succeeded)
+    starts = _starts(spans, end_s)
+    first_starts_s = sum(until - since for since, until, first in starts if first)
+    restart_s = sum(until - since for since, until, first in starts if not first)
+    load_s = sum((attempt.total_s - attempt.work_s) * attempt.devices for attempt in succeeded) + first_starts_s
+    idle_s = devices * (end_s - start_s) - work_s - load_s - retry_s - restart_s
+    last_start_s = max(attempt.sent_s for attempt in attempts)
+    taken = [(attempt.sent_s, attempt.ended_s, attempt.devices) for attempt in attempts]
+    taken += [(since, until, 1) for since, until, _ in starts]
+    taken_late_s = sum(max(0.0, until - max(since, last_start_s)) * count for since, until, count in taken)
+    tail_s = max(0.0, devices * (end_s - last_start_s) - taken_late_s)
+    return Makespan(
+        actual_s=end_s - start_s,
+        lower_bound_s=max(critical_path_s, work_s / devices, alone_s),
+        critical_path_s=critical_path_s,
+        work_s=work_s,
+        devices=devices,
+        load_s=load_s,
+        dependency_s=max(0.0, idle_s - tail_s),
+        retry_s=retry_s,
+        tail_s=tail_s,
+        restart_s=restart_s,
+        slots=slots,
+    )
+
+
+def _starts(spans: Iterable[WorkerSpan], end_s: float) -> list[tuple[float, float, bool]]:
+    """When workers were being started, up to the end, and whether each was the first in its place."""
+    seen: set[int] = set()
+    starts = []
+    for span in sorted(spans, key=lambda span: span.started_s):
+        over = next((at for at in (span.ready_s, span.ended_s) if at is not None), end_s)
+        since = min(span.started_s, end_s)
+        starts.append((since, max(since, min(over, end_s)), span.worker not in seen))
+        seen.add(span.worker)
+    return starts
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -13,7 +13,7 @@ from msgspec.structs import replace
 from pipeline.engine.events import FOLLOWS_FROM_STORE, SHARED_STORE, Event
 from pipeline.engine.journal import Journal
 from pipeline.engine.listener import Listener
-from pipeline.engine.scheduler.effects import (
+from pipeline.engine.scheduler.run import (
     Effect,
     OnDisk,
     ProcessOrder,
@@ -24,8 +24,7 @@ from pipeline.engine.scheduler.effects import (
     SetAside,
     Tell,
 )
-from pipeline.engine.scheduler.job_state import THERE
-from pipeline.engine.scheduler.state import RunState
+from pipeline.engine.scheduler.state import THERE, RunState
 from pipeline.engine.store.scratch import Scratch
 from pipeline.engine.store.shared.session import Answer, Session, Traffic
 from pipeline.engine.store.store import NOT_STORED, REMOVED, Store

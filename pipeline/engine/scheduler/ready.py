@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import heapq
 import math
 from bisect import bisect_left, insort
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 
 from pipeline.plan.graph import Plan
 from pipeline.plan.job import Job
+from pipeline.plan.keeping import measures
 
 Urgency = tuple[float, float]
 """What decides whose turn it is: the priority, and of equal ones the seconds of the longest remaining path."""
@@ -122,3 +124,190 @@ class ReadyQueue(Buckets):
 def kind_of(job: Job) -> Kind:
     """What decides where a job may run."""
     return job.devices, job.memory_mb, job.memory_kind
+
+
+# -- whereabouts -------------------------------------------------------------------------------------------------
+# Which machine has which outputs at hand: those that it made, or has read, in this run. Pure. made or read on
+# machine A --> in its page cache, as far as its memory goes --> read there again: nothing moves '-> on the
+# disk that all share --------------------> read on machine B: moved Outputs are written once, to that disk,
+# and nothing is copied beside it. Whether a machine still has what it read long ago nobody tells, nor which
+# one has what an earlier run made: what is counted as moved is the least that was.
+
+
+WORTH_BYTES = 64 << 20
+"""From which size on it matters where an output is: what is smaller is read in a tenth of a second anywhere."""
+
+
+class Whereabouts:
+    """What is where, of a run whose machines have names; of all others nothing is known, and nothing counted.
+
+    Attributes:
+        nodes: The machines that have joined.
+        read: Bytes of outputs that jobs have read; once for each machine of a job.
+        moved: Those of them that another machine had made in this run, and this one had not read before.
+    """
+
+    def __init__(self, plan: Plan) -> None:
+        """Begin with nothing anywhere."""
+        self.nodes: set[str] = set()
+        self.read = self.moved = 0
+        self._plan = plan
+        self._sizes: dict[str, int] = {}
+        self._having: dict[str, set[str]] = {}
+        """Output -> the machines that have it."""
+        self._made: set[str] = set()
+        """Outputs of this run."""
+        self._weighty: dict[str, list[str]] = {}
+        """Job -> those of its inputs that matter, once the sizes of all are known."""
+
+    # -- what happens ------------------------------------------------------------------------------------------
+
+    def joined(self, node: str) -> None:
+        """A worker is up on a machine, whose name is "" where it is the only one."""
+        if node:
+            self.nodes.add(node)
+
+    def weighs(self, sizes: Mapping[str, int]) -> None:
+        """So large are outputs that no machine of the run has made."""
+        self._sizes |= sizes
+
+    def made(self, job_id: str, node: str, size: int) -> None:
+        """A machine has made an output; others may have had an earlier one of the same job."""
+        if node:
+            self._sizes[job_id], self._having[job_id] = size, {node}
+            self._made.add(job_id)
+
+    def reads(self, job_id: str, nodes: Iterable[str]) -> tuple[int, int]:
+        """A job begins.
+
+        Args:
+            job_id: The job.
+            nodes: The machines of its workers.
+
+        Returns:
+            Bytes of its inputs that are read there, and those of them that count as moved.
+        """
+        read = moved = 0
+        for node in {node for node in nodes if node}:
+            for name in self._plan.inputs(job_id):
+                size, having = self._sizes.get(name, 0), self._having.setdefault(name, set())
+                read += size
+                moved += size if name in self._made and node not in having else 0
+                having.add(node)
+        self.read += read
+        self.moved += moved
+        return read, moved
+
+    # -- questions ---------------------------------------------------------------------------------------------
+
+    def unknown(self, job_id: str) -> list[str]:
+        """Inputs of a job of which nobody has told how large they are."""
+        return [name for name in self._plan.inputs(job_id) if name not in self._sizes] if self.nodes else []
+
+    def has_all(self, job_id: str, node: str) -> bool:
+        """Whether a job reads something that matters, and a machine has all of it."""
+        names = self._matter(job_id)
+        return bool(names) and all(node in self._having.get(name, ()) for name in names)
+
+    def near(self, job_id: str) -> Mapping[str, int]:
+        """Bytes of the inputs of a job that each machine has, without those that are too small to matter."""
+        found: dict[str, int] = {}
+        for name in self._matter(job_id):
+            for node in self._having.get(name, ()):
+                found[node] = found.get(node, 0) + self._sizes[name]
+        return found
+
+    def _matter(self, job_id: str) -> list[str]:
+        if (known := self._weighty.get(job_id)) is not None:
+            return known
+        if len(self.nodes) < 2:
+            return []
+        inputs = self._plan.inputs(job_id)
+        found = [name for name in inputs if self._sizes.get(name, 0) >= WORTH_BYTES]
+        if all(name in self._sizes for name in inputs):
+            self._weighty[job_id] = found
+        return found
+
+
+# -- first rows --------------------------------------------------------------------------------------------------
+# How early the first rows of results are to be there, so that a run has something to show before its end.
+# Pure. By the longest path evaluations come last, as nothing follows them. So the reference's row and the
+# nearest one of each method count as if more than half of the run came after them: what a row needs,
+# generations and training included, is then done in time. Whether the run gets longer is tried on paper;
+# fewer are hurried if it does.
+
+
+SOON = 0.4
+"""Part of a run after which rows are due; less than half of it, since estimates err."""
+LATEST = 0.5
+"""A row that cannot be there after this part is not hurried: that would only delay the others, and the end."""
+LONGER = 1.01
+"""How many times as long a run may take for rows that are there early."""
+
+
+def paths_for_rows(plan: Plan, seconds: Mapping[str, float], workers: int) -> dict[str, float]:
+    """Job id -> seconds of the longest path to the end of the run, where the run follows on first rows.
+
+    Args:
+        plan: The plan.
+        seconds: Job id -> what it is estimated to take; 0 for one that is there.
+        workers: How many carry it out.
+    """
+    paths, until_s = plan.longest_paths(seconds), plan.longest_paths_until(seconds)
+    rows = _nearest_rows(plan, until_s)
+    if not rows:
+        return paths
+    most_s = LONGER * _makespan_s(plan, seconds, paths, workers)
+    while rows:
+        hurried = plan.longest_paths(seconds, _after_s(plan, seconds, until_s, rows, workers))
+        if _makespan_s(plan, seconds, hurried, workers) <= most_s:
+            return hurried
+        rows.pop()
+    return paths
+
+
+def _nearest_rows(plan: Plan, until_s: Mapping[str, float]) -> list[str]:
+    """The row of each method, and of the reference, that could be there first, by when; none of what has one."""
+    nearest: dict[str, str] = {}
+    for job in sorted(filter(measures, plan.jobs.values()), key=lambda job: until_s[job.id]):
+        nearest.setdefault(job.algo, job.id)
+    return [row for row in nearest.values() if until_s[row]]
+
+
+def _after_s(
+    plan: Plan, seconds: Mapping[str, float], until_s: Mapping[str, float], rows: Iterable[str], workers: int
+) -> dict[str, float]:
+    """Row -> seconds of the run that are to follow it, of those that can be there in its first half."""
+    work_s = {job.id: seconds[job.id] * job.devices / workers for job in plan.jobs.values()}
+    whole_s = max(*until_s.values(), sum(work_s.values()))
+    after_s: dict[str, float] = {}
+    needed: set[str] = set()
+    for row in rows:
+        with_it = needed | plan.needs([row])
+        earliest_s = max(until_s[row], sum(work_s[job_id] for job_id in with_it))
+        if earliest_s <= LATEST * whole_s:
+            after_s[row] = whole_s - max(SOON * whole_s, earliest_s)
+            needed = with_it
+    return after_s
+
+
+def _makespan_s(plan: Plan, seconds: Mapping[str, float], paths: Mapping[str, float], workers: int) -> float:
+    """What a run takes by the estimates, if of the jobs that could start the one of the longest path does."""
+    waits_for = {job_id: len(plan.inputs(job_id)) for job_id in plan.jobs}
+    ready = [(-paths[job_id], number, job_id) for number, job_id in enumerate(plan.jobs) if not waits_for[job_id]]
+    heapq.heapify(ready)
+    running: list[tuple[float, str]] = []
+    count, idle, now_s = len(plan.jobs), workers, 0.0
+    while ready or running:
+        while ready and (takes := min(workers, plan.jobs[ready[0][2]].devices)) <= idle:
+            *_, job_id = heapq.heappop(ready)
+            heapq.heappush(running, (now_s + seconds[job_id], job_id))
+            idle -= takes
+        now_s, done = heapq.heappop(running)
+        idle += min(workers, plan.jobs[done].devices)
+        for reader in plan.readers(done):
+            waits_for[reader] -= 1
+            if not waits_for[reader]:
+                count += 1
+                heapq.heappush(ready, (-paths[reader], count, reader))
+    return now_s

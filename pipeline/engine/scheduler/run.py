@@ -8,17 +8,295 @@ The rules are functions of `dispatch`, `ahead`, `reactions`, `recovery` and `wor
 from __future__ import annotations
 
 import logging
+import math
 from collections import Counter
-from dataclasses import dataclass, field
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any, Literal
 
-from pipeline.config.schema import ExecutionConfig
+from msgspec import Struct
+from msgspec import field as msgspec_field
+
+from pipeline.config.schema import ExecutionConfig, RetryConfig
 from pipeline.engine.run_folder import RunFolder
-from pipeline.engine.scheduler.effects import Effect, Record, ReleaseClaim, Say, Tell
-from pipeline.engine.scheduler.ledger import Ledger
-from pipeline.engine.scheduler.makespan import Attempt
-from pipeline.engine.scheduler.retry import Failure
+from pipeline.engine.scheduler.outcome import Attempt, WorkerSpan
 from pipeline.engine.scheduler.state import RunState
-from pipeline.engine.scheduler.watchdog import Watchdog
+from pipeline.engine.workers.failure import FailureKind
+from pipeline.engine.workers.messages import RunJob
+
+# -- retry -------------------------------------------------------------------------------------------------------
+# What follows from a failed attempt: a pure rule.
+
+
+MAX_DAMAGED_INPUTS = 5
+"""How often a job may find an input damaged before something other than chance must be at work."""
+
+
+@dataclass(frozen=True)
+class Failure:
+    """A failed attempt.
+
+    Attributes:
+        kind: How it failed.
+        message: One line on what was seen.
+        traceback: Of the job's own code, where there is one.
+        exit_code: Of its worker, where that ended; negative is a signal number.
+        damaged_key: Key of the stored output that it could not use, or "".
+    """
+
+    kind: FailureKind
+    message: str
+    traceback: str = ""
+    exit_code: int | None = None
+    damaged_key: str = ""
+
+
+@dataclass(frozen=True)
+class Decision:
+    """What to do about it.
+
+    Attributes:
+        retry: Whether to try again.
+        wait_s: Seconds to wait before that.
+        reason: Why the job is given up, where it is.
+    """
+
+    retry: bool
+    wait_s: float = 0.0
+    reason: str = ""
+
+
+def judge(failure: Failure, failures: Mapping[FailureKind, int], settings: RetryConfig) -> Decision:
+    """Decide about a job whose attempt failed.
+
+    Args:
+        failure: What happened.
+        failures: How many attempts of the job have failed in each way, this one included.
+        settings: Budgets.
+    """
+    count = failures[failure.kind]
+    if failure.kind is FailureKind.bug:
+        return Decision(False, reason=failure.message)
+    if count < _budget(failure.kind, settings):
+        return Decision(True, wait_s=_wait_s(failure.kind, count, settings))
+    return Decision(False, reason=f"{failure.message} ({_given_up(failure.kind, count)})")
+
+
+def _budget(kind: FailureKind, settings: RetryConfig) -> int:
+    return {
+        FailureKind.lost: settings.worker_lost,
+        FailureKind.hang: settings.hang,
+        FailureKind.out_of_memory: settings.out_of_memory,
+        FailureKind.device: settings.device,
+        FailureKind.transient: settings.transient,
+        FailureKind.damaged_input: MAX_DAMAGED_INPUTS,
+    }[kind]
+
+
+def _wait_s(kind: FailureKind, count: int, settings: RetryConfig) -> float:
+    if kind is not FailureKind.transient:
+        return 0.0
+    return float(min(settings.max_wait_s, settings.wait_s * 2.0 ** min(count - 1, 64)))
+
+
+def _given_up(kind: FailureKind, count: int) -> str:
+    tries = "1 attempt" if count == 1 else f"{count} attempts"
+    if kind is FailureKind.lost and count > 1:
+        return f"set aside after it ended {count} workers"
+    return f"given up after {tries}"
+
+
+# -- ledger ------------------------------------------------------------------------------------------------------
+# The books of a run: its attempts and the lives of its workers. Pure; times are monotonic seconds.
+
+
+@dataclass
+class Ledger:
+    """The books of one run.
+
+    Attributes:
+        attempts: Every attempt, in the order in which they ended.
+        spans: Every worker process that was started.
+    """
+
+    attempts: list[Attempt] = field(default_factory=list)
+    spans: list[WorkerSpan] = field(default_factory=list)
+    _latest: dict[int, int] = field(default_factory=dict)
+    """Worker -> where its last span is."""
+
+    def worker_started(self, worker: int, now_s: float) -> None:
+        """A worker process was started."""
+        self._latest[worker] = len(self.spans)
+        self.spans.append(WorkerSpan(worker=worker, started_s=now_s))
+
+    def worker_ready(self, worker: int, now_s: float) -> None:
+        """It can take jobs."""
+        at = self._latest[worker]
+        self.spans[at] = replace(self.spans[at], ready_s=now_s)
+
+    def worker_ended(self, worker: int, now_s: float) -> None:
+        """It is no more."""
+        at = self._latest[worker]
+        self.spans[at] = replace(self.spans[at], ended_s=now_s)
+
+
+# -- watchdog ----------------------------------------------------------------------------------------------------
+# Notices workers that hang: no sign of life, no progress, or too long at one job. Pure: it has no clock.
+
+
+@dataclass
+class _Watch:
+    sent_s: float
+    heard_s: float
+    moved_s: float
+    progress: tuple[int, int] = (0, 0)
+
+
+class Watchdog:
+    """Watches the workers that have a job."""
+
+    def __init__(self, settings: ExecutionConfig) -> None:
+        self._settings = settings
+        self._watches: dict[int, _Watch] = {}
+        self._earliest_s = math.inf
+        """Nothing is due before: what workers say puts that off, and nothing brings it on but a new job."""
+
+    def began(self, worker: int, now_s: float) -> None:
+        """A worker was given a job."""
+        watch = self._watches[worker] = _Watch(now_s, now_s, now_s)
+        self._earliest_s = min(self._earliest_s, self._due_s(watch))
+
+    def heard(self, worker: int, now_s: float) -> None:
+        """A worker has said something."""
+        if worker in self._watches:
+            self._watches[worker].heard_s = now_s
+
+    def moved(self, worker: int, now_s: float, done: int, tokens: int) -> None:
+        """A worker has told how far its job is; only a change counts as progress."""
+        watch = self._watches.get(worker)
+        if watch and (done, tokens) != watch.progress:
+            watch.progress, watch.moved_s = (done, tokens), now_s
+
+    def ended(self, worker: int) -> None:
+        """A worker's job is over, however it went."""
+        self._watches.pop(worker, None)
+
+    def overdue(self, now_s: float) -> dict[int, str]:
+        """Workers that hang, with what was seen of each; each is told once."""
+        if now_s < self._earliest_s:
+            return {}
+        found = {}
+        for worker, watch in self._watches.items():
+            reason = self._reason(watch, now_s)
+            if reason:
+                found[worker] = reason
+        for worker in found:
+            del self._watches[worker]
+        self._earliest_s = min(map(self._due_s, self._watches.values()), default=math.inf)
+        return found
+
+    def next_s(self) -> float | None:
+        """When to look again: one of them may be overdue then, and none is before; None where there is none."""
+        return self._earliest_s if self._watches else None
+
+    def _due_s(self, watch: _Watch) -> float:
+        settings = self._settings
+        times = [watch.heard_s + settings.heartbeat_timeout_s]
+        if settings.progress_timeout_s is not None:
+            times.append(watch.moved_s + settings.progress_timeout_s)
+        if settings.job_timeout_s is not None:
+            times.append(watch.sent_s + settings.job_timeout_s)
+        return min(times)
+
+    def _reason(self, watch: _Watch, now_s: float) -> str:
+        settings = self._settings
+        if settings.job_timeout_s is not None and now_s - watch.sent_s >= settings.job_timeout_s:
+            return f"took longer than execution.job_timeout_s={settings.job_timeout_s:g}"
+        if now_s - watch.heard_s >= settings.heartbeat_timeout_s:
+            return f"no sign of life for execution.heartbeat_timeout_s={settings.heartbeat_timeout_s:g}"
+        if settings.progress_timeout_s is not None and now_s - watch.moved_s >= settings.progress_timeout_s:
+            return f"no progress for execution.progress_timeout_s={settings.progress_timeout_s:g}"
+        return ""
+
+
+# -- effects -----------------------------------------------------------------------------------------------------
+# What a run does outside of its own state, as plain data: decided by rules, done in order by `outside.py`.
+# Several of these are made for every job; of a frozen dataclass each would take ten times as long.
+
+
+class Record(Struct, frozen=True):
+    """Have an event in the journal, and told then. See `Outside.settle` for when."""
+
+    event: str
+    fields: Mapping[str, Any]
+
+
+class Tell(Struct, frozen=True):
+    """Tell whoever watches an event that has no place in the journal."""
+
+    event: str
+    fields: Mapping[str, Any]
+
+
+class Say(Struct, frozen=True):
+    """Write a line to the run's log."""
+
+    text: str
+    level: int
+
+
+class Send(Struct, frozen=True):
+    """Give a worker a job."""
+
+    worker: int
+    order: RunJob
+
+
+class ProcessOrder(Struct, frozen=True):
+    """Do something about the process of a worker: what the method of `Pool` does that has this name."""
+
+    action: Literal["restart", "dismiss", "abort", "close", "reopen", "take_back"]
+    worker: int
+
+
+class ReleaseClaim(Struct, frozen=True):
+    """Let other runs that share the store compute a job."""
+
+    job_id: str
+
+
+class SetAside(Struct, frozen=True):
+    """Take a damaged output out of the way, and keep it for whoever wants to look."""
+
+    key: str
+    problem: str
+
+
+Effect = Record | Tell | Say | Send | ProcessOrder | ReleaseClaim | SetAside
+
+
+class OnDisk(Struct, frozen=True, kw_only=True):
+    """What the store says about an output, for a decision that hangs on it.
+
+    Attributes:
+        claimed: Whether this run may compute it; False while another one does.
+        stored: Whether it is there.
+        waits: Where it may not: for what, or "" where that is only just being asked.
+        lost: Finished jobs that it reads and whose outputs are not here, so that they must be had first.
+        problem: Why it cannot be used, or "".
+        maker: The job of this run that makes it, or "".
+        missing: Finished jobs before that one whose own outputs are not there any more.
+        sizes: Bytes of outputs that it reads, where nobody has told yet.
+    """
+
+    claimed: bool = True
+    stored: bool = False
+    waits: str = "another run computes it"
+    lost: frozenset[str] = frozenset()
+    problem: str = ""
+    maker: str = ""
+    missing: frozenset[str] = frozenset()
+    sizes: Mapping[str, int] = msgspec_field(default_factory=dict)
 
 
 @dataclass(kw_only=True)

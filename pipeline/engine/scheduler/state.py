@@ -3,21 +3,381 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Iterable, Sequence
+from collections import Counter
+from collections.abc import Collection, Hashable, Iterable, Sequence
+from dataclasses import dataclass, field, replace
+from enum import Enum
 
 from pipeline.config.schema import Barrier
 from pipeline.engine.devices.layout import Layout, plain_layout
-from pipeline.engine.scheduler.fault_attribution import NODE_FACTOR, Blame
-from pipeline.engine.scheduler.first_rows import paths_for_rows
-from pipeline.engine.scheduler.job_state import SETTLED, THERE, JobState, JobStatus
 from pipeline.engine.scheduler.memory_needs import EXCLUSIVE, Needs
-from pipeline.engine.scheduler.ready import ReadyQueue, kind_of
-from pipeline.engine.scheduler.round_gate import RoundGate
-from pipeline.engine.scheduler.whereabouts import Whereabouts
-from pipeline.engine.scheduler.worker_state import WorkerState
-from pipeline.engine.scheduler.worker_table import WorkerTable
+from pipeline.engine.scheduler.ready import Kind, ReadyQueue, Whereabouts, kind_of, paths_for_rows
+from pipeline.engine.workers.failure import FailureKind
 from pipeline.plan.graph import Plan
 from pipeline.plan.job import Job
+
+# -- job state ---------------------------------------------------------------------------------------------------
+# Where each job of a run stands, as plain data. pending -> ready -> running -> done -----. | ^ | |----->
+# failed | | | | | | | '-|--------' | a failed attempt that is retried | '-> stored | there before the run, or
+# made by another run meanwhile '-> blocked | | something it reads has failed
+# ^----------------'--------------------' its output was found damaged
+
+
+class JobStatus(Enum):
+    """Where a job stands."""
+
+    pending = "pending"
+    ready = "ready"
+    running = "running"
+    done = "done"
+    stored = "stored"
+    failed = "failed"
+    blocked = "blocked"
+
+
+# No sets: the hash of a member is a function in Python.
+THERE = (JobStatus.done, JobStatus.stored)
+SETTLED = (JobStatus.done, JobStatus.stored, JobStatus.failed, JobStatus.blocked)
+
+
+@dataclass
+class JobState:
+    """One job of the run.
+
+    Attributes:
+        job: The job.
+        status: Where it stands.
+        waits_for: Inputs that are not there yet.
+        attempts: How many were begun.
+        sent_s: When the last of them was given to its worker.
+        failures: How many of them failed in each way.
+        reason: Why it failed, or is blocked.
+        root_cause: The failed job that blocks it, or "".
+        workers: While it runs, its workers in the order of ranks; the first is given the job, the others lend
+            their devices.
+        exclusive: While it runs, whether it shares its device with no other job.
+        limit_mb: While it runs beside others, MiB of its device that are set aside for it; else 0.
+        must_be_exclusive: Whether its next attempt must have a device to itself, as memory ran out beside others.
+        keep_models: Whether the worker that runs it may keep models of earlier jobs.
+    """
+
+    job: Job
+    status: JobStatus = JobStatus.pending
+    waits_for: int = 0
+    attempts: int = 0
+    sent_s: float = 0.0
+    failures: Counter[FailureKind] = field(default_factory=Counter)
+    reason: str = ""
+    root_cause: str = ""
+    workers: tuple[int, ...] = ()
+    exclusive: bool = True
+    limit_mb: int = 0
+    must_be_exclusive: bool = False
+    keep_models: bool = True
+
+
+# -- worker state ------------------------------------------------------------------------------------------------
+# Where each worker of a run stands, as plain data, and how that changes.
+
+
+class WorkerPhase(Enum):
+    """What a worker is doing."""
+
+    starting = "starting"
+    idle = "idle"
+    running = "running"
+    lent = "lent"  # its device serves a job of several devices that another worker was given
+    gone = "gone"
+    quarantined = "quarantined"  # it is given no more jobs; one that it has may go on
+
+
+@dataclass
+class WorkerState:
+    """One place in the pool and what it does.
+
+    Attributes:
+        index: Number of the worker.
+        device: Its device in words.
+        node: The machine that it is on, where a run has several.
+        quarantined: Whether it is given no more jobs.
+        gone: Whether its process has ended and no other was started.
+        absent: Whether its machine is still to join the run, if it ever does.
+        job_id: The job that it runs, or to which its device is lent; or "".
+        lent: Whether it is its device alone that the job has.
+        started_s: When that job was given to it.
+        up: Whether there is a process that could take a job.
+        begun: Whether it has said that the code of its job runs.
+        fresh: Whether that process has run no job, and so holds no memory of its device.
+        visible: What the process was given as CUDA_VISIBLE_DEVICES.
+        holds: Affinity keys whose models it has in memory, the one used last at the end.
+        rss_bytes: Resident memory at the last heartbeat.
+        held_mb: Memory of its device that it holds between jobs, where others share the device.
+        ahead: Jobs that it was given to begin by itself after that one, in this order.
+        recalled: Whether it was asked to give those back.
+        unanswered: How often it was asked so and has not answered yet.
+        by_itself: Whether it is to begin its job by itself, having been given it ahead.
+    """
+
+    index: int
+    device: str = ""
+    node: str = ""
+    quarantined: bool = False
+    gone: bool = False
+    absent: bool = False
+    job_id: str = ""
+    lent: bool = False
+    started_s: float = 0.0
+    up: bool = False
+    begun: bool = False
+    fresh: bool = False
+    visible: str = ""
+    holds: list[str] = field(default_factory=list)
+    rss_bytes: int = 0
+    held_mb: int = 0
+    ahead: list[str] = field(default_factory=list)
+    recalled: bool = False
+    unanswered: int = 0
+    by_itself: bool = False
+
+    @property
+    def phase(self) -> WorkerPhase:
+        """What it is doing: it follows from what is known of its device, its job and its process."""
+        if self.quarantined:
+            return WorkerPhase.quarantined
+        if self.lent:
+            return WorkerPhase.lent
+        if self.job_id:
+            return WorkerPhase.running
+        if self.gone:
+            return WorkerPhase.gone
+        return WorkerPhase.idle if self.up else WorkerPhase.starting
+
+    def ready(self, device: str, visible: str, node: str = "") -> WorkerState:
+        """A process is up; what an earlier one held is not in it. A job that is to come stays."""
+        made = WorkerState(self.index, device, node, self.quarantined, up=True, fresh=True, visible=visible)
+        return replace(made, job_id=self.job_id, lent=self.lent, started_s=self.started_s)
+
+    def ends(self) -> None:
+        """Its process is ended on purpose; a job that is to come, or has its device, stays."""
+        self.up = self.fresh = False
+        self.holds = []
+
+    def lost(self) -> WorkerState:
+        """Its process has ended, and with it all that was there."""
+        return WorkerState(self.index, self.device, self.node, self.quarantined, gone=True)
+
+    def take(self, job_id: str, now_s: float, *, lent: bool) -> None:
+        """It is given a job, or its device is lent to one."""
+        assert self.phase is WorkerPhase.idle
+        self.job_id, self.lent, self.started_s, self.begun, self.by_itself = job_id, lent, now_s, False, False
+
+    def free(self) -> None:
+        """Its job is over."""
+        self.job_id, self.lent = "", False
+
+    def keeps_models(self, affinity: str, *, shared: bool) -> bool:
+        """Whether it may keep models in its memory for a job.
+
+        On a device that it shares with other workers, only if the job works with the same: what one holds for
+        later, the others lack now.
+        """
+        return not shared or (affinity != "" and self.holds == [affinity])
+
+    def remember(self, affinity: str, most: int, *, shared: bool) -> None:
+        """Note which models it has in memory now: those of its last jobs, or on a shared device of this one."""
+        if shared:
+            self.holds = [affinity] if affinity else []
+        elif affinity:
+            others = [held for held in self.holds if held != affinity]
+            self.holds = [*others, affinity][-most:]
+
+
+# -- worker table ------------------------------------------------------------------------------------------------
+# The workers of a run, kept so that finding those that could take a job does not look at all of them.
+
+
+class WorkerTable:
+    """Workers by index, which of them may be idle, and which devices have one that is given jobs.
+
+    Attributes:
+        workers: By index. A process that comes up, a job that ends and what is said of a place go through the
+            methods here.
+    """
+
+    def __init__(self, layout: Layout, needs: Needs) -> None:
+        """Begin with workers that are not up, and some that may never be.
+
+        Args:
+            layout: Where they are.
+            needs: What jobs take of their devices.
+        """
+        there = layout.workers - layout.joining
+        self.workers = [WorkerState(index, absent=index >= there) for index in range(layout.workers)]
+        self._layout, self._needs = layout, needs
+        # All that are idle, and some that are not any more: nothing is idle that was not let in here.
+        self._candidates: set[int] = set()
+        self._usable: list[int] | None = None
+        # Of each kind of job where it may run, and on how many devices at once; as of so many changes of needs.
+        self._fitting: dict[Kind, tuple[list[int], int]] = {}
+        self._changes = 0
+
+    def ready(self, index: int, device: str, visible: str, node: str) -> None:
+        """A process is up."""
+        joins = self.workers[index].absent
+        self.workers[index] = self.workers[index].ready(device, visible, node)
+        self._candidates.add(index)
+        if joins:
+            self._forget()
+
+    def lost(self, index: int) -> None:
+        """A process has ended, and with it all that was there."""
+        self.workers[index] = self.workers[index].lost()
+
+    def free(self, index: int) -> None:
+        """The job of a worker is over."""
+        self.workers[index].free()
+        self._candidates.add(index)
+
+    def quarantine(self, index: int) -> None:
+        """Give a worker no more jobs."""
+        self.workers[index].quarantined = True
+        self._forget()
+
+    def release(self, index: int) -> None:
+        """Give it jobs again."""
+        self.workers[index].quarantined = False
+        self._candidates.add(index)
+        self._forget()
+
+    def idle(self) -> list[WorkerState]:
+        """Workers that could take a job, in their order."""
+        found = [self.workers[index] for index in sorted(self._candidates)]
+        idle = [worker for worker in found if worker.phase is WorkerPhase.idle]
+        if len(idle) < len(found):
+            self._candidates = {worker.index for worker in idle}
+        return idle
+
+    def usable_workers(self) -> list[int]:
+        """Places that are there, and not quarantined."""
+        return [worker.index for worker in self.workers if not (worker.quarantined or worker.absent)]
+
+    def usable_devices(self) -> list[int]:
+        """Devices of which a place is left."""
+        if self._usable is None:
+            self._usable = sorted({self._layout.device_of(index) for index in self.usable_workers()})
+        return self._usable
+
+    def fitting_devices(self, job: Job) -> list[int]:
+        """Those of them on which a job may run."""
+        return self._places(job)[0]
+
+    def most_devices(self, job: Job) -> int:
+        """How many of those it could have at once."""
+        return self._places(job)[1]
+
+    def _forget(self) -> None:
+        self._usable = None
+        self._fitting.clear()
+
+    def _places(self, job: Job) -> tuple[list[int], int]:
+        if self._changes != self._needs.changes:
+            self._changes = self._needs.changes
+            self._fitting.clear()
+        if (kind := kind_of(job)) not in self._fitting:
+            found = self._needs.fitting(job, self.usable_devices())
+            self._fitting[kind] = found, self._layout.most_together(found, job.devices)
+        return self._fitting[kind]
+
+
+# -- round gate --------------------------------------------------------------------------------------------------
+# Jobs that wait for their round although all that they read is there.
+
+
+class RoundGate:
+    """Jobs that wait for their round: it is open at once, or where rounds are strict, after all earlier ones."""
+
+    def __init__(self, rounds: Iterable[int], *, strict: bool) -> None:
+        """Hold nothing yet.
+
+        Args:
+            rounds: Of every job.
+            strict: Whether a round is open only when all jobs of earlier ones are settled.
+        """
+        self._strict = strict
+        self._unsettled = Counter(rounds)
+        self._held: dict[int, list[str]] = {}
+
+    def settled(self, number: int, change: int) -> None:
+        """So many more jobs of a round are settled, or fewer."""
+        self._unsettled[number] -= change
+
+    def hold(self, number: int, job_id: str) -> None:
+        """Keep a job of a round."""
+        self._held.setdefault(number, []).append(job_id)
+
+    def let_go(self) -> list[str]:
+        """Take out the jobs whose rounds are open, in the order of rounds."""
+        if not self._held:
+            return []
+        opened = sorted(self._held)
+        if self._strict:
+            first = min((number for number, left in self._unsettled.items() if left), default=0)
+            opened = [number for number in opened if number <= first]
+        return [job_id for number in opened for job_id in self._held.pop(number)]
+
+
+# -- fault attribution -------------------------------------------------------------------------------------------
+# Whose fault it is when workers die: the job's, the device's, or that of a machine with several. Pure.
+
+
+BLAMED_ON_DEVICES = frozenset({FailureKind.lost, FailureKind.hang, FailureKind.device})
+"""Failures that a broken device would cause. A raised exception or a lost connection is not among them."""
+NODE_FACTOR = 2
+"""Times the failures that speak against a device which must speak against a machine: it has several of them."""
+
+
+class Blame:
+    """Counts what each device has failed since it last finished a job.
+
+    A device that has failed several different jobs in a row, each of them nowhere else, is the suspect, until the
+    same jobs fail on another device too: then they take the blame themselves.
+    """
+
+    def __init__(self, limit: int) -> None:
+        """Start with a clean slate.
+
+        Args:
+            limit: Different jobs in a row that make a device the suspect.
+        """
+        self._limit = limit
+        self._suspicions: dict[Hashable, list[str]] = {}
+        self._failed_on: dict[str, set[Hashable]] = {}
+
+    def failed_on(self, job_id: str) -> Collection[Hashable]:
+        """Devices on which a job has failed: another attempt should be made elsewhere."""
+        return self._failed_on.get(job_id, frozenset())
+
+    def finished(self, device: Hashable) -> None:
+        """A job was finished on a device, so it works."""
+        self._suspicions.pop(device, None)
+
+    def suspect(self, device: Hashable) -> list[str]:
+        """The jobs that speak against a device if there are enough of them, else nothing."""
+        jobs = self._suspicions.get(device, [])
+        return list(jobs) if len(jobs) >= self._limit else []
+
+    def failed(self, job_id: str, device: Hashable, kind: FailureKind) -> None:
+        """An attempt has failed."""
+        if kind not in BLAMED_ON_DEVICES:
+            return
+        devices = self._failed_on.setdefault(job_id, set())
+        devices.add(device)
+        if len(devices) > 1:
+            for jobs in self._suspicions.values():
+                if job_id in jobs:
+                    jobs.remove(job_id)
+        elif job_id not in (jobs := self._suspicions.setdefault(device, [])):
+            jobs.append(job_id)
 
 
 class RunState:

@@ -5,8 +5,8 @@ from typing import Any
 import pytest
 
 from pipeline.commands.doctor import proof
-from pipeline.engine.scheduler.job_state import JobStatus
 from pipeline.engine.scheduler.outcome import Outcome
+from pipeline.engine.scheduler.state import JobStatus
 from pipeline.terminal.check import Check, Verdict
 
 

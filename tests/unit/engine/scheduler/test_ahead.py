@@ -7,10 +7,10 @@ from typing import Any
 import pytest
 
 from pipeline.config.schema import Backend, RetryConfig
-from pipeline.engine.scheduler import ahead as rules
-from pipeline.engine.scheduler.ahead import LATE_S, LEAST_DEPTH, MOST, SHORT_S, recall
-from pipeline.engine.scheduler.effects import OnDisk, ReleaseClaim, Send
-from pipeline.engine.scheduler.plausibility import objection
+from pipeline.engine.scheduler import dispatch
+from pipeline.engine.scheduler.dispatch import LATE_S, LEAST_DEPTH, MOST, SHORT_S, recall
+from pipeline.engine.scheduler.reactions import objection
+from pipeline.engine.scheduler.run import OnDisk, ReleaseClaim, Send
 from pipeline.engine.workers.failure import FailureKind
 from pipeline.engine.workers.messages import AttemptStopped, JobStarted, OrdersDropped
 from tests.doubles.engine import job
@@ -23,7 +23,7 @@ DEPTH = 4
 @pytest.fixture(autouse=True)
 def few(monkeypatch: pytest.MonkeyPatch) -> None:
     """So few orders ahead that they can be counted; no rule rests on the number."""
-    monkeypatch.setattr(rules, "DEPTH", DEPTH)
+    monkeypatch.setattr(dispatch, "DEPTH", DEPTH)
 
 
 def crowd(count: int = 12, workers: int = 1, **settings: Any) -> OnPaper:
@@ -69,7 +69,7 @@ def test_a_job_that_was_tried_before_is_given_to_no_worker_ahead() -> None:
 def test_where_workers_are_many_each_has_fewer_ahead_so_that_more_of_them_have_some(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(rules, "DEPTH", 16)
+    monkeypatch.setattr(dispatch, "DEPTH", 16)
     alone, some, many = crowd(count=99), crowd(count=300, workers=20), crowd(count=700, workers=100)
     for paper in (alone, some, many):
         paper.hand_ahead()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from pipeline.engine.scheduler.effects import OnDisk, ReleaseClaim, Send
+from pipeline.engine.scheduler.run import OnDisk, ReleaseClaim, Send
 from tests.doubles.engine import job, key
 from tests.doubles.on_paper import OnPaper
 

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from pipeline.engine.scheduler.effects import OnDisk, ReleaseClaim
 from pipeline.engine.scheduler.elsewhere import expect, go_on
+from pipeline.engine.scheduler.run import OnDisk, ReleaseClaim
 from tests.doubles.engine import job
 from tests.doubles.on_paper import OnPaper
 

@@ -12,8 +12,8 @@ from benchmarks.imagined import Clock, ImaginedPool, ImaginedStore
 from pipeline.config.schema import ExecutionConfig, Keep
 from pipeline.engine.devices.layout import plain_layout
 from pipeline.engine.journal import Journal
-from pipeline.engine.scheduler.first_rows import paths_for_rows
-from pipeline.engine.scheduler.run_plan import run_plan
+from pipeline.engine.scheduler.loop import run_plan
+from pipeline.engine.scheduler.ready import paths_for_rows
 from pipeline.plan.build import build_plan
 from pipeline.plan.graph import Plan
 from pipeline.plan.job import Job

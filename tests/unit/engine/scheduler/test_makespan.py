@@ -2,7 +2,7 @@
 
 import pytest
 
-from pipeline.engine.scheduler.makespan import Attempt, Makespan, WorkerSpan, account
+from pipeline.engine.scheduler.outcome import Attempt, Makespan, WorkerSpan, account
 from pipeline.plan.graph import Plan
 from pipeline.plan.job import Job
 from tests.doubles.simulate import simulate

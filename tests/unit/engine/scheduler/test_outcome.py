@@ -2,8 +2,7 @@
 
 import pytest
 
-from pipeline.engine.scheduler.makespan import Attempt, WorkerSpan
-from pipeline.engine.scheduler.outcome import Outcome
+from pipeline.engine.scheduler.outcome import Attempt, Outcome, WorkerSpan
 from pipeline.plan.durations import Timed
 from pipeline.plan.graph import Plan
 from pipeline.plan.job import Job

@@ -15,8 +15,8 @@ import pytest
 from pipeline.engine.events import Event
 from pipeline.engine.journal import Journal, read_journal
 from pipeline.engine.listener import Listener
-from pipeline.engine.scheduler.effects import OnDisk, ProcessOrder, Record, ReleaseClaim, Say, SetAside, Tell
 from pipeline.engine.scheduler.outside import FORCE_S, Outside
+from pipeline.engine.scheduler.run import OnDisk, ProcessOrder, Record, ReleaseClaim, Say, SetAside, Tell
 from pipeline.engine.scheduler.state import RunState
 from pipeline.engine.store.removal import remove_weights
 from pipeline.engine.store.shared.session import Session, Traffic

@@ -15,11 +15,10 @@ from hypothesis import strategies as st
 
 from pipeline.config.schema import ExecutionConfig, RetryConfig
 from pipeline.engine.journal import Journal, read_journal
-from pipeline.engine.scheduler.job_state import THERE, JobStatus
+from pipeline.engine.scheduler.loop import run_plan
 from pipeline.engine.scheduler.outcome import Outcome
-from pipeline.engine.scheduler.plausibility import objection
-from pipeline.engine.scheduler.run_plan import run_plan
-from pipeline.engine.scheduler.state import RunState
+from pipeline.engine.scheduler.reactions import objection
+from pipeline.engine.scheduler.state import THERE, JobStatus, RunState
 from pipeline.engine.store.store import Store
 from pipeline.engine.workers import pool as pool_module
 from pipeline.engine.workers.failure import FailureKind

@@ -8,7 +8,7 @@ import pytest
 
 from pipeline.config.schema import RetryConfig
 from pipeline.engine.devices.layout import Layout, Place, plain_layout
-from pipeline.engine.scheduler.effects import OnDisk, Say
+from pipeline.engine.scheduler.run import OnDisk, Say
 from pipeline.engine.workers.failure import FailureKind
 from pipeline.engine.workers.messages import WorkerExited
 from tests.doubles.engine import job, key

@@ -5,7 +5,7 @@ from collections import Counter
 import pytest
 
 from pipeline.config.schema import RetryConfig
-from pipeline.engine.scheduler.retry import Decision, Failure, judge
+from pipeline.engine.scheduler.run import Decision, Failure, judge
 from pipeline.engine.workers.failure import FailureKind
 
 SETTINGS = RetryConfig(worker_lost=3, hang=2, out_of_memory=2, device=2, transient=4, wait_s=1.0, max_wait_s=3.0)

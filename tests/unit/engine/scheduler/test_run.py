@@ -8,9 +8,8 @@ from hypothesis import strategies as st
 
 from pipeline.config.schema import RetryConfig
 from pipeline.engine.devices.layout import Layout, Place
-from pipeline.engine.scheduler.effects import ProcessOrder, Send
-from pipeline.engine.scheduler.job_state import SETTLED
-from pipeline.engine.scheduler.worker_state import WorkerPhase
+from pipeline.engine.scheduler.run import ProcessOrder, Send
+from pipeline.engine.scheduler.state import SETTLED, WorkerPhase
 from pipeline.engine.workers.failure import FailureKind
 from pipeline.engine.workers.messages import LeftChanged
 from tests.doubles.engine import job

@@ -1,8 +1,7 @@
 """How events change the state of a run."""
 
 from pipeline.config.schema import Barrier
-from pipeline.engine.scheduler.state import RunState
-from pipeline.engine.scheduler.worker_state import WorkerPhase
+from pipeline.engine.scheduler.state import RunState, WorkerPhase
 from pipeline.plan.graph import Plan
 from pipeline.plan.job import Job
 

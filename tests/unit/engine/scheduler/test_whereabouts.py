@@ -9,11 +9,10 @@ from collections.abc import Sequence
 import pytest
 
 from pipeline.engine.devices.layout import Layout, Place
-from pipeline.engine.scheduler.by_models import by_models
-from pipeline.engine.scheduler.effects import OnDisk
-from pipeline.engine.scheduler.policy import Start, next_actions
+from pipeline.engine.scheduler.policy import Start, by_models, next_actions
+from pipeline.engine.scheduler.ready import WORTH_BYTES, Whereabouts
+from pipeline.engine.scheduler.run import OnDisk
 from pipeline.engine.scheduler.state import RunState
-from pipeline.engine.scheduler.whereabouts import WORTH_BYTES, Whereabouts
 from pipeline.engine.workers.failure import FailureKind
 from pipeline.plan.graph import Plan
 from pipeline.plan.job import Job

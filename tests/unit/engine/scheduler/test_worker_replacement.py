@@ -6,7 +6,7 @@ import pytest
 
 from pipeline.config.schema import RetryConfig
 from pipeline.engine.devices.layout import Layout, Place
-from pipeline.engine.scheduler.effects import Send
+from pipeline.engine.scheduler.run import Send
 from pipeline.engine.workers.failure import FailureKind
 from pipeline.engine.workers.messages import JobStarted, WorkerExited, WorkerUnusable
 from pipeline.plan.job import Job

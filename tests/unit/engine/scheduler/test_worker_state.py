@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from pipeline.engine.scheduler.worker_state import WorkerPhase, WorkerState
+from pipeline.engine.scheduler.state import WorkerPhase, WorkerState
 
 
 def up() -> WorkerState:

@@ -4,8 +4,7 @@ import random
 
 from pipeline.engine.devices.layout import Layout, Place
 from pipeline.engine.scheduler.memory_needs import Needs
-from pipeline.engine.scheduler.worker_state import WorkerPhase
-from pipeline.engine.scheduler.worker_table import WorkerTable
+from pipeline.engine.scheduler.state import WorkerPhase, WorkerTable
 from pipeline.plan.job import Job
 
 
