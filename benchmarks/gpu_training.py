@@ -19,12 +19,9 @@ from pipeline.config.schema import DType, Strategy, TrainingConfig
 from pipeline.errors import JobError
 from pipeline.learning.memory.shape import shape_of_config
 from pipeline.learning.memory.training import Precision, Workload
-from pipeline.learning.training.distributed import Ranks, Spread
-from pipeline.learning.training.policy import Fitting
-from pipeline.learning.training.precision import computing_in
+from pipeline.learning.training.distributed import Ranks, Spread, refuse_what_cannot_fit
+from pipeline.learning.training.policy import Fitting, computing_in, fit_sft
 from pipeline.learning.training.sequences import Sequences
-from pipeline.learning.training.sft import fit_sft
-from pipeline.learning.training.strategy import refuse_what_cannot_fit
 
 ROWS = 32
 

@@ -50,8 +50,7 @@ def _tried(family: str, start: Start) -> str:
 def try_family(family: str, rank: int, environment: dict[str, str], folder: Path) -> None:
     """Write by this rank what the whole model writes; the first rank leaves a line on it."""
     os.environ |= environment
-    from pipeline.learning.training.distributed import Spread
-    from pipeline.learning.training.meeting import join
+    from pipeline.learning.training.distributed import Spread, join
 
     with join(rank, RANKS, "cpu", Spread(by_tensors=True)) as ranks:
         line = "; ".join(_told(family, folder, ranks.rank))

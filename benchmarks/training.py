@@ -59,15 +59,18 @@ from benchmarks.arguments import positive
 from pipeline.config.schema import DType, Schedule, TrainingConfig
 from pipeline.learning.choices import DPOLoss, GRPOLoss, ScaleRewards
 from pipeline.learning.training import policy
-from pipeline.learning.training.dpo import DPOObjective, fit_dpo
-from pipeline.learning.training.grpo import Objective, fit_grpo, group_advantages
-from pipeline.learning.training.policy import Fitting
-from pipeline.learning.training.precision import computing_in
-from pipeline.learning.training.samples import Samples, padded, supervised_columns
-from pipeline.learning.training.scoring import completion_logprobs, score_sequences
+from pipeline.learning.training.grpo import (
+    Objective,
+    Samples,
+    fit_grpo,
+    group_advantages,
+    padded,
+    supervised_columns,
+)
+from pipeline.learning.training.policy import Fitting, computing_in, fit_sft
+from pipeline.learning.training.preferences import DPOObjective, fit_dpo
+from pipeline.learning.training.scoring import completion_logprobs, score_sequences, without_padding
 from pipeline.learning.training.sequences import Sequences
-from pipeline.learning.training.sft import fit_sft
-from pipeline.learning.training.unpadded import without_padding
 
 METHODS = ("sft", "dpo", "grpo")
 RATE, BETA, KL, GROUP = 1e-4, 0.1, 0.04, 4

@@ -117,27 +117,27 @@ if TYPE_CHECKING:
     from pipeline.learning.rewards.traits import reward as reward
     from pipeline.learning.training.checkpoint import Checkpoints as Checkpoints
     from pipeline.learning.training.checkpoint import State as State
+    from pipeline.learning.training.checkpoint import random_state as random_state
+    from pipeline.learning.training.checkpoint import restore_random_state as restore_random_state
+    from pipeline.learning.training.checkpoint import restore_training as restore_training
+    from pipeline.learning.training.checkpoint import state_problem as state_problem
+    from pipeline.learning.training.checkpoint import training_state as training_state
     from pipeline.learning.training.curve import add_to_curve as add_to_curve
     from pipeline.learning.training.distributed import Ranks as Ranks
     from pipeline.learning.training.distributed import save_model as save_model
+    from pipeline.learning.training.grpo import Samples as Samples
     from pipeline.learning.training.grpo import TokenBatch as TokenBatch
     from pipeline.learning.training.loop import TrainSettings as TrainSettings
     from pipeline.learning.training.loop import train as train
     from pipeline.learning.training.policy import Fitting as Fitting
     from pipeline.learning.training.policy import TrainingSet as TrainingSet
     from pipeline.learning.training.policy import fit as fit
+    from pipeline.learning.training.policy import fit_sft as fit_sft
     from pipeline.learning.training.policy import trained_tokens as trained_tokens
-    from pipeline.learning.training.samples import Samples as Samples
     from pipeline.learning.training.scoring import completion_logprobs as completion_logprobs
     from pipeline.learning.training.scoring import score_sequences as score_sequences
     from pipeline.learning.training.sequences import Batch as Batch
     from pipeline.learning.training.sequences import Sequences as Sequences
-    from pipeline.learning.training.sft import fit_sft as fit_sft
-    from pipeline.learning.training.training_state import random_state as random_state
-    from pipeline.learning.training.training_state import restore_random_state as restore_random_state
-    from pipeline.learning.training.training_state import restore_training as restore_training
-    from pipeline.learning.training.training_state import state_problem as state_problem
-    from pipeline.learning.training.training_state import training_state as training_state
     from pipeline.outputs.curves import TrainingStep as TrainingStep
     from pipeline.outputs.curves import read_curve as read_curve
     from pipeline.outputs.curves import write_curve as write_curve
@@ -199,18 +199,15 @@ _HOMES = {
     "learning.models.value": "ValueModel",
     "learning.rewards.preference": "decide existing_pairs",
     "learning.rewards.traits": "RewardTraits reward",
-    "learning.training.checkpoint": "Checkpoints State",
+    "learning.training.checkpoint": "Checkpoints State random_state restore_random_state restore_training "
+    "state_problem training_state",
     "learning.training.curve": "add_to_curve",
     "learning.training.distributed": "Ranks save_model",
-    "learning.training.grpo": "TokenBatch",
+    "learning.training.grpo": "TokenBatch Samples",
     "learning.training.loop": "TrainSettings train",
-    "learning.training.policy": "Fitting TrainingSet fit trained_tokens",
-    "learning.training.samples": "Samples",
+    "learning.training.policy": "Fitting TrainingSet fit trained_tokens fit_sft",
     "learning.training.scoring": "completion_logprobs score_sequences",
     "learning.training.sequences": "Batch Sequences",
-    "learning.training.sft": "fit_sft",
-    "learning.training.training_state": "random_state restore_random_state restore_training state_problem "
-    "training_state",
     "outputs.curves": "TrainingStep read_curve write_curve",
     "outputs.prompts": "PromptMeasures write_prompts",
     "plan.job": "Job",

@@ -36,18 +36,15 @@ from pipeline.learning.models.tiny import train_reference
 from pipeline.learning.models.value import value_model_from
 from pipeline.learning.training.checkpoint import Checkpoints
 from pipeline.learning.training.curve import Curve
-from pipeline.learning.training.distributed import ALONE, Ranks, Spread, save_model
-from pipeline.learning.training.grpo import Objective, fit_grpo, group_advantages
-from pipeline.learning.training.kto import KTOObjective, kto_set
+from pipeline.learning.training.distributed import ALONE, Ranks, Spread, join, save_model
+from pipeline.learning.training.grpo import Objective, Samples, fit_grpo, group_advantages
 from pipeline.learning.training.lora import merged, with_adapters
-from pipeline.learning.training.meeting import join
 from pipeline.learning.training.online import DrawnBatch, Timetable, fit_online
-from pipeline.learning.training.policy import Fitting, fit
+from pipeline.learning.training.policy import Fitting, fit, sft_set
+from pipeline.learning.training.preferences import KTOObjective, kto_set
 from pipeline.learning.training.reward_model import fit_reward_model, reward_scores
-from pipeline.learning.training.samples import Samples
 from pipeline.learning.training.scoring import completion_logprobs, score_sequences
 from pipeline.learning.training.sequences import Sequences
-from pipeline.learning.training.sft import sft_set
 from pipeline.learning.training.value import fit_value
 from tests.doubles.machine import listening, own_memory
 from tests.doubles.models import tiny_policy
@@ -105,7 +102,10 @@ def reference(ranks: Ranks = ALONE, curve: Curve | None = None) -> Trained:
 
 def pairs(ranks: Ranks = ALONE, curve: Curve | None = None) -> Trained:
     """DPO of adapters: most of the model is frozen. 5 pairs a step, 2 at once."""
-    from pipeline.learning.training.dpo import DPOObjective, fit_dpo  # and TRL, which other ranks need not load
+    from pipeline.learning.training.preferences import (  # and TRL, which other ranks need not load
+        DPOObjective,
+        fit_dpo,
+    )
 
     torch.manual_seed(0)
     model = with_adapters(tiny_policy(), LoraSettings(rank=2, alpha=4), seed=0)

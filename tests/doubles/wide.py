@@ -26,8 +26,7 @@ from pipeline.learning.models.batch_size import memory_identity
 from pipeline.learning.models.bits import bits_of
 from pipeline.learning.models.load import load_policy
 from pipeline.learning.models.value import ValueModel, value_model_from
-from pipeline.learning.training.distributed import Ranks, Spread
-from pipeline.learning.training.meeting import join
+from pipeline.learning.training.distributed import Ranks, Spread, join
 from tests.doubles.ranks import every_strategy
 
 PROMPTS = [[5, 9, 3, 7], [8, 2, 60, 3, 4, 9, 9], [100, 3]]

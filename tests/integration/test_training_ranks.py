@@ -19,8 +19,7 @@ from pipeline.engine.scheduler.state import JobStatus
 from pipeline.engine.workers.gang import held_port
 from pipeline.errors import JobError, JobStopped
 from pipeline.learning.models.value import ValueModel
-from pipeline.learning.training.distributed import Ranks, Spread
-from pipeline.learning.training.meeting import join
+from pipeline.learning.training.distributed import Ranks, Spread, join
 from pipeline.outputs.curves import read_curve
 from tests.doubles import ranks as doubles
 from tests.doubles import wide

@@ -177,7 +177,7 @@ class DPO(PostTrainingAlgorithms):
         """Compare the policy with its anchor on every pair."""
         with ctx.loading():
             from pipeline.learning.algos.groups import PAIRS
-            from pipeline.learning.training.dpo import DPOObjective, PairLoss, dpo_set
+            from pipeline.learning.training.preferences import DPOObjective, PairLoss, dpo_set
             from pipeline.learning.training.sequences import Sequences
         algo = ctx.settings(DPOConfig)
         pairs = Sequences.load(folders, PAIRS)
@@ -192,8 +192,7 @@ class DPO(PostTrainingAlgorithms):
 
     def _anchor_scores(self, ctx: JobContext, reference: Anchor, data: Sequences) -> NDArray[np.float64]:
         """Log-probability of every completion under the anchor, which is let go of before training."""
-        from pipeline.learning.training.scoring import note_scored
-        from pipeline.learning.training.unpadded import without_padding
+        from pipeline.learning.training.scoring import note_scored, without_padding
 
         anchor = self.anchor_model(ctx, reference)
         note_scored(data, anchor)
@@ -206,7 +205,7 @@ def completion_scores(
 ) -> NDArray[np.float64]:
     """Log-probability of every completion under a model, shape [N]; all ranks call it together."""
     from pipeline.learning.models.batch_size import BatchSizes
-    from pipeline.learning.training.precision import computing_in
+    from pipeline.learning.training.policy import computing_in
     from pipeline.learning.training.scoring import completion_logprobs, score_sequences
 
     with computing_in(ctx.config.system.dtype, ctx.device, ctx.ranks):

@@ -25,7 +25,7 @@ from pipeline.learning.generation.sampling import Keys, sample_keys, uniforms
 from pipeline.learning.rewards.preference import UNDECIDED, PreferenceConfig, PreferenceRule, decide
 from pipeline.learning.rewards.scoring import Scored
 from pipeline.learning.training.distributed import ALONE
-from pipeline.learning.training.samples import padded
+from pipeline.learning.training.grpo import padded
 from pipeline.learning.training.sequences import Sequences, read_arrays
 from pipeline.outputs.formats import GENERATION, Tally
 from pipeline.outputs.reading import read_generation, read_input

@@ -22,9 +22,8 @@ if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
     from pipeline.learning.algos.groups import Groups
-    from pipeline.learning.training.grpo import Objective, TokenBatch
+    from pipeline.learning.training.grpo import Objective, Samples, TokenBatch
     from pipeline.learning.training.policy import TrainingSet
-    from pipeline.learning.training.samples import Samples
 
 
 @dataclass(kw_only=True)
@@ -146,8 +145,7 @@ class GRPO(PostTrainingAlgorithms):
     def training_set(self, ctx: JobContext, model: PreTrainedModel, folders: Sequence[Path]) -> TrainingSet:
         """Raise what is better than its group, within the clipped ratio."""
         with ctx.loading():
-            from pipeline.learning.training.grpo import checked_advantages, grpo_set
-            from pipeline.learning.training.samples import Samples
+            from pipeline.learning.training.grpo import Samples, checked_advantages, grpo_set
         algo = ctx.settings(GRPOConfig)
         samples = Samples.load(folders)
         advantages = checked_advantages(self.advantages(ctx, samples), samples)
@@ -187,10 +185,14 @@ class GRPO(PostTrainingAlgorithms):
     def anchor_logprobs(self, ctx: JobContext, samples: Samples) -> NDArray[np.float32]:
         """Log-probabilities of the drawn tokens under the anchor, laid out as those of the sampling policy."""
         from pipeline.learning.models.batch_size import BatchSizes
-        from pipeline.learning.training.precision import computing_in
-        from pipeline.learning.training.samples import padded, supervised_columns
-        from pipeline.learning.training.scoring import completion_logprobs, note_scored, score_sequences
-        from pipeline.learning.training.unpadded import without_padding
+        from pipeline.learning.training.grpo import padded, supervised_columns
+        from pipeline.learning.training.policy import computing_in
+        from pipeline.learning.training.scoring import (
+            completion_logprobs,
+            note_scored,
+            score_sequences,
+            without_padding,
+        )
 
         model = self.anchor_model(ctx, ctx.settings(GRPOConfig).reference)
         temperature = ctx.config.generation.temperature

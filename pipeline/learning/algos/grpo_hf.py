@@ -80,7 +80,7 @@ class GRPOHF(GRPO):
         """Fit the reward models and score every completion by the one that has not seen its prompt."""
         with ctx.loading():
             from pipeline.learning.algos.reward_stage import cross_fitted
-            from pipeline.learning.training.samples import Samples
+            from pipeline.learning.training.grpo import Samples
         folders = super().data(ctx)
         samples = Samples.load(folders)
         whole = replace(samples.sequences, left_out=None)  # what is left out of the loss is scored too

@@ -81,7 +81,7 @@ class KTO(DPO):
         """Compare the policy with its anchor on every completion, and on completions of other prompts."""
         with ctx.loading():
             from pipeline.learning.models.load import context_length
-            from pipeline.learning.training.kto import KTOObjective, kto_set
+            from pipeline.learning.training.preferences import KTOObjective, kto_set
             from pipeline.learning.training.sequences import Sequences
         algo = ctx.settings(KTOConfig)
         return kto_set(

@@ -39,8 +39,7 @@ from pipeline.learning.models.load import load_tokenizer
 from pipeline.learning.rewards.failures import RewardFailures
 from pipeline.learning.training.online import DrawnBatch, Timetable
 from pipeline.learning.training.online import fit_online as fit_drawn
-from pipeline.learning.training.policy import Fitting
-from pipeline.learning.training.precision import computing_in
+from pipeline.learning.training.policy import Fitting, computing_in
 from pipeline.outputs.formats import Tally
 
 if TYPE_CHECKING:

@@ -60,7 +60,7 @@ def exact_logprobs(
         return None
     if ctx.config.system.dtype is DType.float32 or algo.draws_to_train:  # what draws online is what is trained
         return policy.logprobs(drawn.prompts, drawn.tokens)
-    from pipeline.learning.training.precision import computing_in
+    from pipeline.learning.training.policy import computing_in
 
     # Below adapters the weights are those that drew, unless these were quantized: no second copy is needed.
     same = _adapts(algo) and ctx.config.model.in_bits is None

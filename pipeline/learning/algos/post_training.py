@@ -39,8 +39,8 @@ if TYPE_CHECKING:
     from pipeline.learning.algos.groups import Groups, Judge
     from pipeline.learning.datasets.base import Dataset
     from pipeline.learning.generation.policy import TextPolicy
+    from pipeline.learning.training.grpo import Samples
     from pipeline.learning.training.policy import Fitting, TrainingSet
-    from pipeline.learning.training.samples import Samples
 
 
 TRAIN: tuple[Section, ...] = ("system", "training", "generation", "algo", "model")
@@ -232,7 +232,7 @@ def _online(stages: Iterable[Stage], learns_reward: bool) -> Iterator[Stage]:
 
 def samples_of(groups: Groups) -> Samples:
     """Whole groups with their rewards, and the log-probabilities of who drew them where they are kept."""
-    from pipeline.learning.training.samples import Samples, padded
+    from pipeline.learning.training.grpo import Samples, padded
 
     sequences = groups.sequences(range(len(groups.tokens)), groups.scored.values.tolist())
     if groups.logprobs is None:

@@ -59,6 +59,6 @@ class RAFT(PostTrainingAlgorithms):
     def training_set(self, ctx: JobContext, model: PreTrainedModel, folders: Sequence[Path]) -> TrainingSet:
         """Raise the likelihood of every token of the completions."""
         with ctx.loading():
+            from pipeline.learning.training.policy import sft_set
             from pipeline.learning.training.sequences import Sequences
-            from pipeline.learning.training.sft import sft_set
         return sft_set(model, Sequences.load(folders))

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
 
-    from pipeline.learning.training.samples import Samples
+    from pipeline.learning.training.grpo import Samples
 
 
 @dataclass(kw_only=True)

@@ -170,9 +170,8 @@ def cross_fitted(
         from pipeline.learning.algos.groups import PAIRS
         from pipeline.learning.algos.rounds import tally_of
         from pipeline.learning.algos.shortage import noted
-        from pipeline.learning.training.folds import prompt_folds
         from pipeline.learning.training.reward_model import Scale, share_preferred
-        from pipeline.learning.training.sequences import Sequences
+        from pipeline.learning.training.sequences import Sequences, prompt_folds
     pairs = Sequences.load(folders, PAIRS)
     of_pairs, of_data = prompt_folds(pairs.prompts[::2], data.prompts, settings.folds)
     found, fits, tokens = np.zeros(len(data)), [], 0
@@ -254,8 +253,8 @@ class FittedRewards:
     def _scores(self, data: Sequences) -> NDArray[np.float64]:
         import numpy as np
 
-        from pipeline.learning.training.folds import prompt_folds
         from pipeline.learning.training.reward_model import reward_scores
+        from pipeline.learning.training.sequences import prompt_folds
 
         ctx, found = self._ctx, np.zeros(len(data))
         _, folds = prompt_folds(self._pairs, data.prompts, len(self._models))

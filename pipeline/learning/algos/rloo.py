@@ -19,8 +19,7 @@ if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
 
-    from pipeline.learning.training.grpo import Objective
-    from pipeline.learning.training.samples import Samples
+    from pipeline.learning.training.grpo import Objective, Samples
 
 
 @dataclass(kw_only=True)

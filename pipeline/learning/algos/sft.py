@@ -85,7 +85,7 @@ class SFT(PostTrainingAlgorithms):
                 length_beside_others,
                 load_tokenizer,
             )
-            from pipeline.learning.training.sft import sft_set
+            from pipeline.learning.training.policy import sft_set
         algo, dataset = ctx.settings(SFTConfig), toolbox.open_dataset(ctx)
         count, first = ctx.config.data_collection.prompts_per_round, 1 if algo.aggregate else ctx.round
         rows = [

@@ -162,8 +162,7 @@ def _on_device(work: Work, models: ModelCache) -> AbstractContextManager[None]:
 def _joined(work: Work, config: StageConfig) -> AbstractContextManager[Ranks | None]:
     if work.world_size == 1:
         return nullcontext()
-    from pipeline.learning.training.distributed import Spread
-    from pipeline.learning.training.meeting import join
+    from pipeline.learning.training.distributed import Spread, join
 
     given = work.payload["spread"]
     if given["strategy"] == BY_TENSORS:
@@ -180,7 +179,7 @@ def _joined(work: Work, config: StageConfig) -> AbstractContextManager[Ranks | N
 
 def _settle(ctx: JobContext, stage: Stage) -> None:
     """Choose how ranks share a model where the request says `auto`, before any model is loaded."""
-    from pipeline.learning.training.strategy import settle
+    from pipeline.learning.training.distributed import settle
 
     # Without that section it is the tiny reference: nothing of it is there yet, and it fits anywhere.
     settle(ctx.ranks, partial(_what_is_trained, ctx, stage) if hasattr(ctx.config, "training") else None)
@@ -192,8 +191,8 @@ def _refuse_what_cannot_fit(ctx: JobContext, stage: Stage) -> None:
         return
     import torch
 
+    from pipeline.learning.training.distributed import refuse_what_cannot_fit
     from pipeline.learning.training.sequences import longest_sequence
-    from pipeline.learning.training.strategy import refuse_what_cannot_fit
 
     try:
         shape, work = _what_is_trained(ctx, stage)

@@ -51,8 +51,8 @@ class ORPO(DPO):
         """Imitate the chosen ones, and compare the odds per token."""
         with ctx.loading():
             from pipeline.learning.algos.groups import PAIRS
+            from pipeline.learning.training.preferences import orpo_set
             from pipeline.learning.training.sequences import Sequences
-            from pipeline.learning.training.unanchored import orpo_set
         return orpo_set(model, Sequences.load(folders, PAIRS), ctx.settings(ORPOConfig).beta, ctx.device)
 
 
@@ -67,7 +67,7 @@ class SimPO(DPO):
         """Compare the log-probabilities per token."""
         with ctx.loading():
             from pipeline.learning.algos.groups import PAIRS
+            from pipeline.learning.training.preferences import simpo_set
             from pipeline.learning.training.sequences import Sequences
-            from pipeline.learning.training.unanchored import simpo_set
         algo, pairs = ctx.settings(SimPOConfig), Sequences.load(folders, PAIRS)
         return simpo_set(model, pairs, algo.beta, algo.simpo_gamma, ctx.device, algo.cpo_alpha)

@@ -202,10 +202,9 @@ class ValueGuidedAlgorithms(Algorithm):
             from pipeline.learning.algos.shortage import noted
             from pipeline.learning.algos.toolbox import reference_source
             from pipeline.learning.models.load import load_tokenizer, save_tokenizer
-            from pipeline.learning.training.calibration import calibrate, held_out
             from pipeline.learning.training.distributed import save_model
             from pipeline.learning.training.sequences import Sequences
-            from pipeline.learning.training.value import fit_value
+            from pipeline.learning.training.value import calibrate, fit_value, held_out
         algo = ctx.settings(ValueAlgoConfig)
         collected = Sequences.load(self.data(ctx))
         apart = held_out(collected.prompts, ctx.seed, algo.held_out)

@@ -34,8 +34,7 @@ from pipeline.learning.generation.tilt import KnownOffset, Offset, Tilt
 from pipeline.learning.models.batch_size import BatchSizes
 from pipeline.learning.models.load import context_length
 from pipeline.learning.models.value import ValueModel
-from pipeline.learning.training.losses import expected_labels
-from pipeline.learning.training.value import token_values
+from pipeline.learning.training.value import expected_labels, token_values
 from pipeline.outputs.guidance import Drawing, GuidanceSettings, Prompting
 
 Prompt = str | Sequence[Mapping[str, Any]] | Mapping[str, Any]

@@ -12,9 +12,8 @@ from transformers import PreTrainedModel
 from pipeline.learning.generation.decode import DecodeSettings
 from pipeline.learning.models.batch_size import BatchSizes
 from pipeline.learning.models.split import split_over
-from pipeline.learning.training.logits import is_plain
-from pipeline.learning.training.samples import supervised_columns
-from pipeline.learning.training.scoring import completion_logprobs, note_scored, score_sequences
+from pipeline.learning.training.grpo import supervised_columns
+from pipeline.learning.training.scoring import completion_logprobs, is_plain, note_scored, score_sequences
 from pipeline.learning.training.sequences import Sequences
 
 SCORING_LOGITS_AT_ONCE = 1 << 24

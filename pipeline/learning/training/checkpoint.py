@@ -15,40 +15,112 @@ from __future__ import annotations
 import json
 import os
 import platform
+import random
 import re
 import shutil
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar, cast
 
+import numpy as np
 import psutil
 import torch
-from safetensors import SafetensorError
-from safetensors.torch import save_file
-from torch import Tensor
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import load_file, save_file
+from torch import Tensor, nn
+from torch.distributed.tensor import DTensor
 
 import pipeline
 from pipeline.errors import JobError, JobStopped
-from pipeline.files import file_sha256, fsync
+from pipeline.files import file_sha256, fsync, json_text, open_plain
 from pipeline.foreign import parse_json, read_plain
-from pipeline.learning.training.checkpoint_files import (
-    TensorFiles,
-    file_name,
-    is_file_name,
-    is_spread,
-    own_part,
-)
 from pipeline.learning.training.distributed import ALONE, Ranks
+from pipeline.outputs.formats import OPTIMIZER
+
+# -- checkpoint files --------------------------------------------------------------------------------------------
+# The tensors of a checkpoint on disk: in one file, or in one for each of the ranks that have spread them.
+# tensors.safetensors what one process has, or each of several tensors.00000.safetensors the part of rank 0 of
+# what is spread, and all that is not tensors.00001.safetensors the part of rank 1 of what is spread FSDP cuts
+# along the first dimension, in the order of ranks, so a tensor is its parts one below the other, whoever
+# reads them. torch.distributed.checkpoint does as much, but what it writes of who has what is a pickle.
+
+
+_NAME = re.compile(r"tensors(\.\d{5})?\.safetensors")
+
+
+def is_spread(tensors: Mapping[str, Tensor]) -> bool:
+    """Whether ranks have parts of some of them."""
+    return any(isinstance(tensor, DTensor) for tensor in tensors.values())
+
+
+def file_name(tensors: Mapping[str, Tensor], ranks: Ranks) -> str:
+    """Of the file that a rank writes."""
+    return f"tensors.{ranks.rank:05}.safetensors" if is_spread(tensors) else "tensors.safetensors"
+
+
+def is_file_name(name: str) -> bool:
+    """Whether a file of a checkpoint holds tensors."""
+    return _NAME.fullmatch(name) is not None
+
+
+def own_part(tensors: Mapping[str, Tensor], ranks: Ranks) -> dict[str, Tensor]:
+    """What a rank writes of them: nothing that another one writes."""
+    own = {}
+    for name, tensor in tensors.items():
+        if not isinstance(tensor, DTensor):
+            if ranks.is_first:
+                own[name] = tensor.detach().contiguous()
+            continue
+        place = tensor.device_mesh.get_coordinate()
+        assert place is not None
+        is_copy = any(where for where, how in zip(place, tensor.placements, strict=True) if how.is_replicate())
+        part = tensor.to_local().detach()
+        if not is_copy and part.numel():
+            assert all(how.is_replicate() or how.is_shard(dim=0) for how in tensor.placements), tensor.placements
+            own[name] = part.contiguous()
+    return own
+
+
+class TensorFiles(Mapping[str, Tensor]):
+    """The tensors of files, each read when it is asked for: a rank keeps its part of them, never all at once."""
+
+    def __init__(self, paths: Iterable[Path]) -> None:
+        """Open files.
+
+        Args:
+            paths: Of all parts.
+
+        Raises:
+            SafetensorError: One cannot be read.
+        """
+        self._parts: dict[str, list[safe_open]] = {}
+        for path in sorted(paths):
+            file = safe_open(path, "pt")
+            for name in file.keys():  # noqa: SIM118 - it is no mapping
+                self._parts.setdefault(name, []).append(file)
+
+    def __getitem__(self, name: str) -> Tensor:
+        # A copy: what safetensors returns lies in the mapped file, at any alignment.
+        parts = [file.get_tensor(name) for file in self._parts[name]]
+        tensor: Tensor = torch.cat(parts) if len(parts) > 1 else parts[0].clone()
+        return tensor
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._parts)
+
+    def __len__(self) -> int:
+        return len(self._parts)
+
 
 FORMAT = 1
 VALUES = "state.json"
 MANIFEST = "manifest.json"
 
 _T = TypeVar("_T")
-_NAME = re.compile(r"step-(\d{8,})")
+_CHECKPOINT_NAME = re.compile(r"step-(\d{8,})")
 _WRITING = re.compile(r"\.writing-(?P<host>.*)-(?P<pid>\d+)")
 
 
@@ -257,7 +329,7 @@ class Checkpoints:
     def _present(self) -> Iterator[tuple[int, Path]]:
         if self.folder.is_dir():
             for path in list(self.folder.iterdir()):
-                if match := _NAME.fullmatch(path.name):
+                if match := _CHECKPOINT_NAME.fullmatch(path.name):
                     yield int(match[1]), path
 
     def _read(self, step: int, path: Path, *, trusted: bool = False) -> Saved:
@@ -349,3 +421,182 @@ def _runs(pid: int) -> bool:
 def _say(text: str) -> None:
     with suppress(OSError):
         print(text, flush=True)  # noqa: T201 - the job's log
+
+
+# -- training state ----------------------------------------------------------------------------------------------
+# All that decides how a training goes on, taken down and put back: model, optimizer, random generators.
+
+
+OPTIMIZER_SETTINGS = "optimizer.json"
+"""Beside `OPTIMIZER`, what of it are no tensors."""
+_OF_8_BITS = {"qmap1", "qmap2", "absmax1", "absmax2"}
+"""How bitsandbytes reads moments in 8 bits: the numbers that these stand for, and the largest of each block."""
+
+
+def training_state(model: nn.Module, optimizer: torch.optim.Optimizer, **values: Any) -> State:
+    """Everything that decides how a training goes on; where ranks have spread the model, this one's part.
+
+    Args:
+        model: Its trained parameters and its buffers are saved; frozen parameters come with the model.
+        optimizer: Its state is saved exactly, tensor by tensor.
+        values: What else the training needs, as plain data.
+    """
+    tensors = {f"model.{name}": tensor for name, tensor in _model_tensors(model).items()}
+    moments, plain = _optimizer_state(optimizer)
+    random_tensors, random_values = random_state()
+    return State(
+        {**tensors, **moments, **{f"random.{name}": tensor for name, tensor in random_tensors.items()}},
+        {"optimizer": plain, "random": random_values, "own": values},
+    )
+
+
+def _optimizer_state(optimizer: torch.optim.Optimizer) -> tuple[dict[str, Tensor], dict[str, Any]]:
+    """Tensors of an optimizer by name, and all else that it keeps, as plain data."""
+    tensors: dict[str, Tensor] = {}
+    loose: dict[str, Any] = {}
+    # That of bitsandbytes hides its tensors from FSDP.
+    described = torch.optim.Optimizer.state_dict(optimizer)
+    for index, entry in described["state"].items():
+        for name, value in entry.items():
+            if isinstance(value, Tensor):
+                # A table of bitsandbytes is one tensor for all weights, and files have no such.
+                tensors[f"optimizer.{index}.{name}"] = value.clone() if name in _OF_8_BITS else value
+            elif value is None or isinstance(value, (bool, int, float, str)):
+                loose.setdefault(str(index), {})[name] = value
+            else:
+                raise JobError(
+                    f"{type(optimizer).__name__} keeps a {type(value).__name__} as '{name}': a checkpoint holds "
+                    "tensors and plain values only. Use an optimizer of torch.optim, such as AdamW."
+                )
+    return tensors, {"state": loose, "param_groups": described["param_groups"]}
+
+
+def save_optimizer(folder: Path, optimizer: torch.optim.Optimizer, ranks: Ranks = ALONE) -> None:
+    """Write what an optimizer keeps as one process would, for `restore_optimizer`. All ranks must call it."""
+    tensors, plain = _optimizer_state(optimizer)
+    whole = {name: ranks.whole(tensor).detach().cpu().contiguous() for name, tensor in tensors.items()}
+    if ranks.is_first:
+        save_file(whole, folder / OPTIMIZER)
+        (folder / OPTIMIZER_SETTINGS).write_text(json_text(plain) + "\n")
+
+
+def restore_optimizer(folder: Path, optimizer: torch.optim.Optimizer, ranks: Ranks = ALONE) -> None:
+    """Put an optimizer that was made anew into the state that an earlier training has left.
+
+    Raises:
+        JobError: There is none in the folder, or it is of another model.
+    """
+    try:
+        plain = parse_json(read_plain(folder / OPTIMIZER_SETTINGS))
+        with open_plain(folder / OPTIMIZER):
+            tensors = load_file(folder / OPTIMIZER)
+        weights = [weight for group in optimizer.param_groups for weight in group["params"]]
+        for name, tensor in tensors.items():
+            _, index, kind = name.split(".", 2)
+            if tensor.ndim and kind not in _OF_8_BITS and tensor.shape != weights[int(index)].shape:
+                raise ValueError(f"{kind} of weight {index} is {_shape(tensor)}")
+        _load_optimizer(optimizer, tensors, plain, ranks)
+    except (OSError, SafetensorError, ValueError, KeyError, IndexError, TypeError) as error:
+        raise JobError(
+            f"{folder}: training cannot go on with the optimizer that was left there: {error}. Compute that round "
+            "again: `python -m pipeline store invalidate`"
+        ) from error
+
+
+def _load_optimizer(
+    optimizer: torch.optim.Optimizer, tensors: Mapping[str, Tensor], plain: Mapping[str, Any], ranks: Ranks
+) -> None:
+    parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
+    entries: dict[int, dict[str, Any]] = {}
+    for index, values in plain["state"].items():
+        entries.setdefault(int(index), {}).update(values)
+    for full_name in tensors:
+        if full_name.startswith("optimizer."):
+            tensor = tensors[full_name]
+            _, index, name = full_name.split(".", 2)
+            part = ranks.part(tensor, parameters[int(index)])
+            # A copy of what is a part, so that the whole is let go of before the next is read.
+            entries.setdefault(int(index), {})[name] = part if part is tensor else part.clone()
+    groups = [
+        {name: tuple(value) if isinstance(now.get(name), tuple) else value for name, value in saved.items()}
+        for now, saved in zip(optimizer.param_groups, plain["param_groups"], strict=True)
+    ]
+    optimizer.load_state_dict({"state": entries, "param_groups": groups})
+
+
+def state_problem(state: State, model: nn.Module, optimizer: torch.optim.Optimizer) -> str | None:
+    """Say why a training of this model cannot go on from a state, or None if it can."""
+    own = {f"model.{name}": tensor for name, tensor in _model_tensors(model).items()}
+    saved = {name for name in state.tensors if name.startswith("model.")}
+    if odd := sorted(set(own) ^ set(saved)):
+        return f"its model has other tensors ({', '.join(odd[:3])})"
+    for name, tensor in own.items():
+        found = state.tensors[name]
+        if (tensor.shape, tensor.dtype) != (found.shape, found.dtype):
+            return f"its {name} is {_shape(found)} instead of {_shape(tensor)}"
+    groups = [len(group["params"]) for group in state.values["optimizer"]["param_groups"]]
+    if groups != [len(group["params"]) for group in optimizer.param_groups]:
+        return "its optimizer has other groups of parameters"
+    return None
+
+
+def restore_training(
+    state: State, model: nn.Module, optimizer: torch.optim.Optimizer, *, ranks: Ranks = ALONE
+) -> dict[str, Any]:
+    """Put a model, its optimizer and all random generators into a saved state.
+
+    Args:
+        state: What `training_state` made, of a model for which `state_problem` finds nothing.
+        model: Set in place.
+        optimizer: Of that model, as it was made anew.
+        ranks: Where the training is done by several: as many as before, or fewer, or more.
+
+    Returns:
+        The values that were given to `training_state`.
+    """
+    with torch.no_grad():
+        for name, tensor in _model_tensors(model).items():
+            tensor.copy_(ranks.part(state.tensors[f"model.{name}"], tensor))
+    _load_optimizer(optimizer, state.tensors, state.values["optimizer"], ranks)
+    prefix = "random."
+    tensors = {name[len(prefix) :]: state.tensors[name] for name in state.tensors if name.startswith(prefix)}
+    restore_random_state(tensors, state.values["random"])
+    own: dict[str, Any] = state.values["own"]
+    return own
+
+
+def random_state() -> tuple[dict[str, Tensor], dict[str, Any]]:
+    """The global generators of torch (CPU and every GPU), numpy and Python, as tensors and plain values."""
+    version, words, gauss = random.getstate()
+    kind, keys, place, has_gauss, cached = np.random.get_state(legacy=True)
+    tensors = {"torch": torch.get_rng_state(), "numpy": torch.from_numpy(np.asarray(keys).astype(np.int64))}
+    if torch.cuda.is_available() and torch.cuda.is_initialized():
+        tensors |= {f"cuda.{index}": one for index, one in enumerate(torch.cuda.get_rng_state_all())}
+    values = {
+        "python": [version, list(words), gauss],
+        "numpy": [str(kind), int(place), int(has_gauss), float(cached)],
+    }
+    return tensors, values
+
+
+def restore_random_state(tensors: Mapping[str, Tensor], values: Mapping[str, Any]) -> None:
+    """Set the global generators to what `random_state` returned. GPUs that are not here are passed over."""
+    torch.set_rng_state(tensors["torch"])
+    for name, tensor in tensors.items():
+        if name.startswith("cuda.") and int(name[5:]) < torch.cuda.device_count():
+            torch.cuda.set_rng_state(tensor, int(name[5:]))
+    kind, place, has_gauss, cached = values["numpy"]
+    np.random.set_state((kind, tensors["numpy"].numpy().astype(np.uint32), place, has_gauss, cached))
+    version, words, gauss = values["python"]
+    random.setstate((version, tuple(words), gauss))
+
+
+def _model_tensors(model: nn.Module) -> dict[str, Tensor]:
+    """Trained parameters and saved buffers by name; those that are tied appear once."""
+    saved = set(model.state_dict())
+    trained = {name: tensor for name, tensor in model.named_parameters() if tensor.requires_grad}
+    return {**trained, **{name: tensor for name, tensor in model.named_buffers() if name in saved}}
+
+
+def _shape(tensor: Tensor) -> str:
+    return f"{list(tensor.shape)} {str(tensor.dtype).removeprefix('torch.')}"

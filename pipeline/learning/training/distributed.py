@@ -14,8 +14,11 @@ from __future__ import annotations
 
 import math
 import os
+import socket
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from datetime import timedelta
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -24,14 +27,19 @@ import torch
 import torch.distributed as dist
 from numpy.typing import NDArray
 from torch import Tensor, nn
+from torch.distributed import TCPStore  # type: ignore[attr-defined]
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.fsdp import CPUOffloadPolicy, FSDPModule, MixedPrecisionPolicy, fully_shard
 from torch.distributed.tensor import DTensor, distribute_tensor
 from transformers import PreTrainedModel
 
 from pipeline.config.schema import DType, Sharding, Strategy
+from pipeline.errors import JobError
+from pipeline.learning.memory.fit import fit
+from pipeline.learning.memory.training import GB, ModelShape, StateLayout, Workload, training_footprint
 from pipeline.learning.models.bits import bits_of
 from pipeline.learning.models.load import blocks_of
+from pipeline.machine.memory import memory_available_bytes, usable_bytes
 
 _BUCKET_BYTES = 64 << 20
 _T = TypeVar("_T")
@@ -368,3 +376,142 @@ def _buckets(parameters: Sequence[nn.Parameter]) -> Iterator[list[nn.Parameter]]
                 bucket, size = [], 0
         if bucket:
             yield bucket
+
+
+# -- meeting -----------------------------------------------------------------------------------------------------
+# How the processes of one job find each other, and how they part.
+
+
+TIMEOUT = timedelta(minutes=30)
+"""How long a rank waits for the others before it fails; the engine's own limit on progress comes later."""
+WHILE_SCORING = timedelta(days=7)
+"""The same of ranks that write texts: they wait while the first one calls rewards, which may take any time."""
+
+
+@contextmanager
+def join(rank: int, size: int, device: str, spread: Spread, dtype: DType = DType.float32) -> Iterator[Ranks]:
+    """Meet the other ranks where the environment says, and part from them at the end if all went well.
+
+    Raises:
+        JobError: There are not as many of them as the job has devices.
+    """
+    told = os.environ.get("WORLD_SIZE")
+    if told != str(size):
+        raise JobError(f"the job has {size} devices, but WORLD_SIZE={told}: its processes would wait for ever")
+    on_gpu = device.startswith("cuda")
+    if on_gpu:
+        torch.cuda.set_device(torch.device(device))
+    # Numbers that ranks agree on are on the CPU, so that they do not wait for what the GPU has still to do.
+    backend = "cpu:gloo,cuda:nccl" if on_gpu else "gloo"
+    timeout = WHILE_SCORING if spread.by_tensors else TIMEOUT
+    options: dict[str, Any] = {"store": _meet(rank, size), "rank": rank, "world_size": size, "timeout": timeout}
+    if on_gpu:
+        options["device_id"] = torch.device(device)  # else NCCL guesses which device a rank has
+    dist.init_process_group(backend, **options)
+    yield Ranks(rank, size, device, spread, dtype)
+    # Only where all went well: after a failure NCCL may wait for its peers for ever, before the error is told. The
+    # process ends with the job, and the group with it.
+    dist.destroy_process_group()
+
+
+def _meet(rank: int, size: int) -> TCPStore:
+    """The store through which ranks find each other. Left to itself, torch listens for them on every interface."""
+    address, port = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
+    listener = None
+    if rank == 0:  # the worker that leads the ranks holds the port, which SO_REUSEADDR lets this one listen at
+        listener = socket.create_server((address, port)).detach()
+    return TCPStore(address, port, size, rank == 0, timeout=TIMEOUT, master_listen_fd=listener)
+
+
+# -- strategy ----------------------------------------------------------------------------------------------------
+# How several ranks share a model where the request leaves that open: the simplest way that should fit.
+# Decided by the ranks, who have the devices, from what is free there and the model of
+# `learning.memory.training`.
+
+
+def choose_spread(
+    shape: ModelShape, work: Workload, size: int, *, free_bytes: int, host_bytes: int
+) -> tuple[Spread, str]:
+    """The simplest strategy that fits on a number of equal devices.
+
+    Args:
+        shape: The model.
+        work: How it is trained.
+        size: Devices.
+        free_bytes: Of the fullest of them.
+        host_bytes: Free memory of the machine.
+
+    Returns:
+        The strategy, and why: what others lack. Where nothing fits, the one that needs least: the estimate is one,
+        and micro-batches that turn out too large are halved.
+    """
+    found = fit(shape, work, size, lambda _: free_bytes, host_bytes=host_bytes, num_gpus=size)
+    chosen = found.chosen or min(found.trials, key=lambda trial: (trial.short, trial.host_short))
+    before = found.trials[: found.trials.index(chosen) + 1]
+    reasons = "; ".join(f"{trial.label} {trial.verdict}" for trial in before)
+    if chosen.layout is StateLayout.ddp:
+        return Spread(strategy=Strategy.ddp), reasons
+    sharding = Sharding[chosen.layout.name]
+    return Spread(strategy=Strategy.fsdp, sharding=sharding, cpu_offload=chosen.offload), reasons
+
+
+def refuse_what_cannot_fit(shape: ModelShape, work: Workload, total_bytes: int, *, adapters: bool) -> None:
+    """Refuse a training on one GPU that not even the smallest micro-batch makes fit, before anything is loaded.
+
+    The second step would run out of memory, with the optimizer's state there, which nothing recovers from.
+
+    Args:
+        shape: The model.
+        work: How it is trained, with the tokens of the longest sequence.
+        total_bytes: Of the GPU, whoever has some of it now.
+        adapters: Whether the algorithm can train adapters instead.
+
+    Raises:
+        JobError: It needs more than there is; says what would fit.
+    """
+    least, usable = replace(work, batch=1), usable_bytes(total_bytes)
+    need = training_footprint(shape, least).total
+    if need <= total_bytes:  # more than is usable may fit: what a GPU has not at all cannot
+        return
+    ways = []
+    if not work.checkpointing and training_footprint(shape, replace(least, checkpointing=True)).total <= usable:
+        ways.append("training.gradient_checkpointing=true")
+    ways += [
+        f"training.gpus_per_job={gpus} with training.strategy=fsdp"
+        for gpus in (2, 4, 8)
+        if training_footprint(shape, least, StateLayout.full_shard, gpus).total <= usable
+    ][:1]
+    if work.lora_rank is None and adapters:
+        ways.append("lora.rank=16, which trains adapters alone")
+    ways.append("a smaller model")
+    raise JobError(
+        f"training all of {shape.name} ({shape.size} parameters) takes some {need / GB:.0f} GB of one GPU with "
+        f"micro-batches of 1 and {work.tokens:,} tokens, and it has {total_bytes / GB:.0f} GB. "
+        f"Try {', or '.join(ways)}"
+    )
+
+
+def settle(ranks: Ranks, read: Callable[[], tuple[ModelShape, Workload]] | None) -> None:
+    """Choose where `auto` was asked for. All ranks must call it.
+
+    Args:
+        ranks: Changed in place.
+        read: Says what the model is and how it is trained, where a GPU's memory is the question; None for one that
+            fits anywhere.
+    """
+    if ranks.spread.strategy is not Strategy.auto:
+        return
+    if read is None or not ranks.device.startswith("cuda"):
+        ranks.spread = Spread(strategy=Strategy.ddp)
+        return
+    shape, work = read()
+    free, _ = torch.cuda.mem_get_info(torch.device(ranks.device))
+    ranks.spread, reasons = choose_spread(
+        shape,
+        work,
+        ranks.size,
+        free_bytes=ranks.least(free),
+        host_bytes=ranks.least(memory_available_bytes()),
+    )
+    if ranks.is_first:
+        print(f"training.strategy=auto: {ranks}. {reasons}", flush=True)  # noqa: T201 - the job's log

@@ -35,9 +35,8 @@ def fingerprint() -> str:
     from pipeline.learning.generation.sampling import sample_keys
     from pipeline.learning.generation.tilt import Tilt, preference_offset
     from pipeline.learning.models.value import value_model_from
-    from pipeline.learning.training.policy import Fitting
+    from pipeline.learning.training.policy import Fitting, fit_sft
     from pipeline.learning.training.sequences import Sequences
-    from pipeline.learning.training.sft import fit_sft
     from pipeline.learning.training.value import fit_value
 
     # Powers of a generator: tokens that are the same everywhere and follow a rule that can be learnt.

@@ -36,9 +36,8 @@ from pipeline.learning.training.policy import (
     rounding,
     work_of,
 )
-from pipeline.learning.training.scoring import passes_of
+from pipeline.learning.training.scoring import passes_of, without_padding
 from pipeline.learning.training.sequences import batch_of
-from pipeline.learning.training.unpadded import without_padding
 
 
 @dataclass(frozen=True)

@@ -2,30 +2,107 @@
 
 from __future__ import annotations
 
+import os
+import shutil
+import sys
+import sysconfig
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from pipeline.config.schema import DType, TrainingConfig
+from pipeline.errors import JobError
 from pipeline.learning.models.batch_size import MICRO_BATCH, BatchSize, BatchSizes
 from pipeline.learning.models.flops import model_cost, spend
 from pipeline.learning.models.load import checkpoint_activations
 from pipeline.learning.training.checkpoint import Checkpoints
-from pipeline.learning.training.compiling import compiled
 from pipeline.learning.training.curve import Curve, not_drawn
 from pipeline.learning.training.distributed import ALONE, Ranks
 from pipeline.learning.training.loop import TrainSettings, train
-from pipeline.learning.training.precision import computing_in
-from pipeline.learning.training.scoring import passes_of
+from pipeline.learning.training.scoring import completion_logprobs, inner_model, passes_of, without_padding
 from pipeline.learning.training.sequences import Batch, Sequences, batch_of, epoch_order
-from pipeline.learning.training.unpadded import without_padding
+
+# -- compiling ---------------------------------------------------------------------------------------------------
+# `training.compile`: kernels that torch.compile makes for one model, in the place of one for each operation.
+
+
+@contextmanager
+def compiled(model: nn.Module, asked: bool) -> Iterator[None]:
+    """Have the layers of a model compiled meanwhile, when they are first run; the model is as before afterwards.
+
+    Args:
+        model: A causal language model, with adapters or without, or the backbone of a value model.
+        asked: `training.compile`.
+
+    Raises:
+        JobError: There is no compiler.
+    """
+    if not asked:
+        yield
+        return
+    on_gpu = next(model.parameters()).is_cuda
+    if problem := no_compiler(on_gpu=on_gpu):
+        raise JobError(f"training.compile=true: {problem}. Install it, or set training.compile=false")
+    layers: nn.Module = inner_model(model).base_model
+    # For one function torch compiles a few models and computes all others as if nothing had been asked for. Which
+    # trainings a worker has done before must not decide about that, and so about last bits.
+    torch.compiler.reset()
+    # Sizes of batches change with every step, and each would be compiled anew.
+    layers.compile(dynamic=True)
+    try:
+        yield
+    finally:
+        layers._compiled_call_impl = None
+
+
+def no_compiler(*, on_gpu: bool) -> str:
+    """What torch.compile lacks here, or nothing.
+
+    On a CPU a kernel is a C++ program; on a GPU triton makes it, whose way to the driver is a C program. Both are
+    extensions of Python, found as torch and triton find what they are compiled with.
+    """
+    if on_gpu and not find_spec("triton"):
+        return "kernels for GPUs need the package triton, which is not installed"
+    if on_gpu:
+        what, names = "GPUs need a C", [os.environ["CC"]] if "CC" in os.environ else ["gcc", "clang"]
+    else:
+        usual = "clang++" if sys.platform == "darwin" else "g++"
+        what, names = "CPUs need a C++", [os.environ.get("CXX", usual)]
+    if not any(map(shutil.which, names)):
+        return f"kernels for {what} compiler, and there is no {' or '.join(names)}"
+    header = Path(sysconfig.get_path("include")) / "Python.h"
+    if sys.platform == "linux" and not header.is_file():
+        return f"what is compiled needs the headers of Python (python3-dev), and there is no {header}"
+    return ""
+
+
+# -- precision ---------------------------------------------------------------------------------------------------
+# Which precision a training computes in. The weights that it changes are float32, whatever this is.
+
+
+def computing_in(dtype: DType, device: str, ranks: Ranks = ALONE) -> AbstractContextManager[object]:
+    """Forward passes in `bfloat16` where that is asked for; sums and losses stay in float32 (torch.autocast).
+
+    `float16` computes in float32: its range is too small for gradients without a scale for the loss.
+
+    Args:
+        dtype: `system.dtype`.
+        device: ``cpu`` or ``cuda``.
+        ranks: Who shares the models; where FSDP gathers them in that type nothing is left to do.
+    """
+    if dtype is not DType.bfloat16 or ranks.gathers_rounded:
+        return nullcontext()
+    return torch.autocast(torch.device(device).type, torch.bfloat16)
+
 
 _REMEDY = "Try training.gradient_checkpointing=true, shorter texts, or a device with more memory."
 REMEDY_OF_POLICIES = _REMEDY.replace("=true,", "=true, lora.rank=16,")
@@ -265,3 +342,27 @@ def by_length(rows: NDArray[np.int64], lengths: NDArray[np.int32], group: int) -
 def trained_tokens(data: Sequences, epochs: int) -> int:
     """Tokens of prompts and completions that a training goes over."""
     return int(data.lengths.sum()) * epochs
+
+
+# -- sft ---------------------------------------------------------------------------------------------------------
+# Imitation: next-token prediction on the completions of labelled sequences.
+
+
+def sft_set(model: nn.Module, data: Sequences) -> TrainingSet:
+    """Completions to imitate; a batch's loss is the mean over the tokens of its completions.
+
+    Args:
+        model: The policy that is trained, on its device.
+        data: Completions, whatever their labels.
+    """
+    tokens = data.supervised
+
+    def loss_of(batch: Batch, part: NDArray[np.int64], whole: NDArray[np.int64]) -> Tensor:  # noqa: ARG001
+        return -completion_logprobs(model, batch).sum() / max(1, int(tokens[whole].sum()))
+
+    return TrainingSet(data, loss_of, about={"sequences": len(data)})
+
+
+def fit_sft(model: nn.Module, data: Sequences, fitting: Fitting) -> list[float]:
+    """Train a policy in place; see `sft_set`. Returns the loss of every step, in nats per token."""
+    return fit(model, data, fitting, sft_set(model, data).loss_of)

@@ -5,21 +5,447 @@ Shapes: B sequences of a micro-batch, T positions.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+import sys
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from contextvars import ContextVar
+from functools import partial
+from typing import Any
+from weakref import WeakKeyDictionary
 
 import numpy as np
 import torch
+import torch.nn.functional as F
 from numpy.typing import NDArray
 from torch import Tensor, nn
+from torch.distributed.fsdp import FSDPModule
+from torch.utils.checkpoint import checkpoint
+from transformers import AttentionInterface
 
 from pipeline.learning.generation.sampling import nucleus, policy_logprobs
+from pipeline.learning.memory.training import LOGITS_AT_ONCE
 from pipeline.learning.models.batch_size import BatchSize, BatchSizes
 from pipeline.learning.models.flops import Pass, model_cost, spend, whole_texts
-from pipeline.learning.models.value import ValueModel
+from pipeline.learning.models.value import TEXT_LENGTHS, ValueModel
 from pipeline.learning.training.distributed import ALONE, Ranks
-from pipeline.learning.training.logits import is_cut, read_off, taken_logprobs
 from pipeline.learning.training.sequences import Batch, Sequences, batch_of
-from pipeline.learning.training.unpadded import is_unpadded, unpadded_logprobs
+
+# -- logits ------------------------------------------------------------------------------------------------------
+# Log-probabilities of the tokens that were taken, without logits of all tokens at once. A token has as many
+# logits as the vocabulary has entries, and each takes some 12 bytes in training: 25 GB for 8 texts of 2,048
+# tokens and 128,000 entries. Here the output layer runs over a part of the positions at a time, and again in
+# the backward pass. So only on GPUs. Shapes: B sequences, T positions, V tokens of the vocabulary, H the
+# width of the model.
+
+
+_CACHED = 1 << 18
+_LOWEST = torch.finfo(torch.float32).min
+_plain: WeakKeyDictionary[nn.Module, bool] = WeakKeyDictionary()
+"""Models that were looked at -> whether their logits are what the output layer makes of the last hidden states."""
+
+
+def is_cut(model: nn.Module, ids: Tensor) -> bool:
+    """Whether logits of a batch are too many to be there at once, and the model lets them be made part by part.
+
+    Args:
+        model: A causal language model, with adapters or without.
+        ids: Shape [B, T].
+    """
+    return ids.is_cuda and is_too_much(model, ids.numel()) and is_plain(model, ids)
+
+
+def is_too_much(model: nn.Module, tokens: int) -> bool:
+    """Whether the logits of so many tokens are more than may be there at once."""
+    return tokens * _vocabulary(model) > LOGITS_AT_ONCE
+
+
+@torch.no_grad()
+def is_plain(model: nn.Module, ids: Tensor) -> bool:
+    """Whether a model's logits are those of its output layer as they are: some families cap or scale them."""
+    if isinstance(model, FSDPModule):
+        return False  # the output layer is whole only while the whole model runs
+    if model not in _plain:
+        few = ids[:1, :2]
+        try:
+            whole = inner_model(model)(input_ids=few, use_cache=False).logits
+            _plain[model] = torch.equal(_head(model)(_hidden(model, few)), whole)
+        except torch.OutOfMemoryError:
+            raise  # which tells nothing of the model
+        except (AttributeError, TypeError, RuntimeError):  # built in another way than most
+            _plain[model] = False
+    return _plain[model]
+
+
+def taken_logprobs(
+    model: nn.Module,
+    ids: Tensor,
+    first: int,
+    temperature: float,
+    at_once: int = LOGITS_AT_ONCE,
+    *,
+    entropy: bool = False,
+) -> Tensor:
+    """Log-probabilities of tokens given what precedes them.
+
+    Args:
+        model: For which `is_plain`.
+        ids: Padded on the right, shape [B, T].
+        first: Position before the first token that is asked for.
+        temperature: Of the policy.
+        at_once: Logits that may be there at a time; at least those of one position are.
+        entropy: Whether that of each distribution is asked for too.
+
+    Returns:
+        Of the tokens from `first` + 1 on, shape [B, T - first - 1], float32; with entropies [B, T - first - 1, 2].
+    """
+    hidden, head = _hidden(model, ids)[:, first:-1], _head(model)
+    targets = ids[:, first + 1 :]
+    width = max(1, at_once // (len(ids) * _vocabulary(model)))
+    part = partial(_part, head, temperature, entropy)
+    if torch.is_grad_enabled():
+        part = partial(checkpoint, part, use_reentrant=False)
+    taken = [part(*both) for both in zip(hidden.split(width, 1), targets.split(width, 1), strict=True)]
+    return torch.cat(taken, 1)
+
+
+def _part(head: nn.Module, temperature: float, entropy: bool, hidden: Tensor, targets: Tensor) -> Tensor:
+    return read_off(policy_logprobs(head(hidden), temperature), targets, entropy=entropy)
+
+
+def read_off(logprobs: Tensor, targets: Tensor, *, entropy: bool) -> Tensor:
+    """Log-probabilities of tokens, and the entropies of their distributions in nats if asked for.
+
+    Args:
+        logprobs: Shape [..., V].
+        targets: Shape [...].
+        entropy: Whether to give both.
+
+    Returns:
+        Shape [...], or [..., 2].
+    """
+    taken = logprobs.gather(-1, targets[..., None]).squeeze(-1)
+    if not entropy:
+        return taken
+    # What has no probability is -inf, which 0 times is no number.
+    return torch.stack([taken, -(logprobs.exp() * logprobs.clamp(min=_LOWEST)).sum(-1)], -1)
+
+
+def logprobs_in_parts(
+    model: nn.Module,
+    hidden: Tensor,
+    targets: Tensor,
+    temperature: float,
+    at_once: int = LOGITS_AT_ONCE,
+    *,
+    entropy: bool = False,
+) -> Tensor:
+    """Log-probabilities of tokens given what precedes them, of some tokens at a time.
+
+    Args:
+        model: For which `is_plain`.
+        hidden: Last hidden states before the tokens, shape [M, H].
+        targets: The tokens, shape [M].
+        temperature: Of the policy.
+        at_once: Logits that may be there at a time; at least those of one token are.
+        entropy: See `taken_logprobs`.
+
+    Returns:
+        Shape [M], float32; with entropies [M, 2].
+    """
+    head, count = _head(model), max(1, at_once // _vocabulary(model))
+
+    def part(hidden: Tensor, targets: Tensor) -> Tensor:
+        return taken_of(head(hidden), targets, temperature, entropy=entropy)
+
+    parts = zip(hidden.split(count), targets.split(count), strict=True)
+    if not torch.is_grad_enabled():
+        return torch.cat([part(*both) for both in parts])
+    return torch.cat([checkpoint(part, *both, use_reentrant=False) for both in parts])
+
+
+def taken_of(logits: Tensor, targets: Tensor, temperature: float = 1.0, *, entropy: bool = False) -> Tensor:
+    """Log-probabilities of tokens, in the memory that their logits have, which are of no use afterwards.
+
+    Log-probabilities take the place of logits, and gradients theirs. As torch has it each is kept by itself.
+
+    Args:
+        logits: Shape [M, V], any floating type.
+        targets: Shape [M].
+        temperature: Of the policy.
+        entropy: See `taken_logprobs`; then each is kept by itself here too.
+
+    Returns:
+        Shape [M], float32; with entropies [M, 2].
+    """
+    if entropy:
+        return read_off(policy_logprobs(logits, temperature), targets, entropy=True)
+    logits = logits.float()
+    if temperature != 1.0:
+        logits = logits / temperature
+    taken: Tensor = _Taken.apply(logits, targets)
+    return taken
+
+
+class _Taken(torch.autograd.Function):
+    """Whoever asks for gradients a second time is told by torch that what they need was changed in place."""
+
+    @staticmethod
+    def forward(ctx: Any, logits: Tensor, targets: Tensor) -> Tensor:
+        for part in logits.split(_rows_at_once(logits)):
+            part.copy_(part.log_softmax(-1))
+        ctx.save_for_backward(logits, targets)
+        return logits.gather(1, targets[:, None]).squeeze(1)
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None]:
+        logprobs, targets = ctx.saved_tensors
+        of_each, chosen = gradients[0][:, None], targets[:, None]
+        rows = _rows_at_once(logprobs)
+        for part, gradient in zip(logprobs.split(rows), of_each.split(rows), strict=True):
+            part.exp_().mul_(-gradient)
+        return logprobs.scatter_(1, chosen, logprobs.gather(1, chosen) + of_each), None
+
+
+def _rows_at_once(logits: Tensor) -> int:
+    """So many that a processor's cache holds them from one operation to the next."""
+    return max(1, _CACHED // logits.shape[1]) if not logits.is_cuda else max(1, len(logits))
+
+
+def _vocabulary(model: nn.Module) -> int:
+    return int(inner_model(model).config.get_text_config().vocab_size)
+
+
+def inner_model(model: nn.Module) -> Any:
+    """A model without the adapters that are around it."""
+    peft: Any = sys.modules.get("peft")  # which takes long to import, and has made what is around a model
+    return model.get_base_model() if peft is not None and isinstance(model, peft.PeftModel) else model
+
+
+def _head(model: nn.Module) -> Any:
+    return inner_model(model).get_output_embeddings()
+
+
+def _hidden(model: nn.Module, ids: Tensor) -> Tensor:
+    """The last hidden states, shape [B, T, H]."""
+    hidden: Tensor = inner_model(model).base_model(input_ids=ids, use_cache=False).last_hidden_state
+    return hidden
+
+
+# -- unpadded ----------------------------------------------------------------------------------------------------
+# Forward passes over the tokens of a micro-batch alone: its sequences stand behind each other, without
+# padding. What works token by token does not notice. Attention alone has to know where sequences begin; for
+# these passes it is replaced, through the interface that transformers has for that, by attention within each
+# sequence. Which models that is right for is tried out, with two short texts: others are read in padded rows,
+# as without `training.padding_free`. Shapes: B sequences, T positions of the longest, N tokens in all, H
+# heads, D size of a head.
+
+
+NAME = "pipeline_unpadded"
+"""Of the attention function, as transformers knows it."""
+_CHANGES = ("position_bias", "s_aux", "softcap")
+"""Arguments by which some models change what attention computes."""
+_TRIED = ((5, 7, 11, 13, 17), (3, 5, 7))
+"""Two texts, as ids."""
+_CLOSE = 1e-3
+"""By how much of their size hidden states may differ: of a text that sees another one they do by far more."""
+
+
+class _CannotStand(Exception):  # noqa: N818 - not an error: the caller has another way
+    """The attention of a model is more than is computed here."""
+
+
+@contextmanager
+def without_padding(model: nn.Module, asked: bool) -> Iterator[None]:
+    """Have a model's passes over batches without padding meanwhile, where that is asked for and right for it.
+
+    Backward passes belong in it as well: with gradient checkpointing they repeat forward passes.
+
+    Args:
+        model: A causal language model, with adapters or without, or the backbone of a value model.
+        asked: `training.padding_free`.
+    """
+    if not asked:
+        yield
+        return
+    if not _is_right_for(model):
+        with suppress(OSError):
+            print("training.padding_free: this model needs padded rows, and is read in them", flush=True)  # noqa: T201 - the job's log
+        yield
+        return
+    with _replaced(model):
+        yield
+
+
+def is_unpadded(model: nn.Module) -> bool:
+    """Whether passes over a model are to be without padding now."""
+    config = getattr(inner_model(model), "config", None)
+    return getattr(config, "_attn_implementation", None) == NAME
+
+
+def inputs_of(batch: Batch) -> dict[str, Any]:
+    """What a model reads of a batch without padding; its outputs are those of N tokens, shape [1, N, ...]."""
+    ids = batch.ids.view(-1).index_select(0, _on(batch, places_of_tokens(batch)))
+    return _inputs(ids[None], batch.lengths)
+
+
+def places_of_tokens(batch: Batch) -> NDArray[np.int64]:
+    """Where in the rows of a batch, one after the other, its tokens are: shape [N]."""
+    width = batch.ids.shape[1]
+    found: NDArray[np.int64] = np.concatenate(
+        [row * width + np.arange(length) for row, length in enumerate(batch.lengths)]
+    )
+    return found
+
+
+def in_rows(values: Tensor, batch: Batch, places: NDArray[np.int64]) -> Tensor:
+    """Values of some places, shape [M, ...], laid out as the batch is, shape [B, T, ...]; 0 elsewhere."""
+    rows, width = batch.ids.shape
+    empty = values.new_zeros(rows * width, *values.shape[1:])
+    laid: Tensor = empty.index_copy(0, _on(batch, places), values).unflatten(0, (rows, width))
+    return laid
+
+
+def unpadded_logprobs(model: nn.Module, batch: Batch, temperature: float, *, entropy: bool = False) -> Tensor:
+    """Log-probabilities of supervised tokens, as `policy.completion_logprobs` has them; logits of these alone.
+
+    With entropies shape [B, T, 2].
+    """
+    firsts = np.maximum(batch.starts, 1)  # nothing goes before the first token of a text
+    width, begins = batch.ids.shape[1], np.cumsum([0, *batch.lengths])
+    rows = [
+        (row, np.arange(first, end)) for row, (first, end) in enumerate(zip(firsts, batch.lengths, strict=True))
+    ]
+    asked = np.concatenate([row * width + places for row, places in rows])
+    read = _on(batch, np.concatenate([begins[row] + places - 1 for row, places in rows]))
+    targets = batch.ids.view(-1).index_select(0, _on(batch, asked))
+    inputs = inputs_of(batch)
+    if is_too_much(model, len(asked)) and is_plain(model, inputs["input_ids"]):
+        hidden = inner_model(model).base_model(**inputs).last_hidden_state[0].index_select(0, read)
+        taken = logprobs_in_parts(model, hidden, targets, temperature, entropy=entropy)
+    else:
+        logits = model(**inputs, logits_to_keep=read).logits
+        # Some families know no `logits_to_keep`, and give all.
+        logits = logits[0] if logits.shape[1] == len(read) else logits[0].index_select(0, read)
+        taken = taken_of(logits, targets, temperature, entropy=entropy)
+    return in_rows(taken, batch, asked)
+
+
+def _on(batch: Batch, places: NDArray[np.int64]) -> Tensor:
+    return torch.from_numpy(places).to(batch.ids.device)
+
+
+def _inputs(ids: Tensor, lengths: Sequence[int]) -> dict[str, Any]:
+    positions = torch.cat([torch.arange(length) for length in lengths]).to(ids.device)
+    return {"input_ids": ids, "position_ids": positions[None], "use_cache": False, TEXT_LENGTHS: tuple(lengths)}
+
+
+@contextmanager
+def _replaced(model: nn.Module) -> Iterator[None]:
+    configs = {
+        id(one): one for one in (inner_model(model).config, inner_model(model).config.get_text_config())
+    }.values()
+    before = [one._attn_implementation for one in configs]
+    for one in configs:
+        one._attn_implementation = NAME
+    try:
+        yield
+    finally:
+        for one, name in zip(configs, before, strict=True):
+            one._attn_implementation = name
+
+
+@torch.no_grad()
+def _is_right_for(model: nn.Module) -> bool:
+    """Whether texts behind each other are to a model what they are apart."""
+    inner = inner_model(model)
+    config = inner.config.get_text_config()
+    first = next(inner.parameters())
+    if not inner._supports_attention_backend or getattr(config, "attention_chunk_size", None):
+        return False
+    texts = [torch.tensor([text], device=first.device) % config.vocab_size for text in _TRIED]
+    apart = torch.cat([_outputs(model, {"input_ids": text, "use_cache": False}) for text in texts], 1)
+    windows: list[object] = []
+    token = _windows.set(windows)
+    try:
+        with _replaced(model):
+            beside = _outputs(model, _inputs(torch.cat(texts, 1), [len(text) for text in _TRIED]))
+    except torch.OutOfMemoryError:
+        raise  # which tells nothing of the model
+    except (_CannotStand, AttributeError, TypeError, ValueError, RuntimeError):
+        return False
+    finally:
+        _windows.reset(token)
+    whole = len(windows) == getattr(config, "num_hidden_layers", None)
+    # One that says its window by a mask alone would lose it.
+    told = not getattr(config, "sliding_window", None) or any(windows)
+    return whole and told and bool((beside - apart).abs().max() <= _CLOSE * apart.abs().max())
+
+
+def _outputs(model: nn.Module, inputs: Mapping[str, Any]) -> Tensor:
+    """Logits of a policy, hidden states of a backbone."""
+    found = model(**inputs)
+    outputs: Tensor = found.logits if hasattr(found, "logits") else found.last_hidden_state
+    return outputs
+
+
+_windows: ContextVar[list[object] | None] = ContextVar("windows", default=None)
+"""Where calls of attention note how far back they see, while a model is tried out."""
+
+
+def _attention(
+    module: nn.Module,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attention_mask: Tensor | None,  # noqa: ARG001 - part of the interface
+    scaling: float | None = None,
+    dropout: float = 0.0,  # noqa: ARG001 - part of the interface
+    sliding_window: int | None = None,
+    **options: Any,
+) -> tuple[Tensor, None]:
+    """Causal attention within each text.
+
+    Args:
+        module: The layer.
+        query: Shape [1, H, N, D].
+        key: Shape [1, H or fewer that are shared, N, D].
+        value: Likewise.
+        attention_mask: None: transformers makes none for an attention that it does not know.
+        scaling: Of the products of queries and keys.
+        dropout: Is switched off in training.
+        sliding_window: How far back tokens see.
+        options: What else a model gives its attention, the lengths of texts among it.
+
+    Returns:
+        Shape [1, N, H, D], and no weights.
+    """
+    changed = [name for name in _CHANGES if options.get(name) is not None]
+    if changed or not getattr(module, "is_causal", True):
+        raise _CannotStand(f"attention with {', '.join(changed)}")
+    if (windows := _windows.get()) is not None:
+        windows.append(sliding_window)
+    lengths = options.get(TEXT_LENGTHS) or (query.shape[2],)
+    shared = key.shape[1] != query.shape[1]
+    found = []
+    for q, k, v in zip(*(one.split(lengths, 2) for one in (query, key, value)), strict=True):
+        band = _band(q, sliding_window)
+        within = F.scaled_dot_product_attention(
+            q, k, v, band, is_causal=band is None, scale=scaling, enable_gqa=shared
+        )
+        found.append(within)
+    return torch.cat([one.transpose(1, 2) for one in found], 1), None
+
+
+def _band(query: Tensor, window: int | None) -> Tensor | None:
+    """What each token of a text sees, where that is less than all before it."""
+    if window is None or query.shape[2] <= window:
+        return None
+    places = torch.arange(query.shape[2], device=query.device)
+    back = places[:, None] - places[None]
+    return (back >= 0) & (back < window)
+
+
+AttentionInterface.register(NAME, _attention)
 
 
 def completion_logprobs(model: nn.Module, batch: Batch, temperature: float = 1.0) -> Tensor:

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import math
+from dataclasses import replace
 from functools import partial
+from pathlib import Path
 
 import numpy as np
 import torch
@@ -10,19 +13,114 @@ import torch.nn.functional as F
 from numpy.typing import NDArray
 from torch import Tensor
 
+from pipeline.config.schema import DType
 from pipeline.learning.choices import HeadType
+from pipeline.learning.generation.sampling import sample_keys, uniforms
+from pipeline.learning.models.batch_size import BatchSizes
+from pipeline.learning.models.flops import model_cost, spend, whole_texts
 from pipeline.learning.models.value import ValueModel
+from pipeline.learning.training.atoms import SMALLEST_STEP
 from pipeline.learning.training.curve import add_to_curve, is_drawn
-from pipeline.learning.training.losses import (
-    atom_weights,
-    chosen_values,
-    expected_labels,
-    token_atoms,
-    token_bce,
-)
-from pipeline.learning.training.policy import Fitting, fit
-from pipeline.learning.training.sequences import Batch, Sequences
-from pipeline.learning.training.unpadded import in_rows, inputs_of, is_unpadded, places_of_tokens
+from pipeline.learning.training.distributed import ALONE, Ranks
+from pipeline.learning.training.policy import Fitting, computing_in, fit
+from pipeline.learning.training.scoring import in_rows, inputs_of, is_unpadded, places_of_tokens, score_sequences
+from pipeline.learning.training.sequences import UNKNOWN, Batch, Sequences
+from pipeline.outputs.formats import Calibration
+
+# -- losses ------------------------------------------------------------------------------------------------------
+# Losses of value models. Shapes: B sequences, T positions.
+
+
+def token_bce(values: Tensor, mask: Tensor, labels: Tensor) -> Tensor:
+    """Binary cross-entropy of every supervised token with its sequence's label, summed over tokens.
+
+    The minimiser is the conditional mean of the label given the prefix and the token: the Bernoulli case of Q#
+    (arXiv 2502.20548, section 2) and the preference probability of PITA (arXiv 2507.20067).
+
+    Args:
+        values: Logits z, shape [B, T], float32.
+        mask: True where a token is supervised, shape [B, T].
+        labels: In [0, 1], shape [B].
+
+    Returns:
+        The sum over supervised tokens, a scalar; divide by their number for the mean.
+    """
+    targets = labels[:, None].expand_as(values)
+    losses = F.binary_cross_entropy_with_logits(values, targets, reduction="none")
+    return torch.where(mask, losses, torch.zeros_like(losses)).sum()
+
+
+def token_atoms(values: Tensor, mask: Tensor, labels: Tensor, rate: float = 0.0) -> Tensor:
+    """Negative log-likelihood of labels under a distribution over n atoms, evenly spaced on [0, 1], summed.
+
+    A label between two atoms is split between them, see `atom_weights`. With two atoms and a rate of 0 this is
+    `token_bce` of the difference of the two logits.
+
+    Args:
+        values: Logits, shape [B, T, n], float32.
+        mask: True where a token is supervised, shape [B, T].
+        labels: In [0, 1], shape [B].
+        rate: What is kept in the split.
+
+    Returns:
+        The sum over supervised tokens, a scalar.
+    """
+    weights = atom_weights(labels, values.shape[-1], rate)
+    losses = -(values.log_softmax(-1) * weights[:, None]).sum(-1)
+    return torch.where(mask, losses, torch.zeros_like(losses)).sum()
+
+
+def atom_weights(labels: Tensor, count: int, rate: float = 0.0) -> Tensor:
+    """Split labels between the two atoms beside them, so that ``E[exp(rate * label)]`` is kept.
+
+    A tilt adds ``log E[exp(R / eta)]``, which is then exact at that eta; with labels on [0, 1] the rate is the
+    width of the range over eta. A rate of 0 keeps the mean (as in Bellemare et al., arXiv 1707.06887, section 4),
+    of which the tilt makes up to 0.47 nats too much at a rate of 20 with 11 atoms.
+
+    Args:
+        labels: In [0, 1], shape [B].
+        count: Atoms, evenly spaced on [0, 1], at least 2.
+        rate: Not negative.
+
+    Returns:
+        Shape [B, count], float32; each row sums to 1.
+    """
+    places = labels.double() * (count - 1)
+    below = places.floor().clamp(max=count - 2)
+    share = places - below
+    step = rate / (count - 1)
+    if step >= SMALLEST_STEP:
+        # (exp(share * step) - 1) / (exp(step) - 1), written so that nothing overflows.
+        share = ((share - 1) * step).exp() * torch.expm1(-share * step) / math.expm1(-step)
+        share = share.clamp(0, 1)  # rounding may leave it a last digit above
+    weights = torch.zeros(len(labels), count, dtype=torch.float64, device=labels.device)
+    lower = below.long()[:, None]
+    weights.scatter_(1, lower, 1 - share[:, None])
+    return weights.scatter_(1, lower + 1, share[:, None]).float()
+
+
+def expected_labels(values: Tensor, atoms: int) -> Tensor:
+    """The mean label that logits stand for, shape [B, T]."""
+    if atoms == 1:
+        return values.sigmoid()
+    return values.softmax(-1) @ torch.linspace(0, 1, atoms, device=values.device)
+
+
+def chosen_values(values: Tensor, ids: Tensor) -> Tensor:
+    """From the outputs of a Q head, the value of each token that was taken.
+
+    Args:
+        values: Output at each position for every next token, shape [B, T, V], or [B, T, V, n] with n atoms.
+        ids: Token ids, shape [B, T].
+
+    Returns:
+        Shape [B, T] or [B, T, n]: at position t the value of token t given what precedes it; 0 at the first one.
+    """
+    if values.ndim == 4:
+        places = ids[:, 1:, None, None].expand(-1, -1, 1, values.shape[-1])
+        return F.pad(values[:, :-1].gather(2, places).squeeze(2), (0, 0, 1, 0))
+    taken = values[:, :-1].gather(-1, ids[:, 1:, None]).squeeze(-1)
+    return F.pad(taken, (1, 0))
 
 
 def fit_value(model: ValueModel, data: Sequences, fitting: Fitting, *, rate: float = 0.0) -> list[float]:
@@ -90,3 +188,155 @@ def is_by_row(ids: Tensor) -> bool:
     Outputs for the whole vocabulary take 4 bytes each and more. So only on GPUs.
     """
     return ids.is_cuda
+
+
+# -- calibration -------------------------------------------------------------------------------------------------
+# How good a value model is on held-out prompts: whether it tells good tokens from bad, and how sure it may
+# be. Shapes: N sequences, T positions, M supervised tokens.
+
+
+BINS = 10
+"""Of the expected calibration error, each of the same width."""
+LEAST_OF_LABEL = 5
+"""Prompts that must have a label for an error to be told: that of four is itself uncertain by 40 %."""
+Floats = NDArray[np.float64]
+
+
+def held_out(prompts: NDArray[np.int64], seed: int, share: float) -> NDArray[np.bool_]:
+    """Which sequences are of prompts that are held out.
+
+    A prompt is held out in every round or in none, so a model that goes on from the round before has not seen it.
+
+    Args:
+        prompts: Of each sequence, shape [N].
+        seed: Of the chain.
+        share: Of the prompts.
+
+    Returns:
+        Shape [N]; nothing is held out where prompts are not told, or where nothing would be left.
+    """
+    chosen: NDArray[np.bool_] = uniforms(sample_keys(seed, "held out", prompts, 1), 1).reshape(-1) < share
+    return np.zeros_like(chosen) if chosen.all() or (prompts == UNKNOWN).any() else chosen
+
+
+def calibrate(
+    model: ValueModel,
+    data: Sequences,
+    *,
+    micro_batch_size: int,
+    device: str,
+    rate: float = 0.0,
+    dtype: DType = DType.float32,
+    ranks: Ranks = ALONE,
+    hints: Path | None = None,
+) -> Calibration | None:
+    """Hold a value model's predictions against labels; None where there are no sequences.
+
+    Args:
+        model: On its device.
+        data: Sequences of held-out prompts.
+        micro_batch_size: Sequences at once.
+        device: ``cpu`` or ``cuda``.
+        rate: By which labels were split between atoms in training, see `atom_weights`: predictions are then of the
+            mean of the split, which lies above the label.
+        dtype: To compute in; see `computing_in`.
+        ranks: Who shares the work; all must call this together.
+        hints: Folder of batch sizes that fitted; None remembers nothing.
+    """
+    if not len(data):
+        return None
+
+    def predictions(batch: Batch) -> Tensor:
+        with computing_in(dtype, device, ranks):
+            return expected_labels(token_values(model, batch.ids), model.config.atoms)
+
+    model.eval()
+    spend("scoring", model_cost(model).forward(whole_texts(data.lengths)))
+    width = data.ids.shape[1]
+    found = score_sequences(
+        data,
+        predictions,
+        micro_batch_size=micro_batch_size,
+        device=device,
+        width=width,
+        ranks=ranks,
+        sizes=BatchSizes(hints, device, model),
+        work="calibrate",
+    )
+    mask = data.mask()
+    counts = mask.sum(1)
+    labels = fitted_labels(data.labels, model.config.atoms, rate)
+    return calibration_of(found[mask], np.repeat(labels, counts), np.repeat(data.prompts, counts))
+
+
+def fitted_labels(labels: NDArray[np.float32], atoms: int, rate: float) -> Floats:
+    """What a head that fits labels without fault predicts on average: their mean over the atoms, shape [N]."""
+    if atoms == 1:
+        return labels.astype(np.float64)
+    split = atom_weights(torch.from_numpy(labels), atoms, rate).double().numpy()
+    return np.asarray(split @ np.linspace(0, 1, atoms))
+
+
+def calibration_of(predicted: Floats, labels: Floats, prompts: NDArray[np.int64]) -> Calibration | None:
+    """Hold predictions against labels; None where there are none.
+
+    Args:
+        predicted: In [0, 1], shape [M].
+        labels: In [0, 1], shape [M].
+        prompts: Of each token, shape [M].
+    """
+    if not len(predicted):
+        return None
+    about = Calibration(prompts=len(np.unique(prompts)), tokens=len(labels), base_rate=float(labels.mean()))
+    if not np.isfinite(predicted).all():
+        return about
+    predicted = np.clip(predicted, 0, 1)  # a sum of probabilities may be a rounding error above 1
+    brier, spread = float(((predicted - labels) ** 2).mean()), float(labels.var())
+    ranked = np.isin(labels, (0, 1)).all() and spread > 0
+    auc, auc_se = area_under_curve(predicted, labels == 1, prompts) if ranked else (None, None)
+    skill = 1 - brier / spread if spread > 0 else None
+    ece = expected_calibration_error(predicted, labels)
+    return replace(about, auc=auc, auc_se=auc_se, brier=brier, brier_skill=skill, ece=ece)
+
+
+def area_under_curve(
+    predicted: Floats, positive: NDArray[np.bool_], prompts: NDArray[np.int64]
+) -> tuple[float, float | None]:
+    """Area under the ROC curve, and its standard error where prompts are what is drawn (Obuchowski, 1997).
+
+    Tokens of a prompt depend on each other, so the error goes by prompts: each adds what its tokens have placed
+    before or behind those of the other label. What is said of a label rests on the prompts that have it, and these
+    may be far fewer than all.
+
+    Args:
+        predicted: Shape [M].
+        positive: Which are labelled 1; some are, some are not. Shape [M].
+        prompts: Of each, shape [M].
+
+    Returns:
+        The area, and the error; None where fewer than `LEAST_OF_LABEL` prompts have one of the labels.
+    """
+    ones, zeros = np.sort(predicted[positive]), np.sort(predicted[~positive])
+    place = np.where(positive, _share_below(zeros, predicted), 1 - _share_below(ones, predicted))
+    area = float(place[positive].mean())
+    _, groups = np.unique(prompts, return_inverse=True)
+    sides = [(np.unique(groups[which]), which) for which in (positive, ~positive)]
+    if min(len(having) for having, _ in sides) < LEAST_OF_LABEL:
+        return area, None
+    count = groups.max() + 1
+    ours, theirs = (np.bincount(groups[w], (place - area)[w] / w.sum(), count) for _, w in sides)
+    parts = [(len(sides[0][0]), ours**2), (len(sides[1][0]), theirs**2), (count, 2 * ours * theirs)]
+    return area, float(np.sqrt(max(0.0, sum(number / (number - 1) * part.sum() for number, part in parts))))
+
+
+def expected_calibration_error(predicted: Floats, labels: Floats) -> float:
+    """Mean distance of prediction and label over bins of equal width, by their tokens (Guo et al., 2017)."""
+    bins = np.minimum((predicted * BINS).astype(np.int64), BINS - 1)
+    return float(np.abs(np.bincount(bins, predicted - labels)).sum() / len(labels))
+
+
+def _share_below(ordered: Floats, values: Floats) -> Floats:
+    """Share of ordered numbers below each value, equal ones counting half."""
+    below, up_to = (np.searchsorted(ordered, values, side=side) for side in ("left", "right"))
+    shares: Floats = (below + up_to) / (2 * len(ordered))
+    return shares

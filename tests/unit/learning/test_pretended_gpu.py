@@ -19,16 +19,13 @@ from pipeline.learning.generation.likelihood import completion_scores
 from pipeline.learning.generation.sampling import sample_keys
 from pipeline.learning.generation.tilt import Tilt, bernoulli_offset
 from pipeline.learning.models.value import ValueConfig, ValueModel
-from pipeline.learning.training.calibration import calibrate
 from pipeline.learning.training.curve import Curve
-from pipeline.learning.training.dpo import DPOObjective, fit_dpo
-from pipeline.learning.training.grpo import Objective, fit_grpo
+from pipeline.learning.training.grpo import Objective, Samples, fit_grpo
 from pipeline.learning.training.lora import with_adapters
-from pipeline.learning.training.policy import Fitting
-from pipeline.learning.training.samples import Samples
+from pipeline.learning.training.policy import Fitting, fit_sft
+from pipeline.learning.training.preferences import DPOObjective, fit_dpo
 from pipeline.learning.training.sequences import Sequences
-from pipeline.learning.training.sft import fit_sft
-from pipeline.learning.training.value import fit_value
+from pipeline.learning.training.value import calibrate, fit_value
 from tests.doubles.pretended_gpu import Counts, is_aligned, pretended_gpu
 
 VOCABULARY = 2100  # more than is looked through as a whole

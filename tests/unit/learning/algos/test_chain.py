@@ -20,8 +20,8 @@ from pipeline.errors import JobError
 from pipeline.learning.algos.stage_entry import run_stage
 from pipeline.learning.datasets.registry import load_dataset
 from pipeline.learning.evaluation.metrics import read_samples
-from pipeline.learning.training.calibration import held_out
 from pipeline.learning.training.sequences import Sequences
+from pipeline.learning.training.value import held_out
 from pipeline.outputs.curves import read_curve
 from pipeline.outputs.manifest import describe
 from pipeline.outputs.prompts import read_prompts

@@ -18,8 +18,7 @@ from pipeline.learning.algos.reinforce_pp import REINFORCEpp, REINFORCEppConfig
 from pipeline.learning.algos.rloo import RLOO, RLOOConfig
 from pipeline.learning.choices import GRPOLoss, ScaleRewards
 from pipeline.learning.rewards.scoring import Scored
-from pipeline.learning.training.grpo import Objective, checked_advantages, grpo_set
-from pipeline.learning.training.samples import Samples, padded
+from pipeline.learning.training.grpo import Objective, Samples, checked_advantages, grpo_set, padded
 from tests.doubles.contexts import context
 from tests.doubles.groups import groups_of
 from tests.doubles.models import tiny_policy

@@ -31,15 +31,12 @@ from pipeline.learning.generation.sampling import sample_keys
 from pipeline.learning.generation.tilt import Tilt, bernoulli_offset
 from pipeline.learning.models.flops import Pass, continued, metered, model_cost, spend, whole_texts
 from pipeline.learning.models.value import ValueModel, value_model_from
-from pipeline.learning.training.calibration import calibrate
-from pipeline.learning.training.grpo import Objective, fit_grpo
+from pipeline.learning.training.grpo import Objective, Samples, fit_grpo
 from pipeline.learning.training.lora import with_adapters
-from pipeline.learning.training.policy import Fitting
+from pipeline.learning.training.policy import Fitting, fit_sft
 from pipeline.learning.training.reward_model import fit_reward_model, reward_scores
-from pipeline.learning.training.samples import Samples
 from pipeline.learning.training.sequences import Sequences
-from pipeline.learning.training.sft import fit_sft
-from pipeline.learning.training.value import fit_value
+from pipeline.learning.training.value import calibrate, fit_value
 from tests.doubles.families import tiny_model
 
 BOUND = 0.05
@@ -170,7 +167,10 @@ def test_imitation(model: PreTrainedModel) -> None:
 
 
 def test_preferences(model: PreTrainedModel) -> None:
-    from pipeline.learning.training.dpo import DPOObjective, fit_dpo  # and TRL, which other tests need not load
+    from pipeline.learning.training.preferences import (  # and TRL, which other tests need not load
+        DPOObjective,
+        fit_dpo,
+    )
 
     objective = DPOObjective(loss_type=DPOLoss.sigmoid, beta=0.1)
     check(lambda: fit_dpo(model, sequences(), np.zeros(8), objective, fitting()), "training")

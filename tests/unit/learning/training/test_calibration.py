@@ -9,15 +9,16 @@ import torch
 from safetensors.numpy import load_file
 from scipy.stats import mannwhitneyu
 
-from pipeline.learning.training.calibration import (
+from pipeline.learning.training.sequences import FILE, Sequences
+from pipeline.learning.training.value import (
     area_under_curve,
+    atom_weights,
     calibrate,
     calibration_of,
+    expected_labels,
     fitted_labels,
     held_out,
 )
-from pipeline.learning.training.losses import atom_weights, expected_labels
-from pipeline.learning.training.sequences import FILE, Sequences
 from pipeline.outputs.formats import Calibration
 from tests.unit.learning.training.test_training import sequences, value_model
 

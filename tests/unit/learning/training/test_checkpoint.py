@@ -21,15 +21,17 @@ from pipeline.config.load import load_config
 from pipeline.errors import ConfigError, JobError, JobStopped
 from pipeline.learning.models.batch_size import MICRO_BATCH, BatchSizes
 from pipeline.learning.training import checkpoint as module
-from pipeline.learning.training.checkpoint import Checkpoints, Saved, State
-from pipeline.learning.training.distributed import Ranks
-from pipeline.learning.training.training_state import (
+from pipeline.learning.training.checkpoint import (
+    Checkpoints,
+    Saved,
+    State,
     random_state,
     restore_random_state,
     restore_training,
     state_problem,
     training_state,
 )
+from pipeline.learning.training.distributed import Ranks
 from pipeline.plan.build import build_plan
 
 STATE = State({"a": torch.arange(5.0), "b": torch.tensor(3, dtype=torch.int32)}, {"loss": [0.1, float("inf")]})

@@ -8,8 +8,8 @@ import torch
 from torch import nn
 
 from pipeline.errors import JobError
-from pipeline.learning.training import compiling
-from pipeline.learning.training.compiling import compiled
+from pipeline.learning.training import policy
+from pipeline.learning.training.policy import compiled
 from tests.doubles.models import tiny_policy
 
 
@@ -24,7 +24,7 @@ def test_layers_are_compiled_meanwhile(monkeypatch: pytest.MonkeyPatch) -> None:
 
     monkeypatch.setattr(torch, "compile", compile_)  # of which one costs 20 s
     monkeypatch.setattr(torch.compiler, "reset", lambda: forgotten.append(True))
-    monkeypatch.setattr(compiling, "no_compiler", lambda *, on_gpu: "")
+    monkeypatch.setattr(policy, "no_compiler", lambda *, on_gpu: "")
     model, ids = tiny_policy(), torch.tensor([[1, 2, 3]])
     expected = model(ids).logits
     with compiled(model, False):
@@ -52,20 +52,20 @@ def test_what_is_missing_is_named_for_both_kinds_of_device(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     there: set[str] = set()
-    monkeypatch.setattr(compiling.shutil, "which", lambda name: name if name in there else None)
-    monkeypatch.setattr(compiling.sys, "platform", "linux")
-    monkeypatch.setattr(compiling.sysconfig, "get_path", lambda _: str(tmp_path))
-    monkeypatch.setattr(compiling, "find_spec", lambda _: None)
+    monkeypatch.setattr(policy.shutil, "which", lambda name: name if name in there else None)
+    monkeypatch.setattr(policy.sys, "platform", "linux")
+    monkeypatch.setattr(policy.sysconfig, "get_path", lambda _: str(tmp_path))
+    monkeypatch.setattr(policy, "find_spec", lambda _: None)
     for name in ("CC", "CXX"):
         monkeypatch.delenv(name, raising=False)
-    assert "need the package triton" in compiling.no_compiler(on_gpu=True)
-    monkeypatch.setattr(compiling, "find_spec", lambda _: "found")
-    assert compiling.no_compiler(on_gpu=True).endswith("need a C compiler, and there is no gcc or clang")
-    assert compiling.no_compiler(on_gpu=False).endswith("need a C++ compiler, and there is no g++")
+    assert "need the package triton" in policy.no_compiler(on_gpu=True)
+    monkeypatch.setattr(policy, "find_spec", lambda _: "found")
+    assert policy.no_compiler(on_gpu=True).endswith("need a C compiler, and there is no gcc or clang")
+    assert policy.no_compiler(on_gpu=False).endswith("need a C++ compiler, and there is no g++")
     there |= {"clang", "g++"}
     for on_gpu in (True, False):
-        assert "headers of Python (python3-dev)" in compiling.no_compiler(on_gpu=on_gpu)
+        assert "headers of Python (python3-dev)" in policy.no_compiler(on_gpu=on_gpu)
     (tmp_path / "Python.h").touch()
-    assert [compiling.no_compiler(on_gpu=on_gpu) for on_gpu in (True, False)] == ["", ""]
+    assert [policy.no_compiler(on_gpu=on_gpu) for on_gpu in (True, False)] == ["", ""]
     monkeypatch.setenv("CC", "no-such")
-    assert compiling.no_compiler(on_gpu=True).endswith("there is no no-such")
+    assert policy.no_compiler(on_gpu=True).endswith("there is no no-such")

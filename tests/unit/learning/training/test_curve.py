@@ -21,12 +21,11 @@ from pipeline.learning.training.curve import Curve, Drawing, add_to_curve, is_dr
 from pipeline.learning.training.distributed import ALONE
 from pipeline.learning.training.grpo import fit_grpo, group_advantages
 from pipeline.learning.training.loop import TrainSettings, rate_at, train
-from pipeline.learning.training.losses import token_bce
 from pipeline.learning.training.policy import fit, grouped_order
 from pipeline.learning.training.reward_model import fit_reward_model, reward_scores, share_preferred
 from pipeline.learning.training.scoring import completion_logprobs
 from pipeline.learning.training.sequences import Sequences, batch_of
-from pipeline.learning.training.value import fit_value, token_values
+from pipeline.learning.training.value import fit_value, token_bce, token_values
 from pipeline.outputs.check import check_output
 from pipeline.outputs.curves import CURVES, TrainingStep, read_curve
 from tests.doubles.models import tiny_policy
@@ -232,7 +231,7 @@ def test_what_no_curve_may_have_is_told_at_the_first_step(tmp_path: Path, names:
 
 def test_dpo_tells_what_trl_tells(tmp_path: Path) -> None:
     from pipeline.learning.choices import DPOLoss
-    from pipeline.learning.training.dpo import DPOObjective, fit_dpo
+    from pipeline.learning.training.preferences import DPOObjective, fit_dpo
 
     data = pairs()
     how = fitting(batch_size=8, epochs=2, learning_rate=1e-2, curve=Curve(training="policy", folder=tmp_path))

@@ -23,7 +23,7 @@ from tests.doubles.models import tiny_policy
 from tests.unit.learning.training.test_out_of_memory import Limited
 
 if TYPE_CHECKING:
-    from pipeline.learning.training.dpo import DPOObjective
+    from pipeline.learning.training.preferences import DPOObjective
 
 
 def pairs(count: int = 12) -> Sequences:
@@ -89,7 +89,10 @@ def trl_loss(model: GPT2LMHeadModel, data: Sequences, objective: DPOObjective, f
 @pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning")
 @pytest.mark.parametrize("loss_type", list(DPOLoss))
 def test_loss_and_gradient_are_those_of_trls_trainer(loss_type: DPOLoss, tmp_path: Path) -> None:
-    from pipeline.learning.training.dpo import DPOObjective, PairLoss  # and TRL, which other tests need not load
+    from pipeline.learning.training.preferences import (  # and TRL, which other tests need not load
+        DPOObjective,
+        PairLoss,
+    )
 
     smoothing = {DPOLoss.exo_pair: 0.01, DPOLoss.robust: 0.1}.get(loss_type, 0.0)
     objective = DPOObjective(loss_type=loss_type, beta=0.7, label_smoothing=smoothing)
@@ -117,7 +120,7 @@ def fit(
     epochs: int = 12,
     **settings: Any,
 ) -> tuple[GPT2LMHeadModel, list[float], dict[str, list[float]]]:
-    from pipeline.learning.training.dpo import DPOObjective, fit_dpo
+    from pipeline.learning.training.preferences import DPOObjective, fit_dpo
 
     model, data = tiny_policy(seed=1), pairs()
     held = anchored(data)

@@ -21,6 +21,7 @@ from pipeline.learning.algos.grpo import GRPO
 from pipeline.learning.choices import GRPOLoss, ImportanceSampling, ScaleRewards
 from pipeline.learning.training.grpo import (
     Objective,
+    Samples,
     TokenBatch,
     averaged,
     clipped_surrogate,
@@ -29,13 +30,12 @@ from pipeline.learning.training.grpo import (
     group_advantages,
     importance_ratio,
     leave_one_out,
+    supervised_columns,
     token_figures,
     token_losses,
 )
-from pipeline.learning.training.logits import read_off
 from pipeline.learning.training.policy import Fitting
-from pipeline.learning.training.samples import Samples, supervised_columns
-from pipeline.learning.training.scoring import completion_logprobs, logprobs_and_entropies
+from pipeline.learning.training.scoring import completion_logprobs, logprobs_and_entropies, read_off
 from pipeline.learning.training.sequences import batch_of
 from tests.doubles.contexts import context
 from tests.doubles.models import tiny_policy

@@ -7,10 +7,16 @@ import torch
 from torch import Tensor
 
 from pipeline.learning.algos.policy_config import LoraSettings
-from pipeline.learning.training import logits
-from pipeline.learning.training.logits import is_cut, is_plain, read_off, taken_logprobs
+from pipeline.learning.training import scoring
 from pipeline.learning.training.lora import with_adapters
-from pipeline.learning.training.scoring import completion_logprobs, logprobs_and_entropies
+from pipeline.learning.training.scoring import (
+    completion_logprobs,
+    is_cut,
+    is_plain,
+    logprobs_and_entropies,
+    read_off,
+    taken_logprobs,
+)
 from pipeline.learning.training.sequences import Sequences, batch_of
 from tests.doubles.families import tiny_model
 
@@ -58,12 +64,12 @@ def test_entropies_are_those_of_the_whole_vocabulary_also_in_parts() -> None:
 
 
 def test_what_no_token_can_be_has_no_part_in_an_entropy() -> None:
-    logits = torch.tensor([[0.0, 0.0, -torch.inf]], requires_grad=True)
-    _, entropy = read_off(logits.log_softmax(-1), torch.tensor([0]), entropy=True).unbind(-1)
+    scoring = torch.tensor([[0.0, 0.0, -torch.inf]], requires_grad=True)
+    _, entropy = read_off(scoring.log_softmax(-1), torch.tensor([0]), entropy=True).unbind(-1)
     entropy.sum().backward()
     assert entropy.item() == pytest.approx(math.log(2))
-    assert logits.grad is not None
-    assert logits.grad.isfinite().all()
+    assert scoring.grad is not None
+    assert scoring.grad.isfinite().all()
 
 
 def test_logits_that_are_capped_are_left_to_the_model() -> None:
@@ -80,6 +86,6 @@ def test_only_gpus_cut_and_only_what_is_too_much(monkeypatch: pytest.MonkeyPatch
 
     ids = torch.arange(2, 8)[None].as_subclass(OnGpu)
     assert not is_cut(model, ids)
-    monkeypatch.setattr(logits, "LOGITS_AT_ONCE", 100)
+    monkeypatch.setattr(scoring, "LOGITS_AT_ONCE", 100)
     assert is_cut(model, ids)
     assert not is_cut(model, torch.arange(2, 8)[None])

@@ -19,11 +19,19 @@ from pipeline.config.schema import Optimizer, Schedule, TrainingConfig
 from pipeline.errors import JobError, JobStopped
 from pipeline.learning.choices import GRPOLoss, ImportanceSampling, ScaleRewards
 from pipeline.learning.training.checkpoint import Checkpoints
-from pipeline.learning.training.grpo import Objective, group_advantages, grpo_set, leave_one_out, log_ratios
+from pipeline.learning.training.grpo import (
+    Objective,
+    Samples,
+    group_advantages,
+    grpo_set,
+    leave_one_out,
+    log_ratios,
+    padded,
+    supervised_columns,
+)
 from pipeline.learning.training.loop import TrainSettings, rate_at, train
 from pipeline.learning.training.online import DrawnBatch, Timetable, fit_online
 from pipeline.learning.training.policy import Fitting
-from pipeline.learning.training.samples import Samples, padded, supervised_columns
 from pipeline.learning.training.scoring import completion_logprobs
 from pipeline.learning.training.sequences import batch_of
 from pipeline.outputs.formats import OPTIMIZER

@@ -12,12 +12,11 @@ from pipeline.config.schema import TrainingConfig
 from pipeline.errors import ConfigError
 from pipeline.learning.algos.policy_config import LoraSettings
 from pipeline.learning.models.dropout import without_dropout
+from pipeline.learning.training.grpo import Samples
 from pipeline.learning.training.lora import merged, with_adapters
-from pipeline.learning.training.policy import Fitting, by_length, fit, grouped_order
-from pipeline.learning.training.samples import Samples
+from pipeline.learning.training.policy import Fitting, by_length, fit, fit_sft, grouped_order
 from pipeline.learning.training.scoring import completion_logprobs, score_sequences, sequence_divergence
 from pipeline.learning.training.sequences import Sequences, batch_of
-from pipeline.learning.training.sft import fit_sft
 from tests.doubles.models import tiny_policy
 
 

@@ -10,8 +10,7 @@ from pipeline.learning.choices import DPOLoss, HeadType
 from pipeline.learning.generation.decode import DecodeSettings
 from pipeline.learning.generation.likelihood import completion_scores
 from pipeline.learning.models.value import ValueModel, value_model_from
-from pipeline.learning.training.policy import Fitting
-from pipeline.learning.training.precision import computing_in
+from pipeline.learning.training.policy import Fitting, computing_in
 from pipeline.learning.training.scoring import completion_logprobs, score_sequences
 from pipeline.learning.training.sequences import Sequences, batch_of
 from pipeline.learning.training.value import fit_value
@@ -40,7 +39,7 @@ def fit_values(dtype: DType) -> tuple[ValueModel, list[float]]:
 
 
 def fit_pairs(dtype: DType) -> tuple[GPT2LMHeadModel, list[float]]:
-    from pipeline.learning.training.dpo import DPOObjective, fit_dpo
+    from pipeline.learning.training.preferences import DPOObjective, fit_dpo
 
     model, data = tiny_policy(), pairs()
     with computing_in(dtype, "cpu"):

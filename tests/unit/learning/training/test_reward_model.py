@@ -9,7 +9,6 @@ import torch
 from pipeline.config.schema import TrainingConfig
 from pipeline.learning.choices import HeadType
 from pipeline.learning.models.value import ValueModel, value_model_from
-from pipeline.learning.training.folds import prompt_folds
 from pipeline.learning.training.policy import Fitting
 from pipeline.learning.training.reward_model import (
     Scale,
@@ -18,7 +17,7 @@ from pipeline.learning.training.reward_model import (
     sequence_scores,
     share_preferred,
 )
-from pipeline.learning.training.sequences import Sequences, batch_of
+from pipeline.learning.training.sequences import Sequences, batch_of, prompt_folds
 from tests.doubles.models import tiny_policy
 
 

@@ -8,11 +8,10 @@ import torch
 from safetensors.numpy import save_file
 
 from pipeline.errors import JobError
-from pipeline.learning.training.samples import FILE as SAMPLES
-from pipeline.learning.training.samples import Samples
-from pipeline.learning.training.scoring import completion_logprobs
+from pipeline.learning.training.grpo import FILE as SAMPLES
+from pipeline.learning.training.grpo import Samples
+from pipeline.learning.training.scoring import completion_logprobs, without_padding
 from pipeline.learning.training.sequences import FILE, Sequences, batch_of, longest_sequence
-from pipeline.learning.training.unpadded import without_padding
 from tests.doubles.families import tiny_model
 
 GOOD = {

@@ -16,8 +16,7 @@ from pipeline.learning.algos.sft import SFTConfig, demonstrations
 from pipeline.learning.datasets.base import Row
 from pipeline.learning.datasets.columns import make_row
 from pipeline.learning.datasets.from_files import FilesConfig
-from pipeline.learning.training.policy import Fitting
-from pipeline.learning.training.sft import fit_sft
+from pipeline.learning.training.policy import Fitting, fit_sft
 from tests.doubles.tokenizers import CHATML, tokenizer
 
 ASKED = [{"role": "user", "content": "What is 3 + 4?"}]

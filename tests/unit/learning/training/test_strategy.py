@@ -11,10 +11,9 @@ import torch
 from pipeline.config.schema import DType, Sharding, Strategy
 from pipeline.errors import JobError
 from pipeline.learning.memory.training import GB, ModelShape, Precision, Workload, training_footprint
-from pipeline.learning.training import distributed, meeting
-from pipeline.learning.training.distributed import Ranks, Spread
-from pipeline.learning.training.precision import computing_in
-from pipeline.learning.training.strategy import choose_spread, refuse_what_cannot_fit, settle
+from pipeline.learning.training import distributed
+from pipeline.learning.training.distributed import Ranks, Spread, choose_spread, refuse_what_cannot_fit, settle
+from pipeline.learning.training.policy import computing_in
 
 GIB = 2**30
 LLAMA_7B = ModelShape(
@@ -112,15 +111,15 @@ def test_a_rank_that_fails_tells_before_anything_can_block(monkeypatch: pytest.M
     begun: dict[str, Any] = {}
     destroyed: list[bool] = []
     monkeypatch.setenv("WORLD_SIZE", "2")
-    monkeypatch.setattr(meeting, "_meet", lambda *_: None)
-    monkeypatch.setattr(meeting.torch.cuda, "set_device", lambda _: None)
-    monkeypatch.setattr(meeting.dist, "init_process_group", lambda _, **options: begun.update(options))
-    monkeypatch.setattr(meeting.dist, "destroy_process_group", lambda: destroyed.append(True))
-    with pytest.raises(ZeroDivisionError), meeting.join(1, 2, "cuda:1", Spread()):
+    monkeypatch.setattr(distributed, "_meet", lambda *_: None)
+    monkeypatch.setattr(distributed.torch.cuda, "set_device", lambda _: None)
+    monkeypatch.setattr(distributed.dist, "init_process_group", lambda _, **options: begun.update(options))
+    monkeypatch.setattr(distributed.dist, "destroy_process_group", lambda: destroyed.append(True))
+    with pytest.raises(ZeroDivisionError), distributed.join(1, 2, "cuda:1", Spread()):
         raise ZeroDivisionError
     assert not destroyed
     assert begun.get("device_id") == torch.device("cuda:1")
-    with meeting.join(0, 2, "cpu", Spread()):
+    with distributed.join(0, 2, "cpu", Spread()):
         assert not destroyed
     assert destroyed == [True]
 

@@ -19,12 +19,10 @@ from pipeline.learning.choices import HeadType
 from pipeline.learning.models.value import ValueModel, value_model_from
 from pipeline.learning.training import value as fit_of_values
 from pipeline.learning.training.checkpoint import Checkpoints
-from pipeline.learning.training.loop import TrainSettings, rate_at
-from pipeline.learning.training.losses import chosen_values, token_bce
-from pipeline.learning.training.optimizers import all_at_once
+from pipeline.learning.training.loop import TrainSettings, all_at_once, rate_at
 from pipeline.learning.training.policy import Fitting
 from pipeline.learning.training.sequences import Sequences, batch_of, epoch_order
-from pipeline.learning.training.value import fit_value, token_values
+from pipeline.learning.training.value import chosen_values, fit_value, token_bce, token_values
 
 
 def value_model(head: HeadType = HeadType.v, dropout: float = 0.0) -> ValueModel:

@@ -17,17 +17,19 @@ from pipeline.learning.algos.policy_config import LoraSettings
 from pipeline.learning.choices import DPOLoss, GRPOLoss, HeadType
 from pipeline.learning.models.load import checkpoint_activations
 from pipeline.learning.models.value import value_model_from
-from pipeline.learning.training import logits
+from pipeline.learning.training import scoring
 from pipeline.learning.training.checkpoint import Checkpoints
-from pipeline.learning.training.grpo import Objective, fit_grpo
+from pipeline.learning.training.grpo import Objective, Samples, fit_grpo
 from pipeline.learning.training.lora import with_adapters
-from pipeline.learning.training.policy import Fitting
+from pipeline.learning.training.policy import Fitting, fit_sft
 from pipeline.learning.training.reward_model import fit_reward_model
-from pipeline.learning.training.samples import Samples
-from pipeline.learning.training.scoring import completion_logprobs, logprobs_and_entropies
+from pipeline.learning.training.scoring import (
+    completion_logprobs,
+    is_unpadded,
+    logprobs_and_entropies,
+    without_padding,
+)
 from pipeline.learning.training.sequences import Sequences, batch_of
-from pipeline.learning.training.sft import fit_sft
-from pipeline.learning.training.unpadded import is_unpadded, without_padding
 from pipeline.learning.training.value import batch_values, fit_value
 from tests.doubles.families import tiny_model
 
@@ -83,7 +85,7 @@ def agree(model: nn.Module, compute: Callable[[], Tensor], part: nn.Module | Non
     ],
 )
 def test_what_is_computed_is_the_same(family: str, at_once: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(logits, "LOGITS_AT_ONCE", at_once)
+    monkeypatch.setattr(scoring, "LOGITS_AT_ONCE", at_once)
     model = tiny_model(family).requires_grad_(True)
     batch = batch_of(sequences(), np.arange(16), "cpu")
     before = model.config._attn_implementation
@@ -134,7 +136,7 @@ def trained(method: str, how: Fitting) -> tuple[nn.Module, list[float]]:
     if method == "SFT":
         return model, fit_sft(model, data, how)
     if method == "DPO":
-        from pipeline.learning.training.dpo import DPOObjective, fit_dpo
+        from pipeline.learning.training.preferences import DPOObjective, fit_dpo
 
         objective = DPOObjective(loss_type=DPOLoss.sigmoid, beta=0.5)
         return model, fit_dpo(model, data, np.linspace(-30.0, -20.0, 16), objective, how)[0]

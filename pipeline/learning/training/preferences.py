@@ -1,0 +1,368 @@
+"""Direct preference optimisation (Rafailov et al., arXiv 2305.18290), with the losses of TRL.
+
+TRL's trainer cannot be the loop: it tokenizes text, writes pickled checkpoints, and knows no micro-batch that
+shrinks when memory runs out. So the loop is ours, and what happens between log-probabilities and the loss is
+`trl.DPOTrainer`'s own code. The tests compare the two as a whole.
+
+Shapes: P pairs, in 2P sequences: chosen and rejected one after the other; B sequences of a micro-batch, T tokens.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from numpy.typing import NDArray
+from torch import Tensor, nn
+from trl.trainer.dpo_trainer import DPOTrainer
+
+from pipeline.learning.choices import DPOLoss
+from pipeline.learning.training.curve import add_to_curve, is_drawn, of_pairs
+from pipeline.learning.training.policy import Fitting, TrainingSet, fit
+from pipeline.learning.training.scoring import completion_logprobs, note_scored
+from pipeline.learning.training.sequences import UNKNOWN, Batch, Sequences
+
+
+@dataclass(frozen=True, kw_only=True)
+class DPOObjective:
+    """The settings of the loss.
+
+    Attributes:
+        loss_type: One of TRL's.
+        beta: Strength of the pull towards the anchor.
+        label_smoothing: For `robust` and `exo_pair`.
+        sft_weight: Weight of the negative log-likelihood of chosen completions, per token.
+    """
+
+    loss_type: DPOLoss
+    beta: float
+    label_smoothing: float = 0.0
+    sft_weight: float = 0.0
+
+
+class _Given:
+    """An accelerator of one process: everything is here already."""
+
+    def __init__(self, device: torch.device) -> None:
+        self.device = device
+
+    def gather(self, values: Tensor) -> Tensor:
+        return values
+
+    gather_for_metrics = gather
+
+
+class PairLoss:
+    """TRL's loss of pairs, and what it reports of them.
+
+    Attributes:
+        reports: Name of a measure -> its value at every micro-batch, for example ``rewards/accuracies``.
+    """
+
+    def __init__(self, objective: DPOObjective, device: str) -> None:
+        self.objective = objective
+        self.reports: Mapping[str, list[float]] = defaultdict(list)
+        # What `DPOTrainer._compute_loss` looks at of its trainer.
+        self._trainer = SimpleNamespace(
+            model=SimpleNamespace(training=True),
+            accelerator=_Given(torch.device(device)),
+            args=SimpleNamespace(discopop_tau=0.05),
+            loss_types=[objective.loss_type.value],
+            loss_weights=[1.0],
+            beta=objective.beta,
+            label_smoothing=objective.label_smoothing,
+            precompute_ref_logps=True,
+            f_divergence_type="reverse_kl",
+            f_alpha_divergence_coef=0.5,
+            ld_alpha=None,
+            use_weighting=False,
+            aux_loss_enabled=False,
+            _metrics={"train": self.reports},
+            _total_train_tokens=0,
+            _tp_size=1,
+        )
+
+    def __call__(self, logprobs: Tensor, batch: Batch, anchor: Tensor) -> Tensor:
+        """The mean loss of a micro-batch's pairs.
+
+        Args:
+            logprobs: Of the policy that is trained, shape [B, T]; 0 where nothing is supervised.
+            batch: Its pairs.
+            anchor: Of each whole completion under the anchor, shape [B].
+        """
+        # TRL wants all chosen ones before all rejected ones, and positions shifted by one.
+        both = [torch.arange(side, len(batch.ids), 2, device=logprobs.device) for side in (0, 1)]
+        order = torch.cat(both)
+        inputs = {
+            "input_ids": batch.ids[order],
+            "completion_mask": batch.mask[order].long(),
+            "attention_mask": torch.ones_like(batch.ids),
+            "ref_chosen_logps": anchor[both[0]],
+            "ref_rejected_logps": anchor[both[1]],
+        }
+        given = logprobs[order][:, 1:]
+        nothing = torch.zeros_like(given)
+
+        def model(**_: Any) -> SimpleNamespace:
+            return SimpleNamespace(log_probs=given, entropy=nothing, mean_logits=nothing, is_top1=nothing.bool())
+
+        trainer: Any = self._trainer
+        loss: Tensor = DPOTrainer._compute_loss(trainer, model, inputs, return_outputs=False)
+        if self.objective.sft_weight:
+            chosen = logprobs[both[0]].sum(-1) / batch.mask[both[0]].sum(-1).clamp(min=1)
+            loss = loss - self.objective.sft_weight * chosen.mean()
+        return loss
+
+
+def dpo_set(
+    model: nn.Module, pairs: Sequences, anchor: NDArray[np.float64], loss: PairLoss, device: str
+) -> TrainingSet:
+    """Pairs, and the loss of a policy on them.
+
+    Args:
+        model: The policy that is trained, on its device.
+        pairs: Chosen and rejected completions, one after the other.
+        anchor: Log-probability of each completion under the anchor, shape [2P].
+        loss: Of pairs.
+        device: Of the model.
+    """
+
+    def loss_of(batch: Batch, part: NDArray[np.int64], whole: NDArray[np.int64]) -> Tensor:
+        held = torch.from_numpy(anchor[part].astype(np.float32)).to(device)
+        share = len(part) / len(whole)
+        logprobs = completion_logprobs(model, batch)
+        if is_drawn():
+            apart = logprobs.detach().sum(-1) - held
+            add_to_curve(
+                **of_pairs(loss.objective.beta * apart),
+                kl=apart / batch.mask.sum(-1).clamp(min=1),
+                entropy=-logprobs.detach()[batch.mask],
+            )
+        return loss(logprobs, batch, held) * share
+
+    told = {name: loss.reports[f"rewards/{name}"] for name in ("accuracies", "margins")}
+    return TrainingSet(pairs, loss_of, group=2, about={"pairs": len(pairs) // 2}, told=told)
+
+
+def fit_dpo(
+    model: nn.Module,
+    pairs: Sequences,
+    anchor: NDArray[np.float64],
+    objective: DPOObjective,
+    fitting: Fitting,
+) -> tuple[list[float], dict[str, list[float]]]:
+    """Train a policy in place on pairs that are there beforehand; see `dpo_set`.
+
+    Returns:
+        The loss of every step, and the share of pairs of every micro-batch whose chosen completion has the larger
+        implicit reward, with the mean margin. Large margins do not mean good completions: look at the metrics.
+    """
+    made = dpo_set(model, pairs, anchor, PairLoss(objective, fitting.device), fitting.device)
+    return fit(model, made.data, fitting, made.loss_of, group=made.group, told=made.told), dict(made.told)
+
+
+# -- kto ---------------------------------------------------------------------------------------------------------
+# Kahneman-Tversky optimisation (Ethayarajh et al., arXiv 2402.01306). Tests hold it to TRL's trainer. What a
+# completion's log-ratio is held against, an estimate of the divergence from the anchor, is of the whole batch
+# of a step, by a pass of its own before: so neither micro-batches nor ranks change it. Shapes: N completions,
+# B of a micro-batch.
+
+
+Score = Callable[[Sequences], NDArray[np.float64]]
+"""From completions to the log-probability of each."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class KTOObjective:
+    """The settings of the loss.
+
+    Attributes:
+        beta: Strength of the pull towards the anchor.
+        desirable_weight: Of desirable completions.
+        undesirable_weight: Of the others.
+    """
+
+    beta: float
+    desirable_weight: float = 1.0
+    undesirable_weight: float = 1.0
+
+
+def kto_set(
+    model: nn.Module,
+    data: Sequences,
+    objective: KTOObjective,
+    device: str,
+    *,
+    of_anchor: Score,
+    of_policy: Score,
+    context: int | None = None,
+) -> TrainingSet:
+    """Completions that are desirable or not, and the loss of a policy on them (equation 7).
+
+    Args:
+        model: The policy that is trained, on its device.
+        data: Labelled 1 where they are desirable, else 0.
+        objective: Settings of the loss.
+        device: Of the model.
+        of_anchor: Scores by the anchor.
+        of_policy: Scores by the policy as it is; all ranks call it together.
+        context: Tokens that fit into the model's context; None for no limit.
+    """
+    anchor = of_anchor(data).astype(np.float32)
+    divergence = [0.0]
+
+    def prepare(batches: Sequence[NDArray[np.int64]]) -> Callable[[int], None]:
+        mixed = mismatched(data, batches, context)
+        held = of_anchor(mixed)
+        note_scored(mixed, model)
+        ends = np.cumsum([len(batch) for batch in batches])
+
+        def before(step: int) -> None:
+            rows = np.arange(ends[step] - len(batches[step]), ends[step])
+            divergence[0] = max(0.0, float((of_policy(mixed.some(rows)) - held[rows]).mean()))
+
+        return before
+
+    def loss_of(batch: Batch, part: NDArray[np.int64], whole: NDArray[np.int64]) -> Tensor:
+        held = torch.from_numpy(anchor[part]).to(device)
+        ratio = completion_logprobs(model, batch).sum(-1) - held
+        desirable = batch.labels > 0.5
+        if is_drawn():
+            add_to_curve(kl=divergence[0])
+            for name, those in (("desirable", desirable), ("undesirable", ~desirable)):
+                add_to_curve(**{f"reward_{name}": objective.beta * ratio.detach()[those]})
+        weight = torch.where(desirable, objective.desirable_weight, objective.undesirable_weight)
+        ahead = torch.where(desirable, ratio - divergence[0], divergence[0] - ratio)
+        return (weight * torch.sigmoid(-objective.beta * ahead)).sum() / len(whole)
+
+    about = {"sequences": len(data), "sequences_desirable": int((data.labels > 0.5).sum())}
+    return TrainingSet(data, loss_of, about=about, prepare=prepare)
+
+
+def mismatched(data: Sequences, batches: Sequence[NDArray[np.int64]], context: int | None = None) -> Sequences:
+    """The prompts of each batch, one batch after the other, with the completions of other prompts of it.
+
+    The completions are moved on by as few places as leave the fewest where they belong: by one, as TRL does, where
+    no two neighbours have one prompt.
+
+    Args:
+        data: Completions, with ids of their prompts.
+        batches: Places of those of each batch.
+        context: Tokens after which what comes of it is cut.
+    """
+    ones, others = [np.zeros(0, np.int64), *batches], [np.zeros(0, np.int64)]
+    for rows in batches:
+        prompts = data.prompts[rows]
+        left = [np.count_nonzero(prompts == np.roll(prompts, by)) for by in range(1, max(2, len(rows)))]
+        others.append(np.roll(rows, 1 + int(np.argmin(left))))
+    one, other = np.concatenate(ones), np.concatenate(others)
+    begins = data.starts[other]
+    lengths = np.minimum(data.starts[one] + data.lengths[other] - begins, context or np.iinfo(np.int32).max)
+    starts = np.minimum(data.starts[one], lengths)
+    shape = (len(one), int(lengths.max(initial=0)))
+    ids, left_out = np.zeros(shape, np.int32), None if data.left_out is None else np.zeros(shape, np.bool_)
+    for at, (start, length, begin) in enumerate(zip(starts, lengths, begins, strict=True)):
+        tail = slice(begin, begin + length - start)
+        ids[at, :start] = data.ids[one[at], :start]
+        ids[at, start:length] = data.ids[other[at], tail]
+        if left_out is not None and data.left_out is not None:
+            left_out[at, start:length] = data.left_out[other[at], tail]
+    labels, prompts = np.zeros(len(one), np.float32), np.full(len(one), UNKNOWN, np.int64)
+    return Sequences(ids, lengths, starts, labels, prompts, left_out)
+
+
+# -- unanchored --------------------------------------------------------------------------------------------------
+# Losses of pairs by the policy's own likelihood alone: ORPO (arXiv 2403.07691) and SimPO (arXiv 2405.14734).
+# Both go by the log-probability per token of each completion. Tests hold them to TRL's trainers. Shapes: P
+# pairs, in 2P sequences: chosen and rejected one after the other.
+
+
+_SURE = -1e-7
+"""Log-probability per token from which on odds have no finite logarithm in float32."""
+
+
+def orpo_set(model: nn.Module, pairs: Sequences, beta: float, device: str) -> TrainingSet:
+    """Pairs, and the loss of ORPO on them (equations 6 and 7, with the odds of equation 4).
+
+    As in TRL and in the authors' code, the likelihood is of all tokens of prompt and chosen completion.
+
+    Args:
+        model: The policy that is trained, on its device.
+        pairs: Chosen and rejected completions, one after the other.
+        beta: Weight of the odds ratio; the paper's lambda.
+        device: Of the model.
+    """
+
+    def log_odds(mean: Tensor) -> Tensor:
+        mean = mean.clamp(max=_SURE)
+        return mean - torch.log(-torch.expm1(mean))
+
+    def loss(chosen: Tensor, rejected: Tensor) -> Tensor:
+        return -beta * F.logsigmoid(log_odds(chosen) - log_odds(rejected))
+
+    whole = replace(pairs, starts=np.minimum(pairs.lengths, 1), left_out=None)
+    return _pair_set(model, pairs, loss, device, beta, read=whole, likelihood=1.0)
+
+
+def simpo_set(
+    model: nn.Module, pairs: Sequences, beta: float, gamma: float, device: str, alpha: float = 0.0
+) -> TrainingSet:
+    """Pairs, and the loss of SimPO on them (equation 6).
+
+    Args:
+        model: The policy that is trained, on its device.
+        pairs: Chosen and rejected completions, one after the other.
+        beta: Scale of the log-probability per token.
+        gamma: Margin by which the chosen one is to be ahead.
+        device: Of the model.
+        alpha: Weight of the chosen completions' negative log-likelihood.
+    """
+
+    def loss(chosen: Tensor, rejected: Tensor) -> Tensor:
+        return -F.logsigmoid(beta * (chosen - rejected) - gamma)
+
+    return _pair_set(model, pairs, loss, device, beta, read=pairs, likelihood=alpha)
+
+
+def _pair_set(
+    model: nn.Module,
+    pairs: Sequences,
+    loss: Callable[[Tensor, Tensor], Tensor],
+    device: str,
+    scale: float,
+    *,
+    read: Sequences,
+    likelihood: float,
+) -> TrainingSet:
+    """Pairs, their loss by what is said per token, and some weight of the likelihood of tokens of the chosen.
+
+    Args:
+        model: The policy.
+        pairs: As above.
+        loss: From the log-probabilities per token of chosen and rejected completions, each of shape [P], to the
+            losses.
+        device: Of the model.
+        scale: What the curve's rewards have beside these log-probabilities.
+        read: The same sequences, with all tokens supervised that are to be likely.
+        likelihood: Weight of the negative log-likelihood of these, a mean over the tokens of a batch.
+    """
+    tokens = read.supervised
+
+    def loss_of(batch: Batch, part: NDArray[np.int64], whole: NDArray[np.int64]) -> Tensor:
+        logprobs = completion_logprobs(model, batch)
+        mask = torch.from_numpy(pairs.mask(part, batch.ids.shape[1])).to(device)
+        mean = torch.where(mask, logprobs, torch.zeros_like(logprobs)).sum(-1) / mask.sum(-1).clamp(min=1)
+        if is_drawn():
+            add_to_curve(**of_pairs(scale * mean.detach()))
+        total = loss(mean[0::2], mean[1::2]).sum() / (len(whole) // 2)
+        if likelihood:
+            total = total - likelihood * logprobs[0::2].sum() / max(1, int(tokens[whole[0::2]].sum()))
+        return total
+
+    return TrainingSet(read, loss_of, group=2, about={"pairs": len(pairs) // 2})
