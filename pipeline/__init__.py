@@ -52,16 +52,22 @@ if TYPE_CHECKING:
     from pipeline.learning.algos.base import Stage as Stage
     from pipeline.learning.algos.best_of_n import BestOfN as BestOfN
     from pipeline.learning.algos.best_of_n import BestOfNConfig as BestOfNConfig
-    from pipeline.learning.algos.cd import CD as CD
-    from pipeline.learning.algos.cd import CDConfig as CDConfig
     from pipeline.learning.algos.dpo import DPO as DPO
+    from pipeline.learning.algos.dpo import ORPO as ORPO
     from pipeline.learning.algos.dpo import DPOConfig as DPOConfig
+    from pipeline.learning.algos.dpo import ORPOConfig as ORPOConfig
+    from pipeline.learning.algos.dpo import SimPO as SimPO
+    from pipeline.learning.algos.dpo import SimPOConfig as SimPOConfig
     from pipeline.learning.algos.groups import Drawn as Drawn
     from pipeline.learning.algos.groups import Groups as Groups
     from pipeline.learning.algos.groups import draw_groups as draw_groups
     from pipeline.learning.algos.groups import score_groups as score_groups
     from pipeline.learning.algos.grpo import GRPO as GRPO
+    from pipeline.learning.algos.grpo import RLOO as RLOO
     from pipeline.learning.algos.grpo import GRPOConfig as GRPOConfig
+    from pipeline.learning.algos.grpo import REINFORCEpp as REINFORCEpp
+    from pipeline.learning.algos.grpo import REINFORCEppConfig as REINFORCEppConfig
+    from pipeline.learning.algos.grpo import RLOOConfig as RLOOConfig
     from pipeline.learning.algos.grpo_hf import GRPOHF as GRPOHF
     from pipeline.learning.algos.grpo_hf import GRPOHFConfig as GRPOHFConfig
     from pipeline.learning.algos.kto import KTO as KTO
@@ -73,23 +79,17 @@ if TYPE_CHECKING:
     from pipeline.learning.algos.post_training import PostTrainingAlgorithms as PostTrainingAlgorithms
     from pipeline.learning.algos.post_training import fitting_of as fitting_of
     from pipeline.learning.algos.post_training import trained_policy as trained_policy
+    from pipeline.learning.algos.qsharp import CD as CD
+    from pipeline.learning.algos.qsharp import CDConfig as CDConfig
     from pipeline.learning.algos.qsharp import QSharp as QSharp
     from pipeline.learning.algos.qsharp import QSharpConfig as QSharpConfig
     from pipeline.learning.algos.qsharp_hf import QSharpHF as QSharpHF
     from pipeline.learning.algos.qsharp_hf import QSharpHFConfig as QSharpHFConfig
-    from pipeline.learning.algos.raft import RAFT as RAFT
-    from pipeline.learning.algos.raft import RAFTConfig as RAFTConfig
-    from pipeline.learning.algos.reinforce_pp import REINFORCEpp as REINFORCEpp
-    from pipeline.learning.algos.reinforce_pp import REINFORCEppConfig as REINFORCEppConfig
-    from pipeline.learning.algos.rloo import RLOO as RLOO
-    from pipeline.learning.algos.rloo import RLOOConfig as RLOOConfig
     from pipeline.learning.algos.rollouts import Rollouts as Rollouts
+    from pipeline.learning.algos.sft import RAFT as RAFT
     from pipeline.learning.algos.sft import SFT as SFT
+    from pipeline.learning.algos.sft import RAFTConfig as RAFTConfig
     from pipeline.learning.algos.sft import SFTConfig as SFTConfig
-    from pipeline.learning.algos.unanchored import ORPO as ORPO
-    from pipeline.learning.algos.unanchored import ORPOConfig as ORPOConfig
-    from pipeline.learning.algos.unanchored import SimPO as SimPO
-    from pipeline.learning.algos.unanchored import SimPOConfig as SimPOConfig
     from pipeline.learning.algos.value_guided import ValueAlgoConfig as ValueAlgoConfig
     from pipeline.learning.algos.value_guided import ValueGuidedAlgorithms as ValueGuidedAlgorithms
     from pipeline.learning.choices import GRPOLoss as GRPOLoss
@@ -165,23 +165,18 @@ _HOMES = {
     "learning.algos": "toolbox",
     "learning.algos.base": "Algorithm JobContext METRICS REFERENCE_TRAIN START_TRAIN Read Section Stage TEXT",
     "learning.algos.best_of_n": "BestOfN BestOfNConfig",
-    "learning.algos.cd": "CD CDConfig",
-    "learning.algos.dpo": "DPO DPOConfig",
+    "learning.algos.dpo": "DPO DPOConfig ORPO ORPOConfig SimPO SimPOConfig",
     "learning.algos.groups": "Drawn Groups draw_groups score_groups",
-    "learning.algos.grpo": "GRPO GRPOConfig",
+    "learning.algos.grpo": "GRPO GRPOConfig REINFORCEpp REINFORCEppConfig RLOO RLOOConfig",
     "learning.algos.grpo_hf": "GRPOHF GRPOHFConfig",
     "learning.algos.kto": "KTO KTOConfig",
     "learning.algos.pita": "PITA PITAConfig",
     "learning.algos.policy_config": "OnlineConfig PolicyAlgoConfig",
     "learning.algos.post_training": "PostTrainingAlgorithms fitting_of trained_policy",
-    "learning.algos.qsharp": "QSharp QSharpConfig",
+    "learning.algos.qsharp": "CD CDConfig QSharp QSharpConfig",
     "learning.algos.qsharp_hf": "QSharpHF QSharpHFConfig",
-    "learning.algos.raft": "RAFT RAFTConfig",
-    "learning.algos.reinforce_pp": "REINFORCEpp REINFORCEppConfig",
-    "learning.algos.rloo": "RLOO RLOOConfig",
     "learning.algos.rollouts": "Rollouts",
-    "learning.algos.sft": "SFT SFTConfig",
-    "learning.algos.unanchored": "ORPO ORPOConfig SimPO SimPOConfig",
+    "learning.algos.sft": "RAFT RAFTConfig SFT SFTConfig",
     "learning.algos.value_guided": "ValueGuidedAlgorithms ValueAlgoConfig",
     "learning.choices": "GRPOLoss",
     "learning.datasets.base": "Dataset Row",

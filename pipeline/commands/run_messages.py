@@ -18,7 +18,7 @@ from pipeline.engine.run_folder import RunFolder
 from pipeline.engine.scheduler.outcome import Outcome
 from pipeline.engine.scheduler.state import JobStatus
 from pipeline.engine.store.os_errors import AGAIN
-from pipeline.learning.algos.candidates import candidates_note
+from pipeline.learning.algos.value_guided import candidates_note
 from pipeline.learning.datasets.registry import load_dataset
 from pipeline.plan.graph import Plan
 from pipeline.runs.makers import Maker, several_makers

@@ -4,20 +4,20 @@ from __future__ import annotations
 
 ALGORITHMS = {
     "BestOfN": "pipeline.learning.algos.best_of_n:BestOfN",
-    "CD": "pipeline.learning.algos.cd:CD",
+    "CD": "pipeline.learning.algos.qsharp:CD",
     "DPO": "pipeline.learning.algos.dpo:DPO",
     "GRPO": "pipeline.learning.algos.grpo:GRPO",
     "GRPO-HF": "pipeline.learning.algos.grpo_hf:GRPOHF",
     "KTO": "pipeline.learning.algos.kto:KTO",
-    "ORPO": "pipeline.learning.algos.unanchored:ORPO",
+    "ORPO": "pipeline.learning.algos.dpo:ORPO",
     "PITA": "pipeline.learning.algos.pita:PITA",
     "QSharp": "pipeline.learning.algos.qsharp:QSharp",
     "QSharp-HF": "pipeline.learning.algos.qsharp_hf:QSharpHF",
-    "RAFT": "pipeline.learning.algos.raft:RAFT",
-    "REINFORCEpp": "pipeline.learning.algos.reinforce_pp:REINFORCEpp",
-    "RLOO": "pipeline.learning.algos.rloo:RLOO",
+    "RAFT": "pipeline.learning.algos.sft:RAFT",
+    "REINFORCEpp": "pipeline.learning.algos.grpo:REINFORCEpp",
+    "RLOO": "pipeline.learning.algos.grpo:RLOO",
     "SFT": "pipeline.learning.algos.sft:SFT",
-    "SimPO": "pipeline.learning.algos.unanchored:SimPO",
+    "SimPO": "pipeline.learning.algos.dpo:SimPO",
 }
 """Name -> class, whose `config_class` has the settings under ``algos.<name>``."""
 

@@ -23,8 +23,7 @@ from pipeline.config.schema import Config
 from pipeline.config.shipped import REWARD_MODEL, REWARDS
 from pipeline.config.told import refuse_all
 from pipeline.errors import ConfigError, describe_exit
-from pipeline.learning.algos.cd import CDConfig
-from pipeline.learning.algos.qsharp import QSharpConfig
+from pipeline.learning.algos.qsharp import CDConfig, QSharpConfig
 from pipeline.learning.datasets.files import HubDataset
 from pipeline.learning.datasets.from_files import FilesDataset
 from pipeline.learning.datasets.registry import load_dataset

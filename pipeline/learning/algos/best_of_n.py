@@ -149,8 +149,7 @@ class BestOfN(Algorithm):
         with ctx.loading():
             from pipeline.learning.algos.groups import PAIRS
             from pipeline.learning.algos.reward_stage import LearntReward, reward_fitting
-            from pipeline.learning.algos.rounds import rounds_to_train_on, tally_of, tokens_generated
-            from pipeline.learning.algos.shortage import noted
+            from pipeline.learning.algos.rounds import noted, rounds_to_train_on, tally_of, tokens_generated
             from pipeline.learning.training.sequences import Sequences
         algo = ctx.settings(BestOfNConfig)
         spent = {"tokens_generated": tokens_generated(ctx)}

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, ClassVar
 
@@ -209,3 +209,110 @@ class GRPO(PostTrainingAlgorithms):
                 width=samples.sequences.ids.shape[1],
             )
         return padded(supervised_columns(found, samples.sequences))
+
+
+# -- rloo --------------------------------------------------------------------------------------------------------
+# RLOO (Ahmadian et al., arXiv 2402.14740): REINFORCE on whole completions, each against the mean of the
+# others. All is GRPO's with other settings, but what advantages are and that the divergence from the anchor
+# is part of the reward: as `trl.RLOOTrainer` has it.
+
+
+@dataclass(kw_only=True)
+class RLOOConfig(GRPOConfig):
+    """REINFORCE leave-one-out (arXiv 2402.14740), without `scale_rewards` and `use_bias_correction_kl` of GRPO."""
+
+    importance_sampling_level: ImportanceSampling = ImportanceSampling.product
+    """What the probability ratio is of: `product` of a whole completion, as the paper and TRL have it."""
+    beta: float = number(0.05, at_least=0, at_most=LARGEST_WEIGHT, hint=" (0 is no KL term)")
+    """Weight of the log-ratio to the anchor that is taken off each reward; 0 leaves it out and loads no anchor."""
+    normalize_advantages: bool = False
+    """Bring advantages to mean 0 and deviation 1 over all completions of a round, or of a batch drawn online."""
+
+    @property
+    def is_on_policy(self) -> bool:
+        """Not where rewards need the log-probabilities of who drew."""
+        return super().is_on_policy and not self.beta
+
+    def idle(self, setting: str) -> str:
+        """Also what GRPO alone does."""
+        if setting == "scale_rewards":
+            return "RLOO measures against the mean of the others; it has normalize_advantages"
+        if setting == "use_bias_correction_kl":
+            return "the divergence is part of RLOO's reward"
+        return super().idle(setting)
+
+
+class RLOO(GRPO):
+    """Says how much better each completion is; all else is GRPO's."""
+
+    name: ClassVar[str] = "RLOO"
+    version: ClassVar[int] = 1
+    config_class: ClassVar[type[AlgoConfig]] = RLOOConfig
+
+    def advantages(self, ctx: JobContext, samples: Samples) -> NDArray[np.float32]:
+        """Each reward, less `beta` times its log-ratio to the anchor, minus the mean of the others."""
+        import numpy as np
+
+        from pipeline.learning.training.grpo import leave_one_out, log_ratios
+
+        algo = ctx.settings(RLOOConfig)
+        rewards = samples.rewards.astype(np.float64)
+        if algo.beta:
+            rewards = rewards - algo.beta * log_ratios(samples, self.anchor_logprobs(ctx, samples))
+        return leave_one_out(rewards, algo.num_generations, normalizes=algo.normalize_advantages)
+
+    def objective(self, ctx: JobContext) -> Objective:
+        """GRPO's, without a divergence of its own."""
+        return replace(super().objective(ctx), beta=0.0)
+
+
+# -- reinforce pp ------------------------------------------------------------------------------------------------
+# REINFORCE++ (Hu et al., arXiv 2501.03262): no critic, and advantages brought to one scale over a whole
+# batch. Its clip and averages are GRPO's. As with RLOO the divergence from the anchor is part of the reward:
+# of each token.
+
+
+@dataclass(kw_only=True)
+class REINFORCEppConfig(RLOOConfig):
+    """REINFORCE++ (arXiv 2501.03262), as OpenRLHF has it. Three settings of RLOO do nothing."""
+
+    importance_sampling_level: ImportanceSampling = ImportanceSampling.token
+    beta: float = number(0.01, at_least=0, at_most=LARGEST_WEIGHT, hint=" (0 is no KL term)")
+    """Weight of each token's log-ratio to the anchor that is taken off the reward; 0 loads no anchor."""
+    baseline: bool = False
+    """Measure each reward against the mean of its group first: REINFORCE++-baseline. Without it a group may be a
+    single completion."""
+
+    @property
+    def compares(self) -> bool:
+        """Only where groups have a mean."""
+        return self.baseline
+
+    def idle(self, setting: str) -> str:
+        """Also what RLOO alone does."""
+        if setting in ("scale_rewards", "normalize_advantages"):
+            return "REINFORCE++ always divides by the deviation over all tokens of a batch"
+        if setting == "dynamic_sampling" and self.num_generations == 1:
+            return "a single completion has no others to score like"
+        return super().idle(setting)
+
+
+class REINFORCEpp(RLOO):
+    """Says how much better each token's return is than that of all others; all else is GRPO's."""
+
+    name: ClassVar[str] = "REINFORCEpp"
+    version: ClassVar[int] = 1
+    config_class: ClassVar[type[AlgoConfig]] = REINFORCEppConfig
+
+    def advantages(self, ctx: JobContext, samples: Samples) -> NDArray[np.float32]:
+        """What is still to come from each token on, less the mean of that, in its deviations; shape [N, C]."""
+        import numpy as np
+
+        from pipeline.learning.training.grpo import group_advantages, whitened_returns
+
+        algo, rewards = ctx.settings(REINFORCEppConfig), samples.rewards
+        if algo.baseline:
+            better = group_advantages(rewards, algo.num_generations, ScaleRewards.none)
+            rewards = np.where(np.isnan(rewards), np.nan, better)
+        penalty = algo.beta * (samples.logprobs - self.anchor_logprobs(ctx, samples)) if algo.beta else None
+        return whitened_returns(rewards, penalty, samples)

@@ -70,12 +70,12 @@ class KTO(DPO):
         context: int | None,
         ends: Collection[int],
     ) -> Tally:
-        from pipeline.learning.algos import shortage
+        from pipeline.learning.algos import rounds
         from pipeline.outputs.formats import Tally
 
         data, parted, endless = labelled_sequences(rows, tokenizer, context, ends)
         data.save(out)
-        return Tally(shortage.COMPLETIONS, len(data), parted=parted, endless=endless)
+        return Tally(rounds.COMPLETIONS, len(data), parted=parted, endless=endless)
 
     def training_set(self, ctx: JobContext, model: PreTrainedModel, folders: Sequence[Path]) -> TrainingSet:
         """Compare the policy with its anchor on every completion, and on completions of other prompts."""

@@ -144,7 +144,7 @@ class PostTrainingAlgorithms(Algorithm):
             from pipeline.learning.algos.online import fit_online
             from pipeline.learning.algos.policy_output import save_policy
             from pipeline.learning.algos.policy_weights import to_train
-            from pipeline.learning.algos.shortage import noted, teaching
+            from pipeline.learning.algos.rounds import noted, teaching
             from pipeline.learning.algos.toolbox import reference_source
             from pipeline.learning.models.load import load_tokenizer, save_tokenizer
         algo = ctx.settings(PolicyAlgoConfig)

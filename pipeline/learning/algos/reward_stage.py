@@ -168,8 +168,7 @@ def cross_fitted(
 
     with ctx.loading():
         from pipeline.learning.algos.groups import PAIRS
-        from pipeline.learning.algos.rounds import tally_of
-        from pipeline.learning.algos.shortage import noted
+        from pipeline.learning.algos.rounds import noted, tally_of
         from pipeline.learning.training.reward_model import Scale, share_preferred
         from pipeline.learning.training.sequences import Sequences, prompt_folds
     pairs = Sequences.load(folders, PAIRS)

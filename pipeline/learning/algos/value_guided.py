@@ -45,7 +45,6 @@ if TYPE_CHECKING:
     from pipeline.learning.models.value import ValueModel
     from pipeline.learning.training.sequences import Sequences
 
-
 STRENGTH = "Smaller is stronger (0.1 is strong, 1 is mild), and inf is the reference policy"
 
 
@@ -198,8 +197,7 @@ class ValueGuidedAlgorithms(Algorithm):
         """Fit the value model and save it with the reference's tokenizer."""
         with ctx.loading():
             from pipeline.learning.algos.post_training import fitting_of
-            from pipeline.learning.algos.rounds import rounds_to_train_on, tally_of, tokens_generated
-            from pipeline.learning.algos.shortage import noted
+            from pipeline.learning.algos.rounds import noted, rounds_to_train_on, tally_of, tokens_generated
             from pipeline.learning.algos.toolbox import reference_source
             from pipeline.learning.models.load import load_tokenizer, save_tokenizer
             from pipeline.learning.training.distributed import save_model
@@ -330,3 +328,35 @@ class ValueGuidedAlgorithms(Algorithm):
         model.to(ctx.first_device)  # type: ignore[arg-type]
         model.requires_grad_(True)
         return model
+
+
+# -- candidates --------------------------------------------------------------------------------------------------
+# Where the methods of a run are not sampled alike, so that part of their differences is not of the methods.
+
+
+def candidates_note(config: Config) -> str:
+    """What to tell beside numbers of which some are of policies that drop tokens; "" where none does.
+
+    Dropping unlikely tokens makes fewer mistakes by itself, without any value. The reference, which every run has,
+    drops none, and neither do policies that were trained.
+    """
+    dropping: dict[str, list[str]] = {}
+    for name, algo in sorted(config.algos.items()):
+        if algo.enabled and isinstance(algo, ValueAlgoConfig) and _drops(algo):
+            dropping.setdefault(_dropped(algo), []).append(name)
+    if not dropping:
+        return ""
+    told = "; ".join(f"{', '.join(names)}: {which} are never drawn" for which, names in dropping.items())
+    return (
+        f"{told}. All other policies may draw every token, so a part of the difference is due to that alone; "
+        "algos.<NAME>.others=kept drops none."
+    )
+
+
+def _drops(algo: ValueAlgoConfig) -> bool:
+    return algo.others is Others.dropped and not math.isinf(algo.eta)
+
+
+def _dropped(algo: ValueAlgoConfig) -> str:
+    few = f"tokens beyond the {algo.top_k:,} likeliest of the reference"
+    return f"{few} or below {algo.min_p:g}" if algo.min_p > 0 else few

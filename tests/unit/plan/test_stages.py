@@ -8,8 +8,7 @@ from pipeline.errors import ConfigError
 from pipeline.learning.algos.base import METRICS, Algorithm, JobContext, Stage
 from pipeline.learning.algos.dpo import DPO
 from pipeline.learning.algos.grpo import GRPO
-from pipeline.learning.algos.registry import SHARED_STAGES
-from pipeline.learning.algos.validate import check_algorithm
+from pipeline.learning.algos.registry import SHARED_STAGES, check_algorithm
 from pipeline.plan.build import build_plan
 from pipeline.plan.graph import Plan
 from pipeline.plan.size import extent_of

@@ -4,8 +4,7 @@ import pytest
 
 from pipeline.config.plain import to_plain
 from pipeline.errors import ConfigError
-from pipeline.learning.algos.candidates import candidates_note
-from pipeline.learning.algos.value_guided import ValueAlgoConfig
+from pipeline.learning.algos.value_guided import ValueAlgoConfig, candidates_note
 from pipeline.learning.choices import Others
 from pipeline.plan.build import build_plan
 from tests.doubles.composing import quick_config

@@ -11,11 +11,9 @@ import pytest
 
 from examples.pass_at_k import PassAtK, PassAtKConfig
 from pipeline.errors import JobError
-from pipeline.learning.algos.grpo import GRPO, GRPOConfig
+from pipeline.learning.algos.grpo import GRPO, RLOO, GRPOConfig, REINFORCEpp, REINFORCEppConfig, RLOOConfig
 from pipeline.learning.algos.policy_config import Sampling
 from pipeline.learning.algos.post_training import PostTrainingAlgorithms
-from pipeline.learning.algos.reinforce_pp import REINFORCEpp, REINFORCEppConfig
-from pipeline.learning.algos.rloo import RLOO, RLOOConfig
 from pipeline.learning.choices import GRPOLoss, ScaleRewards
 from pipeline.learning.rewards.scoring import Scored
 from pipeline.learning.training.grpo import Objective, Samples, checked_advantages, grpo_set, padded

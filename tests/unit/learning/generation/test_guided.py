@@ -12,9 +12,8 @@ from msgspec import convert
 from scipy.stats import chi2_contingency
 
 from pipeline.errors import ConfigError, DataError
-from pipeline.learning.algos.cd import CD, CDConfig
 from pipeline.learning.algos.pita import PITA, PITAConfig
-from pipeline.learning.algos.qsharp import QSharp, QSharpConfig
+from pipeline.learning.algos.qsharp import CD, CDConfig, QSharp, QSharpConfig
 from pipeline.learning.algos.qsharp_hf import QSharpHF, QSharpHFConfig
 from pipeline.learning.algos.value_guided import ValueAlgoConfig, ValueGuidedAlgorithms
 from pipeline.learning.choices import HeadType, Others
