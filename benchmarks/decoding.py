@@ -30,8 +30,8 @@ from benchmarks.arguments import positive
 from pipeline.learning.choices import HeadType
 from pipeline.learning.generation import row_models
 from pipeline.learning.generation.backends.paged import PagedBackend
-from pipeline.learning.generation.batching import batches_by_length, pad_left
 from pipeline.learning.generation.decode import DecodeSettings, Guidance, decode
+from pipeline.learning.generation.readers import batches_by_length, pad_left
 from pipeline.learning.generation.sampling import sample_keys, uniforms
 from pipeline.learning.generation.slot_work import SlotPace
 from pipeline.learning.generation.tilt import Tilt, preference_offset

@@ -135,7 +135,7 @@ def _front() -> Any:
 
 
 def _majorities() -> Any:
-    from pipeline.learning.generation.best_of_n import by_majority
+    from pipeline.learning.generation.policy import by_majority
 
     groups = ["aabb", "baab", "abcc", "ab b", "    ", "abcd", "bbba"]
     letters = [[ord(letter)] for group in groups for letter in group]

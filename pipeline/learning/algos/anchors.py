@@ -18,8 +18,7 @@ from pipeline.learning.algos.base import JobContext
 from pipeline.learning.datasets.base import Dataset, Row
 from pipeline.learning.evaluation.metrics import measure, read_samples
 from pipeline.learning.evaluation.optimum import optimum_columns, write_log_right
-from pipeline.learning.generation.greedy import GreedyPolicy
-from pipeline.learning.generation.policy import TextPolicy
+from pipeline.learning.generation.policy import GreedyPolicy, TextPolicy
 from pipeline.learning.generation.spellings import spellings
 from pipeline.learning.models.flops import metered, spend
 from pipeline.learning.rewards.registry import known_rewards

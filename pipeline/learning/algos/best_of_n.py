@@ -37,8 +37,7 @@ from pipeline.outputs.formats import TRAINING
 
 if TYPE_CHECKING:
     from pipeline.learning.datasets.base import Dataset
-    from pipeline.learning.generation.best_of_n import Picker
-    from pipeline.learning.generation.policy import TextPolicy
+    from pipeline.learning.generation.policy import Picker, TextPolicy
 
 
 class Selection(Enum):
@@ -171,7 +170,7 @@ class BestOfN(Algorithm):
         """Give the best of n for every completion that is asked for."""
         with ctx.loading():
             from pipeline.learning.algos import toolbox
-            from pipeline.learning.generation import best_of_n
+            from pipeline.learning.generation import policy as best_of_n
             from pipeline.learning.models.batch_size import BatchSizes
         algo, dataset = ctx.settings(BestOfNConfig), toolbox.open_dataset(ctx)
         model, tokenizer = toolbox.reference_model(ctx)
@@ -191,7 +190,7 @@ class BestOfN(Algorithm):
 
 
 def _reward_model(ctx: JobContext) -> Picker:
-    from pipeline.learning.generation.best_of_n import by_score
+    from pipeline.learning.generation.policy import by_score
     from pipeline.learning.models.load import load_value
     from pipeline.learning.training.reward_model import reward_scores
 
@@ -207,7 +206,7 @@ def _reward_model(ctx: JobContext) -> Picker:
 
 
 def _majority(ctx: JobContext, policy: TextPolicy, dataset: Dataset) -> Picker:
-    from pipeline.learning.generation.best_of_n import by_majority
+    from pipeline.learning.generation.policy import by_majority
     from pipeline.learning.rewards.registry import judge_of, known_rewards
 
     judge = judge_of(known_rewards(dataset.config), dataset.config)

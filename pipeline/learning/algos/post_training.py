@@ -298,7 +298,7 @@ def trained_policy(ctx: JobContext, dataset: Dataset, folder: Path, *, compared:
         compared: Whether its divergence from the reference is wanted.
     """
     from pipeline.learning.algos.toolbox import reference_model, reference_source
-    from pipeline.learning.generation.divergence import TrainedPolicy
+    from pipeline.learning.generation.policy import TrainedPolicy
     from pipeline.learning.models.batch_size import BatchSizes
     from pipeline.learning.models.load import load_policy
 

@@ -15,7 +15,9 @@ vocabulary.
 
 from __future__ import annotations
 
+import hashlib
 import math
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -26,24 +28,81 @@ from numpy.typing import NDArray
 from torch import Tensor
 from transformers import PreTrainedModel
 
+from pipeline.errors import RanksDisagree
 from pipeline.learning.choices import Others
-from pipeline.learning.generation import recorded_steps
-from pipeline.learning.generation.agreement import Agreement
-from pipeline.learning.generation.ends_of_rows import Outputs
+from pipeline.learning.generation import steps as recorded_steps
 from pipeline.learning.generation.guides import Guide, guide_of
-from pipeline.learning.generation.recorded_steps import RecordedSteps
 from pipeline.learning.generation.row_models import RowModel, model_rows
-from pipeline.learning.generation.sampling import (
-    LIKELIEST,
-    Keys,
-    no_number,
-    stream_beside,
-)
+from pipeline.learning.generation.sampling import LIKELIEST, Keys, no_number, stream_beside
 from pipeline.learning.generation.slot_work import DecodingWork, Finished, Rows, SlotPace
-from pipeline.learning.generation.steps import Taken, Taking
-from pipeline.learning.generation.stops import StopStrings
+from pipeline.learning.generation.steps import RecordedSteps, Taken, Taking
+from pipeline.learning.generation.stops import Outputs, StopStrings
 from pipeline.learning.generation.tilt import Tilt
+from pipeline.learning.models.bits import bits_of
+from pipeline.learning.models.split import split_over
 from pipeline.learning.models.value import ValueModel
+
+# -- agreement ---------------------------------------------------------------------------------------------------
+# Ranks that write together look, before anything follows from tokens, whether all have the same. Each draw is
+# a hash of its place, and the logits of all ranks are the same bits, so all take the same token without being
+# told. Were it not so (a broken device, a card of another kind among them), they would go on with different
+# texts, or wait for each other in sums of different shapes.
+
+
+class Agreement:
+    """Of the ranks that a model is split over; a model that is whole has nobody to agree with."""
+
+    def __init__(self, model: torch.nn.Module) -> None:
+        """Begin with nothing seen.
+
+        Args:
+            model: The one that writes.
+        """
+        self._ranks = split_over(model)
+        self._seen = hashlib.blake2b(digest_size=7)  # a positive number of 64 bits
+        self._steps = 0
+
+    @property
+    def has_others(self) -> bool:
+        """Whether there are other ranks."""
+        return self._ranks is not None
+
+    def check(self, tokens: NDArray[np.int64], logits: Tensor | None) -> None:
+        """See that all ranks have taken the same tokens, from the same logits. All must call this together.
+
+        Args:
+            tokens: Of the steps since the last look, shape [steps, rows].
+            logits: Of the last of these steps.
+
+        Raises:
+            RanksDisagree: This rank has other ones than most, or there is no majority.
+            ConnectionError: Another rank has, which will tell of it.
+        """
+        if self._ranks is None:
+            return
+        self._seen.update(np.ascontiguousarray(tokens).tobytes())
+        self._steps += len(tokens)
+        taken = int.from_bytes(self._seen.digest(), "big")
+        self._compare(self._ranks.all_numbers([taken, 0 if logits is None else bits_of(logits)]), self._ranks.rank)
+
+    def _compare(self, found: Sequence[Sequence[int]], rank: int) -> None:
+        if all(one == found[0] for one in found):
+            return
+        what = "tokens" if any(one[0] != found[0][0] for one in found) else "logits"
+        counts = Counter(map(tuple, found)).most_common(2)
+        odd = [rank for rank, one in enumerate(found) if tuple(one) != counts[0][0]]
+        if counts[0][1] == counts[1][1]:
+            who, mine = "", True  # as of two, none can be told to be wrong
+        else:
+            who, mine = f": rank {odd[0]} has others than most", rank in odd
+        said = f"{len(found)} ranks share a model, and have different {what} after {self._steps} steps{who}"
+        if not mine:
+            raise ConnectionError(said)
+        raise RanksDisagree(
+            f"{said}. A device computes wrongly, or they are of different kinds: use GPUs of one model "
+            "(distributed.gpu_ids)"
+        )
+
 
 MOST_AHEAD = 32
 """Steps that are looked at together at most, so that a broken model is noticed soon."""

@@ -21,11 +21,19 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from pipeline.learning.choices import HeadType
-from pipeline.learning.generation import host
-from pipeline.learning.generation.ends_of_rows import Outputs
-from pipeline.learning.generation.packed import CannotPack, PackedStep, Packing, packed
+from pipeline.learning.generation import sampling
 from pipeline.learning.generation.readers import Reader
-from pipeline.learning.generation.row_models import BatchModel, ModelRows, RowModel, model_rows
+from pipeline.learning.generation.row_models import (
+    BatchModel,
+    CannotPack,
+    ModelRows,
+    PackedStep,
+    Packing,
+    RowModel,
+    model_rows,
+    packed,
+)
+from pipeline.learning.generation.stops import Outputs
 from pipeline.learning.models.value import ValueModel
 
 _PACKS: WeakKeyDictionary[ValueModel, bool] = WeakKeyDictionary()
@@ -149,7 +157,7 @@ class CandidateRows:
         """Forward all candidates at once; what attention needs of the chosen one is kept by `advance`."""
         cache, pending = self.rows.cache, len(self._deferred)
         self.asked = valid.sum(-1)
-        if host.is_silent():  # all are read: how many are of use would have to be asked for
+        if sampling.is_silent():  # all are read: how many are of use would have to be asked for
             valid, count = torch.ones_like(valid), valid.numel()
         if pending:
             candidates = torch.cat([torch.stack(self._deferred, 1), candidates], 1)
@@ -164,7 +172,7 @@ class CandidateRows:
         with packed(self._model.backbone, PackedStep(packing, cache, hidden, pending)):
             values: Tensor = self._model(
                 packing.pack(candidates),
-                attention_mask=None if host.may_ask(candidates) else self._mask,
+                attention_mask=None if sampling.may_ask(candidates) else self._mask,
                 position_ids=positions[None],
                 cache=cache,
                 use_cache=True,

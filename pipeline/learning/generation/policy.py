@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import math
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
 from transformers import GenerationConfig as GenerateConfig
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
@@ -19,11 +22,13 @@ from pipeline.learning.datasets.chat import template_arguments
 from pipeline.learning.datasets.tokenized import encode_prompts
 from pipeline.learning.generation.backends import DecoderOf, backend_of
 from pipeline.learning.generation.decode import Decoded, DecodeSettings, Guidance, decode
-from pipeline.learning.generation.sampling import Keys
+from pipeline.learning.generation.likelihood import rows_at_once, whole_texts
+from pipeline.learning.generation.sampling import Keys, split_keys
 from pipeline.learning.generation.stops import StopStrings, as_tokens
 from pipeline.learning.models.batch_size import BatchSizes
 from pipeline.learning.models.load import context_length, end_ids
 from pipeline.learning.models.split import split_over
+from pipeline.learning.training.scoring import note_scored, score_sequences, sequence_divergence
 from pipeline.outputs.guidance import Drawing
 
 
@@ -325,3 +330,175 @@ def _all_ends(
 ) -> tuple[int, ...]:
     """The tokens that end a completion: those of the model, and stop strings that are a token each."""
     return tuple(dict.fromkeys((*end_ids(found, tokenizer), *as_tokens(tokenizer, stop).values())))
+
+
+# -- greedy ------------------------------------------------------------------------------------------------------
+# A policy that takes the likeliest token at every step.
+
+
+class GreedyPolicy(TextPolicy):
+    """A model at temperature 0.
+
+    All of its probability is on one completion, so its KL divergence from the model as it is sampled is minus the
+    log-probability that this one has there, at the temperature of sampling and over the whole vocabulary.
+    """
+
+    def complete(
+        self,
+        prompts: Sequence[Sequence[int]],
+        keys: Keys | None,  # noqa: ARG002 - nothing is drawn
+        *,
+        samples: int = 1,
+        budgets: NDArray[np.int64] | None = None,
+        on_batch: Callable[[int, int], None] | None = None,
+    ) -> Decoded:
+        """Complete prompts; see `TextPolicy.complete`."""
+        decoded = super().complete(prompts, None, samples=samples, budgets=budgets, on_batch=on_batch)
+        repeated = [prompt for prompt in prompts for _ in range(samples)]
+        taken = self.logprobs(repeated, decoded.tokens) if decoded.tokens else []
+        return replace(decoded, kl=-np.array([each.sum(dtype=np.float64) for each in taken], np.float64))
+
+
+# -- divergence --------------------------------------------------------------------------------------------------
+# Policies that are not a tilt of the reference: how far they are from it, measured on what they draw.
+
+
+class TrainedPolicy(TextPolicy):
+    """A policy with weights of its own.
+
+    What it draws comes with its KL divergence from the reference, as that of every policy: exact at every step, of
+    what is sampled, a nucleus included, from the reference's whole distribution at the same temperature. (From the
+    reference's nucleus it would be infinite: two nuclei may share no token.)
+    """
+
+    reference: PreTrainedModel | None = None
+    """What divergence is measured against; None measures nothing."""
+
+    def complete(
+        self,
+        prompts: Sequence[Sequence[int]],
+        keys: Keys | None,
+        *,
+        samples: int = 1,
+        budgets: NDArray[np.int64] | None = None,
+        on_batch: Callable[[int, int], None] | None = None,
+    ) -> Decoded:
+        """Complete prompts; see `TextPolicy.complete`."""
+        decoded = super().complete(prompts, keys, samples=samples, budgets=budgets, on_batch=on_batch)
+        if self.reference is None:
+            return decoded
+        repeated = [prompt for prompt in prompts for _ in range(samples)]
+        return replace(decoded, kl=self._divergence(self.reference, repeated, decoded.tokens))
+
+    def _divergence(
+        self, reference: PreTrainedModel, prompts: Sequence[Sequence[int]], tokens: Sequence[Sequence[int]]
+    ) -> NDArray[np.float64]:
+        data = whole_texts(prompts, tokens)
+        note_scored(data, self._model, reference)
+        with torch.inference_mode():
+            return score_sequences(
+                data,
+                lambda batch: sequence_divergence(
+                    self._model, reference, batch, self._settings.temperature, self._settings.top_p
+                ),
+                micro_batch_size=rows_at_once(reference, data, self._settings),
+                device=self._settings.device,
+                together=split_over(self._model) is not None,
+                sizes=self._sizes,
+                work="compare",
+            )
+
+
+# -- best of n ---------------------------------------------------------------------------------------------------
+# Best of n as a policy: n completions of the reference for each one that is asked for. It picks by a reward
+# model or by a majority, never by the reward that it is evaluated with.
+
+
+Picker = Callable[[Sequence[Sequence[int]], Sequence[Sequence[int]], int], NDArray[np.int64]]
+"""From prompts, completions and the size of groups to the place of the picked completion in each group."""
+
+
+class BestOfNPolicy(TextPolicy):
+    """Draws n completions and gives the best of them.
+
+    Attributes:
+        count: Completions that are drawn for one, n.
+        pick: Which of them is given.
+    """
+
+    count: int = 1
+    pick: Picker
+
+    def complete(
+        self,
+        prompts: Sequence[Sequence[int]],
+        keys: Keys | None,
+        *,
+        samples: int = 1,
+        budgets: NDArray[np.int64] | None = None,
+        on_batch: Callable[[int, int], None] | None = None,
+    ) -> Decoded:
+        """Complete prompts; see `TextPolicy.complete`.
+
+        What it gives as divergence from the reference is a bound: the divergence itself has no closed form. From
+        what completions are drawn from, it is at most ``log n - (n - 1) / n`` for a whole completion (Beirami et
+        al., arXiv 2401.01879), whatever picks: no set of completions is given more often than one of n lies in
+        it. Where that is a nucleus, its tokens have gained a known factor at every step of the completion that is
+        given, and the mean logarithm of these factors is how much farther the whole reference is.
+        """
+        if keys is None:
+            raise ValueError("the likeliest completion is the same however often it is drawn")
+        split = split_keys(keys, self.count).reshape(len(prompts), samples * self.count)
+        drawn = super().complete(
+            prompts,
+            split,
+            samples=samples * self.count,
+            budgets=budgets,
+            on_batch=None if on_batch is None else lambda done, tokens: on_batch(done // self.count, tokens),
+        )
+        repeated = [prompt for prompt in prompts for _ in range(samples * self.count)]
+        picked = self.pick(repeated, drawn.tokens, self.count)
+        places = np.arange(len(picked)) * self.count + picked
+        bound = math.log(self.count) - (self.count - 1) / self.count
+        return Decoded([drawn.tokens[place] for place in places], drawn.kl[places] + bound)
+
+
+def by_score(score: Callable[..., NDArray[np.float64]]) -> Picker:
+    """Pick the highest score, the first of equals.
+
+    Args:
+        score: From sequences to their scores.
+    """
+
+    def pick(
+        prompts: Sequence[Sequence[int]], completions: Sequence[Sequence[int]], count: int
+    ) -> NDArray[np.int64]:
+        with torch.inference_mode():
+            scores = score(whole_texts(prompts, completions))
+        picked: NDArray[np.int64] = scores.reshape(-1, count).argmax(1)
+        return picked
+
+    return pick
+
+
+def by_majority(answer: Callable[[Sequence[int]], str | None]) -> Picker:
+    """Pick the first completion that gives the commonest answer, of equally common ones the one given first.
+
+    Args:
+        answer: What a completion votes for; None for no vote.
+    """
+
+    def pick(
+        prompts: Sequence[Sequence[int]],  # noqa: ARG001 - votes are of answers alone
+        completions: Sequence[Sequence[int]],
+        count: int,
+    ) -> NDArray[np.int64]:
+        picked = []
+        for start in range(0, len(completions), count):
+            votes = [answer(completion) for completion in completions[start : start + count]]
+            counted = Counter(vote for vote in votes if vote is not None)
+            # Equally common ones stay in the order in which they were met.
+            picked.append(votes.index(counted.most_common(1)[0][0]) if counted else 0)
+        return np.array(picked, np.int64)
+
+    return pick

@@ -6,18 +6,186 @@ Shapes: P prompts, L positions, B rows.
 from __future__ import annotations
 
 import copy
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from enum import Enum
 from typing import Any, Protocol
 from weakref import WeakKeyDictionary
 
+import numpy as np
 import torch
 import torch.nn.functional as F
+from numpy.typing import NDArray
 from torch import Tensor
 from transformers import Cache, DynamicCache, PreTrainedModel
 
-from pipeline.learning.generation.batching import PromptBatch
-from pipeline.learning.generation.ways import Reading, Way, reading_of
 from pipeline.learning.models.value import ValueModel, cache_argument, inputs_of
+
+# -- batching ----------------------------------------------------------------------------------------------------
+# Batches of prompts of different lengths, padded to a rectangle.
+
+
+@dataclass(frozen=True)
+class PromptBatch:
+    """Prompts as a rectangle. P prompts, L positions.
+
+    Attributes:
+        ids: Token ids, shape [P, L].
+        mask: 1 for tokens and 0 for padding, shape [P, L]; None where nothing is padded.
+        positions: Position of each token in its own prompt, shape [P, L].
+        lengths: Tokens of each prompt, shape [P].
+    """
+
+    ids: Tensor
+    mask: Tensor | None
+    positions: Tensor
+    lengths: Tensor
+
+
+def pad_left(prompts: Sequence[Sequence[int]], pad_id: int, device: str) -> PromptBatch:
+    """Make a rectangle of prompts."""
+    lengths = torch.tensor([len(prompt) for prompt in prompts])
+    width = int(lengths.max())
+    ids = torch.full((len(prompts), width), pad_id)
+    for row, prompt in enumerate(prompts):
+        ids[row, width - len(prompt) :] = torch.as_tensor(prompt)
+    positions = (torch.arange(width)[None] - (width - lengths)[:, None]).clamp_min(0)
+    padded = bool((lengths != width).any())
+    mask = (torch.arange(width)[None] >= (width - lengths)[:, None]).long() if padded else None
+    return PromptBatch(
+        ids=ids.to(device),
+        mask=None if mask is None else mask.to(device),
+        positions=positions.to(device),
+        lengths=lengths.to(device),
+    )
+
+
+def pad_right(prompts: Sequence[Sequence[int]], pad_id: int, device: str) -> PromptBatch:
+    """Make a rectangle of prompts that begin at the same position.
+
+    Causal attention hides what comes after a prompt by itself, so there is no mask.
+    """
+    lengths = [len(prompt) for prompt in prompts]
+    width = max(lengths)
+    if min(lengths) == width:
+        ids = np.array(prompts, np.int64)
+    else:
+        ids = np.full((len(prompts), width), pad_id)
+        for row, prompt in enumerate(prompts):
+            ids[row, : len(prompt)] = prompt
+    positions = torch.arange(width)[None].expand(len(prompts), -1)
+    return PromptBatch(
+        torch.from_numpy(ids).to(device), None, positions.to(device), torch.tensor(lengths).to(device)
+    )
+
+
+def batches_by_length(
+    lengths: NDArray[np.int64], size: int, *, equal: bool = False
+) -> Iterator[NDArray[np.int64]]:
+    """Indices of prompts in batches, shortest first, so that little is padded; ties in the order given.
+
+    Args:
+        lengths: Tokens of each prompt.
+        size: Prompts of a batch at most.
+        equal: Never put prompts of different lengths together.
+    """
+    order = np.argsort(lengths, kind="stable")
+    groups = np.split(order, np.flatnonzero(np.diff(lengths[order])) + 1) if equal else [order]
+    for group in groups:
+        for start in range(0, len(group), size):
+            yield group[start : start + size]
+
+
+# -- ways --------------------------------------------------------------------------------------------------------
+# In which way a model is read token by token, which its configuration alone tells. slots keys and values in
+# fixed slots (`row_cache`), where every layer attends to all that precedes own the cache that transformers
+# makes for the model: sliding windows, chunks, states anew no cache: the whole text is read again for each
+# token, where what a model remembers is its own affair
+
+
+class Way(Enum):
+    """How a model reads what its rows grow by."""
+
+    slots = "slots"
+    own = "own"
+    anew = "anew"
+
+
+@dataclass(frozen=True)
+class Reading:
+    """The way of a model.
+
+    Attributes:
+        way: Which.
+        reason: Why no simpler one, in a few words; "" of the simplest.
+        has_state: Whether layers carry a state along, which padding before a text would change.
+    """
+
+    way: Way
+    reason: str = ""
+    has_state: bool = False
+
+
+NO_CACHE = {
+    "minimax": "its cache is of a class of its own",
+    "openai-gpt": "it has no cache",
+    "recurrent_gemma": "its state is kept inside of its layers",
+    "rwkv": "its state is of a form of its own",
+    "xlstm": "its state is of a form of its own",
+}
+"""Kinds of models whose memory of a text is not in a cache of transformers, and why."""
+
+ALIBI = ("bloom", "mpt")
+"""Kinds of models that always weigh attention by distance; others say so by `alibi`."""
+
+_STATES = {
+    "LinearAttentionLayer",
+    "LinearAttentionAndFullAttentionLayer",
+    "LinearAttentionAndSlidingWindowAttentionLayer",
+}
+_LAYERS = {
+    "DynamicLayer",
+    "DynamicSlidingWindowLayer",
+    "DynamicIndexedLayer",
+    "DummyLayer",
+    *_STATES,
+}
+"""Layers of transformers' caches whose rows can be chosen."""
+
+
+def reading_of(config: Any) -> Reading:
+    """The way in which models of a configuration are read.
+
+    Args:
+        config: Of a language model, or of the backbone of a value model.
+    """
+    text = config.get_text_config(decoder=True)
+    if (why := NO_CACHE.get(text.model_type)) is not None:
+        return Reading(Way.anew, why)
+    try:
+        layers = {type(layer).__name__ for layer in DynamicCache(config=text).layers}
+    except (AttributeError, KeyError, TypeError, ValueError):
+        return Reading(Way.anew, "transformers' caches do not fit it")
+    if strange := sorted(layers - _LAYERS):
+        return Reading(Way.anew, f"its cache has layers of its own ({', '.join(strange)})")
+    if layers & _STATES:
+        return Reading(Way.own, "layers with a state", has_state=True)
+    kinds = set(getattr(text, "layer_types", None) or ["full_attention"])
+    if kinds != {"full_attention"} or (getattr(text, "sliding_window", None) and not hasattr(text, "layer_types")):
+        special = sorted(kinds - {"full_attention"}) or ["sliding_attention"]
+        return Reading(Way.own, f"layers with {', '.join(special)}")
+    if text.model_type == "gpt_neo" and _has_window(text):
+        return Reading(Way.own, "layers with a window that counts candidates of a step as positions")
+    if text.model_type == "xglm":
+        return Reading(Way.own, "its attention takes no mask that all rows share")
+    if text.model_type in ALIBI or getattr(text, "alibi", False):
+        return Reading(Way.own, "attention is weighed by distance (ALiBi)")
+    return Reading(Way.slots)
+
+
+def _has_window(neo: Any) -> bool:
+    """Whether texts of GPT-Neo can be longer than its local layers look back."""
+    return "local" in neo.attention_layers and neo.window_size < neo.max_position_embeddings
 
 
 class Reader(Protocol):
@@ -197,7 +365,7 @@ class TextReader:
 
 _BY_POSITION = ("keys", "values", "indexer_keys")
 """What layers keep of each position, in the last dimension but one."""
-_STATES = ("conv_states", "recurrent_states")
+_READERS_STATES = ("conv_states", "recurrent_states")
 
 
 def _choose(cache: Cache, rows: Tensor) -> None:
@@ -229,7 +397,7 @@ def _joined(caches: Sequence[Cache]) -> Cache:
                 width = max(tensor.shape[-2] for tensor in tensors)
                 padded = [F.pad(tensor, (0, 0, width - tensor.shape[-2], 0)) for tensor in tensors]
                 setattr(layer, name, torch.cat(padded))
-        for name in _STATES:
+        for name in _READERS_STATES:
             for place in getattr(layer, name, {}):
                 states = [getattr(part, name)[place] for part in parts]
                 if all(state is not None for state in states):

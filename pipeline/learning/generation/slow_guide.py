@@ -15,10 +15,9 @@ from transformers import LogitsProcessor
 
 from pipeline.learning.choices import HeadType
 from pipeline.learning.generation.guides import candidate_values
-from pipeline.learning.generation.readers import reading
+from pipeline.learning.generation.readers import Way, reading
 from pipeline.learning.generation.sampling import policy_logprobs
 from pipeline.learning.generation.tilt import Tilt, find_candidates, full_row, guided_logprobs
-from pipeline.learning.generation.ways import Way
 from pipeline.learning.models.value import ValueModel
 
 

@@ -21,7 +21,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from pipeline.learning.choices import Others
-from pipeline.learning.generation import host
+from pipeline.learning.generation import sampling
 from pipeline.learning.generation.sampling import draw_by_weight, draw_tokens
 from pipeline.outputs.guidance import OffsetRule, Rule
 
@@ -192,7 +192,7 @@ def _likeliest(logprobs: Tensor, tilt: Tilt) -> Candidates:
     dropped = found.values < math.log(tilt.min_p)
     dropped[:, :1].zero_()
     whole = Candidates(found.indices, found.values.masked_fill_(dropped, -math.inf), dropped=dropped)
-    if not host.may_ask(dropped):
+    if not sampling.may_ask(dropped):
         return whole
     return whole.first(dropped.shape[1] - dropped.all(0).tolist().count(True))
 
@@ -314,8 +314,8 @@ def split_draw(logprobs: Tensor, candidates: Candidates, uniform: Tensor, tilt: 
     mass = weights.sum(-1)
     within = _inside((uniform - mass).div_((1 - mass).clamp_min_(_LEAST)))
     outside = uniform < mass
-    asks = host.may_ask(outside)
-    if asks and not host.has_any(outside):
+    asks = sampling.may_ask(outside)
+    if asks and not sampling.has_any(outside):
         return Draw(within)
     if logprobs.shape[-1] < _DEAR or not asks:
         return Draw(within, outside, _drawn_by(weights, uniform, mass))

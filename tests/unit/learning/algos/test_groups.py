@@ -12,7 +12,7 @@ from pipeline.learning.algos.groups import Groups
 from pipeline.learning.algos.kto import labelled_sequences
 from pipeline.learning.datasets.addition import Addition, AdditionConfig
 from pipeline.learning.datasets.base import Row
-from pipeline.learning.generation.best_of_n import by_majority, by_score
+from pipeline.learning.generation.policy import by_majority, by_score
 from pipeline.learning.generation.sampling import sample_keys
 from pipeline.learning.models.tiny import make_tokenizer
 from pipeline.learning.rewards.preference import Preference, PreferenceConfig, PreferenceSource

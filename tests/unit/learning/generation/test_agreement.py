@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from pipeline.errors import RanksDisagree
-from pipeline.learning.generation.agreement import Agreement
+from pipeline.learning.generation.decode import Agreement
 from pipeline.learning.models.bits import bits_of
 from pipeline.learning.models.split import note_split, split_over
 from pipeline.learning.training.distributed import Ranks, Spread

@@ -20,10 +20,8 @@ from pipeline.learning.choices import HeadType
 from pipeline.learning.datasets.addition import AdditionConfig
 from pipeline.learning.datasets.registry import load_dataset
 from pipeline.learning.generation.backends import paged, vllm_engine
-from pipeline.learning.generation.best_of_n import BestOfNPolicy
 from pipeline.learning.generation.decode import Decoded, DecodeSettings, Guidance, decode
-from pipeline.learning.generation.greedy import GreedyPolicy
-from pipeline.learning.generation.policy import TextPolicy
+from pipeline.learning.generation.policy import BestOfNPolicy, GreedyPolicy, TextPolicy
 from pipeline.learning.generation.sampling import LIKELIEST, policy_logprobs, sample_keys, uniforms, uniforms_at
 from pipeline.learning.generation.tilt import Tilt, preference_offset
 from pipeline.learning.models.batch_size import BatchSizes

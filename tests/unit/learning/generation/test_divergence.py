@@ -14,10 +14,8 @@ from pipeline.config.schema import GenerationConfig
 from pipeline.learning.choices import HeadType, Others
 from pipeline.learning.datasets.addition import AdditionConfig
 from pipeline.learning.datasets.registry import load_dataset
-from pipeline.learning.generation.best_of_n import BestOfNPolicy, by_majority
 from pipeline.learning.generation.decode import Decoded, Guidance
-from pipeline.learning.generation.divergence import TrainedPolicy
-from pipeline.learning.generation.policy import TextPolicy
+from pipeline.learning.generation.policy import BestOfNPolicy, TextPolicy, TrainedPolicy, by_majority
 from pipeline.learning.generation.sampling import sample_keys
 from pipeline.learning.generation.tilt import Tilt, bernoulli_offset
 from pipeline.learning.models.tiny import make_tokenizer

@@ -10,8 +10,8 @@ from transformers import AttentionInterface
 from transformers.integrations import sdpa_attention
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
 
-from pipeline.learning.generation.grouped_attention import attention
 from pipeline.learning.generation.row_cache import RowCache
+from pipeline.learning.generation.row_models import attention
 
 GROUPS = 4
 

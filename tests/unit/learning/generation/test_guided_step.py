@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from pipeline.learning.choices import Others
-from pipeline.learning.generation.guided_step import guided_step
+from pipeline.learning.generation.steps import guided_step
 from pipeline.learning.generation.tilt import Tilt, preference_offset
 
 SURE, SPLIT = [0.9, 0.04, 0.03, 0.03], [0.45, 0.35, 0.11, 0.09]

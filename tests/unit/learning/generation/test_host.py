@@ -13,7 +13,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from transformers import PreTrainedModel
 
 from pipeline.learning.choices import HeadType, Others
-from pipeline.learning.generation import host
+from pipeline.learning.generation import sampling
 from pipeline.learning.generation.decode import DecodeSettings, Guidance, _Slots, decode
 from pipeline.learning.generation.sampling import sample_keys
 from pipeline.learning.generation.slot_work import SlotPace
@@ -107,7 +107,7 @@ def test_what_a_step_asks_for(
     """Nothing on a GPU, but that a value model which reads candidates must know how many there are."""
     models = [language_model("gpt2"), sure_of_itself("llama")]
     assert max(most_asked(model, head, tilt, top_p=0.9) for model in models) <= on_cpu
-    monkeypatch.setattr(host, "may_ask", lambda _: False)
+    monkeypatch.setattr(sampling, "may_ask", lambda _: False)
     assert max(most_asked(model, head, tilt, top_p=0.9) for model in models) <= on_gpu
 
 
@@ -123,7 +123,7 @@ def test_steps_that_ask_for_nothing_draw_the_same(
         case.tilt = replace(case.tilt, top_k=6, min_p=0.05, others=list(Others)[seed % 3])
         with metered() as asking:
             theirs = case.drawn(model, value)
-        monkeypatch.setattr(host, "may_ask", lambda _: False)
+        monkeypatch.setattr(sampling, "may_ask", lambda _: False)
         with metered() as meter:
             ours = case.drawn(model, value)
         monkeypatch.undo()
@@ -136,5 +136,5 @@ def test_a_gpu_is_asked_for_nothing_to_save_work() -> None:
     class OnGpu:
         is_cuda = True
 
-    assert host.may_ask(torch.zeros(1))
-    assert not host.may_ask(OnGpu())  # type: ignore[arg-type]
+    assert sampling.may_ask(torch.zeros(1))
+    assert not sampling.may_ask(OnGpu())  # type: ignore[arg-type]

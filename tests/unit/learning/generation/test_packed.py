@@ -11,11 +11,10 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from pipeline.learning.choices import HeadType
-from pipeline.learning.generation import prefix_attention
+from pipeline.learning.generation import row_cache
 from pipeline.learning.generation.guides import BranchRows, CandidateRows, guide_of
-from pipeline.learning.generation.packed import PackedStep, Packing
-from pipeline.learning.generation.prefix_attention import attend_prefix, merge
-from pipeline.learning.generation.row_cache import RowCache
+from pipeline.learning.generation.row_cache import RowCache, attend_prefix, merge
+from pipeline.learning.generation.row_models import PackedStep, Packing
 from pipeline.learning.models.value import ValueModel, cache_argument, value_model_from
 from tests.unit.learning.generation.conftest import VOCABULARY, language_model
 
@@ -125,7 +124,7 @@ def test_the_prefix_by_a_kernel_is_merged_with_the_candidate(
     for number, valid in enumerate((VALID, VALID[:, :1], VALID.flip(0), VALID)):
         found = []
         for run, merged in zip(runs, (False, True), strict=True):
-            monkeypatch.setattr(prefix_attention, "is_merged", lambda *_, merged=merged: merged)
+            monkeypatch.setattr(row_cache, "is_merged", lambda *_, merged=merged: merged)
             if number:
                 run.guide.defer(torch.tensor([1, 2, 3, 4]))
                 run.texts = [[*text, 1 + row] for row, text in enumerate(run.texts)]
@@ -160,7 +159,7 @@ def test_a_score_with_itself_is_as_exact_as_those_with_the_prefix(
     cache = RowCache(64, 2, "cpu")
     cache.take_in(0, key[0].transpose(0, 1)[:, :, None], torch.zeros(64, 4, 1, 128, dtype=torch.bfloat16))
     cache._set(np.ones(64, np.int64))
-    monkeypatch.setattr(prefix_attention, "is_merged", lambda *_: merged)
+    monkeypatch.setattr(row_cache, "is_merged", lambda *_: merged)
     step = PackedStep(Packing(torch.ones(64, 1, dtype=torch.bool)), cache, None)
     for layer in cache.layers:
         layer.show()

@@ -14,12 +14,12 @@ from transformers import PreTrainedModel
 
 from pipeline.errors import JobError
 from pipeline.learning.choices import HeadType, Others
-from pipeline.learning.generation import recorded_steps, row_models, sampling
+from pipeline.learning.generation import row_models, sampling
+from pipeline.learning.generation import steps as recorded_steps
 from pipeline.learning.generation.decode import Decoded, DecodeSettings, Guidance, decode
-from pipeline.learning.generation.graphs import Graphs
-from pipeline.learning.generation.recorded_steps import LENGTHS, RecordedSteps, lengths_of
 from pipeline.learning.generation.sampling import sample_keys
 from pipeline.learning.generation.slot_work import SlotPace
+from pipeline.learning.generation.steps import LENGTHS, Graphs, RecordedSteps, lengths_of
 from pipeline.learning.generation.tilt import Tilt, preference_offset
 from pipeline.learning.models.flops import metered
 from pipeline.learning.models.value import ValueModel
