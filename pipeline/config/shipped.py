@@ -42,12 +42,12 @@ MODELS = {
 """Kind -> the settings themselves: a model has no class of ours."""
 
 REWARDS = {
-    "boxed": "pipeline.learning.rewards.boxed:boxed",
-    "exact_match": "pipeline.learning.rewards.exact_match:exact_match",
+    "boxed": "pipeline.learning.rewards.matching:boxed",
+    "exact_match": "pipeline.learning.rewards.matching:exact_match",
     "gsm8k": "pipeline.learning.rewards.gsm8k:gsm8k",
-    "length": "pipeline.learning.rewards.length:length",
+    "length": "pipeline.learning.rewards.matching:length",
     "math_verify": "pipeline.learning.rewards.math_verify:math_verify",
-    "star_graph": "pipeline.learning.rewards.star_graph:star_graph",
+    "star_graph": "pipeline.learning.rewards.matching:star_graph",
     "vader": "pipeline.learning.rewards.vader:vader",
 }
 """Name -> function."""

@@ -55,8 +55,7 @@ class Preparation(Algorithm):
             from pipeline.learning.datasets.prepared import PreparedDataset, add_warnings, check_rows
             from pipeline.learning.datasets.registry import load_dataset
             from pipeline.learning.rewards.gold import check_gold
-            from pipeline.learning.rewards.probe import check_rewards
-            from pipeline.learning.rewards.row_check import RowCheck
+            from pipeline.learning.rewards.probe import RowCheck, check_rewards
         config, name = ctx.config.dataset, ctx.job_id.partition("/")[0]
         dataset, check, rows = load_dataset(config), RowCheck(name, config), PreparedDataset(ctx.input("prepare"))
         check_rows(dataset, check)

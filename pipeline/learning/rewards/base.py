@@ -11,9 +11,8 @@ from numpy.typing import NDArray
 
 from pipeline.errors import JobError
 from pipeline.learning.datasets.base import Row
-from pipeline.learning.rewards.calling import takes_messages
+from pipeline.learning.rewards.calling import needed_columns, takes_messages
 from pipeline.learning.rewards.grading import Item
-from pipeline.learning.rewards.signature import needed_columns
 from pipeline.learning.rewards.traits import Text, WrongScores, read_scores
 
 _NO_COLUMNS = {"prompt", "completion", "completion_ids"}

@@ -28,9 +28,8 @@ from pipeline.learning.datasets.columns import MissingColumns, ReservedColumn
 from pipeline.learning.datasets.from_files import FilesDataset
 from pipeline.learning.datasets.look import LOOK_S, Look, look_at
 from pipeline.learning.datasets.registry import load_dataset
-from pipeline.learning.rewards.probe import advice_on, check_judge, check_rewards
+from pipeline.learning.rewards.probe import RowCheck, advice_on, check_judge, check_rewards
 from pipeline.learning.rewards.registry import known_rewards
-from pipeline.learning.rewards.row_check import RowCheck
 from pipeline.machine.begin import begin
 from pipeline.machine.channel import Channel
 

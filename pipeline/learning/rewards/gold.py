@@ -15,11 +15,11 @@ from pipeline.errors import ConfigError, JobError
 from pipeline.learning.datasets.base import Dataset, Row
 from pipeline.learning.datasets.prepared import PreparedDataset, places_of
 from pipeline.learning.rewards.base import columns_of, items_of
+from pipeline.learning.rewards.calling import needed_columns
 from pipeline.learning.rewards.grading import Graded, Item
 from pipeline.learning.rewards.pool import GraderPool
 from pipeline.learning.rewards.registry import LoadedReward, load_functions
 from pipeline.learning.rewards.scoring import pool_settings
-from pipeline.learning.rewards.signature import needed_columns
 
 ROWS, QUICK_ROWS = 250, 10_000
 """Rows of each split that are tried at most; the second with rewards that need no process of their own. A number

@@ -28,7 +28,7 @@ from typing import Any
 
 from pipeline.config.place import own_place, told
 from pipeline.learning.rewards.calling import Bound, bind
-from pipeline.learning.rewards.cause import cause_of
+from pipeline.learning.rewards.grading import cause_of
 from pipeline.learning.rewards.traits import RewardTraits, is_async, read_scores
 from pipeline.machine.begin import begin
 from pipeline.machine.channel import Channel

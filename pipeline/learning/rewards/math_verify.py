@@ -29,7 +29,7 @@ from pipeline.learning.rewards.answers import (
     gold_box,
     half_width,
 )
-from pipeline.learning.rewards.boxed import same_text
+from pipeline.learning.rewards.matching import same_text
 from pipeline.learning.rewards.traits import Text, reward, text_of
 
 _DELIMITERS = re.compile(r"\$.+\$|\\\(|\\\[", re.DOTALL)

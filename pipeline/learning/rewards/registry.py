@@ -15,8 +15,7 @@ from pipeline.config.shipped import REWARD_MODEL, REWARDS, TRL_REWARDS
 from pipeline.config.user_code import import_object, source_hash, split_path
 from pipeline.errors import ConfigError, unknown_name
 from pipeline.learning.rewards.base import RewardFunction
-from pipeline.learning.rewards.calling import bind, makes_rewards
-from pipeline.learning.rewards.signature import GIVEN
+from pipeline.learning.rewards.calling import GIVEN, bind, makes_rewards
 from pipeline.learning.rewards.traits import GRADING, RewardTraits
 
 MODEL_TRAITS = RewardTraits(verifies=False, graded=True, judges="the model's score", isolated=False)

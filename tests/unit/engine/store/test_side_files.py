@@ -29,8 +29,8 @@ from pipeline.engine.store.verified import Verified
 from pipeline.errors import DeviceError, PlanError, StoreError
 from pipeline.files import json_text
 from pipeline.learning.models.batch_size import _read_hint
-from pipeline.learning.rewards.cache import ScoreCache
 from pipeline.learning.rewards.grading import Graded
+from pipeline.learning.rewards.scoring import ScoreCache
 from pipeline.outputs.manifest import MANIFEST
 from pipeline.plan.durations import Durations, Timed
 from pipeline.runs.cost import FILE as COMPUTE

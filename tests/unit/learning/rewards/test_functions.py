@@ -6,12 +6,9 @@ import pytest
 
 from pipeline.errors import DataError
 from pipeline.learning.rewards.answers import last_boxed
-from pipeline.learning.rewards.boxed import boxed, boxed_answer
-from pipeline.learning.rewards.exact_match import exact_match
 from pipeline.learning.rewards.gsm8k import final_number, gsm8k, last_number
-from pipeline.learning.rewards.length import length
+from pipeline.learning.rewards.matching import boxed, boxed_answer, exact_match, length, star_graph
 from pipeline.learning.rewards.math_verify import math_verify, parsed_answer
-from pipeline.learning.rewards.star_graph import star_graph
 from pipeline.learning.rewards.vader import vader
 
 

@@ -9,7 +9,7 @@ import pytest
 from pipeline.errors import ConfigError, JobError
 from pipeline.learning.datasets.base import Row
 from pipeline.learning.rewards.base import score
-from pipeline.learning.rewards.exact_match import exact_match
+from pipeline.learning.rewards.matching import exact_match
 from pipeline.learning.rewards.registry import load_reward
 
 ROWS = [Row(i, f"p{i}", {"solution": f"s{i}", "level": i}) for i in range(5)]
@@ -67,7 +67,7 @@ def test_nothing_to_score_is_nothing() -> None:
 
 def test_rewards_by_name_and_by_path() -> None:
     assert load_reward("exact_match") is exact_match
-    assert load_reward("pipeline.learning.rewards.exact_match:exact_match") is exact_match
+    assert load_reward("pipeline.learning.rewards.matching:exact_match") is exact_match
     with pytest.raises(ConfigError, match="Did you mean 'exact_match'"):
         load_reward("exact_mach")
     with pytest.raises(ConfigError, match="cannot be called"):

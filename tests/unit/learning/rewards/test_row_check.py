@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from pipeline.config.bases import DatasetConfig
-from pipeline.learning.rewards.row_check import RowCheck
+from pipeline.learning.rewards.probe import RowCheck
 from tests.doubles import own_rewards
 
 

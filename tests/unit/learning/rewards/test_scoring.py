@@ -18,11 +18,10 @@ from pipeline.config.bases import DatasetConfig, GradingConfig
 from pipeline.config.shipped import REWARDS
 from pipeline.errors import ConfigError, JobError
 from pipeline.learning.datasets.base import Row
-from pipeline.learning.rewards.cache import FILE, ScoreCache, score_keys
 from pipeline.learning.rewards.failures import RewardFailures
 from pipeline.learning.rewards.grading import Graded, Item
 from pipeline.learning.rewards.registry import load_reward, load_rewards
-from pipeline.learning.rewards.scoring import Scored, Scorer
+from pipeline.learning.rewards.scoring import FILE, ScoreCache, Scored, Scorer, score_keys
 from pipeline.learning.rewards.traits import GRADING, RewardTraits, reward
 from pipeline.outputs.reading import read_faults
 from tests.doubles import own_rewards

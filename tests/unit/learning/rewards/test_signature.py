@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pipeline.learning.rewards.signature import GIVEN, mismatch
+from pipeline.learning.rewards.calling import GIVEN, mismatch
 
 
 def plain(completions: Sequence[str], solution: Sequence[str], **_: Any) -> None: ...
