@@ -144,7 +144,7 @@ def _majorities() -> Any:
 
 
 def _splits() -> Any:
-    from pipeline.learning.datasets.splits import deal
+    from pipeline.learning.datasets.rows import deal
 
     def rows(count: int, different: int) -> list[bytes]:
         return [str(at % different).encode() for at in range(count)]

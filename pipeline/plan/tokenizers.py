@@ -19,8 +19,7 @@ from pipeline.errors import ConfigError
 from pipeline.foreign import ForeignDataError, read_model_json
 from pipeline.learning.datasets.from_files import FilesConfig
 from pipeline.learning.datasets.hub import in_cache
-from pipeline.learning.datasets.registry import load_dataset
-from pipeline.learning.datasets.validate import check_demonstrations, demonstration_length
+from pipeline.learning.datasets.registry import check_demonstrations, demonstration_length, load_dataset
 from pipeline.learning.models.adapter_folder import is_adapters, tokenizer_place
 from pipeline.learning.models.kinds import TinyModelConfig
 from pipeline.plan.models import CONFIG, is_gguf, read_config, reason

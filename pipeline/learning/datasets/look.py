@@ -11,9 +11,8 @@ from pipeline.errors import DataError
 from pipeline.learning.datasets.base import SPLITS, Row
 from pipeline.learning.datasets.files import HubDataset, Location, format_of
 from pipeline.learning.datasets.from_files import FilesDataset
-from pipeline.learning.datasets.rows import Check, Form, MadeRow, check_source, identity, made_rows
+from pipeline.learning.datasets.rows import Check, Form, MadeRow, check_source, deal, identity, made_rows
 from pipeline.learning.datasets.sources import open_splits
-from pipeline.learning.datasets.splits import deal
 
 LOOKED_AT = 20_000
 """Rows of each split that are made at most, which takes less than a second."""

@@ -29,9 +29,8 @@ from pipeline.learning.datasets.columns import ANSWERS
 from pipeline.learning.datasets.fingerprint import source_fingerprint
 from pipeline.learning.datasets.from_files import FilesDataset
 from pipeline.learning.datasets.readers import Record
-from pipeline.learning.datasets.rows import TEXTS, Check, Form, check_source, identity, made_rows
+from pipeline.learning.datasets.rows import TEXTS, Check, Form, SplitRows, check_source, deal, identity, made_rows
 from pipeline.learning.datasets.sources import open_splits
-from pipeline.learning.datasets.splits import SplitRows, deal
 from pipeline.outputs.formats import DATASET
 
 log = logging.getLogger(__name__)

@@ -10,8 +10,7 @@ from pipeline.config.load import load_config
 from pipeline.errors import ConfigError
 from pipeline.learning.datasets.base import Dataset, Row
 from pipeline.learning.datasets.from_files import FilesDataset
-from pipeline.learning.datasets.registry import load_dataset
-from pipeline.learning.datasets.validate import check_dataset, check_demonstrations
+from pipeline.learning.datasets.registry import check_dataset, check_demonstrations, load_dataset
 from pipeline.plan.tokenizers import check_tokenizers
 
 

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from pipeline.errors import DataError
-from pipeline.learning.datasets.splits import SplitRows, deal
+from pipeline.learning.datasets.rows import SplitRows, deal
 
 
 def names(*numbers: int) -> list[bytes]:

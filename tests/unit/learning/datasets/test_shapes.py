@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from pipeline.errors import DataError
-from pipeline.learning.datasets.shapes import to_columns
+from pipeline.learning.datasets.columns import to_columns
 
 _ASK, _ANSWER = {"from": "human", "value": "a?"}, {"from": "gpt", "value": "b"}
 _TURNS = [{"role": "user", "content": "a?"}, {"role": "assistant", "content": "b"}]
