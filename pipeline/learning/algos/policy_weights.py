@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 def to_train(ctx: JobContext, algo: PolicyAlgoConfig) -> PreTrainedModel:
     """The policy that training starts from, on the first device."""
     with ctx.loading():
-        from pipeline.learning.models.dropout import without_dropout
+        from pipeline.learning.models.value import without_dropout
     model: Any = adapted(ctx, algo)
     without_dropout(model)
     model.to(ctx.first_device)

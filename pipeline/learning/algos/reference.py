@@ -42,9 +42,8 @@ class Reference(Algorithm):
             return
         with ctx.loading():
             from pipeline.learning.algos.toolbox import open_dataset
-            from pipeline.learning.models.imitation import measure_imitation
             from pipeline.learning.models.load import load_policy, save_tokenizer
-            from pipeline.learning.models.tiny import make_tokenizer, train_reference
+            from pipeline.learning.models.tiny import make_tokenizer, measure_imitation, train_reference
             from pipeline.learning.training.distributed import save_model
         dataset = open_dataset(ctx)
         trained, losses = train_reference(

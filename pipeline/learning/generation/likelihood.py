@@ -10,8 +10,7 @@ from numpy.typing import NDArray
 from transformers import PreTrainedModel
 
 from pipeline.learning.generation.decode import DecodeSettings
-from pipeline.learning.models.batch_size import BatchSizes
-from pipeline.learning.models.split import split_over
+from pipeline.learning.models.batch_size import BatchSizes, split_over
 from pipeline.learning.training.grpo import supervised_columns
 from pipeline.learning.training.scoring import completion_logprobs, is_plain, note_scored, score_sequences
 from pipeline.learning.training.sequences import Sequences

@@ -25,9 +25,8 @@ from pipeline.learning.generation.decode import Decoded, DecodeSettings, Guidanc
 from pipeline.learning.generation.likelihood import rows_at_once, whole_texts
 from pipeline.learning.generation.sampling import Keys, split_keys
 from pipeline.learning.generation.stops import StopStrings, as_tokens
-from pipeline.learning.models.batch_size import BatchSizes
+from pipeline.learning.models.batch_size import BatchSizes, split_over
 from pipeline.learning.models.load import context_length, end_ids
-from pipeline.learning.models.split import split_over
 from pipeline.learning.training.scoring import note_scored, score_sequences, sequence_divergence
 from pipeline.outputs.guidance import Drawing
 

@@ -36,7 +36,7 @@ from pipeline.learning.generation.tilt import (
     split_draw,
     step_kl,
 )
-from pipeline.learning.models.split import split_over
+from pipeline.learning.models.batch_size import split_over
 
 # -- guided step -------------------------------------------------------------------------------------------------
 # One guided step: candidates, a draw, the values that are asked for, and the token that is taken. Shapes: B

@@ -35,7 +35,28 @@ from pipeline.errors import JobError
 from pipeline.files import write_whole
 from pipeline.foreign import parse_json, read_plain
 from pipeline.learning.choices import HeadType
-from pipeline.learning.models.dropout import configured_without_dropout, without_dropout
+
+# -- dropout -----------------------------------------------------------------------------------------------------
+# Switching dropout off: its noise would come from the global generator, and depend on earlier jobs.
+
+
+def without_dropout(model: nn.Module) -> None:
+    """Switch it off in a model that is made."""
+    for module in model.modules():
+        if isinstance(module, nn.Dropout):
+            module.p = 0.0
+        for name, value in vars(module).items():
+            # Attention modules keep rates as plain numbers.
+            if isinstance(value, float) and "dropout" in name:
+                setattr(module, name, 0.0)
+
+
+def configured_without_dropout(config: PreTrainedConfig) -> None:
+    """Set every rate to 0 of models that will be made."""
+    for name, value in vars(config).items():
+        if isinstance(value, float) and (name.endswith(("dropout", "pdrop")) or "dropout" in name):
+            setattr(config, name, 0.0)
+
 
 HEAD_SETTINGS = "value_head.json"
 HEAD_WEIGHTS = "value_head.safetensors"

@@ -14,8 +14,8 @@ from pipeline.learning.datasets.addition import AdditionConfig
 from pipeline.learning.datasets.base import Dataset
 from pipeline.learning.datasets.registry import load_dataset
 from pipeline.learning.datasets.star_graph import StarGraphConfig
-from pipeline.learning.models import imitation
-from pipeline.learning.models.imitation import Imitation, measure_imitation
+from pipeline.learning.models import tiny
+from pipeline.learning.models.tiny import Imitation, measure_imitation
 
 ADDITION = load_dataset(AdditionConfig(kind="addition"))
 STARS = load_dataset(StarGraphConfig(kind="star_graph", degree=3, random_arm=0.6))
@@ -39,8 +39,8 @@ def model_of(share_of_likeliest: float, size: int) -> Any:
 @pytest.fixture(autouse=True)
 def _uncounted(monkeypatch: pytest.MonkeyPatch) -> None:
     """These models are functions, of which no FLOPs are known."""
-    monkeypatch.setattr(imitation, "spend", lambda purpose, flops: None)
-    monkeypatch.setattr(imitation, "model_cost", lambda model: SimpleNamespace(forward=lambda read: 0))
+    monkeypatch.setattr(tiny, "spend", lambda purpose, flops: None)
+    monkeypatch.setattr(tiny, "model_cost", lambda model: SimpleNamespace(forward=lambda read: 0))
 
 
 def measured(model: Any, dataset: Dataset) -> Imitation:
@@ -63,7 +63,7 @@ def test_the_corpus_of_sums_is_as_open_as_its_carries() -> None:
 
 @pytest.mark.parametrize("dataset", [ADDITION, STARS, SORTING], ids=["addition", "star_graph", "sorting"])
 def test_it_is_told_by_which_of_the_two_is_nearer(dataset: Dataset, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(imitation, "PROMPTS", 100)  # graphs take time to draw
+    monkeypatch.setattr(tiny, "PROMPTS", 100)  # graphs take time to draw
     between = measured(model_of(0.5, len(dataset.vocabulary)), dataset)
     assert between.corpus < between.guessing
     middle = (between.corpus + between.guessing) / 2
@@ -76,7 +76,7 @@ def test_it_is_told_by_which_of_the_two_is_nearer(dataset: Dataset, monkeypatch:
 
 
 def test_a_corpus_that_shows_every_prompt_once_leaves_nothing_open(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(imitation, "PROMPTS", 100)
+    monkeypatch.setattr(tiny, "PROMPTS", 100)
     paths = load_dataset(StarGraphConfig(kind="star_graph"))
     assert str(measured(model_of(0.5, len(paths.vocabulary)), paths).corpus) == "0.0"
 
@@ -129,7 +129,7 @@ def test_a_perfect_imitator_of_prompts_that_are_wide_open_is_not_named() -> None
 
 
 def test_somewhat_more_ways_than_ten_draws_can_tell_are_told_by_more(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(imitation, "PROMPTS", 5)
+    monkeypatch.setattr(tiny, "PROMPTS", 5)
     stars = load_dataset(StarGraphConfig(kind="star_graph", degree=8, random_arm=0.6))
     arm, goal = 0.6 / 8, 0.4 + 0.6 / 8
     found = measured(model_of(0.5, len(stars.vocabulary)), stars)

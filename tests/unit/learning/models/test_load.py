@@ -35,6 +35,7 @@ from pipeline.learning.datasets.registry import load_dataset
 from pipeline.learning.datasets.tokenized import encode_prompts
 from pipeline.learning.generation.policy import TextPolicy
 from pipeline.learning.generation.sampling import sample_keys
+from pipeline.learning.models.batch_size import split_options
 from pipeline.learning.models.gguf import convert
 from pipeline.learning.models.kinds import HFModelConfig
 from pipeline.learning.models.load import (
@@ -58,7 +59,6 @@ from pipeline.learning.models.source import (
     value_folder,
     write_reference,
 )
-from pipeline.learning.models.split import split_options
 from pipeline.learning.models.tiny import make_tokenizer
 from pipeline.learning.models.value import value_model_from
 from pipeline.learning.training.distributed import Ranks, Spread

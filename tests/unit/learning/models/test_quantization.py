@@ -11,8 +11,7 @@ import torch
 from pipeline.config.schema import DType, SystemConfig
 from pipeline.learning.generation.decode import decode
 from pipeline.learning.models.flops import model_cost
-from pipeline.learning.models.load import load_policy
-from pipeline.learning.models.quantization import bits_settings, quantization_options
+from pipeline.learning.models.load import bits_settings, load_policy, quantization_options
 from tests.doubles import wide
 
 

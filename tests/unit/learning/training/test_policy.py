@@ -11,7 +11,7 @@ from transformers import AutoModelForCausalLM, GPT2LMHeadModel
 from pipeline.config.schema import TrainingConfig
 from pipeline.errors import ConfigError
 from pipeline.learning.algos.policy_config import LoraSettings
-from pipeline.learning.models.dropout import without_dropout
+from pipeline.learning.models.value import without_dropout
 from pipeline.learning.training.grpo import Samples
 from pipeline.learning.training.lora import merged, with_adapters
 from pipeline.learning.training.policy import Fitting, by_length, fit, fit_sft, grouped_order
