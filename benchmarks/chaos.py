@@ -36,8 +36,7 @@ from pipeline.config.schema import ExecutionConfig, RetryConfig
 from pipeline.engine.devices.inventory import cpu_slots
 from pipeline.engine.journal import read_journal
 from pipeline.engine.store.store import Store
-from pipeline.plan.graph import Plan
-from pipeline.plan.job import Job
+from pipeline.plan.graph import Job, Plan
 
 ROOT = Path(__file__).parents[1]
 FILES = ("results.json", "results.csv", "samples.jsonl")

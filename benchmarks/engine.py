@@ -70,8 +70,7 @@ from pipeline.engine.store.store import Store
 from pipeline.engine.workers.backends import make_pool
 from pipeline.engine.workers.messages import FromWorker, JobFinished, RunJob, WorkerReady
 from pipeline.engine.workers.pool import Pool
-from pipeline.plan.graph import Plan
-from pipeline.plan.job import Job
+from pipeline.plan.graph import Job, Plan
 
 BASE = "concurrent.futures"
 # Kept, since `main` hides `__file__` from processes that would run this script again.

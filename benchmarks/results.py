@@ -35,7 +35,7 @@ from pipeline.config.plain import to_plain
 from pipeline.config.shipped import ALGORITHMS
 from pipeline.engine.run_folder import find_run
 from pipeline.errors import PipelineError, StoreError
-from pipeline.plan.attention import usable_attention
+from pipeline.plan.compatibility import usable_attention
 from pipeline.runs.cost import FILE as COMPUTE
 from pipeline.runs.cost import Compute, read_compute
 from pipeline.runs.loaded import LoadedRun

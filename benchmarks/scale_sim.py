@@ -53,8 +53,7 @@ from pipeline.engine.journal import Journal
 from pipeline.engine.listener import Listener
 from pipeline.engine.scheduler.loop import run_plan
 from pipeline.engine.scheduler.outcome import Outcome
-from pipeline.plan.graph import Plan
-from pipeline.plan.job import Job
+from pipeline.plan.graph import Job, Plan
 from pipeline.runs.run_view import RunView
 
 RECORDING = Path(__file__).parent / "data" / "eight_devices.json"

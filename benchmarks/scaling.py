@@ -41,8 +41,7 @@ from pipeline.engine.scheduler.outcome import Outcome, account
 from pipeline.engine.scheduler.state import RunState
 from pipeline.engine.store.store import Store
 from pipeline.engine.workers.backends import make_pool
-from pipeline.plan.graph import Plan
-from pipeline.plan.job import Job
+from pipeline.plan.graph import Job, Plan
 from tests.doubles.simulate import simulate
 
 ROOT = Path(__file__).parents[1]

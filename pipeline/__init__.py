@@ -143,7 +143,7 @@ if TYPE_CHECKING:
     from pipeline.outputs.curves import write_curve as write_curve
     from pipeline.outputs.prompts import PromptMeasures as PromptMeasures
     from pipeline.outputs.prompts import write_prompts as write_prompts
-    from pipeline.plan.job import Job as Job
+    from pipeline.plan.graph import Job as Job
     from pipeline.runs.notebook import Run as Run
 
 __version__ = "0.1.0"
@@ -205,7 +205,7 @@ _HOMES = {
     "learning.training.sequences": "Batch Sequences",
     "outputs.curves": "TrainingStep read_curve write_curve",
     "outputs.prompts": "PromptMeasures write_prompts",
-    "plan.job": "Job",
+    "plan.graph": "Job",
     "runs.notebook": "Run",
 }
 """Module -> what users import of it."""

@@ -49,7 +49,7 @@ from pipeline.engine.store.verified import Verified
 from pipeline.errors import StoreError, WorkerError
 from pipeline.files import write_whole
 from pipeline.learning.algos.registry import with_bounded_kl
-from pipeline.plan.job import WORKER_LOAD_S, Job, duration_name
+from pipeline.plan.graph import WORKER_LOAD_S, Job, duration_name
 from pipeline.plan.recorded import plan_text
 from pipeline.plan.summary import WORKER_LOAD
 from pipeline.runs.index import runs_of

@@ -14,7 +14,7 @@ from pipeline.files import write_whole
 from pipeline.learning.models.adapter_folder import with_weights
 from pipeline.machine import garbage
 from pipeline.plan.chains import REFERENCE
-from pipeline.plan.job import duration_name
+from pipeline.plan.graph import duration_name
 from pipeline.plan.models import is_local
 from pipeline.plan.rewards import in_local_files
 from pipeline.plan.summary import WORKER_LOAD, PlanRow, estimated_load, estimated_makespan, summarize

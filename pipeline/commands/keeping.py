@@ -14,7 +14,7 @@ from pipeline.engine.keeper import Keeper
 from pipeline.engine.store.store import Store
 from pipeline.foreign import ForeignDataError
 from pipeline.outputs.reading import read_metrics
-from pipeline.plan.job import Job
+from pipeline.plan.graph import Job
 from pipeline.runs.primary import PRIMARY_METRICS
 from pipeline.runs.report.format import count
 from pipeline.terminal.console import say

@@ -21,7 +21,7 @@ from omegaconf import OmegaConf
 from pipeline.commands.request import prepare
 from pipeline.config.schema import Config, StageChoice
 from pipeline.errors import ConfigError, JobError, PipelineError
-from pipeline.plan.job import chain_name
+from pipeline.plan.graph import chain_name
 from pipeline.runs.primary import PRIMARY_METRICS, primary_metric
 from pipeline.runs.record import ResultRow
 from pipeline.runs.rows import collect_rows

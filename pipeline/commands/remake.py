@@ -32,8 +32,7 @@ from pipeline.engine.store.scratch import Scratch
 from pipeline.engine.store.store import REMOVED, Store
 from pipeline.errors import ConfigError, StoreError
 from pipeline.files import remove_tree
-from pipeline.plan.graph import Plan
-from pipeline.plan.job import Job
+from pipeline.plan.graph import Job, Plan
 from pipeline.plan.pending import missing_jobs
 from pipeline.runs.loaded import LoadedRun
 from pipeline.runs.report.format import jobs, shown_path

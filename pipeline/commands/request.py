@@ -28,25 +28,28 @@ from pipeline.engine.workers.ray import is_installed
 from pipeline.errors import ConfigError, DeviceError
 from pipeline.learning.algos.prepare import CHECK, PREPARE
 from pipeline.machine import garbage
-from pipeline.plan.attention import plain_attention, said_of_attention, usable_attention
 from pipeline.plan.build import build_plan
 from pipeline.plan.chains import PREPARATION
+from pipeline.plan.compatibility import (
+    check_optimizer,
+    check_quantization,
+    check_text_backend,
+    named_by_bits,
+    plain_attention,
+    resolve_widths,
+    said_of_attention,
+    usable_attention,
+)
 from pipeline.plan.durations import Durations
 from pipeline.plan.estimates import peak_flops
-from pipeline.plan.graph import Plan
-from pipeline.plan.job import Job
+from pipeline.plan.graph import Job, Plan
 from pipeline.plan.model_size import weights_of
 from pipeline.plan.models import check_models
-from pipeline.plan.optimizers import check_optimizer
-from pipeline.plan.pairs import check_pairs
 from pipeline.plan.pending import missing_jobs
 from pipeline.plan.precision import nucleus_beside_logprobs, slow_precision
-from pipeline.plan.quantized import check_quantization, named_by_bits
+from pipeline.plan.rewards import check_chat_templates, check_pairs, check_tokenizers
 from pipeline.plan.size import check_size, extent_of
-from pipeline.plan.source_code import import_warnings
-from pipeline.plan.text_backends import check_text_backend
-from pipeline.plan.tokenizers import check_chat_templates, check_tokenizers
-from pipeline.plan.widths import resolve_widths
+from pipeline.plan.versions import import_warnings
 from pipeline.runs.sources import check_sources, known_rows, read_models, read_sources
 
 GROWTH = 4

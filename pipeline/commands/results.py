@@ -9,7 +9,7 @@ from pipeline.engine.run_folder import RunFolder
 from pipeline.engine.store.store import Store
 from pipeline.learning.algos.registry import with_bounded_kl
 from pipeline.outputs.formats import PAGE
-from pipeline.plan.job import Job
+from pipeline.plan.graph import Job
 from pipeline.runs.cost import write_compute
 from pipeline.runs.makers import Maker, collect_makers
 from pipeline.runs.record import Results, write_results

@@ -11,7 +11,7 @@ from statistics import fmean
 from pipeline.commands.multirun import is_judged, primary_result
 from pipeline.commands.request import Request
 from pipeline.errors import JobError
-from pipeline.plan.job import Job
+from pipeline.plan.graph import Job
 from pipeline.runs.record import ResultRow, place_of
 from pipeline.runs.rows import METRICS_STAGE, collect_rows
 from pipeline.runs.run_view import RunView

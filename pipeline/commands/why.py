@@ -13,12 +13,10 @@ from pipeline.engine.store.shared.objects import check_address
 from pipeline.engine.store.shared.outputs import look
 from pipeline.engine.store.store import Store
 from pipeline.errors import ConfigError
-from pipeline.plan.attention import plain_attention
 from pipeline.plan.build import build_plan
+from pipeline.plan.compatibility import named_by_bits, plain_attention, resolve_widths
 from pipeline.plan.models import check_models
-from pipeline.plan.quantized import named_by_bits
 from pipeline.plan.size import check_size
-from pipeline.plan.widths import resolve_widths
 from pipeline.runs.by_name import find_job
 from pipeline.runs.index import choose_run, runs_before
 from pipeline.runs.loaded import LoadedRun, load_planned

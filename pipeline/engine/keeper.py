@@ -20,8 +20,7 @@ from pipeline.engine.store.needs import tell_needs
 from pipeline.engine.store.removal import leftover_weights, remove_weights, weights_size
 from pipeline.engine.store.store import Store
 from pipeline.errors import StoreError
-from pipeline.plan.graph import Plan
-from pipeline.plan.job import Job
+from pipeline.plan.graph import Job, Plan
 from pipeline.plan.keeping import free, kept, measures, place_of
 
 log = logging.getLogger("pipeline")

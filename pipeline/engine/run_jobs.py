@@ -27,8 +27,7 @@ from pipeline.engine.store.store import Store
 from pipeline.engine.store.verified import Verified
 from pipeline.engine.timings import Timings
 from pipeline.engine.workers.backends import free_timeout_s, make_pool
-from pipeline.plan.graph import Plan
-from pipeline.plan.job import WORKER_LOAD_S
+from pipeline.plan.graph import WORKER_LOAD_S, Plan
 from pipeline.plan.summary import WORKER_LOAD
 
 log = logging.getLogger("pipeline")

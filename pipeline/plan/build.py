@@ -29,15 +29,14 @@ from pipeline.learning.algos.registry import planned_stages
 from pipeline.learning.datasets.registry import load_dataset
 from pipeline.machine import garbage
 from pipeline.plan.chains import PREPARATION, REFERENCE, Chain, chains
+from pipeline.plan.compatibility import Widths
 from pipeline.plan.contents import Contents, JobContents
 from pipeline.plan.durations import Durations
 from pipeline.plan.estimates import NOTING_S, guess_reference, guess_seconds, scale_of
-from pipeline.plan.graph import Plan
-from pipeline.plan.job import Job, duration_kind, place_name
+from pipeline.plan.graph import Job, Plan, duration_kind, place_name
 from pipeline.plan.keys import ResultKeys
 from pipeline.plan.priorities import with_priorities
 from pipeline.plan.size import check_size
-from pipeline.plan.widths import Widths
 
 _OF_ROWS = (PREPARE, CHECK)
 ENTRY = "pipeline.learning.algos.stage_entry:run_stage"

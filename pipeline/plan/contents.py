@@ -19,13 +19,10 @@ from pipeline.config.ranks import BY_TENSORS, devices_per_training, spread
 from pipeline.config.schema import Config, GenerationConfig, TextBackend
 from pipeline.learning.algos.base import GENERATE, Algorithm, Stage
 from pipeline.learning.algos.prepare import PREPARE
-from pipeline.plan.attention import with_attention
 from pipeline.plan.chains import PREPARATION, REFERENCE, Chain
+from pipeline.plan.compatibility import Widths, decodes_itself, with_attention
 from pipeline.plan.keys import determining, result_key
-from pipeline.plan.source_code import class_source, dataset_source
-from pipeline.plan.text_backends import decodes_itself
-from pipeline.plan.versions import shipped_versions
-from pipeline.plan.widths import Widths
+from pipeline.plan.versions import class_source, dataset_source, shipped_versions
 
 REWARD_FILES = "content of rewards"
 """In a source: models and files that options of rewards name, by ``reward.option``."""

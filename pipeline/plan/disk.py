@@ -25,8 +25,7 @@ from pipeline.learning.models.adapter_folder import is_adapters
 from pipeline.outputs.curves import MAX_STEPS
 from pipeline.plan.chains import PREPARATION, REFERENCE, chains
 from pipeline.plan.estimates import Scale, scale_of
-from pipeline.plan.graph import Plan
-from pipeline.plan.job import Job
+from pipeline.plan.graph import Job, Plan
 from pipeline.plan.model_size import ModelSize, reference_size, value_size
 from pipeline.plan.models import is_gguf
 

@@ -6,7 +6,7 @@ from collections.abc import Callable, Collection, Iterable, Mapping
 
 from pipeline.config.schema import Keep
 from pipeline.learning.algos.base import METRICS
-from pipeline.plan.job import Job
+from pipeline.plan.graph import Job
 
 Scores = Mapping[tuple[str, int], float | None]
 """Chain and round -> how well it evaluates, the more the better; None where it has no figure. It has no entry for

@@ -19,8 +19,7 @@ from pipeline.learning.datasets.hub import in_cache
 from pipeline.learning.models.adapter_folder import with_weights
 from pipeline.learning.models.kinds import TinyModelConfig
 from pipeline.plan.estimates import weights_in_name
-from pipeline.plan.models import CONFIG, TIED, count_weights, read_config
-from pipeline.plan.weight_files import tensors_in, weight_files
+from pipeline.plan.models import CONFIG, TIED, count_weights, read_config, tensors_in, weight_files
 
 _GATED = {
     *(

@@ -17,7 +17,7 @@ from pipeline.config.schema import Config, Keep
 from pipeline.config.user_code import ask, import_object
 from pipeline.config.values import brief
 from pipeline.errors import ConfigError
-from pipeline.plan.job import Job
+from pipeline.plan.graph import Job
 
 
 def with_priorities(jobs: Iterable[Job], edges: Iterable[tuple[str, str]], config: Config) -> list[Job]:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Collection, Mapping
+from collections import deque
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any, Literal
@@ -11,8 +12,7 @@ from typing import Any, Literal
 from pipeline.config.schema import Keep
 from pipeline.errors import PlanError
 from pipeline.foreign import ForeignDataError, converted, parse_json
-from pipeline.plan.graph import Plan
-from pipeline.plan.job import Job
+from pipeline.plan.graph import Job, Plan
 
 LIMIT = 4 << 30
 """Bytes that a ``plan.json`` has at most: about three million jobs."""
@@ -123,3 +123,201 @@ class _PlanFile:
 
 def _compact(value: object) -> str:
     return json.dumps(value, separators=(",", ":"))
+
+
+# -- key diff ----------------------------------------------------------------------------------------------------
+# Why a job has another key than before: compares two plans, and follows inputs that differ to the root.
+
+
+_MISSING = object()
+_SECTIONS = {"algo": "algos", "dataset": "datasets", "model": "models"}
+
+
+@dataclass(frozen=True)
+class Change:
+    """One thing that determines a key and is not what it was.
+
+    Attributes:
+        what: A key of the configuration, dotted as on the command line, or another thing in words.
+        old: What it was, in words.
+        new: What it is.
+        follows: It only follows from how many prompts and shards there are, and is much the same in every shard.
+    """
+
+    what: str
+    old: str
+    new: str
+    follows: bool = False
+
+    def __str__(self) -> str:
+        return f"{self.what}: {self.old} -> {self.new}"
+
+
+@dataclass(frozen=True)
+class Cause:
+    """Changes of one job, and how they come from there.
+
+    Attributes:
+        changes: What changed in it.
+        path: Ids of jobs, from the one that changed to the one that was asked about.
+    """
+
+    changes: tuple[Change, ...]
+    path: tuple[str, ...]
+
+
+def causes(old: RecordedPlan, new: RecordedPlan, job_id: str) -> list[Cause]:
+    """Everything that gave a job another key: its own changes first, then those of what it reads.
+
+    A change that touches several jobs on the way is told once: for the job itself if it is one of them, else for
+    the first in the plan.
+
+    Args:
+        old: The plan that is compared with; has the job.
+        new: The plan whose job is asked about.
+        job_id: The job.
+
+    Returns:
+        Empty if both keys are the same, or if the plans do not say what they are made of.
+    """
+    if old.jobs[job_id].key == new.jobs[job_id].key:
+        return []
+    came_from = {job_id: ""}
+    frontier = deque([job_id])
+    while frontier:
+        at = frontier.popleft()
+        for upstream in new.inputs[at]:
+            if upstream not in came_from and upstream in old.jobs and _differ(old, new, upstream):
+                came_from[upstream] = at
+                frontier.append(upstream)
+    told: set[tuple[str, ...]] = set()
+    found = []
+    for at in [job_id, *(upstream for upstream in new.jobs if upstream in came_from and upstream != job_id)]:
+        changes = {_topic(change, new.jobs[at]): change for change in own_changes(old, new, at)}
+        if untold := changes.keys() - told:
+            kept = tuple(change for topic, change in changes.items() if topic in untold)
+            found.append(Cause(kept, tuple(_path(came_from, at))))
+            told |= untold
+    return found
+
+
+def own_changes(old: RecordedPlan, new: RecordedPlan, job_id: str) -> list[Change]:
+    """What differs in a job itself, not in what it reads."""
+    before, after = old.jobs[job_id], new.jobs[job_id]
+    found = list(_plain_changes(old, new, before, after))
+    found += _config_changes(after, old.config(job_id), new.config(job_id))
+    return found + list(_input_changes(old, new, before, after))
+
+
+def _topic(change: Change, job: Job) -> tuple[str, ...]:
+    """What two changes have in common that need not both be told."""
+    if change.follows:
+        return (change.what, job.algo, job.stage)
+    return (change.what, change.old, change.new)
+
+
+def _differ(old: RecordedPlan, new: RecordedPlan, job_id: str) -> bool:
+    return old.jobs[job_id].key != new.jobs[job_id].key
+
+
+def _path(came_from: Mapping[str, str], at: str) -> Iterator[str]:
+    while at:
+        yield at
+        at = came_from[at]
+
+
+def _plain_changes(old: RecordedPlan, new: RecordedPlan, before: Job, after: Job) -> Iterator[Change]:
+    if old.key_format is not None and new.key_format is not None and old.key_format != new.key_format:
+        yield Change("the format of stored files", str(old.key_format), str(new.key_format))
+    names = {
+        "version": f"the version of {after.algo}'s code",
+        "class_path": f"algos.{after.algo}.class_path",
+        "seed": "the seed",
+        "rows": "its rows",
+    }
+    for name in dict.fromkeys([*names, *before.determined_by, *after.determined_by]):
+        one, other = before.determined_by.get(name, _MISSING), after.determined_by.get(name, _MISSING)
+        if name != "config" and one != other and before.determined_by and after.determined_by:
+            if name == "code":
+                yield from _code_changes(one, other)
+                continue
+            show = _rows if name == "rows" else shown
+            yield Change(names.get(name, name), show(one), show(other), follows=name == "rows")
+
+
+def _code_changes(before: Any, after: Any) -> Iterator[Change]:
+    """Changes of the user's own code: tables of dotted paths and hashes."""
+    one, other = ({} if table is _MISSING else table for table in (before, after))
+    for path in dict.fromkeys([*one, *other]):
+        if one.get(path, _MISSING) != other.get(path, _MISSING):
+            yield Change(f"the source of {path}", shown(one.get(path, _MISSING)), shown(other.get(path, _MISSING)))
+
+
+def _config_changes(job: Job, before: Mapping[str, Any], after: Mapping[str, Any]) -> Iterator[Change]:
+    if before == after or not before or not after:
+        return
+    yield from _version_changes(before.get("version", {}), after.get("version", {}))
+    for section in dict.fromkeys([*before, *after]):
+        if section == "version":
+            continue
+        prefix = f"{_SECTIONS[section]}.{getattr(job, section)}" if section in _SECTIONS else section
+        one, other = before.get(section, _MISSING), after.get(section, _MISSING)
+        if one is _MISSING or other is _MISSING:
+            ways = ("not read", "read")
+            yield Change(f"the section {prefix}", ways[one is not _MISSING], ways[other is not _MISSING])
+            continue
+        for change in _leaves(prefix, one, other):
+            # The class of an algorithm is part of the job as well as of its section.
+            if change.what != f"algos.{job.algo}.class_path":
+                yield change
+
+
+def _version_changes(before: Mapping[str, Any], after: Mapping[str, Any]) -> Iterator[Change]:
+    """Changes of what `plan.versions` covers a stage by."""
+    for part in dict.fromkeys([*before, *after]):
+        one, other = before.get(part, _MISSING), after.get(part, _MISSING)
+        if one != other:
+            named = part if part.startswith(("class ", "package ")) else f"shipped {part}"
+            yield Change(f"the version of the {named}", shown(one), shown(other))
+
+
+def _leaves(path: str, one: Any, other: Any) -> Iterator[Change]:
+    if isinstance(one, Mapping) and isinstance(other, Mapping):
+        for name in dict.fromkeys([*one, *other]):
+            yield from _leaves(f"{path}.{name}", one.get(name, _MISSING), other.get(name, _MISSING))
+    elif one != other:
+        yield Change(path, shown(one), shown(other))
+
+
+def _input_changes(old: RecordedPlan, new: RecordedPlan, before: Job, after: Job) -> Iterator[Change]:
+    for name in dict.fromkeys([*before.inputs, *after.inputs]):
+        one = [old.by_key.get(key, key) for key in before.inputs.get(name, ())]
+        other = [new.by_key.get(key, key) for key in after.inputs.get(name, ())]
+        if one != other:
+            show = _names if len(one) == len(other) else _number
+            yield Change(f"what it reads as '{name}'", show(one), show(other), follows=True)
+
+
+def _names(job_ids: list[str]) -> str:
+    return job_ids[0] if len(job_ids) == 1 else f"{job_ids[0]} to {job_ids[-1]}"
+
+
+def _number(job_ids: list[str]) -> str:
+    return "1 job" if len(job_ids) == 1 else f"{len(job_ids)} jobs"
+
+
+def _rows(value: object) -> str:
+    if isinstance(value, (list, tuple)) and len(value) == 2:
+        return f"{value[0]} to {value[1] - 1}"
+    return shown(value)
+
+
+def shown(value: object) -> str:
+    """A value of the configuration as one writes it on the command line."""
+    if value is _MISSING:
+        return "(not there)"
+    if value is None or isinstance(value, bool):
+        return {None: "null", True: "true", False: "false"}[value]
+    if isinstance(value, list):
+        return f"[{', '.join(map(shown, value))}]"
+    return str(value)

@@ -6,8 +6,7 @@ import math
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 
-from pipeline.plan.graph import Plan
-from pipeline.plan.job import WORKER_LOAD_S, Job, seed_name
+from pipeline.plan.graph import WORKER_LOAD_S, Job, Plan, seed_name
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -7,7 +7,7 @@ from difflib import get_close_matches
 from fnmatch import fnmatchcase
 
 from pipeline.errors import ConfigError
-from pipeline.plan.job import ANY
+from pipeline.plan.graph import ANY
 
 MAX_LISTED = 20
 

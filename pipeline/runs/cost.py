@@ -19,7 +19,7 @@ from pipeline.engine.store.store import Store
 from pipeline.files import json_text, write_whole
 from pipeline.foreign import ForeignDataError, read_json_file
 from pipeline.learning.algos.base import GENERATE
-from pipeline.plan.job import Job
+from pipeline.plan.graph import Job
 from pipeline.runs.makers import Maker
 from pipeline.runs.record import Scope
 

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 from pipeline.errors import StoreError
 from pipeline.outputs.curves import FIELDS, TrainingStep
 from pipeline.outputs.formats import Sample
-from pipeline.plan.job import Job
+from pipeline.plan.graph import Job
 from pipeline.runs.cost import ComputeRow
 from pipeline.runs.record import Comparison, PooledRow, ResultRow
 from pipeline.runs.timeline import Span

@@ -16,7 +16,7 @@ from contextlib import suppress
 
 from pipeline.engine.run_folder import RunFolder
 from pipeline.engine.store.store import Store
-from pipeline.plan.job import Job
+from pipeline.plan.graph import Job
 
 OUTPUT, MADE_IN = "output", "made_in"
 _LOG = "log.txt"

@@ -7,8 +7,7 @@ from collections import deque
 from collections.abc import Collection
 
 from pipeline.engine.events import Event, JobProgress
-from pipeline.plan.graph import Plan
-from pipeline.plan.job import WORKER_LOAD_S, duration_name
+from pipeline.plan.graph import WORKER_LOAD_S, Plan, duration_name
 from pipeline.runs.job_view import AttemptView
 from pipeline.runs.pace import Pace, Seen
 from pipeline.runs.progress import Progress

@@ -21,7 +21,7 @@ from pipeline.engine.run_folder import RunFolder
 from pipeline.engine.store.store import Store
 from pipeline.errors import ConfigError, PlanError
 from pipeline.foreign import ForeignDataError, converted, read_plain
-from pipeline.plan.job import Job
+from pipeline.plan.graph import Job
 from pipeline.plan.recorded import LIMIT, RecordedPlan, parse_plan
 from pipeline.runs.engine_lives import engine_runs, is_uploading
 from pipeline.runs.followed_journal import FollowedJournal

@@ -13,7 +13,7 @@ from typing import Any
 
 from pipeline.engine.store.store import Store
 from pipeline.outputs.manifest import NotAnOutputError, read_manifest
-from pipeline.plan.job import Job
+from pipeline.plan.graph import Job
 
 UNKNOWN = "unknown"
 _LONGEST = 100

@@ -22,7 +22,7 @@ from pipeline.outputs.reading import (
     read_tokenized,
     read_training,
 )
-from pipeline.plan.job import Job
+from pipeline.plan.graph import Job
 from pipeline.runs.job_logs import logs_of
 from pipeline.runs.links import MADE_IN
 from pipeline.runs.primary import MANY_CUT

@@ -23,7 +23,7 @@ from pipeline.files import json_text, write_whole
 from pipeline.foreign import ForeignDataError, read_json_file
 from pipeline.outputs.formats import Count, Number
 from pipeline.outputs.reading import problem_in_words
-from pipeline.plan.job import Job
+from pipeline.plan.graph import Job
 
 _FORMULA = ("=", "+", "-", "@", "\t", "\r")
 _LIMIT = 4 << 30

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from pipeline.outputs.manifest import why_removed
-from pipeline.plan.job import Job
+from pipeline.plan.graph import Job
 from pipeline.runs.loaded import LoadedRun
 
 

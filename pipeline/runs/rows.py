@@ -17,7 +17,7 @@ from pipeline.foreign import ForeignDataError
 from pipeline.outputs.formats import METRICS, PROMPTS, SAMPLES
 from pipeline.outputs.prompts import PromptMeasures, read_prompts
 from pipeline.outputs.reading import problem_in_words, read_metrics, read_shown_samples
-from pipeline.plan.job import Job
+from pipeline.plan.graph import Job
 from pipeline.runs.record import Place, ResultRow, place_of
 
 METRICS_STAGE = "metrics"

@@ -13,7 +13,7 @@ from dataclasses import replace
 
 from pipeline.engine.events import SHARED_STORE, Event
 from pipeline.engine.workers.messages import GpuLoad
-from pipeline.plan.job import Job
+from pipeline.plan.graph import Job
 from pipeline.runs.job_view import AttemptView, JobCounts, JobView, Quarantine, WorkerView
 
 _TRAFFIC = ("fetched", "fetched_bytes", "uploaded", "uploaded_bytes", "left")

@@ -14,7 +14,7 @@ from pipeline.foreign import ForeignDataError
 from pipeline.outputs.curves import CURVES, TrainingStep, read_curve
 from pipeline.outputs.formats import METRICS, SAMPLES, Sample
 from pipeline.outputs.reading import count_lines, problem_in_words, read_lines
-from pipeline.plan.job import Job
+from pipeline.plan.graph import Job
 
 log = logging.getLogger("pipeline")
 

@@ -12,7 +12,7 @@ from pipeline.config.schema import EvaluationConfig
 from pipeline.engine.store.store import Store
 from pipeline.learning.algos.base import START_TRAIN
 from pipeline.outputs.prompts import PromptMeasures
-from pipeline.plan.job import Job
+from pipeline.plan.graph import Job
 from pipeline.runs.cost import Compute, collect_compute
 from pipeline.runs.record import Place, ResultRow, Results
 from pipeline.runs.rows import Told, collect_rows, prompt_reader

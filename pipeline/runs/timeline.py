@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 
-from pipeline.plan.job import Job
+from pipeline.plan.graph import Job
 from pipeline.runs.job_view import AttemptView, JobView
 from pipeline.runs.run_view import RunView
 

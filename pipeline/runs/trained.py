@@ -33,7 +33,7 @@ from pipeline.outputs.formats import ETA
 from pipeline.outputs.guidance import GUIDANCE, Drawing, GuidanceSettings, Prompting, Usage, read_guidance
 from pipeline.outputs.manifest import REMOVED
 from pipeline.outputs.reading import problem_in_words, read_metrics
-from pipeline.plan.job import Job
+from pipeline.plan.graph import Job
 from pipeline.runs.by_name import NoSuchName, find_named, listed
 from pipeline.runs.loaded import LoadedRun
 from pipeline.runs.notes import prepared_rows

@@ -24,8 +24,7 @@ from pipeline.engine.store.scratch import Scratch, remove_leftovers
 from pipeline.engine.store.shared.session import Session
 from pipeline.engine.store.store import Store
 from pipeline.engine.workers.backends import make_pool
-from pipeline.plan.graph import Plan
-from pipeline.plan.job import Job
+from pipeline.plan.graph import Job, Plan
 from pipeline.runs.run_view import RunView
 from tests.doubles.machine import is_living
 

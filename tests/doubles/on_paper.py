@@ -44,7 +44,7 @@ from pipeline.engine.workers.messages import (
     WorkerExited,
     WorkerReady,
 )
-from pipeline.plan.job import Job
+from pipeline.plan.graph import Job
 from pipeline.runs.run_view import RunView
 from tests.doubles.engine import plan_of
 

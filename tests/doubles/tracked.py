@@ -8,8 +8,7 @@ from typing import Any
 
 from pipeline.engine.store.store import Store
 from pipeline.outputs.curves import TrainingStep, write_curve
-from pipeline.plan.graph import Plan
-from pipeline.plan.job import Job
+from pipeline.plan.graph import Job, Plan
 from pipeline.plan.keys import result_key
 from tests.doubles.runs import WrittenRun
 

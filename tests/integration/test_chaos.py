@@ -17,7 +17,7 @@ from pipeline.config.schema import RetryConfig
 from pipeline.engine.journal import read_journal
 from pipeline.engine.scheduler.state import JobStatus
 from pipeline.files import file_sha256
-from pipeline.plan.job import Job
+from pipeline.plan.graph import Job
 from tests.doubles.engine import Engine, job
 from tests.doubles.small_runs import (
     SMALL,

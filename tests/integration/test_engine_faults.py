@@ -19,7 +19,7 @@ from pipeline.engine.scheduler.state import JobStatus, RunState
 from pipeline.engine.workers.messages import FromWorker, WorkerExited
 from pipeline.engine.workers.pool import Pool
 from pipeline.errors import StoreError, WorkerError
-from pipeline.plan.job import Job
+from pipeline.plan.graph import Job
 from tests.doubles import bodies
 from tests.doubles.engine import Engine, job, key
 from tests.doubles.machine import is_living

@@ -21,7 +21,7 @@ from pipeline.engine.scheduler.outcome import Outcome
 from pipeline.engine.scheduler.state import JobStatus
 from pipeline.engine.workers.gang import held_port
 from pipeline.errors import JobError, PlanError
-from pipeline.plan.job import Job
+from pipeline.plan.graph import Job
 from pipeline.runs.run_view import RunView
 from tests.doubles.engine import Engine, describe, job, key
 from tests.doubles.machine import is_living

@@ -16,7 +16,7 @@ from pipeline.engine.devices.inventory import Device, find_gpus
 from pipeline.engine.scheduler.state import JobStatus
 from pipeline.engine.store.measured import read_peaks, update_peaks
 from pipeline.errors import ConfigError, PlanError
-from pipeline.plan.job import Job
+from pipeline.plan.graph import Job
 from tests.doubles import fake_nvml
 from tests.doubles.engine import Engine, job
 

@@ -14,7 +14,7 @@ from pipeline.engine.store.shared.objects import Objects
 from pipeline.engine.store.shared.outputs import SharedOutputs, connect
 from pipeline.engine.store.shared.session import Session
 from pipeline.engine.store.verified import Verified
-from pipeline.plan.job import Job
+from pipeline.plan.graph import Job
 from pipeline.runs.index import choose_run
 from pipeline.runs.loaded import LoadedRun
 from pipeline.runs.report.status import glance_at

@@ -36,7 +36,7 @@ from pipeline.outputs.formats import Sample
 from pipeline.outputs.guidance import GUIDANCE, read_guidance, read_usage
 from pipeline.outputs.manifest import MANIFEST, describe
 from pipeline.outputs.reading import read_lines
-from pipeline.plan.job import Job
+from pipeline.plan.graph import Job
 from pipeline.runs.loaded import LoadedRun, load
 from pipeline.runs.report.published import command_for_all
 from pipeline.terminal.console import Terminal

@@ -12,7 +12,7 @@ import pytest
 
 from pipeline.config.schema import RetryConfig
 from pipeline.engine.scheduler.outcome import Outcome
-from pipeline.plan.job import Job
+from pipeline.plan.graph import Job
 from tests.doubles.engine import Engine, descriptors, job
 
 RETRY = RetryConfig(

@@ -14,7 +14,7 @@ from pipeline.config.schema import Backend
 from pipeline.engine.scheduler.state import JobStatus
 from pipeline.engine.store.store import Store
 from pipeline.plan.build import build_plan
-from pipeline.plan.job import Job
+from pipeline.plan.graph import Job
 from tests.doubles.engine import Engine
 
 SMALL = (

@@ -19,8 +19,7 @@ from pipeline.engine.devices.select import choose_devices
 from pipeline.engine.run_jobs import run_jobs
 from pipeline.engine.scheduler.outcome import Outcome
 from pipeline.engine.store.store import Store
-from pipeline.plan.graph import Plan
-from pipeline.plan.job import Job
+from pipeline.plan.graph import Job, Plan
 from pipeline.terminal.check import Check, failed, passed, warned
 
 DOCUMENTED = "88aef758bcc24248"

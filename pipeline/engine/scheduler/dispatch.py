@@ -14,7 +14,7 @@ from pipeline.engine.scheduler.runnable import too_few_devices, too_wide
 from pipeline.engine.scheduler.state import WorkerPhase, WorkerState
 from pipeline.engine.workers.failure import FailureKind
 from pipeline.engine.workers.messages import JobFinished
-from pipeline.plan.job import Job
+from pipeline.plan.graph import Job
 
 _OTHER_RUN_S = 1.0
 """How often to look whether another run is done with a job; a lock on a file cannot be waited on with the rest."""

@@ -12,7 +12,7 @@ import math
 from collections.abc import Collection, Iterable, Mapping
 
 from pipeline.engine.devices.layout import Layout
-from pipeline.plan.job import Job
+from pipeline.plan.graph import Job
 
 MARGIN = 1.2
 """On a measured peak: other jobs of the kind have longer prompts, and their memory is fragmented otherwise."""

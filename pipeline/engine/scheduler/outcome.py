@@ -12,8 +12,7 @@ from msgspec import Struct
 
 from pipeline.engine.scheduler.state import JobStatus
 from pipeline.plan.durations import Durations, Timed, averaged
-from pipeline.plan.graph import Plan
-from pipeline.plan.job import Job
+from pipeline.plan.graph import Job, Plan
 from pipeline.plan.summary import WORKER_LOAD, load_name
 
 # -- makespan ----------------------------------------------------------------------------------------------------

@@ -32,7 +32,7 @@ from pipeline.engine.store.verified import Verified
 from pipeline.engine.workers.pool import Pool
 from pipeline.errors import StoreError
 from pipeline.locks import Claim
-from pipeline.plan.job import Job
+from pipeline.plan.graph import Job
 
 FORCE_S = 0.2
 """How long an event may wait to be on disk that follows from the store: a loss of power forgets so much."""

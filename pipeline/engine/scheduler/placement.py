@@ -19,7 +19,7 @@ from typing import NamedTuple
 from pipeline.engine.scheduler.memory_needs import EXCLUSIVE
 from pipeline.engine.scheduler.ready import Kind, kind_of
 from pipeline.engine.scheduler.state import RunState, WorkerState
-from pipeline.plan.job import Job
+from pipeline.plan.graph import Job
 
 
 @dataclass(frozen=True)

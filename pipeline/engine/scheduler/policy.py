@@ -40,7 +40,7 @@ from msgspec import Struct
 from pipeline.engine.scheduler.placement import Promises, Room, Seat
 from pipeline.engine.scheduler.ready import Bucket, Buckets, Kind, Urgency, Whereabouts, kind_of
 from pipeline.engine.scheduler.state import RunState, WorkerState
-from pipeline.plan.job import Job
+from pipeline.plan.graph import Job
 
 # -- by models ---------------------------------------------------------------------------------------------------
 # Which of equally urgent jobs goes to which idle worker, so that few models are loaded and little has to

@@ -10,8 +10,7 @@ from pipeline.engine.scheduler.memory_needs import Needs
 from pipeline.engine.scheduler.ready import Kind, kind_of
 from pipeline.engine.scheduler.state import RunState
 from pipeline.errors import PlanError
-from pipeline.plan.graph import Plan
-from pipeline.plan.job import Job
+from pipeline.plan.graph import Job, Plan
 
 
 def too_few_devices(job: Job, devices: Sequence[int], layout: Layout, needs: Needs) -> str:

@@ -13,8 +13,7 @@ from pipeline.engine.devices.layout import Layout, plain_layout
 from pipeline.engine.scheduler.memory_needs import EXCLUSIVE, Needs
 from pipeline.engine.scheduler.ready import Kind, ReadyQueue, Whereabouts, kind_of, paths_for_rows
 from pipeline.engine.workers.failure import FailureKind
-from pipeline.plan.graph import Plan
-from pipeline.plan.job import Job
+from pipeline.plan.graph import Job, Plan
 
 # -- job state ---------------------------------------------------------------------------------------------------
 # Where each job of a run stands, as plain data. pending -> ready -> running -> done -----. | ^ | |----->

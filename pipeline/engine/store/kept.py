@@ -15,7 +15,7 @@ from pipeline.engine.store.store import Store
 from pipeline.engine.store.store_lock import users
 from pipeline.errors import PlanError, StoreError
 from pipeline.files import open_plain
-from pipeline.plan.job import Job
+from pipeline.plan.graph import Job
 from pipeline.plan.keeping import free, kept, scores_of
 from pipeline.plan.recorded import RecordedPlan, parse_plan
 

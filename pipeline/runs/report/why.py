@@ -9,9 +9,8 @@ from pathlib import Path
 from pipeline.engine.store.store import NOT_STORED, REMOVED, Store
 from pipeline.outputs.manifest import why_removed
 from pipeline.plan.graph import Plan
-from pipeline.plan.key_diff import Cause, causes
 from pipeline.plan.pending import missing_jobs
-from pipeline.plan.recorded import RecordedPlan, recorded
+from pipeline.plan.recorded import Cause, RecordedPlan, causes, recorded
 from pipeline.runs.job_logs import log_path
 from pipeline.runs.job_view import AttemptView, JobView
 from pipeline.runs.loaded import LoadedRun

@@ -19,7 +19,7 @@ from pipeline.outputs.curves import CURVES, TrainingStep, read_curve
 from pipeline.outputs.formats import METRICS, SAMPLES, Metric
 from pipeline.outputs.manifest import MANIFEST
 from pipeline.outputs.reading import problem_in_words, read_metrics, read_shown_samples
-from pipeline.plan.job import Job
+from pipeline.plan.graph import Job
 from pipeline.runs.rows import METRICS_STAGE
 from pipeline.runs.tracking.chains import TrackedChain
 from pipeline.terminal.text import printable

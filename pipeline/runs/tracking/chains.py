@@ -8,7 +8,7 @@ import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
-from pipeline.plan.job import Job
+from pipeline.plan.graph import Job
 from pipeline.plan.recorded import RecordedPlan
 
 _ID = 16

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Sequence
 
-from pipeline.plan.job import Job
+from pipeline.plan.graph import Job
 from pipeline.runs.job_view import JobView
 from pipeline.runs.loaded import LoadedRun
 from pipeline.runs.tracking.batches import Batch, BatchReader, telling

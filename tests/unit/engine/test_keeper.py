@@ -15,8 +15,7 @@ from pipeline.engine.keeper import Keeper, keys_of_weights
 from pipeline.engine.store.needs import tell_needs
 from pipeline.engine.store.scratch import Scratch
 from pipeline.engine.store.store import REMOVED, Store
-from pipeline.plan.graph import Plan
-from pipeline.plan.job import Job
+from pipeline.plan.graph import Job, Plan
 from pipeline.plan.recorded import plan_text
 from pipeline.terminal.console import Terminal
 from tests.doubles.engine import job, key, plan_of

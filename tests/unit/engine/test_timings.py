@@ -8,8 +8,7 @@ from typing import Any
 import pytest
 
 from pipeline.engine.timings import Timing, Timings, read_timings
-from pipeline.plan.graph import Plan
-from pipeline.plan.job import Job
+from pipeline.plan.graph import Job, Plan
 
 JOB = Job(id="addition/tiny/s0/PITA/r2/train", key="k", entry="m:f", payload={}, algo="PITA", dataset="addition",
           model="tiny", seed=0, round=2, stage="train")  # fmt: skip

@@ -23,7 +23,7 @@ from pipeline.outputs import check
 from pipeline.outputs.check import MAX_LEVELS, check_output
 from pipeline.outputs.formats import PAGE
 from pipeline.outputs.reading import read_input, read_lines, read_metrics
-from pipeline.plan.job import Job
+from pipeline.plan.graph import Job
 from pipeline.runs.record import Results, read_results, write_results
 from pipeline.runs.rows import collect_rows, write_samples
 

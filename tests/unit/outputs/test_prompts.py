@@ -13,7 +13,7 @@ from pipeline.foreign import ForeignDataError
 from pipeline.outputs.check import check_output
 from pipeline.outputs.formats import PROMPTS
 from pipeline.outputs.prompts import PromptMeasures, read_prompts, write_prompts
-from pipeline.plan.job import Job
+from pipeline.plan.graph import Job
 from pipeline.runs.record import place_of
 from pipeline.runs.rows import prompt_reader
 

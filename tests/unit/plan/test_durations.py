@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 
 from pipeline.plan.build import build_plan
 from pipeline.plan.durations import Durations, Timed, averaged, together
-from pipeline.plan.job import duration_name
+from pipeline.plan.graph import duration_name
 from pipeline.plan.summary import estimated_makespan
 from tests.doubles.composing import quick_config
 

@@ -3,8 +3,7 @@
 import pytest
 
 from pipeline.errors import CycleError, PlanError
-from pipeline.plan.graph import Plan
-from pipeline.plan.job import WORKER_LOAD_S, Job
+from pipeline.plan.graph import WORKER_LOAD_S, Job, Plan
 from pipeline.plan.pending import missing_jobs
 from pipeline.plan.summary import WORKER_LOAD, estimated_load, estimated_makespan, load_name, summarize
 

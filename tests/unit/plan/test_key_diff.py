@@ -6,9 +6,8 @@ import pytest
 
 from pipeline.plan import versions
 from pipeline.plan.build import build_plan
-from pipeline.plan.key_diff import causes
 from pipeline.plan.keys import result_key
-from pipeline.plan.recorded import RecordedPlan, parse_plan, plan_text, recorded
+from pipeline.plan.recorded import RecordedPlan, causes, parse_plan, plan_text, recorded
 from tests.doubles.composing import quick_config
 from tests.doubles.runs import CHAIN, chain_plan
 

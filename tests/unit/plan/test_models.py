@@ -17,8 +17,8 @@ from pipeline.config.schema import Attention, Config
 from pipeline.errors import ConfigError
 from pipeline.files import file_sha256
 from pipeline.learning.models.kinds import HFModelConfig
-from pipeline.plan.attention import plain_attention, said_of_attention, usable_attention
 from pipeline.plan.build import build_plan
+from pipeline.plan.compatibility import plain_attention, said_of_attention, usable_attention
 from pipeline.plan.model_size import weights_of
 from pipeline.plan.models import (
     LARGEST_CONFIG,
@@ -28,7 +28,7 @@ from pipeline.plan.models import (
     is_local,
     model_identities,
 )
-from pipeline.plan.tokenizers import check_chat_templates, check_tokenizers, has_chat_template, read_vocabulary
+from pipeline.plan.rewards import check_chat_templates, check_tokenizers, has_chat_template, read_vocabulary
 from pipeline.runs.sources import read_models
 from tests.doubles.composing import quick_config
 from tests.doubles.families import tiny_model

@@ -10,8 +10,7 @@ import pytest
 from pipeline.errors import ConfigError
 from pipeline.learning.datasets.from_files import FilesConfig
 from pipeline.learning.rewards.early import answer
-from pipeline.plan.pairs import check_pairs, refuse_text, refuse_unanswered, refuse_unpaired
-from pipeline.plan.rewards import as_plain
+from pipeline.plan.rewards import as_plain, check_pairs, refuse_text, refuse_unanswered, refuse_unpaired
 from tests.doubles.composing import quick_config
 
 EXISTING = ["experiment.name=t", "algos=[DPO]", "algos.DPO.pairs=existing"]

@@ -14,8 +14,7 @@ from pipeline.config.install import install_command
 from pipeline.config.schema import Config
 from pipeline.errors import ConfigError
 from pipeline.plan.build import build_plan
-from pipeline.plan.optimizers import check_optimizer
-from pipeline.plan.quantized import check_quantization, named_by_bits
+from pipeline.plan.compatibility import check_optimizer, check_quantization, named_by_bits
 from tests.doubles.composing import quick_config
 
 

@@ -14,9 +14,8 @@ from pipeline.config.user_code import source_hash
 from pipeline.errors import ConfigError
 from pipeline.plan.build import build_plan
 from pipeline.plan.graph import Plan
-from pipeline.plan.key_diff import causes
-from pipeline.plan.recorded import RecordedPlan, recorded
-from pipeline.plan.source_code import class_source, dataset_source
+from pipeline.plan.recorded import RecordedPlan, causes, recorded
+from pipeline.plan.versions import class_source, dataset_source
 from pipeline.runs.sources import read_sources
 from tests.doubles.composing import quick_config
 

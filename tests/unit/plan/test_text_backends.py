@@ -13,7 +13,7 @@ from pipeline.config.install import install_command
 from pipeline.config.schema import Config
 from pipeline.errors import ConfigError
 from pipeline.plan.build import build_plan
-from pipeline.plan.text_backends import check_text_backend
+from pipeline.plan.compatibility import check_text_backend
 from tests.doubles.composing import quick_config
 
 PINS = ("torch==2.13.0", "transformers<5.18.0,>=5.10.4", 'torch==1.0; extra == "old"', "numpy")

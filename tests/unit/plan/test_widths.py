@@ -12,8 +12,8 @@ import pytest
 from pipeline.config.schema import Config
 from pipeline.errors import ConfigError
 from pipeline.plan.build import build_plan
+from pipeline.plan.compatibility import resolve_widths
 from pipeline.plan.graph import Plan
-from pipeline.plan.widths import resolve_widths
 from tests.doubles.composing import quick_config
 
 LLAMA = {

@@ -7,7 +7,7 @@ import pytest
 
 from pipeline.engine.run_folder import RunFolder
 from pipeline.engine.store.store import Store
-from pipeline.plan.job import Job
+from pipeline.plan.graph import Job
 from pipeline.runs.job_logs import logs_of
 from pipeline.runs.links import link_all, link_stored
 

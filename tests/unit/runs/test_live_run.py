@@ -4,8 +4,7 @@ from typing import Any
 
 import pytest
 
-from pipeline.plan.graph import Plan
-from pipeline.plan.job import Job
+from pipeline.plan.graph import Job, Plan
 from pipeline.runs.live_run import LiveRun
 
 

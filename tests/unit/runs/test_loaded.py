@@ -13,8 +13,7 @@ from pipeline.errors import ConfigError, PipelineError, PlanError, StoreError
 from pipeline.files import json_text
 from pipeline.locks import lock
 from pipeline.outputs.curves import TrainingStep, write_curve
-from pipeline.plan.graph import Plan
-from pipeline.plan.job import Job
+from pipeline.plan.graph import Job, Plan
 from pipeline.runs.loaded import LoadedRun, load
 from pipeline.runs.origin import Origin, write_origin
 from tests.doubles.runs import CHAIN, START, WHERE, WrittenRun, chain_plan

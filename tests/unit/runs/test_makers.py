@@ -3,7 +3,7 @@
 from pathlib import Path
 
 from pipeline.engine.store.store import Store
-from pipeline.plan.job import Job
+from pipeline.plan.graph import Job
 from pipeline.runs.makers import UNKNOWN, Maker, collect_makers, several_makers
 
 

@@ -14,7 +14,7 @@ from pipeline.engine.store.measured import read_durations, update_durations
 from pipeline.engine.store.store import Store
 from pipeline.errors import ConfigError
 from pipeline.plan.durations import Durations, Timed
-from pipeline.plan.job import Job
+from pipeline.plan.graph import Job
 from pipeline.runs.cost import Compute, collect_compute, read_compute, write_compute
 from pipeline.runs.record import Comparison, PooledRow, Results, read_results, write_results
 from pipeline.runs.rows import collect_rows, write_samples

@@ -12,7 +12,7 @@ from pipeline.foreign import ForeignDataError, read_plain
 from pipeline.learning.algos.base import REFERENCE
 from pipeline.outputs.curves import FIELDS, TrainingStep, by_training
 from pipeline.outputs.formats import Sample
-from pipeline.plan.job import Job
+from pipeline.plan.graph import Job
 from pipeline.runs.cost import Compute, total
 from pipeline.runs.loaded import LoadedRun
 from pipeline.runs.looks import drawn_methods, in_order_of_work

@@ -15,8 +15,7 @@ from pipeline.engine.journal import Journal
 from pipeline.engine.scheduler.loop import run_plan
 from pipeline.engine.scheduler.ready import paths_for_rows
 from pipeline.plan.build import build_plan
-from pipeline.plan.graph import Plan
-from pipeline.plan.job import Job
+from pipeline.plan.graph import Job, Plan
 from pipeline.plan.keeping import measures
 from tests.doubles.composing import quick_config
 from tests.doubles.simulate import simulate

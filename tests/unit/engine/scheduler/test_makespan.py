@@ -3,8 +3,7 @@
 import pytest
 
 from pipeline.engine.scheduler.outcome import Attempt, Makespan, WorkerSpan, account
-from pipeline.plan.graph import Plan
-from pipeline.plan.job import Job
+from pipeline.plan.graph import Job, Plan
 from tests.doubles.simulate import simulate
 
 PLAN = Plan(

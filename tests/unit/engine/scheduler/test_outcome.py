@@ -4,8 +4,7 @@ import pytest
 
 from pipeline.engine.scheduler.outcome import Attempt, Outcome, WorkerSpan
 from pipeline.plan.durations import Timed
-from pipeline.plan.graph import Plan
-from pipeline.plan.job import Job
+from pipeline.plan.graph import Job, Plan
 from pipeline.plan.summary import WORKER_LOAD, estimated_load, estimated_makespan
 
 

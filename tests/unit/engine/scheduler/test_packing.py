@@ -16,8 +16,7 @@ from pipeline.engine.scheduler.policy import Action, Reserve, Start, next_action
 from pipeline.engine.scheduler.runnable import too_wide
 from pipeline.engine.scheduler.state import JobStatus, RunState
 from pipeline.engine.workers.failure import FailureKind
-from pipeline.plan.graph import Plan
-from pipeline.plan.job import Job
+from pipeline.plan.graph import Job, Plan
 from tests.doubles.simulate import simulate
 
 SEEDS = [*range(12), *(pytest.param(seed, marks=pytest.mark.exhaustive) for seed in range(12, 40))]

@@ -41,8 +41,7 @@ from pipeline.engine.workers.messages import (
 from pipeline.engine.workers.pool import Pool
 from pipeline.engine.workers.protocol import Deliver
 from pipeline.errors import WorkerError
-from pipeline.plan.graph import Plan
-from pipeline.plan.job import Job
+from pipeline.plan.graph import Job, Plan
 
 READY = WorkerReady(pid=1, device="cpu")
 

@@ -18,8 +18,7 @@ from pipeline.engine.scheduler.runnable import check_runnable, too_wide
 from pipeline.engine.scheduler.state import JobStatus, RunState
 from pipeline.engine.workers.failure import FailureKind
 from pipeline.errors import PlanError
-from pipeline.plan.graph import Plan
-from pipeline.plan.job import Job
+from pipeline.plan.graph import Job, Plan
 from tests.doubles.simulate import simulate
 
 SEEDS = [*range(4), *(pytest.param(seed, marks=pytest.mark.exhaustive) for seed in range(4, 12))]

@@ -16,8 +16,7 @@ from pipeline.engine.scheduler.ready import Kind
 from pipeline.engine.scheduler.runnable import too_wide
 from pipeline.engine.scheduler.state import RunState, WorkerPhase, WorkerState
 from pipeline.engine.workers.failure import FailureKind
-from pipeline.plan.graph import Plan
-from pipeline.plan.job import Job
+from pipeline.plan.graph import Job, Plan
 
 STEPS = 120
 

@@ -2,8 +2,7 @@
 
 from pipeline.config.schema import Barrier
 from pipeline.engine.scheduler.state import RunState, WorkerPhase
-from pipeline.plan.graph import Plan
-from pipeline.plan.job import Job
+from pipeline.plan.graph import Job, Plan
 
 
 def job(name: str, round: int = 0, **fields: object) -> Job:  # noqa: A002

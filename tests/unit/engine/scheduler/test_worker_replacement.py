@@ -9,7 +9,7 @@ from pipeline.engine.devices.layout import Layout, Place
 from pipeline.engine.scheduler.run import Send
 from pipeline.engine.workers.failure import FailureKind
 from pipeline.engine.workers.messages import JobStarted, WorkerExited, WorkerUnusable
-from pipeline.plan.job import Job
+from pipeline.plan.graph import Job
 from tests.doubles.engine import job
 from tests.doubles.on_paper import OnPaper
 

@@ -5,7 +5,7 @@ import random
 from pipeline.engine.devices.layout import Layout, Place
 from pipeline.engine.scheduler.memory_needs import Needs
 from pipeline.engine.scheduler.state import WorkerPhase, WorkerTable
-from pipeline.plan.job import Job
+from pipeline.plan.graph import Job
 
 
 def table_of(devices: int, slots: int = 1) -> WorkerTable:

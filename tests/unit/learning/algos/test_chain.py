@@ -27,8 +27,7 @@ from pipeline.outputs.manifest import describe
 from pipeline.outputs.prompts import read_prompts
 from pipeline.plan.build import build_plan
 from pipeline.plan.disk import disk_need
-from pipeline.plan.graph import Plan
-from pipeline.plan.job import Job
+from pipeline.plan.graph import Job, Plan
 from tests.doubles.composing import quick_config
 
 

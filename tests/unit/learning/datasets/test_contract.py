@@ -11,7 +11,7 @@ from pipeline.errors import ConfigError
 from pipeline.learning.datasets.base import Dataset, Row
 from pipeline.learning.datasets.from_files import FilesDataset
 from pipeline.learning.datasets.registry import check_dataset, check_demonstrations, load_dataset
-from pipeline.plan.tokenizers import check_tokenizers
+from pipeline.plan.rewards import check_tokenizers
 
 
 class Counting(Dataset):

@@ -30,7 +30,7 @@ from pipeline.learning.models.families import PAGED, why_not_paged
 from pipeline.learning.models.flops import metered
 from pipeline.learning.models.load import frozen, load_policy
 from pipeline.learning.models.tiny import make_tokenizer
-from pipeline.plan.text_backends import OLDEST_TRANSFORMERS
+from pipeline.plan.compatibility import OLDEST_TRANSFORMERS
 from tests.doubles import vllm_stand_in
 from tests.doubles.adapters import write_rounds
 from tests.doubles.families import FAMILIES, tiny_model

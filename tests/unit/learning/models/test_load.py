@@ -62,7 +62,7 @@ from pipeline.learning.models.source import (
 from pipeline.learning.models.tiny import make_tokenizer
 from pipeline.learning.models.value import value_model_from
 from pipeline.learning.training.distributed import Ranks, Spread
-from pipeline.plan.tokenizers import check_tokenizers, has_chat_template, read_vocabulary
+from pipeline.plan.rewards import check_tokenizers, has_chat_template, read_vocabulary
 from tests.doubles.families import tiny_model
 from tests.doubles.gguf import TOKENS, write_gguf
 

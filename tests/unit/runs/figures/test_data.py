@@ -3,7 +3,7 @@
 import pytest
 
 from pipeline.outputs.curves import TrainingStep
-from pipeline.plan.job import Job
+from pipeline.plan.graph import Job
 from pipeline.runs.cost import CostRow
 from pipeline.runs.figures import charts, data
 from pipeline.runs.figures.data import Point, Series

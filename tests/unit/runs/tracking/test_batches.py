@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from pipeline.plan.job import Job
+from pipeline.plan.graph import Job
 from pipeline.runs.loaded import LoadedRun
 from pipeline.runs.tracking.batches import Batch, BatchReader
 from pipeline.runs.tracking.chains import tracked_chains

@@ -1,0 +1,469 @@
+"""Attention that was asked for where there is none of it: one warning, and the next best that there is."""
+
+from __future__ import annotations
+
+import importlib.util
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from pipeline.config.bases import AlgoConfig, ModelConfig
+from pipeline.config.install import install_command
+from pipeline.config.schema import AUTO, Attention, Config, DType, Optimizer, SystemConfig, TextBackend
+from pipeline.config.told import refuse_all
+from pipeline.errors import ConfigError
+from pipeline.foreign import ForeignDataError
+from pipeline.learning.algos.base import Algorithm, Stage
+from pipeline.learning.algos.registry import load_algorithm
+from pipeline.learning.choices import HeadType
+from pipeline.learning.datasets.hub import in_cache
+from pipeline.learning.memory.decoding import (
+    PROMPT_TOKENS,
+    DecodingLoad,
+    DecodingShape,
+    decoding_footprint,
+    least_width,
+    shape_of_texts,
+)
+from pipeline.learning.models.adapter_folder import with_weights
+from pipeline.learning.models.families import MOST_RANKS, split_widths, why_not_paged, why_not_split
+from pipeline.machine.memory import usable_bytes
+from pipeline.plan.chains import REFERENCE, chains
+from pipeline.plan.model_size import value_size, weights_of
+from pipeline.plan.models import CONFIG, lacks_sdpa, read_config
+
+_FLASH = "flash_attn"
+
+
+def usable_attention(config: Config, gpu: bool) -> tuple[Config, str | None]:
+    """The request with an attention implementation that there is, so that keys name what is computed with.
+
+    Args:
+        config: The request.
+        gpu: Whether it runs on GPUs.
+
+    Returns:
+        The request, and a warning where it was changed.
+    """
+    if config.system.attn_impl is not Attention.flash_attention_2:
+        return config, None
+    if not gpu:
+        lacking = "it needs an NVIDIA GPU, and this run uses none"
+    elif importlib.util.find_spec(_FLASH) is None:
+        lacking = "the package is not installed (pip install flash-attn)"
+    else:
+        return config, None
+    changed = replace(config, system=replace(config.system, attn_impl=Attention.sdpa))
+    return changed, f"system.attn_impl=flash_attention_2: {lacking}; using sdpa, torch's own attention"
+
+
+def plain_attention(config: Config) -> frozenset[str]:
+    """Models that compute attention as plain products, since transformers has no other for their kind.
+
+    Args:
+        config: The request, with an attention implementation that there is.
+    """
+    if config.system.attn_impl is not Attention.sdpa:
+        return frozenset()
+    return frozenset(name for name, model in config.models.items() if lacks_sdpa(model))
+
+
+def said_of_attention(models: frozenset[str]) -> str | None:
+    """A warning that names the models of `plain_attention`."""
+    if not models:
+        return None
+    return (
+        f"system.attn_impl=sdpa: transformers has no such attention for {', '.join(sorted(models))}; using eager, "
+        "plain products, which take more memory"
+    )
+
+
+def with_attention(system: SystemConfig, *, plain: bool) -> SystemConfig:
+    """The settings by which a model is computed with."""
+    return replace(system, attn_impl=Attention.eager) if plain else system
+
+
+# -- text backends -----------------------------------------------------------------------------------------------
+# Who decodes: stages that another than our own decoder serves, and requests that it cannot serve. Reads what
+# packages say of themselves; imports neither torch nor what it asks about.
+
+
+OLDEST_TRANSFORMERS = "5.23"
+"""The first whose continuous batching was tried; 5.17 names its settings otherwise."""
+_OURS = "or use generation.backend=own"
+
+
+def decodes_itself(algo: AlgoConfig, stage: Stage) -> bool:
+    """Whether a stage leaves `generation.backend` aside: it belongs to an algorithm that guides, or draws nothing.
+
+    Args:
+        algo: Settings of the algorithm.
+        stage: One of its stages.
+    """
+    return algo.guides or not stage.draws
+
+
+def check_text_backend(config: Config, gpu: bool) -> None:
+    """Refuse a backend that is not there, that the devices have no use for, or that does not take the models.
+
+    Args:
+        config: The request.
+        gpu: Whether it runs on GPUs.
+
+    Raises:
+        ConfigError: Says why, and what to install or to choose.
+    """
+    if config.generation.backend is TextBackend.transformers:
+        refuse_all([*_old_transformers(), *_not_paged(config)])
+    if config.generation.backend is TextBackend.vllm:
+        refuse_all([*_without_gpus(gpu)] or [*_unfit_vllm()])  # to install it is no remedy without GPUs
+
+
+def _old_transformers() -> Iterator[str]:
+    from importlib.metadata import version  # slow to import, as what follows is, and seldom asked
+
+    from packaging.version import Version
+
+    release = version("transformers")
+    if Version(release) < Version(OLDEST_TRANSFORMERS):
+        yield (
+            f"generation.backend=transformers: it needs transformers {OLDEST_TRANSFORMERS}, and {release} is "
+            f"installed: pip install -U transformers, {_OURS}"
+        )
+
+
+def _not_paged(config: Config) -> Iterator[str]:
+    """Models of which the files tell; of an id of the hub the first job that loads it says the same."""
+    for name, model in config.models.items():
+        folder = Path(with_weights(model.path or "", None).path)
+        if model.is_trained or not model.path or not folder.is_dir():
+            continue
+        if why := why_not_paged(read_config(folder / CONFIG)):
+            yield f"generation.backend=transformers: models.{name}.path={model.path}: {why}"
+
+
+def _without_gpus(gpu: bool) -> Iterator[str]:
+    if not gpu:
+        yield (
+            "generation.backend=vllm: vLLM as pip installs it computes on GPUs, and this run has CPU slots. Use "
+            "generation.backend=own, or run it on a machine with GPUs"
+        )
+
+
+def _unfit_vllm() -> Iterator[str]:
+    """That vLLM is not installed, or was made for other versions than are."""
+    from importlib.metadata import PackageNotFoundError, requires, version
+
+    from packaging.requirements import Requirement
+
+    try:
+        release = version("vllm")
+    except PackageNotFoundError:
+        yield f"generation.backend=vllm needs a package: {install_command('vllm')}, {_OURS}"
+        return
+    for wanted in map(Requirement, requires("vllm") or ()):
+        if wanted.name not in ("torch", "transformers") or (wanted.marker and not wanted.marker.evaluate()):
+            continue
+        found = version(wanted.name)
+        if not wanted.specifier.contains(found, prereleases=True):
+            yield (
+                f"generation.backend=vllm: vLLM {release} was made for {wanted.name}{wanted.specifier}, and "
+                f"{wanted.name} {found} is installed. Install what fits: {install_command('vllm')}, {_OURS}"
+            )
+
+
+# -- widths ------------------------------------------------------------------------------------------------------
+# On how many devices policies write: as the request says, or as few as a declared amount of memory allows.
+# Reads files of models, so it comes before planning; imports neither torch nor transformers. A width follows
+# from the request and the models alone, never from the machine at hand: it is part of keys, the same
+# anywhere.
+
+
+KEY = "generation.gpus_per_job"
+_GB = 10**9
+
+Widths = Mapping[tuple[str, str], int]
+"""Algorithm and model -> devices of each job that writes; those that are not in it take one."""
+
+
+def resolve_widths(config: Config) -> Widths:
+    """On how many devices the policies of a request write.
+
+    Args:
+        config: The checked request, whose models are there.
+
+    Raises:
+        ConfigError: A model cannot be split over so many, or fits on none; says why, and what would do.
+    """
+    asked = config.generation.gpus_per_job
+    if asked == 1:
+        return {}
+    problems: dict[str, None] = {}
+    found: dict[tuple[str, str], int] = {}
+    for name, model in config.models.items():
+        for algo, settings, kind in _writers(config, name):
+            try:
+                width = asked if isinstance(asked, int) else _auto(config, name, model, settings, kind)
+                if width > 1:
+                    _check(config, name, model, width)
+                    found[algo, name] = width
+            except ConfigError as error:
+                problems[str(error)] = None
+    refuse_all(list(problems))
+    return found
+
+
+def _writers(config: Config, model: str) -> Iterator[tuple[str, AlgoConfig | None, type[Algorithm]]]:
+    """Who writes by a model: the reference, and each algorithm."""
+    seen = set()
+    for chain in chains(config):
+        if chain.model == model and chain.algo not in seen:
+            seen.add(chain.algo)
+            yield chain.algo, None if chain.algo == REFERENCE else chain.config, chain.kind
+
+
+def _check(config: Config, name: str, model: ModelConfig, width: int) -> None:
+    """Refuse what cannot be split over some devices, as far as files tell."""
+    given = f"{KEY}={config.generation.gpus_per_job}"
+    if config.generation.backend is not TextBackend.own:
+        raise ConfigError(
+            f"{given} with generation.backend={config.generation.backend.name}: the decoder of this package alone "
+            "shares a model. Use generation.backend=own"
+        )
+    from importlib.metadata import version  # slow to import, as what follows is, and seldom asked
+
+    from packaging.version import Version
+
+    if Version(release := version("transformers")) < Version(OLDEST_TRANSFORMERS):
+        raise ConfigError(
+            f"{given}: it needs transformers {OLDEST_TRANSFORMERS}, and {release} is installed: "
+            f"pip install -U transformers, or use {KEY}=1"
+        )
+    if model.is_trained:
+        raise ConfigError(
+            f"{given}: models.{name} is a small model that is trained in the run, a GPT-2, for which transformers "
+            f"has no tensor-parallel plan, and which fits anywhere. Use {KEY}=1"
+        )
+    described = described_by_files(model)
+    if described is not None and (why := why_not_split(described, width)):
+        raise ConfigError(f"{given}: models.{name}.path={model.path}: {why}")
+
+
+def _auto(
+    config: Config, name: str, model: ModelConfig, settings: AlgoConfig | None, kind: type[Algorithm]
+) -> int:
+    """The fewest devices with the declared memory that hold what an algorithm writes with."""
+    if model.is_trained:
+        return 1
+    memory = config.distributed.gpu_memory_gib
+    if memory is None:
+        raise ConfigError(
+            f"{KEY}={AUTO} reckons with the memory of a GPU as it is declared, so that a plan is the same on "
+            "every machine: set distributed.gpu_memory_gib (profile=a100_80gb and other profiles of GPUs do)"
+        )
+    described, weights = described_by_files(model), weights_of(model)
+    if described is None or not weights:
+        raise ConfigError(
+            f"{KEY}={AUTO}: models.{name}.path={model.path}: its size is not known, as its config.json is not "
+            f"here. Give a folder, or a number of devices: {KEY}=2"
+        )
+    writing = _writing(config, model, described, weights, settings, kind)
+    usable = usable_bytes(int(memory * 2**30))
+    width = least_width(writing, usable, _possible(described))
+    if width is None:
+        raise ConfigError(_too_large(name, model, writing, described, usable))
+    return width
+
+
+def _possible(described: Mapping[str, Any]) -> Sequence[int]:
+    return [width for width in split_widths(described) if width <= MOST_RANKS]
+
+
+def _writing(
+    config: Config,
+    model: ModelConfig,
+    described: Mapping[str, Any],
+    weights: int,
+    settings: AlgoConfig | None,
+    kind: type[Algorithm],
+) -> DecodingLoad:
+    policy = shape_of_texts(described, weights)
+    value = policy if model.value_path is None else _of_value(model) or policy
+    guides = settings is not None and settings.guides
+    trains_policy = any(stage.saves == "policy" for stage in kind.stages) and settings is not None
+    half = config.system.dtype is not DType.float32
+    head = getattr(settings, "head", HeadType.v)
+    return DecodingLoad(
+        policy=policy,
+        policies=2 if trains_policy else 1,
+        exact=trains_policy and half,
+        value=value if guides else None,
+        outputs=policy.vocabulary if head is HeadType.q else 1,
+        rows=config.generation.batch_size,
+        tokens=PROMPT_TOKENS + config.generation.max_new_tokens,
+        number_bytes=2 if half else 4,
+    )
+
+
+def _of_value(model: ModelConfig) -> DecodingShape | None:
+    """What value models are made from where that is not the reference; None where nothing tells its size."""
+    file, size = _config_file(str(model.value_path), model.revisions["value"]), value_size(model, None)
+    return None if size is None else shape_of_texts((file and _read(file)) or {}, size.weights)
+
+
+def _too_large(
+    name: str, model: ModelConfig, writing: DecodingLoad, described: Mapping[str, Any], usable: int
+) -> str:
+    most = _possible(described)[-1]
+    need = decoding_footprint(writing, most)
+    ways = ["a smaller generation.batch_size"] if need.cache + need.logits > need.total // 10 else []
+    if need.value > need.total // 10:
+        ways.append(f"models.{name}.value_path with a smaller model to guide by, which every device has whole")
+    if writing.number_bytes > 2:
+        ways.append("system.dtype=bfloat16")
+    kind = described.get("model_type")
+    over = (
+        f"each of {most} devices, the most that it can be split over"
+        if most > 1
+        else f"one device ({kind} cannot be split)"
+    )
+    return (
+        f"{KEY}={AUTO}: models.{name}.path={model.path}: writing takes {need.total / _GB:.1f} GB of {over}, and "
+        f"{usable / _GB:.1f} GB can be used of distributed.gpu_memory_gib. Try "
+        + ", or ".join([*ways, "GPUs with more memory"])
+    )
+
+
+def described_by_files(model: ModelConfig) -> Mapping[str, Any] | None:
+    """The `config.json` of a reference; None where it is not here, as of a GGUF file."""
+    file = _config_file(str(model.path), model.revisions["reference"])
+    return None if file is None else _read(file)
+
+
+def _config_file(path: str, revision: str | None) -> Path | None:
+    path, revision = with_weights(path, revision)
+    if Path(path).is_dir():
+        return Path(path) / CONFIG
+    return None if Path(path).is_file() else in_cache(path, CONFIG, revision)
+
+
+def _read(file: Path) -> Mapping[str, Any] | None:
+    try:
+        return read_config(file)
+    except (OSError, ForeignDataError):
+        return None
+
+
+# -- quantized ---------------------------------------------------------------------------------------------------
+# References whose weights are kept in few bits: requests that cannot have one, and what such a model is
+# called. Reads what packages and files say of themselves; imports neither torch nor what it asks about.
+
+
+_BITS = "bitsandbytes"
+OLDEST_ON_CPU = "0.50"
+"""The first whose kernels for CPUs were tried."""
+
+
+def check_quantization(config: Config, gpu: bool) -> None:
+    """Refuse references in few bits where they cannot be had, or where weights in few bits would be trained.
+
+    Args:
+        config: The request, whose models are there.
+        gpu: Whether it runs on GPUs.
+
+    Raises:
+        ConfigError: Says why, and what to install or to choose.
+    """
+    refuse_all([problem for name, model in _quantized(config) for problem in _problems(config, name, model, gpu)])
+
+
+def named_by_bits(config: Config) -> Config:
+    """The request with such models called by their bits too, ``hf-4bit``: in jobs, tables and files of results."""
+    names = dict(called_by_bits(config))
+    if all(name == called for name, called in names.items()):
+        return config
+    return replace(config, models={names[name]: model for name, model in config.models.items()})
+
+
+def called_by_bits(config: Config) -> Iterator[tuple[str, str]]:
+    """Names of models and what they are called in results."""
+    for name, model in config.models.items():
+        ending = f"-{model.in_bits}bit"
+        yield name, name if model.in_bits is None or name.endswith(ending) else name + ending
+
+
+def _quantized(config: Config) -> list[tuple[str, ModelConfig]]:
+    return [(name, model) for name, model in config.models.items() if model.in_bits is not None]
+
+
+def _problems(config: Config, name: str, model: ModelConfig, gpu: bool) -> Iterator[str]:
+    from importlib.metadata import PackageNotFoundError, version  # slow to import, as what follows is
+
+    from packaging.version import Version
+
+    given = f"models.{name}.quantization={model.in_bits}bit"
+    whole = f"or use models.{name}.quantization=null"
+    try:
+        release = version(_BITS)
+    except PackageNotFoundError:
+        yield f"{given} needs a package: {install_command('quantization')}, {whole}"
+    else:
+        if not gpu and Version(release) < Version(OLDEST_ON_CPU):
+            yield (
+                f"{given}: {_BITS} {release} has no kernels for a CPU that were tried; those of {OLDEST_ON_CPU} "
+                f"were: pip install -U {_BITS}, {whole}"
+            )
+    trained = [key for key, algo in config.algos.items() if algo.enabled and _trains_policy(key, algo.class_path)]
+    if trained:
+        yield (
+            f"{given}: {', '.join(trained)} would train the policy, and only a frozen one can be in few bits. "
+            f"Use algorithms that leave it frozen (PITA, QSharp, CD, QSharp-HF, BestOfN), {whole}"
+        )
+    if config.generation.backend is not TextBackend.own:
+        backend = config.generation.backend.name
+        yield f"{given} with generation.backend={backend}: use generation.backend=own, {whole}"
+    if config.generation.gpus_per_job != 1:
+        yield (
+            f"{given} with generation.gpus_per_job={config.generation.gpus_per_job}: weights in few bits are not "
+            f"split over devices. Use generation.gpus_per_job=1, {whole}"
+        )
+    if "quantization_config" in (described_by_files(model) or {}):
+        yield f"{given}: models.{name}.path={model.path} has weights in few bits already; use null"
+
+
+def _trains_policy(name: str, class_path: str | None) -> bool:
+    return any(stage.saves == "policy" for stage in load_algorithm(name, class_path).stages)
+
+
+# -- optimizers --------------------------------------------------------------------------------------------------
+# Optimizers that this machine cannot have, refused before anything starts. Does not import what it asks
+# about.
+
+
+_OTHERWISE = "use training.optimizer=adamw"
+
+
+def check_optimizer(config: Config, gpu: bool) -> None:
+    """Refuse moments in 8 bits without a GPU, or without the package that keeps them.
+
+    Args:
+        config: The request.
+        gpu: Whether it runs on GPUs.
+
+    Raises:
+        ConfigError: Says why, and what to install or to choose.
+    """
+    trains = any(algo.enabled and algo.trains for algo in config.algos.values())
+    if config.training.optimizer is not Optimizer.adamw_8bit or not trains:
+        return
+    if not gpu:
+        raise ConfigError(f"training.optimizer=adamw_8bit is for GPUs, and this run uses none; {_OTHERWISE}")
+    from importlib.metadata import PackageNotFoundError, version  # slow to import
+
+    try:
+        version(_BITS)
+    except PackageNotFoundError:
+        raise ConfigError(
+            f"training.optimizer=adamw_8bit needs a package: {install_command('quantization')}, or {_OTHERWISE}"
+        ) from None
