@@ -9,14 +9,13 @@ from pathlib import Path
 import yaml
 from rich.console import Console
 
+from pipeline.commands.disk_room import keeper_of, tell_removed
 from pipeline.commands.dry_run import draw_plan
-from pipeline.commands.keeping import keeper_of, tell_removed
 from pipeline.commands.multirun import group_of_run
 from pipeline.commands.report import leave_report
 from pipeline.commands.request import Request, Stored
-from pipeline.commands.results import leave_results, lost_output, unreadable_output
+from pipeline.commands.results import RoundReports, leave_results, lost_output, unreadable_output
 from pipeline.commands.results_shown import print_results
-from pipeline.commands.round_reports import RoundReports
 from pipeline.commands.run_messages import (
     SOME_FAILED,
     announce,

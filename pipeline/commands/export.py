@@ -10,6 +10,7 @@ not change, and appears under its name when it is whole. Adapters are merged int
 
 from __future__ import annotations
 
+import shlex
 import shutil
 import tempfile
 import warnings
@@ -20,9 +21,8 @@ from typing import Any
 
 from rich.console import Console
 
-from pipeline.commands.push import check_repository, push
 from pipeline.commands.remake import held_model
-from pipeline.commands.targets import refuse_records
+from pipeline.commands.report import refuse_records
 from pipeline.config.bases import DatasetConfig
 from pipeline.config.meaning import about as about_settings
 from pipeline.config.plain import to_plain
@@ -36,6 +36,7 @@ from pipeline.learning.algos.policy_config import starts_of
 from pipeline.learning.datasets.chat import CLOCK, DATE, asks_clock, dated
 from pipeline.learning.datasets.columns import template_fields
 from pipeline.learning.datasets.from_files import FilesConfig
+from pipeline.learning.datasets.hub import is_hub_id, reaching
 from pipeline.outputs.adapters import adapter_folders
 from pipeline.outputs.formats import POINTER, Pointer
 from pipeline.outputs.guidance import GUIDANCE, USAGE, GuidanceSettings, Usage
@@ -50,6 +51,70 @@ from pipeline.runs.report.published import command_for_all, settings_for_all
 from pipeline.runs.rows import METRICS_STAGE
 from pipeline.runs.trained import Trained
 from pipeline.terminal.console import make_console
+
+# -- push --------------------------------------------------------------------------------------------------------
+# Push the folder of an exported model to the Hugging Face hub, by its own library.
+
+
+_LOGIN = "log in with `hf auth login`, or set HF_TOKEN to a token that may write"
+
+
+def check_repository(repository: str) -> None:
+    """Refuse what is no id of a repository, before anything is copied.
+
+    Raises:
+        ConfigError: It is none.
+    """
+    if not is_hub_id(repository):
+        raise ConfigError(
+            f"--push {shlex.quote(repository)}: must be the id of a repository of the hub, as OWNER/NAME"
+        )
+
+
+def push(folder: Path, repository: str) -> str:
+    """Push a folder. A repository that is not there yet is made, and is private.
+
+    Args:
+        folder: Of the exported model.
+        repository: Its id.
+
+    Returns:
+        Where it can be looked at.
+
+    Raises:
+        PipelineError: The hub cannot be reached, or refuses; says what to do.
+    """
+    from huggingface_hub import HfApi, get_token
+    from huggingface_hub.errors import HfHubHTTPError
+
+    again = f"The model is in {folder}; `hf upload {repository} {folder}` pushes it later"
+    if get_token() is None:
+        raise PipelineError(f"cannot push to {repository}: there is no token; {_LOGIN}. {again}")
+    with reaching("models", repository) as trouble:
+        if trouble:
+            raise PipelineError(f"cannot push to {repository}: {trouble}. {again}")
+        api = HfApi()
+        try:
+            made = api.create_repo(repository, private=True, exist_ok=True)
+            api.upload_folder(
+                repo_id=made.repo_id, folder_path=folder, commit_message="Add a model of posttrain-pipeline"
+            )
+        except HfHubHTTPError as error:
+            raise PipelineError(f"cannot push to {repository}: {_why(error)}. {again}") from error
+        except (OSError, ValueError) as error:
+            said = " ".join(str(error).split())[:300] or type(error).__name__
+            raise PipelineError(f"cannot push to {repository}: {said}. {again}") from error
+    return str(made)
+
+
+def _why(error: Exception) -> str:
+    status = getattr(getattr(error, "response", None), "status_code", None)
+    if status == 401:
+        return f"the hub does not know this token (401); {_LOGIN}"
+    if status == 403:
+        return f"the hub refuses it (403): the token may not write there; {_LOGIN}"
+    return " ".join(str(error).split())[:300] or type(error).__name__
+
 
 HEAD_SETTINGS = "value_head.json"
 REFERENCE_FOLDER = "reference"

@@ -14,7 +14,7 @@ from warnings import catch_warnings, filterwarnings
 
 from safetensors import SafetensorError
 
-from pipeline.commands.arguments import check_types
+from pipeline.commands.python import check_types
 from pipeline.config.schema import Attention, DType, SystemConfig
 from pipeline.engine.run_folder import RunFolder
 from pipeline.errors import ConfigError, DeviceError

@@ -15,7 +15,7 @@ from pathlib import Path
 
 from rich.console import Console
 
-from pipeline.commands.keeping import score_of
+from pipeline.commands.disk_room import score_of
 from pipeline.commands.request import Request, prepare
 from pipeline.commands.run import leased, notes_of
 from pipeline.commands.run_messages import logged_to

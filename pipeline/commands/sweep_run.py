@@ -9,32 +9,80 @@ from pathlib import Path
 
 from rich.console import Console
 
-from pipeline.commands import sweep_dry_run
 from pipeline.commands.exits import INTERRUPTED_BY
 from pipeline.commands.sweep_look import conclude
 from pipeline.commands.sweep_request import DevicesAsked, SweepRequest, decide
 from pipeline.engine.scheduler.signals import StopSignals
 from pipeline.errors import ConfigError, StoreError, WorkerError
 from pipeline.runs.report.format import count as counted
+from pipeline.slurm.script import shell_word
 from pipeline.sweeps.agents import halting
 from pipeline.sweeps.agents.agent import Agent, Bounds
 from pipeline.sweeps.agents.beginning import begin_sweep
 from pipeline.sweeps.agents.halting import SweepOrder
 from pipeline.sweeps.agents.once import untested
+from pipeline.sweeps.agents.orders import Orders
 from pipeline.sweeps.agents.own_runs import is_own
 from pipeline.sweeps.agents.pool import AgentPool, check_fits
-from pipeline.sweeps.agents.turn import ready, too_large
-from pipeline.sweeps.folder import SweepFolder
+from pipeline.sweeps.agents.programs import as_typed
+from pipeline.sweeps.agents.turn import devices_needed, ready, too_large
+from pipeline.sweeps.folder import SweepFolder, sweep_folder
 from pipeline.sweeps.reading.command import check_program
 from pipeline.sweeps.reading.file import read_sweep
 from pipeline.sweeps.reading.script import check_script, script_notes
 from pipeline.sweeps.recorded import RecordedSweep, choose_sweep
 from pipeline.sweeps.report.live import told_on
 from pipeline.sweeps.searching.search import Search
-from pipeline.sweeps.searching.searches import make_search
+from pipeline.sweeps.searching.searches import make_search, most_trials
 from pipeline.sweeps.spec import Sweep
-from pipeline.sweeps.trials import TrialState
+from pipeline.sweeps.trials import Trial, TrialState
+from pipeline.sweeps.values import in_words
 from pipeline.terminal.console import say
+
+# -- sweep dry run -----------------------------------------------------------------------------------------------
+# What `sweep run` would do, with nothing begun.
+
+
+def show(
+    sweep: Sweep, pool: AgentPool, search: Search, most: int | None, output_dir: Path, console: Console
+) -> None:
+    """Tell how many trials there would be, how many at a time, and what the next one would run.
+
+    Args:
+        sweep: The sweep.
+        pool: Its devices.
+        search: Chooses the next trial.
+        most: The most trials that were asked for; None for no bound.
+        output_dir: Folder of all runs and sweeps.
+        console: Where it is told.
+
+    Raises:
+        ConfigError: The next trial needs more devices than there are.
+    """
+    folder = sweep_folder(output_dir.absolute(), sweep.name)
+    before = list(RecordedSweep(folder).view.trials.values()) if folder.begun else []
+    bounds = [each for each in (most, most_trials(sweep)) if each is not None]
+    trials = f"{counted(min(bounds), 'trial')} at most" if bounds else "trials until it is stopped"
+    so_far = f", {len(before):,} of them begun" if before else ""
+    say(
+        console,
+        f"sweep {sweep.name}: {sweep.method.value}, {trials}{so_far}; {pool.at_once} at a time on "
+        f"{counted(len(pool.devices), pool.kind)}",
+    )
+    chosen = search.ask(before)
+    if chosen is None or (bounds and len(before) >= min(bounds)):
+        say(console, "no new trial is left to try")
+    else:
+        trial = Trial(number=len(before), parameters=chosen, num_gpus=devices_needed(chosen, pool.each))
+        if trial.num_gpus > len(pool.devices):
+            needs = counted(trial.num_gpus, pool.kind)
+            raise ConfigError(f"trial {trial.number} needs {needs}, and there are {len(pool.devices)}")
+        words = Orders(sweep, folder, pool, grace_s=1).trial(trial, 1, pool.devices[: trial.num_gpus]).words
+        say(console, f"trial {trial.number} with {counted(trial.num_gpus, pool.kind)}: {in_words(chosen)}")
+        say(console, f"it would run, in {sweep.folder}:")
+        say(console, " ", copy=" ".join(map(shell_word, as_typed(words))))
+    say(console, "nothing was begun, as --dry-run asks")
+
 
 FAILED = 1
 
@@ -54,7 +102,7 @@ def run(request: SweepRequest, console: Console) -> int:
         if note:
             say(console, note)
     if request.dry_run:
-        sweep_dry_run.show(sweep, pool, search, decided.count, request.output_dir, console)
+        show(sweep, pool, search, decided.count, request.output_dir, console)
         return 0
     folder = begin_sweep(
         sweep,

@@ -56,7 +56,7 @@ def figures_command(
     output_dir: OutputDir = Path("outputs"),
 ) -> None:
     """Write figures."""
-    from pipeline.commands.figures import figures
+    from pipeline.commands.report import figures
 
     with answering():
         figures(output_dir, name, run, out, [each.value for each in formats or ()], make_console())

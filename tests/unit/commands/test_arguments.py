@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 import pipeline
-from pipeline.commands.arguments import check_types
+from pipeline.commands.python import check_types
 from pipeline.errors import ConfigError
 
 

@@ -6,7 +6,7 @@ import os
 import pytest
 from rich.console import Console
 
-from pipeline.commands.gpu_tables import fit_table, gpu_table
+from pipeline.commands.gpus import fit_table, gpu_table
 from pipeline.engine.devices.inventory import find_gpus
 from pipeline.engine.devices.lease import LeaseSet
 from pipeline.errors import DeviceError

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from pipeline.commands.push import check_repository, push
+from pipeline.commands.export import check_repository, push
 from pipeline.errors import ConfigError, PipelineError
 
 TOKEN = "hf_stand_in"

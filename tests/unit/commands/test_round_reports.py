@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from pipeline.commands import round_reports
-from pipeline.commands.round_reports import RoundReports, finished_rounds, is_affordable
+from pipeline.commands import results
+from pipeline.commands.results import RoundReports, finished_rounds, is_affordable
 from pipeline.runs.job_view import JobCounts
 from pipeline.runs.run_view import RunView
 from tests.doubles.runs import WrittenRun, chain_plan
@@ -74,7 +74,7 @@ def test_none_is_being_written_any_more_when_a_run_has_ended(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     run = WrittenRun(tmp_path, chain_plan())
-    monkeypatch.setattr(round_reports, "command", lambda *_, **__: (["sleep", "600"], {}))
+    monkeypatch.setattr(results, "command", lambda *_, **__: (["sleep", "600"], {}))
     left = run.folder.path / f".{run.folder.report.name}.1234"
     left.touch()
     with RoundReports(run.folder) as reports:
