@@ -26,8 +26,7 @@ from pipeline.commands.help import typed_command, usage
 from pipeline.commands.run import run_experiment
 from pipeline.commands.start import INTERRUPTED
 from pipeline.config.arguments import check_flags, config_dir_of, settings_first, with_values
-from pipeline.config.explain import explain
-from pipeline.config.faults import all_faults
+from pipeline.config.explain import all_faults, explain
 from pipeline.config.install import conf_dir
 from pipeline.config.load import VERSION_BASE, compose_typed, register_schemas, typed
 from pipeline.config.schema import Config

@@ -22,10 +22,9 @@ from pipeline.commands.sweep_settings import check_settings
 from pipeline.config.arguments import check_flags, settings_first
 from pipeline.config.checks import check_config
 from pipeline.config.explain import explain
-from pipeline.config.load import load_config
+from pipeline.config.load import check_sweep, load_config
 from pipeline.config.ranks import devices_per_training
 from pipeline.config.schema import Backend, Config, DeviceChoice
-from pipeline.config.sweeps import check_sweep
 from pipeline.engine.launch.request import find_program
 from pipeline.errors import ConfigError, unknown_name
 from pipeline.plan.size import check_size

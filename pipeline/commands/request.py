@@ -12,11 +12,10 @@ from pathlib import Path
 from tempfile import mkdtemp
 
 from pipeline.config.checks import check_config, check_together
-from pipeline.config.held_out import fewer_than_usual
 from pipeline.config.ignored import idle_settings
 from pipeline.config.install import install_command
-from pipeline.config.ray import LOCAL
-from pipeline.config.schema import AUTO, Backend, Config, ExecutionConfig
+from pipeline.config.load import fewer_than_usual
+from pipeline.config.schema import AUTO, LOCAL, Backend, Config, ExecutionConfig
 from pipeline.engine.devices.inventory import Device
 from pipeline.engine.devices.layout import Layout, make_layout
 from pipeline.engine.devices.select import choose_devices, declared_gpus

@@ -11,7 +11,7 @@ from pathlib import Path
 from rich.console import Console
 
 from pipeline.commands.run_messages import log
-from pipeline.config.tracking import Tracker, TrackingConfig, TrackingMode
+from pipeline.config.schema import Tracker, TrackingConfig, TrackingMode
 from pipeline.engine.run_folder import RunFolder
 from pipeline.engine.scheduler.signals import StopSignals
 from pipeline.errors import ConfigError, PipelineError

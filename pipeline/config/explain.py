@@ -5,13 +5,14 @@ from __future__ import annotations
 import json
 import re
 import shlex
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from difflib import get_close_matches
 
 import yaml
 from hydra.errors import HydraException, MissingConfigException, OverrideParseException
 from omegaconf.errors import ConfigAttributeError, ConfigKeyError, MissingMandatoryValue, OmegaConfBaseException
 
+from pipeline.config.checks import check_config
 from pipeline.config.install import conf_dir
 from pipeline.config.known import (
     GROUPS,
@@ -23,7 +24,10 @@ from pipeline.config.known import (
     other_name,
     own_keys,
 )
-from pipeline.config.told import one_line
+from pipeline.config.meaning import Meaning, shipped_meanings
+from pipeline.config.schema import Config
+from pipeline.config.told import one_line, refuse_all
+from pipeline.config.values import nearest_choice
 from pipeline.errors import ConfigError, unknown_name
 
 COMPOSITION_ERRORS = (HydraException, OmegaConfBaseException, yaml.YAMLError, ValueError, OSError)
@@ -322,6 +326,131 @@ def _missing_file(error: MissingConfigException) -> str:
 
 def type_or_line(key: str, said: str) -> str:
     """What OmegaConf says of a value: in our words if it is about a type, else in one line."""
-    from pipeline.config.wrong_type import type_in_words  # reads what is written of all keys
-
     return type_in_words(re.sub(r"\[\w+\]", "", key), said) or one_line(said)
+
+
+# -- wrong type --------------------------------------------------------------------------------------------------
+# What OmegaConf says of a value of a wrong type, in our words: what its key takes, and the default.
+
+
+_ARTICLES = {"whole number": "a whole number", "number": "a number", "text": "a text", "path": "a path"}
+_SAID = {
+    r"could not be converted to Integer": "a whole number",
+    r"could not be converted to Float": "a number",
+    r"is not a valid bool": "true or false",
+    r"Cannot convert '\w+' to string": "a text",
+    r"Cannot merge DictConfig with ListConfig": "a table",
+    r"is not a subclass of \w+Config\b": "",
+    r"Invalid value '.*', expected one of \[(.*)\]": "",
+    r"is not a valid input for <enum": "another value",
+    r"is not Optional": "a value",
+    r"is incompatible with type hint '": "of another type",
+}
+"""What is said of a value of a wrong type -> what would be right, where nothing else says it."""
+
+
+def type_in_words(key: str, said: str) -> str | None:
+    """What a key takes, to follow its name and the value that was given.
+
+    Args:
+        key: Dotted, without indices; "" where a whole file is meant.
+        said: Of OmegaConf.
+
+    Returns:
+        ``must be a whole number, at least 1 (by default 2)``; None where this is about no type.
+    """
+    found = ((match, word) for sign, word in _SAID.items() if (match := re.search(sign, said)))
+    match, word = next(found, (None, ""))
+    if match is None:
+        return None
+    if not key:  # of a whole file
+        return "must be a table of settings, each written NAME: VALUE; `python -m pipeline help` lists them"
+    if "Config" in match[0] or (word == "a value" and key not in shipped_meanings()):
+        listed = f"`python -m pipeline help {key}` lists them"
+        return f"must be a table of settings; {listed}, each written {key}.NAME=VALUE"
+    meaning = shipped_meanings().get(key)
+    choices = [*meaning.choices] if meaning else match[1].split(", ") if match.groups() else []
+    if choices:
+        given = re.search(r"Invalid value '(.*)', expected", said)
+        near = nearest_choice(given[1], choices) if given else None
+        hint = f". Did you mean {near}?" if near else ""
+        several = meaning is not None and meaning.type.startswith("list")
+        return f"must be {'a list of ' if several else ''}{' or '.join(choices)}{hint}"
+    return f"must be {_kind(meaning) if meaning else word}"
+
+
+def _kind(meaning: Meaning) -> str:
+    """Its type, its range and its default."""
+    kind, *others = meaning.type.split(" or ") if meaning.type != "true or false" else [meaning.type]
+    kind = _ARTICLES.get(kind, f"a {kind}" if kind.startswith(("list", "table")) else kind)
+    told = f"{kind}, {meaning.allowed}" if meaning.allowed else " or ".join([kind, *others])
+    return f"{told} (by default {meaning.default})" if meaning.default else told
+
+
+# -- faults ------------------------------------------------------------------------------------------------------
+# All faults of a request that cannot be composed, where Hydra and OmegaConf stop at the first. The setting
+# that a message is about is left out and the rest composed again, until nothing is refused or the message is
+# about no setting. That is done only once a request is refused.
+
+
+_MOST = 20
+"""Faults that are looked for."""
+_ADVICE = re.compile(r"\. Did you mean|\bKnown\b")
+_LISTED = re.compile(r"^\d+ settings are wrong:\n")
+
+
+def all_faults(first: Exception, words: Sequence[str], compose: Callable[[Sequence[str]], Config]) -> ConfigError:
+    """What is wrong with a request, all of it where that can be found out.
+
+    Args:
+        first: What was raised of all words.
+        words: Settings, as they were given to Hydra.
+        compose: Makes the configuration of some of them.
+    """
+    problems, left, error = [str(explain(first))], list(words), first
+    for _ in range(_MOST):
+        rest = _without_culprit(left, str(explain(error)))
+        if rest is None:
+            break
+        left = rest
+        try:
+            config = compose(left)
+        except Exception as another:  # Hydra may raise anything
+            error = another
+            problems += [str(explain(error))]
+            continue
+        try:
+            check_config(config)
+        except ConfigError as others:
+            problems += _each(str(others))
+        break
+    try:
+        refuse_all(list(dict.fromkeys(problems)))
+    except ConfigError as all_of_them:
+        return all_of_them
+    return explain(first)
+
+
+def _each(said: str) -> list[str]:
+    """The problems that one message lists, each by itself."""
+    if not _LISTED.match(said):
+        return [said]
+    return [line.removeprefix("  - ") for line in said.split("\n")[1:]]
+
+
+def _without_culprit(words: list[str], said: str) -> list[str] | None:
+    """The settings without the one that a message is about, or with the one that it misses; None for no such."""
+    if missing := re.match(r"([\w.]+) is missing", said):
+        return [*words, f"{missing[1]}=x"] if f"{missing[1]}=x" not in words else None
+    found = [word for word in words if _is_about(said, word)]
+    if not found:
+        return None
+    culprit = max(found, key=lambda word: len(word.partition("=")[0]))
+    return [word for word in words if word != culprit]
+
+
+def _is_about(said: str, word: str) -> bool:
+    key, _, value = word.lstrip("+~").partition("=")
+    if word in said or re.search(rf"(?<![\w.]){re.escape(key)}(?![\w.])", _ADVICE.split(said)[0]):
+        return True
+    return "." not in key and bool(value) and f"'{value.strip('[]')}'" in said

@@ -15,9 +15,8 @@ from pipeline.config.bases import AlgoConfig, Settings
 from pipeline.config.fronts import point_of, settings_of
 from pipeline.config.place import defined_at
 from pipeline.config.ranks import devices_per_training
-from pipeline.config.schema import AUTO, Backend, Config, Schedule, TextBackend
+from pipeline.config.schema import AUTO, Backend, Config, Schedule, TextBackend, Tracker
 from pipeline.config.tables import TABLES
-from pipeline.config.tracking import Tracker
 from pipeline.config.user_code import ask
 from pipeline.config.values import brief
 from pipeline.errors import ConfigError

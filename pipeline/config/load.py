@@ -5,39 +5,205 @@ Hydra composes, OmegaConf checks types against the schema, and `explain` says in
 
 from __future__ import annotations
 
+import math
 import re
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from copy import deepcopy
 from dataclasses import dataclass, field
+from fractions import Fraction
 from functools import cache
 from pathlib import Path
 from typing import Any, cast
 
 from hydra import compose, initialize_config_dir
+from hydra._internal.hydra import Hydra
 from hydra.core.config_store import ConfigNode, ConfigStore
 from hydra.core.global_hydra import GlobalHydra
 from hydra.core.override_parser.overrides_parser import OverridesParser
-from hydra.core.override_parser.types import Glob, QuotedString, Sweep
+from hydra.core.override_parser.types import Glob, Override, QuotedString, RangeSweep, Sweep
+from hydra.core.plugins import Plugins
 from hydra.errors import HydraException
-from omegaconf import DictConfig, OmegaConf
+from omegaconf import DictConfig, Node, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
-from pipeline.config.declared import declared, filled
-from pipeline.config.explain import COMPOSITION_ERRORS, explain, type_or_line
-from pipeline.config.faults import all_faults
+from pipeline.config.explain import COMPOSITION_ERRORS, all_faults, explain, type_or_line
 from pipeline.config.fields import MISSING
 from pipeline.config.fronts import point_of, settings_of, with_points
-from pipeline.config.held_out import UNSET, give_way, is_unset
 from pipeline.config.install import conf_dir
 from pipeline.config.limits import bound_files, check_overrides
-from pipeline.config.modes import know_mode
-from pipeline.config.schema import Config
-from pipeline.config.sweeps import bound_sweeps
+from pipeline.config.plain import declared, filled
+from pipeline.config.schema import Config, EvaluationConfig
 from pipeline.config.tables import TABLES, all_shipped, settings_class
 from pipeline.config.values import brief, value_problems
 from pipeline.config.words import as_meant, class_paths
 from pipeline.errors import ConfigError, PipelineError
+
+# -- modes -------------------------------------------------------------------------------------------------------
+# Whether a request is one run or many, which Hydra composes a whole configuration to learn, only to find
+# nothing. `hydra.mode` can be in a setting or in a file. Where no setting speaks of Hydra and all files are
+# those that ship, it is not, and the answer is known without: that saves a tenth of what a command takes to
+# start.
+
+
+_WORDS = re.compile(r"\b(mode|searchpath)\b")
+_OF_HYDRA = ("hydra", "schema")
+"""Who provides what is searched besides the folder of this project: its own settings, and the classes of ours."""
+
+
+def know_mode() -> None:
+    """Have Hydra ask for the mode of a request only where something may have set it; changed in place."""
+    hydras = Hydra.get_mode
+    if hydras.__module__ == __name__:
+        return
+
+    def get_mode(hydra: Hydra, config_name: str | None, overrides: list[str]) -> Any:
+        return hydras(hydra, config_name, overrides) if _may_be_set(hydra, config_name, overrides) else None
+
+    setattr(Hydra, "get_mode", get_mode)  # noqa: B010 - the type checker knows no change in place
+
+
+def _may_be_set(hydra: Hydra, config_name: str | None, overrides: Sequence[str]) -> bool:
+    searched = hydra.config_loader.get_search_path().get_path()
+    folders = {one.path.removeprefix("file://") for one in searched if one.provider not in _OF_HYDRA}
+    return (
+        config_name != "config"
+        or folders != {str(conf_dir())}
+        or any("hydra" in override for override in overrides)
+        or _files_speak_of_it()
+    )
+
+
+@cache
+def _files_speak_of_it() -> bool:
+    """Whether a file of the project may: in a checkout some are the user's own, or have been edited."""
+    return any(_WORDS.search(path.read_text("utf-8", errors="replace")) for path in conf_dir().rglob("*.yaml"))
+
+
+# -- sweeps ------------------------------------------------------------------------------------------------------
+# A bound on the runs of a sweep, counted by arithmetic before Hydra lists them: ranges may be of any length.
+# Other sweepers than Hydra's own have bounds of their own, mostly a number of trials.
+
+
+MOST_RUNS = 10_000
+_SHOWN = 80
+_LISTED = 10**12
+"""Numbers of values from here on are not written out."""
+
+
+def bound_sweeps() -> None:
+    """Have Hydra's sweeper look at what it is given before it makes a list of the runs.
+
+    Changed in place, for the reasons of `pipeline.config.limits.bound_files`.
+    """
+    Plugins.instance()  # which imports the modules of all plugins anew: their classes are others before
+    from hydra._internal.core_plugins.basic_sweeper import BasicSweeper
+
+    hydras = BasicSweeper.split_arguments
+    if hydras.__module__ == __name__:
+        return
+
+    def split_arguments(overrides: list[Override], max_batch_size: int | None) -> list[list[list[str]]]:
+        check_sweep(overrides)
+        return hydras(overrides, max_batch_size)
+
+    setattr(BasicSweeper, "split_arguments", staticmethod(split_arguments))  # noqa: B010
+
+
+def check_sweep(overrides: Sequence[Override]) -> None:
+    """Refuse a sweep without runs, and one of more runs than anybody could wait for.
+
+    Args:
+        overrides: Settings as Hydra has parsed them, those of `hydra.sweeper.params` included.
+
+    Raises:
+        ConfigError: Names the key that makes it so.
+    """
+    swept = {each.get_key_element(): each for each in overrides if each.is_discrete_sweep()}
+    lengths = {key: _length(each) for key, each in swept.items()}
+    empty = next((key for key, length in lengths.items() if length == 0), None)
+    if empty is not None:
+        raise ConfigError(f"the sweep has no runs: {_given(swept[empty])} stands for no value at all")
+    if math.prod(lengths.values()) > MOST_RUNS:
+        largest = max(lengths, key=lambda key: lengths[key])
+        counts = ", ".join(f"{key} {_count(length)}" for key, length in lengths.items())
+        raise ConfigError(
+            f"the sweep has more than {MOST_RUNS:,} runs, the most of one command. It is {largest} above all: "
+            f"{_given(swept[largest])} (values of each: {counts})"
+        )
+
+
+def _length(override: Override) -> int | float:
+    """How many values a sweep goes through; a range is not listed for it."""
+    value = override.value()
+    if not isinstance(value, RangeSweep):
+        return sum(1 for _ in override.sweep_iterator())
+    start, stop, step = value.start or 0, value.stop or 0, value.step
+    if not all(map(math.isfinite, (start, stop, step))):
+        return math.inf
+    if step == 0:
+        return 1  # which Hydra refuses with a good message
+    return max(0, math.ceil((Fraction(stop) - Fraction(start)) / Fraction(step)))
+
+
+def _given(override: Override) -> str:
+    text = override.input_line or override.get_key_element()
+    return text if len(text) <= _SHOWN else f"{text[:_SHOWN]}..."
+
+
+def _count(length: float) -> str:
+    return f"{length:,}" if length < _LISTED else "without end"
+
+
+# -- held out ----------------------------------------------------------------------------------------------------
+# On how many held-out prompts policies are evaluated where nobody has said it: on those that there are.
+
+
+USUAL = EvaluationConfig().num_prompts
+UNSET = "${usual_prompts:}"
+"""In the place of the default while Hydra composes: a number that a file gives may be the same as the default."""
+_SET = re.compile(r"\+{0,2}evaluation(\.num_prompts)?=")
+
+OmegaConf.register_new_resolver("usual_prompts", lambda: USUAL, replace=True)
+
+
+def is_unset(composed: DictConfig) -> bool:
+    """Whether neither a file nor the command line gives `evaluation.num_prompts`."""
+    section = composed._get_node("evaluation")
+    if not isinstance(section, DictConfig) or section._is_none() or section._is_missing():
+        return False  # which is refused later
+    node = section._get_node("num_prompts")
+    return isinstance(node, Node) and bool(node._value() == UNSET)
+
+
+def give_way(config: Config) -> None:
+    """Let the default of `evaluation.num_prompts` be what the smallest dataset holds out, where that is less."""
+    if held_out := _fewest(config):
+        config.evaluation.num_prompts = min(USUAL, held_out[0])
+
+
+def fewer_than_usual(config: Config, given: Sequence[str]) -> str | None:
+    """A line on a default that gave way; None where none did."""
+    held_out, used = _fewest(config), config.evaluation.num_prompts
+    if held_out is None or any(map(_SET.match, given)) or used >= USUAL or used != held_out[0]:
+        return None
+    size = f"{held_out[1]}.{config.evaluation.split}_size"
+    return (
+        f"every policy is evaluated on {used:,} prompts at most, since {size} "
+        f"asks for no more (evaluation.num_prompts is {USUAL} where that is not set)"
+    )
+
+
+def _fewest(config: Config) -> tuple[int, str] | None:
+    """How many prompts the smallest dataset holds out, and its key; what is no number yet is refused later."""
+    name = f"{config.evaluation.split}_size"
+    sizes = [
+        (size, f"datasets.{key}")
+        for key, dataset in config.datasets.items()
+        if isinstance(size := getattr(dataset, name, None), int) and size > 0
+    ]
+    return min(sizes, default=None)
+
 
 VERSION_BASE = "1.3"
 _Shipped = tuple[tuple[str, type[Any]], ...]

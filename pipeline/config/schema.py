@@ -11,9 +11,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from enum import Enum
+from typing import Any
 
 from pipeline.config.bases import AlgoConfig, DatasetConfig, ModelConfig
-from pipeline.config.evaluation import EvaluationConfig as EvaluationConfig
 from pipeline.config.fields import (
     LARGEST_SEED,
     LONGEST_S,
@@ -24,14 +24,150 @@ from pipeline.config.fields import (
     hint,
     model_text,
     number,
+    one_of,
     option,
 )
-from pipeline.config.ray import RayConfig as RayConfig
-from pipeline.config.retries import RetryConfig as RetryConfig
-from pipeline.config.tracking import TrackingConfig
+
+# -- retries -----------------------------------------------------------------------------------------------------
+# How often a job is tried: settings of `execution.retry`.
+
+
+@dataclass(kw_only=True)
+class RetryConfig:
+    """Attempts that a job is given, counted apart for each kind of failure. A bug in its code is never retried."""
+
+    worker_lost: int = number(3, at_least=1, at_most=1_000_000, affects_result=False)
+    """Its worker died. A job that has ended this many workers is set aside as the likely cause."""
+    hang: int = number(2, at_least=1, at_most=1_000_000, affects_result=False)
+    """Its worker was killed because it gave no sign of life, made no progress or took too long."""
+    out_of_memory: int = number(2, at_least=1, at_most=1_000_000, affects_result=False)
+    """It ran out of memory even with the smallest batches; the next attempt gets a fresh process."""
+    device: int = number(3, at_least=1, at_most=1_000_000, affects_result=False)
+    """Its device reported an error, after which a process cannot go on; the next attempt gets a fresh one."""
+    transient: int = number(5, at_least=1, at_most=1_000_000, affects_result=False)
+    """A connection or a file system failed for the moment."""
+    wait_s: float = number(1.0, at_least=0, at_most=LONGEST_S, affects_result=False)
+    """Seconds before another attempt after a transient failure; doubles each time."""
+    max_wait_s: float = number(60.0, at_least=0, at_most=LONGEST_S, affects_result=False)
+    """Seconds that such a wait may reach by doubling."""
+    device_failures: int = number(3, at_least=1, at_most=1_000_000, affects_result=False)
+    """Different jobs in a row that a device must fail to be given no more; the last device is always kept."""
+
+
+# -- ray ---------------------------------------------------------------------------------------------------------
+# What a run is told of a Ray cluster.
+
+
+LOCAL = "local"
+"""A cluster of this machine alone, started for the run and ended with it."""
 
 AUTO = "auto"
-"""What a setting is called that is found out by measuring."""
+"""The cluster that this machine is a node of."""
+
+CLIENT = "ray://"
+"""What the address of a proxy of Ray Client begins with."""
+
+
+@dataclass(kw_only=True)
+class RayConfig:
+    """Where and with what workers run for `execution.backend=ray`."""
+
+    address: str = hint(LOCAL)
+    """`local` starts a cluster on this machine for the time of the run; `auto` joins the one that this machine is
+    a node of, `host:port` and `ray://host:port` another. Its token is taken from where Ray looks for it."""
+    resources: dict[str, float] = number({}, at_least=0, at_most=1e15, affects_result=False)
+    """What each worker takes of the cluster, by Ray's names; {} for one GPU, or as many CPUs as it has threads."""
+    runtime_env: dict[str, Any] = hint({})
+    """Ray's runtime environment of the workers, as `{pip: [...], env_vars: {...}}`."""
+
+
+# -- tracking ----------------------------------------------------------------------------------------------------
+# Trackers that follow runs: which, and how they are told.
+
+
+class Tracker(Enum):
+    """Programs that runs are told to as they go on, by the name of their extra."""
+
+    tensorboard = "tensorboard"  # a folder of events for each chain
+    trackio = "trackio"  # a database for each project
+    wandb = "wandb"  # a folder for each chain, or a run on a server
+
+
+class TrackingMode(Enum):
+    """What wandb does with what it is told."""
+
+    offline = "offline"  # it writes files, which `wandb sync` sends later
+    online = "online"  # it sends what it is told at once
+
+
+@dataclass(kw_only=True)
+class TrackingConfig:
+    """Trackers that follow a run, see docs/tracking.md. None of this changes a result."""
+
+    report_to: list[Tracker] = hint([])
+    """Trackers that are told of the run as it goes on. One that fails costs a warning, never the run."""
+    project: str | None = hint(None)
+    """What trackio and wandb call the project; null takes the name of the experiment. Runs of several experiments
+    in one project are told apart by their group, which is the experiment."""
+    entity: str | None = hint(None)
+    """Whose project it is on wandb; null takes the account that is logged in."""
+    mode: TrackingMode = hint(TrackingMode.offline)
+    """Whether wandb may use the network; the other trackers never do."""
+    samples: int = number(8, at_least=0, at_most=1000, affects_result=False)
+    """Rows of the table of samples that each round of a chain adds; 0 adds none."""
+    finish_timeout_s: float = number(30.0, at_least=0, at_most=LONGEST_S, affects_result=False)
+    """Seconds that the end of a run waits for trackers to take what is left; `python -m pipeline track NAME`, or
+    the next run of the experiment, tells them the rest."""
+
+
+# -- evaluation --------------------------------------------------------------------------------------------------
+# How policies are evaluated: on what, how often, and what is told of it.
+
+
+ENOUGH = 3
+"""Seeds, or references, from which on they count as a sample of all there could be; fewer stand for themselves."""
+
+
+@dataclass(kw_only=True)
+class EvaluationConfig:
+    """Held-out evaluation, the same for every algorithm."""
+
+    split: str = one_of("test", {"test": "for what is reported", "validation": "while settings are being chosen"})
+    """Which held-out prompts every policy is evaluated on."""
+    num_prompts: int = number(500, at_least=1, at_most=1_000_000_000)
+    """Held-out prompts that every policy is evaluated on; where this is not set, no more than every dataset holds
+    out for it."""
+    num_samples: int = number(2, at_least=1, at_most=100_000)
+    """Completions per prompt."""
+    bootstrap_samples: int = number(1000, at_least=20, at_most=1_000_000)
+    """Draws of prompts for the intervals of one policy; of fewer than 20 none would lie outside of an interval."""
+    confidence: float = number(0.95, above=0, below=1, hint=", for example 0.95")
+    """Of the intervals: the probability with which they cover what is estimated."""
+    etas: list[float] = number(
+        [], at_least=SMALLEST_DIVISOR, at_most=1e6, infinite=True, advice="inf is the reference policy"
+    )
+    """Further guidance strengths that value-guided methods are tried at on the validation split: points of reward
+    against KL; inf is the reference policy. The best of these and of the method's own is then evaluated on
+    `split`."""
+    common_eta: float = number(0.1, at_least=SMALLEST_DIVISOR, at_most=1e6)
+    """Weight of the divergence, in nats, in J = reward - common_eta * KL, by which all policies are compared."""
+    kl_limit: float | None = number(None, at_least=0, at_most=1e6, hint=", or null for no limit")
+    """The best of `etas` has the highest mean reward of those whose KL per sequence is no more than this, in nats;
+    null sets no limit."""
+    objective: str | None = hint("*")
+    """Whose result a sweeper of Hydra maximises: an algorithm, a chain as `dataset/model/s0/ALGO`, or a pattern
+    with `*`; of several chains the mean. Null gives it none."""
+    matched_kl: list[float] = number([], above=0, at_most=1e6, affects_result=False)
+    """KL per sequence, in nats, at which fronts are compared; empty takes parts of what all of them span."""
+    budgets: list[float] = number([], above=0, at_most=1e36, affects_result=False)
+    """FLOPs of training at which methods are compared, each after its last round within them; empty for none."""
+    reward_batch_size: int = number(256, at_least=1, at_most=1_000_000)
+    """Completions handed to a reward at once, at most: those of as many whole prompts as fit, and of one prompt at
+    least. What a reward gives that compares completions depends on it."""
+    sample_prompts: int = number(8, at_least=0, at_most=1_000_000)
+    """Prompts whose completions are shown in samples.jsonl."""
+
+
 SPARES = f", or '{AUTO}' for one where that pays"
 JOBS_PER_DEVICE = f", or '{AUTO}' to measure how many fit"
 WIDTH = f", or '{AUTO}' for as few as fit distributed.gpu_memory_gib"

@@ -14,7 +14,7 @@ import pytest
 from typer.testing import CliRunner
 
 from pipeline.__main__ import app
-from pipeline.config.tracking import Tracker, TrackingConfig
+from pipeline.config.schema import Tracker, TrackingConfig
 from pipeline.machine import descendants
 from pipeline.runs.tracking.feeders import Feeders
 from pipeline.runs.tracking.wandb_sweep import leave_values
@@ -141,7 +141,7 @@ def test_a_killed_engine_takes_the_processes_of_trackers_along(tmp_path: Path) -
     run.make_round(1)
     code = (
         "import sys, time; from pathlib import Path; "
-        "from pipeline.config.tracking import Tracker, TrackingConfig; "
+        "from pipeline.config.schema import Tracker, TrackingConfig; "
         "from pipeline.engine.run_folder import RunFolder; from pipeline.runs.tracking.feeders import Feeders; "
         "kept = Feeders(RunFolder(Path(sys.argv[1])), TrackingConfig(report_to=list(Tracker)), print); "
         "time.sleep(600)"

@@ -9,8 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from pipeline.config.load import load_config
-from pipeline.config.retries import RetryConfig
-from pipeline.config.schema import Backend
+from pipeline.config.schema import Backend, RetryConfig
 from pipeline.engine.scheduler.state import JobStatus
 from pipeline.engine.store.store import Store
 from pipeline.plan.build import build_plan

@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from pipeline.commands.typed import Experiment, OutputDir, Stamp, answering, examples
-from pipeline.config.tracking import Tracker
+from pipeline.config.schema import Tracker
 from pipeline.runs.figures.formats import Format
 from pipeline.terminal.console import make_console, say
 

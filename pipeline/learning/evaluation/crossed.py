@@ -22,7 +22,7 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy import special
 
-from pipeline.config.evaluation import ENOUGH
+from pipeline.config.schema import ENOUGH
 from pipeline.learning.evaluation.statistics import Ratios
 
 _LARGEST = 1e60

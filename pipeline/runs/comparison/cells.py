@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from pipeline.config.evaluation import ENOUGH
+from pipeline.config.schema import ENOUGH
 from pipeline.learning.evaluation.crossed import Floats, Spread, per_prompt
 from pipeline.learning.evaluation.statistics import Ratios
 from pipeline.outputs.prompts import PromptMeasures

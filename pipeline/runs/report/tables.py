@@ -6,8 +6,8 @@ import re
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from statistics import median
 
-from pipeline.config.evaluation import ENOUGH
 from pipeline.config.fronts import by_values
+from pipeline.config.schema import ENOUGH
 from pipeline.learning.algos.base import REFERENCE
 from pipeline.outputs.formats import ETA, SWEEP_SPLIT
 from pipeline.runs.cost import CostRow

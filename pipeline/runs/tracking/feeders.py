@@ -16,7 +16,7 @@ from importlib.util import find_spec
 from pathlib import Path
 
 from pipeline.config.install import install_command
-from pipeline.config.tracking import TrackingConfig, TrackingMode
+from pipeline.config.schema import TrackingConfig, TrackingMode
 from pipeline.engine.run_folder import RunFolder
 from pipeline.errors import WorkerError
 from pipeline.foreign import ForeignDataError, read_json

@@ -12,7 +12,7 @@ from typer.testing import CliRunner
 
 from pipeline.__main__ import app
 from pipeline.commands import track
-from pipeline.config.tracking import Tracker, TrackingConfig, TrackingMode
+from pipeline.config.schema import Tracker, TrackingConfig, TrackingMode
 from pipeline.engine.scheduler.signals import StopSignals
 from pipeline.runs.tracking.trackers import TRACKERS
 from tests.doubles.runs import WrittenRun, chain_plan

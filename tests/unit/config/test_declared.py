@@ -8,7 +8,7 @@ import pytest
 from omegaconf import OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
-from pipeline.config.declared import filled
+from pipeline.config.plain import filled
 from pipeline.errors import ConfigError
 
 

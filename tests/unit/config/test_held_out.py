@@ -5,8 +5,7 @@ from pathlib import Path
 import pytest
 
 from pipeline.config.checks import check_config
-from pipeline.config.held_out import fewer_than_usual
-from pipeline.config.load import load_config
+from pipeline.config.load import fewer_than_usual, load_config
 from pipeline.errors import ConfigError
 from tests.doubles.composing import quick_config
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from pipeline.config.home import at_home
 from pipeline.config.load import load_config
+from pipeline.config.words import at_home
 from pipeline.errors import ConfigError
 
 

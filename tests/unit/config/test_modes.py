@@ -7,7 +7,7 @@ from hydra._internal.hydra import Hydra
 from typer.testing import CliRunner
 
 from pipeline.__main__ import app
-from pipeline.config import modes
+from pipeline.config import load
 
 MANY = """\
 # @package _global_
@@ -59,6 +59,6 @@ def test_so_may_a_file_of_the_users_own(tmp_path: Path) -> None:
 def test_and_a_file_of_the_checkout(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, text: str, may: bool) -> None:
     (tmp_path / "profile").mkdir()
     (tmp_path / "profile" / "mine.yaml").write_text(text)
-    assert not modes._files_speak_of_it()
-    monkeypatch.setattr(modes, "conf_dir", lambda: tmp_path)
-    assert modes._files_speak_of_it.__wrapped__() is may
+    assert not load._files_speak_of_it()
+    monkeypatch.setattr(load, "conf_dir", lambda: tmp_path)
+    assert load._files_speak_of_it.__wrapped__() is may

@@ -7,7 +7,7 @@ from hydra.core.override_parser.overrides_parser import OverridesParser
 
 from pipeline import cli
 from pipeline.commands.exits import WRONG_REQUEST
-from pipeline.config.sweeps import MOST_RUNS, check_sweep
+from pipeline.config.load import MOST_RUNS, check_sweep
 from pipeline.errors import ConfigError
 
 

@@ -5,7 +5,7 @@ from dataclasses import fields
 import pytest
 
 from pipeline.config.load import load_config
-from pipeline.config.tracking import Tracker, TrackingConfig, TrackingMode
+from pipeline.config.schema import Tracker, TrackingConfig, TrackingMode
 from pipeline.plan.keys import ResultKeys, determining, result_key
 
 

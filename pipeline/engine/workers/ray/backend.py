@@ -11,8 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pipeline
-from pipeline.config.ray import AUTO, LOCAL, RayConfig
-from pipeline.config.schema import DeviceChoice, ExecutionConfig
+from pipeline.config.schema import AUTO, LOCAL, DeviceChoice, ExecutionConfig, RayConfig
 from pipeline.engine.devices.inventory import Device, cpu_slots, read_machine
 from pipeline.engine.workers.pool import Pool
 from pipeline.engine.workers.process import ProcessSettings

@@ -30,7 +30,7 @@ from typing import Any
 from unittest.mock import patch
 from urllib.parse import urlsplit
 
-from pipeline.config.ray import AUTO, CLIENT, LOCAL, RayConfig
+from pipeline.config.schema import AUTO, CLIENT, LOCAL, RayConfig
 from pipeline.engine.workers.ray.host import POLLS, RAY_TOKEN, Host
 from pipeline.engine.workers.reaper import Reaper
 from pipeline.errors import WorkerError

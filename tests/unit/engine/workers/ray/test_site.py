@@ -17,8 +17,7 @@ from typing import Any
 
 import pytest
 
-from pipeline.config.ray import LOCAL
-from pipeline.config.schema import RayConfig
+from pipeline.config.schema import LOCAL, RayConfig
 from pipeline.engine.workers.ray import site
 from pipeline.engine.workers.ray.backend import nodes_of
 from pipeline.engine.workers.ray.site import RaySite, Watch, endpoint_of, join, places_of, present_with
