@@ -39,8 +39,7 @@ from pipeline.plan.compatibility import usable_attention
 from pipeline.runs.cost import FILE as COMPUTE
 from pipeline.runs.cost import Compute, read_compute
 from pipeline.runs.loaded import LoadedRun
-from pipeline.runs.primary import primary_metric
-from pipeline.runs.record import PooledRow, ResultRow, Results, read_results
+from pipeline.runs.record import PooledRow, ResultRow, Results, primary_metric, read_results
 from pipeline.runs.report.format import decimal
 from pipeline.runs.report.fronts import budget_tables, front_tables
 from pipeline.runs.report.tables import result_tables

@@ -52,9 +52,8 @@ from pipeline.plan.graph import WORKER_LOAD_S, Job, duration_name
 from pipeline.plan.recorded import plan_text
 from pipeline.plan.summary import WORKER_LOAD
 from pipeline.runs.index import runs_of
-from pipeline.runs.links import link_all, link_stored
 from pipeline.runs.live_run import LiveRun
-from pipeline.runs.origin import Origin, this_origin, write_origin
+from pipeline.runs.origin import Origin, link_all, link_stored, this_origin, write_origin
 from pipeline.runs.progress import ProgressFile
 from pipeline.runs.report.gpus import GpuLog
 from pipeline.runs.report.live import shown_on

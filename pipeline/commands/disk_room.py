@@ -18,7 +18,7 @@ from pipeline.foreign import ForeignDataError
 from pipeline.outputs.reading import read_metrics
 from pipeline.plan.disk import DiskNeed, disk_need
 from pipeline.plan.graph import Job
-from pipeline.runs.primary import PRIMARY_METRICS
+from pipeline.runs.record import PRIMARY_METRICS
 from pipeline.runs.report.format import count
 from pipeline.terminal.columns import Column, FittedTable
 from pipeline.terminal.console import say

@@ -34,11 +34,10 @@ from pipeline.outputs.guidance import (
     read_usage,
 )
 from pipeline.outputs.reading import problem_in_words, read_pointer
-from pipeline.runs.links import OUTPUT
 from pipeline.runs.loaded import LoadedRun, load
 from pipeline.runs.notebook import Run
-from pipeline.runs.older import run_of_chain
-from pipeline.runs.trained import Trained, find_trained
+from pipeline.runs.origin import OUTPUT
+from pipeline.runs.trained import Trained, find_trained, run_of_chain
 
 if TYPE_CHECKING:
     from pipeline.learning.generation.guided import Guided

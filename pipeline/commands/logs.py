@@ -8,8 +8,7 @@ from pathlib import Path
 
 from pipeline.engine.run_folder import RunFolder
 from pipeline.errors import ConfigError
-from pipeline.runs.by_name import find_job
-from pipeline.runs.index import choose_run, runs_before
+from pipeline.runs.index import choose_run, find_job, runs_before
 from pipeline.runs.job_logs import logs_of
 from pipeline.runs.loaded import LoadedRun
 from pipeline.runs.origin import slurm_in_words
@@ -38,7 +37,7 @@ def logs(
     if job is None:
         run = LoadedRun(choose_run(output_dir, name, stamp), glance=True)
     else:
-        from pipeline.runs.older import run_of_job  # reads methods, which no log of an engine needs
+        from pipeline.runs.trained import run_of_job  # reads methods, which no log of an engine needs
 
         run = run_of_job(output_dir, name, job, stamp)
     with log_output(raw=raw) as out:

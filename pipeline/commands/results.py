@@ -19,7 +19,7 @@ from pipeline.machine.children import command
 from pipeline.outputs.formats import PAGE
 from pipeline.plan.graph import Job
 from pipeline.runs.cost import write_compute
-from pipeline.runs.makers import Maker, collect_makers
+from pipeline.runs.origin import Maker, collect_makers
 from pipeline.runs.record import Results, write_results
 from pipeline.runs.rows import write_samples
 from pipeline.runs.run_view import RunView

@@ -21,8 +21,8 @@ from pipeline.engine.store.os_errors import AGAIN
 from pipeline.learning.algos.value_guided import candidates_note
 from pipeline.learning.datasets.registry import load_dataset
 from pipeline.plan.graph import Plan
-from pipeline.runs.makers import Maker, several_makers
 from pipeline.runs.notes import collect_notes, failed_rewards, prepared_rows, short_of_rows
+from pipeline.runs.origin import Maker, several_makers
 from pipeline.runs.report.format import jobs, logs_command, shown_path
 from pipeline.runs.report.moved import read_in_words
 from pipeline.terminal.console import say

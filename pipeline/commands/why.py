@@ -17,12 +17,11 @@ from pipeline.plan.build import build_plan
 from pipeline.plan.compatibility import named_by_bits, plain_attention, resolve_widths
 from pipeline.plan.models import check_models
 from pipeline.plan.size import check_size
-from pipeline.runs.by_name import find_job
-from pipeline.runs.index import choose_run, runs_before
+from pipeline.runs.index import choose_run, find_job, runs_before
 from pipeline.runs.loaded import LoadedRun, load_planned
-from pipeline.runs.older import run_of_job
 from pipeline.runs.report.why import explain_job, explain_request
 from pipeline.runs.sources import read_models, read_sources
+from pipeline.runs.trained import run_of_job
 
 
 def why(output_dir: Path, name: str, job: str, stamp: str | None, overrides: Sequence[str]) -> list[str]:

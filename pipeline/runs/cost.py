@@ -20,7 +20,7 @@ from pipeline.files import json_text, write_whole
 from pipeline.foreign import ForeignDataError, read_json_file
 from pipeline.learning.algos.base import GENERATE
 from pipeline.plan.graph import Job
-from pipeline.runs.makers import Maker
+from pipeline.runs.origin import Maker
 from pipeline.runs.record import Scope
 
 FILE = "compute.json"

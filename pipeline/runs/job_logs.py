@@ -7,7 +7,7 @@ from pathlib import Path
 
 from pipeline.engine.run_folder import RunFolder
 from pipeline.files import open_plain
-from pipeline.runs.job_view import AttemptView
+from pipeline.runs.run_view import AttemptView
 
 _TAIL_BYTES = 4096
 

@@ -8,36 +8,172 @@ raises a `PipelineError` that says so, or costs its own part where many files ma
 from __future__ import annotations
 
 import logging
+import socket
+import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import psutil
 import yaml
 
 from pipeline.config.bounds import LARGEST_FILE, RESOLVED, read_resolved
 from pipeline.config.schema import EvaluationConfig
+from pipeline.engine.events import LINE, SHARED_STORE, Event, read_event
+from pipeline.engine.journal import JournalReader
 from pipeline.engine.run_folder import RunFolder
 from pipeline.engine.store.store import Store
 from pipeline.errors import ConfigError, PlanError
+from pipeline.files import open_plain
 from pipeline.foreign import ForeignDataError, converted, read_plain
+from pipeline.locks import LocksUnsupportedError, lock
+from pipeline.outputs.curves import CURVES, TrainingStep, read_curve
+from pipeline.outputs.formats import METRICS, SAMPLES, Sample
+from pipeline.outputs.reading import count_lines, problem_in_words, read_lines
 from pipeline.plan.graph import Job
 from pipeline.plan.recorded import LIMIT, RecordedPlan, parse_plan
-from pipeline.runs.engine_lives import engine_runs, is_uploading
-from pipeline.runs.followed_journal import FollowedJournal
-from pipeline.runs.job_view import AttemptView, JobView
 from pipeline.runs.origin import Origin, read_origin
-from pipeline.runs.progress import Progress
-from pipeline.runs.run_view import RunView, failures
-from pipeline.runs.timeline import Span, attempts_of, timeline
+from pipeline.runs.progress import Progress, read_progress
+from pipeline.runs.run_view import AttemptView, JobView, RunView, Span, attempts_of, failures, timeline
 
 if TYPE_CHECKING:
-    # What reads results takes time to load, which those who ask where a run stands need not wait for.
     from pipeline.outputs.curves import TrainingStep
-    from pipeline.outputs.formats import Sample
     from pipeline.runs.cost import Compute
-    from pipeline.runs.makers import Maker
+    from pipeline.runs.origin import Maker
     from pipeline.runs.record import Results
+
+
+# -- engine lives ------------------------------------------------------------------------------------------------
+# Whether the process that carries out a run still lives, as anyone can tell who sees the run's folder.
+
+
+_STARTING_S = 10.0
+"""Seconds that an engine may take from making its folder to the first line of its journal."""
+
+
+def engine_runs(folder: RunFolder, view: RunView) -> bool | None:
+    """Whether the engine of a run lives; None where nobody can tell.
+
+    A running engine holds a lock on its journal, which the kernel gives back when the process ends, however it
+    ends. Where the file system has no locks the recorded process is looked up, on its own machine only.
+
+    Args:
+        folder: The run.
+        view: What its journal told.
+    """
+    if view.finished is not None:
+        return False
+    if view.started is None and _is_new(folder):
+        # Not looked at yet: an engine that is about to lock its journal must find it free.
+        return True
+    try:
+        with open_plain(folder.journal, follow=True) as file:
+            return not lock(file.fileno(), shared=True, wait=False)
+    except FileNotFoundError:
+        return False
+    except LocksUnsupportedError:
+        return _process_runs(view)
+    except OSError:
+        return None
+
+
+def is_uploading(view: RunView) -> bool:
+    """Whether the process of a run that is over is still at work on its uploads, as far as can be told here."""
+    return bool(view.uploads_left) and not view.uploads_over and _process_runs(view) is True
+
+
+def _is_new(folder: RunFolder) -> bool:
+    return time.time() - folder.path.stat().st_mtime < _STARTING_S
+
+
+def _process_runs(view: RunView) -> bool | None:
+    if view.pid is None or view.started is None or view.host != socket.gethostname():
+        return None
+    try:
+        # A process that began after the run has only been given the same number.
+        return psutil.Process(view.pid).create_time() <= view.started + 1
+    except psutil.NoSuchProcess:
+        return False
+    except psutil.AccessDenied:
+        return None
+
+
+# -- followed journal --------------------------------------------------------------------------------------------
+# The journal of a run, read as far as its engine has come: what it tells, folded into a view.
+
+
+_TAIL_BYTES = 1 << 16
+
+
+class FollowedJournal:
+    """A journal and the state of its run, as far as it was read.
+
+    Attributes:
+        view: What it told up to the last `refresh`; of jobs that run also how far they are, as `progress` has it.
+        progress: What the engine told last of how far the run is; None where it has told nothing.
+    """
+
+    def __init__(self, folder: RunFolder, plan: RecordedPlan | None) -> None:
+        """Read what there is.
+
+        Args:
+            folder: Of the run.
+            plan: That of the run. Without it only counts are known, for which of a finished run the ends of its
+                journal will do.
+
+        Raises:
+            StoreError: It cannot be read.
+        """
+        self._folder, self._reader = folder, JournalReader(folder.journal)
+        self.view = RunView() if plan is None else RunView(plan.jobs.values(), plan.stored)
+        self.progress: Progress | None = None
+        ends = [] if plan is not None else list(_ends(folder.journal))
+        if any(event.get("event") == "RunFinished" for event in ends[1:]):
+            self.view.feed(ends)
+        else:
+            self.refresh()
+
+    @property
+    def unreadable(self) -> int:
+        """How many of its lines are no events, as far as it was read."""
+        return self._reader.unreadable
+
+    def refresh(self) -> None:
+        """Take what it has got since the last time.
+
+        Raises:
+            StoreError: It cannot be read.
+        """
+        self.view.feed(self._reader.new_events())
+        self.progress = read_progress(self._folder)
+        if self.progress and self.view.finished is None:
+            self.view.last = max(self.view.last, self.progress.time)
+        running = self.view.running()
+        for told in self.progress.running if self.progress else ():
+            attempt = running.get(told.get("job", ""))
+            if attempt is not None and attempt.number == told.get("attempt"):
+                self.view.take({**told, "event": "JobProgress"})
+
+
+def _ends(path: Path) -> Iterator[Event]:
+    """The first event of a journal and the last, with what was told after it of uploads that went on."""
+    try:
+        with open_plain(path, follow=True) as file:
+            first = file.readline(LINE + 1)
+            size = file.seek(0, 2)
+            file.seek(max(0, size - _TAIL_BYTES))
+            lines = file.read(_TAIL_BYTES).splitlines(keepends=True)
+        yield read_event(first)
+        if lines and lines[-1].endswith(b"\n"):
+            last: list[Event] = []
+            while lines and (not last or last[0].get("event") == SHARED_STORE):
+                last.insert(0, read_event(lines.pop()))
+            yield from last
+    except (OSError, ForeignDataError):
+        return  # it is read from end to end then, which says what is wrong
+
 
 log = logging.getLogger("pipeline")
 
@@ -222,7 +358,6 @@ class LoadedRun:
             StoreError: There is a ``results.json`` that holds something else.
         """
         from pipeline.runs.record import read_results
-        from pipeline.runs.stored_lines import told
         from pipeline.runs.summary import results_of
 
         if self.folder.results_json.exists():
@@ -249,7 +384,7 @@ class LoadedRun:
 
     def makers(self) -> list[Maker]:
         """Versions and arithmetic that its outputs were made with, whichever run made them."""
-        from pipeline.runs.makers import collect_makers
+        from pipeline.runs.origin import collect_makers
 
         return collect_makers(self.store, self.jobs.values())
 
@@ -262,20 +397,14 @@ class LoadedRun:
             wanted: Says of a job that evaluates whether its completions are; all if left out.
             most_each: Completions of each job after which no further prompt is begun; all if left out.
         """
-        from pipeline.runs.stored_lines import stored_samples
-
         return stored_samples(self.store, filter(wanted or (lambda _: True), self._in_order()), most_each)
 
     def count_samples(self, jobs: Iterable[Job]) -> int:
         """How many completions of some jobs are stored."""
-        from pipeline.runs.stored_lines import count_samples
-
         return count_samples(self.store, jobs)
 
     def curves(self) -> list[tuple[Job, list[TrainingStep]]]:
         """The steps of every training that is stored, by job in the order of `samples`."""
-        from pipeline.runs.stored_lines import stored_curves
-
         return stored_curves(self.store, self._in_order())
 
     def _in_order(self) -> list[Job]:
@@ -324,3 +453,71 @@ def load_planned(folder: RunFolder) -> LoadedRun:
 def _last_round(config: Mapping[str, Any]) -> int:
     number = config.get("rounds_of_training")
     return number if isinstance(number, int) and not isinstance(number, bool) else 0
+
+
+# -- stored lines ------------------------------------------------------------------------------------------------
+# What the stored outputs of a run's jobs have line by line: evaluated completions, and the steps of
+# trainings. A file that cannot be read costs itself alone: where many files make the whole, the others still
+# tell.
+
+
+def stored_samples(store: Store, jobs: Iterable[Job], most_each: int | None) -> Iterator[tuple[Job, Sample]]:
+    """The evaluated completions of some jobs, in their order.
+
+    Args:
+        store: The store.
+        jobs: The jobs; those that evaluate nothing have none.
+        most_each: Completions of each job after which no further prompt is begun; None for all.
+    """
+    for job in jobs:
+        output = store.path(job.key)
+        if (output / METRICS).exists():
+            continue  # what it has are those picked for people, of the same completions
+        with _passing_over(job, SAMPLES):
+            for sample in _first_prompts(read_lines(output / SAMPLES, Sample), most_each):
+                yield job, sample
+
+
+def count_samples(store: Store, jobs: Iterable[Job]) -> int:
+    """How many completions of some jobs are stored."""
+    found = 0
+    for job in jobs:
+        with _passing_over(job, SAMPLES):
+            found += count_lines(store.path(job.key) / SAMPLES)
+    return found
+
+
+def stored_curves(store: Store, jobs: Iterable[Job]) -> list[tuple[Job, list[TrainingStep]]]:
+    """The steps of every training that is stored, in the order of the jobs."""
+    found: list[tuple[Job, list[TrainingStep]]] = []
+    for job in jobs:
+        with _passing_over(job, CURVES):
+            if steps := read_curve(store.path(job.key)):
+                found.append((job, steps))
+    return found
+
+
+def told(job: Job, said: str) -> None:
+    """Log what cannot be read of a job's stored output."""
+    log.warning("%s: %s", job.id, said)
+
+
+def _first_prompts(found: Iterable[Sample], most: int | None) -> Iterator[Sample]:
+    """Those to the first prompts, to each of them all: at least so many where there are."""
+    row = None
+    for number, sample in enumerate(found):
+        if most is not None and number >= most and sample.row != row:
+            return
+        row = sample.row
+        yield sample
+
+
+@contextmanager
+def _passing_over(job: Job, name: str) -> Iterator[None]:
+    """Pass over a file that cannot be read; most jobs have none of its name."""
+    try:
+        yield
+    except (FileNotFoundError, NotADirectoryError):
+        return
+    except (ForeignDataError, OSError) as error:
+        told(job, f"its stored {name} cannot be read: {problem_in_words(error)}")

@@ -2,20 +2,158 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import fields
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from pipeline.runs import frames
+from pipeline.errors import StoreError
+from pipeline.outputs.curves import FIELDS, TrainingStep
+from pipeline.outputs.formats import Sample
+from pipeline.plan.graph import Job
+from pipeline.runs.cost import ComputeRow
 from pipeline.runs.loaded import LoadedRun
+from pipeline.runs.record import Comparison, PooledRow, ResultRow
 from pipeline.runs.report.fronts import front_tables
 from pipeline.runs.report.tables import result_tables
+from pipeline.runs.run_view import Span
 from pipeline.terminal.html import html_table, html_text
 
 if TYPE_CHECKING:
     import pandas as pd
 
     from pipeline.terminal.columns import FittedTable
+
+
+# -- frames ------------------------------------------------------------------------------------------------------
+# What a run left as pandas frames, a row for each number, completion, step or span; columns in
+# docs/python.md. A whole number that may be missing is of pandas' ``Int64``, so that a seed stays ``0`` and
+# does not become ``0.0``.
+
+
+PLACE = ("dataset", "model", "reference", "algo", "seed", "round")
+"""Where a job belongs."""
+_GIVEN = "given_answer"
+"""What a reward has read of a completion as its answer."""
+_WHOLE = {"reference", "seed", "difference_references", "difference_seeds", "difference_n", "tokens", "answers"}
+"""Whole numbers that may be missing."""
+_TRUTHS = {"correct"}
+"""What is true, false or missing."""
+_TEXTS = {_GIVEN, "fault", "difference_over"}
+"""Texts that may be missing."""
+_PARTS = "parts"
+_TIMES = ("start", "end")
+
+
+def results_frame(rows: Sequence[ResultRow]) -> pd.DataFrame:
+    """Numbers of chains."""
+    return _frame(_names(ResultRow), map(vars, rows))
+
+
+def pooled_frame(rows: Sequence[PooledRow]) -> pd.DataFrame:
+    """Numbers of methods, over seeds and references."""
+    return _frame(_names(PooledRow), map(vars, rows))
+
+
+def comparisons_frame(rows: Sequence[Comparison]) -> pd.DataFrame:
+    """Methods against the reference and against each other after the last round."""
+    return _frame(_names(Comparison), map(vars, rows))
+
+
+def compute_frame(rows: Sequence[ComputeRow]) -> pd.DataFrame:
+    """What stages took; FLOPs by what they went into as ``flops/PURPOSE``."""
+    purposes = sorted({name for row in rows for name in row.flops_by_purpose})
+    names = [name for name in _names(ComputeRow) if name != "flops_by_purpose"]
+    return _frame(
+        [*names, *(f"flops/{name}" for name in purposes)],
+        ({**vars(row), **_prefixed("flops", row.flops_by_purpose)} for row in rows),
+    )
+
+
+def samples_frame(found: Iterable[tuple[Job, Sample]]) -> pd.DataFrame:
+    """Completions that were evaluated; each of several rewards as ``rewards/NAME``."""
+    every = list(found)
+    rewards = sorted({name for _, sample in every for name in sample.parts})
+    # `answer` would be taken for that of the data, which is not here.
+    own = {name: _GIVEN if name == "answer" else name for name in _names(Sample) if name != _PARTS}
+    if every and all(sample.answer is None for _, sample in every):
+        del own["answer"]  # no reward of the run reads one
+    return _frame(
+        [*PLACE, *own.values(), *(f"rewards/{name}" for name in rewards)],
+        (
+            {**_place(job), **{own[name]: getattr(sample, name) for name in own}}
+            | _prefixed("rewards", sample.parts)
+            for job, sample in every
+        ),
+    )
+
+
+def curves_frame(curves: Iterable[tuple[Job, Sequence[TrainingStep]]]) -> pd.DataFrame:
+    """Steps of trainings; what only some methods tell is missing elsewhere."""
+    every = [(job, step) for job, steps in curves for step in steps]
+    own = [*PLACE, "stage", "job", *FIELDS]
+    extra = sorted({name for _, step in every for name in step.extra})
+    named = {name: f"extra/{name}" if name in own else name for name in extra}
+    return _frame(
+        [*own, *named.values()],
+        (
+            {**_place(job), "stage": job.stage, "job": job.id, **_own(step)}
+            | {named[name]: value for name, value in step.extra.items()}
+            for job, step in every
+        ),
+    )
+
+
+def timeline_frame(spans: Sequence[Span]) -> pd.DataFrame:
+    """Who used which device when; times in UTC, and ``seconds`` where a span is over."""
+    import pandas as pd
+
+    frame = _frame(_names(Span), map(vars, spans))
+    frame["seconds"] = frame["end"].astype("float64") - frame["start"].astype("float64")
+    for name in _TIMES:
+        frame[name] = pd.to_datetime(frame[name].astype("float64"), unit="s", utc=True)
+    return frame
+
+
+def _frame(names: Sequence[str], rows: Iterable[Mapping[str, Any]]) -> pd.DataFrame:
+    import pandas as pd
+
+    every = list(rows)
+    columns = {name: [row.get(name) for row in every] for name in names}
+    try:
+        return pd.DataFrame({name: _typed(name, cells) for name, cells in columns.items()}, columns=list(names))
+    except (UnicodeEncodeError, OverflowError) as error:
+        raise StoreError(
+            f"what the run left holds what no table can: {error}. It was altered or damaged."
+        ) from error
+
+
+def _typed(name: str, cells: list[Any]) -> Any:
+    """Cells so that missing ones change no type: not that of the others, nor of a column that has no others."""
+    import pandas as pd
+
+    if name in _WHOLE or name in _TRUTHS:
+        return pd.array(cells, "Int64" if name in _WHOLE else "boolean")
+    if name in _TEXTS or any(isinstance(cell, str | bool) for cell in cells):
+        return cells
+    return cells if cells and all(isinstance(cell, int) for cell in cells) else pd.Series(cells, dtype="float64")
+
+
+def _names(kind: type[Any]) -> list[str]:
+    return [field.name for field in fields(kind)]
+
+
+def _place(job: Job) -> dict[str, Any]:
+    return {name: getattr(job, name) for name in PLACE}
+
+
+def _own(step: TrainingStep) -> dict[str, Any]:
+    return {name: getattr(step, name) for name in FIELDS}
+
+
+def _prefixed(prefix: str, values: Mapping[str, Any]) -> dict[str, Any]:
+    return {f"{prefix}/{name}": value for name, value in values.items()}
 
 
 class Run:
@@ -74,37 +212,37 @@ class Run:
     @cached_property
     def results(self) -> pd.DataFrame:
         """Every measured number: a row for each chain, round and metric."""
-        return frames.results_frame(self.loaded.results.rows)
+        return results_frame(self.loaded.results.rows)
 
     @cached_property
     def pooled(self) -> pd.DataFrame:
         """Every number of methods, over seeds and references: a row for each method, round and metric."""
-        return frames.pooled_frame(self.loaded.results.pooled)
+        return pooled_frame(self.loaded.results.pooled)
 
     @cached_property
     def comparisons(self) -> pd.DataFrame:
         """Methods after the last round, in pairs: the difference, its interval and its p-value."""
-        return frames.comparisons_frame(self.loaded.results.comparisons)
+        return comparisons_frame(self.loaded.results.comparisons)
 
     @cached_property
     def compute(self) -> pd.DataFrame:
         """What stages took: tokens, FLOPs, seconds on devices."""
-        return frames.compute_frame(self.loaded.compute.rows)
+        return compute_frame(self.loaded.compute.rows)
 
     @cached_property
     def samples(self) -> pd.DataFrame:
         """Every evaluated completion with its prompt, reward and divergence."""
-        return frames.samples_frame(self.loaded.samples())
+        return samples_frame(self.loaded.samples())
 
     @cached_property
     def curves(self) -> pd.DataFrame:
         """Steps of every training: loss, gradient norm, learning rate, and what the method tells besides."""
-        return frames.curves_frame(self.loaded.curves())
+        return curves_frame(self.loaded.curves())
 
     @cached_property
     def timeline(self) -> pd.DataFrame:
         """Who used which device when."""
-        return frames.timeline_frame(self.loaded.timeline())
+        return timeline_frame(self.loaded.timeline())
 
     # -- shown -------------------------------------------------------------------------------------------------
 

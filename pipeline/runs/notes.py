@@ -24,8 +24,8 @@ from pipeline.outputs.reading import (
 )
 from pipeline.plan.graph import Job
 from pipeline.runs.job_logs import logs_of
-from pipeline.runs.links import MADE_IN
-from pipeline.runs.primary import MANY_CUT
+from pipeline.runs.origin import MADE_IN
+from pipeline.runs.record import MANY_CUT
 from pipeline.runs.report.format import count, shown_path
 
 _LONGEST = 500

@@ -9,17 +9,24 @@ import logging
 import os
 import platform
 import shlex
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from contextlib import suppress
+from dataclasses import asdict, astuple, dataclass, field, fields, replace
 from importlib import metadata
 from pathlib import Path
+from typing import Any
 
 import psutil
 
 from pipeline import __version__
 from pipeline.arithmetic import processor
+from pipeline.engine.run_folder import RunFolder
+from pipeline.engine.store.store import Store
 from pipeline.files import json_text, write_whole
 from pipeline.foreign import ForeignDataError, read_json_file
+from pipeline.outputs.manifest import NotAnOutputError, read_manifest
+from pipeline.plan.graph import Job
 
 FILE = "origin.json"
 PACKAGES = ("torch", "transformers", "numpy", "hydra-core", "omegaconf")
@@ -164,3 +171,149 @@ def read_origin(folder: Path) -> Origin:
     except (ForeignDataError, OSError) as error:
         log.warning("%s is passed over: %s", path, error)
         return Origin()
+
+
+# -- makers ------------------------------------------------------------------------------------------------------
+# What stored outputs were made with: versions and arithmetic, as their manifests say. A key holds neither, so
+# results may rest on outputs of several. That is said beside the table and in ``compute.json``;
+# ``results.json`` holds what came out and nothing of how.
+
+
+UNKNOWN = "unknown"
+_LONGEST = 100
+
+
+@dataclass(frozen=True, order=True)
+class Maker:
+    """What some outputs were made with.
+
+    Attributes:
+        arithmetic: ``portable``, or the processor or GPU.
+        pipeline: Version of this package.
+        torch: Version.
+        transformers: Version.
+        outputs: How many.
+    """
+
+    arithmetic: str
+    pipeline: str
+    torch: str
+    transformers: str
+    outputs: int = 0
+
+
+_NAMES = tuple(item.name for item in fields(Maker) if item.name != "outputs")
+
+
+def collect_makers(store: Store, jobs: Iterable[Job]) -> list[Maker]:
+    """What the stored outputs of jobs were made with, in order."""
+    found: Counter[Maker] = Counter()
+    for key in {job.key for job in jobs}:
+        try:
+            about = read_manifest(key, store.path(key))["about"]
+        except (NotAnOutputError, KeyError):
+            continue  # it is not made yet, or is told of elsewhere
+        parts = {name: _said(about, name) for name in _NAMES}
+        found[Maker(parts["arithmetic"], parts["pipeline"], parts["torch"], parts["transformers"])] += 1
+    return sorted(replace(maker, outputs=count) for maker, count in found.items())
+
+
+def several_makers(makers: Sequence[Maker]) -> list[str]:
+    """A line for the reader of a table that rests on outputs of several; none where all are of one."""
+    if len(makers) < 2:
+        return []
+    differing = [at for at, name in enumerate(_NAMES) if len({getattr(maker, name) for maker in makers}) > 1]
+    parts = [
+        f"{', '.join(_words(_NAMES[at], astuple(maker)[at]) for at in differing)} ({maker.outputs} outputs)"
+        for maker in makers
+    ]
+    return [f"these results rest on outputs that may differ in rounding, made with {'; '.join(parts)}"]
+
+
+def _words(name: str, value: str) -> str:
+    return f"{value} arithmetic" if name == "arithmetic" else f"{name} {value}"
+
+
+def _said(about: object, name: str) -> str:
+    value: Any = about.get(name) if isinstance(about, Mapping) else None
+    return value[:_LONGEST] if isinstance(value, str) and value.isprintable() and value else UNKNOWN
+
+
+# -- links -------------------------------------------------------------------------------------------------------
+# Links in the folder of a run to what earlier runs left: stored outputs, and the folders with their logs.
+# jobs/<id>/output the stored output jobs/<id>/made_in the job's folder in the run that made it, with its logs
+# jobs where nothing is left to run: all of this as an earlier run has it Written with the texts of paths: for
+# 20,000 jobs as many `Path` objects would take longer than the links.
+
+
+# ruff: noqa: PTH102, PTH103, PTH115, PTH211
+
+
+OUTPUT, MADE_IN = "output", "made_in"
+_LOG = "log.txt"
+_LOOKED_AT = 5
+
+
+def link_all(run: RunFolder, store: Store, jobs: Sequence[Job], earlier: Sequence[RunFolder] = ()) -> None:
+    """Let a run that has nothing to do show the outputs of all of its jobs; see `link_stored`."""
+    with suppress(OSError):
+        if earlier and all(_shows(f"{earlier[-1].jobs}/{job.id}", job) for job in jobs):
+            # One link instead of thousands: nothing will be written below it.
+            os.symlink(os.path.relpath(os.path.realpath(earlier[-1].jobs), os.path.realpath(run.path)), run.jobs)
+            return
+    link_stored(run, store, jobs, earlier)
+
+
+def link_stored(run: RunFolder, store: Store, jobs: Iterable[Job], earlier: Sequence[RunFolder] = ()) -> None:
+    """Give jobs a folder with a link to their stored output, and one to their folder in the run that made it.
+
+    What a worker makes in this run it links itself. Links are for people only, so a failure costs nothing; they
+    are relative, so that experiments can be moved together with their store.
+
+    Args:
+        run: The run.
+        store: Where the outputs are.
+        jobs: Jobs whose outputs are stored.
+        earlier: Runs of the same experiment before this one, oldest first; the last few are looked at.
+    """
+    root = os.path.relpath(os.path.realpath(store.root), os.path.realpath(run.jobs))
+    looked_at = [(f"{old.jobs}", old.jobs.resolve().parent.name) for old in reversed(earlier[-_LOOKED_AT:])]
+    parents: set[str] = set()
+    for job in jobs:
+        own, up = f"{run.jobs}/{job.id}", "../" * (job.id.count("/") + 1)
+        with suppress(OSError):
+            _make(own, parents)
+            os.symlink(f"{up}{root}/{job.key[:2]}/{job.key}", f"{own}/{OUTPUT}")
+            found = (_made_in(folder, stamp, job) for folder, stamp in looked_at)
+            if stamp := next(filter(None, found), ""):
+                os.symlink(f"{up}../../{stamp}/jobs/{job.id}", f"{own}/{MADE_IN}")
+
+
+def _make(folder: str, parents: set[str]) -> None:
+    parent = folder.rpartition("/")[0]
+    if parent not in parents:
+        os.makedirs(parent, exist_ok=True)
+        parents.add(parent)
+    with suppress(FileExistsError):
+        os.mkdir(folder)
+
+
+def _shows(folder: str, job: Job) -> bool:
+    """Whether a job's folder in an earlier run leads to the output that has the job's key now."""
+    try:
+        return os.readlink(f"{folder}/{OUTPUT}").rpartition("/")[2] == job.key
+    except OSError:
+        return False
+
+
+def _made_in(jobs: str, stamp: str, job: Job) -> str:
+    """The run that made a job's output, as far as the folder of an earlier run's jobs tells; else ""."""
+    folder = f"{jobs}/{job.id}"
+    if not _shows(folder, job):
+        return ""
+    try:
+        if os.path.lexists(f"{folder}/{_LOG}"):
+            return stamp
+        return os.readlink(f"{folder}/{MADE_IN}").split("/")[-2 - len(job.id.split("/"))]
+    except (OSError, IndexError):
+        return ""

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import csv
 import io
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
 from typing import Annotated, Literal
@@ -310,3 +310,24 @@ def read_results(path: Path) -> Results:
 def csv_cell(value: object) -> object:
     """A cell as spreadsheets show it: they would run a text that begins like a formula."""
     return f"'{value}" if isinstance(value, str) and value.startswith(_FORMULA) else value
+
+
+# -- primary -----------------------------------------------------------------------------------------------------
+# What results are judged by: the one choice of the metric that comes first, in tables, sweeps and
+# comparisons.
+
+
+PRIMARY_METRICS = ("pass@1", "reward")
+"""Correctness where a reward verifies, else the mean reward."""
+MANY_CUT = 0.1
+"""Share of completions cut off at the limit from which on that is told, as what they are judged by is in doubt."""
+
+
+def primary_metric(results: Iterable[Collection[str]]) -> str | None:
+    """The first primary metric that all results have; None where there is none.
+
+    Args:
+        results: Of each result that is compared with the others, the metrics of which it has a value.
+    """
+    shared = [set(metrics) for metrics in results]
+    return next((name for name in PRIMARY_METRICS if shared and all(name in one for one in shared)), None)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Iterator
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
@@ -20,7 +21,7 @@ from pipeline.config.schema import Config, LongPrompts
 from pipeline.config.tables import all_shipped
 from pipeline.config.told import refuse_all
 from pipeline.config.values import value_problems
-from pipeline.errors import ConfigError, StoreError
+from pipeline.errors import ConfigError, PipelineError, StoreError
 from pipeline.foreign import ForeignDataError, converted
 from pipeline.learning.algos.base import REFERENCE, Algorithm
 from pipeline.learning.algos.best_of_n import BestOfN
@@ -34,8 +35,8 @@ from pipeline.outputs.guidance import GUIDANCE, Drawing, GuidanceSettings, Promp
 from pipeline.outputs.manifest import REMOVED
 from pipeline.outputs.reading import problem_in_words, read_metrics
 from pipeline.plan.graph import Job
-from pipeline.runs.by_name import NoSuchName, find_named, listed
-from pipeline.runs.loaded import LoadedRun
+from pipeline.runs.index import NoSuchName, choose_run, find_job, find_named, listed, runs_of
+from pipeline.runs.loaded import LoadedRun, load_planned
 from pipeline.runs.notes import prepared_rows
 from pipeline.runs.rows import METRICS_STAGE
 
@@ -350,3 +351,51 @@ def _check_finished(found: Trained, jobs: dict[int, Job], *, also_gone: bool) ->
         f"{name}: round {number} of {found.rounds} is not trained ({problem}). {remedy}. "
         "The run's command goes on from where it was"
     )
+
+
+# -- older -------------------------------------------------------------------------------------------------------
+# Which run of an experiment a chain or a job means: the newest that has it, as the last may have had others.
+
+
+def run_of_chain(output_dir: Path, name: str, chain: str | None, stamp: str | None = None) -> LoadedRun:
+    """The newest run that trains a chain; the newest of all where none does, so that it says what there is.
+
+    Args:
+        output_dir: Folder of all runs.
+        name: The experiment.
+        chain: As `find_trained` takes it.
+        stamp: Timestamp of a run, which is then the only one.
+    """
+    return _newest_that(output_dir, name, stamp, lambda run: has_chain(run, chain))
+
+
+def run_of_job(output_dir: Path, name: str, job: str, stamp: str | None = None) -> LoadedRun:
+    """The newest run that has a job, likewise."""
+    return _newest_that(output_dir, name, stamp, lambda run: _has_job(run, job))
+
+
+def _newest_that(output_dir: Path, name: str, stamp: str | None, has: Callable[[LoadedRun], bool]) -> LoadedRun:
+    newest = load_planned(choose_run(output_dir, name, stamp))
+    if stamp is None and not has(newest):
+        for folder in reversed(runs_of(output_dir, name)):
+            with suppress(PipelineError):  # an older one may lack its plan
+                if has(older := load_planned(folder)):
+                    return older
+    return newest
+
+
+def _has_job(run: LoadedRun, job: str) -> bool:
+    try:
+        find_job(run.plan.jobs, job)
+    except NoSuchName:
+        return False
+    except PipelineError:
+        return True  # several fit, which is told
+    return True
+
+
+def told_of_older(output_dir: Path, run: LoadedRun) -> str:
+    """What to say of a run that is not the newest of its experiment; "" of one that is."""
+    if choose_run(output_dir, run.name).stamp == run.stamp:
+        return ""
+    return f"of run {run.stamp}, the newest of {run.name} that has it"

@@ -8,8 +8,7 @@ from dataclasses import replace
 
 from pipeline.learning.algos.base import REFERENCE
 from pipeline.runs.cost import BudgetRow, CostRow
-from pipeline.runs.primary import primary_metric
-from pipeline.runs.record import ByMetric, PooledRow
+from pipeline.runs.record import ByMetric, PooledRow, primary_metric
 
 _KL = "kl_per_sequence"
 

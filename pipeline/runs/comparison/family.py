@@ -15,8 +15,7 @@ from pipeline.learning.evaluation.significance import holm
 from pipeline.runs.comparison.cells import Stack, aligned
 from pipeline.runs.comparison.differences import Difference, Test, detectable, difference_of, intervals, tests
 from pipeline.runs.comparison.groups import Group
-from pipeline.runs.primary import primary_metric
-from pipeline.runs.record import Comparison
+from pipeline.runs.record import Comparison, primary_metric
 
 Pair = tuple[Group, Group]
 

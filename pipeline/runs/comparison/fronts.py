@@ -18,8 +18,7 @@ from pipeline.learning.algos.base import REFERENCE
 from pipeline.learning.evaluation.front import FrontPoint, reward_kl_front
 from pipeline.learning.evaluation.metrics import rounded
 from pipeline.outputs.formats import ETA, SWEEP_SPLIT
-from pipeline.runs.primary import PRIMARY_METRICS, primary_metric
-from pipeline.runs.record import ByMetric, FrontRow, MatchedRow, PooledRow
+from pipeline.runs.record import PRIMARY_METRICS, ByMetric, FrontRow, MatchedRow, PooledRow, primary_metric
 
 _KL = "kl_per_sequence"
 _PARTS = (0.25, 0.5, 1.0)

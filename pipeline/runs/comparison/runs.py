@@ -18,8 +18,7 @@ from pipeline.config.schema import Config
 from pipeline.runs.cost import CostRow
 from pipeline.runs.loaded import LoadedRun
 from pipeline.runs.looks import reading_order
-from pipeline.runs.primary import primary_metric
-from pipeline.runs.record import PooledRow, Results
+from pipeline.runs.record import PooledRow, Results, primary_metric
 
 Key = tuple[str, ...]
 """A setting by its path; names of algorithms may have dots in them."""

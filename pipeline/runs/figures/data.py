@@ -16,9 +16,8 @@ from pipeline.outputs.curves import TrainingStep, by_training
 from pipeline.plan.graph import Job
 from pipeline.runs.cost import ComputeRow, CostRow
 from pipeline.runs.looks import reading_order
-from pipeline.runs.primary import primary_metric
-from pipeline.runs.record import PooledRow, Results
-from pipeline.runs.timeline import Span
+from pipeline.runs.record import PooledRow, Results, primary_metric
+from pipeline.runs.run_view import Span
 
 Place = tuple[str, str]
 """Dataset and model."""

@@ -8,7 +8,7 @@ import shlex
 from collections.abc import Iterable
 from pathlib import Path
 
-from pipeline.runs.job_view import AttemptView
+from pipeline.runs.run_view import AttemptView
 
 _PREFIXES = ["", *"kMGTPEZYRQ"]
 _MANY_HOURS = 100

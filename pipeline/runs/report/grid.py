@@ -7,9 +7,9 @@ from collections.abc import Iterator, Mapping
 from rich.cells import cell_len
 from rich.text import Text
 
-from pipeline.runs.job_view import JobCounts
 from pipeline.runs.progress import Progress
 from pipeline.runs.report.format import jobs, percent, roughly
+from pipeline.runs.run_view import JobCounts
 from pipeline.terminal.columns import AMPLE, EXTRA, Column, FittedTable
 
 LEAST_CHAIN = 16

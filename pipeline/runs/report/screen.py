@@ -10,13 +10,12 @@ from rich.cells import cell_len
 from rich.console import Group, RenderableType
 from rich.text import Text
 
-from pipeline.runs.job_view import AttemptView, WorkerView
 from pipeline.runs.live_run import LiveRun
 from pipeline.runs.progress import Progress
 from pipeline.runs.report.format import brief_device, done_in_words, duration, gibibytes, rate
 from pipeline.runs.report.grid import Cells, chains_of, current_grid, how_far, jobs_done
 from pipeline.runs.report.notices import notices
-from pipeline.runs.run_view import RunView
+from pipeline.runs.run_view import AttemptView, RunView, WorkerView
 from pipeline.terminal.columns import EXTRA, Column, FittedTable, in_lines
 
 _Row = TypeVar("_Row")

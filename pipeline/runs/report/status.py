@@ -11,7 +11,6 @@ from rich.text import Text
 from pipeline.engine.run_folder import RunFolder
 from pipeline.outputs.manifest import REMOVED
 from pipeline.runs.job_logs import last_line, log_path
-from pipeline.runs.job_view import JobView
 from pipeline.runs.loaded import LoadedRun
 from pipeline.runs.origin import slurm_in_words
 from pipeline.runs.removed import lost_outputs, removed_by, removed_weights
@@ -27,7 +26,7 @@ from pipeline.runs.report.format import (
 from pipeline.runs.report.grid import how_far, jobs_done, whole_grids
 from pipeline.runs.report.moved import moved_in_words, origins
 from pipeline.runs.report.notices import said_of
-from pipeline.runs.run_view import RunView, failures
+from pipeline.runs.run_view import JobView, RunView, failures
 from pipeline.terminal.columns import Column, FittedTable
 from pipeline.terminal.console import say_styled
 from pipeline.terminal.text import printable

@@ -7,13 +7,12 @@ from datetime import datetime
 from typing import Any
 
 from pipeline.runs.job_logs import log_path
-from pipeline.runs.job_view import AttemptView, JobView
 from pipeline.runs.loaded import LoadedRun
 from pipeline.runs.progress import Progress
 from pipeline.runs.removed import lost_outputs, removed_weights
 from pipeline.runs.report.moved import bytes_read
 from pipeline.runs.report.status import glance_at, why_it_waits
-from pipeline.runs.run_view import failures
+from pipeline.runs.run_view import AttemptView, JobView, failures
 
 
 def run_json(run: LoadedRun, now: float) -> dict[str, Any]:

@@ -12,8 +12,7 @@ from pipeline.learning.algos.base import REFERENCE
 from pipeline.outputs.formats import ETA, SWEEP_SPLIT
 from pipeline.runs.cost import CostRow
 from pipeline.runs.looks import reading_order
-from pipeline.runs.primary import MANY_CUT, primary_metric
-from pipeline.runs.record import ByMetric, Comparison, PooledRow, Results
+from pipeline.runs.record import MANY_CUT, ByMetric, Comparison, PooledRow, Results, primary_metric
 from pipeline.runs.report.captions import Chains, about_bounds, about_fewer_chains, about_starts, first_few
 from pipeline.runs.report.format import count, decimal, interval, si, title
 from pipeline.terminal.columns import EXTRA, Column, FittedTable, align

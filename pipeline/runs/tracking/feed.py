@@ -6,8 +6,8 @@ import logging
 from collections.abc import Callable, Sequence
 
 from pipeline.plan.graph import Job
-from pipeline.runs.job_view import JobView
 from pipeline.runs.loaded import LoadedRun
+from pipeline.runs.run_view import JobView
 from pipeline.runs.tracking.batches import Batch, BatchReader, telling
 from pipeline.runs.tracking.chains import TrackedChain, tracked_chains
 from pipeline.runs.tracking.told import Told, ToldFiles

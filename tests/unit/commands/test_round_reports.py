@@ -8,8 +8,7 @@ import pytest
 
 from pipeline.commands import results
 from pipeline.commands.results import RoundReports, finished_rounds, is_affordable
-from pipeline.runs.job_view import JobCounts
-from pipeline.runs.run_view import RunView
+from pipeline.runs.run_view import JobCounts, RunView
 from tests.doubles.runs import WrittenRun, chain_plan
 
 

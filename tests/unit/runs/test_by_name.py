@@ -3,7 +3,7 @@
 import pytest
 
 from pipeline.errors import ConfigError
-from pipeline.runs.by_name import find_job
+from pipeline.runs.index import find_job
 from tests.doubles.runs import CHAIN, chain_plan
 
 SHARDS = [f"{CHAIN}/r1/generate/000", f"{CHAIN}/r1/generate/001"]

@@ -7,7 +7,7 @@ import pytest
 import pipeline
 from pipeline.errors import ConfigError
 from pipeline.runs.index import choose_run, experiments
-from pipeline.runs.older import run_of_job
+from pipeline.runs.trained import run_of_job
 from tests.doubles.runs import WrittenRun, chain_plan
 
 

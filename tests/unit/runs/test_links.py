@@ -9,7 +9,7 @@ from pipeline.engine.run_folder import RunFolder
 from pipeline.engine.store.store import Store
 from pipeline.plan.graph import Job
 from pipeline.runs.job_logs import logs_of
-from pipeline.runs.links import link_all, link_stored
+from pipeline.runs.origin import link_all, link_stored
 
 
 def jobs_of(store: Store, number: int = 3) -> list[Job]:

@@ -4,7 +4,7 @@ from pathlib import Path
 
 from pipeline.engine.store.store import Store
 from pipeline.plan.graph import Job
-from pipeline.runs.makers import UNKNOWN, Maker, collect_makers, several_makers
+from pipeline.runs.origin import UNKNOWN, Maker, collect_makers, several_makers
 
 
 def stored(store: Store, key: str, **about: str) -> Job:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from pipeline.runs.pace import Pace, Seen
+from pipeline.runs.live_run import Pace, Seen
 
 
 def test_what_a_job_that_runs_has_taken_tells_of_other_kinds_too() -> None:

@@ -1,6 +1,6 @@
 """What results are judged by: correctness where all have it, else the mean reward."""
 
-from pipeline.runs.primary import primary_metric
+from pipeline.runs.record import primary_metric
 
 
 def test_correctness_comes_first() -> None:

@@ -8,10 +8,8 @@ import pytest
 
 from pipeline.errors import PlanError
 from pipeline.plan.recorded import parse_plan, recorded
-from pipeline.runs.followed_journal import FollowedJournal
-from pipeline.runs.job_view import JobCounts
-from pipeline.runs.loaded import LoadedRun, load_planned
-from pipeline.runs.run_view import RunView
+from pipeline.runs.loaded import FollowedJournal, LoadedRun, load_planned
+from pipeline.runs.run_view import JobCounts, RunView
 from tests.doubles.runs import CHAIN, START, WrittenRun, chain_plan
 
 SHARDS = [f"{CHAIN}/r1/generate/000", f"{CHAIN}/r1/generate/001"]

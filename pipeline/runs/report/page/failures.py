@@ -4,11 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 
-from pipeline.runs.job_view import AttemptView, JobView
 from pipeline.runs.report.captions import first_few
 from pipeline.runs.report.format import beginning, count
 from pipeline.runs.report.page.model import Failure, Failures
-from pipeline.runs.run_view import RunView
+from pipeline.runs.run_view import AttemptView, JobView, RunView
 
 MOST = 500
 LONGEST = 20_000

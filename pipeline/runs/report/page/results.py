@@ -9,8 +9,7 @@ from typing import TypeVar
 from pipeline.learning.algos.base import REFERENCE
 from pipeline.runs.cost import Compute, ComputeRow, CostRow, total
 from pipeline.runs.looks import reading_order
-from pipeline.runs.primary import primary_metric
-from pipeline.runs.record import FrontRow, PooledRow, ResultRow, Results
+from pipeline.runs.record import FrontRow, PooledRow, ResultRow, Results, primary_metric
 from pipeline.runs.report.fronts import budget_tables, front_tables
 from pipeline.runs.report.page.model import FrontPoint, PageTable, Series, Spent, StageCost
 from pipeline.runs.report.tables import ANCHORS, HEADINGS, result_tables

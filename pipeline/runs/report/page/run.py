@@ -38,7 +38,7 @@ from pipeline.runs.report.page.rewards import Group, rewards_of
 from pipeline.runs.report.page.samples import Shown, samples_of
 from pipeline.runs.report.page.timeline import Stretch, timeline_of
 from pipeline.runs.report.page.training import points_each, thinned
-from pipeline.runs.timeline import Span
+from pipeline.runs.run_view import Span
 
 MOST_READ = 20_000
 """Completions that are read, which takes half a second."""

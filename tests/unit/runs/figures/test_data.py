@@ -8,7 +8,7 @@ from pipeline.runs.cost import CostRow
 from pipeline.runs.figures import charts, data
 from pipeline.runs.figures.data import Point, Series
 from pipeline.runs.record import Results
-from pipeline.runs.timeline import Span
+from pipeline.runs.run_view import Span
 from tests.doubles.pooled import pooled_row
 
 PLACE = ("addition", "tiny")

@@ -21,13 +21,13 @@ from pipeline.engine.store.usage import OutputKind, Space, StoreUsage
 from pipeline.engine.workers.messages import GpuLoad
 from pipeline.errors import ConfigError
 from pipeline.plan.summary import PlanRow
-from pipeline.runs.job_view import AttemptView, JobCounts, WorkerView
 from pipeline.runs.live_run import LiveRun
 from pipeline.runs.record import Results
 from pipeline.runs.report.live import PlainLines, shown_on
 from pipeline.runs.report.plan import plan_table
 from pipeline.runs.report.store import garbage_table, usage_table
 from pipeline.runs.report.tables import result_tables
+from pipeline.runs.run_view import AttemptView, JobCounts, WorkerView
 from pipeline.terminal.check import failed, passed
 from pipeline.terminal.console import Terminal, make_console, print_json, say
 from pipeline.terminal.streams import LastingFile, LastingStream

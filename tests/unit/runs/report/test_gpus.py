@@ -9,11 +9,11 @@ import pytest
 from rich.console import Console
 
 from pipeline.engine.workers.messages import GpuLoad
-from pipeline.runs.job_view import WorkerView
 from pipeline.runs.live_run import LiveRun
 from pipeline.runs.report.gpus import GpuLog
 from pipeline.runs.report.live import PlainLines
 from pipeline.runs.report.screen import screen
+from pipeline.runs.run_view import WorkerView
 from tests.doubles.live import live_run
 
 

@@ -10,13 +10,13 @@ import pytest
 from rich.console import Console
 
 from pipeline.runs.cost import CostRow
-from pipeline.runs.job_view import AttemptView, JobCounts, WorkerView
 from pipeline.runs.live_run import LiveRun
 from pipeline.runs.record import Comparison, PooledRow, Results
 from pipeline.runs.report.format import decimal, duration, interval, rate, roughly, si
 from pipeline.runs.report.live import PlainLines, shown_on
 from pipeline.runs.report.screen import headline, screen
 from pipeline.runs.report.tables import result_tables
+from pipeline.runs.run_view import AttemptView, JobCounts, WorkerView
 from pipeline.terminal.console import Terminal
 from tests.doubles.live import live_run
 from tests.doubles.pooled import comparison, pooled_row

@@ -19,7 +19,6 @@ from pipeline.engine.store.usage import OutputKind, Space, StoreUsage
 from pipeline.engine.workers.messages import GpuLoad
 from pipeline.plan.summary import PlanRow
 from pipeline.runs.cost import CostRow
-from pipeline.runs.job_view import AttemptView, JobCounts, WorkerView
 from pipeline.runs.live_run import LiveRun
 from pipeline.runs.record import Results
 from pipeline.runs.report.plan import plan_table
@@ -27,6 +26,7 @@ from pipeline.runs.report.screen import screen, share_lines
 from pipeline.runs.report.status import Glance, overview_table
 from pipeline.runs.report.store import garbage_table, usage_table
 from pipeline.runs.report.tables import result_tables
+from pipeline.runs.run_view import AttemptView, JobCounts, WorkerView
 from pipeline.terminal.console import NO_TERMINAL_WIDTH
 from tests.doubles.live import live_run
 from tests.doubles.pooled import comparison, pooled_row

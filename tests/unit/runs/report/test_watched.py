@@ -110,7 +110,7 @@ def test_uploads_of_a_run_that_is_over_are_watched_until_they_are_done_or_its_pr
     run.write("RunFinished", interrupted=None, halted=None, done=3, failed=0, blocked=0, stored=0)
     run.write("SharedStore", **traffic, left=2)
     lives = [True]
-    monkeypatch.setattr("pipeline.runs.engine_lives._process_runs", lambda _: lives[0])
+    monkeypatch.setattr("pipeline.runs.loaded._process_runs", lambda _: lives[0])
     recorded = LoadedRun(run.folder)
     assert recorded.is_uploading
     assert ": done, 2 uploads left" in run_headline(recorded, START, False).plain
