@@ -2,21 +2,186 @@
 
 from __future__ import annotations
 
+import os
+import signal
+import sys
+import threading
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
+from pipeline import arithmetic
 from pipeline.config.schema import Backend, ExecutionConfig
 from pipeline.engine.devices.inventory import Device
 from pipeline.engine.devices.layout import Layout, plain_layout
 from pipeline.engine.devices.memory_reclaim import FREE_TIMEOUT_S
-from pipeline.engine.workers.inline import InlineWorker
-from pipeline.engine.workers.messages import WorkerReady
-from pipeline.engine.workers.pool import Pool
+from pipeline.engine.devices.worker_env import describe_device, worker_environment
+from pipeline.engine.workers.messages import AttemptStopped, FromWorker, RunJob, WorkerExited, WorkerReady
+from pipeline.engine.workers.pool import MakeWorker, Pool, Spares
 from pipeline.engine.workers.process import LocalWorker, ProcessSettings
-from pipeline.engine.workers.protocol import Worker
+from pipeline.engine.workers.protocol import Deliver, Worker
 from pipeline.engine.workers.reaper import Reaper
-from pipeline.engine.workers.spares import MakeWorker, Spares
+from pipeline.engine.workers.runner import JobRunner
+from pipeline.machine import descendants
 from pipeline.machine.memory import memory_available_bytes
+
+# -- inline ------------------------------------------------------------------------------------------------------
+# A worker that is this very process: for debugging, for tests and for machines without room for another. It
+# follows the protocol of the others, with one difference that follows from its nature: `receive` runs the job
+# that was sent, and messages are delivered while it does.
+
+
+class InlineWorker:
+    """Runs jobs in the calling thread."""
+
+    def __init__(
+        self,
+        index: int,
+        device: Device,
+        threads: int,
+        stop_grace_s: float = 0.0,
+        reaper: Reaper | None = None,
+        portable: bool = False,
+    ) -> None:
+        self._index = index
+        self._reaper = reaper
+        self._tag = descendants.new_tag()
+        self._stop_grace_s = stop_grace_s
+        self._grace: threading.Timer | None = None
+        self._device = device
+        self._threads = threads
+        self._portable = portable
+        self._runner = JobRunner(self._report, device.kind, name=device.name, own_process=False)
+        self._state = "new"
+        self._job: RunJob | None = None
+        self._deliver: Deliver | None = None
+        self._saved_env: dict[str, str] | None = None
+
+    @property
+    def index(self) -> int:
+        """Number of the worker in the pool."""
+        return self._index
+
+    def start(self) -> None:
+        """Give this process the environment that a worker process would have; taken back at the end."""
+        self._saved_env = dict(os.environ)
+        env = worker_environment(
+            self._device,
+            self._threads,
+            os.environ,
+            portable=self._portable,
+        )
+        _replace_environment(descendants.with_tag(env, self._tag))
+        if self._reaper:
+            self._reaper.watch_tag(self._tag)
+        if self._portable:
+            arithmetic.pin(*arithmetic.PINS)
+        torch = sys.modules.get("torch")
+        if torch is not None:  # imported earlier, so the variables came too late for it
+            torch.set_num_threads(self._threads)
+        self._state = "starting"
+
+    def send(self, *jobs: RunJob) -> None:
+        """Keep the job for `receive`."""
+        (self._job,) = jobs
+
+    def take_back(self) -> None:
+        """Nothing to do: nobody is told anything while a job has this thread."""
+
+    def sources(self) -> Sequence[int]:
+        """None."""
+        return []
+
+    def pending(self) -> bool:
+        """Whether there is a job to run or something to say."""
+        return self._job is not None or self._state in ("starting", "stopping")
+
+    def receive(self, deliver: Deliver) -> None:
+        """Say what is due, and run the job that was sent."""
+        if self._state == "starting":
+            self._state = "ready"
+            visible = os.environ.get("CUDA_VISIBLE_DEVICES", "")
+            about = describe_device(self._device, os.environ)
+            deliver(WorkerReady(pid=os.getpid(), device=about, visible=visible))
+        if self._job is not None and self._state == "ready":
+            job, self._job = self._job, None
+            self._run(job, deliver)
+        if self._state == "stopping":
+            self._end()
+            deliver(WorkerExited(exit_code=0))
+
+    def _run(self, job: RunJob, deliver: Deliver) -> None:
+        self._deliver = deliver
+        try:
+            deliver(self._runner.run(job))
+        except KeyboardInterrupt:
+            # The engine has seen the same signal and is about to stop the pool.
+            deliver(AttemptStopped(job_id=job.job_id, attempt=job.attempt))
+        finally:
+            self._deliver = None
+
+    def _report(self, message: FromWorker) -> None:
+        assert self._deliver is not None
+        self._deliver(message)
+
+    def interrupt(self) -> None:
+        """Ask the job that runs to stop, if one does; the second time, or after the grace period, break it off.
+
+        Raises:
+            KeyboardInterrupt: In the middle of the job.
+        """
+        if self._grace is not None:
+            self._runner.interrupt()
+            return
+        self._runner.stop_requested = True
+        # Nobody else watches the clock while the job has this thread.
+        self._grace = threading.Timer(self._stop_grace_s, _signal_main_thread)
+        self._grace.daemon = True
+        self._grace.start()
+
+    def show_stacks(self) -> None:
+        """Nothing to do: when this could be called no job runs."""
+
+    def ask_to_stop(self) -> None:
+        """End at the next `receive`."""
+        if self._state != "over":
+            self._job = None
+            self._state = "stopping"
+
+    def terminate(self) -> None:
+        """As `ask_to_stop`: when this is called no job runs."""
+        self.ask_to_stop()
+
+    def kill(self) -> None:
+        """As `ask_to_stop`."""
+        self.ask_to_stop()
+
+    def last_words(self) -> str:
+        """Nothing: what it writes outside of jobs is the engine's own output."""
+        return ""
+
+    def _end(self) -> None:
+        self._state = "over"
+        if self._grace is not None:
+            self._grace.cancel()
+            self._grace = None
+        if self._saved_env is not None:
+            _replace_environment(self._saved_env)
+            self._saved_env = None
+        descendants.end(lambda: descendants.tagged({self._tag}))
+        if self._reaper:
+            self._reaper.forget_tag(self._tag)
+
+
+def _signal_main_thread() -> None:
+    """As a further Ctrl-C would; only the main thread runs signal handlers."""
+    signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGINT)
+
+
+def _replace_environment(env: dict[str, str]) -> None:
+    for name in set(os.environ) - set(env):
+        del os.environ[name]
+    os.environ.update(env)
+
 
 _LEAST_BYTES = 1 << 29
 """What a worker that computes with torch holds at least, before any has told what it holds."""

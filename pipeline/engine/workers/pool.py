@@ -9,13 +9,15 @@ Nothing is shared between workers, so no death can block another.
 from __future__ import annotations
 
 import logging
+import math
+import select
 import time
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
 from functools import partial
 from multiprocessing.connection import wait
 from pathlib import Path
 
-from pipeline.engine.workers.descriptors import Descriptors
 from pipeline.engine.workers.messages import (
     FromWorker,
     Heartbeat,
@@ -27,9 +29,184 @@ from pipeline.engine.workers.messages import (
 )
 from pipeline.engine.workers.protocol import Site, Worker
 from pipeline.engine.workers.reaper import Reaper
-from pipeline.engine.workers.slot import Slot
-from pipeline.engine.workers.spares import MAX_FAILED_STARTS, MakeWorker, Spares, SpareWorkers
 from pipeline.errors import WorkerError
+
+# -- slot --------------------------------------------------------------------------------------------------------
+# A place for a worker, as the pool keeps books on it: which worker is there, and how far it has come.
+
+
+@dataclass(eq=False)
+class Slot:
+    """A place for a worker, and the worker in it."""
+
+    worker: Worker
+    worker_index: int
+    start_deadline: float | None = None
+    failed_starts: int = 0
+    """How many workers in a row ended in this place before their first job."""
+    used: bool = False
+    """Whether the worker has begun a job."""
+    alive: bool = False
+    kill_deadline: float | None = None
+    """When a worker that hangs is to be killed, whatever it says by then."""
+    closed: bool = False
+    """Whether the worker is not to be replaced when it ends."""
+    dismissed: bool = False
+    """Whether the worker is being ended on purpose, so that nothing it still says matters."""
+    rss_bytes: int = 0
+    """The most memory that a worker in this place was seen to hold."""
+    came: bool = True
+    """Whether there is a machine for it, or was once."""
+    ready: bool = False
+    """Whether the worker has said that it is."""
+    orders: list[RunJob] = field(default_factory=list)
+    """What it is given with the next `Pool.flush`."""
+
+    def start(self, deadline: float | None) -> None:
+        """Start the worker, which is to be ready by then if that is limited.
+
+        Raises:
+            WorkerError: Its process cannot be started.
+        """
+        try:
+            self.worker.start()
+        except OSError as error:
+            raise WorkerError(f"cannot start worker {self.worker.index}: {error}") from error
+        self.start_deadline = deadline
+        self.alive, self.used, self.dismissed, self.ready = True, False, False, False
+
+
+# -- spares ------------------------------------------------------------------------------------------------------
+# Workers that wait beside those of a pool, started and with their libraries imported, for one that is lost.
+# None is started before all workers of the pool have begun a job: first those that work. They are started one
+# after the other, and where that fails again and again there are none.
+
+
+MAX_FAILED_STARTS = 3
+"""Workers that may end in a place before they begin a job, until the place is given up; likewise spares."""
+
+MakeWorker = Callable[[int, Reaper], Worker]
+
+log = logging.getLogger("pipeline")
+
+
+@dataclass(frozen=True)
+class Spares:
+    """What spares there are to be.
+
+    Attributes:
+        number: How many.
+        make: Makes one, of a negative index.
+        settle: Has one serve in a place; says what it would if it became ready there.
+        have_room: Whether the machine has memory for another process of so many bytes.
+    """
+
+    number: int
+    make: MakeWorker
+    settle: Callable[[Worker, int], WorkerReady]
+    have_room: Callable[[int], bool]
+
+
+class SpareWorkers:
+    """The spares of a pool.
+
+    Attributes:
+        slots: Those that live.
+    """
+
+    def __init__(self, wanted: Spares | None) -> None:
+        """Describe them; nothing starts yet.
+
+        Args:
+            wanted: What there are to be; none if None.
+        """
+        self.slots: list[Slot] = []
+        self._wanted = wanted
+        self._made = self._lost = 0
+
+    def lost(self, spare: Slot) -> None:
+        """One has ended while it waited."""
+        self.slots.remove(spare)
+        self._lost += 1
+
+    def settle(self, slot: Slot) -> WorkerReady | None:
+        """Have one take the place of a worker that has ended.
+
+        Returns:
+            What it says there; None where no spare is ready.
+        """
+        spare = next((one for one in self.slots if one.ready), None)
+        if spare is None or self._wanted is None:
+            return None
+        self.slots.remove(spare)
+        spare.alive = False
+        slot.worker, slot.alive, slot.used, slot.dismissed = spare.worker, True, False, False
+        return self._wanted.settle(spare.worker, slot.worker_index)
+
+    def start_missing(self, workers: Sequence[Slot], reaper: Reaper, deadline: Callable[[], float | None]) -> bool:
+        """Start one that is missing, if every worker has begun a job and all that were started are ready.
+
+        Args:
+            workers: Those of the pool.
+            reaper: Is told what to end.
+            deadline: When one that is started now must be ready.
+
+        Returns:
+            Whether one was started.
+        """
+        wanted = self._wanted
+        if wanted is None or len(self.slots) >= wanted.number:
+            return False
+        if self._lost >= MAX_FAILED_STARTS or not all(slot.used or slot.closed for slot in workers):
+            return False
+        if any(not spare.ready for spare in self.slots):
+            return False
+        if not wanted.have_room(max(slot.rss_bytes for slot in workers)):
+            self._wanted = None  # rather none than one that is started whenever another process has ended
+            return False
+        self._made += 1
+        spare = Slot(wanted.make(-self._made, reaper), -self._made)
+        try:
+            spare.start(deadline())
+        except WorkerError as error:
+            self._lost += 1
+            log.warning("no worker waits beside the others: %s", error)
+            return False
+        self.slots.append(spare)
+        return True
+
+
+# -- descriptors -------------------------------------------------------------------------------------------------
+# What tells of the workers of a pool: their descriptors, waited on together, looked up when one is replaced.
+
+
+class Descriptors:
+    """The descriptors of workers that live, and others that end a wait as well."""
+
+    def __init__(self, slots: Sequence[Slot], also: Sequence[int]) -> None:
+        """Look up what is there now. Good until one of these workers ends, or another starts.
+
+        Args:
+            slots: The workers.
+            also: Further descriptors.
+        """
+        self.also = tuple(also)
+        self._slots = slots
+        self._owners = {source: slot for slot in slots for source in slot.worker.sources()}
+        self._poll = select.poll()
+        for descriptor in (*self._owners, *also):
+            self._poll.register(descriptor, select.POLLIN)
+
+    def wait(self, timeout_s: float | None) -> list[Slot]:
+        """Those that have something to say; none where the time is over or a further descriptor ends the wait."""
+        speaking = {id(slot): slot for slot in self._slots if slot.worker.pending()}
+        # Rounded up: a wait that ends just before something is due would be followed by another.
+        patience_ms = 0 if speaking else None if timeout_s is None else math.ceil(max(0.0, timeout_s) * 1e3)
+        for descriptor, _ in self._poll.poll(patience_ms):
+            if slot := self._owners.get(descriptor):
+                speaking[id(slot)] = slot
+        return list(speaking.values())
+
 
 STACKS_S = 1.0
 """What a worker that hangs is given to write down its stacks before it is killed."""
@@ -39,8 +216,6 @@ _LOST_GRACE_S = 10.0
 """What workers are given to end by themselves where their site is lost: they are soon lost too, and the engine."""
 
 Deliver = Callable[[int, FromWorker], None]
-
-log = logging.getLogger("pipeline")
 
 
 def _ask_to_stop(worker: Worker) -> None:

@@ -47,7 +47,7 @@ SPOILED = {
 SCRIPT = """
 import locale, os, resource, signal, socket, sys, threading, traceback
 from types import SimpleNamespace
-from pipeline.engine.workers.changed import ProcessState
+from pipeline.engine.workers.runner import ProcessState
 
 torch = SimpleNamespace(  # the real one takes seconds to import
     is_grad_enabled=lambda: True, is_inference_mode_enabled=lambda: False,

@@ -13,9 +13,8 @@ from typing import Any
 
 import pytest
 
-from pipeline.engine.workers import far_ranks as module
-from pipeline.engine.workers import gang_part
-from pipeline.engine.workers.far_ranks import FarRanks, far_ranks
+from pipeline.engine.workers import gang, gang_part
+from pipeline.engine.workers.gang import FarRanks, far_ranks
 from pipeline.engine.workers.gang_part import meeting_path, start_part
 from pipeline.engine.workers.messages import JobFinished, RunJob, encode
 
@@ -81,7 +80,7 @@ def hear(far: FarRanks, until: Any) -> None:
         far.hear()
         if until():
             return
-        module.wait(far.sources(), 0.01)
+        gang.wait(far.sources(), 0.01)
     pytest.fail("nothing is heard")
 
 
@@ -142,7 +141,7 @@ def test_a_machine_that_is_gone_silent_or_never_came_is_told(
     hear(far, lambda: far.problem)
     assert (far.problem, far.missing) == ("the machine of ranks 1 to 2 of 3 has hung up", 1)
     for name, words in (("MEET_S", "did not come within 0 s"), ("_SILENT_S", "has not been heard of for 0 s")):
-        monkeypatch.setattr(module, name, 0.0)
+        monkeypatch.setattr(gang, name, 0.0)
         with far_ranks(order, "127.0.0.1", 1) as other:
             late = come(other) if name == "_SILENT_S" else None
             hear(other, lambda: other.problem)

@@ -11,11 +11,10 @@ import pytest
 
 from pipeline.engine.store.store import Store
 from pipeline.engine.store.verified import Verified
-from pipeline.engine.workers import inputs as module
+from pipeline.engine.workers import runner as module
 from pipeline.engine.workers.failure import FailureKind
-from pipeline.engine.workers.inputs import InputChecks
 from pipeline.engine.workers.messages import JobFinished, JobRaised, RunJob
-from pipeline.engine.workers.runner import JobRunner
+from pipeline.engine.workers.runner import InputChecks, JobRunner
 from pipeline.errors import DamagedOutput
 
 KEY, OTHER, MADE = (letter * 40 for letter in "abc")

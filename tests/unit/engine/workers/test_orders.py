@@ -7,8 +7,8 @@ from typing import Any, ClassVar
 
 from msgspec.structs import asdict
 
+from pipeline.engine.workers.entrypoint import Orders
 from pipeline.engine.workers.messages import JobFinished, RunJob, Shutdown, WarmUp
-from pipeline.engine.workers.orders import Orders
 
 WELL = JobFinished(job_id="a", attempt=1, load_s=0, run_s=0, samples=0, tokens=0)
 

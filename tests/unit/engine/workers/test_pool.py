@@ -20,9 +20,8 @@ from pipeline.engine.workers.messages import (
     WorkerReady,
     WorkerUnusable,
 )
-from pipeline.engine.workers.pool import Pool
+from pipeline.engine.workers.pool import MAX_FAILED_STARTS, Pool, Spares
 from pipeline.engine.workers.protocol import Deliver, Worker
-from pipeline.engine.workers.spares import MAX_FAILED_STARTS, Spares
 from pipeline.errors import WorkerError
 
 READY = WorkerReady(pid=1, device="pretended")
