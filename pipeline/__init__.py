@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from pipeline.engine.devices.api import select_gpus as select_gpus
     from pipeline.engine.devices.api import set_visible_gpus as set_visible_gpus
     from pipeline.engine.devices.api import setup_gpu_environment as setup_gpu_environment
-    from pipeline.engine.devices.ranking import Order as Order
+    from pipeline.engine.devices.resolve import Order as Order
     from pipeline.errors import ConfigError as ConfigError
     from pipeline.errors import DataError as DataError
     from pipeline.errors import DeviceError as DeviceError
@@ -159,7 +159,7 @@ _HOMES = {
     "config.schema": "Config",
     "engine.devices.api": "auto_select_gpus_for_model get_available_gpus get_gpu_info get_gpu_memory_usage "
     "get_optimal_device print_gpu_info select_gpus set_visible_gpus setup_gpu_environment",
-    "engine.devices.ranking": "Order",
+    "engine.devices.resolve": "Order",
     "errors": "ConfigError DataError DeviceError JobError JobStopped PipelineError",
     "files": "json_text",
     "learning.algos": "toolbox",

@@ -12,7 +12,7 @@ from pipeline.config.schema import Sharding, Strategy
 from pipeline.engine.devices.api import get_gpu_info
 from pipeline.engine.devices.inventory import Device, GpuUsage, Machine, read_machine, visible_gpus
 from pipeline.engine.devices.lease import Holder, holders
-from pipeline.engine.devices.ranking import pick
+from pipeline.engine.devices.resolve import pick
 from pipeline.errors import ConfigError, DeviceError
 from pipeline.learning.memory import fit as fitting
 from pipeline.learning.memory.decoding import DecodingLoad, decoding_footprint

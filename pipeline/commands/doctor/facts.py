@@ -14,9 +14,8 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from pipeline.engine.devices.inventory import Machine, read_machine, usable_cores
+from pipeline.engine.devices.inventory import Machine, NoDriver, read_machine, session, text, usable_cores
 from pipeline.engine.devices.lease import holders
-from pipeline.engine.devices.nvml import NoDriver, session, text
 from pipeline.errors import DeviceError
 from pipeline.machine.memory import memory_available_bytes
 

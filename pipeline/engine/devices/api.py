@@ -7,7 +7,8 @@ into a UUID at once. Memory is that of the whole device as NVML sees it, whoever
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+import sys
+from collections.abc import MutableMapping, Sequence
 from typing import TYPE_CHECKING, TypedDict
 
 from pipeline.engine.devices.inventory import (
@@ -20,14 +21,55 @@ from pipeline.engine.devices.inventory import (
     visible_gpus,
 )
 from pipeline.engine.devices.mask import NOTHING, VISIBLE
-from pipeline.engine.devices.process_visibility import refuse_if_cuda_is_in_use, show_only
-from pipeline.engine.devices.ranking import Order, pick, rank
-from pipeline.engine.devices.resolve import gpus_of_ids
+from pipeline.engine.devices.resolve import Order, gpus_of_ids, pick, rank
 from pipeline.errors import DeviceError
 from pipeline.machine.memory import usable_bytes
 
-if TYPE_CHECKING:  # workers import this package, and print nothing with it
+if TYPE_CHECKING:
     from rich.console import Console
+
+
+# -- process visibility ------------------------------------------------------------------------------------------
+# Which GPUs this very process sees, for scripts that compute in their own process rather than in workers.
+# CUDA reads its variables once, when it is first touched; after that a change has no effect, so it is
+# refused.
+
+
+def show_only(devices: Sequence[Device], environ: MutableMapping[str, str] | None = None) -> None:
+    """Make CUDA see these GPUs alone, numbered from 0 in this order.
+
+    Args:
+        devices: GPUs; none hides all.
+        environ: What to change; `os.environ` if None.
+
+    Raises:
+        DeviceError: CUDA is in use in this process, or it could not show these together.
+    """
+    refuse_if_cuda_is_in_use()
+    slices = [device for device in devices if device.slice_index is not None]
+    if slices and len(devices) > 1:
+        raise DeviceError(
+            f"{', '.join(device.label for device in devices)}: CUDA shows a process one MIG slice and nothing "
+            "else. Take one, or let the engine run one worker on each."
+        )
+    environ = os.environ if environ is None else environ
+    environ["CUDA_DEVICE_ORDER"] = "PCI_BUS_ID"
+    environ[VISIBLE] = ",".join(device.uuid or "" for device in devices)
+
+
+def refuse_if_cuda_is_in_use() -> None:
+    """Refuse where a change would come too late.
+
+    Raises:
+        DeviceError: torch has initialised CUDA in this process.
+    """
+    torch = sys.modules.get("torch")
+    if torch is not None and torch.cuda.is_initialized():
+        raise DeviceError(
+            "CUDA is in use in this process, so its GPUs can no longer be chosen: do it before the first CUDA "
+            f"call, or set {VISIBLE} before the program starts"
+        )
+
 
 _MB = 2**20
 _GB = 10**9

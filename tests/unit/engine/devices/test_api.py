@@ -12,7 +12,7 @@ import pytest
 from rich.console import Console
 
 import pipeline as devices
-from pipeline.engine.devices.ranking import Order
+from pipeline.engine.devices.resolve import Order
 from pipeline.errors import DeviceError
 from tests.doubles.fake_nvml import gpu
 from tests.unit.engine.devices.conftest import UseMachine

@@ -5,8 +5,15 @@ import logging
 import pynvml
 import pytest
 
-from pipeline.engine.devices.inventory import Device, GpuProcess, find_gpus, read_machine, read_usage
-from pipeline.engine.devices.nvml import NoDriver, session
+from pipeline.engine.devices.inventory import (
+    Device,
+    GpuProcess,
+    NoDriver,
+    find_gpus,
+    read_machine,
+    read_usage,
+    session,
+)
 from pipeline.errors import DeviceError
 from tests.doubles.fake_nvml import gpu, mig_slice
 from tests.unit.engine.devices.conftest import UseMachine

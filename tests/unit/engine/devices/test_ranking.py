@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 
 from pipeline.engine.devices.inventory import Device, find_gpus, read_machine
-from pipeline.engine.devices.ranking import Order, pick
+from pipeline.engine.devices.resolve import Order, pick
 from pipeline.errors import DeviceError
 from tests.doubles.fake_nvml import gpu
 from tests.unit.engine.devices.conftest import UseMachine

@@ -16,8 +16,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pipeline import locks
+from pipeline.engine.devices.lease import Ticket
 from pipeline.engine.devices.locks import LockFile
-from pipeline.engine.devices.wait_queue import Ticket
 from pipeline.engine.journal import Journal
 from pipeline.engine.run_folder import RunFolder
 from pipeline.engine.store.measured import read_durations, read_peaks, update_durations, update_peaks
