@@ -12,11 +12,20 @@ from rich.console import Console
 from rich.filesize import decimal
 from rich.progress import track
 
-from pipeline.engine.store.gc import Garbage, active_run, find_garbage, remove
+from pipeline.engine.store.gc import (
+    Finding,
+    Garbage,
+    active_run,
+    check_outputs,
+    choose_keys,
+    find_garbage,
+    measure,
+    open_store,
+    remove,
+)
 from pipeline.engine.store.run_refs import RunReference, find_runs, newest_runs, runs_since
 from pipeline.engine.store.store import Store
 from pipeline.engine.store.store_lock import users
-from pipeline.engine.store.usage import Finding, check_outputs, choose_keys, measure, open_store
 from pipeline.errors import ConfigError, StoreError
 from pipeline.runs.report.store import garbage_table, usage_table
 from pipeline.terminal.console import say

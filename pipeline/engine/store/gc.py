@@ -7,20 +7,197 @@ leaves no half output under a key.
 from __future__ import annotations
 
 import os
+import re
+import stat
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import Enum
 from pathlib import Path
 
 from pipeline.engine.store.removal import leftover_weights
 from pipeline.engine.store.run_refs import RunReference
-from pipeline.engine.store.scratch import Scratch, leftovers, living
+from pipeline.engine.store.scratch import Scratch, is_lock, leftovers, living
 from pipeline.engine.store.scratch import remove as remove_leftover
-from pipeline.engine.store.store import Store
-from pipeline.engine.store.usage import job_of, kind_of, size_of
-from pipeline.errors import StoreError
-from pipeline.files import remove_tree
+from pipeline.engine.store.store import NOT_STORED, OWN, REMOVED, Store
+from pipeline.errors import ConfigError, StoreError
+from pipeline.files import remove_tree, walk
+from pipeline.outputs import manifest
+
+# -- usage -------------------------------------------------------------------------------------------------------
+# What is in a store: its outputs checked one by one, and the space that everything takes.
+
+
+@dataclass(frozen=True)
+class Finding:
+    """An output that cannot be used.
+
+    Attributes:
+        key: Its key.
+        job: Id of the job that made it, as far as its manifest can still be read.
+        problem: What is wrong.
+    """
+
+    key: str
+    job: str
+    problem: str
+
+
+@dataclass(frozen=True, order=True)
+class OutputKind:
+    """What outputs are added up by.
+
+    Attributes:
+        experiments: Names of the experiments whose runs refer to them; none if no run does.
+        chain: Dataset and model.
+        algo: Algorithm, or ``reference``.
+        stage: Stage.
+    """
+
+    experiments: tuple[str, ...]
+    chain: str
+    algo: str
+    stage: str
+
+
+@dataclass
+class Space:
+    """How many of something there are, and their bytes: the lengths of all files."""
+
+    number: int = 0
+    size: int = 0
+
+    def add(self, size: int, number: int = 1) -> None:
+        """Count more of it."""
+        self.number += number
+        self.size += size
+
+
+@dataclass(frozen=True, kw_only=True)
+class StoreUsage:
+    """What takes the space of a store; of `removed` outputs the weights were removed, which take none any more."""
+
+    outputs: dict[OutputKind, Space] = field(default_factory=dict)
+    aside: Space = field(default_factory=Space)
+    checkpoints: Space = field(default_factory=Space)
+    unfinished: Space = field(default_factory=Space)
+    other: Space = field(default_factory=Space)
+    removed: Space = field(default_factory=Space)
+
+    @property
+    def total(self) -> int:
+        """Bytes of everything."""
+        parts = [*self.outputs.values(), self.aside, self.checkpoints, self.unfinished, self.other]
+        return sum(part.size for part in parts)
+
+
+def open_store(root: Path) -> Store:
+    """The store in a folder.
+
+    Raises:
+        ConfigError: There is none, with what to try.
+    """
+    inner = root / ".store"
+    hint = f" Did you mean {inner}?" if os.path.isdir(inner) else " Give its folder with --store or --output-dir."  # noqa: PTH112 - Path.is_dir may raise
+    try:
+        names = {path.name for path in root.iterdir()}
+    except NotADirectoryError as error:
+        raise ConfigError(f"{root} is a file, not the folder of a store.{hint}") from error
+    except FileNotFoundError as error:
+        raise ConfigError(f"there is no store at {root}.{hint}") from error
+    except OSError as error:
+        raise ConfigError(f"cannot read the store at {root}: {error.strerror}") from error
+    certain = {".lock", "durations.json"} & names or any(re.fullmatch("[0-9a-f]{2}", name) for name in names)
+    if not certain and not names <= OWN:
+        raise ConfigError(f"{root} is no store: nothing in it is named as a store names it.{hint}")
+    return Store(root)
+
+
+def choose_keys(store: Store, prefixes: Sequence[str]) -> list[str]:
+    """The stored keys that begin with one of some prefixes, or all of them where none is given.
+
+    Raises:
+        ConfigError: Nothing begins with one of them.
+    """
+    keys = store.stored_keys()
+    for prefix in prefixes:
+        if not prefix or not any(key.startswith(prefix) for key in keys):
+            example = f"; keys look like {keys[0][:12]}" if keys else "; it holds no outputs"
+            raise ConfigError(f"no output in {store.root} has a key that begins with {prefix!r}{example}")
+    return [key for key in keys if not prefixes or key.startswith(tuple(prefixes))]
+
+
+def check_outputs(store: Store, keys: Iterable[str]) -> Iterator[Finding | None]:
+    """Read every file of some outputs; for each in turn what is wrong with it, or None."""
+    for key in keys:
+        problem = store.problem(key)
+        # What is gone by now was set aside by a run meanwhile.
+        good = problem in (None, NOT_STORED, REMOVED)
+        yield None if good else Finding(key, job_of(store, key), str(problem))
+
+
+def job_of(store: Store, key: str) -> str:
+    """Id of the job that made an output, even if its manifest is not what it was."""
+    return manifest.job_of(store.path(key))
+
+
+def measure(store: Store, runs: Iterable[RunReference]) -> StoreUsage:
+    """Add up what is in a store. What comes or goes meanwhile may or may not be counted.
+
+    Args:
+        store: The store.
+        runs: The runs that may refer to its outputs.
+
+    Raises:
+        StoreError: The store cannot be read.
+    """
+    experiments: dict[str, set[str]] = {}
+    for run in runs:
+        for key in run.keys:
+            experiments.setdefault(key, set()).add(run.folder.experiment)
+    usage, keys = StoreUsage(), store.stored_keys()
+    for key in keys:
+        kind = kind_of(job_of(store, key), experiments.get(key, ()))
+        usage.outputs.setdefault(kind, Space()).add(size_of(store.path(key)))
+        usage.removed.add(0, int(store.is_removed(key)))
+    special = {".aside": usage.aside, ".checkpoints": usage.checkpoints, ".tmp": usage.unfinished}
+    for path in _entries(store.root):
+        for entry in _entries(path) if path.name in special else ():
+            if not is_lock(entry):
+                special[path.name].add(size_of(entry))
+    for path in {*store.strangers(), *(store.root / name for name in OWN - special.keys())}:
+        usage.other.add(size_of(path))
+    return usage
+
+
+def kind_of(job_id: str, experiments: Iterable[str]) -> OutputKind:
+    """Read a job's id: ``addition/tiny/ref1/s0/PITA/r1/generate/003``, without what does not apply."""
+    parts = job_id.split("/")
+    known = tuple(sorted(experiments))
+    if len(parts) > 1 and parts[-1].isdigit():
+        parts.pop()
+    parts = parts[:2] + [part for part in parts[2:] if not re.fullmatch(r"(s|r|ref)\d+", part)]
+    if len(parts) != 4:
+        return OutputKind(known, job_id, "", "")
+    return OutputKind(known, f"{parts[0]}/{parts[1]}", parts[2], parts[3])
+
+
+def size_of(path: Path) -> int:
+    """Bytes of all files in a folder, or of a file; what cannot be read counts nothing."""
+    total = 0
+    try:
+        for _, status in walk(path):
+            total += status.st_size if stat.S_ISREG(status.st_mode) else 0
+    except OSError:
+        return total
+    return total
+
+
+def _entries(folder: Path) -> list[Path]:
+    try:
+        return sorted(folder.iterdir())
+    except OSError:
+        return []
 
 
 class GarbageKind(Enum):
@@ -76,7 +253,7 @@ def find_garbage(store: Store, runs: Iterable[RunReference]) -> list[Garbage]:
     needed = {key for run in runs for key in run.keys}
     return [
         *_outputs(store, needed),
-        *(_garbage(GarbageKind.aside, path) for path in _entries(store.root / ".aside")),
+        *(_garbage(GarbageKind.aside, path) for path in _gc_entries(store.root / ".aside")),
         *_checkpoints(store, needed),
         *_weights(store, needed),
         *(_garbage(GarbageKind.leftover, path) for path in _leftovers(store)),
@@ -98,7 +275,7 @@ def remove(store: Store, garbage: Iterable[Garbage]) -> Iterator[tuple[Garbage, 
 
 def remove_dead_claims(store: Store) -> None:
     """Remove the names that killed engines have left of their claims; others may be at work meanwhile."""
-    for path in _entries(store.root / ".claims"):
+    for path in _gc_entries(store.root / ".claims"):
         # Claiming and releasing removes one without a race.
         with suppress(StoreError):
             claim = store.claim(path.name)
@@ -125,7 +302,7 @@ def _outputs(store: Store, needed: set[str]) -> Iterator[Garbage]:
 
 
 def _checkpoints(store: Store, needed: set[str]) -> Iterator[Garbage]:
-    for path in _entries(store.root / ".checkpoints"):
+    for path in _gc_entries(store.root / ".checkpoints"):
         if path.name not in needed or store.has(path.name, checksums=False):
             yield _garbage(GarbageKind.checkpoint, path)
 
@@ -168,7 +345,7 @@ def _remove(thing: Garbage, moved: Path) -> NotRemoved | None:
     return None
 
 
-def _entries(folder: Path) -> Sequence[Path]:
+def _gc_entries(folder: Path) -> Sequence[Path]:
     try:
         return sorted(folder.iterdir())
     except FileNotFoundError:

@@ -7,8 +7,7 @@ from dataclasses import replace
 
 from rich.filesize import decimal
 
-from pipeline.engine.store.gc import Garbage
-from pipeline.engine.store.usage import Space, StoreUsage
+from pipeline.engine.store.gc import Garbage, Space, StoreUsage
 from pipeline.terminal.columns import EXTRA, Column, FittedTable
 from pipeline.terminal.text import on_one_line
 

@@ -12,7 +12,7 @@ import pytest
 from pipeline.commands.disk_room import tell_removed
 from pipeline.config.schema import Keep
 from pipeline.engine.keeper import Keeper, keys_of_weights
-from pipeline.engine.store.needs import tell_needs
+from pipeline.engine.store.removal import tell_needs
 from pipeline.engine.store.scratch import Scratch
 from pipeline.engine.store.store import REMOVED, Store
 from pipeline.plan.graph import Job, Plan

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from pipeline.config.checks import check_config
-from pipeline.engine.store.usage import kind_of
+from pipeline.engine.store.gc import kind_of
 from pipeline.errors import ConfigError
 from pipeline.plan.build import build_plan
 from pipeline.plan.graph import Plan

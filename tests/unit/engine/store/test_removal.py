@@ -11,10 +11,9 @@ from pathlib import Path
 import pytest
 
 from pipeline.engine.run_folder import RunFolder
-from pipeline.engine.store import needs
+from pipeline.engine.store import removal
 from pipeline.engine.store.gc import GarbageKind, find_garbage, remove
-from pipeline.engine.store.needs import tell_needs
-from pipeline.engine.store.removal import leftover_weights, remove_weights
+from pipeline.engine.store.removal import leftover_weights, remove_weights, tell_needs
 from pipeline.engine.store.run_refs import RunReference
 from pipeline.engine.store.scratch import Scratch
 from pipeline.engine.store.store import NOT_STORED, REMOVED, Store
@@ -167,7 +166,7 @@ def test_nothing_goes_where_it_is_not_known_what_a_run_needs(
     put(store, key)
     other = Scratch(store.scratch("other-2"))
     other.open()
-    path = other.path / needs.NEEDS
+    path = other.path / removal.NEEDS
     path.mkdir() if told is None else path.write_bytes(told)
     with pytest.raises(StoreError, match="what its run needs is unknown"):
         removed(store, key, scratch)
@@ -183,7 +182,7 @@ def test_nothing_goes_where_there_are_no_locks(
     def refuse(*_: object, **__: object) -> bool:
         raise LocksUnsupportedError(38, "Function not implemented")
 
-    monkeypatch.setattr("pipeline.engine.store.needs.lock", refuse)
+    monkeypatch.setattr("pipeline.engine.store.removal.lock", refuse)
     with pytest.raises(StoreError, match="Function not implemented"):
         removed(store, key, scratch)
     assert store.problem(key) is None

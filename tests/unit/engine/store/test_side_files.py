@@ -20,11 +20,11 @@ from pipeline.engine.devices.lease import Ticket
 from pipeline.engine.devices.locks import LockFile
 from pipeline.engine.journal import Journal
 from pipeline.engine.run_folder import RunFolder
+from pipeline.engine.store.gc import job_of
 from pipeline.engine.store.measured import read_durations, read_peaks, update_durations, update_peaks
 from pipeline.engine.store.run_refs import find_runs
 from pipeline.engine.store.store import Store
 from pipeline.engine.store.store_lock import users
-from pipeline.engine.store.usage import job_of
 from pipeline.engine.store.verified import Verified
 from pipeline.errors import DeviceError, PlanError, StoreError
 from pipeline.files import json_text

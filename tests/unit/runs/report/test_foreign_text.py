@@ -16,8 +16,7 @@ from hypothesis import strategies as st
 from rich.console import Console
 
 from pipeline.commands import check, exits, status, why
-from pipeline.engine.store.gc import Garbage, GarbageKind
-from pipeline.engine.store.usage import OutputKind, Space, StoreUsage
+from pipeline.engine.store.gc import Garbage, GarbageKind, OutputKind, Space, StoreUsage
 from pipeline.engine.workers.messages import GpuLoad
 from pipeline.errors import ConfigError
 from pipeline.plan.summary import PlanRow

@@ -14,8 +14,7 @@ from hypothesis import strategies as st
 from rich.cells import cell_len
 from rich.console import Console, RenderableType
 
-from pipeline.engine.store.gc import Garbage, GarbageKind
-from pipeline.engine.store.usage import OutputKind, Space, StoreUsage
+from pipeline.engine.store.gc import Garbage, GarbageKind, OutputKind, Space, StoreUsage
 from pipeline.engine.workers.messages import GpuLoad
 from pipeline.plan.summary import PlanRow
 from pipeline.runs.cost import CostRow
