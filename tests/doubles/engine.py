@@ -16,8 +16,8 @@ from pipeline.config.schema import Backend, Barrier, ExecutionConfig, RetryConfi
 from pipeline.engine.devices.inventory import Device, cpu_slots
 from pipeline.engine.devices.layout import make_layout
 from pipeline.engine.devices.memory_reclaim import read_levels
+from pipeline.engine.events import Listener
 from pipeline.engine.journal import Journal, read_journal
-from pipeline.engine.listener import Listener
 from pipeline.engine.scheduler.loop import run_plan
 from pipeline.engine.scheduler.outcome import Outcome
 from pipeline.engine.store.scratch import Scratch, remove_leftovers

@@ -17,7 +17,7 @@ import psutil
 import pytest
 from safetensors.numpy import save_file
 
-from pipeline.engine.timings import read_timings
+from pipeline.engine.run_jobs import read_timings
 from tests.doubles.small_runs import (
     ROOT,
     calm_run,

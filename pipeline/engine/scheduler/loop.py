@@ -29,8 +29,8 @@ from typing import Concatenate, ParamSpec
 
 from pipeline.config.schema import Backend, Barrier, ExecutionConfig, Keep
 from pipeline.engine.devices.layout import Layout, plain_layout
+from pipeline.engine.events import Listener
 from pipeline.engine.journal import Journal
-from pipeline.engine.listener import Listener
 from pipeline.engine.run_folder import RunFolder
 from pipeline.engine.scheduler.dispatch import (
     give_up_too_wide,

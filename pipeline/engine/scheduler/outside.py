@@ -10,9 +10,8 @@ from dataclasses import dataclass, field
 
 from msgspec.structs import replace
 
-from pipeline.engine.events import FOLLOWS_FROM_STORE, SHARED_STORE, Event
+from pipeline.engine.events import FOLLOWS_FROM_STORE, SHARED_STORE, Event, Listener
 from pipeline.engine.journal import Journal
-from pipeline.engine.listener import Listener
 from pipeline.engine.scheduler.run import (
     Effect,
     OnDisk,

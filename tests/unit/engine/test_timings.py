@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from pipeline.engine.timings import Timing, Timings, read_timings
+from pipeline.engine.run_jobs import Timing, Timings, read_timings
 from pipeline.plan.graph import Job, Plan
 
 JOB = Job(id="addition/tiny/s0/PITA/r2/train", key="k", entry="m:f", payload={}, algo="PITA", dataset="addition",
