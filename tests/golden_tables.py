@@ -100,7 +100,7 @@ def _existing_pairs() -> Any:
 
 
 def _samples() -> Any:
-    from pipeline.learning.evaluation.sampling import majority_at_k, pass_at_k
+    from pipeline.learning.evaluation.metrics import majority_at_k, pass_at_k
 
     totals, correct = (
         np.array(column) for column in zip(*((n, c) for n in range(9) for c in range(n + 1)), strict=True)

@@ -17,11 +17,12 @@ from pipeline.learning.evaluation.crossed import Floats, Spread, known_spread
 from pipeline.learning.evaluation.metrics import is_share, reach_of
 from pipeline.learning.evaluation.paired import (
     Bounds,
+    least_detectable_share,
     paired_by_prompt,
     paired_intervals,
     paired_tests,
+    smallest_detectable,
 )
-from pipeline.learning.evaluation.significance import least_detectable_share, smallest_detectable
 from pipeline.runs.comparison.cells import Grid, Stack
 from pipeline.runs.record import Scope
 

@@ -10,8 +10,7 @@ from collections.abc import Mapping
 from itertools import combinations
 
 from pipeline.learning.evaluation.metrics import rounded
-from pipeline.learning.evaluation.paired import Bounds
-from pipeline.learning.evaluation.significance import holm
+from pipeline.learning.evaluation.paired import Bounds, holm
 from pipeline.runs.comparison.cells import Stack, aligned
 from pipeline.runs.comparison.differences import Difference, Test, detectable, difference_of, intervals, tests
 from pipeline.runs.comparison.groups import Group

@@ -11,10 +11,9 @@ from dataclasses import dataclass
 from statistics import fmean
 
 from pipeline.learning.algos.base import REFERENCE
-from pipeline.learning.evaluation.crossed import Spread, known_spread
+from pipeline.learning.evaluation.crossed import Spread, known_spread, share_interval
 from pipeline.learning.evaluation.metrics import is_share, rounded
 from pipeline.learning.evaluation.paired import Bounds
-from pipeline.learning.evaluation.shares import share_interval
 from pipeline.runs.comparison.cells import Grid, GridCell, Stack, aligned, whole_grid
 from pipeline.runs.comparison.differences import Difference, difference_of, intervals
 from pipeline.runs.comparison.family import compared

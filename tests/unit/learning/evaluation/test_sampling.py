@@ -8,7 +8,7 @@ from math import comb
 import numpy as np
 import pytest
 
-from pipeline.learning.evaluation.sampling import majority_at_k, pass_at_k, winning_shares
+from pipeline.learning.evaluation.metrics import majority_at_k, pass_at_k, winning_shares
 
 
 @pytest.mark.parametrize("n", range(1, 8))

@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 from scipy.stats import binom, binomtest
 
 from pipeline.learning.evaluation.crossed import Spread
-from pipeline.learning.evaluation.significance import holm, least_detectable_share, mcnemar, smallest_detectable
+from pipeline.learning.evaluation.paired import holm, least_detectable_share, mcnemar, smallest_detectable
 
 
 def test_holm_by_hand() -> None:

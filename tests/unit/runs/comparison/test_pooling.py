@@ -10,8 +10,7 @@ from scipy import stats
 
 from pipeline.config.schema import EvaluationConfig
 from pipeline.learning.evaluation.metrics import Sample, evaluation_rows, measure
-from pipeline.learning.evaluation.paired import paired_tests
-from pipeline.learning.evaluation.significance import holm, least_detectable_share, mcnemar
+from pipeline.learning.evaluation.paired import holm, least_detectable_share, mcnemar, paired_tests
 from pipeline.outputs.prompts import PromptMeasures
 from pipeline.runs.comparison.cells import whole_grid
 from pipeline.runs.comparison.pooling import pooled
