@@ -87,8 +87,7 @@ def compute_of(store: Store, jobs: Iterable[Job], results: Results, budgets: Seq
         results: What came out.
         budgets: FLOPs of training at which methods are compared.
     """
-    from pipeline.runs.comparison.budgets import at_budgets
-    from pipeline.runs.comparison.costs import costs_of
+    from pipeline.runs.comparison.costs import at_budgets, costs_of
 
     rows = collect_compute(store, jobs)
     costs = costs_of(results.rows, rows, results.starts)

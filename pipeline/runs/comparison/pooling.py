@@ -6,19 +6,232 @@ that holds for other seeds, and for other references where there are enough.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+import math
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import combinations
 from statistics import fmean
+from typing import Literal
+
+import numpy as np
 
 from pipeline.learning.algos.base import REFERENCE
-from pipeline.learning.evaluation.crossed import Spread, known_spread, share_interval
-from pipeline.learning.evaluation.metrics import is_share, rounded
-from pipeline.learning.evaluation.paired import Bounds
-from pipeline.runs.comparison.cells import Grid, GridCell, Stack, aligned, whole_grid
-from pipeline.runs.comparison.differences import Difference, difference_of, intervals
-from pipeline.runs.comparison.family import compared
-from pipeline.runs.comparison.groups import Group, Read
-from pipeline.runs.record import Comparison, PooledRow, ResultRow, Scope
+from pipeline.learning.evaluation.crossed import Floats, Spread, known_spread, share_interval
+from pipeline.learning.evaluation.metrics import is_share, reach_of, rounded
+from pipeline.learning.evaluation.paired import (
+    Bounds,
+    holm,
+    least_detectable_share,
+    paired_by_prompt,
+    paired_intervals,
+    paired_tests,
+    smallest_detectable,
+)
+from pipeline.outputs.prompts import PromptMeasures
+from pipeline.runs.comparison.cells import Grid, GridCell, Stack, aligned, stack, whole_grid
+from pipeline.runs.record import Comparison, Place, PooledRow, ResultRow, Scope, place_of, primary_metric
+
+# -- differences -------------------------------------------------------------------------------------------------
+# Differences of two methods, or of a method and the reference: their intervals, tests and what could be
+# found. From three seeds on they hold for other seeds, by `crossed`. With fewer, or where nothing varies,
+# they are about these policies alone, by `paired`.
+
+
+Test = Literal["crossed", "mcnemar", "swaps"]
+
+
+@dataclass(frozen=True)
+class Difference:
+    """A difference of a metric over the chains and prompts that two have in common.
+
+    Attributes:
+        grid: The chains.
+        metric: What they differ by.
+        values: By chain and prompt, shape [R, S, P].
+        reach: The largest that a prompt could show.
+        spread: Of their mean.
+    """
+
+    grid: Grid
+    metric: str
+    values: Floats
+    reach: float
+    spread: Spread
+
+    @property
+    def value(self) -> float:
+        """Of the first minus of the second."""
+        return float(self.spread.value)
+
+    @property
+    def prompts(self) -> int:
+        """Of which both have something to say."""
+        return int(self.values.shape[-1])
+
+    @property
+    def over(self) -> Scope:
+        """What its interval and its test hold for."""
+        return self.grid.scope_of(self.spread)
+
+    @property
+    def is_of_policies(self) -> bool:
+        """Whether seeds tell nothing of it: they are few, or neither they nor prompts differ in it."""
+        return self.over == "policies"
+
+    def by_prompt(self) -> Floats:
+        """The mean over chains, shape [P]."""
+        return np.asarray(self.values.mean((0, 1)))
+
+
+def difference_of(first: Stack, second: Stack, metric: str) -> Difference | None:
+    """The difference of two, of the same chains and prompts; None where nothing can be said of it."""
+    paired = paired_by_prompt(first.sums[metric], second.sums[metric])
+    values = first.grid.shaped(paired.differences)
+    spread = known_spread(values)
+    return None if spread is None else Difference(first.grid, metric, values, reach_of(metric, paired), spread)
+
+
+def intervals(differences: Sequence[Difference], confidence: float) -> list[Bounds]:
+    """The ends of the interval of each; that of shares stays between -1 and 1."""
+    alone = [one for one in differences if one.is_of_policies]
+    ends = paired_intervals([one.by_prompt() for one in alone], [one.reach for one in alone], confidence)
+    paired = iter(ends)
+    return [next(paired) if one.is_of_policies else _crossed_interval(one, confidence) for one in differences]
+
+
+def _crossed_interval(one: Difference, confidence: float) -> Bounds:
+    half, most = float(one.spread.half_width(confidence)), 1.0 if is_share(one.metric) else math.inf
+    low, high = (min(max(end, -most), most) for end in (one.value - half, one.value + half))
+    return low, high
+
+
+def tests(differences: Sequence[Difference]) -> list[tuple[float, Test]]:
+    """The p-value of each, and how it was found."""
+    alone = [one for one in differences if one.is_of_policies]
+    paired = iter(paired_tests([one.by_prompt() for one in alone], [one.reach for one in alone]))
+    return [
+        next(paired) if one.is_of_policies else (float(one.spread.p_value()), "crossed") for one in differences
+    ]
+
+
+def detectable(one: Difference, comparisons: int, confidence: float) -> float | None:
+    """About the smallest difference that a run of these sizes finds; see `smallest_detectable`.
+
+    None where nothing varies, so that nothing tells what could be found, unless the test itself does.
+    """
+    by_spread = float(smallest_detectable(one.spread, comparisons, confidence))
+    if is_share(one.metric) and one.is_of_policies:
+        return max(by_spread, least_detectable_share(one.prompts, comparisons, confidence))
+    return by_spread if one.spread.variance > 0 else None
+
+
+# -- groups ------------------------------------------------------------------------------------------------------
+# The chains of a method after a round: their rows, and what they say prompt by prompt.
+
+
+Read = Callable[[Place], PromptMeasures | None]
+
+
+class Group:
+    """The chains of a method after a round, on one dataset and model."""
+
+    def __init__(self, rows: Iterable[ResultRow], read: Read) -> None:
+        """Read what the chains say prompt by prompt.
+
+        Args:
+            rows: Rows of the chains.
+            read: Gives the measures of a chain.
+        """
+        self.rows: dict[GridCell, dict[str, ResultRow]] = {}
+        for row in rows:
+            self.rows.setdefault((place_of(row)[2], row.seed), {})[row.metric] = row
+        self.first = next(iter(next(iter(self.rows.values())).values()))
+        self.grid = whole_grid(self.rows)
+        measures = {cell: read(self._place(cell)) for cell in self.grid.cells}
+        known = {cell: found for cell, found in measures.items() if found is not None}
+        self.stack = stack(self.grid, known) if len(known) == len(self.grid) else None
+
+    def _place(self, cell: GridCell) -> Place:
+        row = self.first
+        return row.dataset, row.model, cell[0], row.algo, cell[1], row.round
+
+
+# -- family ------------------------------------------------------------------------------------------------------
+# Which methods differ: the one family of tests that is declared before the run. What methods are judged by,
+# after the last round; each against the reference, then each against each. All are made of the chains and
+# prompts that all methods have in common.
+
+
+Pair = tuple[Group, Group]
+
+
+def compared(methods: list[Group], reference: Group, confidence: float) -> list[Comparison]:
+    """The family: each method with the reference, then each with each; both corrected by themselves.
+
+    Args:
+        methods: After the last round.
+        reference: What they start from.
+        confidence: Level of intervals, and 1 less that of the two corrections.
+    """
+    groups = [group for group in (*methods, reference) if group.stack is not None]
+    metric = primary_metric(group.stack.sums for group in groups if group.stack)
+    if reference.stack is None or len(groups) < 2 or metric is None:
+        return []
+    stacks = dict(zip(groups, aligned([group.stack for group in groups if group.stack]), strict=True))
+    if not len(stacks[reference].grid):
+        return []
+    tested = groups[:-1]
+    first = [(group, reference) for group in tested]
+    return [
+        comparison
+        for pairs in (first, list(combinations(tested, 2)))
+        for comparison in _corrected(pairs, stacks, metric, confidence)
+    ]
+
+
+def _corrected(
+    pairs: list[Pair], stacks: Mapping[Group, Stack], metric: str, confidence: float
+) -> list[Comparison]:
+    found = [(pair, difference_of(stacks[pair[0]], stacks[pair[1]], metric)) for pair in pairs]
+    known = [(pair, difference) for pair, difference in found if difference is not None]
+    differences = [difference for _, difference in known]
+    tested, ends = tests(differences), intervals(differences, confidence)
+    corrected = holm([p for p, _ in tested])
+    return [
+        _comparison(pair, difference, bounds, (p, test), detectable(difference, len(known), confidence))
+        for (pair, difference), bounds, p, (_, test) in zip(known, ends, corrected, tested, strict=True)
+    ]
+
+
+def _comparison(
+    pair: Pair, difference: Difference, bounds: Bounds, tested: tuple[float, Test], least: float | None
+) -> Comparison:
+    one, other = pair
+    return Comparison(
+        dataset=one.first.dataset,
+        model=one.first.model,
+        round=one.first.round,
+        metric=difference.metric,
+        first=one.first.algo,
+        second=other.first.algo,
+        difference=_kept(difference.value),
+        ci_low=_kept(bounds[0]),
+        ci_high=_kept(bounds[1]),
+        p=_kept(tested[0]),
+        test=tested[1],
+        detectable=None if least is None else _kept(least),
+        over=difference.over,
+        references=len(difference.grid.references),
+        seeds=len(difference.grid.seeds),
+        n=difference.prompts,
+    )
+
+
+def _kept(number: float) -> float:
+    found = rounded(number)
+    assert found is not None  # no difference is known of numbers so large that this were none
+    return found
+
 
 _AGAINST = "/vs_"
 

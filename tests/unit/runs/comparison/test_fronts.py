@@ -4,7 +4,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from pipeline.runs.comparison.budgets import at_budgets
+from pipeline.runs.comparison.costs import at_budgets
 from pipeline.runs.comparison.fronts import fronts
 from pipeline.runs.cost import CostRow
 from pipeline.runs.record import PooledRow

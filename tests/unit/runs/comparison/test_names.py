@@ -4,8 +4,7 @@ from typing import Any
 
 import pytest
 
-from pipeline.runs.comparison.names import run_names
-from pipeline.runs.comparison.runs import ComparedRun
+from pipeline.runs.comparison.runs import ComparedRun, run_names
 from pipeline.runs.record import Results
 
 
