@@ -19,8 +19,7 @@ from pipeline.plan.models import is_local
 from pipeline.plan.rewards import in_local_files
 from pipeline.plan.summary import WORKER_LOAD, PlanRow, estimated_load, estimated_makespan, summarize
 from pipeline.runs.report.format import count, duration, jobs
-from pipeline.runs.report.plan import plan_table
-from pipeline.runs.report.plan_picture import plan_svg
+from pipeline.runs.report.plan import plan_svg, plan_table
 from pipeline.terminal.console import say
 
 MOST_ROWS = 300

@@ -13,8 +13,7 @@ from pipeline.errors import ConfigError, PipelineError
 from pipeline.runs.index import choose_run, experiments, is_sweep, runs_of
 from pipeline.runs.loaded import LoadedRun, load_planned
 from pipeline.runs.report.live import PlainLines
-from pipeline.runs.report.status import Glance, glance_at, overview_table, print_run
-from pipeline.runs.report.status_json import run_json
+from pipeline.runs.report.status import Glance, glance_at, overview_table, print_run, run_json
 from pipeline.runs.report.watched import News, watched_run
 from pipeline.terminal.console import print_json, say
 from pipeline.terminal.watch import wait_for, watch

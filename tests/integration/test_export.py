@@ -38,7 +38,7 @@ from pipeline.outputs.manifest import MANIFEST, describe
 from pipeline.outputs.reading import read_lines
 from pipeline.plan.graph import Job
 from pipeline.runs.loaded import LoadedRun, load
-from pipeline.runs.report.published import command_for_all
+from pipeline.runs.report.model_card import command_for_all
 from pipeline.terminal.console import Terminal
 from tests.doubles.families import tiny_model
 from tests.doubles.small_runs import calm_run, run_here, with_reference

@@ -8,9 +8,16 @@ from itertools import groupby
 from pipeline.learning.algos.base import REFERENCE
 from pipeline.runs.cost import BudgetRow
 from pipeline.runs.record import FrontRow, MatchedRow, Results
-from pipeline.runs.report.captions import Chains, about_bounds, about_fewer_chains, first_few
 from pipeline.runs.report.format import decimal, interval, si, title
-from pipeline.runs.report.tables import HEADINGS, LEAST_NAME, number_column
+from pipeline.runs.report.tables import (
+    HEADINGS,
+    LEAST_NAME,
+    Chains,
+    about_bounds,
+    about_fewer_chains,
+    first_few,
+    number_column,
+)
 from pipeline.terminal.columns import Column, FittedTable
 
 _MATCHED = "(matched)"

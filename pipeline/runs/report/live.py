@@ -11,8 +11,7 @@ from pipeline.runs.live_run import LiveRun
 from pipeline.runs.progress import Progress
 from pipeline.runs.report.format import jobs
 from pipeline.runs.report.gpus import gpu_loads, memory
-from pipeline.runs.report.notices import notices
-from pipeline.runs.report.screen import headline, screen
+from pipeline.runs.report.screen import headline, notices, screen
 from pipeline.runs.run_view import RunView
 from pipeline.terminal.console import say
 from pipeline.terminal.watch import in_place

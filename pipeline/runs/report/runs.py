@@ -9,9 +9,8 @@ from itertools import groupby
 
 from pipeline.runs.comparison.runs import RunComparison, RunRow
 from pipeline.runs.record import csv_cell
-from pipeline.runs.report.captions import about_bounds
 from pipeline.runs.report.format import decimal, interval, short, si, title
-from pipeline.runs.report.tables import HEADINGS, LEAST_NAME, number_column
+from pipeline.runs.report.tables import HEADINGS, LEAST_NAME, about_bounds, number_column
 from pipeline.terminal.columns import EXTRA, Column, FittedTable, align
 
 _NOTE = "After the last round of each run."

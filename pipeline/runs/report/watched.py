@@ -10,10 +10,8 @@ from rich.text import Text
 
 from pipeline.runs.loaded import LoadedRun
 from pipeline.runs.report.format import jobs
-from pipeline.runs.report.grid import chains_of
 from pipeline.runs.report.moved import moved_in_words
-from pipeline.runs.report.notices import waited_for
-from pipeline.runs.report.screen import chain_lines, first, share_lines
+from pipeline.runs.report.screen import chain_lines, chains_of, first, share_lines, waited_for
 from pipeline.runs.report.status import Glance, run_headline, running_table
 from pipeline.runs.run_view import failures
 from pipeline.terminal.text import printable

@@ -15,8 +15,7 @@ from pipeline.__main__ import app
 from pipeline.engine import events
 from pipeline.engine.journal import read_journal
 from pipeline.runs.loaded import LoadedRun
-from pipeline.runs.report.status import glance_at, overview_table, print_run
-from pipeline.runs.report.status_json import run_json
+from pipeline.runs.report.status import glance_at, overview_table, print_run, run_json
 from pipeline.runs.report.why import explain_job
 from tests.doubles.runs import CHAIN, START, WrittenRun, chain_plan
 

@@ -11,8 +11,7 @@ from typer.testing import CliRunner
 from pipeline.__main__ import app
 from pipeline.runs.loaded import LoadedRun
 from pipeline.runs.origin import Origin, read_origin, slurm_in_words, slurm_job, write_origin
-from pipeline.runs.report.status import print_run
-from pipeline.runs.report.status_json import run_json
+from pipeline.runs.report.status import print_run, run_json
 from tests.doubles.runs import START, WrittenRun, chain_plan
 
 JOB = {

@@ -15,8 +15,7 @@ from pipeline.runs.loaded import LoadedRun
 from pipeline.runs.progress import ProgressFile, read_progress
 from pipeline.runs.report.live import PlainLines
 from pipeline.runs.report.screen import headline, screen
-from pipeline.runs.report.status import run_headline, running_table
-from pipeline.runs.report.status_json import run_json
+from pipeline.runs.report.status import run_headline, run_json, running_table
 from pipeline.runs.report.watched import watched_run
 from tests.doubles.runs import CHAIN, START, WrittenRun, chain_plan
 from tests.unit.runs.report.test_tables import printed

@@ -11,8 +11,7 @@ from pipeline.engine.store.removal import remove_weights
 from pipeline.engine.store.store import Store
 from pipeline.plan.recorded import plan_text
 from pipeline.runs.loaded import LoadedRun
-from pipeline.runs.report.status import print_run
-from pipeline.runs.report.status_json import run_json
+from pipeline.runs.report.status import print_run, run_json
 from pipeline.runs.report.why import explain_job
 from pipeline.terminal.console import Terminal
 from tests.doubles.engine import job, plan_of

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import time
+from bisect import bisect_right
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from datetime import datetime
+from typing import TypeVar
 
 from pipeline import __version__
 from pipeline.foreign import ForeignDataError, read_plain
@@ -15,16 +17,17 @@ from pipeline.outputs.formats import Sample
 from pipeline.plan.graph import Job
 from pipeline.runs.cost import Compute, total
 from pipeline.runs.loaded import LoadedRun
-from pipeline.runs.looks import drawn_methods, in_order_of_work
+from pipeline.runs.looks import drawn_methods, in_order_of_work, reading_order
 from pipeline.runs.notes import failed_rewards
 from pipeline.runs.origin import slurm_in_words
 from pipeline.runs.record import Results
-from pipeline.runs.report.captions import first_few
 from pipeline.runs.report.format import beginning, count, decimal, duration
 from pipeline.runs.report.moved import origins, place_in_words, read_and_moved, read_in_words, shared_in_words
 from pipeline.runs.report.page import results as shown_results
-from pipeline.runs.report.page.failures import failures_of
 from pipeline.runs.report.page.model import (
+    Failure,
+    Failures,
+    Histogram,
     Page,
     PageTable,
     Rewards,
@@ -34,11 +37,176 @@ from pipeline.runs.report.page.model import (
     TrainingCurve,
 )
 from pipeline.runs.report.page.results import chain_of
-from pipeline.runs.report.page.rewards import Group, rewards_of
 from pipeline.runs.report.page.samples import Shown, samples_of
 from pipeline.runs.report.page.timeline import Stretch, timeline_of
-from pipeline.runs.report.page.training import points_each, thinned
-from pipeline.runs.run_view import Span
+from pipeline.runs.report.tables import first_few
+from pipeline.runs.run_view import AttemptView, JobView, RunView, Span
+
+# -- failures ----------------------------------------------------------------------------------------------------
+# What went wrong in a run: attempts that failed, devices that are used no more, jobs that are blocked. Pure.
+
+
+MOST = 500
+LONGEST = 20_000
+"""Characters of a reason or a traceback."""
+
+
+Attempts = Iterable[tuple[JobView, AttemptView]]
+
+
+def failures_of(view: RunView, lost: Attempts = (), rewards: Iterable[str] = ()) -> Failures:
+    """What went wrong, so far as the journal tells.
+
+    Args:
+        view: The run.
+        lost: Attempts that were under way when it was killed.
+        rewards: What is said of completions at which rewards failed.
+    """
+    failed = sorted([*_failed(view), *lost], key=lambda pair: pair[1].ended or 0.0)
+    return Failures(
+        rows=[_failure(job, attempt) for job, attempt in failed[:MOST]],
+        left_out=max(0, len(failed) - MOST),
+        notes=[*_notes(view), *rewards],
+    )
+
+
+def _failed(view: RunView) -> Iterator[tuple[JobView, AttemptView]]:
+    for job in view.jobs.values():
+        attempts = [attempt for attempt in job.attempts if attempt.outcome == "failed"]
+        if job.status == "failed" and not attempts:
+            # It failed before a worker had it.
+            attempts = [AttemptView(number=0, outcome="failed", kind=job.kind, reason=job.reason)]
+        yield from ((job, attempt) for attempt in attempts)
+
+
+def _failure(job: JobView, attempt: AttemptView) -> Failure:
+    return Failure(
+        job=job.id,
+        attempt=attempt.number,
+        device=attempt.device,
+        kind=attempt.kind,
+        reason=beginning(attempt.reason or job.reason, LONGEST),
+        outcome=_outcome(job, attempt),
+        traceback=beginning(attempt.traceback, LONGEST),
+        log=attempt.log,
+    )
+
+
+def _outcome(job: JobView, attempt: AttemptView) -> str:
+    if attempt.outcome == "lost":
+        return "lost with the run"
+    if not attempt.retry:
+        return "given up"
+    done = job.status == "done" and job.attempts[-1] is not attempt
+    return f"tried again, done by attempt {job.attempts[-1].number}" if done else "tried again"
+
+
+def _notes(view: RunView) -> Iterator[str]:
+    for place in view.quarantined:
+        jobs = f" Jobs that failed there: {', '.join(first_few(list(place.jobs), 'jobs'))}." if place.jobs else ""
+        device, reason = place.device or f"worker {place.worker}", beginning(place.reason, LONGEST)
+        yield f"{device} is used no more: {reason}.{jobs}"
+    for cause, blocked in view.blocked_by().items():
+        yield f"{count(len(blocked), 'job')} cannot run because {cause or 'another one'} failed."
+
+
+# -- rewards -----------------------------------------------------------------------------------------------------
+# Histograms of rewards: how the completions of each method were scored after each round. Pure.
+
+
+BINS = 24
+FEW = 12
+"""Different rewards up to which each has a bar of its own."""
+
+Group = tuple[str, str, int]
+"""Place, method and round."""
+
+
+def rewards_of(scores: Mapping[Group, Sequence[float | None]], there: int | None) -> Rewards:
+    """Histograms whose bins are the same for all methods and rounds of a place.
+
+    Args:
+        scores: Rewards of completions, None where one has none.
+        there: Completions that were evaluated, which may be more; None where that is not known.
+    """
+    counted = {group: Counter(score for score in own if score is not None) for group, own in scores.items()}
+    values: dict[str, set[float]] = {}
+    for (place, _, _), own in counted.items():
+        values.setdefault(place, set()).update(own)
+    values = {place: own for place, own in values.items() if own}
+    exact = [place for place, own in values.items() if len(own) <= FEW]
+    edges = {place: sorted(own) if place in exact else _edges(own) for place, own in values.items()}
+    return Rewards(
+        edges=edges,
+        exact=exact,
+        histograms=[
+            Histogram(
+                place=place,
+                algo=algo,
+                round=number,
+                counts=_counts(own, edges[place], place in exact),
+                mean=sum(score * times for score, times in own.items()) / own.total(),
+            )
+            for (place, algo, number), own in sorted(counted.items(), key=_in_order)
+            if own
+        ],
+        about=_said(sum(map(len, scores.values())), there, sum(own.count(None) for own in scores.values())),
+    )
+
+
+def _said(read: int, there: int | None, unscored: int) -> str:
+    if there is not None and read >= there:
+        said = "Of all completions that were evaluated."
+    else:
+        number = f"{read:,}" if there is None else f"{read:,} of the {there:,}"
+        of = "of the " if there is None else ""
+        said = f"Of {number} {of}completions that were evaluated, those to the first prompts of each shard."
+    return f"{said} {unscored:,} of them have no reward: it failed, or does not apply." if unscored else said
+
+
+def _edges(values: set[float]) -> list[float]:
+    low, high = min(values), max(values)
+    # Halves first: the difference of two very large numbers is no number.
+    return [low + (high / BINS - low / BINS) * at for at in range(BINS)] + [high]
+
+
+def _in_order(item: tuple[Group, object]) -> tuple[object, ...]:
+    place, algo, number = item[0]
+    return place, reading_order(algo), number
+
+
+def _counts(own: Counter[float], edges: list[float], exact: bool) -> list[int]:
+    if exact:
+        return [own[value] for value in edges]
+    counts = [0] * (len(edges) - 1)
+    for score, times in own.items():
+        counts[min(max(bisect_right(edges, score) - 1, 0), len(counts) - 1)] += times
+    return counts
+
+
+# -- training ----------------------------------------------------------------------------------------------------
+# Curves of trainings, thinned until they can be drawn. Pure.
+
+
+MOST_POINTS = 60_000
+"""Points of all curves together."""
+FEWEST = 20
+"""Points that a curve keeps, however many curves there are."""
+_T = TypeVar("_T")
+
+
+def points_each(curves: int, most: int = MOST_POINTS) -> int:
+    """How many points each of so many curves may have."""
+    return max(FEWEST, most // max(1, curves))
+
+
+def thinned(steps: Sequence[_T], most: int) -> list[_T]:
+    """Some of the steps, evenly spread, the first and the last among them."""
+    if len(steps) <= most:
+        return list(steps)
+    last = len(steps) - 1
+    return [steps[round(at * last / (most - 1))] for at in range(most)]
+
 
 MOST_READ = 20_000
 """Completions that are read, which takes half a second."""

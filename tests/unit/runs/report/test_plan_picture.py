@@ -6,7 +6,7 @@ from itertools import pairwise
 import pytest
 
 from pipeline.plan.summary import PlanRow
-from pipeline.runs.report.plan_picture import MOST_CHAINS, MOST_ROUNDS, plan_svg
+from pipeline.runs.report.plan import MOST_CHAINS, MOST_ROUNDS, plan_svg
 
 SVG = "{http://www.w3.org/2000/svg}"
 

@@ -6,7 +6,7 @@ import shlex
 
 import pytest
 
-from pipeline.runs.report.published import command_for_all, settings_for_all
+from pipeline.runs.report.model_card import command_for_all, settings_for_all
 
 
 @pytest.mark.parametrize(

@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from pipeline.runs.report.page.failures import MOST, failures_of
+from pipeline.runs.report.page.run import MOST, failures_of
 from pipeline.runs.run_view import RunView
 
 

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pipeline.runs.report.page.rewards import BINS, rewards_of
+from pipeline.runs.report.page.run import BINS, rewards_of
 
 
 def test_few_different_rewards_have_a_bar_each() -> None:
