@@ -18,8 +18,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from pipeline.runs.tracking.batches import Batch
-from pipeline.runs.tracking.chains import TrackedChain
+from pipeline.runs.tracking.batches import Batch, TrackedChain
 from pipeline.runs.tracking.trackers import TrackerPlace
 
 

@@ -13,8 +13,7 @@ from typing import Any
 from trackio.sqlite_storage import SQLiteStorage
 from trackio.table import Table
 
-from pipeline.runs.tracking.batches import Batch
-from pipeline.runs.tracking.chains import TrackedChain
+from pipeline.runs.tracking.batches import Batch, TrackedChain
 from pipeline.runs.tracking.trackers import TrackerPlace
 
 

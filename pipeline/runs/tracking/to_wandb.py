@@ -19,8 +19,7 @@ from typing import Any
 import wandb
 
 from pipeline.files import remove_tree
-from pipeline.runs.tracking.batches import COLUMNS, ROUND, STEP, Batch
-from pipeline.runs.tracking.chains import TrackedChain
+from pipeline.runs.tracking.batches import COLUMNS, ROUND, STEP, Batch, TrackedChain
 from pipeline.runs.tracking.trackers import TrackerPlace
 from pipeline.runs.tracking.wandb_sweep import JudgedRound, SweepTrial
 

@@ -10,8 +10,7 @@ from importlib import import_module
 from pathlib import Path
 from typing import Protocol, cast
 
-from pipeline.runs.tracking.batches import Batch
-from pipeline.runs.tracking.chains import TrackedChain
+from pipeline.runs.tracking.batches import Batch, TrackedChain
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -7,8 +7,7 @@ import pytest
 
 from pipeline.plan.graph import Job
 from pipeline.runs.loaded import LoadedRun
-from pipeline.runs.tracking.batches import Batch, BatchReader
-from pipeline.runs.tracking.chains import tracked_chains
+from pipeline.runs.tracking.batches import Batch, BatchReader, tracked_chains
 from tests.doubles.tracked import TrackedRun, job_id, points
 
 

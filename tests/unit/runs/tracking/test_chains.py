@@ -3,7 +3,7 @@
 from pathlib import Path
 
 from pipeline.runs.loaded import LoadedRun
-from pipeline.runs.tracking.chains import TrackedChain, tracked_chains
+from pipeline.runs.tracking.batches import TrackedChain, tracked_chains
 from tests.doubles.tracked import TrackedRun
 
 

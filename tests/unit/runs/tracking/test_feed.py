@@ -10,10 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pipeline.runs.loaded import LoadedRun
-from pipeline.runs.tracking.batches import Batch
-from pipeline.runs.tracking.chains import TrackedChain
-from pipeline.runs.tracking.feed import Feed
-from pipeline.runs.tracking.told import ToldFiles
+from pipeline.runs.tracking.batches import Batch, TrackedChain
+from pipeline.runs.tracking.feeder import Feed, ToldFiles
 from tests.doubles.tracked import STEPS, TrackedRun, job_id
 
 

@@ -9,8 +9,7 @@ from typing import Any
 
 import pytest
 
-from pipeline.runs.tracking.batches import ROUND, STEP, Batch, Row
-from pipeline.runs.tracking.chains import TrackedChain
+from pipeline.runs.tracking.batches import ROUND, STEP, Batch, Row, TrackedChain
 from pipeline.runs.tracking.trackers import TrackerPlace, TrackerRun
 
 CHAIN = TrackedChain(id="chain-id", name="X/d/m/s0", experiment="x", settings={"algo.eta": 1.0}, jobs=())

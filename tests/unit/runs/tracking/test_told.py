@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from pipeline.runs.tracking.batches import ROUND, Batch, Row
-from pipeline.runs.tracking.told import Told, ToldFiles
+from pipeline.runs.tracking.feeder import Told, ToldFiles
 
 
 def batch(name: str, rows: int) -> Batch:
