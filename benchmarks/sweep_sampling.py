@@ -26,9 +26,9 @@ from rich.console import Console
 from pipeline.sweeps.online.wandb_file import wandb_config
 from pipeline.sweeps.reading.file import read_sweep
 from pipeline.sweeps.reading.parameters import read_parameters
-from pipeline.sweeps.searching.grid import Grid
 from pipeline.sweeps.searching.hyperband import bands_of, why_stop
-from pipeline.sweeps.searching.random_search import draw, share
+from pipeline.sweeps.searching.search import draw, share
+from pipeline.sweeps.searching.searches import Grid
 from pipeline.sweeps.spec import Goal, Hyperband
 from pipeline.terminal.columns import Column, FittedTable
 

@@ -18,7 +18,7 @@ from pipeline.runs.loaded import LoadedRun, load
 from pipeline.runs.report.format import command
 from pipeline.runs.report.runs import comparison_csv, comparison_tables
 from pipeline.sweeps.folder import sweep_folder
-from pipeline.sweeps.reading.own import SPLIT
+from pipeline.sweeps.reading.parameters import SPLIT
 from pipeline.sweeps.recorded import RecordedSweep
 from pipeline.sweeps.report.export import as_csv, export_rows
 from pipeline.sweeps.report.measures import measured_of

@@ -13,7 +13,7 @@ from pipeline.errors import ConfigError, known_names
 from pipeline.learning.evaluation.metrics import metric_names
 from pipeline.sweeps.agents.turn import NUM_GPUS
 from pipeline.sweeps.reading.command import overrides_of
-from pipeline.sweeps.reading.own import PROGRAM, SPLIT
+from pipeline.sweeps.reading.parameters import PROGRAM, SPLIT
 from pipeline.sweeps.searching.searches import make_search
 from pipeline.sweeps.spec import Sweep
 

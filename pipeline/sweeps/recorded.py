@@ -2,20 +2,215 @@
 
 from __future__ import annotations
 
+import json
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import suppress
+from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any, NotRequired, TypedDict
 
+from msgspec import Meta
+
+from pipeline.engine.events import read_event, whole_lines
 from pipeline.engine.journal import JournalReader
 from pipeline.errors import ConfigError, PipelineError, known_names
 from pipeline.files import open_plain
-from pipeline.foreign import ForeignDataError, read_json_file
+from pipeline.foreign import ForeignDataError, converted, parse_json, read_json, read_json_file
 from pipeline.locks import lock
-from pipeline.sweeps.events import read_sweep_event
+from pipeline.outputs.formats import LARGEST
 from pipeline.sweeps.folder import SweepFolder, sweep_folder
-from pipeline.sweeps.logged import latest_values
-from pipeline.sweeps.spec import Sweep
-from pipeline.sweeps.trials import SweepView, TrialState
+from pipeline.sweeps.reporting import whole_step
+from pipeline.sweeps.spec import Goal, Method, Sweep
+from pipeline.sweeps.trials import LAST_TRIAL, SweepView, TrialState
+
+# -- events ------------------------------------------------------------------------------------------------------
+# The lines of a sweep's journal: which fields each has, and of what type. See `trials` for what they mean. As
+# in the journal of a run, fields and events that are not known are passed over, and a line with a field of a
+# wrong type, or without one that it needs, costs itself alone.
+
+
+_Number = Annotated[int, Meta(ge=0, le=LAST_TRIAL)]
+_Pid = Annotated[int, Meta(ge=0, le=2**31 - 1)]
+_Time = Annotated[float, Meta(ge=0, le=2.5e11)]
+_Id = Annotated[str, Meta(pattern=r"\Aa[1-9][0-9]{0,8}\Z")]
+"""Of an agent; a file has that name."""
+
+
+class _SweepStarted(TypedDict):
+    name: str
+    method: Method
+    time: _Time
+    metric: NotRequired[str | None]
+    goal: NotRequired[Goal | None]
+    pid: NotRequired[_Pid | None]
+    host: NotRequired[str]
+    folder: NotRequired[str]
+    overrides: NotRequired[list[str]]
+    count: NotRequired[_Number | None]
+
+
+class _AgentJoined(TypedDict):
+    agent: _Id
+    host: NotRequired[str]
+    pid: NotRequired[_Pid | None]
+    devices: NotRequired[list[str]]
+
+
+class _AgentLeft(TypedDict):
+    agent: _Id
+
+
+class _TrialCreated(TypedDict):
+    trial: _Number
+    parameters: dict[str, Any]
+    num_gpus: NotRequired[Annotated[int, Meta(ge=0, le=10**6)]]
+    exact: NotRequired[str]
+
+
+class _TrialStarted(TypedDict):
+    trial: _Number
+    attempt: Annotated[int, Meta(ge=1, le=10**6)]
+    agent: _Id
+    time: _Time
+    devices: NotRequired[list[str]]
+    pid: NotRequired[_Pid | None]
+
+
+class _TrialEnded(TypedDict):
+    trial: _Number
+    state: TrialState
+    time: _Time
+    value: NotRequired[float | None]
+    values: NotRequired[dict[str, float | None]]
+    best: NotRequired[float | None]
+    exit_code: NotRequired[int | None]
+    reason: NotRequired[str]
+
+
+class _Halt(TypedDict):
+    reason: NotRequired[str]
+
+
+class _WinnerTested(TypedDict):
+    results: dict[str, Any]
+    trial: NotRequired[_Number]
+
+
+_KINDS: Mapping[str, Any] = {
+    "SweepStarted": _SweepStarted,
+    "AgentJoined": _AgentJoined,
+    "AgentLeft": _AgentLeft,
+    "TrialCreated": _TrialCreated,
+    "TrialStarted": _TrialStarted,
+    "TrialEnded": _TrialEnded,
+    "SweepPaused": _Halt,
+    "SweepResumed": _Halt,
+    "SweepStopped": _Halt,
+    "SweepCancelled": _Halt,
+    "SweepFinished": _Halt,
+    "WinnerTested": _WinnerTested,
+}
+
+
+def read_sweep_event(line: bytes) -> dict[str, Any]:
+    """Read one line of a sweep's journal.
+
+    Raises:
+        ForeignDataError: It is no event, or lacks what one of its kind needs.
+    """
+    event = read_event(line)
+    if (kind := _KINDS.get(event["event"])) is not None:
+        converted(event, kind)
+    if "exact" in event:
+        # Parameters may be infinite, which JSON has no number for.
+        event["parameters"] = converted(parse_json(event.pop("exact"), infinite=True), dict[str, Any])
+    return event
+
+
+# -- logged ------------------------------------------------------------------------------------------------------
+# What a trial has logged of its metrics, a line each: ``{"step": 1, "values": {"loss": 0.5}, "time":
+# 1.7e9}``. Whoever writes it may be killed in the middle of a line, and is a program of the user's own: what
+# is no such line costs itself alone.
+
+
+_TAIL_BYTES = 1 << 16
+
+
+@dataclass(frozen=True, kw_only=True)
+class Logged:
+    """One line.
+
+    Attributes:
+        values: Name of a metric -> its value; None for one that is no finite number, or beyond all use.
+        step: As the program counts; None where it does not.
+        time: When, in seconds since 1970.
+    """
+
+    values: dict[str, float | None]
+    step: int | None = None
+    time: float | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Line:
+    """As it is written, whatever numbers are in it."""
+
+    values: dict[str, int | float | None]
+    step: int | float | None = None
+    time: int | float | None = None
+
+
+def read_line(line: bytes) -> Logged:
+    """Read one line.
+
+    Raises:
+        ForeignDataError: It is none.
+    """
+    found = read_json(line, _Line, infinite=True)
+    values = {name: _usable(value) for name, value in found.values.items()}
+    return Logged(
+        values=values, step=None if found.step is None else whole_step(found.step), time=_usable(found.time)
+    )
+
+
+def logged_lines(path: Path) -> list[bytes]:
+    """The lines that were written so far; nothing where there is no such file, or it cannot be read."""
+    with suppress(OSError), open_plain(path) as file:
+        return list(whole_lines(file))
+    return []
+
+
+def latest_values(path: Path) -> dict[str, float | None]:
+    """What was logged last of each metric, as far as the end of the file tells."""
+    with suppress(OSError), open_plain(path) as file:
+        size = file.seek(0, 2)
+        file.seek(max(0, size - _TAIL_BYTES))
+        return last_values(parsed(whole_lines(file)))
+    return {}
+
+
+def naming(lines: Iterable[bytes], metric: str) -> list[bytes]:
+    """Those of the lines that may tell of a metric: many are written, and few need to be read."""
+    names = {json.dumps(metric, ensure_ascii=escaped).encode(errors="replace") for escaped in (True, False)}
+    return [line for line in lines if any(name in line for name in names)]
+
+
+def parsed(lines: Iterable[bytes]) -> Iterator[Logged]:
+    """What lines say, those left out that say nothing."""
+    for line in lines:
+        with suppress(ForeignDataError):
+            yield read_line(line)
+
+
+def last_values(lines: Iterable[Logged]) -> dict[str, float | None]:
+    """What was logged last of each metric."""
+    return {name: value for line in lines for name, value in line.values.items()}
+
+
+def _usable(value: float | None) -> float | None:
+    """One number that nothing can be done with must not cost the others of its line."""
+    return float(value) if value is not None and abs(value) <= LARGEST else None
 
 
 def sweeps_in(output_dir: Path) -> list[str]:

@@ -106,7 +106,7 @@ def test_of_a_trial_on_several_devices_rank_0_alone_is_a_run(place: Path) -> Non
     (place / "lr.yaml").write_text(SWEEP.replace("[1e-3, 1e-2]", "[1e-3]") + "  num_gpus: {value: 2}\n")
     code, said = run(place, agents=1)
     assert code == 0, said
-    assert sent(place)["command"][:4] == ["${env}", "${interpreter}", "-m", "pipeline.sweeps.online.under_agent"]
+    assert sent(place)["command"][:4] == ["${env}", "${interpreter}", "-m", "pipeline.sweeps.online.at_wandb"]
     assert [(one["RANK"], one["WORLD_SIZE"], one["WANDB_RUN_ID"], one["WANDB_MODE"]) for one in told(place)] == [
         ("0", "2", "run0", None),
         ("1", "2", None, "disabled"),
@@ -175,7 +175,7 @@ def test_an_agent_has_what_the_largest_trial_needs(
 
 
 def test_a_trial_that_needs_more_than_its_agent_has_says_so(place: Path) -> None:
-    words = [sys.executable, "-m", "pipeline.sweeps.online.under_agent", "train.py", "--num_gpus", "4"]
+    words = [sys.executable, "-m", "pipeline.sweeps.online.at_wandb", "train.py", "--num_gpus", "4"]
     environment = {**os.environ, "PIPELINE_TRIAL_DEVICES": "2"}
     done = subprocess.run(words, env=environment, capture_output=True, text=True, check=False)
     assert done.returncode == 2

@@ -11,7 +11,7 @@ from __future__ import annotations
 import math
 import os
 import socket
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 
@@ -23,24 +23,49 @@ from pipeline.machine import descendants
 from pipeline.machine.log_tail import tail
 from pipeline.runs.report.format import shown_path
 from pipeline.sweeps.agents import turn
-from pipeline.sweeps.agents.curves import Curves
 from pipeline.sweeps.agents.handle import heard
-from pipeline.sweeps.agents.once import DoneOnce
+from pipeline.sweeps.agents.once import AgentDevices, DoneOnce
 from pipeline.sweeps.agents.orders import Orders, write_parameters
 from pipeline.sweeps.agents.owner import Chooser, note_lost, put_back, refuse_several
 from pipeline.sweeps.agents.pool import AgentPool
-from pipeline.sweeps.agents.running import Running
-from pipeline.sweeps.agents.shelf import AgentDevices
+from pipeline.sweeps.agents.running import Curve, Running
 from pipeline.sweeps.agents.shortage import Pauses, shortage
 from pipeline.sweeps.folder import TRIALS, SweepFolder
 from pipeline.sweeps.record import Record, present
 from pipeline.sweeps.searching.search import Search
 from pipeline.sweeps.searching.study import open_study_log
 from pipeline.sweeps.space import nested
-from pipeline.sweeps.spec import Method, Sweep
+from pipeline.sweeps.spec import Method, Metric, Sweep
 from pipeline.sweeps.trials import SweepView, Trial, TrialState
 from pipeline.sweeps.values import in_words
 from pipeline.terminal.text import on_one_line
+
+# -- curves ------------------------------------------------------------------------------------------------------
+# What trials have logged of the metric, be they another agent's: by it they are compared while they run.
+
+
+class Curves:
+    """Those of one sweep; what was read once is not read again."""
+
+    def __init__(self, folder: SweepFolder, metric: Metric | None) -> None:
+        self._folder, self._metric = folder, metric
+        self._known: dict[tuple[int, int], Curve] = {}
+
+    def curve(self, number: int, attempt: int) -> Curve:
+        """That of one attempt at a trial, as far as it was read."""
+        if (number, attempt) not in self._known:
+            self._known[number, attempt] = Curve(self._folder.trial(number), attempt, self._metric)
+        return self._known[number, attempt]
+
+    def of(self, trial: Trial) -> list[float | None]:
+        """What the last attempt at a trial has logged up to now, in order; None for what is no finite number."""
+        curve = self.curve(trial.number, trial.attempts)
+        curve.refresh()
+        return curve.judged
+
+    def of_all(self, trials: Iterable[Trial]) -> dict[int, list[float | None]]:
+        """The same of all that were ever begun, by number."""
+        return {trial.number: self.of(trial) for trial in trials if trial.attempts}
 
 
 @dataclass(frozen=True, kw_only=True)

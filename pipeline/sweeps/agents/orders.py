@@ -15,10 +15,10 @@ from pipeline.files import json_text, write_whole
 from pipeline.sweeps.agents.own_runs import is_own, own_command
 from pipeline.sweeps.agents.pool import AgentPool
 from pipeline.sweeps.agents.trial_process import Order
-from pipeline.sweeps.agents.wandb_trial import WANDB_DIR, wandb_variables, write_parameters_for_wandb
+from pipeline.sweeps.agents.wandb_run import WANDB_DIR, wandb_variables, write_parameters_for_wandb
 from pipeline.sweeps.folder import SweepFolder, TrialFolder
 from pipeline.sweeps.reading.command import prepare_command, trial_command
-from pipeline.sweeps.reading.own import SPLIT
+from pipeline.sweeps.reading.parameters import SPLIT
 from pipeline.sweeps.reporting import VARIABLE
 from pipeline.sweeps.space import nested
 from pipeline.sweeps.spec import Sweep

@@ -15,7 +15,7 @@ from pipeline.engine.devices.inventory import Device
 from pipeline.sweeps.agents.turn import NUM_GPUS
 from pipeline.sweeps.folder import SweepFolder
 from pipeline.sweeps.reading.command import overrides_of
-from pipeline.sweeps.reading.own import PROGRAM, is_of_package
+from pipeline.sweeps.reading.parameters import PROGRAM, is_of_package
 from pipeline.sweeps.spec import Sweep
 
 _WORKERS = "execution.workers"

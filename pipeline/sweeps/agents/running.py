@@ -14,9 +14,9 @@ from pipeline.engine.journal import JournalReader
 from pipeline.errors import PipelineError
 from pipeline.sweeps.agents.handle import Handle
 from pipeline.sweeps.agents.trial_process import Order
-from pipeline.sweeps.agents.wandb_metrics import WandbMetrics
+from pipeline.sweeps.agents.wandb_run import WandbMetrics
 from pipeline.sweeps.folder import TrialFolder
-from pipeline.sweeps.logged import read_line
+from pipeline.sweeps.recorded import read_line
 from pipeline.sweeps.spec import Metric
 from pipeline.sweeps.trials import Trial, TrialState
 

@@ -19,13 +19,74 @@ from pathlib import Path
 from typing import Any
 
 from pipeline.config.install import install_command
+from pipeline.engine.launch.request import LOOPBACK, Meeting
+from pipeline.engine.launch.run import listen, ranks_command
+from pipeline.engine.launch.supervise import supervise
 from pipeline.errors import ConfigError, PipelineError, describe_exit
 from pipeline.files import json_text, write_whole
 from pipeline.foreign import ForeignDataError, read_json, read_json_file
 from pipeline.machine import children
-from pipeline.sweeps.online.under_agent import DEVICES
 from pipeline.sweeps.spec import Launcher, Sweep
 from pipeline.terminal.text import printable
+
+# -- under agent -------------------------------------------------------------------------------------------------
+# What W&B's agent runs for a trial on several devices: the program as ranks, one on each. wandb agent ->
+# python -m pipeline.sweeps.online.at_wandb PROGRAM ARGUMENTS -> torchrun -> rank_zero -> PROGRAM The slot
+# that holds the devices says how many there are. A trial may use fewer: its parameter ``num_gpus``.
+
+
+DEVICES = "PIPELINE_TRIAL_DEVICES"
+"""Environment variable: how many devices the program has."""
+GRACE_S = 20
+REFUSED = 2
+_NUM_GPUS = re.compile(r"(?:--)?num_gpus(?:=(\d+))?")
+
+
+def ranks_of(words: Sequence[str], devices: int) -> int:
+    """How many ranks a program has: as many as it is told, else one on each device.
+
+    Args:
+        words: Its arguments.
+        devices: How many there are.
+
+    Raises:
+        PipelineError: It needs more than there are.
+    """
+    for word, following in zip(words, [*words[1:], ""], strict=True):
+        if found := _NUM_GPUS.fullmatch(word):
+            given = found[1] or following
+            if not given.isdigit() or not 1 <= int(given) <= devices:
+                raise PipelineError(
+                    f"this trial needs num_gpus={given}, and its agent has {devices}: give agents more with "
+                    "--gpus-per-agent, or take the value out of the sweep"
+                )
+            return int(given)
+    return devices
+
+
+def main() -> int:
+    """Run the program; its exit code."""
+    words = sys.argv[1:]
+    try:
+        ranks = ranks_of(words, int(os.environ.get(DEVICES, "1")))
+    except PipelineError as error:
+        sys.stderr.write(f"error: {error}\n")
+        return REFUSED
+    with listen(None) as server:
+        arguments = [
+            *Meeting(1, 0, LOOPBACK, server.getsockname()[1]).torchrun(),
+            f"--nproc-per-node={ranks}",
+            "--no-python",
+            sys.executable,
+            *("-m", "pipeline.sweeps.agents.rank_zero"),
+            *words,
+        ]
+        command, environment = ranks_command(arguments, os.environ, GRACE_S, server)
+        return supervise(command, environment, GRACE_S, server=server)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
 
 CREATED_S = 120.0
 """Seconds that W&B has to create a sweep."""
@@ -94,7 +155,7 @@ def as_uploaded(config: Mapping[str, Any], sweep: Sweep, devices: int) -> dict[s
     at = next((at for at, word in enumerate(words) if _PYTHON.fullmatch(word)), None)
     if at is None:
         return dict(config)
-    return {**config, "command": [*words[: at + 1], "-m", "pipeline.sweeps.online.under_agent", *words[at + 1 :]]}
+    return {**config, "command": [*words[: at + 1], "-m", "pipeline.sweeps.online.at_wandb", *words[at + 1 :]]}
 
 
 def created(config: Mapping[str, Any], kept: Path, timeout_s: float = CREATED_S) -> tuple[OnlineSweep, bool]:

@@ -12,8 +12,7 @@ from pipeline.engine.devices.worker_env import is_of_launcher
 from pipeline.errors import unknown_name
 from pipeline.sweeps.reading.command import MACROS, macro_of
 from pipeline.sweeps.reading.malformed import fits
-from pipeline.sweeps.reading.own import own_faults
-from pipeline.sweeps.reading.parameters import DEPRECATED, Entry, entries_of, parameter_faults
+from pipeline.sweeps.reading.parameters import DEPRECATED, Entry, entries_of, own_faults, parameter_faults
 from pipeline.sweeps.reading.schema import BANDS, LISTABLE, METHODS, is_whole, kind_of
 from pipeline.sweeps.reading.yaml_file import Fault
 from pipeline.sweeps.reporting import VARIABLE

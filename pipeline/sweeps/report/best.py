@@ -14,8 +14,7 @@ from pipeline.runs.index import experiments, runs_of
 from pipeline.runs.origin import read_origin
 from pipeline.runs.report.format import count, shown_path, typed_command
 from pipeline.sweeps.agents.programs import as_typed
-from pipeline.sweeps.agents.wandb_metrics import folders_of
-from pipeline.sweeps.agents.wandb_trial import SWEEP_PARAM_PATH, WANDB_MODE
+from pipeline.sweeps.agents.wandb_run import SWEEP_PARAM_PATH, WANDB_MODE, folders_of
 from pipeline.sweeps.reading.script import reads_settings
 from pipeline.sweeps.recorded import RecordedSweep
 from pipeline.sweeps.report.status import trial_json

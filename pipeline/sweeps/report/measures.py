@@ -9,7 +9,7 @@ from typing import Literal
 
 from pipeline.runs.report.page.run import points_each, thinned
 from pipeline.sweeps.folder import SweepFolder
-from pipeline.sweeps.logged import last_values, logged_lines, naming, parsed
+from pipeline.sweeps.recorded import last_values, logged_lines, naming, parsed
 from pipeline.sweeps.report.model import Curve, Measure
 from pipeline.sweeps.trials import SweepView, Trial, TrialState
 

@@ -2,26 +2,88 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict
 from datetime import datetime
+from statistics import fmean
 from typing import Any
 
 from rich.console import Console, RenderableType
 from rich.text import Text
 
+from pipeline.files import open_plain
 from pipeline.runs.report.format import command, count, duration, roughly
 from pipeline.sweeps.batch import effective_batch
+from pipeline.sweeps.folder import SweepFolder
 from pipeline.sweeps.recorded import RecordedSweep
-from pipeline.sweeps.report.pace import remaining_s
 from pipeline.sweeps.report.tables import STYLES, SweepRow, about_trial, seconds_of, trials_table
-from pipeline.sweeps.report.tails import log_tail
 from pipeline.sweeps.spec import Goal
 from pipeline.sweeps.trials import Trial, TrialState, best_trial, is_number
 from pipeline.sweeps.values import by_state, counted, plain, varied
 from pipeline.terminal.columns import FittedTable, in_lines
 from pipeline.terminal.console import say_styled
-from pipeline.terminal.text import on_one_line, printable
+from pipeline.terminal.text import on_one_line, printable, without_colours
+
+# -- pace --------------------------------------------------------------------------------------------------------
+# How long a sweep will still take, as far as its trials so far tell. Pure.
+
+
+_ENDED = (TrialState.done, TrialState.stopped)
+_GIVEN_UP = (TrialState.failed, TrialState.cancelled)
+
+
+def remaining_s(trials: Sequence[Trial], most: int | None, now: float) -> float | None:
+    """Seconds until so many trials have ended, if those to come take as long and as many run at the same time.
+
+    Args:
+        trials: All so far.
+        most: How many there will be; None where nobody knows.
+        now: Seconds since 1970.
+
+    Returns:
+        None where nothing tells: none has ended, none runs, or nobody knows how many there will be.
+    """
+    taken = [
+        trial.ended - trial.started
+        for trial in trials
+        if trial.state in _ENDED and trial.started is not None and trial.ended is not None
+    ]
+    running = [
+        now - trial.started for trial in trials if trial.state is TrialState.running and trial.started is not None
+    ]
+    if most is None or not taken or not running:
+        return None
+    each = fmean(taken)
+    settled = sum(trial.state in (*_ENDED, *_GIVEN_UP) for trial in trials)
+    already = sum(min(each, max(0.0, so_far)) for so_far in running)
+    return max(0.0, each * (most - settled) - already) / len(running)
+
+
+# -- tails -------------------------------------------------------------------------------------------------------
+# The end of what a trial printed, where one looks first when it has failed.
+
+
+_MOST = 8000
+"""Bytes of it."""
+_OF_WANDB = "wandb:"
+
+
+def log_tail(folder: SweepFolder, trial: Trial, lines: int) -> str:
+    """The last lines of the log of a trial's last attempt; "" where there is none, or it cannot be read.
+
+    W&B's client says at the end of each program where its files are, whatever that has said of its failure: such
+    lines at the end count only where there are no others.
+    """
+    try:
+        with open_plain(folder.trial(trial.number).log(max(1, trial.attempts))) as file:
+            file.seek(max(0, os.fstat(file.fileno()).st_size - _MOST))
+            said = without_colours(file.read(_MOST).decode("utf-8", "replace")).strip().split("\n")
+    except OSError:
+        return ""
+    own = [number for number, line in enumerate(said, 1) if not line.startswith(_OF_WANDB)]
+    return "\n".join(said[: max(own, default=None)][-lines:])
+
 
 MOST_ROWS = 50
 """Trials that are listed; the others are counted."""

@@ -6,6 +6,7 @@ makes values of them. Trials that have no value yet are told as running, so that
 
 from __future__ import annotations
 
+import math
 import warnings
 from collections.abc import Mapping, Sequence
 from contextlib import contextmanager
@@ -15,10 +16,9 @@ from typing import TYPE_CHECKING, Any
 from pipeline.config.install import install_command
 from pipeline.errors import ConfigError
 from pipeline.sweeps import space
-from pipeline.sweeps.searching.impute import ToldValue, told
-from pipeline.sweeps.searching.random_search import share
-from pipeline.sweeps.spec import Metric, Sweep
-from pipeline.sweeps.trials import Trial
+from pipeline.sweeps.searching.search import share
+from pipeline.sweeps.spec import Goal, Impute, Metric, Sweep
+from pipeline.sweeps.trials import Trial, TrialState, is_number
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -26,6 +26,64 @@ if TYPE_CHECKING:
     from optuna import Study
     from optuna.distributions import BaseDistribution
     from optuna.trial import FrozenTrial
+
+
+# -- impute ------------------------------------------------------------------------------------------------------
+# The value that a trial counts as in a search: its own, or the one that stands for it.
+
+
+_ENDED = {TrialState.done, TrialState.stopped}
+_WITHOUT = {TrialState.failed}
+
+
+@dataclass(frozen=True)
+class ToldValue:
+    """What a search is told of a trial.
+
+    Attributes:
+        value: Of the metric; None while there is none.
+    """
+
+    value: float | None = None
+
+
+def told(trial: Trial, trials: Sequence[Trial], metric: Metric) -> ToldValue | None:
+    """What a search is told of a trial; None for nothing.
+
+    A trial that ended with a number counts as that. One that failed, or whose number is none, counts as
+    `metric.impute` says; one that runs as `metric.impute_while_running` says, else as chosen and not known.
+
+    Args:
+        trial: The trial.
+        trials: All of them.
+        metric: Of the sweep.
+    """
+    if trial.state is TrialState.cancelled:
+        return None
+    if trial.state in _ENDED and is_number(trial.value):
+        return ToldValue(trial.value)
+    if trial.state in _ENDED | _WITHOUT:
+        return ToldValue(_imputed(metric.impute, trial, trials, metric))
+    if trial.state is TrialState.running and metric.impute_while_running is not None:
+        return ToldValue(_imputed(metric.impute_while_running, trial, trials, metric))
+    return ToldValue()
+
+
+def _imputed(rule: Impute, trial: Trial, trials: Sequence[Trial], metric: Metric) -> float:
+    """The value that stands for that of a trial.
+
+    The worst is of the trials that have ended, 0 where none has a number, as at W&B. One that has logged nothing
+    counts as the worst by every rule: W&B takes 0 then, which may be better than all others.
+    """
+    latest = trial.values.get(metric.name) if trial.value is None else trial.value
+    own = {Impute.latest: latest, Impute.best: trial.best, Impute.worst: None}[rule]
+    if own is not None and math.isfinite(own):
+        return own
+    known = [each.value for each in trials if each.state in _ENDED and each.value is not None]
+    numbers = [value for value in known if math.isfinite(value)]
+    worst = max if metric.goal is Goal.minimize else min
+    return worst(numbers, default=0.0)
+
 
 _LARGEST_WHOLE = 1 << 53
 _MOST_LABELS = 1_000

@@ -6,9 +6,9 @@ import pytest
 
 from examples.sweeps import fit
 from pipeline.config.load import load_config
-from pipeline.sweeps.logged import logged_lines, parsed
 from pipeline.sweeps.reading.command import overrides_of, trial_command
 from pipeline.sweeps.reading.file import read_sweep
+from pipeline.sweeps.recorded import logged_lines, parsed
 from pipeline.sweeps.reporting import VARIABLE
 from pipeline.sweeps.searching.searches import make_search
 from pipeline.sweeps.spec import Goal

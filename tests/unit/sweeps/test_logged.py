@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pipeline.sweeps.logged import last_values, latest_values, logged_lines, naming, parsed
+from pipeline.sweeps.recorded import last_values, latest_values, logged_lines, naming, parsed
 
 
 def test_lines_are_read_up_to_one_that_is_cut_off_and_others_cost_themselves(tmp_path: Path) -> None:

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from pipeline import sweeps
 from pipeline.outputs.formats import LARGEST
 from pipeline.sweeps import reporting
-from pipeline.sweeps.logged import logged_lines, read_line
+from pipeline.sweeps.recorded import logged_lines, read_line
 
 
 @pytest.fixture

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from scipy import stats
 
 from pipeline.sweeps.reading.parameters import read_parameters
-from pipeline.sweeps.searching.random_search import draw, share
+from pipeline.sweeps.searching.search import draw, share
 from pipeline.sweeps.space import LEAST_SHARE, Choice, Distribution, Parameter, fingerprint, nested
 
 Rule = Callable[[np.ndarray], np.ndarray]

@@ -12,13 +12,13 @@ from pathlib import Path
 import pytest
 
 from pipeline.locks import lock
-from pipeline.sweeps import turns
-from pipeline.sweeps.turns import one_turn
+from pipeline.sweeps import record
+from pipeline.sweeps.record import one_turn
 
 HOLDER = """
 import os, signal, sys
 from pathlib import Path
-from pipeline.sweeps.turns import one_turn
+from pipeline.sweeps.record import one_turn
 with one_turn(Path(sys.argv[1]), print):
     os.kill(os.getpid(), signal.SIGSTOP)
 """
@@ -39,7 +39,7 @@ def stopped_holder(path: Path) -> Iterator[subprocess.Popen[bytes]]:
 def test_who_waits_for_a_stopped_holder_is_told_who_it_is_and_what_helps(
     advice: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(turns, "_PATIENCE_S", 0.0)
+    monkeypatch.setattr(record, "_PATIENCE_S", 0.0)
     numbers = {"kill -CONT": signal.SIGCONT, "kill -9": signal.SIGKILL}
     said: list[str] = []
 
@@ -56,7 +56,7 @@ def test_who_waits_for_a_stopped_holder_is_told_who_it_is_and_what_helps(
 
 def test_a_lock_that_changes_hands_is_no_news(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Each of many agents has its turn, and the file may say nothing, or be that of an earlier version."""
-    monkeypatch.setattr(turns, "_PATIENCE_S", 0.0)
+    monkeypatch.setattr(record, "_PATIENCE_S", 0.0)
     path, said = tmp_path / "lock", list[str]()
     others = iter(["", "{", *(f'{{"pid": {pid}, "host": "h", "since": 1.0}}' for pid in range(1, 4))])
 
@@ -66,7 +66,7 @@ def test_a_lock_that_changes_hands_is_no_news(tmp_path: Path, monkeypatch: pytes
         path.write_text(other)
         return False
 
-    monkeypatch.setattr(turns, "lock", busy)
+    monkeypatch.setattr(record, "lock", busy)
     with one_turn(path, said.append):
         pass
     assert said == []

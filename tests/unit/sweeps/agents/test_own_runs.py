@@ -8,7 +8,7 @@ import pytest
 from pipeline.engine.devices.inventory import Device
 from pipeline.sweeps.agents.own_runs import is_own, own_command
 from pipeline.sweeps.folder import sweep_folder
-from pipeline.sweeps.reading.own import RESERVED, SPLIT
+from pipeline.sweeps.reading.parameters import RESERVED, SPLIT
 from pipeline.sweeps.spec import Method, Sweep
 
 SWEEP = Sweep(

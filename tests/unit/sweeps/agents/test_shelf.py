@@ -6,7 +6,7 @@ import pytest
 
 from pipeline.engine.devices.inventory import Device, cpu_slots, find_gpus
 from pipeline.engine.devices.lease import LeaseSet
-from pipeline.sweeps.agents.shelf import AgentDevices
+from pipeline.sweeps.agents.once import AgentDevices
 from tests.doubles import fake_nvml
 
 

@@ -13,10 +13,9 @@ import pytest
 from pipeline.engine.journal import JournalReader
 from pipeline.sweeps.agents import wandb_run
 from pipeline.sweeps.agents.running import Curve
-from pipeline.sweeps.agents.wandb_metrics import WandbMetrics
-from pipeline.sweeps.agents.wandb_run import WandbRun, printed_folders, run_files, run_folders
+from pipeline.sweeps.agents.wandb_run import WandbMetrics, WandbRun, printed_folders, run_files, run_folders
 from pipeline.sweeps.folder import TrialFolder
-from pipeline.sweeps.logged import Logged
+from pipeline.sweeps.recorded import Logged
 from pipeline.sweeps.spec import Goal, Metric
 
 LOSS = Metric(name="loss")

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from pipeline.sweeps.agents.wandb_trial import has_key, wandb_variables
+from pipeline.sweeps.agents.wandb_run import has_key, wandb_variables
 from pipeline.sweeps.folder import TrialFolder
 
 KEY = "0123456789" * 4

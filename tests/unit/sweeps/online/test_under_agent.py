@@ -3,7 +3,7 @@
 import pytest
 
 from pipeline.errors import PipelineError
-from pipeline.sweeps.online.under_agent import ranks_of
+from pipeline.sweeps.online.at_wandb import ranks_of
 
 
 @pytest.mark.parametrize(

@@ -18,8 +18,7 @@ from pipeline.errors import ConfigError
 from pipeline.sweeps.online.wandb_file import wandb_config
 from pipeline.sweeps.reading.command import MACROS, trial_command
 from pipeline.sweeps.reading.file import DEFAULT_COMMAND, read_sweep, sweep_of
-from pipeline.sweeps.reading.own import RESERVED, SPLIT
-from pipeline.sweeps.reading.parameters import DEPRECATED
+from pipeline.sweeps.reading.parameters import DEPRECATED, RESERVED, SPLIT
 from pipeline.sweeps.reading.schema import DISTRIBUTIONS, METHODS, SCHEMA
 from pipeline.sweeps.reading.yaml_file import Document, read_yaml
 from pipeline.sweeps.searching.searches import make_search, most_trials

@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from pipeline.sweeps.report.axes import axes_of, by_size
+from pipeline.sweeps.report.page import axes_of, by_size
 from pipeline.sweeps.space import LogUniform, Parameter, Quantized, Uniform
 from pipeline.sweeps.trials import Trial
 

@@ -2,7 +2,7 @@ import random
 
 import pytest
 
-from pipeline.sweeps.report.importance import best_of, compared, importance
+from pipeline.sweeps.report.page import best_of, compared, importance
 from pipeline.sweeps.spec import Goal
 from pipeline.sweeps.trials import Trial, TrialState
 

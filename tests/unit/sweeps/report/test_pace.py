@@ -1,6 +1,6 @@
 import pytest
 
-from pipeline.sweeps.report.pace import remaining_s
+from pipeline.sweeps.report.status import remaining_s
 from pipeline.sweeps.trials import Trial, TrialState
 
 DONE, FAILED, RUNNING = TrialState.done, TrialState.failed, TrialState.running

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pipeline.sweeps.reading.parameters import read_parameters
-from pipeline.sweeps.searching.grid import Grid
+from pipeline.sweeps.searching.searches import Grid
 from pipeline.sweeps.space import fingerprint
 
 

@@ -4,7 +4,7 @@ import math
 
 import pytest
 
-from pipeline.sweeps.searching.impute import ToldValue, told
+from pipeline.sweeps.searching.optuna_search import ToldValue, told
 from pipeline.sweeps.spec import Goal, Impute, Metric
 from pipeline.sweeps.trials import Trial, TrialState
 
