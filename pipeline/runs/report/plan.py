@@ -8,8 +8,7 @@ from html import escape
 
 from pipeline.plan.summary import PlanRow
 from pipeline.runs.report.format import count, duration, jobs
-from pipeline.terminal.columns import EXTRA, Column, FittedTable
-from pipeline.terminal.shorten import shorten
+from pipeline.terminal.columns import EXTRA, Column, FittedTable, shorten
 from pipeline.terminal.text import printable
 
 _LEAST_CHAIN = 16

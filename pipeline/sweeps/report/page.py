@@ -30,7 +30,7 @@ from pipeline.sweeps.space import Beta, LogNormal, LogUniform, Normal, Parameter
 from pipeline.sweeps.spec import Goal
 from pipeline.sweeps.trials import Trial, TrialState, best_trial, is_number
 from pipeline.sweeps.values import by_state, counted, in_words, measured, said
-from pipeline.terminal.shorten import cut_middle
+from pipeline.terminal.columns import cut_middle
 
 if TYPE_CHECKING:
     from optuna.distributions import BaseDistribution

@@ -15,8 +15,7 @@ from pipeline.runs.report.format import duration
 from pipeline.sweeps.batch import effective_batch
 from pipeline.sweeps.trials import SweepView, Trial, TrialState
 from pipeline.sweeps.values import in_words, measured, said, varied
-from pipeline.terminal.columns import EXTRA, Column, FittedTable
-from pipeline.terminal.shorten import shorten
+from pipeline.terminal.columns import EXTRA, Column, FittedTable, shorten
 from pipeline.terminal.text import on_one_line
 
 _LEAST_NAME = 12

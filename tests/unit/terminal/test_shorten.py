@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from rich.cells import cell_len
 
-from pipeline.terminal.shorten import cut_middle, least_width, shorten
+from pipeline.terminal.columns import cut_middle, least_width, shorten
 
 LETTERS = st.characters(exclude_categories=("C", "Z"))
 NAMES = st.lists(st.text(LETTERS | st.sampled_from("ab/字é́😀"), min_size=1, max_size=120), max_size=12)
