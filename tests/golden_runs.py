@@ -20,7 +20,7 @@ _VARIANTS = {
     "Adapters": ("grpo.GRPO", "{lora: {rank: 2}}"),
     "Candidates": ("pita.PITA", "{head: v, others: dropped}"),
     "Papers": ("qsharp.QSharp", "{head: v, top_k: 3, min_p: 0, others: offset_zero}"),
-    "Atoms": ("cd.CD", "{atoms: 3}"),
+    "Atoms": ("qsharp.CD", "{atoms: 3}"),
     "Bernoulli": ("qsharp.QSharp", "{atoms: 5, eta: 0.3}"),
     "Free": ("qsharp.QSharp", "{eta: .inf}"),
     "Drawn": (
