@@ -40,7 +40,7 @@ from pipeline.runs.cost import FILE as COMPUTE
 from pipeline.runs.cost import Compute, read_compute
 from pipeline.runs.loaded import LoadedRun
 from pipeline.runs.record import PooledRow, ResultRow, Results, primary_metric, read_results
-from pipeline.runs.report.format import decimal
+from pipeline.runs.report.format import decimal, interval
 from pipeline.runs.report.fronts import budget_tables, front_tables
 from pipeline.runs.report.tables import result_tables
 from pipeline.terminal.columns import FittedTable
@@ -48,8 +48,12 @@ from pipeline.terminal.columns import FittedTable
 ROOT = Path(__file__).parents[1]
 PAGE = ROOT / "docs" / "results.md"
 README = ROOT / "README.md"
-MAIN = ("PITA", "QSharp", "CD", "DPO", "RAFT")
-"""Methods that are run with all seeds. The others take several times as long and get three."""
+METHODS = tuple(sorted(set(ALGORITHMS) - {"SFT"}))
+"""All that learn from what they draw."""
+BY_REWARD = tuple(name for name in METHODS if name != "BestOfN" and not name.endswith("-HF"))
+"""Those among them that fit no reward model."""
+MARKS = (1, 2, 4, 8)
+"""Rounds of the part `curves` that are shown."""
 _WIDE = 112
 """Columns of a terminal whose table fits a page."""
 _BEGIN = "<!-- results: "
@@ -96,10 +100,8 @@ def as_printed(results: Results, compute: Compute) -> str:
 
 
 def methods(results: Results, compute: Compute) -> str:
-    """The table as it is printed, how far policies lie apart, and pairs of methods."""
-    printed = _printed(result_tables(results, compute.costs))
-    parts = [printed, _spread(results), _by_reference(results), _pairs(results)]
-    return "\n\n".join(part for part in parts if part)
+    """The table as it is printed, and how far policies lie apart."""
+    return f"{_printed(result_tables(results, compute.costs))}\n\n{_spread(results)}"
 
 
 def fronts(results: Results, _compute: Compute) -> str:
@@ -107,9 +109,21 @@ def fronts(results: Results, _compute: Compute) -> str:
     return _printed(front_tables(results))
 
 
-def budgets(results: Results, compute: Compute) -> str:
-    """Methods at training budgets, as they are printed."""
-    return _printed(budget_tables(compute.budgets, results))
+def curves(results: Results, compute: Compute) -> str:
+    """Methods after as many prompts, then at training budgets as these are printed."""
+    return f"{_after_prompts(results)}\n\n{_printed(budget_tables(compute.budgets, results))}"
+
+
+def _after_prompts(results: Results) -> str:
+    """What every method has reached after some of its rounds, with the interval after the last of them."""
+    metric = _judged_by(results.pooled)
+    found = {(row.algo, row.round): row for row in results.pooled if row.metric == metric}
+    lines = [["method", *(f"after round {number}" for number in MARKS), "95 % interval"]]
+    for algo in sorted({algo for algo, number in found if number}):
+        rows = [found[algo, number] for number in MARKS]
+        values = [decimal(row.value or 0.0) for row in rows]
+        lines.append([algo, *values, interval(rows[-1].ci_low, rows[-1].ci_high)])
+    return _table(lines)
 
 
 def _printed(tables: Iterable[FittedTable], width: int = _WIDE) -> str:
@@ -142,34 +156,6 @@ def _last(results: Results) -> dict[str, list[ResultRow]]:
     return found
 
 
-def _by_reference(results: Results) -> str:
-    """The mean and the worst policy of every reference after the last round; "" where there is but one."""
-    found = _last(results)
-    references = sorted({row.reference or 0 for rows in found.values() for row in rows})
-    if len(references) < 2:
-        return ""
-    lines = [["reference seed", *(name if name == "reference" else f"{name}: mean, worst" for name in found)]]
-    for seed in references:
-        own = [[row.value or 0.0 for row in rows if (row.reference or 0) == seed] for rows in found.values()]
-        lines.append([str(seed), *map(_mean_and_worst, own)])
-    return _table(lines)
-
-
-def _mean_and_worst(values: Sequence[float]) -> str:
-    return ", ".join(decimal(value) for value in dict.fromkeys([fmean(values), min(values)])) if values else ""
-
-
-def _pairs(results: Results) -> str:
-    """Methods against each other after the last round, the largest differences first; "" for one method."""
-    pairs = [one for one in results.comparisons if one.second != "reference"]
-    lines = [["pair", "difference", "95 % interval", "p"]]
-    for one in sorted(pairs, key=lambda one: -abs(one.difference)):
-        interval = f"{decimal(one.ci_low, '+')} to {decimal(one.ci_high, '+')}"
-        p = "<0.001" if one.p < 0.001 else f"{one.p:.3f}"
-        lines.append([f"{one.first} - {one.second}", decimal(one.difference, "+"), interval, p])
-    return _table(lines) if pairs else ""
-
-
 def _judged_by(rows: Iterable[PooledRow]) -> str:
     ordered = sorted(rows, key=lambda row: (row.algo, row.round))
     cells = [[row.metric for row in cell] for _, cell in groupby(ordered, lambda row: (row.algo, row.round))]
@@ -181,46 +167,52 @@ def _table(lines: Sequence[Sequence[str]]) -> str:
     return "\n".join(f"| {' | '.join(cells)} |" for cells in (head, ["---"] * len(head), *rows))
 
 
+def _algos(names: Iterable[str]) -> str:
+    return f"algos=[{','.join(names)}]"
+
+
 # -- parts -----------------------------------------------------------------------------------------------------
 
-_THREE = "models.tiny.seeds=[0,1,2]"
+_UNSEEN = "models.tiny.seeds=[3,4,5]"
+"""References that no setting was chosen by; tuning.py uses those before them."""
 PARTS = (
     Part("first_run", (), as_printed, 2, README),
+    Part("addition", (_algos(METHODS), _UNSEEN), methods, 45),
     Part(
-        "guidance",
-        ("algos=[PITA,QSharp]", "experiment.seeds=[0,1,2,3,4]", _THREE),
-        methods,
-        25,
+        "curves",
+        # 640 prompts with four completions each: a round has 2,560.
+        (
+            _algos(BY_REWARD),
+            _UNSEEN,
+            f"rounds_of_training={MARKS[-1]}",
+            "data_collection.prompts_per_round=640",
+            "evaluation.budgets=[2.5e10,5e10,1e11,2e11,4e11]",
+        ),
+        curves,
+        15,
     ),
     Part(
-        "addition",
-        (f"algos=[{','.join(MAIN)}]", "experiment.seeds=[0,1,2,3,4]", _THREE),
+        "sorting",
+        (
+            "dataset=[]",
+            "datasets.sorting.class_path=examples.sorting.Sorting",
+            _algos(BY_REWARD),
+            _UNSEEN,
+        ),
         methods,
-        45,
-    ),
-    Part(
-        "all_methods",
-        (f"algos=[{','.join(sorted(set(ALGORITHMS) - {'SFT'}))}]", "experiment.seeds=[0,1,2]", _THREE),
-        methods,
-        45,
+        20,
     ),
     Part(
         "noisy_preferences",
-        ("algos=[PITA]", "algos.PITA.preference=bradley_terry", "experiment.seeds=[0,1,2]", _THREE),
+        ("algos=[PITA]", "algos.PITA.preference=bradley_terry", _UNSEEN),
         methods,
         2,
     ),
     Part(
-        "other_references",
-        (f"algos=[{','.join(MAIN)}]", "models.tiny.seeds=[3,4,5,6,7,8,9]"),
-        methods,
-        12,
-    ),
-    Part(
         "fronts",
         (
-            f"algos=[{','.join(MAIN)}]",
-            _THREE,
+            "algos=[PITA,QSharp,CD,DPO,RAFT]",
+            _UNSEEN,
             "evaluation.etas=[0.03,0.3,1,3]",
             "algos.DPO.front={beta: [0.1,0.3,1,3]}",
             "algos.RAFT.front={learning_rate: [5e-5,2e-4,1e-3]}",
@@ -228,18 +220,6 @@ PARTS = (
         fronts,
         20,
         with_costs=False,
-    ),
-    Part(
-        "budgets",
-        (
-            f"algos=[{','.join(MAIN)}]",
-            _THREE,
-            "rounds_of_training=4",
-            "data_collection.prompts_per_round=2500",
-            "evaluation.budgets=[5e10,1e11,2e11,4e11]",
-        ),
-        budgets,
-        10,
     ),
     Part(
         "sentiment",

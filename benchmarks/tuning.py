@@ -6,8 +6,9 @@
 
 A trial is a run of the pipeline with one method, on references 0, 1 and 2 and a seed of the experiment that no
 table of results has. Configurations are drawn once and for all from the spaces below; the first of each method is
-its default. Test prompts are never looked at, and references from 3 on are left for whoever wants to know how well
-the chosen settings carry over.
+its default, and the only one where its worst reference gets so much that no other could replace it. Test prompts
+are never looked at, and references from 3 on are left for whoever wants to know how well the chosen settings carry
+over.
 
 Jobs run in this process, one after the other. What is stored is not computed again, and a finished trial is one
 line of `trials.jsonl`, so an interrupted search goes on. A line counts as long as its trial would compute the same
@@ -55,6 +56,9 @@ TRIALS = 8
 REFERENCES = (0, 1, 2)
 SEED = 100
 """Of the experiment, so that no chain of a table of results is one that settings were chosen by."""
+
+_AHEAD = 0.02
+"""By which the worst reference of the best trial must be ahead for a default to give way."""
 
 _TWINS = 1000
 """Draws one after the other that give nothing new, after which no more are tried."""
@@ -246,6 +250,14 @@ def append(path: Path, score: Score) -> None:
         file.write(b"\n" * cut_off + json_text(asdict(score)).encode() + b"\n")
 
 
+def _is_settled(scores: Iterable[Score], method: str) -> bool:
+    """Return whether nothing could be so far ahead of the default that it gave way."""
+    default = trials_of(method, 1)[0].settings
+    return any(
+        min(score.scores) + _AHEAD >= 1 for score in scores if score.method == method and score.settings == default
+    )
+
+
 # -- the table -------------------------------------------------------------------------------------------------
 
 
@@ -289,7 +301,7 @@ def main() -> None:
         key=lambda trial: trial.number,
     )
     for trial in () if args.table else todo:
-        if (trial.method, trial.settings) in done:
+        if (trial.method, trial.settings) in done or _is_settled(scores, trial.method):
             continue
         try:
             score = run(trial, args.out)

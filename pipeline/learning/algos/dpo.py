@@ -305,10 +305,10 @@ class ORPOConfig(PairConfig):
 class SimPOConfig(PairConfig):
     """Simple preference optimisation (arXiv 2405.14734), as TRL's CPO has it with loss_type=simpo."""
 
-    learning_rate: float = number(9.9e-5, above=0, at_most=LARGEST_RATE)
-    beta: float = number(8.1, above=0, at_most=LARGEST_WEIGHT)
+    learning_rate: float = number(2.1e-4, above=0, at_most=LARGEST_RATE)
+    beta: float = number(5.4, above=0, at_most=LARGEST_WEIGHT)
     """Scale of the log-probability per token, which is the reward."""
-    simpo_gamma: float = number(1.0, at_least=0, at_most=LARGEST_WEIGHT)
+    simpo_gamma: float = number(1.5, at_least=0, at_most=LARGEST_WEIGHT)
     """Margin by which the chosen one's reward is to be ahead; the paper's gamma."""
     cpo_alpha: float = number(0.0, at_least=0, at_most=LARGEST_WEIGHT)
     """Weight of the chosen completions' negative log-likelihood, over the tokens of a batch: CPO-SimPO."""

@@ -277,7 +277,8 @@ class REINFORCEppConfig(RLOOConfig):
     """REINFORCE++ (arXiv 2501.03262), as OpenRLHF has it. Three settings of RLOO do nothing."""
 
     importance_sampling_level: ImportanceSampling = ImportanceSampling.token
-    beta: float = number(0.01, at_least=0, at_most=LARGEST_WEIGHT, hint=" (0 is no KL term)")
+    learning_rate: float = number(2e-4, above=0, at_most=LARGEST_RATE)
+    beta: float = number(0.05, at_least=0, at_most=LARGEST_WEIGHT, hint=" (0 is no KL term)")
     """Weight of each token's log-ratio to the anchor that is taken off the reward; 0 loads no anchor."""
     baseline: bool = False
     """Measure each reward against the mean of its group first: REINFORCE++-baseline. Without it a group may be a

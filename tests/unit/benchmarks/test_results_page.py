@@ -9,7 +9,7 @@ import pytest
 import yaml
 
 from benchmarks import results
-from benchmarks.results import PARTS, Part, main, methods, overrides_of, written
+from benchmarks.results import PARTS, Part, curves, main, methods, overrides_of, written
 from pipeline.config.checks import check_config
 from pipeline.config.load import load_config
 from pipeline.config.plain import to_plain
@@ -17,7 +17,7 @@ from pipeline.engine.journal import Journal
 from pipeline.engine.run_folder import RunFolder, create_run_folder
 from pipeline.plan.build import build_plan
 from pipeline.runs.cost import Compute, CostRow, write_compute
-from pipeline.runs.record import Comparison, PooledRow, ResultRow, Results, write_results
+from pipeline.runs.record import PooledRow, ResultRow, Results, write_results
 
 
 @pytest.mark.parametrize("part", PARTS, ids=lambda part: part.name)
@@ -158,11 +158,17 @@ def test_a_table_has_the_mean_the_worst_policy_and_the_spread() -> None:
     at |= {"over": "policies", "references": 2, "seeds": 2}
     bounds = {"difference_low": 0.2, "difference_high": 0.4}
     pooled = PooledRow(algo="PITA", value=0.7, ci_low=0.6, ci_high=0.8, difference=0.3, **bounds, **at)
-    at |= {"first": "PITA", "second": "reference", "test": "swaps", "detectable": 0.1}
-    comparison = Comparison(difference=0.3, ci_low=0.2, ci_high=0.4, p=0.0001, **at)
-    printed, spread, by_reference = methods(
-        Results(rows=rows, pooled=[pooled], comparisons=[comparison]), Compute()
-    ).split("\n\n|")
+    printed, spread = methods(Results(rows=rows, pooled=[pooled]), Compute()).split("\n\n|")
     assert "+0.300" in printed
     assert spread.splitlines()[2] == "| PITA | 4 | 0.700 | 0.500 | 0.163 |"
-    assert by_reference.splitlines()[2:] == ["| 0 | 0.600, 0.500 |", "| 1 | 0.800, 0.700 |"]
+
+
+def test_a_table_of_curves_has_what_rounds_have_reached() -> None:
+    at: dict[str, Any] = {"dataset": "d", "model": "m", "metric": "pass@1", "n": 9, "over": "policies"}
+    at |= dict.fromkeys(["difference", "difference_low", "difference_high"])
+    pooled = [
+        PooledRow(algo="PITA", round=n, value=n / 10, ci_low=0.7, ci_high=0.9, references=1, seeds=1, **at)
+        for n in range(1, 9)
+    ]
+    after = curves(Results(rows=[], pooled=pooled), Compute()).splitlines()[2]
+    assert after == "| PITA | 0.100 | 0.200 | 0.400 | 0.800 | [0.700, 0.900] |"
