@@ -55,7 +55,8 @@ class FilesConfig(DatasetConfig):
     chat: bool = False
     """Make a prompt of text the user's turn of a conversation, so that the model's chat template is applied."""
     system_prompt: str | None = model_text(None)
-    """First message of every conversation; null has none. Line breaks as in `prompt_template`."""
+    """First message of every conversation, in the place of its own; null leaves that. Line breaks as in
+    `prompt_template`."""
     chat_template_kwargs: dict[str, Any] = field(default_factory=dict)
     """Arguments of the model's chat template, as {enable_thinking: false}; a column of that name goes before."""
     date: str | None = None
