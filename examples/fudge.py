@@ -14,7 +14,8 @@ from typing import TYPE_CHECKING, ClassVar
 from pipeline import AlgoConfig, JobContext, ValueAlgoConfig, ValueGuidedAlgorithms
 
 if TYPE_CHECKING:
-    from pipeline import Dataset, Drawn, Groups, Offset, Sequences, TextPolicy
+    from pipeline import Dataset
+    from pipeline.toolbox import Drawn, Groups, Offset, Sequences, TextPolicy
 
 
 @dataclass(kw_only=True)
@@ -40,7 +41,7 @@ class Fudge(ValueGuidedAlgorithms):
 
     def draw(self, ctx: JobContext, dataset: Dataset, roll_in: TextPolicy, reference: TextPolicy) -> Drawn:
         """Samples of the reference."""
-        from pipeline import Rollouts
+        from pipeline.toolbox import Rollouts
 
         samples = Rollouts(ctx, dataset, reference)
         return samples.drawn(reference, [samples.tokens])

@@ -12,12 +12,13 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar
 
-from pipeline import GRPO, AlgoConfig, GRPOConfig, GRPOLoss, JobContext
+from pipeline import GRPO, AlgoConfig, GRPOConfig, JobContext
+from pipeline.toolbox import GRPOLoss
 
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from pipeline import TokenBatch
+    from pipeline.toolbox import TokenBatch
 
 
 @dataclass(kw_only=True)

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
 
-    from pipeline import Samples
+    from pipeline.toolbox import Samples
 
 
 @dataclass(kw_only=True)

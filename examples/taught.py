@@ -10,7 +10,8 @@ from __future__ import annotations
 
 from typing import ClassVar
 
-from pipeline import METRICS, REFERENCE_TRAIN, TEXT, Algorithm, JobContext, Read, Stage
+from pipeline import METRICS, Algorithm, JobContext, Read, Stage, toolbox
+from pipeline.toolbox import REFERENCE_TRAIN, TEXT
 
 TEACH = (*TEXT, "training", "data_collection", "algo")
 
@@ -27,8 +28,8 @@ class Taught(Algorithm):
 
     def teach(self, ctx: JobContext) -> None:
         """Go on from the last round's policy with this round's prompts and their answers."""
-        with ctx.loading():  # counts as loading, not as work
-            from pipeline import Sequences, fit_sft, fitting_of, load_policy, toolbox
+        with ctx.loading():  # imports of torch count as loading, not as work; planning does without
+            from pipeline.toolbox import Sequences, fit_sft, fitting_of, load_policy
         algo, dataset, tokenizer = ctx.config.algo, toolbox.open_dataset(ctx), toolbox.reference_model(ctx)[1]
         count = ctx.config.data_collection.prompts_per_round
         rows = [dataset.row(int(row)) for row in dataset.round_ids(ctx.seed, ctx.round, count)]
@@ -45,14 +46,9 @@ class Taught(Algorithm):
 
     def evaluate(self, ctx: JobContext) -> None:
         """Sample held-out prompts, and compare with the reference."""
-        # Here, since they import torch: planning does without.
-        from pipeline import toolbox, trained_policy
-
-        policy = trained_policy(ctx, toolbox.open_dataset(ctx), ctx.input("teach"), compared=True)
+        policy = toolbox.trained_policy(ctx, toolbox.open_dataset(ctx), ctx.input("teach"), compared=True)
         toolbox.evaluate(ctx, policy, toolbox.open_dataset(ctx), ctx.out)
 
     def metrics(self, ctx: JobContext) -> None:
         """Numbers with intervals."""
-        from pipeline import toolbox
-
         toolbox.write_metrics(ctx)

@@ -9,11 +9,11 @@ from functools import partial
 from rich.console import Console
 
 from pipeline.config.schema import Sharding, Strategy
-from pipeline.engine.devices.api import get_gpu_info
 from pipeline.engine.devices.inventory import Device, GpuUsage, Machine, read_machine, visible_gpus
 from pipeline.engine.devices.lease import Holder, holders
 from pipeline.engine.devices.resolve import pick
 from pipeline.errors import ConfigError, DeviceError
+from pipeline.gpus import get_gpu_info
 from pipeline.learning.memory import fit as fitting
 from pipeline.learning.memory.decoding import DecodingLoad, decoding_footprint
 from pipeline.learning.memory.fit import Fit, TriedLayout

@@ -11,14 +11,14 @@ from pipeline import JobContext, PostTrainingAlgorithms
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
-    from pipeline import TrainingSet
+    from pipeline.toolbox import TrainingSet
 
 
 class RewardWeighted(PostTrainingAlgorithms):
     name: ClassVar[str] = "RewardWeighted"
 
     def training_set(self, ctx: JobContext, model: PreTrainedModel, folders: Sequence[Path]) -> TrainingSet:
-        from pipeline import Samples, TrainingSet, completion_logprobs
+        from pipeline.toolbox import Samples, TrainingSet, completion_logprobs
 
         data = Samples.load(folders).sequences  # whole groups; their labels are the rewards
 

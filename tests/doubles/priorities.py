@@ -7,7 +7,8 @@ from typing import Any
 
 import numpy as np
 
-from pipeline import Config, Job
+from pipeline import Config
+from pipeline.toolbox import Job
 
 CALLS: list[tuple[Job, Config]] = []
 A_NUMBER = 3

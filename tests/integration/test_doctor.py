@@ -86,8 +86,8 @@ def test_a_batch_script_is_checked_without_anything_else(tmp_path: Path) -> None
             "d = OmegaConf.to_container(cfg, resolve=True); print('Serialization OK')",
             "Serialization OK",
         ),
-        ("from pipeline import get_available_gpus; print(get_available_gpus())", "[]"),
-        ("from pipeline import print_gpu_info; print_gpu_info()", "No CUDA GPUs available"),
+        ("from pipeline.gpus import get_available_gpus; print(get_available_gpus())", "[]"),
+        ("from pipeline.gpus import print_gpu_info; print_gpu_info()", "No CUDA GPUs available"),
     ],
     ids=["CUDA", "imports", "serialization", "GPUs", "GPU info"],
 )

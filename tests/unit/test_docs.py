@@ -2,6 +2,7 @@
 
 import ast
 import re
+import sys
 from functools import cache
 from importlib.util import find_spec
 from itertools import pairwise
@@ -9,45 +10,49 @@ from pathlib import Path
 
 import pytest
 import yaml
+from typer.testing import CliRunner
 
 import pipeline
+from docs.made import on_page_markdown
+from pipeline.__main__ import app
 from pipeline.commands.help_keys import help_on
 from pipeline.config.known import known_keys
+from pipeline.config.meaning import shipped_meanings
 from pipeline.learning.from_trl import CONFIGS, OF_ALGORITHM, SHARED, counterparts
 from pipeline.slurm.lint import check_script
+from pipeline.slurm.script import interpreter
 from pipeline.terminal.check import Verdict
-from tests.messages import all_messages
-from tests.pages import DOCS, ROOT, home_place, made_pages, place_of, up_to_date
 
+ROOT = Path(__file__).parents[2]
+DOCS = ROOT / "docs"
 PAGES = sorted(DOCS.rglob("*.md"))
 
 
-@pytest.mark.parametrize("page", made_pages(), ids=lambda page: page.stem)
-def test_what_is_made_from_the_code_is_as_the_code_is(page: Path) -> None:
-    assert page.read_text() == up_to_date(page.read_text()), "run: python -m tests.pages --write"
+def test_the_page_of_keys_has_every_key_and_default() -> None:
+    text = on_page_markdown((DOCS / "keys.md").read_text())
+    assert len(text) > 50_000
+    lost = [
+        key for key in shipped_meanings() if not re.search(rf"`(?:\w+\.)*{re.escape(key.split('.')[-1])}`", text)
+    ]
+    assert lost == []
 
 
-def test_every_message_has_a_place_on_the_pages() -> None:
-    found = all_messages()
-    assert sum(map(len, found.values())) > 300
-    lost = [module for module in found if not place_of(module)]
-    assert lost == [], "name the module, or its folder, in a part of docs/troubleshooting.md"
+def test_the_page_of_public_names_has_all() -> None:
+    named = set(re.findall(r"^::: pipeline\.(\S+)", (DOCS / "api.md").read_text(), re.MULTILINE))
+    own = set(pipeline.__all__) - {"toolbox", "gpus"}
+    boxed = {f"toolbox.{name}" for name in pipeline.toolbox.__all__}
+    assert named == own | boxed | {f"gpus.{name}" for name in pipeline.gpus.__all__}
 
 
-def test_a_message_is_found_with_what_differs_left_out() -> None:
-    """So that the rule itself is seen to work: what an error is raised with, and what a rule yields."""
-    assert any(said.startswith("stored output …") for said in all_messages()["errors.py"])
-    assert "execution.workers=…: at least one worker is needed" in all_messages()["engine/devices/resolve.py"]
-    assert any(said.startswith("no algorithm is enabled") for said in all_messages()["config/checks.py"])
-    assert "the sum of the probabilities is …, and must be 1" in all_messages()["sweeps/reading/parameters.py"]
-    assert any(
-        said.startswith("a grid has no end of values") for said in all_messages()["sweeps/reading/checks.py"]
+@pytest.mark.parametrize("ray", [False, True])
+def test_batch_scripts_on_the_page_are_what_the_command_writes(ray: bool) -> None:
+    words = ["--gres", "gpu:8", "--time", "24:00:00", "run", "experiment.name=compare", "profile=a100_80gb"]
+    done = CliRunner().invoke(
+        app, ["slurm", "write", "--out", "-", *(["--ray", "--nodes", "4"] if ray else []), *words]
     )
-
-
-def test_every_public_name_has_a_place_on_the_pages() -> None:
-    lost = [home for home in pipeline._HOMES if not home_place(home)]
-    assert lost == [], "name the module, or the one above it, in a part of docs/api.md"
+    assert done.exit_code == 0, done.output
+    text = done.stdout.replace(interpreter(sys.executable, Path.cwd()), ".venv/bin/python")
+    assert "\n".join(f"    {line}".rstrip() for line in text.splitlines()) in (DOCS / "slurm.md").read_text()
 
 
 def test_every_fault_of_a_batch_script_is_on_the_page_of_the_doctor() -> None:

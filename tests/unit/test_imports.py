@@ -27,6 +27,8 @@ WINGS = [
     "learning",
     "plan",
     "engine",
+    "gpus",
+    "toolbox",
     "runs",
     "sweeps",
     "slurm",
@@ -83,7 +85,7 @@ def imports() -> frozenset[tuple[str, str]]:
         for path in PACKAGE.rglob("*.py")
         for module in [_name(path)]
         for imported in _imported(ast.parse(path.read_text()))
-        if imported not in ("", "__version__")
+        if imported not in ("", "__version__", "look_up")
     )
 
 

@@ -6,18 +6,22 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from types import ModuleType
 
 import pytest
 
 import pipeline
+from pipeline import toolbox
 
 ROOT = Path(pipeline.__file__).parents[1]
+OFFERED = ("pipeline.gpus", "pipeline.sweeps", "pipeline.toolbox")
 TAUGHT = [*sorted((ROOT / "docs").glob("*.md")), ROOT / "README.md", *sorted((ROOT / "examples").glob("*.py"))]
 """What shows users how to import."""
 
 
-def shown_to_type_checkers() -> set[str]:
-    tree = ast.parse(Path(pipeline.__file__).read_text())
+def shown_to_type_checkers(module: ModuleType) -> set[str]:
+    assert module.__file__
+    tree = ast.parse(Path(module.__file__).read_text())
     return {
         alias.name
         for node in tree.body
@@ -28,12 +32,10 @@ def shown_to_type_checkers() -> set[str]:
     }
 
 
-def test_every_name_is_found() -> None:
-    assert [name for name in pipeline.__all__ if getattr(pipeline, name, None) is None] == []
-
-
-def test_type_checkers_see_the_same_names() -> None:
-    assert shown_to_type_checkers() == set(pipeline.__all__) <= set(dir(pipeline))
+@pytest.mark.parametrize("module", [pipeline, toolbox])
+def test_every_name_is_found_and_shown_to_type_checkers(module: ModuleType) -> None:
+    assert [name for name in module.__all__ if getattr(module, name, None) is None] == []
+    assert shown_to_type_checkers(module) == set(module.__all__) <= set(dir(module))
 
 
 def test_an_unknown_name_is_refused_as_of_any_module() -> None:
@@ -41,31 +43,20 @@ def test_an_unknown_name_is_refused_as_of_any_module() -> None:
         pipeline.Algoritm  # noqa: B018
 
 
-def test_what_is_written_at_the_head_of_a_file_imports_no_torch() -> None:
-    names = (
-        "Algorithm, Dataset, DatasetConfig, JobContext, PITA, PostTrainingAlgorithms, QSharp, Read, RewardTraits, "
-        "Row, Stage, ValueAlgoConfig, ValueGuidedAlgorithms, load_config, number, reward, select_gpus"
+def test_public_names_of_the_package_import_no_torch() -> None:
+    """`toolbox` holds what does."""
+    code = (
+        "import sys; sys.modules['torch'] = sys.modules['transformers'] = None\nimport pipeline\n"
+        "for name in pipeline.__all__: getattr(pipeline, name)"
     )
-    code = f"from pipeline import {names}\nimport sys; assert not {{'torch', 'transformers'}} & set(sys.modules)"
     subprocess.run([sys.executable, "-c", code], check=True)
 
 
 def inner_imports(path: Path) -> Iterator[str]:
     """Modules of the package that it imports; that for trials of a sweep is public, and holds one function."""
     found = re.findall(r"(?:from|import) (pipeline\.[\w.]+)", path.read_text())
-    yield from (name for name in found if name != "pipeline.sweeps")
+    yield from (name for name in found if name not in OFFERED)
 
 
 def test_docs_and_examples_import_from_nowhere_else() -> None:
     assert [(path.name, name) for path in TAUGHT for name in inner_imports(path)] == []
-
-
-def test_docs_name_all_that_imports_torch() -> None:
-    code = (
-        "import sys; sys.modules['torch'] = sys.modules['transformers'] = None\nimport pipeline\n"
-        "for name in pipeline.__all__:\n    try: getattr(pipeline, name)\n    except ImportError: print(name)"
-    )
-    heavy = subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True).stdout.split()
-    page = (ROOT / "docs" / "extending.md").read_text()
-    named = page[page.index("What works on models does") : page.index("imports them all")]
-    assert set(heavy) == set(re.findall(r"`(\w+)`", named)) - {"TYPE_CHECKING"}

@@ -28,6 +28,17 @@ from pipeline.machine.memory import usable_bytes
 if TYPE_CHECKING:
     from rich.console import Console
 
+__all__ = [
+    "auto_select_gpus_for_model",
+    "get_available_gpus",
+    "get_gpu_info",
+    "get_gpu_memory_usage",
+    "get_optimal_device",
+    "print_gpu_info",
+    "select_gpus",
+    "set_visible_gpus",
+    "setup_gpu_environment",
+]
 
 # -- process visibility ------------------------------------------------------------------------------------------
 # Which GPUs this very process sees, for scripts that compute in their own process rather than in workers.

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from rich.console import Console
 
-import pipeline as devices
+from pipeline import gpus as devices
 from pipeline.engine.devices.resolve import Order
 from pipeline.errors import DeviceError
 from tests.doubles.fake_nvml import gpu
@@ -40,7 +40,7 @@ def printed(*arguments: Any) -> list[str]:
 
 def test_it_is_free_of_torch() -> None:
     check = "assert not {'torch', 'transformers'} & set(sys.modules)"
-    code = f"import sys; from pipeline import select_gpus, setup_gpu_environment; {check}"
+    code = f"import sys; from pipeline.gpus import select_gpus, setup_gpu_environment; {check}"
     subprocess.run([sys.executable, "-c", code], check=True)
 
 

@@ -1,0 +1,137 @@
+"""What methods, datasets and rewards of a user's own are made of, besides the classes that they build on.
+
+Names are looked up when they are first used. Most import torch: import those inside of methods, or under
+`TYPE_CHECKING`.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from pipeline import look_up
+
+if TYPE_CHECKING:
+    from pipeline.config.bases import Settings as Settings
+    from pipeline.config.fields import file_or_folder as file_or_folder
+    from pipeline.errors import JobStopped as JobStopped
+    from pipeline.files import json_text as json_text
+    from pipeline.learning.algos.base import REFERENCE_TRAIN as REFERENCE_TRAIN
+    from pipeline.learning.algos.base import START_TRAIN as START_TRAIN
+    from pipeline.learning.algos.base import TEXT as TEXT
+    from pipeline.learning.algos.best_of_n import BestOfN as BestOfN
+    from pipeline.learning.algos.best_of_n import BestOfNConfig as BestOfNConfig
+    from pipeline.learning.algos.dpo import ORPO as ORPO
+    from pipeline.learning.algos.dpo import ORPOConfig as ORPOConfig
+    from pipeline.learning.algos.dpo import SimPO as SimPO
+    from pipeline.learning.algos.dpo import SimPOConfig as SimPOConfig
+    from pipeline.learning.algos.groups import Drawn as Drawn
+    from pipeline.learning.algos.groups import Groups as Groups
+    from pipeline.learning.algos.grpo import RLOO as RLOO
+    from pipeline.learning.algos.grpo import REINFORCEpp as REINFORCEpp
+    from pipeline.learning.algos.grpo import REINFORCEppConfig as REINFORCEppConfig
+    from pipeline.learning.algos.grpo import RLOOConfig as RLOOConfig
+    from pipeline.learning.algos.grpo_hf import GRPOHF as GRPOHF
+    from pipeline.learning.algos.grpo_hf import GRPOHFConfig as GRPOHFConfig
+    from pipeline.learning.algos.kto import KTO as KTO
+    from pipeline.learning.algos.kto import KTOConfig as KTOConfig
+    from pipeline.learning.algos.post_training import fitting_of as fitting_of
+    from pipeline.learning.algos.post_training import trained_policy as trained_policy
+    from pipeline.learning.algos.qsharp import CD as CD
+    from pipeline.learning.algos.qsharp import CDConfig as CDConfig
+    from pipeline.learning.algos.qsharp_hf import QSharpHF as QSharpHF
+    from pipeline.learning.algos.qsharp_hf import QSharpHFConfig as QSharpHFConfig
+    from pipeline.learning.algos.rollouts import Rollouts as Rollouts
+    from pipeline.learning.algos.toolbox import encode as encode
+    from pipeline.learning.algos.toolbox import evaluate as evaluate
+    from pipeline.learning.algos.toolbox import fresh_value_model as fresh_value_model
+    from pipeline.learning.algos.toolbox import guided_policy as guided_policy
+    from pipeline.learning.algos.toolbox import held_out_rows as held_out_rows
+    from pipeline.learning.algos.toolbox import open_dataset as open_dataset
+    from pipeline.learning.algos.toolbox import reference_model as reference_model
+    from pipeline.learning.algos.toolbox import reference_policy as reference_policy
+    from pipeline.learning.algos.toolbox import reference_source as reference_source
+    from pipeline.learning.algos.toolbox import round_rows as round_rows
+    from pipeline.learning.algos.toolbox import row_ids as row_ids
+    from pipeline.learning.algos.toolbox import score as score
+    from pipeline.learning.algos.toolbox import write_metrics as write_metrics
+    from pipeline.learning.choices import GRPOLoss as GRPOLoss
+    from pipeline.learning.datasets.columns import needed as needed
+    from pipeline.learning.generation.policy import TextPolicy as TextPolicy
+    from pipeline.learning.generation.sampling import sample_keys as sample_keys
+    from pipeline.learning.generation.tilt import Offset as Offset
+    from pipeline.learning.models.batch_size import BatchSizes as BatchSizes
+    from pipeline.learning.models.flops import answered as answered
+    from pipeline.learning.models.flops import spend as spend
+    from pipeline.learning.models.load import load_policy as load_policy
+    from pipeline.learning.models.value import ValueModel as ValueModel
+    from pipeline.learning.rewards.preference import decide as decide
+    from pipeline.learning.rewards.preference import existing_pairs as existing_pairs
+    from pipeline.learning.training.checkpoint import Checkpoints as Checkpoints
+    from pipeline.learning.training.curve import add_to_curve as add_to_curve
+    from pipeline.learning.training.distributed import save_model as save_model
+    from pipeline.learning.training.grpo import Samples as Samples
+    from pipeline.learning.training.grpo import TokenBatch as TokenBatch
+    from pipeline.learning.training.loop import TrainSettings as TrainSettings
+    from pipeline.learning.training.loop import train as train
+    from pipeline.learning.training.policy import Fitting as Fitting
+    from pipeline.learning.training.policy import TrainingSet as TrainingSet
+    from pipeline.learning.training.policy import fit as fit
+    from pipeline.learning.training.policy import fit_sft as fit_sft
+    from pipeline.learning.training.scoring import completion_logprobs as completion_logprobs
+    from pipeline.learning.training.sequences import Sequences as Sequences
+    from pipeline.outputs.prompts import PromptMeasures as PromptMeasures
+    from pipeline.outputs.prompts import write_prompts as write_prompts
+    from pipeline.plan.graph import Job as Job
+
+_HOMES = {
+    "config.bases": "Settings",
+    "config.fields": "file_or_folder",
+    "errors": "JobStopped",
+    "files": "json_text",
+    "learning.algos.base": "REFERENCE_TRAIN START_TRAIN TEXT",
+    "learning.algos.best_of_n": "BestOfN BestOfNConfig",
+    "learning.algos.dpo": "ORPO ORPOConfig SimPO SimPOConfig",
+    "learning.algos.groups": "Drawn Groups",
+    "learning.algos.grpo": "REINFORCEpp REINFORCEppConfig RLOO RLOOConfig",
+    "learning.algos.grpo_hf": "GRPOHF GRPOHFConfig",
+    "learning.algos.kto": "KTO KTOConfig",
+    "learning.algos.post_training": "fitting_of trained_policy",
+    "learning.algos.qsharp": "CD CDConfig",
+    "learning.algos.qsharp_hf": "QSharpHF QSharpHFConfig",
+    "learning.algos.rollouts": "Rollouts",
+    "learning.algos.toolbox": "encode evaluate fresh_value_model guided_policy held_out_rows open_dataset "
+    "reference_model reference_policy reference_source round_rows row_ids score "
+    "write_metrics",
+    "learning.choices": "GRPOLoss",
+    "learning.datasets.columns": "needed",
+    "learning.generation.policy": "TextPolicy",
+    "learning.generation.sampling": "sample_keys",
+    "learning.generation.tilt": "Offset",
+    "learning.models.batch_size": "BatchSizes",
+    "learning.models.flops": "answered spend",
+    "learning.models.load": "load_policy",
+    "learning.models.value": "ValueModel",
+    "learning.rewards.preference": "decide existing_pairs",
+    "learning.training.checkpoint": "Checkpoints",
+    "learning.training.curve": "add_to_curve",
+    "learning.training.distributed": "save_model",
+    "learning.training.grpo": "Samples TokenBatch",
+    "learning.training.loop": "TrainSettings train",
+    "learning.training.policy": "Fitting TrainingSet fit fit_sft",
+    "learning.training.scoring": "completion_logprobs",
+    "learning.training.sequences": "Sequences",
+    "outputs.prompts": "PromptMeasures write_prompts",
+    "plan.graph": "Job",
+}
+"""Module -> what users import of it."""
+_HOME_OF = {name: home for home, names in _HOMES.items() for name in names.split()}
+__all__ = [*_HOME_OF]
+
+
+def __getattr__(name: str) -> Any:
+    globals()[name] = look_up(_HOME_OF, __name__, name)
+    return globals()[name]
+
+
+def __dir__() -> list[str]:
+    return sorted([*globals(), *_HOME_OF])
