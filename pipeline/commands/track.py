@@ -19,7 +19,7 @@ from pipeline.foreign import ForeignDataError, converted
 from pipeline.runs.index import choose_run
 from pipeline.runs.loaded import LoadedRun, load_planned
 from pipeline.runs.tracking.feeders import Feeders
-from pipeline.runs.tracking.wandb_sweep import sweep_trial
+from pipeline.runs.tracking.trackers import sweep_trial
 from pipeline.terminal.console import say
 
 

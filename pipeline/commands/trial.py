@@ -15,7 +15,7 @@ from pipeline.plan.graph import Job
 from pipeline.runs.record import ResultRow, place_of
 from pipeline.runs.rows import METRICS_STAGE, collect_rows
 from pipeline.runs.run_view import RunView
-from pipeline.runs.tracking.wandb_sweep import leave_values, sweep_trial
+from pipeline.runs.tracking.trackers import leave_values, sweep_trial
 from pipeline.sweeps.reporting import log, own_trial
 
 OBJECTIVE = "objective"

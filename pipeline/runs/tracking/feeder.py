@@ -1,150 +1,291 @@
-"""The process of one tracker: follows a run until it is told that the run has ended. Started by `feeders`."""
+"""The process of one tracker: follows a run until it is told that the run has ended. Started by `feeders`.
+
+A chain of the plan is a run of the tracker, and an output that has something for it is a batch, always the same:
+
+    a job that trains     a row for each step that its curve has, over the steps of all rounds
+    a job that measures   a row for the round: results with intervals, time and throughput; and a few samples
+"""
 
 from __future__ import annotations
 
+import hashlib
+import json
 import logging
+import math
 import os
 import select
 import signal
 import threading
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections import Counter, defaultdict
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any, TypeVar
 
 from msgspec import Meta
 
 from pipeline.engine.run_folder import RunFolder
+from pipeline.engine.store.store import Store
 from pipeline.errors import PipelineError
 from pipeline.files import json_text, write_whole
 from pipeline.foreign import ForeignDataError, read_json_file
 from pipeline.locks import claim
 from pipeline.machine.begin import begin
 from pipeline.machine.channel import Channel
-from pipeline.outputs.formats import Count
+from pipeline.outputs.curves import CURVES, TrainingStep, read_curve
+from pipeline.outputs.formats import METRICS, SAMPLES, Count, Metric
+from pipeline.outputs.manifest import MANIFEST
+from pipeline.outputs.reading import problem_in_words, read_metrics, read_shown_samples
 from pipeline.plan.graph import Job
+from pipeline.plan.recorded import RecordedPlan
 from pipeline.runs.loaded import LoadedRun
-from pipeline.runs.run_view import JobView
-from pipeline.runs.tracking.batches import Batch, BatchReader, TrackedChain, telling, tracked_chains
-from pipeline.runs.tracking.trackers import Tracker, TrackerPlace, TrackerRun, make_tracker
-from pipeline.runs.tracking.wandb_sweep import SweepTrial, left_values
+from pipeline.runs.rows import METRICS_STAGE
+from pipeline.runs.tracking.trackers import (
+    ROUND,
+    STEP,
+    TRACKERS,
+    Batch,
+    Row,
+    Shown,
+    SweepTrial,
+    TrackedChain,
+    TrackerPlace,
+    TrackerRun,
+    left_values,
+)
+from pipeline.terminal.text import printable
 
-if TYPE_CHECKING:
-    from pipeline.runs.tracking.to_wandb import TrialRun
-
-
-# -- feed --------------------------------------------------------------------------------------------------------
-# Telling one tracker of the chains of a run: what is done, and what the tracker does not know yet.
-
-
-# -- told --------------------------------------------------------------------------------------------------------
-# What a tracker was told of a chain: a small file of ours, written before anything is sent and when it is
-# safe. The order in which batches were first sent is kept for good, as trackers count what they are told: a
-# row that is told once more has the same number.
-
-
+_NAMES = ("name", "class_path", "_schema_")
+"""Of a section, besides its settings."""
+_TEXT = 2000
+"""Characters of a prompt or a completion that a table of samples has."""
+_LOOK_S = 2.0
+"""Seconds between two looks at the journal."""
+_NOISE = 1 << 20
+"""Bytes that are kept of what a tracker prints."""
+_SAID = 500
+_T = TypeVar("_T")
+_Begin = Callable[[TrackedChain, str], TrackerRun]
 _Key = Annotated[str, Meta(max_length=100)]
 
+log = logging.getLogger("pipeline")
 
-@dataclass(frozen=True, kw_only=True)
+
+# -- chains ----------------------------------------------------------------------------------------------------
+
+
+def tracked_chains(plan: RecordedPlan, experiment: str) -> list[TrackedChain]:
+    """The chains of a plan, in its order; references are chains too."""
+    jobs: dict[str, list[Job]] = {}
+    for job in plan.jobs.values():
+        jobs.setdefault(job.chain, []).append(job)
+    return [
+        TrackedChain(
+            id=_id(experiment, chain, found),
+            # The algorithm first, so that trackers group by it; what all seeds share has none.
+            name=f"{found[0].algo}/{chain.removesuffix(f'/{found[0].algo}').removesuffix('/any')}",
+            experiment=experiment,
+            settings=_settings(plan, found),
+            jobs=tuple(found),
+        )
+        for chain, found in jobs.items()
+    ]
+
+
+def _id(experiment: str, chain: str, jobs: list[Job]) -> str:
+    """Of what the first round rests on: its keys cover every setting, and further rounds change none of them."""
+    first = min(job.round for job in jobs)
+    keys = sorted(job.key for job in jobs if job.round == first)
+    return hashlib.sha256(json.dumps([experiment, chain, keys]).encode()).hexdigest()[:16]
+
+
+def _settings(plan: RecordedPlan, jobs: list[Job]) -> dict[str, str | float | bool]:
+    sections: dict[str, object] = {}
+    for job in jobs:
+        if job.shard in (None, 0):
+            sections |= plan.config(job.id)
+    place = {name: getattr(jobs[0], name) for name in ("algo", "dataset", "model", "reference", "seed")}
+    return dict(sorted(_flat({"chain": place, **sections}, "")))
+
+
+def _flat(value: object, name: str) -> Iterator[tuple[str, str | float | bool]]:
+    match value:
+        case Mapping():
+            for inner, part in value.items():
+                if inner not in _NAMES:
+                    yield from _flat(part, f"{name}.{inner}" if name else str(inner))
+        case float() if not math.isfinite(value):
+            yield name, str(value)  # JSON has no number for it
+        case bool() | int() | float() | str():
+            yield name, value
+        case None:
+            pass
+        case _:
+            yield name, json.dumps(value)
+
+
+# -- batches ---------------------------------------------------------------------------------------------------
+
+
+class BatchReader:
+    """Reads the batches of one chain, each once, as its jobs get done."""
+
+    def __init__(self, chain: TrackedChain, store: Store, samples: int) -> None:
+        """Prepare; a batch has so many samples at most."""
+        self._chain, self._store, self._samples = chain, store, samples
+        self._left = telling(chain)
+        self._steps: Counter[str] = Counter()
+
+    def new(self, is_there: Callable[[Job], bool]) -> list[Batch]:
+        """Those of outputs that were not there before, in the order of the plan; many have nothing in them."""
+        found = [job for job in self._left if is_there(job)]
+        self._left = [job for job in self._left if job not in found]
+        return [self._batch(job, self._store.path(job.key)) for job in found]
+
+    def _batch(self, job: Job, output: Path) -> Batch:
+        if job.stage == METRICS_STAGE:
+            rows, samples = self._measured(job, output), self._shown(job, output)
+        else:
+            rows, samples = self._trained(job, _read(job, CURVES, read_curve, output) or []), []
+        return Batch(id=job.key, round=job.round, time=_made(output), rows=rows, samples=samples)
+
+    def _trained(self, job: Job, curve: Sequence[TrainingStep]) -> list[Row]:
+        rows = []
+        for step in curve:
+            told = {name: getattr(step, name) for name in ("loss", "grad_norm", "learning_rate", "tokens")}
+            named = {f"train/{step.training}/{name}": value for name, value in {**told, **step.extra}.items()}
+            values = {name: value for name, value in named.items() if value is not None}
+            rows.append(Row(axis=STEP, at=self._steps[step.training] + step.step, round=job.round, values=values))
+        self._steps.update({step.training: step.steps for step in curve})
+        return rows
+
+    def _measured(self, job: Job, output: Path) -> list[Row]:
+        results = _read(job, METRICS, read_metrics, output)
+        values = {name: value for row in (results.rows if results else ()) for name, value in _result(row)}
+        if not values:
+            return []
+        return [Row(axis=ROUND, at=job.round, round=job.round, values={**values, **self._time(job.round)})]
+
+    def _time(self, number: int) -> dict[str, float]:
+        """Seconds that devices were held by the stages of a round, and what they made in one of them."""
+        sums: dict[str, Counter[str]] = defaultdict(Counter)
+        for job in self._chain.jobs:
+            if job.round == number and job.stage != METRICS_STAGE:
+                sums[job.stage].update(self._store.costs.of(job.key))
+        found: dict[str, float] = {}
+        for stage, spent in sorted(sums.items()):
+            if seconds := spent["run_s"]:
+                found[f"time/{stage}/seconds"] = seconds
+                made = {unit: spent[unit] for unit in ("samples", "tokens") if spent[unit]}
+                found |= {f"time/{stage}/{unit}_per_s": much / seconds for unit, much in made.items()}
+        return found
+
+    def _shown(self, job: Job, output: Path) -> list[Shown]:
+        found = _read(job, SAMPLES, read_shown_samples, output) if self._samples else None
+        return [row for sample in found or () for row in _completions(job.round, sample)][: self._samples]
+
+
+def telling(chain: TrackedChain) -> list[Job]:
+    """The jobs of a chain that may have something for a tracker: none of those that are split, as they draw."""
+    return [job for job in chain.jobs if job.shard is None]
+
+
+def _result(row: Metric) -> Iterator[tuple[str, float]]:
+    """The number and the ends of its interval, apart from it so that trackers show numbers first."""
+    name = row.metric
+    told = {f"eval/{name}": row.value, f"interval/{name}/low": row.ci_low, f"interval/{name}/high": row.ci_high}
+    yield from ((place, value) for place, value in told.items() if value is not None)
+
+
+def _completions(number: int, sample: Mapping[str, Any]) -> Iterator[Shown]:
+    """A row for each completion of a sample; it may hold anything, as it is for people."""
+    completions = sample.get("completions")
+    for completion in completions if isinstance(completions, list) else []:
+        if isinstance(completion, dict):
+            texts = {"prompt": _text(sample.get("prompt")), "completion": _text(completion.get("text"))}
+            numbers = {name: completion.get(name) for name in ("reward", "correct")}
+            known = {
+                name: float(value) if isinstance(value, int | float) else None for name, value in numbers.items()
+            }
+            yield {"round": number, **texts, **known}
+
+
+def _text(value: object) -> str:
+    text = "" if value is None else str(value)
+    return printable(text[:_TEXT]) + (" ..." if len(text) > _TEXT else "")
+
+
+def _read(job: Job, name: str, read: Callable[[Path], _T], output: Path) -> _T | None:
+    """What a file of an output holds; None where there is none, or none that can be read, which is logged."""
+    try:
+        return read(output)
+    except (FileNotFoundError, NotADirectoryError):
+        return None
+    except (ForeignDataError, OSError, RecursionError) as error:
+        said = str(error) if isinstance(error, RecursionError) else problem_in_words(error)
+        log.warning("%s: its stored %s is passed over: %s", job.id, name, said)
+        return None
+
+
+def _made(output: Path) -> float:
+    """When an output was committed; the same whoever asks, as a store never changes what it has."""
+    try:
+        return (output / MANIFEST).stat().st_mtime
+    except OSError:
+        return 0.0
+
+
+# -- telling ---------------------------------------------------------------------------------------------------
+
+
+@dataclass(kw_only=True)
 class Told:
     """What a tracker was told of a chain.
 
     Attributes:
         name: What its run is called there.
-        batches: Id and number of rows of every batch that was sent, in that order; some may not have arrived.
-        kept: How many of these the tracker has for good.
+        batches: Id and number of rows of every batch that was sent, in that order; some may not have arrived. The
+            order is kept for good, as trackers count what they are told: a row keeps its number.
+        kept: Whether the tracker has all of them for good.
     """
 
     name: str
-    batches: Sequence[tuple[_Key, Count]] = field(default=())
-    kept: Count = 0
-
-    def lacks(self, ids: Iterable[str]) -> bool:
-        """Whether the tracker may lack one of some batches."""
-        return not set(ids) <= {known for known, _ in self.batches[: self.kept]}
-
-    def extended(self, new: Iterable[Batch]) -> Told:
-        """With batches that are about to be sent."""
-        known = {name for name, _ in self.batches}
-        added = [(batch.id, len(batch.rows)) for batch in new if batch.id not in known]
-        return Told(name=self.name, batches=[*self.batches, *added], kept=self.kept)
-
-    def all_kept(self) -> Told:
-        """When everything that was sent is safe."""
-        return Told(name=self.name, batches=self.batches, kept=len(self.batches))
-
-    def first_row(self, batch_id: str) -> int:
-        """How many rows were sent before a batch."""
-        ids = [known for known, _ in self.batches]
-        return sum(rows for _, rows in self.batches[: ids.index(batch_id)])
-
-
-class ToldFiles:
-    """What one tracker was told of all chains of an experiment: a file for each."""
-
-    def __init__(self, folder: Path) -> None:
-        self._folder = folder
-        self._names: dict[str, str] = {}
-        """Names that are taken, as far as one was asked for: id of a chain -> its name."""
-
-    def read(self, chain_id: str) -> Told | None:
-        """What it was told of a chain; None where that is nothing, or not known any more."""
-        try:
-            return read_json_file(self._path(chain_id), Told)
-        except (ForeignDataError, OSError):
-            return None
-
-    def write(self, chain_id: str, told: Told) -> None:
-        """Note it, so that it outlives this process and the machine."""
-        self._folder.mkdir(parents=True, exist_ok=True)
-        self._names[chain_id] = told.name
-        write_whole(self._path(chain_id), json_text(asdict(told)) + "\n")
-
-    def free_name(self, chain_id: str, name: str) -> str:
-        """The name of a chain, or with its id if that of other settings has it already."""
-        for path in self._folder.glob("*.json"):
-            if path.stem not in self._names and (told := self.read(path.stem)) is not None:
-                self._names[path.stem] = told.name
-        taken = {known for other, known in self._names.items() if other != chain_id}
-        return f"{name}@{chain_id[:6]}" if name in taken else name
-
-    def _path(self, chain_id: str) -> Path:
-        return self._folder / f"{chain_id}.json"
-
-
-_THERE = ("done", "stored")
-
-log = logging.getLogger("pipeline")
+    batches: list[tuple[_Key, Count]] = field(default_factory=list)
+    kept: bool = False
 
 
 class Feed:
-    """Tells a tracker what is new in a run, each time that it is asked to look."""
+    """Tells a tracker what is new in a run, each time that it is asked to look; see `Told` for what it notes."""
 
-    def __init__(self, run: LoadedRun, make: Callable[[], Tracker], told: ToldFiles, samples: int) -> None:
+    def __init__(self, run: LoadedRun, begin: _Begin, note: Path, samples: int) -> None:
         """Prepare.
 
         Args:
             run: The run.
-            make: Makes the tracker, which takes long; called when there is something to tell.
-            told: What the tracker was told before.
+            begin: Begins a chain in the tracker under a name.
+            note: Our file of what the tracker was told; a damaged one counts as none.
             samples: How many samples a round may show.
 
         Raises:
             PlanError: The run has no plan that can be read.
         """
-        self._run, self._make, self._files, self._samples = run, make, told, samples
-        self._tracker: Tracker | None = None
+        self._run, self._begin, self._note, self._samples = run, begin, note, samples
+        try:
+            self._told = read_json_file(note, dict[str, Told])
+        except (ForeignDataError, OSError):
+            self._told = {}
         self._left = tracked_chains(run.plan, run.name)
-        self._begun: dict[str, _Telling] = {}
+        self._readers: dict[str, BatchReader] = {}
+        self._begun: dict[str, TrackerRun] = {}
 
     def look(self) -> None:
         """Tell what is new; whatever the tracker raises comes out of this."""
         self._run.refresh()
         for chain in self._left:
             self._look_at(chain)
-        over = [chain for chain in self._left if all(self._view(job).settled for job in chain.jobs)]
+        views = self._run.view.jobs
+        over = [chain for chain in self._left if all(views[job.id].settled for job in chain.jobs)]
         self._left = [chain for chain in self._left if chain not in over]
         for chain in over:
             self._close(chain)
@@ -153,87 +294,57 @@ class Feed:
         """Nothing more will be told."""
         for chain in self._left:
             self._close(chain)
-        if self._tracker is not None:
-            self._tracker.close()
 
     def _look_at(self, chain: TrackedChain) -> None:
-        telling_of = self._begun.get(chain.id)
-        if telling_of is None:
-            told = self._files.read(chain.id)
-            ready = [job.key for job in telling(chain) if self._is_there(job)]
-            if not ready or (told is not None and not told.lacks(ready)):
+        if chain.id not in self._readers:
+            told = self._told.get(chain.id)
+            ready = {job.key for job in telling(chain) if self._is_there(job)}
+            if not ready or (told and told.kept and ready <= dict(told.batches).keys()):
                 return
-            told = told or Told(name=self._files.free_name(chain.id, chain.name))
-            reader = BatchReader(chain, self._run.store, self._samples)
-            telling_of = self._begun[chain.id] = _Telling(chain, told, self._files, reader, self._begin)
-        telling_of.tell(list(telling_of.reader.new(self._is_there)))
+            self._told.setdefault(chain.id, Told(name=self._free_name(chain)))
+            self._readers[chain.id] = BatchReader(chain, self._run.store, self._samples)
+        if new := self._readers[chain.id].new(self._is_there):
+            self._tell(chain, self._told[chain.id], new)
 
-    def _close(self, chain: TrackedChain) -> None:
-        if (telling_of := self._begun.pop(chain.id, None)) is not None:
-            telling_of.close()
-
-    def _begin(self, chain: TrackedChain, name: str) -> TrackerRun:
-        if self._tracker is None:
-            log.info("loads the tracker")
-            self._tracker = self._make()
-        log.info("%s: begins it", name)
-        return self._tracker.begin(chain, name)
-
-    def _is_there(self, job: Job) -> bool:
-        return self._view(job).status in _THERE
-
-    def _view(self, job: Job) -> JobView:
-        return self._run.view.jobs[job.id]
-
-
-class _Telling:
-    """One chain that the tracker is being told of."""
-
-    def __init__(
-        self,
-        chain: TrackedChain,
-        told: Told,
-        files: ToldFiles,
-        reader: BatchReader,
-        begin: Callable[[TrackedChain, str], TrackerRun],
-    ) -> None:
-        self.reader = reader
-        self._chain, self._told, self._files, self._begin = chain, told, files, begin
-        self._run: TrackerRun | None = None
-
-    def tell(self, new: Sequence[Batch]) -> None:
+    def _tell(self, chain: TrackedChain, told: Told, new: Sequence[Batch]) -> None:
         """Send batches, in the order in which they were sent the first time."""
-        if not new:
-            return
-        log.info("%s: tells what %d jobs left", self._told.name, len(new))
-        self._note(self._told.extended(new))
-        order = {name: place for place, (name, _) in enumerate(self._told.batches)}
+        log.info("%s: tells what %d jobs left", told.name, len(new))
+        known = dict(told.batches)
+        told.batches += [(batch.id, len(batch.rows)) for batch in new if batch.id not in known]
+        told.kept = False
+        self._write()
+        order = {name: place for place, (name, _) in enumerate(told.batches)}
         for batch in sorted(new, key=lambda batch: order[batch.id]):
             if batch.rows or batch.samples:
-                self._run = self._run or self._begin(self._chain, self._told.name)
-                self._run.add(batch, self._told.first_row(batch.id))
-        if self._run is None or self._run.keep():
-            self._note(self._told.all_kept())
+                if chain.id not in self._begun:
+                    log.info("%s: begins it", told.name)
+                    self._begun[chain.id] = self._begin(chain, told.name)
+                self._begun[chain.id].add(batch, sum(rows for _, rows in told.batches[: order[batch.id]]))
 
-    def close(self) -> None:
-        """Nothing more follows."""
-        if self._run is not None:
-            log.info("%s: closes it", self._told.name)
-            self._run.close()
-            self._note(self._told.all_kept())
+    def _close(self, chain: TrackedChain) -> None:
+        if self._readers.pop(chain.id, None) is None:
+            return
+        if (begun := self._begun.pop(chain.id, None)) is not None:
+            log.info("%s: closes it", chain.name)
+            begun.close()
+        self._told[chain.id].kept = True
+        self._write()
 
-    def _note(self, told: Told) -> None:
-        if told != self._told:
-            self._files.write(self._chain.id, told)
-            self._told = told
+    def _free_name(self, chain: TrackedChain) -> str:
+        """The name of a chain, or with its id if that of other settings has it already."""
+        taken = chain.name in {told.name for told in self._told.values()}
+        return f"{chain.name}@{chain.id[:6]}" if taken else chain.name
+
+    def _write(self) -> None:
+        """Before anything is sent, and when it is safe; it outlives this process and the machine."""
+        self._note.parent.mkdir(parents=True, exist_ok=True)
+        write_whole(self._note, json_text({name: vars(told) for name, told in self._told.items()}) + "\n")
+
+    def _is_there(self, job: Job) -> bool:
+        return self._run.view.jobs[job.id].status in ("done", "stored")
 
 
-_LOOK_S = 2.0
-"""Seconds between two looks at the journal."""
-_NOISE = 1 << 20
-"""Bytes that are kept of what a tracker prints."""
-_NICENESS = 10
-_SAID = 500
+# -- the process -----------------------------------------------------------------------------------------------
 
 
 def main() -> None:
@@ -241,16 +352,17 @@ def main() -> None:
     settings = begin()
     channel = Channel.inherited(settings.pop("fd"))
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # whoever started this process says when it ends
-    os.nice(_NICENESS)
+    os.nice(10)
     _log_to(_take_output())
+    problem = None
     try:
         _follow(channel, **settings)
     except BaseException as error:
         log.exception("nothing more is told")
-        _say(channel, problem=f"{type(error).__name__}: {error}"[:_SAID])
-        os._exit(1)
-    _say(channel, problem=None)
-    os._exit(0)
+        problem = f"{type(error).__name__}: {error}"[:_SAID]
+    with suppress(OSError):  # nobody listens any more
+        channel.send(json_text({"problem": problem}).encode())
+    os._exit(problem is not None)
 
 
 def _follow(
@@ -264,51 +376,51 @@ def _follow(
     log.info("tells %s of run %s", tracker, run)
     recorded = LoadedRun(RunFolder(Path(run)))
     there = TrackerPlace(**{**place, "folder": Path(place["folder"])})
-    feed = Feed(recorded, lambda: make_tracker(tracker, there), ToldFiles(there.told), samples)
+    begin_in, note = TRACKERS[tracker].begin, there.told / f"{recorded.name}.json"
+    feed = Feed(recorded, lambda chain, name: begin_in(there, chain, name), note, samples)
     # Two processes that told the same chains would tell them twice.
-    lock = there.told / f".{recorded.name}.lock"
-    while (held := claim(tracker, lock)) is None:
-        log.info("waits: another run of the experiment tells it right now")
-        if _is_over(channel):
-            raise PipelineError("another run of the experiment tells it right now")
-        _wait(channel)
-    with held:
+    with claimed(channel, tracker, note.with_suffix(".lock")):
         judged = _Judged(recorded, there, SweepTrial(**trial)) if trial else None
         is_over = False
         while not is_over:
             is_over = _is_over(channel)  # asked first, so that nothing is missed that was written before
-            if is_over:
-                log.info("the run has ended: tells what is left")
             feed.look()
             if judged is not None:
                 judged.look()
             if not is_over:
                 _wait(channel)
-        if judged is not None:
-            judged.close()
+        if judged is not None and judged.run is not None:
+            judged.run.finish()
         feed.close()
+
+
+def claimed(channel: Channel, tracker: str, lock: Path) -> Any:
+    """Wait until nobody else tells it of the experiment.
+
+    Raises:
+        PipelineError: The run is over, and somebody still does.
+    """
+    while (held := claim(tracker, lock)) is None:
+        log.info("waits: another run of the experiment tells it right now")
+        if _is_over(channel):
+            raise PipelineError("another run of the experiment tells it right now")
+        _wait(channel)
+    return held
 
 
 class _Judged:
     """What W&B's sweep is told of this run, which is a trial of it."""
 
     def __init__(self, run: LoadedRun, place: TrackerPlace, trial: SweepTrial) -> None:
-        self._folder, self._name, self._place, self._trial = run.folder.path, run.name, place, trial
-        self._told = 0
-        self._run: TrialRun | None = None
+        self._trial, self._place, self._name = trial, place, run.name
+        self._folder, self._told = run.folder.path, 0
+        self.run: Any = None
 
     def look(self) -> None:
-        for judged in left_values(self._folder)[self._told :]:
-            if self._run is None:
-                from pipeline.runs.tracking.to_wandb import Wandb
-
-                self._run = Wandb(self._place).begin_trial(self._trial, self._name)
-            self._run.add(judged)
+        for values in left_values(self._folder)[self._told :]:
+            self.run = self.run or self._trial.begin(self._place, self._name)
+            self.run.log(values)
             self._told += 1
-
-    def close(self) -> None:
-        if self._run is not None:
-            self._run.close()
 
 
 def _is_over(channel: Channel) -> bool:
@@ -319,11 +431,6 @@ def _wait(channel: Channel) -> None:
     poll = select.poll()
     poll.register(channel, select.POLLIN)
     poll.poll(_LOOK_S * 1000)
-
-
-def _say(channel: Channel, **said: Any) -> None:
-    with suppress(OSError):  # nobody listens any more
-        channel.send(json_text(said).encode())
 
 
 def _take_output() -> int:
@@ -351,9 +458,8 @@ def _drain(reading: int, file: int) -> None:
 
 
 def _log_to(file: int) -> None:
-    handler = logging.StreamHandler(
-        os.fdopen(file, "w", encoding="utf-8", errors="backslashreplace", closefd=False)
-    )
+    stream = os.fdopen(file, "w", encoding="utf-8", errors="backslashreplace", closefd=False)
+    handler = logging.StreamHandler(stream)
     handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(message)s"))
     log.addHandler(handler)
     log.setLevel(logging.INFO)

@@ -11,7 +11,7 @@ import shlex
 import time
 from collections.abc import Callable, Mapping
 from contextlib import suppress
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -22,8 +22,7 @@ from pipeline.errors import WorkerError
 from pipeline.foreign import ForeignDataError, read_json
 from pipeline.machine.children import Child, end
 from pipeline.runs.report.format import shown_path
-from pipeline.runs.tracking.trackers import TRACKERS, TrackerPlace
-from pipeline.runs.tracking.wandb_sweep import own_runs, sweep_trial
+from pipeline.runs.tracking.trackers import TRACKERS, TrackerPlace, own_runs, sweep_trial
 from pipeline.terminal.text import printable
 
 _MODULE = "pipeline.runs.tracking.feeder"
@@ -33,17 +32,6 @@ _SEND_S = 1.0
 _WAIT_S = 3600.0
 """Seconds of one wait at most, as the system takes no longer ones."""
 Warn = Callable[[str], None]
-
-
-@dataclass(frozen=True, kw_only=True)
-class _Said:
-    """The one thing that a process says, at its end.
-
-    Attributes:
-        problem: Why it ended early; None if all is told.
-    """
-
-    problem: str | None
 
 
 class Feeders:
@@ -77,12 +65,12 @@ class Feeders:
     def look(self) -> None:
         """Hear what they say, without waiting."""
         for name, child in list(self._live.items()):
-            try:
-                said = [read_json(line, _Said) for line in child.channel.receive()]
-            except (ForeignDataError, WorkerError, OSError):
-                said = [_Said(problem="its process says what cannot be understood")]
+            try:  # the one thing that it says, at its end: why that is early, or null if all is told
+                said = [read_json(line, dict[str, str | None])["problem"] for line in child.channel.receive()]
+            except (ForeignDataError, WorkerError, OSError, KeyError):
+                said = ["its process says what cannot be understood"]
             if said:
-                self._over(name, said[0].problem)
+                self._over(name, said[0])
             elif child.channel.closed:
                 self._over(name, "its process has ended")
 

@@ -1,16 +1,88 @@
-"""What a tracker must be able to do, and which there are. Their packages are imported only where they are used."""
+"""The trackers that there are, what they are given of a chain, and what W&B's agent says of a trial.
+
+Their packages are imported only where a chain is begun: in the process of a tracker, see `feeder`.
+"""
 
 from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Mapping
+import os
+import re
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
-from importlib import import_module
+from datetime import UTC, datetime
 from pathlib import Path
-from typing import Protocol, cast
+from typing import Any, Protocol
 
-from pipeline.runs.tracking.batches import Batch, TrackedChain
+from pipeline.engine.events import whole_lines
+from pipeline.files import json_text, open_plain, remove_tree
+from pipeline.foreign import ForeignDataError, read_json
+from pipeline.plan.graph import Job
+
+ROUND, STEP = "round", "train/step"
+"""What numbers are drawn over: those of a round over rounds, those of trainings over their steps."""
+COLUMNS = ("round", "prompt", "completion", "reward", "correct")
+Shown = Mapping[str, str | float | None]
+"""A completion with the fields `COLUMNS`."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class TrackedChain:
+    """A chain as trackers know it.
+
+    Attributes:
+        id: Of the chain with these settings: the same in every run of the experiment, however many rounds it asks
+            for; another where a setting that can change a result is another.
+        name: ``ALGO/dataset/model/s0``, for people.
+        experiment: What it is part of.
+        settings: What its results depend on, as ``algo.eta``; plain values.
+        jobs: Its jobs, in the order of the plan.
+    """
+
+    id: str
+    name: str
+    experiment: str
+    settings: Mapping[str, str | float | bool]
+    jobs: tuple[Job, ...]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Row:
+    """Numbers at one place of an axis.
+
+    Attributes:
+        axis: `ROUND` or `STEP`.
+        at: The place; steps count from the first of the chain's first round.
+        round: Of the chain.
+        values: Name -> number.
+    """
+
+    axis: str
+    at: int
+    round: int
+    values: Mapping[str, float]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Batch:
+    """What one output has for trackers.
+
+    Attributes:
+        id: Of the output; what it holds never changes.
+        round: Of the chain.
+        time: When the output was made, in seconds since 1970.
+        rows: In order.
+        samples: Texts that can be printed and are not long.
+    """
+
+    id: str
+    round: int
+    time: float
+    rows: Sequence[Row]
+    samples: Sequence[Shown] = field(default=())
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -37,39 +109,165 @@ class TrackerPlace:
 
 
 class TrackerRun(Protocol):
-    """A chain in a tracker that is told of it.
-
-    Its batches are all added again, from the first one on, whenever it is begun.
-    """
+    """A chain in a tracker. Its batches are all added again, from the first one on, whenever it is begun."""
 
     def add(self, batch: Batch, first_row: int, /) -> None:
         """Tell a batch.
 
         Args:
             batch: It has rows or samples.
-            first_row: Rows of the chain before it.
+            first_row: Rows of the chain before it, in the order in which they were first told.
         """
-
-    def keep(self) -> bool:
-        """Have what was added outlive this process; whether that is sure now."""
 
     def close(self) -> None:
         """Nothing more follows for now; what was added is kept then."""
 
 
-class Tracker(Protocol):
-    """A program that runs are told to."""
+class TensorBoard:
+    """Events of a chain, in a new file each time: after a kill nobody knows how much of the last one counts."""
 
-    def begin(self, chain: TrackedChain, name: str) -> TrackerRun:
-        """Begin a chain, or go on with one.
+    _odd = re.compile(r"[^\w.@=+-]")
 
-        Args:
-            chain: The chain.
-            name: What it is to be called.
-        """
+    def __init__(self, place: TrackerPlace, chain: TrackedChain, name: str) -> None:
+        # tensorboardX imports torch where there is one, which takes seconds; nothing here needs it.
+        sys.modules.setdefault("torch", None)  # type: ignore[arg-type]
+        from tensorboardX import SummaryWriter
+
+        # No part is empty or a folder above; what is no letter would be one to some system.
+        parts = [self._odd.sub("_", part).lstrip(".") or "_" for part in name.split("/")]
+        folder = place.folder.joinpath(*parts)
+        for path in folder.glob("*tfevents*"):
+            path.unlink()
+        # From step 0 on: a TensorBoard that is open forgets what it had read.
+        self._writer: Any = SummaryWriter(str(folder), purge_step=0)
+        self._settings = json.dumps(chain.settings, indent=1)
+
+    def add(self, batch: Batch, _first_row: int, /) -> None:
+        """See `TrackerRun.add`."""
+        from tensorboardX.proto.summary_pb2 import Summary
+        from tensorboardX.summary import text
+
+        write = self._writer.file_writer.add_summary  # `add_scalar` would rewrite names as `pass@1`
+        if self._settings:
+            write(text("settings", _literal(self._settings)), 0, batch.time)
+            self._settings = ""
+        for row in batch.rows:
+            values = [Summary.Value(tag=name, simple_value=value) for name, value in row.values.items()]
+            write(Summary(value=values), row.at, batch.time)
+        if batch.samples:
+            write(text("samples", "\n\n".join(map(_in_words, batch.samples))), batch.round, batch.time)
+        self._writer.flush()
 
     def close(self) -> None:
-        """End whatever was started."""
+        """See `TrackerRun.close`."""
+        self._writer.close()
+
+
+def _in_words(sample: Shown) -> str:
+    """A sample as Markdown in which its texts are taken letter by letter."""
+    told = ", ".join(f"{name} {sample[name]:g}" for name in ("reward", "correct") if sample.get(name) is not None)
+    prompt, completion = (_literal(str(sample[name])) for name in ("prompt", "completion"))
+    return "\n\n".join([f"**{told or 'sample'}**", prompt, "*answered*", completion])
+
+
+def _literal(text: str) -> str:
+    return "\n".join(f"    {line}" for line in text.split("\n"))
+
+
+class Trackio:
+    """Rows of trackio's database, each with an id by which trackio takes it once.
+
+    Through what its server writes with: `trackio.init` would start that.
+    """
+
+    def __init__(self, place: TrackerPlace, chain: TrackedChain, name: str) -> None:
+        from trackio.sqlite_storage import SQLiteStorage
+
+        SQLiteStorage.validate_project_name(place.project)
+        self._storage, self._project, self._chain, self._name = SQLiteStorage, place.project, chain, name
+
+    def add(self, batch: Batch, _first_row: int, /) -> None:
+        """See `TrackerRun.add`."""
+        rows: list[dict[str, Any]] = [dict(row.values) for row in batch.rows]
+        places, ids = [row.at for row in batch.rows], [str(number) for number in range(len(rows))]
+        if batch.samples:
+            from trackio.table import Table
+
+            rows.append({"samples": {"_type": Table.TYPE, "_value": [dict(sample) for sample in batch.samples]}})
+            places.append(batch.round)
+            ids.append("samples")
+        when = datetime.fromtimestamp(batch.time, UTC).isoformat()
+        self._storage.bulk_log(
+            project=self._project,
+            run=self._name,
+            run_id=self._chain.id,
+            metrics_list=rows,
+            steps=places,
+            timestamps=[when] * len(rows),
+            log_ids=[f"{self._chain.id}-{batch.id}-{own}" for own in ids],
+            # What begins with an underscore is trackio's own, which its `init` would write.
+            config={**self._chain.settings, "_Username": None, "_Created": when, "_Group": self._chain.experiment},
+        )
+
+    def close(self) -> None:
+        """See `TrackerRun.close`: each batch was a transaction, forced to disk."""
+
+
+class Wandb:
+    """A run of wandb: offline a new file each time; online it says how many rows it has, and is told the others.
+
+    The steps of wandb number the rows as they were first sent, since it takes no row with a smaller one. What
+    numbers are drawn over are the rounds, and the steps of trainings.
+    """
+
+    def __init__(self, place: TrackerPlace, chain: TrackedChain, name: str) -> None:
+        if not place.is_online:
+            for earlier in place.folder.glob(f"offline-run-*-{chain.id}"):
+                remove_tree(earlier)
+        resume = {"resume": "allow"} if place.is_online else {}
+        settings = dict(chain.settings)
+        self._run = _wandb_run(place, id=chain.id, name=name, group=chain.experiment, config=settings, **resume)
+        self._has = int(self._run.step) if self._run.resumed else 0
+        for axis, parts in {STEP: ("train",), ROUND: ("eval", "interval", "time")}.items():
+            self._run.define_metric(axis, hidden=True)  # it is no chart of its own
+            for part in parts:
+                self._run.define_metric(f"{part}/*", step_metric=axis)
+
+    def add(self, batch: Batch, first_row: int, /) -> None:
+        """See `TrackerRun.add`."""
+        rows: list[dict[str, Any]] = []
+        for row in batch.rows:
+            axis = {STEP: row.at} if row.axis == STEP else {}
+            rows.append({**row.values, ROUND: row.round, **axis, "_timestamp": batch.time})
+        if batch.samples and rows:
+            from wandb import Table
+
+            cells = [[sample[name] for name in COLUMNS] for sample in batch.samples]
+            rows[-1]["samples"] = Table(columns=list(COLUMNS), data=cells)
+        for step, values in enumerate(rows, first_row):
+            if step >= self._has:
+                self._run.log(values, step=step)
+
+    def close(self) -> None:
+        """See `TrackerRun.close`."""
+        self._run.finish()
+
+
+def _wandb_run(place: TrackerPlace, *, sweep_id: str | None = None, **given: Any) -> Any:
+    """A run of wandb that has rows and settings alone: neither what is on the screen nor what it runs on."""
+    import wandb
+
+    off = ("silent", "disable_code", "disable_git", "x_disable_machine_info", "x_disable_meta", "x_disable_stats")
+    settings: dict[str, Any] = {**dict.fromkeys(off, True), "console": "off", "x_save_requirements": False}
+    if sweep_id is not None:
+        settings["sweep_id"] = sweep_id
+    return wandb.init(
+        dir=str(place.folder.parent),  # to which wandb adds `wandb`
+        mode="online" if place.is_online else "offline",
+        reinit="create_new",
+        settings=wandb.Settings(**settings),
+        **{"project": place.project, "entity": place.entity, **given},
+    )
 
 
 @dataclass(frozen=True)
@@ -78,29 +276,24 @@ class Known:
 
     Attributes:
         package: What it imports.
-        made_by: What makes it of a `TrackerPlace`: ``module:class``.
+        begin: Begins a chain in it under a name, or goes on with one; takes a second or two at first.
         folder: Its folder below that of all experiments; ``{}`` is the experiment.
         look: What a user types to look at what it was told, with the folder and the project.
-        environment: Variables that it is given, with the folder.
+        environment: Variables that its process is given, with the folder.
     """
 
     package: str
-    made_by: str
+    begin: Callable[[TrackerPlace, TrackedChain, str], TrackerRun]
     folder: str
     look: str
     environment: Mapping[str, str] = field(default_factory=dict)
 
 
 TRACKERS: Mapping[str, Known] = {
-    "tensorboard": Known(
-        "tensorboardX",
-        "pipeline.runs.tracking.to_tensorboard:TensorBoard",
-        "{}/tracking/tensorboard",
-        "tensorboard --logdir {folder}",
-    ),
+    "tensorboard": Known("tensorboardX", TensorBoard, "{}/tracking/tensorboard", "tensorboard --logdir {folder}"),
     "trackio": Known(
         "trackio",
-        "pipeline.runs.tracking.to_trackio:Trackio",
+        Trackio,
         ".trackio",
         "TRACKIO_DIR={folder} trackio show --project {project}",
         {
@@ -112,7 +305,7 @@ TRACKERS: Mapping[str, Known] = {
     ),
     "wandb": Known(
         "wandb",
-        "pipeline.runs.tracking.to_wandb:Wandb",
+        Wandb,
         "{}/tracking/wandb",
         "wandb sync {folder}/offline-run-*",
         {
@@ -126,7 +319,77 @@ TRACKERS: Mapping[str, Known] = {
 }
 
 
-def make_tracker(name: str, place: TrackerPlace) -> Tracker:
-    """Load a tracker, which takes a second or two."""
-    module, _, made_by = TRACKERS[name].made_by.partition(":")
-    return cast("Tracker", getattr(import_module(module), made_by)(place))
+# -- a trial of W&B's agent ------------------------------------------------------------------------------------
+# WANDB_SWEEP_ID, WANDB_RUN_ID    of the agent: the run that the sweep waits for
+# the run's own file of values    a line for each round: what a trial is judged by, written by the run
+# the process of the tracker      tells that run these lines; chains are runs of their own, in the same group
+
+
+_OF_ONE_RUN = (
+    *("WANDB_RUN_ID", "WANDB_SWEEP_", "WANDB_NAME", "WANDB_RUN_NAME"),
+    *("WANDB_SERVICE", "WANDB__SERVICE", "WANDB_RESUME", "WANDB_FORK_FROM"),
+)
+
+
+@dataclass(frozen=True, kw_only=True)
+class SweepTrial:
+    """What W&B's agent says of a trial.
+
+    Attributes:
+        id: Of its run.
+        sweep: Id of the sweep.
+        project: That of the sweep; None where it is not said.
+        entity: Whose project that is.
+    """
+
+    id: str
+    sweep: str
+    project: str | None = None
+    entity: str | None = None
+
+    def begin(self, place: TrackerPlace, experiment: str) -> Any:
+        """The run by which the sweep hears of this one; it has `log` and `finish`."""
+        of = {"project": self.project or place.project, "entity": self.entity or place.entity}
+        return _wandb_run(place, sweep_id=self.sweep, id=self.id, group=experiment, **of)
+
+
+def sweep_trial(environment: Mapping[str, str] | None = None) -> SweepTrial | None:
+    """The trial that a process is, by its environment; None for any that no agent of W&B has started."""
+    given = os.environ if environment is None else environment
+    run, sweep = given.get("WANDB_RUN_ID"), given.get("WANDB_SWEEP_ID")
+    if not run or not sweep:
+        return None
+    return SweepTrial(id=run, sweep=sweep, project=given.get("WANDB_PROJECT"), entity=given.get("WANDB_ENTITY"))
+
+
+def is_of_other_run(name: str) -> bool:
+    """Whether a variable of an environment ties whoever calls ``wandb.init`` to one run, or gives all one name."""
+    return name.startswith(_OF_ONE_RUN)
+
+
+def own_runs(environment: Mapping[str, str]) -> dict[str, str]:
+    """An environment in which every ``wandb.init`` is a run of its own, with the parameters of the sweep."""
+    keeps = {"WANDB_SWEEP_PARAM_PATH"} if sweep_trial(environment) is not None else set()
+    return {name: value for name, value in environment.items() if name in keeps or not is_of_other_run(name)}
+
+
+def values_file(run: Path) -> Path:
+    """Where a run leaves what it is judged by, in its folder."""
+    return run / "tracking" / "sweep.jsonl"
+
+
+def leave_values(run: Path, number: int, values: Mapping[str, float]) -> None:
+    """Leave what a round has reached; a full disk costs the sweep that, and the run nothing."""
+    with suppress(OSError):
+        path = values_file(run)
+        path.parent.mkdir(exist_ok=True)
+        with path.open("a") as file:
+            file.write(json_text({**values, ROUND: number}) + "\n")
+
+
+def left_values(run: Path) -> list[dict[str, float | None]]:
+    """What the rounds have reached up to now, each with its ``round``."""
+    found: list[dict[str, float | None]] = []
+    with suppress(OSError, ForeignDataError, json.JSONDecodeError), open_plain(values_file(run)) as file:
+        found.extend(read_json(line, dict[str, float | None]) for line in whole_lines(file))
+    return found

@@ -7,7 +7,7 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from pipeline.runs.tracking.wandb_sweep import is_of_other_run
+from pipeline.runs.tracking.trackers import is_of_other_run
 from pipeline.sweeps.reporting import VARIABLE
 
 STARTS_RANKS = {"torchrun", "accelerate", "deepspeed", "horovodrun", "mpirun", "mpiexec", "srun", "ray"}

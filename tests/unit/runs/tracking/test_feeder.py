@@ -1,0 +1,261 @@
+"""What trackers are told: of each chain what they lack, always in the same order, and texts that do no harm."""
+
+from collections.abc import Callable
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from pipeline.plan.graph import Job
+from pipeline.runs.loaded import LoadedRun
+from pipeline.runs.tracking.feeder import BatchReader, Feed, tracked_chains
+from pipeline.runs.tracking.trackers import Batch, TrackedChain
+from tests.doubles.tracked import STEPS, TrackedRun, job_id, points
+
+
+class Remembering:
+    """A tracker in memory. What it does: ``begin``, ``add STAGE from FIRST_ROW``, ``close``."""
+
+    def __init__(self, run: TrackedRun, *, fails_at: str = "", fails_after: int = 99) -> None:
+        self.did: list[str] = []
+        self._stage = {job.key: f"{job.stage} {job.round}" for job in run.plan.jobs.values()}
+        self._fails_at, self._left = fails_at, fails_after
+
+    def begin(self, chain: TrackedChain, name: str) -> Any:
+        self.did.append(f"begin {name}")
+        return self
+
+    def add(self, batch: Batch, first_row: int, /) -> None:
+        self._left -= 1
+        if self._stage[batch.id] == self._fails_at or self._left < 0:
+            raise RuntimeError("no")
+        self.did.append(f"add {self._stage[batch.id]} from {first_row}")
+
+    def close(self) -> None:
+        self.did.append("close")
+
+
+def feed(run: TrackedRun, tracker: Remembering, told: Path) -> Feed:
+    return Feed(LoadedRun(run.folder), tracker.begin, told, 8)
+
+
+ALL = [
+    "begin X/d/m/s0",
+    "add train 1 from 0",
+    f"add metrics 1 from {STEPS}",
+    f"add train 2 from {STEPS + 1}",
+    f"add metrics 2 from {2 * STEPS + 1}",
+]
+
+
+def test_batches_are_told_as_they_come_and_the_chain_is_closed_when_it_is_over(tmp_path: Path) -> None:
+    run = TrackedRun(tmp_path)
+    tracker = Remembering(run)
+    feeding = feed(run, tracker, tmp_path / "told")
+    feeding.look()
+    assert tracker.did == []
+    run.make_round(1)
+    feeding.look()
+    assert tracker.did == ALL[:3]
+    feeding.look()
+    assert tracker.did == ALL[:3]
+    run.make_round(2)
+    feeding.look()
+    assert tracker.did == [*ALL, "close"]
+
+
+def test_a_tracker_that_knows_everything_is_not_begun(tmp_path: Path) -> None:
+    run = TrackedRun(tmp_path)
+    run.make_round(1)
+    first = feed(run, Remembering(run), tmp_path / "told")
+    first.look()
+    first.close()
+    again = Remembering(run)
+    feeding = feed(run, again, tmp_path / "told")
+    feeding.look()
+    feeding.close()
+    assert again.did == []
+
+
+@pytest.mark.parametrize("fails_at", ["train 1", "metrics 1", "train 2", "metrics 2"])
+def test_after_a_death_a_chain_is_told_from_its_begin_with_the_same_numbers(tmp_path: Path, fails_at: str) -> None:
+    run = TrackedRun(tmp_path)
+    run.make_round(1)
+    run.make_round(2)
+    with pytest.raises(RuntimeError):
+        feed(run, Remembering(run, fails_at=fails_at), tmp_path / "told").look()
+    again = Remembering(run)
+    feed(run, again, tmp_path / "told").look()
+    assert again.did == [*ALL, "close"]
+
+
+def test_what_was_made_anew_late_is_told_after_what_came_first(tmp_path: Path) -> None:
+    run = TrackedRun(tmp_path)
+    run.make(1, "train")
+    run.make(2, "train")
+    first = feed(run, Remembering(run), tmp_path / "told")
+    first.look()
+    run.make(1, "metrics")
+    run.make(2, "metrics")
+    again = Remembering(run)
+    feed(run, again, tmp_path / "told").look()
+    assert again.did[1:-1] == [
+        "add train 1 from 0",
+        f"add train 2 from {STEPS}",
+        f"add metrics 1 from {2 * STEPS}",
+        f"add metrics 2 from {2 * STEPS + 1}",
+    ]
+
+
+@pytest.mark.properties
+@given(lives=st.lists(st.tuples(st.integers(0, 2), st.integers(0, 4)), max_size=4))
+def test_however_often_it_dies_every_row_keeps_its_number(
+    tmp_path_factory: pytest.TempPathFactory, lives: list[tuple[int, int]]
+) -> None:
+    """In each life some jobs get done, and the tracker dies after so many batches."""
+    folder = tmp_path_factory.mktemp("run")
+    run, numbers = TrackedRun(folder), dict[str, set[str]]()
+    left = [(1, "train"), (2, "train"), (1, "metrics"), (2, "metrics")]
+    for jobs, batches in [*lives, (4, 99)]:
+        for number, stage in left[:jobs]:
+            run.make(number, stage)
+        left = left[jobs:]
+        tracker = Remembering(run, fails_after=batches)
+        with suppress(RuntimeError):
+            feed(run, tracker, folder / "told").look()
+        for told in tracker.did:
+            if told.startswith("add "):
+                name, _, row = told.partition(" from ")
+                numbers.setdefault(name, set()).add(row)
+    assert len(numbers) == 4
+    assert all(len(rows) == 1 for rows in numbers.values())
+    last = Remembering(run)
+    feed(run, last, folder / "told").look()
+    assert last.did == [], "everything was told"
+
+
+@pytest.mark.parametrize("content", ["", "{", '{"a": {"name": 3}}', "[]"])
+def test_a_damaged_note_counts_as_none(tmp_path: Path, content: str) -> None:
+    run, note = TrackedRun(tmp_path), tmp_path / "told"
+    run.make_round(1)
+    note.write_text(content)
+    tracker = Remembering(run)
+    feed(run, tracker, note).look()
+    assert tracker.did == ALL[:3]
+
+
+def test_two_chains_with_one_name_are_called_differently(tmp_path: Path) -> None:
+    first, other = TrackedRun(tmp_path / "a"), TrackedRun(tmp_path / "b", eta=2.0)
+    for run in (first, other):
+        run.make_round(1)
+    trackers = [Remembering(first), Remembering(other), Remembering(first)]
+    for run, tracker in zip((first, other, first), trackers, strict=True):
+        feed(run, tracker, tmp_path / "told").look()
+    names = [tracker.did[0].removeprefix("begin ") for tracker in trackers]
+    assert names[0] == names[2] == "X/d/m/s0"
+    assert names[1].startswith("X/d/m/s0@")
+
+
+# -- chains and batches ----------------------------------------------------------------------------------------
+
+
+def chain(path: Path, experiment: str = "x", **of_plan: float) -> TrackedChain:
+    [found] = tracked_chains(LoadedRun(TrackedRun(path, **of_plan).folder).plan, experiment)
+    return found
+
+
+def test_more_rounds_go_on_in_the_same_run_and_other_settings_or_experiments_do_not(tmp_path: Path) -> None:
+    known = chain(tmp_path / "a", rounds=1)
+    assert chain(tmp_path / "b", rounds=3).id == known.id
+    assert chain(tmp_path / "c", rounds=1, eta=2.0).id != known.id
+    assert chain(tmp_path / "d", experiment="y", rounds=1).id != known.id
+
+
+def test_a_chain_is_named_by_its_algorithm_first_and_has_its_settings(tmp_path: Path) -> None:
+    found = chain(tmp_path)
+    assert found.name == "X/d/m/s0"
+    assert found.settings == {
+        "algo.eta": 1.0,
+        "algo.etas": "[1, 2]",
+        "chain.algo": "X",
+        "chain.dataset": "d",
+        "chain.model": "m",
+        "chain.seed": 0,
+        "training.grad_clip": "inf",
+    }
+
+
+def reader(run: TrackedRun, samples: int = 8) -> BatchReader:
+    recorded = LoadedRun(run.folder)
+    [chain] = tracked_chains(recorded.plan, "x")
+    return BatchReader(chain, recorded.store, samples)
+
+
+def rounds(*numbers: int) -> Callable[[Job], bool]:
+    return lambda job: job.round in numbers
+
+
+def told(batches: list[Batch]) -> dict[str, list[tuple[int, float]]]:
+    found: dict[str, list[tuple[int, float]]] = {}
+    for batch in batches:
+        for row in batch.rows:
+            for name, value in row.values.items():
+                found.setdefault(name, []).append((row.at, value))
+    return found
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> TrackedRun:
+    made = TrackedRun(tmp_path)
+    made.make_round(1)
+    made.make_round(2)
+    return made
+
+
+def test_rounds_follow_each_other_whether_they_are_read_at_once_or_one_by_one(run: TrackedRun) -> None:
+    at_once, by_round = reader(run), reader(run)
+    found = list(at_once.new(rounds(1, 2)))
+    assert [*by_round.new(rounds(1)), *by_round.new(rounds(1, 2))] == found
+    assert not list(at_once.new(rounds(1, 2)))
+    assert points().items() <= told(found).items()
+
+
+def test_what_is_not_known_is_left_out_and_the_methods_own_numbers_are_not(run: TrackedRun) -> None:
+    names = told(list(reader(run).new(rounds(1)))).keys()
+    assert {"train/policy/kl", "train/policy/tokens", "interval/pass@1/low", "interval/odd/high"} <= names
+    assert not {"train/policy/grad_norm", "eval/odd"} & names
+
+
+def test_samples_are_bounded_and_cannot_move_a_cursor(run: TrackedRun) -> None:
+    [_, few] = reader(run, samples=3).new(rounds(1))
+    assert len(few.samples) == 3
+    prompt = str(few.samples[0]["prompt"])
+    assert "\\x1b[2J\\u202e" in prompt
+    assert "\x1b" not in prompt
+    assert "<script>" in prompt, "a text stays what it is; whoever shows it shows it as text"
+    [_, none] = reader(run, samples=0).new(rounds(1))
+    assert not none.samples
+
+
+def test_a_long_text_is_cut(tmp_path: Path) -> None:
+    run = TrackedRun(tmp_path)
+    run.make(1, "metrics", text="x" * 5000)
+    [batch] = reader(run).new(lambda job: job.stage == "metrics" and job.round == 1)
+    assert all(len(str(sample["prompt"])) < 2010 for sample in batch.samples)
+
+
+@pytest.mark.parametrize("content", ["", "{", '{"rows": 3}', "[" * 100_000], ids=["empty", "cut", "other", "deep"])
+def test_a_file_that_is_wrong_costs_what_is_in_it(run: TrackedRun, content: str) -> None:
+    output = run.store.path(run.plan.jobs[job_id(1, "metrics")].key)
+    (output / "metrics.json").write_text(content)
+    train, measured = reader(run).new(rounds(1))
+    assert train.rows
+    assert measured.samples
+    assert not measured.rows
+
+
+def test_an_output_that_is_gone_has_nothing_to_tell(tmp_path: Path) -> None:
+    assert [batch.rows for batch in reader(TrackedRun(tmp_path)).new(rounds(1))] == [[], []]
