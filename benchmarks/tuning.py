@@ -2,7 +2,7 @@
 
     python benchmarks/tuning.py                             # all methods; goes on where it was stopped
     python benchmarks/tuning.py --methods PITA QSharp
-    python benchmarks/tuning.py --table                     # what has been run, as docs/trials.md has it
+    python benchmarks/tuning.py --table                     # what has been run, as in data/trials.md
 
 A trial is a run of the pipeline with one method, on references 0, 1 and 2 and a seed of the experiment that no
 table of results has. Configurations are drawn once and for all from the spaces below; the first of each method is

@@ -1,4 +1,4 @@
-"""docs/seed_coverage.md names files and tests that exist."""
+"""tests/seed_coverage.md names files and tests that exist."""
 
 import re
 from pathlib import Path
@@ -6,7 +6,7 @@ from pathlib import Path
 ROOT = Path(__file__).parents[2]
 ROWS = [
     [cell.strip() for cell in line.strip("|").split(" | ")]
-    for line in (ROOT / "docs" / "seed_coverage.md").read_text().splitlines()
+    for line in (ROOT / "tests" / "seed_coverage.md").read_text().splitlines()
     if line.startswith("| ") and not line.startswith("| promise")
 ]
 
