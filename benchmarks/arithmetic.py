@@ -18,7 +18,7 @@ from pipeline import arithmetic
 
 _WORK = """
 import time
-from pipeline.learning.algos.torch_setup import prepare_torch
+from pipeline.learning.algos.stage_entry import prepare_torch
 from pipeline.learning.training.fingerprint import fingerprint
 prepare_torch(1)
 fingerprint()

@@ -37,7 +37,7 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 
 from benchmarks.arguments import positive
 from benchmarks.coverage_pairs import WAYS, pair_cases, pair_table, simulate_pairs
-from pipeline.learning.evaluation.crossed import Spread, crossed_spread, share_interval
+from pipeline.learning.evaluation.statistics import Spread, crossed_spread, share_interval
 
 SEEDS = (3, 5, 10)
 SPREADS = (0.0, 0.02, 0.05)

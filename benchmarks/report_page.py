@@ -23,7 +23,7 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 
 from pipeline.commands.report import write_report
 from pipeline.engine.store.store import Store
-from pipeline.outputs.curves import TrainingStep, write_curve
+from pipeline.outputs.formats import TrainingStep, write_curve
 from pipeline.plan.graph import Job, Plan
 from tests.doubles.browser import CHROMIUM, browser
 from tests.doubles.runs import WrittenRun

@@ -42,7 +42,7 @@ from pipeline.engine.store.store import Store
 from pipeline.learning.algos.grpo import GRPOConfig as GRPOSettings
 from pipeline.learning.datasets.base import Dataset
 from pipeline.learning.datasets.registry import load_dataset
-from pipeline.learning.evaluation.crossed import Floats
+from pipeline.learning.evaluation.statistics import Floats
 from pipeline.learning.models.kinds import TinyModelConfig
 from pipeline.learning.models.load import load_policy, load_tokenizer
 

@@ -51,7 +51,7 @@ if TYPE_CHECKING:
     from pipeline.learning.datasets.base import Row as Row
     from pipeline.learning.datasets.from_files import FilesConfig as FilesConfig
     from pipeline.learning.datasets.from_files import FilesDataset as FilesDataset
-    from pipeline.learning.evaluation.front import reward_kl_front as reward_kl_front
+    from pipeline.learning.evaluation.optimum import reward_kl_front as reward_kl_front
     from pipeline.learning.from_trl import from_trl as from_trl
     from pipeline.learning.rewards.traits import RewardTraits as RewardTraits
     from pipeline.learning.rewards.traits import reward as reward
@@ -80,7 +80,7 @@ _HOMES = {
     "learning.algos.value_guided": "ValueAlgoConfig ValueGuidedAlgorithms",
     "learning.datasets.base": "Dataset Row",
     "learning.datasets.from_files": "FilesConfig FilesDataset",
-    "learning.evaluation.front": "reward_kl_front",
+    "learning.evaluation.optimum": "reward_kl_front",
     "learning.from_trl": "from_trl",
     "learning.rewards.traits": "RewardTraits reward",
     "runs.notebook": "Run",

@@ -20,40 +20,40 @@ if TYPE_CHECKING:
     from pipeline.learning.algos.base import TEXT as TEXT
     from pipeline.learning.algos.best_of_n import BestOfN as BestOfN
     from pipeline.learning.algos.best_of_n import BestOfNConfig as BestOfNConfig
+    from pipeline.learning.algos.dpo import KTO as KTO
     from pipeline.learning.algos.dpo import ORPO as ORPO
+    from pipeline.learning.algos.dpo import KTOConfig as KTOConfig
     from pipeline.learning.algos.dpo import ORPOConfig as ORPOConfig
     from pipeline.learning.algos.dpo import SimPO as SimPO
     from pipeline.learning.algos.dpo import SimPOConfig as SimPOConfig
+    from pipeline.learning.algos.evaluating import evaluate as evaluate
+    from pipeline.learning.algos.evaluating import write_metrics as write_metrics
     from pipeline.learning.algos.groups import Drawn as Drawn
     from pipeline.learning.algos.groups import Groups as Groups
+    from pipeline.learning.algos.groups import Rollouts as Rollouts
+    from pipeline.learning.algos.grpo import GRPOHF as GRPOHF
     from pipeline.learning.algos.grpo import RLOO as RLOO
+    from pipeline.learning.algos.grpo import GRPOHFConfig as GRPOHFConfig
     from pipeline.learning.algos.grpo import REINFORCEpp as REINFORCEpp
     from pipeline.learning.algos.grpo import REINFORCEppConfig as REINFORCEppConfig
     from pipeline.learning.algos.grpo import RLOOConfig as RLOOConfig
-    from pipeline.learning.algos.grpo_hf import GRPOHF as GRPOHF
-    from pipeline.learning.algos.grpo_hf import GRPOHFConfig as GRPOHFConfig
-    from pipeline.learning.algos.kto import KTO as KTO
-    from pipeline.learning.algos.kto import KTOConfig as KTOConfig
+    from pipeline.learning.algos.opening import encode as encode
+    from pipeline.learning.algos.opening import fresh_value_model as fresh_value_model
+    from pipeline.learning.algos.opening import guided_policy as guided_policy
+    from pipeline.learning.algos.opening import held_out_rows as held_out_rows
+    from pipeline.learning.algos.opening import open_dataset as open_dataset
+    from pipeline.learning.algos.opening import reference_model as reference_model
+    from pipeline.learning.algos.opening import reference_policy as reference_policy
+    from pipeline.learning.algos.opening import reference_source as reference_source
+    from pipeline.learning.algos.opening import round_rows as round_rows
+    from pipeline.learning.algos.opening import row_ids as row_ids
+    from pipeline.learning.algos.opening import score as score
     from pipeline.learning.algos.post_training import fitting_of as fitting_of
     from pipeline.learning.algos.post_training import trained_policy as trained_policy
     from pipeline.learning.algos.qsharp import CD as CD
     from pipeline.learning.algos.qsharp import CDConfig as CDConfig
-    from pipeline.learning.algos.qsharp_hf import QSharpHF as QSharpHF
-    from pipeline.learning.algos.qsharp_hf import QSharpHFConfig as QSharpHFConfig
-    from pipeline.learning.algos.rollouts import Rollouts as Rollouts
-    from pipeline.learning.algos.toolbox import encode as encode
-    from pipeline.learning.algos.toolbox import evaluate as evaluate
-    from pipeline.learning.algos.toolbox import fresh_value_model as fresh_value_model
-    from pipeline.learning.algos.toolbox import guided_policy as guided_policy
-    from pipeline.learning.algos.toolbox import held_out_rows as held_out_rows
-    from pipeline.learning.algos.toolbox import open_dataset as open_dataset
-    from pipeline.learning.algos.toolbox import reference_model as reference_model
-    from pipeline.learning.algos.toolbox import reference_policy as reference_policy
-    from pipeline.learning.algos.toolbox import reference_source as reference_source
-    from pipeline.learning.algos.toolbox import round_rows as round_rows
-    from pipeline.learning.algos.toolbox import row_ids as row_ids
-    from pipeline.learning.algos.toolbox import score as score
-    from pipeline.learning.algos.toolbox import write_metrics as write_metrics
+    from pipeline.learning.algos.qsharp import QSharpHF as QSharpHF
+    from pipeline.learning.algos.qsharp import QSharpHFConfig as QSharpHFConfig
     from pipeline.learning.choices import GRPOLoss as GRPOLoss
     from pipeline.learning.datasets.columns import needed as needed
     from pipeline.learning.generation.policy import TextPolicy as TextPolicy
@@ -90,18 +90,14 @@ _HOMES = {
     "files": "json_text",
     "learning.algos.base": "REFERENCE_TRAIN START_TRAIN TEXT",
     "learning.algos.best_of_n": "BestOfN BestOfNConfig",
-    "learning.algos.dpo": "ORPO ORPOConfig SimPO SimPOConfig",
-    "learning.algos.groups": "Drawn Groups",
-    "learning.algos.grpo": "REINFORCEpp REINFORCEppConfig RLOO RLOOConfig",
-    "learning.algos.grpo_hf": "GRPOHF GRPOHFConfig",
-    "learning.algos.kto": "KTO KTOConfig",
+    "learning.algos.dpo": "KTO KTOConfig ORPO ORPOConfig SimPO SimPOConfig",
+    "learning.algos.groups": "Drawn Groups Rollouts",
+    "learning.algos.evaluating": "evaluate write_metrics",
+    "learning.algos.grpo": "GRPOHF GRPOHFConfig REINFORCEpp REINFORCEppConfig RLOO RLOOConfig",
+    "learning.algos.opening": "encode fresh_value_model guided_policy held_out_rows open_dataset reference_model "
+    "reference_policy reference_source round_rows row_ids score",
     "learning.algos.post_training": "fitting_of trained_policy",
-    "learning.algos.qsharp": "CD CDConfig",
-    "learning.algos.qsharp_hf": "QSharpHF QSharpHFConfig",
-    "learning.algos.rollouts": "Rollouts",
-    "learning.algos.toolbox": "encode evaluate fresh_value_model guided_policy held_out_rows open_dataset "
-    "reference_model reference_policy reference_source round_rows row_ids score "
-    "write_metrics",
+    "learning.algos.qsharp": "CD CDConfig QSharpHF QSharpHFConfig",
     "learning.choices": "GRPOLoss",
     "learning.datasets.columns": "needed",
     "learning.generation.policy": "TextPolicy",

@@ -160,7 +160,7 @@ def _stages(run: tuple[str, ...], output: Path) -> dict[str, Entry]:
 
     from pipeline.commands.run import run_experiment
     from pipeline.config.load import load_config
-    from pipeline.outputs.curves import CURVES
+    from pipeline.outputs.formats import CURVES
     from pipeline.outputs.guidance import GUIDANCE
 
     config = load_config([*run, f"output_dir={output}"])
@@ -201,7 +201,7 @@ def _put_whole(files: dict[str, Any], job: dict[str, Any], store: Path, model: A
     from pipeline.files import file_sha256
     from pipeline.learning.models.load import load_policy
     from pipeline.learning.models.source import reference_folder
-    from pipeline.outputs.adapters import ADAPTERS, FOLDER
+    from pipeline.outputs.guidance import ADAPTERS, FOLDER
 
     if files.pop(ADAPTERS, None) is None:
         return

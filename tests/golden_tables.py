@@ -114,7 +114,7 @@ def _samples() -> Any:
 
 
 def _front() -> Any:
-    from pipeline.learning.evaluation.front import FrontPoint, reward_kl_front
+    from pipeline.learning.evaluation.optimum import FrontPoint, reward_kl_front
 
     nan = float("nan")
     points = [

@@ -15,7 +15,7 @@ from pipeline.engine.keeper import Keeper
 from pipeline.engine.store.store import Store
 from pipeline.errors import StoreError
 from pipeline.foreign import ForeignDataError
-from pipeline.outputs.reading import read_metrics
+from pipeline.outputs.formats import read_metrics
 from pipeline.plan.disk import DiskNeed, disk_need
 from pipeline.plan.graph import Job
 from pipeline.runs.record import PRIMARY_METRICS

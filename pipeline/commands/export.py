@@ -37,10 +37,8 @@ from pipeline.learning.datasets.chat import CLOCK, DATE, asks_clock, dated
 from pipeline.learning.datasets.columns import template_fields
 from pipeline.learning.datasets.from_files import FilesConfig
 from pipeline.learning.datasets.hub import is_hub_id, reaching
-from pipeline.outputs.adapters import adapter_folders
-from pipeline.outputs.formats import POINTER, Pointer
-from pipeline.outputs.guidance import GUIDANCE, USAGE, GuidanceSettings, Usage
-from pipeline.outputs.reading import read_pointer, read_shown_samples
+from pipeline.outputs.formats import POINTER, Pointer, read_pointer, read_shown_samples
+from pipeline.outputs.guidance import GUIDANCE, USAGE, GuidanceSettings, Usage, adapter_folders
 from pipeline.plan.models import is_local, model_files
 from pipeline.runs.index import choose_run
 from pipeline.runs.loaded import LoadedRun, load_planned

@@ -21,19 +21,20 @@ from pipeline.errors import ConfigError, DeviceError
 from pipeline.foreign import ForeignDataError
 from pipeline.learning.datasets.hub import is_hub_id
 from pipeline.learning.models.source import snapshot
-from pipeline.outputs.adapters import ADAPTERS, adapter_folders, read_adapters
-from pipeline.outputs.formats import POINTER, Pointer
+from pipeline.outputs.formats import POINTER, Pointer, problem_in_words, read_pointer
 from pipeline.outputs.guidance import (
+    ADAPTERS,
     GUIDANCE,
     USAGE,
     Drawing,
     GuidanceSettings,
     Prompting,
     Usage,
+    adapter_folders,
+    read_adapters,
     read_guidance,
     read_usage,
 )
-from pipeline.outputs.reading import problem_in_words, read_pointer
 from pipeline.runs.loaded import LoadedRun, load
 from pipeline.runs.notebook import Run
 from pipeline.runs.origin import OUTPUT

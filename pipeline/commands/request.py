@@ -25,7 +25,7 @@ from pipeline.engine.store.shared.session import Session
 from pipeline.engine.store.store import NOT_STORED, REMOVED, Store
 from pipeline.engine.workers.ray import is_installed
 from pipeline.errors import ConfigError, DeviceError
-from pipeline.learning.algos.prepare import CHECK, PREPARE
+from pipeline.learning.algos.reference import CHECK, PREPARE
 from pipeline.machine import garbage
 from pipeline.plan.build import build_plan
 from pipeline.plan.chains import PREPARATION

@@ -11,9 +11,8 @@ from pathlib import Path
 from pipeline.errors import JobError
 from pipeline.files import walk
 from pipeline.foreign import ForeignDataError
-from pipeline.outputs.adapters import ADAPTERS, read_adapters
-from pipeline.outputs.curves import CURVES, read_curve
 from pipeline.outputs.formats import (
+    CURVES,
     ETA,
     FAULTS,
     GENERATION,
@@ -25,10 +24,8 @@ from pipeline.outputs.formats import (
     SAMPLES,
     TRAINING,
     Sample,
-)
-from pipeline.outputs.guidance import GUIDANCE, read_guidance
-from pipeline.outputs.reading import (
     problem_in_words,
+    read_curve,
     read_faults,
     read_generation,
     read_lines,
@@ -37,6 +34,7 @@ from pipeline.outputs.reading import (
     read_shown_samples,
     read_training,
 )
+from pipeline.outputs.guidance import ADAPTERS, GUIDANCE, read_adapters, read_guidance
 
 MAX_LEVELS = 64
 """Folders in one another that an output may have, so that every path in it can be opened on every file system."""

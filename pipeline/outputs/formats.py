@@ -8,11 +8,20 @@ docs/extending.md has them for users.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import math
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import Annotated
+from functools import partial
+from itertools import count
+from pathlib import Path
+from typing import Annotated, Any, TypeVar
 
 from msgspec import Meta
+
+from pipeline.errors import JobError
+from pipeline.files import json_text, open_plain
+from pipeline.foreign import ForeignDataError, converted, read_json, read_json_file, read_plain
+from pipeline.outputs.manifest import job_of
 
 METRICS, SAMPLES, TRAINING = "metrics.json", "samples.jsonl", "training.json"
 GENERATION, REWARD, POINTER = "generation.json", "reward.json", "model.json"
@@ -289,3 +298,238 @@ class Pointer:
     def __post_init__(self) -> None:
         if self.path is None and (self.hub is None or self.commit is None):
             raise ValueError("expected `path`, or `hub` and `commit`")
+
+
+# -- reading -----------------------------------------------------------------------------------------------------
+# Reading the files of a stored output, each by its type in `formats`; one that holds something else is told.
+
+
+_LINE = 16 << 20
+"""Bytes that a line of ``samples.jsonl`` has at most."""
+_SHOWN = 64 << 20
+"""Bytes of the samples beside metrics: they are for people, and those of all chains come together in one file."""
+_T = TypeVar("_T")
+
+
+def read_metrics(output: Path) -> Metrics:
+    """Read the ``metrics.json`` of an output.
+
+    Raises:
+        ForeignDataError: It holds something else.
+        OSError: It is not there, or cannot be read.
+    """
+    return read_json_file(output / METRICS, Metrics)
+
+
+def read_shown_samples(output: Path) -> list[dict[str, Any]]:
+    """Read the ``samples.jsonl`` beside metrics: any objects, for people.
+
+    Raises:
+        ForeignDataError: It holds something else.
+        OSError: It is not there, or cannot be read.
+    """
+    lines = read_plain(output / SAMPLES, _SHOWN).splitlines(keepends=True)
+    return list(_objects(enumerate(lines, 1), dict[str, Any]))
+
+
+def read_lines(path: Path, kind: type[_T]) -> Iterator[_T]:
+    """Read a file of JSON lines as objects of a type, one by one. Empty lines are passed over.
+
+    Raises:
+        ForeignDataError: A line is of another type; says which.
+        OSError: The file is not there, or cannot be read.
+    """
+    with open_plain(path) as file:
+        numbered = ((number, file.readline(_LINE + 1)) for number in count(1))
+        yield from _objects(_until_the_end(numbered), kind)
+
+
+def count_lines(path: Path) -> int:
+    """How many lines a file has, which need not be of any type.
+
+    Raises:
+        ForeignDataError: It is no plain file.
+        OSError: The file is not there, or cannot be read.
+    """
+    with open_plain(path) as file:
+        return sum(part.count(b"\n") for part in iter(lambda: file.read(1 << 20), b""))
+
+
+def _until_the_end(lines: Iterator[tuple[int, bytes]]) -> Iterator[tuple[int, bytes]]:
+    for number, line in lines:
+        if not line:
+            return
+        yield number, line
+
+
+def _objects(lines: Iterator[tuple[int, bytes]] | enumerate[bytes], kind: type[_T]) -> Iterator[_T]:
+    for number, line in lines:
+        if len(line) > _LINE:
+            raise ForeignDataError(f"line {number}: it is longer than {_LINE:,} bytes")
+        if not line.strip():
+            continue
+        try:
+            yield read_json(line, kind)
+        except ForeignDataError as error:
+            raise ForeignDataError(f"line {number}: {error}") from error
+
+
+def read_input(output: Path, name: str, read: Callable[[Path], _T]) -> _T:
+    """Read a file of an output that this job reads.
+
+    Args:
+        output: Folder of the stored output.
+        name: The file.
+        read: Reads it.
+
+    Raises:
+        JobError: It is not there or not as it must be; says which job wrote it.
+    """
+    try:
+        return read(output / name)
+    except (ForeignDataError, OSError) as error:
+        raise JobError(
+            f"{name} in the output of {job_of(output)} ({output}) cannot be used: {problem_in_words(error)}. "
+            f"What it must hold: {PAGE}"
+        ) from error
+
+
+def _reader(kind: type[_T]) -> Callable[[Path], _T]:
+    """What reads a file as that; raises as `read_metrics` does."""
+    return partial(read_json_file, kind=kind)
+
+
+read_generation = _reader(Generation)
+read_training = _reader(Training)
+read_reward_fit = _reader(RewardFit)
+read_prepared_rows = _reader(PreparedRows)
+read_tokenized = _reader(Tokenized)
+read_faults = _reader(Faults)
+read_pointer = _reader(Pointer)
+
+
+def problem_in_words(error: ForeignDataError | OSError) -> str:
+    """What is wrong with a file that could not be read."""
+    return (error.strerror or str(error)) if isinstance(error, OSError) else str(error)
+
+
+# -- curves ------------------------------------------------------------------------------------------------------
+# The curves of trainings: ``metrics.jsonl`` in the output of a job that trains, a step on every line. What
+# stands there follows from the job's key alone, so nothing of time or machine is in it: how long things took
+# is in ``timings.jsonl`` of the run. Nothing that decides a result reads it, and outputs of older versions
+# have none.
+
+
+CURVES = "metrics.jsonl"
+MAX_STEPS = 500
+"""Steps of a training that are kept, besides the first and the last."""
+_DIGITS = 6
+"""Of a number that is kept: more than any reader needs, and a third of the file."""
+
+_Step = Annotated[int, Meta(ge=1, le=2**53)]
+_Extra = Annotated[dict[Name, Number | None], Meta(max_length=50)]
+
+
+@dataclass(frozen=True, kw_only=True)
+class TrainingStep:
+    """One optimizer step of a training: a line of ``metrics.jsonl``.
+
+    Attributes:
+        training: Which of the job's trainings, as ``policy``, ``value``, ``reference``, ``reward_model``.
+        step: Its number, from 1.
+        steps: How many the training has.
+        tokens: Of prompts and completions that were trained on up to here.
+        loss: Of the step's batch; None where it is no finite number, as of a training that has diverged.
+        grad_norm: Norm of the gradient before it is clipped; None likewise.
+        learning_rate: Of the step; the head of a value model may have another one.
+        extra: What else the method tells of the step, as ``accuracy`` or ``kl``; in the file beside the others.
+    """
+
+    training: Name
+    step: _Step
+    steps: _Step
+    tokens: Count
+    loss: Number | None
+    grad_norm: Number | None
+    learning_rate: Number
+    extra: _Extra = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        for name in (self.training, *self.extra):
+            if not name.isprintable() or name != name.strip():
+                raise ValueError(
+                    f"expected a name that can be printed, without blanks around it, got {name[:40]!a}"
+                )
+        if self.step > self.steps:
+            raise ValueError(f"expected `step` <= `steps`, got {self.step} and {self.steps}")
+
+
+FIELDS = tuple(name for name in TrainingStep.__dataclass_fields__ if name != "extra")
+"""What every line has."""
+
+
+def is_kept(step: int, steps: int) -> bool:
+    """Whether a step, from 1, has a line: the first, the last, and at equal distances `MAX_STEPS` at most."""
+    return step in (1, steps) or step % math.ceil(steps / MAX_STEPS) == 0
+
+
+def kept_number(value: float) -> float | None:
+    """A number as a line has it; None for what is no finite number, or too large for one."""
+    return float(f"{value:.{_DIGITS}g}") if abs(value) <= LARGEST else None
+
+
+def write_curve(folder: Path, rows: Iterable[TrainingStep]) -> None:
+    """Add the steps of a training to those of the trainings before it, if there are any.
+
+    Raises:
+        OSError: They cannot be written.
+    """
+    with (folder / CURVES).open("a", encoding="utf-8", newline="") as file:
+        file.writelines(json_text(_line(row)) + "\n" for row in rows)
+
+
+def read_curve(folder: Path) -> list[TrainingStep]:
+    """Read the steps of all trainings of an output; none where it has no curves.
+
+    Raises:
+        ForeignDataError: They are not as they must be; says in which line.
+        OSError: They cannot be read.
+    """
+    try:
+        lines = read_plain(folder / CURVES).splitlines()
+    except FileNotFoundError:
+        return []
+    rows: list[TrainingStep] = []
+    last: dict[str, int] = {}
+    for number, line in enumerate(lines, 1):
+        if not line.strip():
+            continue
+        try:
+            row = _row(line)
+            if row.step <= last.get(row.training, 0):
+                raise ForeignDataError(
+                    f"expected a `step` of {row.training!r} after {last[row.training]}, got {row.step}"
+                )
+        except ForeignDataError as error:
+            raise ForeignDataError(f"line {number}: {error}") from error
+        last[row.training] = row.step
+        rows.append(row)
+    return rows
+
+
+def _line(row: TrainingStep) -> dict[str, Any]:
+    return {**{name: getattr(row, name) for name in FIELDS}, **row.extra}
+
+
+def _row(line: bytes) -> TrainingStep:
+    found: dict[str, Any] = read_json(line, dict[str, Any])
+    extra = converted({name: value for name, value in found.items() if name not in FIELDS}, _Extra)
+    return converted({**{name: found[name] for name in FIELDS if name in found}, "extra": extra}, TrainingStep)
+
+
+def by_training(rows: Iterable[TrainingStep]) -> Mapping[str, list[TrainingStep]]:
+    """The steps of each training, in the order in which trainings begin."""
+    found: dict[str, list[TrainingStep]] = {}
+    for row in rows:
+        found.setdefault(row.training, []).append(row)
+    return found

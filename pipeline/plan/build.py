@@ -24,7 +24,7 @@ from pipeline.config.schema import Config, StageChoice
 from pipeline.errors import PlanError
 from pipeline.learning.algos.base import DATASET, PROMPTS, START_TRAIN, Read, Stage
 from pipeline.learning.algos.policy_config import start_of
-from pipeline.learning.algos.prepare import CHECK, PREPARE, TOKENIZE, Preparation
+from pipeline.learning.algos.reference import CHECK, PREPARE, TOKENIZE, Preparation
 from pipeline.learning.algos.registry import planned_stages
 from pipeline.learning.datasets.registry import load_dataset
 from pipeline.machine import garbage

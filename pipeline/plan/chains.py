@@ -11,8 +11,7 @@ from pipeline.config.schema import Config
 from pipeline.errors import ConfigError
 from pipeline.learning.algos.base import START_TRAIN, Algorithm
 from pipeline.learning.algos.policy_config import start_of, starts_of
-from pipeline.learning.algos.prepare import Preparation
-from pipeline.learning.algos.reference import Reference
+from pipeline.learning.algos.reference import Preparation, Reference
 from pipeline.learning.algos.registry import load_algorithm
 
 REFERENCE = Reference.name

@@ -18,7 +18,7 @@ from pipeline.config.plain import schema_path, to_plain
 from pipeline.config.ranks import BY_TENSORS, devices_per_training, spread
 from pipeline.config.schema import Config, GenerationConfig, TextBackend
 from pipeline.learning.algos.base import GENERATE, Algorithm, Stage
-from pipeline.learning.algos.prepare import PREPARE
+from pipeline.learning.algos.reference import PREPARE
 from pipeline.plan.chains import PREPARATION, REFERENCE, Chain
 from pipeline.plan.compatibility import Widths, decodes_itself, with_attention
 from pipeline.plan.keys import determining, result_key

@@ -22,7 +22,7 @@ from pipeline.learning.choices import HeadType
 from pipeline.learning.datasets.registry import load_dataset
 from pipeline.learning.memory.training import Precision, bytes_per_parameter
 from pipeline.learning.models.adapter_folder import is_adapters
-from pipeline.outputs.curves import MAX_STEPS
+from pipeline.outputs.formats import MAX_STEPS
 from pipeline.plan.chains import PREPARATION, REFERENCE, chains
 from pipeline.plan.estimates import Scale, scale_of
 from pipeline.plan.graph import Job, Plan

@@ -27,8 +27,7 @@ from pipeline.config.shipped import REWARD_MODEL, REWARDS
 from pipeline.config.told import refuse_all
 from pipeline.errors import ConfigError, describe_exit
 from pipeline.foreign import ForeignDataError, read_model_json
-from pipeline.learning.algos.dpo import FeedbackConfig, PairSource
-from pipeline.learning.algos.kto import KTOConfig
+from pipeline.learning.algos.dpo import FeedbackConfig, KTOConfig, PairSource
 from pipeline.learning.algos.qsharp import CDConfig, QSharpConfig
 from pipeline.learning.algos.sft import SFTConfig
 from pipeline.learning.datasets.files import HubDataset

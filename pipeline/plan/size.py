@@ -9,8 +9,7 @@ from typing import Any
 from pipeline.config.schema import Config
 from pipeline.errors import PlanError
 from pipeline.learning.algos.base import Stage
-from pipeline.learning.algos.prepare import Preparation
-from pipeline.learning.algos.reference import Reference
+from pipeline.learning.algos.reference import Preparation, Reference
 from pipeline.learning.algos.registry import load_algorithm, planned_stages
 
 MOST_JOBS = 1_000_000

@@ -34,7 +34,7 @@ TINY = 3
 DECODING = 2
 """`pipeline.learning.generation`: draws, caches, guidance, divergences."""
 DRAWS = 1
-"""`pipeline.learning.algos.groups` and `rollouts`: what a round draws by a policy, and what it leaves."""
+"""`pipeline.learning.algos.groups`: what a round draws by a policy, and what it leaves."""
 BACKENDS = {TextBackend.transformers: 1, TextBackend.vllm: 1}
 """`pipeline.learning.generation.backends`: how others than our own decoder are asked."""
 TRAINING = 4
@@ -49,7 +49,7 @@ PREPARATION = 8
 DIVERGENCES = 1
 """What the divergence of completions is measured against; without a nucleus nothing depends on it."""
 EVALUATION = 3
-"""`pipeline.learning.algos.toolbox` and `anchors`: what an evaluation draws and leaves for the metrics."""
+"""`pipeline.learning.algos.evaluating`: what an evaluation draws and leaves for the metrics."""
 STATISTICS = 3
 """`pipeline.learning.evaluation`: metrics, intervals, tests."""
 

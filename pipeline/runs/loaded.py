@@ -29,9 +29,17 @@ from pipeline.errors import ConfigError, PlanError
 from pipeline.files import open_plain
 from pipeline.foreign import ForeignDataError, converted, read_plain
 from pipeline.locks import LocksUnsupportedError, lock
-from pipeline.outputs.curves import CURVES, TrainingStep, read_curve
-from pipeline.outputs.formats import METRICS, SAMPLES, Sample
-from pipeline.outputs.reading import count_lines, problem_in_words, read_lines
+from pipeline.outputs.formats import (
+    CURVES,
+    METRICS,
+    SAMPLES,
+    Sample,
+    TrainingStep,
+    count_lines,
+    problem_in_words,
+    read_curve,
+    read_lines,
+)
 from pipeline.plan.graph import Job
 from pipeline.plan.recorded import LIMIT, RecordedPlan, parse_plan
 from pipeline.runs.origin import Origin, read_origin
@@ -39,7 +47,7 @@ from pipeline.runs.progress import Progress, read_progress
 from pipeline.runs.run_view import AttemptView, JobView, RunView, Span, attempts_of, failures, timeline
 
 if TYPE_CHECKING:
-    from pipeline.outputs.curves import TrainingStep
+    from pipeline.outputs.formats import TrainingStep
     from pipeline.runs.cost import Compute
     from pipeline.runs.origin import Maker
     from pipeline.runs.record import Results

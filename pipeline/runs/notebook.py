@@ -9,8 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from pipeline.errors import StoreError
-from pipeline.outputs.curves import FIELDS, TrainingStep
-from pipeline.outputs.formats import Sample
+from pipeline.outputs.formats import FIELDS, Sample, TrainingStep
 from pipeline.plan.graph import Job
 from pipeline.runs.cost import ComputeRow
 from pipeline.runs.loaded import LoadedRun

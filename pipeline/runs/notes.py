@@ -13,8 +13,14 @@ from pipeline.config.schema import EvaluationConfig
 from pipeline.engine.run_folder import RunFolder
 from pipeline.engine.store.store import Store
 from pipeline.foreign import ForeignDataError
-from pipeline.outputs.formats import DATASET, FAULTS, REWARD, TOKENIZED, TRAINING, Faults, PreparedRows
-from pipeline.outputs.reading import (
+from pipeline.outputs.formats import (
+    DATASET,
+    FAULTS,
+    REWARD,
+    TOKENIZED,
+    TRAINING,
+    Faults,
+    PreparedRows,
     read_faults,
     read_metrics,
     read_prepared_rows,

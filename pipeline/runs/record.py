@@ -21,8 +21,7 @@ from pipeline.engine.run_folder import RunFolder
 from pipeline.errors import StoreError
 from pipeline.files import json_text, write_whole
 from pipeline.foreign import ForeignDataError, read_json_file
-from pipeline.outputs.formats import Count, Number
-from pipeline.outputs.reading import problem_in_words
+from pipeline.outputs.formats import Count, Number, problem_in_words
 from pipeline.plan.graph import Job
 
 _FORMULA = ("=", "+", "-", "@", "\t", "\r")

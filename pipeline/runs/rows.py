@@ -14,9 +14,8 @@ from pipeline.engine.run_folder import RunFolder
 from pipeline.engine.store.store import Store
 from pipeline.files import json_text, write_whole
 from pipeline.foreign import ForeignDataError
-from pipeline.outputs.formats import METRICS, PROMPTS, SAMPLES
+from pipeline.outputs.formats import METRICS, PROMPTS, SAMPLES, problem_in_words, read_metrics, read_shown_samples
 from pipeline.outputs.prompts import PromptMeasures, read_prompts
-from pipeline.outputs.reading import problem_in_words, read_metrics, read_shown_samples
 from pipeline.plan.graph import Job
 from pipeline.runs.record import Place, ResultRow, place_of
 

@@ -24,8 +24,7 @@ from pipeline.learning.datasets.base import SPLITS
 from pipeline.learning.datasets.fingerprint import source_fingerprint
 from pipeline.learning.datasets.from_files import FilesDataset
 from pipeline.learning.datasets.registry import load_dataset
-from pipeline.outputs.formats import DATASET
-from pipeline.outputs.reading import read_prepared_rows
+from pipeline.outputs.formats import DATASET, read_prepared_rows
 from pipeline.plan.contents import REWARD_FILES
 from pipeline.plan.models import identity_of, model_identities
 

@@ -30,10 +30,9 @@ from pipeline.learning.algos.value_guided import ValueAlgoConfig, ValueGuidedAlg
 from pipeline.learning.datasets.from_files import FilesDataset
 from pipeline.learning.datasets.registry import load_dataset
 from pipeline.learning.models.source import reference_folder
-from pipeline.outputs.formats import ETA
+from pipeline.outputs.formats import ETA, problem_in_words, read_metrics
 from pipeline.outputs.guidance import GUIDANCE, Drawing, GuidanceSettings, Prompting, Usage, read_guidance
 from pipeline.outputs.manifest import REMOVED
-from pipeline.outputs.reading import problem_in_words, read_metrics
 from pipeline.plan.graph import Job
 from pipeline.runs.index import NoSuchName, choose_run, find_job, find_named, listed, runs_of
 from pipeline.runs.loaded import LoadedRun, load_planned

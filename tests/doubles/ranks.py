@@ -26,7 +26,7 @@ from pipeline.engine.workers.failure import classify
 from pipeline.engine.workers.work import Work
 from pipeline.errors import JobStopped
 from pipeline.learning.algos.policy_config import LoraSettings
-from pipeline.learning.algos.torch_setup import prepare_torch
+from pipeline.learning.algos.stage_entry import prepare_torch
 from pipeline.learning.choices import DPOLoss, GRPOLoss, HeadType, ScaleRewards
 from pipeline.learning.datasets.addition import AdditionConfig
 from pipeline.learning.datasets.registry import load_dataset
@@ -39,13 +39,11 @@ from pipeline.learning.training.curve import Curve
 from pipeline.learning.training.distributed import ALONE, Ranks, Spread, join, save_model
 from pipeline.learning.training.grpo import Objective, Samples, fit_grpo, group_advantages
 from pipeline.learning.training.lora import merged, with_adapters
-from pipeline.learning.training.online import DrawnBatch, Timetable, fit_online
-from pipeline.learning.training.policy import Fitting, fit, sft_set
+from pipeline.learning.training.policy import DrawnBatch, Fitting, Timetable, fit, fit_online, sft_set
 from pipeline.learning.training.preferences import KTOObjective, kto_set
-from pipeline.learning.training.reward_model import fit_reward_model, reward_scores
 from pipeline.learning.training.scoring import completion_logprobs, score_sequences
 from pipeline.learning.training.sequences import Sequences
-from pipeline.learning.training.value import fit_value
+from pipeline.learning.training.value import fit_reward_model, fit_value, reward_scores
 from tests.doubles.machine import listening, own_memory
 from tests.doubles.models import tiny_policy
 from tests.doubles.training import small_sequences

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from pipeline.engine.store.store import Store
-from pipeline.outputs.curves import TrainingStep, write_curve
+from pipeline.outputs.formats import TrainingStep, write_curve
 from pipeline.plan.graph import Job, Plan
 from pipeline.plan.keys import result_key
 from tests.doubles.runs import WrittenRun

@@ -18,8 +18,7 @@ from transformers import GPT2Config, GPT2LMHeadModel, PreTrainedModel
 
 from pipeline.config.schema import TrainingConfig
 from pipeline.engine.workers.work import Work
-from pipeline.learning.algos.stage_entry import run_stage
-from pipeline.learning.algos.torch_setup import prepare_torch
+from pipeline.learning.algos.stage_entry import prepare_torch, run_stage
 from pipeline.learning.choices import HeadType
 from pipeline.learning.datasets.addition import AdditionConfig
 from pipeline.learning.datasets.registry import load_dataset

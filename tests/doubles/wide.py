@@ -16,7 +16,7 @@ from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedModel
 from pipeline.config.schema import SystemConfig
 from pipeline.engine.workers.work import Work
 from pipeline.errors import RanksDisagree
-from pipeline.learning.algos.torch_setup import prepare_torch
+from pipeline.learning.algos.stage_entry import prepare_torch
 from pipeline.learning.choices import HeadType
 from pipeline.learning.generation.decode import DecodeSettings, Guidance, decode
 from pipeline.learning.generation.likelihood import completion_scores

@@ -32,10 +32,9 @@ from pipeline.engine.store.store import REMOVED, Store
 from pipeline.errors import ConfigError, DeviceError, PipelineError, StoreError
 from pipeline.learning.generation.guided import _Asked
 from pipeline.learning.generation.sampling import sample_keys
-from pipeline.outputs.formats import Sample
+from pipeline.outputs.formats import Sample, read_lines
 from pipeline.outputs.guidance import GUIDANCE, read_guidance, read_usage
 from pipeline.outputs.manifest import MANIFEST, describe
-from pipeline.outputs.reading import read_lines
 from pipeline.plan.graph import Job
 from pipeline.runs.loaded import LoadedRun, load
 from pipeline.runs.report.model_card import command_for_all

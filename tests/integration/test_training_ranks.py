@@ -20,7 +20,7 @@ from pipeline.engine.workers.gang import held_port
 from pipeline.errors import JobError, JobStopped
 from pipeline.learning.models.value import ValueModel
 from pipeline.learning.training.distributed import Ranks, Spread, join
-from pipeline.outputs.curves import read_curve
+from pipeline.outputs.formats import read_curve
 from tests.doubles import ranks as doubles
 from tests.doubles import wide
 from tests.doubles.engine import Engine, job, key

@@ -1,1 +1,25 @@
-"""Algorithms: each lists its stages and has one method per stage; the engine knows nothing else about them."""
+"""Methods: stages and settings, which planning imports without torch, and what works on models in workers."""
+
+import sys
+from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
+from contextvars import ContextVar
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+LOADING: ContextVar[Callable[[], AbstractContextManager[None]]] = ContextVar("loading", default=nullcontext)
+"""`JobContext.loading` of the job under way."""
+_PARTS = "pipeline.learning.algos.parts"
+
+if TYPE_CHECKING:
+    from pipeline.learning.algos import parts as toolbox
+else:
+
+    class _Toolbox:
+        """`parts`, which is imported, and torch with it, when something of it is first used."""
+
+        def __getattr__(self, name: str) -> Any:
+            with nullcontext() if _PARTS in sys.modules else LOADING.get()():
+                return getattr(import_module(_PARTS), name)
+
+    toolbox = _Toolbox()

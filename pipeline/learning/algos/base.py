@@ -15,13 +15,11 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal, Protocol, TypeVar
 from pipeline.config.bases import AlgoConfig
 from pipeline.config.schema import StageConfig
 from pipeline.errors import JobError
+from pipeline.learning.algos import toolbox
 from pipeline.learning.rewards.failures import RewardFailures
 
 if TYPE_CHECKING:
-    from pipeline.learning.models.cache import ModelCache
-    from pipeline.learning.training.checkpoint import Checkpoints
-    from pipeline.learning.training.curve import Curve
-    from pipeline.learning.training.distributed import Ranks
+    from pipeline.learning.algos.parts import Checkpoints, Curve, ModelCache, Ranks
 
 _Settings = TypeVar("_Settings", bound=AlgoConfig)
 
@@ -170,11 +168,7 @@ class JobContext:
 
         Only what rank 0 writes to `out` is kept.
         """
-        from pipeline.learning.training.distributed import (
-            ALONE,  # seconds, which a stage without torch need not wait for
-        )
-
-        return self.joined or ALONE
+        return self.joined or toolbox.ALONE
 
     def settings(self, kind: type[_Settings]) -> _Settings:
         """The settings of the algorithm, with the fields of a class.
@@ -211,11 +205,9 @@ class JobContext:
             training: Names it among the trainings of the stage; a plain word.
             also_finished: Save its end too, for a stage that goes on with other work.
         """
-        from pipeline.learning.training.checkpoint import Checkpoints
-
         # The folder is named by the job's key, which covers every setting that decides what is computed.
         about = {"key": self.checkpoints.name, "algo": self.algo, "round": self.round, "seed": self.seed}
-        return Checkpoints(
+        return toolbox.Checkpoints(
             self.checkpoints / training,
             {**about, "training": training},
             every_steps=self.checkpoint_every_steps,
@@ -231,9 +223,7 @@ class JobContext:
         Args:
             training: Names it among the trainings of the stage; a plain word.
         """
-        from pipeline.learning.training.curve import Curve
-
-        return Curve(training=training, folder=self.out, show=self.show)
+        return toolbox.Curve(training=training, folder=self.out, show=self.show)
 
     @property
     def first_device(self) -> str:

@@ -18,6 +18,7 @@ from pipeline.config.fields import LARGEST_RATE, number
 from pipeline.config.schema import Config
 from pipeline.errors import JobError
 from pipeline.files import json_text
+from pipeline.learning.algos import toolbox
 from pipeline.learning.algos.base import (
     GENERATE,
     METRICS,
@@ -31,13 +32,13 @@ from pipeline.learning.algos.base import (
 )
 from pipeline.learning.algos.policy_config import too_few
 from pipeline.learning.algos.post_training import EVALUATE, groups_drawn
-from pipeline.learning.algos.reward_stage import RewardModelConfig
+from pipeline.learning.algos.reward_stage import LearntReward, RewardModelConfig, reward_fitting
+from pipeline.learning.algos.rounds import noted, rounds_to_train_on, tally_of, tokens_generated
 from pipeline.learning.rewards.preference import PreferenceConfig, halved_pairs
 from pipeline.outputs.formats import TRAINING
 
 if TYPE_CHECKING:
-    from pipeline.learning.datasets.base import Dataset
-    from pipeline.learning.generation.policy import Picker, TextPolicy
+    from pipeline.learning.algos.parts import Dataset, Picker, TextPolicy
 
 
 class Selection(Enum):
@@ -128,28 +129,18 @@ class BestOfN(Algorithm):
 
     def generate(self, ctx: JobContext) -> None:
         """Draw by the reference."""
-        with ctx.loading():
-            from pipeline.learning.algos import toolbox
-            from pipeline.learning.algos.groups import draw_groups
         dataset = toolbox.open_dataset(ctx)
         policy = toolbox.reference_policy(ctx, dataset)
-        draw_groups(ctx, dataset, policy, ctx.settings(BestOfNConfig).num_generations).save(ctx.out)
+        toolbox.draw_groups(ctx, dataset, policy, ctx.settings(BestOfNConfig).num_generations).save(ctx.out)
 
     def score(self, ctx: JobContext) -> None:
         """Score and pair."""
-        with ctx.loading():
-            from pipeline.learning.algos.groups import PAIRS, score_shard
-        groups = score_shard(ctx)
-        groups.pairs(ctx.settings(BestOfNConfig).preferences).save(ctx.out, PAIRS)
+        groups = toolbox.score_shard(ctx)
+        groups.pairs(ctx.settings(BestOfNConfig).preferences).save(ctx.out, toolbox.PAIRS)
         groups.note(ctx.out, groups.tally())
 
     def train(self, ctx: JobContext) -> None:
         """Fit the reward model that picks."""
-        with ctx.loading():
-            from pipeline.learning.algos.groups import PAIRS
-            from pipeline.learning.algos.reward_stage import LearntReward, reward_fitting
-            from pipeline.learning.algos.rounds import noted, rounds_to_train_on, tally_of, tokens_generated
-            from pipeline.learning.training.sequences import Sequences
         algo = ctx.settings(BestOfNConfig)
         spent = {"tokens_generated": tokens_generated(ctx)}
         if algo.selection is Selection.majority:
@@ -159,7 +150,7 @@ class BestOfN(Algorithm):
             batch_size=algo.batch_size, epochs=algo.epochs, learning_rate=algo.learning_rate
         )
         folders = rounds_to_train_on(ctx, aggregate=algo.aggregate)
-        pairs = Sequences.load(folders, PAIRS)
+        pairs = toolbox.Sequences.load(folders, toolbox.PAIRS)
         learnt = LearntReward(ctx, pairs, settings, reward_fitting(ctx, settings, more=False))
         learnt.save(ctx.out)
         if ctx.ranks.is_first:
@@ -168,14 +159,10 @@ class BestOfN(Algorithm):
 
     def evaluate(self, ctx: JobContext) -> None:
         """Give the best of n for every completion that is asked for."""
-        with ctx.loading():
-            from pipeline.learning.algos import toolbox
-            from pipeline.learning.generation import policy as best_of_n
-            from pipeline.learning.models.batch_size import BatchSizes
         algo, dataset = ctx.settings(BestOfNConfig), toolbox.open_dataset(ctx)
         model, tokenizer = toolbox.reference_model(ctx)
-        sizes = BatchSizes(ctx.hints, ctx.device, model)
-        policy = best_of_n.BestOfNPolicy(model, tokenizer, ctx.config.generation, dataset, ctx.device, sizes=sizes)
+        sizes = toolbox.BatchSizes(ctx.hints, ctx.device, model)
+        policy = toolbox.BestOfNPolicy(model, tokenizer, ctx.config.generation, dataset, ctx.device, sizes=sizes)
         policy.count = algo.num_generations
         policy.pick = (
             _majority(ctx, policy, dataset) if algo.selection is Selection.majority else _reward_model(ctx)
@@ -184,36 +171,34 @@ class BestOfN(Algorithm):
 
     def metrics(self, ctx: JobContext) -> None:
         """Metrics of all evaluated samples."""
-        with ctx.loading():
-            from pipeline.learning.algos import toolbox
         toolbox.write_metrics(ctx)
 
 
 def _reward_model(ctx: JobContext) -> Picker:
-    from pipeline.learning.generation.policy import by_score
-    from pipeline.learning.models.load import load_value
-    from pipeline.learning.training.reward_model import reward_scores
 
     folder, system = ctx.input("train"), ctx.config.system
     key = ("value", str(folder))
-    model = ctx.models.get(key, lambda: load_value(folder, system, ctx.device), ctx.loading)
+    model = ctx.models.get(key, lambda: toolbox.load_value(folder, system, ctx.device), ctx.loading)
     size = ctx.config.generation.batch_size
-    return by_score(
+    return toolbox.by_score(
         partial(
-            reward_scores, model, micro_batch_size=size, device=ctx.device, purpose="guidance", hints=ctx.hints
+            toolbox.reward_scores,
+            model,
+            micro_batch_size=size,
+            device=ctx.device,
+            purpose="guidance",
+            hints=ctx.hints,
         )
     )
 
 
 def _majority(ctx: JobContext, policy: TextPolicy, dataset: Dataset) -> Picker:
-    from pipeline.learning.generation.policy import by_majority
-    from pipeline.learning.rewards.registry import judge_of, known_rewards
 
-    judge = judge_of(known_rewards(dataset.config), dataset.config)
+    judge = toolbox.judge_of(toolbox.known_rewards(dataset.config), dataset.config)
     if judge is None or judge.traits.answer is None:
         raise JobError(
             f"no reward of this dataset says what an answer is, so there is no majority; "
             f"use algos.{ctx.algo}.selection=reward_model"
         )
     some = dataset.row(int(dataset.ids("train")[0]))  # a template begins the answers to all rows alike
-    return by_majority(lambda completion: judge.traits.vote(policy.text([completion], [some])[0]))
+    return toolbox.by_majority(lambda completion: judge.traits.vote(policy.text([completion], [some])[0]))

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from enum import Enum
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, ClassVar
 
@@ -12,24 +13,28 @@ from pipeline.config.bases import AlgoConfig
 from pipeline.config.fields import LARGEST_RATE, LARGEST_WEIGHT, number
 from pipeline.config.schema import Config
 from pipeline.errors import DataError
+from pipeline.learning.algos import rounds, toolbox
 from pipeline.learning.algos.base import GENERATE, REFERENCE_TRAIN, SCORE, JobContext, Stage, timed
 from pipeline.learning.algos.policy_config import Anchor, OnlineConfig
 from pipeline.learning.algos.post_training import PostTrainingAlgorithms
+from pipeline.learning.algos.rounds import write_generation
 from pipeline.learning.choices import DPOLoss
 from pipeline.learning.rewards.preference import PreferenceConfig, halved_pairs
+from pipeline.outputs.formats import Tally
 
 if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
-    from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-    from pipeline.learning.algos.groups import Groups
-    from pipeline.learning.datasets.answers import Answered
-    from pipeline.learning.datasets.base import Row, Text
-    from pipeline.learning.rewards.preference import ExistingPair
-    from pipeline.learning.training.policy import TrainingSet
-    from pipeline.learning.training.sequences import Sequences
-    from pipeline.outputs.formats import Tally
+    from pipeline.learning.algos.parts import (
+        Groups,
+        PreTrainedModel,
+        PreTrainedTokenizerBase,
+        Row,
+        Sequences,
+        Text,
+        TrainingSet,
+    )
 
 _COIN = 0.5
 """Probability of a wrong label from which on labels say nothing, or the opposite."""
@@ -137,14 +142,10 @@ class DPO(PostTrainingAlgorithms):
         if ctx.settings(FeedbackConfig).pairs is PairSource.sampled:
             super().score(ctx)
             return
-        with ctx.loading():
-            from pipeline.learning.algos import toolbox
-            from pipeline.learning.algos.rounds import write_generation
-            from pipeline.learning.models.load import end_ids, length_beside_others
         rows = toolbox.round_rows(ctx, toolbox.open_dataset(ctx))
         model, tokenizer = toolbox.reference_model(ctx)
-        ends = end_ids(model.generation_config, tokenizer)
-        tally = self._existing(ctx.out, rows, tokenizer, length_beside_others(model.config), ends)
+        ends = toolbox.end_ids(model.generation_config, tokenizer)
+        tally = self._existing(ctx.out, rows, tokenizer, toolbox.length_beside_others(model.config), ends)
         ctx.progress(len(rows), total=len(rows))
         write_generation(ctx.out, len(rows), 0, 0, tally)
 
@@ -157,45 +158,33 @@ class DPO(PostTrainingAlgorithms):
         ends: Collection[int],
     ) -> Tally:
         """Write what the dataset has, and count it."""
-        from pipeline.learning.algos import rounds
-        from pipeline.learning.algos.groups import PAIRS
-        from pipeline.outputs.formats import Tally
-
         pairs, parted, endless = existing_sequences(rows, tokenizer, context, ends)
-        pairs.save(out, PAIRS)
+        pairs.save(out, toolbox.PAIRS)
         same = len(rows) - len(pairs) // 2
         return Tally(rounds.PAIRS, len(rows), same=same, parted=parted, endless=endless)
 
-    def keep(self, ctx: JobContext, groups: Groups) -> None:
+    def keep(self, ctx: JobContext, groups: toolbox.Groups) -> None:
         """Write the pairs."""
-        from pipeline.learning.algos.groups import PAIRS
-
-        groups.pairs(ctx.settings(PairConfig).preferences).save(ctx.out, PAIRS)
+        groups.pairs(ctx.settings(PairConfig).preferences).save(ctx.out, toolbox.PAIRS)
 
     def training_set(self, ctx: JobContext, model: PreTrainedModel, folders: Sequence[Path]) -> TrainingSet:
         """Compare the policy with its anchor on every pair."""
-        with ctx.loading():
-            from pipeline.learning.algos.groups import PAIRS
-            from pipeline.learning.training.preferences import DPOObjective, PairLoss, dpo_set
-            from pipeline.learning.training.sequences import Sequences
         algo = ctx.settings(DPOConfig)
-        pairs = Sequences.load(folders, PAIRS)
-        objective = DPOObjective(
+        pairs = toolbox.Sequences.load(folders, toolbox.PAIRS)
+        objective = toolbox.DPOObjective(
             loss_type=algo.loss_type,
             beta=algo.beta,
             label_smoothing=algo.label_smoothing,
             sft_weight=algo.sft_weight,
         )
         held = self._anchor_scores(ctx, algo.reference, pairs)
-        return dpo_set(model, pairs, held, PairLoss(objective, ctx.device), ctx.device)
+        return toolbox.dpo_set(model, pairs, held, toolbox.PairLoss(objective, ctx.device), ctx.device)
 
     def _anchor_scores(self, ctx: JobContext, reference: Anchor, data: Sequences) -> NDArray[np.float64]:
         """Log-probability of every completion under the anchor, which is let go of before training."""
-        from pipeline.learning.training.scoring import note_scored, without_padding
-
         anchor = self.anchor_model(ctx, reference)
-        note_scored(data, anchor)
-        with without_padding(anchor, ctx.config.training.padding_free):
+        toolbox.note_scored(data, anchor)
+        with toolbox.without_padding(anchor, ctx.config.training.padding_free):
             return completion_scores(ctx, anchor, data)
 
 
@@ -203,18 +192,14 @@ def completion_scores(
     ctx: JobContext, model: PreTrainedModel, data: Sequences, work: str = "score"
 ) -> NDArray[np.float64]:
     """Log-probability of every completion under a model, shape [N]; all ranks call it together."""
-    from pipeline.learning.models.batch_size import BatchSizes
-    from pipeline.learning.training.policy import computing_in
-    from pipeline.learning.training.scoring import completion_logprobs, score_sequences
-
-    with computing_in(ctx.config.system.dtype, ctx.device, ctx.ranks):
-        return score_sequences(
+    with toolbox.computing_in(ctx.config.system.dtype, ctx.device, ctx.ranks):
+        return toolbox.score_sequences(
             data,
-            lambda batch: completion_logprobs(model, batch).double().sum(-1),
+            lambda batch: toolbox.completion_logprobs(model, batch).double().sum(-1),
             micro_batch_size=ctx.config.training.micro_batch_size,
             device=ctx.device,
             ranks=ctx.ranks,
-            sizes=BatchSizes(ctx.hints, ctx.device, model),
+            sizes=toolbox.BatchSizes(ctx.hints, ctx.device, model),
             work=work,
         )
 
@@ -241,31 +226,26 @@ def existing_sequences(
         JobError: A row has no pair.
         DataError: A text does not fit.
     """
-    from pipeline.learning.training.sequences import Sequences
-
     asked = [(pair.row, pair.prompt, (pair.chosen, pair.rejected)) for pair in pairs_of(rows)]
     found = encoded(rows, asked, tokenizer, context, ends)
     labels = [1.0, 0.0] * (len(found) // 2)
-    pairs = Sequences.supervised_at([one.ids for one in found], [one.supervised for one in found], labels)
+    pairs = toolbox.Sequences.supervised_at([one.ids for one in found], [one.supervised for one in found], labels)
     endless = sum(not (one.ended and other.ended) for one, other in zip(found[::2], found[1::2], strict=True))
     return pairs, sum(not one.whole for one in found[::2]), endless
 
 
 def encoded(
     rows: Sequence[Row],
-    asked: Iterable[tuple[int, Text, Sequence[Text]]],
+    asked: Iterable[tuple[int, toolbox.Text, Sequence[toolbox.Text]]],
     tokenizer: PreTrainedTokenizerBase,
     context: int | None,
     ends: Collection[int],
-) -> list[Answered]:
+) -> list[toolbox.Answered]:
     """Answers to prompts, each prompt with the id of its row, one after the other."""
-    from pipeline.learning.datasets.answers import encode_answers
-    from pipeline.learning.datasets.chat import template_arguments
-
-    arguments = {row.id: template_arguments(row.columns) for row in rows}
-    found: list[Answered] = []
+    arguments = {row.id: toolbox.template_arguments(row.columns) for row in rows}
+    found: list[toolbox.Answered] = []
     for row, prompt, answers in asked:
-        found += encode_answers(tokenizer, prompt, answers, ends, arguments[row])
+        found += toolbox.encode_answers(tokenizer, prompt, answers, ends, arguments[row])
         longest = max(len(one.ids) for one in found[-len(answers) :])
         if context is not None and longest > context:
             raise DataError(
@@ -275,11 +255,9 @@ def encoded(
     return found
 
 
-def pairs_of(rows: Sequence[Row]) -> list[ExistingPair]:
+def pairs_of(rows: Sequence[Row]) -> list[toolbox.ExistingPair]:
     """The pairs of rows; see `existing_pairs`."""
-    from pipeline.learning.rewards.preference import existing_pairs
-
-    return existing_pairs([_with_columns(row) for row in rows])
+    return toolbox.existing_pairs([_with_columns(row) for row in rows])
 
 
 def _with_columns(row: Row) -> Row:
@@ -323,11 +301,9 @@ class ORPO(DPO):
 
     def training_set(self, ctx: JobContext, model: PreTrainedModel, folders: Sequence[Path]) -> TrainingSet:
         """Imitate the chosen ones, and compare the odds per token."""
-        with ctx.loading():
-            from pipeline.learning.algos.groups import PAIRS
-            from pipeline.learning.training.preferences import orpo_set
-            from pipeline.learning.training.sequences import Sequences
-        return orpo_set(model, Sequences.load(folders, PAIRS), ctx.settings(ORPOConfig).beta, ctx.device)
+        return toolbox.orpo_set(
+            model, toolbox.Sequences.load(folders, toolbox.PAIRS), ctx.settings(ORPOConfig).beta, ctx.device
+        )
 
 
 class SimPO(DPO):
@@ -339,9 +315,121 @@ class SimPO(DPO):
 
     def training_set(self, ctx: JobContext, model: PreTrainedModel, folders: Sequence[Path]) -> TrainingSet:
         """Compare the log-probabilities per token."""
-        with ctx.loading():
-            from pipeline.learning.algos.groups import PAIRS
-            from pipeline.learning.training.preferences import simpo_set
-            from pipeline.learning.training.sequences import Sequences
-        algo, pairs = ctx.settings(SimPOConfig), Sequences.load(folders, PAIRS)
-        return simpo_set(model, pairs, algo.beta, algo.simpo_gamma, ctx.device, algo.cpo_alpha)
+        algo, pairs = ctx.settings(SimPOConfig), toolbox.Sequences.load(folders, toolbox.PAIRS)
+        return toolbox.simpo_set(model, pairs, algo.beta, algo.simpo_gamma, ctx.device, algo.cpo_alpha)
+
+
+# -- kto ---------------------------------------------------------------------------------------------------------
+# KTO (Ethayarajh et al., arXiv 2402.01306): completions that are desirable or not, each by itself.
+
+
+@dataclass(kw_only=True)
+class KTOConfig(FeedbackConfig):
+    """Kahneman-Tversky optimisation (arXiv 2402.01306), as TRL has it."""
+
+    learning_rate: float = number(4e-4, above=0, at_most=LARGEST_RATE)
+    beta: float = number(0.5, above=0, at_most=LARGEST_WEIGHT)
+    """Strength of the pull towards the anchor."""
+    desirable_weight: float = number(1.0, at_least=0, at_most=LARGEST_WEIGHT)
+    """Of the losses of desirable completions."""
+    undesirable_weight: float = number(1.0, at_least=0, at_most=LARGEST_WEIGHT)
+    """Of those of the others. Where there are not as many of both kinds, the paper has weight times number of the
+    desirable ones at 1 to 4/3 times that of the others."""
+    reference: Anchor = Anchor.initial
+
+    @property
+    def compares(self) -> bool:
+        """One completion that is right or wrong is enough."""
+        return False
+
+    def trained(self, stage: str, samples: int, decided: float) -> float:  # noqa: ARG002 - of the base
+        """All completions, or both of a pair."""
+        return self.epochs * (self.num_generations if self.pairs is PairSource.sampled else 2)
+
+
+class KTO(DPO):
+    """How much likelier each completion has become, against how far the policy is from its anchor at all."""
+
+    name: ClassVar[str] = "KTO"
+    version: ClassVar[int] = 1
+    config_class: ClassVar[type[AlgoConfig]] = KTOConfig
+
+    def keep(self, ctx: JobContext, groups: Groups) -> None:
+        """Write the completions that are desirable, labelled 1, and those that are not, labelled 0."""
+        labels = groups.labels()
+        told = [place for place, label in enumerate(labels) if label is not None]
+        groups.sequences(told, [float(label) for label in labels if label is not None]).save(ctx.out)
+
+    def _existing(
+        self,
+        out: Path,
+        rows: Sequence[Row],
+        tokenizer: PreTrainedTokenizerBase,
+        context: int | None,
+        ends: Collection[int],
+    ) -> Tally:
+
+        data, parted, endless = labelled_sequences(rows, tokenizer, context, ends)
+        data.save(out)
+        return Tally(rounds.COMPLETIONS, len(data), parted=parted, endless=endless)
+
+    def training_set(
+        self, ctx: JobContext, model: PreTrainedModel, folders: Sequence[Path]
+    ) -> toolbox.TrainingSet:
+        """Compare the policy with its anchor on every completion, and on completions of other prompts."""
+        algo = ctx.settings(KTOConfig)
+        return toolbox.kto_set(
+            model,
+            toolbox.Sequences.load(folders),
+            toolbox.KTOObjective(
+                beta=algo.beta,
+                desirable_weight=algo.desirable_weight,
+                undesirable_weight=algo.undesirable_weight,
+            ),
+            ctx.device,
+            context=toolbox.context_length(model),
+            of_anchor=partial(self._anchor_scores, ctx, algo.reference),
+            of_policy=partial(completion_scores, ctx, model, work="score while training"),
+        )
+
+
+def labelled_sequences(
+    rows: Sequence[Row],
+    tokenizer: PreTrainedTokenizerBase,
+    context: int | None = None,
+    ends: Collection[int] = (),
+) -> tuple[toolbox.Sequences, int, int]:
+    """The completions of rows that say whether they are desirable (`label`), and those of pairs, which do too.
+
+    Args:
+        rows: As `existing_sequences` takes them, and the others.
+        tokenizer: Of the policy.
+        context: Tokens of the longest text.
+        ends: Tokens that end a completion.
+
+    Returns:
+        The completions, labelled 1 or 0; of how many the tokens do not begin with all that a model reads where
+        they are due; and how many end in nothing that ends a completion.
+
+    Raises:
+        JobError: A row has neither.
+        DataError: A text does not fit, or a label is neither true nor false.
+    """
+    # Each by itself, as TRL's KTOTrainer tokenizes them.
+    asked: list[tuple[int, Text, tuple[Text]]] = []
+    labels: list[float] = []
+    for row in rows:
+        if row.completion is not None and row.chosen is None:
+            label = row.columns.get("label")
+            if label not in (0, 1):
+                raise DataError(f"row {row.id}: its label is {label!r}; must be true or false")
+            asked.append((row.id, row.prompt, (row.completion,)))
+            labels.append(float(label))
+        else:
+            for pair in pairs_of([row]):
+                asked += [(row.id, pair.prompt, (pair.chosen,)), (row.id, pair.prompt, (pair.rejected,))]
+                labels += [1.0, 0.0]
+    found = encoded(rows, asked, tokenizer, context, ends)
+    ids, marks = [one.ids for one in found], [one.supervised for one in found]
+    data = toolbox.Sequences.supervised_at(ids, marks, labels, [row for row, _, _ in asked])
+    return data, sum(not one.whole for one in found), sum(not one.ended for one in found)

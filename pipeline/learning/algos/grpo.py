@@ -3,27 +3,41 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from pipeline.config.bases import AlgoConfig
 from pipeline.config.fields import LARGEST_RATE, LARGEST_WEIGHT, number
 from pipeline.config.schema import Config
-from pipeline.learning.algos.base import JobContext, Stage, timed
+from pipeline.learning.algos import toolbox
+from pipeline.learning.algos.base import GENERATE, METRICS, SCORE, JobContext, Read, Stage, timed
 from pipeline.learning.algos.policy_config import Anchor, OnlineConfig, Sampling
-from pipeline.learning.algos.post_training import PostTrainingAlgorithms, samples_of
+from pipeline.learning.algos.post_training import EVALUATE, TRAIN_POLICY, PostTrainingAlgorithms, samples_of
+from pipeline.learning.algos.reward_stage import (
+    REWARD,
+    FittedRewards,
+    RewardModelConfig,
+    cross_fitted,
+    reward_fit_in_short,
+    reward_tokens_trained,
+)
 from pipeline.learning.choices import GRPOLoss, ImportanceSampling, ScaleRewards
+from pipeline.learning.rewards.preference import PreferenceConfig
 
 if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
-    from torch import Tensor
-    from transformers import PreTrainedModel
 
-    from pipeline.learning.algos.groups import Groups
-    from pipeline.learning.training.grpo import Objective, Samples, TokenBatch
-    from pipeline.learning.training.policy import TrainingSet
+    from pipeline.learning.algos.parts import (
+        Groups,
+        Judge,
+        Objective,
+        PreTrainedModel,
+        Samples,
+        Tensor,
+        TokenBatch,
+    )
 
 
 @dataclass(kw_only=True)
@@ -101,10 +115,8 @@ class GRPO(PostTrainingAlgorithms):
         Returns:
             Shape [N], or of tokens, laid out as `samples.logprobs` are; 0 where nothing is to be learnt.
         """
-        from pipeline.learning.training.grpo import group_advantages
-
         algo = ctx.settings(GRPOConfig)
-        return group_advantages(samples.rewards, algo.num_generations, algo.scale_rewards)
+        return toolbox.group_advantages(samples.rewards, algo.num_generations, algo.scale_rewards)
 
     def ratio(self, ctx: JobContext, tokens: TokenBatch) -> Tensor:
         """How much likelier tokens, or completions, have become since they were drawn.
@@ -116,9 +128,7 @@ class GRPO(PostTrainingAlgorithms):
         Returns:
             With its gradient, shape [B, T] or [B, 1].
         """
-        from pipeline.learning.training.grpo import importance_ratio
-
-        return importance_ratio(tokens, ctx.settings(GRPOConfig).importance_sampling_level)
+        return toolbox.importance_ratio(tokens, ctx.settings(GRPOConfig).importance_sampling_level)
 
     def surrogate(self, ctx: JobContext, tokens: TokenBatch, ratio: Tensor) -> Tensor:
         """What training makes as large as it can, apart from the KL term: here the clipped ratio's gain.
@@ -131,9 +141,7 @@ class GRPO(PostTrainingAlgorithms):
         Returns:
             With its gradient, shape [B, T] or [B, 1]; `loss_type` says how it is averaged.
         """
-        from pipeline.learning.training.grpo import clipped_surrogate
-
-        return clipped_surrogate(tokens, ratio, self.objective(ctx))
+        return toolbox.clipped_surrogate(tokens, ratio, self.objective(ctx))
 
     def keep(self, ctx: JobContext, groups: Groups) -> None:
         """Whole groups, without what was cut off where the settings say so."""
@@ -142,16 +150,16 @@ class GRPO(PostTrainingAlgorithms):
             samples = samples.silenced(groups.truncated)
         samples.save(ctx.out)
 
-    def training_set(self, ctx: JobContext, model: PreTrainedModel, folders: Sequence[Path]) -> TrainingSet:
+    def training_set(
+        self, ctx: JobContext, model: PreTrainedModel, folders: Sequence[Path]
+    ) -> toolbox.TrainingSet:
         """Raise what is better than its group, within the clipped ratio."""
-        with ctx.loading():
-            from pipeline.learning.training.grpo import Samples, checked_advantages, grpo_set
         algo = ctx.settings(GRPOConfig)
-        samples = Samples.load(folders)
-        advantages = checked_advantages(self.advantages(ctx, samples), samples)
+        samples = toolbox.Samples.load(folders)
+        advantages = toolbox.checked_advantages(self.advantages(ctx, samples), samples)
         objective = self.objective(ctx)
         anchor = self.anchor_logprobs(ctx, samples) if objective.beta else None
-        return grpo_set(
+        return toolbox.grpo_set(
             model,
             samples,
             advantages,
@@ -165,10 +173,8 @@ class GRPO(PostTrainingAlgorithms):
 
     def objective(self, ctx: JobContext) -> Objective:
         """The settings of the loss."""
-        from pipeline.learning.training.grpo import Objective
-
         algo = ctx.settings(GRPOConfig)
-        return Objective(
+        return toolbox.Objective(
             loss_type=algo.loss_type,
             beta=algo.beta,
             epsilon_low=algo.epsilon,
@@ -184,31 +190,21 @@ class GRPO(PostTrainingAlgorithms):
 
     def anchor_logprobs(self, ctx: JobContext, samples: Samples) -> NDArray[np.float32]:
         """Log-probabilities of the drawn tokens under the anchor, laid out as those of the sampling policy."""
-        from pipeline.learning.models.batch_size import BatchSizes
-        from pipeline.learning.training.grpo import padded, supervised_columns
-        from pipeline.learning.training.policy import computing_in
-        from pipeline.learning.training.scoring import (
-            completion_logprobs,
-            note_scored,
-            score_sequences,
-            without_padding,
-        )
-
         model = self.anchor_model(ctx, ctx.settings(GRPOConfig).reference)
         temperature = ctx.config.generation.temperature
-        note_scored(samples.sequences, model)
-        alone = without_padding(model, ctx.config.training.padding_free)
-        with computing_in(ctx.config.system.dtype, ctx.device, ctx.ranks), alone:
-            found = score_sequences(
+        toolbox.note_scored(samples.sequences, model)
+        alone = toolbox.without_padding(model, ctx.config.training.padding_free)
+        with toolbox.computing_in(ctx.config.system.dtype, ctx.device, ctx.ranks), alone:
+            found = toolbox.score_sequences(
                 samples.sequences,
-                lambda batch: completion_logprobs(model, batch, temperature),
+                lambda batch: toolbox.completion_logprobs(model, batch, temperature),
                 micro_batch_size=ctx.config.training.micro_batch_size,
                 device=ctx.device,
                 ranks=ctx.ranks,
-                sizes=BatchSizes(ctx.hints, ctx.device, model),
+                sizes=toolbox.BatchSizes(ctx.hints, ctx.device, model),
                 width=samples.sequences.ids.shape[1],
             )
-        return padded(supervised_columns(found, samples.sequences))
+        return toolbox.padded(toolbox.supervised_columns(found, samples.sequences))
 
 
 # -- rloo --------------------------------------------------------------------------------------------------------
@@ -253,13 +249,11 @@ class RLOO(GRPO):
         """Each reward, less `beta` times its log-ratio to the anchor, minus the mean of the others."""
         import numpy as np
 
-        from pipeline.learning.training.grpo import leave_one_out, log_ratios
-
         algo = ctx.settings(RLOOConfig)
         rewards = samples.rewards.astype(np.float64)
         if algo.beta:
-            rewards = rewards - algo.beta * log_ratios(samples, self.anchor_logprobs(ctx, samples))
-        return leave_one_out(rewards, algo.num_generations, normalizes=algo.normalize_advantages)
+            rewards = rewards - algo.beta * toolbox.log_ratios(samples, self.anchor_logprobs(ctx, samples))
+        return toolbox.leave_one_out(rewards, algo.num_generations, normalizes=algo.normalize_advantages)
 
     def objective(self, ctx: JobContext) -> Objective:
         """GRPO's, without a divergence of its own."""
@@ -309,11 +303,89 @@ class REINFORCEpp(RLOO):
         """What is still to come from each token on, less the mean of that, in its deviations; shape [N, C]."""
         import numpy as np
 
-        from pipeline.learning.training.grpo import group_advantages, whitened_returns
-
         algo, rewards = ctx.settings(REINFORCEppConfig), samples.rewards
         if algo.baseline:
-            better = group_advantages(rewards, algo.num_generations, ScaleRewards.none)
+            better = toolbox.group_advantages(rewards, algo.num_generations, ScaleRewards.none)
             rewards = np.where(np.isnan(rewards), np.nan, better)
         penalty = algo.beta * (samples.logprobs - self.anchor_logprobs(ctx, samples)) if algo.beta else None
-        return whitened_returns(rewards, penalty, samples)
+        return toolbox.whitened_returns(rewards, penalty, samples)
+
+
+# -- grpo hf -----------------------------------------------------------------------------------------------------
+# GRPO-HF: GRPO on a reward that is learnt from preferences within each group. All samples of a group are
+# kept: Bradley-Terry reward models are fitted to preferences among them, each scores those of prompts that it
+# has not seen, and GRPO goes by these scores. Where training itself draws, they score what it draws, as in
+# RLHF (Ouyang et al., arXiv 2203.02155). After the stage `score` no other reward is looked at.
+
+
+@dataclass(kw_only=True)
+class GRPOHFConfig(GRPOConfig):
+    """GRPO on a reward that is learnt from preferences among the samples of each group."""
+
+    learning_rate: float = number(2e-4, above=0, at_most=LARGEST_RATE)
+    beta: float = number(0.4, at_least=0, at_most=LARGEST_WEIGHT, hint=" (0 is no KL term)")
+    """Weight of the KL divergence from the anchor; 0 leaves it out and loads no anchor. With a small one a policy
+    that draws while it trains goes to where its reward model is wrong."""
+    preferences: PreferenceConfig = field(default_factory=PreferenceConfig)
+    reward_model: RewardModelConfig = field(default_factory=RewardModelConfig)
+
+    def problems(self, key: str, config: Config) -> Iterator[str]:
+        """Also a mean to divide by that is about 0."""
+        yield from super().problems(key, config)
+        if self.scale_rewards is ScaleRewards.mean:
+            yield f"{key}.scale_rewards=mean: learnt rewards are 0 on average. Use group, batch or none"
+
+    def idle(self, setting: str) -> str:
+        """What reward models are fitted to is aggregated also where training itself draws."""
+        return "" if setting == "aggregate" else super().idle(setting)
+
+    def trained(self, stage: str, samples: int, decided: float) -> float:
+        """Of the reward model the pairs in groups."""
+        if stage == REWARD.name:
+            return self.reward_model.trained(self.preferences.compared(self.num_generations, decided))
+        return super().trained(stage, samples, decided)
+
+
+class GRPOHF(GRPO):
+    """GRPO with one more stage, which scores whole groups by a learnt reward."""
+
+    name: ClassVar[str] = "GRPO-HF"
+    version: ClassVar[int] = 3
+    learns_reward: ClassVar[bool] = True
+    config_class: ClassVar[type[AlgoConfig]] = GRPOHFConfig
+    stages: ClassVar[tuple[Stage, ...]] = (
+        *timed([GENERATE, SCORE, REWARD], generate=0.75),
+        replace(TRAIN_POLICY, reads=(*TRAIN_POLICY.reads, Read("reward"))),
+        EVALUATE,
+        METRICS,
+    )
+
+    def keep(self, ctx: JobContext, groups: Groups) -> None:
+        """Write whole groups, and pairs among them for reward models to be fitted to."""
+        super().keep(ctx, groups)
+        if not ctx.inputs.get(REWARD.name):
+            groups.pairs(ctx.settings(GRPOHFConfig).preferences).save(ctx.out, toolbox.PAIRS)
+
+    def reward(self, ctx: JobContext) -> None:
+        """Fit the reward models and score every completion by the one that has not seen its prompt."""
+        folders = super().data(ctx)
+        samples = toolbox.Samples.load(folders)
+        whole = replace(samples.sequences, left_out=None)  # what is left out of the loss is scored too
+        scores = cross_fitted(ctx, folders, whole, ctx.settings(GRPOHFConfig).reward_model)
+        samples.with_rewards(scores).save(ctx.out)
+
+    def data(self, ctx: JobContext) -> tuple[Path, ...]:
+        """The samples as the reward stage has scored them."""
+        return ctx.inputs["reward"]
+
+    def judge(self, ctx: JobContext) -> Judge:
+        """The reward models of this round, each of the prompts that it has not seen."""
+        return FittedRewards(ctx, super().data(ctx))
+
+    def spent_before(self, ctx: JobContext) -> int:
+        """The reward models' tokens."""
+        return reward_tokens_trained(ctx)
+
+    def told_before(self, ctx: JobContext) -> dict[str, Any]:
+        """How good the reward models are on pairs that they have not seen."""
+        return reward_fit_in_short(ctx)

@@ -25,9 +25,9 @@ from transformers import PreTrainedModel
 
 from pipeline.files import file_sha256, fsync, json_text, walk
 from pipeline.foreign import ForeignDataError, parse_json, read_plain
-from pipeline.learning.algos import toolbox
 from pipeline.learning.algos.base import JobContext
 from pipeline.learning.algos.groups import Groups, draw_groups, score_groups
+from pipeline.learning.algos.opening import open_dataset, reference_source
 from pipeline.learning.algos.policy_config import OnlineConfig
 from pipeline.learning.algos.policy_weights import exact_logprobs
 from pipeline.learning.algos.rounds import tokens_generated
@@ -37,9 +37,8 @@ from pipeline.learning.models.batch_size import BatchSizes
 from pipeline.learning.models.flops import Purpose, metered
 from pipeline.learning.models.load import load_tokenizer
 from pipeline.learning.rewards.failures import RewardFailures
-from pipeline.learning.training.online import DrawnBatch, Timetable
-from pipeline.learning.training.online import fit_online as fit_drawn
-from pipeline.learning.training.policy import Fitting, computing_in
+from pipeline.learning.training.policy import DrawnBatch, Fitting, Timetable, computing_in
+from pipeline.learning.training.policy import fit_online as fit_drawn
 from pipeline.outputs.formats import Tally
 
 if TYPE_CHECKING:
@@ -70,11 +69,11 @@ def fit_online(
     Returns:
         What ``training.json`` says of the training, and what became of what was drawn.
     """
-    algo, dataset = ctx.settings(OnlineConfig), toolbox.open_dataset(ctx)
+    algo, dataset = ctx.settings(OnlineConfig), open_dataset(ctx)
     ids = dataset.round_ids(ctx.seed, ctx.round, ctx.config.data_collection.prompts_per_round)
     per_step = algo.batch_size // algo.num_generations
     timetable = Timetable(len(ids), per_step * algo.steps_per_generation, per_step, algo.epochs)
-    tokenizer = load_tokenizer(toolbox.reference_source(ctx), trust_remote_code=ctx.config.model.trusts_code)
+    tokenizer = load_tokenizer(reference_source(ctx), trust_remote_code=ctx.config.model.trusts_code)
     inner = model.get_base_model() if isinstance(model, PeftModel) else model
     policy = TextPolicy(
         cast("PreTrainedModel", inner),

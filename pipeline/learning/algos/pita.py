@@ -13,17 +13,14 @@ from typing import TYPE_CHECKING, ClassVar
 
 from pipeline.config.bases import AlgoConfig
 from pipeline.config.fields import SMALLEST_DIVISOR, number
+from pipeline.learning.algos import toolbox
 from pipeline.learning.algos.base import JobContext, Stage, timed
 from pipeline.learning.algos.value_guided import STRENGTH, ValueAlgoConfig, ValueGuidedAlgorithms
 from pipeline.learning.rewards.preference import UNDECIDED, PreferenceRule
+from pipeline.outputs.formats import Tally
 
 if TYPE_CHECKING:
-    from pipeline.learning.algos.groups import Drawn, Groups
-    from pipeline.learning.datasets.base import Dataset
-    from pipeline.learning.generation.policy import TextPolicy
-    from pipeline.learning.generation.tilt import Offset
-    from pipeline.learning.training.sequences import Sequences
-    from pipeline.outputs.formats import Tally
+    from pipeline.learning.algos.parts import Dataset, Drawn, Groups, Offset, Sequences, TextPolicy
 
 
 class Pairing(Enum):
@@ -55,16 +52,12 @@ class PITA(ValueGuidedAlgorithms):
 
     def offset(self, algo: ValueAlgoConfig) -> Offset:
         """The log-odds of being preferred."""
-        from pipeline.learning.generation.tilt import preference_offset
-
-        return preference_offset(algo.eta)
+        return toolbox.preference_offset(algo.eta)
 
     def draw(self, ctx: JobContext, dataset: Dataset, roll_in: TextPolicy, reference: TextPolicy) -> Drawn:
         """Two completions from every cut."""
-        from pipeline.learning.algos.rollouts import Rollouts
-
         greedy_first = ctx.settings(PITAConfig).pairing is Pairing.greedy
-        return Rollouts(ctx, dataset, roll_in, finishes=2).pairs(reference, greedy_first=greedy_first)
+        return toolbox.Rollouts(ctx, dataset, roll_in, finishes=2).pairs(reference, greedy_first=greedy_first)
 
     def label(self, ctx: JobContext, groups: Groups) -> Sequences:
         """The preferred one with 1, the other with 0; pairs of which nothing can be said are left out."""

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from pipeline.config.bases import AlgoConfig
 from pipeline.files import json_text
+from pipeline.learning.algos import toolbox
 from pipeline.learning.algos.base import (
     GENERATE,
     METRICS,
@@ -31,17 +32,18 @@ from pipeline.learning.algos.base import (
     Stage,
 )
 from pipeline.learning.algos.policy_config import Anchor, PolicyAlgoConfig
+from pipeline.learning.algos.rounds import (
+    noted,
+    rounds_to_train_on,
+    started_from,
+    tally_of,
+    teaching,
+    tokens_generated,
+)
 from pipeline.outputs.formats import OPTIMIZER, TRAINING, Tally
 
 if TYPE_CHECKING:
-    from transformers import PreTrainedModel
-
-    from pipeline.learning.algos.groups import Groups, Judge
-    from pipeline.learning.datasets.base import Dataset
-    from pipeline.learning.generation.policy import TextPolicy
-    from pipeline.learning.training.grpo import Samples
-    from pipeline.learning.training.policy import Fitting, TrainingSet
-
+    from pipeline.learning.algos.parts import Dataset, Fitting, Groups, Judge, PreTrainedModel, Samples, TextPolicy
 
 TRAIN: tuple[Section, ...] = ("system", "training", "generation", "algo", "model")
 """What training a policy depends on; of `generation`, the temperature that samples were drawn at, and of
@@ -92,7 +94,9 @@ class PostTrainingAlgorithms(Algorithm):
         return groups_drawn(settings.num_generations, by if settings.wants_logprobs else None)
 
     @abstractmethod
-    def training_set(self, ctx: JobContext, model: PreTrainedModel, folders: Sequence[Path]) -> TrainingSet:
+    def training_set(
+        self, ctx: JobContext, model: PreTrainedModel, folders: Sequence[Path]
+    ) -> toolbox.TrainingSet:
         """What the policy is trained on, and the loss.
 
         Args:
@@ -115,82 +119,60 @@ class PostTrainingAlgorithms(Algorithm):
 
     def data(self, ctx: JobContext) -> tuple[Path, ...]:
         """The folders that are trained on: of this round, or of all so far where the settings say `aggregate`."""
-        from pipeline.learning.algos.rounds import rounds_to_train_on
-
         return rounds_to_train_on(ctx, aggregate=ctx.settings(PolicyAlgoConfig).aggregate)
 
     def generate(self, ctx: JobContext) -> None:
         """Draw; in the first round the current policy is the reference itself, or that of `start`."""
-        with ctx.loading():
-            from pipeline.learning.algos import toolbox
-            from pipeline.learning.algos.groups import draw_groups
-            from pipeline.learning.algos.policy_weights import exact_logprobs
         algo, dataset = ctx.settings(PolicyAlgoConfig), toolbox.open_dataset(ctx)
         policy = self.current_policy(ctx, dataset)
-        drawn = draw_groups(ctx, dataset, policy, algo.num_generations)
-        replace(drawn, logprobs=exact_logprobs(ctx, algo, policy, drawn)).save(ctx.out)
+        drawn = toolbox.draw_groups(ctx, dataset, policy, algo.num_generations)
+        replace(drawn, logprobs=toolbox.exact_logprobs(ctx, algo, policy, drawn)).save(ctx.out)
 
     def score(self, ctx: JobContext) -> None:
         """Score what was drawn."""
-        with ctx.loading():
-            from pipeline.learning.algos.groups import score_shard
-        groups = score_shard(ctx)
+        groups = toolbox.score_shard(ctx)
         self.keep(ctx, groups)
         groups.note(ctx.out, groups.tally())
 
     def train(self, ctx: JobContext) -> None:
         """Train, and save the policy or the adapters that make it of the reference, with its tokenizer."""
-        with ctx.loading():
-            from pipeline.learning.algos.online import fit_online
-            from pipeline.learning.algos.policy_output import save_policy
-            from pipeline.learning.algos.policy_weights import to_train
-            from pipeline.learning.algos.rounds import noted, teaching
-            from pipeline.learning.algos.toolbox import reference_source
-            from pipeline.learning.models.load import load_tokenizer, save_tokenizer
         algo = ctx.settings(PolicyAlgoConfig)
-        model = to_train(ctx, algo)
-        fitted = fit_online if algo.draws_to_train else _fit_round
+        model = toolbox.to_train(ctx, algo)
+        fitted = toolbox.fit_online if algo.draws_to_train else _fit_round
         about, tally = fitted(self, ctx, model, self._fitting(ctx))
         ctx.ranks.gather(model)
         if not ctx.ranks.is_first:
             return
-        kept = save_policy(ctx, algo, model)
-        tokenizer = load_tokenizer(reference_source(ctx), trust_remote_code=ctx.config.model.trusts_code)
-        save_tokenizer(tokenizer, ctx.out)
+        kept = toolbox.save_policy(ctx, algo, model)
+        tokenizer = toolbox.load_tokenizer(
+            toolbox.reference_source(ctx), trust_remote_code=ctx.config.model.trusts_code
+        )
+        toolbox.save_tokenizer(tokenizer, ctx.out)
         told = about.pop("note", None)
         note = noted(teaching(about, algo.num_generations), algo.batch_size, tally, told=told)
         (ctx.out / TRAINING).write_text(json_text({**about, **kept, **note}) + "\n")
 
     def evaluate(self, ctx: JobContext) -> None:
         """Sample from the trained policy, and compare it with the reference."""
-        with ctx.loading():
-            from pipeline.learning.algos import toolbox
         dataset = toolbox.open_dataset(ctx)
         toolbox.evaluate(ctx, trained_policy(ctx, dataset, ctx.input("train"), compared=True), dataset, ctx.out)
 
     def metrics(self, ctx: JobContext) -> None:
         """Metrics of all evaluated samples."""
-        with ctx.loading():
-            from pipeline.learning.algos import toolbox
         toolbox.write_metrics(ctx)
 
     def current_policy(self, ctx: JobContext, dataset: Dataset) -> TextPolicy:
         """The policy that this round's training starts from."""
-        from pipeline.learning.algos import toolbox
-        from pipeline.learning.algos.rounds import started_from
-
         folder = started_from(ctx)
         return toolbox.reference_policy(ctx, dataset) if folder is None else trained_policy(ctx, dataset, folder)
 
     def anchor_model(self, ctx: JobContext, anchor: Anchor) -> PreTrainedModel:
         """The frozen policy that training is held close to; the same each time where training draws."""
-        from pipeline.learning.algos.policy_weights import frozen_policy
-
         algo, previous = ctx.settings(PolicyAlgoConfig), anchor is Anchor.previous
         if not algo.draws_to_train:
-            return frozen_policy(ctx, algo, previous=previous)
+            return toolbox.frozen_policy(ctx, algo, previous=previous)
         if anchor not in self._anchors:
-            self._anchors[anchor] = frozen_policy(ctx, algo, previous=previous)
+            self._anchors[anchor] = toolbox.frozen_policy(ctx, algo, previous=previous)
         return self._anchors[anchor]
 
     def __init__(self) -> None:
@@ -232,27 +214,24 @@ def _online(stages: Iterable[Stage], learns_reward: bool) -> Iterator[Stage]:
 
 def samples_of(groups: Groups) -> Samples:
     """Whole groups with their rewards, and the log-probabilities of who drew them where they are kept."""
-    from pipeline.learning.training.grpo import Samples, padded
-
     sequences = groups.sequences(range(len(groups.tokens)), groups.scored.values.tolist())
     if groups.logprobs is None:
-        return Samples.without_logprobs(sequences)
-    return Samples(sequences, padded(groups.logprobs))
+        return toolbox.Samples.without_logprobs(sequences)
+    return toolbox.Samples(sequences, toolbox.padded(groups.logprobs))
 
 
 def _fit_round(
     algorithm: PostTrainingAlgorithms, ctx: JobContext, model: PreTrainedModel, fitting: Fitting
 ) -> tuple[dict[str, Any], Tally | None]:
     """Train on what earlier stages have drawn: what ``training.json`` says of it, and what became of the draws."""
-    from pipeline.learning.algos.rounds import rounds_to_train_on, tally_of, tokens_generated
-    from pipeline.learning.training.policy import fit, trained_tokens
-
     spent = {"tokens_generated": tokens_generated(ctx)}
     made = algorithm.training_set(ctx, model, algorithm.data(ctx))
-    losses = fit(model, made.data, fitting, made.loss_of, group=made.group, told=made.told, prepare=made.prepare)
+    losses = toolbox.fit(
+        model, made.data, fitting, made.loss_of, group=made.group, told=made.told, prepare=made.prepare
+    )
     tally = tally_of(rounds_to_train_on(ctx, aggregate=ctx.settings(PolicyAlgoConfig).aggregate))
     about = {**spent, **made.about, **algorithm.told_before(ctx)}
-    tokens = trained_tokens(made.data, fitting.epochs) + algorithm.spent_before(ctx)
+    tokens = toolbox.trained_tokens(made.data, fitting.epochs) + algorithm.spent_before(ctx)
     return {**about, "tokens_trained": tokens, "loss": losses, **made.told}, tally
 
 
@@ -269,9 +248,7 @@ def fitting_of(
         learning_rate: At its highest.
         more: Whether the stage goes on with other work afterwards.
     """
-    from pipeline.learning.training.policy import Fitting
-
-    return Fitting(
+    return toolbox.Fitting(
         batch_size=batch_size,
         epochs=epochs,
         learning_rate=learning_rate,
@@ -297,27 +274,22 @@ def trained_policy(ctx: JobContext, dataset: Dataset, folder: Path, *, compared:
         folder: Output of a training.
         compared: Whether its divergence from the reference is wanted.
     """
-    from pipeline.learning.algos.toolbox import reference_model, reference_source
-    from pipeline.learning.generation.policy import TrainedPolicy
-    from pipeline.learning.models.batch_size import BatchSizes
-    from pipeline.learning.models.load import load_policy
-
-    reference, tokenizer = reference_model(ctx)
+    reference, tokenizer = toolbox.reference_model(ctx)
     system = ctx.config.system
     key = ("policy", str(folder))
     model = ctx.models.get(
         key,
-        lambda: load_policy(
+        lambda: toolbox.load_policy(
             folder,
             system,
             ctx.device,
-            base=reference_source(ctx),
+            base=toolbox.reference_source(ctx),
             trust_remote_code=ctx.config.model.trusts_code,
             ranks=ctx.joined,
         ),
         ctx.loading,
     )
-    sizes = BatchSizes(ctx.hints, ctx.device, model)
-    policy = TrainedPolicy(model, tokenizer, ctx.config.generation, dataset, ctx.device, sizes=sizes)
+    sizes = toolbox.BatchSizes(ctx.hints, ctx.device, model)
+    policy = toolbox.TrainedPolicy(model, tokenizer, ctx.config.generation, dataset, ctx.device, sizes=sizes)
     policy.reference = reference if compared else None
     return policy

@@ -1,4 +1,8 @@
-"""The reference policy as an algorithm of round 0: trained or named once, evaluated like every other."""
+"""What all chains share, as algorithms of round 0: the preparation of their dataset, and the reference.
+
+Only datasets that are read from files or the hub are prepared: rows by split, prompts as token ids, on a CPU. The
+others make their rows on the spot. The reference is trained or named once, and evaluated like every other policy.
+"""
 
 from __future__ import annotations
 
@@ -6,12 +10,81 @@ import logging
 from dataclasses import asdict
 from typing import Any, ClassVar
 
+from pipeline.errors import DataError, JobError
 from pipeline.files import json_text
+from pipeline.learning.algos import toolbox
 from pipeline.learning.algos.base import REFERENCE, REFERENCE_TRAIN, TEXT, Algorithm, JobContext, Read, Stage
 from pipeline.learning.models.kinds import TinyModelConfig
 from pipeline.outputs.formats import TRAINING
 
 log = logging.getLogger("pipeline")
+
+NAME = "dataset"
+PREPARE = Stage("prepare", config=("dataset",), judges=False, seeded=False, loads_models=False, seconds=2.0)
+CHECK = Stage(
+    "check", reads=(Read("prepare"),), config=("dataset",), seeded=False, loads_models=False, seconds=1.0
+)
+"""Rewards tried on the rows, by itself so that rows stay, and what was drawn of them, where rewards change."""
+TOKENIZE = Stage(
+    "tokenize",
+    reads=(Read("prepare"), REFERENCE_TRAIN),
+    config=("dataset", "model"),
+    judges=False,
+    seeded=False,
+    loads_models=False,
+    seconds=3.0,
+)
+
+
+class Preparation(Algorithm):
+    """The work on a dataset that comes before all algorithms."""
+
+    name: ClassVar[str] = NAME
+    stages: ClassVar[tuple[Stage, ...]] = (PREPARE, CHECK, TOKENIZE)
+
+    def prepare(self, ctx: JobContext) -> None:
+        """Read the source and write its rows by split."""
+        with ctx.loading():
+            from pipeline.learning.datasets.columns import MissingColumns, ReservedColumn
+            from pipeline.learning.datasets.prepared import prepare
+            from pipeline.learning.datasets.registry import load_dataset
+            from pipeline.learning.rewards.probe import advice_on
+        config, name = ctx.config.dataset, ctx.job_id.partition("/")[0]
+        try:
+            prepare(load_dataset(config), ctx.out)
+        except (MissingColumns, ReservedColumn) as error:
+            raise DataError(f"{error} {advice_on(error, name, config)}") from error
+
+    def check(self, ctx: JobContext) -> None:
+        """See whether the rewards can work with the rows, which are read once more for the places of odd ones."""
+        with ctx.loading():
+            from pipeline.learning.datasets.prepared import PreparedDataset, add_warnings, check_rows
+            from pipeline.learning.datasets.registry import load_dataset
+            from pipeline.learning.rewards.gold import check_gold
+            from pipeline.learning.rewards.probe import RowCheck, check_rewards
+        config, name = ctx.config.dataset, ctx.job_id.partition("/")[0]
+        dataset, check, rows = load_dataset(config), RowCheck(name, config), PreparedDataset(ctx.input("prepare"))
+        check_rows(dataset, check)
+        first = rows.row(int(rows.ids("train")[0]))
+        tried = check_rewards(name, config, dataset, first, rows.about["columns"])
+        warnings = [*check.told(), *(warning.removeprefix(f"datasets.{name}: ") for warning in tried)]
+        warnings += check_gold(name, config, rows, dataset)
+        for warning in warnings:
+            log.warning("datasets.%s: %s", name, warning)
+        add_warnings(ctx.input("prepare"), ctx.out, warnings)
+
+    def tokenize(self, ctx: JobContext) -> None:
+        """Write the token ids of every prompt, by the reference's tokenizer."""
+        with ctx.loading():
+            from pipeline.learning.algos.opening import open_dataset, reference_source
+            from pipeline.learning.datasets.prepared import PreparedDataset
+            from pipeline.learning.datasets.tokenized import tokenized
+            from pipeline.learning.models.load import load_tokenizer
+        dataset = open_dataset(ctx)
+        if not isinstance(dataset, PreparedDataset):
+            raise JobError("its dataset was not prepared")
+        tokenizer = load_tokenizer(reference_source(ctx), trust_remote_code=ctx.config.model.trusts_code)
+        tokenized(dataset, tokenizer, ctx.out)
 
 
 class Reference(Algorithm):
@@ -36,17 +109,10 @@ class Reference(Algorithm):
         """Train a tiny model, or note where the named model is; see `learning.models.source`."""
         model = ctx.config.model
         if not isinstance(model, TinyModelConfig):
-            with ctx.loading():
-                from pipeline.learning.models.source import write_reference
-            write_reference(model, ctx.out)
+            toolbox.write_reference(model, ctx.out)
             return
-        with ctx.loading():
-            from pipeline.learning.algos.toolbox import open_dataset
-            from pipeline.learning.models.load import load_policy, save_tokenizer
-            from pipeline.learning.models.tiny import make_tokenizer, measure_imitation, train_reference
-            from pipeline.learning.training.distributed import save_model
-        dataset = open_dataset(ctx)
-        trained, losses = train_reference(
+        dataset = toolbox.open_dataset(ctx)
+        trained, losses = toolbox.train_reference(
             model,
             dataset,
             ctx.device,
@@ -56,11 +122,11 @@ class Reference(Algorithm):
             ranks=ctx.ranks,
             curve=ctx.curve("reference"),
         )
-        save_model(trained, ctx.out, ctx.ranks)
+        toolbox.save_model(trained, ctx.out, ctx.ranks)
         if not ctx.ranks.is_first:
             return
-        save_tokenizer(make_tokenizer(dataset), ctx.out)
-        found = measure_imitation(load_policy(ctx.out, ctx.config.system, ctx.device), dataset)
+        toolbox.save_tokenizer(toolbox.make_tokenizer(dataset), ctx.out)
+        found = toolbox.measure_imitation(toolbox.load_policy(ctx.out, ctx.config.system, ctx.device), dataset)
         about: dict[str, Any] = {"held_out_nats_per_token": found and asdict(found), "loss": losses}
         if found and (note := found.problem(model.references[0])):
             log.warning("%s", note)
@@ -69,18 +135,14 @@ class Reference(Algorithm):
 
     def evaluate(self, ctx: JobContext) -> None:
         """Sample from the reference as it is; decode greedily, and see what the best of all policies could do."""
-        with ctx.loading():
-            from pipeline.learning.algos import anchors, toolbox
         dataset = toolbox.open_dataset(ctx)
         policy = toolbox.reference_policy(ctx, dataset)
-        each = ctx.config.evaluation.num_samples + anchors.GREEDY_SAMPLES
+        each = ctx.config.evaluation.num_samples + toolbox.GREEDY_SAMPLES
         total = toolbox.held_out_count(ctx, dataset) * each
         drawn = toolbox.evaluate(ctx, policy, dataset, ctx.out, total=total)
-        anchors.evaluate_greedy(ctx, dataset, drawn)
-        anchors.evaluate_right(ctx, dataset, policy)
+        toolbox.evaluate_greedy(ctx, dataset, drawn)
+        toolbox.evaluate_right(ctx, dataset, policy)
 
     def metrics(self, ctx: JobContext) -> None:
         """Metrics of all evaluated samples, and of the anchors."""
-        with ctx.loading():
-            from pipeline.learning.algos import anchors, toolbox
-        toolbox.write_metrics(ctx, anchors.measures(ctx))
+        toolbox.write_metrics(ctx, toolbox.anchor_measures(ctx))

@@ -19,8 +19,7 @@ from pipeline.config.user_code import import_object
 from pipeline.errors import ConfigError, unknown_name
 from pipeline.learning.algos.base import START_TRAIN, Algorithm, Read, Section, Stage
 from pipeline.learning.algos.policy_config import start_of
-from pipeline.learning.algos.prepare import Preparation
-from pipeline.learning.algos.reference import Reference
+from pipeline.learning.algos.reference import Preparation, Reference
 from pipeline.learning.overriding import other_arguments, ships
 
 # -- validate ----------------------------------------------------------------------------------------------------
@@ -207,7 +206,7 @@ def _is_name(name: object) -> bool:
 
 
 SHARED = {
-    "dataset": "pipeline.learning.algos.prepare:Preparation",
+    "dataset": "pipeline.learning.algos.reference:Preparation",
     "reference": "pipeline.learning.algos.reference:Reference",
 }
 """What all chains share, written as algorithms of round 0."""

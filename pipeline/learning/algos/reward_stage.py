@@ -18,19 +18,20 @@ from pipeline.config.bases import Settings
 from pipeline.config.fields import LARGEST_RATE, number
 from pipeline.config.schema import Config
 from pipeline.files import json_text
+from pipeline.learning.algos import toolbox
 from pipeline.learning.algos.base import REFERENCE_TRAIN, JobContext, Read, Stage
+from pipeline.learning.algos.post_training import fitting_of
+from pipeline.learning.algos.rounds import noted, tally_of
 from pipeline.learning.choices import HeadType
 from pipeline.learning.rewards.preference import halved_pairs
 from pipeline.outputs.formats import REWARD as REWARD_FIT
-from pipeline.outputs.reading import read_input, read_reward_fit
+from pipeline.outputs.formats import read_input, read_reward_fit
 
 if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
 
-    from pipeline.learning.rewards.scoring import Scored
-    from pipeline.learning.training.policy import Fitting
-    from pipeline.learning.training.sequences import Sequences
+    from pipeline.learning.algos.parts import Fitting, Scored, Sequences
 
 
 @dataclass(kw_only=True)
@@ -82,25 +83,19 @@ class LearntReward:
             settings: Of the fit.
             fitting: The same as it is carried out.
         """
-        from pipeline.learning.algos.toolbox import fresh_value_model
-        from pipeline.learning.training.policy import trained_tokens
-        from pipeline.learning.training.reward_model import fit_reward_model
-
         self._ctx = ctx
-        self.model = fresh_value_model(ctx, HeadType.v)
-        losses = fit_reward_model(self.model, pairs, fitting)
+        self.model = toolbox.fresh_value_model(ctx, HeadType.v)
+        losses = toolbox.fit_reward_model(self.model, pairs, fitting)
         self.about: dict[str, Any] = {
             "pairs": len(pairs) // 2,
-            "tokens_trained": trained_tokens(pairs, settings.epochs),
+            "tokens_trained": toolbox.trained_tokens(pairs, settings.epochs),
             "loss": losses,
         }
 
     def scores(self, data: Sequences) -> NDArray[np.float64]:
         """Raw scores of sequences, shape [N]."""
-        from pipeline.learning.training.reward_model import reward_scores
-
         size = self._ctx.config.training.micro_batch_size
-        return reward_scores(
+        return toolbox.reward_scores(
             self.model,
             data,
             micro_batch_size=size,
@@ -111,15 +106,11 @@ class LearntReward:
 
     def save(self, folder: Path) -> None:
         """Save the model with its tokenizer."""
-        from pipeline.learning.algos.toolbox import reference_source
-        from pipeline.learning.models.load import load_tokenizer, save_tokenizer
-        from pipeline.learning.training.distributed import save_model
-
         folder.mkdir(exist_ok=True)
-        save_model(self.model, folder, self._ctx.ranks)
+        toolbox.save_model(self.model, folder, self._ctx.ranks)
         if self._ctx.ranks.is_first:
-            source, trust = reference_source(self._ctx), self._ctx.config.model.trusts_code
-            save_tokenizer(load_tokenizer(source, trust_remote_code=trust), folder)
+            source, trust = toolbox.reference_source(self._ctx), self._ctx.config.model.trusts_code
+            toolbox.save_tokenizer(toolbox.load_tokenizer(source, trust_remote_code=trust), folder)
 
 
 def reward_fitting(
@@ -134,8 +125,6 @@ def reward_fitting(
         tokens_before: What the folds before it were trained on.
         more: Whether the stage goes on with other work afterwards.
     """
-    from pipeline.learning.algos.post_training import fitting_of
-
     how = (settings.batch_size, settings.epochs, settings.learning_rate)
     fitting = fitting_of(ctx, f"reward_model_{fold}" if fold else "reward_model", *how, more=more)
     if not more:
@@ -166,13 +155,8 @@ def cross_fitted(
     """
     import numpy as np
 
-    with ctx.loading():
-        from pipeline.learning.algos.groups import PAIRS
-        from pipeline.learning.algos.rounds import noted, tally_of
-        from pipeline.learning.training.reward_model import Scale, share_preferred
-        from pipeline.learning.training.sequences import Sequences, prompt_folds
-    pairs = Sequences.load(folders, PAIRS)
-    of_pairs, of_data = prompt_folds(pairs.prompts[::2], data.prompts, settings.folds)
+    pairs = toolbox.Sequences.load(folders, toolbox.PAIRS)
+    of_pairs, of_data = toolbox.prompt_folds(pairs.prompts[::2], data.prompts, settings.folds)
     found, fits, tokens = np.zeros(len(data)), [], 0
     for fold in range(settings.folds):
         unseen = np.repeat((of_pairs == fold) & (settings.folds > 1), 2)
@@ -181,14 +165,14 @@ def cross_fitted(
         tokens += learnt.about["tokens_trained"]
         places = np.flatnonzero(of_data == fold)
         raw = learnt.scores(data.some(places))
-        scale = Scale.of(raw)
+        scale = toolbox.Scale.of(raw)
         found[places] = scale(raw)
         held_out = learnt.scores(pairs.some(np.flatnonzero(unseen)))
         fits.append(
             {
                 **learnt.about,
                 "held_out_pairs": len(held_out) // 2,
-                "held_out_accuracy": share_preferred(held_out),
+                "held_out_accuracy": toolbox.share_preferred(held_out),
                 "mean": scale.mean,
                 "deviation": scale.deviation,
                 "scored": len(places),
@@ -217,18 +201,16 @@ class FittedRewards:
             ctx: Of the training.
             folders: Outputs with the pairs that they were fitted to.
         """
-        from pipeline.learning.algos.groups import PAIRS
-        from pipeline.learning.models.load import load_value
-        from pipeline.learning.training.reward_model import Scale
-        from pipeline.learning.training.sequences import Sequences
-
         place = ctx.input(REWARD.name)
         fit = read_input(place, REWARD_FIT, read_reward_fit)
         self._ctx = ctx
-        self._pairs = Sequences.load(folders, PAIRS).prompts[::2]
-        self._scales = [Scale(one.mean, one.deviation) for one in fit.fits]
+        self._pairs = toolbox.Sequences.load(folders, toolbox.PAIRS).prompts[::2]
+        self._scales = [toolbox.Scale(one.mean, one.deviation) for one in fit.fits]
         self._models = (
-            [load_value(place / f"fold_{fold}", ctx.config.system, ctx.device) for fold in range(fit.folds)]
+            [
+                toolbox.load_value(place / f"fold_{fold}", ctx.config.system, ctx.device)
+                for fold in range(fit.folds)
+            ]
             if ctx.ranks.is_first
             else []
         )
@@ -239,29 +221,23 @@ class FittedRewards:
         """Score completions, of prompts that are rows of the dataset."""
         import numpy as np
 
-        from pipeline.learning.rewards.scoring import Scored
-        from pipeline.learning.training.sequences import Sequences
-
         texts = [prompt + completion for prompt, completion in zip(prompts, completions, strict=True)]
-        data = Sequences.of(texts, [*map(len, prompts)], [0.0] * len(texts), rows.tolist())
+        data = toolbox.Sequences.of(texts, [*map(len, prompts)], [0.0] * len(texts), rows.tolist())
         # Of ranks that draw together one scores: each would load all models.
         values = np.array(self._ctx.ranks.made_by_first(lambda: self._scores(data).tolist()))
         unknown = [None] * len(texts)
-        return Scored(values, {}, unknown, unknown, unknown)
+        return toolbox.Scored(values, {}, unknown, unknown, unknown)
 
     def _scores(self, data: Sequences) -> NDArray[np.float64]:
         import numpy as np
 
-        from pipeline.learning.training.reward_model import reward_scores
-        from pipeline.learning.training.sequences import prompt_folds
-
         ctx, found = self._ctx, np.zeros(len(data))
-        _, folds = prompt_folds(self._pairs, data.prompts, len(self._models))
+        _, folds = toolbox.prompt_folds(self._pairs, data.prompts, len(self._models))
         size = ctx.config.training.micro_batch_size
         for fold, (model, scale) in enumerate(zip(self._models, self._scales, strict=True)):
             places = np.flatnonzero(folds == fold)
             some = data.some(places)
-            raw = reward_scores(model, some, micro_batch_size=size, device=ctx.device, hints=ctx.hints)
+            raw = toolbox.reward_scores(model, some, micro_batch_size=size, device=ctx.device, hints=ctx.hints)
             found[places] = scale(raw)
         return found
 

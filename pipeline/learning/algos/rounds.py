@@ -10,8 +10,7 @@ from typing import Any
 
 from pipeline.files import json_text
 from pipeline.learning.algos.base import START_TRAIN, JobContext
-from pipeline.outputs.formats import GENERATION, Calibration, Tally
-from pipeline.outputs.reading import read_generation, read_input
+from pipeline.outputs.formats import GENERATION, Calibration, Tally, read_generation, read_input
 
 # -- shortage ----------------------------------------------------------------------------------------------------
 # What is said of a training that had next to nothing to learn from, or that has learnt next to nothing.

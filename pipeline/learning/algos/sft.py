@@ -10,17 +10,13 @@ from typing import TYPE_CHECKING, ClassVar
 from pipeline.config.bases import AlgoConfig
 from pipeline.config.fields import LARGEST_RATE, number
 from pipeline.errors import DataError
+from pipeline.learning.algos import toolbox
 from pipeline.learning.algos.base import METRICS, REFERENCE_TRAIN, START_TRAIN, JobContext, Read, Stage, timed
 from pipeline.learning.algos.policy_config import PolicyAlgoConfig
 from pipeline.learning.algos.post_training import EVALUATE, TRAIN_POLICY, PostTrainingAlgorithms
 
 if TYPE_CHECKING:
-    from transformers import PreTrainedModel, PreTrainedTokenizerBase
-
-    from pipeline.learning.algos.groups import Groups
-    from pipeline.learning.datasets.base import Row
-    from pipeline.learning.training.policy import TrainingSet
-    from pipeline.learning.training.sequences import Sequences
+    from pipeline.learning.algos.parts import Groups, PreTrainedModel, PreTrainedTokenizerBase, Row, TrainingSet
 
 
 @dataclass(kw_only=True)
@@ -78,15 +74,6 @@ class SFT(PostTrainingAlgorithms):
 
     def training_set(self, ctx: JobContext, model: PreTrainedModel, folders: Sequence[Path]) -> TrainingSet:  # noqa: ARG002
         """Raise the likelihood of every token that is to be learnt, of the rows of this round or of all so far."""
-        with ctx.loading():
-            from pipeline.learning.algos import toolbox
-            from pipeline.learning.models.load import (
-                context_length,
-                end_ids,
-                length_beside_others,
-                load_tokenizer,
-            )
-            from pipeline.learning.training.policy import sft_set
         algo, dataset = ctx.settings(SFTConfig), toolbox.open_dataset(ctx)
         count, first = ctx.config.data_collection.prompts_per_round, 1 if algo.aggregate else ctx.round
         rows = [
@@ -94,11 +81,15 @@ class SFT(PostTrainingAlgorithms):
             for number in range(first, ctx.round + 1)
             for row in dataset.round_ids(ctx.seed, number, count)
         ]
-        tokenizer = load_tokenizer(toolbox.reference_source(ctx), trust_remote_code=ctx.config.model.trusts_code)
-        limits = (algo.max_length, context_length(model), length_beside_others(model.config))
+        tokenizer = toolbox.load_tokenizer(
+            toolbox.reference_source(ctx), trust_remote_code=ctx.config.model.trusts_code
+        )
+        limits = (algo.max_length, toolbox.context_length(model), toolbox.length_beside_others(model.config))
         longest = min((limit for limit in limits if limit is not None), default=None)
-        data, note = demonstrations(rows, tokenizer, algo, longest, end_ids(model.generation_config, tokenizer))
-        made = sft_set(model, data)
+        data, note = demonstrations(
+            rows, tokenizer, algo, longest, toolbox.end_ids(model.generation_config, tokenizer)
+        )
+        made = toolbox.sft_set(model, data)
         return replace(made, about={**made.about, **({"note": note} if note else {})})
 
 
@@ -108,7 +99,7 @@ def demonstrations(
     algo: SFTConfig,
     longest: int | None = None,
     ends: Collection[int] = (),
-) -> tuple[Sequences, str]:
+) -> tuple[toolbox.Sequences, str]:
     """The completions of rows as token ids, or their preferred answers; see `encode_demonstration`.
 
     Args:
@@ -124,10 +115,6 @@ def demonstrations(
     Raises:
         DataError: A row has no completion, or none has anything to learn.
     """
-    from pipeline.learning.datasets.answers import encode_demonstration
-    from pipeline.learning.datasets.chat import template_arguments
-    from pipeline.learning.training.sequences import Sequences
-
     if without := [row.id for row in rows if row.answer is None and not row.whole]:
         raise DataError(
             f"{len(without):,} of {len(rows):,} rows have no completion to imitate (first row {without[0]}). "
@@ -135,12 +122,12 @@ def demonstrations(
         )
     wanted = [row for row in rows if row.columns.get("label") is not False]  # of completions that KTO learns from
     found = [
-        encode_demonstration(
+        toolbox.encode_demonstration(
             tokenizer,
             row.prompt,
             [] if row.answer is None else row.answer,
             ends,
-            template_arguments(row.columns),
+            toolbox.template_arguments(row.columns),
             completion_only=not row.whole if algo.completion_only_loss is None else algo.completion_only_loss,
             assistant_only=algo.assistant_only_loss,
         )
@@ -171,7 +158,7 @@ def demonstrations(
         ),
     )
     ids, marks = [one.ids[:longest] for one in kept], [one.supervised[:longest] for one in kept]
-    data = Sequences.supervised_at(ids, marks, [1.0] * len(kept))
+    data = toolbox.Sequences.supervised_at(ids, marks, [1.0] * len(kept))
     return data, "; ".join(f"{number:,} {of} {what}" for number, what in counted if number)
 
 
@@ -215,9 +202,6 @@ class RAFT(PostTrainingAlgorithms):
             best = [place for place in best if correct[place] is not False]
         groups.sequences(best, [float(groups.scored.values[place]) for place in best]).save(ctx.out)
 
-    def training_set(self, ctx: JobContext, model: PreTrainedModel, folders: Sequence[Path]) -> TrainingSet:
+    def training_set(self, ctx: JobContext, model: PreTrainedModel, folders: Sequence[Path]) -> TrainingSet:  # noqa: ARG002
         """Raise the likelihood of every token of the completions."""
-        with ctx.loading():
-            from pipeline.learning.training.policy import sft_set
-            from pipeline.learning.training.sequences import Sequences
-        return sft_set(model, Sequences.load(folders))
+        return toolbox.sft_set(model, toolbox.Sequences.load(folders))

@@ -22,6 +22,7 @@ from pipeline.config.fields import LARGEST_RATE, SMALLEST_DIVISOR, hint, number
 from pipeline.config.schema import Attention, Config, DType
 from pipeline.errors import ConfigError
 from pipeline.files import json_text
+from pipeline.learning.algos import toolbox
 from pipeline.learning.algos.base import (
     GENERATE,
     METRICS,
@@ -33,17 +34,14 @@ from pipeline.learning.algos.base import (
     Read,
     Stage,
 )
+from pipeline.learning.algos.post_training import fitting_of
+from pipeline.learning.algos.rounds import noted, rounds_to_train_on, tally_of, tokens_generated
 from pipeline.learning.choices import HeadType, Others
 from pipeline.outputs.formats import SWEEP_SPLIT, TRAINING, Tally
 from pipeline.outputs.guidance import GUIDANCE, GuidanceSettings, is_key
 
 if TYPE_CHECKING:
-    from pipeline.learning.algos.groups import Drawn, Groups
-    from pipeline.learning.datasets.base import Dataset
-    from pipeline.learning.generation.policy import TextPolicy
-    from pipeline.learning.generation.tilt import Offset, Tilt
-    from pipeline.learning.models.value import ValueModel
-    from pipeline.learning.training.sequences import Sequences
+    from pipeline.learning.algos.parts import Dataset, Drawn, Groups, Offset, Sequences, TextPolicy, Tilt
 
 STRENGTH = "Smaller is stronger (0.1 is strong, 1 is mild), and inf is the reference policy"
 
@@ -166,18 +164,13 @@ class ValueGuidedAlgorithms(Algorithm):
 
     def data(self, ctx: JobContext) -> tuple[Path, ...]:
         """The folders of labelled sequences to train on."""
-        from pipeline.learning.algos.rounds import rounds_to_train_on
-
         return rounds_to_train_on(ctx, aggregate=ctx.settings(ValueAlgoConfig).aggregate)
 
     def generate(self, ctx: JobContext) -> None:
         """Draw; in the first round the current policy is the reference itself."""
-        with ctx.loading():
-            from pipeline.learning.algos import toolbox
-            from pipeline.learning.models.source import value_context
         dataset = toolbox.open_dataset(ctx)
         # Value models read all that is collected.
-        reference = toolbox.reference_policy(ctx, dataset, value_context(ctx.config.model))
+        reference = toolbox.reference_policy(ctx, dataset, toolbox.value_context(ctx.config.model))
         previous = ctx.optional_input("train@previous")
         roll_in = reference
         if previous is not None and not math.isinf(ctx.settings(ValueAlgoConfig).eta):
@@ -186,34 +179,24 @@ class ValueGuidedAlgorithms(Algorithm):
 
     def score(self, ctx: JobContext) -> None:
         """Score and label what was drawn."""
-        with ctx.loading():
-            from pipeline.learning.algos.groups import score_shard
-        groups = score_shard(ctx)
+        groups = toolbox.score_shard(ctx)
         labelled = self.label(ctx, groups)
         labelled.save(ctx.out)
         groups.note(ctx.out, self.tally(ctx, groups, labelled))
 
     def train(self, ctx: JobContext) -> None:
         """Fit the value model and save it with the reference's tokenizer."""
-        with ctx.loading():
-            from pipeline.learning.algos.post_training import fitting_of
-            from pipeline.learning.algos.rounds import noted, rounds_to_train_on, tally_of, tokens_generated
-            from pipeline.learning.algos.toolbox import reference_source
-            from pipeline.learning.models.load import load_tokenizer, save_tokenizer
-            from pipeline.learning.training.distributed import save_model
-            from pipeline.learning.training.sequences import Sequences
-            from pipeline.learning.training.value import calibrate, fit_value, held_out
         algo = ctx.settings(ValueAlgoConfig)
-        collected = Sequences.load(self.data(ctx))
-        apart = held_out(collected.prompts, ctx.seed, algo.held_out)
+        collected = toolbox.Sequences.load(self.data(ctx))
+        apart = toolbox.held_out(collected.prompts, ctx.seed, algo.held_out)
         data = collected.some(~apart)
         model = self._start(ctx)
         fitting = replace(
             fitting_of(ctx, "value", algo.batch_size, algo.epochs, algo.learning_rate),
             head_learning_rate=algo.head_learning_rate,
         )
-        losses = fit_value(model, data, fitting, rate=self.rate(algo))
-        calibration = calibrate(
+        losses = toolbox.fit_value(model, data, fitting, rate=self.rate(algo))
+        calibration = toolbox.calibrate(
             model,
             collected.some(apart),
             rate=self.rate(algo),
@@ -223,11 +206,13 @@ class ValueGuidedAlgorithms(Algorithm):
             ranks=ctx.ranks,
             hints=ctx.hints,
         )
-        save_model(model, ctx.out, ctx.ranks)
+        toolbox.save_model(model, ctx.out, ctx.ranks)
         if not ctx.ranks.is_first:
             return
-        tokenizer = load_tokenizer(reference_source(ctx), trust_remote_code=ctx.config.model.trusts_code)
-        save_tokenizer(tokenizer, ctx.out)
+        tokenizer = toolbox.load_tokenizer(
+            toolbox.reference_source(ctx), trust_remote_code=ctx.config.model.trusts_code
+        )
+        toolbox.save_tokenizer(tokenizer, ctx.out)
         about = {
             "tokens_generated": tokens_generated(ctx),
             "tokens_trained": int(data.lengths.sum()) * algo.epochs + self.spent_before(ctx),
@@ -248,10 +233,8 @@ class ValueGuidedAlgorithms(Algorithm):
 
     def sweep(self, ctx: JobContext) -> None:
         """Sample from the guided policy at several strengths, of prompts that no result is reported for."""
-        with ctx.loading():
-            from pipeline.learning.algos import sweep, toolbox
         dataset, algo, drawn = toolbox.open_dataset(ctx), ctx.settings(ValueAlgoConfig), toolbox.NOTHING
-        strengths = sweep.strengths(algo.eta, ctx.config.evaluation.etas)
+        strengths = toolbox.strengths(algo.eta, ctx.config.evaluation.etas)
         each = toolbox.held_out_count(ctx, dataset, SWEEP_SPLIT) * ctx.config.evaluation.num_samples
         for name, eta in strengths.items():
             folder = ctx.out / name
@@ -266,16 +249,13 @@ class ValueGuidedAlgorithms(Algorithm):
 
         With eta=inf that is the reference, and no guide is loaded.
         """
-        with ctx.loading():
-            from pipeline.learning.algos import sweep, toolbox
         dataset, algo = toolbox.open_dataset(ctx), ctx.settings(ValueAlgoConfig)
-        best = sweep.chosen(sweep.measured(ctx), ctx.config.evaluation)
+        best = toolbox.chosen(toolbox.swept(ctx), ctx.config.evaluation)
         if best is not None:
-            algo = replace(algo, eta=sweep.strengths(algo.eta, ctx.config.evaluation.etas)[best])
+            algo = replace(algo, eta=toolbox.strengths(algo.eta, ctx.config.evaluation.etas)[best])
         toolbox.evaluate(ctx, self._policy(ctx, dataset, algo), dataset, ctx.out)
 
     def _policy(self, ctx: JobContext, dataset: Dataset, algo: ValueAlgoConfig) -> TextPolicy:
-        from pipeline.learning.algos import toolbox
 
         if math.isinf(algo.eta):
             return toolbox.reference_policy(ctx, dataset)
@@ -283,15 +263,11 @@ class ValueGuidedAlgorithms(Algorithm):
 
     def metrics(self, ctx: JobContext) -> None:
         """Metrics of all evaluated samples."""
-        with ctx.loading():
-            from pipeline.learning.algos import toolbox
         toolbox.write_metrics(ctx)
 
     def tilt(self, algo: ValueAlgoConfig) -> Tilt:
         """The settings of guidance."""
-        from pipeline.learning.generation.tilt import Tilt
-
-        return Tilt(self.offset(algo), top_k=algo.top_k, min_p=algo.min_p, others=algo.others)
+        return toolbox.Tilt(self.offset(algo), top_k=algo.top_k, min_p=algo.min_p, others=algo.others)
 
     def guidance(self, name: str, algo: ValueAlgoConfig, reference: str) -> GuidanceSettings:
         """What is saved beside a value model, so that it can be used without its run.
@@ -301,30 +277,25 @@ class ValueGuidedAlgorithms(Algorithm):
             algo: Its settings.
             reference: Key of the reference, by which its stored output is named.
         """
-        from pipeline.learning.generation.tilt import KnownOffset
-
         tilt = self.tilt(algo)
         return GuidanceSettings(
             algo=name,
             eta=None if math.isinf(algo.eta) else algo.eta,
-            offset=tilt.offset.rule if isinstance(tilt.offset, KnownOffset) else None,
+            offset=tilt.offset.rule if isinstance(tilt.offset, toolbox.KnownOffset) else None,
             top_k=tilt.top_k,
             min_p=tilt.min_p,
             others=tilt.others.name,
             reference=reference if is_key(reference) else None,
         )
 
-    def _start(self, ctx: JobContext) -> ValueModel:
+    def _start(self, ctx: JobContext) -> toolbox.ValueModel:
         """The value model that training starts from: last round's, or a fresh one. Never a kept one."""
-        with ctx.loading():
-            from pipeline.learning.algos.toolbox import fresh_value_model
-            from pipeline.learning.models.load import load_value
         algo, previous = ctx.settings(ValueAlgoConfig), ctx.optional_input("train@previous")
         if previous is None or not algo.warm_start:
-            return fresh_value_model(ctx, algo.head, self.atoms(algo))
+            return toolbox.fresh_value_model(ctx, algo.head, self.atoms(algo))
         with ctx.loading():
             # Optimizer steps are too small for the precision of bfloat16, so weights are trained in float32.
-            model = load_value(previous, replace(ctx.config.system, dtype=DType.float32), ctx.first_device)
+            model = toolbox.load_value(previous, replace(ctx.config.system, dtype=DType.float32), ctx.first_device)
         model.to(ctx.first_device)  # type: ignore[arg-type]
         model.requires_grad_(True)
         return model

@@ -17,14 +17,20 @@ from numpy.typing import NDArray
 
 from pipeline.config.schema import EvaluationConfig
 from pipeline.files import json_text
-from pipeline.learning.evaluation.crossed import crossed_spread, effective_size, exact_interval, per_prompt
 from pipeline.learning.evaluation.optimum import REGRET, J, regularized
 from pipeline.learning.evaluation.paired import Paired, paired_by_prompt, paired_intervals
-from pipeline.learning.evaluation.statistics import Estimate, Ratios, ratio_estimates
-from pipeline.outputs.formats import LARGEST, Sample
+from pipeline.learning.evaluation.statistics import (
+    Estimate,
+    Ratios,
+    crossed_spread,
+    effective_size,
+    exact_interval,
+    per_prompt,
+    ratio_estimates,
+)
+from pipeline.outputs.formats import LARGEST, Sample, read_input, read_lines
 from pipeline.outputs.formats import SAMPLES as FILE
 from pipeline.outputs.prompts import PromptMeasures
-from pipeline.outputs.reading import read_input, read_lines
 
 # -- sampling ----------------------------------------------------------------------------------------------------
 # pass@k and maj@k of k samples, estimated without bias from n >= k samples of a prompt. Both are the exact

@@ -11,7 +11,7 @@ Stages that evaluate the reference leave ln p of every prompt for which it is kn
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -19,9 +19,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pipeline.config.values import short
-from pipeline.outputs.formats import PROMPTS, Sample
+from pipeline.outputs.formats import PROMPTS, Sample, read_input
 from pipeline.outputs.prompts import Floats, PromptMeasures, Sums, read_prompts, write_prompts
-from pipeline.outputs.reading import read_input
 
 J, REGRET = "regularized_reward", "regret"
 _LOG_RIGHT = "log_right"
@@ -135,3 +134,61 @@ def read_log_right(folders: Sequence[Path]) -> dict[int, float]:
         values = np.where(measures.sums[_LOG_RIGHT][1] > 0, measures.sums[_LOG_RIGHT][0], -math.inf)
         found |= dict(zip(measures.rows.tolist(), values.tolist(), strict=True))
     return found
+
+
+# -- front -------------------------------------------------------------------------------------------------------
+# Reward against divergence: which points of a sweep no other point beats, and which one is taken.
+
+
+@dataclass(frozen=True)
+class FrontPoint:
+    """One policy of a sweep.
+
+    Attributes:
+        kl: Its divergence from the reference, in nats.
+        reward: Its mean reward, or pass@1.
+        label: What it is, for example its eta.
+    """
+
+    kl: float
+    reward: float
+    label: str = ""
+
+
+def chosen_point(points: Iterable[FrontPoint], kl_limit: float | None) -> FrontPoint | None:
+    """The point to take: the highest reward within a limit of divergence, of equals the least divergent.
+
+    Args:
+        points: Of a sweep. NaN is no measurement and is left out.
+        kl_limit: Largest divergence in nats; None for none. Where all are beyond it the least divergence is taken.
+
+    Returns:
+        None where nothing was measured.
+    """
+    known = [point for point in points if point.kl == point.kl and point.reward == point.reward]
+    within = [point for point in known if kl_limit is None or point.kl <= kl_limit]
+    if not within:
+        return min(known, key=lambda point: (point.kl, -point.reward, point.label), default=None)
+    return min(within, key=lambda point: (-point.reward, point.kl, point.label))
+
+
+def reward_kl_front(points: Iterable[FrontPoint]) -> list[FrontPoint]:
+    """The points that no other one beats: none has at least their reward at no more divergence.
+
+    Points that are equal in both are all kept, and divergences that differ by less than a millionth of a nat are
+    equal, since sums of rounded numbers do. NaN is no measurement and is left out.
+
+    Returns:
+        By growing divergence, so also by growing reward.
+    """
+    known = (point for point in points if point.kl == point.kl and point.reward == point.reward)
+    front: list[FrontPoint] = []
+    for point in sorted(known, key=lambda point: (_nats(point), -point.reward, point.label)):
+        equal = bool(front) and (_nats(point), point.reward) == (_nats(front[-1]), front[-1].reward)
+        if not front or point.reward > front[-1].reward or equal:
+            front.append(point)
+    return front
+
+
+def _nats(point: FrontPoint) -> float:
+    return max(0.0, round(point.kl, 6))

@@ -24,8 +24,7 @@ from typing import Literal
 import numpy as np
 from scipy import special
 
-from pipeline.learning.evaluation.crossed import Floats, Spread, per_prompt
-from pipeline.learning.evaluation.statistics import SWAPS, Ratios, swap_tests
+from pipeline.learning.evaluation.statistics import SWAPS, Floats, Ratios, Spread, per_prompt, swap_tests
 
 # -- significance ------------------------------------------------------------------------------------------------
 # Tests of two policies on the same prompts, many tests at once, and what a test can find at all.

@@ -14,6 +14,9 @@ from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
+from scipy import special
+
+from pipeline.config.schema import ENOUGH
 
 _AT_ONCE = 4_000_000
 """Weights in memory at once: 32 MB. The draws are the same whatever the blocks."""
@@ -137,3 +140,228 @@ def _interval(replicates: NDArray[np.float64], confidence: float) -> tuple[NDArr
         if len(kept):
             bounds[:, column] = np.quantile(kept, [tail, 1 - tail])
     return bounds[0], bounds[1]
+
+
+# -- crossed -----------------------------------------------------------------------------------------------------
+# How far a mean over crossed references, seeds and prompts can be trusted: each meets all of the others.
+# Every policy answers the same prompts, so the policies' errors are not independent, and every prompt is
+# answered by the same policies, so neither are those of the prompts. The variance of the mean over all cells
+# has a part that shrinks with the number of policies and one that shrinks with the number of prompts. Both
+# follow, without bias, from the mean squares of an analysis of variance with random effects (Searle, Casella
+# and McCulloch 1992, chapter 5). The two parts are known unequally well: three seeds leave two degrees of
+# freedom, 500 prompts leave 499. So the critical value is the mean of the two quantiles of Student's t,
+# weighted by the parts (Cochran and Cox 1957, section 4.14). One number of degrees of freedom for the sum
+# (Satterthwaite 1946) must itself be estimated, and where three seeds and the prompts weigh alike it promises
+# too much; docs/coverage.md has both, simulated. Legend: R references, S seeds, P prompts; leading axes
+# ``...`` are problems of their own.
+
+
+_LARGEST = 1e60
+"""Of larger numbers the squares of variances are none."""
+_ROUNDING = 1e-24
+"""Share of the largest square of the values that rounding may leave of a variance where there is none.
+
+Results have ten digits, in which so small a standard error could not be told."""
+_HALVINGS = 60
+_SMALLEST = -30.0
+"""Power of 10 of the smallest p-value that is told from 0."""
+
+Floats = NDArray[np.float64]
+
+
+@dataclass(frozen=True)
+class Spread:
+    """A mean over crossed cells, and the variance of it by what it comes from; arrays of shape [...].
+
+    Attributes:
+        value: The mean.
+        policies: Its variance over seeds, and over references where they are a sample; 0 where neither is.
+        policies_df: Degrees of freedom that this part is known by.
+        prompts: Its variance over prompts that all policies share.
+        prompts_df: Degrees of freedom of that.
+    """
+
+    value: Floats
+    policies: Floats
+    policies_df: Floats
+    prompts: Floats
+    prompts_df: int
+
+    @property
+    def variance(self) -> Floats:
+        """Of the mean."""
+        return self.policies + self.prompts
+
+    def critical(self, level: Floats | float) -> Floats:
+        """How many standard errors from the mean a two-sided test at this level begins to reject."""
+        variance = self.variance
+        share = np.divide(self.policies, variance, out=np.zeros_like(variance), where=variance > 0)
+        tail = np.asarray(level, np.float64) / 2
+        ours, theirs = special.stdtrit(self.policies_df, tail), special.stdtrit(self.prompts_df, tail)
+        return np.asarray(-(share * ours + (1 - share) * theirs))
+
+    def half_width(self, confidence: float) -> Floats:
+        """Half of the width of a symmetric interval."""
+        return self.critical(1 - confidence) * np.sqrt(self.variance)
+
+    def p_value(self) -> Floats:
+        """Two-sided, of the hypothesis that the mean is 0: the level at which a test begins to reject."""
+        error = np.sqrt(self.variance)
+        with np.errstate(divide="ignore", invalid="ignore"):
+            distance = np.where(self.value == 0, 0.0, np.abs(self.value) / error)
+        low, high = np.full_like(distance, _SMALLEST), np.zeros_like(distance)  # powers of 10
+        for _ in range(_HALVINGS):
+            middle = (low + high) / 2
+            beyond = self.critical(10.0**middle) > distance
+            low, high = np.where(beyond, middle, low), np.where(beyond, high, middle)
+        return np.asarray(np.where(distance == 0, 1.0, 10.0**high))
+
+
+def crossed_spread(values: Floats) -> Spread:
+    """The mean of all cells and its variance.
+
+    Fewer than `ENOUGH` references stand for themselves: the variance is conditional on these models. Fewer than
+    `ENOUGH` seeds do as well, and references with them: the variance is then the noise of evaluating these
+    policies.
+
+    Args:
+        values: Per prompt, shape [..., R, S, P]; P is at least 2.
+
+    Raises:
+        ValueError: There are fewer than two prompts.
+    """
+    if values.shape[-1] < 2:
+        raise ValueError("a variance needs at least two prompts")
+    if values.shape[-2] < ENOUGH:
+        values = values.mean((-3, -2), keepdims=True)
+    elif values.shape[-3] < ENOUGH:
+        values = values.mean(-3, keepdims=True)
+    references, seeds, prompts = values.shape[-3:]
+    parts = _mean_squares(values)
+    rounding = _ROUNDING * np.abs(values).max((-3, -2, -1)) ** 2
+    shared = parts["p"] - parts["rp"] - parts["sp"] + parts["rsp"]
+    if seeds == 1:
+        policies, freedom = np.zeros_like(shared), np.ones_like(shared)
+    elif references == 1:
+        policies, freedom = parts["s"], np.full_like(shared, seeds - 1)
+    else:
+        # What seeds add to references; of their interaction, which is in both, the references have the whole.
+        added = np.maximum(0, parts["s"] - parts["rs"])
+        policies = parts["r"] + added
+        known = parts["r"] ** 2 / (references - 1) + added**2 / (seeds - 1)
+        freedom = np.divide(policies**2, known, out=np.full_like(shared, references - 1.0), where=known > 0)
+    policies, shared = (np.where(part > rounding, part, 0.0) for part in (policies, shared))
+    return Spread(values.mean((-3, -2, -1)), policies, freedom, shared, prompts - 1)
+
+
+def known_spread(values: Floats) -> Spread | None:
+    """The same of one problem, or None where nothing is known of a variance.
+
+    That is so of fewer than two prompts, and where values are no numbers or too large to reckon with.
+
+    Args:
+        values: Shape [R, S, P]; as `per_prompt` gives them.
+    """
+    known = values.shape[-1] > 1 and bool((np.abs(values) <= _LARGEST).all())
+    return crossed_spread(values) if known else None
+
+
+def _mean_squares(values: Floats) -> dict[str, Floats]:
+    """Mean squares over the number of cells, by the effects that differ; 0 for those that cannot be told apart."""
+    axes = {"r": -3, "s": -2, "p": -1}
+    centred = values - values.mean((-3, -2, -1), keepdims=True)
+    size = float(np.prod(values.shape[-3:]))
+    sums: dict[str, Floats] = {}
+    for effect in ("r", "s", "p", "rs", "rp", "sp", "rsp"):
+        others = tuple(axis for name, axis in axes.items() if name not in effect)
+        means = centred.mean(others) if others else centred
+        within = tuple(range(-len(effect), 0))
+        square = (means**2).sum(within) * (size / np.prod([values.shape[axes[name]] for name in effect]))
+        lower = [name for name in sums if set(name) < set(effect)]
+        sums[effect] = square - sum(sums[name] for name in lower)
+    freedom = {effect: np.prod([values.shape[axes[name]] - 1 for name in effect]) for effect in sums}
+    return {
+        effect: np.maximum(0, total) / (freedom[effect] * size) if freedom[effect] else np.zeros_like(total)
+        for effect, total in sums.items()
+    }
+
+
+def per_prompt(ratios: Ratios) -> Floats:
+    """What each prompt says of a ratio of sums: values whose mean is the ratio, and whose variance is that of it.
+
+    A prompt differs from the ratio by its residual over the mean denominator (linearisation; Cochran 1977, section
+    6.8). Where all denominators are equal these are the quotients themselves.
+
+    Args:
+        ratios: Numerators and denominators, shape [..., P].
+
+    Returns:
+        Shape [..., P]; not finite where all denominators are 0, or a quotient is no number.
+    """
+    above, below = ratios.numerators, ratios.denominators
+    with np.errstate(invalid="ignore", divide="ignore", over="ignore"):
+        total = above.sum(-1, keepdims=True) / below.sum(-1, keepdims=True)
+        mean = below.sum(-1, keepdims=True) / np.float64(below.shape[-1])
+        alike = (below == below[..., :1]).all(-1, keepdims=True)
+        return np.where(alike, above / below, total + (above - total * below) / mean)
+
+
+# -- shares ------------------------------------------------------------------------------------------------------
+# Intervals of shares, which lie between 0 and 1 and are skewed near either end.
+
+
+def share_interval(spread: Spread, confidence: float) -> tuple[Floats, Floats]:
+    """An interval of a mean of shares, symmetric in the log-odds, so that it stays between 0 and 1.
+
+    Where the standard error is 0, as where every prompt is right, it is that of Clopper and Pearson for as many
+    answers as there are prompts: the policies may answer them all alike, so more cannot be taken for granted (Korn
+    and Graubard 1998).
+
+    Args:
+        spread: Of the mean.
+        confidence: Level of the interval.
+
+    Returns:
+        Lower and upper ends, each of shape [...].
+    """
+    value = np.clip(spread.value, 0, 1)
+    inside = (value > 0) & (value < 1) & (spread.variance > 0)
+    odds = special.logit(np.where(inside, value, 0.5))
+    half = spread.half_width(confidence) / np.where(inside, value * (1 - value), 1)
+    exact = exact_interval(value, np.full_like(value, spread.prompts_df + 1), confidence)
+    return tuple(  # type: ignore[return-value]
+        np.where(inside, special.expit(odds + sign * half), bound)
+        for sign, bound in zip((-1, 1), exact, strict=True)
+    )
+
+
+def exact_interval(value: Floats, size: Floats, confidence: float) -> tuple[Floats, Floats]:
+    """The interval of Clopper and Pearson (1934); the size need not be whole, as an effective one is not.
+
+    Args:
+        value: Observed shares.
+        size: Answers that they rest on.
+        confidence: Level of the interval.
+    """
+    tail = (1 - confidence) / 2
+    right = value * size
+    wrong = size - right
+    with np.errstate(invalid="ignore"):
+        low = np.where(right > 0, special.betaincinv(np.maximum(right, 1e-9), wrong + 1, tail), 0.0)
+        high = np.where(wrong > 0, special.betaincinv(right + 1, np.maximum(wrong, 1e-9), 1 - tail), 1.0)
+    return np.asarray(low), np.asarray(high)
+
+
+def effective_size(spread: Spread, confidence: float) -> Floats:
+    """As many independent answers would leave this variance, and know it as well (Korn and Graubard 1998).
+
+    Args:
+        spread: Of shares; where its variance is 0, they count for as many answers as there are prompts.
+        confidence: Level of the interval that is wanted.
+    """
+    certain = -special.ndtri((1 - confidence) / 2)
+    spoken = spread.value * (1 - spread.value) * (certain / spread.critical(1 - confidence)) ** 2
+    known = spread.variance > 0
+    return np.asarray(
+        np.divide(spoken, spread.variance, out=np.full_like(spoken, spread.prompts_df + 1), where=known)
+    )

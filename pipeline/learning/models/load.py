@@ -39,7 +39,7 @@ from pipeline.learning.models import scratch
 from pipeline.learning.models.batch_size import note_split, split_options
 from pipeline.learning.models.families import WITHOUT_SDPA, why_not_usable
 from pipeline.learning.models.value import ValueModel
-from pipeline.outputs.adapters import adapter_folders
+from pipeline.outputs.guidance import adapter_folders
 
 if TYPE_CHECKING:
     from pipeline.learning.training.distributed import Ranks

@@ -17,8 +17,7 @@ from pipeline.foreign import ForeignDataError, parse_json
 from pipeline.learning.datasets.hub import folder_called_nearly, reaching, why_not
 from pipeline.learning.models.adapter_folder import Base, is_adapters, tokenizer_place, with_weights
 from pipeline.learning.models.families import unknown_kind, why_not_usable
-from pipeline.outputs.formats import POINTER
-from pipeline.outputs.reading import read_input, read_pointer
+from pipeline.outputs.formats import POINTER, read_input, read_pointer
 
 _PATTERNS = ["*.safetensors", "*.safetensors.index.json", "*.json", "*.jinja", "*.model", "*.txt", "*.py"]
 """What is fetched of a hub id: no weights in other formats."""

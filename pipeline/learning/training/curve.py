@@ -21,7 +21,7 @@ from torch.distributed.tensor import DTensor
 from pipeline.errors import JobError
 from pipeline.foreign import ForeignDataError, converted
 from pipeline.learning.training.distributed import Ranks
-from pipeline.outputs.curves import FIELDS, TrainingStep, is_kept, kept_number, read_curve, write_curve
+from pipeline.outputs.formats import FIELDS, TrainingStep, is_kept, kept_number, read_curve, write_curve
 
 _SAID_PART, _SAID_S = 0.1, 30.0
 """Of the steps, and seconds, between two lines in the log: both at least."""

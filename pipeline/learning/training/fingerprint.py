@@ -16,7 +16,7 @@ _TOKENS = 64
 def job(work: Work) -> None:
     """Write the fingerprint of this worker."""
     with work.loading():
-        from pipeline.learning.algos.torch_setup import prepare_torch
+        from pipeline.learning.algos.stage_entry import prepare_torch
 
         prepare_torch(1)
     (work.out / FILE).write_text(json.dumps({"fingerprint": fingerprint()}))

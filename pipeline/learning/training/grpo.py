@@ -23,7 +23,7 @@ from pipeline.learning.training.curve import add_to_curve, is_drawn
 from pipeline.learning.training.policy import Fitting, TrainingSet, fit
 from pipeline.learning.training.scoring import completion_logprobs, logprobs_and_entropies
 from pipeline.learning.training.sequences import Batch, Sequences, read_arrays
-from pipeline.outputs.reading import read_input
+from pipeline.outputs.formats import read_input
 
 # -- samples -----------------------------------------------------------------------------------------------------
 # Sampled completions as files: token ids as they were drawn, scores, and log-probabilities of who drew them.

@@ -20,7 +20,6 @@ import torch
 import torch.nn.functional as F
 from numpy.typing import NDArray
 from torch import Tensor, nn
-from trl.trainer.dpo_trainer import DPOTrainer
 
 from pipeline.learning.choices import DPOLoss
 from pipeline.learning.training.curve import add_to_curve, is_drawn, of_pairs
@@ -111,6 +110,8 @@ class PairLoss:
 
         def model(**_: Any) -> SimpleNamespace:
             return SimpleNamespace(log_probs=given, entropy=nothing, mean_logits=nothing, is_top1=nothing.bool())
+
+        from trl.trainer.dpo_trainer import DPOTrainer  # seconds, which only trainings on pairs wait for
 
         trainer: Any = self._trainer
         loss: Tensor = DPOTrainer._compute_loss(trainer, model, inputs, return_outputs=False)

@@ -20,7 +20,7 @@ from torch import Tensor
 
 from pipeline.files import open_plain
 from pipeline.foreign import ForeignDataError
-from pipeline.outputs.reading import read_input
+from pipeline.outputs.formats import read_input
 
 FILE = "sequences.safetensors"
 UNKNOWN = -1

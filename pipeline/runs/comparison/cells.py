@@ -11,8 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pipeline.config.schema import ENOUGH
-from pipeline.learning.evaluation.crossed import Floats, Spread, per_prompt
-from pipeline.learning.evaluation.statistics import Ratios
+from pipeline.learning.evaluation.statistics import Floats, Ratios, Spread, per_prompt
 from pipeline.outputs.prompts import PromptMeasures
 from pipeline.runs.record import Scope
 

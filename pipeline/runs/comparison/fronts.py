@@ -15,8 +15,8 @@ import numpy as np
 
 from pipeline.config.fronts import point_of
 from pipeline.learning.algos.base import REFERENCE
-from pipeline.learning.evaluation.front import FrontPoint, reward_kl_front
 from pipeline.learning.evaluation.metrics import rounded
+from pipeline.learning.evaluation.optimum import FrontPoint, reward_kl_front
 from pipeline.outputs.formats import ETA, SWEEP_SPLIT
 from pipeline.runs.record import PRIMARY_METRICS, ByMetric, FrontRow, MatchedRow, PooledRow, primary_metric
 

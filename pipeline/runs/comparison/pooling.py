@@ -16,7 +16,6 @@ from typing import Literal
 import numpy as np
 
 from pipeline.learning.algos.base import REFERENCE
-from pipeline.learning.evaluation.crossed import Floats, Spread, known_spread, share_interval
 from pipeline.learning.evaluation.metrics import is_share, reach_of, rounded
 from pipeline.learning.evaluation.paired import (
     Bounds,
@@ -27,6 +26,7 @@ from pipeline.learning.evaluation.paired import (
     paired_tests,
     smallest_detectable,
 )
+from pipeline.learning.evaluation.statistics import Floats, Spread, known_spread, share_interval
 from pipeline.outputs.prompts import PromptMeasures
 from pipeline.runs.comparison.cells import Grid, GridCell, Stack, aligned, stack, whole_grid
 from pipeline.runs.record import Comparison, Place, PooledRow, ResultRow, Scope, place_of, primary_metric

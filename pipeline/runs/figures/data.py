@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 
 from pipeline.config.fronts import point_of
 from pipeline.learning.algos.base import REFERENCE
-from pipeline.outputs.curves import TrainingStep, by_training
+from pipeline.outputs.formats import TrainingStep, by_training
 from pipeline.plan.graph import Job
 from pipeline.runs.cost import ComputeRow, CostRow
 from pipeline.runs.looks import reading_order

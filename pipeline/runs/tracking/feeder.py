@@ -33,10 +33,19 @@ from pipeline.foreign import ForeignDataError, read_json_file
 from pipeline.locks import claim
 from pipeline.machine.begin import begin
 from pipeline.machine.channel import Channel
-from pipeline.outputs.curves import CURVES, TrainingStep, read_curve
-from pipeline.outputs.formats import METRICS, SAMPLES, Count, Metric
+from pipeline.outputs.formats import (
+    CURVES,
+    METRICS,
+    SAMPLES,
+    Count,
+    Metric,
+    TrainingStep,
+    problem_in_words,
+    read_curve,
+    read_metrics,
+    read_shown_samples,
+)
 from pipeline.outputs.manifest import MANIFEST
-from pipeline.outputs.reading import problem_in_words, read_metrics, read_shown_samples
 from pipeline.plan.graph import Job
 from pipeline.plan.recorded import RecordedPlan
 from pipeline.runs.loaded import LoadedRun

@@ -7,8 +7,8 @@ import pytest
 
 from pipeline.errors import JobError
 from pipeline.learning.algos.base import WEIGHTS
-from pipeline.outputs.adapters import ADAPTERS, FOLDER, adapter_folders
 from pipeline.outputs.check import check_output
+from pipeline.outputs.guidance import ADAPTERS, FOLDER, adapter_folders
 
 KEY = "0" * 40
 

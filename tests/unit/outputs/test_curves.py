@@ -12,9 +12,10 @@ from hypothesis import strategies as st
 from pipeline.errors import JobError
 from pipeline.foreign import ForeignDataError
 from pipeline.outputs.check import check_output
-from pipeline.outputs.curves import (
+from pipeline.outputs.formats import (
     CURVES,
     FIELDS,
+    LARGEST,
     MAX_STEPS,
     TrainingStep,
     by_training,
@@ -23,7 +24,6 @@ from pipeline.outputs.curves import (
     read_curve,
     write_curve,
 )
-from pipeline.outputs.formats import LARGEST
 
 LINE: dict[str, Any] = {
     "training": "policy",

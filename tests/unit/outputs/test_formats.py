@@ -21,8 +21,7 @@ from pipeline.errors import JobError
 from pipeline.foreign import ForeignDataError
 from pipeline.outputs import check
 from pipeline.outputs.check import MAX_LEVELS, check_output
-from pipeline.outputs.formats import PAGE
-from pipeline.outputs.reading import read_input, read_lines, read_metrics
+from pipeline.outputs.formats import PAGE, read_input, read_lines, read_metrics
 from pipeline.plan.graph import Job
 from pipeline.runs.record import Results, read_results, write_results
 from pipeline.runs.rows import collect_rows, write_samples
@@ -305,7 +304,7 @@ def test_a_job_that_reads_a_wrong_file_says_who_wrote_it(tmp_path: Path) -> None
 
 
 def test_a_line_has_a_largest_length(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("pipeline.outputs.reading._LINE", 20)
+    monkeypatch.setattr("pipeline.outputs.formats._LINE", 20)
     (tmp_path / "a.jsonl").write_text('{}\n{"a": "' + "x" * 100 + '"}\n')
     with pytest.raises(ForeignDataError, match="line 2: it is longer than 20 bytes"):
         list(read_lines(tmp_path / "a.jsonl", dict[str, str]))

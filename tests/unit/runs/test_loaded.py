@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from pipeline.errors import ConfigError, PipelineError, PlanError, StoreError
 from pipeline.files import json_text
 from pipeline.locks import lock
-from pipeline.outputs.curves import TrainingStep, write_curve
+from pipeline.outputs.formats import TrainingStep, write_curve
 from pipeline.plan.graph import Job, Plan
 from pipeline.runs.loaded import LoadedRun, load
 from pipeline.runs.origin import Origin, write_origin

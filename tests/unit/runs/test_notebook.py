@@ -8,7 +8,7 @@ import pytest
 import pipeline
 from pipeline.errors import StoreError
 from pipeline.locks import lock
-from pipeline.outputs.curves import TrainingStep, write_curve
+from pipeline.outputs.formats import TrainingStep, write_curve
 from pipeline.runs.loaded import load
 from pipeline.runs.notebook import Run
 from pipeline.runs.record import ResultRow, Results, write_results

@@ -26,7 +26,7 @@ from pipeline.learning.generation.decode import Decoded, DecodeSettings
 from pipeline.learning.generation.sampling import LIKELIEST, Keys
 from pipeline.learning.models import scratch
 from pipeline.learning.models.batch_size import BatchSizes, free_memory, is_out_of_memory
-from pipeline.outputs.adapters import adapter_folders
+from pipeline.outputs.guidance import adapter_folders
 
 MIB = 1 << 20
 SHARE = 0.8

@@ -12,8 +12,7 @@ from typing import TypeVar
 from pipeline import __version__
 from pipeline.foreign import ForeignDataError, read_plain
 from pipeline.learning.algos.base import REFERENCE
-from pipeline.outputs.curves import FIELDS, TrainingStep, by_training
-from pipeline.outputs.formats import Sample
+from pipeline.outputs.formats import FIELDS, Sample, TrainingStep, by_training
 from pipeline.plan.graph import Job
 from pipeline.runs.cost import Compute, total
 from pipeline.runs.loaded import LoadedRun

@@ -22,7 +22,7 @@ from pipeline.learning.datasets.registry import load_dataset
 from pipeline.learning.evaluation.metrics import read_samples
 from pipeline.learning.training.sequences import Sequences
 from pipeline.learning.training.value import held_out
-from pipeline.outputs.curves import read_curve
+from pipeline.outputs.formats import read_curve
 from pipeline.outputs.manifest import describe
 from pipeline.outputs.prompts import read_prompts
 from pipeline.plan.build import build_plan

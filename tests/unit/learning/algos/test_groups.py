@@ -7,9 +7,8 @@ import numpy as np
 import pytest
 
 from pipeline.errors import DataError
-from pipeline.learning.algos.dpo import existing_sequences
+from pipeline.learning.algos.dpo import existing_sequences, labelled_sequences
 from pipeline.learning.algos.groups import Groups
-from pipeline.learning.algos.kto import labelled_sequences
 from pipeline.learning.datasets.addition import Addition, AdditionConfig
 from pipeline.learning.datasets.base import Row
 from pipeline.learning.generation.policy import by_majority, by_score

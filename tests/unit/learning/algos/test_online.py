@@ -21,9 +21,8 @@ from pipeline.learning.algos.groups import Groups
 from pipeline.learning.algos.online import drawn_anew
 from pipeline.learning.rewards.scoring import Scored
 from pipeline.learning.training import checkpoint
-from pipeline.outputs.adapters import ADAPTERS
-from pipeline.outputs.curves import read_curve
-from pipeline.outputs.formats import OPTIMIZER
+from pipeline.outputs.formats import OPTIMIZER, read_curve
+from pipeline.outputs.guidance import ADAPTERS
 from tests.doubles.composing import quick_config
 from tests.doubles.forked import forked
 from tests.doubles.groups import groups_of

@@ -16,9 +16,9 @@ from pipeline.learning.generation.sampling import sample_keys, split_keys
 from pipeline.learning.models.load import load_policy
 from pipeline.learning.models.value import ValueModel
 from pipeline.learning.training.grpo import Samples
-from pipeline.learning.training.reward_model import reward_scores
 from pipeline.learning.training.sequences import Sequences, prompt_folds
-from pipeline.outputs.curves import read_curve
+from pipeline.learning.training.value import reward_scores
+from pipeline.outputs.formats import read_curve
 from tests.unit.learning.algos.test_chain import Chains, collecting_goes_once_from_none_to_all, of_stage
 
 TRAINED = ("DPO", "GRPO", "GRPO-HF", "RAFT")

@@ -10,10 +10,9 @@ import pytest
 import torch
 
 from pipeline.config.schema import GenerationConfig
+from pipeline.learning.algos import groups
 from pipeline.learning.algos import groups as groups_module
-from pipeline.learning.algos import rollouts as module
-from pipeline.learning.algos.groups import Drawn, score_groups
-from pipeline.learning.algos.rollouts import Rollouts
+from pipeline.learning.algos.groups import Drawn, Rollouts, score_groups
 from pipeline.learning.choices import HeadType
 from pipeline.learning.datasets.addition import AdditionConfig
 from pipeline.learning.datasets.registry import load_dataset
@@ -47,8 +46,8 @@ def policy(*, guided: bool = False) -> TextPolicy:
 def rolled(monkeypatch: pytest.MonkeyPatch) -> Rollouts:
     """Three roll-ins of each of four prompts."""
     rows: Any = [DATASET.row(index) for index in range(4)]
-    monkeypatch.setattr(module, "round_rows", lambda *_: rows)
-    monkeypatch.setattr(module, "encode", lambda _, policy, rows: policy.encode([row.prompt for row in rows]))
+    monkeypatch.setattr(groups, "round_rows", lambda *_: rows)
+    monkeypatch.setattr(groups, "encode", lambda _, policy, rows: policy.encode([row.prompt for row in rows]))
     told: list[int] = []
     ctx: Any = SimpleNamespace(
         algo="PITA",

@@ -8,11 +8,11 @@ from pathlib import Path
 import pytest
 import torch
 
-from pipeline.learning.algos.torch_setup import prepare_torch, when_imported
+from pipeline.learning.algos.stage_entry import prepare_torch, when_imported
 
 CODE = """
 import sys
-from pipeline.learning.algos.torch_setup import prepare_torch
+from pipeline.learning.algos.stage_entry import prepare_torch
 prepare_torch(3)
 prepare_torch(2)
 assert not {"torch", "transformers"} & set(sys.modules)

@@ -15,8 +15,7 @@ from pipeline.learning.datasets.prepared import PreparedDataset, prepare
 from pipeline.learning.datasets.registry import load_dataset
 from pipeline.learning.datasets.tokenized import TokenizedPrompts, encode_prompts, tokenized, unknown_pieces
 from pipeline.learning.models.tiny import make_tokenizer
-from pipeline.outputs.formats import TOKENIZED
-from pipeline.outputs.reading import read_tokenized
+from pipeline.outputs.formats import TOKENIZED, read_tokenized
 from tests.doubles.tokenizers import tokenizer as made_tokenizer
 
 TEMPLATE = (

@@ -6,8 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from scipy import special
 
-from pipeline.learning.evaluation.crossed import Floats, Spread, crossed_spread, per_prompt
-from pipeline.learning.evaluation.statistics import Ratios
+from pipeline.learning.evaluation.statistics import Floats, Ratios, Spread, crossed_spread, per_prompt
 
 
 def drawn(

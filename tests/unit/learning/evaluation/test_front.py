@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from pipeline.learning.evaluation.front import FrontPoint, chosen_point, reward_kl_front
+from pipeline.learning.evaluation.optimum import FrontPoint, chosen_point, reward_kl_front
 
 
 def test_rounding_decides_nothing() -> None:

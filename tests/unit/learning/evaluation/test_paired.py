@@ -9,7 +9,6 @@ from hypothesis import strategies as st
 from scipy.optimize import brentq
 from scipy.stats import multinomial, norm
 
-from pipeline.learning.evaluation.crossed import Floats
 from pipeline.learning.evaluation.paired import (
     paired_by_prompt,
     paired_intervals,
@@ -17,7 +16,7 @@ from pipeline.learning.evaluation.paired import (
     score_intervals,
     score_limits,
 )
-from pipeline.learning.evaluation.statistics import Ratios
+from pipeline.learning.evaluation.statistics import Floats, Ratios
 
 
 def differing(wins: int, losses: int, prompts: int) -> Floats:

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 from scipy.stats import binomtest
 
-from pipeline.learning.evaluation.crossed import crossed_spread, effective_size, exact_interval, share_interval
+from pipeline.learning.evaluation.statistics import crossed_spread, effective_size, exact_interval, share_interval
 
 
 @pytest.mark.parametrize(("right", "size"), [(0, 10), (10, 10), (3, 10), (499, 500)])

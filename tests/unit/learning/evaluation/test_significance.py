@@ -6,8 +6,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from scipy.stats import binom, binomtest
 
-from pipeline.learning.evaluation.crossed import Spread
 from pipeline.learning.evaluation.paired import holm, least_detectable_share, mcnemar, smallest_detectable
+from pipeline.learning.evaluation.statistics import Spread
 
 
 def test_holm_by_hand() -> None:

@@ -13,8 +13,7 @@ from scipy.stats import chi2_contingency
 
 from pipeline.errors import ConfigError, DataError
 from pipeline.learning.algos.pita import PITA, PITAConfig
-from pipeline.learning.algos.qsharp import CD, CDConfig, QSharp, QSharpConfig
-from pipeline.learning.algos.qsharp_hf import QSharpHF, QSharpHFConfig
+from pipeline.learning.algos.qsharp import CD, CDConfig, QSharp, QSharpConfig, QSharpHF, QSharpHFConfig
 from pipeline.learning.algos.value_guided import ValueAlgoConfig, ValueGuidedAlgorithms
 from pipeline.learning.choices import HeadType, Others
 from pipeline.learning.datasets.addition import AdditionConfig

@@ -12,7 +12,7 @@ from transformers import PreTrainedModel
 
 from pipeline.config.schema import GenerationConfig
 from pipeline.errors import DataError, OutOfMemory
-from pipeline.learning.algos import toolbox
+from pipeline.learning.algos import opening
 from pipeline.learning.choices import HeadType, Others
 from pipeline.learning.datasets.addition import AdditionConfig
 from pipeline.learning.datasets.registry import load_dataset
@@ -184,8 +184,8 @@ def guided(kind: str, head: HeadType, others: Others = Others.dropped) -> TextPo
     )
     tilt = Tilt(preference_offset(0.5), top_k=9, min_p=0.0, others=others)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(toolbox, "reference_source", lambda _: "")
-        return toolbox.guided_policy(ctx, DATASET, Path("value"), tilt)
+        patch.setattr(opening, "reference_source", lambda _: "")
+        return opening.guided_policy(ctx, DATASET, Path("value"), tilt)
 
 
 @pytest.mark.parametrize(

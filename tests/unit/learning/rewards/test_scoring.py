@@ -23,7 +23,7 @@ from pipeline.learning.rewards.grading import Graded, Item
 from pipeline.learning.rewards.registry import load_reward, load_rewards
 from pipeline.learning.rewards.scoring import FILE, ScoreCache, Scored, Scorer, score_keys
 from pipeline.learning.rewards.traits import GRADING, RewardTraits, reward
-from pipeline.outputs.reading import read_faults
+from pipeline.outputs.formats import read_faults
 from tests.doubles import own_rewards
 from tests.doubles import rewards as doubles
 

@@ -22,12 +22,18 @@ from pipeline.learning.training.distributed import ALONE
 from pipeline.learning.training.grpo import fit_grpo, group_advantages
 from pipeline.learning.training.loop import TrainSettings, rate_at, train
 from pipeline.learning.training.policy import fit, grouped_order
-from pipeline.learning.training.reward_model import fit_reward_model, reward_scores, share_preferred
 from pipeline.learning.training.scoring import completion_logprobs
 from pipeline.learning.training.sequences import Sequences, batch_of
-from pipeline.learning.training.value import fit_value, token_bce, token_values
+from pipeline.learning.training.value import (
+    fit_reward_model,
+    fit_value,
+    reward_scores,
+    share_preferred,
+    token_bce,
+    token_values,
+)
 from pipeline.outputs.check import check_output
-from pipeline.outputs.curves import CURVES, TrainingStep, read_curve
+from pipeline.outputs.formats import CURVES, TrainingStep, read_curve
 from tests.doubles.models import tiny_policy
 from tests.unit.learning.training.test_dpo import anchored, pairs
 from tests.unit.learning.training.test_grpo import OBJECTIVE, samples

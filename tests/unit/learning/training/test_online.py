@@ -30,8 +30,7 @@ from pipeline.learning.training.grpo import (
     supervised_columns,
 )
 from pipeline.learning.training.loop import TrainSettings, rate_at, train
-from pipeline.learning.training.online import DrawnBatch, Timetable, fit_online
-from pipeline.learning.training.policy import Fitting
+from pipeline.learning.training.policy import DrawnBatch, Fitting, Timetable, fit_online
 from pipeline.learning.training.scoring import completion_logprobs
 from pipeline.learning.training.sequences import batch_of
 from pipeline.outputs.formats import OPTIMIZER

@@ -20,10 +20,9 @@ from pipeline.learning.models.value import ValueModel
 from pipeline.learning.training.checkpoint import Checkpoints
 from pipeline.learning.training.loop import TrainSettings, train
 from pipeline.learning.training.policy import Fitting
-from pipeline.learning.training.reward_model import reward_scores
 from pipeline.learning.training.scoring import score_sequences
 from pipeline.learning.training.sequences import Batch
-from pipeline.learning.training.value import fit_value, token_values
+from pipeline.learning.training.value import fit_value, reward_scores, token_values
 from tests.unit.learning.training.test_training import sequences, value_model
 
 Fitted = tuple[dict[str, Tensor], list[float]]

@@ -10,14 +10,14 @@ from pipeline.config.schema import TrainingConfig
 from pipeline.learning.choices import HeadType
 from pipeline.learning.models.value import ValueModel, value_model_from
 from pipeline.learning.training.policy import Fitting
-from pipeline.learning.training.reward_model import (
+from pipeline.learning.training.sequences import Sequences, batch_of, prompt_folds
+from pipeline.learning.training.value import (
     Scale,
     fit_reward_model,
     reward_scores,
     sequence_scores,
     share_preferred,
 )
-from pipeline.learning.training.sequences import Sequences, batch_of, prompt_folds
 from tests.doubles.models import tiny_policy
 
 

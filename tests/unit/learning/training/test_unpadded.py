@@ -22,7 +22,6 @@ from pipeline.learning.training.checkpoint import Checkpoints
 from pipeline.learning.training.grpo import Objective, Samples, fit_grpo
 from pipeline.learning.training.lora import with_adapters
 from pipeline.learning.training.policy import Fitting, fit_sft
-from pipeline.learning.training.reward_model import fit_reward_model
 from pipeline.learning.training.scoring import (
     completion_logprobs,
     is_unpadded,
@@ -30,7 +29,7 @@ from pipeline.learning.training.scoring import (
     without_padding,
 )
 from pipeline.learning.training.sequences import Sequences, batch_of
-from pipeline.learning.training.value import batch_values, fit_value
+from pipeline.learning.training.value import batch_values, fit_reward_model, fit_value
 from tests.doubles.families import tiny_model
 
 # A window that is shorter than texts, experts, latent attention.

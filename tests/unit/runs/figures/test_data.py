@@ -2,7 +2,7 @@
 
 import pytest
 
-from pipeline.outputs.curves import TrainingStep
+from pipeline.outputs.formats import TrainingStep
 from pipeline.plan.graph import Job
 from pipeline.runs.cost import CostRow
 from pipeline.runs.figures import charts, data

@@ -7,7 +7,7 @@ import pytest
 from typer.testing import CliRunner
 
 from pipeline.__main__ import app
-from pipeline.outputs.curves import TrainingStep, write_curve
+from pipeline.outputs.formats import TrainingStep, write_curve
 from pipeline.runs.cost import Compute, CostRow, write_compute
 from pipeline.runs.figures import charts, data, write
 from pipeline.runs.figures.style import styled

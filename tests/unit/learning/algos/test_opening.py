@@ -10,14 +10,14 @@ import pytest
 
 from pipeline.config.bases import AlgoConfig, DatasetConfig
 from pipeline.config.schema import StageConfig
-from pipeline.learning.algos import toolbox
-from pipeline.learning.algos.toolbox import reference_model, score
+from pipeline.learning.algos import opening
+from pipeline.learning.algos.opening import reference_model, score
 from pipeline.learning.datasets.base import Row
 from pipeline.learning.models.cache import ModelCache
 from pipeline.learning.models.kinds import HFModelConfig
 from pipeline.learning.rewards.traits import RewardTraits, reward
 from pipeline.learning.training.distributed import Ranks, Spread
-from pipeline.outputs.reading import read_faults
+from pipeline.outputs.formats import read_faults
 from tests.doubles.contexts import context
 
 
@@ -67,9 +67,9 @@ def test_a_reference_that_is_read_in_few_bits_is_another_one(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     read: list[int | None] = []
-    monkeypatch.setattr(toolbox, "reference_source", lambda _: "folder")
-    monkeypatch.setattr(toolbox, "load_policy", lambda *_, bits, **__: read.append(bits))
-    monkeypatch.setattr(toolbox, "load_tokenizer", lambda *_, **__: None)
+    monkeypatch.setattr(opening, "reference_source", lambda _: "folder")
+    monkeypatch.setattr(opening, "load_policy", lambda *_, bits, **__: read.append(bits))
+    monkeypatch.setattr(opening, "load_tokenizer", lambda *_, **__: None)
     cache = ModelCache(9)
     for quantization in ("4bit", None, "8bit", "4bit"):
         config = StageConfig(model=HFModelConfig(kind="hf", path="x", quantization=quantization))

@@ -13,7 +13,7 @@ import torch
 from numpy.typing import NDArray
 from transformers import GPT2LMHeadModel
 
-from pipeline.learning.algos import anchors, toolbox
+from pipeline.learning.algos import evaluating
 from pipeline.learning.datasets.registry import load_dataset
 from pipeline.learning.evaluation.metrics import read_samples
 from pipeline.learning.evaluation.optimum import optimum, read_log_right
@@ -257,15 +257,15 @@ def test_progress_goes_on_to_the_end_of_the_job(
 def test_a_reward_model_that_scores_greedy_completions_is_no_scoring(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    def evaluated(*_: Any, **__: Any) -> toolbox.Drawn:
+    def evaluated(*_: Any, **__: Any) -> evaluating.SoFar:
         for number, purpose in enumerate(get_args(Purpose)):
             spend(purpose, 10**number)
         answered(7)
-        return toolbox.NOTHING
+        return evaluating.NOTHING
 
-    monkeypatch.setattr(toolbox, "evaluate", evaluated)
-    monkeypatch.setattr(toolbox, "reference_policy", lambda *_, **__: None)
+    monkeypatch.setattr(evaluating, "evaluate", evaluated)
+    monkeypatch.setattr(evaluating, "reference_policy", lambda *_, **__: None)
     with metered() as meter:
-        anchors.evaluate_greedy(SimpleNamespace(out=tmp_path), None, toolbox.NOTHING)  # type: ignore[arg-type]
+        evaluating.evaluate_greedy(SimpleNamespace(out=tmp_path), None, evaluating.NOTHING)  # type: ignore[arg-type]
     assert meter.flops == {"scoring": 111, "rewards": 1000, "training": 10000}
     assert meter.answers == 0
