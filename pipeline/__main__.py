@@ -12,9 +12,9 @@ from typing import Annotated
 
 import typer
 
+from pipeline.commands import about_runs, fetch, launch
 from pipeline.commands.command_line import Commands
-from pipeline.commands.completion import keys
-from pipeline.commands.entries import explaining, gpus, looking, machine, slurm, store, sweep, taking
+from pipeline.commands.typed import keys
 
 app = typer.Typer(cls=Commands, no_args_is_help=True, pretty_exceptions_enable=False)
 
@@ -44,16 +44,11 @@ def run(words: Annotated[list[str] | None, typer.Argument(autocompletion=keys)] 
     """Carry out one request."""
     from pipeline import cli
 
-    raise typer.Exit(cli.main(words or []))
+    raise SystemExit(cli.main(words or []))  # as it is, also where what was printed could not be written
 
 
-for family in (machine, looking, taking):
+for family in (launch, fetch, about_runs):
     app.add_typer(family.app)
-app.add_typer(store.app, name="store")
-app.add_typer(gpus.app, name="gpus")
-app.add_typer(sweep.app, name="sweep")
-app.add_typer(slurm.app, name="slurm")
-app.add_typer(explaining.app)
 
 
 def main() -> None:

@@ -1,4 +1,4 @@
-"""A command line of ``python -m pipeline`` that is wrong, answered as any other wrong request is: in one line.
+"""How ``python -m pipeline`` answers: what is wrong in one line, with the command line too; and its exit code.
 
 typer has pydantic read the values of options, and would repeat what that says of them to programmers.
 """
@@ -9,18 +9,20 @@ import re
 import shlex
 import sys
 from collections.abc import Mapping, Sequence
-from functools import partial
+from functools import cached_property, partial
+from importlib import import_module
 from itertools import pairwise
 from pathlib import Path
 from typing import Any, Final, get_args, get_type_hints
 
 import typer
 from typer.core import TyperGroup
+from typer.main import get_group
 
-from pipeline.commands.exits import WRONG_REQUEST, refuse
+from pipeline.commands.exits import WRONG_REQUEST, refuse, unless_unwritten
 from pipeline.commands.start import INTERRUPTED
 from pipeline.config.fields import Range
-from pipeline.errors import ConfigError
+from pipeline.errors import ConfigError, PipelineError
 
 WRONG_USE: Final[type[Exception]] = typer.BadParameter.__mro__[1]
 """What every wrong command line raises, for which typer has no public name."""
@@ -30,8 +32,50 @@ _NO_COMMAND = re.compile(r"No such command '(.*\.ya?ml)'")
 _KINDS = {"int": "a whole number", "float": "a number"}
 
 
+class Family(TyperGroup):
+    """Commands with a word before them, as ``store gc``; their module is imported when one is asked for."""
+
+    def __init__(self, name: str, module: str, help: str) -> None:  # noqa: A002 - as typer calls it
+        self._module = module
+        super().__init__(name=name, help=help)
+
+    @cached_property
+    def _whole(self) -> Any:
+        app = import_module(self._module).app
+        app.info.name, app.info.help = self.name, self.help
+        return get_group(app)
+
+    @property
+    def commands(self) -> Any:
+        """By their names."""
+        return self._whole.commands
+
+    @commands.setter
+    def commands(self, _: Any) -> None: ...
+
+    def make_context(self, *arguments: Any, **named: Any) -> Any:
+        """As Click does, of the commands themselves."""
+        return self._whole.make_context(*arguments, **named)
+
+
+FAMILIES = (
+    ("store", "pipeline.commands.store", "Check the store of finished outputs, measure it, clean it up."),
+    (
+        "gpus",
+        "pipeline.commands.gpus",
+        "Show the GPUs of this machine; `gpus fit` says how a model can be trained on them.",
+    ),
+    ("sweep", "pipeline.commands.entries.sweep", "Search settings with many trials, and look at them."),
+    ("slurm", "pipeline.commands.slurm", "Batch scripts for Slurm: write one, check one, submit one."),
+)
+
+
 class Commands(TyperGroup):
     """All commands, with an answer to words that none of them takes."""
+
+    def __init__(self, **attributes: Any) -> None:
+        super().__init__(**attributes)
+        self.commands.update((name, Family(name, module, text)) for name, module, text in FAMILIES)
 
     def main(
         self,
@@ -59,14 +103,14 @@ class Commands(TyperGroup):
         try:
             self._refuse_empty_paths(sys.argv[1:] if args is None else list(args))
             code = carry_out()
-        except ConfigError as error:
+        except PipelineError as error:
             code = refuse(error)
-        except typer.Abort:  # Ctrl-C at a question
+        except (typer.Abort, KeyboardInterrupt):
             code = INTERRUPTED
         except WRONG_USE as error:
             said = in_words(error)
             code = refuse(ConfigError(said)) if said else WRONG_REQUEST  # without a word: help has been printed
-        sys.exit(code if isinstance(code, int) else 0)
+        sys.exit(unless_unwritten(code if isinstance(code, int) else 0))
 
     def _refuse_empty_paths(self, words: Sequence[str]) -> None:
         """Refuse what a variable of a shell that is not set leaves: a path without a letter is this very folder.

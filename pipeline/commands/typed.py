@@ -9,10 +9,22 @@ from typing import Annotated
 
 import typer
 
-from pipeline.commands.completion import experiments
 from pipeline.commands.exits import refuse, unless_unwritten
 from pipeline.commands.start import INTERRUPTED
 from pipeline.errors import ConfigError, PipelineError
+
+
+def experiments(context: typer.Context, incomplete: str) -> list[str]:
+    """Experiments that begin so, in the folder of the command."""
+    folder = Path(context.params.get("output_dir") or "outputs")
+    return sorted(path.parent.name for path in folder.glob("*/latest") if path.parent.name.startswith(incomplete))
+
+
+def keys(incomplete: str) -> list[str]:
+    """Keys of the configuration that begin so."""
+    from pipeline.config.meaning import shipped_meanings
+
+    return [f"{key}=" for key in shipped_meanings() if key.startswith(incomplete)]
 
 
 def examples(*commands: str) -> str:

@@ -1,4 +1,4 @@
-"""The text of a batch script: plain, as a person would write it and keep it.
+"""Batch scripts of Slurm: options of sbatch, and the text of a script, plain as a person would write it.
 
 What it is built on, as Slurm does none of it by itself:
 
@@ -14,12 +14,126 @@ from __future__ import annotations
 import os
 import re
 import shlex
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from pipeline.errors import ConfigError
-from pipeline.slurm.options import gpus_of, nodes_of, seconds_of, written
+
+MARK = "#SBATCH"
+_LETTERS = (
+    "A:account a:array b:begin B:extra-node-info C:constraint c:cpus-per-task d:dependency D:chdir e:error "
+    "F:nodefile G:gpus i:input J:job-name L:licenses M:clusters m:distribution N:nodes n:ntasks o:output "
+    "p:partition q:qos S:core-spec t:time w:nodelist x:exclude H:hold I:immediate k:no-kill O:overcommit "
+    "Q:quiet s:oversubscribe v:verbose V:version W:wait"
+)
+_SHORT = dict(pair.split(":") for pair in _LETTERS.split())
+_FLAGS = (
+    "hold immediate no-kill overcommit quiet oversubscribe verbose version wait contiguous exclusive get-user-env "
+    "ignore-pbs nice no-requeue parsable propagate reboot requeue spread-job test-only usage use-min-nodes share "
+    "container-mount-home no-container-mount-home container-remap-root no-container-remap-root "
+    "container-writable container-readonly container-entrypoint no-container-entrypoint"
+)
+"""Options that need no value, of sbatch and of pyxis; whether there are such as are given, sbatch says."""
+
+
+def options_of(words: Sequence[str], flags: Iterable[str] = ()) -> tuple[list[tuple[str, str]], list[str]]:
+    """Read options up to the first word that is none.
+
+    Args:
+        words: Of a command line, or of a line.
+        flags: Further long options that take no value.
+
+    Returns:
+        Long names and values, "" for a flag; and the words from the first one on that is no option.
+
+    Raises:
+        ConfigError: An option lacks its value, or there is no such letter.
+    """
+    given, rest, alone = [], list(words), {*_FLAGS.split(), *flags}
+    while rest and rest[0].startswith("-"):
+        word = rest.pop(0)
+        if word == "--":
+            break
+        name, equals, value = word[2:].partition("=")
+        if not word.startswith("--"):
+            if word[1:2] not in _SHORT:
+                raise ConfigError(f"{word}: sbatch has no such option")
+            name, equals, value = _SHORT[word[1]], word[2:], word[2:]
+        if not equals and name not in alone:
+            value = rest.pop(0) if rest else ""
+        if not (value or name in alone):
+            raise ConfigError(f"--{name} '': must be followed by its value")
+        given.append((name, value))
+    return given, rest
+
+
+def written(name: str, value: str = "") -> str:
+    """Write a line for an option; "" is a flag, and a value is any text on one line."""
+    if not re.fullmatch(r"[\w./:=,@%+\[\]-]*", value):
+        value = '"' + re.sub(r'(["\\])', r"\\\1", value) + '"'
+    return f"{MARK} --{name}" + (f"={value}" if value else "")
+
+
+# -- numbers -----------------------------------------------------------------------------------------------------
+
+_GPUS = re.compile(
+    r"(?:^|,)(?:gres[:/])?gpu(?::(?=[^:,(=]*[A-Za-z])\w[^:,(=]*)?(?:[:=](\d{1,9}))?(?=$|[,(])", re.ASCII
+)
+"""A type may begin with a digit, as that of a part of a GPU: gpu:1g.10gb:2."""
+_TIME = re.compile(r"(?:(\d{1,6})-)?(\d{1,8})(?::(\d{1,8}))?(?::(\d{1,8}))?", re.ASCII)
+
+
+def number(text: str | None) -> int | None:
+    """Read a whole number; None for anything else."""
+    return int(text) if text and text.isascii() and text.isdecimal() and len(text) < 9 else None
+
+
+def nodes_of(options: Mapping[str, str]) -> int:
+    """Nodes of a job, the most of a range; as many as its tasks need where it does not say."""
+    tasks, each = number(options.get("ntasks")), number(options.get("ntasks-per-node"))
+    return number(options.get("nodes", "").rpartition("-")[2]) or -(-(tasks or 1) // (each or tasks or 1))
+
+
+def gpus_of(options: Mapping[str, str]) -> int:
+    """GPUs of each node, of all types together, by whichever option asks for them."""
+
+    def named(text: str) -> int:
+        return sum(int(found[1] or 1) for found in _GPUS.finditer(text))
+
+    def counted(name: str) -> int:
+        return named(",".join(f"gpu:{part}" for part in options[name].split(","))) if name in options else 0
+
+    nodes = nodes_of(options)
+    here = number(options.get("ntasks-per-node")) or -(-(number(options.get("ntasks")) or nodes) // nodes)
+    return (
+        named(options.get("gres", ""))
+        or counted("gpus-per-node")
+        or -(-counted("gpus") // nodes)
+        or (counted("gpus-per-task") or named(options.get("tres-per-task", ""))) * here
+    )
+
+
+def seconds_of(time: str) -> int | None:
+    """Read a time as sbatch does: ``90`` are minutes, ``1:30`` minutes and seconds, ``1-12`` days and hours.
+
+    Returns:
+        Seconds; None where there is no bound.
+
+    Raises:
+        ConfigError: It is no time.
+    """
+    if time.lower() in ("infinite", "unlimited"):
+        return None
+    if not (found := _TIME.fullmatch(time)):
+        raise ConfigError(f"--time {time}: as 90 (minutes), 1:30:00 (hours), 2-12 (days and hours) or 2-12:30:00")
+    days, first, second, third = (int(part or 0) for part in found.groups())
+    if found[1] is None and found[4] is None:
+        return first * 60 + second
+    return days * 86_400 + first * 3600 + second * 60 + third
+
+
+# -- the script ---------------------------------------------------------------------------------------------------
 
 NOTICE_S = 300
 """Seconds before the end of its time at which a job is told, where there are that many."""

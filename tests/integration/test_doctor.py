@@ -66,8 +66,8 @@ def test_a_batch_script_is_checked_without_anything_else(tmp_path: Path) -> None
     script.write_text(f"{asked}python train.py\n")
     done, apart = checked("--sbatch", str(script)), checked("--sbatch", str(script), "--ranks", "itself")
     assert (done.exit_code, apart.exit_code) == (0, 0)
-    assert "one GPU of several" in done.output
-    assert "one GPU of several" not in apart.output
+    assert "idle GPUs" in done.output
+    assert "idle GPUs" not in apart.output
     assert checked("--sbatch", "missing.slurm").exit_code == 2
 
 

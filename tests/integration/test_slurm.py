@@ -13,14 +13,13 @@ from typer.testing import CliRunner
 
 from pipeline.__main__ import app
 from pipeline.engine.workers.ray import is_installed
-from pipeline.slurm.options import MARK, written
+from pipeline.slurm.script import MARK, written
 from pipeline.sweeps.folder import sweep_folder
 from pipeline.sweeps.recorded import RecordedSweep
 from pipeline.sweeps.trials import Trial, TrialState
 from tests.doubles.slurm import NODES, Slurm, two_nodes, why_not
 from tests.doubles.small_runs import SMALL, calm_run, events, results
-from tests.unit.slurm.test_options import READ, REFUSED, read
-from tests.unit.slurm.test_script import ODD
+from tests.unit.slurm.test_script import ODD, READ, read
 
 pytestmark = pytest.mark.skipif(bool(why_not()), reason=f"Slurm is {why_not()}")
 
@@ -86,7 +85,6 @@ def test_lines_are_read_as_sbatch_reads_them(slurm: Slurm, here: Path) -> None:
         assert job is not None, line
         wanted = {shown: options.get(name, default) for name, (shown, default) in SHOWN.items()}
         assert {shown: job[shown] for shown in wanted} == wanted, line
-    assert [line for line in REFUSED if taken(slurm, line, here) is not None] == []
 
 
 def test_what_slurm_refuses_is_one_message(here: Path) -> None:

@@ -165,7 +165,7 @@ HEAVY = "torch transformers trl datasets pandas scipy wandb trackio tensorboardX
 """What takes seconds to import, or tenths of them."""
 WORK = (
     "pipeline.commands.gpus pipeline.commands.store pipeline.engine.launch pipeline.engine.store pipeline.plan "
-    "pipeline.learning.models pipeline.learning.memory.fit pipeline.runs.report pipeline.slurm.script"
+    "pipeline.learning.models pipeline.learning.memory.fit pipeline.runs.report pipeline.commands.slurm"
 )
 """What commands do, which is imported once one of them is asked for."""
 

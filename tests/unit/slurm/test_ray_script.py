@@ -166,4 +166,3 @@ def test_one_node_has_a_head_alone(tmp_path: Path) -> None:
 def test_it_has_none_of_the_faults_that_scripts_are_looked_through_for(given: dict[str, Any]) -> None:
     [check] = check_text(text_of(**given))
     assert check.verdict is Verdict.PASS
-    assert check.detail.endswith("as one Ray cluster: right for a run with execution.backend=ray")

@@ -1,6 +1,7 @@
 """A written script asks for what was meant, passes words on as they are, and goes back into the queue."""
 
 import os
+import shlex
 import subprocess
 from pathlib import Path
 from typing import Any
@@ -11,10 +12,18 @@ from hypothesis import strategies as st
 
 from pipeline.errors import ConfigError
 from pipeline.slurm.lint import check_text
-from pipeline.slurm.options import MARK
-from pipeline.slurm.script import JobRequest, check_request, interpreter, script_text
+from pipeline.slurm.script import (
+    MARK,
+    JobRequest,
+    check_request,
+    gpus_of,
+    interpreter,
+    options_of,
+    script_text,
+    seconds_of,
+    written,
+)
 from pipeline.terminal.check import Verdict
-from tests.unit.slurm.test_options import read
 
 ODD = [
     "a b",
@@ -35,6 +44,103 @@ PROGRAMS = {
     "scontrol": '#!/bin/bash\n[ "$1" = requeue ] && echo "$2" > requeued\n',
     "hostname": "#!/bin/bash\necho n7\n",
 }
+
+
+READ = [
+    ('--job-name="a b" --ntasks=3', {"job-name": "a b", "ntasks": "3"}),
+    ("-J 'a#b $(date)' -n3", {"job-name": "a#b $(date)", "ntasks": "3"}),
+    ("\t--ntasks=2\t-c 4 # a remark --nodes=2", {"ntasks": "2", "cpus-per-task": "4"}),
+    (r'-J "a\"b"', {"job-name": 'a"b'}),
+    (r"-J 'it'\''s'", {"job-name": "it's"}),
+    ("-J '-x' --ntasks 2", {"job-name": "-x", "ntasks": "2"}),
+    ("--ntasks=2 --ntasks=4", {"ntasks": "4"}),
+    ("--exclude n[1-2]", {"exclude": "n[1-2]"}),
+    ("--requeue --exclusive=user", {"requeue": "", "exclusive": "user"}),
+]
+"""Lines of a script and what is read of them; tests/integration/test_slurm.py asks the real sbatch the same."""
+
+
+def read(line: str) -> dict[str, str]:
+    options, rest = options_of(shlex.split(line, comments=True))
+    assert not rest
+    return dict(options)
+
+
+@pytest.mark.parametrize(("line", "options"), READ)
+def test_options_of_a_line(line: str, options: dict[str, str]) -> None:
+    assert read(line) == options
+
+
+def test_options_end_at_the_first_word_that_is_none() -> None:
+    words = [
+        "--mem",
+        "4G",
+        "--exclusive",
+        "-N2",
+        "--of-a-plugin=1",
+        "--mine",
+        "3",
+        "--note",
+        "run",
+        "--nodes",
+        "3",
+    ]
+    options, rest = options_of(words, ["note"])
+    read = {"mem": "4G", "exclusive": "", "nodes": "2", "of-a-plugin": "1", "mine": "3", "note": ""}
+    assert (dict(options), rest) == (read, ["run", "--nodes", "3"])
+    for wrong in (["--mem"], ["--gres", ""], ["-y"]):
+        with pytest.raises(ConfigError):
+            options_of(wrong)
+
+
+@pytest.mark.properties
+@given(st.text(st.characters(blacklist_categories=("Cc", "Cs")), min_size=1))
+def test_what_is_written_is_read_again(value: str) -> None:
+    line = written("job-name", value)
+    assert read(line.removeprefix(MARK)) == {"job-name": value}
+    assert "\n" not in line
+
+
+@pytest.mark.parametrize(
+    ("time", "seconds"),
+    [
+        ("90", 5400),
+        ("1:30", 90),
+        ("24:00:00", 86400),
+        ("2-12", 216000),
+        ("2-12:30", 217800),
+        ("2-12:30:15", 217815),
+        ("UNLIMITED", None),
+    ],
+)
+def test_times_are_those_of_sbatch(time: str, seconds: int | None) -> None:
+    assert seconds_of(time) == seconds
+    for wrong in ("soon", "1:2:3:4", "٣", "9" * 5000):
+        with pytest.raises(ConfigError):
+            seconds_of(wrong)
+
+
+@pytest.mark.parametrize(
+    ("line", "gpus"),
+    [
+        ("--gres=gpu:8", 8),
+        ("--gres=gpu:a100:4,nvme:1", 4),
+        ("--gres=gpu:a100:4,gpu:h100:4", 8),
+        ("--gres=gpu:1g.10gb:2", 2),
+        ("--gres nvme:1,gpu:2", 2),
+        ("--gres=gpu", 1),
+        ("--gpus-per-node=h100:4", 4),
+        ("--gpus=8", 4),
+        ("-G 8", 4),
+        ("--gpus-per-task=1", 3),
+        ("--tres-per-task=gres/gpu:2", 6),
+        ("--gres=nvme:1", 0),
+        ("--gpus-per-node=٣", 0),
+        (f"--gpus={'9' * 5000}", 0),
+    ],
+)
+def test_gpus_of_a_node(line: str, gpus: int) -> None:
+    assert gpus_of(read(f"--nodes=2 --ntasks-per-node=3 {line}")) == gpus
 
 
 FIELDS = ("notice_s", "srun", "setup", "ray", "widest", "on_cpu")
@@ -140,32 +246,6 @@ def test_ours_has_no_fault(command: list[str], given: dict[str, Any]) -> None:
     assert [check for check in check_text(text_of(command, **given)) if check.verdict is not Verdict.PASS] == []
 
 
-@pytest.mark.parametrize(
-    ("ours", "theirs", "fault"),
-    [
-        (
-            "--ntasks-per-node=1\n#SBATCH --gres=gpu:8",
-            "--ntasks=8\n#SBATCH --gres=gpu:h200:1",
-            "fewer GPUs than tasks",
-        ),
-        ("--ntasks-per-node=1", "--ntasks=8", "several copies"),
-        ("--ntasks-per-node=1", "--ntasks-per-node=8", "several copies"),
-        ("--cpus-per-task=64", "--cpus-per-task=16", "few CPUs"),
-        ("-- train.py", "\\   # on all GPUs\n    -- train.py", "broken command"),
-        ("gpu:8", "gpu:1\n#SBATCH --comment=x\n\nexport CUDA_VISIBLE_DEVICES=0,1,2,3,4,5,6,7", "mask of its own"),
-        ("srun .venv/bin/python -m pipeline launch", "srun python train.py", "one GPU of several"),
-    ],
-)
-def test_what_hung_is_found_wherever_it_is_put_into_ours(ours: str, theirs: str, fault: str) -> None:
-    """The settings that made eight processes wait for GPUs that did not exist, or train on one of eight."""
-    text = text_of(["launch", "--", "train.py", "num_workers=4"], gres="gpu:8")
-    assert ours in text
-    wrong = text.replace(ours, theirs, 1)
-    if "train.py" in theirs and "-- train.py" not in theirs:
-        wrong = wrong.replace("\\\n    -- train.py", "").replace("pipeline", "x")
-    assert f"Slurm: {fault}" in [check.name for check in check_text(wrong)]
-
-
 def test_odd_words_arrive_as_they_are_and_do_no_harm(tmp_path: Path) -> None:
     odd = [word for word in ODD if word]
     text = text_of(["run", *odd], setup=["true"], job_name="$(touch hurt) 'x' #", no_requeue="")
@@ -185,7 +265,7 @@ def test_any_words_make_a_script_that_sbatch_can_read(given_words: list[str]) ->
     )
     assert [word.decode() for word in done.stdout.split(b"\0")[:-1]] == given_words
     assert "\r" not in text
-    assert "Slurm: late line" not in [check.name for check in check_text(text)]
+    assert "Slurm: not read" not in [check.name for check in check_text(text)]
 
 
 def test_the_interpreter_is_named_as_from_the_folder(tmp_path: Path) -> None:
