@@ -34,7 +34,7 @@ from pipeline.config.schema import Config
 from pipeline.learning.algos.value_guided import ValueAlgoConfig
 from pipeline.learning.choices import HeadType
 from pipeline.learning.models.flops import metered
-from pipeline.runs.figures.style import PAGE_IN, looks, styled
+from pipeline.runs.figures.charts import PAGE_IN, looks, styled
 
 WIDEST = (13, 0.0)
 """All tokens of the addition task."""

@@ -23,7 +23,7 @@ from pipeline.commands.typed import (
 )
 from pipeline.config.schema import Tracker
 from pipeline.errors import PipelineError
-from pipeline.runs.figures.formats import Format
+from pipeline.runs.figures import Format
 from pipeline.slurm.lint import Starter
 from pipeline.terminal.console import make_console, say
 

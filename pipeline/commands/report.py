@@ -144,8 +144,7 @@ def write_report(path: Path, folders: Sequence[RunFolder]) -> None:
     # Not with the other imports: what reads results takes time to load, which a run that begins need not wait for.
     from pipeline.runs.comparison.runs import compare_runs, compared, run_names
     from pipeline.runs.report.page.html import write_page
-    from pipeline.runs.report.page.results import comparison_table
-    from pipeline.runs.report.page.run import page_of
+    from pipeline.runs.report.page.run import comparison_table, page_of
     from pipeline.runs.report.runs import comparison_tables
 
     runs = [load(folder) for folder in folders]

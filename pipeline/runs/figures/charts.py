@@ -1,22 +1,118 @@
-"""The figures, drawn: series become axes, with intervals, and a legend below that says what is what."""
+"""The figures, drawn: series become axes with intervals, and a legend below that says what is what.
+
+They are as wide as a column of a paper, in colours that the colour-blind tell apart, with text as text.
+"""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+import warnings
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
 from pipeline.learning.algos.base import REFERENCE
-from pipeline.runs.figures.data import OPTIMUM, Bar, Panel, Point, Series
-from pipeline.runs.figures.style import COLUMN_IN, PAGE_IN, Look, fills, in_order, looks, some_of
-from pipeline.runs.looks import reading_order
+from pipeline.runs.figures.data import OPTIMUM, Panel, Point, Series
+from pipeline.runs.looks import COLOURS, DASHES, MARKS, PATTERNS, Bar, reading_order
 from pipeline.runs.report.format import si
 from pipeline.terminal.text import printable
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
+
+COLUMN_IN, PAGE_IN = 3.25, 6.75
+"""Widths in inches: of a column of a paper of two, and of its page."""
+_SETTINGS: Any = {
+    "font.family": "DejaVu Sans",  # comes with matplotlib, so it is there and the same everywhere
+    "font.size": 7,
+    "axes.labelsize": 7,
+    "axes.titlesize": 7,
+    "legend.fontsize": 6.5,
+    "xtick.labelsize": 6.5,
+    "ytick.labelsize": 6.5,
+    "axes.spines.top": False,
+    "axes.spines.right": False,
+    "axes.linewidth": 0.6,
+    "axes.grid": True,
+    "axes.axisbelow": True,
+    "grid.linewidth": 0.4,
+    "grid.color": "#dddddd",
+    "lines.linewidth": 1.1,
+    "lines.markersize": 4.5,
+    "lines.markeredgecolor": "white",
+    "lines.markeredgewidth": 0.4,
+    "hatch.linewidth": 0.5,
+    "legend.frameon": False,
+    "savefig.dpi": 300,
+    "pdf.fonttype": 42,  # fonts are embedded whole, so that text can be searched and edited
+    "svg.fonttype": "none",
+    "svg.hashsalt": "pipeline",  # names inside would else be random
+    "text.parse_math": False,  # a dollar in a name is a dollar
+    "text.usetex": False,
+}
+
+
+@dataclass(frozen=True)
+class Look:
+    """How a method is drawn, by more than its colour."""
+
+    colour: str
+    marker: str
+    line: Any = "-"
+
+
+@contextmanager
+def styled() -> Iterator[None]:
+    """Draw in this style, whatever the user's own settings of matplotlib are."""
+    import matplotlib as mpl
+
+    with mpl.rc_context(), warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message="Glyph .* missing from font")
+        mpl.rcdefaults()
+        mpl.rcParams.update(_SETTINGS)
+        yield
+
+
+def looks(methods: Sequence[str]) -> dict[str, Look]:
+    """A look for each method, by its place among them; for the reference and the optimum too."""
+    found = {name: _look(at) for at, name in enumerate(methods)}
+    return {**found, REFERENCE: Look("#777777", "o", "--"), OPTIMUM: Look("#000000", "*")}
+
+
+def _look(at: int) -> Look:
+    colours, marks, dashes = COLOURS, list(MARKS.values()), list(DASHES.values())
+    turn = at // len(colours)
+    return Look(colours[at % len(colours)], marks[(at + turn) % len(marks)], dashes[turn % len(dashes)])
+
+
+def in_order(numbers: Sequence[int]) -> dict[int, Any]:
+    """A colour for each of some numbers; where there are many, from dark to light by their order."""
+    if len(numbers) <= len(COLOURS):
+        return dict(zip(numbers, COLOURS, strict=False))
+    from matplotlib import colormaps
+
+    return {number: colormaps["viridis"](0.9 * at / (len(numbers) - 1)) for at, number in enumerate(numbers)}
+
+
+def some_of(numbers: Sequence[int]) -> set[int]:
+    """Those that a legend has room for: all, or as many as there are colours, the first and last among them."""
+    if len(numbers) <= len(COLOURS):
+        return set(numbers)
+    most = len(COLOURS) - 1
+    return {numbers[round(at * (len(numbers) - 1) / most)] for at in range(most + 1)}
+
+
+def fills(names: Iterable[str]) -> dict[str, tuple[str, str]]:
+    """Colour and hatching for each kind of bar."""
+    hatches = list(PATTERNS.values())
+    return {
+        name: (COLOURS[at % len(COLOURS)], hatches[at // len(COLOURS) % len(hatches)])
+        for at, name in enumerate(dict.fromkeys(names))
+    }
+
 
 _BAND = 0.18
 _LEGEND_COLUMNS = 8
@@ -144,23 +240,24 @@ def cost(seconds: Mapping[str, Mapping[str, float]], stages: Sequence[str]) -> F
     return _with_legend(figure, axes)
 
 
-def timeline(found: Sequence[Bar], devices: Mapping[int, str], stages: Sequence[str]) -> Figure:
+def timeline(found: Sequence[Bar], stages: Sequence[str]) -> Figure:
     """Which worker did what when; what is white was idle. Stages look as in `cost`."""
-    lanes = sorted({bar.lane for bar in found})
+    devices = {bar.worker: bar.device or f"worker {bar.worker}" for bar in found}
+    lanes = sorted(devices)
     figure, axes = _figure(PAGE_IN, 0.9 + 0.28 * len(lanes))
     for stage, (colour, hatch) in _used(stages, {bar.stage for bar in found}).items():
         for at, lane in enumerate(lanes):
-            own = [bar for bar in found if (bar.lane, bar.stage) == (lane, stage)]
+            own = [bar for bar in found if (bar.worker, bar.stage) == (lane, stage)]
             axes.broken_barh(
                 [(bar.start, bar.end - bar.start) for bar in own],
                 (at - 0.38, 0.76),
                 facecolors=colour,
                 hatch=hatch,
-                edgecolors=["#cc0000" if bar.failed else "white" for bar in own],
+                edgecolors=["#cc0000" if bar.outcome in ("failed", "lost") else "white" for bar in own],
                 linewidth=0.25,
                 label=_label(stage) if at == 0 else "_",
             )
-    axes.set_yticks(range(len(lanes)), [_label(devices.get(lane) or f"worker {lane}") for lane in lanes])
+    axes.set_yticks(range(len(lanes)), [_label(devices[lane]) for lane in lanes])
     axes.invert_yaxis()
     axes.grid(visible=False, axis="y")
     axes.set_xlabel("seconds from the beginning")

@@ -1,6 +1,6 @@
 """What the figures of a run show, as plain series. Pure.
 
-    results, compute, curves, timeline  ->  series  ->  charts
+    results, compute, curves  ->  series  ->  charts
 
 A method that ran at several values of its settings has a front; elsewhere each of its points stands for itself.
 """
@@ -16,18 +16,15 @@ from pipeline.outputs.formats import TrainingStep, by_training
 from pipeline.plan.graph import Job
 from pipeline.runs.cost import ComputeRow, CostRow
 from pipeline.runs.looks import reading_order
-from pipeline.runs.record import PooledRow, Results, primary_metric
-from pipeline.runs.run_view import Span
+from pipeline.runs.record import FrontRow, PooledRow, Results, primary_metric
 
 Place = tuple[str, str]
 """Dataset and model."""
 KL = "kl_per_sequence"
 OPTIMUM = "optimum"
-_FOLDED = 1 / 2000
-"""Part of a timeline below which a gap between two jobs of a stage is not seen."""
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True)
 class Point:
     """A measured point; ends of intervals are None where there are none."""
 
@@ -67,27 +64,6 @@ class Panel:
     curves: dict[int, list[tuple[list[int], list[float]]]] = field(default_factory=dict)
 
 
-@dataclass(frozen=True, kw_only=True)
-class Bar:
-    """A time in which a worker was taken.
-
-    Attributes:
-        lane: Its worker.
-        stage: What it did.
-        start: Seconds from the begin of the run.
-        end: Likewise.
-        failed: Whether the attempt failed, or was lost with its run.
-        jobs: How many jobs are folded into it.
-    """
-
-    lane: int
-    stage: str
-    start: float
-    end: float
-    failed: bool
-    jobs: int = 1
-
-
 Cells = Mapping[tuple[str, int], Mapping[str, PooledRow]]
 """Method and round -> metric -> its row."""
 
@@ -107,10 +83,12 @@ def reward_against_kl(results: Results, place: Place) -> list[Series]:
     cells, metric = _cells(results, place), metric_of(results, place)
     if metric is None:
         return []
-    found = [_front(results, place, name) for name in _fronts(results, place)]
-    for name, last in _last_rounds(cells).items():
-        if name not in _fronts(results, place) and point_of(name)[1] == "" and KL in cells[name, last]:
-            found.append(Series(name=name, points=[_against(cells[name, last][KL], cells[name, last][metric])]))
+    fronts = dict.fromkeys(row.front for row in results.fronts if (row.dataset, row.model) == place)
+    found = [_front(results, place, name) for name in fronts]
+    for name, rounds in _methods(cells).items():
+        last = rounds[max(rounds)]
+        if name not in fronts and point_of(name)[1] == "" and KL in last:
+            found.append(Series(name=name, points=[_against(last[KL], last[metric])]))
     reference = cells.get((REFERENCE, 0), {})
     if (kl := reference.get(f"{OPTIMUM}/{KL}")) and (best := reference.get(f"{OPTIMUM}/{metric}")):
         found.append(Series(name=OPTIMUM, points=[_against(kl, best)]))
@@ -165,39 +143,6 @@ def seconds_by_stage(rows: Iterable[ComputeRow], place: Place) -> dict[str, dict
     return found
 
 
-def bars(spans: Sequence[Span], until: float | None = None) -> list[Bar]:
-    """Who was taken when; jobs of a stage that follow each other without a visible gap are one bar.
-
-    Args:
-        spans: Of the whole run.
-        until: Seconds since 1970 that spans which go on end at; the last known time if left out.
-    """
-    begin = min((span.start for span in spans), default=0.0)
-    last = until or max((span.end or span.start for span in spans), default=0.0)
-    gap = (last - begin) * _FOLDED
-    open_bars: dict[int, Bar] = {}
-    found: list[Bar] = []
-    for span in sorted(spans, key=lambda span: (span.worker, span.start)):
-        start, end = span.start - begin, (last if span.end is None else span.end) - begin
-        bar = Bar(
-            lane=span.worker, stage=span.stage, start=start, end=end, failed=span.outcome in ("failed", "lost")
-        )
-        before = open_bars.get(span.worker)
-        if before and (before.stage, before.failed) == (bar.stage, bar.failed) and start - before.end <= gap:
-            bar = Bar(
-                lane=bar.lane,
-                stage=bar.stage,
-                start=before.start,
-                end=max(end, before.end),
-                failed=bar.failed,
-                jobs=before.jobs + 1,
-            )
-            found.pop()
-        open_bars[span.worker] = bar
-        found.append(bar)
-    return found
-
-
 def _cells(results: Results, place: Place) -> dict[tuple[str, int], dict[str, PooledRow]]:
     cells: dict[tuple[str, int], dict[str, PooledRow]] = {}
     for row in results.pooled:
@@ -212,41 +157,19 @@ def _methods(cells: Cells) -> dict[str, dict[int, Mapping[str, PooledRow]]]:
     return {name: {number: row for (algo, number), row in sorted(cells.items()) if algo == name} for name in names}
 
 
-def _last_rounds(cells: Cells) -> dict[str, int]:
-    return {name: max(rounds) for name, rounds in _methods(cells).items()}
-
-
-def _fronts(results: Results, place: Place) -> list[str]:
-    return list(dict.fromkeys(row.front for row in results.fronts if (row.dataset, row.model) == place))
-
-
 def _front(results: Results, place: Place, name: str) -> Series:
     rows = [row for row in results.fronts if (row.dataset, row.model, row.front) == (*place, name)]
-    points = [
-        Point(
-            x=row.kl,
-            y=row.value,
-            x_low=row.kl_low,
-            x_high=row.kl_high,
-            y_low=row.ci_low,
-            y_high=row.ci_high,
-        )
-        for row in sorted(rows, key=lambda row: row.kl)
-        if row.point != REFERENCE
-    ]
-    return Series(name=name, points=points, is_front=True)
+    rows = sorted((row for row in rows if row.point != REFERENCE), key=lambda row: row.kl)
+    return Series(name=name, points=[Point(row.kl, row.value, *_ends(row)) for row in rows], is_front=True)
+
+
+def _ends(row: FrontRow) -> tuple[float | None, ...]:
+    return row.kl_low, row.kl_high, row.ci_low, row.ci_high
 
 
 def _against(x: PooledRow, y: PooledRow) -> Point:
-    return Point(
-        x=x.value or 0.0,
-        y=y.value or 0.0,
-        x_low=x.ci_low,
-        x_high=x.ci_high,
-        y_low=y.ci_low,
-        y_high=y.ci_high,
-    )
+    return Point(x.value or 0.0, y.value or 0.0, x.ci_low, x.ci_high, y.ci_low, y.ci_high)
 
 
 def _at(x: float, y: PooledRow) -> Point:
-    return Point(x=x, y=y.value or 0.0, y_low=y.ci_low, y_high=y.ci_high)
+    return Point(x, y.value or 0.0, y_low=y.ci_low, y_high=y.ci_high)

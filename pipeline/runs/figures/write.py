@@ -12,11 +12,9 @@ from typing import TYPE_CHECKING, Any
 from pipeline.config.install import install_command
 from pipeline.errors import ConfigError
 from pipeline.files import replacing
-from pipeline.runs.figures import charts, data
-from pipeline.runs.figures.formats import Format
-from pipeline.runs.figures.style import styled
+from pipeline.runs.figures import Format, charts, data
 from pipeline.runs.loaded import LoadedRun
-from pipeline.runs.looks import drawn_methods, in_order_of_work
+from pipeline.runs.looks import bars, drawn_methods, in_order_of_work
 from pipeline.runs.report.tables import HEADINGS
 
 if TYPE_CHECKING:
@@ -29,6 +27,8 @@ _METADATA: dict[str, dict[str, Any]] = {
     "png": {"Software": None},
 }
 """Nothing of when and with what: equal data makes equal files."""
+_MOST_BARS = 200
+"""Of a timeline: of more, neighbours of one stage are one bar."""
 _Named = Iterator[tuple[str, Callable[[], "Figure"]]]
 
 
@@ -52,7 +52,7 @@ def write_figures(run: LoadedRun, out: Path, formats: Sequence[str]) -> list[Pat
             f"figures are drawn by matplotlib, which is not installed. Add it: {install_command('figures')}"
         )
     written = []
-    with styled():
+    with charts.styled():
         for name, draw in _figures(run):
             figure = draw()
             for kind in formats:
@@ -78,9 +78,9 @@ def _figures(run: LoadedRun) -> _Named:
             yield _file("training", where), partial(charts.training, panels)
         if seconds := data.seconds_by_stage(compute.rows, place):
             yield _file("cost", where), partial(charts.cost, seconds, stages)
-    spans = run.timeline()
-    if bars := data.bars(spans, run.view.last):
-        yield "timeline", partial(charts.timeline, bars, {span.worker: span.device for span in spans}, stages)
+    if spans := run.timeline():
+        drawn = bars(spans, min(span.start for span in spans), run.view.last, _MOST_BARS, across=False)
+        yield "timeline", partial(charts.timeline, drawn, stages)
 
 
 def without_rounds(run: LoadedRun) -> list[str]:

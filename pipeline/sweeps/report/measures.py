@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Literal
 
-from pipeline.runs.report.page.run import points_each, thinned
+from pipeline.runs.report.page.html import points_each, thinned
 from pipeline.sweeps.folder import SweepFolder
 from pipeline.sweeps.recorded import last_values, logged_lines, naming, parsed
 from pipeline.sweeps.report.model import Curve, Measure

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from pipeline.runs.looks import Looks
-from pipeline.runs.report.page.model import Numbers, PageTable
+from pipeline.runs.report.page.html import Numbers, PageTable
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -19,8 +19,7 @@ from pipeline.config.install import install_command
 from pipeline.foreign import ForeignDataError, read_plain
 from pipeline.runs.comparison.runs import headings_of
 from pipeline.runs.report.format import command, count, duration, shown_path
-from pipeline.runs.report.page.html import write_page
-from pipeline.runs.report.page.results import page_table
+from pipeline.runs.report.page.html import page_table, write_page
 from pipeline.sweeps.recorded import RecordedSweep
 from pipeline.sweeps.report.measures import curves_of, measured_of, measures_of, values_of
 from pipeline.sweeps.report.model import Axis, FailedTrial, SweepPage

@@ -40,7 +40,7 @@ def test_how_often_why_and_where_the_log_is_stands_in_one_line_of_a_chain_and_ro
         "d/m/s0/X, round 2: a reward failed at 2 of 5 completions of 1 job (generate), which have no score; first "
         "reward 'f': ZeroDivisionError: division by zero",
     ]
-    assert failures_of(load(run.folder).view, rewards=told).notes == told
+    assert failures_of(load(run.folder).view, rewards=told)["notes"] == told
 
 
 def test_a_note_on_prompts_is_told_of_their_chain(tmp_path: Path) -> None:

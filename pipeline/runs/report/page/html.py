@@ -10,13 +10,16 @@ from __future__ import annotations
 import base64
 import hashlib
 import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import msgspec
 
 from pipeline.files import replacing
+from pipeline.terminal.columns import FittedTable
 from pipeline.terminal.text import printable
 
 ASSETS = Path(__file__).parent / "assets"
@@ -24,9 +27,62 @@ PLOTLY = "plotly-basic-4.1.1.min.js"
 FRAME = tuple(ASSETS / name for name in ("dom.js", "charts.js", "frame.js"))
 """Ours that every page has, in order; with those of its kind they are one."""
 OF_RUNS = tuple(ASSETS / name for name in ("results.js", "work.js", "samples.js", "main.js"))
-"""Those that draw a `Page` of runs."""
+"""Those that draw the page of runs."""
+MOST_POINTS, FEWEST = 60_000, 20
+"""Points of all curves of a page together, and those that each keeps however many curves there are."""
+Numbers = list[float | None]
 _SLOT = re.compile(r"\{\{(\w+)\}\}")
 _ESCAPED = {"<": "\\u003c", ">": "\\u003e", "&": "\\u0026", "\u2028": "\\u2028", "\u2029": "\\u2029"}
+_T = TypeVar("_T")
+
+
+@dataclass(frozen=True, kw_only=True)
+class PageTable:
+    """A table of texts.
+
+    Attributes:
+        title: Stands above it.
+        caption: Stands below it.
+        headings: Of its columns.
+        right: Of each column, whether its cells end at the right, as numbers do.
+        rows: Cells.
+        ends: Rows after which a section ends.
+        marks: Row -> ``better`` or ``worse`` than the reference, where a test says so.
+    """
+
+    title: str = ""
+    caption: str = ""
+    headings: list[str]
+    right: list[bool]
+    rows: list[list[str]]
+    ends: list[int] = field(default_factory=list)
+    marks: Mapping[int, str] = field(default_factory=dict)
+
+
+def page_table(table: FittedTable, marks: Mapping[int, str] | None = None) -> PageTable:
+    """A table of the terminal, with all its columns."""
+    return PageTable(
+        title=table.title,
+        caption=table.caption,
+        headings=[column.heading for column in table.columns],
+        right=[column.right for column in table.columns],
+        rows=table.texts,
+        ends=table.ends,
+        marks=marks or {},
+    )
+
+
+def points_each(curves: int, most: int = MOST_POINTS) -> int:
+    """How many points each of so many curves may have."""
+    return max(FEWEST, most // max(1, curves))
+
+
+def thinned(steps: Sequence[_T], most: int) -> list[_T]:
+    """Some of the steps, evenly spread, the first and the last among them."""
+    if len(steps) <= most:
+        return list(steps)
+    last = len(steps) - 1
+    return [steps[round(at * last / (most - 1))] for at in range(most)]
 
 
 def write_page(path: Path, page: object, scripts: tuple[Path, ...] = OF_RUNS) -> None:
@@ -34,7 +90,7 @@ def write_page(path: Path, page: object, scripts: tuple[Path, ...] = OF_RUNS) ->
 
     Args:
         path: The file.
-        page: The data that its scripts draw from, a `Page` or another dataclass.
+        page: The data that its scripts draw from, a mapping or a dataclass.
         scripts: Those that draw it, after those of the frame.
 
     Raises:

@@ -1,4 +1,8 @@
-"""A run as its page shows it: what it left, read once and put into the forms of `model`."""
+"""A run as its page shows it: what it left, read once and put into the JSON that the scripts draw from.
+
+Texts are whole, and not escaped yet. Where there may be many of something it stands in columns, lists of equal
+length, which take a third of the room.
+"""
 
 from __future__ import annotations
 
@@ -7,53 +11,503 @@ from bisect import bisect_right
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from datetime import datetime
-from typing import TypeVar
+from itertools import zip_longest
+from typing import Any, TypeVar
 
 from pipeline import __version__
 from pipeline.foreign import ForeignDataError, read_plain
 from pipeline.learning.algos.base import REFERENCE
 from pipeline.outputs.formats import FIELDS, Sample, TrainingStep, by_training
 from pipeline.plan.graph import Job
-from pipeline.runs.cost import Compute, total
+from pipeline.runs.cost import Compute, ComputeRow, CostRow, total
 from pipeline.runs.loaded import LoadedRun
-from pipeline.runs.looks import drawn_methods, in_order_of_work, reading_order
+from pipeline.runs.looks import Looks, bars, drawn_methods, in_order_of_work, reading_order
 from pipeline.runs.notes import failed_rewards
 from pipeline.runs.origin import slurm_in_words
-from pipeline.runs.record import Results
+from pipeline.runs.record import FrontRow, PooledRow, ResultRow, Results, primary_metric
 from pipeline.runs.report.format import beginning, count, decimal, duration
+from pipeline.runs.report.fronts import budget_tables, front_tables
 from pipeline.runs.report.moved import origins, place_in_words, read_and_moved, read_in_words, shared_in_words
-from pipeline.runs.report.page import results as shown_results
-from pipeline.runs.report.page.model import (
-    Failure,
-    Failures,
-    Histogram,
-    Page,
-    PageTable,
-    Rewards,
-    RunPage,
-    Samples,
-    Timeline,
-    TrainingCurve,
-)
-from pipeline.runs.report.page.results import chain_of
-from pipeline.runs.report.page.samples import Shown, samples_of
-from pipeline.runs.report.page.timeline import Stretch, timeline_of
-from pipeline.runs.report.tables import first_few
-from pipeline.runs.run_view import AttemptView, JobView, RunView, Span
+from pipeline.runs.report.page.html import PageTable, page_table, points_each, thinned
+from pipeline.runs.report.tables import ANCHORS, HEADINGS, first_few, result_tables
+from pipeline.runs.run_view import AttemptView, JobView, RunView
+from pipeline.terminal.columns import FittedTable
 
-# -- failures ----------------------------------------------------------------------------------------------------
-# What went wrong in a run: attempts that failed, devices that are used no more, jobs that are blocked. Pure.
-
-
-MOST = 500
-LONGEST = 20_000
+MOST_FAILURES = 500
+LONGEST_REASON = 20_000
 """Characters of a reason or a traceback."""
+BINS, FEW = 24, 12
+"""Of a histogram; different rewards up to which each has a bar of its own."""
+MOST_BARS = 1500
+"""As many as a browser draws in half a second."""
+MOST_TEXT, LONGEST_TEXT = 6_000_000, 4000
+"""Characters of all completions together, and of one or a prompt."""
+MOST_EACH, ENOUGH_PROMPTS = 8, 10
+"""Completions of one policy to a prompt; prompts that are worth more than further completions to each."""
+_OVERHEAD = 40
+"""Characters that a completion takes besides its text."""
+MOST_READ, FEWEST_READ = 20_000, 20
+"""Completions that are read, which takes half a second, and those of each job however many jobs there are."""
+EVALUATE = "evaluate"
+_MOST_NAMED = 6
+
+Object = dict[str, Any]
+_Row = TypeVar("_Row", PooledRow, ResultRow, ComputeRow, CostRow)
+
+
+def page_of(runs: Sequence[LoadedRun], names: Sequence[str], comparison: Sequence[PageTable] = ()) -> Object:
+    """A page of one run or several.
+
+    Args:
+        runs: In the order in which they are shown.
+        names: What each is called, see `run_names`.
+        comparison: Tables that set them side by side, for the top of the page.
+
+    Raises:
+        PipelineError: Something that a run left cannot be read.
+    """
+    times = Counter(run.name for run in runs)
+    experiments = [name if number == 1 else f"{name}: {count(number, 'run')}" for name, number in times.items()]
+    several = ", ".join(first_few(experiments, "experiments"))
+    return {
+        "title": several if len(runs) > 1 else f"{names[0]} ({runs[0].stamp})",
+        "made": f"{datetime.now():%Y-%m-%d %H:%M}",
+        "version": __version__,
+        "runs": [run_page(run, name) for run, name in zip(runs, names, strict=True)],
+        "comparison": comparison,
+        "stages": in_order_of_work(job.stage for run in runs for job in run.jobs.values()),
+        "looks": Looks(),
+    }
+
+
+def run_page(run: LoadedRun, name: str) -> Object:
+    """What a page shows of a run, which is called so there.
+
+    Raises:
+        PipelineError: Something that it left cannot be read.
+    """
+    results, compute, origin = run.results, run.compute, run.origin
+    samples, rewards = _completions(run, compute)
+    curves, about_curves = _training(run)
+    faults = failed_rewards(run.store, run.jobs.values(), run.folder)
+    return {
+        "name": name,
+        "stamp": run.stamp,
+        "state": run.state,
+        "unfinished": list(_unfinished(run)),
+        "best": list(best_of(results)),
+        "facts": _facts(run),
+        "places": list(dict.fromkeys(place_of(row) for row in results.pooled)),
+        "algos": drawn_methods(results),
+        "metrics": metrics_of(results),
+        "tables": tables_of(results, compute),
+        "series": series_of(results),
+        "anchors": anchors_of(results),
+        "fronts": [{"place": place_of(row), **vars(row)} for row in results.fronts],
+        "spent": [{"place": place_of(row), **vars(row)} for row in _ordered(compute.costs)],
+        "stages": stages_of(compute),
+        "training": curves,
+        "training_about": about_curves,
+        "timeline": _timeline(run),
+        "rewards": rewards,
+        "samples": samples,
+        "failures": failures_of(run.view, run.lost_attempts, faults),
+        "config": _config(run),
+        "given": origin.settings,
+        "command": origin.command_line,
+        "environment": _environment(run),
+        "versions": _versions(run),
+    }
+
+
+def place_of(row: ResultRow | PooledRow | FrontRow | ComputeRow | CostRow | Job) -> str:
+    """Dataset and model in words."""
+    return f"{row.dataset} · {row.model}"
+
+
+def chain_of(reference: int | None, seed: int | None) -> str:
+    """The reference and seed of a chain in words: ``seed 0``, ``reference 1, seed 0``."""
+    own = "all seeds" if seed is None else f"seed {seed}"
+    return own if reference is None else f"reference {reference}, {own}"
+
+
+# -- at the top ------------------------------------------------------------------------------------------------
+
+
+def _facts(run: LoadedRun) -> list[tuple[str, str]]:
+    view, jobs = run.view, run.view.counts()
+    here = [f"{jobs.done:,} done", *origins(view), *([f"{jobs.given_up:,} not done"] if jobs.given_up else [])]
+    devices = {worker.device or f"worker {worker.index}" for worker in view.workers.values()}
+    began = view.started
+    facts = {
+        "began": "" if began is None else f"{datetime.fromtimestamp(began):%Y-%m-%d %H:%M}",
+        "took": "" if began is None else duration(_seconds(run)),
+        "jobs": ", ".join(here),
+        "devices": next(iter(devices)) if len(devices) == 1 else f"{len(devices)}" if devices else "",
+        "where": place_in_words(run),
+        "moved": read_in_words(*read_and_moved(view)),
+        "shared store": shared_in_words(view.shared),
+    }
+    return [(name, text) for name, text in facts.items() if text]
+
+
+def best_of(results: Results) -> Iterator[tuple[str, str]]:
+    """Of every dataset and model the methods with the highest number, as it is shown, after their last round."""
+    for metric, heading in metrics_of(results)[:1]:
+        series = [one for one in series_of(results) if not one["chain"] and one["metric"] == metric]
+        for place in list(dict.fromkeys(one["place"] for one in series))[:_MOST_NAMED]:
+            last = {one["algo"]: one["values"][-1] for one in series if one["place"] == place}
+            before = last.pop(REFERENCE, None)
+            shown = {algo: decimal(value) for algo, value in last.items() if value is not None}
+            if shown:
+                most = decimal(max(value for value in last.values() if value is not None))
+                first = ", ".join(first_few([algo for algo, value in shown.items() if value == most], "methods"))
+                than = "" if before is None else f" (reference {decimal(before)})"
+                yield f"highest {heading}, {place}", f"{first} {most}{than}"
+
+
+_STATES = {
+    "running": "The run was going on when this page was written",
+    "failed": "Some jobs of this run failed",
+    "interrupted": "This run was interrupted; the same command goes on from here",
+    "halted": "This run came to an early end; the same command goes on from here",
+    "killed": "This run was killed; the same command goes on from here",
+}
+
+
+def _unfinished(run: LoadedRun) -> Iterator[str]:
+    """What a reader of a run must know that is not over, or lacks something; what later runs made is there."""
+    state, views = run.state, run.view.jobs
+    if state == "done":
+        return
+    done = [job.id for job in views.values() if job.status in ("done", "stored")]
+    left = [job for job in run.jobs.values() if job.id not in set(done) and not run.store.is_committed(job.key)]
+    there, jobs = run.view.counts().total - len(left), count(run.view.counts().total, "job")
+    since = f", {count(there - len(done), 'job')} of them by later runs" if there > len(done) else ""
+    yield f"{_STATES.get(state, f'This run is {state}')}: {there:,} of {jobs} done{since}."
+    if run.view.halted:
+        yield f"It was ended early: {run.view.halted}."
+    failed = run.view.having("failed")
+    for job in failed[:1]:
+        reason = next((line for line in job.reason.splitlines() if line.strip()), "") or job.kind
+        more = f" (and {count(len(failed) - 1, 'more job')}: see Failures)" if failed[1:] else ""
+        yield f"{job.id} failed: {beginning(reason, 300)}{more}"
+    missing: dict[str, set[int]] = {}
+    for each in left:
+        missing.setdefault(each.chain, set()).add(each.round)
+    if missing:
+        named = [f"{chain} (round {', '.join(map(str, sorted(own)))})" for chain, own in missing.items()]
+        yield f"Not in full: {', '.join(first_few(named, 'chains'))}. What is shown is what is there."
+
+
+def _seconds(run: LoadedRun) -> float:
+    return run.view.elapsed_s(time.time(), run.state == "running")
+
+
+# -- results ---------------------------------------------------------------------------------------------------
+
+
+def tables_of(results: Results, compute: Compute) -> list[PageTable]:
+    """The tables that the terminal shows, with all their columns; rows that a test tells apart are marked."""
+    places = list(dict.fromkeys((row.dataset, row.model) for row in results.pooled))
+    tables = zip(result_tables(results, compute.costs), places, strict=True)
+    more = [*front_tables(results), *budget_tables(compute.budgets, results)]
+    return [page_table(table, _marks(table, place, results)) for table, place in tables] + list(
+        map(page_table, more)
+    )
+
+
+def _marks(table: FittedTable, place: tuple[str, str], results: Results) -> dict[int, str]:
+    """Rows whose method differs from the reference at the level of the run."""
+    told = {
+        (one.first, str(one.round)): "better" if one.difference > 0 else "worse"
+        for one in results.comparisons
+        if (one.dataset, one.model) == place and one.second == REFERENCE and one.p < 1 - results.confidence
+    }
+    return {at: told[row[0], row[1]] for at, row in enumerate(table.texts) if (row[0], row[1]) in told}
+
+
+def comparison_table(table: FittedTable) -> PageTable:
+    """A table of runs side by side, with what they are judged by behind their names: a narrow page ends soon."""
+    order = sorted(range(len(table.columns)), key=lambda at: min(table.columns[at].rank, 2))
+    columns = [table.columns[at] for at in order]
+    return PageTable(
+        title=table.title,
+        caption=table.caption,
+        headings=[column.heading for column in columns],
+        right=[column.right for column in columns],
+        rows=[[row[at] for at in order] for row in table.texts],
+        ends=table.ends,
+    )
+
+
+def metrics_of(results: Results) -> list[tuple[str, str]]:
+    """Metrics with their headings: first the one by which methods are judged, then those of the table."""
+    cells: dict[tuple[str, str, str, int], list[str]] = {}
+    for row in results.pooled:
+        if row.value is not None:
+            cells.setdefault((row.dataset, row.model, row.algo, row.round), []).append(row.metric)
+    plain = dict.fromkeys(name for own in cells.values() for name in own if "/" not in name)
+    first = primary_metric(cells.values())
+    known = sorted((name for name in HEADINGS if name in plain), key=lambda name: name != first)
+    return [(name, HEADINGS.get(name, name)) for name in dict.fromkeys([*known, *plain])]
+
+
+def series_of(results: Results) -> list[Object]:
+    """Every metric of every method round by round; of its chains, where it has several, those of the table."""
+    grouped: dict[tuple[str, str, str, str], list[PooledRow | ResultRow]] = {}
+    pooled = [row for row in _ordered(results.pooled) if "/" not in row.metric]
+    several = {(row.dataset, row.model, row.algo) for row in pooled if row.references * row.seeds > 1}
+    for row in pooled:
+        grouped.setdefault((place_of(row), row.algo, "", row.metric), []).append(row)
+    for own in _ordered(results.rows):
+        if own.metric in HEADINGS and (own.dataset, own.model, own.algo) in several:
+            chain = chain_of(own.reference, own.seed)
+            grouped.setdefault((place_of(own), own.algo, chain, own.metric), []).append(own)
+    found = []
+    for (place, algo, chain, metric), rows in grouped.items():
+        rows.sort(key=lambda row: row.round)
+        numbers = {"rounds": "round", "values": "value", "lows": "ci_low", "highs": "ci_high"}
+        columns = {name: [getattr(row, field) for row in rows] for name, field in numbers.items()}
+        found.append({"place": place, "algo": algo, "chain": chain, "metric": metric, **columns})
+    return found
+
+
+def _ordered(rows: Iterable[_Row]) -> list[_Row]:
+    """By dataset, model and method, as they are read."""
+    return sorted(rows, key=lambda row: (row.dataset, row.model, reading_order(row.algo)))
+
+
+def anchors_of(results: Results) -> dict[str, dict[str, dict[str, float]]]:
+    """Place -> ``greedy`` and ``optimum``, where they are known -> their metrics."""
+    found: dict[str, dict[str, dict[str, float]]] = {}
+    for row in results.pooled:
+        anchor, _, metric = row.metric.partition("/")
+        if row.algo == REFERENCE and anchor in ANCHORS and row.value is not None:
+            found.setdefault(place_of(row), {}).setdefault(anchor, {})[metric] = row.value
+    return found
+
+
+def stages_of(compute: Compute) -> list[Object]:
+    """What each stage of each method took, over all rounds, references and seeds; None where it is not known."""
+    grouped: dict[tuple[str, str, str], list[ComputeRow]] = {}
+    for row in _ordered(compute.rows):
+        grouped.setdefault((place_of(row), row.algo, row.stage), []).append(row)
+    amounts = ("device_s", "load_s", "flops", "tokens")
+    return [
+        {"place": place, "algo": algo, "stage": stage}
+        | {name: total(getattr(row, name) for row in rows) for name in amounts}
+        for (place, algo, stage), rows in grouped.items()
+    ]
+
+
+# -- completions -----------------------------------------------------------------------------------------------
+
+
+Group = tuple[str, str, int]
+"""Place, method and round."""
+_Prompts = dict[tuple[str, str, str], tuple[str | None, dict[tuple[str, str, int], list[Sample]]]]
+"""Place, row and prompt -> the right answer, where one is known, and (method, chain, round) -> completions."""
+
+
+def _completions(run: LoadedRun, compute: Compute) -> tuple[Object, Object]:
+    """The completions that are shown, and the rewards of all that are read, in one go."""
+    evaluating = [job for job in run.jobs.values() if job.stage == EVALUATE]
+    answers = total(row.answers for row in compute.rows if row.stage == EVALUATE)
+    evaluated = run.count_samples(evaluating) if answers is None else int(answers)
+    most_each = max(FEWEST_READ, MOST_READ // max(1, len(evaluating)))
+    scores: dict[Group, list[float | None]] = {}
+
+    def read() -> Iterator[tuple[Job, Sample]]:
+        for job, sample in run.samples(lambda job: job.stage == EVALUATE, most_each):
+            scores.setdefault((place_of(job), job.algo, job.round), []).append(sample.reward)
+            yield job, sample
+
+    samples = samples_of(read(), evaluated)
+    return samples, rewards_of(scores, evaluated)
+
+
+def samples_of(found: Iterable[tuple[Job, Sample]], there: int, most: int = MOST_TEXT) -> Object:
+    """Choose completions to be read: to as many prompts as there is room for, those of all policies.
+
+    Args:
+        found: In order; gone through once and not kept.
+        there: Completions that were evaluated, which may be more.
+        most: Characters that they may have.
+    """
+    kept: _Prompts = {}
+    for job, sample in found:
+        asked = (place_of(job), str(sample.row), sample.prompt)
+        solution, cells = kept.get(asked, (None, {}))
+        kept[asked] = (sample.solution if solution is None else solution, cells)
+        own = cells.setdefault((job.algo, chain_of(job.reference, job.seed), job.round), [])
+        if len(own) < MOST_EACH:
+            own.append(sample)
+    prompts = _fitting(kept, most)
+    shown = sum(len(one["answers"]) for prompt in prompts for one in prompt["policies"])
+    said = f"{shown:,} of the {there:,} completions that were evaluated, to {len(prompts):,} prompts"
+    said += "" if shown >= there else "; all are in jobs/.../evaluate/.../output/samples.jsonl"
+    return {"prompts": prompts, "about": f"{said}. Texts end after {LONGEST_TEXT:,} characters."}
+
+
+def _fitting(kept: _Prompts, most: int) -> list[Object]:
+    """The prompts that there is room for, places taking turns; with fewer completions where few would fit."""
+    by_place: dict[str, list[tuple[str, str, str]]] = {}
+    for asked in kept:
+        by_place.setdefault(asked[0], []).append(asked)
+    order = [asked for turn in zip_longest(*by_place.values()) for asked in turn if asked is not None]
+    prompts: list[Object] = []
+    for each in (MOST_EACH, 4, 2, 1):
+        prompts, left = [], most
+        for asked in order:
+            solution, cells = kept[asked]
+            own = [sample for some in cells.values() for sample in some[:each]]
+            left -= sum(min(len(sample.completion), LONGEST_TEXT) + _OVERHEAD for sample in own)
+            if left < 0 and prompts:
+                break
+            prompts.append(_prompt(asked, solution, {policy: some[:each] for policy, some in cells.items()}))
+        if len(prompts) >= min(ENOUGH_PROMPTS, len(order)):
+            break
+    return prompts
+
+
+def _prompt(
+    asked: tuple[str, str, str], solution: str | None, cells: Mapping[tuple[str, str, int], Sequence[Sample]]
+) -> Object:
+    place, row, text = asked
+    right = None if solution is None else beginning(solution, LONGEST_TEXT)
+    policies = [
+        {
+            "algo": algo,
+            "chain": chain,
+            "round": number,
+            "answers": [[beginning(one.completion, LONGEST_TEXT), one.reward, one.correct] for one in own],
+        }
+        for (algo, chain, number), own in cells.items()
+    ]
+    return {
+        "place": place,
+        "row": row,
+        "text": beginning(text, LONGEST_TEXT),
+        "solution": right,
+        "policies": policies,
+    }
+
+
+def rewards_of(scores: Mapping[Group, Sequence[float | None]], there: int) -> Object:
+    """Histograms of rewards, whose bins are the same for all methods and rounds of a place.
+
+    Args:
+        scores: Rewards of completions, None where one has none.
+        there: Completions that were evaluated, which may be more.
+
+    Returns:
+        By place the ``edges`` of bins, or, where ``exact`` has it, the few rewards that there are; ``histograms``.
+    """
+    known = {group: [score for score in own if score is not None] for group, own in scores.items()}
+    values: dict[str, set[float]] = {}
+    for (place, _, _), own in known.items():
+        values.setdefault(place, set()).update(own)
+    exact = [place for place, own in values.items() if 0 < len(own) <= FEW]
+    edges = {place: sorted(own) if place in exact else _edges(own) for place, own in values.items() if own}
+    histograms = [
+        {"place": place, "algo": algo, "round": number, "mean": sum(own) / len(own)}
+        | {"counts": _counts(own, edges[place], place in exact)}
+        for (place, algo, number), own in sorted(
+            known.items(), key=lambda item: (item[0][0], reading_order(item[0][1]), item[0][2])
+        )
+        if own
+    ]
+    read, missing = sum(map(len, scores.values())), sum(map(len, scores.values())) - sum(map(len, known.values()))
+    said = (
+        f"Of {read:,} of the {there:,} completions that were evaluated, those to the first prompts of each shard."
+    )
+    said = "Of all completions that were evaluated." if read >= there else said
+    unscored = f" {missing:,} of them have no reward: it failed, or does not apply." if missing else ""
+    return {"edges": edges, "exact": exact, "histograms": histograms, "about": said + unscored}
+
+
+def _edges(values: set[float]) -> list[float]:
+    low, high = min(values), max(values)
+    # Halves first: the difference of two very large numbers is no number.
+    return [low + (high / BINS - low / BINS) * at for at in range(BINS)] + [high]
+
+
+def _counts(own: Sequence[float], edges: Sequence[float], exact: bool) -> list[int]:
+    if exact:
+        times = Counter(own)
+        return [times[value] for value in edges]
+    places = Counter(min(max(bisect_right(edges, score) - 1, 0), BINS - 1) for score in own)
+    return [places[at] for at in range(BINS)]
+
+
+# -- trainings and devices -------------------------------------------------------------------------------------
+
+
+def _training(run: LoadedRun) -> tuple[list[Object], str]:
+    found = [(job, name, own) for job, steps in run.curves() for name, own in by_training(steps).items()]
+    curves = [_curve(job, name, thinned(own, points_each(len(found)))) for job, name, own in found]
+    shown, recorded = sum(len(one["steps"]) for one in curves), sum(len(own) for _, _, own in found)
+    return (
+        curves,
+        f"{shown:,} of {recorded:,} steps that were recorded, evenly spread." if shown < recorded else "",
+    )
+
+
+def _curve(job: Job, training: str, own: Sequence[TrainingStep]) -> Object:
+    extra = dict.fromkeys(name for step in own for name in step.extra)
+    numbers = [name for name in FIELDS if name not in ("training", "step", "steps", "tokens")]
+    return {
+        "job": job.id,
+        "place": place_of(job),
+        "algo": job.algo,
+        "chain": chain_of(job.reference, job.seed),
+        "round": job.round,
+        "training": training,
+        "steps": [step.step for step in own],
+        "tokens": [step.tokens for step in own],
+        "values": {name: [getattr(step, name) for step in own] for name in numbers}
+        | {name: [step.extra.get(name) for step in own] for name in extra},
+    }
+
+
+def _timeline(run: LoadedRun) -> Object | None:
+    """Who used which device when; None where nothing ran."""
+    spans, began = run.timeline(), run.view.started
+    if not spans or began is None:
+        return None
+    workers = {worker.index: worker.device for worker in run.view.workers.values()}
+    workers |= {span.worker: span.device for span in spans if span.worker not in workers}
+    sharing = Counter(workers.values())
+    lanes = {
+        index: device if device and sharing[device] == 1 else f"{device} · worker {index}".removeprefix(" · ")
+        for index, device in sorted(workers.items())
+    }
+    seconds = _seconds(run)
+    drawn = bars(spans, began, began + seconds, MOST_BARS)
+    attempts = Counter(span.worker for span in spans)
+    order = list(lanes)
+    columns: Object = {name: [getattr(bar, name) for bar in drawn] for name in ("stage", "outcome", "jobs")}
+    columns |= {name: [round(getattr(bar, name), 3) for bar in drawn] for name in ("start", "end", "busy")}
+    columns["lane"] = [order.index(bar.worker) for bar in drawn]
+    columns["name"] = [bar.first if bar.jobs == 1 else f"{bar.first} … {bar.last}" for bar in drawn]
+    return {
+        "lanes": list(lanes.values()),
+        "jobs": [attempts[index] for index in order],
+        "busy": [round(sum(bar.busy for bar in drawn if bar.worker == index), 3) for index in order],
+        "seconds": round(seconds, 3),
+        "attempts": len(spans),
+        "bars": columns,
+    }
+
+
+# -- failures --------------------------------------------------------------------------------------------------
 
 
 Attempts = Iterable[tuple[JobView, AttemptView]]
 
 
-def failures_of(view: RunView, lost: Attempts = (), rewards: Iterable[str] = ()) -> Failures:
+def failures_of(view: RunView, lost: Attempts = (), rewards: Iterable[str] = ()) -> Object:
     """What went wrong, so far as the journal tells.
 
     Args:
@@ -62,11 +516,20 @@ def failures_of(view: RunView, lost: Attempts = (), rewards: Iterable[str] = ())
         rewards: What is said of completions at which rewards failed.
     """
     failed = sorted([*_failed(view), *lost], key=lambda pair: pair[1].ended or 0.0)
-    return Failures(
-        rows=[_failure(job, attempt) for job, attempt in failed[:MOST]],
-        left_out=max(0, len(failed) - MOST),
-        notes=[*_notes(view), *rewards],
-    )
+    rows = [
+        {
+            "job": job.id,
+            "attempt": attempt.number,
+            "device": attempt.device,
+            "kind": attempt.kind,
+            "reason": beginning(attempt.reason or job.reason, LONGEST_REASON),
+            "outcome": _outcome(job, attempt),
+            "traceback": beginning(attempt.traceback, LONGEST_REASON),
+            "log": attempt.log,
+        }
+        for job, attempt in failed[:MOST_FAILURES]
+    ]
+    return {"rows": rows, "left_out": len(failed) - len(rows), "notes": [*_notes(view), *rewards]}
 
 
 def _failed(view: RunView) -> Iterator[tuple[JobView, AttemptView]]:
@@ -76,19 +539,6 @@ def _failed(view: RunView) -> Iterator[tuple[JobView, AttemptView]]:
             # It failed before a worker had it.
             attempts = [AttemptView(number=0, outcome="failed", kind=job.kind, reason=job.reason)]
         yield from ((job, attempt) for attempt in attempts)
-
-
-def _failure(job: JobView, attempt: AttemptView) -> Failure:
-    return Failure(
-        job=job.id,
-        attempt=attempt.number,
-        device=attempt.device,
-        kind=attempt.kind,
-        reason=beginning(attempt.reason or job.reason, LONGEST),
-        outcome=_outcome(job, attempt),
-        traceback=beginning(attempt.traceback, LONGEST),
-        log=attempt.log,
-    )
 
 
 def _outcome(job: JobView, attempt: AttemptView) -> str:
@@ -103,395 +553,10 @@ def _outcome(job: JobView, attempt: AttemptView) -> str:
 def _notes(view: RunView) -> Iterator[str]:
     for place in view.quarantined:
         jobs = f" Jobs that failed there: {', '.join(first_few(list(place.jobs), 'jobs'))}." if place.jobs else ""
-        device, reason = place.device or f"worker {place.worker}", beginning(place.reason, LONGEST)
+        device, reason = place.device or f"worker {place.worker}", beginning(place.reason, LONGEST_REASON)
         yield f"{device} is used no more: {reason}.{jobs}"
     for cause, blocked in view.blocked_by().items():
         yield f"{count(len(blocked), 'job')} cannot run because {cause or 'another one'} failed."
-
-
-# -- rewards -----------------------------------------------------------------------------------------------------
-# Histograms of rewards: how the completions of each method were scored after each round. Pure.
-
-
-BINS = 24
-FEW = 12
-"""Different rewards up to which each has a bar of its own."""
-
-Group = tuple[str, str, int]
-"""Place, method and round."""
-
-
-def rewards_of(scores: Mapping[Group, Sequence[float | None]], there: int | None) -> Rewards:
-    """Histograms whose bins are the same for all methods and rounds of a place.
-
-    Args:
-        scores: Rewards of completions, None where one has none.
-        there: Completions that were evaluated, which may be more; None where that is not known.
-    """
-    counted = {group: Counter(score for score in own if score is not None) for group, own in scores.items()}
-    values: dict[str, set[float]] = {}
-    for (place, _, _), own in counted.items():
-        values.setdefault(place, set()).update(own)
-    values = {place: own for place, own in values.items() if own}
-    exact = [place for place, own in values.items() if len(own) <= FEW]
-    edges = {place: sorted(own) if place in exact else _edges(own) for place, own in values.items()}
-    return Rewards(
-        edges=edges,
-        exact=exact,
-        histograms=[
-            Histogram(
-                place=place,
-                algo=algo,
-                round=number,
-                counts=_counts(own, edges[place], place in exact),
-                mean=sum(score * times for score, times in own.items()) / own.total(),
-            )
-            for (place, algo, number), own in sorted(counted.items(), key=_in_order)
-            if own
-        ],
-        about=_said(sum(map(len, scores.values())), there, sum(own.count(None) for own in scores.values())),
-    )
-
-
-def _said(read: int, there: int | None, unscored: int) -> str:
-    if there is not None and read >= there:
-        said = "Of all completions that were evaluated."
-    else:
-        number = f"{read:,}" if there is None else f"{read:,} of the {there:,}"
-        of = "of the " if there is None else ""
-        said = f"Of {number} {of}completions that were evaluated, those to the first prompts of each shard."
-    return f"{said} {unscored:,} of them have no reward: it failed, or does not apply." if unscored else said
-
-
-def _edges(values: set[float]) -> list[float]:
-    low, high = min(values), max(values)
-    # Halves first: the difference of two very large numbers is no number.
-    return [low + (high / BINS - low / BINS) * at for at in range(BINS)] + [high]
-
-
-def _in_order(item: tuple[Group, object]) -> tuple[object, ...]:
-    place, algo, number = item[0]
-    return place, reading_order(algo), number
-
-
-def _counts(own: Counter[float], edges: list[float], exact: bool) -> list[int]:
-    if exact:
-        return [own[value] for value in edges]
-    counts = [0] * (len(edges) - 1)
-    for score, times in own.items():
-        counts[min(max(bisect_right(edges, score) - 1, 0), len(counts) - 1)] += times
-    return counts
-
-
-# -- training ----------------------------------------------------------------------------------------------------
-# Curves of trainings, thinned until they can be drawn. Pure.
-
-
-MOST_POINTS = 60_000
-"""Points of all curves together."""
-FEWEST = 20
-"""Points that a curve keeps, however many curves there are."""
-_T = TypeVar("_T")
-
-
-def points_each(curves: int, most: int = MOST_POINTS) -> int:
-    """How many points each of so many curves may have."""
-    return max(FEWEST, most // max(1, curves))
-
-
-def thinned(steps: Sequence[_T], most: int) -> list[_T]:
-    """Some of the steps, evenly spread, the first and the last among them."""
-    if len(steps) <= most:
-        return list(steps)
-    last = len(steps) - 1
-    return [steps[round(at * last / (most - 1))] for at in range(most)]
-
-
-MOST_READ = 20_000
-"""Completions that are read, which takes half a second."""
-FEWEST_READ = 20
-"""Completions that are read of each job, however many jobs there are."""
-EVALUATE = "evaluate"
-_MOST_NAMED = 6
-_LONGEST_REASON = 300
-
-
-def page_of(runs: Sequence[LoadedRun], names: Sequence[str], comparison: Sequence[PageTable] = ()) -> Page:
-    """A page of one run or several.
-
-    Args:
-        runs: In the order in which they are shown.
-        names: What each is called, see `run_names`.
-        comparison: Tables that set them side by side, for the top of the page.
-
-    Raises:
-        PipelineError: Something that a run left cannot be read.
-    """
-    return Page(
-        title=_title(runs, names),
-        made=f"{datetime.now():%Y-%m-%d %H:%M}",
-        version=__version__,
-        runs=[run_page(run, name) for run, name in zip(runs, names, strict=True)],
-        comparison=list(comparison),
-        stages=in_order_of_work(job.stage for run in runs for job in run.jobs.values()),
-    )
-
-
-def _title(runs: Sequence[LoadedRun], names: Sequence[str]) -> str:
-    """Its name, of several those of their experiments alone: what tells runs apart stands in the table below."""
-    if len(runs) == 1:
-        return f"{names[0]} ({runs[0].stamp})"
-    times = Counter(run.name for run in runs)
-    found = [name if number == 1 else f"{name}: {count(number, 'run')}" for name, number in times.items()]
-    return ", ".join(first_few(found, "experiments"))
-
-
-def run_page(run: LoadedRun, name: str) -> RunPage:
-    """What a page shows of a run.
-
-    Args:
-        run: The run.
-        name: What it is called.
-
-    Raises:
-        PipelineError: Something that it left cannot be read.
-    """
-    results, compute = run.results, run.compute
-    samples, rewards = _completions(run, compute)
-    training, about_training = _training(run)
-    return RunPage(
-        name=name,
-        stamp=run.stamp,
-        state=run.state,
-        unfinished=_unfinished(run),
-        best=list(_best(results)),
-        facts=_facts(run),
-        places=list(dict.fromkeys(shown_results.place_of(row) for row in results.pooled)),
-        algos=drawn_methods(results),
-        metrics=shown_results.metrics_of(results),
-        tables=shown_results.tables_of(results, compute),
-        series=shown_results.series_of(results),
-        anchors=shown_results.anchors_of(results),
-        fronts=shown_results.fronts_of(results),
-        spent=shown_results.spent_of(compute),
-        stages=shown_results.stages_of(compute),
-        training=training,
-        training_about=about_training,
-        timeline=_timeline(run),
-        rewards=rewards,
-        samples=samples,
-        failures=failures_of(
-            run.view, run.lost_attempts, failed_rewards(run.store, run.jobs.values(), run.folder)
-        ),
-        config=_config(run),
-        given=run.origin.settings,
-        command=run.origin.command_line,
-        environment=_environment(run),
-        versions=_versions(run),
-    )
-
-
-# -- at the top ------------------------------------------------------------------------------------------------
-
-
-def _facts(run: LoadedRun) -> list[tuple[str, str]]:
-    view, jobs = run.view, run.view.counts()
-    facts = []
-    if view.started is not None:
-        facts.append(("began", f"{datetime.fromtimestamp(view.started):%Y-%m-%d %H:%M}"))
-        facts.append(("took", duration(_seconds(run))))
-    here = [f"{jobs.done:,} done", *origins(view)]
-    facts.append(("jobs", ", ".join(here) + (f", {jobs.given_up:,} not done" if jobs.given_up else "")))
-    devices = {worker.device or f"worker {worker.index}" for worker in view.workers.values()}
-    if devices:
-        facts.append(("devices", next(iter(devices)) if len(devices) == 1 else f"{len(devices)}"))
-    moved = {
-        "where": place_in_words(run),
-        "moved": read_in_words(*read_and_moved(view)),
-        "shared store": shared_in_words(view.shared),
-    }
-    return facts + [(name, text) for name, text in moved.items() if text]
-
-
-def _best(results: Results) -> Iterator[tuple[str, str]]:
-    """Of every dataset and model the methods with the highest number, as it is shown, after their last round."""
-    metrics = shown_results.metrics_of(results)
-    series = [
-        one
-        for one in shown_results.series_of(results)
-        if not one.chain and metrics[:1] == [_named(one.metric, metrics)]
-    ]
-    for place in list(dict.fromkeys(one.place for one in series))[:_MOST_NAMED]:
-        last = {one.algo: one.values[-1] for one in series if one.place == place and one.values[-1] is not None}
-        methods = {algo: value for algo, value in last.items() if algo != REFERENCE and value is not None}
-        if methods:
-            value = max(methods.values())
-            first = [algo for algo, reached in methods.items() if decimal(reached) == decimal(value)]
-            before = last.get(REFERENCE)
-            than = "" if before is None else f" (reference {decimal(before)})"
-            yield (
-                f"highest {metrics[0][1]}, {place}",
-                f"{', '.join(first_few(first, 'methods'))} {decimal(value)}{than}",
-            )
-
-
-def _named(metric: str, metrics: Sequence[tuple[str, str]]) -> tuple[str, str]:
-    return next((one for one in metrics if one[0] == metric), (metric, metric))
-
-
-def _unfinished(run: LoadedRun) -> list[str]:
-    """What a reader of a run must know that is not over, or lacks something."""
-    state, view, jobs = run.state, run.view, run.view.counts()
-    if state == "done":
-        return []
-    lines = [f"{_STATES.get(state, f'This run is {state}')}: {jobs.there:,} of {count(jobs.total, 'job')} done."]
-    if view.halted:
-        lines.append(f"It was ended early: {view.halted}.")
-    if state == "failed":
-        lines += _why_failed(run)
-    later = _made_later(run)
-    if later:
-        lines.append(f"{count(later.total(), 'more job')} done since, in later runs. {_LATER[_is_written(run)]}")
-    missing: dict[str, list[int]] = {}
-    for (chain, number), cell in view.cells.items():
-        there = cell.there + (0 if _is_written(run) else later[chain, number])
-        if there < cell.total and chain:
-            missing.setdefault(chain, []).append(number)
-    named = [f"{chain} (round {', '.join(map(str, sorted(numbers)))})" for chain, numbers in missing.items()]
-    if named:
-        lines.append(
-            f"Not there, or not in full: {', '.join(first_few(named, 'chains'))}. What is shown is what is there."
-        )
-    return lines
-
-
-def _why_failed(run: LoadedRun) -> list[str]:
-    """The first job that was given up, with its reason; all are in the part on failures."""
-    failed = [job for job in run.view.jobs.values() if job.status == "failed"]
-    if not failed:
-        return []
-    reason = next((line for line in failed[0].reason.splitlines() if line.strip()), "") or failed[0].kind
-    more = f" (and {count(len(failed) - 1, 'more job')}: see Failures)" if failed[1:] else ""
-    return [f"{failed[0].id} failed: {beginning(reason, _LONGEST_REASON)}{more}"]
-
-
-def _made_later(run: LoadedRun) -> Counter[tuple[str, int]]:
-    """Chain and round -> jobs that a run which is over has not done, and of which there is an output by now."""
-    if run.state == "running":
-        return Counter()
-    views = run.view.jobs
-    left = [job for job in run.jobs.values() if job.id in views and views[job.id].status not in ("done", "stored")]
-    return Counter((job.chain, job.round) for job in left if run.store.is_committed(job.key))
-
-
-def _is_written(run: LoadedRun) -> bool:
-    """Whether its results are those that it wrote itself, rather than those of what is stored."""
-    return run.folder.results_json.exists()
-
-
-_LATER = {
-    False: "What is shown includes what those made.",
-    True: "The tables are of this run alone; curves and samples include what later runs made.",
-}
-_STATES = {
-    "running": "The run was going on when this page was written",
-    "failed": "Some jobs of this run failed",
-    "interrupted": "This run was interrupted; the same command goes on from here",
-    "halted": "This run came to an early end; the same command goes on from here",
-    "killed": "This run was killed; the same command goes on from here",
-}
-
-
-def _seconds(run: LoadedRun) -> float:
-    return run.view.elapsed_s(time.time(), run.state == "running")
-
-
-# -- completions -----------------------------------------------------------------------------------------------
-
-
-def _completions(run: LoadedRun, compute: Compute) -> tuple[Samples, Rewards]:
-    """The completions that are shown, and the rewards of all that are read, in one go."""
-    scores: dict[Group, list[float | None]] = {}
-    evaluating = [job for job in run.jobs.values() if job.stage == EVALUATE]
-    answers = total(row.answers for row in compute.rows if row.stage == EVALUATE)
-    # Outputs of earlier versions did not count them.
-    evaluated = run.count_samples(evaluating) if answers is None else int(answers)
-    most_each = max(FEWEST_READ, MOST_READ // max(1, len(evaluating)))
-
-    def taken(found: Iterable[tuple[Job, Sample]]) -> Iterator[Shown]:
-        for job, sample in found:
-            place = f"{job.dataset} · {job.model}"
-            scores.setdefault((place, job.algo, job.round), []).append(sample.reward)
-            yield Shown(
-                place=place,
-                row=str(sample.row),
-                prompt=sample.prompt,
-                solution=sample.solution,
-                algo=job.algo,
-                chain=chain_of(job.reference, job.seed),
-                round=job.round,
-                text=sample.completion,
-                reward=sample.reward,
-                correct=sample.correct,
-            )
-
-    samples = samples_of(taken(run.samples(lambda job: job.stage == EVALUATE, most_each)), evaluated)
-    return samples, rewards_of(scores, evaluated)
-
-
-# -- trainings and devices -------------------------------------------------------------------------------------
-
-
-def _training(run: LoadedRun) -> tuple[list[TrainingCurve], str]:
-    found = [(job, name, own) for job, steps in run.curves() for name, own in by_training(steps).items()]
-    most = points_each(len(found))
-    curves = [_curve(job, name, own, most) for job, name, own in found]
-    shown, recorded = sum(len(one.steps) for one in curves), sum(one.recorded for one in curves)
-    about = f"{shown:,} of {recorded:,} steps that were recorded, evenly spread." if shown < recorded else ""
-    return curves, about
-
-
-def _curve(job: Job, training: str, steps: list[TrainingStep], most: int) -> TrainingCurve:
-    own = thinned(steps, most)
-    extra = dict.fromkeys(name for step in own for name in step.extra)
-    numbers = [name for name in FIELDS if name not in ("training", "step", "steps", "tokens")]
-    values = {name: [getattr(step, name) for step in own] for name in numbers}
-    return TrainingCurve(
-        job=job.id,
-        place=f"{job.dataset} · {job.model}",
-        algo=job.algo,
-        chain=chain_of(job.reference, job.seed),
-        round=job.round,
-        training=training,
-        steps=[step.step for step in own],
-        tokens=[step.tokens for step in own],
-        values={**values, **{name: [step.extra.get(name) for step in own] for name in extra}},
-        recorded=len(steps),
-    )
-
-
-def _timeline(run: LoadedRun) -> Timeline | None:
-    spans, began = run.timeline(), run.view.started
-    if not spans or began is None:
-        return None
-    workers = {worker.index: worker.device for worker in run.view.workers.values()}
-    sharing = Counter(workers.values())
-
-    def lane(worker: int, device: str) -> str:
-        return f"{device} · worker {worker}" if device and sharing[device] > 1 else device or f"worker {worker}"
-
-    lanes = {index: lane(index, device) for index, device in sorted(workers.items())}
-    seconds = _seconds(run)
-    stretches = [
-        _stretch(span, lanes.get(span.worker, lane(span.worker, span.device)), began, seconds) for span in spans
-    ]
-    return timeline_of(stretches, list(lanes.values()), seconds)
-
-
-def _stretch(span: Span, lane: str, began: float, seconds: float) -> Stretch:
-    start = max(0.0, span.start - began)
-    end = max(start, seconds if span.end is None else span.end - began)
-    return Stretch(lane=lane, start=start, end=end, stage=span.stage, outcome=span.outcome, first=span.job)
 
 
 # -- what it was made of ---------------------------------------------------------------------------------------

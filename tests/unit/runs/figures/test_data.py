@@ -8,7 +8,6 @@ from pipeline.runs.cost import CostRow
 from pipeline.runs.figures import charts, data
 from pipeline.runs.figures.data import Point, Series
 from pipeline.runs.record import Results
-from pipeline.runs.run_view import Span
 from tests.doubles.pooled import pooled_row
 
 PLACE = ("addition", "tiny")
@@ -66,38 +65,6 @@ def test_losses_are_by_training_and_round_without_those_that_diverged() -> None:
     (panel,) = data.trainings(curves, PLACE)
     assert (panel.title, panel.curves) == ("PITA: value", {1: [([1, 3], [2.0, 1.0])]})
     assert data.trainings(curves, ("other", "tiny")) == []
-
-
-def span(start: float, end: float | None, worker: int = 0, stage: str = "generate", outcome: str = "done") -> Span:
-    return Span(
-        job="j",
-        chain="c",
-        round=1,
-        stage=stage,
-        attempt=1,
-        worker=worker,
-        device="cpu",
-        start=start,
-        end=end,
-        outcome=outcome,
-    )
-
-
-def test_thousands_of_jobs_without_a_visible_gap_are_one_bar_and_idle_time_stays() -> None:
-    spans = [span(100 + at, 101 + at) for at in range(5000)]
-    spans += [span(100, 200, worker=1), span(4000, None, worker=1), span(5100, 5101, stage="train")]
-    found = data.bars(spans, until=6000)
-    assert [(bar.lane, bar.stage, bar.start, bar.end, bar.jobs) for bar in found] == [
-        (0, "generate", 0, 5000, 5000),
-        (0, "train", 5000, 5001, 1),
-        (1, "generate", 0, 100, 1),
-        (1, "generate", 3900, 5900, 1),
-    ]
-
-
-def test_an_attempt_that_failed_is_not_folded_into_those_that_did_not() -> None:
-    found = data.bars([span(0, 1), span(1, 2, outcome="failed"), span(2, 3)])
-    assert [(bar.failed, bar.jobs) for bar in found] == [(False, 1), (True, 1), (False, 1)]
 
 
 @pytest.mark.parametrize(

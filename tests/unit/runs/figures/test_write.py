@@ -7,11 +7,13 @@ import pytest
 from typer.testing import CliRunner
 
 from pipeline.__main__ import app
+from pipeline.learning.algos.base import REFERENCE
 from pipeline.outputs.formats import TrainingStep, write_curve
 from pipeline.runs.cost import Compute, CostRow, write_compute
 from pipeline.runs.figures import charts, data, write
-from pipeline.runs.figures.style import styled
+from pipeline.runs.figures.charts import fills, in_order, looks, some_of, styled
 from pipeline.runs.loaded import load
+from pipeline.runs.looks import COLOURS
 from pipeline.runs.record import Results, write_results
 from tests.doubles.pooled import pooled_row
 from tests.doubles.runs import CHAIN, WrittenRun, chain_plan
@@ -139,3 +141,23 @@ def test_a_run_of_one_round_says_that_no_figure_goes_over_rounds(tmp_path: Path)
     arguments = ["figures", "x", "--output-dir", str(tmp_path), "--out", str(tmp_path / "out"), "--format", "svg"]
     done = CliRunner().invoke(app, arguments)
     assert (done.exit_code, "no rounds_* of d/m: there is one round" in " ".join(done.output.split())) == (0, True)
+
+
+def test_no_two_methods_look_the_same() -> None:
+    names = [f"Method{number:02d}" for number in range(22)]
+    found = looks(names)
+    assert found.keys() == {*names, REFERENCE, data.OPTIMUM}
+    assert len({(look.colour, look.marker, look.line) for look in found.values()}) == 24
+
+
+def test_each_stage_has_a_fill_of_its_own() -> None:
+    assert len(set(fills(f"stage{number}" for number in range(20)).values())) == 20
+
+
+def test_rounds_have_colours_of_their_own_and_a_legend_of_many_has_some_of_them() -> None:
+    assert len(set(in_order([0, 1]).values())) == 2
+    many = list(range(50))
+    assert len(set(in_order(many).values())) == 50
+    assert some_of([0, 1]) == {0, 1}
+    assert {0, 49} <= some_of(many)
+    assert len(some_of(many)) == len(COLOURS)

@@ -183,7 +183,7 @@ def test_bytes_that_moved_and_where_a_run_ran_stand_in_lines_of_their_own(tmp_pa
         "train": {"read": 25 * 10**12, "moved": 0},
     }
     assert found["shared_store"]["left"] == 25
-    facts = dict(run_page(LoadedRun(run.folder), "x").facts)
+    facts = dict(run_page(LoadedRun(run.folder), "x")["facts"])
     assert facts["where"] == "Ray, 24 workers on 3 nodes"
     assert "over the network" in facts["moved"]
     assert "25 to go" in facts["shared store"]

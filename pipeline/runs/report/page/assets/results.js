@@ -178,7 +178,7 @@ function drawFronts(all, { metric, place }) {
   const own = all.filter((one) => one.place === place);
   for (const [key, points] of grouped(own, (one) => JSON.stringify([one.run.stamp, one.run.name, one.front]))) {
     const { run, front: name } = points[0], found = lookOf(run, name);
-    const asPoints = (some) => ({ x: some.map((one) => one.kl), xLow: some.map((one) => one.kl_low), xHigh: some.map((one) => one.kl_high), y: some.map((one) => one.value), yLow: some.map((one) => one.low), yHigh: some.map((one) => one.high), words: some.map((one) => one.point) });
+    const asPoints = (some) => ({ x: some.map((one) => one.kl), xLow: some.map((one) => one.kl_low), xHigh: some.map((one) => one.kl_high), y: some.map((one) => one.value), yLow: some.map((one) => one.ci_low), yHigh: some.map((one) => one.ci_high), words: some.map((one) => one.point) });
     const best = points.filter((one) => one.is_best).sort((a, b) => a.kl - b.kl), others = points.filter((one) => !one.is_best);
     traces.push({ ...cloud(run, nameIn(run, name), found, asPoints(best), "lines+markers"), legendgroup: key });
     if (others.length) traces.push({ ...cloud(run, nameIn(run, name), { ...found, symbol: `${found.symbol}-open` }, asPoints(others), "markers"), legendgroup: key, showlegend: false });

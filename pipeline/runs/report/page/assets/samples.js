@@ -6,15 +6,13 @@ const PROMPTS_AT_ONCE = 6;
 function promptsOf() {
   const found = new Map();
   for (const run of runs) {
-    const own = run.samples;
-    own.prompt.forEach((at, number) => {
-      const place = own.places[own.prompt_place[at]], row = own.prompt_row[at], key = JSON.stringify([place, row, own.prompts[at]]);
-      if (!found.has(key)) found.set(key, { place, row, text: own.prompts[at], solution: own.prompt_solution[at], answers: [] });
-      found.get(key).answers.push({
-        policy: nameIn(run, own.algos[own.algo[number]]), chain: own.chains[own.chain[number]], round: own.round[number],
-        text: own.text[number], reward: own.reward[number], correct: own.correct[number],
-      });
-    });
+    for (const prompt of run.samples.prompts) {
+      const key = JSON.stringify([prompt.place, prompt.row, prompt.text]);
+      if (!found.has(key)) found.set(key, { ...prompt, answers: [] });
+      for (const { algo, chain, round, answers } of prompt.policies) {
+        found.get(key).answers.push(...answers.map(([text, reward, correct]) => ({ policy: nameIn(run, algo), chain, round, text, reward, correct })));
+      }
+    }
   }
   return [...found.values()];
 }
@@ -23,7 +21,7 @@ function promptsOf() {
 const inOrder = (names) => names.sort((one, other) => other.endsWith(REFERENCE) - one.endsWith(REFERENCE) || everyName.indexOf(one) - everyName.indexOf(other));
 
 function samples() {
-  if (!runs.some((run) => run.samples.prompt.length)) return;
+  if (!runs.some((run) => run.samples.prompts.length)) return;
   const section = part("samples", "Samples", "Samples", saidOfRuns((run) => run.samples.about));
   const prompts = promptsOf(), answers = prompts.flatMap((prompt) => prompt.answers);
   const names = inOrder(unique(answers.map((one) => one.policy))), chains = unique(answers.map((one) => one.chain)), rounds = unique(answers.map((one) => one.round)).sort((a, b) => a - b);

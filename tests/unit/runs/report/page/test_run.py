@@ -1,18 +1,181 @@
-"""What stands at the top of a page."""
+"""What a page of runs shows: the tables of the terminal, completions, rewards and what went wrong."""
 
-from pipeline.runs.record import Results
-from pipeline.runs.report.page.run import _best
-from tests.doubles.pooled import pooled_row
+import io
+from collections import Counter
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from rich.console import Console
+
+from pipeline.outputs.formats import Sample
+from pipeline.plan.graph import Job
+from pipeline.runs.cost import Compute, ComputeRow
+from pipeline.runs.record import ResultRow, Results
+from pipeline.runs.report.page import run as page
+from pipeline.runs.report.tables import result_tables
+from pipeline.runs.run_view import RunView
+from pipeline.terminal.console import NO_TERMINAL_WIDTH
+from tests.doubles.pooled import comparison, pooled_row
+
+RESULTS = Results(
+    rows=[
+        ResultRow("PITA", "addition", "tiny", seed, 1, "pass@1", 0.5 + seed / 10, 0.4, 0.7, 500, reference=seed)
+        for seed in (0, 1)
+    ],
+    pooled=[
+        pooled_row("reference", 0, 0.4),
+        pooled_row("reference", 0, 0.9, metric="optimum/pass@1"),
+        *(pooled_row("PITA", number, 0.5 + number / 10) for number in (2, 1)),
+        pooled_row("DPO", 2, 0.1),
+        pooled_row("GRPO", 2, 0.41),
+    ],
+    comparisons=[
+        comparison("PITA", p=0.001, difference=0.3),
+        comparison("DPO", p=0.001, difference=-0.3),
+        comparison("GRPO", p=0.9),
+    ],
+)
+
+
+def test_the_table_says_what_the_terminal_says_and_marks_what_a_test_tells_apart() -> None:
+    (table,) = page.tables_of(RESULTS, Compute())
+    console = Console(file=io.StringIO(), width=NO_TERMINAL_WIDTH)
+    console.print(result_tables(RESULTS)[0])
+    printed = console.file.getvalue()  # type: ignore[attr-defined]
+    lines = [" ".join(line.split()) for line in printed.splitlines()]
+    assert lines[0] == table.title
+    for row in (table.headings, *table.rows):
+        assert " ".join(" ".join(row).split()) in lines
+    assert all(line in lines for line in table.caption.splitlines())
+    marked = {(table.rows[at][0], table.rows[at][1]): mark for at, mark in table.marks.items()}
+    assert marked == {("PITA", "2"): "better", ("DPO", "2"): "worse"}
+
+
+def test_a_series_goes_from_round_to_round_and_chains_have_their_own() -> None:
+    series = page.series_of(RESULTS)
+    (pita,) = (one for one in series if one["algo"] == "PITA" and not one["chain"])
+    assert (pita["rounds"], pita["values"]) == ([1, 2], [0.6, 0.7])
+    assert [one["chain"] for one in series if one["chain"]] == ["reference 0, seed 0", "reference 1, seed 1"]
+    assert page.anchors_of(RESULTS) == {"addition · tiny": {"optimum": {"pass@1": 0.9}}}
+
+
+def test_what_a_stage_took_is_not_known_where_a_part_of_it_is_not() -> None:
+    def row(number: int, device_s: float | None) -> ComputeRow:
+        return ComputeRow("addition", "tiny", "PITA", 0, number, "train", 10, device_s, 0.0, flops=1e9)
+
+    (stage,) = page.stages_of(Compute(rows=[row(1, 2.0), row(2, None)]))
+    assert (stage["device_s"], stage["flops"], stage["tokens"]) == (None, 2e9, 20)
 
 
 def test_methods_that_reach_the_same_share_the_top() -> None:
-    rows = [
-        pooled_row("reference", 0, 0.4),
-        pooled_row("PITA", 1, 0.9921),
-        pooled_row("DPO", 1, 0.99214),
-        pooled_row("RAFT", 1, 0.5),
-    ]
-    assert list(_best(Results(rows=[], pooled=rows))) == [
+    reached = {"PITA": 0.9921, "DPO": 0.99214, "RAFT": 0.5}
+    rows = [pooled_row("reference", 0, 0.4), *(pooled_row(name, 1, value) for name, value in reached.items())]
+    assert list(page.best_of(Results(rows=[], pooled=rows))) == [
         ("highest pass@1, addition · tiny", "DPO, PITA 0.992 (reference 0.400)")
     ]
-    assert next(iter(_best(Results(rows=[], pooled=rows[:2]))))[1] == "PITA 0.992 (reference 0.400)"
+
+
+# -- completions -----------------------------------------------------------------------------------------------
+
+
+def evaluated(
+    row: int, algo: str = "PITA", text: str = "x" * 60, dataset: str = "d", solution: str | None = None
+) -> tuple[Job, Sample]:
+    place = {"dataset": dataset, "model": "m", "algo": algo, "round": 1, "seed": 0, "stage": "evaluate"}
+    job = Job(id=f"{dataset}/{algo}", key="k", entry="m:f", payload={}, **place)  # type: ignore[arg-type]
+    told: dict[str, Any] = {"row": row, "prompt": f"prompt {row}", "completion": text, "solution": solution}
+    return job, Sample(**told, sample=0, tokens=3, truncated=False, kl=0.0, reward=1.0, correct=None)
+
+
+def shown(found: dict[str, Any]) -> list[int]:
+    """Completions of each policy to each prompt."""
+    return [len(policy["answers"]) for prompt in found["prompts"] for policy in prompt["policies"]]
+
+
+def test_every_policy_has_its_completions_to_the_prompts_that_are_kept() -> None:
+    algos = ["reference", "PITA", "QSharp"]
+    every = [evaluated(at, algo) for algo in algos for at in range(100) for _ in range(16)]
+    found = page.samples_of(every, there=9000, most=30_000)
+    assert set(shown(found)) == {8}, "no more of one policy, however many there are"
+    assert len(shown(found)) == 3 * len(found["prompts"])
+    assert 60 * sum(shown(found)) <= 30_000
+    assert found["about"].startswith(f"{sum(shown(found)):,} of the 9,000 completions")
+
+
+def test_where_room_is_short_more_prompts_go_before_more_completions_and_places_take_turns() -> None:
+    every = [evaluated(at, dataset=name) for name in "ab" for at in range(40) for _ in range(8)]
+    found = page.samples_of(every, there=640, most=2500)
+    assert len(found["prompts"]) >= 10
+    assert max(shown(found)) < 4
+    places = Counter(prompt["place"] for prompt in found["prompts"])
+    assert abs(places["a · m"] - places["b · m"]) <= 1
+
+
+def test_a_text_without_end_is_cut_and_the_right_answer_is_there() -> None:
+    found = page.samples_of([evaluated(0, text="y" * 1_000_000, solution="42"), evaluated(1)], there=2)
+    [text, reward, correct] = found["prompts"][0]["policies"][0]["answers"][0]
+    assert text.startswith("y" * page.LONGEST_TEXT)
+    assert text.endswith("(the first 4,000 of 1,000,000 characters)")
+    assert (reward, correct) == (1.0, None)
+    assert [prompt["solution"] for prompt in found["prompts"]] == ["42", None]
+
+
+def test_few_different_rewards_have_a_bar_each_and_missing_ones_are_told() -> None:
+    scores = {("d · m", "PITA", 1): [0.0, 1.0, 1.0, None], ("d · m", "reference", 0): [0.5]}
+    found = page.rewards_of(scores, there=5)
+    assert (found["edges"], found["exact"]) == ({"d · m": [0.0, 0.5, 1.0]}, ["d · m"])
+    histograms = [(one["algo"], one["counts"]) for one in found["histograms"]]
+    assert histograms == [("reference", [0, 1, 0]), ("PITA", [1, 0, 2])]
+    assert "1 of them have no reward" in found["about"]
+    assert page.rewards_of(scores, there=9)["about"].startswith("Of 5 of the 9 completions")
+
+
+@pytest.mark.properties
+@given(st.lists(st.floats(-1e100, 1e100), min_size=1, max_size=100))
+def test_every_reward_is_counted_once(scores: list[float]) -> None:
+    found = page.rewards_of({("d · m", "PITA", 1): scores}, there=1000)
+    (one,) = found["histograms"]
+    assert sum(one["counts"]) == len(scores)
+    assert len(one["counts"]) == (len(set(scores)) if found["exact"] else page.BINS)
+
+
+# -- failures --------------------------------------------------------------------------------------------------
+
+
+def view(*events: dict[str, Any]) -> RunView:
+    found = RunView()
+    found.feed([{"event": "RunStarted", "time": 1.0, "jobs": 5, "unsettled": 5}, *events])
+    return found
+
+
+def failed(job: str, attempt: int, *, retry: bool, **fields: Any) -> list[dict[str, Any]]:
+    began = {"event": "JobStarted", "job": job, "attempt": attempt, "worker": 0, "time": 2.0 + attempt}
+    told = {"event": "AttemptFailed", "job": job, "attempt": attempt, "worker": 0, "time": 2.5 + attempt}
+    return [began, {**told, "kind": "bug", "reason": "it broke", "retry": retry, **fields}]
+
+
+def test_attempts_are_told_with_what_came_after_them() -> None:
+    done = {"event": "JobFinished", "job": "a", "attempt": 2, "worker": 0, "time": 9.0}
+    found = page.failures_of(
+        view(
+            *failed("a", 1, retry=True, traceback="Traceback"),
+            {"event": "JobStarted", "job": "a", "attempt": 2, "worker": 0, "time": 8.0},
+            done,
+            *failed("b", 1, retry=False),
+            {"event": "JobFailed", "job": "b", "attempts": 1, "kind": "bug", "reason": "it broke", "time": 9.0},
+            {"event": "JobBlocked", "job": "c", "root_cause": "b", "time": 9.0},
+        )
+    )
+    assert [(one["job"], one["outcome"], one["traceback"]) for one in found["rows"]] == [
+        ("a", "tried again, done by attempt 2", "Traceback"),
+        ("b", "given up", ""),
+    ]
+    assert found["notes"] == ["1 job cannot run because b failed."]
+
+
+def test_of_very_many_the_first_are_shown() -> None:
+    most = page.MOST_FAILURES
+    found = page.failures_of(view(*(event for at in range(most + 3) for event in failed(f"j{at}", 1, retry=True))))
+    assert (len(found["rows"]), found["left_out"]) == (most, 3)
