@@ -25,10 +25,9 @@ from pipeline.engine.run_folder import STAMP_FORMAT, RunFolder
 from pipeline.engine.run_jobs import run_jobs
 from pipeline.engine.scheduler.outcome import Outcome
 from pipeline.engine.scheduler.signals import StopSignals
-from pipeline.engine.store.kept import held_by_runs
+from pipeline.engine.store.gc import held_by_runs
 from pipeline.engine.store.removal import remove_weights, tell_needs
-from pipeline.engine.store.scratch import Scratch
-from pipeline.engine.store.store import REMOVED, Store
+from pipeline.engine.store.store import REMOVED, Scratch, Store
 from pipeline.errors import ConfigError, StoreError
 from pipeline.files import remove_tree
 from pipeline.plan.graph import Job, Plan

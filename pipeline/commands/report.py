@@ -10,7 +10,7 @@ from pathlib import Path
 from rich.console import Console
 
 from pipeline.engine.run_folder import RunFolder
-from pipeline.engine.store.store_lock import is_store
+from pipeline.engine.store.store import is_store
 from pipeline.errors import ConfigError, StoreError
 from pipeline.files import plain_target, write_whole
 from pipeline.runs.figures.write import FORMATS, without_rounds, write_figures

@@ -20,8 +20,7 @@ from pipeline.engine.devices.inventory import Device
 from pipeline.engine.devices.layout import Layout, make_layout
 from pipeline.engine.devices.select import choose_devices, declared_gpus
 from pipeline.engine.store.measured import read_durations
-from pipeline.engine.store.shared.objects import check_address
-from pipeline.engine.store.shared.session import Session
+from pipeline.engine.store.shared import Session, check_address
 from pipeline.engine.store.store import NOT_STORED, REMOVED, Store
 from pipeline.engine.workers.ray import is_installed
 from pipeline.errors import ConfigError, DeviceError

@@ -25,7 +25,7 @@ from pipeline.engine.scheduler.runnable import check_runnable
 from pipeline.engine.store.gc import remove_dead_claims
 from pipeline.engine.store.measured import read_peaks
 from pipeline.engine.store.removal import tell_needs
-from pipeline.engine.store.scratch import Scratch, remove_leftovers
+from pipeline.engine.store.store import Scratch, remove_leftovers
 from pipeline.engine.store.verified import Verified
 from pipeline.errors import ConfigError, StoreError
 from pipeline.plan.models import fetched_models

@@ -17,7 +17,7 @@ from pipeline.commands.request import Request, Stored
 from pipeline.engine.run_folder import RunFolder
 from pipeline.engine.scheduler.outcome import Outcome
 from pipeline.engine.scheduler.state import JobStatus
-from pipeline.engine.store.os_errors import AGAIN
+from pipeline.engine.store.store import AGAIN
 from pipeline.learning.algos.value_guided import candidates_note
 from pipeline.learning.datasets.registry import load_dataset
 from pipeline.plan.graph import Plan

@@ -19,9 +19,16 @@ from pipeline.engine.events import SHARED_STORE
 from pipeline.engine.journal import Journal
 from pipeline.engine.run_folder import RunFolder
 from pipeline.engine.scheduler.signals import StopSignals
-from pipeline.engine.store.shared.objects import Objects, UnreachableError
-from pipeline.engine.store.shared.outputs import BadOutputError, SharedOutputs, connect, look
-from pipeline.engine.store.shared.session import Session, Traffic
+from pipeline.engine.store.shared import (
+    BadOutputError,
+    Objects,
+    Session,
+    SharedOutputs,
+    Traffic,
+    UnreachableError,
+    connect,
+    look,
+)
 from pipeline.engine.store.store import NOT_STORED, REMOVED
 from pipeline.engine.store.verified import Verified
 from pipeline.errors import StoreError

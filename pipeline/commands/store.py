@@ -17,17 +17,19 @@ from pipeline.commands.typed import examples, refuse_both
 from pipeline.engine.store.gc import (
     Finding,
     Garbage,
+    RunReference,
     active_run,
     check_outputs,
     choose_keys,
     find_garbage,
+    find_runs,
     measure,
+    newest_runs,
     open_store,
     remove,
+    runs_since,
 )
-from pipeline.engine.store.run_refs import RunReference, find_runs, newest_runs, runs_since
-from pipeline.engine.store.store import Store
-from pipeline.engine.store.store_lock import users
+from pipeline.engine.store.store import Store, users
 from pipeline.errors import ConfigError, StoreError
 from pipeline.runs.report.format import count
 from pipeline.runs.report.store import garbage_table, usage_table
@@ -183,7 +185,8 @@ class _Cleaner:
                 number, freed = number + 1, freed + thing.size
             else:
                 failed += 1
-                say(self.console, f"could not remove {failure.path}: {failure.reason}", style="red")
+                where, reason = failure.filename or thing.path, failure.strerror or failure
+                say(self.console, f"could not remove {where}: {reason}", style="red")
         say(self.console, f"removed {number}, freed {decimal(freed)}")
         return SOMETHING_WRONG if failed else 0
 

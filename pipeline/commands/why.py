@@ -9,8 +9,7 @@ from pathlib import Path
 from pipeline.config.checks import check_config
 from pipeline.config.load import load_config
 from pipeline.config.schema import Config
-from pipeline.engine.store.shared.objects import check_address
-from pipeline.engine.store.shared.outputs import look
+from pipeline.engine.store.shared import check_address, look
 from pipeline.engine.store.store import Store
 from pipeline.errors import ConfigError
 from pipeline.plan.build import build_plan

@@ -25,7 +25,7 @@ from pipeline.engine.scheduler.loop import run_plan
 from pipeline.engine.scheduler.outcome import Outcome
 from pipeline.engine.scheduler.signals import StopSignals
 from pipeline.engine.store.measured import read_durations, read_peaks
-from pipeline.engine.store.shared.session import Session
+from pipeline.engine.store.shared import Session
 from pipeline.engine.store.store import Store
 from pipeline.engine.store.verified import Verified
 from pipeline.engine.workers.backends import free_timeout_s, make_pool

@@ -14,8 +14,7 @@ from typing import Annotated
 
 from msgspec import Meta
 
-from pipeline.engine.store.costs import ANSWERS, FLOPS
-from pipeline.engine.store.store import Store
+from pipeline.engine.store.store import ANSWERS, FLOPS, Store
 from pipeline.files import json_text, write_whole
 from pipeline.foreign import ForeignDataError, read_json_file
 from pipeline.learning.algos.base import GENERATE

@@ -20,9 +20,8 @@ from pipeline.engine.events import Listener
 from pipeline.engine.journal import Journal, read_journal
 from pipeline.engine.scheduler.loop import run_plan
 from pipeline.engine.scheduler.outcome import Outcome
-from pipeline.engine.store.scratch import Scratch, remove_leftovers
-from pipeline.engine.store.shared.session import Session
-from pipeline.engine.store.store import Store
+from pipeline.engine.store.shared import Session
+from pipeline.engine.store.store import Scratch, Store, remove_leftovers
 from pipeline.engine.workers.backends import make_pool
 from pipeline.plan.graph import Job, Plan
 from pipeline.runs.run_view import RunView

@@ -10,9 +10,7 @@ from pathlib import Path
 import pytest
 
 from pipeline.config.schema import Backend
-from pipeline.engine.store.shared.objects import Objects
-from pipeline.engine.store.shared.outputs import SharedOutputs, connect
-from pipeline.engine.store.shared.session import Session
+from pipeline.engine.store.shared import Objects, Session, SharedOutputs, connect
 from pipeline.engine.store.verified import Verified
 from pipeline.plan.graph import Job
 from pipeline.runs.index import choose_run

@@ -12,8 +12,7 @@ import pytest
 from typer.testing import CliRunner
 
 from pipeline.__main__ import app
-from pipeline.engine.store.scratch import Scratch
-from pipeline.engine.store.store import MANIFEST, Store
+from pipeline.engine.store.store import MANIFEST, Scratch, Store
 
 ROOT = Path(__file__).parents[2]
 KEYS = [f"{number:02x}" * 20 for number in range(6)]
@@ -75,12 +74,6 @@ def snapshot(folder: Path) -> dict[str, bytes]:
 # -- verify ----------------------------------------------------------------------------------------------------
 
 
-def test_verify_finds_nothing_wrong_where_nothing_is(outputs: Outputs) -> None:
-    before = snapshot(outputs.path)
-    assert store_command(outputs, "verify") == "6 outputs checked, 0 damaged\n"
-    assert snapshot(outputs.path) == before
-
-
 def flip(path: Path) -> None:
     content = path.read_bytes()
     path.write_bytes(content[:-2] + bytes([content[-2] ^ 1]) + content[-1:])
@@ -108,14 +101,6 @@ def test_verify_lists_what_is_damaged_and_repair_sets_it_aside(
     assert store_command(outputs, "verify") == "5 outputs checked, 0 damaged\n"
     outputs.put(KEYS[2], JOBS[2])
     assert outputs.stored() == [0, 1, 2, 3, 4, 5]
-
-
-def test_verify_lists_every_problem(outputs: Outputs) -> None:
-    for key in KEYS[:3]:
-        truncate(outputs.store.path(key) / "data.bin")
-    said = store_command(outputs, "verify", code=1)
-    assert [line.split()[0] for line in said.splitlines()] == [*KEYS[:3], "6"]
-    assert said.count("data.bin has 999 bytes instead of 1000") == 3
 
 
 def test_verify_reads_only_the_keys_it_is_given(outputs: Outputs) -> None:
@@ -162,18 +147,15 @@ def test_du_adds_up_what_takes_the_space_in_columns_that_line_up(outputs: Output
     assert len({len(line.rstrip()) for line in table}) == 1
 
 
-def test_du_copes_with_what_it_cannot_read(outputs: Outputs) -> None:
-    (outputs.store.path(KEYS[0]) / MANIFEST).write_text("{")
-    assert "(unknown job)" in store_command(outputs, "du")
-
-
 # -- gc --------------------------------------------------------------------------------------------------------
 
 
 def test_gc_removes_what_no_run_refers_to_and_nothing_else(outputs: Outputs) -> None:
     outputs.add_run("first", KEYS[:2])
     outputs.add_run("second", KEYS[1:4])
+    before = snapshot(outputs.path)
     shown = store_command(outputs, "gc", "--dry-run")
+    assert snapshot(outputs.path) == before
     assert "addition/tiny PITA train" in shown
     assert "addition/tiny QSharp metrics" in shown
     assert "generate" not in shown
@@ -184,13 +166,6 @@ def test_gc_removes_what_no_run_refers_to_and_nothing_else(outputs: Outputs) -> 
     assert not (outputs.store.root / "04").exists()
     assert not list(outputs.store.root.glob(".tmp/*"))
     assert "Everything in the store is needed" in store_command(outputs, "gc", "--yes")
-
-
-def test_gc_dry_run_changes_not_one_file(outputs: Outputs) -> None:
-    outputs.add_run("first", KEYS[:2])
-    before = snapshot(outputs.path)
-    store_command(outputs, "gc", "--dry-run")
-    assert snapshot(outputs.path) == before
 
 
 @pytest.mark.parametrize(
@@ -326,15 +301,10 @@ def test_gc_removes_a_link_in_the_store_but_not_what_it_leads_to(outputs: Output
     ("arguments", "said"),
     [
         (["verify", "--store", "no/such"], "there is no store at "),
-        (["du", "--store", "no/such"], "there is no store at "),
-        (["gc", "--store", "no/such"], "there is no store at "),
         (["verify", "--store", "pyproject.toml"], "is a file, not the folder of a store"),
         (["gc", "--store", "pipeline"], "is no store"),
         (["verify", "zz"], "no output in "),
-        (["verify", "../x"], "has a key that begins with '../x'; keys look like 000000000000"),
-        (["verify", ""], "begins with ''"),
         (["gc", "--keep-runs", "0"], "--keep-runs=0: must be at least 1"),
-        (["gc", "--older-than", "-1"], "--older-than=-1: must be a number of days"),
         (["gc", "--older-than", "nan"], "--older-than=nan: must be a number of days"),
         (["gc", "--keep-runs", "1", "--older-than", "1"], "exclude each other"),
         (["gc", "--dry-run", "--yes"], "exclude each other"),
@@ -353,12 +323,6 @@ def test_a_wrong_request_is_refused_in_one_line(
     assert outputs.stored() == [0, 1, 2, 3, 4, 5]
 
 
-def test_the_folder_around_a_store_is_not_taken_for_it(outputs: Outputs) -> None:
-    outputs.add_run("first", [])
-    said = store_command(outputs, "verify", "--store", str(outputs.path), code=2)
-    assert f"Did you mean {outputs.store.root}?" in said
-
-
 @pytest.mark.parametrize("text", ["", "{", "[]", '{"jobs": [1]}', '{"jobs": [{"id": "x"}]}'])
 def test_gc_refuses_to_guess_what_a_run_needs(outputs: Outputs, text: str) -> None:
     outputs.add_run("first", KEYS[:1])
@@ -366,15 +330,3 @@ def test_gc_refuses_to_guess_what_a_run_needs(outputs: Outputs, text: str) -> No
     said = store_command(outputs, "gc", "--yes", code=2)
     assert "plan.json" in said
     assert outputs.stored() == [0, 1, 2, 3, 4, 5]
-
-
-def test_the_command_line_knows_the_commands(outputs: Outputs) -> None:
-    done = subprocess.run(
-        [sys.executable, "-m", "pipeline", "store", "verify", "--output-dir", str(outputs.path)],
-        capture_output=True,
-        text=True,
-        cwd=ROOT,
-        timeout=600,
-        check=False,
-    )
-    assert (done.returncode, done.stdout, done.stderr) == (0, "6 outputs checked, 0 damaged\n", "")

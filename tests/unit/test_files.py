@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from pipeline.engine.store.scratch import Scratch, remove_leftovers
+from pipeline.engine.store.store import Scratch, remove_leftovers
 from pipeline.files import in_folder, plain_target, remove_tree
 
 

@@ -51,10 +51,8 @@ from pipeline.engine.scheduler.run import OnDisk, Run
 from pipeline.engine.scheduler.runnable import check_runnable
 from pipeline.engine.scheduler.signals import StopSignals
 from pipeline.engine.scheduler.state import JobStatus, RunState
-from pipeline.engine.store.os_errors import explained
-from pipeline.engine.store.scratch import Scratch, lock_of
-from pipeline.engine.store.shared.session import Session
-from pipeline.engine.store.store import Store
+from pipeline.engine.store.shared import Session
+from pipeline.engine.store.store import Scratch, Store, explained, lock_of
 from pipeline.engine.store.verified import Verified
 from pipeline.engine.workers.messages import (
     AttemptStopped,

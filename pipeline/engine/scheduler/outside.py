@@ -24,9 +24,8 @@ from pipeline.engine.scheduler.run import (
     Tell,
 )
 from pipeline.engine.scheduler.state import THERE, RunState
-from pipeline.engine.store.scratch import Scratch
-from pipeline.engine.store.shared.session import Answer, Session, Traffic
-from pipeline.engine.store.store import NOT_STORED, REMOVED, Store
+from pipeline.engine.store.shared import Answer, Session, Traffic
+from pipeline.engine.store.store import NOT_STORED, REMOVED, Scratch, Store
 from pipeline.engine.store.verified import Verified
 from pipeline.engine.workers.pool import Pool
 from pipeline.errors import StoreError

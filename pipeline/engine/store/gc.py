@@ -9,20 +9,128 @@ from __future__ import annotations
 import os
 import re
 import stat
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
+from datetime import datetime
 from enum import Enum
 from pathlib import Path
 
+from pipeline.config.schema import Keep
+from pipeline.engine.run_folder import STAMP_FORMAT, RunFolder
 from pipeline.engine.store.removal import leftover_weights
-from pipeline.engine.store.run_refs import RunReference
-from pipeline.engine.store.scratch import Scratch, is_lock, leftovers, living
-from pipeline.engine.store.scratch import remove as remove_leftover
-from pipeline.engine.store.store import NOT_STORED, OWN, REMOVED, Store
-from pipeline.errors import ConfigError, StoreError
-from pipeline.files import remove_tree, walk
+from pipeline.engine.store.store import NOT_STORED, OWN, REMOVED, Scratch, Store, is_lock, leftovers, living, users
+from pipeline.engine.store.store import remove as remove_leftover
+from pipeline.errors import ConfigError, PlanError, StoreError
+from pipeline.files import open_plain, remove_tree, walk
+from pipeline.foreign import read_json_file
 from pipeline.outputs import manifest
+from pipeline.plan.graph import Job
+from pipeline.plan.keeping import free, kept, scores_of
+from pipeline.plan.recorded import LIMIT, RecordedPlan, parse_plan
+
+# -- run refs ----------------------------------------------------------------------------------------------------
+# Which stored outputs the runs on disk refer to: the keys in the ``plan.json`` of every run folder.
+
+
+_OF_A_RUN = {"jobs", "workers"}
+
+
+@dataclass(frozen=True, kw_only=True)
+class RunReference:
+    """A run folder and what it refers to.
+
+    Attributes:
+        folder: The folder.
+        started: When it began, and its number among those of the same second.
+        keys: Keys of all its jobs.
+    """
+
+    folder: RunFolder
+    started: tuple[datetime, int]
+    keys: frozenset[str]
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Job:
+    key: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Plan:
+    jobs: list[_Job]
+
+
+def find_runs(output_dirs: Iterable[Path], store: Path) -> list[RunReference]:
+    """Read the plan of every run in some folders, however deep inside; the oldest first.
+
+    Args:
+        output_dirs: The folders; one that does not exist has no runs.
+        store: Folder that is not searched.
+
+    Raises:
+        StoreError: A plan or a folder cannot be read, so that it is not known what its run needs.
+    """
+    seen = {os.path.realpath(store)}
+    found = [run for output_dir in output_dirs for run in _run_folders(output_dir, seen)]
+    return sorted(map(_read, map(RunFolder, found)), key=lambda run: (run.started, run.folder.path))
+
+
+def newest_runs(runs: Iterable[RunReference], number: int) -> list[RunReference]:
+    """The last so many runs of every experiment."""
+    by_experiment: dict[Path, list[RunReference]] = {}
+    for run in sorted(runs, key=lambda run: (run.started, run.folder.path)):
+        by_experiment.setdefault(run.folder.path.parent, []).append(run)
+    return [run for group in by_experiment.values() for run in group[max(0, len(group) - number) :]]
+
+
+def runs_since(runs: Iterable[RunReference], moment: datetime) -> list[RunReference]:
+    """The runs that began at a moment or later."""
+    return [run for run in runs if run.started[0] >= moment]
+
+
+def _run_folders(output_dir: Path, seen: set[str]) -> Iterator[Path]:
+    # Links are followed, since an experiment may have been moved to another disk; but no folder is read twice.
+    for folder, inside, files in os.walk(os.path.realpath(output_dir), onerror=_refuse, followlinks=True):
+        real = os.path.realpath(folder)
+        if real in seen:
+            inside.clear()
+            continue
+        seen.add(real)
+        if "plan.json" in files or "plan.json" in inside:  # a folder of that name is a plan that cannot be read
+            yield Path(real)
+            inside[:] = [name for name in inside if name not in _OF_A_RUN]
+
+
+def _refuse(error: OSError) -> None:
+    if not isinstance(error, FileNotFoundError):
+        raise StoreError(
+            f"cannot read {error.filename} ({error.strerror}), so what its runs need is unknown"
+        ) from error
+
+
+def _read(folder: RunFolder) -> RunReference:
+    path = folder.plan
+    try:
+        keys = frozenset(job.key for job in read_json_file(path, _Plan, LIMIT, follow=True, infinite=True).jobs)
+        written = datetime.fromtimestamp(path.stat().st_mtime)
+    except (OSError, ValueError) as error:
+        raise StoreError(
+            f"cannot read {path} ({error}), so what its run needs is unknown. Remove the run's folder if it is of "
+            "no use"
+        ) from error
+    return RunReference(folder=folder, started=_named_time(folder) or (written, 1), keys=keys)
+
+
+def _named_time(folder: RunFolder) -> tuple[datetime, int] | None:
+    """The time in the name of a run's folder, which copying it does not change."""
+    if folder.begun is None:
+        return None
+    try:
+        return datetime.strptime(folder.begun[0], STAMP_FORMAT), folder.begun[1]
+    except ValueError:
+        return None
+
 
 # -- usage -------------------------------------------------------------------------------------------------------
 # What is in a store: its outputs checked one by one, and the space that everything takes.
@@ -161,10 +269,10 @@ def measure(store: Store, runs: Iterable[RunReference]) -> StoreUsage:
         usage.outputs.setdefault(kind, Space()).add(size_of(store.path(key)))
         usage.removed.add(0, int(store.is_removed(key)))
     special = {".aside": usage.aside, ".checkpoints": usage.checkpoints, ".tmp": usage.unfinished}
-    for path in _entries(store.root):
-        for entry in _entries(path) if path.name in special else ():
+    for name, space in special.items():
+        for entry in _entries(store.root / name):
             if not is_lock(entry):
-                special[path.name].add(size_of(entry))
+                space.add(size_of(entry))
     for path in {*store.strangers(), *(store.root / name for name in OWN - special.keys())}:
         usage.other.add(size_of(path))
     return usage
@@ -185,19 +293,10 @@ def kind_of(job_id: str, experiments: Iterable[str]) -> OutputKind:
 def size_of(path: Path) -> int:
     """Bytes of all files in a folder, or of a file; what cannot be read counts nothing."""
     total = 0
-    try:
+    with suppress(OSError):
         for _, status in walk(path):
             total += status.st_size if stat.S_ISREG(status.st_mode) else 0
-    except OSError:
-        return total
     return total
-
-
-def _entries(folder: Path) -> list[Path]:
-    try:
-        return sorted(folder.iterdir())
-    except OSError:
-        return []
 
 
 class GarbageKind(Enum):
@@ -227,19 +326,6 @@ class Garbage:
     size: int
 
 
-@dataclass(frozen=True)
-class NotRemoved:
-    """Something that could not be removed.
-
-    Attributes:
-        path: What.
-        reason: Why not.
-    """
-
-    path: Path
-    reason: str
-
-
 def find_garbage(store: Store, runs: Iterable[RunReference]) -> list[Garbage]:
     """List what may be removed, in the order of `GarbageKind`; removes nothing.
 
@@ -253,14 +339,14 @@ def find_garbage(store: Store, runs: Iterable[RunReference]) -> list[Garbage]:
     needed = {key for run in runs for key in run.keys}
     return [
         *_outputs(store, needed),
-        *(_garbage(GarbageKind.aside, path) for path in _gc_entries(store.root / ".aside")),
+        *(_garbage(GarbageKind.aside, path) for path in _entries(store.root / ".aside")),
         *_checkpoints(store, needed),
         *_weights(store, needed),
         *(_garbage(GarbageKind.leftover, path) for path in _leftovers(store)),
     ]
 
 
-def remove(store: Store, garbage: Iterable[Garbage]) -> Iterator[tuple[Garbage, NotRemoved | None]]:
+def remove(store: Store, garbage: Iterable[Garbage]) -> Iterator[tuple[Garbage, OSError | None]]:
     """Remove things one by one, and tell of each how it went. The store must be held alone."""
     bin_ = Scratch(store.scratch(f"gc-{os.getpid()}"))
     try:
@@ -275,7 +361,7 @@ def remove(store: Store, garbage: Iterable[Garbage]) -> Iterator[tuple[Garbage, 
 
 def remove_dead_claims(store: Store) -> None:
     """Remove the names that killed engines have left of their claims; others may be at work meanwhile."""
-    for path in _gc_entries(store.root / ".claims"):
+    for path in _entries(store.root / ".claims"):
         # Claiming and releasing removes one without a race.
         with suppress(StoreError):
             claim = store.claim(path.name)
@@ -302,7 +388,7 @@ def _outputs(store: Store, needed: set[str]) -> Iterator[Garbage]:
 
 
 def _checkpoints(store: Store, needed: set[str]) -> Iterator[Garbage]:
-    for path in _gc_entries(store.root / ".checkpoints"):
+    for path in _entries(store.root / ".checkpoints"):
         if path.name not in needed or store.has(path.name, checksums=False):
             yield _garbage(GarbageKind.checkpoint, path)
 
@@ -323,7 +409,7 @@ def _garbage(kind: GarbageKind, path: Path, what: str = "") -> Garbage:
     return Garbage(kind=kind, path=path, what=what, size=size_of(path))
 
 
-def _remove(thing: Garbage, moved: Path) -> NotRemoved | None:
+def _remove(thing: Garbage, moved: Path) -> OSError | None:
     try:
         if thing.kind is GarbageKind.leftover:
             remove_leftover(thing.path, moved)
@@ -336,19 +422,80 @@ def _remove(thing: Garbage, moved: Path) -> NotRemoved | None:
         except OSError:  # a full disk may have no room for another folder
             moved = thing.path
         if problem := remove_tree(moved):
-            raise problem
+            return problem
+        if thing.kind is GarbageKind.output:
+            with suppress(OSError):  # others are still in it
+                thing.path.parent.rmdir()
     except OSError as error:
-        return NotRemoved(Path(str(error.filename or thing.path)), error.strerror or str(error))
-    if thing.kind is GarbageKind.output:
-        with suppress(OSError):  # others are still in it
-            thing.path.parent.rmdir()
+        return error
     return None
 
 
-def _gc_entries(folder: Path) -> Sequence[Path]:
+def _entries(folder: Path) -> Sequence[Path]:
     try:
         return sorted(folder.iterdir())
     except FileNotFoundError:
         return []
     except OSError as error:
         raise StoreError(f"cannot read {folder}: {error.strerror}") from error
+
+
+# -- kept --------------------------------------------------------------------------------------------------------
+# Which weights other experiments hold, whose runs use the same store and may be over: what their plans say. A
+# run that ended keeps what its `execution.keep` says, and one that was cut off what its unfinished jobs will
+# read. Of each experiment the newest run that has an output speaks for it.
+
+
+def held_by_runs(
+    store: Store,
+    output_dirs: Iterable[Path],
+    besides: Path,
+    keys: Collection[str],
+    score_of: Callable[[Job], float | None],
+) -> set[str]:
+    """Keys of outputs whose weights other experiments hold.
+
+    Args:
+        store: The store.
+        output_dirs: Where runs lie, besides those places that the store knows of.
+        besides: Folder of the experiment that asks, whose own runs do not count.
+        keys: What is asked about.
+        score_of: How well a policy evaluates, of the job that measures it.
+
+    Raises:
+        StoreError: A plan cannot be read, so that it is not known what its run holds.
+    """
+    places = dict.fromkeys([*output_dirs, *users(store.root)])
+    own, held = besides.resolve(), set[str]()
+    unsaid: dict[Path, set[str]] = {}
+    for run in reversed(find_runs(places, store.root)):
+        if (experiment := run.folder.path.parent) != own:
+            # A later run may be of other seeds, other settings or of less, and says nothing of these then.
+            asked = unsaid.setdefault(experiment, set(keys))
+            if not asked.isdisjoint(run.keys):
+                held |= asked & _held(store, run, score_of)
+                asked -= run.keys
+    return held
+
+
+def _held(store: Store, run: RunReference, score_of: Callable[[Job], float | None]) -> set[str]:
+    try:
+        with open_plain(run.folder.plan, follow=True) as file:
+            plan = parse_plan(file.read())
+    except (OSError, PlanError) as error:
+        raise StoreError(f"cannot read {run.folder.plan} ({error}), so what its run needs is unknown") from error
+    if plan.keep is None or plan.keep is Keep.all:
+        return set(run.keys)
+    there = {job.id for job in plan.jobs.values() if store.is_committed(job.key)}
+    removed = {job.id for job in plan.jobs.values() if job.weights and store.is_removed(job.key)}
+    scores = scores_of((plan.jobs[job_id] for job_id in there), score_of)
+    stay = kept(plan.jobs.values(), plan.keep, scores, removed)
+    gone = set(free(plan.jobs, _readers(plan).__getitem__, there, stay))
+    return {job.key for job in plan.jobs.values() if job.weights and job.id not in gone}
+
+
+def _readers(plan: RecordedPlan) -> dict[str, list[str]]:
+    found: dict[str, list[str]] = {job_id: [] for job_id in plan.jobs}
+    for upstream, downstream in plan.edges:
+        found[upstream].append(downstream)
+    return found

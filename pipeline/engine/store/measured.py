@@ -1,4 +1,4 @@
-"""What earlier runs measured of jobs, remembered beside the store: how long they took, how much device memory."""
+"""What earlier runs measured of jobs, remembered beside the outputs: time and device memory."""
 
 from __future__ import annotations
 

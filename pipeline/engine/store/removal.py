@@ -14,9 +14,7 @@ from contextlib import contextmanager, suppress
 from fnmatch import fnmatchcase
 from pathlib import Path, PurePosixPath
 
-from pipeline.engine.store.os_errors import explained
-from pipeline.engine.store.scratch import living
-from pipeline.engine.store.store import DECIDING, KEY, Store
+from pipeline.engine.store.store import DECIDING, KEY, Store, explained, living
 from pipeline.errors import StoreError
 from pipeline.files import fsync, write_whole
 from pipeline.foreign import ForeignDataError, read_plain

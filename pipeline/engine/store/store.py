@@ -2,12 +2,12 @@
 
     <root>/ab/abcdef.../manifest.json, files      committed
     <root>/.tmp/<run>/<key>.<attempt>/            being written
-    <root>/.tmp/<run>.lock                        locked by the run while it lives (`scratch.py`)
+    <root>/.tmp/<run>.lock                        locked by the run while it lives (`Scratch`)
     <root>/.tmp/<run>/verified/<key>.note         read and found good in this run (`Verified`)
     <root>/.aside/<key>.<n>/                      found damaged; kept for a look, never read
     <root>/.checkpoints/<key>/                    what lets an interrupted job go on; removed by its commit
     <root>/.hints/                                what makes later jobs faster, and changes no result
-    <root>/.costs/ab.jsonl                        tokens and device time that outputs took (`costs.py`)
+    <root>/.costs/ab.jsonl                        tokens and device time that outputs took (`Costs`)
     <root>/.claims/<key>                          locked by the run that computes the key: its own lock, linked
     <root>/.lock                                  held shared by runs, alone by what removes outputs
     <root>/.weights.lock                          held while it is decided that weights go (`removal.py`)
@@ -21,23 +21,25 @@ been removed since, which a tombstone in it says (`outputs.manifest`).
 from __future__ import annotations
 
 import errno
+import hashlib
+import logging
 import math
 import os
 import re
 import stat
 from collections.abc import Iterator, Mapping
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager, contextmanager, suppress
 from itertools import count
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
+
+from msgspec import Meta, Struct
 
 from pipeline import locks
-from pipeline.engine.store import store_lock
-from pipeline.engine.store.costs import COSTS, Costs
-from pipeline.engine.store.os_errors import explained
 from pipeline.errors import StoreError
-from pipeline.files import fsync, in_folder, remove_tree, walk, write
-from pipeline.locks import Claim, one_at_a_time
+from pipeline.files import fsync, in_folder, json_text, remove_tree, walk, write, write_whole
+from pipeline.foreign import ForeignDataError, read_json, read_plain
+from pipeline.locks import Claim, LocksUnsupportedError, claim, is_held, lock, one_at_a_time
 from pipeline.outputs.manifest import (
     MANIFEST,
     REMOVED,
@@ -48,6 +50,196 @@ from pipeline.outputs.manifest import (
     find_problem,
     read_manifest,
 )
+
+# -- os errors ---------------------------------------------------------------------------------------------------
+# Failures of the file system in words: what could not be done, why, and what to do about it.
+
+
+AGAIN = "run the same command again."
+"""How all that is said of a disk here ends."""
+
+
+def explained(what: str, error: OSError) -> StoreError:
+    """Word a failure; to be raised from the error itself.
+
+    Args:
+        what: What could not be done, with the folder it was about.
+        error: Why not.
+    """
+    return StoreError(f"{what}: {error.strerror or error}. {remedy(error.errno)}")
+
+
+def remedy(number: int | None) -> str:
+    """What to do about an error of the system (`errno`) that keeps outputs from being written, in a sentence."""
+    return f"{_remedy(number)}, then {AGAIN}"
+
+
+def _remedy(number: int | None) -> str:
+    if number in (errno.ENOSPC, errno.EDQUOT):
+        return "Free space there (python -m pipeline store gc), or raise the quota"
+    if number == errno.EFBIG:
+        return "Raise the limit on the size of a file (ulimit -f unlimited), or use a disk that takes larger ones"
+    if number in (errno.EACCES, errno.EPERM, errno.EROFS):
+        return "Make the folder writable for you, or set execution.store to one that is"
+    if number in (errno.EEXIST, errno.ENOTDIR, errno.ELOOP):
+        return "Move away what is in the place of a folder, or set execution.store to another"
+    return "Check the disk"
+
+
+# -- costs -------------------------------------------------------------------------------------------------------
+# What outputs took to make, a line each:
+#
+#     <root>/.costs/ab.jsonl          {"key": "abcdef...", "cost": {"run_s": 1.2, "tokens": 340, ...}}
+#
+# Beside the outputs rather than in a manifest, which is to be the same bytes whenever it is made. For people only:
+# a failure costs nothing but a blank in a table. Lines, since making files is most of what the commit of a short
+# job takes. Each begins with the line break, so that one that was cut off takes no other with it.
+
+
+COSTS = ".costs"
+ANSWERS = "answers"
+"""Completions that an evaluation gives."""
+FLOPS = "flops"
+"""Each purpose of theirs has a part of its own, as in ``flops/training``."""
+_HOW = os.O_APPEND | os.O_NOFOLLOW | os.O_NONBLOCK
+_Amount = Annotated[float, Meta(ge=0, le=1e30)]
+
+_told: set[Path] = set()
+
+
+class _Line(Struct):
+    key: str
+    cost: dict[str, _Amount]
+
+
+class Costs:
+    """Those of one store."""
+
+    def __init__(self, root: Path) -> None:
+        self._folder = f"{root}/{COSTS}"
+
+    def note(self, key: str, cost: Mapping[str, float]) -> None:
+        """Remember what an output took."""
+        with suppress(OSError):
+            line = b"\n" + json_text({"key": key, "cost": dict(cost)}).encode()
+            in_folder(self._folder, lambda: write(f"{self._folder}/{key[:2]}.jsonl", line, _HOW))
+
+    def of(self, key: str) -> dict[str, float]:
+        """What was noted last; empty where nothing is known."""
+        path = Path(f"{self._folder}/{key[:2]}.jsonl")
+        try:
+            noted = read_plain(path)
+        except FileNotFoundError:
+            return {}
+        except (ForeignDataError, OSError) as error:
+            if path not in _told:
+                _told.add(path)
+                log.warning("%s is passed over, which costs figures of what was spent only: %s", path, error)
+            return {}
+        sought, begin = key.encode(), len(noted)
+        while key and (at := noted.rfind(sought, 0, begin)) >= 0:
+            begin, end = noted.rfind(b"\n", 0, at) + 1, noted.find(b"\n", at)
+            with suppress(ForeignDataError):
+                line = read_json(noted[begin : None if end < 0 else end], _Line)
+                if line.key == key:
+                    return line.cost
+        return {}
+
+
+# -- store lock --------------------------------------------------------------------------------------------------
+# Who uses a store now, and which output folders ever did: what a clean-up must know before it removes
+# anything. Runs hold ``<root>/.lock`` shared for as long as they last; what removes outputs holds it alone.
+
+
+log = logging.getLogger("pipeline")
+
+_PATH_BYTES = 1 << 16
+
+
+@contextmanager
+def in_use(root: Path) -> Iterator[None]:
+    """Hold a store's lock together with other runs; see `Store.in_use`."""
+    descriptor = _open_lock(root)
+    try:
+        if descriptor is not None:
+            with suppress(LocksUnsupportedError):
+                if not lock(descriptor, shared=True, wait=False):
+                    log.warning("waiting for the clean-up of %s to end", root)
+                    lock(descriptor, shared=True)
+        yield
+    finally:
+        if descriptor is not None:
+            os.close(descriptor)
+
+
+@contextmanager
+def alone(root: Path) -> Iterator[None]:
+    """Hold a store's lock alone, or refuse; see `Store.alone`."""
+    descriptor = _open_lock(root)
+    if descriptor is None:
+        raise StoreError(f"{root} cannot be written to, so nothing in it can be removed")
+    try:
+        try:
+            free = lock(descriptor, wait=False)
+        except LocksUnsupportedError as error:
+            raise StoreError(
+                f"the file system of {root} has no locks, so whether a run uses it is unknown"
+            ) from error
+        if not free:
+            raise StoreError(f"a run is using {root}: nothing was removed. Try again when the run has ended.")
+        yield
+    finally:
+        os.close(descriptor)
+
+
+def remember_user(root: Path, output_dir: Path) -> None:
+    """Note that runs of an output folder use a store that lies somewhere else."""
+    folder = output_dir.absolute()
+    if around(root) == folder:
+        return
+    path = root / ".users" / hashlib.sha256(os.fsencode(folder)).hexdigest()[:16]
+    with suppress(OSError, ValueError):  # losing the note costs computing something again at worst
+        if not path.exists():
+            path.parent.mkdir(exist_ok=True)
+            write_whole(path, f"{folder}\n")
+
+
+def around(root: Path) -> Path | None:
+    """The output folder that a store lies in by default, ``<output_dir>/.store``, if it lies there."""
+    return root.absolute().parent if root.name == ".store" else None
+
+
+def is_store(folder: Path) -> bool:
+    """Whether a folder is a store, by its name or by what it holds."""
+    held = (folder / ".claims", folder / ".lock")
+    return folder.name == ".store" or all(os.path.exists(path) for path in held)  # noqa: PTH110 - Path.exists may raise
+
+
+def users(root: Path) -> list[Path]:
+    """The output folders whose runs use a store, as far as it knows."""
+    found = [folder for folder in [around(root)] if folder]
+    for path in sorted((root / ".users").glob("[!.]*")):
+        with suppress(OSError, ValueError):
+            text = read_plain(path, _PATH_BYTES).decode().rstrip("\n")
+            if text.startswith("/") and "\0" not in text:
+                found.append(Path(text))
+    return found
+
+
+def _open_lock(root: Path) -> int | None:
+    """The lock file, open; None where the store may only be read and never had one."""
+    path = root / ".lock"
+    try:
+        root.mkdir(parents=True, exist_ok=True)
+        return os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o666)
+    except OSError as error:
+        if error.errno not in (errno.EACCES, errno.EPERM, errno.EROFS) or not os.path.isdir(root):  # noqa: PTH112 - Path.is_dir may raise
+            raise explained(f"could not use {root}", error) from error
+    try:
+        return os.open(path, os.O_RDONLY | os.O_NOFOLLOW)
+    except OSError:
+        return None
+
 
 __all__ = ["MANIFEST", "NOT_STORED", "REMOVED", "Claim", "Store"]
 
@@ -112,24 +304,13 @@ class Store:
         """
         try:
             status = os.lstat(f"{self.root}/{key[:2]}/{key}")  # asked of every job of a plan
-            if foreign := self._foreign_place(key):
-                return foreign
-            if not stat.S_ISDIR(status.st_mode):
-                return "it is no folder"
         except (FileNotFoundError, NotADirectoryError):
-            return self.nothing_there(key)
-        except OSError as error:
-            return f"it cannot be read ({error.strerror or error})"
-        return find_problem(key, self.path(key), checksums=checksums)
-
-    def nothing_there(self, key: str) -> str:
-        """What `problem` says of a key under which there is no name."""
-        try:
-            return self._foreign_place(key) or NOT_STORED
-        except FileNotFoundError:
             return NOT_STORED
         except OSError as error:
             return f"it cannot be read ({error.strerror or error})"
+        if not stat.S_ISDIR(status.st_mode):
+            return "it is no folder"
+        return find_problem(key, self.path(key), checksums=checksums)
 
     def has(self, key: str, *, checksums: bool = True) -> bool:
         """Whether the output of `key` is stored whole."""
@@ -195,13 +376,6 @@ class Store:
     def _is_key(path: Path) -> bool:
         return bool(KEY.fullmatch(path.name)) and path.name[:2] == path.parent.name
 
-    def _foreign_place(self, key: str) -> str | None:
-        parent = f"{self.root}/{key[:2]}"
-        mode = os.lstat(parent).st_mode
-        if stat.S_ISDIR(mode):
-            return None
-        return f"{parent} is {'a link that leads out of the store' if stat.S_ISLNK(mode) else 'no folder'}"
-
     # -- writing -----------------------------------------------------------------------------------------------
 
     def begin(self, scratch: Path, key: str, attempt: int) -> Path:
@@ -255,10 +429,7 @@ class Store:
             if forced:
                 for name, status in walk(folder):
                     fsync(folder / name, folder=stat.S_ISDIR(status.st_mode))
-            if foreign := in_folder(f"{self.root}/{key[:2]}", lambda: self._foreign_place(key)):
-                target.parent.mkdir(exist_ok=True)  # of a file in its place the system tells
-                raise StoreError(f"could not commit {key[:12]}: {foreign}. Move it away")
-            self._publish(key, folder, target)
+            in_folder(target.parent, lambda: self._publish(key, folder, target))
             if forced:
                 fsync(target.parent, folder=True)
                 fsync(self.root, folder=True)
@@ -316,8 +487,6 @@ class Store:
                 problem = self.problem(key)
                 if problem in (None, NOT_STORED, REMOVED):
                     return None
-                if foreign := self._foreign_place(key):
-                    raise StoreError(f"could not set {key[:12]} aside: {foreign}. Move it away")
                 names = (aside / f"{key}.{number}" for number in count())
                 return self.path(key).rename(next(name for name in names if not os.path.lexists(name)))
         except FileNotFoundError:
@@ -345,9 +514,9 @@ class Store:
         Raises:
             StoreError: The folder cannot be used.
         """
-        with store_lock.in_use(self.root):
+        with in_use(self.root):
             if output_dir is not None:
-                store_lock.remember_user(self.root, output_dir)
+                remember_user(self.root, output_dir)
             yield
 
     def alone(self) -> AbstractContextManager[None]:
@@ -356,7 +525,7 @@ class Store:
         Raises:
             StoreError: A run uses it, or it cannot be locked.
         """
-        return store_lock.alone(self.root)
+        return alone(self.root)
 
     def claim(self, key: str, run: Claim | None = None) -> Claim | None:
         """Claim the computing of a key, so that no other run does the same work; None if another has it now.
@@ -375,3 +544,123 @@ class Store:
             return (run.also if run else locks.claim)(key, f"{self._claims}/{key}")
         except OSError as error:
             raise explained(f"could not claim {key[:12]} in {self.root}", error) from error
+
+
+# -- scratch -----------------------------------------------------------------------------------------------------
+# Folders for what runs have not finished, and the one rule that says which of them nobody needs any more.
+# <root>/.tmp/<run>-<pid>/ the folder <root>/.tmp/<run>-<pid>.lock locked by the run while it lives; made
+# before the folder, removed after it A folder whose lock is free belongs to a run that is gone: the kernel
+# frees the lock of a process that dies, and the server of a shared file system that of a machine that does.
+# Process ids are not asked, since they mean nothing on another machine and are given out again. Where locks
+# are not supported, no folder is taken for a leftover.
+
+
+_NAME = re.compile(r".+-\d+")
+"""As runs name their folders. What people have put beside them is left alone."""
+_LOCK = ".lock"
+
+
+class Scratch:
+    """The folder of one run, from `open` to `close`.
+
+    Attributes:
+        claim: The lock that says that the run lives; None before `open`.
+    """
+
+    def __init__(self, path: Path) -> None:
+        """Describe it; nothing is made yet.
+
+        Args:
+            path: What `Store.scratch` gives for a name that no other run has, and that ends with the process id.
+        """
+        self.path = path
+        self.claim: Claim | None = None
+
+    def open(self) -> None:
+        """Make the lock, then the folder.
+
+        Raises:
+            OSError: They cannot be made.
+        """
+        self.claim = claim(self.path.name, lock_of(self.path), wait=True)
+        self.path.mkdir(exist_ok=True)
+
+    def close(self) -> None:
+        """Remove the folder, then the lock. Doing it twice does nothing."""
+        remove_tree(self.path)
+        if self.claim is not None:
+            self.claim.release()
+
+
+def lock_of(path: Path) -> Path:
+    """The lock of a scratch folder, beside it."""
+    return path.with_name(path.name + _LOCK)
+
+
+def is_lock(path: Path) -> bool:
+    """Whether a path beside scratch folders is the lock of one."""
+    return path.name.endswith(_LOCK)
+
+
+def living(root: Path) -> list[Path]:
+    """The scratch folders of a store whose runs live, on whatever machine."""
+    return [path for path in _folders(root) if _is_held(path)]
+
+
+def leftovers(root: Path) -> list[Path]:
+    """The scratch folders of a store whose runs are gone; of some the lock alone is left.
+
+    Raises:
+        OSError: The store cannot be read.
+    """
+    return [path for path in _folders(root) if _NAME.fullmatch(path.name) and not _is_held(path)]
+
+
+def remove_leftovers(root: Path, mine: Path) -> None:
+    """Remove the leftovers in a store. One that cannot be removed stays, since it costs nothing but room.
+
+    Args:
+        root: Of the store.
+        mine: Scratch folder of the run that removes them. Each leftover is first moved into it, by which it is
+            out of reach at once for a worker that outlives its engine by a moment.
+    """
+    with suppress(OSError):
+        for number, path in enumerate(leftovers(root)):
+            with suppress(OSError):
+                remove(path, mine / f"swept.{number}")
+
+
+def remove(path: Path, moved: Path) -> None:
+    """Remove a leftover by way of another name, unless somebody else is doing so.
+
+    Raises:
+        OSError: It cannot be removed.
+    """
+    held = claim(path.name, lock_of(path))
+    if held is None:
+        return
+    with held:
+        if not os.path.lexists(path):
+            return
+        try:
+            moved.parent.mkdir(parents=True, exist_ok=True)
+            path.rename(moved)
+        except OSError:  # a full disk may have no room for another folder
+            moved = path
+        if problem := remove_tree(moved):
+            raise problem
+
+
+def _folders(root: Path) -> list[Path]:
+    try:
+        names = {entry.name.removesuffix(_LOCK) for entry in os.scandir(root / ".tmp")}
+    except FileNotFoundError:
+        return []
+    return sorted(root / ".tmp" / name for name in names)
+
+
+def _is_held(path: Path) -> bool:
+    try:
+        return is_held(lock_of(path))
+    except OSError:  # without locks, or of another user: then whether it is held is not known
+        return True

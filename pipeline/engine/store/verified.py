@@ -19,7 +19,7 @@ from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
 
-from pipeline.engine.store.store import Store
+from pipeline.engine.store.store import NOT_STORED, Store
 from pipeline.errors import DamagedOutput
 from pipeline.files import replacing, walk
 from pipeline.foreign import ForeignDataError, read_json, read_plain
@@ -57,7 +57,7 @@ class Verified:
     def problem(self, key: str) -> str | None:
         """Say what is wrong with the output of `key`, as `Store.problem` does, or None if it can be used."""
         if not os.path.lexists(f"{self.store.root}/{key[:2]}/{key}"):  # asked of every job
-            return self.store.nothing_there(key)
+            return NOT_STORED
         if self._unchanged(key):
             return None
         with suppress(OSError), one_at_a_time(self.store.path(key)):

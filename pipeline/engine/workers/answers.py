@@ -8,7 +8,7 @@ from collections.abc import Callable
 from contextlib import suppress
 
 from pipeline.config.place import own_place
-from pipeline.engine.store.os_errors import remedy
+from pipeline.engine.store.store import remedy
 from pipeline.engine.workers.device_memory import peak_mb
 from pipeline.engine.workers.failure import FailureKind, causes, class_name, classify, storage_errno
 from pipeline.engine.workers.messages import AttemptStopped, JobFinished, JobRaised, RunJob

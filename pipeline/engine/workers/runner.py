@@ -28,8 +28,7 @@ from msgspec.structs import replace
 
 import pipeline
 from pipeline import arithmetic
-from pipeline.engine.store.costs import ANSWERS, FLOPS
-from pipeline.engine.store.store import Store
+from pipeline.engine.store.store import ANSWERS, FLOPS, Store
 from pipeline.engine.store.verified import Verified
 from pipeline.engine.workers.answers import ended_by, finished, raised
 from pipeline.engine.workers.body import call_entry, contained, store_at, work_of

@@ -13,8 +13,7 @@ from pipeline.commands.disk_room import tell_removed
 from pipeline.config.schema import Keep
 from pipeline.engine.keeper import Keeper, keys_of_weights
 from pipeline.engine.store.removal import tell_needs
-from pipeline.engine.store.scratch import Scratch
-from pipeline.engine.store.store import REMOVED, Store
+from pipeline.engine.store.store import REMOVED, Scratch, Store
 from pipeline.plan.graph import Job, Plan
 from pipeline.plan.recorded import plan_text
 from pipeline.terminal.console import Terminal

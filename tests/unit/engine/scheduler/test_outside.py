@@ -18,7 +18,7 @@ from pipeline.engine.scheduler.outside import FORCE_S, Outside
 from pipeline.engine.scheduler.run import OnDisk, ProcessOrder, Record, ReleaseClaim, Say, SetAside, Tell
 from pipeline.engine.scheduler.state import RunState
 from pipeline.engine.store.removal import remove_weights
-from pipeline.engine.store.shared.session import Session, Traffic
+from pipeline.engine.store.shared import Session, Traffic
 from pipeline.engine.store.store import REMOVED, Store
 from pipeline.engine.store.verified import Verified
 from pipeline.engine.workers.pool import Pool

@@ -7,8 +7,6 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 
-from pipeline.engine.store.store import Store
-
 SETUP = """
 import errno, os, resource, shutil, signal, sys
 from pathlib import Path
@@ -135,23 +133,6 @@ def test_a_folder_that_may_not_be_written_or_read_is_said_to_be_so(tmp_path: Pat
         run(root, FORBIDDEN)
     finally:
         shutil.rmtree(root, ignore_errors=True)
-
-
-def test_a_full_disk_when_the_folder_is_made(small_disk: Callable[[Path], list[str]], tmp_path: Path) -> None:
-    (tmp_path / "disk").mkdir()
-    code = """
-try:
-    for number in range(100_000):
-        (store.root / str(number)).mkdir(parents=True)
-except OSError as error:
-    assert error.errno == errno.ENOSPC
-refused(lambda: store.begin(store.scratch("run"), key, 1), errno.ENOSPC, "could not make", "Free space there")
-shutil.rmtree(store.root)
-store.commit(key, begin(), {})
-print("passed")
-"""
-    run(tmp_path / "disk" / "store", code, *small_disk(tmp_path / "disk"))
-    assert Store(tmp_path / "disk" / "store").problem("ab" + "0" * 38) == "not stored"
 
 
 def test_a_clean_up_frees_a_disk_that_has_no_room_for_anything(

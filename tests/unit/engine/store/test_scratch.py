@@ -10,14 +10,13 @@ from pathlib import Path
 import pytest
 
 from pipeline import locks
-from pipeline.engine.store.scratch import Scratch, leftovers, living, lock_of, remove_leftovers
-from pipeline.engine.store.store import Store
+from pipeline.engine.store.store import Scratch, Store, leftovers, living, lock_of, remove_leftovers
 from pipeline.locks import LocksUnsupportedError
 
 OWNER = """
 import sys
 from pathlib import Path
-from pipeline.engine.store.scratch import Scratch
+from pipeline.engine.store.store import Scratch
 scratch = Scratch(Path(sys.argv[1]))
 scratch.open()
 (scratch.path / "part").write_text("x")
@@ -102,7 +101,7 @@ import os
 import sys
 from contextlib import suppress
 from pathlib import Path
-from pipeline.engine.store.scratch import Scratch, remove_leftovers
+from pipeline.engine.store.store import Scratch, remove_leftovers
 root, number = Path(sys.argv[1]), sys.argv[2]
 print("ready", flush=True)
 sys.stdin.readline()

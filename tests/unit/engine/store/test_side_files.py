@@ -20,11 +20,9 @@ from pipeline.engine.devices.lease import Ticket
 from pipeline.engine.devices.locks import LockFile
 from pipeline.engine.journal import Journal
 from pipeline.engine.run_folder import RunFolder
-from pipeline.engine.store.gc import job_of
+from pipeline.engine.store.gc import find_runs, job_of
 from pipeline.engine.store.measured import read_durations, read_peaks, update_durations, update_peaks
-from pipeline.engine.store.run_refs import find_runs
-from pipeline.engine.store.store import Store
-from pipeline.engine.store.store_lock import users
+from pipeline.engine.store.store import Store, users
 from pipeline.engine.store.verified import Verified
 from pipeline.errors import DeviceError, PlanError, StoreError
 from pipeline.files import json_text
@@ -98,7 +96,6 @@ READERS: dict[str, tuple[str, Callable[[Path], Any], Any]] = {
     "hashes": (".hints/file_hashes.json", _hashes, {}),
     "batch size": (".hints/batch_sizes/x.json", lambda root: _read_hint(root / ".hints/batch_sizes/x.json"), None),
     "costs": (".costs/ab.jsonl", _cost, {}),
-    "cost of an earlier version": (f".costs/ab/{KEY}.json", _cost, {}),
     "users": (".users/0123456789abcdef", users, []),
     "note": (f"notes/{KEY}.note", _note, False),
     "job of an output": (f"ab/{KEY}/{MANIFEST}", lambda root: job_of(Store(root), KEY), "(unknown job)"),
@@ -171,21 +168,6 @@ def test_a_journal_that_is_no_file_is_not_waited_for(tmp_path: Path, odd: str) -
     run.plan.write_text('{"jobs": [], "edges": []}')
     with pytest.raises(StoreError, match=r"cannot read .*journal\.jsonl"):
         _ = LoadedRun(run).view
-
-
-def test_what_is_passed_over_is_told_once(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    (tmp_path / "durations.json").write_text('{"a": NaN}')
-    with caplog.at_level("WARNING", "pipeline"):
-        for _ in range(3):
-            assert read_durations(tmp_path) == Durations()
-    (record,) = caplog.records
-    assert "NaN is no number" in record.getMessage()
-
-
-def test_a_file_that_is_too_large_is_not_read(tmp_path: Path) -> None:
-    with (tmp_path / "durations.json").open("wb") as file:
-        file.truncate(1 << 40)  # no byte of it is on the disk
-    assert read_durations(tmp_path) == Durations()
 
 
 def test_what_runs_write_is_json_that_every_reader_takes() -> None:

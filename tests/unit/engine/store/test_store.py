@@ -29,13 +29,6 @@ def test_a_committed_output_is_found_with_its_files(store: Store, put: Put, key:
     assert not any(store.scratch("run").iterdir())
 
 
-def test_what_was_begun_but_not_committed_is_not_there(store: Store, key: str) -> None:
-    folder = store.begin(store.scratch("run"), key, 1)
-    (folder / "a").write_text("x")
-    assert store.problem(key) == NOT_STORED
-    assert store.stored_keys() == []
-
-
 def test_an_output_may_have_file_names_of_any_bytes(store: Store, key: str) -> None:
     folder = store.begin(store.scratch("run"), key, 1)
     name = os.fsdecode(b"a\xff\n[red]")
@@ -295,29 +288,7 @@ def test_a_manifest_that_is_none_is_a_problem_and_no_exception(
     assert "its manifest cannot be read" in (store.problem(key) or "")
 
 
-def test_a_folder_of_keys_that_is_a_link_is_neither_read_nor_written_through(
-    store: Store, put: Put, key: str, tmp_path: Path
-) -> None:
-    put()
-    shutil.move(store.root / "ab", tmp_path / "outside")
-    (store.root / "ab").symlink_to(tmp_path / "outside")
-    assert "a link that leads out of the store" in (store.problem(key) or "")
-    assert store.stored_keys() == []
-    with pytest.raises(StoreError, match="leads out of the store"):
-        store.set_aside(key)
-    with pytest.raises(StoreError, match="leads out of the store"):
-        put()
-    assert (tmp_path / "outside" / key / "b.bin").is_file()
-
-
 # -- setting aside and committing ------------------------------------------------------------------------------
-
-
-def test_a_good_output_or_none_at_all_is_not_set_aside(store: Store, put: Put, key: str) -> None:
-    assert store.set_aside(key) is None
-    put()
-    assert store.set_aside(key) is None
-    assert store.has(key)
 
 
 def test_outputs_set_aside_keep_what_they_held(store: Store, put: Put, key: str) -> None:

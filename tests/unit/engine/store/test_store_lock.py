@@ -13,8 +13,7 @@ import pytest
 
 from pipeline import locks
 from pipeline.engine.store.gc import remove_dead_claims
-from pipeline.engine.store.store import Store
-from pipeline.engine.store.store_lock import users
+from pipeline.engine.store.store import Store, users
 from pipeline.errors import StoreError
 from pipeline.locks import lock, one_at_a_time
 
@@ -94,16 +93,6 @@ def test_of_processes_that_commit_the_same_key_at_once_one_wins_and_all_succeed(
         assert len(list((store.root / ".aside").glob(f"{at}.*"))) == damaged
 
 
-SET_ASIDE = "ready(); print(store.set_aside(key))"
-
-
-def test_of_processes_that_set_aside_the_same_output_one_moves_it(store: Store, put: Put, key: str) -> None:
-    (put() / "b.bin").write_text("?")
-    said = go([start(store, key, SET_ASIDE) for _ in range(4)])
-    assert sorted(said)[1:] == ["None"] * 3
-    assert sorted(said)[0] == str(store.root / ".aside" / f"{key}.0")
-
-
 # -- claims ----------------------------------------------------------------------------------------------------
 
 CLAIM = "claim = store.claim(key); assert claim; ready(); claim.release()"
@@ -133,22 +122,6 @@ def test_a_claim_of_another_process_ends_with_it_however_it_ends(store: Store, k
         assert claim is not None
         claim.release()
     assert list((store.root / ".claims").iterdir()) == []
-
-
-def test_children_of_the_holder_do_not_keep_its_claim(store: Store, key: str) -> None:
-    leave_child = CLAIM.replace(
-        "ready()", "import subprocess; subprocess.Popen(['sleep', '30'], stdout=-3); ready()"
-    )
-    with another(store, key, leave_child) as process:
-        child = next(iter(Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split()))
-        process.kill()
-        process.wait()
-        try:
-            claim = store.claim(key)
-            assert claim is not None
-            claim.release()
-        finally:
-            os.kill(int(child), signal.SIGKILL)
 
 
 CONTEND = """
@@ -195,23 +168,6 @@ def test_claims_of_one_run_are_free_one_by_one(store: Store, key: str) -> None:
             assert store.claim(key, run) is None
         assert store.claim(other, following) is None
         claims[1].release()
-    assert list((store.root / ".claims").iterdir()) == []
-
-
-def test_what_a_killed_run_had_claimed_does_not_hang_together_any_more(store: Store, key: str) -> None:
-    other = "cd" + key[2:]
-    store.root.mkdir()
-    both = f"claims = store.claim(key, run), store.claim('{other}', run); assert all(claims); ready()"
-    with another(store, key, RUN + both) as process:
-        assert store.claim(key) is None
-        process.kill()
-        process.wait()
-    with (
-        locks.claim("run", store.root / "run") or pytest.fail("not free") as run,
-        store.claim(key, run) or pytest.fail("not free"),
-        store.claim(other, run) or pytest.fail("not free"),
-    ):
-        assert store.claim(other) is None
     assert list((store.root / ".claims").iterdir()) == []
 
 
@@ -281,17 +237,6 @@ def test_a_fork_neither_keeps_nor_ends_the_claims_of_a_run(store: Store, key: st
             os.kill(forked, signal.SIGKILL)
 
 
-def test_a_claim_whose_file_was_deleted_does_not_remove_the_next_ones(store: Store, key: str) -> None:
-    first = store.claim(key)
-    assert first is not None
-    (store.root / ".claims" / key).unlink()
-    second = store.claim(key)
-    assert second is not None
-    first.release()
-    assert store.claim(key) is None
-    second.release()
-
-
 def test_a_claim_taken_while_the_last_holder_removes_its_file_counts(
     store: Store, key: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -309,12 +254,6 @@ def test_a_claim_taken_while_the_last_holder_removes_its_file_counts(
     second.release()
 
 
-def test_a_store_that_cannot_be_written_says_so_when_claimed(store: Store, key: str) -> None:
-    store.root.write_text("")
-    with pytest.raises(StoreError, match="could not claim ab0000000000"):
-        store.claim(key)
-
-
 # -- in use ----------------------------------------------------------------------------------------------------
 
 USE = "\nwith store.in_use():\n    ready()\n"
@@ -330,14 +269,6 @@ def test_runs_use_a_store_together_and_nobody_has_it_alone_meanwhile(store: Stor
         store.alone().__enter__()
     with store.alone():
         pass
-
-
-def test_a_run_that_is_killed_uses_the_store_no_more(store: Store, key: str) -> None:
-    with another(store, key, USE) as process:
-        process.kill()
-        process.wait()
-        with store.alone(), pytest.raises(StoreError, match="nothing was removed"):
-            store.alone().__enter__()
 
 
 def test_a_run_waits_for_the_end_of_a_clean_up(store: Store, key: str, caplog: pytest.LogCaptureFixture) -> None:

@@ -12,9 +12,8 @@ from types import SimpleNamespace
 import pytest
 
 from pipeline.engine.store import verified as verified_module
-from pipeline.engine.store.store import MANIFEST, NOT_STORED, Store
+from pipeline.engine.store.store import MANIFEST, Store
 from pipeline.engine.store.verified import Verified
-from pipeline.errors import DamagedOutput, StoreError
 
 Put = Callable[..., Path]
 
@@ -69,15 +68,6 @@ def test_a_machine_that_has_the_disk_under_another_number_takes_the_note(
     monkeypatch.setattr(verified_module, "_fingerprint", there)
     assert Verified(counting, verified.folder).problem(key) is None
     assert counting.reads == 1
-
-
-def test_another_run_reads_it_for_itself(
-    counting: CountingStore, verified: Verified, put: Put, key: str, tmp_path: Path
-) -> None:
-    put()
-    verified.require(key)
-    assert Verified(counting, tmp_path / "other").problem(key) is None
-    assert counting.reads == 2
 
 
 def flip(path: Path) -> None:
@@ -140,28 +130,6 @@ def test_an_output_is_found_good_only_when_a_later_change_must_show(
         assert time.time_ns() - newest > 10_000_000
 
 
-def test_a_time_of_change_in_the_future_is_not_waited_for(
-    counting: CountingStore, verified: Verified, put: Put, key: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    # As on a file server whose clock is ahead: nothing is noted, so everything is read each time.
-    put()
-    behind = time.time_ns() - 3600 * 10**9
-    monkeypatch.setattr("pipeline.engine.store.verified.time.time_ns", lambda: behind)
-    assert [verified.problem(key), verified.problem(key)] == [None, None]
-    assert counting.reads == 2
-
-
-def test_a_touched_but_equal_output_is_read_again_and_good(
-    counting: CountingStore, verified: Verified, put: Put, key: str
-) -> None:
-    path = put()
-    verified.require(key)
-    (path / "b.bin").touch()
-    verified.require(key)
-    verified.require(key)
-    assert counting.reads == 2
-
-
 @pytest.mark.parametrize(
     "garble",
     [
@@ -183,40 +151,6 @@ def test_a_lost_or_garbled_note_costs_one_more_reading(
     garble(note_of(verified))
     assert verified.problem(key) is None
     assert counting.reads == 2
-
-
-def test_the_note_of_another_key_says_nothing(
-    counting: CountingStore, verified: Verified, put: Put, key: str
-) -> None:
-    other = "ab" + "1" * 38
-    put()
-    put(other)
-    verified.require(key)
-    note = note_of(verified)
-    note.rename(note.with_name(note.name.replace(key, other)))
-    verified.require(other)
-    assert counting.reads == 2
-
-
-def test_notes_that_cannot_be_written_cost_only_readings(
-    counting: CountingStore, put: Put, key: str, tmp_path: Path
-) -> None:
-    put()
-    (tmp_path / "file").write_text("")
-    verified = Verified(counting, tmp_path / "file" / "verified")
-    assert [verified.problem(key), verified.problem(key)] == [None, None]
-    assert counting.reads == 2
-
-
-def test_require_says_what_is_wrong_with_which_output(verified: Verified, put: Put, key: str) -> None:
-    with pytest.raises(DamagedOutput, match="ab0000000000 cannot be used: not stored") as caught:
-        verified.require(key)
-    assert (caught.value.key, caught.value.problem) == (key, NOT_STORED)
-    assert isinstance(caught.value, StoreError)
-    flip(put() / "b.bin")
-    with pytest.raises(DamagedOutput, match=r"b\.bin does not have its checksum"):
-        verified.require(key)
-    assert not verified.folder.exists()
 
 
 READER = """

@@ -1,0 +1,814 @@
+"""A shared store beside one run: asked, read and written in threads, so that the scheduler never waits for it.
+
+    ask(job) --> wait ... the descriptor is readable --> ask(job) --> there: it was fetched into the local store
+                                                                      mine:  it is not there, so this run makes it
+    finished(key) --> uploaded in order, tried again for as long as it takes
+    conclude()    --> waits for uploads
+
+Where the store cannot be reached the run goes on with what is here: everything is `mine` then, and what was made
+is uploaded when it can be reached again, or by the next run of the same.
+"""
+
+from __future__ import annotations
+
+import errno
+import importlib.util
+import json
+import logging
+import math
+import os
+import re
+import secrets
+import shlex
+import shutil
+import time
+from collections.abc import Callable, Iterable, Mapping
+from contextlib import suppress
+from dataclasses import asdict, dataclass, field, replace
+from enum import Enum
+from functools import partial
+from pathlib import Path
+from queue import SimpleQueue
+from threading import Condition, Event, Thread
+from typing import Annotated, Any, NamedTuple, TypeVar
+
+from msgspec import Meta
+
+from pipeline.config.install import install_command
+from pipeline.engine.store.store import KEY as STORE_KEY
+from pipeline.engine.store.store import Store, explained
+from pipeline.engine.store.verified import Verified
+from pipeline.errors import ConfigError, StoreError
+from pipeline.files import json_text, remove_tree
+from pipeline.foreign import ForeignDataError, read_json
+from pipeline.outputs.manifest import MANIFEST, TOMBSTONE, NotAnOutputError, find_problem, read_manifest
+
+# -- objects -----------------------------------------------------------------------------------------------------
+# Objects by name in the place of a shared store: S3, GCS or a folder, by fsspec.
+
+
+KEY = "execution.shared_store"
+_ALLOWED = "s3://BUCKET/PREFIX, gs://BUCKET/PREFIX, file:///FOLDER or the whole path of a folder"
+_LIBRARIES = {"s3": ("s3fs", "s3"), "gs": ("gcsfs", "gcs"), "file": ("fsspec", "")}
+_CONNECT_S, _READ_S = 5, 15
+_SENT_S, _SLOWEST = 15.0, 100_000
+"""Seconds and bytes a second: of what takes longer the place cannot be reached."""
+_LAYOUT = "v1"
+"""Folder of all objects. What lays them out otherwise takes another name."""
+# Who asks asks again (`session.py`), and knows when to give up, which is said only once an attempt has ended.
+_RETRIES = {"total_max_attempts": 1, "mode": "standard"}
+_WAITS = {"connect_timeout": _CONNECT_S, "read_timeout": _READ_S, "retries": _RETRIES}
+_OPTIONS: dict[str, dict[str, Any]] = {
+    "s3": {"config_kwargs": _WAITS},
+    "gs": {"timeout": _READ_S},
+    "file": {"auto_mkdir": True},
+}
+
+
+class UnreachableError(Exception):
+    """The place did not do what was asked, and may do it when it is asked again; the text says why."""
+
+
+class RefusedError(UnreachableError):
+    """The place answers, and does not let this user do what was asked."""
+
+
+def check_address(url: str) -> tuple[str, str]:
+    """Split an address into kind and place; nothing is asked of it.
+
+    Raises:
+        ConfigError: It cannot be one, or holds what may be secret, which is not repeated.
+    """
+    kind, is_url, place = url.partition("://")
+    if not is_url:
+        kind, place = "file", url
+    if "@" in place.partition("/")[0] or "?" in place or "#" in place:
+        raise ConfigError(
+            f"{KEY}: a user, a password, a token or parameters are refused in it, as settings are written down. "
+            "Give the address alone, and credentials where the library looks for them, as AWS_ACCESS_KEY_ID and "
+            "AWS_SECRET_ACCESS_KEY in the environment"
+        )
+    is_place = place.startswith("/") if kind == "file" else place.partition("/")[0]
+    if kind not in _LIBRARIES or not is_place or not url.isprintable() or ".." in place.split("/"):
+        raise ConfigError(f"{KEY}={url}: this is no place for a shared store. Use {_ALLOWED}")
+    if kind == "file" and not Path(place).is_dir():
+        raise ConfigError(
+            f"{KEY}={url}: there is no folder {place}. Mount it, see that it is spelt right, or make it by "
+            f"mkdir -p {shlex.quote(place)}"
+        )
+    module, extra = _LIBRARIES[kind]
+    if importlib.util.find_spec(module) is None:
+        raise ConfigError(f"{KEY}={url} needs {module}, which is not installed: {install_command(extra)}")
+    return kind, place
+
+
+class Objects:
+    """Objects below one address. Safe for several threads; all may raise `UnreachableError`."""
+
+    def __init__(self, url: str) -> None:
+        """Use an address; nothing is asked of it yet.
+
+        Raises:
+            ConfigError: As `check_address`, or its library is broken.
+        """
+        kind, place = check_address(url)
+        self._root, self._is_folder, self._was_there = f"{place.rstrip('/')}/{_LAYOUT}", kind == "file", False
+        try:
+            import fsspec  # type: ignore[import-untyped]  # most runs have no use for it
+
+            options = {"use_listings_cache": False, "skip_instance_cache": True, **_OPTIONS[kind]}
+            self._system = fsspec.filesystem(kind, **options)
+        except Exception as error:  # a library may raise what it likes where a part of it is missing or too old
+            raise ConfigError(f"{KEY}={url} cannot be used: {said_of(error)}") from error
+        if kind == "s3":
+            self._system.retries = 1
+
+    def read(self, name: str, limit: int) -> bytes | None:
+        """Read the first ``limit + 1`` bytes of an object; None where there is none."""
+        data: bytes | None = self._ask("cat_file", name, start=0, end=limit + 1)
+        return data
+
+    def sizes(self, folder: str) -> dict[str, int]:
+        """List the names and sizes, in bytes, of the objects in a folder."""
+        found = self._ask("find", folder, detail=True) or {}
+        return {path.rpartition("/")[2]: int(info["size"]) for path, info in found.items()}
+
+    def create(self, name: str, data: bytes) -> bool:
+        """Make an object that becomes visible whole; False, and nothing done, where one has that name."""
+        if not self._is_folder:
+            return self._ask("pipe_file", name, data, mode="create") is not False
+        temporary = f"{name}.{secrets.token_hex(8)}"
+        self._ask("pipe_file", temporary, data)
+        try:
+            os.link(f"{self._root}/{temporary}", f"{self._root}/{name}")
+        except FileExistsError:
+            return False
+        except OSError as error:
+            raise UnreachableError(said_of(error)) from None
+        finally:
+            self.remove(temporary)
+        return True
+
+    def send(self, path: Path, name: str) -> None:
+        """Make an object of a file."""
+        self._ask("put_file", str(path), name, size=path.stat().st_size)
+
+    def bring(self, name: str, path: Path, size: int) -> None:
+        """Write an object of that size, in bytes, to a file."""
+        self._ask("get_file", name, str(path), size=size)
+
+    def move(self, name: str, to: str) -> None:
+        """Give an object another name."""
+        self._ask("mv", name, f"{self._root}/{to}")
+
+    def remove(self, name: str) -> None:
+        """Remove an object or a folder of objects, if it is there."""
+        self._ask("rm", name, recursive=True)
+
+    def _ask(self, method: str, *given: Any, size: int = 0, **options: Any) -> Any:
+        """Call fsspec; None where nothing is there, False where an object was to be made and one was there."""
+        source = method == "put_file"
+        given = (given[0], f"{self._root}/{given[1]}") if source else (f"{self._root}/{given[0]}", *given[1:])
+        if self._is_folder:
+            # Where a disk was mounted nothing may be written meanwhile.
+            if self._was_there and not Path(self._root).is_dir():
+                raise UnreachableError(f"{self._root} is not there any more")
+            self._was_there = Path(self._root).is_dir()
+        elif method not in ("mv", "rm"):
+            options["timeout"] = _SENT_S + max(size, len(given[-1]) if method == "pipe_file" else 0) / _SLOWEST
+        try:
+            return getattr(self._system, method)(*given, **options)
+        except Exception as error:  # libraries raise errors of theirs, of HTTP, of the system, of time
+            if isinstance(error, FileExistsError) or _code(error) in ("PreconditionFailed", "412"):
+                return False
+            if isinstance(error, FileNotFoundError | NotADirectoryError) and method not in (
+                "put_file",
+                "pipe_file",
+            ):
+                return None
+            kind = RefusedError if _is_refusal(error) else UnreachableError
+            raise kind(said_of(error)) from None  # its traceback may hold what is secret
+
+
+def said_of(error: Exception) -> str:
+    """A failure in a line, in which no credential of the environment stands."""
+    text = " ".join(str(error).split()) or type(error).__name__
+    for name, value in os.environ.items():
+        if re.search("^(AWS|FSSPEC|GOOGLE)_.*(KEY|SECRET|TOKEN)", name) and value:
+            text = text.replace(value, "***")
+    return "".join(char if char.isprintable() else "?" for char in text)[:200]
+
+
+def _is_refusal(error: Exception) -> bool:
+    known = isinstance(error, PermissionError | FileNotFoundError | NotADirectoryError)
+    return known or type(error).__name__.endswith("CredentialsError") or "Forbidden" in str(error)
+
+
+def _code(error: Exception) -> str:
+    response = getattr(error.__cause__ or error, "response", None)
+    told = response.get("Error") if isinstance(response, dict) else None
+    return str(told.get("Code", "")) if isinstance(told, dict) else ""
+
+
+# -- outputs -----------------------------------------------------------------------------------------------------
+# Outputs in a shared store: their files first, then the entry that names them, which is made only where none
+# is. outputs/<key>.json the entry: the manifest as it is on disk, and which upload its files are of
+# files/<key>/<upload>/<n> the n-th file of the manifest, in the order of names aside/<key>.<n>.json the entry
+# of an output whose files were not what it says An output is there with its entry and not before. Of two
+# uploads one makes the entry; the other is removed. What is read is foreign until it was checked: names and
+# sizes before anything is fetched, and every file by its sum before it is committed to the local store, as a
+# job's own output is.
+
+
+_ENTRY_LIMIT = 8 << 20
+"""Bytes: some 50,000 files. What JSON holds takes up to twenty times as many, and four are read at once."""
+_SPARE_BYTES = 64 << 20
+_NO_NAME = (errno.ENAMETOOLONG, errno.EEXIST, errno.ENOTDIR, errno.EISDIR, errno.EINVAL, errno.EILSEQ)
+_T = TypeVar("_T")
+
+
+class BadOutputError(Exception):
+    """What is stored there cannot be used; the text says why.
+
+    Attributes:
+        upload: Of which upload its entry is; "" where that cannot be read.
+    """
+
+    upload = ""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Entry:
+    """What says that an output is there.
+
+    Attributes:
+        upload: Under which name its files are.
+        manifest: The text of its manifest.
+        cost: What it took to make, as far as that is known.
+    """
+
+    upload: Annotated[str, Meta(pattern="^[0-9a-f]{32}$")]
+    manifest: str
+    cost: dict[str, Annotated[float, Meta(ge=0, le=1e30)]] = field(default_factory=dict)
+
+
+class Uploaded(NamedTuple):
+    """What came of an upload.
+
+    Attributes:
+        size: Bytes that were sent and count; 0 where another machine had stored the output first.
+        is_first: Whether none had.
+        differs: Whether that one has other bytes.
+    """
+
+    size: int
+    is_first: bool
+    differs: bool
+
+
+def connect(url: str) -> tuple[Objects, set[str], str]:
+    """Begin to use a store: its objects, the keys of what is there, and why it cannot be reached now, or "".
+
+    Raises:
+        ConfigError: It may not be written, or there is no such place.
+    """
+    objects = Objects(url)
+    return objects, *_listed(url, objects, lambda: objects.create("used", b""))
+
+
+def look(url: str) -> tuple[set[str], str]:
+    """The keys of what is there, and why that cannot be told, or ""; nothing is written.
+
+    Raises:
+        ConfigError: It may not be read, or there is no such place.
+    """
+    return _listed(url, Objects(url), lambda: None)
+
+
+def _listed(url: str, objects: Objects, before: Callable[[], object]) -> tuple[set[str], str]:
+    try:
+        before()
+        return SharedOutputs(objects).keys(), ""
+    except RefusedError as error:
+        raise ConfigError(
+            f"{KEY}={url} cannot be used: {str(error).rstrip('.')}. See that the place exists, that you may "
+            "write there, and that credentials are where the library looks for them, as AWS_ACCESS_KEY_ID and "
+            "AWS_SECRET_ACCESS_KEY in the environment (AWS_ENDPOINT_URL for another server than Amazon's)"
+        ) from error
+    except UnreachableError as error:
+        return set(), str(error)
+
+
+class SharedOutputs:
+    """The outputs of one shared store."""
+
+    def __init__(self, objects: Objects) -> None:
+        self.objects = objects
+
+    def keys(self) -> set[str]:
+        """The keys of all outputs, by one listing."""
+        names = (name.removesuffix(".json") for name in self.objects.sizes("outputs"))
+        return {name for name in names if STORE_KEY.fullmatch(name)}
+
+    def entry(self, key: str) -> Entry | None:
+        """What says that an output is there, or None.
+
+        Raises:
+            BadOutputError: It cannot be read as such.
+        """
+        data = self.objects.read(_entry(key), _ENTRY_LIMIT)
+        if data is None:
+            return None
+        if len(data) > _ENTRY_LIMIT:
+            raise BadOutputError(f"its entry is larger than {_ENTRY_LIMIT:,} bytes")
+        try:
+            return read_json(data, Entry)
+        except ForeignDataError as error:
+            raise BadOutputError(f"its entry cannot be read ({error})") from error
+
+    def set_aside(self, key: str, upload: str) -> None:
+        """Take the entry away of an output that was found bad, so that it is made anew.
+
+        Args:
+            key: Its key.
+            upload: Of which upload the entry was. One that has taken its place meanwhile stays.
+        """
+        try:
+            entry = self.entry(key)
+            now = entry.upload if entry else None
+        except BadOutputError:
+            now = ""
+        if now == upload:
+            self.objects.move(_entry(key), f"aside/{key}.{secrets.token_hex(16)}.json")
+
+    def fetch(self, key: str, store: Store, scratch: Path) -> int | None:
+        """Bring an output into the local store.
+
+        Args:
+            key: Its key.
+            store: The local store.
+            scratch: A folder on its file system.
+
+        Returns:
+            Bytes of its files; None where it is not there.
+
+        Raises:
+            BadOutputError: It is not what its entry says, or that says what no output may be.
+            StoreError: It cannot be written here.
+            UnreachableError: It could not be asked.
+        """
+        entry = self.entry(key)
+        if entry is None:
+            return None
+        folder = store.begin(scratch, f"{key}.{secrets.token_hex(4)}", 0)
+        try:
+            about, size = self._bring(key, entry, folder)
+            store.commit(key, folder, about, 0.0)  # what is lost with the power is fetched again
+        except BadOutputError as error:
+            error.upload = entry.upload
+            raise
+        except OSError as error:
+            raise explained(f"could not fetch {key[:12]} into {store.root}", error) from error
+        finally:
+            remove_tree(folder)
+        if entry.cost:
+            store.costs.note(key, entry.cost)
+        return size
+
+    def _bring(self, key: str, entry: Entry, folder: Path) -> tuple[dict[str, Any], int]:
+        """Fetch all files of an output into a folder and compare them; gives what made it, and bytes."""
+        try:
+            (folder / MANIFEST).write_text(entry.manifest)
+            manifest = read_manifest(key, folder)
+            about, files = manifest.get("about"), manifest["files"]
+            if not isinstance(about, dict) or TOMBSTONE in files:
+                raise BadOutputError("its manifest says what no output can have")
+            for name in files:
+                (folder / name).parent.mkdir(parents=True, exist_ok=True)
+                (folder / name).open("xb").close()
+        except (NotAnOutputError, ValueError) as error:
+            raise BadOutputError(str(error)) from error
+        except OSError as error:
+            if error.errno in _NO_NAME:
+                raise BadOutputError(
+                    f"its manifest names what no file can be called ({error.strerror})"
+                ) from error
+            raise
+        place, objects = _files(key, entry.upload), _numbered(files)
+        there = self.objects.sizes(place)
+        if wrong := [name for number, name in objects.items() if there.get(number) != files[name]["size"]]:
+            raise BadOutputError(f"{wrong[0]!r} is missing or cut off there")
+        size = sum(file["size"] for file in files.values())
+        if size > (free := shutil.disk_usage(folder).free) - _SPARE_BYTES:
+            raise StoreError(
+                f"could not fetch {key[:12]}: it takes {size:,} bytes, and {free:,} are free in {folder.parent}. "
+                "Free space there (python -m pipeline store gc), then run the same command again."
+            )
+        for number, name in objects.items():
+            self.objects.bring(f"{place}/{number}", folder / name, files[name]["size"])
+        if problem := find_problem(key, folder, checksums=True):
+            raise BadOutputError(problem)
+        (folder / MANIFEST).unlink()
+        return about, size
+
+    def upload(self, key: str, store: Store, ask: Callable[[Callable[[], _T]], _T]) -> Uploaded:
+        """Send an output that is whole, then make its entry, unless there is one.
+
+        Args:
+            key: Its key.
+            store: The local store.
+            ask: Carries out a request, again for as long as is worth it.
+
+        Raises:
+            StoreError: The output cannot be read here, or has too many files.
+            UnreachableError: Something could not be sent.
+        """
+        asked: Callable[[Callable[[], Any]], Any] = ask
+        folder, files = store.path(key), store.manifest(key)["files"]
+        entry: Entry | None = asked(partial(self._sound_entry, key))
+        own = Entry(
+            upload=secrets.token_hex(16), manifest=(folder / MANIFEST).read_text(), cost=dict(store.costs.of(key))
+        )
+        if entry is None:
+            if len(data := json_text(asdict(own), sort_keys=True).encode()) > _ENTRY_LIMIT:
+                raise StoreError("it has too many files for a shared store")
+            place = _files(key, own.upload)
+            for number, name in _numbered(files).items():
+                asked(partial(self.objects.send, folder / name, f"{place}/{number}"))
+            # A request that was carried out, and whose answer was lost, looks like a second one: so it is read.
+            entry = (
+                own
+                if asked(partial(self.objects.create, _entry(key), data))
+                else asked(partial(self._sound_entry, key))
+            )
+            if entry is None:
+                raise UnreachableError("its entry was there, and could not be used")
+            if entry.upload == own.upload:
+                return Uploaded(sum(file["size"] for file in files.values()), is_first=True, differs=False)
+            asked(partial(self.objects.remove, place))
+        return Uploaded(0, is_first=False, differs=_sums(entry.manifest) != files)
+
+    def _sound_entry(self, key: str) -> Entry | None:
+        try:
+            return self.entry(key)
+        except BadOutputError:
+            self.set_aside(key, "")
+            return None
+
+
+def _entry(key: str) -> str:
+    assert STORE_KEY.fullmatch(key)
+    return f"outputs/{key}.json"
+
+
+def _files(key: str, upload: str) -> str:
+    assert STORE_KEY.fullmatch(key)
+    return f"files/{key}/{upload}"
+
+
+def _numbered(files: Mapping[str, Any]) -> dict[str, str]:
+    """Names of objects, and of the files that they are."""
+    return {f"{number:07d}": name for number, name in enumerate(sorted(files))}
+
+
+def _sums(manifest: str) -> object:
+    try:
+        return json.loads(manifest)["files"]
+    except (ValueError, KeyError, TypeError):
+        return None
+
+
+log = logging.getLogger("pipeline")
+
+_FETCHES, _UPLOADS = 4, 2
+"""Threads of each kind."""
+
+
+class Answer(Enum):
+    """What is known of a key."""
+
+    wait = "it is being asked"
+    mine = "this run is to make it"
+    there = "it is in the local store by now"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Timeouts:
+    """How long things are waited for, in seconds.
+
+    Attributes:
+        asked_s: For how long a question is asked again that got no answer.
+        fetched_s: Likewise, to fetch what was there.
+        away_s: For how long nothing is asked of a store that was asked in vain.
+        silent_s: At the end: after how long without success uploads are given up.
+        backoff_s: Between the first two attempts; doubled each time, up to `longest_s`.
+        longest_s: Between two attempts at most.
+    """
+
+    asked_s: float = 10.0
+    fetched_s: float = 120.0
+    away_s: float = 60.0
+    silent_s: float = 60.0
+    backoff_s: float = 0.25
+    longest_s: float = 15.0
+
+
+@dataclass(frozen=True, kw_only=True)
+class Traffic:
+    """What a run has had from the shared store, and brought there.
+
+    Attributes:
+        fetched: Outputs that came, whole and good.
+        fetched_bytes: Of their files.
+        uploaded: Outputs that were sent.
+        uploaded_bytes: Of their files.
+        left: Outputs that are yet to be sent.
+    """
+
+    fetched: int = 0
+    fetched_bytes: int = 0
+    uploaded: int = 0
+    uploaded_bytes: int = 0
+    left: int = 0
+
+
+class Session:
+    """One run's use of a shared store, until `conclude`. To be used from one thread."""
+
+    def __init__(
+        self,
+        objects: Objects,
+        verified: Verified,
+        keys: Iterable[str],
+        *,
+        limit: int = 4,
+        pace: Timeouts | None = None,
+        away: str = "",
+    ) -> None:
+        """Begin.
+
+        Args:
+            objects: What the store is of.
+            verified: The local store, and notes of what was found good there in this run.
+            keys: What is there, as far as is known.
+            limit: Questions that may be open before `is_busy`.
+            pace: What is waited for.
+            away: Why the store cannot be reached yet, or "".
+        """
+        self.keys, self._pace, self._limit = set(keys), pace or Timeouts(), max(1, limit)
+        self._outputs, self._verified, self._store = SharedOutputs(objects), verified, verified.store
+        self._state, self._closing = Condition(), Event()
+        self._asked: dict[str, Answer] = {}
+        self._questions: set[str] = set()
+        self._uploads: dict[str, str] = {}
+        self._answered: list[str] = []
+        self._traffic, self._broken = Traffic(), ""
+        self._away, self._why, self._failing_s = away, away, math.inf
+        self._again_s = time.monotonic() + self._pace.away_s if away else 0.0
+        self._wake = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
+        self._fetches: SimpleQueue[Callable[[], None]] = SimpleQueue()
+        self._sending: SimpleQueue[Callable[[], None]] = SimpleQueue()
+        for tasks in [self._fetches] * _FETCHES + [self._sending] * _UPLOADS:
+            # One that waits for the network holds up no end.
+            Thread(target=self._work, args=(tasks,), name="shared-store", daemon=True).start()
+
+    # -- what the run asks -------------------------------------------------------------------------------------
+
+    def ask(self, job_id: str, key: str) -> Answer:
+        """What is known of a key; asks the store if nothing is.
+
+        Raises:
+            StoreError: The local store cannot be written to.
+        """
+        with self._state:
+            if self._broken:
+                raise StoreError(self._broken)
+            if key not in self._asked:
+                if self._is_away:
+                    return Answer.mine
+                self._questions.add(key)
+                self.expect({job_id: key})
+            answer = self._asked[key]
+            if answer is not Answer.wait:
+                del self._asked[key]
+            return answer
+
+    def expect(self, jobs: Mapping[str, str]) -> None:
+        """Fetch what is there.
+
+        Args:
+            jobs: Ids of jobs and their keys. Each is among those `answered`, and `ask` says what came of it.
+        """
+        with self._state:
+            for job_id, key in jobs.items():
+                self._asked[key] = Answer.wait
+                self._fetches.put(partial(self._settle, job_id, key))
+
+    def answered(self) -> list[str]:
+        """Ids of the jobs of which more is known than when this was called last."""
+        with self._state:
+            with suppress(BlockingIOError):
+                while os.read(self._wake[0], 4096):
+                    pass
+            answered, self._answered = self._answered, []
+        return answered
+
+    def fileno(self) -> int:
+        """A descriptor that is readable while somebody is `answered`."""
+        return self._wake[0]
+
+    @property
+    def is_busy(self) -> bool:
+        """Whether no more should be asked for now: an answer is to be new when its job begins."""
+        with self._state:
+            return len(self._questions) >= self._limit
+
+    @property
+    def notice(self) -> str:
+        """That the store is away, in a line for a screen, or ""."""
+        return (
+            f"the shared store cannot be reached ({self._away}): going on with what is here" if self._away else ""
+        )
+
+    # -- what the run tells ------------------------------------------------------------------------------------
+
+    def finished(self, key: str, name: str = "") -> None:
+        """An output is in the local store, to be uploaded if it is not there.
+
+        Args:
+            key: Its key.
+            name: Of its job, for people.
+        """
+        with self._state:
+            if key not in self.keys and key not in self._uploads:
+                self._uploads[key] = name or key[:12]
+                self._sending.put(partial(self._upload, key))
+
+    @property
+    def traffic(self) -> Traffic:
+        """What came and went so far."""
+        with self._state:
+            return replace(self._traffic, left=len(self._uploads))
+
+    def is_uploading(self, key: str) -> bool:
+        """Whether an output is yet to be uploaded, and so must stay whole here."""
+        with self._state:
+            return key in self._uploads
+
+    def conclude(
+        self,
+        stops: Callable[[], bool] = lambda: False,
+        grace_s: float = 0.0,
+        hurries: Callable[[], bool] = lambda: False,
+    ) -> str:
+        """Wait for uploads, and end.
+
+        Args:
+            stops: Whether the run was asked to end; then it waits for no more than `grace_s`.
+            grace_s: Seconds.
+            hurries: Whether it was asked again; then it waits for nothing.
+
+        Returns:
+            What is not uploaded, and why; "" where all is.
+        """
+        if self._closing.is_set():
+            return ""
+        until_s, began_s = math.inf, time.monotonic()
+        with self._state:
+            silent_s = self._pace.asked_s if self._away else self._pace.silent_s
+            while self._uploads:
+                now = time.monotonic()
+                if stops():
+                    until_s = min(until_s, now + grace_s)
+                if hurries() or now >= until_s or now - max(began_s, self._failing_s) >= silent_s:
+                    break
+                self._state.wait(0.1)
+            self._closing.set()
+            left = list(self._uploads.values())
+            for end in self._wake:
+                os.close(end)
+            self._wake = (-1, -1)
+        for tasks in [self._fetches] * _FETCHES + [self._sending] * _UPLOADS:
+            tasks.put(lambda: None)
+        if not left:
+            return ""
+        what = f"{left[0]} is" if len(left) == 1 else f"{len(left):,} outputs are"
+        why = f" ({self._why})" if self._why else ""
+        return f"{what} not in the shared store yet{why}. The next run of the same command goes on with it"
+
+    # -- in threads --------------------------------------------------------------------------------------------
+
+    def _work(self, tasks: SimpleQueue[Callable[[], None]]) -> None:
+        while not self._closing.is_set():
+            try:
+                tasks.get()()
+            except Exception:
+                log.exception("the shared store: this is a fault of the program; please report it")
+
+    @property
+    def _is_away(self) -> bool:
+        return bool(self._away) and time.monotonic() < self._again_s
+
+    def _lost(self, error: UnreachableError) -> None:
+        with self._state:
+            if not self._away and not self._closing.is_set():
+                log.warning("the shared store cannot be reached (%s): the run goes on with what is here", error)
+            self._away, self._again_s = str(error), time.monotonic() + self._pace.away_s
+
+    def _patiently(self, patience_s: float, ask: Callable[[], _T]) -> _T:
+        """Ask, and ask again for as long as the store cannot be reached and the run goes on.
+
+        Raises:
+            UnreachableError: It could not be asked in that time.
+        """
+        began_s, wait_s = time.monotonic(), self._pace.backoff_s
+        while True:
+            try:
+                answer = ask()
+            except UnreachableError as error:
+                now = time.monotonic()
+                self._failing_s, self._why = min(self._failing_s, now), str(error)
+                if patience_s == math.inf and now - self._failing_s >= self._pace.asked_s:
+                    self._lost(error)
+                left_s = began_s + patience_s - now
+                if left_s <= 0 or self._closing.wait(min(wait_s, left_s)):
+                    raise
+                wait_s = min(2 * wait_s, self._pace.longest_s)
+            else:
+                self._away, self._why, self._failing_s = "", "", math.inf
+                return answer
+
+    def _settle(self, job_id: str, key: str) -> None:
+        answer = Answer.mine
+        try:
+            # Once one was waited for in vain, no other is for a while: thousands would take days.
+            if not self._is_away and self._fetch(key):
+                answer = Answer.there
+        except UnreachableError as error:
+            self._lost(error)
+        except (StoreError, OSError) as error:
+            self._broken = str(error)
+        finally:
+            with self._state:
+                self._questions.discard(key)
+                self._asked[key] = answer
+                self._answered.append(job_id)
+                with suppress(OSError):
+                    os.write(self._wake[1], b".")
+
+    def _fetch(self, key: str) -> bool:
+        """Have an output here that is there; False where it is not there, or bad and so set aside."""
+        patience_s = self._pace.fetched_s if key in self.keys else self._pace.asked_s
+        scratch = self._verified.folder / "fetched"
+        size = None
+        for tries_left in (1, 0):
+            try:
+                size = self._patiently(patience_s, partial(self._outputs.fetch, key, self._store, scratch))
+                break
+            except BadOutputError as error:
+                if not tries_left:
+                    log.warning(
+                        "%s in the shared store cannot be used: %s. It is set aside there, and made again",
+                        key,
+                        error,
+                    )
+                    self._patiently(patience_s, partial(self._outputs.set_aside, key, error.upload))
+        if size is not None:
+            self._verified.problem(key)  # read here, so that the engine's loop finds its note
+        with self._state:
+            if size is None:
+                self.keys.discard(key)
+                return False
+            self.keys.add(key)
+            came = self._traffic
+            self._traffic = replace(came, fetched=came.fetched + 1, fetched_bytes=came.fetched_bytes + size)
+            return True
+
+    def _upload(self, key: str) -> None:
+        is_settled = True
+        try:
+            if problem := self._verified.problem(key):
+                raise StoreError(problem)
+            sent = self._outputs.upload(key, self._store, partial(self._patiently, math.inf))
+            if sent.differs:
+                log.warning(
+                    "%s: another machine had stored it first, of other bytes: machines whose arithmetic differs "
+                    "share this store",
+                    key,
+                )
+            with self._state:
+                self.keys.add(key)
+                went = self._traffic
+                if sent.is_first:
+                    self._traffic = replace(
+                        went, uploaded=went.uploaded + 1, uploaded_bytes=went.uploaded_bytes + sent.size
+                    )
+        except UnreachableError:  # the run has ended. What was sent stays, as its entry may have been made
+            is_settled = False
+        except (StoreError, OSError) as error:
+            log.warning("%s was not uploaded to the shared store: %s", key, error)
+        finally:
+            with self._state:
+                if is_settled:
+                    del self._uploads[key]
+                self._state.notify_all()
