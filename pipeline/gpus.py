@@ -12,6 +12,8 @@ from collections.abc import MutableMapping, Sequence
 from typing import TYPE_CHECKING, TypedDict
 
 from pipeline.engine.devices.inventory import (
+    NOTHING,
+    VISIBLE,
     Device,
     GpuUsage,
     Machine,
@@ -20,8 +22,7 @@ from pipeline.engine.devices.inventory import (
     read_usage,
     visible_gpus,
 )
-from pipeline.engine.devices.mask import NOTHING, VISIBLE
-from pipeline.engine.devices.resolve import Order, gpus_of_ids, pick, rank
+from pipeline.engine.devices.select import gpus_of_ids, pick, rank
 from pipeline.errors import DeviceError
 from pipeline.machine.memory import usable_bytes
 
@@ -137,23 +138,13 @@ def select_gpus(
     gpu_ids: Sequence[int] | None = None,
     num_gpus: int | None = None,
     min_memory_mb: int | None = None,
-    *,
-    min_total_memory_mb: int | None = None,
-    max_utilization: int = 100,
-    same_model: bool = False,
-    order: Order = Order.idle,
 ) -> list[int]:
     """Ids of GPUs that meet every condition.
 
     Args:
         gpu_ids: Choose among these; all of them are taken unless `num_gpus` says fewer.
-        num_gpus: How many; None for all that pass.
+        num_gpus: How many, the idlest first, and of equals the highest ids; None for all that pass.
         min_memory_mb: Memory that must be free, whoever takes the rest.
-        min_total_memory_mb: Memory that it must have, used or not.
-        max_utilization: Largest utilisation, in percent.
-        same_model: GPUs of one model alone.
-        order: Which go first where there are more than `num_gpus`: the idlest, and of equals the highest id, as
-            people at the machine use GPU 0; or the lowest ids.
 
     Returns:
         Ids in rising order, or in that of `gpu_ids`; empty where nothing was asked and there is no GPU.
@@ -163,17 +154,13 @@ def select_gpus(
     """
     visible, machine = _visible()
     among = visible if gpu_ids is None else gpus_of_ids(gpu_ids, visible, os.environ)
-    if not visible and num_gpus is None and min_memory_mb is None and min_total_memory_mb is None:
+    if not visible and num_gpus is None and min_memory_mb is None:
         return []
     chosen = pick(
         among,
         machine.usage,
         count=num_gpus if gpu_ids is None or num_gpus is not None else len(among),
         min_free_bytes=(min_memory_mb or 0) * _MB,
-        min_total_bytes=(min_total_memory_mb or 0) * _MB,
-        max_utilization=max_utilization,
-        same_model=same_model,
-        order=order,
     )
     return [visible.index(gpu) for gpu in chosen]
 

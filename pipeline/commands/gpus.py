@@ -14,7 +14,7 @@ from pipeline.commands.typed import Every, Watch, examples, refuse_both
 from pipeline.config.schema import Optimizer, Sharding, Strategy
 from pipeline.engine.devices.inventory import Device, GpuUsage, Machine, read_machine, visible_gpus
 from pipeline.engine.devices.lease import Holder, holders
-from pipeline.engine.devices.resolve import pick
+from pipeline.engine.devices.select import pick
 from pipeline.errors import ConfigError, DeviceError
 from pipeline.gpus import get_gpu_info
 from pipeline.learning.memory import fit as fitting
@@ -312,10 +312,7 @@ def gpus_to_fit(count: int | None, memory_gib: float | None) -> tuple[int, Calla
 
 
 def _free_bytes(devices: Sequence[Device], usage: Mapping[str, GpuUsage], count: int) -> int:
-    try:
-        chosen = pick(devices, usage, count=count, same_model=True)
-    except DeviceError:
-        chosen = pick(devices, usage, count=count)
+    chosen = pick(devices, usage, count)
     return min(usage[gpu.uuid or ""].free_bytes for gpu in chosen)
 
 

@@ -15,9 +15,8 @@ from typing import Annotated
 from msgspec import Meta
 
 from pipeline.config.schema import AUTO, Backend, ExecutionConfig
-from pipeline.engine.devices.inventory import Device
+from pipeline.engine.devices.inventory import Device, read_levels, wait_until_free
 from pipeline.engine.devices.layout import make_layout, with_joining
-from pipeline.engine.devices.memory_reclaim import read_levels, wait_until_all_free
 from pipeline.engine.events import Event, Listener, whole_lines
 from pipeline.engine.journal import Journal
 from pipeline.engine.run_folder import RunFolder
@@ -259,5 +258,5 @@ def _tell(timings: Timings, on_event: Callable[[Event], object], event: Event) -
 
 def _wait_for_memory(devices: Sequence[Device], levels: Mapping[str, int], execution: ExecutionConfig) -> None:
     """The devices go to others once this run gives up its lease."""
-    for words in wait_until_all_free(devices, levels, free_timeout_s(execution)):
+    for words in wait_until_free(devices, levels, free_timeout_s(execution)):
         log.warning("%s", words)

@@ -20,7 +20,7 @@ from dataclasses import dataclass
 from enum import Enum
 from pathlib import Path
 
-from pipeline.engine.devices.mask import NOTHING, VISIBLE, entries_of
+from pipeline.engine.devices.inventory import NOTHING, VISIBLE, entries_of
 from pipeline.errors import ConfigError
 from pipeline.files import open_plain
 from pipeline.slurm.script import MARK, gpus_of, nodes_of, number, options_of

@@ -13,9 +13,8 @@ from typing import Any
 import psutil
 
 from pipeline.config.schema import Backend, Barrier, ExecutionConfig, RetryConfig
-from pipeline.engine.devices.inventory import Device, cpu_slots
+from pipeline.engine.devices.inventory import Device, cpu_slots, read_levels
 from pipeline.engine.devices.layout import make_layout
-from pipeline.engine.devices.memory_reclaim import read_levels
 from pipeline.engine.events import Listener
 from pipeline.engine.journal import Journal, read_journal
 from pipeline.engine.scheduler.loop import run_plan

@@ -26,7 +26,7 @@ from typing import TYPE_CHECKING, Any
 
 import pynvml
 
-from pipeline.engine.devices.memory_reclaim import lives
+from pipeline.engine.devices.inventory import lives
 
 if TYPE_CHECKING:  # the processes that tests start need no pytest
     import pytest

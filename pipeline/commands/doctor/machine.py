@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from pipeline.commands.doctor.facts import Facts
-from pipeline.engine.devices.inventory import Device, visible_gpus
-from pipeline.engine.devices.mask import NOTHING, VISIBLE, read_mask
+from pipeline.engine.devices.inventory import NOTHING, VISIBLE, Device, read_mask, visible_gpus
 from pipeline.engine.devices.worker_env import is_of_launcher
 from pipeline.errors import DeviceError
 from pipeline.terminal.check import Check, failed, passed, warned

@@ -10,13 +10,120 @@ import importlib
 import logging
 import os
 import platform
-from collections.abc import Callable, Iterator, Mapping
+import re
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-from pipeline.engine.devices.mask import NOTHING, VISIBLE, read_mask
 from pipeline.errors import DeviceError
+
+# -- mask --------------------------------------------------------------------------------------------------------
+# What a value of CUDA_VISIBLE_DEVICES means: as CUDA reads it, with word of what CUDA would silently drop.
+# The grammar is the driver's, as torch's own parser has it: numbers are read like C's `strtoul`, the first
+# invalid entry ends the list, an entry given twice empties it, and names are prefixes that must be unique.
+
+
+VISIBLE = "CUDA_VISIBLE_DEVICES"
+NOTHING = ("", "-1", "NoDevFiles")
+"""Values that hide every GPU on purpose; Slurm sets the last."""
+_NUMBER = re.compile(r"[+-]?[0-9]+")
+_PREFIXES = ("GPU-", "MIG-")
+
+
+@dataclass(frozen=True)
+class Seen:
+    """What a process with a mask sees.
+
+    Attributes:
+        uuids: Devices in the order in which CUDA numbers them.
+        fault: Which part of the mask CUDA would drop without a word, and why; None where it takes all of it.
+    """
+
+    uuids: tuple[str, ...]
+    fault: str | None = None
+
+
+def read_mask(mask: str | None, gpus: Sequence[str], slices: Mapping[str, str] | None = None) -> Seen:
+    """Read a mask.
+
+    Args:
+        mask: The variable's value; None is a variable that is not set.
+        gpus: UUIDs of the GPUs in PCI bus order.
+        slices: MIG slices: UUID -> its older name ``MIG-GPU-<uuid>/<gpu instance>/<compute instance>``.
+    """
+    slices = slices or {}
+    if mask is None:
+        return Seen((*gpus, *slices))
+    if mask.strip() in NOTHING:
+        return Seen(())
+    entries, fault = entries_of(mask)
+    kept: list[str] = []
+    for entry in entries:
+        uuid, wrong = _find(entry, gpus, slices)
+        if uuid is None:
+            return Seen(tuple(kept), wrong)
+        if uuid in kept:
+            return Seen((), f"'{entry}' names a GPU that was named before, which leaves none at all")
+        kept.append(uuid)
+    return Seen(tuple(kept), fault)
+
+
+def entries_of(mask: str) -> tuple[list[int] | list[str], str | None]:
+    """Split a mask into numbers, or into names where it begins with one, up to the first entry that is neither.
+
+    Returns:
+        The entries, and what was dropped, or None.
+    """
+    prefix = next((prefix for prefix in _PREFIXES if mask.startswith(prefix)), None)
+    return _numbers(mask.split(",")) if prefix is None else _names(mask.split(","), prefix)
+
+
+def _numbers(entries: Sequence[str]) -> tuple[list[int], str | None]:
+    found: list[int] = []
+    for place, entry in enumerate(entries):
+        match = _NUMBER.match(entry.strip())
+        number = int(match.group()) if match else -1
+        if number in found:
+            return [], f"'{entry}' is given twice, which leaves no GPU at all"
+        if number < 0:
+            closes = entry.strip() == "-1" and place == len(entries) - 1
+            return found, None if closes else f"'{entry}' is no GPU; it and what follows are dropped"
+        found.append(number)
+    return found, None
+
+
+def _names(entries: Sequence[str], prefix: str) -> tuple[list[str], str | None]:
+    found: list[str] = []
+    for entry in entries:
+        if entry in found:
+            return [], f"'{entry}' is given twice, which leaves no GPU at all"
+        if not entry.startswith(prefix):
+            return found, (
+                f"'{entry}' is not a name that begins with {prefix}, as the first one does (numbers, names and "
+                "spaces do not mix); it and what follows are dropped"
+            )
+        found.append(entry)
+    return found, None
+
+
+def _find(entry: int | str, gpus: Sequence[str], slices: Mapping[str, str]) -> tuple[str | None, str | None]:
+    if isinstance(entry, int):
+        if entry < len(gpus):
+            return gpus[entry], None
+        return None, f"'{entry}' names no GPU of this machine; it and what follows are dropped"
+    names = {uuid: (uuid,) for uuid in gpus} if entry.startswith("GPU-") else _slice_names(slices)
+    found = [uuid for uuid, known in names.items() if any(name.startswith(entry) for name in known)]
+    if len(found) == 1:
+        return found[0], None
+    what = "matches several GPUs" if found else "names no GPU of this machine"
+    return None, f"'{entry}' {what}; it and what follows are dropped"
+
+
+def _slice_names(slices: Mapping[str, str]) -> dict[str, tuple[str, ...]]:
+    return {uuid: (uuid, older) for uuid, older in slices.items()}
+
 
 # -- nvml --------------------------------------------------------------------------------------------------------
 # The one door to the NVIDIA driver: NVML, through nvidia-ml-py, opened for a moment and closed again. NVML
@@ -370,3 +477,108 @@ def memory_total_bytes() -> int:
     import psutil
 
     return int(psutil.virtual_memory().total)
+
+
+# -- memory reclaim ----------------------------------------------------------------------------------------------
+# Whether the memory of a GPU has come back after a process that used it has ended. level = memory in use -
+# what the driver books to processes that live It is read before a run starts its first worker on the GPU.
+# What is above it later was left by a process that is no more: as a rule the driver frees that at once, but
+# it can take seconds, and where a process is stuck in the driver it never comes back. What others use
+# meanwhile is booked to them, so it delays nobody. Inside most containers the driver tells no process ids
+# that mean anything there, or not what each process has, and the level is all that is in use.
+
+
+FREE_TIMEOUT_S = 30.0
+"""A dead process with all of a large GPU, and much pinned memory of the machine, is cleared away well within this;
+what is still there then does not come back."""
+SLACK_BYTES = 512 * 2**20
+"""How far above its level a GPU counts as free: a display or the driver itself moves by so much, and every
+reckoning of what fits leaves more than that."""
+POLL_S = 0.2
+
+
+def lives(pid: int) -> bool:
+    """Whether a process runs on this machine, or in this container."""
+    import psutil
+
+    try:
+        return bool(psutil.Process(pid).status() != psutil.STATUS_ZOMBIE)
+    except psutil.NoSuchProcess:
+        return False
+
+
+def read_levels(devices: Sequence[Device]) -> dict[str, int]:
+    """UUID -> level in bytes, of the GPUs that answer. CPU slots have none."""
+    levels = {}
+    for device in devices:
+        if device.kind == "cuda" and device.uuid:
+            try:
+                level = unaccounted_bytes(read_usage(device))
+            except DeviceError:
+                continue
+            levels[device.uuid] = level
+    return levels
+
+
+def unaccounted_bytes(usage: GpuUsage) -> int:
+    """Memory in use that is booked to no living process. Of one without a figure nothing is."""
+    return usage.used_bytes - sum(
+        process.memory_bytes or 0 for process in usage.processes or () if lives(process.pid)
+    )
+
+
+def leftover(device: Device, level_bytes: int) -> str:
+    """What processes that have ended still hold of a GPU, in words; "" for nothing.
+
+    Args:
+        device: The GPU.
+        level_bytes: As `read_levels` found it.
+    """
+    try:
+        seen = read_usage(device)
+    except DeviceError as error:
+        return f"{device.label}: whether its memory is free cannot be told: {error}"
+    now = unaccounted_bytes(seen)
+    if now <= level_bytes + SLACK_BYTES:
+        return ""
+    gone = [process for process in seen.processes or () if not lives(process.pid)]
+    who = ", ".join(map(_words, gone)) or "the driver does not say who"
+    return (
+        f"{device.label}: {_mb(now - level_bytes)} are still taken after the process that had them ended ({who})"
+    )
+
+
+def wait_until_free(
+    devices: Sequence[Device],
+    levels: Mapping[str, int],
+    timeout_s: float,
+    enough: Callable[[], bool] = lambda: False,
+) -> list[str]:
+    """Wait until what processes that have ended held of some GPUs is free.
+
+    Args:
+        devices: The GPUs; those without a level are free.
+        levels: As `read_levels` found them.
+        timeout_s: Seconds to wait at most, for all of them together.
+        enough: Ends the wait: nobody wants them any more.
+
+    Returns:
+        What was not free in time, in words, one for each GPU.
+    """
+    end = time.monotonic() + timeout_s
+    asked = [(device, levels[device.uuid]) for device in devices if device.uuid and device.uuid in levels]
+    while (held := [(words, one) for one in asked if (words := leftover(*one))]) and not enough():
+        if time.monotonic() >= end:
+            return [f"{words}, and did not come back within {timeout_s:g} s" for words, _ in held]
+        asked = [one for _, one in held]
+        time.sleep(POLL_S)
+    return []
+
+
+def _words(process: GpuProcess) -> str:
+    amount = "memory" if process.memory_bytes is None else _mb(process.memory_bytes)
+    return f"process {process.pid}, which does not run here, has {amount}"
+
+
+def _mb(number: int) -> str:
+    return f"{number / 2**20:.0f} MB"

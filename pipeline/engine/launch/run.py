@@ -15,12 +15,18 @@ from pathlib import Path
 
 from pipeline import arithmetic
 from pipeline.config.schema import DeviceChoice
-from pipeline.engine.devices.inventory import Device, cpu_slots, find_gpus, usable_cores
-from pipeline.engine.devices.lease import LeaseSet
-from pipeline.engine.devices.locks import LockFile, lease_dir
-from pipeline.engine.devices.mask import VISIBLE
-from pipeline.engine.devices.memory_reclaim import FREE_TIMEOUT_S, read_levels, wait_until_all_free
-from pipeline.engine.devices.resolve import DeviceRequest, Inventory, candidates
+from pipeline.engine.devices.inventory import (
+    FREE_TIMEOUT_S,
+    VISIBLE,
+    Device,
+    cpu_slots,
+    find_gpus,
+    read_levels,
+    usable_cores,
+    wait_until_free,
+)
+from pipeline.engine.devices.lease import LeaseSet, LockFile, lease_dir
+from pipeline.engine.devices.select import DeviceRequest, candidates
 from pipeline.engine.devices.worker_env import ON_LOOPBACK, is_of_launcher
 from pipeline.engine.launch.request import (
     LOOPBACK,
@@ -71,7 +77,7 @@ def launch(request: LaunchRequest, say: Say) -> int:
         arguments = [*arguments, program.name, *program.arguments]
         words, environment = ranks_command(arguments, environment, request.grace_s, server)
         code = supervise(words, environment, request.grace_s, server=server)
-        for held_memory in wait_until_all_free(lease.devices, levels, FREE_TIMEOUT_S):
+        for held_memory in wait_until_free(lease.devices, levels, FREE_TIMEOUT_S):
             say(held_memory)
         return code
 
@@ -103,7 +109,7 @@ def take_devices(request: LaunchRequest, holder: str, environ: Mapping[str, str]
         names=_NAMES,
         without="--device cpu --nproc N",
     )
-    found = candidates(asked, environ, Inventory())
+    found = candidates(asked, environ)
     if request.gpus is None and request.num_gpus is None:
         found = type(found)(devices=found.order, count=len(found.order), order=found.order)
     _refuse_slices(found.devices[: found.count])

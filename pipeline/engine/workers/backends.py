@@ -11,9 +11,8 @@ from pathlib import Path
 
 from pipeline import arithmetic
 from pipeline.config.schema import Backend, ExecutionConfig
-from pipeline.engine.devices.inventory import Device
+from pipeline.engine.devices.inventory import FREE_TIMEOUT_S, Device
 from pipeline.engine.devices.layout import Layout, plain_layout
-from pipeline.engine.devices.memory_reclaim import FREE_TIMEOUT_S
 from pipeline.engine.devices.worker_env import describe_device, worker_environment
 from pipeline.engine.workers.messages import AttemptStopped, FromWorker, RunJob, WorkerExited, WorkerReady
 from pipeline.engine.workers.pool import MakeWorker, Pool, Spares

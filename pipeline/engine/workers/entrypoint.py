@@ -19,8 +19,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from types import FrameType
 
-from pipeline.engine.devices.inventory import Device, read_usage
-from pipeline.engine.devices.memory_reclaim import wait_until_free
+from pipeline.engine.devices.inventory import Device, read_usage, wait_until_free
 from pipeline.engine.devices.worker_env import describe_device
 from pipeline.engine.workers.body import warm_up
 from pipeline.engine.workers.messages import (
@@ -218,12 +217,9 @@ class _Main:
         settings = self.settings
         if settings.level_bytes is None:
             return ""
-        return wait_until_free(
-            settings.device,
-            settings.level_bytes,
-            settings.free_timeout_s,
-            enough=lambda: self.runner.stop_requested,
-        )
+        levels = {settings.device.uuid or "": settings.level_bytes}
+        wait_s = settings.free_timeout_s
+        return "".join(wait_until_free([settings.device], levels, wait_s, lambda: self.runner.stop_requested))
 
     def _on_signal(self, number: int, _frame: FrameType | None) -> None:
         self._stop()

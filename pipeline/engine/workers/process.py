@@ -13,8 +13,7 @@ from pathlib import Path
 
 from msgspec.structs import replace
 
-from pipeline.engine.devices.inventory import Device
-from pipeline.engine.devices.memory_reclaim import FREE_TIMEOUT_S
+from pipeline.engine.devices.inventory import FREE_TIMEOUT_S, Device
 from pipeline.engine.devices.worker_env import describe_device, worker_environment
 from pipeline.engine.workers.entrypoint import Settings
 from pipeline.engine.workers.messages import (

@@ -10,9 +10,8 @@ from collections.abc import Callable, Collection, Sequence
 from contextlib import suppress
 from pathlib import Path
 
-from pipeline.engine.devices.inventory import Device
+from pipeline.engine.devices.inventory import FREE_TIMEOUT_S, Device, leftover, read_levels
 from pipeline.engine.devices.lease import holders
-from pipeline.engine.devices.memory_reclaim import FREE_TIMEOUT_S, leftover, read_levels
 from pipeline.engine.scheduler.signals import StopSignals
 from pipeline.errors import WorkerError, describe_exit
 from pipeline.foreign import ForeignDataError, read_json_file

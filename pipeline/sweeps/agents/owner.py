@@ -9,7 +9,7 @@ import os
 import socket
 from collections.abc import Callable, Collection, Sequence
 
-from pipeline.engine.devices.memory_reclaim import lives
+from pipeline.engine.devices.inventory import lives
 from pipeline.errors import ConfigError
 from pipeline.foreign import ForeignDataError, read_json_file
 from pipeline.sweeps.agents import turn

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from pipeline.config.schema import DeviceChoice
 from pipeline.engine.devices.inventory import Device, cpu_slots, find_gpus
-from pipeline.engine.devices.resolve import DeviceRequest, Inventory, candidates
+from pipeline.engine.devices.select import DeviceRequest, candidates
 from pipeline.errors import ConfigError
 from pipeline.runs.report.format import count
 from pipeline.sweeps.agents.turn import NUM_GPUS, devices_needed
@@ -144,7 +144,7 @@ def choose_pool(
         names=_NAMES,
         without="--device cpu",
     )
-    found = candidates(asked, environ, Inventory())
+    found = candidates(asked, environ)
     chosen = list(found.devices[: found.count] if agents is not None or ids is not None else found.order)
     places = {each.uuid or "": place for place, each in enumerate(found.order)}
     return AgentPool(devices=chosen, places=places, at_once=agents or len(chosen), each=share)

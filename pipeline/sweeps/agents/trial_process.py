@@ -21,9 +21,8 @@ from pathlib import Path
 import msgspec
 
 from pipeline import arithmetic
-from pipeline.engine.devices.inventory import Device
+from pipeline.engine.devices.inventory import FREE_TIMEOUT_S, Device, read_levels, wait_until_free
 from pipeline.engine.devices.lease import holders
-from pipeline.engine.devices.memory_reclaim import FREE_TIMEOUT_S, read_levels, wait_until_all_free
 from pipeline.engine.devices.worker_env import is_of_launcher
 from pipeline.engine.launch.request import LOOPBACK, LaunchRequest, Meeting, Program, find_program
 from pipeline.engine.launch.run import listen, own_port, rank_environment, ranks_command, take_devices
@@ -176,7 +175,7 @@ def _run(order: Order, devices: list[Device], held: ExitStack) -> Said:
             own=ranks is not None,
         )
         tell(exit_code=code)
-    return Said(exit_code=code, notes=wait_until_all_free(devices, levels, FREE_TIMEOUT_S))
+    return Said(exit_code=code, notes=wait_until_free(devices, levels, FREE_TIMEOUT_S))
 
 
 def _as_rank(program: Program) -> list[str]:

@@ -27,8 +27,7 @@ from typing import Any, TypeVar
 from msgspec.structs import replace
 
 import pipeline
-from pipeline.engine.devices.inventory import Device, find_gpus
-from pipeline.engine.devices.memory_reclaim import read_levels
+from pipeline.engine.devices.inventory import Device, find_gpus, read_levels
 from pipeline.engine.devices.worker_env import NODE_ADDRESS
 from pipeline.engine.workers.messages import (
     FromWorker,

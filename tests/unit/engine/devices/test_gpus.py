@@ -12,7 +12,6 @@ import pytest
 from rich.console import Console
 
 from pipeline import gpus as devices
-from pipeline.engine.devices.resolve import Order
 from pipeline.errors import DeviceError
 from tests.doubles.fake_nvml import gpu
 from tests.unit.engine.devices.conftest import UseMachine
@@ -83,16 +82,13 @@ def test_selection(machine: UseMachine) -> None:
     assert devices.select_gpus() == [0, 1, 2, 3]
     assert devices.select_gpus([3, 1]) == [3, 1]
     assert devices.select_gpus(num_gpus=2) == [0, 2]
-    assert devices.select_gpus(num_gpus=2, order=Order.lowest) == [0, 1]
     assert devices.select_gpus([3, 1, 0], num_gpus=1) == [0]
     assert devices.select_gpus(min_memory_mb=100_000) == [0, 2, 3]
-    assert devices.select_gpus(min_total_memory_mb=100_000) == [0, 1, 2, 3]
-    assert devices.select_gpus(max_utilization=0) == [2, 3]
     with pytest.raises(DeviceError, match="5 GPUs asked for, but 4 of 4"):
         devices.select_gpus(num_gpus=5)
     with pytest.raises(DeviceError, match=r"gpu_ids=\[0, 7\]: there is no GPU 7. Ids are 0 to 3"):
         devices.select_gpus([0, 7])
-    with pytest.raises(DeviceError, match=r"2 GPUs asked for, but 1 of 2 will do: GPU 1 .* has 10.0 GiB free"):
+    with pytest.raises(DeviceError, match=r"2 GPUs asked for, but 1 of 2 will do: .*GPU 1 has 10.0 GiB free"):
         devices.select_gpus([0, 1], min_memory_mb=100_000)
     with pytest.raises(DeviceError, match="1 GPU asked for, but 0 of 4"):
         devices.select_gpus(min_memory_mb=10**6)

@@ -2,17 +2,13 @@
 
 import logging
 
-import pynvml
 import pytest
 
 from pipeline.engine.devices.inventory import (
-    Device,
     GpuProcess,
-    NoDriver,
     find_gpus,
     read_machine,
     read_usage,
-    session,
 )
 from pipeline.errors import DeviceError
 from tests.doubles.fake_nvml import gpu, mig_slice
@@ -21,29 +17,10 @@ from tests.unit.engine.devices.conftest import UseMachine
 GIB = 2**30
 
 
-def test_gpus_are_described_as_the_driver_lists_them(machine: UseMachine) -> None:
-    machine("mixed")
-    found = find_gpus({})
-    assert [one.index for one in found] == [0, 1, 2, 3]
-    uuid = "GPU-00000001-aaaa-bbbb-cccc-000000000000"
-    a100 = "NVIDIA A100-SXM4-80GB"
-    assert found[1] == Device(kind="cuda", index=1, uuid=uuid, name=a100, memory_total_bytes=80 * GIB)
-
-
 @pytest.mark.parametrize("kind", ["no driver", "not loaded", "not installed"])
 def test_a_machine_without_a_driver_has_no_gpus(machine: UseMachine, kind: str) -> None:
     machine(kind)
     assert find_gpus({}) == []
-
-
-def test_without_the_fake_the_real_binding_is_asked(monkeypatch: pytest.MonkeyPatch) -> None:
-    def no_library() -> None:
-        raise pynvml.NVMLError(pynvml.NVML_ERROR_LIBRARY_NOT_FOUND)
-
-    monkeypatch.delenv("PIPELINE_TEST_NVML", raising=False)
-    monkeypatch.setattr(pynvml, "nvmlInit", no_library)
-    with pytest.raises(NoDriver, match="Not Found"), session():
-        pass
 
 
 @pytest.mark.parametrize(
@@ -130,14 +107,3 @@ def test_what_a_driver_does_not_tell_is_none(machine: UseMachine, error: str) ->
     whole, part = (seen.usage[uuid] for uuid in seen.devices)
     assert (whole.processes, whole.cores, whole.utilization) == (None, None, 0)
     assert part.utilization is None
-
-
-def test_a_gpu_that_is_gone_is_an_error(machine: UseMachine) -> None:
-    machine("two")
-    last = find_gpus({})[1]
-    machine("one")
-    with pytest.raises(DeviceError, match="Not Found"):
-        read_usage(last)
-    machine("no driver")
-    with pytest.raises(DeviceError, match="GPU 1 cannot be asked"):
-        read_usage(last)

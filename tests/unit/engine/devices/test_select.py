@@ -1,32 +1,139 @@
-"""Devices for a run, looked at or leased."""
+"""From what was asked for to devices within what is visible, looked at or leased."""
+
+from typing import Any
 
 import pytest
 
-from pipeline.config.load import load_config
 from pipeline.config.schema import DeviceChoice, DistributedConfig
+from pipeline.engine.devices import select
+from pipeline.engine.devices.inventory import find_gpus, read_machine
 from pipeline.engine.devices.lease import holders
-from pipeline.engine.devices.select import choose_devices, lease_devices
-from pipeline.errors import ConfigError, DeviceError
+from pipeline.engine.devices.select import (
+    DeviceRequest,
+    candidates,
+    choose_devices,
+    lease_devices,
+    pick,
+)
+from pipeline.errors import DeviceError
+from tests.doubles.fake_nvml import gpu
 from tests.unit.engine.devices.conftest import UseMachine
+
+
+def picked(**conditions: Any) -> list[int]:
+    return [device.index for device in pick(find_gpus(), read_machine().usage, **conditions)]
+
+
+def test_equals_are_taken_from_the_highest_number_down(machine: UseMachine) -> None:
+    machine("eight")
+    assert picked(count=3) == [5, 6, 7]
+    assert picked() == list(range(8))
+
+
+def test_the_idlest_go_first(machine: UseMachine) -> None:
+    machine("busy")
+    assert picked(count=1) == [2]
+    assert picked(count=2) == [0, 2]
+    assert picked(count=3) == [0, 2, 3]
+
+
+def test_of_equally_free_ones_the_less_busy_goes_first(machine: UseMachine) -> None:
+    machine({"gpus": [gpu(0, utilization=10), gpu(1, utilization=80), gpu(2, utilization=30)]})
+    assert picked(count=2) == [0, 2]
+
+
+def test_some_megabytes_of_a_display_do_not_matter(machine: UseMachine) -> None:
+    machine({"gpus": [gpu(0, total_gib=139.5), gpu(1, total_gib=139.5, used_gib=0.3)]})
+    assert picked(count=1) == [1]
+
+
+@pytest.fixture(autouse=True)
+def cores(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A machine of three cores, on which nothing else runs."""
+    monkeypatch.setattr(select, "usable_cores", lambda: 3)
+    monkeypatch.setattr(select, "memory_available_bytes", lambda: 100 << 30)
+
+
+def labels(asked: dict[str, Any] | None = None, mask: str | None = None, workers: int | None = None) -> list[str]:
+    environment = {} if mask is None else {"CUDA_VISIBLE_DEVICES": mask}
+    found = candidates(DeviceRequest(**(asked or {})), environment, workers=workers)
+    return [one.label for one in found.best()]
+
+
+def gpus(*numbers: int) -> list[str]:
+    return [f"GPU {number}" for number in numbers]
+
+
+CPU = ["cpu slot 0", "cpu slot 1", "cpu slot 2"]
+
+
+@pytest.mark.parametrize(
+    ("asked", "mask", "expected"),
+    [
+        ({}, None, gpus(*range(8))),
+        ({"num_gpus": 2}, None, gpus(6, 7)),
+        ({"gpu_ids": [1, 0]}, None, gpus(0, 1)),
+        ({"device": DeviceChoice.cpu}, None, CPU),
+        ({"device": DeviceChoice.cuda, "gpu_ids": [3]}, None, gpus(3)),
+        ({}, "4,5,6,7", gpus(4, 5, 6, 7)),
+        ({"gpu_ids": [0, 2]}, "4,5,6,7", gpus(4, 6)),
+        ({"gpu_ids": [2, 0]}, "7,6,5", gpus(7, 5)),
+        ({"num_gpus": 2}, "1,2,3", gpus(2, 3)),
+        ({}, "", CPU),
+        ({"device": DeviceChoice.cpu}, "not even a mask", CPU),
+    ],
+)
+def test_devices_are_those_asked_for_within_what_the_environment_shows(
+    machine: UseMachine, asked: dict[str, Any], mask: str | None, expected: list[str]
+) -> None:
+    machine("eight")
+    assert labels(asked, mask) == expected
+
+
+@pytest.mark.parametrize(
+    ("asked", "mask", "workers", "said"),
+    [
+        ({"num_gpus": 9}, None, None, r"num_gpus=9, but there are 8 usable GPUs: 0 to 7\. Use num_gpus=8 or less"),
+        ({"num_gpus": 0}, None, None, "num_gpus=0: must be at least 1"),
+        ({"gpu_ids": []}, None, None, r"gpu_ids=\[\] names no GPU"),
+        ({"gpu_ids": [0, 8, 9]}, None, None, r"gpu_ids=\[0, 8, 9\]: there is no GPU 8, 9\. Ids are 0 to 7"),
+        ({"gpu_ids": [1, 1]}, None, None, "names a GPU twice"),
+        ({"gpu_ids": [0, 1], "num_gpus": 3}, None, None, "make them agree"),
+        ({"gpu_ids": [4]}, "4,5", None, r"Ids are 0 \(GPU 4\), 1 \(GPU 5\), counted within what CUDA_VISIBLE"),
+        ({"num_gpus": 2}, "", None, "num_gpus=2, but there is no usable GPU: CUDA_VISIBLE_DEVICES='' hides them"),
+        ({"device": DeviceChoice.cuda}, "-1", None, "device=cuda, but there is no usable GPU"),
+        ({"num_gpus": 2}, None, 3, "execution.workers=3, but there are 2 usable GPUs"),
+        ({}, None, 0, "at least one worker"),
+    ],
+)
+def test_what_cannot_be_had_is_refused(
+    machine: UseMachine, asked: dict[str, Any], mask: str | None, workers: int | None, said: str
+) -> None:
+    machine("eight")
+    with pytest.raises(DeviceError, match=said) as raised:
+        labels(asked, mask, workers)
+    assert "\n" not in str(raised.value)
+
+
+def test_the_cpu_works_whatever_the_driver_does(machine: UseMachine) -> None:
+    machine("mismatch")
+    assert labels({"device": DeviceChoice.cpu}) == CPU
+    assert labels({"device": DeviceChoice.cpu}, workers=5) == [f"cpu slot {slot}" for slot in range(5)]
+    with pytest.raises(DeviceError, match="does not answer"):
+        labels()
+
+
+def test_without_gpus_slots_are_taken(machine: UseMachine) -> None:
+    machine("no driver")
+    assert labels() == CPU
+    with pytest.raises(DeviceError, match="NVML found none"):
+        labels({"device": DeviceChoice.cuda})
 
 
 def test_gpus_go_one_to_a_worker(machine: UseMachine) -> None:
     machine("two")
     assert [one.label for one in choose_devices(DeviceChoice.auto, None)] == ["GPU 0", "GPU 1"]
     assert [one.label for one in choose_devices(DeviceChoice.cuda, 1)] == ["GPU 1"]
-
-
-def test_the_section_of_the_configuration_decides() -> None:
-    config = load_config(["experiment.name=t", "distributed.gpu_ids=[0,1]"])
-    assert (config.distributed.gpu_ids, config.distributed.num_gpus) == ([0, 1], None)
-    with pytest.raises(ConfigError, match="num_gpus"):
-        load_config(["experiment.name=t", "distributed.num_gpu=1"])
-
-
-def test_messages_name_the_keys_of_the_configuration(machine: UseMachine) -> None:
-    machine("two")
-    with pytest.raises(DeviceError, match=r"distributed\.num_gpus=3, but there are 2"):
-        choose_devices(DeviceChoice.auto, None, DistributedConfig(num_gpus=3))
 
 
 def test_what_another_run_holds_is_passed_over_by_count_and_refused_by_id(machine: UseMachine) -> None:

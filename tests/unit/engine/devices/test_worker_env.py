@@ -42,12 +42,6 @@ def test_workers_do_not_get_what_moves_or_rounds_or_strips() -> None:
         assert not told.keys() & worker_environment(device, 1, told).keys()
 
 
-def test_the_given_environment_is_not_changed() -> None:
-    given = {"RANK": "1"}
-    worker_environment(GPU, 1, given)
-    assert given == {"RANK": "1"}
-
-
 def test_attention_and_memory_of_a_gpu_are_set_unless_the_user_has() -> None:
     env = worker_environment(GPU, 1, {})
     assert env["TORCH_CUDNN_SDPA_DEPRIORITIZED"] == "1"

@@ -16,8 +16,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pipeline import locks
-from pipeline.engine.devices.lease import Ticket
-from pipeline.engine.devices.locks import LockFile
+from pipeline.engine.devices.lease import LockFile, Ticket
 from pipeline.engine.journal import Journal
 from pipeline.engine.run_folder import RunFolder
 from pipeline.engine.store.gc import find_runs, job_of
