@@ -13,8 +13,7 @@ from typing import Annotated
 import typer
 
 from pipeline.commands import about_runs, fetch, launch
-from pipeline.commands.command_line import Commands
-from pipeline.commands.typed import keys
+from pipeline.commands.typed import Commands, keys
 
 app = typer.Typer(cls=Commands, no_args_is_help=True, pretty_exceptions_enable=False)
 

@@ -15,9 +15,8 @@ from pipeline.commands.doctor.proof import check_arithmetic, check_generation
 from pipeline.commands.exits import refuse, unless_unwritten
 from pipeline.errors import ConfigError
 from pipeline.slurm.lint import slurm_checks
-from pipeline.terminal.check import Check, Verdict
-from pipeline.terminal.console import make_console, say
-from pipeline.terminal.text import printable
+from pipeline.terminal.console import Check, Verdict, make_console, say
+from pipeline.terminal.streams import printable
 
 __all__ = ["Check", "Verdict", "main", "run_checks", "script"]
 

@@ -23,7 +23,7 @@ from pipeline.learning.memory.fit import Fit, TriedLayout
 from pipeline.learning.memory.training import GB, Precision, Workload, compute_bytes
 from pipeline.learning.models.families import MOST_RANKS
 from pipeline.machine.memory import memory_available_bytes, usable_bytes
-from pipeline.terminal import watch as watching
+from pipeline.terminal import console as watching
 from pipeline.terminal.columns import EXTRA, Cell, Column, FittedTable
 from pipeline.terminal.console import make_console, print_json, say
 

@@ -14,19 +14,19 @@ from hydra.errors import HydraException
 from typer.main import get_group
 
 from pipeline.commands import launch
-from pipeline.commands.command_line import WRONG_USE, in_words
 from pipeline.commands.device_flags import FLAGS, as_overrides
 from pipeline.commands.entries import sweep
 from pipeline.commands.launch import requested
 from pipeline.commands.request import check_fits_ray
 from pipeline.commands.sweep_settings import check_settings
+from pipeline.commands.typed import WRONG_USE, in_words
 from pipeline.config.arguments import check_flags, settings_first
 from pipeline.config.checks import check_config
 from pipeline.config.explain import explain
 from pipeline.config.load import check_sweep, load_config
 from pipeline.config.ranks import devices_per_training
 from pipeline.config.schema import Backend, Config, DeviceChoice
-from pipeline.engine.launch.request import find_program
+from pipeline.engine.launch.run import find_program
 from pipeline.errors import ConfigError, unknown_name
 from pipeline.plan.size import check_size
 from pipeline.runs.report.format import command

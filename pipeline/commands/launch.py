@@ -13,7 +13,7 @@ from pipeline.commands.typed import examples
 from pipeline.errors import ConfigError
 
 if TYPE_CHECKING:
-    from pipeline.engine.launch.request import LaunchRequest
+    from pipeline.engine.launch.run import LaunchRequest
 
 _ID = re.compile("[0-9]{1,9}")  # `str.isdigit` takes what `int` does not
 
@@ -79,7 +79,7 @@ def requested(
     Raises:
         ConfigError: One cannot be read, or they contradict each other.
     """
-    from pipeline.engine.launch.request import LaunchRequest
+    from pipeline.engine.launch.run import LaunchRequest
 
     if device not in (None, "cuda", "auto", "cpu"):
         raise ConfigError(f"--device {device}: cpu, or leave it out for GPUs")

@@ -14,7 +14,7 @@ from pipeline.runs.loaded import LoadedRun
 from pipeline.runs.origin import slurm_in_words
 from pipeline.runs.report.logs import follow_job, follow_run, print_log
 from pipeline.terminal.console import make_console, say
-from pipeline.terminal.log import LogOutput, NobodyReads
+from pipeline.terminal.streams import LogOutput, NobodyReads
 
 
 def logs(

@@ -26,7 +26,7 @@ from pipeline.runs.origin import Maker, several_makers
 from pipeline.runs.report.format import jobs, logs_command, shown_path
 from pipeline.runs.report.moved import read_in_words
 from pipeline.terminal.console import say
-from pipeline.terminal.text import printable
+from pipeline.terminal.streams import printable
 
 SOME_FAILED = 1
 

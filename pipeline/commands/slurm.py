@@ -29,8 +29,7 @@ from pipeline.slurm.script import (
     script_text,
     shell_word,
 )
-from pipeline.terminal.check import Check, Verdict
-from pipeline.terminal.console import make_console, say
+from pipeline.terminal.console import Check, Verdict, make_console, say
 
 app = typer.Typer(
     no_args_is_help=True,

@@ -15,8 +15,7 @@ from pipeline.runs.loaded import LoadedRun, load_planned
 from pipeline.runs.report.live import PlainLines
 from pipeline.runs.report.status import Glance, glance_at, overview_table, print_run, run_json
 from pipeline.runs.report.watched import News, watched_run
-from pipeline.terminal.console import print_json, say
-from pipeline.terminal.watch import wait_for, watch
+from pipeline.terminal.console import print_json, say, wait_for, watch
 
 _BEGINS_S = 60.0
 """A run that has been there for longer and has no plan will not get one."""

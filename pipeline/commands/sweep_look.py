@@ -29,8 +29,7 @@ from pipeline.sweeps.report.status import print_sweep, row_of, sweep_json
 from pipeline.sweeps.report.tables import SweepRow, sweeps_table
 from pipeline.sweeps.report.watched import News, is_over, watched_sweep
 from pipeline.sweeps.trials import TrialState
-from pipeline.terminal.console import print_json, say
-from pipeline.terminal.watch import wait_for, watch
+from pipeline.terminal.console import print_json, say, wait_for, watch
 
 log = logging.getLogger("pipeline")
 

@@ -2,15 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import re
+import shlex
+import sys
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from functools import cached_property, partial
+from importlib import import_module
+from itertools import pairwise
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any, Final, get_args, get_type_hints
 
 import typer
+from typer.core import TyperGroup
+from typer.main import get_group
 
-from pipeline.commands.exits import refuse, unless_unwritten
+from pipeline.commands.exits import WRONG_REQUEST, refuse, unless_unwritten
 from pipeline.commands.start import INTERRUPTED
+from pipeline.config.fields import Range
 from pipeline.errors import ConfigError, PipelineError
 
 
@@ -76,3 +85,155 @@ def answering() -> Iterator[None]:
         raise typer.Exit(unless_unwritten(end.exit_code)) from end
     if code := unless_unwritten(0):
         raise typer.Exit(code)
+
+
+# -- command line ------------------------------------------------------------------------------------------------
+# How ``python -m pipeline`` answers: what is wrong in one line, with the command line too; and its exit code.
+# typer has pydantic read the values of options, and would repeat what that says of them to programmers.
+
+
+WRONG_USE: Final[type[Exception]] = typer.BadParameter.__mro__[1]
+"""What every wrong command line raises, for which typer has no public name."""
+_CHOICES = re.compile(r"'(?P<given>.*)' is not one of (?P<choices>'.*')\.", re.DOTALL)
+_TOO_MANY = re.compile(r"Got unexpected extra argument\S* \((?P<words>.*)\)", re.DOTALL)
+_NO_COMMAND = re.compile(r"No such command '(.*\.ya?ml)'")
+_KINDS = {"int": "a whole number", "float": "a number"}
+
+
+class Family(TyperGroup):
+    """Commands with a word before them, as ``store gc``; their module is imported when one is asked for."""
+
+    def __init__(self, name: str, module: str, help: str) -> None:  # noqa: A002 - as typer calls it
+        self._module = module
+        super().__init__(name=name, help=help)
+
+    @cached_property
+    def _whole(self) -> Any:
+        app = import_module(self._module).app
+        app.info.name, app.info.help = self.name, self.help
+        return get_group(app)
+
+    @property
+    def commands(self) -> Any:
+        """By their names."""
+        return self._whole.commands
+
+    @commands.setter
+    def commands(self, _: Any) -> None: ...
+
+    def make_context(self, *arguments: Any, **named: Any) -> Any:
+        """As Click does, of the commands themselves."""
+        return self._whole.make_context(*arguments, **named)
+
+
+FAMILIES = (
+    ("store", "pipeline.commands.store", "Check the store of finished outputs, measure it, clean it up."),
+    (
+        "gpus",
+        "pipeline.commands.gpus",
+        "Show the GPUs of this machine; `gpus fit` says how a model can be trained on them.",
+    ),
+    ("sweep", "pipeline.commands.entries.sweep", "Search settings with many trials, and look at them."),
+    ("slurm", "pipeline.commands.slurm", "Batch scripts for Slurm: write one, check one, submit one."),
+)
+
+
+class Commands(TyperGroup):
+    """All commands, with an answer to words that none of them takes."""
+
+    def __init__(self, **attributes: Any) -> None:
+        super().__init__(**attributes)
+        self.commands.update((name, Family(name, module, text)) for name, module, text in FAMILIES)
+
+    def main(
+        self,
+        args: Sequence[str] | None = None,
+        prog_name: str | None = None,
+        complete_var: str | None = None,
+        standalone_mode: bool = True,
+        windows_expand_args: bool = True,
+        **extra: Any,
+    ) -> Any:
+        """Carry out a command line.
+
+        Args:
+            args: Its words; those of the process if left out.
+            prog_name: How the program is called.
+            complete_var: As typer takes it, like what follows.
+            standalone_mode: End the process with the exit code.
+            windows_expand_args: Passed on.
+            extra: Passed on.
+        """
+        carry_out = partial(super().main, args, prog_name, complete_var, False, windows_expand_args, **extra)
+        if not standalone_mode:
+            return carry_out()
+        code: object = 0
+        try:
+            self._refuse_empty_paths(sys.argv[1:] if args is None else list(args))
+            code = carry_out()
+        except PipelineError as error:
+            code = refuse(error)
+        except (typer.Abort, KeyboardInterrupt):
+            code = INTERRUPTED
+        except WRONG_USE as error:
+            said = in_words(error)
+            code = refuse(ConfigError(said)) if said else WRONG_REQUEST  # without a word: help has been printed
+        sys.exit(unless_unwritten(code if isinstance(code, int) else 0))
+
+    def _refuse_empty_paths(self, words: Sequence[str]) -> None:
+        """Refuse what a variable of a shell that is not set leaves: a path without a letter is this very folder.
+
+        Raises:
+            ConfigError: There is such an option.
+        """
+        command: Any = self
+        if "--" in words:  # what follows is a program's
+            words = words[: words.index("--")]
+        while words and words[0] in getattr(command, "commands", {}):
+            command, words = command.commands[words[0]], words[1:]
+        hints = get_type_hints(command.callback) if command.callback else {}
+        paths = [
+            each for each in command.params if Path in (hints.get(each.name), *get_args(hints.get(each.name)))
+        ]
+        for name in (name for each in paths for name in each.opts if name.startswith("-")):
+            if (name, "") in pairwise(words) or f"{name}=" in words:
+                raise ConfigError(f"{name} '' is empty; give the path of a file or folder")
+
+
+def in_words(error: Any) -> str:
+    """What is wrong, and where to read what may be given; "" where all is said. Of a `WRONG_USE`."""
+    if isinstance(error, typer.BadParameter) and error.param is not None:
+        said = _of_parameter(error, error.param)
+    else:
+        said = str(error.format_message()).strip()
+        if (file := _NO_COMMAND.search(said)) and error.ctx is not None and error.ctx.info_name == "sweep":
+            said = f"{file[1]} is no command: `{error.ctx.command_path} run {file[1]}` searches as that file says"
+        if too_many := _TOO_MANY.fullmatch(said):
+            said = f"too many words: {too_many['words']}"
+    if not said or error.ctx is None:
+        return said
+    return f"{said}{'' if said.endswith(('.', '?')) else '.'} See `{error.ctx.command_path} --help`"
+
+
+def _of_parameter(error: Any, parameter: Any) -> str:
+    """What is wrong with the value of an option or argument, or that it is missing."""
+    name = parameter.name if parameter.param_type_name == "argument" else max(parameter.opts, key=len)
+    if hasattr(error, "param_type"):  # missing
+        help_text = (getattr(parameter, "help", None) or "").rstrip(".")
+        return f"{name} is missing" + (f": {help_text[:1].lower()}{help_text[1:]}" if help_text else "")
+    problems: Sequence[Mapping[str, Any]] = error.__cause__.errors() if hasattr(error.__cause__, "errors") else ()
+    said = str(error.message)
+    if found := _CHOICES.search(said):
+        choices = [each.strip("'") for each in found["choices"].split(", ")]
+        return f"{name} {shlex.quote(found['given'])}: must be {', '.join(choices[:-1])} or {choices[-1]}"
+    if problems and (allowed := _range(problems[0], parameter)):
+        return f"{name} {shlex.quote(str(problems[0]['input']))}: must be {allowed}"
+    return f"{name}: {said.removeprefix('Value error, ')}"
+
+
+def _range(problem: Mapping[str, Any], parameter: Any) -> str:
+    """Which numbers a parameter takes, from what is wrong with one; "" where it does not take numbers."""
+    kind = _KINDS.get(str(problem["type"]).partition("_")[0], "")
+    low, high = getattr(parameter, "min", None), getattr(parameter, "max", None)
+    told = "" if low is high is None else str(Range(at_least=low, at_most=high))
+    return ", ".join(part for part in (kind, told) if part)

@@ -6,7 +6,7 @@ import os
 from contextlib import suppress
 from pathlib import Path
 
-from pipeline.terminal.text import without_colours
+from pipeline.terminal.streams import without_colours
 
 _BYTES = 4000
 _LINES = 15

@@ -17,7 +17,7 @@ from pipeline.runs.record import Comparison, PooledRow, ResultRow
 from pipeline.runs.report.fronts import front_tables
 from pipeline.runs.report.tables import result_tables
 from pipeline.runs.run_view import Span
-from pipeline.terminal.html import html_table, html_text
+from pipeline.terminal.columns import html_table, html_text
 
 if TYPE_CHECKING:
     import pandas as pd

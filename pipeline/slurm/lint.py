@@ -24,7 +24,7 @@ from pipeline.engine.devices.inventory import NOTHING, VISIBLE, entries_of
 from pipeline.errors import ConfigError
 from pipeline.files import open_plain
 from pipeline.slurm.script import MARK, gpus_of, nodes_of, number, options_of
-from pipeline.terminal.check import Check, Verdict, failed, passed, warned
+from pipeline.terminal.console import Check, Verdict, failed, passed, warned
 
 _LARGEST = 4 << 20
 """Bytes of a script that sbatch takes, unless it was told otherwise."""

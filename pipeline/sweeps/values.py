@@ -9,7 +9,7 @@ from typing import Any
 
 from pipeline.runs.report.format import short
 from pipeline.sweeps.trials import SweepView, Trial, TrialState
-from pipeline.terminal.text import on_one_line
+from pipeline.terminal.streams import on_one_line
 
 
 def said(value: Any) -> str:

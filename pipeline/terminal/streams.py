@@ -10,17 +10,96 @@ which has to come whole, and wrong while jobs run: inside of `never_waiting` wha
 
 from __future__ import annotations
 
+import codecs
 import errno
 import io
 import os
+import re
 import select
 import stat
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import Any, TextIO
+from typing import Any, Protocol, TextIO
 
-from pipeline.terminal.text import FALLBACK, printable_but_colours
+# -- text --------------------------------------------------------------------------------------------------------
+# Foreign text made fit to be shown: without what a terminal obeys, in an encoding that may lack characters.
+
+
+_OBEYED = (
+    r"\x00-\x08\x0b-\x1f\x7f-\x9f"  # control characters but tab and line feed; ESC and CSI begin whole commands
+    r"\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069"  # what turns the direction of text, or ends its line
+    r"\ud800-\udfff"  # halves of characters, which stand for bytes that are no text
+)
+_COLOUR = r"\x1b\[[0-9;:]{0,64}m"
+_OBEYED_BY_A_TERMINAL = re.compile(f"[{_OBEYED}]")
+_COLOUR_OR_OBEYED = re.compile(f"({_COLOUR})|[{_OBEYED}]")
+
+FALLBACK = "pipeline.fallback"
+"""Name of the error handler for characters that an encoding lacks: the nearest in ASCII, else their number."""
+_NEAREST = {
+    "\N{HORIZONTAL ELLIPSIS}": "~",
+    "\N{MIDDLE DOT}": "-",
+    "\N{CHECK MARK}": "+",
+    "\N{EN DASH}": "-",
+    "\N{EM DASH}": "-",
+    "\N{MULTIPLICATION SIGN}": "x",
+    "\N{PLUS-MINUS SIGN}": "~",
+    "\N{RIGHTWARDS ARROW}": ">",
+    "\N{BOX DRAWINGS LIGHT HORIZONTAL}": "-",
+    "\N{BOX DRAWINGS HEAVY HORIZONTAL}": "-",
+}
+"""One character for one, so that columns stay where they are."""
+
+
+def printable(text: str) -> str:
+    r"""Foreign text as it may be printed: an ESC becomes ``\x1b``; line feeds and tabs stay."""
+    return _OBEYED_BY_A_TERMINAL.sub(_escaped, text)
+
+
+def on_one_line(text: str) -> str:
+    r"""As `printable`, but a line feed becomes ``\n`` and a tab ``\t``, and so they have a width."""
+    return printable(text).replace("\n", "\\n").replace("\t", "\\t")
+
+
+def printable_but_colours(text: str) -> str:
+    """As `printable`, but what only sets colours stays."""
+    return _COLOUR_OR_OBEYED.sub(lambda found: found[1] or _escaped(found), text)
+
+
+def without_colours(text: str) -> str:
+    """As `printable`, and what sets colours is left out."""
+    return _COLOUR_OR_OBEYED.sub(lambda found: "" if found[1] else _escaped(found), text)
+
+
+def encodable(text: str, encoding: str) -> str:
+    """The text with what the encoding lacks replaced."""
+    return text.encode(encoding, FALLBACK).decode(encoding)
+
+
+def obeyed(text: str) -> bool:
+    """Whether there is something in the text that a terminal would obey."""
+    return _OBEYED_BY_A_TERMINAL.search(text) is not None
+
+
+def edges(text: str) -> list[int]:
+    """Where something begins that a terminal would obey, and where it ends."""
+    return [at for found in _OBEYED_BY_A_TERMINAL.finditer(text) for at in found.span()]
+
+
+def _escaped(found: re.Match[str]) -> str:
+    return found[0].encode("unicode_escape").decode("ascii")
+
+
+def _nearest(error: UnicodeError) -> tuple[str, int]:
+    if not isinstance(error, UnicodeEncodeError):
+        raise error
+    missing = error.object[error.start : error.end]
+    near = (_NEAREST.get(char) or char.encode("unicode_escape").decode("ascii") for char in missing)
+    return "".join(near), error.end
+
+
+codecs.register_error(FALLBACK, _nearest)
 
 _STDIN, _STDOUT, _STDERR = range(3)
 _GONE = {errno.EPIPE, errno.EIO, errno.ECONNRESET, errno.ENXIO}
@@ -223,3 +302,86 @@ def is_gone(stream: object) -> bool:
     """Whether nobody reads a stream any more."""
     file = getattr(stream, "raw_file", None)
     return isinstance(file, LastingFile) and file.gone()
+
+
+# -- log ---------------------------------------------------------------------------------------------------------
+# Logs on their way out: as they are where another program reads them, harmless where a terminal does.
+
+
+_UNFINISHED = re.compile(r"(\r|\x1b(\[[0-9;:]{0,64})?)\Z")
+"""What may go on in the next piece: the end of a line, or what sets a colour."""
+_RESET = "\x1b[0m"
+
+
+class NobodyReads(Exception):  # noqa: N818 - it tells of no error
+    """Whoever the output was for has seen enough, as in ``logs NAME -f | head``."""
+
+
+class Out(Protocol):
+    """What a log is printed to."""
+
+    def write(self, text: str, /) -> object:
+        """Take some text, of which more may follow."""
+
+    def flush(self) -> None:
+        """Show what was taken."""
+
+
+class LogOutput:
+    """Standard output for a log, piece by piece.
+
+    On a terminal control characters are escaped, except what only sets colours; and since progress bars return to
+    the start of their line again and again, a carriage return begins a new line. Elsewhere a log goes out raw.
+    """
+
+    def __init__(self, *, raw: bool, colours: bool) -> None:
+        """Prepare.
+
+        Args:
+            raw: The log as it is, whatever is in it.
+            colours: Keep what sets colours; it is left out otherwise.
+        """
+        self._stream = sys.stdout
+        self._out: Out = getattr(self._stream, "unfiltered", self._stream)
+        self._raw, self._shown = raw, printable_but_colours if colours else without_colours
+        self._colours = colours and not raw
+        self._held = ""
+
+    def write(self, text: str) -> None:
+        """Print some text.
+
+        Raises:
+            NobodyReads: It would be in vain.
+        """
+        if is_gone(self._stream):
+            raise NobodyReads
+        self._out.write(text if self._raw else self._harmless(text))
+
+    def flush(self) -> None:
+        """Show it."""
+        self._out.flush()
+
+    def close(self) -> None:
+        """No more follows."""
+        self._out.write(printable(self._held.replace("\r", "\n")) + (_RESET if self._colours else ""))
+        self._out.flush()
+
+    def pause(self, seconds: float) -> None:
+        """Wait, until there may be more to print.
+
+        Raises:
+            NobodyReads: It would be in vain.
+        """
+        poll = select.poll()
+        if isinstance(self._stream, LastingStream):
+            poll.register(self._stream.fileno(), 0)
+        poll.poll(seconds * 1000)
+        if is_gone(self._stream):
+            raise NobodyReads
+
+    def _harmless(self, text: str) -> str:
+        text = self._held + text
+        unfinished = _UNFINISHED.search(text)
+        cut = unfinished.start() if unfinished else len(text)
+        text, self._held = text[:cut], text[cut:]
+        return self._shown(text.replace("\r\n", "\n").replace("\r", "\n"))

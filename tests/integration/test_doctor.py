@@ -11,7 +11,7 @@ from typer.testing import CliRunner, Result
 from pipeline.__main__ import app
 from pipeline.commands import check
 from pipeline.commands.doctor import facts, setup
-from pipeline.terminal.check import Check, Verdict
+from pipeline.terminal.console import Check, Verdict
 from tests.doubles import fake_nvml
 
 ROOT = Path(__file__).parents[2]

@@ -11,7 +11,7 @@ import pytest
 from pipeline import arithmetic
 from pipeline.commands.doctor.proof import DOCUMENTED, MADE_WITH, compare
 from pipeline.config.load import load_config
-from pipeline.terminal.check import Verdict
+from pipeline.terminal.console import Verdict
 
 CONTRARY = {
     "ATEN_CPU_CAPABILITY": "avx512",

@@ -21,7 +21,7 @@ from pipeline.config.meaning import shipped_meanings
 from pipeline.learning.from_trl import CONFIGS, OF_ALGORITHM, SHARED, counterparts
 from pipeline.slurm.lint import check_script
 from pipeline.slurm.script import interpreter
-from pipeline.terminal.check import Verdict
+from pipeline.terminal.console import Verdict
 
 ROOT = Path(__file__).parents[2]
 DOCS = ROOT / "docs"

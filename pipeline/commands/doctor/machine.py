@@ -8,7 +8,7 @@ from pipeline.commands.doctor.facts import Facts
 from pipeline.engine.devices.inventory import NOTHING, VISIBLE, Device, read_mask, visible_gpus
 from pipeline.engine.devices.worker_env import is_of_launcher
 from pipeline.errors import DeviceError
-from pipeline.terminal.check import Check, failed, passed, warned
+from pipeline.terminal.console import Check, failed, passed, warned
 
 GPU_IN_USE = 0.1
 FREE_DISK_GIB = 2

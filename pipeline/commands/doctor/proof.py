@@ -20,7 +20,7 @@ from pipeline.engine.run_jobs import run_jobs
 from pipeline.engine.scheduler.outcome import Outcome
 from pipeline.engine.store.store import Store
 from pipeline.plan.graph import Job, Plan
-from pipeline.terminal.check import Check, failed, passed, warned
+from pipeline.terminal.console import Check, failed, passed, warned
 
 DOCUMENTED = "88aef758bcc24248"
 MADE_WITH = {"numpy": "2.4.6", "torch": "2.13.0", "transformers": "5.23.0"}

@@ -21,7 +21,7 @@ from pipeline.engine.devices.select import choose_devices
 from pipeline.engine.store.store import Store
 from pipeline.errors import PipelineError
 from pipeline.machine.memory import memory_available_bytes
-from pipeline.terminal.check import Check, failed, passed, warned
+from pipeline.terminal.console import Check, failed, passed, warned
 
 MINIMUM_PYTHON = (3, 11)
 PACKAGES = (

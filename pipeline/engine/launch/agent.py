@@ -11,12 +11,13 @@ import sys
 from functools import partial
 from typing import Any
 
-from pipeline.engine.launch.supervise import SIGNALLED
 from pipeline.machine import descendants
 from pipeline.machine.begin import begin
 from pipeline.machine.garbage import imported_for_good
 from pipeline.terminal import streams
 
+SIGNALLED = 128
+"""What a shell adds to the number of a signal."""
 NETWORK = 74
 """Exit code where the machines did not find each other (EX_IOERR of sysexits.h)."""
 

@@ -5,13 +5,20 @@ this process (leases, no torch)  ->  agent (torchrun)  ->  ranks  ->  whatever t
 
 from __future__ import annotations
 
+import importlib.machinery
 import os
 import random
+import shutil
+import signal
 import socket
+import subprocess
+import sys
+import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
+from types import FrameType
 
 from pipeline import arithmetic
 from pipeline.config.schema import DeviceChoice
@@ -28,16 +35,310 @@ from pipeline.engine.devices.inventory import (
 from pipeline.engine.devices.lease import LeaseSet, LockFile, lease_dir
 from pipeline.engine.devices.select import DeviceRequest, candidates
 from pipeline.engine.devices.worker_env import ON_LOOPBACK, is_of_launcher
-from pipeline.engine.launch.request import (
-    LOOPBACK,
-    LaunchRequest,
-    Meeting,
-    find_meeting,
-    find_program,
-)
-from pipeline.engine.launch.supervise import supervise
+from pipeline.engine.launch.agent import SIGNALLED
 from pipeline.errors import ConfigError, DeviceError
-from pipeline.machine import children
+from pipeline.machine import children, descendants
+
+# -- request -----------------------------------------------------------------------------------------------------
+# What a launch was asked for, and the checks that need nothing but the request itself.
+
+
+LAST_PORT = 65535
+LOOPBACK = "127.0.0.1"
+_OUTER_LAUNCHER = ("RANK", "TORCHELASTIC_RUN_ID")
+
+
+@dataclass(frozen=True, kw_only=True)
+class LaunchRequest:
+    """One command line.
+
+    Attributes:
+        program: The program and its arguments.
+        gpus: Exactly these GPUs, in this order, as positions in the visible set.
+        num_gpus: So many, the idlest; None with no `gpus` takes every visible one.
+        nproc: Processes without GPUs; None for one on each GPU.
+        nnodes: Machines.
+        node_rank: Which of them this is; None leaves it to Slurm.
+        master_addr: Address of machine 0.
+        master_port: Port on machine 0 where the processes meet.
+        wait: Queue for GPUs that others hold.
+        grace_s: Seconds that processes have to end before they are killed.
+    """
+
+    program: Sequence[str]
+    gpus: Sequence[int] | None = None
+    num_gpus: int | None = None
+    nproc: int | None = None
+    nnodes: int = 1
+    node_rank: int | None = None
+    master_addr: str | None = None
+    master_port: int | None = None
+    wait: bool = False
+    grace_s: int = 8
+
+
+@dataclass(frozen=True)
+class Program:
+    """What each process runs, as torchrun takes it.
+
+    Attributes:
+        flags: Of torchrun.
+        name: A script, a module or an executable.
+        arguments: Of the program.
+    """
+
+    flags: tuple[str, ...]
+    name: str
+    arguments: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class Meeting:
+    """Where the processes find each other.
+
+    Attributes:
+        nnodes: Machines.
+        node_rank: Which of them this is.
+        address: Of machine 0.
+        port: On machine 0; None lets the system choose one. Several machines have to be told.
+    """
+
+    nnodes: int
+    node_rank: int
+    address: str
+    port: int | None
+
+    def torchrun(self) -> list[str]:
+        """As arguments of torchrun."""
+        assert self.port is not None
+        return [
+            f"--nnodes={self.nnodes}",
+            f"--node-rank={self.node_rank}",
+            f"--master-addr={self.address}",
+            f"--master-port={self.port}",
+        ]
+
+    def __str__(self) -> str:
+        """As in ``node 1 of 2, meeting at 10.0.0.4:29500``."""
+        node = f"node {self.node_rank} of {self.nnodes}, " if self.nnodes > 1 else ""
+        return f"{node}meeting at {self.address}:{self.port}"
+
+
+def find_program(words: Sequence[str], folder: Path) -> Program:
+    """Understand the program: a script, ``-m MODULE``, or an executable.
+
+    Args:
+        words: Everything after the options.
+        folder: Where it would start.
+
+    Raises:
+        ConfigError: It does not exist, or starts processes of its own.
+    """
+    usage = "Give it last, after --: pipeline launch --gpus 0,1 -- train.py --lr 1e-3"
+    if not words or (words[0] == "-m" and len(words) == 1):
+        raise ConfigError(f"there is no program to start. {usage}")
+    first, *rest = words
+    if first == "-m":
+        # The first part alone: looking for the others would import it.
+        top = rest[0].partition(".")[0]
+        if importlib.machinery.PathFinder.find_spec(top, [str(folder), *sys.path]) is None:
+            raise ConfigError(f"there is no module {rest[0]}: '{top}' is not installed and not in {folder}")
+        return Program(("--module",), rest[0], tuple(rest[1:]))
+    if first.startswith("-"):
+        raise ConfigError(f"'{first}' is not an option of launch. See --help. {usage}")
+    if Path(first).name == "run_parallel.py":
+        raise ConfigError(
+            "run_parallel.py starts a process on each GPU by itself: run it without launch. "
+            "Choose GPUs by distributed.gpu_ids=[0,2]."
+        )
+    if first.endswith(".py"):
+        if not (folder / first).is_file():
+            raise ConfigError(f"there is no file {first} in {folder}. {usage}")
+        return Program((), first, tuple(rest))
+    executable = shutil.which(first, path=None) or shutil.which(str(folder / first))
+    if executable is None:
+        raise ConfigError(f"there is no program {first}: neither a file ending in .py nor an executable. {usage}")
+    return Program(("--no-python",), executable, tuple(rest))
+
+
+def find_meeting(request: LaunchRequest, environ: Mapping[str, str]) -> Meeting:
+    """Where the processes meet: the options, else MASTER_ADDR and MASTER_PORT, else a free port.
+
+    Args:
+        request: What was asked for.
+        environ: The environment. What an outer launcher left in it counts for nothing.
+
+    Raises:
+        ConfigError: Something is missing, or out of its range.
+    """
+    inherited = {} if any(name in environ for name in _OUTER_LAUNCHER) else environ
+    port, given = request.master_port, inherited.get("MASTER_PORT")
+    if port is None and given:
+        if not given.isdigit() or not 1 <= int(given) <= LAST_PORT:
+            raise ConfigError(f"MASTER_PORT={given} is no port: a number from 1 to {LAST_PORT}, or unset it")
+        port = int(given)
+    if request.nnodes == 1:
+        if request.node_rank is not None or request.master_addr is not None:
+            raise ConfigError("--node-rank and --master-addr are for several machines: give --nnodes too")
+        return Meeting(1, 0, LOOPBACK, port)
+    address, rank = request.master_addr or inherited.get("MASTER_ADDR"), request.node_rank
+    if rank is None and environ.get("SLURM_NODEID", "").isdigit():
+        rank = int(environ["SLURM_NODEID"])
+    if not address or port is None or rank is None or not 0 <= rank < request.nnodes:
+        raise ConfigError(
+            f"--nnodes {request.nnodes} needs --master-addr, the address of machine 0, --master-port, a port that "
+            f"is free there, both the same on each, and --node-rank, 0 to {request.nnodes - 1}, another on each"
+        )
+    return Meeting(request.nnodes, rank, address, port)
+
+
+# -- supervise ---------------------------------------------------------------------------------------------------
+# Runs one process to its end for somebody else: passes signals on, and leaves nothing behind that it has
+# started. The process is in a session of its own, so Ctrl-C in a terminal reaches this one alone. What is
+# orphaned becomes a child of this process (it is their "subreaper"), which ends when nothing is left.
+
+
+_STOP = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+_PASS_ON = (signal.SIGUSR1, signal.SIGUSR2)
+"""What Slurm may be asked to send before the end of an allocation; for the program to make of it what it likes."""
+MARGIN_S = 5.0
+"""What whoever starts ranks needs on top of the grace that it gives them."""
+
+
+def supervise(
+    words: Sequence[str],
+    environment: Mapping[str, str],
+    grace_s: float,
+    *,
+    server: socket.socket | None = None,
+    output: int | None = None,
+    folder: Path | None = None,
+    on_start: Callable[[int], None] = lambda _pid: None,
+    own: bool = True,
+) -> int:
+    """Run a command; return once it and everything that it has started are gone.
+
+    Args:
+        words: The command.
+        environment: All that it finds in its environment.
+        grace_s: Seconds that it has to end after a request to stop, before it is killed.
+        server: A socket that it inherits, and that is closed here.
+        output: Descriptor where its standard output and error go; nothing is read from standard input then. None
+            leaves it those of this process.
+        folder: Where it starts.
+        on_start: Told its process id.
+        own: Whether it is ours: it ends by itself with this process, and passes requests to stop on to those that
+            it has started. Of any other the kernel sees to the one, and its group is told the other.
+
+    Returns:
+        Its exit code; 128 + n after signal n, be it one that came to this process before its end.
+    """
+    descendants.adopt_orphans()
+    fds = [server.fileno()] if server else []
+    parent = os.getpid()
+    with _Signals(grace_s + MARGIN_S if own else grace_s, to_group=not own) as signals:
+        process = subprocess.Popen(
+            words,
+            env=environment,
+            cwd=folder,
+            start_new_session=True,
+            pass_fds=fds,
+            stdin=None if output is None else subprocess.DEVNULL,
+            stdout=output,
+            stderr=output,
+            preexec_fn=None if own else lambda: descendants.die_with_parent(parent),
+        )
+        if server:
+            server.close()  # so that the port is closed when the process ends
+        on_start(process.pid)
+        signals.to(process)
+        try:
+            while (code := _wait(process)) is None:
+                if signals.overdue():
+                    process.kill()
+        finally:
+            descendants.end_own(MARGIN_S)
+        if signals.received:
+            return SIGNALLED + signals.received
+    return code if code >= 0 else SIGNALLED - code
+
+
+def _wait(process: subprocess.Popen[bytes]) -> int | None:
+    with suppress(subprocess.TimeoutExpired):
+        return process.wait(0.5)
+    return None
+
+
+class _Signals:
+    """While entered, passes signals on to a process, and remembers the first request to stop.
+
+    Attributes:
+        received: Its number; 0 for none.
+    """
+
+    def __init__(self, grace_s: float, *, to_group: bool) -> None:
+        self.received = 0
+        self._to_group = to_group
+        self._grace_s = grace_s
+        self._end = float("inf")
+        self._process: subprocess.Popen[bytes] | None = None
+        self._previous: dict[int, object] = {}
+
+    def __enter__(self) -> _Signals:
+        for number in (*_STOP, *_PASS_ON):
+            # `nohup` ignores SIGHUP, and means it.
+            if number is not signal.SIGHUP or signal.getsignal(number) is not signal.SIG_IGN:
+                self._previous[number] = signal.signal(number, self._handle)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for number, previous in self._previous.items():
+            signal.signal(number, previous)  # type: ignore[arg-type]
+
+    def to(self, process: subprocess.Popen[bytes]) -> None:
+        """Whom to pass them on to; one that came before is passed on now."""
+        self._process = process
+        if self.received:
+            self._ask(self.received)
+
+    def overdue(self) -> bool:
+        """Whether the time to stop is over."""
+        return time.monotonic() >= self._end
+
+    def _handle(self, number: int, _frame: FrameType | None) -> None:
+        if number in _PASS_ON:
+            self._to_ranks(number)
+            return
+        if self._process is not None and self._process.poll() is not None:
+            return  # it has ended by itself, which is what its exit code is to say
+        if self.received:  # a second one: at once; of a closed terminal both its shell and the kernel tell
+            if number != signal.SIGHUP:
+                self._end = 0
+            return
+        self.received = number
+        self._end = time.monotonic() + self._grace_s
+        self._ask(number)
+
+    def _ask(self, number: int) -> None:
+        if self._process is None or self._process.returncode is not None:
+            return
+        with suppress(ProcessLookupError):
+            if self._to_group:
+                os.killpg(self._process.pid, number)
+            else:
+                self._process.send_signal(number)
+
+    def _to_ranks(self, number: int) -> None:
+        if self._to_group:
+            self._ask(number)
+            return
+        import psutil
+
+        if self._process is not None:
+            with suppress(psutil.Error):
+                for rank in psutil.Process(self._process.pid).children():
+                    rank.send_signal(number)
+
 
 _PORTS, _TRIES = (20_000, 32_768), 200
 """Below those that the kernel gives to connections, which would come and go."""

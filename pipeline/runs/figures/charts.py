@@ -17,7 +17,7 @@ from pipeline.learning.algos.base import REFERENCE
 from pipeline.runs.figures.data import OPTIMUM, Panel, Point, Series
 from pipeline.runs.looks import COLOURS, DASHES, MARKS, PATTERNS, Bar, reading_order
 from pipeline.runs.report.format import si
-from pipeline.terminal.text import printable
+from pipeline.terminal.streams import printable
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

@@ -13,8 +13,7 @@ from pipeline.runs.report.format import jobs
 from pipeline.runs.report.gpus import gpu_loads, memory
 from pipeline.runs.report.screen import headline, notices, screen
 from pipeline.runs.run_view import RunView
-from pipeline.terminal.console import say
-from pipeline.terminal.watch import in_place
+from pipeline.terminal.console import in_place, say
 
 
 @contextmanager

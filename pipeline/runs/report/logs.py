@@ -15,7 +15,7 @@ from pipeline.errors import StoreError
 from pipeline.files import open_plain
 from pipeline.runs.job_logs import logs_of
 from pipeline.runs.loaded import LoadedRun
-from pipeline.terminal.log import Out
+from pipeline.terminal.streams import Out
 
 POLL_S = 0.25
 _QUIET_S = 1.0

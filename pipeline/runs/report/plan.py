@@ -9,7 +9,7 @@ from html import escape
 from pipeline.plan.summary import PlanRow
 from pipeline.runs.report.format import count, duration, jobs
 from pipeline.terminal.columns import EXTRA, Column, FittedTable, shorten
-from pipeline.terminal.text import printable
+from pipeline.terminal.streams import printable
 
 _LEAST_CHAIN = 16
 

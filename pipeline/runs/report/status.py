@@ -31,7 +31,7 @@ from pipeline.runs.report.screen import how_far, jobs_done, said_of, whole_grids
 from pipeline.runs.run_view import AttemptView, JobView, RunView, failures
 from pipeline.terminal.columns import Column, FittedTable
 from pipeline.terminal.console import say_styled
-from pipeline.terminal.text import printable
+from pipeline.terminal.streams import printable
 
 MAX_LISTED = 10
 _LEAST_NAME = 12

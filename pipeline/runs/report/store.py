@@ -9,7 +9,7 @@ from rich.filesize import decimal
 
 from pipeline.engine.store.gc import Garbage, Space, StoreUsage
 from pipeline.terminal.columns import EXTRA, Column, FittedTable
-from pipeline.terminal.text import on_one_line
+from pipeline.terminal.streams import on_one_line
 
 _NAMED = 2
 _LEAST_NAME, _LEAST_STAGE = 12, 8

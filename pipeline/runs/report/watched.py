@@ -14,7 +14,7 @@ from pipeline.runs.report.moved import moved_in_words
 from pipeline.runs.report.screen import chain_lines, chains_of, first, share_lines, waited_for
 from pipeline.runs.report.status import Glance, run_headline, running_table
 from pipeline.runs.run_view import failures
-from pipeline.terminal.text import printable
+from pipeline.terminal.streams import printable
 
 _MOST_FAILURES = 3
 _ABOVE = 3

@@ -63,7 +63,7 @@ from pipeline.runs.tracking.trackers import (
     TrackerRun,
     left_values,
 )
-from pipeline.terminal.text import printable
+from pipeline.terminal.streams import printable
 
 _NAMES = ("name", "class_path", "_schema_")
 """Of a section, besides its settings."""

@@ -23,7 +23,7 @@ from pipeline.foreign import ForeignDataError, read_json
 from pipeline.machine.children import Child, end
 from pipeline.runs.report.format import shown_path
 from pipeline.runs.tracking.trackers import TRACKERS, TrackerPlace, own_runs, sweep_trial
-from pipeline.terminal.text import printable
+from pipeline.terminal.streams import printable
 
 _MODULE = "pipeline.runs.tracking.feeder"
 _LONGEST = 1 << 16

@@ -38,7 +38,7 @@ from pipeline.sweeps.space import nested
 from pipeline.sweeps.spec import Method, Metric, Sweep
 from pipeline.sweeps.trials import SweepView, Trial, TrialState
 from pipeline.sweeps.values import in_words
-from pipeline.terminal.text import on_one_line
+from pipeline.terminal.streams import on_one_line
 
 # -- curves ------------------------------------------------------------------------------------------------------
 # What trials have logged of the metric, be they another agent's: by it they are compared while they run.

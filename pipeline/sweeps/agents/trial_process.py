@@ -24,9 +24,20 @@ from pipeline import arithmetic
 from pipeline.engine.devices.inventory import FREE_TIMEOUT_S, Device, read_levels, wait_until_free
 from pipeline.engine.devices.lease import holders
 from pipeline.engine.devices.worker_env import is_of_launcher
-from pipeline.engine.launch.request import LOOPBACK, LaunchRequest, Meeting, Program, find_program
-from pipeline.engine.launch.run import listen, own_port, rank_environment, ranks_command, take_devices
-from pipeline.engine.launch.supervise import SIGNALLED, supervise
+from pipeline.engine.launch.agent import SIGNALLED
+from pipeline.engine.launch.run import (
+    LOOPBACK,
+    LaunchRequest,
+    Meeting,
+    Program,
+    find_program,
+    listen,
+    own_port,
+    rank_environment,
+    ranks_command,
+    supervise,
+    take_devices,
+)
 from pipeline.errors import DeviceError, PipelineError
 from pipeline.files import json_text, write_whole
 from pipeline.foreign import converted

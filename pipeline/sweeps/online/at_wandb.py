@@ -19,15 +19,13 @@ from pathlib import Path
 from typing import Any
 
 from pipeline.config.install import install_command
-from pipeline.engine.launch.request import LOOPBACK, Meeting
-from pipeline.engine.launch.run import listen, ranks_command
-from pipeline.engine.launch.supervise import supervise
+from pipeline.engine.launch.run import LOOPBACK, Meeting, listen, ranks_command, supervise
 from pipeline.errors import ConfigError, PipelineError, describe_exit
 from pipeline.files import json_text, write_whole
 from pipeline.foreign import ForeignDataError, read_json, read_json_file
 from pipeline.machine import children
 from pipeline.sweeps.spec import Launcher, Sweep
-from pipeline.terminal.text import printable
+from pipeline.terminal.streams import printable
 
 # -- under agent -------------------------------------------------------------------------------------------------
 # What W&B's agent runs for a trial on several devices: the program as ranks, one on each. wandb agent ->

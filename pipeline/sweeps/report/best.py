@@ -21,7 +21,7 @@ from pipeline.sweeps.report.status import trial_json
 from pipeline.sweeps.space import Choice, Constant, Parameter
 from pipeline.sweeps.trials import Trial, TrialState, best_trial
 from pipeline.sweeps.values import by_state, counted, measured, typed, varied
-from pipeline.terminal.text import on_one_line
+from pipeline.terminal.streams import on_one_line
 
 
 def best_of(sweep: RecordedSweep) -> Trial:

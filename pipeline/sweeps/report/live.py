@@ -14,8 +14,7 @@ from pipeline.sweeps.folder import SweepFolder
 from pipeline.sweeps.recorded import RecordedSweep
 from pipeline.sweeps.report.watched import watched_sweep
 from pipeline.sweeps.trials import SweepView
-from pipeline.terminal.console import say
-from pipeline.terminal.watch import in_place
+from pipeline.terminal.console import in_place, say
 
 
 @contextmanager

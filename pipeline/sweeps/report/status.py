@@ -23,7 +23,7 @@ from pipeline.sweeps.trials import Trial, TrialState, best_trial, is_number
 from pipeline.sweeps.values import by_state, counted, plain, varied
 from pipeline.terminal.columns import FittedTable, in_lines
 from pipeline.terminal.console import say_styled
-from pipeline.terminal.text import on_one_line, printable, without_colours
+from pipeline.terminal.streams import on_one_line, printable, without_colours
 
 # -- pace --------------------------------------------------------------------------------------------------------
 # How long a sweep will still take, as far as its trials so far tell. Pure.

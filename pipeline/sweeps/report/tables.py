@@ -16,7 +16,7 @@ from pipeline.sweeps.batch import effective_batch
 from pipeline.sweeps.trials import SweepView, Trial, TrialState
 from pipeline.sweeps.values import in_words, measured, said, varied
 from pipeline.terminal.columns import EXTRA, Column, FittedTable, shorten
-from pipeline.terminal.text import on_one_line
+from pipeline.terminal.streams import on_one_line
 
 _LEAST_NAME = 12
 _LEAST_VALUE = 6

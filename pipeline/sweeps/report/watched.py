@@ -15,7 +15,7 @@ from pipeline.sweeps.report.tables import SweepRow, about_trial, trials_table
 from pipeline.sweeps.trials import SweepView, Trial, TrialState
 from pipeline.sweeps.values import counted, varied
 from pipeline.terminal.columns import in_lines, whole_words
-from pipeline.terminal.text import printable
+from pipeline.terminal.streams import printable
 
 _MOST_FAILURES = 3
 _AT_WORK = (TrialState.waiting, TrialState.running)

@@ -10,7 +10,7 @@ from pipeline.commands import check as preflight
 from pipeline.commands.doctor import proof, setup
 from pipeline.commands.doctor.facts import Facts, TorchFacts
 from pipeline.engine.devices.inventory import Device
-from pipeline.terminal.check import Check, Verdict, passed
+from pipeline.terminal.console import Check, Verdict, passed
 from pipeline.terminal.streams import LastingFile, LastingStream
 from tests.doubles import fake_nvml
 

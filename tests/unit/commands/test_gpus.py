@@ -13,7 +13,7 @@ from pipeline.errors import ConfigError, DeviceError
 from pipeline.learning.memory.decoding import DecodingLoad, DecodingShape
 from pipeline.learning.memory.fit import fit
 from pipeline.learning.memory.training import GB, ModelShape, Workload
-from pipeline.terminal import watch as watching
+from pipeline.terminal import console
 from tests.doubles import fake_nvml
 from tests.unit.engine.devices.conftest import UseMachine
 
@@ -156,7 +156,7 @@ def test_gpus_may_be_imagined() -> None:
 def test_in_a_pipe_gpus_are_told_again_only_when_they_have_changed(
     machine: UseMachine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    watch, states = watching.watch, iter(["busy", "busy", "mixed"])
+    watch, states = console.watch, iter(["busy", "busy", "mixed"])
     machine("busy")
 
     def change(_seconds: float) -> None:
@@ -164,7 +164,7 @@ def test_in_a_pipe_gpus_are_told_again_only_when_they_have_changed(
             raise KeyboardInterrupt
         machine(state)
 
-    monkeypatch.setattr(watching, "watch", lambda *how: watch(*how, change))
+    monkeypatch.setattr(console, "watch", lambda *how: watch(*how, change))
     done = CliRunner().invoke(app, ["gpus", "--watch"])
     assert done.exit_code == 130
     first = done.output.splitlines()[0]

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from pipeline.errors import ConfigError
 from pipeline.slurm.lint import SlurmJob, Starter, check_job, check_script, check_text, slurm_checks
-from pipeline.terminal.check import Verdict
+from pipeline.terminal.console import Verdict
 
 RIGHT = """#!/bin/bash
 #SBATCH --job-name=x

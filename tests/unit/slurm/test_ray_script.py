@@ -12,7 +12,7 @@ import pytest
 
 from pipeline.slurm.lint import check_text
 from pipeline.slurm.script import script_text
-from pipeline.terminal.check import Verdict
+from pipeline.terminal.console import Verdict
 from tests.unit.slurm.test_script import request_of
 
 PROGRAMS = {

@@ -23,7 +23,7 @@ from pipeline.slurm.script import (
     seconds_of,
     written,
 )
-from pipeline.terminal.check import Verdict
+from pipeline.terminal.console import Verdict
 
 ODD = [
     "a b",

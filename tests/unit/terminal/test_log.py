@@ -8,8 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pipeline.terminal.log import LogOutput, NobodyReads
-from pipeline.terminal.streams import LastingFile, LastingStream
+from pipeline.terminal.streams import LastingFile, LastingStream, LogOutput, NobodyReads
 
 COLOURED = "\x1b[32mok\x1b[0m\n"
 

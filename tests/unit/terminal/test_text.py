@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pipeline.terminal.text import FALLBACK, encodable, printable, printable_but_colours, without_colours
+from pipeline.terminal.streams import FALLBACK, encodable, printable, printable_but_colours, without_colours
 
 
 @pytest.mark.parametrize(

@@ -7,9 +7,8 @@ import pytest
 from rich.console import Console
 from rich.text import Text
 
-from pipeline.terminal import watch as watching
-from pipeline.terminal.console import Terminal
-from pipeline.terminal.watch import wait_for, watch
+from pipeline.terminal import console as watching
+from pipeline.terminal.console import Terminal, wait_for, watch
 
 
 class Looks:

@@ -20,7 +20,7 @@ import msgspec
 
 from pipeline.files import replacing
 from pipeline.terminal.columns import FittedTable
-from pipeline.terminal.text import printable
+from pipeline.terminal.streams import printable
 
 ASSETS = Path(__file__).parent / "assets"
 PLOTLY = "plotly-basic-4.1.1.min.js"

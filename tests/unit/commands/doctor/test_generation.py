@@ -7,7 +7,7 @@ import pytest
 from pipeline.commands.doctor import proof
 from pipeline.engine.scheduler.outcome import Outcome
 from pipeline.engine.scheduler.state import JobStatus
-from pipeline.terminal.check import Check, Verdict
+from pipeline.terminal.console import Check, Verdict
 
 
 @pytest.mark.parametrize(

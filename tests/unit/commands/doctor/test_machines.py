@@ -8,7 +8,7 @@ import pytest
 from pipeline.commands.doctor.facts import Facts, TorchFacts
 from pipeline.commands.doctor.machine import machine_checks
 from pipeline.engine.devices.inventory import Machine, read_machine
-from pipeline.terminal.check import Verdict
+from pipeline.terminal.console import Verdict
 from tests.doubles import fake_nvml
 
 GIB = 2**30

@@ -14,8 +14,15 @@ from pipeline.engine.devices.inventory import cpu_slots, find_gpus
 from pipeline.engine.devices.lease import LeaseSet
 from pipeline.engine.launch import run
 from pipeline.engine.launch.agent import _hindsight
-from pipeline.engine.launch.request import LaunchRequest, Meeting
-from pipeline.engine.launch.run import describe, listen, own_port, rank_environment, take_devices
+from pipeline.engine.launch.run import (
+    LaunchRequest,
+    Meeting,
+    describe,
+    listen,
+    own_port,
+    rank_environment,
+    take_devices,
+)
 from pipeline.errors import ConfigError, DeviceError
 from tests.doubles import fake_nvml
 

@@ -27,8 +27,7 @@ from pipeline.runs.report.plan import plan_table
 from pipeline.runs.report.store import garbage_table, usage_table
 from pipeline.runs.report.tables import result_tables
 from pipeline.runs.run_view import AttemptView, JobCounts, WorkerView
-from pipeline.terminal.check import failed, passed
-from pipeline.terminal.console import Terminal, make_console, print_json, say
+from pipeline.terminal.console import Terminal, failed, make_console, passed, print_json, say
 from pipeline.terminal.streams import LastingFile, LastingStream
 from tests.doubles.live import live_run
 from tests.doubles.pooled import pooled_row

@@ -13,7 +13,7 @@ from pipeline.runs.report.page import html
 from pipeline.sweeps.recorded import RecordedSweep
 from pipeline.sweeps.report.model import SweepPage
 from pipeline.sweeps.report.page import SCRIPTS, sweep_page_of
-from pipeline.terminal.text import printable
+from pipeline.terminal.streams import printable
 from tests.doubles.sweeps import BEGAN, SweepOnPaper, device, hostile, searched
 
 OURS = "".join(path.read_text() for path in (*html.FRAME, *SCRIPTS))

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from pipeline.runs.report.page import html
 from pipeline.runs.report.page.html import PageTable
-from pipeline.terminal.text import printable
+from pipeline.terminal.streams import printable
 
 HOSTILE = "</script><script>alert(1)</script><!-- </td> \x1b[2J \u2028 \u202e \udcff & \x00"
 
