@@ -115,16 +115,6 @@ def _ranks(config: Config) -> Iterator[str]:
             "system.use_parallel_execution=false runs everything in one process, and a training asks for "
             f"{several} devices: use training.gpus_per_job=1 and distributed.enabled=false, or leave it true"
         )
-    if config.training.compile and several > 1:
-        yield (
-            f"training.compile=true: a training has {several} devices, and compiled ones have one; use "
-            "training.gpus_per_job=1 and distributed.enabled=false, or training.compile=false"
-        )
-    if config.training.compile and config.training.padding_free:
-        yield (
-            "training.compile=true and training.padding_free=true: without padding every batch has a shape of its "
-            "own, which would be compiled anew; leave one of them out (lengths that differ are for padding_free)"
-        )
     optimizer = config.training.optimizer
     if several > 1 and optimizer is not Optimizer.adamw and spread(config)["strategy"] != Strategy.ddp.name:
         yield (

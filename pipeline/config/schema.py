@@ -326,8 +326,6 @@ class TrainingConfig:
     """Compute no padding, and logits of supervised tokens alone, where a model allows it; other last bits."""
     group_by_length: bool = option(False)
     """Put sequences of like lengths into one micro-batch. The batch of a step stays as it is drawn."""
-    compile: bool = option(False)
-    """Have torch.compile make kernels for the model, which pays in long trainings; other last bits."""
     weight_decay: float = number(0.01, at_least=0, at_most=100)
     """The part of a weight that a step takes away, as a multiple of the learning rate."""
     deterministic: bool = option(True)

@@ -65,3 +65,7 @@ class ScaleRewards(Enum):
     batch = "batch"  # the standard deviation of all completions of the round, or of the batch
     mean = "mean"  # the mean reward of the group, which may not have one below 0: MaxRL (arXiv 2602.02710)
     none = "none"  # nothing
+
+
+SMALLEST_STEP = 1e-6
+"""Rate times the distance of atoms: below it, keeping the mean is the same, and the split would lose digits."""

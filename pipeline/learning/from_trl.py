@@ -292,6 +292,8 @@ def from_trl(config: object, algo: str = "", devices: int = 1) -> FromTRL:
                 nearest, _, _ = unknown_name("argument", str(name), defaults).partition(" Known: ")  # 130 of them
                 advice = advice_on(str(name))
                 raise ConfigError("from_trl: " + (f"unknown argument '{name}'. {advice}" if advice else nearest))
+            if isinstance(config[name], str) and _takes_no_text(_class(algo), str(name)):
+                raise ConfigError(f"from_trl: {name}={config[name]!r} is a text; give a number, true or false as such")
         given = {**defaults, **config}
     else:
         kinds = {kind.__name__: kind for kind in type(config).__mro__}
@@ -344,6 +346,12 @@ def _class(algo: str) -> type:
     module, _, name = CONFIGS[algo].partition(":")
     found: type = getattr(import_module(module), name)
     return found
+
+
+def _takes_no_text(kind: type, name: str) -> bool:
+    """Whether an argument of a configuration of TRL is a number, or true or false."""
+    (kinds,) = (str(each.type) for each in fields(kind) if each.name == name)
+    return bool(re.search(r"\b(bool|int|float)\b", kinds)) and not re.search(r"\b(str|dict|list)\b", kinds)
 
 
 @cache

@@ -178,11 +178,11 @@ def _reward_model(ctx: JobContext) -> Picker:
 
     folder, system = ctx.input("train"), ctx.config.system
     key = ("value", str(folder))
-    model = ctx.models.get(key, lambda: toolbox.load_value(folder, system, ctx.device), ctx.loading)
+    model = ctx.models.get(key, lambda: toolbox.load.load_value(folder, system, ctx.device), ctx.loading)
     size = ctx.config.generation.batch_size
     return toolbox.by_score(
         partial(
-            toolbox.reward_scores,
+            toolbox.value.reward_scores,
             model,
             micro_batch_size=size,
             device=ctx.device,

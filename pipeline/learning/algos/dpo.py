@@ -144,8 +144,8 @@ class DPO(PostTrainingAlgorithms):
             return
         rows = toolbox.round_rows(ctx, toolbox.open_dataset(ctx))
         model, tokenizer = toolbox.reference_model(ctx)
-        ends = toolbox.end_ids(model.generation_config, tokenizer)
-        tally = self._existing(ctx.out, rows, tokenizer, toolbox.length_beside_others(model.config), ends)
+        ends = toolbox.load.end_ids(model.generation_config, tokenizer)
+        tally = self._existing(ctx.out, rows, tokenizer, toolbox.load.length_beside_others(model.config), ends)
         ctx.progress(len(rows), total=len(rows))
         write_generation(ctx.out, len(rows), 0, 0, tally)
 
@@ -171,14 +171,16 @@ class DPO(PostTrainingAlgorithms):
         """Compare the policy with its anchor on every pair."""
         algo = ctx.settings(DPOConfig)
         pairs = toolbox.Sequences.load(folders, toolbox.PAIRS)
-        objective = toolbox.DPOObjective(
+        objective = toolbox.preferences.DPOObjective(
             loss_type=algo.loss_type,
             beta=algo.beta,
             label_smoothing=algo.label_smoothing,
             sft_weight=algo.sft_weight,
         )
         held = self._anchor_scores(ctx, algo.reference, pairs)
-        return toolbox.dpo_set(model, pairs, held, toolbox.PairLoss(objective, ctx.device), ctx.device)
+        return toolbox.preferences.dpo_set(
+            model, pairs, held, toolbox.preferences.PairLoss(objective, ctx.device), ctx.device
+        )
 
     def _anchor_scores(self, ctx: JobContext, reference: Anchor, data: Sequences) -> NDArray[np.float64]:
         """Log-probability of every completion under the anchor, which is let go of before training."""
@@ -301,7 +303,7 @@ class ORPO(DPO):
 
     def training_set(self, ctx: JobContext, model: PreTrainedModel, folders: Sequence[Path]) -> TrainingSet:
         """Imitate the chosen ones, and compare the odds per token."""
-        return toolbox.orpo_set(
+        return toolbox.preferences.orpo_set(
             model, toolbox.Sequences.load(folders, toolbox.PAIRS), ctx.settings(ORPOConfig).beta, ctx.device
         )
 
@@ -316,7 +318,7 @@ class SimPO(DPO):
     def training_set(self, ctx: JobContext, model: PreTrainedModel, folders: Sequence[Path]) -> TrainingSet:
         """Compare the log-probabilities per token."""
         algo, pairs = ctx.settings(SimPOConfig), toolbox.Sequences.load(folders, toolbox.PAIRS)
-        return toolbox.simpo_set(model, pairs, algo.beta, algo.simpo_gamma, ctx.device, algo.cpo_alpha)
+        return toolbox.preferences.simpo_set(model, pairs, algo.beta, algo.simpo_gamma, ctx.device, algo.cpo_alpha)
 
 
 # -- kto ---------------------------------------------------------------------------------------------------------
@@ -378,16 +380,16 @@ class KTO(DPO):
     ) -> toolbox.TrainingSet:
         """Compare the policy with its anchor on every completion, and on completions of other prompts."""
         algo = ctx.settings(KTOConfig)
-        return toolbox.kto_set(
+        return toolbox.preferences.kto_set(
             model,
             toolbox.Sequences.load(folders),
-            toolbox.KTOObjective(
+            toolbox.preferences.KTOObjective(
                 beta=algo.beta,
                 desirable_weight=algo.desirable_weight,
                 undesirable_weight=algo.undesirable_weight,
             ),
             ctx.device,
-            context=toolbox.context_length(model),
+            context=toolbox.load.context_length(model),
             of_anchor=partial(self._anchor_scores, ctx, algo.reference),
             of_policy=partial(completion_scores, ctx, model, work="score while training"),
         )

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, ClassVar
 
 from pipeline.config.bases import AlgoConfig
 from pipeline.config.fields import LARGEST_RATE, LARGEST_WEIGHT, number
@@ -17,10 +17,9 @@ from pipeline.learning.algos.post_training import EVALUATE, TRAIN_POLICY, PostTr
 from pipeline.learning.algos.reward_stage import (
     REWARD,
     FittedRewards,
+    LearnsReward,
     RewardModelConfig,
     cross_fitted,
-    reward_fit_in_short,
-    reward_tokens_trained,
 )
 from pipeline.learning.choices import GRPOLoss, ImportanceSampling, ScaleRewards
 from pipeline.learning.rewards.preference import PreferenceConfig
@@ -71,7 +70,7 @@ class GRPOConfig(OnlineConfig):
     reference: Anchor = Anchor.initial
 
     def problems(self, key: str, config: Config) -> Iterator[str]:
-        """Also batches that would split a group, and a bound of `cispo` that is one around 1."""
+        """Also batches that would split a group, and bounds that contradict each other."""
         yield from super().problems(key, config)
         if self.loss_type is GRPOLoss.cispo and (self.epsilon_high is None or self.epsilon_high < 1):
             given = "null" if self.epsilon_high is None else self.epsilon_high
@@ -79,6 +78,9 @@ class GRPOConfig(OnlineConfig):
                 f"{key}.epsilon_high={given}: with loss_type=cispo it bounds the ratio itself, so it must be at "
                 "least 1. Use 5.0"
             )
+        high = self.epsilon if self.epsilon_high is None else self.epsilon_high
+        if self.delta is not None and self.delta <= 1 + high and self.loss_type is not GRPOLoss.cispo:
+            yield f"{key}.delta={self.delta}: must be above 1 + {key}.epsilon_high, {1 + high:g}, or null"
         sizes = {
             **({} if self.draws_to_train else {f"{key}.batch_size": self.batch_size}),
             "training.micro_batch_size": config.training.micro_batch_size,
@@ -116,7 +118,7 @@ class GRPO(PostTrainingAlgorithms):
             Shape [N], or of tokens, laid out as `samples.logprobs` are; 0 where nothing is to be learnt.
         """
         algo = ctx.settings(GRPOConfig)
-        return toolbox.group_advantages(samples.rewards, algo.num_generations, algo.scale_rewards)
+        return toolbox.grpo.group_advantages(samples.rewards, algo.num_generations, algo.scale_rewards)
 
     def ratio(self, ctx: JobContext, tokens: TokenBatch) -> Tensor:
         """How much likelier tokens, or completions, have become since they were drawn.
@@ -128,7 +130,7 @@ class GRPO(PostTrainingAlgorithms):
         Returns:
             With its gradient, shape [B, T] or [B, 1].
         """
-        return toolbox.importance_ratio(tokens, ctx.settings(GRPOConfig).importance_sampling_level)
+        return toolbox.grpo.importance_ratio(tokens, ctx.settings(GRPOConfig).importance_sampling_level)
 
     def surrogate(self, ctx: JobContext, tokens: TokenBatch, ratio: Tensor) -> Tensor:
         """What training makes as large as it can, apart from the KL term: here the clipped ratio's gain.
@@ -141,7 +143,7 @@ class GRPO(PostTrainingAlgorithms):
         Returns:
             With its gradient, shape [B, T] or [B, 1]; `loss_type` says how it is averaged.
         """
-        return toolbox.clipped_surrogate(tokens, ratio, self.objective(ctx))
+        return toolbox.grpo.clipped_surrogate(tokens, ratio, self.objective(ctx))
 
     def keep(self, ctx: JobContext, groups: Groups) -> None:
         """Whole groups, without what was cut off where the settings say so."""
@@ -156,10 +158,10 @@ class GRPO(PostTrainingAlgorithms):
         """Raise what is better than its group, within the clipped ratio."""
         algo = ctx.settings(GRPOConfig)
         samples = toolbox.Samples.load(folders)
-        advantages = toolbox.checked_advantages(self.advantages(ctx, samples), samples)
+        advantages = toolbox.grpo.checked_advantages(self.advantages(ctx, samples), samples)
         objective = self.objective(ctx)
         anchor = self.anchor_logprobs(ctx, samples) if objective.beta else None
-        return toolbox.grpo_set(
+        return toolbox.grpo.grpo_set(
             model,
             samples,
             advantages,
@@ -204,7 +206,7 @@ class GRPO(PostTrainingAlgorithms):
                 sizes=toolbox.BatchSizes(ctx.hints, ctx.device, model),
                 width=samples.sequences.ids.shape[1],
             )
-        return toolbox.padded(toolbox.supervised_columns(found, samples.sequences))
+        return toolbox.grpo.padded(toolbox.grpo.supervised_columns(found, samples.sequences))
 
 
 # -- rloo --------------------------------------------------------------------------------------------------------
@@ -252,8 +254,8 @@ class RLOO(GRPO):
         algo = ctx.settings(RLOOConfig)
         rewards = samples.rewards.astype(np.float64)
         if algo.beta:
-            rewards = rewards - algo.beta * toolbox.log_ratios(samples, self.anchor_logprobs(ctx, samples))
-        return toolbox.leave_one_out(rewards, algo.num_generations, normalizes=algo.normalize_advantages)
+            rewards = rewards - algo.beta * toolbox.grpo.log_ratios(samples, self.anchor_logprobs(ctx, samples))
+        return toolbox.grpo.leave_one_out(rewards, algo.num_generations, normalizes=algo.normalize_advantages)
 
     def objective(self, ctx: JobContext) -> Objective:
         """GRPO's, without a divergence of its own."""
@@ -305,10 +307,10 @@ class REINFORCEpp(RLOO):
 
         algo, rewards = ctx.settings(REINFORCEppConfig), samples.rewards
         if algo.baseline:
-            better = toolbox.group_advantages(rewards, algo.num_generations, ScaleRewards.none)
+            better = toolbox.grpo.group_advantages(rewards, algo.num_generations, ScaleRewards.none)
             rewards = np.where(np.isnan(rewards), np.nan, better)
         penalty = algo.beta * (samples.logprobs - self.anchor_logprobs(ctx, samples)) if algo.beta else None
-        return toolbox.whitened_returns(rewards, penalty, samples)
+        return toolbox.grpo.whitened_returns(rewards, penalty, samples)
 
 
 # -- grpo hf -----------------------------------------------------------------------------------------------------
@@ -346,7 +348,7 @@ class GRPOHFConfig(GRPOConfig):
         return super().trained(stage, samples, decided)
 
 
-class GRPOHF(GRPO):
+class GRPOHF(LearnsReward, GRPO):
     """GRPO with one more stage, which scores whole groups by a learnt reward."""
 
     name: ClassVar[str] = "GRPO-HF"
@@ -381,11 +383,3 @@ class GRPOHF(GRPO):
     def judge(self, ctx: JobContext) -> Judge:
         """The reward models of this round, each of the prompts that it has not seen."""
         return FittedRewards(ctx, super().data(ctx))
-
-    def spent_before(self, ctx: JobContext) -> int:
-        """The reward models' tokens."""
-        return reward_tokens_trained(ctx)
-
-    def told_before(self, ctx: JobContext) -> dict[str, Any]:
-        """How good the reward models are on pairs that they have not seen."""
-        return reward_fit_in_short(ctx)

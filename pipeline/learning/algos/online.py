@@ -27,7 +27,7 @@ from pipeline.files import file_sha256, fsync, json_text, walk
 from pipeline.foreign import ForeignDataError, parse_json, read_plain
 from pipeline.learning.algos.base import JobContext
 from pipeline.learning.algos.groups import Groups, draw_groups, score_groups
-from pipeline.learning.algos.opening import open_dataset, reference_source
+from pipeline.learning.algos.opening import open_dataset, reference_tokenizer
 from pipeline.learning.algos.policy_config import OnlineConfig
 from pipeline.learning.algos.policy_weights import exact_logprobs
 from pipeline.learning.algos.rounds import tokens_generated
@@ -35,7 +35,6 @@ from pipeline.learning.generation.backends import DecoderOf, backend_of
 from pipeline.learning.generation.policy import TextPolicy
 from pipeline.learning.models.batch_size import BatchSizes
 from pipeline.learning.models.flops import Purpose, metered
-from pipeline.learning.models.load import load_tokenizer
 from pipeline.learning.rewards.failures import RewardFailures
 from pipeline.learning.training.policy import DrawnBatch, Fitting, Timetable, computing_in
 from pipeline.learning.training.policy import fit_online as fit_drawn
@@ -73,7 +72,7 @@ def fit_online(
     ids = dataset.round_ids(ctx.seed, ctx.round, ctx.config.data_collection.prompts_per_round)
     per_step = algo.batch_size // algo.num_generations
     timetable = Timetable(len(ids), per_step * algo.steps_per_generation, per_step, algo.epochs)
-    tokenizer = load_tokenizer(reference_source(ctx), trust_remote_code=ctx.config.model.trusts_code)
+    tokenizer = reference_tokenizer(ctx)
     inner = model.get_base_model() if isinstance(model, PeftModel) else model
     policy = TextPolicy(
         cast("PreTrainedModel", inner),

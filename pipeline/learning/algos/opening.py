@@ -49,6 +49,11 @@ def reference_model(ctx: JobContext) -> tuple[PreTrainedModel, PreTrainedTokeniz
     return model, tokenizer
 
 
+def reference_tokenizer(ctx: JobContext) -> PreTrainedTokenizerBase:
+    """The reference's tokenizer, read anew."""
+    return load_tokenizer(reference_source(ctx), trust_remote_code=ctx.config.model.trusts_code)
+
+
 def reference_policy(
     ctx: JobContext,
     dataset: Dataset,

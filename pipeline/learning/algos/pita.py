@@ -52,7 +52,7 @@ class PITA(ValueGuidedAlgorithms):
 
     def offset(self, algo: ValueAlgoConfig) -> Offset:
         """The log-odds of being preferred."""
-        return toolbox.preference_offset(algo.eta)
+        return toolbox.tilt.preference_offset(algo.eta)
 
     def draw(self, ctx: JobContext, dataset: Dataset, roll_in: TextPolicy, reference: TextPolicy) -> Drawn:
         """Two completions from every cut."""

@@ -158,11 +158,6 @@ class OnlineConfig(PolicyAlgoConfig):
                 f"alone: {key}.start={self.start} must have adapters too. Set algos.{self.start}.lora.rank, "
                 f"{key}.lora.rank=0, or {key}.sampling=round"
             )
-        if config.training.compile:
-            yield (
-                f"{key}.sampling=online: the model that is trained also draws, so training.compile must be false. "
-                "Or write sampling=round"
-            )
 
     def idle(self, setting: str) -> str:
         """Also what is of drawing in the other way."""

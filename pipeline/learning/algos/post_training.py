@@ -144,10 +144,7 @@ class PostTrainingAlgorithms(Algorithm):
         if not ctx.ranks.is_first:
             return
         kept = toolbox.save_policy(ctx, algo, model)
-        tokenizer = toolbox.load_tokenizer(
-            toolbox.reference_source(ctx), trust_remote_code=ctx.config.model.trusts_code
-        )
-        toolbox.save_tokenizer(tokenizer, ctx.out)
+        toolbox.load.save_tokenizer(toolbox.reference_tokenizer(ctx), ctx.out)
         told = about.pop("note", None)
         note = noted(teaching(about, algo.num_generations), algo.batch_size, tally, told=told)
         (ctx.out / TRAINING).write_text(json_text({**about, **kept, **note}) + "\n")
@@ -217,7 +214,7 @@ def samples_of(groups: Groups) -> Samples:
     sequences = groups.sequences(range(len(groups.tokens)), groups.scored.values.tolist())
     if groups.logprobs is None:
         return toolbox.Samples.without_logprobs(sequences)
-    return toolbox.Samples(sequences, toolbox.padded(groups.logprobs))
+    return toolbox.Samples(sequences, toolbox.grpo.padded(groups.logprobs))
 
 
 def _fit_round(

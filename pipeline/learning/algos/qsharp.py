@@ -7,10 +7,11 @@ wrote before is context only, since the value is that of the reference's continu
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, ClassVar
 
 from pipeline.config.bases import AlgoConfig
 from pipeline.config.fields import LARGEST_RATE, LARGEST_WEIGHT, SMALLEST_DIVISOR, number
@@ -18,17 +19,10 @@ from pipeline.config.schema import Config
 from pipeline.errors import JobError
 from pipeline.learning.algos import toolbox
 from pipeline.learning.algos.base import JobContext, Read, Stage, timed
-from pipeline.learning.algos.reward_stage import (
-    REWARD,
-    RewardModelConfig,
-    cross_fitted,
-    reward_fit_in_short,
-    reward_tokens_trained,
-)
+from pipeline.learning.algos.reward_stage import REWARD, LearnsReward, RewardModelConfig, cross_fitted
 from pipeline.learning.algos.value_guided import STRENGTH, ValueAlgoConfig, ValueGuidedAlgorithms
-from pipeline.learning.choices import Others
+from pipeline.learning.choices import SMALLEST_STEP, Others
 from pipeline.learning.rewards.preference import UNDECIDED, PreferenceConfig
-from pipeline.learning.training.atoms import LARGEST_ATOMS, MOST_GRID_ERROR, grid_error, least_atoms
 from pipeline.outputs.formats import Tally
 
 if TYPE_CHECKING:
@@ -36,6 +30,13 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from pipeline.learning.algos.parts import Dataset, Drawn, Groups, Offset, Sequences, TextPolicy
+
+
+MOST_GRID_ERROR = 0.1
+"""Nats: odds that are off by a tenth, less than by what two fits of one value model differ."""
+LARGEST_ATOMS = 10_000
+_PLACES = 64
+"""Places between two atoms that are looked at."""
 
 
 @dataclass(kw_only=True)
@@ -106,10 +107,10 @@ class QSharp(ValueGuidedAlgorithms):
         """The soft value of the rewards that are to come."""
         assert isinstance(algo, QSharpConfig)
         if algo.atoms > 1:
-            return toolbox.atoms_offset(atom_rewards(algo), algo.eta)
+            return toolbox.tilt.atoms_offset(atom_rewards(algo), algo.eta)
         # The lowest reward is in every offset alike, and adding a constant changes nothing: where it would, for
         # tokens of offset 0, requests with another lowest reward than 0 are refused.
-        return toolbox.bernoulli_offset(algo.eta, algo.value_min, algo.value_max)
+        return toolbox.tilt.bernoulli_offset(algo.eta, algo.value_min, algo.value_max)
 
     def atoms(self, algo: ValueAlgoConfig) -> int:
         """As the settings say."""
@@ -214,8 +215,8 @@ class CD(QSharp):
         """The expected reward over eta."""
         assert isinstance(algo, QSharpConfig)
         if algo.atoms > 1:
-            return toolbox.expected_atoms_offset(atom_rewards(algo), algo.eta)
-        return toolbox.expected_offset(algo.eta, algo.value_min, algo.value_max)
+            return toolbox.tilt.expected_atoms_offset(atom_rewards(algo), algo.eta)
+        return toolbox.tilt.expected_offset(algo.eta, algo.value_min, algo.value_max)
 
 
 # -- qsharp hf ---------------------------------------------------------------------------------------------------
@@ -259,7 +260,7 @@ class QSharpHFConfig(QSharpConfig):
             )
 
 
-class QSharpHF(QSharp):
+class QSharpHF(LearnsReward, QSharp):
     """Q# with one more stage, which labels its data by a learnt reward."""
 
     name: ClassVar[str] = "QSharp-HF"
@@ -301,10 +302,45 @@ class QSharpHF(QSharp):
         """The roll-outs as the reward stage has labelled them."""
         return ctx.inputs["reward"]
 
-    def spent_before(self, ctx: JobContext) -> int:
-        """The reward models' tokens."""
-        return reward_tokens_trained(ctx)
 
-    def told_before(self, ctx: JobContext) -> dict[str, Any]:
-        """How good the reward models are on pairs that they have not seen."""
-        return reward_fit_in_short(ctx)
+# -- atoms -------------------------------------------------------------------------------------------------------
+# How far a grid of atoms is off where it is used at another strength than it was made for. A label on [0, 1] is
+# split between the two atoms beside it so that E[exp(rate * label)] is kept, the rate being the width of the range
+# of rewards over eta (`training.value.atom_weights`). At another rate what is kept is not what is asked for. The
+# error for any distribution of rewards is at most that for the worst single reward.
+
+
+def grid_error(count: int, rate: float, other: float) -> float:
+    """The largest error of ``log E[exp(other * label)]``, in nats.
+
+    Args:
+        count: Atoms, at least 2.
+        rate: What labels were split for.
+        other: What is asked for.
+    """
+    made, asked = rate / (count - 1), other / (count - 1)
+    return max(_error(place / _PLACES, made, asked) for place in range(1, _PLACES))
+
+
+def least_atoms(rate: float, other: float) -> int | None:
+    """The smallest number of atoms with which no error is larger; None where there is no such number."""
+    if grid_error(LARGEST_ATOMS, rate, other) > MOST_GRID_ERROR:
+        return None
+    low, high = 2, LARGEST_ATOMS
+    while low < high:  # the error falls with the distance of atoms
+        middle = (low + high) // 2
+        low, high = (middle + 1, high) if grid_error(middle, rate, other) > MOST_GRID_ERROR else (low, middle)
+    return low
+
+
+def _error(share: float, made: float, asked: float) -> float:
+    upper = _split(share, made)
+    # log(1 - upper + upper * exp(asked)), which cannot overflow in this form.
+    found = asked + math.log(upper + (1 - upper) * math.exp(-asked))
+    return abs(found - share * asked)
+
+
+def _split(share: float, step: float) -> float:
+    if step < SMALLEST_STEP:
+        return share
+    return math.exp((share - 1) * step) * math.expm1(-share * step) / math.expm1(-step)

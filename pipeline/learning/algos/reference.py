@@ -76,15 +76,12 @@ class Preparation(Algorithm):
     def tokenize(self, ctx: JobContext) -> None:
         """Write the token ids of every prompt, by the reference's tokenizer."""
         with ctx.loading():
-            from pipeline.learning.algos.opening import open_dataset, reference_source
             from pipeline.learning.datasets.prepared import PreparedDataset
             from pipeline.learning.datasets.tokenized import tokenized
-            from pipeline.learning.models.load import load_tokenizer
-        dataset = open_dataset(ctx)
+        dataset = toolbox.open_dataset(ctx)
         if not isinstance(dataset, PreparedDataset):
             raise JobError("its dataset was not prepared")
-        tokenizer = load_tokenizer(reference_source(ctx), trust_remote_code=ctx.config.model.trusts_code)
-        tokenized(dataset, tokenizer, ctx.out)
+        tokenized(dataset, toolbox.reference_tokenizer(ctx), ctx.out)
 
 
 class Reference(Algorithm):
@@ -125,7 +122,7 @@ class Reference(Algorithm):
         toolbox.save_model(trained, ctx.out, ctx.ranks)
         if not ctx.ranks.is_first:
             return
-        toolbox.save_tokenizer(toolbox.make_tokenizer(dataset), ctx.out)
+        toolbox.load.save_tokenizer(toolbox.make_tokenizer(dataset), ctx.out)
         found = toolbox.measure_imitation(toolbox.load_policy(ctx.out, ctx.config.system, ctx.device), dataset)
         about: dict[str, Any] = {"held_out_nats_per_token": found and asdict(found), "loss": losses}
         if found and (note := found.problem(model.references[0])):
@@ -137,12 +134,12 @@ class Reference(Algorithm):
         """Sample from the reference as it is; decode greedily, and see what the best of all policies could do."""
         dataset = toolbox.open_dataset(ctx)
         policy = toolbox.reference_policy(ctx, dataset)
-        each = ctx.config.evaluation.num_samples + toolbox.GREEDY_SAMPLES
+        each = ctx.config.evaluation.num_samples + toolbox.evaluating.GREEDY_SAMPLES
         total = toolbox.held_out_count(ctx, dataset) * each
         drawn = toolbox.evaluate(ctx, policy, dataset, ctx.out, total=total)
-        toolbox.evaluate_greedy(ctx, dataset, drawn)
-        toolbox.evaluate_right(ctx, dataset, policy)
+        toolbox.evaluating.evaluate_greedy(ctx, dataset, drawn)
+        toolbox.evaluating.evaluate_right(ctx, dataset, policy)
 
     def metrics(self, ctx: JobContext) -> None:
         """Metrics of all evaluated samples, and of the anchors."""
-        toolbox.write_metrics(ctx, toolbox.anchor_measures(ctx))
+        toolbox.write_metrics(ctx, toolbox.evaluating.anchor_measures(ctx))

@@ -19,7 +19,7 @@ from pipeline.config.fields import LARGEST_RATE, number
 from pipeline.config.schema import Config
 from pipeline.files import json_text
 from pipeline.learning.algos import toolbox
-from pipeline.learning.algos.base import REFERENCE_TRAIN, JobContext, Read, Stage
+from pipeline.learning.algos.base import REFERENCE_TRAIN, Algorithm, JobContext, Read, Stage
 from pipeline.learning.algos.post_training import fitting_of
 from pipeline.learning.algos.rounds import noted, tally_of
 from pipeline.learning.choices import HeadType
@@ -85,7 +85,7 @@ class LearntReward:
         """
         self._ctx = ctx
         self.model = toolbox.fresh_value_model(ctx, HeadType.v)
-        losses = toolbox.fit_reward_model(self.model, pairs, fitting)
+        losses = toolbox.value.fit_reward_model(self.model, pairs, fitting)
         self.about: dict[str, Any] = {
             "pairs": len(pairs) // 2,
             "tokens_trained": toolbox.trained_tokens(pairs, settings.epochs),
@@ -95,7 +95,7 @@ class LearntReward:
     def scores(self, data: Sequences) -> NDArray[np.float64]:
         """Raw scores of sequences, shape [N]."""
         size = self._ctx.config.training.micro_batch_size
-        return toolbox.reward_scores(
+        return toolbox.value.reward_scores(
             self.model,
             data,
             micro_batch_size=size,
@@ -109,8 +109,7 @@ class LearntReward:
         folder.mkdir(exist_ok=True)
         toolbox.save_model(self.model, folder, self._ctx.ranks)
         if self._ctx.ranks.is_first:
-            source, trust = toolbox.reference_source(self._ctx), self._ctx.config.model.trusts_code
-            toolbox.save_tokenizer(toolbox.load_tokenizer(source, trust_remote_code=trust), folder)
+            toolbox.load.save_tokenizer(toolbox.reference_tokenizer(self._ctx), folder)
 
 
 def reward_fitting(
@@ -165,14 +164,14 @@ def cross_fitted(
         tokens += learnt.about["tokens_trained"]
         places = np.flatnonzero(of_data == fold)
         raw = learnt.scores(data.some(places))
-        scale = toolbox.Scale.of(raw)
+        scale = toolbox.value.Scale.of(raw)
         found[places] = scale(raw)
         held_out = learnt.scores(pairs.some(np.flatnonzero(unseen)))
         fits.append(
             {
                 **learnt.about,
                 "held_out_pairs": len(held_out) // 2,
-                "held_out_accuracy": toolbox.share_preferred(held_out),
+                "held_out_accuracy": toolbox.value.share_preferred(held_out),
                 "mean": scale.mean,
                 "deviation": scale.deviation,
                 "scored": len(places),
@@ -205,10 +204,10 @@ class FittedRewards:
         fit = read_input(place, REWARD_FIT, read_reward_fit)
         self._ctx = ctx
         self._pairs = toolbox.Sequences.load(folders, toolbox.PAIRS).prompts[::2]
-        self._scales = [toolbox.Scale(one.mean, one.deviation) for one in fit.fits]
+        self._scales = [toolbox.value.Scale(one.mean, one.deviation) for one in fit.fits]
         self._models = (
             [
-                toolbox.load_value(place / f"fold_{fold}", ctx.config.system, ctx.device)
+                toolbox.load.load_value(place / f"fold_{fold}", ctx.config.system, ctx.device)
                 for fold in range(fit.folds)
             ]
             if ctx.ranks.is_first
@@ -237,7 +236,9 @@ class FittedRewards:
         for fold, (model, scale) in enumerate(zip(self._models, self._scales, strict=True)):
             places = np.flatnonzero(folds == fold)
             some = data.some(places)
-            raw = toolbox.reward_scores(model, some, micro_batch_size=size, device=ctx.device, hints=ctx.hints)
+            raw = toolbox.value.reward_scores(
+                model, some, micro_batch_size=size, device=ctx.device, hints=ctx.hints
+            )
             found[places] = scale(raw)
         return found
 
@@ -250,18 +251,16 @@ def in_short(fits: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     return {"folds": len(fits), "held_out_pairs": pairs, "held_out_accuracy": right / pairs if pairs else None}
 
 
-def reward_fit_in_short(ctx: JobContext) -> dict[str, Any]:
-    """What to add to ``training.json`` of the reward models of this round."""
-    fit = read_input(ctx.input("reward"), REWARD_FIT, read_reward_fit)
-    return {
-        "reward_model": {
-            "folds": fit.folds,
-            "held_out_pairs": fit.held_out_pairs,
-            "held_out_accuracy": fit.held_out_accuracy,
+class LearnsReward(Algorithm):
+    """Methods with the stage `reward`: what their training says of it."""
+
+    def spent_before(self, ctx: JobContext) -> int:
+        """The reward models' tokens."""
+        return read_input(ctx.input(REWARD.name), REWARD_FIT, read_reward_fit).tokens_trained
+
+    def told_before(self, ctx: JobContext) -> dict[str, Any]:
+        """How good the reward models are on pairs that they have not seen."""
+        fit = read_input(ctx.input(REWARD.name), REWARD_FIT, read_reward_fit)
+        return {
+            "reward_model": {name: getattr(fit, name) for name in ("folds", "held_out_pairs", "held_out_accuracy")}
         }
-    }
-
-
-def reward_tokens_trained(ctx: JobContext) -> int:
-    """Tokens that the reward model of this round was trained on."""
-    return read_input(ctx.input("reward"), REWARD_FIT, read_reward_fit).tokens_trained

@@ -60,7 +60,7 @@ class SFT(PostTrainingAlgorithms):
         replace(
             TRAIN_POLICY,
             reads=(REFERENCE_TRAIN, START_TRAIN, Read("train", "previous")),
-            config=(*TRAIN_POLICY.config, "dataset", "data_collection"),
+            config=("system", "training", "algo", "model", "dataset", "data_collection"),  # nothing is drawn
             judges=False,
             seconds=4.5,
         ),
@@ -81,13 +81,15 @@ class SFT(PostTrainingAlgorithms):
             for number in range(first, ctx.round + 1)
             for row in dataset.round_ids(ctx.seed, number, count)
         ]
-        tokenizer = toolbox.load_tokenizer(
-            toolbox.reference_source(ctx), trust_remote_code=ctx.config.model.trusts_code
+        tokenizer = toolbox.reference_tokenizer(ctx)
+        limits = (
+            algo.max_length,
+            toolbox.load.context_length(model),
+            toolbox.load.length_beside_others(model.config),
         )
-        limits = (algo.max_length, toolbox.context_length(model), toolbox.length_beside_others(model.config))
         longest = min((limit for limit in limits if limit is not None), default=None)
         data, note = demonstrations(
-            rows, tokenizer, algo, longest, toolbox.end_ids(model.generation_config, tokenizer)
+            rows, tokenizer, algo, longest, toolbox.load.end_ids(model.generation_config, tokenizer)
         )
         made = toolbox.sft_set(model, data)
         return replace(made, about={**made.about, **({"note": note} if note else {})})

@@ -18,9 +18,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, ClassVar
 
 from pipeline.config.bases import AlgoConfig
-from pipeline.config.fields import LARGEST_RATE, SMALLEST_DIVISOR, hint, number
+from pipeline.config.fields import LARGEST_RATE, SMALLEST_DIVISOR, number
 from pipeline.config.schema import Attention, Config, DType
-from pipeline.errors import ConfigError
 from pipeline.files import json_text
 from pipeline.learning.algos import toolbox
 from pipeline.learning.algos.base import (
@@ -70,8 +69,6 @@ class ValueAlgoConfig(AlgoConfig):
     others: Others = Others.kept
     """What becomes of tokens that are no candidates: `kept` leaves each the reference's probability, `offset_zero`
     is the rule of the papers' maths code, `dropped` never draws one. See docs/guidance.md."""
-    truncate: bool | None = hint(None, keyed="as they do on `others`")
-    """Former name: true is `others=dropped`, false is `others=kept`. Null leaves it to `others`."""
     aggregate: bool = True
     """Train on the data of all rounds so far rather than of this round alone."""
     warm_start: bool = True
@@ -79,17 +76,6 @@ class ValueAlgoConfig(AlgoConfig):
     held_out: float = number(0.1, at_least=0, below=1, hint=" (0 trains on all)")
     """Share of the prompts that the value model is not trained on, in any round: how good it is on them is in
     `training.json`, and a note is printed where it is no better than the base rate. 0 trains on all."""
-
-    def __post_init__(self) -> None:
-        """Take the former name."""
-        if self.truncate is None:
-            return
-        if self.others is Others.offset_zero:
-            given = str(self.truncate).lower()
-            raise ConfigError(
-                f"others=offset_zero and truncate={given}: `truncate` is the former name of `others`; leave it out"
-            )
-        self.others, self.truncate = Others.dropped if self.truncate else Others.kept, None
 
     def problems(self, key: str, config: Config) -> Iterator[str]:
         """A head that the attention does not work with."""
@@ -188,15 +174,15 @@ class ValueGuidedAlgorithms(Algorithm):
         """Fit the value model and save it with the reference's tokenizer."""
         algo = ctx.settings(ValueAlgoConfig)
         collected = toolbox.Sequences.load(self.data(ctx))
-        apart = toolbox.held_out(collected.prompts, ctx.seed, algo.held_out)
+        apart = toolbox.value.held_out(collected.prompts, ctx.seed, algo.held_out)
         data = collected.some(~apart)
         model = self._start(ctx)
         fitting = replace(
             fitting_of(ctx, "value", algo.batch_size, algo.epochs, algo.learning_rate),
             head_learning_rate=algo.head_learning_rate,
         )
-        losses = toolbox.fit_value(model, data, fitting, rate=self.rate(algo))
-        calibration = toolbox.calibrate(
+        losses = toolbox.value.fit_value(model, data, fitting, rate=self.rate(algo))
+        calibration = toolbox.value.calibrate(
             model,
             collected.some(apart),
             rate=self.rate(algo),
@@ -209,10 +195,7 @@ class ValueGuidedAlgorithms(Algorithm):
         toolbox.save_model(model, ctx.out, ctx.ranks)
         if not ctx.ranks.is_first:
             return
-        tokenizer = toolbox.load_tokenizer(
-            toolbox.reference_source(ctx), trust_remote_code=ctx.config.model.trusts_code
-        )
-        toolbox.save_tokenizer(tokenizer, ctx.out)
+        toolbox.load.save_tokenizer(toolbox.reference_tokenizer(ctx), ctx.out)
         about = {
             "tokens_generated": tokens_generated(ctx),
             "tokens_trained": int(data.lengths.sum()) * algo.epochs + self.spent_before(ctx),
@@ -233,8 +216,8 @@ class ValueGuidedAlgorithms(Algorithm):
 
     def sweep(self, ctx: JobContext) -> None:
         """Sample from the guided policy at several strengths, of prompts that no result is reported for."""
-        dataset, algo, drawn = toolbox.open_dataset(ctx), ctx.settings(ValueAlgoConfig), toolbox.NOTHING
-        strengths = toolbox.strengths(algo.eta, ctx.config.evaluation.etas)
+        dataset, algo, drawn = toolbox.open_dataset(ctx), ctx.settings(ValueAlgoConfig), toolbox.evaluating.NOTHING
+        strengths = toolbox.evaluating.strengths(algo.eta, ctx.config.evaluation.etas)
         each = toolbox.held_out_count(ctx, dataset, SWEEP_SPLIT) * ctx.config.evaluation.num_samples
         for name, eta in strengths.items():
             folder = ctx.out / name
@@ -250,9 +233,9 @@ class ValueGuidedAlgorithms(Algorithm):
         With eta=inf that is the reference, and no guide is loaded.
         """
         dataset, algo = toolbox.open_dataset(ctx), ctx.settings(ValueAlgoConfig)
-        best = toolbox.chosen(toolbox.swept(ctx), ctx.config.evaluation)
+        best = toolbox.evaluating.chosen(toolbox.evaluating.swept(ctx), ctx.config.evaluation)
         if best is not None:
-            algo = replace(algo, eta=toolbox.strengths(algo.eta, ctx.config.evaluation.etas)[best])
+            algo = replace(algo, eta=toolbox.evaluating.strengths(algo.eta, ctx.config.evaluation.etas)[best])
         toolbox.evaluate(ctx, self._policy(ctx, dataset, algo), dataset, ctx.out)
 
     def _policy(self, ctx: JobContext, dataset: Dataset, algo: ValueAlgoConfig) -> TextPolicy:
@@ -295,7 +278,9 @@ class ValueGuidedAlgorithms(Algorithm):
             return toolbox.fresh_value_model(ctx, algo.head, self.atoms(algo))
         with ctx.loading():
             # Optimizer steps are too small for the precision of bfloat16, so weights are trained in float32.
-            model = toolbox.load_value(previous, replace(ctx.config.system, dtype=DType.float32), ctx.first_device)
+            model = toolbox.load.load_value(
+                previous, replace(ctx.config.system, dtype=DType.float32), ctx.first_device
+            )
         model.to(ctx.first_device)  # type: ignore[arg-type]
         model.requires_grad_(True)
         return model

@@ -3,15 +3,10 @@
 from __future__ import annotations
 
 import math
-import os
-import shutil
-import sys
-import sysconfig
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field
-from importlib.util import find_spec
 from itertools import chain
 from pathlib import Path
 from typing import Any, cast
@@ -23,7 +18,6 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from pipeline.config.schema import DType, TrainingConfig
-from pipeline.errors import JobError
 from pipeline.learning.models.batch_size import MICRO_BATCH, BatchSize, BatchSizes
 from pipeline.learning.models.flops import Purpose, metered, model_cost, spend
 from pipeline.learning.models.load import checkpoint_activations
@@ -31,62 +25,8 @@ from pipeline.learning.training.checkpoint import Checkpoints
 from pipeline.learning.training.curve import Curve, add_to_curve, is_drawn, not_drawn
 from pipeline.learning.training.distributed import ALONE, Ranks
 from pipeline.learning.training.loop import TrainSettings, train
-from pipeline.learning.training.scoring import completion_logprobs, inner_model, passes_of, without_padding
+from pipeline.learning.training.scoring import completion_logprobs, passes_of, without_padding
 from pipeline.learning.training.sequences import Batch, Sequences, batch_of, epoch_order
-
-# -- compiling ---------------------------------------------------------------------------------------------------
-# `training.compile`: kernels that torch.compile makes for one model, in the place of one for each operation.
-
-
-@contextmanager
-def compiled(model: nn.Module, asked: bool) -> Iterator[None]:
-    """Have the layers of a model compiled meanwhile, when they are first run; the model is as before afterwards.
-
-    Args:
-        model: A causal language model, with adapters or without, or the backbone of a value model.
-        asked: `training.compile`.
-
-    Raises:
-        JobError: There is no compiler.
-    """
-    if not asked:
-        yield
-        return
-    on_gpu = next(model.parameters()).is_cuda
-    if problem := no_compiler(on_gpu=on_gpu):
-        raise JobError(f"training.compile=true: {problem}. Install it, or set training.compile=false")
-    layers: nn.Module = inner_model(model).base_model
-    # For one function torch compiles a few models and computes all others as if nothing had been asked for. Which
-    # trainings a worker has done before must not decide about that, and so about last bits.
-    torch.compiler.reset()
-    # Sizes of batches change with every step, and each would be compiled anew.
-    layers.compile(dynamic=True)
-    try:
-        yield
-    finally:
-        layers._compiled_call_impl = None
-
-
-def no_compiler(*, on_gpu: bool) -> str:
-    """What torch.compile lacks here, or nothing.
-
-    On a CPU a kernel is a C++ program; on a GPU triton makes it, whose way to the driver is a C program. Both are
-    extensions of Python, found as torch and triton find what they are compiled with.
-    """
-    if on_gpu and not find_spec("triton"):
-        return "kernels for GPUs need the package triton, which is not installed"
-    if on_gpu:
-        what, names = "GPUs need a C", [os.environ["CC"]] if "CC" in os.environ else ["gcc", "clang"]
-    else:
-        usual = "clang++" if sys.platform == "darwin" else "g++"
-        what, names = "CPUs need a C++", [os.environ.get("CXX", usual)]
-    if not any(map(shutil.which, names)):
-        return f"kernels for {what} compiler, and there is no {' or '.join(names)}"
-    header = Path(sysconfig.get_path("include")) / "Python.h"
-    if sys.platform == "linux" and not header.is_file():
-        return f"what is compiled needs the headers of Python (python3-dev), and there is no {header}"
-    return ""
-
 
 # -- precision ---------------------------------------------------------------------------------------------------
 # Which precision a training computes in. The weights that it changes are float32, whatever this is.
@@ -279,7 +219,7 @@ def _computing(deep: Any, fitting: Fitting) -> Iterator[None]:
     """Have a model compute as the settings say while it is trained."""
     if fitting.training.gradient_checkpointing:
         keep_few_activations(deep)
-    with without_padding(deep, fitting.training.padding_free), compiled(deep, fitting.training.compile):
+    with without_padding(deep, fitting.training.padding_free):
         yield
 
 

@@ -14,12 +14,11 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from pipeline.config.schema import DType
-from pipeline.learning.choices import HeadType
+from pipeline.learning.choices import SMALLEST_STEP, HeadType
 from pipeline.learning.generation.sampling import sample_keys, uniforms
 from pipeline.learning.models.batch_size import BatchSizes
 from pipeline.learning.models.flops import Purpose, model_cost, spend, whole_texts
 from pipeline.learning.models.value import ValueModel
-from pipeline.learning.training.atoms import SMALLEST_STEP
 from pipeline.learning.training.curve import add_to_curve, is_drawn, of_pairs
 from pipeline.learning.training.distributed import ALONE, Ranks
 from pipeline.learning.training.policy import Fitting, computing_in, fit

@@ -22,13 +22,6 @@ def test_the_default_request_is_accepted() -> None:
     check_config(quick_config(["experiment.name=first_run"]))
 
 
-def test_compiling_is_refused_where_it_would_not_work() -> None:
-    several = ("device=cpu", "execution.workers=2", "training.gpus_per_job=2")
-    assert "training.compile=true: a training has 2 devices" in refuse("training.compile=true", *several)
-    said = refuse("training.compile=true", "training.padding_free=true")
-    assert "training.compile=true and training.padding_free=true" in said
-
-
 def test_a_name_is_required() -> None:
     with pytest.raises(ConfigError, match=r"experiment\.name is missing"):
         load_config([])

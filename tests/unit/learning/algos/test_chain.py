@@ -350,7 +350,7 @@ def test_every_stage_says_what_it_has_computed(chains: Chains) -> None:
 
 @pytest.mark.parametrize("head", ["v", "q"])
 def test_both_heads_run_through(tmp_path: Path, head: str) -> None:
-    overrides = [f"algos.QSharp.head={head}", "algos.PITA.enabled=false", "algos.QSharp.truncate=false"]
+    overrides = [f"algos.QSharp.head={head}", "algos.PITA.enabled=false"]
     fresh = ["algos.QSharp.aggregate=false", "algos.QSharp.warm_start=false", "algos.QSharp.held_out=0"]
     found = Chains(tmp_path, *overrides, *fresh)
     assert found.metrics("QSharp", 2)["kl_per_sequence"] > 0

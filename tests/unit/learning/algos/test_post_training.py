@@ -240,7 +240,7 @@ def test_a_majority_needs_no_training(tmp_path: Path) -> None:
             *("algos.GRPO.aggregate=true", "algos.GRPO.lora.rank=2"),
         ),
         ("algos=[GRPO]", "algos.GRPO.beta=0", "algos.GRPO.warm_start=false", "generation.temperature=0.8"),
-        ("algos=[CD]", "algos.CD.atoms=3", "algos.CD.head=v", "algos.CD.truncate=false"),
+        ("algos=[CD]", "algos.CD.atoms=3", "algos.CD.head=v"),
     ],
     ids=["DPO", "GRPO", "GRPO without KL", "CD"],
 )

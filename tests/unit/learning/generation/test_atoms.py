@@ -19,7 +19,7 @@ from pipeline.learning.generation.tilt import (
     expected_offset,
 )
 from pipeline.learning.models.value import ValueModel, value_model_from
-from pipeline.learning.training.atoms import MOST_GRID_ERROR, grid_error, least_atoms
+from pipeline.learning.algos.qsharp import MOST_GRID_ERROR, grid_error, least_atoms
 from pipeline.learning.training.value import atom_weights, token_atoms, token_bce, token_values
 from tests.doubles.models import tiny_policy
 
