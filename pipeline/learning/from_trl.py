@@ -293,7 +293,9 @@ def from_trl(config: object, algo: str = "", devices: int = 1) -> FromTRL:
                 advice = advice_on(str(name))
                 raise ConfigError("from_trl: " + (f"unknown argument '{name}'. {advice}" if advice else nearest))
             if isinstance(config[name], str) and _takes_no_text(_class(algo), str(name)):
-                raise ConfigError(f"from_trl: {name}={config[name]!r} is a text; give a number, true or false as such")
+                raise ConfigError(
+                    f"from_trl: {name}={config[name]!r} is a text; give a number, true or false as such"
+                )
         given = {**defaults, **config}
     else:
         kinds = {kind.__name__: kind for kind in type(config).__mro__}

@@ -8,6 +8,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from pipeline.learning.algos.qsharp import MOST_GRID_ERROR, grid_error, least_atoms
 from pipeline.learning.choices import HeadType, Others
 from pipeline.learning.generation.decode import DecodeSettings, Guidance, decode
 from pipeline.learning.generation.slow_guide import GuidedLogitsProcessor
@@ -19,7 +20,6 @@ from pipeline.learning.generation.tilt import (
     expected_offset,
 )
 from pipeline.learning.models.value import ValueModel, value_model_from
-from pipeline.learning.algos.qsharp import MOST_GRID_ERROR, grid_error, least_atoms
 from pipeline.learning.training.value import atom_weights, token_atoms, token_bce, token_values
 from tests.doubles.models import tiny_policy
 
