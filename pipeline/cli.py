@@ -6,15 +6,13 @@ request was wrong and nothing started; 130 and 143 interrupted by SIGINT and SIG
 
 from __future__ import annotations
 
-import argparse
 import contextlib
 import os
 import sys
 from collections.abc import Iterator, Sequence
-from pathlib import Path
+from typing import TYPE_CHECKING
 
 import hydra
-from hydra._internal.utils import get_args_parser
 from hydra.core.hydra_config import HydraConfig
 from omegaconf import DictConfig
 
@@ -25,16 +23,18 @@ from pipeline.commands.exits import complain, refuse, unless_unwritten
 from pipeline.commands.help import typed_command, usage
 from pipeline.commands.run import run_experiment
 from pipeline.commands.start import INTERRUPTED
-from pipeline.config.arguments import check_flags, config_dir_of, settings_first, with_values
-from pipeline.config.explain import all_faults, explain
+from pipeline.config.arguments import for_hydra, read_flags
+from pipeline.config.explain import explain
 from pipeline.config.install import conf_dir
-from pipeline.config.load import VERSION_BASE, compose_typed, register_schemas, typed
-from pipeline.config.schema import Config
+from pipeline.config.load import VERSION_BASE, load_config, read_settings, register_schema, typed
+from pipeline.config.told import refuse_all
 from pipeline.config.words import as_meant
-from pipeline.errors import ConfigError, PipelineError
-from pipeline.sweeps.reading.command import overrides_of
+from pipeline.errors import PipelineError
 from pipeline.terminal import streams
 from pipeline.terminal.console import make_console, say
+
+if TYPE_CHECKING:
+    import argparse
 
 VERSION = f"pipeline {__version__}"
 
@@ -52,7 +52,7 @@ def main(arguments: Sequence[str]) -> int:
         say(make_console(), answer)
         return unless_unwritten(0)
     codes: list[int] = []
-    composing, command = True, os.getpid()
+    composing, command, folder = True, os.getpid(), None
     multirun.failed_runs.clear()
 
     def one_run(composed: DictConfig) -> float | multirun.RunFailed | None:
@@ -61,10 +61,10 @@ def main(arguments: Sequence[str]) -> int:
         label, value, reason = _announce_run(arguments), None, ""
         try:
             given = HydraConfig.get().overrides.task
-            config = _typed(composed, arguments, given)
+            config = typed(composed)
             multirun.check_objective(config)
             code = run_experiment(
-                config, make_console(), label=label, given=given, command=_repeating(arguments, given)
+                config, make_console(), label=label, given=given, command=_repeating(folder, given)
             )
             codes.append(unless_unwritten(code) if config.dry_run else code)
             value = multirun.objective(config) if code == 0 else None
@@ -78,22 +78,24 @@ def main(arguments: Sequence[str]) -> int:
 
     entry = hydra.main(version_base=VERSION_BASE, config_path=str(conf_dir()), config_name="config")(one_run)
     try:
-        arguments = as_overrides(arguments)
-        check_flags(arguments, FLAGS)
-        arguments = as_meant(settings_first(arguments))
-        with _for_hydra(with_values(arguments)):
-            register_schemas(arguments)
+        asked = read_flags(as_overrides(arguments), FLAGS)
+        folder = asked.config_dir
+        settings = as_meant(asked.overrides)
+        _check_settings(asked, settings)
+        arguments = for_hydra(asked, settings)
+        with _for_hydra(arguments):
+            register_schema()
             entry()
     except multirun.RunFailed:
         pass
     except PipelineError as error:
-        codes.append(refuse(_all_faults(error, arguments) if isinstance(error, ConfigError) else error))
+        codes.append(refuse(error))
     except KeyboardInterrupt:
         return max([INTERRUPTED, *codes])
     except Exception as error:
         if not composing:
             raise
-        codes.append(refuse(_all_faults(error, arguments)))
+        codes.append(refuse(explain(error)))
     if multirun.failed_runs:
         say(make_console(), "")  # apart from the last run, as runs are from each other
     for failed in multirun.failed_runs:
@@ -101,45 +103,18 @@ def main(arguments: Sequence[str]) -> int:
     return max([*codes, *(failed.exit_code for failed in multirun.failed_runs)], default=0)
 
 
-def _typed(composed: DictConfig, arguments: Sequence[str], given: Sequence[str]) -> Config:
-    """The configuration of a run; all that is wrong with it is told at once."""
-    try:
-        return typed(composed)
-    except ConfigError as error:
-        raise _all_faults(error, arguments, given) from error
+def _check_settings(asked: argparse.Namespace, settings: Sequence[str]) -> None:
+    """Refuse, all at once, what Hydra would refuse one by one; of several runs also the faults of the first."""
+    own_files = bool(asked.config_path or asked.config_name or asked.config_dir)
+    faults = read_settings(settings, several=asked.multirun, own_files=own_files)[1]
+    if own_files:
+        refuse_all(faults)
+    elif faults or asked.multirun:
+        load_config(multirun.first_request(settings) if asked.multirun else settings)
 
 
-def _all_faults(error: Exception, arguments: Sequence[str], given: Sequence[str] | None = None) -> ConfigError:
-    """What is wrong with a command line, all of it where that can be found out.
-
-    Args:
-        error: What was raised.
-        arguments: The command line.
-        given: The settings of one run of several; None takes those of the command line.
-    """
-    try:
-        asked = get_args_parser().parse_known_intermixed_args(list(arguments))[0]
-    except (SystemExit, argparse.ArgumentError):
-        return explain(error)
-    if asked.config_path:
-        return explain(error)
-    words = list(asked.overrides if given is None else given)
-    folders = [conf_dir(), *([Path(asked.config_dir).absolute()] if asked.config_dir else [])]
-    name = asked.config_name or "config"
-    folders.sort(key=lambda folder: not (folder / f"{name.removesuffix('.yaml')}.yaml").is_file())
-    searched = overrides_of({"hydra.searchpath": [f"file://{folder}" for folder in folders[1:]]})
-
-    def composed(some: Sequence[str]) -> Config:
-        several = multirun.requests_of(some) if asked.multirun and given is None else [list(some)]
-        configs = [compose_typed([*each, *searched], folders[0], name) for each in several]
-        return configs[0]
-
-    return all_faults(error, words, composed)
-
-
-def _repeating(arguments: Sequence[str], given: Sequence[str]) -> list[str]:
+def _repeating(folder: str | None, given: Sequence[str]) -> list[str]:
     """The command that repeats this run alone: its settings, and where those of the user's own groups are."""
-    folder = config_dir_of(arguments)
     return [*typed_command().split(), *given, *(["--config-dir", folder] if folder else [])]
 
 

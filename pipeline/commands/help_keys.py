@@ -14,10 +14,8 @@ from rich.console import Console
 from rich.padding import Padding
 from rich.text import Text
 
-from pipeline.config.explain import unknown_key
+from pipeline.config.explain import GROUPS, advice_on, other_name, unknown_key
 from pipeline.config.install import conf_dir
-from pipeline.config.known import GROUPS, advice_on, other_name
-from pipeline.config.load import kinds_of_files, register_schemas
 from pipeline.config.meaning import (
     Meaning,
     about,
@@ -89,7 +87,9 @@ def help_on(word: str, settings: Sequence[str] = ()) -> Iterator[Line]:
         return iter([(f"{word}: {advice}", "")])
     holding = [key for key in dict.fromkeys(map(_leaf, known.keys)) if word in key]
     hint = f" Keys with that in them: {', '.join(holding[:_MOST_NAMED])}." if holding else ""
-    raise ConfigError(f"{unknown_key(word)}{hint} `python -m pipeline help` lists what there is.")
+    raise ConfigError(
+        f"{unknown_key(word, known=known.keys)}{hint} `python -m pipeline help` lists what there is."
+    )
 
 
 # -- what is known ---------------------------------------------------------------------------------------------
@@ -102,12 +102,10 @@ class _Known:
         wrong = [setting for setting in settings if "=" not in setting]
         if wrong:
             raise ConfigError(f"cannot read '{wrong[0]}'. After the key come settings as for a run: KEY=VALUE.")
-        if settings:
-            register_schemas(settings)
         self.keys: dict[str, Meaning] = shipped_meanings()
         self.sections: dict[str, str] = shipped_sections()
         for table, group in (("datasets", "dataset"), ("models", "model")):
-            for name, kind in kinds_of_files(group).items():
+            for name, kind in _kinds_of_files(group).items():
                 self._add(table, name, {"kind": kind})
         for table in ("algos", "datasets"):
             for name, path in class_paths(table, settings):
@@ -139,6 +137,13 @@ def _set_by_files(folder: Path) -> dict[str, list[tuple[str, str]]]:
         for key, value in _values(file, "" if group == "." else group):
             found.setdefault(key, []).append((choice, value))
     return found
+
+
+def _kinds_of_files(group: str) -> dict[str, str]:
+    """The kind that each file of a group is of, by the file's name."""
+    files = sorted((conf_dir() / group).glob("*.yaml"))
+    found = {path.stem: re.search(r"^kind: (\w+)", path.read_text(), re.MULTILINE) for path in files}
+    return {name: kind[1] for name, kind in found.items() if kind}
 
 
 def _leaf(key: str) -> str:

@@ -2,28 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import typer
-from hydra._internal.utils import get_args_parser
-from hydra.core.override_parser.overrides_parser import OverridesParser
-from hydra.errors import HydraException
 from typer.main import get_group
 
 from pipeline.commands import launch
 from pipeline.commands.device_flags import FLAGS, as_overrides
 from pipeline.commands.entries import sweep
 from pipeline.commands.launch import requested
+from pipeline.commands.multirun import first_request
 from pipeline.commands.request import check_fits_ray
 from pipeline.commands.sweep_settings import check_settings
 from pipeline.commands.typed import WRONG_USE, in_words
-from pipeline.config.arguments import check_flags, settings_first
+from pipeline.config.arguments import read_flags
 from pipeline.config.checks import check_config
-from pipeline.config.explain import explain
-from pipeline.config.load import check_sweep, load_config
+from pipeline.config.load import load_config
 from pipeline.config.ranks import devices_per_training
 from pipeline.config.schema import Backend, Config, DeviceChoice
 from pipeline.engine.launch.run import find_program
@@ -119,15 +116,10 @@ _RAY = ("execution.backend=ray", "execution.ray.address=the.first.node:20000")
 
 
 def _run_config(words: Sequence[str], more: Sequence[str]) -> Config:
-    words = as_overrides(words)
-    check_flags(words, FLAGS)
-    prints = "--version" in words  # for which Hydra's parser would end this process
-    if not prints:
-        asked = get_args_parser().parse_known_intermixed_args(settings_first(words))[0]
-        prints = any((asked.help, asked.hydra_help, asked.cfg, asked.info, asked.shell_completion))
-    if prints:
+    asked = read_flags(as_overrides(words), FLAGS)
+    if any((asked.help, asked.hydra_help, asked.version, asked.cfg, asked.info, asked.shell_completion)):
         raise ConfigError(f"run {' '.join(words)}: that prints something and ends, which is no work for a job")
-    settings = list(_first_values(asked.overrides)) if asked.multirun else list(asked.overrides)
+    settings = first_request(asked.overrides) if asked.multirun else list(asked.overrides)
     if asked.config_dir:
         settings += overrides_of({"hydra.searchpath": [f"file://{Path(asked.config_dir).absolute()}"]})
     for setting in settings if more else ():
@@ -144,20 +136,6 @@ def _run_config(words: Sequence[str], more: Sequence[str]) -> Config:
     check_fits_ray(config)
     check_size(config)
     return config
-
-
-def _first_values(settings: Sequence[str]) -> Iterator[str]:
-    """The settings of the first run of a multirun."""
-    try:
-        read = OverridesParser.create().parse_overrides(list(settings))
-    except HydraException as error:
-        raise explain(error) from error
-    check_sweep(read)
-    for setting, override in zip(settings, read, strict=True):
-        if override.is_discrete_sweep():
-            yield f"{setting.partition('=')[0]}={next(iter(override.sweep_string_iterator()))}"
-        elif not override.is_sweep_override():
-            yield setting
 
 
 # -- an agent of a sweep -----------------------------------------------------------------------------------------

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from fnmatch import fnmatchcase
-from itertools import islice
 from statistics import fmean
 from typing import Any
 
@@ -31,8 +30,6 @@ _ONLY_LISTS = "hydra._internal.core_plugins.basic_sweeper.BasicSweeper"
 """The sweeper that runs what it is told; any other one looks for the best settings."""
 _MINIMIZE = {"direction": "minimize", "ax_config.experiment.minimize": True, "optim.maximize": False}
 """Settings of Optuna's, Ax's and Nevergrad's sweepers that look for the worst; they are the defaults there."""
-_MOST_VALUES = 20
-"""Of a setting, that faults are looked for in."""
 
 failed_runs: list[RunFailed] = []
 """The failed runs that this process knows of, those that other processes carried out among them."""
@@ -94,26 +91,28 @@ def run_label(arguments: Sequence[str]) -> str:
     return " ".join(own) or f"number {hydra.job.num}"
 
 
-def requests_of(words: Sequence[str]) -> list[list[str]]:
-    """Requests that have, together, every value of the settings of a multirun: the n-th has the n-th of each.
+def first_request(words: Sequence[str]) -> list[str]:
+    """The settings of the first run; what has no first value, as an interval, is left out.
 
-    What has no end of values, as an interval, is left out.
+    Raises:
+        ConfigError: One stands for no value at all.
     """
-    values = [found for word in words if (found := _values(word))]
-    return [
-        [own[min(number, len(own) - 1)] for own in values] for number in range(max(map(len, values), default=1))
-    ]
+    return [found for word in words if (found := _first_value(word)) is not None]
 
 
-def _values(word: str) -> list[str]:
+def _first_value(word: str) -> str | None:
     try:
         parsed = OverridesParser.create().parse_override(word)
     except HydraException:
-        return [word]  # composing says what is wrong with it
+        return word  # composing says what is wrong with it
     if not parsed.is_sweep_override():
-        return [word]
-    several = parsed.sweep_string_iterator() if parsed.is_discrete_sweep() else []
-    return [f"{parsed.get_key_element()}={value}" for value in islice(several, _MOST_VALUES)]
+        return word
+    if not parsed.is_discrete_sweep():
+        return None
+    value = next(iter(parsed.sweep_string_iterator()), None)
+    if value is None:
+        raise ConfigError(f"{word}: stands for no value at all, so there are no runs")
+    return f"{parsed.get_key_element()}={value}"
 
 
 def check_objective(config: Config) -> None:

@@ -12,7 +12,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from pipeline.config.bases import NOTHING, DatasetConfig, Settings
-from pipeline.config.fronts import SUFFIX, point_of, settings_of
+from pipeline.config.fronts import SUFFIX, as_typed, point_of, settings_of
 from pipeline.config.place import defined_at
 from pipeline.config.ranks import devices_per_training, spread
 from pipeline.config.schema import POLYNOMIAL_END, Config, Optimizer, Schedule, Strategy
@@ -32,7 +32,12 @@ def check_config(config: Config) -> None:
     Raises:
         ConfigError: Lists every rule that is broken.
     """
-    refuse_all(list(dict.fromkeys(_problems(config))))
+    refuse_all(config_problems(config))
+
+
+def config_problems(config: Config) -> list[str]:
+    """What is wrong with a request, each once."""
+    return list(dict.fromkeys(_problems(config)))
 
 
 def check_together(*checks: Callable[[], object]) -> None:
@@ -55,7 +60,7 @@ def check_together(*checks: Callable[[], object]) -> None:
 
 def _problems(config: Config) -> Iterator[str]:
     used = {name: algo for name, algo in config.algos.items() if algo.enabled}
-    singly = list(value_problems(replace(config, algos=used)))
+    singly = [as_typed(said, used) for said in value_problems(replace(config, algos=used))]
     yield from singly
     yield from _experiment(config)
     yield from _ranks(config)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from itertools import product
 from typing import Any
 
@@ -51,6 +51,20 @@ def _by_value(part: str) -> tuple[str, bool, float, str]:
 def settings_of(point: str) -> list[str]:
     """Names of the settings that make a point: ``beta`` and ``epochs`` of ``beta=1,epochs=2``."""
     return [part.partition("=")[0] for part in point.split(",")] if point else []
+
+
+def as_typed(said: str, names: Iterable[str]) -> str:
+    """A message about a setting of a point by the key that was typed, that of the front.
+
+    Args:
+        said: The message.
+        names: Of algorithms and points.
+    """
+    for name in names:
+        algo, point = point_of(name)
+        for setting in settings_of(point):
+            said = said.replace(f"algos.{name}.{setting}=", f"algos.{algo}.front.{setting}=")
+    return said
 
 
 def with_points(algos: Mapping[str, Any]) -> dict[str, Any]:

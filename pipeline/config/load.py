@@ -1,158 +1,162 @@
 """From the command line, or the plain data of a run folder, to typed configuration.
 
-Hydra composes, OmegaConf checks types against the schema, and `explain` says in words what they raise.
+Hydra composes plain values, which it does not look at. They are then checked here against the classes of settings,
+in one pass that collects all that is wrong.
 """
 
 from __future__ import annotations
 
-import math
 import re
-from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from copy import deepcopy
-from dataclasses import dataclass, field
-from fractions import Fraction
+from dataclasses import fields, is_dataclass
+from enum import Enum
 from functools import cache
-from pathlib import Path
-from typing import Any, cast
+from types import NoneType, UnionType
+from typing import Any, NoReturn, Union, cast, get_args, get_origin, get_type_hints
 
 from hydra import compose, initialize_config_dir
-from hydra._internal.hydra import Hydra
-from hydra.core.config_store import ConfigNode, ConfigStore
+from hydra.core.config_store import ConfigStore
 from hydra.core.global_hydra import GlobalHydra
 from hydra.core.override_parser.overrides_parser import OverridesParser
-from hydra.core.override_parser.types import Glob, Override, QuotedString, RangeSweep, Sweep
-from hydra.core.plugins import Plugins
+from hydra.core.override_parser.types import Override
 from hydra.errors import HydraException
-from omegaconf import DictConfig, Node, OmegaConf
+from omegaconf import BooleanNode, DictConfig, FloatNode, IntegerNode, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
-from pipeline.config.explain import COMPOSITION_ERRORS, all_faults, explain, type_or_line
+from pipeline.config.checks import config_problems
+from pipeline.config.explain import (
+    COMPOSITION_ERRORS,
+    explain,
+    keys_of,
+    nearest_key,
+    unknown_choice,
+    unknown_key,
+)
 from pipeline.config.fields import MISSING
 from pipeline.config.fronts import point_of, settings_of, with_points
 from pipeline.config.install import conf_dir
-from pipeline.config.limits import bound_files, check_overrides
-from pipeline.config.plain import declared, filled
+from pipeline.config.meaning import in_words, meanings_of
+from pipeline.config.plain import default_values, filled
 from pipeline.config.schema import Config, EvaluationConfig
 from pipeline.config.tables import TABLES, all_shipped, settings_class
-from pipeline.config.values import brief, value_problems
-from pipeline.config.words import as_meant, class_paths
-from pipeline.errors import ConfigError, PipelineError
+from pipeline.config.told import one_line, refuse_all
+from pipeline.config.values import brief
+from pipeline.config.words import as_meant
+from pipeline.errors import ConfigError, PipelineError, unknown_name
 
-# -- modes -------------------------------------------------------------------------------------------------------
-# Whether a request is one run or many, which Hydra composes a whole configuration to learn, only to find
-# nothing. `hydra.mode` can be in a setting or in a file. Where no setting speaks of Hydra and all files are
-# those that ship, it is not, and the answer is known without: that saves a tenth of what a command takes to
-# start.
+VERSION_BASE = "1.3"
 
-
-_WORDS = re.compile(r"\b(mode|searchpath)\b")
-_OF_HYDRA = ("hydra", "schema")
-"""Who provides what is searched besides the folder of this project: its own settings, and the classes of ours."""
+# Here, since a launcher of Hydra's may carry out a run in a process that registers nothing else.
+OmegaConf.register_new_resolver("shipped", lambda name: str(conf_dir() / name), replace=True)
 
 
-def know_mode() -> None:
-    """Have Hydra ask for the mode of a request only where something may have set it; changed in place."""
-    hydras = Hydra.get_mode
-    if hydras.__module__ == __name__:
-        return
+def load_config(overrides: Sequence[str]) -> Config:
+    """Compose ``conf/config.yaml`` with overrides.
 
-    def get_mode(hydra: Hydra, config_name: str | None, overrides: list[str]) -> Any:
-        return hydras(hydra, config_name, overrides) if _may_be_set(hydra, config_name, overrides) else None
+    Args:
+        overrides: As on the command line.
 
-    setattr(Hydra, "get_mode", get_mode)  # noqa: B010 - the type checker knows no change in place
+    Raises:
+        ConfigError: Something the user wrote is wrong; says all of it.
+    """
+    words, faults = read_settings(as_meant(overrides))
+    try:
+        composed = _composed(words)
+    except Exception as error:  # Hydra may raise anything
+        return _refused([*faults, str(explain(error))])
+    return typed(composed, faults)
 
 
-def _may_be_set(hydra: Hydra, config_name: str | None, overrides: Sequence[str]) -> bool:
-    searched = hydra.config_loader.get_search_path().get_path()
-    folders = {one.path.removeprefix("file://") for one in searched if one.provider not in _OF_HYDRA}
+def read_settings(
+    words: Sequence[str], *, several: bool = False, own_files: bool = False
+) -> tuple[list[str], list[str]]:
+    """The settings that Hydra can read and put somewhere, and what is wrong with the others.
+
+    Args:
+        words: Settings, as `as_meant` gives them.
+        several: Whether they may have several values, for a run for each.
+        own_files: Whether there are files of the user's own, of which only Hydra knows.
+    """
+    own_files = own_files or any("hydra.searchpath" in word for word in words)
+    good, faults, parser = [], [], OverridesParser.create()
+    for word in words:
+        try:
+            read = parser.parse_override(word)
+        except (HydraException, ValueError, RecursionError) as error:
+            faults.append(_unreadable(word, error))
+            continue
+        if fault := _fault_of(read, several=several, own_files=own_files):
+            faults.append(fault)
+        else:
+            good.append(word)
+    return good, faults
+
+
+def _unreadable(word: str, error: Exception) -> str:
+    shown = brief(word).strip("'")
+    if "=" not in word:
+        near = nearest_key(word, keys_of(Config))
+        return f"cannot read '{shown}': settings are written KEY=VALUE." + (
+            f" Did you mean {near}=...?" if near else ""
+        )
     return (
-        config_name != "config"
-        or folders != {str(conf_dir())}
-        or any("hydra" in override for override in overrides)
-        or _files_speak_of_it()
+        f"cannot read '{shown}': {one_line(str(error))[:300]} A text with signs stands in quotes of its own, and all "
+        "of it in those of the shell: 'KEY=\"a, b\"'"
     )
 
 
-@cache
-def _files_speak_of_it() -> bool:
-    """Whether a file of the project may: in a checkout some are the user's own, or have been edited."""
-    return any(_WORDS.search(path.read_text("utf-8", errors="replace")) for path in conf_dir().rglob("*.yaml"))
-
-
-# -- sweeps ------------------------------------------------------------------------------------------------------
-# A bound on the runs of a sweep, counted by arithmetic before Hydra lists them: ranges may be of any length.
-# Other sweepers than Hydra's own have bounds of their own, mostly a number of trials.
-
-
-MOST_RUNS = 10_000
-_SHOWN = 80
-_LISTED = 10**12
-"""Numbers of values from here on are not written out."""
-
-
-def bound_sweeps() -> None:
-    """Have Hydra's sweeper look at what it is given before it makes a list of the runs.
-
-    Changed in place, for the reasons of `pipeline.config.limits.bound_files`.
-    """
-    Plugins.instance()  # which imports the modules of all plugins anew: their classes are others before
-    from hydra._internal.core_plugins.basic_sweeper import BasicSweeper
-
-    hydras = BasicSweeper.split_arguments
-    if hydras.__module__ == __name__:
-        return
-
-    def split_arguments(overrides: list[Override], max_batch_size: int | None) -> list[list[list[str]]]:
-        check_sweep(overrides)
-        return hydras(overrides, max_batch_size)
-
-    setattr(BasicSweeper, "split_arguments", staticmethod(split_arguments))  # noqa: B010
-
-
-def check_sweep(overrides: Sequence[Override]) -> None:
-    """Refuse a sweep without runs, and one of more runs than anybody could wait for.
-
-    Args:
-        overrides: Settings as Hydra has parsed them, those of `hydra.sweeper.params` included.
-
-    Raises:
-        ConfigError: Names the key that makes it so.
-    """
-    swept = {each.get_key_element(): each for each in overrides if each.is_discrete_sweep()}
-    lengths = {key: _length(each) for key, each in swept.items()}
-    empty = next((key for key, length in lengths.items() if length == 0), None)
-    if empty is not None:
-        raise ConfigError(f"the sweep has no runs: {_given(swept[empty])} stands for no value at all")
-    if math.prod(lengths.values()) > MOST_RUNS:
-        largest = max(lengths, key=lambda key: lengths[key])
-        counts = ", ".join(f"{key} {_count(length)}" for key, length in lengths.items())
-        raise ConfigError(
-            f"the sweep has more than {MOST_RUNS:,} runs, the most of one command. It is {largest} above all: "
-            f"{_given(swept[largest])} (values of each: {counts})"
+def _fault_of(override: Override, *, several: bool, own_files: bool) -> str:
+    """What is wrong with a setting as far as its words tell; "" where nothing is."""
+    key, given = override.key_or_group, (override.input_line or "").partition("=")[2]
+    top = re.split(r"[./]", key)[0]
+    if override.is_sweep_override() and not several and top != "hydra":
+        return (
+            f"{key}={given}: several values. Write '{key}=[{given}]' for one list, \"{key}='{given}'\" for one "
+            "text, or add --multirun for a run for each"
         )
+    if own_files or override.is_delete() or top == "hydra":
+        return ""
+    options = [file.stem for file in (conf_dir() / key).glob("*.yaml")] if "." not in key else []
+    if options and not override.is_sweep_override():
+        chosen = override.value()
+        names = [str(name) for name in (chosen if isinstance(chosen, list) else [chosen]) if name is not None]
+        wrong = [name for name in names if name not in options]
+        return unknown_choice(key, wrong[0], options) if wrong else ""
+    return "" if options or top in Config.__dataclass_fields__ else unknown_key(key, given)
 
 
-def _length(override: Override) -> int | float:
-    """How many values a sweep goes through; a range is not listed for it."""
-    value = override.value()
-    if not isinstance(value, RangeSweep):
-        return sum(1 for _ in override.sweep_iterator())
-    start, stop, step = value.start or 0, value.stop or 0, value.step
-    if not all(map(math.isfinite, (start, stop, step))):
-        return math.inf
-    if step == 0:
-        return 1  # which Hydra refuses with a good message
-    return max(0, math.ceil((Fraction(stop) - Fraction(start)) / Fraction(step)))
+def _composed(words: Sequence[str]) -> DictConfig:
+    """What Hydra composes of settings, in a program that may use Hydra itself."""
+    outer = GlobalHydra.instance().hydra
+    try:
+        register_schema()
+        GlobalHydra.instance().clear()
+        with initialize_config_dir(str(conf_dir()), version_base=VERSION_BASE):
+            return compose("config", overrides=list(words))
+    finally:
+        GlobalHydra.instance().hydra = outer
 
 
-def _given(override: Override) -> str:
-    text = override.input_line or override.get_key_element()
-    return text if len(text) <= _SHOWN else f"{text[:_SHOWN]}..."
+def register_schema() -> None:
+    """Tell Hydra the defaults, as plain values, and that further ones may stand beside them."""
+    store = ConfigStore.instance()
+    if "schema" not in store.repo:
+        store.store(group="schema", name="defaults", node=_defaults(), package="_global_")
 
 
-def _count(length: float) -> str:
-    return f"{length:,}" if length < _LISTED else "without end"
+def _defaults() -> DictConfig:
+    plain = dict(default_values(Config))
+    plain["evaluation"] = {**plain["evaluation"], "num_prompts": UNSET}
+    # Algorithms that ship are all there, disabled, so that a profile may set values of one that is not chosen.
+    plain["algos"] = {
+        name: {key: value for key, value in default_values(schema).items() if key != "enabled"}
+        for name, schema in all_shipped("algos").items()
+    }
+    node = OmegaConf.create(plain)
+    for section in node.values():
+        if OmegaConf.is_config(section):
+            OmegaConf.set_struct(section, False)
+    return node
 
 
 # -- held out ----------------------------------------------------------------------------------------------------
@@ -167,16 +171,7 @@ _SET = re.compile(r"\+{0,2}evaluation(\.num_prompts)?=")
 OmegaConf.register_new_resolver("usual_prompts", lambda: USUAL, replace=True)
 
 
-def is_unset(composed: DictConfig) -> bool:
-    """Whether neither a file nor the command line gives `evaluation.num_prompts`."""
-    section = composed._get_node("evaluation")
-    if not isinstance(section, DictConfig) or section._is_none() or section._is_missing():
-        return False  # which is refused later
-    node = section._get_node("num_prompts")
-    return isinstance(node, Node) and bool(node._value() == UNSET)
-
-
-def give_way(config: Config) -> None:
+def _give_way(config: Config) -> None:
     """Let the default of `evaluation.num_prompts` be what the smallest dataset holds out, where that is less."""
     if held_out := _fewest(config):
         config.evaluation.num_prompts = min(USUAL, held_out[0])
@@ -205,277 +200,239 @@ def _fewest(config: Config) -> tuple[int, str] | None:
     return min(sizes, default=None)
 
 
-VERSION_BASE = "1.3"
-_Shipped = tuple[tuple[str, type[Any]], ...]
-"""Algorithms by name."""
+# -- plain values as settings ------------------------------------------------------------------------------------
 
 
-# Here, since a launcher of Hydra's may carry out a run in a process that never registers the schemas.
-OmegaConf.register_new_resolver("shipped", lambda name: str(conf_dir() / name), replace=True)
-
-
-def register_schemas(overrides: Sequence[str] = ()) -> None:
-    """Tell Hydra the schema, algorithms and datasets of the user's own included.
+def typed(composed: DictConfig, faults: Sequence[str] = ()) -> Config:
+    """Turn a composed configuration into dataclasses.
 
     Args:
-        overrides: The command line; ``algos.NAME.class_path=...`` makes NAME a known algorithm with the
-            settings of its class, ``datasets.NAME.class_path=...`` a known dataset.
+        composed: Plain values.
+        faults: What is wrong with the request as far as it is known.
 
     Raises:
-        ConfigError: A class cannot be imported, or has no settings of the right kind, or the command line is far
-            too long.
+        ConfigError: Says all that is wrong; where anything is, also what `check_config` would say of the rest.
     """
-    check_overrides(overrides)
-    _check_choices(overrides)
-    bound_files()
-    bound_sweeps()
-    know_mode()
-    store = ConfigStore.instance()
-    # Hydra copies the store with all its schemas whenever it composes, only to read them.
-    setattr(ConfigStore, "__deepcopy__", lambda store, _: store)  # noqa: B010
-    own = {table: dict(class_paths(table, overrides)) for table in ("algos", "datasets")}
-    for table in ("datasets", "models"):
-        _register_files(store, table, own.get(table, {}))
-    algos = {
-        name: _with_open_tables(settings_class("algos", name, {"class_path": path}), enabled=True)
-        for name, path in own["algos"].items()
-    }
-    # What has a file is composed of it, on the settings that are registered for it.
-    datasets = {
-        name: _with_open_tables(settings_class("datasets", name, {"class_path": path}), kind=name)
-        for name, path in own["datasets"].items()
-        if name not in kinds_of_files("dataset")
-    }
-    shipped = tuple(all_shipped("algos").items())
-    node = _schema_with(shipped, algos, datasets) if algos or datasets else _schema_of(shipped)
-    store.repo["schema.yaml"] = ConfigNode(name="schema.yaml", node=node, group=None, package=None, provider=None)
-
-
-def _schema_with(shipped: _Shipped, own: dict[str, DictConfig], datasets: dict[str, DictConfig]) -> DictConfig:
-    # Algorithms that ship are all there, disabled, so that a profile may set values of one that is not chosen.
-    algos = {name: declared(schema) for name, schema in shipped} | own
-    node = cast("DictConfig", OmegaConf.structured(_Composed(algos=algos, datasets=datasets)))  # copies them
-    for name in algos.keys() - own.keys():
-        OmegaConf.set_struct(node.algos[name].front, False)
-    node.evaluation.num_prompts = UNSET
-    _open_tables(node.execution)
-    return node
-
-
-@cache
-def _schema_of(shipped: _Shipped) -> DictConfig:
-    """Made once, as OmegaConf takes long; Hydra copies what it loads of the store."""
-    return _schema_with(shipped, {}, {})
-
-
-def _register_files(store: ConfigStore, table: str, class_paths: Mapping[str, str]) -> None:
-    """The settings that a file of ``conf/`` begins with, under its name and ``_schema``."""
-    group = TABLES[table].group
-    known = store.repo.setdefault(group, {})
-    opened: dict[type[Any], DictConfig] = {}
-    for name, kind in kinds_of_files(group).items():
-        schema = settings_class(table, name, {"kind": kind, "class_path": class_paths.get(name)})
-        there = known.get(f"{name}_schema.yaml")
-        if there is None or OmegaConf.get_type(there.node) is not schema:
-            # Files of a kind share what they begin with, since Hydra copies what it loads of the store; and
-            # `ConfigStore.store` would make the same of it, but of another copy.
-            if schema not in opened:
-                opened[schema] = _with_open_tables(schema)
-            known[f"{name}_schema.yaml"] = ConfigNode(
-                name=f"{name}_schema.yaml",
-                node=opened[schema],
-                group=group,
-                package=f"{table}.{name}",
-                provider=None,
-            )
-
-
-@cache
-def kinds_of_files(group: str) -> dict[str, str]:
-    """The kind that each file of a group is of, by the file's name."""
-    files = sorted((conf_dir() / group).glob("*.yaml"))
-    found = {path.stem: re.search(r"^kind: (\w+)", path.read_text(), re.MULTILINE) for path in files}
-    return {name: kind[1] for name, kind in found.items() if kind}
-
-
-@dataclass(kw_only=True)
-class _Composed(Config):
-    """The schema while Hydra composes: a file may hold settings of a class that is known only afterwards."""
-
-    algos: dict[str, Any] = field(default_factory=dict)
-    datasets: dict[str, Any] = field(default_factory=dict)
-
-
-def _with_open_tables(schema: type[Any], **values: Any) -> DictConfig:
-    """A schema whose tables take names of the user's own; Hydra would ask for `+` before a new key."""
-    node = deepcopy(declared(schema))
-    node.update(values)
-    _open_tables(node)
-    return node
-
-
-def _open_tables(node: DictConfig) -> None:
-    """Those of settings, and of settings inside them."""
-    inside = [node._get_node(name) for name in node]
-    for entry in inside:
-        if isinstance(entry, DictConfig) and not entry._is_none():
-            if OmegaConf.get_type(entry) is dict:
-                OmegaConf.set_struct(entry, False)
-            else:
-                _open_tables(entry)
-
-
-def load_config(overrides: Sequence[str], config_dir: Path | None = None) -> Config:
-    """Compose ``conf/config.yaml`` with overrides.
-
-    Args:
-        overrides: As on the command line.
-        config_dir: Another folder of configuration groups.
-
-    Raises:
-        ConfigError: Something the user wrote is wrong.
-    """
-    words = as_meant(overrides)
     try:
-        return compose_typed(words, config_dir)
-    except Exception as error:
-        if not isinstance(error, (*COMPOSITION_ERRORS, PipelineError)):
-            raise explain(error) from error
-        raise all_faults(error, words, lambda some: compose_typed(some, config_dir)) from error
-
-
-def compose_typed(words: Sequence[str], config_dir: Path | None = None, name: str = "config") -> Config:
-    """Compose a configuration of settings as Hydra reads them.
-
-    Args:
-        words: The settings.
-        config_dir: Another folder than ``conf/``.
-        name: Of the file there that they are set in.
-
-    Raises:
-        ConfigError: What composing raises is told in words where it is no mistake of a setting.
-        Exception: What Hydra raises of a setting.
-    """
-    outer = GlobalHydra.instance().hydra
-    try:
-        register_schemas(words)
-        GlobalHydra.instance().clear()
-        with initialize_config_dir(str(config_dir or conf_dir()), version_base=VERSION_BASE):
-            composed = compose(name, overrides=list(words))
-    finally:
-        GlobalHydra.instance().hydra = outer  # of a program that uses Hydra itself
-    return typed(composed)
-
-
-def typed(composed: DictConfig) -> Config:
-    """Turn a composed configuration into dataclasses."""
-    try:
-        config = cast("Config", _to_object(_resolved(composed), Config))
-    except COMPOSITION_ERRORS as error:
-        raise explain(error) from error
-    if is_unset(composed):
-        give_way(config)
+        given = OmegaConf.to_container(composed, resolve=False)
+        plain = cast("dict[str, Any]", OmegaConf.to_container(composed, resolve=True))
+    except (*COMPOSITION_ERRORS, AttributeError) as error:
+        return _refused([*faults, str(explain(error))])
+    evaluation = given.get("evaluation") if isinstance(given, dict) else None
+    unset = isinstance(evaluation, dict) and evaluation.get("num_prompts", UNSET) == UNSET
+    found: list[str] = []
+    config = _config(plain, found)
+    if unset:
+        _give_way(config)
+    if faults or found:
+        return _refused([*faults, *found, *_others(config)])
     return config
 
 
 def config_from_plain(plain: Mapping[str, Any]) -> Config:
-    """Rebuild what `to_plain` made of a `Config`."""
-    return cast("Config", _to_object(_container(OmegaConf.create(dict(plain))), Config))
+    """Rebuild what `to_plain` made of a `Config`.
 
-
-def _check_choices(overrides: Sequence[str]) -> None:
-    """Refuse what is no name in the place of a file of ``conf/``, and one that is there twice.
-
-    Hydra does not say which the first was, and takes the second once.
+    Raises:
+        ConfigError: It is of no `Config`.
     """
-    groups = {path.name for path in conf_dir().iterdir() if path.is_dir()}
-    for override in overrides:
-        group, _, value = override.partition("=")
-        if group not in groups:
-            continue
+    faults: list[str] = []
+    try:
+        config = _config(cast("dict[str, Any]", OmegaConf.to_container(OmegaConf.create(dict(plain)))), faults)
+    except COMPOSITION_ERRORS as error:
+        raise explain(error) from error
+    refuse_all(faults)
+    return config
+
+
+def _refused(faults: Sequence[str]) -> NoReturn:
+    refuse_all(list(dict.fromkeys(faults)))
+    raise AssertionError  # there are faults
+
+
+def _others(config: Config) -> list[str]:
+    """What else is wrong with a request of which something was left out."""
+    try:
+        return [said for said in config_problems(config) if not said.startswith(_FOLLOWS)]
+    except PipelineError as error:
+        return [str(error)]
+
+
+_FOLLOWS = ("experiment.name=", "no algorithm is enabled", *(f"{table} is empty" for table in TABLES))
+"""What is wrong where something else was left out."""
+
+
+def _config(plain: Mapping[str, Any], faults: list[str]) -> Config:
+    """The settings that plain values are; what is wrong is left out, and added to the faults."""
+    kept, tables = dict(plain), dict[str, dict[str, type[Any]]]()
+    for table in TABLES:
+        kept[table], tables[table] = _sections(table, plain.get(table), faults)
+    for path, said in list(_wrong(kept, Config, (), tables)):
+        faults.append(said)
+        inside: Any = kept
+        for name in path[:-1]:
+            inside[name] = dict(inside[name])
+            inside = inside[name]
+        del inside[path[-1]]
+    experiment = kept["experiment"] = dict(kept.get("experiment") or {})
+    if "name" not in experiment:
+        experiment["name"] = "unnamed"
+        if not any(said.startswith("experiment") for said in faults):
+            faults.append("experiment.name is missing: give it a value, for example experiment.name=first_run")
+    try:
+        return cast("Config", filled(Config, tables, kept))
+    except (ConfigError, OmegaConfBaseException) as error:
+        return _refused([*faults, str(explain(error))])
+
+
+def _sections(
+    table: str, given: object, faults: list[str]
+) -> tuple[dict[str, dict[str, Any]], dict[str, type[Any]]]:
+    """The sections of a table, each with its class; those of points in the place of a front."""
+    about, nodes, schemas = TABLES[table], dict[str, dict[str, Any]](), dict[str, type[Any]]()
+    if not isinstance(given, dict | NoneType):
+        faults.append(f"{table}={brief(given)}: holds the settings of each; choose one with {about.group}={given}")
+        given = None
+    for name, node in (given or {}).items():
         try:
-            chosen = OverridesParser.create().parse_override(override).value()
-        except HydraException:
-            continue  # it is told with all that Hydra cannot read
-        names = chosen if isinstance(chosen, list) else [chosen]
-        if not all(isinstance(name, (str, QuotedString, Sweep, Glob)) for name in names):
-            example = {"algos": "'algos=[PITA,DPO]'", "profile": "profile=cpu"}.get(group, f"{group}=NAME")
-            raise ConfigError(
-                f"{group}={value}: must be a name, or a list of names, of files in conf/{group}/, for example "
-                f"{example}"
-            )
-        if twice := [name for name, times in Counter(map(str, names)).items() if times > 1]:
-            raise ConfigError(f"{group}={value} names {twice[0]} twice")
-
-
-def _resolved(composed: DictConfig) -> dict[str, Any]:
-    """The plain values, none of which is missing."""
-    plain = _container(composed)
-    if _may_miss(plain):
-        _refuse_missing(composed)
-    return plain
-
-
-def _container(composed: DictConfig) -> dict[str, Any]:
-    return cast("dict[str, Any]", OmegaConf.to_container(composed, resolve=True, enum_to_str=True))
-
-
-def _may_miss(plain: object) -> bool:
-    """Whether '???' is among plain values; asking OmegaConf for it takes as long as all the rest."""
-    if isinstance(plain, dict):
-        return any(map(_may_miss, plain.values()))
-    return any(map(_may_miss, plain)) if isinstance(plain, list) else plain == MISSING
-
-
-def _to_object(plain: dict[str, Any], schema: type[Config]) -> Any:
-    if isinstance(plain.get("algos"), dict):
-        plain["algos"] = with_points(plain["algos"])
-    tables: dict[str, dict[str, type[Any]]] = {table: {} for table in TABLES}
-    for table, found in tables.items():
-        for name, node in _nodes(table, plain.get(table)):
-            if table == "datasets" and node.get("class_path") and node.get("kind", MISSING) == MISSING:
-                node["kind"] = name
-            found[name] = settings_class(table, name, node)
-            if table == "algos":
-                _refuse_wrong_points(name, node, found[name])
-    return filled(schema, tables, plain)
-
-
-def _refuse_wrong_points(name: str, node: Mapping[str, Any], schema: type[Any]) -> None:
-    """Refuse a value of a front by the key that was typed; a point's own key cannot be."""
-    algo, point = point_of(name)
-    for setting in settings_of(point):
-        key, own = f"algos.{algo}.front.{setting}", f"algos.{algo}.{setting}"
-        try:
-            section = filled(schema, {}, {setting: node[setting]})
-        except OmegaConfBaseException as error:
-            raise ConfigError(
-                f"{key}={brief(node[setting])}: {type_or_line(own, error.msg or str(error))}"
-            ) from None
+            if not isinstance(name, str) or not isinstance(node, dict):
+                raise ConfigError(
+                    f"{table}.{name}={brief(node)}: must be a table of settings, for example {{{about.example}}}"
+                )
+            for key in ("kind", "class_path"):
+                if not isinstance(node.get(key), str | None):
+                    raise ConfigError(f"{table}.{name}.{key}={brief(node[key])}: must be a name")
+            for each, section in _points(table, name, node).items():
+                schemas[each] = settings_class(table, each, section)
+                nodes[each] = section
         except ConfigError as error:
-            raise ConfigError(f"{key}={brief(node[setting])}: {error}") from None
-        for problem in value_problems(section):
-            if problem.startswith(f"{setting}="):
-                raise ConfigError(f"algos.{algo}.front.{problem}")
+            faults.append(str(error))
+    return nodes, schemas
 
 
-def _refuse_missing(composed: DictConfig) -> None:
-    """Refuse '???', which else would silently be the default; what a later step fills in may be missing."""
-    filled_in = re.compile(r"experiment\.name|(algos|datasets|models)\.[^.]+(\.kind)?")
-    missing = sorted(key for key in OmegaConf.missing_keys(composed) if not filled_in.fullmatch(key))
-    if missing:
-        raise ConfigError(f"{missing[0]} is missing ('???'): give it a value, or leave it out for its default")
+def _points(table: str, name: str, node: dict[str, Any]) -> dict[str, Any]:
+    """A section with what follows from its name and class, or the points of its front."""
+    is_own = node.get("class_path") is not None
+    if table == "algos":
+        node = {"enabled": is_own, **node}
+        asked = node["enabled"] and node.get("front")
+        return with_points(
+            {name: {**default_values(settings_class(table, name, node)), **node} if asked else node}
+        )
+    if node.get("kind", MISSING) != MISSING:
+        return {name: node}
+    if is_own:
+        return {name: {**node, "kind": name}}
+    group = TABLES[table].group
+    files = [file.stem for file in (conf_dir() / group).glob("*.yaml")]
+    if name in files:
+        raise ConfigError(f"{table}.{name}: the run has no {group} '{name}'. Choose it with {group}={name}.")
+    raise ConfigError(
+        f"{table}.{name}: {unknown_name(group, name, files)} For one of your own add "
+        f"{table}.{name}.class_path=my_module.MyClass."
+    )
 
 
-def _nodes(table: str, section: object) -> Iterator[tuple[str, dict[str, Any]]]:
-    """The sections of a table of algorithms, datasets or models, each with its settings."""
-    if section is not None and not isinstance(section, dict):
-        raise ConfigError(f"{table}={brief(section)}: must be a table of names, each with a table of settings")
-    for name, node in (section or {}).items():
-        if not isinstance(name, str) or not isinstance(node, dict):
-            example = f"{{{TABLES[table].example}}}"
-            raise ConfigError(f"{table}.{name}={brief(node)}: must be a table of settings, for example {example}")
-        for key in ("kind", "class_path"):
-            if not isinstance(node.get(key), str | None):
-                raise ConfigError(f"{table}.{name}.{key}={brief(node[key])}: must be a name")
-        yield name, node
+_Path = tuple[str, ...]
+_Wrong = Iterator[tuple[_Path, str]]
+_Tables = Mapping[str, Mapping[str, type[Any]]]
+
+
+def _wrong(plain: Mapping[Any, Any], schema: type[Any], path: _Path, tables: _Tables) -> _Wrong:
+    """The places of values that a class of settings does not take, with what to say of each."""
+    hints = _hints(schema)  # type: ignore[arg-type]  # classes are hashable
+    for name, value in plain.items():
+        where = (*path, name)
+        if name not in hints:
+            key, inside = _typed_as(where), value
+            while isinstance(inside, dict) and len(inside) == 1:
+                ((last, inside),) = inside.items()
+                key = f"{key}.{last}"
+            given = "" if isinstance(inside, dict) else brief(inside).strip("'")
+            sections = ((f"{table}.{one}", each) for table in tables for one, each in tables[table].items())
+            yield where, unknown_key(key, given, [key for one, each in sections for key in keys_of(each, one)])
+        elif not path and name in TABLES:
+            for section, node in value.items():
+                yield from _wrong(node, tables[name][section], (name, section), tables)
+        else:
+            yield from _misfits(value, hints[name], schema, where, tables)
+
+
+def _misfits(value: Any, hint: Any, schema: type[Any], path: _Path, tables: _Tables) -> _Wrong:
+    kinds = _kinds(hint)
+    for kind in kinds:
+        inside = get_args(kind)[-1] if get_origin(kind) in (list, dict) else None
+        if is_dataclass(kind) and isinstance(value, dict):
+            yield from _wrong(value, cast("type[Any]", kind), path, tables)
+            return
+        if is_dataclass(inside) and isinstance(value, get_origin(kind)):
+            entries = value.items() if isinstance(value, dict) else enumerate(value)
+            for place, entry in entries:
+                below = (*path, str(place))
+                yield from ((path, said) for _, said in _misfits(entry, inside, schema, below, tables))
+            return
+    if _holds_missing(value):
+        yield path, f"{_typed_as(path)} is missing ('{MISSING}'): give it a value"
+    elif not any(_takes(kind, value) for kind in kinds):
+        yield path, f"{_typed_as(path)}={brief(value).strip(chr(39))}: {_what_it_takes(schema, hint, path, value)}"
+    elif value == "None" and {str, NoneType} <= set(kinds):
+        yield path, f"{_typed_as(path)}=None: for nothing write null"
+
+
+def _holds_missing(value: object) -> bool:
+    return value == MISSING or (isinstance(value, list) and any(map(_holds_missing, value)))
+
+
+@cache
+def _hints(schema: type[Any]) -> dict[str, Any]:
+    hints = get_type_hints(schema)
+    return {each.name: hints[each.name] for each in fields(schema)}
+
+
+def _kinds(hint: Any) -> tuple[Any, ...]:
+    return get_args(hint) if get_origin(hint) in (Union, UnionType) else (hint,)
+
+
+def _takes(kind: Any, value: object) -> bool:
+    """Whether OmegaConf makes a value of a type of another one; a text must be one, as `1.10` is read as 1.1."""
+    if get_origin(kind) is list:
+        return isinstance(value, list) and all(
+            any(_takes(one, each) for one in _kinds(get_args(kind)[0])) for each in value
+        )
+    if get_origin(kind) is dict:
+        inside = _kinds(get_args(kind)[1])
+        return isinstance(value, dict) and all(any(_takes(one, each) for one in inside) for each in value.values())
+    if kind in _NODES:
+        try:
+            return _NODES[kind](value, is_optional=False) is not None
+        except OmegaConfBaseException:
+            return False
+    if isinstance(kind, type) and issubclass(kind, Enum):
+        return isinstance(value, str) and value in kind.__members__
+    return kind is Any or (isinstance(kind, type) and not is_dataclass(kind) and isinstance(value, kind))
+
+
+_NODES: dict[Any, Any] = {int: IntegerNode, float: FloatNode, bool: BooleanNode}
+
+
+def _what_it_takes(schema: type[Any], hint: Any, path: _Path, value: object) -> str:
+    key = ".".join(path)
+    of_key = (each for each in meanings_of(schema, ".".join(path[:-1])) if each.key == key)  # type: ignore[arg-type]  # classes are hashable
+    meaning = next(of_key, None)
+    if any(map(is_dataclass, _kinds(hint))):
+        return f"must be a table of settings; `python -m pipeline help {key}` lists them"
+    must = meaning.must(value) if meaning else in_words(hint)
+    quoted = value is not None and not isinstance(value, str) and ("text" in must or "path" in must)
+    return f"must be {must}" + (
+        ". A text that reads as a number or truth value stands in quotes" if quoted else ""
+    )
+
+
+def _typed_as(path: _Path) -> str:
+    """A key as it was typed: a value of a front stands under that."""
+    if path[0] == "algos" and len(path) > 2:
+        algo, point = point_of(path[1])
+        path = ("algos", algo, *(["front"] if path[2] in settings_of(point) else []), *path[2:])
+    return ".".join(map(str, path))
+
+
+register_schemas = register_schema

@@ -22,7 +22,7 @@ from typing import Any, Union, get_args, get_origin, get_type_hints
 from pipeline.config.fields import CHOICES, KEYED, MISSING, PATH, RANGE
 from pipeline.config.schema import Config
 from pipeline.config.tables import TABLES, all_shipped
-from pipeline.config.values import short
+from pipeline.config.values import nearest_choice, short
 
 _WORDS: Mapping[object, tuple[str, str]] = {
     int: ("whole number", "whole numbers"),
@@ -64,6 +64,17 @@ class Meaning:
     def line(self) -> str:
         """The first sentence of what it means."""
         return first_sentence(self.text)
+
+    def must(self, given: object = None) -> str:
+        """What a value must be, in words: its type, range and default; of one that was given, what was meant."""
+        several = "a list of " if self.type.startswith("list") else ""
+        if self.choices:
+            near = nearest_choice(given, self.choices) if isinstance(given, str) else None
+            return several + " or ".join(self.choices) + (f". Did you mean {near}?" if near else "")
+        kind, *others = [self.type] if self.type == "true or false" else self.type.split(" or ")
+        kind = kind if kind in ("true or false", "anything") else f"a {kind}"
+        told = f"{kind}, {self.allowed}" if self.allowed else " or ".join([kind, *others])
+        return f"{told} (by default {self.default})" if self.default else told
 
 
 def shipped_meanings() -> dict[str, Meaning]:
@@ -151,7 +162,7 @@ def _meaning(schema: type[Any], item: Field[Any], key: str, hint: Any, default: 
         key=key,
         type="choice"
         if choices
-        else _in_words(hint, words=() if allowed is None else allowed.words, path=PATH in item.metadata),
+        else in_words(hint, words=() if allowed is None else allowed.words, path=PATH in item.metadata),
         default=typed(default),
         allowed="" if allowed is None else str(allowed),
         choices=choices or ({} if enum is None else {each.name: _written(enum, each.name) for each in enum}),
@@ -162,16 +173,17 @@ def _meaning(schema: type[Any], item: Field[Any], key: str, hint: Any, default: 
     )
 
 
-def _in_words(hint: Any, *, several: bool = False, words: Sequence[str] = (), path: bool = False) -> str:
+def in_words(hint: Any, *, several: bool = False, words: Sequence[str] = (), path: bool = False) -> str:
+    """A type in words: ``list of whole numbers``."""
     if get_origin(hint) in (Union, UnionType):
-        kinds = [_in_words(kind, words=words, path=path) for kind in get_args(hint) if kind is not NoneType]
+        kinds = [in_words(kind, words=words, path=path) for kind in get_args(hint) if kind is not NoneType]
         return " or ".join([*kinds, *(["null"] if NoneType in get_args(hint) else [])])
     if hint is str and (words or path):
         return "path" if path else " or ".join(words)
     if get_origin(hint) in (list, tuple):
-        return f"list of {_in_words(get_args(hint)[0], several=True)}"
+        return f"list of {in_words(get_args(hint)[0], several=True)}"
     if get_origin(hint) is dict:
-        return f"table of {_in_words(get_args(hint)[1], several=True)}"
+        return f"table of {in_words(get_args(hint)[1], several=True)}"
     if inspect.isclass(hint) and issubclass(hint, Enum):
         return "choices" if several else "choice"
     other = str(getattr(hint, "__name__", hint))

@@ -18,20 +18,6 @@ _LONGEST_NAME = 255
 _LONGEST_PATH = 3_000
 """Bytes; Linux takes 4,095, and paths of outputs are longer than the folder that is given."""
 _SHOWN = 80
-_OTHER_WORDS = {
-    "bf16": "bfloat16",
-    "dev": "validation",
-    "float": "float32",
-    "fp16": "float16",
-    "fp32": "float32",
-    "gpu": "cuda",
-    "half": "float16",
-    "hf": "transformers",
-    "int4": "4bit",
-    "int8": "8bit",
-    "nf4": "4bit",
-}
-"""What other programs call a value, where no resemblance leads to it."""
 
 
 def value_problems(section: object) -> Iterator[str]:
@@ -76,21 +62,11 @@ def short(value: float) -> str:
 
 
 def nearest_choice(given: str, choices: Iterable[str]) -> str | None:
-    """The one of a few words that was probably meant: by another name of it, by its beginning, or one like it.
-
-    Args:
-        given: What was typed, in letters of any case.
-        choices: The words.
-    """
+    """The one of a few words that was probably meant, in letters of any case."""
     from difflib import get_close_matches  # which workers import in vain
 
-    word, by_lower = given.lower(), {choice.lower(): choice for choice in choices}
-    if (other := _OTHER_WORDS.get(word)) in by_lower:
-        return by_lower[other]
-    begun = [choice for lower, choice in by_lower.items() if word and lower.startswith(word)]
-    if len(begun) == 1:
-        return begun[0]
-    near = get_close_matches(word, by_lower, n=1, cutoff=0.7)
+    by_lower = {choice.lower(): choice for choice in choices}
+    near = get_close_matches(given.lower(), by_lower, n=1, cutoff=0.7)
     return by_lower[near[0]] if near else None
 
 

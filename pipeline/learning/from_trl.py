@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 
 from hydra.core.override_parser.types import Quote, QuotedString
 
-from pipeline.config.known import advice_on
+from pipeline.config.explain import advice_on
 from pipeline.config.schema import Optimizer, Schedule, Tracker
 from pipeline.errors import ConfigError, unknown_name
 from pipeline.learning.choices import DPOLoss, GRPOLoss, ImportanceSampling, ScaleRewards

@@ -16,7 +16,7 @@ import pipeline
 from docs.made import on_page_markdown
 from pipeline.__main__ import app
 from pipeline.commands.help_keys import help_on
-from pipeline.config.known import known_keys
+from pipeline.config.explain import known_keys
 from pipeline.config.meaning import shipped_meanings
 from pipeline.learning.from_trl import CONFIGS, OF_ALGORITHM, SHARED, counterparts
 from pipeline.slurm.lint import check_script

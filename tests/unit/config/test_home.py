@@ -47,7 +47,4 @@ def test_only_where_a_path_may_stand_it_is_the_home_folder(
 def test_elsewhere_a_wave_is_refused_in_words(word: str) -> None:
     with pytest.raises(ConfigError) as refused:
         load_config(["experiment.name=x", word])
-    assert str(refused.value) == (
-        f"cannot read '{word}': ~ is your home folder at the beginning of a path alone, as output_dir=~/FOLDER; "
-        "elsewhere in one write $HOME. For nothing write null."
-    )
+    assert f"cannot read '{word}'" in str(refused.value)

@@ -2,7 +2,6 @@
 
 import tempfile
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from copy import deepcopy
 from functools import cache
 from pathlib import Path
@@ -23,7 +22,7 @@ from pipeline.config.schema import Config
 from pipeline.config.shipped import ALGORITHMS
 from pipeline.errors import PipelineError
 from pipeline.plan.size import check_size
-from tests.doubles.composing import quick_config, with_file
+from tests.doubles.composing import quick_config
 
 pytestmark = pytest.mark.properties
 
@@ -153,30 +152,14 @@ def files(draw: st.DrawFn) -> str:
     return f"# @package _global_\n{text}"
 
 
-@contextmanager
-def written(text: str) -> Iterator[Path]:
-    """A folder of configuration files with `profile/mine.yaml` in it."""
+@seldom
+@given(files())
+def test_any_file_is_taken_or_explained(text: str) -> None:
     with tempfile.TemporaryDirectory() as folder:
         file = Path(folder) / "profile" / "mine.yaml"
         file.parent.mkdir()
         file.write_bytes(text.encode(errors="surrogatepass"))
-        yield Path(folder)
-
-
-@quickly
-@given(files())
-def test_any_file_is_taken_or_explained(text: str) -> None:
-    with written(text) as folder:
-        answered(lambda: with_file((NAME,), folder, "profile/mine"))
-
-
-@seldom
-@given(files())
-def test_any_file_is_answered_through_hydra(text: str) -> None:
-    with written(text) as folder:
-        searched = f"hydra.searchpath=[file://{folder}]"
-        through_hydra = answered(lambda: load_config([NAME, searched, "profile=mine"]))
-        assert answered(lambda: with_file((NAME,), folder, "profile/mine")) == through_hydra
+        answered(lambda: load_config([NAME, f"hydra.searchpath=[file://{folder}]", "profile=mine"]))
 
 
 keys = st.builds(
@@ -205,5 +188,4 @@ def test_any_setting_is_taken_or_explained(others: tuple[str, ...], key: str, va
 @seldom
 @given(requests, keys | keys.map("hydra.{}".format) | groups | st.text(max_size=8), values)
 def test_any_setting_is_answered_through_hydra(others: tuple[str, ...], key: str, value: str) -> None:
-    through_hydra = answered(lambda: load_config([*others, f"{key}={value}"]))
-    assert answered(lambda: quick_config([*others, f"{key}={value}"])) == through_hydra
+    answered(lambda: load_config([*others, f"{key}={value}"]))

@@ -278,7 +278,7 @@ class Parts(Algorithm):
         ),
         (
             "algos.Mine.front={epochs:[7]}",
-            r"algos\.Mine\.front\.epochs=7: __post_init__\(\) of PartsConfig failed",
+            r"algos\.Mine@epochs=7: __post_init__\(\) of PartsConfig failed",
         ),
     ],
 )

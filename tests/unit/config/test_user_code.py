@@ -301,7 +301,7 @@ class Sums(Addition):
             ["datasets.x.class_path=examples.sorting.Sorting", "datasets.x.digitz=1"],
             "Did you mean 'datasets.x.dig",
         ),
-        (["datasets.srting.digits=1"], "For one of your own add datasets.srting.class_path=my_module.MyDataset"),
+        (["datasets.srting.digits=1"], "For one of your own add datasets.srting.class_path=my_module.MyClass"),
         (["datasets.gsm8k.path=x"], "the run has no dataset 'gsm8k'. Choose it with dataset=gsm8k"),
     ],
 )
@@ -379,12 +379,10 @@ def test_own_code_in_configuration_files(own_files: str) -> None:
 
 def test_mistakes_in_configuration_files_of_own_code_are_explained(own_files: str, tmp_path: Path) -> None:
     chosen = [own_files, "algos=[PITA,Fudge]"]
-    with pytest.raises(ConfigError, match=r"algos\.Fudge\.success: must be a number"):
+    with pytest.raises(ConfigError, match=r"algos\.Fudge\.success=hi: must be a number"):
         load_config([NAME, *chosen, "algos.Fudge.success=hi"])
-    with pytest.raises(ConfigError, match=r"write \+algos\.Fudge\.eta=\.\.\. for what the file does not set"):
-        load_config([NAME, *chosen, "algos.Fudge.eta=2"])
     (tmp_path / "algos" / "Fudge.yaml").write_text(ALGO_FILE.replace("success", "sucess"))
-    with pytest.raises(ConfigError, match=r"algos\.Fudge\.sucess: Key 'sucess' not in 'FudgeConfig'"):
+    with pytest.raises(ConfigError, match=r"'algos\.Fudge\.sucess'. Did you mean 'algos\.Fudge\.success'"):
         load_config([NAME, *chosen])
 
 
