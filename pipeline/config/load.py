@@ -100,8 +100,8 @@ def _unreadable(word: str, error: Exception) -> str:
             f" Did you mean {near}=...?" if near else ""
         )
     return (
-        f"cannot read '{shown}': {one_line(str(error))[:300]} A text with signs stands in quotes of its own, and all "
-        "of it in those of the shell: 'KEY=\"a, b\"'"
+        f"cannot read '{shown}': {one_line(str(error))[:300]} A text with signs stands in quotes of its own, and "
+        "all of it in those of the shell: 'KEY=\"a, b\"'"
     )
 
 
