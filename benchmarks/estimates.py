@@ -25,7 +25,7 @@ from pipeline.files import open_plain
 from pipeline.plan.build import build_plan
 from pipeline.plan.graph import Plan
 from pipeline.plan.models import count_weights
-from pipeline.runs.live_run import LiveRun
+from pipeline.runs.progress import LiveRun
 from pipeline.runs.report.format import duration
 from pipeline.runs.sources import read_models, read_sources
 from pipeline.terminal.columns import Column, FittedTable

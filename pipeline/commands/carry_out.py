@@ -51,9 +51,8 @@ from pipeline.plan.graph import WORKER_LOAD_S, Job, duration_name
 from pipeline.plan.recorded import plan_text
 from pipeline.plan.summary import WORKER_LOAD
 from pipeline.runs.index import runs_of
-from pipeline.runs.live_run import LiveRun
 from pipeline.runs.origin import Origin, link_all, link_stored, this_origin, write_origin
-from pipeline.runs.progress import ProgressFile
+from pipeline.runs.progress import LiveRun, ProgressFile
 from pipeline.runs.report.gpus import GpuLog
 from pipeline.runs.report.live import shown_on
 from pipeline.runs.rows import METRICS_STAGE

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 
 from pipeline.plan.graph import Plan
-from pipeline.runs.live_run import LiveRun
+from pipeline.runs.progress import LiveRun
 from pipeline.runs.run_view import AttemptView, JobCounts, JobView, WorkerView
 from tests.doubles.runs import START
 

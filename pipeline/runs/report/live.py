@@ -7,8 +7,7 @@ from contextlib import contextmanager
 
 from rich.console import Console
 
-from pipeline.runs.live_run import LiveRun
-from pipeline.runs.progress import Progress
+from pipeline.runs.progress import LiveRun, Progress
 from pipeline.runs.report.format import jobs
 from pipeline.runs.report.gpus import gpu_loads, memory
 from pipeline.runs.report.screen import headline, notices, screen

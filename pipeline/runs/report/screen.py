@@ -10,8 +10,7 @@ from rich.cells import cell_len
 from rich.console import Group, RenderableType
 from rich.text import Text
 
-from pipeline.runs.live_run import LiveRun
-from pipeline.runs.progress import Progress
+from pipeline.runs.progress import LiveRun, Progress
 from pipeline.runs.report.format import (
     brief_device,
     count,

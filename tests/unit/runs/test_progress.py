@@ -10,9 +10,8 @@ from typing import Any
 import pytest
 from rich.console import Console, Group
 
-from pipeline.runs.live_run import LiveRun
 from pipeline.runs.loaded import LoadedRun
-from pipeline.runs.progress import ProgressFile, read_progress
+from pipeline.runs.progress import LiveRun, ProgressFile, read_progress
 from pipeline.runs.report.live import PlainLines
 from pipeline.runs.report.screen import headline, screen
 from pipeline.runs.report.status import run_headline, run_json, running_table

@@ -20,7 +20,7 @@ from pipeline.engine.store.gc import Garbage, GarbageKind, OutputKind, Space, St
 from pipeline.engine.workers.messages import GpuLoad
 from pipeline.errors import ConfigError
 from pipeline.plan.summary import PlanRow
-from pipeline.runs.live_run import LiveRun
+from pipeline.runs.progress import LiveRun
 from pipeline.runs.record import Results
 from pipeline.runs.report.live import PlainLines, shown_on
 from pipeline.runs.report.plan import plan_table

@@ -9,7 +9,7 @@ import pytest
 from rich.console import Console
 
 from pipeline.engine.workers.messages import GpuLoad
-from pipeline.runs.live_run import LiveRun
+from pipeline.runs.progress import LiveRun
 from pipeline.runs.report.gpus import GpuLog
 from pipeline.runs.report.live import PlainLines
 from pipeline.runs.report.screen import screen

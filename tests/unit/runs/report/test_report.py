@@ -10,7 +10,7 @@ import pytest
 from rich.console import Console
 
 from pipeline.runs.cost import CostRow
-from pipeline.runs.live_run import LiveRun
+from pipeline.runs.progress import LiveRun
 from pipeline.runs.record import Comparison, PooledRow, Results
 from pipeline.runs.report.format import decimal, duration, interval, rate, roughly, si
 from pipeline.runs.report.live import PlainLines, shown_on

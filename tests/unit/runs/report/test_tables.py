@@ -18,7 +18,7 @@ from pipeline.engine.store.gc import Garbage, GarbageKind, OutputKind, Space, St
 from pipeline.engine.workers.messages import GpuLoad
 from pipeline.plan.summary import PlanRow
 from pipeline.runs.cost import CostRow
-from pipeline.runs.live_run import LiveRun
+from pipeline.runs.progress import LiveRun
 from pipeline.runs.record import Results
 from pipeline.runs.report.plan import plan_table
 from pipeline.runs.report.screen import screen, share_lines

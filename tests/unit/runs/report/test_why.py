@@ -114,9 +114,7 @@ def lost_its_device(run: WrittenRun) -> None:
 def test_where_a_job_stands(tmp_path: Path, happens: Callable[[WrittenRun], None], sentences: list[str]) -> None:
     run = ready(tmp_path)
     happens(run)
-    text = explained(run, TRAIN).replace(
-        "failed (out_of_memory) after 1.0 s", "failed (out_of_memory) after 1.0 s"
-    )
+    text = explained(run, TRAIN)
     for sentence in sentences:
         assert sentence in text
 
@@ -200,7 +198,7 @@ def test_the_same_key_ran_again_because_the_output_was_damaged(tmp_path: Path) -
 def test_the_same_key_ran_again_because_the_run_before_did_not_finish_it(tmp_path: Path) -> None:
     first = ready(tmp_path)
     second = again(tmp_path)
-    assert "it was pending, and the run was killed" in explained(second, TRAIN, first)
+    assert "it was pending, and the run is killed" in explained(second, TRAIN, first)
 
 
 def test_what_was_stored_did_not_run(tmp_path: Path) -> None:
