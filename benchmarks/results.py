@@ -41,8 +41,7 @@ from pipeline.runs.cost import Compute, read_compute
 from pipeline.runs.loaded import LoadedRun
 from pipeline.runs.record import PooledRow, ResultRow, Results, primary_metric, read_results
 from pipeline.runs.report.format import decimal, interval
-from pipeline.runs.report.fronts import budget_tables, front_tables
-from pipeline.runs.report.tables import result_tables
+from pipeline.runs.report.tables import budget_tables, front_tables, result_tables
 from pipeline.terminal.columns import FittedTable
 
 ROOT = Path(__file__).parents[1]

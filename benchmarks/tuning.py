@@ -50,7 +50,7 @@ from pipeline.config.load import load_config
 from pipeline.errors import PipelineError
 from pipeline.files import json_text
 from pipeline.foreign import ForeignDataError, read_json, read_plain
-from pipeline.runs.rows import collect_rows
+from pipeline.runs.record import collect_rows
 
 TRIALS = 8
 REFERENCES = (0, 1, 2)

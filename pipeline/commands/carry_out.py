@@ -53,9 +53,8 @@ from pipeline.plan.summary import WORKER_LOAD
 from pipeline.runs.index import runs_of
 from pipeline.runs.origin import Origin, link_all, link_stored, this_origin, write_origin
 from pipeline.runs.progress import LiveRun, ProgressFile
-from pipeline.runs.report.gpus import GpuLog
-from pipeline.runs.report.live import shown_on
-from pipeline.runs.rows import METRICS_STAGE
+from pipeline.runs.record import METRICS_STAGE
+from pipeline.runs.report.screen import GpuLog, shown_on
 from pipeline.terminal.console import say
 from pipeline.terminal.streams import never_waiting
 

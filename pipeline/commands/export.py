@@ -42,9 +42,8 @@ from pipeline.outputs.guidance import GUIDANCE, USAGE, GuidanceSettings, Usage, 
 from pipeline.plan.models import is_local, model_files
 from pipeline.runs.index import choose_run
 from pipeline.runs.loaded import LoadedRun, load_planned
-from pipeline.runs.record import ResultRow, place_of
+from pipeline.runs.record import METRICS_STAGE, ResultRow, place_of
 from pipeline.runs.report.model_card import HERE, Card, card_text, command_for_all, settings_for_all
-from pipeline.runs.rows import METRICS_STAGE
 from pipeline.runs.trained import Trained, run_of_chain, told_of_older
 from pipeline.terminal.console import make_console
 

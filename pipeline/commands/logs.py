@@ -9,8 +9,7 @@ from pathlib import Path
 from pipeline.engine.run_folder import RunFolder
 from pipeline.errors import ConfigError
 from pipeline.runs.index import choose_run, find_job, runs_before
-from pipeline.runs.job_logs import logs_of
-from pipeline.runs.loaded import LoadedRun
+from pipeline.runs.loaded import LoadedRun, logs_of
 from pipeline.runs.origin import slurm_in_words
 from pipeline.runs.report.logs import follow_job, follow_run, print_log
 from pipeline.terminal.console import make_console, say

@@ -21,8 +21,7 @@ from pipeline.commands.request import prepare
 from pipeline.config.schema import Config, StageChoice
 from pipeline.errors import ConfigError, JobError, PipelineError
 from pipeline.plan.graph import chain_name
-from pipeline.runs.record import PRIMARY_METRICS, ResultRow, primary_metric
-from pipeline.runs.rows import collect_rows
+from pipeline.runs.record import PRIMARY_METRICS, ResultRow, collect_rows, primary_metric
 from pipeline.sweeps.folder import TRIALS
 from pipeline.sweeps.reporting import own_trial
 

@@ -18,12 +18,10 @@ from pipeline.learning.algos.registry import with_bounded_kl
 from pipeline.machine.children import command
 from pipeline.outputs.formats import PAGE
 from pipeline.plan.graph import Job
-from pipeline.runs.cost import write_compute
+from pipeline.runs.cost import compute_of, results_of, write_compute
 from pipeline.runs.origin import Maker, collect_makers
-from pipeline.runs.record import Results, write_results
-from pipeline.runs.rows import write_samples
+from pipeline.runs.record import Results, write_results, write_samples
 from pipeline.runs.run_view import RunView
-from pipeline.runs.summary import compute_of, results_of
 
 
 def unreadable_output(store: Store, job: Job, said: str) -> str:

@@ -13,8 +13,7 @@ from pipeline.runs.cost import read_compute
 from pipeline.runs.loaded import LoadedRun
 from pipeline.runs.record import Results
 from pipeline.runs.report.format import command, shown_path
-from pipeline.runs.report.fronts import budget_tables, front_tables
-from pipeline.runs.report.tables import result_tables
+from pipeline.runs.report.tables import budget_tables, front_tables, result_tables
 from pipeline.terminal.console import say
 
 

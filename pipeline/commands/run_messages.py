@@ -24,7 +24,7 @@ from pipeline.plan.graph import Plan
 from pipeline.runs.notes import collect_notes, failed_rewards, prepared_rows, short_of_rows
 from pipeline.runs.origin import Maker, several_makers
 from pipeline.runs.report.format import jobs, logs_command, shown_path
-from pipeline.runs.report.moved import read_in_words
+from pipeline.runs.report.status import read_in_words
 from pipeline.terminal.console import say
 from pipeline.terminal.streams import printable
 

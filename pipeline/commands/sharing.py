@@ -33,7 +33,7 @@ from pipeline.engine.store.store import NOT_STORED, REMOVED
 from pipeline.engine.store.verified import Verified
 from pipeline.errors import StoreError
 from pipeline.runs.report.format import count, jobs
-from pipeline.runs.report.moved import shared_in_words
+from pipeline.runs.report.status import shared_in_words
 from pipeline.runs.trained import Trained
 from pipeline.terminal.console import say
 

@@ -12,9 +12,8 @@ from rich.text import Text
 from pipeline.errors import ConfigError, PipelineError
 from pipeline.runs.index import choose_run, experiments, is_sweep, runs_of
 from pipeline.runs.loaded import LoadedRun, load_planned
-from pipeline.runs.report.live import PlainLines
-from pipeline.runs.report.status import Glance, glance_at, overview_table, print_run, run_json
-from pipeline.runs.report.watched import News, watched_run
+from pipeline.runs.report.screen import PlainLines
+from pipeline.runs.report.status import Glance, News, glance_at, overview_table, print_run, run_json, watched_run
 from pipeline.terminal.console import print_json, say, wait_for, watch
 
 _BEGINS_S = 60.0

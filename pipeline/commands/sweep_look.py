@@ -16,7 +16,7 @@ from pipeline.commands.logs import log_output, note_of_log
 from pipeline.commands.report import is_standard_output, refuse_records, write_table
 from pipeline.errors import ConfigError, PipelineError, StoreError
 from pipeline.files import json_text, plain_target
-from pipeline.runs.job_logs import logs_in
+from pipeline.runs.loaded import logs_in
 from pipeline.runs.report.format import shown_path
 from pipeline.runs.report.logs import follow_attempts, print_log
 from pipeline.runs.report.screen import first

@@ -12,8 +12,7 @@ from pipeline.commands.multirun import is_judged, primary_result
 from pipeline.commands.request import Request
 from pipeline.errors import JobError
 from pipeline.plan.graph import Job
-from pipeline.runs.record import ResultRow, place_of
-from pipeline.runs.rows import METRICS_STAGE, collect_rows
+from pipeline.runs.record import METRICS_STAGE, ResultRow, collect_rows, place_of
 from pipeline.runs.run_view import RunView
 from pipeline.runs.tracking.trackers import leave_values, sweep_trial
 from pipeline.sweeps.reporting import log, own_trial

@@ -7,6 +7,7 @@ this is in ``results.json``; it goes to ``compute.json``.
 from __future__ import annotations
 
 import logging
+import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
@@ -14,13 +15,26 @@ from typing import Annotated
 
 from msgspec import Meta
 
+from pipeline.config.schema import EvaluationConfig
 from pipeline.engine.store.store import ANSWERS, FLOPS, Store
 from pipeline.files import json_text, write_whole
 from pipeline.foreign import ForeignDataError, read_json_file
-from pipeline.learning.algos.base import GENERATE
+from pipeline.learning.algos.base import GENERATE, REFERENCE, START_TRAIN
+from pipeline.outputs.formats import ANSWERING
 from pipeline.plan.graph import Job
 from pipeline.runs.origin import Maker
-from pipeline.runs.record import Scope
+from pipeline.runs.record import (
+    ByMetric,
+    PooledRow,
+    ResultRow,
+    Results,
+    Scope,
+    Told,
+    collect_rows,
+    place_of,
+    primary_metric,
+    prompt_reader,
+)
 
 FILE = "compute.json"
 EVALUATION = ("evaluate", "metrics", "sweep")
@@ -38,8 +52,7 @@ log = logging.getLogger("pipeline")
 class ComputeRow:
     """What a stage of one round of a chain took, as far as it was carried out; what methods draw once, each took.
 
-    A number is None where it is not known of some output, because its cost was lost, or an earlier version made it
-    that did not count: the sum over the others would be too small.
+    A number is None where it is not known of some output, as its cost was lost: the rest would be too little.
 
     Attributes:
         dataset: Name of the dataset.
@@ -198,33 +211,24 @@ def _made(store: Store, jobs: Iterable[Job]) -> set[str]:
 
 
 def _row(where: _Where, reference: int | None, shards: Sequence[tuple[Job, Mapping[str, float]]]) -> ComputeRow:
-    def whole(name: str) -> int | None:
-        found = total(cost.get(name) for _, cost in shards)
-        return None if found is None else int(found)
+    def whole(name: str) -> float | None:
+        return total(cost.get(name) for _, cost in shards)
 
-    loading = total(_load_s(job, cost) for job, cost in shards)
-    working = total(_work_s(job, cost) for job, cost in shards)
+    tokens, answers = whole("tokens"), whole(ANSWERS)
+    known = all("run_s" in cost and "load_s" in cost for _, cost in shards)
+    load_s = total(cost["load_s"] * job.devices if "load_s" in cost else None for job, cost in shards)
+    work_s = sum(max(0.0, cost["run_s"] - cost["load_s"]) * job.devices for job, cost in shards) if known else None
     purposes = sorted({name for _, cost in shards for name in cost if name.startswith(f"{FLOPS}/")})
     return ComputeRow(
         *where,
-        whole("tokens"),
-        None if working is None else round(working, 3),
-        None if loading is None else round(loading, 3),
-        whole(ANSWERS),
-        total(cost.get(FLOPS) for _, cost in shards),
+        None if tokens is None else int(tokens),
+        None if work_s is None else round(work_s, 3),
+        None if load_s is None else round(load_s, 3),
+        None if answers is None else int(answers),
+        whole(FLOPS),
         {name.partition("/")[2]: sum(cost.get(name, 0) for _, cost in shards) for name in purposes},
         reference=reference,
     )
-
-
-def _load_s(job: Job, cost: Mapping[str, float]) -> float | None:
-    return cost["load_s"] * job.devices if "load_s" in cost else None
-
-
-def _work_s(job: Job, cost: Mapping[str, float]) -> float | None:
-    if "run_s" not in cost or "load_s" not in cost:
-        return None
-    return max(0.0, cost["run_s"] - cost["load_s"]) * job.devices
 
 
 def write_compute(folder: Path, compute: Compute, makers: Iterable[Maker] = ()) -> None:
@@ -243,3 +247,191 @@ def read_compute(folder: Path) -> Compute:
     except (ForeignDataError, OSError) as error:
         log.warning("%s is passed over: %s", path, error)
         return Compute()
+
+
+# -- of chains and methods -------------------------------------------------------------------------------------
+# What methods take: the mean over the chains that their results rest on. A chain that has failed or was
+# interrupted has no result after that round, so what it has taken until then counts for none.
+
+
+_Method = tuple[str, str, str]
+_KL = "kl_per_sequence"
+
+
+def costs_of(
+    results: Iterable[ResultRow], compute: Iterable[ComputeRow], starts: Mapping[str, str]
+) -> list[CostRow]:
+    """What every method takes up to the end of each round; methods of which nothing is known are left out.
+
+    Args:
+        results: Rows of all chains.
+        compute: What their stages took.
+        starts: Method -> that whose last policy it begins with, so that it takes all that that one takes.
+    """
+    from pipeline.runs.comparison.pooling import whole_grid  # and numpy, which reading costs does without
+
+    spent: dict[_Method, list[ComputeRow]] = {}
+    for row in compute:
+        spent.setdefault((row.dataset, row.model, row.algo), []).append(row)
+    cells: dict[tuple[_Method, int], set[tuple[int, int]]] = {}
+    for result in results:
+        method = (result.dataset, result.model, result.algo)
+        cells.setdefault((method, result.round), set()).add((place_of(result)[2], result.seed))
+
+    def of_chain(method: _Method, cell: tuple[int, int], number: float) -> list[ComputeRow]:
+        """What a chain has taken up to a round: of its own, what all seeds share, and what it began with."""
+        (reference, seed), (dataset, model, algo) = cell, method
+        own = [
+            row
+            for row in spent.get(method, ())
+            if (-1 if row.reference is None else row.reference) == reference
+            and row.seed in (None, seed)
+            and row.round <= number
+        ]
+        before = of_chain((dataset, model, starts[algo]), cell, math.inf) if algo in starts else []
+        return [*own, *(row for row in before if row.stage not in EVALUATION)]
+
+    return [
+        _cost(method, number, [of_chain(method, cell, number) for cell in whole_grid(found).cells])
+        for (method, number), found in sorted(cells.items())
+        if method in spent
+    ]
+
+
+def _cost(method: _Method, number: int, chains: Sequence[Sequence[ComputeRow]]) -> CostRow:
+    dataset, model, algo = method
+    trained = [row for chain in chains for row in chain if row.stage not in EVALUATION]
+    evaluated = [row for chain in chains for row in chain if (row.round, row.stage) == (number, "evaluate")]
+
+    def mean(name: str) -> float | None:
+        found = total(getattr(row, name) for row in trained)
+        return None if found is None else found / len(chains)
+
+    # What guides an answer or picks it counts, and further completions that it is picked from.
+    answers, answer = total(row.answers for row in evaluated), None
+    if answers and all(row.flops is not None for row in evaluated):
+        answer = sum(row.flops_by_purpose.get(name, 0) for row in evaluated for name in ANSWERING) / answers
+    return CostRow(
+        dataset=dataset,
+        model=model,
+        algo=algo,
+        round=number,
+        flops=mean("flops"),
+        answer=answer,
+        device_s=mean("device_s"),
+        load_s=mean("load_s"),
+    )
+
+
+def at_budgets(pooled: Iterable[PooledRow], costs: Iterable[CostRow], budgets: Sequence[float]) -> list[BudgetRow]:
+    """What every method has reached within each budget after its last round; rounds are never interpolated.
+
+    Args:
+        pooled: Numbers of methods.
+        costs: What they took.
+        budgets: FLOPs that the training of one chain may take, all rounds together.
+    """
+    cells: dict[tuple[str, str], dict[tuple[str, int], dict[str, PooledRow]]] = {}
+    for row in pooled:
+        cell = cells.setdefault((row.dataset, row.model), {}).setdefault((row.algo, row.round), {})
+        if row.value is not None:
+            cell[row.metric] = row
+    spent = {(row.dataset, row.model, row.algo, row.round): row.flops for row in costs}
+    found: list[BudgetRow] = []
+    for (dataset, model), own in sorted(cells.items()):
+        primary = primary_metric(cell for cell in own.values() if cell)
+        methods: dict[str, dict[int, float | None]] = {}
+        for algo, number in sorted(own):
+            if algo != REFERENCE:
+                methods.setdefault(algo, {})[number] = spent.get((dataset, model, algo, number))
+        for budget in sorted(budgets):
+            for algo, taken in methods.items():
+                bare = BudgetRow(dataset=dataset, model=model, algo=algo, budget=budget)
+                last = _last_within(taken, budget)
+                found.append(bare if last is None else _after(bare, last, taken[last], own[algo, last], primary))
+    return found
+
+
+def _last_within(taken: Mapping[int, float | None], budget: float) -> int | None:
+    """The last round that is within a budget, or may be; None where each is known to take more.
+
+    A round that is not known takes no less than the rounds before it.
+    """
+    beyond = [number for number, flops in taken.items() if flops is not None and flops > budget]
+    too_much = min(beyond, default=math.inf)
+    return max(
+        (n for n, flops in taken.items() if (n < too_much if flops is None else flops <= budget)), default=None
+    )
+
+
+def _after(bare: BudgetRow, number: int, flops: float | None, cell: ByMetric, primary: str | None) -> BudgetRow:
+    if flops is None:
+        return replace(bare, is_known=False)
+    reached, row, kl = replace(bare, round=number, flops=flops), cell.get(primary or ""), cell.get(_KL)
+    if row is None:
+        return reached
+    same = ("metric", "value", "ci_low", "ci_high", "over", "references", "seeds", "n")
+    return replace(reached, kl=None if kl is None else kl.value, **{name: getattr(row, name) for name in same})
+
+
+# -- of a run --------------------------------------------------------------------------------------------------
+# The end of a run and whoever looks at one that is not over come here, so that both tell the same.
+
+
+def results_of(
+    store: Store,
+    jobs: Sequence[Job],
+    last_round: int,
+    settings: EvaluationConfig,
+    *,
+    bounded: Iterable[str],
+    tell: Told | None = None,
+) -> Results:
+    """The results of the jobs that are stored.
+
+    Args:
+        store: The store.
+        jobs: Jobs of a plan.
+        last_round: Of the run.
+        settings: How the run judges.
+        bounded: Algorithms whose divergence is an upper bound.
+        tell: Takes what cannot be read of a job's stored output, in words.
+    """
+    # Not with the other imports: scipy takes time to load, which commands that pool nothing need not wait for.
+    from pipeline.runs.comparison.pooling import fronts, pooled
+
+    rows = collect_rows(store, jobs, tell)
+    found, comparisons = pooled(rows, prompt_reader(store, jobs, tell), last_round, settings.confidence)
+    points, matched = fronts(found, settings.matched_kl, settings.split)
+    made_by = {job.key: job.algo for job in jobs}
+    return Results(
+        rows=rows,
+        pooled=found,
+        comparisons=comparisons,
+        confidence=settings.confidence,
+        common_eta=settings.common_eta,
+        split=settings.split,
+        fronts=points,
+        matched=matched,
+        bounded=list(bounded),
+        starts={
+            job.algo: made_by[key]
+            for job in jobs
+            for key in job.inputs.get(START_TRAIN.name, ())
+            if key in made_by
+        },
+    )
+
+
+def compute_of(store: Store, jobs: Iterable[Job], results: Results, budgets: Sequence[float]) -> Compute:
+    """What the results took, as far as the store remembers it.
+
+    Args:
+        store: The store.
+        jobs: All jobs of the plan.
+        results: What came out.
+        budgets: FLOPs of training at which methods are compared.
+    """
+    rows = collect_compute(store, jobs)
+    costs = costs_of(results.rows, rows, results.starts)
+    return Compute(rows=rows, costs=costs, budgets=at_budgets(results.pooled, costs, budgets))

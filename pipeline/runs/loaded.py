@@ -8,6 +8,7 @@ raises a `PipelineError` that says so, or costs its own part where many files ma
 from __future__ import annotations
 
 import logging
+import re
 import socket
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -40,6 +41,7 @@ from pipeline.outputs.formats import (
     read_curve,
     read_lines,
 )
+from pipeline.outputs.manifest import why_removed
 from pipeline.plan.graph import Job
 from pipeline.plan.recorded import LIMIT, RecordedPlan, parse_plan
 from pipeline.runs.origin import Origin, read_origin
@@ -51,7 +53,6 @@ if TYPE_CHECKING:
     from pipeline.runs.cost import Compute
     from pipeline.runs.origin import Maker
     from pipeline.runs.record import Results
-
 
 # -- engine lives ------------------------------------------------------------------------------------------------
 # Whether the process that carries out a run still lives, as anyone can tell who sees the run's folder.
@@ -365,8 +366,8 @@ class LoadedRun:
         Raises:
             StoreError: There is a ``results.json`` that holds something else.
         """
+        from pipeline.runs.cost import results_of
         from pipeline.runs.record import read_results
-        from pipeline.runs.summary import results_of
 
         if self.folder.results_json.exists():
             return read_results(self.folder.results_json)
@@ -383,8 +384,7 @@ class LoadedRun:
     @cached_property
     def compute(self) -> Compute:
         """What ``compute.json`` says, or what is stored so far."""
-        from pipeline.runs.cost import FILE, read_compute
-        from pipeline.runs.summary import compute_of
+        from pipeline.runs.cost import FILE, compute_of, read_compute
 
         if (self.folder.path / FILE).exists():
             return read_compute(self.folder.path)
@@ -529,3 +529,92 @@ def _passing_over(job: Job, name: str) -> Iterator[None]:
         return
     except (ForeignDataError, OSError) as error:
         told(job, f"its stored {name} cannot be read: {problem_in_words(error)}")
+
+
+# -- removed -----------------------------------------------------------------------------------------------------
+# Which models a run has trained that are there no more: their weights were removed, or their outputs are
+# gone.
+
+
+def removed_weights(run: LoadedRun) -> dict[str, list[int]]:
+    """Chain -> rounds whose weights were removed."""
+    return _rounds(_removed(run))
+
+
+def lost_outputs(run: LoadedRun) -> dict[str, list[int]]:
+    """Chain -> rounds that the run has trained and whose outputs are in the store no more."""
+    return _rounds(
+        job
+        for job in run.jobs.values()
+        if job.weights and run.view.jobs[job.id].status == "done" and not run.store.is_committed(job.key)
+    )
+
+
+def removed_by(run: LoadedRun) -> list[str]:
+    """What asked for weights to be removed, as ``execution.keep=last``, and where it was not this run."""
+    own = f"execution.keep={run.plan.keep.name}" if run.plan.keep else ""
+    found = {why_removed(job.key, run.store.path(job.key)) for job in _removed(run)} - {""}
+    return sorted(why if why == own else f"{why} of another run" for why in found)
+
+
+def _removed(run: LoadedRun) -> list[Job]:
+    return [job for job in run.jobs.values() if job.weights and run.store.is_removed(job.key)]
+
+
+def _rounds(jobs: Iterable[Job]) -> dict[str, list[int]]:
+    found: dict[str, set[int]] = {}
+    for job in jobs:
+        found.setdefault(job.chain, set()).add(job.round)
+    return {chain: sorted(rounds) for chain, rounds in found.items()}
+
+
+# -- job logs ----------------------------------------------------------------------------------------------------
+# The logs of jobs, in the folder of their run: where they are, and what they said last.
+
+
+_JOB_LOGS_TAIL_BYTES = 4096
+
+
+def logs_of(folder: RunFolder, job_id: str) -> dict[int, Path]:
+    """Number of attempt -> its log, of the attempts at a job in this run that have one."""
+    if folder.jobs.is_symlink():
+        return {}  # nothing ran: it shows those of an earlier run, see `links`
+    return logs_in(folder.job(job_id))
+
+
+def logs_in(folder: Path) -> dict[int, Path]:
+    """Number of attempt -> its log, in the folder of what was attempted."""
+    found: dict[int, Path] = {}
+    try:
+        paths = list(folder.iterdir())
+    except (OSError, ValueError):  # there are none; a journal may name a job as no folder can be named
+        return {}
+    for path in paths:
+        if match := re.fullmatch(r"log(?:\.(\d{1,9}))?\.txt", path.name):
+            found[int(match[1] or 1)] = path
+    return dict(sorted(found.items()))
+
+
+def log_path(folder: RunFolder, job_id: str, attempt: AttemptView | None) -> Path | None:
+    """The log of an attempt, where there is one: in the run's folder, which may have been moved since."""
+    logs = logs_of(folder, job_id)
+    if attempt is None:
+        return None
+    if attempt.number in logs:
+        return logs[attempt.number]
+    recorded = folder.path / attempt.log
+    return recorded if attempt.log and recorded.is_file() else None
+
+
+def last_line(folder: RunFolder, job_id: str, attempt: AttemptView) -> str:
+    """What the log of an attempt ends with, cut off where it is very long; "" where it says nothing yet."""
+    path = log_path(folder, job_id, attempt)
+    if path is None:
+        return ""
+    try:
+        with open_plain(path, follow=True) as file:
+            file.seek(max(0, file.seek(0, 2) - _JOB_LOGS_TAIL_BYTES))
+            lines = file.read(_JOB_LOGS_TAIL_BYTES).decode(errors="replace").splitlines()
+    except OSError:
+        return ""
+    return next((line.strip() for line in reversed(lines) if line.strip()), "")

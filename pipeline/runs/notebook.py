@@ -14,8 +14,7 @@ from pipeline.plan.graph import Job
 from pipeline.runs.cost import ComputeRow
 from pipeline.runs.loaded import LoadedRun
 from pipeline.runs.record import Comparison, PooledRow, ResultRow
-from pipeline.runs.report.fronts import front_tables
-from pipeline.runs.report.tables import result_tables
+from pipeline.runs.report.tables import front_tables, result_tables
 from pipeline.runs.run_view import Span
 from pipeline.terminal.columns import html_table, html_text
 

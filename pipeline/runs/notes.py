@@ -29,7 +29,7 @@ from pipeline.outputs.formats import (
     read_training,
 )
 from pipeline.plan.graph import Job
-from pipeline.runs.job_logs import logs_of
+from pipeline.runs.loaded import logs_of
 from pipeline.runs.origin import MADE_IN
 from pipeline.runs.record import MANY_CUT
 from pipeline.runs.report.format import count, shown_path

@@ -37,7 +37,7 @@ from pipeline.plan.graph import Job
 from pipeline.runs.index import NoSuchName, choose_run, find_job, find_named, listed, runs_of
 from pipeline.runs.loaded import LoadedRun, load_planned
 from pipeline.runs.notes import prepared_rows
-from pipeline.runs.rows import METRICS_STAGE
+from pipeline.runs.record import METRICS_STAGE
 
 if TYPE_CHECKING:
     from pipeline.learning.generation.tilt import Offset

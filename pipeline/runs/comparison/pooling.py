@@ -7,16 +7,21 @@ that holds for other seeds, and for other references where there are enough.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
-from itertools import combinations
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import reduce
+from itertools import combinations, groupby
 from statistics import fmean
-from typing import Literal
+from typing import Any, Literal
 
 import numpy as np
+from numpy.typing import NDArray
 
+from pipeline.config.fronts import point_of
+from pipeline.config.schema import ENOUGH
 from pipeline.learning.algos.base import REFERENCE
 from pipeline.learning.evaluation.metrics import is_share, reach_of, rounded
+from pipeline.learning.evaluation.optimum import FrontPoint, reward_kl_front
 from pipeline.learning.evaluation.paired import (
     Bounds,
     holm,
@@ -26,10 +31,139 @@ from pipeline.learning.evaluation.paired import (
     paired_tests,
     smallest_detectable,
 )
-from pipeline.learning.evaluation.statistics import Floats, Spread, known_spread, share_interval
+from pipeline.learning.evaluation.statistics import (
+    Floats,
+    Ratios,
+    Spread,
+    known_spread,
+    per_prompt,
+    share_interval,
+)
+from pipeline.outputs.formats import ETA, SWEEP_SPLIT
 from pipeline.outputs.prompts import PromptMeasures
-from pipeline.runs.comparison.cells import Grid, GridCell, Stack, aligned, stack, whole_grid
-from pipeline.runs.record import Comparison, Place, PooledRow, ResultRow, Scope, place_of, primary_metric
+from pipeline.runs.record import (
+    PRIMARY_METRICS,
+    ByMetric,
+    Comparison,
+    FrontRow,
+    MatchedRow,
+    Place,
+    PooledRow,
+    ResultRow,
+    Scope,
+    place_of,
+    primary_metric,
+)
+
+# -- cells -------------------------------------------------------------------------------------------------------
+# Chains of one method side by side: measures by reference, seed and prompt, of prompts that all of them have.
+
+
+GridCell = tuple[int, int]
+"""Reference, -1 where a model is not made from one, and seed."""
+
+
+@dataclass(frozen=True)
+class Grid:
+    """References that all have the same seeds; C cells, the seeds of a reference side by side."""
+
+    references: tuple[int, ...]
+    seeds: tuple[int, ...]
+
+    def __len__(self) -> int:
+        return len(self.references) * len(self.seeds)
+
+    @property
+    def cells(self) -> list[GridCell]:
+        """All of them, in the order in which measures are stacked."""
+        return [(reference, seed) for reference in self.references for seed in self.seeds]
+
+    @property
+    def scope(self) -> Scope:
+        """What an interval over these chains can hold for."""
+        if len(self.seeds) < ENOUGH:
+            return "policies"
+        return "references" if len(self.references) >= ENOUGH else "seeds"
+
+    def scope_of(self, spread: Spread) -> Scope:
+        """What the interval of a mean over these chains holds for, be it of a level or of a difference.
+
+        Where neither seeds nor prompts differ in it, nothing tells what others would give.
+        """
+        return self.scope if spread.variance > 0 else "policies"
+
+    def shaped(self, values: Floats) -> Floats:
+        """Values of shape [C, P] as [R, S, P]."""
+        return values.reshape(len(self.references), len(self.seeds), -1)
+
+
+def whole_grid(cells: Collection[GridCell]) -> Grid:
+    """The seeds that all references have; where they have none in common, the reference that has most."""
+    by_reference: dict[int, set[int]] = {}
+    for reference, seed in cells:
+        by_reference.setdefault(reference, set()).add(seed)
+    common = set.intersection(*by_reference.values()) if by_reference else set()
+    if by_reference and not common:
+        most = max(sorted(by_reference), key=lambda reference: len(by_reference[reference]))
+        by_reference, common = {most: by_reference[most]}, by_reference[most]
+    return Grid(tuple(sorted(by_reference)), tuple(sorted(common)))
+
+
+@dataclass(frozen=True)
+class Stack:
+    """Measures of the cells of a grid.
+
+    Attributes:
+        grid: The cells.
+        rows: Ids of the prompts that all cells have, shape [P].
+        sums: Metric that all cells have -> numerators and denominators, shape [C, P].
+    """
+
+    grid: Grid
+    rows: NDArray[np.int64]
+    sums: Mapping[str, Ratios]
+
+    def part(self, grid: Grid, rows: NDArray[np.int64]) -> Stack:
+        """Some of the cells and prompts."""
+        cells = np.array([self.grid.cells.index(cell) for cell in grid.cells], np.intp)
+        chosen = np.ix_(cells, np.searchsorted(self.rows, rows))
+        return Stack(grid, rows, {name: _chosen(ratios, chosen) for name, ratios in self.sums.items()})
+
+    def values(self, metric: str) -> Floats:
+        """What each prompt says of a metric, shape [R, S, P], without those that say nothing of it."""
+        ratios = self.sums[metric]
+        told = (ratios.denominators > 0).any(0)
+        return self.grid.shaped(per_prompt(_chosen(ratios, np.s_[:, told])))
+
+
+def stack(grid: Grid, measures: Mapping[GridCell, PromptMeasures]) -> Stack:
+    """Put the measures of all cells of a grid side by side."""
+    every = [measures[cell] for cell in grid.cells]
+    rows = common_rows(one.rows for one in every)
+    names = sorted(set.intersection(*(set(one.sums) for one in every)))
+    places = [np.searchsorted(one.rows, rows) for one in every]
+
+    def side(name: str, which: int) -> Floats:
+        return np.stack([one.sums[name][which][place] for one, place in zip(every, places, strict=True)])
+
+    return Stack(grid, rows, {name: Ratios(side(name, 0), side(name, 1)) for name in names})
+
+
+def common_rows(rows: Iterable[NDArray[np.int64]]) -> NDArray[np.int64]:
+    """Ids that all have, ascending."""
+    return reduce(lambda one, other: np.intersect1d(one, other, assume_unique=True), rows)
+
+
+def aligned(stacks: Sequence[Stack]) -> list[Stack]:
+    """The same of the cells and prompts that all stacks have."""
+    grid = whole_grid(set.intersection(*(set(one.grid.cells) for one in stacks)))
+    rows = common_rows(one.rows for one in stacks)
+    return [one.part(grid, rows) for one in stacks]
+
+
+def _chosen(ratios: Ratios, at: Any) -> Ratios:
+    return Ratios(ratios.numerators[at], ratios.denominators[at])
+
 
 # -- differences -------------------------------------------------------------------------------------------------
 # Differences of two methods, or of a method and the reference: their intervals, tests and what could be
@@ -392,3 +526,140 @@ def _bare_difference(group: Group, reference: Group, metric: str) -> _Number | N
 def _told(group: Group, cell: GridCell, metric: str) -> ResultRow | None:
     row = group.rows[cell].get(metric)
     return row if row is not None and row.value is not None else None
+
+
+# -- fronts ------------------------------------------------------------------------------------------------------
+# Fronts of methods: what reward each reaches at what divergence, and at divergences that all of them reach. A
+# front is one algorithm at several values of its settings (``algos.NAME.front``, all of them tested), with
+# the reference as its point without divergence; or one value-guided method at several strengths
+# (``evaluation.etas``, on validation).
+
+
+_KL = "kl_per_sequence"
+_PARTS = (0.25, 0.5, 1.0)
+"""Of the range of divergence that all fronts span, where nothing else is asked for."""
+
+
+def fronts(
+    pooled: Iterable[PooledRow], matched_kl: Sequence[float], split: str
+) -> tuple[list[FrontRow], list[MatchedRow]]:
+    """The points of all fronts after the last round, and their rewards at matched divergence.
+
+    Args:
+        pooled: Numbers of methods.
+        matched_kl: Divergences in nats; none for parts of what all fronts of a dataset and model span.
+        split: That methods were tested on.
+    """
+    ordered = sorted(pooled, key=lambda row: (row.dataset, row.model))
+    points: list[FrontRow] = []
+    matched: list[MatchedRow] = []
+    for _, rows in groupby(ordered, key=lambda row: (row.dataset, row.model)):
+        found = _points(list(rows), split)
+        by_front = {name: list(own) for name, own in groupby(found, key=lambda row: row.front)}
+        asked = matched_kl or _common(list(by_front.values()))
+        points += found
+        matched += [_at(own, kl) for own in by_front.values() for kl in asked]
+    return points, matched
+
+
+def _points(rows: Sequence[PooledRow], split: str) -> list[FrontRow]:
+    """The points of all fronts of a dataset and model, by front and divergence."""
+    last = max(row.round for row in rows)
+    cells: dict[str, dict[str, PooledRow]] = {}
+    for row in rows:
+        if row.value is not None and (row.round == last or row.algo == REFERENCE):
+            cells.setdefault(row.algo, {})[row.metric] = row
+    primary = primary_metric(cells.values())
+    found: dict[str, list[FrontRow]] = {}
+    for algo, cell in cells.items():
+        name, point = point_of(algo)
+        if point and primary in cell and _KL in cell:
+            found.setdefault(name, []).append(_fronts_row(name, point, split, cell[_KL], cell[primary]))
+        if strengths := list(_strengths(algo, cell)):
+            found.setdefault(algo, []).extend(strengths)
+    reference = cells.get(REFERENCE, {})
+    for name, own in found.items():
+        if own[0].split == split and primary in reference and _KL in reference:
+            at_zero = _fronts_row(name, REFERENCE, split, reference[_KL], reference[primary])
+            own.append(at_zero)
+    return [row for name in sorted(found) if len(found[name]) > 1 for row in _marked(found[name])]
+
+
+def _strengths(algo: str, cell: ByMetric) -> Iterator[FrontRow]:
+    labels = [metric.removeprefix(f"{_KL}/") for metric in cell if metric.startswith(f"{_KL}/{ETA}")]
+    metric = primary_metric([[name for name in PRIMARY_METRICS if f"{name}/{label}" in cell] for label in labels])
+    for label in labels if metric else []:
+        yield _fronts_row(algo, label, SWEEP_SPLIT, cell[f"{_KL}/{label}"], cell[f"{metric}/{label}"])
+
+
+def _fronts_row(front: str, point: str, split: str, kl: PooledRow, reward: PooledRow) -> FrontRow:
+    return FrontRow(
+        dataset=reward.dataset,
+        model=reward.model,
+        round=reward.round,
+        front=front,
+        point=point,
+        split=split,
+        metric=reward.metric.partition("/")[0],
+        kl=kl.value or 0.0,
+        kl_low=kl.ci_low,
+        kl_high=kl.ci_high,
+        value=reward.value or 0.0,
+        ci_low=reward.ci_low,
+        ci_high=reward.ci_high,
+        is_best=False,
+        over=reward.over,
+        references=reward.references,
+        seeds=reward.seeds,
+        n=reward.n,
+    )
+
+
+def _marked(rows: list[FrontRow]) -> list[FrontRow]:
+    """By divergence, those that no other one beats marked."""
+    best = {(point.kl, point.reward) for point in reward_kl_front(FrontPoint(row.kl, row.value) for row in rows)}
+    marked = [replace(row, is_best=(row.kl, row.value) in best) for row in rows]
+    return sorted(marked, key=lambda row: (row.kl, row.point))
+
+
+def _common(found: list[list[FrontRow]]) -> list[float]:
+    """Divergences that all fronts span."""
+    low = max((own[0].kl for own in found), default=0.0)
+    high = min((own[-1].kl for own in found), default=0.0)
+    return [float(rounded(low + part * (high - low)) or 0.0) for part in _PARTS] if high > low else []
+
+
+def _best(rows: Iterable[FrontRow]) -> list[FrontRow]:
+    return [row for row in rows if row.is_best]
+
+
+def _at(rows: Sequence[FrontRow], kl: float) -> MatchedRow:
+    """The reward of a front at a divergence: on the line between the two best points beside it.
+
+    Behind the best point of all it stays as it is, as far as anything was measured; beyond that it is None. Which
+    points are best is known of the very prompts that are reported, so it is the more flattered the more points
+    there are, as the largest of several numbers with errors is: an envelope says what a front reaches there, not
+    what a point of it would reach on other prompts.
+
+    Both ends of the interval are on such lines too. It is wide enough for a value between two whose errors are the
+    same, and wider than need be where they are not; the error of their divergence is not in it.
+    """
+    best = _best(rows)
+
+    def line(values: Sequence[float | None]) -> float | None:
+        known = [value for value in values if value is not None]
+        within = len(known) == len(best) and rows[0].kl <= kl <= rows[-1].kl
+        return rounded(float(np.interp(kl, [row.kl for row in best], known))) if within else None
+
+    return MatchedRow(
+        dataset=best[0].dataset,
+        model=best[0].model,
+        round=max(row.round for row in rows),
+        front=best[0].front,
+        split=best[0].split,
+        metric=best[0].metric,
+        kl=kl,
+        value=line([row.value for row in best]),
+        ci_low=line([row.ci_low for row in best]),
+        ci_high=line([row.ci_high for row in best]),
+    )

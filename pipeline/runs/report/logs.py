@@ -13,8 +13,7 @@ from pathlib import Path
 
 from pipeline.errors import StoreError
 from pipeline.files import open_plain
-from pipeline.runs.job_logs import logs_of
-from pipeline.runs.loaded import LoadedRun
+from pipeline.runs.loaded import LoadedRun, logs_of
 from pipeline.terminal.streams import Out
 
 POLL_S = 0.25

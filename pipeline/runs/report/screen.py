@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+import logging
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
 from itertools import takewhile
 from typing import TypeVar
 
 from rich.cells import cell_len
-from rich.console import Group, RenderableType
+from rich.console import Console, Group, RenderableType
 from rich.text import Text
 
+from pipeline.engine.workers.messages import GpuLoad
 from pipeline.runs.progress import LiveRun, Progress
 from pipeline.runs.report.format import (
     brief_device,
@@ -24,6 +28,7 @@ from pipeline.runs.report.format import (
 )
 from pipeline.runs.run_view import AttemptView, JobCounts, RunView, WorkerView
 from pipeline.terminal.columns import AMPLE, EXTRA, Column, FittedTable, in_lines
+from pipeline.terminal.console import in_place, say
 
 # -- grid --------------------------------------------------------------------------------------------------------
 # Chains x rounds: how far each chain is in each round, as the live view and `status` show it.
@@ -301,3 +306,128 @@ def _gpu(worker: WorkerView) -> tuple[str, str]:
         return "", ""
     load = "" if worker.gpu.utilization is None else f"{worker.gpu.utilization} %"
     return f"{worker.gpu.used_bytes / 2**30:.1f}/{gibibytes(worker.gpu.total_bytes)}", load
+
+
+# -- gpus --------------------------------------------------------------------------------------------------------
+# What the GPUs of a run do, in its log: a summary now and then, and how they were used in all at the end.
+
+
+EVERY_S = 60.0
+
+log = logging.getLogger("pipeline")
+
+
+@dataclass
+class _Past:
+    """What one GPU did so far."""
+
+    most_bytes: int = 0
+    seen: int = 0
+    utilization: int = 0
+
+
+class GpuLog:
+    """Writes about the GPUs to the run's log; without GPUs nothing."""
+
+    def __init__(self) -> None:
+        self._next_s = 0.0
+        self._past: dict[str, _Past] = {}
+
+    def update(self, view: RunView, elapsed_s: float) -> None:
+        """Look at the run, so many seconds after its begin."""
+        loads = gpu_loads(view)
+        for load in loads:
+            past = self._past.setdefault(load.label, _Past())
+            past.most_bytes = max(past.most_bytes, load.used_bytes)
+            if load.utilization is not None:
+                past.seen += 1
+                past.utilization += load.utilization
+        if loads and elapsed_s >= self._next_s:
+            self._next_s = elapsed_s + EVERY_S
+            log.info("GPU Memory Summary:\n%s", "\n".join(f"  {line}" for line in map(memory, loads)))
+            log.info("GPU utilization: %s", utilization(loads))
+
+    def conclude(self) -> None:
+        """The run is over."""
+        if self._past:
+            each = (
+                f"{label} {f'{past.utilization / past.seen:.0f} % on average' if past.seen else 'not told'}, "
+                f"at most {_gb(past.most_bytes)} used"
+                for label, past in sorted(self._past.items())
+            )
+            log.info("GPU utilization over the run: %s", "; ".join(each))
+
+
+def gpu_loads(view: RunView) -> list[GpuLoad]:
+    """What the workers said last of their GPUs, each GPU once, in the order of workers."""
+    return list({worker.gpu.label: worker.gpu for worker in view.workers.values() if worker.gpu}.values())
+
+
+def memory(load: GpuLoad) -> str:
+    """``GPU 0: 45.23 GB used, 80.00 GB total``."""
+    return f"{load.label}: {_gb(load.used_bytes)} used, {_gb(load.total_bytes)} total"
+
+
+def utilization(loads: Iterable[GpuLoad]) -> str:
+    """``GPU 0 97 %, GPU 1 not told``."""
+    return ", ".join(
+        f"{load.label} {'not told' if load.utilization is None else f'{load.utilization} %'}" for load in loads
+    )
+
+
+def _gb(number: int) -> str:
+    return f"{number / 1e9:.2f} GB"
+
+
+# -- live --------------------------------------------------------------------------------------------------------
+# What a run shows while it works: one live view on a terminal, plain lines elsewhere.
+
+
+@contextmanager
+def shown_on(console: Console) -> Iterator[Callable[[LiveRun], None]]:
+    """Show a run: one view that is redrawn in place; plain lines where a terminal cannot do that, or is none.
+
+    Yields:
+        What shows where the run is now.
+    """
+    if not console.is_interactive:
+        yield PlainLines(console).update
+        return
+    with in_place(console) as draw:
+        yield lambda run: draw([screen(run, *console.size)])
+
+
+class PlainLines:
+    """Prints a line when a chain ends a round, and now and then in between."""
+
+    def __init__(self, console: Console, every_s: float = 15.0) -> None:
+        self._console = console
+        self._every_s = every_s
+        self._next_s = every_s
+        self._finished: set[tuple[str, int]] = set()
+        self._noticed: list[str] = []
+
+    def update(self, run: LiveRun) -> None:
+        """Print what is new."""
+        elapsed_s = run.view.elapsed_s(run.now)
+        for line in self.new(run.view, run.progress, run.now):
+            say(self._console, f"[{elapsed_s:7.1f} s] {line}")
+
+    def new(self, view: RunView, progress: Progress | None, now: float) -> list[str]:
+        """What is new since the last time."""
+        elapsed_s, lines = view.elapsed_s(now), []
+        for (chain, number), cell in view.cells.items():
+            if cell.settled and (chain, number) not in self._finished:
+                self._finished.add((chain, number))
+                if cell.stored < cell.total:
+                    outcome = f"{cell.given_up} of {jobs(cell.total)} not done" if cell.given_up else "done"
+                    lines.append(f"{chain} round {number}: {outcome}")
+        noticed = notices(view, progress)
+        lines += [line for line in noticed if line not in self._noticed]
+        self._noticed = noticed
+        if elapsed_s >= self._next_s:
+            self._next_s = elapsed_s + self._every_s
+            lines.append(headline(view, progress))
+            if loads := gpu_loads(view):
+                lines.append("; ".join(map(memory, loads)))
+        return lines

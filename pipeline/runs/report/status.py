@@ -2,21 +2,22 @@
 
 from __future__ import annotations
 
+import io
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from datetime import datetime
 from typing import Any
 
 from rich.console import Console, RenderableType
+from rich.filesize import decimal
 from rich.text import Text
 
+from pipeline.config.schema import Backend
 from pipeline.engine.run_folder import RunFolder
 from pipeline.outputs.manifest import REMOVED
-from pipeline.runs.job_logs import last_line, log_path
-from pipeline.runs.loaded import LoadedRun
+from pipeline.runs.loaded import LoadedRun, last_line, log_path, lost_outputs, removed_by, removed_weights
 from pipeline.runs.origin import slurm_in_words
 from pipeline.runs.progress import Progress
-from pipeline.runs.removed import lost_outputs, removed_by, removed_weights
 from pipeline.runs.report.format import (
     brief_device,
     count,
@@ -26,12 +27,90 @@ from pipeline.runs.report.format import (
     logs_command,
     shown_path,
 )
-from pipeline.runs.report.moved import bytes_read, moved_in_words, origins
-from pipeline.runs.report.screen import how_far, jobs_done, said_of, whole_grids
+from pipeline.runs.report.screen import (
+    chain_lines,
+    chains_of,
+    first,
+    how_far,
+    jobs_done,
+    said_of,
+    share_lines,
+    waited_for,
+    whole_grids,
+)
 from pipeline.runs.run_view import AttemptView, JobView, RunView, failures
 from pipeline.terminal.columns import Column, FittedTable
 from pipeline.terminal.console import say_styled
 from pipeline.terminal.streams import printable
+
+# -- moved -------------------------------------------------------------------------------------------------------
+# Where a run ran, and how many bytes moved for it, in words; "" for what there is nothing to say of.
+
+
+def place_in_words(run: LoadedRun) -> str:
+    """As in ``Ray, 24 workers on 3 nodes``; "" for a run without Ray, whose workers are on one machine."""
+    execution = run.config.get("execution")
+    if not isinstance(execution, dict) or execution.get("backend") != Backend.ray.value or not run.view.workers:
+        return ""
+    nodes = count(len(run.view.nodes), "node") if run.view.nodes else "one machine"
+    return f"Ray, {count(len(run.view.workers), 'worker')} on {nodes}"
+
+
+def read_and_moved(view: RunView) -> tuple[int, int]:
+    """Bytes of inputs that jobs have read on several machines, and those that these neither made nor had read."""
+    attempts = [attempt for job in view.jobs.values() for attempt in job.attempts]
+    return sum(one.read for one in attempts), sum(one.moved for one in attempts)
+
+
+def bytes_read(run: LoadedRun) -> dict[str, dict[str, int]]:
+    """The same by stage, as ``{"train": {"read": 16000, "moved": 4000}}``; empty on one machine."""
+    found: dict[str, dict[str, int]] = {}
+    for job in run.view.jobs.values():
+        stage = run.jobs[job.id].stage if job.id in run.jobs else ""
+        for attempt in job.attempts:
+            if attempt.read:
+                own = found.setdefault(stage, {"read": 0, "moved": 0})
+                own["read"] += attempt.read
+                own["moved"] += attempt.moved
+    return found
+
+
+def read_in_words(read: int, moved: int) -> str:
+    """As in ``jobs read 95.1 GB, at least 25.0 GB of it over the network``."""
+    return f"jobs read {decimal(read)}, at least {decimal(moved)} of it over the network" if read else ""
+
+
+def origins(view: RunView) -> list[str]:
+    """How many outputs that no job of the run made are from where, as ``11 stored before`` and ``5 fetched``."""
+    stored = view.counts().stored
+    fetched = min(stored, view.shared.get("fetched", 0))
+    parts = {"stored before": stored - fetched, "fetched": fetched}
+    return [f"{number:,} {what}" for what, number in parts.items() if number]
+
+
+def moved_in_words(run: LoadedRun) -> list[str]:
+    """Lines on where a run ran and what moved for it."""
+    shared = shared_in_words(run.view.shared)
+    said = (
+        place_in_words(run),
+        read_in_words(*read_and_moved(run.view)),
+        shared and f"shared store: {shared}",
+    )
+    return [line for line in said if line]
+
+
+def shared_in_words(traffic: Mapping[str, int]) -> str:
+    """As in ``16 outputs fetched (1.2 GB), 40 uploaded (3.4 GB), 2 to go``."""
+    parts = []
+    if number := traffic.get("fetched", 0):
+        parts.append(f"{count(number, 'output')} fetched ({decimal(traffic['fetched_bytes'])})")
+    if number := traffic.get("uploaded", 0):
+        what = f"{number:,}" if parts else count(number, "output")
+        parts.append(f"{what} uploaded ({decimal(traffic['uploaded_bytes'])})")
+    if number := traffic.get("left", 0):
+        parts.append(f"{number:,} to go")
+    return ", ".join(parts)
+
 
 MAX_LISTED = 10
 _LEAST_NAME = 12
@@ -429,3 +508,71 @@ def _progress_json(progress: Progress | None) -> dict[str, float | None] | None:
     names = ("part", "remaining_s", "samples_per_s", "tokens_per_s")
     amounts = {name: getattr(progress, name) for name in names}
     return {name: None if amount is None else round(amount, 4) for name, amount in amounts.items()}
+
+
+# -- watched -----------------------------------------------------------------------------------------------------
+# What `status --watch` shows: one run as far as a terminal has room, or what is new of all experiments.
+
+
+_MOST_FAILURES = 3
+_ABOVE = 3
+"""Lines that are neither a row nor a sentence: headings of two tables, and that of the cursor."""
+_RULER = Console(file=io.StringIO(), color_system=None)
+
+
+def watched_run(run: LoadedRun, now: float, width: int, height: int) -> list[RenderableType]:
+    """One run for a terminal of that size: how far it is, chains, what runs, what moved, what failed last."""
+    engine = run.engine_runs()
+    top = _wrapped(run_headline(run, now, engine), width)
+    bottom = _below(run, engine, width, height - _ABOVE - len(top))
+    chains, running = chains_of(run.view.cells), run.view.having("running") if engine else []
+    room = height - _ABOVE - len(top) - len(bottom)
+    for_chains, for_jobs = share_lines(room, len(chains), len(running))
+    parts: list[RenderableType] = [*top]
+    if for_chains:
+        parts += chain_lines(run.view.cells, chains, for_chains)
+    if for_jobs:
+        shown, more = first(running, for_jobs, lambda _: 0)
+        parts.append(running_table(run.folder, shown, now))
+        if more:
+            parts.append(Text(f"and {more} more", no_wrap=True, overflow="ellipsis"))
+    return [*parts, *bottom]
+
+
+def _below(run: LoadedRun, engine: bool | None, width: int, room: int) -> list[Text]:
+    """What is said below the tables: whole where that leaves room for them, else less of it, or the beginnings."""
+    waits = waited_for(run.view) if engine else ""
+    failed = [f"failed: {job.id}: {job.reason}" for job, _ in list(failures(run.view))[-_MOST_FAILURES:]]
+    said = [
+        *(Text(printable(line)) for line in moved_in_words(run)),
+        *([Text(printable(waits), "yellow")] if waits else []),
+        *(Text(printable(line), "red") for line in failed),
+    ]
+    whole = [line for text in said for line in _wrapped(text, width)]
+    if len(whole) <= room // 2:
+        return whole
+    for text in said:
+        text.no_wrap, text.overflow = True, "ellipsis"
+    needed = len(failed) + bool(waits)
+    return said[max(0, len(said) - max(needed, room // 2)) :]
+
+
+def _wrapped(text: Text, width: int) -> list[Text]:
+    """Lines of a terminal of so many columns, broken between words."""
+    return list(text.wrap(_RULER, width))
+
+
+class News:
+    """What is new of all experiments, a line for each that has changed."""
+
+    def __init__(self) -> None:
+        self._last: dict[str, str] = {}
+
+    def of(self, rows: Iterable[Glance]) -> Iterator[str]:
+        """Those that are not as they were the last time."""
+        for row in rows:
+            text = row.problem or f"{row.state}, {row.done:,}/{jobs(row.jobs)} done"
+            text += f", {row.failed} failed" if row.failed else ""
+            if self._last.get(row.name) != text:
+                self._last[row.name] = text
+                yield f"{row.name} {row.run}: {text}"

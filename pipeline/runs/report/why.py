@@ -9,8 +9,7 @@ from pipeline.outputs.manifest import why_removed
 from pipeline.plan.graph import Plan
 from pipeline.plan.pending import missing_jobs
 from pipeline.plan.recorded import Cause, RecordedPlan, causes, recorded
-from pipeline.runs.job_logs import log_path
-from pipeline.runs.loaded import LoadedRun
+from pipeline.runs.loaded import LoadedRun, log_path
 from pipeline.runs.report.format import count, duration, jobs, shown_path
 from pipeline.runs.run_view import AttemptView, JobView
 

@@ -49,7 +49,7 @@ from pipeline.outputs.manifest import MANIFEST
 from pipeline.plan.graph import Job
 from pipeline.plan.recorded import RecordedPlan
 from pipeline.runs.loaded import LoadedRun
-from pipeline.runs.rows import METRICS_STAGE
+from pipeline.runs.record import METRICS_STAGE
 from pipeline.runs.tracking.trackers import (
     ROUND,
     STEP,

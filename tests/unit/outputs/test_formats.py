@@ -23,8 +23,7 @@ from pipeline.outputs import check
 from pipeline.outputs.check import MAX_LEVELS, check_output
 from pipeline.outputs.formats import PAGE, read_input, read_lines, read_metrics
 from pipeline.plan.graph import Job
-from pipeline.runs.record import Results, read_results, write_results
-from pipeline.runs.rows import collect_rows, write_samples
+from pipeline.runs.record import Results, collect_rows, read_results, write_results, write_samples
 
 ROW: dict[str, Any] = {"metric": "mine", "value": 0.5, "ci_low": None, "ci_high": None, "n": 10}
 SAMPLE: dict[str, Any] = {

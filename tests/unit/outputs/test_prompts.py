@@ -14,8 +14,7 @@ from pipeline.outputs.check import check_output
 from pipeline.outputs.formats import PROMPTS
 from pipeline.outputs.prompts import PromptMeasures, read_prompts, write_prompts
 from pipeline.plan.graph import Job
-from pipeline.runs.record import place_of
-from pipeline.runs.rows import prompt_reader
+from pipeline.runs.record import place_of, prompt_reader
 
 ROWS = np.array([3, 5, 9])
 ONES = np.ones(3)

@@ -8,7 +8,7 @@ import pytest
 from pipeline.engine.run_folder import RunFolder
 from pipeline.engine.store.store import Store
 from pipeline.plan.graph import Job
-from pipeline.runs.job_logs import logs_of
+from pipeline.runs.loaded import logs_of
 from pipeline.runs.origin import link_all, link_stored
 
 

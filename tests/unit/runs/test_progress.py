@@ -12,10 +12,8 @@ from rich.console import Console, Group
 
 from pipeline.runs.loaded import LoadedRun
 from pipeline.runs.progress import LiveRun, ProgressFile, read_progress
-from pipeline.runs.report.live import PlainLines
-from pipeline.runs.report.screen import headline, screen
-from pipeline.runs.report.status import run_headline, run_json, running_table
-from pipeline.runs.report.watched import watched_run
+from pipeline.runs.report.screen import PlainLines, headline, screen
+from pipeline.runs.report.status import run_headline, run_json, running_table, watched_run
 from tests.doubles.runs import CHAIN, START, WrittenRun, chain_plan
 from tests.unit.runs.report.test_tables import printed
 

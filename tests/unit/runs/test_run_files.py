@@ -16,8 +16,15 @@ from pipeline.errors import ConfigError
 from pipeline.plan.durations import Durations, Timed
 from pipeline.plan.graph import Job
 from pipeline.runs.cost import Compute, collect_compute, read_compute, write_compute
-from pipeline.runs.record import Comparison, PooledRow, Results, read_results, write_results
-from pipeline.runs.rows import collect_rows, write_samples
+from pipeline.runs.record import (
+    Comparison,
+    PooledRow,
+    Results,
+    collect_rows,
+    read_results,
+    write_results,
+    write_samples,
+)
 
 NOON = datetime(2026, 1, 2, 12, 0, 0)
 

@@ -26,10 +26,9 @@ from pipeline.runs.notes import failed_rewards
 from pipeline.runs.origin import slurm_in_words
 from pipeline.runs.record import FrontRow, PooledRow, ResultRow, Results, primary_metric
 from pipeline.runs.report.format import beginning, count, decimal, duration
-from pipeline.runs.report.fronts import budget_tables, front_tables
-from pipeline.runs.report.moved import origins, place_in_words, read_and_moved, read_in_words, shared_in_words
 from pipeline.runs.report.page.html import PageTable, page_table, points_each, thinned
-from pipeline.runs.report.tables import ANCHORS, HEADINGS, first_few, result_tables
+from pipeline.runs.report.status import origins, place_in_words, read_and_moved, read_in_words, shared_in_words
+from pipeline.runs.report.tables import ANCHORS, HEADINGS, budget_tables, first_few, front_tables, result_tables
 from pipeline.runs.run_view import AttemptView, JobView, RunView
 from pipeline.terminal.columns import FittedTable
 

@@ -15,7 +15,7 @@ from pipeline.engine.scheduler.run import OnDisk
 from pipeline.engine.scheduler.state import RunState
 from pipeline.engine.workers.failure import FailureKind
 from pipeline.plan.graph import Job, Plan
-from pipeline.runs.report.moved import read_and_moved
+from pipeline.runs.report.status import read_and_moved
 from tests.doubles.engine import job as stored_job
 from tests.doubles.on_paper import OnPaper
 

@@ -3,8 +3,7 @@
 from dataclasses import replace
 from typing import Any
 
-from pipeline.runs.comparison.costs import costs_of
-from pipeline.runs.cost import ComputeRow, CostRow
+from pipeline.runs.cost import ComputeRow, CostRow, costs_of
 from pipeline.runs.record import ResultRow
 
 

@@ -12,8 +12,7 @@ from pipeline.config.schema import EvaluationConfig
 from pipeline.learning.evaluation.metrics import Sample, evaluation_rows, measure
 from pipeline.learning.evaluation.paired import holm, least_detectable_share, mcnemar, paired_tests
 from pipeline.outputs.prompts import PromptMeasures
-from pipeline.runs.comparison.cells import whole_grid
-from pipeline.runs.comparison.pooling import pooled
+from pipeline.runs.comparison.pooling import pooled, whole_grid
 from pipeline.runs.record import Comparison, Place, PooledRow, ResultRow, place_of
 
 PROMPTS = 60

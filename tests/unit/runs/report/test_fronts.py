@@ -8,7 +8,7 @@ from rich.console import Console, RenderableType
 
 from pipeline.runs.cost import BudgetRow
 from pipeline.runs.record import FrontRow, MatchedRow, Results
-from pipeline.runs.report.fronts import budget_tables, front_tables
+from pipeline.runs.report.tables import budget_tables, front_tables
 from tests.doubles.pooled import pooled_row
 
 PLACE: dict[str, Any] = {"dataset": "addition", "model": "tiny", "round": 2, "metric": "pass@1"}

@@ -10,9 +10,7 @@ from rich.console import Console
 
 from pipeline.engine.workers.messages import GpuLoad
 from pipeline.runs.progress import LiveRun
-from pipeline.runs.report.gpus import GpuLog
-from pipeline.runs.report.live import PlainLines
-from pipeline.runs.report.screen import screen
+from pipeline.runs.report.screen import GpuLog, PlainLines, screen
 from pipeline.runs.run_view import WorkerView
 from tests.doubles.live import live_run
 

@@ -13,8 +13,7 @@ from pipeline.runs.cost import CostRow
 from pipeline.runs.progress import LiveRun
 from pipeline.runs.record import Comparison, PooledRow, Results
 from pipeline.runs.report.format import decimal, duration, interval, rate, roughly, si
-from pipeline.runs.report.live import PlainLines, shown_on
-from pipeline.runs.report.screen import headline, screen
+from pipeline.runs.report.screen import PlainLines, headline, screen, shown_on
 from pipeline.runs.report.tables import result_tables
 from pipeline.runs.run_view import AttemptView, JobCounts, WorkerView
 from pipeline.terminal.console import Terminal

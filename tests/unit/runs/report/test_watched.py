@@ -12,8 +12,7 @@ from pipeline.__main__ import app
 from pipeline.commands.status import watch_status
 from pipeline.runs.loaded import LoadedRun
 from pipeline.runs.progress import Progress, ProgressFile
-from pipeline.runs.report.status import Glance, run_headline
-from pipeline.runs.report.watched import News, watched_run
+from pipeline.runs.report.status import Glance, News, run_headline, watched_run
 from pipeline.terminal import console as watching
 from pipeline.terminal.console import Terminal
 from tests.doubles.runs import CHAIN, START, WrittenRun, chain_plan
