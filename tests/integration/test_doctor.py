@@ -9,8 +9,7 @@ import pytest
 from typer.testing import CliRunner, Result
 
 from pipeline.__main__ import app
-from pipeline.commands import check
-from pipeline.commands.doctor import facts, setup
+from pipeline.commands import check, machine
 from pipeline.terminal.console import Check, Verdict
 from tests.doubles import fake_nvml
 
@@ -22,15 +21,13 @@ def test_a_machine_on_which_much_is_wrong(tmp_path: Path, monkeypatch: pytest.Mo
     # What these checks say, which take seconds, `test_setup_script` has.
     for name in ("check_generation", "check_arithmetic"):
         monkeypatch.setattr(check, name, lambda: iter(()))
-    monkeypatch.setattr(setup, "check_config", lambda: Check("config", Verdict.PASS, "nobody looked"))
-    monkeypatch.setattr(facts, "ask_torch", lambda: facts.TorchFacts(available=False, count=0))
+    monkeypatch.setattr(check, "check_config", lambda: Check("config", Verdict.PASS, "nobody looked"))
+    monkeypatch.setattr(machine, "ask_torch", lambda: machine.TorchFacts(available=False, count=0))
     fake_nvml.use(monkeypatch, tmp_path, "two")
     monkeypatch.chdir(tmp_path)
     wrong = {
         "PIPELINE_LEASE_DIR": str(tmp_path / "leases"),
         "CUDA_VISIBLE_DEVICES": "0,1,1",
-        "WORLD_SIZE": "8",
-        "MASTER_PORT": "many",
         "SLURM_JOB_ID": "7",
         "SLURM_GPUS_ON_NODE": "1",
         "SLURM_NTASKS": "8",
@@ -42,8 +39,6 @@ def test_a_machine_on_which_much_is_wrong(tmp_path: Path, monkeypatch: pytest.Mo
     assert done.exit_code == 1
     for line in (
         "FAIL  CUDA_VISIBLE_DEVICES: CUDA_VISIBLE_DEVICES=0,1,1: '1' is given twice",
-        "WARN  leaked ranks: WORLD_SIZE=8",
-        "FAIL  ports: MASTER_PORT=many is no port",
         "FAIL  Slurm: fewer GPUs than tasks",
         "PASS  store",
     ):

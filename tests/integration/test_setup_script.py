@@ -6,7 +6,7 @@ import sys
 from importlib.metadata import version
 from pathlib import Path
 
-from pipeline.commands.doctor.proof import DOCUMENTED, MADE_WITH
+from pipeline.commands.check import DOCUMENTED, MADE_WITH
 
 ROOT = Path(__file__).parents[2]
 AVX2 = "avx2" in Path("/proc/cpuinfo").read_text().split() if Path("/proc/cpuinfo").exists() else False
@@ -15,11 +15,10 @@ SAME = {name: version(name).partition("+")[0] for name in MADE_WITH} == MADE_WIT
 SCRIPT = str(ROOT / "test_parallel_setup.py")
 WITHOUT_THE_DEAR = """
 import runpy, sys
-from pipeline.commands import check
-from pipeline.commands.doctor import facts
+from pipeline.commands import check, machine
 check.check_generation = check.check_arithmetic = lambda: iter(())
-check.setup.check_config = lambda: check.Check("config", check.Verdict.PASS, "nobody looked")
-facts.ask_torch = lambda: facts.TorchFacts(failure="nobody asked")
+check.check_config = lambda: check.Check("config", check.Verdict.PASS, "nobody looked")
+machine.ask_torch = lambda: machine.TorchFacts(failure="nobody asked")
 script, sys.argv[1:] = sys.argv[1], []
 runpy.run_path(script, run_name="__main__")
 """

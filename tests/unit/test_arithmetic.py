@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from pipeline import arithmetic
-from pipeline.commands.doctor.proof import DOCUMENTED, MADE_WITH, compare
+from pipeline.commands.check import DOCUMENTED, MADE_WITH, compare
 from pipeline.config.load import load_config
 from pipeline.terminal.console import Verdict
 

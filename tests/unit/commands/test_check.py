@@ -2,17 +2,18 @@
 
 import io
 from pathlib import Path
+from typing import Any
 
 import pytest
 from rich.console import Console
 
 from pipeline.commands import check as preflight
-from pipeline.commands.doctor import proof, setup
-from pipeline.commands.doctor.facts import Facts, TorchFacts
+from pipeline.commands.machine import Facts, TorchFacts
 from pipeline.engine.devices.inventory import Device
+from pipeline.engine.scheduler.outcome import Outcome
+from pipeline.engine.scheduler.state import JobStatus
 from pipeline.terminal.console import Check, Verdict, passed
 from pipeline.terminal.streams import LastingFile, LastingStream
-from tests.doubles import fake_nvml
 
 CPU = [Device(kind="cpu", index=index, uuid=None, name="x", memory_total_bytes=1) for index in range(2)]
 GPUS = [
@@ -26,61 +27,34 @@ def report(pid: int, **changed: object) -> dict[str, object]:
 
 
 def test_simple_checks_pass_here(tmp_path: Path) -> None:
-    checks = [setup.check_python(), setup.check_packages(), setup.check_store(tmp_path)]
-    assert [check.verdict for check in checks] == [Verdict.PASS] * 3
-
-
-def test_the_group_option_that_does_not_survive_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    """That those of this project do, `test_setup_script` has."""
-    tried: list[list[str]] = []
-
-    def survives(chosen: list[str]) -> bool:
-        tried.append(chosen)
-        return "profile=h200" not in chosen
-
-    monkeypatch.setattr(setup, "_survives", survives)
-    check = setup.check_config()
-    assert (check.verdict, check.detail) == (Verdict.FAIL, "profile=h200 changes on the way")
-    assert "conf/profile/h200.yaml" in check.remedy
-    monkeypatch.setattr(setup, "_survives", lambda chosen: not tried.append(chosen))
-    tried.clear()
-    assert setup.check_config().verdict is Verdict.PASS
-    files = {f"{path.parent.name}={path.stem}" for path in setup.conf_dir().glob("*/*.yaml")}
-    assert {choice for chosen in tried for choice in chosen} == files
-
-
-def test_a_missing_package_is_named_with_a_remedy(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(setup, "PACKAGES", ("torch", "no-such-package"))
-    check = setup.check_packages()
-    assert check.verdict is Verdict.FAIL
-    assert "no-such-package" in check.detail
-    assert "pip install" in check.remedy
+    checks = [preflight.check_python(), preflight.check_store(tmp_path)]
+    assert [check.verdict for check in checks] == [Verdict.PASS] * 2
 
 
 def test_an_old_python_fails(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(setup, "MINIMUM_PYTHON", (99, 0))
-    assert setup.check_python().verdict is Verdict.FAIL
+    monkeypatch.setattr(preflight, "MINIMUM_PYTHON", (99, 0))
+    assert preflight.check_python().verdict is Verdict.FAIL
 
 
 def test_torch_that_cannot_be_imported_fails() -> None:
-    check = setup.check_imports(TorchFacts(failure="ImportError: libgomp"))
+    check = preflight.check_imports(TorchFacts(failure="ImportError: libgomp"))
     assert check.verdict is Verdict.FAIL
     assert "libgomp" in check.detail
 
 
 def test_a_folder_that_cannot_be_written_fails(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
-    check = setup.check_store(tmp_path / "file")
+    check = preflight.check_store(tmp_path / "file")
     assert check.verdict is Verdict.FAIL
     assert "output_dir" in check.remedy
 
 
 def test_workers_with_processes_of_their_own_pass() -> None:
-    assert proof._which_device(CPU, [report(1), report(2)]).verdict is Verdict.PASS
+    assert preflight._which_device(CPU, [report(1), report(2)]).verdict is Verdict.PASS
 
 
 def test_workers_that_share_a_process_fail() -> None:
-    assert proof._which_device(CPU, [report(1), report(1)]).verdict is Verdict.FAIL
+    assert preflight._which_device(CPU, [report(1), report(1)]).verdict is Verdict.FAIL
 
 
 @pytest.mark.parametrize(
@@ -97,19 +71,19 @@ def test_gpu_workers_must_each_see_one_gpu_of_their_own(
     visible: tuple[str, str], count: int, verdict: Verdict
 ) -> None:
     reports = [report(pid, visible=uuid, visible_gpus=count, device="X") for pid, uuid in enumerate(visible, 1)]
-    assert proof._which_device(GPUS, reports).verdict is verdict
+    assert preflight._which_device(GPUS, reports).verdict is verdict
 
 
 def test_different_text_from_one_seed_is_a_warning() -> None:
-    assert proof._same_text([report(1), report(2, text="b")]).verdict is Verdict.WARN
+    assert preflight._same_text([report(1), report(2, text="b")]).verdict is Verdict.WARN
 
 
 @pytest.fixture
 def quick(monkeypatch: pytest.MonkeyPatch) -> None:
     """Without the checks that take time."""
     monkeypatch.setattr(preflight, "read_facts", lambda _: Facts(memory_bytes=2**34, disks={".": 2**40}))
-    monkeypatch.setattr(setup, "check_imports", lambda _: setup.check_python())
-    monkeypatch.setattr(setup, "check_config", setup.check_python)
+    monkeypatch.setattr(preflight, "check_imports", lambda _: preflight.check_python())
+    monkeypatch.setattr(preflight, "check_config", preflight.check_python)
     monkeypatch.setattr(preflight, "check_generation", lambda: iter([]))
     monkeypatch.setattr(preflight, "check_arithmetic", lambda: iter([]))
 
@@ -121,7 +95,7 @@ def test_a_check_that_raises_has_failed_and_the_others_still_run(
     def broken() -> Check:
         raise RuntimeError("no such thing")
 
-    monkeypatch.setattr(setup, "check_devices", broken)
+    monkeypatch.setattr(preflight, "check_devices", broken)
     checks = list(preflight.run_checks(tmp_path))
     failed = [check for check in checks if check.verdict is Verdict.FAIL]
     assert [(check.name, check.detail) for check in failed] == [("devices", "RuntimeError: no such thing")]
@@ -135,16 +109,7 @@ def test_facts_that_cannot_be_read_fail_by_themselves(monkeypatch: pytest.Monkey
 
     monkeypatch.setattr(preflight, "read_facts", broken)
     failed = [check for check in preflight.run_checks(tmp_path) if check.verdict is Verdict.FAIL]
-    assert [(check.name, check.detail) for check in failed] == [("facts", "OSError: /proc is not mounted")]
-
-
-@pytest.mark.usefixtures("quick")
-def test_a_broken_driver_fails_one_after_the_other(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
-    fake_nvml.use(monkeypatch, tmp_path, "mismatch")
-    failed = [check for check in preflight.run_checks(tmp_path) if check.verdict is Verdict.FAIL]
-    assert [check.name for check in failed] == ["devices"]
-    assert "reboot" in failed[0].detail
+    assert [(check.name, check.detail) for check in failed] == [("machine", "OSError: /proc is not mounted")]
 
 
 def test_the_exit_code_tells_whether_anything_failed(capsys: pytest.CaptureFixture[str]) -> None:
@@ -181,3 +146,24 @@ def test_checks_that_nobody_could_see_did_not_pass(
         monkeypatch.setattr("sys.stdout", LastingStream(LastingFile(full.fileno()), "utf-8"))
         assert preflight.main(tmp_path) == 1
     assert "standard output could not be written: No space left on device" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("outcome", "detail", "remedy"),
+    [
+        ({"interrupted": "SIGTERM"}, "SIGTERM came before it was done", "run this again"),
+        (
+            {"reasons": {"probe/0": "no memory"}},
+            "1 of 1 workers failed: no memory",
+            "the reason above says what to repair",
+        ),
+    ],
+    ids=["interrupted", "failed"],
+)
+def test_a_check_that_was_interrupted_blames_no_worker(
+    outcome: dict[str, Any], detail: str, remedy: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ended = Outcome(jobs={"probe/0": JobStatus.failed}, **outcome)
+    monkeypatch.setattr(preflight, "run_jobs", lambda *_, **__: ended)
+    (said,) = preflight.check_generation(workers=1)
+    assert said == Check("parallel generation", Verdict.FAIL, detail, remedy)

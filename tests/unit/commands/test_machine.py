@@ -1,12 +1,12 @@
-"""A table of machines and what the doctor says of each: pure functions, so no machine is needed."""
+"""Facts are read from where the system keeps them, and a table of machines has what the doctor says of each."""
 
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from pipeline.commands.doctor.facts import Facts, TorchFacts
-from pipeline.commands.doctor.machine import machine_checks
+from pipeline.commands import machine as module
+from pipeline.commands.machine import Facts, TorchFacts, cpu_quota, machine_checks, memory_left, read_facts
 from pipeline.engine.devices.inventory import Machine, read_machine
 from pipeline.terminal.console import Verdict
 from tests.doubles import fake_nvml
@@ -22,9 +22,8 @@ def facts(machine: Machine, **changed: Any) -> Facts:
     torch = TorchFacts(**{**TORCH, "count": count, **changed.pop("torch", {})})
     fine: dict[str, Any] = {
         "machine": machine,
-        "driver": "570.86.15",
-        "driver_cuda": (12, 8),
-        "nodes": {f"/dev/nvidia{index}": "" for index in range(len(machine.uuids))},
+        "driver": "570.86.15 (CUDA up to 12.8)",
+        "nodes": [f"/dev/nvidia{index}" for index in range(len(machine.uuids))],
         "torch": torch,
         "cores": 16,
         "memory_bytes": 64 * GIB,
@@ -57,9 +56,7 @@ def test_machines_on_which_all_is_well(name: str, monkeypatch: pytest.MonkeyPatc
 
 
 def test_a_machine_without_gpus() -> None:
-    assert (
-        complaints(facts(Machine(), driver="", driver_cuda=None, torch={"cuda": None, "available": False})) == {}
-    )
+    assert complaints(facts(Machine(), driver="", torch={"cuda": None, "available": False})) == {}
 
 
 WARN, FAIL = Verdict.WARN, Verdict.FAIL
@@ -75,10 +72,10 @@ MASK = "CUDA_VISIBLE_DEVICES"
             {"torch": {"cuda": "13.0", "available": False, "error": "driver too old (found 12080)"}},
             "torch and driver",
             FAIL,
-            "the driver runs CUDA up to 12.8: driver too old (found 12080) | update the driver",
+            "(CUDA up to 12.8): driver too old (found 12080) | update the driver",
         ),
-        ({"torch": {"available": False}}, "torch and driver", FAIL, "cannot use the GPUs"),
-        ({"torch": {"count": 1}}, "torch and driver", FAIL, "torch sees 1 GPUs, NVML 2"),
+        ({"torch": {"available": False}}, "torch and driver", FAIL, "cannot use them"),
+        ({"torch": {"count": 1}}, "torch and driver", FAIL, "sees 1 GPUs, NVML 2"),
         ({"torch": {"failure": "ImportError: libcudart"}}, "torch and driver", FAIL, "libcudart"),
         # Masks.
         ({"environment": {MASK: ""}}, MASK, WARN, "hides all 2 GPUs | `unset"),
@@ -86,21 +83,6 @@ MASK = "CUDA_VISIBLE_DEVICES"
         ({"environment": {MASK: "0,0"}}, MASK, FAIL, "given twice, which leaves no GPU at all"),
         ({"environment": {MASK: "all"}}, MASK, FAIL, "'all' is no GPU"),
         ({"environment": {MASK: "GPU-ffff"}}, MASK, FAIL, "'GPU-ffff' names no GPU"),
-        (
-            {"nodes": {"/dev/nvidia0": "", "/dev/nvidia1": "Operation not permitted"}},
-            "/dev/nvidia*",
-            WARN,
-            "nvidia1: Op",
-        ),
-        ({"nodes": {"/dev/nvidia0": ""}}, "/dev/nvidia*", WARN, "NVML lists 2 GPUs, but only /dev/nvidia0"),
-        # What another launcher left.
-        (
-            {"environment": {"RANK": "0", "WORLD_SIZE": "8"}},
-            "leaked ranks",
-            WARN,
-            "RANK=0, WORLD_SIZE=8",
-        ),
-        ({"environment": {"OMPI_COMM_WORLD_RANK": "1"}}, "leaked ranks", WARN, "OMPI_COMM_WORLD_RANK=1"),
         # Limits of the machine.
         ({"cpu_quota": 4.0}, "CPU limit", WARN, "16 cores are shown, but the cgroup allows the time of 4"),
         (
@@ -112,21 +94,6 @@ MASK = "CUDA_VISIBLE_DEVICES"
         ({"memory_bytes": GIB // 2}, "memory limit", WARN, "0.5 GiB can be taken, by the limit of the machine"),
         ({"shm_bytes": 64 * 2**20}, "/dev/shm", WARN, "0.06 GiB: data loaders with num_workers > 0 die"),
         ({"disks": {"outputs": GIB}}, "disks", WARN, "outputs has 1.0 GiB free"),
-        # Ports.
-        (
-            {"environment": {"MASTER_PORT": "1234"}, "busy_ports": {1234: " by python (pid 7)"}},
-            "ports",
-            FAIL,
-            "MASTER_PORT=1234 is in use by python (pid 7): a training would die with 'address already in use'",
-        ),
-        ({"environment": {"MASTER_PORT": "x"}}, "ports", FAIL, "MASTER_PORT=x is no port"),
-        # Runs that are on.
-        (
-            {"held": {f"GPU-{uuid}": "'a' (pid 7 since 12:00)" for uuid in UUIDS[:2]}},
-            "leases",
-            WARN,
-            "GPU 0: 'a' (pid 7 since 12:00)",
-        ),
     ],
 )
 def test_what_is_wrong_with_a_machine_of_two_gpus(
@@ -147,7 +114,6 @@ def test_what_is_wrong_with_a_machine_of_two_gpus(
     "changed",
     [
         {"environment": {MASK: "1"}, "torch": {"count": 1}},
-        {"environment": {"MASTER_PORT": "1234"}},
         {"cpu_quota": 16.0},
         {"memory_limit_bytes": 60 * GIB},
         {"held": {f"GPU-{UUIDS[0]}": "'a' (pid 7 since 12:00)"}},
@@ -166,12 +132,6 @@ def test_gpus_that_others_use(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -
     assert "distributed.gpu_ids=[0,2]" in text
     held = {f"GPU-{UUIDS[index]}": "'a' (pid 101 since 12:00)" for index in (1, 3)}
     assert complaints(facts(machine, held=held)) == {}
-
-
-def test_gpus_in_slices(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    assert "2 slices" in complaints(facts(described(monkeypatch, tmp_path, "mig")))["MIG"][1]
-    bare = described(monkeypatch, tmp_path, {"gpus": [fake_nvml.gpu(0, slices=[])]})
-    assert "0 slices" in complaints(facts(bare))["MIG"][1]
 
 
 def test_a_mask_that_names_a_split_gpu(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
@@ -194,5 +154,44 @@ def test_a_driver_that_does_not_answer() -> None:
 
 
 def test_a_container_without_the_library() -> None:
-    found = complaints(facts(Machine(), nodes={"/dev/nvidia0": ""}))
+    found = complaints(facts(Machine(), nodes=["/dev/nvidia0"]))
     assert "libnvidia-ml.so.1 is not | start the container with --gpus all" in found["driver"][1]
+
+
+# -- facts -------------------------------------------------------------------------------------------------------
+
+
+def test_limits_of_a_cgroup(tmp_path: Path) -> None:
+    assert cpu_quota(tmp_path) is None
+    assert memory_left(tmp_path) is None
+    (tmp_path / "cpu.max").write_text("150000 100000\n")
+    (tmp_path / "memory.max").write_text("1000\n")
+    (tmp_path / "memory.current").write_text("400\n")
+    assert cpu_quota(tmp_path) == 1.5
+    assert memory_left(tmp_path) == 600
+
+
+def test_a_cgroup_without_limits(tmp_path: Path) -> None:
+    (tmp_path / "cpu.max").write_text("max 100000\n")
+    (tmp_path / "memory.max").write_text("max\n")
+    assert cpu_quota(tmp_path) is None
+    assert memory_left(tmp_path) is None
+
+
+def test_the_facts_of_a_machine(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr(module, "ask_torch", lambda: TorchFacts(version="2"))
+    monkeypatch.setenv("PIPELINE_LEASE_DIR", str(tmp_path / "leases"))
+    fake_nvml.use(monkeypatch, tmp_path, "two")
+    seen = read_facts(tmp_path / "outputs" / "not yet")
+    assert seen.driver == "570.86.15 (CUDA up to 12.8)"
+    assert len(seen.machine.devices) == 2
+    assert seen.torch.version == "2"
+    assert seen.memory_bytes > 0
+    assert all(free > 0 for free in seen.disks.values())
+
+
+def test_a_driver_that_does_not_answer_is_a_fact(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr(module, "ask_torch", TorchFacts)
+    fake_nvml.use(monkeypatch, tmp_path, "mismatch")
+    seen = read_facts(tmp_path)
+    assert "does not answer" in seen.driver_error
