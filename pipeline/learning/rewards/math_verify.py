@@ -12,6 +12,8 @@ from __future__ import annotations
 import logging
 import re
 from collections.abc import Sequence
+from contextlib import suppress
+from decimal import Decimal
 from functools import lru_cache
 from itertools import pairwise
 from typing import Any
@@ -29,7 +31,7 @@ from pipeline.learning.rewards.answers import (
     gold_box,
     half_width,
 )
-from pipeline.learning.rewards.matching import same_text
+from pipeline.learning.rewards.matching import plain, same_text
 from pipeline.learning.rewards.traits import Text, reward, text_of
 
 _DELIMITERS = re.compile(r"\$.+\$|\\\(|\\\[", re.DOTALL)
@@ -103,6 +105,15 @@ _TEMPERATURE = re.compile(r"\^\{?\\circ\}?\s*(?:\\(?:text|mathrm)\{\s*[CF]\s*\}|
 _CURRENCY = "$\N{CENT SIGN}\N{EURO SIGN}\N{POUND SIGN}\N{YEN SIGN}\N{INDIAN RUPEE SIGN}"
 _BASE = re.compile(r"[\dA-F]+_\{?(\d+)\}?")
 """A number with the base that it is written in, which the parser leaves out."""
+_CLOCK = re.compile(r"\d{1,2}:\d\d")
+"""A time of day, or a ratio in lowest terms: either is compared as text with others of its kind."""
+_DENIED = re.compile(r"(?:\bnot|n't)(?:\s+be)?[\s{}]+[-$\\({\[]*\d\S*\W*\Z")
+"""What an answer is said not to be."""
+_SCALES = {"hundred": 2, "thousand": 3, "million": 6, "billion": 9, "trillion": 12}
+_SCALED = re.compile(
+    rf"(?<![\d.,])(\d[\d,]*(?:\.\d+)?)(?:\s|~|-|\\[,;: ])*(?:\\(?:text|mathrm|mbox)\{{\s*({'|'.join(_SCALES)})\b([^{{}}]*)\}}"
+    rf"|({'|'.join(_SCALES)})\b)"
+)
 _CLOSE = 1e-3
 """What two numbers may differ by that are one, of the larger: six decimals of 0.001 have no more digits."""
 _FEW_WORDS = 5
@@ -152,6 +163,18 @@ def _parse(text: str, latex: bool = False) -> list[Any]:
         parsing_timeout=None,
         raise_on_error=True,
     )
+    return [_complex(each) for each in parsed]
+
+
+def _complex(parsed: Any) -> Any:
+    """What was parsed, with the imaginary unit for an `i` that is its only symbol: the parser makes that a name."""
+    symbols = getattr(parsed, "free_symbols", set())
+    if {str(each) for each in symbols} != {"i"}:
+        return parsed
+    from sympy import I
+
+    with suppress(TypeError, ValueError):  # an interval has no such end
+        return parsed.subs(dict.fromkeys(symbols, I))
     return parsed
 
 
@@ -160,6 +183,7 @@ def _read(text: str) -> list[Any]:
 
     It is in the last box, behind the mark of GSM8K, all there is, or what prose says to be the answer.
     """
+    text = _SCALED.sub(_written_out, text)
     if found := boxes(text):
         hoped = _STATED.search(text, found[-1][0])
         return _parse(hoped[0]) if hoped else _boxed(text, found)
@@ -173,6 +197,8 @@ def _read(text: str) -> list[Any]:
         return _alone(next(part for part in whole.groups() if part is not None))
     if _is_bare(text):
         return _alone(text)
+    if _DENIED.search(text):
+        return []
     said = next((each[1] for each in reversed(list(_CONCLUDED.finditer(text)))), "")
     has_digits, has_words = any(each.isdigit() for each in said), bool(_words(said))
     concluded = _alone(said) if _is_bare(said) and not (has_digits and has_words) else []
@@ -180,6 +206,12 @@ def _read(text: str) -> list[Any]:
         return concluded
     # Words may be no answer: "I am sure that the answer is right."
     return [*concluded, *_parse(_NO_LATIN.sub(lambda words: f" {words[0]} ", text))]
+
+
+def _written_out(number: re.Match[str]) -> str:
+    """A number such as 2.5 million, in digits."""
+    value = Decimal(number[1].replace(",", "")).scaleb(_SCALES[number[2] or number[4]])
+    return f"{value:f}" + (rf"\text{{{number[3]}}}" if number[3] else "")
 
 
 def _boxed(text: str, found: Sequence[tuple[int, int, str | None]]) -> list[Any]:
@@ -206,6 +238,8 @@ def _words(text: str) -> list[str]:
 
 def _alone(answer: str) -> list[Any]:
     """Parse an answer that stands there by itself."""
+    if _DENIED.search(answer):
+        return []
     answer = _without_dress(answer)
     said = _FONT.sub(r"\1", answer)
     if (when := _WHEN.fullmatch(said.strip(" ."))) is not None:
@@ -239,8 +273,8 @@ def _alone(answer: str) -> list[Any]:
     found = _parse(rf"\boxed{{{answer}}}", latex=True)
     if _DECIMAL_COMMA.fullmatch(answer):
         found = [*found, *_parse(answer)]
-    if all(isinstance(each, str) for each in found) and _PLAIN.fullmatch(plain := answer.replace("\\%", "%")):
-        found = [*_parse(plain), *found]  # what LaTeX does not have, as `2**10` and `50 %`
+    if all(isinstance(each, str) for each in found) and _PLAIN.fullmatch(bare := answer.replace("\\%", "%")):
+        found = [*_parse(bare), *found]  # what LaTeX does not have, as `2**10` and `50 %`
     return found
 
 
@@ -285,7 +319,7 @@ def parsed_answer(completion: Text) -> str | None:
     return str(parsed[0]) if parsed else None
 
 
-@reward(compares(answer=parsed_answer, gold=gold_box, packages=("math-verify", "sympy"), version=7))
+@reward(compares(answer=parsed_answer, gold=gold_box, packages=("math-verify", "sympy"), version=8))
 def math_verify(completions: Sequence[Text], solution: Sequence[Any], **_: Any) -> list[float | None]:
     """Compare answers as mathematics.
 
@@ -316,6 +350,8 @@ def _equal(given: Text, wanted: str) -> float | None:
     one, other = (_AROUND.sub("", str(each[-1])) for each in (gold, answer))
     if _LETTERS.fullmatch(one) and _LETTERS.fullmatch(other):
         return float(one == other)
+    if plain(str(gold[-1])) == plain(str(answer[-1])):
+        return 1.0
     try:
         return float(verify(gold, answer, timeout_seconds=None, raise_on_error=True))
     except (ArithmeticError, AttributeError, LookupError, NotImplementedError, TypeError, ValueError):
@@ -328,6 +364,8 @@ def _differ(gold: Sequence[Any], answer: Sequence[Any]) -> bool:
     texts = [str(each[-1]) for each in (gold, answer)]
     bases = [found[1] for text in texts if (found := _BASE.fullmatch(text.strip()))]
     if len(bases) > 1 and bases[0] != bases[1]:
+        return True
+    if _CLOCK.fullmatch(texts[0]) and ":" in texts[1] and texts[0] != texts[1]:
         return True
     one, other = gold[0], answer[0]
     if any("%" in text for text in texts) or not (getattr(one, "is_number", 0) and getattr(other, "is_number", 0)):
