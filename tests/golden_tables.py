@@ -55,7 +55,7 @@ def _scores() -> Any:
     """Weighted sums, correctness, votes and faults, of functions in this process."""
     from pipeline.config.bases import DatasetConfig, GradingConfig
     from pipeline.learning.datasets.base import Row
-    from pipeline.learning.rewards.grading import Graded
+    from pipeline.learning.rewards.pool import Graded
     from pipeline.learning.rewards.registry import load_rewards
     from pipeline.learning.rewards.scoring import Scorer, _combine
     from pipeline.learning.rewards.traits import CORRECT

@@ -139,8 +139,6 @@ class GradingConfig:
     """Grading processes per worker, started when a reward needs them."""
     start_timeout_s: float = number(120.0, above=0, at_most=LONGEST_S, affects_result=False)
     """Seconds that a grading process may take to start and import a reward."""
-    keep_scores: bool = hint(False)
-    """Keep scores of functions in a file beside the store, for later runs."""
 
 
 @dataclass(kw_only=True)

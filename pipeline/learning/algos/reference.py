@@ -60,8 +60,7 @@ class Preparation(Algorithm):
         with ctx.loading():
             from pipeline.learning.datasets.prepared import PreparedDataset, add_warnings, check_rows
             from pipeline.learning.datasets.registry import load_dataset
-            from pipeline.learning.rewards.gold import check_gold
-            from pipeline.learning.rewards.probe import RowCheck, check_rewards
+            from pipeline.learning.rewards.probe import RowCheck, check_gold, check_rewards
         config, name = ctx.config.dataset, ctx.job_id.partition("/")[0]
         dataset, check, rows = load_dataset(config), RowCheck(name, config), PreparedDataset(ctx.input("prepare"))
         check_rows(dataset, check)

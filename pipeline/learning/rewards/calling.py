@@ -1,4 +1,4 @@
-"""From what a dotted path names, and its settings, to a reward that can be called: functions, and what makes one.
+"""From what a dotted path names, and its settings, to a call in TRL's signature: functions, and what makes one.
 
 Light on purpose: the processes that grade import this.
 """
@@ -9,24 +9,133 @@ import inspect
 import logging
 import types
 import typing
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence, Set
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any
+from itertools import groupby
+from typing import TYPE_CHECKING, Any
 
 from pipeline.config.place import told
-from pipeline.errors import ConfigError
+from pipeline.errors import ConfigError, JobError
 from pipeline.learning.rewards.answers import gold_box
 from pipeline.learning.rewards.traits import RewardTraits, Text, declared_traits, text_of
 
-# -- signature ---------------------------------------------------------------------------------------------------
-# Whether a reward can be called with the columns of a dataset, told from its signature alone.
-
+if TYPE_CHECKING:
+    from pipeline.learning.datasets.base import Row
 
 GIVEN = ("prompts", "completions", "completion_ids", "trainer_state", "log_extra", "log_metric")
 """Arguments of every reward, as TRL has them; it is given the columns of the dataset and its settings besides."""
+_KEPT_BACK = {"prompt", "completion", "completion_ids"}
+"""Columns of a dataset that TRL keeps from rewards, since it passes its own."""
+_RESERVED = set(GIVEN) - _KEPT_BACK
+_BY_NAME = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
 
-_NAMED = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
+
+# -- items -------------------------------------------------------------------------------------------------------
+# What a reward is given of each completion.
+
+
+@dataclass(frozen=True)
+class Item:
+    """One completion to grade, in TRL's terms; plain JSON data."""
+
+    prompt: Any
+    completion: Any
+    ids: Sequence[int]
+    columns: Mapping[str, Any] = field(default_factory=dict)
+
+
+def items_of(
+    rows: Sequence[Row],
+    completions: Sequence[str],
+    completion_ids: Sequence[Sequence[int]],
+    needed: Iterable[str] = (),
+    messages: Set[str] = frozenset(),
+) -> list[Item]:
+    """What a reward is given of each completion. It follows from the row alone, whatever is scored beside it.
+
+    Args:
+        rows: The row of each completion, repeated where it has several.
+        completions: Texts, without special tokens.
+        completion_ids: The sampled token ids.
+        needed: Columns that the reward takes without a default, which are None where a row lacks them.
+        messages: Which of "prompts" and "completions" it takes as conversations alone.
+
+    Raises:
+        JobError: A column has the name of something that rewards are given anyway.
+    """
+    wanted = dict.fromkeys(needed)
+    found = []
+    for row, text, ids in zip(rows, completions, completion_ids, strict=True):
+        prompt: Text = row.prompt
+        completion: Text = text
+        if not isinstance(prompt, str) or "completions" in messages:
+            completion = [{"role": "assistant", "content": text}]
+        if isinstance(prompt, str) and "prompts" in messages:
+            prompt = [{"role": "user", "content": prompt}]
+        found.append(Item(prompt, completion, ids, wanted | columns_of(row)))
+    return found
+
+
+def columns_of(row: Row) -> dict[str, Any]:
+    """The columns of a row that rewards are given.
+
+    Raises:
+        JobError: A column has the name of something that rewards are given anyway.
+    """
+    if taken := _RESERVED & row.columns.keys():
+        raise JobError(f"row {row.id}: rewards are given '{min(taken)}' already; give the column another name")
+    return {name: value for name, value in row.columns.items() if name not in _KEPT_BACK}
+
+
+def batches(rows: Sequence[Row], items: Sequence[Item], size: int) -> list[list[int]]:
+    """Which items to score in one call: all those of a prompt together, and all of a call with the same columns.
+
+    A reward may compare what it is given, as those of TRL's trainers do with the completions of a prompt.
+
+    Args:
+        rows: The row of each item; those of a prompt stand side by side.
+        items: What to score.
+        size: Items of a call at most, unless a prompt alone has more.
+
+    Returns:
+        Positions of the items of each call. They follow from these arguments alone.
+    """
+    columns = [frozenset(item.columns) for item in items]
+    alike: dict[frozenset[str], list[list[int]]] = {}
+    for (_, names), run in groupby(range(len(items)), key=lambda at: (rows[at].id, columns[at])):
+        group, calls = list(run), alike.setdefault(names, [[]])
+        if calls[-1] and len(calls[-1]) + len(group) > size:
+            calls.append([])
+        calls[-1] += group
+    return [call for calls in alike.values() for call in calls]
+
+
+def arguments(items: Sequence[Item], options: Mapping[str, Any] | None = None) -> dict[str, Any]:
+    """What TRL calls a reward with.
+
+    Args:
+        items: What to score, all of them with the same columns.
+        options: Further arguments, from the configuration.
+    """
+    return {
+        "prompts": [item.prompt for item in items],
+        "completions": [item.completion for item in items],
+        "completion_ids": [list(item.ids) for item in items],
+        **{name: [item.columns[name] for item in items] for name in (items[0].columns if items else {})},
+        **(options or {}),
+        "trainer_state": None,
+        "log_extra": _ignore,
+        "log_metric": _ignore,
+    }
+
+
+def _ignore(name: str, value: object) -> None:
+    """A log hook for rewards that report something of their own; nothing records it."""
+
+
+# -- signature ---------------------------------------------------------------------------------------------------
+# Whether a reward can be called with the columns of a dataset, told from its signature alone.
 
 
 @dataclass(frozen=True)
@@ -42,15 +151,17 @@ class Mismatch:
     said: str = ""
 
 
-def signature_of(function: Callable[..., Any]) -> inspect.Signature:
-    """How a function is called: of one that is decorated as its wrapper, unless that passes all on (``*a, **k``).
+def _parameters(function: Callable[..., Any]) -> list[inspect.Parameter] | None:
+    """How a function is called, None where it names no signature (compiled ones do not).
 
-    Raises:
-        ValueError, TypeError: It names no signature.
+    One that is decorated is called as its wrapper, unless that passes all on (``*a, **k``).
     """
-    own = inspect.signature(function, follow_wrapped=False)
-    passes_on = any(each.kind is each.VAR_POSITIONAL for each in own.parameters.values())
-    return inspect.signature(function) if passes_on else own
+    try:
+        own = inspect.signature(function, follow_wrapped=False)
+        passes_on = any(each.kind is each.VAR_POSITIONAL for each in own.parameters.values())
+        return list((inspect.signature(function) if passes_on else own).parameters.values())
+    except (ValueError, TypeError):
+        return None
 
 
 def needed_columns(function: Callable[..., Any], options: Iterable[str] = ()) -> tuple[str, ...]:
@@ -60,12 +171,8 @@ def needed_columns(function: Callable[..., Any], options: Iterable[str] = ()) ->
         function: The reward.
         options: Names of its settings, which are no columns.
     """
-    try:
-        parameters = signature_of(function).parameters.values()
-    except (ValueError, TypeError):
-        return ()
     given = {*GIVEN, *options}
-    needed = (each for each in parameters if each.kind in _NAMED and each.default is each.empty)
+    needed = (each for each in _parameters(function) or () if each.kind in _BY_NAME and each.default is each.empty)
     return tuple(each.name for each in needed if each.name not in given)
 
 
@@ -73,131 +180,54 @@ def mismatch(function: Callable[..., Any], columns: Iterable[str], options: Iter
     """Say why a call with these keywords would not bind, or None if it does.
 
     Args:
-        function: The reward; something that names no signature, such as a compiled function, is not judged.
+        function: The reward; something that names no signature is not judged.
         columns: Columns of the dataset besides its texts.
         options: Names of its settings.
     """
     if isinstance(function, type):
         return Mismatch(said="is a class; name a function, or an object of that class that can be called")
-    try:
-        parameters = signature_of(function).parameters.values()
-    except (ValueError, TypeError):
+    if (parameters := _parameters(function)) is None:
         return None
     given = dict.fromkeys([*GIVEN, *columns, *options])
     needed = [each for each in parameters if each.default is each.empty]
     if by_place := [each.name for each in needed if each.kind is each.POSITIONAL_ONLY]:
-        return Mismatch(
-            said=f"takes {', '.join(by_place)} by position alone, but rewards are called with keywords; leave out "
-            "the '/' in its parameters"
-        )
-    missing = tuple(each.name for each in needed if each.kind in _NAMED and each.name not in given)
-    if missing:
+        return Mismatch(said=f"takes {', '.join(by_place)} by position alone, and is called with keywords")
+    if missing := tuple(each.name for each in needed if each.kind in _BY_NAME and each.name not in given):
         return Mismatch(missing=missing)
-    named = [each.name for each in parameters if each.kind in _NAMED]
-    if any(each.kind is each.VAR_KEYWORD for each in parameters):
+    named = [each.name for each in parameters if each.kind in _BY_NAME]
+    further = [name for name in given if name not in named]
+    if not further or any(each.kind is each.VAR_KEYWORD for each in parameters):
         return None
-    if further := [name for name in given if name not in named]:
-        return Mismatch(
-            said=f"takes {', '.join(named) or 'nothing'}, but is called with {', '.join(further)} too; end its "
-            "parameters with **_"
-        )
-    return None
+    said = f"takes {', '.join(named) or 'nothing'}, but is called with {', '.join(further)} too"
+    return Mismatch(said=f"{said}; end its parameters with **_")
 
 
 # -- trl ---------------------------------------------------------------------------------------------------------
-# TRL's own rewards: what each of them verifies, and how its answer is read. TRL itself says neither. A reward
-# is known by the function, or the object that a factory makes, wherever it was imported from: accuracy_reward
-# correctness 0 or 1 the first \boxed{} or LaTeX, parsed reasoning_accuracy_reward correctness 0 or 1 the
-# same, after the reasoning get_cosine_scaled_reward correctness graded, by length as accuracy_reward
-# think_format_reward format 0 or 1 none get_soft_overlong_punishment length graded, -1 to 0 none
-# get_repetition_penalty_reward repetition graded, below 0 none
+# What TRL's own rewards verify, and how an answer is read by them: TRL itself says neither. A reward is known by
+# the function, or what a factory makes, wherever it was imported from.
 
 
 _HOME = "trl.rewards"
-_DELIMITERS = ("</think>",)
-"""What TRL takes for the end of the reasoning where nothing else is said."""
 _MATH = ("math-verify", "latex2sympy2-extended", "sympy", "trl")
 
 
-def trl_traits(reward: object, options: Mapping[str, Any]) -> RewardTraits | None:
-    """The traits of one of TRL's rewards, or None for any other function.
+def latex_answer(completion: Text, delimiters: Sequence[str] = ()) -> str | None:
+    """The answer of a completion as `accuracy_reward` reads it.
 
     Args:
-        reward: The function, or what a factory has made.
-        options: Further arguments of each call.
+        completion: Text or conversation.
+        delimiters: What may end the reasoning before it, for `reasoning_accuracy_reward`: without any of them
+            there is no answer.
     """
-    module = getattr(reward, "__module__", None)
-    if not isinstance(module, str) or not f"{module}.".startswith(f"{_HOME}."):
-        return None
-    known = _KNOWN.get(getattr(reward, "__name__", ""))
-    return None if known is None else known(reward, options)
-
-
-def _accuracy(reward: object, options: Mapping[str, Any]) -> RewardTraits:  # noqa: ARG001 - as all in the table
-    return RewardTraits(
-        pointwise=True,
-        verifies=True,
-        judges="correctness",
-        answer=latex_answer,
-        gold=gold_box,
-        packages=_MATH,
-    )
-
-
-def _reasoning(reward: object, options: Mapping[str, Any]) -> RewardTraits:  # noqa: ARG001
-    delimiters = tuple(options.get("reasoning_delimiters") or _DELIMITERS)
-    answer = partial(answer_after, delimiters=delimiters)
-    return RewardTraits(pointwise=True, verifies=True, judges="correctness", answer=answer, packages=_MATH)
-
-
-def _cosine(reward: Any, options: Mapping[str, Any]) -> RewardTraits:  # noqa: ARG001
-    """Right answers are told from wrong ones by the value, as long as the two have ranges apart."""
-    right = min(reward.min_value_correct, reward.max_value_correct)
-    wrong = max(reward.min_value_wrong, reward.max_value_wrong)
-    about = RewardTraits(
-        pointwise=True,
-        verifies=right > wrong,
-        graded=True,
-        judges="correctness and length",
-        answer=latex_answer,
-        packages=_MATH,
-    )
-    # Half-way, so that rounding of the cosine decides nothing.
-    return RewardTraits(**{**vars(about), "correct_from": (right + wrong) / 2})
-
-
-def _unlike_answers(judges: str, *, graded: bool) -> Callable[[object, Mapping[str, Any]], RewardTraits]:
-    about = RewardTraits(pointwise=True, verifies=False, graded=graded, judges=judges, packages=("trl",))
-    return lambda _reward, _options: about
-
-
-_KNOWN: Mapping[str, Callable[[Any, Mapping[str, Any]], RewardTraits]] = {
-    "accuracy_reward": _accuracy,
-    "reasoning_accuracy_reward": _reasoning,
-    "cosine_scaled_reward": _cosine,
-    "think_format_reward": _unlike_answers("format", graded=False),
-    "soft_overlong_punishment_reward": _unlike_answers("length", graded=True),
-    "repetition_penalty_reward": _unlike_answers("repetition", graded=True),
-}
-"""By the `__name__` that TRL gives a function, or what a factory makes."""
-
-
-def latex_answer(completion: Text) -> str | None:
-    """The answer of a completion as `accuracy_reward` reads it."""
-    return _parsed(text_of(completion))
-
-
-def answer_after(completion: Text, delimiters: Iterable[str] = _DELIMITERS) -> str | None:
-    """The answer after the reasoning, as `reasoning_accuracy_reward` reads it; None where reasoning has no end."""
-    text = text_of(completion)
-    end = next((one for one in delimiters if one in text), None)
-    return None if end is None else _parsed(text.split(end)[-1])
-
-
-def _parsed(text: str) -> str | None:
     from latex2sympy2_extended import NormalizationConfig
     from math_verify import LatexExtractionConfig, parse
 
+    text = text_of(completion)
+    if delimiters:
+        end = next((one for one in delimiters if one in text), None)
+        if end is None:
+            return None
+        text = text.split(end)[-1]
     # It warns at every call that its timeout is off; who grades has a deadline already.
     logging.getLogger("math_verify").setLevel(logging.ERROR)
     latex = LatexExtractionConfig(
@@ -209,9 +239,43 @@ def _parsed(text: str) -> str | None:
     return str(parsed[0]) if parsed else None
 
 
-_TEXTS = ("prompts", "completions")
-_IS_FACTORY = f"'{{}}' takes none of what rewards are given ({', '.join(GIVEN)})"
-_UNIONS = (typing.Union, types.UnionType)
+def trl_traits(reward: Any, options: Mapping[str, Any]) -> RewardTraits | None:
+    """The traits of one of TRL's rewards, or None for any other function.
+
+    Args:
+        reward: The function, or what a factory has made.
+        options: Further arguments of each call.
+    """
+    module, name = getattr(reward, "__module__", None), getattr(reward, "__name__", "")
+    if not isinstance(module, str) or not f"{module}.".startswith(f"{_HOME}."):
+        return None
+    compares: dict[str, Any] = {"pointwise": True, "verifies": True, "judges": "correctness", "packages": _MATH}
+    if name == "accuracy_reward":
+        return RewardTraits(**compares, answer=latex_answer, gold=gold_box)
+    if name == "reasoning_accuracy_reward":
+        delimiters = tuple(options.get("reasoning_delimiters") or ("</think>",))
+        return RewardTraits(**compares, answer=partial(latex_answer, delimiters=delimiters))
+    if name == "cosine_scaled_reward":
+        # Right answers are told from wrong ones by the value, as long as the two have ranges apart; half-way, so
+        # that rounding of the cosine decides nothing.
+        right = min(reward.min_value_correct, reward.max_value_correct)
+        wrong = max(reward.min_value_wrong, reward.max_value_wrong)
+        compares |= {"verifies": right > wrong, "judges": "correctness and length", "graded": True}
+        return RewardTraits(**compares, answer=latex_answer, correct_from=(right + wrong) / 2)
+    judges = {
+        "think_format_reward": "format",
+        "soft_overlong_punishment_reward": "length",
+        "repetition_penalty_reward": "repetition",
+    }.get(name)
+    if judges is None:
+        return None
+    return RewardTraits(
+        pointwise=True, verifies=False, graded=judges != "format", judges=judges, packages=("trl",)
+    )
+
+
+# -- bound -------------------------------------------------------------------------------------------------------
+# A reward with its settings.
 
 
 @dataclass(frozen=True)
@@ -242,22 +306,18 @@ def bind(named: Callable[..., Any], options: Mapping[str, Any], name: str = "") 
     Raises:
         ConfigError: It makes a reward but cannot with these settings, or makes something else.
     """
-    if not makes_rewards(named):
-        return _bound(named, options)
-    made = _made(named, options, name or getattr(named, "__name__", "reward"))
-    return _bound(made, {})
+    if makes_rewards(named):
+        named, options = _made(named, options, name or getattr(named, "__name__", "reward")), {}
+    traits = traits_of(named, options)
+    return Bound(named, traits, options, takes_messages(named) if traits.messages is None else traits.messages)
 
 
 def makes_rewards(named: Callable[..., Any]) -> bool:
     """Whether a function makes a reward: it takes none of what rewards are given, nor anything by `**`."""
-    if isinstance(named, type):
-        return False
-    try:
-        parameters = signature_of(named).parameters
-    except (ValueError, TypeError):
-        return False
-    open_ended = any(each.kind is each.VAR_KEYWORD for each in parameters.values())
-    return not open_ended and not parameters.keys() & set(GIVEN)
+    parameters = None if isinstance(named, type) else _parameters(named)
+    return parameters is not None and not any(
+        each.kind is each.VAR_KEYWORD or each.name in GIVEN for each in parameters
+    )
 
 
 def traits_of(function: object, arguments: Mapping[str, Any] | None = None) -> RewardTraits:
@@ -277,43 +337,34 @@ def takes_messages(function: Callable[..., Any]) -> frozenset[str]:
         hints = typing.get_type_hints(inspect.unwrap(called))
     except Exception:  # a name that is there for type checkers alone, or anything else
         return frozenset()
-    return frozenset(name for name in _TEXTS if _are_messages(hints.get(name)))
-
-
-def _bound(function: Callable[..., Any], arguments: Mapping[str, Any]) -> Bound:
-    traits = traits_of(function, arguments)
-    messages = takes_messages(function) if traits.messages is None else traits.messages
-    return Bound(function, traits, arguments, messages)
+    return frozenset(name for name in ("prompts", "completions") if _are_messages(hints.get(name)))
 
 
 def _made(factory: Callable[..., Any], options: Mapping[str, Any], name: str) -> Callable[..., Any]:
     signature = inspect.signature(factory)
+    is_factory = f"'{name}' takes none of what rewards are given ({', '.join(GIVEN)})"
     try:
         signature.bind(**options)
     except TypeError as error:
         raise ConfigError(
-            f"grading.options.{name}: {error}. {_IS_FACTORY.format(name)}, so it is called once, to make a "
-            f"reward, as {name}{signature}"
+            f"grading.options.{name}: {error}. {is_factory}, so it is called once, to make a reward, as "
+            f"{name}{signature}"
         ) from error
     try:
         made = factory(**options)
     except Exception as error:
         raise ConfigError(f"'{name}' makes no reward of these settings: {told(error)}") from error
     if not callable(made):
-        raise ConfigError(
-            f"{_IS_FACTORY.format(name)}, so it must make a reward; it returned a {type(made).__name__}"
-        )
+        raise ConfigError(f"{is_factory}, so it must make a reward; it returned a {type(made).__name__}")
     function: Callable[..., Any] = made
     return function
 
 
 def _are_messages(hint: object) -> bool:
     """Whether an annotation of several texts says that each is a list."""
-    return any(_is_list(entry) for one in _members(hint) for entry in typing.get_args(one)[:1] if _is_list(one))
-
-
-def _members(hint: object) -> tuple[object, ...]:
-    return typing.get_args(hint) if typing.get_origin(hint) in _UNIONS else (hint,)
+    union = typing.get_origin(hint) in (typing.Union, types.UnionType)
+    members = typing.get_args(hint) if union else (hint,)
+    return any(_is_list(entry) for one in members for entry in typing.get_args(one)[:1] if _is_list(one))
 
 
 def _is_list(hint: object) -> bool:

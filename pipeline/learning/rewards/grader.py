@@ -5,10 +5,9 @@ answer is data that a hostile completion may have shaped, so nothing else than J
 
     request   {"function", "options",
                "calls": [{"id", "limit_s", "items": [{"prompt", "completion", "ids", "columns"}]}]}
-    answers   {"loaded": true} once per request, or {"broken": message};
-              for each call {"start": id}, and then one of
-              {"id", "scores": [[value, answer, error] for each item]},
-              {"id", "error", "certain", "column"}, {"id", "timeout"}
+    answers   {"loaded": true}, or {"broken": message}; then for each call one of
+              {"id", "scores": [[value, answer, error] for each item]}, {"id", "error", "certain"},
+              {"id", "timeout"}
 """
 
 from __future__ import annotations
@@ -20,22 +19,19 @@ import math
 import os
 import signal
 import sys
-from collections.abc import Awaitable, Callable, Mapping, Sequence
-from dataclasses import asdict
+import traceback
+from collections.abc import Callable, Sequence
 from functools import cache
 from pkgutil import resolve_name
 from typing import Any
 
-from pipeline.config.place import own_place, told
-from pipeline.learning.rewards.calling import Bound, bind
-from pipeline.learning.rewards.grading import cause_of
-from pipeline.learning.rewards.traits import RewardTraits, is_async, read_scores
+from pipeline.config.place import is_own, own_place, told
+from pipeline.errors import PipelineError
+from pipeline.learning.rewards.calling import Bound, Item, arguments, bind
+from pipeline.learning.rewards.traits import WrongScores, is_async, read_scores
 from pipeline.machine.begin import begin
 from pipeline.machine.channel import Channel
 from pipeline.machine.memory import own_memory_bytes
-
-Answer = Callable[..., None]
-Items = Sequence[Mapping[str, Any]]
 
 _LONGEST_ERROR = 4000
 _LONGEST_ANSWER = 1000
@@ -57,20 +53,26 @@ def main() -> None:
     os._exit(0)
 
 
-def _serve(request: dict[str, Any], answer: Answer, memory_gib: float) -> None:
+def _serve(request: dict[str, Any], answer: Callable[..., None], memory_gib: float) -> None:
     try:
         bound = _load(request["function"], json.dumps(request["options"]))
     except BaseException as error:  # a module may raise anything, SystemExit included
-        answer(broken=f"cannot import the reward '{request['function']}': {_told(error)}")
+        answer(broken=f"cannot import the reward '{request['function']}': {_said(error)}")
         return
     _limit_memory(memory_gib)
     answer(loaded=True)
     if is_async(bound.function):
-        asyncio.run(_grade_together(bound, request, answer))
+        asyncio.run(_all_at_once(bound, request["calls"], answer))
         return
     for call in request["calls"]:
-        answer(start=call["id"])
-        answer(id=call["id"], **_grade(bound, call["items"]))
+        items = [Item(**item) for item in call["items"]]
+        try:
+            given = bound.function(**arguments(items, bound.arguments))
+            scores = _scores(asyncio.run(_awaited(given)) if inspect.isawaitable(given) else given, bound, items)
+        except BaseException as error:  # whatever it is belongs to this call alone
+            answer(id=call["id"], error=_said(error), certain=_is_certain(error))
+        else:
+            answer(id=call["id"], scores=scores)
 
 
 @cache
@@ -91,75 +93,52 @@ def _limit_memory(gib: float) -> None:
         resource.setrlimit(resource.RLIMIT_AS, (limit, limit))
 
 
-def _grade(bound: Bound, items: Items) -> dict[str, Any]:
-    try:
-        given = bound.function(**_arguments(items, bound.arguments))
-        return _checked(asyncio.run(_awaited(given)) if inspect.isawaitable(given) else given, bound.traits, items)
-    except BaseException as error:  # whatever it is belongs to this call alone
-        return _failed(error)
-
-
-async def _awaited(given: Awaitable[Any]) -> Any:
+async def _awaited(given: Any) -> Any:
     return await given
 
 
-def _failed(error: BaseException) -> dict[str, Any]:
-    return {"error": _told(error), **asdict(cause_of(error))}
-
-
-async def _grade_together(bound: Bound, request: dict[str, Any], answer: Answer) -> None:
-    """Await all calls at once; each has the deadline that the pool would otherwise enforce."""
+async def _all_at_once(bound: Bound, calls: Sequence[dict[str, Any]], answer: Callable[..., None]) -> None:
+    """Await all calls; each has the deadline that the pool would otherwise enforce."""
 
     async def grade(call: dict[str, Any]) -> None:
-        answer(start=call["id"])
+        items = [Item(**item) for item in call["items"]]
         try:
             async with asyncio.timeout(call["limit_s"]):
-                given = await bound.function(**_arguments(call["items"], bound.arguments))
-            answer(id=call["id"], **_checked(given, bound.traits, call["items"]))
+                given = await bound.function(**arguments(items, bound.arguments))
+            answer(id=call["id"], scores=_scores(given, bound, items))
         except TimeoutError:
             answer(id=call["id"], timeout=True)
         except BaseException as error:  # as above
-            answer(id=call["id"], **_failed(error))
+            answer(id=call["id"], error=_said(error), certain=_is_certain(error))
 
-    await asyncio.gather(*(grade(call) for call in request["calls"]))
-
-
-def _arguments(items: Items, options: Mapping[str, Any]) -> dict[str, Any]:
-    """What TRL calls a reward with; all items have the same columns."""
-    return {
-        "prompts": [item["prompt"] for item in items],
-        "completions": [item["completion"] for item in items],
-        "completion_ids": [item["ids"] for item in items],
-        **{name: [item["columns"][name] for item in items] for name in items[0]["columns"]},
-        **options,
-        "trainer_state": None,
-        "log_extra": _ignore,
-        "log_metric": _ignore,
-    }
+    await asyncio.gather(*map(grade, calls))
 
 
-def _checked(given: Any, traits: RewardTraits, items: Items) -> dict[str, Any]:
-    values = read_scores(given, len(items))
-    return {"scores": [_score(value, traits, item) for value, item in zip(values, items, strict=True)]}
+def _scores(given: Any, bound: Bound, items: Sequence[Item]) -> list[tuple[Any, Any, Any]]:
+    return [_score(value, bound, item) for value, item in zip(read_scores(given, len(items)), items, strict=True)]
 
 
-def _score(value: float | None, traits: RewardTraits, item: Mapping[str, Any]) -> tuple[Any, Any, Any]:
+def _score(value: float | None, bound: Bound, item: Item) -> tuple[Any, Any, Any]:
     if value is not None and math.isinf(value):
         return None, None, "the reward is infinite"
-    answer = traits.vote(item["completion"])
+    answer = bound.traits.vote(item.completion)
     number = None if value is None or math.isnan(value) else value
     return number, None if answer is None else answer[:_LONGEST_ANSWER], None
 
 
-def _told(error: BaseException) -> str:
+def _said(error: BaseException) -> str:
     text = told(error)
-    if len(text) <= _LONGEST_ERROR:
-        return text
-    return f"{text[:_LONGEST_ERROR]}... ({own_place(error)})"
+    return text if len(text) <= _LONGEST_ERROR else f"{text[:_LONGEST_ERROR]}... ({own_place(error)})"
 
 
-def _ignore(name: str, value: object) -> None:
-    """TRL's hooks for rewards that log something of their own."""
+def _is_certain(error: BaseException) -> bool:
+    """Whether no completion can bring this about, as a name that the reward's own file has in vain."""
+    if isinstance(error, WrongScores | PipelineError):
+        return True
+    # Code that is made out of a completion has no file.
+    files = [frame.filename for frame in traceback.extract_tb(error.__traceback__)]
+    files = [file for file in files if not file.startswith("<frozen importlib")]
+    return type(error) in (NameError, ImportError, ModuleNotFoundError) and bool(files) and is_own(files[-1])
 
 
 if __name__ == "__main__":

@@ -111,9 +111,10 @@ _DENIED = re.compile(r"(?:\bnot|n't)(?:\s+be)?[\s{}]+[-$\\({\[]*\d\S*\W*\Z")
 """What an answer is said not to be."""
 _SCALES = {"hundred": 2, "thousand": 3, "million": 6, "billion": 9, "trillion": 12}
 _SCALED = re.compile(
-    rf"(?<![\d.,])(\d[\d,]*(?:\.\d+)?)(?:\s|~|-|\\[,;: ])*(?:\\(?:text|mathrm|mbox)\{{\s*({'|'.join(_SCALES)})\b([^{{}}]*)\}}"
-    rf"|({'|'.join(_SCALES)})\b)"
+    r"(?<![\d.,])(\d[\d,]*(?:\.\d+)?)(?:\s|~|-|\\[,;: ])*"
+    r"(?:\\(?:text|mathrm|mbox)\{\s*(NAMES)\b([^{}]*)\}|(NAMES)\b)".replace("NAMES", "|".join(_SCALES))
 )
+"""A number of hundreds, thousands and so on, with these in words."""
 _CLOSE = 1e-3
 """What two numbers may differ by that are one, of the larger: six decimals of 0.001 have no more digits."""
 _FEW_WORDS = 5
@@ -167,7 +168,7 @@ def _parse(text: str, latex: bool = False) -> list[Any]:
 
 
 def _complex(parsed: Any) -> Any:
-    """What was parsed, with the imaginary unit for an `i` that is its only symbol: the parser makes that a name."""
+    """What was parsed, with the imaginary unit for an `i` that is its only symbol: the parser makes it a name."""
     symbols = getattr(parsed, "free_symbols", set())
     if {str(each) for each in symbols} != {"i"}:
         return parsed

@@ -1,94 +1,158 @@
-"""A pool of processes that call rewards, each call with a hard deadline.
+"""A pool of processes that call rewards, each call with a hard deadline and a limit on memory.
 
     GraderPool --- socket per process ---> grader.py (imports the reward, calls it)
 
-A call, of one completion or of several that may be compared, in which a reward hangs, crashes or eats memory costs
-its own scores: the process is killed with all its descendants and replaced, and others make its further calls.
-Everything is told by deadlines here and acknowledgements there, so a process that holds its interpreter for ever
-(a regular expression) is no exception. A process that dies may as well have been killed from outside, as by a
-machine short of memory; so the call is made once more, in a fresh process and with no other one beside it, before
-it is blamed. Processes die with the one that owns the pool: the kernel sees to it on Linux, and they stay in its
-process group, which the engine kills.
+A process has one call at a time, or several of an `async` reward. A call that hangs, crashes or eats memory costs
+its own scores: its process is killed with all that it started, and replaced. Deadlines are kept here, so one that
+holds its interpreter for ever (a regular expression) is no exception. One that dies may have been killed from
+outside, as by a machine short of memory: its call is made once more, alone in a fresh one, before it is blamed.
 """
 
 from __future__ import annotations
 
 import json
 import os
+import re
 import select
 import time
 import weakref
-from collections.abc import Iterable, Mapping, Sequence
-from typing import Any
+from collections import deque
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal
 
 from pipeline.config.user_code import import_object
 from pipeline.errors import JobError, WorkerError, describe_exit
+from pipeline.files import json_text
 from pipeline.foreign import parse_json
-from pipeline.learning.rewards.calling import bind
-from pipeline.learning.rewards.grading import Cause, Graded, Item, PoolSettings, Work
+from pipeline.learning.rewards.calling import Item, bind
 from pipeline.learning.rewards.traits import is_async
 from pipeline.machine.children import Child, end
+from pipeline.outputs import formats
 
-# -- grader process ----------------------------------------------------------------------------------------------
-# A process that grades, as its pool sees it: given completions, listened to, ended with all that it started.
+if TYPE_CHECKING:
+    from pipeline.learning.rewards.scoring import Scored
 
-
+Fault = Literal["error", "timeout", "crash"]
+FAULTS: tuple[Fault, ...] = ("error", "timeout", "crash")
+"""An exception in the reward, no answer before the deadline, the end of the process that ran it."""
 _ENVIRONMENT = {
     "PYTHONHASHSEED": "0",  # what is judged must not depend on the order of a set
     "CUDA_VISIBLE_DEVICES": "",
     "OMP_NUM_THREADS": "1",
     "TOKENIZERS_PARALLELISM": "false",
 }
-_CONCURRENT_GRACE_S = 1.0
+_AT_ONCE = 64
+"""Calls of an `async` reward that a process has at once."""
+_GRACE_S = 1.0
+"""More than their own deadlines that these have before their process is ended."""
+_MOST_STARTS_IN_VAIN = 3
 _MOST_BYTES = 64 << 20
+_LONGEST = 300
+_ADDRESS = re.compile(r"\b0x[0-9a-fA-F]+")
 
 
-class GraderProcess(Child):
-    """A process and what it was given.
+@dataclass(frozen=True, kw_only=True)
+class PoolSettings:
+    """How completions are graded.
 
     Attributes:
-        tasks: Calls without an answer, in order.
-        started: Those of them that have begun.
-        deadline: When the next answer is due, by the monotonic clock.
+        processes: Graders at most.
+        timeout_s: Seconds that a reward may take for each completion of a call.
+        memory_gib: Address space that a grader may take beyond what it has after its imports.
+        start_timeout_s: Seconds that a grader may take to start and import a reward.
     """
 
+    processes: int = 2
+    timeout_s: float = 10.0
+    memory_gib: float = 4.0
+    start_timeout_s: float = 120.0
+
+
+@dataclass(frozen=True)
+class Graded:
+    """What became of an item.
+
+    Attributes:
+        value: The score; None where the reward does not apply, or failed.
+        answer: What the completion votes for in maj@k.
+        fault: How the reward failed, or None.
+        message: Says more about a fault.
+        certain: Whether an error is one that no completion can bring about.
+    """
+
+    value: float | None = None
+    answer: str | None = None
+    fault: Fault | None = None
+    message: str = ""
+    certain: bool = False
+
+
+class _Work:
+    """The calls of a reward: waiting to be sent, under suspicion of having killed a process, done."""
+
+    def __init__(
+        self, function: str, options: Mapping[str, Any], calls: Sequence[Sequence[Item]], settings: PoolSettings
+    ) -> None:
+        self.function, self.options, self.calls, self.settings = function, dict(options), calls, settings
+        self.concurrent = is_async(bind(import_object(function), options, function).function)
+        size = min(_AT_ONCE, -(-len(calls) // settings.processes)) if self.concurrent else 1
+        places = range(len(calls))
+        self.waiting = deque(list(places[at : at + size]) for at in range(0, len(calls), size or 1))
+        self.suspects: deque[int] = deque()
+        self.again: set[int] = set()
+        self.done: dict[int, Sequence[Graded]] = {}
+        self.in_vain = 0
+
+    def limit_s(self, call: int) -> float:
+        return self.settings.timeout_s * len(self.calls[call])
+
+    def fail(self, call: int, fault: Fault, message: str, *, certain: bool = False) -> None:
+        """Note a failure: as a call may compare its items, it is the failure of each."""
+        failed = Graded(fault=fault, message=message, certain=certain)
+        self.done[call] = [failed] * len(self.calls[call])
+
+    def fail_late(self, call: int) -> None:
+        count = len(self.calls[call])
+        several = f" for {count} completions" if count > 1 else ""
+        self.fail(call, "timeout", f"no answer within {self.limit_s(call):g} s{several}")
+
+
+class _Grader(Child):
+    """A process that grades; what it was given, and by when it must say something."""
+
     def __init__(self, settings: PoolSettings) -> None:
-        self.tasks: dict[int, None] = {}
-        self.started: set[int] = set()
-        self.deadline = float("inf")
-        self._settings = settings
+        self.calls: list[int] = []
+        self.loaded = False
+        self.deadline = 0.0
         super().__init__(
             "pipeline.learning.rewards.grader",
             {**os.environ, **_ENVIRONMENT},
             {"memory_gib": settings.memory_gib},
             max_bytes=_MOST_BYTES,
-            # It waits for requests while it has none. One that does not, because an earlier item left threads that
+            # It waits for requests while it has none. One that does not, because an earlier call left threads that
             # keep it busy, is of no use any more.
             send_timeout_s=settings.start_timeout_s,
         )
 
-    def begin(self, work: Work) -> bool:
-        """Send a request; False if the process does not take it."""
-        settings = self._settings
-        chunk = work.next_chunk(settings.processes)
-        self.tasks, self.started = dict.fromkeys(chunk), set()
-        self.deadline = time.monotonic() + settings.start_timeout_s
-        request = {
-            "function": work.function,
-            "options": work.options,
-            "calls": [
-                {"id": index, "limit_s": self._limit_s(work, [index]), "items": [*map(_plain, work.calls[index])]}
-                for index in chunk
-            ],
-        }
+    def begin(self, work: _Work) -> bool:
+        """Send what waits first; False where the process does not take it."""
+        self.calls, self.loaded = work.waiting.popleft(), False
+        self.deadline = time.monotonic() + work.settings.start_timeout_s
+        calls = [
+            {"id": call, "limit_s": work.limit_s(call), "items": [*map(_plain, work.calls[call])]}
+            for call in self.calls
+        ]
+        request = {"function": work.function, "options": work.options, "calls": calls}
         try:
             self.channel.send(json.dumps(request).encode())
         except OSError:
             return False
         return True
 
-    def take_answers(self, work: Work) -> bool:
-        """Read what has arrived; False if the process is of no use any more."""
+    def take_answers(self, work: _Work) -> bool:
+        """Read what has arrived; False where the process is of no use any more."""
         try:
             for line in self.channel.receive():
                 self._take(parse_json(line), work)
@@ -96,78 +160,27 @@ class GraderProcess(Child):
             return False  # a completion has got at the socket
         return not self.channel.closed
 
-    def _take(self, answer: dict[str, Any], work: Work) -> None:
+    def _take(self, answer: dict[str, Any], work: _Work) -> None:
         if "broken" in answer:
             raise JobError(str(answer["broken"]))
-        if "start" in answer:
-            if answer["start"] in self.tasks:
-                self.started.add(answer["start"])
-        elif "loaded" not in answer:
-            self._finish(answer, work)
-        grace_s = _CONCURRENT_GRACE_S if work.concurrent else 0.0
-        self.deadline = time.monotonic() + self._limit_s(work, self.started or self.tasks) + grace_s
-
-    def _finish(self, answer: dict[str, Any], work: Work) -> None:
-        index = answer["id"]
-        if index not in self.started:
-            raise KeyError(index)
-        if "error" in answer:
-            cause = Cause(bool(answer["certain"]), str(answer["column"]))
-            work.fail(index, Graded(fault="error", message=str(answer["error"]), cause=cause))
-        elif "timeout" in answer:
-            work.fail(index, self.overdue(work, index))
+        if "loaded" in answer:
+            self.loaded, work.in_vain = True, 0
         else:
-            work.finish(index, _graded(answer["scores"], len(work.calls[index])))
-        del self.tasks[index]
-        self.started.discard(index)
-
-    def overdue(self, work: Work, index: int | None) -> Graded:
-        """What is said of a call that took too long."""
-        calls = [] if index is None else [index]
-        count = max((len(work.calls[each]) for each in calls), default=1)
-        several = f" for {count} completions" if count > 1 else ""
-        return Graded(fault="timeout", message=f"no answer within {self._limit_s(work, calls):g} s{several}")
-
-    def _limit_s(self, work: Work, calls: Iterable[int]) -> float:
-        """Seconds that the longest of these calls may take."""
-        return self._settings.timeout_s * max((len(work.calls[index]) for index in calls), default=1)
-
-
-def end_all(graders: Sequence[GraderProcess]) -> list[int]:
-    """End graders with all that they have started; their exit codes."""
-    end(graders)
-    return [grader.wait() for grader in graders]
-
-
-def _graded(scores: Sequence[Sequence[Any]], expected: int) -> list[Graded]:
-    if len(scores) != expected:
-        raise ValueError(f"{len(scores)} scores")
-    return [_read(*score) for score in scores]
-
-
-def _read(value: Any, vote: Any, error: Any) -> Graded:
-    if error is not None:
-        return Graded(fault="error", message=str(error))
-    return Graded(None if value is None else float(value), None if vote is None else str(vote))
-
-
-def _plain(item: Item) -> dict[str, Any]:
-    columns = {name: _as_json(name, value) for name, value in item.columns.items()}
-    ids = [int(token) for token in item.ids]
-    return {"prompt": item.prompt, "completion": item.completion, "ids": ids, "columns": columns}
-
-
-def _as_json(name: str, value: Any) -> Any:
-    """A column's value as JSON can carry it: numpy's scalars and arrays become plain ones."""
-    value = value.tolist() if hasattr(value, "tolist") else value
-    try:
-        json.dumps(value)
-    except (TypeError, ValueError) as error:
-        raise JobError(
-            f"column '{name}' holds {type(value).__name__}, which cannot be sent to a grading process: {error}. "
-            "Use text, numbers, lists and tables of them."
-        ) from error
-    return value
+            call = answer["id"]
+            if call not in self.calls:
+                raise ValueError(call)
+            if "error" in answer:
+                work.fail(call, "error", str(answer["error"]), certain=bool(answer["certain"]))
+            elif "timeout" in answer:
+                work.fail_late(call)
+            else:
+                found = [_graded(*score) for score in answer["scores"]]
+                if len(found) != len(work.calls[call]):
+                    raise ValueError(call)
+                work.done[call] = found
+            self.calls.remove(call)
+        grace_s = _GRACE_S if work.concurrent else 0.0
+        self.deadline = time.monotonic() + max(map(work.limit_s, self.calls), default=0.0) + grace_s
 
 
 class GraderPool:
@@ -175,7 +188,7 @@ class GraderPool:
 
     def __init__(self, settings: PoolSettings) -> None:
         self.settings = settings
-        self._graders: list[GraderProcess] = []
+        self._graders: list[_Grader] = []
         self._finalizer = weakref.finalize(self, _close_all, self._graders)
 
     def __enter__(self) -> GraderPool:
@@ -208,63 +221,129 @@ class GraderPool:
         Raises:
             JobError: The reward cannot be imported by a grader, or graders cannot be kept alive.
         """
-        work = Work(
-            function, dict(options), calls, is_async(bind(import_object(function), options, function).function)
-        )
+        work = _Work(function, options, calls, self.settings)
         try:
-            while work.open:
-                if work.suspects and not work.waiting and not any(grader.tasks for grader in self._graders):
+            while len(work.done) < len(calls):
+                if work.suspects and not work.waiting and not any(grader.calls for grader in self._graders):
                     self.close()  # for a fresh process, with no other one beside it
-                    work.recall_suspect()
-                self._start_idle(work)
+                    work.again.add(work.suspects[0])
+                    work.waiting.append([work.suspects.popleft()])
+                self._give_out(work)
                 self._collect(work)
         except BaseException:
             self.close()  # whoever is interrupted must find no half-answered request later
             raise
-        return [work.done[index] for index in range(len(calls))]
+        return [work.done[call] for call in range(len(calls))]
 
-    def _start_idle(self, work: Work) -> None:
-        for grader in list(self._graders):
-            if not grader.tasks and grader.process.poll() is not None:  # nobody's fault, as it had nothing to do
+    def _give_out(self, work: _Work) -> None:
+        for grader in [grader for grader in self._graders if not grader.calls]:
+            if grader.process.poll() is not None:  # nobody's fault, as it had nothing to do
                 self._graders.remove(grader)
-                end_all([grader])
-            elif work.waiting and not grader.tasks and not grader.begin(work):
+                _close_all([grader])
+            elif work.waiting and not grader.begin(work):
                 self._bury(grader, work)
         while work.waiting and len(self._graders) < self.settings.processes:
-            grader = GraderProcess(self.settings)
-            self._graders.append(grader)
+            self._graders.append(grader := _Grader(self.settings))
             if not grader.begin(work):
                 self._bury(grader, work)
 
-    def _collect(self, work: Work) -> None:
+    def _collect(self, work: _Work) -> None:
         """Wait for answers and deadlines, whichever comes first."""
-        busy = [grader for grader in self._graders if grader.tasks]
+        busy = {grader.channel.fileno(): grader for grader in self._graders if grader.calls}
         if not busy:
             return
-        patience = max(0.0, min(grader.deadline for grader in busy) - time.monotonic())
         poll = select.poll()
-        by_fd = {grader.channel.fileno(): grader for grader in busy}
-        for fd in by_fd:
+        for fd in busy:
             poll.register(fd, select.POLLIN)
+        patience = max(0.0, min(grader.deadline for grader in busy.values()) - time.monotonic())
         ready = {fd for fd, _ in poll.poll(patience * 1000 + 1)}
-        for fd, grader in by_fd.items():
+        for fd, grader in busy.items():
             if fd in ready:
                 if not grader.take_answers(work):
                     self._bury(grader, work)
             elif time.monotonic() >= grader.deadline:
                 self._bury(grader, work, overdue=True)
 
-    def _bury(self, grader: GraderProcess, work: Work, *, overdue: bool = False) -> None:
-        """Kill a grader; suspect the call that it was at, and hand the others back."""
+    def _bury(self, grader: _Grader, work: _Work, *, overdue: bool = False) -> None:
+        """Kill a grader; suspect the one call that it was at. Of several each is made again by itself."""
         self._graders.remove(grader)
-        (exit_code,) = end_all([grader])
-        ended = Graded(fault="crash", message=f"the grading process ended with {describe_exit(exit_code)}")
-        verdict = grader.overdue(work, next(iter(grader.started), None)) if overdue else ended
-        work.hand_back(grader.tasks, grader.started, verdict)
+        (exit_code,) = _close_all([grader])
+        calls = [call for call in grader.calls if call not in work.done]
+        said = f"the grading process ended with {describe_exit(exit_code)}"
+        if calls and not grader.loaded:
+            work.waiting.appendleft(calls)
+            work.in_vain += 1
+            if work.in_vain > _MOST_STARTS_IN_VAIN:
+                why = f"no answer within {self.settings.start_timeout_s:g} s" if overdue else said
+                raise JobError(
+                    f"the processes that grade with '{work.function}' end before they grade anything, "
+                    f"{work.in_vain} times in a row: {why}. Does importing it hang, end its process, or take more "
+                    "memory than there is?"
+                )
+        elif len(calls) != 1:
+            work.waiting.extendleft([call] for call in reversed(calls))
+        elif overdue:
+            work.fail_late(calls[0])
+        elif calls[0] in work.again:
+            work.fail(calls[0], "crash", f"{said}, twice")
+        else:
+            work.suspects.append(calls[0])
 
 
-def _close_all(graders: list[GraderProcess]) -> None:
+def _close_all(graders: list[_Grader]) -> list[int]:
+    """End graders with all that they have started; their exit codes."""
     ending = list(graders)
     graders.clear()
     if ending:
-        end_all(ending)
+        end(ending)
+    return [grader.wait() for grader in ending]
+
+
+def _graded(value: Any, vote: Any, error: Any) -> Graded:
+    if error is not None:
+        return Graded(fault="error", message=str(error))
+    return Graded(None if value is None else float(value), None if vote is None else str(vote))
+
+
+def _plain(item: Item) -> dict[str, Any]:
+    """An item as JSON can carry it: numpy's scalars and arrays become plain ones."""
+    columns = {}
+    for name, value in item.columns.items():
+        columns[name] = value.tolist() if hasattr(value, "tolist") else value
+        try:
+            json.dumps(columns[name])
+        except (TypeError, ValueError) as error:
+            raise JobError(
+                f"column '{name}' holds {type(value).__name__}, which cannot be sent to a grading process: {error}"
+                ". Use text, numbers, lists and tables of them."
+            ) from error
+    ids = [int(token) for token in item.ids]
+    return {"prompt": item.prompt, "completion": item.completion, "ids": ids, "columns": columns}
+
+
+@dataclass
+class RewardFailures:
+    """Completions at which rewards failed, counted over a job: ``faults.json`` in its output, if any did.
+
+    Attributes:
+        completions: How many were scored.
+        failed: At how many of them a reward failed.
+        first: What was said of the first of these.
+    """
+
+    completions: int = 0
+    failed: int = 0
+    first: str = ""
+
+    def add(self, scored: Scored, out: Path) -> None:
+        """Count what was scored, and write it to the output of the job once there is a failure."""
+        self.completions += len(scored.faults)
+        self.failed += sum(fault is not None for fault in scored.faults)
+        # Addresses differ from process to process, and equal jobs leave equal bytes.
+        self.first = self.first or _ADDRESS.sub("0x...", scored.first_fault)[:_LONGEST]
+        self.write(out)
+
+    def write(self, out: Path) -> None:
+        """Write the counts to the output of the job, where there is a failure."""
+        if self.failed:
+            (out / formats.FAULTS).write_text(json_text(asdict(self), indent=1) + "\n")

@@ -12,11 +12,10 @@ from typing import Any, TypeVar
 from pipeline.config.bases import NOTHING, DatasetConfig
 from pipeline.config.install import install_command
 from pipeline.config.shipped import REWARD_MODEL, REWARDS, TRL_REWARDS
-from pipeline.config.user_code import import_object, source_hash, split_path
+from pipeline.config.user_code import import_object, split_path
 from pipeline.errors import ConfigError, unknown_name
-from pipeline.learning.rewards.base import RewardFunction
 from pipeline.learning.rewards.calling import GIVEN, bind, makes_rewards
-from pipeline.learning.rewards.traits import GRADING, RewardTraits
+from pipeline.learning.rewards.traits import RewardTraits
 
 MODEL_TRAITS = RewardTraits(verifies=False, graded=True, judges="the model's score", isolated=False)
 _NAMED = REWARDS | TRL_REWARDS
@@ -58,17 +57,6 @@ class LoadedReward(KnownReward):
     arguments: Mapping[str, Any]
     messages: frozenset[str] = frozenset()
 
-    def identity(self) -> dict[str, Any]:
-        """Plain data that determines its scores, as far as can be known."""
-        return {
-            "function": self.path,
-            "version": self.traits.version,
-            "grading": GRADING,
-            "options": dict(self.options),
-            "source": source_hash(self.path),
-            "packages": package_versions(self.traits),
-        }
-
 
 def package_versions(traits: RewardTraits) -> dict[str, str | None]:
     """Versions of the packages that a reward's scores depend on; None for one that is not installed."""
@@ -80,7 +68,7 @@ def ships(reward: LoadedReward) -> bool:
     return reward.path.startswith("pipeline.learning.rewards.")
 
 
-def load_reward(name: str) -> RewardFunction:
+def load_reward(name: str) -> Callable[..., Any]:
     """Find a reward that is a function, or the function that makes one.
 
     Raises:
@@ -100,7 +88,7 @@ def load_reward(name: str) -> RewardFunction:
         )
     if not callable(reward):
         raise ConfigError(f"'{name}' cannot be called; a reward is a function with TRL's signature")
-    found: RewardFunction = reward
+    found: Callable[..., Any] = reward
     return found
 
 

@@ -1,6 +1,6 @@
 """Scoring completions by the rewards of a dataset: weighted, isolated where they need it, with failures counted.
 
-Scorer --- isolated functions ---> cache ---> pool of grading processes
+Scorer --- isolated functions ---> pool of grading processes
        --- other functions    ---> called here
        --- reward models      ---> run here, on the worker's device
 """
@@ -8,14 +8,11 @@ Scorer --- isolated functions ---> cache ---> pool of grading processes
 from __future__ import annotations
 
 import asyncio
-import hashlib
 import json
 import logging
 import math
-import sqlite3
-from collections import Counter, OrderedDict
+from collections import Counter
 from collections.abc import Mapping, Sequence
-from contextlib import closing
 from dataclasses import dataclass
 from inspect import isawaitable
 from pathlib import Path
@@ -29,129 +26,12 @@ from pipeline.config.place import told
 from pipeline.config.shipped import REWARD_MODEL
 from pipeline.errors import JobError, PipelineError
 from pipeline.learning.datasets.base import Row
-from pipeline.learning.rewards.base import arguments, batches, checked, items_of
-from pipeline.learning.rewards.calling import needed_columns
-from pipeline.learning.rewards.grading import FAULTS, Fault, Graded, Item, PoolSettings
-from pipeline.learning.rewards.pool import GraderPool
+from pipeline.learning.rewards.calling import Item, arguments, batches, items_of, needed_columns
+from pipeline.learning.rewards.pool import FAULTS, Fault, Graded, GraderPool, PoolSettings
 from pipeline.learning.rewards.registry import LoadedReward, judge_of, load_rewards
-
-# -- cache -------------------------------------------------------------------------------------------------------
-# Scores that are known already, by everything that determines them: in memory, and in a file if asked for.
-# Only what a function returned is kept, by all that it was given in that call: a reward model's figures
-# depend a little on what shares its batch, and a timeout on how busy the machine was.
-
-
-FILE = "rewards.sqlite3"
-_LOCK_PATIENCE_S = 30.0
-_AT_ONCE = 500
+from pipeline.learning.rewards.traits import WrongScores, read_scores
 
 log = logging.getLogger("pipeline")
-
-
-def score_keys(identity: Mapping[str, Any], call: Sequence[Item]) -> list[str]:
-    """A key for the score of each item of a call: a hash of the reward and of all that it is given.
-
-    Args:
-        identity: Plain data that names the reward, its version and its settings.
-        call: What it scores at once.
-    """
-    given = [
-        [item.prompt, item.completion, [int(token) for token in item.ids], dict(item.columns)] for item in call
-    ]
-    text = json.dumps([identity, given], sort_keys=True, separators=(",", ":"), default=_plain)
-    whole = hashlib.sha256(text.encode()).hexdigest()[:40]
-    return [f"{whole}/{at}" for at in range(len(call))]
-
-
-def _sound(value: object, answer: object) -> bool:
-    """Whether these can be a score and an answer: SQLite keeps any type in any column."""
-    number = value is None or (isinstance(value, float) and math.isfinite(value))
-    return number and (answer is None or isinstance(answer, str))
-
-
-def _plain(value: Any) -> Any:
-    return value.tolist() if hasattr(value, "tolist") else repr(value)
-
-
-class ScoreCache:
-    """Keeps the least recently used scores out of memory, and all of them in a file if there is one.
-
-    The file only saves time: whatever goes wrong with it is logged, and scores are computed instead.
-    """
-
-    def __init__(self, capacity: int = 100_000, path: Path | None = None) -> None:
-        """Make a cache.
-
-        Args:
-            capacity: Scores in memory.
-            path: SQLite file, shared by any number of processes; None for memory alone.
-        """
-        self._capacity = capacity
-        self._path = path
-        self._kept: OrderedDict[str, Graded] = OrderedDict()
-
-    def find(self, keys: Sequence[str]) -> dict[str, Graded]:
-        """The scores that are known."""
-        found = {key: self._kept[key] for key in keys if key in self._kept}
-        for key in found:
-            self._kept.move_to_end(key)
-        missing = sorted(set(keys) - found.keys())
-        stored = self._read(missing) if missing and self._path else {}
-        self._keep(stored)
-        return found | stored
-
-    def add(self, scores: Mapping[str, Graded]) -> None:
-        """Keep scores; those of a reward that failed are left out."""
-        sound = {key: graded for key, graded in scores.items() if graded.fault is None}
-        self._keep(sound)
-        if sound and self._path:
-            self._write(sound)
-
-    def _keep(self, scores: Mapping[str, Graded]) -> None:
-        self._kept.update(scores)
-        while len(self._kept) > self._capacity:
-            self._kept.popitem(last=False)
-
-    def _read(self, keys: Sequence[str]) -> dict[str, Graded]:
-        found = {}
-        try:
-            with closing(self._open()) as file:
-                for start in range(0, len(keys), _AT_ONCE):
-                    part = keys[start : start + _AT_ONCE]
-                    marks = ",".join("?" * len(part))
-                    query = f"SELECT key, value, answer FROM scores WHERE key IN ({marks})"  # noqa: S608 - only '?'
-                    rows = file.execute(query, part)
-                    found.update(
-                        {key: Graded(value, answer) for key, value, answer in rows if _sound(value, answer)}
-                    )
-        except (sqlite3.Error, OSError) as error:
-            self._give_up(error)
-        return found
-
-    def _write(self, scores: Mapping[str, Graded]) -> None:
-        rows = [(key, graded.value, graded.answer) for key, graded in scores.items()]
-        try:
-            with closing(self._open()) as file, file:
-                file.executemany("INSERT OR IGNORE INTO scores VALUES (?, ?, ?)", rows)
-        except (sqlite3.Error, OSError) as error:
-            self._give_up(error)
-
-    def _open(self) -> sqlite3.Connection:
-        assert self._path is not None
-        self._path.parent.mkdir(parents=True, exist_ok=True)
-        # The plain rollback journal, not WAL: the folder may be on a network, where WAL is not safe.
-        file = sqlite3.connect(self._path, timeout=_LOCK_PATIENCE_S)
-        try:
-            file.execute("CREATE TABLE IF NOT EXISTS scores (key TEXT PRIMARY KEY, value REAL, answer TEXT)")
-        except BaseException:
-            file.close()
-            raise
-        return file
-
-    def _give_up(self, error: Exception) -> None:
-        log.warning("scores are no longer kept in %s: %s", self._path, error)
-        self._path = None
-
 
 _SCORING_AT_ONCE = (
     ". It is called with many completions at once, as by TRL; if it looks at each alone, put "
@@ -207,7 +87,7 @@ class Scored:
 
 
 class Scorer:
-    """The rewards of a dataset, ready to be called; to be kept, as it holds models, processes and known scores."""
+    """The rewards of a dataset, ready to be called; to be kept, as it holds models and processes."""
 
     def __init__(self, dataset: DatasetConfig, device: str = "cpu", hints: Path | None = None) -> None:
         """Load the rewards.
@@ -215,7 +95,7 @@ class Scorer:
         Args:
             dataset: Its settings name them.
             device: For reward models.
-            hints: Folder for scores that later runs may use, and for sizes of batches that fitted.
+            hints: Folder for sizes of batches that fitted.
 
         Raises:
             ConfigError: A reward or a setting of one is wrong.
@@ -225,7 +105,6 @@ class Scorer:
         self.rewards = load_rewards(dataset, device, hints)
         self._judge = judge_of(self.rewards, dataset)
         self._pool = GraderPool(pool_settings(grading))
-        self._cache = ScoreCache(path=hints / FILE if hints and grading.keep_scores else None)
 
     def __enter__(self) -> Scorer:
         return self
@@ -288,22 +167,17 @@ class Scorer:
         return [found[at] for at in range(len(items))]
 
     def _isolated(self, reward: LoadedReward, calls: Sequence[Sequence[Item]]) -> list[Sequence[Graded]]:
-        identity = reward.identity()
-        keys = [tuple(score_keys(identity, call)) for call in calls]
-        known = self._cache.find([key for of_call in keys for key in of_call])
-        missing = {
-            of_call: call for of_call, call in zip(keys, calls, strict=True) if not known.keys() >= {*of_call}
-        }
-        if missing:
-            found = self._pool.grade(reward.path, reward.options, list(missing.values()))
-            fresh = {
-                key: one
-                for of_call, graded in zip(missing, found, strict=True)
-                for key, one in zip(of_call, graded, strict=True)
-            }
-            self._cache.add(fresh)
-            known |= fresh
-        return [[known[key] for key in of_call] for of_call in keys]
+        """Grade calls in processes; equal ones are made once."""
+        given = [[(item.prompt, item.completion, item.ids, item.columns) for item in call] for call in calls]
+        keys = [json.dumps(call, sort_keys=True, default=_plain) for call in given]
+        different = dict(zip(keys, calls, strict=True))
+        graded = self._pool.grade(reward.path, reward.options, list(different.values()))
+        found = dict(zip(different, graded, strict=True))
+        return [found[key] for key in keys]
+
+
+def _plain(value: Any) -> Any:
+    return value.tolist() if hasattr(value, "tolist") else repr(value)
 
 
 def pool_settings(grading: GradingConfig) -> PoolSettings:
@@ -344,8 +218,15 @@ def _read(reward: LoadedReward, items: Sequence[Item], given: Any) -> list[Grade
         Graded(fault="error", message="the reward is infinite")
         if math.isinf(value)
         else Graded(None if math.isnan(value) else value, _vote(reward, item))
-        for item, value in zip(items, checked(given, len(items)), strict=True)
+        for item, value in zip(items, _checked(given, len(items)), strict=True)
     ]
+
+
+def _checked(given: object, expected: int) -> list[float]:
+    try:
+        return [math.nan if value is None else value for value in read_scores(given, expected)]
+    except WrongScores as error:
+        raise JobError(str(error)) from error
 
 
 def _vote(reward: LoadedReward, item: Item) -> str | None:
@@ -386,10 +267,7 @@ def _combine(
         name: np.array([math.nan if one.value is None else one.value for one in found], np.float64)
         for name, found in graded.items()
     }
-    faults = [
-        next((graded[reward.name][index].fault for reward in rewards if graded[reward.name][index].fault), None)
-        for index in range(count)
-    ]
+    faults = [next((one.fault for one in ones if one.fault), None) for ones in zip(*graded.values(), strict=True)]
     weighted = np.array([reward.weight * parts[reward.name] for reward in rewards]).reshape(len(rewards), count)
     applies = ~np.isnan(weighted)
     sums = np.where(applies, weighted, 0.0).sum(0)
@@ -401,13 +279,10 @@ def _combine(
         correct=[None] * count if judge is None else [_is_correct(one, judge) for one in graded[judge.name]],
         answers=[None] * count if judge is None else [one.answer for one in graded[judge.name]],
         faults=faults,
-        first_fault=_first_fault(graded),
+        first_fault=next(
+            (f"reward '{name}': {one.message}" for name, found in graded.items() for one in found if one.fault), ""
+        ),
     )
-
-
-def _first_fault(graded: Mapping[str, Sequence[Graded]]) -> str:
-    failed = ((name, one) for name, found in graded.items() for one in found if one.fault is not None)
-    return next((f"reward '{name}': {one.message}" for name, one in failed), "")
 
 
 def _is_correct(graded: Graded, judge: LoadedReward) -> bool | None:

@@ -16,7 +16,6 @@ Text = str | Sequence[Message]
 """A prompt or completion as TRL gives it: text, or a conversation."""
 Function = TypeVar("Function", bound=Callable[..., Any])
 _ATTRIBUTE = "reward_traits"
-_CONVERSATIONS = frozenset({"prompts", "completions"})
 CORRECT = 1.0
 """Least value of a correct completion where a reward says nothing else, as TRL's accuracy rewards have it."""
 GRADING = 4
@@ -88,47 +87,17 @@ class RewardTraits:
 
     def __post_init__(self) -> None:
         """Refuse what would fail at every completion, where the module that says it is imported."""
-        for name, (right, wanted) in _TAKES.items():
+        for name in ("answer", "right", "gold", "refuses"):
             given = getattr(self, name)
-            if not right(given):
-                raise TypeError(f"RewardTraits({name}={given!r}): must be {wanted}")
+            if given is not None and not callable(given):
+                raise TypeError(f"RewardTraits({name}={given!r}): must be a function, or None")
+        if isinstance(self.packages, str) or not isfinite(self.correct_from):
+            raise TypeError("RewardTraits: packages must be a tuple of names, and correct_from a finite number")
 
     def vote(self, completion: Text) -> str | None:
         """What a completion votes for in maj@k: the text of what `answer` gives, be it a number."""
         given = None if self.answer is None else self.answer(completion)
         return None if given is None else str(given)
-
-
-def _is_function(given: object) -> bool:
-    return given is None or callable(given)
-
-
-def _are_texts(given: Any, kinds: tuple[type, ...]) -> bool:
-    return type(given) in kinds and all(isinstance(each, str) for each in given)
-
-
-_TAKES: Mapping[str, tuple[Callable[[Any], bool], str]] = {
-    "verifies": (lambda given: given is None or isinstance(given, bool), "True, False, or None"),
-    "correct_from": (
-        lambda given: isinstance(given, int | float) and not isinstance(given, bool) and isfinite(given),
-        "a finite number",
-    ),
-    "graded": (lambda given: isinstance(given, bool), "True or False"),
-    "judges": (lambda given: isinstance(given, str), "a text"),
-    "answer": (_is_function, "a function that takes a completion, or None"),
-    "right": (_is_function, "a function that takes the columns of a row, or None"),
-    "gold": (_is_function, "a function that takes the columns of a row, or None"),
-    "refuses": (_is_function, "a function that takes the columns of a row, or None"),
-    "messages": (
-        lambda given: given is None or (_are_texts(given, (set, frozenset)) and given <= _CONVERSATIONS),
-        'a set of "prompts" and "completions", or None',
-    ),
-    "pointwise": (lambda given: isinstance(given, bool), "True or False"),
-    "isolated": (lambda given: isinstance(given, bool), "True or False"),
-    "packages": (lambda given: _are_texts(given, (tuple, list)), "a tuple of names of packages"),
-    "version": (lambda given: isinstance(given, int) and not isinstance(given, bool), "a whole number"),
-}
-"""Trait -> what is right for it, and that in words."""
 
 
 def reward(traits: RewardTraits) -> Callable[[Function], Function]:
@@ -139,8 +108,7 @@ def reward(traits: RewardTraits) -> Callable[[Function], Function]:
     """
     if not isinstance(traits, RewardTraits):
         raise TypeError(
-            f"@reward takes traits, and was given {_brief(traits)}: write @reward(RewardTraits(verifies=True)) "
-            "above the function, or nothing where there is nothing to say of it"
+            f"write @reward(RewardTraits(verifies=True)) above a reward, not @reward of {_brief(traits)}"
         )
 
     def attach(function: Function) -> Function:
@@ -189,15 +157,11 @@ def read_scores(given: object, expected: int) -> list[float | None]:
 
 def _number(score: Any) -> float:
     try:
-        if not isinstance(score, str | bytes | bytearray):  # of which float() would read some
-            return float(score)
+        if isinstance(score, str | bytes | bytearray):  # of which float() would read some
+            raise TypeError
+        return float(score)
     except (TypeError, ValueError) as error:
-        raise WrongScores(_no_number(score)) from error
-    raise WrongScores(_no_number(score))
-
-
-def _no_number(score: object) -> str:
-    return f"the reward returned {_brief(score)} as a score, which is no number"
+        raise WrongScores(f"the reward returned {_brief(score)} as a score, which is no number") from error
 
 
 def _brief(given: object) -> str:

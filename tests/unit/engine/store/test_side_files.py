@@ -4,9 +4,7 @@ import hashlib
 import json
 import os
 import socket
-import sqlite3
 from collections.abc import Callable
-from contextlib import closing
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -26,8 +24,6 @@ from pipeline.engine.store.verified import Verified
 from pipeline.errors import DeviceError, PlanError, StoreError
 from pipeline.files import json_text
 from pipeline.learning.models.batch_size import _read_hint
-from pipeline.learning.rewards.grading import Graded
-from pipeline.learning.rewards.scoring import ScoreCache
 from pipeline.outputs.manifest import MANIFEST
 from pipeline.plan.durations import Durations, Timed
 from pipeline.runs.cost import FILE as COMPUTE
@@ -217,14 +213,3 @@ def test_a_ticket_that_is_held_but_cannot_be_read_is_waited_for(tmp_path: Path) 
         assert not ticket.is_next()
         other.write('["GPU-1"]')
         assert ticket.is_next()
-
-
-def test_scores_that_are_none_are_computed_again(tmp_path: Path) -> None:
-    cache = ScoreCache(path=tmp_path / "rewards.sqlite3")
-    cache.add({"good": Graded(1.0, "a"), "text": Graded(1.0), "endless": Graded(1.0), "answer": Graded(1.0)})
-    with closing(sqlite3.connect(tmp_path / "rewards.sqlite3")) as file, file:
-        file.execute("UPDATE scores SET value = 'much' WHERE key = 'text'")
-        file.execute("UPDATE scores SET value = 9e999 WHERE key = 'endless'")
-        file.execute("UPDATE scores SET answer = x'00ff' WHERE key = 'answer'")
-    again = ScoreCache(path=tmp_path / "rewards.sqlite3")
-    assert again.find(["good", "text", "endless", "answer"]) == {"good": Graded(1.0, "a")}

@@ -65,12 +65,12 @@ def test_rewards_that_read_solutions_are_silent(tmp_path: Path, reward: str, sol
 
 def test_solutions_that_a_reward_does_not_read_are_counted_and_kept(tmp_path: Path) -> None:
     (said,) = [each for each in warned(tmp_path, "gsm8k", ["12", "ten", "1/2", "3.5"]) if "solutions" in each]
-    assert all(each in said for each in ("2 of 4", "a.jsonl:2: '#### ten'", "a.jsonl:3: "))
+    assert all(each in said for each in ("2 rows", "of 4 tried", "a.jsonl:2: '#### ten'", "a.jsonl:3: "))
     assert "a.jsonl:1:" not in said
 
 
 def test_solutions_of_which_none_is_read_are_refused(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match=r"datasets\.mine: the reward 'boxed'.* 3 of 3 rows.*columns.*reward"):
+    with pytest.raises(ConfigError, match=r"datasets\.mine: the reward 'boxed'.* 3 rows.* of 3.*columns.*reward"):
         warned(tmp_path, "boxed", ["She has 7.\n#### 7", "He has 8.\n#### 8", "Both.\n#### 15"])
 
 

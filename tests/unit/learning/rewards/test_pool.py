@@ -14,8 +14,8 @@ import psutil
 import pytest
 
 from pipeline.errors import ConfigError, JobError
-from pipeline.learning.rewards.grading import Graded, Item, PoolSettings
-from pipeline.learning.rewards.pool import GraderPool
+from pipeline.learning.rewards.calling import Item
+from pipeline.learning.rewards.pool import Graded, GraderPool, PoolSettings
 from pipeline.machine.descendants import VARIABLE as TAGS
 from tests.doubles import rewards as doubles
 
@@ -101,10 +101,6 @@ def test_order_is_kept_whatever_takes_longer(pool: GraderPool) -> None:
     assert [one.value for one in found] == [0.25, *range(1, 79)]
 
 
-def test_the_deadline_is_for_each_completion_and_not_for_all(pool: GraderPool) -> None:
-    assert [one.value for one in grade(pool, *["sleep 0.3"] * 12)] == [0.25] * 12
-
-
 @pytest.mark.parametrize("order", ["none", "nan"])
 def test_a_reward_that_does_not_apply_has_not_failed(pool: GraderPool, order: str) -> None:
     (found,) = grade(pool, order)
@@ -116,10 +112,6 @@ def test_a_completion_votes_for_the_answer_that_the_reward_reads_and_else_for_no
     assert grade(pool, " b ")[0].answer is None
     found = alone(pool, f"{doubles.__name__}:first_letter", {"letter": "b"}, [Item("p", "bcd", [1])])
     assert found == [Graded(1.0, "b")]
-
-
-def test_what_a_reward_prints_disturbs_nobody(pool: GraderPool) -> None:
-    assert grade(pool, "print")[0].value == 0.5
 
 
 @pytest.mark.parametrize("order", ["fork", "fork raise"])
@@ -210,20 +202,10 @@ def test_a_reward_that_cannot_be_imported(pool: GraderPool) -> None:
         grade(pool, "a", function="no_such_module:reward")
 
 
-def test_the_wrong_number_of_scores_is_told(pool: GraderPool) -> None:
-    (found,) = grade(pool, "a", function=f"{doubles.__name__}:wrong_number")
-    assert found.fault == "error"
-    assert "returned 2 scores for one completion" in found.message
-
-
-def test_nothing_to_grade(pool: GraderPool) -> None:
-    assert grade(pool) == []
-
-
 OWNER = f"""
 import sys, json
-from pipeline.learning.rewards.pool import GraderPool
-from pipeline.learning.rewards.grading import Item, PoolSettings
+from pipeline.learning.rewards.calling import Item
+from pipeline.learning.rewards.pool import GraderPool, PoolSettings
 pool = GraderPool(PoolSettings(processes=2))
 pool.grade({OBEDIENT!r}, {{}}, [[Item("p", "a", [1])] for _ in range(4)])
 print(json.dumps(pool.pids()), flush=True)

@@ -9,9 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from typer.testing import CliRunner
 
-from pipeline.__main__ import app
 from pipeline.config.bases import DatasetConfig, GradingConfig
 from pipeline.errors import ConfigError, DataError
 from pipeline.learning.datasets import look
@@ -115,12 +113,6 @@ def test_an_answer_that_cannot_be_compared_is_told_with_file_and_line_whichever_
     prepared(tmp_path, jsonl(tmp_path, reward="length"), *rows)
 
 
-def test_a_row_that_has_only_what_was_renamed_lacks_its_prompt(tmp_path: Path) -> None:
-    rows = [{"prompt": "1", "answer": "1"}, {"answer": "2"}]
-    with pytest.raises(DataError, match=r"2: no prompt\. .* Write prompt there, or leave the row out\.$"):
-        prepared(tmp_path, jsonl(tmp_path, columns={"solution": "answer"}), *rows)
-
-
 def test_a_column_whose_name_is_taken_is_told_with_the_setting_that_renames_it(tmp_path: Path) -> None:
     rows = [{"prompt": f"{n}", "answer": "1", "completions": ["1"]} for n in range(9)]
     with pytest.raises(DataError) as caught:
@@ -154,24 +146,6 @@ def test_a_missing_prompt_is_told_with_all_columns_to_map(
     assert advice_on(caught.value, "mine", config) == advice
 
 
-def test_a_column_that_some_rows_lack_is_there(tmp_path: Path) -> None:
-    rows = [{"prompt": f"{n}", **({"solution": "1"} if n == 8 else {})} for n in range(9)]
-    prepared(tmp_path, jsonl(tmp_path, reward=f"{own_rewards.__name__}.right"), *rows)
-
-
-def test_a_solution_that_is_a_number_will_do_where_texts_are_compared_as_they_are(tmp_path: Path) -> None:
-    prepared(tmp_path, jsonl(tmp_path), *({"prompt": f"{n}", "solution": n} for n in range(9)))
-
-
-def test_a_solution_that_is_no_text_is_told_where_rewards_that_ship_need_one(tmp_path: Path) -> None:
-    with pytest.raises(DataError, match=r"reward 'boxed' .*must be text or a number, found a list"):
-        prepared(
-            tmp_path,
-            jsonl(tmp_path, reward="boxed"),
-            *({"prompt": f"{n}", "solution": [f"{n}"]} for n in range(9)),
-        )
-
-
 def test_what_only_a_warning_is_stands_in_the_log_of_the_job(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -187,7 +161,6 @@ def test_what_only_a_warning_is_stands_in_the_log_of_the_job(
     ("reward", "said"),
     [
         ("needs_level", "needs a column `level`; this dataset has: prompt, solution; choose another reward by"),
-        ("looks_up_level", "needs a column `level`; this dataset has: prompt, solution; choose another reward by"),
         ("reads_prompt", "needs `prompt`, but is given `prompts`, `completions` and further columns"),
         ("returns_nothing", "returned None, but must return a list with one number, or None, for each completion"),
         ("one_number", "returned 1.0, but must return a list with one number"),
@@ -215,7 +188,7 @@ def test_a_reward_that_cannot_work_is_refused(reward: str, said: str) -> None:
         ("reads_last_line", "UnboundLocalError: cannot access local variable 'answer' where it is not"),
         ("runs_code", "NameError: name 'number_2' is not defined"),
         ("imports_what_it_is_told", "ModuleNotFoundError: No module named 'part_2'"),
-        ("looks_up_in_its_own_table", rf"KeyError: 'level' ({FILE}:"),
+        ("looks_up_level", rf"KeyError: 'level' ({FILE}:"),
         ("ends_the_process", "the grading process ended with exit code 3"),
     ],
 )
@@ -247,26 +220,7 @@ def test_a_row_that_no_process_can_be_sent_hinders_only_rewards_that_need_one() 
     assert tried("right", row, isolated=False) == []
 
 
-def test_models_are_not_loaded() -> None:
-    assert tried({"model": 1.0}, options={"model": {"path": "/not/there"}}) == []
-
-
 # -- while a run is planned ------------------------------------------------------------------------------------
-
-
-def test_what_ships_is_not_tried_while_planning(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("pipeline.plan.rewards._ask", lambda *_, **__: pytest.fail("a process was started"))
-    assert try_rewards(quick_config(["experiment.name=x"])) == ()
-    files = quick_config(
-        [
-            "experiment.name=x",
-            "algos=[PITA]",
-            "dataset=jsonl",
-            "datasets.jsonl.path=a",
-            "datasets.jsonl.reward=a.b",
-        ]
-    )
-    assert try_rewards(files) == ()  # `prepare` does it
 
 
 @pytest.mark.parametrize(
@@ -328,28 +282,12 @@ def test_rows_that_are_null_where_a_reward_compares_are_told(tmp_path: Path, nul
 
 
 @pytest.mark.usefixtures("in_this_process")
-def test_empty_cells_of_a_table_are_told_where_a_reward_compares(tmp_path: Path) -> None:
-    file = tmp_path / "rows.csv"
-    file.write_text("problem,answer,remark\n" + "".join(f"1+{n},{'' if n == 3 else n + 1},\n" for n in range(6)))
-    sizes = ["datasets.csv.test_size=1", "datasets.csv.validation_size=1"]
-    asked = ["experiment.name=x", "algos=[PITA]", "dataset=csv", f"datasets.csv.path={file}", *sizes]
-    config = quick_config([*asked, "datasets.csv.columns={prompt: problem, solution: answer}"])
-    (warning,) = try_rewards(config, ["csv"])
-    assert re.search(r"`solution`, .* empty in 1 row \(first .*rows\.csv:5\)", warning)
-
-
-@pytest.mark.usefixtures("in_this_process")
 @pytest.mark.parametrize(
     ("row", "settings", "advice"),
     [
         # The last turn is no column, and `answer` is what such a column is called.
         ({"messages": None, "answer": "2"}, [], r"write 'datasets\.jsonl\.columns=\{solution: answer\}'$"),
         ({"prompt": "", "completion": "2", "answer": "2"}, [], r"columns=\{solution: answer\}'$"),
-        (
-            {"prompt": "", "chosen": "2", "rejected": "3"},
-            [],
-            r"; write it in each row, or choose another reward by ",
-        ),
         (
             {"prompt": "", "answer": "2"},
             ["datasets.jsonl.columns={solution: answer}", "datasets.jsonl.reward=own_answer.same"],
@@ -361,7 +299,7 @@ def test_empty_cells_of_a_table_are_told_where_a_reward_compares(tmp_path: Path)
             r"columns=\{solution: \"reward_model\.ground_truth\"\}'$",
         ),
     ],
-    ids=["conversation", "completion", "pair", "two names", "inside of another"],
+    ids=["conversation", "completion", "two names", "inside of another"],
 )
 def test_advice_on_a_column_of_a_reward_works_as_it_stands(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, row: dict[str, Any], settings: list[str], advice: str
@@ -466,13 +404,6 @@ def test_a_mean_is_all_that_controlled_decoding_asks_of_a_graded_reward() -> Non
     assert try_rewards(quick_config(["experiment.name=x", "algos=[QSharp]", "algos.QSharp.atoms=11", VADER])) == ()
 
 
-@pytest.mark.usefixtures("in_this_process")
-def test_rewards_of_trl_are_tried_as_those_of_ones_own() -> None:
-    config = quick_config(["experiment.name=x", "datasets.addition.reward=get_cosine_scaled_reward"])
-    with pytest.raises(ConfigError, match=r"missing a required argument: 'max_len'"):
-        try_rewards(config)
-
-
 def test_rewards_of_ones_own_are_tried_in_another_process() -> None:
     config = quick_config(["experiment.name=x", f"datasets.addition.reward={own_rewards.__name__}.undefined"])
     before = set(sys.modules)
@@ -531,17 +462,3 @@ def test_a_module_that_does_not_end_is_told_of(tmp_path: Path, monkeypatch: pyte
     with pytest.raises(ConfigError, match=r"took more than 1 s\. Does importing one, or making the row, hang"):
         try_rewards(quick_config(asked), tell=told.append)
     assert len(told) == 1  # before that
-
-
-def test_a_run_with_a_reward_that_cannot_work_starts_nothing(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    (tmp_path / "mine.py").write_text("def reward(completions, answer): return [1.0]\n")
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(sys, "path", [*sys.path])
-    done = CliRunner().invoke(app, ["run", "experiment.name=t", "datasets.addition.reward=mine.reward"])
-    said = " ".join(done.output.split())
-    assert done.exit_code == 2
-    assert "reward 'mine.reward'" in said
-    assert "needs a column `answer`; this dataset has: prompt, solution" in said
-    assert not (tmp_path / "outputs" / "t").exists()

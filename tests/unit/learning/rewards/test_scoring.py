@@ -4,10 +4,7 @@ import asyncio
 import inspect
 import logging
 import math
-import os
-import sqlite3
 from collections.abc import Sequence
-from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -15,14 +12,12 @@ import numpy as np
 import pytest
 
 from pipeline.config.bases import DatasetConfig, GradingConfig
-from pipeline.config.shipped import REWARDS
 from pipeline.errors import ConfigError, JobError
 from pipeline.learning.datasets.base import Row
-from pipeline.learning.rewards.failures import RewardFailures
-from pipeline.learning.rewards.grading import Graded, Item
+from pipeline.learning.rewards.pool import RewardFailures
 from pipeline.learning.rewards.registry import load_reward, load_rewards
-from pipeline.learning.rewards.scoring import FILE, ScoreCache, Scored, Scorer, score_keys
-from pipeline.learning.rewards.traits import GRADING, RewardTraits, reward
+from pipeline.learning.rewards.scoring import Scored, Scorer
+from pipeline.learning.rewards.traits import RewardTraits, reward
 from pipeline.outputs.formats import read_faults
 from tests.doubles import own_rewards
 from tests.doubles import rewards as doubles
@@ -70,19 +65,6 @@ def mine(name: str) -> str:
     return f"{__name__}.{name}"
 
 
-@pytest.mark.parametrize("name", REWARDS)
-def test_what_ships_can_be_called(name: str) -> None:
-    assert callable(load_reward(name))
-
-
-def test_one_reward_by_name() -> None:
-    found = score(DatasetConfig(kind="x", reward="exact_match"), ["a", "b"], solution=["a", "a"])
-    assert found.values.tolist() == [1, 0]
-    assert list(found.correct) == [True, False]
-    assert list(found.answers) == ["a", "b"]
-    assert list(found.parts) == ["exact_match"]
-
-
 def test_a_weighted_sum_with_its_parts() -> None:
     config = dataset({"exact_match": 1.0, mine("lengths"): 0.1})  # the first is known to verify
     found = score(config, ["aa", "b", ""], solution=["aa", "aa", "aa"])
@@ -126,21 +108,8 @@ def test_a_completion_that_makes_the_judge_fail_is_not_right() -> None:
     assert list(found.correct) == [True, False]
 
 
-def test_a_reward_that_always_fails_ends_the_job() -> None:
-    with pytest.raises(JobError, match=r"failed at all of 3 completions.*KeyError: 'solution'"):
-        score(dataset({f"{doubles.__name__}.always_raises": 1.0}), ["a", "b", "c"])
-    with pytest.raises(JobError, match=r"broken' failed: KeyError: 'solution'"):
-        score(dataset({mine("broken"): 1.0}), ["a"])
-
-
 def test_an_infinite_reward_is_a_failure() -> None:
     assert list(score(dataset({mine("infinite"): 1.0}), ["a", "b"]).faults) == ["error", None]
-
-
-def test_without_isolation_functions_are_called_here_in_batches() -> None:
-    found = score(dataset({OBEDIENT: 1.0}, isolated=False), ["pid", "pid"])
-    assert found.values.tolist() == [os.getpid()] * 2
-    assert score(dataset({OBEDIENT: 1.0}), ["pid"]).values[0] != os.getpid()
 
 
 def test_async_rewards_in_this_process() -> None:
@@ -155,14 +124,6 @@ def test_settings_reach_the_reward() -> None:
     letter = f"{doubles.__name__}.first_letter"
     found = score(dataset({letter: 1.0}, options={letter: {"letter": "b"}}), ["bc", "ab"])
     assert found.values.tolist() == [1, 0]
-
-
-def test_one_function_under_two_names() -> None:
-    name = mine("lengths")
-    options = {"short": {"use": name, "scale": -1}, "long": {"use": name}}
-    found = score(dataset({"long": 1.0, "short": 0.5}, options=options, correct_by="nothing"), ["abcd"])
-    assert found.values.tolist() == [2]
-    assert {part: values.tolist() for part, values in found.parts.items()} == {"long": [4], "short": [-4]}
 
 
 @pytest.mark.parametrize(
@@ -193,89 +154,13 @@ def test_a_column_that_rewards_are_given_anyway_is_refused() -> None:
         scorer.score([Row(0, "p", {"prompts": "x"})], ["a"], [[1]])
 
 
-def test_nothing_to_score() -> None:
-    found = score(dataset({"exact_match": 1.0, OBEDIENT: 1.0}), [])
-    assert list(found.correct) == list(found.answers) == []
-    assert found.values.tolist() == []
-    assert found.errors == 0
-
-
 def test_equal_completions_of_a_prompt_are_graded_once(tmp_path: Path) -> None:
     log = tmp_path / "log"
     rows = [Row(i, "p", {"log": str(log)}) for i in (0, 0, 1)]
     with Scorer(dataset({COUNTED: 1.0})) as scorer:
-        for _ in range(2):
-            found = scorer.score(rows, ["abc", "abc", "d"], [[1], [1], [2]])
-            assert found.values.tolist() == [3, 3, 1]
+        found = scorer.score(rows, ["abc", "abc", "d"], [[1], [1], [2]])
+        assert found.values.tolist() == [3, 3, 1]
     assert len(log.read_text().splitlines()) == 2
-
-
-def test_scores_are_kept_for_later_runs_if_asked_for(tmp_path: Path) -> None:
-    log = tmp_path / "log"
-    config = dataset({COUNTED: 1.0}, keep_scores=True)
-    for _ in range(2):
-        assert score(config, ["abc"], tmp_path, log=[str(log)]).values.tolist() == [3]
-    assert len(log.read_text().splitlines()) == 1
-    assert (tmp_path / FILE).is_file()
-    assert score(dataset({COUNTED: 1.0}), ["abc"], tmp_path, log=[str(log)]).values.tolist() == [3]
-    assert len(log.read_text().splitlines()) == 2
-
-
-def test_failures_are_not_kept() -> None:
-    cache = ScoreCache()
-    cache.add({"a": Graded(1.0), "b": Graded(fault="timeout"), "c": Graded(None)})
-    assert set(cache.find(["a", "b", "c"])) == {"a", "c"}
-
-
-def test_the_least_recently_used_score_goes_first() -> None:
-    cache = ScoreCache(capacity=2)
-    cache.add({"a": Graded(1.0), "b": Graded(2.0)})
-    cache.find(["a"])
-    cache.add({"c": Graded(3.0)})
-    assert set(cache.find(["a", "b", "c"])) == {"a", "c"}
-
-
-def test_a_file_that_is_no_database_costs_only_time(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    (tmp_path / FILE).write_text("not a database, but long enough to be taken for one" * 100)
-    cache = ScoreCache(path=tmp_path / FILE)
-    with caplog.at_level(logging.WARNING, "pipeline"):
-        cache.add({"a": Graded(1.0, "x")})
-    assert cache.find(["a"]) == {"a": Graded(1.0, "x")}
-    assert "no longer kept" in caplog.text
-
-
-def test_several_processes_may_keep_scores_in_one_file(tmp_path: Path) -> None:
-    caches = [ScoreCache(path=tmp_path / FILE) for _ in range(3)]
-    for number, cache in enumerate(caches):
-        cache.add({f"k{number}": Graded(float(number)), "same": Graded(9.0)})
-    found = ScoreCache(path=tmp_path / FILE).find(["k0", "k1", "k2", "same", "none"])
-    assert {key: graded.value for key, graded in found.items()} == {"k0": 0, "k1": 1, "k2": 2, "same": 9}
-    with sqlite3.connect(tmp_path / FILE) as file:
-        assert file.execute("SELECT count(*) FROM scores").fetchone() == (4,)
-    file.close()
-
-
-def test_the_key_of_a_score_covers_all_that_determines_it() -> None:
-    base = Item("p", "c", [1], {"solution": "s"})
-    others = [
-        Item("q", "c", [1], {"solution": "s"}),
-        Item("p", "d", [1], {"solution": "s"}),
-        Item("p", "c", [2], {"solution": "s"}),
-        Item("p", "c", [1], {"solution": "t"}),
-    ]
-    calls = [[base], *([item] for item in others), [base, base], [base, others[0]], [others[0], base]]
-    keys = [key for call in calls for key in score_keys({"function": "f"}, call)]
-    assert len({*keys, *score_keys({"function": "g"}, [base])}) == 5 + 6 + 1
-    again = Item("p", "c", (1,), base.columns)
-    assert score_keys({"function": "f"}, [base]) == score_keys({"function": "f"}, [again])
-
-
-def test_the_identity_of_a_reward_covers_its_code_and_settings() -> None:
-    (one,) = load_rewards(dataset({"math_verify": 1.0}), "cpu")
-    identity = one.identity()
-    assert len(identity["source"]) == 16
-    assert set(identity["packages"]) == {"math-verify", "sympy"}
-    assert identity["grading"] == GRADING, "how scores follow from what rewards say"
 
 
 @pytest.mark.parametrize("name", ["hint_or_default", "hint_needed", "any_columns"])
@@ -295,13 +180,6 @@ def test_scores_of_rows_with_different_columns_do_not_depend_on_the_batch(name: 
                     scored = scorer.score(picked, ["1"] * 6, [[1]] * 6, batch_size)
                     assert scored.values.tolist() == [expected[at] for at in order]
                     assert not any(scored.faults)
-
-
-def test_a_row_without_a_solution_has_no_score() -> None:
-    rows = [Row(i, "p", {"solution": "1"} if i % 2 else {}) for i in range(4)]
-    for batch_size in (1, 4):
-        with Scorer(dataset({"exact_match": 1.0})) as scorer:
-            assert np.isnan(scorer.score(rows, ["1"] * 4, [[1]] * 4, batch_size).values).tolist() == [1, 0, 1, 0]
 
 
 @pytest.mark.parametrize("name", ["awaited_object", "hands_on"])
@@ -378,13 +256,3 @@ def test_a_call_that_fails_costs_its_own_scores_alone(order: str, fault: str, sa
 def test_a_reward_that_fails_at_its_only_call_is_told_how_it_is_called() -> None:
     with pytest.raises(JobError, match=r"failed at all of 2 completions.*too bad.*pointwise=True"):
         of_sizes("stops", [2], ["raise", "a"], 256)
-
-
-def test_scores_of_a_call_are_kept_by_all_that_is_in_it(tmp_path: Path) -> None:
-    config = dataset({f"{own_rewards.__name__}.of_the_call": 1.0}, keep_scores=True)
-    for texts in (["a", "b"], ["a", "b", "c"], ["a", "b"]):
-        with Scorer(config, hints=tmp_path) as scorer:
-            rows = [Row(0, "p", {}) for _ in texts]
-            assert scorer.score(rows, texts, [[1]] * len(texts)).values.tolist() == [len(texts)] * len(texts)
-    with closing(sqlite3.connect(tmp_path / FILE)) as file:
-        assert file.execute("SELECT count(*) FROM scores").fetchone() == (5,)

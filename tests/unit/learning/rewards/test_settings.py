@@ -31,11 +31,6 @@ def test_several_rewards_on_the_command_line() -> None:
     assert loaded[1].options == {"per": 10}
 
 
-def test_a_function_of_ones_own_among_several() -> None:
-    found = dataset("datasets.addition.rewards={tests.doubles.rewards.obedient:1.0}")
-    assert [reward.name for reward in load_rewards(found, "cpu")] == ["tests.doubles.rewards.obedient"]
-
-
 @pytest.mark.parametrize(
     ("override", "said"),
     [
@@ -68,7 +63,7 @@ def test_how_fast_rewards_are_called_is_part_of_no_key() -> None:
         plan = build_plan(quick_config(["experiment.name=t", *overrides]))
         return [job.key for job in plan.jobs.values()]
 
-    fast = ["processes=7", "keep_scores=true", "start_timeout_s=1"]
+    fast = ["processes=7", "start_timeout_s=1"]
     assert keys(*(f"datasets.addition.grading.{setting}" for setting in fast)) == keys()
     for setting in ("timeout_s=1", "memory_gib=1", "isolated=false", "options={exact_match:{}}"):
         assert keys(f"datasets.addition.grading.{setting}") != keys()

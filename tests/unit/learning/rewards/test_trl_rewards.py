@@ -1,6 +1,5 @@
 """TRL's own rewards work unchanged, by name and by path, and say what they verify."""
 
-import json
 from collections.abc import Sequence
 from typing import Any
 
@@ -11,7 +10,7 @@ from pipeline.config.bases import DatasetConfig, GradingConfig
 from pipeline.config.shipped import TRL_REWARDS
 from pipeline.errors import ConfigError
 from pipeline.learning.datasets.base import Row
-from pipeline.learning.rewards.calling import bind, takes_messages
+from pipeline.learning.rewards.calling import bind
 from pipeline.learning.rewards.registry import judge_of, known_rewards, load_rewards
 from pipeline.learning.rewards.scoring import Scored, Scorer
 from tests.doubles import own_rewards
@@ -93,13 +92,6 @@ def test_the_cosine_tells_right_from_wrong_at_any_length() -> None:
     assert found.values.max() < 1, "none of them reaches what alone would be 1"
 
 
-def test_a_cosine_whose_right_and_wrong_values_overlap_is_a_graded_reward() -> None:
-    options = {"get_cosine_scaled_reward": {"max_len": 10, "max_value_wrong": 0.7}}
-    (reward,) = known_rewards(dataset({"get_cosine_scaled_reward": 1.0}, options))
-    assert reward.traits.graded
-    assert judge_of([reward], dataset({"get_cosine_scaled_reward": 1.0})) is None
-
-
 def test_answers_are_read_as_the_reward_reads_them() -> None:
     texts = [RIGHT, r"\boxed{0.5} then", THOUGHT, rf"<think>{WRONG}</think> {RIGHT}", PLAIN]
     answers = list(score(dataset({"accuracy_reward": 1.0}, isolated=False), texts).answers)
@@ -108,14 +100,6 @@ def test_answers_are_read_as_the_reward_reads_them() -> None:
     assert answers[4] is None
     after = list(score(dataset({"reasoning_accuracy_reward": 1.0}, isolated=False), texts).answers)
     assert (after[0], after[2]) == (None, after[3]), "only what follows the reasoning is an answer"
-
-
-def test_a_delimiter_of_ones_own_is_where_the_answer_begins() -> None:
-    name = "reasoning_accuracy_reward"
-    config = dataset({name: 1.0}, {name: {"reasoning_delimiters": ["##"]}}, isolated=False)
-    found = score(config, [f"hm ## {RIGHT}", RIGHT])
-    assert list(found.correct) == [True, False]
-    assert list(found.answers) == ["1/2", None]
 
 
 # -- rewards of the user's own ---------------------------------------------------------------------------------
@@ -179,20 +163,3 @@ def test_texts_are_given_as_messages_where_a_reward_takes_no_others(isolated: bo
     rewards = {own("of_messages"): 1.0, own("says_it_takes_messages"): 1.0}
     found = score(dataset(rewards, isolated=isolated, correct_by="nothing"), ["ab", ""], prompt="123")
     assert [part.tolist() for part in found.parts.values()] == [[5, 3], [2, 0]]
-
-
-def test_a_reward_that_takes_both_is_given_texts() -> None:
-    for name in TRL_REWARDS:
-        if name not in OPTIONS:
-            assert takes_messages(getattr(trl_rewards, name)) == {"completions"}
-    for config in (dataset({"exact_match": 1.0}), dataset({own("right"): 1.0})):
-        assert not load_rewards(config, "cpu")[0].messages
-
-
-def test_what_is_declared_can_be_told_as_json() -> None:
-    """What determines kept scores is plain data, of what a factory makes too."""
-    for reward in load_rewards(dataset({"get_cosine_scaled_reward": 1.0}, COSINE), "cpu"):
-        identity = reward.identity()
-        json.dumps(identity)
-        assert identity["source"]
-        assert identity["options"] == {"max_len": 10}
