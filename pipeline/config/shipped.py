@@ -42,13 +42,13 @@ MODELS = {
 """Kind -> the settings themselves: a model has no class of ours."""
 
 REWARDS = {
-    "boxed": "pipeline.learning.rewards.matching:boxed",
-    "exact_match": "pipeline.learning.rewards.matching:exact_match",
-    "gsm8k": "pipeline.learning.rewards.gsm8k:gsm8k",
-    "length": "pipeline.learning.rewards.matching:length",
+    "boxed": "pipeline.learning.rewards.answers:boxed",
+    "exact_match": "pipeline.learning.rewards.answers:exact_match",
+    "gsm8k": "pipeline.learning.rewards.answers:gsm8k",
+    "length": "pipeline.learning.rewards.answers:length",
     "math_verify": "pipeline.learning.rewards.math_verify:math_verify",
-    "star_graph": "pipeline.learning.rewards.matching:star_graph",
-    "vader": "pipeline.learning.rewards.vader:vader",
+    "star_graph": "pipeline.learning.rewards.answers:star_graph",
+    "vader": "pipeline.learning.rewards.answers:vader",
 }
 """Name -> function."""
 

@@ -1,4 +1,4 @@
-r"""What of a completion is its answer, and what of a row is its solution: common to the rewards that compare them.
+"""What of a completion is its answer, and what of a row is its solution: common to the rewards that compare them.
 
 A solution may be text or a number; a missing one (None, NaN, or nothing but white space) judges nobody. In a
 completion reasoning is no answer, nor is what a model writes when it has answered and goes on with a question of
@@ -16,10 +16,13 @@ from ast import literal_eval
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from decimal import Decimal
+from functools import cache
+from itertools import pairwise
 from typing import Any
 
-from pipeline.errors import DataError
-from pipeline.learning.rewards.traits import RewardTraits, Text, judged
+from pipeline.config.install import install_command
+from pipeline.errors import ConfigError, DataError
+from pipeline.learning.rewards.traits import RewardTraits, Text, judged, reward, stripped, text_of
 
 _REASONING = (
     ("<think>", "</think>"),
@@ -267,3 +270,286 @@ def _closing(text: str, start: int) -> int | None:
             if depth == 0:
                 return place + 1
     return None
+
+
+# -- matching ----------------------------------------------------------------------------------------------------
+# Reward 1 for the very text of the solution, else 0.
+
+
+def _right(columns: Mapping[str, Any]) -> Sequence[str]:
+    text = written(columns["solution"], "exact_match")
+    return [] if text is None else [text]
+
+
+@reward(compares(isolated=False, answer=stripped, right=_right, gold=_right, version=2))
+def exact_match(completions: Sequence[Text], solution: Sequence[Any], **_: Any) -> list[float | None]:
+    """Compare each completion with its solution, both without surrounding white space.
+
+    Args:
+        completions: Texts or conversations.
+        solution: The dataset's column of that name, a number as it is written; a row without one gets None.
+
+    Raises:
+        DataError: A solution is neither text nor number.
+    """
+    wanted = [written(each, "exact_match") for each in solution]
+    return judged(completions, wanted, lambda given, right: float(text_of(given).strip() == right.strip()))
+
+
+# -- length ------------------------------------------------------------------------------------------------------
+# Minus the length of a completion, to be mixed with another reward so that short answers win ties.
+
+
+@reward(RewardTraits(pointwise=True, verifies=False, graded=True, judges="length", isolated=False, version=2))
+def length(completion_ids: Sequence[Sequence[int]], per: float = 100.0, **_: Any) -> list[float | None]:
+    """-1 for every `per` tokens.
+
+    Args:
+        completion_ids: Sampled token ids, an end-of-text token included.
+        per: Tokens that cost 1.
+    """
+    return [-len(ids) / per for ids in completion_ids]
+
+
+# -- star graph --------------------------------------------------------------------------------------------------
+# Reward 1 for the path of a star graph (arXiv 2403.06963) from start to goal, else 0. Prompts look like
+# ``7,3|3,9|7,4|4,1/7,9=``: edges, then start and goal; completions like ``7,3,9``. Between two nodes of a
+# star there is one path, so a valid path and the very path of the solution are the same thing; both are
+# checked.
+
+
+_PATH = re.compile(r"\s*\d+(?:\s*,\s*\d+)*\s*")
+
+
+def nodes(text: str) -> list[str] | None:
+    """Nodes of a path as written, or None for a text that is no path."""
+    return re.findall(r"\d+", text) if _PATH.fullmatch(text) else None
+
+
+def read_graph(prompt: str) -> tuple[set[tuple[str, str]], str, str]:
+    """Directed edges, start and goal of a prompt.
+
+    Raises:
+        ValueError: The prompt is no star graph.
+    """
+    graph, slash, question = prompt.strip().rstrip("=").rpartition("/")
+    ends = nodes(question)
+    edges = [nodes(edge) for edge in graph.split("|")]
+    if not slash or ends is None or len(ends) != 2 or any(edge is None or len(edge) != 2 for edge in edges):
+        raise ValueError(f"not a star graph such as '7,3|3,9/7,9=': {prompt!r}")
+    return {(edge[0], edge[1]) for edge in edges if edge}, ends[0], ends[1]
+
+
+@reward(RewardTraits(pointwise=True, verifies=True, judges="correctness", isolated=False, answer=stripped))
+def star_graph(
+    prompts: Sequence[Text], completions: Sequence[Text], solution: Sequence[str] | None = None, **_: Any
+) -> list[float | None]:
+    """Judge paths.
+
+    Args:
+        prompts: Graphs with start and goal.
+        completions: Paths.
+        solution: Column with the path. Without it, any valid path counts.
+    """
+    wanted: Sequence[str | None] = [None] * len(prompts) if solution is None else solution
+    return [
+        float(_star_graph_right(text_of(prompt), text_of(given), gold))
+        for prompt, given, gold in zip(prompts, completions, wanted, strict=True)
+    ]
+
+
+def _star_graph_right(prompt: str, completion: str, gold: str | None) -> bool:
+    edges, start, goal = read_graph(prompt)
+    path = nodes(completion)
+    if path is None or (gold is not None and path != nodes(gold)):
+        return False
+    return (path[0], path[-1]) == (start, goal) and all(step in edges for step in pairwise(path))
+
+
+# -- boxed -------------------------------------------------------------------------------------------------------
+# Reward 1 for the text of the solution inside the last ``\boxed{...}``, else 0.
+
+
+_SPACING = re.compile(r"\\[,;:!> ]|\\left(?![a-zA-Z])|\\right(?![a-zA-Z])|(?<!\d)\s+|\s++(?!\d+/\d)|[~$]")
+"""None that makes a mixed number."""
+_FONT = re.compile(r"\\(?:text|textbf|textit|mathrm|mathbf|mbox)\{([^{}]*)\}")
+_THOUSANDS = re.compile(r"-?\d{1,3}(?:(?:,|\{,\})\d{3})+(?:\.\d+)?")
+
+
+def plain(answer: str) -> str:
+    """An answer without spacing, fonts, ``$`` and a final point, so that ways of typing it compare equal."""
+    text = (
+        _SPACING.sub("", _FONT.sub(r"\1", answer))
+        .replace("\\dfrac", "\\frac")
+        .replace("\\tfrac", "\\frac")
+        .rstrip(".")
+    )
+    return re.sub(r"[,{}]", "", text) if _THOUSANDS.fullmatch(text) else text
+
+
+def boxed_answer(completion: Text) -> str | None:
+    """The boxed answer of a completion in plain form, or None."""
+    return _boxed(answer_part(text_of(completion)))
+
+
+def _boxed(text: str) -> str | None:
+    inside = last_boxed(text)
+    return None if inside is None else plain(inside) or None
+
+
+def _gold(columns: Mapping[str, Any]) -> Sequence[str]:
+    r"""The answer in a box, be it prose."""
+    return [text if "boxed" in text else rf"\boxed{{{text}}}" for text in gold_box(columns)]
+
+
+@reward(compares(answer=boxed_answer, gold=_gold, version=5))
+def boxed(completions: Sequence[Text], solution: Sequence[Any], **_: Any) -> list[float | None]:
+    r"""Compare boxed answers as text. For mathematical equality use `math_verify`.
+
+    Args:
+        completions: Texts or conversations.
+        solution: Column with a solution that boxes its answer, or with the bare answer. Rows without one get None.
+
+    Raises:
+        DataError: A solution is neither text nor number.
+    """
+    return compared(completions, solution, "boxed", same_text)
+
+
+def same_text(given: Text, wanted: str) -> float | None:
+    """1 for a completion that boxes the answer of a solution, as text, 0 for another; None where that has none."""
+    right = plain(wanted) if last_box(wanted) is None else _boxed(wanted)
+    return None if right is None else float(boxed_answer(given) == right)
+
+
+# -- gsm8k -------------------------------------------------------------------------------------------------------
+# Reward 1 for the number of the solution: in the last ``\boxed{}`` or after ``####``, else the last number.
+
+
+_NUMBER = re.compile(
+    r"(?<![\w.)])(?P<sign>-?)\$?(?P<minus>-?)"  # -$5 and $-5; no sign in "10-20", nor in the bullet "- 5"
+    r"(?P<digits>\d{1,3}(?:,\d{3})+(?!\d)|\d+|(?=\.\d))"
+    r"(?:\.(?P<decimals>\d+))?(?:[eE](?P<power>[+-]?\d{1,3})(?!\w))?",
+    re.ASCII,
+)
+_GSM8K_THOUSANDS = re.compile(r"(?<=\d)(?:\{,\}|,?\\[,;:! ])(?=\d{3}(?!\d))")
+r"""How LaTeX sets digits apart: ``8{,}000``, ``8\,000``, ``8,\!000``."""
+_SPACED = re.compile(r"(?<![\d.,])\d{1,3}(?:[ \u00a0\u202f]\d{3})+(?!\d)")
+"""Digits set apart by spaces, where nothing but an answer is looked at."""
+_FEW_WORDS = 3
+"""Words of a text that is an answer and nothing else."""
+_GSM8K_UNIT = re.compile(
+    r"\\(?:text|mathrm|mbox|textbf)\{[^{}\d]*\}(?:\^\{?\d\}?)?|(?<=[A-Za-z])\^\{?\d\}?|\^\{?\\circ\}?"
+)
+_NO_NUMBER = re.compile(r"\\(?:[dt]?frac|sqrt|pi|times|cdot)|\^|\d\s*/\s*\d")
+"""Makes something else of the digits beside it."""
+
+
+def last_number(text: str) -> str | None:
+    """The last number of a text in plain notation: ``$1,250.50`` becomes ``1250.5``. None where there is none."""
+    numbers = list(_NUMBER.finditer(_GSM8K_THOUSANDS.sub("", text).replace("\\$", "$")))
+    if not numbers:
+        return None
+    found = numbers[-1]
+    whole, decimals = found["digits"].replace(",", ""), found["decimals"] or ""
+    if found["power"]:
+        plain = format(Decimal(f"{whole}.{decimals}E{found['power']}"), "f")
+        whole, _, decimals = plain.partition(".")
+    whole, decimals = whole.lstrip("0") or "0", decimals.rstrip("0")
+    number = f"{whole}.{decimals}" if decimals else whole
+    return f"-{number}" if number != "0" and (found["sign"] or found["minus"]) else number
+
+
+def final_number(completion: Text) -> str | None:
+    """The number of the last box, or after the last ``####`` if that comes later; else the last number."""
+    return _final(answer_part(text_of(completion)))
+
+
+def _final(text: str) -> str | None:
+    box, mark = last_box(text), next(reversed(list(MARKED.finditer(text))), None)
+    if mark is not None and (box is None or box[0] < mark.start()):
+        return _only(text[mark.end() :].strip().split("\n", 1)[0])
+    if box is None:
+        return _only(text) if len(text.split()) <= _FEW_WORDS else last_number(text)
+    return None if box[1] is None else _only(box[1])
+
+
+def _only(answer: str) -> str | None:
+    """The number of a text that is an answer and nothing else; None for another value, such as a fraction."""
+    said = answer.rpartition("=")[2].strip().partition(" (")[0]
+    said = _SPACED.sub(lambda found: re.sub(r"\s", "", found[0]), _GSM8K_UNIT.sub("", said))
+    return None if _NO_NUMBER.search(said) else last_number(said)
+
+
+def _gsm8k_gold(columns: Mapping[str, Any]) -> Sequence[str]:
+    """The answer in a box, where the solution has one, or after the mark."""
+    solution = columns.get("solution")
+    boxed = isinstance(solution, str) and last_box(solution) is not None
+    return gold_box(columns) if boxed else gold_texts(solution, "#### {}")
+
+
+@reward(compares(isolated=False, answer=final_number, gold=_gsm8k_gold, version=4))
+def gsm8k(completions: Sequence[Text], solution: Sequence[Any], **_: Any) -> list[float | None]:
+    """Compare final numbers.
+
+    Args:
+        completions: Texts or conversations.
+        solution: Column with the worked solution or the bare number. Rows without one, or without a number in
+            it, get None.
+
+    Raises:
+        DataError: A solution is neither text nor number.
+    """
+    return compared(completions, solution, "gsm8k", _same)
+
+
+def _same(given: Text, wanted: str) -> float | None:
+    number = _final(wanted)
+    return None if number is None else float(final_number(given) == number)
+
+
+# -- vader -------------------------------------------------------------------------------------------------------
+# Sentiment of a completion by the lexicon of VADER (Hutto and Gilbert 2014); needs no model and no network.
+
+
+@cache
+def _analyzer() -> Any:
+    try:
+        from vaderSentiment.vaderSentiment import SentimentIntensityAnalyzer
+    except ImportError as error:
+        raise ConfigError(f"the reward 'vader' needs a package: {install_command('sentiment')}") from error
+    return SentimentIntensityAnalyzer()
+
+
+@reward(
+    RewardTraits(
+        pointwise=True,
+        verifies=False,
+        graded=True,
+        judges="sentiment",
+        isolated=False,
+        packages=("vaderSentiment",),
+        version=2,
+    )
+)
+def vader(
+    prompts: Sequence[Text],
+    completions: Sequence[Text],
+    unit: bool = False,
+    with_prompt: bool = False,
+    **_: Any,
+) -> list[float | None]:
+    """VADER's compound score, from -1 (negative) to 1 (positive).
+
+    Args:
+        prompts: Texts or conversations.
+        completions: Texts or conversations.
+        unit: Map the score to [0, 1], which a Bernoulli value needs.
+        with_prompt: Judge prompt and completion as one text.
+    """
+    scores: list[float | None] = []
+    for prompt, completion in zip(prompts, completions, strict=True):
+        text = (text_of(prompt) if with_prompt else "") + text_of(completion)
+        compound = float(_analyzer().polarity_scores(text)["compound"])
+        scores.append((compound + 1) / 2 if unit else compound)
+    return scores

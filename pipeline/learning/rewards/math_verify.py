@@ -16,6 +16,7 @@ from contextlib import suppress
 from decimal import Decimal
 from functools import lru_cache
 from itertools import pairwise
+from pkgutil import resolve_name
 from typing import Any
 from unicodedata import normalize
 
@@ -30,8 +31,9 @@ from pipeline.learning.rewards.answers import (
     compares,
     gold_box,
     half_width,
+    plain,
+    same_text,
 )
-from pipeline.learning.rewards.matching import plain, same_text
 from pipeline.learning.rewards.traits import Text, reward, text_of
 
 _DELIMITERS = re.compile(r"\$.+\$|\\\(|\\\[", re.DOTALL)
@@ -169,13 +171,11 @@ def _parse(text: str, latex: bool = False) -> list[Any]:
 
 def _complex(parsed: Any) -> Any:
     """What was parsed, with the imaginary unit for an `i` that is its only symbol: the parser makes it a name."""
-    symbols = getattr(parsed, "free_symbols", set())
+    symbols: set[Any] = getattr(parsed, "free_symbols", set())
     if {str(each) for each in symbols} != {"i"}:
         return parsed
-    from sympy import I
-
     with suppress(TypeError, ValueError):  # an interval has no such end
-        return parsed.subs(dict.fromkeys(symbols, I))
+        return parsed.subs(dict.fromkeys(symbols, resolve_name("sympy:I")))
     return parsed
 
 

@@ -312,7 +312,7 @@ def check_gold(name: str, config: DatasetConfig, rows: PreparedDataset, dataset:
     Raises:
         ConfigError: A reward takes no solution that was tried for right.
     """
-    warnings = []
+    warnings: list[str] = []
     with GraderPool(pool_settings(config.grading)) as pool:
         for reward in load_functions(config):
             try:

@@ -91,7 +91,8 @@ class RewardTraits:
             given = getattr(self, name)
             if given is not None and not callable(given):
                 raise TypeError(f"RewardTraits({name}={given!r}): must be a function, or None")
-        if isinstance(self.packages, str) or not isfinite(self.correct_from):
+        texts: Any = self.packages
+        if isinstance(texts, str) or not isfinite(self.correct_from):
             raise TypeError("RewardTraits: packages must be a tuple of names, and correct_from a finite number")
 
     def vote(self, completion: Text) -> str | None:

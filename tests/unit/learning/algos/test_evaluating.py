@@ -20,7 +20,7 @@ from pipeline.learning.evaluation.optimum import optimum, read_log_right
 from pipeline.learning.generation.policy import TextPolicy
 from pipeline.learning.models.flops import Purpose, answered, continued, metered, model_cost, spend, whole_texts
 from pipeline.learning.models.load import load_policy, load_tokenizer
-from pipeline.learning.rewards.matching import exact_match
+from pipeline.learning.rewards.answers import exact_match
 from pipeline.learning.rewards.traits import RewardTraits, reward
 from pipeline.outputs.prompts import read_prompts
 from pipeline.plan.build import build_plan

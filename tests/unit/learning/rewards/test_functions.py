@@ -5,11 +5,19 @@ from typing import Any
 import pytest
 
 from pipeline.errors import DataError
-from pipeline.learning.rewards.answers import last_boxed
-from pipeline.learning.rewards.gsm8k import final_number, gsm8k, last_number
-from pipeline.learning.rewards.matching import boxed, boxed_answer, exact_match, length, star_graph
+from pipeline.learning.rewards.answers import (
+    boxed,
+    boxed_answer,
+    exact_match,
+    final_number,
+    gsm8k,
+    last_boxed,
+    last_number,
+    length,
+    star_graph,
+    vader,
+)
 from pipeline.learning.rewards.math_verify import math_verify, parsed_answer
-from pipeline.learning.rewards.vader import vader
 
 
 def conversation(text: str) -> list[dict[str, str]]:
