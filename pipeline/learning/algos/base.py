@@ -16,7 +16,7 @@ from pipeline.config.bases import AlgoConfig
 from pipeline.config.schema import StageConfig
 from pipeline.errors import JobError
 from pipeline.learning.algos import toolbox
-from pipeline.learning.rewards.pool import RewardFailures
+from pipeline.learning.rewards.traits import RewardFailures
 
 if TYPE_CHECKING:
     from pipeline.learning.algos.parts import Checkpoints, Curve, ModelCache, Ranks

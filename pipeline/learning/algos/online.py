@@ -35,7 +35,7 @@ from pipeline.learning.generation.backends import DecoderOf, backend_of
 from pipeline.learning.generation.policy import TextPolicy
 from pipeline.learning.models.batch_size import BatchSizes
 from pipeline.learning.models.flops import Purpose, metered
-from pipeline.learning.rewards.pool import RewardFailures
+from pipeline.learning.rewards.traits import RewardFailures
 from pipeline.learning.training.policy import DrawnBatch, Fitting, Timetable, computing_in
 from pipeline.learning.training.policy import fit_online as fit_drawn
 from pipeline.outputs.formats import Tally

@@ -12,27 +12,20 @@ from __future__ import annotations
 
 import json
 import os
-import re
 import select
 import time
 import weakref
 from collections import deque
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
-from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from dataclasses import dataclass
+from typing import Any, Literal
 
 from pipeline.config.user_code import import_object
 from pipeline.errors import JobError, WorkerError, describe_exit
-from pipeline.files import json_text
 from pipeline.foreign import parse_json
 from pipeline.learning.rewards.calling import Item, bind
 from pipeline.learning.rewards.traits import is_async
 from pipeline.machine.children import Child, end
-from pipeline.outputs import formats
-
-if TYPE_CHECKING:
-    from pipeline.learning.rewards.scoring import Scored
 
 Fault = Literal["error", "timeout", "crash"]
 FAULTS: tuple[Fault, ...] = ("error", "timeout", "crash")
@@ -49,8 +42,6 @@ _GRACE_S = 1.0
 """More than their own deadlines that these have before their process is ended."""
 _MOST_STARTS_IN_VAIN = 3
 _MOST_BYTES = 64 << 20
-_LONGEST = 300
-_ADDRESS = re.compile(r"\b0x[0-9a-fA-F]+")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -319,31 +310,3 @@ def _plain(item: Item) -> dict[str, Any]:
             ) from error
     ids = [int(token) for token in item.ids]
     return {"prompt": item.prompt, "completion": item.completion, "ids": ids, "columns": columns}
-
-
-@dataclass
-class RewardFailures:
-    """Completions at which rewards failed, counted over a job: ``faults.json`` in its output, if any did.
-
-    Attributes:
-        completions: How many were scored.
-        failed: At how many of them a reward failed.
-        first: What was said of the first of these.
-    """
-
-    completions: int = 0
-    failed: int = 0
-    first: str = ""
-
-    def add(self, scored: Scored, out: Path) -> None:
-        """Count what was scored, and write it to the output of the job once there is a failure."""
-        self.completions += len(scored.faults)
-        self.failed += sum(fault is not None for fault in scored.faults)
-        # Addresses differ from process to process, and equal jobs leave equal bytes.
-        self.first = self.first or _ADDRESS.sub("0x...", scored.first_fault)[:_LONGEST]
-        self.write(out)
-
-    def write(self, out: Path) -> None:
-        """Write the counts to the output of the job, where there is a failure."""
-        if self.failed:
-            (out / formats.FAULTS).write_text(json_text(asdict(self), indent=1) + "\n")

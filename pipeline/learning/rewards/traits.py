@@ -5,17 +5,27 @@ Light on purpose: the processes that grade import this and little else.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterable, Mapping, Sequence, Set
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from inspect import iscoroutinefunction
 from math import isfinite
-from typing import Any, TypeVar
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from pipeline.files import json_text
+from pipeline.outputs import formats
+
+if TYPE_CHECKING:
+    from pipeline.learning.rewards.scoring import Scored
 
 Message = Mapping[str, str]
 Text = str | Sequence[Message]
 """A prompt or completion as TRL gives it: text, or a conversation."""
 Function = TypeVar("Function", bound=Callable[..., Any])
 _ATTRIBUTE = "reward_traits"
+_LONGEST = 300
+_ADDRESS = re.compile(r"\b0x[0-9a-fA-F]+")
 CORRECT = 1.0
 """Least value of a correct completion where a reward says nothing else, as TRL's accuracy rewards have it."""
 GRADING = 4
@@ -167,3 +177,31 @@ def _number(score: Any) -> float:
 
 def _brief(given: object) -> str:
     return repr(given) if given is None or isinstance(given, str | int | float) else f"a {type(given).__name__}"
+
+
+@dataclass
+class RewardFailures:
+    """Completions at which rewards failed, counted over a job: ``faults.json`` in its output, if any did.
+
+    Attributes:
+        completions: How many were scored.
+        failed: At how many of them a reward failed.
+        first: What was said of the first of these.
+    """
+
+    completions: int = 0
+    failed: int = 0
+    first: str = ""
+
+    def add(self, scored: Scored, out: Path) -> None:
+        """Count what was scored, and write it to the output of the job once there is a failure."""
+        self.completions += len(scored.faults)
+        self.failed += sum(fault is not None for fault in scored.faults)
+        # Addresses differ from process to process, and equal jobs leave equal bytes.
+        self.first = self.first or _ADDRESS.sub("0x...", scored.first_fault)[:_LONGEST]
+        self.write(out)
+
+    def write(self, out: Path) -> None:
+        """Write the counts to the output of the job, where there is a failure."""
+        if self.failed:
+            (out / formats.FAULTS).write_text(json_text(asdict(self), indent=1) + "\n")

@@ -14,10 +14,9 @@ import pytest
 from pipeline.config.bases import DatasetConfig, GradingConfig
 from pipeline.errors import ConfigError, JobError
 from pipeline.learning.datasets.base import Row
-from pipeline.learning.rewards.pool import RewardFailures
 from pipeline.learning.rewards.registry import load_reward, load_rewards
 from pipeline.learning.rewards.scoring import Scored, Scorer
-from pipeline.learning.rewards.traits import RewardTraits, reward
+from pipeline.learning.rewards.traits import RewardFailures, RewardTraits, reward
 from pipeline.outputs.formats import read_faults
 from tests.doubles import own_rewards
 from tests.doubles import rewards as doubles
