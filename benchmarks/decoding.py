@@ -7,8 +7,7 @@ Models have random weights, and a hash of the sample says by a geometric law whe
 way decodes the same lengths. Ways take turns; the quickest turn of each counts, in CPU seconds unless
 `--clock wall`. Batches are those in which models are decoded that cannot be read in slots. What slots should win
 is predicted from what a step costs by itself and for each row, measured at equal lengths with few rows and with
-many, and from the rows of every forward pass of both ways. "paged" is continuous batching of transformers, with
-as many rows at once as there are slots.
+many, and from the rows of every forward pass of both ways.
 """
 
 from __future__ import annotations
@@ -29,13 +28,11 @@ from transformers import GPT2Config, GPT2LMHeadModel, LlamaConfig, LlamaForCausa
 from benchmarks.arguments import positive
 from pipeline.learning.choices import HeadType
 from pipeline.learning.generation import row_models
-from pipeline.learning.generation.backends.paged import PagedBackend
 from pipeline.learning.generation.decode import DecodeSettings, Guidance, decode
 from pipeline.learning.generation.readers import batches_by_length, pad_left
 from pipeline.learning.generation.sampling import sample_keys, uniforms
 from pipeline.learning.generation.slot_work import SlotPace
 from pipeline.learning.generation.tilt import Tilt, preference_offset
-from pipeline.learning.models.batch_size import BatchSizes
 from pipeline.learning.models.load import frozen
 from pipeline.learning.models.value import value_model_from
 
@@ -124,13 +121,6 @@ class Ways:
             pace=self.pace,
         )
 
-    def paged(self, load: Load, slots: int) -> None:
-        """Continuous batching of transformers."""
-        backend = PagedBackend(self.model, self._settings(slots), BatchSizes(None, self.device, self.model))
-        keys = self._keys(load)
-        begun = np.zeros(len(load.prompts), np.int64)
-        backend.complete(load.prompts, keys, samples=1, budgets=load.budgets, begun=begun, on_batch=None)
-
     @torch.inference_mode()
     def generate(self, load: Load, slots: int) -> None:
         """Batches of transformers: rows that are finished are computed on until the last one is."""
@@ -211,10 +201,10 @@ def main() -> None:
     ways = Ways(model, None if args.head is None else HeadType[args.head], args.device, _pace(args))
     compared: dict[str, Way] = {"batches": ways.batches, "slots": ways.slots}
     if args.head is None:
-        compared |= {"generate": ways.generate, "paged": ways.paged}
+        compared |= {"generate": ways.generate}
     compared = {name: way for name, way in compared.items() if name not in args.without}
     title = f"{args.model}, {args.head or 'plain'}, {args.device}, {args.count} prompts, {args.clock} seconds"
-    ratios = ("slots / batches", "predicted", "slots / generate", "paged", "paged / batches")
+    ratios = ("slots / batches", "predicted", "slots / generate")
     table = Table("lengths", "slots", "batches", "slots", *ratios, title=title)
     for slots in args.slots:
         load = mixed(args.count, 16, 128, args.mean, args.most)
@@ -242,9 +232,8 @@ def _row(table: Table, name: str, slots: int, seconds: dict[str, float], load: L
     speed = {way: load.tokens / each for way, each in seconds.items()}
     other = f"{speed['slots'] / speed['generate']:.2f}" if "generate" in speed else ""
     ratio = f"{speed['slots'] / speed['batches']:.2f}"
-    paged = (f"{speed['paged']:,.0f}/s", f"{speed['paged'] / speed['batches']:.2f}") if "paged" in speed else ()
     table.add_row(
-        name, str(slots), f"{speed['batches']:,.0f}/s", f"{speed['slots']:,.0f}/s", ratio, predicted, other, *paged
+        name, str(slots), f"{speed['batches']:,.0f}/s", f"{speed['slots']:,.0f}/s", ratio, predicted, other
     )
 
 
@@ -261,7 +250,7 @@ def _arguments(given: Sequence[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--count", type=positive, default=512, help="prompts of mixed lengths")
     parser.add_argument("--mean", type=positive, default=64, help="tokens of a completion")
     parser.add_argument("--most", type=positive, default=256, help="tokens of the longest completion")
-    parser.add_argument("--without", nargs="*", choices=["generate", "paged"], default=[])
+    parser.add_argument("--without", nargs="*", choices=["generate"], default=[])
     parser.add_argument("--repeats", type=positive, default=3)
     parser.add_argument("--threads", type=positive, default=1)
     parser.add_argument("--device", choices=["cpu", "cuda"], default="cpu")

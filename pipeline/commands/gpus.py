@@ -18,9 +18,16 @@ from pipeline.engine.devices.select import pick
 from pipeline.errors import ConfigError, DeviceError
 from pipeline.gpus import get_gpu_info
 from pipeline.learning.memory import fit as fitting
-from pipeline.learning.memory.decoding import DecodingLoad, decoding_footprint
-from pipeline.learning.memory.fit import Fit, TriedLayout
-from pipeline.learning.memory.training import GB, Precision, Workload, compute_bytes
+from pipeline.learning.memory.fit import (
+    GB,
+    DecodingLoad,
+    Fit,
+    Precision,
+    TriedLayout,
+    Workload,
+    compute_bytes,
+    decoding_footprint,
+)
 from pipeline.learning.models.families import MOST_RANKS
 from pipeline.machine.memory import memory_available_bytes, usable_bytes
 from pipeline.terminal import console as watching

@@ -65,7 +65,7 @@ _EVERY_ROUND = (
     "There is none: every round is evaluated when it ends, and rounds_of_training says how many there are."
 )
 _VLLM = "Write generation.backend=vllm; it has no settings of its own but generation.batch_size and memory_mb."
-_CONTINUOUS = "Write generation.backend=transformers."
+_CONTINUOUS = "There is none: generation.backend=own gives a place that becomes free to the next text by itself."
 _TEMPLATE = "Write datasets.NAME.chat=true: the model's own chat template is used, and is given no arguments."
 _CURVES = "There is none: every training keeps its curve, which the report of the run shows."
 _ADVICE = {

@@ -247,7 +247,6 @@ class TextBackend(Enum):
     """What decodes completions that nothing guides."""
 
     own = "own"  # this package
-    transformers = "transformers"  # its continuous batching
     vllm = "vllm"  # the engine vLLM, on GPUs; the extra `vllm`
 
 

@@ -18,7 +18,7 @@ from pipeline.learning.algos.base import Algorithm, Stage
 from pipeline.learning.algos.registry import load_algorithm
 from pipeline.learning.choices import HeadType
 from pipeline.learning.datasets.hub import in_cache
-from pipeline.learning.memory.decoding import (
+from pipeline.learning.memory.fit import (
     PROMPT_TOKENS,
     DecodingLoad,
     DecodingShape,
@@ -26,8 +26,7 @@ from pipeline.learning.memory.decoding import (
     least_width,
     shape_of_texts,
 )
-from pipeline.learning.models.adapter_folder import with_weights
-from pipeline.learning.models.families import MOST_RANKS, split_widths, why_not_paged, why_not_split
+from pipeline.learning.models.families import MOST_RANKS, split_widths, why_not_split, with_weights
 from pipeline.machine.memory import usable_bytes
 from pipeline.plan.chains import REFERENCE, chains
 from pipeline.plan.model_size import value_size, weights_of
@@ -90,7 +89,7 @@ def with_attention(system: SystemConfig, *, plain: bool) -> SystemConfig:
 
 
 OLDEST_TRANSFORMERS = "5.23"
-"""The first whose continuous batching was tried; 5.17 names its settings otherwise."""
+"""The first by whose tensor-parallel plans models were split."""
 _OURS = "or use generation.backend=own"
 
 
@@ -114,33 +113,8 @@ def check_text_backend(config: Config, gpu: bool) -> None:
     Raises:
         ConfigError: Says why, and what to install or to choose.
     """
-    if config.generation.backend is TextBackend.transformers:
-        refuse_all([*_old_transformers(), *_not_paged(config)])
     if config.generation.backend is TextBackend.vllm:
         refuse_all([*_without_gpus(gpu)] or [*_unfit_vllm()])  # to install it is no remedy without GPUs
-
-
-def _old_transformers() -> Iterator[str]:
-    from importlib.metadata import version  # slow to import, as what follows is, and seldom asked
-
-    from packaging.version import Version
-
-    release = version("transformers")
-    if Version(release) < Version(OLDEST_TRANSFORMERS):
-        yield (
-            f"generation.backend=transformers: it needs transformers {OLDEST_TRANSFORMERS}, and {release} is "
-            f"installed: pip install -U transformers, {_OURS}"
-        )
-
-
-def _not_paged(config: Config) -> Iterator[str]:
-    """Models of which the files tell; of an id of the hub the first job that loads it says the same."""
-    for name, model in config.models.items():
-        folder = Path(with_weights(model.path or "", None).path)
-        if model.is_trained or not model.path or not folder.is_dir():
-            continue
-        if why := why_not_paged(read_config(folder / CONFIG)):
-            yield f"generation.backend=transformers: models.{name}.path={model.path}: {why}"
 
 
 def _without_gpus(gpu: bool) -> Iterator[str]:

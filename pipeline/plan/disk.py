@@ -20,8 +20,8 @@ from pipeline.learning.algos.base import Stage
 from pipeline.learning.algos.policy_config import starts_of, stores_adapters
 from pipeline.learning.choices import HeadType
 from pipeline.learning.datasets.registry import load_dataset
-from pipeline.learning.memory.training import Precision, bytes_per_parameter
-from pipeline.learning.models.adapter_folder import is_adapters
+from pipeline.learning.memory.fit import Precision, bytes_per_parameter
+from pipeline.learning.models.families import is_adapters
 from pipeline.outputs.formats import MAX_STEPS
 from pipeline.plan.chains import PREPARATION, REFERENCE, chains
 from pipeline.plan.estimates import Scale, scale_of

@@ -16,7 +16,7 @@ from pipeline.config.bases import ModelConfig
 from pipeline.foreign import ForeignDataError, converted
 from pipeline.learning.datasets.base import Dataset
 from pipeline.learning.datasets.hub import in_cache
-from pipeline.learning.models.adapter_folder import with_weights
+from pipeline.learning.models.families import with_weights
 from pipeline.learning.models.kinds import TinyModelConfig
 from pipeline.plan.estimates import weights_in_name
 from pipeline.plan.models import CONFIG, TIED, count_weights, read_config, tensors_in, weight_files
@@ -82,7 +82,7 @@ class ModelSize:
 
     @property
     def lora_width(self) -> int:
-        """As in `learning.memory.training.ModelShape`; 0 where that is not known."""
+        """As in `learning.memory.fit.ModelShape`; 0 where that is not known."""
         return sum(self.lora_widths.values())
 
     def adapters(self, rank: int, names: Collection[str] | None = None) -> int:

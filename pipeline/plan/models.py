@@ -26,15 +26,18 @@ from pipeline.errors import ConfigError
 from pipeline.files import open_plain
 from pipeline.foreign import ForeignDataError, converted, read_model_json
 from pipeline.learning.datasets.hub import folder_called_nearly, in_cache, is_hub_id, offline
-from pipeline.learning.models.adapter_folder import (
+from pipeline.learning.models.families import (
+    ENDS,
     SETTINGS,
     WEIGHTS,
+    WITHOUT_SDPA,
     Base,
     check_folder,
     is_adapters,
+    unknown_kind,
+    why_not_usable,
     with_weights,
 )
-from pipeline.learning.models.families import WITHOUT_SDPA, unknown_kind, why_not_usable
 from pipeline.learning.models.kinds import TinyModelConfig
 from pipeline.outputs.formats import OPTIMIZER
 from pipeline.plan.estimates import weights_in_name
@@ -169,7 +172,6 @@ MAGIC = b"GGUF"
 OLDEST_FOR_GGUF = "5.23"
 """The first transformers that was seen to read the special tokens of GGUF files; 5.17 does not."""
 CONFIG = "config.json"
-ENDS = "generation_config.json"
 _SETTINGS = (ENDS, "tokenizer_config.json", "special_tokens_map.json", "added_tokens.json")
 """Files of settings besides, each of which a folder may lack."""
 LARGEST_CONFIG = 10_000_000

@@ -34,7 +34,7 @@ from pipeline.learning.datasets.files import HubDataset
 from pipeline.learning.datasets.from_files import FilesConfig, FilesDataset
 from pipeline.learning.datasets.hub import in_cache
 from pipeline.learning.datasets.registry import check_demonstrations, demonstration_length, load_dataset
-from pipeline.learning.models.adapter_folder import is_adapters, tokenizer_place
+from pipeline.learning.models.families import is_adapters, tokenizer_place
 from pipeline.learning.models.kinds import TinyModelConfig
 from pipeline.learning.rewards.registry import shipped_traits
 from pipeline.machine import children

@@ -35,7 +35,7 @@ DECODING = 2
 """`pipeline.learning.generation`: draws, caches, guidance, divergences."""
 DRAWS = 1
 """`pipeline.learning.algos.groups`: what a round draws by a policy, and what it leaves."""
-BACKENDS = {TextBackend.transformers: 1, TextBackend.vllm: 1}
+BACKENDS = {TextBackend.vllm: 1}
 """`pipeline.learning.generation.backends`: how others than our own decoder are asked."""
 TRAINING = 4
 """`pipeline.learning.training`: losses, optimizer, schedule, order of batches."""

@@ -23,8 +23,7 @@ from pipeline.learning.generation.likelihood import completion_scores
 from pipeline.learning.generation.sampling import sample_keys
 from pipeline.learning.generation.tilt import Tilt, preference_offset
 from pipeline.learning.models.batch_size import memory_identity
-from pipeline.learning.models.bits import bits_of
-from pipeline.learning.models.load import load_policy
+from pipeline.learning.models.load import bits_of, load_policy
 from pipeline.learning.models.value import ValueModel, value_model_from
 from pipeline.learning.training.distributed import Ranks, Spread, join
 from tests.doubles.ranks import every_strategy

@@ -2,7 +2,7 @@
 
 worker = one slot of one device;  worker i is on device i modulo the number of devices
 free   = what of a GPU's memory was free when the run began
-usable = what of that several jobs may take together: 0.9 x free - 1 GB, as everywhere (`learning.memory.training`)
+usable = what of that several jobs may take together: 0.9 x free - 1 GB, as everywhere (`learning.memory.fit`)
 """
 
 from __future__ import annotations

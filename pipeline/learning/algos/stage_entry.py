@@ -27,14 +27,13 @@ from pipeline.learning.algos.base import JobContext, Stage
 from pipeline.learning.algos.policy_config import PolicyAlgoConfig
 from pipeline.learning.algos.registry import load_algorithm
 from pipeline.learning.algos.reward_stage import REWARD
-from pipeline.learning.models.cache import ModelCache
+from pipeline.learning.models.cache import ModelCache, scratch_in
 from pipeline.learning.models.flops import metered
-from pipeline.learning.models.scratch import scratch_in
 from pipeline.machine.garbage import imported_for_good
 
 if TYPE_CHECKING:
     from pipeline.engine.workers.work import Work
-    from pipeline.learning.memory.training import ModelShape, Workload
+    from pipeline.learning.memory.fit import ModelShape, Workload
     from pipeline.learning.training.distributed import Ranks
 
 
@@ -316,8 +315,8 @@ def _is_of_policy(ctx: JobContext, stage: Stage) -> bool:
 
 def _what_is_trained(ctx: JobContext, stage: Stage) -> tuple[ModelShape, Workload]:
     from pipeline.learning.algos.opening import reference_source
+    from pipeline.learning.memory.fit import Precision, Workload
     from pipeline.learning.memory.shape import read_shape
-    from pipeline.learning.memory.training import Precision, Workload
     from pipeline.learning.models.source import value_folder
 
     algo, training = ctx.config.algo, ctx.config.training

@@ -39,7 +39,7 @@ from pipeline.learning.generation.steps import RecordedSteps, Taken, Taking
 from pipeline.learning.generation.stops import Outputs, StopStrings
 from pipeline.learning.generation.tilt import Tilt
 from pipeline.learning.models.batch_size import split_over
-from pipeline.learning.models.bits import bits_of
+from pipeline.learning.models.load import bits_of
 from pipeline.learning.models.value import ValueModel
 
 # -- agreement ---------------------------------------------------------------------------------------------------

@@ -12,8 +12,7 @@ from typing import Any
 
 from pipeline.errors import ConfigError
 from pipeline.learning.datasets.hub import is_hub_id, reaching, why_not
-from pipeline.learning.memory.decoding import DecodingShape, shape_of_texts
-from pipeline.learning.memory.training import ModelShape
+from pipeline.learning.memory.fit import DecodingShape, ModelShape, shape_of_texts
 from pipeline.learning.models.families import split_widths, why_not_usable
 
 

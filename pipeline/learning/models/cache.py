@@ -1,10 +1,11 @@
-"""Models that stay in a worker's memory between jobs, least recently used first out."""
+"""What a worker has besides a job: models that stay in its memory, and a folder for those that it reads back."""
 
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Callable
-from contextlib import AbstractContextManager
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
+from pathlib import Path
 from typing import Any
 
 
@@ -66,3 +67,28 @@ class ModelCache:
         with loading():
             self._kept[key] = load()
         return self._kept[key]
+
+
+_scratch: list[Path] = []
+
+
+def scratch_folder() -> Path | None:
+    """Where whole models are written that are only read back; None outside of jobs, which is the usual place.
+
+    Elsewhere they would stay when a worker is killed, gigabytes of each.
+    """
+    return _scratch[-1] if _scratch else None
+
+
+@contextmanager
+def scratch_in(place: Path) -> Iterator[None]:
+    """Write there for as long as a job runs.
+
+    Args:
+        place: A folder that its run removes whatever becomes of the job.
+    """
+    _scratch.append(place)
+    try:
+        yield
+    finally:
+        _scratch.pop()

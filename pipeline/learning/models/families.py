@@ -1,4 +1,4 @@
-"""What a model's configuration tells of its family: whether texts are continued with it, by which attention.
+"""What files tell of a model: of which family it is, whether texts are continued with it, what adapters belong to.
 
 Imports neither torch nor transformers, so that a request is refused before anything starts.
 """
@@ -10,7 +10,10 @@ import re
 from collections.abc import Mapping
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
+
+from pipeline.errors import ConfigError
+from pipeline.foreign import ForeignDataError, read_model_json
 
 
 def _kinds(names: str) -> frozenset[str]:
@@ -28,17 +31,6 @@ WITHOUT_SDPA = _kinds(
 """Kinds of models that transformers has in plain products alone. Part of keys, so it is the same on all machines,
 whichever transformers they have."""
 
-PAGED = _kinds(
-    """
-    biogpt cohere cohere2 ctrl dbrx dots1 exaone4 gemma gemma2 gemma3 gemma3_text gemma3n_text glm4 gpt2
-    gpt_bigcode gpt_neox gpt_oss granite granitemoe helium llama llava mistral mixtral olmo2 olmo3 olmoe opt
-    persimmon phi phi3 phimoe qwen2 qwen2_5_vl qwen2_moe qwen3 qwen3_moe smollm3 starcoder2
-    """
-)
-"""Kinds of models whose tokens were the same by continuous batching of transformers as by our own decoder. All of
-them were tried: some others are decoded wrongly there without a word."""
-_OWN_ATTENTION = _kinds("bloom codegen diffllama falcon gpt_neo gptj mpt nemotron stablelm xglm")
-"""Kinds of models that compute attention past the interface that gives it pages; found likewise."""
 SPLIT = _kinds(
     """
     cohere cohere2 deepseek_v2 deepseek_v3 deepseek_v32 dots1 exaone4 gemma gemma2 gemma3 gemma3_text
@@ -57,8 +49,6 @@ _SHARED_WIDTHS = (
     "shared_expert_intermediate_size",
     "shared_intermediate_size",
 )
-_PAGED_LAYERS = ("full_attention", "sliding_attention")
-
 _ENCODERS = _kinds(
     """
     albert bert bert-generation big_bird camembert data2vec-text deberta deberta-v2 distilbert electra ernie
@@ -125,33 +115,6 @@ def why_not_usable(config: Mapping[str, Any], *, for_values: bool = False) -> st
     )
 
 
-def why_not_paged(config: Mapping[str, Any]) -> str | None:
-    """Why transformers does not decode a model by continuous batching, whose cache is made of pages; or None.
-
-    Args:
-        config: Its `config.json`.
-    """
-    inner = config.get("text_config")
-    text = inner if isinstance(inner, Mapping) else config
-    kind = config.get("model_type")
-    if text.get("attn_logit_softcapping"):
-        why = "caps the scores of its attention, which transformers' continuous batching leaves out"
-        return f"{kind} {why}. Use generation.backend=own"
-    if kind in PAGED:
-        return None
-    layers = text.get("layer_types")
-    others = sorted({str(one) for one in layers} - set(_PAGED_LAYERS)) if isinstance(layers, list) else []
-    if others:
-        why = f"has layers of {', '.join(others)}, for which transformers' continuous batching has no cache"
-    elif text.get("kv_lora_rank"):
-        why = "has latent attention, for which transformers' continuous batching has no cache"
-    elif kind in _OWN_ATTENTION:
-        why = "computes attention by code of its own, which reads no pages of transformers' continuous batching"
-    else:
-        why = "is of no kind that was found right by transformers' continuous batching"
-    return f"{kind} {why}. Use generation.backend=own"
-
-
 def why_not_split(config: Mapping[str, Any], width: int) -> str | None:
     """Why a model cannot be split over several devices, each of which has a part of every layer; or None.
 
@@ -211,3 +174,119 @@ def unknown_kind(config: Mapping[str, Any]) -> str | None:
         f"transformers {release} knows no models of the type '{kind}'. A newer one may: "
         "pip install -U transformers"
     )
+
+
+# -- adapter folder ----------------------------------------------------------------------------------------------
+# A folder of adapters, as peft saves them, that a user names as a model: what they are, and where their base
+# is. Read while a run is planned, so it loads no torch; `adapters.write_merged` makes a model of both.
+
+
+WEIGHTS, SETTINGS = "adapter_model.safetensors", "adapter_config.json"
+ENDS = "generation_config.json"
+MERGED = frozenset({"LORA", "ADALORA", "IA3", "LOHA", "LOKR", "OFT", "HRA", "VERA", "FOURIERFT"})
+"""Kinds of adapters that peft merges into weights; prompts that are learnt are none of these."""
+_WHOLE = ("model*.safetensors", "model.safetensors.index.json")
+
+
+class Base(NamedTuple):
+    """What adapters were trained on.
+
+    Attributes:
+        path: A folder, or an id of the hub; "" where they do not say.
+        revision: On the hub.
+    """
+
+    path: str
+    revision: str | None = None
+
+
+def is_adapters(path: str | Path) -> bool:
+    """Whether a path is a folder of adapters and of no weights besides."""
+    folder = Path(path)
+    return (folder / SETTINGS).is_file() and not any(found for name in _WHOLE for found in folder.glob(name))
+
+
+def base_of(path: str | Path) -> Base:
+    """What the adapters of a folder were trained on; a relative folder is looked for beside them as well.
+
+    Raises:
+        ForeignDataError: Their settings hold something else.
+        OSError: They cannot be read.
+    """
+    folder, settings = Path(path), _settings(Path(path))
+    named, revision = settings.get("base_model_name_or_path"), settings.get("revision")
+    if not isinstance(named, str) or not named:
+        return Base("")
+    for place in (Path(named).expanduser(), folder / named):
+        if place.is_dir():
+            return Base(str(place))
+    return Base(named, revision if isinstance(revision, str) and revision else None)
+
+
+def with_weights(path: str, revision: str | None) -> Base:
+    """Where a model has its weights and configuration: in its own place, or in that of its adapters' base."""
+    try:
+        base = base_of(path) if is_adapters(path) else None
+    except (OSError, ForeignDataError):  # told where models are checked
+        base = None
+    return Base(path, revision) if base is None or not base.path else base
+
+
+def tokenizer_place(path: str, revision: str | None) -> Base:
+    """As `with_weights`, for the tokenizer: adapters may have one beside them."""
+    return Base(path, revision) if _has_tokenizer(Path(path)) else with_weights(path, revision)
+
+
+def _has_tokenizer(folder: Path) -> bool:
+    return any((folder / name).is_file() for name in ("tokenizer.json", "tokenizer.model", "vocab.json"))
+
+
+def check_folder(given: str, folder: Path) -> None:
+    """Refuse adapters that cannot be merged into a base.
+
+    Args:
+        given: The setting, for the message.
+        folder: Of the adapters.
+
+    Raises:
+        ConfigError: Says why.
+    """
+    try:
+        settings, base = _settings(folder), base_of(folder)
+    except (OSError, ForeignDataError) as error:
+        raise ConfigError(f"{given}: cannot read {SETTINGS} ({error}). Save the adapters again by peft") from error
+    kind, task = settings.get("peft_type"), settings.get("task_type")
+    if kind not in MERGED:
+        raise ConfigError(
+            f"{given}: adapters of the kind {kind} cannot be merged into weights. Give those of LoRA and its kin "
+            f"({', '.join(sorted(MERGED))}), or a whole model"
+        )
+    if task not in (None, "CAUSAL_LM"):
+        raise ConfigError(f"{given}: the adapters are for {task}, and a model that writes text takes CAUSAL_LM")
+    start = str(settings.get("init_lora_weights"))
+    if settings.get("alora_invocation_tokens") or start.startswith("pissa_niter"):
+        raise ConfigError(
+            f"{given}: its adapters alone do not say what the model is: "
+            + (
+                f"with init_lora_weights={start} peft also changed the base, at random. Save them by peft's "
+                "save_pretrained(..., path_initial_model_for_weight_conversion=...), or merge them"
+                if start.startswith("pissa_niter")
+                else "those with alora_invocation_tokens act from these tokens on, which no weights do"
+            )
+        )
+    if not base.path:
+        raise ConfigError(
+            f"{given}: {SETTINGS} does not say what the adapters were trained on. Write the folder or hub id of "
+            "that model there, as base_model_name_or_path"
+        )
+    if (folder / "chat_template.jinja").is_file() and not _has_tokenizer(folder):
+        raise ConfigError(
+            f"{given}: chat_template.jinja lies beside adapters without a tokenizer, where nothing reads it. Copy "
+            "the tokenizer of their base there, or move the template away"
+        )
+    if not (folder / WEIGHTS).is_file():
+        raise ConfigError(f"{given}: {WEIGHTS} is missing. Save the adapters again by save_pretrained of peft")
+
+
+def _settings(folder: Path) -> dict[str, Any]:
+    return read_model_json(folder / SETTINGS, dict[str, Any])

@@ -17,7 +17,7 @@ import torch
 from accelerate import init_empty_weights
 from huggingface_hub.utils.tqdm import are_progress_bars_disabled, disable_progress_bars
 from safetensors import safe_open
-from torch import nn
+from torch import Tensor, nn
 from transformers import (
     AutoConfig,
     AutoModel,
@@ -35,8 +35,8 @@ from transformers.utils.quantization_config import QuantizationMethod
 from pipeline.config.schema import Attention, DType, SystemConfig
 from pipeline.errors import JobError
 from pipeline.learning.datasets.answers import template_ends
-from pipeline.learning.models import scratch
-from pipeline.learning.models.batch_size import note_split, split_options
+from pipeline.learning.models.batch_size import is_out_of_memory, note_split, split_options
+from pipeline.learning.models.cache import scratch_folder
 from pipeline.learning.models.families import WITHOUT_SDPA, why_not_usable
 from pipeline.learning.models.value import ValueModel
 from pipeline.outputs.guidance import adapter_folders
@@ -216,7 +216,7 @@ def _load_merged_parts(
     load = partial(load_policy, trust_remote_code=trust_remote_code)
 
     def write() -> str:
-        place = tempfile.mkdtemp(prefix="merged-", dir=scratch.folder())
+        place = tempfile.mkdtemp(prefix="merged-", dir=scratch_folder())
         load(folder, system, "cpu", base=base).save_pretrained(place)
         return place
 
@@ -437,3 +437,66 @@ def _options(system: SystemConfig, attention: Attention) -> dict[str, Any]:
         "attn_implementation": attention.name,
         "use_safetensors": True,
     }
+
+
+# -- bits --------------------------------------------------------------------------------------------------------
+# A number for the bits of a tensor, by which ranks tell whether they have the same.
+
+
+_WHOLE = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64, 16: torch.int64}
+"""Bytes of a number -> whole numbers of as many, or of half as many."""
+_AT_ONCE = 1 << 22
+"""Numbers that are added up in one go, as the sum is of a copy with 8 bytes for each."""
+
+
+def bits_of(tensor: Tensor) -> int:
+    """A number that changes with any bit of a tensor: the sum of their bits, read as whole numbers."""
+    bits = tensor.detach().contiguous().flatten().view(_WHOLE[tensor.itemsize])
+    # One look at the device: parts are added up there.
+    return int(torch.stack([part.sum(dtype=torch.int64) for part in bits.split(_AT_ONCE)]).sum())
+
+
+# -- gguf --------------------------------------------------------------------------------------------------------
+# A GGUF file as a model of transformers: weights back in floating point, tokenizer and chat template
+# included.
+
+
+def convert(file: Path, out: Path) -> PreTrainedModel:
+    """Write the model of a GGUF file as a plain folder of safetensors.
+
+    Values are those that the quantised weights stand for, in float32, which holds them exactly.
+
+    Args:
+        file: The GGUF file.
+        out: Folder to write to.
+
+    Returns:
+        The model.
+
+    Raises:
+        JobError: The file is damaged, or transformers does not read its architecture.
+    """
+    # Both come with one progress bar for each tensor type, and one for the file that is written.
+    of_transformers.disable_progress_bar()
+    place = {"gguf_file": file.name, "local_files_only": True, "trust_remote_code": False}
+    try:
+        tokenizer = AutoTokenizer.from_pretrained(str(file.parent), **place)
+        model: PreTrainedModel = AutoModelForCausalLM.from_pretrained(
+            str(file.parent), dtype=torch.float32, **place
+        )
+    except Exception as error:  # whatever a wrong byte leads the readers of this format to
+        if is_out_of_memory(error):
+            raise
+        raise JobError(
+            f"cannot read {file} as a model ({type(error).__name__}: {error}). transformers reads GGUF files of "
+            "some architectures; for others, or a damaged file, get the safetensors of the model."
+        ) from error
+    # They say "quantised", which the weights no longer are.
+    model.hf_quantizer = None  # type: ignore[assignment]
+    if hasattr(model.config, "quantization_config"):
+        del model.config.quantization_config
+    # The name inside the file, and where it lay, are no part of the result.
+    model.config._name_or_path = ""
+    model.save_pretrained(out)
+    save_tokenizer(tokenizer, out)
+    return model

@@ -15,8 +15,15 @@ from pipeline.errors import JobError
 from pipeline.files import json_text
 from pipeline.foreign import ForeignDataError, parse_json
 from pipeline.learning.datasets.hub import folder_called_nearly, reaching, why_not
-from pipeline.learning.models.adapter_folder import Base, is_adapters, tokenizer_place, with_weights
-from pipeline.learning.models.families import unknown_kind, why_not_usable
+from pipeline.learning.models.families import (
+    ENDS,
+    Base,
+    is_adapters,
+    tokenizer_place,
+    unknown_kind,
+    why_not_usable,
+    with_weights,
+)
 from pipeline.outputs.formats import POINTER, read_input, read_pointer
 
 _PATTERNS = ["*.safetensors", "*.safetensors.index.json", "*.json", "*.jinja", "*.model", "*.txt", "*.py"]
@@ -35,7 +42,7 @@ def write_reference(model: ModelConfig, out: Path) -> None:
     """
     path = str(model.path)
     if Path(path).is_file():
-        from pipeline.learning.models.gguf import convert
+        from pipeline.learning.models.load import convert
 
         convert(Path(path), out)
         return
@@ -76,7 +83,7 @@ def value_folder(model: ModelConfig, scratch: Path) -> str | None:
     if path is None:
         return None
     if Path(path).is_file():
-        from pipeline.learning.models.gguf import convert
+        from pipeline.learning.models.load import convert
 
         convert(Path(path), scratch)
         return str(scratch)
@@ -94,12 +101,18 @@ def _write_merged(folder: Path, out: Path, *, trusted: bool) -> None:
     Raises:
         JobError: They do not fit their base, or the hub does not give that.
     """
+    from transformers import GenerationConfig
+
     from pipeline.config.schema import SystemConfig
     from pipeline.learning.models.adapters import merged_by_peft
     from pipeline.learning.models.load import load_policy, load_tokenizer, save_tokenizer
 
     base, words = (_place(found(str(folder), None)) for found in (with_weights, tokenizer_place))
     whole = merged_by_peft(load_policy(base, SystemConfig(), "cpu", trust_remote_code=trusted), folder)
+    if (
+        folder / ENDS
+    ).is_file():  # as adapters that were taught another end bring it; peft looks at the base alone
+        whole.generation_config = GenerationConfig.from_pretrained(folder)
     tokenizer = load_tokenizer(words, trust_remote_code=trusted)
     rows = len(whole.get_input_embeddings().get_parameter("weight"))
     if len(tokenizer) > rows:

@@ -35,10 +35,8 @@ from transformers import PreTrainedModel
 
 from pipeline.config.schema import DType, Sharding, Strategy
 from pipeline.errors import JobError
-from pipeline.learning.memory.fit import fit
-from pipeline.learning.memory.training import GB, ModelShape, StateLayout, Workload, training_footprint
-from pipeline.learning.models.bits import bits_of
-from pipeline.learning.models.load import blocks_of
+from pipeline.learning.memory.fit import GB, ModelShape, StateLayout, Workload, fit, training_footprint
+from pipeline.learning.models.load import bits_of, blocks_of
 from pipeline.machine.memory import memory_available_bytes, usable_bytes
 
 _BUCKET_BYTES = 64 << 20
@@ -426,7 +424,7 @@ def _meet(rank: int, size: int) -> TCPStore:
 # -- strategy ----------------------------------------------------------------------------------------------------
 # How several ranks share a model where the request leaves that open: the simplest way that should fit.
 # Decided by the ranks, who have the devices, from what is free there and the model of
-# `learning.memory.training`.
+# `learning.memory.fit`.
 
 
 def choose_spread(

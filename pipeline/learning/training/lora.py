@@ -14,8 +14,8 @@ from transformers import PreTrainedModel
 from transformers.pytorch_utils import Conv1D
 
 from pipeline.errors import ConfigError, JobError
-from pipeline.learning.models.adapter_folder import WEIGHTS
 from pipeline.learning.models.adapters import quietly
+from pipeline.learning.models.families import WEIGHTS
 from pipeline.learning.models.load import text_parts
 
 if TYPE_CHECKING:

@@ -23,7 +23,7 @@ from torch.utils.checkpoint import checkpoint
 from transformers import AttentionInterface
 
 from pipeline.learning.generation.sampling import nucleus, policy_logprobs
-from pipeline.learning.memory.training import LOGITS_AT_ONCE
+from pipeline.learning.memory.fit import LOGITS_AT_ONCE
 from pipeline.learning.models.batch_size import BatchSize, BatchSizes
 from pipeline.learning.models.flops import Pass, model_cost, spend, whole_texts
 from pipeline.learning.models.value import TEXT_LENGTHS, ValueModel

@@ -10,8 +10,7 @@ from pipeline.commands.gpus import fit_table, gpu_table
 from pipeline.engine.devices.inventory import find_gpus
 from pipeline.engine.devices.lease import LeaseSet
 from pipeline.errors import DeviceError
-from pipeline.learning.memory.fit import fit
-from pipeline.learning.memory.training import GB, ModelShape, Workload
+from pipeline.learning.memory.fit import GB, ModelShape, Workload, fit
 from pipeline.terminal.columns import FittedTable
 from tests.unit.engine.devices.conftest import UseMachine
 

@@ -10,9 +10,7 @@ from pipeline.__main__ import app
 from pipeline.commands.gpus import gpus_to_fit, of_writing, summary
 from pipeline.engine.devices.inventory import find_gpus, read_machine
 from pipeline.errors import ConfigError, DeviceError
-from pipeline.learning.memory.decoding import DecodingLoad, DecodingShape
-from pipeline.learning.memory.fit import fit
-from pipeline.learning.memory.training import GB, ModelShape, Workload
+from pipeline.learning.memory.fit import GB, DecodingLoad, DecodingShape, ModelShape, Workload, fit
 from pipeline.terminal import console
 from tests.doubles import fake_nvml
 from tests.unit.engine.devices.conftest import UseMachine

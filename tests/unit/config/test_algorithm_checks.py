@@ -6,7 +6,7 @@ import pytest
 
 from pipeline.config.checks import check_config
 from pipeline.errors import ConfigError
-from pipeline.learning.memory.training import GB
+from pipeline.learning.memory.fit import GB
 from pipeline.machine.memory import usable_bytes
 from tests.doubles.composing import quick_config
 

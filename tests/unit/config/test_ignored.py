@@ -73,7 +73,7 @@ def warned(*overrides: str, gpu: bool = False) -> list[str]:
             ["algos.GRPO.front={beta: [0, 1]}", "training.schedule=linear", "algos=[GRPO]"],
             "algos.GRPO.horizon=2 lets",
         ),
-        (["algos=[GRPO,DPO]", "generation.backend=transformers"], "GRPO draws while it trains, by the decoder"),
+        (["algos=[GRPO,DPO]", "generation.backend=vllm"], "GRPO draws while it trains, by the decoder"),
     ],
     ids=lambda value: value[-1] if isinstance(value, list) else "",
 )

@@ -78,7 +78,7 @@ def test_the_plan_shows_devices_where_a_job_takes_several(overrides: tuple[str, 
         ("distributed.enabled=true", "distributed.num_gpus=2"),
         ("distributed.enabled=true", "distributed.gpu_ids=[0,1]"),
         ("distributed.enabled=true", "distributed.gpu_list=[0,1]"),
-        ("generation.backend=transformers",),
+        ("generation.backend=vllm",),
     ],
     ids=lambda settings: settings[-1],
 )

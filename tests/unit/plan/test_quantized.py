@@ -77,7 +77,7 @@ def test_moments_in_8_bits_need_the_package_and_a_gpu(monkeypatch: pytest.Monkey
     ("settings", "said"),
     [
         (("algos=[PITA,DPO,RAFT]",), "DPO, RAFT would train the policy"),
-        (("generation.backend=transformers",), "use generation.backend=own"),
+        (("generation.backend=vllm",), "use generation.backend=own"),
         (("generation.gpus_per_job=2",), "weights in few bits are not split over devices"),
     ],
 )

@@ -49,10 +49,6 @@ def backend_of(
         settings: How to decode; `batch_size` is how many sequences are decoded at once at most.
         sizes: Batch sizes that fitted before.
     """
-    if generation.backend is TextBackend.transformers:
-        from pipeline.learning.generation.backends.paged import PagedBackend
-
-        return PagedBackend(model, settings, sizes)
     if generation.backend is TextBackend.vllm:
         from pipeline.learning.generation.backends.vllm_engine import VLLMBackend
 

@@ -24,8 +24,8 @@ from pipeline.errors import JobError, OutOfMemory
 from pipeline.learning.generation.backends.counting import count_decoding
 from pipeline.learning.generation.decode import Decoded, DecodeSettings
 from pipeline.learning.generation.sampling import LIKELIEST, Keys
-from pipeline.learning.models import scratch
 from pipeline.learning.models.batch_size import BatchSizes, free_memory, is_out_of_memory
+from pipeline.learning.models.cache import scratch_folder
 from pipeline.outputs.guidance import adapter_folders
 
 MIB = 1 << 20
@@ -201,7 +201,7 @@ class VLLMBackend:
         if not adapter_folders(Path(self._folder)):
             yield self._folder
             return
-        with TemporaryDirectory(prefix="merged-", dir=scratch.folder()) as folder:
+        with TemporaryDirectory(prefix="merged-", dir=scratch_folder()) as folder:
             self._model.save_pretrained(folder)
             yield folder
 

@@ -11,7 +11,7 @@ import torch
 from pipeline.errors import RanksDisagree
 from pipeline.learning.generation.decode import Agreement
 from pipeline.learning.models.batch_size import note_split, split_over
-from pipeline.learning.models.bits import bits_of
+from pipeline.learning.models.load import bits_of
 from pipeline.learning.training.distributed import Ranks, Spread
 
 TOKENS = np.array([[3, 4], [5, 6]])

@@ -130,10 +130,9 @@ def test_a_completion_ends_where_transformers_ends_it(stop: list[str]) -> None:
         assert set(row[len(ids) :]) <= {end}
 
 
-@pytest.mark.parametrize("backend", [TextBackend.own, TextBackend.transformers], ids=lambda one: one.name)
 @pytest.mark.parametrize("top_p", [1.0, 0.9])
-def test_every_decoder_draws_the_same_tokens_up_to_the_stop(backend: TextBackend, top_p: float) -> None:
-    whole, found = drawn(policies(top_p=top_p)), drawn(policies(STOPS, backend=backend, top_p=top_p))
+def test_the_same_tokens_are_drawn_up_to_the_stop(top_p: float) -> None:
+    whole, found = drawn(policies(top_p=top_p)), drawn(policies(STOPS, top_p=top_p))
     assert found.tokens == [cut(ids, STOPS) for ids in whole.tokens]
     assert found.tokens != whole.tokens
     alike = [found.kl[at] for at, ids in enumerate(whole.tokens) if ids == found.tokens[at]]

@@ -8,8 +8,7 @@ import pytest
 
 from pipeline.config.schema import Sharding, Strategy
 from pipeline.errors import DeviceError
-from pipeline.learning.memory.fit import Fit, fit
-from pipeline.learning.memory.training import GB, ModelShape, StateLayout, Workload
+from pipeline.learning.memory.fit import GB, Fit, ModelShape, StateLayout, Workload, fit
 from tests.doubles.composing import quick_config
 
 SMALL = ModelShape(
@@ -73,7 +72,8 @@ def test_the_smallest_change_that_fits_comes_first() -> None:
     assert not tried(SMALL, 1, 24, work=roomy).chosen
     assert tried(SMALL, 1, 24, work=replace(roomy, checkpointing=True)).chosen
     (both, *_) = tried(SEVEN_B, 4, 48, work=Workload(batch=16, tokens=16_384)).changes_that_fit()
-    assert both.startswith("--batch 1 --checkpointing ")
+    assert both.startswith("--batch 1 (")
+    assert "--checkpointing" in both
     (spread, *_) = tried(SEVEN_B, 4, 48, strategy=Strategy.ddp).changes_that_fit()
     assert spread.startswith("4 such GPUs (training.gpus_per_job=4 training.strategy=fsdp)")
     assert tried(SEVENTY_B, 1, 16).changes_that_fit() == []

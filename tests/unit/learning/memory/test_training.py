@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 
 from pipeline.config.schema import Optimizer
-from pipeline.learning.memory.training import (
+from pipeline.learning.memory.fit import (
     GB,
     ModelShape,
     Precision,

@@ -36,12 +36,12 @@ from pipeline.learning.datasets.tokenized import encode_prompts
 from pipeline.learning.generation.policy import TextPolicy
 from pipeline.learning.generation.sampling import sample_keys
 from pipeline.learning.models.batch_size import split_options
-from pipeline.learning.models.gguf import convert
 from pipeline.learning.models.kinds import HFModelConfig
 from pipeline.learning.models.load import (
     blocks_of,
     config_context,
     context_length,
+    convert,
     end_ids,
     frozen,
     length_beside_others,

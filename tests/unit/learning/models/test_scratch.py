@@ -6,7 +6,8 @@ from typing import Any
 import pytest
 
 from pipeline.config.schema import SystemConfig
-from pipeline.learning.models import load, scratch
+from pipeline.learning.models import load
+from pipeline.learning.models.cache import scratch_folder, scratch_in
 
 
 class Alone:
@@ -29,7 +30,7 @@ class Model:
 
 
 def test_outside_of_jobs_nothing_is_said() -> None:
-    assert scratch.folder() is None
+    assert scratch_folder() is None
 
 
 def test_merged_weights_are_written_beside_the_output_of_the_job(
@@ -43,7 +44,7 @@ def test_merged_weights_are_written_beside_the_output_of_the_job(
         return Model()
 
     monkeypatch.setattr(load, "load_policy", load_policy)
-    with scratch.scratch_in(tmp_path):
+    with scratch_in(tmp_path):
         model = load._load_merged_parts(
             tmp_path / "adapters",
             "base",
@@ -55,4 +56,4 @@ def test_merged_weights_are_written_beside_the_output_of_the_job(
     assert [place.name.partition("-")[0] for place in read] == ["adapters", "merged"]
     assert model.name_or_path == str(tmp_path / "adapters")
     assert list(tmp_path.iterdir()) == []
-    assert scratch.folder() is None
+    assert scratch_folder() is None

@@ -10,7 +10,7 @@ import torch
 
 from pipeline.config.schema import DType, Sharding, Strategy
 from pipeline.errors import JobError
-from pipeline.learning.memory.training import GB, ModelShape, Precision, Workload, training_footprint
+from pipeline.learning.memory.fit import GB, ModelShape, Precision, Workload, training_footprint
 from pipeline.learning.training import distributed
 from pipeline.learning.training.distributed import Ranks, Spread, choose_spread, refuse_what_cannot_fit, settle
 from pipeline.learning.training.policy import computing_in
