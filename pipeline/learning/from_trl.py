@@ -1,4 +1,4 @@
-"""What TRL's configurations are here: one table of both, which docs/coming-from-trl.md is held to as well."""
+"""What TRL's configurations are here: one table of both."""
 
 from __future__ import annotations
 

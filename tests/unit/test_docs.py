@@ -1,10 +1,7 @@
 """The pages of docs/ are as the code is, in the site, and readable by those who make the site of them."""
 
-import ast
 import re
 import sys
-from functools import cache
-from importlib.util import find_spec
 from itertools import pairwise
 from pathlib import Path
 
@@ -18,7 +15,7 @@ from pipeline.__main__ import app
 from pipeline.commands.help_keys import help_on
 from pipeline.config.explain import known_keys
 from pipeline.config.meaning import shipped_meanings
-from pipeline.learning.from_trl import CONFIGS, OF_ALGORITHM, SHARED, counterparts
+from pipeline.learning.from_trl import OF_ALGORITHM, counterparts
 from pipeline.slurm.lint import check_script
 from pipeline.slurm.script import interpreter
 from pipeline.terminal.console import Verdict
@@ -132,102 +129,28 @@ def test_the_script_for_slurm_passes_the_doctor(tmp_path: Path) -> None:
 
 # -- coming from TRL ---------------------------------------------------------------------------------------------
 
-TRL_ARGUMENTS = {
-    "`CPOConfig`": "experimental/cpo/cpo_config",
-    "`DPOConfig`": "trainer/dpo_config",
-    "`GRPOConfig`": "trainer/grpo_config",
-    "`KTOConfig`": "trainer/kto_config",
-    "`ORPOConfig`": "experimental/orpo/orpo_config",
-    "`RLOOConfig`": "trainer/rloo_config",
-    "`SFTConfig`": "trainer/sft_config",
-}
-"""Section of the page -> module of `trl`."""
 
-
-@cache
-def declared(package: str, module: str) -> frozenset[str]:
-    """Fields of the configurations in a module, read without importing it, which takes seconds."""
-    spec = find_spec(package)
-    assert spec is not None
-    assert spec.origin is not None
-    tree = ast.parse((Path(spec.origin).parent / module).with_suffix(".py").read_text())
-    classes = [node for node in tree.body if isinstance(node, ast.ClassDef)]
-    lines = [line for node in classes for line in node.body if isinstance(line, ast.AnnAssign)]
-    return frozenset(line.target.id for line in lines if isinstance(line.target, ast.Name))
-
-
-def rows_of(section: str) -> list[tuple[str, list[str], list[str]]]:
-    """Kind of table, names in its first column, keys in its second, of each row of a section."""
-    text = (DOCS / "coming-from-trl.md").read_text()
-    of_section = re.split(r"^## ", text, flags=re.MULTILINE)
-    lines = next(part for part in of_section if part.startswith(f"{section}\n")).splitlines()
-    rows, kind = [], ""
-    for before, line in zip(["", *lines], lines, strict=False):
-        cells = [cell.strip() for cell in line.strip("|").split(" | ")]
-        if line.startswith("|") and not before.startswith("|"):
-            kind = cells[0].strip("`")
-        elif line.startswith("| `"):
-            rows.append((kind, re.findall(r"`(\w+)`", cells[0]), re.findall(r"`([\w.]+)`", cells[1])))
-    return rows
-
-
-def test_the_page_has_every_argument_of_trl() -> None:
-    shared = {name for _, names, _ in rows_of("Of all") for name in names}
-    for section, module in TRL_ARGUMENTS.items():
-        named = {name for _, names, _ in rows_of(section) for name in names}
-        fields = declared("trl", module)
-        assert named <= fields, section
-        above = {name for _, names, _ in rows_of("`GRPOConfig`") for name in names} if "RLOO" in section else set()
-        assert fields - named - shared - above == set(), section
-    assert declared("trl", "trainer/base_config") <= shared
-
-
-def test_arguments_that_all_have_exist() -> None:
-    of = {
-        "TRL": declared("transformers", "training_args")
-        | declared("trl", "trainer/base_config")
-        | declared("trl", "trainer/dpo_config"),
-        "LoraConfig": declared("peft", "tuners/lora/config"),
-    }
-    named = [(kind, name) for kind, names, _ in rows_of("Of all") if kind in of for name in names]
-    assert {kind for kind, _ in named} == set(of)
-    assert [name for kind, name in named if name not in of[kind]] == []
+def rows_of_trl() -> list[tuple[list[str], list[str]]]:
+    """Arguments of TRL, and keys that they are here, of each row of the page's table."""
+    lines = (DOCS / "coming-from-trl.md").read_text().splitlines()
+    cells = [line.strip("|").split(" | ") for line in lines if line.startswith("| `")]
+    return [(re.findall(r"`(\w+)`", cell[0]), re.findall(r"`([\w.]+)`", cell[1])) for cell in cells]
 
 
 def test_who_asks_for_help_by_a_name_of_trl_is_led_to_the_key_on_the_page() -> None:
-    sections = ["Of all", *TRL_ARGUMENTS]
-    rows = [(names, keys) for section in sections for _, names, keys in rows_of(section) if keys]
-    led = {name: "\n".join(text for text, _ in help_on(name)) for names, _ in rows for name in names}
-    lost = [
-        name for names, keys in rows for name in names if not any(key.split(".")[-1] in led[name] for key in keys)
-    ]
-    assert lost == []
+    for names, keys in rows_of_trl():
+        for name in names:
+            led = "\n".join(text for text, _ in help_on(name))
+            assert name in {key.split(".")[-1] for key in keys} or any(
+                key.split(".")[-1] in led for key in keys
+            ), name
 
 
-@pytest.mark.parametrize("algo", OF_ALGORITHM)
-def test_what_from_trl_goes_by_is_the_table_on_the_page(algo: str) -> None:
-    """Whichever of the two is changed, so must be the other: `pipeline/learning/from_trl.py`."""
-    table = {**SHARED, **OF_ALGORITHM[algo]}
-    said: dict[str, set[str]] = {}
-    of_drawing = ["`GRPOConfig`"] * (algo == "RLOO")
-    for section in ("Of all", *of_drawing, f"`{CONFIGS[algo].partition(':')[2]}`"):
-        for kind, names, keys in rows_of(section):
-            if kind == "TRL":
-                named = [name for name in names if not name.startswith(("vllm_", "stop_strings"))]
-                here = {re.sub(r"^algos\.(DPO|GRPO)\.", f"algos.{algo}.", key) for key in keys}
-                said |= dict.fromkeys(named, here)
-    # What is given as `NAME=VALUE` on the page is left out.
-    assert {name for name, keys in said.items() if keys} <= table.keys()
-    held = {name: each for name, each in counterparts(algo).items() if said.get(name)}
-    assert len(held) > 25
-    wrong = {name: each.key for name, each in held.items() if each.key not in said[name]}
-    assert wrong == {}
-
-
-def test_keys_on_the_page_exist_here() -> None:
-    sections = ["# Coming from TRL", "Of all", *TRL_ARGUMENTS]
-    rows = [row for section in sections for row in rows_of(section)]
-    assert {kind for kind, _, _ in rows} >= {"verl", "TRL"}
-    keys = {key for _, _, found in rows for key in found}
-    assert len(keys) > 30
-    assert keys - set(known_keys()) == set()
+def test_the_page_has_arguments_that_from_trl_knows_and_keys_that_exist() -> None:
+    told = {name for algo in OF_ALGORITHM for name in counterparts(algo)}
+    assert len(rows_of_trl()) > 20
+    assert {name for names, _ in rows_of_trl() for name in names} - told == set()
+    known = set(known_keys())
+    assert {key for _, keys in rows_of_trl() for key in keys} - known == set()
+    held = {each.key for algo in OF_ALGORITHM for each in counterparts(algo).values()}
+    assert held - known == {"algos.SFT.batch_size"} - known
