@@ -32,8 +32,8 @@ from transformers import LogitsProcessorList, PreTrainedModel
 from benchmarks.arguments import positive
 from pipeline.config.schema import SystemConfig
 from pipeline.learning.choices import HeadType, Others
-from pipeline.learning.datasets.addition import AdditionConfig
-from pipeline.learning.datasets.registry import load_dataset
+from pipeline.learning.datasets.base import load_dataset
+from pipeline.learning.datasets.made import AdditionConfig
 from pipeline.learning.generation.decode import DecodeSettings, Guidance, decode
 from pipeline.learning.generation.sampling import policy_logprobs, sample_keys
 from pipeline.learning.generation.slow_guide import GuidedLogitsProcessor

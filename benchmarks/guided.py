@@ -37,8 +37,8 @@ from benchmarks.arguments import positive
 from benchmarks.decoding import MODELS, Load, equal, mixed
 from pipeline.config.schema import SystemConfig
 from pipeline.learning.choices import HeadType, Others
-from pipeline.learning.datasets.addition import AdditionConfig
-from pipeline.learning.datasets.registry import load_dataset
+from pipeline.learning.datasets.base import load_dataset
+from pipeline.learning.datasets.made import AdditionConfig
 from pipeline.learning.generation.decode import DecodeSettings, Guidance, decode
 from pipeline.learning.generation.row_models import RowModel
 from pipeline.learning.generation.sampling import sample_keys

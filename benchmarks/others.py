@@ -36,7 +36,7 @@ from pipeline.engine.store.store import Store
 from pipeline.learning.algos.registry import load_algorithm
 from pipeline.learning.algos.value_guided import ValueAlgoConfig, ValueGuidedAlgorithms
 from pipeline.learning.choices import Others
-from pipeline.learning.datasets.registry import load_dataset
+from pipeline.learning.datasets.base import load_dataset
 from pipeline.learning.generation.decode import Guidance
 from pipeline.learning.generation.policy import TextPolicy
 from pipeline.learning.generation.sampling import sample_keys

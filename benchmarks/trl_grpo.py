@@ -40,8 +40,7 @@ from benchmarks.others import train
 from pipeline.config.schema import Config, SystemConfig
 from pipeline.engine.store.store import Store
 from pipeline.learning.algos.grpo import GRPOConfig as GRPOSettings
-from pipeline.learning.datasets.base import Dataset
-from pipeline.learning.datasets.registry import load_dataset
+from pipeline.learning.datasets.base import Dataset, load_dataset
 from pipeline.learning.evaluation.statistics import Floats
 from pipeline.learning.models.kinds import TinyModelConfig
 from pipeline.learning.models.load import load_policy, load_tokenizer

@@ -221,7 +221,7 @@ def _tokens() -> dict[str, Entry]:
     """What DPO trains on of pairs that a dataset has, where prompts are texts and where they are conversations."""
     from pipeline.learning.algos.dpo import DPO, existing_sequences
     from pipeline.learning.datasets.base import Row
-    from pipeline.learning.datasets.tokenized import encode_prompts
+    from pipeline.learning.datasets.prepared import encode_prompts
     from pipeline.plan.versions import PREPARATION
     from tests.golden_runs import texts_tokenizer
 
@@ -251,15 +251,10 @@ def _tables(scratch: Path) -> dict[str, Entry]:
 
 
 def _rows(scratch: Path) -> dict[str, Entry]:
-    from pipeline.learning.datasets.addition import AdditionConfig
-    from pipeline.learning.datasets.base import SPLITS
-    from pipeline.learning.datasets.competition_math import MathConfig
-    from pipeline.learning.datasets.gsm8k import GSM8KConfig
-    from pipeline.learning.datasets.imdb_sentiment import IMDBConfig
+    from pipeline.learning.datasets.base import SPLITS, load_dataset
+    from pipeline.learning.datasets.made import AdditionConfig, StarGraphConfig
     from pipeline.learning.datasets.prepared import prepare
-    from pipeline.learning.datasets.registry import load_dataset
-    from pipeline.learning.datasets.star_graph import StarGraphConfig
-    from pipeline.learning.datasets.tldr import TLDRConfig
+    from pipeline.learning.datasets.shipped import GSM8KConfig, IMDBConfig, MathConfig, TLDRConfig
     from pipeline.plan.versions import PREPARATION
 
     data = HERE / "data"

@@ -35,8 +35,8 @@ from pipeline.learning.algos.base import REFERENCE
 from pipeline.learning.algos.policy_config import starts_of
 from pipeline.learning.datasets.chat import CLOCK, DATE, asks_clock, dated
 from pipeline.learning.datasets.columns import template_fields
+from pipeline.learning.datasets.files import is_hub_id, reaching
 from pipeline.learning.datasets.from_files import FilesConfig
-from pipeline.learning.datasets.hub import is_hub_id, reaching
 from pipeline.outputs.formats import POINTER, Pointer, read_pointer, read_shown_samples
 from pipeline.outputs.guidance import GUIDANCE, USAGE, GuidanceSettings, Usage, adapter_folders
 from pipeline.plan.models import is_local, model_files

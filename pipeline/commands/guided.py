@@ -19,7 +19,7 @@ from pipeline.config.schema import Attention, DType, SystemConfig
 from pipeline.engine.run_folder import RunFolder
 from pipeline.errors import ConfigError, DeviceError
 from pipeline.foreign import ForeignDataError
-from pipeline.learning.datasets.hub import is_hub_id
+from pipeline.learning.datasets.files import is_hub_id
 from pipeline.learning.models.source import snapshot
 from pipeline.outputs.formats import POINTER, Pointer, problem_in_words, read_pointer
 from pipeline.outputs.guidance import (

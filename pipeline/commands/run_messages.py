@@ -19,7 +19,7 @@ from pipeline.engine.scheduler.outcome import Outcome
 from pipeline.engine.scheduler.state import JobStatus
 from pipeline.engine.store.store import AGAIN
 from pipeline.learning.algos.value_guided import candidates_note
-from pipeline.learning.datasets.registry import load_dataset
+from pipeline.learning.datasets.base import load_dataset
 from pipeline.plan.graph import Plan
 from pipeline.runs.notes import collect_notes, failed_rewards, prepared_rows, short_of_rows
 from pipeline.runs.origin import Maker, several_makers

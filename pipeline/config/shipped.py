@@ -22,16 +22,16 @@ ALGORITHMS = {
 """Name -> class, whose `config_class` has the settings under ``algos.<name>``."""
 
 DATASETS = {
-    "addition": "pipeline.learning.datasets.addition:Addition",
-    "csv": "pipeline.learning.datasets.generic:CsvFiles",
-    "gsm8k": "pipeline.learning.datasets.gsm8k:GSM8K",
-    "hf": "pipeline.learning.datasets.generic:HuggingFace",
-    "imdb_sentiment": "pipeline.learning.datasets.imdb_sentiment:IMDBSentiment",
-    "jsonl": "pipeline.learning.datasets.generic:JsonLines",
-    "math": "pipeline.learning.datasets.competition_math:CompetitionMath",
-    "parquet": "pipeline.learning.datasets.generic:ParquetFiles",
-    "star_graph": "pipeline.learning.datasets.star_graph:StarGraph",
-    "tldr": "pipeline.learning.datasets.tldr:TLDR",
+    "addition": "pipeline.learning.datasets.made:Addition",
+    "csv": "pipeline.learning.datasets.shipped:CsvFiles",
+    "gsm8k": "pipeline.learning.datasets.shipped:GSM8K",
+    "hf": "pipeline.learning.datasets.shipped:HuggingFace",
+    "imdb_sentiment": "pipeline.learning.datasets.shipped:IMDBSentiment",
+    "jsonl": "pipeline.learning.datasets.shipped:JsonLines",
+    "math": "pipeline.learning.datasets.shipped:CompetitionMath",
+    "parquet": "pipeline.learning.datasets.shipped:ParquetFiles",
+    "star_graph": "pipeline.learning.datasets.made:StarGraph",
+    "tldr": "pipeline.learning.datasets.shipped:TLDR",
 }
 """Kind -> class, likewise."""
 

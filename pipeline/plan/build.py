@@ -26,7 +26,7 @@ from pipeline.learning.algos.base import DATASET, PROMPTS, START_TRAIN, Read, St
 from pipeline.learning.algos.policy_config import start_of
 from pipeline.learning.algos.reference import CHECK, PREPARE, TOKENIZE, Preparation
 from pipeline.learning.algos.registry import planned_stages
-from pipeline.learning.datasets.registry import load_dataset
+from pipeline.learning.datasets.base import load_dataset
 from pipeline.machine import garbage
 from pipeline.plan.chains import PREPARATION, REFERENCE, Chain, chains
 from pipeline.plan.compatibility import Widths

@@ -17,7 +17,7 @@ from pipeline.foreign import ForeignDataError
 from pipeline.learning.algos.base import Algorithm, Stage
 from pipeline.learning.algos.registry import load_algorithm
 from pipeline.learning.choices import HeadType
-from pipeline.learning.datasets.hub import in_cache
+from pipeline.learning.datasets.files import in_cache
 from pipeline.learning.memory.fit import (
     PROMPT_TOKENS,
     DecodingLoad,

@@ -19,7 +19,7 @@ from pipeline.config.schema import Config, Keep, Optimizer
 from pipeline.learning.algos.base import Stage
 from pipeline.learning.algos.policy_config import starts_of, stores_adapters
 from pipeline.learning.choices import HeadType
-from pipeline.learning.datasets.registry import load_dataset
+from pipeline.learning.datasets.base import load_dataset
 from pipeline.learning.memory.fit import Precision, bytes_per_parameter
 from pipeline.learning.models.families import is_adapters
 from pipeline.outputs.formats import MAX_STEPS

@@ -15,7 +15,7 @@ from typing import Any
 from pipeline.config.bases import ModelConfig
 from pipeline.foreign import ForeignDataError, converted
 from pipeline.learning.datasets.base import Dataset
-from pipeline.learning.datasets.hub import in_cache
+from pipeline.learning.datasets.files import in_cache
 from pipeline.learning.models.families import with_weights
 from pipeline.learning.models.kinds import TinyModelConfig
 from pipeline.plan.estimates import weights_in_name

@@ -25,7 +25,7 @@ from pipeline.config.schema import Config
 from pipeline.errors import ConfigError
 from pipeline.files import open_plain
 from pipeline.foreign import ForeignDataError, converted, read_model_json
-from pipeline.learning.datasets.hub import folder_called_nearly, in_cache, is_hub_id, offline
+from pipeline.learning.datasets.files import folder_called_nearly, in_cache, is_hub_id, offline
 from pipeline.learning.models.families import (
     ENDS,
     SETTINGS,

@@ -30,10 +30,9 @@ from pipeline.foreign import ForeignDataError, read_model_json
 from pipeline.learning.algos.dpo import FeedbackConfig, KTOConfig, PairSource
 from pipeline.learning.algos.qsharp import CDConfig, QSharpConfig
 from pipeline.learning.algos.sft import SFTConfig
-from pipeline.learning.datasets.files import HubDataset
+from pipeline.learning.datasets.base import check_demonstrations, demonstration_length, load_dataset
+from pipeline.learning.datasets.files import HubDataset, in_cache
 from pipeline.learning.datasets.from_files import FilesConfig, FilesDataset
-from pipeline.learning.datasets.hub import in_cache
-from pipeline.learning.datasets.registry import check_demonstrations, demonstration_length, load_dataset
 from pipeline.learning.models.families import is_adapters, tokenizer_place
 from pipeline.learning.models.kinds import TinyModelConfig
 from pipeline.learning.rewards.registry import shipped_traits

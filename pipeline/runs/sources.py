@@ -20,10 +20,8 @@ from pipeline.errors import ConfigError
 from pipeline.files import file_sha256
 from pipeline.foreign import ForeignDataError
 from pipeline.hints import recall, remember
-from pipeline.learning.datasets.base import SPLITS
-from pipeline.learning.datasets.fingerprint import source_fingerprint
-from pipeline.learning.datasets.from_files import FilesDataset
-from pipeline.learning.datasets.registry import load_dataset
+from pipeline.learning.datasets.base import SPLITS, load_dataset
+from pipeline.learning.datasets.from_files import FilesDataset, source_fingerprint
 from pipeline.outputs.formats import DATASET, read_prepared_rows
 from pipeline.plan.contents import REWARD_FILES
 from pipeline.plan.models import identity_of, model_identities
@@ -66,7 +64,7 @@ def known_rows(config: Config, output: Callable[[str], Path]) -> Callable[[str, 
                 return {split: len(dataset.ids(split)) for split in SPLITS}
         with suppress(OSError, ForeignDataError):
             return read_prepared_rows(output(key) / DATASET).rows
-        from pipeline.learning.datasets.look import rows_of_small  # what a plan that is stored has no use for
+        from pipeline.learning.datasets.rows import rows_of_small  # what a plan that is stored has no use for
 
         return rows_of_small(dataset) if isinstance(dataset, FilesDataset) else {}
 

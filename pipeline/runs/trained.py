@@ -27,8 +27,8 @@ from pipeline.learning.algos.base import REFERENCE, Algorithm
 from pipeline.learning.algos.best_of_n import BestOfN
 from pipeline.learning.algos.registry import load_algorithm
 from pipeline.learning.algos.value_guided import ValueAlgoConfig, ValueGuidedAlgorithms
+from pipeline.learning.datasets.base import load_dataset
 from pipeline.learning.datasets.from_files import FilesDataset
-from pipeline.learning.datasets.registry import load_dataset
 from pipeline.learning.models.source import reference_folder
 from pipeline.outputs.formats import ETA, problem_in_words, read_metrics
 from pipeline.outputs.guidance import GUIDANCE, Drawing, GuidanceSettings, Prompting, Usage, read_guidance

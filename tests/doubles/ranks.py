@@ -28,8 +28,8 @@ from pipeline.errors import JobStopped
 from pipeline.learning.algos.policy_config import LoraSettings
 from pipeline.learning.algos.stage_entry import prepare_torch
 from pipeline.learning.choices import DPOLoss, GRPOLoss, HeadType, ScaleRewards
-from pipeline.learning.datasets.addition import AdditionConfig
-from pipeline.learning.datasets.registry import load_dataset
+from pipeline.learning.datasets.base import load_dataset
+from pipeline.learning.datasets.made import AdditionConfig
 from pipeline.learning.models.kinds import TinyModelConfig
 from pipeline.learning.models.load import load_policy
 from pipeline.learning.models.tiny import train_reference

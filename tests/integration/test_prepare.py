@@ -10,7 +10,7 @@ import torch
 from transformers import GPT2Config, GPT2LMHeadModel
 
 from pipeline.config.load import load_config
-from pipeline.learning.datasets.registry import load_dataset
+from pipeline.learning.datasets.base import load_dataset
 from pipeline.learning.models.tiny import make_tokenizer
 from tests.doubles.small_runs import events, results, run_here
 

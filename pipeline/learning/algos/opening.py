@@ -15,10 +15,9 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 from pipeline.config.schema import DType
 from pipeline.learning.algos.base import DATASET, PROMPTS, JobContext
 from pipeline.learning.choices import HeadType
-from pipeline.learning.datasets.base import Dataset, Row
+from pipeline.learning.datasets.base import Dataset, Row, load_dataset
 from pipeline.learning.datasets.chat import template_arguments
-from pipeline.learning.datasets.registry import load_dataset
-from pipeline.learning.datasets.tokenized import TokenizedPrompts
+from pipeline.learning.datasets.prepared import TokenizedPrompts
 from pipeline.learning.generation.decode import Guidance
 from pipeline.learning.generation.policy import TextPolicy
 from pipeline.learning.generation.tilt import Tilt

@@ -26,9 +26,8 @@ from pipeline.learning.algos.opening import (
     score,
 )
 from pipeline.learning.algos.policy_weights import exact_logprobs, frozen_policy, save_policy, to_train
-from pipeline.learning.datasets.answers import Answered, encode_answers, encode_demonstration
 from pipeline.learning.datasets.base import Dataset, Row, Text
-from pipeline.learning.datasets.chat import template_arguments
+from pipeline.learning.datasets.chat import Answered, encode_answers, encode_demonstration, template_arguments
 from pipeline.learning.generation import tilt
 from pipeline.learning.generation.policy import (
     BestOfNPolicy,

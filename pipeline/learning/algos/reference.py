@@ -45,9 +45,9 @@ class Preparation(Algorithm):
     def prepare(self, ctx: JobContext) -> None:
         """Read the source and write its rows by split."""
         with ctx.loading():
+            from pipeline.learning.datasets.base import load_dataset
             from pipeline.learning.datasets.columns import MissingColumns, ReservedColumn
             from pipeline.learning.datasets.prepared import prepare
-            from pipeline.learning.datasets.registry import load_dataset
             from pipeline.learning.rewards.probe import advice_on
         config, name = ctx.config.dataset, ctx.job_id.partition("/")[0]
         try:
@@ -58,8 +58,8 @@ class Preparation(Algorithm):
     def check(self, ctx: JobContext) -> None:
         """See whether the rewards can work with the rows, which are read once more for the places of odd ones."""
         with ctx.loading():
+            from pipeline.learning.datasets.base import load_dataset
             from pipeline.learning.datasets.prepared import PreparedDataset, add_warnings, check_rows
-            from pipeline.learning.datasets.registry import load_dataset
             from pipeline.learning.rewards.probe import RowCheck, check_gold, check_rewards
         config, name = ctx.config.dataset, ctx.job_id.partition("/")[0]
         dataset, check, rows = load_dataset(config), RowCheck(name, config), PreparedDataset(ctx.input("prepare"))
@@ -75,8 +75,7 @@ class Preparation(Algorithm):
     def tokenize(self, ctx: JobContext) -> None:
         """Write the token ids of every prompt, by the reference's tokenizer."""
         with ctx.loading():
-            from pipeline.learning.datasets.prepared import PreparedDataset
-            from pipeline.learning.datasets.tokenized import tokenized
+            from pipeline.learning.datasets.prepared import PreparedDataset, tokenized
         dataset = toolbox.open_dataset(ctx)
         if not isinstance(dataset, PreparedDataset):
             raise JobError("its dataset was not prepared")

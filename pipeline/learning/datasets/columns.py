@@ -9,9 +9,8 @@ from datetime import date
 from typing import TYPE_CHECKING, Any
 
 from pipeline.errors import ConfigError, DataError, unknown_name
-from pipeline.learning.datasets.answers import as_turns, without_prompt
 from pipeline.learning.datasets.base import Message, Row, Text
-from pipeline.learning.datasets.chat import ARGUMENTS, CLOCK, filled, template_arguments
+from pipeline.learning.datasets.chat import ARGUMENTS, CLOCK, as_turns, filled, template_arguments, without_prompt
 from pipeline.learning.rewards.answers import list_in
 
 if TYPE_CHECKING:

@@ -5,9 +5,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import hashlib
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Any, ClassVar
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -15,10 +18,13 @@ from numpy.typing import NDArray
 from pipeline.config.bases import DatasetConfig
 from pipeline.config.fields import BY_CONTENT, file_or_folder, hint, model_text, number
 from pipeline.errors import ConfigError, DataError
+from pipeline.files import file_sha256
 from pipeline.learning.datasets.base import Dataset, Row
 from pipeline.learning.datasets.columns import check_conversations, check_template, make_row, renamed
-from pipeline.learning.datasets.files import TABLES, Location, locate
-from pipeline.learning.datasets.readers import Record
+from pipeline.learning.datasets.files import TABLES, TEXT, HubDataset, LocalFiles, Location, format_of, locate
+
+if TYPE_CHECKING:
+    from pipeline.learning.datasets.readers import Record
 
 
 @dataclass(kw_only=True)
@@ -140,3 +146,54 @@ class FilesDataset(Dataset):
         return DataError(
             f"dataset '{self.config.kind}' ({where}) is read once by `prepare`, then by PreparedDataset"
         )
+
+
+# -- fingerprint -------------------------------------------------------------------------------------------------
+# What identifies the source of a dataset in a plan: the content of local files, or the id on the hub. Used
+# while planning, so it imports neither `datasets` nor pyarrow.
+
+
+_FOLLOWED = partial(file_sha256, follow=True)  # caches of a hub hold links
+
+
+def source_fingerprint(dataset: Dataset, file_hash: Callable[[Path], str] = _FOLLOWED) -> dict[str, Any]:
+    """What the rows of a dataset follow from, besides its configuration; the same wherever files are kept.
+
+    Args:
+        dataset: It.
+        file_hash: Hash of a file's content; a caller that remembers hashes gives one of its own.
+
+    Returns:
+        Plain data; empty for datasets that are made rather than read.
+
+    Raises:
+        DataError: A local file is not there or may not be read, or there is nothing to read in a folder.
+    """
+    if not isinstance(dataset, FilesDataset):
+        return {}
+    try:
+        return {name: _identity(location, file_hash) for name, location in dataset.locations().items()}
+    except OSError as error:
+        raise DataError(
+            f"dataset '{dataset.config.kind}': cannot read {error.filename or dataset.source.path} "
+            f"({error.strerror}). See that you may read it, and enter the folders that it is in."
+        ) from error
+
+
+def _identity(location: Location, file_hash: Callable[[Path], str]) -> dict[str, Any]:
+    if isinstance(location, HubDataset):
+        return {"hub": location.repo, "subset": location.subset, "revision": location.revision}
+    return _content(location, file_hash)
+
+
+def _content(files: LocalFiles, file_hash: Callable[[Path], str]) -> dict[str, Any]:
+    whole = hashlib.sha256()
+    count = size = 0
+    for split, paths in sorted(files.splits.items()):
+        for path in paths:
+            length = path.stat().st_size
+            # The folder of a text file may be its label.
+            form = f"{format_of(path)}/{path.parent.name}" if format_of(path) in TEXT else format_of(path)
+            whole.update(f"{split} {form} {length} {file_hash(path)}\n".encode())
+            count, size = count + 1, size + length
+    return {"files": count, "bytes": size, "sha256": whole.hexdigest()}

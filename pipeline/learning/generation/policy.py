@@ -16,10 +16,9 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from pipeline.config.schema import GenerationConfig, LongPrompts
 from pipeline.errors import DataError
-from pipeline.learning.datasets.answers import begun_by_template
 from pipeline.learning.datasets.base import Dataset, Row, Text
-from pipeline.learning.datasets.chat import template_arguments
-from pipeline.learning.datasets.tokenized import encode_prompts
+from pipeline.learning.datasets.chat import begun_by_template, template_arguments
+from pipeline.learning.datasets.prepared import encode_prompts
 from pipeline.learning.generation.backends import DecoderOf, backend_of
 from pipeline.learning.generation.decode import Decoded, DecodeSettings, Guidance, decode
 from pipeline.learning.generation.likelihood import rows_at_once, whole_texts

@@ -34,7 +34,7 @@ from transformers.utils.quantization_config import QuantizationMethod
 
 from pipeline.config.schema import Attention, DType, SystemConfig
 from pipeline.errors import JobError
-from pipeline.learning.datasets.answers import template_ends
+from pipeline.learning.datasets.chat import template_ends
 from pipeline.learning.models.batch_size import is_out_of_memory, note_split, split_options
 from pipeline.learning.models.cache import scratch_folder
 from pipeline.learning.models.families import WITHOUT_SDPA, why_not_usable

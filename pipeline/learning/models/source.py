@@ -14,7 +14,7 @@ from pipeline.config.bases import ModelConfig
 from pipeline.errors import JobError
 from pipeline.files import json_text
 from pipeline.foreign import ForeignDataError, parse_json
-from pipeline.learning.datasets.hub import folder_called_nearly, reaching, why_not
+from pipeline.learning.datasets.files import folder_called_nearly, reaching, why_not
 from pipeline.learning.models.families import (
     ENDS,
     Base,

@@ -21,7 +21,7 @@ from transformers import (
 )
 
 from pipeline.errors import ConfigError, unknown_name
-from pipeline.learning.datasets.hub import is_hub_id
+from pipeline.learning.datasets.files import is_hub_id
 from pipeline.learning.models.batch_size import BatchSizes
 from pipeline.learning.models.flops import model_cost, spend, whole_texts
 from pipeline.learning.models.load import check_complete, config_context

@@ -17,7 +17,7 @@ from pipeline.config.bases import Settings
 from pipeline.config.fields import LARGEST_WEIGHT, number
 from pipeline.config.schema import Config
 from pipeline.errors import JobError
-from pipeline.learning.datasets.answers import as_turns, shared, without_prompt
+from pipeline.learning.datasets.chat import as_turns, shared, without_prompt
 from pipeline.learning.rewards.traits import Text
 
 if TYPE_CHECKING:

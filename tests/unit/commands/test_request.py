@@ -12,8 +12,8 @@ from pipeline.config.schema import RayConfig
 from pipeline.engine.workers.ray import is_installed
 from pipeline.engine.workers.ray.backend import check_environment
 from pipeline.errors import ConfigError, DeviceError
+from pipeline.learning.datasets.base import load_dataset
 from pipeline.learning.datasets.prepared import prepare as write_prepared
-from pipeline.learning.datasets.registry import load_dataset
 from pipeline.plan.build import build_plan
 from pipeline.runs.sources import known_rows, read_sources
 from tests.doubles import fake_nvml

@@ -21,10 +21,10 @@ from pipeline.config.user_code import check_settings_class, import_object
 from pipeline.errors import ConfigError
 from pipeline.learning.algos.base import Algorithm
 from pipeline.learning.algos.pita import PITA, PITAConfig
+from pipeline.learning.datasets.base import load_dataset
 from pipeline.learning.datasets.from_files import FilesConfig, FilesDataset
-from pipeline.learning.datasets.gsm8k import GSM8KConfig
-from pipeline.learning.datasets.registry import load_dataset
-from pipeline.learning.datasets.star_graph import StarGraph, StarGraphConfig
+from pipeline.learning.datasets.made import StarGraph, StarGraphConfig
+from pipeline.learning.datasets.shipped import GSM8KConfig
 from tests.doubles.composing import quick_config
 
 NAME = "experiment.name=t"

@@ -21,7 +21,7 @@ from pipeline.errors import ConfigError, JobError
 from pipeline.learning.algos.base import Algorithm
 from pipeline.learning.algos.qsharp import QSharp, QSharpConfig
 from pipeline.learning.choices import HeadType
-from pipeline.learning.datasets.addition import Addition
+from pipeline.learning.datasets.made import Addition
 from tests.doubles.composing import quick_config
 
 NAME = "experiment.name=t"

@@ -20,7 +20,7 @@ from pipeline.commands.request import Request, look_up, prepare
 from pipeline.commands.run import run_experiment
 from pipeline.engine.store.store import NOT_STORED
 from pipeline.errors import StoreError
-from pipeline.learning.datasets.registry import load_dataset
+from pipeline.learning.datasets.base import load_dataset
 from pipeline.plan.disk import DiskNeed, disk_need
 from pipeline.plan.model_size import ModelSize, reference_size
 from pipeline.terminal.console import Terminal

@@ -16,7 +16,7 @@ from pipeline.learning.algos.pita import PITA, PITAConfig
 from pipeline.learning.algos.post_training import PostTrainingAlgorithms
 from pipeline.learning.algos.qsharp import QSharp, QSharpConfig
 from pipeline.learning.algos.reference import Reference
-from pipeline.learning.datasets.registry import load_dataset
+from pipeline.learning.datasets.base import load_dataset
 from pipeline.learning.models.kinds import HFModelConfig, TinyModelConfig
 from pipeline.plan.build import build_plan
 from pipeline.plan.estimates import (

@@ -3,7 +3,7 @@ from dataclasses import replace
 import pytest
 
 from pipeline.learning.algos.pita import PITA
-from pipeline.learning.datasets.addition import Addition
+from pipeline.learning.datasets.made import Addition
 from pipeline.plan import versions
 from pipeline.plan.build import build_plan
 from pipeline.plan.graph import Plan

@@ -18,7 +18,7 @@ import torch
 from pipeline.engine.workers.work import Work
 from pipeline.errors import JobError
 from pipeline.learning.algos.stage_entry import run_stage
-from pipeline.learning.datasets.registry import load_dataset
+from pipeline.learning.datasets.base import load_dataset
 from pipeline.learning.evaluation.metrics import read_samples
 from pipeline.learning.training.sequences import Sequences
 from pipeline.learning.training.value import held_out

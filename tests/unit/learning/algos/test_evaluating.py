@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from transformers import GPT2LMHeadModel
 
 from pipeline.learning.algos import evaluating
-from pipeline.learning.datasets.registry import load_dataset
+from pipeline.learning.datasets.base import load_dataset
 from pipeline.learning.evaluation.metrics import read_samples
 from pipeline.learning.evaluation.optimum import optimum, read_log_right
 from pipeline.learning.generation.policy import TextPolicy

@@ -9,8 +9,8 @@ import pytest
 from pipeline.errors import DataError
 from pipeline.learning.algos.dpo import existing_sequences, labelled_sequences
 from pipeline.learning.algos.groups import Groups
-from pipeline.learning.datasets.addition import Addition, AdditionConfig
 from pipeline.learning.datasets.base import Row
+from pipeline.learning.datasets.made import Addition, AdditionConfig
 from pipeline.learning.generation.policy import by_majority, by_score
 from pipeline.learning.generation.sampling import sample_keys
 from pipeline.learning.models.tiny import make_tokenizer

@@ -14,8 +14,8 @@ from pipeline.learning.algos import groups
 from pipeline.learning.algos import groups as groups_module
 from pipeline.learning.algos.groups import Drawn, Rollouts, score_groups
 from pipeline.learning.choices import HeadType
-from pipeline.learning.datasets.addition import AdditionConfig
-from pipeline.learning.datasets.registry import load_dataset
+from pipeline.learning.datasets.base import load_dataset
+from pipeline.learning.datasets.made import AdditionConfig
 from pipeline.learning.generation.decode import Guidance
 from pipeline.learning.generation.policy import TextPolicy
 from pipeline.learning.generation.tilt import Tilt, preference_offset

@@ -6,9 +6,8 @@ import pytest
 from pipeline.config.bases import DatasetConfig
 from pipeline.config.shipped import DATASETS
 from pipeline.errors import ConfigError
-from pipeline.learning.datasets.addition import Addition, AdditionConfig
-from pipeline.learning.datasets.base import SPLITS, Dataset, Row
-from pipeline.learning.datasets.registry import load_dataset
+from pipeline.learning.datasets.base import SPLITS, Dataset, Row, load_dataset
+from pipeline.learning.datasets.made import Addition, AdditionConfig
 
 
 def addition(**settings: object) -> Addition:

@@ -22,7 +22,7 @@ from pipeline.learning.datasets.chat import (
 )
 from pipeline.learning.datasets.columns import check_conversations, make_row
 from pipeline.learning.datasets.from_files import FilesConfig
-from pipeline.learning.datasets.tokenized import encode_prompts, written_already
+from pipeline.learning.datasets.prepared import encode_prompts, written_already
 from pipeline.learning.rewards.early import answer
 from pipeline.plan.rewards import as_plain
 

@@ -8,9 +8,8 @@ import pytest
 from pipeline.config.bases import DatasetConfig
 from pipeline.config.load import load_config
 from pipeline.errors import ConfigError
-from pipeline.learning.datasets.base import Dataset, Row
+from pipeline.learning.datasets.base import Dataset, Row, check_dataset, check_demonstrations, load_dataset
 from pipeline.learning.datasets.from_files import FilesDataset
-from pipeline.learning.datasets.registry import check_dataset, check_demonstrations, load_dataset
 from pipeline.plan.rewards import check_tokenizers
 
 

@@ -9,13 +9,10 @@ from pathlib import Path
 import pytest
 
 from pipeline.errors import ConfigError, DataError
-from pipeline.learning.datasets.addition import AdditionConfig
-from pipeline.learning.datasets.competition_math import MathConfig
-from pipeline.learning.datasets.fingerprint import source_fingerprint
-from pipeline.learning.datasets.from_files import FilesConfig
-from pipeline.learning.datasets.gsm8k import GSM8KConfig
-from pipeline.learning.datasets.imdb_sentiment import IMDBConfig
-from pipeline.learning.datasets.registry import load_dataset
+from pipeline.learning.datasets.base import load_dataset
+from pipeline.learning.datasets.from_files import FilesConfig, source_fingerprint
+from pipeline.learning.datasets.made import AdditionConfig
+from pipeline.learning.datasets.shipped import GSM8KConfig, IMDBConfig, MathConfig
 
 DATA = Path(__file__).parents[3] / "data"
 
@@ -117,9 +114,9 @@ def test_planning_imports_nothing_heavy() -> None:
     code = f"""
 import sys
 from pipeline.config.tables import all_shipped
-from pipeline.learning.datasets.gsm8k import GSM8KConfig
-from pipeline.learning.datasets.fingerprint import source_fingerprint
-from pipeline.learning.datasets.registry import load_dataset
+from pipeline.learning.datasets.shipped import GSM8KConfig
+from pipeline.learning.datasets.from_files import source_fingerprint
+from pipeline.learning.datasets.base import load_dataset
 source_fingerprint(load_dataset(GSM8KConfig(kind="gsm8k", path={str(DATA / "gsm8k")!r})))
 for kind, schema in all_shipped("datasets").items():
     given = {{"path": "owner/name"}} if kind == "hf" else {{}}

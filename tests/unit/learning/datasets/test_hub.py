@@ -16,11 +16,11 @@ import pytest
 
 from pipeline.engine.workers.failure import FailureKind, classify
 from pipeline.errors import ConfigError, DataError, JobError
-from pipeline.learning.datasets import hub
+from pipeline.learning.datasets import files
+from pipeline.learning.datasets.base import load_dataset
 from pipeline.learning.datasets.from_files import FilesConfig
-from pipeline.learning.datasets.gsm8k import GSM8KConfig
 from pipeline.learning.datasets.prepared import PreparedDataset, prepare
-from pipeline.learning.datasets.registry import load_dataset
+from pipeline.learning.datasets.shipped import GSM8KConfig
 from pipeline.learning.memory.shape import read_shape
 from pipeline.learning.models.kinds import HFModelConfig
 from pipeline.learning.models.source import snapshot, write_reference
@@ -67,9 +67,9 @@ def test_a_damaged_row_of_the_hub_has_a_place_too(tmp_path: Path, monkeypatch: p
 def test_without_a_network_the_message_says_what_to_do(tmp_path: Path) -> None:
     code = """
 from pathlib import Path
-from pipeline.learning.datasets.gsm8k import GSM8KConfig
+from pipeline.learning.datasets.shipped import GSM8KConfig
 from pipeline.learning.datasets.prepared import prepare
-from pipeline.learning.datasets.registry import load_dataset
+from pipeline.learning.datasets.base import load_dataset
 from pipeline.errors import DataError
 try:
     prepare(load_dataset(GSM8KConfig(kind="gsm8k")), Path("out"))
@@ -167,7 +167,7 @@ def hub_of(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
     def make(status: int | None) -> Hub:
         made.append(one := Hub(status))
         # One that answers is waited for, however busy this machine is.
-        monkeypatch.setattr(hub, "PATIENCE_S", 1.0 if status is None else 60.0)
+        monkeypatch.setattr(files, "PATIENCE_S", 1.0 if status is None else 60.0)
         if status == 0:
             one.close()
         template = constants.HUGGINGFACE_CO_URL_TEMPLATE.replace(constants.ENDPOINT, one.url)
@@ -247,12 +247,12 @@ def test_the_shape_of_a_model_on_the_hub_is_asked_for_once(hub_of: Any, status: 
 def test_a_name_that_nobody_resolves_is_given_up(hub_of: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """Looking up a name has no timeout of its own."""
     hub_of(None)
-    monkeypatch.setattr(hub, "PATIENCE_S", 0.02)
+    monkeypatch.setattr(files, "PATIENCE_S", 0.02)
     over = threading.Event()
     monkeypatch.setattr(
         "huggingface_hub.get_session", lambda: SimpleNamespace(head=lambda *_, **__: over.wait(60))
     )
-    with hub.reaching("models", "owner/name") as trouble:
+    with files.reaching("models", "owner/name") as trouble:
         assert "cannot be reached (no answer within 0.04 s)" in trouble
     over.set()
 

@@ -14,14 +14,12 @@ import pyarrow.parquet as pq
 import pytest
 
 from pipeline.errors import ConfigError, DataError
-from pipeline.learning.datasets import look as look_module
-from pipeline.learning.datasets.addition import AdditionConfig
-from pipeline.learning.datasets.base import SPLITS, Row
+from pipeline.learning.datasets import rows as look_module
+from pipeline.learning.datasets.base import SPLITS, Row, load_dataset
 from pipeline.learning.datasets.from_files import FilesConfig, FilesDataset
-from pipeline.learning.datasets.look import Look, look_at
+from pipeline.learning.datasets.made import AdditionConfig
 from pipeline.learning.datasets.prepared import FILE, PreparedDataset, prepare
-from pipeline.learning.datasets.registry import load_dataset
-from pipeline.learning.datasets.rows import identity
+from pipeline.learning.datasets.rows import Look, identity, look_at
 
 Make = Callable[..., FilesConfig]
 

@@ -16,10 +16,10 @@ from hypothesis import strategies as st
 
 from pipeline.errors import DataError
 from pipeline.learning.datasets import columns, readers
+from pipeline.learning.datasets.base import load_dataset
 from pipeline.learning.datasets.from_files import FilesConfig
 from pipeline.learning.datasets.prepared import prepare
 from pipeline.learning.datasets.readers import Record, read_records
-from pipeline.learning.datasets.registry import load_dataset
 
 ROWS = [{"prompt": "eins", "n": 1}, {"prompt": "zwei ü", "n": 2}]
 

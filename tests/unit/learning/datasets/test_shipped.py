@@ -8,14 +8,10 @@ import pytest
 from pipeline.config.bases import DatasetConfig
 from pipeline.config.load import load_config
 from pipeline.errors import ConfigError, DataError
-from pipeline.learning.datasets.base import SPLITS, Row
-from pipeline.learning.datasets.competition_math import MathConfig
+from pipeline.learning.datasets.base import DATASETS, SPLITS, Row, load_dataset
 from pipeline.learning.datasets.from_files import FilesConfig, FilesDataset
-from pipeline.learning.datasets.gsm8k import GSM8KConfig
-from pipeline.learning.datasets.imdb_sentiment import IMDBConfig
 from pipeline.learning.datasets.prepared import PreparedDataset, prepare
-from pipeline.learning.datasets.registry import DATASETS, load_dataset
-from pipeline.learning.datasets.tldr import TLDRConfig
+from pipeline.learning.datasets.shipped import GSM8KConfig, IMDBConfig, MathConfig, TLDRConfig
 
 DATA = Path(__file__).parents[3] / "data"
 

@@ -8,9 +8,8 @@ import pytest
 
 from pipeline.config.load import load_config
 from pipeline.config.schema import Config
-from pipeline.learning.datasets.base import SPLITS
-from pipeline.learning.datasets.registry import load_dataset
-from pipeline.learning.datasets.star_graph import StarGraph, StarGraphConfig
+from pipeline.learning.datasets.base import SPLITS, load_dataset
+from pipeline.learning.datasets.made import StarGraph, StarGraphConfig
 
 
 def star(**settings: object) -> StarGraph:

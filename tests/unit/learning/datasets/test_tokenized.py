@@ -9,11 +9,17 @@ from transformers import PreTrainedTokenizerFast
 
 from pipeline.errors import DataError
 from pipeline.files import write_whole
-from pipeline.learning.datasets.addition import AdditionConfig
+from pipeline.learning.datasets.base import load_dataset
 from pipeline.learning.datasets.from_files import FilesConfig
-from pipeline.learning.datasets.prepared import PreparedDataset, prepare
-from pipeline.learning.datasets.registry import load_dataset
-from pipeline.learning.datasets.tokenized import TokenizedPrompts, encode_prompts, tokenized, unknown_pieces
+from pipeline.learning.datasets.made import AdditionConfig
+from pipeline.learning.datasets.prepared import (
+    PreparedDataset,
+    TokenizedPrompts,
+    encode_prompts,
+    prepare,
+    tokenized,
+    unknown_pieces,
+)
 from pipeline.learning.models.tiny import make_tokenizer
 from pipeline.outputs.formats import TOKENIZED, read_tokenized
 from tests.doubles.tokenizers import tokenizer as made_tokenizer
@@ -141,9 +147,11 @@ def test_long_prompts_are_encoded_few_at_a_time(
     dataset = load_dataset(AdditionConfig(kind="addition", digits=1, test_size=40, validation_size=1))
     tokenized(dataset, tokenizer, tmp_path / "whole", splits=["test"])
     asked: list[int] = []
-    monkeypatch.setattr("pipeline.learning.datasets.tokenized._BATCH_SIZE", 30)  # characters; a prompt has 4
     monkeypatch.setattr(
-        "pipeline.learning.datasets.tokenized.encode_prompts",
+        "pipeline.learning.datasets.prepared._TOKENIZED_BATCH_SIZE", 30
+    )  # characters; a prompt has 4
+    monkeypatch.setattr(
+        "pipeline.learning.datasets.prepared.encode_prompts",
         lambda given, prompts, _: asked.append(len(prompts)) or encode_prompts(given, prompts),
     )
     tokenized(dataset, tokenizer, tmp_path / "parts", splits=["test"])

@@ -13,8 +13,8 @@ from pipeline.config.schema import GenerationConfig, SystemConfig, TextBackend
 from pipeline.errors import JobError, OutOfMemory
 from pipeline.learning.algos import stage_entry
 from pipeline.learning.choices import HeadType
-from pipeline.learning.datasets.addition import AdditionConfig
-from pipeline.learning.datasets.registry import load_dataset
+from pipeline.learning.datasets.base import load_dataset
+from pipeline.learning.datasets.made import AdditionConfig
 from pipeline.learning.generation.backends import vllm_engine
 from pipeline.learning.generation.decode import Decoded, Guidance
 from pipeline.learning.generation.policy import TextPolicy

@@ -12,8 +12,8 @@ from transformers import PreTrainedModel
 
 from pipeline.config.schema import GenerationConfig
 from pipeline.learning.choices import HeadType, Others
-from pipeline.learning.datasets.addition import AdditionConfig
-from pipeline.learning.datasets.registry import load_dataset
+from pipeline.learning.datasets.base import load_dataset
+from pipeline.learning.datasets.made import AdditionConfig
 from pipeline.learning.generation.decode import Decoded, Guidance
 from pipeline.learning.generation.policy import BestOfNPolicy, TextPolicy, TrainedPolicy, by_majority
 from pipeline.learning.generation.sampling import sample_keys

@@ -16,8 +16,8 @@ from pipeline.learning.algos.pita import PITA, PITAConfig
 from pipeline.learning.algos.qsharp import CD, CDConfig, QSharp, QSharpConfig, QSharpHF, QSharpHFConfig
 from pipeline.learning.algos.value_guided import ValueAlgoConfig, ValueGuidedAlgorithms
 from pipeline.learning.choices import HeadType, Others
-from pipeline.learning.datasets.addition import AdditionConfig
-from pipeline.learning.datasets.registry import load_dataset
+from pipeline.learning.datasets.base import load_dataset
+from pipeline.learning.datasets.made import AdditionConfig
 from pipeline.learning.generation.decode import DecodeSettings, Guidance, decode
 from pipeline.learning.generation.guided import STREAM, Guided, SavedGuide
 from pipeline.learning.generation.sampling import sample_keys

@@ -14,8 +14,8 @@ from pipeline.config.schema import GenerationConfig
 from pipeline.errors import DataError, OutOfMemory
 from pipeline.learning.algos import opening
 from pipeline.learning.choices import HeadType, Others
-from pipeline.learning.datasets.addition import AdditionConfig
-from pipeline.learning.datasets.registry import load_dataset
+from pipeline.learning.datasets.base import load_dataset
+from pipeline.learning.datasets.made import AdditionConfig
 from pipeline.learning.generation.decode import Decoded, Guidance
 from pipeline.learning.generation.policy import TextPolicy
 from pipeline.learning.generation.sampling import sample_keys

@@ -14,8 +14,8 @@ from transformers import GPT2Config, GPT2LMHeadModel, LogitsProcessor, PreTraine
 from pipeline.config.schema import GenerationConfig, TextBackend
 from pipeline.errors import JobError
 from pipeline.learning.choices import HeadType, Others
-from pipeline.learning.datasets.addition import AdditionConfig
-from pipeline.learning.datasets.registry import load_dataset
+from pipeline.learning.datasets.base import load_dataset
+from pipeline.learning.datasets.made import AdditionConfig
 from pipeline.learning.generation.decode import Guidance, SlotPace, decode
 from pipeline.learning.generation.policy import TextPolicy
 from pipeline.learning.generation.sampling import sample_keys

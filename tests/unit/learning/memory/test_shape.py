@@ -9,7 +9,7 @@ import torch
 from transformers import AutoModelForCausalLM, GPT2Config, LlamaConfig
 
 from pipeline.errors import ConfigError
-from pipeline.learning.datasets.addition import Addition, AdditionConfig
+from pipeline.learning.datasets.made import Addition, AdditionConfig
 from pipeline.learning.memory.shape import read_shape, shape_of_config
 from pipeline.learning.models.kinds import HFModelConfig
 from pipeline.plan.model_size import reference_size

@@ -10,10 +10,8 @@ import pytest
 import torch
 
 from examples.sorting import Sorting, SortingConfig
-from pipeline.learning.datasets.addition import AdditionConfig
-from pipeline.learning.datasets.base import Dataset
-from pipeline.learning.datasets.registry import load_dataset
-from pipeline.learning.datasets.star_graph import StarGraphConfig
+from pipeline.learning.datasets.base import Dataset, load_dataset
+from pipeline.learning.datasets.made import AdditionConfig, StarGraphConfig
 from pipeline.learning.models import tiny
 from pipeline.learning.models.tiny import Imitation, measure_imitation
 

@@ -29,10 +29,10 @@ from pipeline.config.load import load_config
 from pipeline.config.schema import LongPrompts, SystemConfig
 from pipeline.errors import ConfigError, DataError, JobError
 from pipeline.learning.choices import HeadType
-from pipeline.learning.datasets.addition import AdditionConfig
+from pipeline.learning.datasets.base import load_dataset
 from pipeline.learning.datasets.from_files import FilesConfig
-from pipeline.learning.datasets.registry import load_dataset
-from pipeline.learning.datasets.tokenized import encode_prompts
+from pipeline.learning.datasets.made import AdditionConfig
+from pipeline.learning.datasets.prepared import encode_prompts
 from pipeline.learning.generation.policy import TextPolicy
 from pipeline.learning.generation.sampling import sample_keys
 from pipeline.learning.models.batch_size import split_options

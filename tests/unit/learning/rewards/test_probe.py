@@ -12,13 +12,12 @@ import pytest
 
 from pipeline.config.bases import DatasetConfig, GradingConfig
 from pipeline.errors import ConfigError, DataError
-from pipeline.learning.datasets import look
-from pipeline.learning.datasets.addition import AdditionConfig
-from pipeline.learning.datasets.base import Row
+from pipeline.learning.datasets import rows as look
+from pipeline.learning.datasets.base import Row, load_dataset
 from pipeline.learning.datasets.columns import MissingColumns
 from pipeline.learning.datasets.from_files import FilesConfig
+from pipeline.learning.datasets.made import AdditionConfig
 from pipeline.learning.datasets.prepared import prepare
-from pipeline.learning.datasets.registry import load_dataset
 from pipeline.learning.rewards import early
 from pipeline.learning.rewards.probe import advice_on, check_rewards
 from pipeline.plan.rewards import as_plain, try_rewards

@@ -10,8 +10,8 @@ from torch import Tensor, nn
 
 from pipeline.config.schema import TrainingConfig
 from pipeline.errors import JobStopped, OutOfMemory
-from pipeline.learning.datasets.addition import AdditionConfig
-from pipeline.learning.datasets.registry import load_dataset
+from pipeline.learning.datasets.base import load_dataset
+from pipeline.learning.datasets.made import AdditionConfig
 from pipeline.learning.models import tiny
 from pipeline.learning.models.batch_size import BatchSize
 from pipeline.learning.models.kinds import TinyModelConfig
