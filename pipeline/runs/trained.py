@@ -1,13 +1,9 @@
-"""The models that a run has trained: found by chain and round, with all that using one needs.
-
-What is saved beside a value model (``guidance.json``) goes before the configuration of the run. It is not there
-where an earlier version made the output, and then the configuration says the same.
-"""
+"""The models that a run has trained: found by chain and round, with all that using one needs."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -18,7 +14,6 @@ from pipeline.config.bases import DatasetConfig, ModelConfig
 from pipeline.config.explain import COMPOSITION_ERRORS, explain
 from pipeline.config.load import config_from_plain
 from pipeline.config.schema import Config, LongPrompts
-from pipeline.config.tables import all_shipped
 from pipeline.config.told import refuse_all
 from pipeline.config.values import value_problems
 from pipeline.errors import ConfigError, PipelineError, StoreError
@@ -113,7 +108,6 @@ class Trained:
 
         Raises:
             StoreError: What is saved beside it cannot be read.
-            ConfigError: Nothing is, and the configuration of the run cannot be read.
         """
         chosen = self._chosen_eta()
         saved = self._saved_guidance()
@@ -124,7 +118,9 @@ class Trained:
         """The offset of its method by strength; None where the settings say it."""
         if self.guidance.offset is not None:
             return None
-        method, algo = self._method
+        method, algo = _kind_of(self.config, self.job.algo)(), self.config.algos[self.job.algo]
+        assert isinstance(method, ValueGuidedAlgorithms)
+        assert isinstance(algo, ValueAlgoConfig)
         return lambda eta: method.offset(replace(algo, eta=eta))
 
     @property
@@ -161,19 +157,9 @@ class Trained:
             return bool(getattr(self.data, "chat", False))
         return not isinstance(dataset.row(int(dataset.ids("train")[0])).prompt, str)
 
-    @property
-    def _method(self) -> tuple[ValueGuidedAlgorithms, ValueAlgoConfig]:
-        method, algo = _kind_of(self.config, self.job.algo)(), self.config.algos[self.job.algo]
-        assert isinstance(method, ValueGuidedAlgorithms)
-        assert isinstance(algo, ValueAlgoConfig)
-        return method, algo
-
     def _saved_guidance(self) -> GuidanceSettings:
         try:
             return read_guidance(self.folder / GUIDANCE)
-        except FileNotFoundError:  # of an earlier version
-            method, algo = self._method
-            return method.guidance(self.job.algo, algo, self.reference.name)
         except (OSError, ForeignDataError) as error:
             raise StoreError(f"cannot read {self.folder / GUIDANCE}: {problem_in_words(error)}") from error
 
@@ -218,34 +204,43 @@ def find_trained(
     """
     config = config_of(run)
     chains = trained_chains(run, config)
-    named = [name for name in chains if not name.endswith(f"/{REFERENCE}")]
-    if chain is None and len(named) != 1:
-        raise ConfigError(_which(run, named))
-    if chain is not None and (untrained := _untrained(config, chain, chains)):
-        raise ConfigError(_not_in(run, config, untrained, named))
-    name = named[0] if chain is None else find_named(chains, chain, "chain")
+    name = _named(run, chains, chain)
     jobs = chains[name]
-    last = max(jobs)
     if number is not None and number not in jobs:
         raise ConfigError(f"{name} has no round {number}; there are: {', '.join(map(str, sorted(jobs)))}")
-    found = Trained(run=run, config=config, job=jobs[last if number is None else number], rounds=last)
+    found = Trained(run=run, config=config, job=jobs[max(jobs) if number is None else number], rounds=max(jobs))
     bring(found)
     _check_finished(found, jobs, also_gone=also_gone)
     return found
 
 
+def _named(run: LoadedRun, chains: Mapping[str, object], chain: str | None) -> str:
+    named = [name for name in chains if not name.endswith(f"/{REFERENCE}")]
+    if not named:
+        raise NoSuchName(f"run {run.stamp} of {run.name} has no chain that trains a model")
+    if chain is not None:
+        algo = chain.rstrip("/").rpartition("/")[2]
+        untrained = {job.algo for job in run.plan.jobs.values()} - {name.rpartition("/")[2] for name in chains}
+        if algo in untrained:
+            raise NoSuchName(
+                f"{algo} trains no model in run {run.stamp} of {run.name}; these do:\n{listed(named)}"
+            )
+        return find_named(chains, chain, "chain")
+    if len(named) > 1:
+        told = f"run {run.stamp} of {run.name} has several chains that give a model; say which:"
+        raise ConfigError(f"{told}\n{listed(named)}")
+    return named[0]
+
+
 def has_chain(run: LoadedRun, chain: str | None) -> bool:
     """Whether a run trains what `find_trained` would look for, or several that fit."""
-    config = config_of(run)
-    chains = trained_chains(run, config)
-    if chain is None:
-        return any(not name.endswith(f"/{REFERENCE}") for name in chains)
     try:
-        return not _untrained(config, chain, chains) and bool(find_named(chains, chain, "chain"))
+        _named(run, trained_chains(run, config_of(run)), chain)
     except NoSuchName:
         return False
     except ConfigError:
-        return True
+        return True  # several fit, which is told
+    return True
 
 
 def trained_chains(run: LoadedRun, config: Config) -> dict[str, dict[int, Job]]:
@@ -282,12 +277,8 @@ def config_of(run: LoadedRun) -> Config:
 def _missing(run: LoadedRun, config: Config) -> Iterator[str]:
     """Sections that trainings of the run rest on, and that the configuration lacks."""
     jobs = [job for job in run.plan.jobs.values() if job.stage == TRAIN]
-    names = {
-        "algos": {job.algo for job in jobs} - {REFERENCE},
-        "datasets": {job.dataset for job in jobs},
-        "models": {job.model for job in jobs},
-    }
-    for table, needed in names.items():
+    for table, one in {"algos": "algo", "datasets": "dataset", "models": "model"}.items():
+        needed = {getattr(job, one) for job in jobs} - {REFERENCE}
         yield from (f"{table}.{name} is missing" for name in sorted(needed - getattr(config, table).keys()))
 
 
@@ -295,60 +286,24 @@ def _kind_of(config: Config, algo: str) -> type[Algorithm]:
     return load_algorithm(algo, None if algo == REFERENCE else config.algos[algo].class_path)
 
 
-def _which(run: LoadedRun, chains: list[str]) -> str:
-    if not chains:
-        return f"run {run.stamp} of {run.name} has no chain that trains a model"
-    return f"run {run.stamp} of {run.name} has several chains that give a model; say which:\n{listed(chains)}"
-
-
-def _untrained(config: Config, chain: str, chains: Iterable[str]) -> str:
-    """The algorithm that a chain is called by where the run has none of it that gives a model, or ""."""
-    name = chain.rstrip("/").rpartition("/")[2]
-    known = {*all_shipped("algos"), *config.algos}
-    return name if name in known and not any(each.endswith(f"/{name}") for each in chains) else ""
-
-
-def _not_in(run: LoadedRun, config: Config, algo: str, chains: list[str]) -> str:
-    """What to say of an algorithm that the run has no model of: why, and what its models are for."""
-    ran = any(job.algo == algo for job in run.plan.jobs.values())
-    kind = load_algorithm(algo, config.algos[algo].class_path if algo in config.algos else None)
-    said = f"run {run.stamp} of {run.name} has no {'model' if ran else 'chain'} of {algo}"
-    if ran:
-        said += ", which trains none"
-    elif not issubclass(kind, (BestOfN, ValueGuidedAlgorithms)):
-        said += f". {algo} trains a policy, which completes prompts by itself and is no guide"
-    guides = [name for name in chains if _guides(config, name)]
-    lists = {"that guide the reference by values": guides, "with a policy": [c for c in chains if c not in guides]}
-    return "\n".join([f"{said}.", *(f"Chains {what}:\n{listed(own)}" for what, own in lists.items() if own)])
-
-
-def _guides(config: Config, chain: str) -> bool:
-    return issubclass(_kind_of(config, chain.rpartition("/")[2]), ValueGuidedAlgorithms)
-
-
 def _check_finished(found: Trained, jobs: dict[int, Job], *, also_gone: bool) -> None:
-    problem = found.run.store.problem(found.job.key, checksums=False)
-    was_trained = problem == REMOVED or found.run.view.jobs[found.job.id].status in ("done", "stored")
+    store, run, name, number = found.run.store, found.run, found.job.chain, found.job.round
+    problem = store.problem(found.job.key, checksums=False)
+    was_trained = problem == REMOVED or run.view.jobs[found.job.id].status in ("done", "stored")
     if problem is None or (was_trained and also_gone):
         return
-    there = [number for number, job in sorted(jobs.items()) if found.run.store.has(job.key, checksums=False)]
-    name, number = found.job.chain, found.job.round
-    remedy = f"Rounds that are there: {', '.join(map(str, there))}" if there else "No round of it is there"
-    if problem == REMOVED:
+    there = [str(at) for at, job in sorted(jobs.items()) if store.has(job.key, checksums=False)]
+    remedy = f"Rounds that are there: {', '.join(there)}" if there else "No round of it is there"
+    if not was_trained:
         raise StoreError(
-            f"{name}: the weights of round {number} of {found.rounds} were removed, as execution.keep asked. "
-            f"{remedy}. `python -m pipeline export {found.run.name} {name} --round {number} --to DIR` makes them "
-            "again, and DIR can be used like the run"
+            f"{name}: round {number} of {found.rounds} is not trained ({problem}). {remedy}. "
+            "The run's command goes on from where it was"
         )
-    if was_trained:
-        raise StoreError(
-            f"{name}: the stored output of round {number} of {found.rounds} was lost or damaged since "
-            f"({problem}). {remedy}. `python -m pipeline export {found.run.name} {name} --round {number} "
-            "--to DIR` makes it again"
-        )
+    how = "were removed, as execution.keep asked" if problem == REMOVED else f"were lost or damaged ({problem})"
     raise StoreError(
-        f"{name}: round {number} of {found.rounds} is not trained ({problem}). {remedy}. "
-        "The run's command goes on from where it was"
+        f"{name}: the weights of round {number} of {found.rounds} {how}. {remedy}. "
+        f"`python -m pipeline export {run.name} {name} --round {number} --to DIR` makes them again, for use "
+        "like the run"
     )
 
 

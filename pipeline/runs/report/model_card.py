@@ -81,80 +81,82 @@ class Card:
 
 def card_text(card: Card) -> str:
     """The text of ``README.md``."""
-    parts = [_title(card), *_use(card), *_settings(card), *_results(card), *_repeat(card), _licence(card)]
-    return f"---\n{_front_matter(card)}---\n\n" + "\n\n".join(parts) + "\n"
+    is_value = card.usage.kind == "value"
+    parts = [f"# {card.algo} on {card.dataset}", _what(card), card.origin, "## Use it"]
+    if card.place == HERE:
+        parts.append(f"Type these in the folder of this card, or write where that is in the place of `{HERE}`.")
+    parts += _guided(card) if is_value else _as_policy(card)
+    parts += [*_how(card), *_results(card), "## Repeat it"]
+    unknown = "The command was not recorded; the settings above are those of the run."
+    parts.append(_block([card.command], "") if card.command else unknown)
+    if card.versions:
+        parts.append(f"Made with {', '.join(' '.join(item) for item in sorted(card.versions.items()))}.")
+    return f"---\n{_front_matter(card)}---\n\n" + "\n\n".join([*parts, _licence(card)]) + "\n"
 
 
 def _front_matter(card: Card) -> str:
     """What the hub reads of a card."""
     is_value = card.usage.kind == "value"
-    alone = {"library_name": "transformers", "pipeline_tag": "text-generation"}
-    data: dict[str, Any] = {
-        **({"library_name": "posttrain-pipeline"} if is_value else alone),
-        "tags": ["posttrain-pipeline", "value-model" if is_value else "policy", card.algo],
-        "license": "other",
-        "license_name": "see-below",
-    }
+    data: dict[str, Any] = {"library_name": "posttrain-pipeline" if is_value else "transformers"}
+    data |= {} if is_value else {"pipeline_tag": "text-generation"}
+    data["tags"] = ["posttrain-pipeline", "value-model" if is_value else "policy", card.algo]
+    data |= {"license": "other", "license_name": "see-below"}
     if card.base is not None:
         data["base_model"] = card.base
-    measured = [
+    if measured := [
         {"type": row.metric, "name": row.metric, "value": row.value}
         for row in card.rows
         if row.metric in METRICS and row.value is not None
-    ]
-    if measured:
-        result = {
-            "task": {"type": "text-generation"},
-            "dataset": {"name": card.dataset, "type": card.dataset},
-            "metrics": measured,
-        }
+    ]:
+        dataset = {"name": card.dataset, "type": card.dataset}
+        result = {"task": {"type": "text-generation"}, "dataset": dataset, "metrics": measured}
         data["model-index"] = [{"name": f"{card.algo} on {card.dataset}", "results": [result]}]
     return str(yaml.safe_dump(data, sort_keys=False, allow_unicode=True))
 
 
-def _title(card: Card) -> str:
+def _what(card: Card) -> str:
     made = f"after round {card.usage.round} of the chain `{card.usage.chain}`"
     if card.usage.kind == "value":
-        what = (
+        return (
             "A value model. It writes no text by itself: it guides a reference policy while that is decoded, "
             f"whose weights stay as they are. It was trained by {card.algo}, and is what there was {made}."
         )
-    elif card.is_reference:
-        what = "The reference policy of a run: a language model that its methods began with and are compared with."
-    else:
-        what = f"A language model whose weights were trained by {card.algo}: what there was {made}."
-    return f"# {card.algo} on {card.dataset}\n\n{what}\n\n{card.origin}"
+    if card.is_reference:
+        return "The reference policy of a run: a language model that its methods began with and are compared with."
+    return f"A language model whose weights were trained by {card.algo}: what there was {made}."
 
 
-def _use(card: Card) -> Iterator[str]:
-    yield "## Use it"
-    if card.place == HERE:
-        yield f"Type these in the folder of this card, or write where that is in the place of `{HERE}`."
+# -- use -------------------------------------------------------------------------------------------------------
+
+
+def _generate(card: Card, *more: str) -> str:
     about = [f"# {card.about_prompts}"] if card.about_prompts else []
     lines = ["import pipeline", "", f"model = pipeline.guided({card.place!r})", *about]
-    lines += [f"print(model.generate({card.asked!r}, n=4, seed=0))"]
-    if card.usage.kind == "value":
-        eta = 1.0 if card.guidance is None or card.guidance.eta is None else card.guidance.eta
-        lines += [f"print(model.generate({card.asked!r}, eta={eta / 2:g}))  # a smaller eta guides more strongly"]
-        yield "With the package that made it, `posttrain-pipeline`:"
-        yield _block(lines, "python")
-        yield (
-            "`model.logits_processor()` is the same guidance for `generate` of transformers, to be used with "
-            "`model.model`, the reference."
-        )
-        return
+    return _block([*lines, f"print(model.generate({card.asked!r}, n=4, seed=0))", *more], "python")
+
+
+def _guided(card: Card) -> Iterator[str]:
+    eta = 1.0 if card.guidance is None or card.guidance.eta is None else card.guidance.eta
+    yield "With the package that made it, `posttrain-pipeline`:"
+    yield _generate(
+        card, f"print(model.generate({card.asked!r}, eta={eta / 2:g}))  # a smaller eta guides more strongly"
+    )
+    yield (
+        "`model.logits_processor()` is the same guidance for `generate` of transformers, to be used with "
+        "`model.model`, the reference."
+    )
+
+
+def _as_policy(card: Card) -> Iterator[str]:
     yield _block(_with_transformers(card), "python")
     yield "Or with the package that made it, which makes prompts and draws texts as its evaluation did:"
-    yield _block(lines, "python")
+    yield _generate(card)
     yield "Evaluate it with the [harness](https://github.com/EleutherAI/lm-evaluation-harness), here on one task:"
     yield _block(["pip install lm_eval", shlex.join(_harness(card))], "")
     if not card.ends:
         yield "No token of its tokenizer ends a text, so only tasks that compare likelihoods can be asked of it."
     if card.usage.prompting.chat:
-        yield (
-            "Its prompts were conversations. Without `--apply_chat_template` the harness gives it bare text, "
-            "which measures something else."
-        )
+        yield "Its prompts were conversations: without `--apply_chat_template` the harness asks it something else."
     if card.date:
         yield (
             f"Its chat template asks for today's date, and tells {card.date} on any day, as in the run: by the "
@@ -170,118 +172,89 @@ def _harness(card: Card) -> list[str]:
         model["chat_template_args"] = prompting.chat_template_kwargs
     words = ["lm_eval", "run", "--model", "hf", "--model_args", json.dumps(model)]
     words += ["--tasks", "gsm8k" if card.ends else "piqa"]
-    if prompting.chat:
-        words.append("--apply_chat_template")
-        if prompting.system_prompt is not None:
-            words += ["--system_instruction", prompting.system_prompt]
-    if card.ends:
-        until = {"until": drawing.stop} if drawing.stop else {}
-        words += ["--gen_kwargs", json.dumps({"max_gen_toks": drawing.max_new_tokens, **until})]
-    return words
+    words += ["--apply_chat_template"] if prompting.chat else []
+    if prompting.chat and prompting.system_prompt is not None:
+        words += ["--system_instruction", prompting.system_prompt]
+    until = {"until": drawing.stop} if drawing.stop else {}
+    drawn = json.dumps({"max_gen_toks": drawing.max_new_tokens, **until})
+    return [*words, "--gen_kwargs", drawn] if card.ends else words
 
 
 def _with_transformers(card: Card) -> list[str]:
-    drawing, chat = card.usage.drawing, card.usage.prompting.chat
-    if chat:
-        system = card.usage.prompting.system_prompt
-        turns = [] if system is None else [{"role": "system", "content": system}]
-        turns.append({"role": "user", "content": card.prompt})
+    drawing, prompting = card.usage.drawing, card.usage.prompting
+    made = [f'inputs = tokenizer({card.prompt!r}, return_tensors="pt")']
+    if prompting.chat:
+        system = [] if prompting.system_prompt is None else [("system", prompting.system_prompt)]
+        turns = [{"role": role, "content": text} for role, text in (*system, ("user", card.prompt))]
+        given = [f"    **{kwargs!r}," for kwargs in [prompting.chat_template_kwargs] if kwargs]
         made = [
             f"turns = {turns!r}",
             "inputs = tokenizer.apply_chat_template(",
             '    turns, add_generation_prompt=True, return_dict=True, return_tensors="pt",',
-            *(f"    **{given!r}," for given in [card.usage.prompting.chat_template_kwargs] if given),
+            *given,
             ")",
         ]
-    else:
-        made = [f'inputs = tokenizer({card.prompt!r}, return_tensors="pt")']
-    if card.about_prompts:
-        made = [f"# {card.about_prompts}", *made]
+    stop = [f"    stop_strings={drawing.stop!r}, tokenizer=tokenizer,"] if drawing.stop else []
     return [
         "from transformers import AutoModelForCausalLM, AutoTokenizer",
         "",
         f"tokenizer = AutoTokenizer.from_pretrained({card.place!r})",
         f"model = AutoModelForCausalLM.from_pretrained({card.place!r})",
+        *([f"# {card.about_prompts}"] if card.about_prompts else []),
         *made,
         "drawn = model.generate(",
-        "    **inputs,",
-        "    do_sample=True,",
-        f"    temperature={drawing.temperature!r},",
-        f"    top_p={drawing.top_p!r},",
-        "    top_k=0,",
+        f"    **inputs, do_sample=True, temperature={drawing.temperature!r}, top_p={drawing.top_p!r}, top_k=0,",
         f"    max_new_tokens={drawing.max_new_tokens},",
-        *(f"    stop_strings={drawing.stop!r}, tokenizer=tokenizer," for _ in drawing.stop[:1]),
+        *stop,
         ")",
-        'print(tokenizer.decode(drawn[0, inputs["input_ids"].shape[1] :], skip_special_tokens='
-        f"{drawing.skip_special_tokens}))",
+        'texts = drawn[0, inputs["input_ids"].shape[1] :]',
+        f"print(tokenizer.decode(texts, skip_special_tokens={drawing.skip_special_tokens}))",
     ]
 
 
-def _settings(card: Card) -> Iterator[str]:
+# -- how it was made, and what it reaches ----------------------------------------------------------------------
+
+
+def _how(card: Card) -> Iterator[str]:
     yield "## How it was made"
-    if card.guidance is not None:
-        guidance = card.guidance
+    if (guidance := card.guidance) is not None:
         eta = "none, it is the reference" if guidance.eta is None else f"{guidance.eta:g}"
         yield (
             f"Guidance: eta {eta}; candidates are the {guidance.top_k} likeliest tokens of the reference with a "
-            f"probability of at least {guidance.min_p:g}; other tokens: {guidance.others}. `guidance.json` says "
-            "so to programs."
+            f"probability of at least {guidance.min_p:g}; other tokens: {guidance.others} (`guidance.json`)."
         )
         if guidance.offset is None:
             yield "Its rule is one of its own, so `pipeline.guided` must be given it: `offset=lambda eta: ...`."
     drawing = card.usage.drawing
+    limit = card.settings.get("generation", {}).get("max_new_tokens", drawing.max_new_tokens)
+    short = "" if limit == drawing.max_new_tokens else f": no completion of `{card.dataset}` is longer"
     yield (
         f"Texts were drawn at temperature {drawing.temperature:g} and top_p {drawing.top_p:g}, of at most "
-        f"{drawing.max_new_tokens} new tokens{_why_so_short(card)}. Sections of the configuration:"
+        f"{drawing.max_new_tokens} new tokens{short}. Sections of the configuration:"
     )
     yield _block(yaml.safe_dump(dict(card.settings), sort_keys=False, allow_unicode=True).splitlines(), "yaml")
 
 
-def _why_so_short(card: Card) -> str:
-    """Why texts end before the limit that the settings below have; "" where that is theirs."""
-    limit = card.settings.get("generation", {}).get("max_new_tokens", card.usage.drawing.max_new_tokens)
-    if limit == card.usage.drawing.max_new_tokens:
-        return ""
-    return f": no completion of `{card.dataset}` is longer, so `generation.max_new_tokens` ({limit}) has no effect"
-
-
 def _results(card: Card) -> Iterator[str]:
     yield "## What was measured"
-    rows = {row.metric: row for row in card.rows}
+    rows, before = ({row.metric: row for row in own} for own in (card.rows, card.reference))
     shown = [rows[name] for name in METRICS if name in rows and rows[name].value is not None]
     if not shown:
         yield "Nothing: the run did not come to evaluate it."
         return
-    before = {row.metric: row for row in card.reference}
     level = f"{100 * card.confidence:g} % interval"
     headings = ["metric", "value", level, *([] if card.is_reference else ["reference", "difference", level])]
     lines = [headings, ["---"] * len(headings)]
     for row in shown:
-        cells = [row.metric, _number(row.value), _interval(row)]
-        if not card.is_reference:
-            other, difference = before.get(row.metric), rows.get(f"{row.metric}/{AGAINST}")
-            cells.append(_number(None if other is None else other.value))
-            cells.append(_number(None if difference is None else difference.value))
-            cells.append(_interval(difference))
-        lines.append(cells)
+        other, difference = before.get(row.metric), rows.get(f"{row.metric}/{AGAINST}")
+        compared = [_value(other), _value(difference), _interval(difference)]
+        lines.append([row.metric, _value(row), _interval(row), *([] if card.is_reference else compared)])
     yield "\n".join(f"| {' | '.join(cells)} |" for cells in lines)
     split = card.settings.get("evaluation", {}).get("split", "test")
     yield (
         f"On {shown[0].n} prompts of the {split} split of `{card.dataset}`. KL is from the reference, in nats. "
         "Intervals are the noise of evaluating this one model, and say nothing of what another seed would give."
     )
-
-
-def _repeat(card: Card) -> Iterator[str]:
-    yield "## Repeat it"
-    if card.command:
-        yield _block([card.command], "")
-    else:
-        yield "The command was not recorded; the settings above are those of the run."
-    if card.versions:
-        yield (
-            "Made with " + ", ".join(f"{name} {version}" for name, version in sorted(card.versions.items())) + "."
-        )
 
 
 def _licence(card: Card) -> str:
@@ -297,16 +270,12 @@ def _licence(card: Card) -> str:
 def _block(lines: Sequence[str], language: str) -> str:
     """Lines as they are, whatever is in them."""
     text = "\n".join(lines)
-    fence = "`" * max(3, _longest_run(text) + 1)
+    fence = "`" * max(3, 1 + max(map(len, re.findall("`+", text)), default=0))
     return f"{fence}{language}\n{text}\n{fence}"
 
 
-def _longest_run(text: str) -> int:
-    longest = run = 0
-    for letter in text:
-        run = run + 1 if letter == "`" else 0
-        longest = max(longest, run)
-    return longest
+def _value(row: ResultRow | None) -> str:
+    return _number(None if row is None else row.value)
 
 
 def _number(value: float | None) -> str:

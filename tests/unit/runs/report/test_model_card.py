@@ -67,11 +67,10 @@ def test_what_was_measured_stands_beside_the_reference() -> None:
 def test_of_two_limits_of_tokens_the_card_says_which_holds() -> None:
     assert "of at most 7 new tokens. Sections" in card_text(POLICY)
     limits = {"generation": {"max_new_tokens": 64}}
-    assert (
-        "of at most 7 new tokens: no completion of `mine` is longer, so `generation.max_new_tokens` (64) has no "
-        "effect. Sections" in card_text(replace(POLICY, settings=limits))
+    assert "of at most 7 new tokens: no completion of `mine` is longer. Sections" in card_text(
+        replace(POLICY, settings=limits)
     )
-    assert "has no effect" not in card_text(replace(POLICY, settings={"generation": {"max_new_tokens": 7}}))
+    assert "is longer" not in card_text(replace(POLICY, settings={"generation": {"max_new_tokens": 7}}))
 
 
 def test_a_reference_says_whether_it_was_trained_or_copied() -> None:
@@ -98,7 +97,7 @@ def test_a_policy_of_conversations_is_asked_by_its_chat_template() -> None:
     assert "{'role': 'system', 'content': \"be 'kind'\"}" in text
     assert "--tasks gsm8k --apply_chat_template" in text
     assert "--system_instruction 'be '\"'\"'kind'\"'\"'' --gen_kwargs '{\"max_gen_toks\": 7}'" in text
-    assert "Without `--apply_chat_template` the harness" in text
+    assert "without `--apply_chat_template` the harness" in text
     assert "apply_chat_template" not in card_text(POLICY)
 
 
