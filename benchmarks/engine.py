@@ -63,7 +63,6 @@ from benchmarks.bodies import die, make_files, nap, nothing
 from pipeline.config.schema import Backend, ExecutionConfig
 from pipeline.engine.devices.inventory import cpu_slots
 from pipeline.engine.journal import Journal
-from pipeline.engine.scheduler.dispatch import DEPTH
 from pipeline.engine.scheduler.loop import run_plan
 from pipeline.engine.scheduler.outcome import Outcome
 from pipeline.engine.store.store import Store
@@ -225,7 +224,7 @@ def measure_files(jobs: int, workers: int, folder: Path) -> Measured:
 
 
 class _BarePool:
-    """Keeps every worker busy, with jobs ahead as the engine gives them; no state, no journal, no store."""
+    """Keeps every worker busy; no state, no journal, no store."""
 
     def __init__(self, workers: int, folder: Path) -> None:
         self._pool: Pool = make_pool(ExecutionConfig(), cpu_slots(workers), threads=1, log_dir=folder / "workers")
@@ -250,11 +249,8 @@ class _BarePool:
             self._pool.wait(None, self._take)
 
     def _send(self, index: int) -> None:
-        """Give a worker that has none a job; while enough are left the next ones too, once it has begun half."""
-        if 2 * self._given[index] > DEPTH + 2:
-            return
-        while self._left > (len(self._given) if self._given[index] else 0) and self._given[index] <= DEPTH:
-            after = "j" if self._given[index] else ""
+        """Give a worker that has none a job."""
+        if self._left and not self._given[index]:
             self._left -= 1
             self._running += 1
             self._given[index] += 1
@@ -262,7 +258,6 @@ class _BarePool:
                 index,
                 RunJob(
                     job_id="j",
-                    after=after,
                     attempt=1,
                     key="",
                     entry="benchmarks.bodies:nothing",

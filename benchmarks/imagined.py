@@ -162,7 +162,6 @@ class ImaginedPool(Pool):
         sizes: Mapping[str, float] | None = None,
         speeds: Speeds | None = None,
         talking: bool = False,
-        naming: bool = True,
         heartbeat_s: float = 10.0,
     ) -> None:
         """Imagine as many workers as a layout has.
@@ -175,7 +174,6 @@ class ImaginedPool(Pool):
             sizes: Job id -> bytes of its output.
             speeds: Of the machines.
             talking: Whether workers send signs of life and progress too.
-            naming: Whether they say on which machine they are. Otherwise nobody can prefer one.
             heartbeat_s: Between two signs of life.
         """
         self.size = layout.workers
@@ -183,7 +181,7 @@ class ImaginedPool(Pool):
         self.messages = self.turns = 0
         self._plan, self._layout, self._seconds, self._time = plan, layout, seconds, clock
         self._speeds, self._talking, self._heartbeat_s = speeds or Speeds(), talking, heartbeat_s
-        self._naming, self._sizes = naming, sizes or {}
+        self._sizes = sizes or {}
         self.caches = Caches(sizes or {}, self._speeds.cached)
         self._events: list[tuple[float, int, int, int, bytes | FromWorker]] = []
         self._number = count()
@@ -235,8 +233,7 @@ class ImaginedPool(Pool):
             run_s = load_s + self._seconds[job.job_id]
             self._until_s[index] = begin_s + run_s
             self._say(index, begin_s, JobStarted(**about))
-            size = int(self._sizes.get(job.job_id, 0))
-            done = JobFinished(**about, load_s=load_s, run_s=run_s, samples=100, tokens=10_000, output_bytes=size)
+            done = JobFinished(**about, load_s=load_s, run_s=run_s, samples=100, tokens=10_000)
             self._say(index, begin_s + run_s, done)
             if self._talking:
                 for step in range(1, int(run_s / PROGRESS_S)):
@@ -299,7 +296,7 @@ class ImaginedPool(Pool):
         worker = self._workers[index]
         worker.fresh, worker.holds = True, []
         node = self._layout.places[self._layout.device_of(index)].node
-        where = f"node {node}" if self._naming else ""
+        where = f"node {node}"
         ready = WorkerReady(pid=index + 1, device=f"device {index}", visible=str(index), node=where)
         self._say(index, now_s + LATENCY_S + self._speeds.start_s, ready)
 

@@ -356,7 +356,7 @@ def _rate(costs: Costs, count: int, folder: Path, *, output: bool) -> float:
         Store(folder / "store"),
         devices,
         folder,
-        execution=ExecutionConfig(backend=backend, ray=ray, spares=0),
+        execution=ExecutionConfig(backend=backend, ray=ray),
         listener=Listener(on_event=costs.take, on_tick=lambda: costs.look(count)),
     )
     ready_s = max(span.ready_s or 0.0 for span in outcome.workers)

@@ -113,10 +113,8 @@ class Measured:
         best: The share that a schedule at the bound would have of `work`.
         cpu_ms: Processor time of the engine for each job.
         busy: Share of the makespan in which the engine would be computing.
-        local: Whether the engine was told on which machine workers are, so that it could prefer those with inputs.
         read: Bytes that jobs read.
         moved: Bytes of them that their machine had neither made nor read, or had no room to keep.
-        counted: What the engine itself counted as such.
         journal: Bytes of the journal.
         turns: Of the loop.
         rss: The most memory of this process so far, in bytes.
@@ -136,10 +134,8 @@ class Measured:
     best: float
     cpu_ms: float
     busy: float
-    local: bool
     read: float
     moved: float
-    counted: float
     journal: int
     turns: int
     rss: int
@@ -272,8 +268,8 @@ def layout_of(devices: int, case: Case) -> Layout:
     return Layout(places=tuple(places))
 
 
-def measure(case: Case, devices: int, seed: int = 0, *, talking: bool = False, local: bool = True) -> Measured:
-    """Carry out a case, and measure the engine; if not `local`, it is not told which workers share a machine."""
+def measure(case: Case, devices: int, seed: int = 0, *, talking: bool = False) -> Measured:
+    """Carry out a case, and measure the engine."""
     layout, clock = layout_of(devices, case), Clock()
     settings = ExecutionConfig(models_in_memory=case.models)
     if not talking:
@@ -286,7 +282,6 @@ def measure(case: Case, devices: int, seed: int = 0, *, talking: bool = False, l
         sizes=case.sizes,
         speeds=case.speeds,
         talking=talking,
-        naming=local,
     )
     with tempfile.TemporaryDirectory(prefix="pipeline-scale-", dir=MEMORY if MEMORY.is_dir() else None) as name:
         folder = Path(name)
@@ -308,7 +303,7 @@ def measure(case: Case, devices: int, seed: int = 0, *, talking: bool = False, l
             )
         cpu_s = time.process_time() - began_s - pool.cpu_s
         size = (folder / "journal.jsonl").stat().st_size
-    return _measured(case, devices, seed, outcome, pool, cpu_s, size, local=local)
+    return _measured(case, devices, seed, outcome, pool, cpu_s, size)
 
 
 def _measured(
@@ -319,8 +314,6 @@ def _measured(
     pool: ImaginedPool,
     cpu_s: float,
     journal: int,
-    *,
-    local: bool,
 ) -> Measured:
     made = outcome.makespan
     assert made is not None
@@ -348,9 +341,7 @@ def _measured(
         cpu_ms=1e3 * cpu_s / len(plan.jobs),
         busy=cpu_s / made.actual_s,
         read=pool.caches.read,
-        local=local,
         moved=pool.caches.moved,
-        counted=outcome.moved,
         journal=journal,
         turns=pool.turns,
         rss=resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024,
@@ -372,7 +363,7 @@ def table_of(found: Sequence[Measured]) -> Table:
         table.add_column(name, justify="left" if name == "mix" else "right")
     for name in ("makespan", "/ bound", "use", "of 90 %", "work", "best", "CPU a job", "engine busy"):
         table.add_column(name, justify="right")
-    for name in ("by place", "read", "moved", "journal", "turns a job"):
+    for name in ("read", "moved", "journal", "turns a job"):
         table.add_column(name, justify="right")
     for one in found:
         table.add_row(
@@ -388,7 +379,6 @@ def table_of(found: Sequence[Measured]) -> Table:
             f"{one.best:.1%}",
             f"{one.cpu_ms:.2f} ms",
             f"{one.busy:.1%}",
-            "yes" if one.local else "no",
             f"{one.read / 1e12:.2f} TB" if one.read else "",
             f"{one.moved / 1e12:.2f} TB" if one.read else "",
             f"{one.journal / 1e6:.1f} MB",
@@ -466,8 +456,7 @@ def main(arguments: Sequence[str]) -> None:
                 if args.profile:
                     profile.enable()
                 # Where bytes could move, once more as if nobody knew what is where.
-                for local in (True, False) if case.sizes and devices > case.node_size else (True,):
-                    found.append(measure(case, devices, seed, talking=args.talking, local=local))
+                found.append(measure(case, devices, seed, talking=args.talking))
                 profile.disable()
     console.print(table_of(found))
     if args.profile:

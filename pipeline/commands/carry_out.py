@@ -218,9 +218,6 @@ def _run_missing(
             reports.update(live.view, live.view.elapsed_s(live.now))
             rounds.update(live.view)
 
-        def notice(text: str) -> None:
-            live.cluster = text
-
         def stop(text: str) -> None:
             live.stopping = text
             if not console.is_interactive:
@@ -236,9 +233,8 @@ def _run_missing(
             threads=request.config.system.cpu_threads,
             portable=request.config.system.portable,
             missing=missing,
-            joining=request.joining,
             verified=verified,
-            listener=Listener(on_event=take, on_tick=show, on_notice=notice, on_stop=stop),
+            listener=Listener(on_event=take, on_tick=show, on_stop=stop),
             signals=signals,
             shared=request.shared,
             elsewhere=stored.elsewhere,

@@ -50,8 +50,6 @@ from pipeline.plan.size import check_size, extent_of
 from pipeline.plan.versions import import_warnings
 from pipeline.runs.sources import check_sources, known_rows, read_models, read_sources
 
-GROWTH = 4
-"""Times the devices of a cluster at the beginning of a run that the run has at most, where others join."""
 LARGE = 20_000
 """Jobs of a plan that takes seconds to make, which a user is told."""
 
@@ -101,12 +99,6 @@ class Request:
     def durations(self) -> Durations:
         """What earlier runs measured; nothing where the devices are others than theirs."""
         return read_durations(self.store.root) if self.are_here else Durations()
-
-    @property
-    def joining(self) -> int:
-        """How many devices more may join while it runs: on a cluster, where nobody has said how many to use."""
-        asked = self.config.execution.workers or self.config.distributed.num_gpus
-        return 0 if asked or not on_cluster(self.config) else (GROWTH - 1) * len(self.devices)
 
     def unread(self, missing: Collection[str]) -> list[str]:
         """Names of the datasets whose rows are still to be read.

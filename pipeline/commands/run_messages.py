@@ -24,7 +24,6 @@ from pipeline.plan.graph import Plan
 from pipeline.runs.notes import collect_notes, failed_rewards, prepared_rows, short_of_rows
 from pipeline.runs.origin import Maker, several_makers
 from pipeline.runs.report.format import jobs, logs_command, shown_path
-from pipeline.runs.report.status import read_in_words
 from pipeline.terminal.console import say
 from pipeline.terminal.streams import printable
 
@@ -101,9 +100,6 @@ def conclude(request: Request, outcome: Outcome | None, run: RunFolder, console:
     if outcome.makespan is not None:
         log.info("%s", outcome.makespan)
         say(console, outcome.makespan.in_words())
-    if moved := read_in_words(outcome.read, outcome.moved):
-        log.info("%s", moved)
-        say(console, moved)
     for job_id, reason in outcome.failures():
         say(console, f"failed: {job_id}: {reason}", "red")
     for line in incomplete_chains(request.plan, outcome):

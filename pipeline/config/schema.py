@@ -168,7 +168,6 @@ class EvaluationConfig:
     """Prompts whose completions are shown in samples.jsonl."""
 
 
-SPARES = f", or '{AUTO}' for one where that pays"
 JOBS_PER_DEVICE = f", or '{AUTO}' to measure how many fit"
 WIDTH = f", or '{AUTO}' for as few as fit distributed.gpu_memory_gib"
 SEVERAL = "where it is more than 1"
@@ -457,9 +456,6 @@ class ExecutionConfig:
     """Queue for GPUs that another run holds, instead of refusing the request."""
     start_timeout_s: float = number(60.0, above=0, at_most=LONGEST_S, affects_result=False)
     """Seconds a new worker may take to report that it is ready."""
-    spares: int | str = number(AUTO, at_least=0, at_most=64, words=(AUTO,), hint=SPARES, affects_result=False)
-    """Worker processes beside those that work, started and with libraries imported, that take the place of one
-    that is lost. `auto`: one on CPU slots where jobs are mostly shorter than the start of a worker."""
     stop_grace_s: float = number(10.0, at_least=0, at_most=LONGEST_S, affects_result=False)
     """Seconds that running jobs are given to finish, or to save a checkpoint, when the run is interrupted."""
     models_in_memory: int = number(4, at_least=1, at_most=1_000_000, affects_result=False)

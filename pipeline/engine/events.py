@@ -90,8 +90,6 @@ class _DeviceQuarantined(_Any, total=False):
 
 class _JobStarted(_Any, total=False):
     members: list[_Index] | None
-    read: _Count
-    moved: _Count
 
 
 class JobProgress(_Any, total=False):
@@ -208,11 +206,9 @@ class Listener:
     Attributes:
         on_event: Told every event, see `engine.events`.
         on_tick: Called a few times a second, to show what was told.
-        on_notice: Told what there is to say of where workers live, or "", each time before `on_tick`.
         on_stop: Told in a line what happens now when a signal asks the run to stop.
     """
 
     on_event: Callable[[Event], object] = lambda _: None
     on_tick: Callable[[], object] = lambda: None
-    on_notice: Callable[[str], object] = lambda _: None
     on_stop: Callable[[str], object] = lambda _: None

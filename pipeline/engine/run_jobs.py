@@ -3,35 +3,33 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import closing, suppress
 from dataclasses import dataclass, replace
 from functools import partial
 from io import FileIO
 from pathlib import Path
-from statistics import median
 from typing import Annotated
 
 from msgspec import Meta
 
-from pipeline.config.schema import AUTO, Backend, ExecutionConfig
+from pipeline.config.schema import Backend, ExecutionConfig
 from pipeline.engine.devices.inventory import Device, read_levels, wait_until_free
-from pipeline.engine.devices.layout import make_layout, with_joining
+from pipeline.engine.devices.layout import make_layout
 from pipeline.engine.events import Event, Listener, whole_lines
 from pipeline.engine.journal import Journal
 from pipeline.engine.run_folder import RunFolder
 from pipeline.engine.scheduler.loop import run_plan
 from pipeline.engine.scheduler.outcome import Outcome
 from pipeline.engine.scheduler.signals import StopSignals
-from pipeline.engine.store.measured import read_durations, read_peaks
+from pipeline.engine.store.measured import read_peaks
 from pipeline.engine.store.shared import Session
 from pipeline.engine.store.store import Store
 from pipeline.engine.store.verified import Verified
 from pipeline.engine.workers.backends import free_timeout_s, make_pool
 from pipeline.files import json_text, open_plain
 from pipeline.foreign import ForeignDataError, read_json
-from pipeline.plan.graph import WORKER_LOAD_S, Plan
-from pipeline.plan.summary import WORKER_LOAD
+from pipeline.plan.graph import Plan
 
 # -- timings -----------------------------------------------------------------------------------------------------
 # How long the jobs of a run took and how fast they were: ``timings.jsonl``, a line for each one that
@@ -160,29 +158,6 @@ def _rate(count: int, seconds: float) -> float | None:
     return round(count / seconds, 3) if seconds >= 0.001 else None
 
 
-_WORTH_STARTS = 20
-"""Times the start of a worker that the work left must take, for one more to be started that may not be needed."""
-
-
-def spares_of(
-    execution: ExecutionConfig, devices: Sequence[Device], seconds: Collection[float], store: Path
-) -> int:
-    """How many workers wait beside those that work.
-
-    Args:
-        execution: Says so, or `auto`.
-        devices: What jobs run on.
-        seconds: Estimates of the jobs.
-        store: Root of the store, where it is noted what starts took.
-    """
-    if execution.spares != AUTO:
-        return int(execution.spares)
-    if not seconds or any(device.kind != "cpu" for device in devices):
-        return 0
-    start_s = read_durations(store).seconds.get(WORKER_LOAD, WORKER_LOAD_S)
-    return int(median(seconds) < start_s and sum(seconds) >= _WORTH_STARTS * start_s)
-
-
 def run_jobs(
     plan: Plan,
     store: Store,
@@ -193,7 +168,6 @@ def run_jobs(
     threads: int = 1,
     portable: bool = False,
     missing: Sequence[str] | None = None,
-    joining: int = 0,
     verified: Verified | None = None,
     listener: Listener | None = None,
     signals: StopSignals | None = None,
@@ -202,20 +176,16 @@ def run_jobs(
 ) -> Outcome:
     """Run jobs of a plan on the given devices; the journal and the jobs' logs go to `run_dir`.
 
-    Of `joining` devices more, which may join a cluster meanwhile, no more are waited for than there are jobs.
     Those in `elsewhere` are fetched from the store that is shared with other machines.
     """
     execution, listener = execution or ExecutionConfig(), listener or Listener()
     levels = _levels(devices, execution)
     wanted = set(plan.jobs if missing is None else missing)
-    joining = max(0, min(joining, len(wanted) - len(devices)))
-    layout = make_layout(devices := with_joining(devices, joining), execution, joining=joining)
+    layout = make_layout(devices, execution)
     pool = make_pool(
         execution,
         devices,
         threads=threads,
-        spares=spares_of(execution, devices, [plan.jobs[job_id].seconds for job_id in wanted], store.root),
-        entries=sorted({plan.jobs[job_id].entry for job_id in wanted}),
         log_dir=run_dir / "workers",
         portable=portable,
         layout=layout,

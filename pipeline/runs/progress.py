@@ -61,7 +61,6 @@ class Progress:
         tokens_per_s: Over the last seconds, drawn and trained on.
         stopping: What was said when the run was asked to stop, or "".
         shared_store: What there is to say of the way to its shared store, or "".
-        cluster: What there is to say of where its workers live, or "".
         running: How far the jobs are that run, those that have told it.
         time: When this was so, in seconds of the clock: of an engine that was killed nothing later is known.
     """
@@ -72,7 +71,6 @@ class Progress:
     tokens_per_s: _Amount = 0.0
     stopping: str = ""
     shared_store: str = ""
-    cluster: str = ""
     running: tuple[JobProgress, ...] = ()
     time: _Amount = 0.0
 
@@ -143,7 +141,6 @@ class LiveRun:
         has_worked: Whether a job has told of work, so that the estimate is more than that of the plan.
         stopping: What was said when the run was asked to stop, or "".
         shared_store: What there is to say of the way to its shared store, or "".
-        cluster: What there is to say of where its workers live, or "".
     """
 
     def __init__(
@@ -166,7 +163,7 @@ class LiveRun:
         self.view = RunView(plan.jobs.values(), stored)
         self.now = self.part = self.remaining_s = 0.0
         self.samples_per_s = self.tokens_per_s = 0.0
-        self.has_worked, self.stopping, self.shared_store, self.cluster = False, "", "", ""
+        self.has_worked, self.stopping, self.shared_store = False, "", ""
         self._plan, self._workers, self._load_s = plan, workers, load_s
         self._kinds = {job.id: duration_name(job) for job in plan.jobs.values()}
         self._places = {job.id: job.devices * slots if job.devices > 1 else 1 for job in plan.jobs.values()}
@@ -205,7 +202,6 @@ class LiveRun:
             tokens_per_s=self.tokens_per_s,
             stopping=self.stopping,
             shared_store=self.shared_store,
-            cluster=self.cluster,
             running=tuple(_told(job_id, attempt) for job_id, attempt in self.view.running().items()),
             time=self.now,
         )

@@ -48,8 +48,6 @@ class AttemptView:
         tokens: Tokens so far.
         numbers: Of its present step, as ``loss``; None for one that is no finite number.
         loading: Whether it imports libraries or loads a model just now.
-        read: Bytes of its inputs, where a run has several machines.
-        moved: Those of them that its machine had neither made nor read before.
     """
 
     number: int
@@ -72,8 +70,6 @@ class AttemptView:
     tokens: int = 0
     numbers: Mapping[str, float | None] = field(default_factory=dict)
     loading: bool = False
-    read: int = 0
-    moved: int = 0
 
     @property
     def part(self) -> float:
@@ -477,7 +473,6 @@ class RunView:
         attempt = self._attempt(event, job)
         attempt.worker, attempt.device, attempt.started = worker.index, worker.device, self.last
         attempt.members = tuple(event.get("members") or ())
-        attempt.read, attempt.moved = event.get("read", 0), event.get("moved", 0)
         for place in map(self._place, attempt.members):
             place.lent_to = job.id
         self._settle(job, "running")

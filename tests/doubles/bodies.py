@@ -44,22 +44,6 @@ def write(work: Work) -> None:
     work.progress(1, 1, tokens=3)
 
 
-def warm_up() -> None:
-    """What a spare worker does before it has a job: the first one says so where a test asks for that."""
-    if told := os.environ.get("TOLD_WHEN_WARM"):
-        with suppress(FileExistsError), Path(told).open("x") as file:
-            file.write(str(os.getpid()))
-
-
-def die_when_one_is_warm(work: Work) -> None:
-    """Kill the worker in the first attempt, once another one has got warm."""
-    while not Path(os.environ["TOLD_WHEN_WARM"]).exists():
-        time.sleep(0.01)
-    if work.attempt == 1 and work.payload.get("dies", True):
-        os.kill(os.getpid(), signal.SIGKILL)
-    write(work)
-
-
 def sleep(work: Work) -> None:
     time.sleep(float(work.payload["seconds"]))
 
@@ -198,23 +182,6 @@ def daemon(command: str) -> int:
     """Start what a shell puts into the background, and wait for the shell."""
     said = subprocess.check_output(["sh", "-c", f"{command} >/dev/null 2>&1 & echo $!"])
     return int(said)
-
-
-def leave_escapees(work: Work) -> None:
-    """End, by no means tidily, after starting processes that hide; one of them is still of use to later jobs."""
-    unseen = daemon("env -i setsid sleep 3600")  # no environment, so no tag
-    global _held
-    _held = subprocess.Popen(["sleep", "3600"], start_new_session=True)
-    (work.out / "pids.json").write_text(json.dumps([*escapees(), unseen, _held.pid]))
-
-
-_held: subprocess.Popen[bytes] | None = None
-
-
-def look_for_escapees(work: Work) -> None:
-    """Note which of them live."""
-    pids = json.loads((work.inputs["needs"][0] / "pids.json").read_text())
-    (work.out / "alive.json").write_text(json.dumps([Path(f"/proc/{pid}").exists() for pid in pids]))
 
 
 def report_much(work: Work) -> None:

@@ -73,7 +73,6 @@ class Engine:
         workers: int = 2,
         devices: Sequence[Device] | None = None,
         peaks: Mapping[str, int] | None = None,
-        joining: int = 0,
         backend: Backend = Backend.local,
         barrier: Barrier = Barrier.none,
         retry: RetryConfig | None = None,
@@ -92,7 +91,6 @@ class Engine:
             workers: How many CPU slots, where no devices are given.
             devices: What they run on.
             peaks: Memory that jobs took in earlier runs.
-            joining: How many of the devices, the last ones, may join later.
             backend: Kind of worker.
             barrier: What a job waits for.
             retry: Budgets.
@@ -117,7 +115,7 @@ class Engine:
         path = self.run_dir / "journal.jsonl"
         journal = Journal(path)
         devices = cpu_slots(workers) if devices is None else devices
-        layout, logs = make_layout(devices, execution, joining=joining), self.run_dir / "workers"
+        layout, logs = make_layout(devices, execution), self.run_dir / "workers"
         levels = read_levels(devices)
         pool = make_pool(
             execution,
@@ -126,8 +124,6 @@ class Engine:
             log_dir=logs,
             layout=layout,
             levels=levels,
-            spares=execution.spares if isinstance(execution.spares, int) else 0,
-            entries=sorted({job.entry for job in jobs}),
             width=max(job.devices for job in jobs),
         )
         plan = plan_of(*jobs)

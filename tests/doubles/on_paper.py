@@ -9,15 +9,7 @@ from typing import Any
 from pipeline.config.schema import ExecutionConfig, RetryConfig
 from pipeline.engine.devices.layout import Layout, plain_layout
 from pipeline.engine.run_folder import RunFolder
-from pipeline.engine.scheduler.dispatch import (
-    give_up_too_wide,
-    hand_ahead,
-    orders_ahead,
-    recall,
-    release_due,
-    reserve,
-    start,
-)
+from pipeline.engine.scheduler.dispatch import give_up_too_wide, release_due, reserve, start
 from pipeline.engine.scheduler.memory_needs import Needs
 from pipeline.engine.scheduler.policy import Reserve, next_actions
 from pipeline.engine.scheduler.reactions import kill_hanging, react
@@ -40,7 +32,6 @@ from pipeline.engine.workers.messages import (
     JobFinished,
     JobRaised,
     JobStarted,
-    LeftChanged,
     WorkerExited,
     WorkerReady,
 )
@@ -94,10 +85,9 @@ class OnPaper:
         self.view = RunView(state.plan.jobs.values(), set(stored))
         self.visible = visible
         self.nodes = nodes
-        there = layout.workers - layout.joining
-        for index in range(there):
+        for index in range(layout.workers):
             self.run.process_starts(index)
-        self.ready(*range(there))
+        self.ready(*range(layout.workers))
         self.decided()
 
     # -- events ------------------------------------------------------------------------------------------------
@@ -132,26 +122,18 @@ class OnPaper:
                 start(self.run, action, on_disk)
         return self.decided()
 
-    def hand_ahead(self, on_disk: OnDisk = NOTHING) -> list[str]:
-        """Hand ahead, and take back, what is to be."""
-        for action in orders_ahead(self.run):
-            hand_ahead(self.run, action, on_disk)
-        recall(self.run)
-        return self.decided()
-
     def begin(self, job_id: str) -> list[str]:
         """Let the code of a job begin."""
         return self.hear(self.worker(job_id), JobStarted(job_id=job_id, attempt=self.attempt(job_id)))
 
-    def finish(self, job_id: str, *, changed: str = "", **fields: Any) -> list[str]:
-        """Let a job end well, and be stored; and then its worker find that it has left something changed."""
+    def finish(self, job_id: str, **fields: Any) -> list[str]:
+        """Let a job end well, and be stored."""
         worker = self.worker(job_id)
         if not self.run.state.workers[self.worker(job_id)].begun:
             self.begin(job_id)
         said = {"load_s": 0.0, "run_s": 1.0, "samples": 0, "tokens": 0, **fields}
         message = JobFinished(job_id=job_id, attempt=self.attempt(job_id), **said)
-        decided = self.hear(worker, message, OnDisk(stored=True))
-        return self.hear(worker, LeftChanged(job_id=job_id, what=changed)) if changed else decided
+        return self.hear(worker, message, OnDisk(stored=True))
 
     def fail(
         self,

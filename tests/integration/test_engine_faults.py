@@ -13,15 +13,13 @@ import pytest
 
 from pipeline.config.schema import Backend, RetryConfig
 from pipeline.engine.devices import worker_env
-from pipeline.engine.scheduler.outside import Outside
-from pipeline.engine.scheduler.run import OnDisk
-from pipeline.engine.scheduler.state import JobStatus, RunState
+from pipeline.engine.scheduler.state import JobStatus
+from pipeline.engine.store.store import NOT_STORED
 from pipeline.engine.workers.messages import FromWorker, WorkerExited
 from pipeline.engine.workers.pool import Pool
-from pipeline.errors import StoreError, WorkerError
-from pipeline.plan.graph import Job
+from pipeline.errors import WorkerError
 from tests.doubles import bodies
-from tests.doubles.engine import Engine, job, key
+from tests.doubles.engine import Engine, job
 from tests.doubles.machine import is_living
 
 GOOD = (job("good/0"), job("good/1"), job("good/2", needs=["good/0", "good/1"]))
@@ -40,9 +38,7 @@ def test_a_job_whose_worker_was_lost_is_tried_again(engine: Engine) -> None:
     assert outcome.makespan.retry_s > 0
 
 
-def test_short_jobs_that_workers_had_ahead_run_once_each_whoever_dies_or_raises(
-    engine: Engine, tmp_path: Path
-) -> None:
+def test_short_jobs_run_once_each_whoever_dies_or_raises(engine: Engine, tmp_path: Path) -> None:
     odd = {"crowd/030": {"dies": True}, "crowd/060": {"raises": True}, "crowd/090": {"dies": True}}
     names = [f"crowd/{number:03}" for number in range(120)]
     signed = tmp_path / "list"
@@ -58,29 +54,6 @@ def test_short_jobs_that_workers_had_ahead_run_once_each_whoever_dies_or_raises(
     assert Counter(event["job"] for event in engine.events("JobFinished")) == Counter(set(names) - raised)
     blamed = Counter((event["job"], event["kind"]) for event in engine.events("AttemptFailed"))
     assert blamed == Counter([*((name, "lost") for name in died), *((name, "bug") for name in raised)])
-    ends = {(attempt.worker, attempt.ended_s) for attempt in outcome.attempts}
-    assert any((attempt.worker, attempt.sent_s) in ends for attempt in outcome.attempts), (
-        "some went on by themselves"
-    )
-
-
-def test_where_no_more_can_be_claimed_jobs_are_not_handed_ahead_and_idle_workers_come_first(
-    engine: Engine, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    real = Outside.before
-    refused = []
-
-    def before(outside: Outside, job: Job, state: RunState) -> OnDisk:
-        if any(worker.ahead for worker in state.workers):
-            refused.append(job.id)
-            raise StoreError("too many open files")
-        return real(outside, job, state)
-
-    monkeypatch.setattr(Outside, "before", before)
-    outcome = engine.run(*(job(f"j{number:02}") for number in range(40)))
-    assert refused
-    assert set(outcome.jobs.values()) == {JobStatus.done}
-    assert len(engine.events("JobStarted")) == 40
 
 
 @pytest.mark.parametrize(
@@ -119,26 +92,17 @@ def test_children_of_a_lost_worker_do_not_outlive_it(engine: Engine, tmp_path: P
     assert all(map(gone, pids))
 
 
-def test_what_a_job_leaves_in_the_background_ends_before_its_output_is_read(engine: Engine) -> None:
+def test_a_job_that_leaves_something_that_writes_on_fails(engine: Engine) -> None:
     writes = job("writes", "write_on_in_the_background")
     outcome = engine.run(writes, workers=1)
-    assert [attempt.outcome for attempt in outcome.attempts] == ["done"]
-    assert engine.store.problem(writes.key) is None
+    assert [attempt.outcome for attempt in outcome.attempts] == ["bug"]
+    assert engine.store.problem(writes.key) == NOT_STORED
 
 
 def test_children_of_a_finished_job_do_not_outlive_the_run(engine: Engine, tmp_path: Path) -> None:
     flag = tmp_path / "flag"
     engine.run(job("parent", "leave_grandchild", payload={"flag": str(flag), "seconds": 0}), workers=1)
     assert all(map(gone, json.loads(flag.read_text())))
-
-
-def test_what_a_job_has_left_and_nothing_holds_ends_with_it(engine: Engine) -> None:
-    engine.run(job("first", "leave_escapees"), job("second", "look_for_escapees", ["first"]), workers=1)
-    assert len(engine.events("WorkerStarted")) == 1  # the same worker ran both
-    pids = json.loads((engine.store.path(key("first")) / "pids.json").read_text())
-    alive = json.loads((engine.store.path(key("second")) / "alive.json").read_text())
-    assert alive == [False, False, False, True]
-    assert all(map(gone, pids))
 
 
 def test_workers_that_cannot_start_end_the_run(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -19,8 +19,6 @@ LIES = {
                        "run_s": 0, "kind": "no such kind"}],
         "at `$.kind`",
     ),
-    "ready": (["WorkerReady", {"pid": 1, "device": "cpu"}], "it said twice that it is ready"),
-    "unknown": (["JobStarted", {"job_id": "nobody", "attempt": 1}], "which is no job of this run"),
 }  # fmt: skip
 
 
@@ -73,13 +71,6 @@ def test_jobs_after_one_that_spoiled_its_process_get_another(
     assert said[0] == "worker 0: spoil/open has left changed: built-in functions"
     assert "the standard streams" in said[1]
     assert "the working directory" in said[2]
-
-
-def test_what_the_last_job_has_left_changed_is_told_too(engine: Engine, caplog: pytest.LogCaptureFixture) -> None:
-    with caplog.at_level("WARNING", "pipeline"):
-        engine.run(job("spoil", "spoil", payload={"what": "folder"}), workers=1)
-    said = [record.getMessage() for record in caplog.records]
-    assert said == ["worker 0: spoil has left changed: the working directory"]
 
 
 def test_what_a_job_does_to_its_worker_costs_no_other_job(

@@ -17,7 +17,6 @@ import pytest
 from pipeline.config.schema import Backend, RetryConfig
 from pipeline.engine.journal import Journal, read_journal
 from pipeline.engine.scheduler.state import JobStatus
-from pipeline.engine.workers.pool import Pool
 from pipeline.errors import StoreError
 from tests.doubles.engine import HERE, Engine, describe, job, key
 
@@ -93,21 +92,6 @@ def test_what_is_needed_to_mend_damage_is_made_again_too(engine: Engine, tmp_pat
 # -- where workers live ----------------------------------------------------------------------------------------
 
 
-def test_a_run_whose_workers_have_lost_their_place_ends_and_goes_on_later(
-    engine: Engine, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    plan = (job("a"), job("b", needs=["a"]))
-    with monkeypatch.context() as later:
-        # As a Ray that has ended: known after the first job.
-        later.setattr(Pool, "lost", property(lambda _: "" if engine.store.problem(key("a")) else "no Ray"))
-        outcome = engine.run(*plan, backend=Backend.inline, workers=1)
-    assert (outcome.halted, outcome.jobs) == ("no Ray", {"a": JobStatus.done, "b": JobStatus.ready})
-    assert engine.journal[-1]["event"] == "RunFinished"
-    assert engine.events("AttemptFailed") == []
-    again = engine.run(*plan, backend=Backend.inline, workers=1, stored=["a"])
-    assert set(again.jobs.values()) == {JobStatus.done, JobStatus.stored}
-
-
 # -- disks -----------------------------------------------------------------------------------------------------
 
 
@@ -171,23 +155,6 @@ def test_a_second_engine_cannot_write_the_same_journal(tmp_path: Path) -> None:
         Journal(tmp_path / "journal.jsonl")
     journal.close()
     Journal(tmp_path / "journal.jsonl").close()
-
-
-def test_a_worker_that_is_lost_is_replaced_from_one_that_is_warm(
-    engine: Engine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("TOLD_WHEN_WARM", str(tmp_path / "warm"))
-    jobs = [
-        job("dies", "die_when_one_is_warm"),
-        job("lives", "die_when_one_is_warm", payload={"dies": False}),
-    ]
-    outcome = engine.run(*jobs, spares=1)
-    assert set(outcome.jobs.values()) == {JobStatus.done}
-    (lost,) = engine.events("AttemptFailed", "dies")
-    first, second = [one for one in engine.events("WorkerStarted") if one["worker"] == lost["worker"]]
-    assert str(second["pid"]) == (tmp_path / "warm").read_text()
-    assert second["device"] == first["device"], "whichever slot it was made for, it serves in that of the lost one"
-    assert engine.leftovers() == []
 
 
 # -- stopping --------------------------------------------------------------------------------------------------

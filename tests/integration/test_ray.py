@@ -24,7 +24,6 @@ import pytest
 
 from pipeline.config.schema import Backend, RayConfig
 from pipeline.engine.devices.inventory import cpu_slots
-from pipeline.engine.devices.layout import with_joining
 from pipeline.engine.workers.ray import is_installed, site
 from pipeline.machine import descendants
 from tests.doubles.engine import Engine, job, key
@@ -138,7 +137,7 @@ def test_what_a_cluster_loses_costs_attempts_and_an_engine_that_is_killed_frees_
     assert {status.value for status in outcome.jobs.values()} <= {"done", "stored"}
     reasons = {event["reason"] for event in engine.events("AttemptFailed")}
     assert reasons
-    assert all("its node was lost" in reason for reason in reasons), reasons
+    assert all("Ray has lost its actor or node" in reason for reason in reasons), reasons
     assert engine.events("DeviceQuarantined") == []
     _a_node_joins(cluster, Engine(tmp_path / "joins"), ray)
 
@@ -170,7 +169,7 @@ def test_a_training_on_several_nodes_is_that_of_one_and_outlives_the_loss_of_a_n
     log = engine.log("train", 1) + engine.log("train", 2) if ends else engine.log("train")
     assert {status.value for status in outcome.jobs.values()} == {"done"}, log
     (failed,) = engine.events("AttemptFailed")
-    assert re.search(r"worker \d was lost \(its node was lost", failed["reason"])
+    assert re.search(r"worker \d was lost \(Ray has lost its actor or node", failed["reason"])
     assert engine.events("DeviceQuarantined") == []
     assert not any(map(_lives, ends[0]))
     assert "going on from the checkpoint of step 4" in log
@@ -208,8 +207,7 @@ def _a_node_joins(cluster: RayCluster, engine: Engine, ray: RayConfig) -> None:
     outcome = engine.run(
         *[job(f"waits{at}", "wait_for_file", payload={"file": str(go)}) for at in range(8)],
         job("reads", "nothing", needs=[f"waits{at}" for at in range(8)]),
-        devices=with_joining(cpu_slots(4), 4),
-        joining=4,
+        devices=[replace(slot, node=slot.index // 4) for slot in cpu_slots(8)],
         backend=Backend.ray,
         ray=ray,
         watcher=join,
@@ -217,13 +215,6 @@ def _a_node_joins(cluster: RayCluster, engine: Engine, ray: RayConfig) -> None:
     assert joined
     assert {status.value for status in outcome.jobs.values()} == {"done"}
     assert outcome.makespan is not None
-    assert 4 < outcome.makespan.devices <= 8
-    # Jobs were done on both nodes, so what reads all of them has some at hand, wherever it is.
-    (begun,) = engine.events("JobStarted", "reads")
-    sizes = [
-        entry["size"] for at in range(8) for entry in engine.store.manifest(key(f"waits{at}"))["files"].values()
-    ]
-    assert begun["read"] == outcome.read == sum(sizes) > begun["moved"] == outcome.moved > 0
 
 
 def _node_of(cluster: RayCluster, view: Any) -> Any:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cached_property
 
 from pipeline.config.schema import AUTO, Backend, ExecutionConfig
@@ -48,13 +48,11 @@ class Layout:
         slots: Workers on each.
         vouched: Whether the user says that so many jobs fit: then one of unknown need counts as an equal share.
             Otherwise it has a device to itself.
-        joining: How many of the workers, the last ones, wait for machines that may join later.
     """
 
     places: tuple[Place, ...]
     slots: int = 1
     vouched: bool = True
-    joining: int = 0
 
     @property
     def workers(self) -> int:
@@ -148,14 +146,6 @@ class Layout:
         return range(device, self.workers, len(self.places))
 
 
-def with_joining(devices: Sequence[Device], number: int) -> list[Device]:
-    """Some devices and others that may join later, on machines that are as large as the largest of them."""
-    size = max(Counter(device.node for device in devices).values(), default=1)
-    node = max((device.node for device in devices), default=0) + 1
-    later = [replace(devices[0], index=len(devices) + at, node=node + at // size) for at in range(number)]
-    return [*devices, *later]
-
-
 def plain_layout(devices: int) -> Layout:
     """One worker on each device, and nobody counts memory."""
     return Layout(places=tuple(Place(label=f"device {index}") for index in range(devices)))
@@ -165,8 +155,6 @@ def make_layout(
     devices: Sequence[Device],
     execution: ExecutionConfig,
     usage: Mapping[str, GpuUsage] | None = None,
-    *,
-    joining: int = 0,
 ) -> Layout:
     """The places of a run.
 
@@ -174,17 +162,16 @@ def make_layout(
         devices: Its devices; the inline backend uses the first alone.
         execution: Says how many jobs each takes.
         usage: UUID -> what a GPU is doing; asks the driver if None.
-        joining: See `Layout`.
     """
     if execution.backend is Backend.inline:
         return Layout(places=_places(devices[:1], usage))
     asked = execution.jobs_per_device
     if isinstance(asked, int):
-        return Layout(places=_places(devices, usage), slots=asked, joining=joining)
+        return Layout(places=_places(devices, usage), slots=asked)
     # On a CPU there is nothing to measure, and `execution.workers` says all there is to say.
     gpus = any(device.kind == "cuda" for device in devices)
     slots = AUTO_SLOTS if gpus else 1
-    return Layout(places=_places(devices, usage), slots=slots, vouched=asked != AUTO, joining=joining)
+    return Layout(places=_places(devices, usage), slots=slots, vouched=asked != AUTO)
 
 
 def _places(devices: Sequence[Device], usage: Mapping[str, GpuUsage] | None) -> tuple[Place, ...]:

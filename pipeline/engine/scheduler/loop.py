@@ -32,15 +32,7 @@ from pipeline.engine.devices.layout import Layout, plain_layout
 from pipeline.engine.events import Listener
 from pipeline.engine.journal import Journal
 from pipeline.engine.run_folder import RunFolder
-from pipeline.engine.scheduler.dispatch import (
-    give_up_too_wide,
-    hand_ahead,
-    orders_ahead,
-    recall,
-    release_due,
-    reserve,
-    start,
-)
+from pipeline.engine.scheduler.dispatch import give_up_too_wide, release_due, reserve, start
 from pipeline.engine.scheduler.elsewhere import expect, go_on
 from pipeline.engine.scheduler.memory_needs import Needs
 from pipeline.engine.scheduler.outcome import Outcome, account
@@ -63,7 +55,7 @@ from pipeline.engine.workers.messages import (
     JobStarted,
 )
 from pipeline.engine.workers.pool import Pool
-from pipeline.errors import PlanError, StoreError
+from pipeline.errors import PlanError
 from pipeline.plan.graph import Plan
 
 TICK_S = 0.2
@@ -127,8 +119,7 @@ class Loop:
         self._decide(expect, self.elsewhere)
         self.outside.expect(self.run.state.plan.jobs[job_id] for job_id in self.elsewhere)
         for worker in self.run.state.workers:
-            if not worker.absent:
-                self._decide(Run.process_starts, worker.index)
+            self._decide(Run.process_starts, worker.index)
         pool.start()
         for folder in (scratch.path, self.outside.verified.folder):
             pool.watch_path(folder)
@@ -141,8 +132,6 @@ class Loop:
             for job_id, on_disk in self.outside.answered(state).items():
                 self._decide(go_on, job_id, on_disk)
             self._start_jobs()
-            self._hand_ahead()
-            self.outside.pool.flush()
             if not state.unsettled:
                 break
             self._check_progress_possible()
@@ -185,26 +174,7 @@ class Loop:
                     self._decide(reserve, action)
                 else:
                     job = self.run.state.plan.jobs[action.job_id]
-                    try:
-                        on_disk = self.outside.before(job, self.run.state)
-                    except StoreError:
-                        # What is handed ahead holds claims too: without it there may be descriptors enough.
-                        if not any(worker.ahead for worker in self.run.state.workers):
-                            raise
-                        self._decide(recall, everything=True)
-                        return
-                    self._decide(start, action, on_disk)
-
-    def _hand_ahead(self) -> None:
-        """Give workers that have a job the next ones, and take back what is better done elsewhere."""
-        for action in () if self.outside.is_asking else orders_ahead(self.run):
-            job = self.run.state.plan.jobs[action.job_id]
-            try:
-                on_disk = self.outside.before(job, self.run.state)
-            except StoreError:  # nobody needs it yet; where it is no lack of descriptors, `start` will tell
-                break
-            self._decide(hand_ahead, action, on_disk)
-        self._decide(recall)
+                    self._decide(start, action, self.outside.before(job, self.run.state))
 
     def _take(self, index: int, message: FromWorker) -> None:
         self._decide(react, index, message, self._look(index, message))
@@ -222,14 +192,17 @@ class Loop:
         if isinstance(message, JobFinished | JobRaised) and is_believed(self.run, index, message):
             if isinstance(message, JobFinished):
                 return self.outside.after(self.run.state.plan.jobs[message.job_id])
-            if message.damaged_key:
+            if message.damaged_key in self._inputs(message.job_id):
                 return self.outside.damage(message.damaged_key, self.run.state)
         return _NOTHING
+
+    def _inputs(self, job_id: str) -> set[str]:
+        return {key for keys in self.run.state.plan.jobs[job_id].inputs.values() for key in keys}
 
     # -- what else there is to do ------------------------------------------------------------------------------
 
     def _halt(self) -> bool:
-        self.run.halted = self.run.halted or self.outside.broken or self.outside.pool.lost
+        self.run.halted = self.run.halted or self.outside.broken
         return bool(self.run.halted)
 
     def _check_progress_possible(self) -> None:
@@ -254,7 +227,6 @@ class Loop:
             self.next_tick_s = now + TICK_S
             self.outside.note_traffic(_TRAFFIC_S)
             self.outside.settle()
-            self.outside.listener.on_notice(self.outside.pool.notice)
             self.outside.listener.on_tick()
 
     def _tell_stop(self) -> None:
@@ -273,7 +245,6 @@ class Loop:
     def _outcome(self) -> Outcome:
         state, ledger = self.run.state, self.run.ledger
         attempts, spans = ledger.attempts, ledger.spans
-        there = sum(not worker.absent for worker in state.workers)
         return Outcome(
             jobs={job_id: job.status for job_id, job in state.jobs.items()},
             reasons={job_id: job.reason for job_id, job in state.jobs.items() if job.reason},
@@ -283,10 +254,8 @@ class Loop:
             # A signal that came when nothing was left to do has interrupted nothing.
             interrupted=self.signals.received if state.unsettled else None,
             halted=self.run.halted,
-            makespan=account(state.plan, attempts, spans, there, self.start_s, state.layout.slots),
+            makespan=account(state.plan, attempts, spans, len(state.workers), self.start_s, state.layout.slots),
             peaks_mb=state.needs.seen,
-            read=state.whereabouts.read,
-            moved=state.whereabouts.moved,
         )
 
 

@@ -229,8 +229,6 @@ class Outcome:
         halted: Why no further job could have succeeded, for example a full disk; or "".
         makespan: The account of device time, or None where nothing was finished.
         peaks_mb: The highest peaks of device memory that were measured, by `Job.memory_kind`.
-        read: Bytes of outputs that jobs have read, where a run has several machines.
-        moved: Those of them that another machine had made in this run, and that of the job had not read before.
     """
 
     jobs: Mapping[str, JobStatus]
@@ -242,8 +240,6 @@ class Outcome:
     halted: str = ""
     makespan: Makespan | None = None
     peaks_mb: Mapping[str, int] = field(default_factory=dict)
-    read: int = 0
-    moved: int = 0
 
     def failures(self) -> list[tuple[str, str]]:
         """Failed jobs with their reasons; those that they block are in `root_causes`."""

@@ -8,8 +8,6 @@ import time
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 
-from msgspec.structs import replace
-
 from pipeline.engine.events import FOLLOWS_FROM_STORE, SHARED_STORE, Event, Listener
 from pipeline.engine.journal import Journal
 from pipeline.engine.scheduler.run import (
@@ -169,16 +167,7 @@ class Outside:
             claim.release()  # who asks again is not to wait for itself
             raise
         self.claims[job.id] = claim
-        if sizes := {up: self._size(state.plan.jobs[up].key) for up in state.whereabouts.unknown(job.id)}:
-            found = replace(found, sizes=sizes)
         return found
-
-    def _size(self, key: str) -> int:
-        """Bytes of a stored output; 0 where that cannot be told."""
-        try:
-            return sum(int(entry["size"]) for entry in self.store.manifest(key)["files"].values()) if key else 0
-        except StoreError:  # who reads it finds out what is wrong
-            return 0
 
     def _elsewhere(self, shared: Session, job: Job, state: RunState) -> OnDisk:
         """What the shared store says of a job whose output is not here; never waits for it."""

@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 from bisect import bisect_right
 from collections import Counter
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import takewhile
@@ -69,8 +69,6 @@ class Room:
         """Those of them that are about to start, on any device."""
         self._free_s: dict[tuple[Kind, int], list[float]] = {}
         """When devices are free, see `_free_on`; forgotten for a machine on which a job is about to start."""
-        self._near: dict[str, Mapping[str, int]] = {}
-        """Of each job that was asked for, what machines have of its inputs."""
 
     @cached_property
     def _slots(self) -> Counter[int]:
@@ -220,11 +218,8 @@ class Room:
     def _rank(self, job_id: str, seat: Seat) -> tuple[float, ...]:
         job, worker = self._job(job_id), self.idle[seat.worker]
         holds = len(worker.holds) if job.devices > 1 else job.affinity not in worker.holds
-        if job_id not in self._near:
-            self._near[job_id] = self._state.whereabouts.near(job_id)
-        far = -self._near[job_id].get(worker.node, 0)
         if self.is_plain:
-            return (holds, far, seat.worker)
+            return (holds, seat.worker)
         free, need = self._layout.places[seat.device].free_mb or 0, self._state.needs.of(job)
         guests = len(self._on(seat.device))
         return (
@@ -236,7 +231,6 @@ class Room:
             len(seat.emptied),
             guests,
             holds,
-            far,
             seat.worker,
         )
 

@@ -3,20 +3,16 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Collection
 from dataclasses import replace
 
 from msgspec.structs import asdict
 
-from pipeline.engine.scheduler.dispatch import begin_next_jobs as go_on
-from pipeline.engine.scheduler.dispatch import dropped, give_back, give_back_next, note_time
 from pipeline.engine.scheduler.recovery import (
     close,
     failed,
     leave_quarantined,
     not_free,
     process_ended,
-    renew,
     renew_idle,
     renew_places,
     send_if_gathered,
@@ -26,7 +22,7 @@ from pipeline.engine.scheduler.recovery import (
     unusable,
 )
 from pipeline.engine.scheduler.run import Failure, OnDisk, ProcessOrder, Run
-from pipeline.engine.scheduler.state import RunState, WorkerPhase, WorkerState
+from pipeline.engine.scheduler.state import WorkerPhase
 from pipeline.engine.workers.failure import NEEDS_FRESH_WORKER, FailureKind
 from pipeline.engine.workers.messages import (
     AttemptStopped,
@@ -36,89 +32,12 @@ from pipeline.engine.workers.messages import (
     JobProgress,
     JobRaised,
     JobStarted,
-    LeftChanged,
-    OrdersDropped,
-    Report,
+    OfJob,
     WorkerExited,
     WorkerReady,
     WorkerUnreadable,
     WorkerUnusable,
 )
-
-# -- plausibility ------------------------------------------------------------------------------------------------
-# Whether what a worker says can be true: a pure rule. The code of any job can write to its worker's pipe, and
-# a message that reads well may still speak of a job that the worker was not given, or of one that is over.
-# Whoever acts on messages need not think of that.
-
-
-def objection(state: RunState, gathering: Collection[str], index: int, message: Report) -> str:
-    """Say why a message cannot be true.
-
-    Args:
-        state: The run.
-        gathering: Jobs that have workers, but were not sent to them yet.
-        index: The worker that sent it.
-        message: The message.
-
-    Returns:
-        What is wrong with it; "" where nothing is, or where it is about an attempt that the worker no longer has.
-    """
-    if isinstance(message, Heartbeat):
-        return ""
-    if isinstance(message, OrdersDropped):
-        return _untrue_answer(state.workers[index], message)
-    if isinstance(message, WorkerReady):
-        return "it said twice that it is ready" if state.workers[index].up else ""
-    said = type(message).__name__
-    if message.job_id not in state.jobs:
-        return f"it sent {said} of {message.job_id[:200]!a}, which is no job of this run"
-    if isinstance(message, LeftChanged):
-        return _untrue_change(state, gathering, state.workers[index])
-    if not state.is_current(index, message.job_id, message.attempt):
-        return ""
-    if state.workers[index].lent or message.job_id in gathering:
-        return f"it sent {said} of {message.job_id}, which it was not given"
-    if isinstance(message, JobRaised):  # before the job has started too: its log could not be written
-        return _untrue_failure(state, message)
-    begun = state.workers[index].begun
-    if isinstance(message, JobStarted):
-        return f"it said twice that {message.job_id} has started" if begun else ""
-    return "" if begun else f"it sent {said} of {message.job_id}, which had not started"
-
-
-def _untrue_answer(worker: WorkerState, message: OrdersDropped) -> str:
-    if not worker.unanswered:
-        return "it sent OrdersDropped, and was not asked for any"
-    if not worker.recalled or worker.unanswered > 1:
-        return ""  # about orders that were taken back meanwhile
-    # What it was given last is what it has not begun.
-    has = [worker.job_id] * (worker.by_itself and not worker.begun) + worker.ahead
-    if message.jobs != has[max(0, len(has) - len(message.jobs)) :]:
-        return "it sent OrdersDropped of other jobs than those that it was given last"
-    return ""
-
-
-def _untrue_change(state: RunState, gathering: Collection[str], worker: WorkerState) -> str:
-    if worker.fresh:
-        return "it sent LeftChanged, and has had no job"
-    if not worker.job_id or worker.job_id in gathering:
-        return ""
-    # A job of several devices is sent to processes that have had none.
-    if worker.begun or len(state.jobs[worker.job_id].workers) > 1:
-        return f"it sent LeftChanged while it has {worker.job_id}"
-    return ""
-
-
-def _untrue_failure(state: RunState, message: JobRaised) -> str:
-    job = state.jobs[message.job_id]
-    if message.rank is not None and message.rank >= len(job.workers):
-        return f"it sent JobRaised of rank {message.rank}, and {message.job_id} has {len(job.workers)}"
-    keys = {key for keys in job.job.inputs.values() for key in keys}
-    damaged = message.kind is FailureKind.damaged_input or message.damaged_key
-    if damaged and message.damaged_key not in keys:
-        return f"it sent JobRaised of a damaged input, which {message.job_id} does not read"
-    return ""
-
 
 _MAX_REASON = 1_000
 """Characters of an exception's first line; all of it is in the job's log."""
@@ -128,13 +47,17 @@ _MAX_NODES = 10
 """How many machines may be lost while they run a job, at no cost to it; by then it may be what ends them."""
 
 
-def is_believed(run: Run, index: int, message: JobFinished | JobRaised) -> bool:
-    """Whether a worker that tells of the end of an attempt has it and could tell so."""
-    return (
-        index not in run.doomed
-        and not objection(run.state, run.gathering, index, message)
-        and run.state.is_current(index, message.job_id, message.attempt)
-    )
+def is_believed(run: Run, index: int, message: OfJob) -> bool:
+    """Whether what is said of an attempt counts: a worker that has it says so, in an order that can be.
+
+    The code of any job can write to its worker's pipe, and speak of other jobs, or of attempts that are over.
+    """
+    if index in run.doomed or message.job_id in run.gathering:
+        return False
+    if not run.state.is_current(index, message.job_id, message.attempt):
+        return False
+    # A job may raise before it has begun: its log could not be written.
+    return isinstance(message, JobRaised) or run.state.workers[index].begun != isinstance(message, JobStarted)
 
 
 def react(run: Run, index: int, message: FromWorker, on_disk: OnDisk) -> None:
@@ -155,21 +78,19 @@ def react(run: Run, index: int, message: FromWorker, on_disk: OnDisk) -> None:
             unusable(run, index, message.reason)
         case WorkerUnreadable():
             _distrust(run, index, message.reason)
-        case _ if index in run.doomed:
-            _note_late(run, index, message)
-        case _ if untrue := objection(run.state, run.gathering, index, message):
-            _distrust(run, index, untrue)
         case WorkerReady():
-            _worker_ready(run, index, message)
+            if index not in run.doomed and not run.state.workers[index].up:
+                _worker_ready(run, index, message)
         case Heartbeat():
-            run.state.workers[index].rss_bytes = message.rss_bytes
-            run.tell("Heartbeat", worker=index, **asdict(message))
-        case OrdersDropped():
-            dropped(run, index, message.jobs)
-        case LeftChanged():
-            _left_changed(run, index, message)
-        case _ if not run.state.is_current(index, message.job_id, message.attempt):
-            _note_late(run, index, message)
+            if index not in run.doomed:
+                run.state.workers[index].rss_bytes = message.rss_bytes
+                run.tell("Heartbeat", worker=index, **asdict(message))
+        case _ if not is_believed(run, index, message):
+            if (index, message.job_id) not in run.told_late:
+                run.told_late.add((index, message.job_id))
+                run.say(
+                    f"worker {index}: {type(message).__name__} of {message.job_id[:200]!a}, which it does not have"
+                )
         case JobStarted():
             _job_started(run, index, message)
         case JobProgress():
@@ -188,7 +109,6 @@ def react(run: Run, index: int, message: FromWorker, on_disk: OnDisk) -> None:
             _stopped_unasked(
                 run, run.state.raised(index), index, "was asked to stop once more, and not by the engine"
             )
-            go_on(run, index, well=False)
             renew_idle(run, [index])  # it takes no further job
             renew_places(run, workers[1:] and workers, but=(index,))
 
@@ -211,15 +131,6 @@ def _distrust(run: Run, index: int, reason: str) -> None:
     run.do(ProcessOrder("dismiss", index))
 
 
-def _note_late(run: Run, index: int, message: Report) -> None:
-    """A worker has spoken of an attempt that it does not have any more, as a thread of an earlier job may."""
-    if isinstance(message, Heartbeat | WorkerReady | OrdersDropped | LeftChanged):
-        return
-    if (index, message.job_id) not in run.told_late:
-        run.told_late.add((index, message.job_id))
-        run.say(f"worker {index}: late {type(message).__name__} of {message.job_id}")
-
-
 # -- a worker's process ----------------------------------------------------------------------------------------
 
 
@@ -229,8 +140,6 @@ def _worker_ready(run: Run, index: int, message: WorkerReady) -> None:
         device += f" on {message.node}"
     if layout.slots > 1:
         device += f", place {index // len(layout.places) + 1} of {layout.slots}"
-    if run.state.workers[index].absent:
-        run.process_starts(index)
     run.ledger.worker_ready(index, run.now_s)
     run.state.worker_ready(index, device, message.visible, message.node)
     run.say(f"worker {index}: {device}, pid {message.pid}", logging.INFO)
@@ -244,13 +153,10 @@ def _worker_ready(run: Run, index: int, message: WorkerReady) -> None:
 
 
 def _worker_exited(run: Run, index: int, message: WorkerExited) -> None:
-    if run.state.workers[index].absent:
-        return
     run.ledger.worker_ended(index, run.now_s)
     run.watchdog.ended(index)
     run.record("WorkerExited", worker=index, exit_code=message.exit_code)
     doom = run.doomed.pop(index, None)
-    give_back(run, index)
     if starts_ranks(run, index) and not run.stopping and index not in run.renewed:
         _ranks_lost(run, index, message)
     if process_ended(run, index):
@@ -318,10 +224,6 @@ def _job_started(run: Run, index: int, message: JobStarted) -> None:
     run.state.workers[index].begun = True
     members = run.state.jobs[message.job_id].workers[1:]
     more: dict[str, object] = {"members": members} if members else {}
-    nodes = [run.state.workers[place].node for place in run.state.jobs[message.job_id].workers]
-    read, moved = run.state.whereabouts.reads(message.job_id, nodes)
-    if read:
-        more |= {"read": read, "moved": moved}
     run.record("JobStarted", job=message.job_id, attempt=message.attempt, worker=index, **more)
 
 
@@ -340,11 +242,8 @@ def _job_finished(run: Run, index: int, message: JobFinished) -> None:
         **({} if message.peak_mb is None else {"peak_mb": message.peak_mb}),
     )
     workers = state.jobs[job_id].workers
-    note_time(run, message)
-    state.whereabouts.made(job_id, state.workers[index].node, message.output_bytes)
     state.finished(index, message.peak_mb, message.held_mb)
-    _hand_on(run, index, workers, is_spoiled=False)
-    go_on(run, index, well=True)
+    _hand_on(run, index, workers, message, is_spoiled=False)
 
 
 def _job_raised(run: Run, index: int, message: JobRaised, on_disk: OnDisk) -> None:
@@ -361,35 +260,25 @@ def _job_raised(run: Run, index: int, message: JobRaised, on_disk: OnDisk) -> No
     if beside:
         try_exclusively(run, job_id, index, failure)
     else:
-        suspect = index if not is_gang else None if message.rank is None else workers[message.rank]
+        suspect: int | None = index
+        if is_gang:
+            suspect = next(iter(workers[message.rank :]), None) if message.rank is not None else None
         failed(run, job_id, index, failure, suspect=suspect, on_disk=on_disk)
     # What the ranks of a gang have started may have outlived them; it ends with the worker that led them.
-    _hand_on(run, index, workers, is_spoiled=is_gang or kind in NEEDS_FRESH_WORKER)
-    go_on(run, index, well=False)
+    _hand_on(run, index, workers, message, is_spoiled=is_gang or kind in NEEDS_FRESH_WORKER)
 
 
-def _hand_on(run: Run, index: int, workers: tuple[int, ...], *, is_spoiled: bool) -> None:
+def _hand_on(
+    run: Run, index: int, workers: tuple[int, ...], message: JobFinished | JobRaised, *, is_spoiled: bool
+) -> None:
     """Make the devices of a job that is over fit for the next, in fresh processes where present ones are not."""
+    if message.left_changed:
+        run.say(f"worker {index}: {message.job_id} has left changed: {message.left_changed}")
     if run.state.workers[index].quarantined:
         leave_quarantined(run, index)
-    if is_spoiled:
+    if is_spoiled or message.left_changed:
         renew_idle(run, [index])
     renew_places(run, workers[1:] and workers)
-
-
-def _left_changed(run: Run, index: int, message: LeftChanged) -> None:
-    """A worker has found, after it told of the end of a job, that no other may run in its process."""
-    worker = run.state.workers[index]
-    run.say(f"worker {index}: {message.job_id} has left changed: {message.what}")
-    if run.stopping or not worker.up:
-        return
-    give_back(run, index)
-    if worker.job_id in run.gathering:
-        renew(run, index)
-        return
-    if worker.job_id:  # given to it meanwhile
-        give_back_next(run, index)
-    renew_idle(run, [index])
 
 
 def _note_stopped(run: Run, job_id: str, index: int, *, begun: bool) -> None:

@@ -9,7 +9,7 @@ from dataclasses import replace
 from msgspec.structs import replace as structs_replace
 
 from pipeline.engine.scheduler.run import Failure, OnDisk, ProcessOrder, Run, Send, SetAside, judge
-from pipeline.engine.scheduler.state import RunState, WorkerPhase
+from pipeline.engine.scheduler.state import WorkerPhase
 from pipeline.engine.workers.failure import FailureKind
 from pipeline.engine.workers.messages import RunJob
 from pipeline.outputs.manifest import REMOVED
@@ -43,8 +43,6 @@ def failed(
     _record_failure(run, job_id, index, failure, retry=decision.retry, wait_s=decision.wait_s)
     if suspect is not None:
         state.blame.failed(job_id, state.layout.device_of(suspect), failure.kind)
-        if node := state.workers[suspect].node:
-            state.node_blame.failed(job_id, node, failure.kind)
     if not decision.retry:
         give_up(run, job_id, failure.kind, decision.reason)
     else:
@@ -167,7 +165,7 @@ def _review_devices(run: Run) -> None:
     """Give no more jobs to a device that is the likely cause of failures, and take back what proved wrong."""
     state = run.state
     for device in range(len(state.layout.places)):
-        jobs = state.blame.suspect(device) or _against_node(state, device)
+        jobs = state.blame.suspect(device)
         has_others = len(state.usable_devices()) > 1
         for index in state.layout.workers_of(device):
             if state.workers[index].quarantined:
@@ -175,16 +173,6 @@ def _review_devices(run: Run) -> None:
                     _release(run, index)
             elif jobs and has_others:
                 _quarantine(run, index, "jobs failed on it in a row, and on no other device", jobs)
-
-
-def _against_node(state: RunState, device: int) -> list[str]:
-    """The jobs that speak against the machine of a device, where there are other machines."""
-    workers = state.workers
-    node = workers[state.layout.workers_of(device)[0]].node
-    jobs = state.node_blame.suspect(node) if node else []
-    several = len({found for job_id in jobs for found in state.blame.failed_on(job_id)}) > 1
-    elsewhere = any(worker.node not in ("", node) and not worker.quarantined for worker in workers)
-    return jobs if several and elsewhere else []
 
 
 def _quarantine(run: Run, index: int, reason: str, jobs: list[str]) -> None:
@@ -248,19 +236,13 @@ def _send(run: Run, job_id: str) -> None:
     run.watchdog.began(state.workers[0], run.now_s)
     if len(state.workers) == 1:  # its process may have been replaced since the job was given to it
         run.state.workers[state.workers[0]].fresh = False
-    order = order_for(run, job_id)
+    order = _order(run, job_id)
     for part, worker in enumerate(_first_of_nodes(run, state.workers)):
         run.do(Send(worker, structs_replace(order, part=part) if part else order))
 
 
-def order_for(run: Run, job_id: str, after: str = "") -> RunJob:
-    """What a worker is told of a job that it was given.
-
-    Args:
-        run: The run.
-        job_id: The job.
-        after: The job that it is to follow; "" where the worker has none.
-    """
+def _order(run: Run, job_id: str) -> RunJob:
+    """What a worker is told of a job that it was given."""
     state, job = run.state.jobs[job_id], run.state.plan.jobs[job_id]
     parts = run.state.layout.parts(state.workers) if len(state.workers) > 1 else []
     return RunJob(
@@ -280,7 +262,6 @@ def order_for(run: Run, job_id: str, after: str = "") -> RunJob:
         slots=run.state.layout.slots,
         shared=not state.exclusive,
         limit_mb=state.limit_mb,
-        after=after,
     )
 
 

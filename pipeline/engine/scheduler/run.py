@@ -2,7 +2,7 @@
 
     an event, what the disk says about it, the time --> rules (pure) --> state changed, effects to be carried out
 
-The rules are functions of `dispatch`, `ahead`, `reactions`, `recovery` and `worker_replacement`.
+The rules are functions of `dispatch`, `reactions` and `recovery`.
 """
 
 from __future__ import annotations
@@ -15,7 +15,6 @@ from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
 from msgspec import Struct
-from msgspec import field as msgspec_field
 
 from pipeline.config.schema import ExecutionConfig, RetryConfig
 from pipeline.engine.run_folder import RunFolder
@@ -255,7 +254,7 @@ class Send(Struct, frozen=True):
 class ProcessOrder(Struct, frozen=True):
     """Do something about the process of a worker: what the method of `Pool` does that has this name."""
 
-    action: Literal["restart", "dismiss", "abort", "close", "reopen", "take_back"]
+    action: Literal["restart", "dismiss", "abort", "close", "reopen"]
     worker: int
 
 
@@ -286,7 +285,6 @@ class OnDisk(Struct, frozen=True, kw_only=True):
         problem: Why it cannot be used, or "".
         maker: The job of this run that makes it, or "".
         missing: Finished jobs before that one whose own outputs are not there any more.
-        sizes: Bytes of outputs that it reads, where nobody has told yet.
     """
 
     claimed: bool = True
@@ -296,7 +294,6 @@ class OnDisk(Struct, frozen=True, kw_only=True):
     problem: str = ""
     maker: str = ""
     missing: frozenset[str] = frozenset()
-    sizes: Mapping[str, int] = msgspec_field(default_factory=dict)
 
 
 @dataclass(kw_only=True)
@@ -321,7 +318,6 @@ class Run:
         closed: Workers that have been ended for good, as their devices are given no more jobs.
         stops: Job -> attempts that ended since someone asked its worker to stop, and not the engine.
         nodes_lost: Job -> machines that were lost while they ran it.
-        took_s: Kind of job -> seconds that its last ones took at most, see `ahead`.
         told_late: Worker and job of which it has spoken late: told once.
         told_waiting: Job that another run was found computing -> what was said of that.
         stopping: Whether workers are being ended.
@@ -347,7 +343,6 @@ class Run:
     closed: set[int] = field(default_factory=set)
     stops: Counter[str] = field(default_factory=Counter)
     nodes_lost: Counter[str] = field(default_factory=Counter)
-    took_s: dict[tuple[str, str, str], float] = field(default_factory=dict)
     told_late: set[tuple[int, str]] = field(default_factory=set)
     told_waiting: dict[str, str] = field(default_factory=dict)
     stopping: bool = False

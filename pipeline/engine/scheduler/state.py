@@ -11,7 +11,7 @@ from enum import Enum
 from pipeline.config.schema import Barrier
 from pipeline.engine.devices.layout import Layout, plain_layout
 from pipeline.engine.scheduler.memory_needs import EXCLUSIVE, Needs
-from pipeline.engine.scheduler.ready import Kind, ReadyQueue, Whereabouts, kind_of, paths_for_rows
+from pipeline.engine.scheduler.ready import Kind, ReadyQueue, kind_of, paths_for_rows
 from pipeline.engine.workers.failure import FailureKind
 from pipeline.plan.graph import Job, Plan
 
@@ -100,7 +100,6 @@ class WorkerState:
         node: The machine that it is on, where a run has several.
         quarantined: Whether it is given no more jobs.
         gone: Whether its process has ended and no other was started.
-        absent: Whether its machine is still to join the run, if it ever does.
         job_id: The job that it runs, or to which its device is lent; or "".
         lent: Whether it is its device alone that the job has.
         started_s: When that job was given to it.
@@ -111,10 +110,6 @@ class WorkerState:
         holds: Affinity keys whose models it has in memory, the one used last at the end.
         rss_bytes: Resident memory at the last heartbeat.
         held_mb: Memory of its device that it holds between jobs, where others share the device.
-        ahead: Jobs that it was given to begin by itself after that one, in this order.
-        recalled: Whether it was asked to give those back.
-        unanswered: How often it was asked so and has not answered yet.
-        by_itself: Whether it is to begin its job by itself, having been given it ahead.
     """
 
     index: int
@@ -122,7 +117,6 @@ class WorkerState:
     node: str = ""
     quarantined: bool = False
     gone: bool = False
-    absent: bool = False
     job_id: str = ""
     lent: bool = False
     started_s: float = 0.0
@@ -133,10 +127,6 @@ class WorkerState:
     holds: list[str] = field(default_factory=list)
     rss_bytes: int = 0
     held_mb: int = 0
-    ahead: list[str] = field(default_factory=list)
-    recalled: bool = False
-    unanswered: int = 0
-    by_itself: bool = False
 
     @property
     def phase(self) -> WorkerPhase:
@@ -168,7 +158,7 @@ class WorkerState:
     def take(self, job_id: str, now_s: float, *, lent: bool) -> None:
         """It is given a job, or its device is lent to one."""
         assert self.phase is WorkerPhase.idle
-        self.job_id, self.lent, self.started_s, self.begun, self.by_itself = job_id, lent, now_s, False, False
+        self.job_id, self.lent, self.started_s, self.begun = job_id, lent, now_s, False
 
     def free(self) -> None:
         """Its job is over."""
@@ -204,14 +194,13 @@ class WorkerTable:
     """
 
     def __init__(self, layout: Layout, needs: Needs) -> None:
-        """Begin with workers that are not up, and some that may never be.
+        """Begin with workers that are not up.
 
         Args:
             layout: Where they are.
             needs: What jobs take of their devices.
         """
-        there = layout.workers - layout.joining
-        self.workers = [WorkerState(index, absent=index >= there) for index in range(layout.workers)]
+        self.workers = [WorkerState(index) for index in range(layout.workers)]
         self._layout, self._needs = layout, needs
         # All that are idle, and some that are not any more: nothing is idle that was not let in here.
         self._candidates: set[int] = set()
@@ -222,11 +211,8 @@ class WorkerTable:
 
     def ready(self, index: int, device: str, visible: str, node: str) -> None:
         """A process is up."""
-        joins = self.workers[index].absent
         self.workers[index] = self.workers[index].ready(device, visible, node)
         self._candidates.add(index)
-        if joins:
-            self._forget()
 
     def lost(self, index: int) -> None:
         """A process has ended, and with it all that was there."""
@@ -257,8 +243,8 @@ class WorkerTable:
         return idle
 
     def usable_workers(self) -> list[int]:
-        """Places that are there, and not quarantined."""
-        return [worker.index for worker in self.workers if not (worker.quarantined or worker.absent)]
+        """Places that are not quarantined."""
+        return [worker.index for worker in self.workers if not worker.quarantined]
 
     def usable_devices(self) -> list[int]:
         """Devices of which a place is left."""
@@ -326,13 +312,11 @@ class RoundGate:
 
 
 # -- fault attribution -------------------------------------------------------------------------------------------
-# Whose fault it is when workers die: the job's, the device's, or that of a machine with several. Pure.
+# Whose fault it is when workers die: the job's or the device's. Pure.
 
 
 BLAMED_ON_DEVICES = frozenset({FailureKind.lost, FailureKind.hang, FailureKind.device})
 """Failures that a broken device would cause. A raised exception or a lost connection is not among them."""
-NODE_FACTOR = 2
-"""Times the failures that speak against a device which must speak against a machine: it has several of them."""
 
 
 class Blame:
@@ -393,8 +377,6 @@ class RunState:
         blame: Which device has failed which job.
         layout: The devices, and which worker is on which.
         needs: What jobs take of their memory.
-        whereabouts: Which machine has which outputs at hand.
-        with_orders: Workers that have orders ahead, and some that have none any more.
         unsettled: Jobs that are neither there nor given up.
         running: Jobs that run.
     """
@@ -428,7 +410,7 @@ class RunState:
         stored = set(stored)
         self.layout = plain_layout(num_workers) if layout is None else layout
         self.needs = Needs(self.layout) if needs is None else needs
-        self.plan, self.whereabouts = plan, Whereabouts(plan)
+        self.plan = plan
         self.jobs = {job.id: JobState(job) for job in plan.jobs.values()}
         self.table = WorkerTable(self.layout, self.needs)
         self.workers = self.table.workers
@@ -438,9 +420,7 @@ class RunState:
         self.retries: dict[str, None] = {}
         self._kinds = list({kind_of(job): job for job in plan.jobs.values()}.values())
         self.reserved: dict[str, int] = {}
-        self.with_orders: set[int] = set()
         self.blame = Blame(device_failures)
-        self.node_blame = Blame(NODE_FACTOR * device_failures)
         self.unsettled = len(self.jobs)
         self.running = 0
         self._models_in_memory = models_in_memory
@@ -459,7 +439,6 @@ class RunState:
     def worker_ready(self, index: int, device: str, visible: str = "", node: str = "") -> None:
         """A worker reported that it is up; whatever it held before is not in this process."""
         self.table.ready(index, device, visible, node)
-        self.whereabouts.joined(node)
 
     def worker_lost(self, index: int) -> str:
         """A worker ended. One that is lent is not missed: the job has only its device.
@@ -546,46 +525,10 @@ class RunState:
             leader.remember(state.job.affinity, self._models_in_memory, shared=shared)
         return state.attempts
 
-    def hand_ahead(self, job_id: str, index: int) -> str:
-        """A ready job goes to a worker that has others before it.
-
-        Returns:
-            The job that it is to follow.
-        """
-        state, worker = self.jobs[job_id], self.workers[index]
-        after = worker.ahead[-1] if worker.ahead else worker.job_id
-        self._unqueue(state)
-        self._set(state, JobStatus.running)
-        state.attempts += 1
-        state.workers, state.exclusive, state.limit_mb, state.keep_models = (index,), True, 0, True
-        worker.ahead.append(job_id)
-        self.with_orders.add(index)
-        return after
-
-    def begin_ahead(self, index: int, now_s: float) -> None:
-        """A worker that has finished its job begins the next that it was given."""
-        worker = self.workers[index]
-        job_id = worker.ahead.pop(0)
-        worker.take(job_id, now_s, lent=False)
-        worker.by_itself = True
-        self.jobs[job_id].sent_s = now_s
-
-    def give_back_next(self, index: int) -> None:
-        """A worker will not begin the job that it was given: as if it had not been."""
-        job_id = self._free(index)
-        self.jobs[job_id].attempts -= 1
-        self.retry(job_id)
-
-    def give_back(self, job_id: str, index: int) -> None:
-        """A worker will not begin a job that it was given ahead: likewise."""
-        self.workers[index].ahead.remove(job_id)
-        self.jobs[job_id].attempts -= 1
-        self.jobs[job_id].workers = ()
-        self.retry(job_id)
-
     def is_current(self, index: int, job_id: str, attempt: int) -> bool:
-        """Whether a worker's message is about the attempt that it was given last."""
-        return self.workers[index].job_id == job_id and self.jobs[job_id].attempts == attempt
+        """Whether a worker may speak of an attempt: it was given that last, and not just its device."""
+        worker = self.workers[index]
+        return worker.job_id == job_id and not worker.lent and self.jobs[job_id].attempts == attempt
 
     def finished(self, index: int, peak_mb: int | None = None, held_mb: int = 0) -> None:
         """A worker has finished its job.
@@ -601,7 +544,6 @@ class RunState:
         self.needs.measured(self.jobs[job_id].job, peak_mb)
         for worker in workers:
             self.blame.finished(self.layout.device_of(worker))
-            self.node_blame.finished(self.workers[worker].node)
         self._arrive(job_id, JobStatus.done)
 
     def found(self, job_id: str) -> None:

@@ -36,7 +36,6 @@ def finished(order: RunJob, work: Work, start: float, held_mb: int = 0) -> JobFi
         flops=work.flops,
         peak_mb=peak_mb(work.device) if work.peak_mb is None else work.peak_mb,
         held_mb=held_mb,
-        output_bytes=work.output_bytes,
     )
 
 

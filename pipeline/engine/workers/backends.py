@@ -15,13 +15,12 @@ from pipeline.engine.devices.inventory import FREE_TIMEOUT_S, Device
 from pipeline.engine.devices.layout import Layout, plain_layout
 from pipeline.engine.devices.worker_env import describe_device, worker_environment
 from pipeline.engine.workers.messages import AttemptStopped, FromWorker, RunJob, WorkerExited, WorkerReady
-from pipeline.engine.workers.pool import MakeWorker, Pool, Spares
+from pipeline.engine.workers.pool import MakeWorker, Pool
 from pipeline.engine.workers.process import LocalWorker, ProcessSettings
-from pipeline.engine.workers.protocol import Deliver, Worker
+from pipeline.engine.workers.protocol import Deliver
 from pipeline.engine.workers.reaper import Reaper
 from pipeline.engine.workers.runner import JobRunner
 from pipeline.machine import descendants
-from pipeline.machine.memory import memory_available_bytes
 
 # -- inline ------------------------------------------------------------------------------------------------------
 # A worker that is this very process: for debugging, for tests and for machines without room for another. It
@@ -79,12 +78,9 @@ class InlineWorker:
             torch.set_num_threads(self._threads)
         self._state = "starting"
 
-    def send(self, *jobs: RunJob) -> None:
+    def send(self, job: RunJob) -> None:
         """Keep the job for `receive`."""
-        (self._job,) = jobs
-
-    def take_back(self) -> None:
-        """Nothing to do: nobody is told anything while a job has this thread."""
+        self._job = job
 
     def sources(self) -> Sequence[int]:
         """None."""
@@ -182,12 +178,6 @@ def _replace_environment(env: dict[str, str]) -> None:
     os.environ.update(env)
 
 
-_LEAST_BYTES = 1 << 29
-"""What a worker that computes with torch holds at least, before any has told what it holds."""
-_SPARE_ROOM = 3
-"""Times the memory of the largest worker that must be free: one process more, and what workers still grow by."""
-
-
 def make_pool(
     execution: ExecutionConfig,
     devices: Sequence[Device],
@@ -197,8 +187,6 @@ def make_pool(
     portable: bool = False,
     levels: Mapping[str, int] | None = None,
     layout: Layout | None = None,
-    spares: int = 0,
-    entries: Sequence[str] = (),
     width: int = 1,
 ) -> Pool:
     """Describe the pool of a run; nothing starts yet.
@@ -213,8 +201,6 @@ def make_pool(
             takes the place of one that ended. Not looked at where several workers share a GPU: in a container the
             driver's process ids tell nothing, and what a neighbour has taken would look left over.
         layout: How many workers each device has, and which; one each if None.
-        spares: Processes that wait beside them, where all devices are CPU slots.
-        entries: Of the jobs that these get warm for.
         width: Devices that the widest job takes.
     """
     inline = execution.backend is Backend.inline
@@ -222,9 +208,7 @@ def make_pool(
     if execution.backend is Backend.ray:
         from pipeline.engine.workers.ray.backend import ray_pool  # most runs have no use for it
 
-        return ray_pool(
-            execution, devices, _settings(execution, threads, log_dir, portable), width, layout.joining
-        )
+        return ray_pool(execution, devices, _settings(execution, threads, log_dir, portable), width)
     devices = [devices[layout.device_of(worker)] for worker in range(layout.workers)]
     make = (
         inline_workers(execution, devices, threads, portable)
@@ -233,32 +217,9 @@ def make_pool(
             execution, devices, threads, log_dir, (levels or {}) if layout.slots == 1 else {}, portable
         )
     )
-    waiting = None
-    if spares and not inline and all(device.kind == "cpu" for device in devices):
-        waiting = _spares(spares, devices, _settings(execution, threads, log_dir, portable), entries)
     return Pool(
-        make,
-        layout.workers,
-        start_timeout_s=execution.start_timeout_s,
-        stop_grace_s=execution.stop_grace_s,
-        spares=waiting,
+        make, layout.workers, start_timeout_s=execution.start_timeout_s, stop_grace_s=execution.stop_grace_s
     )
-
-
-def _spares(number: int, devices: Sequence[Device], settings: ProcessSettings, entries: Sequence[str]) -> Spares:
-    """Any of these serves on any CPU slot: nothing in its environment tells one from another."""
-
-    def make(index: int, reaper: Reaper) -> LocalWorker:
-        return LocalWorker(index, devices[0], settings, reaper, entries=entries)
-
-    def settle(worker: Worker, index: int) -> WorkerReady:
-        assert isinstance(worker, LocalWorker)
-        return worker.take_place(index, devices[index])
-
-    def have_room(rss_bytes: int) -> bool:
-        return memory_available_bytes() >= _SPARE_ROOM * max(rss_bytes, _LEAST_BYTES)
-
-    return Spares(number, make, settle, have_room)
 
 
 def free_timeout_s(execution: ExecutionConfig) -> float:

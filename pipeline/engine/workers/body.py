@@ -7,7 +7,7 @@ import os
 import sys
 import time
 import traceback
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, nullcontext, suppress
 from functools import cache
 from pathlib import Path
@@ -82,17 +82,6 @@ def call_entry(order: RunJob, work: Work) -> None:
     with nullcontext() if loaded else work.loading():
         entry = _load_entry(order.entry)
     entry(work)
-
-
-def warm_up(entries: Iterable[str]) -> None:
-    """Import what jobs will need: the modules of their entries, and what a function `warm_up` there imports.
-
-    What fails here fails again where a job needs it, which tells it.
-    """
-    for path in entries:
-        with suppress(Exception):
-            module = importlib.import_module(path.partition(":")[0])
-            getattr(module, "warm_up", lambda: None)()
 
 
 @contextmanager

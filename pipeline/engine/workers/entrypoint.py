@@ -1,6 +1,6 @@
 """Main function of a worker process. Free of torch until a job imports it.
 
-    main thread       runs jobs, one at a time, in the order in which they arrive (`orders.py`)
+    main thread       runs jobs, one at a time
     reader thread     reads the pipe; the engine hanging up means the end of this process and its descendants
     heartbeat thread  says on a timer that the process is alive, and how much memory it holds
 
@@ -14,102 +14,31 @@ import queue
 import signal
 import sys
 import threading
-from collections import deque
 from contextlib import suppress
 from dataclasses import dataclass
 from types import FrameType
 
 from pipeline.engine.devices.inventory import Device, read_usage, wait_until_free
 from pipeline.engine.devices.worker_env import describe_device
-from pipeline.engine.workers.body import warm_up
 from pipeline.engine.workers.messages import (
-    AttemptStopped,
     FromWorker,
     GpuLoad,
     Heartbeat,
-    JobFinished,
-    LeftChanged,
-    OrdersDropped,
     RunJob,
     Shutdown,
-    TakeBack,
     ToWorker,
-    WarmUp,
     WorkerReady,
     decode_order,
     encode,
 )
 from pipeline.engine.workers.output import log_stacks
 from pipeline.engine.workers.runner import JobRunner
-from pipeline.engine.workers.strays import end_strays
 from pipeline.errors import DeviceError, WorkerError
 from pipeline.foreign import converted
 from pipeline.machine import descendants
 from pipeline.machine.begin import NOTICES, begin
 from pipeline.machine.channel import Channel
 from pipeline.machine.memory import own_memory_bytes
-
-# -- orders ------------------------------------------------------------------------------------------------------
-# The orders that a worker has been given and has not begun.
-
-
-Order = RunJob | WarmUp | Shutdown
-
-
-class Orders:
-    """What to do next, in the order in which it came. One thread takes orders; others, and signal handlers, put.
-
-    An order that was handed ahead counts only if the job that it is to follow was the last one and ended well.
-    """
-
-    def __init__(self) -> None:
-        self._orders: deque[Order] = deque()
-        self._arrivals: queue.SimpleQueue[None] = queue.SimpleQueue()
-        self._taking = threading.Lock()
-        self._next: Order | None = None
-        self._ended_well = ""
-
-    def put(self, order: Order) -> None:
-        """Add one. This waits for nothing: a signal may have come in the midst of a `get`."""
-        self._orders.append(order)
-        if self._arrivals.empty():
-            self._arrivals.put(None)
-
-    def get(self) -> Order:
-        """The next one, waited for."""
-        found, self._next = self._next, None
-        while found is None and (found := self._take()) is None:
-            self._arrivals.get()
-        return found
-
-    def is_followed(self, order: RunJob, answer: object) -> bool:
-        """Note how a job has ended; whether another one is there to be begun at once."""
-        self._ended_well = order.job_id if isinstance(answer, JobFinished) else ""
-        self._next = self._next or self._take()
-        return isinstance(self._next, RunJob)
-
-    def drop_ahead(self) -> list[str]:
-        """Take out the jobs that were handed ahead, and name them. For any thread."""
-        dropped = []
-        # All or nothing: one taken meanwhile would follow one that is dropped here, and be named by nobody.
-        with self._taking:
-            for _ in range(len(self._orders)):
-                order = self._orders.popleft()
-                if isinstance(order, RunJob) and order.after:
-                    dropped.append(order.job_id)
-                else:
-                    self._orders.append(order)
-        return dropped
-
-    def _take(self) -> Order | None:
-        """The first that counts, if there is one; those before it are dropped."""
-        with self._taking:
-            while self._orders:
-                order = self._orders.popleft()
-                if not isinstance(order, RunJob) or order.after in ("", self._ended_well):
-                    return order
-        return None
-
 
 _HANG_UP_PATIENCE_S = 2.0
 
@@ -148,27 +77,14 @@ class _Main:
     def __init__(self, channel: Channel, settings: Settings) -> None:
         self.channel = channel
         self.settings = settings
-        self.orders = Orders()
-        self._held: list[FromWorker] = []
-        self._sending = threading.Lock()
+        self.orders: queue.SimpleQueue[RunJob | Shutdown] = queue.SimpleQueue()
         self.runner = JobRunner(self.send, settings.device.kind, name=settings.device.name)
         self._at_next_signal = False
         """Whether SIGTERM breaks off the present job."""
-        self._is_changed = False
-        """Whether a job has left this process changed, so that it begins no other."""
 
-    def send(self, *messages: FromWorker) -> None:
-        """Tell the engine, and in the same write what was held back."""
-        with self._sending:
-            lines = [encode(message) for message in (*self._held, *messages)]
-            self._held.clear()
-            if lines:
-                self.channel.send(b"\n".join(lines))
-
-    def _hold(self, message: FromWorker) -> None:
-        """Have the next `send`, of whatever thread, tell this too."""
-        with self._sending:
-            self._held.append(message)
+    def send(self, message: FromWorker) -> None:
+        """Tell the engine."""
+        self.channel.send(encode(message))
 
     def serve(self) -> None:
         """Run jobs as they arrive."""
@@ -182,14 +98,8 @@ class _Main:
         not_free = self._wait_for_memory()
         self.send(WorkerReady(pid=os.getpid(), device=about, visible=visible, not_free=not_free))
         threading.Thread(target=self._beat, name="heartbeat", daemon=True).start()
-        try:
-            while not isinstance(order := self.orders.get(), Shutdown) and not self.runner.stop_requested:
-                if isinstance(order, WarmUp):
-                    warm_up(order.entries)
-                elif not self._is_changed:
-                    self._run(order)
-        finally:
-            self.send()
+        while not isinstance(order := self.orders.get(), Shutdown) and not self.runner.stop_requested:
+            self._run(order)
 
     def _run(self, order: RunJob) -> None:
         if order.part:
@@ -198,20 +108,7 @@ class _Main:
             runner = self.runner
             start_part(order, self.settings.device.kind, lambda: runner.cut_off, lambda: runner.stop_requested)
             return
-        answer = self.runner.run(order)
-        if not isinstance(answer, JobFinished):
-            with suppress(Exception):  # as in the runner, which has done so after a job that went well
-                end_strays()
-        if self.orders.is_followed(order, answer):
-            self._hold(answer)  # goes with the word that the next one has begun: the engine wakes up once
-        else:
-            self.send(answer)
-        if isinstance(answer, AttemptStopped) or order.gang:  # this process ends; or the ranks were others
-            return
-        # After the answer, which others may wait for, and before anything else runs here.
-        if changed := self.runner.left_changed():
-            self._is_changed = True
-            self.send(LeftChanged(job_id=order.job_id, what=changed))
+        self.send(self.runner.run(order))
 
     def _wait_for_memory(self) -> str:
         settings = self.settings
@@ -249,8 +146,6 @@ class _Main:
             if message.at_once:
                 self._at_next_signal = True
                 os.kill(os.getpid(), signal.SIGTERM)
-        elif isinstance(message, TakeBack):
-            self.send(OrdersDropped(jobs=self.orders.drop_ahead()))
         else:
             self.orders.put(message)
 

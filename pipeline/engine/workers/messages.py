@@ -32,7 +32,6 @@ MAX_SECONDS = 1e12
 MAX_FLOPS = 1e30
 MAX_FIGURE = 1e100
 MAX_NUMBERS = 8
-MAX_DROPPED = 100
 MAX_TEXT = 100_000
 MAX_LINE = 2_000
 _SHOWN_BYTES = 200
@@ -105,18 +104,6 @@ class RunJob(_Message, frozen=True, kw_only=True):
     """Whether other jobs may run on its device meanwhile, and memory run out for no fault of this one."""
     limit_mb: int = 0
     """MiB of its device that are set aside for it then, its CUDA context included; 0 sets no limit."""
-    after: str = ""
-    """The job before it, which the worker still has. It is dropped unless that one is the last and ends well."""
-
-
-class TakeBack(_Message, frozen=True, kw_only=True):
-    """Engine -> worker: drop the orders that were handed ahead and not begun; `OrdersDropped` answers."""
-
-
-class WarmUp(_Message, frozen=True, kw_only=True):
-    """Engine -> worker: import what jobs with these entries need, before there is one."""
-
-    entries: list[str]
 
 
 class Shutdown(_Message, frozen=True, kw_only=True):
@@ -212,8 +199,11 @@ class JobFinished(_Message, frozen=True, kw_only=True):
     """Most memory of its device that the process held during the job, in MiB; None on a CPU."""
     held_mb: Count = 0
     """What of that it still holds, for the models that it keeps."""
-    output_bytes: Count = 0
-    """How large the files of its output are together."""
+    left_changed: Line = ""
+    """What the job has left changed in the process, in words, so that no other may run in it; "" for nothing."""
+
+    def __post_init__(self) -> None:
+        _make_plain(self, "left_changed")
 
 
 class JobRaised(_Message, frozen=True, kw_only=True):
@@ -233,7 +223,8 @@ class JobRaised(_Message, frozen=True, kw_only=True):
     rank: Count | None = None
     """The process that failed first, where a job has several."""
     held_mb: Count = 0
-    """As in `JobFinished`."""
+    """As in `JobFinished`, and so the next."""
+    left_changed: Line = ""
 
     @property
     def said(self) -> str:
@@ -241,7 +232,7 @@ class JobRaised(_Message, frozen=True, kw_only=True):
         return ": ".join(part for part in (self.error_type, self.message.strip()) if part)
 
     def __post_init__(self) -> None:
-        _make_plain(self, "error_type", "damaged_key")
+        _make_plain(self, "error_type", "damaged_key", "left_changed")
         force_setattr(self, "message", _plain_text(self.message))
         force_setattr(self, "traceback", _plain_text(self.traceback, keep_end=True))
 
@@ -251,26 +242,6 @@ class AttemptStopped(_Message, frozen=True, kw_only=True):
 
     job_id: str
     attempt: Number
-
-
-class LeftChanged(_Message, frozen=True, kw_only=True):
-    """Worker -> engine: its last job, of which it has told the end, has left this process changed.
-
-    It takes no further one, so what it was given meanwhile is not begun, and waits to be ended.
-    """
-
-    job_id: str
-    what: Line
-    """In words."""
-
-    def __post_init__(self) -> None:
-        _make_plain(self, "what")
-
-
-class OrdersDropped(_Message, frozen=True, kw_only=True):
-    """Worker -> engine: these jobs were handed ahead, and it will not begin them."""
-
-    jobs: Annotated[list[Line], Meta(max_length=MAX_DROPPED)]
 
 
 class WorkerUnusable(_Message, frozen=True, kw_only=True):
@@ -301,20 +272,18 @@ class WorkerExited(_Message, frozen=True, kw_only=True):
         return self.how or describe_exit(self.exit_code)
 
 
-ToWorker = RunJob | TakeBack | WarmUp | Shutdown
+ToWorker = RunJob | Shutdown
 OfJob = JobStarted | JobProgress | JobFinished | JobRaised | AttemptStopped
-Report = WorkerReady | Heartbeat | OrdersDropped | LeftChanged | OfJob
+Report = WorkerReady | Heartbeat | OfJob
 """What a worker may send."""
 FromWorker = Report | WorkerExited | WorkerUnusable | WorkerUnreadable
 
-_ORDERS: dict[str, type[ToWorker]] = {kind.__name__: kind for kind in (RunJob, TakeBack, WarmUp, Shutdown)}
+_ORDERS: dict[str, type[ToWorker]] = {kind.__name__: kind for kind in (RunJob, Shutdown)}
 _REPORTS: dict[str, type[Report]] = {
     kind.__name__: kind
     for kind in (
         WorkerReady,
         Heartbeat,
-        OrdersDropped,
-        LeftChanged,
         JobStarted,
         JobProgress,
         JobFinished,

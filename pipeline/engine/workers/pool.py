@@ -13,14 +13,13 @@ import math
 import select
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import partial
 from multiprocessing.connection import wait
 from pathlib import Path
 
 from pipeline.engine.workers.messages import (
     FromWorker,
-    Heartbeat,
     JobStarted,
     RunJob,
     WorkerExited,
@@ -53,14 +52,6 @@ class Slot:
     """Whether the worker is not to be replaced when it ends."""
     dismissed: bool = False
     """Whether the worker is being ended on purpose, so that nothing it still says matters."""
-    rss_bytes: int = 0
-    """The most memory that a worker in this place was seen to hold."""
-    came: bool = True
-    """Whether there is a machine for it, or was once."""
-    ready: bool = False
-    """Whether the worker has said that it is."""
-    orders: list[RunJob] = field(default_factory=list)
-    """What it is given with the next `Pool.flush`."""
 
     def start(self, deadline: float | None) -> None:
         """Start the worker, which is to be ready by then if that is limited.
@@ -73,107 +64,15 @@ class Slot:
         except OSError as error:
             raise WorkerError(f"cannot start worker {self.worker.index}: {error}") from error
         self.start_deadline = deadline
-        self.alive, self.used, self.dismissed, self.ready = True, False, False, False
-
-
-# -- spares ------------------------------------------------------------------------------------------------------
-# Workers that wait beside those of a pool, started and with their libraries imported, for one that is lost.
-# None is started before all workers of the pool have begun a job: first those that work. They are started one
-# after the other, and where that fails again and again there are none.
+        self.alive, self.used, self.dismissed = True, False, False
 
 
 MAX_FAILED_STARTS = 3
-"""Workers that may end in a place before they begin a job, until the place is given up; likewise spares."""
+"""Workers that may end in a place before they begin a job, until the place is given up."""
 
 MakeWorker = Callable[[int, Reaper], Worker]
 
 log = logging.getLogger("pipeline")
-
-
-@dataclass(frozen=True)
-class Spares:
-    """What spares there are to be.
-
-    Attributes:
-        number: How many.
-        make: Makes one, of a negative index.
-        settle: Has one serve in a place; says what it would if it became ready there.
-        have_room: Whether the machine has memory for another process of so many bytes.
-    """
-
-    number: int
-    make: MakeWorker
-    settle: Callable[[Worker, int], WorkerReady]
-    have_room: Callable[[int], bool]
-
-
-class SpareWorkers:
-    """The spares of a pool.
-
-    Attributes:
-        slots: Those that live.
-    """
-
-    def __init__(self, wanted: Spares | None) -> None:
-        """Describe them; nothing starts yet.
-
-        Args:
-            wanted: What there are to be; none if None.
-        """
-        self.slots: list[Slot] = []
-        self._wanted = wanted
-        self._made = self._lost = 0
-
-    def lost(self, spare: Slot) -> None:
-        """One has ended while it waited."""
-        self.slots.remove(spare)
-        self._lost += 1
-
-    def settle(self, slot: Slot) -> WorkerReady | None:
-        """Have one take the place of a worker that has ended.
-
-        Returns:
-            What it says there; None where no spare is ready.
-        """
-        spare = next((one for one in self.slots if one.ready), None)
-        if spare is None or self._wanted is None:
-            return None
-        self.slots.remove(spare)
-        spare.alive = False
-        slot.worker, slot.alive, slot.used, slot.dismissed = spare.worker, True, False, False
-        return self._wanted.settle(spare.worker, slot.worker_index)
-
-    def start_missing(self, workers: Sequence[Slot], reaper: Reaper, deadline: Callable[[], float | None]) -> bool:
-        """Start one that is missing, if every worker has begun a job and all that were started are ready.
-
-        Args:
-            workers: Those of the pool.
-            reaper: Is told what to end.
-            deadline: When one that is started now must be ready.
-
-        Returns:
-            Whether one was started.
-        """
-        wanted = self._wanted
-        if wanted is None or len(self.slots) >= wanted.number:
-            return False
-        if self._lost >= MAX_FAILED_STARTS or not all(slot.used or slot.closed for slot in workers):
-            return False
-        if any(not spare.ready for spare in self.slots):
-            return False
-        if not wanted.have_room(max(slot.rss_bytes for slot in workers)):
-            self._wanted = None  # rather none than one that is started whenever another process has ended
-            return False
-        self._made += 1
-        spare = Slot(wanted.make(-self._made, reaper), -self._made)
-        try:
-            spare.start(deadline())
-        except WorkerError as error:
-            self._lost += 1
-            log.warning("no worker waits beside the others: %s", error)
-            return False
-        self.slots.append(spare)
-        return True
 
 
 # -- descriptors -------------------------------------------------------------------------------------------------
@@ -212,8 +111,6 @@ STACKS_S = 1.0
 """What a worker that hangs is given to write down its stacks before it is killed."""
 _TERMINATE_TIMEOUT_S = 5.0
 _KILL_TIMEOUT_S = 30.0
-_LOST_GRACE_S = 10.0
-"""What workers are given to end by themselves where their site is lost: they are soon lost too, and the engine."""
 
 Deliver = Callable[[int, FromWorker], None]
 
@@ -247,9 +144,7 @@ class Pool:
         *,
         start_timeout_s: float | None = 60.0,
         stop_grace_s: float = 5.0,
-        spares: Spares | None = None,
         site: Site | None = None,
-        joining: int = 0,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         """Describe a pool; nothing starts yet.
@@ -260,9 +155,7 @@ class Pool:
             start_timeout_s: Seconds until a new worker must have reported that it is ready; None where workers
                 wait for a place of their own, and see to that themselves.
             stop_grace_s: Seconds that a worker is given to end by itself when asked to.
-            spares: Workers that wait beside; none if None.
             site: Where workers live; on this machine if None.
-            joining: How many of them, the last ones, wait for machines that may never come.
             clock: Monotonic seconds.
         """
         self.size = size
@@ -270,9 +163,7 @@ class Pool:
         self._start_timeout_s = start_timeout_s
         self._stop_grace_s = stop_grace_s
         self._clock = clock
-        self._spares = SpareWorkers(spares)
         self._site = site
-        self._there = size - joining
         self._slots: list[Slot] = []
         self._descriptors: Descriptors | None = None
         """Of the workers that live; None once that may have changed."""
@@ -290,18 +181,8 @@ class Pool:
         if self._site:
             self._site.open(self._reaper)
         for index in range(self.size):
-            self._slots.append(Slot(self._make(index, self._reaper), index, came=index < self._there))
+            self._slots.append(Slot(self._make(index, self._reaper), index))
             self._begin(self._slots[index])
-
-    @property
-    def lost(self) -> str:
-        """Why no worker can live any more, in words, or ""."""
-        return self._site.lost if self._site else ""
-
-    @property
-    def notice(self) -> str:
-        """What there is to say of where workers live in a line for a screen, or ""."""
-        return self._site.notice if self._site else ""
 
     def watch_path(self, path: Path) -> None:
         """Have a folder or file removed even if this process is killed."""
@@ -314,23 +195,8 @@ class Pool:
             self._reaper.forget_path(path)
 
     def send(self, index: int, job: RunJob) -> None:
-        """Give a job to a worker that is ready and has none, or one that is to follow the job it has.
-
-        It goes with the next `flush`, so that several to one worker are one write.
-        """
-        self._slots[index].orders.append(job)
-
-    def flush(self) -> None:
-        """Have what was sent on its way; `wait` and `stop` do so by themselves."""
-        for slot in self._slots:
-            if slot.orders:
-                orders, slot.orders = slot.orders, []
-                slot.worker.send(*orders)
-
-    def take_back(self, index: int) -> None:
-        """Ask a worker for the jobs that were to follow."""
-        self.flush()
-        self._slots[index].worker.take_back()
+        """Give a job to a worker that is ready and has none."""
+        self._slots[index].worker.send(job)
 
     def abort(self, index: int) -> None:
         """Kill a worker that hangs, after a moment in which its stacks are written to the job's log."""
@@ -382,15 +248,8 @@ class Pool:
         Raises:
             WorkerError: No place is left.
         """
-        self.flush()
         self._wait(timeout_s, deliver, also)
         self._check_deadlines()
-        if (
-            self._reaper is not None
-            and not self._stopping
-            and self._spares.start_missing(self._slots, self._reaper, self._start_deadline)
-        ):
-            self._descriptors = None
 
     def stop(self, deliver: Deliver, hurry: Sequence[int] = ()) -> None:
         """End all workers: ask, terminate, kill, each with a deadline. Returns when none is left.
@@ -400,21 +259,21 @@ class Pool:
             hurry: File descriptors; one that becomes readable ends the patience.
         """
         self._stopping = True
-        self.flush()
-        grace_s = min(self._stop_grace_s, _LOST_GRACE_S) if self.lost else self._stop_grace_s
         try:
-            for step, patience_s in zip(_STEPS, (grace_s, _TERMINATE_TIMEOUT_S, _KILL_TIMEOUT_S), strict=True):
+            for step, patience_s in zip(
+                _STEPS, (self._stop_grace_s, _TERMINATE_TIMEOUT_S, _KILL_TIMEOUT_S), strict=True
+            ):
                 for slot in self._living():
                     step(slot.worker)
                 # Once they are being killed there is nothing to hurry up.
                 self._wait_for_end(patience_s, deliver, () if step is _kill else hurry)
         finally:
-            if self._site:
-                self._site.close()
             if self._reaper:
+                if self._site:
+                    self._site.close(self._reaper)
                 self._reaper.close()
             left = [slot.worker.index for slot in self._living()]
-            self._slots, self._spares.slots, self._reaper, self._descriptors = [], [], None, None
+            self._slots, self._reaper, self._descriptors = [], None, None
         if left:
             raise WorkerError(f"workers {left} did not end within {_KILL_TIMEOUT_S:.0f} s of being killed")
 
@@ -429,7 +288,7 @@ class Pool:
         if self._descriptors is None or self._descriptors.also != tuple(also):
             self._descriptors = Descriptors(self._living(), also)
         for slot in self._descriptors.wait(self._shorter(timeout_s)):
-            if slot.alive:  # and no spare that has just taken another place
+            if slot.alive:
                 slot.worker.receive(partial(self._deliver, slot, deliver))
 
     def _deliver(self, slot: Slot, deliver: Deliver, message: FromWorker) -> None:
@@ -437,44 +296,27 @@ class Pool:
             return
         match message:
             case WorkerReady():
-                slot.start_deadline, slot.ready, slot.came = None, True, True
-            case Heartbeat():
-                slot.rss_bytes = max(slot.rss_bytes, message.rss_bytes)
+                slot.start_deadline = None
             case JobStarted():
                 slot.used, slot.failed_starts = True, 0
             case WorkerExited():
                 slot.alive, slot.start_deadline, slot.kill_deadline = False, None, None
-                self._descriptors, slot.orders = None, []
-        if slot in self._spares.slots:
-            if isinstance(message, WorkerExited):
-                self._spares.lost(slot)
-            return
+                self._descriptors = None
         deliver(slot.worker.index, message)
         if isinstance(message, WorkerExited) and not self._stopping:
             self._replace(slot, message, deliver)
 
     def _replace(self, slot: Slot, ended: WorkerExited, deliver: Deliver) -> None:
-        if not slot.used and not slot.closed and not ended.elsewhere:
+        if not slot.used and not slot.closed:
             slot.failed_starts += 1
             if slot.failed_starts >= MAX_FAILED_STARTS:
                 error = _cannot_start(slot, ended)
                 slot.closed = True
-                if all(other.closed or not other.came for other in self._slots):
+                if all(other.closed for other in self._slots):
                     raise error
                 deliver(slot.worker.index, WorkerUnusable(reason=str(error)))
-        if not slot.closed and not self._settle_spare(slot, deliver):
+        if not slot.closed:
             self._start_another(slot)
-
-    def _settle_spare(self, slot: Slot, deliver: Deliver) -> bool:
-        """Have a spare take the place of a worker that has ended; False where none is ready."""
-        for one in list(self._spares.slots):
-            if wait(one.worker.sources(), 0):  # it may just have become ready
-                one.worker.receive(partial(self._deliver, one, deliver))
-        said = self._spares.settle(slot)
-        if said is not None:
-            self._descriptors = None
-            self._deliver(slot, deliver, said)
-        return said is not None
 
     def _start_another(self, slot: Slot) -> None:
         assert self._reaper is not None
@@ -514,7 +356,7 @@ class Pool:
         return min([*waits, *([] if timeout_s is None else [timeout_s])], default=None)
 
     def _living(self) -> list[Slot]:
-        return [slot for slot in (*self._slots, *self._spares.slots) if slot.alive]
+        return [slot for slot in self._slots if slot.alive]
 
 
 def _cannot_start(slot: Slot, ended: WorkerExited) -> WorkerError:

@@ -11,10 +11,8 @@ from dataclasses import asdict, dataclass
 from multiprocessing.connection import wait
 from pathlib import Path
 
-from msgspec.structs import replace
-
 from pipeline.engine.devices.inventory import FREE_TIMEOUT_S, Device
-from pipeline.engine.devices.worker_env import describe_device, worker_environment
+from pipeline.engine.devices.worker_env import worker_environment
 from pipeline.engine.workers.entrypoint import Settings
 from pipeline.engine.workers.messages import (
     MAX_MESSAGE_BYTES,
@@ -22,11 +20,8 @@ from pipeline.engine.workers.messages import (
     FromWorker,
     RunJob,
     Shutdown,
-    TakeBack,
     ToWorker,
-    WarmUp,
     WorkerExited,
-    WorkerReady,
     WorkerUnreadable,
     decode_report,
     encode,
@@ -76,26 +71,22 @@ class LocalWorker:
         settings: ProcessSettings,
         reaper: Reaper | None = None,
         level_bytes: int | None = None,
-        entries: Sequence[str] = (),
     ) -> None:
         """Describe a worker.
 
         Args:
-            index: Number of its place in the pool; negative for a spare, which has none yet.
+            index: Number of its place in the pool.
             device: What it runs on.
             settings: What it has in common with others.
             reaper: Is told what to end with this process.
             level_bytes: See `Settings`.
-            entries: Of jobs for which it gets warm before it has one.
         """
         self._index = index
-        self._entries = entries
-        self._ready: WorkerReady | None = None
         self._device = device
         self._settings = settings
         self._reaper = reaper
         self._level_bytes = level_bytes
-        self._log_path = settings.log_dir / (f"worker-{index}.txt" if index >= 0 else f"spare{index}.txt")
+        self._log_path = settings.log_dir / f"worker-{index}.txt"
         self._child: Child | None = None
         """The process, until its end was delivered."""
         self._pidfd = -1
@@ -115,23 +106,6 @@ class LocalWorker:
             self._reaper.watch_group(self._child.process.pid)
         with suppress(AttributeError, OSError):  # neither macOS nor Linux before 5.3 has it
             self._pidfd = os.pidfd_open(self._child.process.pid)
-        if self._entries:
-            self._send(WarmUp(entries=list(self._entries)))
-
-    def take_place(self, index: int, device: Device) -> WorkerReady:
-        """Serve from now on in a place of the pool, on its CPU slot; what one says that becomes ready there."""
-        assert self._ready is not None
-        self._index, self._device = index, device
-        return replace(self._ready, device=describe_device(device, self._environment()))
-
-    def _environment(self) -> dict[str, str]:
-        how = self._settings
-        return worker_environment(
-            self._device,
-            how.threads,
-            os.environ,
-            portable=how.portable,
-        )
 
     def _spawn(self) -> Child:
         settings = Settings(
@@ -144,7 +118,9 @@ class LocalWorker:
         with self._log_path.open("ab") as output:
             return Child(
                 "pipeline.engine.workers.entrypoint",
-                self._environment(),
+                worker_environment(
+                    self._device, self._settings.threads, os.environ, portable=self._settings.portable
+                ),
                 asdict(settings),
                 max_bytes=MAX_MESSAGE_BYTES,
                 send_timeout_s=SEND_TIMEOUT_S,
@@ -153,23 +129,19 @@ class LocalWorker:
                 tag=self._tag,
             )
 
-    def send(self, *jobs: RunJob) -> None:
-        """Send jobs in one write; a worker that does not take them is killed."""
-        self._send(*jobs)
+    def send(self, job: RunJob) -> None:
+        """Send a job; a worker that does not take it is killed."""
+        self._send(job)
 
-    def _send(self, *messages: ToWorker) -> None:
+    def _send(self, message: ToWorker) -> None:
         try:
             if self._child:
-                self._child.channel.send(b"\n".join(map(encode, messages)))
+                self._child.channel.send(encode(message))
         except TimeoutError as error:
             log.warning("worker %d: %s; killing it", self._index, error)
             self.kill()
         except OSError:
             pass  # it is ending already, as the sentinel is about to tell
-
-    def take_back(self) -> None:
-        """Send `TakeBack`."""
-        self._send(TakeBack())
 
     def sources(self) -> Sequence[int]:
         """The pipe while it is open, and the process's own sentinel where the system has one."""
@@ -191,8 +163,6 @@ class LocalWorker:
         # Asked before reading: what a dead process sent is in the pipe by then, so nothing can be missed.
         ended = child.has_ended()
         for message in self._messages(child.channel):
-            if isinstance(message, WorkerReady):
-                self._ready = message
             deliver(message)
         if child.channel.closed and not ended:
             ended = self._see_off()

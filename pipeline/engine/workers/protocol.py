@@ -18,18 +18,10 @@ Deliver = Callable[[FromWorker], None]
 class Site(Protocol):
     """Where the workers of a pool live, if it takes more than this machine."""
 
-    @property
-    def lost(self) -> str:
-        """Why no worker can live there any more, in words, or ""."""
-
-    @property
-    def notice(self) -> str:
-        """What there is to say of it in a line for a screen, or ""."""
-
     def open(self, reaper: Reaper) -> None:
         """Make it ready, before the first worker starts. Raises `WorkerError` where that fails."""
 
-    def close(self) -> None:
+    def close(self, reaper: Reaper) -> None:
         """Let go of it, after the last worker has ended, and whatever has failed before."""
 
 
@@ -43,11 +35,8 @@ class Worker(Protocol):
     def start(self) -> None:
         """Begin; `WorkerReady` follows."""
 
-    def send(self, *jobs: RunJob) -> None:
-        """Hand over a job, and those that are to follow it. Where that fails `WorkerExited` follows."""
-
-    def take_back(self) -> None:
-        """Have it drop the orders that were handed ahead and not begun, and say so in `OrdersDropped`."""
+    def send(self, job: RunJob) -> None:
+        """Hand over a job. Where that fails `WorkerExited` follows."""
 
     def sources(self) -> Sequence[int]:
         """File descriptors that become readable when `receive` has something to do."""

@@ -10,7 +10,6 @@ import platform
 import resource
 import signal
 import socket
-import stat
 import sys
 import threading
 import time
@@ -35,7 +34,6 @@ from pipeline.engine.workers.body import call_entry, contained, store_at, work_o
 from pipeline.engine.workers.device_memory import begin_measuring, give_back, held_mb
 from pipeline.engine.workers.messages import AttemptStopped, FromWorker, JobFinished, JobRaised, JobStarted, RunJob
 from pipeline.engine.workers.output import OutputTo
-from pipeline.engine.workers.strays import end_strays
 from pipeline.engine.workers.work import Work
 from pipeline.errors import DamagedOutput, StoreError
 from pipeline.files import remove_tree
@@ -343,11 +341,9 @@ class JobRunner:
                 said = self._run_logged(order, output, start)
         except Exception as error:  # the log cannot be written; or its descriptors were closed, when all is said
             said = said or raised(order, error, start)
-        return said
-
-    def left_changed(self) -> str:
-        """What the last job has left changed in this process, so that later ones need another, in words; or ""."""
-        return self._as_begun.changed() if self._as_begun else ""
+        if self._as_begun is None or isinstance(said, AttemptStopped) or order.gang:  # whose ranks were others
+            return said
+        return replace(said, left_changed=self._as_begun.changed())
 
     def _run_logged(
         self, order: RunJob, output: OutputTo, start: float
@@ -424,15 +420,8 @@ class JobRunner:
                 else:
                     call_entry(order, work)
             work.check_counts()
-            if self._own_process:
-                # Whatever the job has put into the background would still write to its output while this is read.
-                # After a failure its frames live on, and what they hold: then that is for who made this runner.
-                with suppress(Exception):  # a job may have left its process unable to look; then they end with it
-                    end_strays()
             if order.key:
                 entries = check_output(out)
-                files = (status for status in entries.values() if stat.S_ISREG(status.st_mode))
-                work.output_bytes = sum(status.st_size for status in files)
                 # What went on from a checkpoint took longer than this attempt.
                 resumed = os.path.lexists(work.checkpoints)
                 took_s = math.inf if resumed else time.monotonic() - start

@@ -57,7 +57,6 @@ class Work:
         peak_mb: Most memory of its device that the process held during the job, in MiB. Measured through torch
             where the job does not say; None on a CPU.
         held_mb: What of that it still holds afterwards, likewise.
-        output_bytes: How large the output has come out; for the worker to say.
     """
 
     job_id: str
@@ -84,7 +83,6 @@ class Work:
     limit_mb: int = 0
     peak_mb: int | None = None
     held_mb: int | None = None
-    output_bytes: int = 0
 
     def progress(self, done: int, total: int, tokens: int = 0) -> None:
         """Report how far the job is; cheap enough for every step.

@@ -175,11 +175,6 @@ def run_stage(work: Work) -> None:
     work.answers = meter.answers
 
 
-def warm_up() -> None:
-    """Import what most stages compute with, in a worker that has no job yet."""
-    import pipeline.learning.models.load  # noqa: F401 - and torch and transformers with it
-
-
 @contextmanager
 def _advice_on_determinism() -> Iterator[None]:
     """Say how to go on where a model needs a kernel that has no deterministic version.

@@ -138,14 +138,14 @@ def notices(view: RunView, told: LiveRun | Progress | None) -> list[str]:
 
     Args:
         view: The run.
-        told: What its engine says of its shared store and of where its workers live.
+        told: What its engine says of its shared store.
     """
     return [line for line in (waited_for(view), *said_of(told)) if line]
 
 
 def said_of(told: LiveRun | Progress | None) -> list[str]:
-    """What an engine says of its shared store and of where its workers live."""
-    return [line for line in (told.shared_store, told.cluster) if line] if told else []
+    """What an engine says of its shared store."""
+    return [told.shared_store] if told and told.shared_store else []
 
 
 _Row = TypeVar("_Row")

@@ -56,30 +56,6 @@ def place_in_words(run: LoadedRun) -> str:
     return f"Ray, {count(len(run.view.workers), 'worker')} on {nodes}"
 
 
-def read_and_moved(view: RunView) -> tuple[int, int]:
-    """Bytes of inputs that jobs have read on several machines, and those that these neither made nor had read."""
-    attempts = [attempt for job in view.jobs.values() for attempt in job.attempts]
-    return sum(one.read for one in attempts), sum(one.moved for one in attempts)
-
-
-def bytes_read(run: LoadedRun) -> dict[str, dict[str, int]]:
-    """The same by stage, as ``{"train": {"read": 16000, "moved": 4000}}``; empty on one machine."""
-    found: dict[str, dict[str, int]] = {}
-    for job in run.view.jobs.values():
-        stage = run.jobs[job.id].stage if job.id in run.jobs else ""
-        for attempt in job.attempts:
-            if attempt.read:
-                own = found.setdefault(stage, {"read": 0, "moved": 0})
-                own["read"] += attempt.read
-                own["moved"] += attempt.moved
-    return found
-
-
-def read_in_words(read: int, moved: int) -> str:
-    """As in ``jobs read 95.1 GB, at least 25.0 GB of it over the network``."""
-    return f"jobs read {decimal(read)}, at least {decimal(moved)} of it over the network" if read else ""
-
-
 def origins(view: RunView) -> list[str]:
     """How many outputs that no job of the run made are from where, as ``11 stored before`` and ``5 fetched``."""
     stored = view.counts().stored
@@ -93,7 +69,6 @@ def moved_in_words(run: LoadedRun) -> list[str]:
     shared = shared_in_words(run.view.shared)
     said = (
         place_in_words(run),
-        read_in_words(*read_and_moved(run.view)),
         shared and f"shared store: {shared}",
     )
     return [line for line in said if line]
@@ -455,11 +430,9 @@ def run_json(run: LoadedRun, now: float) -> dict[str, Any]:
         "host": view.host,
         "slurm": dict(run.origin.slurm) or None,
         "nodes": sorted(view.nodes),
-        "bytes_read": bytes_read(run),
         "shared_store": dict(view.shared) or None,
         "progress": _progress_json(run.progress),
         "shared_store_away": (run.progress.shared_store if run.progress else "") or None,
-        "cluster_silent": (run.progress.cluster if run.progress else "") or None,
         "counts": {**asdict(counts), "pending": counts.left},
         "cells": [
             {"chain": chain, "round": number, **asdict(cell)} for (chain, number), cell in view.cells.items()

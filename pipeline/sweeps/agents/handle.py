@@ -16,7 +16,6 @@ from collections.abc import Iterable
 import msgspec
 
 from pipeline.engine.scheduler.signals import StopSignals
-from pipeline.engine.workers.strays import end_strays
 from pipeline.errors import WorkerError
 from pipeline.foreign import ForeignDataError, read_json
 from pipeline.machine import children, descendants
@@ -97,7 +96,6 @@ class Handle:
         """End what it has left, once it is over; the exit code of the program, None where that is not known."""
         children.end([self._child])
         self._child.wait()
-        end_strays()  # of a process that was killed; what hides from its tag is a child of this one now
         return self.said.exit_code if self.said is not None else None
 
 

@@ -38,8 +38,6 @@ def test_a_quick_run_says_what_it_measured(tmp_path: Path, capsys: pytest.Captur
         assert 0 < one["work"] <= one["use"] <= 1
         assert one["journal"] > 100 * one["jobs"]
         assert one["moved"] <= one["read"]
-        assert one["counted"] == (one["moved"] if one["local"] else 0)
-    assert [one["local"] for one in found if one["mix"] == "8b" and one["nodes"] > 1] == [True, False]
     # One machine has all that it has made, and the other mix has no sizes.
     assert [one["moved"] > 0 for one in found] == [one["mix"] == "8b" and one["nodes"] > 1 for one in found]
 
@@ -62,15 +60,6 @@ def test_jobs_differ_from_their_estimates_as_recorded_or_as_asked_for() -> None:
     for stage, found in ratios.items():
         assert sum(found) / len(found) == pytest.approx(1.0), stage
         assert min(found) < 1 < max(found), stage
-
-
-def test_less_moves_where_machines_are_known_and_nothing_waits_for_it() -> None:
-    known, unknown = (
-        measure(case_of("8b", 16, 5, 400, spread=0.2), 16, 5, local=local) for local in (True, False)
-    )
-    assert known.read == unknown.read
-    assert known.moved < 0.9 * unknown.moved
-    assert known.makespan_s < 1.01 * unknown.makespan_s
 
 
 def test_a_machine_keeps_what_was_used_last_and_fetches_the_rest() -> None:

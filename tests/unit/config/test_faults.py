@@ -49,7 +49,6 @@ def test_every_wrong_setting_has_its_message(words: list[str], told: list[str]) 
         ("profil=cpu", "unknown key 'profil'"),
         ("execution.barrier=rond", "none or round. Did you mean round?"),
         ("rounds_of_training=2.5", "a whole number, at least 1 and at most 1,000,000 (by default 2)"),
-        ("execution.spares=true", "at most 64, or 'auto'"),
         ("rounds_of_training=null", "rounds_of_training=None"),
         ("dry_run=maybe", "true or false"),
         ("device=tpu", "auto or cpu or cuda"),

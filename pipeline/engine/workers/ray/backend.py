@@ -16,8 +16,15 @@ from pipeline.engine.devices.inventory import Device, cpu_slots, read_machine
 from pipeline.engine.workers.pool import Pool
 from pipeline.engine.workers.process import ProcessSettings
 from pipeline.engine.workers.ray.host import HostSettings, search_path
-from pipeline.engine.workers.ray.site import RaySite, cannot_join, endpoint_of, join, library, places_of
-from pipeline.engine.workers.ray.worker import RayWorker
+from pipeline.engine.workers.ray.site import (
+    RaySite,
+    RayWorker,
+    cannot_join,
+    endpoint_of,
+    join,
+    library,
+    places_of,
+)
 from pipeline.engine.workers.reaper import Reaper
 from pipeline.errors import ConfigError, DeviceError
 from pipeline.foreign import converted
@@ -133,7 +140,6 @@ def ray_pool(
     devices: Sequence[Device],
     settings: ProcessSettings,
     width: int = 1,
-    joining: int = 0,
 ) -> Pool:
     """Describe the pool of a run; nothing starts yet.
 
@@ -142,7 +148,6 @@ def ray_pool(
         devices: One for each worker.
         settings: What its processes have in common.
         width: Devices that the widest job takes.
-        joining: How many of the devices, the last ones, are still to join the cluster.
     """
     ray = execution.ray
     gpus = [device for device in devices if device.kind == "cuda"]
@@ -152,7 +157,6 @@ def ray_pool(
         ray.resources or taken,
         [device.node for device in devices],
         together=width > 1 and ray.address != LOCAL,
-        joining=joining,
         visible=[device.uuid or str(device.index) for device in gpus] if ray.address == LOCAL else (),
     )
     told = HostSettings(
@@ -172,6 +176,4 @@ def ray_pool(
     def make(index: int, _reaper: Reaper) -> RayWorker:
         return RayWorker(index, site, asdict(replace(told, device=devices[index])))
 
-    return Pool(
-        make, len(devices), start_timeout_s=None, stop_grace_s=execution.stop_grace_s, site=site, joining=joining
-    )
+    return Pool(make, len(devices), start_timeout_s=None, stop_grace_s=execution.stop_grace_s, site=site)

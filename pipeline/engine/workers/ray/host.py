@@ -31,10 +31,6 @@ from pipeline.engine.devices.inventory import Device, find_gpus, read_levels
 from pipeline.engine.devices.worker_env import NODE_ADDRESS
 from pipeline.engine.workers.messages import (
     FromWorker,
-    Heartbeat,
-    JobFinished,
-    JobProgress,
-    JobStarted,
     RunJob,
     WorkerExited,
     WorkerReady,
@@ -50,18 +46,11 @@ from pipeline.foreign import converted
 
 POLL_S = 2.0
 """How long a host keeps the engine waiting where its worker says nothing."""
-GATHER_S = 0.01
-"""How long messages of a worker that has more jobs are gathered, as each answer costs what a job does."""
-LEASE_S = 20.0
-"""After so long without a word of the engine a host ends, and its device is free: nobody is there to use it."""
 POLLS = "poll"
 """The group of calls that wait."""
 RAY_TOKEN = "RAY_AUTH_TOKEN"  # noqa: S105 - the name of a variable
-_ACTIONS = ("take_back", "show_stacks", "ask_to_stop", "terminate", "kill")
-_ENDED = 1
+_ACTIONS = ("show_stacks", "ask_to_stop", "terminate", "kill")
 _Method = TypeVar("_Method", bound=Callable[..., Any])
-_FREE_S = 5.0
-"""What Ray is given to free the places of a node before a host ends."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -80,7 +69,6 @@ class HostSettings:
         folder: Where the engine works; "" to stay where Ray has put the actor.
         version: Of this package, at the engine.
         name_nodes: Whether there are nodes to tell apart.
-        lease_s: Seconds without a word of the engine after which it ends.
     """
 
     device: Device
@@ -94,7 +82,6 @@ class HostSettings:
     folder: str
     version: str
     name_nodes: bool
-    lease_s: float = LEASE_S
 
 
 def _polls(method: _Method) -> _Method:
@@ -122,31 +109,24 @@ class Host:
         self._device = _device(settings.device)
         self._level = read_levels([self._device]).get(self._device.uuid or "")
         self._begun = False
-        self._node_id = self._node_words = ""
+        self._node_words = ""
         if settings.name_nodes:
             ray = importlib.import_module("ray")
-            self._node_id, address = ray.get_runtime_context().get_node_id(), ray.util.get_node_ip_address()
-            self._node_words = f"node {self._node_id[:8]} ({address})"
+            address = ray.util.get_node_ip_address()
+            self._node_words = f"node {ray.get_runtime_context().get_node_id()[:8]} ({address})"
             os.environ[NODE_ADDRESS] = address  # the environment of worker processes is made of this one
         self._reaper = Reaper()
         self._worker: LocalWorker | None = None
         self._life = -1
         self._ready_by = 0.0
-        self._given = self._enough = 0
         self._lock = threading.Lock()
-        self._heard_s = time.monotonic()
-        self._closed = threading.Event()
-        threading.Thread(target=self._end_unless_heard, name="lease", daemon=True).start()
 
     @_polls
-    def begin(self, life: int) -> str:
+    def begin(self, life: int) -> None:
         """Start a worker process. The thread that polls calls it: the process ends with whoever starts it.
 
         Args:
             life: Number of the worker, which later calls name.
-
-        Returns:
-            The id of the node, or "" where there is but one.
         """
         settings = self._settings
         common = ProcessSettings(
@@ -161,10 +141,8 @@ class Host:
         with self._lock:
             self._worker = LocalWorker(index, self._device, common, self._reaper, level)
             self._life = life
-            self._given = self._enough = 0
             self._ready_by = time.monotonic() + settings.start_timeout_s
             self._worker.start()
-        return self._node_id
 
     @_polls
     def poll(self, life: int) -> dict[str, Any]:
@@ -175,32 +153,16 @@ class Host:
             engine on its machine; ``unreadable``, why what it sent is no message; ``ended``, whether it is over,
             and then its ``exit_code`` as in `WorkerExited`, and the end of its own log as ``last_words``.
         """
-        self._heard_s = time.monotonic()
         worker = self._worker
         if worker is None or life != self._life:
             return {"ended": True}
         left_s = max(0.0, self._ready_by - time.monotonic()) if self._ready_by else POLL_S
         said: list[FromWorker] = []
-        self._listen(worker, min(POLL_S, left_s), said)
-        # Half of the jobs it has may end before the engine is told: it has enough to do until more come.
-        give_up = time.monotonic() + GATHER_S
-        while self._given > self._enough and (left_s := give_up - time.monotonic()) > 0:
-            self._listen(worker, left_s, said)
-        self._heard_s = time.monotonic()
-        return self._heard(said, worker)
-
-    def _listen(self, worker: LocalWorker, timeout_s: float, said: list[FromWorker]) -> None:
-        wait(worker.sources(), timeout_s)
-        heard: list[FromWorker] = []
+        wait(worker.sources(), min(POLL_S, left_s))
         with self._lock:
-            worker.receive(heard.append)
-            self._check_start(worker, heard)
-            for message in heard:
-                if isinstance(message, JobFinished):
-                    self._given -= 1
-                elif not isinstance(message, JobStarted | JobProgress | Heartbeat):
-                    self._given = 0  # the rest it may have dropped, and the engine is to know at once
-        said += heard
+            worker.receive(said.append)
+            self._check_start(worker, said)
+        return self._heard(said, worker)
 
     def _check_start(self, worker: LocalWorker, said: Sequence[FromWorker]) -> None:
         if any(isinstance(message, WorkerReady) for message in said):
@@ -226,14 +188,11 @@ class Host:
                     lines.append(encode(message))
         return answer
 
-    def send(self, life: int, lines: Sequence[bytes]) -> None:
-        """Hand jobs to the worker."""
-        orders = [order for order in map(decode_order, lines) if isinstance(order, RunJob)]
-        with self._lock:
-            self._given += len(orders)
-            self._enough = self._given // 2
-        if orders:
-            self._do(life, lambda worker: worker.send(*orders))
+    def send(self, life: int, line: bytes) -> None:
+        """Hand a job to the worker."""
+        order = decode_order(line)
+        if isinstance(order, RunJob):
+            self._do(life, lambda worker: worker.send(order))
 
     def act(self, life: int, action: str) -> None:
         """Do something else about it: what the method of `Worker` does that has this name, one of `_ACTIONS`."""
@@ -245,30 +204,11 @@ class Host:
             if self._worker is not None and life == self._life:
                 action(self._worker)
 
-    def _end_unless_heard(self) -> None:
-        while (left := self._heard_s + self._settings.lease_s - time.monotonic()) > 0:
-            if self._closed.wait(left):
-                return
-        self.close()
-        if self._settings.name_nodes:
-            freeing = threading.Thread(target=_give_places_back, daemon=True)
-            freeing.start()
-            freeing.join(_FREE_S)
-        os._exit(_ENDED)
-
     def close(self) -> None:
         """End what it has started."""
-        self._closed.set()
         with suppress(Exception):
             self._do(self._life, LocalWorker.kill)
         self._reaper.close()
-
-
-def _give_places_back() -> None:
-    """Free what is set aside for the workers of this node: an engine that is stopped keeps it."""
-    util = importlib.import_module("ray.util")
-    if (group := util.get_current_placement_group()) is not None:
-        util.remove_placement_group(group)
 
 
 def _check(settings: HostSettings) -> None:

@@ -27,7 +27,7 @@ from pipeline.runs.origin import slurm_in_words
 from pipeline.runs.record import FrontRow, PooledRow, ResultRow, Results, primary_metric
 from pipeline.runs.report.format import beginning, count, decimal, duration
 from pipeline.runs.report.page.html import PageTable, page_table, points_each, thinned
-from pipeline.runs.report.status import origins, place_in_words, read_and_moved, read_in_words, shared_in_words
+from pipeline.runs.report.status import origins, place_in_words, shared_in_words
 from pipeline.runs.report.tables import ANCHORS, HEADINGS, budget_tables, first_few, front_tables, result_tables
 from pipeline.runs.run_view import AttemptView, JobView, RunView
 from pipeline.terminal.columns import FittedTable
@@ -144,7 +144,6 @@ def _facts(run: LoadedRun) -> list[tuple[str, str]]:
         "jobs": ", ".join(here),
         "devices": next(iter(devices)) if len(devices) == 1 else f"{len(devices)}" if devices else "",
         "where": place_in_words(run),
-        "moved": read_in_words(*read_and_moved(view)),
         "shared store": shared_in_words(view.shared),
     }
     return [(name, text) for name, text in facts.items() if text]

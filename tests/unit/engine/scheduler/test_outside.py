@@ -223,18 +223,6 @@ def test_what_it_takes_to_make_an_output_anew_is_looked_for_as_far_as_it_is_gone
     assert outside.damage("f" * 64, state).maker == ""
 
 
-def test_how_large_inputs_are_is_told_where_machines_have_names_and_nobody_has_told(outside: Outside) -> None:
-    commit(outside.store, "a")
-    plan = plan_of(job("a"), job("gone"), job("b", needs=["a", "gone"]), job("c", needs=["a"]))
-    state = RunState(plan, ["a", "gone"], 1)
-    assert outside.before(plan.jobs["b"], state).sizes == {}
-    outside.carry_out(ReleaseClaim("b"))
-    state.worker_ready(0, "cpu", node="x")
-    assert outside.before(plan.jobs["b"], state).sizes == {"a": 1, "gone": 0}
-    state.whereabouts.weighs({"a": 1})
-    assert outside.before(plan.jobs["c"], state).sizes == {}
-
-
 def test_the_journal_is_told_now_and_then_what_came_from_the_shared_store(
     outside: Outside, events: list[Event]
 ) -> None:

@@ -27,7 +27,7 @@ class _PlainRoom(Room):
     def __init__(self, state: RunState, now_s: float) -> None:
         super().__init__(state, now_s)
         self.idle = {one.index: one for one in state.workers if one.phase is WorkerPhase.idle}
-        left = [one.index for one in state.workers if not (one.quarantined or one.absent)]
+        left = [one.index for one in state.workers if not one.quarantined]
         self._usable = sorted({self._layout.device_of(index) for index in left})
 
     def fitting(self, job_id: str) -> list[int]:

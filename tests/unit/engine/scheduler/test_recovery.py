@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import pytest
 
 from pipeline.config.schema import RetryConfig
-from pipeline.engine.devices.layout import Layout, Place, plain_layout
+from pipeline.engine.devices.layout import Layout, Place
 from pipeline.engine.scheduler.run import OnDisk, Say
 from pipeline.engine.workers.failure import FailureKind
 from pipeline.engine.workers.messages import WorkerExited
@@ -302,39 +300,9 @@ def test_a_job_outlasts_the_loss_of_many_machines_but_not_of_all_that_there_are(
     assert paper.jobs() == {"a": "failed"}
 
 
-def test_a_machine_that_may_join_counts_once_it_has() -> None:
-    paper = OnPaper(job("a", devices=2), job("b"), layout=replace(plain_layout(2), joining=1))
-    run = paper.run
-    assert run.state.usable_devices() == [0]
-    assert paper.hear(1, WorkerExited(exit_code=None, how="its node cannot serve", elsewhere=True)) == []
-    assert paper.ready(1) == ["WorkerStarted"]
-    assert run.state.usable_devices() == [0, 1]
-    assert [span.worker for span in run.ledger.spans] == [0, 1]
-    paper.start()
-    assert paper.jobs()["a"] == "running"
-
-
 def on_two_machines() -> OnPaper:
     """Eight jobs on two machines of four devices; two jobs speak against a device, and four against a machine."""
     retry, nodes = RetryConfig(worker_lost=9, device_failures=2), [f"node {index // 4}" for index in range(8)]
     paper = OnPaper(*map(job, "abcdefgh"), workers=8, retry=retry, nodes=nodes)
     paper.start()
     return paper
-
-
-def test_a_machine_on_whose_devices_jobs_fail_in_a_row_is_given_no_more() -> None:
-    paper = on_two_machines()
-    for name in "abc":
-        paper.fail(name, LOST)
-    assert "quarantined" not in paper.phases()
-    paper.fail("d", LOST)
-    assert [phase == "quarantined" for phase in paper.phases()] == [True] * 4 + [False] * 4
-
-
-def test_a_job_that_ends_well_speaks_for_its_machine() -> None:
-    paper = on_two_machines()
-    for name in "abc":
-        paper.fail(name, LOST)
-    paper.finish("d")
-    assert "quarantined" not in paper.phases()
-    assert not paper.run.state.node_blame.suspect("node 0")

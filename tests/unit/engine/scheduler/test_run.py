@@ -11,7 +11,6 @@ from pipeline.engine.devices.layout import Layout, Place
 from pipeline.engine.scheduler.run import ProcessOrder, Send
 from pipeline.engine.scheduler.state import SETTLED, WorkerPhase
 from pipeline.engine.workers.failure import FailureKind
-from pipeline.engine.workers.messages import LeftChanged
 from tests.doubles.engine import job
 from tests.doubles.on_paper import OnPaper
 
@@ -31,8 +30,6 @@ class Processes:
         self.starting: set[int] = set()
         self.ending: set[int] = set()
         self.closed: set[int] = set()
-        self.looked: set[int] = set()
-        """Have begun no job since the last was over, and may still say that it has left something changed."""
         self.has: dict[int, str] = {}
         """Process -> the job that it was sent."""
 
@@ -55,7 +52,7 @@ class Processes:
 
     def end(self, index: int) -> None:
         """Let one end; another follows."""
-        for processes in (self.up, self.starting, self.ending, self.looked):
+        for processes in (self.up, self.starting, self.ending):
             processes.discard(index)
         self.has.pop(index, None)  # what it had is nobody's now, unless it is sent anew
         self.paper.ended(index)
@@ -74,18 +71,6 @@ class Processes:
         """Jobs whose process could tell of their end."""
         had = self.paper.run.state.workers
         return [name for index, name in self.has.items() if index not in self.ending and had[index].job_id == name]
-
-    def finish(self, name: str) -> None:
-        """Let a job end well."""
-        index = self.paper.worker(name)
-        self.paper.finish(name, held_mb=20)
-        self.looked.add(index)
-
-    def change(self, index: int) -> None:
-        """Let one find that its last job has left something changed; what it was given since it does not begin."""
-        self.looked.discard(index)
-        self.has.pop(index, None)
-        self.paper.hear(index, LeftChanged(job_id="any", what="all"))
 
 
 def check(paper: OnPaper) -> None:
@@ -141,7 +126,7 @@ def test_whatever_becomes_of_workers_the_state_holds_together_and_the_run_ends(d
         events += [f"end {index}" for index in processes.ending or (processes.up if step < 40 else ())]
         events += [f"begin {index}" for index in processes.starting - processes.ending]
         events += [f"finish {name}" for name in able]
-        events += [f"change {index}" for index in processes.looked - processes.ending]
+        events += [f"change {name}" for name in able]
         events += [f"raise {name}" for name in able if step < 40]
         event, _, what = data.draw(st.sampled_from(sorted(events))).partition(" ")
         if event == "wait":
@@ -150,12 +135,9 @@ def test_whatever_becomes_of_workers_the_state_holds_together_and_the_run_ends(d
             processes.end(int(what))
         elif event == "begin":
             processes.begin(int(what))
-        elif event == "finish":
-            processes.finish(what)
-        elif event == "change":
-            processes.change(int(what))
+        elif event in ("finish", "change"):
+            paper.finish(what, held_mb=20, left_changed="all" if event == "change" else "")
         else:
-            processes.looked.discard(paper.worker(what))
             paper.fail(what, data.draw(st.sampled_from(RAISED)))
         processes.obey()
         check(paper)

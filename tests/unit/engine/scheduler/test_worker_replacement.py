@@ -204,7 +204,7 @@ def test_nobody_speaks_of_a_gang_before_it_was_sent(index: int) -> None:
     paper.start()
     paper.finish("a")
     paper.start()
-    assert paper.hear(index, JobStarted(job_id="gang", attempt=1)) == [f"dismiss {index}"]
+    assert paper.hear(index, JobStarted(job_id="gang", attempt=1)) == []
 
 
 def test_a_gang_for_which_too_few_devices_are_left_fails_at_once() -> None:

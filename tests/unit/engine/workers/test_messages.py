@@ -21,13 +21,9 @@ from pipeline.engine.workers.messages import (
     JobProgress,
     JobRaised,
     JobStarted,
-    LeftChanged,
-    OrdersDropped,
     Report,
     RunJob,
     Shutdown,
-    TakeBack,
-    WarmUp,
     WorkerReady,
     decode_order,
     decode_report,
@@ -41,20 +37,27 @@ ORDERS = [
         inputs={"x": ["k1"]}, store="/s\udcff", scratch="/t", verified="/v", log_path="/l", gang=["GPU-1", ""],
         keep_models=False, slots=3, shared=True,
     ),
-    WarmUp(entries=["m:f"]),
-    TakeBack(),
     Shutdown(),
 ]  # fmt: skip
 REPORTS: list[Report] = [
     WorkerReady(pid=1, device="cpu slot 0, 1 thread"),
     JobStarted(job_id="a", attempt=1),
-    LeftChanged(job_id="a", what="the umask"),
     JobProgress(job_id="a", attempt=1, done=1, total=2, tokens=3),
     JobProgress(job_id="a", attempt=1, done=1, total=2, tokens=3, numbers={"loss": 0.5, "rewards/kl@2": None}),
     Heartbeat(rss_bytes=5),
     Heartbeat(rss_bytes=5, gpu=GpuLoad(label="GPU 0", used_bytes=1, total_bytes=2, utilization=None)),
     JobFinished(job_id="a", attempt=1, load_s=0.5, run_s=1.5, samples=2, tokens=3),
-    JobFinished(job_id="a", attempt=1, load_s=0.5, run_s=1.5, samples=2, tokens=3, peak_mb=7, held_mb=2),
+    JobFinished(
+        job_id="a",
+        attempt=1,
+        load_s=0.5,
+        run_s=1.5,
+        samples=2,
+        tokens=3,
+        peak_mb=7,
+        held_mb=2,
+        left_changed="the umask",
+    ),
     JobRaised(
         job_id="a",
         attempt=1,
@@ -66,7 +69,6 @@ REPORTS: list[Report] = [
         rank=1,
     ),
     AttemptStopped(job_id="a", attempt=1),
-    OrdersDropped(jobs=["a", "ä/b"]),
 ]
 
 

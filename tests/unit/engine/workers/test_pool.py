@@ -2,25 +2,23 @@
 
 from __future__ import annotations
 
-import errno
 import os
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
-from typing import Any, cast
+from typing import Any
 
 import pytest
 
 from pipeline.engine.workers import pool as pool_module
 from pipeline.engine.workers.messages import (
     FromWorker,
-    Heartbeat,
     JobStarted,
     RunJob,
     WorkerExited,
     WorkerReady,
     WorkerUnusable,
 )
-from pipeline.engine.workers.pool import MAX_FAILED_STARTS, Pool, Spares
+from pipeline.engine.workers.pool import MAX_FAILED_STARTS, Pool
 from pipeline.engine.workers.protocol import Deliver, Worker
 from pipeline.errors import WorkerError
 
@@ -40,8 +38,6 @@ class Pretender:
         self.queue: list[FromWorker] = list(says)
         self.stops_at = stops_at
         self.steps: list[str] = []
-        self.given: list[int] = []
-        """How many orders each of its writes had."""
 
     @property
     def index(self) -> int:
@@ -53,12 +49,9 @@ class Pretender:
     def wake(self) -> None:
         os.write(self.write, b".")
 
-    def send(self, *jobs: RunJob) -> None:
-        self.given.append(len(jobs))
+    def send(self, job: RunJob) -> None:
         self.queue.append(STARTED)
         self.wake()
-
-    def take_back(self) -> None: ...
 
     def sources(self) -> Sequence[int]:
         return [self.read]
@@ -144,12 +137,6 @@ def test_workers_that_end_before_their_first_job_end_the_run(before: list[FromWo
     assert len(Pretender.made) == 3
 
 
-def test_places_whose_machines_never_came_do_not_keep_a_run_going() -> None:
-    ends = [WorkerExited(exit_code=1)]
-    with pytest.raises(WorkerError, match="3 times in a row"):
-        run(pool_of(ends, [], ends, size=2, joining=1))
-
-
 def test_a_job_that_was_begun_wipes_the_slate_clean() -> None:
     bad, good = [WorkerExited(exit_code=1)], [READY, STARTED, WorkerExited(exit_code=1)]
     run(pool_of(bad, bad, good, bad, bad, good, [READY]))
@@ -210,153 +197,6 @@ def test_workers_that_are_replaced_on_purpose_are_no_failed_starts(monkeypatch: 
     assert not any(isinstance(message, WorkerUnusable) for message in heard)
 
 
-# -- spares ----------------------------------------------------------------------------------------------------
-
-
-class Team:
-    """A pool of two with a spare, all of which only pretend."""
-
-    def __init__(self, *, room: bool = True) -> None:
-        self.made: dict[int, Pretender] = {}
-        self.settled: list[tuple[int, int]] = []
-        self.heard: list[tuple[int, FromWorker]] = []
-        self.asked: list[int] = []
-        self.dead: list[Pretender] = []
-        self.room, self.quick = room, True
-        spares = Spares(1, self.make, self.settle, self.have_room)
-        self.pool = Pool(self.make, 2, spares=spares)
-
-    def make(self, index: int, _reaper: object) -> Pretender:
-        self.made[index] = Pretender(index, [READY] if index >= 0 or self.quick else [])
-        return self.made[index]
-
-    def settle(self, worker: Worker, index: int) -> WorkerReady:
-        assert isinstance(worker, Pretender)
-        self.settled.append((worker.index, index))
-        worker._index = index
-        return READY
-
-    def have_room(self, rss_bytes: int) -> bool:
-        self.asked.append(rss_bytes)
-        return self.room
-
-    def turn(self) -> list[tuple[int, FromWorker]]:
-        self.heard = []
-        self.pool.wait(0.0, lambda index, message: self.heard.append((index, message)))
-        return self.heard
-
-    def begin(self, *workers: int) -> None:
-        for index in workers:
-            self.pool.send(index, cast("RunJob", None))
-        self.turn()
-
-    def dies(self, worker: Pretender) -> list[tuple[int, FromWorker]]:
-        worker.queue.append(WorkerExited(exit_code=-9))
-        worker.wake()
-        self.dead.append(worker)
-        return self.turn()
-
-
-def test_orders_of_one_turn_are_one_write_and_come_before_all_else(team: Team) -> None:
-    for _ in range(3):
-        team.pool.send(0, cast("RunJob", None))
-    assert team.made[0].given == []
-    team.pool.take_back(0)
-    assert team.made[0].given == [3]
-    team.pool.send(0, cast("RunJob", None))
-    team.turn()
-    assert team.made[0].given == [3, 1]
-
-
-def test_orders_die_with_the_worker_that_they_are_for(team: Team) -> None:
-    def give_another(index: int, message: FromWorker) -> None:
-        if isinstance(message, JobStarted):
-            team.pool.send(index, cast("RunJob", None))
-
-    team.made[0].queue += [STARTED, WorkerExited(exit_code=-9)]
-    team.made[0].wake()
-    team.dead.append(team.made[0])
-    team.pool.wait(0.0, give_another)
-    team.turn()
-    assert [worker.given for worker in [*team.dead, *team.made.values()]] == [[], [], []]
-
-
-@pytest.fixture
-def team(monkeypatch: pytest.MonkeyPatch) -> Iterator[Team]:
-    monkeypatch.setattr(pool_module, "Reaper", Nobody)
-    team = Team()
-    team.pool.start()
-    team.turn()
-    yield team
-    team.pool.stop(lambda *_: None)
-    assert all(worker.steps for worker in team.made.values() if worker not in team.dead), "spares end too"
-
-
-class Nobody:
-    """There are no processes to reap."""
-
-    def __getattr__(self, name: str) -> Callable[..., None]:
-        return lambda *_: None
-
-
-def test_a_spare_is_started_when_all_work_and_takes_the_place_of_one_that_is_lost(team: Team) -> None:
-    team.begin(0)
-    assert set(team.made) == {0, 1}, "first those that work"
-    team.begin(1)
-    assert set(team.made) == {0, 1, -1}
-    assert team.turn() == [], "what a spare says is nobody's concern"
-    assert team.dies(team.made[1]) == [(1, WorkerExited(exit_code=-9)), (1, READY)], "at once"
-    assert team.settled == [(-1, 1)]
-    team.begin(1)
-    assert set(team.made) == {0, 1, -1, -2}, "another waits in its place"
-    assert team.pool._slots[1].worker is team.made[-1]
-
-
-def test_a_spare_that_is_not_ready_yet_is_not_waited_for(team: Team) -> None:
-    team.quick = False
-    team.begin(0, 1)
-    first = team.made[1]
-    assert team.dies(first) == [(1, WorkerExited(exit_code=-9))]
-    assert team.made[1] is not first
-    assert not team.settled
-
-
-def test_spares_that_end_by_themselves_are_given_up(team: Team) -> None:
-    team.begin(0, 1)
-    for number in range(1, MAX_FAILED_STARTS + 1):
-        team.turn()
-        assert team.dies(team.made[-number]) == [], "it is no loss"
-    team.turn()
-    assert min(team.made) == -MAX_FAILED_STARTS
-
-
-def test_a_spare_that_cannot_be_started_costs_no_run(team: Team, monkeypatch: pytest.MonkeyPatch) -> None:
-    start = Pretender.start
-
-    def without_processes(worker: Pretender) -> None:
-        if worker.index < 0:
-            team.dead.append(worker)
-            raise OSError(errno.EAGAIN, "no processes left")
-        start(worker)
-
-    monkeypatch.setattr(Pretender, "start", without_processes)
-    team.begin(0, 1)
-    for _ in range(MAX_FAILED_STARTS + 1):
-        team.turn()
-    assert min(team.made) == -MAX_FAILED_STARTS
-    assert team.dies(team.made[1]) == [(1, WorkerExited(exit_code=-9))], "another is started in its place, as ever"
-
-
-def test_there_is_no_spare_where_memory_is_short(team: Team) -> None:
-    team.room = False
-    team.made[0].queue.append(Heartbeat(rss_bytes=7))
-    team.begin(0, 1)
-    assert team.asked == [7]
-    team.turn()
-    assert set(team.made) == {0, 1}
-    assert team.asked == [7]
-
-
 def test_a_wait_ends_for_other_descriptors_too_whichever_they_are_at_the_time() -> None:
     heard: list[tuple[int, FromWorker]] = []
     pool, pipes = pool_of([READY]), [os.pipe(), os.pipe()]
@@ -382,14 +222,13 @@ class Elsewhere:
     def __init__(self, error: str = "") -> None:
         self.steps: list[str] = []
         self.error = error
-        self.lost = ""
 
     def open(self, reaper: object) -> None:
         self.steps.append(f"open, {len(Pretender.made)} made")
         if self.error:
             raise WorkerError(self.error)
 
-    def close(self) -> None:
+    def close(self, reaper: object) -> None:
         self.steps.append("close")
 
 
@@ -401,26 +240,6 @@ def test_where_workers_live_is_there_before_the_first_and_until_the_last() -> No
     with pytest.raises(WorkerError, match="no such cluster"):
         failing.start()
     failing.stop(lambda *_: None)
-
-
-def test_a_pool_tells_that_its_site_is_lost_and_has_little_patience_then() -> None:
-    site = Elsewhere()
-    pool = pool_of([READY], site=site, stop_grace_s=3600.0)
-    assert pool.lost == ""
-    pool.start()
-    site.lost = "the cluster is lost"
-    assert pool.lost == "the cluster is lost"
-    given: list[float] = []
-    pool._wait_for_end = lambda patience_s, *_: given.append(patience_s)  # type: ignore[method-assign]
-    with pytest.raises(WorkerError, match="did not end"):
-        pool.stop(lambda *_: None)
-    assert given[0] <= 10
-
-
-def test_workers_that_end_with_their_machine_do_not_end_the_run() -> None:
-    lost = WorkerExited(exit_code=None, how="its node was lost", elsewhere=True)
-    heard = run(pool_of([READY, lost], [READY, lost], [READY, lost], [READY, lost], [READY]))
-    assert [message for _, message in heard][-2:] == [READY, WorkerExited(exit_code=0)]
 
 
 def test_a_worker_may_take_as_long_to_start_as_it_waits_for_a_place() -> None:
