@@ -433,6 +433,3 @@ def _typed_as(path: _Path) -> str:
         algo, point = point_of(path[1])
         path = ("algos", algo, *(["front"] if path[2] in settings_of(point) else []), *path[2:])
     return ".".join(map(str, path))
-
-
-register_schemas = register_schema
