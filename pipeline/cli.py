@@ -26,7 +26,7 @@ from pipeline.commands.start import INTERRUPTED
 from pipeline.config.arguments import for_hydra, read_flags
 from pipeline.config.explain import explain
 from pipeline.config.install import conf_dir
-from pipeline.config.load import VERSION_BASE, load_config, read_settings, register_schema, typed
+from pipeline.config.load import VERSION_BASE, load_config, read_settings, register_schemas, typed
 from pipeline.config.told import refuse_all
 from pipeline.config.words import as_meant
 from pipeline.errors import PipelineError
@@ -84,7 +84,7 @@ def main(arguments: Sequence[str]) -> int:
         _check_settings(asked, settings)
         arguments = for_hydra(asked, settings)
         with _for_hydra(arguments):
-            register_schema()
+            register_schemas()
             entry()
     except multirun.RunFailed:
         pass

@@ -20,7 +20,6 @@ from pipeline.plan.disk import DiskNeed, disk_need
 from pipeline.plan.graph import Job
 from pipeline.runs.record import PRIMARY_METRICS
 from pipeline.runs.report.format import count
-from pipeline.terminal.columns import Column, FittedTable
 from pipeline.terminal.console import say
 
 # -- keeping -----------------------------------------------------------------------------------------------------
@@ -123,15 +122,10 @@ def no_room(request: Request, stored: Stored, need: DiskNeed) -> str | None:
     free = free_bytes(request.store.root)
     if free is None or need.least <= max(free, _LEAST) or need.least <= free + _removed_first(request, stored):
         return None
-    largest = max(need.stages, key=lambda place: need.stages[place])
-    parts = f"{decimal(need.peak - need.checkpoints)} of outputs"
-    if need.checkpoints:
-        parts += f" and {decimal(need.checkpoints)} of checkpoints meanwhile"
     return (
-        f"the disk of {request.store.root} has {decimal(free)} free, and this run needs {decimal(need.peak)}: "
-        f"{parts}; most of it, {decimal(need.stages[largest])}, is what {' '.join(largest)} leaves. "
-        f"Use execution.store=FOLDER on a larger disk, free space (python -m pipeline store gc), or ask for "
-        f"less at once: {', '.join(_fewer(request, need, free))}"
+        f"the disk of {request.store.root} has {decimal(free)} free, and the models that this run trains take "
+        f"{decimal(need.least)} at least. Use execution.store=FOLDER on a larger disk, free space (python -m "
+        f"pipeline store gc), or ask for less at once: {', '.join(_fewer(request))}"
     )
 
 
@@ -140,11 +134,9 @@ def _removed_first(request: Request, stored: Stored) -> int:
     return keeper_of(request, stored.missing, request.store.root / ".tmp" / "none").removable()
 
 
-def _fewer(request: Request, need: DiskNeed, free: int) -> Iterator[str]:
+def _fewer(request: Request) -> Iterator[str]:
     """Settings that make a run smaller."""
     config = request.config
-    if need.checkpoints and need.total <= free:
-        yield "training.checkpoint_every_minutes=0 makes no checkpoints on the way"
     if config.execution.keep is Keep.all and config.rounds_of_training > 1:
         yield "execution.keep=last removes the weights of earlier rounds"
     if len(config.experiment.seeds) > 1:
@@ -164,36 +156,20 @@ def free_bytes(store: Path) -> int | None:
 
 
 def print_need(request: Request, stored: Stored, console: Console) -> None:
-    """What the rest of a plan takes of the disk, by stage, and the most at any time."""
+    """What the models that the rest of a plan trains take of the disk, and what is free."""
     if not stored.missing:
         return
     need, free = need_of(request, stored), free_bytes(request.store.root)
-    table = FittedTable(
-        [
-            Column(heading="algorithm", rank=1),
-            Column(heading="stage", rank=2),
-            Column(heading="disk", right=True),
-        ],
-        title="disk",
-    )
-    last = ""
-    for (algo, stage), size in need.stages.items():
-        table.add_row("" if algo == last else algo, stage, decimal(size))
-        last = algo
-    console.print(table)
-    text = f"About {decimal(need.total)} of new outputs"
+    text = f"About {decimal(need.made)} of models that are trained"
     keep = request.config.execution.keep
     if keep is not Keep.all:
         text += f", of which {decimal(need.stays)} stay (execution.keep={keep.name})"
-    if need.checkpoints or need.peak < need.total:
-        meanwhile = " while trainings have checkpoints" if need.checkpoints else " at once"
-        text += f", and {decimal(need.peak)} at most{meanwhile}"
+    if need.checkpoints:
+        text += f", and {decimal(need.checkpoints)} of checkpoints meanwhile"
     say(console, f"{text}; {'what is free is not known' if free is None else f'{decimal(free)} are free'}.")
-    if need.guessed:
-        say(console, f"Guessed by the name or the file alone: the size of {', '.join(need.guessed)}.")
     if need.unknown:
         say(console, f"Not in these figures, since nothing tells how large: {', '.join(need.unknown)}.")
     if problem := no_room(request, stored, need):
         say(console, f"warning: this would not start: {problem}", "bold")
-    elif free is not None and need.peak > free:
+    elif free is not None and need.stays + need.checkpoints > free:
         say(console, "warning: it would start, and may fill the disk.", "bold")

@@ -41,8 +41,7 @@ from pipeline.plan.compatibility import (
 from pipeline.plan.durations import Durations
 from pipeline.plan.estimates import peak_flops
 from pipeline.plan.graph import Job, Plan
-from pipeline.plan.model_size import weights_of
-from pipeline.plan.models import check_models
+from pipeline.plan.models import check_models, count_weights
 from pipeline.plan.pending import missing_jobs
 from pipeline.plan.precision import nucleus_beside_logprobs, slow_precision
 from pipeline.plan.rewards import check_chat_templates, check_pairs, check_tokenizers
@@ -192,7 +191,7 @@ def prepare(config: Config, given: Sequence[str] = (), on_large: Callable[[str],
     config, warning = usable_attention(config, gpu=gpu)
     plain = plain_attention(config)
     sources, models = read_sources(config, store.hints), read_models(config, store.hints)
-    weights = {name: weights_of(model) for name, model in config.models.items()}
+    weights = {name: count_weights(model) for name, model in config.models.items()}
     count, rows = known_rows(config, store.path), dict[str, Mapping[str, int]]()
     plan = build_plan(
         config,

@@ -129,7 +129,7 @@ def _composed(words: Sequence[str]) -> DictConfig:
     """What Hydra composes of settings, in a program that may use Hydra itself."""
     outer = GlobalHydra.instance().hydra
     try:
-        register_schema()
+        register_schemas()
         GlobalHydra.instance().clear()
         with initialize_config_dir(str(conf_dir()), version_base=VERSION_BASE):
             return compose("config", overrides=list(words))
@@ -137,7 +137,7 @@ def _composed(words: Sequence[str]) -> DictConfig:
         GlobalHydra.instance().hydra = outer
 
 
-def register_schema() -> None:
+def register_schemas() -> None:
     """Tell Hydra the defaults, as plain values, and that further ones may stand beside them."""
     store = ConfigStore.instance()
     if "schema" not in store.repo:

@@ -29,8 +29,7 @@ from pipeline.learning.memory.fit import (
 from pipeline.learning.models.families import MOST_RANKS, split_widths, why_not_split, with_weights
 from pipeline.machine.memory import usable_bytes
 from pipeline.plan.chains import REFERENCE, chains
-from pipeline.plan.model_size import value_size, weights_of
-from pipeline.plan.models import CONFIG, lacks_sdpa, read_config
+from pipeline.plan.models import CONFIG, count_weights, lacks_sdpa, read_config, weights_at
 
 _FLASH = "flash_attn"
 
@@ -236,7 +235,7 @@ def _auto(
             f"{KEY}={AUTO} reckons with the memory of a GPU as it is declared, so that a plan is the same on "
             "every machine: set distributed.gpu_memory_gib (profile=a100_80gb and other profiles of GPUs do)"
         )
-    described, weights = described_by_files(model), weights_of(model)
+    described, weights = described_by_files(model), count_weights(model)
     if described is None or not weights:
         raise ConfigError(
             f"{KEY}={AUTO}: models.{name}.path={model.path}: its size is not known, as its config.json is not "
@@ -282,8 +281,9 @@ def _writing(
 
 def _of_value(model: ModelConfig) -> DecodingShape | None:
     """What value models are made from where that is not the reference; None where nothing tells its size."""
-    file, size = _config_file(str(model.value_path), model.revisions["value"]), value_size(model, None)
-    return None if size is None else shape_of_texts((file and _read(file)) or {}, size.weights)
+    path, revision = str(model.value_path), model.revisions["value"]
+    file, weights = _config_file(path, revision), weights_at(path, revision)
+    return shape_of_texts((file and _read(file)) or {}, weights) if weights else None
 
 
 def _too_large(

@@ -399,16 +399,24 @@ def model_files(folder: Path) -> list[Path]:
 
 def count_weights(model: ModelConfig) -> int:
     """Weights of a reference policy, by its settings, the headers of its files or its name; 0 where none tells."""
-    if model.is_trained or not model.path:
-        return model.weights
-    path = Path(with_weights(model.path, None).path)
-    if not path.exists():
-        return weights_in_name(str(path))
-    if path.is_file():
-        return path.stat().st_size  # quantized, about a byte each
+    return weights_at(model.path, model.revisions["reference"]) if model.path else model.weights
+
+
+def weights_at(path: str, revision: str | None) -> int:
+    """Weights of the model at a path or of an id of the hub, likewise."""
+    path, revision = with_weights(path, revision)
+    folder = Path(path)
+    if folder.is_file():
+        return folder.stat().st_size  # quantized, about a byte each
+    if not folder.exists():
+        config = in_cache(path, CONFIG, revision)
+        if (guessed := weights_in_name(path)) or config is None:
+            return guessed
+        folder = config.parent
     with suppress(OSError, ForeignDataError):  # what is wrong with it is told where models are checked
-        return sum(sum(tensors_in(file).values()) for file in weight_files(path))
-    return 0
+        if counted := sum(sum(tensors_in(file).values()) for file in weight_files(folder)):
+            return counted
+    return weights_in_name(path)
 
 
 def _unreadable(given: str, error: OSError) -> ConfigError:

@@ -41,7 +41,7 @@ A100 = "distributed.gpu_memory_gib=79"
 
 @pytest.fixture
 def model(tmp_path: Path) -> str:
-    return folder(tmp_path / "large", LLAMA)
+    return folder(tmp_path / "llama-70.6B", LLAMA)
 
 
 def folder(path: Path, config: dict[str, Any]) -> str:
@@ -97,7 +97,7 @@ def test_the_width_is_part_of_keys_and_one_device_changes_none(model: str) -> No
 
 
 def test_as_few_as_fit_what_is_declared(model: str, tmp_path: Path) -> None:
-    value = f"models.hf.value_path={folder(tmp_path / 'small', SMALL)}"
+    value = f"models.hf.value_path={folder(tmp_path / 'small-1.5B', SMALL)}"
     auto = ("generation.gpus_per_job=auto", HALF, value, "generation.batch_size=32")
     assert devices(plan(model, *auto, A100)) == {
         ("reference", "train"): 1,
@@ -115,7 +115,7 @@ def test_as_few_as_fit_what_is_declared(model: str, tmp_path: Path) -> None:
         ("DPO", "metrics"): 1,
     }
     assert devices(plan(model, *auto, "distributed.gpu_memory_gib=180"))["PITA", "evaluate"] == 1
-    small = plan(folder(tmp_path / "other", SMALL), *auto, A100)
+    small = plan(folder(tmp_path / "other-1.5B", SMALL), *auto, A100)
     assert set(devices(small).values()) == {1}
 
 

@@ -19,7 +19,7 @@ from pipeline.learning.training.grpo import Samples
 from pipeline.learning.training.sequences import Sequences, prompt_folds
 from pipeline.learning.training.value import reward_scores
 from pipeline.outputs.formats import read_curve
-from tests.unit.learning.algos.test_chain import Chains, collecting_goes_once_from_none_to_all, of_stage
+from tests.unit.learning.algos.test_chain import Chains, collecting_goes_once_from_none_to_all
 
 TRAINED = ("DPO", "GRPO", "GRPO-HF", "RAFT")
 OTHERS = ("BestOfN", "CD", "QSharp-HF")
@@ -80,18 +80,6 @@ def test_compute_is_accounted_for(chains: Chains, algo: str) -> None:
             assert about["tokens_generated"] == 20 * 4 * 4
         else:
             assert about["tokens_generated"] > 20 * 4
-
-
-GUESSED = {(algo, "score") for algo in ("DPO", "BestOfN", "GRPO-HF", "QSharp-HF")}
-"""What holds pairs of completions: how many can be told apart follows from what is drawn."""
-
-
-def test_outputs_take_the_disk_that_was_reckoned(chains: Chains) -> None:
-    found = chains.disk()
-    assert {algo for algo, _ in found} == {"reference", *NEW}
-    for place, (reckoned, taken) in found.items():
-        if place not in GUESSED:
-            assert reckoned == pytest.approx(taken, rel=of_stage(place)), place
 
 
 def test_the_same_bytes_in_another_order_and_another_process_history(chains: Chains, tmp_path: Path) -> None:
@@ -273,13 +261,9 @@ def test_a_chain_begins_with_the_policy_of_another_method_and_is_held_to_that(tm
         (folder,) = found.folders(algo, 2, "train")
         assert "".join(sorted(path.parent.name for path in folder.glob("adapters/*/*.safetensors"))) == numbers
         assert load_policy(folder, SystemConfig(), "cpu", base=base).num_parameters() > 0
-        reckoned, taken = found.disk()[algo, "train"]
-        assert reckoned == pytest.approx(taken, rel=0.2), algo
 
 
 def adapters_are_all_that_is_stored(chains: Chains, algo: str) -> None:
-    reckoned, taken = chains.disk()[algo, "train"]
-    assert reckoned == pytest.approx(taken, rel=0.15)
     (base,) = {chains.root / job.key for job in chains.plan.jobs.values() if job.id.endswith("reference/train")}
     stored = sum(path.stat().st_size for path in base.iterdir())
     for number in (1, 2):

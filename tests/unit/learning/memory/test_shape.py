@@ -2,17 +2,13 @@
 
 import json
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
 from transformers import AutoModelForCausalLM, GPT2Config, LlamaConfig
 
 from pipeline.errors import ConfigError
-from pipeline.learning.datasets.made import Addition, AdditionConfig
 from pipeline.learning.memory.shape import read_shape, shape_of_config
-from pipeline.learning.models.kinds import HFModelConfig
-from pipeline.plan.model_size import reference_size
 
 SMALL = {"num_hidden_layers": 2, "hidden_size": 64, "num_attention_heads": 4, "vocab_size": 100}
 
@@ -37,24 +33,6 @@ def test_gpt2_has_linear_layers_of_a_class_of_its_own() -> None:
     assert shape.lora_width == 2 * ((64 + 192) + (64 + 64) + (64 + 256) + (256 + 64))
     # The embeddings, which are in no block, are the largest part here.
     assert shape.largest_unit == 5000 * 64 + 32 * 64 + 2 * 64
-
-
-@pytest.mark.parametrize(
-    "config",
-    [
-        LlamaConfig(**SMALL, num_key_value_heads=2, intermediate_size=96, tie_word_embeddings=False),
-        LlamaConfig(**SMALL, num_key_value_heads=2, intermediate_size=96, tie_word_embeddings=True),
-        GPT2Config(n_layer=2, n_embd=64, n_head=4, vocab_size=5000, n_positions=32),
-    ],
-    ids=["own output", "tied", "gpt2"],
-)
-def test_weights_are_counted_by_arithmetic_as_well(tmp_path: Path, config: Any) -> None:
-    """Which a plan does, that imports no torch, where files tell nothing."""
-    config.save_pretrained(tmp_path)
-    model = HFModelConfig(kind="hf", path=str(tmp_path))
-    size, shape = reference_size(model, Addition(AdditionConfig(kind="addition"))), read_shape(str(tmp_path))
-    assert size is not None
-    assert (size.weights, size.lora_width) == (shape.parameters, shape.lora_width)
 
 
 def test_llama_2_7b_is_known_to_have_6_74_billion() -> None:
