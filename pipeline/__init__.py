@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from pipeline import gpus as gpus
     from pipeline import toolbox as toolbox
     from pipeline.arithmetic import pin as pin
-    from pipeline.commands.guided import guided as guided
+    from pipeline.commands.python import guided as guided
     from pipeline.commands.python import load_run as load_run
     from pipeline.commands.python import run as run
     from pipeline.config.bases import AlgoConfig as AlgoConfig
@@ -62,8 +62,7 @@ __version__ = "0.1.0"
 _HOMES = {
     "": "gpus toolbox",
     "arithmetic": "pin",
-    "commands.guided": "guided",
-    "commands.python": "load_run run",
+    "commands.python": "guided load_run run",
     "config.bases": "AlgoConfig DatasetConfig",
     "config.fields": "number",
     "config.load": "load_config",

@@ -64,7 +64,7 @@ def check(
 )
 def show(name: Experiment, run: Stamp = None, output_dir: OutputDir = Path("outputs")) -> None:
     """Print results that are on disk."""
-    from pipeline.commands.results_shown import print_results, say_where_it_stands
+    from pipeline.commands.looking import print_results, say_where_it_stands
     from pipeline.runs.index import choose_run, runs_of
     from pipeline.runs.record import read_results
 
@@ -101,7 +101,7 @@ def status(
     output_dir: OutputDir = Path("outputs"),
 ) -> None:
     """Show the state of runs."""
-    from pipeline.commands import status as looking
+    from pipeline.commands import looking as looking
 
     if watch:
         refuse_both(watch="--watch", json="--json" if as_json else "")
@@ -129,7 +129,7 @@ def logs(
     output_dir: OutputDir = Path("outputs"),
 ) -> None:
     """Print logs."""
-    from pipeline.commands.logs import logs as print_logs
+    from pipeline.commands.looking import logs as print_logs
 
     print_logs(output_dir, name, job, run, attempt=attempt, lines=lines, follow=follow, raw=raw)
 

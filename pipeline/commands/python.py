@@ -8,23 +8,56 @@ from __future__ import annotations
 
 import os
 import signal
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from enum import Enum
+from functools import partial
+from importlib.util import find_spec
 from numbers import Integral, Real
 from pathlib import Path
 from threading import Lock
+from typing import TYPE_CHECKING, TypeVar
+from warnings import catch_warnings, filterwarnings
+
+from safetensors import SafetensorError
 
 from pipeline import arithmetic
 from pipeline.commands.device_flags import FLAGS, as_overrides
 from pipeline.commands.run import run_experiment
 from pipeline.config.load import load_config
+from pipeline.config.schema import Attention, DType, SystemConfig
 from pipeline.config.values import brief
-from pipeline.errors import ConfigError
+from pipeline.engine.run_folder import RunFolder
+from pipeline.errors import ConfigError, DeviceError
+from pipeline.foreign import ForeignDataError
+from pipeline.learning.datasets.files import is_hub_id
+from pipeline.learning.models.source import snapshot
+from pipeline.outputs.formats import POINTER, Pointer, problem_in_words, read_pointer
+from pipeline.outputs.guidance import (
+    ADAPTERS,
+    GUIDANCE,
+    USAGE,
+    Drawing,
+    GuidanceSettings,
+    Prompting,
+    Usage,
+    adapter_folders,
+    read_adapters,
+    read_guidance,
+    read_usage,
+)
 from pipeline.runs.index import choose_run
 from pipeline.runs.loaded import LoadedRun, load
 from pipeline.runs.notebook import Run
+from pipeline.runs.origin import OUTPUT
+from pipeline.runs.trained import Trained, find_trained, run_of_chain
 from pipeline.terminal import streams
 from pipeline.terminal.console import make_console
+
+if TYPE_CHECKING:
+    from pipeline.learning.generation.guided import Guided
+    from pipeline.learning.generation.tilt import Offset
 
 # -- arguments ---------------------------------------------------------------------------------------------------
 # Arguments of what users call in Python: one of another type is refused by its name, before anything is done.
@@ -168,3 +201,293 @@ def _pass_on(interrupted: str) -> None:
     for number in _OTHERS:
         if interrupted == number.name:
             signal.raise_signal(number)
+
+
+# -- guided ------------------------------------------------------------------------------------------------------
+# `pipeline.guided`: a trained model by the name of its run, its folder or its id on the hub, ready to use.
+
+
+_HEAD, _CONFIG = "value_head.json", "config.json"
+_T = TypeVar("_T")
+_Choice = TypeVar("_Choice", bound=Enum)
+
+
+def guided(
+    model: str | Path | Run | LoadedRun,
+    chain: str | None = None,
+    *,
+    round: int | None = None,  # noqa: A002 - it is what a run calls it
+    eta: float | None = None,
+    device: str | None = None,
+    dtype: str | None = None,
+    attention: str | None = None,
+    reference: str | Path | None = None,
+    offset: Callable[[float], Offset] | None = None,
+    trust_remote_code: bool = False,
+    output_dir: str | Path = "outputs",
+) -> Guided:
+    """Load a trained model so that it completes prompts as it did in the evaluation of its run.
+
+    A value model is loaded with the reference that it guides, and with strength, candidates and settings of its
+    run. A policy whose weights were trained (DPO, GRPO, ...) completes prompts in the same way, without `eta`.
+
+    Args:
+        model: Name of an experiment, whose newest run is taken; or a run, as `pipeline.run` and
+            `pipeline.load_run` give one; or a folder: of a run, of the output of a training, or of an exported
+            model; or the id of an exported model on the hub, as ``owner/name``. Where a folder is called like an
+            experiment, ``./name`` is the folder.
+        chain: Of a run, as ``addition/tiny/s0/PITA``; its end (``PITA``), a part of it, or a pattern with ``*``
+            will do. Not needed where only one trains.
+        round: After which round; None for the last one.
+        eta: Strength of guidance, the smaller the stronger; `math.inf` is the reference as it is. None takes what
+            was chosen by `evaluation.etas`, or else the method's own.
+        device: ``cpu`` or ``cuda``; None takes a GPU where there is one.
+        dtype: ``float32``, ``bfloat16`` or ``float16``; None as in the run.
+        attention: ``sdpa``, ``eager`` or ``flash_attention_2``; None as in the run.
+        reference: Folder or hub id; None takes the one that the model was trained for. Of a policy only adapters
+            need it.
+        offset: From a strength to the offset of values, for a method with a rule of its own and without its run.
+        trust_remote_code: Run Python code that comes with the model; of a run as it says itself.
+        output_dir: Folder of all runs.
+
+    Raises:
+        ConfigError: There is no such model, or more than one; says which there are.
+        DeviceError: There is no such device.
+        StoreError: The model is not trained yet.
+    """
+    check_types(str, Path, Run, LoadedRun, model=model)
+    check_types(str, None, chain=chain, device=device, dtype=dtype, attention=attention)
+    check_types(int, None, round=round)
+    check_types(float, None, eta=eta)
+    check_types(str, Path, None, reference=reference)
+    check_types(str, Path, output_dir=output_dir)
+    found = _found(model.loaded if isinstance(model, Run) else model, chain, round, Path(output_dir))
+    if reference is not None:
+        given = partial(_given_reference, str(reference))
+        found = replace(found, base=given) if found.guidance is None else replace(found, reference=given)
+    found = replace(found, trusts_code=trust_remote_code or found.trusts_code)
+    drawing = found.usage.drawing
+    system = SystemConfig(
+        dtype=_chosen(DType, "dtype", dtype or drawing.dtype),
+        attn_impl=_chosen(Attention, "attention", attention or drawing.attention),
+    )
+    return _loaded(found, eta, device, system, offset)
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Found:
+    """A model that was found.
+
+    Attributes:
+        weights: Folder of the policy, or of the value model.
+        reference: Says where the reference is, of a value model.
+        base: Likewise, of a policy that may be stored as adapters.
+    """
+
+    weights: Path
+    usage: Usage
+    guidance: GuidanceSettings | None = None
+    reference: Callable[[], str] | None = None
+    base: Callable[[], str] | None = None
+    offset: Callable[[float], Offset] | None = None
+    trusts_code: bool = False
+
+
+def _found(model: str | Path | LoadedRun, chain: str | None, number: int | None, output_dir: Path) -> _Found:
+    if isinstance(model, LoadedRun):
+        return _of_run(find_trained(model, chain, number))
+    folder = Path(model).expanduser()
+    is_name = isinstance(model, str) and "/" not in model and (output_dir / model / "latest").is_dir()
+    if folder.is_dir() and not is_name:
+        # Of an experiment's folder the newest run, as of its name.
+        whole = next((one for one in (folder, folder / "latest") if (one / "plan.json").exists()), None)
+        run = load(RunFolder(whole.resolve())) if whole else None
+    else:
+        run = _run_named(str(model), chain, output_dir)
+    if run is not None:
+        return _of_run(find_trained(run, chain, number))
+    if chain is not None or number is not None:
+        raise ConfigError(f"{model} is the folder of one model, so it has no chain and no round to choose from")
+    if not folder.is_dir():
+        folder = Path(snapshot(str(model), None))
+    made_by = _job_of(folder)
+    return _of_run(made_by) if made_by is not None else _of_folder(folder.resolve())
+
+
+def _run_named(name: str, chain: str | None, output_dir: Path) -> LoadedRun | None:
+    """The newest run of an experiment that trains a chain; None for what can only be a model on the hub."""
+    if "/" in name and is_hub_id(name) and not (output_dir / name).exists():
+        return None
+    if "/" in name:
+        raise ConfigError(f"{name}: there is no such folder, and it is no name of an experiment or id of the hub")
+    return run_of_chain(output_dir, name, chain)
+
+
+def _job_of(folder: Path) -> Trained | None:
+    """The training of a run whose output a path is, ``RUN/jobs/<id>/output``; None of other folders."""
+    parts = folder.absolute().parts
+    for place in (place for place, part in enumerate(parts) if part == "jobs"):
+        run, inside = Path(*parts[:place]), parts[place + 1 :]
+        if inside and inside[-1] == OUTPUT and (run / "plan.json").exists():
+            recorded = load(RunFolder(run.resolve()))
+            job = recorded.plan.jobs.get("/".join(inside[:-1]))
+            if job is not None:
+                return find_trained(recorded, job.chain, job.round)
+    return None
+
+
+def _of_run(found: Trained) -> _Found:
+    if not found.is_value:
+        return _Found(
+            weights=found.weights,
+            usage=found.usage,
+            base=lambda: str(found.reference_weights),
+            trusts_code=found.model.trusts_code,
+        )
+    return _Found(
+        weights=found.folder,
+        usage=found.usage,
+        guidance=found.guidance,
+        reference=lambda: str(found.reference_weights),
+        offset=found.offset,
+        trusts_code=found.model.trusts_code,
+    )
+
+
+def _of_folder(folder: Path) -> _Found:
+    """A model of which only its folder is known: exported, or in a store."""
+    adapters = _read(folder / ADAPTERS, read_adapters)
+    if adapters is None and not (folder / _CONFIG).is_file():
+        raise ConfigError(
+            f"{folder} holds no model. Give the name of an experiment, the folder of a run, of the output of a "
+            "training or of an exported model, or the id of a model on the hub"
+        )
+    is_value = (folder / _HEAD).is_file()
+    usage, guidance = _read(folder / USAGE, read_usage), _read(folder / GUIDANCE, read_guidance)
+    if usage is None:
+        usage = Usage(kind="value" if is_value else "policy", drawing=Drawing(), prompting=Prompting())
+    if adapters is not None:
+        return _Found(weights=folder, usage=usage, base=lambda: _reference_of(folder, None, adapters.reference))
+    if not is_value:
+        return _Found(weights=folder, usage=usage)
+    if guidance is None:
+        raise ConfigError(
+            f"{folder} holds a value model, and no {GUIDANCE} that says how it guides: an earlier version made "
+            "it. Its run knows: pipeline.guided(NAME, chain=CHAIN)"
+        )
+    return _Found(
+        weights=folder,
+        usage=usage,
+        guidance=guidance,
+        reference=lambda: _reference_of(folder, usage.reference, guidance.reference),
+    )
+
+
+def _reference_of(folder: Path, exported: Pointer | None, key: str | None) -> str:
+    """Where the reference of a model is, told from the folder alone.
+
+    Args:
+        folder: Of the model.
+        exported: What an exported folder says of it.
+        key: What a stored output says of it.
+    """
+    if exported is not None and exported.hub is not None:
+        return snapshot(exported.hub, exported.commit)
+    if exported is not None and exported.path is not None:
+        place = (folder / exported.path).resolve()
+        if place.is_relative_to(folder) and place.is_dir():  # anyone may have written where it is
+            return str(place)
+    if exported is None and key is not None:
+        stored = folder.parents[1] / key[:2] / key
+        pointer = _read(stored / POINTER, read_pointer)
+        if pointer is not None and pointer.hub is not None:
+            return snapshot(pointer.hub, pointer.commit)
+        place = stored if pointer is None else Path(str(pointer.path))
+        if place.is_dir():
+            return str(place)
+    raise ConfigError(
+        f"{folder}: the reference of this model is not there any more; give it as reference=FOLDER, which "
+        "must be the one that the model was trained for"
+    )
+
+
+def _given_reference(reference: str) -> str:
+    if Path(reference).is_dir() or not is_hub_id(reference):
+        return reference
+    return snapshot(reference, None)
+
+
+def _read(path: Path, read: Callable[[Path], _T]) -> _T | None:
+    try:
+        return read(path)
+    except FileNotFoundError:
+        return None
+    except (OSError, ForeignDataError) as error:
+        raise ConfigError(f"{path} cannot be used: {problem_in_words(error)}") from error
+
+
+def _loaded(
+    found: _Found,
+    eta: float | None,
+    device: str | None,
+    system: SystemConfig,
+    offset: Callable[[float], Offset] | None,
+) -> Guided:
+    import torch
+
+    with catch_warnings():
+        # In a notebook without widgets tqdm says how to draw bars there, of which none are drawn.
+        filterwarnings("ignore", message="IProgress not found")
+        from pipeline.learning.generation.guided import Guided, SavedGuide
+        from pipeline.learning.generation.policy import for_generate
+        from pipeline.learning.models.load import load_policy, load_tokenizer, load_value, without_progress_bars
+
+    chosen = device or ("cuda" if torch.cuda.is_available() else "cpu")
+    if chosen != "cpu" and not (chosen.partition(":")[0] == "cuda" and torch.cuda.is_available()):
+        raise DeviceError(f"device={chosen!r}: must be cpu, or cuda where this process sees a GPU")
+    system = replace(system, attn_impl=_at_hand(system.attn_impl, chosen))
+    source = str(found.weights) if found.reference is None else found.reference()
+    guide = None
+    if found.guidance is not None:
+        with _reading(found.weights), without_progress_bars():
+            value = load_value(found.weights, system, chosen)
+        guide = SavedGuide(model=value, settings=found.guidance, offset=offset or found.offset)
+    with _reading(source), without_progress_bars():
+        base = found.base() if found.base is not None and adapter_folders(Path(source)) else None
+        policy = load_policy(source, system, chosen, base=base, trust_remote_code=found.trusts_code)
+        tokenizer = load_tokenizer(source, trust_remote_code=found.trusts_code)
+    drawing = found.usage.drawing
+    # Where values guide, the processor has temperature and nucleus, before guidance; none comes after it.
+    alone = drawing if guide is None else replace(drawing, temperature=1.0, top_p=1.0)
+    policy.generation_config = for_generate(policy.generation_config, tokenizer, alone)
+    return Guided(
+        policy,
+        tokenizer,
+        guide,
+        drawing=drawing,
+        prompting=found.usage.prompting,
+        eta=eta,
+        device=chosen,
+    )
+
+
+@contextmanager
+def _reading(folder: str | Path) -> Iterator[None]:
+    """Say of which folder it is that transformers cannot load."""
+    try:
+        yield
+    except (OSError, ValueError, SafetensorError) as error:
+        said = " ".join(str(error).split())[:500] or type(error).__name__
+        raise ConfigError(f"{folder} cannot be loaded: {said}") from error
+
+
+def _at_hand(attention: Attention, device: str) -> Attention:
+    """That of the run; where FlashAttention is not at hand, torch's own, which computes the same."""
+    lacking = device == "cpu" or find_spec("flash_attn") is None
+    return Attention.sdpa if attention is Attention.flash_attention_2 and lacking else attention
+
+
+def _chosen(kind: type[_Choice], name: str, given: str) -> _Choice:
+    if given not in kind.__members__:
+        raise ConfigError(f"{name}={given!r}: must be one of {', '.join(kind.__members__)}")
+    return kind[given]

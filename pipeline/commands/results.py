@@ -4,40 +4,20 @@ from __future__ import annotations
 
 import logging
 import os
-import resource
 import subprocess
 import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from types import TracebackType
 
 from pipeline.commands.request import Request
 from pipeline.engine.run_folder import RunFolder
-from pipeline.engine.store.store import Store
 from pipeline.learning.algos.registry import with_bounded_kl
 from pipeline.machine.children import command
-from pipeline.outputs.formats import PAGE
 from pipeline.plan.graph import Job
 from pipeline.runs.cost import compute_of, results_of, write_compute
 from pipeline.runs.origin import Maker, collect_makers
 from pipeline.runs.record import Results, write_results, write_samples
 from pipeline.runs.run_view import RunView
-
-
-def unreadable_output(store: Store, job: Job, said: str) -> str:
-    """One line for results that are stored, but not as they must be: what is wrong, and what to do."""
-    return (
-        f"incomplete: {job.chain}: round {job.round}: {said}. Mend the stage that wrote it ({PAGE}), remove "
-        f"{store.path(job.key)}, then run the same command."
-    )
-
-
-def lost_output(job: Job, problem: str) -> str:
-    """One line for results that were there, and are not any more."""
-    return (
-        f"incomplete: {job.chain}: round {job.round}: its stored output cannot be used any more ({problem}). The "
-        "same command makes it again."
-    )
 
 
 def leave_results(
@@ -72,19 +52,13 @@ def leave_results(
 
 
 # -- round reports -----------------------------------------------------------------------------------------------
-# Reports of a run that goes on: written by a process of its own, one at a time, whenever a round has
-# finished. engine's loop -- a round has finished --> RoundReports -- starts, never waits for --> `_write` in
-# a new process All of them together may take a fiftieth of the run's time on one processor. A report for
-# which it is too early is written later, unless the run has ended by then: the last report is written by the
-# run itself.
+# Reports of a run that goes on, whenever a round has finished: each by a process of its own, for which the run
+# never waits. The last report is written by the run itself.
 
 
-SHARE = 1 / 50
-"""Of the run's time, that writing reports may take of one processor."""
-EXPECTED_S = 1.0
-"""Processor seconds that the first report is taken to need."""
+MOST_OFTEN_S = 60.0
+"""Seconds between two looks whether a report is due."""
 NICENESS = 10
-_LOOK_EVERY_S = 1.0
 _LONGEST_REASON = 300
 
 log = logging.getLogger("pipeline")
@@ -98,16 +72,13 @@ class RoundReports:
         self._process: subprocess.Popen[str] | None = None
         self._rounds = 0
         """How many rounds the last report was told of."""
-        self._spent_s, self._expected_s = 0.0, EXPECTED_S
-        self._next_look_s = 0.0
+        self._next_look_s = MOST_OFTEN_S
         self._failed = False
 
     def __enter__(self) -> RoundReports:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         """End the process that writes, so that no earlier report takes the place of the last one."""
         if self._process is not None:
             self._process.kill()
@@ -119,14 +90,12 @@ class RoundReports:
         """Look at the run, so many seconds after its begin: start a report where one is due."""
         if elapsed_s < self._next_look_s or self._failed:
             return
-        self._next_look_s = elapsed_s + _LOOK_EVERY_S
+        self._next_look_s = elapsed_s + MOST_OFTEN_S
         if self._process is not None:
-            self._ask()
-        elif is_affordable(self._spent_s, self._expected_s, elapsed_s):
-            rounds = finished_rounds(view)
-            if rounds > self._rounds:
-                self._rounds = rounds
-                self._start()
+            self._ask(self._process)
+        elif (rounds := finished_rounds(view)) > self._rounds:
+            self._rounds = rounds
+            self._start()
 
     def _start(self) -> None:
         # One thread: what numpy would start more of takes longer to start than there is to compute.
@@ -145,22 +114,15 @@ class RoundReports:
         except OSError as error:
             self._give_up(str(error))
 
-    def _ask(self) -> None:
-        """See whether the process has ended, and what it took."""
-        assert self._process is not None
-        before = _childrens_s()
-        code = self._process.poll()
-        if code is None:
+    def _ask(self, process: subprocess.Popen[str]) -> None:
+        """See whether the process has ended."""
+        if process.poll() is None:
             return
-        self._expected_s = _childrens_s() - before
-        self._spent_s += self._expected_s
-        _, said = self._process.communicate()
+        _, said = process.communicate()
         self._process = None
-        if code:
+        if process.returncode:
             self._remove_unfinished()
-            self._give_up(said.strip().rpartition("\n")[2][:_LONGEST_REASON] or f"exit code {code}")
-        else:
-            log.info("report after %s finished rounds: took %.1f s of a processor", self._rounds, self._expected_s)
+            self._give_up(said.strip().rpartition("\n")[2][:_LONGEST_REASON] or f"exit code {process.returncode}")
 
     def _give_up(self, reason: str) -> None:
         """What went wrong once would again; the end of the run tries once more."""
@@ -172,17 +134,6 @@ class RoundReports:
             path.unlink(missing_ok=True)
 
 
-def is_affordable(spent_s: float, expected_s: float, elapsed_s: float) -> bool:
-    """Whether one more report may be written now.
-
-    Args:
-        spent_s: Processor seconds that the reports so far took.
-        expected_s: That one more is expected to take.
-        elapsed_s: Since the begin of the run.
-    """
-    return spent_s + expected_s <= SHARE * elapsed_s
-
-
 def finished_rounds(view: RunView) -> int:
     """Rounds of which this run has finished the last missing job; none when all are over, as it ends then."""
     open_rounds = {number for (_, number), cell in view.cells.items() if not cell.settled}
@@ -190,26 +141,14 @@ def finished_rounds(view: RunView) -> int:
     return len(begun - open_rounds) if open_rounds else 0
 
 
-def _childrens_s() -> float:
-    used = resource.getrusage(resource.RUSAGE_CHILDREN)
-    return used.ru_utime + used.ru_stime
-
-
-def _write(folder: Path) -> None:
-    """What the process does."""
-    os.nice(NICENESS)
-    logging.disable()  # what cannot be read is told at the end of the run
-    from pipeline.commands.report import write_report
-
-    run = RunFolder(folder)
-    write_report(run.report, [run])
-
-
 if __name__ == "__main__":
+    from pipeline.commands.report import write_report
     from pipeline.machine.begin import begin
 
-    settings = begin()
+    os.nice(NICENESS)
+    logging.disable()  # what cannot be read is told at the end of the run
+    folder = RunFolder(Path(begin()["folder"]))
     try:
-        _write(Path(settings["folder"]))
+        write_report(folder.report, [folder])
     except Exception as error:
         sys.exit(f"{type(error).__name__}: {error}")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import select
 import time
 from collections.abc import Collection, Iterator
@@ -13,7 +14,6 @@ from rich.console import Console
 
 from pipeline.commands.report import renew_report
 from pipeline.commands.request import Request, Stored, look_up
-from pipeline.commands.run_messages import log
 from pipeline.config.schema import Config
 from pipeline.engine.events import SHARED_STORE
 from pipeline.engine.journal import Journal
@@ -36,6 +36,8 @@ from pipeline.runs.report.format import count, jobs
 from pipeline.runs.report.status import shared_in_words
 from pipeline.runs.trained import Trained
 from pipeline.terminal.console import say
+
+log = logging.getLogger("pipeline")
 
 _TRAFFIC_S = 5.0
 """How often the journal of a run that is over is told at most how far its uploads are."""

@@ -12,7 +12,7 @@ from pathlib import Path
 from rich.console import Console, RenderableType
 from rich.text import Text
 
-from pipeline.commands.logs import log_output, note_of_log
+from pipeline.commands.looking import log_output, note_of_log
 from pipeline.commands.report import is_standard_output, refuse_records, write_table
 from pipeline.errors import ConfigError, PipelineError, StoreError
 from pipeline.files import json_text, plain_target

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import math
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -10,7 +11,6 @@ from pathlib import Path
 
 from rich.console import Console
 
-from pipeline.commands.run_messages import log
 from pipeline.config.schema import Tracker, TrackingConfig, TrackingMode
 from pipeline.engine.run_folder import RunFolder
 from pipeline.engine.scheduler.signals import StopSignals
@@ -21,6 +21,8 @@ from pipeline.runs.loaded import LoadedRun, load_planned
 from pipeline.runs.tracking.feeders import Feeders
 from pipeline.runs.tracking.trackers import sweep_trial
 from pipeline.terminal.console import say
+
+log = logging.getLogger("pipeline")
 
 
 @contextmanager

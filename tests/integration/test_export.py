@@ -20,7 +20,7 @@ from typer.testing import CliRunner
 import pipeline
 from pipeline.__main__ import app
 from pipeline.commands import export as module
-from pipeline.commands import remake
+from pipeline.commands import export as remake
 from pipeline.commands.export import export
 from pipeline.config.schema import Backend, ExecutionConfig
 from pipeline.engine.journal import read_journal

@@ -177,7 +177,7 @@ WORK = (
         ("import pipeline.__main__", f"{HEAVY} hydra networkx omegaconf numpy {WORK}"),
         ("import pipeline.cli, pipeline.commands.check", f"{HEAVY} typer pydantic pipeline.commands.carry_out"),
         (
-            "import pipeline.commands.launch, pipeline.commands.status, pipeline.commands.results_shown",
+            "import pipeline.commands.launch, pipeline.commands.looking, pipeline.commands.looking",
             f"{HEAVY} hydra networkx omegaconf numpy",
         ),
         (

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from pipeline.commands import carry_out
-from pipeline.commands.run_messages import log, logged_to
+from pipeline.commands.carry_out import log, logged_to
 from tests.doubles.small_runs import run_here, with_reference
 
 
@@ -40,7 +40,7 @@ def test_results_that_change_before_they_are_printed_are_no_results(
         patched.setattr(carry_out, "update_peaks", spoiled)
         output = " ".join(run_here(tmp_path / "outputs", *request, code=1).split())
     for chain, last in (("reference", 0), ("Counted", 2)):
-        assert f"s0/{chain}: round {last}: its stored output cannot be used any more" in output
+        assert f"s0/{chain}: round {last}: its stored output cannot be used: " in output
     assert said in output
     rows = json.loads((folder / "results.json").read_text())["rows"]
     assert {(row["algo"], row["round"]) for row in rows} == {("Counted", 1)}

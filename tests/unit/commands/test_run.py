@@ -11,15 +11,14 @@ from typing import Any
 import pytest
 
 from pipeline import arithmetic
-from pipeline.commands import carry_out, request, results, results_shown
+from pipeline.commands import carry_out, looking, request, results
 from pipeline.commands.run import run_experiment
 from pipeline.config.load import load_config
 from pipeline.config.schema import Config
 from pipeline.engine.run_folder import RunFolder
 from pipeline.errors import ConfigError
-from pipeline.files import remove_tree
 from pipeline.runs.loaded import load
-from pipeline.runs.record import ResultRow, Results, read_results, write_results
+from pipeline.runs.record import ResultRow, Results, read_results
 from pipeline.terminal.console import Terminal
 from pipeline.terminal.streams import LastingFile, LastingStream
 from tests.doubles.pooled import pooled_row
@@ -143,32 +142,6 @@ def test_the_module_that_brought_torch_too_early_is_named(tmp_path: Path) -> Non
     assert not (tmp_path / "outputs").exists()
 
 
-@pytest.mark.parametrize(("name", "code"), [("plan.json", 0), ("results.json", 1)])
-def test_files_that_somebody_removed_during_the_run_are_told(
-    nothing_to_do: Config, monkeypatch: pytest.MonkeyPatch, name: str, code: int
-) -> None:
-    write = results.write_compute
-
-    def removed(folder: Path, *what: Any) -> None:
-        write(folder, *what)
-        (folder / name).unlink()
-
-    monkeypatch.setattr(results, "write_compute", removed)
-    out = io.StringIO()
-    assert run_experiment(nothing_to_do, Terminal(file=out, width=1000)) == code
-    (line,) = [line for line in out.getvalue().splitlines() if "removed" in line]
-    assert line.startswith(f"warning: somebody has removed {name} of this run")
-
-
-def test_without_results_the_exit_code_says_so(nothing_to_do: Config, monkeypatch: pytest.MonkeyPatch) -> None:
-    def away(run: RunFolder, rows: Any) -> None:
-        remove_tree(run.path)
-        write_results(run, rows)
-
-    monkeypatch.setattr(results, "write_results", away)
-    assert run_experiment(nothing_to_do, Terminal(file=io.StringIO())) == 1
-
-
 def test_a_plan_that_takes_its_time_is_announced(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     small = ["data_collection.prompts_per_round=10", "evaluation.num_prompts=10", "dry_run=true", "device=cpu"]
     config = load_config(["experiment.name=x", f"output_dir={tmp_path}", *small])
@@ -212,24 +185,10 @@ def test_columns_of_results_that_have_no_room_are_named(tmp_path: Path) -> None:
     shown = {}
     for width in (60, 200):
         out = io.StringIO()
-        results_shown.print_results(
+        looking.print_results(
             Terminal(file=out, width=width), Results(rows=rows, pooled=pooled), RunFolder(tmp_path)
         )
         shown[width] = out.getvalue()
     (said,) = [line for line in shown[60].splitlines() if line.startswith("No room for ")]
     assert said.endswith(", tokens: a wider terminal shows all.")
     assert "No room" not in shown[200]
-
-
-def test_a_run_of_an_earlier_version_is_shown_without_fronts(tmp_path: Path) -> None:
-    """It tried strengths of guidance on the prompts that it reported, so they are none of validation."""
-    rows = [
-        ResultRow("QSharp", "addition", "tiny", 0, 1, f"{metric}{suffix}", value, None, None, 100)
-        for metric, value in (("pass@1", 0.75), ("kl_per_sequence", 0.5))
-        for suffix in ("", "/eta=0.1", "/eta=1")
-    ]
-    out = io.StringIO()
-    results_shown.print_results(Terminal(file=out, width=200), Results(rows=rows), RunFolder(tmp_path))
-    assert "0.750" in out.getvalue()
-    assert "fronts" not in out.getvalue()
-    assert "validation" not in out.getvalue()

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from rich.console import Console
 
-from pipeline.commands.run_messages import tell_notes, tell_prepared
+from pipeline.commands.carry_out import tell_notes, tell_prepared
 from pipeline.config.schema import Config, EvaluationConfig
 from pipeline.engine.store.store import Store
 from pipeline.runs.loaded import load

@@ -15,7 +15,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from rich.console import Console
 
-from pipeline.commands import check, exits, status, why
+from pipeline.commands import check, exits, looking, why
 from pipeline.engine.store.gc import Garbage, GarbageKind, OutputKind, Space, StoreUsage
 from pipeline.engine.workers.messages import GpuLoad
 from pipeline.errors import ConfigError
@@ -71,9 +71,9 @@ def print_everything(text: str, folder: Path) -> None:
     run.write("JobWaits", job=f"{CHAIN}/r1/generate/001", reason=text)
     run.write("DeviceQuarantined", worker=0, device=text, reason=text, jobs=[text])
     console = make_console()
-    status.status(folder, None, None, console, as_json=False)
-    status.status(folder, "x", None, console, as_json=False)
-    status.status(folder, "x", None, console, as_json=True)
+    looking.status(folder, None, None, console, as_json=False)
+    looking.status(folder, "x", None, console, as_json=False)
+    looking.status(folder, "x", None, console, as_json=True)
     for line in why.why(folder, "x", JOB, None, []):
         say(console, line)
     assert exits.refuse(ConfigError(text)) == 2

@@ -9,7 +9,7 @@ from rich.console import Console, Group
 from typer.testing import CliRunner
 
 from pipeline.__main__ import app
-from pipeline.commands.status import watch_status
+from pipeline.commands.looking import watch_status
 from pipeline.runs.loaded import LoadedRun
 from pipeline.runs.progress import Progress, ProgressFile
 from pipeline.runs.report.status import Glance, News, run_headline, watched_run
@@ -146,7 +146,7 @@ def test_watching_a_run_ends_with_it_and_follows_it_meanwhile(
 
     monkeypatch.setattr(LoadedRun, "engine_runs", lambda self: self.view.finished is None)
     monkeypatch.setattr(watching.time, "sleep", go_on)
-    monkeypatch.setattr("pipeline.commands.status.watch", lambda *args: watching.watch(*args, go_on))
+    monkeypatch.setattr("pipeline.commands.looking.watch", lambda *args: watching.watch(*args, go_on))
     watch_status(tmp_path, "x", None, Terminal(file=out, width=120), 0.1)
     assert "12 %, about 1 h 00 min left, 0/3 jobs done, 0 running, 3 to come, 7 samples/s" in out.getvalue()
     assert "done" in out.getvalue()
