@@ -4,9 +4,8 @@ from pathlib import Path
 
 import pytest
 
-import pipeline
 from pipeline.errors import ConfigError
-from pipeline.runs.index import choose_run, experiments
+from pipeline.runs.index import choose_run
 from pipeline.runs.trained import run_of_job
 from tests.doubles.runs import WrittenRun, chain_plan
 
@@ -25,12 +24,6 @@ def test_a_run_is_chosen_by_the_begin_of_its_timestamp(tmp_path: Path) -> None:
         choose_run(tmp_path, "y")
     with pytest.raises(ConfigError, match="no folder"):
         choose_run(tmp_path / "nothing", "x")
-
-
-def test_another_folder_of_runs_is_given_by_a_flag_and_in_python_by_an_argument(tmp_path: Path) -> None:
-    for look in (lambda: pipeline.load_run("x", output_dir=tmp_path / "o"), lambda: experiments(tmp_path / "o")):
-        with pytest.raises(ConfigError, match=r"give it: --output-dir DIR, in Python output_dir=DIR\.$"):
-            look()
 
 
 def test_a_job_that_the_newest_run_has_not_is_that_of_the_last_which_has_it(tmp_path: Path) -> None:

@@ -1,6 +1,5 @@
 """A run's folder leads to the outputs of all its jobs and to their logs, whichever run made them."""
 
-import shutil
 from pathlib import Path
 
 import pytest
@@ -69,31 +68,6 @@ def test_outputs_and_logs_are_found_from_every_later_run(tmp_path: Path, where: 
     fifth = a_run(output_dir, 5)
     link_stored(fifth, store, jobs[:1], [first, second, third, fourth])
     assert (fifth.job(jobs[0].id) / "made_in" / "log.txt").read_text() == f"made in {first.path.name}"
-
-
-def test_a_run_whose_predecessors_are_gone_or_differ_has_links_of_its_own(tmp_path: Path) -> None:
-    store = Store(tmp_path / ".store")
-    jobs = jobs_of(store)
-    first, second, third = (a_run(tmp_path, number) for number in range(3))
-    for job in jobs[:2]:
-        ran(first, store, job)
-    link_all(second, store, jobs, [first])  # the first run does not have all of them
-    assert not second.jobs.is_symlink()
-    assert all(shows(second, job) for job in jobs)
-    shutil.rmtree(first.path)
-    shutil.rmtree(second.path)
-    link_all(third, store, jobs, [])
-    assert all(shows(third, job) for job in jobs)
-
-
-def test_an_output_of_another_key_is_not_taken_for_this_one(tmp_path: Path) -> None:
-    store = Store(tmp_path / ".store")
-    first, second = a_run(tmp_path, 0), a_run(tmp_path, 1)
-    old, job = jobs_of(store, 2)
-    ran(first, store, Job(id=job.id, key=old.key, entry="m:f", payload={}))
-    link_all(second, store, [job], [first])
-    assert shows(second, job)
-    assert not (second.job(job.id) / "made_in").exists()
 
 
 def test_folders_move_together(tmp_path: Path) -> None:

@@ -57,17 +57,6 @@ def test_rates_look_at_the_last_seconds_only() -> None:
     assert told.at(30.0).samples_per_s == pytest.approx(0.0)
 
 
-def test_what_a_training_has_done_are_no_samples() -> None:
-    job = Job(id="0", key="0", entry="m:f", payload={}, seconds=2, algo="A")
-    told = Told(plan=Plan([job], []))
-    told.begin("0")
-    told.progress("0", 5, tokens=50)
-    run = told.at(10.0)
-    assert (run.samples_per_s, run.tokens_per_s) == (0.0, 5.0)
-    told.finish("0")
-    assert (told.at(20.0).samples_per_s, run.tokens_per_s) == (0.0, pytest.approx(5.0))
-
-
 def test_no_time_left_is_told_while_everything_still_loads() -> None:
     told = Told(load_s=5.0)
     told.begin("0")
@@ -142,16 +131,6 @@ def test_a_job_that_runs_again_takes_its_time_again() -> None:
     assert told.at(2.0).remaining_s == pytest.approx(4.0)
 
 
-def test_jobs_that_are_given_up_take_no_time() -> None:
-    told = Told()
-    told.begin("1")
-    told.now = 2.0
-    told.finish("1")
-    told.tell("JobFailed", job="0", attempts=1, kind="bug", reason="x")
-    told.tell("JobBlocked", job="3", root_cause="0")
-    assert told.at(2.0).remaining_s == pytest.approx(2.0)
-
-
 def test_how_far_a_run_is_is_told_in_parts_of_its_work() -> None:
     told = Told("1")
     assert told.at(0.0).part == 0.0
@@ -188,15 +167,6 @@ def test_the_progress_of_a_job_tells_more_than_its_estimate() -> None:
     assert told.at(10.0).part == pytest.approx(0.5)
 
 
-def test_progress_before_the_planned_end_of_loading_is_no_proof_of_speed() -> None:
-    jobs = [Job(id="0", key="0", entry="m:f", payload={}, samples=10, seconds=20, algo="A")]
-    told = Told(load_s=8.0, plan=Plan(jobs, []))
-    told.begin("0")
-    told.now = 7.0
-    told.progress("0", 3)
-    assert told.at(7.0).remaining_s > 10
-
-
 def test_one_wrong_estimate_is_not_taken_for_all() -> None:
     jobs = [
         Job(id=name, key=name, entry="m:f", payload={}, seconds=10, algo=name[0])
@@ -227,17 +197,3 @@ def test_workers_say_what_they_do() -> None:
     assert workers[0].state == "lent"
     told.finish("0", worker=1)
     assert [worker.state for worker in workers.values()] == ["idle", "idle"]
-
-
-def test_a_device_that_is_used_again_after_all_goes_on_with_its_job() -> None:
-    told = Told()
-    worker = told.run.view.workers[0]
-    told.begin("0")
-    told.tell("DeviceQuarantined", worker=0, device="cpu slot 0", reason="x", jobs=["1"])
-    assert worker.state == "quarantined"
-    told.tell("DeviceReleased", worker=0)
-    assert worker.state == "running"
-    told.tell("DeviceQuarantined", worker=0, device="cpu slot 0", reason="x", jobs=["1"])
-    told.tell("WorkerExited", worker=0, exit_code=0)
-    told.tell("DeviceReleased", worker=0)
-    assert worker.state == "starting"

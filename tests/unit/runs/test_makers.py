@@ -4,7 +4,7 @@ from pathlib import Path
 
 from pipeline.engine.store.store import Store
 from pipeline.plan.graph import Job
-from pipeline.runs.origin import UNKNOWN, Maker, collect_makers, several_makers
+from pipeline.runs.origin import UNKNOWN, Maker, collect_makers
 
 
 def stored(store: Store, key: str, **about: str) -> Job:
@@ -29,12 +29,3 @@ def test_outputs_are_counted_by_what_made_them(tmp_path: Path) -> None:
         Maker("portable", "1", "2.13.0", "5", 2),
         Maker(UNKNOWN, UNKNOWN, UNKNOWN, UNKNOWN, 1),
     ]
-
-
-def test_the_note_names_what_differs_and_nothing_else() -> None:
-    one, other = Maker("portable", "1", "2.12.0", "5", 1), Maker("portable", "1", "2.13.0", "5", 2)
-    assert several_makers([one]) == []
-    (line,) = several_makers([one, other])
-    assert line.endswith("made with torch 2.12.0 (1 outputs); torch 2.13.0 (2 outputs)")
-    (line,) = several_makers([one, Maker("AMD EPYC, avx512", "1", "2.12.0", "5", 3)])
-    assert "AMD EPYC, avx512 arithmetic (3 outputs)" in line

@@ -93,14 +93,6 @@ def test_what_a_notebook_shows_is_whole_in_itself_and_escaped(run: WrittenRun) -
     assert "0.500" in shown
 
 
-def test_numbers_of_a_curve_that_are_called_as_a_column_keep_their_place(run: WrittenRun) -> None:
-    folder = run.store(run.plan.jobs[f"{CHAIN}/r1/train"].key)
-    step = {"training": "policy", "steps": 2, "tokens": 9, "grad_norm": None, "learning_rate": 0.1, "loss": 1.0}
-    write_curve(folder, [TrainingStep(step=1, extra={"round": 0.25, "mine": 3.0}, **step)])
-    (row,) = Run(load(run.folder)).curves.to_dict("records")
-    assert (row["round"], row["extra/round"], row["mine"]) == (1, 0.25, 3.0)
-
-
 def test_what_no_table_can_hold_is_told(run: WrittenRun) -> None:
     row = ResultRow("X\ud800", "d", "m", 0, 1, "pass@1", None, None, None, 0)
     found = Run(load(run.folder))

@@ -2,7 +2,6 @@
 
 import io
 import json
-import logging
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -11,8 +10,8 @@ from typing import Any
 import pytest
 from rich.console import Console
 
-from pipeline.commands.carry_out import tell_notes, tell_prepared
-from pipeline.config.schema import Config, EvaluationConfig
+from pipeline.commands.carry_out import tell_prepared
+from pipeline.config.schema import EvaluationConfig
 from pipeline.engine.store.store import Store
 from pipeline.runs.loaded import load
 from pipeline.runs.notes import collect_notes, failed_rewards, short_of_rows, warnings_of_rows
@@ -64,16 +63,6 @@ def test_completions_that_are_cut_off_are_told_where_they_are_many(
     )
 
 
-def test_special_tokens_that_texts_lack_are_counted_for_each_dataset_and_model(tmp_path: Path) -> None:
-    plan = chain_plan(rounds=2)
-    run = WrittenRun(tmp_path / "outputs", plan)
-    rows = [{"metric": "skipped_tokens", "value": 600.0, "ci_low": None, "ci_high": None, "n": 10}]
-    for job in list(plan.jobs.values())[:2]:
-        run.store(job.key, metrics_json=json.dumps({"rows": rows}))
-    notes = collect_notes(Store(tmp_path / "outputs/.store"), plan.jobs.values())
-    assert [note.partition(" special tokens")[0] for note in notes] == ["d/m: 1,200"]
-
-
 def test_the_log_of_what_an_earlier_run_made_is_found_there(tmp_path: Path) -> None:
     plan = chain_plan(rounds=1)
     shard = next(iter(plan.jobs.values()))
@@ -84,19 +73,6 @@ def test_the_log_of_what_an_earlier_run_made_is_found_there(tmp_path: Path) -> N
     later.folder.jobs.symlink_to(earlier.folder.jobs)
     (told,) = failed_rewards(Store(tmp_path / "outputs/.store"), [shard], later.folder)
     assert told.endswith(f"(log: {earlier.folder.job(shard.id)}/log.txt)")
-
-
-def test_the_terminal_and_the_log_of_the_run_tell_it(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    plan = chain_plan(rounds=1)
-    run = WrittenRun(tmp_path / "outputs", plan)
-    run.store(next(iter(plan.jobs.values())).key, faults_json=failing(1, 2))
-    store = Store(tmp_path / "outputs/.store")
-    request: Any = SimpleNamespace(config=Config(), store=store, plan=plan, warnings=())
-    printed = io.StringIO()
-    with caplog.at_level(logging.WARNING, "pipeline"):
-        tell_notes(request, [], run.folder, Console(file=printed, width=500), has_rows=False)
-    assert "a reward failed at 1 of 2 completions" in caplog.text
-    assert printed.getvalue().startswith("note: d/m/s0/X, round 1: a reward failed at 1 of 2 completions")
 
 
 def test_rows_that_are_fewer_than_asked_for_are_told_of_each_dataset(tmp_path: Path) -> None:

@@ -1,16 +1,14 @@
 """Where a run came from: the job of Slurm it ran in is told by whoever looks at it."""
 
 import io
-import json
 from pathlib import Path
 
-import pytest
 from rich.console import Console
 from typer.testing import CliRunner
 
 from pipeline.__main__ import app
 from pipeline.runs.loaded import LoadedRun
-from pipeline.runs.origin import Origin, read_origin, slurm_in_words, slurm_job, write_origin
+from pipeline.runs.origin import Origin, read_origin, slurm_job, write_origin
 from pipeline.runs.report.status import print_run, run_json
 from tests.doubles.runs import START, WrittenRun, chain_plan
 
@@ -37,18 +35,6 @@ def test_the_job_of_slurm_is_read_from_the_environment() -> None:
     }
 
 
-@pytest.mark.parametrize(
-    ("without", "words"),
-    [
-        ([], "Slurm job 41 (40_1 of an array) on n1, partition main, put back 2 times"),
-        (["SLURM_ARRAY_JOB_ID", "SLURM_RESTART_COUNT"], "Slurm job 41 on n1, partition main"),
-        (list(JOB), ""),
-    ],
-)
-def test_it_is_told_in_words(without: list[str], words: str) -> None:
-    assert slurm_in_words(slurm_job({name: JOB[name] for name in JOB if name not in without})) == words
-
-
 def test_status_and_logs_know_the_job(tmp_path: Path) -> None:
     run = WrittenRun(tmp_path, chain_plan(1))
     write_origin(run.folder.path, Origin(slurm=slurm_job(JOB)))
@@ -61,8 +47,3 @@ def test_status_and_logs_know_the_job(tmp_path: Path) -> None:
     said = CliRunner().invoke(app, ["logs", run.folder.experiment, "--output-dir", str(tmp_path)])
     assert "Slurm job 41" in said.stderr
     assert said.stdout == "what the engine says\n"
-
-
-def test_a_run_outside_of_slurm_has_no_job(tmp_path: Path) -> None:
-    run = WrittenRun(tmp_path, chain_plan(1))
-    assert json.dumps(run_json(LoadedRun(run.folder), START)["slurm"]) == "null"

@@ -117,17 +117,6 @@ def test_a_file_that_is_damaged_or_absent_costs_a_percentage(text: str, tmp_path
             assert "\n0/6 jobs done" in run_headline(run, START, True).plain
 
 
-def test_an_engine_that_cannot_write_it_goes_on_and_says_so_once(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
-    engine = Engine(tmp_path)
-    engine.written.folder.progress.mkdir()
-    with engine.file:
-        engine.tick(START)
-        engine.tick(START + 5)
-    assert len(caplog.records) == 1
-
-
 def test_a_run_that_was_killed_has_gone_on_as_long_as_its_engine_told(tmp_path: Path) -> None:
     engine = Engine(tmp_path)
     engine.begin(FIRST, worker=0)
@@ -138,12 +127,6 @@ def test_a_run_that_was_killed_has_gone_on_as_long_as_its_engine_told(tmp_path: 
     assert [span.end for span in run.timeline()] == [START + 40]
     engine.written.end(interrupted="SIGTERM")  # the file may have stayed
     assert LoadedRun(engine.written.folder).view.last < START + 40
-
-
-def test_a_run_that_is_over_or_killed_has_no_time_left(tmp_path: Path) -> None:
-    engine = Engine(tmp_path)
-    engine.tick(START)
-    assert LoadedRun(engine.written.folder).progress is None
 
 
 def test_what_a_run_waits_for_and_a_store_that_is_away_are_said_wherever_it_is_looked_at(tmp_path: Path) -> None:

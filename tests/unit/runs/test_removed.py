@@ -1,7 +1,6 @@
 """What status and why say of trained models that are there no more: what removed them, and which are lost."""
 
 import io
-import shutil
 from pathlib import Path
 
 import pytest
@@ -11,7 +10,7 @@ from pipeline.engine.store.removal import remove_weights
 from pipeline.engine.store.store import Store
 from pipeline.plan.recorded import plan_text
 from pipeline.runs.loaded import LoadedRun
-from pipeline.runs.report.status import print_run, run_json
+from pipeline.runs.report.status import print_run
 from pipeline.runs.report.why import explain_job
 from pipeline.terminal.console import Terminal
 from tests.doubles.engine import job, plan_of
@@ -54,16 +53,6 @@ def test_what_removed_weights_is_said_and_not_what_this_run_was_to_keep(
     assert "in the store no more" not in text
     why = "\n".join(explain_job(LoadedRun(run.folder), "r1", None, START))
     assert "its weights were removed since, as execution.keep=last asked" in why
-
-
-def test_what_is_lost_is_listed(tmp_path: Path) -> None:
-    run, store = trained(tmp_path, Keep.last)
-    shutil.rmtree(store.path(PLAN.jobs["r2"].key))
-    chain = PLAN.jobs["r2"].chain
-    _, below = shown(run).split("in the store no more; `python -m pipeline export` makes them again\n")
-    assert below == f"  {chain}: round 2\n"
-    told = run_json(LoadedRun(run.folder), START)
-    assert (told["weights_removed"], told["outputs_lost"]) == ({chain: [1]}, {chain: [2]})
 
 
 def shown(run: WrittenRun) -> str:

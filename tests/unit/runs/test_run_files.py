@@ -175,17 +175,6 @@ def test_what_is_drawn_once_counts_for_every_method_that_learns_from_it(tmp_path
     ]
 
 
-def test_results_of_versions_that_had_one_reference_can_be_read(tmp_path: Path) -> None:
-    row = {"algo": "PITA", "dataset": "d", "model": "m", "seed": 0, "round": 1, "metric": "pass@1", "n": 10}
-    (tmp_path / "results.json").write_text(
-        json.dumps({"rows": [row | dict.fromkeys(("value", "ci_low", "ci_high"))]})
-    )
-    found = read_results(tmp_path / "results.json")
-    assert [row.reference for row in found.rows] == [None]
-    assert (found.pooled, found.comparisons) == ([], [])
-    assert found.bounded_among(["BestOfN@num_generations=4", "PITA"]) == ["BestOfN"]
-
-
 def test_rows_of_methods_and_comparisons_are_written_and_read_again(tmp_path: Path) -> None:
     where = {"dataset": "d", "model": "m", "round": 2, "metric": "pass@1", "over": "seeds"}
     sizes = {"references": 1, "seeds": 3, "n": 10}
@@ -216,12 +205,3 @@ def test_durations_are_merged_and_a_damaged_file_counts_as_none(tmp_path: Path) 
     assert found == Durations({"a": [small], "b": [again, large]}, {"load: m": 1.0, "load: n": 3.0})
     (tmp_path / "durations.json").write_text("[1]")
     assert read_durations(tmp_path) == Durations()
-
-
-def test_durations_of_an_earlier_version_are_read_until_newer_ones_take_their_place(tmp_path: Path) -> None:
-    (tmp_path / "durations.json").write_text('{"d/m/X/generate": 0.01, "load: worker": 8.0, "d/m/X/train": 3.0}')
-    update_durations(tmp_path, Durations({"d/m/X/train": [Timed(2.0, 4.0)]}))
-    found = read_durations(tmp_path)
-    assert found.seconds == {"d/m/X/generate": 0.01, "load: worker": 8.0}
-    assert found.expected_s("d/m/X/generate", 99.0, samples=50) == 0.5
-    assert found.expected_s("d/m/X/train", 2.0, samples=0) == 4.0

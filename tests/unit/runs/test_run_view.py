@@ -1,6 +1,5 @@
 """From a journal to the state of its run, and from a folder to a run."""
 
-import json
 from dataclasses import replace
 from pathlib import Path
 
@@ -67,13 +66,6 @@ def test_attempts_of_a_job_that_fails_in_the_end_and_what_it_blocks(tmp_path: Pa
     assert view.blocked_by() == {SHARDS[0]: [TRAIN]}
     assert view.retries == {"lost": 1}
     assert view.workers[0].job_id == ""
-
-
-def test_an_attempt_that_never_began_is_told_by_its_failure_alone(tmp_path: Path) -> None:
-    run = written(tmp_path)
-    run.fail_attempt(TRAIN, "start", "the worker could not start", retry=True)
-    (attempt,) = LoadedRun(run.folder).view.jobs[TRAIN].attempts
-    assert (attempt.outcome, attempt.started, attempt.elapsed_s(START + 9)) == ("failed", None, 0.0)
 
 
 def test_what_else_may_happen_to_a_job(tmp_path: Path) -> None:
@@ -212,13 +204,6 @@ def test_a_recorded_plan_reads_back_and_says_what_keys_are_made_of() -> None:
     assert recorded(plan.to_json([TRAIN])) == replace(read, keep=None)
 
 
-def test_a_run_that_ended_early_says_why(tmp_path: Path) -> None:
-    run = written(tmp_path)
-    run.write("RunFinished", interrupted=None, halted="no space left", done=1, pending=5)
-    loaded = LoadedRun(run.folder)
-    assert (loaded.state, loaded.view.halted) == ("halted", "no space left")
-
-
 def test_what_is_no_plan_is_refused(tmp_path: Path) -> None:
     for text in ("", "[]", '{"jobs": [{"id": "a"}], "edges": []}'):
         with pytest.raises(PlanError, match=r"no plan\.json"):
@@ -227,10 +212,3 @@ def test_what_is_no_plan_is_refused(tmp_path: Path) -> None:
     run.folder.plan.unlink()
     with pytest.raises(PlanError, match=r"has no plan\.json"):
         load_planned(run.folder)
-
-
-def test_a_plan_of_before_reads_without_what_it_lacks() -> None:
-    old = {"jobs": [{"id": "a", "key": "k", "entry": "e", "payload": {"config": {}}}], "edges": []}
-    read = parse_plan(json.dumps(old))
-    assert read.config("a") == {}
-    assert read.key_format is None

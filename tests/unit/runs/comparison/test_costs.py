@@ -70,13 +70,6 @@ def test_a_chain_counts_in_the_rounds_that_it_has_finished() -> None:
     assert [row.flops for row in costs_of(results, compute, {})] == [10.5, 110]
 
 
-def test_only_chains_count_that_the_result_is_the_mean_of() -> None:
-    """One reference lacks a seed, so the mean is over the seed that both have."""
-    chains = [(0, 0), (0, 1), (1, 0)]
-    compute = [spent(seed, "train", 1 + 10 * seed, reference=reference) for reference, seed in chains]
-    assert cost([result(seed, reference=reference) for reference, seed in chains], compute).flops == 1
-
-
 def test_work_that_seeds_share_is_part_of_what_each_chain_takes() -> None:
     compute = [spent(None, "prepare_prompts", 4), spent(0, "train", 10), spent(1, "train", 12)]
     assert cost([result(0)], compute).flops == 14
@@ -100,13 +93,3 @@ def test_what_is_not_known_of_a_stage_is_not_known_of_its_method() -> None:
     found = cost([result(0), result(1)], [*known, *lost])
     assert (found.flops, found.answer, found.device_s) == (None, None, None)
     assert cost([result(0)], [*known, *lost]).flops == 10  # that chain is none of those it rests on
-
-
-def test_an_answer_takes_what_was_spent_on_those_that_there_are() -> None:
-    """A split of 200 rows gives 200 answers, however many prompts were asked for."""
-    shards = [spent(0, "evaluate", 900, answers=200, flops_by_purpose={"decoding": 600, "scoring": 300})]
-    assert cost([result(0)], shards).answer == 3
-
-
-def test_a_method_of_which_nothing_is_known_has_no_costs() -> None:
-    assert costs_of([result(0)], [], {}) == []

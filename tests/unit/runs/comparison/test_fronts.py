@@ -73,12 +73,6 @@ def test_steering_harder_than_is_good_takes_nothing_away() -> None:
     assert [row.value for row in matched] == [0.55, 0.7, None]
 
 
-def test_a_front_of_which_only_the_reference_is_best_is_of_the_last_round_too() -> None:
-    points, matched = fronts([*REFERENCE, *point("DPO@beta=1", 0.5, 0.3)], [0.25], "test")
-    assert [(row.point, row.is_best) for row in points] == [("reference", True), ("beta=1", False)]
-    assert [(row.round, row.value) for row in matched] == [(2, 0.4)]
-
-
 def test_a_method_with_one_setting_is_no_front() -> None:
     assert fronts([*REFERENCE, *point("RAFT", 1.0, 0.7)], [1.0], "test") == ([], [])
 
@@ -102,28 +96,8 @@ def test_methods_are_compared_after_the_last_round_within_a_budget() -> None:
     ]
 
 
-def test_a_method_at_a_budget_tells_what_its_result_rests_on() -> None:
-    pooled = [*REFERENCE, pooled_row("DPO", 1, 0.6, seeds=2, references=3, over="references", n=400)]
-    reached, beyond = sorted(at_budgets(pooled, [spent("DPO", 1, 150)], [400, 10]), key=lambda row: -row.budget)
-    assert (reached.over, reached.references, reached.seeds, reached.n) == ("references", 3, 2, 400)
-    assert (beyond.over, beyond.references, beyond.seeds, beyond.n) == (None, None, None, None)
-
-
 def test_a_round_whose_flops_are_not_known_is_not_passed_over_for_an_earlier_one() -> None:
     pooled = [*REFERENCE, *point("DPO", 0.5, 0.6, 1), *point("DPO", 1.0, 0.7), *point("RAFT", 0.2, 0.5, 1)]
     costs = [spent("DPO", 1, 150), spent("DPO", 2, None)]
     found = [(row.algo, row.is_known, row.round, row.flops, row.value) for row in at_budgets(pooled, costs, [200])]
     assert found == [("DPO", False, None, None, None), ("RAFT", False, None, None, None)]
-
-
-def test_what_is_not_known_hides_no_round_that_is_the_last_within_in_any_case() -> None:
-    pooled = [*REFERENCE, *(row for number in (1, 2, 3) for row in point("DPO", 0.5, 0.5, number))]
-    costs = [spent("DPO", 1, 150), spent("DPO", 2, None), spent("DPO", 3, 350)]
-    found = [(row.budget, row.is_known, row.round) for row in at_budgets(pooled, costs, [100, 200, 400])]
-    assert found == [(100, True, None), (200, False, None), (400, True, 3)]
-
-
-def test_a_round_without_numbers_is_a_round() -> None:
-    pooled = [*REFERENCE, *point("DPO", 0.5, 0.6, 1), pooled_row("DPO", 2, None)]
-    (row,) = at_budgets(pooled, [spent("DPO", 1, 150), spent("DPO", 2, 250)], [400])
-    assert (row.round, row.flops, row.value) == (2, 250, None)

@@ -1,13 +1,10 @@
 """Runs side by side: which settings differ, in which rows they are told, and which rows are one."""
 
 import io
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import pytest
-
-from pipeline.runs.comparison.runs import ComparedRun, RunComparison, compare_runs, headings_of, same_settings
+from pipeline.runs.comparison.runs import ComparedRun, RunComparison, compare_runs, same_settings
 from pipeline.runs.record import PooledRow, Results
 from pipeline.runs.report.runs import comparison_csv, comparison_tables, telling_apart
 from pipeline.terminal.console import Terminal
@@ -94,71 +91,6 @@ def test_references_that_share_a_rate_alone_are_several() -> None:
     ]
 
 
-def test_references_of_several_models_are_several_whatever_they_reach() -> None:
-    runs = [run(name, 1, models={"tiny": {"path": name}}) for name in ("a", "b")]
-    found = [(row.runs, *row.settings.values()) for row in compare_runs(runs).rows if row.algo == "reference"]
-    assert found == [(("a",), "a"), (("b",), "b")]
-
-
-def test_a_setting_inside_of_an_algorithm_is_called_with_its_section() -> None:
-    assert headings_of(["algos.*.lora.rank", "algos.*.eta", "training.schedule"]) == {
-        "algos.*.lora.rank": "lora.rank",
-        "algos.*.eta": "eta",
-        "training.schedule": "schedule",
-    }
-
-
-def test_a_terminal_of_80_columns_has_room_for_the_runs() -> None:
-    def rows(number: int) -> list[PooledRow]:
-        found = [pooled_row("PITA", number, 0.5 + number / 10), pooled_row("PITA", number, 1.0, metric="reward")]
-        return [*found, pooled_row("PITA", number, 0.9, metric="kl_per_sequence")]
-
-    found = compare_runs([run(f"{n}_run", 1, *rows(n), rounds_of_training=n) for n in (1, 2)])
-    (table,) = comparison_tables(found)
-    assert "runs" not in table.left_out(80)
-    shown = {cells[0]: cells[-1] for cells in table.texts}
-    assert (shown["reference"], shown["PITA"]) == ("all", "2_run")
-
-
-def test_a_run_without_results_is_named() -> None:
-    empty = ComparedRun(name="x", stamp="c", state="killed", config={}, results=Results(rows=[]))
-    found = compare_runs([run("a", 1), empty])
-    assert found.without_results == ["c"]
-    assert compare_runs([empty]).rows == []
-
-
-def test_a_setting_and_a_result_of_one_name_have_columns_of_their_own() -> None:
-    runs = [run("a", 1, pooled_row("PITA", 2, 0.5), seeds=[0]), run("b", 1, pooled_row("PITA", 2, 0.6), seeds=[1])]
-    (table,) = comparison_tables(compare_runs(runs))
-    headings = [column.heading for column in table.columns]
-    assert {"seeds (setting)", "seeds"} <= set(headings)
-    assert len(set(headings)) == len(headings)
-
-
-@pytest.mark.parametrize("width", [80, 1000])
-def test_tables_show_settings_and_results_at_every_width(width: int) -> None:
-    found = compare_runs([run("a", 2, pooled_row("PITA", 2, 0.5)), run("b", 10, pooled_row("PITA", 2, 0.75))])
-    console = Terminal(width=width, record=True, markup=False, file=io.StringIO())
-    for table in comparison_tables(found):
-        console.print(table)
-    shown = console.export_text()
-    (line,) = [line for line in shown.splitlines() if line.split()[:2] == ["PITA", "10"]]
-    assert "0.750" in line
-    assert "[0.730, 0.770]" in line
-    assert max(map(len, shown.splitlines())) <= width
-
-
-def test_a_narrow_terminal_is_told_of_no_intervals_that_it_does_not_show() -> None:
-    runs = [run(f"{n}", n, pooled_row("PITA", 2, n / 9)) for n in (3, 5)]
-    (table,) = comparison_tables(compare_runs(runs))
-    for width, told in ((80, True), (40, False)):
-        console = Terminal(width=width, record=True, markup=False, file=io.StringIO())
-        console.print(table)
-        shown = console.export_text()
-        assert "After the last round of each run." in shown
-        assert ("Intervals are of each run" in shown) is told is ("interval" in table.shown(width))
-
-
 def test_settings_that_tell_rows_apart_stay_while_there_is_room_for_any() -> None:
     small = {"data_collection": {"prompts_per_round": 200}, "rounds_of_training": 2}
     usual = {"data_collection": {"prompts_per_round": 10000}, "rounds_of_training": 3}
@@ -171,33 +103,6 @@ def test_settings_that_tell_rows_apart_stay_while_there_is_room_for_any() -> Non
     assert [words[1] for words in shown if words[:1] == ["PITA"]] == ["3", "5", "7", "1"]
     assert "rounds_of_training" not in shown[1]
     assert telling_apart(found.rows, found.settings) == ["training.warmup"]
-
-
-@pytest.mark.parametrize(
-    ("splits", "prompts"),
-    [
-        (("validation", "validation"), " · validation prompts"),
-        (("validation", "test"), " · test and validation prompts"),
-        ((None, None), ""),
-    ],
-)
-def test_a_title_says_of_which_prompts_the_figures_are(splits: tuple[str | None, ...], prompts: str) -> None:
-    runs = [run(f"{eta}", eta, pooled_row("PITA", 2, 0.5)) for eta in (1, 2)]
-    measured = [
-        replace(one, results=replace(one.results, split=split)) for one, split in zip(runs, splits, strict=True)
-    ]
-    (table,) = comparison_tables(compare_runs(measured))
-    assert table.title == f"addition · tiny{prompts} · runs side by side"
-
-
-def test_a_setting_that_is_called_as_a_column_of_results_has_a_heading_of_its_own() -> None:
-    found = compare_runs(
-        [run(f"{n}", n, pooled_row("PITA", 2, 0.5), seeds=n, experiment={"seeds": [n]}) for n in (1, 2)]
-    )
-    head = comparison_csv(found).splitlines()[0].split(",")
-    assert len(set(head)) == len(head)
-    assert {"seeds", "seeds (setting)", "experiment.seeds"} <= set(head)
-    assert found.headings["seeds"] == "seeds"
 
 
 def test_a_csv_has_a_column_for_each_setting_and_runs_no_formula() -> None:

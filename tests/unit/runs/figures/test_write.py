@@ -10,10 +10,9 @@ from pipeline.__main__ import app
 from pipeline.learning.algos.base import REFERENCE
 from pipeline.outputs.formats import TrainingStep, write_curve
 from pipeline.runs.cost import Compute, CostRow, write_compute
-from pipeline.runs.figures import charts, data, write
-from pipeline.runs.figures.charts import fills, in_order, looks, some_of, styled
+from pipeline.runs.figures import data, write
+from pipeline.runs.figures.charts import looks
 from pipeline.runs.loaded import load
-from pipeline.runs.looks import COLOURS
 from pipeline.runs.record import Results, write_results
 from tests.doubles.pooled import pooled_row
 from tests.doubles.runs import CHAIN, WrittenRun, chain_plan
@@ -83,17 +82,6 @@ def test_every_point_of_a_front_is_drawn_by_round_and_against_compute(
         assert all(f">{name}<" in svg for name in (*points, *beside)), kind
 
 
-def test_a_long_legend_takes_no_room_from_the_axes() -> None:
-    series = [data.Series(name=f"PITA@eta={at}", points=[data.Point(x=1, y=at)]) for at in range(20)]
-    with styled():
-        heights = []
-        for some in (series[:4], series):
-            figure = charts.rounds(some, "pass@1", [one.name for one in series])
-            figure.draw_without_rendering()
-            heights.append(figure.axes[0].get_window_extent().height)
-    assert heights[1] >= 0.9 * heights[0]
-
-
 def test_the_command_says_what_it_wrote_and_what_it_cannot_write(run: WrittenRun, tmp_path: Path) -> None:
     place = ["--output-dir", str(run.folder.path.parent.parent), "--out", str(tmp_path / "figures")]
     done = CliRunner().invoke(app, ["figures", "x", *place, "--format", "svg"])
@@ -118,46 +106,8 @@ def test_a_run_with_nothing_to_show_and_a_missing_library_are_told(
     assert (missing.exit_code, "[figures]" in missing.output) == (2, True)
 
 
-def test_the_legend_of_many_points_takes_less_room_than_the_axes() -> None:
-    names = ["reference", "CD", *(f"DPO@beta={beta}" for beta in (0.1, 0.3, 1, 3)), "PITA", "QSharp"]
-    names += [f"RAFT@learning_rate={rate}" for rate in ("5e-05", 0.0002, 0.001)]
-    points = [data.Point(x=number, y=0.5) for number in (1, 2)]
-    with styled():
-        figure = charts.rounds([data.Series(name=name, points=points) for name in names], "pass@1", names)
-        figure.draw_without_rendering()
-    legend, axes = figure.legends[0].get_window_extent(), figure.axes[0].get_window_extent()
-    assert legend.height < 0.6 * axes.height
-    assert legend.width <= figure.bbox.width
-
-
-def test_a_run_of_one_round_says_that_no_figure_goes_over_rounds(tmp_path: Path) -> None:
-    run = WrittenRun(tmp_path, chain_plan(rounds=1))
-    place = {"dataset": "d", "model": "m"}
-    rows = [pooled_row("reference", 0, 0.25, **place), pooled_row("PITA", 1, 0.5, **place)]
-    write_results(run.folder, Results(rows=[], pooled=rows))
-    run.worker(0, "GPU 0")
-    run.begin(f"{CHAIN}/r1/train")
-    run.finish(f"{CHAIN}/r1/train")
-    arguments = ["figures", "x", "--output-dir", str(tmp_path), "--out", str(tmp_path / "out"), "--format", "svg"]
-    done = CliRunner().invoke(app, arguments)
-    assert (done.exit_code, "no rounds_* of d/m: there is one round" in " ".join(done.output.split())) == (0, True)
-
-
 def test_no_two_methods_look_the_same() -> None:
     names = [f"Method{number:02d}" for number in range(22)]
     found = looks(names)
     assert found.keys() == {*names, REFERENCE, data.OPTIMUM}
     assert len({(look.colour, look.marker, look.line) for look in found.values()}) == 24
-
-
-def test_each_stage_has_a_fill_of_its_own() -> None:
-    assert len(set(fills(f"stage{number}" for number in range(20)).values())) == 20
-
-
-def test_rounds_have_colours_of_their_own_and_a_legend_of_many_has_some_of_them() -> None:
-    assert len(set(in_order([0, 1]).values())) == 2
-    many = list(range(50))
-    assert len(set(in_order(many).values())) == 50
-    assert some_of([0, 1]) == {0, 1}
-    assert {0, 49} <= some_of(many)
-    assert len(some_of(many)) == len(COLOURS)

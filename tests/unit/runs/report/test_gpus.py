@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import io
 import logging
 
 import pytest
-from rich.console import Console
 
 from pipeline.engine.workers.messages import GpuLoad
 from pipeline.runs.progress import LiveRun
-from pipeline.runs.report.screen import GpuLog, PlainLines, screen
+from pipeline.runs.report.screen import GpuLog
 from pipeline.runs.run_view import WorkerView
 from tests.doubles.live import live_run
 
@@ -54,23 +52,3 @@ def test_a_run_without_gpus_says_nothing_of_them(caplog: pytest.LogCaptureFixtur
         note(gpus, 100, None)
         gpus.conclude()
     assert not caplog.records
-
-
-def test_the_live_view_has_columns_for_gpus_where_there_are_some() -> None:
-    def shown(now: LiveRun) -> str:
-        console = Console(file=io.StringIO(), width=140, color_system=None)
-        console.print(screen(now, 140, 40))
-        return console.file.getvalue()  # type: ignore[attr-defined, no-any-return]
-
-    text = shown(status(5, load(0, 45, 90), None))
-    assert "GPU memory" in text
-    assert "41.9/74.5 GiB" in text
-    assert "90 %" in text
-    assert "GPU memory" not in shown(status(5, None))
-
-
-def test_plain_lines_tell_of_each_gpu_once_though_workers_share_it() -> None:
-    console = Console(file=io.StringIO(), width=140)
-    PlainLines(console, every_s=0).update(status(5, load(0, 45, 90), load(0, 45, 90)))
-    text = console.file.getvalue()  # type: ignore[attr-defined]
-    assert text.count("GPU 0: 45.00 GB used, 80.00 GB total") == 1

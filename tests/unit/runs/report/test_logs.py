@@ -40,18 +40,6 @@ def test_the_last_lines(tmp_path: Path, content: str, lines: int | None, expecte
     assert tail_of(tmp_path / "log", lines) == expected
 
 
-def test_the_last_lines_of_a_long_file_whose_lines_cross_blocks(tmp_path: Path) -> None:
-    lines = [f"{number} " + "x" * (number % 977) for number in range(900)]
-    (tmp_path / "log").write_text("\n".join(lines) + "\n")
-    for number in (1, 100, 500, 899, 900, 901):
-        assert tail_of(tmp_path / "log", number).splitlines() == lines[-number:]
-
-
-def test_bytes_that_are_no_text_are_replaced_and_markup_stays(tmp_path: Path) -> None:
-    (tmp_path / "log").write_bytes(b"[bold]\xff\xe4\xb8[/]\n\xe4\xb8")
-    assert tail_of(tmp_path / "log", None) == "[bold]\ufffd\ufffd[/]\n\ufffd"
-
-
 def test_what_lies_in_the_place_of_a_log_is_told_in_one_line_and_not_waited_for(tmp_path: Path) -> None:
     (tmp_path / "folder").mkdir()
     os.mkfifo(tmp_path / "pipe")
@@ -141,21 +129,6 @@ def test_following_begins_with_the_last_attempt_and_its_last_lines(tmp_path: Pat
     run.begin(JOB, attempt=2, log="a\nb\n")
     following = Following(run, lambda: run.finish(JOB, attempt=2), lines=1)
     assert following.job()[0] == "b\n"
-
-
-def test_one_attempt_alone_is_followed_to_its_end(tmp_path: Path) -> None:
-    run = WrittenRun(tmp_path, chain_plan())
-    run.begin(JOB, log="a\n")
-    following = Following(run, lambda: run.fail_attempt(JOB, "lost", "worker gone", retry=True))
-    text, notes = following.job(attempt=1)
-    assert text == "a\n"
-    assert notes == [f"attempt 1 of {JOB}: failed worker gone"]
-
-
-def test_a_job_that_is_blocked_is_followed_no_further(tmp_path: Path) -> None:
-    run = WrittenRun(tmp_path, chain_plan())
-    following = Following(run, lambda: run.write("JobBlocked", job=JOB, root_cause="another"))
-    assert following.job() == ("", [f"{JOB} has not begun yet; waiting for it", f"{JOB}: blocked by another"])
 
 
 def test_following_ends_when_the_engine_is_killed(tmp_path: Path) -> None:

@@ -7,7 +7,7 @@ import yaml
 
 from pipeline.outputs.guidance import Drawing, GuidanceSettings, Prompting, Usage
 from pipeline.runs.record import ResultRow
-from pipeline.runs.report.model_card import HERE, Card, card_text
+from pipeline.runs.report.model_card import Card, card_text
 
 
 def row(metric: str, value: float | None, algo: str = "DPO") -> ResultRow:
@@ -64,32 +64,6 @@ def test_what_was_measured_stands_beside_the_reference() -> None:
     assert "The command was not recorded" in bare
 
 
-def test_of_two_limits_of_tokens_the_card_says_which_holds() -> None:
-    assert "of at most 7 new tokens. Sections" in card_text(POLICY)
-    limits = {"generation": {"max_new_tokens": 64}}
-    assert "of at most 7 new tokens: no completion of `mine` is longer. Sections" in card_text(
-        replace(POLICY, settings=limits)
-    )
-    assert "is longer" not in card_text(replace(POLICY, settings={"generation": {"max_new_tokens": 7}}))
-
-
-def test_a_reference_says_whether_it_was_trained_or_copied() -> None:
-    reference = replace(
-        POLICY, algo="reference", origin="It is a copy of `some/model`: nothing of it was trained."
-    )
-    copied = card_text(replace(reference, source="some/model"))
-    assert "The reference policy of a run: a language model that its methods began with" in copied
-    assert "trained by" not in copied
-    assert "They are those of `some/model`, whose licence goes on to hold" in copied
-    assert "| pass@1 | 0.5 | [0.1, 0.9] |\n" in copied
-    assert "They are made from the data above" in card_text(reference)
-
-
-def test_examples_are_of_the_folder_that_the_card_is_in() -> None:
-    assert "Type these in the folder of this card" in card_text(replace(POLICY, place=HERE))
-    assert "Type these" not in card_text(POLICY)
-
-
 def test_a_policy_of_conversations_is_asked_by_its_chat_template() -> None:
     prompting = Prompting(chat=True, system_prompt="be 'kind'")
     text = card_text(replace(POLICY, usage=replace(POLICY.usage, prompting=prompting)))
@@ -119,9 +93,3 @@ def test_foreign_text_stays_in_its_block() -> None:
     assert "Buy now" in text
     assert "Buy now" not in outside
     assert "<script>" not in outside
-
-
-def test_a_model_that_ends_no_text_is_offered_tasks_of_likelihoods() -> None:
-    text = card_text(replace(POLICY, ends=False))
-    assert "gsm8k" not in text
-    assert "--tasks piqa" in text

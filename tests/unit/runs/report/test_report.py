@@ -3,7 +3,6 @@
 import io
 import re
 from collections.abc import Sequence
-from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -12,11 +11,10 @@ from rich.console import Console
 from pipeline.runs.cost import CostRow
 from pipeline.runs.progress import LiveRun
 from pipeline.runs.record import Comparison, PooledRow, Results
-from pipeline.runs.report.format import decimal, duration, interval, rate, roughly, si
-from pipeline.runs.report.screen import PlainLines, headline, screen, shown_on
+from pipeline.runs.report.format import decimal, duration, interval, si
+from pipeline.runs.report.screen import headline, screen, shown_on
 from pipeline.runs.report.tables import result_tables
 from pipeline.runs.run_view import AttemptView, JobCounts, WorkerView
-from pipeline.terminal.console import Terminal
 from tests.doubles.live import live_run
 from tests.doubles.pooled import comparison, pooled_row
 from tests.doubles.runs import START
@@ -82,26 +80,6 @@ def test_what_an_interval_holds_for_is_said(fields: dict[str, Any], said: str) -
     assert said in shown(pooled_row("reference", 0, **fields), pooled_row("PITA", **fields))
 
 
-def test_methods_whose_difference_says_nothing_of_other_seeds_are_named() -> None:
-    rows = [pooled_row("reference", 0), pooled_row("DPO", 2), pooled_row("RAFT", 2, difference_over="policies")]
-    tested = [comparison("DPO"), comparison("RAFT", over="policies", test="mcnemar")]
-    lines = [line.strip() for line in shown(*rows, comparisons=tested, width=1000).splitlines()]
-    assert (
-        "Intervals hold for other seeds, conditional on this model; some of RAFT round 2 for these policies alone."
-    ) in lines
-    assert any(line.endswith("can find. Of RAFT these policies alone are compared.") for line in lines)
-    alone = shown(*rows, comparisons=[replace(one, over="policies") for one in tested], width=1000)
-    assert "can find. These policies alone are compared." in alone
-
-
-def test_the_title_counts_the_prompts_that_results_are_reported_of() -> None:
-    tried = [
-        pooled_row("QSharp", 1, 0.5, metric=f"{metric}/eta=1", n=500) for metric in ("pass@1", "kl_per_sequence")
-    ]
-    own = [pooled_row(algo, number, n=200) for algo, number in (("reference", 0), ("QSharp", 1))]
-    assert shown(*own, *tried).startswith("addition · tiny · 3 seeds · 200 prompts\n")
-
-
 @pytest.mark.parametrize(
     ("metrics", "said"),
     [
@@ -122,18 +100,6 @@ def test_numbers_that_rest_on_a_bound_are_named(metrics: list[str], said: str) -
     for algo in ("BestOfN", "BestOfN@num_generations=4"):
         assert said in [line.strip() for line in text(algo).splitlines()]
     assert "bound" not in text("DPO")
-
-
-def test_a_bound_is_named_by_what_results_say_and_by_no_name() -> None:
-    algos = ("reference", "BestOfN", "Mine@n=2", "Yours")
-    rows = [pooled_row(algo, 1, metric=name) for algo in algos for name in ("pass@1", "kl_per_sequence")]
-
-    def lines(bounded: list[str]) -> list[str]:
-        (table,) = result_tables(Results(rows=[], pooled=rows, bounded=bounded))
-        return [line.strip() for line in text_of(table).splitlines()]
-
-    assert "Mine, Yours: KL is an upper bound." in lines(["Elsewhere", "Mine", "Yours"])
-    assert not any("bound" in line for line in lines([]))
 
 
 def anchored(*, optimum: bool = True) -> Results:
@@ -174,43 +140,6 @@ def test_anchors_stand_with_the_reference_and_are_no_methods() -> None:
     assert "corrected for 1 comparison" in text
 
 
-def test_a_narrow_table_keeps_the_rows_of_anchors_and_leaves_out_j_and_then_regret() -> None:
-    (table,) = result_tables(anchored())
-    narrow, wide = text_of(table, 80), text_of(table, 100)
-    assert all(f"  {name} " in narrow for name in ("greedy", "pass@16", "optimum"))
-    assert not re.search(r" J |regret ", narrow.splitlines()[2])
-    assert re.search(r" KL/seq +J +regret ", wide.splitlines()[2])
-
-
-def test_columns_that_have_no_room_are_not_explained() -> None:
-    (table,) = result_tables(replace(anchored(), bounded=["PITA"]))
-    texts = {width: text_of(table, width).splitlines() for width in (30, 60, 80, 100)}
-    said = {width: "\n".join(lines[-6:]) for width, lines in texts.items()}
-    assert "regret: how far J is below it." in said[100]
-    assert "PITA: KL is an upper bound, so J is a lower one and regret is an upper one." in said[100]
-    assert "optimum: the highest J = reward - 0.1 KL.\nPITA: KL is an upper bound.\n" in f"{said[80]}\n"
-    assert "regret" not in said[80]
-    assert "corrected for 1 comparison" in said[80]
-    for heading, told in (("KL/seq", "upper bound"), (" p ", "p: with the reference"), (" interval", "Intervals")):
-        shown = [heading in texts[width][2] for width in texts]
-        assert shown == [told in text_of(table, width) for width in texts]
-        assert {True, False} <= {*shown}
-    assert "regret: how far" in table.caption
-
-
-def test_without_a_known_optimum_there_is_j_alone() -> None:
-    text = text_of(result_tables(anchored(optimum=False))[0])
-    assert "\nJ = reward - 0.1 KL.\n" in text
-    assert "optimum" not in text
-    assert "regret" not in text
-
-
-def test_one_sample_a_prompt_makes_no_row_of_its_own() -> None:
-    few = [row for row in anchored().pooled if row.metric not in ("pass@4", "pass@16")]
-    (table,) = result_tables(replace(anchored(), pooled=few))
-    assert not re.search(r"pass@\d+ +-", text_of(table))
-
-
 def test_rows_on_fewer_chains_than_others_are_named() -> None:
     text = shown(pooled_row("reference", 0), pooled_row("PITA", 1, seeds=1), pooled_row("DPO", 1))
     assert "PITA round 1: 1 of 3 seeds" in text
@@ -224,21 +153,6 @@ def test_rows_on_fewer_chains_than_others_are_named() -> None:
     assert "3 references · 3 seeds" in crossed
 
 
-def test_nothing_is_said_of_what_can_be_found_where_that_is_not_known() -> None:
-    def text(*least: float | None) -> str:
-        tested = [comparison(f"M{at}", detectable=one) for at, one in enumerate(least)]
-        rows = [pooled_row("reference", 0), pooled_row("M0", 2), pooled_row("M1", 2)]
-        (table,) = result_tables(Results(rows=[], pooled=rows, comparisons=tested))
-        return " ".join(text_of(table).split())
-
-    assert "corrected for 2 comparisons (Holm)." in text(None, None)
-    assert "(Holm); a difference of 0.012 is about what such a run can find." in text(None, 0.012)
-
-
-def test_nothing_is_said_of_seeds_where_every_row_has_all() -> None:
-    assert " of 3 seeds" not in shown(pooled_row("reference", 0), pooled_row("PITA", 1))
-
-
 def test_the_mean_reward_comes_first_where_nothing_says_what_is_correct() -> None:
     """Not pass@1 of what somebody else has judged, nor one that no result of the table shares."""
     graded = [pooled_row("reference", 0, 0.4, metric="reward"), pooled_row("PITA", 1, 0.6, metric="reward")]
@@ -248,24 +162,11 @@ def test_the_mean_reward_comes_first_where_nothing_says_what_is_correct() -> Non
     assert "0.600   [0.580, 0.620]" in shown(pooled_row("reference", 0, 0.1), *graded)
 
 
-def test_each_dataset_and_model_has_a_table_of_its_own() -> None:
-    rows = [pooled_row("reference", 0), pooled_row("reference", 0, dataset="star")]
-    assert len(result_tables(Results(rows=[], pooled=rows))) == 2
-
-
 def test_what_a_method_takes_stands_beside_its_results() -> None:
     where = {"dataset": "addition", "model": "tiny", "algo": "PITA", "round": 1}
     costs = [CostRow(**where, flops=2.5e9, answer=3e8, device_s=9.0)]
     (table,) = result_tables(Results(rows=[], pooled=[pooled_row("PITA", 1)]), costs)
     assert re.search(r" 2.50 G +300 M .* 9.0 ", text_of(table))
-
-
-def test_what_is_not_known_of_costs_is_left_out() -> None:
-    where = {"dataset": "addition", "model": "tiny", "algo": "PITA", "round": 1}
-    costs = [CostRow(**where, flops=None, answer=None, device_s=None)]
-    (table,) = result_tables(Results(rows=[], pooled=[pooled_row("PITA", 1)]), costs)
-    assert "FLOPs" in text_of(table)
-    assert "None" not in text_of(table)
 
 
 @pytest.mark.parametrize(
@@ -304,17 +205,6 @@ def test_numbers_of_a_table(number: float, sign: str, text: str) -> None:
     assert interval(number, number, sign) == f"[{text}, {text}]"
 
 
-def test_no_difference_is_below_nothing() -> None:
-    text = shown(pooled_row("reference", 0), pooled_row("PITA", 1, difference=-0.0001), pooled_row("DPO", 1, 1e30))
-    assert "+0.000" in text
-    assert "-0.000" not in text
-    assert "1.0e+30" in text
-
-
-def test_a_metric_without_a_value_is_a_dash() -> None:
-    assert " - " in shown(pooled_row("reference", 0), pooled_row("PITA", 1, None))
-
-
 def status(**cell: int) -> LiveRun:
     worker = WorkerView(index=0, device="cpu slot 0", job_id="addition/tiny/s0/PITA/r1/train", rss_bytes=2**30)
     return live_run(
@@ -325,14 +215,6 @@ def status(**cell: int) -> LiveRun:
         remaining_s=67.0,
         samples_per_s=1500,
         tokens_per_s=18_500,
-    )
-
-
-def test_headline_has_counts_rates_and_time_left() -> None:
-    run = status(total=10, stored=2, done=3, running=1)
-    text = headline(run.view, run.progress)
-    assert text == (
-        "37 %, about 1 min 05 s left, 5/10 jobs done, 1 running, 4 to come, 1.5k samples/s, 18.5k tokens/s"
     )
 
 
@@ -349,80 +231,12 @@ def test_the_headline_names_what_is_made_and_no_time_before_there_is_something_t
     assert headline(run.view, run.progress).startswith("37 %, stopping, 0/10")
 
 
-def test_where_chains_have_no_room_those_that_failed_are_shown() -> None:
-    cells = {(f"chain{index:02}", 1): JobCounts(total=1, done=index % 2) for index in range(50)}
-    cells["chain49", 1] = JobCounts(total=1, failed=1)
-    cells["chain48", 1] = JobCounts(total=2, running=1)
-    lines = text_of(screen(live_run(cells), 80, 12)).splitlines()
-    names = [line.split()[0] for line in lines if line.startswith("chain") and "round" not in line]
-    assert names[:4] == ["chain48", "chain49", "chain00", "chain02"]
-
-
-def test_ids_of_jobs_are_told_apart_where_there_is_no_room_for_all_of_them() -> None:
-    ids = [f"addition/tiny/s0/{algo}/r{number}/generate/003" for algo in ("PITA", "QSharp") for number in (1, 2)]
-    workers = [WorkerView(index=at, device=f"cpu slot {at}", job_id=job_id) for at, job_id in enumerate(ids)]
-    attempts = [AttemptView(number=1, started=START + 1, done=5, total=10) for _ in ids]
-    chains = {(f"addition/tiny/s0/{algo}", 1): JobCounts(total=4, running=2) for algo in ("PITA", "QSharp")}
-    run = live_run(chains, workers, attempts)
-    wide, usual = text_of(screen(run, 140, 24)), text_of(screen(run, 80, 24))
-    assert all(job_id in wide for job_id in ids)
-    assert all(f"…/{job_id.removeprefix('addition/tiny/')}" in usual for job_id in ids)
-    assert "addition/tiny/s0/PITA" in usual  # the chain, whole
-    other = live_run({**chains, ("math/big/s0/PITA", 1): JobCounts(total=1)}, workers, attempts)
-    shown = [line.split()[3] for line in text_of(screen(other, 80, 24)).splitlines() if "cpu" in line]
-    assert len(set(shown)) == len(ids)
-
-
-def test_a_run_that_stops_says_what_it_waits_for_and_what_helps() -> None:
-    run = status(total=10, done=3, running=1)
-    run.stopping = "stopping on Ctrl-C: waiting up to 10 s for 1 job to finish or save; Ctrl-C again ends now"
-    for width, height in ((140, 40), (80, 24), (40, 12)):
-        text = " ".join(text_of(screen(run, width, height)).split())
-        assert run.stopping in text
-        assert "addition" in text
-    assert len(text_of(screen(run, 40, 3)).splitlines()) < 3
-
-
-@pytest.mark.parametrize(
-    ("seconds", "words"),
-    [
-        (0.3, "5 s"),
-        (67, "1 min 05 s"),
-        (257, "4 min 20 s"),
-        (2040, "34 min"),
-        (3600, "1 h 00 min"),
-        (9033, "2 h 31 min"),
-    ],
-)
-def test_what_is_an_estimate_is_told_roughly(seconds: float, words: str) -> None:
-    assert roughly(seconds) == words
-
-
 def test_live_view_shows_chains_rounds_and_workers() -> None:
     text = text_of(screen(status(total=10, done=3, running=1), 140, 40))
     assert "round 1" in text
     assert "3/10" in text
     assert "addition/tiny/s0/PITA/r1/train" in text
     assert "1.0 GiB" in text
-
-
-def test_live_view_fits_a_low_terminal() -> None:
-    many = live_run({(f"chain{index}", 1): JobCounts(total=1) for index in range(100)})
-    text = text_of(screen(many, 140, 24))
-    assert len(text.splitlines()) <= 24
-    assert "more chains" in text
-
-
-def test_the_cursor_waits_below_the_live_view() -> None:
-    """The terminal shows ^C where the cursor is, which must not wrap a line of the view."""
-    out = io.StringIO()
-    console = Terminal(
-        file=out, force_terminal=True, force_interactive=True, color_system=None, width=80, height=24
-    )
-    with shown_on(console) as redraw:
-        redraw(status(total=10, done=3, running=1))
-        assert not out.getvalue().split("\n")[-1].strip()
-        assert "worker" in out.getvalue()
 
 
 def test_output_that_is_no_terminal_gets_plain_lines_once_for_each_round() -> None:
@@ -432,12 +246,6 @@ def test_output_that_is_no_terminal_gets_plain_lines_once_for_each_round() -> No
             redraw(status(total=2, done=2))
     text = console.file.getvalue()  # type: ignore[attr-defined]
     assert text == "[    3.0 s] addition/tiny/s0/PITA round 1: done\n"
-
-
-def test_a_round_that_failed_says_so_in_plain_lines() -> None:
-    console = Console(file=io.StringIO(), width=80)
-    PlainLines(console).update(status(total=3, done=1, failed=1, blocked=1))
-    assert "2 of 3 jobs not done" in console.file.getvalue()  # type: ignore[attr-defined]
 
 
 @pytest.mark.parametrize(
@@ -454,22 +262,3 @@ def test_a_round_that_failed_says_so_in_plain_lines() -> None:
 )
 def test_durations_read_well(seconds: float, words: str) -> None:
     assert duration(seconds) == words
-
-
-@pytest.mark.parametrize(
-    ("ends", "sign", "text"),
-    [
-        ((-0.0001, 0.5), "", "[0.000, 0.500]"),
-        ((-0.0001, 0.5), "+", "[+0.000, +0.500]"),
-        ((-0.25, 0.5), "+", "[-0.250, +0.500]"),
-        ((None, 0.5), "", ""),
-    ],
-)
-def test_ends_of_intervals_have_no_negative_zero(
-    ends: tuple[float | None, float | None], sign: str, text: str
-) -> None:
-    assert interval(*ends, sign) == text
-
-
-def test_rates_read_well() -> None:
-    assert [rate(value) for value in (0, 942, 18_500, 1_200_000)] == ["0", "942", "18.5k", "1.2M"]

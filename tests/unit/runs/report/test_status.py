@@ -6,7 +6,6 @@ import json
 import shlex
 from pathlib import Path
 
-import pytest
 from rich.console import Console
 
 from pipeline.runs.index import choose_run, experiments
@@ -42,18 +41,6 @@ def printed(run: WrittenRun, width: int, now: float = START + 90) -> str:
     return out.getvalue()
 
 
-def test_on_a_terminal_its_sentences_end_between_words(tmp_path: Path) -> None:
-    out, run = io.StringIO(), troubled(tmp_path)
-    print_run(
-        LoadedRun(run.folder), START + 90, Console(file=out, width=40, color_system=None, force_terminal=True)
-    )
-    lines = out.getvalue().splitlines()
-    at = lines.index("The engine is gone without having ended")
-    assert lines[at + 1] == "the run; the same command goes on from"
-    assert lines[at + 2] == "here."
-    assert f"`python -m pipeline logs x {FIRST} --output-dir {shlex.quote(str(tmp_path))}`" in lines
-
-
 def while_it_runs(run: WrittenRun, width: int) -> str:
     with run.folder.journal.open("ab") as engine:
         fcntl.flock(engine, fcntl.LOCK_EX)
@@ -84,18 +71,6 @@ def test_one_run_tells_what_runs_and_what_went_wrong(tmp_path: Path) -> None:
     assert "retries so far: 1 (1 lost)" in text
 
 
-@pytest.mark.parametrize("width", [80, 120])
-def test_tables_fit_and_ids_stay_whole(tmp_path: Path, width: int) -> None:
-    lines = while_it_runs(troubled(tmp_path, rounds=8), width).splitlines()
-    grids = [at for at, line in enumerate(lines) if line.startswith("chain ")]
-    assert len(grids) == {80: 2, 120: 1}[width]
-    heads = [word for at in grids for word in lines[at].split() if word.isdigit()]
-    assert heads == [str(number) for number in range(1, 9)]
-    (table,) = [at for at, line in enumerate(lines) if line.startswith("job ")]
-    assert all(len(line) <= width for line in lines[: table + 2])
-    assert lines[table + 1].startswith(SECOND)
-
-
 def test_a_killed_run_says_so_and_when_its_jobs_were_seen_last(tmp_path: Path) -> None:
     text = printed(troubled(tmp_path), 120)
     assert "killed" in text
@@ -122,16 +97,6 @@ def test_the_same_as_data(tmp_path: Path) -> None:
     assert len(data["blocked_jobs"][FIRST]) == 4
     assert data["retries"] == {"lost": 1}
     assert {(cell["chain"], cell["round"]) for cell in data["cells"]} == {(CHAIN, 1), (CHAIN, 2)}
-
-
-def test_jobs_that_wait_say_what_for(tmp_path: Path) -> None:
-    run = WrittenRun(tmp_path, chain_plan())
-    run.begin(FIRST)
-    run.fail_attempt(FIRST, "out_of_memory", "no memory left", retry=True)
-    run.write("JobWaits", job=SECOND, reason="run 1 of other computes it")
-    text = while_it_runs(run, 120)
-    assert f"{FIRST}: attempt 1 failed (out_of_memory), another one follows: no memory left" in text
-    assert f"{SECOND}: run 1 of other computes it" in text
 
 
 def test_the_overview_has_the_newest_run_on_top(tmp_path: Path) -> None:

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import io
 import re
-from collections.abc import Callable, Iterator
-from dataclasses import replace
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -92,71 +91,13 @@ def test_results_are_read_whole_at_every_usual_width(width: int, algos: list[str
     assert len(names) == 1 + len(algos)
 
 
-@pytest.mark.parametrize("share", [0.05, 0.6])
-def test_the_share_of_completions_that_are_cut_off_is_shown_where_it_is_large(share: float) -> None:
-    found, costs = results(ALGOS)
-    where = {"dataset": "gsm8k", "model": MODEL, "n": 1319, "seeds": 1}
-    cut = [pooled_row(algo, 1, share, metric="truncated", **where) for algo in ALGOS]
-    text = printed(result_tables(replace(found, pooled=[*found.pooled, *cut]), costs)[0], 120)
-    assert (" cut off " in text) is (share > 0.1)
-    assert ("0.600" in text) is (share > 0.1)
-
-
-def test_a_wider_terminal_shows_more_of_the_results() -> None:
-    shown = [[name for name in EXTRAS if f" {name}" in result_text(width, ALGOS)] for width in WIDTHS]
-    assert shown == [[], [], EXTRAS[:2], EXTRAS]
-    assert ["98.8 s" in result_text(width, ALGOS) for width in WIDTHS] == ["device s" in names for names in shown]
-
-
 def test_what_goes_to_a_file_has_every_column_and_every_name_in_full() -> None:
     text = result_text(NO_TERMINAL_WIDTH, [*ALGOS, *LONG])
     assert all(name in text for name in [*EXTRAS, *ALGOS, *LONG])
     assert "…" not in text
 
 
-@pytest.mark.parametrize("width", WIDTHS)
-def test_tables_of_one_run_have_equally_wide_columns(width: int) -> None:
-    found, costs = results(["PITA"])
-    others = [replace(row, algo=f"{row.algo}-with-a-longer-name", dataset="math", n=7) for row in found.pooled]
-    more = [replace(row, algo=f"{row.algo}-with-a-longer-name", dataset="math", device_s=1e6) for row in costs]
-    both = [
-        printed(table, width).splitlines()[2]
-        for table in result_tables(replace(found, pooled=[*found.pooled, *others]), costs + more)
-    ]
-    assert both[0] == both[1]
-
-
-def test_a_mean_that_rests_on_fewer_prompts_than_were_evaluated_says_so() -> None:
-    rows = [pooled_row("PITA", 1, metric="reward", n=9), pooled_row("PITA", 1, metric="length", n=20)]
-    (table,) = result_tables(Results(rows=[], pooled=rows))
-    assert "reward: of 9 of the 20 prompts; the others have no score (n in results.json)." in str(table.caption)
-    whole = [pooled_row("PITA", 1, metric=name, n=20) for name in ("reward", "length")]
-    assert "no score" not in str(result_tables(Results(rows=[], pooled=whole))[0].caption)
-
-
-def test_a_label_stands_in_the_titles() -> None:
-    title = printed(result_tables(*results(ALGOS), "algos.PITA.eta=[0.5]")[0], 120).splitlines()[0]
-    assert title == f"gsm8k · {MODEL} · 1 seed · 1,319 prompts · algos.PITA.eta=[0.5]"
-
-
 # -- the other tables ------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize(
-    ("split", "prompts", "where"),
-    [
-        (None, "1,319 prompts", "on validation prompts, PITA"),
-        ("test", "1,319 test prompts", "on validation prompts, PITA"),
-        ("validation", "1,319 validation prompts", "on the same prompts, which flatters, PITA"),
-    ],
-)
-def test_a_table_of_prompts_that_were_chosen_by_says_so(split: str | None, prompts: str, where: str) -> None:
-    found, _ = results(["PITA"])
-    chosen = replace(found.pooled[-1], metric="chosen/eta=0.3", value=1.0)
-    (table,) = result_tables(replace(found, pooled=[*found.pooled, chosen], split=split))
-    text = " ".join(printed(table, 120).split())
-    assert f"· {prompts} " in text
-    assert f"evaluation.etas: chosen {where} at eta=0.3." in text
 
 
 def plan() -> RenderableType:
@@ -201,35 +142,6 @@ def overview() -> RenderableType:
     )
 
 
-def test_names_of_a_store_are_whole_before_its_outputs_are_counted() -> None:
-    names = [f"my_long_experiment_name_{number}" for number in (1, 2)]
-    whose = [(names[0],), tuple(names), (names[1],)]
-    chains = ["addition/tiny", "addition/tiny", "gsm8k/tiny"]
-    kinds = [OutputKind(one, chain, "PITA", "evaluate") for one, chain in zip(whose, chains, strict=True)]
-    table = usage_table(StoreUsage(outputs={kind: Space(1280, 123_456_789) for kind in kinds}))
-    narrow, wide = printed(table, 80), printed(table, 160)
-    for name in (*names, f"{names[0]},", "addition/tiny", "evaluate", "(checkpoints)", "(unfinished)"):
-        assert f" {name} " in narrow
-    assert "…" not in narrow
-    assert "1,280" not in narrow
-    assert "No room for number: a wider terminal shows all." in narrow
-    assert f" {', '.join(names)} " in wide
-    assert "1,280" in wide
-
-
-def test_what_all_outputs_of_a_store_share_takes_no_room_of_what_tells_them_apart() -> None:
-    stages = ("evaluate", "generate", "train")
-    kinds = [OutputKind(("my_experiment",), "addition/tiny", "PITA", stage) for stage in stages]
-    text = printed(usage_table(StoreUsage(outputs={kind: Space(1280, 123_456_789) for kind in kinds})), 50)
-    assert text.splitlines()[0] == "store · my_experiment · addition/tiny"
-    assert text.count("my_experiment") == text.count("addition/tiny") == 1
-    assert all(f" {name} " in text for name in ("PITA", *stages, "1,280", "(checkpoints)", "total"))
-    kinds[0] = OutputKind(("my_experiment",), "gsm8k/tiny", "PITA", "evaluate")
-    text = printed(usage_table(StoreUsage(outputs={kind: Space(1280, 123_456_789) for kind in kinds})), 56)
-    assert text.splitlines()[0] == "store · my_experiment"
-    assert all(f" {name} " in text for name in ("addition/tiny", "gsm8k/tiny", *stages))
-
-
 @pytest.mark.parametrize("width", WIDTHS)
 @pytest.mark.parametrize(
     ("table", "essential"),
@@ -247,12 +159,6 @@ def test_other_tables_cut_names_alone(
     assert all(cell_len(line) <= width for line in lines)
     assert all(any(text in line for line in lines) for text in essential)
     assert "…" not in printed(table(), NO_TERMINAL_WIDTH)
-
-
-@pytest.mark.parametrize("width", [1, 2, 5, 10, 20, 39])
-@pytest.mark.parametrize("table", [plan, usage, garbage, overview, lambda: result_tables(*results(LONG))[0]])
-def test_a_terminal_as_narrow_as_a_word_is_no_error(table: Callable[[], RenderableType], width: int) -> None:
-    assert all(cell_len(line) <= width for line in printed(table(), width).splitlines())
 
 
 # -- the live view ---------------------------------------------------------------------------------------------
@@ -307,51 +213,6 @@ def test_the_live_view_of_eight_workers_and_many_chains_fits_a_small_terminal(gp
     assert text.count("61.0/140.0 GiB") == (8 if gpus else 0)
 
 
-def test_columns_of_the_live_view_stay_where_they_are_while_a_run_goes_on() -> None:
-    """Neither a clock that grows nor a worker that becomes idle moves a column, and devices are named in full."""
-    places = set()
-    for seconds, rss, states in (
-        (1.0, 2**29, "rr"),
-        (75.0, 30 * 2**30, "rr"),
-        (3599.0, 2**30, "ri"),
-        (9e4, 0, "ii"),
-    ):
-        run = busy(2, 2, gpus=False)
-        for worker, state in zip(run.view.workers.values(), states, strict=True):
-            run.view.jobs[worker.job_id].attempts[-1].started = run.now - seconds
-            worker.device, worker.rss_bytes = f"cpu slot {worker.index}, 1 thread", rss
-            worker.job_id = worker.job_id if state == "r" else ""
-        lines = printed(screen(run, 80, 24), 80).splitlines()
-        (heading,) = [line for line in lines if " worker " in f" {line} "]
-        places.add(heading)
-        assert [line.split()[1:3] for line in lines[-2:]] == [["cpu", "0"], ["cpu", "1"]]
-    assert len(places) == 1, places
-
-
-def test_the_live_view_uses_the_room_of_a_large_terminal() -> None:
-    text = printed(screen(busy(8, 27), 160, 50), 160)
-    assert "more chains" not in text
-    assert all(f"round {number}" in text for number in range(1, 7))
-    assert all(name in text for name in ("device", "memory", "GPU memory", "load", "━"))
-    assert "…/s0/PITA/r3/generate/000" in text  # what all chains begin with stands above
-
-
-@pytest.mark.parametrize(("width", "height"), [(80, 24), (160, 50)])
-def test_the_live_view_shows_the_loss_of_what_trains(width: int, height: int) -> None:
-    """Rather than the memory of a process; and no column moves while jobs that train come and go."""
-    run, headings = busy(3, 3, gpus=False), set()
-    told: list[dict[str, float | None]] = [{"loss": 0.41234, "kl": 1.0}, {"loss": None}, {}]
-    for numbers, shown in ((told, ["0.412", "nan"]), ([{}] * 3, [])):
-        for attempt, found in zip(run.view.running().values(), numbers, strict=True):
-            attempt.numbers = found
-        heading, *rows = printed(screen(run, width, height), width).splitlines()[-4:]
-        headings.add(heading)
-        assert [word for row in rows for word in row.split() if word in ("0.412", "nan")] == shown
-    (heading,) = headings
-    assert all(name in heading for name in ("device", "job", "done", "loss", "time"))
-    assert ("memory" in heading) == (width > 80)
-
-
 @pytest.mark.properties
 @given(st.integers(0, 80), st.integers(0, 100), st.integers(0, 100))
 def test_chains_and_workers_never_take_more_lines_than_there_are(lines: int, chains: int, workers: int) -> None:
@@ -374,17 +235,3 @@ def test_the_live_view_fits_where_it_is_shown(width: int, height: int) -> None:
 
 
 # -- colours ---------------------------------------------------------------------------------------------------
-
-
-def all_tables() -> Iterator[RenderableType]:
-    yield from (plan(), usage(), garbage(), overview(), screen(busy(8, 27), 120, 40))
-    yield from result_tables(*results(LONG))
-
-
-def test_nothing_is_told_by_faint_or_yellow_text() -> None:
-    faint, yellow = re.compile(r"\x1b\[(?:\d+;)*2(?:;\d+)*m"), re.compile(r"\x1b\[(?:\d+;)*(?:33|93)(?:;\d+)*m")
-    for table in all_tables():
-        text = printed(table, 120, color=True)
-        assert "\x1b[" in text
-        assert not faint.search(text)
-        assert not yellow.search(text)

@@ -12,7 +12,7 @@ from pipeline.__main__ import app
 from pipeline.commands.looking import watch_status
 from pipeline.runs.loaded import LoadedRun
 from pipeline.runs.progress import Progress, ProgressFile
-from pipeline.runs.report.status import Glance, News, run_headline, watched_run
+from pipeline.runs.report.status import run_headline, watched_run
 from pipeline.terminal import console as watching
 from pipeline.terminal.console import Terminal
 from tests.doubles.runs import CHAIN, START, WrittenRun, chain_plan
@@ -48,18 +48,6 @@ def test_a_run_says_how_far_it_is_and_what_runs(tmp_path: Path) -> None:
     assert "0/6 jobs done" in text
 
 
-def test_what_a_job_says_in_its_log_is_shown_where_there_is_room(tmp_path: Path) -> None:
-    run = WrittenRun(tmp_path, chain_plan(1))
-    run.worker(0, "cpu slot 0")
-    line = "policy: step 706/877, loss 0.00805, lr 6.1e-05, grad norm 0.126, 17,169 tokens/s"
-    run.begin(f"{CHAIN}/r1/generate/000", log=f"begins\n{line}\n\n")
-    assert "policy: step 706/877, loss 0.00805 " in shown(run, 80, 24)
-    assert "policy" not in shown(run, 60, 24)
-    run.begin(f"{CHAIN}/r1/generate/001", log="\x1b[2J" + "x" * 9999, worker=0)
-    assert "\x1b" not in shown(run, 120, 24)
-    assert max(map(len, shown(run, 120, 24).splitlines())) <= 120
-
-
 @pytest.mark.parametrize(("width", "height"), SIZES)
 def test_it_fits_any_terminal(tmp_path: Path, width: int, height: int) -> None:
     run = WrittenRun(tmp_path, chain_plan(40))
@@ -72,31 +60,6 @@ def test_it_fits_any_terminal(tmp_path: Path, width: int, height: int) -> None:
     assert len(lines) < height or height < 8  # so low a terminal shows the headline, and the rest is cut off
     assert max(map(len, lines)) <= width
     assert not any("\x1b" in line for line in lines)
-
-
-def test_what_moved_and_what_is_waited_for_is_told_in_whole_lines(tmp_path: Path) -> None:
-    run = WrittenRun(tmp_path, chain_plan(2))
-    run.worker(0, "cpu slot 0, 1 thread")
-    run.begin(f"{CHAIN}/r1/generate/000")
-    traffic = {
-        "fetched": 1_602,
-        "fetched_bytes": 9_460_000_000,
-        "uploaded": 1_405,
-        "uploaded_bytes": 3_400_000_000,
-    }
-    run.write("SharedStore", **traffic, left=1_203)
-    away = "the shared store cannot be reached since 19:05 (the name s3.example.org is not known): going on"
-    tell(run, Progress(part=0.4, remaining_s=67.0, shared_store=away))
-    for width, height in ((80, 24), (40, 24)):
-        lines = shown(run, width, height).splitlines()
-        assert max(map(len, lines)) <= width
-        text = " ".join(line.strip() for line in lines)
-        for said in (
-            away,
-            "shared store: 1,602 outputs fetched (9.5 GB), 1,405 uploaded (3.4 GB), 1,203 to go",
-        ):
-            assert said in text
-        assert f"{CHAIN}/r1"[:16] in text
 
 
 def test_uploads_of_a_run_that_is_over_are_watched_until_they_are_done_or_its_process_is_gone(
@@ -121,14 +84,6 @@ def test_uploads_of_a_run_that_is_over_are_watched_until_they_are_done_or_its_pr
     run.write("SharedStore", **traffic, left=0, over=True)
     recorded.refresh()
     assert "left" not in run_headline(recorded, START, False).plain
-
-
-def test_what_came_from_the_shared_store_is_not_called_stored_before(tmp_path: Path) -> None:
-    run = WrittenRun(tmp_path, chain_plan(1))
-    for number in range(2):
-        run.write("JobFoundStored", job=f"{CHAIN}/r1/generate/00{number}")
-    run.write("SharedStore", fetched=1, fetched_bytes=5, uploaded=0, uploaded_bytes=0, left=0)
-    assert "2/3 jobs done (1 stored before, 1 fetched)" in run_headline(LoadedRun(run.folder), START, True).plain
 
 
 def test_watching_a_run_ends_with_it_and_follows_it_meanwhile(
@@ -169,31 +124,6 @@ def test_what_has_not_begun_is_waited_for(
     assert waits == [3.0] * 3
     assert done.output.count("Waiting for it; Ctrl-C ends that.") == 1
     assert done.exit_code == 130
-
-
-def test_a_run_that_begins_meanwhile_is_watched(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    begun: list[WrittenRun] = []
-
-    def begin(_seconds: float) -> None:
-        run = WrittenRun(tmp_path, chain_plan(1))
-        run.write("RunFinished", interrupted=None, halted=None, done=0, failed=0, blocked=0, stored=0)
-        begun.append(run)
-
-    out = io.StringIO()
-    monkeypatch.setattr(watching.time, "sleep", begin)
-    watch_status(tmp_path, "x", None, Terminal(file=out, width=120), 0.1)
-    assert len(begun) == 1
-    assert out.getvalue().startswith("there are no runs in ")
-    assert "0/3 jobs done" in out.getvalue()
-
-
-def test_of_all_experiments_those_are_told_that_have_changed() -> None:
-    news = News()
-    rows = [Glance(name="a", run="1", state="running", jobs=5), Glance(name="b", problem="unreadable")]
-    assert list(news.of(rows)) == ["a 1: running, 0/5 jobs done", "b : unreadable"]
-    assert list(news.of(rows)) == []
-    rows[0] = Glance(name="a", run="1", state="failed", jobs=5, done=3, failed=2)
-    assert list(news.of(rows)) == ["a 1: failed, 3/5 jobs done, 2 failed"]
 
 
 @pytest.mark.parametrize("words", [["status"], ["gpus"]], ids=" ".join)

@@ -211,10 +211,6 @@ def test_what_was_stored_did_not_run(tmp_path: Path) -> None:
     assert "Its output is in the store: the same command would not run it again." in text
 
 
-def test_a_first_run_has_nothing_to_compare_with(tmp_path: Path) -> None:
-    assert "There is no earlier run of x with this job" in explained(ready(tmp_path), TRAIN)
-
-
 def test_a_request_that_is_not_started(tmp_path: Path) -> None:
     run = finished(tmp_path)
     recorded = LoadedRun(run.folder)

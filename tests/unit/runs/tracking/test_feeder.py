@@ -240,13 +240,6 @@ def test_samples_are_bounded_and_cannot_move_a_cursor(run: TrackedRun) -> None:
     assert not none.samples
 
 
-def test_a_long_text_is_cut(tmp_path: Path) -> None:
-    run = TrackedRun(tmp_path)
-    run.make(1, "metrics", text="x" * 5000)
-    [batch] = reader(run).new(lambda job: job.stage == "metrics" and job.round == 1)
-    assert all(len(str(sample["prompt"])) < 2010 for sample in batch.samples)
-
-
 @pytest.mark.parametrize("content", ["", "{", '{"rows": 3}', "[" * 100_000], ids=["empty", "cut", "other", "deep"])
 def test_a_file_that_is_wrong_costs_what_is_in_it(run: TrackedRun, content: str) -> None:
     output = run.store.path(run.plan.jobs[job_id(1, "metrics")].key)
@@ -255,7 +248,3 @@ def test_a_file_that_is_wrong_costs_what_is_in_it(run: TrackedRun, content: str)
     assert train.rows
     assert measured.samples
     assert not measured.rows
-
-
-def test_an_output_that_is_gone_has_nothing_to_tell(tmp_path: Path) -> None:
-    assert [batch.rows for batch in reader(TrackedRun(tmp_path)).new(rounds(1))] == [[], []]
