@@ -169,7 +169,7 @@ def compare_command(
     ],
     csv: Annotated[
         Path | None,
-        typer.Option(help="Write a table for other programs instead; - prints it. Columns: docs/compare.md"),
+        typer.Option(help="Write a table for other programs instead; - prints it. Columns: docs/evaluation.md"),
     ] = None,
     html: Annotated[Path | None, typer.Option(help="Write a page with their reports instead.")] = None,
     output_dir: OutputDir = Path("outputs"),

@@ -102,7 +102,7 @@ class TrackingMode(Enum):
 
 @dataclass(kw_only=True)
 class TrackingConfig:
-    """Trackers that follow a run, see docs/tracking.md. None of this changes a result."""
+    """Trackers that follow a run, see docs/looking-at-runs.md. None of this changes a result."""
 
     report_to: list[Tracker] = hint([])
     """Trackers that are told of the run as it goes on. One that fails costs a warning, never the run."""

@@ -10,7 +10,7 @@ from pipeline.runs.report.runs import comparison_csv, comparison_tables, telling
 from pipeline.terminal.console import Terminal
 from tests.doubles.pooled import pooled_row
 
-PAGE = Path(__file__).parents[4] / "docs" / "compare.md"
+PAGE = Path(__file__).parents[4] / "docs" / "evaluation.md"
 
 
 def run(stamp: str, eta: float, *rows: PooledRow, **config: Any) -> ComparedRun:
