@@ -28,10 +28,9 @@ from transformers import GPT2Config, GPT2LMHeadModel, LlamaConfig, LlamaForCausa
 from benchmarks.arguments import positive
 from pipeline.learning.choices import HeadType
 from pipeline.learning.generation import row_models
-from pipeline.learning.generation.decode import DecodeSettings, Guidance, decode
-from pipeline.learning.generation.readers import batches_by_length, pad_left
+from pipeline.learning.generation.decode import DecodeSettings, Guidance, SlotPace, decode
+from pipeline.learning.generation.readers import pad_left
 from pipeline.learning.generation.sampling import sample_keys, uniforms
-from pipeline.learning.generation.slot_work import SlotPace
 from pipeline.learning.generation.tilt import Tilt, preference_offset
 from pipeline.learning.models.load import frozen
 from pipeline.learning.models.value import value_model_from
@@ -124,7 +123,8 @@ class Ways:
     @torch.inference_mode()
     def generate(self, load: Load, slots: int) -> None:
         """Batches of transformers: rows that are finished are computed on until the last one is."""
-        for chosen in batches_by_length(np.array([len(prompt) for prompt in load.prompts]), slots):
+        order = np.argsort([len(prompt) for prompt in load.prompts], kind="stable")
+        for chosen in np.split(order, range(slots, len(order), slots)):
             batch = pad_left([load.prompts[row] for row in chosen], 0, self.device)
             self.model.generate(  # type: ignore[operator]
                 batch.ids,

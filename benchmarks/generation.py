@@ -35,8 +35,8 @@ from pipeline.learning.choices import HeadType, Others
 from pipeline.learning.datasets.base import load_dataset
 from pipeline.learning.datasets.made import AdditionConfig
 from pipeline.learning.generation.decode import DecodeSettings, Guidance, decode
+from pipeline.learning.generation.guided import GuidedLogitsProcessor
 from pipeline.learning.generation.sampling import policy_logprobs, sample_keys
-from pipeline.learning.generation.slow_guide import GuidedLogitsProcessor
 from pipeline.learning.generation.tilt import Tilt, find_candidates, preference_offset
 from pipeline.learning.models.kinds import TinyModelConfig
 from pipeline.learning.models.load import frozen, load_policy, load_tokenizer, load_value

@@ -36,7 +36,7 @@ DECODING = 2
 DRAWS = 1
 """`pipeline.learning.algos.groups`: what a round draws by a policy, and what it leaves."""
 BACKENDS = {TextBackend.vllm: 1}
-"""`pipeline.learning.generation.backends`: how others than our own decoder are asked."""
+"""`pipeline.learning.generation.vllm_engine`: how others than our own decoder are asked."""
 TRAINING = 4
 """`pipeline.learning.training`: losses, optimizer, schedule, order of batches."""
 ROUNDING = 2

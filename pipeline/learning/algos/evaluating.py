@@ -53,7 +53,7 @@ from pipeline.learning.evaluation.optimum import (
 from pipeline.learning.generation.decode import Decoded
 from pipeline.learning.generation.policy import GreedyPolicy, TextPolicy
 from pipeline.learning.generation.sampling import sample_keys
-from pipeline.learning.generation.spellings import spellings
+from pipeline.learning.generation.stops import spellings
 from pipeline.learning.models.flops import answered, metered, spend
 from pipeline.learning.rewards.registry import known_rewards
 from pipeline.learning.rewards.scoring import Scored

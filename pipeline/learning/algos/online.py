@@ -31,8 +31,8 @@ from pipeline.learning.algos.opening import open_dataset, reference_tokenizer
 from pipeline.learning.algos.policy_config import OnlineConfig
 from pipeline.learning.algos.policy_weights import exact_logprobs
 from pipeline.learning.algos.rounds import tokens_generated
-from pipeline.learning.generation.backends import DecoderOf, backend_of
 from pipeline.learning.generation.policy import TextPolicy
+from pipeline.learning.generation.vllm_engine import DecoderOf, backend_of
 from pipeline.learning.models.batch_size import BatchSizes
 from pipeline.learning.models.flops import Purpose, metered
 from pipeline.learning.rewards.traits import RewardFailures

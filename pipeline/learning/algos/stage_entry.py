@@ -213,7 +213,7 @@ def _hold_to_limit(work: Work) -> None:
 
 def _empty(models: ModelCache) -> None:
     """Let go of what generation has loaded: it takes room from a training, on each worker another amount."""
-    engine = sys.modules.get("pipeline.learning.generation.backends.vllm_engine")
+    engine = sys.modules.get("pipeline.learning.generation.vllm_engine")
     if (engine is not None and engine.release()) | models.drop_unused():
         from pipeline.learning.models.batch_size import free_memory
 

@@ -19,11 +19,11 @@ from pipeline.errors import DataError
 from pipeline.learning.datasets.base import Dataset, Row, Text
 from pipeline.learning.datasets.chat import begun_by_template, template_arguments
 from pipeline.learning.datasets.prepared import encode_prompts
-from pipeline.learning.generation.backends import DecoderOf, backend_of
 from pipeline.learning.generation.decode import Decoded, DecodeSettings, Guidance, decode
 from pipeline.learning.generation.likelihood import rows_at_once, whole_texts
 from pipeline.learning.generation.sampling import Keys, split_keys
 from pipeline.learning.generation.stops import StopStrings, as_tokens
+from pipeline.learning.generation.vllm_engine import DecoderOf, backend_of
 from pipeline.learning.models.batch_size import BatchSizes, split_over
 from pipeline.learning.models.load import context_length, end_ids
 from pipeline.learning.training.scoring import note_scored, score_sequences, sequence_divergence

@@ -6,7 +6,7 @@ Shapes: P prompts, L positions, B rows.
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import Enum
 from typing import Any, Protocol
@@ -15,7 +15,6 @@ from weakref import WeakKeyDictionary
 import numpy as np
 import torch
 import torch.nn.functional as F
-from numpy.typing import NDArray
 from torch import Tensor
 from transformers import Cache, DynamicCache, PreTrainedModel
 
@@ -77,23 +76,6 @@ def pad_right(prompts: Sequence[Sequence[int]], pad_id: int, device: str) -> Pro
     return PromptBatch(
         torch.from_numpy(ids).to(device), None, positions.to(device), torch.tensor(lengths).to(device)
     )
-
-
-def batches_by_length(
-    lengths: NDArray[np.int64], size: int, *, equal: bool = False
-) -> Iterator[NDArray[np.int64]]:
-    """Indices of prompts in batches, shortest first, so that little is padded; ties in the order given.
-
-    Args:
-        lengths: Tokens of each prompt.
-        size: Prompts of a batch at most.
-        equal: Never put prompts of different lengths together.
-    """
-    order = np.argsort(lengths, kind="stable")
-    groups = np.split(order, np.flatnonzero(np.diff(lengths[order])) + 1) if equal else [order]
-    for group in groups:
-        for start in range(0, len(group), size):
-            yield group[start : start + size]
 
 
 # -- ways --------------------------------------------------------------------------------------------------------

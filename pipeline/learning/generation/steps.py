@@ -21,8 +21,7 @@ from torch import Tensor, nn
 
 from pipeline.learning.choices import Others
 from pipeline.learning.generation import sampling
-from pipeline.learning.generation.guides import CandidateRows, Guide, VocabularyRows
-from pipeline.learning.generation.row_models import ModelRows, RowModel
+from pipeline.learning.generation.row_models import CandidateRows, Guide, ModelRows, RowModel, VocabularyRows
 from pipeline.learning.generation.sampling import is_no_number, nucleus, nucleus_kl, policy_logprobs, take_tokens
 from pipeline.learning.generation.stops import Outputs
 from pipeline.learning.generation.tilt import (

@@ -24,7 +24,7 @@ from transformers import (
 )
 
 from pipeline.learning.choices import HeadType
-from pipeline.learning.generation.backends import vllm_engine
+from pipeline.learning.generation import vllm_engine
 from pipeline.learning.models.value import ValueModel, value_model_from
 from tests.doubles import vllm_stand_in
 

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from pipeline.learning.algos.qsharp import MOST_GRID_ERROR, grid_error, least_atoms
 from pipeline.learning.choices import HeadType, Others
 from pipeline.learning.generation.decode import DecodeSettings, Guidance, decode
-from pipeline.learning.generation.slow_guide import GuidedLogitsProcessor
+from pipeline.learning.generation.guided import GuidedLogitsProcessor
 from pipeline.learning.generation.tilt import (
     Tilt,
     atoms_offset,
@@ -20,7 +20,7 @@ from pipeline.learning.generation.tilt import (
     expected_offset,
 )
 from pipeline.learning.models.value import ValueModel, value_model_from
-from pipeline.learning.training.value import atom_weights, token_atoms, token_bce, token_values
+from pipeline.learning.training.value import atom_weights, token_atoms, token_bce
 from tests.doubles.models import tiny_policy
 
 
@@ -99,25 +99,6 @@ def test_the_fast_decoder_equals_the_slow_one(head: HeadType, others: Others) ->
             ids.append(token)
 
 
-@pytest.mark.parametrize("head", list(HeadType))
-def test_values_of_taken_tokens_have_a_distribution_each(head: HeadType) -> None:
-    model, ids = value(head), torch.tensor([[1, 5, 7], [2, 2, 0]])
-    with torch.no_grad():
-        found = token_values(model, ids)
-        assert found.shape == (2, 3, 4)
-        if head is HeadType.q:
-            everything = model(ids)
-            assert torch.equal(found[1, 2], everything[1, 1, 0])
-            assert not found[:, 0].any()
-
-
-def test_an_untrained_distribution_says_nothing() -> None:
-    """Its logits are equal, so all candidates are tilted alike."""
-    model = value_model_from(tiny_policy(1), HeadType.v, atoms=11)
-    offsets = atoms_offset(np.linspace(0, 1, 11).tolist(), 0.1)(model(torch.tensor([[1, 2, 3, 4]])))
-    assert torch.allclose(offsets, offsets[:, :1].expand_as(offsets), atol=1e-6)
-
-
 @pytest.mark.parametrize(
     ("count", "eta"), [(11, 0.05), (2, 0.05), (11, 1.0), (101, 0.001), (3, 0.02), (5, math.inf)]
 )
@@ -128,38 +109,6 @@ def test_a_reward_between_atoms_is_tilted_by_as_if_it_were_one(count: int, eta: 
     assert torch.allclose(weights.sum(-1), torch.ones(201), atol=1e-6)
     told = atoms_offset(np.linspace(0, 1, count).tolist(), eta)(weights.double().log())
     assert torch.allclose(told, rewards / eta, atol=1e-4, rtol=1e-5)
-
-
-def test_the_mean_alone_is_off_by_half_a_nat() -> None:
-    rewards = torch.linspace(0, 1, 2001, dtype=torch.float64)
-    told = atoms_offset(np.linspace(0, 1, 11).tolist(), 0.05)(atom_weights(rewards, 11).double().log())
-    error = float((told - rewards / 0.05).abs().max())
-    assert error == pytest.approx(0.474, abs=0.001)
-    assert error == pytest.approx(grid_error(11, 0.0, 20.0), abs=0.001)
-
-
-def test_a_distribution_of_rewards_is_exact_at_the_eta_of_the_training() -> None:
-    rewards = random(500, seed=4).sigmoid()
-    weights = atom_weights(rewards, 11, 20.0).double().mean(0)
-    told = float(atoms_offset(np.linspace(0, 1, 11).tolist(), 0.05)(weights.log()))
-    assert told == pytest.approx(float((rewards.double() / 0.05).exp().mean().log()), abs=1e-5)
-
-
-def test_a_mean_is_kept_without_a_rate() -> None:
-    rewards = torch.linspace(0, 1, 41, dtype=torch.float64)
-    assert torch.allclose(atom_weights(rewards, 6).double() @ torch.linspace(0, 1, 6).double(), rewards, atol=1e-6)
-
-
-def test_a_rate_next_to_nothing_keeps_the_mean() -> None:
-    rewards = torch.linspace(0, 1, 41, dtype=torch.float64)
-    for rate in (5e-324, 1e-300, 1e-9):
-        assert torch.allclose(atom_weights(rewards, 6, rate), atom_weights(rewards, 6), atol=1e-6)
-
-
-def test_no_weight_is_negative() -> None:
-    """At an atom the share of the other one is a quotient of equals, computed in two ways."""
-    for rate in np.linspace(0.1, 60, 400).tolist():
-        assert bool((atom_weights(torch.linspace(0, 1, 28, dtype=torch.float64), 28, rate) >= 0).all())
 
 
 @pytest.mark.properties

@@ -15,10 +15,10 @@ from pipeline.learning.algos import stage_entry
 from pipeline.learning.choices import HeadType
 from pipeline.learning.datasets.base import load_dataset
 from pipeline.learning.datasets.made import AdditionConfig
-from pipeline.learning.generation.backends import vllm_engine
+from pipeline.learning.generation import vllm_engine
 from pipeline.learning.generation.decode import Decoded, Guidance
 from pipeline.learning.generation.policy import TextPolicy
-from pipeline.learning.generation.sampling import LIKELIEST, policy_logprobs, sample_keys
+from pipeline.learning.generation.sampling import policy_logprobs, sample_keys
 from pipeline.learning.generation.tilt import Tilt, preference_offset
 from pipeline.learning.models.batch_size import BatchSizes
 from pipeline.learning.models.cache import ModelCache
@@ -154,12 +154,6 @@ def test_the_divergence_of_a_nucleus_is_read_from_the_texts(saved: PreTrainedMod
     found = policy(saved, TextBackend.vllm, top_p=0.7).complete(PROMPTS, None)
     assert found.kl == pytest.approx(ours.kl, abs=1e-5)
     assert found.kl.min() > 0
-
-
-def test_vllm_takes_the_likeliest_tokens_of_samples_without_draws(saved: PreTrainedModel) -> None:
-    greedily = policy(saved, TextBackend.vllm).complete(PROMPTS, None)
-    found = policy(saved, TextBackend.vllm).complete(PROMPTS, np.full((len(PROMPTS), 1), LIKELIEST))
-    assert found.tokens == greedily.tokens
 
 
 def test_vllm_reads_a_policy_of_which_adapters_are_stored(saved: PreTrainedModel, tmp_path: Path) -> None:

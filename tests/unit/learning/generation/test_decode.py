@@ -13,10 +13,10 @@ from transformers import PreTrainedModel
 from pipeline.errors import DataError
 from pipeline.learning.choices import HeadType, Others
 from pipeline.learning.generation import decode as decoding
-from pipeline.learning.generation import guides, row_models
+from pipeline.learning.generation import row_models
 from pipeline.learning.generation.decode import Decoded, DecodeSettings, Guidance, decode
+from pipeline.learning.generation.guided import GuidedLogitsProcessor
 from pipeline.learning.generation.sampling import draw_tokens, policy_logprobs, sample_keys, uniforms
-from pipeline.learning.generation.slow_guide import GuidedLogitsProcessor
 from pipeline.learning.generation.tilt import Tilt, bernoulli_offset, preference_offset
 from pipeline.learning.models.value import ValueModel, value_model_from
 from tests.unit.learning.generation.conftest import VOCABULARY, language_model
@@ -202,7 +202,7 @@ def test_guided_decoding_equals_decoding_without_a_cache(
 ) -> None:
     value, prompts = make_value(model, head), some_prompts(6)
     budgets = [1 + row % STEPS for row in range(len(prompts))]
-    slow, guide_of = SlowGuide(value), guides.guide_of
+    slow, guide_of = SlowGuide(value), row_models.guide_of
     if not in_slots:
         monkeypatch.setattr(row_models, "reads_rows", lambda _: False)
     seen: list[Tensor] = []
@@ -291,18 +291,6 @@ def test_what_is_drawn_does_not_depend_on_batches_order_or_shards(
 
 
 @pytest.mark.parametrize("head", [None, HeadType.v, HeadType.q])
-def test_samples_of_a_prompt_share_its_prefill_and_nothing_else(
-    model: PreTrainedModel, make_value: MakeValue, head: HeadType | None
-) -> None:
-    prompts = some_prompts(5)
-    guidance = head and Guidance(make_value(model, head), TILTS["others dropped"])
-    three = run(model, prompts, samples=3, batch_size=4, guidance=guidance)
-    assert len(three.tokens) == 15
-    assert three.tokens[::3] == run(model, prompts, guidance=guidance).tokens
-    assert any(three.tokens[i] != three.tokens[i + 1] for i in range(0, 15, 3))
-
-
-@pytest.mark.parametrize("head", [None, HeadType.v, HeadType.q])
 def test_rows_end_at_their_budget_or_with_the_end_token_and_leave_the_others_alone(
     model: PreTrainedModel, make_value: MakeValue, head: HeadType | None
 ) -> None:
@@ -374,17 +362,7 @@ def policy_top(model: PreTrainedModel, prompt: list[int]) -> list[int]:
     return found
 
 
-def test_decoding_leaves_global_generators_alone(model: PreTrainedModel) -> None:
-    before = torch.random.get_rng_state()
-    run(model, some_prompts())
-    assert torch.equal(before, torch.random.get_rng_state())
-
-
 def test_a_prompt_without_tokens_is_refused_also_beside_others(model: PreTrainedModel) -> None:
     with pytest.raises(DataError, match="prompt 1 has no tokens"):
         run(model, [[1, 2], []])
     assert run(model, [[1, 2], []], budgets=[1, 0]).tokens[1] == []
-
-
-def test_no_prompts_are_no_completions(model: PreTrainedModel) -> None:
-    assert run(model, []).tokens == []

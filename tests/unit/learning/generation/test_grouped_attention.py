@@ -6,11 +6,9 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor
-from transformers import AttentionInterface
 from transformers.integrations import sdpa_attention
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
 
-from pipeline.learning.generation.row_cache import RowCache
 from pipeline.learning.generation.row_models import attention
 
 GROUPS = 4
@@ -44,19 +42,6 @@ def test_one_query_sees_what_it_saw(kind: str) -> None:
         assert torch.equal(ours, sdpa_attention_forward(module, query, key, value, mask)[0])
 
 
-def test_heads_are_not_repeated(monkeypatch: pytest.MonkeyPatch) -> None:
-    seen: list[tuple[int, ...]] = []
-    sdpa = torch.nn.functional.scaled_dot_product_attention
-    monkeypatch.setattr(
-        torch.nn.functional,
-        "scaled_dot_product_attention",
-        lambda query, key, *rest, **more: [seen.append(tuple(key.shape)), sdpa(query, key, *rest, **more)][1],
-    )
-    attention(*given())
-    AttentionInterface()["sdpa"](*given())  # whatever release of transformers is installed
-    assert seen == [(3, 2, 21, 16)] * 2
-
-
 @pytest.mark.parametrize("queries", [1, 4])
 def test_all_else_is_left_to_transformers(queries: int) -> None:
     module, query, key, value, mask = given(queries)
@@ -65,18 +50,3 @@ def test_all_else_is_left_to_transformers(queries: int) -> None:
     assert torch.equal(ours, sdpa_attention_forward(module, query, key, value, mask, **options)[0])
     without = attention(module, query[:, :2], key, value, None)[0]
     assert without.shape == (3, queries, 2, 16)
-
-
-@pytest.mark.parametrize("even", [True, False])
-@pytest.mark.parametrize("length", [2, 16, 19])
-def test_masks_begin_where_kernels_read_from(even: bool, length: int) -> None:
-    """Else each layer copies the mask to such a place."""
-    cache = RowCache(3, 40, "cpu")
-    cache._set(torch.tensor([length] * 3 if even else [length, 1, 2]).numpy())
-    masks = [cache.hidden(torch.float32), cache.hidden_prefix(torch.float32)]
-    masks.append(cache.hidden_from_columns(torch.float32, 1, 2))
-    for mask in masks:
-        if mask is not None:
-            assert mask.shape[-1] in (length + 1, length + 2)
-            assert all(stride % 16 == 0 for stride in mask.stride()[:-1])
-            assert mask.stride(-1) == 1

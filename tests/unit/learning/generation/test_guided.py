@@ -74,23 +74,6 @@ def test_draws_follow_from_the_seed_and_not_from_the_batch() -> None:
     assert model.generate(PROMPTS, greedy=True) == model.generate(PROMPTS, greedy=True, seed=5)
 
 
-def test_a_prompt_that_the_tokenizer_does_not_know_is_told_once(caplog: pytest.LogCaptureFixture) -> None:
-    model = guided()
-    for prompt in ("1+1=", "one+1=", "two+1="):
-        model.generate(prompt)
-    (told,) = [record.getMessage() for record in caplog.records]
-    assert ": 3 of their tokens." in told
-
-
-def test_without_guidance_it_is_the_reference() -> None:
-    model, plain = guided(), Guided(MODEL, TOKENIZER, drawing=SHORT)
-    assert model.generate(PROMPTS, n=4, eta=math.inf) == plain.generate(PROMPTS, n=4)
-    assert model.generate(PROMPTS, n=4) == model.generate(PROMPTS, n=4, eta=0.7) != plain.generate(PROMPTS, n=4)
-    assert guided(eta=None).eta == math.inf
-    assert [one.kl for one in model.complete(PROMPTS, eta=math.inf)] == [0.0] * 3
-    assert [one.kl for one in plain.complete(PROMPTS)] == [None] * 3
-
-
 @pytest.mark.parametrize("others", Others)
 @pytest.mark.parametrize("head", HeadType)
 def test_the_processor_of_transformers_takes_the_same_tokens(head: HeadType, others: Others) -> None:

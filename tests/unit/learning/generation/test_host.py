@@ -14,9 +14,8 @@ from transformers import PreTrainedModel
 
 from pipeline.learning.choices import HeadType, Others
 from pipeline.learning.generation import sampling
-from pipeline.learning.generation.decode import DecodeSettings, Guidance, _Slots, decode
+from pipeline.learning.generation.decode import DecodeSettings, Guidance, SlotPace, _Slots, decode
 from pipeline.learning.generation.sampling import sample_keys
-from pipeline.learning.generation.slot_work import SlotPace
 from pipeline.learning.generation.tilt import Tilt, preference_offset
 from pipeline.learning.models.flops import metered
 from tests.doubles.graphs import waits

@@ -11,18 +11,14 @@ import numpy as np
 import pytest
 import torch
 from torch.utils.flop_counter import FlopCounterMode
-from transformers import DynamicCache, MistralConfig, MistralForCausalLM, PreTrainedModel
+from transformers import PreTrainedModel
 
 from pipeline.errors import JobError
 from pipeline.learning.choices import HeadType, Others
 from pipeline.learning.generation import decode as decoding
 from pipeline.learning.generation import row_models
-from pipeline.learning.generation.decode import Decoded, DecodeSettings, Guidance, decode
-from pipeline.learning.generation.guides import guide_of
-from pipeline.learning.generation.row_cache import Entering, RowCache
-from pipeline.learning.generation.row_models import reads_rows
+from pipeline.learning.generation.decode import Decoded, DecodeSettings, Guidance, SlotPace, decode
 from pipeline.learning.generation.sampling import Keys, sample_keys
-from pipeline.learning.generation.slot_work import SlotPace
 from pipeline.learning.generation.tilt import Tilt, atoms_offset, preference_offset
 from pipeline.learning.models.flops import metered
 from pipeline.learning.models.load import frozen
@@ -215,14 +211,6 @@ def test_slots_draw_what_is_drawn_without_a_cache(model: PreTrainedModel) -> Non
     ]
 
 
-def test_no_prompts_and_no_budgets_are_no_work(model: PreTrainedModel) -> None:
-    settings = DecodeSettings(batch_size=3)
-    assert decode(model, [], [], settings, keys=None).tokens == []
-    with metered() as meter:
-        found = decode(model, [[1], [2, 3]], [0, 0], settings, keys=None, samples=2)
-    assert (found.tokens, meter.total) == ([[], [], [], []], 0)
-
-
 @pytest.mark.parametrize("head", HEADS)
 def test_what_a_text_leaves_behind_does_not_reach_later_ones(
     model: PreTrainedModel, head: HeadType | None
@@ -277,25 +265,6 @@ def test_a_broken_model_is_told_of(
             [6, 6, 6],
             DecodeSettings(batch_size=2),
             keys=sample_keys(0, "test", np.arange(3), 1) if drawn else None,
-            guidance=None if value is None else Guidance(value, Tilt(preference_offset(0.7), top_k=VOCABULARY)),
-            pace=SlotPace(look_every=every),
-        )
-
-
-@pytest.mark.parametrize("every", [1, 3])
-@pytest.mark.parametrize(("head", "which"), [(None, "model"), *((HeadType.q, which) for which in WHICH)])
-def test_one_text_for_which_a_model_breaks_is_told_of(head: HeadType | None, which: str, every: int) -> None:
-    model = language_model("llama")
-    value = head and opinionated(model, head)
-    outputs = model.get_output_embeddings() if value is None or which == "model" else value.head
-    outputs.register_forward_hook(lambda _, __, found: found.index_fill(0, torch.tensor([1]), math.nan))
-    with pytest.raises(JobError, match=f"what the {which} computes is no number"):
-        decode(
-            model,
-            [[1], [2], [3]],
-            [6, 6, 6],
-            DecodeSettings(batch_size=3),
-            keys=None,
             guidance=None if value is None else Guidance(value, Tilt(preference_offset(0.7), top_k=VOCABULARY)),
             pace=SlotPace(look_every=every),
         )
@@ -379,21 +348,6 @@ def test_slots_stay_full_while_someone_waits(samples: int) -> None:
     assert max(seen.steps) == 8
 
 
-def test_the_dearer_newcomers_are_the_more_come_together() -> None:
-    passes = []
-    for price in (0.0, 1.0, math.inf):
-        model = language_model("gpt2")
-        batches: list[int] = []
-        model.register_forward_pre_hook(
-            lambda _, __, kwargs, batches=batches: batches.append(kwargs["input_ids"].shape[1]), with_kwargs=True
-        )
-        decode(model, settings=DecodeSettings(batch_size=8), **mixed(), pace=SlotPace(prefill=price))
-        passes.append((batches.count(3), batches.count(1)))
-    (often, short), (less, longer), (never, longest) = passes
-    assert often > less > never == 3  # at infinity, whenever all slots are empty: in whole batches
-    assert short < longer < longest
-
-
 @pytest.mark.parametrize("head", HEADS)
 def test_what_is_computed_for_nothing_is_left_out_of_everything(head: HeadType | None) -> None:
     """Rows that have ended while nobody looked."""
@@ -453,114 +407,6 @@ def test_what_is_finished_is_told_of_and_counted_before_a_failure() -> None:
             samples=2,
         )
     assert dict(meter.flops) == dict(again.flops)
-
-
-def test_models_that_read_rows() -> None:
-    kinds = ("gpt2", "llama", "gemma2", "gpt_neo")
-    assert [kind for kind in kinds if reads_rows(language_model(kind))] == ["gpt2", "llama", "gemma2"]
-    sizes: dict[str, Any] = {
-        "hidden_size": 8,
-        "intermediate_size": 8,
-        "num_hidden_layers": 1,
-        "num_attention_heads": 1,
-    }
-    # Its attention cannot be replaced, as candidates beside each other would need.
-    guides = [guide_of(opinionated(language_model("gemma2"), head), 1, 8, 0) for head in HeadType]
-    assert [guide.joins for guide in guides] == [False, True]
-    windowed = MistralForCausalLM(MistralConfig(vocab_size=9, num_key_value_heads=1, sliding_window=4, **sizes))
-    assert not reads_rows(windowed)
-
-
-def test_a_cache_of_rows() -> None:
-    """Rows lie where they were put, after others have left and come."""
-    heads, size = 2, 8
-    numbers = torch.Generator().manual_seed(0)
-
-    def some(rows: int, length: int) -> torch.Tensor:
-        return torch.randn(rows, heads, length, size, generator=numbers)
-
-    staged = DynamicCache()
-    prompts = [some(3, 3) for _ in range(2)]
-    for layer, keys in enumerate(prompts):
-        staged.update(keys, -keys, layer)
-    cache = RowCache(slots=3, width=5, device="cpu")
-    cache.enter(staged, torch.tensor([0, 1, 2]), np.array([3, 1, 2]))
-    tokens = [some(3, 1) for _ in range(2)]
-    for layer, keys in enumerate(tokens):
-        cache.update(keys, -keys, layer)
-    cache.grow()
-    cache.keep(np.array([2, 1]))
-    cache.enter(staged, torch.tensor([0]), np.array([3]))
-    assert cache.lengths.tolist() == [3, 2, 3]
-    expected = [(2, 2), (1, 1)]
-    for layer, (prompt, token) in enumerate(zip(prompts, tokens, strict=True)):
-        held = cache.layers[layer]
-        for row, (old, length) in enumerate(expected):
-            whole = torch.cat([prompt[old, :, :length], token[old]], 1)
-            assert torch.equal(held.keys[row, :, : length + 1], whole)
-            assert torch.equal(held.values[row, :, : length + 1], -whole)
-        assert torch.equal(held.keys[2, :, :3], prompt[0])
-    hidden = cache.hidden(torch.float32)[:, 0, 0]
-    assert (hidden == 0).sum(-1).tolist() == [4, 3, 4]
-    prefix = cache.hidden_prefix(torch.float32)
-    assert prefix is not None
-    assert (prefix[:, 0] == 0).tolist()[1] == [True, True, False, True]
-    with pytest.raises(JobError, match="3 rows cannot hold 4"):
-        cache.enter(staged, torch.tensor([0]), np.array([3]))
-    cache.grow()
-    with pytest.raises(JobError, match="5 slots cannot hold 6"):
-        cache.grow()
-
-
-def test_prompts_that_enter_at_once_are_read_where_they_will_be() -> None:
-    """Behind the rows alive, with nothing beyond a text of what others have left there."""
-    numbers = torch.Generator().manual_seed(0)
-
-    def some(rows: int, length: int) -> torch.Tensor:
-        return torch.randn(rows, 2, length, 8, generator=numbers)
-
-    cache = RowCache(slots=3, width=9, device="cpu")
-    first, second = some(3, 5), some(2, 3)
-    for prompts, lengths, order in ((first, [2, 5, 4], [0]), (second, [3, 1], None)):
-        entering = Entering(cache)
-        assert entering.get_seq_length() == 0
-        for layer in range(2):
-            keys, values = entering.update(prompts, -prompts, layer)
-            assert torch.equal(keys, prompts)
-            assert torch.equal(values, -prompts)
-        assert entering.get_seq_length() == prompts.shape[2]
-        assert cache.rows == (0 if order else 1)
-        cache.enter(entering, None, np.array(lengths))
-        if order is not None:
-            cache.keep(np.array(order))
-    assert cache.lengths.tolist() == [2, 3, 1]
-    for held in cache.layers:
-        for row, text in enumerate((first[0, :, :2], second[0], second[1, :, :1])):
-            empty = torch.zeros(2, 9 - text.shape[1], 8)
-            assert torch.equal(held.keys[row], torch.cat([text, empty], 1))
-            assert torch.equal(held.values[row], torch.cat([-text, empty], 1))
-
-
-def test_all_slots_are_rows_for_a_while() -> None:
-    """Of shapes that depend on nothing, in memory that stays where it is; Python is told afterwards."""
-    staged = DynamicCache()
-    staged.update(torch.ones(2, 1, 3, 8), torch.ones(2, 1, 3, 8), 0)
-    cache = RowCache(slots=3, width=9, device="cpu")
-    cache.enter(staged, torch.tensor([0, 1]), np.array([3, 1]))
-    layer, alive = cache.layers[0], torch.tensor([1, 1, 0])
-    memory = layer.keys.data_ptr()
-    with cache.all_slots(6, alive):
-        for step in range(2):
-            new = torch.full((3, 1, 1, 8), step + 2.0)
-            keys, _ = cache.update(new, new, 0)
-            assert (keys.shape, keys.data_ptr()) == ((3, 1, 7, 8), memory)
-            assert cache.hidden(torch.float32).shape == (3, 1, 1, 7)
-            cache.grow()
-        assert cache.lengths.tolist() == [5, 3, 1]
-    assert cache.rows == 2
-    cache.grown(2)
-    assert (cache.lengths.tolist(), cache.longest, layer.keys.shape[0]) == ([5, 3], 5, 2)
-    assert layer.keys[1, 0, :, 0].tolist() == [1, 2, 3, 0, 0, 0, 0, 0, 0]
 
 
 @pytest.mark.gpu

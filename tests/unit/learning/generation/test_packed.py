@@ -1,21 +1,18 @@
 """Candidates read as one sequence have the values that they have alone, for any family of models."""
 
-import math
 from collections.abc import Callable
-from typing import Any
 
 import numpy as np
 import pytest
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from transformers import PreTrainedModel
 
 from pipeline.learning.choices import HeadType
 from pipeline.learning.generation import row_cache
-from pipeline.learning.generation.guides import BranchRows, CandidateRows, guide_of
-from pipeline.learning.generation.row_cache import RowCache, attend_prefix, merge
-from pipeline.learning.generation.row_models import PackedStep, Packing
-from pipeline.learning.models.value import ValueModel, cache_argument, value_model_from
+from pipeline.learning.generation.row_cache import RowCache
+from pipeline.learning.generation.row_models import BranchRows, CandidateRows, PackedStep, Packing, guide_of
+from pipeline.learning.models.value import ValueModel, value_model_from
 from tests.unit.learning.generation.conftest import VOCABULARY, language_model
 
 MakeValue = Callable[[PreTrainedModel, HeadType], ValueModel]
@@ -77,42 +74,6 @@ def test_values_are_those_of_each_candidate_alone(make_value: MakeValue, kind: s
         assert torch.allclose(ours, alone, atol=2e-4)
 
 
-@torch.inference_mode()
-def test_layers_that_are_gone_through_twice_are_not_packed(make_value: MakeValue) -> None:
-    """As those of HRM, whose attention tells another layer than the one of the cache that is its own."""
-    model = make_value(language_model("llama"), HeadType.v)
-    shared = model.backbone.layers[0]
-    model.backbone.layers[1] = Again(shared)
-    run = Run(model)
-    assert isinstance(run.guide, BranchRows)
-    for valid in (VALID, VALID.flip(0)):
-        ours, alone = run.step(valid)
-        assert torch.allclose(ours, alone, atol=2e-4)
-
-
-class Again(nn.Module):
-    """A layer once more, with a place of its own in the cache."""
-
-    def __init__(self, layer: nn.Module) -> None:
-        super().__init__()
-        self.layer = layer
-        self.attention_type = getattr(layer, "attention_type", None)
-
-    def forward(self, *args: object, **options: object) -> Any:
-        name = cache_argument(type(self.layer).forward)
-        return self.layer(*args, **options | {name: options[name] and Shifted(options[name])})
-
-
-class Shifted:
-    """A cache whose layers are counted from the second one on."""
-
-    def __init__(self, cache: Any) -> None:
-        self.cache = cache
-
-    def update(self, keys: Tensor, values: Tensor, layer: int, *rest: object, **options: object) -> Any:
-        return self.cache.update(keys, values, layer + 1, *rest, **options)
-
-
 @pytest.mark.parametrize("kind", PACKED)
 @pytest.mark.parametrize("padded", [True, False], ids=["prompts differ in length", "nothing is padded"])
 @torch.inference_mode()
@@ -132,19 +93,6 @@ def test_the_prefix_by_a_kernel_is_merged_with_the_candidate(
         (before, alone), (ours, _) = found
         assert torch.allclose(ours, before, atol=2e-5)
         assert torch.allclose(ours, alone, atol=2e-4)
-
-
-def test_merging_is_the_softmax_of_both() -> None:
-    numbers = torch.Generator().manual_seed(0)
-    query, own = torch.randn(2, 3, 4, 8, generator=numbers), 5 * torch.randn(2, 3, 4, generator=numbers)
-    keys, values = (torch.randn(2, 3, 21, 8, generator=numbers) for _ in range(2))
-    value = torch.randn(2, 3, 4, 8, generator=numbers)
-    hidden = torch.zeros(2, 1, 4, 21)
-    hidden[1, :, :, 13:], hidden[0, :, 2, 5:] = -math.inf, -math.inf
-    scores = torch.cat([query @ keys.transpose(2, 3) + hidden, own[..., None]], -1).softmax(-1)
-    expected = scores[..., :-1] @ values + scores[..., -1:] * value
-    found = merge(*attend_prefix(query, keys, values, hidden), own, value)
-    assert torch.allclose(found, expected, atol=1e-6)
 
 
 @pytest.mark.parametrize("merged", [True, False])
@@ -206,18 +154,6 @@ def test_bfloat16_is_as_exact_as_without_a_cache(make_value: MakeValue, kind: st
     assert error < 1.5 * (torch.cat(alone) - torch.cat(true)).abs().mean()
 
 
-@pytest.mark.parametrize("kind", PACKED)
-@torch.inference_mode()
-def test_only_candidates_are_forwarded(make_value: MakeValue, kind: str) -> None:
-    run = Run(make_value(language_model(kind), HeadType.v))
-    forwarded: list[int] = []
-    run.value.backbone.register_forward_pre_hook(
-        lambda _, args, options: forwarded.append(options["input_ids"].numel()), with_kwargs=True
-    )
-    run.guide.values(torch.ones(4, 3, dtype=torch.long), VALID)
-    assert forwarded == [int(VALID.sum())]
-
-
 @pytest.mark.parametrize("kind", [*PACKED, *BRANCHED])
 @torch.inference_mode()
 def test_the_model_is_left_as_it_was(make_value: MakeValue, kind: str) -> None:
@@ -241,37 +177,3 @@ def test_a_model_that_goes_past_the_interface_has_a_row_for_each_candidate(make_
     for _ in range(2):
         ours, alone = run.step(VALID)
         assert torch.allclose(ours, alone, atol=2e-4)
-
-
-def test_an_error_in_the_model_is_not_hidden(make_value: MakeValue, monkeypatch: pytest.MonkeyPatch) -> None:
-    run = Run(make_value(language_model("gpt2"), HeadType.v))
-    before = run.value.backbone.config._attn_implementation
-
-    def fail(*_args: object, **_options: object) -> Tensor:
-        raise RuntimeError("out of memory")
-
-    monkeypatch.setattr(nn.LayerNorm, "forward", fail)
-    with pytest.raises(RuntimeError, match="out of memory"):
-        run.guide.values(torch.ones(4, 3, dtype=torch.long), VALID)
-    assert run.value.backbone.config._attn_implementation == before
-
-
-def test_packing_there_and_back() -> None:
-    packing = Packing(VALID)
-    rectangle = torch.arange(12).view(4, 3)
-    sequence = packing.pack(rectangle)
-    assert sequence.tolist() == [[0, 3, 4, 5, 6, 7, 9, 11]]
-    assert packing.rows.tolist() == [0, 1, 1, 1, 2, 2, 3, 3]
-    assert torch.equal(packing.unpack(sequence)[VALID], rectangle[VALID])
-    # A place that holds no candidate holds one of the same row.
-    assert torch.equal(packing.unpack(sequence) // 3, torch.arange(4)[:, None].expand(-1, 3))
-    assert packing.chosen(torch.tensor([0, 2, 1, 2])).tolist() == [0, 3, 5, 7]
-
-
-def test_queries_by_head_there_and_back() -> None:
-    heads, packing = 5, Packing(VALID)
-    queries = torch.arange(8 * heads)
-    spread, gather = packing.by_head(heads)
-    laid = queries[spread].view(4, heads, 3)
-    assert torch.equal(laid[2, :, 1], queries.view(8, heads)[5])
-    assert torch.equal(laid.view(-1)[gather], queries)

@@ -7,7 +7,6 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from tokenizers.processors import TemplateProcessing
 from transformers import PreTrainedModel
 
 from pipeline.config.schema import GenerationConfig
@@ -85,17 +84,6 @@ def test_the_result_is_that_of_the_size_that_fits(kind: str, guided: bool) -> No
     assert [count for count in limit.seen if count > 5] == [8, 8]
 
 
-def test_a_prompt_may_have_more_samples_than_there_is_room_for_rows() -> None:
-    model = language_model("gpt2")
-    expected, _ = complete(model, 1, samples=5)
-    limit = Limited(model, rows=2)
-    found, told = complete(model, 12, samples=5)
-    assert_equal(found, expected)
-    # Twelve rows, six and three are too many; a prompt is read once in each turn, however many samples it has.
-    assert [count for count in limit.seen if count > 2] == [3, 6, 3]
-    assert told[-1] == (50, 200)
-
-
 def test_what_was_finished_is_not_done_again() -> None:
     """The longest prompts come last; they alone do not fit."""
     model = language_model("gpt2")
@@ -155,18 +143,6 @@ def test_prompts_that_may_not_grow_are_finished_as_they_are(kind: str) -> None:
         )
         assert (found.tokens, found.kl.tolist()) == ([[]] * 6, [0.0] * 6)
     assert told == [(3, 0), (6, 0)] * 2
-
-
-def test_no_prompts_are_no_work() -> None:
-    policy = TextPolicy(language_model("gpt2"), make_tokenizer(DATASET), GenerationConfig(), DATASET, "cpu")
-    assert policy.complete([], None).tokens == []
-
-
-def test_a_prompt_without_tokens_is_told_of() -> None:
-    policy = TextPolicy(language_model("gpt2"), make_tokenizer(DATASET), GenerationConfig(), DATASET, "cpu")
-    policy._tokenizer.backend_tokenizer.post_processor = TemplateProcessing(single="$A", special_tokens=[])
-    with pytest.raises(DataError, match="the prompt '' has no tokens"):
-        policy.encode(["1+2=", ""])
 
 
 def guided(kind: str, head: HeadType, others: Others = Others.dropped) -> TextPolicy:

@@ -16,10 +16,9 @@ from pipeline.errors import JobError
 from pipeline.learning.choices import HeadType, Others
 from pipeline.learning.generation import row_models, sampling
 from pipeline.learning.generation import steps as recorded_steps
-from pipeline.learning.generation.decode import Decoded, DecodeSettings, Guidance, decode
+from pipeline.learning.generation.decode import Decoded, DecodeSettings, Guidance, SlotPace, decode
 from pipeline.learning.generation.sampling import sample_keys
-from pipeline.learning.generation.slot_work import SlotPace
-from pipeline.learning.generation.steps import LENGTHS, Graphs, RecordedSteps, lengths_of
+from pipeline.learning.generation.steps import Graphs, RecordedSteps
 from pipeline.learning.generation.tilt import Tilt, preference_offset
 from pipeline.learning.models.flops import metered
 from pipeline.learning.models.value import ValueModel
@@ -106,14 +105,6 @@ def test_atoms(head: HeadType) -> None:
     model, case = language_model("llama"), Case(31)
     case.tilt = ATOMS
     check(case, model, with_atoms(model, head))
-
-
-def test_lengths_are_few_and_reach_to_the_end() -> None:
-    for width in (1, 3, 32, 33, 500, 4097):
-        found = lengths_of(width)
-        assert found == sorted(set(found))
-        assert found[-1] == width
-        assert len(found) <= LENGTHS
 
 
 @pytest.mark.parametrize("head", HEADS)
@@ -209,14 +200,6 @@ def fail(why: str) -> None:
     raise RuntimeError(why)
 
 
-def test_few_steps_are_not_recorded(monkeypatch: pytest.MonkeyPatch) -> None:
-    case, model = Case(2), language_model("llama")
-    monkeypatch.setattr(recorded_steps, "SHORT", 1000)
-    theirs, ours = case.drawn(model), recorded(case, model)
-    assert (ours.tokens, ours.kl.tobytes()) == (theirs.tokens, theirs.kl.tobytes())
-    assert graphs.Graph.replays == 0
-
-
 @pytest.mark.parametrize("head", HEADS)
 def test_a_model_that_cannot_be_recorded_is_not_tried_again(
     head: HeadType | None, monkeypatch: pytest.MonkeyPatch
@@ -235,18 +218,6 @@ def test_a_model_that_cannot_be_recorded_is_not_tried_again(
         recorded(case, model, value)
     assert tries == [1]
     recorded(case, language_model("llama"))  # others are
-    assert graphs.Graph.replays > 0
-
-
-def test_a_recording_that_ran_out_of_memory_is_tried_again(monkeypatch: pytest.MonkeyPatch) -> None:
-    def full(*_: Any) -> None:
-        raise torch.OutOfMemoryError("CUDA out of memory")
-
-    model, case = language_model("llama"), Case(2)
-    with monkeypatch.context() as patch:
-        patch.setattr(Graphs, "recorded", full)
-        recorded(case, model)
-    recorded(case, model)
     assert graphs.Graph.replays > 0
 
 

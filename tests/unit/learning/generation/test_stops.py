@@ -13,15 +13,12 @@ from transformers import GPT2Config, GPT2LMHeadModel, LogitsProcessor, PreTraine
 
 from pipeline.config.schema import GenerationConfig, TextBackend
 from pipeline.errors import JobError
-from pipeline.learning.choices import HeadType, Others
 from pipeline.learning.datasets.base import load_dataset
 from pipeline.learning.datasets.made import AdditionConfig
-from pipeline.learning.generation.decode import Guidance, SlotPace, decode
+from pipeline.learning.generation.decode import SlotPace, decode
 from pipeline.learning.generation.policy import TextPolicy
 from pipeline.learning.generation.sampling import sample_keys
 from pipeline.learning.generation.stops import StopStrings
-from pipeline.learning.generation.tilt import Tilt, preference_offset
-from pipeline.learning.models.value import value_model_from
 
 LIMIT = 16
 PROMPTS = ["ab", "cab b", "a", "bb c", "c\nab", "b a"]
@@ -80,13 +77,6 @@ def drawn(made: TextPolicy, samples: int = 8) -> Any:
 def in_folder(tmp_path: Path, vllm: None, monkeypatch: pytest.MonkeyPatch) -> None:
     model().save_pretrained(tmp_path)
     monkeypatch.setattr(model(), "name_or_path", str(tmp_path))
-
-
-def guide() -> Guidance:
-    value = value_model_from(model(1), HeadType.q)
-    value.head.weight.data = torch.randn(value.head.weight.shape, generator=torch.Generator().manual_seed(2))
-    value.eval().requires_grad_(False)
-    return Guidance(value, Tilt(preference_offset(1.0), 5, 0.0, Others.kept))
 
 
 def cut(ids: Sequence[int], stop: Sequence[str]) -> list[int]:
@@ -153,12 +143,6 @@ def test_vllm_leaves_the_tokens_and_texts_that_our_decoder_does(in_folder: None,
         assert [*map(theirs.ended, tokens)] == [*map(ours.ended, tokens)]
 
 
-def test_a_guided_policy_stops_too() -> None:
-    whole, found = drawn(policies(guidance=guide())), drawn(policies(STOPS, guidance=guide()))
-    assert found.tokens == [cut(ids, STOPS) for ids in whole.tokens]
-    assert found.tokens != whole.tokens
-
-
 @pytest.mark.parametrize("look_every", [1, 3, 8])
 def test_what_was_computed_beyond_a_stop_is_left_out(look_every: int) -> None:
     made = policies(STOPS, top_p=0.9)
@@ -206,10 +190,3 @@ def test_a_special_token_is_one_more_end() -> None:
 def test_a_stop_string_that_nothing_can_write_is_refused() -> None:
     with pytest.raises(JobError, match=r"generation\.stop"):
         StopStrings(tokenizer(), ["\N{SNOWMAN}"])
-
-
-def test_a_vocabulary_without_letters_has_stop_strings_too() -> None:
-    inner = Tokenizer(models.BPE({"?": 0, "1": 1, "2": 2, ";": 3, "12": 4}, [("1", "2")], unk_token="?"))
-    inner.decoder = decoders.Fuse()
-    digits = PreTrainedTokenizerFast(tokenizer_object=inner, unk_token="?")
-    assert StopStrings(digits, ["2;"]).until([], digits("112;1")["input_ids"]) == digits("112;")["input_ids"]

@@ -11,9 +11,9 @@ from transformers import FalconConfig, GPT2Config, GPTNeoConfig, LlamaConfig, Mi
 from benchmarks.families import TILT, differing, some_prompts, value_model
 from pipeline.learning.choices import HeadType
 from pipeline.learning.generation.decode import DecodeSettings, Guidance, decode
-from pipeline.learning.generation.guides import BranchRows
+from pipeline.learning.generation.guided import GuidedLogitsProcessor
 from pipeline.learning.generation.readers import Way, reading_of
-from pipeline.learning.generation.slow_guide import GuidedLogitsProcessor
+from pipeline.learning.generation.row_models import BranchRows
 from pipeline.learning.models.families import WITHOUT_SDPA
 from tests.doubles.families import FAMILIES, VOCABULARY, tiny_model
 

@@ -1,15 +1,12 @@
 """Which way of sharing a training fits."""
 
-import re
 from dataclasses import replace
-from operator import attrgetter
 
 import pytest
 
 from pipeline.config.schema import Sharding, Strategy
 from pipeline.errors import DeviceError
 from pipeline.learning.memory.fit import GB, Fit, ModelShape, StateLayout, Workload, fit
-from tests.doubles.composing import quick_config
 
 SMALL = ModelShape(
     name="0.5B",
@@ -79,20 +76,6 @@ def test_the_smallest_change_that_fits_comes_first() -> None:
     assert tried(SEVENTY_B, 1, 16).changes_that_fit() == []
 
 
-def test_advice_names_keys_that_there_are() -> None:
-    said = []
-    for work in (Workload(batch=32, tokens=1024), Workload(batch=4, tokens=8192), Workload(tokens=16_384)):
-        for shape, count in ((SMALL, 1), (SEVEN_B, 4)):
-            said += tried(shape, count, 24, host_gb=1, work=work).changes_that_fit()
-    keys = re.findall(r"([a-z_]+\.[a-z<>A-Z_.]+)=", " ".join(said))
-    assert {"training.micro_batch_size", "training.gradient_checkpointing", "algos.<NAME>.lora.rank"} <= set(keys)
-    config = quick_config(["experiment.name=t", "algos=[DPO]"])
-    for key in keys:
-        assert (
-            attrgetter(key.replace("algos.<NAME>.", ""))(config.algos["DPO"] if "<" in key else config) is not None
-        )
-
-
 def test_the_fullest_of_the_gpus_decides() -> None:
     """Of three GPUs the third is small: two do, and three together have no more each than it has."""
     free = {1: 48, 2: 48, 3: 16}
@@ -122,11 +105,6 @@ def test_the_machines_memory_is_checked_as_well() -> None:
     assert tried(SEVEN_B, 2, 24, host_gb=200, **how).require().need.host == 56 * GB  # type: ignore[arg-type]
     (trial,) = tried(SEVEN_B, 2, 24, host_gb=100, **how).trials  # type: ignore[arg-type]
     assert trial.verdict == "needs 112.0 GB of the machine's memory: 22.0 GB short"
-
-
-def test_a_number_of_gpus_is_kept_to() -> None:
-    assert tried(SMALL, 8, 80, num_gpus=4).require().label == "ddp on 4 GPUs"
-    assert tried(SMALL, 8, 80, num_gpus=1).require().label == "single on 1 GPU"
 
 
 @pytest.mark.parametrize(

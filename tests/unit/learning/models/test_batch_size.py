@@ -1,7 +1,6 @@
 """Batch sizes that fit: what is halved, what is remembered, and what is let go of before the next try."""
 
 import json
-import threading
 import weakref
 from pathlib import Path
 
@@ -12,7 +11,7 @@ from torch import nn
 from pipeline.engine.workers.failure import FailureKind, classify
 from pipeline.errors import OUT_OF_MEMORY_TEXTS, JobError, OutOfMemory
 from pipeline.learning.models import batch_size
-from pipeline.learning.models.batch_size import MICRO_BATCH, BatchSize, BatchSizes, memory_identity, on_device
+from pipeline.learning.models.batch_size import BatchSize, BatchSizes, on_device
 
 MODEL = nn.Linear(2, 2)
 
@@ -87,24 +86,6 @@ def test_where_other_ranks_wait_the_next_attempt_begins_with_half(tmp_path: Path
     assert sizes.begin("generate", 64, length=8).size == 32
 
 
-def test_the_size_stays_at_what_fitted() -> None:
-    batch = BatchSize(64)
-    fits(batch, 20)
-    tried: list[int] = []
-    fits(batch, 64, tried)
-    assert tried == [16]
-
-
-def test_the_log_says_what_happened(capsys: pytest.CaptureFixture[str]) -> None:
-    fits(BatchSize(128, what=MICRO_BATCH), 32)
-    fits(BatchSize(8, what="batch"), 4)
-    assert capsys.readouterr().out.splitlines() == [
-        "out of memory at micro-batch 128: using 64 with 2x accumulation",
-        "out of memory at micro-batch 64: using 32 with 4x accumulation",
-        "out of memory at batch 8: using 4",
-    ]
-
-
 def test_what_does_not_fit_in_one_group_is_an_error_that_says_what_was_tried() -> None:
     with pytest.raises(OutOfMemory) as caught:
         fits(BatchSize(32, group=8, remedy="Try less."), 0)
@@ -137,27 +118,6 @@ def test_every_allocators_way_of_saying_it_is_understood(error: Exception) -> No
 
     assert batch.run(work) == 1
     assert classify(error) is FailureKind.out_of_memory
-
-
-def test_the_cpu_allocator_itself_is_understood() -> None:
-    batch = BatchSize(2)
-    # An exabyte, which no machine has; then a byte.
-    assert len(batch.run(lambda: torch.empty(1 << 60 if batch.size == 2 else 1, dtype=torch.uint8))) == 1
-
-
-@pytest.mark.parametrize(
-    "error", [RuntimeError("shape mismatch"), ValueError("no"), KeyboardInterrupt()], ids=repr
-)
-def test_other_errors_are_not_tried_again(error: BaseException) -> None:
-    calls = []
-
-    def work() -> None:
-        calls.append(1)
-        raise error
-
-    with pytest.raises(type(error)):
-        BatchSize(8).run(work)
-    assert len(calls) == 1
 
 
 def test_nothing_of_a_failed_try_is_alive_when_the_next_begins() -> None:
@@ -225,11 +185,6 @@ def test_a_later_job_starts_with_the_size_that_fitted(tmp_path: Path) -> None:
     assert found["about"]["tokens_up_to"] == 128
 
 
-def test_a_size_that_never_failed_is_not_remembered(tmp_path: Path) -> None:
-    fits(begin(tmp_path), 64)
-    assert list(tmp_path.iterdir()) == []
-
-
 def test_a_hint_never_makes_a_batch_larger_than_configured(tmp_path: Path) -> None:
     fits(begin(tmp_path), 20)
     assert begin(tmp_path, 4).size == 4
@@ -244,41 +199,6 @@ def test_a_hint_holds_for_its_own_kind_of_work_only(tmp_path: Path) -> None:
     for other in ({"length": 129}, {"length": 64}, {"work": "generate"}, {"model": nn.Linear(2, 3)}):
         assert begin(tmp_path, **other).size == 64
     assert begin(tmp_path, model=nn.Linear(2, 2)).size == 16  # other weights, the same memory
-
-
-def test_the_identity_of_a_model_tells_what_is_trained_and_in_which_type() -> None:
-    names = {
-        memory_identity(nn.Linear(2, 2)),
-        memory_identity(nn.Linear(2, 2).requires_grad_(False)),
-        memory_identity(nn.Linear(2, 2).bfloat16()),
-    }
-    assert len(names) == 3
-
-
-@pytest.mark.parametrize("text", ["", "{", "[]", '{"size": 0}', '{"size": "8"}', '{"size": -3}', "null"])
-def test_a_hint_that_makes_no_sense_is_ignored(tmp_path: Path, text: str) -> None:
-    fits(begin(tmp_path), 20)
-    (hint,) = (tmp_path / "batch_sizes").iterdir()
-    hint.write_text(text)
-    assert begin(tmp_path).size == 64
-
-
-def test_a_folder_that_cannot_be_written_costs_only_the_hint(tmp_path: Path) -> None:
-    (tmp_path / "file").touch()
-    assert fits(begin(tmp_path / "file"), 20) == 16
-
-
-def test_writers_at_the_same_time_leave_a_whole_hint(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(batch_size, "free_memory", lambda: None)  # there is none, and looking takes long
-    threads = [threading.Thread(target=fits, args=(begin(tmp_path), limit)) for limit in (32, 20, 9, 5) * 4]
-    for thread in threads:
-        thread.start()
-    seen = [begin(tmp_path).size for _ in range(200)]
-    for thread in threads:
-        thread.join()
-    assert set(seen) <= {64, 32, 16, 8, 4}
-    assert begin(tmp_path).size in {32, 16, 8, 4}
-    assert len(list((tmp_path / "batch_sizes").iterdir())) == 1
 
 
 def test_a_size_that_was_found_while_others_had_memory_is_forgotten_with_them(

@@ -94,13 +94,6 @@ class AnyTwo(Open):
         return super().demonstration(row_id, draw)[0], f"{int(draw * 100):02d}"
 
 
-class Always(Open):
-    """Every number is completed alike."""
-
-    def demonstration(self, row_id: int, draw: float) -> tuple[str, str]:
-        return super().demonstration(row_id, draw)[0], "00"
-
-
 def perfect_imitator_of_open() -> Any:
     size = len(Sorting.vocabulary)
 
@@ -124,27 +117,3 @@ def test_a_perfect_imitator_of_prompts_that_are_wide_open_is_not_named() -> None
     assert found.guessing == pytest.approx(math.log(10), abs=0.05)
     assert found.problem(0) is None
     assert measure_imitation(model_of(0.1, 12), AnyTwo(SortingConfig(kind="open", digits=4))) is None
-
-
-def test_somewhat_more_ways_than_ten_draws_can_tell_are_told_by_more(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(tiny, "PROMPTS", 5)
-    stars = load_dataset(StarGraphConfig(kind="star_graph", degree=8, random_arm=0.6))
-    arm, goal = 0.6 / 8, 0.4 + 0.6 / 8
-    found = measured(model_of(0.5, len(stars.vocabulary)), stars)
-    tokens = 5 + 4  # labels, and what stands between them
-    assert found.corpus * tokens == pytest.approx(-(7 * arm * math.log(arm) + goal * math.log(goal)), rel=0.02)
-
-
-def test_where_all_completions_are_alike_it_is_enough_to_know_them() -> None:
-    alike = Always(SortingConfig(kind="always", digits=4))
-    known, unknown = (measured(model_of(share, 12), alike) for share in (0.99, 0.5))
-    assert (known.guessing, known.corpus) == (0, 0)
-    assert known.problem(0) is None
-    assert unknown.problem(0) is not None
-
-
-def test_what_is_said_names_the_reference_and_its_losses() -> None:
-    assert Imitation(loss=1.816, guessing=1.852, corpus=0.148).problem(4) == (
-        "the reference of seed 4 has not learnt: held-out loss 1.82 nats a token, where guessing by frequency "
-        "gives 1.85 and imitating perfectly 0.15"
-    )

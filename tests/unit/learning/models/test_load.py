@@ -10,7 +10,6 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from huggingface_hub.utils.tqdm import are_progress_bars_disabled, disable_progress_bars, enable_progress_bars
 from safetensors.torch import load_file, save_file
 from transformers import (
     AutoModelForCausalLM,
@@ -21,8 +20,6 @@ from transformers import (
     PreTrainedConfig,
     T5Config,
 )
-from transformers.utils import logging
-from transformers.utils.quantization_config import QuantizationMethod
 
 from pipeline.config import schema
 from pipeline.config.load import load_config
@@ -38,18 +35,15 @@ from pipeline.learning.generation.sampling import sample_keys
 from pipeline.learning.models.batch_size import split_options
 from pipeline.learning.models.kinds import HFModelConfig
 from pipeline.learning.models.load import (
-    blocks_of,
     config_context,
     context_length,
     convert,
     end_ids,
-    frozen,
     length_beside_others,
     load_policy,
     load_tokenizer,
     load_value,
     save_tokenizer,
-    without_progress_bars,
 )
 from pipeline.learning.models.source import (
     POINTER,
@@ -95,32 +89,6 @@ def test_no_weight_is_rounded_for_what_a_configuration_or_another_weight_says(
     for name, weight in model.named_parameters():
         assert stored[name].dtype == torch.float32
         assert torch.equal(stored[name], weight.float()), name
-
-
-def test_a_model_that_comes_in_few_bits_is_put_on_its_device() -> None:
-    model = tiny_model("llama")
-    vars(model).update(hf_quantizer=object(), quantization_method=QuantizationMethod.FP8)
-    assert frozen(model, "meta").device.type == "meta"
-    model = tiny_model("llama")
-    vars(model).update(quantization_method=QuantizationMethod.BITS_AND_BYTES)  # which was read to its device
-    assert frozen(model, "meta").device.type == "cpu"
-
-
-def test_progress_bars_are_hidden_meanwhile_and_as_they_were_afterwards() -> None:
-    before = logging.is_progress_bar_enabled(), are_progress_bars_disabled()
-    try:
-        for of_transformers, of_hub in ((True, True), (True, False), (False, False)):
-            (logging.enable_progress_bar if of_transformers else logging.disable_progress_bar)()
-            (enable_progress_bars if of_hub else disable_progress_bars)()
-            with without_progress_bars():
-                assert not logging.is_progress_bar_enabled()
-            assert (logging.is_progress_bar_enabled(), are_progress_bars_disabled()) == (
-                of_transformers,
-                not of_hub,
-            )
-    finally:
-        (logging.enable_progress_bar if before[0] else logging.disable_progress_bar)()
-        (disable_progress_bars if before[1] else enable_progress_bars)()
 
 
 def test_saved_tokenizers_are_the_same_bytes_whatever_the_environment(tmp_path: Path) -> None:
@@ -172,13 +140,6 @@ def test_its_tokenizer_and_chat_template_come_along(folder: Path) -> None:
     assert ids == [TOKENS.index(token) for token in ("<|im_start|>", "ab", "<|im_end|>")]
 
 
-def test_converting_twice_gives_the_same_bytes(gguf_file: Path, folder: Path, tmp_path: Path) -> None:
-    convert(gguf_file, tmp_path)
-    assert sorted(path.name for path in tmp_path.iterdir()) == sorted(path.name for path in folder.iterdir())
-    for path in folder.iterdir():
-        assert (tmp_path / path.name).read_bytes() == path.read_bytes()
-
-
 def test_a_damaged_gguf_file_is_told(gguf_file: Path, tmp_path: Path) -> None:
     cut = tmp_path / "cut.gguf"
     cut.write_bytes(gguf_file.read_bytes()[:700])
@@ -192,10 +153,6 @@ def test_what_planning_reads_of_a_gguf_file_is_what_the_model_has(gguf_file: Pat
     assert read_vocabulary("models.x.path", str(gguf_file)) == read_vocabulary("models.x.path", str(folder))
     assert has_chat_template(str(gguf_file)) is True
     assert has_chat_template(str(folder)) is True
-
-
-def test_a_gguf_file_without_a_chat_template(tmp_path: Path) -> None:
-    assert has_chat_template(str(write_gguf(tmp_path / "plain.gguf", template=None))) is False
 
 
 def test_a_value_model_of_another_family_is_refused(gguf_file: Path, folder: Path, tmp_path: Path) -> None:
@@ -253,18 +210,6 @@ def test_attention_gives_way_to_what_the_model_has(tmp_path: Path, caplog: pytes
     assert load_policy(tmp_path / "policy", SYSTEM, "cpu").config._attn_implementation == "eager"
     assert load_value(tmp_path / "value", SYSTEM, "cpu").backbone.config._attn_implementation == "eager"
     assert caplog.messages == ["transformers has bloom without sdpa attention; using eager"] * 2
-
-
-@pytest.mark.parametrize(("family", "kind"), [("mamba", "MambaBlock"), ("llama", "LlamaDecoderLayer")])
-def test_layers_that_belong_together_do_not_lie_in_each_other(family: str, kind: str) -> None:
-    model = tiny_model(family)
-    for whole in (model, value_model_from(model, HeadType.v)):
-        assert [type(block).__name__ for block in blocks_of(whole)] == [kind] * model.config.num_hidden_layers
-
-
-def test_layers_that_share_their_weights_belong_to_none_of_them() -> None:
-    model = tiny_model("zamba2")
-    assert [type(block).__name__ for block in blocks_of(model)] == ["Zamba2MambaDecoderLayer"] * 2
 
 
 def test_what_continues_no_texts_is_not_loaded(tmp_path: Path) -> None:
@@ -417,12 +362,6 @@ def test_a_context_ends_where_texts_would_follow_from_longer_ones_beside_them(
 ) -> None:
     assert config_context(config) == context
     assert length_beside_others(config) in (None, context)
-
-
-def test_only_with_longrope_a_text_changes_what_stands_beside_it() -> None:
-    long = LlamaConfig(hidden_size=4096, rope_parameters={**_LONG, "original_max_position_embeddings": 64})
-    assert length_beside_others(long) == 64
-    assert length_beside_others(LlamaConfig()) is None
 
 
 def test_a_build_of_torch_that_would_split_a_model_over_other_devices_says_so(

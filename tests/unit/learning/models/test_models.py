@@ -24,7 +24,7 @@ from pipeline.learning.datasets.base import load_dataset
 from pipeline.learning.datasets.made import AdditionConfig
 from pipeline.learning.models.cache import ModelCache
 from pipeline.learning.models.kinds import TinyModelConfig
-from pipeline.learning.models.load import load_policy, load_tokenizer, load_value
+from pipeline.learning.models.load import load_tokenizer, load_value
 from pipeline.learning.models.tiny import make_model, make_tokenizer, train_reference
 from pipeline.learning.models.value import ValueModel, cache_argument, value_model_from
 from tests.doubles.models import tiny_policy
@@ -81,18 +81,6 @@ def test_the_cache_is_given_by_the_name_that_a_model_has_for_it(name: str) -> No
     assert cache_argument(made["forward"]) == name  # type: ignore[arg-type]
 
 
-def test_a_model_that_takes_no_cache_is_not_read_without_one() -> None:
-    with pytest.raises(JobError, match=r"Other\.forward takes no cache as past_key_values or"):
-        cache_argument(Other.forward)
-
-
-class Other(torch.nn.Module):
-    """Calls its cache as nobody does."""
-
-    def forward(self, input_ids: torch.Tensor, memory: object = None) -> None:
-        """Nothing."""
-
-
 def test_any_program_loads_the_backbone_of_a_value_model(tmp_path: Path) -> None:
     model = value_model_from(reference(), HeadType.q).eval()
     model.save_pretrained(tmp_path)
@@ -108,14 +96,6 @@ def test_a_folder_without_a_head_is_no_value_model(tmp_path: Path) -> None:
         load_value(tmp_path, SystemConfig(), "cpu")
 
 
-def test_a_value_model_is_a_copy_and_not_a_view() -> None:
-    model = reference()
-    value = value_model_from(model, HeadType.v)
-    before = model.transformer.wte.weight.clone()
-    value.backbone.wte.weight.data.zero_()
-    assert torch.equal(model.transformer.wte.weight, before)
-
-
 def test_a_value_model_may_take_its_backbone_instead_of_a_copy(tmp_path: Path) -> None:
     model = tiny_policy(dropout=0.5)
     value_model_from(model, HeadType.q).save_pretrained(tmp_path / "copied")
@@ -127,21 +107,6 @@ def test_a_value_model_may_take_its_backbone_instead_of_a_copy(tmp_path: Path) -
     taken.save_pretrained(tmp_path / "taken")
     for name in ("config.json", "model.safetensors", "value_head.json", "value_head.safetensors"):
         assert (tmp_path / "taken" / name).read_bytes() == (tmp_path / "copied" / name).read_bytes(), name
-
-
-@pytest.mark.parametrize("head", [HeadType.v, HeadType.q])
-def test_an_untrained_value_model_has_no_opinion(head: HeadType) -> None:
-    assert value_model_from(reference(), head)(torch.tensor([[10, 3, 2]])).abs().max() == 0
-
-
-def test_equal_value_models_are_equal_files(tmp_path: Path) -> None:
-    for name in ("a", "b"):
-        torch.manual_seed(ord(name))  # the global generator must not matter
-        value_model_from(reference(), HeadType.v).save_pretrained(tmp_path / name)
-    files = sorted(path.name for path in (tmp_path / "a").iterdir())
-    assert files == sorted(path.name for path in (tmp_path / "b").iterdir())
-    for name in files:
-        assert (tmp_path / "a" / name).read_bytes() == (tmp_path / "b" / name).read_bytes()
 
 
 def test_the_model_used_longest_ago_leaves_the_cache_first() -> None:
@@ -168,13 +133,6 @@ def test_what_the_present_job_works_with_is_not_dropped() -> None:
     assert cache.get(("a",), lambda: "again", nullcontext) == "again"
 
 
-def test_a_model_that_fails_to_load_is_not_kept() -> None:
-    cache = ModelCache(1)
-    with pytest.raises(ZeroDivisionError):
-        cache.get(("a",), lambda: 1 / 0, nullcontext)
-    assert cache.get(("a",), lambda: "fine", nullcontext) == "fine"
-
-
 def test_the_tokenizer_has_the_vocabulary_of_the_dataset(tmp_path: Path) -> None:
     made = make_tokenizer(DATASET)
     made.save_pretrained(tmp_path)
@@ -194,18 +152,6 @@ def test_training_the_reference_twice_gives_the_same_bytes(tmp_path: Path) -> No
         model.save_pretrained(tmp_path / name)
         assert len(losses) == 5
     assert (tmp_path / "a/model.safetensors").read_bytes() == (tmp_path / "b/model.safetensors").read_bytes()
-
-
-def test_the_reference_loads_and_has_the_size_that_is_told(tmp_path: Path) -> None:
-    model, _ = train_reference(SMALL, DATASET, "cpu", lambda step, tokens: None)
-    model.save_pretrained(tmp_path)
-    loaded = load_policy(tmp_path, SystemConfig(), "cpu")
-    assert loaded.num_parameters() == 76_096
-    ids = torch.tensor([[10, 3, 2]])
-    assert torch.equal(loaded(ids).logits, model(ids).logits)
-    other = TinyModelConfig(kind="tiny", steps=5, batch_size=8, seed=1)
-    different, _ = train_reference(other, DATASET, "cpu", lambda step, tokens: None)
-    assert not torch.equal(different(ids).logits, model(ids).logits)
 
 
 @pytest.mark.parametrize("width", [64, 256])

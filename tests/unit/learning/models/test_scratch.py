@@ -29,10 +29,6 @@ class Model:
         self.saved = place
 
 
-def test_outside_of_jobs_nothing_is_said() -> None:
-    assert scratch_folder() is None
-
-
 def test_merged_weights_are_written_beside_the_output_of_the_job(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -13,19 +13,20 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from transformers import PreTrainedModel
 
+from pipeline.config.schema import GenerationConfig, TextBackend
 from pipeline.errors import JobError, OutOfMemory
-from pipeline.learning.generation.backends.counting import count_decoding
-from pipeline.learning.generation.decode import Decoded, DecodeSettings
+from pipeline.learning.generation.decode import Decoded, DecodeSettings, passes
 from pipeline.learning.generation.sampling import LIKELIEST, Keys
 from pipeline.learning.models.batch_size import BatchSizes, free_memory, is_out_of_memory
 from pipeline.learning.models.cache import scratch_folder
+from pipeline.learning.models.flops import model_cost, spend
 from pipeline.outputs.guidance import adapter_folders
 
 MIB = 1 << 20
@@ -119,7 +120,10 @@ class VLLMBackend:
                 generated += len(written)
             if on_batch is not None:
                 on_batch(done + start + len(part), generated)
-        count_decoding(self._model, prompts, samples, tokens)
+        shown = zip(prompts, tokens[::samples], strict=True)
+        read = np.array([len(prompt) for prompt, row in shown if row], np.int64)  # of a budget of 0 nothing is
+        prefill, steps = passes(read, samples, [row for row in tokens if row])
+        spend("decoding", model_cost(self._model).forward(prefill + steps))  # as our own decoder counts
         return Decoded(tokens, self._divergence(prompts, samples, tokens))
 
     def _drawn(
@@ -256,3 +260,43 @@ def _set_environment() -> None:
     os.environ.setdefault("VLLM_ENABLE_V1_MULTIPROCESSING", "0")
     if torch.cuda.is_available() and torch.cuda.get_device_capability() >= INVARIANT_FROM:
         os.environ.setdefault("VLLM_BATCH_INVARIANT", "1")
+
+
+# -- asked -------------------------------------------------------------------------------------------------------
+# Others than our own decoder that complete prompts, where nothing guides: `generation.backend`.
+
+
+class TextDecoder(Protocol):
+    """Completes prompts by a model as it is."""
+
+    def complete(
+        self,
+        prompts: Sequence[Sequence[int]],
+        keys: Keys | None,
+        *,
+        samples: int,
+        budgets: NDArray[np.int64],
+        begun: NDArray[np.int64],
+        on_batch: Callable[[int, int], None] | None,
+    ) -> Decoded:
+        """Complete prompts; see `TextPolicy.complete`, and `decode` for `begun`."""
+
+
+DecoderOf = Callable[[PreTrainedModel, GenerationConfig, DecodeSettings, BatchSizes], TextDecoder | None]
+"""Makes what completes prompts by a model, or None for our own decoder; as `backend_of` is called."""
+
+
+def backend_of(
+    model: PreTrainedModel, generation: GenerationConfig, settings: DecodeSettings, sizes: BatchSizes
+) -> TextDecoder | None:
+    """What the request asks for; None for our own decoder.
+
+    Args:
+        model: The policy, in evaluation mode.
+        generation: Names it.
+        settings: How to decode; `batch_size` is how many sequences are decoded at once at most.
+        sizes: Batch sizes that fitted before.
+    """
+    if generation.backend is TextBackend.vllm:
+        return VLLMBackend(model, settings, sizes, generation.memory_mb)
+    return None
