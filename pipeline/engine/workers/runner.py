@@ -13,15 +13,12 @@ import socket
 import sys
 import threading
 import time
-from collections.abc import Callable, Collection, Iterable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from functools import cache, lru_cache
-from importlib import import_module
 from operator import itemgetter
 from pathlib import Path
-from threading import Thread
-from types import TracebackType
-from typing import Any, ParamSpec, TypeVar
+from typing import Any
 
 from msgspec.structs import replace
 
@@ -35,79 +32,19 @@ from pipeline.engine.workers.device_memory import begin_measuring, give_back, he
 from pipeline.engine.workers.messages import AttemptStopped, FromWorker, JobFinished, JobRaised, JobStarted, RunJob
 from pipeline.engine.workers.output import OutputTo
 from pipeline.engine.workers.work import Work
-from pipeline.errors import DamagedOutput, StoreError
+from pipeline.errors import DamagedOutput
 from pipeline.files import remove_tree
 from pipeline.outputs.check import check_output
 
 # -- changed -----------------------------------------------------------------------------------------------------
-# What a job leaves changed in its process, so that another process can be given to the jobs after it.
+# What a job leaves changed in its process, so that later jobs can be given another: only what is quick to look at,
+# and where a difference is no library's doing. Importing one may add variables to the environment, folders to the
+# search path, and threads that end with the process.
 
 
 _SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2)
-# That of `signal` makes an enum of each, which takes longer than all the rest.
-_get_handler = import_module("_signal").getsignal
-# Each is a call of the system. Those of signals, queues and priorities are left out: no job rests on them.
-_LIMIT_NAMES = ("AS", "CORE", "CPU", "DATA", "FSIZE", "MEMLOCK", "NOFILE", "NPROC", "STACK")
-_LIMITS = [limit for name in _LIMIT_NAMES if (limit := getattr(resource, f"RLIMIT_{name}", None)) is not None]
+_LIMITS = (resource.RLIMIT_AS, resource.RLIMIT_CPU, resource.RLIMIT_FSIZE, resource.RLIMIT_NOFILE)
 _BUILTINS = itemgetter(*(name for name in vars(builtins) if name != "_"))  # that is what a prompt has shown last
-_AS_TORCH_STARTS = (True, False, "torch.float32", "cpu")
-
-
-class ProcessState:
-    """What code of later jobs relies on in this process, as it is now.
-
-    Only what is quick to look at, and where a difference is no library's doing: importing one may add variables
-    to the environment, folders to the search path, and threads that end with the process.
-    """
-
-    def __init__(self) -> None:
-        self._found = _look_at_all()
-
-    def changed(self) -> str:
-        """What is different by now, in words; "" for nothing."""
-        now = _look_at_all()
-        with suppress(BaseException):  # something of the job's own is in a place, and cannot be compared
-            if now == self._found:
-                return ""
-        differences = (_difference(name, before, now[name]) for name, before in self._found.items())
-        return ", ".join(filter(None, differences))
-
-
-def _look_at_all() -> dict[str, object]:
-    try:
-        return {name: look() for name, look in _LOOKS.items()}
-    except BaseException:
-        return {name: _look(look) for name, look in _LOOKS.items()}
-
-
-def _look(look: Callable[[], object]) -> object:
-    try:
-        return look()
-    except BaseException as error:  # a folder that is gone, a descriptor that is closed, an attribute of the job's
-        return type(error)
-
-
-def _difference(name: str, before: object, now: object) -> str:
-    try:
-        if before == now:
-            return ""
-        if isinstance(before, dict) and isinstance(now, dict):
-            return _gone(name, {one for one in before if before[one] != now.get(one)})  # values may be secrets
-        if isinstance(before, frozenset) and isinstance(now, frozenset):
-            return _gone(name, before - now)
-    except BaseException:  # something of the job's own is in the place
-        return name
-    return name
-
-
-def _gone(name: str, gone: Collection[Any]) -> str:
-    """What was there must be there still; what has come does not matter."""
-    return f"{name} ({', '.join(sorted(map(os.fsdecode, gone)))})" if gone else ""
-
-
-def _environment() -> object:
-    # Beneath the mapping that everyone uses, which would decode every name and value: 30 us, and this is 1.
-    return dict(getattr(os.environ, "_data", os.environ))
 
 
 def _umask() -> int:
@@ -116,29 +53,14 @@ def _umask() -> int:
     return mask
 
 
-def _streams() -> object:
-    return [(stream, stream.closed) for stream in (sys.stdin, sys.stdout, sys.stderr) if stream is not None]
-
-
-def _descriptors() -> object:
-    # Two are given back after each job, which had its log there, unless it closed what they were kept in.
-    return [(found.st_dev, found.st_ino) for found in map(os.fstat, (0, 1, 2))]
-
-
-def _signals() -> object:
-    return list(map(_get_handler, _SIGNALS)), signal.getitimer(signal.ITIMER_REAL)
-
-
 def _threads() -> object:
-    """Those that a job has left running; a daemon is mostly a library's own."""
-    started = (thread for thread in threading.enumerate() if not thread.daemon)
-    return [thread.ident for thread in started if thread is not threading.main_thread()]
+    return [one.ident for one in threading.enumerate() if not one.daemon and one is not threading.main_thread()]
 
 
 def _torch() -> object:
     torch: Any = sys.modules.get("torch")
     if torch is None or not hasattr(torch, "get_default_device"):
-        return _AS_TORCH_STARTS
+        return True, False, "torch.float32", "cpu"
     inference = torch.is_inference_mode_enabled()
     return torch.is_grad_enabled(), inference, str(torch.get_default_dtype()), str(torch.get_default_device())
 
@@ -146,12 +68,13 @@ def _torch() -> object:
 _LOOKS: dict[str, Callable[[], object]] = {
     "the working directory": os.getcwd,
     "the umask": _umask,
-    "the environment": _environment,
-    "the search path of modules": lambda: frozenset(sys.path),
+    "the environment": lambda: dict(os.environ),
+    "the search path of modules": lambda: dict.fromkeys(sys.path, True),
     "built-in functions": lambda: _BUILTINS(vars(builtins)),
-    "the standard streams": _streams,
-    "descriptors 0 to 2": _descriptors,
-    "signal handlers": _signals,
+    "the standard streams": lambda: [(one, one.closed) for one in (sys.stdin, sys.stdout, sys.stderr) if one],
+    # Two are given back after each job, which had its log there, unless it closed what they were kept in.
+    "descriptors 0 to 2": lambda: [(one.st_dev, one.st_ino) for one in map(os.fstat, (0, 1, 2))],
+    "signal handlers": lambda: (list(map(signal.getsignal, _SIGNALS)), signal.getitimer(signal.ITIMER_REAL)),
     "limits of the process": lambda: list(map(resource.getrlimit, _LIMITS)),
     "the recursion limit": sys.getrecursionlimit,
     "the locale": lambda: locale.setlocale(locale.LC_ALL),
@@ -161,126 +84,31 @@ _LOOKS: dict[str, Callable[[], object]] = {
 }
 
 
-# -- inputs ------------------------------------------------------------------------------------------------------
-# Whether the inputs of a job are what was committed: small ones are read before it, large ones while it
-# loads. read before in this run, or small checked, then the job begins large names and sizes are compared,
-# then the job begins, and a thread reads them beside it; so the disk is read once for both Nothing comes of a
-# job before all of them were found good: its first progress waits for that, and its first question whether
-# the run is about to end, before which it has done no more than a step and saved nothing; and so do its end
-# and its failure.
+def process_state() -> dict[str, object]:
+    """What code of later jobs relies on in this process, as it is now."""
+    return {name: _look(look) for name, look in _LOOKS.items()}
 
 
-LARGE_BYTES = 64 << 20
-"""From which size on an output is read beside the job: what is smaller is hashed in a tenth of a second."""
+def _look(look: Callable[[], object]) -> object:
+    try:
+        return look()
+    except BaseException as error:  # a folder that is gone, a descriptor that is closed, an attribute of the job's
+        return type(error)
 
-_P = ParamSpec("_P")
-_T = TypeVar("_T")
+
+def changed_since(before: Mapping[str, object]) -> str:
+    """What is different by now, in words; "" for nothing."""
+    now = process_state()
+    return ", ".join(name for name, value in before.items() if _differs(value, now[name]))
 
 
-class InputChecks:
-    """The checks of the inputs of one attempt, for as long as its code runs."""
-
-    def __init__(self, verified: Verified, keys: Iterable[str], *, beside: bool) -> None:
-        """Prepare.
-
-        Args:
-            verified: Notes on what was found good in this run.
-            keys: Of the inputs.
-            beside: Whether large ones may be read while the job runs; else all are read before.
-        """
-        self._verified = verified
-        self._keys = list(dict.fromkeys(keys))
-        self._beside = beside
-        self._later: list[str] = []
-        self._thread: Thread | None = None
-        self._found: BaseException | None = None
-
-    def __enter__(self) -> InputChecks:
-        """Check what is small, and begin with the rest.
-
-        Raises:
-            DamagedOutput: One is not what was committed, as far as was looked.
-        """
-        for key in self._keys:
-            if self._beside and self._is_large(key):
-                if problem := self._verified.store.problem(key, checksums=False):
-                    raise DamagedOutput(key, problem)
-                self._later.append(key)
-            else:
-                self._verified.require(key)
-        if self._later:
-            thread = Thread(target=self._read, name="inputs", daemon=True)
-            try:
-                thread.start()
-            except RuntimeError:  # no more threads for this process
-                for key in self._later:
-                    self._verified.require(key)
-            else:
-                self._thread = thread
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        """Wait for the rest; what a job says of damaged inputs is a consequence of these.
-
-        Raises:
-            DamagedOutput: One is not what was committed.
-        """
-        if isinstance(error, KeyboardInterrupt):
-            return  # the job is cut off, and nothing of it is kept
-        try:
-            self.wait()
-        except DamagedOutput as damage:
-            raise damage from (None if error is damage else error)
-
-    def wait(self) -> None:
-        """Wait until all inputs were read.
-
-        Raises:
-            DamagedOutput: One is not what was committed.
-        """
-        if self._thread is not None:
-            self._thread.join()
-            self._thread = None
-        if self._found is not None:
-            raise self._found
-
-    @property
-    def are_good(self) -> bool:
-        """Whether all inputs were read by now, and found good."""
-        return self._thread is None and self._found is None
-
-    @property
-    def found_damaged(self) -> bool:
-        """Whether one was found damaged that the job may have read."""
-        return isinstance(self._found, DamagedOutput)
-
-    def before(self, call: Callable[_P, _T]) -> Callable[_P, _T]:
-        """The same, once all inputs were found good."""
-
-        def held(*args: _P.args, **kwargs: _P.kwargs) -> _T:
-            self.wait()
-            return call(*args, **kwargs)
-
-        return held
-
-    def _is_large(self, key: str) -> bool:
-        if self._verified.is_noted(key):
-            return False
-        try:
-            files = self._verified.store.manifest(key)["files"]
-        except StoreError:
-            return False
-        size: int = sum(entry["size"] for entry in files.values())
-        return size >= LARGE_BYTES
-
-    def _read(self) -> None:
-        try:
-            for key in self._later:
-                self._verified.require(key)
-        except BaseException as error:  # raised where the job waits: what was not read to its end is not good
-            self._found = error
+def _differs(before: object, now: object) -> bool:
+    try:
+        if isinstance(before, dict) and isinstance(now, dict):  # what has come does not matter
+            return any(value != now.get(name) for name, value in before.items())
+        return before != now
+    except BaseException:  # something of the job's own is in the place, and cannot be compared
+        return True
 
 
 class JobRunner:
@@ -311,7 +139,7 @@ class JobRunner:
         self._send = send
         self._device = device
         self._own_process = own_process
-        self._as_begun: ProcessState | None = None
+        self._as_begun: dict[str, object] | None = None
         self._name = name
         self._arithmetic = ""
 
@@ -334,7 +162,7 @@ class JobRunner:
         """
         start = time.monotonic()
         if self._as_begun is None and self._own_process:  # there is no replacing of the engine's own process
-            self._as_begun = ProcessState()
+            self._as_begun = process_state()
         said: JobFinished | JobRaised | AttemptStopped | None = None
         try:
             with OutputTo(order.log_path) as output:
@@ -343,7 +171,7 @@ class JobRunner:
             said = said or raised(order, error, start)
         if self._as_begun is None or isinstance(said, AttemptStopped) or order.gang:  # whose ranks were others
             return said
-        return replace(said, left_changed=self._as_begun.changed())
+        return replace(said, left_changed=changed_since(self._as_begun))
 
     def _run_logged(
         self, order: RunJob, output: OutputTo, start: float
@@ -408,11 +236,10 @@ class JobRunner:
             self.memory.clear()
             give_back(self._device)
         begin_measuring(self._device)
-        inputs = _checked_inputs(order, store)
         try:
+            _check_inputs(order, store)
             work.hold_to_limit()
-            with inputs, self._body():
-                work.report, work.stopping = inputs.before(work.report), inputs.before(work.stopping)
+            with self._body():
                 if order.gang:
                     from pipeline.engine.workers.gang import run_gang  # most workers never lead one
 
@@ -431,12 +258,10 @@ class JobRunner:
                 if resumed:
                     remove_tree(work.checkpoints)
         except BaseException as error:
-            if isinstance(error, DamagedOutput) or not inputs.are_good:
+            if isinstance(error, DamagedOutput):
                 self.memory.clear()  # it may have been loaded before that was found
             if order.key:
                 remove_tree(out)
-                if inputs.found_damaged:
-                    remove_tree(work.checkpoints)  # so may what was saved by code that tells of no progress
             raise
         return work
 
@@ -446,15 +271,15 @@ class JobRunner:
         return {"job": order.job_id, "arithmetic": self._arithmetic, **_versions()}
 
 
-def _checked_inputs(order: RunJob, store: Store) -> InputChecks:
+def _check_inputs(order: RunJob, store: Store) -> None:
     """Trust no input that was not read whole in this run and is as it was then.
 
-    The ranks of a gang save checkpoints whatever their leader waits for, so their inputs are read before. So are
-    those of a further attempt: the one before may have ended its worker, or hung, by what is damaged.
+    Raises:
+        DamagedOutput: One is not what was committed.
     """
-    keys = (key for keys in order.inputs.values() for key in keys)
-    beside = not order.gang and order.attempt == 1
-    return InputChecks(Verified(store, _folder(order.verified)), keys, beside=beside)
+    verified = Verified(store, _folder(order.verified))
+    for key in dict.fromkeys(key for keys in order.inputs.values() for key in keys):
+        verified.require(key)
 
 
 _folder = lru_cache(maxsize=16)(Path)

@@ -15,39 +15,34 @@ SPOILED = {
     "os.chdir('/')": "the working directory",
     "import tempfile; os.chdir(folder := tempfile.mkdtemp()); os.rmdir(folder)": "the working directory",
     "os.umask(0o777)": "the umask",
-    "os.environ['PATH'] = ''": "the environment (PATH)",
-    "del os.environ['PATH'], os.environ['HOME']": "the environment (HOME, PATH)",
-    "sys.path.remove('/a/folder')": "the search path of modules (/a/folder)",
+    "os.environ['PATH'] = ''": "the environment",
+    "del os.environ['PATH'], os.environ['HOME']": "the environment",
+    "sys.path.remove('/a/folder')": "the search path of modules",
     "sys.path = None": "the search path of modules",
     "import builtins; builtins.open = None": "built-in functions",
-    "import builtins; del builtins.len": "built-in functions",
     "sys.stdout.close()": "the standard streams",
     "sys.stderr = None": "the standard streams",
     "os.close(0)": "descriptors 0 to 2",
     "os.dup2(os.open('/dev/zero', os.O_RDONLY), 0)": "descriptors 0 to 2",
-    "os.dup2(os.open('/dev/zero', os.O_WRONLY), 1)": "descriptors 0 to 2",
-    "os.close(2)": "descriptors 0 to 2",
     "signal.signal(signal.SIGTERM, signal.SIG_IGN)": "signal handlers",
     "signal.alarm(60)": "signal handlers",
     "resource.setrlimit(resource.RLIMIT_FSIZE, (10, 20))": "limits of the process",
-    "resource.setrlimit(resource.RLIMIT_DATA, (1 << 40, 1 << 40))": "limits of the process",
+    "resource.setrlimit(resource.RLIMIT_AS, (1 << 40, 1 << 40))": "limits of the process",
     "sys.setrecursionlimit(100)": "the recursion limit",
     "locale.setlocale(locale.LC_ALL, 'C')": "the locale",
     "socket.setdefaulttimeout(1)": "the timeout of sockets",
     "threading.Thread(target=threading.Event().wait).start()": "threads that still run",
     "torch.is_grad_enabled = lambda: False": "defaults of torch",
-    "torch.get_default_dtype = None": "defaults of torch",
     "os.environ['ADDED'] = '1'": "",
     "sys.path.insert(0, '/')": "",
     "threading.Thread(target=threading.Event().wait, daemon=True).start()": "",
-    "open(os.devnull)": "",
     "signal.signal(signal.SIGCHLD, signal.SIG_IGN)": "",
 }
 
 SCRIPT = """
 import locale, os, resource, signal, socket, sys, threading, traceback
 from types import SimpleNamespace
-from pipeline.engine.workers.runner import ProcessState
+from pipeline.engine.workers.runner import changed_since, process_state
 
 torch = SimpleNamespace(  # the real one takes seconds to import
     is_grad_enabled=lambda: True, is_inference_mode_enabled=lambda: False,
@@ -56,15 +51,15 @@ torch = SimpleNamespace(  # the real one takes seconds to import
 locale.setlocale(locale.LC_ALL, "C.UTF-8")
 sys.path.append("/a/folder")
 os.environ["HOME"] = "/"
-state = ProcessState()
-assert state.changed() == ""
+state = process_state()
+assert changed_since(state) == ""
 sys.modules["torch"] = torch
-assert state.changed() == ""
+assert changed_since(state) == ""
 for line in eval(sys.argv[1]):
     read, write = os.pipe()
     if not os.fork():
         exec(line)
-        os.write(write, state.changed().encode() or b"nothing")
+        os.write(write, changed_since(state).encode() or b"nothing")
         os._exit(0)
     os.close(write)
     print(os.read(read, 1000).decode(), flush=True)
