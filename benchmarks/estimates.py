@@ -18,7 +18,7 @@ import yaml
 from rich.console import Console
 
 from pipeline.config.load import config_from_plain
-from pipeline.engine.events import read_event, whole_lines
+from pipeline.engine.journal import read_event, whole_lines
 from pipeline.engine.run_folder import RunFolder
 from pipeline.errors import PipelineError
 from pipeline.files import open_plain

@@ -38,7 +38,7 @@ from pipeline.plan.graph import Plan
 LATENCY_S = 0.002
 """From an order to the begin of the job."""
 PROGRESS_S = 0.25
-"""Between two reports of a job, see `pipeline.engine.workers.body`."""
+"""Between two reports of a job, see `pipeline.engine.workers.work`."""
 
 
 class Clock:

@@ -41,7 +41,7 @@ import pytest
 from benchmarks.engine import no_ops
 from pipeline.config.schema import Backend, ExecutionConfig, RayConfig
 from pipeline.engine.devices.inventory import cpu_slots
-from pipeline.engine.events import Event, Listener
+from pipeline.engine.journal import Event, Listener
 from pipeline.engine.run_jobs import run_jobs
 from pipeline.engine.store.store import Store
 from pipeline.plan.graph import Plan

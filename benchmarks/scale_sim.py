@@ -49,8 +49,7 @@ from benchmarks.arguments import positive
 from benchmarks.imagined import Clock, ImaginedPool, ImaginedStore, Speeds
 from pipeline.config.schema import ExecutionConfig
 from pipeline.engine.devices.layout import Layout, Place
-from pipeline.engine.events import Listener
-from pipeline.engine.journal import Journal
+from pipeline.engine.journal import Journal, Listener
 from pipeline.engine.scheduler.loop import run_plan
 from pipeline.engine.scheduler.outcome import Outcome
 from pipeline.plan.graph import Job, Plan

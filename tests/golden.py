@@ -137,7 +137,7 @@ def measure_here(scratch: Path) -> Measured:
     Args:
         scratch: An empty folder.
     """
-    from pipeline.machine.garbage import imported_for_good
+    from pipeline.machine.memory import imported_for_good
     from tests.golden_runs import addition_run, packed_run, texts_run
 
     (scratch / "models").mkdir()

@@ -26,8 +26,7 @@ from pipeline.commands.track import tracked
 from pipeline.commands.trial import TrialRounds
 from pipeline.config.plain import to_plain
 from pipeline.config.schema import StageChoice
-from pipeline.engine.events import Event, Listener
-from pipeline.engine.journal import Journal
+from pipeline.engine.journal import Event, Journal, Listener
 from pipeline.engine.keeper import Keeper
 from pipeline.engine.run_folder import PLAN_SVG, RunFolder, create_run_folder
 from pipeline.engine.run_jobs import run_jobs

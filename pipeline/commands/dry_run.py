@@ -18,7 +18,7 @@ from pipeline.errors import StoreError
 from pipeline.files import write_whole
 from pipeline.foreign import ForeignDataError
 from pipeline.learning.models.families import with_weights
-from pipeline.machine import garbage
+from pipeline.machine import memory
 from pipeline.outputs.formats import read_metrics
 from pipeline.plan.chains import REFERENCE
 from pipeline.plan.disk import DiskNeed, disk_need
@@ -180,7 +180,7 @@ MOST_ROWS = 300
 """Of the table of a plan: where there would be more, seeds are counted rather than listed."""
 
 
-@garbage.kept()
+@memory.no_garbage_collection()
 def print_plan(request: Request, stored: Stored, console: Console) -> None:
     """Print the plan per round, with what is stored and what the rest would take; and draw it."""
     rows = summarize(request.plan, stored.missing, MOST_ROWS)

@@ -25,7 +25,7 @@ from pipeline.engine.store.store import NOT_STORED, REMOVED, Store
 from pipeline.engine.workers.ray import is_installed
 from pipeline.errors import ConfigError, DeviceError
 from pipeline.learning.algos.reference import CHECK, PREPARE
-from pipeline.machine import garbage
+from pipeline.machine import memory
 from pipeline.plan.build import build_plan
 from pipeline.plan.chains import PREPARATION
 from pipeline.plan.compatibility import (
@@ -238,7 +238,7 @@ def _devices(config: Config) -> tuple[list[Device], bool]:
     """The devices of a run, and whether they are there: a dry run may be for GPUs that are declared."""
     execution = config.execution
     if on_cluster(config):
-        from pipeline.engine.workers.ray.backend import cluster_devices  # most runs have no use for it
+        from pipeline.engine.workers.ray.site import cluster_devices  # most runs have no use for it
 
         found = cluster_devices(config.device, execution, config.system.cpu_threads, config.distributed.num_gpus)
         return found, True
@@ -277,7 +277,7 @@ def _check_ray(config: Config) -> None:
             "execution.backend=local"
         )
     check_fits_ray(config)
-    from pipeline.engine.workers.ray.backend import check_environment  # as above
+    from pipeline.engine.workers.ray.site import check_environment  # as above
 
     check_environment(config.execution.ray)
 
@@ -290,7 +290,7 @@ def check_fits_ray(config: Config) -> None:
     """
     if config.execution.backend is not Backend.ray:
         return
-    from pipeline.engine.workers.ray.backend import check_address  # as above
+    from pipeline.engine.workers.ray.site import check_address  # as above
 
     check_address(config.execution.ray)
     if (asked := config.execution.jobs_per_device) != 1:
@@ -367,7 +367,7 @@ def _check_jobs_per_device(config: Config, devices: Sequence[Device]) -> None:
         )
 
 
-@garbage.kept()
+@memory.no_garbage_collection()
 def look_up(request: Request, problem_of: Callable[[str], str | None], shared: Collection[str] = ()) -> Stored:
     """See what of a plan must run.
 

@@ -143,7 +143,7 @@ def finished_rounds(view: RunView) -> int:
 
 if __name__ == "__main__":
     from pipeline.commands.report import write_report
-    from pipeline.machine.begin import begin
+    from pipeline.machine.descendants import begin
 
     os.nice(NICENESS)
     logging.disable()  # what cannot be read is told at the end of the run

@@ -20,7 +20,7 @@ from pipeline.config.user_code import brought_torch
 from pipeline.engine.devices.lease import LeaseSet
 from pipeline.engine.devices.select import lease_devices
 from pipeline.engine.keeper import keys_of_weights
-from pipeline.engine.scheduler.runnable import check_runnable
+from pipeline.engine.scheduler.dispatch import check_runnable
 from pipeline.engine.store.gc import remove_dead_claims
 from pipeline.engine.store.measured import read_peaks
 from pipeline.engine.store.removal import tell_needs

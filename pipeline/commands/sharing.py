@@ -15,8 +15,7 @@ from rich.console import Console
 from pipeline.commands.report import renew_report
 from pipeline.commands.request import Request, Stored, look_up
 from pipeline.config.schema import Config
-from pipeline.engine.events import SHARED_STORE
-from pipeline.engine.journal import Journal
+from pipeline.engine.journal import SHARED_STORE, Journal
 from pipeline.engine.run_folder import RunFolder
 from pipeline.engine.scheduler.signals import StopSignals
 from pipeline.engine.store.shared import (

@@ -18,7 +18,7 @@ from types import FrameType
 from typing import NoReturn
 
 from pipeline import arithmetic
-from pipeline.machine.garbage import imported_for_good
+from pipeline.machine.memory import imported_for_good
 from pipeline.terminal import streams
 
 INTERRUPTED = 130

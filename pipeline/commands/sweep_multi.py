@@ -20,7 +20,7 @@ from pipeline.engine.devices.lease import holders
 from pipeline.engine.devices.select import choose_devices
 from pipeline.engine.scheduler.signals import StopSignals
 from pipeline.errors import ConfigError, DeviceError, describe_exit
-from pipeline.machine.log_tail import tail
+from pipeline.machine.children import tail
 from pipeline.runs.report.format import count, duration, shown_path
 from pipeline.sweeps.agents.trial_process import Order
 from pipeline.sweeps.several.multi import MemberRun, MultiPlan, plan_runs, split_total

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from pipeline.config.schema import Keep
-from pipeline.engine.events import Event
+from pipeline.engine.journal import Event
 from pipeline.engine.store.gc import held_by_runs
 from pipeline.engine.store.removal import leftover_weights, remove_weights, tell_needs, weights_size
 from pipeline.engine.store.store import Store

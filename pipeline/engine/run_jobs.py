@@ -16,8 +16,7 @@ from msgspec import Meta
 from pipeline.config.schema import Backend, ExecutionConfig
 from pipeline.engine.devices.inventory import Device, read_levels, wait_until_free
 from pipeline.engine.devices.layout import make_layout
-from pipeline.engine.events import Event, Listener, whole_lines
-from pipeline.engine.journal import Journal
+from pipeline.engine.journal import Event, Journal, Listener, whole_lines
 from pipeline.engine.run_folder import RunFolder
 from pipeline.engine.scheduler.loop import run_plan
 from pipeline.engine.scheduler.outcome import Outcome

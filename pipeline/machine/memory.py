@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import gc
 import os
-from contextlib import suppress
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 USABLE_SHARE = 0.9
@@ -33,3 +35,32 @@ def own_memory_bytes() -> tuple[int, int]:
 def usable_bytes(free_bytes: int) -> int:
     """What a process can fill of free GPU memory: some is fragmented, some goes to CUDA and NCCL."""
     return max(0, int(USABLE_SHARE * free_bytes) - _RESERVE_BYTES)
+
+
+# -- garbage -----------------------------------------------------------------------------------------------------
+# Python's search for garbage in cycles, put off while many objects are made of which none is garbage.
+
+
+@contextmanager
+def no_garbage_collection() -> Iterator[None]:
+    """Look for no garbage inside: each search goes through all that was made so far, in vain."""
+    collects = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if collects:
+            gc.enable()
+
+
+@contextmanager
+def imported_for_good() -> Iterator[None]:
+    """What is imported within stays, so it is never looked through for garbage: neither meanwhile nor later.
+
+    Modules as large as torch and transformers make hundreds of thousands of objects, none of which go.
+    """
+    with no_garbage_collection():
+        try:
+            yield
+        finally:
+            gc.freeze()

@@ -27,7 +27,7 @@ from pipeline.learning.algos.policy_config import start_of
 from pipeline.learning.algos.reference import CHECK, PREPARE, TOKENIZE, Preparation
 from pipeline.learning.algos.registry import planned_stages
 from pipeline.learning.datasets.base import load_dataset
-from pipeline.machine import garbage
+from pipeline.machine import memory
 from pipeline.plan.chains import PREPARATION, REFERENCE, Chain, chains
 from pipeline.plan.compatibility import Widths
 from pipeline.plan.contents import Contents, JobContents
@@ -42,7 +42,7 @@ _OF_ROWS = (PREPARE, CHECK)
 ENTRY = "pipeline.learning.algos.stage_entry:run_stage"
 
 
-@garbage.kept()
+@memory.no_garbage_collection()
 def build_plan(
     config: Config,
     durations: Durations | None = None,

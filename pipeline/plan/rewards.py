@@ -37,7 +37,7 @@ from pipeline.learning.models.families import is_adapters, tokenizer_place
 from pipeline.learning.models.kinds import TinyModelConfig
 from pipeline.learning.rewards.registry import shipped_traits
 from pipeline.machine import children
-from pipeline.machine.channel import Channel
+from pipeline.machine.children import Channel
 from pipeline.plan.models import CONFIG, is_gguf, read_config, reason
 
 # -- pairs -------------------------------------------------------------------------------------------------------

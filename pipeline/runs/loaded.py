@@ -22,8 +22,7 @@ import yaml
 
 from pipeline.config.bounds import LARGEST_FILE, RESOLVED, read_resolved
 from pipeline.config.schema import EvaluationConfig
-from pipeline.engine.events import LINE, SHARED_STORE, Event, read_event
-from pipeline.engine.journal import JournalReader
+from pipeline.engine.journal import LINE, SHARED_STORE, Event, JournalReader, read_event
 from pipeline.engine.run_folder import RunFolder
 from pipeline.engine.store.store import Store
 from pipeline.errors import ConfigError, PlanError

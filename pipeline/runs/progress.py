@@ -24,7 +24,7 @@ from typing import Annotated
 
 from msgspec import Meta
 
-from pipeline.engine.events import Event, JobProgress
+from pipeline.engine.journal import Event, JobProgress
 from pipeline.engine.run_folder import RunFolder
 from pipeline.files import json_text, write_whole
 from pipeline.foreign import ForeignDataError, read_json, read_plain

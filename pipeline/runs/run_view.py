@@ -11,7 +11,7 @@ from collections import Counter
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 
-from pipeline.engine.events import SHARED_STORE, Event
+from pipeline.engine.journal import SHARED_STORE, Event
 from pipeline.engine.workers.messages import GpuLoad
 from pipeline.plan.graph import Job
 

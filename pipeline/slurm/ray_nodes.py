@@ -6,8 +6,8 @@
 
 Slurm tells every process of a step that the job is to end, and those of Ray would end at once, before the run has
 saved what it needs. So they are started with such signals held back, which they hand on to all that they start in
-turn; workers of a run let them through again (`machine/begin.py`). SIGKILL, by which Slurm ends what does not end
-by itself, nobody holds back.
+turn; workers of a run let them through again. SIGKILL, by which Slurm ends what does not end by itself, nobody
+holds back.
 """
 
 from __future__ import annotations

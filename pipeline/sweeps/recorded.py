@@ -12,8 +12,7 @@ from typing import Annotated, Any, NotRequired, TypedDict
 
 from msgspec import Meta
 
-from pipeline.engine.events import read_event, whole_lines
-from pipeline.engine.journal import JournalReader
+from pipeline.engine.journal import JournalReader, read_event, whole_lines
 from pipeline.errors import ConfigError, PipelineError, known_names
 from pipeline.files import open_plain
 from pipeline.foreign import ForeignDataError, converted, parse_json, read_json, read_json_file

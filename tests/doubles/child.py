@@ -7,8 +7,8 @@ import subprocess
 import sys
 
 from pipeline.machine import descendants
-from pipeline.machine.begin import begin
-from pipeline.machine.channel import Channel
+from pipeline.machine.children import Channel
+from pipeline.machine.descendants import begin
 
 HIDDEN = "env -i setsid sleep 3600 >/dev/null 2>&1 & echo $!"
 """A process in a session of its own, without tag and, once the shell has ended, without parent."""

@@ -15,8 +15,7 @@ import psutil
 from pipeline.config.schema import Backend, Barrier, ExecutionConfig, RetryConfig
 from pipeline.engine.devices.inventory import Device, cpu_slots, read_levels
 from pipeline.engine.devices.layout import make_layout
-from pipeline.engine.events import Listener
-from pipeline.engine.journal import Journal, read_journal
+from pipeline.engine.journal import Journal, Listener, read_journal
 from pipeline.engine.scheduler.loop import run_plan
 from pipeline.engine.scheduler.outcome import Outcome
 from pipeline.engine.store.shared import Session

@@ -10,9 +10,9 @@ from pipeline.config.schema import ExecutionConfig, RetryConfig
 from pipeline.engine.devices.layout import Layout, plain_layout
 from pipeline.engine.run_folder import RunFolder
 from pipeline.engine.scheduler.dispatch import give_up_too_wide, release_due, reserve, start
-from pipeline.engine.scheduler.memory_needs import Needs
 from pipeline.engine.scheduler.policy import Reserve, next_actions
 from pipeline.engine.scheduler.reactions import kill_hanging, react
+from pipeline.engine.scheduler.ready import Needs
 from pipeline.engine.scheduler.run import (
     Effect,
     OnDisk,

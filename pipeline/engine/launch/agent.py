@@ -12,8 +12,8 @@ from functools import partial
 from typing import Any
 
 from pipeline.machine import descendants
-from pipeline.machine.begin import begin
-from pipeline.machine.garbage import imported_for_good
+from pipeline.machine.descendants import begin
+from pipeline.machine.memory import imported_for_good
 from pipeline.terminal import streams
 
 SIGNALLED = 128

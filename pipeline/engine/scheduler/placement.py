@@ -16,8 +16,7 @@ from functools import cached_property
 from itertools import takewhile
 from typing import NamedTuple
 
-from pipeline.engine.scheduler.memory_needs import EXCLUSIVE
-from pipeline.engine.scheduler.ready import Kind, kind_of
+from pipeline.engine.scheduler.ready import EXCLUSIVE, Kind, kind_of
 from pipeline.engine.scheduler.state import RunState, WorkerState
 from pipeline.plan.graph import Job
 

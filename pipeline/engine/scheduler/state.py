@@ -10,8 +10,7 @@ from enum import Enum
 
 from pipeline.config.schema import Barrier
 from pipeline.engine.devices.layout import Layout, plain_layout
-from pipeline.engine.scheduler.memory_needs import EXCLUSIVE, Needs
-from pipeline.engine.scheduler.ready import Kind, ReadyQueue, kind_of, paths_for_rows
+from pipeline.engine.scheduler.ready import EXCLUSIVE, Kind, Needs, ReadyQueue, kind_of, paths_for_rows
 from pipeline.engine.workers.failure import FailureKind
 from pipeline.plan.graph import Job, Plan
 

@@ -14,10 +14,15 @@ from pipeline.config.schema import Backend, ExecutionConfig
 from pipeline.engine.devices.inventory import FREE_TIMEOUT_S, Device
 from pipeline.engine.devices.layout import Layout, plain_layout
 from pipeline.engine.devices.worker_env import describe_device, worker_environment
-from pipeline.engine.workers.messages import AttemptStopped, FromWorker, RunJob, WorkerExited, WorkerReady
-from pipeline.engine.workers.pool import MakeWorker, Pool
+from pipeline.engine.workers.messages import (
+    AttemptStopped,
+    FromWorker,
+    RunJob,
+    WorkerExited,
+    WorkerReady,
+)
+from pipeline.engine.workers.pool import Deliver, MakeWorker, Pool
 from pipeline.engine.workers.process import LocalWorker, ProcessSettings
-from pipeline.engine.workers.protocol import Deliver
 from pipeline.engine.workers.reaper import Reaper
 from pipeline.engine.workers.runner import JobRunner
 from pipeline.machine import descendants
@@ -206,7 +211,7 @@ def make_pool(
     inline = execution.backend is Backend.inline
     layout = layout or plain_layout(1 if inline else len(devices))
     if execution.backend is Backend.ray:
-        from pipeline.engine.workers.ray.backend import ray_pool  # most runs have no use for it
+        from pipeline.engine.workers.ray.site import ray_pool  # most runs have no use for it
 
         return ray_pool(execution, devices, _settings(execution, threads, log_dir, portable), width)
     devices = [devices[layout.device_of(worker)] for worker in range(layout.workers)]

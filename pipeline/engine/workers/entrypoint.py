@@ -31,13 +31,13 @@ from pipeline.engine.workers.messages import (
     decode_order,
     encode,
 )
-from pipeline.engine.workers.output import log_stacks
 from pipeline.engine.workers.runner import JobRunner
+from pipeline.engine.workers.work import log_stacks
 from pipeline.errors import DeviceError, WorkerError
 from pipeline.foreign import converted
 from pipeline.machine import descendants
-from pipeline.machine.begin import NOTICES, begin
-from pipeline.machine.channel import Channel
+from pipeline.machine.children import Channel
+from pipeline.machine.descendants import NOTICES, begin
 from pipeline.machine.memory import own_memory_bytes
 
 _HANG_UP_PATIENCE_S = 2.0

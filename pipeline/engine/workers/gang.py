@@ -56,12 +56,10 @@ from pipeline.engine.workers.messages import (
     RunJob,
     decode_report,
 )
-from pipeline.engine.workers.output import log_stacks
-from pipeline.engine.workers.work import Work
+from pipeline.engine.workers.work import Work, log_stacks
 from pipeline.errors import GangError, JobError, JobStopped, WorkerError
 from pipeline.foreign import ForeignDataError, read_json
-from pipeline.machine.channel import Channel
-from pipeline.machine.log_tail import tail
+from pipeline.machine.children import Channel, tail
 
 # -- far ranks ---------------------------------------------------------------------------------------------------
 # The ranks of a job on other machines, as the worker that leads it hears of them; see `gang_part`.

@@ -44,9 +44,8 @@ from pipeline.errors import WorkerError, describe_exit
 from pipeline.files import json_text, remove_tree, replacing
 from pipeline.foreign import ForeignDataError, read_json, read_json_file
 from pipeline.machine import children
-from pipeline.machine.begin import NOTICES, held_back
-from pipeline.machine.channel import Channel
-from pipeline.machine.children import Child
+from pipeline.machine.children import Channel, Child
+from pipeline.machine.descendants import NOTICES, held_back
 
 # -- rank process ------------------------------------------------------------------------------------------------
 # One process of a job that needs several devices, as the worker that has started it sees it.

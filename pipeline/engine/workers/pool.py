@@ -17,6 +17,7 @@ from dataclasses import dataclass
 from functools import partial
 from multiprocessing.connection import wait
 from pathlib import Path
+from typing import Protocol
 
 from pipeline.engine.workers.messages import (
     FromWorker,
@@ -26,9 +27,71 @@ from pipeline.engine.workers.messages import (
     WorkerReady,
     WorkerUnusable,
 )
-from pipeline.engine.workers.protocol import Site, Worker
 from pipeline.engine.workers.reaper import Reaper
 from pipeline.errors import WorkerError
+
+# -- protocol ----------------------------------------------------------------------------------------------------
+# What the pool expects of a worker, whatever carries it: a process here, this process itself, an actor
+# elsewhere. A worker lives once: started, given jobs that it runs one at a time, and over when it has
+# delivered `WorkerExited`. The pool makes another one in its place.
+
+
+Deliver = Callable[[FromWorker], None]
+
+
+class Site(Protocol):
+    """Where the workers of a pool live, if it takes more than this machine."""
+
+    def open(self, reaper: Reaper) -> None:
+        """Make it ready, before the first worker starts. Raises `WorkerError` where that fails."""
+
+    def close(self, reaper: Reaper) -> None:
+        """Let go of it, after the last worker has ended, and whatever has failed before."""
+
+
+class Worker(Protocol):
+    """One device and whatever runs jobs on it. No method but `receive` may take long, and none may raise."""
+
+    @property
+    def index(self) -> int:
+        """Number of the worker in the pool."""
+
+    def start(self) -> None:
+        """Begin; `WorkerReady` follows."""
+
+    def send(self, job: RunJob) -> None:
+        """Hand over a job. Where that fails `WorkerExited` follows."""
+
+    def sources(self) -> Sequence[int]:
+        """File descriptors that become readable when `receive` has something to do."""
+
+    def pending(self) -> bool:
+        """Whether `receive` has something to do that no descriptor tells of."""
+
+    def receive(self, deliver: Deliver) -> None:
+        """Deliver what has arrived, without waiting for more. `WorkerExited` comes last, and once."""
+
+    def show_stacks(self) -> None:
+        """Have what it does now written to the job's log, before it is killed for hanging."""
+
+    def ask_to_stop(self) -> None:
+        """First step of stopping: let the current job finish or save a checkpoint, then exit."""
+
+    def terminate(self) -> None:
+        """Second step: break off the job, in a way that it could catch."""
+
+    def kill(self) -> None:
+        """Last step: end it and all its children in a way that nothing can catch."""
+
+    def interrupt(self) -> None:
+        """Called in a signal handler, for a job that occupies the calling thread itself: ask it to stop.
+
+        The second time, break it off.
+        """
+
+    def last_words(self) -> str:
+        """The end of what it wrote outside of jobs, as `tail` has it: why it could not start, for example."""
+
 
 # -- slot --------------------------------------------------------------------------------------------------------
 # A place for a worker, as the pool keeps books on it: which worker is there, and how far it has come.
@@ -112,7 +175,7 @@ STACKS_S = 1.0
 _TERMINATE_TIMEOUT_S = 5.0
 _KILL_TIMEOUT_S = 30.0
 
-Deliver = Callable[[int, FromWorker], None]
+Hear = Callable[[int, FromWorker], None]
 
 
 def _ask_to_stop(worker: Worker) -> None:
@@ -234,7 +297,7 @@ class Pool:
         for slot in self._slots:
             slot.worker.interrupt()
 
-    def wait(self, timeout_s: float | None, deliver: Deliver, also: Sequence[int] = ()) -> None:
+    def wait(self, timeout_s: float | None, deliver: Hear, also: Sequence[int] = ()) -> None:
         """Wait until some worker has something to say, and deliver it.
 
         A worker that ended is replaced after its end was delivered. A place in which workers end again and again
@@ -251,7 +314,7 @@ class Pool:
         self._wait(timeout_s, deliver, also)
         self._check_deadlines()
 
-    def stop(self, deliver: Deliver, hurry: Sequence[int] = ()) -> None:
+    def stop(self, deliver: Hear, hurry: Sequence[int] = ()) -> None:
         """End all workers: ask, terminate, kill, each with a deadline. Returns when none is left.
 
         Args:
@@ -277,21 +340,21 @@ class Pool:
         if left:
             raise WorkerError(f"workers {left} did not end within {_KILL_TIMEOUT_S:.0f} s of being killed")
 
-    def _wait_for_end(self, patience_s: float, deliver: Deliver, hurry: Sequence[int]) -> None:
+    def _wait_for_end(self, patience_s: float, deliver: Hear, hurry: Sequence[int]) -> None:
         give_up = self._clock() + patience_s
         while self._living() and (left := give_up - self._clock()) > 0:
             if hurry and wait(hurry, 0):
                 return
             self._wait(left, deliver, hurry)
 
-    def _wait(self, timeout_s: float | None, deliver: Deliver, also: Sequence[int]) -> None:
+    def _wait(self, timeout_s: float | None, deliver: Hear, also: Sequence[int]) -> None:
         if self._descriptors is None or self._descriptors.also != tuple(also):
             self._descriptors = Descriptors(self._living(), also)
         for slot in self._descriptors.wait(self._shorter(timeout_s)):
             if slot.alive:
                 slot.worker.receive(partial(self._deliver, slot, deliver))
 
-    def _deliver(self, slot: Slot, deliver: Deliver, message: FromWorker) -> None:
+    def _deliver(self, slot: Slot, deliver: Hear, message: FromWorker) -> None:
         if slot.dismissed and not isinstance(message, WorkerExited):
             return
         match message:
@@ -306,7 +369,7 @@ class Pool:
         if isinstance(message, WorkerExited) and not self._stopping:
             self._replace(slot, message, deliver)
 
-    def _replace(self, slot: Slot, ended: WorkerExited, deliver: Deliver) -> None:
+    def _replace(self, slot: Slot, ended: WorkerExited, deliver: Hear) -> None:
         if not slot.used and not slot.closed:
             slot.failed_starts += 1
             if slot.failed_starts >= MAX_FAILED_STARTS:

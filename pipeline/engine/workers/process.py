@@ -26,13 +26,11 @@ from pipeline.engine.workers.messages import (
     decode_report,
     encode,
 )
-from pipeline.engine.workers.protocol import Deliver
+from pipeline.engine.workers.pool import Deliver
 from pipeline.engine.workers.reaper import Reaper
 from pipeline.errors import WorkerError
 from pipeline.machine import children, descendants
-from pipeline.machine.channel import Channel
-from pipeline.machine.children import Child
-from pipeline.machine.log_tail import tail
+from pipeline.machine.children import Channel, Child, tail
 
 _EXIT_AFTER_HANGUP_S = 0.2
 

@@ -17,8 +17,6 @@ from pathlib import Path
 from types import FrameType
 from typing import Any
 
-from pipeline.engine.workers.answers import ended_by, finished
-from pipeline.engine.workers.body import call_entry, contained, work_of
 from pipeline.engine.workers.messages import (
     AttemptStopped,
     JobFinished,
@@ -28,10 +26,10 @@ from pipeline.engine.workers.messages import (
     decode_order,
     encode,
 )
-from pipeline.engine.workers.output import log_stacks
+from pipeline.engine.workers.work import call_entry, contained, ended_by, finished, log_stacks, work_of
 from pipeline.errors import WorkerError
-from pipeline.machine.begin import NOTICES, begin
-from pipeline.machine.channel import Channel
+from pipeline.machine.children import Channel
+from pipeline.machine.descendants import NOTICES, begin
 
 
 class _Rank:

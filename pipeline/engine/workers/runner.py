@@ -26,12 +26,21 @@ import pipeline
 from pipeline import arithmetic
 from pipeline.engine.store.store import ANSWERS, FLOPS, Store
 from pipeline.engine.store.verified import Verified
-from pipeline.engine.workers.answers import ended_by, finished, raised
-from pipeline.engine.workers.body import call_entry, contained, store_at, work_of
-from pipeline.engine.workers.device_memory import begin_measuring, give_back, held_mb
 from pipeline.engine.workers.messages import AttemptStopped, FromWorker, JobFinished, JobRaised, JobStarted, RunJob
-from pipeline.engine.workers.output import OutputTo
-from pipeline.engine.workers.work import Work
+from pipeline.engine.workers.work import (
+    OutputTo,
+    Work,
+    begin_measuring,
+    call_entry,
+    contained,
+    ended_by,
+    finished,
+    give_back,
+    held_mb,
+    raised,
+    store_at,
+    work_of,
+)
 from pipeline.errors import DamagedOutput
 from pipeline.files import remove_tree
 from pipeline.outputs.check import check_output

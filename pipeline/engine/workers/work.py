@@ -2,24 +2,112 @@
 
 from __future__ import annotations
 
+import ctypes
+import faulthandler
+import gc
+import importlib
+import io
 import operator
+import os
+import signal
+import sys
 import time
+import traceback
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import dataclass, field
+from functools import cache
 from pathlib import Path
-from typing import Any
+from types import TracebackType
+from typing import Any, TextIO
 
-from pipeline.engine.workers.device_memory import limit
+from pipeline.config.place import own_place
+from pipeline.engine.store.store import Store, remedy
+from pipeline.engine.workers.failure import FailureKind, causes, class_name, classify, storage_errno
 from pipeline.engine.workers.messages import (
     MAX_COUNT,
     MAX_FIGURE,
     MAX_FLOPS,
     MAX_NUMBERS,
     MAX_SECONDS,
+    AttemptStopped,
+    JobFinished,
+    JobProgress,
+    JobRaised,
+    RunJob,
     is_number_name,
 )
-from pipeline.machine import garbage
+from pipeline.errors import DamagedOutput, GangError, JobError, JobStopped, PipelineError, StoreError
+from pipeline.files import in_folder
+from pipeline.machine.memory import imported_for_good, no_garbage_collection
+
+# -- device memory -----------------------------------------------------------------------------------------------
+# What a process holds of its device, through torch where a job has imported it; this module does not. peak =
+# what tensors took at most since the job began, and a little more + the CUDA context Torch's allocator
+# reserves more where nobody else wants it, garbage of earlier batches above all. It can do without, as a job
+# beside others is held to what is set aside for it. So the lower of the two counts.
+
+
+CONTEXT_MB = 800
+"""CUDA context and loaded kernels of a process, 0.3 to 0.8 GB by GPU and libraries, which torch does not count."""
+FRAGMENTS = 1.25
+"""What the allocator needs at least, as a multiple of what tensors take."""
+_MB = 2**20
+
+
+def begin_measuring(device: str) -> None:
+    """Forget the peak of the job before, and give back what is left of it, which would count for the next."""
+    cuda = _cuda(device)
+    if cuda is not None:
+        cuda.empty_cache()
+        cuda.reset_peak_memory_stats(device)
+
+
+def peak_mb(device: str) -> int | None:
+    """MiB held at most since `begin_measuring`; 0 where the GPU was not touched, None on a CPU."""
+    if not device.startswith("cuda"):
+        return None
+    cuda = _cuda(device)
+    if cuda is None:
+        return 0
+    reserved, used = int(cuda.max_memory_reserved(device)), int(cuda.max_memory_allocated(device))
+    return min(reserved, int(FRAGMENTS * used)) // _MB + CONTEXT_MB
+
+
+def held_mb(device: str) -> int:
+    """MiB held now."""
+    cuda = _cuda(device)
+    return 0 if cuda is None else int(cuda.memory_reserved(device)) // _MB + CONTEXT_MB
+
+
+def limit(device: str, mb: int) -> None:
+    """Hold this process to a part of its device, its CUDA context included, so that neighbours have theirs.
+
+    Args:
+        device: ``cpu`` or ``cuda``.
+        mb: MiB; 0 sets no limit.
+    """
+    cuda = _cuda(device)
+    if cuda is not None:
+        whole = int(cuda.get_device_properties(device).total_memory)
+        share = max(mb - CONTEXT_MB, 1) * _MB / whole if mb else 1.0
+        cuda.set_per_process_memory_fraction(min(1.0, share), cuda.current_device())  # "cuda" has no index
+
+
+def give_back(device: str) -> None:
+    """Let other processes have what nothing here refers to any more."""
+    cuda = _cuda(device)
+    if cuda is not None:
+        gc.collect()
+        cuda.empty_cache()
+
+
+def _cuda(device: str) -> Any:
+    """`torch.cuda` where this process has a context, else None: asking for more would make one."""
+    torch: Any = sys.modules.get("torch")
+    if torch is None or not device.startswith("cuda") or not torch.cuda.is_initialized():
+        return None
+    return torch.cuda
 
 
 @dataclass(kw_only=True)
@@ -140,7 +228,7 @@ class Work:
         self.report_loading(True)
         start = time.monotonic()
         try:
-            with garbage.kept():
+            with no_garbage_collection():
                 yield
         finally:
             self.load_s += time.monotonic() - start
@@ -167,3 +255,343 @@ def _count(name: str, value: object) -> int:
     if not 0 <= count <= MAX_COUNT:
         raise ValueError(f"{name}={value!r}: must be a whole number from 0 to 2^53")
     return count
+
+
+# -- body --------------------------------------------------------------------------------------------------------
+# The code of a job: what it is given, how it is called, and where copies of the process that it makes end.
+
+
+PROGRESS_INTERVAL_S = 0.25
+
+Entry = Callable[[Work], None]
+
+
+def work_of(
+    order: RunJob,
+    out: Path,
+    device: str,
+    *,
+    memory: dict[str, Any],
+    send: Callable[[JobProgress], None],
+    stopping: Callable[[], bool],
+    rank: int = 0,
+) -> Work:
+    """What the code of a job is given.
+
+    Args:
+        order: The job.
+        out: Folder for the output.
+        device: As `torch.device` takes it.
+        memory: What stays for the job after it.
+        send: Takes its progress.
+        stopping: Whether the run is about to end.
+        rank: Which of the processes of the job this is.
+    """
+    store, progress = store_at(order.store), _RegularProgress(order, send)
+    return Work(
+        job_id=order.job_id,
+        attempt=order.attempt,
+        payload=order.payload,
+        inputs={name: tuple(map(store.path, keys)) for name, keys in order.inputs.items()},
+        out=out,
+        device=device,
+        checkpoints=store.checkpoints(order.key),
+        hints=store.hints,
+        memory=memory,
+        report=progress,
+        report_loading=progress.loading,
+        stopping=stopping,
+        rank=rank,
+        world_size=len(order.gang) or 1,
+        shared=order.shared,
+        limit_mb=order.limit_mb,
+    )
+
+
+@cache
+def store_at(root: str) -> Store:
+    """The store whose root an order names: the same for every job of a run."""
+    return Store(Path(root))
+
+
+def call_entry(order: RunJob, work: Work) -> None:
+    """Import the entry of a job and call it; a module may take long to import.
+
+    Raises:
+        JobError: The path does not name a function.
+    """
+    loaded = order.entry.partition(":")[0] in sys.modules
+    with nullcontext() if loaded else work.loading():
+        entry = _load_entry(order.entry)
+    entry(work)
+
+
+@contextmanager
+def contained() -> Iterator[None]:
+    """Run a job's code; a copy of this process that the code has made by forking ends where it leaves that code.
+
+    It is a process of the job's own, and no second worker: it would report the job a second time, commit or remove
+    the output, and take further jobs. It ends at once, so that nothing which both processes hold is closed or
+    flushed a second time.
+    """
+    pid = os.getpid()
+    try:
+        yield
+    except BaseException as error:
+        if os.getpid() != pid:
+            _end(error)
+        raise
+    if os.getpid() != pid:
+        os._exit(0)
+
+
+def _end(error: BaseException) -> None:
+    try:
+        if isinstance(error, SystemExit):
+            os._exit(error.code if isinstance(error.code, int) else int(error.code is not None))
+        with suppress(BaseException):
+            traceback.print_exc()
+    finally:
+        os._exit(1)
+
+
+class _RegularProgress:
+    """Sends progress, but no more often than anyone can read it."""
+
+    def __init__(self, order: RunJob, send: Callable[[JobProgress], None]) -> None:
+        self._order = order
+        self._send = send
+        self._next = 0.0
+        self._pid = os.getpid()
+        self._last: dict[str, Any] = {"done": 0, "total": 0, "tokens": 0}
+
+    def __call__(self, done: int, total: int, tokens: int, numbers: Mapping[str, float | None]) -> None:
+        """Tell how far the job is, unless that was just done, or this is a process that the job has forked."""
+        now = time.monotonic()
+        self._last = {"done": done, "total": total, "tokens": tokens, "numbers": numbers}
+        if now >= self._next:
+            self._next = now + PROGRESS_INTERVAL_S
+            self._tell(loading=False)
+
+    def loading(self, begins: bool) -> None:
+        """Tell that the job loads something, or works again. That is told at once: it may take long."""
+        self._tell(loading=begins)
+
+    def _tell(self, *, loading: bool) -> None:
+        if os.getpid() == self._pid:
+            job_id, attempt = self._order.job_id, self._order.attempt
+            self._send(JobProgress(job_id=job_id, attempt=attempt, loading=loading, **self._last))
+
+
+def _load_entry(path: str) -> Entry:
+    module, _, name = path.partition(":")
+    with nullcontext() if module in sys.modules else imported_for_good():
+        entry: Any = getattr(importlib.import_module(module), name, None)
+    if not callable(entry):
+        raise JobError(f"'{path}' does not name a function; an entry is written module:function")
+    checked: Entry = entry
+    return checked
+
+
+# -- answers -----------------------------------------------------------------------------------------------------
+# What a worker answers of a job that is over: it is done, it raised, or it has stopped to go on later.
+
+
+def finished(order: RunJob, work: Work, start: float, held_mb: int = 0) -> JobFinished:
+    """What to say of a job that is done.
+
+    Args:
+        order: The job.
+        work: What it has counted.
+        start: When it began, on the monotonic clock.
+        held_mb: What stays on a device with other workers.
+    """
+    return JobFinished(
+        job_id=order.job_id,
+        attempt=order.attempt,
+        load_s=round(work.load_s, 6),
+        run_s=round(time.monotonic() - start, 6),
+        samples=work.samples,
+        tokens=work.tokens,
+        answers=work.answers,
+        flops=work.flops,
+        peak_mb=peak_mb(work.device) if work.peak_mb is None else work.peak_mb,
+        held_mb=held_mb,
+    )
+
+
+def ended_by(
+    order: RunJob, error: BaseException, start: float, *, stop_requested: bool
+) -> JobRaised | AttemptStopped:
+    """What to say, in the job's log too, of a job whose code has raised. Called while that is handled.
+
+    Args:
+        order: The job.
+        error: What was raised.
+        start: As in `finished`.
+        stop_requested: Whether the job was asked to stop.
+    """
+    if is_kind(error, JobStopped) and stop_requested:
+        return _stopped(order, error)
+    with suppress(BaseException):  # the stream may be closed, and what the exception says of itself may raise
+        traceback.print_exc()
+    return raised(order, error, start)
+
+
+def raised(order: RunJob, error: BaseException, start: float) -> JobRaised:
+    """Tell of an exception that ended a job. What it says of itself is code of the job's own, and may raise."""
+    kind = classify(error)
+    key = _said(lambda: _damaged_key(error), "") if kind is FailureKind.damaged_input else ""
+    if kind is FailureKind.damaged_input and not any(key in keys for keys in order.inputs.values()):
+        kind, key = FailureKind.bug, ""  # only what the job was given can be made again
+    return JobRaised(
+        job_id=order.job_id,
+        attempt=order.attempt,
+        error_type=_said(lambda: _class_for_users(error), "an exception without a name"),
+        kind=kind,
+        damaged_key=key,
+        rank=_rank(error, len(order.gang)),
+        message=_said(lambda: _message(order, error, kind), "its message cannot be read, as __str__ raises"),
+        traceback=_said(lambda: "".join(traceback.format_exception(error)), "its traceback cannot be read"),
+        run_s=round(time.monotonic() - start, 6),
+    )
+
+
+def _rank(error: BaseException, ranks: int) -> int | None:
+    """The process that failed first, where that is told."""
+    try:
+        return error.rank if isinstance(error, GangError) and error.rank in range(ranks) else None
+    except BaseException:  # code of the job's own, as in `_said`
+        return None
+
+
+def _stopped(order: RunJob, error: BaseException) -> AttemptStopped:
+    what = _said(lambda: str(error), "")
+    with suppress(OSError, ValueError):  # the job may have closed the stream
+        print(f"stopped: {what}" if what else "stopped", flush=True)  # noqa: T201 - the job's log
+    return AttemptStopped(job_id=order.job_id, attempt=order.attempt)
+
+
+def is_kind(error: BaseException, kind: type[BaseException]) -> bool:
+    """As `isinstance`, which asks the exception itself: that may be code of the job's own, and raise."""
+    return issubclass(type(error), kind)
+
+
+def _class_for_users(error: BaseException) -> str:
+    return "" if is_kind(error, PipelineError) and str(error).strip() else class_name(type(error))
+
+
+def _said(ask: Callable[[], str], otherwise: str) -> str:
+    try:
+        return str.__str__(ask())
+    except BaseException:  # KeyboardInterrupt too: the engine's own strikes in a job's body alone
+        return otherwise
+
+
+def _message(order: RunJob, error: BaseException, kind: FailureKind) -> str:
+    """What an exception says; in its first line, which is shown alone, also where it comes from and what to do."""
+    first, line, rest = str(error).strip().partition("\n")
+    place = own_place(error)
+    more = f" ({place})" if place else ""
+    if kind is FailureKind.storage and not any(is_kind(one, StoreError) for one in causes(error, context=True)):
+        more += f"; outputs go to {order.store}. {remedy(storage_errno(error))}"
+    return f"{first}{more}".lstrip() + line + rest if more else str(error)
+
+
+def _damaged_key(error: BaseException) -> str:
+    for one in causes(error):
+        if isinstance(one, DamagedOutput):
+            return one.key
+        if isinstance(one, GangError):
+            return one.damaged_key
+    return ""
+
+
+# -- output ------------------------------------------------------------------------------------------------------
+# Sends everything a job writes to its log: Python's streams, and by file descriptor what native code writes.
+
+
+def log_stacks() -> None:
+    """Have the stack of a crash written to the log of the job that runs, and on SIGUSR1 the stacks of all threads.
+
+    The handler is in C, so it needs no cooperation of a job that hangs.
+    """
+    faulthandler.enable(file=2)
+    faulthandler.register(signal.SIGUSR1, file=2, all_threads=True)
+
+
+class OutputTo:
+    """While entered, file descriptors 1 and 2 and Python's standard streams write to a file."""
+
+    def __init__(self, path: str) -> None:
+        self._path = path
+        self._saved: list[int] = []
+        self._log = -1
+        self._streams: tuple[TextIO, TextIO] | None = None
+
+    def __enter__(self) -> OutputTo:
+        # Appending, so that processes which the job starts write after each other rather than over each other.
+        flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_APPEND
+        self._log = in_folder(self._path.rpartition("/")[0], lambda: os.open(self._path, flags, 0o644))
+        self._saved = [os.dup(1), os.dup(2)]
+        self._streams = (sys.stdout, sys.stderr)
+        self._redirect()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._restore()
+        for descriptor in (*self._saved, self._log):
+            os.close(descriptor)
+
+    @contextmanager
+    def paused(self) -> Iterator[None]:
+        """Write to the old places inside, for what the engine itself shows while a job runs in its process."""
+        self._restore()
+        try:
+            yield
+        finally:
+            self._redirect()
+
+    def _redirect(self) -> None:
+        _flush()
+        os.dup2(self._log, 1)
+        os.dup2(self._log, 2)
+        # Where the streams are not those of the process (a notebook, a test runner) their text would be missed.
+        if not _writes_to(sys.stdout, 1):
+            sys.stdout = _stream(1)
+        if not _writes_to(sys.stderr, 2):
+            sys.stderr = _stream(2)
+
+    def _restore(self) -> None:
+        assert self._streams is not None
+        _flush()
+        os.dup2(self._saved[0], 1)
+        os.dup2(self._saved[1], 2)
+        sys.stdout, sys.stderr = self._streams
+
+
+def _stream(descriptor: int) -> TextIO:
+    return open(descriptor, "w", buffering=1, encoding="utf-8", errors="backslashreplace", closefd=False)
+
+
+def _writes_to(stream: Any, descriptor: int) -> bool:
+    """Whether it is a plain stream; what the engine shows its own text with would change that of the job."""
+    try:
+        return type(stream) is io.TextIOWrapper and stream.fileno() == descriptor
+    except (OSError, ValueError):
+        return False
+
+
+def _flush() -> None:
+    for stream in (sys.stdout, sys.stderr):
+        with suppress(OSError, ValueError, AttributeError):
+            stream.flush()
+    # The C library buffers on its own what native code printed.
+    _c_library().fflush(None)
+
+
+@cache
+def _c_library() -> ctypes.CDLL:
+    return ctypes.CDLL(None)

@@ -29,7 +29,7 @@ from pipeline.learning.algos.registry import load_algorithm
 from pipeline.learning.algos.reward_stage import REWARD
 from pipeline.learning.models.cache import ModelCache, scratch_in
 from pipeline.learning.models.flops import metered
-from pipeline.machine.garbage import imported_for_good
+from pipeline.machine.memory import imported_for_good
 
 if TYPE_CHECKING:
     from pipeline.engine.workers.work import Work

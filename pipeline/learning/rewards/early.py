@@ -29,8 +29,8 @@ from pipeline.learning.datasets.from_files import FilesDataset
 from pipeline.learning.datasets.rows import LOOK_S, Look, look_at
 from pipeline.learning.rewards.probe import RowCheck, advice_on, check_judge, check_rewards
 from pipeline.learning.rewards.registry import known_rewards
-from pipeline.machine.begin import begin
-from pipeline.machine.channel import Channel
+from pipeline.machine.children import Channel
+from pipeline.machine.descendants import begin
 
 _ROWS = 8
 """Rows that are looked at for their columns, as each may lack some."""

@@ -29,8 +29,8 @@ from pipeline.config.place import is_own, own_place, told
 from pipeline.errors import PipelineError
 from pipeline.learning.rewards.calling import Bound, Item, arguments, bind
 from pipeline.learning.rewards.traits import WrongScores, is_async, read_scores
-from pipeline.machine.begin import begin
-from pipeline.machine.channel import Channel
+from pipeline.machine.children import Channel
+from pipeline.machine.descendants import begin
 from pipeline.machine.memory import own_memory_bytes
 
 _LONGEST_ERROR = 4000

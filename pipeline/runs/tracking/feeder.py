@@ -31,8 +31,8 @@ from pipeline.errors import PipelineError
 from pipeline.files import json_text, write_whole
 from pipeline.foreign import ForeignDataError, read_json_file
 from pipeline.locks import claim
-from pipeline.machine.begin import begin
-from pipeline.machine.channel import Channel
+from pipeline.machine.children import Channel
+from pipeline.machine.descendants import begin
 from pipeline.outputs.formats import (
     CURVES,
     METRICS,

@@ -17,7 +17,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, Protocol
 
-from pipeline.engine.events import whole_lines
+from pipeline.engine.journal import whole_lines
 from pipeline.files import json_text, open_plain, remove_tree
 from pipeline.foreign import ForeignDataError, read_json
 from pipeline.plan.graph import Job

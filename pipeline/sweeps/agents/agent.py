@@ -20,7 +20,7 @@ from pipeline.engine.scheduler.signals import StopSignals
 from pipeline.engine.workers.reaper import Reaper
 from pipeline.errors import StoreError
 from pipeline.machine import descendants
-from pipeline.machine.log_tail import tail
+from pipeline.machine.children import tail
 from pipeline.runs.report.format import shown_path
 from pipeline.sweeps.agents import turn
 from pipeline.sweeps.agents.handle import heard

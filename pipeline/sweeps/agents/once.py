@@ -16,7 +16,7 @@ from pipeline.engine.scheduler.signals import StopSignals
 from pipeline.errors import WorkerError, describe_exit
 from pipeline.foreign import ForeignDataError, read_json_file
 from pipeline.locks import claim
-from pipeline.machine.log_tail import tail
+from pipeline.machine.children import tail
 from pipeline.runs.report.format import shown_path
 from pipeline.sweeps.agents.handle import heard
 from pipeline.sweeps.agents.orders import Orders

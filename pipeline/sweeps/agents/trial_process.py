@@ -41,8 +41,8 @@ from pipeline.engine.launch.run import (
 from pipeline.errors import DeviceError, PipelineError
 from pipeline.files import json_text, write_whole
 from pipeline.foreign import converted
-from pipeline.machine.begin import begin
-from pipeline.machine.channel import Channel
+from pipeline.machine.children import Channel
+from pipeline.machine.descendants import begin
 from pipeline.sweeps.agents.programs import as_ranks, is_of_outer
 from pipeline.sweeps.agents.shortage import shortage
 from pipeline.sweeps.spec import Launcher

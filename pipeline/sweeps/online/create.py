@@ -11,7 +11,7 @@ import os
 import sys
 from typing import Any
 
-from pipeline.machine.begin import begin
+from pipeline.machine.descendants import begin
 
 
 def main() -> int:

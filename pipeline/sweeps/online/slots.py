@@ -9,7 +9,7 @@ from pathlib import Path
 from pipeline.engine.devices.inventory import Device
 from pipeline.engine.scheduler.signals import StopSignals
 from pipeline.errors import describe_exit
-from pipeline.machine.log_tail import tail
+from pipeline.machine.children import tail
 from pipeline.sweeps.agents.trial_process import Order
 from pipeline.sweeps.online.at_wandb import OnlineSweep, agent_variables, agent_words, begun_runs
 from pipeline.sweeps.several.side_by_side import Ended, SideBySide, Task

@@ -10,7 +10,7 @@ import pytest
 from pipeline.commands.request import Request, prepare
 from pipeline.config.schema import RayConfig
 from pipeline.engine.workers.ray import is_installed
-from pipeline.engine.workers.ray.backend import check_environment
+from pipeline.engine.workers.ray.site import check_environment
 from pipeline.errors import ConfigError, DeviceError
 from pipeline.learning.datasets.base import load_dataset
 from pipeline.learning.datasets.prepared import prepare as write_prepared

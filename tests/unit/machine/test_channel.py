@@ -7,8 +7,8 @@ from collections.abc import Iterator
 import pytest
 
 from pipeline.errors import WorkerError
-from pipeline.machine import channel
-from pipeline.machine.channel import Channel
+from pipeline.machine import children
+from pipeline.machine.children import Channel
 
 
 @pytest.fixture
@@ -106,7 +106,7 @@ def test_one_who_never_stops_sending_leaves_a_turn_for_others(ends: Ends, monkey
 
     raw.send(b"1\n")
     monkeypatch.setattr(ours, "_socket", Endless())
-    monkeypatch.setattr(channel, "_CHUNK", 2)
+    monkeypatch.setattr(children, "_CHUNK", 2)
     assert len(list(ours.receive())) > 10
     monkeypatch.undo()
     assert list(ours.receive()) == [b"1"]

@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from pipeline.machine.log_tail import tail
+from pipeline.machine.children import tail
 
 
 def test_the_last_lines_of_a_log_of_any_size_fit_into_a_message(tmp_path: Path) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from pipeline.engine.scheduler.elsewhere import expect, go_on
+from pipeline.engine.scheduler.dispatch import expect, go_on
 from pipeline.engine.scheduler.run import OnDisk, ReleaseClaim
 from tests.doubles.engine import job
 from tests.doubles.on_paper import OnPaper

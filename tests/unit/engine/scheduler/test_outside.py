@@ -12,9 +12,8 @@ from typing import NoReturn, cast
 
 import pytest
 
-from pipeline.engine.events import Event, Listener
-from pipeline.engine.journal import Journal, read_journal
-from pipeline.engine.scheduler.outside import FORCE_S, Outside
+from pipeline.engine.journal import Event, Journal, Listener, read_journal
+from pipeline.engine.scheduler.loop import FORCE_S, Outside
 from pipeline.engine.scheduler.run import OnDisk, ProcessOrder, Record, ReleaseClaim, Say, SetAside, Tell
 from pipeline.engine.scheduler.state import RunState
 from pipeline.engine.store.removal import remove_weights

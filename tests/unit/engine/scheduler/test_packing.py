@@ -10,10 +10,10 @@ from dataclasses import replace
 import pytest
 
 from pipeline.engine.devices.layout import Layout, Place
-from pipeline.engine.scheduler.memory_needs import MARGIN, Needs
+from pipeline.engine.scheduler.dispatch import too_wide
 from pipeline.engine.scheduler.placement import Room, Seat
 from pipeline.engine.scheduler.policy import Action, Reserve, Start, next_actions
-from pipeline.engine.scheduler.runnable import too_wide
+from pipeline.engine.scheduler.ready import MARGIN, Needs
 from pipeline.engine.scheduler.state import JobStatus, RunState
 from pipeline.engine.workers.failure import FailureKind
 from pipeline.plan.graph import Job, Plan

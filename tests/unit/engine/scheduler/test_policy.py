@@ -11,10 +11,10 @@ from hypothesis import strategies as st
 
 from pipeline.config.schema import Barrier
 from pipeline.engine.devices.layout import Layout, Place
+from pipeline.engine.scheduler.dispatch import check_runnable, too_wide
 from pipeline.engine.scheduler.outcome import account
 from pipeline.engine.scheduler.placement import Room
 from pipeline.engine.scheduler.policy import Reserve, Start, next_actions
-from pipeline.engine.scheduler.runnable import check_runnable, too_wide
 from pipeline.engine.scheduler.state import JobStatus, RunState
 from pipeline.engine.workers.failure import FailureKind
 from pipeline.errors import PlanError

@@ -9,11 +9,10 @@ import pytest
 
 from pipeline.engine.devices.layout import Layout, Place
 from pipeline.engine.scheduler import policy
-from pipeline.engine.scheduler.memory_needs import Needs
+from pipeline.engine.scheduler.dispatch import too_wide
 from pipeline.engine.scheduler.placement import Promises, Room, Seat, _Guest
 from pipeline.engine.scheduler.policy import Action, Reserve, Start, next_actions
-from pipeline.engine.scheduler.ready import Kind
-from pipeline.engine.scheduler.runnable import too_wide
+from pipeline.engine.scheduler.ready import Kind, Needs
 from pipeline.engine.scheduler.state import RunState, WorkerPhase, WorkerState
 from pipeline.engine.workers.failure import FailureKind
 from pipeline.plan.graph import Job, Plan

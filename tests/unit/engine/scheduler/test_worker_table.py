@@ -3,7 +3,7 @@
 import random
 
 from pipeline.engine.devices.layout import Layout, Place
-from pipeline.engine.scheduler.memory_needs import Needs
+from pipeline.engine.scheduler.ready import Needs
 from pipeline.engine.scheduler.state import WorkerPhase, WorkerTable
 from pipeline.plan.graph import Job
 

@@ -5,15 +5,8 @@ from types import SimpleNamespace
 
 import pytest
 
-from pipeline.engine.workers import device_memory
-from pipeline.engine.workers.device_memory import (
-    CONTEXT_MB,
-    begin_measuring,
-    give_back,
-    held_mb,
-    limit,
-    peak_mb,
-)
+from pipeline.engine.workers import work
+from pipeline.engine.workers.work import CONTEXT_MB, begin_measuring, give_back, held_mb, limit, peak_mb
 
 
 class Cuda:
@@ -83,7 +76,7 @@ def test_the_context_counts_besides_what_torch_has_reserved(monkeypatch: pytest.
 
 
 def test_the_module_itself_imports_no_torch() -> None:
-    assert not hasattr(device_memory, "torch")
+    assert not hasattr(work, "torch")
 
 
 def test_garbage_that_nobody_wanted_is_not_charged(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -12,9 +12,9 @@ from pathlib import Path
 
 import pytest
 
-from pipeline.engine.workers.answers import raised
 from pipeline.engine.workers.failure import NEEDS_FRESH_WORKER, FailureKind, classify, storage_errno
 from pipeline.engine.workers.messages import RunJob, decode_report, encode
+from pipeline.engine.workers.work import raised
 from pipeline.errors import DamagedOutput, GangError, RanksDisagree
 
 ORDER = RunJob(

@@ -10,7 +10,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 from msgspec.structs import fields
 
-from pipeline.engine.workers.answers import raised
 from pipeline.engine.workers.failure import FailureKind
 from pipeline.engine.workers.messages import (
     MAX_TEXT,
@@ -29,6 +28,7 @@ from pipeline.engine.workers.messages import (
     decode_report,
     encode,
 )
+from pipeline.engine.workers.work import raised
 from pipeline.errors import DataError, GangError, JobError, WorkerError
 
 ORDERS = [

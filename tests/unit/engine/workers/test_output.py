@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from pipeline.engine.workers.output import OutputTo
+from pipeline.engine.workers.work import OutputTo
 from pipeline.terminal.streams import LastingFile, LastingStream
 
 

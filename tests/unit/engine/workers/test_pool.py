@@ -18,8 +18,7 @@ from pipeline.engine.workers.messages import (
     WorkerReady,
     WorkerUnusable,
 )
-from pipeline.engine.workers.pool import MAX_FAILED_STARTS, Pool
-from pipeline.engine.workers.protocol import Deliver, Worker
+from pipeline.engine.workers.pool import MAX_FAILED_STARTS, Deliver, Pool, Worker
 from pipeline.errors import WorkerError
 
 READY = WorkerReady(pid=1, device="pretended")

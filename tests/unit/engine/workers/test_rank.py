@@ -9,8 +9,8 @@ import pytest
 from pipeline.engine.workers.messages import AttemptStopped, JobProgress, RunJob, Shutdown, decode_report, encode
 from pipeline.engine.workers.rank import _Rank
 from pipeline.machine import children
-from pipeline.machine.begin import NOTICES, held_back
 from pipeline.machine.children import Child
+from pipeline.machine.descendants import NOTICES, held_back
 
 
 def test_a_request_to_stop_that_comes_right_behind_the_job_is_heard(tmp_path: Path) -> None:

@@ -13,7 +13,7 @@ import pytest
 
 from pipeline.foreign import read_json
 from pipeline.machine import descendants
-from pipeline.machine.channel import Channel
+from pipeline.machine.children import Channel
 from pipeline.sweeps.agents import trial_process
 from pipeline.sweeps.agents.trial_process import Order, Said
 

@@ -14,8 +14,7 @@ import pytest
 
 from pipeline.config.schema import RayConfig
 from pipeline.engine.workers.ray import site
-from pipeline.engine.workers.ray.backend import nodes_of
-from pipeline.engine.workers.ray.site import RaySite, endpoint_of, join, places_of
+from pipeline.engine.workers.ray.site import RaySite, endpoint_of, join, nodes_of, places_of
 from pipeline.engine.workers.reaper import Reaper
 from pipeline.errors import WorkerError
 from pipeline.machine import descendants
