@@ -221,7 +221,7 @@ class Listener:
     """What a run calls, in its one thread: each should return soon.
 
     Attributes:
-        on_event: Told every event, see `engine.events`.
+        on_event: Told every event, see `_KINDS`.
         on_tick: Called a few times a second, to show what was told.
         on_stop: Told in a line what happens now when a signal asks the run to stop.
     """
