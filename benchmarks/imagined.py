@@ -32,7 +32,7 @@ from pipeline.engine.workers.messages import (
     decode_report,
     encode,
 )
-from pipeline.engine.workers.pool import Deliver, Pool
+from pipeline.engine.workers.pool import Hear, Pool
 from pipeline.plan.graph import Plan
 
 LATENCY_S = 0.002
@@ -253,7 +253,7 @@ class ImaginedPool(Pool):
             self._say(index, now_s + LATENCY_S, WorkerExited(exit_code=-9))
             self._begin_process(index, now_s)
 
-    def stop(self, deliver: Deliver, hurry: Sequence[int] = ()) -> None:  # noqa: ARG002
+    def stop(self, deliver: Hear, hurry: Sequence[int] = ()) -> None:  # noqa: ARG002
         """Let all of them end."""
         for index in range(self.size):
             deliver(index, WorkerExited(exit_code=0))
@@ -261,7 +261,7 @@ class ImaginedPool(Pool):
     def wait(
         self,
         timeout_s: float | None,
-        deliver: Deliver,
+        deliver: Hear,
         also: Sequence[int] = (),  # noqa: ARG002
     ) -> None:
         """Let time pass until one of them has something to say."""
