@@ -7,17 +7,14 @@ from __future__ import annotations
 
 import json
 import re
-import signal
-import threading
 from bisect import bisect_right
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from functools import cached_property
-from itertools import accumulate, pairwise
+from itertools import accumulate
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NoReturn, TypeAlias
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 from pipeline.errors import DataError
 from pipeline.foreign import read_model_json
@@ -41,10 +38,8 @@ _DATED = (f"{{%- macro {CLOCK}(format) -%}}", "{%- endmacro %}{{ '' }}")
 """What `dated` begins a template with, up to the date and behind it."""
 _CODES = "aAbBcdHIjmMpSUwWxXyYZ"
 """Of strftime, that templates use."""
-FAULTS = (TypeError, ValueError, LookupError, AttributeError, ArithmeticError, RecursionError, TimeoutError)
+FAULTS = (TypeError, ValueError, LookupError, AttributeError, ArithmeticError, RecursionError)
 """Of templates, besides those of Jinja."""
-_LONGEST_S = 5
-"""Seconds of the processor for one conversation; loops in loops would take for ever."""
 _OURS = {"tokenize", "add_generation_prompt", "continue_final_message", "return_dict", "return_tensors", "padding"}
 _OURS |= {"truncation", "max_length", "conversation", "tools", "return_assistant_tokens_mask", "tokenizer_kwargs"}
 
@@ -86,41 +81,20 @@ def rendered(
 
     Raises:
         TemplateError: The template refuses these turns.
-        TimeoutError: It takes too long for them.
     """
     given = dict(arguments or {})
     date = str(given.pop(CLOCK, DATE))
     if asks_clock(tokenizer):
         given["chat_template"] = dated(tokenizer.get_chat_template(tools=given.get("tools")) or "", date)
-    with _bounded():
-        return str(
-            tokenizer.apply_chat_template(
-                [dict(turn) for turn in turns],
-                tokenize=False,
-                add_generation_prompt=due,
-                continue_final_message=goes_on,
-                **given,
-            )
+    return str(
+        tokenizer.apply_chat_template(
+            [dict(turn) for turn in turns],
+            tokenize=False,
+            add_generation_prompt=due,
+            continue_final_message=goes_on,
+            **given,
         )
-
-
-@contextmanager
-def _bounded() -> Iterator[None]:
-    """Raise `TimeoutError` in what takes too long; in another thread than the main one there is no bound."""
-    if threading.current_thread() is not threading.main_thread():
-        yield
-        return
-
-    def end(*_: object) -> NoReturn:
-        raise TimeoutError(f"it is not done after {_LONGEST_S} s; does it loop?")
-
-    before = signal.signal(signal.SIGVTALRM, end)
-    signal.setitimer(signal.ITIMER_VIRTUAL, _LONGEST_S)
-    try:
-        yield
-    finally:
-        signal.setitimer(signal.ITIMER_VIRTUAL, 0)
-        signal.signal(signal.SIGVTALRM, before)
+    )
 
 
 def prompt_text(tokenizer: Templated, turns: Sequence[Message], arguments: Mapping[str, Any] | None = None) -> str:
@@ -172,12 +146,7 @@ def refused(tokenizer: Templated, turns: Sequence[Message], error: Exception) ->
     roles = [str(turn.get("role")) for turn in turns]
     advice = "Write the turns as that template takes them, or choose another model"
     if "system" in roles:
-        advice = (
-            "Its template may take no system turn: put its text at the begin of the first user turn, or leave it "
-            "out; one that a setting adds goes by datasets.NAME.system_prompt=null"
-        )
-    elif any(one == other for one, other in pairwise(roles)):
-        advice = "Turns that follow each other with the same role must be merged into one"
+        advice += "; it may take no system turn: one that a setting adds goes by datasets.NAME.system_prompt=null"
     said = " ".join(str(error).split())[:300] or type(error).__name__
     whose = tokenizer.name_or_path or "the model"
     return f"the chat template of {whose} refuses a conversation of {', '.join(roles[:8])}: {said}. {advice}"

@@ -31,7 +31,6 @@ _ROLES = {
     **dict.fromkeys(("tool", "observation"), "tool"),
     "system": "system",
 }
-_TALK = ("user", "assistant")
 _TEXTS = ("prompt", "messages", "chosen", "rejected")
 """Columns of TRL's that say what a row is."""
 _CONVERSATIONS = (*_TEXTS, "completion", "conversations")
@@ -81,13 +80,11 @@ def _from_instruction(columns: dict[str, Any]) -> None:
     columns["prompt"] = "\n".join(part for part in parts if isinstance(part, str) and part.strip())
     if "output" in columns and "completion" not in columns:
         columns["completion"] = columns.pop("output")
-    history = columns.get("history")
+    pairs = columns.get("history")
     said = []
-    if isinstance(history, list) and all(isinstance(pair, list) and len(pair) == len(_TALK) for pair in history):
-        said = [
-            {"role": role, "content": text} for pair in history for role, text in zip(_TALK, pair, strict=True)
-        ]
-        del columns["history"]
+    if isinstance(pairs, list) and all(isinstance(pair, list) and len(pair) == 2 for pair in pairs):
+        talk = [text for pair in columns.pop("history") for text in pair]
+        said = [{"role": ("user", "assistant")[at % 2], "content": text} for at, text in enumerate(talk)]
     turns = with_system([*said, {"role": "user", "content": columns["prompt"]}], columns)
     if len(turns) > 1:
         columns["prompt"] = turns
@@ -180,22 +177,13 @@ class ReservedColumn(DataError):  # noqa: N818 - likewise
         self.column = column
 
 
-def check_template(template: str | None) -> None:
-    """Refuse a template with anything but column names in its braces.
-
-    Raises:
-        ConfigError: It could not be filled.
-    """
-    if template is not None:
-        template_fields(template)
-
-
-def check_conversations(config: FilesConfig) -> None:
-    """Refuse arguments that no chat template can be given, and a date that is none.
+def check_settings(config: FilesConfig) -> None:
+    """Refuse a template of prompts that cannot be filled, arguments that no chat template takes, and an odd date.
 
     Raises:
         ConfigError: They are such.
     """
+    template_fields(config.prompt_template or "")
     try:
         template_arguments({ARGUMENTS: config.chat_template_kwargs})
     except DataError as error:
@@ -414,13 +402,10 @@ def _message(message: object, name: str, place: str) -> Message:
         message = {**message, "content": _joined(parts, name, place)}
     if isinstance(message, Mapping) and all(isinstance(message.get(key), str) for key in ("role", "content")):
         return {str(key): value for key, value in filled(message).items()}
-    found = sorted(map(str, message)) if isinstance(message, Mapping) else type(message).__name__
-    if isinstance(message, Mapping) and {"role", "content"} <= message.keys():
-        kinds = {
-            key: "null" if message[key] is None else type(message[key]).__name__ for key in ("role", "content")
-        }
-        found = ", ".join(f"{key}: {kind}" for key, kind in kinds.items())
-    raise DataError(f"{place}: every message in '{name}' needs 'role' and 'content' as text, found {found}.")
+    kinds = type(message).__name__
+    if isinstance(message, Mapping):
+        kinds = ", ".join(f"{key}: {type(value).__name__}" for key, value in message.items())
+    raise DataError(f"{place}: every message in '{name}' needs 'role' and 'content' as text, found {kinds}.")
 
 
 def _joined(parts: Sequence[object], name: str, place: str) -> str:

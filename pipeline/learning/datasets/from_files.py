@@ -20,7 +20,7 @@ from pipeline.config.fields import BY_CONTENT, file_or_folder, hint, model_text,
 from pipeline.errors import ConfigError, DataError
 from pipeline.files import file_sha256
 from pipeline.learning.datasets.base import Dataset, Row
-from pipeline.learning.datasets.columns import check_conversations, check_template, make_row, renamed
+from pipeline.learning.datasets.columns import check_settings, make_row, renamed
 from pipeline.learning.datasets.files import TABLES, TEXT, HubDataset, LocalFiles, Location, format_of, locate
 
 if TYPE_CHECKING:
@@ -96,8 +96,7 @@ class FilesDataset(Dataset):
         if not config.path:
             what = "a file, folder or hub id" if self.hub else "a file or folder"
             raise ConfigError(f"dataset '{config.kind}': path is missing; give {what}")
-        check_template(config.prompt_template)
-        check_conversations(config)
+        check_settings(config)
 
     def locations(self) -> dict[str, Location]:
         """Where the rows are, by the name of the setting: ``path``, and the others where they are set.

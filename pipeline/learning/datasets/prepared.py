@@ -25,7 +25,7 @@ from pipeline.config.bases import DatasetConfig
 from pipeline.errors import ConfigError, DataError
 from pipeline.files import replacing, write_whole
 from pipeline.learning.datasets.base import SPLITS, Dataset, Row, Text, plain_text
-from pipeline.learning.datasets.chat import CLOCK, DATE, asks_clock, prompt_text, template_arguments, template_ends
+from pipeline.learning.datasets.chat import CLOCK, DATE, asks_clock, prompt_text, template_arguments
 from pipeline.learning.datasets.columns import ANSWERS
 from pipeline.learning.datasets.from_files import FilesDataset, source_fingerprint
 from pipeline.learning.datasets.readers import Record, open_splits
@@ -138,10 +138,6 @@ class PreparedDataset(Dataset):
             self.about: Mapping[str, Any] = json.loads((folder / FILE).read_bytes())
         except (OSError, ValueError) as error:
             raise DataError(f"{folder}: no prepared dataset ({FILE} cannot be read: {error})") from error
-        if self.about.get("format") != FORMAT:
-            raise DataError(
-                f"{folder}: prepared in format {self.about.get('format')}, this version reads {FORMAT}"
-            )
         super().__init__(DatasetConfig(kind=str(self.about["kind"])))
         self._folder = folder
         self._tables: dict[str, pa.Table] = {}
@@ -332,24 +328,6 @@ def _once(
     return ids
 
 
-def written_already(tokenizer: PreTrainedTokenizerBase, prompts: Iterable[Text]) -> str:
-    """What to say of prompts whose text has the tokenizer's begin or end itself; "" where none has."""
-    begin, end = tokenizer.bos_token, tokenizer.eos_token
-    begun = ended = 0
-    for prompt in prompts:
-        if isinstance(prompt, str):
-            begun += bool(begin) and prompt.startswith(str(begin)) and bool(_added(tokenizer)[0])
-            ended += bool(end) and prompt.endswith(str(end))
-        else:
-            begun += bool(begin) and any(str(turn["content"]).startswith(str(begin)) for turn in prompt)
-    said = []
-    if begun:
-        said.append(f"{begun:,} prompts begin with {begin} themselves, which is read once where they are text")
-    if ended:
-        said.append(f"{ended:,} prompts end with {end}, which is left out as an answer is to follow")
-    return "; ".join(said)
-
-
 def unknown_pieces(tokenizer: PreTrainedTokenizerBase, encoded: Iterable[Sequence[int]]) -> str:
     """What to say of prompts of which the tokenizer does not know all pieces; "" where it does.
 
@@ -394,14 +372,10 @@ def tokenized(
     out.mkdir(parents=True, exist_ok=True)
     ids = np.concatenate([dataset.ids(split) for split in splits]).astype(np.int64)
     batches = list(_tokenized_batches(dataset, tokenizer, ids))
-    already = written_already(tokenizer, (dataset.row(row_id).prompt for row_id in ids[:_BATCH].tolist()))
     write_parquet(out / PROMPTS, pa.Table.from_batches(batches, TOKENS))
     lengths = [len(prompt) for batch in batches for prompt in batch.column(1)]
     unknown = unknown_pieces(tokenizer, (prompt.as_py() for batch in batches for prompt in batch.column(1)))
-    dated = _told_of_clock(tokenizer, dataset, ids)
-    ended = _told_of_end(tokenizer, dataset, ids)
-    told = (unknown, already and f"of the first prompts {already}", dated, ended)
-    note = "; ".join(said for said in told if said)
+    note = "; ".join(said for said in (unknown, _told_of_clock(tokenizer, dataset, ids)) if said)
     about: dict[str, Any] = {"rows": len(ids), "longest": max(lengths, default=0), "tokens": sum(lengths)}
     about |= {"note": note} if note else {}
     write_whole(out / TOKENIZED, json.dumps(about, indent=1) + "\n")
@@ -416,20 +390,6 @@ def _told_of_clock(tokenizer: PreTrainedTokenizerBase, dataset: Dataset, ids: ND
     return (
         f"the chat template asks for today's date, and is told {DATE} on any day; set another by "
         "datasets.NAME.date=YYYY-MM-DD"
-    )
-
-
-def _told_of_end(tokenizer: PreTrainedTokenizerBase, dataset: Dataset, ids: NDArray[np.int64]) -> str:
-    """What to say where a template ends answers otherwise than the tokenizer ends texts; "" elsewhere."""
-    if not len(ids) or isinstance(dataset.row(int(ids[0])).prompt, str):
-        return ""
-    other = [token for token in template_ends(tokenizer) if token != tokenizer.eos_token_id]
-    if not other:
-        return ""
-    end = tokenizer.eos_token
-    return (
-        f"the chat template ends an answer with {tokenizer.decode(other)}, and the tokenizer "
-        f"{f'ends a text with {end}: either' if end else 'names no end: that'} ends a completion"
     )
 
 

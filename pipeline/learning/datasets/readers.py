@@ -1,4 +1,4 @@
-"""Rows of files, one after the other, each with the place that a message about it should name.
+"""Rows of files or the hub, one after the other, each with the place that a message about it should name.
 
 A file may be of any size: one row is held at a time, and one that is too large is refused before it is read whole.
 """
@@ -13,6 +13,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from functools import partial
 from io import BufferedReader, TextIOWrapper
 from pathlib import Path
 from typing import Any
@@ -25,7 +26,6 @@ from pipeline.learning.datasets.files import (
     CSV,
     JSON,
     PARQUET,
-    SPLIT_WORDS,
     TEXT,
     HubDataset,
     Location,
@@ -33,73 +33,21 @@ from pipeline.learning.datasets.files import (
     reaching,
     why_not,
 )
-from pipeline.learning.datasets.from_files import FilesConfig, FilesDataset
-
-# -- content -----------------------------------------------------------------------------------------------------
-# What a file of rows is by its first bytes, where its name says another thing or the rows are not in it.
-
-
-_FIRST = 512
-_GZIP = b"\x1f\x8b"
-_PARQUET = b"PAR1"
-_PACKED = {
-    b"PK\x03\x04": "a ZIP archive or a table of Excel. Unpack it (unzip), or save the table as CSV in UTF-8",
-    b"\xd0\xcf\x11\xe0": "a table of Excel. Save it as CSV in UTF-8",
-    b"\x28\xb5\x2f\xfd": "packed by zstd. Unpack it: zstd -d",
-    b"BZh": "packed by bzip2. Unpack it: bunzip2 -k",
-    b"\xfd7zXZ": "packed by xz. Unpack it: xz -dk",
-}
-_PAGE = re.compile(rb"\s*(<!doctype html|<html|<\?xml)", re.IGNORECASE)
-
-
-def is_zipped(path: Path) -> bool:
-    """Whether a file is packed by gzip, whatever it is called."""
-    with path.open("rb") as file:
-        return file.read(2) == _GZIP
-
-
-def check_content(path: Path) -> str:
-    """Refuse a file that holds no rows but stands for them, with what to do.
-
-    Returns:
-        The suffix that its first bytes belong to, or "" where its name tells.
-
-    Raises:
-        DataError: It is a pointer to a file, a web page, or packed in a way that is not read here.
-        OSError: It cannot be read.
-    """
-    with path.open("rb") as file:
-        first = file.read(_FIRST)
-    if first.startswith(_PARQUET):
-        return PARQUET[0]
-    if first.startswith(b"version https://git-lfs"):
-        raise DataError(
-            f"{path}: is a pointer of Git LFS, and not the file itself. Fetch it, in its folder: git lfs pull; or "
-            "download the file from the hub"
-        )
-    if len(first) < _FIRST and b"annex/objects/" in first and b"{" not in first:
-        raise DataError(
-            f"{path}: is a pointer of git-annex, and not the file itself. Fetch it, in its folder: git annex get "
-            f"{path.name}"
-        )
-    if _PAGE.match(first):
-        raise DataError(
-            f"{path}: is a web page, and no file of rows. Fetch the file itself; on the hub its address has "
-            "/resolve/ where the page's has /blob/"
-        )
-    for mark, what in _PACKED.items():
-        if first.startswith(mark):
-            raise DataError(f"{path}: is {what}")
-    return ""
-
+from pipeline.learning.datasets.from_files import FilesDataset
 
 LONGEST_ROW = 16 << 20
 """Bytes of a row in its file. As objects of Python it takes up to 30 times as much."""
+_NO_ROWS = {
+    rb"version https://git-lfs": "a pointer of Git LFS. Fetch the file itself, in its folder: git lfs pull",
+    rb"/annex/objects/|\.\./.*annex/objects/": "a pointer of git-annex. Fetch the file itself: git annex get",
+    rb"\s*<(?:!doctype html|html|\?xml)": "a web page. Fetch the file; on the hub by /resolve/ in place of /blob/",
+    rb"PK\x03\x04|\xd0\xcf\x11\xe0": "an archive or a table of Excel. Unpack it, or save it as CSV in UTF-8",
+    rb"\x28\xb5\x2f\xfd|BZh|\xfd7zXZ": "packed by zstd, bzip2 or xz. Unpack it (zstd -d, bunzip2, xz -d)",
+}
+"""How files begin that stand for rows and hold none -> what to say of them."""
+_GZIP, _BOM, _UTF_16 = b"\x1f\x8b", b"\xef\xbb\xbf", (b"\xff\xfe", b"\xfe\xff")
 _SURROGATE = re.compile(rb"\\u[dD][89a-fA-F]")
-_EACH_LINE = " Each line must be one object."
 _BATCH = 1000
-_BOM = b"\xef\xbb\xbf"
-_UTF_16 = (b"\xff\xfe", b"\xfe\xff")
 
 
 @dataclass(frozen=True)
@@ -124,22 +72,25 @@ def read_records(path: Path) -> Iterator[Record]:
     readers = {JSON: _json, CSV: _csv, PARQUET: _parquet, ARROW: _arrow, TEXT: _text}
     empty = True
     try:
-        kind = check_content(path) or format_of(path)
-        read = next(reader for formats, reader in readers.items() if kind in formats)
-        for record in read(path):
+        with path.open("rb") as file:
+            first = file.read(512)
+        for begin, what in _NO_ROWS.items():
+            if re.match(begin, first, re.IGNORECASE):
+                raise DataError(f"{path}: is {what}.")
+        kind = PARQUET[0] if first.startswith(b"PAR1") else format_of(path)
+        for record in next(reader for formats, reader in readers.items() if kind in formats)(path):
             empty = False
             yield record
     except (OSError, EOFError) as error:
         raise DataError(f"{path}: cannot be read ({_line(error)}). It may be cut off; fetch it again.") from error
     if empty:
-        raise DataError(
-            f"{path}: is empty; it has no rows, but a header or blank lines at most. Write or fetch it again, or "
-            "name another file as the path."
-        )
+        raise DataError(f"{path}: is empty; it has no rows. Write or fetch it again, or name another path.")
 
 
 def _open(path: Path) -> gzip.GzipFile | BufferedReader:
-    return gzip.open(path, "rb") if path.name.lower().endswith(".gz") or is_zipped(path) else path.open("rb")
+    with path.open("rb") as file:
+        packed = file.read(2) == _GZIP or path.name.lower().endswith(".gz")
+    return gzip.open(path, "rb") if packed else path.open("rb")
 
 
 def _lines(path: Path) -> Iterator[bytes]:
@@ -148,17 +99,14 @@ def _lines(path: Path) -> Iterator[bytes]:
         number, wide = 1, file.peek(2)[:2] in _UTF_16
         text = TextIOWrapper(file, encoding="utf-16", newline="\n") if wide else None
         while line := file.readline(LONGEST_ROW + 1) if text is None else text.readline(LONGEST_ROW + 1).encode():
-            if len(line) > LONGEST_ROW:
-                raise _too_large(f"{path}:{number}")
-            yield line.removeprefix(_BOM)
+            yield _bounded(line, f"{path}:{number}").removeprefix(_BOM)
             number += 1
 
 
-def _content(path: Path) -> bytes:
-    """A whole file in UTF-8."""
-    with _open(path) as file:
-        content = file.read()
-    return content.decode("utf-16").encode() if content[:2] in _UTF_16 else content.removeprefix(_BOM)
+def _bounded(row: bytes, place: str) -> bytes:
+    if len(row) > LONGEST_ROW:
+        raise _too_large(place)
+    return row
 
 
 def _too_large(place: str) -> DataError:
@@ -168,131 +116,97 @@ def _too_large(place: str) -> DataError:
     )
 
 
+# -- json --------------------------------------------------------------------------------------------------------
+
+
 def _json(path: Path) -> Iterator[Record]:
-    if format_of(path) != ".json" and not _begins_as_list(path):
-        yield from _json_lines(path)
+    """Lines, or a list of rows, one row, or an object around the list: ``{"data": [...]}``."""
+    with _open(path) as file:
+        is_list = file.peek(64).lstrip(b"\xef\xbb\xbf\xff\xfe\0 \t\r\n").startswith(b"[")
+        content = file.read() if is_list or format_of(path) == ".json" else None
+    rows = None if content is None else _written(path, content)
+    if rows is not None:
+        for number, row in enumerate(rows, 1):
+            place = f"{path}: row {number}"
+            yield Record(place, _object(_bounded(bytes(row), place), place))
         return
-    content = _content(path)
+    for number, line in enumerate(_lines(path), 1):
+        if text := line.strip():
+            yield Record(f"{path}:{number}", _object(text, f"{path}:{number}"))
+
+
+def _written(path: Path, content: bytes) -> Sequence[msgspec.Raw | bytes] | None:
+    """The rows of a file as they are written, so that one at a time becomes objects; None for one of lines."""
+    content = content.decode("utf-16").encode() if content[:2] in _UTF_16 else content.removeprefix(_BOM)
     try:
-        # The rows of a list as they are written, so that one at a time becomes objects.
-        rows = _wrapped(path, content) or msgspec.json.decode(content, type=list[msgspec.Raw])
+        whole = msgspec.json.decode(content, type=list[msgspec.Raw] | dict[str, msgspec.Raw])
+        return (_wrapped(whole) or [content]) if isinstance(whole, dict) else whole
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
-        yield from _json_whole(path, content)
-        return
-    for number, row in enumerate(rows, 1):
-        yield _record(bytes(row), f"{path}: row {number}")
-
-
-def _begins_as_list(path: Path) -> bool:
-    """Whether a file of lines is one JSON array all the same."""
-    line = next((line.strip() for line in _lines(path) if line.strip()), b"")
-    return line.startswith(b"[")
-
-
-_WRAPS = ("data", "rows", "examples", "instances", "items", "records", "samples", "dataset")
-"""What the list of all rows is called in files that hold one object."""
-
-
-def _wrapped(path: Path, content: bytes) -> list[msgspec.Raw] | None:
-    """The rows of a file that holds ``{"data": [...]}`` or the like; None for any other.
-
-    Raises:
-        DataError: It holds several splits.
-        msgspec.DecodeError: It is no JSON.
-    """
-    if not content.lstrip().startswith(b"{"):
-        return None
-    whole = msgspec.json.decode(content, type=dict[str, msgspec.Raw])
-    lists = [name for name, value in whole.items() if bytes(value).lstrip()[:1] == b"["]
-    splits = [name for name in lists if name.lower() in SPLIT_WORDS]
-    if len(splits) > 1 and len(splits) == len(lists):
-        raise DataError(
-            f"{path}: holds {len(splits)} splits ({', '.join(splits)}). Write each list into a file of its own in "
-            f"one folder ({', '.join(f'{name}.json' for name in splits)}), and give that folder as the path."
-        )
-    named = splits or [name for name in lists if name.lower() in _WRAPS]
-    if len(named) != 1 or len(lists) != 1:
-        return None
-    rows = msgspec.json.decode(whole[named[0]], type=list[msgspec.Raw])
-    return rows if rows and bytes(rows[0]).lstrip()[:1] == b"{" else None
-
-
-def _json_whole(path: Path, content: bytes) -> Iterator[Record]:
-    """One object, or rows of which one is no JSON; many files of JSON lines are called .json too."""
-    if len(content) > LONGEST_ROW and _is_one_object(content):
-        raise _too_large(f"{path}: row 1")
+        pass  # many files of lines are called .json too; or it has what msgspec does not take, as NaN
     try:
-        whole = json.loads(content.decode())
+        loaded = json.loads(content.decode())
     except (ValueError, RecursionError) as error:
         if isinstance(error, json.JSONDecodeError) and error.msg == "Extra data":
-            yield from _json_lines(path)
-            return
+            return None
         raise _not_json(f"{path}:{getattr(error, 'lineno', 1)}", error) from error
-    if isinstance(whole, dict) and len(whole) > 1 and _are_columns(list(whole.values())):
-        raise DataError(
-            f"{path}: holds columns ({', '.join(whole)}) and not rows. Write a list of rows, as pandas does by "
-            "to_json(FILE, orient='records')."
-        )
-    escaped = _SURROGATE.search(content) is not None
-    for number, row in enumerate(whole if isinstance(whole, list) else [whole], 1):
-        place = f"{path}: row {number}"
-        yield Record(place, _object(row, place, escaped=escaped))
+    return [json.dumps(row).encode() for row in (loaded if isinstance(loaded, list) else [loaded])]
 
 
-def _are_columns(values: list[Any]) -> bool:
-    """Whether values of an object are columns of a table: lists of texts and numbers, or tables by number."""
-    if all(isinstance(value, dict) and value and all(key.isdecimal() for key in value) for value in values):
-        return True
-    lists = all(isinstance(value, list) and len(value) == len(values[0]) for value in values)
-    return lists and all(isinstance(cell, (str, int, float)) for value in values for cell in value)
+def _wrapped(whole: Mapping[str, msgspec.Raw]) -> list[msgspec.Raw]:
+    """The rows of an object whose one list is one of objects and no conversation; else none."""
+    lists = [name for name, value in whole.items() if bytes(value).lstrip()[:1] == b"["]
+    if len(lists) != 1 or lists[0] in ("prompt", "messages", "conversations"):
+        return []
+    rows = msgspec.json.decode(whole[lists[0]], type=list[msgspec.Raw])
+    return rows if rows and bytes(rows[0]).lstrip()[:1] == b"{" else []
 
 
-def _is_one_object(content: bytes) -> bool:
+def _object(text: bytes, place: str) -> Mapping[str, Any]:
+    """A row of JSON.
+
+    Raises:
+        DataError: It is none, has a column twice, or text that no file can hold.
+    """
     try:
-        msgspec.json.decode(content, type=msgspec.Raw)
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
-        return False
-    return content.lstrip()[:1] == b"{"
-
-
-def _json_lines(path: Path) -> Iterator[Record]:
-    for number, line in enumerate(_lines(path), 1):
-        text = line.strip()
-        if text:
-            yield _record(text, f"{path}:{number}", "" if format_of(path) == ".json" else _EACH_LINE)
-
-
-def _record(text: bytes, place: str, advice: str = "") -> Record:
-    if len(text) > LONGEST_ROW:
-        raise _too_large(place)
-    try:
-        row = json.loads(text.decode())
+        row = json.loads(text.decode(), object_pairs_hook=partial(_different, place))
     except (ValueError, RecursionError) as error:
-        raise _not_json(place, error, advice) from error
-    return Record(place, _object(row, place, escaped=_SURROGATE.search(text) is not None))
-
-
-def _not_json(place: str, error: Exception, advice: str = "") -> DataError:
-    if isinstance(error, json.JSONDecodeError):
-        said = f"not valid JSON ({error.msg}, character {error.colno})"
-    else:
-        said = f"not valid JSON in UTF-8 ({_line(error)})"
-    return DataError(f"{place}: {said}.{advice}")
-
-
-def _object(row: object, place: str, *, escaped: bool) -> Mapping[str, Any]:
+        raise _not_json(place, error) from error
     if not isinstance(row, dict):
-        raise DataError(f'{place}: expected an object of columns such as {{"prompt": ...}}, found {_short(row)}.')
-    if escaped:
+        found = json.dumps(row)[:40]
+        raise DataError(f'{place}: expected an object of columns such as {{"prompt": ...}}, found {found}.')
+    if _SURROGATE.search(text):
         try:
             json.dumps(row, ensure_ascii=False).encode()
         except UnicodeEncodeError as error:
             half = f"\\u{ord(error.object[error.start]):04x}"
             raise DataError(
-                f"{place}: holds {half}, one half of a pair that stands for a single character, without the other "
-                "half. No file can hold that as text; it was cut in the middle of a character."
+                f"{place}: holds {half}, half of a character, without the other half, which no file can hold as "
+                "text; it was cut in the middle of a character."
             ) from error
     return row
+
+
+def _not_json(place: str, error: Exception) -> DataError:
+    at = f"{error.msg}, character {error.colno}" if isinstance(error, json.JSONDecodeError) else _line(error)
+    return DataError(f"{place}: not valid JSON ({at}). Each row must be one object, in UTF-8.")
+
+
+def _different(place: str, pairs: Sequence[tuple[str, Any]]) -> dict[str, Any]:
+    row = dict(pairs)
+    if len(row) != len(pairs):
+        _check_different([name for name, _ in pairs], place)
+    return row
+
+
+def _check_different(names: Sequence[str], place: str | Path) -> None:
+    if twice := [name for name, count in Counter(names).items() if count > 1]:
+        raise DataError(
+            f"{place}: has more than one column named '{twice[0]}', of which a row could keep only one. Give each "
+            "a name of its own, or leave one out."
+        )
+
+
+# -- tables ------------------------------------------------------------------------------------------------------
 
 
 def _csv(path: Path) -> Iterator[Record]:
@@ -307,66 +221,25 @@ def _csv(path: Path) -> Iterator[Record]:
                 raise _too_large(f"{path}:{number}")
             yield line.decode()
 
+    kind = format_of(path)
     try:
-        dialect, said = _dialect(next(lines(), ""), format_of(path))
+        first = next(lines(), "")
+        marks = [mark for mark in ("\t" if kind == ".tsv" else ",", "\t", ";", "|", ",") if mark in first]
         size = 0
-        reader = csv.reader(lines(), dialect, strict=True)
-        if said:
-            next(reader)
+        reader = csv.reader(lines(), delimiter=(marks or [","])[0], strict=True)
         header = [name.strip() for name in next(reader, [])]
         _check_different(header, path)
         number, size = reader.line_num + 1, 0
         for row in reader:
+            if row and len(row) != len(header):
+                names = f"{len(header)}: {', '.join(header)}"
+                raise DataError(f"{path}:{number}: has {len(row)} fields where the header names {names}.")
             if row:
-                yield Record(f"{path}:{number}", _fields(header, row, f"{path}:{number}"))
+                yield Record(f"{path}:{number}", dict(zip(header, row, strict=True)))
             number, size = reader.line_num + 1, 0
     except (csv.Error, UnicodeDecodeError) as error:
-        advice = (
-            " Write it in UTF-8, as by: iconv -f WINDOWS-1252 -t UTF-8 FILE > NEW.csv"
-            if isinstance(error, UnicodeDecodeError)
-            else " Its lines end as on old Macs: tr '\\r' '\\n' < FILE > NEW.csv"
-            if "new-line" in str(error)
-            else ""
-        )
-        raise DataError(
-            f"{path}:{number}: not valid {format_of(path)[1:].upper()} ({_line(error)}).{advice}"
-        ) from error
-
-
-def _dialect(header: str, suffix: str) -> tuple[type[csv.Dialect], bool]:
-    """How a table is written, by its first line: what stands between fields, and whether a space follows it.
-
-    Returns:
-        The dialect, and whether the first line only says what stands between fields, as Excel writes ``sep=;``.
-    """
-    said = re.fullmatch(r"sep=(.)\s*", header)
-    usual = "\t" if suffix == ".tsv" else ","
-    others = [mark for mark in ("\t", ";", "|", ",") if mark in header]
-    mark = said[1] if said else usual if usual in header or not others else others[0]
-    names = next(csv.reader([header], delimiter=mark), [])
-
-    class Dialect(csv.excel):
-        delimiter = mark
-        skipinitialspace = len(names) > 1 and all(name.startswith(" ") for name in names[1:])
-
-    return Dialect, said is not None
-
-
-def _check_different(names: Sequence[str], path: Path) -> None:
-    twice = [name for name, count in Counter(names).items() if count > 1]
-    if twice:
-        raise DataError(
-            f"{path}: has more than one column named '{twice[0]}', of which a row could keep only one. Give each "
-            "a name of its own, or leave one out."
-        )
-
-
-def _fields(header: list[str], row: list[str], place: str) -> Mapping[str, Any]:
-    if len(row) != len(header):
-        raise DataError(
-            f"{place}: has {len(row)} fields where the header names {len(header)}: {', '.join(header)}."
-        )
-    return dict(zip(header, row, strict=True))
+        advice = " Write it in UTF-8 (iconv -t UTF-8)." if isinstance(error, UnicodeDecodeError) else ""
+        raise DataError(f"{path}:{number}: not valid {kind[1:].upper()} ({_line(error)}).{advice}") from error
 
 
 def _parquet(path: Path) -> Iterator[Record]:
@@ -433,10 +306,9 @@ def _objects(batch: Any) -> Iterator[dict[str, Any] | None]:
 
 def _text(path: Path) -> Iterator[Record]:
     try:
-        text = path.read_text(encoding="utf-8")
+        yield Record(str(path), {"text": path.read_text(encoding="utf-8"), "folder": path.parent.name})
     except UnicodeDecodeError as error:
         raise DataError(f"{path}: not UTF-8 text ({_line(error)}).") from error
-    yield Record(str(path), {"text": text, "folder": path.parent.name})
 
 
 def _damaged(path: Path, what: str, number: int, error: Exception) -> DataError:
@@ -450,29 +322,10 @@ def _line(error: BaseException) -> str:
     return " ".join(str(error).split())[:200] or type(error).__name__
 
 
-def _short(value: object) -> str:
-    text = json.dumps(value)
-    return text if len(text) <= 40 else f"{text[:37]}..."
-
-
 # -- sources -----------------------------------------------------------------------------------------------------
 # Rows of a whole source by split, whether local files or the hub. Only an id of the hub may use the network.
 
-
 Rows = Callable[[], Iterator[Record]]
-
-
-@dataclass(frozen=True)
-class Source:
-    """An opened source.
-
-    Attributes:
-        name: As the configuration calls it, for messages.
-        splits: Split -> a function that reads its rows.
-    """
-
-    name: str
-    splits: Mapping[str, Rows]
 
 
 def open_splits(dataset: FilesDataset) -> dict[str, Rows]:
@@ -482,32 +335,33 @@ def open_splits(dataset: FilesDataset) -> dict[str, Rows]:
         DataError: A source is not there, cannot be reached, or lacks a split that was asked for.
     """
     config = dataset.source
-    sources = {name: open_source(location) for name, location in dataset.locations().items()}
-    main = sources["path"]
-    found = {
-        "train": _only_or_named(main, config.train_split, "train"),
-        "validation": _held_out(sources, "validation", config.validation_split, config),
-        "test": _held_out(sources, "test", config.test_split, config),
-    }
-    return {name: rows for name, rows in found.items() if rows is not None}
+    sources = {name: _open_source(location) for name, location in dataset.locations().items()}
+    found: dict[str, Rows] = {}
+    for split in ("train", "validation", "test"):
+        asked: str | None = getattr(config, f"{split}_split")
+        name, splits = sources.get(f"{split}_path", sources["path"])
+        held_out = split != "train" and f"{split}_path" not in sources and asked is None
+        if held_out and (split not in splits or config.train_split == split):
+            continue  # it is cut from train
+        chosen = asked or (split if split in splits or len(splits) != 1 else next(iter(splits)))
+        if chosen not in splits:
+            raise DataError(f"{name}: {unknown_name('split', chosen, splits)} Set {split}_split to choose.")
+        found[split] = splits[chosen]
+    return found
 
 
-def open_source(location: Location) -> Source:
-    """Open a source; local files are read when their rows are asked for.
-
-    Raises:
-        DataError: The hub has no such dataset, or cannot be reached and the local cache has none.
-    """
+def _open_source(location: Location) -> tuple[str, Mapping[str, Rows]]:
+    """What a source is called in messages, and its splits; local files are read when their rows are asked for."""
     if isinstance(location, HubDataset):
-        return _from_hub(location)
-    return Source(str(location.root), {name: _reader(files) for name, files in location.splits.items()})
+        return location.repo, _from_hub(location)
+    return str(location.root), {name: partial(_all_of, files) for name, files in location.splits.items()}
 
 
-def _reader(files: Sequence[Path]) -> Rows:
-    return lambda: (record for path in files for record in read_records(path))
+def _all_of(files: Sequence[Path]) -> Iterator[Record]:
+    return (record for path in files for record in read_records(path))
 
 
-def _from_hub(location: HubDataset) -> Source:
+def _from_hub(location: HubDataset) -> Mapping[str, Rows]:
     import datasets
 
     repo = location.repo
@@ -523,33 +377,8 @@ def _from_hub(location: HubDataset) -> Source:
                 f"--repo-type dataset {repo} --local-dir FOLDER`, copy FOLDER here and set the dataset's path to "
                 "it; a local path needs no network."
             ) from cause
-    splits = {str(name): _hub_reader(repo, str(name), rows) for name, rows in loaded.items()}
-    return Source(repo, splits)
+    return {str(name): partial(_numbered, f"{repo} [{name}]", rows) for name, rows in loaded.items()}
 
 
-def _hub_reader(repo: str, split: str, rows: object) -> Rows:
-    def read() -> Iterator[Record]:
-        assert isinstance(rows, Sequence) or hasattr(rows, "__iter__")
-        for number, row in enumerate(rows, 1):
-            yield Record(f"{repo} [{split}] row {number}", row)
-
-    return read
-
-
-def _only_or_named(source: Source, asked: str | None, usual: str) -> Rows:
-    name = asked or (usual if usual in source.splits or len(source.splits) != 1 else next(iter(source.splits)))
-    if name not in source.splits:
-        raise DataError(
-            f"{source.name}: {unknown_name('split', name, source.splits)} Set {usual}_split to choose."
-        )
-    return source.splits[name]
-
-
-def _held_out(sources: Mapping[str, Source], split: str, asked: str | None, config: FilesConfig) -> Rows | None:
-    own = sources.get(f"{split}_path")
-    if own is not None:
-        return _only_or_named(own, asked, split)
-    main = sources["path"]
-    if asked is None and (split not in main.splits or config.train_split == split):
-        return None
-    return _only_or_named(main, asked, split)
+def _numbered(whose: str, rows: Iterable[Mapping[str, Any]]) -> Iterator[Record]:
+    return (Record(f"{whose} row {number}", row) for number, row in enumerate(rows, 1))

@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 from pipeline.errors import DataError, unknown_name
 from pipeline.learning.datasets.base import SPLITS, Message, Row, Text, permutation
 from pipeline.learning.datasets.columns import ANSWERS, template_fields
-from pipeline.learning.datasets.files import HubDataset, Location, format_of
+from pipeline.learning.datasets.files import SPLIT_WORDS, HubDataset, Location, format_of
 from pipeline.learning.datasets.from_files import FilesDataset
 from pipeline.learning.datasets.readers import Record, open_splits
 
@@ -29,15 +29,7 @@ TEXTS = ("prompt", *ANSWERS)
 _OF_CONVERSATIONS = ("system", "tools")
 """Columns that say more to a model where prompts are conversations."""
 _NOT_SHOWN = (
-    "image",
-    "images",
-    "video",
-    "videos",
-    "audio",
-    "audios",
-    "functions",
-    "system_prompt",
-    "system_message",
+    *("image", "images", "video", "videos", "audio", "audios", "functions", "system_prompt", "system_message"),
 )
 """Columns that were meant for a model, and are not shown to any."""
 _UNSEEN = dict.fromkeys(map(ord, "\ufeff\u200b\u2060\u00ad"))
@@ -85,10 +77,35 @@ def made_rows(
             yield None
             continue
         form.add(row, record.place)
-        form.pass_over(row, record.place, in_template)
-        if "prompt" not in record.data and "prompt" not in dataset.source.columns:
-            form.cut(row, record.place)
+        cut = "prompt" not in record.data and "prompt" not in dataset.source.columns
+        form.note(row, record.place, in_template, cut=cut)
         yield MadeRow(row, _stored(row, record.place), record.place)
+
+
+_SHOWN_TO_NONE = (
+    "`{}` of {rows} is shown to no model, which beside turns are shown the text of the columns `system` and "
+    "`tools` alone. Call it so by columns, or leave it out by further_columns, or leave these rows out"
+)
+_IN_NO_PROMPT = (
+    "`{}` is in no prompt of {rows}, as prompts of text have no place for it: use chat=true, or {{{}}} in "
+    "prompt_template, or leave it out by further_columns"
+)
+_SPLIT = (
+    "`{}` of {rows} names a split, and is taken for a column as any other: which split a row is in follows from "
+    "the name of its file. Write the rows of each split into a file of its own (train.jsonl, test.jsonl)"
+)
+_DOUBLED = (
+    "the completions of {rows} begin with all of their prompt, which stands there twice then: a completion is "
+    "what follows the prompt"
+)
+_GONE_ON = (
+    "the prompts of {rows} end with a turn of the assistant, which a model goes on from. Where that turn is the "
+    "answer, call the column of the whole conversation messages: columns={{messages: COLUMN}}"
+)
+_CUT = (
+    "the answers of {rows} begin alike: their prompts end with the last turn that both have, not where the "
+    "answers differ; give prompts in a column of their own if that is wrong"
+)
 
 
 class Form:
@@ -102,10 +119,7 @@ class Form:
         self._conversational: bool | None = None
         self._whole = True
         self._first = ""
-        self._cut: list[str] = []
-        self._passed_over: dict[str, list[str]] = {}
-        self._answered: list[str] = []
-        self._doubled: list[str] = []
+        self._noted: dict[tuple[str, str], tuple[int, str]] = {}
 
     def add(self, row: Row, place: str) -> None:
         """Take a row into account.
@@ -126,67 +140,38 @@ class Form:
         self.columns.update(dict.fromkeys(row.columns))
         self.answers.update((name, None) for name in ANSWERS if getattr(row, name) is not None)
 
-    def pass_over(self, row: Row, place: str, in_template: Collection[str]) -> None:
+    def note(self, row: Row, place: str, in_template: Collection[str], *, cut: bool) -> None:
         """Take a row into account of which a model may be shown less, or more, than its file means.
 
         Args:
             row: It.
             place: Where it is.
             in_template: Columns that the template of prompts uses.
+            cut: Whether its prompt is what a pair begins with.
         """
-        for name in _NOT_SHOWN:
-            if row.columns.get(name) and name not in in_template:
-                self._passed_over.setdefault(name, []).append(place)
+        is_text = isinstance(row.prompt, str)
+        found = [(_SHOWN_TO_NONE, name) for name in _NOT_SHOWN if row.columns.get(name)]
+        found += [(_IN_NO_PROMPT, name) for name in _OF_CONVERSATIONS if is_text and row.columns.get(name)]
+        found = [each for each in found if each[1] not in in_template]
+        found += [(_SPLIT, "split")] * (str(row.columns.get("split")).lower() in SPLIT_WORDS)
         if not isinstance(row.prompt, str):
-            if row.prompt[-1]["role"] == "assistant":
-                self._answered.append(place)
-            return
-        if isinstance(row.completion, str) and row.completion.startswith(row.prompt):
-            self._doubled.append(place)
-        for name in _OF_CONVERSATIONS:
-            if row.columns.get(name) and name not in in_template:
-                self._passed_over.setdefault(name, []).append(place)
-
-    def cut(self, row: Row, place: str) -> None:
-        """Take a row into account whose prompt was cut from its pair: the answers may still begin alike."""
+            found += [(_GONE_ON, "")] * (row.prompt[-1]["role"] == "assistant")
+        elif isinstance(row.completion, str) and row.completion.startswith(row.prompt):
+            found.append((_DOUBLED, ""))
         one, other = row.chosen, row.rejected
-        if isinstance(one, str) and isinstance(other, str) and one.lstrip()[:1] == other.lstrip()[:1] != "":
-            self._cut.append(place)
+        if cut and isinstance(one, str) and isinstance(other, str):
+            found += [(_CUT, "")] * (one.lstrip()[:1] == other.lstrip()[:1] != "")
+        for key in found:
+            count, first = self._noted.get(key, (0, place))
+            self._noted[key] = count + 1, first
 
     @property
     def told(self) -> list[str]:
         """What a user should know of the rows."""
-        said = []
-        if self._cut:
-            said.append(
-                f"the answers of {_counted('pair', self._cut)} begin alike: their prompts end with the last turn "
-                "that both have, not where the answers differ; give prompts in a column of their own if that is "
-                "wrong"
-            )
-        for name, places in self._passed_over.items():
-            if name in _NOT_SHOWN:
-                said.append(
-                    f"`{name}` of {_counted('row', places)} is shown to no model, which beside turns are shown "
-                    "the text of the columns `system` and `tools` alone. Call it so by columns, or leave it out "
-                    "by further_columns where prompts can be answered without it, or leave these rows out"
-                )
-                continue
-            said.append(
-                f"`{name}` is in no prompt of {_counted('row', places)}, as prompts of text have no place for it: "
-                f"use chat=true, or {{{name}}} in prompt_template, or leave it out by further_columns"
-            )
-        if self._doubled:
-            said.append(
-                f"the completions of {_counted('row', self._doubled)} begin with all of their prompt, which "
-                "stands there twice then: a completion is what follows the prompt"
-            )
-        if self._answered:
-            said.append(
-                f"the prompts of {_counted('row', self._answered)} end with a turn of the assistant, which a "
-                "model goes on from. Where that turn is the answer, call the column of the whole conversation "
-                "messages: columns={messages: COLUMN}"
-            )
-        return said
+        return [
+            said.format(name, name, rows=f"{_rows(count)} (first {first.rpartition('/')[2]})")
+            for (said, name), (count, first) in self._noted.items()
+        ]
 
     @property
     def conversational(self) -> bool:
@@ -201,10 +186,6 @@ class Form:
             "conversational": self.conversational,
             **({"whole": True} if self._whole and self.conversational else {}),
         }
-
-
-def _counted(what: str, places: Sequence[str]) -> str:
-    return f"{len(places):,} {what}{'s' * (len(places) != 1)} (first {places[0].rpartition('/')[2]})"
 
 
 def check_source(dataset: FilesDataset, form: Form, number: int) -> None:
@@ -405,7 +386,7 @@ def _cut(
 
 
 def _rows(count: int) -> str:
-    return "1 row" if count == 1 else f"{count} rows"
+    return f"{count:,} row{'s' * (count != 1)}"
 
 
 # -- look --------------------------------------------------------------------------------------------------------

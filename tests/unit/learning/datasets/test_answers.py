@@ -158,29 +158,6 @@ def test_an_answer_that_ends_gets_no_second_end(kind: str) -> None:
             assert ids[-2] not in ends
 
 
-def test_text_that_ends_gets_no_second_end() -> None:
-    model = tokenizer("plain")
-    row = {"prompt": f"{ASKED} ", "chosen": "7</s>", "rejected": "8</s>\n"}
-    assert [model.decode(ids) for ids in by_us(model, row)[0]] == [f"<s>{ASKED} {each}</s>" for each in (7, 8)]
-
-
-def test_some_tokenizers_merge_across_the_boundary() -> None:
-    """Else none of this says that the whole is tokenized."""
-    merging = []
-    for kind in TOKENIZERS:
-        model = tokenizer(kind)
-        whole = model("The answer", add_special_tokens=False)["input_ids"]
-        apart = [
-            token for part in ("The ans", "wer") for token in model(part, add_special_tokens=False)["input_ids"]
-        ]
-        merging += [kind] * (whole != apart)
-    assert {"plain", "Llama 2"} <= set(merging)
-    row = make_row(0, ROWS["text in a word"], "", FilesConfig(kind="jsonl"))
-    assert existing_sequences([row], tokenizer("plain"))[1] == 1
-    row = make_row(0, ROWS["text"], "", FilesConfig(kind="jsonl"))
-    assert existing_sequences([row], tokenizer("plain"))[1] == 0
-
-
 def test_no_space_comes_before_an_answer_that_has_none() -> None:
     model = tokenizer("Zephyr")
     (ids, _), (marks, _) = by_us(model, {"prompt": said(ASKED), "chosen": answer("wer"), "rejected": answer("8")})

@@ -10,7 +10,6 @@ from tokenizers import Tokenizer, models, pre_tokenizers, processors
 from transformers import PreTrainedTokenizerFast
 
 from pipeline.errors import ConfigError, DataError
-from pipeline.learning.datasets import chat
 from pipeline.learning.datasets.base import Row
 from pipeline.learning.datasets.chat import (
     TemplateOfFolder,
@@ -20,9 +19,9 @@ from pipeline.learning.datasets.chat import (
     rendered,
     template_arguments,
 )
-from pipeline.learning.datasets.columns import check_conversations, make_row
+from pipeline.learning.datasets.columns import check_settings, make_row
 from pipeline.learning.datasets.from_files import FilesConfig
-from pipeline.learning.datasets.prepared import encode_prompts, written_already
+from pipeline.learning.datasets.prepared import encode_prompts
 from pipeline.learning.rewards.early import answer
 from pipeline.plan.rewards import as_plain
 
@@ -47,13 +46,6 @@ def test_a_prompt_of_text_ends_in_no_end_and_begins_once(single: str, text: str)
     assert ids[-2:] == [2, 3]
     if "<s>" in single:
         assert ids == [0, 2, 3]
-
-
-def test_texts_that_have_a_begin_or_an_end_themselves_are_told() -> None:
-    one = tokenizer()
-    assert written_already(one, ["a", "b"]) == ""
-    assert "1 prompts begin with <s>" in written_already(one, ["<s>a", "b"])
-    assert "1 prompts end with </s>" in written_already(one, ["a</s>", "b"])
 
 
 def test_a_template_is_told_one_date_on_any_day() -> None:
@@ -94,37 +86,24 @@ def test_arguments_that_no_template_can_be_given_are_refused_with_their_row(colu
         make_row(0, {"prompt": USER, **columns}, "line 3", FilesConfig(kind="jsonl"))
 
 
-def test_arguments_for_a_text_are_refused() -> None:
-    for config, columns in (
-        (FilesConfig(kind="jsonl", chat_template_kwargs={"a": 1}), {"prompt": "a"}),
-        (FilesConfig(kind="jsonl"), {"prompt": "a", "chat_template_kwargs": {"a": 1}}),
-    ):
-        with pytest.raises(DataError, match="chat=true"):
-            make_row(0, columns, "line 3", config)
-
-
 @pytest.mark.parametrize("config", [{"date": "yesterday"}, {"chat_template_kwargs": {"padding": True}}], ids=str)
 def test_settings_that_cannot_be_are_refused(config: dict[str, Any]) -> None:
     with pytest.raises(ConfigError):
-        check_conversations(FilesConfig(kind="jsonl", **config))
+        check_settings(FilesConfig(kind="jsonl", **config))
 
 
 @pytest.mark.parametrize(
     ("template", "turns", "advice"),
     [
-        ("{{ raise_exception('System role not supported') }}", ["system", "user"], "first user turn"),
-        ("{{ raise_exception('roles must alternate') }}", ["user", "user"], "merged into one"),
+        ("{{ raise_exception('System role not supported') }}", ["system", "user"], "system_prompt=null"),
+        ("{{ raise_exception('roles must alternate') }}", ["user", "user"], "another model"),
         ("{{ messages[0].content.nothing.more }}", ["user"], "another model"),
         ("{{ 1 // 0 }}", ["user"], "another model"),
         ("{% macro m() %}{{ m() }}{% endmacro %}{{ m() }}", ["user"], "another model"),
-        ("{% for i in range(9**5) %}{% for j in range(9**5) %}{% endfor %}{% endfor %}", ["user"], "does it loop"),
     ],
-    ids=["no system", "alternate", "broken", "arithmetic", "recursion", "loops"],
+    ids=["no system", "alternate", "broken", "arithmetic", "recursion"],
 )
-def test_what_a_template_refuses_is_told_with_a_way_out(
-    template: str, turns: list[str], advice: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(chat, "_LONGEST_S", 0.5)
+def test_what_a_template_refuses_is_told_with_a_way_out(template: str, turns: list[str], advice: str) -> None:
     with pytest.raises(DataError, match=advice):
         prompt_text(tokenizer(template), [{"role": role, "content": "x"} for role in turns])
 

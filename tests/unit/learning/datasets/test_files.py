@@ -2,13 +2,11 @@
 
 import os
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from pipeline.errors import DataError
-from pipeline.learning.datasets import files
-from pipeline.learning.datasets.files import JSON, TABLES, HubDataset, LocalFiles, locate
+from pipeline.learning.datasets.files import TABLES, HubDataset, LocalFiles, locate
 
 
 def made(root: Path, *names: str) -> Path:
@@ -83,11 +81,6 @@ def test_a_pipe_or_a_device_is_no_file_of_data(tmp_path: Path, hub: bool) -> Non
             locate(path, TABLES, hub=hub)
 
 
-def test_a_local_format_points_to_the_one_that_takes_a_hub_id() -> None:
-    with pytest.raises(DataError, match="kind 'hf' takes a hub id"):
-        locate("owner/name", JSON, hub=False)
-
-
 @pytest.mark.parametrize(
     ("names", "path", "said"),
     [
@@ -99,30 +92,3 @@ def test_a_local_format_points_to_the_one_that_takes_a_hub_id() -> None:
 def test_what_cannot_be_read_is_named(tmp_path: Path, names: list[str], path: str, said: str) -> None:
     with pytest.raises(DataError, match=said):
         locate(str(made(tmp_path, *names) / path), TABLES, hub=True)
-
-
-def test_a_folder_that_changes_while_it_is_searched(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in ("a", "b", "c"):
-        (tmp_path / name).mkdir()
-    (tmp_path / "c" / "train.jsonl").write_text("{}\n")
-    walk = os.walk
-
-    def removing(folder: Path) -> Any:
-        for parent, folders, names in walk(folder):
-            yield parent, folders, [*names, "removed.jsonl"]
-            if Path(parent) == tmp_path:
-                (tmp_path / "b").rmdir()
-
-    monkeypatch.setattr(files.os, "walk", removing)
-    found = locate(str(tmp_path), JSON, hub=False)
-    assert isinstance(found, LocalFiles)
-    assert found.splits == {"train": (tmp_path / "c" / "train.jsonl",)}
-
-
-def test_a_folder_with_too_many_entries_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    (tmp_path / "train.jsonl").write_text("{}\n")
-    monkeypatch.setattr(files, "MOST_ENTRIES", 1)
-    locate(str(tmp_path), JSON, hub=False)
-    (tmp_path / "other").mkdir()
-    with pytest.raises(DataError, match="holds more than 1 files and folders, too many to search for rows"):
-        locate(str(tmp_path), JSON, hub=False)

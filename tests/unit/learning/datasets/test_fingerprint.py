@@ -8,11 +8,10 @@ from pathlib import Path
 
 import pytest
 
-from pipeline.errors import ConfigError, DataError
+from pipeline.errors import DataError
 from pipeline.learning.datasets.base import load_dataset
 from pipeline.learning.datasets.from_files import FilesConfig, source_fingerprint
-from pipeline.learning.datasets.made import AdditionConfig
-from pipeline.learning.datasets.shipped import GSM8KConfig, IMDBConfig, MathConfig
+from pipeline.learning.datasets.shipped import GSM8KConfig, MathConfig
 
 DATA = Path(__file__).parents[3] / "data"
 
@@ -55,59 +54,12 @@ def test_the_split_of_a_file_counts(tmp_path: Path) -> None:
     assert one != other
 
 
-def test_the_folder_of_a_text_counts_where_it_is_the_label(tmp_path: Path) -> None:
-    for label in ("pos", "neg"):
-        (tmp_path / label / "train" / label).mkdir(parents=True)
-        (tmp_path / label / "train" / label / "0_5.txt").write_text("A film.")
-    one, other = (
-        source_fingerprint(load_dataset(IMDBConfig(kind="imdb_sentiment", path=str(tmp_path / label))))
-        for label in ("pos", "neg")
-    )
-    assert one != other
-
-
 def test_every_source_of_a_dataset_is_in_it() -> None:
     config = MathConfig(kind="math", path=str(DATA / "math"), revision="not used here")
     assert source_fingerprint(load_dataset(config)) == {
         "path": source_fingerprint(load_dataset(FilesConfig(kind="hf", path=str(DATA / "math"))))["path"],
         "test_path": {"hub": "HuggingFaceH4/MATH-500", "subset": None, "revision": None},
     }
-
-
-def test_an_id_of_the_hub_is_named_with_its_revision() -> None:
-    assert source_fingerprint(load_dataset(GSM8KConfig(kind="gsm8k", revision="e53f048"))) == {
-        "path": {"hub": "openai/gsm8k", "subset": "main", "revision": "e53f048"}
-    }
-
-
-def test_a_caller_may_remember_hashes() -> None:
-    asked: list[str] = []
-
-    def remembered(path: Path) -> str:
-        asked.append(path.name)
-        return "abc"
-
-    config = FilesConfig(kind="hf", path=str(DATA / "tldr"))
-    first = source_fingerprint(load_dataset(config), remembered)
-    assert asked == ["test.jsonl", "train.jsonl", "validation.jsonl"]
-    assert first == source_fingerprint(load_dataset(config), remembered)
-    assert first != source_fingerprint(load_dataset(config))
-
-
-def test_rows_that_are_made_have_no_source() -> None:
-    assert source_fingerprint(load_dataset(AdditionConfig(kind="addition"))) == {}
-
-
-@pytest.mark.parametrize(
-    ("config", "error", "said"),
-    [
-        (FilesConfig(kind="jsonl", path="no_such.jsonl"), DataError, "no_such.jsonl: there is no such file"),
-        (FilesConfig(kind="hf"), ConfigError, "path is missing"),
-    ],
-)
-def test_what_is_wrong_is_found_while_planning(config: FilesConfig, error: type[Exception], said: str) -> None:
-    with pytest.raises(error, match=said):
-        source_fingerprint(load_dataset(config))
 
 
 def test_planning_imports_nothing_heavy() -> None:

@@ -1,6 +1,5 @@
 """The hub: only ids use it, and what is said where it cannot be reached."""
 
-import json
 import os
 import socket
 import subprocess
@@ -15,13 +14,12 @@ from typing import Any
 import pytest
 
 from pipeline.engine.workers.failure import FailureKind, classify
-from pipeline.errors import ConfigError, DataError, JobError
+from pipeline.errors import DataError, JobError
 from pipeline.learning.datasets import files
 from pipeline.learning.datasets.base import load_dataset
 from pipeline.learning.datasets.from_files import FilesConfig
 from pipeline.learning.datasets.prepared import PreparedDataset, prepare
 from pipeline.learning.datasets.shipped import GSM8KConfig
-from pipeline.learning.memory.shape import read_shape
 from pipeline.learning.models.kinds import HFModelConfig
 from pipeline.learning.models.source import snapshot, write_reference
 
@@ -52,16 +50,6 @@ def test_an_id_is_loaded_by_the_datasets_library(tmp_path: Path, monkeypatch: py
     assert about["source"] == {"path": {"hub": "openai/gsm8k", "subset": "main", "revision": "abc"}}
     dataset = PreparedDataset(tmp_path / "out")
     assert {dataset.row(i).columns["solution"] for i in dataset.ids("test")} == {"20", "22"}
-
-
-def test_a_damaged_row_of_the_hub_has_a_place_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    import datasets
-
-    loaded = datasets.DatasetDict({"train": datasets.Dataset.from_list([{"prompt": "a"}, {"prompt": ""}])})
-    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
-    monkeypatch.setattr(datasets, "load_dataset", lambda *_, **__: loaded)
-    with pytest.raises(DataError, match=r"owner/name \[train\] row 2: the prompt is empty"):
-        prepare(load_dataset(FilesConfig(kind="hf", path="owner/name")), tmp_path / "out")
 
 
 def test_without_a_network_the_message_says_what_to_do(tmp_path: Path) -> None:
@@ -231,19 +219,6 @@ def test_what_the_hub_does_not_show_is_one_message(tmp_path: Path, hub_of: Any, 
     assert classify(caught.value) is FailureKind.bug
 
 
-@pytest.mark.parametrize("status", [0, None, 404], ids=["refuses", "never answers", "has no such model"])
-def test_the_shape_of_a_model_on_the_hub_is_asked_for_once(hub_of: Any, status: int | None) -> None:
-    server = hub_of(status)
-    with pytest.raises(ConfigError) as caught:
-        read_shape("owner/name")
-    said = str(caught.value)
-    assert len(said.splitlines()) == 1
-    assert said.startswith("cannot get the configuration of model 'owner/name' from the hub: ")
-    assert ("there is none of this name" if status else "the cache of this machine does not have it") in said
-    assert "`hf download owner/name config.json --local-dir DIR`" in said
-    assert server.asked <= (2 if status else 1)
-
-
 def test_a_name_that_nobody_resolves_is_given_up(hub_of: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """Looking up a name has no timeout of its own."""
     hub_of(None)
@@ -257,17 +232,6 @@ def test_a_name_that_nobody_resolves_is_given_up(hub_of: Any, monkeypatch: pytes
     over.set()
 
 
-def test_the_shape_of_a_model_in_the_cache_needs_no_hub(tmp_path: Path, hub_of: Any) -> None:
-    hub_of(0)
-    folder = tmp_path / "cache" / "models--owner--name" / "snapshots" / ("0" * 40)
-    folder.mkdir(parents=True)
-    (folder.parents[1] / "refs").mkdir()
-    (folder.parents[1] / "refs" / "main").write_text("0" * 40)
-    shape = {"model_type": "gpt2", "n_embd": 8, "n_layer": 1, "n_head": 1, "vocab_size": 10, "n_positions": 4}
-    (folder / "config.json").write_text(json.dumps(shape))
-    assert read_shape("owner/name").vocabulary == 10
-
-
 def test_the_cache_serves_while_the_hub_cannot_be_reached(tmp_path: Path, hub_of: Any) -> None:
     server = hub_of(None)
     commit = "0" * 40
@@ -278,13 +242,3 @@ def test_the_cache_serves_while_the_hub_cannot_be_reached(tmp_path: Path, hub_of
     (folder / "snapshots" / commit / "config.json").write_text("{}")
     assert snapshot("owner/name", None) == str(folder / "snapshots" / commit)
     assert server.asked == 1
-
-
-def test_without_the_network_on_purpose_the_hub_is_not_asked(
-    tmp_path: Path, hub_of: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    server = hub_of(404)
-    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
-    with pytest.raises(JobError, match="HF_HUB_OFFLINE is set, and the cache of this machine does not have it"):
-        wanted("model", tmp_path / "out")
-    assert server.asked == 0

@@ -3,7 +3,6 @@
 import datetime
 import json
 from collections.abc import Callable
-from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -13,7 +12,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from pipeline.errors import ConfigError, DataError
+from pipeline.errors import DataError
 from pipeline.learning.datasets import rows as look_module
 from pipeline.learning.datasets.base import SPLITS, Row, load_dataset
 from pipeline.learning.datasets.from_files import FilesConfig, FilesDataset
@@ -99,22 +98,6 @@ def test_equal_sources_give_equal_bytes_wherever_they_are(make: Make, tmp_path: 
         assert (tmp_path / "one" / name).read_bytes() == (tmp_path / "two" / name).read_bytes()
 
 
-def test_rounds_go_through_all_rows_and_a_short_split_caps_a_round(make: Make, tmp_path: Path) -> None:
-    dataset = prepared(make(*numbered(25)), tmp_path / "out")
-    train = sorted(dataset.ids("train").tolist())
-    assert sorted(np.concatenate([dataset.round_ids(3, n, 10) for n in (1, 2)]).tolist()) == train
-    whole = dataset.round_ids(3, 1, 10_000)
-    assert sorted(whole.tolist()) == train
-    assert len(dataset.ids("test")[100:200]) == 0
-
-
-def test_a_smaller_split_than_asked_is_told(make: Make, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    about = prepare(load_dataset(make(*numbered(8), test_size=100, validation_size=100)), tmp_path / "out")
-    assert about["rows"] == {"train": 4, "validation": 2, "test": 2}
-    assert "test has 2 rows, fewer than the 100 asked for" in caplog.text
-    assert json.loads((tmp_path / "out" / FILE).read_text())["warnings"] == about["warnings"]
-
-
 def test_sources_of_their_own_for_test_and_validation(make: Make, tmp_path: Path) -> None:
     test = make({"prompt": "0 + 1 =", "solution": "1"}, {"prompt": "x"}, name="held.jsonl").path
     dev = make({"prompt": "1  +  1 ="}, {"prompt": "y"}, name="mine.jsonl").path
@@ -161,24 +144,6 @@ def test_text_and_conversation_do_not_mix(make: Make, tmp_path: Path) -> None:
     assert prepared(config, tmp_path / "out").about["conversational"]
 
 
-def test_a_row_without_its_prompt_is_named_by_file_and_line(make: Make, tmp_path: Path) -> None:
-    config = make({"prompt": "a"}, {"prompt": "b"}, {"prompt": ""})
-    with pytest.raises(DataError, match=r"train.jsonl:3: the prompt is empty"):
-        prepare(load_dataset(config), tmp_path / "out")
-
-
-def test_columns_are_mapped(make: Make, tmp_path: Path) -> None:
-    rows = [{"question": f"q{n}", "answer": f"a{n}"} for n in range(6)]
-    mapping = {"prompt": "question", "solution": "answer"}
-    config = make(*rows, columns=mapping, prompt_template="Q: {prompt}")
-    assert prepared(config, tmp_path / "out").row(4) == Row(4, "Q: q4", {"solution": "a4"})
-
-
-def test_what_makes_its_rows_needs_no_preparation(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match="'addition' makes its rows"):
-        prepare(load_dataset(AdditionConfig(kind="addition")), tmp_path)
-
-
 def test_a_dataset_that_is_read_has_rows_only_once_prepared(make: Make, tmp_path: Path) -> None:
     config = make(*numbered(10))
     unread = load_dataset(config)
@@ -190,31 +155,6 @@ def test_a_dataset_that_is_read_has_rows_only_once_prepared(make: Make, tmp_path
     assert isinstance(load_dataset(config, tmp_path / "out"), PreparedDataset)
     addition = AdditionConfig(kind="addition")
     assert type(load_dataset(addition, tmp_path / "out")) is type(load_dataset(addition))
-
-
-@pytest.mark.parametrize(
-    ("settings", "said"),
-    [
-        ({"path": None}, "path is missing; give a file or folder"),
-        ({"prompt_template": "{a.b}"}, "must be the plain name"),
-    ],
-)
-def test_settings_are_checked_before_anything_is_read(settings: dict[str, Any], said: str) -> None:
-    with pytest.raises(ConfigError, match=said):
-        load_dataset(FilesConfig(**{"kind": "jsonl", "path": "no_such.jsonl", **settings}))
-
-
-@pytest.mark.parametrize("content", [None, "", "{", '{"format": 99}'])
-def test_a_folder_that_was_not_prepared(tmp_path: Path, content: str | None) -> None:
-    if content is not None:
-        (tmp_path / FILE).write_text(content)
-    with pytest.raises(DataError, match=r"no prepared dataset|prepared in format 99, this version reads 1"):
-        PreparedDataset(tmp_path)
-
-
-def test_an_unknown_row(make: Make, tmp_path: Path) -> None:
-    with pytest.raises(DataError, match="no row 99"):
-        prepared(make(*numbered(10)), tmp_path / "out").row(99)
 
 
 def test_further_columns_that_no_row_has_are_refused(tmp_path: Path) -> None:
@@ -252,22 +192,6 @@ class TestALookAtTheFirstRows:
         for refuse in (look_at, partial(prepare, out=tmp_path / "out")):
             with pytest.raises(DataError, match=said):
                 refuse(dataset)
-
-    def test_a_column_that_cannot_be_stored_is_refused(self, tmp_path: Path) -> None:
-        pq.write_table(pa.table({"prompt": ["a", "b"], "n": [b"1", b"2"]}), tmp_path / "train.parquet")
-        dataset = as_files(FilesConfig(kind="parquet", path=str(tmp_path / "train.parquet")))
-        with pytest.raises(DataError, match="column 'n' holds bytes"):
-            look_at(dataset)
-
-    def test_prompts_that_all_are_held_out_are_told_of(self, make: Make, tmp_path: Path) -> None:
-        config = make(*numbered(5))
-        dataset = as_files(replace(config, test_path=config.path))
-        with pytest.raises(DataError, match="every prompt of train is in test"):
-            look_at(dataset)
-
-    def test_conversations_are_known(self, make: Make) -> None:
-        assert look_at(as_files(make(*numbered(5), chat=True))).is_conversation
-        assert not look_at(as_files(make(*numbered(5)))).is_conversation
 
     def test_no_more_are_made_than_take_a_moment(self, make: Make, monkeypatch: pytest.MonkeyPatch) -> None:
         dataset = as_files(make(*numbered(5)))
@@ -374,6 +298,8 @@ def test_a_question_of_the_test_file_is_in_no_other_split(make: Make, tmp_path: 
         ({"images": ["a.png"], "image": None}, {"further_columns": ["image"]}, ""),
         ({"turns": [_turn("b")[0] | {"role": "assistant"}]}, {}, "end with a turn of the assistant"),
         ({"turns": []}, {}, ""),
+        ({"split": "test"}, {}, "`split` of 6 rows (first train.jsonl:1) names a split"),
+        ({"split": "a seam"}, {}, ""),
     ],
 )
 def test_what_a_model_is_not_shown_of_rows_is_told(

@@ -15,7 +15,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pipeline.errors import DataError
-from pipeline.learning.datasets import columns, readers
+from pipeline.learning.datasets import readers
 from pipeline.learning.datasets.base import load_dataset
 from pipeline.learning.datasets.from_files import FilesConfig
 from pipeline.learning.datasets.prepared import prepare
@@ -70,22 +70,24 @@ def test_parquet_and_what_datasets_saves(tmp_path: Path) -> None:
     ("name", "content", "said"),
     [
         ("a.jsonl", b'{"prompt": "a"}\n{"prompt": "b', r"a.jsonl:2: not valid JSON \(Unterminated string"),
-        ("a.jsonl", b'{"prompt": "a"}\n\xff\xfe\n', r"a.jsonl:2: not valid JSON in UTF-8"),
+        ("a.jsonl", b'{"prompt": "a"}\n\xff\xfe\n', r"a.jsonl:2: not valid JSON .*utf-8"),
         ("a.jsonl", b'{"prompt": "a"}\n["a", "b"]\n', r"a.jsonl:2: expected an object of columns"),
         (
             "a.json",
             b'[{"prompt": "a"},\n{"prompt": }]',
-            r"a.json:2: not valid JSON \(Expecting value, character 12\)\.$",
+            r"a.json:2: not valid JSON \(Expecting value, character 12\)",
         ),
         ("a.json", b'{"prompt": "a"}\n{"prompt": "b"\n', r"a.json:2: not valid JSON"),
         ("a.json", b'[{"prompt": "a"}, 7]', r"a.json: row 2: expected an object of columns .* found 7"),
         ("a.jsonl", b"", r"a.jsonl: is empty; it has no rows"),
-        ("a.jsonl", b"\n \n", r"a.jsonl: is empty; .* Write or fetch it again, or name another file as the path"),
+        ("a.jsonl", b'{"prompt": "a", "n": {"x": 1, "x": 2}}', r"a.jsonl:1: has more than one column named 'x'"),
+        ("a.json", b'[{"prompt": "a"}, {"n": 1, "n": 2}]', r"a.json: row 2: has more than one column named 'n'"),
+        ("a.jsonl", b"\n \n", r"a.jsonl: is empty; .* Write or fetch it again, or name another path"),
         ("a.json", b"[]", r"a.json: is empty"),
         ("a.jsonl.gz", gzip.compress(b'{"a": 1}\n' * 50, mtime=0)[:-12], r"a.jsonl.gz: cannot be read .*cut off"),
         ("a.jsonl.gz", b"no gzip", r"a.jsonl.gz: cannot be read .*ot a gzipped file"),
         ("a.csv", b"", r"a.csv: is empty"),
-        ("a.csv", b"prompt,n\n", r"a.csv: is empty; it has no rows, but a header or blank lines at most"),
+        ("a.csv", b"prompt,n\n", r"a.csv: is empty; it has no rows"),
         ("a.csv", b"prompt,n\na,1\nb\n", r"a.csv:3: has 1 fields where the header names 2: prompt, n"),
         ("a.csv", b'prompt,n\n"never closed,1\n', r"a.csv:2: not valid CSV \(unexpected end of data"),
         ("a.csv", b"prompt\na\n\xff\n", r"a.csv:3: not valid CSV"),
@@ -108,18 +110,7 @@ def test_numbers_of_single_precision_are_as_they_are_written(tmp_path: Path) -> 
     assert [record.data["solution"] for record in read_records(tmp_path / "a.parquet")] == written
 
 
-def test_parquet_cut_in_the_middle(tmp_path: Path) -> None:
-    pq.write_table(pa.table({"prompt": ["x" * 50 + str(n) for n in range(5000)]}), tmp_path / "a.parquet")
-    whole = (tmp_path / "a.parquet").read_bytes()
-    (tmp_path / "a.parquet").write_bytes(whole[: len(whole) // 2])
-    with pytest.raises(DataError, match="not a whole Parquet file"):
-        list(read_records(tmp_path / "a.parquet"))
-    (tmp_path / "a.parquet").write_bytes(whole[:100] + bytes(400) + whole[500:])
-    with pytest.raises(DataError, match=r"a.parquet"):
-        list(read_records(tmp_path / "a.parquet"))
-
-
-HALF = "holds .u[dD]800, one half of a pair"
+HALF = "holds .u[dD]800, half of a character"
 
 
 @pytest.mark.parametrize(
@@ -136,11 +127,6 @@ def test_half_a_character_is_refused_with_its_place(tmp_path: Path, name: str, c
     with pytest.raises(DataError, match=said) as caught:
         prepare(load_dataset(FilesConfig(kind="hf", path=str(tmp_path / name))), tmp_path / "out")
     str(caught.value).encode()  # it can be printed
-
-
-def test_a_whole_pair_is_a_character(tmp_path: Path) -> None:
-    (tmp_path / "a.jsonl").write_text('{"prompt": "\\ud83d\\ude00"}')
-    assert [record.data for record in read_records(tmp_path / "a.jsonl")] == [{"prompt": "\N{GRINNING FACE}"}]
 
 
 @pytest.mark.parametrize(
@@ -186,15 +172,6 @@ def test_a_line_without_end_is_not_read_into_memory(tmp_path: Path) -> None:
         preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_AS, (limit, limit)),
     )
     assert "a.jsonl:1: this row takes more than 16 MiB" in done.stderr
-
-
-def test_a_text_that_no_tokenizer_can_take_is_refused_with_its_place(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(columns, "LONGEST_TEXT", 1000)
-    (tmp_path / "a.jsonl").write_text(json.dumps({"prompt": "a"}) + "\n" + json.dumps({"prompt": "b" * 1001}))
-    with pytest.raises(DataError, match=r"a.jsonl:2: 'prompt' has 1,001 characters, more than the 1,000"):
-        prepare(load_dataset(FilesConfig(kind="jsonl", path=str(tmp_path / "a.jsonl"))), tmp_path / "out")
 
 
 def test_text_in_parquet_that_is_no_text_is_refused_with_its_row(tmp_path: Path) -> None:
@@ -262,8 +239,6 @@ _LIST = json.dumps(_TWO).encode()
         ("a.csv", "prompt\tsolution\na, b; c\t1\nü\t2\n".encode()),
         ("a.csv", "prompt|solution\na, b; c|1\nü|2\n".encode()),
         ("a.tsv", 'prompt,solution\n"a, b; c",1\nü,2\n'.encode()),
-        ("a.csv", 'prompt, solution\n"a, b; c", 1\nü, 2\n'.encode()),
-        ("a.csv", 'sep=;\r\nprompt;solution\r\n"a, b; c";1\r\nü;2\r\n'.encode()),
         ("a.csv", '\ufeffprompt,solution\n"a, b; c",1\nü,2\n'.encode()),
         ("a.csv", "prompt\tsolution\na, b; c\t1\nü\t2\n".encode("utf-16")),
         ("a.json", json.dumps(_TWO).encode("utf-16")),
@@ -288,14 +263,11 @@ def test_parquet_is_read_whatever_it_is_called(tmp_path: Path) -> None:
     ("name", "content", "said"),
     [
         ("a.jsonl", b"version https://git-lfs.github.com/spec/v1\noid sha256:a\nsize 1\n", "git lfs pull"),
-        ("a.csv", b"/annex/objects/SHA256E-s10--ab.csv\n", "git annex get a.csv"),
+        ("a.csv", b"/annex/objects/SHA256E-s10--ab.csv\n", "git annex get"),
         ("a.json", b"\n<!DOCTYPE html><html><body>404</body></html>", "web page"),
         ("a.csv", b"PK\x03\x04\x14\x00", "Excel"),
         ("a.jsonl", b"\x28\xb5\x2f\xfd\x00", "zstd -d"),
         ("a.csv", "prompt,solution\nü,1\n".encode("latin-1"), "iconv"),
-        ("a.json", b'{"train": [{"prompt": "a"}], "test": [{"prompt": "b"}]}', "train.json, test.json"),
-        ("a.json", b'{"prompt": ["a", "b"], "solution": ["1", "2"]}', "orient='records'"),
-        ("a.json", b'{"prompt": {"0": "a"}, "solution": {"0": "1"}}', "orient='records'"),
     ],
 )
 def test_a_file_that_stands_for_rows_is_refused_with_what_to_do(
@@ -304,9 +276,3 @@ def test_a_file_that_stands_for_rows_is_refused_with_what_to_do(
     (tmp_path / name).write_bytes(content)
     with pytest.raises(DataError, match=said):
         list(read_records(tmp_path / name))
-
-
-def test_an_object_of_one_conversation_is_a_row_and_no_list_of_rows(tmp_path: Path) -> None:
-    row = {"messages": [{"role": "user", "content": "a"}]}
-    (tmp_path / "a.json").write_text(json.dumps(row))
-    assert [record.data for record in read_records(tmp_path / "a.json")] == [row]

@@ -1,7 +1,6 @@
 """The datasets that ship: their original files become the rows that rewards and reports expect."""
 
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -35,13 +34,6 @@ def test_gsm8k(tmp_path: Path) -> None:
     assert (solutions[1], solutions[3]) == ("2000", "-3")
 
 
-def test_gsm8k_asks_for_steps_and_a_box(tmp_path: Path) -> None:
-    rows = rows_of(GSM8KConfig(kind="gsm8k", path=str(DATA / "gsm8k")), tmp_path)
-    assert str(rows["test"][1].prompt).endswith(
-        "each get?\nPlease reason step by step, and put your final answer within \\boxed{}."
-    )
-
-
 def test_math_is_tested_on_math_500_and_never_trained_on_it(tmp_path: Path) -> None:
     config = MathConfig(
         kind="math", path=str(DATA / "math"), test_path=str(DATA / "math_500"), prompt_template=None
@@ -65,11 +57,6 @@ def test_math_is_tested_on_math_500_and_never_trained_on_it(tmp_path: Path) -> N
     assert (right_angle["answer"], right_angle["level"], right_angle["subject"]) == ("90", None, "Geometry")
 
 
-def test_math_with_its_own_test_split(tmp_path: Path) -> None:
-    rows = rows_of(MathConfig(kind="math", path=str(DATA / "math"), test_path=None), tmp_path)
-    assert [row.columns["answer"] for row in rows["test"]] == ["56"]
-
-
 def test_imdb_from_its_folder(tmp_path: Path) -> None:
     rows = rows_of(IMDBConfig(kind="imdb_sentiment", path=str(DATA / "aclImdb"), prompt_words=5), tmp_path)
     assert {(row.prompt, row.columns["label"]) for row in rows["test"]} == {
@@ -83,21 +70,6 @@ def test_imdb_from_its_folder(tmp_path: Path) -> None:
         "Two hours of my life": 0,
         "The songs are loud, the": 0,
     }
-
-
-def test_imdb_line_breaks_are_no_words(tmp_path: Path) -> None:
-    config = IMDBConfig(kind="imdb_sentiment", path=str(DATA / "aclImdb"), prompt_words=8)
-    prompts = {row.prompt for found in rows_of(config, tmp_path).values() for row in found}
-    assert "A warm and clever film. I would gladly" in prompts
-
-
-def test_tldr_with_summaries(tmp_path: Path) -> None:
-    rows = rows_of(TLDRConfig(kind="tldr", path=str(DATA / "tldr")), tmp_path)
-    assert {split: len(found) for split, found in rows.items()} == {"train": 3, "validation": 1, "test": 1}
-    row = rows["test"][0]
-    assert str(row.prompt).endswith("every lesson.\n\nTL;DR:")
-    assert row.completion == " I learn the cello at forty and like it."
-    assert row.columns == {}
 
 
 def test_tldr_with_preferences(tmp_path: Path) -> None:
@@ -136,12 +108,6 @@ def test_every_kind_can_be_chosen_by_name(kind: str) -> None:
             load_dataset(config)
         config.path = "somewhere"
     assert load_dataset(config).config is config
-
-
-def test_tables_are_set_without_a_plus() -> None:
-    override: list[str] = ["datasets.jsonl.columns={prompt: question}", "datasets.jsonl.columns.solution=answer"]
-    config: Any = load_config(["experiment.name=t", "dataset=jsonl", *override]).datasets["jsonl"]
-    assert config.columns == {"prompt": "question", "solution": "answer"}
 
 
 def test_a_class_of_ones_own_on_top_of_one_that_ships() -> None:

@@ -1,13 +1,11 @@
 """Prompts as token ids: the same as the policy would make, chat template applied, read back by row."""
 
 from pathlib import Path
-from typing import Any
 
 import pytest
 from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers, processors
 from transformers import PreTrainedTokenizerFast
 
-from pipeline.errors import DataError
 from pipeline.files import write_whole
 from pipeline.learning.datasets.base import load_dataset
 from pipeline.learning.datasets.from_files import FilesConfig
@@ -22,7 +20,6 @@ from pipeline.learning.datasets.prepared import (
 )
 from pipeline.learning.models.tiny import make_tokenizer
 from pipeline.outputs.formats import TOKENIZED, read_tokenized
-from tests.doubles.tokenizers import tokenizer as made_tokenizer
 
 TEMPLATE = (
     "<s>{% for m in messages %}[{{ m['role'] }}]{{ m['content'] }}{% if not loop.last %}/{% endif %}{% endfor %}"
@@ -45,11 +42,6 @@ def text_of(tokenizer: PreTrainedTokenizerFast, ids: list[int]) -> str:
     return str(tokenizer.decode(ids))
 
 
-def test_text_is_encoded_as_the_tokenizer_does(tokenizer: PreTrainedTokenizerFast) -> None:
-    assert [text_of(tokenizer, ids) for ids in encode_prompts(tokenizer, ["a", "b c"])] == ["<s>a", "<s>b c"]
-    assert encode_prompts(tokenizer, []) == []
-
-
 def test_conversations_go_through_the_template_once(tokenizer: PreTrainedTokenizerFast) -> None:
     system, user = {"role": "system", "content": "s"}, {"role": "user", "content": "u"}
     begun = {"role": "assistant", "content": "so"}
@@ -60,12 +52,6 @@ def test_conversations_go_through_the_template_once(tokenizer: PreTrainedTokeniz
         "<s>[user]u/[assistant]so",
     ]
     assert [ids.count(0) for ids in encoded] == [1, 1, 1]
-
-
-def test_a_tokenizer_without_a_template_is_named(tokenizer: PreTrainedTokenizerFast) -> None:
-    tokenizer.chat_template = None
-    with pytest.raises(DataError, match="no chat template"):
-        encode_prompts(tokenizer, [[{"role": "user", "content": "u"}]])
 
 
 @pytest.mark.parametrize("chat", [False, True])
@@ -86,19 +72,6 @@ def test_prompts_of_a_prepared_dataset(tmp_path: Path, tokenizer: PreTrainedToke
         prompts[1200]
 
 
-@pytest.mark.parametrize(
-    ("kind", "chat", "told"),
-    [("base with ChatML", True, True), ("base with ChatML", False, False), ("Qwen3", True, False)],
-)
-def test_an_end_of_the_template_beside_that_of_the_tokenizer_is_told(
-    tmp_path: Path, kind: str, chat: bool, told: bool
-) -> None:
-    (tmp_path / "a.csv").write_text("prompt\n" + "".join(f"{n}?\n" for n in range(20)))
-    prepare(load_dataset(FilesConfig(kind="csv", path=str(tmp_path / "a.csv"), chat=chat)), tmp_path / "rows")
-    about = tokenized(PreparedDataset(tmp_path / "rows"), made_tokenizer(kind), tmp_path / "tokens")
-    assert ("<|im_end|>" in about.get("note", "")) is told
-
-
 def test_prompts_of_a_dataset_that_makes_its_rows(tmp_path: Path) -> None:
     config = AdditionConfig(kind="addition", digits=2, test_size=40, validation_size=20)
     dataset = load_dataset(config)
@@ -108,16 +81,6 @@ def test_prompts_of_a_dataset_that_makes_its_rows(tmp_path: Path) -> None:
     first = int(dataset.ids("test")[0])
     tokens = "".join(dataset.vocabulary[token] for token in prompts[first])
     assert tokens == f"<bos>{dataset.row(first).prompt}"
-
-
-def test_equal_prompts_give_equal_bytes(tmp_path: Path, tokenizer: PreTrainedTokenizerFast) -> None:
-    config = AdditionConfig(kind="addition", digits=2, test_size=40, validation_size=20)
-    files: list[dict[str, Any]] = []
-    for name in ("one", "two"):
-        tokenized(load_dataset(config), tokenizer, tmp_path / name, splits=["test", "validation"])
-        files.append({path.name: path.read_bytes() for path in (tmp_path / name).iterdir()})
-    assert files[0] == files[1]
-    assert sorted(files[0]) == ["prompts.json", "prompts.parquet"]
 
 
 def test_what_the_tokenizer_does_not_know_is_told_and_costs_other_prompts_no_byte(tmp_path: Path) -> None:
@@ -134,11 +97,6 @@ def test_what_the_tokenizer_does_not_know_is_told_and_costs_other_prompts_no_byt
     told = tokenized(PreparedDataset(tmp_path / "rows"), tiny, tmp_path / "own")["note"]
     assert ": 1 of their tokens. " in told
     assert read_tokenized(tmp_path / "own" / TOKENIZED).note == told
-
-
-def test_a_folder_without_tokens(tmp_path: Path) -> None:
-    with pytest.raises(DataError, match="no tokenized prompts"):
-        TokenizedPrompts(tmp_path)
 
 
 def test_long_prompts_are_encoded_few_at_a_time(
