@@ -45,7 +45,7 @@ from pipeline.plan.graph import Job
 from pipeline.plan.recorded import LIMIT, RecordedPlan, parse_plan
 from pipeline.runs.origin import Origin, read_origin
 from pipeline.runs.progress import Progress, read_progress
-from pipeline.runs.run_view import AttemptView, JobView, RunView, Span, attempts_of, failures, timeline
+from pipeline.runs.run_view import AttemptView, JobView, RunView, Span, attempts_of, timeline
 
 if TYPE_CHECKING:
     from pipeline.outputs.formats import TrainingStep
@@ -108,61 +108,7 @@ def _process_runs(view: RunView) -> bool | None:
         return None
 
 
-# -- followed journal --------------------------------------------------------------------------------------------
-# The journal of a run, read as far as its engine has come: what it tells, folded into a view.
-
-
 _TAIL_BYTES = 1 << 16
-
-
-class FollowedJournal:
-    """A journal and the state of its run, as far as it was read.
-
-    Attributes:
-        view: What it told up to the last `refresh`; of jobs that run also how far they are, as `progress` has it.
-        progress: What the engine told last of how far the run is; None where it has told nothing.
-    """
-
-    def __init__(self, folder: RunFolder, plan: RecordedPlan | None) -> None:
-        """Read what there is.
-
-        Args:
-            folder: Of the run.
-            plan: That of the run. Without it only counts are known, for which of a finished run the ends of its
-                journal will do.
-
-        Raises:
-            StoreError: It cannot be read.
-        """
-        self._folder, self._reader = folder, JournalReader(folder.journal)
-        self.view = RunView() if plan is None else RunView(plan.jobs.values(), plan.stored)
-        self.progress: Progress | None = None
-        ends = [] if plan is not None else list(_ends(folder.journal))
-        if any(event.get("event") == "RunFinished" for event in ends[1:]):
-            self.view.feed(ends)
-        else:
-            self.refresh()
-
-    @property
-    def unreadable(self) -> int:
-        """How many of its lines are no events, as far as it was read."""
-        return self._reader.unreadable
-
-    def refresh(self) -> None:
-        """Take what it has got since the last time.
-
-        Raises:
-            StoreError: It cannot be read.
-        """
-        self.view.feed(self._reader.new_events())
-        self.progress = read_progress(self._folder)
-        if self.progress and self.view.finished is None:
-            self.view.last = max(self.view.last, self.progress.time)
-        running = self.view.running()
-        for told in self.progress.running if self.progress else ():
-            attempt = running.get(told.get("job", ""))
-            if attempt is not None and attempt.number == told.get("attempt"):
-                self.view.take({**told, "event": "JobProgress"})
 
 
 def _ends(path: Path) -> Iterator[Event]:
@@ -185,9 +131,6 @@ def _ends(path: Path) -> Iterator[Event]:
 
 log = logging.getLogger("pipeline")
 
-_BOUNDED = ("BestOfN",)
-"""Of runs of earlier versions, which did not write down whose divergence is an upper bound."""
-
 
 class LoadedRun:
     """A run as its folder tells it. Each part is read when it is first asked for.
@@ -206,6 +149,7 @@ class LoadedRun:
         """
         self.folder = folder
         self._glance = glance
+        self._progress: Progress | None = None
 
     def __repr__(self) -> str:
         return f"LoadedRun({self.folder.path})"
@@ -222,8 +166,8 @@ class LoadedRun:
 
     def refresh(self) -> None:
         """Look again at a run that goes on: its journal from where it was read to, and results anew."""
-        if "_journal" in self.__dict__:
-            self._journal.refresh()
+        if "view" in self.__dict__:
+            self._follow(self.view)
         for name in ("results", "compute"):
             self.__dict__.pop(name, None)
 
@@ -254,7 +198,7 @@ class LoadedRun:
 
     @cached_property
     def origin(self) -> Origin:
-        """What was typed, where and with which versions; empty in runs of earlier versions."""
+        """What was typed, where and with which versions."""
         return read_origin(self.folder.path)
 
     @cached_property
@@ -293,22 +237,41 @@ class LoadedRun:
     # -- what happened -----------------------------------------------------------------------------------------
 
     @cached_property
-    def _journal(self) -> FollowedJournal:
-        return FollowedJournal(self.folder, None if self._glance or not self.jobs else self.plan)
-
-    @property
     def view(self) -> RunView:
         """Jobs, attempts and workers as the journal tells of them, up to the last `refresh`.
 
         Raises:
             StoreError: The journal cannot be read.
         """
-        return self._journal.view
+        plan = None if self._glance or not self.jobs else self.plan
+        view = RunView() if plan is None else RunView(plan.jobs.values(), plan.stored)
+        ends = [] if plan is not None else list(_ends(self.folder.journal))
+        if any(event.get("event") == "RunFinished" for event in ends[1:]):
+            view.feed(ends)
+        else:
+            self._follow(view)
+        return view
+
+    @cached_property
+    def _reader(self) -> JournalReader:
+        return JournalReader(self.folder.journal)
+
+    def _follow(self, view: RunView) -> None:
+        """Take what the journal has got since the last time, and of jobs that run how far they are."""
+        view.feed(self._reader.new_events())
+        self._progress = read_progress(self.folder)
+        if self._progress and view.finished is None:
+            view.last = max(view.last, self._progress.time)
+        running = view.running()
+        for told in self._progress.running if self._progress else ():
+            attempt = running.get(told.get("job", ""))
+            if attempt is not None and attempt.number == told.get("attempt"):
+                view.take({**told, "event": "JobProgress"})
 
     @property
     def unreadable(self) -> int:
         """How many lines of the journal are no events, as far as it was read."""
-        return self._journal.unreadable
+        return self._reader.unreadable
 
     @property
     def progress(self) -> Progress | None:
@@ -317,7 +280,7 @@ class LoadedRun:
         Raises:
             StoreError: The journal cannot be read.
         """
-        return self._journal.progress if self.engine_runs() else None
+        return self._progress if self.engine_runs() else None
 
     def engine_runs(self) -> bool | None:
         """Whether the process that carries it out lives; None where nobody can tell."""
@@ -334,23 +297,10 @@ class LoadedRun:
         return self.view.state(self.engine_runs())
 
     @property
-    def failures(self) -> list[tuple[JobView, AttemptView | None]]:
-        """Jobs that failed for good, with their last attempt."""
-        return list(failures(self.view))
-
-    @property
-    def failed_attempts(self) -> list[tuple[JobView, AttemptView]]:
-        """All attempts that failed, also those after which the job was tried again; in the order of jobs."""
-        return self._attempts("failed")
-
-    @property
     def lost_attempts(self) -> list[tuple[JobView, AttemptView]]:
         """Attempts that were under way when the run was killed; they end with its last sign of life."""
-        return self._attempts("lost")
-
-    def _attempts(self, outcome: str) -> list[tuple[JobView, AttemptView]]:
         found = attempts_of(self.view, killed=self.state == "killed")
-        return [(job, attempt) for job, attempt in found if attempt.outcome == outcome]
+        return [(job, attempt) for job, attempt in found if attempt.outcome == "lost"]
 
     def timeline(self) -> list[Span]:
         """Who used which device when, by begin; a job on several devices has a span for each."""
@@ -370,13 +320,13 @@ class LoadedRun:
 
         if self.folder.results_json.exists():
             return read_results(self.folder.results_json)
-        bounded = self.origin.bounded
+        rounds = self.config.get("rounds_of_training")
         return results_of(
             self.store,
             list(self.jobs.values()),
-            _last_round(self.config),
+            rounds if isinstance(rounds, int) else 0,
             self._judging,
-            bounded=_BOUNDED if bounded is None else bounded,
+            bounded=self.origin.bounded,
             tell=told,
         )
 
@@ -404,15 +354,31 @@ class LoadedRun:
             wanted: Says of a job that evaluates whether its completions are; all if left out.
             most_each: Completions of each job after which no further prompt is begun; all if left out.
         """
-        return stored_samples(self.store, filter(wanted or (lambda _: True), self._in_order()), most_each)
+        for job in filter(wanted or (lambda _: True), self._in_order()):
+            output = self.store.path(job.key)
+            if not (
+                output / METRICS
+            ).exists():  # what that has are those picked for people, of the same completions
+                with _passing_over(job, SAMPLES):
+                    for sample in _first_prompts(read_lines(output / SAMPLES, Sample), most_each):
+                        yield job, sample
 
     def count_samples(self, jobs: Iterable[Job]) -> int:
         """How many completions of some jobs are stored."""
-        return count_samples(self.store, jobs)
+        found = 0
+        for job in jobs:
+            with _passing_over(job, SAMPLES):
+                found += count_lines(self.store.path(job.key) / SAMPLES)
+        return found
 
     def curves(self) -> list[tuple[Job, list[TrainingStep]]]:
         """The steps of every training that is stored, by job in the order of `samples`."""
-        return stored_curves(self.store, self._in_order())
+        found: list[tuple[Job, list[TrainingStep]]] = []
+        for job in self._in_order():
+            with _passing_over(job, CURVES):
+                if steps := read_curve(self.store.path(job.key)):
+                    found.append((job, steps))
+        return found
 
     def _in_order(self) -> list[Job]:
         from pipeline.runs.record import place_of
@@ -457,51 +423,8 @@ def load_planned(folder: RunFolder) -> LoadedRun:
     return run
 
 
-def _last_round(config: Mapping[str, Any]) -> int:
-    number = config.get("rounds_of_training")
-    return number if isinstance(number, int) and not isinstance(number, bool) else 0
-
-
-# -- stored lines ------------------------------------------------------------------------------------------------
-# What the stored outputs of a run's jobs have line by line: evaluated completions, and the steps of
-# trainings. A file that cannot be read costs itself alone: where many files make the whole, the others still
-# tell.
-
-
-def stored_samples(store: Store, jobs: Iterable[Job], most_each: int | None) -> Iterator[tuple[Job, Sample]]:
-    """The evaluated completions of some jobs, in their order.
-
-    Args:
-        store: The store.
-        jobs: The jobs; those that evaluate nothing have none.
-        most_each: Completions of each job after which no further prompt is begun; None for all.
-    """
-    for job in jobs:
-        output = store.path(job.key)
-        if (output / METRICS).exists():
-            continue  # what it has are those picked for people, of the same completions
-        with _passing_over(job, SAMPLES):
-            for sample in _first_prompts(read_lines(output / SAMPLES, Sample), most_each):
-                yield job, sample
-
-
-def count_samples(store: Store, jobs: Iterable[Job]) -> int:
-    """How many completions of some jobs are stored."""
-    found = 0
-    for job in jobs:
-        with _passing_over(job, SAMPLES):
-            found += count_lines(store.path(job.key) / SAMPLES)
-    return found
-
-
-def stored_curves(store: Store, jobs: Iterable[Job]) -> list[tuple[Job, list[TrainingStep]]]:
-    """The steps of every training that is stored, in the order of the jobs."""
-    found: list[tuple[Job, list[TrainingStep]]] = []
-    for job in jobs:
-        with _passing_over(job, CURVES):
-            if steps := read_curve(store.path(job.key)):
-                found.append((job, steps))
-    return found
+# -- what stored outputs have line by line ---------------------------------------------------------------------
+# A file that cannot be read costs itself alone: where many files make the whole, the others still tell.
 
 
 def told(job: Job, said: str) -> None:

@@ -55,7 +55,7 @@ class Origin:
     settings: list[str] = field(default_factory=list)
     folder: str = ""
     group: str = ""
-    bounded: list[str] | None = None
+    bounded: list[str] = field(default_factory=list)
     devices: list[str] = field(default_factory=list)
     machine: Mapping[str, str] = field(default_factory=dict)
     versions: Mapping[str, str] = field(default_factory=dict)
@@ -162,7 +162,7 @@ def write_origin(folder: Path, origin: Origin) -> None:
 
 
 def read_origin(folder: Path) -> Origin:
-    """Read it; empty where a run has none that can be used, as those of earlier versions have none."""
+    """Read it; empty where a run has none that can be used."""
     path = folder / FILE
     try:
         return read_json_file(path, Origin, follow=True)

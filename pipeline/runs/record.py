@@ -50,8 +50,7 @@ class ResultRow:
         algo: Algorithm, or ``reference``.
         dataset: Name of the dataset.
         model: Name of the model.
-        reference: Seed of the reference that the chain rests on; None where the model is not made from one, and in
-            results of earlier versions, which had one at most.
+        reference: Seed of the reference that the chain rests on; None where the model is not made from one.
         seed: Seed of the chain.
         round: 0 for the reference.
         metric: For example ``pass@1``.
@@ -253,15 +252,14 @@ class Results:
 
     Attributes:
         rows: Of every chain.
-        pooled: Of every method; none in results of earlier versions.
+        pooled: Of every method.
         comparisons: Of methods after the last round.
         confidence: Level of the intervals.
-        common_eta: Weight of the divergence in J; None in results of earlier versions, which had no J.
-        split: Of the dataset, on which methods were evaluated; None in results of earlier versions.
+        common_eta: Weight of the divergence in J.
+        split: Of the dataset, on which methods were evaluated.
         fronts: Points of methods that were run at several values of their settings.
         matched: What fronts reach at divergences that they have in common.
-        bounded: Algorithms whose divergence is an upper bound, that of all others being exact. Earlier versions
-            did not tell, and had such a one under one name alone.
+        bounded: Algorithms whose divergence is an upper bound, that of all others being exact.
         starts: Algorithm -> that whose last policy it begins with; the others begin with the reference.
     """
 
@@ -273,7 +271,7 @@ class Results:
     split: str | None = None
     fronts: list[FrontRow] = field(default_factory=list)
     matched: list[MatchedRow] = field(default_factory=list)
-    bounded: list[str] = field(default_factory=lambda: ["BestOfN"])
+    bounded: list[str] = field(default_factory=list)
     starts: dict[str, str] = field(default_factory=dict)
 
     def bounded_among(self, algos: Iterable[str]) -> list[str]:

@@ -17,7 +17,6 @@ from pipeline.engine.run_folder import RunFolder
 from pipeline.outputs.manifest import REMOVED
 from pipeline.runs.loaded import LoadedRun, last_line, log_path, lost_outputs, removed_by, removed_weights
 from pipeline.runs.origin import slurm_in_words
-from pipeline.runs.progress import Progress
 from pipeline.runs.report.format import (
     brief_device,
     count,
@@ -38,7 +37,7 @@ from pipeline.runs.report.screen import (
     waited_for,
     whole_grids,
 )
-from pipeline.runs.run_view import AttemptView, JobView, RunView, failures
+from pipeline.runs.run_view import JobView, RunView, failures
 from pipeline.terminal.columns import Column, FittedTable
 from pipeline.terminal.console import say_styled
 from pipeline.terminal.streams import printable
@@ -67,30 +66,22 @@ def origins(view: RunView) -> list[str]:
 def moved_in_words(run: LoadedRun) -> list[str]:
     """Lines on where a run ran and what moved for it."""
     shared = shared_in_words(run.view.shared)
-    said = (
-        place_in_words(run),
-        shared and f"shared store: {shared}",
-    )
-    return [line for line in said if line]
+    return [line for line in (place_in_words(run), shared and f"shared store: {shared}") if line]
 
 
 def shared_in_words(traffic: Mapping[str, int]) -> str:
     """As in ``16 outputs fetched (1.2 GB), 40 uploaded (3.4 GB), 2 to go``."""
-    parts = []
-    if number := traffic.get("fetched", 0):
-        parts.append(f"{count(number, 'output')} fetched ({decimal(traffic['fetched_bytes'])})")
-    if number := traffic.get("uploaded", 0):
-        what = f"{number:,}" if parts else count(number, "output")
-        parts.append(f"{what} uploaded ({decimal(traffic['uploaded_bytes'])})")
-    if number := traffic.get("left", 0):
-        parts.append(f"{number:,} to go")
-    return ", ".join(parts)
+    parts = [
+        f"{count(number, 'output')} {what} ({decimal(traffic[f'{what}_bytes'])})"
+        for what in ("fetched", "uploaded")
+        if (number := traffic.get(what, 0))
+    ]
+    return ", ".join([*parts, *([f"{left:,} to go"] if (left := traffic.get("left", 0)) else [])])
 
 
 MAX_LISTED = 10
 _LEAST_NAME = 12
 _LEAST_JOB = 28
-_LEAST_DEVICE = 8
 _LEAST_SAID = 34
 _PARTS_SAID = 2
 _COLORS: Mapping[str, str] = {
@@ -209,46 +200,25 @@ def run_page(run: LoadedRun, now: float, width: int) -> list[RenderableType]:
     if running:
         stale = "" if engine else " (when the engine was last heard of)"
         parts += ["", running_table(run.folder, running, now if engine else view.last, stale)]
-    lines = [
-        *_of_slurm(run),
-        *_moved(run),
-        *_failed(run),
-        *_blocked(view),
-        *_waiting(view),
-        *_quarantined(view),
-        *_retries(view),
-        *_removed(run),
-        *_lost(run),
-    ]
-    lines += list(_unreadable(run))
-    return parts + [Text(printable(text), style=style) for text, style in lines]
+    return parts + [Text(printable(text), style=style) for text, style in _below_tables(run)]
 
 
 def run_headline(run: LoadedRun, now: float, engine: bool | None) -> Text:
     """What it is, how it stands, and what to do where that is not well."""
     view, counts = run.view, run.view.counts()
     state = view.state(engine)
-    text = Text()
-    text.append(f"{run.name} ", style="bold")
-    text.append(f"{run.stamp}: ")
-    text.append(state, style=_COLORS.get(state, ""))
+    text = Text.assemble((f"{run.name} ", "bold"), f"{run.stamp}: ", (state, _COLORS.get(state, "")))
     if left := view.uploads_left:
         text.append(f", {count(left, 'upload')} left")
-    if view.interrupted:
-        text.append(f" by {view.interrupted}")
-    if view.halted:
-        text.append(f" ({view.halted})")
+    text.append(f" by {view.interrupted}" if view.interrupted else f" ({view.halted})" if view.halted else "")
     if state == "done" and counts.stored == counts.total:
         text.append(", nothing ran: every output was stored, or came from another run or machine")
     elif view.started is not None:
         text.append(f", {duration(view.elapsed_s(now, engine))}")
-    told = run.progress
-    parts = how_far(counts, told) if told else []
-    there = ", ".join(origins(view))
-    parts.append(jobs_done(counts) + (f" ({there})" if there else ""))
+    there, told = ", ".join(origins(view)), run.progress
+    parts = [*(how_far(counts, told) if told else []), jobs_done(counts) + (f" ({there})" if there else "")]
     rest = {"running": counts.running, "to come": counts.left, "failed": counts.failed, "blocked": counts.blocked}
-    parts += [f"{number:,} {what}" for what, number in rest.items() if number]
-    text.append("\n" + ", ".join(parts))
+    text.append("\n" + ", ".join(parts + [f"{number:,} {what}" for what, number in rest.items() if number]))
     for line in said_of(told):
         text.append(f"\n{printable(line)}", style="yellow")
     hint = {
@@ -265,86 +235,71 @@ def run_headline(run: LoadedRun, now: float, engine: bool | None) -> Text:
 
 def running_table(folder: RunFolder, running: Sequence[JobView], now: float, stale: str = "") -> FittedTable:
     """What runs, where, how far it is, and what its log said last."""
-    said = [_in_brief(last_line(folder, job.id, job.attempts[-1])) for job in running]
-    done = [done_in_words(job.attempts[-1]) for job in running]
-    again = any(job.attempts[-1].number > 1 for job in running)
-    columns = [
-        Column(heading="job", least=_LEAST_JOB),
-        Column(heading="worker", right=True, rank=3),
-        Column(heading="device", rank=6, least=_LEAST_DEVICE),
-        Column(heading="time", right=True, rank=1),
+    last = [job.attempts[-1] for job in running]
+    again = any(attempt.number > 1 for attempt in last)  # the first goes without saying
+    # Of a line of a log as much as has room beside a job: of a training its step and loss.
+    said = [", ".join(last_line(folder, job.id, job.attempts[-1]).split(", ")[:_PARTS_SAID]) for job in running]
+    cells: list[tuple[Column, list[str]]] = [
+        (Column(heading="job", least=_LEAST_JOB), [job.id for job in running]),
+        (Column(heading="worker", right=True, rank=3), [str(attempt.worker) for attempt in last]),
+        (Column(heading="device", rank=6, least=8), [brief_device(attempt.device) for attempt in last]),
+        (Column(heading="attempt", right=True, rank=5), [str(each.number) if again else "" for each in last]),
+        (Column(heading="time", right=True, rank=1), [duration(attempt.elapsed_s(now)) for attempt in last]),
+        (Column(heading="done", right=True, rank=2), list(map(done_in_words, last))),
+        (Column(heading="last said", rank=4, least=_LEAST_SAID), said),
     ]
-    if again:  # the first goes without saying, and names of jobs need the room
-        columns.insert(3, Column(heading="attempt", right=True, rank=5))
-    if any(done):
-        columns.append(Column(heading="done", right=True, rank=2))
-    if any(said):
-        columns.append(Column(heading="last said", rank=4, least=_LEAST_SAID))
-    table = FittedTable(columns, title=f"running{stale}", lines=False)
-    for job, part, line in zip(running, done, said, strict=True):
-        attempt = job.attempts[-1]
-        cells = (
-            str(attempt.worker),
-            brief_device(attempt.device),
-            *([str(attempt.number)] if again else []),
-            duration(attempt.elapsed_s(now)),
-        )
-        table.add_row(job.id, *cells, *([part] if any(done) else []), *([line] if any(said) else []))
+    cells = [(column, texts) for column, texts in cells if any(texts)]
+    table = FittedTable([column for column, _ in cells], title=f"running{stale}", lines=False)
+    for row in zip(*(texts for _, texts in cells), strict=True):
+        table.add_row(*row)
     return table
 
 
-def _in_brief(line: str) -> str:
-    """As much as has room beside a job: of a training its step and loss."""
-    return ", ".join(line.split(", ")[:_PARTS_SAID])
-
-
-Lines = Iterator[tuple[str, str]]
-"""Text and its style."""
-
-
-def _of_slurm(run: LoadedRun) -> Lines:
-    if told := slurm_in_words(run.origin.slurm):
-        yield f"\n{told}", ""
-
-
-def _moved(run: LoadedRun) -> Lines:
-    for number, text in enumerate(moved_in_words(run)):
-        yield text if number else f"\n{text}", ""
-
-
-def _failed(run: LoadedRun) -> Lines:
-    found = list(failures(run.view))
-    if found:
-        yield f"\nfailed: {jobs(len(found))}", "bold red"
-    for job, attempt in found[:MAX_LISTED]:
+def _below_tables(run: LoadedRun) -> Iterator[tuple[str, str]]:
+    """Lines and their styles: of each thing that there is to say a heading, with the first ones below it."""
+    view, folder = run.view, run.folder
+    failed: list[list[tuple[str, str]]] = []
+    for job, attempt in failures(view):
         kind = f" ({job.kind}, {count(len(job.attempts), 'attempt')})" if job.kind else ""
-        yield f"  {job.id}{kind}", ""
-        yield f"    {job.reason}", "red"
-        log = log_path(run.folder, job.id, attempt)
-        if log is not None:
-            yield f"    log: {shown_path(log)}", ""
-            yield f"    read it: `{logs_command(run.folder.path.parent.parent, run.name, job.id)}`", ""
-    yield from _more(len(found), "    ")
+        failed.append([(f"  {job.id}{kind}", ""), (f"    {job.reason}", "red")])
+        if log := log_path(folder, job.id, attempt):
+            read = logs_command(folder.path.parent.parent, run.name, job.id)
+            failed[-1] += [(f"    log: {shown_path(log)}", ""), (f"    read it: `{read}`", "")]
+    blocked = view.blocked_by()
+    of_blocked = [
+        f"  by {cause}: {own[0] if len(own) == 1 else f'{jobs(len(own))}, from {own[0]} to {own[-1]}'}"
+        for cause, own in blocked.items()
+    ]
+    waiting = [f"  {job.id}: {text}" for job in view.having("pending") if (text := why_it_waits(job))]
+    places = [
+        f"  worker {one.worker} ({one.device}): {', after '.join([one.reason, *one.jobs[:1]])}"
+        for one in view.quarantined
+    ]
+    removed, by = removed_weights(run), ", ".join(removed_by(run))
+    kinds = ", ".join(f"{number} {kind}" for kind, number in view.retries.most_common())
+    unreadable = f"{count(run.unreadable, 'line')} of journal.jsonl cannot be read; what they told is missing here"
+    parts: list[tuple[str, str, Sequence[str | list[tuple[str, str]]]]] = [
+        (slurm_in_words(run.origin.slurm), "", ()),
+        ("\n".join(moved_in_words(run)), "", ()),
+        (f"failed: {jobs(len(failed))}" if failed else "", "bold red", failed),
+        (f"blocked: {jobs(sum(map(len, blocked.values())))}" if blocked else "", "bold red", of_blocked),
+        ("waiting" if waiting else "", "bold", waiting),
+        ("devices that are used no more" if places else "", "bold red", places),
+        (f"retries so far: {view.retries.total()} ({kinds})" if kinds else "", "", ()),
+        (f"made, and their weights removed{by and f' ({by})'}" if removed else "", "bold", _listed(removed)),
+        (_LOST if (lost := lost_outputs(run)) else "", "bold", _listed(lost)),
+        (unreadable if run.unreadable else "", "bold", ()),
+    ]
+    for heading, style, own in parts:
+        if heading:
+            yield f"\n{heading}", style
+        for lines in own[:MAX_LISTED]:
+            yield from [(lines, "")] if isinstance(lines, str) else lines
+        if len(own) > MAX_LISTED:
+            yield f"  and {len(own) - MAX_LISTED} more; --json lists all", ""
 
 
-def _blocked(view: RunView) -> Lines:
-    found = view.blocked_by()
-    if found:
-        yield f"\nblocked: {jobs(sum(map(len, found.values())))}", "bold red"
-    for cause, blocked in list(found.items())[:MAX_LISTED]:
-        shown = blocked[0] if len(blocked) == 1 else f"{jobs(len(blocked))}, from {blocked[0]} to {blocked[-1]}"
-        yield f"  by {cause}:", ""
-        yield f"    {shown}", ""
-    yield from _more(len(found), "    ")
-
-
-def _waiting(view: RunView) -> Lines:
-    found = [(job, text) for job in view.having("pending") if (text := why_it_waits(job))]
-    if found:
-        yield "\nwaiting", "bold"
-    for job, text in found[:MAX_LISTED]:
-        yield f"  {job.id}: {text}", ""
-    yield from _more(len(found), "  ")
+_LOST = "made, and in the store no more; `python -m pipeline export` makes them again"
 
 
 def why_it_waits(job: JobView) -> str:
@@ -362,52 +317,8 @@ def why_it_waits(job: JobView) -> str:
     return f"made again, {'as' if reason == REMOVED else 'its stored output is damaged:'} {reason}"
 
 
-def _quarantined(view: RunView) -> Lines:
-    if view.quarantined:
-        yield "\ndevices that are used no more", "bold red"
-    for place in view.quarantined:
-        after = f", after {', '.join(place.jobs[:3])}" if place.jobs else ""
-        yield f"  worker {place.worker} ({place.device}): {place.reason}{after}", ""
-
-
-def _retries(view: RunView) -> Lines:
-    if view.retries:
-        kinds = ", ".join(f"{number} {kind}" for kind, number in view.retries.most_common())
-        yield f"\nretries so far: {view.retries.total()} ({kinds})", ""
-
-
-def _removed(run: LoadedRun) -> Lines:
-    found = removed_weights(run)
-    if found:
-        by = ", ".join(removed_by(run))
-        yield f"\nmade, and their weights removed{by and f' ({by})'}", "bold"
-    yield from _listed(found)
-
-
-def _lost(run: LoadedRun) -> Lines:
-    found = lost_outputs(run)
-    if found:
-        yield "\nmade, and in the store no more; `python -m pipeline export` makes them again", "bold"
-    yield from _listed(found)
-
-
-def _listed(found: Mapping[str, Sequence[int]]) -> Lines:
-    for chain, rounds in list(found.items())[:MAX_LISTED]:
-        yield f"  {chain}: {'round' if len(rounds) == 1 else 'rounds'} {', '.join(map(str, rounds))}", ""
-    yield from _more(len(found), "  ")
-
-
-def _unreadable(run: LoadedRun) -> Lines:
-    if run.unreadable:
-        yield (
-            f"\n{count(run.unreadable, 'line')} of journal.jsonl cannot be read; what they told is missing here",
-            "bold",
-        )
-
-
-def _more(found: int, indent: str) -> Lines:
-    if found > MAX_LISTED:
-        yield f"{indent}and {found - MAX_LISTED} more; --json lists all", ""
+def _listed(found: Mapping[str, Sequence[int]]) -> list[str]:
+    return [f"  {chain}: round{'s'[: len(own) - 1]} {', '.join(map(str, own))}" for chain, own in found.items()]
 
 
 # -- status json -------------------------------------------------------------------------------------------------
@@ -416,14 +327,16 @@ def _more(found: int, indent: str) -> Lines:
 
 def run_json(run: LoadedRun, now: float) -> dict[str, Any]:
     """One run as plain data, nothing cut off."""
-    view, engine = run.view, run.engine_runs()
-    counts = view.counts()
+    view, counts, progress = run.view, run.view.counts(), run.progress
+    then = now if run.engine_runs() else view.last
+    began = None if view.started is None else datetime.fromtimestamp(view.started).astimezone().isoformat()
+    amounts = {name: getattr(progress, name, None) for name in _AMOUNTS}
+    of_job = ("id", "kind", "reason")
+    of_attempt = ("worker", "device", "loading", "done", "total", "tokens")
     return {
         **asdict(glance_at(run, now)),
         "folder": str(run.folder.path),
-        "started_at": None
-        if view.started is None
-        else datetime.fromtimestamp(view.started).astimezone().isoformat(),
+        "started_at": began,
         "interrupted": view.interrupted or None,
         "halted": view.halted or None,
         "pid": view.pid,
@@ -431,23 +344,23 @@ def run_json(run: LoadedRun, now: float) -> dict[str, Any]:
         "slurm": dict(run.origin.slurm) or None,
         "nodes": sorted(view.nodes),
         "shared_store": dict(view.shared) or None,
-        "progress": _progress_json(run.progress),
-        "shared_store_away": (run.progress.shared_store if run.progress else "") or None,
+        "progress": {name: amount and round(amount, 4) for name, amount in amounts.items()} if progress else None,
+        "shared_store_away": (progress.shared_store if progress else "") or None,
         "counts": {**asdict(counts), "pending": counts.left},
         "cells": [
             {"chain": chain, "round": number, **asdict(cell)} for (chain, number), cell in view.cells.items()
         ],
         "running_jobs": [
-            _attempt_json(job, job.attempts[-1], now if engine else view.last) for job in view.having("running")
+            {"job": job.id, "attempt": last.number, "elapsed_s": round(last.elapsed_s(then), 3)}
+            | {name: getattr(last, name) for name in of_attempt}
+            | {"numbers": dict(last.numbers)}
+            for job in view.having("running")
+            for last in job.attempts[-1:]
         ],
         "failed_jobs": [
-            {
-                "job": job.id,
-                "kind": job.kind,
-                "reason": job.reason,
-                "attempts": len(job.attempts),
-                "log": str(log) if (log := log_path(run.folder, job.id, attempt)) else None,
-            }
+            {"job" if name == "id" else name: getattr(job, name) for name in of_job}
+            | {"attempts": len(job.attempts)}
+            | {"log": str(log) if (log := log_path(run.folder, job.id, attempt)) else None}
             for job, attempt in failures(view)
         ],
         "blocked_jobs": view.blocked_by(),
@@ -460,27 +373,7 @@ def run_json(run: LoadedRun, now: float) -> dict[str, Any]:
     }
 
 
-def _attempt_json(job: JobView, attempt: AttemptView, now: float) -> dict[str, Any]:
-    return {
-        "job": job.id,
-        "attempt": attempt.number,
-        "worker": attempt.worker,
-        "device": attempt.device,
-        "elapsed_s": round(attempt.elapsed_s(now), 3),
-        "loading": attempt.loading,
-        "done": attempt.done,
-        "total": attempt.total,
-        "tokens": attempt.tokens,
-        "numbers": dict(attempt.numbers),
-    }
-
-
-def _progress_json(progress: Progress | None) -> dict[str, float | None] | None:
-    if progress is None:
-        return None
-    names = ("part", "remaining_s", "samples_per_s", "tokens_per_s")
-    amounts = {name: getattr(progress, name) for name in names}
-    return {name: None if amount is None else round(amount, 4) for name, amount in amounts.items()}
+_AMOUNTS = ("part", "remaining_s", "samples_per_s", "tokens_per_s")
 
 
 # -- watched -----------------------------------------------------------------------------------------------------
@@ -496,8 +389,11 @@ _RULER = Console(file=io.StringIO(), color_system=None)
 def watched_run(run: LoadedRun, now: float, width: int, height: int) -> list[RenderableType]:
     """One run for a terminal of that size: how far it is, chains, what runs, what moved, what failed last."""
     engine = run.engine_runs()
-    top = _wrapped(run_headline(run, now, engine), width)
-    bottom = _below(run, engine, width, height - _ABOVE - len(top))
+    top: list[RenderableType] = list(run_headline(run, now, engine).wrap(_RULER, width))
+    said = [(line, "") for line in moved_in_words(run)]
+    said += [(line, "yellow") for line in [waited_for(run.view)] if line and engine]
+    said += [(f"failed: {job.id}: {job.reason}", "red") for job, _ in list(failures(run.view))[-_MOST_FAILURES:]]
+    bottom = [Text(printable(line), style, no_wrap=True, overflow="ellipsis") for line, style in said]
     chains, running = chains_of(run.view.cells), run.view.having("running") if engine else []
     room = height - _ABOVE - len(top) - len(bottom)
     for_chains, for_jobs = share_lines(room, len(chains), len(running))
@@ -507,32 +403,8 @@ def watched_run(run: LoadedRun, now: float, width: int, height: int) -> list[Ren
     if for_jobs:
         shown, more = first(running, for_jobs, lambda _: 0)
         parts.append(running_table(run.folder, shown, now))
-        if more:
-            parts.append(Text(f"and {more} more", no_wrap=True, overflow="ellipsis"))
+        parts += [Text(f"and {more} more", no_wrap=True, overflow="ellipsis")] if more else []
     return [*parts, *bottom]
-
-
-def _below(run: LoadedRun, engine: bool | None, width: int, room: int) -> list[Text]:
-    """What is said below the tables: whole where that leaves room for them, else less of it, or the beginnings."""
-    waits = waited_for(run.view) if engine else ""
-    failed = [f"failed: {job.id}: {job.reason}" for job, _ in list(failures(run.view))[-_MOST_FAILURES:]]
-    said = [
-        *(Text(printable(line)) for line in moved_in_words(run)),
-        *([Text(printable(waits), "yellow")] if waits else []),
-        *(Text(printable(line), "red") for line in failed),
-    ]
-    whole = [line for text in said for line in _wrapped(text, width)]
-    if len(whole) <= room // 2:
-        return whole
-    for text in said:
-        text.no_wrap, text.overflow = True, "ellipsis"
-    needed = len(failed) + bool(waits)
-    return said[max(0, len(said) - max(needed, room // 2)) :]
-
-
-def _wrapped(text: Text, width: int) -> list[Text]:
-    """Lines of a terminal of so many columns, broken between words."""
-    return list(text.wrap(_RULER, width))
 
 
 class News:

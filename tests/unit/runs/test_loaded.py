@@ -82,7 +82,6 @@ def test_an_attempt_ends_with_the_run_that_was_killed_under_it(tmp_path: Path) -
     spans = [(span.start - START, (span.end or 0) - START, span.outcome) for span in loaded.timeline()]
     assert spans == [(2, 5, "lost"), (4, 5, "lost")]
     assert [(job.id, attempt.kind) for job, attempt in loaded.lost_attempts] == [(one, "lost") for one in shards]
-    assert not loaded.failed_attempts
     run.end(interrupted="SIGTERM")
     loaded.refresh()
     assert [span.outcome for span in loaded.timeline()] == ["stopped", "stopped"]
@@ -115,7 +114,6 @@ def test_the_timeline_has_a_span_for_every_device_that_a_job_takes(tmp_path: Pat
         "generate",
         True,
     )
-    assert [(job.id, attempt.reason) for job, attempt in loaded.failed_attempts] == [(shard, "gone")]
     run.finish(shard, attempt=2)
     loaded.refresh()
     assert [span.outcome for span in loaded.timeline()] == ["failed", "failed", "done"]
@@ -147,7 +145,7 @@ def test_what_is_damaged_costs_its_own_part(tmp_path: Path, name: str, damage: s
     assert loaded.origin.command_line == ("" if name == "origin.json" else "pipeline 'a=[b]'")
     assert loaded.config.keys() == (set() if name == "config.yaml" else {"execution"})
     assert loaded.makers() == []
-    assert loaded.failures == []
+    assert loaded.lost_attempts == []
     if name == "plan.json":
         with pytest.raises(PlanError):
             _ = loaded.plan
@@ -173,7 +171,7 @@ def test_a_run_is_found_by_its_own_folder_and_by_its_experiment(tmp_path: Path) 
 
 FILES = ("config.yaml", "plan.json", "journal.jsonl", "origin.json", "compute.json", "results.json")
 STORED = ("metrics_json", "samples_jsonl", "metrics_jsonl")
-PARTS = ("config", "origin", "jobs", "state", "failures", "failed_attempts", "results", "compute")
+PARTS = ("config", "origin", "jobs", "state", "results", "compute")
 
 
 @pytest.mark.properties

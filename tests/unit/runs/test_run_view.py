@@ -7,7 +7,7 @@ import pytest
 
 from pipeline.errors import PlanError
 from pipeline.plan.recorded import parse_plan, recorded
-from pipeline.runs.loaded import FollowedJournal, LoadedRun, load_planned
+from pipeline.runs.loaded import LoadedRun, load_planned
 from pipeline.runs.run_view import JobCounts, RunView
 from tests.doubles.runs import CHAIN, START, WrittenRun, chain_plan
 
@@ -167,7 +167,7 @@ def test_what_is_uploaded_after_the_end_is_told_and_takes_no_time_of_the_run(
     for glance in (True, False):
         with monkeypatch.context() as patched:
             if glance:
-                patched.setattr(FollowedJournal, "refresh", None)
+                patched.setattr(LoadedRun, "_follow", None)
             loaded = LoadedRun(run.folder, glance=glance)
             assert loaded.view.finished
         assert loaded.state == "done"

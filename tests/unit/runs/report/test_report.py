@@ -27,7 +27,7 @@ def text_of(renderable: object, width: int = 140) -> str:
 
 
 def shown(*rows: PooledRow, comparisons: Sequence[Comparison] = (), width: int = 140) -> str:
-    (table,) = result_tables(Results(rows=[], pooled=list(rows), comparisons=list(comparisons)))
+    (table,) = result_tables(Results(rows=[], bounded=["BestOfN"], pooled=list(rows), comparisons=list(comparisons)))
     return text_of(table, width)
 
 
@@ -115,7 +115,7 @@ def anchored(*, optimum: bool = True) -> Results:
     own = {"pass@1": 0.983, "kl_per_sequence": 0.939, "regularized_reward": 0.889, "regret": 0.02}
     rows = [pooled_row("reference", 0, value, metric=name) for name, value in values.items()]
     rows += [pooled_row("PITA", 1, own[name], metric=name) for name in own if name in values]
-    return Results(rows=[], pooled=rows, comparisons=[comparison("PITA", number=1)], common_eta=0.1)
+    return Results(rows=[], bounded=["BestOfN"], pooled=rows, comparisons=[comparison("PITA", number=1)], common_eta=0.1)
 
 
 def test_anchors_stand_with_the_reference_and_are_no_methods() -> None:
@@ -165,7 +165,7 @@ def test_the_mean_reward_comes_first_where_nothing_says_what_is_correct() -> Non
 def test_what_a_method_takes_stands_beside_its_results() -> None:
     where = {"dataset": "addition", "model": "tiny", "algo": "PITA", "round": 1}
     costs = [CostRow(**where, flops=2.5e9, answer=3e8, device_s=9.0)]
-    (table,) = result_tables(Results(rows=[], pooled=[pooled_row("PITA", 1)]), costs)
+    (table,) = result_tables(Results(rows=[], bounded=["BestOfN"], pooled=[pooled_row("PITA", 1)]), costs)
     assert re.search(r" 2.50 G +300 M .* 9.0 ", text_of(table))
 
 
