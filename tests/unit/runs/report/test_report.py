@@ -27,7 +27,9 @@ def text_of(renderable: object, width: int = 140) -> str:
 
 
 def shown(*rows: PooledRow, comparisons: Sequence[Comparison] = (), width: int = 140) -> str:
-    (table,) = result_tables(Results(rows=[], bounded=["BestOfN"], pooled=list(rows), comparisons=list(comparisons)))
+    (table,) = result_tables(
+        Results(rows=[], bounded=["BestOfN"], pooled=list(rows), comparisons=list(comparisons))
+    )
     return text_of(table, width)
 
 
@@ -115,7 +117,9 @@ def anchored(*, optimum: bool = True) -> Results:
     own = {"pass@1": 0.983, "kl_per_sequence": 0.939, "regularized_reward": 0.889, "regret": 0.02}
     rows = [pooled_row("reference", 0, value, metric=name) for name, value in values.items()]
     rows += [pooled_row("PITA", 1, own[name], metric=name) for name in own if name in values]
-    return Results(rows=[], bounded=["BestOfN"], pooled=rows, comparisons=[comparison("PITA", number=1)], common_eta=0.1)
+    return Results(
+        rows=[], bounded=["BestOfN"], pooled=rows, comparisons=[comparison("PITA", number=1)], common_eta=0.1
+    )
 
 
 def test_anchors_stand_with_the_reference_and_are_no_methods() -> None:

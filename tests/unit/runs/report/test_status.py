@@ -134,7 +134,9 @@ def test_what_was_shared_and_where_a_run_ran_stand_in_lines_of_their_own(tmp_pat
     )
     told = printed(run, 80).splitlines()
     at = told.index("Ray, 24 workers on 3 nodes")
-    assert told[at + 1] == "shared store: 1,600 outputs fetched (1.0 TB), 4,000 outputs uploaded (10.0 TB), 25 to go"
+    assert (
+        told[at + 1] == "shared store: 1,600 outputs fetched (1.0 TB), 4,000 outputs uploaded (10.0 TB), 25 to go"
+    )
     found = run_json(LoadedRun(run.folder), START)
     assert found["nodes"] == ["node 0", "node 1", "node 2"]
     assert found["shared_store"]["left"] == 25
