@@ -4,35 +4,22 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from functools import cache, cached_property
 from itertools import chain
-from pathlib import Path
 from typing import Any
 
-import yaml
 from rich.console import Console
 from rich.padding import Padding
 from rich.text import Text
 
 from pipeline.config.explain import GROUPS, advice_on, other_name, unknown_key
 from pipeline.config.install import conf_dir
-from pipeline.config.meaning import (
-    Meaning,
-    about,
-    meanings_of,
-    sections,
-    shipped_meanings,
-    shipped_sections,
-    typed,
-)
+from pipeline.config.meaning import Meaning, about, meanings_of, sections, shipped_meanings, shipped_sections
 from pipeline.config.tables import TABLES, settings_class
 from pipeline.config.words import class_paths
 from pipeline.errors import ConfigError
 from pipeline.terminal.console import say
 
-_PACKAGE = re.compile(r"^# @package (\S+)\s*\n")
 _COLUMN = 11
-_MOST_NAMED = 6
 _NO_EFFECT = "do not depend on this value itself: with another one, what is stored counts as it is"
 Line = tuple[str, str]
 """A text and its style."""
@@ -60,83 +47,52 @@ def print_help(console: Console, word: str, settings: Sequence[str]) -> None:
 
 def help_on(word: str, settings: Sequence[str] = ()) -> Iterator[Line]:
     """What there is to say of a word, line by line, as `print_help` prints it."""
-    known, word = _Known(settings), word.lstrip("+~").partition("=")[0].strip(".")
+    word = word.lstrip("+~").partition("=")[0].strip(".")
+    keys, named = _known(settings)
     if not word:
-        return _overview(known)
-    if word in known.keys:
-        return _key(known, [word])
-    if word in known.sections or word in TABLES:
-        return _section(known, word)
+        return _overview(keys, named)
+    if word in keys:
+        return _key(keys, [word])
+    if word in named or word in TABLES:
+        return _section(keys, named, word)
     if (conf_dir() / word).is_dir():
         return _group(word)
-    ends = [key for key in known.keys if key.endswith(f".{word}")]
-    named = [section for section in known.sections if _leaf(section) == word]
-    other: str = other_name(_leaf(word))
+    leaf = word.rpartition(".")[2]
+    other: str = other_name(leaf)
     called: Iterator[Line] = iter(())
-    if other != _leaf(word):
-        called = chain([(f"{_leaf(word)} is called {other} here:", "bold")], help_on(other, settings))
-    if ends:
-        return chain(_same_end(known, ends), called)
-    if named:
-        return _same_section(known, named)
-    if spelled := known.spelled(word):
+    if other != leaf:
+        called = chain([(f"{leaf} is called {other} here:", "bold")], help_on(other, settings))
+    if ends := [key for key in keys if key.endswith(f".{word}")]:
+        return chain(_same_end(keys, ends), called)
+    if inside := [section for section in named if section.endswith(f".{word}")]:
+        return chain.from_iterable(_section(keys, named, section) for section in inside)
+    if spelled := next((name for name in (*named, *keys) if f".{name}".lower().endswith(f".{word.lower()}")), ""):
         return help_on(spelled, settings)
-    if other != _leaf(word):
+    if other != leaf:
         return called
     if advice := advice_on(word):
         return iter([(f"{word}: {advice}", "")])
-    holding = [key for key in dict.fromkeys(map(_leaf, known.keys)) if word in key]
-    hint = f" Keys with that in them: {', '.join(holding[:_MOST_NAMED])}." if holding else ""
-    raise ConfigError(
-        f"{unknown_key(word, known=known.keys)}{hint} `python -m pipeline help` lists what there is."
-    )
+    raise ConfigError(f"{unknown_key(word, known=keys)} `python -m pipeline help` lists what there is.")
 
 
-# -- what is known ---------------------------------------------------------------------------------------------
+def _known(settings: Sequence[str]) -> tuple[dict[str, Meaning], dict[str, str]]:
+    """Keys, and groups of them with what they are: those that ship, files of ``conf/`` add, and settings name."""
+    if wrong := [setting for setting in settings if "=" not in setting]:
+        raise ConfigError(f"cannot read '{wrong[0]}'. After the key come settings as for a run: KEY=VALUE.")
+    keys, named = dict(shipped_meanings()), dict(shipped_sections())
 
-
-class _Known:
-    """Keys and their groups: what ships, what files of ``conf/`` add, and what settings name."""
-
-    def __init__(self, settings: Sequence[str]) -> None:
-        wrong = [setting for setting in settings if "=" not in setting]
-        if wrong:
-            raise ConfigError(f"cannot read '{wrong[0]}'. After the key come settings as for a run: KEY=VALUE.")
-        self.keys: dict[str, Meaning] = shipped_meanings()
-        self.sections: dict[str, str] = shipped_sections()
-        for table, group in (("datasets", "dataset"), ("models", "model")):
-            for name, kind in _kinds_of_files(group).items():
-                self._add(table, name, {"kind": kind})
-        for table in ("algos", "datasets"):
-            for name, path in class_paths(table, settings):
-                self._add(table, name, {"class_path": path})
-
-    def _add(self, table: str, name: str, section: Mapping[str, Any]) -> None:
+    def add(table: str, name: str, section: Mapping[str, Any]) -> None:
         schema, prefix = settings_class(table, name, section), f"{table}.{name}"
-        self.keys |= {each.key: each for each in meanings_of(schema, prefix)}  # type: ignore[arg-type]  # classes are hashable
-        self.sections |= {prefix: about(schema), **dict(sections(schema, prefix))}
+        keys.update((each.key, each) for each in meanings_of(schema, prefix))  # type: ignore[arg-type]  # classes are hashable
+        named.update({prefix: about(schema), **dict(sections(schema, prefix))})
 
-    def spelled(self, word: str) -> str:
-        """What there is that differs from a word in capital letters alone; "" where there is nothing."""
-        names = [*self.sections, *self.keys]
-        names += [_leaf(name) for name in names]
-        return next((name for name in names if name != word and name.casefold() == word.casefold()), "")
-
-    @cached_property
-    def set_by(self) -> dict[str, list[tuple[str, str]]]:
-        """Key -> choices of groups that set it, and to what."""
-        return _set_by_files(conf_dir())
-
-
-@cache
-def _set_by_files(folder: Path) -> dict[str, list[tuple[str, str]]]:
-    found: dict[str, list[tuple[str, str]]] = {}
-    for file in sorted(folder.rglob("*.yaml")):
-        group = file.parent.relative_to(folder).as_posix()
-        choice = file.name if group == "." else f"{group}={file.stem}"
-        for key, value in _values(file, "" if group == "." else group):
-            found.setdefault(key, []).append((choice, value))
-    return found
+    for table, group in (("datasets", "dataset"), ("models", "model")):
+        for name, kind in _kinds_of_files(group).items():
+            add(table, name, {"kind": kind})
+    for table in ("algos", "datasets"):
+        for name, path in class_paths(table, settings):
+            add(table, name, {"class_path": path})
+    return keys, named
 
 
 def _kinds_of_files(group: str) -> dict[str, str]:
@@ -146,75 +102,36 @@ def _kinds_of_files(group: str) -> dict[str, str]:
     return {name: kind[1] for name, kind in found.items() if kind}
 
 
-def _leaf(key: str) -> str:
-    return key.rpartition(".")[2]
-
-
-def _values(file: Path, package: str) -> Iterator[tuple[str, str]]:
-    text = file.read_text(encoding="utf-8")
-    if named := _PACKAGE.match(text):
-        package = "" if named[1] == "_global_" else named[1]
-    data = yaml.safe_load(text) or {}
-    data.pop("defaults", None)
-    yield from _leaves(data, package)
-
-
-def _leaves(node: Any, key: str) -> Iterator[tuple[str, str]]:
-    if isinstance(node, dict) and node:
-        for name, value in node.items():
-            yield from _leaves(value, f"{key}.{name}".strip("."))
-    else:
-        yield key, typed(node)
-
-
-# -- what is said ----------------------------------------------------------------------------------------------
-
-
-def _overview(known: _Known) -> Iterator[Line]:
+def _overview(keys: Mapping[str, Meaning], named: Mapping[str, str]) -> Iterator[Line]:
     yield "Groups of keys; `python -m pipeline help GROUP` lists them:", "bold"
-    for section, text in known.sections.items():
+    for section, text in named.items():
         if "." not in section:
             yield from _named(section, text)
     yield "\nKeys of their own:", "bold"
-    for key, each in known.keys.items():
+    for key, each in keys.items():
         if "." not in key:
             yield from _named(key, each.line)
     yield "\nWith a section for each that a run uses, as algos.PITA or datasets.addition:", "bold"
     for table in TABLES:
-        names = [section.split(".")[1] for section in known.sections if re.fullmatch(rf"{table}\.[^.]+", section)]
+        names = [section.split(".")[1] for section in named if re.fullmatch(rf"{table}\.[^.]+", section)]
         yield from _named(table, ", ".join(names))
     yield "\nFiles to choose from, GROUP=CHOICE:", "bold"
     for folder in sorted(path for path in conf_dir().iterdir() if any(path.glob("*.yaml"))):
         yield from _named(folder.name, ", ".join(sorted(file.stem for file in folder.glob("*.yaml"))))
 
 
-def _section(known: _Known, section: str) -> Iterator[Line]:
+def _section(keys: Mapping[str, Meaning], named: Mapping[str, str], section: str) -> Iterator[Line]:
     yield section, "bold"
-    if text := known.sections.get(section):
+    if text := named.get(section):
         yield f"    {text}", ""
-    inside = [each for key, each in known.keys.items() if key.startswith(f"{section}.")]
     if section in TABLES:
-        for name in (name for name in known.sections if re.fullmatch(rf"{section}\.[^.]+", name)):
-            yield from _named(name, known.sections[name])
+        for name in (name for name in named if re.fullmatch(rf"{section}\.[^.]+", name)):
+            yield from _named(name, named[name])
         return
     yield "", ""
-    for each in inside:
-        yield from _named(f"{each.key}={each.default}", each.line)
-
-
-def _same_section(known: _Known, sections: Sequence[str]) -> Iterator[Line]:
-    """Sections of one name, as `lora`: what each has is said once, where it is the same for all."""
-    alike: dict[tuple[Line, ...], list[str]] = {}
-    for section in sections:
-        lines = [
-            (text.replace(f"{section}.", f"{_leaf(section)}."), style) for text, style in _section(known, section)
-        ]
-        alike.setdefault(tuple(lines[1:]), []).append(section)
-    for number, (shared, same) in enumerate(alike.items()):
-        if number:
-            yield "", ""
-        yield from ((section, "bold") for section in same)
-        yield from shared if len(same) > 1 else list(_section(known, same[0]))[1:]
+    for key, each in keys.items():
+        if key.startswith(f"{section}."):
+            yield from _named(f"{key}={each.default}", each.line)
 
 
 def _group(group: str) -> Iterator[Line]:
@@ -228,53 +145,35 @@ def _group(group: str) -> Iterator[Line]:
         yield f"\nIts settings: python -m pipeline help {table}.NAME", ""
 
 
-def _same_end(known: _Known, keys: Sequence[str]) -> Iterator[Line]:
+def _same_end(known: Mapping[str, Meaning], keys: Sequence[str]) -> Iterator[Line]:
     """Keys that end alike: those that mean the same are explained together."""
     alike: dict[tuple[str, str], list[str]] = {}
     for key in keys:
-        each = known.keys[key]
-        alike.setdefault((each.text, each.allowed), []).append(key)
+        alike.setdefault((known[key].text, known[key].allowed), []).append(key)
     for number, same in enumerate(alike.values()):
         if number:
             yield "", ""
         yield from _key(known, same)
 
 
-def _key(known: _Known, keys: Sequence[str]) -> Iterator[Line]:
-    first = known.keys[keys[0]]
+def _key(known: Mapping[str, Meaning], keys: Sequence[str]) -> Iterator[Line]:
+    first = known[keys[0]]
     for key in keys:
-        yield f"{key}={known.keys[key].default or '...'}", "bold"
+        yield f"{key}={known[key].default or '...'}", "bold"
     yield f"    {first.text or 'nothing is written below this field'}", ""
     yield "", ""
-    rows = {"type": first.type, "must be": first.allowed, "choices": ""}
-    if not first.default:
-        rows["default"] = "none: a value must be given"
-    for name, text in rows.items():
-        if text:
-            yield f"    {name:<{_COLUMN}}{text}", ""
-    for choice, text in first.choices.items():
-        yield f"    {'choice':<{_COLUMN}}{choice}{f': {text}' if text else ''}", ""
-    for choices, said in _set_by(known, keys):
-        yield f"    {'set by':<{_COLUMN}}{choices}: {said}", ""
-    keyed = f"depend on it {first.keyed}" if first.keyed else _NO_EFFECT
-    effect = "depend on it" if first.affects_result else keyed
-    yield f"    {'results':<{_COLUMN}}{effect}", ""
-    yield f"    {'declared':<{_COLUMN}}{first.declared}", ""
-
-
-def _set_by(known: _Known, keys: Sequence[str]) -> Iterator[tuple[str, str]]:
-    """Files that set keys to the same values, with a comma between two, and those values."""
-    of_files: dict[str, dict[str, list[str]]] = {}
-    for key in keys:
-        for choice, value in known.set_by.get(key, []):
-            if value:  # not a file that only says that the key must be given
-                of_files.setdefault(choice, {}).setdefault(value, []).append(key)
-    alike: dict[str, list[str]] = {}
-    for choice, values in of_files.items():
-        told = (f"{value} ({', '.join(named)})" if len(keys) > 1 else value for value, named in values.items())
-        alike.setdefault("; ".join(told), []).append(choice)
-    for said, choices in alike.items():
-        yield ", ".join(choices), said
+    effect = (
+        "depend on it" if first.affects_result else f"depend on it {first.keyed}" if first.keyed else _NO_EFFECT
+    )
+    rows = [
+        ("type", first.type),
+        ("must be", first.allowed),
+        ("default", "" if first.default else "none: a value must be given"),
+        *(("choice", f"{choice}{f': {text}' if text else ''}") for choice, text in first.choices.items()),
+        ("results", effect),
+        ("declared", first.declared),
+    ]
+    yield from ((f"    {name:<{_COLUMN}}{text}", "") for name, text in rows if text)
 
 
 def _named(name: str, text: str) -> Iterator[Line]:
