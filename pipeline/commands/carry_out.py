@@ -96,9 +96,8 @@ def announce(request: Request, stored: Stored, run: RunFolder, console: Console)
     name = request.config.experiment.name
     if not missing:
         if total:
-            log.info("%s: all %d jobs are stored by earlier runs: nothing ran", name, total)
             log.info("outputs, weights and samples among them: %s/jobs/*/output", run.path)
-            say(console, f"{name}: all {jobs(total)} are stored; nothing to run.")
+            note(console, f"{name}: all {jobs(total)} are stored; nothing to run.", "", logging.INFO)
         return
     devices = request.used_devices
     names = ", ".join(device.label for device in devices)
@@ -124,15 +123,13 @@ def conclude(request: Request, outcome: Outcome | None, run: RunFolder, console:
     for job_id, reason in outcome.failures():
         say(console, f"failed: {job_id}: {reason}", "red")
     for line in incomplete_chains(request.plan, outcome):
-        log.warning("%s", line)
-        say(console, line, "bold")
+        note(console, line)
     if outcome.halted:
         advice = "" if outcome.halted.endswith(AGAIN) else ". Mend that, then run the same command."
         complain(console, f"the run was ended early: {outcome.halted}{advice}")
         return SOME_FAILED
     if outcome.interrupted:
-        log.warning("interrupted by %s; the same command goes on from here", outcome.interrupted)
-        say(console, f"interrupted by {outcome.interrupted}; the same command goes on from here", "bold")
+        note(console, f"interrupted by {outcome.interrupted}; the same command goes on from here")
         return INTERRUPTED_BY[outcome.interrupted]
     if failures := outcome.failures():
         say(console, "logs:", copy=f"{shown_path(run.path)}/jobs/")
@@ -161,10 +158,15 @@ def incomplete_chains(plan: Plan, outcome: Outcome) -> list[str]:
     return lines
 
 
+def note(console: Console, text: str, style: str = "bold", level: int = logging.WARNING, mark: str = "") -> None:
+    """Say something on the terminal, behind a mark, and in the log."""
+    log.log(level, "%s", text)
+    say(console, f"{mark}{text}", style)
+
+
 def complain(console: Console, text: str) -> None:
     """Say what went wrong, on the terminal and in the log."""
-    log.error("%s", text)
-    say(console, f"error: {text}", "red")
+    note(console, text, "red", logging.ERROR, "error: ")
 
 
 def tell_notes(
@@ -174,15 +176,12 @@ def tell_notes(
     config = request.config
     store, jobs = request.store, request.plan.jobs.values()
     short = short_of_rows(store, jobs, config.evaluation, request.warnings)
-    for note in [*several_makers(makers), *short, *failed_rewards(store, jobs, run), *collect_notes(store, jobs)]:
-        log.warning("%s", note)
-        say(console, f"note: {note}", "bold")
-    if not has_rows:
-        return
-    for note in (*(load_dataset(section).note for section in config.datasets.values()), candidates_note(config)):
-        if note:
-            log.info("%s", note)
-            say(console, note, "dim")
+    for text in [*several_makers(makers), *short, *failed_rewards(store, jobs, run), *collect_notes(store, jobs)]:
+        note(console, text, mark="note: ")
+    if has_rows:
+        of_datasets = (load_dataset(section).note for section in config.datasets.values())
+        for text in filter(None, (*of_datasets, candidates_note(config))):
+            note(console, text, "dim", logging.INFO)
 
 
 class _RunLog(logging.FileHandler):
@@ -321,8 +320,7 @@ def _end(request: Request, outcome: Outcome | None, verified: Verified, run: Run
             say(console, f"warning: {warning}", "bold")
     tell_notes(request, makers, run, console, has_rows=bool(results.rows))
     for line in unreadable:
-        log.error("%s", line)
-        say(console, line, "bold red")
+        note(console, line, "bold red", logging.ERROR)
     return conclude(request, outcome, run, console) or (SOME_FAILED if unreadable else 0)
 
 
@@ -364,16 +362,15 @@ def _run_missing(
     if not (missing := stored.missing):
         _record_nothing_to_do(request, run)
         return None
-    clock = _steady_clock()
     live, gpus = _live_run(request, stored.not_here), GpuLog()
     with shown_on(console) as redraw, RoundReports(run) as reports, ProgressFile(run) as told:
 
         def take(event: Event) -> None:
-            live.take({**event, "time": clock()})
+            live.take({**event, "time": time.time()})
             keeper.take(event)
 
         def show() -> None:
-            live.tick(clock())
+            live.tick(time.time())
             live.shared_store = request.shared.notice if request.shared else ""
             redraw(live)
             told.update(live.progress, live.now)
@@ -424,12 +421,6 @@ def _live_run(request: Request, missing: Sequence[str]) -> LiveRun:
         workers=layout.workers,
         load_s=timed.seconds.get(WORKER_LOAD, WORKER_LOAD_S),
     )
-
-
-def _steady_clock() -> Callable[[], float]:
-    """Seconds by the clock on the wall, which do not jump where that is put right meanwhile."""
-    began_s = time.time() - time.monotonic()
-    return lambda: began_s + time.monotonic()
 
 
 def _record_nothing_to_do(request: Request, run: RunFolder) -> None:

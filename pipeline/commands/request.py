@@ -172,7 +172,6 @@ def prepare(config: Config, given: Sequence[str] = (), on_large: Callable[[str],
     if (number := extent_of(config).jobs) >= LARGE and on_large:
         on_large(f"planning some {number:,} jobs")
     store = Store(Path(config.execution.store or Path(config.output_dir) / ".store").absolute())
-    _check_names(Path(config.output_dir).absolute(), store.root)
     _check_places(config, store.root)
     check_together(lambda: check_sources(config), lambda: check_models(config))
     # What joins datasets and models makes sense only of those that are there.
@@ -306,56 +305,32 @@ def check_fits_ray(config: Config) -> None:
         )
 
 
-def _check_names(*folders: Path) -> None:
-    """Refuse folders whose names libraries of models cannot take; that of the working folder is in them."""
-    for folder in folders:
-        try:
-            str(folder).encode()
-        except UnicodeEncodeError:
-            raise ConfigError(
-                f"outputs would go to {folder}, whose name is no UTF-8, so that no model could be written there: "
-                "start in a folder with another name, or set output_dir to one"
-            ) from None
-
-
 def _check_places(config: Config, store: Path) -> None:
-    """Refuse folders to write to where something else stands in their place, or above them."""
-    of_store = ("output_dir", config.output_dir) if config.execution.store is None else None
-    run = Path(config.output_dir) / config.experiment.name
-    for key, given, folder in (
-        ("output_dir", config.output_dir, Path(config.output_dir)),
-        (*(of_store or ("execution.store", config.execution.store)), store),
-        ("experiment.name", config.experiment.name, run),
+    """Refuse folders to write to that cannot be made or entered, or whose names no library of models takes."""
+    output_dir = ("output_dir", config.output_dir)
+    for (key, given), folder in (
+        (output_dir, Path(config.output_dir)),
+        (("execution.store", config.execution.store) if config.execution.store else output_dir, store),
+        (("experiment.name", config.experiment.name), Path(config.output_dir) / config.experiment.name),
     ):
         whole = folder.absolute()
         there = next(each for each in (whole, *whole.parents) if os.path.lexists(each))
-        if not os.path.isdir(there):  # noqa: PTH112 - Path.is_dir may raise
-            kind = "a file" if there.is_file() else "a broken link" if there.is_symlink() else "no folder"
-            another = (
-                "another name" if key == "experiment.name" else "a folder (one that is not there yet is made)"
-            )
+        try:
+            str(whole).encode()
+            os.stat(f"{there}/.")  # noqa: PTH116 - as no Path has it: whether it is a folder that may be entered
+            if there != whole and key != "experiment.name":
+                # By a try: rights do not tell it of what is no disk, such as /proc.
+                Path(mkdtemp(prefix=".", dir=there)).rmdir()
+        except UnicodeEncodeError:
             raise ConfigError(
-                f"{key}={given}: {there} is {kind}, so nothing can be written there. Set {key} to {another}, or "
-                f"move {there.name} away"
-            )
-        if not os.access(there, os.X_OK):
+                f"{key}={given}: outputs would go to {whole}, whose name is no UTF-8, so that no model could be "
+                "written there. Start in a folder with another name, or set output_dir to one"
+            ) from None
+        except OSError as error:
             raise ConfigError(
-                f"{key}={given}: you may not look into {there}. Set {key} to a folder of yours, or ask for the "
-                "right to enter that one"
-            )
-        if there != whole and key != "experiment.name":
-            _check_can_be_made(key, given, there)
-
-
-def _check_can_be_made(key: str, given: str | None, there: Path) -> None:
-    """Refuse a folder that cannot be made, by a try: rights do not tell it of what is no disk, such as /proc."""
-    try:
-        Path(mkdtemp(prefix=".", dir=there)).rmdir()
-    except OSError as error:
-        raise ConfigError(
-            f"{key}={given}: no folder can be made in {there} ({error.strerror}). Set {key} to a folder on a disk "
-            "where you may write"
-        ) from error
+                f"{key}={given}: nothing can be written there: {there}: {error.strerror}. Set {key} to a place "
+                "where you may write, or move away what stands there"
+            ) from error
 
 
 def _check_jobs_per_device(config: Config, devices: Sequence[Device]) -> None:

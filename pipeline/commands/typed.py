@@ -9,9 +9,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import cached_property, partial
 from importlib import import_module
-from itertools import pairwise
 from pathlib import Path
-from typing import Annotated, Any, Final, get_args, get_type_hints
+from typing import Annotated, Any, Final
 
 import typer
 from typer.core import TyperGroup
@@ -95,8 +94,6 @@ def answering() -> Iterator[None]:
 WRONG_USE: Final[type[Exception]] = typer.BadParameter.__mro__[1]
 """What every wrong command line raises, for which typer has no public name."""
 _CHOICES = re.compile(r"'(?P<given>.*)' is not one of (?P<choices>'.*')\.", re.DOTALL)
-_TOO_MANY = re.compile(r"Got unexpected extra argument\S* \((?P<words>.*)\)", re.DOTALL)
-_NO_COMMAND = re.compile(r"No such command '(.*\.ya?ml)'")
 _KINDS = {"int": "a whole number", "float": "a number"}
 
 
@@ -146,30 +143,14 @@ class Commands(TyperGroup):
         self.commands.update((name, Family(name, module, text)) for name, module, text in FAMILIES)
 
     def main(
-        self,
-        args: Sequence[str] | None = None,
-        prog_name: str | None = None,
-        complete_var: str | None = None,
-        standalone_mode: bool = True,
-        windows_expand_args: bool = True,
-        **extra: Any,
+        self, args: Sequence[str] | None = None, *, standalone_mode: bool = True, **named: Any
     ) -> Any:
-        """Carry out a command line.
-
-        Args:
-            args: Its words; those of the process if left out.
-            prog_name: How the program is called.
-            complete_var: As typer takes it, like what follows.
-            standalone_mode: End the process with the exit code.
-            windows_expand_args: Passed on.
-            extra: Passed on.
-        """
-        carry_out = partial(super().main, args, prog_name, complete_var, False, windows_expand_args, **extra)
+        """Carry out a command line; end the process with the exit code, unless ``standalone_mode`` is false."""
+        carry_out = partial(super().main, args, standalone_mode=False, **named)
         if not standalone_mode:
             return carry_out()
         code: object = 0
         try:
-            self._refuse_empty_paths(sys.argv[1:] if args is None else list(args))
             code = carry_out()
         except PipelineError as error:
             code = refuse(error)
@@ -180,25 +161,6 @@ class Commands(TyperGroup):
             code = refuse(ConfigError(said)) if said else WRONG_REQUEST  # without a word: help has been printed
         sys.exit(unless_unwritten(code if isinstance(code, int) else 0))
 
-    def _refuse_empty_paths(self, words: Sequence[str]) -> None:
-        """Refuse what a variable of a shell that is not set leaves: a path without a letter is this very folder.
-
-        Raises:
-            ConfigError: There is such an option.
-        """
-        command: Any = self
-        if "--" in words:  # what follows is a program's
-            words = words[: words.index("--")]
-        while words and words[0] in getattr(command, "commands", {}):
-            command, words = command.commands[words[0]], words[1:]
-        hints = get_type_hints(command.callback) if command.callback else {}
-        paths = [
-            each for each in command.params if Path in (hints.get(each.name), *get_args(hints.get(each.name)))
-        ]
-        for name in (name for each in paths for name in each.opts if name.startswith("-")):
-            if (name, "") in pairwise(words) or f"{name}=" in words:
-                raise ConfigError(f"{name} '' is empty; give the path of a file or folder")
-
 
 def in_words(error: Any) -> str:
     """What is wrong, and where to read what may be given; "" where all is said. Of a `WRONG_USE`."""
@@ -206,10 +168,6 @@ def in_words(error: Any) -> str:
         said = _of_parameter(error, error.param)
     else:
         said = str(error.format_message()).strip()
-        if (file := _NO_COMMAND.search(said)) and error.ctx is not None and error.ctx.info_name == "sweep":
-            said = f"{file[1]} is no command: `{error.ctx.command_path} run {file[1]}` searches as that file says"
-        if too_many := _TOO_MANY.fullmatch(said):
-            said = f"too many words: {too_many['words']}"
     if not said or error.ctx is None:
         return said
     return f"{said}{'' if said.endswith(('.', '?')) else '.'} See `{error.ctx.command_path} --help`"

@@ -3,7 +3,6 @@
 import json
 import logging
 import shutil
-import time
 from collections.abc import Callable
 from pathlib import Path
 
@@ -47,14 +46,6 @@ def test_results_that_change_before_they_are_printed_are_no_results(
     run_here(tmp_path / "outputs", *request)
     rows = json.loads((folder / "results.json").read_text())["rows"]
     assert {(row["algo"], row["round"]) for row in rows} == {("Counted", 1), ("Counted", 2), ("reference", 0)}
-
-
-def test_what_is_shown_of_a_run_goes_by_a_clock_that_nobody_puts_back(monkeypatch: pytest.MonkeyPatch) -> None:
-    clock = carry_out._steady_clock()
-    before = clock()
-    assert abs(before - time.time()) < 3600
-    monkeypatch.setattr(time, "time", lambda: 0.0)
-    assert before <= clock() < before + 3600
 
 
 def test_a_log_that_cannot_be_written_ends_without_a_word_of_its_own() -> None:

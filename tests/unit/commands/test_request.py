@@ -33,54 +33,31 @@ def test_a_working_folder_whose_name_is_no_utf8_is_refused(
     assert prepare(quick_config(["experiment.name=t", "device=cpu", f"output_dir={tmp_path}"])).plan.jobs
 
 
-@pytest.mark.parametrize("below", ["", "/deep/down"], ids=["itself", "above it"])
 @pytest.mark.parametrize("key", ["output_dir", "execution.store"])
-def test_a_file_in_the_place_of_a_folder_to_write_to_is_refused(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, key: str, below: str
+def test_places_where_nothing_can_be_written_are_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, key: str
 ) -> None:
     """Before a dry run says that all is well, and before anything that is read there is told to be missing."""
     monkeypatch.chdir(tmp_path)
     (tmp_path / "notes.txt").write_text("mine")
     (tmp_path / "gone").symlink_to("nowhere")
     (tmp_path / "linked").symlink_to(tmp_path)
-    for name, kind in (("notes.txt", "a file"), ("gone", "a broken link")):
-        said = rf"^{key}={name}{below}: {tmp_path}/{name} is {kind}, .* Set {key} to a folder .* move {name} away$"
-        with pytest.raises(ConfigError, match=said):
-            prepare(quick_config(["experiment.name=t", "device=cpu", f"{key}={name}{below}"]))
+    for place in ("notes.txt", "notes.txt/deep/down", "gone", "gone/deep", "/proc/x/y"):
+        with pytest.raises(ConfigError, match=rf"^{key}={place}: nothing can be written there: .* Set {key} to "):
+            prepare(quick_config(["experiment.name=t", "device=cpu", f"{key}={place}"]))
+    for place in ("linked", "linked/deep", "x/y"):
+        assert prepare(quick_config(["experiment.name=t", "device=cpu", f"{key}={place}"])).plan.jobs
     assert sorted(path.name for path in tmp_path.iterdir()) == ["gone", "linked", "notes.txt"]
-    assert prepare(quick_config(["experiment.name=t", "device=cpu", f"{key}=linked{below}"])).plan.jobs
 
 
 @pytest.mark.parametrize(("name", "key"), [("mine", "experiment.name=mine"), (".store", "output_dir=.*")])
 def test_so_is_one_in_the_place_of_what_a_run_makes_in_it(tmp_path: Path, name: str, key: str) -> None:
     request = quick_config(["experiment.name=mine", "device=cpu", f"output_dir={tmp_path}"])
     (tmp_path / name).write_text("mine")
-    with pytest.raises(ConfigError, match=rf"^{key}: {tmp_path}/{name} is a file"):
+    with pytest.raises(ConfigError, match=rf"^{key}: nothing can be written there: {tmp_path}/{name}: "):
         prepare(request)
     (tmp_path / name).unlink()
     assert prepare(request).plan.jobs
-
-
-@pytest.mark.parametrize("key", ["output_dir", "execution.store"])
-def test_a_folder_that_cannot_be_made_is_refused(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, key: str
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    said = rf"^{key}=/proc/x/y: no folder can be made in /proc \(.*\)\. Set {key} to a folder on a disk"
-    with pytest.raises(ConfigError, match=said):
-        prepare(quick_config(["experiment.name=t", "device=cpu", f"{key}=/proc/x/y"]))
-    assert prepare(quick_config(["experiment.name=t", "device=cpu", f"{key}=x/y"])).plan.jobs
-    assert not list(tmp_path.iterdir())  # nothing is left of what was tried
-
-
-def test_a_folder_that_may_not_be_entered_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    request = quick_config(["experiment.name=mine", "device=cpu", f"output_dir={tmp_path}/deep/down"])
-    # As for a user without that right; root always has it.
-    monkeypatch.setattr(os, "access", lambda path, mode: Path(path) != tmp_path or mode != os.X_OK)
-    with pytest.raises(
-        ConfigError, match=rf"^output_dir={tmp_path}/deep/down: you may not look into {tmp_path}\."
-    ):
-        prepare(request)
 
 
 @pytest.mark.parametrize(
