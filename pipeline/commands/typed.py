@@ -142,7 +142,9 @@ class Commands(TyperGroup):
         super().__init__(**attributes)
         self.commands.update((name, Family(name, module, text)) for name, module, text in FAMILIES)
 
-    def main(  # type: ignore[override]self, args: Sequence[str] | None = None, *, standalone_mode: bool = True, **named: Any) -> Any:
+    def main(  # type: ignore[override]
+        self, args: Sequence[str] | None = None, *, standalone_mode: bool = True, **named: Any
+    ) -> Any:
         """Carry out a command line; end the process with the exit code, unless ``standalone_mode`` is false."""
         carry_out = partial(super().main, args, standalone_mode=False, **named)
         if not standalone_mode:
