@@ -21,9 +21,7 @@ from itertools import combinations
 from pathlib import Path
 from typing import NamedTuple
 
-from pipeline.sweeps.folder import SweepFolder, sweep_folder
-from pipeline.sweeps.recorded import RecordedSweep
-from pipeline.sweeps.trials import TrialState
+from pipeline.sweeps.storage import Record, SweepFolder, sweep_folder
 
 DRAWN_FROM, RANKS = 1000, 2
 PROGRAM = """
@@ -79,9 +77,9 @@ def work(folder: Path, starts: int, at_once: int) -> SweepFolder:
 def uses_of(sweep: SweepFolder) -> tuple[list[Use], list[str]]:
     """The ports of all attempts, and what is wrong with trials."""
     uses, wrong = [], []
-    for trial in RecordedSweep(sweep).view.trials.values():
-        if trial.state is not TrialState.done or trial.attempts != 1 or trial.value != RANKS:
-            wrong.append(f"trial {trial.number}: {trial.state.value}, {trial.attempts} attempts, {trial.reason}")
+    for trial in Record(sweep).trials.values():
+        if trial.state != "done" or trial.attempts != 1 or trial.value != RANKS:
+            wrong.append(f"trial {trial.number}: {trial.state}, {trial.attempts} attempts, {trial.reason}")
         for attempt in range(1, trial.attempts + 1):
             told = json.loads(sweep.trial(trial.number).start(attempt).read_text())
             uses.append(Use(told["started"], told["ended"], told["port"]))

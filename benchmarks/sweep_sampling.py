@@ -23,13 +23,11 @@ from typing import Any
 
 from rich.console import Console
 
-from pipeline.sweeps.online.wandb_file import wandb_config
-from pipeline.sweeps.reading.file import read_sweep
-from pipeline.sweeps.reading.parameters import read_parameters
-from pipeline.sweeps.searching.hyperband import bands_of, why_stop
-from pipeline.sweeps.searching.search import draw, share
-from pipeline.sweeps.searching.searches import Grid
-from pipeline.sweeps.spec import Goal, Hyperband
+from pipeline.sweeps.file import Hyperband, Sweep, bands_of, read_sweep, sweep_of
+from pipeline.sweeps.online import wandb_config
+from pipeline.sweeps.search import ask, most_trials, why_stop
+from pipeline.sweeps.space import made, nested
+from pipeline.sweeps.storage import Trial
 from pipeline.terminal.columns import Column, FittedTable
 
 POINTS = 2_000
@@ -98,7 +96,7 @@ def _ask(python: Path, questions: Mapping[str, Any]) -> dict[str, Any]:
 def _questions() -> dict[str, Any]:
     rng = random.Random(0)
     named = {kind: {"distribution": kind, **given} for kind, given in GIVEN.items()}
-    shares = {kind: [share(f"{kind}/{number}") for number in range(POINTS)] for kind in GIVEN}
+    shares = {kind: [rng.uniform(1e-9, 1 - 1e-9) for _ in range(POINTS)] for kind in GIVEN}
     return {
         "values": {kind: {"given": given, "shares": shares[kind]} for kind, given in named.items()},
         "draws": {"count": POINTS, "of": named},
@@ -119,12 +117,23 @@ def _table(questions: Mapping[str, Any], answers: Mapping[str, Any]) -> FittedTa
     )
     for kind in GIVEN:
         asked = questions["values"][kind]
-        distribution = next(read_parameters({"x": asked["given"]})).distribution
-        ours, theirs = [distribution.at(each) for each in asked["shares"]], answers["values"][kind]
-        parameters = {each.name: each for each in read_parameters({"x": asked["given"]})}
-        drawn = [draw(parameters, 0, number)["x"] for number in range(POINTS)]
+        parameter, theirs = made(("x",), asked["given"]), answers["values"][kind]
+        ours = [parameter.at(each) if kind != "constant" else 7 for each in asked["shares"]]
+        drawn = [each["x"] for each in _points(_sweep("random", {"x": asked["given"]}), POINTS)]
         table.add_row(kind, _distance(ours, theirs), *_moments(drawn, answers["draws"][kind]))
     return table
+
+
+def _sweep(method: str, block: dict[str, Any]) -> Sweep:
+    return sweep_of({"program": "p", "method": method, "parameters": block}, Path("s.yaml"))
+
+
+def _points(sweep: Sweep, most: int) -> list[Mapping[str, Any]]:
+    """Parameters of so many trials at most."""
+    trials: list[Trial] = []
+    while len(trials) < most and (choice := ask(sweep, trials)) is not None:
+        trials.append(Trial(number=len(trials), parameters=choice.parameters))
+    return [trial.parameters for trial in trials]
 
 
 def _distance(ours: Sequence[float], theirs: Sequence[float]) -> str:
@@ -147,7 +156,7 @@ def _moments(ours: Sequence[float], theirs: Sequence[float]) -> tuple[str, str, 
 def _random_grid(rng: random.Random) -> tuple[dict[str, Any], int]:
     names = rng.sample(["lr", "b", "B", "a", "a.x", "z_1"], rng.randint(1, 4))
     block = {name: _random_parameter(rng, 2) for name in names}
-    return block, Grid({each.name: each for each in read_parameters(block)}).size
+    return block, most_trials(_sweep("grid", block)) or 0
 
 
 def _random_parameter(rng: random.Random, depth: int) -> dict[str, Any]:
@@ -166,13 +175,10 @@ def _random_parameter(rng: random.Random, depth: int) -> dict[str, Any]:
 
 
 def _print_grids(asked: Sequence[tuple[dict[str, Any], int]], answers: Sequence[list[Any]]) -> None:
-    from pipeline.sweeps.space import nested
-
     equal = points = 0
     for (block, size), theirs in zip(asked, answers, strict=True):
-        parameters = {each.name: each for each in read_parameters(block)}
-        grid = Grid(parameters)
-        ours = [nested(parameters, grid.point(number)) for number in range(size)]
+        sweep = _sweep("grid", block)
+        ours = [nested(sweep.parameters, point) for point in _points(sweep, size + 1)]
         equal += json.dumps([*ours, None], sort_keys=True) == json.dumps(theirs, sort_keys=True)
         points += size
     print(f"{equal} of {len(asked)} random grids ({points:,} points) are the same points in the same order")
@@ -197,8 +203,7 @@ def _print_stops(
     for (rule, metric, curves), theirs in zip(asked, answers, strict=True):
         ours = Hyperband(bands=bands_of(rule), eta=float(rule["eta"]), strict=bool(rule["strict"]))
         values = dict(enumerate(curves))
-        goal = Goal(metric["goal"])
-        told = [number for number in values if why_stop(ours, goal, number, values) is not None]
+        told = [number for number in values if why_stop(ours, metric["goal"], number, values) is not None]
         equal += told == theirs
         stopped += len(told)
     print(f"{equal} of {len(asked)} random sets of curves are judged alike ({stopped:,} trials stopped)")

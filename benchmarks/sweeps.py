@@ -18,8 +18,7 @@ from pathlib import Path
 import yaml
 from rich.console import Console
 
-from pipeline.sweeps.folder import sweep_folder
-from pipeline.sweeps.recorded import RecordedSweep
+from pipeline.sweeps.storage import Record, sweep_folder
 from pipeline.terminal.columns import Column, FittedTable
 
 METHODS = ("random", "bayes")
@@ -63,7 +62,7 @@ def _values(method: str, seed: int, output_dir: Path) -> list[float]:
     file.write_text(yaml.safe_dump(_file(method, seed), sort_keys=False))
     command = [sys.executable, "-m", "pipeline", "sweep", "run", str(file), "--agents", "2", "--device", "cpu"]
     subprocess.run([*command, "--output-dir", str(output_dir)], check=True, stdout=sys.stderr)
-    trials = RecordedSweep(sweep_folder(output_dir, name)).view.trials.values()
+    trials = Record(sweep_folder(output_dir, name)).trials.values()
     ended = sorted(trials, key=lambda trial: trial.ended or 0.0)
     return [trial.value if trial.value is not None else 0.0 for trial in ended]
 

@@ -17,20 +17,16 @@ from pipeline.runs.index import choose_run, experiments, runs_of
 from pipeline.runs.loaded import LoadedRun, load
 from pipeline.runs.report.format import command
 from pipeline.runs.report.runs import comparison_csv, comparison_tables
-from pipeline.sweeps.folder import sweep_folder
-from pipeline.sweeps.reading.parameters import SPLIT
-from pipeline.sweeps.recorded import RecordedSweep
-from pipeline.sweeps.report.export import as_csv, export_rows
-from pipeline.sweeps.report.measures import measured_of
-from pipeline.sweeps.report.status import about_table, foremost
-from pipeline.sweeps.report.tables import trials_table
+from pipeline.sweeps.file import SPLIT
+from pipeline.sweeps.report import about_table, as_csv, export_rows, foremost, so_far, trials_table
+from pipeline.sweeps.storage import Record, sweep_folder
 from pipeline.terminal.console import make_console, say, say_styled
 
 # -- compare trials ----------------------------------------------------------------------------------------------
 # ``compare`` of a sweep whose trials are no runs of this program: by the parameters in which they differ.
 
 
-def trials_named(output_dir: Path, name: str) -> RecordedSweep | None:
+def trials_named(output_dir: Path, name: str) -> Record | None:
     """The sweep of that name, where there are no runs that are called so.
 
     Raises:
@@ -39,38 +35,35 @@ def trials_named(output_dir: Path, name: str) -> RecordedSweep | None:
     folder = sweep_folder(output_dir, name)
     if not folder.journal.is_file() or (output_dir / name / "latest").is_dir():
         return None
-    return RecordedSweep(folder)
+    return Record(folder)
 
 
-def compare_trials(sweep: RecordedSweep, csv: Path | None, html: Path | None, console: Console) -> None:
+def compare_trials(sweep: Record, csv: Path | None, html: Path | None, console: Console) -> None:
     """Print the trials of a sweep side by side, the best first, or write them as CSV or as its page.
 
     Raises:
         PipelineError: The file cannot be written.
     """
-    view, now = sweep.view, time.time()
-    trials = list(view.trials.values())
+    now = time.time()
     for option, path in (("--csv", csv), ("--html", html)):
         if path is not None and not (path is csv and is_standard_output(csv)):
             refuse_records(option, path, (), is_page=path is html)
     if html is not None:
         # Not with the other imports: what draws a page takes time to load.
-        from pipeline.sweeps.report.page import write_sweep_page
+        from pipeline.sweeps.page import write_sweep_page
 
         written(html, lambda: write_sweep_page(plain_target(html), sweep), console)
     if csv is not None:
-        rows = export_rows(trials, measured_of(sweep.folder, trials, ""), now, view.hosts)
-        write_table(csv, as_csv(rows), console)
+        write_table(csv, as_csv(export_rows(sweep, now)), console)
     if csv is None and html is None:
         _print(sweep, now, console)
 
 
-def _print(sweep: RecordedSweep, now: float, console: Console) -> None:
-    view = sweep.view
-    if not view.trials:
+def _print(sweep: Record, now: float, console: Console) -> None:
+    if not sweep.trials:
         say(console, f"no trials yet: {sweep.name}")
         return
-    table = trials_table(view, foremost(list(view.trials.values()), view.goal), now, sweep.so_far())
+    table = trials_table(sweep, foremost(sweep), now, so_far(sweep))
     say_styled(console, about_table(sweep, table, console.width))
     console.print(table)
 

@@ -10,13 +10,12 @@ from typing import Any
 import typer
 from typer.main import get_group
 
-from pipeline.commands import launch
+from pipeline.commands import launch, sweep
 from pipeline.commands.device_flags import FLAGS, as_overrides
-from pipeline.commands.entries import sweep
 from pipeline.commands.launch import requested
 from pipeline.commands.multirun import first_request
 from pipeline.commands.request import check_fits_ray
-from pipeline.commands.sweep_settings import check_settings
+from pipeline.commands.sweep_run import check_settings
 from pipeline.commands.typed import WRONG_USE, in_words
 from pipeline.config.arguments import read_flags
 from pipeline.config.checks import check_config
@@ -28,12 +27,11 @@ from pipeline.errors import ConfigError, unknown_name
 from pipeline.plan.size import check_size
 from pipeline.runs.report.format import command
 from pipeline.slurm.script import shell_word
-from pipeline.sweeps.agents.strategies import plan_agents, split_words
-from pipeline.sweeps.reading.command import check_program, overrides_of
-from pipeline.sweeps.reading.file import read_sweep
-from pipeline.sweeps.reading.script import check_script
-from pipeline.sweeps.recorded import choose_sweep
-from pipeline.sweeps.searching.searches import most_trials
+from pipeline.sweeps.command import check_program, overrides_of
+from pipeline.sweeps.file import read_sweep
+from pipeline.sweeps.plan import plan_agents, split_words
+from pipeline.sweeps.search import most_trials
+from pipeline.sweeps.storage import choose_sweep
 
 
 @dataclass(frozen=True)
@@ -150,7 +148,6 @@ def _sweep_name(words: Sequence[str]) -> str:
     strategy, overrides = split_words([*given["strategy"].split(), *(given["words"] or [])])
     asked = read_sweep(given["file"], name=given["name"], overrides=overrides)
     check_program(asked)
-    check_script(asked)
     check_settings(asked)
     if strategy:
         plan_agents(strategy, most_trials(asked))

@@ -17,7 +17,7 @@ from pipeline.runs.figures.write import FORMATS, without_rounds, write_figures
 from pipeline.runs.index import choose_run, newest_of_several
 from pipeline.runs.loaded import LoadedRun, load
 from pipeline.runs.report.format import count, shown_path
-from pipeline.sweeps.folder import SweepFolder
+from pipeline.sweeps.storage import SweepFolder
 from pipeline.terminal.console import say
 
 # -- targets -----------------------------------------------------------------------------------------------------

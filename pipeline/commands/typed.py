@@ -130,7 +130,7 @@ FAMILIES = (
         "pipeline.commands.gpus",
         "Show the GPUs of this machine; `gpus fit` says how a model can be trained on them.",
     ),
-    ("sweep", "pipeline.commands.entries.sweep", "Search settings with many trials, and look at them."),
+    ("sweep", "pipeline.commands.sweep", "Search settings with many trials, and look at them."),
     ("slurm", "pipeline.commands.slurm", "Batch scripts for Slurm: write one, check one, submit one."),
 )
 

@@ -105,7 +105,7 @@ def listed(names: list[str]) -> str:
     return "\n".join(lines)
 
 
-_SWEEP = Path("sweep/journal.jsonl")
+_SWEEP = Path("sweep/optuna.log")
 """In the folder of an experiment, where that is a sweep; see `sweeps.folder`."""
 
 

@@ -1,39 +1,54 @@
-"""Distributions of W&B's sweep files: what a value is at a share of the probability, by W&B's own rules.
+"""Parameters of a sweep file: which values they may have, for a grid, for Optuna's samplers, and in W&B's words.
 
-Every one is its inverse distribution function, as W&B samples by these, so a search needs no more than shares of
-[0, 1]. The quantized ones round a value of another to a multiple of `q`, which may lead out of its range.
+Optuna samples a distribution that it has as such. Of every other one it samples a share of the probability,
+from 0 to 1, of which W&B's rule (`Parameter.value`) makes the value: the inverse of the distribution function,
+and for the quantized ones the nearest multiple of `q`.
 """
 
 from __future__ import annotations
 
 import json
 import math
-from bisect import bisect_right
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import accumulate
 from statistics import NormalDist
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from optuna.distributions import BaseDistribution
 
 LEAST_SHARE = 2.0**-53
 """The nearest to 0, and to 1, that a share comes: there a normal distribution would end in infinity."""
+_MOST_LABELS = 1_000
+"""Values of a choice that are told apart; of more, no search learns which is best."""
+DEPRECATED = {
+    "log_uniform": "log_uniform_values",
+    "q_log_uniform": "q_log_uniform_values",
+    "inv_log_uniform": "inv_log_uniform_values",
+}
+"""Distributions whose bounds are exponents of e -> those that W&B has put in their place."""
+_INFERRED = {"probabilities": "categorical_w_probabilities", "values": "categorical", "value": "constant"}
 
 
-class Distribution(Protocol):
-    """Values that a parameter may have, with their probabilities."""
+def kind_of(given: Mapping[str, Any]) -> str:
+    """Name of a parameter's distribution: as it says, or as W&B infers it; ``parameters`` of a table of more."""
+    if "distribution" in given:
+        return str(given["distribution"])
+    kind = next((kind for key, kind in {"parameters": "parameters", **_INFERRED}.items() if key in given), None)
+    return kind or ("int_uniform" if all(is_whole(given.get(key)) for key in ("min", "max")) else "uniform")
 
-    def at(self, share: float) -> Any:
-        """The value that is reached with this share of the probability below it.
 
-        Args:
-            share: From `LEAST_SHARE` to 1 less that.
-        """
-        ...
+def is_whole(value: object) -> bool:
+    """Whether a value is a whole number as it is written: ``1``, and neither ``1.0`` nor ``true``."""
+    return isinstance(value, int) and not isinstance(value, bool)
 
-    def below(self, value: Any) -> float:
-        """The share of the probability up to a value: `at` turned round, as far as it can be."""
-        ...
+
+def fingerprint(value: Any) -> str:
+    """What tells values apart, as for W&B: ``1`` and ``1.0`` are one value, ``True`` is another."""
+    whole = isinstance(value, float) and value.is_integer()
+    return json.dumps(int(value) if whole else value, sort_keys=True)
 
 
 @dataclass(frozen=True)
@@ -42,16 +57,116 @@ class Parameter:
 
     Attributes:
         path: Names from the outermost table to it; most have one.
-        distribution: What it may be.
+        kind: Name of its distribution, of those that have bounds as values.
+        given: What the file says, with such bounds.
     """
 
     path: tuple[str, ...]
-    distribution: Distribution
+    kind: str
+    given: Mapping[str, Any]
 
     @property
     def name(self) -> str:
         """Dotted."""
         return ".".join(self.path)
+
+    @cached_property
+    def values(self) -> Sequence[Any] | None:
+        """What a grid goes through, in W&B's order; None for a distribution that is no list."""
+        match self.kind:
+            case "constant":
+                return [self.given["value"]]
+            case "categorical":  # of equal ones the last, where the first stands
+                return list({fingerprint(value): value for value in self.given["values"]}.values())
+            case "int_uniform":
+                return range(self.given["min"], self.given["max"] + 1)
+            case "q_uniform":
+                import numpy as np
+
+                return list(np.arange(self.given["min"], self.given["max"], self.given.get("q", 1.0)).tolist())
+        return None
+
+    @cached_property
+    def distribution(self) -> BaseDistribution:
+        """As Optuna samples it."""
+        from optuna.distributions import CategoricalDistribution, FloatDistribution, IntDistribution
+
+        if self._labels:
+            return CategoricalDistribution(self._labels)
+        if self._shares:
+            return FloatDistribution(0.0, 1.0)
+        low, high = self.given["min"], self.given["max"]
+        if self.kind == "int_uniform":
+            return IntDistribution(low, high)
+        return FloatDistribution(low, high, log=self.kind != "uniform")
+
+    def value(self, sampled: Any) -> Any:
+        """What a program is given where Optuna has sampled this."""
+        if self._labels:
+            return self.given["values"][self._labels.index(sampled)]
+        return self.at(sampled) if self._shares else sampled
+
+    def at(self, share: float) -> Any:
+        """The value that is reached with this share of the probability below it.
+
+        Raises:
+            OverflowError: It is too large for a number.
+        """
+        given, share = self.given, min(max(share, LEAST_SHARE), 1 - LEAST_SHARE)
+        kind = self.kind.removeprefix("q_")
+        if kind.startswith("categorical"):
+            values = given["values"]
+            sums = list(accumulate(given.get("probabilities", [1 / len(values)] * len(values))))
+            # The sum may fall short of 1 by rounding: then the last that has a probability.
+            return values[next((at for at, most in enumerate(sums) if share < most), sums.index(sums[-1]))]
+        if kind == "int_uniform":
+            return given["min"] + int(share * (given["max"] - given["min"] + 1))
+        found = self._of_range(kind, share)
+        return round(found / given.get("q", 1.0)) * given.get("q", 1.0) if kind != self.kind else found
+
+    def _of_range(self, kind: str, share: float) -> float:
+        given = self.given
+        match kind:
+            case "normal" | "log_normal":
+                drawn = NormalDist(given.get("mu", 0.0), given.get("sigma", 1.0)).inv_cdf(share)
+                return math.exp(drawn) if kind == "log_normal" else drawn
+            case "beta":
+                from scipy.special import betaincinv
+
+                return float(betaincinv(given.get("a", 1), given.get("b", 1), share))
+            case "uniform":
+                found = given["min"] + share * (given["max"] - given["min"])
+            case _:
+                low, high = math.log(given["min"]), math.log(given["max"])
+                found = math.exp(low + share * (high - low))
+        return float(min(max(found, given["min"]), given["max"]))
+
+    @cached_property
+    def _labels(self) -> list[str]:
+        """Names of the values of a choice: ``True`` and ``1`` are equal for Optuna, and tables are none of its."""
+        values = self.given["values"] if self.kind == "categorical" else []
+        plain = [str(value) for value in values] if len(values) <= _MOST_LABELS else []
+        return plain if len(set(plain)) == len(plain) else [f"{at}: {each}" for at, each in enumerate(plain)]
+
+    @property
+    def _shares(self) -> bool:
+        if self.kind == "int_uniform":
+            return bool(max(abs(self.given["min"]), abs(self.given["max"])) > 1 << 53)
+        return self.kind not in ("uniform", "log_uniform_values", "inv_log_uniform_values") and not self._labels
+
+
+def made(path: tuple[str, ...], given: Mapping[str, Any]) -> Parameter:
+    """The parameter of a block without faults; exponents become the bounds that they stand for."""
+    return Parameter(path, DEPRECATED.get(kind_of(given), kind_of(given)), as_values(given))
+
+
+def as_values(given: Mapping[str, Any]) -> Mapping[str, Any]:
+    """A block whose bounds are exponents of e, with the values in their place; any other as it is."""
+    if (kind := kind_of(given)) not in DEPRECATED:
+        return given
+    sign = -1 if kind.startswith("inv") else 1
+    low, high = sorted(math.exp(sign * given[bound]) for bound in ("min", "max"))
+    return {**given, "distribution": DEPRECATED[kind], "min": low, "max": high}
 
 
 def nested(parameters: Mapping[str, Parameter], values: Mapping[str, Any]) -> dict[str, Any]:
@@ -69,217 +184,3 @@ def nested(parameters: Mapping[str, Parameter], values: Mapping[str, Any]) -> di
             table = table.setdefault(each, {})
         table[last] = value
     return found
-
-
-# -- one of several ----------------------------------------------------------------------------------------------
-
-
-@dataclass(frozen=True)
-class Constant:
-    """One value."""
-
-    value: Any
-
-    def at(self, share: float) -> Any:  # noqa: ARG002 - it is the same everywhere
-        """The value."""
-        return self.value
-
-    def below(self, value: Any) -> float:  # noqa: ARG002
-        """Nothing is to be told apart."""
-        return 0.5
-
-
-@dataclass(frozen=True)
-class Choice:
-    """One of several values.
-
-    Attributes:
-        values: Any plain data.
-        probabilities: Of each, with the sum 1; None for equal ones.
-    """
-
-    values: tuple[Any, ...]
-    probabilities: tuple[float, ...] | None = None
-
-    def at(self, share: float) -> Any:
-        """The value whose part of [0, 1] the share lies in."""
-        if self.probabilities is None:
-            return self.values[_nth(share, len(self.values))]
-        sums = list(accumulate(self.probabilities))
-        # The sum may fall short of 1 by rounding.
-        return self.values[min(bisect_right(sums, share), self._last)]
-
-    def below(self, value: Any) -> float:
-        """The middle of the value's part."""
-        place = self.position(value)
-        weights = self.probabilities or (1 / len(self.values),) * len(self.values)
-        return min(1.0, sum(weights[:place]) + weights[place] / 2)
-
-    def position(self, value: Any) -> int:
-        """Where a value stands, the first of equal ones; ``True`` and ``1`` are two.
-
-        Raises:
-            ValueError: It is none of them.
-        """
-        place = self._places.get(fingerprint(value))
-        if place is None:
-            raise ValueError(f"{value!r} is none of the values")
-        return place
-
-    @cached_property
-    def _places(self) -> Mapping[str, int]:
-        return {fingerprint(value): place for place, value in reversed(list(enumerate(self.values)))}
-
-    @property
-    def _last(self) -> int:
-        return max(place for place, weight in enumerate(self.probabilities or (1.0,)) if weight > 0)
-
-
-def fingerprint(value: Any) -> str:
-    """What tells values apart, as for W&B: ``1`` and ``1.0`` are one value, ``True`` is another."""
-    whole = isinstance(value, float) and value.is_integer()
-    return json.dumps(int(value) if whole else value, sort_keys=True)
-
-
-@dataclass(frozen=True)
-class WholeUniform:
-    """Whole numbers, all as likely.
-
-    Attributes:
-        min: The least.
-        max: The largest.
-    """
-
-    min: int
-    max: int
-
-    def at(self, share: float) -> int:
-        """The whole number whose part of [0, 1] the share lies in."""
-        return self.min + _nth(share, self.max - self.min + 1)
-
-    def below(self, value: Any) -> float:
-        """The middle of the number's part."""
-        return _within((int(value) - self.min + 0.5) / (self.max - self.min + 1))
-
-
-def _nth(share: float, count: int) -> int:
-    """As ``scipy.stats.randint.ppf``, by which W&B draws: at an edge the lower one."""
-    numerator, denominator = share.as_integer_ratio()  # exact however large the count is
-    return min(max(-(-numerator * count // denominator) - 1, 0), count - 1)
-
-
-# -- of a range --------------------------------------------------------------------------------------------------
-
-
-@dataclass(frozen=True)
-class Uniform:
-    """Numbers of a range, all as likely."""
-
-    min: float
-    max: float
-
-    def at(self, share: float) -> float:
-        """The number so far along the range."""
-        return min(max(self.min + share * (self.max - self.min), self.min), self.max)
-
-    def below(self, value: Any) -> float:
-        """How far along the range a number is."""
-        return _within((value - self.min) / (self.max - self.min))
-
-
-@dataclass(frozen=True)
-class LogUniform:
-    """Numbers of a range above zero whose logarithms are all as likely."""
-
-    min: float
-    max: float
-
-    def at(self, share: float) -> float:
-        """The number so far along the range of logarithms."""
-        low, high = math.log(self.min), math.log(self.max)
-        return min(max(math.exp(low + share * (high - low)), self.min), self.max)
-
-    def below(self, value: Any) -> float:
-        """How far along the range of logarithms a number is."""
-        if value <= self.min:
-            return 0.0
-        low, high = math.log(self.min), math.log(self.max)
-        return _within((math.log(value) - low) / (high - low))
-
-
-@dataclass(frozen=True)
-class Normal:
-    """Normally distributed numbers, without bounds."""
-
-    mu: float
-    sigma: float
-
-    def at(self, share: float) -> float:
-        """So many standard deviations from the mean."""
-        return NormalDist(self.mu, self.sigma).inv_cdf(share)
-
-    def below(self, value: Any) -> float:
-        """The share of numbers up to this one."""
-        return NormalDist(self.mu, self.sigma).cdf(value)
-
-
-@dataclass(frozen=True)
-class LogNormal:
-    """Numbers above zero whose natural logarithms are normally distributed."""
-
-    mu: float
-    sigma: float
-
-    def at(self, share: float) -> float:
-        """The exponential of the normal one."""
-        return math.exp(NormalDist(self.mu, self.sigma).inv_cdf(share))
-
-    def below(self, value: Any) -> float:
-        """The share of numbers up to this one."""
-        return NormalDist(self.mu, self.sigma).cdf(math.log(value)) if value > 0 else 0.0
-
-
-@dataclass(frozen=True)
-class Beta:
-    """Numbers from 0 to 1 by the beta distribution."""
-
-    a: float
-    b: float
-
-    def at(self, share: float) -> float:
-        """The inverse of the regularized incomplete beta function."""
-        from scipy.special import betaincinv
-
-        return float(betaincinv(self.a, self.b, share))
-
-    def below(self, value: Any) -> float:
-        """The regularized incomplete beta function."""
-        from scipy.special import betainc
-
-        return float(betainc(self.a, self.b, _within(value)))
-
-
-@dataclass(frozen=True)
-class Quantized:
-    """Another distribution, rounded to multiples of a number.
-
-    Attributes:
-        of: The other one.
-        q: The number; where it is whole, so are the values.
-    """
-
-    of: Distribution
-    q: float
-
-    def at(self, share: float) -> float:
-        """The multiple that is nearest to the other's value; an even one if two are."""
-        value: float = self.of.at(share)
-        return round(value / self.q) * self.q
-
-    def below(self, value: Any) -> float:
-        """The other's."""
-        return self.of.below(value)
-
-
-def _within(share: float) -> float:
-    return min(max(share, 0.0), 1.0)

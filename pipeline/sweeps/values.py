@@ -1,15 +1,17 @@
-"""Parameters and metrics in words, and which parameters tell trials apart."""
+"""Trials in words: parameters and metrics, in which of them trials differ, how many there are in each state."""
 
 from __future__ import annotations
 
 import json
 import math
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from pipeline.runs.report.format import short
-from pipeline.sweeps.trials import SweepView, Trial, TrialState
 from pipeline.terminal.streams import on_one_line
+
+if TYPE_CHECKING:
+    from pipeline.sweeps.storage import Trial
 
 
 def said(value: Any) -> str:
@@ -24,19 +26,16 @@ def typed(value: Any) -> str:
 
 def plain(value: Any) -> Any:
     """Plain data in which all is JSON: a number that is infinite, or none, is said in words."""
-    match value:
-        case float() if not math.isfinite(value):
-            return str(value)
-        case dict():
-            return {name: plain(part) for name, part in value.items()}
-        case list() | tuple():
-            return [plain(part) for part in value]
-    return value
+    if isinstance(value, float) and not math.isfinite(value):
+        return str(value)
+    if isinstance(value, Mapping):
+        return {name: plain(part) for name, part in value.items()}
+    return [plain(part) for part in value] if isinstance(value, list | tuple) else value
 
 
-def measured(value: float | None) -> str:
+def measured(value: Any) -> str:
     """A value of the metric, or ""."""
-    return "" if value is None else f"{value:.5g}"
+    return "" if value is None else f"{value:.5g}" if isinstance(value, float) else said(value)
 
 
 def in_words(parameters: Mapping[str, Any], names: Iterable[str] | None = None) -> str:
@@ -45,9 +44,12 @@ def in_words(parameters: Mapping[str, Any], names: Iterable[str] | None = None) 
     return " ".join(f"{on_one_line(name)}={said(parameters[name])}" for name in chosen)
 
 
-def by_state(view: SweepView) -> dict[str, int]:
+def by_state(trials: Iterable[Trial], states: Iterable[str]) -> dict[str, int]:
     """How many trials are in each state; they add up to all."""
-    return {state.value: len(view.having(state)) for state in TrialState}
+    found = dict.fromkeys(states, 0)
+    for trial in trials:
+        found[trial.state] += 1
+    return found
 
 
 def counted(numbers: Mapping[str, int]) -> str:
@@ -64,6 +66,28 @@ def varied(trials: Sequence[Trial]) -> list[str]:
     for trial in trials:
         for name, value in trial.parameters.items():
             values.setdefault(name, set()).add(said(value))
-    every = {name: sum(name in trial.parameters for trial in trials) == len(trials) for name in values}
-    told = [name for name, found in values.items() if len(found) > 1 or not every[name]]
-    return told or list(values)
+    every = {name: all(name in trial.parameters for trial in trials) for name in values}
+    return [name for name, found in values.items() if len(found) > 1 or not every[name]] or list(values)
+
+
+def effective_batch(parameters: Mapping[str, Any], num_gpus: int) -> int | None:
+    """Sequences of one step of the optimizer: of a device, times devices, times micro-batches.
+
+    Args:
+        parameters: Of the trial, by dotted name. ``batch_size`` is that of one device, as with torchrun.
+        num_gpus: Devices of the trial.
+
+    Returns:
+        None where the parameters do not tell: without a batch size, or with nothing that it is multiplied by.
+    """
+    for name, size in parameters.items():
+        section, _, last = name.rpartition(".")
+        times = parameters.get(f"{section}.{_TIMES}" if section else _TIMES)
+        known = times is not None or (not section and (num_gpus > 1 or "num_gpus" in parameters))
+        factors = (size, 1 if times is None else times)
+        if last == "batch_size" and known and all(type(factor) is int and factor > 0 for factor in factors):
+            return int(factors[0] * factors[1] * max(1, num_gpus))
+    return None
+
+
+_TIMES = "gradient_accumulation_steps"

@@ -5,8 +5,8 @@ from collections.abc import Callable
 from pathlib import Path
 
 from pipeline.engine.scheduler.signals import StopSignals
-from pipeline.sweeps.agents.trial_process import Order
-from pipeline.sweeps.several.side_by_side import Ended, SideBySide, Task
+from pipeline.sweeps.processes import Ended, SideBySide, Task
+from pipeline.sweeps.trial_process import Order
 
 
 def task(folder: Path, name: str, code: str, **options: object) -> Task:

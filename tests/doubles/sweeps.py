@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from pipeline.locks import lock
-from pipeline.sweeps.folder import SweepFolder, sweep_folder
+from pipeline.sweeps.storage import End, Once, Record, SweepFolder, sweep_folder
 
 BEGAN = 1.7e9
 
@@ -20,30 +20,28 @@ def device(at: int) -> str:
 
 
 class SweepOnPaper:
-    """A sweep's folder, and what is written to its journal."""
+    """A sweep's folder, and what is written to its record."""
 
-    def __init__(self, output_dir: Path, name: str = "lr", **started: Any) -> None:
+    def __init__(self, output_dir: Path, name: str = "lr", **begun: Any) -> None:
         self.folder: SweepFolder = sweep_folder(output_dir, name)
         self.folder.path.mkdir(parents=True)
         self.time = BEGAN
-        self.tell(
-            "SweepStarted",
-            **{
-                "name": name,
-                "method": "bayes",
-                "metric": "val/loss",
-                "goal": "minimize",
-                "pid": 1,
-                "host": "h",
-                **started,
-            },
-        )
+        self.record = Record(self.folder)
+        about = {
+            "method": "bayes",
+            "metric": "val/loss",
+            "goal": "minimize",
+            "started": BEGAN,
+            "round": 1,
+            **begun,
+        }
+        self.tell(**about)
 
-    def tell(self, event: str, after_s: float = 1.0, **fields: Any) -> None:
-        """Add a line."""
+    def tell(self, after_s: float = 1.0, **changed: Any) -> None:
+        """Change how it stands."""
         self.time += after_s
-        with self.folder.journal.open("a") as file:
-            file.write(json.dumps({"event": event, "time": self.time, **fields}) + "\n")
+        with self.record.turn():
+            self.record.tell(self.time, **changed)
 
     @contextmanager
     def at_work(self, agent: str = "a1") -> Iterator[None]:
@@ -54,23 +52,20 @@ class SweepOnPaper:
             yield
 
     def create(self, number: int, parameters: Mapping[str, Any], num_gpus: int = 1) -> None:
-        self.tell("TrialCreated", trial=number, parameters=parameters, num_gpus=num_gpus)
+        with self.record.turn():
+            assert self.record.create(parameters, num_gpus=num_gpus).number == number
 
-    def start(self, number: int, agent: str = "a1", devices: Sequence[str] = ("cpu",), attempt: int = 1) -> None:
-        self.tell("TrialStarted", trial=number, attempt=attempt, agent=agent, devices=list(devices), pid=7)
+    def start(self, number: int, agent: str = "a1", devices: Sequence[str] = ("cpu",)) -> None:
+        self.time += 1
+        with self.record.turn():
+            self.record.start(self.record.trials[number], agent, list(devices), self.time)
 
-    def end(self, number: int, state: str, value: float | None = None, reason: str = "", attempt: int = 1) -> None:
+    def end(self, number: int, state: str, value: float | None = None, reason: str = "") -> None:
+        self.time += 30
         code = {"done": 0, "failed": 1}.get(state)
-        self.tell(
-            "TrialEnded",
-            30.0,
-            trial=number,
-            attempt=attempt,
-            state=state,
-            value=value,
-            exit_code=code,
-            reason=reason,
-        )
+        with self.record.turn():
+            end = End(state=state, value=value, exit_code=code, reason=reason)
+            self.record.end(self.record.trials[number].key, end, now=self.time)
 
     def log(self, number: int, steps: Iterable[Mapping[str, Any]], attempt: int = 1) -> None:
         """Metrics of a trial."""
@@ -85,7 +80,6 @@ def searched(output_dir: Path, trials: int, name: str = "lr", *, seed: int = 0) 
     """A sweep of so many trials with curves, most of them done; some failed, were stopped early, or run."""
     chosen = random.Random(seed)
     sweep = SweepOnPaper(output_dir, name)
-    sweep.tell("AgentJoined", agent="a1", host="h", pid=1, devices=[device(at) for at in range(4)])
     for number in range(trials):
         parameters = {
             "lr": 10 ** chosen.uniform(-5, -2),
@@ -129,8 +123,9 @@ def hostile(output_dir: Path, text: str) -> SweepOnPaper:
         sweep.log(number, [{metric: 1.0 / (number + step), text: float(step)} for step in range(1, 4)])
         if state != "running":
             sweep.end(number, state, number**2 if state == "done" else None, text)
-    sweep.tell("WinnerTested", trial=0, results={text: 0.5})
-    sweep.tell("SweepStopped", reason=text)
+    with sweep.record.turn():
+        sweep.record.note("winner", Once(agent="a1", done=True, trial=0, results={text: 0.5}))
+    sweep.tell(halted="stopped", reason=text)
     return sweep
 
 

@@ -15,12 +15,12 @@ from typing import Any
 import pytest
 from rich.console import Console
 
-from pipeline.commands.sweep_online import run_online
-from pipeline.commands.sweep_request import DevicesAsked, SweepRequest
+from pipeline.commands.sweep_run import SweepRequest, run_online
 from pipeline.errors import ConfigError, PipelineError
-from pipeline.sweeps.online import at_wandb
-from pipeline.sweeps.online.slots import Patience
-from pipeline.sweeps.reading.file import read_sweep
+from pipeline.sweeps import online
+from pipeline.sweeps.file import read_sweep
+from pipeline.sweeps.online import Patience
+from pipeline.sweeps.plan import DevicesAsked
 from tests.doubles import fake_nvml, wandb_server, wandb_stand_in
 from tests.doubles.small_runs import wait_for
 
@@ -106,14 +106,14 @@ def test_of_a_trial_on_several_devices_rank_0_alone_is_a_run(place: Path) -> Non
     (place / "lr.yaml").write_text(SWEEP.replace("[1e-3, 1e-2]", "[1e-3]") + "  num_gpus: {value: 2}\n")
     code, said = run(place, agents=1)
     assert code == 0, said
-    assert sent(place)["command"][:4] == ["${env}", "${interpreter}", "-m", "pipeline.sweeps.online.at_wandb"]
+    assert sent(place)["command"][:4] == ["${env}", "${interpreter}", "-m", "pipeline.sweeps.online"]
     assert [(one["RANK"], one["WORLD_SIZE"], one["WANDB_RUN_ID"], one["WANDB_MODE"]) for one in told(place)] == [
         ("0", "2", "run0", None),
         ("1", "2", None, "disabled"),
     ]
 
 
-def test_what_wandb_does_wrong_is_one_message_and_starts_nothing(
+def test_whonline_does_wrong_is_one_message_and_starts_nothing(
     place: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     mode(place, "fails")
@@ -124,8 +124,8 @@ def test_what_wandb_does_wrong_is_one_message_and_starts_nothing(
         run(place)
     mode(place, "hangs")
     with pytest.raises(PipelineError, match=r"within 0.5 s"):
-        at_wandb.created({}, place / "kept", timeout_s=0.5)
-    monkeypatch.setattr(at_wandb, "find_spec", lambda name: None)
+        online.created({}, place / "kept", timeout_s=0.5)
+    monkeypatch.setattr(online, "find_spec", lambda name: None)
     with pytest.raises(ConfigError, match="which is not installed"):
         run(place)
     assert not (place / "out" / "lr" / "sweep").exists()
@@ -168,14 +168,14 @@ def test_an_agent_has_what_the_largest_trial_needs(
     file.write_text(f"program: train.py\nmethod: random\nparameters:\n  a: {{value: 1}}\n  {parameters}\n")
     sweep = read_sweep(file)
     if isinstance(needed, int):
-        assert at_wandb.most_devices(sweep, each) == needed
+        assert online.devices_of_agents(sweep, each) == needed
         return
     with pytest.raises(ConfigError, match=needed):
-        at_wandb.most_devices(sweep, each)
+        online.devices_of_agents(sweep, each)
 
 
 def test_a_trial_that_needs_more_than_its_agent_has_says_so(place: Path) -> None:
-    words = [sys.executable, "-m", "pipeline.sweeps.online.at_wandb", "train.py", "--num_gpus", "4"]
+    words = [sys.executable, "-m", "pipeline.sweeps.online", "train.py", "--num_gpus", "4"]
     environment = {**os.environ, "PIPELINE_TRIAL_DEVICES": "2"}
     done = subprocess.run(words, env=environment, capture_output=True, text=True, check=False)
     assert done.returncode == 2

@@ -12,8 +12,8 @@ from pipeline.runs.loaded import load
 from pipeline.runs.looks import MARKS, drawn_methods
 from pipeline.runs.report.page.html import PageTable, write_page
 from pipeline.runs.report.page.run import page_of
-from pipeline.sweeps.recorded import RecordedSweep
-from pipeline.sweeps.report.page import write_sweep_page
+from pipeline.sweeps.page import write_sweep_page
+from pipeline.sweeps.storage import Record
 from tests.doubles.browser import CHROMIUM, Tab, browser
 from tests.doubles.small_runs import calm_run
 from tests.doubles.sweeps import SweepOnPaper, searched
@@ -179,7 +179,7 @@ def opened(tab: Tab, sweep: SweepOnPaper, width: int = 1280) -> Path:
     size = {"width": width, "height": 900, "deviceScaleFactor": 1, "mobile": width < 600}
     tab.call("Emulation.setDeviceMetricsOverride", **size)
     path = sweep.folder.report
-    write_sweep_page(path, RecordedSweep(sweep.folder))
+    write_sweep_page(path, Record(sweep.folder))
     tab.open(path)
     return path
 
@@ -252,7 +252,7 @@ def test_text_of_strangers_on_the_page_of_a_sweep_is_shown_and_never_obeyed(tab:
 
 
 def test_a_sweep_without_a_metric_or_without_trials_has_a_page(tab: Tab, tmp_path: Path) -> None:
-    sweep = SweepOnPaper(tmp_path, metric=None, goal=None, method="grid")
+    sweep = SweepOnPaper(tmp_path, metric="", method="grid")
     path = opened(tab, sweep)
     assert tab.ask("document.querySelector('#trials .said').innerText") == "No trial was chosen yet."
     nothing_happened(tab, path)

@@ -14,9 +14,7 @@ from typer.testing import CliRunner
 from pipeline.__main__ import app
 from pipeline.engine.workers.ray import is_installed
 from pipeline.slurm.script import MARK, written
-from pipeline.sweeps.folder import sweep_folder
-from pipeline.sweeps.recorded import RecordedSweep
-from pipeline.sweeps.trials import Trial, TrialState
+from pipeline.sweeps.storage import Record, Trial, sweep_folder
 from tests.doubles.slurm import NODES, Slurm, two_nodes, why_not
 from tests.doubles.small_runs import SMALL, calm_run, events, results
 from tests.unit.slurm.test_script import ODD, READ, read
@@ -206,13 +204,13 @@ def test_an_array_of_agents_finishes_a_sweep_though_one_is_put_back_and_one_lose
     (here / "trial.sh").write_text(TRIAL)
     options = ["--array", "0-2", "--gres", "gpu:2", "--cpus-per-task", "2", "--submit", "--parsable"]
     job = command("write", *options, "sweep", "run", "lr.yaml", "--device", "cpu", "--agents", "1")
-    sweep = RecordedSweep(sweep_folder(here / "outputs", "lr"))
+    sweep = Record(sweep_folder(here / "outputs", "lr"))
 
-    def trials(state: TrialState) -> list[Trial]:
+    def trials(state: str) -> list[Trial]:
         sweep.refresh()
-        return sweep.view.having(state)
+        return sweep.having(state)
 
-    slurm.until(lambda: sweep.folder.journal.exists() and len(trials(TrialState.running)) == 3)
+    slurm.until(lambda: sweep.folder.journal.exists() and len(trials("running")) == 3)
     slurm.command("scancel", "--signal=USR2", f"{job}_1")
     slurm.until(lambda: slurm.job(f"{job}_1")["Restarts"] == "1")
     node = slurm.job(f"{job}_2")["NodeList"]
@@ -223,8 +221,8 @@ def test_an_array_of_agents_finishes_a_sweep_though_one_is_put_back_and_one_lose
     )  # if it is not back already
     (here / "go").touch()
     assert [slurm.until_over(f"{job}_{task}") for task in range(3)] == ["COMPLETED"] * 3
-    assert [trial.value for trial in trials(TrialState.done)] == [1, 2, 3, 4, 5, 6]
-    assert sweep.view.halted == "finished"
+    assert [trial.value for trial in trials("done")] == [1, 2, 3, 4, 5, 6]
+    assert sweep.about.halted == "finished"
 
 
 def turns(outputs: Path) -> list[Path]:

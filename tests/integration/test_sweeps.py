@@ -23,6 +23,7 @@ from pipeline.__main__ import app
 from pipeline.engine.devices.inventory import find_gpus
 from pipeline.engine.devices.lease import LeaseSet
 from pipeline.machine import descendants
+from pipeline.sweeps.storage import Record, sweep_folder
 from tests.doubles import fake_nvml
 from tests.doubles.small_runs import wait_for
 
@@ -63,9 +64,19 @@ class Sweeps:
         done = CliRunner().invoke(app, ["sweep", *words])
         assert done.exit_code == 0, done.output
 
-    def journal(self, name: str) -> list[dict[str, Any]]:
-        path = self.folder / "outputs" / name / "sweep" / "journal.jsonl"
-        return [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
+    def attempts(self, name: str) -> list[dict[str, Any]]:
+        """What the record knows of each attempt at a trial, in their order: ``trial``, ``start``, ``end``."""
+        path = self.folder / "outputs" / name / "sweep" / "optuna.log"
+        if not path.exists() or not path.stat().st_size:
+            return []
+        storage = optuna.storages.JournalStorage(JournalFileBackend(str(path)))
+        studies = storage.get_all_studies()
+        return [each.user_attrs for each in storage.get_all_trials(0)] if studies else []
+
+    def ends(self, name: str, state: str) -> Counter[int]:
+        """How many attempts at each trial have ended so."""
+        found = self.attempts(name)
+        return Counter(one["trial"]["trial"] for one in found if one.get("end", {}).get("state") == state)
 
     def events(self) -> list[list[str]]:
         path = self.folder / "events"
@@ -90,21 +101,19 @@ def sweeps(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Sweeps]:
         descendants.end(lambda: descendants.tagged({found.tag}))
 
 
-def ends(journal: list[dict[str, Any]], state: str) -> Counter[int]:
-    return Counter(
-        event["trial"] for event in journal if event["event"] == "TrialEnded" and event["state"] == state
-    )
-
-
-def check_no_overlap(journal: list[dict[str, Any]]) -> None:
+def check_no_overlap(attempts: list[dict[str, Any]]) -> None:
     """No device had two trials at a time."""
-    busy: dict[str, int] = {}
-    for event in journal:
-        if event["event"] == "TrialStarted":
-            assert not set(event["devices"]) & set(busy), event
-            busy |= dict.fromkeys(event["devices"], event["trial"])
-        if event["event"] == "TrialEnded":
-            busy = {device: trial for device, trial in busy.items() if trial != event["trial"]}
+    events = [
+        (one[what]["time"], what, one["start"]["devices"])
+        for one in attempts
+        for what in ("end", "start")
+        if what in one and "start" in one
+    ]
+    busy: set[str] = set()
+    for _, what, devices in sorted(events):
+        if what == "start":
+            assert not set(devices) & busy
+        busy = busy | set(devices) if what == "start" else busy - set(devices)
 
 
 def test_every_point_exactly_once_on_eight_gpus_whatever_is_killed(
@@ -133,10 +142,9 @@ def test_every_point_exactly_once_on_eight_gpus_whatever_is_killed(
     hold.unlink()
     said, _ = agent.communicate(timeout=600)
     assert agent.returncode == 0, said
-    journal = sweeps.journal("g")
     assert agents == 2
-    assert ends(journal, "done") == Counter(range(9))
-    check_no_overlap(journal)
+    assert sweeps.ends("g", "done") == Counter(range(9))
+    check_no_overlap(sweeps.attempts("g"))
     done = [event for event in sweeps.events() if event[0] == "end"]
     assert len({tuple(event[3:]) for event in done}) == len(done) == 9
     assert all(len(event[2].split(",")) == int(event[-1].removeprefix("--num_gpus=")) for event in done)
@@ -150,18 +158,15 @@ def test_no_more_trials_run_at_once_than_there_are_agents(sweeps: Sweeps) -> Non
     block = {"parameters": {"lr": {"min": 1.0, "max": 6.0}}, "method": "random", "run_cap": 6}
     sweeps.file("few", command=["sh", "-c", log], **block)
     said, _ = sweeps.start("run", "few.yaml", "--agents", "2", "--gpu-list", "0,1,2,3,4").communicate(timeout=600)
-    steps = {"TrialStarted": 1, "TrialEnded": -1}
-    running = list(accumulate(steps.get(event["event"], 0) for event in sweeps.journal("few")))
-    assert (max(running), running[-1]) == (2, 0), said
-    journal = JournalFileBackend(str(sweeps.folder / "outputs/few/sweep/optuna.log"))
-    study = optuna.load_study(study_name="few", storage=optuna.storages.JournalStorage(journal))
-    assert len(study.trials) == 6, "for Optuna's tools, of a random search too"
+    spans = [(one["start"]["time"], one["end"]["time"]) for one in sweeps.attempts("few")]
+    events = sorted([(began, 1) for began, _ in spans] + [(ended, -1) for _, ended in spans])
+    assert (max(accumulate(step for _, step in events)), len(spans)) == (2, 6), said
 
 
 FAILS_LAST = """
 if [ "$0" = --lr=1 ] && ! [ -e again ]; then
   touch again
-  while ! grep -q TrialEnded outputs/last/sweep/journal.jsonl; do sleep 0.1; done
+  while ! grep -q '"end"' outputs/last/sweep/optuna.log; do sleep 0.1; done
   sleep 0.5
   exit 1
 fi
@@ -174,8 +179,8 @@ def test_a_trial_that_fails_when_nothing_else_is_left_is_tried_again_before_the_
 ) -> None:
     sweeps.file("last", command=["sh", "-c", FAILS_LAST, "${args}"], parameters={"lr": {"values": [1, 2]}})
     sweeps.run("run", "last.yaml", "--device", "cpu", "--agents", "2")
-    assert ends(sweeps.journal("last"), "failed") == Counter([0])
-    assert ends(sweeps.journal("last"), "done") == Counter([0, 1])
+    assert sweeps.ends("last", "failed") == Counter([0])
+    assert sweeps.ends("last", "done") == Counter([0, 1])
 
 
 def at_work(agent: subprocess.Popen[str]) -> list[int]:
@@ -235,11 +240,11 @@ def test_ctrl_c_ends_trials_in_order_and_the_same_command_goes_on(sweeps: Sweeps
     interrupted(2, "500")
     (sweeps.folder / "finish").touch()
     sweeps.run(*words)
-    assert ends(sweeps.journal("deaf"), "done") == Counter([0, 1])
-    assert sum(ends(sweeps.journal("deaf"), "failed").values()) == 0
-    before = len(sweeps.journal("deaf"))
+    assert sweeps.ends("deaf", "done") == Counter([0, 1])
+    assert sum(sweeps.ends("deaf", "failed").values()) == 0
+    before = len(sweeps.attempts("deaf"))
     sweeps.run_here(*words)
-    assert not any(event["event"].startswith("Trial") for event in sweeps.journal("deaf")[before:])
+    assert len(sweeps.attempts("deaf")) == before
 
 
 STAYS = """
@@ -259,11 +264,11 @@ def test_a_trial_that_is_worse_is_stopped_while_others_run(sweeps: Sweeps) -> No
         early_terminate={"type": "hyperband", "min_iter": 2, "eta": 4},
     )
     agent = sweeps.start("run", "early.yaml", "--device", "cpu", "--agents", "2")
-    wait_for(lambda: ends(sweeps.journal("early"), "stopped") == Counter([1]))
+    wait_for(lambda: sweeps.ends("early", "stopped") == Counter([1]))
     (sweeps.folder / "stopped").touch()
     said, _ = agent.communicate(timeout=600)
     assert agent.returncode == 0, said
-    assert ends(sweeps.journal("early"), "done") == Counter([0])
+    assert sweeps.ends("early", "done") == Counter([0])
     assert "hyperband: its value 2 of the metric, 2, is worse than 1" in said
 
 
@@ -304,14 +309,14 @@ def test_runs_are_prepared_once_and_the_winner_is_tested_once_though_agents_are_
     wait_for(lambda: len(runs(sweeps)) == 1)
     second = sweeps.start("agent", "eta", "--device", "cpu")
     assert second.stdout
-    assert second.stdout.readline().startswith(f"waiting for process {first.pid} on ")
+    assert second.stdout.readline().startswith("waiting for agent ")
     kill(first.pid)
     first.communicate()
     wait_for(lambda: len(runs(sweeps)) == 2)
     holds["prepare"].unlink()
     wait_for(lambda: runs(sweeps)[-1]["evaluation.split"] == "test")
     kill(second.pid)
-    assert "waiting for process" not in second.communicate()[0], "it is said once"
+    assert "waiting for agent" not in second.communicate()[0], "it is said once"
     wait_for(lambda: not sweeps.processes(), 30)
     holds["test"].unlink()
     sweeps.run("agent", "eta", "--device", "cpu")
@@ -321,9 +326,8 @@ def test_runs_are_prepared_once_and_the_winner_is_tested_once_though_agents_are_
     assert ran[-1]["algos.PITA.eta"] == "2.0"
     assert {run["experiment.name"] for run in ran} == {"eta"}
     assert {run["device"] for run in ran} == {"cpu"}
-    journal = sweeps.journal("eta")
-    (tested,) = [event for event in journal if event["event"] == "WinnerTested"]
-    assert (tested["trial"], tested["results"]) == (1, {"objective": 4.0, "kl": 1.0})
+    tested = Record(sweep_folder(sweeps.folder / "outputs", "eta")).once["winner"]
+    assert (tested.trial, tested.results) == (1, {"objective": 4.0, "kl": 1.0})
     sweeps.run_here("run", "eta.yaml", "--device", "cpu")
     assert len(runs(sweeps)) == 6
 

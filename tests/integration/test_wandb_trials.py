@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from tests.doubles.small_runs import wait_for
-from tests.integration.test_sweeps import Sweeps, ends, sweeps  # noqa: F401 - a fixture
+from tests.integration.test_sweeps import Sweeps, sweeps  # noqa: F401 - a fixture
 
 CONFIG = """
 import json, os, wandb
@@ -66,7 +66,7 @@ def test_a_program_that_reads_wandb_config_alone_is_swept(sweeps: Sweeps) -> Non
     said = sweeps.run("run", "cfg.yaml", "--device", "cpu", "--agents", "2")
     expected = [{"lr": lr, "optimizer": {"lr": 2, "momentum": 0.9}, "epochs": 3} for lr in (1e-5, 0.5)]
     assert seen(sweeps, "cfg") == expected
-    values = {event["trial"]: event["value"] for event in sweeps.journal("cfg") if event["event"] == "TrialEnded"}
+    values = {one["trial"]["trial"]: one["end"]["value"] for one in sweeps.attempts("cfg")}
     assert values == pytest.approx({0: 2e-5 / 3, 1: 1 / 3})
     assert said.count("wandb sync") == 1
 
@@ -76,8 +76,8 @@ def test_a_trial_that_took_other_settings_has_failed_and_has_no_value(sweeps: Sw
     sweeps.file("else", program="train.py", parameters={"lr": {"values": [1, 2]}})
     said = sweeps.run("run", "else.yaml", "--device", "cpu", "--agents", "2", code=1)
     assert "lr=1 where the sweep gave 2" in said
-    assert ends(sweeps.journal("else"), "failed").keys() == {1}
-    assert ends(sweeps.journal("else"), "done").keys() == {0}
+    assert sweeps.ends("else", "failed").keys() == {1}
+    assert sweeps.ends("else", "done").keys() == {0}
 
 
 def test_a_trial_that_only_tells_wandb_is_stopped_early(sweeps: Sweeps) -> None:  # noqa: F811
@@ -89,8 +89,8 @@ def test_a_trial_that_only_tells_wandb_is_stopped_early(sweeps: Sweeps) -> None:
         early_terminate={"type": "hyperband", "min_iter": 5, "eta": 3},
     )
     agent = sweeps.start("run", "early.yaml", "--device", "cpu", "--agents", "2")
-    wait_for(lambda: ends(sweeps.journal("early"), "stopped").keys() == {1})
+    wait_for(lambda: sweeps.ends("early", "stopped").keys() == {1})
     (sweeps.folder / "stopped").touch()
     said, _ = agent.communicate(timeout=600)
     assert agent.returncode == 0, said
-    assert ends(sweeps.journal("early"), "done").keys() == {0}
+    assert sweeps.ends("early", "done").keys() == {0}

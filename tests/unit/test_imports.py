@@ -57,20 +57,8 @@ ROOMS = {
         ),
     ],
     "sweeps": [
-        *(
-            "space",
-            "spec",
-            "trials",
-            "values",
-            "folder",
-            "events",
-            "reporting",
-            "logged",
-            "batch",
-            "searching",
-            "reading",
-        ),
-        *("recorded", "turns", "record", "agents", "several", "online", "report"),
+        *("reporting", "space", "file", "storage", "values", "search", "command", "wandb_run", "metrics"),
+        *("trial_process", "processes", "plan", "agent", "online", "multi", "report", "page", "rank_zero"),
     ],
 }
 """Rooms of a wing that has an order of its own, likewise."""

@@ -7,7 +7,7 @@ from typer.testing import CliRunner
 
 import pipeline
 from pipeline.__main__ import app
-from pipeline.commands import job_command, slurm, sweep_settings
+from pipeline.commands import slurm
 from pipeline.errors import PipelineError
 from tests.doubles.composing import quick_config
 
@@ -24,8 +24,8 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setenv("PATH", f"{tmp_path}/bin:/usr/bin:/bin")
     monkeypatch.chdir(tmp_path)
     # What Hydra makes of settings, other tests try.
-    for module in (job_command, sweep_settings):
-        monkeypatch.setattr(module, "load_config", quick_config)
+    for module in ("pipeline.commands.job_command", "pipeline.config.load"):
+        monkeypatch.setattr(f"{module}.load_config", quick_config)
     return tmp_path
 
 
@@ -124,7 +124,7 @@ def test_a_wrong_request_is_one_message_and_no_file(here: Path, words: list[str]
 
 def test_an_agent_joins_a_sweep_that_there_is(here: Path) -> None:
     (here / "outputs" / "lr" / "sweep").mkdir(parents=True)
-    (here / "outputs" / "lr" / "sweep" / "journal.jsonl").touch()
+    (here / "outputs" / "lr" / "sweep" / "optuna.log").touch()
     assert "Did you mean 'lr'?" in refused("write", "sweep", "agent", "lrr")
     assert "wrote lr.sbatch" in said("write", "--array", "0-3", "sweep", "agent", "lr", "--agents", "4")
 
@@ -132,7 +132,7 @@ def test_an_agent_joins_a_sweep_that_there_is(here: Path) -> None:
 def test_a_sweep_is_read_before_its_script_is_written(here: Path) -> None:
     (here / "train.py").touch()
     (here / "lr.yaml").write_text("program: train.py\nmethod: grid\nparameters: {lr: {values: [1, 2]}}\n")
-    assert "Did you mean balanced?" in refused_in_lines("write", "sweep", "run", "lr.yaml", "balancd", "3")
+    assert "Did you mean 'balanced'?" in refused_in_lines("write", "sweep", "run", "lr.yaml", "balancd", "3")
     assert "is written KEY=VALUE" in refused("write", "sweep", "run", "lr.yaml", "2", "1", "l r=3")
     assert "wrote lr.sbatch" in said("write", "sweep", "run", "lr.yaml", "lr=3")
     (here / "train.py").unlink()

@@ -6,12 +6,12 @@ import pytest
 
 from examples.sweeps import fit
 from pipeline.config.load import load_config
-from pipeline.sweeps.reading.command import overrides_of, trial_command
-from pipeline.sweeps.reading.file import read_sweep
-from pipeline.sweeps.recorded import logged_lines, parsed
+from pipeline.sweeps.command import overrides_of, trial_command
+from pipeline.sweeps.file import read_sweep
+from pipeline.sweeps.metrics import Curve
 from pipeline.sweeps.reporting import VARIABLE
-from pipeline.sweeps.searching.searches import make_search
-from pipeline.sweeps.spec import Goal
+from pipeline.sweeps.search import ask
+from pipeline.sweeps.storage import TrialFolder
 
 ROOT = Path(__file__).parents[3]
 FILES = ROOT / "examples/sweeps"
@@ -21,7 +21,9 @@ FILES = ROOT / "examples/sweeps"
 def test_a_sweep_of_the_examples_is_read_and_searched(name: str) -> None:
     sweep = read_sweep(FILES / name)
     assert (ROOT / sweep.program).is_file()
-    assert set(make_search(sweep).ask([]) or ()) == set(sweep.parameters)
+    choice = ask(sweep, [])
+    assert choice is not None
+    assert set(choice.parameters) == set(sweep.parameters)
     assert f"examples/sweeps/{name}" in (ROOT / "docs/sweeps.md").read_text()
     assert (FILES / name).read_text().startswith(f"# python -m pipeline sweep run examples/sweeps/{name}")
 
@@ -30,22 +32,22 @@ def test_the_program_of_the_examples_takes_what_trials_are_given_and_logs_the_me
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     sweep = read_sweep(FILES / "fit.yaml")
-    given = make_search(sweep).ask([])
-    assert given is not None
+    choice = ask(sweep, [])
+    assert choice is not None
+    given = choice.parameters
     words = trial_command(sweep, given, tmp_path / "parameters.json")
     monkeypatch.setenv(VARIABLE, str(tmp_path / "metrics.jsonl"))
     fit.main(words[words.index("examples/sweeps/fit.py") + 1 :])
-    assert sweep.metric is not None
-    values = [line.values[sweep.metric.name] for line in parsed(logged_lines(tmp_path / "metrics.jsonl"))]
+    values = Curve(TrialFolder(tmp_path), 1, sweep.metric).finite()
     assert len(values) == fit.STEPS
-    assert sweep.metric.goal is Goal.minimize
-    assert (values[-1] or 0.0) < (values[0] or 0.0)
+    assert values[-1] < values[0]
 
 
 def test_the_settings_of_experiments_as_trials_are_settings() -> None:
     sweep = read_sweep(FILES / "eta.yaml")
-    given = make_search(sweep).ask([])
-    assert given is not None
+    choice = ask(sweep, [])
+    assert choice is not None
+    given = choice.parameters
     config = load_config(["experiment.name=x", *overrides_of(given)])
     assert [name for name, chosen in config.algos.items() if chosen.enabled] == ["PITA"]
     assert config.algos["PITA"].eta == given["algos.PITA.eta"]

@@ -15,7 +15,9 @@ from hypothesis import strategies as st
 from pipeline import sweeps
 from pipeline.outputs.formats import LARGEST
 from pipeline.sweeps import reporting
-from pipeline.sweeps.recorded import logged_lines, read_line
+from pipeline.sweeps.file import Metric
+from pipeline.sweeps.metrics import Curve, latest_values, read_line
+from pipeline.sweeps.storage import TrialFolder
 
 
 @pytest.fixture
@@ -72,7 +74,7 @@ def test_whatever_is_logged_is_read(values: dict[str, float], step: float | None
         patch.setenv(reporting.VARIABLE, str(path))
         patch.delenv("RANK", raising=False)
         sweeps.log(values, step=step)
-        (found,) = [read_line(line) for line in logged_lines(path)]
+        (found,) = map(read_line, path.read_bytes().splitlines())
     usable = {name: float(value) if abs(value) <= LARGEST else None for name, value in values.items()}
     assert {name.encode(errors="replace").decode(): value for name, value in usable.items()} == found.values
     assert found.step == (step if step is not None and abs(step) <= 2**53 and step == int(step) else 1)
@@ -114,3 +116,60 @@ def test_outside_of_a_sweep_nothing_happens(
             sweeps.log(loss=0.5)
     assert caplog.text.count("there is no sweep") == 1
     assert reporting.own_trial() is None
+
+
+# -- how it is read ----------------------------------------------------------------------------------------------
+
+
+def test_lines_are_read_up_to_one_that_is_cut_off_and_others_cost_themselves(tmp_path: Path) -> None:
+    curve = Curve(TrialFolder(tmp_path), 1, Metric(name="loss"))
+    path = tmp_path / "metrics.jsonl"
+    path.write_text(
+        '{"step": 1, "values": {"loss": 2, "a": 1}}\n'
+        'Traceback\n{"values": {"loss": "x"}}\n{"values": {"loss": null}, "time": 3}\n{"values": {"loss"'
+    )
+    assert (curve.refresh(), curve.last) == ([2.0, None], {"loss": None, "a": 1.0})
+    with path.open("a") as file:
+        file.write(": 1.5}}\n")
+    assert (curve.refresh(), curve.finite(), curve.best()) == ([2.0, None, 1.5], [2.0, 1.5], 1.5)
+    assert latest_values(path) == {"loss": 1.5, "a": 1.0}
+    assert latest_values(tmp_path) == {}
+
+
+@pytest.mark.parametrize("number", ["1.9e130", "-1e101", "1" + "0" * 400, "1e999", "NaN", "-Infinity"])
+def test_a_number_that_is_of_no_use_costs_itself_and_no_other_of_its_line(number: str) -> None:
+    line = read_line(b'{"step": 2, "values": {"loss": 300, "ppl": %s}}' % number.encode())
+    assert (line.step, line.values) == (2, {"loss": 300.0, "ppl": None})
+
+
+@pytest.mark.parametrize(
+    ("logged", "exit_code", "asked", "state", "value"),
+    [
+        ([2.0, 1.0], 0, None, "done", 1.0),
+        ([2.0, None], 0, None, "done", None),
+        ([], 0, None, "failed", None),
+        ([2.0], 1, None, "failed", None),
+        ([2.0], None, None, "failed", None),
+        ([2.0, 1.0], 143, ("stopped", "worse"), "stopped", 1.0),
+        ([2.0], 143, ("waiting", "interrupted"), "waiting", None),
+        ([2.0], 0, ("waiting", "interrupted"), "done", 2.0),
+        ([2.0], 143, ("cancelled", "cancelled"), "cancelled", None),
+    ],
+)
+def test_what_the_end_of_an_attempt_means(
+    tmp_path: Path,
+    logged: list[float | None],
+    exit_code: int | None,
+    asked: tuple[str, str] | None,
+    state: str,
+    value: float | None,
+) -> None:
+    lines = [json.dumps({"values": {"loss": each}}) + "\n" for each in logged]
+    (tmp_path / "metrics.jsonl").write_text("".join([json.dumps({"values": {"other": 1}}) + "\n", *lines]))
+    curve = Curve(TrialFolder(tmp_path), 1, Metric(name="loss"))
+    curve.refresh()
+    end = curve.end(exit_code, asked)
+    assert (end.state, end.value, end.exit_code) == (state, value, exit_code)
+    assert end.values["other"] == 1.0
+    if exit_code == 137:
+        assert "SIGKILL" in end.reason

@@ -1,0 +1,680 @@
+"""Runs trials on the devices of this machine, beside other agents, until there is nothing left for it to do.
+
+    turn, under the sweep's lock      what has ended is written; lost trials are noted; the next ones are chosen
+    between turns                     programs run; what they log is read; one that is not worth its end is ended
+
+Nothing that others need is kept here: whatever happens to an agent, the record tells the others what to do.
+What is done once beside the trials, preparing and the test of the best one, goes the same way.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import time
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from pipeline.engine.devices.inventory import FREE_TIMEOUT_S, Device, leftover, read_levels, usable_cores
+from pipeline.engine.devices.lease import holders
+from pipeline.engine.scheduler.signals import StopSignals
+from pipeline.errors import ConfigError, StoreError, WorkerError
+from pipeline.files import write_whole
+from pipeline.machine.children import tail
+from pipeline.runs.report.format import count, shown_path, typed_command
+from pipeline.sweeps.command import as_typed, own_command, prepare_command, trial_command
+from pipeline.sweeps.file import NUM_GPUS, SPLIT, Sweep, read_sweep
+from pipeline.sweeps.metrics import Curve
+from pipeline.sweeps.plan import AgentPool
+from pipeline.sweeps.processes import Handle, family, heard
+from pipeline.sweeps.reporting import VARIABLE
+from pipeline.sweeps.search import Choice, ask, most_trials, why_stop
+from pipeline.sweeps.space import fingerprint, nested
+from pipeline.sweeps.storage import End, Once, Record, SweepFolder, Trial, TrialFolder, best_trial, sweep_folder
+from pipeline.sweeps.trial_process import Order, shortage
+from pipeline.sweeps.values import in_words
+from pipeline.sweeps.wandb_run import WANDB_DIR, wandb_variables, write_parameters_for_wandb
+from pipeline.terminal.streams import on_one_line
+
+Say = Callable[[str], None]
+_FIXED = ("method", "metric", "parameters", "program", "command")
+"""What trials have in common; a sweep with others is another sweep."""
+_MANY = 100
+"""Trials in a row that need more devices than there are, after which nothing else is expected."""
+_MOST_SHORTAGES = 6
+_FIRST_PAUSE_S, _LONGEST_PAUSE_S = 2.0, 60.0
+_CURVE = 20
+"""Values of a curve that Optuna's tools are given."""
+
+
+def begin_sweep(
+    sweep: Sweep, file: Path, output_dir: Path, *, overrides: Sequence[str] = (), most: int | None = None, say: Say
+) -> SweepFolder:
+    """Make the folder of a sweep, or see that the one which is there is the same sweep.
+
+    Args:
+        sweep: What is asked for.
+        file: Where it was read.
+        output_dir: Folder of all runs.
+        overrides: Settings of the command line, which `sweep` has.
+        most: The most trials; None for no bound.
+        say: Told a line where an agent keeps the lock of the sweep for long.
+
+    Raises:
+        ConfigError: There is another sweep of that name.
+        StoreError: The folder cannot be written.
+    """
+    folder = sweep_folder(output_dir.absolute(), sweep.name)
+    record = Record(folder, say)
+    with record.turn():
+        about = record.about
+        if about.started:
+            there = sweep
+            with suppress(ConfigError):  # what it was cannot be told any more, and is replaced
+                there = read_sweep(folder.file, name=folder.name, overrides=about.overrides)
+            if other := [key for key in _FIXED if not _alike(there.given.get(key), sweep.given.get(key))]:
+                raise ConfigError(
+                    f"sweep {folder.name} in {folder.path} was begun with other {', '.join(other)}: its trials "
+                    "would not belong together. Give this one a name of its own by --name, or remove that folder"
+                )
+        try:
+            write_whole(folder.file, file.read_text())
+        except OSError as error:
+            raise StoreError(f"cannot write {folder.file}: {error.strerror}") from error
+        if not about.started or not record.agents():
+            record.tell(
+                method=sweep.method,
+                metric=sweep.metric.name if sweep.metric else "",
+                goal=sweep.metric.goal if sweep.metric else "minimize",
+                folder=str(sweep.folder.absolute()),
+                overrides=list(overrides),
+                count=most,
+                round=about.round + 1,
+                halted="",
+                reason="",
+                started=about.started or time.time(),
+            )
+    return folder
+
+
+def tell(folder: SweepFolder, word: str, say: Say) -> str:
+    """Tell a sweep to ``stop``, to ``cancel``, to ``pause`` or to ``resume``; what follows, for the user.
+
+    Raises:
+        ConfigError: It makes no sense now.
+        StoreError: The record cannot be written.
+    """
+    record = Record(folder, say)
+    with record.turn():
+        record.note_lost()
+        halted, running = record.about.halted, record.having("running")
+        name, because = record.name, f" ({record.about.reason})" if record.about.reason else ""
+        if word == "resume":
+            if not halted or (halted == "finished" and not _something_is_left(record)):
+                said = f"is finished{because}: nothing is left to try" if halted else "goes on already"
+                raise ConfigError(f"sweep {name} {said}, so there is nothing to resume")
+            record.tell(halted="", reason="", round=record.about.round + 1)
+            joins = f", once an agent works on it: `python -m pipeline sweep agent {name}`"
+            return f"sweep {name} goes on{'' if record.agents() else joins}"
+        state = {"stop": "stopped", "cancel": "cancelled", "pause": "paused"}[word]
+        if halted in ("finished", state) or (halted and word == "pause"):
+            raise ConfigError(f"sweep {name} is {halted} already{because}: there is nothing to {word}")
+        record.tell(halted=state, reason="asked for")
+    what = {
+        "stop": "begins no more trials",
+        "cancel": "is given up",
+        "pause": "begins no more trials until it is resumed",
+    }
+    ends = "ended" if word == "cancel" else "left to come to their end"
+    under_way = f"; {count(len(running), 'trial')} under way {ends}" if running else ""
+    return f"sweep {name} {what[word]}{under_way}"
+
+
+def untested(sweep: Sweep, record: Record) -> Trial | None:
+    """The best run of a finished sweep, where it is still to be evaluated on the test split."""
+    if sweep.metric is None or not sweep.is_own or record.about.halted != "finished":
+        return None
+    best, known = best_trial(record.trials, sweep.metric.goal), record.once.get("winner", Once())
+    return None if best is None or (known.done and known.trial == best.number) else best
+
+
+def _something_is_left(record: Record) -> bool:
+    """Whether a finished sweep has something to go on with: what has failed, or more trials than there were."""
+    if record.asked is None or record.reached(record.asked.metric):
+        return False
+    return bool(record.having("waiting", "lost", "failed", "cancelled")) or may_create(record, record.asked)
+
+
+def may_create(record: Record, sweep: Sweep) -> bool:
+    """Whether a further trial may be chosen: nobody has asked for fewer."""
+    caps = [cap for cap in (most_trials(sweep), record.about.count) if cap is not None]
+    return len(record.trials) < min(caps, default=len(record.trials) + 1)
+
+
+def _alike(one: Any, other: Any) -> bool:
+    """Whether two parts of a file say the same, values being told apart as a grid does."""
+    if isinstance(one, Mapping) and isinstance(other, Mapping):
+        return one.keys() == other.keys() and all(_alike(one[key], other[key]) for key in one)
+    if isinstance(one, list) and isinstance(other, list):
+        return len(one) == len(other) and all(map(_alike, one, other))
+    return fingerprint(one) == fingerprint(other)
+
+
+# -- devices -----------------------------------------------------------------------------------------------------
+
+
+class AgentDevices:
+    """The devices of one agent: which of them a trial can have now.
+
+    Not those that somebody else has, or whose memory is not back. A trial's process sees its devices free
+    before it gives them back; where that process was killed nobody did, so its devices are looked at here.
+    """
+
+    def __init__(self, devices: Sequence[Device], name: str) -> None:
+        """Look at the devices.
+
+        Args:
+            devices: All, the best first.
+            name: Of the sweep. What other trials of it have comes back; what others have may never.
+        """
+        self.devices, self._name = list(devices), name
+        self._levels = read_levels(devices)
+        self._pauses: dict[Device, tuple[float, float]] = {}
+        self._suspects: dict[Device, float] = {}
+
+    def free(self, used: Collection[Device], promised: Collection[str] = ()) -> tuple[list[Device], int, str]:
+        """Those that can be had now, how many can be counted on, and who has the others.
+
+        Args:
+            used: Those on which trials of this agent run.
+            promised: UUIDs of those that other agents have chosen for theirs, which are perhaps just starting.
+        """
+        gpus = [device for device in self.devices if device.kind == "cuda" and device not in used]
+        held = holders(gpus) if gpus else {}
+        # A run of this package has its devices under its own name, which is that of the sweep.
+        ours = (self._name, f"sweep {self._name}, ")
+        outside = [
+            each
+            for each in held.values()
+            if each.experiment != ours[0] and not each.experiment.startswith(ours[1])
+        ]
+        unused = [each for each in self.devices if each not in used and each.uuid not in {*held, *promised}]
+        now = time.monotonic()
+        free = [
+            each for each in unused if self._pauses.get(each, (0.0, 0.0))[0] <= now and self._is_back(each, now)
+        ]
+        who = ", ".join(f"{each.label} has {held[each.uuid]}" for each in gpus if each.uuid in held)
+        return free, len(self.devices) - len(outside), who
+
+    def put_back(self, devices: Sequence[Device], *, seen_free: bool, busy: bool) -> None:
+        """Take devices back from a trial that has had them; leave alone for a while what it could not have."""
+        now = time.monotonic()
+        for device in devices:
+            _, before = self._pauses.pop(device, (0.0, _FIRST_PAUSE_S / 2))
+            if busy:
+                pause_s = min(2 * before, _LONGEST_PAUSE_S)
+                self._pauses[device] = (now + pause_s, pause_s)
+            if not seen_free and device.uuid in self._levels:
+                self._suspects[device] = now + FREE_TIMEOUT_S
+
+    def _is_back(self, device: Device, now: float) -> bool:
+        """Whether its memory is free again, or has not become so for so long that it is given up."""
+        if device in self._suspects and now < self._suspects[device]:
+            if leftover(device, self._levels[device.uuid or ""]):
+                return False
+            del self._suspects[device]
+        return True
+
+
+# -- what runs ---------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Job:
+    """What is to be started: a ``trial``, or what is done once, ``prepared`` or ``winner``."""
+
+    what: str
+    trial: Trial
+    devices: list[Device]
+
+
+class _Running(Handle):
+    """A job under way; `asked` says what it is being ended for, and why."""
+
+    def __init__(self, job: _Job, order: Order, curve: Curve, tag: str) -> None:
+        self.job, self.curve, self.compared = job, curve, 0
+        self.asked: tuple[str, str] | None = None
+        self.at_wandb = curve.at_wandb(Path(order.folder))
+        super().__init__(order, tag)
+
+    def ask(self, state: str, reason: str) -> None:
+        """Have it end. What it was asked for first stands."""
+        self.asked = self.asked or (state, reason)
+        self.ask_to_end()
+
+
+class Agent:
+    """One agent; `run` is all that it does.
+
+    Attributes:
+        interrupted: Name of the signal that has ended it, or "".
+    """
+
+    def __init__(
+        self,
+        sweep: Sweep,
+        folder: SweepFolder,
+        pool: AgentPool,
+        say: Say,
+        show: Callable[[Record], None],
+        *,
+        own: int | None = None,
+        grace_s: int = 30,
+    ) -> None:
+        """Prepare.
+
+        Args:
+            sweep: What is asked for.
+            folder: Where it is.
+            pool: Where trials run.
+            say: Told a line for the user.
+            show: Shows where the sweep stands, each time it may have changed.
+            own: The most trials that this agent begins; None for no bound.
+            grace_s: Seconds that a program has to end once it was told to.
+        """
+        self.id = self.interrupted = ""
+        self._sweep, self._folder, self._record = sweep, folder, Record(folder, say)
+        self._pool, self._say, self._show, self._own, self._grace_s = pool, say, show, own, grace_s
+        self._devices = AgentDevices(pool.devices, folder.name)
+        self._curves: dict[tuple[int, int], Curve] = {}
+        self._running: list[_Running] = []
+        self._ended: list[tuple[_Running, End]] = []
+        self._begun: set[int] = set()
+        self._shortages, self._short, self._until = 0, "", 0.0
+        self._leaving = False
+        self._told: set[str] = set()
+
+    def run(self, signals: StopSignals) -> None:
+        """Work until there is nothing left.
+
+        Args:
+            signals: The first one ends trials in order, a second one kills them.
+
+        Raises:
+            PipelineError: The record cannot be kept. Its trials have been ended.
+        """
+        with family() as tag, self._record.present() as self.id:
+            try:
+                self._take_turn(tag)
+                while not self._leaving or self._running or self._ended:
+                    if heard(signals, self._running):
+                        self._stop(signals.received or "a signal")
+                    self._collect()
+                    self._take_turn(tag)
+            finally:
+                for one in self._running:
+                    one.kill()
+        self._show(self._record)
+
+    def _say_once(self, key: str, text: str) -> None:
+        if key not in self._told:
+            self._told.add(key)
+            self._say(text)
+
+    # -- between turns -----------------------------------------------------------------------------------------
+
+    def _stop(self, signal: str) -> None:
+        """End the trials of this agent, which others or a later one will begin again."""
+        if self.interrupted:
+            for one in self._running:
+                one.kill()
+            return
+        self.interrupted, self._leaving = signal, True
+        self._say(
+            f"stopping: {count(len(self._running), 'running trial')} may take {self._grace_s} s to end, and will "
+            "be "
+            "tried again. Once more to kill them now."
+        )
+        for one in self._running:
+            one.ask("waiting", "interrupted")
+
+    def _collect(self) -> None:
+        for one in [one for one in self._running if one.is_over()]:
+            self._running.remove(one)
+            self._ended.append((one, self._ending(one, one.clear_up())))
+        rule, metric = self._sweep.early_terminate, self._sweep.metric
+        for one in self._running:
+            one.curve.follow(one.at_wandb)
+            # Asking for one trial reads what all have logged, so news are known by their number.
+            if rule and metric and one.job.what == "trial" and one.compared < len(one.curve.judged):
+                one.compared = len(one.curve.judged)
+                begun = [trial for trial in self._record.trials.values() if trial.attempts]
+                values = {trial.number: self._curve(trial).finite() for trial in begun}
+                if reason := why_stop(rule, metric.goal, one.job.trial.number, values):
+                    one.ask("stopped", reason)
+
+    def _curve(self, trial: Trial) -> Curve:
+        key = (trial.number, trial.attempts)
+        if key not in self._curves:
+            self._curves[key] = Curve(self._folder.trial(trial.number), trial.attempts, self._sweep.metric)
+        return self._curves[key]
+
+    def _ending(self, one: _Running, code: int | None) -> End:
+        one.curve.follow(one.at_wandb, to_its_end=True)
+        said = one.said
+        busy, short = (said.busy, said.short) if said is not None else ("", "")
+        self._devices.put_back(one.job.devices, seen_free=said is not None, busy=bool(busy))
+        if short:
+            self._pause(short)
+        if busy or short:
+            self._begun.discard(one.job.trial.number)
+            return End(state="waiting", reason=busy or short)
+        self._shortages = 0
+        if said is not None and said.refused:
+            return End(state="failed", reason=said.refused)
+        if (kept := one.at_wandb.kept) is not None:
+            trials = self._folder.path / "trials"
+            files = (trials / "*/wandb" if kept.is_relative_to(trials) else kept) / "offline-run-*"
+            self._say_once(
+                "offline",
+                "W&B was not told of trials, as there is no login here. To send them: wandb sync "
+                f"{shown_path(files)}",
+            )
+        ended = one.curve.end(code, one.asked)
+        others = one.at_wandb.other_values(nested(self._sweep.parameters, one.job.trial.parameters))
+        if others and ended.state in ("done", "stopped"):
+            reason = f"it ran with other settings: W&B's file of it has {'; '.join(others)}"
+        elif one.at_wandb.exit_code and ended.state == "done":
+            reason = (
+                f"its run at W&B failed, with exit code {one.at_wandb.exit_code}, though its program ended well"
+            )
+        else:
+            return ended
+        return replace(ended, state="failed", value=None, best=None, reason=reason)
+
+    def _pause(self, what: str) -> None:
+        """Start nothing for a while: that is what the system is short of, and it comes back when others end.
+
+        Raises:
+            WorkerError: It was tried often enough, and nothing runs whose end could help.
+        """
+        self._say_once(what, f"no trial can be started now: {what}. What waits is tried again")
+        self._until = time.monotonic() + min(2.0**self._shortages, _LONGEST_PAUSE_S)
+        self._shortages, self._short = self._shortages + 1, what
+        if self._shortages > _MOST_SHORTAGES and not self._running:
+            raise WorkerError(f"no trial can be started: {what}. It was tried {self._shortages} times in a row")
+
+    # -- turns -------------------------------------------------------------------------------------------------
+
+    def _take_turn(self, tag: str) -> None:
+        """One turn; what this one cannot write for want of descriptors or memory, the next one does."""
+        jobs: list[_Job] = []
+        try:
+            with self._record.turn():
+                self._note_ends()
+                for trial in self._record.note_lost():
+                    self._say(f"trial {trial.number}: {trial.reason}")
+                self._put_back()
+                self._heed()
+                jobs = self._choose()
+            for job in jobs:
+                self._start(job, tag)
+        except (OSError, StoreError) as error:
+            if not (what := shortage(error)):
+                raise
+            self._pause(what)
+        self._show(self._record)
+
+    def _note_ends(self) -> None:
+        while self._ended:
+            one, ended = self._ended[0]
+            what, number = one.job.what, one.job.trial.number
+            if what == "trial":
+                steps = range(1, len(one.curve.judged) + 1)
+                chosen = steps[:: max(1, len(steps) // _CURVE)]
+                values = {step: one.curve.judged[step - 1] for step in chosen}
+                curve = {step: value for step, value in values.items() if value is not None}
+                self._record.end(one.job.trial.key, ended, curve)
+                value = (
+                    f", {on_one_line(self._sweep.metric.name)} {ended.value:.6g}"
+                    if self._sweep.metric and ended.value is not None
+                    else ""
+                )
+                self._say(f"trial {number}: {ended.state}{value}{f' ({ended.reason})' if ended.reason else ''}")
+            else:
+                self._note_once(one, ended)
+            self._ended.pop(0)
+
+    def _note_once(self, one: _Running, ended: End) -> None:
+        what, number = one.job.what, one.job.trial.number
+        place = self._folder.winner if what == "winner" else self._folder.preparing
+        done = ended.exit_code == 0 and ended.state != "waiting"
+        self._record.note(what, Once(agent=self.id, done=done, trial=number, results=dict(ended.values)))
+        if done or ended.state == "waiting":
+            return
+        problem = f"{ended.reason}{tail(place.log(1))}"
+        if what == "prepared":
+            self._record.tell(halted="stopped", reason=f"preparing failed: {problem}")
+        else:
+            self._told.add("no test")
+            self._say(f"trial {number} was not evaluated on the test split: {problem}")
+
+    def _put_back(self) -> None:
+        """Let trials wait again that this agent was given in an earlier turn, and could not start."""
+        started = {one.job.trial.number for one in self._running if one.job.what == "trial"}
+        for trial in self._record.having("running"):
+            if trial.agent == self.id and trial.number not in started:
+                self._record.end(trial.key, End(state="waiting", reason=self._short))
+                self._begun.discard(trial.number)
+
+    def _heed(self) -> None:
+        """Do what the state of the sweep asks for."""
+        failing, about = self._record.failing, self._record.about
+        if not about.halted and len(failing) >= self._sweep.options.max_failures:
+            last = self._record.trials[failing[-1]]
+            reason = f"{len(failing)} trials in a row failed, the last of them trial {last.number}: {last.reason}"
+            self._record.tell(halted="stopped", reason=reason)
+            self._say(f"stopped: {reason}{tail(self._folder.trial(last.number).log(last.attempts))}")
+        if about.halted == "cancelled":
+            for one in self._running:
+                one.ask("cancelled", "cancelled")
+
+    # -- choosing ----------------------------------------------------------------------------------------------
+
+    def _choose(self) -> list[_Job]:
+        """Hand out jobs to this agent, as long as there are devices for the next one."""
+        jobs: list[_Job] = []
+        if self._leaving or self._record.about.halted == "paused" or time.monotonic() < self._until:
+            return jobs
+        used = [device for one in self._running for device in one.job.devices]
+        others = [trial for trial in self._record.having("running") if trial.agent != self.id]
+        promised = {word for trial in others for name in trial.devices for word in name.split()}
+        free, reachable, who = self._devices.free(used, promised)
+        if not free and not self._running and who:
+            self._say_once(f"wait {who}", f"waiting for devices: {who}")
+        while len(self._running) + len(jobs) < self._pool.at_once:
+            found = self._next(reachable)
+            if found is None:
+                if not self._running and not jobs:
+                    self._leaving = (
+                        reachable == len(self._pool.devices) or self._next(len(self._pool.devices)) is None
+                    )
+                    self._leaving = self._leaving and not self._finish()
+                break
+            what, trial = found
+            needed = min(trial.num_gpus, len(self._pool.devices))
+            if what == "wait" or needed > len(free) or (what == "prepared" and jobs):
+                break
+            devices, free = free[:needed], free[needed:]
+            if what == "trial":
+                names = [f"{device.label} {device.uuid or ''}".strip() for device in devices]
+                trial = self._record.start(trial, self.id, names)
+                self._begun.add(trial.number)
+            else:
+                self._record.note(what, Once(agent=self.id, trial=trial.number))
+            jobs.append(_Job(what=what, trial=trial, devices=devices))
+            if what != "trial":
+                break
+        return jobs
+
+    def _next(self, devices: int) -> tuple[str, Trial] | None:
+        """What is to be done next on so many devices, ``wait`` where another agent does it; None for nothing."""
+        record, sweep = self._record, self._sweep
+        if record.about.halted:
+            best = untested(sweep, record)
+            once = record.once.get("winner", Once())
+            taken = not once.done and record.lives(once.agent)  # whoever finds another at it leaves it to that one
+            return ("winner", best) if best and not taken and "no test" not in self._told else None
+        if record.reached(sweep.metric) or (self._own is not None and len(self._begun) >= self._own):
+            return None
+        trial = self._waiting(devices)
+        if trial is None:
+            return None
+        once = record.once.get("prepared", Once())
+        if once.done or not (sweep.options.prepare or sweep.is_own):
+            return "trial", trial
+        if not record.lives(once.agent):
+            return "prepared", trial
+        if once.agent != self.id:
+            log = shown_path(self._folder.preparing.log(1))
+            self._say_once(
+                "prepares", f"waiting for agent {once.agent}, which prepares once for all trials; see {log}"
+            )
+            return "wait", trial
+        busy = any(one.job.what == "prepared" for one in self._running)
+        return ("wait" if busy else "prepared"), trial
+
+    def _waiting(self, devices: int) -> Trial | None:
+        """The trial whose turn it is, be it a new one; None where nothing is left that the devices would do for.
+
+        It keeps its turn until it has its devices: smaller ones that could start now would keep a large one
+        waiting for as long as there are such.
+        """
+        for _ in range(_MANY):
+            for trial in self._record.ready(self._sweep.options.max_attempts):
+                if trial.num_gpus <= devices:
+                    return trial
+            if not may_create(self._record, self._sweep) or (choice := self._ask()) is None:
+                return None
+            needed = int(choice.parameters.get(NUM_GPUS, self._pool.each))
+            self._record.create(choice.parameters, choice.sampled, choice.distributions, num_gpus=needed)
+        return None
+
+    def _ask(self) -> Choice | None:
+        metric, asked = self._sweep.metric, list[Trial]()
+        for trial in self._record.trials.values():
+            curve = self._curve(trial) if metric and trial.state == "running" else None
+            value = next(reversed(curve.finite()), None) if curve else None
+            asked.append(trial if curve is None else replace(trial, value=value, best=curve.best()))
+        return ask(self._sweep, asked)
+
+    def _finish(self) -> bool:
+        """Say that the sweep is over, if nothing is left for anybody; whether there is more to do after it."""
+        record = self._record
+        if record.about.halted or record.having("running"):
+            return False
+        reason = record.reached(self._sweep.metric)
+        left = record.ready(self._sweep.options.max_attempts) or may_create(record, self._sweep)
+        if reason or not left:
+            record.tell(halted="finished", reason=reason)
+            return self._next(len(self._pool.devices)) is not None
+        return False
+
+    def next_in_words(self, most: int | None) -> Iterator[tuple[str, str]]:
+        """What would be tried next, with nothing begun: a line, and what is to be copied.
+
+        Raises:
+            ConfigError: The next trial needs more devices than there are.
+        """
+        pool, sweep, before = self._pool, self._sweep, len(self._record.trials)
+        bounds = [each for each in (most, most_trials(sweep)) if each is not None]
+        trials = f"{count(min(bounds), 'trial')} at most" if bounds else "trials until it is stopped"
+        on = f"{pool.at_once} at a time on {count(len(pool.devices), pool.kind)}"
+        yield f"sweep {sweep.name}: {sweep.method}, {trials}, {before:,} of them begun; {on}", ""
+        choice = self._ask() if before < min(bounds, default=before + 1) else None
+        if choice is None:
+            yield "no new trial is left to try", ""
+        else:
+            needed = int(choice.parameters.get(NUM_GPUS, pool.each))
+            if needed > len(pool.devices):
+                raise ConfigError(
+                    f"trial {before} needs {count(needed, pool.kind)}, and there are {len(pool.devices)}"
+                )
+            trial = Trial(number=before, parameters=choice.parameters, num_gpus=needed)
+            place = self._folder.trial(before)
+            words = self.order("trial", trial, 1, place, pool.devices[:needed]).words
+            yield f"trial {before} with {count(needed, pool.kind)}: {in_words(choice.parameters)}", ""
+            yield f"it would run, in {sweep.folder}:", ""
+            yield " ", typed_command(as_typed(words))
+        yield "nothing was begun, as --dry-run asks", ""
+
+    # -- starting ----------------------------------------------------------------------------------------------
+
+    def _start(self, job: _Job, tag: str) -> None:
+        """Start a job.
+
+        Raises:
+            OSError: No process can be started, or the folder of the trial cannot be written.
+        """
+        trial, once = job.trial, job.what != "trial"
+        folders = {"prepared": self._folder.preparing, "winner": self._folder.winner}
+        place, attempt = folders.get(job.what, self._folder.trial(trial.number)), 1 if once else trial.attempts
+        place.path.mkdir(parents=True, exist_ok=True)
+        if once:
+            for old in (place.metrics(1), place.log(1)):
+                old.unlink(missing_ok=True)
+        else:
+            values = nested(self._sweep.parameters, trial.parameters)
+            write_whole(place.parameters, json.dumps(values, indent=1) + "\n")
+            write_parameters_for_wandb(place, values)
+        curve = Curve(place, 1, None) if once else self._curve(trial)
+        order = self.order(job.what, trial, attempt, place, job.devices)
+        said = {
+            "prepared": "preparing, once for all trials",
+            "winner": "evaluating the best trial on the test split",
+        }
+        where = ", ".join(device.label for device in job.devices)
+        self._say(said.get(job.what, f"trial {trial.number} on {where}: {in_words(trial.parameters)}"))
+        self._running.append(_Running(job, order, curve, tag))
+
+    def order(self, what: str, trial: Trial, attempt: int, place: TrialFolder, devices: Sequence[Device]) -> Order:
+        """What a process is told to run."""
+        sweep, options = self._sweep, self._sweep.options
+        ids = [self._pool.places[device.uuid or ""] for device in devices if device.kind == "cuda"]
+        cores = max(1, usable_cores() * len(devices) // len(self._pool.devices))
+        variables = {
+            **options.environment,
+            WANDB_DIR: str(place.path.absolute()),
+            VARIABLE: str(place.metrics(attempt).absolute()),
+        }
+        words = prepare_command(sweep) if what == "prepared" else []
+        own = sweep.is_own and not words
+        if what == "prepared":
+            del variables[VARIABLE]
+        if own:
+            # Of a run of ours the first trial's data are prepared. One with another dataset makes its own in the
+            # same job of its plan; which datasets a search will choose is not known.
+            output_dir = self._folder.output_dir.absolute()
+            words = own_command(sweep, output_dir, trial.parameters, devices, ids, cores)
+            words += [f"{SPLIT}={'test' if what == 'winner' else 'validation'}"]
+            words += ["stage=prepare"] if what == "prepared" else []
+        elif what == "trial":
+            words = trial_command(sweep, trial.parameters, place.parameters.absolute(), num_gpus=trial.num_gpus)
+            variables |= wandb_variables(place, self._folder.name, {**os.environ, **options.environment})
+        return Order(
+            words=words,
+            gpus=ids or None,
+            slots=len(devices),
+            cores=cores,
+            leases=own,
+            launcher=options.launcher,
+            holder=f"sweep {self._folder.name}, {'trial ' + str(trial.number) if what == 'trial' else what}",
+            variables=variables,
+            folder=str(sweep.folder),
+            log=str(place.log(attempt).absolute()),
+            start=str(place.start(attempt).absolute()),
+            grace_s=self._grace_s,
+        )

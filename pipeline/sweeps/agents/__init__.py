@@ -1,1 +1,0 @@
-"""Those who run trials: they choose, lease devices, start, watch, end, and write down what came of it."""

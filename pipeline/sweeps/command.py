@@ -1,0 +1,176 @@
+"""From the parameters of a trial to the words of its command: W&B's macros, filled in as its agent does.
+
+A run of this package (``run_parallel.py``) is told its parameters as settings, shares a name and a store with the
+other trials, and is judged on validation prompts.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import sys
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+from pipeline.engine.devices.inventory import Device
+from pipeline.errors import ConfigError
+from pipeline.sweeps.file import ENVVAR, NUM_GPUS, PROGRAM, Sweep, macro_of
+from pipeline.sweeps.space import nested
+
+Values = Mapping[str, Any]
+_ARGUMENTS: Mapping[str, Callable[[Values], Iterable[str]]] = {
+    "args": lambda values: (f"--{name}={value}" for name, value in values.items()),
+    "args_no_equals": lambda values: (word for name, each in values.items() for word in (f"--{name}", str(each))),
+    "args_no_hyphens": lambda values: (f"{name}={value}" for name, value in values.items()),
+    "args_no_boolean_flags": lambda values: (
+        f"--{name}" if value is True else f"--{name}={value}"
+        for name, value in values.items()
+        if value is not False
+    ),
+    "args_json": lambda values: [json.dumps(values)],
+    "args_append_hydra": lambda values: (f"+{name}={value}" for name, value in values.items()),
+    "args_override_hydra": lambda values: (f"++{name}={value}" for name, value in values.items()),
+}
+
+
+def trial_command(
+    sweep: Sweep, parameters: Values, json_file: Path, *, num_gpus: int = 1, environment: Values | None = None
+) -> list[str]:
+    """Fill in what is run for a trial.
+
+    Args:
+        sweep: The sweep.
+        parameters: Of the trial, by dotted name.
+        json_file: Where the parameters have been written, for ``${args_json_file}``.
+        num_gpus: Devices of the trial.
+        environment: For ``${envvar:NAME}``; None for that of this process.
+    """
+    several = sweep.options.distributed_program if num_gpus > 1 else ""
+    values = nested(sweep.parameters, parameters)
+    made = {name: list(of(values)) for name, of in _ARGUMENTS.items()}
+    made |= {"program": [several or sweep.program], "args_json_file": [str(json_file)]}
+    return _filled(sweep.command, made, environment)
+
+
+def prepare_command(sweep: Sweep, environment: Values | None = None) -> list[str]:
+    """Fill in what is run once before the first trial, without parameters; empty for nothing."""
+    nothing: dict[str, list[str]] = {name: [] for name in ("args_json_file", *_ARGUMENTS)}
+    return _filled(sweep.options.prepare, {"program": [sweep.program], **nothing}, environment)
+
+
+def _filled(command: Sequence[str], made: Mapping[str, list[str]], environment: Values | None) -> list[str]:
+    known = os.environ if environment is None else environment
+    macros = {"env": ["/usr/bin/env"], "interpreter": [sys.executable], **made}
+    words: list[str] = []
+    for word in command:
+        filled, macro = ENVVAR.sub(lambda found: known.get(found[1], found[1]), word), macro_of(word)
+        words += [filled] if macro is None or word != filled else macros.get(macro, [filled])
+    return words
+
+
+def check_program(sweep: Sweep) -> None:
+    """Refuse a sweep whose script is not there, before every trial fails at that.
+
+    Raises:
+        ConfigError: Says where it was looked for.
+    """
+    by_python = ("${interpreter}", "${program}") in pairwise(sweep.command)
+    programs = {"program": sweep.program, "pipeline.distributed_program": sweep.options.distributed_program}
+    for key, program in programs.items():
+        # What begins with "-" is an option of Python's, such as `-mtrain`.
+        is_script = program.endswith(".py") or (by_python and program[:1] not in ("", "-"))
+        path = sweep.folder / program
+        if is_script and not (path.is_file() or (path / "__main__.py").is_file()):
+            raise ConfigError(
+                f"{key}: there is no file {program} in {sweep.folder}, where trials start: begin the sweep in the "
+                "folder that it is relative to, or give its whole path. Further words belong in `command`"
+            )
+
+
+def own_command(
+    sweep: Sweep, output_dir: Path, parameters: Values, devices: Sequence[Device], ids: Sequence[int], workers: int
+) -> list[str]:
+    """Write the command of a run of this package.
+
+    Args:
+        sweep: The sweep.
+        output_dir: Folder of all runs.
+        parameters: Of the trial.
+        devices: Where the run computes.
+        ids: Of its GPUs, as positions in the visible set.
+        workers: How many it has without GPUs.
+    """
+    given = {name: value for name, value in parameters.items() if name != NUM_GPUS}
+    where: Values = {"distributed.gpu_ids": list(ids)}
+    if devices[0].kind != "cuda":
+        where = {"device": "cpu", "execution.workers": given.get("execution.workers", workers)}
+    named = {"experiment.name": sweep.name, "output_dir": str(output_dir)}
+    program = next(word for word in (sweep.program, *sweep.command) if Path(word).name == PROGRAM)
+    return [sys.executable, program, *overrides_of({**given, **named, **where})]
+
+
+def overrides_of(values: Values) -> list[str]:
+    """Write parameters as settings of a run, ``algos.PITA.eta=0.3``, quoted as Hydra reads them.
+
+    Args:
+        values: Of a trial, by dotted name.
+    """
+    return [f"{name}={_setting(value)}" for name, value in values.items()]
+
+
+def _setting(value: Any) -> str:
+    match value:
+        case None:
+            return "null"
+        case bool():
+            return str(value).lower()
+        case list() | tuple():
+            return f"[{','.join(map(_setting, value))}]"
+        case dict():
+            return "{" + ",".join(f"{_setting(str(key))}:{_setting(each)}" for key, each in value.items()) + "}"
+        case str() if not re.fullmatch(r"[A-Za-z_/][A-Za-z0-9_./-]*", value) or value.lower() in _WORDS:
+            from hydra.core.override_parser.types import Quote, QuotedString
+
+            return QuotedString(value, Quote.single).with_quotes()
+    return str(value)
+
+
+_WORDS = {"true", "false", "null", "nan", "inf"}
+
+
+# -- what a program starts ---------------------------------------------------------------------------------------
+
+STARTS_RANKS = {"torchrun", "accelerate", "deepspeed", "horovodrun", "mpirun", "mpiexec", "srun", "ray"}
+_MODULES = {"torch.distributed.run", "torch.distributed.launch", "accelerate.commands.launch", "pipeline"}
+
+
+def as_ranks(words: Sequence[str]) -> list[str] | None:
+    """A command as it is started once on each device: without ``env`` and ``python`` where a script follows.
+
+    Returns:
+        What `find_program` understands; None for a command that starts processes on its devices by itself.
+    """
+    rest = _without_env(words)
+    if len(rest) > 1 and re.fullmatch(r"(python|pypy)[0-9.]*", Path(rest[0]).name):
+        script = [word for word in rest[1:] if word not in ("-u", "-B")]
+        if script[:1] == ["-m"]:
+            return None if script[1:2] and script[1] in _MODULES else script
+        if script and script[0].endswith(".py"):
+            return script
+    return None if rest and Path(rest[0]).name in STARTS_RANKS else rest
+
+
+def as_typed(words: Sequence[str]) -> list[str]:
+    """A command as a user types it: without W&B's ``env``, and `python` for the whole path of this one."""
+    rest = _without_env(words)
+    return ["python", *rest[1:]] if rest[:1] == [sys.executable] else rest
+
+
+def _without_env(words: Sequence[str]) -> list[str]:
+    plain = (
+        len(words) > 1 and Path(words[0]).name == "env" and not re.match(r"-|[A-Za-z_][A-Za-z0-9_]*=", words[1])
+    )
+    return list(words[1:] if plain else words)

@@ -1,1 +1,0 @@
-"""Sweeps whose search is that of W&B."""

@@ -1,0 +1,33 @@
+"""What each rank of a trial runs first: only rank 0 talks to a tracker; then the program takes this one's place.
+
+    torchrun ... python -m pipeline.sweeps.rank_zero PROGRAM ARGUMENTS
+
+Otherwise a training on 8 GPUs would be 8 runs there, or 8 that write to one.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Mapping
+
+_OF_A_RUN = ("WANDB_SWEEP_ID", "WANDB_RUN_ID")
+"""Not the file of parameters, WANDB_SWEEP_PARAM_PATH: `wandb.config` has them in every rank."""
+
+
+def rank_environment(environment: Mapping[str, str]) -> dict[str, str]:
+    """The environment of this rank: of any but the first without a run to write to."""
+    if environment.get("RANK", "0") in ("", "0"):
+        return dict(environment)
+    rest = {name: value for name, value in environment.items() if name not in _OF_A_RUN}
+    return {**rest, "WANDB_MODE": "disabled"}
+
+
+def main() -> None:
+    """Become the program."""
+    # The same process: torchrun watches this number, and signals reach the program.
+    os.execve(sys.executable, [sys.executable, *sys.argv[1:]], rank_environment(os.environ))  # noqa: S606
+
+
+if __name__ == "__main__":
+    main()

@@ -1,1 +1,0 @@
-"""The sweep file: read, checked whole, turned into distributions and command lines."""

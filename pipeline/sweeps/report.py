@@ -1,0 +1,615 @@
+"""Where sweeps stand and what came of them: tables of the terminal, plain data, files for other programs."""
+
+from __future__ import annotations
+
+import csv
+import io
+import os
+import re
+import time
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import asdict, dataclass, field
+from datetime import datetime
+from pathlib import Path
+from statistics import fmean
+from types import MappingProxyType
+from typing import Any
+
+from rich.console import Console, RenderableType
+from rich.text import Text
+
+from pipeline.engine.run_folder import RunFolder
+from pipeline.errors import ConfigError, StoreError
+from pipeline.files import open_plain
+from pipeline.foreign import ForeignDataError, read_json_file
+from pipeline.runs.comparison.runs import headings_of
+from pipeline.runs.index import experiments, runs_of
+from pipeline.runs.origin import read_origin
+from pipeline.runs.record import csv_cell
+from pipeline.runs.report.format import command, count, duration, roughly, shown_path, typed_command
+from pipeline.runs.report.screen import first
+from pipeline.sweeps.command import as_typed
+from pipeline.sweeps.metrics import latest_values
+from pipeline.sweeps.storage import STATES, Once, Record, Trial, best_trial
+from pipeline.sweeps.values import (
+    by_state,
+    counted,
+    effective_batch,
+    in_words,
+    measured,
+    plain,
+    said,
+    typed,
+    varied,
+)
+from pipeline.sweeps.wandb_run import SWEEP_PARAM_PATH, WANDB_MODE, folders_of
+from pipeline.terminal.columns import EXTRA, Column, FittedTable, in_lines, shorten, whole_words
+from pipeline.terminal.console import in_place, say, say_styled
+from pipeline.terminal.streams import on_one_line, printable, without_colours
+
+_LEAST_NAME = 12
+_UUID = re.compile(r" *\b(GPU|MIG)-[0-9a-fA-F/-]+$")
+STYLES = {
+    **dict.fromkeys(("done", "finished"), "green"),
+    "running": "bold",
+    "failed": "bold red",
+    **dict.fromkeys(("lost", "cancelled"), "red"),
+    **dict.fromkeys(("stopped", "paused", "stopping"), "yellow"),
+}
+"""How states look, of trials and of sweeps."""
+_MOST_ROWS, _MOST_FAILURES = 50, 10
+
+
+# -- all sweeps --------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, kw_only=True)
+class SweepRow:
+    """A sweep in one row.
+
+    Attributes:
+        name: Its name.
+        state: In one word, see `Record.state`.
+        method: How settings are chosen.
+        started: When it began, in seconds since 1970, or None.
+        elapsed_s: Seconds from then until now, or to the last that was heard of it.
+        trials: How many were chosen so far.
+        states: How many of them are in each state.
+        metric: What they are judged by.
+        best: Number of the best trial, or None.
+        value: Its value.
+        problem: Why the sweep cannot be read, or "".
+    """
+
+    name: str
+    state: str = "unreadable"
+    method: str = ""
+    started: float | None = None
+    elapsed_s: float = 0.0
+    trials: int = 0
+    states: Mapping[str, int] = field(default_factory=lambda: dict.fromkeys(STATES, 0))
+    metric: str = ""
+    best: int | None = None
+    value: float | None = None
+    problem: str = ""
+
+
+def row_of(sweep: Record, now: float) -> SweepRow:
+    """A sweep in one row."""
+    about, best = sweep.about, best_trial(sweep.trials, sweep.about.goal)
+    return SweepRow(
+        name=sweep.name,
+        state=sweep.state(),
+        method=about.method,
+        started=about.started,
+        elapsed_s=round(elapsed_s(sweep, now), 3),
+        trials=len(sweep.trials),
+        states=by_state(sweep.trials.values(), STATES),
+        metric=about.metric,
+        best=None if best is None else best.number,
+        value=None if best is None else best.value,
+    )
+
+
+def elapsed_s(sweep: Record, now: float) -> float:
+    """Seconds since a sweep began, up to the last that was heard of it where no agent is at work."""
+    heard = [sweep.about.time, *(trial.ended or trial.started or 0.0 for trial in sweep.trials.values())]
+    until = now if sweep.state() in ("running", "stopping") else max(heard)
+    return max(0.0, until - sweep.about.started)
+
+
+def sweeps_table(rows: Sequence[SweepRow]) -> FittedTable:
+    """All sweeps, the one that began last on top; of the states of trials those that some are in."""
+    states = [state for state in STATES if state == "done" or any(row.states[state] for row in rows)]
+    table = FittedTable(
+        [
+            Column(heading="sweep", least=_LEAST_NAME),
+            Column(heading="state", rank=1),
+            Column(heading="method", rank=7),
+            Column(heading="trials", right=True, rank=2),
+            *(Column(heading=state, right=True, rank=4) for state in states),
+            Column(heading="best", right=True, rank=3),
+            Column(heading="metric", rank=8, least=_LEAST_NAME),
+            Column(heading="time", right=True, rank=6),
+        ],
+        lines=False,
+    )
+    for row in sorted(rows, key=lambda row: (row.started or 0.0, row.name), reverse=True):
+        table.add_row(
+            row.name,
+            Text(row.state, style=STYLES.get(row.state, "")),
+            row.method,
+            f"{row.trials:,}",
+            *(f"{row.states[state]:,}" if row.states[state] or state == "done" else "" for state in states),
+            measured(row.value),
+            row.metric,
+            duration(row.elapsed_s) if row.started else "",
+        )
+    return table
+
+
+# -- trials ------------------------------------------------------------------------------------------------------
+
+
+def trials_table(
+    sweep: Record,
+    shown: Sequence[Trial],
+    now: float,
+    values: Mapping[int, float | None] = MappingProxyType({}),
+    *,
+    brief: bool = True,
+) -> FittedTable:
+    """Trials, a row each.
+
+    Args:
+        sweep: The sweep: all its trials decide which parameters and agents tell them apart.
+        shown: Those that are shown.
+        now: Seconds since 1970.
+        values: Number -> what a trial that has not ended has logged of the metric last.
+        brief: Cut long headings, which would leave no room for other columns.
+    """
+    trials, metric, names = list(sweep.trials.values()), sweep.about.metric, varied(list(sweep.trials.values()))
+    headings = list(headings_of(names, {name for trial in trials for name in trial.parameters}).values())
+    cut = shorten([metric, *headings], 14) if brief else {name: name for name in [metric, *headings]}
+    batches = {trial.number: effective_batch(trial.parameters, trial.num_gpus) for trial in trials}
+    has_batch = any(batches.values())
+    several = len({trial.agent for trial in trials if trial.agent}) > 1
+    columns = [
+        Column(heading="trial", right=True),
+        Column(heading="state", rank=2, width=len("cancelled")),
+        Column(heading=on_one_line(cut[metric]) or "value", right=True, rank=1, width=len("-1.2345e-05")),
+        *(
+            Column(
+                heading=on_one_line(cut[heading]),
+                right=True,
+                rank=3 if at < 2 else 6,
+                least=_least_of(shown, name),
+            )
+            for at, (name, heading) in enumerate(zip(names, headings, strict=True))
+        ),
+        *([Column(heading="batch", right=True, rank=5)] if has_batch else []),
+        Column(heading="time", right=True, rank=4, width=len("59 min 59 s")),
+        Column(heading="attempt", right=True, rank=EXTRA + 1),
+        *([Column(heading="agent", rank=EXTRA, least=_LEAST_NAME)] if several else []),
+        Column(heading="devices", rank=EXTRA, least=8),
+    ]
+    table = FittedTable(columns, lines=False)
+    for trial in shown:
+        taken = seconds_of(trial, now)
+        table.add_row(
+            str(trial.number),
+            Text(trial.state, style=STYLES.get(trial.state, "")),
+            measured(trial.value if trial.value is not None else values.get(trial.number)),
+            *(said(trial.parameters[name]) if name in trial.parameters else "" for name in names),
+            *([str(batches[trial.number] or "")] if has_batch else []),
+            "" if taken is None else duration(taken),
+            str(trial.attempts or ""),
+            *([trial.agent] if several else []),
+            devices_in_words(trial.devices),
+        )
+    return table
+
+
+def _least_of(shown: Sequence[Trial], name: str) -> int | None:
+    """Cells to which values may be cut: numbers to none, as digits of one are another number."""
+    return None if any(isinstance(trial.parameters.get(name), int | float) for trial in shown) else 6
+
+
+def devices_in_words(words: Sequence[str]) -> str:
+    """Devices without the UUIDs by which they are known for certain: ``GPU 0, 1``."""
+    names = [_UUID.sub("", one) or one for one in words]
+    same = len(names) > 1 and all(re.fullmatch(r"GPU \d+", name) for name in names)
+    return ", ".join([names[0], *(name.removeprefix("GPU ") for name in names[1:])] if same else names)
+
+
+def seconds_of(trial: Trial, now: float) -> float | None:
+    """How long its last attempt took, or has taken so far; None where there was none."""
+    ended = now if trial.state == "running" else trial.ended
+    return None if trial.started is None or ended is None else max(0.0, ended - trial.started)
+
+
+def so_far(sweep: Record) -> dict[int, float | None]:
+    """Number of each running trial -> what it has logged of the metric last."""
+    paths = {
+        each.number: sweep.folder.trial(each.number).metrics(each.attempts) for each in sweep.having("running")
+    }
+    return {number: latest_values(path).get(sweep.about.metric) for number, path in paths.items()}
+
+
+def about_trial(trial: Trial, metric: str, names: Sequence[str]) -> str:
+    """A trial in a line, with these of its parameters: ``trial 7: val/loss 0.4123, lr=0.0003 eta=1``."""
+    value = f"{on_one_line(metric) or 'value'} {measured(trial.value)}, " if trial.value is not None else ""
+    return f"trial {trial.number}: {value}{in_words(trial.parameters, names)}"
+
+
+def ranked(trials: Iterable[Trial], goal: str) -> list[Trial]:
+    """Trials, those with the best values first, also where they were stopped early, then others, newest first."""
+    sign = -1.0 if goal == "maximize" else 1.0
+
+    def place(trial: Trial) -> tuple[bool, float, int]:
+        if trial.state in ("done", "stopped") and trial.value is not None:
+            return False, sign * trial.value, trial.number
+        return True, 0.0, -trial.number
+
+    return sorted(trials, key=place)
+
+
+def foremost(sweep: Record) -> list[Trial]:
+    """Trials, those first that one wants to see: what runs, the best ones, then those without a value."""
+    rest = [trial for trial in ranked(sweep.trials.values(), sweep.about.goal) if trial.state != "running"]
+    return [*sweep.having("running"), *rest]
+
+
+# -- one sweep ---------------------------------------------------------------------------------------------------
+
+
+def most_of(sweep: Record) -> int | None:
+    """How many trials a sweep has at most; None where nobody knows."""
+    from pipeline.sweeps.search import most_trials
+
+    bounds = [sweep.about.count, most_trials(sweep.asked) if sweep.asked is not None else None]
+    return min((bound for bound in bounds if bound is not None), default=None)
+
+
+def remaining_s(sweep: Record, now: float) -> float | None:
+    """Seconds until all trials have ended, if those to come take as long and as many run at the same time."""
+    most, taken = most_of(sweep), [seconds_of(trial, now) or 0.0 for trial in sweep.having("done", "stopped")]
+    running = [seconds_of(trial, now) or 0.0 for trial in sweep.having("running")]
+    if most is None or not taken or not running:
+        return None
+    each, settled = fmean(taken), len(sweep.having("done", "stopped", "failed", "cancelled"))
+    return max(0.0, each * (most - settled) - sum(min(each, one) for one in running)) / len(running)
+
+
+def headline(sweep: Record, now: float) -> Text:
+    """What it is, how it stands, and what to do where that is not well."""
+    about, state, trials = sweep.about, sweep.state(), list(sweep.trials.values())
+    text = Text.assemble((f"{sweep.name}: ", "bold"), (state, STYLES.get(state, "")))
+    why, *log = about.reason.split("\n")
+    left = remaining_s(sweep, now) if state == "running" else None
+    text.append(f" ({on_one_line(why)})" if why else "")
+    text.append(
+        f", {duration(elapsed_s(sweep, now))}" + (f", about {roughly(left)} left" if left is not None else "")
+    )
+    for line in log:  # the end of what the preparation printed
+        text.append(f"\n{printable(line)}", style="red")
+    judged = f", {about.goal} {on_one_line(about.metric)}" if about.metric else ""
+    many = (
+        f"{len(trials):,} of {count(most, 'trial')}" if (most := most_of(sweep)) else count(len(trials), "trial")
+    )
+    agents = [count(len(found), "agent")] if (found := sweep.agents()) else []
+    parts = [f"{about.method}{judged}: {many}", counted(by_state(trials, STATES)), *agents]
+    text.append("\n" + ", ".join(filter(None, parts)))
+    if best := best_trial(sweep.trials, about.goal):
+        text.append(f"\nbest: {about_trial(best, about.metric, varied(trials))}")
+    if word := {"idle": "agent", "paused": "resume", "stopped": "resume"}.get(state):
+        text.append(f"\n`{_command(sweep, word)}` goes on.", style="bold")
+    return text
+
+
+def _command(sweep: Record, word: str, *more: str) -> str:
+    return command(" ".join(["sweep", word, sweep.name, *more]), sweep.folder.output_dir)
+
+
+def about_table(sweep: Record, table: FittedTable, width: int) -> Text:
+    """What stands above a table of trials: their order, and which columns have no room in so many cells."""
+    order = "running first, then best first" if sweep.having("running") else "best first"
+    left_out = ", ".join(map(on_one_line, table.left_out(width)))
+    more = (
+        f"; no room for {left_out}: a wider terminal or `{_command(sweep, 'export')}` has them" if left_out else ""
+    )
+    lines = in_lines(f"{order}{more}".split(" "), width)
+    return Text("\n".join(lines), style="italic", no_wrap=True, overflow="ellipsis")
+
+
+def print_sweep(sweep: Record, now: float, console: Console) -> None:
+    """Print one sweep. Only the table is fitted to the terminal: paths and reasons stay whole."""
+    say_styled(console, headline(sweep, now))
+    if trials := foremost(sweep):
+        table = trials_table(sweep, trials[:_MOST_ROWS], now, so_far(sweep))
+        say_styled(console, Text())
+        say_styled(console, about_table(sweep, table, console.width))
+        console.print(table)
+        if len(trials) > _MOST_ROWS:
+            say(console, f"and {len(trials) - _MOST_ROWS:,} more; `sweep export {sweep.name}` lists all")
+    failed = sweep.having("failed", "lost")
+    for trial in failed[-_MOST_FAILURES:]:
+        say(console, f"trial {trial.number} {trial.state}: {printable(trial.reason)}", "red")
+        if last := log_tail(sweep, trial, 1):
+            say(console, f"  it said last: {printable(last)}")
+    if failed:
+        say(console, f"read more: `{_command(sweep, 'logs', str(failed[-1].number))}`")
+
+
+def log_tail(sweep: Record, trial: Trial, lines: int) -> str:
+    """The last lines of the log of a trial's last attempt; "" where there is none, or it cannot be read.
+
+    W&B's client says at the end of each program where its files are: such lines count only where there are no
+    others.
+    """
+    try:
+        with open_plain(sweep.folder.trial(trial.number).log(trial.attempts)) as file:
+            file.seek(max(0, os.fstat(file.fileno()).st_size - 8000))
+            printed = without_colours(file.read(8000).decode("utf-8", "replace")).strip().split("\n")
+    except OSError:
+        return ""
+    own = [number for number, line in enumerate(printed, 1) if not line.startswith("wandb:")]
+    return "\n".join(printed[: max(own, default=None)][-lines:])
+
+
+def watched_sweep(sweep: Record, now: float, width: int, height: int, *, last: str = "") -> list[RenderableType]:
+    """One sweep for a terminal of so many lines: how far it is, what runs, the best trials, what failed last.
+
+    Args:
+        sweep: The sweep.
+        now: Seconds since 1970.
+        width: Columns of the terminal.
+        height: Its lines.
+        last: Stands at the bottom.
+    """
+    top, failed = whole_words(headline(sweep, now), width), sweep.having("failed", "lost")[-3:]
+    lines = [f"{trial.state}: trial {trial.number}: {' '.join(trial.reason.split())}" for trial in failed]
+    bottom = [whole_words(Text(printable(line), "red"), width) for line in lines]
+    bottom += [Text(line, no_wrap=True, overflow="ellipsis") for line in in_lines(printable(last).split(), width)]
+    trials = foremost(sweep)
+    room = height - 2 - len(top.plain.splitlines()) - len(bottom)  # headings, and the line of the cursor
+    values = so_far(sweep)
+    about = about_table(sweep, trials_table(sweep, trials[: max(1, room)], now, values), width)
+    # Fewer rows need no more columns than more of them, and so no more lines above them.
+    left = room - len(about.plain.splitlines())
+    if not trials or left <= 0:
+        return [top, *bottom]
+    shown, more = first(trials, left, lambda _: 0)
+    rest = [Text(f"and {more:,} more")] if more else []
+    return [top, about, trials_table(sweep, shown, now, values), *rest, *bottom] if shown else [top, *bottom]
+
+
+@contextmanager
+def shown_on(console: Console, sweep: Record) -> Iterator[tuple[Any, Any]]:
+    """Show what an agent tells of a sweep.
+
+    Yields:
+        What is told a line, and what is told that the sweep may have changed: on a terminal they draw where it
+        stands, and the last line below; elsewhere every line is printed.
+    """
+    if not console.is_interactive:
+        yield (lambda text: say(console, text)), (lambda _record: None)
+        return
+    last = [""]
+    with in_place(console) as draw:
+
+        def show(record: Record) -> None:
+            with suppress(StoreError):  # it cannot be opened just now: what was read before is shown
+                record.refresh()
+            draw(watched_sweep(record, time.time(), *console.size, last=last[0]))
+
+        def hear(text: str) -> None:
+            last[0] = text
+            show(sweep)
+
+        yield hear, show
+
+
+def news(known: dict[str, str], found: Iterable[tuple[str, str]]) -> Iterator[str]:
+    """What is new of trials or sweeps, a line each; `known` keeps what was said of each."""
+    for name, line in found:
+        if known.get(name, "") != line:
+            known[name] = line
+            yield line
+
+
+def trial_news(sweep: Record) -> Iterator[tuple[str, str]]:
+    """Number and a line of every trial that is over."""
+    names = varied(list(sweep.trials.values()))
+    for trial in sweep.trials.values():
+        if trial.state not in ("waiting", "running"):
+            yield str(trial.number), f"{trial.state}: {about_trial(trial, sweep.about.metric, names)}"
+
+
+# -- plain data --------------------------------------------------------------------------------------------------
+
+
+def sweep_json(sweep: Record, now: float) -> dict[str, Any]:
+    """One sweep as plain data, nothing cut off."""
+    return {
+        **asdict(row_of(sweep, now)),
+        "folder": str(sweep.folder.path),
+        "goal": sweep.about.goal,
+        "reason": sweep.about.reason or None,
+        "agents": sweep.agents(),
+        "tested": tested(sweep) or None,
+        "all_trials": [trial_json(trial, now) for trial in sweep.trials.values()],
+    }
+
+
+def tested(sweep: Record) -> Mapping[str, Any]:
+    """What the best trial was on held-out data: metric -> value."""
+    return sweep.once.get("winner", Once()).results
+
+
+def trial_json(trial: Trial, now: float) -> dict[str, Any]:
+    """A trial as plain data."""
+    left_out = ("sampled", "distributions", "key")
+    known = {name: plain(value) for name, value in vars(trial).items() if name not in left_out}
+    seconds = seconds_of(trial, now)
+    return {
+        **known,
+        "seconds": None if seconds is None else round(seconds, 3),
+        "effective_batch": effective_batch(trial.parameters, trial.num_gpus),
+    }
+
+
+def export_rows(sweep: Record, now: float) -> list[dict[str, Any]]:
+    """Trials as plain data, by number, with what they have logged last; every row has the same names."""
+    trials = list(sweep.trials.values())
+    logged = [
+        {**latest_values(sweep.folder.trial(trial.number).metrics(trial.attempts)), **trial.values}
+        for trial in trials
+    ]
+    parameters = dict.fromkeys(name for trial in trials for name in trial.parameters)
+    metrics = dict.fromkeys(name for values in logged for name in values)
+    rows = []
+    for trial, values in zip(trials, logged, strict=True):
+        known = trial_json(trial, now)
+        began, ended = (
+            None if at is None else datetime.fromtimestamp(at).astimezone().isoformat()
+            for at in (trial.started, trial.ended)
+        )
+        rows.append(
+            {
+                "trial": trial.number,
+                "state": trial.state,
+                "value": trial.value,
+                "attempts": trial.attempts,
+                "num_gpus": trial.num_gpus,
+                "effective_batch": known["effective_batch"],
+                "began": began,
+                "ended": ended,
+                "seconds": known["seconds"],
+                "agent": trial.agent,
+                "devices": " ".join(trial.devices),
+                "exit_code": trial.exit_code,
+                "reason": trial.reason,
+                **{f"parameters.{name}": plain(trial.parameters.get(name)) for name in parameters},
+                **{f"metrics.{name}": values.get(name) for name in metrics},
+            }
+        )
+    return rows
+
+
+def as_csv(rows: Sequence[Mapping[str, Any]]) -> str:
+    """The rows as CSV; lists and mappings as JSON, and no text that a spreadsheet would take for a formula."""
+    text = io.StringIO()
+    writer = csv.writer(text, lineterminator="\n")
+    if rows:
+        writer.writerow(map(csv_cell, rows[0]))
+    for row in rows:
+        cells = (typed(value) if isinstance(value, bool | list | dict) else value for value in row.values())
+        writer.writerow(map(csv_cell, cells))
+    return text.getvalue()
+
+
+# -- the best trial ----------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class _Started:
+    """What of the file about the start of a trial is told."""
+
+    command: list[str] = field(default_factory=list)
+    folder: str = ""
+    environment: dict[str, str] = field(default_factory=dict)
+
+
+def _started(sweep: Record, trial: Trial) -> tuple[_Started, dict[str, str]]:
+    """How a trial was started, and the variables that decided it besides its command."""
+    place, started = sweep.folder.trial(trial.number), _Started()
+    with suppress(OSError, ForeignDataError):
+        started = read_json_file(place.start(trial.attempts), _Started)
+    found = dict(sweep.asked.options.environment) if sweep.asked is not None else {}
+    if SWEEP_PARAM_PATH in started.environment and folders_of(place, trial.attempts, Path(started.folder)):
+        # Without a login W&B's client would ask for one.
+        found |= {
+            name: started.environment[name]
+            for name in (SWEEP_PARAM_PATH, WANDB_MODE)
+            if name in started.environment
+        }
+    return started, found
+
+
+def best_of(sweep: Record) -> Trial:
+    """The best trial.
+
+    Raises:
+        ConfigError: There is none, and why.
+    """
+    if not sweep.about.metric:
+        raise ConfigError(f"the file of sweep {sweep.name} names no metric, so no trial is the best one.")
+    if (best := best_trial(sweep.trials, sweep.about.goal)) is None:
+        done = f"{len(sweep.having('done')):,} trials are done"
+        raise ConfigError(f"sweep {sweep.name} has no value of {sweep.about.metric} yet: {done}.")
+    return best
+
+
+def best_lines(sweep: Record) -> Iterator[tuple[str, str]]:
+    """The best trial: what it reached, with which of the settings that were searched, where it is, its command.
+
+    Yields:
+        A line, and what follows it and is to be copied, or "".
+
+    Raises:
+        ConfigError: There is none.
+    """
+    best, about = best_of(sweep), sweep.about
+    started, environment = _started(sweep, best)
+    numbers = counted(by_state(sweep.trials.values(), STATES))
+    yield f"trial {best.number}: {about.metric} {measured(best.value)} ({about.goal}; {numbers})", ""
+    asked = sweep.asked.parameters if sweep.asked is not None else {}
+    fixed = {
+        name for name, each in asked.items() if each.kind == "constant" or len(each.given.get("values", "ab")) == 1
+    }
+    searched = [name for name in best.parameters if name not in fixed] or list(best.parameters)
+    yield from ((f"  {name}={on_one_line(typed(best.parameters[name]))}", "") for name in searched)
+    if same := len(best.parameters) - len(searched):
+        yield f"  and {count(same, 'setting')} that all trials have", ""
+    held_out = {name: measured(value) for name, value in tested(sweep).items()}
+    if held_out:
+        yield f"on held-out data: {about.metric} {held_out.get(about.metric, '-')} (all metrics with --json)", ""
+    yield "folder:", shown_path(sweep.folder.trial(best.number).path)
+    if run := _own_run(sweep, started.command):
+        yield "its run:", shown_path(run.path)
+    if sweep.folder.report.is_file():
+        yield "report of the sweep:", shown_path(sweep.folder.report)
+    if started.command:
+        elsewhere = f", in {started.folder}" if started.folder not in ("", str(Path.cwd())) else ""
+        given = [f"{name}={typed_command([value])}" for name, value in environment.items()]
+        yield f"again{elsewhere}:", " ".join([*given, typed_command(as_typed(started.command))])
+
+
+def _own_run(sweep: Record, command: Sequence[str]) -> RunFolder | None:
+    """The newest run of this program that had the settings of a command; None where the trial is no such run."""
+    if not command or sweep.name not in experiments(sweep.folder.output_dir):
+        return None
+    runs = reversed(runs_of(sweep.folder.output_dir, sweep.name))
+    return next((run for run in runs if read_origin(run.path).settings == [*command[2:]]), None)
+
+
+def best_json(sweep: Record, now: float) -> dict[str, Any]:
+    """The best trial as plain data.
+
+    Raises:
+        ConfigError: There is none.
+    """
+    best = best_of(sweep)
+    started, environment = _started(sweep, best)
+    return {
+        "sweep": sweep.name,
+        "metric": sweep.about.metric,
+        "goal": sweep.about.goal,
+        **trial_json(best, now),
+        "folder": str(sweep.folder.trial(best.number).path),
+        "command": started.command,
+        "environment": environment,
+        "tested": tested(sweep) or None,
+    }

@@ -1,0 +1,186 @@
+"""Which settings are tried next, and which trials are not worth their end. Pure for the trials so far.
+
+Optuna's samplers choose; a study is made anew of the trials whenever one is asked, so that whoever holds the
+sweep's lock can ask, and a killed agent loses nothing. Trials that have no value yet are told as running, so that
+several at once are chosen apart.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import math
+import warnings
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from pipeline.sweeps.file import Hyperband, Metric, Sweep
+from pipeline.sweeps.storage import Trial
+
+if TYPE_CHECKING:
+    from optuna.distributions import BaseDistribution
+    from optuna.samplers import BaseSampler
+
+
+@dataclass(frozen=True, kw_only=True)
+class Choice:
+    """Settings that were chosen.
+
+    Attributes:
+        parameters: By dotted name, as a program is given them.
+        sampled: As Optuna has them, those that are searched.
+        distributions: From which they are.
+    """
+
+    parameters: Mapping[str, Any]
+    sampled: Mapping[str, Any]
+    distributions: Mapping[str, BaseDistribution]
+
+
+def ask(sweep: Sweep, trials: Sequence[Trial]) -> Choice | None:
+    """Choose the settings of the next new trial, the same ones for the same trials; None where none is left.
+
+    Args:
+        sweep: The sweep.
+        trials: All that were chosen so far, in their order, whatever became of them.
+    """
+    if sweep.method == "grid":
+        return _point(sweep, len(trials))
+    import optuna
+
+    searched = {name: each for name, each in sweep.parameters.items() if each.kind != "constant"}
+    distributions = {name: each.distribution for name, each in searched.items()}
+    drawn = hashlib.sha256(f"{sweep.options.seed}/{len(trials)}".encode()).digest()
+    optuna.logging.set_verbosity(optuna.logging.ERROR)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", optuna.exceptions.ExperimentalWarning)
+        sampler = _samplers()[sweep.method](int.from_bytes(drawn[:4], "big"))
+        metric = sweep.metric or Metric(name="")
+        study = optuna.create_study(sampler=sampler, direction=metric.goal)
+        for trial in trials if sweep.method != "random" else ():
+            told = told_value(trial, trials, metric)
+            if told is not None and trial.distributions.keys() == distributions.keys():
+                study.add_trial(
+                    optuna.trial.create_trial(
+                        state=optuna.trial.TrialState.RUNNING if told == () else optuna.trial.TrialState.COMPLETE,
+                        values=told or None,
+                        params=dict(trial.sampled),
+                        distributions=dict(trial.distributions),
+                    )
+                )
+        sampled = study.ask(distributions).params
+    parameters = {
+        name: each.value(sampled[name]) if name in searched else each.given["value"]
+        for name, each in sweep.parameters.items()
+    }
+    return Choice(parameters=parameters, sampled=sampled, distributions=distributions)
+
+
+def _samplers() -> Mapping[str, Callable[[int], BaseSampler]]:
+    """``method`` -> Optuna's sampler of a seed."""
+    from optuna.samplers import RandomSampler, TPESampler
+
+    return {
+        "random": lambda seed: RandomSampler(seed=seed),
+        "bayes": lambda seed: TPESampler(multivariate=True, group=True, constant_liar=True, seed=seed),
+    }
+
+
+def _point(sweep: Sweep, number: int) -> Choice | None:
+    """A point of the grid, in W&B's order: names are sorted, and the last one changes fastest."""
+    found: dict[str, Any] = {}
+    for parameter in sorted(sweep.parameters.values(), key=lambda each: each.path, reverse=True):
+        values = parameter.values or ()
+        number, place = divmod(number, _size(values))
+        found[parameter.name] = values[place]
+    if number:
+        return None
+    from optuna.distributions import CategoricalDistribution
+
+    few = {
+        name: each.values or () for name, each in sweep.parameters.items() if 1 < _size(each.values or ()) <= 1000
+    }
+    labels = {name: [str(value) for value in values] for name, values in few.items()}
+    told = {name: CategoricalDistribution(own) for name, own in labels.items() if len(set(own)) == len(own)}
+    return Choice(
+        parameters={name: found[name] for name in sweep.parameters},
+        sampled={name: str(found[name]) for name in told},
+        distributions=told,
+    )
+
+
+def most_trials(sweep: Sweep) -> int | None:
+    """How many trials a sweep has at most; None for no bound."""
+    bounds = [sweep.run_cap] if sweep.run_cap is not None else []
+    if sweep.method == "grid":
+        bounds.append(math.prod(_size(parameter.values or ()) for parameter in sweep.parameters.values()))
+    return min(bounds, default=None)
+
+
+def _size(values: Sequence[Any]) -> int:
+    """How many there are; a range may have more than `len` counts."""
+    return values.stop - values.start if isinstance(values, range) else len(values)
+
+
+# -- the value that a trial counts as ----------------------------------------------------------------------------
+
+
+def told_value(trial: Trial, trials: Sequence[Trial], metric: Metric) -> tuple[float] | tuple[()] | None:
+    """What a search is told of a trial: its value, () for one that is chosen and has none yet, None for nothing.
+
+    One that failed, or whose number is none, counts as `metric.impute` says; one that runs as
+    `metric.impute_while_running` says, if it does.
+    """
+    if trial.state == "cancelled":
+        return None
+    if trial.state in ("done", "stopped", "failed"):
+        known = trial.value if trial.state != "failed" else None
+        return (known if known is not None else _imputed(metric.impute, trial, trials, metric),)
+    if trial.state == "running" and metric.impute_while_running:
+        return (_imputed(metric.impute_while_running, trial, trials, metric),)
+    return ()
+
+
+def _imputed(rule: str, trial: Trial, trials: Sequence[Trial], metric: Metric) -> float:
+    """The value that stands for that of a trial.
+
+    The worst is of the trials that have ended, 0 where none has a number, as at W&B. One that has logged nothing
+    counts as the worst by every rule: W&B takes 0 then, which may be better than all others.
+    """
+    latest = trial.values.get(metric.name) if trial.value is None else trial.value
+    own = {"latest": latest, "best": trial.best}.get(rule)
+    known = [each.value for each in trials if each.state in ("done", "stopped") and each.value is not None]
+    return own if own is not None else (min if metric.goal == "maximize" else max)(known, default=0.0)
+
+
+# -- early stopping ----------------------------------------------------------------------------------------------
+
+
+def why_stop(rule: Hyperband, goal: str, number: int, values: Mapping[int, Sequence[float]]) -> str | None:
+    """Why a trial that runs is to be ended, or None: the rule of W&B's ``early_terminate``, to the letter.
+
+    At the last band that the trial has come to, it is compared with all trials that have come there: of `n`, the
+    best ``n / eta`` go on.
+
+    Args:
+        rule: The rule.
+        goal: Which values are better.
+        number: Of the trial.
+        values: Number of each trial -> what it has logged so far that is finite, in order.
+    """
+    sign = -1.0 if goal == "maximize" else 1.0
+    logged = {each: [sign * value for value in of] for each, of in values.items()}
+    own = logged.get(number, [])
+    band = max((band for band in rule.bands if band <= len(own)), default=None)
+    if band is None:
+        return None
+    there = sorted(of[band - 1] for of in logged.values() if len(of) >= band)
+    threshold = there[int(1 / rule.eta * len(there))]
+    reached = own[band - 1] if rule.strict else min(own)
+    if reached <= threshold:
+        return None
+    what = f"value {band}" if rule.strict else "best value"
+    return (
+        f"hyperband: its {what} of the metric, {sign * reached:.6g}, is worse than {sign * threshold:.6g}, where "
+        f"the best 1/{rule.eta:g} of {len(there)} trials are at {band}"
+    )

@@ -1,1 +1,0 @@
-"""Commands side by side on devices of their own."""

@@ -1,0 +1,702 @@
+"""The record of a sweep: a study of Optuna in a journal file, added to by one process at a time.
+
+    outputs/NAME/sweep/optuna.log    the study; Optuna's own tools open it
+
+An attempt at a trial of the sweep is a trial of the study. What this program knows of it stands in user
+attributes: ``trial`` (which, how, with which settings) from its creation, ``start`` and ``end``. Whoever holds
+the lock decides; one that dies leaves nothing but a line that was cut off, which the next one removes.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import secrets
+import socket
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+
+from pipeline.config.install import install_command
+from pipeline.errors import ConfigError, PipelineError, StoreError, known_names
+from pipeline.files import Inside, open_plain
+from pipeline.foreign import ForeignDataError, converted, read_json_file
+from pipeline.locks import LocksUnsupportedError, lock
+from pipeline.sweeps.file import Goal, Metric, Sweep, read_sweep
+
+if TYPE_CHECKING:
+    from optuna.distributions import BaseDistribution
+    from optuna.storages import JournalStorage
+
+_NAME, TRIALS = "sweep", "trials"
+STATES = ("waiting", "running", "done", "failed", "stopped", "cancelled", "lost")
+"""Of a trial: ``stopped`` early, by the rule of the file; ``lost`` with its agent, and tried again."""
+MAX_LOSSES = 5
+"""Agents that may die with a trial: one that takes its machine along would do so for ever."""
+_PATIENCE_S = 5.0
+"""How long somebody may have the lock until those who wait are told; a turn takes milliseconds, or a second or
+two."""
+
+
+# -- files -------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class TrialFolder:
+    """The folder of one trial and the names inside it. A further attempt has names of its own."""
+
+    path: Path
+
+    parameters = Inside("parameters.json")
+    """The settings, nested as in the file."""
+    for_wandb = Inside("parameters.yaml")
+    """The settings as W&B's agent writes them: ``wandb.init`` takes them from there."""
+
+    def _of(self, name: str, attempt: int) -> Path:
+        stem, _, suffix = name.partition(".")
+        return self.path / (name if attempt <= 1 else f"{stem}.{attempt}.{suffix}")
+
+    def metrics(self, attempt: int) -> Path:
+        """What the program logs, a line each time: ``{"step": 1, "values": {"loss": 0.5}, "time": 1.7e9}``."""
+        return self._of("metrics.jsonl", attempt)
+
+    def log(self, attempt: int) -> Path:
+        """What an attempt printed."""
+        return self._of("log.txt", attempt)
+
+    def start(self, attempt: int) -> Path:
+        """How an attempt was started: command line, environment, devices, port, and its exit code."""
+        return self._of("start.json", attempt)
+
+
+@dataclass(frozen=True)
+class SweepFolder:
+    """The folder of one sweep, ``<output_dir>/<name>/sweep/``, and the names inside it."""
+
+    path: Path
+
+    file = Inside("sweep.yaml")
+    """The sweep file as it was given."""
+    journal = Inside("optuna.log")
+    """The study."""
+    lock = Inside("lock")
+    """Held by whoever decides which trial comes next."""
+    agents = Inside("agents")
+    """A file for each agent, locked as long as it lives."""
+    report = Inside("report.html")
+    """The sweep as one page."""
+
+    @property
+    def name(self) -> str:
+        """Name of the sweep."""
+        return self.path.parent.name
+
+    @property
+    def output_dir(self) -> Path:
+        """Folder of all runs and sweeps."""
+        return self.path.parent.parent
+
+    @property
+    def begun(self) -> bool:
+        """Whether it is one that has begun, by its name and its study."""
+        return self.path.name == _NAME and self.journal.is_file()
+
+    @property
+    def preparing(self) -> TrialFolder:
+        """What was done before the first trial."""
+        return TrialFolder(self.path / "prepare")
+
+    @property
+    def winner(self) -> TrialFolder:
+        """The test of the best trial."""
+        return TrialFolder(self.path / "winner")
+
+    def trial(self, number: int) -> TrialFolder:
+        """The folder of a trial."""
+        return TrialFolder(self.path / TRIALS / f"{number:04d}")
+
+
+def sweep_folder(output_dir: Path, name: str) -> SweepFolder:
+    """The folder of the sweep of that name, whether or not there is one."""
+    return SweepFolder(output_dir / name / _NAME)
+
+
+def sweeps_in(output_dir: Path) -> list[str]:
+    """Names of the sweeps that have begun.
+
+    Raises:
+        ConfigError: There is no such folder.
+    """
+    if not output_dir.is_dir():
+        raise ConfigError(f"there is no folder {output_dir}. Give the output_dir of your sweeps as --output-dir.")
+    return sorted(path.parent.parent.name for path in output_dir.glob("*/sweep/optuna.log") if path.is_file())
+
+
+def choose_sweep(output_dir: Path, name: str) -> SweepFolder:
+    """The folder of a sweep that has begun.
+
+    Raises:
+        ConfigError: There is none of that name.
+    """
+    if name not in (known := sweeps_in(output_dir)):
+        raise ConfigError(
+            f"no sweep '{name}' in {output_dir}.{known_names(name, known)} `sweep run FILE` begins one."
+        )
+    return sweep_folder(output_dir, name)
+
+
+# -- what stands in the study ------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, kw_only=True)
+class End:
+    """How an attempt has ended.
+
+    Attributes:
+        state: What became of it; ``waiting`` for one that was interrupted.
+        value: Of the metric, last.
+        best: The best number of the metric that it has logged.
+        values: What it logged last of every metric.
+        exit_code: Of its program.
+        reason: Why it failed, was stopped or interrupted.
+        time: Seconds since 1970.
+    """
+
+    state: str
+    value: float | None = None
+    best: float | None = None
+    values: dict[str, float | None] = field(default_factory=dict)
+    exit_code: int | None = None
+    reason: str = ""
+    time: float = 0.0
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Chosen:
+    """An attempt from its creation on; `round` counts how often the sweep was begun again or resumed before."""
+
+    trial: int
+    attempt: int
+    parameters: dict[str, Any]
+    num_gpus: int = 1
+    round: int = 0
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Start:
+    agent: str
+    devices: list[str]
+    time: float
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Attributes:
+    trial: _Chosen
+    start: _Start | None = None
+    end: End | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class About:
+    """A sweep as it was begun.
+
+    Attributes:
+        method: How settings are chosen.
+        metric: What trials are judged by, or "".
+        goal: Which values of it are better.
+        folder: In which the sweep was begun, and programs start.
+        overrides: Settings of the command line that are fixed for every trial.
+        count: The most trials, as the command line says; None for no bound.
+        round: How often it was begun again, or resumed: failed trials have another chance.
+        halted: ``paused``, ``stopped``, ``cancelled``, ``finished``, or "" while trials are begun.
+        reason: Why.
+        started: When it began, in seconds since 1970.
+        time: When it last changed.
+    """
+
+    method: str = ""
+    metric: str = ""
+    goal: Goal = "minimize"
+    folder: str = ""
+    overrides: list[str] = field(default_factory=list)
+    count: int | None = None
+    round: int = 0
+    halted: str = ""
+    reason: str = ""
+    started: float = 0.0
+    time: float = 0.0
+
+
+@dataclass(frozen=True, kw_only=True)
+class Once:
+    """What is done once, beside the trials: preparing, and the test of the best one.
+
+    Attributes:
+        agent: Who does it, or has done it.
+        done: Whether it is done.
+        trial: Of the test: which trial.
+        results: Of the test: metric -> value.
+    """
+
+    agent: str = ""
+    done: bool = False
+    trial: int | None = None
+    results: dict[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Trial:
+    """One choice of settings, with what became of its last attempt.
+
+    Attributes:
+        number: From 0, in the order in which they were chosen.
+        parameters: Dotted name -> value.
+        num_gpus: Devices it needs.
+        state: One of `STATES`.
+        attempts: How often it was begun.
+        value, best, values, exit_code, reason: See `End`.
+        agent: Who runs it, or ran it last.
+        devices: In words, with UUIDs for GPUs.
+        started, ended: Seconds since 1970.
+        failures: Attempts that have failed since the sweep was last begun or resumed.
+        losses: Agents that have died with it since then.
+        sampled, distributions: The settings as Optuna has them.
+        key: Of the last attempt in the study.
+    """
+
+    number: int
+    parameters: Mapping[str, Any]
+    num_gpus: int = 1
+    state: str = "waiting"
+    attempts: int = 0
+    value: float | None = None
+    best: float | None = None
+    agent: str = ""
+    devices: tuple[str, ...] = ()
+    started: float | None = None
+    ended: float | None = None
+    exit_code: int | None = None
+    reason: str = ""
+    values: Mapping[str, float | None] = field(default_factory=dict)
+    failures: int = 0
+    losses: int = 0
+    sampled: Mapping[str, Any] = field(default_factory=dict, repr=False)
+    distributions: Mapping[str, BaseDistribution] = field(default_factory=dict, repr=False)
+    key: int = -1
+
+
+def best_trial(trials: Mapping[int, Trial], goal: str) -> Trial | None:
+    """The one with the best value of those that came to their end; the first of equal ones."""
+    done = [trial for trial in trials.values() if trial.state == "done" and trial.value is not None]
+    sign = -1 if goal == "maximize" else 1
+    return min(done, key=lambda trial: (sign * (trial.value or 0.0), trial.number), default=None)
+
+
+class Record:
+    """One sweep, as far as it was read, and how to add to it.
+
+    Attributes:
+        folder: Where it is.
+        about: As it was begun, and where it stands.
+        trials: By number. Those that run with an agent that is gone are lost in it, also where nobody has
+        written so. failing: Trials that have failed since one ended well, each once.
+        once: ``prepared`` and ``winner`` -> how far that is.
+    """
+
+    def __init__(self, folder: SweepFolder, say: Callable[[str], None] = lambda _text: None) -> None:
+        """Read what there is.
+
+        Args:
+            folder: Of the sweep.
+            say: Told a line where somebody else keeps its lock for long.
+
+        Raises:
+            StoreError: The study cannot be read.
+            ConfigError: Optuna is not installed.
+        """
+        self.folder, self._say = folder, say
+        self.about, self.trials, self.failing = About(), dict[int, Trial](), list[int]()
+        self.once: dict[str, Once] = {}
+        self._storage: JournalStorage | None = None
+        self.refresh()
+
+    # -- reading -----------------------------------------------------------------------------------------------
+
+    @property
+    def name(self) -> str:
+        """Its name."""
+        return self.folder.name
+
+    def refresh(self) -> None:
+        """Take what the study has got since the last time, and see whose agents are gone.
+
+        Raises:
+            StoreError: The study cannot be read.
+        """
+        if self._storage is None and not self.folder.journal.is_file():
+            return
+        with self._readable():
+            storage = self._opened()
+            studies = storage.get_all_studies()
+            if studies:
+                known = dict(studies[0].user_attrs)
+                self.about = converted(known.pop("about", {}), About)
+                self.once = {name: converted(given, Once) for name, given in known.items()}
+                self._take(storage.get_all_trials(0, deepcopy=False))
+
+    @contextmanager
+    def _readable(self) -> Iterator[None]:
+        """Have one message for whatever is wrong with a file that anybody may have changed.
+
+        Raises:
+            StoreError: It is wrong.
+        """
+        try:
+            yield
+        except OSError as error:
+            raise StoreError(f"cannot open {self.folder.journal}: {error.strerror}") from error
+        except PipelineError:
+            raise
+        except Exception as error:
+            raise StoreError(
+                f"{self.folder.journal} is damaged, or no journal of Optuna: {type(error).__name__}: {error}"
+            ) from error
+
+    def _opened(self) -> JournalStorage:
+        if self._storage is None:
+            check_installed()
+            import optuna
+            from optuna.storages.journal import JournalFileBackend
+
+            optuna.logging.set_verbosity(optuna.logging.ERROR)
+            # The one backend that unpickles nothing. Who writes holds the lock of the sweep, which the kernel
+            # takes back from the dead, where Optuna's own stays.
+            backend = JournalFileBackend(os.fspath(self.folder.journal), _HeldAlready())  # type: ignore[arg-type]
+            self._storage = optuna.storages.JournalStorage(backend)
+        return self._storage
+
+    def _take(self, attempts: Any) -> None:
+        ends, found, lives = list[tuple[float, int, str]](), dict[int, Trial](), dict[str, bool]()
+        for frozen in attempts:
+            known = converted(frozen.user_attrs, _Attributes)
+            chosen, start, end = known.trial, known.start, known.end
+            before, current = found.get(chosen.trial), chosen.round == self.about.round
+            state = end.state if end else "running" if start else "waiting"
+            reason = end.reason if end else ""
+            if state == "running" and start:
+                if start.agent not in lives:
+                    lives[start.agent] = self.lives(start.agent)
+                if not lives[start.agent]:
+                    state, reason = "lost", f"agent {start.agent} is gone"
+            if end and current:
+                ends.append((end.time, chosen.trial, state))
+            counts = before if before is not None and current else None
+            losses = (counts.losses if counts else 0) + (state == "lost" and current)
+            state = "failed" if losses >= MAX_LOSSES else state
+            found[chosen.trial] = Trial(
+                number=chosen.trial,
+                parameters=chosen.parameters,
+                num_gpus=chosen.num_gpus,
+                state="waiting" if state in ("failed", "cancelled") and not current else state,
+                attempts=chosen.attempt if start else chosen.attempt - 1,
+                value=end.value if end else None,
+                best=end.best if end else None,
+                agent=start.agent if start else "",
+                devices=tuple(start.devices) if start else (),
+                started=start.time if start else None,
+                ended=end.time if end else None,
+                exit_code=end.exit_code if end else None,
+                reason=reason,
+                values=end.values if end else {},
+                failures=(counts.failures if counts else 0) + (state == "failed" and current),
+                losses=losses,
+                sampled=frozen.params,
+                distributions=frozen.distributions,
+                key=frozen.number,
+            )
+        self.trials, self.failing = dict(sorted(found.items())), []
+        for _, number, state in sorted(ends):
+            if state in ("done", "stopped"):
+                self.failing.clear()
+            elif state == "failed" and number not in self.failing:
+                self.failing.append(number)
+
+    @cached_property
+    def asked(self) -> Sweep | None:
+        """What its file asks for; None where that cannot be read any more."""
+        try:
+            return read_sweep(self.folder.file, name=self.name, overrides=self.about.overrides)
+        except (PipelineError, OSError):
+            return None
+
+    def having(self, *states: str) -> list[Trial]:
+        """The trials that stand so, by number."""
+        return [trial for trial in self.trials.values() if trial.state in states]
+
+    def ready(self, max_attempts: int) -> list[Trial]:
+        """The trials that wait to be begun, or begun again, in the order in which they were chosen.
+
+        One that ended well and has told no value of the metric would do the same again.
+        """
+        again = [
+            trial
+            for trial in self.having("waiting", "lost", "failed")
+            if trial.state != "failed" or (trial.failures < max_attempts and trial.exit_code != 0)
+        ]
+        return [trial for trial in again if trial.losses < MAX_LOSSES]
+
+    def reached(self, metric: Metric | None) -> str:
+        """Which trial has reached the target, in words; "" where none has, or there is no target."""
+        if metric is None or metric.target is None:
+            return ""
+        sign = -1 if metric.goal == "maximize" else 1
+        for trial in self.having("done", "stopped"):
+            if trial.value is not None and sign * trial.value <= sign * metric.target:
+                return f"trial {trial.number} has reached the target: {metric.name} {trial.value:g}"
+        return ""
+
+    # -- agents ------------------------------------------------------------------------------------------------
+
+    def lives(self, agent: str) -> bool:
+        """Whether an agent is still there: its file is locked until its process ends, however it ends."""
+        if not agent or "/" in agent:
+            return False
+        try:
+            with open_plain(self.folder.agents / agent) as file:
+                return not lock(file.fileno(), shared=True, wait=False)
+        except OSError:
+            return False
+
+    def agents(self) -> list[str]:
+        """The agents that are there."""
+        try:
+            return sorted(path.name for path in self.folder.agents.iterdir() if self.lives(path.name))
+        except OSError:
+            return []
+
+    def state(self) -> str:
+        """The sweep in one word.
+
+        ``finished``, ``cancelled``, ``stopped`` and ``paused`` as it was told; ``stopping`` while trials of a
+        stopped one still run; ``running`` as long as an agent is there; else ``idle``.
+        """
+        if self.about.halted == "stopped" and self.having("running"):
+            return "stopping"
+        return self.about.halted or ("running" if self.agents() else "idle")
+
+    @contextmanager
+    def present(self) -> Iterator[str]:
+        """Be seen as an agent that lives, until this process ends, however it ends; yields its id.
+
+        Raises:
+            StoreError: Its file cannot be written or locked.
+        """
+        id_ = f"{socket.gethostname()}-{os.getpid()}-{secrets.token_hex(2)}"
+        path = self.folder.agents / id_
+        with self.turn():  # nobody takes a file for that of an agent that is gone before it is locked
+            try:
+                file = path.open("x")
+            except OSError as error:
+                raise StoreError(f"cannot write {path}: {error.strerror}") from error
+            lock(file.fileno())
+        with file:
+            yield id_
+            path.unlink(missing_ok=True)
+
+    # -- writing -----------------------------------------------------------------------------------------------
+
+    @contextmanager
+    def turn(self) -> Iterator[None]:
+        """Be the only one who reads, decides and writes; all that is recorded so far has been read.
+
+        Raises:
+            StoreError: The lock or the study cannot be opened, or what is to be written cannot be.
+        """
+        try:
+            self.folder.agents.mkdir(parents=True, exist_ok=True)
+            descriptor = os.open(self.folder.lock, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o666)
+        except OSError as error:
+            raise StoreError(f"cannot write to {self.folder.path}: {error.strerror}") from error
+        try:
+            self._wait_for(descriptor)
+            with self._readable():
+                _cut_to_whole_lines(self.folder.journal)
+            self.refresh()
+            yield
+        finally:
+            os.close(descriptor)
+
+    def _wait_for(self, descriptor: int) -> None:
+        """Wait for the lock; tell who has it, should that one have been stopped in the middle of its turn."""
+        due, mine = time.monotonic() + _PATIENCE_S, json.dumps({"pid": os.getpid(), "host": socket.gethostname()})
+        while not _locked(descriptor, self.folder.lock):
+            if time.monotonic() >= due:
+                due = time.monotonic() + 60
+                with suppress(OSError, ForeignDataError, KeyError):
+                    who = read_json_file(self.folder.lock, dict[str, Any])
+                    self._say(
+                        f"waiting: process {who['pid']} on {who['host']} has the lock of the sweep. If stopped, "
+                        f"`kill -CONT {who['pid']}` there lets it go on, and `kill -9` ends it"
+                    )
+            time.sleep(0.02)
+        with suppress(OSError):  # a full disk: then nobody is told who it is
+            os.ftruncate(descriptor, 0)
+            os.pwrite(descriptor, mine.encode(), 0)
+
+    def tell(self, now: float | None = None, **changed: Any) -> None:
+        """Note how the sweep stands, inside a turn: fields of `About`."""
+        with self._readable():
+            from optuna.study import StudyDirection
+
+            storage = self._opened()
+            about = replace(self.about, **changed, time=time.time() if now is None else now)
+            if not storage.get_all_studies():
+                storage.create_new_study([StudyDirection[about.goal.upper()]], self.name)
+            storage.set_study_user_attr(0, "about", msgspec.to_builtins(about))
+        self.refresh()
+
+    def note(self, name: str, once: Once) -> None:
+        """Note how far something is that is done once, inside a turn."""
+        with self._readable():
+            self._opened().set_study_user_attr(0, name, msgspec.to_builtins(once))
+        self.refresh()
+
+    def create(
+        self,
+        parameters: Mapping[str, Any],
+        sampled: Mapping[str, Any] = {},
+        distributions: Mapping[str, BaseDistribution] = {},
+        *,
+        num_gpus: int = 1,
+    ) -> Trial:
+        """Add a trial that waits, inside a turn."""
+        number = max(self.trials, default=-1) + 1
+        trial = Trial(
+            number=number,
+            parameters=parameters,
+            num_gpus=num_gpus,
+            sampled=sampled,
+            distributions=distributions,
+        )
+        self._add(trial)
+        return self.trials[number]
+
+    def _add(self, trial: Trial, start: _Start | None = None) -> None:
+        from optuna.trial import TrialState, create_trial
+
+        chosen = _Chosen(
+            trial=trial.number,
+            attempt=trial.attempts + 1,
+            parameters=dict(trial.parameters),
+            num_gpus=trial.num_gpus,
+            round=self.about.round,
+        )
+        with self._readable():
+            self._opened().create_new_trial(
+                0,
+                create_trial(
+                    state=TrialState.WAITING if start is None else TrialState.RUNNING,
+                    params=dict(trial.sampled),
+                    distributions=dict(trial.distributions),
+                    user_attrs=msgspec.to_builtins({"trial": chosen} | ({"start": start} if start else {})),
+                ),
+            )
+        self.refresh()
+
+    def start(self, trial: Trial, agent: str, devices: list[str], now: float | None = None) -> Trial:
+        """Note that an attempt at a trial begins, inside a turn."""
+        from optuna.trial import TrialState
+
+        start = _Start(agent=agent, devices=devices, time=time.time() if now is None else now)
+        if trial.attempts or trial.state != "waiting":
+            self._add(trial, start)
+        else:
+            with self._readable():
+                self._opened().set_trial_user_attr(trial.key, "start", msgspec.to_builtins(start))
+                self._opened().set_trial_state_values(trial.key, TrialState.RUNNING)
+            self.refresh()
+        return self.trials[trial.number]
+
+    def end(self, key: int, end: End, curve: Mapping[int, float] = {}, now: float | None = None) -> None:
+        """Note how an attempt has ended, inside a turn.
+
+        Args:
+            key: Of the attempt.
+            end: How.
+            curve: Values of the metric for Optuna's tools, by step.
+            now: Seconds since 1970; None for now.
+        """
+        from optuna.trial import TrialState
+
+        states = {"done": TrialState.COMPLETE, "stopped": TrialState.PRUNED}
+        state = states.get(end.state, TrialState.FAIL) if end.value is not None else TrialState.FAIL
+        with self._readable():
+            for step, value in curve.items():
+                self._opened().set_trial_intermediate_value(key, step, value)
+            written = replace(end, time=time.time() if now is None else now)
+            self._opened().set_trial_user_attr(key, "end", msgspec.to_builtins(written))
+            values = None if state is TrialState.FAIL or end.value is None else [end.value]
+            self._opened().set_trial_state_values(key, state, values)
+        self.refresh()
+
+    def note_lost(self) -> list[Trial]:
+        """Note the trials that were lost with their agents, inside a turn, and take away the files of those."""
+        lost = [trial for trial in self.having("lost", "failed") if trial.ended is None]
+        for trial in lost:
+            self.end(trial.key, End(state="lost", reason=trial.reason))
+        with suppress(OSError):
+            for path in self.folder.agents.iterdir():
+                if not self.lives(path.name):
+                    path.unlink()
+        return lost
+
+
+class _HeldAlready:
+    """For Optuna's lock of its journal."""
+
+    def acquire(self) -> bool:
+        return True
+
+    def release(self) -> None:
+        return None
+
+
+def _locked(descriptor: int, path: Path) -> bool:
+    """Lock a file unless somebody has it.
+
+    Raises:
+        StoreError: The file system has no locks.
+    """
+    try:
+        return lock(descriptor, wait=False)
+    except LocksUnsupportedError as error:
+        raise StoreError(
+            f"{path} is on a file system without locks, where sweeps cannot be: another --output-dir"
+        ) from error
+
+
+def _cut_to_whole_lines(path: Path) -> None:
+    """Cut off what a killed writer left of a line; Optuna reads no further than to that."""
+    with suppress(FileNotFoundError), path.open("r+b") as file:
+        end = file.seek(0, 2)
+        if end and (file.seek(end - 1), file.read(1))[1] != b"\n":
+            file.seek(0)
+            file.truncate(file.read().rfind(b"\n") + 1)
+
+
+def check_installed() -> None:
+    """See that there is Optuna.
+
+    Raises:
+        ConfigError: There is not; says how to install it.
+    """
+    from importlib.util import find_spec
+
+    if find_spec("optuna") is None:
+        raise ConfigError(f"sweeps are kept by Optuna, which is not installed: {install_command('sweeps')}")

@@ -1,0 +1,257 @@
+"""The process that runs the program of one trial: takes its devices, starts it, clears up, says what came of it.
+
+    agent (chooses devices)  ->  this process (holds their leases)  ->  the program, or torchrun and its ranks
+
+A lease lives as long as this process, which ends when nothing of the program is left and its memory is seen free.
+It is told to stop by a signal, and also ends the program when the agent is gone.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import signal
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+
+import msgspec
+
+from pipeline import arithmetic
+from pipeline.engine.devices.inventory import FREE_TIMEOUT_S, Device, read_levels, wait_until_free
+from pipeline.engine.devices.lease import holders
+from pipeline.engine.devices.worker_env import is_of_launcher
+from pipeline.engine.launch.agent import SIGNALLED
+from pipeline.engine.launch.run import (
+    LOOPBACK,
+    LaunchRequest,
+    Meeting,
+    Program,
+    find_program,
+    listen,
+    own_port,
+    rank_environment,
+    ranks_command,
+    supervise,
+    take_devices,
+)
+from pipeline.errors import DeviceError, PipelineError
+from pipeline.files import json_text, write_whole
+from pipeline.foreign import converted
+from pipeline.machine.children import Channel
+from pipeline.machine.descendants import begin
+from pipeline.runs.tracking.trackers import is_of_other_run
+from pipeline.sweeps.command import as_ranks
+from pipeline.sweeps.reporting import VARIABLE
+
+MODULE = "pipeline.sweeps.trial_process"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Order:
+    """What an agent wants to be run.
+
+    Attributes:
+        words: The command.
+        gpus: Positions of its GPUs in the visible set; None for the CPU.
+        slots: How many CPU slots it has, without GPUs.
+        cores: Cores that its processes share.
+        leases: Whether the program takes its devices itself: it sees all that this process does.
+        launcher: How it is started on several devices.
+        holder: Who has the devices, for the messages of others.
+        variables: Of its environment, besides those that it has from this process.
+        folder: Where it starts.
+        log: The file for what it prints.
+        start: The file for how it was started.
+        grace_s: Seconds that it has to end.
+    """
+
+    words: list[str]
+    gpus: list[int] | None = None
+    slots: int = 1
+    cores: int = 1
+    leases: bool = False
+    launcher: str = "torchrun"
+    holder: str = ""
+    variables: dict[str, str] = field(default_factory=dict)
+    folder: str = "."
+    log: str
+    start: str
+    grace_s: int = 30
+
+
+@dataclass(frozen=True, kw_only=True)
+class Said:
+    """What this process tells its agent.
+
+    Attributes:
+        busy: Somebody else has one of the devices: who. Nothing was started.
+        refused: The program cannot be started: why.
+        short: It cannot be started now: what the machine is short of.
+        exit_code: Of the program, as a shell has it.
+        notes: What else a user should know.
+    """
+
+    busy: str = ""
+    refused: str = ""
+    short: str = ""
+    exit_code: int | None = None
+    notes: list[str] = field(default_factory=list)
+
+
+_SHORT = {
+    errno.EMFILE: "this process has as many files open as it may (`ulimit -n` says how many)",
+    errno.ENFILE: "the machine has as many files open as it may",
+    errno.EAGAIN: "there are as many processes as there may be (see `ulimit -u`, and the limits of a container)",
+    errno.ENOMEM: "there is no memory for another process",
+}
+
+
+def shortage(error: BaseException | None) -> str:
+    """What the system was short of, in words; "" for an error of another kind."""
+    while error is not None:
+        if isinstance(error, OSError) and error.errno in _SHORT:
+            return _SHORT[error.errno]
+        error = error.__cause__
+    return ""
+
+
+def main() -> int:
+    """Carry out the order of the agent that has started this process."""
+    settings = begin(signal.SIGTERM)
+    channel = Channel.inherited(settings.pop("fd"))
+    # Until something runs that has to be ended, a request to stop ends this process.
+    order = converted(settings["order"], Order)
+    try:
+        said = _carry_out(order)
+    except DeviceError as error:
+        said = Said(busy=str(error).partition(". Ask for ")[0])
+    except (PipelineError, OSError) as error:
+        refused = _too_long(order) if getattr(error, "errno", None) == errno.E2BIG else str(error)
+        said = Said(short=what) if (what := shortage(error)) else Said(refused=refused)
+    channel.send(msgspec.json.encode(said))
+    return 0
+
+
+def _too_long(order: Order) -> str:
+    lengths = [len(os.fsencode(word)) for word in order.words]
+    return (
+        f"its command line is longer than the system takes: {sum(lengths):,} bytes, of which {max(lengths):,} in "
+        "one word. Write ${args_json_file} for ${args} in `command`: the path of a file with the parameters"
+    )
+
+
+def _carry_out(order: Order) -> Said:
+    request = _request(order)
+    with ExitStack() as held:
+        if order.leases:
+            lease = take_devices(request, order.holder, os.environ, lambda _text: None)
+            devices = lease.devices
+            lease.release()
+        else:
+            lease = held.enter_context(take_devices(request, order.holder, os.environ, lambda _text: None))
+            devices = lease.devices
+        said = _run(order, devices, held)
+        if order.leases and said.exit_code == 2 and (others := holders(devices)):
+            return Said(busy="; ".join(map(str, others.values())))
+        return said
+
+
+def _request(order: Order) -> LaunchRequest:
+    if order.gpus is None:
+        return LaunchRequest(program=order.words, nproc=order.slots)
+    return LaunchRequest(program=order.words, gpus=order.gpus)
+
+
+def _run(order: Order, devices: list[Device], held: ExitStack) -> Said:
+    environment = {**_base(order, devices), **order.variables}
+    words, server, ranks = order.words, None, None
+    if len(devices) > 1 and not order.leases and order.launcher == "torchrun":
+        ranks = as_ranks(order.words)
+    if ranks is not None:
+        program = find_program(ranks, Path(order.folder))
+        server = held.enter_context(listen(None))
+        port = server.getsockname()[1]
+        meeting = Meeting(1, 0, LOOPBACK, port).torchrun()
+        many = f"--nproc-per-node={len(devices)}"
+        arguments = [*meeting, many, *_as_rank(program)]
+        words, environment = ranks_command(arguments, environment, max(1, order.grace_s), server)
+    else:
+        port = held.enter_context(own_port())
+        environment |= {"MASTER_ADDR": LOOPBACK, "MASTER_PORT": str(port)}
+    levels = read_levels(devices)
+    began: list[int] = []
+    # Later ones are for `supervise`; after the end of the program, nothing that came of it is to be lost.
+    signal.signal(signal.SIGTERM, lambda number, _frame: None if began else os._exit(SIGNALLED + number))
+
+    def on_start(pid: int) -> None:
+        began.append(pid)
+        tell(pid=pid)
+
+    with _started(order, devices, environment, port) as tell, Path(order.log).open("ab", buffering=0) as log:
+        code = supervise(
+            words,
+            environment,
+            order.grace_s,
+            server=server,
+            output=log.fileno(),
+            folder=Path(order.folder),
+            on_start=on_start,
+            own=ranks is not None,
+        )
+        tell(exit_code=code)
+    return Said(exit_code=code, notes=wait_until_free(devices, levels, FREE_TIMEOUT_S))
+
+
+def _as_rank(program: Program) -> list[str]:
+    """What torchrun starts: of several ranks of a Python program the first alone writes to a tracker."""
+    words = [*program.flags, program.name, *program.arguments]
+    if program.flags == ("--no-python",):
+        return words
+    module = ["-m"] if program.flags else []
+    return ["--module", "pipeline.sweeps.rank_zero", *module, program.name, *program.arguments]
+
+
+def _base(order: Order, devices: list[Device]) -> dict[str, str]:
+    """What a program finds in its environment, before what is its own."""
+    base = {
+        name: value
+        for name, value in arithmetic.outside(os.environ).items()
+        if name != VARIABLE and not is_of_other_run(name)
+    }
+    if order.leases:
+        return {name: value for name, value in base.items() if not is_of_launcher(name)}
+    return rank_environment(base, devices, order.cores, alone=True)
+
+
+@contextmanager
+def _started(
+    order: Order, devices: list[Device], environment: dict[str, str], port: int
+) -> Iterator[Callable[..., None]]:
+    """Write down how it was started, what is told of it meanwhile, and when it ended."""
+    own = {name: value for name, value in environment.items() if os.environ.get(name) != value}
+    told: dict[str, object] = {
+        "command": order.words,
+        "folder": order.folder,
+        "environment": {name: value for name, value in own.items() if name not in ("PYTHONPATH", "PIPELINE_TAGS")},
+        "devices": [asdict(device) for device in devices],
+        "port": port,
+        "started": round(time.time(), 3),
+    }
+
+    def tell(**more: object) -> None:
+        told.update(more)
+        write_whole(Path(order.start), json_text(told, indent=1) + "\n", durable=False)
+
+    tell()
+    try:
+        yield tell
+    finally:
+        tell(ended=round(time.time(), 3))
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,294 @@
+"""The command line of a trial, by W&B's macros, and the settings of a run of this program."""
+
+import json
+import math
+import shlex
+import sys
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hydra.core.override_parser.overrides_parser import OverridesParser
+from hypothesis import given
+from hypothesis import strategies as st
+
+from pipeline.engine.devices.inventory import Device
+from pipeline.errors import ConfigError
+from pipeline.sweeps.command import (
+    as_ranks,
+    as_typed,
+    check_program,
+    overrides_of,
+    own_command,
+    prepare_command,
+    trial_command,
+)
+from pipeline.sweeps.file import RESERVED, SPLIT, Options, Sweep, sweep_of
+from pipeline.sweeps.rank_zero import rank_environment
+
+BLOCK = {
+    "lr": {"value": 1e-05},
+    "on": {"values": [True, False]},
+    "off": {"value": False},
+    "name": {"value": "a b"},
+    "none": {"value": None},
+    "model": {"parameters": {"size": {"values": [1, 2]}, "kinds": {"value": ["x"]}}},
+}
+VALUES = {
+    "lr": 1e-05,
+    "on": True,
+    "off": False,
+    "name": "a b",
+    "none": None,
+    "model.size": 2,
+    "model.kinds": ["x"],
+}
+MODEL = {"size": 2, "kinds": ["x"]}
+
+
+ENVIRONMENT = {"HOME": "/home/me", "ODD": "${odd}"}
+
+
+def words(*command: str, values: dict[str, Any] = VALUES, num_gpus: int = 1, **options: Any) -> list[str]:
+    return trial_command(
+        sweep(command, **options), values, Path("/tmp/p.json"), num_gpus=num_gpus, environment=ENVIRONMENT
+    )
+
+
+def sweep(command: tuple[str, ...], **options: Any) -> Sweep:
+    asked = sweep_of({"program": "train.py", "method": "random", "parameters": BLOCK}, Path("s.yaml"))
+    return replace(asked, command=command, options=Options(**options))
+
+
+@pytest.mark.parametrize(
+    ("macro", "made"),
+    [
+        ("${env}", ["/usr/bin/env"]),
+        ("${interpreter}", [sys.executable]),
+        ("${program}", ["train.py"]),
+        (
+            "${args}",
+            ["--lr=1e-05", "--on=True", "--off=False", "--name=a b", "--none=None", f"--model={MODEL}"],
+        ),
+        (
+            "${args_no_hyphens}",
+            ["lr=1e-05", "on=True", "off=False", "name=a b", "none=None", f"model={MODEL}"],
+        ),
+        (
+            "${args_no_equals}",
+            [
+                *("--lr", "1e-05", "--on", "True", "--off", "False"),
+                *("--name", "a b", "--none", "None", "--model", str(MODEL)),
+            ],
+        ),
+        ("${args_no_boolean_flags}", ["--lr=1e-05", "--on", "--name=a b", "--none=None", f"--model={MODEL}"]),
+        (
+            "${args_append_hydra}",
+            ["+lr=1e-05", "+on=True", "+off=False", "+name=a b", "+none=None", f"+model={MODEL}"],
+        ),
+        (
+            "${args_override_hydra}",
+            ["++lr=1e-05", "++on=True", "++off=False", "++name=a b", "++none=None", f"++model={MODEL}"],
+        ),
+        (
+            "${args_json}",
+            [json.dumps({**{key: VALUES[key] for key in ("lr", "on", "off", "name", "none")}, "model": MODEL})],
+        ),
+        ("${args_json_file}", ["/tmp/p.json"]),
+        ("${envvar:HOME}/x", ["/home/me/x"]),
+        ("${envvar:NOBODY}", ["NOBODY"]),
+        ("${envvar:ODD}", ["${odd}"]),
+        ("--all=${args}", ["--all=${args}"]),
+    ],
+)
+def test_macros_are_filled_in_as_wandbs_agent_does(macro: str, made: list[str]) -> None:
+    assert words("first", macro, "last") == ["first", *made, "last"]
+
+
+def test_a_name_of_any_characters_is_part_of_one_word() -> None:
+    """No shell takes them apart, and none of them is a macro."""
+    values = {"optim/lr": 0.1, "model size": True, "../${program}": False, "$(x)": "a b"}
+    assert words("${args}", values=values) == [
+        "--optim/lr=0.1",
+        "--model size=True",
+        "--../${program}=False",
+        "--$(x)=a b",
+    ]
+    assert words("${args_no_hyphens}", values=values)[1] == "model size=True"
+    assert words("${args_no_boolean_flags}", values=values) == ["--optim/lr=0.1", "--model size", "--$(x)=a b"]
+    assert words("${args_no_equals}", values=values)[-2:] == ["--$(x)", "a b"]
+    assert words("${args_append_hydra}", values=values)[0] == "+optim/lr=0.1"
+    (text,) = words("${args_json}", values=values)
+    assert json.loads(text) == values
+
+
+def test_nothing_of_a_value_is_a_macro() -> None:
+    assert words("${args}", values={"name": "${program}"}) == ["--name=${program}"]
+
+
+def test_a_trial_on_several_devices_may_have_another_program() -> None:
+    assert words("${program}", num_gpus=2) == ["train.py"]
+    assert words("${program}", num_gpus=2, distributed_program="ddp.py") == ["ddp.py"]
+    assert words("${program}", num_gpus=1, distributed_program="ddp.py") == ["train.py"]
+
+
+def test_a_program_that_is_not_there_is_told_before_a_trial_fails_at_it(tmp_path: Path) -> None:
+    (tmp_path / "train.py").touch()
+    check_program(replace(sweep(()), folder=tmp_path))
+    check_program(replace(sweep(()), folder=tmp_path, program="my-program"))
+    for where, options in ((tmp_path / "other", {}), (tmp_path, {"distributed_program": "ddp.py"})):
+        with pytest.raises(ConfigError, match=r"there is no file (train|ddp)\.py in /.*, where trials start"):
+            check_program(replace(sweep((), **options), folder=where))
+
+
+BY_PYTHON = ("${env}", "${interpreter}", "${program}", "${args}")
+
+
+@pytest.mark.parametrize(
+    ("program", "command", "there"),
+    [
+        ("train.py", BY_PYTHON, True),
+        ("package", BY_PYTHON, True),
+        ("-mpackage", BY_PYTHON, True),
+        ("bash", ("${program}", "${args}"), True),
+        ("folder", BY_PYTHON, False),
+        ("train", BY_PYTHON, False),
+    ],
+)
+def test_what_python_is_to_run_is_a_file_or_a_package(
+    tmp_path: Path, program: str, command: tuple[str, ...], there: bool
+) -> None:
+    (tmp_path / "train.py").touch()
+    for folder in ("package", "folder"):
+        (tmp_path / folder).mkdir()
+    (tmp_path / "package" / "__main__.py").touch()
+    asked = replace(sweep(command), folder=tmp_path, program=program)
+    if there:
+        check_program(asked)
+        return
+    with pytest.raises(ConfigError, match=rf"^program: there is no file {program} in "):
+        check_program(asked)
+
+
+def test_what_is_run_before_the_first_trial_has_no_parameters() -> None:
+    prepare = ("${interpreter}", "${program}", "${args}", "${args_json}", "--only-data", "${envvar:HOME}")
+    assert prepare_command(sweep((), prepare=prepare), ENVIRONMENT) == [
+        sys.executable,
+        "train.py",
+        "--only-data",
+        "/home/me",
+    ]
+    assert prepare_command(sweep(())) == []
+
+
+# Keys of tables as Hydra has them; values of any plain data.
+_leaves = st.one_of(
+    st.none(),
+    st.booleans(),
+    st.integers(-(10**20), 10**20),
+    st.floats(allow_nan=False),
+    st.text(st.characters(exclude_categories=["Cs", "Cc"]), max_size=8).filter(lambda text: "${" not in text),
+    st.sampled_from(["true", "Null", "inf", "1e5", "", "2.0->0.5@linear", "a,b", "it's", "\\", "a\\'"]),
+)
+_plain = st.recursive(
+    _leaves,
+    lambda inner: st.one_of(
+        st.lists(inner, max_size=3),
+        st.dictionaries(st.from_regex(r"[a-z]{1,5}", fullmatch=True), inner, max_size=3),
+    ),
+    max_leaves=5,
+)
+
+
+@pytest.mark.properties
+@given(_plain)
+def test_hydra_reads_a_setting_as_it_was(value: object) -> None:
+    (override,) = OverridesParser.create().parse_overrides(overrides_of({"a.b": value}))
+    read = _unquoted(override.value())
+    assert (override.key_or_group, repr(read)) == ("a.b", repr(value))
+
+
+def _unquoted(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {_unquoted(key): _unquoted(each) for key, each in value.items()}
+    if isinstance(value, list):
+        return [_unquoted(each) for each in value]
+    return getattr(value, "text", value)
+
+
+def test_settings_of_a_run_are_readable() -> None:
+    assert overrides_of({"algos.PITA.eta": math.inf, "dataset": "addition", "experiment.seeds": [0, 1]}) == [
+        "algos.PITA.eta=inf",
+        "dataset=addition",
+        "experiment.seeds=[0,1]",
+    ]
+
+
+# -- what is started ---------------------------------------------------------------------------------------------
+
+PYTHON = shlex.quote(sys.executable)
+
+
+@pytest.mark.parametrize(
+    ("command", "ranks"),
+    [
+        ("/usr/bin/env python train.py --lr=1", "train.py --lr=1"),
+        ("/venv/bin/python3.11 -u train.py", "train.py"),
+        ("python -m my.train --lr 1", "-m my.train --lr 1"),
+        ("env A=1 python train.py", "env A=1 python train.py"),
+        ("bash run.sh 1", "bash run.sh 1"),
+        ("python -c pass", "python -c pass"),
+        ("torchrun --nproc-per-node=2 train.py", None),
+        ("/usr/bin/env accelerate launch train.py", None),
+        ("python -m torch.distributed.run train.py", None),
+        ("python -m pipeline launch -- train.py", None),
+    ],
+)
+def test_what_is_started_on_each_device(command: str, ranks: str | None) -> None:
+    assert as_ranks(command.split()) == (None if ranks is None else ranks.split())
+
+
+@pytest.mark.parametrize(
+    ("command", "typed"),
+    [
+        (f"/usr/bin/env {PYTHON} train.py", "python train.py"),
+        (f"{PYTHON} run_parallel.py", "python run_parallel.py"),
+        ("/usr/bin/env python3 train.py", "python3 train.py"),
+        ("/usr/bin/env /venv/bin/python train.py", "/venv/bin/python train.py"),
+        (f"/usr/bin/env A=1 {PYTHON} train.py", f"/usr/bin/env A=1 {PYTHON} train.py"),
+        ("./train.sh", "./train.sh"),
+        ("", ""),
+    ],
+)
+def test_a_command_is_told_as_a_user_types_it(command: str, typed: str) -> None:
+    assert as_typed(shlex.split(command)) == shlex.split(typed)
+
+
+def test_the_first_rank_alone_is_a_run_and_all_have_the_parameters() -> None:
+    given = {"WANDB_RUN_ID": "r", "WANDB_SWEEP_ID": "s", "WANDB_SWEEP_PARAM_PATH": "p", "A": "b"}
+    for rank in ({}, {"RANK": "0"}):
+        assert rank_environment({**given, **rank}) == {**given, **rank}
+    other = {"WANDB_SWEEP_PARAM_PATH": "p", "A": "b", "RANK": "1", "WANDB_MODE": "disabled"}
+    assert rank_environment({**given, "RANK": "1"}) == other
+
+
+CUDA = Device(kind="cuda", index=5, uuid="GPU-b", name="GPU", memory_total_bytes=1)
+CPU = Device(kind="cpu", index=0, uuid=None, name="CPU", memory_total_bytes=1)
+
+
+@pytest.mark.parametrize("device", [CUDA, CPU], ids=["cuda", "cpu"])
+def test_what_the_sweep_decides_of_a_run_of_this_package_no_parameter_may_say(device: Device) -> None:
+    """So that no parameter is overruled in silence."""
+    own = replace(sweep(("${program}",)), program="./run_parallel.py", name="eta")
+    python, program, *settings = own_command(
+        own, Path("/outputs"), {"num_gpus": 1, "dataset": "x"}, [device], [1], 3
+    )
+    assert (python, program) == (sys.executable, "./run_parallel.py")
+    where = ["distributed.gpu_ids=[1]"] if device is CUDA else ["device=cpu", "execution.workers=3"]
+    assert settings == ["dataset=x", "experiment.name=eta", "output_dir=/outputs", *where]
+    decided = {setting.partition("=")[0] for setting in settings[1:]}
+    assert decided <= {*RESERVED, SPLIT, "execution.workers"}
+    chosen = own_command(own, Path("/outputs"), {"execution.workers": 1}, [CPU], [], 3)
+    assert "execution.workers=1" in chosen
+    assert "execution.workers=3" not in chosen

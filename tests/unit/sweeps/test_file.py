@@ -1,0 +1,507 @@
+"""A sweep file: what it may say, and what is said of one that is wrong."""
+
+import copy
+import json
+import math
+from collections.abc import Callable, Iterator
+from functools import cache
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from hypothesis import given
+from hypothesis import strategies as st
+
+from pipeline.errors import ConfigError
+from pipeline.sweeps.command import trial_command
+from pipeline.sweeps.file import (
+    DEFAULT_COMMAND,
+    DISTRIBUTIONS,
+    KEYS,
+    MACROS,
+    METHODS,
+    RESERVED,
+    SPLIT,
+    Hyperband,
+    Metric,
+    Options,
+    Sweep,
+    parse_yaml,
+    read_sweep,
+    sweep_of,
+)
+from pipeline.sweeps.online import wandb_config
+from pipeline.sweeps.search import ask, most_trials
+
+ROOT = Path(__file__).parents[3]
+LEAST = "program: train.py\nmethod: random\nparameters:\n"
+WITH = "program: train.py\nmethod: random\nparameters: {a: {value: 1}}\n"
+OWN = LEAST.replace("train.py", "run_parallel.py")
+
+Read = Callable[..., Sweep]
+Refused = Callable[..., str]
+
+
+@pytest.fixture
+def read(tmp_path: Path) -> Read:
+    def _read(text: str | bytes, **options: Any) -> Sweep:
+        path = tmp_path / "lr.yaml"
+        path.write_bytes(text if isinstance(text, bytes) else text.encode())
+        return read_sweep(path, **options)
+
+    return _read
+
+
+@pytest.fixture
+def refused(read: Read, tmp_path: Path) -> Refused:
+    """What is said of a file, without its name, which every message begins with."""
+
+    def _refused(text: str | bytes, **options: Any) -> str:
+        with pytest.raises(ConfigError) as raised:
+            read(text, **options)
+        path, _, said = str(raised.value).partition(": ")
+        assert path == str(tmp_path / "lr.yaml")
+        return said
+
+    return _refused
+
+
+# -- what it says ------------------------------------------------------------------------------------------------
+
+
+def test_a_file_becomes_a_sweep(read: Read) -> None:
+    sweep = read("""
+program: train.py
+method: bayes
+metric: {name: val/loss, goal: maximize, target: 0.9, impute: latest, impute_while_running: best}
+parameters:
+  lr: {min: 1.0e-5, max: 1.0e-2, distribution: log_uniform_values}
+  num_gpus: {values: [1, 2]}
+  optimizer:
+    parameters:
+      betas.0: {value: 0.9}
+early_terminate: {type: hyperband, s: 2, eta: 3, max_iter: 27, strict: false}
+run_cap: 20
+command: [python, "${program}", 3]
+pipeline:
+  num_gpus: 2
+  launcher: none
+  distributed_program: ddp.py
+  max_attempts: 5
+  max_failures: 4
+  seed: 7
+  prepare: "make 'the data'"
+  environment: {A: 1}
+""")
+    assert sweep == Sweep(
+        name="lr",
+        method="bayes",
+        metric=Metric(name="val/loss", goal="maximize", target=0.9, impute="latest", impute_while_running="best"),
+        parameters=sweep.parameters,
+        program="train.py",
+        command=("python", "${program}", "3"),
+        run_cap=20,
+        early_terminate=Hyperband(bands=(3, 9), eta=3.0, strict=False),
+        options=Options(
+            num_gpus=2,
+            launcher="none",
+            distributed_program="ddp.py",
+            max_attempts=5,
+            max_failures=4,
+            seed=7,
+            prepare=("make", "the data"),
+            environment={"A": "1"},
+        ),
+        given=sweep.given,
+        folder=Path.cwd(),
+    )
+    assert {name: (each.path, each.kind) for name, each in sweep.parameters.items()} == {
+        "lr": (("lr",), "log_uniform_values"),
+        "num_gpus": (("num_gpus",), "categorical"),
+        "optimizer.betas.0": (("optimizer", "betas.0"), "constant"),
+    }
+    assert "pipeline" not in sweep.given
+
+
+def test_what_is_left_out_is_as_at_wandb(read: Read) -> None:
+    sweep = read(WITH + "metric: {name: loss}\nearly_terminate: {type: hyperband, min_iter: 2}")
+    assert sweep.metric == Metric(name="loss", goal="minimize", impute="worst", impute_while_running="")
+    assert sweep.early_terminate is not None
+    assert (sweep.early_terminate.bands[:3], sweep.early_terminate.eta) == ((2, 6, 18), 3.0)
+    assert sweep.early_terminate.strict
+    assert (sweep.command, sweep.options) == (DEFAULT_COMMAND, Options())
+
+
+@pytest.mark.parametrize(
+    ("block", "kind"),
+    [
+        ("value: [1, 2]", "constant"),
+        ("values: [a, ~, true, 1]", "categorical"),
+        ("values: [a, b], probabilities: [0.25, 0.75]", "categorical_w_probabilities"),
+        ("min: 1, max: 8", "int_uniform"),
+        ("min: 1, max: 8.0", "uniform"),
+        ("min: 1, max: 8, distribution: q_uniform", "q_uniform"),
+        ("min: 0, max: 1, distribution: log_uniform", "log_uniform_values"),
+    ],
+)
+def test_a_distribution_that_is_not_named_is_inferred(read: Read, block: str, kind: str) -> None:
+    assert read(LEAST + f"  x: {{{block}}}").parameters["x"].kind == kind
+
+
+def test_yaml_is_read_as_wandb_reads_it_but_for_numbers_dates_and_times(read: Read) -> None:
+    """PyYAML takes 1e-5 for a text, and so does W&B."""
+    values = "[1e-5, 3e4, 1.5e+3, -.5, 1_000, .inf, '1e-5', 2026-11-22, 1:30, =, on, ~]"
+    sweep = read(
+        LEAST + f"  x: {{values: {values}}}\n  a: &range {{min: 1, max: 5}}\n  c: {{<<: *range, max: 9}}\n"
+    )
+    texts = ["1e-5", "2026-11-22", "1:30", "="]
+    expected = [1e-5, 3e4, 1500.0, -0.5, 1000, math.inf, *texts, True, None]
+    assert sweep.parameters["x"].given["values"] == expected
+    assert sweep.parameters["c"].given == {"min": 1, "max": 9}
+
+
+def test_settings_of_the_command_line_take_the_place_of_parameters(read: Read) -> None:
+    text = LEAST + "  lr: {min: 0.1, max: 1.0}\n  model: {parameters: {size: {values: [1, 2]}}}\n"
+    sweep = read(text, overrides=["lr=1e-3", "model.size=[3, a]", "model.depth=2", "tag=", "no=null"])
+    assert {name: (each.path, each.given) for name, each in sweep.parameters.items()} == {
+        "lr": (("lr",), {"value": 1e-3}),
+        "model.size": (("model", "size"), {"value": [3, "a"]}),
+        "model.depth": (("model", "depth"), {"value": 2}),
+        "tag": (("tag",), {"value": ""}),
+        "no": (("no",), {"value": None}),
+    }
+    assert sweep.given["parameters"]["lr"] == {"value": 1e-3}
+
+
+@pytest.mark.parametrize(
+    ("block", "asked", "name"),
+    [
+        ("", "", "lr"),
+        ("name: My sweep / of lr\n", "", "My-sweep-of-lr"),
+        ("name: My sweep\npipeline: {name: mine}\n", "", "mine"),
+        ("name: My sweep\n", "other.run", "other.run"),
+    ],
+)
+def test_a_sweep_has_the_name_asked_for_or_of_its_file(read: Read, block: str, asked: str, name: str) -> None:
+    assert read(WITH + block, name=asked).name == name
+
+
+@pytest.mark.parametrize(
+    ("block", "notes"),
+    [
+        ("command: [bash, -c, 'train ${args}']", 1),
+        ("command: [python, '$program']", 1),
+        ("command: [python, '{program}', '${program}', $HOME]", 1),
+        ("command: [python, '${program}', program, '${args}', '--x=${envvar:HOME}']", 0),
+    ],
+)
+def test_what_is_almost_a_macro_is_told(read: Read, block: str, notes: int) -> None:
+    assert len(list(read(WITH + block).notes())) == notes
+
+
+NAMES = [
+    "optim/lr",
+    "model size",
+    "-a",
+    "a=b",
+    "../../x",
+    "größe",
+    "<b>",
+    "[red]",
+    "$(x)",
+    "a\\b",
+    "@A1",
+    "x" * 300,
+]
+
+
+def test_names_are_those_that_wandb_takes(read: Read) -> None:
+    """Its schema has letters, digits, `_`, `.` and `-`, and its service but warns of others."""
+    block = "".join(f"  {json.dumps(name)}: {{value: {number}}}\n" for number, name in enumerate(NAMES))
+    sweep = read(LEAST + block, overrides=["optim/lr=7", "model size=8", "a/new=9"])
+    assert list(sweep.parameters) == [*NAMES, "a/new"]
+    assert [sweep.parameters[name].given["value"] for name in ("optim/lr", "model size")] == [7, 8]
+
+
+@pytest.mark.parametrize("name", ["a b", "optim/lr", "+algos.PITA.eta", "1a", "größe", "a=b", *RESERVED, SPLIT])
+def test_names_that_are_no_settings_or_that_the_sweep_decides_are_refused_for_runs_of_this_program(
+    refused: Refused, read: Read, name: str
+) -> None:
+    block = f"  {json.dumps(name)}: {{value: 1}}"
+    assert name.replace("größe", "") in refused(OWN + block)
+    assert read(LEAST + block).parameters[name]
+    if name in (*RESERVED, SPLIT):
+        assert f"`{name}`" in (ROOT / "docs" / "sweeps.md").read_text()
+
+
+def test_numbers_for_a_setting_that_is_a_list_are_refused(refused: Refused, read: Read) -> None:
+    """Who writes them means one trial for each."""
+    assert "is a list: write `values: [[0], [1]]`" in refused(OWN + "  experiment.seeds: {values: [0, 1]}")
+    assert read(OWN + "  experiment.seeds: {values: [[0], [1]]}")
+
+
+# -- what is said of it ------------------------------------------------------------------------------------------
+
+
+def test_every_fault_is_told_at_once_with_its_place(refused: Refused) -> None:
+    """Of keys, of values, of what joins values, of the command line: none waits until others are mended."""
+    said = refused(
+        """program: run_parallel.py
+methd: grid
+num_gpus: 4
+metric: {goal: min}
+command: [python, "${prgram}"]
+early_terminate: {type: hyperbnd, max_iter: 2, s: 3}
+parameters:
+  lr: {min: "1e-5", max: 1}
+  a: {distribution: log_uniform, min: 2000, max: 1000}
+  d: {values: [1, 2], probabilities: [1, 1, 1]}
+  num_gpus: {values: [0]}
+  e.f: {value: 1}
+  e: {parameters: {f: {value: 1}}}
+  device: {value: cpu}
+  f: 3
+  model: {parameters: {size: {vlues: [1]}}}
+pipeline: {prepare: "a 'b", seeds: 1}
+""",
+        overrides=["lr"],
+    )
+    head, *told = said.splitlines()
+    assert head == "19 settings are wrong:"
+    places = [
+        "'lr'",
+        "methd: unknown key. Did you mean 'method'?",
+        "num_gpus: unknown key.",
+        "`method` is missing: one of grid, random, bayes",
+        "metric.goal: unknown goal 'min'. Did you mean 'minimize'?",
+        "metric: `name` is missing",
+        "early_terminate.type: unknown type 'hyperbnd'. Did you mean 'hyperband'?",
+        "pipeline.seeds: unknown key. Did you mean 'seed'?",
+        "pipeline.prepare: ",
+        "command[1]: unknown macro 'prgram'. Did you mean 'program'?",
+        "parameters.lr.min: '1e-5', where a finite number must be",
+        "parameters.a: min 2000 is not below max 1000",
+        "parameters.d: 2 values and 3 probabilities",
+        "parameters.d: the sum of the probabilities is 3",
+        "parameters.num_gpus: ",
+        "parameters.e.parameters.f: two parameters have the dotted name",
+        "parameters.device: ",
+        "parameters.f: 3, where a table must be: write {value: 3}",
+        "parameters.model.parameters.size: ",
+    ]
+    assert [line for line in told if not any(line.startswith(f"  - {place}") for place in places)] == []
+    assert all(any(line.startswith(f"  - {place}") for line in told) for place in places)
+
+
+PARAMETERS = {
+    "min: 1, max: 1": "min 1 is not below max 1",
+    "min: 2, max: 1.0": "min 2 is not below max 1.0",
+    "min: 1": "`max` is missing",
+    "min: ~, max: 1": "x.min: ",
+    "min: true, max: 3": "x.min: True",
+    "min: -.inf, max: 3.0": "x.min: -inf",
+    "min: 1.0, max: 3, distribution: int_uniform": "x.min: 1.0, where a whole number must be",
+    "min: -1.7e308, max: 1.7e308": "too large for numbers",
+    "min: 1, max: 3, q: 1": "x.q: unknown key",
+    "value: 1, values: [1]": "x.value: unknown key",
+    "values: []": "x.values: ",
+    "values: 3": "x.values: 3",
+    "values: [a], probabilities: [0.5, 0.5]": "1 values and 2 probabilities",
+    "values: [a, b], probabilities: [0.5, 0.4]": "the sum of the probabilities is 0.9, and must be 1",
+    "values: [a, b], probabilities: [1.5, -0.5]": "x.probabilities: ",
+    "probabilities: [1]": "`values` is missing",
+    "distribution: norml": "unknown distribution 'norml'. Did you mean 'normal'?",
+    "distribution: [normal]": "x.distribution: ",
+    "distribution: uniform": "`min` is missing",
+    "distribution: constant": "`value` is missing",
+    "distribution: normal, sigma: 0": "x.sigma: 0",
+    "distribution: normal, mu: 1e308, sigma: 1e308": "too large",
+    "distribution: log_normal, sigma: 500": "too large",
+    "distribution: beta, a: 0": "x.a: 0",
+    "distribution: q_normal, q: 1e-320": "too large",
+    "distribution: q_uniform, min: 0, max: 1, q: 0": "x.q: 0",
+    "distribution: log_uniform_values, min: 0, max: 1": "x.min: 0",
+    "distribution: log_uniform, min: -1000, max: 0": "log_uniform_values",
+    "": "says nothing of its values",
+    "lr: {value: 1}": "stand in a table",
+    "parameters: {}": "x: ",
+    "value: .nan": "no number that settings may have",
+    "value: 1e400": "no number that settings may have",
+    "value: !!binary aGk=": "nothing that settings are made of",
+    "value: !!python/name:os.system x": "nothing that settings are made of",
+    "1: 2": "no text: write it in quotes",
+    "[a]: 2": "not valid YAML",
+    "value: 1, value: 2": "there twice",
+    'value: "b\\0"': "a NUL character",
+}
+
+
+@pytest.mark.parametrize(("block", "said"), PARAMETERS.items())
+def test_a_parameter_that_is_wrong_is_told_with_its_place(refused: Refused, block: str, said: str) -> None:
+    told = refused(LEAST + f"  x: {{{block}}}")
+    assert said in told
+    assert "line 4: " in told or "parameters.x" in told
+
+
+HYPERBAND = WITH + "metric: {name: l}\nearly_terminate: {type: hyperband, %s}"
+FILES = {
+    "": "is a table",
+    "- a": "is a table",
+    "a: 1\n---\nb: 2": "line 2: not valid YAML",
+    "a: [\n": "line 2: not valid YAML",
+    "b: 1\na: *b": "line 2: not valid YAML",
+    "command:\n - [python, ${args}]": 'in quotes: "${args}"',
+    b"\x00\x01": "not valid YAML",
+    "é".encode("latin-1"): "no UTF-8 text",
+    "b: &b [*b]": "holds itself",
+    LEAST + "  a: {<<: 3}": "not valid YAML",
+    LEAST + "  a: {value: " + "[" * 60 + "]" * 60 + "}": "inside each other more than 50 deep",
+    LEAST + f"  a: {{values: [{'1,' * 50_000}]}}": "more than 50,000 values",
+    LEAST + "  a: [1, 2]": "write {values: [1, 2]}",
+    LEAST + '  "": {value: 1}': "is no name here",
+    LEAST + '  "a\\n": {value: 1}': "is no name here",
+    LEAST: "parameters: ",
+    "program: t\nmethod: grid": "`parameters` is missing",
+    "method: grid\nparameters: {a: {value: 1}}": "`program` is missing: what a trial runs",
+    "job: j\nmethod: grid\nparameters: {a: {value: 1}}": "are of W&B Launch, which is not run here",
+    WITH.replace("random", "Grid"): "unknown method 'Grid'. Did you mean 'grid'? Known: bayes, grid, random.",
+    WITH.replace("random", "custom"): "unknown method 'custom'",
+    WITH + "scheduler: {engine: optuna, source: a.py}": "`method: bayes`",
+    WITH + "metrics: [{name: a}, {name: b}]": "judge by one `metric`, and log the others",
+    WITH.replace("random", "bayes"): "`metric` is missing: `bayes`",
+    WITH.replace("random", "bayes") + "metric: {name: l}": "nothing to search",
+    WITH + "metric: loss": "metric: 'loss', where a table must be",
+    WITH + "metric: {name: l, target: low}": "metric.target: 'low', where a finite number must be",
+    WITH + "run_cap: 0": "run_cap: 0, where a whole number, 1 or more must be",
+    WITH + "run_cap: 10.0": "run_cap: 10.0",
+    WITH + "run_cap: true": "run_cap: True",
+    WITH + "early_terminate: {type: hyperband, min_iter: 3}": "`metric` is missing",
+    HYPERBAND % "": "`min_iter` is missing, or `max_iter` and `s`",
+    HYPERBAND % "max_iter: 9": "`min_iter` is missing, or `max_iter` and `s`",
+    HYPERBAND % "max_iter: 2, s: 3": "no trial would ever be stopped",
+    HYPERBAND % "min_iter: 2, eta: 1": "eta: 1, where a finite number above 1 must be",
+    WITH + "command: python t.py": "command: 'python t.py', where a list of words must be",
+    WITH + "name: 12": "name: 12",
+    WITH + "command: ['${envvar:home}']": "command[0]: unknown macro 'envvar:home'. Did you mean 'envvar:NAME'?",
+    WITH + "pipeline: {num_gpus: 0}": "pipeline.num_gpus: 0",
+    WITH + "pipeline: {environment: {a-b: 1}}": "environment.a-b: is no name of a variable",
+    WITH + "pipeline: {environment: {A: true}}": "environment.A: True",
+    WITH
+    + "pipeline: {environment: {CUDA_VISIBLE_DEVICES: 0}}": "environment.CUDA_VISIBLE_DEVICES: each trial has",
+    WITH + "pipeline: {environment: {MASTER_PORT: 1}}": "environment.MASTER_PORT: each trial has",
+    WITH + "pipeline: {environment: {PIPELINE_TRIAL: x}}": "environment.PIPELINE_TRIAL: each trial has",
+    WITH + "pipeline: {name: ...}": "'...' is no name for a sweep",
+    LEAST + "  num_gpus: {value: true}": "parameters.num_gpus: ",
+    LEAST + "  num_gpus: {min: 1.0, max: 4}": "parameters.num_gpus: ",
+    LEAST.replace("random", "grid") + "  a: {min: 0.1, max: 1}": "parameters.a: a grid goes through",
+}
+
+
+@pytest.mark.parametrize(("text", "said"), FILES.items(), ids=range(len(FILES)))
+def test_a_file_that_is_wrong_is_told_so(refused: Refused, text: str | bytes, said: str) -> None:
+    assert said in refused(text)
+
+
+def test_a_bomb_of_aliases_is_refused_before_it_goes_off(refused: Refused) -> None:
+    lines = [f"{new}: &{new} [{', '.join([f'*{old}'] * 10)}]" for old, new in pairwise("abcdefgh")]
+    assert "more than 50,000 values" in refused("\n".join(["a: &a [1, 1, 1, 1, 1, 1, 1, 1, 1, 1]", *lines]))
+
+
+def test_a_file_that_cannot_be_read_is_named(tmp_path: Path) -> None:
+    for path, said in ((tmp_path / "no.yaml", "No such file"), (tmp_path, "no plain file")):
+        with pytest.raises(ConfigError, match=said):
+            read_sweep(path)
+
+
+@pytest.mark.parametrize("override", ["lr", "=3", "+lr=3", "lr =3", "a=[", "a=.nan"])
+def test_a_setting_that_cannot_be_read_is_named(refused: Refused, override: str) -> None:
+    assert override in refused(WITH, overrides=[override])
+
+
+# -- files as people have them -----------------------------------------------------------------------------------
+
+DATA = ROOT / "tests" / "data" / "sweeps"
+GOOD = ["multi_gpu", "grid", "distributions", "deprecated"]
+
+
+@cache
+def _read(name: str) -> Any:
+    return parse_yaml((DATA / f"{name}.yaml").read_text())
+
+
+@pytest.mark.parametrize("name", GOOD)
+def test_files_as_people_have_them_are_read(name: str) -> None:
+    sweep = read_sweep(DATA / f"{name}.yaml")
+    assert ask(sweep, []) is not None
+    assert bool(list(sweep.notes())) == (name == "deprecated")
+    # PyYAML, in which W&B writes and reads sweeps, would read 1e-05 as a text.
+    given = wandb_config(sweep)
+    assert yaml.safe_load(yaml.safe_dump(given)) == given
+    again = sweep_of(given, Path("x.yaml")).parameters
+    assert {name: each.distribution for name, each in again.items() if each.kind != "constant"} == {
+        name: each.distribution for name, each in sweep.parameters.items() if each.kind != "constant"
+    }
+
+
+def test_what_wandb_has_others_do_is_refused_with_what_to_do() -> None:
+    with pytest.raises(ConfigError) as raised:
+        read_sweep(DATA / "elsewhere.yaml")
+    assert all(f"  - {key}" in str(raised.value) for key in ("scheduler:", "metrics:", "method:", "`program`"))
+
+
+def test_the_page_of_the_file_has_every_key_and_the_files_every_distribution() -> None:
+    page = (ROOT / "docs" / "sweeps.md").read_text()
+    assert [name for name in (*KEYS, *DISTRIBUTIONS, *METHODS) if f"`{name}`" not in page] == []
+    assert [macro for macro in MACROS if f"`${{{macro}}}`" not in page] == []
+    blocks = (each for name in GOOD for each in _read(name)["parameters"].values())
+    assert {each["distribution"] for each in blocks if "distribution" in each} == set(DISTRIBUTIONS)
+
+
+# -- whatever it says --------------------------------------------------------------------------------------------
+
+_JUNK = st.one_of(
+    st.none(),
+    st.booleans(),
+    st.integers(-3, 30),
+    st.floats(allow_nan=False),
+    st.sampled_from([10**299, -(10**299), 1e308, -1e308, 5e-324, math.inf, "1e-5", "", "grid", "loss", "${args}"]),
+    st.sampled_from([[], {}, [1], ["a", True], {"value": 1}, {"values": [1, 1.0, True]}, {"min": 1, "max": 2}]),
+    st.sampled_from([{"distribution": kind} for kind in DISTRIBUTIONS]),
+).map(copy.deepcopy)
+_KEYS_TO_SET = st.sampled_from(sorted({*KEYS, "num_gpus", "a.b", "lr", "distribution", "nonsense", "1", "q"}))
+
+
+def _places(data: Any, place: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]]:
+    if isinstance(data, dict | list):
+        yield place
+        for key, inside in data.items() if isinstance(data, dict) else enumerate(data):
+            yield from _places(inside, (*place, key))
+
+
+@pytest.mark.properties
+@given(data=st.data(), name=st.sampled_from([*GOOD, "elsewhere"]))
+def test_whatever_a_file_says_it_is_read_or_refused_in_words(data: st.DataObject, name: str) -> None:
+    """Files that were changed in up to three places: nothing but a message, or trials."""
+    changed = copy.deepcopy(_read(name))
+    for _ in range(data.draw(st.integers(1, 3))):
+        inside = changed
+        for key in data.draw(st.sampled_from(list(_places(changed)))):
+            inside = inside[key]
+        if isinstance(inside, list):
+            inside.append(data.draw(_JUNK))
+        elif inside and data.draw(st.booleans()):
+            inside[data.draw(st.sampled_from(list(inside)))] = data.draw(_JUNK)
+        else:
+            inside[data.draw(_KEYS_TO_SET)] = data.draw(_JUNK)
+    try:
+        sweep = sweep_of(changed, Path("x.yaml"))
+    except ConfigError:
+        return
+    choice = ask(sweep, [])
+    if choice is not None:
+        assert trial_command(sweep, choice.parameters, Path("p.json"))
+    list(sweep.notes())
+    wandb_config(sweep)
+    most_trials(sweep)

@@ -1,0 +1,79 @@
+"""Several runs on sets of GPUs: which has which, and what is refused."""
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from pipeline.errors import ConfigError
+from pipeline.sweeps.multi import plan_runs, split_total
+
+
+def test_sets_are_contiguous_and_disjoint_and_runs_are_named_in_order() -> None:
+    plan = plan_runs("my_sweep", 2, 4, 8, [])
+    assert plan.slots == ((0, 1), (2, 3), (4, 5), (6, 7))
+    assert [(run.name, run.slot) for run in plan.runs] == [(f"my_sweep.run{at + 1}", at) for at in range(4)]
+    assert [run.settings for run in plan.runs] == [(f"experiment.seeds=[{at}]",) for at in range(4)]
+    assert not plan.alike
+
+
+@pytest.mark.properties
+@given(st.integers(1, 9), st.integers(1, 20), st.integers(0, 40), st.booleans())
+def test_no_device_belongs_to_two_sets(each: int, runs: int, total: int, queue: bool) -> None:
+    try:
+        plan = plan_runs("x", each, runs, total, [], queue=queue)
+    except ConfigError:
+        assert each * runs > total
+        assert not queue or each > total
+        return
+    places = [place for places in plan.slots for place in places]
+    assert len(set(places)) == len(places)
+    assert all(place < total for place in places)
+    assert {len(places) for places in plan.slots} == {each}
+    assert len(plan.slots) <= len(plan.runs) == runs
+    assert {run.slot for run in plan.runs} == set(range(len(plan.slots)))
+
+
+def test_a_setting_may_have_a_value_for_each_run() -> None:
+    plan = plan_runs("x", 1, 2, 2, ["training.grad_clip=0.5,2", "stage=prepare", "experiment.seeds=[7]"])
+    common = ("stage=prepare", "experiment.seeds=[7]")
+    assert [run.settings for run in plan.runs] == [
+        (f"training.grad_clip={value}", *common) for value in ("0.5", "2")
+    ]
+    assert [run.own for run in plan.runs] == [("training.grad_clip=0.5",), ("training.grad_clip=2",)]
+    assert plan_runs("x", 1, 2, 2, ["experiment.seeds=[7]"]).alike
+
+
+@pytest.mark.parametrize(
+    ("each", "runs", "total", "settings", "said"),
+    [
+        (2, 4, 6, [], "4 runs with 2 GPUs each need 8, and there are 6: ask for 3 runs"),
+        (4, 1, 2, [], "need 4, and there are 2"),
+        (1, 1, 0, [], "device=cpu"),
+        (0, 1, 8, [], "GPUS_PER_RUN 0"),
+        (1, -1, 8, [], "NUM_RUNS -1"),
+        (1, 2, 8, ["a=1,2,3"], "3 values for 2 runs"),
+        (1, 2, 8, ["experiment.name=x"], "the name of the command"),
+        (1, 2, 8, ["++distributed.gpu_list=[0]"], "each run has its own"),
+        (1, 2, 8, ["a=[1"], "a=[1: "),
+    ],
+)
+def test_what_cannot_be_is_refused(each: int, runs: int, total: int, settings: list[str], said: str) -> None:
+    with pytest.raises(ConfigError) as refused:
+        plan_runs("x", each, runs, total, settings)
+    assert said in str(refused.value)
+
+
+def test_runs_that_do_not_fit_wait_where_that_is_asked_for() -> None:
+    plan = plan_runs("x", 2, 3, 5, [], queue=True)
+    assert plan.slots == ((0, 1), (2, 3))
+    assert [run.slot for run in plan.runs] == [0, 1, 0]
+    with pytest.raises(ConfigError, match="need 6, and there are 5"):
+        plan_runs("x", 6, 1, 5, [], queue=True)
+
+
+def test_the_number_of_devices_stands_before_the_settings() -> None:
+    assert split_total(["8", "a=1"]) == (8, ["a=1"])
+    assert split_total(["a=1", "~b"]) == (None, ["a=1", "~b"])
+    for words in (["a=1", "8"], ["eight"], ["8", "8"], ["\u00b2"]):
+        with pytest.raises(ConfigError, match="TOTAL_GPUS is a number"):
+            split_total(words)

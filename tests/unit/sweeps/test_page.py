@@ -1,0 +1,175 @@
+"""The page of a sweep: what it has of trials in every state, whatever their parameters and reasons hold."""
+
+import json
+import random
+import re
+import time
+from dataclasses import fields
+from pathlib import Path
+
+import pytest
+
+from pipeline.runs.report.format import duration
+from pipeline.runs.report.page import html
+from pipeline.sweeps.page import _SCRIPTS as SCRIPTS
+from pipeline.sweeps.page import SweepPage, axes_of, importance
+from pipeline.sweeps.page import page_of as sweep_page_of
+from pipeline.sweeps.storage import Record, Trial
+from pipeline.terminal.streams import printable
+from tests.doubles.sweeps import BEGAN, SweepOnPaper, hostile, searched
+
+OURS = "".join(path.read_text() for path in (*html.FRAME, *SCRIPTS))
+
+
+def page_of(sweep: SweepOnPaper) -> SweepPage:
+    return sweep_page_of(Record(sweep.folder), time.time())
+
+
+@pytest.fixture(scope="module")
+def page(tmp_path_factory: pytest.TempPathFactory) -> SweepPage:
+    sweep = searched(tmp_path_factory.mktemp("sweep"), 27)
+    with sweep.at_work():
+        return page_of(sweep)
+
+
+def test_nothing_goes_on_with_a_sweep_that_is_finished(tmp_path: Path) -> None:
+    sweep = searched(tmp_path, 3)
+    assert "sweep agent" in page_of(sweep).command
+    sweep.tell(halted="finished")
+    assert page_of(sweep).command == ""
+
+
+def test_every_column_has_a_place_for_every_trial(page: SweepPage) -> None:
+    columns = [page.numbers, page.states, page.values, page.ended, page.words, page.ranking, page.table.rows]
+    columns += [axis.values for axis in page.axes] + [one.values for one in page.measures]
+    assert {len(column) for column in columns} == {27}
+    assert {axis.name: axis.kind for axis in page.axes}["lr"] == "log"
+    assert {axis.name: axis.kind for axis in page.axes}["optimizer"] == "choices"
+
+
+def test_the_best_come_first_and_what_failed_has_no_value(page: SweepPage) -> None:
+    valued = [at for at in page.ranking if page.states[at] in ("done", "stopped")]
+    values = [page.values[at] for at in valued]
+    done = [at for at in valued if page.states[at] == "done"]
+    assert page.ranking[: len(valued)] == valued, "those that were stopped early stand among the others"
+    assert values == sorted(values, key=lambda value: value or 0.0)
+    assert {page.states[at] for at, value in enumerate(page.values) if value is None} == {"failed"}
+    assert page.facts[0] == ("best val/loss", f"{page.values[done[0]]:.5g} (trial {page.numbers[done[0]]})")
+    best = page.facts[1][1]
+    assert page.facts[1][0] == "with"
+    assert {word.partition("=")[0] for word in best.split()} == {axis.name for axis in page.axes}
+    assert ("trials", "27: 2 running, 20 done, 2 failed, 3 stopped") in page.facts
+    assert page.about[1] == ("agent a1", "27 trials with GPU 0, 1, 2, 3")
+
+
+def test_a_failed_trial_is_not_among_the_best_whatever_it_had_logged(tmp_path: Path) -> None:
+    sweep = searched(tmp_path, 4)
+    sweep.create(4, {"lr": 1.0})
+    sweep.start(4)
+    sweep.end(4, "failed", 1e-9)
+    page = page_of(sweep)
+    ranked = [page.numbers[at] for at in page.ranking if page.states[at] in ("done", "failed")]
+    assert ranked[-1] == 4
+    assert (4, "") in [(failure["trial"], failure["reason"]) for failure in page.failures]
+
+
+def test_a_sweep_that_runs_has_taken_until_now_and_an_idle_one_until_its_last_event(tmp_path: Path) -> None:
+    sweep = searched(tmp_path, 3)
+    later = sweep.time + 7200
+    before = sweep.time - BEGAN
+    with sweep.at_work():
+        running = sweep_page_of(Record(sweep.folder), later)
+    idle = sweep_page_of(Record(sweep.folder), later)
+    assert [dict(page.facts)["took"] for page in (idle, running)] == [duration(before), duration(before + 7200)]
+
+
+def test_other_metrics_and_seconds_are_measures_for_a_front(page: SweepPage) -> None:
+    assert {one.name: one.goal for one in page.measures} == {
+        "val/loss": "minimize",
+        "tokens_per_s": "maximize",
+        "seconds": "minimize",
+    }
+
+
+def test_curves_are_thinned_and_say_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("pipeline.sweeps.page.points_each", lambda _: 5)
+    sweep = searched(tmp_path, 1)
+    sweep.log(0, [{"val/loss": 0.01 * at} for at in range(92)])
+    page = page_of(sweep)
+    assert [len(one["steps"]) for one in page.curves] == [5]
+    assert page.curves_about == "5 of 100 values that were logged, evenly spread."
+
+
+def test_curves_are_drawn_by_the_steps_that_were_logged_else_by_counting(tmp_path: Path) -> None:
+    sweep = searched(tmp_path, 2)
+    for number, step in ((0, '"step": 10, '), (1, "")):
+        lines = (f'{{{step}"values": {{"val/loss": {value}}}, "time": 1.0}}\n' for value in (3, 2))
+        sweep.folder.trial(number).metrics(1).write_text("".join(lines).replace("10", "20", 1))
+    assert [one["steps"] for one in page_of(sweep).curves] == [[20, 10], [1, 2]]
+
+
+def test_a_sweep_that_has_just_begun_has_a_page(tmp_path: Path) -> None:
+    page = page_of(SweepOnPaper(tmp_path, metric="", method="grid"))
+    assert (page.metric, page.numbers, page.measures) == ("", [], page.measures)
+    assert page.unfinished
+    assert html.page_html(page, SCRIPTS)
+
+
+def test_text_of_strangers_is_data_and_nothing_else(tmp_path: Path) -> None:
+    text = "</script><script>alert(1)</script><!-- \x1b[2J \u2028 & \x00"
+    sweep = hostile(tmp_path, text)
+    written = html.page_html(page_of(sweep), SCRIPTS)
+    data = written.split('<script type="application/json" id="data">')[1].split("</script>")[0]
+    assert not re.search("[<>&\u2028\u2029\x00-\x1f]", data)
+    told = json.loads(data)
+    assert told["failures"][0]["reason"] == printable(text)
+    assert told["file"] == printable(text)
+
+
+def test_the_scripts_use_every_field_and_no_way_out() -> None:
+    assert not [one.name for one in fields(SweepPage) if not re.search(rf"\bdata\.{one.name}\b", OURS)]
+    assert not re.search(r"innerHTML|outerHTML|insertAdjacent|document\.write|eval\(|fetch\(|https?:", OURS)
+
+
+# -- axes and importance -----------------------------------------------------------------------------------------
+
+
+def done(number: int, parameters: dict[str, object], value: float | None) -> Trial:
+    return Trial(number=number, parameters=parameters, value=value, state="done")
+
+
+@pytest.mark.parametrize(
+    ("values", "kind", "choices"),
+    [
+        ([1e-5, 3e-5, 1e-4, 2e-3, 1e-2, 0.1, 0.5], "log", []),
+        ([1.0, 2.0, 3.0, 4.0, 5.0, 6.0, 7.0], "linear", []),
+        ([8, 16, 8, 16, 32, 8], "choices", ["8", "16", "32"]),
+        (["b", "a", "b", True, None, 1], "choices", ["1", "a", "b", "null", "true"]),
+        ([[1], [2], [1], [2], [1], [2]], "choices", ["[1]", "[2]"]),
+    ],
+)
+def test_a_parameter_is_seen_by_its_size_its_order_of_magnitude_or_as_choices(
+    values: list[object], kind: str, choices: list[str]
+) -> None:
+    (axis,) = axes_of([done(at, {"x": value, "same": 1}, 0.0) for at, value in enumerate(values)])
+    assert (axis.name, axis.kind, axis.choices) == ("x", kind, choices)
+
+
+def test_what_decides_over_the_metric_matters_most() -> None:
+    chosen = random.Random(0)
+    trials = []
+    for number in range(60):
+        lr, flag = 10 ** chosen.uniform(-5, -2), chosen.choice([True, False])
+        parameters = {"lr": lr, "flag": flag, "list": chosen.choice([[1], [2], None]), "same": 3}
+        trials.append(done(number, parameters, abs(lr - 1e-3) + 1e-4 * flag))
+    trials += [done(60, {"lr": 1.0}, None), Trial(number=61, parameters={"lr": 1e9}, state="failed")]
+    found = importance(trials, "minimize")
+    assert list(found) == ["lr", *sorted(found, key=lambda name: -found[name])[1:]]
+    assert set(found) == {"lr", "flag", "list"}
+    assert abs(sum(found.values()) - 1) < 1e-9
+
+
+def test_trials_that_tell_nothing_have_no_shares() -> None:
+    assert importance([done(at, {"lr": at}, float(at)) for at in range(9)], "minimize") == {}
+    assert importance([done(at, {"lr": at}, 1.0) for at in range(20)], "minimize") == {}
+    assert importance([done(at, {"lr": 1}, float(at)) for at in range(20)], "minimize") == {}

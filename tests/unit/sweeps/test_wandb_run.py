@@ -1,0 +1,296 @@
+"""What wandb has written on this machine, read without it; its own files are in integration/test_trackers.py."""
+
+import json
+import os
+import random
+import struct
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from pipeline.sweeps import wandb_run
+from pipeline.sweeps.file import Goal, Metric
+from pipeline.sweeps.metrics import Curve
+from pipeline.sweeps.storage import TrialFolder
+from pipeline.sweeps.wandb_run import WandbMetrics, WandbRun, has_key, run_files, run_folders, wandb_variables
+
+LOSS = Metric(name="loss")
+
+
+def varint(number: int) -> bytes:
+    more = number >> 7
+    return bytes([number & 0x7F | (0x80 if more else 0)]) + (varint(more) if more else b"")
+
+
+def part(number: int, data: bytes) -> bytes:
+    return varint(number << 3 | 2) + varint(len(data)) + data
+
+
+def item(name: str, value: Any) -> bytes:
+    names = b"".join(part(2, each.encode()) for each in name.split("."))
+    return (names if "." in name else part(1, name.encode())) + part(16, json.dumps(value).encode())
+
+
+def history(**values: Any) -> bytes:
+    return b"\x08\x05" + part(2, b"".join(part(1, item(name, value)) for name, value in values.items()))
+
+
+def summary(*removed: str, **values: Any) -> bytes:
+    updates = b"".join(part(1, item(name, value)) for name, value in values.items())
+    return part(3, updates + b"".join(part(2, part(1, name.encode())) for name in removed))
+
+
+def config(**values: Any) -> bytes:
+    return b"".join(part(1, item(name, value)) for name, value in values.items())
+
+
+def written(*records: bytes) -> bytes:
+    """As LevelDB writes logs: in pieces that do not cross the end of a block."""
+    data = bytearray(b":W&B\xe1\xbe\x00")
+    for record in records:
+        first = True
+        while True:
+            left = 2**15 - len(data) % 2**15
+            if left < 7:
+                data += bytes(left)
+                continue
+            piece, record = record[: left - 7], record[left - 7 :]
+            kind = (1 if not record else 2) if first else (4 if not record else 3)
+            data += struct.pack("<IHB", 0, len(piece), kind) + piece
+            first = False
+            if not record:
+                break
+    return bytes(data)
+
+
+def run_file(folder: Path, *records: bytes, name: str = "offline-run-1-abc") -> Path:
+    path = folder / "wandb" / name / "run-abc.wandb"
+    path.parent.mkdir(parents=True)
+    path.write_bytes(written(*records))
+    return path
+
+
+def test_rows_and_the_summary_by_dotted_names(tmp_path: Path) -> None:
+    path = run_file(
+        tmp_path,
+        part(17, b"the run"),
+        history(loss=1, **{"val.acc": 0.5}, text="x", flag=True, nan=float("nan"), big=10**400),
+        history(loss=0.25, table={"a": {"b": 3}}, long="y" * 100_000),
+        summary(loss=0.25, best={"max": 0.9}, gone=1),
+        summary("gone", final=7),
+        b"\x18\x01",
+    )
+    assert run_files(run_folders(tmp_path)) == [path]
+    run = WandbRun(path)
+    assert list(run.rows()) == [
+        {"loss": 1.0, "val.acc": 0.5, "nan": None, "big": None},
+        {"loss": 0.25, "table.a.b": 3.0},
+    ]
+    assert run.summary == {"loss": 0.25, "best.max": 0.9, "final": 7.0}
+
+
+def test_settings_as_they_were_at_the_end(tmp_path: Path) -> None:
+    begun = part(17, part(1, b"abc") + part(4, config(lr=0.1, model={"width": 8}, gone=1)))
+    path = run_file(tmp_path, begun, part(5, config(lr=0.5, text="x") + part(2, part(1, b"gone"))))
+    run = WandbRun(path)
+    assert list(run.rows()) == []
+    assert run.exit_code == 0
+    assert run.config == {"lr": 0.5, "model": {"width": 8}, "text": "x"}
+
+
+def test_a_file_that_is_cut_off_or_altered_is_read_as_far_as_it_goes(tmp_path: Path) -> None:
+    rows = [history(loss=float(number), pad="z" * 3000) for number in range(40)]
+    path = run_file(tmp_path, *rows)
+    whole, chosen = path.read_bytes(), random.Random(0)
+    for cut in (0, 3, 7, 9, 3000, 32768, 32770, len(whole) - 1):
+        path.write_bytes(whole[:cut])
+        read = [row["loss"] for row in WandbRun(path).rows()]
+        assert read == list(range(len(read)))
+    for _ in range(200):
+        altered = bytearray(whole)
+        for _ in range(chosen.randrange(1, 20)):
+            altered[chosen.randrange(len(altered))] = chosen.randrange(256)
+        path.write_bytes(bytes(altered))
+        list(WandbRun(path).rows())
+    path.write_bytes(os.urandom(5000))
+    assert list(WandbRun(path).rows()) == []
+
+
+@pytest.mark.parametrize("most", [wandb_run.PART, 40_000])
+def test_a_file_that_grows_is_read_on_from_where_it_ended(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, most: int
+) -> None:
+    """Wherever that is, in the middle of a row too; and however little is read at a time."""
+    monkeypatch.setattr(wandb_run, "PART", most)
+    path = run_file(tmp_path, *(history(loss=float(number), pad="z" * 5000) for number in range(40)), summary(a=1))
+    whole, run, read = path.read_bytes(), WandbRun(path), list[float | None]()
+    for size in [*range(0, len(whole), 1777), len(whole)]:
+        path.write_bytes(whole[:size])
+        read += [row["loss"] for row in run.rows()]
+    assert read == list(range(40))
+    assert run.summary == {"a": 1.0}
+
+
+def test_a_trial_that_tells_wandb_alone_is_judged_by_that(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whichever the clock of this machine, which need not be that of its disk, and is an hour ahead here."""
+    place = TrialFolder(tmp_path)
+    now = time.time()
+    monkeypatch.setattr("time.time", lambda: now + 3600)
+    curve = Curve(place, 2, LOSS)
+    at_wandb = curve.at_wandb(Path())
+    old = run_file(tmp_path, history(loss=7.0), name="offline-run-0-old")
+    os.utime(old, (1000, 1000))
+    run_file(
+        tmp_path,
+        history(loss=3.0, _step=5, _timestamp=1.5e9),
+        history(other=1.0),
+        history(loss=2.0, _step=6, _timestamp=1.5e9),
+        summary(loss=1.0, _step=6),
+    )
+    curve.follow(at_wandb, to_its_end=True)
+    assert curve.judged == [3.0, 2.0, 1.0]
+    assert [json.loads(line)["step"] for line in place.metrics(2).read_text().splitlines()] == [5, 6, 6]
+    assert not place.metrics(1).exists()
+
+
+@pytest.mark.parametrize(
+    ("defined", "goal", "value"),
+    [
+        ({"min": 1.0}, "minimize", 1.0),
+        ({"min": 1.0, "max": 4.0, "last": 2.0}, "minimize", 1.0),
+        ({"min": 1.0, "max": 4.0, "last": 2.0}, "maximize", 4.0),
+        ({"mean": 3.0}, "maximize", 3.0),
+        ({"max": 4.0}, "minimize", 4.0),
+        ({"max": 4.0, "best": 1.5}, "minimize", 1.5),
+        ({}, "minimize", 2.0),
+    ],
+)
+def test_a_trial_counts_as_the_value_that_its_program_has_defined_for_the_summary(
+    tmp_path: Path, defined: dict[str, float], goal: Goal, value: float
+) -> None:
+    """By ``define_metric("loss", summary="min")``: then the summary has a table in the place of the last value."""
+    run_file(tmp_path, *(history(loss=each) for each in (4.0, 1.0, 2.0)), summary(loss=defined))
+    curve = Curve(TrialFolder(tmp_path), 1, Metric(name="loss", goal=goal))
+    curve.follow(curve.at_wandb(Path()), to_its_end=True)
+    assert curve.judged[:3] == [4.0, 1.0, 2.0]
+    assert curve.judged[-1] == value
+
+
+def test_what_is_told_to_the_sweep_itself_comes_first(tmp_path: Path) -> None:
+    place = TrialFolder(tmp_path)
+    run_file(tmp_path, history(loss=3.0))
+    place.metrics(1).write_text('{"step": 1, "values": {"loss": 0.5}, "time": 1.0}\n')
+    curve = Curve(place, 1, LOSS)
+    curve.follow(WandbMetrics(place, 1, LOSS, since=0.0), to_its_end=True)
+    assert curve.judged == [0.5]
+
+
+def test_rows_are_taken_while_a_trial_runs_each_once_of_all_its_runs(tmp_path: Path) -> None:
+    place = TrialFolder(tmp_path)
+    curve, at_wandb = Curve(place, 1, LOSS), WandbMetrics(place, 1, LOSS, since=0.0)
+    path = run_file(tmp_path, history(loss=3.0), history(loss=2.0))
+    curve.follow(at_wandb)
+    curve.follow(at_wandb)
+    assert curve.judged == [3.0, 2.0]
+    path.write_bytes(written(history(loss=3.0), history(loss=2.0), history(loss=1.0), summary(loss=1.0)))
+    second = run_file(tmp_path, history(loss=0.5), summary(loss=0.5), name="offline-run-2-abc")
+    os.utime(second, (time.time() + 9,) * 2)
+    curve.follow(at_wandb, to_its_end=True)
+    assert curve.judged == [3.0, 2.0, 1.0, 0.5]
+
+
+def test_runs_elsewhere_are_those_that_the_program_has_printed(tmp_path: Path) -> None:
+    """As with `dir`, which Lightning's logger always gives."""
+    place, start = TrialFolder(tmp_path / "trial"), tmp_path / "my work"
+    place.path.mkdir()
+    run_file(start / "logs", history(loss=3.0))
+    run_file(start, history(loss=9.0))  # of another trial
+    place.log(1).write_text(
+        "begins\n\x1b[34mwandb\x1b[0m: Run data is saved locally in ./logs/wandb/offline-run-20260102_030405-abc\n"
+    )
+    (start / "logs/wandb/offline-run-1-abc").rename(start / "logs/wandb/offline-run-20260102_030405-abc")
+    curve = Curve(place, 1, LOSS)
+    curve.follow(WandbMetrics(place, 1, LOSS, 0.0, start), to_its_end=True)
+    assert curve.judged == [3.0]
+
+
+@pytest.mark.parametrize(
+    ("given", "known", "said"),
+    [
+        ({"lr": 0.1}, {"lr": 1}, ["lr=1 where the sweep gave 0.1"]),
+        ({"a": {"lr": 0.1, "b": 2}}, {"a": {"lr": 5, "b": 2, "c": 3}}, ["a.lr=5 where the sweep gave 0.1"]),
+        ({"lr": 1e-05, "n": 1, "f": True, "x": None}, {"lr": "1e-05", "n": 1.0, "f": True, "x": None}, []),
+        ({"flag": True}, {"flag": 1}, ["flag=1 where the sweep gave True"]),
+        ({"lr": 1}, {}, []),
+        ({"layers": [1, 2], "big": float("inf")}, {"layers": [3], "big": "Infinity"}, []),
+    ],
+)
+def test_settings_that_a_trial_was_not_given_are_told(
+    tmp_path: Path, given: dict[str, Any], known: dict[str, Any], said: list[str]
+) -> None:
+    run_file(tmp_path, part(17, part(4, config(**known))))
+    at_wandb = WandbMetrics(TrialFolder(tmp_path), 1, LOSS, since=0.0)
+    at_wandb.follow()
+    assert at_wandb.other_values(given) == said
+
+
+def test_of_several_runs_the_exit_code_of_the_last_one_counts(tmp_path: Path) -> None:
+    """As with folds, whose runs come before that of the trial."""
+    at_wandb = WandbMetrics(TrialFolder(tmp_path), 1, LOSS, since=0.0)
+    assert at_wandb.exit_code == 0
+    for number, (record, expected) in enumerate(((part(18, b"\x08\x01\x10\x05"), 1), (part(18, b"\x10\x05"), 0))):
+        path = run_file(tmp_path, record, name=f"offline-run-{number}-abc")
+        os.utime(path, (time.time() + 9 * number,) * 2)
+        at_wandb.follow()
+        assert at_wandb.exit_code == expected
+
+
+def test_a_run_that_did_not_come_about_adds_nothing(tmp_path: Path) -> None:
+    place = TrialFolder(tmp_path)
+    curve, at_wandb = Curve(place, 1, LOSS), WandbMetrics(place, 1, LOSS, since=0.0)
+    curve.follow(at_wandb, to_its_end=True)
+    assert curve.judged == []
+    path = run_file(tmp_path, history(loss=3.0))
+    path.unlink()
+    path.mkdir()
+    curve.follow(at_wandb, to_its_end=True)
+    assert curve.judged == []
+
+
+KEY = "0123456789" * 4
+
+
+@pytest.mark.parametrize(
+    ("environment", "netrc", "settings", "found"),
+    [
+        ({}, "", "", False),
+        ({"WANDB_API_KEY": KEY}, "", "", True),
+        ({}, f"machine api.wandb.ai login user password {KEY}", "", True),
+        ({}, f"machine example.org login user password {KEY}", "", False),
+        ({"WANDB_BASE_URL": "http://example.org:8080"}, "machine example.org:8080 login u password p", "", True),
+        ({}, "", f"[default]\napi_key = {KEY}", True),
+        ({}, "", "[default]\nmode = disabled", True),
+        ({}, "no such words \x00", "no settings", False),
+    ],
+)
+def test_without_a_login_where_wandb_looks_for_it_trials_are_offline(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    environment: dict[str, str],
+    netrc: str,
+    settings: str,
+    found: bool,
+) -> None:
+    monkeypatch.setenv("HOME", str(tmp_path))
+    if netrc:
+        (tmp_path / ".netrc").write_text(netrc)
+        (tmp_path / ".netrc").chmod(0o600)
+    if settings:
+        (tmp_path / ".config/wandb").mkdir(parents=True)
+        (tmp_path / ".config/wandb/settings").write_text(settings)
+    assert has_key(environment) is found
+    mode = wandb_variables(TrialFolder(tmp_path), "fit", environment).get("WANDB_MODE")
+    assert mode == (None if found else "offline")
+    assert "WANDB_MODE" not in wandb_variables(TrialFolder(tmp_path), "fit", {"WANDB_MODE": "online"})
