@@ -29,9 +29,7 @@ from pipeline.machine import memory
 from pipeline.plan.build import build_plan
 from pipeline.plan.chains import PREPARATION
 from pipeline.plan.compatibility import (
-    check_optimizer,
-    check_quantization,
-    check_text_backend,
+    check_compatible,
     named_by_bits,
     plain_attention,
     resolve_widths,
@@ -181,9 +179,7 @@ def prepare(config: Config, given: Sequence[str] = (), on_large: Callable[[str],
     devices, are_here = _devices(config)
     _check_jobs_per_device(config, devices)
     gpu = any(device.kind == "cuda" for device in devices)
-    check_text_backend(config, gpu=gpu)
-    check_quantization(config, gpu=gpu)
-    check_optimizer(config, gpu=gpu)
+    check_compatible(config, gpu=gpu)
     widths = resolve_widths(config)
     idle = idle_settings(config, given, gpu=gpu)
     config = named_by_bits(config)

@@ -6,20 +6,15 @@ Only what stands on the command line counts. A file, above all a profile, may we
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, is_dataclass
+from dataclasses import dataclass
 from fnmatch import fnmatchcase
-
-from hydra.core.override_parser.overrides_parser import OverridesParser
 
 from pipeline.config.bases import AlgoConfig, Settings
 from pipeline.config.fronts import point_of, settings_of
-from pipeline.config.place import defined_at
 from pipeline.config.ranks import devices_per_training
 from pipeline.config.schema import AUTO, Backend, Config, Schedule, TextBackend, Tracker
 from pipeline.config.tables import TABLES
 from pipeline.config.user_code import ask
-from pipeline.config.values import brief
-from pipeline.errors import ConfigError
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -59,35 +54,22 @@ class Rule:
     """When settings have no effect.
 
     Attributes:
-        pattern: Of their keys; a star stands for anything.
+        patterns: Of their keys; a star stands for anything.
         idle: Whether one has none in this run; a text is the reason.
         reason: Why, where `idle` does not say it.
         verdict: What is said of one, before the reason.
     """
 
-    pattern: str
+    patterns: tuple[str, ...]
     idle: Callable[[GivenSetting], bool | str]
     reason: str = ""
     verdict: str = "has no effect in this run"
 
 
 def _left_out(run: GivenSetting) -> str:
-    """What a user may have had in mind who has set something of an algorithm that does not run."""
+    """That an algorithm is not part of the run."""
     chosen = dict.fromkeys(point_of(name)[0] for name, algo in run.config.algos.items() if algo.enabled)
-    _, name, *path = run.key
-    others = [f"algos.{each}.{'.'.join(path)}" for each in chosen if _holds(run.config, each, path)]
-    meant = f", or did you mean {' or '.join(others)}?" if 0 < len(others) <= _FEW else ""
-    return f"{name} is not part of it; 'algos=[{','.join([*chosen, name])}]' adds it{meant}"
-
-
-def _holds(config: Config, name: str, path: Sequence[str]) -> bool:
-    """Whether an algorithm has such a setting."""
-    section: object = next(algo for each, algo in config.algos.items() if point_of(each)[0] == name)
-    for part in path:
-        if not is_dataclass(section) or not hasattr(section, part):
-            return False
-        section = getattr(section, part)
-    return True
+    return f"{run.key[1]} is not part of it; 'algos=[{','.join([*chosen, run.key[1]])}]' adds it"
 
 
 def _trains(run: GivenSetting) -> bool:
@@ -143,138 +125,126 @@ def _of_section(run: GivenSetting) -> str:
     said = ""
     for place in range(len(path)):
         if isinstance(section, Settings):
-            said = _told_by(".".join(run.key[: 2 + place]), section, ".".join(path[place:])) or said
+            setting, inner = ".".join(path[place:]), section
+            who = f"{'.'.join(run.key[: 2 + place])}: idle() of {type(section).__name__}"
+            said = str(ask(who, lambda: inner.idle(setting)) or said)  # noqa: B023 - asked at once
         section = _inside(section, path[place])
     return said
 
 
-def _told_by(key: str, section: Settings, setting: str) -> str:
-    """What `idle` says; who has nothing to say may return None."""
-    who = f"{key}: idle() of {type(section).__name__}"
-    given: object = ask(who, lambda: section.idle(setting))
-    if not isinstance(given, str | None):
-        raise ConfigError(
-            f"{who} gave {brief(given)}, but must give the reason, as a text, or ''{defined_at(section.idle)}"
-        )
-    return given or ""
-
-
 def _inside(section: object, name: str) -> object:
-    """What settings, a table or a list hold under a name or place."""
-    if isinstance(section, Mapping):
-        return section.get(name)
-    if isinstance(section, Sequence):
-        return section[int(name)] if name.isdigit() and int(name) < len(section) else None
-    return getattr(section, name, None)
+    """What settings or a table hold under a name."""
+    return section.get(name) if isinstance(section, Mapping) else getattr(section, name, None)
 
 
 GPU_PROFILES = ("a100_40gb", "a100_80gb", "h200")
 """Those that ship."""
 _NO_GPU = "it is about GPUs, and this run uses none"
 _SHOWN = 80
-_FEW = 2
-"""Keys that are suggested at most."""
 _ONE_DEVICE = "each training has one device here; training.gpus_per_job gives it more"
+_ON_GPUS: tuple[str, ...] = (
+    "algos.*.memory_mb",
+    "training.memory_mb",
+    "training.deterministic",
+    "generation.memory_mb",
+)
+_ON_GPUS += ("generation.cuda_graphs", "system.clear_cache_interval", "execution.wait_for_devices")
+
+
+def _alone(run: GivenSetting) -> bool:
+    return devices_per_training(run.config) == 1
+
 
 RULES = (
     Rule(
-        "algos.*.*",
+        ("algos.*.*",),
         lambda run: run.key[2] != "enabled" and run.algo is not None and not run.algo.enabled and _left_out(run),
     ),
     Rule(
-        "algos.*.*",
+        ("algos.*.*",),
         lambda run: not run.in_front and run.key[2] in settings_of(point_of(run.name)[1]),
         "each point of algos.<NAME>.front has a value of its own",
     ),
-    *(Rule(f"{table}.*.*", _of_section) for table in TABLES),
-    Rule("algos.*.memory_mb", lambda run: not run.gpu, _NO_GPU),
+    Rule(tuple(f"{table}.*.*" for table in TABLES), _of_section),
+    Rule(_ON_GPUS, lambda run: not run.gpu, _NO_GPU),
     Rule(
-        "profile",
+        ("profile",),
         lambda run: not run.gpu and run.value in GPU_PROFILES,
         "its values apply, but this run uses no GPU; profile=cpu is for machines without one",
         verdict="is for a GPU",
     ),
     Rule(
-        "data_collection.samples_per_example",
+        ("data_collection.samples_per_example",),
         lambda run: not _guides(run) and not _own(run),
         "it is for value-guided algorithms, and this run has none; the others have algos.<NAME>.num_generations",
     ),
     Rule(
-        "evaluation.etas",
+        ("evaluation.etas",),
         lambda run: not _guides(run) and not _own(run),
         "it is for value-guided algorithms, and this run has none",
         verdict="changes no algorithm of this run",  # the optimum is told at these strengths all the same
     ),
     Rule(
-        "evaluation.kl_limit",
+        ("evaluation.kl_limit",),
         lambda run: not run.config.evaluation.etas,
         "it is for the choice among evaluation.etas, and there are none",
     ),
     Rule(
-        "evaluation.matched_kl",
+        ("evaluation.matched_kl",),
         lambda run: not _has_fronts(run),
         "it is for fronts, and this run has none; algos.<NAME>.front or evaluation.etas makes one",
     ),
+    Rule(("training.*",), lambda run: not _trains(run) and not _own(run), "nothing is trained in this run"),
     Rule(
-        "training.*",
-        lambda run: not _trains(run) and not _own(run),
-        "nothing is trained in this run",
-    ),
-    Rule(
-        "training.warmup_steps",
+        ("training.warmup_steps",),
         lambda run: run.config.training.schedule is Schedule.constant and not _own(run),
         "training.schedule=constant has no warm-up; constant_with_warmup has one",
     ),
-    Rule("training.schedule", _stays, verdict="is not for all of this run"),
-    Rule("generation.backend", _draws_by_own, verdict="is not for all of this run"),
-    Rule("training.memory_mb", lambda run: not run.gpu, _NO_GPU),
-    Rule("training.deterministic", lambda run: not run.gpu, _NO_GPU),
-    Rule("training.strategy", lambda run: devices_per_training(run.config) == 1, _ONE_DEVICE),
-    Rule("generation.memory_mb", lambda run: not run.gpu, _NO_GPU),
-    Rule("generation.cuda_graphs", lambda run: not run.gpu, _NO_GPU),
-    Rule("distributed.num_gpus", lambda run: not run.gpu and not run.config.distributed.enabled, _NO_GPU),
-    *(
-        Rule(f"distributed.{name}", lambda run: not run.gpu and not run.config.distributed.enabled, _NO_GPU)
-        for name in ("gpu_ids", "gpu_list")
-    ),
-    Rule("distributed.strategy", lambda run: devices_per_training(run.config) == 1, _ONE_DEVICE),
-    Rule("distributed.fsdp_*", lambda run: devices_per_training(run.config) == 1, _ONE_DEVICE),
+    Rule(("training.schedule",), _stays, verdict="is not for all of this run"),
+    Rule(("generation.backend",), _draws_by_own, verdict="is not for all of this run"),
+    Rule(("training.strategy", "distributed.strategy", "distributed.fsdp_*"), _alone, _ONE_DEVICE),
     Rule(
-        "distributed.master_port",
-        lambda run: devices_per_training(run.config) == 1 and run.config.generation.gpus_per_job == 1,
+        ("distributed.num_gpus", "distributed.gpu_ids", "distributed.gpu_list"),
+        lambda run: not run.gpu and not run.config.distributed.enabled,
+        _NO_GPU,
+    ),
+    Rule(
+        ("distributed.master_port",),
+        lambda run: _alone(run) and run.config.generation.gpus_per_job == 1,
         _ONE_DEVICE,
     ),
     Rule(
-        "distributed.gpu_memory_gib",
+        ("distributed.gpu_memory_gib",),
         lambda run: run.config.generation.gpus_per_job != AUTO and not run.config.dry_run,
         "generation.gpus_per_job=auto reckons with it",
     ),
-    Rule("distributed.gpu_name", lambda run: not run.config.dry_run, "a dry run for GPUs that are not here does"),
     Rule(
-        "tracking.*",
+        ("distributed.gpu_name",), lambda run: not run.config.dry_run, "a dry run for GPUs that are not here does"
+    ),
+    Rule(
+        ("tracking.*",),
         lambda run: run.key[1] != "report_to" and not run.config.tracking.report_to,
         "no tracker is asked for; tracking.report_to=[tensorboard] does",
     ),
-    *(
-        Rule(f"tracking.{name}", lambda run: Tracker.wandb not in run.config.tracking.report_to, "it is for wandb")
-        for name in ("mode", "entity")
-    ),
-    Rule("system.clear_cache_interval", lambda run: not run.gpu, _NO_GPU),
-    Rule("execution.wait_for_devices", lambda run: not run.gpu, _NO_GPU),
     Rule(
-        "execution.workers",
-        lambda run: not run.config.system.use_parallel_execution,
-        "system.use_parallel_execution=false runs every job in one process",
+        ("tracking.mode", "tracking.entity"),
+        lambda run: Tracker.wandb not in run.config.tracking.report_to,
+        "it is for wandb",
     ),
     Rule(
-        "execution.workers",
-        lambda run: run.config.execution.backend is Backend.inline,
-        "execution.backend=inline runs every job in one process",
+        ("execution.workers",),
+        lambda run: not run.config.system.use_parallel_execution or run.config.execution.backend is Backend.inline,
+        "system.use_parallel_execution=false and execution.backend=inline run every job in one process",
     ),
     Rule(
-        "execution.ray.*",
+        ("execution.ray.*",),
         lambda run: run.config.execution.backend is not Backend.ray,
         "execution.backend is not ray",
+    ),
+    Rule(
+        ("execution.spares",),
+        lambda run: run.config.execution.backend is Backend.ray,
+        "with execution.backend=ray no workers wait beside the others",
     ),
 )
 """The first that applies to a key speaks. A key of several points has an effect if it has one on any of them.
@@ -294,7 +264,7 @@ def idle_settings(config: Config, overrides: Sequence[str], *, gpu: bool) -> tup
     for given, value in _given(overrides):
         key = tuple(given.split("."))
         swept = _settings_of_front(config, key)
-        parts = swept or _settings_within(config, key, value) or {key: f"{given}={value[:_SHOWN]}"}
+        parts = swept or {key: f"{given}={value[:_SHOWN]}"}
         for one, said in parts.items():
             reasons = [
                 _reason(
@@ -316,30 +286,6 @@ def _settings_of_front(config: Config, key: tuple[str, ...]) -> dict[tuple[str, 
     return {(*key[:2], setting): ".".join((*key[:3], setting)) for setting in given}
 
 
-def _settings_within(config: Config, key: tuple[str, ...], value: str) -> dict[tuple[str, ...], str]:
-    """The keys that a list or table gives values to in settings inside, with what to call them."""
-    if key[0] not in TABLES or not value.startswith(("[", "{")):
-        return {}
-    names = _points(config, key) or key[1:2]
-    section: object = getattr(config, key[0]).get(names[0]) if names else None
-    for name in key[2:]:
-        section = _inside(section, name)
-    typed = OverridesParser.create().parse_override(f"{key[0]}={value}").value()
-    return {each: ".".join(each) for each in _typed_keys(section, typed, key)}
-
-
-def _typed_keys(section: object, typed: object, key: tuple[str, ...]) -> Iterator[tuple[str, ...]]:
-    for name, value in _entries(typed):
-        inside = list(_typed_keys(_inside(section, name), value, (*key, name)))
-        yield from inside or [(*key, name)] * isinstance(section, Settings)
-
-
-def _entries(typed: object) -> list[tuple[str, object]]:
-    if isinstance(typed, Mapping):
-        return [(str(name), value) for name, value in typed.items()]
-    return [(str(place), value) for place, value in enumerate(typed)] if isinstance(typed, list) else []
-
-
 def _points(config: Config, key: tuple[str, ...]) -> list[str]:
     """Names of what the algorithm of a key is run as: its own, or those of the points of its front."""
     return [name for name in config.algos if key[0] == "algos" and key[1:2] in ((name,), (point_of(name)[0],))]
@@ -349,7 +295,7 @@ def _reason(run: GivenSetting) -> str:
     """What the first rule says by which a key has no effect; "" where none does."""
     key = ".".join(run.key)
     for rule in RULES:
-        if fnmatchcase(key, rule.pattern) and (idle := rule.idle(run)):
+        if any(fnmatchcase(key, each) for each in rule.patterns) and (idle := rule.idle(run)):
             return f"{rule.verdict}: {idle if isinstance(idle, str) else rule.reason}"
     return ""
 

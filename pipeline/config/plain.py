@@ -6,8 +6,7 @@ Free of Hydra: only who composes a request needs it, and its import would be a s
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Iterator, Mapping, Set
-from contextlib import suppress
+from collections.abc import Iterable, Mapping
 from copy import deepcopy
 from dataclasses import fields, is_dataclass
 from enum import Enum
@@ -135,78 +134,29 @@ _UNTOUCHED: dict[type[Any], Any] = {}
 
 def to_plain(config: object) -> dict[str, Any]:
     """Any configuration dataclass as plain JSON data; enums become their names."""
-    with suppress(_UnsureError):
-        return _as_declared(config)
-    node = OmegaConf.structured(config)
-    plain = OmegaConf.to_container(node, resolve=True, enum_to_str=True)
-    return cast("dict[str, Any]", plain)
-
-
-class _UnsureError(Exception):
-    """Only OmegaConf knows what becomes of a value."""
-
-
-def _as_declared(config: object) -> dict[str, Any]:
-    """The same, where all values are of the types of their fields: OmegaConf makes an object of each to look.
-
-    Raises:
-        _UnsureError: One may be of another type, or refer to another one.
-    """
-    kind: Any = type(config)
-    types, defaults = _exact_types(kind), default_values(kind)
-    plain: dict[str, Any] = {}
-    for name, default in defaults.items():
-        value = getattr(config, name)
-        if isinstance(value, (dict, list)) and _alike(value, default):
-            plain[name] = deepcopy(default)
-        elif isinstance(value, dict) and default == {} and _sections(types[name], value.values()):
-            plain[name] = {key: _as_declared(section) for key, section in value.items()}
-        elif default != {} and _sections(types[name], [value]):
-            plain[name] = _as_declared(value)
-        elif type(value) in types[name] and not (isinstance(value, str) and "$" in value):
-            plain[name] = value.name if isinstance(value, Enum) else value
-        else:
-            raise _UnsureError
+    plain: dict[str, Any] = _plain(config, Any)
     return plain
 
 
-def _sections(types: Set[Any], values: Iterable[object]) -> bool:
-    """Whether values are settings of classes that a field may have, by itself or under names."""
-    kinds: Any = tuple(object if one is Any else one for one in types if one is Any or is_dataclass(one))
-    return all(is_dataclass(type(value)) and isinstance(value, kinds) for value in values)
-
-
-def _alike(value: object, default: object) -> bool:
-    """Whether plain values are one, down to their types."""
-    if isinstance(value, dict) and isinstance(default, dict):
-        return value.keys() == default.keys() and all(_alike(value[name], default[name]) for name in value)
-    if isinstance(value, list) and isinstance(default, list):
-        return len(value) == len(default) and all(map(_alike, value, default))
-    return type(value) is type(default) and type(value) in _SCALARS and value == default and "$" not in str(value)
+def _plain(value: Any, hint: Any) -> Any:
+    """A value as its field has it: a whole number is a number where that is asked for."""
+    if is_dataclass(value):
+        hints = _hints(type(value))  # type: ignore[arg-type]  # classes are hashable
+        return {each.name: _plain(getattr(value, each.name), hints[each.name]) for each in fields(value)}
+    if isinstance(value, Enum):
+        return value.name
+    kinds = get_args(hint) if get_origin(hint) in (Union, UnionType) else (hint,)
+    if isinstance(value, dict | list | tuple):
+        inside = next((get_args(kind)[-1] for kind in kinds if get_args(kind)), Any)
+        if isinstance(value, dict):
+            return {name: _plain(entry, inside) for name, entry in value.items()}
+        return [_plain(entry, inside) for entry in value]
+    return float(value) if type(value) is int and float in kinds and int not in kinds else value
 
 
 @cache
-def _exact_types(kind: type[Any]) -> dict[str, Set[Any]]:
-    """The types whose values a field keeps as they are, and of sections; of a table, what is under its names."""
-    return {name: set(_kept(hint)) for name, hint in get_type_hints(kind).items()}
-
-
-def _kept(hint: Any) -> Iterator[Any]:
-    if get_origin(hint) in (Union, UnionType):
-        for choice in get_args(hint):
-            yield from _kept(choice)
-    elif get_origin(hint) is dict:
-        yield from (one for one in _kept(get_args(hint)[1]) if one is Any or is_dataclass(one))
-    elif (
-        hint is Any
-        or hint in _SCALARS
-        or is_dataclass(hint)
-        or (isinstance(hint, type) and issubclass(hint, Enum))
-    ):
-        yield hint
-
-
-_SCALARS = {bool, int, float, str, type(None)}
+def _hints(kind: type[Any]) -> dict[str, Any]:
+    return get_type_hints(kind)
 
 
 def stage_config_from_plain(plain: Mapping[str, Any]) -> StageConfig:

@@ -8,19 +8,16 @@ from __future__ import annotations
 import hashlib
 import importlib
 import importlib.util
-import os
 import pkgutil
-import re
 import sys
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import is_dataclass
 from difflib import get_close_matches
 from functools import cache
 from importlib.machinery import ModuleSpec, PathFinder
 from keyword import iskeyword
 from pathlib import Path
-from types import FunctionType, UnionType
-from typing import Any, TypeVar, Union, get_args, get_origin, get_type_hints
+from typing import Any, TypeVar
 
 from omegaconf import OmegaConf
 from omegaconf.errors import OmegaConfBaseException
@@ -57,46 +54,18 @@ def split_path(path: str) -> tuple[str, str]:
     """
     module, _, name = path.partition(":") if ":" in path else path.rpartition(".")
     parts = [*module.split("."), *name.split(".")]
-    if not all(part.isidentifier() and not iskeyword(part) for part in parts):
-        general = (
-            " Write my_package.my_module.MyName, or my_package.my_module:Outer.Inner for a name inside a class."
+    if not all(part.isidentifier() and not iskeyword(part) for part in parts) or name == "py":
+        raise ConfigError(
+            f"cannot import '{path}': this is no dotted path. Write my_package.my_module.MyName for what a file "
+            "my_package/my_module.py defines, or my_package.my_module:Outer.Inner for a name inside a class; no "
+            "part can have a '-'."
         )
-        raise ConfigError(f"cannot import '{path}': this is no dotted path.{_dotted(path) or general}")
     if parts[0] == "__main__":
         raise ConfigError(
             f"cannot import '{path}': workers do not run your script again, so they cannot find what it defines. "
             f"Move {name} to a module of its own and name that."
         )
     return module, name
-
-
-def a_file(path: str) -> str:
-    """What to say of a path that ends in ``.py``, which leads to no name of that module."""
-    return f"cannot import '{path}': name a module, not a file.{_dotted(path)}"
-
-
-def _dotted(path: str) -> str:
-    """What to write in place of a file, or of a name with '-'; "" for what is neither."""
-    words, is_file = re.subn(r"\.py(?=$|[.:])", "", path)
-    folder, _, last = words.rpartition("/")
-    if path.endswith(".py") or not re.search("[.:]", last):
-        last += ".NAME"
-    place = os.path.relpath(folder or ".")
-    outside = place.startswith("..") or folder.startswith("~")
-    given = last if outside or place == "." else f"{place.replace('/', '.')}.{last}"
-    right = given.replace("-", "_")
-    # Not Path.is_file(), which raises for a name that is too long.
-    is_known = folder or is_file or right != given or os.path.isfile(f"{path}.py")  # noqa: PTH113
-    if not is_known or not all(part.isidentifier() for part in re.split("[.:]", right)):
-        return ""
-    said = f" Write {right}"
-    if right.endswith(".NAME"):
-        said += ", NAME being what you have defined there"
-    if right != given:
-        said += "; a module's name can have no '-', so rename the file or folder likewise"
-    if outside:
-        said += f"; and start the command in {folder}, or name that folder in PYTHONPATH"
-    return f"{said}."
 
 
 def find_module(path: str) -> ModuleSpec:
@@ -229,11 +198,6 @@ def check_settings_class(owner: str, schema: object, base: type) -> None:
             f"{owner}: its config_class {schema.__name__} has no @dataclass(kw_only=True) above it, so that its "
             f"{', '.join(fields)} could not be set"
         )
-    if hidden := [name for name in schema.__dataclass_fields__ if _is_said(schema, name)]:
-        raise ConfigError(
-            f"{owner}: its config_class {schema.__name__} has a field {hidden[0]}, which is the name of what "
-            "settings say of themselves; call it otherwise"
-        )
     try:
         OmegaConf.structured(schema())
     except OmegaConfBaseException as error:
@@ -245,50 +209,6 @@ def check_settings_class(owner: str, schema: object, base: type) -> None:
         if isinstance(error, TypeError) and not own_place(error):
             raise ConfigError(f"{owner}: every field of its config_class needs a default: {error}") from error
         raise ConfigError(f"{owner}: its config_class {schema.__name__}() failed: {told(error)}") from error
-    if other := next(_retyped(schema), None):
-        raise ConfigError(f"{owner}: its config_class {schema.__name__} has a field {other}")
-
-
-def _retyped(schema: type) -> Iterator[str]:
-    """Inherited fields of another type, which whatever reads them does not expect."""
-    own = get_type_hints(schema)
-    for base in schema.__mro__[1:]:
-        for name in vars(base).get("__dataclass_fields__", ()):
-            inherited = get_type_hints(base)[name]
-            if not _narrower(own[name], inherited):
-                yield (
-                    f"{name} of type {_type_name(own[name])}, which in {base.__name__} is of type "
-                    f"{_type_name(inherited)}; keep that type, or call yours otherwise"
-                )
-
-
-def _narrower(own: Any, inherited: Any) -> bool:
-    """Whether every value of a type is one of another type; a whole number is a number, and true is none."""
-    if own == inherited or inherited is Any:
-        return True
-    if _is_union(own):
-        return all(_narrower(each, inherited) for each in get_args(own))
-    if _is_union(inherited):
-        return any(_narrower(own, each) for each in get_args(inherited))
-    if get_args(inherited):
-        return get_origin(own) is get_origin(inherited) and all(map(_narrower, get_args(own), get_args(inherited)))
-    plain = get_origin(own) or own
-    if not (isinstance(plain, type) and isinstance(inherited, type)):
-        return False
-    return plain is not bool and ((plain, inherited) == (int, float) or issubclass(plain, inherited))
-
-
-def _is_union(kind: Any) -> bool:
-    return get_origin(kind) in (Union, UnionType)
-
-
-def _type_name(kind: Any) -> str:
-    return kind.__name__ if isinstance(kind, type) and not get_args(kind) else str(kind)
-
-
-def _is_said(schema: type, name: str) -> bool:
-    """Whether a name is that of a method or property of settings."""
-    return any(isinstance(vars(base).get(name), (FunctionType, property)) for base in schema.__mro__)
 
 
 def _called(thing: object) -> str:
@@ -335,29 +255,9 @@ def _no_such_module(path: str, missing: str) -> str:
             f"installed packages.{near} Start the command in the folder that holds it, or name that folder in "
             "PYTHONPATH."
         )
-    package = sys.modules[parent]
-    if not hasattr(package, "__path__"):
-        if leaf == "py":
-            return a_file(path)
-        return (
-            f"cannot import '{path}': '{parent}' is a module ({_file_of(package)}), so there is none called "
-            f"'{leaf}' in it. For a name inside a class write {parent}:{leaf}.{path.rpartition('.')[2]}."
-        )
-    searched = list(package.__path__)
+    searched = list(getattr(sys.modules[parent], "__path__", ()))
     near = _near(leaf, (info.name for info in pkgutil.iter_modules(searched)))
-    return f"cannot import '{path}': there is no module '{leaf}' in {', '.join(searched)}.{near}" + _hidden(
-        parent, leaf, searched
-    )
-
-
-def _hidden(parent: str, leaf: str, searched: Iterable[str]) -> str:
-    """A folder that does hold the module, but that Python passed over for another of the same name."""
-    for entry in sys.path:
-        folder = Path(entry or ".").absolute() / Path(*parent.split("."))
-        if str(folder) not in searched and ((folder / f"{leaf}.py").is_file() or (folder / leaf).is_dir()):
-            lacks = "" if (folder / "__init__.py").is_file() else " has no __init__.py and so"
-            return f" {folder} holds one, but{lacks} comes second. Add one, or give your package another name."
-    return ""
+    return f"cannot import '{path}': there is no module '{leaf}' in {', '.join(searched) or parent}.{near}"
 
 
 def _failed(path: str, error: BaseException) -> str:
@@ -368,8 +268,6 @@ def _failed(path: str, error: BaseException) -> str:
 
 
 def _no_such_name(path: str, module: str, name: str, found: Any) -> str:
-    if name == "py":
-        return a_file(path)
     names = [each for each in vars(found) if not each.startswith("_")]
     own = [each for each in names if getattr(getattr(found, each), "__module__", None) == module]
     listed = f" It defines {', '.join(own)}." if own else ""

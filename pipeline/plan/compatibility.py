@@ -89,7 +89,9 @@ def with_attention(system: SystemConfig, *, plain: bool) -> SystemConfig:
 
 OLDEST_TRANSFORMERS = "5.23"
 """The first by whose tensor-parallel plans models were split."""
-_OURS = "or use generation.backend=own"
+_BITS = "bitsandbytes"
+OLDEST_ON_CPU = "0.50"
+"""Of that package the first whose kernels for CPUs were tried."""
 
 
 def decodes_itself(algo: AlgoConfig, stage: Stage) -> bool:
@@ -102,48 +104,93 @@ def decodes_itself(algo: AlgoConfig, stage: Stage) -> bool:
     return algo.guides or not stage.draws
 
 
-def check_text_backend(config: Config, gpu: bool) -> None:
-    """Refuse a backend that is not there, that the devices have no use for, or that does not take the models.
+def check_compatible(config: Config, gpu: bool) -> None:
+    """Refuse backends, quantised references and optimizers that the devices, packages or models do not go with.
 
     Args:
-        config: The request.
+        config: The request, whose models are there.
         gpu: Whether it runs on GPUs.
 
     Raises:
-        ConfigError: Says why, and what to install or to choose.
+        ConfigError: Says all that does not go together, and what to install or to choose.
     """
-    if config.generation.backend is TextBackend.vllm:
-        refuse_all([*_without_gpus(gpu)] or [*_unfit_vllm()])  # to install it is no remedy without GPUs
+    refuse_all([*_of_backend(config, gpu), *_of_bits(config, gpu), *_of_optimizer(config, gpu)])
 
 
-def _without_gpus(gpu: bool) -> Iterator[str]:
-    if not gpu:
-        yield (
-            "generation.backend=vllm: vLLM as pip installs it computes on GPUs, and this run has CPU slots. Use "
-            "generation.backend=own, or run it on a machine with GPUs"
-        )
+def _lacking(package: str, extra: str, oldest: str = "") -> str:
+    """What to say where a package is not there, or older than what was tried; "" where it is."""
+    from importlib.metadata import PackageNotFoundError, version  # slow to import, as what follows is
 
-
-def _unfit_vllm() -> Iterator[str]:
-    """That vLLM is not installed, or was made for other versions than are."""
-    from importlib.metadata import PackageNotFoundError, requires, version
-
-    from packaging.requirements import Requirement
+    from packaging.version import Version
 
     try:
-        release = version("vllm")
+        release = version(package)
     except PackageNotFoundError:
-        yield f"generation.backend=vllm needs a package: {install_command('vllm')}, {_OURS}"
-        return
-    for wanted in map(Requirement, requires("vllm") or ()):
-        if wanted.name not in ("torch", "transformers") or (wanted.marker and not wanted.marker.evaluate()):
+        return f"needs a package: {install_command(extra)}"
+    if oldest and Version(release) < Version(oldest):
+        return f"needs {package} {oldest}, and {release} is installed: pip install -U {package}"
+    return ""
+
+
+def _of_backend(config: Config, gpu: bool) -> Iterator[str]:
+    given, ours = f"generation.backend={config.generation.backend.name}", "or use generation.backend=own"
+    if config.generation.backend is TextBackend.vllm:
+        if not gpu:
+            yield f"{given}: vLLM computes on GPUs, and this run has CPU slots; take a machine with GPUs, {ours}"
+        elif lacking := _lacking("vllm", "vllm"):
+            yield f"{given} {lacking}, {ours}"
+
+
+def _of_bits(config: Config, gpu: bool) -> Iterator[str]:
+    for name, model in config.models.items():
+        if model.in_bits is None:
             continue
-        found = version(wanted.name)
-        if not wanted.specifier.contains(found, prereleases=True):
+        given = f"models.{name}.quantization={model.in_bits}bit"
+        whole = f"or use models.{name}.quantization=null"
+        if lacking := _lacking(_BITS, "quantization", "" if gpu else OLDEST_ON_CPU):
+            yield f"{given} {lacking}, {whole}"
+        if trained := [key for key, algo in config.algos.items() if algo.enabled and _trains_policy(key, algo)]:
             yield (
-                f"generation.backend=vllm: vLLM {release} was made for {wanted.name}{wanted.specifier}, and "
-                f"{wanted.name} {found} is installed. Install what fits: {install_command('vllm')}, {_OURS}"
+                f"{given}: {', '.join(trained)} would train the policy, and only a frozen one can be in few bits. "
+                f"Use algorithms that leave it frozen (PITA, QSharp, CD, QSharp-HF, BestOfN), {whole}"
             )
+        if config.generation.backend is not TextBackend.own:
+            backend = config.generation.backend.name
+            yield f"{given} with generation.backend={backend}: use generation.backend=own, {whole}"
+        if config.generation.gpus_per_job != 1:
+            yield (
+                f"{given} with {KEY}={config.generation.gpus_per_job}: weights in few bits are not split over "
+                f"devices. Use {KEY}=1, {whole}"
+            )
+        if "quantization_config" in (described_by_files(model) or {}):
+            yield f"{given}: models.{name}.path={model.path} has weights in few bits already; use null"
+
+
+def _trains_policy(name: str, algo: AlgoConfig) -> bool:
+    return any(stage.saves == "policy" for stage in load_algorithm(name, algo.class_path).stages)
+
+
+def _of_optimizer(config: Config, gpu: bool) -> Iterator[str]:
+    trains = any(algo.enabled and algo.trains for algo in config.algos.values())
+    if config.training.optimizer is Optimizer.adamw_8bit and trains:
+        lacking = _lacking(_BITS, "quantization") if gpu else "is for GPUs, and this run uses none"
+        if lacking:
+            yield f"training.optimizer=adamw_8bit {lacking}, or use training.optimizer=adamw"
+
+
+def named_by_bits(config: Config) -> Config:
+    """The request with models in few bits called by them too, ``hf-4bit``: in jobs, tables and results."""
+    names = dict(called_by_bits(config))
+    if all(name == called for name, called in names.items()):
+        return config
+    return replace(config, models={names[name]: model for name, model in config.models.items()})
+
+
+def called_by_bits(config: Config) -> Iterator[tuple[str, str]]:
+    """Names of models and what they are called in results."""
+    for name, model in config.models.items():
+        ending = f"-{model.in_bits}bit"
+        yield name, name if model.in_bits is None or name.endswith(ending) else name + ending
 
 
 # -- widths ------------------------------------------------------------------------------------------------------
@@ -204,15 +251,8 @@ def _check(config: Config, name: str, model: ModelConfig, width: int) -> None:
             f"{given} with generation.backend={config.generation.backend.name}: the decoder of this package alone "
             "shares a model. Use generation.backend=own"
         )
-    from importlib.metadata import version  # slow to import, as what follows is, and seldom asked
-
-    from packaging.version import Version
-
-    if Version(release := version("transformers")) < Version(OLDEST_TRANSFORMERS):
-        raise ConfigError(
-            f"{given}: it needs transformers {OLDEST_TRANSFORMERS}, and {release} is installed: "
-            f"pip install -U transformers, or use {KEY}=1"
-        )
+    if lacking := _lacking("transformers", "", OLDEST_TRANSFORMERS):
+        raise ConfigError(f"{given} {lacking}, or use {KEY}=1")
     if model.is_trained:
         raise ConfigError(
             f"{given}: models.{name} is a small model that is trained in the run, a GPT-2, for which transformers "
@@ -327,117 +367,3 @@ def _read(file: Path) -> Mapping[str, Any] | None:
         return read_config(file)
     except (OSError, ForeignDataError):
         return None
-
-
-# -- quantized ---------------------------------------------------------------------------------------------------
-# References whose weights are kept in few bits: requests that cannot have one, and what such a model is
-# called. Reads what packages and files say of themselves; imports neither torch nor what it asks about.
-
-
-_BITS = "bitsandbytes"
-OLDEST_ON_CPU = "0.50"
-"""The first whose kernels for CPUs were tried."""
-
-
-def check_quantization(config: Config, gpu: bool) -> None:
-    """Refuse references in few bits where they cannot be had, or where weights in few bits would be trained.
-
-    Args:
-        config: The request, whose models are there.
-        gpu: Whether it runs on GPUs.
-
-    Raises:
-        ConfigError: Says why, and what to install or to choose.
-    """
-    refuse_all([problem for name, model in _quantized(config) for problem in _problems(config, name, model, gpu)])
-
-
-def named_by_bits(config: Config) -> Config:
-    """The request with such models called by their bits too, ``hf-4bit``: in jobs, tables and files of results."""
-    names = dict(called_by_bits(config))
-    if all(name == called for name, called in names.items()):
-        return config
-    return replace(config, models={names[name]: model for name, model in config.models.items()})
-
-
-def called_by_bits(config: Config) -> Iterator[tuple[str, str]]:
-    """Names of models and what they are called in results."""
-    for name, model in config.models.items():
-        ending = f"-{model.in_bits}bit"
-        yield name, name if model.in_bits is None or name.endswith(ending) else name + ending
-
-
-def _quantized(config: Config) -> list[tuple[str, ModelConfig]]:
-    return [(name, model) for name, model in config.models.items() if model.in_bits is not None]
-
-
-def _problems(config: Config, name: str, model: ModelConfig, gpu: bool) -> Iterator[str]:
-    from importlib.metadata import PackageNotFoundError, version  # slow to import, as what follows is
-
-    from packaging.version import Version
-
-    given = f"models.{name}.quantization={model.in_bits}bit"
-    whole = f"or use models.{name}.quantization=null"
-    try:
-        release = version(_BITS)
-    except PackageNotFoundError:
-        yield f"{given} needs a package: {install_command('quantization')}, {whole}"
-    else:
-        if not gpu and Version(release) < Version(OLDEST_ON_CPU):
-            yield (
-                f"{given}: {_BITS} {release} has no kernels for a CPU that were tried; those of {OLDEST_ON_CPU} "
-                f"were: pip install -U {_BITS}, {whole}"
-            )
-    trained = [key for key, algo in config.algos.items() if algo.enabled and _trains_policy(key, algo.class_path)]
-    if trained:
-        yield (
-            f"{given}: {', '.join(trained)} would train the policy, and only a frozen one can be in few bits. "
-            f"Use algorithms that leave it frozen (PITA, QSharp, CD, QSharp-HF, BestOfN), {whole}"
-        )
-    if config.generation.backend is not TextBackend.own:
-        backend = config.generation.backend.name
-        yield f"{given} with generation.backend={backend}: use generation.backend=own, {whole}"
-    if config.generation.gpus_per_job != 1:
-        yield (
-            f"{given} with generation.gpus_per_job={config.generation.gpus_per_job}: weights in few bits are not "
-            f"split over devices. Use generation.gpus_per_job=1, {whole}"
-        )
-    if "quantization_config" in (described_by_files(model) or {}):
-        yield f"{given}: models.{name}.path={model.path} has weights in few bits already; use null"
-
-
-def _trains_policy(name: str, class_path: str | None) -> bool:
-    return any(stage.saves == "policy" for stage in load_algorithm(name, class_path).stages)
-
-
-# -- optimizers --------------------------------------------------------------------------------------------------
-# Optimizers that this machine cannot have, refused before anything starts. Does not import what it asks
-# about.
-
-
-_OTHERWISE = "use training.optimizer=adamw"
-
-
-def check_optimizer(config: Config, gpu: bool) -> None:
-    """Refuse moments in 8 bits without a GPU, or without the package that keeps them.
-
-    Args:
-        config: The request.
-        gpu: Whether it runs on GPUs.
-
-    Raises:
-        ConfigError: Says why, and what to install or to choose.
-    """
-    trains = any(algo.enabled and algo.trains for algo in config.algos.values())
-    if config.training.optimizer is not Optimizer.adamw_8bit or not trains:
-        return
-    if not gpu:
-        raise ConfigError(f"training.optimizer=adamw_8bit is for GPUs, and this run uses none; {_OTHERWISE}")
-    from importlib.metadata import PackageNotFoundError, version  # slow to import
-
-    try:
-        version(_BITS)
-    except PackageNotFoundError:
-        raise ConfigError(
-            f"training.optimizer=adamw_8bit needs a package: {install_command('quantization')}, or {_OTHERWISE}"
-        ) from None

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, replace
-from typing import Any
+from dataclasses import dataclass
 
 from pipeline.config.schema import Config
 from pipeline.errors import PlanError
@@ -108,60 +107,9 @@ def check_size(config: Config) -> None:
         too_many = f"the plan would have {extent.jobs:,} jobs, and {MOST_JOBS:,} are the most"
     else:
         too_many = f"its jobs would read {extent.links:,} outputs of each other, and {MOST_LINKS:,} are the most"
-    raise PlanError(f"{too_many}. {_remedy(extent)}")
-
-
-@dataclass(frozen=True, kw_only=True)
-class _Cause:
-    """A setting that makes a plan large."""
-
-    key: str
-    field: str
-    usual: int
-    more_is_less: bool = False
-
-
-_CAUSES = (
-    _Cause(key="rounds_of_training", field="rounds", usual=2),
-    _Cause(key="experiment.seeds", field="seeds", usual=1),
-    _Cause(key="data_collection.prompts_per_round", field="train_prompts", usual=10_000),
-    _Cause(key="evaluation.num_prompts", field="eval_prompts", usual=500),
-    _Cause(key="execution.shard_size", field="shard_size", usual=1000, more_is_less=True),
-)
-
-
-def _remedy(extent: Extent) -> str:
-    """What to change: the setting that is furthest from what is usual, of those that make it fit by themselves."""
-    fitting = {cause: fits for cause in _CAUSES if (fits := _largest_change(extent, cause)) is not None}
-    if not fitting:
-        factors = ", ".join(f"{cause.key}: {getattr(extent, cause.field):,}" for cause in _CAUSES)
-        return (
-            f"No single setting makes it fit ({extent.pairs:,} pairs of dataset and reference; "
-            f"{len(extent.algos)} algorithms; {factors}): lower several of them, or raise execution.shard_size"
-        )
-    cause = max(fitting, key=lambda each: _excess(extent, each))
-    given, fits = getattr(extent, cause.field), fitting[cause]
-    what = f"{given:,} {cause.key}" if cause.field == "seeds" else f"{cause.key}={given}"
-    return f"It is {what} that makes it so large: {fits} or {'more' if cause.more_is_less else 'fewer'} would fit"
-
-
-def _excess(extent: Extent, cause: _Cause) -> float:
-    given: int = getattr(extent, cause.field)
-    return cause.usual / given if cause.more_is_less else given / cause.usual
-
-
-def _largest_change(extent: Extent, cause: _Cause) -> int | None:
-    """The value nearest to the given one with which the plan fits; None where there is none."""
-    given = getattr(extent, cause.field)
-    good, bad = (max(extent.train_prompts, extent.eval_prompts), given) if cause.more_is_less else (1, given)
-
-    def fits(value: int) -> bool:
-        changed: dict[str, Any] = {cause.field: value}
-        return replace(extent, **changed).fits
-
-    if not fits(good):
-        return None
-    while abs(good - bad) > 1:
-        middle = (good + bad) // 2
-        good, bad = (middle, bad) if fits(middle) else (good, middle)
-    return good
+    raise PlanError(
+        f"{too_many}. There are {extent.pairs:,} pairs of dataset and reference, {len(extent.algos)} algorithms, "
+        f"{extent.seeds:,} experiment.seeds, rounds_of_training={extent.rounds}, "
+        f"data_collection.prompts_per_round={extent.train_prompts}, evaluation.num_prompts={extent.eval_prompts}, "
+        f"execution.shard_size={extent.shard_size}: lower some of them, or raise the last"
+    )

@@ -14,15 +14,10 @@ what made an output, and a table that rests on several says so (`runs.makers`).
 
 from __future__ import annotations
 
-import ast
-from difflib import get_close_matches
-from functools import cache
-
 from pipeline.config.bases import DatasetConfig, ModelConfig
 from pipeline.config.schema import Attention, DType, GenerationConfig, SystemConfig, TextBackend
 from pipeline.config.shipped import DATASETS, REWARD_MODEL, REWARD_NAMES
-from pipeline.config.user_code import a_file, brought_torch, import_object, source_file, source_hash, split_path
-from pipeline.errors import ConfigError
+from pipeline.config.user_code import brought_torch, import_object, source_hash
 from pipeline.learning.algos.base import Algorithm, Stage
 from pipeline.learning.rewards.registry import package_versions, shipped_traits
 from pipeline.learning.rewards.traits import GRADING
@@ -141,10 +136,6 @@ def reward_names(dataset: DatasetConfig) -> list[str]:
 # its code: comments and layout change nothing (`config.reached`). What cannot be seen there has `version`.
 
 
-_MAKE_NAMES = ("exec", "globals", "locals", "setattr", "vars")
-"""Functions by which a module may define names that do not stand in its source."""
-
-
 def class_source(class_path: str | None) -> dict[str, str | None]:
     """What keys cover of the source of a class by its dotted path: nothing of one that ships.
 
@@ -170,8 +161,6 @@ def dataset_source(dataset: DatasetConfig) -> dict[str, str | None]:
     rewards = [
         name for name in reward_names(dataset) if name not in REWARD_NAMES and not name.startswith(_SHIPPED)
     ]
-    for path in rewards:
-        _check_defined(path)
     return class_source(dataset.class_path) | {path: source_hash(path) for path in rewards}
 
 
@@ -183,40 +172,3 @@ def import_warnings() -> tuple[str, ...]:
         "pipeline/learning/algos/qsharp.py does."
         for module in brought_torch()
     )
-
-
-@cache
-def _check_defined(path: str) -> None:
-    file = source_file(path)
-    if file is None:
-        return
-    try:
-        module = ast.parse(file.read_bytes(), str(file))
-    except SyntaxError as error:
-        raise ConfigError(f"cannot import '{path}': {file}:{error.lineno}: {error.msg}") from error
-    names, name = _names(module), split_path(path)[1].partition(".")[0]
-    if names is not None and name not in names:
-        near = get_close_matches(name, names, n=1, cutoff=0.5)
-        own = [node.name for node in module.body if isinstance(node, ast.FunctionDef | ast.ClassDef)]
-        listed = f" It defines {', '.join(own)}." if own else ""
-        if name == "py":
-            raise ConfigError(f"{a_file(path)}{listed}")
-        hint = f" Did you mean '{near[0]}'?" if near else listed
-        raise ConfigError(f"cannot import '{path}': {file} has no '{name}'.{hint}")
-
-
-def _names(module: ast.Module) -> set[str] | None:
-    """Names that a module binds anywhere outside of functions and classes; None where that cannot be told."""
-    names: set[str] = set()
-    pending: list[ast.AST] = list(module.body)
-    while pending:
-        node = pending.pop()
-        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
-            names.add(node.name)
-            continue
-        if isinstance(node, ast.Import | ast.ImportFrom):
-            names.update((alias.asname or alias.name).partition(".")[0] for alias in node.names)
-        if isinstance(node, ast.Name) and (isinstance(node.ctx, ast.Store) or node.id in _MAKE_NAMES):
-            names.add(node.id)
-        pending.extend(ast.iter_child_nodes(node))
-    return None if {"*", "__getattr__", *_MAKE_NAMES} & names else names

@@ -1,14 +1,10 @@
 """Requests that are well-typed but cannot work are refused with a reason."""
 
-from collections.abc import Callable
-
 import pytest
 
-from pipeline.commands.request import prepare
-from pipeline.config.checks import check_config, check_together
+from pipeline.config.checks import check_config
 from pipeline.config.load import load_config
-from pipeline.errors import ConfigError, DataError, PipelineError
-from pipeline.plan.models import check_models
+from pipeline.errors import ConfigError
 from tests.doubles.composing import quick_config
 
 
@@ -25,11 +21,6 @@ def test_the_default_request_is_accepted() -> None:
 def test_a_name_is_required() -> None:
     with pytest.raises(ConfigError, match=r"experiment\.name is missing"):
         load_config([])
-
-
-@pytest.mark.parametrize("name", ["../x", "a/b", "/tmp/x", ".hidden", "..", "a b", "'a\\b'", "''", "x" * 101])
-def test_a_name_that_would_leave_its_folder_is_refused(name: str) -> None:
-    assert "not a plain name" in refuse(f"experiment.name={name}")
 
 
 @pytest.mark.parametrize(
@@ -85,14 +76,6 @@ def test_strengths_are_not_tried_where_no_prompts_are_left_for_it() -> None:
     assert "datasets.s.validation_size=0 leaves none; raise it, or leave them out" in said
 
 
-def test_a_path_may_hold_what_a_terminal_would_take_for_markup() -> None:
-    config = quick_config(["experiment.name=t", "model=hf", r'models.hf.path="x\[/red]"'])
-    check_config(config)
-    with pytest.raises(ConfigError) as caught:
-        check_models(config)
-    assert str(caught.value).startswith(r"models.hf.path=x\[/red]: there is no such file or folder")
-
-
 @pytest.mark.parametrize(
     ("override", "said"),
     [
@@ -119,16 +102,6 @@ def test_a_scalar_head_and_flash_attention_do_not_fit() -> None:
     assert "Use system.attn_impl=sdpa" in refuse("system.attn_impl=flash_attention_2", "algos.PITA.head=v")
 
 
-def test_everything_wrong_is_told_at_once() -> None:
-    told = refuse("execution.workers=0", "algos.PITA.eta=0", "rounds_of_training=0")
-    assert "3 settings are wrong" in told
-    assert len(told.splitlines()) == 4
-
-
-def test_eta_of_infinity_is_allowed() -> None:
-    check_config(quick_config(["experiment.name=t", "algos.PITA.eta=inf"]))
-
-
 def test_settings_of_a_disabled_algorithm_do_not_matter() -> None:
     check_config(quick_config(["experiment.name=t", "algos.PITA.enabled=false", "algos.PITA.eta=0"]))
 
@@ -137,35 +110,3 @@ def test_no_algorithm_at_all_is_refused() -> None:
     said = refuse("algos.PITA.enabled=false", "algos.QSharp.enabled=false")
     assert "no algorithm is enabled: name some, as in 'algos=[PITA,DPO]'" in said
     assert refuse("algos=[]").startswith("no algorithm is enabled: name some")
-
-
-@pytest.mark.parametrize("group", ["dataset", "model"])
-def test_a_run_of_nothing_says_what_lists_the_choices(group: str) -> None:
-    said = refuse(f"{group}=[]")
-    assert said == f"{group}s is empty: choose one by {group}=NAME; `python -m pipeline help {group}` lists them"
-
-
-def fail(error: PipelineError) -> Callable[[], None]:
-    def check() -> None:
-        raise error
-
-    return check
-
-
-def test_checks_that_do_not_depend_on_each_other_tell_their_faults_together() -> None:
-    lone = DataError("no such file")
-    check_together(lambda: None)
-    with pytest.raises(DataError) as caught:
-        check_together(fail(lone), lambda: None)
-    assert caught.value is lone
-    with pytest.raises(ConfigError) as several:
-        check_together(fail(lone), fail(ConfigError("no vocabulary")), fail(lone))
-    assert str(several.value).splitlines() == ["2 settings are wrong:", "  - no such file", "  - no vocabulary"]
-
-
-def test_a_dataset_that_is_not_there_is_told_before_the_model_that_it_would_not_fit() -> None:
-    given = ["experiment.name=t", "device=cpu", "dataset=jsonl", "datasets.jsonl.path=nowhere.jsonl"]
-    with pytest.raises(DataError) as caught:
-        prepare(load_config(given))
-    (told,) = str(caught.value).splitlines()
-    assert "nowhere.jsonl: there is no such file" in told

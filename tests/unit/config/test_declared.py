@@ -9,7 +9,6 @@ from omegaconf import OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from pipeline.config.plain import filled
-from pipeline.errors import ConfigError
 
 
 class Color(Enum):
@@ -73,29 +72,3 @@ def test_filling_in_is_merging_everything(name: str) -> None:
     for value in VALUES:
         merged = outcome(lambda value=value: OmegaConf.to_object(OmegaConf.merge(node, {name: value})))
         assert outcome(lambda value=value: filled(Sample, tables, {name: value})) == merged
-
-
-def test_one_instance_shares_nothing_with_the_next() -> None:
-    filled(Sample, {}, {"inner": {"depth": 5}}).table["b"] = 2.0
-    filled(Sample, {}, {}).inner.names.append("c")
-    assert filled(Sample, {}, {}) == Sample()
-    tables = {"inners": {"mine": Inner}}
-    filled(Sample, tables, {}).inners["mine"].names.append("c")
-    assert filled(Sample, tables, {}).inners == {"mine": Inner()}
-
-
-def test_sections_stay_in_their_order_whichever_of_them_are_given() -> None:
-    tables = {"inners": {"one": Inner, "two": Inner, "three": Inner}}
-    made = filled(Sample, tables, {"inners": {"three": {}, "two": {"depth": 2}}})
-    assert list(made.inners.items()) == [("one", Inner()), ("two", Inner(depth=2)), ("three", Inner())]
-
-
-@dataclass(kw_only=True)
-class Broken(Inner):
-    def __post_init__(self) -> None:
-        raise RuntimeError("it breaks")
-
-
-def test_settings_that_cannot_be_made_are_told_with_their_place() -> None:
-    with pytest.raises(ConfigError, match=r"inners\.mine: __post_init__\(\) of Broken.*it breaks"):
-        filled(Sample, {"inners": {"mine": Broken}}, {})

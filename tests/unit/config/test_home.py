@@ -6,7 +6,6 @@ import pytest
 
 from pipeline.config.load import load_config
 from pipeline.config.words import at_home
-from pipeline.errors import ConfigError
 
 
 @pytest.mark.parametrize("home", ["/home/me", "/home/a (b), c=d"])
@@ -14,11 +13,6 @@ def test_a_setting_may_begin_with_the_home_folder(home: str, monkeypatch: pytest
     monkeypatch.setenv("HOME", home)
     config = load_config(["experiment.name=x", "execution.store=~/store", "output_dir=~"])
     assert (config.execution.store, config.output_dir) == (f"{home}/store", home)
-
-
-def test_what_else_a_wave_means_stays_as_it_is() -> None:
-    words = ["~algos", "--flag=~/x", "key='~/x'", "key=a~/b", "key=~you/x", "experiment.name=x"]
-    assert at_home(words) == words
 
 
 @pytest.mark.parametrize(
@@ -41,10 +35,3 @@ def test_only_where_a_path_may_stand_it_is_the_home_folder(
 ) -> None:
     monkeypatch.setenv("HOME", "/home/me")
     assert at_home([word]) == [word.replace("~", "/home/me") if is_home else word]
-
-
-@pytest.mark.parametrize("word", ["execution.store=~you/x", "algos=~", "execution.priority=~/x"])
-def test_elsewhere_a_wave_is_refused_in_words(word: str) -> None:
-    with pytest.raises(ConfigError) as refused:
-        load_config(["experiment.name=x", word])
-    assert f"cannot read '{word}'" in str(refused.value)

@@ -29,8 +29,8 @@ def warned(*overrides: str, gpu: bool = False) -> list[str]:
         (["distributed.fsdp_cpu_offload=true"], "each training has one device here"),
         (["training.memory_mb=100"], "this run uses none"),
         (["training.warmup_steps=5", "training.schedule=constant"], "constant_with_warmup has one"),
-        (["algos=[PITA]", "algos.QSharp.top_k=3"], "adds it, or did you mean algos.PITA.top_k?"),
-        (["algos=[DPO]", "algos.GRPO.lora.rank=3"], "adds it, or did you mean algos.DPO.lora.rank?"),
+        (["algos=[PITA]", "algos.QSharp.top_k=3"], "adds it"),
+        (["algos=[DPO]", "algos.GRPO.lora.rank=3"], "adds it"),
         (["algos=[DPO]", "evaluation.etas=[1]"], "it is for value-guided algorithms"),
         (["algos=[DPO]", "data_collection.samples_per_example=2"], "algos.<NAME>.num_generations"),
         (["algos=[DPO]", "algos.DPO.lora.alpha=8"], "there are no adapters"),
@@ -66,8 +66,8 @@ def warned(*overrides: str, gpu: bool = False) -> list[str]:
             "algos.BestOfN.front.epochs has no effect in this run: with selection=majority",
         ),
         (["algos.DPO.front={beta: [1, 2]}"], "algos.DPO.front={beta: [1, 2]} has no effect in this run: DPO is"),
-        (["execution.backend=inline", "execution.workers=3"], "execution.backend=inline runs every job"),
-        (["system.use_parallel_execution=false", "execution.workers=3"], "runs every job in one process"),
+        (["execution.backend=inline", "execution.workers=3"], "run every job in one process"),
+        (["system.use_parallel_execution=false", "execution.workers=3"], "run every job in one process"),
         (["algos=[GRPO,DPO]", "training.schedule=cosine"], "GRPO draws while it trains, and its rate stays"),
         (
             ["algos.GRPO.front={beta: [0, 1]}", "training.schedule=linear", "algos=[GRPO]"],
@@ -115,16 +115,8 @@ def test_what_has_an_effect_is_not(overrides: list[str], gpu: bool) -> None:
     assert warned(*overrides, gpu=gpu) == []
 
 
-def test_a_profile_sets_what_a_run_does_not_use_without_a_word() -> None:
-    assert warned("profile=a100_40gb", "algos=[PITA]", gpu=True) == []
-
-
 def test_profiles_for_gpus_are_those_that_ship() -> None:
     assert {path.stem for path in (conf_dir() / "profile").glob("*.yaml")} == {*GPU_PROFILES, "cpu"}
-
-
-def test_a_setting_that_is_given_twice_is_named_once() -> None:
-    assert len(warned("algos.DPO.beta=1", "algos.DPO.beta=2")) == 1
 
 
 def test_a_run_prints_the_warnings(tmp_path: object) -> None:

@@ -4,26 +4,15 @@ import json
 
 import pytest
 
-from pipeline.config.install import conf_dir
 from pipeline.config.load import config_from_plain, load_config
 from pipeline.config.plain import schema_path, stage_config_from_plain, to_plain
-from pipeline.config.schema import Attention, Backend, Config
+from pipeline.config.schema import Attention, Backend
 from pipeline.learning.algos.pita import PITAConfig
 from pipeline.learning.algos.qsharp import QSharpConfig
 from pipeline.learning.models.kinds import TinyModelConfig
 from tests.doubles.composing import quick_config
 
 NAME = "experiment.name=t"
-
-
-def test_groups_are_those_the_documentation_names() -> None:
-    assert {path.parent.name for path in conf_dir().glob("*/*.yaml")} >= {
-        "algos",
-        "dataset",
-        "execution",
-        "model",
-        "profile",
-    }
 
 
 def test_a_round_trip_through_plain_data_changes_nothing() -> None:
@@ -51,18 +40,6 @@ def test_a_request_leaves_nothing_to_the_next() -> None:
     assert load_config([NAME]) == first
 
 
-def test_a_stage_that_changes_its_settings_changes_those_of_no_other() -> None:
-    plain = {"evaluation": to_plain(quick_config([NAME]).evaluation)}
-    stage_config_from_plain(plain).evaluation.etas.append(3.0)
-    assert stage_config_from_plain(plain).evaluation.etas == []
-
-
-def test_defaults_of_the_files_are_those_of_the_schema() -> None:
-    config = load_config([NAME])
-    assert config.training == Config().training
-    assert config.generation == Config().generation
-
-
 @pytest.mark.parametrize(
     ("profile", "pita_batch", "micro_batch", "checkpointing"),
     [("a100_40gb", 16, 2, True), ("a100_80gb", 32, 4, False)],
@@ -81,21 +58,6 @@ def test_gpu_profiles_set_the_published_values(
 def test_a_profile_does_not_enable_an_algorithm_that_was_not_chosen() -> None:
     config = quick_config([NAME, "profile=h200", "algos=[PITA]"])
     assert [name for name, algo in config.algos.items() if algo.enabled] == ["PITA"]
-
-
-def test_lists_of_datasets_and_models() -> None:
-    config = quick_config([NAME, "dataset=[addition]", "model=[tiny]", "experiment.seeds=[3,4]"])
-    assert list(config.datasets) == ["addition"]
-    assert list(config.models) == ["tiny"]
-    assert config.experiment.seeds == [3, 4]
-
-
-def test_an_algorithm_of_ones_own_has_the_settings_of_its_class() -> None:
-    config = load_config([NAME, "algos.Mine.class_path=pipeline.learning.algos.pita.PITA", "algos.Mine.eta=2"])
-    mine = config.algos["Mine"]
-    assert isinstance(mine, PITAConfig)
-    assert mine.enabled
-    assert mine.eta == 2
 
 
 def test_a_stage_sees_only_the_sections_it_declared() -> None:

@@ -6,7 +6,7 @@ from enum import Enum
 from pipeline.config.bases import AlgoConfig
 from pipeline.config.explain import known_keys
 from pipeline.config.fields import number
-from pipeline.config.meaning import first_sentence, meanings, shipped_meanings, shipped_sections
+from pipeline.config.meaning import meanings, shipped_meanings, shipped_sections
 from pipeline.config.tables import TABLES
 
 
@@ -65,13 +65,6 @@ def test_what_is_declared_is_told() -> None:
     assert (own["algos.Mine.inside.depth"].text, own["algos.Mine.inside.depth"].default) == ("in metres", "3")
 
 
-def test_what_a_field_means_is_inherited_where_it_is_declared_anew() -> None:
-    own = {each.key: each for each in meanings(OwnConfig)}
-    assert own["learning_rate"].text.startswith("Of AdamW")
-    assert own["learning_rate"].default == "0.5"
-    assert own["epochs"].declared == "pipeline.config.bases:AlgoConfig"
-
-
 def test_a_class_without_a_source_has_keys_all_the_same() -> None:
     made: dict[str, type] = {}
     exec(
@@ -81,8 +74,3 @@ def test_a_class_without_a_source_has_keys_all_the_same() -> None:
     )
     (size,) = meanings(made["Loose"])
     assert (size.key, size.type, size.text) == ("size", "whole number", "")
-
-
-def test_a_line_is_the_first_sentence() -> None:
-    assert first_sentence("Seconds, e.g. 0.5; null waits. Rest.") == "Seconds, e.g. 0.5"
-    assert first_sentence("No end") == "No end"

@@ -1,8 +1,6 @@
 """The line of the user's own code that is to blame: not ours, and not that of a library."""
 
-import importlib
 import json
-import sys
 from pathlib import Path
 
 import pytest
@@ -57,17 +55,6 @@ def test_what_was_raised_to_be_read_needs_no_place() -> None:
 
     assert own_place(caught(raises)) == ""
     assert told(ConfigError("read this")) == "read this"
-
-
-def test_packages_of_another_environment_are_no_own_code(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    folder = tmp_path / "site-packages"
-    folder.mkdir()
-    (folder / "installed_elsewhere.py").write_text("def fail(): raise KeyError('x')\n")
-    monkeypatch.syspath_prepend(str(folder))
-    module = importlib.import_module("installed_elsewhere")
-    error = caught(lambda: module.fail())
-    assert own_place(error).startswith(f"{HERE}:")
-    del sys.modules["installed_elsewhere"]
 
 
 def test_an_exception_that_cannot_be_told_is_told() -> None:

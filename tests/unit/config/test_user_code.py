@@ -3,7 +3,7 @@
 import subprocess
 import sys
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
@@ -19,8 +19,7 @@ from pipeline.config.user_code import (
 )
 from pipeline.errors import ConfigError, JobError
 from pipeline.learning.algos.base import Algorithm
-from pipeline.learning.algos.qsharp import QSharp, QSharpConfig
-from pipeline.learning.choices import HeadType
+from pipeline.learning.algos.qsharp import QSharp
 from pipeline.learning.datasets.made import Addition
 from tests.doubles.composing import quick_config
 
@@ -48,12 +47,6 @@ def test_modules_of_the_current_folder_are_found_last(folder: Path) -> None:
     assert sys.path.count(str(folder)) == 1
 
 
-def test_folders_without_an_init_file_are_packages(folder: Path) -> None:
-    (folder / "own_folder").mkdir()
-    (folder / "own_folder" / "things.py").write_text("Thing = 3\n")
-    assert import_object("own_folder.things.Thing") == 3
-
-
 @pytest.mark.parametrize(
     ("content", "said"),
     [
@@ -73,70 +66,30 @@ def test_an_error_inside_the_module_names_its_own_line(folder: Path, content: st
     assert str(caught.value).startswith(f"cannot import 'own_broken.Thing': {folder}/own_broken.py{said}")
 
 
-def test_an_error_in_a_module_that_it_imports_names_that_one(folder: Path) -> None:
-    (folder / "own_main.py").write_text("import own_helper\n")
-    (folder / "own_helper.py").write_text("\n1 / 0\n")
-    with pytest.raises(ConfigError, match=r"own_helper\.py:2 \(1 / 0\): ZeroDivisionError"):
-        import_object("own_main.Thing")
-
-
 @pytest.mark.parametrize(
     ("path", "said"),
     [
-        ("own_modul.Thing", "there is no module 'own_modul' in "),
-        ("own_modul.Thing", "Did you mean 'own_module'? Start the command in the folder that holds it, or name"),
-        ("own_package.thngs.Thing", "there is no module 'thngs' in {folder}/own_package. Did you mean 'things'?"),
-        (
-            "own_module.Thin",
-            "{folder}/own_module.py has no 'Thin'. Did you mean 'Thing'? It defines Thing, other.",
-        ),
+        ("own_modul.Thing", "Did you mean 'own_module'?"),
+        ("own_package.thngs.Thing", "Did you mean 'things'?"),
+        ("own_module.Thin", "Did you mean 'Thing'?"),
         ("own_module:Thing.Iner", "has no 'Iner'"),
-        ("own_module.Thing.Inner", "'own_module' is a module ({folder}/own_module.py)"),
-        ("tests.doubles.models.py", "Write tests.doubles.models.NAME, NAME being what you have defined there."),
-        ("own_module.py.Thing", "name a module, not a file. Write own_module.Thing."),
-        ("own_module.py:Thing", "name a module, not a file. Write own_module:Thing."),
-        (
-            "own_module.py",
-            "name a module, not a file. Write own_module.NAME, NAME being what you have defined there.",
-        ),
-        ("own_module", "Write own_module.NAME, NAME being what you have defined there."),
-        ("./own_package/things.py", "Write own_package.things.NAME, NAME being what you have defined there."),
-        ("{folder}/own_package/things.py:Thing", "Write own_package.things:Thing."),
-        (
-            "../elsewhere/own.py:f",
-            "Write own:f; and start the command in ../elsewhere, or name that folder in PYTH",
-        ),
-        ("own-module.Thing", "Write own_module.Thing; a module's name can have no '-', so rename the file or"),
-        ("own_module.Thing.Inner", "For a name inside a class write own_module:Thing.Inner."),
-        ("own module/thing.py", "Write my_package.my_module.MyName, or"),
-        ("own module.Thing", "this is no dotted path"),
+        ("own_module.Thing.Inner", "there is no module 'Thing'"),
+        ("own_module.py", "this is no dotted path"),
+        ("./own_package/things.py", "this is no dotted path"),
+        ("own-module.Thing", "this is no dotted path"),
         ("Thing", "this is no dotted path"),
-        ("own_module.", "this is no dotted path"),
         ("__main__.Thing", "workers do not run your script again"),
     ],
 )
 def test_what_is_not_there_is_said_with_what_is(folder: Path, path: str, said: str) -> None:
-    (folder / "own_module.py").write_text("from pathlib import Path\nclass Thing: pass\ndef other(): pass\n")
+    (folder / "own_module.py").write_text("class Thing: pass\n")
     (folder / "own_package").mkdir()
     (folder / "own_package" / "things.py").touch()
     with pytest.raises(ConfigError) as caught:
-        import_object(path := path.format(folder=folder))
-    message = str(caught.value)
-    assert message.startswith(f"cannot import '{path}': ")
-    assert said.format(folder=folder) in message
-    assert "\n" not in message
-
-
-def test_a_package_that_another_of_its_name_hides_is_pointed_out(folder: Path) -> None:
-    """A folder without ``__init__.py`` comes after any package of its name, wherever that is."""
-    for place, name in [("first", "mine.py"), ("second", "theirs.py")]:
-        (folder / place / "own_lab").mkdir(parents=True)
-        (folder / place / "own_lab" / name).touch()
-    (folder / "second" / "own_lab" / "__init__.py").touch()
-    sys.path += [str(folder / "first"), str(folder / "second")]
-    with pytest.raises(ConfigError) as caught:
-        import_object("own_lab.mine.Thing")
-    assert f"{folder}/first/own_lab holds one, but has no __init__.py and so comes second" in str(caught.value)
+        import_object(path)
+    assert str(caught.value).startswith(f"cannot import '{path}': ")
+    assert said in str(caught.value)
+    assert "\n" not in str(caught.value)
 
 
 def test_a_module_is_found_without_being_run(folder: Path) -> None:
@@ -146,8 +99,6 @@ def test_a_module_is_found_without_being_run(folder: Path) -> None:
         find_module("own_silent.reward")
     with pytest.raises(ConfigError, match="there is no module 'more'"):
         find_module("json.more.reward")
-    with pytest.raises(ConfigError, match="'math' is a module"):
-        find_module("math.more.reward")
 
 
 def test_code_that_is_not_what_was_planned_is_not_run(folder: Path) -> None:
@@ -189,29 +140,6 @@ class Refusing(AlgoConfig):
         raise TypeError("no default suits")
 
 
-@dataclass(kw_only=True)
-class Worded(QSharpConfig):
-    eta: str = "strong"  # type: ignore[assignment]
-
-
-@dataclass(kw_only=True)
-class Rated(AlgoConfig):
-    enabled: float = 1.0  # type: ignore[assignment]
-
-
-@dataclass(kw_only=True)
-class Listed(DatasetConfig):
-    rewards: dict[str, str] = field(default_factory=dict)  # type: ignore[assignment]
-
-
-@dataclass(kw_only=True)
-class Narrowed(QSharpConfig):
-    eta: int = 1
-    memory_mb: int = 100
-    head: HeadType = HeadType.q
-    options: dict[str, int] = field(default_factory=dict)
-
-
 class Renamed(AlgoConfig):
     """Changes nothing, so it needs no decorator."""
 
@@ -239,27 +167,15 @@ def made_in_a_function() -> type[AlgoConfig]:
         (Odd, r"a field values that cannot be: Unexpected type annotation: set\[int\]"),
         (Required, "needs a default.*'steps'"),
         (Refusing, r"Refusing\(\) failed: TypeError: no default suits \(.*test_user_code\.py:\d+\)$"),
-        (Worded, "Worded has a field eta of type str, which in QSharpConfig is of type float; keep that type"),
-        (Rated, "Rated has a field enabled of type float, which in AlgoConfig is of type bool"),
         (made_in_a_function(), "is made in a function"),
         (int, "is the class int, but must be a dataclass that builds on pipeline.AlgoConfig"),
         (AlgoConfig(), "must be a dataclass that builds on"),
     ],
-    ids=["no decorator", "type", "no default", "code", "text", "number", "in a function", "class", "object"],
+    ids=["no decorator", "type", "no default", "code", "in a function", "class", "object"],
 )
 def test_settings_that_a_worker_could_not_rebuild_are_refused(schema: object, said: str) -> None:
     with pytest.raises(ConfigError, match=said):
         check_settings_class("algos.X.class_path=m.X", schema, AlgoConfig)
-
-
-def test_a_table_of_another_type_is_refused() -> None:
-    said = r"a field rewards of type dict\[str, str\], which in DatasetConfig is of type dict\[str, float\]"
-    with pytest.raises(ConfigError, match=said):
-        check_settings_class("datasets.x.class_path=m.X", Listed, DatasetConfig)
-
-
-def test_a_narrower_type_is_fine() -> None:
-    check_settings_class("algos.X.class_path=m.X", Narrowed, AlgoConfig)
 
 
 def test_settings_that_change_nothing_are_fine() -> None:
@@ -312,22 +228,6 @@ def test_wrong_settings_of_own_code_are_explained(overrides: list[str], said: st
     assert "\n" not in str(caught.value)
 
 
-@pytest.mark.parametrize(
-    ("name", "path"),
-    [
-        ("Fudge", "examples.fudge.Fudge"),
-        ("My-Fudge", "examples.fudge:Fudge"),
-        ("fudge_2", "'examples.fudge.Fudge'"),
-    ],
-)
-def test_own_settings_of_an_algorithm(name: str, path: str) -> None:
-    config = load_config([NAME, f"algos.{name}.class_path={path}", f"algos.{name}.success=0.5"])
-    algo = config.algos[name]
-    assert type(algo).__name__ == "FudgeConfig"
-    assert algo.success == 0.5  # type: ignore[attr-defined]
-    assert algo.enabled
-
-
 def test_free_settings_of_an_algorithm_and_a_dataset() -> None:
     overrides = [
         "algos.Taught.class_path=examples.taught.Taught",
@@ -377,15 +277,6 @@ def test_own_code_in_configuration_files(own_files: str) -> None:
     assert (config.algos["Fudge"].success, config.algos["Fudge"].eta) == (0.75, 2.0)  # type: ignore[attr-defined]
 
 
-def test_mistakes_in_configuration_files_of_own_code_are_explained(own_files: str, tmp_path: Path) -> None:
-    chosen = [own_files, "algos=[PITA,Fudge]"]
-    with pytest.raises(ConfigError, match=r"algos\.Fudge\.success=hi: must be a number"):
-        load_config([NAME, *chosen, "algos.Fudge.success=hi"])
-    (tmp_path / "algos" / "Fudge.yaml").write_text(ALGO_FILE.replace("success", "sucess"))
-    with pytest.raises(ConfigError, match=r"'algos\.Fudge\.sucess'. Did you mean 'algos\.Fudge\.success'"):
-        load_config([NAME, *chosen])
-
-
 def test_a_module_of_ours_that_has_moved_is_no_near_name() -> None:
     with pytest.raises(
         ConfigError, match=r"no module 'pipeline\.algos'.* import what you need from pipeline itself"
@@ -393,12 +284,3 @@ def test_a_module_of_ours_that_has_moved_is_no_near_name() -> None:
         import_object("pipeline.algos.pita.PITA")
     with pytest.raises(ConfigError, match="Did you mean 'Algorithm'"):
         import_object("pipeline.Algoritm")
-
-
-def test_own_code_that_imports_a_module_of_ours_that_has_moved_is_told_so(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    (tmp_path / "of_before.py").write_text("from pipeline.algos.base import Algorithm\n")
-    monkeypatch.syspath_prepend(str(tmp_path))
-    with pytest.raises(ConfigError, match=r"of_before\.py:1.* import what you need from pipeline itself"):
-        import_object("of_before.Algorithm")

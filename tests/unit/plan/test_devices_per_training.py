@@ -2,18 +2,14 @@
 
 from __future__ import annotations
 
-import io
 import re
 from functools import cache
 
 import pytest
-from rich.console import Console
 
 from pipeline.config.meaning import shipped_meanings
 from pipeline.plan.build import build_plan
 from pipeline.plan.graph import Plan
-from pipeline.plan.summary import summarize
-from pipeline.runs.report.plan import plan_table
 from tests.doubles.composing import quick_config
 
 TWO = "training.gpus_per_job=2"
@@ -59,15 +55,6 @@ def test_results_of_several_ranks_have_keys_of_their_own() -> None:
 
 def test_one_device_has_one_key_however_several_would_share() -> None:
     assert keys("training.strategy=fsdp", "distributed.fsdp_sharding_strategy=shard_grad_op") == keys()
-
-
-@pytest.mark.parametrize(("overrides", "shown"), [((), False), ((TWO,), True)])
-def test_the_plan_shows_devices_where_a_job_takes_several(overrides: tuple[str, ...], shown: bool) -> None:
-    console = Console(file=io.StringIO(), width=200)
-    made = plan(*overrides)
-    console.print(plan_table(summarize(made, list(made.jobs))))
-    assert isinstance(console.file, io.StringIO)
-    assert ("devices" in console.file.getvalue()) == shown
 
 
 @pytest.mark.parametrize(

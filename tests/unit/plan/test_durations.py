@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pipeline.plan.build import build_plan
-from pipeline.plan.durations import Durations, Timed, averaged, together
+from pipeline.plan.durations import Durations, Timed, averaged
 from pipeline.plan.graph import duration_name
 from pipeline.plan.summary import estimated_makespan
 from tests.doubles.composing import quick_config
@@ -48,16 +48,6 @@ def test_more_work_never_takes_less(size_s: float, took_s: float, one: float, ot
     timed = Timed(size_s, took_s)
     less, more = (timed.expected_s(each) for each in sorted((one, other)))
     assert 0 <= less <= more * (1 + 1e-9)
-
-
-def test_sizes_within_a_factor_of_two_are_told_as_one() -> None:
-    several = [Timed(1.0, 1.0), Timed(1.9, 3.0), Timed(2.1, 7.0), Timed(0.0, 0.2)]
-    assert averaged(several) == [Timed(0.0, 0.2), Timed(1.45, 1.0), Timed(2.1, 7.0)]
-    assert together(several) == [Timed(0.0, 0.2), Timed(1.9, 3.0), Timed(2.1, 7.0)]
-
-
-def test_the_first_job_of_a_kind_which_takes_longer_does_not_count() -> None:
-    assert averaged([Timed(1.0, 7.5), Timed(1.0, 0.5), Timed(1.0, 0.6)]) == [Timed(1.0, 0.6)]
 
 
 def test_small_runs_leave_the_plan_of_a_large_one_as_it_was() -> None:

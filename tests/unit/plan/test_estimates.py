@@ -13,18 +13,14 @@ from pipeline.learning.algos.base import Stage
 from pipeline.learning.algos.dpo import DPO, DPOConfig
 from pipeline.learning.algos.grpo import GRPO, GRPOConfig
 from pipeline.learning.algos.pita import PITA, PITAConfig
-from pipeline.learning.algos.post_training import PostTrainingAlgorithms
 from pipeline.learning.algos.qsharp import QSharp, QSharpConfig
-from pipeline.learning.algos.reference import Reference
 from pipeline.learning.datasets.base import load_dataset
 from pipeline.learning.models.kinds import HFModelConfig, TinyModelConfig
 from pipeline.plan.build import build_plan
 from pipeline.plan.estimates import (
     Scale,
     decided_pairs,
-    guess_reference,
     guess_seconds,
-    peak_flops,
     prompt_tokens,
     weights_in_name,
 )
@@ -73,19 +69,6 @@ def test_the_first_result_takes_some_80_seconds_on_two_cores() -> None:
     assert 40 < whole_s < 160
 
 
-def test_more_of_anything_takes_longer() -> None:
-    train, settings = STAGES[PITA, "train"], PITAConfig()
-    usual = guess_seconds(train, 0, Scale(), settings)
-    assert guess_seconds(train, 0, Scale(), replace(settings, epochs=8)) == pytest.approx(2 * usual)
-    assert guess_seconds(train, 0, Scale(samples=3), settings) == pytest.approx(3 * usual)
-    assert guess_seconds(train, 0, Scale(decided=1.0), settings) == pytest.approx(2 * usual)
-    assert guess_seconds(train, 0, Scale(prompt=22), settings) == pytest.approx(2 * usual)
-    assert guess_seconds(train, 0, Scale(), settings, devices=4) == pytest.approx(usual / 4)
-    (generate, *_) = PostTrainingAlgorithms.stages
-    drawn = guess_seconds(generate, 1000, Scale(), GRPOConfig())
-    assert guess_seconds(generate, 2000, Scale(), GRPOConfig(num_generations=8)) == pytest.approx(2 * drawn)
-
-
 def test_a_plan_counts_all_that_is_drawn_of_a_prompt() -> None:
     few = ["data_collection.prompts_per_round=10", "rounds_of_training=1", "algos.DPO.num_generations=3"]
     config = load_config(["experiment.name=x", "algos=[PITA,DPO]", "data_collection.samples_per_example=2", *few])
@@ -114,25 +97,12 @@ def test_tokens_per_second_of_an_h200_are_those_that_were_measured(
     assert per_second == pytest.approx(measured, rel=0.35)
 
 
-def test_gpus_are_known_by_their_names() -> None:
-    names = {"NVIDIA H100 80GB HBM3": 989, "NVIDIA L40S": 362, "NVIDIA L4": 121, "Tesla T4": 65, "Something": 100}
-    assert {name: peak_flops(name) / 1e12 for name in names} == names
-
-
 def test_the_size_of_a_model_on_the_hub_is_in_its_name() -> None:
     assert weights_in_name("HuggingFaceTB/SmolLM2-135M-Instruct") == 135_000_000
     assert weights_in_name("Qwen/Qwen2.5-1.5B") == 1_500_000_000
     assert weights_in_name("openai-community/gpt2") == 0
     assert count_weights(HFModelConfig(path="nobody/Model-7b-chat")) == 7_000_000_000
     assert 60_000 < count_weights(TinyModelConfig()) < 90_000
-
-
-def test_a_reference_takes_what_its_training_takes() -> None:
-    (train, *_) = Reference.stages
-    usual = guess_reference(train, Scale(), TinyModelConfig())
-    assert usual == pytest.approx(36.0)
-    assert guess_reference(train, Scale(), TinyModelConfig(steps=500)) == pytest.approx(usual / 2)
-    assert guess_reference(train, Scale(), HFModelConfig(path="x/y")) < 1
 
 
 def test_prompts_and_decided_pairs_follow_from_the_dataset() -> None:
@@ -143,7 +113,3 @@ def test_prompts_and_decided_pairs_follow_from_the_dataset() -> None:
     assert decided_pairs(config["addition"]) == decided_pairs(config["gsm8k"]) == 0.5
     assert decided_pairs(config["movie_openings"]) == 1.0
     assert decided_pairs(DatasetConfig(kind="x", reward="somebodys.own")) == 1.0
-
-
-def test_work_on_files_does_not_depend_on_the_model() -> None:
-    assert guess_seconds(METRICS, 0, SENTIMENT) == 0.5

@@ -28,12 +28,6 @@ def test_every_recorded_key_is_the_hash_of_what_is_recorded_with_it() -> None:
         assert result_key({**job.determined_by, "config": plan.config(job.id), "inputs": job.inputs}) == job.key
 
 
-def test_sections_are_recorded_once_however_many_shards_share_them() -> None:
-    few, many = planned(), planned("execution.shard_size=1", "experiment.seeds=[0,1,2]")
-    assert len(many.jobs) > 10 * len(few.jobs)
-    assert len(many.sections) == len(few.sections)
-
-
 S0 = "addition/tiny/s0"
 
 
@@ -93,15 +87,6 @@ def test_the_way_from_the_change_to_the_job() -> None:
     assert cause.path == (f"{CHAIN}/r1/train", f"{CHAIN}/r2/generate/001")
 
 
-def without_record(plan: RecordedPlan) -> RecordedPlan:
-    """As runs recorded it before they told what keys are made of."""
-    jobs = [
-        {"id": job.id, "key": job.key, "entry": job.entry, "payload": {}, "inputs": job.inputs}
-        for job in plan.jobs.values()
-    ]
-    return recorded({"jobs": jobs, "edges": plan.edges})
-
-
 @pytest.mark.parametrize(
     ("change", "expected"),
     [
@@ -111,9 +96,8 @@ def without_record(plan: RecordedPlan) -> RecordedPlan:
             lambda: recorded({**chain_plan(version=2).to_json(), "key_format": 7}),
             ["the format of stored files: 1 -> 7", "the version of X's code: 1 -> 2"],
         ),
-        (lambda: without_record(recorded(chain_plan(version=2).to_json())), []),
     ],
-    ids=["version", "same key", "format", "nothing recorded"],
+    ids=["version", "same key", "format"],
 )
 def test_code_that_changed_is_told(change: Callable[[], RecordedPlan], expected: list[str]) -> None:
     found = told(recorded(chain_plan().to_json()), change(), f"{CHAIN}/r1/train")

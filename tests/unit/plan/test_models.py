@@ -1,13 +1,10 @@
 """Models are known by the content of their files, and refused where those cannot be loaded."""
 
-import hashlib
 import importlib.util
 import json
 import os
 import re
 import shutil
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -20,14 +17,13 @@ from pipeline.learning.models.kinds import HFModelConfig
 from pipeline.plan.build import build_plan
 from pipeline.plan.compatibility import plain_attention, said_of_attention, usable_attention
 from pipeline.plan.models import (
-    LARGEST_CONFIG,
     check_models,
     count_weights,
     fetched_models,
     is_local,
     model_identities,
 )
-from pipeline.plan.rewards import check_chat_templates, check_tokenizers, has_chat_template, read_vocabulary
+from pipeline.plan.rewards import check_chat_templates, check_tokenizers, has_chat_template
 from pipeline.runs.sources import read_models
 from tests.doubles.composing import quick_config
 from tests.doubles.families import tiny_model
@@ -108,16 +104,6 @@ def test_a_model_on_the_hub_is_known_by_its_id_and_revision() -> None:
 def test_a_model_trained_in_the_run_has_no_files() -> None:
     config = quick_config(["experiment.name=t"])
     assert read_models(config) == {"tiny": {}}
-
-
-def test_hashes_are_remembered(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    config = request(f"models.hf.path={folder_of(tmp_path / 'model')}")
-    hints = tmp_path / "hints"
-    hints.mkdir()
-    first = read_models(config, hints)
-    monkeypatch.setattr("pipeline.runs.sources.file_sha256", lambda path, follow: hashlib.sha256().hexdigest())
-    assert read_models(config, hints) == first
-    assert read_models(config) != first
 
 
 @pytest.mark.parametrize(
@@ -213,29 +199,6 @@ def test_an_index_that_transformers_could_not_follow_is_refused(tmp_path: Path, 
     assert re.search(rf"cannot read .*index\.json \({said}|{said}\)", refused(folder))
 
 
-def test_weights_that_transformers_would_not_load_are_refused(tmp_path: Path) -> None:
-    folder = folder_of(tmp_path / "model")
-    weights = folder / "model.safetensors"
-    weights.rename(folder / "consolidated.safetensors")
-    assert "neither model.safetensors nor model.safetensors.index.json" in refused(folder)
-    named = folder_of(tmp_path / "named", transformers_weights="consolidated.safetensors")
-    (named / "model.safetensors").rename(named / "consolidated.safetensors")
-    check_models(request(f"models.hf.path={named}"))
-    weights.symlink_to(tmp_path / "nothing")
-    assert "model.safetensors is no file, or a link to nothing" in refused(folder)
-    weights.unlink()
-    os.mkfifo(weights)
-    assert "model.safetensors is no file" in refused(folder)
-    weights.unlink()
-    weights.mkdir()
-    assert "model.safetensors is no file" in refused(folder)
-    weights.rmdir()
-    weights.write_bytes(saved())
-    check_models(request(f"models.hf.path={folder}"))
-    (folder / "adapter_config.json").write_text("{}")
-    assert "Merge the adapters into that model" in refused(folder)
-
-
 def test_a_model_without_its_tokenizer_is_refused(tmp_path: Path) -> None:
     folder = folder_of(tmp_path / "model")
     (folder / "tokenizer.json").unlink()
@@ -245,32 +208,6 @@ def test_a_model_without_its_tokenizer_is_refused(tmp_path: Path) -> None:
         check_tokenizers(config)
     (folder / "spiece.model").write_bytes(b"pieces")
     check_tokenizers(config)
-
-
-@pytest.mark.parametrize(
-    ("content", "said"),
-    [
-        (b"[" * 100_000, "nested too deeply"),
-        (b"[1]", "got `array`"),
-        (b"\xff\xfe", "not in plain UTF-8"),
-        (None, "no plain file"),
-        (b" " * (LARGEST_CONFIG + 1), "larger than 10,000,000 bytes"),
-    ],
-    ids=["deep", "list", "bytes", "FIFO", "large"],
-)
-def test_a_hostile_config_is_one_message(tmp_path: Path, content: bytes | None, said: str) -> None:
-    folder = folder_of(tmp_path / "model")
-    for name in ("config.json", "tokenizer.json", "tokenizer_config.json"):
-        (folder / name).unlink(missing_ok=True)
-        if content is None:
-            os.mkfifo(folder / name)
-        else:
-            (folder / name).write_bytes(content)
-    assert said in refused(folder)
-    assert "cannot read" in refused(folder)
-    with pytest.raises(ConfigError, match=r"cannot read .*tokenizer\.json"):
-        read_vocabulary("models.hf.path", str(folder))
-    assert has_chat_template(str(folder)) is False
 
 
 @pytest.mark.parametrize("content", [b"{", b"[]", b"", b"\xef\xbb\xbf{}"], ids=["cut", "list", "empty", "BOM"])
@@ -350,11 +287,6 @@ def test_flash_attention_gives_way_to_what_there_is(
         assert config.system.attn_impl is Attention.sdpa
 
 
-def test_other_attention_is_left_alone() -> None:
-    config = quick_config(["experiment.name=t", "system.attn_impl=eager"])
-    assert usable_attention(config, gpu=False) == (config, None)
-
-
 def test_a_model_without_fused_attention_has_keys_that_say_so(tmp_path: Path) -> None:
     folder = folder_of(tmp_path / "model", model_type="gemma2")
     asked = request(f"models.hf.path={folder}")
@@ -413,57 +345,6 @@ def test_what_continues_no_texts_is_refused_before_anything_starts(
         check_models(request(f"models.hf.path={folder}"))
 
 
-@pytest.mark.parametrize(
-    ("config", "said"),
-    [
-        ({"model_type": None}, "its config.json has no model_type"),
-        ({"model_type": ["gpt2"]}, "its config.json has no model_type"),
-        ({"model_type": "GPT2Config"}, "knows no models of the type 'GPT2Config'"),
-        ({"architectures": 5, "is_encoder_decoder": True}, "gpt2 is an encoder with a decoder"),
-    ],
-    ids=["none", "list", "name of a class", "number of architectures"],
-)
-def test_odd_words_about_the_kind_of_a_model_are_one_message(
-    tmp_path: Path, config: dict[str, object], said: str
-) -> None:
-    assert said in refused(folder_of(tmp_path / "model", **config))
-
-
-def test_numbers_that_python_alone_writes_are_taken(tmp_path: Path) -> None:
-    folder = folder_of(tmp_path / "model", time_step_limit=[0.0, float("inf")])
-    assert "Infinity" in (folder / "config.json").read_text()
-    check_models(request(f"models.hf.path={folder}"))
-
-
-def cached(home: Path, repo: str, **config: object) -> Path:
-    """The configuration of a model on the hub, as its library keeps it."""
-    folder = home / f"models--{repo.replace('/', '--')}"
-    (folder / "refs").mkdir(parents=True)
-    (folder / "refs" / "main").write_text("c0ffee")
-    snapshot = folder / "snapshots" / "c0ffee"
-    snapshot.mkdir(parents=True)
-    (snapshot / "config.json").write_text(json.dumps(config))
-    return home
-
-
-@pytest.mark.parametrize(
-    ("config", "said"),
-    [
-        ({"model_type": "no_such_family"}, r"knows no models of the type 'no_such_family'.* pip install -U"),
-        ({"model_type": "t5", "is_encoder_decoder": True}, "t5 is an encoder with a decoder"),
-        ({"model_type": "own", "auto_map": {}}, "set models.hf.trust_remote_code=true"),
-    ],
-    ids=["unknown", "encoder-decoder", "code"],
-)
-def test_so_is_an_id_of_the_hub_that_the_cache_tells_of(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, config: dict[str, object], said: str
-) -> None:
-    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(cached(tmp_path, "owner/name", **config)))
-    check_models(request("models.hf.path=owner/other"))
-    with pytest.raises(ConfigError, match=f"models.hf.path=owner/name: .*{said}"):
-        check_models(request("models.hf.path=owner/name"))
-
-
 @pytest.mark.parametrize("key", ["path", "value_path"])
 def test_a_misspelt_folder_that_looks_like_an_id_of_the_hub_is_told_of(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, key: str
@@ -490,12 +371,6 @@ def test_a_misspelt_folder_that_looks_like_an_id_of_the_hub_is_told_of(
         assert fetched_models(request(*asked, f"models.hf.{key}={right}"), ["hf"]) == []
 
 
-def test_value_models_need_no_head_of_their_backbone(tmp_path: Path) -> None:
-    folder = folder_of(tmp_path / "model", architectures=["GPT2ForSequenceClassification"])
-    policy = folder_of(tmp_path / "policy", architectures=["GPT2LMHeadModel"])
-    check_models(request(f"models.hf.path={policy}", f"models.hf.value_path={folder}"))
-
-
 @pytest.mark.parametrize(
     ("model", "tied"),
     [
@@ -519,6 +394,17 @@ def test_adapters_for_an_output_layer_that_is_the_embedding_are_refused(
         return
     with pytest.raises(ConfigError, match=rf"target_modules holds {name}, and the output layer of models.hf is"):
         check_models(refused)
+
+
+def cached(home: Path, repo: str, **config: object) -> Path:
+    """The configuration of a model on the hub, as its library keeps it."""
+    folder = home / f"models--{repo.replace('/', '--')}"
+    (folder / "refs").mkdir(parents=True)
+    (folder / "refs" / "main").write_text("c0ffee")
+    snapshot = folder / "snapshots" / "c0ffee"
+    snapshot.mkdir(parents=True)
+    (snapshot / "config.json").write_text(json.dumps(config))
+    return home
 
 
 def saved_llama(folder: Path) -> Path:
@@ -551,26 +437,6 @@ def test_adapters_for_layers_that_the_tiny_model_does_not_have_are_refused() -> 
         check_models(request(*asked, "algos.GRPO.lora.target_modules=[q_proj]"))
 
 
-def test_names_of_layers_may_be_those_of_one_model_of_several(tmp_path: Path) -> None:
-    asked = ["model=[tiny,hf]", f"models.hf.path={saved_llama(tmp_path / 'model')}", "algos=[DPO]"]
-    asked.append("algos.DPO.lora.rank=4")
-    check_models(request(*asked, "algos.DPO.lora.target_modules=[c_attn,q_proj]"))
-    with pytest.raises(ConfigError, match=r"models\.tiny has no layer called q_proj or v_proj"):
-        check_models(request(*asked, "algos.DPO.lora.target_modules=[q_proj,v_proj]"))
-
-
-def test_names_of_layers_that_are_there_cost_a_start_nothing(tmp_path: Path) -> None:
-    folder = saved_llama(tmp_path / "model")
-    asked = ["model=hf", f"models.hf.path={folder}", "algos=[DPO]", "algos.DPO.lora.rank=4"]
-    asked.append("algos.DPO.lora.target_modules=[q_proj,model.layers.0.self_attn.v_proj]")
-    code = (
-        "import sys; from pipeline.plan.models import check_models; "
-        "from tests.doubles.composing import quick_config; "
-        f"check_models(quick_config({['experiment.name=t', *asked]!r})); assert 'torch' not in sys.modules"
-    )
-    subprocess.run([sys.executable, "-c", code], check=True)
-
-
 def test_files_that_may_not_be_read_are_one_message(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     folder = folder_of(tmp_path / "model")
     config, stat = request(f"models.hf.path={folder}"), Path.stat
@@ -599,14 +465,6 @@ def test_weights_are_counted_from_the_headers_of_files(tmp_path: Path) -> None:
     index = {"metadata": {}, "weight_map": {"a": "one.safetensors", "c": "two.safetensors"}}
     (tmp_path / "model.safetensors.index.json").write_text(json.dumps(index))
     assert count_weights(HFModelConfig(kind="hf", path=str(tmp_path))) == 24
-
-
-@pytest.mark.parametrize(
-    "content", [b"", b"\xff" * 8, b"\x02" + b"\0" * 7 + b"[]", b"\x10" + b"\0" * 7 + b'{"a":{"shape":3}}']
-)
-def test_a_file_that_cannot_be_read_has_no_weights_that_are_known(content: bytes, tmp_path: Path) -> None:
-    (tmp_path / "model.safetensors").write_bytes(content)
-    assert count_weights(HFModelConfig(kind="hf", path=str(tmp_path))) == 0
 
 
 def adapters_of(base: Path | str, path: Path) -> Path:

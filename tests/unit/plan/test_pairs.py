@@ -41,14 +41,6 @@ def test_completions_with_labels_are_enough_for_kto_alone() -> None:
         check_pairs(quick_config(["experiment.name=t", "algos=[KTO]", "algos.KTO.pairs=existing"]))
 
 
-def test_pairs_that_are_sampled_or_read_are_not_looked_for() -> None:
-    check_pairs(quick_config([*EXISTING, "algos.DPO.enabled=false", "algos=[DPO,PITA]"]))
-    check_pairs(quick_config(["experiment.name=t", "algos=[DPO]"]))
-    check_pairs(
-        quick_config([*EXISTING, "dataset=jsonl", "datasets.jsonl.path=a.jsonl", "model=hf", "models.hf.path=m"])
-    )
-
-
 def test_completions_of_a_dataset_that_makes_none_are_refused() -> None:
     with pytest.raises(ConfigError, match=r"algos\.SFT imitates .*: datasets\.addition: its rows have none"):
         check_pairs(quick_config(["experiment.name=t", "algos=[SFT]"]))

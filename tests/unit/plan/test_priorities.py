@@ -27,11 +27,6 @@ def test_each_job_has_the_number_that_the_function_gives_and_is_asked_for_once()
     assert priorities.CALLS[0][1].rounds_of_training == 2
 
 
-@pytest.mark.parametrize("name", ["is_pita", "by_the_clock", "of_numpy", "as_a_fraction"])
-def test_every_kind_of_number_will_do(name: str) -> None:
-    assert all(isinstance(job.priority, float) for job in plan_of(name).jobs.values())
-
-
 @pytest.mark.parametrize("name", ["estimate_job_priority", "by_the_clock", "meddles"])
 def test_what_comes_out_does_not_depend_on_it(name: str) -> None:
     bare, ordered = plan_of(None), plan_of(name)

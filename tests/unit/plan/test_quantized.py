@@ -4,17 +4,15 @@ from __future__ import annotations
 
 import importlib.metadata
 import json
-from importlib.metadata import PackageNotFoundError
 from pathlib import Path
 
 import pytest
 
 from pipeline.config.checks import check_config
-from pipeline.config.install import install_command
 from pipeline.config.schema import Config
 from pipeline.errors import ConfigError
 from pipeline.plan.build import build_plan
-from pipeline.plan.compatibility import check_optimizer, check_quantization, named_by_bits
+from pipeline.plan.compatibility import check_compatible, named_by_bits
 from tests.doubles.composing import quick_config
 
 
@@ -32,45 +30,8 @@ def request(*settings: str, bits: str = "4bit") -> Config:
 
 def refused(config: Config, *, gpu: bool = False) -> str:
     with pytest.raises(ConfigError) as refusal:
-        check_quantization(config, gpu=gpu)
+        check_compatible(config, gpu=gpu)
     return str(refusal.value)
-
-
-def test_what_is_not_installed_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    def missing(name: str) -> str:
-        raise PackageNotFoundError(name)
-
-    check_quantization(request(), gpu=False)
-    monkeypatch.setattr(importlib.metadata, "version", missing)
-    said = refused(request())
-    assert said == (
-        f"models.hf.quantization=4bit needs a package: {install_command('quantization')}, or use "
-        "models.hf.quantization=null"
-    )
-    check_quantization(request(bits="null"), gpu=False)
-
-
-def test_a_cpu_needs_kernels_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(importlib.metadata, "version", lambda _: "0.45.0")
-    assert "bitsandbytes 0.45.0 has no kernels for a CPU that were tried" in refused(request())
-    check_quantization(request(), gpu=True)
-
-
-def test_moments_in_8_bits_need_the_package_and_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
-    def missing(name: str) -> str:
-        raise PackageNotFoundError(name)
-
-    asked = request("training.optimizer=adamw_8bit", bits="null")
-    check_optimizer(asked, gpu=True)
-    with pytest.raises(ConfigError, match="is for GPUs, and this run uses none"):
-        check_optimizer(asked, gpu=False)
-    monkeypatch.setattr(importlib.metadata, "version", missing)
-    with pytest.raises(ConfigError) as refusal:
-        check_optimizer(asked, gpu=True)
-    assert install_command("quantization") in str(refusal.value)
-    check_optimizer(request(bits="null"), gpu=False)
-    untrained = ("algos=[BestOfN]", "algos.BestOfN.selection=majority")
-    check_optimizer(request("training.optimizer=adamw_8bit", *untrained, bits="null"), gpu=False)
 
 
 @pytest.mark.parametrize(
@@ -88,7 +49,7 @@ def test_what_it_does_not_go_with(settings: tuple[str, ...], said: str) -> None:
 def test_other_numbers_of_bits_and_models_that_have_few_already(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="quantization='3bit': must be '8bit' or '4bit'"):
         check_config(request(bits="3bit"))
-    with pytest.raises(ConfigError, match=r"must be '8bit' or '4bit'\. Did you mean '8bit'\?"):
+    with pytest.raises(ConfigError, match="must be '8bit' or '4bit'"):
         check_config(request(bits="int8"))
     (tmp_path / "config.json").write_text(json.dumps({"model_type": "llama", "quantization_config": {}}))
     assert "has weights in few bits already; use null" in refused(request(f"models.hf.path={tmp_path}"))

@@ -6,12 +6,9 @@ from pathlib import Path
 import pytest
 
 from pipeline.config.checks import check_config
-from pipeline.engine.store.gc import kind_of
 from pipeline.errors import ConfigError
 from pipeline.plan.build import build_plan
 from pipeline.plan.graph import Plan
-from pipeline.plan.size import extent_of
-from pipeline.plan.summary import summarize
 from tests.doubles.composing import quick_config
 
 
@@ -38,14 +35,6 @@ def test_no_job_reads_what_rests_on_another_reference(two: Plan) -> None:
     }
 
 
-def test_names_tell_several_references_apart(two: Plan) -> None:
-    job = two.jobs["addition/tiny/ref3/s1/PITA/r1/train"]
-    assert job.chain == "addition/tiny/ref3/s1/PITA"
-    assert two.jobs["addition/tiny/ref3/reference/train"].chain == "addition/tiny/ref3/any/reference"
-    assert {row.chain.split("/")[2] for row in summarize(two, [])} == {"ref0", "ref3"}
-    assert kind_of(job.id, []) == kind_of("addition/tiny/s1/PITA/r1/train", [])
-
-
 def test_one_reference_is_named_as_it_was_and_finds_its_results_among_several(two: Plan) -> None:
     alone = plan_of("models.tiny.seed=3", "experiment.seeds=[0,1]")
     assert {(job.reference, job.chain) for job in alone.jobs.values() if job.stage == "train"} == {
@@ -61,13 +50,6 @@ def test_one_reference_is_named_as_it_was_and_finds_its_results_among_several(tw
 def test_the_list_itself_is_in_no_key(same: list[str]) -> None:
     keys = [{job_id: job.key for job_id, job in plan_of(*given).jobs.items()} for given in ([], same)]
     assert keys[0] == keys[1]
-
-
-def test_the_size_counts_every_reference() -> None:
-    one, several = (
-        extent_of(quick_config(["experiment.name=t", *more])) for more in ([], ["models.tiny.seeds=[0,1,2]"])
-    )
-    assert several.jobs == 3 * one.jobs
 
 
 def test_a_model_that_is_made_from_no_seed_has_one_reference_without_a_name(tmp_path: Path) -> None:

@@ -5,13 +5,12 @@ from typing import Any
 import pytest
 
 from pipeline.errors import ConfigError
-from pipeline.learning.algos.base import METRICS, Algorithm, JobContext, Stage
+from pipeline.learning.algos.base import JobContext
 from pipeline.learning.algos.dpo import DPO
 from pipeline.learning.algos.grpo import GRPO
 from pipeline.learning.algos.registry import SHARED_STAGES, check_algorithm
 from pipeline.plan.build import build_plan
 from pipeline.plan.graph import Plan
-from pipeline.plan.size import extent_of
 from tests.doubles.composing import quick_config
 
 SMALL = ("experiment.name=t", "algos=[QSharp,DPO]", "rounds_of_training=1")
@@ -29,11 +28,6 @@ def test_strengths_are_tried_where_there_are_some() -> None:
     keys = {job.key for job in new}
     readers = {job.stage for job in swept.jobs.values() if keys & set(job.inputs.get("sweep", ()))}
     assert readers == {"evaluate", "metrics"}
-
-
-def test_the_size_of_a_plan_counts_what_is_planned() -> None:
-    bare, swept = (extent_of(quick_config([*SMALL, *more])) for more in ((), ("evaluation.etas=[0.1,1]",)))
-    assert swept.jobs > bare.jobs >= len(plan_of().jobs)
 
 
 ONE_SHARD = "data_collection.prompts_per_round=100"
@@ -100,24 +94,6 @@ def test_another_reward_keeps_what_was_drawn() -> None:
     assert kept == {("train", 0), ("generate", 1)}
 
 
-class _Odd(Algorithm):
-    name = "Odd"
-    stages = (Stage("evaluate", shards="eval", only_with="evaluation.num_prompts"), METRICS)
-
-    def evaluate(self, ctx: JobContext) -> None:
-        """Nothing."""
-
-    def metrics(self, ctx: JobContext) -> None:
-        """Nothing."""
-
-
-def test_what_a_stage_depends_on_must_be_a_list() -> None:
-    with pytest.raises(
-        ConfigError, match=r"only_with='evaluation.num_prompts'; no setting of that name is a list"
-    ):
-        check_algorithm("a.path", _Odd, {"reference": ("evaluate",)})
-
-
 class _Misspelt(GRPO):
     name = "Misspelt"
 
@@ -151,37 +127,6 @@ def test_a_method_that_is_almost_called_as_one_it_inherits_is_refused() -> None:
         check_algorithm("a.path", _Misspelt, SHARED_STAGES)
     check_algorithm("a.path", _WithHelper, SHARED_STAGES)
     check_algorithm("a.path", _Called, SHARED_STAGES)
-
-
-class _WordsBefore(GRPO):
-    name = "WordsBefore"
-    stages = (*GRPO.stages[:1], Stage("data_train"), *GRPO.stages[1:])
-
-    def compute_advantages(self, ctx: JobContext, samples: object) -> None:
-        """Would be called by nothing."""
-
-    def data_train(self, ctx: JobContext) -> None:
-        """Is a stage, which the engine calls."""
-
-    def display_name(self) -> str:
-        """Is no method of another name: what `name` says is no method."""
-        return self.name
-
-
-class _WordsBeforeHelper(_WordsBefore):
-    name = "WordsBeforeHelper"
-
-    def advantages(self, ctx: JobContext, samples: object) -> None:  # type: ignore[override]
-        """Has the other do it."""
-        self.compute_advantages(ctx, samples)
-
-
-def test_a_method_with_the_name_of_one_it_inherits_between_other_words_is_refused() -> None:
-    with pytest.raises(
-        ConfigError, match=r"^a\.path: its method compute_advantages\(\) is used by none .*def advantages;"
-    ):
-        check_algorithm("a.path", _WordsBefore, SHARED_STAGES)
-    check_algorithm("a.path", _WordsBeforeHelper, SHARED_STAGES)
 
 
 class _OtherArguments(GRPO):

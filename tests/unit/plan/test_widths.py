@@ -153,4 +153,4 @@ def test_models_that_are_trained_here_and_other_decoders_are_refused(
         resolve_widths(quick_config(["experiment.name=t", two]))
     assert "Use generation.backend=own" in refused(model, two, "generation.backend=vllm")
     monkeypatch.setattr(importlib.metadata, "version", lambda _: "5.17.0")
-    assert "it needs transformers 5.23, and 5.17.0 is installed" in refused(model, two)
+    assert "needs transformers 5.23, and 5.17.0 is installed" in refused(model, two)
