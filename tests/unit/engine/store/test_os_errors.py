@@ -50,19 +50,6 @@ assert store.problem(key) is None
 print("passed")
 """
 
-LIMITED = """
-signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
-folder = begin()
-soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
-resource.setrlimit(resource.RLIMIT_FSIZE, (1000, hard))
-refused(lambda: store.commit(key, folder, {}), errno.EFBIG, str(store.root), "ulimit -f unlimited")
-assert not store.path(key).exists()
-shutil.rmtree(folder)
-resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
-store.commit(key, begin(), {})
-assert store.problem(key) is None
-print("passed")
-"""
 
 FORBIDDEN = """
 if os.getuid() == 0:
@@ -115,10 +102,6 @@ def test_a_full_disk_leaves_nothing_half_stored_and_says_what_to_do(
 ) -> None:
     (tmp_path / "disk").mkdir()
     run(tmp_path / "disk" / "store", FULL, *small_disk(tmp_path / "disk"))
-
-
-def test_a_limit_on_the_size_of_files_leaves_nothing_half_stored(tmp_path: Path) -> None:
-    run(tmp_path / "store", LIMITED)
 
 
 def test_a_folder_that_may_not_be_written_or_read_is_said_to_be_so(tmp_path: Path) -> None:

@@ -22,7 +22,6 @@ from pipeline.engine.store.measured import read_durations, read_peaks, update_du
 from pipeline.engine.store.store import Store, users
 from pipeline.engine.store.verified import Verified
 from pipeline.errors import DeviceError, PlanError, StoreError
-from pipeline.files import json_text
 from pipeline.learning.models.batch_size import _read_hint
 from pipeline.outputs.manifest import MANIFEST
 from pipeline.plan.durations import Durations, Timed
@@ -163,13 +162,6 @@ def test_a_journal_that_is_no_file_is_not_waited_for(tmp_path: Path, odd: str) -
     run.plan.write_text('{"jobs": [], "edges": []}')
     with pytest.raises(StoreError, match=r"cannot read .*journal\.jsonl"):
         _ = LoadedRun(run).view
-
-
-def test_what_runs_write_is_json_that_every_reader_takes() -> None:
-    text = json_text({"a": [float("nan"), 1.5, (float("inf"),)], "b": "\ud800"}, ensure_ascii=False)
-    assert json.loads(text, parse_constant=pytest.fail) == {"a": [None, 1.5, [None]], "b": "\ud800"}
-    assert text.encode()
-    assert json_text({"a": "ä"}, ensure_ascii=False) == '{"a": "ä"}'
 
 
 @pytest.mark.properties

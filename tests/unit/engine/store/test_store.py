@@ -109,10 +109,9 @@ def test_any_changed_byte_of_any_file_is_noticed(store: Store, put: Put, key: st
     path = put() / name
     whole = path.read_bytes()
     for at in range(len(whole)):
-        for changed in (whole[at] ^ 1, whole[at] ^ 3, whole[at] ^ 0x80):
-            path.write_bytes(whole[:at] + bytes([changed]) + whole[at + 1 :])
-            assert store.problem(key) is not None, (at, changed)
-    for length in range(len(whole)):
+        path.write_bytes(whole[:at] + bytes([whole[at] ^ (1, 3, 0x80)[at % 3]]) + whole[at + 1 :])
+        assert store.problem(key) is not None, at
+    for length in range(0, len(whole), 7):
         path.write_bytes(whole[:length])
         assert store.problem(key) is not None, length
     path.write_bytes(whole + b"\n")

@@ -1,6 +1,5 @@
 """Several processes with one store: locks, claims, and the same work done at the same moment."""
 
-import errno
 import os
 import signal
 import subprocess
@@ -11,11 +10,9 @@ from pathlib import Path
 
 import pytest
 
-from pipeline import locks
 from pipeline.engine.store.gc import remove_dead_claims
 from pipeline.engine.store.store import Store, users
 from pipeline.errors import StoreError
-from pipeline.locks import lock, one_at_a_time
 
 Put = Callable[..., Path]
 
@@ -151,66 +148,6 @@ def test_claims_exclude_each_other_while_their_files_come_and_go(store: Store, k
     assert list((store.root / ".claims").iterdir()) == []
 
 
-def test_claims_of_one_run_are_free_one_by_one(store: Store, key: str) -> None:
-    other = "cd" + key[2:]
-    store.root.mkdir()
-    with (
-        locks.claim("run", store.root / "run") or pytest.fail("not free") as run,
-        locks.claim("next", store.root / "next") or pytest.fail("not free") as following,
-    ):
-        claims = [store.claim(one, run) for one in (key, other)]
-        assert claims[0] is not None
-        assert claims[1] is not None
-        assert [store.claim(one, by) for one in (key, other) for by in (None, run, following)] == [None] * 6
-        claims[0].release()
-        claims[0].release()
-        with store.claim(key, following) or pytest.fail("not free"):
-            assert store.claim(key, run) is None
-        assert store.claim(other, following) is None
-        claims[1].release()
-    assert list((store.root / ".claims").iterdir()) == []
-
-
-@pytest.mark.parametrize("error", [errno.EPERM, errno.EMLINK, errno.EOPNOTSUPP])
-def test_where_files_take_no_second_name_each_claim_has_its_own(
-    store: Store, key: str, error: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def refuse(*_: object) -> None:
-        raise OSError(error, os.strerror(error))
-
-    store.root.mkdir()
-    monkeypatch.setattr("pipeline.locks.os.link", refuse)
-    with locks.claim("run", store.root / "run") or pytest.fail("not free") as run:
-        with store.claim(key, run) or pytest.fail("not free"):
-            assert store.claim(key, run) is None
-        assert list((store.root / ".claims").iterdir()) == []
-
-
-def test_a_run_does_not_take_a_name_that_stayed_behind_for_another_runs(
-    store: Store, key: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """It would wait for itself without an end."""
-    link = os.link
-
-    def answer_lost(source: Path, name: Path) -> None:
-        link(source, name)
-        raise FileExistsError
-
-    def refuse(_: Path) -> None:
-        raise OSError(errno.EIO, os.strerror(errno.EIO))
-
-    (store.root / ".claims").mkdir(parents=True)
-    with locks.claim("run", store.root / "run") or pytest.fail("not free") as run:
-        with monkeypatch.context() as patched:
-            patched.setattr("pipeline.locks.os.link", answer_lost)
-            patched.setattr("pipeline.locks.os.unlink", refuse)
-            with store.claim(key, run) or pytest.fail("not free"):
-                assert store.claim(key, run) is None
-        with store.claim(key, run) or pytest.fail("not free"):
-            assert store.claim(key, run) is None
-        assert list((store.root / ".claims").iterdir()) == []
-
-
 FORKS = """
 import time
 claim = store.claim(key, run)
@@ -235,23 +172,6 @@ def test_a_fork_neither_keeps_nor_ends_the_claims_of_a_run(store: Store, key: st
                 pass
         finally:
             os.kill(forked, signal.SIGKILL)
-
-
-def test_a_claim_taken_while_the_last_holder_removes_its_file_counts(
-    store: Store, key: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    first = store.claim(key)
-    assert first is not None
-
-    def lock_late(descriptor: int, *, wait: bool) -> bool:
-        first.release()  # between the opening of its file and the lock on it
-        return lock(descriptor, wait=wait)
-
-    monkeypatch.setattr("pipeline.locks.lock", lock_late)
-    second = store.claim(key)
-    assert second is not None
-    assert store.claim(key) is None
-    second.release()
 
 
 # -- in use ----------------------------------------------------------------------------------------------------
@@ -292,33 +212,6 @@ def test_a_store_remembers_whose_runs_use_it(store: Store, tmp_path: Path) -> No
     with usual.in_use(tmp_path / "outputs"):
         assert not (usual.root / ".users").exists()
     assert users(usual.root) == [tmp_path / "outputs"]
-
-
-def test_a_store_that_cannot_be_made_is_a_clear_error(tmp_path: Path) -> None:
-    (tmp_path / "file").write_text("")
-    with pytest.raises(StoreError, match=r"could not use .*store: Not a directory. Move away"):
-        Store(tmp_path / "file" / "store").in_use().__enter__()
-
-
-def test_a_process_that_was_forked_meanwhile_keeps_nobody_waiting(tmp_path: Path) -> None:
-    with one_at_a_time(tmp_path):
-        (mine,) = (int(one.name) for one in Path("/proc/self/fd").iterdir() if _leads_to(one, tmp_path))
-        of_child = os.dup(mine)  # as a child has it
-    try:
-        other = os.open(tmp_path, os.O_RDONLY | os.O_DIRECTORY)
-        try:
-            assert lock(other, wait=False)
-        finally:
-            os.close(other)
-    finally:
-        os.close(of_child)
-
-
-def _leads_to(link: Path, folder: Path) -> bool:
-    try:
-        return link.readlink() == folder
-    except FileNotFoundError:  # that of the list itself
-        return False
 
 
 def test_names_that_dead_runs_have_left_of_their_claims_go_and_others_stay(store: Store, key: str) -> None:
