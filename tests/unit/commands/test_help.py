@@ -109,20 +109,6 @@ def test_the_end_of_a_key_a_section_a_group_and_a_name_will_do() -> None:
     assert all(section in everything for section in ("training", "rounds_of_training", "QSharp", "a100_80gb"))
 
 
-def test_a_file_and_an_algorithm_say_what_they_are_in_whole_sentences() -> None:
-    for file in conf_dir().glob("*/*.yaml"):
-        said = [line[2:] for line in file.read_text().splitlines() if line[:2] == "# " and "@package" not in line]
-        assert len(said) < 2 or said[0].endswith(".") or not said[1][0].islower(), f"{file}: {said[0]} is cut"
-    assert "learnt from preferences" in told("algos.PITA")
-    assert "learnt value" in told("algos.QSharp")
-
-
-def test_who_watches_is_told_what_ends_it() -> None:
-    status = typer.main.get_command(app).commands["status"]  # type: ignore[attr-defined]
-    (watch,) = [each for each in status.params if each.name == "watch"]
-    assert "one run until it is over, without NAME until Ctrl-C" in watch.help
-
-
 def test_keys_of_a_class_of_ones_own_are_explained() -> None:
     own = "algos.Mine.class_path=tests.doubles.own_methods.RewardWeighted"
     assert "algos.Mine.learning_rate" in told("algos.Mine.learning_rate", own)

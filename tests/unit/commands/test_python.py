@@ -7,12 +7,9 @@ import sys
 from pathlib import Path
 
 import pytest
-from hydra import initialize_config_dir
-from hydra.core.global_hydra import GlobalHydra
 
 import pipeline
 from pipeline.commands import python
-from pipeline.config.install import conf_dir
 from pipeline.errors import ConfigError
 
 SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR2)
@@ -40,14 +37,6 @@ def test_a_program_stays_as_it_was_and_may_run_again(request_: list[str], tmp_pa
     assert (loaded.folder, loaded.exit_code) == (first.folder, None)
     assert loaded.config["experiment"]["name"] == "x"
     assert repr(loaded) == f"<run of x: done, {first.folder}>"
-
-
-def test_a_program_that_uses_hydra_itself_goes_on_with_its_own(request_: list[str]) -> None:
-    with initialize_config_dir(str(conf_dir()), version_base="1.3"):
-        outer = GlobalHydra.instance().hydra
-        assert outer is not None
-        pipeline.run(request_)
-        assert GlobalHydra.instance().hydra is outer
 
 
 @pytest.mark.parametrize(

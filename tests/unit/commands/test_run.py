@@ -11,17 +11,15 @@ from typing import Any
 import pytest
 
 from pipeline import arithmetic
-from pipeline.commands import carry_out, looking, request, results
+from pipeline.commands import carry_out, request, results
 from pipeline.commands.run import run_experiment
 from pipeline.config.load import load_config
 from pipeline.config.schema import Config
-from pipeline.engine.run_folder import RunFolder
 from pipeline.errors import ConfigError
 from pipeline.runs.loaded import load
-from pipeline.runs.record import ResultRow, Results, read_results
+from pipeline.runs.record import read_results
 from pipeline.terminal.console import Terminal
 from pipeline.terminal.streams import LastingFile, LastingStream
-from tests.doubles.pooled import pooled_row
 
 ROOT = Path(__file__).parents[3]
 
@@ -160,35 +158,3 @@ def test_a_plan_that_takes_its_time_is_announced(monkeypatch: pytest.MonkeyPatch
         == 0
     )
     assert "Not looked at before the run: the rows of hf, owner/model on the hub." in out.getvalue()
-
-
-def test_a_folder_that_may_have_been_meant_is_told_before_the_start(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path))
-    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", False)
-    (tmp_path / "my" / "model").mkdir(parents=True)
-    (tmp_path / "my" / "model" / "config.json").write_text("{}")
-    asked = ["experiment.name=x", "device=cpu", "model=hf", "models.hf.path=my/modle", "dry_run=true"]
-    out = io.StringIO()
-    assert run_experiment(load_config(asked), Terminal(file=out, width=200)) == 0
-    assert "models.hf.path=my/modle: there is no folder my/modle here, but my/model." in out.getvalue()
-    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
-    with pytest.raises(ConfigError, match="here, but my/model, and the cache"):
-        run_experiment(load_config(asked), Terminal(file=out))
-
-
-def test_columns_of_results_that_have_no_room_are_named(tmp_path: Path) -> None:
-    pooled = [pooled_row("PITA", 2, 0.5, metric=metric) for metric in ("pass@1", "kl_per_sequence", "length")]
-    rows = [ResultRow("PITA", "addition", "tiny", 0, 2, "pass@1", 0.5, None, None, 100)]
-    shown = {}
-    for width in (60, 200):
-        out = io.StringIO()
-        looking.print_results(
-            Terminal(file=out, width=width), Results(rows=rows, pooled=pooled), RunFolder(tmp_path)
-        )
-        shown[width] = out.getvalue()
-    (said,) = [line for line in shown[60].splitlines() if line.startswith("No room for ")]
-    assert said.endswith(", tokens: a wider terminal shows all.")
-    assert "No room" not in shown[200]

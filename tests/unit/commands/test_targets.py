@@ -1,6 +1,5 @@
 """No command writes into a store, or over what a run has left."""
 
-import os
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -57,27 +56,10 @@ def test_a_place_inside_the_folder_of_a_run_is_refused(
     assert not target.exists()
 
 
-@pytest.mark.parametrize("name", ["results.json", "results.csv", "journal.jsonl", "config.yaml", "report.html"])
-def test_a_table_takes_the_place_of_nothing_that_a_run_has_left(
-    run: WrittenRun, tmp_path: Path, name: str
-) -> None:
-    record = run.folder.path / name
-    record.touch()
-    before = record.read_bytes()
-    code, said = _told(["compare", "x", "--csv"], tmp_path / "outputs/x/latest" / name, tmp_path)
-    assert (code, record.read_bytes()) == (2, before)
-    assert "inside the folder of a run" in said
-
-
 def test_a_page_may_take_the_place_of_the_report_of_a_run(run: WrittenRun, tmp_path: Path) -> None:
     code, _ = _told(["report", "x", "--out"], tmp_path / "outputs/x/latest/report.html", tmp_path)
     assert code == 0
     assert run.folder.report.read_text().startswith("<!doctype html>")
-
-
-def test_a_folder_of_other_programs_is_no_run(run: WrittenRun, tmp_path: Path) -> None:
-    (tmp_path / "config.yaml").write_text("mine: 1\n")
-    assert _told(["compare", "x", "--csv"], tmp_path / "runs.csv", tmp_path)[0] == 0
 
 
 @pytest.mark.parametrize(
@@ -89,30 +71,6 @@ def test_standard_output_is_no_place_for_a_page(
 ) -> None:
     code, said = _told(words, Path(name), tmp_path)
     assert (code, "nothing is written to the output of a command" in said) == (2, True)
-
-
-def test_a_device_is_not_replaced(run: WrittenRun, tmp_path: Path) -> None:
-    pipe = tmp_path / "pipe"
-    os.mkfifo(pipe)
-    code, said = _told(["compare", "x", "--csv"], pipe, tmp_path)
-    assert (code, "no plain file" in said) == (2, True)
-    assert pipe.is_fifo()
-
-
-@pytest.mark.parametrize(
-    "words", [["compare", "x", "--csv"], ["compare", "x", "--html"], ["report", "x", "--out"]]
-)
-def test_folders_that_are_missing_are_made(run: WrittenRun, tmp_path: Path, words: list[str]) -> None:
-    target = tmp_path / "new" / "a" / "file"
-    assert _told(words, target, tmp_path)[0] == 0
-    assert target.is_file()
-
-
-def test_figures_need_a_folder(run: WrittenRun, tmp_path: Path) -> None:
-    (tmp_path / "file").write_text("mine")
-    code, said = _told(["figures", "x", "--out"], tmp_path / "file", tmp_path)
-    assert (code, "name a folder" in said) == (2, True)
-    assert (tmp_path / "file").read_text() == "mine"
 
 
 def _written(tmp_path: Path, name: str) -> WrittenRun:

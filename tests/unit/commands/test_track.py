@@ -12,7 +12,7 @@ from typer.testing import CliRunner
 
 from pipeline.__main__ import app
 from pipeline.commands import track
-from pipeline.config.schema import Tracker, TrackingConfig, TrackingMode
+from pipeline.config.schema import Tracker, TrackingConfig
 from pipeline.engine.scheduler.signals import StopSignals
 from pipeline.runs.tracking.trackers import TRACKERS
 from tests.doubles.runs import WrittenRun, chain_plan
@@ -110,27 +110,3 @@ def test_the_command_does_what_the_run_asked_for_or_what_is_said(noted: list[Not
     assert (first.report_to, first.project, first.mode.value) == ([Tracker.wandb, Tracker.trackio], "p", "offline")
     assert (second.report_to, second.project, second.mode.value) == ([Tracker.tensorboard], "q", "online")
     assert noted[0].asked == ["finish inf", "end"]
-
-
-@pytest.mark.parametrize("config", ["tracking: 3", "tracking: {report_to: [mlflow]}", "tracking: {samples: x}"])
-def test_a_configuration_that_is_wrong_is_told(run: TrackedRun, config: str) -> None:
-    run.folder.config.write_text(config)
-    code, said = tracking(run)
-    assert code == 2
-    assert "cannot be used: tracking:" in said
-
-
-@pytest.mark.parametrize(("mode", "warned"), [(TrackingMode.offline, True), (TrackingMode.online, False)])
-def test_a_trial_of_wandbs_sweep_that_says_nothing_there_is_told(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, mode: TrackingMode, warned: bool
-) -> None:
-    monkeypatch.setattr(track, "Feeders", Noted)
-    monkeypatch.setenv("WANDB_SWEEP_ID", "s")
-    monkeypatch.setenv("WANDB_RUN_ID", "r")
-    said = io.StringIO()
-    with (
-        StopSignals() as signals,
-        track.tracked(TrackedRun(tmp_path).folder, replace(ASKED, mode=mode), Console(file=said), signals) as hear,
-    ):
-        hear()
-    assert ("a sweep at W&B" in said.getvalue()) is warned

@@ -2,9 +2,6 @@
 
 import re
 import shlex
-import shutil
-import subprocess
-import tomllib
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -241,71 +238,3 @@ def test_commands_and_their_options_exist() -> None:
             wrong.append(f"{command.page}:{command.line}: {error}")
     assert not wrong, "\n".join(wrong)
     assert parsed > 25
-
-
-OTHERS = {
-    "exit": "a word of the shell's own",
-    r"python3 -m venv \S+": "makes the environment that this very test runs in",
-    r"\S*python3? -m pytest .*|\S*python -m pytest": "runs this very test",
-    r"\S*(ruff|mypy|mkdocs) ?.*": "checked by .ci/run on each change",
-    r"python -c .*": "tests/integration/test_doctor.py runs these lines",
-    r"python train\.py": "stands for a program of the reader's",
-    r"hf download .*": "another project's program, which needs a network",
-    r"nvidia-smi": "needs the driver of a GPU",
-    r"less -S|source|head -\d+": "takes what it is given by a command of ours",
-}
-"""Programs that no test here reads, as a pattern of their words -> why."""
-OPTIONAL = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
-
-
-def problem_of(words: list[str]) -> str:
-    """Why a program that is no command of ours cannot be typed so; "" if it can."""
-    text = " ".join(words)
-    if any(re.fullmatch(pattern, text) for pattern in OTHERS):
-        return ""
-    if Path(words[0]).name == "pip":
-        extras = {extra for found in re.findall(r"\[([\w,]+)\]", text) for extra in found.split(",")}
-        return ", ".join(f"there is no extra {extra}" for extra in extras - set(OPTIONAL))
-    script = re.fullmatch(
-        r"\S*python3? (?:-m )?((?:benchmarks|tests)[./]\w+|test_parallel_setup)(?:\.py)?( .*)?", text
-    )
-    if not script:
-        return f"nothing checks `{text}`: say in OTHERS why, or have it checked"
-    file = ROOT / f"{script[1].replace('.', '/')}.py"
-    options = [word for word in words if word.startswith("--")]
-    known = file.read_text() if file.is_file() else ""
-    return ", ".join(f"{file.name} has no {option}" for option in options if f'"{option}"' not in known) or (
-        "" if known else f"there is no {file.name}"
-    )
-
-
-def test_every_other_program_is_there_or_said_to_be_none_of_ours() -> None:
-    wrong = [
-        f"{command.page}:{command.line}: {problem}"
-        for command in COMMANDS
-        for words in programs_of(command.text)
-        if not arguments_of(words)[0] and (problem := problem_of(words))
-    ]
-    assert not wrong, "\n".join(wrong)
-    assert [why for pattern, why in OTHERS.items() if not used(pattern)] == []
-
-
-def used(pattern: str) -> bool:
-    return any(re.fullmatch(pattern, " ".join(words)) for each in COMMANDS for words in programs_of(each.text))
-
-
-def as_read_by(shell: list[str], texts: list[str]) -> list[str]:
-    """The words of each command as a shell makes them, without carrying it out."""
-    script = "\n".join(f"printf '<%s>' {text}; printf '\\n'" for text in texts)
-    done = subprocess.run([*shell, "-c", script], capture_output=True, text=True, cwd=ROOT, check=False)
-    assert not done.stderr, done.stderr
-    return done.stdout.splitlines()
-
-
-@pytest.mark.skipif(shutil.which("zsh") is None, reason="zsh is not installed")
-def test_zsh_reads_every_command_as_bash_does() -> None:
-    parts = [part for each in COMMANDS for part in re.split(r" (?:&&|\|) | &$", without_remark(each.text).strip())]
-    texts = [re.sub(r"\$\([^()]*\)", "GIVEN", part) for part in parts]
-    said = as_read_by(["bash"], texts)
-    assert len(said) >= len(texts)
-    assert as_read_by(["zsh", "-f"], texts) == said

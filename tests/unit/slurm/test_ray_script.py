@@ -1,7 +1,6 @@
 """A script that brings up a Ray cluster: what it starts, in which order, and how all of it ends."""
 
 import os
-import re
 import signal
 import subprocess
 import time
@@ -97,16 +96,6 @@ def test_the_head_is_on_the_first_node_and_the_run_beside_it(tmp_path: Path) -> 
     ]
 
 
-def test_the_token_is_new_and_in_the_environment_alone(tmp_path: Path) -> None:
-    text = text_of()
-    said = carry_out(tmp_path, text)[1] + carry_out(tmp_path, text)[1]
-    assert "start 64 token" in said
-    tokens = set((tmp_path / "tokens").read_text().split())
-    assert len(tokens) == 2
-    assert all(re.fullmatch("[0-9a-f]{64}", token) for token in tokens)
-    assert not any(token in line for token in tokens for line in (text, *said))
-
-
 @pytest.mark.parametrize(("code", "again"), [(143, True), (0, False), (1, False)])
 def test_the_exit_code_is_that_of_the_run(tmp_path: Path, code: int, again: bool) -> None:
     ended, said = carry_out(tmp_path, text_of(), code=code)
@@ -144,12 +133,6 @@ def test_where_the_head_does_not_come_there_is_no_run(tmp_path: Path) -> None:
     code, said = carry_out(tmp_path, text_of(), waited=1)
     assert code == 1
     assert [line for line in said if not line.startswith(("srun", "start"))] == ["ended", "ended"]
-
-
-def test_one_node_has_a_head_alone(tmp_path: Path) -> None:
-    code, said = carry_out(tmp_path, text_of(nodes="1"), SLURM_NNODES="1")
-    assert code == 0
-    assert sum(line.startswith("srun") for line in said) == 2
 
 
 @pytest.mark.parametrize(

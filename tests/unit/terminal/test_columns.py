@@ -9,7 +9,7 @@ from rich.cells import cell_len
 from rich.console import Console
 from rich.text import Text
 
-from pipeline.terminal.columns import EXTRA, Column, FittedTable, Need, fit, in_lines
+from pipeline.terminal.columns import EXTRA, Column, FittedTable, Need, fit
 
 HEADINGS = st.text(st.characters(exclude_categories=("C", "Z")), max_size=16)
 CELLS = st.text(st.characters(exclude_categories=("C", "Z")) | st.sampled_from("字😀[]/ab"), max_size=40)
@@ -109,16 +109,6 @@ def test_extra_columns_go_before_a_name_is_cut_and_the_rest_afterwards() -> None
     assert fit(needs, 10, between=0) == {0: 10}
 
 
-def test_names_are_whole_before_several_stand_in_one_line() -> None:
-    needs = [Need(0, 5, 20, 40), Need(1, 6, 15, 15)]
-    assert fit(needs, 55, between=0) == {0: 40, 1: 15}
-    assert fit(needs, 36, between=0) == {0: 21, 1: 15}
-    assert fit(needs, 30, between=0) == {0: 20, 1: 10}
-    table = FittedTable([Column(heading="names", least=4), Column(heading="of", rank=1, least=4)], lines=False)
-    table.add_row(("first_name,", "second_name"), "somebody")
-    assert [line.split() for line in printed(table, 25)[-2:]] == [["first_name,", "somebody"], ["second_name"]]
-
-
 def test_names_are_cut_so_that_rows_stay_apart() -> None:
     table = FittedTable([Column(heading="name", least=4), Column(heading="n", right=True, rank=1)], lines=False)
     for number in range(3):
@@ -135,12 +125,6 @@ def test_what_stands_in_a_cell_is_no_markup() -> None:
     assert "[bold]x[/red]" in text
 
 
-def test_a_name_of_several_lines_stays_on_one() -> None:
-    table = FittedTable([Column(heading="name")], lines=False)
-    table.add_row("a\nb\tc\x1b[2J")
-    assert printed(table, 80)[1:] == ["a\\nb\\tc\\x1b[2J  "]
-
-
 def test_a_cell_of_several_pieces_goes_to_more_lines() -> None:
     table = FittedTable([Column(heading="who"), Column(heading="n", rank=1)], lines=False)
     table.add_row(("101", "(130.0 GiB),", "102", "(1.0 GiB)"), Text("7", style="red"))
@@ -150,15 +134,3 @@ def test_a_cell_of_several_pieces_goes_to_more_lines() -> None:
         "(130.0 GiB),",
         "102 (1.0 GiB)",
     ]
-
-
-def test_pieces_go_side_by_side_while_there_is_room() -> None:
-    assert in_lines(["ab", "cd", "ef"], 5) == ["ab cd", "ef"]
-    assert in_lines(["a-long-one"], 3) == ["a-long-one"]
-    assert in_lines([], 3) == []
-
-
-def test_a_table_without_rows_is_what_stands_below_it() -> None:
-    console = Console(file=io.StringIO(), width=80)
-    console.print(FittedTable([Column(heading="id")], title="things", caption="there are none"))
-    assert console.file.getvalue() == "there are none\n"  # type: ignore[attr-defined]

@@ -2,16 +2,13 @@
 
 import io
 import os
-import re
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
-from pipeline.commands.exits import complain
 from pipeline.terminal.console import Terminal, make_console, say
 
 
@@ -41,15 +38,6 @@ def test_what_is_escaped_keeps_its_style() -> None:
     assert out.getvalue() == "\x1b[31mbad\x1b[0m\x1b[31m\\x1b\x1b[0m\\x1b plain\n"
 
 
-def test_a_line_that_is_said_above_a_live_view_keeps_its_colour_to_itself() -> None:
-    out = io.StringIO()
-    console = Terminal(file=out, force_terminal=True, force_interactive=True, color_system="standard", width=80)
-    with Live("view", console=console, auto_refresh=False):
-        say(console, "stopping\r", "yellow")
-        assert "\x1b[33mstopping\\r\x1b[0m" in out.getvalue()
-        assert "\x1b[33mview" not in out.getvalue()
-
-
 def said(text: str, width: int, *, terminal: bool = True, copy: str = "") -> list[str]:
     out = io.StringIO()
     say(Terminal(file=out, force_terminal=terminal, color_system=None, width=width), text, copy=copy)
@@ -71,31 +59,6 @@ def test_on_a_terminal_lines_end_between_words_and_what_is_to_be_copied_is_whole
     assert said("  a  `b\n\nc", 20) == ["  a  `b", "", "c"]
 
 
-@pytest.mark.parametrize("terminal", [True, False])
-def test_an_error_is_broken_between_words_on_a_terminal_alone(
-    monkeypatch: pytest.MonkeyPatch, terminal: bool
-) -> None:
-    stream = io.StringIO()
-    stream.isatty = lambda: terminal  # type: ignore[method-assign]
-    for name, value in {"TERM": "xterm", "COLUMNS": "20"}.items():
-        monkeypatch.setenv(name, value)
-    monkeypatch.setattr("sys.stderr", stream)
-    complain("no folder outputs/of/somebody\x1b: type `pipeline runs -o x`, or another")
-    words = re.sub("\x1b\\[[0-9;]*m", "", stream.getvalue())
-    if terminal:
-        assert "\x1b[1;31merror:\x1b[0m no folder\n" in stream.getvalue()
-        assert words.splitlines() == [
-            "error: no folder",
-            "outputs/of/somebody\\x1b:",
-            "type",
-            "`pipeline runs -o x`,",
-            "or another",
-        ]
-    else:
-        assert words == stream.getvalue()
-        assert words == "error: no folder outputs/of/somebody\\x1b: type `pipeline runs -o x`, or another\n"
-
-
 def test_where_there_is_no_terminal_lines_stay_whole() -> None:
     assert said("one word and another", 8, terminal=False, copy="a b c") == ["one word and another a b c"]
 
@@ -103,15 +66,6 @@ def test_where_there_is_no_terminal_lines_stay_whole() -> None:
 @given(st.text(" `ab\n"), st.integers(1, 30))
 def test_wrapping_changes_nothing_but_spaces(text: str, width: int) -> None:
     assert "".join(said(text, width)).replace(" ", "") == text.replace(" ", "").replace("\n", "")
-
-
-def test_where_an_encoding_has_no_lines_and_dots_there_are_likenesses() -> None:
-    table = Table("a · b")
-    table.add_row("数 ✓")
-    text = printed(table, encoding="ascii")
-    assert "a - b" in text
-    assert r"\u6570 +" in text
-    assert "|" in text
 
 
 @pytest.mark.parametrize(
@@ -136,13 +90,6 @@ def test_a_terminal_is_drawn_upon_only_if_it_can_be(
         console = make_console()
         assert console.is_interactive is styled
         assert (console.color_system is not None) is styled
-
-
-def test_colours_that_are_forced_into_a_file_bring_no_redrawing(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("FORCE_COLOR", "1")
-    monkeypatch.setenv("TERM", "xterm")
-    monkeypatch.setattr("sys.stdout", io.StringIO())
-    assert not make_console().is_interactive
 
 
 @pytest.mark.properties

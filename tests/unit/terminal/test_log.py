@@ -2,7 +2,6 @@
 
 import os
 import sys
-from pathlib import Path
 
 import pytest
 from hypothesis import given
@@ -54,16 +53,6 @@ def test_a_reader_that_left_ends_it(monkeypatch: pytest.MonkeyPatch) -> None:
         out.write("in vain\n")
     out.close()
     os.close(writing)
-
-
-def test_a_file_that_is_no_stream_of_ours_will_do(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    with (tmp_path / "out").open("w") as file:
-        monkeypatch.setattr("sys.stdout", file)
-        out = LogOutput(raw=True, colours=False)
-        out.write("text")
-        out.pause(0.0)
-        out.close()
-    assert (tmp_path / "out").read_text() == "text"
 
 
 @pytest.mark.properties

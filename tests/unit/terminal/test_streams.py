@@ -50,10 +50,6 @@ def test_a_stream_that_cannot_be_written_takes_everything(where: str, request: p
     assert (failure(stream) is not None) == (where == "full")
 
 
-def test_a_reader_that_left_is_seen_before_anything_is_written(broken_pipe: int) -> None:
-    assert is_gone(LastingStream(LastingFile(broken_pipe), "utf-8"))
-
-
 def test_text_is_written_in_order_and_only_colours_get_through(tmp_path: Path) -> None:
     path = tmp_path / "out"
     descriptor = os.open(path, os.O_WRONLY | os.O_CREAT)
@@ -126,25 +122,6 @@ def test_a_stopped_terminal_holds_nobody() -> None:
     os.close(slave)
 
 
-@pytest.mark.parametrize("where", ["broken_pipe", "closed_terminal"])
-def test_a_reader_that_left_is_noticed_without_waiting(where: str, request: pytest.FixtureRequest) -> None:
-    stream = LastingStream(LastingFile(request.getfixturevalue(where)), "utf-8")
-    with never_waiting():
-        print("x" * 100_000, file=stream)
-    assert is_gone(stream)
-
-
-def test_a_file_is_written_where_it_goes_on(tmp_path: Path) -> None:
-    path = tmp_path / "out"
-    descriptor = os.open(path, os.O_WRONLY | os.O_CREAT)
-    stream = LastingStream(LastingFile(descriptor), "utf-8")
-    print("one", file=stream)
-    with never_waiting():
-        print("two", file=stream)
-    os.close(descriptor)
-    assert path.read_text() == "one\ntwo\n"
-
-
 CLOSED = """
 import os, sys
 for descriptor in (0, 1, 2):
@@ -182,19 +159,3 @@ def test_the_interpreter_has_nothing_to_complain_of_in_the_end(where: str, reque
         preexec_fn=lambda: signal.signal(signal.SIGPIPE, signal.SIG_DFL) and None,
     )
     assert (done.returncode, done.stderr) == (0, b"")
-
-
-def test_what_ctrl_c_interrupts_is_not_written_twice(tmp_path: Path) -> None:
-    class Interrupted(LastingFile):
-        def write(self, data: object) -> int:
-            super().write(data)
-            raise KeyboardInterrupt  # on the way back, when all of it is out
-
-    path = tmp_path / "out"
-    descriptor = os.open(path, os.O_WRONLY | os.O_CREAT)
-    stream = LastingStream(Interrupted(descriptor), "utf-8")
-    with pytest.raises(KeyboardInterrupt):
-        stream.write("once\n")
-    stream.flush()
-    os.close(descriptor)
-    assert path.read_text() == "once\n"

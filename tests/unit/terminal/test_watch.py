@@ -83,16 +83,3 @@ def test_it_ends_when_nobody_reads_any_more(monkeypatch: pytest.MonkeyPatch) -> 
     monkeypatch.setattr(watching, "is_gone", lambda stream: stream is sys.stdout)
     watch(Terminal(file=io.StringIO(), width=80), 1.0, looks.look, looks.page, looks.lines, looks.slept.append)
     assert looks.times == 1
-
-
-def test_the_cursor_is_there_again_after_ctrl_c() -> None:
-    def interrupt(_seconds: float) -> None:
-        raise KeyboardInterrupt
-
-    out, looks = io.StringIO(), Looks()
-    console = Console(
-        file=out, width=60, height=12, force_terminal=True, force_interactive=True, legacy_windows=False
-    )
-    with pytest.raises(KeyboardInterrupt):
-        watch(console, 1.0, looks.look, looks.page, looks.lines, interrupt)
-    assert out.getvalue().endswith("\x1b[?25h")

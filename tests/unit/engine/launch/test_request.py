@@ -61,16 +61,6 @@ def test_where_processes_meet(fields: dict[str, Any], environment: dict[str, str
     assert find_meeting(asked(**fields), environment) == expected
 
 
-def test_a_meeting_as_torchrun_takes_it() -> None:
-    assert Meeting(2, 1, "a", 7).torchrun() == [
-        "--nnodes=2",
-        "--node-rank=1",
-        "--master-addr=a",
-        "--master-port=7",
-    ]
-    assert str(Meeting(2, 1, "a", 7)) == "node 1 of 2, meeting at a:7"
-
-
 def test_programs(tmp_path: Path) -> None:
     (tmp_path / "train.py").touch()
     (tmp_path / "mine").mkdir()
@@ -96,9 +86,3 @@ def test_programs(tmp_path: Path) -> None:
 def test_programs_that_cannot_be_started(words: list[str], says: str, tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=says):
         find_program(words, tmp_path)
-
-
-def test_looking_for_a_module_does_not_import_it(tmp_path: Path) -> None:
-    (tmp_path / "loud").mkdir()
-    (tmp_path / "loud" / "__init__.py").write_text("raise AssertionError")
-    assert find_program(["-m", "loud.train"], tmp_path).name == "loud.train"

@@ -69,11 +69,6 @@ def test_all_that_are_visible_in_their_order(heard: list[str]) -> None:
         assert "LOCAL_RANK 0=GPU 5, 1=GPU 2, 2=GPU 7" in describe(lease.devices, Meeting(1, 0, "a", None))
 
 
-def test_so_many_take_what_others_left(heard: list[str]) -> None:
-    with take(heard, gpus=[7, 6]), take(heard, num_gpus=2) as lease:
-        assert [device.index for device in lease.devices] == [4, 5]
-
-
 def test_what_another_launch_holds_is_refused_by_name(heard: list[str]) -> None:
     with take(heard, gpus=[0, 1]), pytest.raises(DeviceError, match=r"leased: 'launch x.py'.*--wait"):
         take(heard, gpus=[1, 2])
