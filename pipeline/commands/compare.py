@@ -12,11 +12,10 @@ from rich.console import Console
 from pipeline.commands.report import is_standard_output, refuse_records, write_report, write_table, written
 from pipeline.errors import ConfigError
 from pipeline.files import plain_target
-from pipeline.runs.comparison.runs import compare_runs, compared, same_settings
+from pipeline.runs.comparison.runs import compare_runs, comparison_csv, comparison_tables, same_settings
 from pipeline.runs.index import choose_run, experiments, runs_of
 from pipeline.runs.loaded import LoadedRun, load
 from pipeline.runs.report.format import command
-from pipeline.runs.report.runs import comparison_csv, comparison_tables
 from pipeline.sweeps.file import SPLIT
 from pipeline.sweeps.report import about_table, as_csv, export_rows, foremost, so_far, trials_table
 from pipeline.sweeps.storage import Record, sweep_folder
@@ -90,7 +89,7 @@ def compare(output_dir: Path, names: Sequence[str], csv: Path | None, html: Path
         refuse_records("--html", html, runs, is_page=True)
     if html is not None:
         written(html, lambda: write_report(plain_target(html), [run.folder for run in runs]), console)
-    comparison = compare_runs([compared(run) for run in runs])
+    comparison = compare_runs(runs)
     if csv is not None:
         write_table(csv, comparison_csv(comparison), console)
     if csv is not None or html is not None:

@@ -142,14 +142,13 @@ def write_report(path: Path, folders: Sequence[RunFolder]) -> None:
         OSError: The page cannot be written.
     """
     # Not with the other imports: what reads results takes time to load, which a run that begins need not wait for.
-    from pipeline.runs.comparison.runs import compare_runs, compared, run_names
+    from pipeline.runs.comparison.runs import compare_runs, comparison_tables, run_names
     from pipeline.runs.report.page.html import write_page
     from pipeline.runs.report.page.run import comparison_table, page_of
-    from pipeline.runs.report.runs import comparison_tables
 
     runs = [load(folder) for folder in folders]
     names = run_names(runs)
-    tables = comparison_tables(compare_runs(list(map(compared, runs)), names)) if len(runs) > 1 else []
+    tables = comparison_tables(compare_runs(runs, names)) if len(runs) > 1 else []
     write_page(path, page_of(runs, names, [comparison_table(table) for table in tables]))
 
 

@@ -40,33 +40,19 @@ _TRUTHS = {"correct"}
 """What is true, false or missing."""
 _TEXTS = {_GIVEN, "fault", "difference_over"}
 """Texts that may be missing."""
-_PARTS = "parts"
-_TIMES = ("start", "end")
 
 
-def results_frame(rows: Sequence[ResultRow]) -> pd.DataFrame:
-    """Numbers of chains."""
-    return _frame(_names(ResultRow), map(vars, rows))
-
-
-def pooled_frame(rows: Sequence[PooledRow]) -> pd.DataFrame:
-    """Numbers of methods, over seeds and references."""
-    return _frame(_names(PooledRow), map(vars, rows))
-
-
-def comparisons_frame(rows: Sequence[Comparison]) -> pd.DataFrame:
-    """Methods against the reference and against each other after the last round."""
-    return _frame(_names(Comparison), map(vars, rows))
+def _rows(kind: type[Any], rows: Iterable[Any]) -> pd.DataFrame:
+    """Rows of a dataclass as they are."""
+    return _frame([field.name for field in fields(kind)], map(vars, rows))
 
 
 def compute_frame(rows: Sequence[ComputeRow]) -> pd.DataFrame:
     """What stages took; FLOPs by what they went into as ``flops/PURPOSE``."""
     purposes = sorted({name for row in rows for name in row.flops_by_purpose})
-    names = [name for name in _names(ComputeRow) if name != "flops_by_purpose"]
-    return _frame(
-        [*names, *(f"flops/{name}" for name in purposes)],
-        ({**vars(row), **_prefixed("flops", row.flops_by_purpose)} for row in rows),
-    )
+    names = [field.name for field in fields(ComputeRow) if field.name != "flops_by_purpose"]
+    cells = ({**vars(row), **_prefixed("flops", row.flops_by_purpose)} for row in rows)
+    return _frame([*names, *(f"flops/{name}" for name in purposes)], cells)
 
 
 def samples_frame(found: Iterable[tuple[Job, Sample]]) -> pd.DataFrame:
@@ -74,17 +60,16 @@ def samples_frame(found: Iterable[tuple[Job, Sample]]) -> pd.DataFrame:
     every = list(found)
     rewards = sorted({name for _, sample in every for name in sample.parts})
     # `answer` would be taken for that of the data, which is not here.
-    own = {name: _GIVEN if name == "answer" else name for name in _names(Sample) if name != _PARTS}
+    own = {field.name: _GIVEN if field.name == "answer" else field.name for field in fields(Sample)}
+    del own["parts"]
     if every and all(sample.answer is None for _, sample in every):
         del own["answer"]  # no reward of the run reads one
-    return _frame(
-        [*PLACE, *own.values(), *(f"rewards/{name}" for name in rewards)],
-        (
-            {**_place(job), **{own[name]: getattr(sample, name) for name in own}}
-            | _prefixed("rewards", sample.parts)
-            for job, sample in every
-        ),
+    cells = (
+        {**_place(job), **{named: getattr(sample, name) for name, named in own.items()}}
+        | _prefixed("rewards", sample.parts)
+        for job, sample in every
     )
+    return _frame([*PLACE, *own.values(), *(f"rewards/{name}" for name in rewards)], cells)
 
 
 def curves_frame(curves: Iterable[tuple[Job, Sequence[TrainingStep]]]) -> pd.DataFrame:
@@ -93,23 +78,21 @@ def curves_frame(curves: Iterable[tuple[Job, Sequence[TrainingStep]]]) -> pd.Dat
     own = [*PLACE, "stage", "job", *FIELDS]
     extra = sorted({name for _, step in every for name in step.extra})
     named = {name: f"extra/{name}" if name in own else name for name in extra}
-    return _frame(
-        [*own, *named.values()],
-        (
-            {**_place(job), "stage": job.stage, "job": job.id, **_own(step)}
-            | {named[name]: value for name, value in step.extra.items()}
-            for job, step in every
-        ),
+    cells = (
+        {**_place(job), "stage": job.stage, "job": job.id, **{name: getattr(step, name) for name in FIELDS}}
+        | {named[name]: value for name, value in step.extra.items()}
+        for job, step in every
     )
+    return _frame([*own, *named.values()], cells)
 
 
 def timeline_frame(spans: Sequence[Span]) -> pd.DataFrame:
     """Who used which device when; times in UTC, and ``seconds`` where a span is over."""
     import pandas as pd
 
-    frame = _frame(_names(Span), map(vars, spans))
+    frame = _rows(Span, spans)
     frame["seconds"] = frame["end"].astype("float64") - frame["start"].astype("float64")
-    for name in _TIMES:
+    for name in ("start", "end"):
         frame[name] = pd.to_datetime(frame[name].astype("float64"), unit="s", utc=True)
     return frame
 
@@ -138,16 +121,8 @@ def _typed(name: str, cells: list[Any]) -> Any:
     return cells if cells and all(isinstance(cell, int) for cell in cells) else pd.Series(cells, dtype="float64")
 
 
-def _names(kind: type[Any]) -> list[str]:
-    return [field.name for field in fields(kind)]
-
-
 def _place(job: Job) -> dict[str, Any]:
     return {name: getattr(job, name) for name in PLACE}
-
-
-def _own(step: TrainingStep) -> dict[str, Any]:
-    return {name: getattr(step, name) for name in FIELDS}
 
 
 def _prefixed(prefix: str, values: Mapping[str, Any]) -> dict[str, Any]:
@@ -210,17 +185,17 @@ class Run:
     @cached_property
     def results(self) -> pd.DataFrame:
         """Every measured number: a row for each chain, round and metric."""
-        return results_frame(self.loaded.results.rows)
+        return _rows(ResultRow, self.loaded.results.rows)
 
     @cached_property
     def pooled(self) -> pd.DataFrame:
         """Every number of methods, over seeds and references: a row for each method, round and metric."""
-        return pooled_frame(self.loaded.results.pooled)
+        return _rows(PooledRow, self.loaded.results.pooled)
 
     @cached_property
     def comparisons(self) -> pd.DataFrame:
         """Methods after the last round, in pairs: the difference, its interval and its p-value."""
-        return comparisons_frame(self.loaded.results.comparisons)
+        return _rows(Comparison, self.loaded.results.comparisons)
 
     @cached_property
     def compute(self) -> pd.DataFrame:

@@ -1,4 +1,4 @@
-"""Runs side by side: settings in which they differ, and what each method has reached after its last round. Pure.
+"""Runs side by side: settings in which they differ, and what each method has reached after its last round.
 
 A setting is compared among the runs that have it, and said in the rows that it is for: ``algos.PITA.eta`` in those
 of PITA, in the one column ``algos.*.eta`` that it shares with other algorithms. Rows that then say the same of
@@ -7,19 +7,24 @@ several runs are one row.
 
 from __future__ import annotations
 
+import csv
+import io
 import math
 import re
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
-from typing import Any, Protocol
+from itertools import groupby
+from typing import Any
 
 from pipeline.config.schema import Config
-from pipeline.runs.cost import CostRow
 from pipeline.runs.loaded import LoadedRun
 from pipeline.runs.looks import reading_order
-from pipeline.runs.record import PooledRow, Results, primary_metric
+from pipeline.runs.record import PooledRow, csv_cell, primary_metric
+from pipeline.runs.report.format import decimal, interval, short, si, title
+from pipeline.runs.report.tables import HEADINGS, LEAST_NAME, about_bounds, number_column
+from pipeline.terminal.columns import EXTRA, Column, FittedTable, align
 
 Key = tuple[str, ...]
 """A setting by its path; names of algorithms may have dots in them."""
@@ -33,27 +38,6 @@ _TABLES = {"algos": "algo", "datasets": "dataset", "models": "model"}
 _OF_REFERENCES = ("datasets.", "models.")
 """What settings begin with that say which reference it is; two may have reached the same by chance."""
 _KL, _J = "kl_per_sequence", "regularized_reward"
-
-
-@dataclass(frozen=True, kw_only=True)
-class ComparedRun:
-    """What of a run is compared.
-
-    Attributes:
-        name: Of its experiment.
-        stamp: Its timestamp.
-        state: In one word.
-        config: The resolved configuration, plain.
-        results: What came out.
-        costs: What methods took.
-    """
-
-    name: str
-    stamp: str
-    state: str
-    config: Mapping[str, Any]
-    results: Results
-    costs: Sequence[CostRow] = ()
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -119,24 +103,15 @@ class RunComparison:
         return [label for label in self.labels if label not in told]
 
 
-def compared(run: LoadedRun) -> ComparedRun:
-    """What of a loaded run is compared.
-
-    Raises:
-        PipelineError: Its results cannot be read.
-    """
-    results, costs = run.results, run.compute.costs
-    return ComparedRun(
-        name=run.name, stamp=run.stamp, state=run.state, config=run.config, results=results, costs=costs
-    )
-
-
-def compare_runs(runs: Sequence[ComparedRun], labels: Sequence[str] = ()) -> RunComparison:
+def compare_runs(runs: Sequence[LoadedRun], labels: Sequence[str] = ()) -> RunComparison:
     """Put runs side by side, in the order in which they are given.
 
     Args:
         runs: The runs.
         labels: What each is called; names of experiments and timestamps if left out.
+
+    Raises:
+        PipelineError: Results of one cannot be read.
     """
     labels, settings = list(labels) or _labels(runs), [dict(settings_of(run.config)) for run in runs]
     columns, primary = _differing(settings), _primary(runs)
@@ -240,7 +215,7 @@ def _ends(name: str) -> Iterator[str]:
 # -- rows ------------------------------------------------------------------------------------------------------
 
 
-def _labels(runs: Sequence[ComparedRun]) -> list[str]:
+def _labels(runs: Sequence[LoadedRun]) -> list[str]:
     names, stamps = {run.name for run in runs}, {run.stamp for run in runs}
     if len(names) == len(runs):
         return [run.name for run in runs]
@@ -249,7 +224,7 @@ def _labels(runs: Sequence[ComparedRun]) -> list[str]:
     return [f"{run.name}/{run.stamp}" for run in runs]
 
 
-def _primary(runs: Iterable[ComparedRun]) -> Mapping[tuple[str, str], str | None]:
+def _primary(runs: Iterable[LoadedRun]) -> Mapping[tuple[str, str], str | None]:
     """What methods of a dataset and model are judged by in all runs."""
     found: dict[tuple[str, str], dict[tuple[object, ...], set[str]]] = {}
     for number, run in enumerate(runs):
@@ -261,7 +236,7 @@ def _primary(runs: Iterable[ComparedRun]) -> Mapping[tuple[str, str], str | None
 
 
 def _rows(
-    run: ComparedRun,
+    run: LoadedRun,
     label: str,
     settings: Mapping[Key, str],
     primary: Mapping[tuple[str, str], str | None],
@@ -271,7 +246,7 @@ def _rows(
         if row.value is not None:
             rounds = cells.setdefault((row.dataset, row.model, row.algo), {})
             rounds.setdefault(row.round, {})[row.metric] = row
-    costs = {(cost.dataset, cost.model, cost.algo, cost.round): cost for cost in run.costs}
+    costs = {(cost.dataset, cost.model, cost.algo, cost.round): cost for cost in run.compute.costs}
     for (dataset, model, algo), rounds in cells.items():
         last = max(rounds)
         result = rounds[last].get(primary[dataset, model] or "")
@@ -289,16 +264,12 @@ def _rows(
                 if not _is_of_one(key) or key[1] == place[_TABLES[key[0]]]
             },
             result=result,
-            kl=_value(rounds[last].get(_KL)),
-            j=_value(rounds[last].get(_J)),
+            kl=getattr(rounds[last].get(_KL), "value", None),
+            j=getattr(rounds[last].get(_J), "value", None),
             flops=cost.flops if cost else None,
             answer=cost.answer if cost else None,
             device_s=cost.device_s if cost else None,
         )
-
-
-def _value(row: PooledRow | None) -> float | None:
-    return None if row is None else row.value
 
 
 def _merged(rows: Iterable[RunRow]) -> list[RunRow]:
@@ -344,29 +315,13 @@ _LONGEST = 32
 """Characters of a value."""
 
 
-class NamedRun(Protocol):
-    """What of a run its name is made of."""
-
-    @property
-    def name(self) -> str:
-        """Of its experiment."""
-
-    @property
-    def stamp(self) -> str:
-        """Its timestamp."""
-
-    @property
-    def config(self) -> Mapping[str, Any]:
-        """The resolved configuration, plain."""
-
-
-def run_names(runs: Sequence[NamedRun]) -> list[str]:
+def run_names(runs: Sequence[LoadedRun]) -> list[str]:
     """A name for each run: of its experiment, or of several runs of one the settings that tell them apart.
 
     ``eta=0.3`` and ``eta=1``, with the timestamp where settings do not suffice, and with the experiment before
     them where it is not that of all.
     """
-    groups: dict[str, list[NamedRun]] = {}
+    groups: dict[str, list[LoadedRun]] = {}
     for run in runs:
         groups.setdefault(run.name, []).append(run)
     told = {id(run): name for own in groups.values() for run, name in zip(own, _told_apart(own), strict=True)}
@@ -376,7 +331,7 @@ def run_names(runs: Sequence[NamedRun]) -> list[str]:
     return [run.name if run.name in alone else f"{run.name} {told[id(run)]}" for run in runs]
 
 
-def _told_apart(runs: Sequence[NamedRun]) -> list[str]:
+def _told_apart(runs: Sequence[LoadedRun]) -> list[str]:
     """Names for runs of one experiment."""
     if len(runs) == 1:
         return [runs[0].name]
@@ -407,3 +362,174 @@ def _by_settings(settings: Sequence[Mapping[Key, str]]) -> list[str]:
 
 def _short(value: str) -> str:
     return value if len(value) <= _LONGEST else f"{value[: _LONGEST - 1]}…"
+
+
+# -- as tables, and as CSV ----------------------------------------------------------------------------------------
+
+
+_NOTE = "After the last round of each run."
+_INTERVALS = (
+    " Intervals are of each run by itself: a test between settings needs them in one run, as points of a front "
+    "(docs/evaluation.md)."
+)
+
+_SEEDS, _INTERVAL = "seeds", "interval"
+_LEAST_RUN = 8
+_Told = tuple[Column, Callable[[RunRow], str]]
+"""A column, and what stands in it of a row."""
+_ELSEWHERE = "a wider terminal or --csv has them"
+_MOST_DIGITS = 17
+"""With so many no two numbers are the same."""
+
+
+def comparison_tables(comparison: RunComparison) -> list[FittedTable]:
+    """One table for each dataset and model: a row for each method and combination of settings that differ."""
+    tables = []
+    prompts = f"{' and '.join(comparison.splits)} prompts" if comparison.splits else ""
+    for place, found in groupby(comparison.rows, key=lambda row: (row.dataset, row.model)):
+        rows = list(found)
+        shown = [key for key in comparison.settings if any(key in row.settings for row in rows)]
+        columns = _columns(comparison, shown, telling_apart(rows, shown), rows)
+        table = FittedTable(
+            (column for column, _ in columns),
+            title=title(*place, prompts, "runs side by side"),
+            elsewhere=_ELSEWHERE,
+        )
+        for _, own in groupby(rows, key=lambda row: row.algo):
+            for row in own:
+                table.add_row(*(told(row) for _, told in columns))
+            table.end_section()
+        tables.append(table)
+    if tables:
+        tables[-1].about = lambda shown: "\n".join(_about(comparison, shown))
+    align(tables)
+    return tables
+
+
+def telling_apart(rows: Sequence[RunRow], settings: Sequence[str]) -> list[str]:
+    """Settings that tell the rows of each method apart, as few as will do: those that tell most apart go first."""
+    found: list[str] = []
+
+    def kinds(keys: Sequence[str]) -> int:
+        return len({(row.algo, *(row.settings.get(key) for key in keys)) for row in rows})
+
+    while left := [key for key in settings if key not in found]:
+        best = max(left, key=lambda key: kinds([*found, key]))
+        if kinds([*found, best]) == kinds(found):
+            break
+        found.append(best)
+    return found
+
+
+def _columns(
+    comparison: RunComparison, shown: Sequence[str], telling: Sequence[str], rows: Sequence[RunRow]
+) -> list[_Told]:
+    """What tells rows apart, what they have reached, and then what else there is, as a narrow page ends early."""
+    needs_run = len({(row.algo, *row.settings.items()) for row in rows}) < len(rows)
+    others = [_setting(comparison, key, rows, 9) for key in shown if key not in telling]
+    metric = HEADINGS.get(rows[0].result.metric, rows[0].result.metric)
+
+    def first_of(row: RunRow) -> str:
+        if len(row.runs) == len(comparison.labels) > 1:
+            return "all"
+        return row.runs[0] + (f" +{len(row.runs) - 1}" if len(row.runs) > 1 else "")
+
+    def difference(row: RunRow) -> str:
+        return "" if row.result.difference is None else decimal(row.result.difference, "+")
+
+    run = Column(heading="runs", rank=2 if needs_run else 5, least=_LEAST_RUN), first_of
+    return [
+        (Column(heading="algorithm", least=LEAST_NAME), lambda row: row.algo),
+        *(_setting(comparison, key, rows, 2) for key in telling),
+        *([run] if needs_run else []),
+        (number_column(metric, 1), lambda row: _number(row.result.value)),
+        (number_column(_INTERVAL, 4), lambda row: interval(row.result.ci_low, row.result.ci_high)),
+        (number_column("vs ref", 7), difference),
+        (number_column("KL/seq", 5), lambda row: _number(row.kl)),
+        (number_column("J", 8), lambda row: _number(row.j)),
+        (number_column("round", 6), lambda row: str(row.result.round)),
+        *others,
+        (number_column("FLOPs", EXTRA), lambda row: "" if row.flops is None else si(row.flops)),
+        (number_column("per answer", EXTRA + 1), lambda row: "" if row.answer is None else si(row.answer)),
+        (number_column("device s", EXTRA + 2), lambda row: "" if row.device_s is None else f"{row.device_s:.1f}"),
+        (number_column(_SEEDS, EXTRA + 3), lambda row: str(row.result.seeds)),
+        *([] if needs_run else [run]),
+    ]
+
+
+def _setting(comparison: RunComparison, key: str, rows: Sequence[RunRow], rank: int) -> _Told:
+    heading = _of_setting(comparison.headings[key], [_SEEDS])
+    column = Column(heading=heading, right=True, rank=rank, least=LEAST_NAME)
+    shown = _shortened({row.settings[key] for row in rows if key in row.settings})
+    return column, lambda row: shown.get(row.settings.get(key, ""), "")
+
+
+def _shortened(values: Collection[str]) -> dict[str, str]:
+    """Values of a setting, fractions with no more digits than tell them apart, and at least four."""
+    for digits in range(4, _MOST_DIGITS):
+        shown = {value: _with_digits(value, digits) for value in values}
+        if len(set(shown.values())) == len(shown):
+            return shown
+    return {value: value for value in values}
+
+
+def _with_digits(value: str, digits: int) -> str:
+    try:
+        return short(float(value), digits) if set(value) & {".", "e"} else value
+    except ValueError:
+        return value
+
+
+def _of_setting(heading: str, others: Sequence[str]) -> str:
+    """The heading of a setting, also where a column of results is called so."""
+    return f"{heading} (setting)" if heading in others else heading
+
+
+def _number(value: float | None) -> str:
+    return "-" if value is None else decimal(value)
+
+
+def _about(comparison: RunComparison, shown: Collection[str]) -> Iterator[str]:
+    yield _NOTE + (_INTERVALS if _INTERVAL in shown else "")
+    if not comparison.settings and len(comparison.labels) > 1:
+        yield "No setting that changes results differs."
+    if missing := comparison.without_results:
+        yield f"No results: {', '.join(missing)}."
+    going_on = [
+        f"{label} ({state})"
+        for label, state in zip(comparison.labels, comparison.states, strict=True)
+        if state != "done" and label not in missing
+    ]
+    if going_on:
+        yield f"Not done: {', '.join(going_on)}."
+    algos = {row.algo for row in comparison.rows}
+    yield from about_bounds([name for name in comparison.bounded if name in algos], shown)
+
+
+_MEASURED = ("round", "metric", "value", "ci_low", "ci_high", "difference", "difference_low", "difference_high")
+_TAKEN = {
+    "kl": "kl_per_sequence",
+    "j": "j",
+    "flops": "training_flops",
+    "answer": "flops_per_answer",
+    "device_s": "device_s",
+}
+
+
+def comparison_csv(comparison: RunComparison) -> str:
+    """The same with every number in full, as a table for other programs."""
+    text = io.StringIO()
+    writer = csv.writer(text, lineterminator="\n")
+    before = ("runs", "state", "dataset", "model", "algo")
+    rested = ("references", _SEEDS, "n")
+    after = (*_MEASURED, *_TAKEN.values(), *rested)
+    settings = [_of_setting(key, [*before, *after]) for key in comparison.settings]
+    writer.writerow([*before, *settings, *after])
+    for row in comparison.rows:
+        cells: list[object] = [" ".join(row.runs), *(getattr(row, name) for name in before[1:])]
+        cells += [row.settings.get(key) for key in comparison.settings]
+        cells += [getattr(row.result, name) for name in _MEASURED]
+        cells += [getattr(row, name) for name in _TAKEN]
+        cells += [getattr(row.result, name) for name in rested]
+        writer.writerow(map(csv_cell, cells))
+    return text.getvalue()

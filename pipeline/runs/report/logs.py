@@ -28,14 +28,8 @@ class Tail:
     """What a file has got since the last look. Survives that it is not there yet, is cut short, or is replaced."""
 
     def __init__(self, path: Path, lines: int | None = None) -> None:
-        """Begin so many lines before the end, or at the start.
-
-        Args:
-            path: The file.
-            lines: How many of its last lines come first; None for all.
-        """
-        self._path = path
-        self._lines = lines
+        """Begin so many lines before the end; at the start if None."""
+        self._path, self._lines = path, lines
         self._offset = 0
         self._file_id: tuple[int, int] | None = None
         self._decoder = _decoder()
@@ -54,14 +48,12 @@ class Tail:
             raise StoreError(f"cannot read {self._path}: {error.strerror}") from error
         with file:
             status = os.fstat(file.fileno())
-            if self._file_id != (status.st_dev, status.st_ino) or status.st_size < self._offset:
-                first = self._file_id is None
-                self._file_id, self._decoder = (status.st_dev, status.st_ino), _decoder()
-                self._offset = (
-                    start_of_last(file.fileno(), self._lines) if first and self._lines is not None else 0
-                )
+            file_id, found = (status.st_dev, status.st_ino), False
+            if self._file_id != file_id or status.st_size < self._offset:
+                from_end = self._lines if self._file_id is None else None
+                self._file_id, self._decoder = file_id, _decoder()
+                self._offset = 0 if from_end is None else start_of_last(file.fileno(), from_end)
             file.seek(self._offset)
-            found = False
             while chunk := file.read(_CHUNK):
                 found = True
                 self._offset += len(chunk)
@@ -85,9 +77,7 @@ def start_of_last(descriptor: int, lines: int) -> int:
     position = os.fstat(descriptor).st_size
     if lines <= 0 or position == 0:
         return position
-    # The break that ends the file ends its last line and begins none.
-    if os.pread(descriptor, 1, position - 1) == b"\n":
-        position -= 1
+    position -= os.pread(descriptor, 1, position - 1) == b"\n"  # which begins no line
     while position:
         size = min(_CHUNK, position)
         block = os.pread(descriptor, size, position - size)

@@ -1,17 +1,18 @@
 """What runs are called where several stand together."""
 
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
-from pipeline.runs.comparison.runs import ComparedRun, run_names
+from pipeline.runs.comparison.runs import run_names
 from pipeline.runs.record import Results
 
 
-def run(stamp: str, name: str = "x", **settings: Any) -> ComparedRun:
+def run(stamp: str, name: str = "x", **settings: Any) -> Any:
     algos = {"PITA": {"enabled": True, "eta": settings.pop("eta", 1)}}
     config = {"experiment": {"name": name}, "algos": algos, "execution": {"workers": len(stamp)}, **settings}
-    return ComparedRun(name=name, stamp=stamp, state="done", config=config, results=Results(rows=[]))
+    return SimpleNamespace(name=name, stamp=stamp, state="done", config=config, results=Results(rows=[]))
 
 
 @pytest.mark.parametrize(
@@ -28,7 +29,7 @@ def run(stamp: str, name: str = "x", **settings: Any) -> ComparedRun:
     ],
     ids=["one", "experiments", "a setting", "alike", "some alike", "two settings", "one of several", "long"],
 )
-def test_runs_are_called_by_what_tells_them_apart(runs: list[ComparedRun], names: list[str] | None) -> None:
+def test_runs_are_called_by_what_tells_them_apart(runs: list[Any], names: list[str] | None) -> None:
     found = run_names(runs)
     assert len(set(found)) == len(runs)
     assert names is None or found == names

@@ -2,22 +2,30 @@
 
 import io
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
-from pipeline.runs.comparison.runs import ComparedRun, RunComparison, compare_runs, same_settings
+from pipeline.runs.comparison.runs import (
+    RunComparison,
+    compare_runs,
+    comparison_csv,
+    comparison_tables,
+    same_settings,
+    telling_apart,
+)
+from pipeline.runs.cost import Compute
 from pipeline.runs.record import PooledRow, Results
-from pipeline.runs.report.runs import comparison_csv, comparison_tables, telling_apart
 from pipeline.terminal.console import Terminal
 from tests.doubles.pooled import pooled_row
 
 PAGE = Path(__file__).parents[4] / "docs" / "evaluation.md"
 
 
-def run(stamp: str, eta: float, *rows: PooledRow, **config: Any) -> ComparedRun:
+def run(stamp: str, eta: float, *rows: PooledRow, **config: Any) -> Any:
     algos = {"PITA": {"enabled": True, "eta": eta}, "RAFT": {"enabled": True, "epochs": 2}}
     whole = {"experiment": {"name": stamp}, "output_dir": stamp, "algos": algos, **config}
     results = Results(rows=[], pooled=[pooled_row("reference", 0, 0.25), pooled_row("RAFT", 2, 0.5), *rows])
-    return ComparedRun(name="x", stamp=stamp, state="done", config=whole, results=results)
+    return SimpleNamespace(name="x", stamp=stamp, state="done", config=whole, results=results, compute=Compute())
 
 
 def told(comparison: RunComparison) -> list[tuple[object, ...]]:
