@@ -319,15 +319,18 @@ def _notes(
     confidence: float,
     headings: Collection[str],
 ) -> Iterator[str]:
-    shown = {at: cell[name] for at, cell in cells.items() for name in metrics[:1] if name in cell}
-    least = {
-        f"{algo} round {number}": Chains(_least(row, "references"), _least(row, "seeds"))
-        for (algo, number), row in sorted(shown.items(), key=lambda item: _reading(item[0]))
-    }
-    yield from _about_fewer_prompts(cells, shown, metrics)
-    yield from about_fewer_chains(least, [Chains(row.references, row.seeds) for row in shown.values()])
-    has_intervals = not {_interval(confidence), _ITS_INTERVAL}.isdisjoint(headings)
-    if has_intervals and any(row.ci_low is not None for row in shown.values()):
+    shown = {at: cells[at][metrics[0]] for at in sorted(cells, key=_reading) if set(metrics[:1]) & set(cells[at])}
+    rests = {f"{algo} round {number}": _rests_on(row) for (algo, number), row in shown.items()}
+    numbers = sorted({row.n for row in shown.values()})
+    lengths = (cell[name].n for cell in cells.values() for name in ("length", *metrics[:1]) if name in cell)
+    if numbers and numbers[0] < (evaluated := max(lengths)):
+        span = " to ".join(f"{number:,}" for number in dict.fromkeys((numbers[0], numbers[-1])))
+        about = "the others have no score (n in results.json)"
+        yield f"{HEADINGS[metrics[0]]}: of {span} of the {evaluated:,} prompts; {about}."
+    yield from about_fewer_chains(rests, [Chains(row.references, row.seeds) for row in shown.values()])
+    if {_interval(confidence), _ITS_INTERVAL} & set(headings) and any(
+        row.ci_low is not None for row in shown.values()
+    ):
         yield _what_intervals_hold_for(shown)
     with_reference = [one for one in comparisons if one.second == REFERENCE]
     if with_reference and "p" in headings:
@@ -337,54 +340,42 @@ def _notes(
     if pairs := [one for one in comparisons if one.second != REFERENCE]:
         told = sum(one.p < 1 - confidence for one in pairs)
         of_what = "these policies" if all(one.over == "policies" for one in pairs) else "methods"
-        differ = "differs" if told == 1 else "differ"
         yield (
-            f"{told} of {count(len(pairs), 'pair')} of {of_what} {differ} at the level of {1 - confidence:.2g}: "
-            "comparisons in results.json"
+            f"{told} of {count(len(pairs), 'pair')} of {of_what} differ{'s' if told == 1 else ''} at the level of "
+            f"{1 - confidence:.2g}: comparisons in results.json"
         )
-
-
-def _about_fewer_prompts(
-    cells: Mapping[At, ByMetric], shown: Mapping[At, PooledRow], metrics: list[str]
-) -> Iterator[str]:
-    """That what methods are judged by rests on fewer prompts than were evaluated, where others have no score."""
-    numbers = sorted({row.n for row in shown.values()})
-    evaluated = max(
-        (cell[name].n for cell in cells.values() for name in ("length", *metrics[:1]) if name in cell), default=0
-    )
-    if numbers and numbers[0] < evaluated:
-        span = f"{numbers[0]:,}" if len(numbers) == 1 else f"{numbers[0]:,} to {numbers[-1]:,}"
-        about = "the others have no score (n in results.json)"
-        yield f"{HEADINGS[metrics[0]]}: of {span} of the {evaluated:,} prompts; {about}."
 
 
 def _chosen(cells: Mapping[At, ByMetric]) -> list[str]:
     """Of each method, which strengths of guidance its last round is tested at."""
-    last = dict(sorted(cells, key=_reading))  # of each algorithm the highest round comes last
-    names = {
-        algo: [name.removeprefix("chosen/") for name in cell if name.startswith("chosen/") and _value(cell, name)]
-        for algo, number in last.items()
-        for cell in [cells[algo, number]]
-    }
-    return [f"{algo} at {' or '.join(sorted(found, key=by_values))}" for algo, found in names.items() if found]
+    found = []
+    for algo, number in dict(
+        sorted(cells, key=_reading)
+    ).items():  # of each algorithm the highest round comes last
+        cell = cells[algo, number]
+        names = [
+            name.removeprefix("chosen/") for name in cell if name.startswith("chosen/") and _value(cell, name)
+        ]
+        found += [f"{algo} at {' or '.join(sorted(names, key=by_values))}"] if names else []
+    return found
 
 
 def _about_anchors(
     anchors: Mapping[str, ByMetric], common_eta: float | None, shown: Collection[str]
 ) -> Iterator[str]:
     """What the rows of anchors are, and the columns of J and regret where these are shown."""
-    samples = [name for name in anchors if name not in ANCHORS]
     of_reference = ["greedy: the reference's likeliest tokens"] if "greedy" in anchors else []
-    of_reference += [f"{name}: one of its {name.removeprefix('pass@')} samples is right" for name in samples]
+    of_reference += [
+        f"{name}: one of its {name.removeprefix('pass@')} samples is right"
+        for name in anchors
+        if name not in ANCHORS
+    ]
     if of_reference:
         yield "; ".join(of_reference) + "."
-    if common_eta is None:
-        return
-    j = f"J = reward - {common_eta:g} KL"
-    if "optimum" in anchors:
-        yield f"optimum: the highest {j}{'; regret: how far J is below it' if _REGRET in shown else ''}."
-    elif _J in shown:
-        yield f"{j}."
+    if common_eta is not None and ("optimum" in anchors or _J in shown):
+        regret = "; regret: how far J is below it" if _REGRET in shown else ""
+        best = f"optimum: the highest J = reward - {common_eta:g} KL{regret}."
+        yield best if "optimum" in anchors else f"J = reward - {common_eta:g} KL."
 
 
 def _so(shown: Collection[str]) -> str:
@@ -393,48 +384,44 @@ def _so(shown: Collection[str]) -> str:
     return " and ".join(said for heading, said in follows.items() if heading in shown)
 
 
-def _least(row: PooledRow, what: str) -> int:
+def _rests_on(row: PooledRow) -> Chains:
     """Of what a row's mean rests on and its difference, the fewer."""
-    numbers = getattr(row, what), getattr(row, f"difference_{what}")
-    return min(int(number) for number in numbers if number is not None)
+    references, seeds = row.difference_references, row.difference_seeds
+    return Chains(
+        row.references if references is None else min(row.references, references),
+        row.seeds if seeds is None else min(row.seeds, seeds),
+    )
 
 
 def _what_intervals_hold_for(shown: Mapping[At, PooledRow]) -> str:
-    rows = list(shown.values())
-    scopes = {scope for row in rows for scope in (row.over, row.difference_over) if scope}
+    scopes = {scope for row in shown.values() for scope in (row.over, row.difference_over) if scope}
     if scopes == {"policies"}:
-        which = "this one policy" if max(row.seeds * row.references for row in rows) == 1 else "these policies"
-        few_seeds = min(_least(row, "seeds") for row in rows) < ENOUGH
-        more = (
-            f"{ENOUGH} seeds or more tell" if few_seeds else "seeds and prompts that all say the same do not tell"
-        )
-        return f"Intervals: noise of evaluating {which}; {more} what another seed would give."
+        chains = max(row.seeds * row.references for row in shown.values())
+        tell = "seeds and prompts that all say the same do not tell"
+        if min(_rests_on(row).seeds for row in shown.values()) < ENOUGH:
+            tell = f"{ENOUGH} seeds or more tell"
+        which = "this one policy" if chains == 1 else "these policies"
+        return f"Intervals: noise of evaluating {which}; {tell} what another seed would give."
     few = [
-        f"{algo} round {number}"
-        for (algo, number), row in sorted(shown.items(), key=lambda item: _reading(item[0]))
-        if "policies" in (row.over, row.difference_over)
+        f"{algo} round {n}" for (algo, n), row in shown.items() if "policies" in (row.over, row.difference_over)
     ]
-    alone = f"; some of {', '.join(first_few(few, 'rows'))} for these policies alone" if few else ""
-    if scopes <= {"references", "policies"}:
-        return f"Intervals hold for other seeds and other references{alone}."
-    references = max(row.references for row in rows)
+    some = f"; some of {', '.join(first_few(few, 'rows'))} for these policies alone" if few else ""
+    if "seeds" not in scopes:
+        return f"Intervals hold for other seeds and other references{some}."
+    references = max(row.references for row in shown.values())
     which = "this model" if references == 1 else f"these {references} references"
-    return f"Intervals hold for other seeds, conditional on {which}{alone}."
+    return f"Intervals hold for other seeds, conditional on {which}{some}."
 
 
 def _what_p_says(comparisons: list[Comparison]) -> str:
-    tests = f"corrected for {count(len(comparisons), 'comparison')} (Holm)"
     known = [one.detectable for one in comparisons if one.detectable is not None]
     least = f"; a difference of {decimal(median(known))} is about what such a run can find" if known else ""
-    return f"p: with the reference, {tests}{least}.{_compared_alone(comparisons)}"
-
-
-def _compared_alone(comparisons: list[Comparison]) -> str:
-    """Of which methods a test says nothing of other seeds."""
     few = [one.first for one in comparisons if one.over == "policies"]
-    if len(few) == len(comparisons):
-        return " These policies alone are compared."
-    return f" Of {', '.join(first_few(few, 'methods'))} these policies alone are compared." if few else ""
+    alone = " These policies alone are compared." if len(few) == len(comparisons) else ""
+    if few and not alone:
+        alone = f" Of {', '.join(first_few(few, 'methods'))} these policies alone are compared."
+    tests = f"corrected for {count(len(comparisons), 'comparison')} (Holm)"
+    return f"p: with the reference, {tests}{least}.{alone}"
 
 
 # -- fronts ------------------------------------------------------------------------------------------------------
@@ -442,8 +429,6 @@ def _compared_alone(comparisons: list[Comparison]) -> str:
 
 
 _MATCHED = "(matched)"
-_PLACES, _MOST_PLACES = 3, 6
-"""Decimal places of KL in a front."""
 _BEST = "best: no other point of the front has more at no more KL, or as much at less."
 _HOW = (
     "(matched): on the line between the two best points beside that KL, as are the ends of its interval, which "
@@ -508,31 +493,17 @@ def _front_table(headline: str, rows: list[FrontRow], matched: list[MatchedRow],
     )
     fronts = {front: list(points) for front, points in groupby(rows, key=lambda row: row.front)}
     at_equal = {front: [row for row in matched if row.front == front] for front in fronts}
-    # The same for all, so that points of numbers stand below each other and equal numbers look alike.
-    places = max(
-        _places_apart([row.kl for row in own] + [row.kl for row in at_equal[front]])
-        for front, own in fronts.items()
-    )
     for front, own in fronts.items():
         for row in own:
             bounds = interval(row.ci_low, row.ci_high)
-            best, of_kl = "yes" if row.is_best else "", interval(row.kl_low, row.kl_high, places=places)
-            kl, value = decimal(row.kl, places=places), decimal(row.value)
+            best, of_kl = "yes" if row.is_best else "", interval(row.kl_low, row.kl_high)
+            kl, value = decimal(row.kl), decimal(row.value)
             table.add_row(front, row.point, kl, value, row.split, bounds, best, of_kl)
         for at in at_equal[front]:
-            kl, value = decimal(at.kl, places=places), "-" if at.value is None else decimal(at.value)
+            kl, value = decimal(at.kl), "-" if at.value is None else decimal(at.value)
             table.add_row(front, _MATCHED, kl, value, at.split, interval(at.ci_low, at.ci_high))
         table.end_section()
     return table
-
-
-def _places_apart(numbers: Iterable[float]) -> int:
-    """Decimal places that tell different numbers apart, as far as a table has room for them."""
-    different = set(numbers)
-    for places in range(_PLACES, _MOST_PLACES):
-        if len({decimal(number, places=places) for number in different}) == len(different):
-            return places
-    return _MOST_PLACES
 
 
 def _budget_table(headline: str, rows: list[BudgetRow], results: Results) -> FittedTable:
