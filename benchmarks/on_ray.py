@@ -342,7 +342,7 @@ def measure_jobs(count: int, folder: Path, slots: int) -> None:
                 name = "cluster" if where else "local"
                 rates[name] = _rate(costs, count, folder / f"{name}-{output}", output=output)
                 kind = "an output each" if output else "no output"
-                print(f"{name}, {kind}: {rates[name]:,.0f} jobs/s; {costs.in_words()}", flush=True)
+                print(f"{name}, {kind}: {rates[name]:,.0f} jobs/s; {costs}", flush=True)
             print(f"  {rates['cluster'] / rates['local']:.2f} of the rate without Ray")
 
 

@@ -119,7 +119,7 @@ def conclude(request: Request, outcome: Outcome | None, run: RunFolder, console:
         return 0
     if outcome.makespan is not None:
         log.info("%s", outcome.makespan)
-        say(console, outcome.makespan.in_words())
+        say(console, str(outcome.makespan))
     for job_id, reason in outcome.failures():
         say(console, f"failed: {job_id}: {reason}", "red")
     for line in incomplete_chains(request.plan, outcome):

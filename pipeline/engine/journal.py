@@ -64,122 +64,58 @@ Of all others nothing but the journal tells: what failed and why, which devices 
 """
 
 
-class _Any(TypedDict, total=False):
-    """What every event may have."""
+class EventFields(TypedDict, total=False):
+    """What events have; which of them has what, whoever writes one says."""
 
     event: str
     time: _Time | None
     job: _Id
     worker: _Index
     attempt: _Attempt | None
-
-
-class _RunStarted(_Any, total=False):
+    # the run
     jobs: _Count
     unsettled: _Count
-    pid: _Pid | None
+    pid: _Pid
     host: str
-
-
-class _RunFinished(_Any, total=False):
     interrupted: str | None
     halted: str | None
-    stored: _Count | None
-    done: _Count | None
-    failed: _Count | None
-    blocked: _Count | None
-    pending: _Count | None
-    ready: _Count | None
-    running: _Count | None
-
-
-class _WorkerStarted(_Any, total=False):
-    pid: _Pid | None
+    pending: _Count
+    ready: _Count
+    running: _Count
+    done: _Count
+    stored: _Count
+    failed: _Count
+    blocked: _Count
+    # workers
     device: str
     node: str
-
-
-class _DeviceQuarantined(_Any, total=False):
-    device: str
-    reason: str
-    jobs: list[str] | None
-
-
-class _JobStarted(_Any, total=False):
-    members: list[_Index] | None
-
-
-class JobProgress(_Any, total=False):
-    """How far a job is, as `RunView` takes it."""
-
-    done: _Count
+    members: list[_Index]
+    exit_code: int | None
+    rss_bytes: _Count
+    # attempts
     total: _Count
     tokens: _Count
+    samples: _Count
     numbers: dict[str, float | None]
     loading: bool
-
-
-class _Heartbeat(_Any, total=False):
-    rss_bytes: _Count
-
-
-class _JobFinished(_Any, total=False):
-    load_s: _Seconds | None
-    run_s: _Seconds | None
-    samples: _Count | None
-    tokens: _Count | None
-
-
-class _AttemptFailed(_Any, total=False):
-    device: str | None
-    kind: str
-    reason: str
-    exit_code: int | None
-    log: str | None
-    traceback: str | None
-    retry: bool | None
-    wait_s: _Seconds | None
-
-
-class _JobFailed(_Any, total=False):
+    load_s: _Seconds
+    run_s: _Seconds
     attempts: _Count
     kind: str
     reason: str
-
-
-class _SharedStore(_Any, total=False):
+    log: str | None
+    traceback: str | None
+    retry: bool
+    wait_s: _Seconds
+    root_cause: str
+    failed_jobs: list[str]
+    # the shared store
     fetched: _Count
     fetched_bytes: _Count
     uploaded: _Count
     uploaded_bytes: _Count
     left: _Count
     over: bool
-
-
-class _WithReason(_Any, total=False):
-    reason: str
-
-
-class _JobBlocked(_Any, total=False):
-    root_cause: str
-
-
-_KINDS: Mapping[str, Any] = {
-    "RunStarted": _RunStarted,
-    "RunFinished": _RunFinished,
-    "WorkerStarted": _WorkerStarted,
-    "DeviceQuarantined": _DeviceQuarantined,
-    "JobStarted": _JobStarted,
-    "JobProgress": JobProgress,
-    "Heartbeat": _Heartbeat,
-    "JobFinished": _JobFinished,
-    "AttemptFailed": _AttemptFailed,
-    "JobFailed": _JobFailed,
-    "JobBlocked": _JobBlocked,
-    "JobReopened": _WithReason,
-    "JobWaits": _WithReason,
-    SHARED_STORE: _SharedStore,
-}
 
 
 def read_event(line: bytes) -> dict[str, Any]:
@@ -194,7 +130,7 @@ def read_event(line: bytes) -> dict[str, Any]:
     name = event.get("event")
     if not isinstance(name, str):
         raise ForeignDataError("it does not say which event it is")
-    converted(event, _KINDS.get(name, _Any))
+    converted(event, EventFields)
     return event
 
 

@@ -24,7 +24,7 @@ from typing import Annotated
 
 from msgspec import Meta
 
-from pipeline.engine.journal import Event, JobProgress
+from pipeline.engine.journal import Event, EventFields
 from pipeline.engine.run_folder import RunFolder
 from pipeline.files import json_text, write_whole
 from pipeline.foreign import ForeignDataError, read_json, read_plain
@@ -71,7 +71,7 @@ class Progress:
     tokens_per_s: _Amount = 0.0
     stopping: str = ""
     shared_store: str = ""
-    running: tuple[JobProgress, ...] = ()
+    running: tuple[EventFields, ...] = ()
     time: _Amount = 0.0
 
 
@@ -348,7 +348,7 @@ class LiveRun:
         self._path_s = dict(sorted(paths.items(), key=lambda item: item[1], reverse=True))
 
 
-def _told(job_id: str, attempt: AttemptView) -> JobProgress:
+def _told(job_id: str, attempt: AttemptView) -> EventFields:
     return {
         "event": "JobProgress",
         "job": job_id,

@@ -462,7 +462,7 @@ class RunView:
                 worker=worker.index,
                 device=str(event.get("device", "")) or worker.device,
                 reason=str(event.get("reason", "")),
-                jobs=tuple(event.get("jobs") or ()),
+                jobs=tuple(event.get("failed_jobs") or ()),
                 time=self.last,
             )
         )

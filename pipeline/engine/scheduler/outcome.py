@@ -116,8 +116,7 @@ class Makespan:
         """Actual over lower bound."""
         return self.actual_s / self.lower_bound_s if self.lower_bound_s else 1.0
 
-    def in_words(self) -> str:
-        """The account for people who have read nothing about it."""
+    def __str__(self) -> str:
         best = (
             f"at best it could have taken {self.lower_bound_s:.1f} s (longest chain of jobs "
             f"{self.critical_path_s:.1f} s; work {self.work_s:.1f} s on {self._devices()})"
@@ -129,15 +128,6 @@ class Makespan:
         )
         place = "Device" if self.slots == 1 else "Place"
         return f"took {self.actual_s:.1f} s; {best}. {place} time not used for work: {lost}"
-
-    def __str__(self) -> str:
-        restarts = f"restart {self.restart_s:.1f}, " if self.restart_s else ""
-        return (
-            f"makespan {self.actual_s:.1f} s = {self.ratio:.2f} x the lower bound {self.lower_bound_s:.1f} s "
-            f"(critical path {self.critical_path_s:.1f} s, work {self.work_s:.1f} s on {self._devices()}); "
-            f"lost {'device' if self.slots == 1 else 'place'}-seconds: load {self.load_s:.1f}, "
-            f"dependency {self.dependency_s:.1f}, retry {self.retry_s:.1f}, {restarts}tail {self.tail_s:.1f}"
-        )
 
     def _devices(self) -> str:
         plural = "s" if self.devices != 1 else ""

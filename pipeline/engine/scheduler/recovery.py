@@ -181,7 +181,7 @@ def _quarantine(run: Run, index: int, reason: str, jobs: list[str]) -> None:
     run.say(
         f"worker {index}, {worker.device or 'not started'}, is given no more jobs: {reason}{names}", logging.ERROR
     )
-    run.record("DeviceQuarantined", worker=index, device=worker.device, reason=reason, jobs=jobs)
+    run.record("DeviceQuarantined", worker=index, device=worker.device, reason=reason, failed_jobs=jobs)
     run.state.table.quarantine(index)
     waiting = worker.job_id
     if not waiting or waiting in run.gathering or worker.lent:

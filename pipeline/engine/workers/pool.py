@@ -9,8 +9,6 @@ Nothing is shared between workers, so no death can block another.
 from __future__ import annotations
 
 import logging
-import math
-import select
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -102,7 +100,6 @@ class Slot:
     """A place for a worker, and the worker in it."""
 
     worker: Worker
-    worker_index: int
     start_deadline: float | None = None
     failed_starts: int = 0
     """How many workers in a row ended in this place before their first job."""
@@ -138,59 +135,12 @@ MakeWorker = Callable[[int, Reaper], Worker]
 log = logging.getLogger("pipeline")
 
 
-# -- descriptors -------------------------------------------------------------------------------------------------
-# What tells of the workers of a pool: their descriptors, waited on together, looked up when one is replaced.
-
-
-class Descriptors:
-    """The descriptors of workers that live, and others that end a wait as well."""
-
-    def __init__(self, slots: Sequence[Slot], also: Sequence[int]) -> None:
-        """Look up what is there now. Good until one of these workers ends, or another starts.
-
-        Args:
-            slots: The workers.
-            also: Further descriptors.
-        """
-        self.also = tuple(also)
-        self._slots = slots
-        self._owners = {source: slot for slot in slots for source in slot.worker.sources()}
-        self._poll = select.poll()
-        for descriptor in (*self._owners, *also):
-            self._poll.register(descriptor, select.POLLIN)
-
-    def wait(self, timeout_s: float | None) -> list[Slot]:
-        """Those that have something to say; none where the time is over or a further descriptor ends the wait."""
-        speaking = {id(slot): slot for slot in self._slots if slot.worker.pending()}
-        # Rounded up: a wait that ends just before something is due would be followed by another.
-        patience_ms = 0 if speaking else None if timeout_s is None else math.ceil(max(0.0, timeout_s) * 1e3)
-        for descriptor, _ in self._poll.poll(patience_ms):
-            if slot := self._owners.get(descriptor):
-                speaking[id(slot)] = slot
-        return list(speaking.values())
-
-
 STACKS_S = 1.0
 """What a worker that hangs is given to write down its stacks before it is killed."""
 _TERMINATE_TIMEOUT_S = 5.0
 _KILL_TIMEOUT_S = 30.0
 
 Hear = Callable[[int, FromWorker], None]
-
-
-def _ask_to_stop(worker: Worker) -> None:
-    worker.ask_to_stop()
-
-
-def _terminate(worker: Worker) -> None:
-    worker.terminate()
-
-
-def _kill(worker: Worker) -> None:
-    worker.kill()
-
-
-_STEPS = (_ask_to_stop, _terminate, _kill)
 
 
 class Pool:
@@ -228,8 +178,6 @@ class Pool:
         self._clock = clock
         self._site = site
         self._slots: list[Slot] = []
-        self._descriptors: Descriptors | None = None
-        """Of the workers that live; None once that may have changed."""
         self._reaper: Reaper | None = None
         self._stopping = False
 
@@ -244,7 +192,7 @@ class Pool:
         if self._site:
             self._site.open(self._reaper)
         for index in range(self.size):
-            self._slots.append(Slot(self._make(index, self._reaper), index))
+            self._slots.append(Slot(self._make(index, self._reaper)))
             self._begin(self._slots[index])
 
     def watch_path(self, path: Path) -> None:
@@ -323,20 +271,22 @@ class Pool:
         """
         self._stopping = True
         try:
-            for step, patience_s in zip(
-                _STEPS, (self._stop_grace_s, _TERMINATE_TIMEOUT_S, _KILL_TIMEOUT_S), strict=True
-            ):
-                for slot in self._living():
-                    step(slot.worker)
-                # Once they are being killed there is nothing to hurry up.
-                self._wait_for_end(patience_s, deliver, () if step is _kill else hurry)
+            for slot in self._living():
+                slot.worker.ask_to_stop()
+            self._wait_for_end(self._stop_grace_s, deliver, hurry)
+            for slot in self._living():
+                slot.worker.terminate()
+            self._wait_for_end(_TERMINATE_TIMEOUT_S, deliver, hurry)
+            for slot in self._living():
+                slot.worker.kill()
+            self._wait_for_end(_KILL_TIMEOUT_S, deliver, ())
         finally:
             if self._reaper:
                 if self._site:
                     self._site.close(self._reaper)
                 self._reaper.close()
             left = [slot.worker.index for slot in self._living()]
-            self._slots, self._reaper, self._descriptors = [], None, None
+            self._slots, self._reaper = [], None
         if left:
             raise WorkerError(f"workers {left} did not end within {_KILL_TIMEOUT_S:.0f} s of being killed")
 
@@ -348,9 +298,12 @@ class Pool:
             self._wait(left, deliver, hurry)
 
     def _wait(self, timeout_s: float | None, deliver: Hear, also: Sequence[int]) -> None:
-        if self._descriptors is None or self._descriptors.also != tuple(also):
-            self._descriptors = Descriptors(self._living(), also)
-        for slot in self._descriptors.wait(self._shorter(timeout_s)):
+        living = self._living()
+        owners = {source: slot for slot in living for source in slot.worker.sources()}
+        speaking = [slot for slot in living if slot.worker.pending()]
+        heard = wait([*owners, *also], 0 if speaking else self._shorter(timeout_s))
+        speaking += [owners[one] for one in heard if one in owners]
+        for slot in {id(slot): slot for slot in speaking}.values():
             if slot.alive:
                 slot.worker.receive(partial(self._deliver, slot, deliver))
 
@@ -364,7 +317,6 @@ class Pool:
                 slot.used, slot.failed_starts = True, 0
             case WorkerExited():
                 slot.alive, slot.start_deadline, slot.kill_deadline = False, None, None
-                self._descriptors = None
         deliver(slot.worker.index, message)
         if isinstance(message, WorkerExited) and not self._stopping:
             self._replace(slot, message, deliver)
@@ -383,7 +335,7 @@ class Pool:
 
     def _start_another(self, slot: Slot) -> None:
         assert self._reaper is not None
-        slot.worker = self._make(slot.worker_index, self._reaper)
+        slot.worker = self._make(slot.worker.index, self._reaper)
         self._begin(slot)
 
     def _begin(self, slot: Slot) -> None:

@@ -46,7 +46,7 @@ EVENTS: list[dict[str, Any]] = [
     {"event": "JobWaits", "job": SHARD, "reason": "another run computes it"},
     {"event": "JobFoundStored", "job": SHARD},
     {"event": "WorkerExited", "worker": 0, "exit_code": -9},
-    {"event": "DeviceQuarantined", "worker": 0, "device": "gpu 7", "reason": "x", "jobs": [SHARD]},
+    {"event": "DeviceQuarantined", "worker": 0, "device": "gpu 7", "reason": "x", "failed_jobs": [SHARD]},
     {"event": "DeviceReleased", "worker": 0},
     {"event": "RunFinished", "interrupted": None, "halted": None, "done": 1, "failed": 1},
 ]

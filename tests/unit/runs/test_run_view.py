@@ -78,7 +78,7 @@ def test_what_else_may_happen_to_a_job(tmp_path: Path) -> None:
     run.begin(TRAIN)
     run.write("JobStopped", job=TRAIN, attempt=1)
     run.write("JobWaits", job=f"{CHAIN}/r2/train", reason="another run computes it")
-    run.write("DeviceQuarantined", worker=1, device="gpu 8", reason="lost thrice", jobs=[TRAIN])
+    run.write("DeviceQuarantined", worker=1, device="gpu 8", reason="lost thrice", failed_jobs=[TRAIN])
     run.write("WorkerExited", worker=1, exit_code=0)
     view = LoadedRun(run.folder).view
     assert view.workers[1].status == "quarantined"

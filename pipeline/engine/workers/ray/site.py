@@ -435,6 +435,8 @@ class RayWorker:
 
     def _give_up(self) -> None:
         self._site.drop(self._index, self._actor)
+        # Where no node has started it yet, or none answers, whoever waits for it may wait in vain.
+        self._tell(WorkerExited(exit_code=None, how="its actor was given up", elsewhere=True))
 
     def interrupt(self) -> None:
         """Nothing to do: jobs run elsewhere."""

@@ -178,7 +178,11 @@ def test_a_device_that_fails_three_jobs_in_a_row_is_given_no_more() -> None:
     decided = lose(paper, "a", "b", "c", on=0)
     assert decided[-3:] == ["AttemptFailed c", "DeviceQuarantined", "close 0"]
     quarantined = paper.record("DeviceQuarantined")
-    assert (quarantined["worker"], quarantined["device"], quarantined["jobs"]) == (0, "cpu 0", ["a", "b", "c"])
+    assert (quarantined["worker"], quarantined["device"], quarantined["failed_jobs"]) == (
+        0,
+        "cpu 0",
+        ["a", "b", "c"],
+    )
     assert paper.phases() == ["quarantined", "idle"]
     assert [words for words in paper.start() if words.endswith("to 0")] == []
 

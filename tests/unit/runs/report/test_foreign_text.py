@@ -69,7 +69,7 @@ def print_everything(text: str, folder: Path) -> None:
     run.fail_attempt(JOB, text, text, retry=False)
     run.write("JobFailed", job=JOB, kind=text, reason=text, attempts=1)
     run.write("JobWaits", job=f"{CHAIN}/r1/generate/001", reason=text)
-    run.write("DeviceQuarantined", worker=0, device=text, reason=text, jobs=[text])
+    run.write("DeviceQuarantined", worker=0, device=text, reason=text, failed_jobs=[text])
     console = make_console()
     looking.status(folder, None, None, console, as_json=False)
     looking.status(folder, "x", None, console, as_json=False)

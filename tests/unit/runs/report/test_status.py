@@ -30,7 +30,7 @@ def troubled(tmp_path: Path, rounds: int = 2) -> WrittenRun:
     for name in run.plan.jobs:
         if name.endswith("train") or "/r2/" in name:
             run.write("JobBlocked", job=name, root_cause=FIRST)
-    run.write("DeviceQuarantined", worker=1, device="gpu 8", reason="lost thrice", jobs=[FIRST])
+    run.write("DeviceQuarantined", worker=1, device="gpu 8", reason="lost thrice", failed_jobs=[FIRST])
     run.begin(SECOND)
     return run
 

@@ -80,7 +80,7 @@ def was_reopened(run: WrittenRun) -> None:
 
 def lost_its_device(run: WrittenRun) -> None:
     is_retried(run)
-    run.write("DeviceQuarantined", worker=0, device="gpu 7", reason="three jobs were lost on it", jobs=[])
+    run.write("DeviceQuarantined", worker=0, device="gpu 7", reason="three jobs were lost on it", failed_jobs=[])
 
 
 @pytest.mark.parametrize(
