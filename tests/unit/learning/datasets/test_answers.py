@@ -158,13 +158,6 @@ def test_an_answer_that_ends_gets_no_second_end(kind: str) -> None:
             assert ids[-2] not in ends
 
 
-def test_no_space_comes_before_an_answer_that_has_none() -> None:
-    model = tokenizer("Zephyr")
-    (ids, _), (marks, _) = by_us(model, {"prompt": said(ASKED), "chosen": answer("wer"), "rejected": answer("8")})
-    own = [token for token, marked in zip(ids, marks, strict=True) if marked]
-    assert not model.convert_ids_to_tokens(own)[0].startswith("▁")
-
-
 def test_what_a_template_begins_is_told_of_the_answer_and_written_once() -> None:
     model, asked = tokenizer("R1"), said(ASKED)
     begun = model.decode(begun_by_template(model, asked))
@@ -221,11 +214,6 @@ def test_what_tools_say_is_not_learnt_where_a_template_leaves_the_content_of_cal
     assert other == "7<|im_end|>"
 
 
-def test_calls_that_a_template_does_not_write_are_refused() -> None:
-    with pytest.raises(DataError, match="does not write the `tool_calls`"):
-        encode_answers(tokenizer("pads with its end"), said(ASKED), [[CALL]])
-
-
 def test_turns_that_a_template_leaves_out_are_not_learnt_nor_is_what_follows_them() -> None:
     users = f"{{% for m in messages %}}{{% if m.role != 'tool' %}}{PLAIN}{{% endif %}}{DUE}"
     model = with_template("pads with its end", users)
@@ -245,13 +233,6 @@ def test_an_earlier_answer_may_end_otherwise_than_the_last_one() -> None:
     (found,) = encode_answers(model, said(ASKED), [answer("7", "Sure?", "Yes")])
     assert learnt(model, found) == ["7<|end|>", "Yes<|endoftext|>"]
     assert model.convert_tokens_to_ids("<|end|>") not in template_ends(model)
-
-
-def test_answers_without_an_end_are_counted() -> None:
-    row = make_row(0, ROWS["chat"], "", FilesConfig(kind="jsonl"))
-    assert existing_sequences([row], tokenizer("Llama 3"))[2] == 0
-    none = with_template("pads with its end", f"{{% for m in messages %}}{PLAIN}{DUE}".replace("<|im_end|>", ""))
-    assert existing_sequences([row], none)[2] == 1
 
 
 def test_a_token_before_the_end_of_a_turn_is_part_of_the_answer() -> None:

@@ -1,12 +1,15 @@
 """Rows in TRL's columns: every form that is allowed, and what is said of every other."""
 
+from __future__ import annotations
+
+import json
 from typing import Any
 
 import pytest
 
 from pipeline.errors import ConfigError, DataError
 from pipeline.learning.datasets.base import Row
-from pipeline.learning.datasets.columns import make_row, renamed, template_fields
+from pipeline.learning.datasets.columns import make_row, renamed, template_fields, to_columns
 from pipeline.learning.datasets.from_files import FilesConfig
 
 
@@ -31,12 +34,6 @@ def test_answers_to_a_conversation_in_other_forms() -> None:
     assert row({"prompt": "a", **both}) == row({"prompt": [user("a")], **both}) == expected
     found = row({"prompt": [user("a")], "completion": both["chosen"]})
     assert found == Row(7, [user("a")], completion=[assistant("b")])
-
-
-def test_a_turn_that_calls_tools_may_say_nothing() -> None:
-    call = {"role": "assistant", "content": None, "tool_calls": [{"function": {"name": "add", "arguments": {}}}]}
-    found = row({"prompt": [user("a")], "completion": [call]})
-    assert found.completion == [{**call, "content": ""}]
 
 
 def test_conversations() -> None:
@@ -115,18 +112,6 @@ def test_the_system_prompt_of_a_row_is_the_first_turn(data: dict[str, Any], sett
     assert row({**data, "system": "Other."}, system_prompt="Be kind.", **settings) == expected
 
 
-def test_a_system_turn_goes_before_the_column_of_that_name() -> None:
-    turns = [{"role": "system", "content": "s"}, user("a")]
-    pair = {"chosen": [*turns, assistant("b")], "rejected": [*turns, assistant("c")], "system": "Other."}
-    assert row(pair) == Row(7, turns, chosen=[assistant("b")], rejected=[assistant("c")])
-
-
-def test_further_columns_may_be_chosen() -> None:
-    data = {"prompt": "a", "x": 1, "completions": ["b"]}
-    assert row(data, further_columns=["x", "y"]).columns == {"x": 1}
-    assert row(data, further_columns=[]).columns == {}
-
-
 @pytest.mark.parametrize(
     ("data", "said"),
     [
@@ -166,13 +151,6 @@ def test_a_row_that_cannot_be_used_is_refused_with_its_place(data: dict[str, Any
     with pytest.raises(DataError, match=said) as caught:
         row(data)
     assert str(caught.value).startswith("f.jsonl:3: ")
-
-
-def test_a_template_that_names_no_column() -> None:
-    with pytest.raises(DataError, match=r"uses '{qestion}': unknown column 'qestion'. Did you mean 'question'\?"):
-        row({"question": "a"}, prompt_template="Q: {qestion}")
-    with pytest.raises(DataError, match=r"uses '{question}', which is no text here; the columns are question"):
-        row({"question": None}, prompt_template="Q: {question}")
 
 
 @pytest.mark.parametrize("template", ["{a.b}", "{a[0]}", "{0}", "{}", "{a!r}", "{a:>9}", "{a", "a}"])
@@ -222,3 +200,91 @@ def test_a_prompt_ends_where_a_turn_does(shared: str, prompt: str) -> None:
     row = make_row(0, {"chosen": f"{shared}one", "rejected": f"{shared}two"}, "f:1", FilesConfig(kind="jsonl"))
     rest = shared[len(prompt) :]
     assert (row.prompt, row.chosen, row.rejected) == (prompt, f"{rest}one", f"{rest}two")
+
+
+# -- test shapes -------------------------------------------------------------------------------------------------
+# ShareGPT's and Alpaca's rows are TRL's columns; each other program's name of a speaker is a role.
+
+
+_ASK, _ANSWER = {"from": "human", "value": "a?"}, {"from": "gpt", "value": "b"}
+_TURNS = [{"role": "user", "content": "a?"}, {"role": "assistant", "content": "b"}]
+_SYSTEM = {"role": "system", "content": "Be kind."}
+
+
+@pytest.mark.parametrize(
+    ("given", "expected"),
+    [
+        ({"conversations": [_ASK, _ANSWER], "id": 1}, {"messages": _TURNS, "id": 1}),
+        ({"conversations": _TURNS}, {"messages": _TURNS}),
+        # As `datasets` stores a sequence of turns.
+        ({"conversations": {"from": ["human", "gpt"], "value": ["a?", "b"]}}, {"messages": _TURNS}),
+        ({"messages": {"role": ["user", "ai"], "content": ["a?", "b"]}}, {"messages": _TURNS}),
+        (
+            {"prompt": "a?", "chosen": _TURNS[1:], "rejected": _TURNS[1:]},
+            {"prompt": "a?", "chosen": _TURNS[1:], "rejected": _TURNS[1:]},
+        ),
+        ({"conversations": [{**_ASK, "weight": 0}]}, {"messages": [{**_TURNS[0], "weight": 0}]}),
+        *(
+            (
+                {"prompt": "a?", "completion": "b", "label": given},
+                {"prompt": "a?", "completion": "b", "label": label},
+            )
+            for given, label in (("False", False), ("true", True), ("spam", "spam"), (0, 0))
+        ),
+        ({"messages": [_ASK, _ANSWER]}, {"messages": _TURNS}),
+        (
+            {"messages": [{"role": "Human", "content": "a?"}, {"role": "gpt", "content": "b"}]},
+            {"messages": _TURNS},
+        ),
+        (
+            {"messages": [{"role": "observation", "content": "5"}]},
+            {"messages": [{"role": "observation", "content": "5"}]},
+        ),
+        # Tables hold turns as text: as JSON, or as Python prints them.
+        ({"messages": json.dumps(_TURNS)}, {"messages": _TURNS}),
+        ({"conversations": str([_ASK, _ANSWER])}, {"messages": _TURNS}),
+        ({"prompt": json.dumps(_TURNS[:1]), "answer": "[1]"}, {"prompt": _TURNS[:1], "answer": "[1]"}),
+        ({"prompt": '[{"a": 1}]', "further": [_ASK]}, {"prompt": '[{"a": 1}]', "further": [_ASK]}),
+        (
+            {"prompt": [_ASK], "chosen": [_ANSWER], "rejected": [_ANSWER]},
+            {"prompt": _TURNS[:1], "chosen": _TURNS[1:], "rejected": _TURNS[1:]},
+        ),
+        ({"instruction": "Add.", "input": "1 2", "output": "3"}, {"prompt": "Add.\n1 2", "completion": "3"}),
+        ({"instruction": "Add.", "input": "", "output": "3"}, {"prompt": "Add.", "completion": "3"}),
+        (
+            {"instruction": "a?", "output": "b", "system": "Be kind."},
+            {"prompt": [_SYSTEM, _TURNS[0]], "completion": _TURNS[1:]},
+        ),
+        (
+            {"instruction": "a?", "input": "", "output": "b", "history": [["c", "d"]]},
+            {
+                "prompt": [{"role": "user", "content": "c"}, {"role": "assistant", "content": "d"}, _TURNS[0]],
+                "completion": _TURNS[1:],
+            },
+        ),
+        (
+            {"instruction": "Add.", "input": "1 2", "history": [], "chosen": "3", "rejected": "4"},
+            {"prompt": "Add.\n1 2", "chosen": "3", "rejected": "4"},
+        ),
+        (
+            {"conversations": [_ASK], "chosen": _ANSWER, "rejected": _ANSWER},
+            {"prompt": _TURNS[:1], "chosen": _TURNS[1:], "rejected": _TURNS[1:]},
+        ),
+        ({"prompt": "a?", "chosen": _TURNS, "rejected": _TURNS}, {"chosen": _TURNS, "rejected": _TURNS}),
+        ({"prompt": "a?", "chosen": "b", "rejected": "c"}, {"prompt": "a?", "chosen": "b", "rejected": "c"}),
+        ({"prompt": "a", "output": "b"}, {"prompt": "a", "output": "b"}),
+        ({"prompt": "a", "instruction": "b", "output": "c"}, {"prompt": "a", "instruction": "b", "output": "c"}),
+    ],
+)
+def test_rows_of_other_programs_have_the_columns_of_trl(given: dict[str, Any], expected: dict[str, Any]) -> None:
+    assert to_columns(given, "a:1") == expected
+
+
+def test_a_speaker_that_nobody_knows_is_refused() -> None:
+    with pytest.raises(DataError, match="narrator"):
+        to_columns({"conversations": [{"from": "narrator", "value": "a"}, _ANSWER]}, "a:1")
+
+
+def test_turns_that_were_cut_off_as_text_are_refused() -> None:
+    with pytest.raises(DataError, match=r"a:1: 'messages' is a list of turns .*json\.dumps"):
+        to_columns({"messages": json.dumps(_TURNS)[:-5]}, "a:1")

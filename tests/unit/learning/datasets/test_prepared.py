@@ -1,6 +1,7 @@
 """Preparing a source once: what is written, what comes back, and that equal sources give equal bytes."""
 
-import datetime
+from __future__ import annotations
+
 import json
 from collections.abc import Callable
 from functools import partial
@@ -8,17 +9,28 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import pyarrow as pa
-import pyarrow.parquet as pq
 import pytest
+from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers, processors
+from transformers import PreTrainedTokenizerFast
 
 from pipeline.errors import DataError
+from pipeline.files import write_whole
 from pipeline.learning.datasets import rows as look_module
 from pipeline.learning.datasets.base import SPLITS, Row, load_dataset
 from pipeline.learning.datasets.from_files import FilesConfig, FilesDataset
 from pipeline.learning.datasets.made import AdditionConfig
-from pipeline.learning.datasets.prepared import FILE, PreparedDataset, prepare
-from pipeline.learning.datasets.rows import Look, identity, look_at
+from pipeline.learning.datasets.prepared import (
+    FILE,
+    PreparedDataset,
+    TokenizedPrompts,
+    encode_prompts,
+    prepare,
+    tokenized,
+    unknown_pieces,
+)
+from pipeline.learning.datasets.rows import Look, SplitRows, deal, identity, look_at
+from pipeline.learning.models.tiny import make_tokenizer
+from pipeline.outputs.formats import TOKENIZED, read_tokenized
 
 Make = Callable[..., FilesConfig]
 
@@ -124,16 +136,6 @@ def test_splits_by_name_and_limit(make: Make, tmp_path: Path) -> None:
         prepare(load_dataset(config), tmp_path / "three")
 
 
-def test_values_that_json_has_no_word_for(tmp_path: Path) -> None:
-    rows = [{"prompt": str(n), "day": datetime.date(2020, 1, n + 1), "raw": bytes([n])} for n in range(5)]
-    pq.write_table(pa.Table.from_pylist(rows), tmp_path / "a.parquet")
-    config = FilesConfig(kind="parquet", path=str(tmp_path / "a.parquet"), test_size=1, validation_size=1)
-    with pytest.raises(DataError, match=r"a.parquet: row 1: column 'raw' holds bytes.*further_columns"):
-        prepare(load_dataset(config), tmp_path / "one")
-    config.further_columns = ["day"]
-    assert prepared(config, tmp_path / "two").row(2).columns == {"day": "2020-01-03"}
-
-
 def test_text_and_conversation_do_not_mix(make: Make, tmp_path: Path) -> None:
     config = make({"prompt": "a"}, {"prompt": [{"role": "user", "content": "b"}]})
     with pytest.raises(DataError, match=r"train.jsonl:2: the prompt is a conversation, but that of .*:1 is text"):
@@ -142,19 +144,6 @@ def test_text_and_conversation_do_not_mix(make: Make, tmp_path: Path) -> None:
     config.chat = True
     config.path = make({"prompt": "a"}, {"prompt": [{"role": "user", "content": "b"}]}, {"prompt": "c"}).path
     assert prepared(config, tmp_path / "out").about["conversational"]
-
-
-def test_a_dataset_that_is_read_has_rows_only_once_prepared(make: Make, tmp_path: Path) -> None:
-    config = make(*numbered(10))
-    unread = load_dataset(config)
-    assert unread.prepared
-    for ask in (lambda: unread.ids("train"), lambda: unread.row(0), lambda: unread.round_ids(0, 1, 5)):
-        with pytest.raises(DataError, match="read once by `prepare`"):
-            ask()
-    prepare(load_dataset(config), tmp_path / "out")
-    assert isinstance(load_dataset(config, tmp_path / "out"), PreparedDataset)
-    addition = AdditionConfig(kind="addition")
-    assert type(load_dataset(addition, tmp_path / "out")) is type(load_dataset(addition))
 
 
 def test_further_columns_that_no_row_has_are_refused(tmp_path: Path) -> None:
@@ -312,3 +301,179 @@ def test_what_a_model_is_not_shown_of_rows_is_told(
     ]
     assert [each for each in warnings if told and told in each] == warnings
     assert bool(warnings) == bool(told)
+
+
+# -- test dealing ------------------------------------------------------------------------------------------------
+# Dealing rows into splits: no prompt in two, official splits kept, the same result every time.
+
+
+def names(*numbers: int) -> list[bytes]:
+    return [str(number).encode() for number in numbers]
+
+
+def prompts_of(dealt: SplitRows, prompts: dict[str, list[bytes]]) -> dict[str, set[bytes]]:
+    return {
+        split: {prompts["train" if split in dealt.cut else split][place] for place in places}
+        for split, places in dealt.splits.items()
+    }
+
+
+def sizes(test: int, validation: int) -> dict[str, int]:
+    return {"test": test, "validation": validation}
+
+
+def test_what_is_missing_is_cut_from_train() -> None:
+    prompts = {"train": names(*range(100))}
+    dealt = deal(prompts, sizes(10, 5), 0)
+    assert {split: len(places) for split, places in dealt.splits.items()} == {
+        "train": 85,
+        "test": 10,
+        "validation": 5,
+    }
+    assert sorted(np.concatenate(list(dealt.splits.values())).tolist()) == list(range(100))
+    assert dealt.cut == {"test", "validation"}
+    assert dealt.warnings == ()
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_repeated_prompts_never_cross_splits(seed: int) -> None:
+    prompts = {"train": names(*(n // 3 for n in range(90)))}
+    dealt = deal(prompts, sizes(6, 4), seed)
+    found = prompts_of(dealt, prompts)
+    assert (len(dealt.splits["test"]), len(dealt.splits["validation"])) == (6, 4)
+    assert (len(found["test"]), len(found["validation"])) == (6, 4)
+    assert len(found["train"]) == 20
+    assert len(dealt.splits["train"]) == 60
+    assert not found["train"] & (found["test"] | found["validation"])
+    assert not found["test"] & found["validation"]
+    assert dealt.warnings == ("20 rows left out: repeated prompts that were cut from train for evaluation",)
+
+
+def test_an_official_test_split_is_kept_and_its_prompts_leave_the_others() -> None:
+    prompts = {"train": names(*range(50)), "validation": names(3, 60, 61), "test": names(60, 1, 2, 2, 80)}
+    dealt = deal(prompts, sizes(5, 3), 0)
+    found = prompts_of(dealt, prompts)
+    assert dealt.cut == frozenset()
+    assert sorted(dealt.splits["test"].tolist()) == [0, 1, 2, 3, 4]
+    assert found["validation"] == set(names(3, 61))
+    assert found["train"] == set(names(*range(50))) - set(names(1, 2, 3))
+    assert dealt.warnings == (
+        "1 row of validation left out: prompts that are held out for evaluation",
+        "validation has 2 rows, fewer than the 3 asked for: all are used",
+        "3 rows of train left out: prompts that are held out for evaluation",
+    )
+
+
+def test_few_rows_share_fairly() -> None:
+    dealt = deal({"train": names(*range(20))}, sizes(500, 500), 0)
+    assert {split: len(places) for split, places in dealt.splits.items()} == {
+        "train": 10,
+        "test": 5,
+        "validation": 5,
+    }
+    assert dealt.warnings[0] == (
+        "test has 5 rows, fewer than the 500 asked for: half of the 20 different prompts stay in train"
+    )
+    three = deal({"train": names(1, 2, 3)}, sizes(500, 500), 0)
+    assert [len(three.splits[split]) for split in ("train", "test", "validation")] == [1, 1, 1]
+
+
+@pytest.mark.parametrize(
+    ("prompts", "said"),
+    [
+        ({"train": names(1, 1, 2)}, "only 2 different prompts: too few to cut test and validation"),
+        ({"train": names(1, 2), "test": names(1, 2), "validation": names(5)}, "no row is left to train on"),
+    ],
+)
+def test_nothing_left_to_train_on(prompts: dict[str, list[bytes]], said: str) -> None:
+    with pytest.raises(DataError, match=said):
+        deal(prompts, sizes(1, 1), 0)
+
+
+# -- test tokenized ----------------------------------------------------------------------------------------------
+# Prompts as token ids: the same as the policy would make, chat template applied, read back by row.
+
+
+TEMPLATE = (
+    "<s>{% for m in messages %}[{{ m['role'] }}]{{ m['content'] }}{% if not loop.last %}/{% endif %}{% endfor %}"
+    "{% if add_generation_prompt %}/[assistant]{% endif %}"
+)
+
+
+@pytest.fixture
+def tokenizer() -> PreTrainedTokenizerFast:
+    """One token a character, <s> before every text, and a chat template."""
+    vocabulary = {"<s>": 0, **{chr(code): code - 31 for code in range(32, 127)}}
+    inner = Tokenizer(models.WordLevel(vocabulary, unk_token="<s>"))
+    inner.pre_tokenizer = pre_tokenizers.Split(Regex("."), "isolated")
+    inner.decoder = decoders.Fuse()
+    inner.post_processor = processors.TemplateProcessing(single="<s> $A", special_tokens=[("<s>", 0)])
+    return PreTrainedTokenizerFast(tokenizer_object=inner, bos_token="<s>", chat_template=TEMPLATE)
+
+
+def text_of(tokenizer: PreTrainedTokenizerFast, ids: list[int]) -> str:
+    return str(tokenizer.decode(ids))
+
+
+def test_conversations_go_through_the_template_once(tokenizer: PreTrainedTokenizerFast) -> None:
+    system, user = {"role": "system", "content": "s"}, {"role": "user", "content": "u"}
+    begun = {"role": "assistant", "content": "so"}
+    encoded = encode_prompts(tokenizer, [[user], [system, user], [user, begun]])
+    assert [text_of(tokenizer, ids) for ids in encoded] == [
+        "<s>[user]u/[assistant]",
+        "<s>[system]s/[user]u/[assistant]",
+        "<s>[user]u/[assistant]so",
+    ]
+    assert [ids.count(0) for ids in encoded] == [1, 1, 1]
+
+
+@pytest.mark.parametrize("chat", [False, True])
+def test_prompts_of_a_prepared_dataset(tmp_path: Path, tokenizer: PreTrainedTokenizerFast, chat: bool) -> None:
+    (tmp_path / "a.csv").write_text("prompt\n" + "".join(f"{n:04d}?\n" for n in range(1200)))
+    config = FilesConfig(kind="csv", path=str(tmp_path / "a.csv"), chat=chat, test_size=100, validation_size=50)
+    prepare(load_dataset(config), tmp_path / "rows")
+    dataset = PreparedDataset(tmp_path / "rows")
+    about = tokenized(dataset, tokenizer, tmp_path / "tokens")
+    prompts = TokenizedPrompts(tmp_path / "tokens")
+    around = len("<s>[user]/[assistant]") - 2 if chat else 1
+    assert about == {"rows": 1200, "longest": 5 + around, "tokens": 1200 * (5 + around)}
+    assert prompts.about == about
+    assert len(prompts) == len(set(prompts)) == 1200
+    for row_id in (0, 17, 1199):
+        assert prompts[row_id] == encode_prompts(tokenizer, [dataset.row(row_id).prompt])[0]
+    with pytest.raises(KeyError, match="no prompt of row 1200"):
+        prompts[1200]
+
+
+def test_what_the_tokenizer_does_not_know_is_told_and_costs_other_prompts_no_byte(tmp_path: Path) -> None:
+    dataset = load_dataset(AdditionConfig(kind="addition", test_size=5, validation_size=5))
+    tiny = make_tokenizer(dataset)
+    assert unknown_pieces(tiny, encode_prompts(tiny, ["12+3=", "=", ""])) == ""
+    assert "note" not in tokenized(dataset, tiny, tmp_path / "known", ("test",))
+    note = unknown_pieces(tiny, encode_prompts(tiny, ["What? 1", "2+2="]))
+    assert f"reads as {tiny.bos_token}: 6 of their tokens. " in note
+    assert note.endswith("Use a model that knows it (models.hf.path), or prompts of + 0 1 2 3 4 5 6 7 8 9 =")
+    write_whole(tmp_path / "own.jsonl", '{"prompt": "a"}\n{"prompt": "1"}\n{"prompt": "2"}\n')
+    own = load_dataset(FilesConfig(kind="jsonl", path=str(tmp_path / "own.jsonl")))
+    prepare(own, tmp_path / "rows")
+    told = tokenized(PreparedDataset(tmp_path / "rows"), tiny, tmp_path / "own")["note"]
+    assert ": 1 of their tokens. " in told
+    assert read_tokenized(tmp_path / "own" / TOKENIZED).note == told
+
+
+def test_long_prompts_are_encoded_few_at_a_time(
+    tokenizer: PreTrainedTokenizerFast, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    dataset = load_dataset(AdditionConfig(kind="addition", digits=1, test_size=40, validation_size=1))
+    tokenized(dataset, tokenizer, tmp_path / "whole", splits=["test"])
+    asked: list[int] = []
+    monkeypatch.setattr(
+        "pipeline.learning.datasets.prepared._TOKENIZED_BATCH_SIZE", 30
+    )  # characters; a prompt has 4
+    monkeypatch.setattr(
+        "pipeline.learning.datasets.prepared.encode_prompts",
+        lambda given, prompts, _: asked.append(len(prompts)) or encode_prompts(given, prompts),
+    )
+    tokenized(dataset, tokenizer, tmp_path / "parts", splits=["test"])
+    assert asked == [8, 8, 8, 8, 8, 0]
+    assert dict(TokenizedPrompts(tmp_path / "parts")) == dict(TokenizedPrompts(tmp_path / "whole"))

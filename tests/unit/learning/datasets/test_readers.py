@@ -2,9 +2,6 @@
 
 import gzip
 import json
-import resource
-import subprocess
-import sys
 import tempfile
 from pathlib import Path
 
@@ -104,12 +101,6 @@ def test_a_damaged_file_is_one_readable_message(tmp_path: Path, name: str, conte
     assert len(str(caught.value).splitlines()) == 1
 
 
-def test_numbers_of_single_precision_are_as_they_are_written(tmp_path: Path) -> None:
-    written = [0.1, 3.0, None, 1e-7]
-    pq.write_table(pa.table({"solution": pa.array(written, pa.float32())}), tmp_path / "a.parquet")
-    assert [record.data["solution"] for record in read_records(tmp_path / "a.parquet")] == written
-
-
 HALF = "holds .u[dD]800, half of a character"
 
 
@@ -156,22 +147,6 @@ def test_a_row_that_is_too_large_is_refused_with_its_place(
         path.write_text({"list.json": json.dumps(rows), "one.json": json.dumps(rows[1])}.get(name, lines))
     with pytest.raises(DataError, match=f"{place}: this row takes more than 2 MiB, which no row may"):
         list(read_records(path))
-
-
-def test_a_line_without_end_is_not_read_into_memory(tmp_path: Path) -> None:
-    with (tmp_path / "a.jsonl").open("wb") as file:
-        file.truncate(4 << 30)  # a hole of 4 GiB, which takes no room on the disk
-    read = f"list(readers.read_records(readers.Path({str(file.name)!r})))"
-    code = f"from pipeline.learning.datasets import readers; {read}"
-    limit = 1 << 30
-    done = subprocess.run(
-        [sys.executable, "-c", code],
-        capture_output=True,
-        text=True,
-        check=False,
-        preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_AS, (limit, limit)),
-    )
-    assert "a.jsonl:1: this row takes more than 16 MiB" in done.stderr
 
 
 def test_text_in_parquet_that_is_no_text_is_refused_with_its_row(tmp_path: Path) -> None:

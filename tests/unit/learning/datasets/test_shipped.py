@@ -72,15 +72,6 @@ def test_imdb_from_its_folder(tmp_path: Path) -> None:
     }
 
 
-def test_tldr_with_preferences(tmp_path: Path) -> None:
-    rows = rows_of(TLDRConfig(kind="tldr", path=str(DATA / "tldr_preference")), tmp_path)
-    assert {split: len(found) for split, found in rows.items()} == {"train": 3, "validation": 1, "test": 1}
-    row = rows["train"][0]
-    assert row.rejected == " It is a post."
-    assert row.chosen is not None
-    assert row.completion is None
-
-
 @pytest.mark.parametrize(
     ("config", "row", "said"),
     [
@@ -108,13 +99,6 @@ def test_every_kind_can_be_chosen_by_name(kind: str) -> None:
             load_dataset(config)
         config.path = "somewhere"
     assert load_dataset(config).config is config
-
-
-def test_a_class_of_ones_own_on_top_of_one_that_ships() -> None:
-    own = ["dataset=hf", f"datasets.hf.class_path={GSM8KLike.__module__}.GSM8KLike", "datasets.hf.path=x"]
-    config = load_config(["experiment.name=t", *own]).datasets["hf"]
-    assert isinstance(config, FilesConfig)
-    assert type(load_dataset(config)).__name__ == "GSM8KLike"
 
 
 class GSM8KLike(FilesDataset):

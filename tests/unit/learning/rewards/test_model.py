@@ -9,11 +9,8 @@ import torch
 from tokenizers import Tokenizer, models, pre_tokenizers
 from transformers import AutoModelForCausalLM, GPT2Config, GPT2ForSequenceClassification, PreTrainedTokenizerFast
 
-from pipeline.config.bases import DatasetConfig, GradingConfig
 from pipeline.errors import ConfigError, JobError
-from pipeline.learning.datasets.base import Row
 from pipeline.learning.rewards.model import ModelSettings, RewardModel
-from pipeline.learning.rewards.scoring import Scorer
 
 WORDS = ["<end>", "<unk>", "user", "assistant", "good", "bad", "so", "it", "is"]
 
@@ -79,11 +76,6 @@ def test_one_class_of_several_is_the_reward(classifier: Path, label: str | int) 
     assert scores(classifier, *given, label=label, output="log_odds") == pytest.approx([odds], abs=1e-5)
 
 
-def test_the_completion_alone(scalar: Path) -> None:
-    found = scores(scalar, ["so it is "], ["good"], with_prompt=False)
-    assert found == pytest.approx([logits(scalar, "good")[0].item()], abs=1e-5)
-
-
 def test_the_chat_template_of_the_model_is_used(tmp_path: Path) -> None:
     template = "{% for m in messages %}{{ m['role'] }} {{ m['content'] }} <end> {% endfor %}"
     folder = make(tmp_path, 1, template=template)
@@ -107,24 +99,6 @@ def test_a_text_without_any_token_has_no_score(scalar: Path) -> None:
     assert found[0::2] == [None, None]
     assert found[1:2] == pytest.approx([logits(scalar, "good")[0].item()], abs=1e-5)
     assert scores(scalar, [""], [""]) == [None]
-
-
-def test_a_long_text_loses_its_beginning(scalar: Path) -> None:
-    long = "bad " * 40 + "so it is good"
-    expected = [logits(scalar, ("bad " * 12 + "so it is good"))[0].item()]
-    assert scores(scalar, [long], [""]) == pytest.approx(expected, abs=1e-5)
-    shorter = [logits(scalar, "it is good")[0].item()]
-    assert scores(scalar, [long], [""], max_length=3) == pytest.approx(shorter, abs=1e-5)
-
-
-def test_in_a_mix_with_other_rewards(classifier: Path) -> None:
-    options = {"mood": {"use": "model", "path": str(classifier), "label": "POSITIVE"}, "length": {"per": 1}}
-    config = DatasetConfig(kind="x", rewards={"mood": 2.0, "length": 0.5}, grading=GradingConfig(options=options))
-    with Scorer(config) as scorer:
-        found = scorer.score([Row(0, "it is ", {})] * 3, ["good", "bad", "so"], [[1, 2]] * 3, batch_size=2)
-    mood = [logits(classifier, f"it is {word}").softmax(0)[1].item() for word in ("good", "bad", "so")]
-    assert found.values == pytest.approx([2 * value - 1 for value in mood], abs=1e-5)
-    assert list(found.correct) == [None, None, None]
 
 
 def test_what_cannot_be_loaded_is_told(scalar: Path, classifier: Path, tmp_path: Path) -> None:

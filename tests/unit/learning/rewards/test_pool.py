@@ -88,19 +88,6 @@ def test_a_hostile_completion_costs_itself_alone(pool: GraderPool, order: str, f
     assert set(tagged()) == set(pool.pids())
 
 
-def test_many_hostile_completions_at_once(pool: GraderPool) -> None:
-    kills = ["exit", *doubles.GARBAGE]
-    found = grade(pool, *(text for order in kills for text in (order, "raise x", "good")))
-    assert [one.fault for one in found] == ["crash", "error", None] * len(kills)
-    assert all("the grading process ended with" in one.message for one in found[::3])
-    assert [one.value for one in found[2::3]] == list(range(2, len(found), 3))
-
-
-def test_order_is_kept_whatever_takes_longer(pool: GraderPool) -> None:
-    found = grade(pool, "sleep 0.2", *"abcdefghijklmnopqrstuvwxyz" * 3)
-    assert [one.value for one in found] == [0.25, *range(1, 79)]
-
-
 @pytest.mark.parametrize("order", ["none", "nan"])
 def test_a_reward_that_does_not_apply_has_not_failed(pool: GraderPool, order: str) -> None:
     (found,) = grade(pool, order)
@@ -173,23 +160,10 @@ def test_async_rewards_are_awaited_at_the_same_time() -> None:
     assert [one.value for one in found] == [5, 6, 7]
 
 
-def test_an_async_reward_that_fails_costs_itself_alone(pool: GraderPool) -> None:
-    found = grade(pool, "a", "never", "raise", "bb", function=JUDGE)
-    assert [one.fault for one in found] == [None, "timeout", "error", None]
-    assert [one.value for one in found] == [1, None, None, 2]
-
-
 def test_an_async_reward_that_blocks_is_found_out(pool: GraderPool) -> None:
     found = grade(pool, "a", "block", "bb", function=JUDGE)
     assert [one.fault for one in found] == [None, "timeout", None]
     assert [found[0].value, found[2].value] == [1, 2]
-
-
-def test_columns_of_numpy_arrive_as_plain_numbers(pool: GraderPool) -> None:
-    import numpy as np
-
-    found = alone(pool, OBEDIENT, {}, [Item("p", "a", [1], {"level": np.int64(7), "more": np.arange(3)})])
-    assert found[0].value == 7
 
 
 def test_a_column_that_cannot_be_sent_is_named(pool: GraderPool) -> None:

@@ -31,12 +31,6 @@ def decisions(first: Scored, second: Scored, draw: float = 0.4, **how: Any) -> l
     return [int(one) for one in decide(first, second, np.full(len(first.values), draw), rule)]
 
 
-@pytest.mark.parametrize("draw", [0.001, 0.999])
-def test_the_one_correct_completion_is_ahead_whatever_the_scores(draw: float) -> None:
-    first, second = scored([0.0, 9.0], [True, False]), scored([5.0, 0.0], [False, True])
-    assert decisions(first, second, draw, preference=Preference.hard) == [1, 0]
-
-
 @pytest.mark.parametrize("source", [PreferenceSource.correctness, PreferenceSource.correctness_then_reward])
 @pytest.mark.parametrize("beta", [0.5, 1.0, 3.0])
 def test_correctness_is_a_difference_of_one_to_a_bradley_terry_draw(source: PreferenceSource, beta: float) -> None:
@@ -54,17 +48,6 @@ def test_correctness_alone_leaves_the_rest_undecided() -> None:
     first, second = scored([3.0, 3.0, 3.0], [True, True, None]), scored([1.0, 1.0, 1.0], [False, True, False])
     for ties in Ties:
         assert decisions(first, second, source=PreferenceSource.correctness, ties=ties) == [1, -1, -1]
-
-
-def test_scores_alone_ignore_correctness() -> None:
-    first, second = scored([1.0], [True]), scored([2.0], [False])
-    how: dict[str, Any] = {"source": PreferenceSource.reward, "preference": Preference.hard}
-    assert decisions(first, second, **how) == [0]
-
-
-def test_a_score_of_one_is_not_taken_for_correctness() -> None:
-    """The scores of a reward model have no such meaning."""
-    assert decisions(scored([1.5]), scored([0.5]), draw=0.999) == [0]
 
 
 @pytest.mark.parametrize("preference", list(Preference))
@@ -85,30 +68,6 @@ def test_a_completion_at_which_the_reward_failed_loses_to_nobody() -> None:
     failed = scored([math.nan], [False], ["timeout"])
     assert decisions(failed, scored([1.0], [True])) == [-1]
     assert decisions(scored([1.0], [True]), failed) == [-1]
-
-
-def test_a_bradley_terry_draw() -> None:
-    draws = (np.arange(10_000) + 0.5) / 10_000
-    first, second = scored([0.8] * 10_000), scored([0.3] * 10_000)
-    decided = decide(first, second, draws, PreferenceRule(preference=Preference.bradley_terry, beta=3.0))
-    assert decided.mean() == pytest.approx(1 / (1 + math.exp(-1.5)), abs=1e-3)
-
-
-def test_huge_differences_do_not_overflow() -> None:
-    assert decisions(scored([1e9, -1e9]), scored([-1e9, 1e9]), beta=100.0) == [1, 0]
-
-
-def test_existing_pairs_of_text() -> None:
-    rows = [
-        Row(1, "Q: ", {"chosen": "yes", "rejected": "no"}),
-        Row(2, "Q: ", {"chosen": "Q: yes", "rejected": "Q: no"}),  # the prompt is part of both
-        Row(3, "Q: ", {"chosen": "same", "rejected": "same"}),
-    ]
-    pairs = existing_pairs(rows)
-    assert [(pair.row, pair.prompt, pair.chosen, pair.rejected) for pair in pairs] == [
-        (1, "Q: ", "yes", "no"),
-        (2, "Q: ", "yes", "no"),
-    ]
 
 
 def test_existing_pairs_of_conversations() -> None:

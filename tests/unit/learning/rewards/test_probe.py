@@ -1,9 +1,10 @@
 """Rewards are tried on one row before anything is generated."""
 
+from __future__ import annotations
+
 import json
-import logging
+import math
 import re
-import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -12,14 +13,12 @@ import pytest
 
 from pipeline.config.bases import DatasetConfig, GradingConfig
 from pipeline.errors import ConfigError, DataError
-from pipeline.learning.datasets import rows as look
 from pipeline.learning.datasets.base import Row, load_dataset
-from pipeline.learning.datasets.columns import MissingColumns
 from pipeline.learning.datasets.from_files import FilesConfig
 from pipeline.learning.datasets.made import AdditionConfig
-from pipeline.learning.datasets.prepared import prepare
 from pipeline.learning.rewards import early
-from pipeline.learning.rewards.probe import advice_on, check_rewards
+from pipeline.learning.rewards.answers import gold_texts
+from pipeline.learning.rewards.probe import RowCheck, check_rewards
 from pipeline.plan.rewards import as_plain, try_rewards
 from tests.doubles import own_rewards
 from tests.doubles.composing import quick_config
@@ -112,50 +111,6 @@ def test_an_answer_that_cannot_be_compared_is_told_with_file_and_line_whichever_
     prepared(tmp_path, jsonl(tmp_path, reward="length"), *rows)
 
 
-def test_a_column_whose_name_is_taken_is_told_with_the_setting_that_renames_it(tmp_path: Path) -> None:
-    rows = [{"prompt": f"{n}", "answer": "1", "completions": ["1"]} for n in range(9)]
-    with pytest.raises(DataError) as caught:
-        prepared(tmp_path, jsonl(tmp_path, columns={"solution": "answer"}), *rows)
-    setting = "datasets.mine.columns={solution: answer, dataset_completions: completions}"
-    assert str(caught.value).endswith(
-        "rewards are given something else as 'completions'. "
-        f"Rename it by '{setting}', or list those to keep in datasets.mine.further_columns."
-    )
-    prepared(
-        tmp_path, jsonl(tmp_path, columns={"solution": "answer", "dataset_completions": "completions"}), *rows
-    )
-
-
-@pytest.mark.parametrize(
-    ("columns", "row", "mapping"),
-    [
-        ({}, {"question": "q", "answer": "2"}, "{prompt: question, solution: answer}"),
-        ({}, {"question": "q", "solution": "2"}, "{prompt: question}"),
-        ({"solution": "gold"}, {"a": "q", "gold": "2", "b": 1}, "{solution: gold, prompt: NAME}"),
-    ],
-)
-def test_a_missing_prompt_is_told_with_all_columns_to_map(
-    tmp_path: Path, columns: dict[str, str], row: dict[str, Any], mapping: str
-) -> None:
-    (tmp_path / "a.jsonl").write_text(json.dumps(row))
-    config = jsonl(tmp_path, columns=columns)
-    with pytest.raises(MissingColumns) as caught:
-        prepare(load_dataset(config), tmp_path / "out")
-    advice = f"If they are called otherwise, write 'datasets.mine.columns={mapping}'."
-    assert advice_on(caught.value, "mine", config) == advice
-
-
-def test_what_only_a_warning_is_stands_in_the_log_of_the_job(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
-    config = jsonl(tmp_path, reward=f"{own_rewards.__name__}.expects_json")
-    with caplog.at_level(logging.WARNING, "pipeline"):
-        prepared(tmp_path, config, *({"prompt": f"{n}", "solution": "a"} for n in range(9)))
-    assert "datasets.mine: for the completion 'a' of row" in caplog.text
-    assert "gives no score: json.decoder.JSONDecodeError: Expecting value" in caplog.text
-    assert (tmp_path / "out" / "dataset.json").exists()
-
-
 @pytest.mark.parametrize(
     ("reward", "said"),
     [
@@ -213,12 +168,6 @@ def test_a_reward_that_fits_is_passed_over_in_silence() -> None:
     assert tried({"exact_match": 1.0, "length": 0.1}) == []
 
 
-def test_a_row_that_no_process_can_be_sent_hinders_only_rewards_that_need_one() -> None:
-    row = Row(0, "1+1=", {"solution": "2", "image": object()})
-    assert tried("exact_match", row) == []
-    assert tried("right", row, isolated=False) == []
-
-
 # -- while a run is planned ------------------------------------------------------------------------------------
 
 
@@ -255,29 +204,6 @@ def test_what_is_wrong_with_rows_of_files_is_told_before_they_are_read(
     assert try_rewards(quick_config(asked)) == ()  # they have been read
     with pytest.raises(ConfigError, match=said):
         try_rewards(quick_config(asked), ["jsonl"])
-
-
-@pytest.mark.usefixtures("in_this_process")
-@pytest.mark.parametrize(
-    ("nulls", "said"),
-    [
-        (
-            [2],
-            r"`solution`, .* reward 'exact_match' .* null or empty in 1 row \(first .*rows\.jsonl:3\)\. Write",
-        ),
-        ([1, 3], r"is null or empty in 2 rows \(first .*rows\.jsonl:2\)\. .* unless they are to have no score$"),
-    ],
-)
-def test_rows_that_are_null_where_a_reward_compares_are_told(tmp_path: Path, nulls: list[int], said: str) -> None:
-    rows = [{"prompt": f"1+{at}=", "solution": str(1 + at), "remark": None} for at in range(5)]
-    file = tmp_path / "rows.jsonl"
-    file.write_text(
-        "".join(json.dumps(row | {"solution": None} if at in nulls else row) + "\n" for at, row in enumerate(rows))
-    )
-    sizes = ["datasets.jsonl.test_size=1", "datasets.jsonl.validation_size=1"]
-    asked = ["experiment.name=x", "algos=[PITA]", "dataset=jsonl", f"datasets.jsonl.path={file}", *sizes]
-    (warning,) = try_rewards(quick_config(asked), ["jsonl"])
-    assert re.search(said, warning)
 
 
 @pytest.mark.usefixtures("in_this_process")
@@ -347,37 +273,6 @@ def test_code_of_ones_own_that_makes_no_row_is_told_with_its_line(
         try_rewards(config, ["jsonl"])
 
 
-@pytest.mark.usefixtures("in_this_process")
-def test_rows_that_come_later_may_have_what_the_first_ones_lack(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(look, "LOOKED_AT", number := 1_000)
-    file = tmp_path / "rows.jsonl"
-    first = [json.dumps({"prompt": f"1+{at}="}) + "\n" for at in range(number)]
-    late = json.dumps({"prompt": "1+1=", "solution": "2"}) + "\n"
-    config = quick_config(["experiment.name=x", "algos=[PITA]", "dataset=jsonl", f"datasets.jsonl.path={file}"])
-    file.write_text("".join(first) + late)
-    (warning,) = try_rewards(config, ["jsonl"])
-    assert "needs a column `solution`" in warning
-    assert "as its first 1,000 rows tell" in warning
-    file.write_text("".join(first[1:]) + late)
-    assert "needs a column" not in "".join(try_rewards(config, ["jsonl"]))
-
-
-def test_of_several_rewards_on_files_it_is_seen_while_planning_which_one_judges() -> None:
-    rewards = ",".join(f"{own_rewards.__name__}.{name}:1" for name in ("right", "shares"))
-    asked = [
-        "experiment.name=x",
-        "algos=[PITA]",
-        "dataset=jsonl",
-        "datasets.jsonl.path=not_read_yet",
-        f"datasets.jsonl.rewards={{{rewards}}}",
-    ]
-    with pytest.raises(ConfigError, match=r"datasets.jsonl: of several rewards .*right, .*shares is known to"):
-        try_rewards(quick_config(asked))
-    assert try_rewards(quick_config([*asked, "datasets.jsonl.grading.correct_by=nothing"])) == ()
-
-
 @pytest.mark.parametrize(
     ("overrides", "said"),
     [
@@ -396,19 +291,6 @@ def test_a_graded_reward_is_refused_where_a_single_probability_would_have_to_exp
 ) -> None:
     with pytest.raises(ConfigError, match=rf"{said} has more than two values, .* Set algos.QSharp.atoms=11"):
         try_rewards(quick_config(["experiment.name=x", "algos=[QSharp]", *overrides]))
-
-
-def test_a_mean_is_all_that_controlled_decoding_asks_of_a_graded_reward() -> None:
-    assert try_rewards(quick_config(["experiment.name=x", "algos=[CD]", "dataset=imdb_sentiment"])) == ()
-    assert try_rewards(quick_config(["experiment.name=x", "algos=[QSharp]", "algos.QSharp.atoms=11", VADER])) == ()
-
-
-def test_rewards_of_ones_own_are_tried_in_another_process() -> None:
-    config = quick_config(["experiment.name=x", f"datasets.addition.reward={own_rewards.__name__}.undefined"])
-    before = set(sys.modules)
-    with pytest.raises(ConfigError, match=rf"NameError: name 'misspelt' is not defined \({FILE}:\d+\)$"):
-        try_rewards(config)
-    assert not {name for name in set(sys.modules) - before if name.startswith("pipeline.learning.rewards")}
 
 
 def test_a_module_that_ends_its_process_or_prints_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -450,14 +332,94 @@ def test_what_a_module_has_started_ends_with_the_look_at_it(
     assert len(warning) < 5000
 
 
-def test_a_module_that_does_not_end_is_told_of(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    (tmp_path / "stuck.py").write_text("import time\ntime.sleep(3600)\n")
-    monkeypatch.syspath_prepend(str(tmp_path))
-    monkeypatch.setattr("pipeline.plan.rewards._MARGIN_S", 0.0)
-    monkeypatch.setattr("pipeline.plan.rewards._SOON_S", 0.1)
-    told: list[str] = []
-    limits = [f"datasets.addition.grading.{name}=0.5" for name in ("start_timeout_s", "timeout_s")]
-    asked = ["experiment.name=x", "datasets.addition.reward=stuck.fits", *limits]
-    with pytest.raises(ConfigError, match=r"took more than 1 s\. Does importing one, or making the row, hang"):
-        try_rewards(quick_config(asked), tell=told.append)
-    assert len(told) == 1  # before that
+# -- test row check ----------------------------------------------------------------------------------------------
+# What rewards say of rows as they are read: which none can judge, and where solutions are missing.
+
+
+def told(reward: str, *solutions: Any) -> list[str]:
+    check = RowCheck("mine", DatasetConfig(kind="jsonl", reward=reward))
+    assert [check({"solution": each}, f"/data/a.jsonl:{at}") for at, each in enumerate(solutions, 1)] == (
+        [""] * len(solutions)
+    )
+    return check.told()
+
+
+def test_missing_solutions_are_counted() -> None:
+    (said,) = told("exact_match", "1", None, math.nan, "", " ")
+    assert "`solution`" in said
+    assert "null or empty in 4 rows (first a.jsonl:2)" in said
+    assert told("exact_match", "1", 2) == []
+    assert told("length", None) == []
+    check = RowCheck("mine", DatasetConfig(kind="jsonl", reward="exact_match"))
+    assert check({"other": 1}, "a.jsonl:1") == ""
+    assert "1 row (first a.jsonl:1)" in check.told()[0]
+
+
+def test_an_empty_text_is_a_text_to_rewards_of_ones_own() -> None:
+    check = RowCheck("mine", DatasetConfig(kind="jsonl", reward=f"{own_rewards.__name__}.needs_level"))
+    assert check({"level": ""}, "a.jsonl:1") == ""
+    assert check.told() == []
+    assert check({"level": None}, "a.jsonl:2") == ""
+    assert "1 row (first a.jsonl:2)" in check.told()[0]
+
+
+def test_whole_numbers_that_became_floats_before_they_became_text_are_told() -> None:
+    missing, floats = told("exact_match", "2.0", "", "14.0")
+    assert "(first a.jsonl:2)" in missing
+    assert "as 2.0 (a.jsonl:1)" in floats
+    assert told("exact_match", "2.0", "3.5") == []
+    assert told("exact_match", 2.0) == []
+    assert told("gsm8k", "2.0") == []  # compares numbers
+
+
+# -- test gold ---------------------------------------------------------------------------------------------------
+# Rewards are tried on a dataset's own solutions when it is prepared.
+
+
+def warned(folder: Path, reward: str, solutions: Sequence[str | None]) -> list[str]:
+    """The warnings that are kept of a dataset with these solutions."""
+    rows = [{"prompt": f"Question {at}?", "solution": each} for at, each in enumerate(solutions)]
+    (folder / "a.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    settings: dict[str, Any] = {"path": str(folder / "a.jsonl"), "test_size": 1, "validation_size": 1}
+    checked(FilesConfig(kind="jsonl", reward=reward, **settings), folder)
+    found: list[str] = json.loads((folder / "out" / "dataset.json").read_bytes())["warnings"]
+    return found
+
+
+def test_solutions_as_completions_write_them() -> None:
+    assert gold_texts("She has\n#### 1,000", "<{}>") == ["<1,000>"]
+    assert gold_texts(r"so $\boxed{\frac{1}{2}}$.", "<{}>") == [r"<\frac{1}{2}>", "<1>"]
+    assert gold_texts("it is 4 and that is all", "<{}>") == ["it is 4 and that is all"]
+    assert gold_texts(42.0, "<{}>") == ["<42>"]
+    assert [gold_texts(each, "<{}>") for each in (None, " ", [1])] == [[], [], []]
+
+
+@pytest.mark.parametrize(
+    ("reward", "solutions"),
+    [
+        ("gsm8k", ["1,000", "so\n#### 7", r"\boxed{12}", "$5", None]),
+        ("boxed", ["three blind mice that run", r"7\sqrt{5}", r"hence $\boxed{[0, 4)}$", "so\n\\boxed{B}"]),
+        ("math_verify", [r"7\sqrt{5}", "1/3", "[0, 4)", r"14{,}000", r"12\%", "$x=9$", "A", "so\n#### 2.5"]),
+        ("exact_match", ["a fig", "1/2", " 7 "]),
+        ("vader", ["a fig", "1/2", " 7 "]),
+    ],
+)
+def test_rewards_that_read_solutions_are_silent(tmp_path: Path, reward: str, solutions: list[str | None]) -> None:
+    assert [each for each in warned(tmp_path, reward, solutions) if "solutions" in each] == []
+
+
+def test_solutions_that_a_reward_does_not_read_are_counted_and_kept(tmp_path: Path) -> None:
+    (said,) = [each for each in warned(tmp_path, "gsm8k", ["12", "ten", "1/2", "3.5"]) if "solutions" in each]
+    assert all(each in said for each in ("2 rows", "of 4 tried", "a.jsonl:2: '#### ten'", "a.jsonl:3: "))
+    assert "a.jsonl:1:" not in said
+
+
+def test_solutions_of_which_none_is_read_are_refused(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"datasets\.mine: the reward 'boxed'.* 3 rows.* of 3.*columns.*reward"):
+        warned(tmp_path, "boxed", ["She has 7.\n#### 7", "He has 8.\n#### 8", "Both.\n#### 15"])
+
+
+def test_the_first_number_alone_is_told(tmp_path: Path) -> None:
+    said = warned(tmp_path, "accuracy_reward", ["3", r"2\pi", "1.2e5", "8"])
+    (told,) = [each for each in said if "first number alone" in each]
+    assert r"'\\boxed{2}' gets 1" in told

@@ -74,12 +74,6 @@ def test_a_weighted_sum_with_its_parts() -> None:
     assert list(found.correct) == [True, False, False]
 
 
-def test_where_no_reward_applies_there_is_no_score() -> None:
-    found = score(dataset({mine("lengths"): 1.0}), ["", "a"])
-    assert np.isnan(found.values).tolist() == [True, False]
-    assert list(found.correct) == [None, None], "nobody has said that a long text is right"
-
-
 def test_which_reward_says_what_is_correct() -> None:
     both = {"length": 1.0, "exact_match": 2.0}
     assert list(score(dataset(both), ["a"], solution=["a"]).correct) == [True]  # length cannot say so
@@ -100,20 +94,6 @@ def test_failures_are_counted_and_never_taken_for_zero(caplog: pytest.LogCapture
     assert found.values[[0, 4]] == pytest.approx([3.1, 4.1])
     assert found.parts[mine("lengths")].tolist() == [1, 7, 4, 4, 1]
     assert "1 error, 1 timeout, 1 crash among 5 completions" in caplog.text
-
-
-def test_a_completion_that_makes_the_judge_fail_is_not_right() -> None:
-    found = score(dataset({OBEDIENT: 1.0}, correct_by=OBEDIENT), ["a", "exit"])
-    assert list(found.correct) == [True, False]
-
-
-def test_an_infinite_reward_is_a_failure() -> None:
-    assert list(score(dataset({mine("infinite"): 1.0}), ["a", "b"]).faults) == ["error", None]
-
-
-def test_async_rewards_in_this_process() -> None:
-    both = dataset({mine("awaited"): 0.5, mine("lengths"): 1.0}, correct_by="nothing")
-    assert score(both, ["ab", "c"]).values.tolist() == [4, 2]
 
 
 def test_settings_reach_the_reward() -> None:
@@ -140,12 +120,6 @@ def test_settings_reach_the_reward() -> None:
 def test_wrong_settings_are_refused(rewards: dict[str, float], options: dict[str, Any], said: str) -> None:
     with pytest.raises(ConfigError, match=said):
         load_rewards(dataset(rewards, options=options), "cpu")
-
-
-def test_conversations_are_scored_as_trl_gives_them() -> None:
-    row = Row(0, [{"role": "user", "content": "?"}], {"solution": "7"})  # type: ignore[arg-type]
-    with Scorer(DatasetConfig(kind="x", reward="exact_match")) as scorer:
-        assert scorer.score([row], ["7"], [[1]]).values.tolist() == [1]
 
 
 def test_a_column_that_rewards_are_given_anyway_is_refused() -> None:
@@ -179,13 +153,6 @@ def test_scores_of_rows_with_different_columns_do_not_depend_on_the_batch(name: 
                     scored = scorer.score(picked, ["1"] * 6, [[1]] * 6, batch_size)
                     assert scored.values.tolist() == [expected[at] for at in order]
                     assert not any(scored.faults)
-
-
-@pytest.mark.parametrize("name", ["awaited_object", "hands_on"])
-def test_whatever_can_be_awaited_is(name: str) -> None:
-    for isolated in (True, False):
-        config = dataset({f"{own_rewards.__name__}.{name}": 1.0}, isolated=isolated)
-        assert score(config, ["a", "b"]).values.tolist() == [1.0, 1.0]
 
 
 def test_a_method_without_its_object_is_refused() -> None:

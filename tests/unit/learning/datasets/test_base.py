@@ -1,16 +1,16 @@
 """What is said of a dataset of the user's own that cannot be used."""
 
+from __future__ import annotations
+
 from collections.abc import Mapping
 from typing import Any, ClassVar
 
 import pytest
 
 from pipeline.config.bases import DatasetConfig
-from pipeline.config.load import load_config
 from pipeline.errors import ConfigError
 from pipeline.learning.datasets.base import Dataset, Row, check_dataset, check_demonstrations, load_dataset
 from pipeline.learning.datasets.from_files import FilesDataset
-from pipeline.plan.rewards import check_tokenizers
 
 
 class Counting(Dataset):
@@ -132,9 +132,9 @@ def test_one_that_can_be_used() -> None:
         ("TooFew", "leave nothing of its 10 rows"),
         ("OddRow", r"gave \{'prompt': '1'\}, but must give Row\("),
         ("OtherRow", r"gave Row\(id=0"),
-        ("NullPrompt", r"prompt=None.*whose prompt is text, .* \(.*test_contract.py:\d+\)"),
-        ("Exits", r"SystemExit: no \(.*test_contract.py:\d+\)"),
-        ("RowFails", r"ZeroDivisionError: .* \(.*test_contract.py:\d+\)"),
+        ("NullPrompt", r"prompt=None.*whose prompt is text, .* \(.*test_base.py:\d+\)"),
+        ("Exits", r"SystemExit: no \(.*test_base.py:\d+\)"),
+        ("RowFails", r"ZeroDivisionError: .* \(.*test_base.py:\d+\)"),
     ],
 )
 def test_one_that_cannot_be_used_is_refused(name: str, said: str) -> None:
@@ -151,7 +151,7 @@ def test_one_that_cannot_be_used_is_refused(name: str, said: str) -> None:
         ("Ragged", "differ in their numbers of tokens"),
         ("Long", "longer than completion_length=1"),
         ("NoDemonstration", "its demonstrations fail: TypeError"),
-        ("DemonstrationFails", r"ZeroDivisionError: .* \(.*test_contract.py:\d+\)"),
+        ("DemonstrationFails", r"ZeroDivisionError: .* \(.*test_base.py:\d+\)"),
         ("OddPattern", "its demonstrations fail: .*unterminated subpattern"),
     ],
 )
@@ -159,24 +159,6 @@ def test_one_that_no_model_can_be_made_for_is_refused(name: str, said: str) -> N
     dataset = made(name)
     with pytest.raises(ConfigError, match=said):
         check_demonstrations("mine", dataset)
-
-
-def test_files_need_a_model_of_their_own() -> None:
-    config = load_config(["experiment.name=t", "dataset=[addition,jsonl]", "datasets.jsonl.path=mine.jsonl"])
-    with pytest.raises(ConfigError, match=r"datasets\.jsonl with model=tiny"):
-        check_tokenizers(config)
-
-
-def test_positions_hold_a_prompt_and_its_completion() -> None:
-    config = load_config(["experiment.name=t", "models.tiny.n_positions=4"])
-    with pytest.raises(
-        ConfigError, match=r"models\.tiny\.n_positions=4: .* set models\.tiny\.n_positions=\d"
-    ) as said:
-        check_tokenizers(config)
-    least = str(said.value).rpartition("=")[2].split()[0]
-    check_tokenizers(load_config(["experiment.name=t", f"models.tiny.n_positions={least}"]))
-    with pytest.raises(ConfigError, match=r"n_positions"):
-        check_tokenizers(load_config(["experiment.name=t", f"models.tiny.n_positions={int(least) - 1}"]))
 
 
 class OtherArguments(Counting):
