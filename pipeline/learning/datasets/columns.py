@@ -10,8 +10,17 @@ from typing import TYPE_CHECKING, Any
 
 from pipeline.errors import ConfigError, DataError, unknown_name
 from pipeline.learning.datasets.base import Message, Row, Text
-from pipeline.learning.datasets.chat import ARGUMENTS, CLOCK, as_turns, filled, template_arguments, without_prompt
+from pipeline.learning.datasets.chat import (
+    ARGUMENTS,
+    CLOCK,
+    as_turns,
+    filled,
+    shared,
+    template_arguments,
+    without_prompt,
+)
 from pipeline.learning.rewards.answers import list_in
+from pipeline.learning.rewards.calling import GIVEN
 
 if TYPE_CHECKING:
     from pipeline.learning.datasets.from_files import FilesConfig
@@ -138,9 +147,6 @@ def with_system(turns: list[Any], columns: dict[str, Any]) -> list[Any]:
 
 ANSWERS = ("completion", "chosen", "rejected")
 ALLOWED = "prompt | prompt, completion | prompt, chosen, rejected | chosen, rejected | messages"
-RESERVED = {"prompts", "completions", "completion_ids", "trainer_state", "log_extra", "log_metric"}
-"""Names under which rewards are given something else."""
-IMPLICIT = ("chosen", "rejected")
 _ANSWER_MARK = re.compile(
     r"(?:^|\n)[ \t]*(?:#+ ?)?(?:Assistant|ASSISTANT|Answer|Response|Bot|AI|GPT|Model|A)[ \t]*:"
     r"|<\|im_start\|>assistant\n|<\|start_header_id\|>assistant<\|end_header_id\|>\n\n|<start_of_turn>model\n"
@@ -263,16 +269,14 @@ def make_row(
     columns = to_columns(columns, place)
     whole = _split_messages(columns, place)
     _extract_prompt(columns, place)
-    if "prompt" in columns and columns["prompt"] is None:
-        raise DataError(
-            f"{place}: its prompt is null. Write a text or a list of turns there, or leave the row out."
-        )
-    if isinstance(given := columns.get("prompt"), str) and not given.strip():
-        there = f" The columns are {_names(data)}." if len(data) > 1 else ""
-        raise DataError(f"{place}: the prompt is empty. Write a text there, or leave it out.{there}")
     if "prompt" not in columns:
         said = f"{place}: no prompt. The columns are {_names(data)}; allowed are {ALLOWED}."
         raise MissingColumns(said, ["prompt"], data)
+    empty = (
+        f"{place}: the prompt is empty. Write a text there, or leave the row out. The columns are {_names(data)}."
+    )
+    if (given := columns["prompt"]) is None or (isinstance(given, str) and not given.strip()):
+        raise DataError(empty)
     texts: dict[str, Text | None] = {"prompt": _text(columns.pop("prompt"), "prompt", place)}
     for name in ANSWERS:
         given = columns.pop(name, None)
@@ -289,9 +293,7 @@ def make_row(
     assert prompt is not None
     if not isinstance(prompt, str):
         if not any(turn["content"].strip() or turn.get("tool_calls") for turn in prompt):
-            raise DataError(
-                f"{place}: the prompt is empty: its turns say nothing. Write a text there, or leave it out."
-            )
+            raise DataError(empty)
         if pair[0] is not None and pair[1] is not None:
             texts["chosen"], texts["rejected"] = without_prompt(prompt, pair[0], pair[1])
         if texts["completion"] is not None:
@@ -333,41 +335,30 @@ def _extract_prompt(columns: dict[str, Any], place: str) -> None:
     `trl.extract_prompt` takes all that they share, which may end inside of an answer: then two pairs of one
     question have two prompts.
     """
-    if any(columns.get(name) is None for name in IMPLICIT):
+    if columns.get("prompt") is not None or any(columns.get(name) is None for name in ANSWERS[1:]):
         return
-    one, other = (_text(columns[name], name, place) for name in IMPLICIT)
-    if columns.get("prompt") is not None and not _holds_prompt(columns["prompt"], one, other):
-        return
+    one, other = (_text(columns[name], name, place) for name in ANSWERS[1:])
     if isinstance(one, str) != isinstance(other, str):
         raise DataError(f"{place}: 'chosen' and 'rejected' must both be text or both be conversations.")
-    pairs = zip(one, other, strict=False)
-    shared = next((at for at, (a, b) in enumerate(pairs) if a != b), min(len(one), len(other)))
+    alike = shared(one, other)
     if isinstance(one, str):
-        shared = _turn_end(one[:shared])
-    if not shared:
+        alike = _turn_end(one[:alike])
+    if not alike:
         said = f"{place}: no prompt: 'chosen' and 'rejected' share no beginning that could be one."
         raise MissingColumns(said, ["prompt"], [name for name in columns if name not in ANSWERS])
-    columns["prompt"] = one[:shared]
-    columns.update(chosen=one[shared:], rejected=other[shared:])
+    columns.update(prompt=one[:alike], chosen=one[alike:], rejected=other[alike:])
 
 
-def _turn_end(shared: str) -> int:
+def _turn_end(both: str) -> int:
     """Where a prompt ends in what two texts share: after the mark of an answer, else with a line, else a word."""
-    marks = list(_ANSWER_MARK.finditer(shared))
+    marks = list(_ANSWER_MARK.finditer(both))
     if marks:
         return marks[-1].end()
-    head = shared.rstrip(" ")
-    if head != shared:  # a space belongs to the word that follows it
+    head = both.rstrip(" ")
+    if head != both:  # a space belongs to the word that follows it
         return len(head)
-    line, word = shared.rfind("\n") + 1, max(shared.rfind(" "), 0)
-    return (line if shared[:line].strip() else word) or len(shared)
-
-
-def _holds_prompt(prompt: object, *answers: Text) -> bool:
-    """Whether answers are whole conversations beside a prompt of text, as in UltraFeedback."""
-    return isinstance(prompt, str) and all(
-        not isinstance(each, str) and each[0]["role"] != "assistant" for each in answers
-    )
+    line, word = both.rfind("\n") + 1, max(both.rfind(" "), 0)
+    return (line if both[:line].strip() else word) or len(both)
 
 
 def _text(value: object, name: str, place: str) -> Text:
@@ -472,7 +463,7 @@ def _further(columns: Mapping[str, Any], kept: Sequence[str] | None, place: str)
     if kept is not None:
         return {name: columns[name] for name in kept if name in columns}
     for name in columns:
-        if name in RESERVED:
+        if name in GIVEN:
             raise ReservedColumn(f"{place}: rewards are given something else as '{name}'.", name)
     return dict(columns)
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 import os
 import re
 import threading
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from difflib import get_close_matches
@@ -25,12 +25,8 @@ TEXT = (".txt",)
 TABLES = (*JSON, *CSV, *PARQUET, *ARROW)
 
 SPLIT_WORDS = {
-    "train": "train",
-    "training": "train",
-    "validation": "validation",
-    "valid": "validation",
-    "val": "validation",
-    "dev": "validation",
+    **dict.fromkeys(("train", "training"), "train"),
+    **dict.fromkeys(("validation", "valid", "val", "dev"), "validation"),
     "test": "test",
 }
 """What splits are called in names of files and folders -> our name."""
@@ -38,7 +34,6 @@ _ABOUT = {"dataset_info.json", "dataset_infos.json", "dataset_dict.json", "state
 """What `datasets` writes beside the rows."""
 MOST_ENTRIES = 300_000
 """Files and folders that are looked at. The largest datasets of small files have a third of it."""
-_HUB_ID = re.compile(r"[\w.-]+(/[\w.-]+)?")
 
 
 @dataclass(frozen=True)
@@ -93,14 +88,10 @@ def locate(
             raise DataError(f"{root}: may not be looked into. See that you may read the folder.")
         inside = root / subset if subset and (root / subset).is_dir() else root
         return LocalFiles(root, _by_split(inside, formats))
-    if root.exists():
-        raise DataError(f"{root}: is no file of data but a pipe or a device. Write what it gives into a file.")
-    if root.is_symlink():
-        to = str(root.readlink())
-        annexed = f" Fetch it by: git annex get {root.name}" if "annex/objects" in to else ""
-        raise DataError(f"{root}: is a link to {to}, where nothing is.{annexed}")
+    if root.exists() or root.is_symlink():
+        raise DataError(f"{root}: is no file of data but a pipe or a device, or a link to nothing.")
     # Something like data/train.jsonl or ./data can only have been meant as a file.
-    if not hub or not _HUB_ID.fullmatch(path) or path.startswith(".") or format_of(root) in TABLES:
+    if not hub or not is_hub_id(path) or format_of(root) in TABLES:
         raise DataError(
             f"{path}: there is no such file or folder (looked for {root.absolute()})."
             + ("" if hub else " This kind of dataset is read from local files; kind 'hf' takes a hub id as well.")
@@ -114,15 +105,15 @@ def format_of(path: Path) -> str:
     return Path(name).suffix
 
 
-def _by_split(folder: Path, formats: Collection[str]) -> dict[str, tuple[Path, ...]]:
+def _by_split(folder: Path, known: Collection[str]) -> dict[str, tuple[Path, ...]]:
     found = sorted(
         path
         for path in _visible(folder)
         # Not path.is_file(), which raises for what may not be looked at.
-        if format_of(path) in formats and path.name not in _ABOUT and os.path.isfile(path)  # noqa: PTH113
+        if format_of(path) in known and path.name not in _ABOUT and os.path.isfile(path)  # noqa: PTH113
     )
     if not found:
-        raise DataError(f"{folder}: holds no file that can be read here ({', '.join(formats)}).")
+        raise DataError(f"{folder}: holds no file that can be read here ({', '.join(known)}).")
     exact = {path: _split_word(path.relative_to(folder), loosely=False) for path in found}
     certain = set(exact.values())
     splits: dict[str, list[Path]] = {}
@@ -133,7 +124,13 @@ def _by_split(folder: Path, formats: Collection[str]) -> dict[str, tuple[Path, .
         splits.setdefault(name or f"/{_stem(path)}", []).append(path)
     if all(name.startswith("/") for name in splits):
         splits = {"train": found}
-    return {name.lstrip("/"): _of_one_format(name.lstrip("/"), paths, folder) for name, paths in splits.items()}
+    for name, paths in splits.items():
+        if len(formats := sorted({format_of(path) for path in paths})) > 1:
+            raise DataError(
+                f"{folder}: split '{name.lstrip('/')}' has files of several kinds ({', '.join(formats)}), which "
+                "may hold the same rows. Name one file or a folder with one kind."
+            )
+    return {name.lstrip("/"): tuple(paths) for name, paths in splits.items()}
 
 
 def _visible(folder: Path) -> Iterator[Path]:
@@ -163,17 +160,6 @@ def _split_word(relative: Path, *, loosely: bool) -> str | None:
 
 def _stem(path: Path) -> str:
     return path.name.split(".")[0]
-
-
-def _of_one_format(split: str, paths: Iterable[Path], folder: Path) -> tuple[Path, ...]:
-    files = tuple(paths)
-    formats = sorted({format_of(path) for path in files})
-    if len(formats) > 1:
-        raise DataError(
-            f"{folder}: split '{split}' has files of several kinds ({', '.join(formats)}), which may hold the "
-            "same rows. Name one file or a folder with one kind."
-        )
-    return files
 
 
 # -- hub ---------------------------------------------------------------------------------------------------------

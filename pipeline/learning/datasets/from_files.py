@@ -12,9 +12,6 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
-import numpy as np
-from numpy.typing import NDArray
-
 from pipeline.config.bases import DatasetConfig
 from pipeline.config.fields import BY_CONTENT, file_or_folder, hint, model_text, number
 from pipeline.errors import ConfigError, DataError
@@ -132,19 +129,9 @@ class FilesDataset(Dataset):
         adapted = self.adapt(data, record.place)
         return None if adapted is None else make_row(row_id, adapted, record.place, self.source, data)
 
-    def ids(self, split: str) -> NDArray[np.int64]:  # noqa: ARG002 - known only once the rows have been read
+    def row(self, row_id: int) -> Row:  # noqa: ARG002 - known only once the rows have been read
         """Refused: see `PreparedDataset`."""
-        raise self._unprepared()
-
-    def row(self, row_id: int) -> Row:  # noqa: ARG002 - likewise
-        """Refused: see `PreparedDataset`."""
-        raise self._unprepared()
-
-    def _unprepared(self) -> DataError:
-        where = self.source.path
-        return DataError(
-            f"dataset '{self.config.kind}' ({where}) is read once by `prepare`, then by PreparedDataset"
-        )
+        raise DataError(f"dataset '{self.config.kind}' is read once by `prepare`, then by PreparedDataset")
 
 
 # -- fingerprint -------------------------------------------------------------------------------------------------

@@ -221,14 +221,10 @@ def identity(prompt: Text) -> bytes:
 
 def _turns(prompt: Sequence[Message]) -> Iterator[list[str]]:
     for turn in prompt:
-        content = _content(turn["content"])
+        content, calls = _content(turn["content"]), turn.get("tool_calls")
         if content or turn["role"] != "system":
-            calls = turn.get("tool_calls")
-            yield [
-                turn["role"],
-                content,
-                *([json.dumps(calls, sort_keys=True, default=_plain)] if calls else []),
-            ]
+            further = [json.dumps(calls, sort_keys=True, default=_plain)] if calls else []
+            yield [turn["role"], content, *further]
 
 
 def _content(text: str) -> str:
@@ -237,30 +233,21 @@ def _content(text: str) -> str:
 
 
 def _stored(row: Row, place: str) -> dict[str, Any]:
+    columns = [f"{_json(name, name, place)}: {_json(value, name, place)}" for name, value in row.columns.items()]
+    given = {name: getattr(row, name) for name in TEXTS}
+    texts = {
+        name: text if text is None or isinstance(text, str) else _json(list(text), name, place)
+        for name, text in given.items()
+    }
+    return {"id": row.id, **texts, "columns": f"{{{', '.join(columns)}}}"}
+
+
+def _json(value: object, column: str, place: str) -> str:
     try:
-        columns = json.dumps(dict(row.columns), ensure_ascii=False, default=_plain)
-        texts = {name: _as_stored(getattr(row, name)) for name in TEXTS}
+        return json.dumps(value, ensure_ascii=False, default=_plain)
     except (TypeError, ValueError, RecursionError) as error:
-        said = f"{place}: column '{_odd_column(row)}' {error}. List in further_columns those that rewards need."
+        said = f"{place}: column '{column}' {error}. List in further_columns those that rewards need."
         raise DataError(said) from error
-    return {"id": row.id, **texts, "columns": columns}
-
-
-def _odd_column(row: Row) -> str:
-    """The column that cannot be stored."""
-    texts = {name: getattr(row, name) for name in TEXTS}
-    for name, value in {**texts, **row.columns}.items():
-        try:
-            json.dumps(value, default=_plain)
-        except (TypeError, ValueError, RecursionError):
-            return name
-    return ""
-
-
-def _as_stored(text: Text | None) -> str | None:
-    if text is None or isinstance(text, str):
-        return text
-    return json.dumps(list(text), ensure_ascii=False, default=_plain)
 
 
 def _plain(value: object) -> Any:

@@ -12,7 +12,7 @@ from typing import Any, TypeVar
 from pipeline.config.bases import NOTHING, DatasetConfig
 from pipeline.config.install import install_command
 from pipeline.config.shipped import REWARD_MODEL, REWARDS, TRL_REWARDS
-from pipeline.config.user_code import import_object, split_path
+from pipeline.config.user_code import import_object
 from pipeline.errors import ConfigError, unknown_name
 from pipeline.learning.rewards.calling import GIVEN, bind, makes_rewards
 from pipeline.learning.rewards.traits import RewardTraits
@@ -80,23 +80,10 @@ def load_reward(name: str) -> Callable[..., Any]:
         known = [*_NAMED, REWARD_MODEL]
         raise ConfigError(unknown_name("reward", name, known) + " Or give the dotted path of a function.")
     reward = import_object(_NAMED.get(name, name))
-    if _is_method_of_class(_NAMED.get(name, name)):
-        owner = split_path(name)[1].rpartition(".")[0]
-        raise ConfigError(
-            f"'{name}' is a method of the class {owner}, and rewards are called without an object of it; name a "
-            f"function, or an object that the module makes, such as my_reward = {owner}()"
-        )
     if not callable(reward):
         raise ConfigError(f"'{name}' cannot be called; a reward is a function with TRL's signature")
     found: Callable[..., Any] = reward
     return found
-
-
-def _is_method_of_class(path: str) -> bool:
-    module, name = split_path(path)
-    owner, _, leaf = name.rpartition(".")
-    kind = import_object(f"{module}:{owner}") if owner else None
-    return isinstance(kind, type) and inspect.isfunction(inspect.getattr_static(kind, leaf, None))
 
 
 def load_rewards(dataset: DatasetConfig, device: str, hints: Path | None = None) -> list[LoadedReward]:

@@ -60,21 +60,6 @@ class Scored:
     faults: Sequence[Fault | None]
     first_fault: str = ""
 
-    @property
-    def errors(self) -> int:
-        """Completions at which a reward raised an exception."""
-        return self.faults.count("error")
-
-    @property
-    def timeouts(self) -> int:
-        """Completions at which a reward missed its deadline."""
-        return self.faults.count("timeout")
-
-    @property
-    def crashes(self) -> int:
-        """Completions at which a reward ended its process."""
-        return self.faults.count("crash")
-
     def some(self, places: Sequence[int] | NDArray[np.int64]) -> Scored:
         """Those of the completions at some places."""
         return Scored(

@@ -14,7 +14,7 @@ import pytest
 from pipeline.config.bases import DatasetConfig, GradingConfig
 from pipeline.errors import ConfigError, JobError
 from pipeline.learning.datasets.base import Row
-from pipeline.learning.rewards.registry import load_reward, load_rewards
+from pipeline.learning.rewards.registry import load_rewards
 from pipeline.learning.rewards.scoring import Scored, Scorer
 from pipeline.learning.rewards.traits import RewardFailures, RewardTraits, reward
 from pipeline.outputs.formats import read_faults
@@ -90,7 +90,6 @@ def test_failures_are_counted_and_never_taken_for_zero(caplog: pytest.LogCapture
         found = score(config, ["a", "raise x", "exit", "loop", "b"], level=[3, 3, 3, 3, 4])
     assert np.isnan(found.values).tolist() == [False, True, True, True, False]
     assert list(found.faults) == [None, "error", "crash", "timeout", None]
-    assert (found.errors, found.timeouts, found.crashes) == (1, 1, 1)
     assert found.values[[0, 4]] == pytest.approx([3.1, 4.1])
     assert found.parts[mine("lengths")].tolist() == [1, 7, 4, 4, 1]
     assert "1 error, 1 timeout, 1 crash among 5 completions" in caplog.text
@@ -153,11 +152,6 @@ def test_scores_of_rows_with_different_columns_do_not_depend_on_the_batch(name: 
                     scored = scorer.score(picked, ["1"] * 6, [[1]] * 6, batch_size)
                     assert scored.values.tolist() == [expected[at] for at in order]
                     assert not any(scored.faults)
-
-
-def test_a_method_without_its_object_is_refused() -> None:
-    with pytest.raises(ConfigError, match=r"is a method of the class Awaited, .* my_reward = Awaited\(\)"):
-        load_reward(f"{own_rewards.__name__}:Awaited.method")
 
 
 def test_a_job_leaves_what_its_rewards_failed_at_and_nothing_where_none_did(tmp_path: Path) -> None:
