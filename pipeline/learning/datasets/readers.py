@@ -26,6 +26,7 @@ from pipeline.learning.datasets.files import (
     CSV,
     JSON,
     PARQUET,
+    SPLIT_WORDS,
     TEXT,
     HubDataset,
     Location,
@@ -152,10 +153,14 @@ def _written(path: Path, content: bytes) -> Sequence[msgspec.Raw | bytes] | None
     return [json.dumps(row).encode() for row in (loaded if isinstance(loaded, list) else [loaded])]
 
 
+_WRAPS = ("data", "rows", "examples", "instances", "items", "records", "samples", "dataset", *SPLIT_WORDS)
+"""What the list of all rows is called in files that hold one object."""
+
+
 def _wrapped(whole: Mapping[str, msgspec.Raw]) -> list[msgspec.Raw]:
-    """The rows of an object whose one list is one of objects and no conversation; else none."""
+    """The rows of a file that holds ``{"data": [...]}`` or the like; none of any other."""
     lists = [name for name, value in whole.items() if bytes(value).lstrip()[:1] == b"["]
-    if len(lists) != 1 or lists[0] in ("prompt", "messages", "conversations"):
+    if len(lists) != 1 or lists[0].lower() not in _WRAPS:
         return []
     rows = msgspec.json.decode(whole[lists[0]], type=list[msgspec.Raw])
     return rows if rows and bytes(rows[0]).lstrip()[:1] == b"{" else []

@@ -1,8 +1,6 @@
 """The hub: only ids use it, and what is said where it cannot be reached."""
 
-import os
 import socket
-import subprocess
 import sys
 import threading
 from collections.abc import Iterator
@@ -49,35 +47,6 @@ def test_an_id_is_loaded_by_the_datasets_library(tmp_path: Path, monkeypatch: py
     assert about["source"] == {"path": {"hub": "openai/gsm8k", "subset": "main", "revision": "abc"}}
     dataset = PreparedDataset(tmp_path / "out")
     assert {dataset.row(i).columns["solution"] for i in dataset.ids("test")} == {"20", "22"}
-
-
-def test_without_a_network_the_message_says_what_to_do(tmp_path: Path) -> None:
-    code = """
-from pathlib import Path
-from pipeline.learning.datasets.shipped import GSM8KConfig
-from pipeline.learning.datasets.prepared import prepare
-from pipeline.learning.datasets.base import load_dataset
-from pipeline.errors import DataError
-try:
-    prepare(load_dataset(GSM8KConfig(kind="gsm8k")), Path("out"))
-except DataError as error:
-    print(error)
-"""
-    environment = {**os.environ, "HF_HUB_OFFLINE": "1", "HF_HOME": str(tmp_path / "home")}
-    done = subprocess.run(
-        [sys.executable, "-W", "error", "-c", code],
-        cwd=tmp_path,
-        env=environment,
-        capture_output=True,
-        text=True,
-        check=True,
-    )
-    (message,) = done.stdout.splitlines()
-    assert message.startswith("openai/gsm8k: no file or folder of this name here (looked for ")
-    assert "does not give it: HF_HUB_OFFLINE is set, and the cache of this machine does not have it" in message
-    assert "hf download --repo-type dataset openai/gsm8k --local-dir FOLDER" in message
-    assert "set the dataset's path to it" in message
-    assert not (tmp_path / "out").exists()
 
 
 def test_a_local_path_needs_neither_network_nor_the_datasets_library(

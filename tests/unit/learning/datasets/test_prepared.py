@@ -136,16 +136,6 @@ def test_splits_by_name_and_limit(make: Make, tmp_path: Path) -> None:
         prepare(load_dataset(config), tmp_path / "three")
 
 
-def test_text_and_conversation_do_not_mix(make: Make, tmp_path: Path) -> None:
-    config = make({"prompt": "a"}, {"prompt": [{"role": "user", "content": "b"}]})
-    with pytest.raises(DataError, match=r"train.jsonl:2: the prompt is a conversation, but that of .*:1 is text"):
-        prepare(load_dataset(config), tmp_path / "out")
-    assert not (tmp_path / "out").exists()
-    config.chat = True
-    config.path = make({"prompt": "a"}, {"prompt": [{"role": "user", "content": "b"}]}, {"prompt": "c"}).path
-    assert prepared(config, tmp_path / "out").about["conversational"]
-
-
 def test_further_columns_that_no_row_has_are_refused(tmp_path: Path) -> None:
     (tmp_path / "a.jsonl").write_text("".join(json.dumps({"prompt": f"{n}", "hint": n}) + "\n" for n in range(9)))
     config = FilesConfig(kind="jsonl", path=str(tmp_path / "a.jsonl"), further_columns=["hint", "hnt"])
@@ -415,18 +405,6 @@ def text_of(tokenizer: PreTrainedTokenizerFast, ids: list[int]) -> str:
     return str(tokenizer.decode(ids))
 
 
-def test_conversations_go_through_the_template_once(tokenizer: PreTrainedTokenizerFast) -> None:
-    system, user = {"role": "system", "content": "s"}, {"role": "user", "content": "u"}
-    begun = {"role": "assistant", "content": "so"}
-    encoded = encode_prompts(tokenizer, [[user], [system, user], [user, begun]])
-    assert [text_of(tokenizer, ids) for ids in encoded] == [
-        "<s>[user]u/[assistant]",
-        "<s>[system]s/[user]u/[assistant]",
-        "<s>[user]u/[assistant]so",
-    ]
-    assert [ids.count(0) for ids in encoded] == [1, 1, 1]
-
-
 @pytest.mark.parametrize("chat", [False, True])
 def test_prompts_of_a_prepared_dataset(tmp_path: Path, tokenizer: PreTrainedTokenizerFast, chat: bool) -> None:
     (tmp_path / "a.csv").write_text("prompt\n" + "".join(f"{n:04d}?\n" for n in range(1200)))
@@ -459,21 +437,3 @@ def test_what_the_tokenizer_does_not_know_is_told_and_costs_other_prompts_no_byt
     told = tokenized(PreparedDataset(tmp_path / "rows"), tiny, tmp_path / "own")["note"]
     assert ": 1 of their tokens. " in told
     assert read_tokenized(tmp_path / "own" / TOKENIZED).note == told
-
-
-def test_long_prompts_are_encoded_few_at_a_time(
-    tokenizer: PreTrainedTokenizerFast, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    dataset = load_dataset(AdditionConfig(kind="addition", digits=1, test_size=40, validation_size=1))
-    tokenized(dataset, tokenizer, tmp_path / "whole", splits=["test"])
-    asked: list[int] = []
-    monkeypatch.setattr(
-        "pipeline.learning.datasets.prepared._TOKENIZED_BATCH_SIZE", 30
-    )  # characters; a prompt has 4
-    monkeypatch.setattr(
-        "pipeline.learning.datasets.prepared.encode_prompts",
-        lambda given, prompts, _: asked.append(len(prompts)) or encode_prompts(given, prompts),
-    )
-    tokenized(dataset, tokenizer, tmp_path / "parts", splits=["test"])
-    assert asked == [8, 8, 8, 8, 8, 0]
-    assert dict(TokenizedPrompts(tmp_path / "parts")) == dict(TokenizedPrompts(tmp_path / "whole"))

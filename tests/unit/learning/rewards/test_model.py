@@ -76,16 +76,6 @@ def test_one_class_of_several_is_the_reward(classifier: Path, label: str | int) 
     assert scores(classifier, *given, label=label, output="log_odds") == pytest.approx([odds], abs=1e-5)
 
 
-def test_the_chat_template_of_the_model_is_used(tmp_path: Path) -> None:
-    template = "{% for m in messages %}{{ m['role'] }} {{ m['content'] }} <end> {% endfor %}"
-    folder = make(tmp_path, 1, template=template)
-    expected = [logits(folder, "user so it is <end> assistant good <end> ")[0].item()]
-    assert scores(folder, ["so it is"], ["good"]) == pytest.approx(expected, abs=1e-5)
-    prompt = [{"role": "user", "content": "so it is"}]
-    completion = [{"role": "assistant", "content": "good"}]
-    assert scores(folder, [prompt], [completion]) == pytest.approx(expected, abs=1e-5)
-
-
 def test_texts_that_end_with_the_end_token_are_read_there_in_any_batch(tmp_path: Path) -> None:
     """Padding with the end token would hide the end of the text from the model."""
     folder = make(tmp_path, 1)

@@ -71,8 +71,6 @@ def jsonl(tmp_path: Path, **settings: Any) -> FilesConfig:
         ({"answer": "2"}, {}, "prompt, answer", "{solution: answer}"),
         ({"completion": "2"}, {}, "prompt, completion", "{solution: completion}"),
         ({"gold": "2", "source": "x", "answer": "2"}, {}, "prompt, answer, gold, source", "{solution: answer}"),
-        ({"solutions": "2", "id": 1}, {}, "prompt, id, solutions", "{solution: solutions}"),
-        ({"a": "2", "b": 1}, {}, "prompt, a, b", "{solution: NAME}"),
         (
             {"question": "q", "answer": "2"},
             {"prompt": "question"},
@@ -176,11 +174,6 @@ def test_a_reward_that_fits_is_passed_over_in_silence() -> None:
     [
         ('{"question": "1+1="}', [], r"jsonl:1: no prompt\..* write 'datasets.jsonl.columns={prompt: question,"),
         (
-            '{"prompt": "1+1=", "answer": "2"}',
-            [],
-            r"needs a column `solution`; this dataset has: prompt, answer; write '.*{solution: answer}'",
-        ),
-        (
             '{"prompt": "1+1=", "solution": "2"}\n{"prompt": "", "solution": "3"}',
             [],
             r"datasets\.jsonl: .*rows\.jsonl:2: the prompt is empty",
@@ -192,7 +185,7 @@ def test_a_reward_that_fits_is_passed_over_in_silence() -> None:
         ),
         ('{"prompt": "1+1=", "solution": "2"}', ["datasets.jsonl.train_split=tain"], r"split 'tain'"),
     ],
-    ids=["prompt", "reward", "second row", "template", "split"],
+    ids=["prompt", "second row", "template", "split"],
 )
 @pytest.mark.usefixtures("in_this_process")
 def test_what_is_wrong_with_rows_of_files_is_told_before_they_are_read(
