@@ -297,6 +297,6 @@ def help_(
     ] = None,
 ) -> None:
     """Explain a key."""
-    from pipeline.commands.help_keys import print_help
+    from pipeline.commands.help import print_help
 
     print_help(make_console(), key, settings or [])

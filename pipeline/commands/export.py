@@ -27,9 +27,8 @@ from typing import Any
 from rich.console import Console
 
 from pipeline.commands.carry_out import logged_to
-from pipeline.commands.dry_run import score_of
 from pipeline.commands.report import refuse_records
-from pipeline.commands.request import Request, prepare
+from pipeline.commands.request import Request, prepare, score_of
 from pipeline.commands.run import leased, notes_of
 from pipeline.commands.sharing import bring_model
 from pipeline.config.bases import DatasetConfig
@@ -44,7 +43,7 @@ from pipeline.engine.store.gc import held_by_runs
 from pipeline.engine.store.removal import remove_weights, tell_needs
 from pipeline.engine.store.store import REMOVED, Scratch, Store
 from pipeline.errors import ConfigError, PipelineError, StoreError
-from pipeline.files import json_text, remove_tree
+from pipeline.files import json_text
 from pipeline.foreign import ForeignDataError, read_json_file
 from pipeline.learning.algos.base import REFERENCE
 from pipeline.learning.algos.policy_config import starts_of
@@ -87,35 +86,20 @@ def held_model(run: LoadedRun, chain: str | None, number: int | None, console: C
     Raises:
         PipelineError: There is no such model, or it cannot be made again.
     """
-    with ExitStack() as stack:
-        fetched = stack.enter_context(_emptied(run.store))
-        found = find_trained(
-            run, chain, number, also_gone=True, bring=lambda found: bring_model(found, fetched, console)
-        )
-        scratch = _held(run.store, found, stack)
-        if run.store.problem(found.job.key, checksums=False) is not None:
-            stack.enter_context(_made_again(found, scratch, console))
-        yield found
-
-
-@contextmanager
-def _emptied(store: Store) -> Iterator[Path]:
-    """A folder for what is fetched, made when needed."""
-    folder = store.scratch(f"fetch-{secrets.token_hex(4)}-{os.getpid()}")
-    try:
-        yield folder
-    finally:
-        remove_tree(folder)
-
-
-def _held(store: Store, found: Trained, stack: ExitStack) -> Path:
-    """Tell runs that the model is being read; the folder of who does."""
+    store = run.store
     scratch = Scratch(store.scratch(f"export-{secrets.token_hex(4)}-{os.getpid()}"))
-    stack.callback(scratch.close)
-    with suppress(OSError, StoreError):  # a store that may only be read: nobody removes anything there
-        scratch.open()
-        tell_needs(store, scratch.path, [found.job.key])
-    return scratch.path
+    with ExitStack() as stack:
+        stack.callback(scratch.close)
+        with suppress(OSError, StoreError):  # a store that may only be read: nobody removes anything there
+            scratch.open()
+        found = find_trained(
+            run, chain, number, also_gone=True, bring=lambda found: bring_model(found, scratch.path, console)
+        )
+        with suppress(OSError, StoreError):
+            tell_needs(store, scratch.path, [found.job.key])
+        if store.problem(found.job.key, checksums=False) is not None:
+            stack.enter_context(_made_again(found, scratch.path, console))
+        yield found
 
 
 @contextmanager
@@ -201,7 +185,7 @@ def _remove_again(found: Trained, gone: list[Job], scratch: Path) -> None:
 # Push the folder of an exported model to the Hugging Face hub, by its own library.
 
 
-_LOGIN = "log in with `hf auth login`, or set HF_TOKEN to a token that may write"
+_LOGIN = "Log in with `hf auth login`, or set HF_TOKEN to a token that may write"
 
 
 def check_repository(repository: str) -> None:
@@ -229,36 +213,25 @@ def push(folder: Path, repository: str) -> str:
     Raises:
         PipelineError: The hub cannot be reached, or refuses; says what to do.
     """
-    from huggingface_hub import HfApi, get_token
+    from huggingface_hub import HfApi
     from huggingface_hub.errors import HfHubHTTPError
 
-    again = f"The model is in {folder}; `hf upload {repository} {folder}` pushes it later"
-    if get_token() is None:
-        raise PipelineError(f"cannot push to {repository}: there is no token; {_LOGIN}. {again}")
+    api = HfApi()
     with reaching("models", repository) as trouble:
-        if trouble:
-            raise PipelineError(f"cannot push to {repository}: {trouble}. {again}")
-        api = HfApi()
         try:
+            if trouble:
+                raise ValueError(trouble)
             made = api.create_repo(repository, private=True, exist_ok=True)
             api.upload_folder(
                 repo_id=made.repo_id, folder_path=folder, commit_message="Add a model of posttrain-pipeline"
             )
-        except HfHubHTTPError as error:
-            raise PipelineError(f"cannot push to {repository}: {_why(error)}. {again}") from error
-        except (OSError, ValueError) as error:
+        except (HfHubHTTPError, OSError, ValueError) as error:
             said = " ".join(str(error).split())[:300] or type(error).__name__
-            raise PipelineError(f"cannot push to {repository}: {said}. {again}") from error
+            raise PipelineError(
+                f"cannot push to {repository}: {said}. {_LOGIN}. The model is in {folder}; "
+                f"`hf upload {repository} {folder}` pushes it later"
+            ) from error
     return str(made)
-
-
-def _why(error: Exception) -> str:
-    status = getattr(getattr(error, "response", None), "status_code", None)
-    if status == 401:
-        return f"the hub does not know this token (401); {_LOGIN}"
-    if status == 403:
-        return f"the hub refuses it (403): the token may not write there; {_LOGIN}"
-    return " ".join(str(error).split())[:300] or type(error).__name__
 
 
 HEAD_SETTINGS = "value_head.json"

@@ -28,7 +28,6 @@ from pipeline.learning.memory.fit import (
     compute_bytes,
     decoding_footprint,
 )
-from pipeline.learning.models.families import MOST_RANKS
 from pipeline.machine.memory import memory_available_bytes, usable_bytes
 from pipeline.terminal import console as watching
 from pipeline.terminal.columns import EXTRA, Cell, Column, FittedTable
@@ -279,20 +278,22 @@ def of_writing(
         available: GPUs there are.
         free_bytes: From a number of GPUs to what is free on the fullest of the best so many.
     """
-    about = f"Writing {writing.rows} texts of {writing.tokens} tokens at once"
     possible = [width for width in widths if width <= available]
-    for width in possible:
-        need, usable = decoding_footprint(writing, width), usable_bytes(free_bytes(width))
-        if need.total <= usable:
-            each = "1 GPU" if width == 1 else f"each of {width} GPUs (generation.gpus_per_job={width})"
-            parts = f"weights {need.weights / GB:.1f}, texts {need.cache / GB:.1f}, logits {need.logits / GB:.1f}"
-            return f"{about} takes {need.total / GB:.1f} GB of {each}: {parts}. A value model comes on top, whole."
-    most = possible[-1]
-    need, usable = decoding_footprint(writing, most), usable_bytes(free_bytes(most))
-    further = [str(width) for width in widths if available < width <= MOST_RANKS]
-    more = f"; with more GPUs it can be split over {' or '.join(further)}" if further else ""
-    each = f"each of {most} GPUs" if most > 1 else "1 GPU" if len(widths) > 1 else "1 GPU, and it cannot be split"
-    return f"{about} takes {need.total / GB:.1f} GB of {each}; {usable / GB:.1f} GB are usable{more}."
+    usable = {width: usable_bytes(free_bytes(width)) for width in possible}
+    fitting_widths = (width for width in possible if decoding_footprint(writing, width).total <= usable[width])
+    width = next(fitting_widths, possible[-1])
+    need = decoding_footprint(writing, width)
+    parts = f"weights {need.weights / GB:.1f}, texts {need.cache / GB:.1f}, logits {need.logits / GB:.1f}"
+    verdict = (
+        f"it fits by generation.gpus_per_job={width}; a value model comes on top, whole"
+        if need.total <= usable[width]
+        else f"it does not fit into the {usable[width] / GB:.1f} GB that are usable; it can be split over "
+        f"{' or '.join(map(str, widths))}"
+    )
+    return (
+        f"Writing {writing.rows} texts of {writing.tokens} tokens at once takes {need.total / GB:.1f} GB of "
+        f"each of {width} GPUs ({parts}): {verdict}."
+    )
 
 
 def gpus_to_fit(count: int | None, memory_gib: float | None) -> tuple[int, Callable[[int], int]]:

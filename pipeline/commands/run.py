@@ -12,8 +12,16 @@ from pathlib import Path
 from rich.console import Console
 
 from pipeline import arithmetic
-from pipeline.commands.dry_run import check_room, print_plan, said_of_best
-from pipeline.commands.request import Request, Stored, look_up, on_cluster, prepare
+from pipeline.commands.request import (
+    Request,
+    Stored,
+    check_room,
+    look_up,
+    on_cluster,
+    prepare,
+    print_plan,
+    said_of_best,
+)
 from pipeline.commands.sharing import look_up_shared, looked_at, sharing, tell_looked_at
 from pipeline.config.schema import Backend, Config
 from pipeline.config.user_code import brought_torch

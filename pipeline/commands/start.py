@@ -84,7 +84,7 @@ def _carry_out(command: str, arguments: tuple[object, ...]) -> int:
     except ModuleNotFoundError as error:
         if _is_ours(error):
             return _fault()
-        sys.stderr.write(f"{_in_lines(f'error: {_missing(error.name)}')}\n")
+        sys.stderr.write(f"error: {_missing(error.name)}\n")
         return WRONG if function is None else BUG  # since something may have been started
     except Exception:
         return _fault()
@@ -115,19 +115,6 @@ def _missing(module: str | None) -> str:
         "`.venv/bin/python` in the place of `python`, or type `source .venv/bin/activate` before; or install all "
         f"that is needed here: `{shlex.quote(sys.executable)} -m {install_command()}`"
     )
-
-
-def _in_lines(text: str) -> str:
-    """As every error is shown, broken between words on a terminal, by a Python that may have nothing installed."""
-    import re
-    import shutil
-    import textwrap
-
-    if not sys.stderr.isatty():
-        return text
-    whole = re.sub("`[^`]*`", lambda command: command[0].replace(" ", "\xa0"), text)
-    width = shutil.get_terminal_size().columns
-    return textwrap.fill(whole, width, break_long_words=False, break_on_hyphens=False).replace("\xa0", " ")
 
 
 def _end_with(code: int, signals: Sequence[signal.Signals]) -> None:

@@ -111,93 +111,71 @@ def gc(
         runs="--keep-runs" if keep_runs is not None else "", days="--older-than" if older_than is not None else ""
     )
     refuse_both(dry="--dry-run" if dry_run else "", yes="--yes" if yes else "")
-    opened = open_store(_root(store, output_dir))
-    cleaner = _Cleaner(opened, _output_dirs(opened, output_dir), keep_runs, older_than, make_console())
-    return cleaner.show() if dry_run else cleaner.clean(ask=not yes)
+    opened, console = open_store(_root(store, output_dir)), make_console()
+    folders = _output_dirs(opened, output_dir)
 
+    def find() -> list[Garbage]:
+        return find_garbage(opened, _kept(opened, folders, keep_runs, older_than))
 
-class _Cleaner:
-    """One clean-up: what it looks at, and what it says."""
-
-    def __init__(
-        self,
-        store: Store,
-        output_dirs: Sequence[Path],
-        keep_runs: int | None,
-        older_than: float | None,
-        console: Console,
-    ) -> None:
-        self.store, self.output_dirs, self.console = store, output_dirs, console
-        self.keep_runs, self.older_than = keep_runs, older_than
-        self.now = datetime.now()
-
-    def show(self) -> int:
-        """Only say what would be removed."""
-        if self._report(self._find()):
-            say(self.console, "Nothing was removed.")
+    if dry_run:
+        if _report(find(), folders, console):
+            say(console, "Nothing was removed.")
         return 0
-
-    def clean(self, *, ask: bool) -> int:
-        """Remove it, after a question."""
-        with self._alone():
-            found = self._find()
-        if not self._report(found):
-            return 0
-        # The store is free while the question waits, so what is removed is looked for once more afterwards.
-        if ask and not _confirmed("Remove all this?", self.console):
-            say(self.console, "Nothing was removed.")
-            return SOMETHING_WRONG
-        with self._alone():
-            shown = {thing.path for thing in found}
-            return self._remove([thing for thing in self._find() if thing.path in shown])
-
-    def _find(self) -> list[Garbage]:
-        return find_garbage(self.store, self._kept())
-
-    def _kept(self) -> list[RunReference]:
-        runs = find_runs(self.output_dirs, self.store.root)
-        if not runs:
-            where = f" in {', '.join(map(str, self.output_dirs))}" if self.output_dirs else ""
-            raise ConfigError(
-                f"no run was found{where}, so every output would go. Give the folder of the runs with "
-                f"--output-dir; to remove everything, delete {self.store.root} itself"
-            )
-        if self.keep_runs is not None:
-            return newest_runs(runs, self.keep_runs)
-        if self.older_than is not None:
-            return runs_since(runs, self.now - timedelta(days=self.older_than))
-        return runs
-
-    def _report(self, found: Sequence[Garbage]) -> bool:
-        for folder in self.output_dirs:
-            if not folder.is_dir():
-                say(self.console, f"note: {folder}, whose runs used this store, is gone: they count no more")
-        if found:
-            self.console.print(garbage_table(found))
-        else:
-            say(self.console, "Everything in the store is needed.")
-        return bool(found)
-
-    def _remove(self, garbage: Sequence[Garbage]) -> int:
-        number = freed = failed = 0
-        for thing, failure in remove(self.store, garbage):
+    with _alone(opened):
+        found = find()
+    if not _report(found, folders, console):
+        return 0
+    # The store is free while the question waits, so what is removed is looked for once more afterwards.
+    if not (yes or _confirmed("Remove all this?", console)):
+        say(console, "Nothing was removed.")
+        return SOMETHING_WRONG
+    number = freed = failed = 0
+    with _alone(opened):
+        shown = {thing.path for thing in found}
+        for thing, failure in remove(opened, [thing for thing in find() if thing.path in shown]):
             if failure is None:
                 number, freed = number + 1, freed + thing.size
             else:
                 failed += 1
                 where, reason = failure.filename or thing.path, failure.strerror or failure
-                say(self.console, f"could not remove {where}: {reason}", style="red")
-        say(self.console, f"removed {number}, freed {decimal(freed)}")
-        return SOMETHING_WRONG if failed else 0
+                say(console, f"could not remove {where}: {reason}", style="red")
+    say(console, f"removed {number}, freed {decimal(freed)}")
+    return SOMETHING_WRONG if failed else 0
 
-    @contextmanager
-    def _alone(self) -> Iterator[None]:
-        with self.store.alone():
-            if (name := active_run(self.store)) is not None:
-                raise StoreError(
-                    f"the run {name} is using {self.store.root}: nothing was removed. Try again later."
-                )
-            yield
+
+def _kept(
+    store: Store, folders: Sequence[Path], keep_runs: int | None, older_than: float | None
+) -> list[RunReference]:
+    """The runs whose outputs stay."""
+    runs = find_runs(folders, store.root)
+    if not runs:
+        where = f" in {', '.join(map(str, folders))}" if folders else ""
+        raise ConfigError(
+            f"no run was found{where}, so every output would go. Give the folder of the runs with "
+            f"--output-dir; to remove everything, delete {store.root} itself"
+        )
+    if keep_runs is not None:
+        return newest_runs(runs, keep_runs)
+    return runs if older_than is None else runs_since(runs, datetime.now() - timedelta(days=older_than))
+
+
+def _report(found: Sequence[Garbage], folders: Sequence[Path], console: Console) -> bool:
+    for folder in folders:
+        if not folder.is_dir():
+            say(console, f"note: {folder}, whose runs used this store, is gone: they count no more")
+    if found:
+        console.print(garbage_table(found))
+    else:
+        say(console, "Everything in the store is needed.")
+    return bool(found)
+
+
+@contextmanager
+def _alone(store: Store) -> Iterator[None]:
+    with store.alone():
+        if (name := active_run(store)) is not None:
+            raise StoreError(f"the run {name} is using {store.root}: nothing was removed. Try again later.")
+        yield
 
 
 def _root(store: Path | None, output_dir: Path | None) -> Path:

@@ -12,7 +12,7 @@ from typer.testing import CliRunner
 import pipeline
 from docs.made import on_page_markdown
 from pipeline.__main__ import app
-from pipeline.commands.help_keys import help_on
+from pipeline.commands.help import help_on
 from pipeline.config.explain import known_keys
 from pipeline.config.meaning import shipped_meanings
 from pipeline.learning.from_trl import OF_ALGORITHM, counterparts

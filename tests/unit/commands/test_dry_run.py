@@ -2,7 +2,7 @@
 
 import pytest
 
-from pipeline.commands.dry_run import fewer_rows, how_sure, what_rows_add_up_to
+from pipeline.commands.request import fewer_rows, how_sure, what_rows_add_up_to
 from pipeline.plan.summary import PlanRow
 
 

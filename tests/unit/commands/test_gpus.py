@@ -55,7 +55,7 @@ def test_fit_prints_the_figures_and_what_to_do(tmp_path: Path) -> None:
     assert shown.exit_code == 0, shown.output
     assert "ddp on 2 GPUs" in shown.stdout
     assert "single on 1 GPU: accumulate 8 steps: 4 x 1 GPUs x 8 = 32 sequences." in shown.stdout
-    assert "Writing 32 texts of 1024 tokens at once takes 0.0 GB of 1 GPU" in shown.stdout
+    assert "Writing 32 texts of 1024 tokens at once takes 0.0 GB of each of 1 GPUs" in shown.stdout
 
 
 def test_fit_says_why_nothing_fits(tmp_path: Path) -> None:
@@ -71,14 +71,11 @@ def test_fit_says_on_how_many_gpus_a_model_can_write() -> None:
     writing = DecodingLoad(policy=llama, rows=32, tokens=1024, number_bytes=2)
     widths = [1, 2, 4, 8]
     said = of_writing(writing, widths, 8, lambda _: 80 * GB)
-    assert said.startswith(
-        "Writing 32 texts of 1024 tokens at once takes 38.1 GB of each of 4 GPUs (generation.gp"
-    )
-    assert "152.0 GB of 1 GPU; 71.0 GB are usable; with" in (
-        said := of_writing(writing, widths, 1, lambda _: 80 * GB)
-    )
-    assert said.endswith("; with more GPUs it can be split over 2 or 4 or 8.")
-    assert "1 GPU, and it cannot be split; 71.0 GB" in of_writing(writing, [1], 8, lambda _: 80 * GB)
+    assert "takes 38.1 GB of each of 4 GPUs" in said
+    assert "generation.gpus_per_job=4" in said
+    said = of_writing(writing, widths, 1, lambda _: 80 * GB)
+    assert "takes 152.0 GB of each of 1 GPUs" in said
+    assert "does not fit into the 71.0 GB that are usable; it can be split over 1 or 2 or 4 or 8" in said
 
 
 @pytest.mark.parametrize(

@@ -11,8 +11,7 @@ from typer.testing import CliRunner
 import pipeline
 from pipeline import cli
 from pipeline.__main__ import app
-from pipeline.commands.help import typed_command, usage
-from pipeline.commands.help_keys import help_on
+from pipeline.commands.help import help_on, typed_command, usage
 from pipeline.config.install import conf_dir
 from pipeline.errors import ConfigError
 

@@ -116,9 +116,9 @@ def test_a_push_brings_every_file_to_a_private_repository(hub: Hub, folder: Path
 @pytest.mark.parametrize(
     ("token", "refusal", "said"),
     [
-        (None, None, "there is no token; log in with `hf auth login`, or set HF_TOKEN"),
-        ("hf_other", None, r"the hub does not know this token \(401\)"),
-        (TOKEN, 403, r"the hub refuses it \(403\): the token may not write there"),
+        (None, None, ".*Log in with `hf auth login`, or set HF_TOKEN"),
+        ("hf_other", None, ".*401"),
+        (TOKEN, 403, ".*403"),
         (TOKEN, 500, ".*500"),
     ],
     ids=["no token", "another token", "not allowed", "broken hub"],

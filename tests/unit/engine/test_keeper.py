@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from pipeline.commands.dry_run import tell_removed
+from pipeline.commands.request import tell_removed
 from pipeline.config.schema import Keep
 from pipeline.engine.keeper import Keeper, keys_of_weights
 from pipeline.engine.store.removal import tell_needs

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from safetensors.numpy import save_file
 
-from pipeline.commands import dry_run
+from pipeline.commands import request as dry_run
 from pipeline.commands.request import Request, look_up, prepare
 from pipeline.commands.run import run_experiment
 from pipeline.engine.store.store import NOT_STORED
