@@ -32,7 +32,7 @@ from rich.console import Console
 
 from pipeline.config.load import load_config
 from pipeline.config.plain import to_plain
-from pipeline.config.shipped import ALGORITHMS
+from pipeline.config.tables import ALGORITHMS
 from pipeline.engine.run_folder import find_run
 from pipeline.errors import PipelineError, StoreError
 from pipeline.plan.compatibility import usable_attention

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from pipeline.commands.python import run as run
     from pipeline.config.bases import AlgoConfig as AlgoConfig
     from pipeline.config.bases import DatasetConfig as DatasetConfig
-    from pipeline.config.fields import number as number
+    from pipeline.config.bases import number as number
     from pipeline.config.load import load_config as load_config
     from pipeline.config.schema import Config as Config
     from pipeline.errors import ConfigError as ConfigError
@@ -63,8 +63,7 @@ _HOMES = {
     "": "gpus toolbox",
     "arithmetic": "pin",
     "commands.python": "guided load_run run",
-    "config.bases": "AlgoConfig DatasetConfig",
-    "config.fields": "number",
+    "config.bases": "AlgoConfig DatasetConfig number",
     "config.load": "load_config",
     "config.schema": "Config",
     "errors": "ConfigError JobError PipelineError",

@@ -23,11 +23,10 @@ from pipeline.commands.exits import complain, refuse, unless_unwritten
 from pipeline.commands.help import typed_command, usage
 from pipeline.commands.run import run_experiment
 from pipeline.commands.start import INTERRUPTED
-from pipeline.config.arguments import for_hydra, read_flags
-from pipeline.config.explain import explain
-from pipeline.config.install import conf_dir
+from pipeline.config.explain import explain, for_hydra, read_flags
 from pipeline.config.load import VERSION_BASE, load_config, read_settings, register_schemas, typed
-from pipeline.config.told import refuse_all
+from pipeline.config.place import conf_dir
+from pipeline.config.values import refuse_all
 from pipeline.config.words import as_meant
 from pipeline.errors import PipelineError
 from pipeline.terminal import streams

@@ -222,7 +222,7 @@ def _tokens() -> dict[str, Entry]:
     from pipeline.learning.algos.dpo import DPO, existing_sequences
     from pipeline.learning.datasets.base import Row
     from pipeline.learning.datasets.prepared import encode_prompts
-    from pipeline.plan.versions import PREPARATION
+    from pipeline.plan.contents import PREPARATION
     from tests.golden_runs import texts_tokenizer
 
     tokenizer = texts_tokenizer()
@@ -236,16 +236,16 @@ def _tokens() -> dict[str, Entry]:
         for pairs, *_ in [existing_sequences(rows, tokenizer)]
     ]
     prompts = [encode_prompts(tokenizer, some) for some in (["it is"], [[turn], [turn, begun]])]
-    versions = {"DPO.version": DPO.version, "PREPARATION": PREPARATION}
-    return {"tokens of texts": {"digest": _digest([said, prompts]), "versions": versions}}
+    contents = {"DPO.version": DPO.version, "PREPARATION": PREPARATION}
+    return {"tokens of texts": {"digest": _digest([said, prompts]), "versions": contents}}
 
 
 def _tables(scratch: Path) -> dict[str, Entry]:
-    from pipeline.plan import versions
+    from pipeline.plan import contents
     from tests.golden_tables import tables
 
     return {
-        f"table {name}": {"digest": _digest(said), "versions": {part: getattr(versions, part)}}
+        f"table {name}": {"digest": _digest(said), "versions": {part: getattr(contents, part)}}
         for name, (said, part) in tables(scratch).items()
     }
 
@@ -255,7 +255,7 @@ def _rows(scratch: Path) -> dict[str, Entry]:
     from pipeline.learning.datasets.made import AdditionConfig, StarGraphConfig
     from pipeline.learning.datasets.prepared import prepare
     from pipeline.learning.datasets.shipped import GSM8KConfig, IMDBConfig, MathConfig, TLDRConfig
-    from pipeline.plan.versions import PREPARATION
+    from pipeline.plan.contents import PREPARATION
 
     data = HERE / "data"
     configs = [
@@ -314,7 +314,7 @@ _ANSWERS = (
 
 
 def _scores() -> dict[str, Entry]:
-    from pipeline.config.shipped import REWARDS
+    from pipeline.config.tables import REWARDS
     from pipeline.learning.rewards.calling import traits_of
     from pipeline.learning.rewards.registry import load_reward, package_versions
 

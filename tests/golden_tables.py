@@ -12,7 +12,7 @@ import numpy as np
 
 
 def tables(scratch: Path) -> dict[str, tuple[Any, str]]:
-    """Name -> what was said, and the name in `pipeline.plan.versions` of the version that covers it."""
+    """Name -> what was said, and the name in `pipeline.plan.contents` of the version that covers it."""
     made: dict[str, tuple[Callable[[], Any], str]] = {
         "preferences": (_preferences, "GRADING"),
         "scores": (_scores, "GRADING"),

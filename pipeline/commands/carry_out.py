@@ -40,9 +40,9 @@ from pipeline.files import write_whole
 from pipeline.learning.algos.registry import with_bounded_kl
 from pipeline.learning.algos.value_guided import candidates_note
 from pipeline.learning.datasets.base import load_dataset
+from pipeline.plan.durations import WORKER_LOAD
 from pipeline.plan.graph import WORKER_LOAD_S, Job, Plan, duration_name
 from pipeline.plan.recorded import plan_text
-from pipeline.plan.summary import WORKER_LOAD
 from pipeline.runs.index import runs_of
 from pipeline.runs.notes import collect_notes, failed_rewards, prepared_rows, short_of_rows
 from pipeline.runs.origin import Maker, Origin, link_all, link_stored, several_makers, this_origin, write_origin

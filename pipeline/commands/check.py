@@ -23,8 +23,8 @@ from rich.text import Text
 from pipeline import arithmetic
 from pipeline.commands.exits import refuse, unless_unwritten
 from pipeline.commands.machine import WORKER_MEMORY_GIB, TorchFacts, machine_checks, read_facts
-from pipeline.config.install import conf_dir, install_command
 from pipeline.config.load import config_from_plain, load_config
+from pipeline.config.place import conf_dir, install_command
 from pipeline.config.plain import to_plain
 from pipeline.config.schema import DeviceChoice
 from pipeline.engine.devices.inventory import Device, cpu_slots, usable_cores

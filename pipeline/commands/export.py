@@ -53,9 +53,8 @@ from pipeline.learning.datasets.files import is_hub_id, reaching
 from pipeline.learning.datasets.from_files import FilesConfig
 from pipeline.outputs.formats import POINTER, Pointer, read_pointer, read_shown_samples
 from pipeline.outputs.guidance import GUIDANCE, USAGE, GuidanceSettings, Usage, adapter_folders
-from pipeline.plan.graph import Job, Plan
+from pipeline.plan.graph import Job, Plan, missing_jobs
 from pipeline.plan.models import is_local, model_files
-from pipeline.plan.pending import missing_jobs
 from pipeline.runs.index import choose_run
 from pipeline.runs.loaded import LoadedRun, load_planned
 from pipeline.runs.record import METRICS_STAGE, ResultRow, place_of

@@ -17,14 +17,13 @@ from pipeline.commands.multirun import first_request
 from pipeline.commands.request import check_fits_ray
 from pipeline.commands.sweep_run import check_settings
 from pipeline.commands.typed import WRONG_USE, in_words
-from pipeline.config.arguments import read_flags
 from pipeline.config.checks import check_config
+from pipeline.config.explain import read_flags
 from pipeline.config.load import load_config
-from pipeline.config.ranks import devices_per_training
-from pipeline.config.schema import Backend, Config, DeviceChoice
+from pipeline.config.schema import Backend, Config, DeviceChoice, devices_per_training
 from pipeline.engine.launch.run import find_program
 from pipeline.errors import ConfigError, unknown_name
-from pipeline.plan.size import check_size
+from pipeline.plan.chains import check_size
 from pipeline.runs.report.format import command
 from pipeline.slurm.script import shell_word
 from pipeline.sweeps.command import check_program, overrides_of

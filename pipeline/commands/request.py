@@ -17,8 +17,8 @@ from rich.filesize import decimal
 
 from pipeline.config.checks import check_config, check_together
 from pipeline.config.ignored import idle_settings
-from pipeline.config.install import install_command
 from pipeline.config.load import fewer_than_usual
+from pipeline.config.place import install_command
 from pipeline.config.schema import AUTO, LOCAL, Backend, Config, ExecutionConfig, Keep
 from pipeline.engine.devices.inventory import Device
 from pipeline.engine.devices.layout import Layout, make_layout
@@ -37,26 +37,24 @@ from pipeline.learning.models.families import with_weights
 from pipeline.machine import memory
 from pipeline.outputs.formats import read_metrics
 from pipeline.plan.build import build_plan
-from pipeline.plan.chains import PREPARATION, REFERENCE
+from pipeline.plan.chains import PREPARATION, REFERENCE, check_size, extent_of
 from pipeline.plan.compatibility import (
     check_compatible,
     named_by_bits,
+    nucleus_beside_logprobs,
     plain_attention,
     resolve_widths,
     said_of_attention,
+    slow_precision,
     usable_attention,
 )
+from pipeline.plan.contents import import_warnings
 from pipeline.plan.disk import DiskNeed, disk_need
-from pipeline.plan.durations import Durations
+from pipeline.plan.durations import WORKER_LOAD, Durations, PlanRow, estimated_load, estimated_makespan, summarize
 from pipeline.plan.estimates import peak_flops
-from pipeline.plan.graph import Job, Plan, duration_name
+from pipeline.plan.graph import Job, Plan, duration_name, missing_jobs
 from pipeline.plan.models import check_models, count_weights, is_local
-from pipeline.plan.pending import missing_jobs
-from pipeline.plan.precision import nucleus_beside_logprobs, slow_precision
 from pipeline.plan.rewards import check_chat_templates, check_pairs, check_tokenizers, in_local_files
-from pipeline.plan.size import check_size, extent_of
-from pipeline.plan.summary import WORKER_LOAD, PlanRow, estimated_load, estimated_makespan, summarize
-from pipeline.plan.versions import import_warnings
 from pipeline.runs.record import PRIMARY_METRICS
 from pipeline.runs.report.format import count, duration, jobs
 from pipeline.runs.report.plan import plan_svg, plan_table

@@ -18,7 +18,7 @@ from typer.main import get_group
 
 from pipeline.commands.exits import WRONG_REQUEST, refuse, unless_unwritten
 from pipeline.commands.start import INTERRUPTED
-from pipeline.config.fields import Range
+from pipeline.config.bases import Range
 from pipeline.errors import ConfigError, PipelineError
 
 

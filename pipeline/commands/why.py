@@ -13,9 +13,9 @@ from pipeline.engine.store.shared import check_address, look
 from pipeline.engine.store.store import Store
 from pipeline.errors import ConfigError
 from pipeline.plan.build import build_plan
+from pipeline.plan.chains import check_size
 from pipeline.plan.compatibility import named_by_bits, plain_attention, resolve_widths
 from pipeline.plan.models import check_models
-from pipeline.plan.size import check_size
 from pipeline.runs.index import choose_run, find_job, runs_before
 from pipeline.runs.loaded import LoadedRun, load_planned
 from pipeline.runs.report.why import explain_job, explain_request

@@ -12,15 +12,19 @@ from dataclasses import replace
 from pathlib import Path
 
 from pipeline.config.bases import NOTHING, DatasetConfig, Settings
-from pipeline.config.fronts import SUFFIX, as_typed, point_of, settings_of
 from pipeline.config.place import defined_at
-from pipeline.config.ranks import devices_per_training, spread
-from pipeline.config.schema import POLYNOMIAL_END, Config, Optimizer, Schedule, Strategy
-from pipeline.config.shipped import REWARD_NAMES
-from pipeline.config.tables import TABLES
-from pipeline.config.told import refuse_all
+from pipeline.config.schema import (
+    POLYNOMIAL_END,
+    Config,
+    Optimizer,
+    Schedule,
+    Strategy,
+    devices_per_training,
+    spread,
+)
+from pipeline.config.tables import REWARD_NAMES, SUFFIX, TABLES, as_typed, point_of, settings_of
 from pipeline.config.user_code import ask
-from pipeline.config.values import brief, held, value_problems
+from pipeline.config.values import brief, held, refuse_all, value_problems
 from pipeline.errors import ConfigError, PipelineError, unknown_name
 
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")

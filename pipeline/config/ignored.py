@@ -10,10 +10,8 @@ from dataclasses import dataclass
 from fnmatch import fnmatchcase
 
 from pipeline.config.bases import AlgoConfig, Settings
-from pipeline.config.fronts import point_of, settings_of
-from pipeline.config.ranks import devices_per_training
-from pipeline.config.schema import AUTO, Backend, Config, Schedule, TextBackend, Tracker
-from pipeline.config.tables import TABLES
+from pipeline.config.schema import AUTO, Backend, Config, Schedule, TextBackend, Tracker, devices_per_training
+from pipeline.config.tables import TABLES, point_of, settings_of
 from pipeline.config.user_code import ask
 
 

@@ -23,6 +23,7 @@ from hydra.errors import HydraException
 from omegaconf import BooleanNode, DictConfig, FloatNode, IntegerNode, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
+from pipeline.config.bases import MISSING
 from pipeline.config.checks import config_problems
 from pipeline.config.explain import (
     COMPOSITION_ERRORS,
@@ -32,15 +33,12 @@ from pipeline.config.explain import (
     unknown_choice,
     unknown_key,
 )
-from pipeline.config.fields import MISSING
-from pipeline.config.fronts import point_of, settings_of, with_points
-from pipeline.config.install import conf_dir
 from pipeline.config.meaning import in_words, meanings_of
+from pipeline.config.place import conf_dir
 from pipeline.config.plain import default_values, filled
 from pipeline.config.schema import Config, EvaluationConfig
-from pipeline.config.tables import TABLES, all_shipped, settings_class
-from pipeline.config.told import one_line, refuse_all
-from pipeline.config.values import brief
+from pipeline.config.tables import TABLES, all_shipped, point_of, settings_class, settings_of, with_points
+from pipeline.config.values import brief, one_line, refuse_all
 from pipeline.config.words import as_meant
 from pipeline.errors import ConfigError, PipelineError, unknown_name
 

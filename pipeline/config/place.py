@@ -1,8 +1,12 @@
-"""Which line of the user's own code an exception comes from. Light: processes that grade import this too."""
+"""Where code is: the line of the user's own that an exception comes from, and how this package came here.
+
+Light: processes that grade import this too.
+"""
 
 from __future__ import annotations
 
 import inspect
+import shlex
 import sysconfig
 import traceback
 from collections.abc import Callable
@@ -79,3 +83,39 @@ def _frames(error: BaseException) -> list[traceback.FrameSummary]:
 
 def _is_ours(file: str) -> bool:
     return Path(file).is_relative_to(_PACKAGE)
+
+
+# -- install -----------------------------------------------------------------------------------------------------
+# How this package came onto the machine: a checkout and a wheel differ. So does where the groups of the
+# configuration are, and what a user types to add to it.
+
+
+DISTRIBUTION = "posttrain-pipeline"
+"""The name on the package index; the import name and the command are `pipeline`."""
+
+
+def checkout() -> Path | None:
+    """The folder of the project that the package lies in, or None where it was installed from a wheel."""
+    root = Path(__file__).resolve().parents[2]
+    return root if (root / "pyproject.toml").is_file() and (root / "conf").is_dir() else None
+
+
+def install_command(extra: str = "") -> str:
+    """What to type for the package with all that it needs.
+
+    Args:
+        extra: Name of an optional group of dependencies, such as ``math``.
+    """
+    named = f"[{extra}]" if extra else ""
+    root = checkout()
+    if root is None:
+        return f"pip install {shlex.quote(DISTRIBUTION + named)}"
+    place = "." if root == Path.cwd() else str(root)
+    return f"pip install -e {shlex.quote(place + named)}"
+
+
+def conf_dir() -> Path:
+    """The folder of configuration groups: beside the package in a checkout, inside it when installed."""
+    package = Path(__file__).resolve().parent.parent
+    inside = package / "conf"
+    return inside if inside.is_dir() else package.parent / "conf"

@@ -3,7 +3,7 @@
 What all algorithms, datasets and models have is in `pipeline.config.bases`; the settings of each stand with them.
 
 Dataclasses are keyword-only and mutable while OmegaConf merges into them. Every number has a range, declared with
-its field (`pipeline.config.fields`). Fields marked `hint` or `affects_result=False` change how fast or where work
+its field (`pipeline.config.bases`). Fields marked `hint` or `affects_result=False` change how fast or where work
 is done, never what comes out, and so are left out of result keys.
 """
 
@@ -13,13 +13,15 @@ from dataclasses import dataclass, field
 from enum import Enum
 from typing import Any
 
-from pipeline.config.bases import AlgoConfig, DatasetConfig, ModelConfig
-from pipeline.config.fields import (
+from pipeline.config.bases import (
     LARGEST_SEED,
     LONGEST_S,
     MISSING,
     OTHERWISE_MEASURED,
     SMALLEST_DIVISOR,
+    AlgoConfig,
+    DatasetConfig,
+    ModelConfig,
     file_or_folder,
     hint,
     model_text,
@@ -550,3 +552,30 @@ class StageConfig:
     algo: AlgoConfig = field(default_factory=AlgoConfig)
     dataset: DatasetConfig = field(default_factory=DatasetConfig)
     model: ModelConfig = field(default_factory=ModelConfig)
+
+
+# -- ranks -------------------------------------------------------------------------------------------------------
+# On how many devices one training runs, and how they share it: what several keys say together.
+
+
+BY_TENSORS = "tensor_parallel"
+"""The strategy of ranks that write texts together: each has a part of every layer (`generation.gpus_per_job`)."""
+
+
+def devices_per_training(config: Config) -> int:
+    """Devices that share one training."""
+    asked = config.distributed
+    if config.training.gpus_per_job > 1 or not asked.enabled:
+        return config.training.gpus_per_job
+    return asked.num_gpus or len(asked.ids or ()) or 1
+
+
+def spread(config: Config) -> dict[str, Any]:
+    """How they share it, as plain data."""
+    named = (config.training.strategy, config.distributed.strategy)
+    strategy = next((one for one in named if one is not Strategy.auto), Strategy.auto)
+    return {
+        "strategy": strategy.name,
+        "sharding": config.distributed.fsdp_sharding_strategy.name,
+        "cpu_offload": config.distributed.fsdp_cpu_offload,
+    }

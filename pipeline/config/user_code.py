@@ -19,9 +19,6 @@ from keyword import iskeyword
 from pathlib import Path
 from typing import Any, TypeVar
 
-from omegaconf import OmegaConf
-from omegaconf.errors import OmegaConfBaseException
-
 from pipeline.config.place import is_installed, own_place, place_of, told
 from pipeline.config.reached import reached_hash
 from pipeline.errors import ConfigError, JobError, PipelineError
@@ -198,6 +195,9 @@ def check_settings_class(owner: str, schema: object, base: type) -> None:
             f"{owner}: its config_class {schema.__name__} has no @dataclass(kw_only=True) above it, so that its "
             f"{', '.join(fields)} could not be set"
         )
+    from omegaconf import OmegaConf  # slow to import, and seldom needed
+    from omegaconf.errors import OmegaConfBaseException
+
     try:
         OmegaConf.structured(schema())
     except OmegaConfBaseException as error:

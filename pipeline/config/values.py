@@ -1,4 +1,4 @@
-"""Every single value of a request against what its field was declared to take, in one loop for all keys.
+"""Every single value of a request against what its field was declared to take, and the form of what is told.
 
 Rules that join several fields are in `pipeline.config.checks`.
 """
@@ -6,12 +6,14 @@ Rules that join several fields are in `pipeline.config.checks`.
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Iterator, Mapping
+import re
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import fields, is_dataclass
 from functools import cache
 from typing import Any, get_args, get_origin, get_type_hints
 
-from pipeline.config.fields import CHOICES, PATH, RANGE, Range
+from pipeline.config.bases import CHOICES, PATH, RANGE, Range
+from pipeline.errors import ConfigError
 
 _LONGEST_TEXT = 100_000
 _LONGEST_NAME = 255
@@ -139,3 +141,32 @@ def _leaves(value: object, key: str, declared: Mapping[str, Any] | None = None) 
             yield from _leaves(entry, below, declared)
     else:
         yield key, value, declared or {}
+
+
+# -- told --------------------------------------------------------------------------------------------------------
+# The form of what is told of a request, apart from the libraries that read one: Hydra takes long to import.
+
+
+_TOLD = 20
+"""Problems of one request that are told at most."""
+
+
+def refuse_all(problems: Sequence[str]) -> None:
+    """Tell all problems in one message, if there are any.
+
+    Raises:
+        ConfigError: There are.
+    """
+    if len(problems) == 1:
+        raise ConfigError(problems[0])
+    if problems:
+        more = [f"  ... and {len(problems) - _TOLD} more"] if len(problems) > _TOLD else []
+        told = [f"  - {problem}" for problem in problems[:_TOLD]]
+        raise ConfigError("\n".join([f"{len(problems)} settings are wrong:", *told, *more]))
+
+
+def one_line(text: str) -> str:
+    """A message of several lines in one, without what helps only those who know Hydra."""
+    lines = (line.strip() for line in text.splitlines())
+    noise = re.compile(r"(full_key|object_type|reference_type)[:=]|See https?:|Set HYDRA_FULL_ERROR")
+    return " ".join(line for line in lines if line and not noise.match(line)).rstrip(".") + "."

@@ -1,4 +1,4 @@
-"""How long jobs took, by their kind and size, and what that says of jobs of another size. Pure.
+"""How long jobs took, what that says of jobs of another size, and a plan in few rows. Pure.
 
 The size of a job is what it was estimated to take before anything was timed (`estimates`): its tokens or samples
 times what one of them costs. So a measurement tells how wrong that estimate is for a kind of job, and one of a
@@ -8,12 +8,14 @@ small job tells little else than what beginning with it takes.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from statistics import fmean, median_low
 from typing import Annotated
 
 from msgspec import Meta
+
+from pipeline.plan.graph import WORKER_LOAD_S, Job, Plan, seed_name
 
 LONGEST_S = 1e7
 _OVERHEAD_S = 0.5
@@ -114,3 +116,119 @@ def averaged(timed: Iterable[Timed]) -> list[Timed]:
 def _apart(one_s: float, other_s: float) -> float:
     """How far apart two sizes are: the logarithm of their ratio."""
     return abs(math.log(max(one_s, _SMALLEST_S) / max(other_s, _SMALLEST_S)))
+
+
+# -- summary -----------------------------------------------------------------------------------------------------
+# A plan in few rows, for people: jobs by round, chain and stage, and how many are stored already.
+
+
+@dataclass(frozen=True, kw_only=True)
+class PlanRow:
+    """The jobs of one stage of one round of a chain.
+
+    Attributes:
+        round: 0 for the reference.
+        chain: ``dataset/model/seed/algorithm``.
+        stage: Name of the stage.
+        jobs: How many jobs it has.
+        missing: How many of them must run.
+        samples: Samples over all of its jobs.
+        seconds: Estimated seconds of those that must run, one after the other.
+        devices: Devices that each of them takes at once.
+    """
+
+    round: int
+    chain: str
+    stage: str
+    jobs: int
+    missing: int
+    samples: int
+    seconds: float
+    devices: int = 1
+
+
+def summarize(plan: Plan, missing: Collection[str], most: float = math.inf) -> list[PlanRow]:
+    """Group a plan's jobs, in plan order within each round.
+
+    Args:
+        plan: The plan.
+        missing: Ids of the jobs that must run.
+        most: Rows; where there would be more, chains that differ in nothing but their seeds are one.
+    """
+    waiting = set(missing)
+    grouped: dict[tuple[int, str, str], list[str]] = {}
+    for number, jobs in plan.rounds().items():
+        for job in jobs:
+            grouped.setdefault((number, job.chain, job.stage), []).append(job.id)
+    if len(grouped) > most:
+        grouped = _over_seeds(plan, grouped)
+    return [
+        PlanRow(
+            round=number,
+            chain=chain,
+            stage=stage,
+            jobs=len(ids),
+            missing=sum(job_id in waiting for job_id in ids),
+            samples=sum(plan.jobs[job_id].samples for job_id in ids),
+            seconds=sum(plan.jobs[job_id].seconds for job_id in ids if job_id in waiting),
+            devices=plan.jobs[ids[0]].devices,
+        )
+        for (number, chain, stage), ids in grouped.items()
+    ]
+
+
+def _over_seeds(
+    plan: Plan, grouped: Mapping[tuple[int, str, str], list[str]]
+) -> dict[tuple[int, str, str], list[str]]:
+    """The same groups, those together whose chains differ in nothing but their seeds."""
+    alike: dict[tuple[int, str, bool, str, str], list[list[str]]] = {}
+    for (number, _, stage), ids in grouped.items():
+        job = plan.jobs[ids[0]]
+        place = job.chain.removesuffix(f"/{seed_name(job.seed)}/{job.algo}")
+        alike.setdefault((number, place, job.seed is None, job.algo, stage), []).append(ids)
+    found: dict[tuple[int, str, str], list[str]] = {}
+    for (number, place, _, algo, stage), groups in alike.items():
+        one = plan.jobs[groups[0][0]].chain
+        name = one if len(groups) == 1 else f"{place}/{len(groups)} seeds/{algo}"
+        found[number, name, stage] = [job_id for ids in groups for job_id in ids]
+    return found
+
+
+WORKER_LOAD = "load: worker"
+"""Under which name it is remembered what a worker takes until its first job can begin: start, imports, a model."""
+
+
+def load_name(job: Job) -> str:
+    """Under which name it is remembered what each later job of a model takes to load."""
+    return f"load: {job.model}"
+
+
+def estimated_load(plan: Plan, missing: Collection[str], workers: int, seconds: Mapping[str, float]) -> float:
+    """Seconds that each worker spends on loading.
+
+    Args:
+        plan: The plan.
+        missing: Ids of the jobs that must run.
+        workers: How many there are.
+        seconds: Measured, by the names above; a model of which nothing was measured counts nothing.
+    """
+    if not missing:
+        return 0.0
+    jobs = [plan.jobs[job_id] for job_id in missing]
+    every_s = sum(seconds.get(load_name(job), 0.0) * job.devices for job in jobs)
+    return seconds.get(WORKER_LOAD, WORKER_LOAD_S) + every_s / workers
+
+
+def estimated_makespan(plan: Plan, missing: Collection[str], devices: int) -> float:
+    """Seconds that the missing jobs take at best, without loading.
+
+    The longest path, the work per device, or the jobs that cannot run at once since each needs more than half of
+    the devices, whichever is more.
+    """
+    if not missing:
+        return 0.0
+    waiting = set(missing)
+    seconds = {job.id: job.seconds if job.id in waiting else 0.0 for job in plan.jobs.values()}
+    work_s = sum(seconds[job.id] * job.devices for job in plan.jobs.values())
+    alone_s = sum(seconds[job.id] for job in plan.jobs.values() if 2 * job.devices > devices > 1)
+    return max(max(plan.longest_paths(seconds).values()), work_s / devices, alone_s)

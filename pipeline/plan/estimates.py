@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 from pipeline.config.bases import AlgoConfig, DatasetConfig, ModelConfig
 from pipeline.config.schema import Config
-from pipeline.config.shipped import REWARDS
+from pipeline.config.tables import REWARDS
 from pipeline.learning.algos.base import Stage
 from pipeline.learning.datasets.base import Dataset, plain_text
 from pipeline.learning.rewards.registry import shipped_traits

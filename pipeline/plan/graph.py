@@ -1,18 +1,109 @@
-"""The plan: jobs and what each waits for, a DAG that can be printed, drawn and saved."""
+"""The plan: jobs, their keys and what each waits for, a DAG that can be printed, drawn and saved."""
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Iterator, Mapping
-from dataclasses import dataclass, field
+import hashlib
+import json
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from dataclasses import Field, dataclass, field, fields, is_dataclass
+from enum import Enum
 from functools import cached_property
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
+from pipeline.config.bases import UNLESS_DEFAULT
 from pipeline.errors import CycleError, PlanError
-from pipeline.plan.keys import FORMAT, SharedConfigs
 
 if TYPE_CHECKING:
     import networkx as nx
+
+
+# -- keys --------------------------------------------------------------------------------------------------------
+# What determines a result, and the hash that names it.
+
+
+FORMAT = 1
+"""Raised when the meaning of stored files changes, which makes every older result unknown."""
+
+
+_CONFIG = "config"
+_canonical = json.JSONEncoder(sort_keys=True, separators=(",", ":")).encode
+
+
+def result_key(determined_by: Mapping[str, Any]) -> str:
+    """Hash plain data into a key: 40 hexadecimal digits of the SHA-256 of its canonical JSON."""
+    return _hashed(_canonical({"format": FORMAT, **determined_by}))
+
+
+class ResultKeys:
+    """Makes the keys of many jobs, see `result_key`; what thousands of them share is made text once."""
+
+    def __init__(self) -> None:
+        self._texts: dict[int, tuple[object, str]] = {}
+
+    def key(self, determined_by: Mapping[str, Any], config: object) -> str:
+        """The key of plain data and a configuration, which is the same object for all jobs that share it."""
+        parts = {"format": FORMAT, **determined_by}
+        before = _canonical({name: value for name, value in parts.items() if name < _CONFIG})
+        after = _canonical({name: value for name, value in parts.items() if name > _CONFIG})  # the format at least
+        opened = before[:-1] + ("," if len(before) > 2 else "")
+        return _hashed(f'{opened}"{_CONFIG}":{self._text(config)},{after[1:]}')
+
+    def _text(self, config: object) -> str:
+        # With the object itself, so that no other has its number meanwhile.
+        if id(config) not in self._texts:
+            self._texts[id(config)] = config, _canonical(config)
+        return self._texts[id(config)][1]
+
+
+def _hashed(text: str) -> str:
+    return hashlib.sha256(text.encode()).hexdigest()[:40]
+
+
+class SharedConfigs:
+    """Configurations of stages by digest. Thousands of shards share a few, so a saved plan has each once."""
+
+    def __init__(self) -> None:
+        self.table: dict[str, Any] = {}
+        self._digests: dict[int, tuple[object, str]] = {}
+
+    def shorten(self, data: Mapping[str, Any]) -> dict[str, Any]:
+        """Put a digest in the place of the sections under ``config``."""
+        return {**data, "config": self._digest(data["config"])} if "config" in data else dict(data)
+
+    def _digest(self, config: object) -> str:
+        # By identity first: the planner gives jobs of one stage the same object.
+        if id(config) not in self._digests:
+            text = json.dumps(config, sort_keys=True, separators=(",", ":"))
+            digest = hashlib.sha256(text.encode()).hexdigest()[:16]
+            self._digests[id(config)] = (config, digest)
+            self.table[digest] = config
+        return self._digests[id(config)][1]
+
+
+def determining(config: object) -> Any:
+    """The part of a configuration that can change a result, as plain data.
+
+    Fields whose metadata say ``affects_result: False`` (worker counts, loader processes, ...) are left out, so
+    that changing them finds the same results again. So are options (`config.bases.option`) at their defaults.
+    """
+    if is_dataclass(config):
+        return {
+            item.name: determining(getattr(config, item.name)) for item in fields(config) if _counts(item, config)
+        }
+    if isinstance(config, Enum):
+        return config.name
+    if isinstance(config, Mapping):
+        return {str(name): determining(value) for name, value in config.items()}
+    if isinstance(config, (list, tuple)):
+        return [determining(value) for value in config]
+    return config
+
+
+def _counts(item: Field[Any], config: object) -> bool:
+    if item.metadata.get(UNLESS_DEFAULT, False) and getattr(config, item.name) == item.default:
+        return False
+    return bool(item.metadata.get("affects_result", True))
 
 
 # -- job ---------------------------------------------------------------------------------------------------------
@@ -287,3 +378,44 @@ def _plain(job: Job, configs: SharedConfigs) -> dict[str, Any]:
         },
         "determined_by": determined_by,
     }
+
+
+# -- pending -----------------------------------------------------------------------------------------------------
+# What a plan still has to run, given what is stored.
+
+
+def missing_jobs(
+    plan: Plan,
+    is_whole: Callable[[str], bool],
+    is_made: Callable[[str], bool] | None = None,
+    *,
+    whole: Iterable[str] = (),
+) -> list[str]:
+    """Ids of the jobs that must run, in plan order.
+
+    The goals are the jobs that no other reads. A missing job needs its inputs; an input that is stored needs
+    nothing, so outputs that only led to what is already there are not asked for. An output whose weights were
+    removed is enough for a goal. A job that must run reads what it reads whole, so its maker must run too then.
+
+    Args:
+        plan: The plan.
+        is_whole: Whether the output of a key is stored whole; asked once for each job that is needed.
+        is_made: Whether it is stored, though its weights may have been removed; as `is_whole` if None.
+        whole: Ids of goals that must be whole too.
+    """
+    demanded = set(whole)
+    needed: set[str] = set()
+    missing: set[str] = set()
+    goals = [job_id for job_id in plan.jobs if not plan.readers(job_id)]
+    frontier = list(goals)
+    made_will_do = set(goals) - demanded if is_made else set()
+    while frontier:
+        job_id = frontier.pop()
+        if job_id in needed:
+            continue
+        needed.add(job_id)
+        is_there = is_made if is_made and job_id in made_will_do else is_whole
+        if not is_there(plan.jobs[job_id].key):
+            missing.add(job_id)
+            frontier += plan.inputs(job_id)
+    return [job_id for job_id in plan.jobs if job_id in missing]

@@ -20,7 +20,7 @@ from packaging.version import Version
 from safetensors import SafetensorError, safe_open
 
 from pipeline.config.bases import ModelConfig
-from pipeline.config.install import install_command
+from pipeline.config.place import install_command
 from pipeline.config.schema import Config
 from pipeline.errors import ConfigError
 from pipeline.files import open_plain

@@ -273,7 +273,7 @@ def _config_changes(job: Job, before: Mapping[str, Any], after: Mapping[str, Any
 
 
 def _version_changes(before: Mapping[str, Any], after: Mapping[str, Any]) -> Iterator[Change]:
-    """Changes of what `plan.versions` covers a stage by."""
+    """Changes of what `plan.contents` covers a stage by."""
     for part in dict.fromkeys([*before, *after]):
         one, other = before.get(part, _MISSING), after.get(part, _MISSING)
         if one != other:

@@ -23,8 +23,8 @@ from typing import Any
 from pipeline.config.bases import DatasetConfig, ModelConfig
 from pipeline.config.plain import schema_path, to_plain
 from pipeline.config.schema import Config
-from pipeline.config.shipped import REWARD_MODEL, REWARDS
-from pipeline.config.told import refuse_all
+from pipeline.config.tables import REWARD_MODEL, REWARDS
+from pipeline.config.values import refuse_all
 from pipeline.errors import ConfigError, describe_exit
 from pipeline.foreign import ForeignDataError, read_model_json
 from pipeline.learning.algos.dpo import FeedbackConfig, KTOConfig, PairSource

@@ -9,7 +9,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from pipeline.config.fronts import by_settings, point_of
+from pipeline.config.tables import by_settings, point_of
 from pipeline.learning.algos.base import REFERENCE
 from pipeline.runs.record import Results
 from pipeline.runs.run_view import Span

@@ -15,7 +15,7 @@ from msgspec import Meta
 
 from pipeline.config.bases import DatasetConfig
 from pipeline.config.schema import Config
-from pipeline.config.shipped import REWARD_MODEL
+from pipeline.config.tables import REWARD_MODEL
 from pipeline.errors import ConfigError
 from pipeline.files import file_sha256
 from pipeline.foreign import ForeignDataError

@@ -14,8 +14,7 @@ from pipeline.config.bases import DatasetConfig, ModelConfig
 from pipeline.config.explain import COMPOSITION_ERRORS, explain
 from pipeline.config.load import config_from_plain
 from pipeline.config.schema import Config, LongPrompts
-from pipeline.config.told import refuse_all
-from pipeline.config.values import value_problems
+from pipeline.config.values import refuse_all, value_problems
 from pipeline.errors import ConfigError, PipelineError, StoreError
 from pipeline.foreign import ForeignDataError, converted
 from pipeline.learning.algos.base import REFERENCE, Algorithm

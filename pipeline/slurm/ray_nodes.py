@@ -26,7 +26,7 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 
-from pipeline.config.install import install_command
+from pipeline.config.place import install_command
 from pipeline.engine.workers.ray import is_installed
 from pipeline.errors import ConfigError, WorkerError
 from pipeline.machine import descendants

@@ -19,8 +19,7 @@ from typing import Any, Literal
 import yaml
 
 from pipeline.config.bounds import LARGEST_FILE, check_yaml
-from pipeline.config.told import one_line, refuse_all
-from pipeline.config.values import brief
+from pipeline.config.values import brief, one_line, refuse_all
 from pipeline.engine.devices.worker_env import is_of_launcher
 from pipeline.errors import ConfigError, known_names, unknown_name
 from pipeline.foreign import ForeignDataError, read_plain

@@ -20,7 +20,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-from pipeline.config.install import install_command
+from pipeline.config.place import install_command
 from pipeline.engine.devices.inventory import Device
 from pipeline.engine.launch.run import LOOPBACK, Meeting, listen, ranks_command, supervise
 from pipeline.engine.scheduler.signals import StopSignals

@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from pipeline.config.install import install_command
+from pipeline.config.place import install_command
 from pipeline.errors import ConfigError, PipelineError, StoreError, known_names
 from pipeline.files import Inside, open_plain
 from pipeline.foreign import ForeignDataError, converted, read_json_file

@@ -13,7 +13,7 @@ from omegaconf import DictConfig, OmegaConf
 
 from pipeline.config import load
 from pipeline.config.explain import explain
-from pipeline.config.install import conf_dir
+from pipeline.config.place import conf_dir
 from pipeline.config.schema import Config
 from pipeline.config.words import as_meant
 

@@ -7,8 +7,7 @@ from typing import Any
 
 from pipeline.engine.run_folder import RunFolder
 from pipeline.engine.store.store import Store
-from pipeline.plan.graph import Job, Plan
-from pipeline.plan.keys import result_key
+from pipeline.plan.graph import Job, Plan, result_key
 from pipeline.plan.recorded import plan_text
 
 START = 1_767_300_000.0

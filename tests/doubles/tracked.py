@@ -8,8 +8,7 @@ from typing import Any
 
 from pipeline.engine.store.store import Store
 from pipeline.outputs.formats import TrainingStep, write_curve
-from pipeline.plan.graph import Job, Plan
-from pipeline.plan.keys import result_key
+from pipeline.plan.graph import Job, Plan, result_key
 from tests.doubles.runs import WrittenRun
 
 CHAIN = "d/m/s0/X"

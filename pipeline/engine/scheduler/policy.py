@@ -1,6 +1,6 @@
 """Which job goes to which worker next: a pure function of the state.
 
-The highest priority goes first (`plan.priorities`), and of equal ones the longest remaining path: list scheduling,
+The highest priority goes first (`plan.build`), and of equal ones the longest remaining path: list scheduling,
 which never leaves a device idle while a job is ready and so stays within Graham's bound.
 Among jobs of equal urgency a worker gets one whose model it holds: loading is a cost that a choice can save
 without making anything wait. A job that has failed on a device goes elsewhere as long as there is anywhere else,

@@ -34,7 +34,7 @@ from typing import Annotated, Any, NamedTuple, TypeVar
 
 from msgspec import Meta
 
-from pipeline.config.install import install_command
+from pipeline.config.place import install_command
 from pipeline.engine.store.store import KEY as STORE_KEY
 from pipeline.engine.store.store import Store, explained
 from pipeline.engine.store.verified import Verified

@@ -13,8 +13,7 @@ from enum import Enum
 from functools import partial
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from pipeline.config.bases import AlgoConfig
-from pipeline.config.fields import LARGEST_RATE, number
+from pipeline.config.bases import LARGEST_RATE, AlgoConfig, number
 from pipeline.config.schema import Config
 from pipeline.errors import JobError
 from pipeline.files import json_text

@@ -9,8 +9,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, ClassVar
 
-from pipeline.config.bases import AlgoConfig
-from pipeline.config.fields import LARGEST_RATE, LARGEST_WEIGHT, number
+from pipeline.config.bases import LARGEST_RATE, LARGEST_WEIGHT, AlgoConfig, number
 from pipeline.config.schema import Config
 from pipeline.errors import DataError
 from pipeline.learning.algos import rounds, toolbox

@@ -7,8 +7,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, ClassVar
 
-from pipeline.config.bases import AlgoConfig
-from pipeline.config.fields import LARGEST_RATE, LARGEST_WEIGHT, number
+from pipeline.config.bases import LARGEST_RATE, LARGEST_WEIGHT, AlgoConfig, number
 from pipeline.config.schema import Config
 from pipeline.learning.algos import toolbox
 from pipeline.learning.algos.base import GENERATE, METRICS, SCORE, JobContext, Read, Stage, timed

@@ -7,10 +7,8 @@ from dataclasses import dataclass, field
 from enum import Enum
 from typing import ClassVar
 
-from pipeline.config.bases import AlgoConfig, Settings
-from pipeline.config.fields import LARGEST_RATE, hint, number
-from pipeline.config.ranks import devices_per_training, spread
-from pipeline.config.schema import Config, Strategy
+from pipeline.config.bases import LARGEST_RATE, AlgoConfig, Settings, hint, number
+from pipeline.config.schema import Config, Strategy, devices_per_training, spread
 from pipeline.errors import known_names
 
 

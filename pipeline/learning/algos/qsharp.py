@@ -13,8 +13,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, ClassVar
 
-from pipeline.config.bases import AlgoConfig
-from pipeline.config.fields import LARGEST_RATE, LARGEST_WEIGHT, SMALLEST_DIVISOR, number
+from pipeline.config.bases import LARGEST_RATE, LARGEST_WEIGHT, SMALLEST_DIVISOR, AlgoConfig, number
 from pipeline.config.schema import Config
 from pipeline.errors import JobError
 from pipeline.learning.algos import toolbox

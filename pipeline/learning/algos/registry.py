@@ -12,9 +12,8 @@ from types import CodeType
 from typing import get_args, get_type_hints
 
 from pipeline.config.bases import AlgoConfig
-from pipeline.config.fronts import point_of
 from pipeline.config.schema import Config
-from pipeline.config.shipped import ALGORITHMS
+from pipeline.config.tables import ALGORITHMS, point_of
 from pipeline.config.user_code import import_object
 from pipeline.errors import ConfigError, unknown_name
 from pipeline.learning.algos.base import START_TRAIN, Algorithm, Read, Section, Stage

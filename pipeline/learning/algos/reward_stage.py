@@ -14,8 +14,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from pipeline.config.bases import Settings
-from pipeline.config.fields import LARGEST_RATE, number
+from pipeline.config.bases import LARGEST_RATE, Settings, number
 from pipeline.config.schema import Config
 from pipeline.files import json_text
 from pipeline.learning.algos import toolbox

@@ -18,8 +18,7 @@ from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 from pipeline.config.plain import stage_config_from_plain
-from pipeline.config.ranks import BY_TENSORS
-from pipeline.config.schema import DType, Sharding, StageConfig, Strategy
+from pipeline.config.schema import BY_TENSORS, DType, Sharding, StageConfig, Strategy
 from pipeline.config.user_code import check_unchanged
 from pipeline.errors import ConfigError, JobError
 from pipeline.learning.algos import LOADING

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from pipeline.config.bases import DatasetConfig
 from pipeline.config.place import defined_at, told
-from pipeline.config.shipped import DATASETS
+from pipeline.config.tables import DATASETS
 from pipeline.config.user_code import import_object
 from pipeline.errors import ConfigError, PipelineError, unknown_name
 from pipeline.learning.overriding import other_arguments

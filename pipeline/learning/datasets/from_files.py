@@ -12,8 +12,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from pipeline.config.bases import DatasetConfig
-from pipeline.config.fields import BY_CONTENT, file_or_folder, hint, model_text, number
+from pipeline.config.bases import BY_CONTENT, DatasetConfig, file_or_folder, hint, model_text, number
 from pipeline.errors import ConfigError, DataError
 from pipeline.files import file_sha256
 from pipeline.learning.datasets.base import Dataset, Row

@@ -14,8 +14,7 @@ from typing import ClassVar
 
 import numpy as np
 
-from pipeline.config.bases import DatasetConfig
-from pipeline.config.fields import number
+from pipeline.config.bases import DatasetConfig, number
 from pipeline.config.schema import Config
 from pipeline.learning.datasets.base import Dataset, Row
 

@@ -7,8 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
-from pipeline.config.bases import DatasetConfig
-from pipeline.config.fields import BY_CONTENT, file_or_folder, model_text, number
+from pipeline.config.bases import BY_CONTENT, DatasetConfig, file_or_folder, model_text, number
 from pipeline.errors import DataError
 from pipeline.learning.datasets.columns import needed
 from pipeline.learning.datasets.files import CSV, JSON, PARQUET, TABLES, TEXT

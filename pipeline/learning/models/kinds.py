@@ -6,8 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import ClassVar
 
-from pipeline.config.bases import ModelConfig
-from pipeline.config.fields import BY_CONTENT, LARGEST_RATE, LARGEST_SEED, hint, number, one_of
+from pipeline.config.bases import BY_CONTENT, LARGEST_RATE, LARGEST_SEED, ModelConfig, hint, number, one_of
 from pipeline.config.schema import Config
 from pipeline.config.values import brief
 

@@ -10,8 +10,8 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from pipeline.config.bases import NOTHING, DatasetConfig
-from pipeline.config.install import install_command
-from pipeline.config.shipped import REWARD_MODEL, REWARDS, TRL_REWARDS
+from pipeline.config.place import install_command
+from pipeline.config.tables import REWARD_MODEL, REWARDS, TRL_REWARDS
 from pipeline.config.user_code import import_object
 from pipeline.errors import ConfigError, unknown_name
 from pipeline.learning.rewards.calling import GIVEN, bind, makes_rewards

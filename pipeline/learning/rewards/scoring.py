@@ -23,7 +23,7 @@ from numpy.typing import NDArray
 
 from pipeline.config.bases import DatasetConfig, GradingConfig
 from pipeline.config.place import told
-from pipeline.config.shipped import REWARD_MODEL
+from pipeline.config.tables import REWARD_MODEL
 from pipeline.errors import JobError, PipelineError
 from pipeline.learning.datasets.base import Row
 from pipeline.learning.rewards.calling import Item, arguments, batches, items_of, needed_columns

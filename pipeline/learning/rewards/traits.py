@@ -29,7 +29,7 @@ _ADDRESS = re.compile(r"\b0x[0-9a-fA-F]+")
 CORRECT = 1.0
 """Least value of a correct completion where a reward says nothing else, as TRL's accuracy rewards have it."""
 GRADING = 4
-"""Version of `learning.rewards`: how scores and preferences follow from what rewards say; see `plan.versions`."""
+"""Version of `learning.rewards`: how scores and preferences follow from what rewards say; see `plan.contents`."""
 
 
 def text_of(completion: Text) -> str:

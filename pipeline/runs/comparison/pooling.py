@@ -17,8 +17,8 @@ from typing import Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from pipeline.config.fronts import point_of
 from pipeline.config.schema import ENOUGH
+from pipeline.config.tables import point_of
 from pipeline.learning.algos.base import REFERENCE
 from pipeline.learning.evaluation.metrics import is_share, reach_of, rounded
 from pipeline.learning.evaluation.optimum import FrontPoint, reward_kl_front

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from pipeline.config.fronts import point_of
+from pipeline.config.tables import point_of
 from pipeline.learning.algos.base import REFERENCE
 from pipeline.outputs.formats import TrainingStep, by_training
 from pipeline.plan.graph import Job

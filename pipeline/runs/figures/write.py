@@ -9,7 +9,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from pipeline.config.install import install_command
+from pipeline.config.place import install_command
 from pipeline.errors import ConfigError
 from pipeline.files import replacing
 from pipeline.runs.figures import Format, charts, data

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from html import escape
 
-from pipeline.plan.summary import PlanRow
+from pipeline.plan.durations import PlanRow
 from pipeline.runs.report.format import count, duration, jobs
 from pipeline.terminal.columns import EXTRA, Column, FittedTable, shorten
 from pipeline.terminal.streams import printable
@@ -72,7 +72,7 @@ def plan_svg(rows: Sequence[PlanRow], title: str, caption: str = "") -> str:
     """Draw a plan.
 
     Args:
-        rows: Its stages by round and chain, see `plan.summary.summarize`.
+        rows: Its stages by round and chain, see `plan.durations.summarize`.
         title: What it is the plan of; foreign text.
         caption: What stands below the title.
     """

@@ -8,8 +8,8 @@ from itertools import groupby
 from statistics import median
 from typing import NamedTuple
 
-from pipeline.config.fronts import by_values
 from pipeline.config.schema import ENOUGH
+from pipeline.config.tables import by_values
 from pipeline.learning.algos.base import REFERENCE
 from pipeline.outputs.formats import ETA, SWEEP_SPLIT
 from pipeline.runs.cost import BudgetRow, CostRow

@@ -6,8 +6,7 @@ from collections.abc import Collection, Iterator, Sequence
 
 from pipeline.engine.store.store import NOT_STORED, REMOVED, Store
 from pipeline.outputs.manifest import why_removed
-from pipeline.plan.graph import Plan
-from pipeline.plan.pending import missing_jobs
+from pipeline.plan.graph import Plan, missing_jobs
 from pipeline.plan.recorded import Cause, RecordedPlan, causes, recorded
 from pipeline.runs.loaded import LoadedRun, log_path
 from pipeline.runs.report.format import count, duration, jobs, shown_path

@@ -15,7 +15,7 @@ from dataclasses import asdict
 from importlib.util import find_spec
 from pathlib import Path
 
-from pipeline.config.install import install_command
+from pipeline.config.place import install_command
 from pipeline.config.schema import TrackingConfig, TrackingMode
 from pipeline.engine.run_folder import RunFolder
 from pipeline.errors import WorkerError

@@ -19,9 +19,9 @@ from benchmarks.tuning import (
     tables,
     trials_of,
 )
-from pipeline.config.shipped import ALGORITHMS
+from pipeline.config.tables import ALGORITHMS
 from pipeline.files import json_text
-from pipeline.plan import versions
+from pipeline.plan import contents
 from tests.doubles.composing import quick_config
 
 
@@ -99,7 +99,7 @@ def test_a_trial_is_known_by_what_it_would_compute(tmp_path: Path, monkeypatch: 
     assert plan_of(first, tmp_path / "a") == plan_of(replace(first, number=5), tmp_path / "b")
     before = plan_of(first, tmp_path)
     assert plan_of(second, tmp_path) != before
-    monkeypatch.setattr(versions, "TRAINING", versions.TRAINING + 1)
+    monkeypatch.setattr(contents, "TRAINING", contents.TRAINING + 1)
     assert plan_of(first, tmp_path) != before
 
 

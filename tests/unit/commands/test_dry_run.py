@@ -3,7 +3,7 @@
 import pytest
 
 from pipeline.commands.request import fewer_rows, how_sure, what_rows_add_up_to
-from pipeline.plan.summary import PlanRow
+from pipeline.plan.durations import PlanRow
 
 
 @pytest.mark.parametrize(

@@ -5,10 +5,10 @@ import re
 import pytest
 
 from pipeline.config.checks import check_config
-from pipeline.config.fronts import point_of
 from pipeline.config.load import config_from_plain
 from pipeline.config.plain import to_plain
 from pipeline.config.schema import Config
+from pipeline.config.tables import point_of
 from pipeline.errors import ConfigError
 from pipeline.learning.algos.dpo import DPOConfig
 from pipeline.plan.build import build_plan

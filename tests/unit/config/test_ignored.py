@@ -7,7 +7,7 @@ from rich.console import Console
 
 from pipeline.commands.run import run_experiment
 from pipeline.config.ignored import GPU_PROFILES, idle_settings
-from pipeline.config.install import conf_dir
+from pipeline.config.place import conf_dir
 from pipeline.config.schema import Config
 from tests.doubles.composing import quick_config
 

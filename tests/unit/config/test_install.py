@@ -6,8 +6,8 @@ from pathlib import Path
 import pytest
 
 import pipeline
-from pipeline.config import install
-from pipeline.config.install import DISTRIBUTION, checkout, install_command
+from pipeline.config import place
+from pipeline.config.place import DISTRIBUTION, checkout, install_command
 
 ROOT = Path(pipeline.__file__).resolve().parents[1]
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
@@ -29,6 +29,6 @@ def test_in_a_checkout_the_folder_is_named(monkeypatch: pytest.MonkeyPatch, tmp_
 
 
 def test_from_a_wheel_the_distribution_is_named(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setattr(install, "__file__", str(tmp_path / "site-packages/pipeline/config/install.py"))
+    monkeypatch.setattr(place, "__file__", str(tmp_path / "site-packages/pipeline/config/place.py"))
     assert checkout() is None
     assert install_command("math") == f"pip install '{DISTRIBUTION}[math]'"

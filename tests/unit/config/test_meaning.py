@@ -3,9 +3,8 @@
 from dataclasses import dataclass, field
 from enum import Enum
 
-from pipeline.config.bases import AlgoConfig
+from pipeline.config.bases import AlgoConfig, number
 from pipeline.config.explain import known_keys
-from pipeline.config.fields import number
 from pipeline.config.meaning import meanings, shipped_meanings, shipped_sections
 from pipeline.config.tables import TABLES
 

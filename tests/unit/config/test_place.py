@@ -6,8 +6,8 @@ from pathlib import Path
 import pytest
 
 from pipeline.config.place import own_place, place_of, told
+from pipeline.config.values import short
 from pipeline.errors import ConfigError, JobError
-from pipeline.learning.datasets.columns import check_template
 
 HERE = __file__
 
@@ -25,7 +25,7 @@ def in_a_library() -> None:
 
 
 def in_the_package() -> None:
-    check_template(5)  # type: ignore[arg-type]
+    short("x")  # type: ignore[arg-type]
 
 
 def caught(function: object) -> BaseException:
@@ -39,7 +39,7 @@ def caught(function: object) -> BaseException:
     [
         (undefined, "misspelt()  # type: ignore[name-defined]  # noqa: F821"),
         (in_a_library, 'json.loads("{")'),
-        (in_the_package, "check_template(5)  # type: ignore[arg-type]"),
+        (in_the_package, 'short("x")  # type: ignore[arg-type]'),
     ],
 )
 def test_the_innermost_line_of_ones_own_code_is_named(function: object, line: str) -> None:

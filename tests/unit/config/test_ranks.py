@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from pipeline.config.ranks import devices_per_training, spread
+from pipeline.config.schema import devices_per_training, spread
 from pipeline.plan.build import build_plan
 from tests.doubles.composing import quick_config
 

@@ -19,9 +19,9 @@ from pipeline.config.explain import explain
 from pipeline.config.load import load_config, typed
 from pipeline.config.plain import to_plain
 from pipeline.config.schema import Config
-from pipeline.config.shipped import ALGORITHMS
+from pipeline.config.tables import ALGORITHMS
 from pipeline.errors import PipelineError
-from pipeline.plan.size import check_size
+from pipeline.plan.chains import check_size
 from tests.doubles.composing import quick_config
 
 pytestmark = pytest.mark.properties

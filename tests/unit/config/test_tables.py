@@ -7,15 +7,13 @@ from typing import Any
 
 import pytest
 
-from pipeline.config.bases import AlgoConfig, DatasetConfig, Settings
+from pipeline.config.bases import AlgoConfig, DatasetConfig, Settings, number
 from pipeline.config.checks import check_config
-from pipeline.config.fields import number
 from pipeline.config.ignored import idle_settings
-from pipeline.config.install import conf_dir
 from pipeline.config.load import load_config
+from pipeline.config.place import conf_dir
 from pipeline.config.schema import Config
-from pipeline.config.shipped import ALGORITHMS, DATASETS, MODELS
-from pipeline.config.tables import TABLES, all_shipped
+from pipeline.config.tables import ALGORITHMS, DATASETS, MODELS, TABLES, all_shipped
 from pipeline.config.user_code import check_settings_class
 from pipeline.errors import ConfigError
 from pipeline.learning.algos.base import Algorithm

@@ -119,7 +119,7 @@ def test_who_imports_torch_while_planning_is_told_so(folder: Path) -> None:
     (folder / "torch.py").touch()  # takes no seconds
     code = (
         "from pipeline.config.user_code import import_object\n"
-        "from pipeline.plan.versions import import_warnings\n"
+        "from pipeline.plan.contents import import_warnings\n"
         "import_object('own_light.Thing')\n"
         "assert import_warnings() == ()\n"
         "import_object('own_heavy.Thing')\n"

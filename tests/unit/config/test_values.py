@@ -10,9 +10,8 @@ from typing import Any, Union, get_args, get_origin, get_type_hints
 
 import pytest
 
-from pipeline.config.bases import AlgoConfig
+from pipeline.config.bases import RANGE, AlgoConfig, Range, number
 from pipeline.config.checks import check_config
-from pipeline.config.fields import RANGE, Range, number
 from pipeline.config.load import load_config
 from pipeline.config.schema import Config
 from pipeline.config.tables import TABLES, all_shipped

@@ -5,9 +5,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pipeline.plan.build import build_plan
-from pipeline.plan.durations import Durations, Timed, averaged
+from pipeline.plan.durations import Durations, Timed, averaged, estimated_makespan
 from pipeline.plan.graph import duration_name
-from pipeline.plan.summary import estimated_makespan
 from tests.doubles.composing import quick_config
 
 SIZES = st.floats(0, 1e5)

@@ -17,6 +17,7 @@ from pipeline.learning.algos.qsharp import QSharp, QSharpConfig
 from pipeline.learning.datasets.base import load_dataset
 from pipeline.learning.models.kinds import HFModelConfig, TinyModelConfig
 from pipeline.plan.build import build_plan
+from pipeline.plan.durations import estimated_load, estimated_makespan
 from pipeline.plan.estimates import (
     Scale,
     decided_pairs,
@@ -25,7 +26,6 @@ from pipeline.plan.estimates import (
     weights_in_name,
 )
 from pipeline.plan.models import count_weights
-from pipeline.plan.summary import estimated_load, estimated_makespan
 
 STAGES = {(kind, stage.name): stage for kind in (DPO, GRPO, PITA, QSharp) for stage in kind.stages}
 SENTIMENT = Scale(weights=134_515_008, tokens=24, prompt=32, prompts=256, samples=2, decided=1.0)

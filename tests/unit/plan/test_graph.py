@@ -3,9 +3,8 @@
 import pytest
 
 from pipeline.errors import CycleError
-from pipeline.plan.graph import WORKER_LOAD_S, Job, Plan
-from pipeline.plan.pending import missing_jobs
-from pipeline.plan.summary import WORKER_LOAD, estimated_load, estimated_makespan, load_name, summarize
+from pipeline.plan.durations import WORKER_LOAD, estimated_load, estimated_makespan, load_name, summarize
+from pipeline.plan.graph import WORKER_LOAD_S, Job, Plan, missing_jobs
 
 
 def job(name: str, seconds: float = 1.0, **fields: object) -> Job:

@@ -8,9 +8,8 @@ import pytest
 
 from pipeline.config.schema import Keep
 from pipeline.plan.build import build_plan
-from pipeline.plan.graph import Plan
+from pipeline.plan.graph import Plan, missing_jobs
 from pipeline.plan.keeping import Scores, free, kept
-from pipeline.plan.pending import missing_jobs
 from tests.doubles.composing import quick_config
 
 CHAIN = "addition/tiny/s0/PITA"

@@ -4,9 +4,9 @@ from collections.abc import Callable
 
 import pytest
 
-from pipeline.plan import versions
+from pipeline.plan import contents
 from pipeline.plan.build import build_plan
-from pipeline.plan.keys import result_key
+from pipeline.plan.graph import result_key
 from pipeline.plan.recorded import RecordedPlan, causes, parse_plan, plan_text, recorded
 from tests.doubles.composing import quick_config
 from tests.doubles.runs import CHAIN, chain_plan
@@ -33,8 +33,8 @@ S0 = "addition/tiny/s0"
 
 def test_a_raised_version_of_shipped_code_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     old = planned()
-    now = versions.STATISTICS
-    monkeypatch.setattr(versions, "STATISTICS", now + 1)
+    now = contents.STATISTICS
+    monkeypatch.setattr(contents, "STATISTICS", now + 1)
     assert told(old, planned(), f"{S0}/PITA/r1/metrics") == [
         (f"{S0}/PITA/r1/metrics", [f"the version of the shipped statistics: {now} -> {now + 1}"])
     ]

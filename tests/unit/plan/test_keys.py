@@ -6,7 +6,7 @@ import pytest
 
 from pipeline.config.load import load_config
 from pipeline.config.schema import Tracker, TrackingConfig, TrackingMode
-from pipeline.plan.keys import ResultKeys, determining, result_key
+from pipeline.plan.graph import ResultKeys, determining, result_key
 
 
 def test_order_of_fields_does_not_matter() -> None:

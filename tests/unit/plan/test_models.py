@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from pipeline.config.install import install_command
+from pipeline.config.place import install_command
 from pipeline.config.schema import Attention, Config
 from pipeline.errors import ConfigError
 from pipeline.files import file_sha256

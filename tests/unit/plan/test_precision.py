@@ -2,7 +2,7 @@
 
 import pytest
 
-from pipeline.plan.precision import nucleus_beside_logprobs, slow_precision
+from pipeline.plan.compatibility import nucleus_beside_logprobs, slow_precision
 from tests.doubles.composing import quick_config
 
 

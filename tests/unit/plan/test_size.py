@@ -9,7 +9,7 @@ import pytest
 from pipeline.config.schema import Config
 from pipeline.errors import PlanError
 from pipeline.plan.build import build_plan
-from pipeline.plan.size import MOST_JOBS, MOST_LINKS, check_size, extent_of
+from pipeline.plan.chains import MOST_JOBS, MOST_LINKS, check_size, extent_of
 from tests.doubles.composing import quick_config
 
 

@@ -12,9 +12,9 @@ from pipeline.config.bases import GradingConfig
 from pipeline.config.load import load_config
 from pipeline.config.user_code import source_hash
 from pipeline.plan.build import build_plan
+from pipeline.plan.contents import class_source, dataset_source
 from pipeline.plan.graph import Plan
 from pipeline.plan.recorded import RecordedPlan, causes, recorded
-from pipeline.plan.versions import class_source, dataset_source
 from pipeline.runs.sources import read_sources
 from tests.doubles.composing import quick_config
 

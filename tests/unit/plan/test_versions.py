@@ -4,7 +4,7 @@ import pytest
 
 from pipeline.learning.algos.pita import PITA
 from pipeline.learning.datasets.made import Addition
-from pipeline.plan import versions
+from pipeline.plan import contents
 from pipeline.plan.build import build_plan
 from pipeline.plan.graph import Plan
 from tests.doubles.composing import quick_config
@@ -58,22 +58,22 @@ def _reads_one_of(found: Plan, name: str, others: set[str]) -> bool:
 def test_a_raised_version_gives_other_keys_to_the_stages_that_use_the_part(
     part: str, first_to_change: set[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    assert changed(monkeypatch, versions, part) == first_to_change
+    assert changed(monkeypatch, contents, part) == first_to_change
 
 
 def test_divergences_are_measured_anew_where_a_nucleus_is_cut(monkeypatch: pytest.MonkeyPatch) -> None:
     """Evaluations alone, and none where every token may be drawn."""
     evaluations = {"reference/evaluate", "PITA/evaluate", "DPO/evaluate"}
-    assert changed(monkeypatch, versions, "DIVERGENCES", "generation.top_p=0.9") == evaluations
-    assert changed(monkeypatch, versions, "DIVERGENCES") == set()
-    assert changed(monkeypatch, versions, "ATTENTION", "system.attn_impl=eager") == {"reference/train"}
-    assert changed(monkeypatch, versions, "ATTENTION") == set()
+    assert changed(monkeypatch, contents, "DIVERGENCES", "generation.top_p=0.9") == evaluations
+    assert changed(monkeypatch, contents, "DIVERGENCES") == set()
+    assert changed(monkeypatch, contents, "ATTENTION", "system.attn_impl=eager") == {"reference/train"}
+    assert changed(monkeypatch, contents, "ATTENTION") == set()
 
 
 def test_what_pretrained_models_gave_stays_where_tiny_references_change(monkeypatch: pytest.MonkeyPatch) -> None:
     given = ("dataset=[jsonl]", "datasets.jsonl.path=x.jsonl", "model=[hf]", "models.hf.path=folder")
     before = keys(*given)
-    monkeypatch.setattr(versions, "TINY", versions.TINY + 1)
+    monkeypatch.setattr(contents, "TINY", contents.TINY + 1)
     assert keys(*given) == before
 
 
@@ -89,7 +89,7 @@ def test_the_versions_of_every_reward_of_a_dataset_count() -> None:
             "datasets.addition.grading.options={near: {use: exact_match}}",
         ]
     )
-    assert versions.reward_names(config.datasets["addition"]) == ["exact_match", "length", "my.own"]
+    assert contents.reward_names(config.datasets["addition"]) == ["exact_match", "length", "my.own"]
 
 
 class Mine(PITA):
@@ -122,16 +122,16 @@ def test_so_is_a_dataset_of_ones_own(monkeypatch: pytest.MonkeyPatch) -> None:
     (stage,) = (stage for stage in PITA.stages if stage.name == "generate")
     own = replace(config.datasets["addition"], class_path=f"{__name__}.Counting")
     shown = own, config.models["tiny"], config.generation, config.system
-    before = versions.shipped_versions(PITA, stage, *shown)
+    before = contents.shipped_versions(PITA, stage, *shown)
     monkeypatch.setattr(Addition, "version", 2)
-    assert versions.shipped_versions(PITA, stage, *shown) == {**before, "class Addition": 2}
+    assert contents.shipped_versions(PITA, stage, *shown) == {**before, "class Addition": 2}
 
 
 def test_the_packages_of_a_shipped_reward_count(monkeypatch: pytest.MonkeyPatch) -> None:
     given = ("datasets.addition.reward=math_verify",)
     before = plan(*given).jobs.values()
     monkeypatch.setattr(
-        "pipeline.plan.versions.package_versions", lambda traits: dict.fromkeys(traits.packages, "9")
+        "pipeline.plan.contents.package_versions", lambda traits: dict.fromkeys(traits.packages, "9")
     )
     stay = keys(*given)
     kept = {f"{job.algo}/{job.stage}" for job in before if job.key in stay}

@@ -189,7 +189,7 @@ def test_a_glance_at_a_run_in_progress_counts_without_the_plan(tmp_path: Path) -
 
 
 def test_a_recorded_plan_reads_back_and_says_what_keys_are_made_of() -> None:
-    from pipeline.plan.keys import result_key
+    from pipeline.plan.graph import result_key
     from pipeline.plan.recorded import plan_text
 
     plan = chain_plan()

@@ -3,9 +3,8 @@
 import pytest
 
 from pipeline.engine.scheduler.outcome import Attempt, Outcome, WorkerSpan
-from pipeline.plan.durations import Timed
+from pipeline.plan.durations import WORKER_LOAD, Timed, estimated_load, estimated_makespan
 from pipeline.plan.graph import Job, Plan
-from pipeline.plan.summary import WORKER_LOAD, estimated_load, estimated_makespan
 
 
 def attempt(job_id: str, worker: int, sent_s: float, ended_s: float, load_s: float, how: str = "done") -> Attempt:

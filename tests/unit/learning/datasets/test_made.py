@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from pipeline.config.bases import DatasetConfig
-from pipeline.config.shipped import DATASETS
+from pipeline.config.tables import DATASETS
 from pipeline.errors import ConfigError
 from pipeline.learning.datasets.base import SPLITS, load_dataset
 from pipeline.learning.datasets.made import Addition, AdditionConfig, StarGraph, StarGraphConfig

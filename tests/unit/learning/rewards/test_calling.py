@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from trl import rewards as trl_rewards
 
 from pipeline.config.bases import DatasetConfig, GradingConfig
-from pipeline.config.shipped import TRL_REWARDS
+from pipeline.config.tables import TRL_REWARDS
 from pipeline.errors import ConfigError
 from pipeline.learning.datasets.base import Row
 from pipeline.learning.rewards.calling import GIVEN, bind, mismatch

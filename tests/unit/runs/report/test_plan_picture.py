@@ -4,7 +4,7 @@ import xml.etree.ElementTree as ET
 
 import pytest
 
-from pipeline.plan.summary import PlanRow
+from pipeline.plan.durations import PlanRow
 from pipeline.runs.report.plan import plan_svg
 
 SVG = "{http://www.w3.org/2000/svg}"

@@ -15,7 +15,7 @@ from rich.console import Console, RenderableType
 
 from pipeline.engine.store.gc import Garbage, GarbageKind, OutputKind, Space, StoreUsage
 from pipeline.engine.workers.messages import GpuLoad
-from pipeline.plan.summary import PlanRow
+from pipeline.plan.durations import PlanRow
 from pipeline.runs.cost import CostRow
 from pipeline.runs.progress import LiveRun
 from pipeline.runs.record import Results
