@@ -62,13 +62,9 @@ def find_named(names: Iterable[str], given: str, what: str) -> str:
         return fitting[0]
     if fitting:
         raise ConfigError(f"'{given}' fits {len(fitting)} {what}s; give more of it:\n" + listed(fitting))
-    if near := _near(known, wanted):
-        raise NoSuchName(f"no {what} fits '{given}'. Nearest:\n{listed(near)}")
-    if (part := _near_part(known, wanted)) and (fitting := _fitting(known, part)):
-        fits = f"It fits {len(fitting)} {what}s" if len(fitting) > 1 else "That is"
-        raise NoSuchName(f"no {what} fits '{given}'. Did you mean '{part}'? {fits}:\n{listed(fitting)}")
-    there = f" There are:\n{listed(known)}" if known else ""
-    raise NoSuchName(f"no {what} fits '{given}'.{there}")
+    near = _near(known, wanted)
+    told = f"Nearest:\n{listed(near)}" if near else f"There are:\n{listed(known)}" if known else ""
+    raise NoSuchName(f"no {what} fits '{given}'. {told}".rstrip())
 
 
 def _fitting(known: list[str], wanted: str) -> list[str]:
@@ -79,22 +75,14 @@ def _fitting(known: list[str], wanted: str) -> list[str]:
 
 
 def _near(known: list[str], wanted: str) -> list[str]:
-    # Compared with the ends of the ids that have as many parts: an id shortened at its front is what people write.
-    parts = wanted.count("/") + 1
-    by_end: dict[str, str] = {}
-    for job_id in known:
-        by_end.setdefault("/".join(job_id.split("/")[-parts:]), job_id)
-    return [by_end[end] for end in get_close_matches(wanted, by_end, n=5, cutoff=0.5)]
-
-
-def _near_part(known: list[str], wanted: str) -> str | None:
-    """What stands anywhere in the names, as an algorithm in those of its jobs, and resembles what is wanted."""
+    """Names of which as many parts, wherever they stand, resemble what is wanted."""
     number = wanted.count("/") + 1
-    split = [name.split("/") for name in known]
-    parts = {"/".join(own[at : at + number]) for own in split for at in range(len(own) - number + 1)}
-    by_lower = {part.lower(): part for part in sorted(parts)}
-    near = get_close_matches(wanted.lower(), by_lower, n=1, cutoff=0.6)
-    return by_lower[near[0]] if near else None
+    parts: dict[str, str] = {}
+    for name in known:
+        own = name.split("/")
+        for at in range(len(own) - number + 1):
+            parts.setdefault("/".join(own[at : at + number]).lower(), name)
+    return list(dict.fromkeys(parts[near] for near in get_close_matches(wanted.lower(), parts, n=5, cutoff=0.5)))
 
 
 def listed(names: list[str]) -> str:

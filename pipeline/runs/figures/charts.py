@@ -10,7 +10,6 @@ import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
 from pipeline.learning.algos.base import REFERENCE
@@ -88,23 +87,6 @@ def _look(at: int) -> Look:
     return Look(colours[at % len(colours)], marks[(at + turn) % len(marks)], dashes[turn % len(dashes)])
 
 
-def in_order(numbers: Sequence[int]) -> dict[int, Any]:
-    """A colour for each of some numbers; where there are many, from dark to light by their order."""
-    if len(numbers) <= len(COLOURS):
-        return dict(zip(numbers, COLOURS, strict=False))
-    from matplotlib import colormaps
-
-    return {number: colormaps["viridis"](0.9 * at / (len(numbers) - 1)) for at, number in enumerate(numbers)}
-
-
-def some_of(numbers: Sequence[int]) -> set[int]:
-    """Those that a legend has room for: all, or as many as there are colours, the first and last among them."""
-    if len(numbers) <= len(COLOURS):
-        return set(numbers)
-    most = len(COLOURS) - 1
-    return {numbers[round(at * (len(numbers) - 1) / most)] for at in range(most + 1)}
-
-
 def fills(names: Iterable[str]) -> dict[str, tuple[str, str]]:
     """Colour and hatching for each kind of bar."""
     hatches = list(PATTERNS.values())
@@ -135,22 +117,7 @@ def front(series: Sequence[Series], metric: str, methods: Sequence[str]) -> Figu
     """
     figure, axes = _figure(COLUMN_IN, 2.5)
     for one, look in _with_looks(series, methods):
-        x, y = _xy(one.points)
-        line = look.line if one.is_front else ""
-        size = 8 if one.name == OPTIMUM else 4
-        axes.errorbar(
-            x,
-            y,
-            xerr=_errors(one.points, "x"),
-            yerr=_errors(one.points, "y"),
-            color=look.colour,
-            marker=look.marker,
-            markersize=size,
-            linestyle=line or "none",
-            elinewidth=0.7,
-            label=_label(one.name),
-            zorder=3 if one.name == OPTIMUM else 2,
-        )
+        _points(axes, one, look, joined=one.is_front, size=8 if one.name == OPTIMUM else 4)
     axes.set_xlabel("KL from the reference (nats per sequence)")
     axes.set_ylabel(metric)
     _zoom(axes, series)
@@ -175,21 +142,29 @@ def flops(series: Sequence[Series], metric: str, methods: Sequence[str]) -> Figu
     """Results against what training took. Arguments are those of `front`."""
     figure, axes = _figure(COLUMN_IN, 2.5)
     for one, look in _with_looks(series, methods):
-        x, y = _xy(one.points)
-        axes.errorbar(
-            x,
-            y,
-            yerr=_errors(one.points, "y"),
-            color=look.colour,
-            marker=look.marker,
-            linestyle=look.line,
-            elinewidth=0.7,
-            label=_label(one.name),
-        )
+        _points(axes, one, look)
     _log_axis(axes, [point.x for one in series for point in one.points])
     axes.set_xlabel("FLOPs of training")
     axes.set_ylabel(metric)
     return _with_legend(figure, axes)
+
+
+def _points(axes: Axes, one: Series, look: Look, *, joined: bool = True, size: float = 4) -> None:
+    """Points with the intervals that they have."""
+    x, y = _xy(one.points)
+    axes.errorbar(
+        x,
+        y,
+        xerr=_errors(one.points, "x"),
+        yerr=_errors(one.points, "y"),
+        color=look.colour,
+        marker=look.marker,
+        markersize=size,
+        linestyle=look.line if joined else "none",
+        elinewidth=0.7,
+        label=_label(one.name),
+        zorder=3 if one.name == OPTIMUM else 2,
+    )
 
 
 def training(panels: Sequence[Panel]) -> Figure:
@@ -198,8 +173,9 @@ def training(panels: Sequence[Panel]) -> Figure:
     across = min(_PANELS, len(panels))
     down = math.ceil(len(panels) / across)
     figure, grid = _figure(PAGE_IN * across / _PANELS, 0.4 + 1.6 * down, down, across)
-    colours = in_order(sorted({number for panel in panels for number in panel.curves}))
-    named = some_of(list(colours))
+    numbers = sorted({number for panel in panels for number in panel.curves})
+    colours = dict(zip(numbers, _in_order(len(numbers)), strict=True))
+    named = set(numbers[:: math.ceil(len(numbers) / len(COLOURS))])
     flat = list(grid.flat) if len(panels) > 1 else [grid]
     for axes, panel in zip(flat, panels, strict=False):
         for number, curves in sorted(panel.curves.items()):
@@ -216,24 +192,26 @@ def training(panels: Sequence[Panel]) -> Figure:
     return _with_legend(figure, *flat[: len(panels)])
 
 
+def _in_order(number: int) -> list[Any]:
+    """So many colours; where they are many, from dark to light."""
+    if number <= len(COLOURS):
+        return list(COLOURS[:number])
+    from matplotlib import colormaps
+
+    return [colormaps["viridis"](0.9 * at / (number - 1)) for at in range(number)]
+
+
 def cost(seconds: Mapping[str, Mapping[str, float]], stages: Sequence[str]) -> Figure:
     """Seconds on devices, by method and stage; these are all stages of the run, in the order of their work."""
     figure, axes = _figure(COLUMN_IN, 0.9 + _BAR_IN * len(seconds))
     kinds = _used(stages, {stage for own in seconds.values() for stage in own})
     names = sorted(seconds, key=reading_order, reverse=True)
+    lefts = [0.0] * len(names)
     for stage, (colour, hatch) in kinds.items():
-        lefts = [sum(_before(seconds[name], kinds, stage)) for name in names]
         widths = [seconds[name].get(stage, 0.0) for name in names]
-        axes.barh(
-            range(len(names)),
-            widths,
-            left=lefts,
-            color=colour,
-            hatch=hatch,
-            edgecolor="white",
-            linewidth=0.3,
-            label=_label(stage),
-        )
+        look: dict[str, Any] = {"color": colour, "hatch": hatch, "edgecolor": "white", "linewidth": 0.3}
+        axes.barh(range(len(names)), widths, left=lefts, label=_label(stage), **look)
+        lefts = [left + width for left, width in zip(lefts, widths, strict=True)]
     axes.set_yticks(range(len(names)), [_label(name) for name in names])
     axes.grid(visible=False, axis="y")
     axes.set_xlabel("seconds on devices, without loading")
@@ -306,28 +284,11 @@ def _with_legend(figure: Figure, *axes: Axes) -> Figure:
         for handle, label in zip(*one.get_legend_handles_labels(), strict=True):
             shown.setdefault(label, handle)
     width, height = figure.get_size_inches()
-    columns = _legend_columns([len(label) for label in shown], width)
+    longest = max(map(len, shown), default=1)
+    columns = max(1, min(_LEGEND_COLUMNS, int(width / (longest / _CHARACTERS_PER_IN + _HANDLE_IN))))
     figure.set_size_inches(width, height + _LEGEND_IN * max(0, math.ceil(len(shown) / columns) - _LEGEND_LINES))
     figure.legend(shown.values(), shown.keys(), loc="outside lower center", ncols=columns, handlelength=2)
     return figure
-
-
-def _legend_columns(lengths: Sequence[int], width: float) -> int:
-    """The most columns of a legend that fit side by side, each as wide as the longest of its own names.
-
-    Args:
-        lengths: Of the names, in characters, which fill one column after the other.
-        width: Of the figure, in inches.
-    """
-
-    def takes(columns: int) -> float:
-        most, larger = divmod(len(lengths), columns)
-        ends = [at * most + min(at, larger) for at in range(columns + 1)]
-        longest = [max(lengths[start:end]) for start, end in pairwise(ends)]
-        return sum(longest) / _CHARACTERS_PER_IN + columns * _HANDLE_IN
-
-    fitting = (each for each in range(min(_LEGEND_COLUMNS, len(lengths)), 1, -1) if takes(each) <= width)
-    return next(fitting, 1)
 
 
 def _used(stages: Sequence[str], used: set[str]) -> dict[str, tuple[str, str]]:
@@ -388,9 +349,3 @@ def _tick(value: float) -> str:
     """As ``200 G``: without zeros that say nothing."""
     number, _, prefix = si(value).partition(" ")
     return f"{float(number):g} {prefix}".rstrip()
-
-
-def _before(stages: Mapping[str, float], kinds: Mapping[str, object], stage: str) -> list[float]:
-    """What stands left of a stage in its bar."""
-    order = list(kinds)
-    return [stages.get(name, 0.0) for name in order[: order.index(stage)]]

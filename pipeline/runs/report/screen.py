@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
-from itertools import takewhile
 from typing import TypeVar
 
 from rich.cells import cell_len
@@ -27,7 +26,7 @@ from pipeline.runs.report.format import (
     roughly,
 )
 from pipeline.runs.run_view import AttemptView, JobCounts, RunView, WorkerView
-from pipeline.terminal.columns import AMPLE, EXTRA, Column, FittedTable, in_lines
+from pipeline.terminal.columns import EXTRA, Column, FittedTable, in_lines
 from pipeline.terminal.console import in_place, say
 
 # -- grid --------------------------------------------------------------------------------------------------------
@@ -35,7 +34,6 @@ from pipeline.terminal.console import in_place, say
 
 
 LEAST_CHAIN = 16
-_BETWEEN = 2
 
 Cells = Mapping[tuple[str, int], JobCounts]
 """(chain, round) -> its jobs by state."""
@@ -46,37 +44,17 @@ def chains_of(cells: Cells) -> list[str]:
     return list(dict.fromkeys(chain for chain, _ in cells))
 
 
-def rounds_of(cells: Cells) -> list[int]:
-    """The rounds, in their order."""
-    return sorted({number for _, number in cells})
-
-
-def current_grid(cells: Cells, shown: list[str]) -> FittedTable:
-    """Some chains in one table; where not all rounds have room, those next to where the work is.
-
-    Args:
-        cells: All chains and rounds.
-        shown: The chains that have a row.
-    """
-    rounds = rounds_of(cells)
+def grid(cells: Cells, shown: Sequence[str]) -> FittedTable:
+    """Some chains in one table; where not all rounds have room, those next to where the work is stay."""
+    rounds = sorted({number for _, number in cells})
     unfinished = [number for (_, number), cell in cells.items() if not cell.settled]
     now = min(unfinished, default=rounds[-1] if rounds else 0)
-    columns = [Column(heading=f"round {number}", right=True, rank=_rank(number - now)) for number in rounds]
-    return _table(cells, shown, rounds, columns)
-
-
-def whole_grids(cells: Cells, width: int) -> Iterator[FittedTable]:
-    """All chains and all rounds; in several tables, one below the other, where they do not fit side by side."""
-    chains, rounds = chains_of(cells), rounds_of(cells)
-    chain_width = min(AMPLE, max(map(cell_len, ["chain", *chains])))
-    texts = [cell_text(cell).plain for cell in cells.values()]
-    round_width = max(map(cell_len, [*(f"round {number}" for number in rounds), *texts]))
-    beside = max(1, (width - chain_width) // (round_width + _BETWEEN))
-    for first in range(0, len(rounds), beside):
-        shown = rounds[first : first + beside]
-        columns = [Column(heading=f"round {number}", right=True, rank=1) for number in shown]
-        own = [chain for chain in chains if any((chain, number) in cells for number in shown)]
-        yield _table(cells, own, shown, columns)
+    ranks = {number: 1 if number == now else EXTRA + 2 * abs(number - now) + (number < now) for number in rounds}
+    columns = [Column(heading=f"round {number}", right=True, rank=ranks[number]) for number in rounds]
+    table = FittedTable([Column(heading="chain", least=LEAST_CHAIN), *columns], lines=False)
+    for chain in shown:
+        table.add_row(chain, *(cell_text(cells.get((chain, number))) for number in rounds))
+    return table
 
 
 def jobs_done(counts: JobCounts) -> str:
@@ -105,20 +83,6 @@ def cell_text(cell: JobCounts | None) -> Text:
     return Text(f"{cell.there}/{cell.total}", style="bold" if cell.running else "")
 
 
-def _table(cells: Cells, chains: list[str], rounds: list[int], columns: list[Column]) -> FittedTable:
-    table = FittedTable([Column(heading="chain", least=LEAST_CHAIN), *columns], lines=False)
-    for chain in chains:
-        table.add_row(chain, *(cell_text(cells.get((chain, number))) for number in rounds))
-    return table
-
-
-def _rank(ahead: int) -> int:
-    """Of a round: the one where the work is stays longest, then those that come next."""
-    if ahead == 0:
-        return 1
-    return EXTRA + 2 * ahead if ahead > 0 else EXTRA - 2 * ahead + 1
-
-
 # -- notices -----------------------------------------------------------------------------------------------------
 # What keeps a run from going on as planned: work of others, a shared store or a cluster that is away.
 
@@ -134,12 +98,7 @@ def waited_for(view: RunView) -> str:
 
 
 def notices(view: RunView, told: LiveRun | Progress | None) -> list[str]:
-    """Lines for a screen.
-
-    Args:
-        view: The run.
-        told: What its engine says of its shared store.
-    """
+    """Lines for a screen: what is waited for, and what the engine says of its shared store."""
     return [line for line in (waited_for(view), *said_of(told)) if line]
 
 
@@ -152,10 +111,7 @@ _Row = TypeVar("_Row")
 
 _BAR = 16
 _LEAST_JOB = 26
-_LEAST_DEVICE = 8
 _STAGE = len("/r10/generate/000")
-_LEFT_OUT = "…/"
-"""Stands for what all chains begin with."""
 _LEAST_CHAINS = 3
 """Rows that chains get, at least, where there are more workers than lines."""
 
@@ -182,7 +138,7 @@ def screen(run: LiveRun, width: int, height: int) -> RenderableType:
     if for_chains:
         parts += chain_lines(view.cells, chains, for_chains)
     if for_workers:
-        parts += _workers(run, for_workers, chains, width)
+        parts += _workers(run, for_workers, chains)
     return Group(*parts)
 
 
@@ -215,69 +171,47 @@ def chain_lines(cells: Cells, chains: list[str], lines: int) -> Iterator[Rendera
         rank = 0 if cell.running else 1 if cell.given_up else 2 if not cell.settled else 3
         ranks[chain] = min(rank, ranks.get(chain, rank))
     shown, more = first(chains, lines, ranks.__getitem__)
-    yield current_grid(cells, shown)
+    yield grid(cells, shown)
     if more:
         yield Text(f"and {more} more chains", no_wrap=True, overflow="ellipsis")
 
 
-def _workers(run: LiveRun, lines: int, chains: Sequence[str], width: int) -> Iterator[RenderableType]:
-    """What workers do. Where ids of jobs have no room, they lack what all chains have, which stands above."""
-    table, more = _worker_table(run, lines, chains)
-    if (shared := _shared(chains)) and table.cuts(width):
-        table, more = _worker_table(run, lines, chains, shared)
-    yield table
-    if more:
-        yield Text(f"and {more} more workers", no_wrap=True, overflow="ellipsis")
-
-
-def _shared(chains: Sequence[str]) -> str:
-    """The parts with which all chains begin, as ``addition/tiny/``."""
-    parts = takewhile(
-        lambda same: len(set(same)) == 1, zip(*(chain.split("/")[:-2] for chain in chains), strict=False)
-    )
-    return "".join(f"{same[0]}/" for same in parts)
-
-
-def _worker_table(run: LiveRun, lines: int, chains: Sequence[str], without: str = "") -> tuple[FittedTable, int]:
-    """A row for each worker that has room, and how many more there are."""
-    job_width = max(map(cell_len, chains), default=0) + _STAGE - (len(without) - len(_LEFT_OUT) if without else 0)
+def _workers(run: LiveRun, lines: int, chains: Sequence[str]) -> Iterator[RenderableType]:
+    """A row for each worker that has room; widths do not change from one moment to the next."""
     workers, running = list(run.view.workers.values()), run.view.running()
     shown, more = first(workers, lines, lambda worker: worker.state != "running")
+    widest = max(map(cell_len, chains), default=0) + _STAGE
+    columns = [
+        Column(heading="worker", right=True),
+        Column(heading="device", rank=7, least=8),
+        Column(heading="job", rank=1, least=_LEAST_JOB, width=widest),
+        Column(heading="done", right=True, rank=4, width=len("loading")),
+        Column(heading="", rank=EXTRA + 1, width=_BAR),
+        Column(heading="loss", right=True, rank=5, width=len("-1.23e-05")),
+        Column(heading="time", right=True, rank=2, width=len("59 min 59 s")),
+        Column(heading="memory", right=True, rank=EXTRA, width=len("999.9 GiB")),
+        Column(heading="GPU memory", right=True, rank=3, width=len("140.0/140.0 GiB")),
+        Column(heading="load", right=True, rank=6, width=len("100 %")),
+    ]
     gpus = any(worker.gpu for worker in workers)
-    table = FittedTable(_columns(job_width, gpus=gpus), lines=False)
+    table = FittedTable(columns if gpus else columns[:-2], lines=False)
     for worker in shown:
         attempt = running[worker.job_id] if worker.state == "running" else None
+        job = ["", "", "", ""]
+        if attempt:
+            took = duration(attempt.elapsed_s(run.now))
+            job = [done_in_words(attempt), _bar(attempt.part), _loss(attempt), took]
         table.add_row(
             str(worker.index),
             worker.gpu.label if worker.gpu else brief_device(worker.device),
-            _brief(worker.job_id, without) if attempt else worker.state,
-            done_in_words(attempt) if attempt else "",
-            _bar(attempt.part) if attempt else "",
-            _loss(attempt) if attempt else "",
-            duration(attempt.elapsed_s(run.now)) if attempt else "",
+            worker.job_id if attempt else worker.state,
+            *job,
             gibibytes(worker.rss_bytes) if worker.rss_bytes else "",
             *(_gpu(worker) if gpus else ()),
         )
-    return table, more
-
-
-def _brief(job_id: str, without: str) -> str:
-    return f"{_LEFT_OUT}{job_id.removeprefix(without)}" if without and job_id.startswith(without) else job_id
-
-
-def _columns(job_width: int, *, gpus: bool) -> Iterator[Column]:
-    """Of widths that do not change from one moment to the next."""
-    yield Column(heading="worker", right=True)
-    yield Column(heading="device", rank=7, least=_LEAST_DEVICE)
-    yield Column(heading="job", rank=1, least=_LEAST_JOB, width=job_width)
-    yield Column(heading="done", right=True, rank=4, width=len("loading"))
-    yield Column(heading="", rank=EXTRA + 1, width=_BAR)
-    yield Column(heading="loss", right=True, rank=5, width=len("-1.23e-05"))
-    yield Column(heading="time", right=True, rank=2, width=len("59 min 59 s"))
-    yield Column(heading="memory", right=True, rank=EXTRA, width=len("999.9 GiB"))
-    if gpus:
-        yield Column(heading="GPU memory", right=True, rank=3, width=len("140.0/140.0 GiB"))
-        yield Column(heading="load", right=True, rank=6, width=len("100 %"))
+    yield table
+    if more:
+        yield Text(f"and {more} more workers", no_wrap=True, overflow="ellipsis")
 
 
 def first(rows: Sequence[_Row], lines: int, rank: Callable[[_Row], int]) -> tuple[list[_Row], int]:
@@ -317,44 +251,34 @@ EVERY_S = 60.0
 log = logging.getLogger("pipeline")
 
 
-@dataclass
-class _Past:
-    """What one GPU did so far."""
-
-    most_bytes: int = 0
-    seen: int = 0
-    utilization: int = 0
-
-
 class GpuLog:
     """Writes about the GPUs to the run's log; without GPUs nothing."""
 
     def __init__(self) -> None:
         self._next_s = 0.0
-        self._past: dict[str, _Past] = {}
+        self._most, self._seen, self._used = dict[str, int](), Counter[str](), Counter[str]()
 
     def update(self, view: RunView, elapsed_s: float) -> None:
         """Look at the run, so many seconds after its begin."""
         loads = gpu_loads(view)
         for load in loads:
-            past = self._past.setdefault(load.label, _Past())
-            past.most_bytes = max(past.most_bytes, load.used_bytes)
-            if load.utilization is not None:
-                past.seen += 1
-                past.utilization += load.utilization
+            self._most[load.label] = max(load.used_bytes, self._most.get(load.label, 0))
+            self._seen[load.label] += load.utilization is not None
+            self._used[load.label] += load.utilization or 0
         if loads and elapsed_s >= self._next_s:
             self._next_s = elapsed_s + EVERY_S
             log.info("GPU Memory Summary:\n%s", "\n".join(f"  {line}" for line in map(memory, loads)))
-            log.info("GPU utilization: %s", utilization(loads))
+            told = (f"{one.label} {_part(one.utilization)}" for one in loads)
+            log.info("GPU utilization: %s", ", ".join(told))
 
     def conclude(self) -> None:
         """The run is over."""
-        if self._past:
-            each = (
-                f"{label} {f'{past.utilization / past.seen:.0f} % on average' if past.seen else 'not told'}, "
-                f"at most {_gb(past.most_bytes)} used"
-                for label, past in sorted(self._past.items())
-            )
+        means = {label: self._used[label] / seen if (seen := self._seen[label]) else None for label in self._most}
+        each = (
+            f"{label} {_part(means[label], ' on average')}, at most {_gb(most)} used"
+            for label, most in sorted(self._most.items())
+        )
+        if self._most:
             log.info("GPU utilization over the run: %s", "; ".join(each))
 
 
@@ -368,11 +292,8 @@ def memory(load: GpuLoad) -> str:
     return f"{load.label}: {_gb(load.used_bytes)} used, {_gb(load.total_bytes)} total"
 
 
-def utilization(loads: Iterable[GpuLoad]) -> str:
-    """``GPU 0 97 %, GPU 1 not told``."""
-    return ", ".join(
-        f"{load.label} {'not told' if load.utilization is None else f'{load.utilization} %'}" for load in loads
-    )
+def _part(utilization: float | None, how: str = "") -> str:
+    return "not told" if utilization is None else f"{utilization:.0f} %{how}"
 
 
 def _gb(number: int) -> str:

@@ -30,12 +30,12 @@ from pipeline.runs.report.screen import (
     chain_lines,
     chains_of,
     first,
+    grid,
     how_far,
     jobs_done,
     said_of,
     share_lines,
     waited_for,
-    whole_grids,
 )
 from pipeline.runs.run_view import JobView, RunView, failures
 from pipeline.terminal.columns import Column, FittedTable
@@ -177,25 +177,22 @@ def _time(row: Glance) -> str:
 
 def print_run(run: LoadedRun, now: float, console: Console) -> None:
     """Print one run. Only tables are fitted to the terminal: ids and paths below them stay whole, to be copied."""
-    for part in run_page(run, now, console.width):
+    for part in run_page(run, now):
         if isinstance(part, Text):
             say_styled(console, part)
         else:
             console.print(part)
 
 
-def run_page(run: LoadedRun, now: float, width: int) -> list[RenderableType]:
+def run_page(run: LoadedRun, now: float) -> list[RenderableType]:
     """One run: a headline, chains x rounds, what runs, and what went wrong.
 
     Args:
         run: The run.
         now: Wall-clock seconds.
-        width: Columns of the terminal.
     """
     view, engine = run.view, run.engine_runs()
-    parts: list[RenderableType] = [run_headline(run, now, engine)]
-    for grid in whole_grids(view.cells, width):
-        parts += ["", grid]
+    parts: list[RenderableType] = [run_headline(run, now, engine), "", grid(view.cells, chains_of(view.cells))]
     running = view.having("running")
     if running:
         stale = "" if engine else " (when the engine was last heard of)"

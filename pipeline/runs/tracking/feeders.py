@@ -13,7 +13,6 @@ from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import asdict
 from importlib.util import find_spec
-from pathlib import Path
 
 from pipeline.config.place import install_command
 from pipeline.config.schema import TrackingConfig, TrackingMode
@@ -21,7 +20,7 @@ from pipeline.engine.run_folder import RunFolder
 from pipeline.errors import WorkerError
 from pipeline.foreign import ForeignDataError, read_json
 from pipeline.machine.children import Child, end
-from pipeline.runs.report.format import shown_path
+from pipeline.runs.report.format import command, shown_path
 from pipeline.runs.tracking.trackers import TRACKERS, TrackerPlace, own_runs, sweep_trial
 from pipeline.terminal.streams import printable
 
@@ -126,34 +125,25 @@ class Feeders:
         end([child])
         child.wait()
         if problem is None:
-            self.told[name] = _look(name, self._places[name])
+            place = self._places[name]
+            folder, project = shlex.quote(shown_path(place.folder)), shlex.quote(place.project)
+            self.told[name] = TRACKERS[name].look.format(folder=folder, project=project)
         else:
             self._tell(name, printable(problem).rstrip(" ."))
 
     def _wait(self, seconds: float, interrupted: int) -> bool:
-        poll = select.poll()
-        for child in self._live.values():
-            poll.register(child.channel, select.POLLIN)
-        if interrupted >= 0:
-            poll.register(interrupted, select.POLLIN)
-        return interrupted in dict(poll.poll(min(seconds, _WAIT_S) * 1000))
+        waiting = [child.channel.fileno() for child in self._live.values()] + [interrupted] * (interrupted >= 0)
+        return interrupted in select.select(waiting, [], [], min(seconds, _WAIT_S))[0]
 
     def _tell(self, name: str, problem: str) -> None:
+        """Say what is wrong, and what tells a tracker of this run whichever runs there are by then."""
+        words = f"track {shlex.quote(self._run.experiment)} --run {self._run.stamp} --report-to {name}"
+        told = command(words, self._run.path.parent.parent)
         log = self._run.path / "tracking" / f"{name}.log"
         more = f" Its log: {log}." if log.exists() else ""
         self._warn(
-            f"tracking: {name}: {problem}. The run does not need it; `{self._command(name)}` tells it what is "
-            f"missing.{more}"
+            f"tracking: {name}: {problem}. The run does not need it; `{told}` tells it what is missing.{more}"
         )
-
-    def _command(self, name: str) -> str:
-        """What tells a tracker of this run, whichever runs of the experiment there are by then."""
-        output_dir = self._run.path.parent.parent
-        words = ["python", "-m", "pipeline", "track", self._run.experiment, "--run", self._run.stamp]
-        words += ["--report-to", name]
-        if output_dir.absolute() != Path("outputs").absolute():
-            words += ["--output-dir", str(output_dir)]
-        return shlex.join(words)
 
 
 def _place(name: str, run: RunFolder, tracking: TrackingConfig) -> TrackerPlace:
@@ -169,8 +159,3 @@ def _environment(name: str, place: TrackerPlace) -> Mapping[str, str]:
     given = {key: value.format(folder=place.folder) for key, value in TRACKERS[name].environment.items()}
     offline = {} if place.is_online else {"WANDB_MODE": "offline"}
     return {**own_runs(os.environ), "CUDA_VISIBLE_DEVICES": "", "OMP_NUM_THREADS": "1", **given, **offline}
-
-
-def _look(name: str, place: TrackerPlace) -> str:
-    folder = shlex.quote(shown_path(place.folder))
-    return TRACKERS[name].look.format(folder=folder, project=shlex.quote(place.project))

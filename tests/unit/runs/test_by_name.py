@@ -31,11 +31,7 @@ def test_a_job_that_is_none_or_many_is_refused() -> None:
         find_job(chain_plan().jobs, "train")
     with pytest.raises(ConfigError, match=r"no job fits 'r1/trian'. Nearest:\n  d/m/s0/X/r1/train"):
         find_job(chain_plan().jobs, "r1/trian")
-    with pytest.raises(
-        ConfigError, match=r"no job fits 'x'. Did you mean 'X'\? It fits 6 jobs:\n  d/m/s0/X/r1/gen"
-    ):
-        find_job(chain_plan().jobs, "x")
-    with pytest.raises(ConfigError, match=r"no job fits 'S0/XX'. Did you mean 's0/X'\? It fits 6 jobs:\n  d/m"):
+    with pytest.raises(ConfigError, match=r"no job fits 'S0/XX'. Nearest:\n  d/m/s0/X"):
         find_job(chain_plan().jobs, "S0/XX")
     with pytest.raises(ConfigError, match=r"no job fits 'd/m/any/none'. There are:\n  d/m"):
         find_job(chain_plan().jobs, "d/m/any/none")
