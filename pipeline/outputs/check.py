@@ -11,29 +11,7 @@ from pathlib import Path
 from pipeline.errors import JobError
 from pipeline.files import walk
 from pipeline.foreign import ForeignDataError
-from pipeline.outputs.formats import (
-    CURVES,
-    ETA,
-    FAULTS,
-    GENERATION,
-    GREEDY,
-    METRICS,
-    PAGE,
-    PROMPTS,
-    REWARD,
-    SAMPLES,
-    TRAINING,
-    Sample,
-    problem_in_words,
-    read_curve,
-    read_faults,
-    read_generation,
-    read_lines,
-    read_metrics,
-    read_reward_fit,
-    read_shown_samples,
-    read_training,
-)
+from pipeline.outputs import formats
 from pipeline.outputs.guidance import ADAPTERS, GUIDANCE, read_adapters, read_guidance
 
 MAX_LEVELS = 64
@@ -54,7 +32,7 @@ def check_output(folder: Path) -> dict[str, os.stat_result]:
     """
     found, entries = _look_through(folder)
     for name, read in _READERS.items() if found else ():
-        shown = sorted(one for one in found if _is_shown(one)) if name == SAMPLES else ()
+        shown = sorted(one for one in found if _is_shown(one)) if name == formats.SAMPLES else ()
         for inside in (name, *shown):
             if inside in found:
                 with suppress(FileNotFoundError):
@@ -65,7 +43,9 @@ def check_output(folder: Path) -> dict[str, os.stat_result]:
 def _is_shown(name: str) -> bool:
     """Whether it is a file of samples of one of several policies."""
     parent, _, last = name.rpartition("/")
-    return last == SAMPLES and (parent == GREEDY or (parent.startswith(ETA) and "/" not in parent))
+    return last == formats.SAMPLES and (
+        parent == formats.GREEDY or (parent.startswith(formats.ETA) and "/" not in parent)
+    )
 
 
 def _look_through(folder: Path) -> tuple[set[str], dict[str, os.stat_result]]:
@@ -99,9 +79,10 @@ def _hold(path: Path, shown: str, read: Callable[[Path], object]) -> None:
         raise
     except (ForeignDataError, OSError) as error:
         if isinstance(error, OSError) and error.errno in (errno.EMFILE, errno.ENFILE):  # no fault of the file
-            raise JobError(f"the output cannot be looked at: {problem_in_words(error)}") from error
+            raise JobError(f"the output cannot be looked at: {formats.problem_in_words(error)}") from error
         raise JobError(
-            f"{shown} is not as it must be: {problem_in_words(error)}. What it must hold, with an example: {PAGE}"
+            f"{shown} is not as it must be: {formats.problem_in_words(error)}. "
+            f"What it must hold, with an example: {formats.PAGE}"
         ) from error
 
 
@@ -113,22 +94,22 @@ def _read_prompts(path: Path) -> None:
 
 
 def _read_samples(path: Path) -> None:
-    if os.path.lexists(path.parent / METRICS):
-        read_shown_samples(path.parent)
+    if os.path.lexists(path.parent / formats.METRICS):
+        formats.read_shown_samples(path.parent)
     else:
-        for _ in read_lines(path, Sample):
+        for _ in formats.read_lines(path, formats.Sample):
             pass
 
 
 _READERS: Mapping[str, Callable[[Path], object]] = {
-    METRICS: lambda path: read_metrics(path.parent),
-    PROMPTS: _read_prompts,
-    SAMPLES: _read_samples,
-    TRAINING: read_training,
-    GENERATION: read_generation,
-    REWARD: read_reward_fit,
-    FAULTS: read_faults,
-    CURVES: lambda path: read_curve(path.parent),
+    formats.METRICS: lambda path: formats.read_metrics(path.parent),
+    formats.PROMPTS: _read_prompts,
+    formats.SAMPLES: _read_samples,
+    formats.TRAINING: formats.read_training,
+    formats.GENERATION: formats.read_generation,
+    formats.REWARD: formats.read_reward_fit,
+    formats.FAULTS: formats.read_faults,
+    formats.CURVES: lambda path: formats.read_curve(path.parent),
     GUIDANCE: read_guidance,
     ADAPTERS: read_adapters,
 }

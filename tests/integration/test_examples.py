@@ -149,15 +149,6 @@ def test_a_round_has_the_same_bytes_without_workers(whole: Path, tmp_path: Path)
     assert stored(tmp_path) == stored(whole)
 
 
-@pytest.mark.parametrize("path", sorted(EXAMPLES.glob("*.py")), ids=lambda path: path.stem)
-def test_examples_are_short_and_named_in_the_readme(path: Path) -> None:
-    lines = path.read_text().splitlines()
-    assert len(lines) < 60
-    if path.stem != "__init__":
-        assert f"examples.{path.stem}." in (EXAMPLES / "README.md").read_text()
-        assert f"examples.{path.stem}." in "\n".join(lines[:12])
-
-
 def test_the_commands_of_the_pages_can_be_planned(tmp_path: Path) -> None:
     """Every command that names an example, as it is written there; what differs by its name alone only once."""
     commands: dict[tuple[str, ...], str] = {}

@@ -9,12 +9,13 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field, replace
+from keyword import iskeyword
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar, Literal, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, Protocol, TypeVar, get_args
 
 from pipeline.config.bases import AlgoConfig
 from pipeline.config.schema import StageConfig
-from pipeline.errors import JobError
+from pipeline.errors import JobError, unknown_name
 from pipeline.learning.algos import toolbox
 from pipeline.learning.rewards.traits import RewardFailures
 
@@ -27,7 +28,26 @@ REFERENCE = "reference"
 """What stands in the place of an algorithm for the policy that all of them start from."""
 WEIGHTS = ("model.safetensors", "model-*-of-*.safetensors", "adapter_model.safetensors", "value_head.safetensors")
 """Files of a saved model that hold its weights, as patterns of their names."""
+Rounds = Literal["this", "previous", "so_far", "shard"]
+Owner = Literal["self", "reference", "dataset", "start"]
+Shards = Literal["train", "eval", None]
+Saves = Literal["", "policy", "value", "rewards"]
 Section = Literal["system", "training", "generation", "data_collection", "evaluation", "algo", "dataset", "model"]
+_CHOICES = {
+    "rounds": get_args(Rounds),
+    "algo": get_args(Owner),
+    "shards": get_args(Shards),
+    "saves": get_args(Saves),
+}
+
+
+def _check_choices(made: Read | Stage, *names: str) -> None:
+    for name in names:
+        value, allowed = getattr(made, name), _CHOICES[name]
+        if value not in allowed:
+            raise ValueError(
+                f"{type(made).__name__}: {name}={value!r} must be one of {', '.join(map(repr, allowed))}"
+            )
 
 
 @dataclass(frozen=True)
@@ -44,8 +64,16 @@ class Read:
     """
 
     stage: str
-    rounds: Literal["this", "previous", "so_far", "shard"] = "this"
-    algo: Literal["self", "reference", "dataset", "start"] = "self"
+    rounds: Rounds = "this"
+    algo: Owner = "self"
+
+    def __post_init__(self) -> None:
+        """Refuse rounds and owners that there are none of.
+
+        Raises:
+            ValueError: Names what there is.
+        """
+        _check_choices(self, "rounds", "algo")
 
     @property
     def name(self) -> str:
@@ -82,7 +110,7 @@ class Stage:
     """
 
     name: str
-    shards: Literal["train", "eval"] | None = None
+    shards: Shards = None
     reads: tuple[Read, ...] = ()
     config: tuple[Section, ...] = ()
     judges: bool = True
@@ -91,9 +119,23 @@ class Stage:
     only_with: str = ""
     scales: bool = False
     loads_models: bool = True
-    saves: Literal["", "policy", "value", "rewards"] = ""
+    saves: Saves = ""
     weights: tuple[str, ...] = WEIGHTS
     seconds: float = 1.0
+
+    def __post_init__(self) -> None:
+        """Refuse what no plan can be made of.
+
+        Raises:
+            ValueError: Says what.
+        """
+        _check_choices(self, "shards", "saves")
+        if not self.name.isidentifier() or iskeyword(self.name) or self.name.startswith("__"):
+            raise ValueError(f"a stage is named as its method is, and {self.name!r} can be no method")
+        if odd := [one for one in self.config if one not in get_args(Section)]:
+            raise ValueError(f"the stage '{self.name}': {unknown_name('section', str(odd[0]), get_args(Section))}")
+        if self.devices < 1 or not all(isinstance(read, Read) for read in self.reads):
+            raise ValueError(f"the stage '{self.name}' needs one device or more, and reads Read(STAGE) alone")
 
     @property
     def draws(self) -> bool:

@@ -3,20 +3,18 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Collection, Iterator
+from collections.abc import Iterator
 from dataclasses import replace
 from difflib import get_close_matches
-from keyword import iskeyword
 from operator import attrgetter
 from types import CodeType
-from typing import get_args, get_type_hints
 
 from pipeline.config.bases import AlgoConfig
 from pipeline.config.schema import Config
 from pipeline.config.tables import ALGORITHMS, point_of
 from pipeline.config.user_code import import_object
 from pipeline.errors import ConfigError, unknown_name
-from pipeline.learning.algos.base import START_TRAIN, Algorithm, Read, Section, Stage
+from pipeline.learning.algos.base import START_TRAIN, Algorithm, Read, Stage
 from pipeline.learning.algos.policy_config import start_of
 from pipeline.learning.algos.reference import Preparation, Reference
 from pipeline.learning.overriding import other_arguments, ships
@@ -25,13 +23,9 @@ from pipeline.learning.overriding import other_arguments, ships
 # What an algorithm must fulfil before anything is planned with it: every breach in one message.
 
 
-_SECTIONS = get_args(Section)
-_SHARDS = ("train", "eval", None)
-_ROUNDS = get_args(get_type_hints(Read)["rounds"])
 _RESERVED = {"name", "version", "stages", "config_class", "kl_is_bound"}
 _CLOSE = 0.85
 """How alike two names are of which one is taken for the other misspelt, as `difflib` counts."""
-_EXAMPLE = "stages = (Stage('train'), Stage('evaluate', shards='eval', reads=(Read('train'),)), METRICS)"
 
 
 def check_algorithm(path: str, kind: object, shared: dict[str, tuple[str, ...]]) -> type[Algorithm]:
@@ -48,51 +42,30 @@ def check_algorithm(path: str, kind: object, shared: dict[str, tuple[str, ...]])
     Raises:
         ConfigError: It is no algorithm, or one that cannot run.
     """
-    if not isinstance(kind, type):
-        hint = "; name the class, not an object made of it" if isinstance(kind, Algorithm) else ""
-        raise ConfigError(f"'{path}' is no algorithm: it is no class, but a {type(kind).__name__}{hint}")
-    if not issubclass(kind, Algorithm):
-        bases = ", ".join(base.__name__ for base in kind.__bases__)
+    if not (isinstance(kind, type) and issubclass(kind, Algorithm)):
         raise ConfigError(
-            f"'{path}' is no algorithm: it must be a subclass of pipeline.learning.algos.base.Algorithm, of "
-            f"ValueGuidedAlgorithms or of PostTrainingAlgorithms, and is one of {bases}"
+            f"'{path}' is no Algorithm: it must be a subclass of pipeline.Algorithm, ValueGuidedAlgorithms or "
+            f"PostTrainingAlgorithms, and is {kind!r}"
         )
-    problems = list(_attributes(kind)) or [*_methods(kind), *_stages(kind, shared)]
-    if len(problems) == 1:
-        raise ConfigError(f"{path}: {problems[0]}")
-    if problems:
-        raise ConfigError("\n".join([f"{path} cannot run:", *(f"  - {problem}" for problem in problems)]))
+    stages = getattr(kind, "stages", None)
+    problems = []
+    if not (isinstance(name := getattr(kind, "name", None), str) and name):
+        problems.append(f"it has no name; add the line: name = '{kind.__name__}'")
+    if not (isinstance(stages, tuple | list) and stages and all(isinstance(each, Stage) for each in stages)):
+        problems.append(f"its stages are {stages!r}, but must be a tuple of one Stage or more")
+    if problems := problems or [*_methods(kind), *_stages(kind, shared)]:
+        raise ConfigError(f"{path} cannot run: {'; '.join(problems)}")
     return kind
 
 
-def _attributes(kind: type[Algorithm]) -> Iterator[str]:
-    name, version = getattr(kind, "name", None), kind.version
-    if not (isinstance(name, str) and name):
-        yield f"it has no name; add the line: name = '{kind.__name__}'"
-    if not isinstance(version, int) or isinstance(version, bool):
-        yield f"its version is {version!r}, but must be a whole number"
-    if not isinstance(bound := getattr(kind, "kl_is_bound", None), bool):
-        yield f"its kl_is_bound is {bound!r}, but must be True or False"
-    stages = getattr(kind, "stages", None)
-    if stages is None:
-        yield f"it has no stages; add a line such as: {_EXAMPLE}"
-        return
-    if not isinstance(stages, tuple | list) or not stages or not all(isinstance(each, Stage) for each in stages):
-        yield f"its stages are {stages!r}, but must be a tuple of one Stage or more, such as: {_EXAMPLE}"
-
-
 def _methods(kind: type[Algorithm]) -> Iterator[str]:
-    names = [stage.name for stage in kind.stages if _is_name(stage.name)]
-    methods = {name: getattr(kind, name, None) for name in names}
-    if missing := [name for name, method in methods.items() if not callable(method)]:
-        yield (
-            f"it lists the stages {', '.join(missing)} but has no method of that name; "
-            f"write def {missing[0]}(self, ctx: JobContext) -> None"
-        )
-    for name, method in methods.items():
-        if inspect.iscoroutinefunction(method) or inspect.isgeneratorfunction(method):
+    for name in (stage.name for stage in kind.stages):
+        method = getattr(kind, name, None)
+        if not callable(method):
+            yield f"it lists the stage {name} but has no such method; write def {name}(self, ctx: JobContext)"
+        elif inspect.iscoroutinefunction(method) or inspect.isgeneratorfunction(method):
             yield f"the method {name} is async or yields, so calling it would do nothing; make it a plain method"
-        elif callable(method) and not _takes_one(kind, name):
+        elif not _takes_one(kind, name):
             yield f"the method {name} must take the JobContext and nothing else: def {name}(self, ctx)"
     # Marked by abc.abstractmethod, with or without abc.ABC.
     members = {name: inspect.getattr_static(kind, name, None) for name in dir(kind)}
@@ -113,19 +86,14 @@ def _misspelt(kind: type[Algorithm]) -> Iterator[str]:
     ours = [each for base in kind.__mro__ if ships(base) for each in vars(base).items()]
     inherited = {name for name, each in ours if inspect.isfunction(each) and not name.startswith("_")}
     for name in sorted(defined - inherited - used):
-        likely = None if name.startswith("_") else _likely(name, inherited - defined)
-        if likely:
+        left = inherited - defined
+        inside = [each for each in left if f"_{each}_" in f"_{name}_"]  # as in `compute_advantages`
+        near = get_close_matches(name, left, 1, _CLOSE) or sorted(inside, key=len)[-1:]
+        if near and not name.startswith("_"):
             yield (
-                f"its method {name}() is used by none of its methods, and {likely}() is inherited: if that is "
-                f"what it should be, write def {likely}; if not, call it _{name}"
+                f"its method {name}() is used by none of its methods, and {near[0]}() is inherited: if that is "
+                f"what it should be, write def {near[0]}; if not, call it _{name}"
             )
-
-
-def _likely(name: str, inherited: Collection[str]) -> str | None:
-    """The inherited name that another one resembles, or holds between words of its own as `compute_advantages`."""
-    inside = [each for each in inherited if f"_{each}_" in f"_{name}_"]
-    near = get_close_matches(name, inherited, 1, _CLOSE)
-    return near[0] if near else max(inside, key=lambda each: (len(each), each), default=None)
 
 
 def _names_in(code: CodeType) -> Iterator[str]:
@@ -148,60 +116,30 @@ def _takes_one(kind: type[Algorithm], name: str) -> bool:
 def _stages(kind: type[Algorithm], shared: dict[str, tuple[str, ...]]) -> Iterator[str]:
     names = [stage.name for stage in kind.stages]
     for place, stage in enumerate(kind.stages):
-        if not _is_name(stage.name):
-            yield (
-                f"the stage {stage.name!r} must be named as its method is: letters, digits and '_', no word of "
-                f"Python, and none of {', '.join(sorted(_RESERVED))}"
-            )
-        if stage.name in names[:place]:
-            yield f"the stage '{stage.name}' is listed twice; a method is one stage"
-        if stage.shards not in _SHARDS:
-            yield f"the stage '{stage.name}' has shards={stage.shards!r}; it must be 'train', 'eval' or None"
-        if stage.devices < 1:
-            yield f"the stage '{stage.name}' has devices={stage.devices}; it must be at least 1"
+        if stage.name in _RESERVED or stage.name in names[:place]:
+            yield f"the stage '{stage.name}' is listed twice, or called as {', '.join(sorted(_RESERVED))}"
         if stage.only_with and not isinstance(_default(stage.only_with), list):
             yield f"the stage '{stage.name}' has only_with={stage.only_with!r}; no setting of that name is a list"
-        for section in stage.config:
-            if section not in _SECTIONS:
-                yield f"the stage '{stage.name}': " + unknown_name("section", str(section), _SECTIONS)
         for read in stage.reads:
             yield from (f"the stage '{stage.name}' {problem}" for problem in _read(read, place, names, shared))
 
 
-def _default(setting: object) -> object:
+def _default(setting: str) -> object:
     try:
-        return attrgetter(str(setting))(Config())
+        return attrgetter(setting)(Config())
     except AttributeError:
         return None
 
 
-def _read(read: object, place: int, names: list[str], shared: dict[str, tuple[str, ...]]) -> Iterator[str]:
-    if not isinstance(read, Read):
-        yield f"reads {read!r}; it must be Read({read!r})"
-    elif read.rounds not in _ROUNDS:
-        yield f"reads '{read.stage}' of rounds={read.rounds!r}; it must be one of {', '.join(_ROUNDS)}"
-    elif read.algo != "self" and read.algo not in shared:
-        yield f"reads '{read.stage}' of algo={read.algo!r}; it must be one of self, {', '.join(shared)}"
-    elif read.algo != "self":
-        if read.stage not in shared[read.algo]:
-            yield f"reads an unknown stage of {read.algo}: " + unknown_name("stage", read.stage, shared[read.algo])
-    elif read.stage not in names:
-        yield f"reads '{read.name}': " + unknown_name("stage", read.stage, set(names))
-    elif read.rounds != "previous" and names.index(read.stage) >= place:
+def _read(read: Read, place: int, names: list[str], shared: dict[str, tuple[str, ...]]) -> Iterator[str]:
+    known = names if read.algo == "self" else shared.get(read.algo, ())
+    if read.stage not in known:
+        yield f"reads '{read.name}': " + unknown_name("stage", read.stage, known)
+    elif read.algo == "self" and read.rounds != "previous" and names.index(read.stage) >= place:
         yield (
             f"reads '{read.name}', which comes later in the same round; list it after the stages that it reads, "
             f"or read that of the previous round: Read({read.stage!r}, 'previous')"
         )
-
-
-def _is_name(name: object) -> bool:
-    return (
-        isinstance(name, str)
-        and name.isidentifier()
-        and not iskeyword(name)
-        and not name.startswith("__")
-        and name not in _RESERVED
-    )
 
 
 SHARED = {

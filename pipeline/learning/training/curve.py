@@ -169,7 +169,7 @@ class Drawing:
         self._said_step, self._said_s = 0, clock()
 
     def begin(self, step: int, rows: list[dict[str, Any]]) -> None:
-        """Go on after some steps, of which a checkpoint has kept rows: none where an older version made it."""
+        """Go on after some steps, of which a checkpoint has kept rows."""
         self.rows = [TrainingStep(**row) for row in rows]
         self._said_step = step
 

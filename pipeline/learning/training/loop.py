@@ -34,53 +34,10 @@ from pipeline.learning.training.curve import Curve, Drawing
 from pipeline.learning.training.distributed import ALONE, Ranks
 
 # -- optimizers --------------------------------------------------------------------------------------------------
-# The optimizers of trainings, by name: each keeps tensors and plain values alone, as checkpoints can hold.
+# Each keeps tensors and plain values alone, as checkpoints can hold.
 
 
 Group = dict[str, Any]
-
-
-@dataclass(frozen=True)
-class Rule:
-    """What a step goes by; see `TrainSettings`."""
-
-    learning_rate: float
-    weight_decay: float
-    betas: tuple[float, float]
-    epsilon: float
-
-
-def optimizer_of(kind: Optimizer, model: nn.Module, groups: Sequence[Group], rule: Rule) -> torch.optim.Optimizer:
-    """Make an optimizer.
-
-    Args:
-        kind: Which.
-        model: That of the parameters.
-        groups: Its parameters to train, and what belongs to each group, as optimizers of torch take them.
-        rule: What steps go by.
-    """
-    if kind is Optimizer.adamw:
-        return _adamw(groups, rule)
-    if kind is Optimizer.adamw_8bit:
-        found: torch.optim.Optimizer = import_module("bitsandbytes").optim.AdamW8bit(
-            groups, lr=rule.learning_rate, betas=rule.betas, eps=rule.epsilon, weight_decay=rule.weight_decay
-        )
-        return found
-    matrices = _hidden_matrices(model)
-    of_muon = _only(groups, matrices, among=True)
-    others = _only(groups, matrices, among=False)
-    parts: list[torch.optim.Optimizer] = []
-    if of_muon:
-        # One rate serves both parts: with this adjustment a step is as large as one of AdamW (arXiv 2502.16982).
-        parts.append(
-            torch.optim.Muon(
-                of_muon,
-                lr=rule.learning_rate,
-                weight_decay=rule.weight_decay,
-                adjust_lr_fn="match_rms_adamw",
-            )
-        )
-    return Together([*parts, _adamw(others, rule)] if others else parts)
 
 
 class Together(torch.optim.Optimizer):
@@ -101,17 +58,6 @@ class Together(torch.optim.Optimizer):
             part.state = self.state
             part.step()
         return loss
-
-
-def _adamw(groups: Sequence[Group], rule: Rule) -> torch.optim.AdamW:
-    return torch.optim.AdamW(
-        list(groups),
-        lr=rule.learning_rate,
-        betas=rule.betas,
-        eps=rule.epsilon,
-        weight_decay=rule.weight_decay,
-        **all_at_once([weight for group in groups for weight in group["params"]]),
-    )
 
 
 def all_at_once(trained: Sequence[nn.Parameter]) -> dict[str, bool]:
@@ -219,8 +165,8 @@ class TrainState:
         if saved is not None:
             own = restore_training(saved.state, self.model, self.optimizer, ranks=self.ranks)
             self.step, self.history = saved.step, list(own["history"])
-            self.drawing.begin(self.step, own.get("curve", []))
-            for name, values in own.get("told", {}).items():
+            self.drawing.begin(self.step, own["curve"])
+            for name, values in own["told"].items():
                 self.told[name][:] = values
             # Not a size that others have found since: the rest must be what it would have been.
             self.micro_batch.start_at(int(own["micro_batch_size"]))
@@ -333,14 +279,26 @@ def train(
 def _optimizer(model: nn.Module, settings: TrainSettings) -> torch.optim.Optimizer:
     """Over the parameters to train, by learning rate; `scale` is what that of a step is multiplied by."""
     trained = {name: weight for name, weight in model.named_parameters() if weight.requires_grad}
-    groups: list[dict[str, Any]] = [{"params": [*trained.values()]}]
+    groups: list[Group] = [{"params": [*trained.values()]}]
     if settings.head_learning_rate is not None:
         scale = settings.head_learning_rate / settings.learning_rate
         head = [weight for name, weight in trained.items() if name.startswith("head.")]
         rest = [weight for name, weight in trained.items() if not name.startswith("head.")]
         groups = [{"params": rest, "scale": 1.0}, {"params": head, "scale": scale}]
-    rule = Rule(settings.learning_rate, settings.weight_decay, settings.betas, settings.epsilon)
-    return optimizer_of(settings.optimizer, model, groups, rule)
+    how: dict[str, Any] = {"lr": settings.learning_rate, "weight_decay": settings.weight_decay}
+    adamw = {**how, "betas": settings.betas, "eps": settings.epsilon}
+    if settings.optimizer is Optimizer.adamw_8bit:
+        found: torch.optim.Optimizer = import_module("bitsandbytes").optim.AdamW8bit(groups, **adamw)
+        return found
+    matrices = _hidden_matrices(model) if settings.optimizer is Optimizer.muon else set()
+    parts: list[torch.optim.Optimizer] = []
+    if of_muon := _only(groups, matrices, among=True):
+        # One rate serves both parts: with this adjustment a step is as large as one of AdamW (arXiv 2502.16982).
+        parts.append(torch.optim.Muon(of_muon, **how, adjust_lr_fn="match_rms_adamw"))
+    if others := _only(groups, matrices, among=False) or ([] if parts else groups):
+        at_once = all_at_once([weight for group in others for weight in group["params"]])
+        parts.append(torch.optim.AdamW(others, **adamw, **at_once))
+    return parts[0] if settings.optimizer is Optimizer.adamw else Together(parts)
 
 
 def _step(

@@ -1,12 +1,10 @@
 """What says of which adapters a policy is made."""
 
-from fnmatch import fnmatch
 from pathlib import Path
 
 import pytest
 
 from pipeline.errors import JobError
-from pipeline.learning.algos.base import WEIGHTS
 from pipeline.outputs.check import check_output
 from pipeline.outputs.guidance import ADAPTERS, FOLDER, adapter_folders
 
@@ -35,7 +33,3 @@ def test_what_says_something_else_is_refused(tmp_path: Path, text: str, said: st
         check_output(tmp_path)
     with pytest.raises(JobError, match=said):
         adapter_folders(tmp_path)
-
-
-def test_adapters_are_weights_that_may_be_removed() -> None:
-    assert any(fnmatch("adapter_model.safetensors", pattern) for pattern in WEIGHTS)

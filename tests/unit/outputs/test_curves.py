@@ -65,10 +65,6 @@ def test_what_is_written_is_read_and_trainings_follow_one_another(tmp_path: Path
     check_output(tmp_path)
 
 
-def test_an_output_without_curves_has_none(tmp_path: Path) -> None:
-    assert read_curve(tmp_path) == []
-
-
 @pytest.mark.parametrize(
     ("value", "kept"),
     [(0.123456789, 0.123457), (-0.0, 0.0), (math.nan, None), (-math.inf, None), (2 * LARGEST, None)],

@@ -7,9 +7,8 @@ from typing import Any
 import pytest
 
 from pipeline.errors import JobError
-from pipeline.foreign import ForeignDataError
 from pipeline.outputs.check import check_output
-from pipeline.outputs.guidance import GUIDANCE, USAGE, is_key, read_guidance, read_usage
+from pipeline.outputs.guidance import GUIDANCE, read_guidance
 
 SAVED: dict[str, Any] = {
     "algo": "PITA",
@@ -51,19 +50,3 @@ def test_other_values_cost_the_job_that_writes_them(tmp_path: Path, wrong: dict[
     (tmp_path / GUIDANCE).write_text(json.dumps({**SAVED, **wrong}))
     with pytest.raises(JobError, match=r"guidance\.json is not as it must be"):
         check_output(tmp_path)
-
-
-@pytest.mark.parametrize(
-    "wrong",
-    [{"kind": "both"}, {"drawing": {"temperature": 0}}, {"drawing": {"dtype": "int8"}}, {"reference": {}}],
-    ids=str,
-)
-def test_other_usage_is_refused(tmp_path: Path, wrong: dict[str, Any]) -> None:
-    (tmp_path / USAGE).write_text(json.dumps({**USED, **wrong}))
-    with pytest.raises(ForeignDataError):
-        read_usage(tmp_path / USAGE)
-
-
-def test_what_is_a_key() -> None:
-    assert is_key("0a" * 20)
-    assert not any(map(is_key, ("", "0A" * 20, "0a" * 20 + "\n", "train")))

@@ -7,14 +7,11 @@ import numpy as np
 import pytest
 from safetensors.numpy import save
 
-from pipeline.engine.store.store import Store
 from pipeline.errors import JobError
 from pipeline.foreign import ForeignDataError
 from pipeline.outputs.check import check_output
 from pipeline.outputs.formats import PROMPTS
 from pipeline.outputs.prompts import PromptMeasures, read_prompts, write_prompts
-from pipeline.plan.graph import Job
-from pipeline.runs.record import place_of, prompt_reader
 
 ROWS = np.array([3, 5, 9])
 ONES = np.ones(3)
@@ -69,42 +66,3 @@ def test_anything_else_fails_the_job_that_wrote_it(
     assert said in str(caught.value)
     with pytest.raises(JobError, match=r"prompts\.safetensors is not as it must be"):
         check_output(tmp_path)
-
-
-def test_ids_may_lie_as_far_apart_as_they_can(tmp_path: Path) -> None:
-    ends = np.iinfo(np.int64)
-    write_prompts(tmp_path, PromptMeasures(np.array([ends.min, 0, ends.max]), {"a": (ONES, ONES)}))
-    assert read_prompts(tmp_path).rows.tolist() == [ends.min, 0, ends.max]
-
-
-@pytest.mark.parametrize("broken", [{"numerators/": np.ones(2)}, {"denominators/": -ONES, "numerators/": ONES}])
-def test_a_long_name_is_told_by_its_beginning(tmp_path: Path, broken: dict[str, np.ndarray[Any, Any]]) -> None:
-    name = "x" * 200_000
-    (tmp_path / PROMPTS).write_bytes(save({"rows": ROWS, **{kind + name: one for kind, one in broken.items()}}))
-    with pytest.raises(ForeignDataError) as caught:
-        read_prompts(tmp_path)
-    assert "xxxxx" in str(caught.value)
-    assert len(str(caught.value)) < 200
-
-
-def test_what_cannot_be_read_of_a_stored_one_is_told_and_what_is_not_there_is_not(tmp_path: Path) -> None:
-    store, told = Store(tmp_path / "store"), []
-    jobs = []
-    for number, content in enumerate((None, b"broken", save(GOOD))):
-        where = {"algo": f"A{number}", "dataset": "d", "model": "m", "seed": 0, "round": 1, "stage": "metrics"}
-        job = Job(id=f"A{number}", key=f"{number:040d}", entry="x:y", payload={}, **where)  # type: ignore[arg-type]
-        folder = store.begin(store.scratch("run"), job.key, 1)
-        if content is not None:
-            (folder / PROMPTS).write_bytes(content)
-        store.commit(job.key, folder, {})
-        jobs.append(job)
-    read = prompt_reader(store, jobs, lambda job, said: told.append(f"{job.algo} {said}"))
-    found = [read(place_of(job)) for job in jobs]
-    assert [one is not None for one in found] == [False, False, True]
-    assert len(told) == 1
-    assert told[0].startswith("A1 its stored prompts.safetensors cannot be read: these are no safetensors")
-
-
-def test_tensors_of_others_are_left_alone(tmp_path: Path) -> None:
-    (tmp_path / PROMPTS).write_bytes(save({**GOOD, "notes": np.ones((2, 2), np.float16)}))
-    assert set(read_prompts(tmp_path).sums) == {"a"}

@@ -4,7 +4,6 @@ from dataclasses import dataclass
 
 import pytest
 
-from pipeline.config.bases import AlgoConfig
 from pipeline.errors import JobError
 from pipeline.learning.algos.grpo import GRPOConfig
 from pipeline.learning.algos.policy_config import PolicyAlgoConfig
@@ -14,12 +13,6 @@ from tests.doubles.contexts import context
 @dataclass(kw_only=True)
 class Mine(GRPOConfig):
     pace: float = 2.0
-
-
-@pytest.mark.parametrize("kind", [Mine, GRPOConfig, PolicyAlgoConfig, AlgoConfig])
-def test_settings_are_those_of_the_class_and_of_all_that_it_builds_on(kind: type[AlgoConfig]) -> None:
-    algo = Mine(beta=0.5)
-    assert context(algo).settings(kind) is algo
 
 
 def test_settings_of_another_kind_are_one_message() -> None:

@@ -5,8 +5,6 @@ from __future__ import annotations
 import hashlib
 import json
 import shutil
-import subprocess
-import sys
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, ClassVar
@@ -22,7 +20,11 @@ from pipeline.learning.datasets.base import load_dataset
 from pipeline.learning.evaluation.metrics import read_samples
 from pipeline.learning.training.sequences import Sequences
 from pipeline.learning.training.value import held_out
+<<<<<<< HEAD
 from pipeline.outputs.formats import read_curve
+=======
+from pipeline.outputs.manifest import describe
+>>>>>>> 190912d3 (Keep of the tests on methods what a user may rely on, and refuse odd stages where they are written)
 from pipeline.outputs.prompts import read_prompts
 from pipeline.plan.build import build_plan
 from pipeline.plan.disk import disk_need
@@ -144,19 +146,6 @@ class Chains:
         }
 
 
-def collecting_goes_once_from_none_to_all(chains: Chains, algo: str, passes: int) -> None:
-    """The progress of stages that go over roll-ins so many times."""
-    each = chains.config.data_collection.samples_per_example
-    jobs = [job for job in chains.plan.jobs.values() if (job.algo, job.stage) == (algo, "generate")]
-    assert jobs
-    for job in jobs:
-        told, (first, last) = chains.told[job.id], job.payload["rows"]
-        assert {whole for _, whole, _ in told} == {(last - first) * each * passes}
-        assert [done for done, _, _ in told] == sorted(done for done, _, _ in told)
-        assert [tokens for _, _, tokens in told] == sorted(tokens for _, _, tokens in told)
-        assert told[-1][0] == told[-1][1]
-
-
 @pytest.fixture(scope="module")
 def chains(tmp_path_factory: pytest.TempPathFactory) -> Chains:
     return Chains(tmp_path_factory.mktemp("chains"))
@@ -176,6 +165,7 @@ def test_a_chain_ends_in_metrics_of_every_round(chains: Chains) -> None:
     assert chains.metrics("QSharp", 1)["kl_per_sequence"] > 0
 
 
+<<<<<<< HEAD
 @pytest.mark.parametrize(("algo", "passes"), [("PITA", 3), ("QSharp", 2)])
 def test_progress_of_collecting_begins_once(chains: Chains, algo: str, passes: int) -> None:
     collecting_goes_once_from_none_to_all(chains, algo, passes)
@@ -184,6 +174,11 @@ def test_progress_of_collecting_begins_once(chains: Chains, algo: str, passes: i
 def test_models_take_the_disk_that_was_reckoned(chains: Chains) -> None:
     reckoned, taken = chains.disk()
     assert reckoned == pytest.approx(taken, rel=0.2)
+=======
+def of_stage(place: tuple[str, str]) -> float:
+    """How far an estimate of disk may be off; how many measures there are depends on rewards."""
+    return 0.5 if place[1] == "metrics" else 0.1
+>>>>>>> 190912d3 (Keep of the tests on methods what a user may rely on, and refuse odd stages where they are written)
 
 
 def test_the_same_bytes_in_another_order_and_another_process_history(chains: Chains, tmp_path: Path) -> None:
@@ -195,39 +190,9 @@ def test_the_same_bytes_in_another_order_and_another_process_history(chains: Cha
     assert backwards.digest() == chains.digest()
 
 
-def test_every_training_has_a_curve(chains: Chains) -> None:
-    trained = {"reference": (0, "reference", set()), "PITA": (2, "value", {"brier", "bias"})}
-    for algo, (number, training, extra) in trained.items():
-        (folder,) = chains.folders(algo, number, "train")
-        rows, losses = read_curve(folder), json.loads((folder / "training.json").read_bytes())["loss"]
-        assert [row.loss for row in rows] == pytest.approx(losses, rel=1e-5)
-        assert {(row.training, row.steps, *sorted(row.extra)) for row in rows} == {
-            (training, len(losses), *sorted(extra))
-        }
-        assert 0 < rows[0].tokens < rows[-1].tokens
-
-
-def test_outputs_name_no_folder_of_this_machine(chains: Chains) -> None:
-    for path in chains.root.rglob("*.json*"):
-        assert str(chains.root) not in path.read_text(), path
-
-
 def test_no_pickle_is_written(chains: Chains) -> None:
     kinds = {path.suffix for path in chains.root.rglob("*") if path.is_file()}
     assert kinds <= {".json", ".jsonl", ".safetensors", ".jinja"}
-
-
-@pytest.mark.parametrize("algo", ["PITA", "QSharp"])
-def test_rounds_collect_from_different_training_prompts(chains: Chains, algo: str) -> None:
-    dataset = load_dataset(next(iter(chains.config.datasets.values())))
-    seen = []
-    for number in (1, 2):
-        data = Sequences.load(chains.folders(algo, number, "score"))
-        assert data.ids[:, 0].tolist() == [10] * len(data)
-        operands = data.ids[:, [3, 2, 1, 7, 6, 5]] @ (10 ** np.arange(5, -1, -1))
-        seen.append(set(operands.tolist()))
-    assert not seen[0] & seen[1]
-    assert seen[0] | seen[1] <= set(dataset.ids("train").tolist())
 
 
 def test_qsharp_labels_the_tail_with_the_reward_of_the_text(chains: Chains) -> None:
@@ -326,15 +291,6 @@ def test_strengths_are_tried_on_validation_prompts_and_the_best_is_tested(tmp_pa
     assert not set(sides["reward"]) & set(sides["reward/eta=2"])
 
 
-def test_every_stage_says_what_it_has_computed(chains: Chains) -> None:
-    spent = {name.split("/", 3)[-1]: set(flops) for name, flops in chains.flops.items()}
-    assert spent["QSharp/r1/generate/000"] == {"decoding"}  # by the reference alone
-    assert spent["QSharp/r2/generate/000"] == {"decoding", "guidance"}
-    assert spent["QSharp/r2/train"] == {"training", "scoring"}
-    assert spent["PITA/r1/evaluate/000"] == {"decoding", "guidance"}
-    assert spent["PITA/r1/metrics"] == set()
-
-
 @pytest.mark.parametrize("head", ["v", "q"])
 def test_both_heads_run_through(tmp_path: Path, head: str) -> None:
     overrides = [f"algos.QSharp.head={head}", "algos.PITA.enabled=false"]
@@ -355,12 +311,3 @@ def test_a_stage_reads_only_what_its_key_covers(chains: Chains) -> None:
         }  # fmt: skip
     trains = [job for job in plan.jobs.values() if job.stage == "train" and job.algo != "reference"]
     assert all("evaluation" not in job.payload["config"] for job in trains)
-
-
-def test_finding_algorithms_imports_no_torch() -> None:
-    code = (
-        "import sys; from pipeline.learning.algos.registry import known_algorithms, load_algorithm; "
-        "[load_algorithm(name).stages for name in [*known_algorithms(), 'reference']]; "
-        "assert not {'torch', 'transformers'} & set(sys.modules)"
-    )
-    subprocess.run([sys.executable, "-c", code], check=True, cwd=Path(__file__).parents[4])

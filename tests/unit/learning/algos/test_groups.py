@@ -73,10 +73,6 @@ def test_a_drawn_preference_depends_on_no_other_prompt() -> None:
     assert whole[:1] == first
 
 
-def test_a_shard_without_pairs_is_fine() -> None:
-    assert len(groups([[1, 1]]).pairs(PreferenceConfig())) == 0
-
-
 def test_the_best_is_the_first_of_equals() -> None:
     assert groups([[0, 1, 1], [np.nan, 0.2, 0.1], [np.nan] * 3, [0, 0, 0]]).best() == [1, 4, 9]
 

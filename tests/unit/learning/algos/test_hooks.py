@@ -1,7 +1,6 @@
 """What a variant of a method may answer in another way, and what it then may rely on."""
 
 import inspect
-from dataclasses import replace
 from math import comb
 from pathlib import Path
 from typing import Any
@@ -11,10 +10,10 @@ import pytest
 
 from examples.pass_at_k import PassAtK, PassAtKConfig
 from pipeline.errors import JobError
-from pipeline.learning.algos.grpo import GRPO, RLOO, GRPOConfig, REINFORCEpp, REINFORCEppConfig, RLOOConfig
+from pipeline.learning.algos.grpo import GRPO, GRPOConfig, REINFORCEpp, REINFORCEppConfig
 from pipeline.learning.algos.policy_config import Sampling
 from pipeline.learning.algos.post_training import PostTrainingAlgorithms
-from pipeline.learning.choices import GRPOLoss, ScaleRewards
+from pipeline.learning.choices import GRPOLoss
 from pipeline.learning.rewards.scoring import Scored
 from pipeline.learning.training.grpo import Objective, Samples, checked_advantages, grpo_set, padded
 from tests.doubles.contexts import context
@@ -67,31 +66,6 @@ def test_completions_that_were_cut_off_are_kept_without_a_part_in_the_loss(
     assert made.about == {"groups": 2, "groups_without_signal": 1, "completions_masked": 1}
 
 
-@pytest.mark.parametrize(("aggregate", "expected"), [(False, ["c", "d"]), (True, ["a", "b", "c", "d"])])
-def test_a_method_trains_on_this_round_or_on_all_so_far(aggregate: bool, expected: list[str]) -> None:
-    folders = tuple(map(Path, "abcd"))  # two shards in each of two rounds
-    ctx = replace(context(GRPOConfig(aggregate=aggregate), **{"score@so_far": folders}), round=2)
-    assert [folder.name for folder in PostTrainingAlgorithms().data(ctx)] == expected
-
-
-@pytest.mark.parametrize(
-    ("rewards", "expected"),
-    [
-        ([1.0, 0.0, 0.0, 1.0, 0.5, 0.5, 0.0, 1.0], [2 / 3, -2 / 3, -2 / 3, 2 / 3, 0, 0, -2 / 3, 2 / 3]),
-        # One without a reward gets none, and the mean is that of the two others.
-        ([NONE, 0.2, 0.6, 1.0, 1.0, NONE, 0.0, NONE], [0, 0.2 - 0.8, 0, 1.0 - 0.4, 1, 0, -1, 0]),
-        # Nothing to compare with.
-        ([NONE, NONE, 0.7, NONE, NONE, NONE, NONE, NONE], [0.0] * 8),
-    ],
-    ids=["all rewarded", "some", "one or none"],
-)
-def test_advantages_of_rloo_are_rewards_minus_the_mean_of_the_others(
-    rewards: list[float], expected: list[float]
-) -> None:
-    found = RLOO().advantages(context(RLOOConfig(num_generations=4, beta=0.0)), samples(rewards))
-    assert checked_advantages(found, samples([0.0] * 8)).tolist() == pytest.approx(expected, abs=1e-6)
-
-
 @pytest.mark.parametrize("baseline", [False, True])
 @pytest.mark.parametrize("beta", [0.0, 0.1])
 def test_advantages_of_reinforce_pp_are_those_of_the_paper(
@@ -121,13 +95,6 @@ def test_advantages_of_reinforce_pp_are_those_of_the_paper(
     assert found == pytest.approx(expected, abs=1e-6)
 
 
-def test_with_all_rewards_rloo_differs_from_undivided_grpo_by_a_constant_factor() -> None:
-    """Leaving oneself out of the mean of G makes the difference G / (G - 1) as large."""
-    ctx = context(RLOOConfig(num_generations=4, scale_rewards=ScaleRewards.none, beta=0.0))
-    given = samples(np.random.default_rng(0).normal(size=40).tolist())
-    assert RLOO().advantages(ctx, given) == pytest.approx(4 / 3 * GRPO().advantages(ctx, given), abs=1e-6)
-
-
 @pytest.mark.parametrize(("right", "k"), [(1, 2), (2, 2), (3, 3), (2, 5)])
 def test_advantages_for_the_best_of_k_are_those_of_the_paper(right: int, k: int) -> None:
     """Equations of arXiv 2508.10751, for rewards of 0 and 1."""
@@ -139,12 +106,6 @@ def test_advantages_for_the_best_of_k_are_those_of_the_paper(right: int, k: int)
     none_besides = comb(wrong - 1, k - 1) / comb(size - 1, k - 1)
     expected = [(1 - mean) / deviation] * right + [(1 - mean - none_besides) / deviation] * wrong
     assert found == pytest.approx(np.array(expected), abs=1e-5)
-
-
-def test_advantages_of_grpo_are_those_within_the_group() -> None:
-    ctx = context(GRPOConfig(num_generations=2, scale_rewards=ScaleRewards.none))
-    found = GRPO().advantages(ctx, samples([1.0, 0.0, NONE, 0.5]))
-    assert found.tolist() == [0.5, -0.5, 0.0, 0.0]
 
 
 @pytest.mark.parametrize(
@@ -160,12 +121,6 @@ def test_advantages_of_grpo_are_those_within_the_group() -> None:
 def test_advantages_that_cannot_be_trained_on_are_one_message(found: Any, said: str) -> None:
     with pytest.raises(JobError, match=said):
         checked_advantages(found, samples([0.0] * 4))
-
-
-def test_advantages_are_taken_as_they_are() -> None:
-    found = np.float32([0.1, -2.0, 0.0])
-    assert checked_advantages(found, samples([0.0] * 3)) is found
-    assert checked_advantages([1, 2, 3], samples([0.0] * 3)).tolist() == [1.0, 2.0, 3.0]
 
 
 def test_the_method_that_the_page_shows_is_the_one_that_is_tested() -> None:

@@ -2,24 +2,25 @@
 
 import json
 import shutil
-from collections import Counter
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
-from transformers import AutoModel, AutoModelForCausalLM
+from transformers import AutoModelForCausalLM
 
 from pipeline.config.schema import SystemConfig
 from pipeline.errors import JobError
-from pipeline.learning.generation.sampling import sample_keys, split_keys
 from pipeline.learning.models.load import load_policy
 from pipeline.learning.models.value import ValueModel
-from pipeline.learning.training.grpo import Samples
 from pipeline.learning.training.sequences import Sequences, prompt_folds
 from pipeline.learning.training.value import reward_scores
 from pipeline.outputs.formats import read_curve
+<<<<<<< HEAD
 from tests.unit.learning.algos.test_chain import Chains, collecting_goes_once_from_none_to_all
+=======
+from tests.unit.learning.algos.test_chain import Chains, of_stage
+>>>>>>> 190912d3 (Keep of the tests on methods what a user may rely on, and refuse odd stages where they are written)
 
 TRAINED = ("DPO", "GRPO", "GRPO-HF", "RAFT")
 OTHERS = ("BestOfN", "CD", "QSharp-HF")
@@ -64,11 +65,6 @@ def test_a_chain_ends_in_metrics_of_every_round(chains: Chains, algo: str) -> No
         assert "pass@1/vs_reference" in found
 
 
-@pytest.mark.parametrize(("algo", "passes"), [("CD", 2), ("QSharp-HF", 3)])
-def test_progress_of_collecting_begins_once(chains: Chains, algo: str, passes: int) -> None:
-    collecting_goes_once_from_none_to_all(chains, algo, passes)
-
-
 @pytest.mark.parametrize("algo", NEW)
 def test_compute_is_accounted_for(chains: Chains, algo: str) -> None:
     for number in (1, 2):
@@ -93,23 +89,6 @@ def test_the_same_bytes_in_another_order_and_another_process_history(chains: Cha
     )
     assert now == {path: digest for path, digest in before.items() if path in now}
     assert {Path(path).parts[0] for path in now} == {job.key for job in chains.plan.jobs.values() if job.round < 2}
-
-
-@pytest.mark.parametrize("algo", TRAINED)
-def test_every_checkpoint_loads_as_any_model(chains: Chains, algo: str) -> None:
-    for number in (1, 2):
-        (folder,) = chains.folders(algo, number, "train")
-        assert type(AutoModelForCausalLM.from_pretrained(folder)).__name__ == "GPT2LMHeadModel"
-
-
-@pytest.mark.parametrize(
-    ("algo", "place"), [("GRPO-HF", "reward/fold_1"), ("QSharp-HF", "reward/fold_0"), ("BestOfN", "train")]
-)
-def test_every_reward_model_loads_as_any_model(chains: Chains, algo: str, place: str) -> None:
-    stage, _, name = place.partition("/")
-    (folder,) = chains.folders(algo, 2, stage)
-    assert type(AutoModel.from_pretrained(folder / name)).__name__ == "GPT2Model"
-    assert ValueModel.from_pretrained(folder / name).config.atoms == 1
 
 
 @pytest.mark.parametrize("algo", ["GRPO-HF", "QSharp-HF"])
@@ -144,64 +123,6 @@ def test_a_reward_model_scores_the_prompts_that_it_has_not_seen(chains: Chains, 
     assert told["folds"] == 2
     assert told["held_out_pairs"] == len(pairs) // 2
     assert 0 <= told["held_out_accuracy"] <= 1
-
-
-def test_groups_are_whole_and_of_one_prompt(chains: Chains) -> None:
-    for number in (1, 2):
-        data = Samples.load(chains.folders("GRPO", number, "score"))
-        assert len(data) == 80
-        prompts = data.sequences.ids[:, :9].reshape(20, 4, 9)
-        assert (prompts == prompts[:, :1]).all()
-        assert len({tuple(group[0]) for group in prompts.tolist()}) == 20
-        assert (data.logprobs < 0).all()
-        assert len({tuple(ids) for ids in data.sequences.ids.tolist()}) > 40
-
-
-def test_a_learnt_reward_replaces_the_given_one_and_all_samples_are_kept(chains: Chains) -> None:
-    drawn = Samples.load(chains.folders("GRPO-HF", 1, "score"))
-    scored = Samples.load(chains.folders("GRPO-HF", 1, "reward"))
-    assert np.array_equal(drawn.sequences.ids, scored.sequences.ids)
-    assert np.array_equal(drawn.logprobs, scored.logprobs)
-    assert set(drawn.rewards.tolist()) <= {0.0, 0.25, 0.5, 0.75, 1.0}
-    assert scored.rewards.mean() == pytest.approx(0, abs=1e-5)
-    assert scored.rewards.std() == pytest.approx(1, abs=1e-4)
-
-
-def test_labels_of_a_learnt_reward_are_in_the_range_of_its_atoms(chains: Chains) -> None:
-    data = Sequences.load(chains.folders("QSharp-HF", 2, "reward"))
-    assert len(data) == 80  # two rounds of twenty prompts, two roll-outs each
-    assert data.labels.min() >= 0
-    assert data.labels.max() <= 1
-    assert data.labels.std() > 0.1
-    (folder,) = chains.folders("QSharp-HF", 2, "train")
-    assert ValueModel.from_pretrained(folder).config.atoms == 11
-
-
-def test_pairs_are_of_one_prompt(chains: Chains) -> None:
-    pairs = Sequences.load(chains.folders("DPO", 1, "score"), "pairs.safetensors")
-    assert pairs.labels.tolist() == [1.0, 0.0] * (len(pairs) // 2)
-    sides = pairs.ids.reshape(-1, 2, 13)
-    assert (sides[:, 0, :9] == sides[:, 1, :9]).all()
-    assert (sides[:, 0] != sides[:, 1]).any(1).all()
-    assert max(Counter(map(tuple, sides[:, 0, :9].tolist())).values()) <= 3
-    whole = [tuple(sorted(map(tuple, pair))) for pair in sides.tolist()]
-    assert len(set(whole)) > len(whole) // 2
-
-
-def test_round_two_goes_on_from_round_one_with_other_prompts(chains: Chains) -> None:
-    firsts = [
-        {tuple(row[:9]) for row in Samples.load(chains.folders("GRPO", number, "score")).sequences.ids.tolist()}
-        for number in (1, 2)
-    ]
-    assert not firsts[0] & firsts[1]
-    assert training(chains, "DPO", 2)["pairs"] > training(chains, "DPO", 1)["pairs"]  # aggregated by default
-
-
-def test_the_first_of_n_draws_is_the_draw_of_the_reference() -> None:
-    keys = sample_keys(0, "evaluate", np.arange(5), 3)
-    split = split_keys(keys, 4)
-    assert np.array_equal(split[..., 0], keys)
-    assert len(np.unique(split)) == 60
 
 
 def test_a_majority_needs_no_training(tmp_path: Path) -> None:

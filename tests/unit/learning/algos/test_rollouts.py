@@ -105,13 +105,6 @@ def test_what_is_the_same_so_far_is_read_once(
         assert len(read) == 4
 
 
-def test_a_guided_policy_finishes_texts_too(rolled: Rollouts) -> None:
-    prefixes = [tokens[:1] for tokens in rolled.tokens]
-    first, second = rolled.finish_each(policy(guided=True), prefixes, (None, "second"))
-    assert first == rolled.finish(policy(guided=True), prefixes, None)
-    assert second == rolled.finish(policy(guided=True), prefixes, "second")
-
-
 def test_both_completions_of_a_pair_are_scored_beside_the_others_of_their_prompt(
     rolled: Rollouts, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:

@@ -1,7 +1,6 @@
 """A training that had next to nothing to learn from says so, and why."""
 
 import json
-import logging
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -10,7 +9,7 @@ from typing import Any
 import pytest
 
 from pipeline.engine.store.store import Store
-from pipeline.learning.algos.rounds import PAIRS, added, noted, shortage, teaching, uninformed
+from pipeline.learning.algos.rounds import shortage, teaching, uninformed
 from pipeline.outputs.formats import Calibration, Tally
 from pipeline.runs.notes import collect_notes
 from tests.unit.learning.algos.test_chain import Chains
@@ -31,14 +30,6 @@ def never(completions: Sequence[str], **_: Any) -> list[float]:
 )
 def test_less_than_a_batch_is_told(kept: int, said: str | None) -> None:
     assert shortage(kept, 64, Tally("pairs", 20, unscored=2, equal=18)) == said
-
-
-def test_without_a_reason_none_is_given() -> None:
-    assert (
-        shortage(8, 64, Tally("prompts", 8))
-        == "trained on 8 sequences, fewer than one batch of 64; 8 prompts were drawn"
-    )
-    assert shortage(0, 64, None) == "trained on nothing (0 sequences)"
 
 
 @pytest.mark.parametrize(
@@ -98,35 +89,6 @@ NO_BETTER = "the value model is no better than the base rate on 20 held-out prom
 )
 def test_a_value_model_that_has_learnt_nothing_is_told(calibration: Calibration | None, said: str | None) -> None:
     assert uninformed(calibration) == said
-
-
-def test_both_notes_are_told_together(caplog: pytest.LogCaptureFixture) -> None:
-    found = noted(3, 64, None, calibration=replace(FINE, brier_skill=0.0))
-    assert found["note"].startswith("trained on 3 sequences, fewer than one batch of 64; the value model is no")
-    assert len(caplog.messages) == 2
-
-
-def test_a_note_is_in_the_log_of_the_job_too(caplog: pytest.LogCaptureFixture) -> None:
-    with caplog.at_level(logging.WARNING, "pipeline"):
-        assert noted(0, 64, None) == {"note": "trained on nothing (0 sequences)"}
-        assert noted(64, 64, None) == noted(None, 64, None) == {}
-    assert caplog.messages == ["trained on nothing (0 sequences)"]
-
-
-def test_pairs_of_a_dataset_that_are_left_out_are_told() -> None:
-    tally = Tally(PAIRS, 20, same=3, parted=2, endless=4)
-    (said,) = noted(2 * 17, 8, tally).values()
-    assert said.startswith("3 of 20 pairs are left out: their two answers are equal; 2 of 20 pairs are trained on")
-    assert "4 of 20 pairs have an answer with no token behind it that ends" in said
-    assert noted(2 * 17, 8, Tally(PAIRS, 20)) == {}
-    assert noted(2 * 17, 8, Tally("prompts", 20, same=3)) == {}
-
-
-def test_tallies_of_shards_add_up() -> None:
-    shard = Tally("pairs", 10, unscored=1, equal=2, wrong=3, same=4)
-    assert added([shard, shard]) == Tally("pairs", 20, unscored=2, equal=4, wrong=6, same=8)
-    assert added([shard, None]) is None  # the other is of an algorithm that does not tell
-    assert added([]) is None
 
 
 ALGOS = ("BestOfN", "DPO", "GRPO", "GRPO-HF", "PITA", "QSharp", "QSharp-HF", "RAFT")
@@ -225,13 +187,3 @@ def test_the_notes_of_a_run_name_chain_and_round(chains: Chains, tmp_path: Path)
         note == "addition/tiny/s0/PITA, round 1: trained on nothing (0 sequences); of 6 pairs 6 scored equal"
         for note in notes
     )
-
-
-def test_a_file_that_holds_something_else_gives_no_note(chains: Chains, tmp_path: Path) -> None:
-    store = Store(tmp_path / "store")
-    jobs = [job for job in chains.plan.jobs.values() if job.stage == "train" and job.round == 1]
-    contents = [b"", b"[1]", b'{"note": 5}', b'{"note": null}', b"[" * 10_000, b'{"note": ""}']
-    for job, content in zip(jobs, contents, strict=False):
-        store.path(job.key).mkdir(parents=True)
-        (store.path(job.key) / "training.json").write_bytes(content)
-    assert collect_notes(store, jobs) == []

@@ -15,19 +15,11 @@ from pipeline.config.schema import StageConfig, Strategy
 from pipeline.errors import ConfigError, JobError
 from pipeline.learning.algos import stage_entry
 from pipeline.learning.algos.base import JobContext, Stage
-from pipeline.learning.algos.registry import known_algorithms, load_algorithm
 from pipeline.learning.algos.stage_entry import _advice_on_determinism as _advised
-from pipeline.learning.algos.stage_entry import _refuse_what_cannot_fit, _settle, run_stage
+from pipeline.learning.algos.stage_entry import _refuse_what_cannot_fit, run_stage
 from pipeline.learning.models.cache import ModelCache
 from pipeline.learning.training.distributed import Ranks, Spread
 from tests.doubles.contexts import context
-
-SHARED = [
-    (name, stage)
-    for name in [*known_algorithms(), "reference"]
-    for stage in load_algorithm(name).stages
-    if stage.scales
-]
 
 
 def given(stage: Stage, device: str) -> JobContext:
@@ -39,20 +31,6 @@ def given(stage: Stage, device: str) -> JobContext:
     return replace(
         context(AlgoConfig()), config=config, joined=Ranks(0, 2, device, Spread(strategy=Strategy.auto))
     )
-
-
-@pytest.mark.parametrize(("name", "stage"), SHARED, ids=lambda value: getattr(value, "name", value))
-def test_a_training_that_devices_share_needs_no_section_that_it_has_not_declared(name: str, stage: Stage) -> None:
-    ctx = given(stage, "cpu")
-    _settle(ctx, stage)
-    assert ctx.ranks.spread == Spread(strategy=Strategy.ddp)
-
-
-def test_the_tiny_reference_is_shared_out_before_there_is_one_to_look_at() -> None:
-    stage = load_algorithm("reference").stages[0]
-    ctx = given(stage, "cuda:0")
-    _settle(ctx, stage)
-    assert ctx.ranks.spread == Spread(strategy=Strategy.ddp)
 
 
 class Noting:

@@ -16,14 +16,10 @@ import torch
 from safetensors.torch import save_file
 from torch import nn
 
-from pipeline.config.checks import check_config
-from pipeline.config.load import load_config
-from pipeline.errors import ConfigError, JobError, JobStopped
-from pipeline.learning.models.batch_size import MICRO_BATCH, BatchSizes
+from pipeline.errors import JobError, JobStopped
 from pipeline.learning.training import checkpoint as module
 from pipeline.learning.training.checkpoint import (
     Checkpoints,
-    Saved,
     State,
     random_state,
     restore_random_state,
@@ -32,7 +28,6 @@ from pipeline.learning.training.checkpoint import (
     training_state,
 )
 from pipeline.learning.training.distributed import Ranks
-from pipeline.plan.build import build_plan
 
 STATE = State({"a": torch.arange(5.0), "b": torch.tensor(3, dtype=torch.int32)}, {"loss": [0.1, float("inf")]})
 
@@ -73,24 +68,6 @@ def names(folder: Path) -> list[str]:
     return sorted(path.name for path in folder.iterdir())
 
 
-def test_what_is_saved_is_found_again(tmp_path: Path) -> None:
-    Checkpoints(tmp_path / "c", {"of": "this"}).save(7, STATE)
-    found = Checkpoints(tmp_path / "c", {"of": "this"}).latest()
-    assert found is not None
-    assert found.step == 7
-    assert found.state.values == STATE.values
-    assert {name: (one.dtype, one.tolist()) for name, one in found.state.tensors.items()} == {
-        name: (one.dtype, one.tolist()) for name, one in STATE.tensors.items()
-    }
-    assert names(tmp_path / "c") == ["step-00000007"]
-    assert names(tmp_path / "c/step-00000007") == ["manifest.json", "state.json", "tensors.safetensors"]
-
-
-def test_nothing_is_found_where_nothing_was_saved(tmp_path: Path) -> None:
-    assert Checkpoints(tmp_path / "none", {}).latest() is None
-    assert not (tmp_path / "none").exists()
-
-
 def test_a_training_goes_on_exactly(tmp_path: Path) -> None:
     """Weights, buffers, AdamW's moments and steps, and the generator that its data comes from."""
     model, optimizer = trained(steps=3)
@@ -115,48 +92,6 @@ def test_a_training_goes_on_exactly(tmp_path: Path) -> None:
             assert torch.equal(value, fresh.state_dict()["state"][index][name]), (index, name)
 
 
-def test_a_loop_of_ones_own_goes_on(tmp_path: Path) -> None:
-    """As docs/training.md has it, with a batch that follows from the step."""
-
-    def attempt(folder: Path, stop_after: int) -> tuple[list[float], dict[str, torch.Tensor]]:
-        torch.manual_seed(0)
-        model = nn.Linear(3, 1)
-        optimizer = torch.optim.AdamW(model.parameters(), lr=0.1)
-        micro_batch = BatchSizes(None, "cpu", model).begin("train DPO", 4, length=3, group=2, what=MICRO_BATCH)
-        calls = iter(range(1, 100))
-        checkpoint = Checkpoints(folder, {"training": "policy"}, stopping=lambda: next(calls) == stop_after)
-        step, losses = 0, []
-        saved = checkpoint.latest(lambda found: state_problem(found.state, model, optimizer))
-        if saved is not None:
-            step, losses = saved.step, restore_training(saved.state, model, optimizer)["losses"]
-
-        def gradients() -> float:
-            total = 0.0
-            for part in torch.arange(12.0).reshape(4, 3).add(step).split(micro_batch.size):
-                if len(part) > 2:
-                    raise torch.OutOfMemoryError("no")
-                loss = model(part).square().sum() / 4
-                loss.backward()
-                total += loss.item()
-            return total
-
-        while step < 6:
-            losses.append(micro_batch.run(gradients, undo=lambda: optimizer.zero_grad(set_to_none=True)))
-            optimizer.step()
-            optimizer.zero_grad(set_to_none=True)
-            step += 1
-            checkpoint.after_step(step, lambda: training_state(model, optimizer, losses=losses), last=step == 6)
-        return losses, dict(model.state_dict())
-
-    expected = attempt(tmp_path / "calm", 99)
-    for stop_after in (1, 2):
-        with pytest.raises(JobStopped):
-            attempt(tmp_path / "stopped", stop_after)
-    found = attempt(tmp_path / "stopped", 99)
-    assert found[0] == expected[0]
-    assert all(torch.equal(found[1][name], expected[1][name]) for name in expected[1])
-
-
 def test_only_what_is_trained_is_saved(tmp_path: Path) -> None:
     state = training_state(*trained(steps=1))
     saved = sorted(name for name in state.tensors if name.startswith("model."))
@@ -170,17 +105,6 @@ def test_only_what_is_trained_is_saved(tmp_path: Path) -> None:
         "model.norm.weight",
         "model.second.bias",
     ]
-
-
-def test_plain_values_of_an_optimizer_are_saved() -> None:
-    """SGD without momentum keeps None."""
-    model = nn.Linear(2, 2)
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.5)
-    go_on(nn.Sequential(nn.Linear(3, 2), model), optimizer, 1)
-    state = training_state(model, optimizer)
-    fresh = torch.optim.SGD(model.parameters(), lr=9)
-    restore_training(state, model, fresh)
-    assert fresh.state_dict() == optimizer.state_dict()
 
 
 def test_an_optimizer_that_keeps_objects_is_refused() -> None:
@@ -315,42 +239,11 @@ def test_it_saves_after_steps_or_minutes_whichever_comes_first(tmp_path: Path) -
     assert names(tmp_path) == ["step-00000012"]
 
 
-@pytest.mark.parametrize(
-    ("steps", "minutes", "expected"), [(0, 0, None), (3, 0, "step-00000006"), (0, 0.001, "step-00000008")]
-)
-def test_zero_switches_a_trigger_off(tmp_path: Path, steps: int, minutes: float, expected: str | None) -> None:
-    clock = Clock()
-    checkpoints = Checkpoints(tmp_path / "c", {}, every_steps=steps, every_minutes=minutes, clock=clock)
-    for step in range(1, 9):
-        clock.now += 1.0
-        checkpoints.after_step(step, lambda: STATE)
-    assert (names(tmp_path / "c") if expected else (tmp_path / "c").exists()) == (
-        [expected] if expected else False
-    )
-
-
 def test_a_run_that_ends_saves_and_stops_the_job(tmp_path: Path) -> None:
     checkpoints = Checkpoints(tmp_path, {}, every_minutes=0, stopping=lambda: True)
     with pytest.raises(JobStopped, match="at step 3; the next attempt goes on from step 3"):
         checkpoints.after_step(3, lambda: STATE)
     assert names(tmp_path) == ["step-00000003"]
-
-
-def test_the_last_step_is_finished_rather_than_stopped(tmp_path: Path) -> None:
-    Checkpoints(tmp_path / "c", {}, every_steps=1, stopping=lambda: True).after_step(3, lambda: STATE, last=True)
-    assert not (tmp_path / "c").exists()
-    also = Checkpoints(tmp_path / "c", {}, also_finished=True)
-    also.after_step(3, lambda: STATE, last=True)
-    found = Checkpoints(tmp_path / "c", {}).latest()
-    assert found is not None
-    assert found.step == 3
-
-
-def test_what_was_found_is_not_saved_again(tmp_path: Path) -> None:
-    Checkpoints(tmp_path, {}).save(4, STATE)
-    checkpoints = Checkpoints(tmp_path, {}, every_steps=4)
-    assert isinstance(checkpoints.latest(), Saved)
-    checkpoints.after_step(4, lambda: pytest.fail("saved again"))
 
 
 def test_a_full_disk_costs_the_checkpoint_and_not_the_training(
@@ -389,21 +282,6 @@ def test_what_a_killed_process_left_half_written_is_removed(tmp_path: Path) -> N
     assert Checkpoints(tmp_path, {}).latest() is None
     # Of a process that lives, or of another machine, it may be about to be finished.
     assert names(tmp_path) == sorted([f".writing-{host}-{os.getppid()}", f".writing-else-{dead.pid}"])
-
-
-def test_intervals_are_no_part_of_a_result() -> None:
-    def keys(*overrides: str) -> list[str]:
-        return [job.key for job in build_plan(load_config(["experiment.name=t", *overrides])).jobs.values()]
-
-    often = keys("training.checkpoint_every_steps=10", "training.checkpoint_every_minutes=0.5")
-    assert often == keys()
-    assert often != keys("training.micro_batch_size=7")
-
-
-@pytest.mark.parametrize("given", ["checkpoint_every_steps=-1", "checkpoint_every_minutes=-0.5"])
-def test_negative_intervals_are_refused(given: str) -> None:
-    with pytest.raises(ConfigError, match=f"training.{given}: must be at least 0"):
-        check_config(load_config(["experiment.name=t", f"training.{given}"]))
 
 
 def test_ranks_take_what_the_first_has_found_good_and_read_it_part_by_part(

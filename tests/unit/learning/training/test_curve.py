@@ -13,27 +13,22 @@ import torch
 from torch import Tensor, nn
 
 from pipeline.config.schema import TrainingConfig
-from pipeline.errors import JobError, JobStopped
-from pipeline.learning.choices import GRPOLoss, HeadType, ScaleRewards
-from pipeline.learning.models.value import value_model_from
-from pipeline.learning.training.checkpoint import Checkpoints, State
-from pipeline.learning.training.curve import Curve, Drawing, add_to_curve, is_drawn, line_of
-from pipeline.learning.training.distributed import ALONE
+from pipeline.errors import JobStopped
+from pipeline.learning.choices import GRPOLoss, ScaleRewards
+from pipeline.learning.training.checkpoint import Checkpoints
+from pipeline.learning.training.curve import Curve, add_to_curve, is_drawn
 from pipeline.learning.training.grpo import fit_grpo, group_advantages
 from pipeline.learning.training.loop import TrainSettings, rate_at, train
 from pipeline.learning.training.policy import fit, grouped_order
 from pipeline.learning.training.scoring import completion_logprobs
-from pipeline.learning.training.sequences import Sequences, batch_of
+from pipeline.learning.training.sequences import batch_of
 from pipeline.learning.training.value import (
-    fit_reward_model,
     fit_value,
-    reward_scores,
-    share_preferred,
     token_bce,
     token_values,
 )
 from pipeline.outputs.check import check_output
-from pipeline.outputs.formats import CURVES, TrainingStep, read_curve
+from pipeline.outputs.formats import CURVES, read_curve
 from tests.doubles.models import tiny_policy
 from tests.unit.learning.training.test_dpo import anchored, pairs
 from tests.unit.learning.training.test_grpo import OBJECTIVE, samples
@@ -86,17 +81,6 @@ def test_the_norm_is_that_of_the_gradient_before_it_is_clipped(tmp_path: Path) -
         assert row.grad_norm == pytest.approx(norm, rel=1e-4)
 
 
-def test_numbers_are_of_the_batch_however_it_is_cut(tmp_path: Path) -> None:
-    for size in (8, 3):
-        (tmp_path / str(size)).mkdir()
-        drawn(tmp_path / str(size), training=TrainingConfig(micro_batch_size=size, warmup_steps=2))
-    whole, parts = read_curve(tmp_path / "8"), read_curve(tmp_path / "3")
-    for one, other in zip(whole, parts, strict=True):
-        assert replace(one, loss=0, grad_norm=0, extra={}) == replace(other, loss=0, grad_norm=0, extra={})
-        assert [one.loss, one.grad_norm] == pytest.approx([other.loss, other.grad_norm], abs=1e-4)
-        assert one.extra == pytest.approx(other.extra, abs=1e-4)
-
-
 @pytest.mark.parametrize("stop_after", [1, 3, 6])
 def test_a_training_that_goes_on_draws_the_same_curve(tmp_path: Path, stop_after: int) -> None:
     (tmp_path / "calm").mkdir()
@@ -112,25 +96,6 @@ def test_a_training_that_goes_on_draws_the_same_curve(tmp_path: Path, stop_after
     (tmp_path / "out" / CURVES).unlink(missing_ok=True)  # as the engine does with all of a failed attempt
     drawn(tmp_path / "out", checkpoint=Checkpoints(tmp_path / "c", {}, every_minutes=0))
     assert (tmp_path / "out" / CURVES).read_bytes() == (tmp_path / "calm" / CURVES).read_bytes()
-
-
-def test_a_checkpoint_without_a_curve_is_gone_on_from(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """As versions before curves have saved it."""
-    expected = drawn(tmp_path)
-    (tmp_path / CURVES).unlink()
-    save, calls = Checkpoints.save, iter(range(100))
-
-    def of_before(self: Checkpoints, step: int, state: State) -> None:
-        state.values["own"].pop("curve")
-        save(self, step, state)
-
-    stopping = Checkpoints(tmp_path / "c", {}, every_minutes=0, stopping=lambda: next(calls) == 1)
-    with monkeypatch.context() as patched:
-        patched.setattr(Checkpoints, "save", of_before)
-        with pytest.raises(JobStopped):
-            drawn(tmp_path, checkpoint=stopping)
-    assert drawn(tmp_path, checkpoint=Checkpoints(tmp_path / "c", {}, every_minutes=0)) == expected
-    assert [row.step for row in read_curve(tmp_path)] == [3, 4, 5, 6]
 
 
 def test_a_step_that_is_done_again_counts_once(tmp_path: Path) -> None:
@@ -164,19 +129,6 @@ def test_a_training_that_diverges_has_null_where_there_is_no_number(tmp_path: Pa
     check_output(tmp_path)
 
 
-def test_without_sequences_there_is_no_training_and_no_curve(tmp_path: Path) -> None:
-    how = fitting(curve=Curve(training="value", folder=tmp_path))
-    assert fit_value(value_model(), Sequences.of([], [], []), how) == []
-    assert read_curve(tmp_path) == []
-
-
-def test_two_trainings_of_a_name_are_told_apart(tmp_path: Path) -> None:
-    for _ in range(2):
-        drawn(tmp_path, epochs=1)
-    assert [row.training for row in read_curve(tmp_path)] == ["value"] * 3 + ["value_2"] * 3
-    check_output(tmp_path)
-
-
 # -- numbers of methods ----------------------------------------------------------------------------------------
 
 
@@ -200,41 +152,6 @@ def test_a_loss_of_a_users_own_adds_its_numbers(tmp_path: Path) -> None:
     assert not is_drawn()
 
 
-def test_a_number_that_every_step_has_is_refused(tmp_path: Path) -> None:
-    model = nn.Linear(1, 1)
-
-    def losses_of(step: int) -> Iterator[Tensor]:
-        add_to_curve(loss=1.0)
-        yield model(torch.ones(1)).sum()
-
-    with pytest.raises(JobError, match=r"add_to_curve\(loss=.* by itself.*Taken are training, .*, grad_norm"):
-        train(
-            model,
-            TrainSettings(steps=1, learning_rate=0.1),
-            losses_of,
-            curve=Curve(training="mine", folder=tmp_path),
-        )
-
-
-@pytest.mark.parametrize(
-    ("names", "said"),
-    [(["a\nb"], "expected a name that can be printed"), ([f"x{at}" for at in range(51)], "of length <= 50")],
-    ids=["no name", "too many"],
-)
-def test_what_no_curve_may_have_is_told_at_the_first_step(tmp_path: Path, names: list[str], said: str) -> None:
-    model, steps = nn.Linear(1, 1), []
-
-    def losses_of(step: int) -> Iterator[Tensor]:
-        steps.append(step)
-        add_to_curve(**dict.fromkeys(names, 1.0))
-        yield model(torch.ones(1)).sum()
-
-    settings, curve = TrainSettings(steps=9, learning_rate=0.1), Curve(training="mine", folder=tmp_path)
-    with pytest.raises(JobError, match=f"the curve of 'mine' cannot have what is added to it: .*{said}"):
-        train(model, settings, losses_of, curve=curve)
-    assert steps == [0]
-
-
 def test_dpo_tells_what_trl_tells(tmp_path: Path) -> None:
     from pipeline.learning.choices import DPOLoss
     from pipeline.learning.training.preferences import DPOObjective, fit_dpo
@@ -246,18 +163,6 @@ def test_dpo_tells_what_trl_tells(tmp_path: Path) -> None:
     rows = read_curve(tmp_path)
     assert [row.extra["margin"] for row in rows] == pytest.approx(reports["margins"], abs=1e-4)
     assert [row.extra["accuracy"] for row in rows] == pytest.approx(reports["accuracies"], abs=1e-6)
-
-
-def test_a_reward_model_tells_how_many_pairs_it_decides(tmp_path: Path) -> None:
-    model, data = value_model_from(tiny_policy(), HeadType.v), pairs()
-    how = fitting(batch_size=len(data), epochs=9, learning_rate=1e-2)
-    fit_reward_model(model, data, replace(how, curve=Curve(training="reward_model", folder=tmp_path)))
-    rows = read_curve(tmp_path)
-    assert rows[0].extra == {"accuracy": 0.5, "margin": 0.0}  # the head starts at zero
-    before_last = value_model_from(tiny_policy(), HeadType.v)
-    fit_reward_model(before_last, data, replace(how, epochs=8))
-    scores = reward_scores(before_last, data, micro_batch_size=9, device="cpu")
-    assert rows[8].extra["accuracy"] == pytest.approx(share_preferred(scores), abs=1e-5)
 
 
 def test_grpo_tells_divergence_clipping_and_rewards(tmp_path: Path) -> None:
@@ -281,31 +186,3 @@ def test_grpo_tells_divergence_clipping_and_rewards(tmp_path: Path) -> None:
 
 
 # -- the log ---------------------------------------------------------------------------------------------------
-
-
-def test_the_log_has_a_line_now_and_then_and_of_the_last_step(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    now = [0.0]
-    drawing = Drawing(
-        Curve(training="policy", folder=tmp_path),
-        200,
-        ranks=ALONE,
-        tokens_after=lambda step: 100 * step,
-        clock=lambda: now[0],
-    )
-    for step in range(1, 201):
-        now[0] += 1.0 if step <= 100 else 2.0
-        drawing.add(step, 1 / step, torch.tensor(0.8), 1e-3)
-    lines = capsys.readouterr().out.splitlines()
-    assert lines[0] == "policy: step 30/200, loss 0.0333, lr 1.0e-03, grad norm 0.8, 100 tokens/s"
-    # Never within 30 s, never within a tenth of the steps.
-    assert [int(line.split()[2].split("/")[0]) for line in lines] == [30, 60, 90, 110, 130, 150, 170, 190, 200]
-
-
-def test_a_line_says_what_a_method_tells_and_what_is_no_number() -> None:
-    row = TrainingStep(
-        training="value", step=1200, steps=4800, tokens=0, loss=None, grad_norm=12345.0, learning_rate=0.0,
-        extra={"brier": 0.2468},
-    )  # fmt: skip
-    assert line_of(row, 0.0) == "value: step 1,200/4,800, loss nan, lr 0.0e+00, grad norm 1.23e+04, brier 0.247"

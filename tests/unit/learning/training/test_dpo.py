@@ -139,14 +139,6 @@ def fit(
     return model, *fit_dpo(model, data, held, objective, fitting)
 
 
-def test_a_policy_at_its_anchor_has_no_margin_and_learns_one() -> None:
-    _, losses, reports = fit()
-    assert losses[0] == pytest.approx(np.log(2), abs=1e-4)
-    assert reports["margins"][0] == pytest.approx(0.0, abs=1e-4)
-    assert losses[-1] < 0.4
-    assert reports["accuracies"][-1] == 1.0
-
-
 def test_micro_batches_add_up_and_never_split_a_pair() -> None:
     _, losses, _ = fit(micro_batch_size=8, epochs=2)
     _, same, _ = fit(micro_batch_size=3, epochs=2)  # becomes 2, one pair

@@ -16,7 +16,6 @@ from transformers import GPT2LMHeadModel
 from examples.gspo import GSPO, GSPOConfig
 from pipeline.config.schema import GenerationConfig, StageConfig, TrainingConfig
 from pipeline.errors import JobError
-from pipeline.learning.algos.base import JobContext
 from pipeline.learning.algos.grpo import GRPO
 from pipeline.learning.choices import GRPOLoss, ImportanceSampling, ScaleRewards
 from pipeline.learning.training.grpo import (
@@ -35,7 +34,7 @@ from pipeline.learning.training.grpo import (
     token_losses,
 )
 from pipeline.learning.training.policy import Fitting
-from pipeline.learning.training.scoring import completion_logprobs, logprobs_and_entropies, read_off
+from pipeline.learning.training.scoring import completion_logprobs, read_off
 from pipeline.learning.training.sequences import batch_of
 from tests.doubles.contexts import context
 from tests.doubles.models import tiny_policy
@@ -183,24 +182,6 @@ def test_the_bonus_for_entropy_is_that_of_trl(loss_type: GRPOLoss) -> None:
         assert torch.allclose(ours, theirs, atol=1e-7)
 
 
-def test_the_loss_of_a_method_has_its_bonus_for_entropy(tmp_path: Path) -> None:
-    without, _, data = of_method(GRPO(), tmp_path)
-    loss, model, _ = of_method(GRPO(), tmp_path, entropy_coef=0.5)
-    batch = batch_of(data.sequences, np.arange(8), "cpu")
-    entropies = logprobs_and_entropies(model, batch)[1][batch.mask]
-    assert loss == pytest.approx(without - 0.5 * entropies.mean().item(), abs=1e-6)
-
-
-class TokenGSPO(GSPO):
-    """GSPO-token, as docs/extending.md has it, with another advantage at each token."""
-
-    def advantages(self, ctx: JobContext, samples: Samples) -> np.ndarray:
-        return np.random.default_rng(2).normal(size=samples.logprobs.shape).astype(np.float32)
-
-    def ratio(self, ctx: JobContext, tokens: TokenBatch) -> Tensor:
-        return super().ratio(ctx, tokens).detach() * (tokens.logprobs - tokens.logprobs.detach()).exp()
-
-
 def of_method(method: GRPO, folder: Path, **settings: Any) -> tuple[float, GPT2LMHeadModel, Samples]:
     """Loss of a policy that is a step past who drew, that policy with its gradients, and what was drawn."""
     model = tiny_policy()
@@ -227,24 +208,6 @@ def test_gspo_as_a_user_writes_it_is_what_the_setting_gives(tmp_path: Path) -> N
     assert loss == same
     assert torch.allclose(model.lm_head.weight.grad, other.lm_head.weight.grad, atol=1e-6)
     assert of_method(GRPO(), tmp_path)[0] != pytest.approx(loss, abs=1e-3)
-
-
-def test_gspo_token_has_another_advantage_at_each_token(tmp_path: Path) -> None:
-    """Equations 13 and 14 of arXiv 2507.18071, completion by completion and token by token."""
-    loss, model, data = of_method(TokenGSPO(), tmp_path)
-    logprobs = completion_logprobs(model, batch_of(data.sequences, np.arange(8), "cpu"))
-    weights = model.lm_head.weight
-    advantages = TokenGSPO().advantages(context(GSPOConfig()), data)
-    gains = []
-    for row, (start, end) in enumerate(zip(data.sequences.starts, data.sequences.lengths, strict=True)):
-        now, before = logprobs[row, start:end], torch.from_numpy(data.logprobs[row, : end - start])
-        whole = ((now - before).sum() / (end - start)).exp().detach()
-        for place in range(end - start):
-            ratio, advantage = whole * now[place].exp() / now[place].exp().detach(), float(advantages[row, place])
-            gains.append(torch.min(ratio * advantage, ratio.clamp(0.98, 1.03) * advantage) / (end - start) / 8)
-    expected = -torch.stack(gains).sum()
-    assert loss == pytest.approx(expected.item(), abs=1e-6)
-    assert torch.allclose(weights.grad, torch.autograd.grad(expected, weights)[0], atol=1e-6)
 
 
 def test_the_loss_of_rloo_is_that_of_trl() -> None:
@@ -316,16 +279,6 @@ def test_advantages_of_maxrl_are_those_of_the_paper() -> None:
         group_advantages(rewards - 0.5, 4, ScaleRewards.mean)
 
 
-def test_advantages_of_a_group_depend_on_no_other_group() -> None:
-    rewards = rewards_with_gaps()
-    whole = group_advantages(rewards, 4, ScaleRewards.group)
-    parts = [group_advantages(rewards[start : start + 4], 4, ScaleRewards.group) for start in range(0, 24, 4)]
-    assert whole.tolist() == np.concatenate(parts).tolist()
-    assert whole[4:12].tolist() == [0.0] * 8
-    with pytest.raises(ValueError, match="23 rewards in groups of 4"):
-        group_advantages(rewards[:23], 4, ScaleRewards.group)
-
-
 def samples(model: GPT2LMHeadModel, count: int = 24) -> Samples:
     generator = np.random.default_rng(1)
     prompts = [generator.integers(0, 10, 3 + row // 4 % 3).tolist() for row in range(count)]
@@ -361,12 +314,6 @@ def test_micro_batches_of_whole_groups_add_up_to_the_batch(loss_type: GRPOLoss) 
     assert same == pytest.approx(losses, abs=1e-5)
     for one, other in zip(whole.parameters(), parts.parameters(), strict=True):
         assert torch.allclose(one, other, atol=2e-3)
-
-
-def test_the_first_step_starts_from_the_sampling_policy() -> None:
-    """The ratio is 1 and the divergence 0, so the loss is minus the mean advantage of a batch."""
-    _, losses = train(8, GRPOLoss.grpo)
-    assert losses[0] == pytest.approx(0.0, abs=1e-6)  # advantages of whole groups cancel
 
 
 def test_what_is_rewarded_becomes_likelier() -> None:

@@ -1,7 +1,5 @@
 """Log-probabilities without all logits at once are those with all of them."""
 
-import math
-
 import pytest
 import torch
 from torch import Tensor
@@ -14,7 +12,6 @@ from pipeline.learning.training.scoring import (
     is_cut,
     is_plain,
     logprobs_and_entropies,
-    read_off,
     taken_logprobs,
 )
 from pipeline.learning.training.sequences import Sequences, batch_of
@@ -61,15 +58,6 @@ def test_entropies_are_those_of_the_whole_vocabulary_also_in_parts() -> None:
     ours, theirs = gradients(model, parts), gradients(model, expected * batch.mask[:, 1:])
     for name, one in ours.items():
         torch.testing.assert_close(one, theirs[name], atol=1e-5, rtol=1e-4)
-
-
-def test_what_no_token_can_be_has_no_part_in_an_entropy() -> None:
-    scoring = torch.tensor([[0.0, 0.0, -torch.inf]], requires_grad=True)
-    _, entropy = read_off(scoring.log_softmax(-1), torch.tensor([0]), entropy=True).unbind(-1)
-    entropy.sum().backward()
-    assert entropy.item() == pytest.approx(math.log(2))
-    assert scoring.grad is not None
-    assert scoring.grad.isfinite().all()
 
 
 def test_logits_that_are_capped_are_left_to_the_model() -> None:

@@ -9,12 +9,10 @@ import torch
 from transformers import AutoModelForCausalLM, GPT2LMHeadModel
 
 from pipeline.config.schema import TrainingConfig
-from pipeline.errors import ConfigError
 from pipeline.learning.algos.policy_config import LoraSettings
 from pipeline.learning.models.value import without_dropout
-from pipeline.learning.training.grpo import Samples
 from pipeline.learning.training.lora import merged, with_adapters
-from pipeline.learning.training.policy import Fitting, by_length, fit, fit_sft, grouped_order
+from pipeline.learning.training.policy import Fitting, fit, fit_sft
 from pipeline.learning.training.scoring import completion_logprobs, score_sequences, sequence_divergence
 from pipeline.learning.training.sequences import Sequences, batch_of
 from tests.doubles.models import tiny_policy
@@ -74,14 +72,6 @@ def test_scores_do_not_depend_on_the_batch() -> None:
         assert table == pytest.approx(tables[0], abs=1e-5)
 
 
-def test_an_order_keeps_groups_together() -> None:
-    order = grouped_order(12, 4, epochs=3, seed=1)
-    assert sorted(order.tolist()) == sorted([*range(12)] * 3)
-    groups = order.reshape(-1, 4)
-    assert (groups % 4 == np.arange(4)).all()
-    assert (groups // 4 == groups[:, :1] // 4).all()
-
-
 @pytest.mark.parametrize("micro_batch_size", [1, 3, 4, 7, 100])
 def test_no_micro_batch_splits_a_group(micro_batch_size: int) -> None:
     model, seen = tiny_policy(), []
@@ -123,11 +113,6 @@ def test_like_lengths_share_a_micro_batch_and_steps_keep_their_sequences() -> No
     assert widths[True] < widths[False]
 
 
-def test_groups_come_by_their_longest_sequence_which_sets_the_width_of_all() -> None:
-    lengths = np.array([1, 9, 5, 5, 2, 3], dtype=np.int32)
-    assert by_length(np.arange(6), lengths, 2).tolist() == [4, 5, 2, 3, 0, 1]
-
-
 def test_dropout_is_switched_off() -> None:
     model = tiny_policy(dropout=0.5).train()
     without_dropout(model)
@@ -162,33 +147,3 @@ def test_adapters_are_trained_and_merged_into_a_model_like_any_other(tmp_path: P
     assert not any("wte" in name or "ln" in name for name in changed)
     with torch.no_grad():
         assert torch.allclose(completion_logprobs(loaded, batch), expected, atol=1e-4)
-
-
-def test_adapters_begin_the_same_way_every_time() -> None:
-    starts = []
-    for seed in (1, 2):
-        torch.manual_seed(seed)
-        adapted = with_adapters(tiny_policy(), LoraSettings(rank=2), seed=5)
-        starts.append([p.clone() for name, p in adapted.named_parameters() if "lora_A" in name])
-    assert all(torch.equal(one, other) for one, other in zip(*starts, strict=True))
-
-
-def test_layers_that_are_not_there_are_refused() -> None:
-    with pytest.raises(ConfigError, match=r"lora\.target_modules=\['q_proj'\]"):
-        with_adapters(tiny_policy(), LoraSettings(rank=2, target_modules=["q_proj"]), seed=0)
-
-
-def test_samples_are_the_same_after_saving_and_loading(tmp_path: Path) -> None:
-    prompts, completions = [[1, 2], [1, 2], [3]], [[4], [5, 6, 7], [8, 9]]
-    logprobs = [np.full(len(tokens), -0.5 - row, np.float32) for row, tokens in enumerate(completions)]
-    rewards = np.array([1.0, np.nan, 0.25])
-    for name, rows in (("a", slice(0, 2)), ("b", slice(2, 3))):
-        (tmp_path / name).mkdir()
-        part = Samples.of(prompts[rows], completions[rows], rewards[rows], logprobs[rows])
-        part.save(tmp_path / name)
-    found = Samples.load([tmp_path / "a", tmp_path / "b"])
-    assert found.rewards.tolist() == pytest.approx([1.0, np.nan, 0.25], nan_ok=True)
-    assert found.logprobs.tolist() == [[-0.5, 0, 0], [-1.5, -1.5, -1.5], [-2.5, -2.5, 0]]
-    assert found.sequences.starts.tolist() == [2, 2, 1]
-    assert found.sequences.lengths.tolist() == [3, 5, 3]
-    assert found.with_rewards(np.zeros(3)).rewards.tolist() == [0, 0, 0]

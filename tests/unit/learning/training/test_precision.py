@@ -6,36 +6,18 @@ import torch
 from transformers import GPT2LMHeadModel
 
 from pipeline.config.schema import DType, TrainingConfig
-from pipeline.learning.choices import DPOLoss, HeadType
+from pipeline.learning.choices import DPOLoss
 from pipeline.learning.generation.decode import DecodeSettings
 from pipeline.learning.generation.likelihood import completion_scores
-from pipeline.learning.models.value import ValueModel, value_model_from
 from pipeline.learning.training.policy import Fitting, computing_in
 from pipeline.learning.training.scoring import completion_logprobs, score_sequences
 from pipeline.learning.training.sequences import Sequences, batch_of
-from pipeline.learning.training.value import fit_value
 from tests.doubles.models import tiny_policy
-from tests.doubles.training import small_sequences
 
 
 def pairs() -> Sequences:
     generator = np.random.default_rng(0)
     return Sequences.of(generator.integers(0, 10, (16, 8)).tolist(), [3] * 16, [1.0, 0.0] * 8)
-
-
-def fit_values(dtype: DType) -> tuple[ValueModel, list[float]]:
-    model = value_model_from(tiny_policy(), HeadType.v)
-    fitting = Fitting(
-        batch_size=8,
-        learning_rate=1e-2,
-        head_learning_rate=3e-2,
-        epochs=3,
-        training=TrainingConfig(micro_batch_size=8, warmup_steps=0),
-        seed=0,
-        device="cpu",
-        dtype=dtype,
-    )
-    return model, fit_value(model, small_sequences(), fitting)
 
 
 def fit_pairs(dtype: DType) -> tuple[GPT2LMHeadModel, list[float]]:
@@ -56,23 +38,12 @@ def fit_pairs(dtype: DType) -> tuple[GPT2LMHeadModel, list[float]]:
     return model, fit_dpo(model, data, anchor, DPOObjective(loss_type=DPOLoss.sigmoid, beta=1.0), fitting)[0]
 
 
-def test_values_are_learnt_nearly_as_in_float32() -> None:
-    (model, losses), (_, exact) = fit_values(DType.bfloat16), fit_values(DType.float32)
-    assert {weight.dtype for weight in model.parameters()} == {torch.float32}
-    assert losses != exact
-    assert losses == pytest.approx(exact, abs=0.02)
-
-
 def test_a_policy_that_computes_like_its_anchor_starts_at_it() -> None:
     model, losses = fit_pairs(DType.bfloat16)
     assert {weight.dtype for weight in model.parameters()} == {torch.float32}
     assert losses[0] == pytest.approx(np.log(2), abs=1e-6)
     assert losses[-1] < 0.5 < losses[0]
     assert losses != fit_pairs(DType.float32)[1]
-
-
-def test_float16_is_not_trained_in() -> None:
-    assert fit_values(DType.float16)[1] == fit_values(DType.float32)[1]
 
 
 def test_a_policy_is_as_likely_to_draw_as_training_begins_with() -> None:

@@ -16,7 +16,6 @@ from pipeline.learning.training.value import (
     fit_reward_model,
     reward_scores,
     sequence_scores,
-    share_preferred,
 )
 from tests.doubles.models import tiny_policy
 
@@ -70,11 +69,6 @@ def test_standardised_scores() -> None:
     assert found.std() == pytest.approx(1)
     assert Scale.of(np.full(3, 2.0))(np.full(3, 2.0)).tolist() == [0, 0, 0]
     assert Scale.of(np.array([])) == Scale(0.0, 1.0)
-
-
-def test_the_share_of_pairs_that_are_decided_as_they_are() -> None:
-    assert share_preferred(np.array([2.0, 1.0, 0.0, 1.0, 3.0, 3.0])) == pytest.approx(0.5)
-    assert share_preferred(np.zeros(0)) is None
 
 
 @pytest.mark.parametrize("count", [1, 2, 3, 9])

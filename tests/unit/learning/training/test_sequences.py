@@ -8,8 +8,6 @@ import torch
 from safetensors.numpy import save_file
 
 from pipeline.errors import JobError
-from pipeline.learning.training.grpo import FILE as SAMPLES
-from pipeline.learning.training.grpo import Samples
 from pipeline.learning.training.scoring import completion_logprobs, without_padding
 from pipeline.learning.training.sequences import FILE, Sequences, batch_of, longest_sequence
 from tests.doubles.families import tiny_model
@@ -20,12 +18,6 @@ GOOD = {
     "starts": np.array([1, 1], np.int32),
     "labels": np.array([1, 0], np.float32),
 }
-
-
-def test_what_was_saved_is_loaded(tmp_path: Path) -> None:
-    save_file(GOOD, tmp_path / FILE)
-    found = Sequences.load([tmp_path, tmp_path])
-    assert found.ids.tolist() == [[1, 2, 3], [4, 5, 0]] * 2
 
 
 def test_the_longest_sequence_is_told_by_the_heads_of_files(tmp_path: Path) -> None:
@@ -92,15 +84,3 @@ def test_other_arrays_are_refused_in_one_message(
         Sequences.load([tmp_path])
     assert str(caught.value).startswith(f"{FILE} in the output of (unknown job) ({tmp_path}) cannot be used: ")
     assert said in str(caught.value)
-
-
-def test_what_is_no_such_file_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(JobError, match="No such file"):
-        Sequences.load([tmp_path])
-    (tmp_path / FILE).write_bytes(b"no tensors")
-    with pytest.raises(JobError, match="no safetensors file"):
-        Sequences.load([tmp_path])
-    save_file(GOOD, tmp_path / FILE)
-    save_file({"logprobs": np.zeros(2, np.float32)}, tmp_path / SAMPLES)
-    with pytest.raises(JobError, match="expected `logprobs` of shape"):
-        Samples.load([tmp_path])

@@ -12,7 +12,7 @@ from pipeline.config.schema import DType, Sharding, Strategy
 from pipeline.errors import JobError
 from pipeline.learning.memory.fit import GB, ModelShape, Precision, Workload, training_footprint
 from pipeline.learning.training import distributed
-from pipeline.learning.training.distributed import Ranks, Spread, choose_spread, refuse_what_cannot_fit, settle
+from pipeline.learning.training.distributed import Ranks, Spread, choose_spread, refuse_what_cannot_fit
 from pipeline.learning.training.policy import computing_in
 
 GIB = 2**30
@@ -47,25 +47,6 @@ def test_the_simplest_that_fits_is_taken(
     assert ("ddp on " in reasons and "short" in reasons) == (strategy is Strategy.fsdp)
 
 
-def test_where_nothing_fits_the_nearest_is_tried() -> None:
-    spread, reasons = choose_spread(LLAMA_7B, WORK, 2, free_bytes=8 * GIB, host_bytes=500 * GIB)
-    assert spread.is_sharded
-    assert spread.cpu_offload
-    assert "fits: " not in reasons
-
-
-def test_on_the_cpu_every_rank_has_the_model() -> None:
-    def never() -> tuple[ModelShape, Workload]:
-        raise AssertionError("the shape was read")
-
-    ranks = Ranks(0, 2, "cpu", Spread(strategy=Strategy.auto))
-    settle(ranks, never)
-    assert ranks.spread == Spread(strategy=Strategy.ddp)
-    asked = Ranks(0, 2, "cuda:0", Spread(strategy=Strategy.fsdp))
-    settle(asked, never)
-    assert asked.spread == Spread(strategy=Strategy.fsdp)
-
-
 LLAMA_8B = ModelShape(
     name="8B",
     parameters=8_030_261_248,
@@ -90,20 +71,6 @@ def test_a_training_that_would_die_in_the_optimizer_is_refused_with_what_would_f
         refuse_what_cannot_fit(LLAMA_8B, replace(whole, tokens=2048), int(150.75 * GB), adapters=True)
     refuse_what_cannot_fit(LLAMA_8B, whole, 180 * GB, adapters=True)  # with micro-batches that are halved
     refuse_what_cannot_fit(LLAMA_8B, Workload(precision=Precision.bfloat16, lora_rank=16), 30 * GB, adapters=True)
-
-
-def test_the_longest_sequence_decides_and_checkpointing_comes_first_where_it_does() -> None:
-    work = Workload(precision=Precision.amp)
-    refuse_what_cannot_fit(LLAMA_8B, replace(work, tokens=512), 170 * GB, adapters=True)
-    with pytest.raises(JobError, match=r"16,384 tokens.* Try training.gradient_checkpointing=true, "):
-        refuse_what_cannot_fit(LLAMA_8B, replace(work, tokens=16_384), 180 * GB, adapters=True)
-
-
-def test_adapters_are_named_where_there_are_some() -> None:
-    for adapters in (True, False):
-        with pytest.raises(JobError) as caught:
-            refuse_what_cannot_fit(LLAMA_8B, Workload(precision=Precision.amp), 80 * GB, adapters=adapters)
-        assert ("lora.rank" in str(caught.value)) is adapters
 
 
 def test_a_rank_that_fails_tells_before_anything_can_block(monkeypatch: pytest.MonkeyPatch) -> None:

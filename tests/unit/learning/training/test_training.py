@@ -1,10 +1,7 @@
 """The training loop and the fit of value models: exact accumulation, schedules, determinism."""
 
-import itertools
 import math
-from contextlib import suppress
 from dataclasses import replace
-from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -14,15 +11,13 @@ import torch
 from transformers import GPT2Config, GPT2LMHeadModel, get_scheduler
 
 from pipeline.config.schema import Schedule, TrainingConfig
-from pipeline.errors import JobStopped
 from pipeline.learning.choices import HeadType
 from pipeline.learning.models.value import ValueModel, value_model_from
 from pipeline.learning.training import value as fit_of_values
-from pipeline.learning.training.checkpoint import Checkpoints
 from pipeline.learning.training.loop import TrainSettings, all_at_once, rate_at
 from pipeline.learning.training.policy import Fitting
-from pipeline.learning.training.sequences import Sequences, batch_of, epoch_order
-from pipeline.learning.training.value import chosen_values, fit_value, token_bce, token_values
+from pipeline.learning.training.sequences import Sequences
+from pipeline.learning.training.value import fit_value, token_bce, token_values
 
 
 def value_model(head: HeadType = HeadType.v, dropout: float = 0.0) -> ValueModel:
@@ -88,15 +83,6 @@ def test_a_schedule_of_transformers_name_is_theirs(schedule: Schedule, warmup_st
     assert after[0] <= rates[-1] or warmup_steps >= 7
 
 
-@pytest.mark.parametrize("schedule", Schedule)
-def test_without_an_end_no_rate_falls_but_that_of_the_root(schedule: Schedule) -> None:
-    settings = TrainSettings(
-        steps=5, learning_rate=2.0, warmup_steps=2, schedule=schedule, horizon=math.inf, steps_before=100
-    )
-    stays = schedule is not Schedule.inverse_sqrt
-    assert rate_at(4, settings) == (2.0 if stays else pytest.approx(2 * (2 / 104) ** 0.5))
-
-
 @pytest.mark.parametrize("micro_batch_size", [1, 3])
 def test_micro_batches_add_up_to_the_batch(micro_batch_size: int) -> None:
     """Sequences have different lengths, so a mean of means would be wrong."""
@@ -107,41 +93,11 @@ def test_micro_batches_add_up_to_the_batch(micro_batch_size: int) -> None:
         assert torch.allclose(one, other, atol=2e-3)
 
 
-def test_equal_trainings_give_equal_bytes(tmp_path: Path) -> None:
-    for name in ("a", "b"):
-        torch.manual_seed(ord(name))
-        np.random.seed(ord(name))
-        fit()[0].save_pretrained(tmp_path / name)
-    assert (tmp_path / "a/model.safetensors").read_bytes() == (tmp_path / "b/model.safetensors").read_bytes()
-    fit(seed=1)[0].save_pretrained(tmp_path / "c")
-    assert (tmp_path / "a/model.safetensors").read_bytes() != (tmp_path / "c/model.safetensors").read_bytes()
-
-
-def test_a_backbone_with_dropout_is_trained_the_same_way_every_time() -> None:
-    """GPT-2 as published has a dropout of 0.1; a result must not depend on what ran before in the process."""
-    losses = []
-    for seed in (1, 2):
-        torch.manual_seed(seed)
-        losses.append(fit(dropout=0.1)[1])
-    assert losses[0] == losses[1]
-
-
 @pytest.mark.parametrize("head", [HeadType.v, HeadType.q])
 def test_a_value_that_can_be_learnt_is_learnt(head: HeadType) -> None:
     _, losses = fit(epochs=60, head=head)
     assert losses[0] == pytest.approx(math.log(2), abs=1e-5)  # the head starts at zero
     assert losses[-1] < 0.35
-
-
-def test_both_heads_give_a_value_to_every_token() -> None:
-    model = value_model(HeadType.q)
-    model.head.weight.data = torch.randn(model.head.weight.shape, generator=torch.Generator().manual_seed(1))
-    ids = torch.tensor([[1, 5, 7], [2, 2, 0]])
-    with torch.inference_mode():
-        found, outputs = token_values(model, ids), model(ids)
-    expected = [[0.0, *(float(outputs[b, t - 1, ids[b, t]]) for t in (1, 2))] for b in (0, 1)]
-    assert torch.allclose(found, torch.tensor(expected))
-    assert torch.equal(chosen_values(outputs, ids), found)
 
 
 @pytest.mark.parametrize("atoms", [1, 3])
@@ -178,53 +134,6 @@ def test_the_loss_is_the_cross_entropy_of_supervised_tokens() -> None:
     assert token_bce(values, mask, torch.tensor([1.0, 0.25])).item() == pytest.approx(expected, abs=1e-5)
 
 
-def test_sequences_are_the_same_after_saving_and_loading(tmp_path: Path) -> None:
-    parts = [sequences(5), Sequences.of([[1, 2, 3] * 5], [4], [0.5]), sequences(3)]
-    folders = [tmp_path / str(number) for number in range(3)]
-    for part, folder in zip(parts, folders, strict=True):
-        folder.mkdir()
-        part.save(folder)
-    joined = Sequences.load(folders)
-    assert len(joined) == 9
-    rows = list(
-        itertools.chain.from_iterable(
-            (part.ids[r, : part.lengths[r]].tolist() for r in range(len(part))) for part in parts
-        )
-    )
-    assert [joined.ids[r, : joined.lengths[r]].tolist() for r in range(9)] == rows
-    assert joined.labels.tolist() == [label for part in parts for label in part.labels.tolist()]
-    again = tmp_path / "again"
-    again.mkdir()
-    parts[0].save(again)
-    assert [p.read_bytes() for p in again.iterdir()] == [p.read_bytes() for p in folders[0].iterdir()]
-
-
-def test_a_shard_without_sequences_is_fine(tmp_path: Path) -> None:
-    """All pairs of a small shard may be ties."""
-    full, empty = tmp_path / "full", tmp_path / "empty"
-    full.mkdir()
-    empty.mkdir()
-    sequences(4).save(full)
-    Sequences.of([], [], []).save(empty)
-    assert len(Sequences.load([empty, full])) == 4
-    assert len(Sequences.load([empty])) == 0
-
-
-def test_every_epoch_sees_every_sequence_once_in_an_order_of_its_own() -> None:
-    order = epoch_order(50, 3, seed=1).reshape(3, 50)
-    assert all(sorted(epoch) == list(range(50)) for epoch in order.tolist())
-    assert not np.array_equal(order[0], order[1])
-    assert np.array_equal(epoch_order(50, 3, seed=1).reshape(3, 50), order)
-
-
-def test_only_the_tail_of_a_sequence_is_supervised() -> None:
-    data = Sequences.of([[1, 2, 3, 4], [5, 6]], [2, 0], [1.0, 0.0])
-    batch = batch_of(data, np.array([1, 0]), "cpu")
-    assert batch.ids.tolist() == [[5, 6, 0, 0], [1, 2, 3, 4]]
-    assert batch.mask.tolist() == [[True, True, False, False], [False, False, True, True]]
-    assert batch.labels.tolist() == [0, 1]
-
-
 def test_a_head_may_learn_faster_than_its_backbone() -> None:
     def moved(head_learning_rate: float | None) -> dict[str, float]:
         model, before = value_model(), dict(value_model().named_parameters())
@@ -240,28 +149,6 @@ def test_a_head_may_learn_faster_than_its_backbone() -> None:
     assert max(plain.values()) < 3.5
     assert 100 < fast["head.weight"] < 350
     assert max(size for name, size in fast.items() if not name.startswith("head.")) < 3.5
-
-
-def test_tokens_are_counted_without_padding() -> None:
-    data, seen = sequences(), []
-    fit_value(value_model(), data, fitting(on_step=lambda done, total, tokens: seen.append(tokens)))
-    assert seen[-1] == 2 * data.lengths.sum()
-
-
-def test_tokens_before_an_interruption_are_counted(tmp_path: Path) -> None:
-    """A fit that goes on reports as it would have without."""
-
-    def told(checkpoint: Checkpoints | None) -> list[tuple[int, int, int]]:
-        seen: list[tuple[int, int, int]] = []
-        how = fitting(on_step=lambda *counts: seen.append(counts), checkpoint=checkpoint)
-        with suppress(JobStopped):
-            fit_value(value_model(), sequences(), how)
-        return seen
-
-    calls = iter(range(100))
-    stopped = told(Checkpoints(tmp_path, {}, every_minutes=0, stopping=lambda: next(calls) == 2))
-    assert [*stopped, *told(Checkpoints(tmp_path, {}, every_minutes=0))] == told(None)
-    assert len(stopped) == 3
 
 
 def test_the_optimizer_of_a_gpu_takes_no_memory_beside_what_it_keeps() -> None:

@@ -29,7 +29,7 @@ from pipeline.learning.training.scoring import (
     without_padding,
 )
 from pipeline.learning.training.sequences import Sequences, batch_of
-from pipeline.learning.training.value import batch_values, fit_reward_model, fit_value
+from pipeline.learning.training.value import fit_reward_model, fit_value
 from tests.doubles.families import tiny_model
 
 # A window that is shorter than texts, experts, latent attention.
@@ -113,14 +113,6 @@ def test_adapters_and_checkpointed_layers_go_along() -> None:
     model.train()
     batch = batch_of(sequences(), np.arange(16), "cpu")
     agree(model, lambda: completion_logprobs(model, batch))
-
-
-@pytest.mark.parametrize("head", list(HeadType))
-def test_values_are_the_same_where_anybody_looks(head: HeadType) -> None:
-    model = value_model_from(tiny_model("llama"), head).requires_grad_(True)
-    nn.init.normal_(model.head.weight, std=0.1)
-    batch = batch_of(sequences(), np.arange(16), "cpu")
-    agree(model, lambda: torch.where(batch.mask, batch_values(model, batch), 0.0), model.backbone)
 
 
 def fitting(epochs: int = 1, **settings: Any) -> Fitting:
