@@ -18,12 +18,7 @@ from typer.testing import CliRunner
 
 import pipeline
 from pipeline.__main__ import app
-<<<<<<< HEAD
-from pipeline.commands import export as module
 from pipeline.commands import export as remake
-=======
-from pipeline.commands import remake
->>>>>>> 190912d3 (Keep of the tests on methods what a user may rely on, and refuse odd stages where they are written)
 from pipeline.commands.export import export
 from pipeline.config.schema import Backend, ExecutionConfig
 from pipeline.engine.run_folder import RunFolder
@@ -281,94 +276,6 @@ def test_what_is_exported_is_a_copy_and_leaves_the_store_as_it_was(outputs: Path
     assert not [key for key in store.stored_keys() if store.problem(key) is not None]
 
 
-<<<<<<< HEAD
-@pytest.mark.parametrize(
-    ("arguments", "said"),
-    [
-        (("t", None), r"several chains that give a model; say which:\n  addition/tiny/s0/PITA\n  addition"),
-        (("t", "s0/*"), r"'s0/\*' fits 2 chains; give more of it"),
-        (("t", "PTIA"), "no chain fits 'PTIA'. Nearest:\n  addition/tiny/s0/PITA"),
-        (("t", "BestOfN"), "no chain fits 'BestOfN'"),
-        (("tt", "PITA"), "no run of 'tt'"),
-    ],
-    ids=["no chain", "several", "unknown chain", "no model", "unknown run"],
-)
-def test_a_chain_that_is_not_told_apart_is_refused(
-    outputs: Path, tmp_path: Path, arguments: tuple[str, str | None], said: str
-) -> None:
-    with pytest.raises(ConfigError, match=said):
-        export(outputs, *arguments, tmp_path / "x")
-    with pytest.raises(ConfigError, match=said):
-        pipeline.guided(*arguments, output_dir=outputs)
-    assert not list(tmp_path.iterdir())
-
-
-def test_a_folder_that_holds_something_is_left_alone(outputs: Path, tmp_path: Path) -> None:
-    (tmp_path / "full").mkdir()
-    (tmp_path / "full" / "mine.txt").write_text("mine")
-    (tmp_path / "file").write_text("mine")
-    for name in ("full", "file", "full/mine.txt"):
-        with pytest.raises(PipelineError, match="there is something already"):
-            export(outputs, "t", "PITA", tmp_path / name)
-    with pytest.raises(PipelineError, match=r"cannot write .*File exists"):
-        export(outputs, "t", "PITA", tmp_path / "file" / "inside")
-    assert sorted(path.name for path in tmp_path.rglob("*")) == ["file", "full", "mine.txt"]
-    (tmp_path / "empty").mkdir()
-    export(outputs, "t", "PITA", tmp_path / "empty")
-    assert (tmp_path / "empty" / "README.md").exists()
-
-
-def test_who_comes_second_to_a_folder_is_told_that_something_is_there(
-    outputs: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    fill = module._fill
-
-    def overtaken(*given: Any) -> None:
-        fill(*given)
-        monkeypatch.setattr(module, "_fill", fill)
-        export(outputs, "t", "PITA", tmp_path / "model")
-
-    monkeypatch.setattr(module, "_fill", overtaken)
-    with pytest.raises(ConfigError, match=r"model: there is something already"):
-        export(outputs, "t", "QSharp", tmp_path / "model")
-    assert read_usage(tmp_path / "model" / "usage.json").chain.endswith("PITA")
-    assert [path.name for path in tmp_path.iterdir()] == ["model"]
-
-
-def test_a_policy_of_which_adapters_are_stored_leaves_its_run_whole(tmp_path: Path) -> None:
-    adapters = ("algos=[RAFT]", "algos.RAFT.lora.rank=4", "algos.RAFT.only_correct=false", "algos.RAFT.epochs=1")
-    little = ("models.tiny.steps=10", "data_collection.prompts_per_round=20", "evaluation.num_prompts=4")
-    outputs = tmp_path / "outputs"
-    run_here(outputs, *adapters, *little)
-    stored = training(outputs, "RAFT/r2/train")
-    assert sorted(path.parent.name for path in stored.rglob("*.safetensors")) == ["1", "2"]
-    by_name = pipeline.guided("t", output_dir=outputs, device="cpu")
-    told = by_name.complete(PROMPTS, n=8, seed=3)
-    export(outputs, "t", None, tmp_path / "policy")
-    assert pipeline.guided(tmp_path / "policy", device="cpu").complete(PROMPTS, n=8, seed=3) == told
-    # Only its reference is found from the folder, and that may be given.
-    alone = pipeline.guided(stored, device="cpu")
-    assert alone.complete(PROMPTS, n=8, seed=3, max_new_tokens=4) == told
-    reference = training(outputs, "reference/train")
-    shutil.move(reference, tmp_path / "reference")
-    with pytest.raises(
-        ConfigError, match=r"the reference of this model is not there any more; .*reference=FOLDER"
-    ):
-        pipeline.guided(stored, device="cpu")
-    given = pipeline.guided(stored, reference=tmp_path / "reference", device="cpu")
-    assert given.complete(PROMPTS, n=8, seed=3, max_new_tokens=4) == told
-    from transformers import AutoModelForCausalLM, AutoTokenizer
-
-    folder = str(tmp_path / "policy")
-    model, tokenizer = AutoModelForCausalLM.from_pretrained(folder), AutoTokenizer.from_pretrained(folder)
-    drawn = model.generate(**tokenizer(PROMPTS, return_tensors="pt"), max_new_tokens=4, do_sample=False)
-    greedy = by_name.generate(PROMPTS, greedy=True)
-    texts = tokenizer.batch_decode(drawn, skip_special_tokens=True)
-    assert [text.replace(" ", "") for text in texts] == [a + b for a, b in zip(PROMPTS, greedy, strict=True)]
-
-
-=======
->>>>>>> 190912d3 (Keep of the tests on methods what a user may rely on, and refuse odd stages where they are written)
 def test_a_chain_that_is_not_finished_is_refused(copied: Path, tmp_path: Path) -> None:
     shutil.rmtree(training(copied))
     journal = run_of(copied).folder.path / "journal.jsonl"

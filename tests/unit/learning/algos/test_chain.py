@@ -20,11 +20,6 @@ from pipeline.learning.datasets.base import load_dataset
 from pipeline.learning.evaluation.metrics import read_samples
 from pipeline.learning.training.sequences import Sequences
 from pipeline.learning.training.value import held_out
-<<<<<<< HEAD
-from pipeline.outputs.formats import read_curve
-=======
-from pipeline.outputs.manifest import describe
->>>>>>> 190912d3 (Keep of the tests on methods what a user may rely on, and refuse odd stages where they are written)
 from pipeline.outputs.prompts import read_prompts
 from pipeline.plan.build import build_plan
 from pipeline.plan.disk import disk_need
@@ -165,20 +160,9 @@ def test_a_chain_ends_in_metrics_of_every_round(chains: Chains) -> None:
     assert chains.metrics("QSharp", 1)["kl_per_sequence"] > 0
 
 
-<<<<<<< HEAD
-@pytest.mark.parametrize(("algo", "passes"), [("PITA", 3), ("QSharp", 2)])
-def test_progress_of_collecting_begins_once(chains: Chains, algo: str, passes: int) -> None:
-    collecting_goes_once_from_none_to_all(chains, algo, passes)
-
-
 def test_models_take_the_disk_that_was_reckoned(chains: Chains) -> None:
     reckoned, taken = chains.disk()
     assert reckoned == pytest.approx(taken, rel=0.2)
-=======
-def of_stage(place: tuple[str, str]) -> float:
-    """How far an estimate of disk may be off; how many measures there are depends on rewards."""
-    return 0.5 if place[1] == "metrics" else 0.1
->>>>>>> 190912d3 (Keep of the tests on methods what a user may rely on, and refuse odd stages where they are written)
 
 
 def test_the_same_bytes_in_another_order_and_another_process_history(chains: Chains, tmp_path: Path) -> None:

@@ -12,12 +12,7 @@ import torch
 from numpy.typing import NDArray
 from transformers import GPT2LMHeadModel
 
-<<<<<<< HEAD
-from pipeline.learning.algos import evaluating
 from pipeline.learning.datasets.base import load_dataset
-=======
-from pipeline.learning.datasets.registry import load_dataset
->>>>>>> 190912d3 (Keep of the tests on methods what a user may rely on, and refuse odd stages where they are written)
 from pipeline.learning.evaluation.metrics import read_samples
 from pipeline.learning.evaluation.optimum import optimum, read_log_right
 from pipeline.learning.models.flops import continued, model_cost, whole_texts

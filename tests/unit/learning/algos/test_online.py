@@ -105,16 +105,6 @@ def test_what_a_round_leaves_goes_on_in_the_next(whole: Chains) -> None:
     assert steps == pytest.approx([6.5e-4 * 6 / 20, 6.5e-4 * 12 / 20])  # the warm-up takes 20
 
 
-<<<<<<< HEAD
-def test_the_disk_that_an_optimizer_takes_is_reckoned_and_it_goes_with_the_weights(whole: Chains) -> None:
-    reckoned, taken = whole.disk()
-    assert taken == pytest.approx(reckoned, rel=0.2)
-    jobs = [job for job in whole.plan.jobs.values() if job.stage == "train" and job.algo == "GRPO"]
-    assert {OPTIMIZER in job.weights for job in jobs} == {True}
-
-
-=======
->>>>>>> 190912d3 (Keep of the tests on methods what a user may rely on, and refuse odd stages where they are written)
 def at_call(number: int, of: Callable[..., Any], after: bool) -> Callable[..., Any]:
     """The same function, which ends this process for good at one of its calls."""
     left = [number]

@@ -16,11 +16,7 @@ from pipeline.learning.models.value import ValueModel
 from pipeline.learning.training.sequences import Sequences, prompt_folds
 from pipeline.learning.training.value import reward_scores
 from pipeline.outputs.formats import read_curve
-<<<<<<< HEAD
-from tests.unit.learning.algos.test_chain import Chains, collecting_goes_once_from_none_to_all
-=======
-from tests.unit.learning.algos.test_chain import Chains, of_stage
->>>>>>> 190912d3 (Keep of the tests on methods what a user may rely on, and refuse odd stages where they are written)
+from tests.unit.learning.algos.test_chain import Chains
 
 TRAINED = ("DPO", "GRPO", "GRPO-HF", "RAFT")
 OTHERS = ("BestOfN", "CD", "QSharp-HF")

@@ -10,12 +10,6 @@ from torch import Tensor, nn
 
 from pipeline.config.schema import TrainingConfig
 from pipeline.errors import JobStopped, OutOfMemory
-<<<<<<< HEAD
-from pipeline.learning.datasets.base import load_dataset
-from pipeline.learning.datasets.made import AdditionConfig
-from pipeline.learning.models import tiny
-=======
->>>>>>> 190912d3 (Keep of the tests on methods what a user may rely on, and refuse odd stages where they are written)
 from pipeline.learning.models.batch_size import BatchSize
 from pipeline.learning.models.value import ValueModel
 from pipeline.learning.training.checkpoint import Checkpoints
