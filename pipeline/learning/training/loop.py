@@ -296,8 +296,8 @@ def _optimizer(model: nn.Module, settings: TrainSettings) -> torch.optim.Optimiz
         # One rate serves both parts: with this adjustment a step is as large as one of AdamW (arXiv 2502.16982).
         parts.append(torch.optim.Muon(of_muon, **how, adjust_lr_fn="match_rms_adamw"))
     if others := _only(groups, matrices, among=False) or ([] if parts else groups):
-        at_once = all_at_once([weight for group in others for weight in group["params"]])
-        parts.append(torch.optim.AdamW(others, **adamw, **at_once))
+        adamw |= all_at_once([weight for group in others for weight in group["params"]])
+        parts.append(torch.optim.AdamW(others, **adamw))
     return parts[0] if settings.optimizer is Optimizer.adamw else Together(parts)
 
 
