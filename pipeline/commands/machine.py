@@ -22,7 +22,6 @@ from pipeline.engine.devices.inventory import (
     read_machine,
     read_mask,
     session,
-    text,
     usable_cores,
     visible_gpus,
 )
@@ -128,7 +127,7 @@ def read_facts(output_dir: Path) -> Facts:
         with session() as nvml:
             number = int(nvml.nvmlSystemGetCudaDriverVersion())
             cuda = f"CUDA up to {number // 1000}.{number % 1000 // 10}"
-            driver = f"{text(nvml.nvmlSystemGetDriverVersion())} ({cuda})"
+            driver = f"{nvml.nvmlSystemGetDriverVersion()} ({cuda})"
     except NoDriver:
         pass
     except DeviceError as error:

@@ -187,11 +187,6 @@ def _explain(nvml: Any, error: Exception) -> str:
     return f"the NVIDIA driver does not answer: {seen}. Try: {remedy}. To go on without GPUs use device=cpu."
 
 
-def text(value: str | bytes) -> str:
-    """A string of the binding; its releases before 11.5 return bytes."""
-    return value.decode() if isinstance(value, bytes) else value
-
-
 log = logging.getLogger("pipeline")
 
 
@@ -378,7 +373,7 @@ def _read_all(nvml: Any) -> Machine:
     for index in range(nvml.nvmlDeviceGetCount()):
         try:
             handle = nvml.nvmlDeviceGetHandleByIndex(index)
-            uuid = text(nvml.nvmlDeviceGetUUID(handle))
+            uuid = nvml.nvmlDeviceGetUUID(handle)
             whole = _describe(nvml, handle, index, uuid)
             found = _slices(nvml, handle, whole) if _in_mig_mode(nvml, handle) else None
             use = _usage(nvml, handle)
@@ -406,7 +401,7 @@ def _describe(nvml: Any, handle: Any, index: int, uuid: str, slice_index: int | 
         kind="cuda",
         index=index,
         uuid=uuid,
-        name=text(nvml.nvmlDeviceGetName(handle)),
+        name=nvml.nvmlDeviceGetName(handle),
         memory_total_bytes=int(nvml.nvmlDeviceGetMemoryInfo(handle).total),
         slice_index=slice_index,
     )
@@ -424,7 +419,7 @@ def _slices(nvml: Any, handle: Any, whole: Device) -> list[tuple[Device, str, Gp
             part = nvml.nvmlDeviceGetMigDeviceHandleByIndex(handle, place)
         except nvml.NVMLError_NotFound:
             continue  # places are numbered for the finest split, most are empty
-        device = _describe(nvml, part, whole.index, text(nvml.nvmlDeviceGetUUID(part)), place)
+        device = _describe(nvml, part, whole.index, nvml.nvmlDeviceGetUUID(part), place)
         instances = f"{nvml.nvmlDeviceGetGpuInstanceId(part)}/{nvml.nvmlDeviceGetComputeInstanceId(part)}"
         found.append((device, f"MIG-{whole.uuid}/{instances}", _usage(nvml, part)))
     return found

@@ -28,7 +28,7 @@ import os
 import re
 import stat
 from collections.abc import Iterator, Mapping
-from contextlib import AbstractContextManager, contextmanager, suppress
+from contextlib import contextmanager, suppress
 from itertools import count
 from pathlib import Path
 from typing import Annotated, Any
@@ -156,43 +156,7 @@ log = logging.getLogger("pipeline")
 _PATH_BYTES = 1 << 16
 
 
-@contextmanager
-def in_use(root: Path) -> Iterator[None]:
-    """Hold a store's lock together with other runs; see `Store.in_use`."""
-    descriptor = _open_lock(root)
-    try:
-        if descriptor is not None:
-            with suppress(LocksUnsupportedError):
-                if not lock(descriptor, shared=True, wait=False):
-                    log.warning("waiting for the clean-up of %s to end", root)
-                    lock(descriptor, shared=True)
-        yield
-    finally:
-        if descriptor is not None:
-            os.close(descriptor)
-
-
-@contextmanager
-def alone(root: Path) -> Iterator[None]:
-    """Hold a store's lock alone, or refuse; see `Store.alone`."""
-    descriptor = _open_lock(root)
-    if descriptor is None:
-        raise StoreError(f"{root} cannot be written to, so nothing in it can be removed")
-    try:
-        try:
-            free = lock(descriptor, wait=False)
-        except LocksUnsupportedError as error:
-            raise StoreError(
-                f"the file system of {root} has no locks, so whether a run uses it is unknown"
-            ) from error
-        if not free:
-            raise StoreError(f"a run is using {root}: nothing was removed. Try again when the run has ended.")
-        yield
-    finally:
-        os.close(descriptor)
-
-
-def remember_user(root: Path, output_dir: Path) -> None:
+def _remember_user(root: Path, output_dir: Path) -> None:
     """Note that runs of an output folder use a store that lies somewhere else."""
     folder = output_dir.absolute()
     if around(root) == folder:
@@ -514,18 +478,37 @@ class Store:
         Raises:
             StoreError: The folder cannot be used.
         """
-        with in_use(self.root):
+        descriptor = _open_lock(self.root)
+        try:
+            with suppress(LocksUnsupportedError):
+                if descriptor is not None and not lock(descriptor, shared=True, wait=False):
+                    log.warning("waiting for the clean-up of %s to end", self.root)
+                    lock(descriptor, shared=True)
             if output_dir is not None:
-                remember_user(self.root, output_dir)
+                _remember_user(self.root, output_dir)
             yield
+        finally:
+            if descriptor is not None:
+                os.close(descriptor)
 
-    def alone(self) -> AbstractContextManager[None]:
+    @contextmanager
+    def alone(self) -> Iterator[None]:
         """Be the only one who uses the store, whose folder exists; runs that start meanwhile wait.
 
         Raises:
             StoreError: A run uses it, or it cannot be locked.
         """
-        return alone(self.root)
+        descriptor = _open_lock(self.root)
+        if descriptor is None:
+            raise StoreError(f"{self.root} cannot be written to, so nothing in it can be removed")
+        try:
+            if not lock(descriptor, wait=False):
+                raise StoreError(f"a run is using {self.root}: nothing was removed. Try again when it has ended.")
+            yield
+        except LocksUnsupportedError as error:
+            raise StoreError(f"{self.root}: without locks whether a run uses it is unknown") from error
+        finally:
+            os.close(descriptor)
 
     def claim(self, key: str, run: Claim | None = None) -> Claim | None:
         """Claim the computing of a key, so that no other run does the same work; None if another has it now.

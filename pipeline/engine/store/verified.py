@@ -64,10 +64,6 @@ class Verified:
             return None if self._unchanged(key) else self._read(key)
         return self._read(key)  # not stored, or not ours to open: it says which
 
-    def is_noted(self, key: str) -> bool:
-        """Whether the output of `key` was found good in this run and is as it was then, told without reading."""
-        return self._unchanged(key)
-
     def require(self, key: str) -> None:
         """Check that the output of `key` can be used.
 
