@@ -43,12 +43,6 @@ def test_a_job_that_finished_has_a_line_and_a_failed_attempt_has_none(tmp_path: 
     assert list(read_timings(tmp_path / "t.jsonl")) == [Timing(**json.loads(line))]
 
 
-def test_of_work_that_took_no_time_there_is_no_rate(tmp_path: Path) -> None:
-    written(tmp_path / "t.jsonl", {**FINISHED, "load_s": 6.0})
-    (timing,) = read_timings(tmp_path / "t.jsonl")
-    assert (timing.samples_per_s, timing.tokens_per_s) == (None, None)
-
-
 def test_lines_that_are_none_cost_nothing_else(tmp_path: Path) -> None:
     """The last line of a killed engine, and what anybody has put there."""
     path = tmp_path / "t.jsonl"

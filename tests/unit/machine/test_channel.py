@@ -25,36 +25,6 @@ Ends = tuple[Channel, Channel, socket.socket]
 LARGE = b"m" * 3_000_000
 
 
-def test_lines_arrive_in_order(ends: Ends) -> None:
-    ours, theirs, _ = ends
-    lines = [b"0", b"", b"2"]
-    for line in lines:
-        theirs.send(line)
-    assert list(ours.receive()) == lines
-    assert list(ours.receive()) == []
-    assert not ours.closed
-
-
-def test_half_a_line_waits_for_its_rest(ends: Ends) -> None:
-    ours, _, raw = ends
-    raw.send(b"[1, ")
-    assert list(ours.receive()) == []
-    raw.send(b"2]\n[3")
-    assert list(ours.receive()) == [b"[1, 2]"]
-    raw.send(b", 4]\n")
-    assert list(ours.receive()) == [b"[3, 4]"]
-
-
-def test_a_hang_up_is_noticed_after_the_last_line(ends: Ends) -> None:
-    ours, theirs, raw = ends
-    theirs.send(b"1")
-    raw.send(b"half")
-    theirs.close()
-    assert list(ours.receive()) == [b"1"]
-    assert list(ours.receive()) == []
-    assert ours.closed
-
-
 def test_lines_are_waited_for_one_by_one_until_the_other_side_hangs_up(ends: Ends) -> None:
     ours, theirs, _ = ends
     theirs.send(b"1")

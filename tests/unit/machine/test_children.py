@@ -44,11 +44,6 @@ def living(pids: list[int]) -> list[int]:
     return [pid for pid in pids if is_living(pid)]
 
 
-def test_settings_may_be_longer_than_a_word_of_a_command_line() -> None:
-    with started(settings={"text": "a" * (1 << 19)}) as (_one, seen):
-        assert len(seen["settings"]["text"]) == 1 << 19
-
-
 @pytest.mark.parametrize("python_path", [None, "/of/the/user"])
 def test_a_child_is_as_its_parent_but_for_what_it_was_told(
     python_path: str | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -101,14 +96,6 @@ def test_children_are_asked_before_they_are_killed() -> None:
         children.end([willing, deaf], grace_s=0.5)
         assert (willing.wait(), deaf.wait()) == (-signal.SIGTERM, -signal.SIGKILL)
         willing.send_signal(signal.SIGTERM)  # its number may be that of another by now
-
-
-def test_a_program_that_does_not_exist_leaves_no_socket(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sys, "executable", "/no/such/python")
-    before = len(list(Path("/proc/self/fd").iterdir()))
-    with pytest.raises(FileNotFoundError), started():
-        pass
-    assert len(list(Path("/proc/self/fd").iterdir())) == before
 
 
 OWNER = f"""

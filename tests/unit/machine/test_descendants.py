@@ -75,26 +75,6 @@ def test_a_number_that_has_gone_to_another_process_is_left_alone(tag: str) -> No
     other.wait()
 
 
-@pytest.mark.parametrize("listed", [True, False], ids=["listed by the kernel", "not listed"])
-def test_children_are_found_among_all_processes_or_as_the_kernel_lists_them(
-    tag: str, listed: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def listdir(path: str) -> list[str]:
-        if path == "/proc/self/task" and not listed:
-            raise FileNotFoundError
-        return list_folder(path)
-
-    list_folder = os.listdir
-    monkeypatch.setattr(descendants.os, "listdir", listdir)
-    before = descendants.children()
-    child = sleeper(descendants.with_tag(os.environ, tag))
-    child.kill()
-    os.waitid(os.P_PID, child.pid, os.WEXITED | os.WNOWAIT)
-    assert {(one.pid, one.is_over) for one in descendants.children() - before} == {(child.pid, True)}
-    child.wait()
-    assert child.pid not in {one.pid for one in descendants.children()}
-
-
 def test_what_was_found_is_ended_however_long_looking_took(tag: str) -> None:
     """Patience may be over before the first look is, and what that finds may have started others meanwhile."""
     started = [sleeper(descendants.with_tag(os.environ, tag)) for _ in range(2)]
@@ -128,11 +108,6 @@ def test_one_that_was_found_is_waited_for_though_no_look_finds_it_any_more(
     finally:
         child.kill()
         child.wait()
-
-
-def test_this_process_is_never_among_them() -> None:
-    (me,) = [one for one in descendants.below(os.getppid()) if one.pid == os.getpid()]
-    assert descendants.end(lambda: {me}) == set()
 
 
 def test_a_tag_is_seen_on_a_process_that_is_only_starting(tag: str) -> None:

@@ -17,8 +17,3 @@ def test_what_a_terminal_would_obey_is_shown(tmp_path: Path) -> None:
     log = tmp_path / "log.txt"
     log.write_bytes(b"10%\r20%\rdone\n\x1b[2J\xff\n\n")
     assert tail(log) == "\n    10%\n    20%\n    done\n    \\x1b[2J\ufffd"
-
-
-def test_an_empty_log_and_none_have_no_end(tmp_path: Path) -> None:
-    (tmp_path / "empty.txt").write_text("\n\n")
-    assert tail(tmp_path / "empty.txt") == tail(tmp_path / "missing.txt") == ""

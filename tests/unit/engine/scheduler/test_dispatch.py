@@ -39,11 +39,3 @@ def test_what_another_run_has_stored_is_taken_as_it_is() -> None:
     assert paper.effects[0] == ReleaseClaim("a")
     assert paper.jobs() == {"a": "stored", "b": "ready"}
     assert paper.phases() == ["idle", "idle"]
-
-
-def test_that_devices_are_kept_for_a_gang_is_told() -> None:
-    paper = OnPaper(job("a", seconds=1), job("wide", devices=2, seconds=5))
-    paper.run.state.start("a", 0)
-    assert paper.start() == []
-    assert paper.said() == "wide: the next free devices are kept for it"
-    assert list(paper.run.state.reserved) == ["wide"]

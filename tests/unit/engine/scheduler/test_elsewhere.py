@@ -47,16 +47,6 @@ def test_what_turns_out_not_to_be_there_is_made_and_before_it_what_it_reads() ->
     assert paper.start() == ["send far to 0"]
 
 
-def test_a_question_that_is_open_is_no_news_and_its_answer_lets_the_job_go_on() -> None:
-    paper = OnPaper(job("a"))
-    assert paper.start(OnDisk(claimed=False, waits="")) == []
-    assert paper.said() == ""
-    assert told(paper, "a", NOT_HERE) == []
-    assert paper.start() == ["send a to 0"]
-    assert told(paper, "a", NOT_HERE) == []  # of a job that runs nothing follows
-    assert paper.jobs() == {"a": "running"}
-
-
 def test_what_comes_while_all_workers_are_busy_needs_none() -> None:
     paper = OnPaper(job("long"), job("a"), job("reader", needs=["a"]), workers=1)
     run = paper.run

@@ -52,21 +52,6 @@ def test_every_lost_second_has_a_cause() -> None:
     assert (made.work_s, made.critical_path_s, made.lower_bound_s, made.actual_s) == (9, 6, 6, 10)
 
 
-def test_a_worker_that_never_became_ready_is_all_load() -> None:
-    workers = [*spans(0.0), WorkerSpan(worker=1, started_s=0.0)]
-    assert parts(account(PLAN, [attempt("a", 0, 0, 4)], workers, 2, 0.0)) == (4, 0, 0, 0)
-
-
-def test_what_came_after_the_last_job_does_not_count() -> None:
-    workers = [*spans(0.0), WorkerSpan(worker=0, started_s=5.0, ready_s=6.0)]
-    assert parts(account(PLAN, [attempt("a", 0, 0, 4)], workers, 1, 0.0)) == (0, 0, 0, 0)
-
-
-def test_there_is_no_account_where_nothing_was_finished() -> None:
-    assert account(PLAN, [], spans(0.0), 1, 0.0) is None
-    assert account(PLAN, [attempt("a", 0, 0, 1, outcome="lost")], spans(0.0), 1, 0.0) is None
-
-
 def test_a_worker_that_is_replaced_on_purpose_is_no_failed_attempt() -> None:
     workers = [
         WorkerSpan(worker=0, started_s=0.0, ready_s=0.0, ended_s=4.0),

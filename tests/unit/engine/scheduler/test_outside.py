@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import math
 import shutil
 from collections.abc import Iterator
@@ -14,7 +13,7 @@ import pytest
 
 from pipeline.engine.journal import Event, Journal, Listener, read_journal
 from pipeline.engine.scheduler.loop import FORCE_S, Outside
-from pipeline.engine.scheduler.run import OnDisk, ProcessOrder, Record, ReleaseClaim, Say, SetAside, Tell
+from pipeline.engine.scheduler.run import OnDisk, ProcessOrder, Record, ReleaseClaim, SetAside
 from pipeline.engine.scheduler.state import RunState
 from pipeline.engine.store.removal import remove_weights
 from pipeline.engine.store.shared import Session, Traffic
@@ -63,20 +62,6 @@ def commit(store: Store, *names: str) -> None:
         store.commit(key(name), folder, {})
 
 
-def test_processes_are_dealt_with_by_the_pool(outside: Outside) -> None:
-    for effect in (
-        ProcessOrder("restart", 0),
-        ProcessOrder("dismiss", 1),
-        ProcessOrder("abort", 2),
-        ProcessOrder("close", 3),
-    ):
-        outside.carry_out(effect)
-    outside.carry_out(ProcessOrder("reopen", 4))
-    assert outside.pool.calls == [  # type: ignore[attr-defined]
-        ("restart", 0), ("dismiss", 1), ("abort", 2), ("close", 3), ("reopen", 4)
-    ]  # fmt: skip
-
-
 def test_a_journal_that_breaks_is_not_gone_on_with(
     outside: Outside, events: list[Event], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -91,13 +76,6 @@ def test_a_journal_that_breaks_is_not_gone_on_with(
     outside.settle()
     assert [event["event"] for event in read_journal(tmp_path / "journal.jsonl")] == ["A"]
     assert list(read_journal(tmp_path / "journal.jsonl")) == events, "who watches is told what is on disk"
-
-
-def test_some_things_are_told_and_not_written(outside: Outside, events: list[Event], tmp_path: Path) -> None:
-    outside.carry_out(Tell("WorkerStarting", {"worker": 3}))
-    outside.settle()
-    assert events == [{"event": "WorkerStarting", "worker": 3}]
-    assert not list(read_journal(tmp_path / "journal.jsonl"))
 
 
 def forced(events: list[str], outside: Outside, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -145,12 +123,6 @@ def test_what_the_store_tells_as_well_is_written_once_a_turn_and_forced_a_few_ti
 
 def fail(why: str) -> NoReturn:
     raise StoreError(why)
-
-
-def test_a_line_for_the_log_is_taken_as_it_is(outside: Outside, caplog: pytest.LogCaptureFixture) -> None:
-    with caplog.at_level(logging.INFO, "pipeline"):
-        outside.carry_out(Say("100 % sure", logging.INFO))
-    assert caplog.messages == ["100 % sure"]
 
 
 def test_a_key_is_claimed_until_it_is_released(outside: Outside) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import random
 from collections import defaultdict
 from dataclasses import replace
@@ -10,12 +9,10 @@ from dataclasses import replace
 import pytest
 
 from pipeline.engine.devices.layout import Layout, Place
-from pipeline.engine.scheduler.dispatch import too_wide
-from pipeline.engine.scheduler.placement import Room, Seat
+from pipeline.engine.scheduler.placement import Room
 from pipeline.engine.scheduler.policy import Action, Reserve, Start, next_actions
 from pipeline.engine.scheduler.ready import MARGIN, Needs
 from pipeline.engine.scheduler.state import JobStatus, RunState
-from pipeline.engine.workers.failure import FailureKind
 from pipeline.plan.graph import Job, Plan
 from tests.doubles.simulate import simulate
 
@@ -73,18 +70,6 @@ def test_jobs_share_a_device_as_far_as_its_memory_goes() -> None:
     assert on(state) == {0: ["a", "d", "c"]}
 
 
-def test_empty_devices_go_first() -> None:
-    state = ready(layout(100, 100), *(job(name, 10) for name in "abcd"))
-    carry_out(state)
-    assert on(state) == {0: ["a", "c"], 1: ["b", "d"]}
-
-
-def test_there_are_never_more_jobs_than_slots() -> None:
-    state = ready(layout(100, slots=2), *(job(name, 1) for name in "abc"))
-    carry_out(state)
-    assert on(state) == {0: ["a", "b"]}
-
-
 def test_a_job_of_unknown_need_is_alone_until_its_kind_is_measured() -> None:
     state = ready(layout(100, 100), *(job(str(number), kind="k") for number in range(7)))
     carry_out(state)
@@ -98,12 +83,6 @@ def test_a_job_of_unknown_need_is_alone_until_its_kind_is_measured() -> None:
     assert state.needs.seen == {"k": 60}
 
 
-def test_what_earlier_runs_measured_counts_from_the_start() -> None:
-    state = ready(layout(100), *(job(name, kind="k") for name in "abc"), peaks={"k": 40})
-    carry_out(state)
-    assert on(state) == {0: ["a", "b"]}
-
-
 def test_with_a_number_of_jobs_the_unknown_counts_as_an_equal_share() -> None:
     where = layout(90, slots=3, vouched=True)
     state = ready(where, *(job(name, kind="k") for name in "abcd"))
@@ -112,12 +91,6 @@ def test_with_a_number_of_jobs_the_unknown_counts_as_an_equal_share() -> None:
     state = ready(where, job("large", 70, seconds=9), *(job(name, kind="k") for name in "ab"))
     carry_out(state)
     assert on(state) == {0: ["large"]}
-
-
-def test_a_job_that_takes_no_memory_runs_beside_others() -> None:
-    state = ready(layout(100), job("a", 100), job("b", 0))
-    carry_out(state)
-    assert on(state) == {0: ["a", "b"]}
 
 
 def test_a_job_that_waits_for_memory_is_not_overtaken_for_ever() -> None:
@@ -178,19 +151,6 @@ def test_running_out_of_memory_beside_others_leads_to_an_attempt_alone() -> None
     assert not state.ran_out_of_memory("a", 0)  # that one is its own fault
 
 
-def test_blame_is_for_the_device_not_for_one_of_its_workers() -> None:
-    state = ready(layout(100, 100, slots=2), *(job(name, 10) for name in "ab"))
-    state.start("a", 0)
-    state.raised(0)
-    state.blame.failed("a", state.layout.device_of(0), FailureKind.lost)
-    state.retry("a")
-    assert next_actions(state)[0] == Start("a", 1)
-    state.table.quarantine(1)
-    state.table.quarantine(3)
-    assert state.usable_devices() == [0]
-    assert next_actions(state)[0] == Start("a", 0)
-
-
 # -- devices of different sizes ---------------------------------------------------------
 
 
@@ -204,12 +164,6 @@ def test_the_smallest_device_that_does_is_taken_if_another_job_needs_the_larger(
     small, large = job("small", 10, seconds=9), job("large", 40, seconds=1)
     assert next_actions(ready(layout(80, 24, slots=1), small, large)) == [Start("small", 1), Start("large", 0)]
     assert next_actions(ready(layout(80, 24, slots=1), small)) == [Start("small", 0)]
-
-
-def test_no_large_device_idles_for_jobs_that_are_not_there() -> None:
-    state = ready(layout(80, 24, slots=1), job("a", 10), job("b", 10))
-    carry_out(state)
-    assert on(state) == {0: ["a"], 1: ["b"]}
 
 
 def test_what_is_unknown_goes_to_the_largest_device_and_grows_out_of_the_small_ones() -> None:
@@ -242,23 +196,6 @@ def test_members_of_a_gang_are_on_devices_that_fit_and_have_them_alone() -> None
     assert next_actions(state)[0] == Start("gang", 1, (2,))
     carry_out(state)
     assert on(state) == {0: ["a", "b"], 1: ["gang"], 2: ["gang"]}
-
-
-def test_a_gang_empties_all_workers_of_its_devices() -> None:
-    state = ready(layout(80, 80, slots=2), job("a", 10, 9), job("gang", None, 5, devices=2))
-    state.start("a", 2)
-    state.finished(2, held_mb=5)
-    # The worker that holds models does not lead: its process ends.
-    assert next_actions(state) == [Start("gang", 0, (1,), (2,))]
-
-
-def test_jobs_that_fit_no_device_that_is_left_are_told() -> None:
-    state = ready(layout(24, 80, slots=2), job("large", 40), job("small", 4))
-    assert too_wide(state) == []
-    for index in state.layout.workers_of(1):
-        state.table.quarantine(index)
-    assert too_wide(state) == ["large"]
-    assert [one.job_id for one in next_actions(state)] == ["small"]
 
 
 # -- whatever the jobs ------------------------------------------------------------------
@@ -343,24 +280,3 @@ def test_what_is_promised_a_place_has_it_when_it_should() -> None:
         assert all(started[name] <= at + 1e-5 for name, at in promised.items())
         promises += len(promised)
     assert promises > 40
-
-
-def test_of_many_jobs_on_shared_devices_only_a_few_are_looked_at(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Places are looked for about five times per job; a plain policy does so for all that are ready, each time."""
-    jobs = [job(str(index), 30 + index % 3, 1 + index / 7, kind=f"k{index % 50}") for index in range(400)]
-    seats, looked = Room.seats, []
-
-    def count(room: Room, job_id: str) -> list[Seat]:
-        looked.append(job_id)
-        return seats(room, job_id)
-
-    monkeypatch.setattr(Room, "seats", count)
-    simulate(Plan(jobs, []), 0, layout=layout(100, 100, 80, 24))
-    assert len(jobs) <= len(looked) < 10 * len(jobs)
-
-
-def test_a_whole_device_is_more_than_any_number() -> None:
-    needs = Needs(layout(100))
-    assert needs.charge(job("a"), 0) == math.inf
-    assert needs.charge(job("a", 101), 0) == math.inf
-    assert needs.charge(job("a", 100), 0) == 100

@@ -71,14 +71,6 @@ def test_a_process_that_a_job_has_changed_is_replaced() -> None:
     assert not paper.said()
 
 
-def test_an_idle_worker_that_is_lost_is_told_and_replaced() -> None:
-    paper = OnPaper(job("a"))
-    assert paper.ended(1, exit_code=3) == ["WorkerExited"]
-    assert paper.said() == "worker 1 was lost (exit code 3)"
-    assert paper.phases() == ["idle", "starting"]
-    assert [span.worker for span in paper.run.ledger.spans] == [0, 1, 1]
-
-
 def test_no_process_follows_one_that_is_lost_where_no_more_jobs_are_given() -> None:
     paper = running(job("b", needs=["a"]))
     unusable(paper.run, 0, "its memory is not free")
@@ -120,15 +112,6 @@ def test_progress_is_what_keeps_a_job_from_hanging_and_not_for_ever() -> None:
         assert paper.wait(4) == ([] if done < 3 else ["abort 0"])
         paper.hear(0, JobProgress(job_id="a", attempt=1, done=done, total=9, tokens=0))
     assert paper.run.doomed[0].message == "worker 0 was killed: took longer than execution.job_timeout_s=12"
-
-
-def test_what_is_late_from_an_earlier_attempt_does_not_count() -> None:
-    paper = running(workers=1)
-    paper.ended(0)
-    paper.ready(0)
-    paper.start()
-    assert paper.hear(0, FINISHED, OnDisk(stored=True)) == []
-    assert paper.jobs() == {"a": "running"}
 
 
 # -- nonsense --------------------------------------------------------------------------------------------------
@@ -185,22 +168,6 @@ def test_when_the_run_ends_a_job_that_is_broken_off_has_failed_in_nothing() -> N
     assert paper.phases() == ["gone", "idle"]
 
 
-def test_when_the_run_ends_only_what_has_begun_is_told_to_have_stopped() -> None:
-    paper = OnPaper(job("a"))
-    paper.start()
-    paper.run.stopping = True
-    assert paper.ended(0, exit_code=-15) == ["WorkerExited"]
-    assert paper.jobs() == {"a": "ready"}
-    assert [attempt.outcome for attempt in paper.run.ledger.attempts] == ["stopped"]
-
-
-def test_when_the_run_ends_no_process_is_replaced() -> None:
-    paper = running()
-    paper.run.stopping = True
-    assert paper.hear(0, AttemptStopped(job_id="a", attempt=1)) == ["JobStopped a"]
-    assert paper.ended(0, exit_code=0) == ["WorkerExited"]
-
-
 def test_a_job_that_stops_unasked_is_tried_again_and_not_for_ever() -> None:
     paper = OnPaper(job("a"), retry=RetryConfig(worker_lost=1), workers=1)
     ends = []
@@ -232,12 +199,6 @@ def test_a_job_that_ends_workers_before_it_begins_is_not_tried_for_ever() -> Non
         paper.ready(0)
     assert decided == ["WorkerExited", "AttemptFailed a", "JobFailed a"]
     assert "ended once more before it had begun: signal 9 (SIGKILL)" in paper.run.state.jobs["a"].reason
-
-
-def test_a_worker_that_ends_well_in_the_middle_of_its_job_has_lost_it() -> None:
-    paper = running()
-    assert paper.ended(0, exit_code=0) == ["WorkerExited", "AttemptFailed a"]
-    assert paper.record("AttemptFailed")["kind"] == FailureKind.lost.value
 
 
 @pytest.mark.parametrize(

@@ -38,15 +38,6 @@ def test_a_job_that_failed_on_one_device_is_tried_on_another() -> None:
     assert [attempt.outcome for attempt in paper.run.ledger.attempts] == ["lost"]
 
 
-def test_with_one_device_it_is_tried_again_there() -> None:
-    paper = OnPaper(job("a"), workers=1)
-    paper.start()
-    paper.fail("a", LOST)
-    assert paper.start() == []  # until there is a process again
-    assert paper.ready(0) == ["WorkerStarted"]
-    assert paper.start() == ["send a to 0"]
-
-
 def test_a_job_that_is_given_up_blocks_what_needs_it() -> None:
     paper = OnPaper(job("a"), job("b", needs=["a"]), job("c", needs=["b"]), job("d"), workers=1)
     paper.start()
@@ -138,26 +129,6 @@ def test_a_damaged_input_is_made_again_with_what_that_takes() -> None:
         paper.finish(name)
 
 
-def test_an_input_that_is_good_after_all_is_made_again_and_stays_where_it_is() -> None:
-    paper = OnPaper(job("a"), job("b", needs=["a"]), stored=["a"])
-    paper.start()
-    assert damaged(paper, "b", "a", OnDisk(maker="a")) == [
-        "AttemptFailed b", "JobReopened a", "restart 0"
-    ]  # fmt: skip
-    assert "a runs again: its stored output cannot be used (it could not be read)" in paper.said()
-
-
-def test_two_readers_of_one_damaged_input_have_it_made_once() -> None:
-    paper = OnPaper(job("a"), job("b", needs=["a"]), job("c", needs=["a"]), stored=["a"])
-    paper.start()
-    seen = OnDisk(problem="gone", maker="a")
-    assert "JobReopened a" in damaged(paper, "b", "a", seen)
-    assert damaged(paper, "c", "a", OnDisk(problem="not stored", maker="a")) == [
-        "AttemptFailed c", f"set aside {key('a')[:4]}", "restart 1"
-    ]  # fmt: skip
-    assert paper.jobs() == {"a": "ready", "b": "pending", "c": "pending"}
-
-
 # -- devices ---------------------------------------------------------------------------------------------------
 
 
@@ -201,23 +172,6 @@ def test_a_device_is_taken_back_when_the_same_jobs_fail_elsewhere() -> None:
     assert paper.phases() == ["idle", "idle"]
 
 
-def test_jobs_that_fail_everywhere_are_blamed_themselves() -> None:
-    paper = OnPaper(*(job(f"bad/{index}") for index in range(4)), job("good"))
-    failed_on: dict[str, list[int]] = {f"bad/{index}": [] for index in range(4)}
-    while paper.run.state.unsettled:
-        paper.start()
-        for worker in [worker for worker in paper.run.state.workers if worker.job_id]:
-            name = worker.job_id
-            if name == "good":
-                paper.finish(name)
-                continue
-            failed_on[name].append(worker.index)
-            assert "DeviceQuarantined" not in paper.fail(name, LOST)
-            paper.ready(worker.index)
-    assert paper.jobs() == {**dict.fromkeys(failed_on, "failed"), "good": "done"}
-    assert all(len(workers) == 3 and set(workers) == {0, 1} for workers in failed_on.values())
-
-
 def test_a_job_that_succeeds_in_between_clears_its_device() -> None:
     paper = OnPaper(*(job(name) for name in "abcd"), retry=PATIENT)
     lose(paper, "a", "b", on=0)
@@ -237,26 +191,6 @@ def test_a_job_beside_those_that_fail_may_finish_and_proves_that_the_device_work
     decided = paper.finish("good")
     assert decided[-3:] == ["DeviceReleased", "DeviceReleased", "reopen 2"]
     assert paper.phases() == ["idle", "idle", "starting", "idle"]
-
-
-def test_one_that_is_taken_back_before_its_process_has_ended_waits_for_the_next() -> None:
-    jobs = [job(name, memory_mb=10) for name in ("a", "b", "c")]
-    paper = OnPaper(*jobs, layout=shared(100, 50), retry=RetryConfig(worker_lost=9, device_failures=2))
-    assert lose(paper, "a", "b", on=2).count("DeviceQuarantined") == 2
-    assert lose(paper, "a", on=1).count("DeviceReleased") == 2
-    assert paper.phases()[0] == "starting"  # though nobody has seen the end of it yet
-    paper.ended(0)
-    paper.ready(0)
-    assert paper.phases()[0] == "idle"
-
-
-def test_the_worker_of_a_job_that_fails_beside_those_ends_too() -> None:
-    jobs = [job(name, memory_mb=10) for name in ("last", "a", "b")]
-    paper = OnPaper(*jobs, layout=shared(100, 50), retry=RetryConfig(worker_lost=9, device_failures=2))
-    paper.run.state.start("last", 0)
-    lose(paper, "a", "b", on=2)
-    assert paper.fail("last", FailureKind.transient)[-1] == "close 0"
-    assert paper.phases() == ["quarantined", "idle", "quarantined", "idle"]
 
 
 def test_a_place_in_which_no_worker_starts_is_given_up_for_good() -> None:
@@ -302,11 +236,3 @@ def test_a_job_outlasts_the_loss_of_many_machines_but_not_of_all_that_there_are(
         paper.hear(0, WorkerExited(exit_code=None, how="its node was lost", elsewhere=True))
         paper.ready(0)
     assert paper.jobs() == {"a": "failed"}
-
-
-def on_two_machines() -> OnPaper:
-    """Eight jobs on two machines of four devices; two jobs speak against a device, and four against a machine."""
-    retry, nodes = RetryConfig(worker_lost=9, device_failures=2), [f"node {index // 4}" for index in range(8)]
-    paper = OnPaper(*map(job, "abcdefgh"), workers=8, retry=retry, nodes=nodes)
-    paper.start()
-    return paper

@@ -1,7 +1,7 @@
 """How events change the state of a run."""
 
 from pipeline.config.schema import Barrier
-from pipeline.engine.scheduler.state import RunState, WorkerPhase
+from pipeline.engine.scheduler.state import RunState
 from pipeline.plan.graph import Job, Plan
 
 
@@ -29,18 +29,6 @@ def status(state: RunState) -> dict[str, str]:
 def complete(state: RunState, name: str, worker: int = 0) -> None:
     state.start(name, worker)
     state.finished(worker)
-
-
-def test_jobs_without_inputs_are_ready_at_once() -> None:
-    assert status(state_of(chain_plan())) == {
-        "a": "ready", "b": "pending", "c": "ready", "d": "pending", "e": "ready"
-    }  # fmt: skip
-
-
-def test_stored_inputs_count_as_there() -> None:
-    state = state_of(chain_plan(), "a", "c")
-    assert status(state)["b"] == "ready"
-    assert state.unsettled == 3
 
 
 def test_a_stored_job_may_lack_its_inputs() -> None:
@@ -78,29 +66,6 @@ def test_a_stored_descendant_is_not_blocked() -> None:
     assert status(state)["d"] == "ready"
 
 
-def test_a_lost_worker_gives_its_job_back() -> None:
-    state = state_of(chain_plan())
-    assert state.start("a", 0) == 1
-    assert state.worker_lost(0) == "a"
-    assert state.workers[0].phase is WorkerPhase.gone
-    state.retry("a")
-    assert status(state)["a"] == "ready"
-    assert state.start("a", 1) == 2
-
-
-def test_messages_of_an_earlier_attempt_are_not_current() -> None:
-    state = state_of(chain_plan())
-    state.start("a", 0)
-    assert state.is_current(0, "a", 1)
-    state.worker_lost(0)
-    state.retry("a")
-    state.worker_ready(0, "cpu")
-    state.start("a", 0)
-    assert not state.is_current(0, "a", 1)
-    assert not state.is_current(1, "a", 2)
-    assert state.is_current(0, "a", 2)
-
-
 def test_a_worker_remembers_the_models_used_last() -> None:
     jobs = [job(str(index), affinity=affinity) for index, affinity in enumerate(["m1", "m2", "", "m1", "m3"])]
     state = state_of(Plan(jobs, []), workers=1)
@@ -123,11 +88,3 @@ def test_the_barrier_opens_a_round_when_the_one_before_is_settled() -> None:
     assert status(state)["e"] == "pending"
     complete(state, "c")
     assert status(state)["e"] == "ready"
-
-
-def test_a_retry_behind_the_barrier_is_ready_again() -> None:
-    state = state_of(chain_plan(), barrier=Barrier.round)
-    state.start("a", 0)
-    state.worker_lost(0)
-    state.retry("a")
-    assert status(state)["a"] == "ready"

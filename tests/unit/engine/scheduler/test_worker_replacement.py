@@ -20,16 +20,6 @@ def gang(name: str = "gang", needs: tuple[str, ...] = (), width: int = 2) -> Job
     return job(name, needs=needs, devices=width)
 
 
-def test_fresh_processes_are_given_a_gang_at_once() -> None:
-    paper = OnPaper(gang(), visible="GPU-")
-    assert paper.start() == ["send gang to 0"]
-    assert paper.phases() == ["running", "lent"]
-    (send,) = (effect for effect in paper.effects if hasattr(effect, "order"))
-    assert send.order.gang == ["GPU-0", "GPU-1"]
-    paper.begin("gang")
-    assert paper.record("JobStarted")["members"] == (1,)
-
-
 MACHINES = Layout(places=tuple(Place(label=str(at), node=at // 2) for at in range(4)))
 
 
@@ -62,22 +52,6 @@ def test_the_loss_of_a_worker_that_had_ranks_ends_the_attempt_everywhere(elsewhe
     assert paper.ended(0) == ["WorkerExited"]
     paper.ready(0, 2)
     assert paper.start() == ["send gang to 0", "send gang to 2"]
-
-
-def test_the_loss_of_the_worker_that_leads_replaces_those_with_other_ranks() -> None:
-    paper = on_machines(gang(width=4))
-    paper.start()
-    paper.begin("gang")
-    assert paper.ended(0) == ["WorkerExited", "AttemptFailed gang", "restart 2"]
-    assert paper.phases() == ["starting", "idle", "starting", "idle"]
-
-
-def test_a_worker_whose_device_is_lent_takes_no_job() -> None:
-    paper = OnPaper(job("gang", devices=2, seconds=9), job("other"))
-    assert paper.start() == ["send gang to 0"]
-    assert paper.start() == []
-    paper.finish("gang")
-    assert paper.start() == ["send other to 0"]
 
 
 def test_processes_that_have_run_jobs_are_replaced_before_a_gang_is_sent() -> None:
@@ -120,17 +94,6 @@ def test_a_job_waits_for_the_end_of_those_whose_memory_it_needs() -> None:
     assert paper.ended(1) == ["WorkerExited", "send c to 0"]  # and not only when there is another process
 
 
-def test_the_end_of_a_process_that_was_replaced_on_purpose_is_no_loss() -> None:
-    paper = OnPaper(gang(), job("a"), job("after", needs=["gang"]))
-    paper.run.state.start("a", 0)
-    paper.finish("a")
-    paper.start()
-    paper.ended(0)
-    assert not paper.run.ledger.attempts[1:]
-    assert paper.said() == ""
-    assert [span.worker for span in paper.run.ledger.spans] == [0, 1, 0]
-
-
 def test_a_worker_that_is_lost_while_its_device_is_lent_costs_nothing() -> None:
     paper = OnPaper(gang(), gang("next", ("gang",)))
     paper.start()
@@ -160,12 +123,6 @@ def test_on_gpus_the_workers_are_replaced_after_ranks_had_their_devices() -> Non
     paper.ended(0, 1)
     paper.ready(0)
     assert paper.start() == ["send after to 0"]
-
-
-def test_a_gang_that_raised_ends_with_the_worker_that_led_it() -> None:
-    paper = OnPaper(gang())
-    paper.start()
-    assert paper.fail("gang", FailureKind.transient, rank=1) == ["AttemptFailed gang", "restart 0"]
 
 
 def test_when_the_leader_dies_no_device_is_blamed_and_the_others_are_replaced() -> None:

@@ -5,7 +5,6 @@ from types import SimpleNamespace
 
 import pytest
 
-from pipeline.engine.workers import work
 from pipeline.engine.workers.work import CONTEXT_MB, begin_measuring, give_back, held_mb, limit, peak_mb
 
 
@@ -73,17 +72,6 @@ def test_the_context_counts_besides_what_torch_has_reserved(monkeypatch: pytest.
     assert cuda.called == ["empty", "reset cuda:1", "empty"]
     assert peak_mb("cuda:1") == 3 * 1024 + CONTEXT_MB
     assert held_mb("cuda:1") == 1024 + CONTEXT_MB
-
-
-def test_the_module_itself_imports_no_torch() -> None:
-    assert not hasattr(work, "torch")
-
-
-def test_garbage_that_nobody_wanted_is_not_charged(monkeypatch: pytest.MonkeyPatch) -> None:
-    cuda = Cuda()
-    cuda.used = 2**30
-    monkeypatch.setitem(sys.modules, "torch", SimpleNamespace(cuda=cuda))
-    assert peak_mb("cuda") == 1280 + CONTEXT_MB
 
 
 def test_a_job_beside_others_is_held_to_its_share(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -148,9 +148,3 @@ def test_a_machine_that_is_gone_silent_or_never_came_is_told(
             assert other.problem == f"the machine of ranks 1 to 2 of 3 {words}"
             assert late is None or late.socket.fileno() >= 0
         monkeypatch.undo()
-
-
-def test_a_machine_that_finds_nobody_who_leads_gives_up(order: RunJob) -> None:
-    asked = iter([False, False, True])
-    start_part(order, "cpu", lambda: next(asked))
-    assert next(asked, None) is None

@@ -2,7 +2,6 @@
 
 import os
 import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -32,20 +31,6 @@ def test_a_pause_writes_to_the_old_place(tmp_path: Path, capfd: pytest.CaptureFi
         print("two")
     assert (tmp_path / "log.txt").read_text() == "one\ntwo\n"
     assert capfd.readouterr().out == "shown\nshown too\n"
-
-
-def test_streams_come_back_after_an_error(tmp_path: Path) -> None:
-    streams = (sys.stdout, sys.stderr)
-    with pytest.raises(ZeroDivisionError), OutputTo(f"{tmp_path}/log.txt"):
-        raise ZeroDivisionError
-    assert (sys.stdout, sys.stderr) == streams
-
-
-def test_a_second_use_starts_the_file_anew(tmp_path: Path) -> None:
-    for text in ("long text", "short"):
-        with OutputTo(f"{tmp_path}/log.txt"):
-            print(text)
-    assert (tmp_path / "log.txt").read_text() == "short\n"
 
 
 def test_a_job_in_the_engines_process_writes_its_log_though_nobody_reads_the_engine(

@@ -117,12 +117,6 @@ def run(pool: Pool, turns: int = 10) -> list[tuple[int, FromWorker]]:
     return heard
 
 
-def test_messages_come_with_the_index_of_their_worker() -> None:
-    heard = run(pool_of([READY], size=2))
-    assert sorted(index for index, message in heard if message == READY) == [0, 1]
-    assert [message for _, message in heard].count(WorkerExited(exit_code=0)) == 2
-
-
 def test_a_worker_that_ends_is_replaced() -> None:
     heard = [message for _, message in run(pool_of([READY, STARTED, WorkerExited(exit_code=1)], [READY]))]
     assert heard == [READY, STARTED, WorkerExited(exit_code=1), READY, WorkerExited(exit_code=0)]
@@ -196,22 +190,6 @@ def test_workers_that_are_replaced_on_purpose_are_no_failed_starts(monkeypatch: 
     assert not any(isinstance(message, WorkerUnusable) for message in heard)
 
 
-def test_a_wait_ends_for_other_descriptors_too_whichever_they_are_at_the_time() -> None:
-    heard: list[tuple[int, FromWorker]] = []
-    pool, pipes = pool_of([READY]), [os.pipe(), os.pipe()]
-    pool.start()
-    try:
-        pool.wait(1.0, lambda *said: heard.append(said))
-        for read, write in pipes:
-            os.write(write, b".")
-            pool.wait(None, lambda *said: heard.append(said), [read])
-        assert heard == [(0, READY)]
-    finally:
-        pool.stop(lambda *_: None)
-        for descriptor in (*pipes[0], *pipes[1]):
-            os.close(descriptor)
-
-
 # -- somewhere else ----------------------------------------------------------------------------------------------
 
 
@@ -239,8 +217,3 @@ def test_where_workers_live_is_there_before_the_first_and_until_the_last() -> No
     with pytest.raises(WorkerError, match="no such cluster"):
         failing.start()
     failing.stop(lambda *_: None)
-
-
-def test_a_worker_may_take_as_long_to_start_as_it_waits_for_a_place() -> None:
-    run(pool_of([], start_timeout_s=None))
-    assert len(Pretender.made) == 1

@@ -13,10 +13,7 @@ import pytest
 
 from pipeline.engine.workers import reaper as reaper_module
 from pipeline.engine.workers.reaper import Reaper
-from pipeline.files import remove_tree
 from pipeline.machine import descendants
-from tests.doubles.small_runs import wait_for
-from tests.unit.test_files import nest
 
 
 def sleeper() -> subprocess.Popen[bytes]:
@@ -82,16 +79,6 @@ def test_a_group_whose_number_has_gone_to_another_is_left_alone() -> None:
         other.wait()
 
 
-def test_a_folder_is_removed_however_deep_it_is(tmp_path: Path) -> None:
-    nest(tmp_path / "gone")
-    reaper = Reaper()
-    reaper.watch_path(tmp_path / "gone")
-    reaper.close()
-    left = (tmp_path / "gone").exists()
-    remove_tree(tmp_path / "gone")  # pytest could not
-    assert not left
-
-
 def test_it_is_out_of_reach_of_the_terminal_and_ends_with_the_engine() -> None:
     reaper = Reaper()
     assert os.getsid(reaper.pid) != os.getsid(0)
@@ -101,29 +88,10 @@ def test_it_is_out_of_reach_of_the_terminal_and_ends_with_the_engine() -> None:
     assert not psutil.pid_exists(reaper.pid)
 
 
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGUSR2, signal.SIGUSR1])
-def test_it_stays_when_every_process_of_a_job_is_told_something(number: signal.Signals) -> None:
-    """As Slurm does, to all that srun has started."""
-    reaper = Reaper()
-    wait_for(lambda: ignores(reaper.pid, number))
-    os.kill(reaper.pid, number)
-    reaper.close()
-    assert reaper._process.returncode == 0
-
-
 def ignores(pid: int, number: signal.Signals) -> bool:
     told = Path(f"/proc/{pid}/status").read_text()
     (mask,) = re.findall(r"SigIgn:\s*(\w+)", told)
     return bool(int(mask, 16) >> (number - 1) & 1)
-
-
-def test_a_reaper_that_was_killed_does_not_stop_the_engine() -> None:
-    reaper = Reaper()
-    os.kill(reaper.pid, signal.SIGKILL)
-    psutil.Process(reaper.pid).wait(600)
-    for group in range(3):
-        reaper.watch_group(10_000_000 + group)
-    reaper.close()
 
 
 @pytest.mark.parametrize("number", [signal.SIGSTOP, signal.SIGKILL])

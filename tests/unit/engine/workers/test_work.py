@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gc
 from pathlib import Path
 from typing import Any
 
@@ -27,23 +26,6 @@ def test_whole_numbers_of_libraries_are_numbers() -> None:
     work.check_counts()
     assert told == [(3, 4, 5, {})]
     assert {type(count) for count in (*told[0][:3], work.samples, work.tokens, work.held_mb)} == {int}
-
-
-def test_that_a_job_loads_is_told_at_once_and_that_it_is_over_too() -> None:
-    told: list[bool] = []
-    work = work_of([])
-    work.report_loading = told.append
-    with work.loading():
-        assert told == [True]
-    assert told == [True, False]
-
-
-def test_numbers_of_a_step_go_along_with_progress() -> None:
-    told: list[tuple[Any, ...]] = []
-    work = work_of(told)
-    work.show({"loss": np.float32(0.5), "kl": float("nan"), "reward": 1e300, "n": 3})  # type: ignore[dict-item]
-    work.progress(1, 2)
-    assert told == [(1, 2, 0, {"loss": 0.5, "kl": None, "reward": None, "n": 3.0})]
 
 
 @pytest.mark.parametrize(
@@ -95,15 +77,3 @@ def test_counts_that_a_job_sets_itself_are_looked_at_before_its_output_is_commit
     setattr(work, name, value)
     with pytest.raises((TypeError, ValueError), match=f"{name}="):
         work.check_counts()
-
-
-def test_nothing_is_collected_while_loading_and_again_afterwards() -> None:
-    work = work_of([])
-    with work.loading():
-        with work.loading():
-            assert not gc.isenabled()
-        assert not gc.isenabled()
-    assert gc.isenabled()
-    with pytest.raises(ImportError), work.loading():
-        raise ImportError
-    assert gc.isenabled()

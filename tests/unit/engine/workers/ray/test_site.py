@@ -14,7 +14,7 @@ import pytest
 
 from pipeline.config.schema import RayConfig
 from pipeline.engine.workers.ray import site
-from pipeline.engine.workers.ray.site import RaySite, endpoint_of, join, nodes_of, places_of
+from pipeline.engine.workers.ray.site import RaySite, join, nodes_of, places_of
 from pipeline.engine.workers.reaper import Reaper
 from pipeline.errors import WorkerError
 from pipeline.machine import descendants
@@ -74,19 +74,6 @@ def test_nothing_of_a_local_ray_outlives_its_site_or_its_engine(monkeypatch: pyt
 
 
 # -- whether there is a Ray, and stays there ---------------------------------------------------------------------
-
-
-@pytest.mark.parametrize(
-    ("address", "found"),
-    [
-        ("head:6379", ("head", 6379)),
-        ("ray://head:10001", ("head", 10001)),
-        ("[::1]:6379", ("::1", 6379)),
-        *((address, None) for address in ("auto", "local", "head", "head:port")),
-    ],
-)
-def test_what_an_address_names(address: str, found: tuple[str, int] | None) -> None:
-    assert endpoint_of(address) == found
 
 
 @pytest.mark.parametrize("scheme", ["", "ray://"])

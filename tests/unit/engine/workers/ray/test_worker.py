@@ -26,7 +26,7 @@ from pipeline.engine.workers.messages import (
 from pipeline.engine.workers.pool import Pool
 from pipeline.engine.workers.ray import host
 from pipeline.engine.workers.ray.host import Host, HostSettings
-from pipeline.engine.workers.ray.site import RayWorker, loss_of
+from pipeline.engine.workers.ray.site import RayWorker
 from pipeline.errors import WorkerError
 
 PATIENCE_S = 60.0
@@ -34,28 +34,6 @@ PATIENCE_S = 60.0
 
 class NodeDiedError(Exception):
     """What Ray calls it."""
-
-
-@pytest.mark.parametrize(
-    ("text", "fields", "elsewhere"),
-    [
-        ("The actor's node has died.", {"preempted": True}, True),
-        ("it died because its node has died.\nNode Id: 1", {}, True),
-        ("Task was killed", {}, True),
-        (
-            "The actor died in Host.__init__()\npipeline.errors.WorkerError: no disk",
-            {"actor_init_failed": True},
-            False,
-        ),
-    ],
-)
-def test_the_end_of_an_actor_is_told_as_ray_tells_it(text: str, fields: dict[str, bool], elsewhere: bool) -> None:
-    error = RuntimeError(text)
-    for name, value in fields.items():
-        setattr(error, name, value)
-    how, where = loss_of(error)
-    assert where == elsewhere
-    assert elsewhere or text.rpartition(": ")[2] in how
 
 
 class Call:
