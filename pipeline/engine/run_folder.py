@@ -53,8 +53,6 @@ class RunFolder:
     """Every state change."""
     progress = Inside("progress.json")
     """How far it is, while it goes on."""
-    timings = Inside("timings.jsonl")
-    """How long jobs took, and how fast they were."""
     log = Inside("run.log")
     """The engine's log."""
     results_json = Inside("results.json")

@@ -416,7 +416,7 @@ def problem_in_words(error: ForeignDataError | OSError) -> str:
 # -- curves ------------------------------------------------------------------------------------------------------
 # The curves of trainings: ``metrics.jsonl`` in the output of a job that trains, a step on every line. What
 # stands there follows from the job's key alone, so nothing of time or machine is in it: how long things took
-# is in ``timings.jsonl`` of the run. Nothing that decides a result reads it, and outputs of older versions
+# is in the journal of the run. Nothing that decides a result reads it, and outputs of older versions
 # have none.
 
 

@@ -204,7 +204,7 @@ def test_of_an_inline_job_that_has_ended_nobody_is_told_that_it_runs_or_that_non
         stop_grace_s=60,
         on_stop=told.append,
     )
-    assert told == ["stopping on Ctrl-C: no job is running any more"]
+    assert told == ["stopping on Ctrl-C: no job is running"]
     assert outcome.interrupted == "SIGINT"
     assert statuses(outcome)["first"] == status
     assert engine.events("AttemptFailed") == []

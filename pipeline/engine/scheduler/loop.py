@@ -63,7 +63,6 @@ from pipeline.engine.store.shared import Answer, Session, Traffic
 from pipeline.engine.store.store import NOT_STORED, REMOVED, Scratch, Store, explained, lock_of
 from pipeline.engine.store.verified import Verified
 from pipeline.engine.workers.messages import (
-    AttemptStopped,
     FromWorker,
     JobFinished,
     JobProgress,
@@ -314,8 +313,7 @@ class Loop:
     start_s: float = field(init=False)
     next_tick_s: float = field(init=False)
     told_stop: bool = False
-    ended_since: bool = False
-    """Whether it was said what a signal means for the jobs that run; whether one has ended after it."""
+    """Whether it was said what a signal means for the jobs that run."""
 
     def __post_init__(self) -> None:
         assert len(self.run.state.workers) == self.outside.pool.size
@@ -418,8 +416,6 @@ class Loop:
         if isinstance(message, JobStarted | JobProgress):
             self._tick(self.next_tick_s)
             self._tell_stop()
-        elif isinstance(message, JobFinished | JobRaised | AttemptStopped):
-            self.ended_since |= self.signals.received is not None
 
     def _look(self, index: int, message: FromWorker) -> OnDisk:
         """What only the disk knows about the end of an attempt."""
@@ -470,11 +466,9 @@ class Loop:
         self.told_stop = True
         given = [worker.job_id for worker in self.run.state.workers if worker.job_id and not worker.lent]
         running = [job_id for job_id in given if job_id not in self.run.gathering]
-        log.warning("%s", no_further_job(self.signals.received, running))
-        grace_s = self.run.settings.stop_grace_s
-        self.outside.listener.on_stop(
-            stopping(self.signals.received, len(running), grace_s, ended=self.ended_since)
-        )
+        text = stopping(self.signals.received, running, self.run.settings.stop_grace_s)
+        log.warning("%s (%s)", text, ", ".join(running))
+        self.outside.listener.on_stop(text)
 
     def _outcome(self) -> Outcome:
         state, ledger = self.run.state, self.run.ledger
@@ -493,17 +487,12 @@ class Loop:
         )
 
 
-def no_further_job(signal_name: str, running: Sequence[str]) -> str:
-    """What a log says of a signal: which jobs the run waits for."""
-    return f"{signal_name}: no further job is started; waiting for {', '.join(running) or 'none'}"
-
-
-def stopping(signal_name: str, running: int, grace_s: float, *, ended: bool) -> str:
-    """What happens now, and what a user can do about it; `ended` where a job has ended since the signal came."""
+def stopping(signal_name: str, running: Sequence[str], grace_s: float) -> str:
+    """What happens now, and what a user can do about it."""
     asked = "Ctrl-C" if signal_name == "SIGINT" else signal_name
     if not running:
-        return f"stopping on {asked}: no job is running{' any more' if ended else ''}"
-    jobs = "1 job" if running == 1 else f"{running} jobs"
+        return f"stopping on {asked}: no job is running"
+    jobs = "1 job" if len(running) == 1 else f"{len(running)} jobs"
     return f"stopping on {asked}: waiting up to {grace_s:g} s for {jobs} to finish or save; {asked} again ends now"
 
 

@@ -18,7 +18,6 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -66,16 +65,6 @@ class Reaper:
     def forget_group(self, pgid: int) -> None:
         """The group is gone; its number may soon belong to someone else."""
         self._tell("forget", "group", pgid)
-
-    def watch_processes(self, processes: Iterable[descendants.Process]) -> None:
-        """Kill these processes, and no child of theirs, if the engine ends without `forget_processes`."""
-        for process in processes:
-            self._tell("watch", "process", process.pid, process.began)
-
-    def forget_processes(self, processes: Iterable[descendants.Process]) -> None:
-        """They are gone."""
-        for process in processes:
-            self._tell("forget", "process", process.pid)
 
     def watch_tag(self, tag: str) -> None:
         """Kill every process with this tag, wherever it is, if the engine ends without `forget_tag`."""
@@ -155,12 +144,6 @@ def clean(watched: Watched) -> None:
         if descendants.began(group) in (None, began):
             with contextlib.suppress(ProcessLookupError, PermissionError):
                 os.killpg(group, signal.SIGKILL)
-    single = {
-        descendants.Process(int(what), began or 0, 0, is_over=False)
-        for (kind, what), began in watched.items()
-        if kind == "process"
-    }
-    descendants.end(lambda: descendants.alive(single))
     if tags := {str(what) for kind, what in watched if kind == "tag"}:
         descendants.end(lambda: descendants.tagged(tags))
     for path in [what for kind, what in watched if kind == "path"]:

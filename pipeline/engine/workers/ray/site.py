@@ -89,7 +89,7 @@ class RaySite:
     _groups: dict[int, Any] = field(default_factory=dict)
     _lock: threading.Lock = field(default_factory=threading.Lock)
     _folder: Path | None = None
-    _processes: set[descendants.Process] = field(default_factory=set)
+    _tag: str = field(default_factory=descendants.new_tag)
 
     def open(self, reaper: Reaper) -> None:
         """Join the cluster, or start one.
@@ -114,7 +114,9 @@ class RaySite:
         reaper.watch_path(self._folder)
         total = {name: value * len(self.nodes) for name, value in self.resources.items()}
         seen = {"CUDA_VISIBLE_DEVICES": ",".join(self.visible)} if self.visible else {}
-        before = descendants.below(os.getpid())
+        # What Ray's own processes have started outlasts them by a minute, and a head that is gone ends nobody.
+        reaper.watch_tag(self._tag)
+        seen |= descendants.with_tag(os.environ, self._tag)
         # As on systems where it knows no clusters: else Ray listens at all interfaces, whatever it is told.
         constants = "ray._private.ray_constants.ENABLE_RAY_CLUSTER"
         with patch.dict(os.environ, seen), patch(constants, new=False):
@@ -129,9 +131,6 @@ class RaySite:
                 _node_ip_address="127.0.0.1",
                 **_common(self.settings),
             )
-        # What Ray's own processes have started outlasts them by a minute, and a head that is gone ends nobody.
-        self._processes = descendants.below(os.getpid()) - before
-        reaper.watch_processes(self._processes)
 
     def actor(self, place: int, told: dict[str, Any]) -> Any:
         """The actor of a place, which may have to wait until the cluster has what it takes."""
@@ -176,10 +175,9 @@ class RaySite:
         leaving.join(_SHUTDOWN_S)
         if leaving.is_alive():
             atexit.unregister(self.ray.shutdown)  # which would wait as long once more
-        descendants.end(lambda: descendants.alive(self._processes))
-        reaper.forget_processes(self._processes)
-        self._processes = set()
         if self._folder is not None:
+            descendants.end(lambda: descendants.tagged({self._tag}))
+            reaper.forget_tag(self._tag)
             shutil.rmtree(self._folder, ignore_errors=True)
             reaper.forget_path(self._folder)
             self._folder = None

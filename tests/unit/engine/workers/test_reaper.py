@@ -43,27 +43,6 @@ def test_what_is_registered_goes_and_what_was_forgotten_stays(tmp_path: Path) ->
                 process.wait()
 
 
-@pytest.mark.skipif(sys.platform != "linux", reason="elsewhere no process is looked up by its number")
-def test_single_processes_go_and_no_other_of_their_group() -> None:
-    gone, kept = (subprocess.Popen(["sleep", "3600"]) for _ in range(2))
-    try:
-        known = {
-            one: descendants.Process(one.pid, descendants.began(one.pid) or 0, os.getpid(), is_over=False)
-            for one in (gone, kept)
-        }
-        reaper = Reaper()
-        reaper.watch_processes(known.values())
-        reaper.forget_processes([known[kept]])
-        reaper.close()
-        assert gone.wait(600) == -signal.SIGKILL
-        reaper_module.clean({("process", kept.pid): known[kept].began - 1})  # that was an earlier one
-        assert kept.poll() is None
-    finally:
-        for one in (gone, kept):
-            one.kill()
-            one.wait()
-
-
 @pytest.mark.skipif(sys.platform != "linux", reason="elsewhere it is not told when a process began")
 def test_a_group_whose_number_has_gone_to_another_is_left_alone() -> None:
     """As that of a worker that died with its engine may have, until a reaper gets the processor."""

@@ -52,14 +52,14 @@ def test_nothing_of_a_local_ray_outlives_its_site_or_its_engine(monkeypatch: pyt
     monkeypatch.setattr(sys.modules["ray"], "_private", sys.modules["ray._private"], raising=False)
     monkeypatch.setattr(sys.modules["ray._private"], "ray_constants", constants, raising=False)
     monkeypatch.setattr(site, "library", lambda _: ray)
-    told: list[set[descendants.Process]] = []
-    monkeypatch.setattr(Reaper, "watch_processes", lambda _, processes: told.append(set(processes)))
+    told: list[str] = []
+    monkeypatch.setattr(Reaper, "watch_tag", lambda _, tag: told.append(tag))
     reaper = Reaper()
     made = RaySite(RayConfig(), {"CPU": 1.0}, [0])
     try:
         made.open(reaper)
         assert ray.left is not None
-        assert [[one.pid for one in processes] for processes in told] == [[ray.left.pid]]
+        assert {one.pid for one in descendants.tagged(told)} == {ray.left.pid}
         made._actors[0] = actor = object()
         made.close(reaper)
         assert ray.killed == [actor]
