@@ -23,7 +23,8 @@ from typing import Any
 
 from rich.console import Console
 
-from pipeline.sweeps.file import Hyperband, Sweep, bands_of, read_sweep, sweep_of
+from pipeline.foreign import converted
+from pipeline.sweeps.file import Hyperband, Sweep, read_sweep, sweep_of
 from pipeline.sweeps.online import wandb_config
 from pipeline.sweeps.search import ask, most_trials, why_stop
 from pipeline.sweeps.space import made, nested
@@ -201,7 +202,7 @@ def _print_stops(
 ) -> None:
     equal = stopped = 0
     for (rule, metric, curves), theirs in zip(asked, answers, strict=True):
-        ours = Hyperband(bands=bands_of(rule), eta=float(rule["eta"]), strict=bool(rule["strict"]))
+        ours = converted(rule, Hyperband)
         values = dict(enumerate(curves))
         told = [number for number in values if why_stop(ours, metric["goal"], number, values) is not None]
         equal += told == theirs

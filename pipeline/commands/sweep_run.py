@@ -101,9 +101,8 @@ def run(request: SweepRequest, console: Console) -> int:
     if decided is None:
         return 0
     pool = decided.where.pool(sweep)
-    for note in (*sweep.notes(), check_fits(sweep, pool)):
-        if note:
-            say(console, note)
+    if note := check_fits(sweep, pool):
+        say(console, note)
     if request.dry_run:
         folder = sweep_folder(request.output_dir.absolute(), sweep.name)
         one = agents.Agent(sweep, folder, pool, partial(say, console), lambda _record: None)

@@ -12,11 +12,10 @@ from __future__ import annotations
 import json
 import os
 import time
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
 
 from pipeline.engine.devices.inventory import FREE_TIMEOUT_S, Device, leftover, read_levels, usable_cores
 from pipeline.engine.devices.lease import holders
@@ -32,9 +31,9 @@ from pipeline.sweeps.plan import AgentPool
 from pipeline.sweeps.processes import Handle, family, heard
 from pipeline.sweeps.reporting import VARIABLE
 from pipeline.sweeps.search import Choice, ask, most_trials, why_stop
-from pipeline.sweeps.space import fingerprint, nested
+from pipeline.sweeps.space import nested
 from pipeline.sweeps.storage import End, Once, Record, SweepFolder, Trial, TrialFolder, best_trial, sweep_folder
-from pipeline.sweeps.trial_process import Order, shortage
+from pipeline.sweeps.trial_process import Order
 from pipeline.sweeps.values import in_words
 from pipeline.sweeps.wandb_run import WANDB_DIR, wandb_variables, write_parameters_for_wandb
 from pipeline.terminal.streams import on_one_line
@@ -44,7 +43,6 @@ _FIXED = ("method", "metric", "parameters", "program", "command")
 """What trials have in common; a sweep with others is another sweep."""
 _MANY = 100
 """Trials in a row that need more devices than there are, after which nothing else is expected."""
-_MOST_SHORTAGES = 6
 _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 2.0, 60.0
 _CURVE = 20
 """Values of a curve that Optuna's tools are given."""
@@ -75,7 +73,7 @@ def begin_sweep(
             there = sweep
             with suppress(ConfigError):  # what it was cannot be told any more, and is replaced
                 there = read_sweep(folder.file, name=folder.name, overrides=about.overrides)
-            if other := [key for key in _FIXED if not _alike(there.given.get(key), sweep.given.get(key))]:
+            if other := [key for key in _FIXED if there.given.get(key) != sweep.given.get(key)]:
                 raise ConfigError(
                     f"sweep {folder.name} in {folder.path} was begun with other {', '.join(other)}: its trials "
                     "would not belong together. Give this one a name of its own by --name, or remove that folder"
@@ -113,9 +111,8 @@ def tell(folder: SweepFolder, word: str, say: Say) -> str:
         halted, running = record.about.halted, record.having("running")
         name, because = record.name, f" ({record.about.reason})" if record.about.reason else ""
         if word == "resume":
-            if not halted or (halted == "finished" and not _something_is_left(record)):
-                said = f"is finished{because}: nothing is left to try" if halted else "goes on already"
-                raise ConfigError(f"sweep {name} {said}, so there is nothing to resume")
+            if not halted:
+                raise ConfigError(f"sweep {name} goes on already, so there is nothing to resume")
             record.tell(halted="", reason="", round=record.about.round + 1)
             joins = f", once an agent works on it: `python -m pipeline sweep agent {name}`"
             return f"sweep {name} goes on{'' if record.agents() else joins}"
@@ -141,26 +138,10 @@ def untested(sweep: Sweep, record: Record) -> Trial | None:
     return None if best is None or (known.done and known.trial == best.number) else best
 
 
-def _something_is_left(record: Record) -> bool:
-    """Whether a finished sweep has something to go on with: what has failed, or more trials than there were."""
-    if record.asked is None or record.reached(record.asked.metric):
-        return False
-    return bool(record.having("waiting", "lost", "failed", "cancelled")) or may_create(record, record.asked)
-
-
 def may_create(record: Record, sweep: Sweep) -> bool:
     """Whether a further trial may be chosen: nobody has asked for fewer."""
     caps = [cap for cap in (most_trials(sweep), record.about.count) if cap is not None]
     return len(record.trials) < min(caps, default=len(record.trials) + 1)
-
-
-def _alike(one: Any, other: Any) -> bool:
-    """Whether two parts of a file say the same, values being told apart as a grid does."""
-    if isinstance(one, Mapping) and isinstance(other, Mapping):
-        return one.keys() == other.keys() and all(_alike(one[key], other[key]) for key in one)
-    if isinstance(one, list) and isinstance(other, list):
-        return len(one) == len(other) and all(map(_alike, one, other))
-    return fingerprint(one) == fingerprint(other)
 
 
 # -- devices -----------------------------------------------------------------------------------------------------
@@ -293,7 +274,6 @@ class Agent:
         self._running: list[_Running] = []
         self._ended: list[tuple[_Running, End]] = []
         self._begun: set[int] = set()
-        self._shortages, self._short, self._until = 0, "", 0.0
         self._leaving = False
         self._told: set[str] = set()
 
@@ -333,11 +313,8 @@ class Agent:
                 one.kill()
             return
         self.interrupted, self._leaving = signal, True
-        self._say(
-            f"stopping: {count(len(self._running), 'running trial')} may take {self._grace_s} s to end, and will "
-            "be "
-            "tried again. Once more to kill them now."
-        )
+        many = count(len(self._running), "running trial")
+        self._say(f"stopping: {many} may take {self._grace_s} s to end, and will be tried again; once more kills")
         for one in self._running:
             one.ask("waiting", "interrupted")
 
@@ -365,67 +342,40 @@ class Agent:
     def _ending(self, one: _Running, code: int | None) -> End:
         one.curve.follow(one.at_wandb, to_its_end=True)
         said = one.said
-        busy, short = (said.busy, said.short) if said is not None else ("", "")
-        self._devices.put_back(one.job.devices, seen_free=said is not None, busy=bool(busy))
-        if short:
-            self._pause(short)
-        if busy or short:
+        self._devices.put_back(one.job.devices, seen_free=said is not None, busy=bool(said and said.busy))
+        if said is not None and said.busy:
             self._begun.discard(one.job.trial.number)
-            return End(state="waiting", reason=busy or short)
-        self._shortages = 0
+            return End(state="waiting", reason=said.busy)
         if said is not None and said.refused:
             return End(state="failed", reason=said.refused)
         if (kept := one.at_wandb.kept) is not None:
             trials = self._folder.path / "trials"
             files = (trials / "*/wandb" if kept.is_relative_to(trials) else kept) / "offline-run-*"
             self._say_once(
-                "offline",
-                "W&B was not told of trials, as there is no login here. To send them: wandb sync "
-                f"{shown_path(files)}",
+                "offline", f"without a login W&B was not told of trials: wandb sync {shown_path(files)}"
             )
         ended = one.curve.end(code, one.asked)
         others = one.at_wandb.other_values(nested(self._sweep.parameters, one.job.trial.parameters))
         if others and ended.state in ("done", "stopped"):
             reason = f"it ran with other settings: W&B's file of it has {'; '.join(others)}"
         elif one.at_wandb.exit_code and ended.state == "done":
-            reason = (
-                f"its run at W&B failed, with exit code {one.at_wandb.exit_code}, though its program ended well"
-            )
+            reason = f"its run at W&B failed, with exit code {one.at_wandb.exit_code}"
         else:
             return ended
         return replace(ended, state="failed", value=None, best=None, reason=reason)
 
-    def _pause(self, what: str) -> None:
-        """Start nothing for a while: that is what the system is short of, and it comes back when others end.
-
-        Raises:
-            WorkerError: It was tried often enough, and nothing runs whose end could help.
-        """
-        self._say_once(what, f"no trial can be started now: {what}. What waits is tried again")
-        self._until = time.monotonic() + min(2.0**self._shortages, _LONGEST_PAUSE_S)
-        self._shortages, self._short = self._shortages + 1, what
-        if self._shortages > _MOST_SHORTAGES and not self._running:
-            raise WorkerError(f"no trial can be started: {what}. It was tried {self._shortages} times in a row")
-
     # -- turns -------------------------------------------------------------------------------------------------
 
     def _take_turn(self, tag: str) -> None:
-        """One turn; what this one cannot write for want of descriptors or memory, the next one does."""
-        jobs: list[_Job] = []
-        try:
-            with self._record.turn():
-                self._note_ends()
-                for trial in self._record.note_lost():
-                    self._say(f"trial {trial.number}: {trial.reason}")
-                self._put_back()
-                self._heed()
-                jobs = self._choose()
-            for job in jobs:
-                self._start(job, tag)
-        except (OSError, StoreError) as error:
-            if not (what := shortage(error)):
-                raise
-            self._pause(what)
+        """Write what has ended, choose what comes next, and start it."""
+        with self._record.turn():
+            self._note_ends()
+            for trial in self._record.note_lost():
+                self._say(f"trial {trial.number}: {trial.reason}")
+            self._heed()
+            jobs = self._choose()
+        for job in jobs:
+            self._start(job, tag)
         self._show(self._record)
 
     def _note_ends(self) -> None:
@@ -438,10 +388,9 @@ class Agent:
                 values = {step: one.curve.judged[step - 1] for step in chosen}
                 curve = {step: value for step, value in values.items() if value is not None}
                 self._record.end(one.job.trial.key, ended, curve)
+                metric = self._sweep.metric
                 value = (
-                    f", {on_one_line(self._sweep.metric.name)} {ended.value:.6g}"
-                    if self._sweep.metric and ended.value is not None
-                    else ""
+                    f", {on_one_line(metric.name)} {ended.value:.6g}" if metric and ended.value is not None else ""
                 )
                 self._say(f"trial {number}: {ended.state}{value}{f' ({ended.reason})' if ended.reason else ''}")
             else:
@@ -462,14 +411,6 @@ class Agent:
             self._told.add("no test")
             self._say(f"trial {number} was not evaluated on the test split: {problem}")
 
-    def _put_back(self) -> None:
-        """Let trials wait again that this agent was given in an earlier turn, and could not start."""
-        started = {one.job.trial.number for one in self._running if one.job.what == "trial"}
-        for trial in self._record.having("running"):
-            if trial.agent == self.id and trial.number not in started:
-                self._record.end(trial.key, End(state="waiting", reason=self._short))
-                self._begun.discard(trial.number)
-
     def _heed(self) -> None:
         """Do what the state of the sweep asks for."""
         failing, about = self._record.failing, self._record.about
@@ -487,7 +428,7 @@ class Agent:
     def _choose(self) -> list[_Job]:
         """Hand out jobs to this agent, as long as there are devices for the next one."""
         jobs: list[_Job] = []
-        if self._leaving or self._record.about.halted == "paused" or time.monotonic() < self._until:
+        if self._leaving or self._record.about.halted == "paused":
             return jobs
         used = [device for one in self._running for device in one.job.devices]
         others = [trial for trial in self._record.having("running") if trial.agent != self.id]
@@ -495,14 +436,14 @@ class Agent:
         free, reachable, who = self._devices.free(used, promised)
         if not free and not self._running and who:
             self._say_once(f"wait {who}", f"waiting for devices: {who}")
-        while len(self._running) + len(jobs) < self._pool.at_once:
+        # Without free devices nothing is chosen, as more may be known when there are.
+        while (free or self._record.about.halted) and len(self._running) + len(jobs) < self._pool.at_once:
             found = self._next(reachable)
             if found is None:
                 if not self._running and not jobs:
-                    self._leaving = (
-                        reachable == len(self._pool.devices) or self._next(len(self._pool.devices)) is None
-                    )
-                    self._leaving = self._leaving and not self._finish()
+                    every = len(self._pool.devices)
+                    nothing = reachable == every or self._next(every) is None
+                    self._leaving = nothing and not self._finish()
                 break
             what, trial = found
             needed = min(trial.num_gpus, len(self._pool.devices))
@@ -541,7 +482,7 @@ class Agent:
         if once.agent != self.id:
             log = shown_path(self._folder.preparing.log(1))
             self._say_once(
-                "prepares", f"waiting for agent {once.agent}, which prepares once for all trials; see {log}"
+                "prepares", f"waiting for agent {once.agent}, which prepares once for all trials: {log}"
             )
             return "wait", trial
         busy = any(one.job.what == "prepared" for one in self._running)
@@ -584,31 +525,20 @@ class Agent:
         return False
 
     def next_in_words(self, most: int | None) -> Iterator[tuple[str, str]]:
-        """What would be tried next, with nothing begun: a line, and what is to be copied.
-
-        Raises:
-            ConfigError: The next trial needs more devices than there are.
-        """
+        """What would be tried next, with nothing begun: a line, and what is to be copied."""
         pool, sweep, before = self._pool, self._sweep, len(self._record.trials)
         bounds = [each for each in (most, most_trials(sweep)) if each is not None]
         trials = f"{count(min(bounds), 'trial')} at most" if bounds else "trials until it is stopped"
         on = f"{pool.at_once} at a time on {count(len(pool.devices), pool.kind)}"
         yield f"sweep {sweep.name}: {sweep.method}, {trials}, {before:,} of them begun; {on}", ""
         choice = self._ask() if before < min(bounds, default=before + 1) else None
-        if choice is None:
-            yield "no new trial is left to try", ""
-        else:
+        if choice is not None:
             needed = int(choice.parameters.get(NUM_GPUS, pool.each))
-            if needed > len(pool.devices):
-                raise ConfigError(
-                    f"trial {before} needs {count(needed, pool.kind)}, and there are {len(pool.devices)}"
-                )
             trial = Trial(number=before, parameters=choice.parameters, num_gpus=needed)
-            place = self._folder.trial(before)
-            words = self.order("trial", trial, 1, place, pool.devices[:needed]).words
+            order = self.order("trial", trial, 1, self._folder.trial(before), pool.devices[:needed])
             yield f"trial {before} with {count(needed, pool.kind)}: {in_words(choice.parameters)}", ""
             yield f"it would run, in {sweep.folder}:", ""
-            yield " ", typed_command(as_typed(words))
+            yield " ", typed_command(as_typed(order.words))
         yield "nothing was begun, as --dry-run asks", ""
 
     # -- starting ----------------------------------------------------------------------------------------------
@@ -617,43 +547,39 @@ class Agent:
         """Start a job.
 
         Raises:
-            OSError: No process can be started, or the folder of the trial cannot be written.
+            WorkerError: No process can be started, or its folder cannot be written.
         """
         trial, once = job.trial, job.what != "trial"
         folders = {"prepared": self._folder.preparing, "winner": self._folder.winner}
         place, attempt = folders.get(job.what, self._folder.trial(trial.number)), 1 if once else trial.attempts
-        place.path.mkdir(parents=True, exist_ok=True)
-        if once:
-            for old in (place.metrics(1), place.log(1)):
-                old.unlink(missing_ok=True)
-        else:
-            values = nested(self._sweep.parameters, trial.parameters)
-            write_whole(place.parameters, json.dumps(values, indent=1) + "\n")
-            write_parameters_for_wandb(place, values)
-        curve = Curve(place, 1, None) if once else self._curve(trial)
-        order = self.order(job.what, trial, attempt, place, job.devices)
-        said = {
-            "prepared": "preparing, once for all trials",
-            "winner": "evaluating the best trial on the test split",
-        }
+        said = {"prepared": "preparing, once for all trials", "winner": "evaluating the best on the test split"}
         where = ", ".join(device.label for device in job.devices)
         self._say(said.get(job.what, f"trial {trial.number} on {where}: {in_words(trial.parameters)}"))
-        self._running.append(_Running(job, order, curve, tag))
+        try:
+            place.path.mkdir(parents=True, exist_ok=True)
+            if once:
+                for old in (place.metrics(1), place.log(1)):
+                    old.unlink(missing_ok=True)
+            else:
+                values = nested(self._sweep.parameters, trial.parameters)
+                write_whole(place.parameters, json.dumps(values, indent=1) + "\n")
+                write_parameters_for_wandb(place, values)
+            curve = Curve(place, 1, None) if once else self._curve(trial)
+            order = self.order(job.what, trial, attempt, place, job.devices)
+            self._running.append(_Running(job, order, curve, tag))
+        except OSError as error:
+            raise WorkerError(f"trial {trial.number} cannot be started: {error}") from error
 
     def order(self, what: str, trial: Trial, attempt: int, place: TrialFolder, devices: Sequence[Device]) -> Order:
         """What a process is told to run."""
         sweep, options = self._sweep, self._sweep.options
         ids = [self._pool.places[device.uuid or ""] for device in devices if device.kind == "cuda"]
         cores = max(1, usable_cores() * len(devices) // len(self._pool.devices))
-        variables = {
-            **options.environment,
-            WANDB_DIR: str(place.path.absolute()),
-            VARIABLE: str(place.metrics(attempt).absolute()),
-        }
+        variables = {**sweep.environment, WANDB_DIR: str(place.path.absolute())}
+        if what != "prepared":
+            variables[VARIABLE] = str(place.metrics(attempt).absolute())
         words = prepare_command(sweep) if what == "prepared" else []
         own = sweep.is_own and not words
-        if what == "prepared":
-            del variables[VARIABLE]
         if own:
             # Of a run of ours the first trial's data are prepared. One with another dataset makes its own in the
             # same job of its plan; which datasets a search will choose is not known.
@@ -663,7 +589,7 @@ class Agent:
             words += ["stage=prepare"] if what == "prepared" else []
         elif what == "trial":
             words = trial_command(sweep, trial.parameters, place.parameters.absolute(), num_gpus=trial.num_gpus)
-            variables |= wandb_variables(place, self._folder.name, {**os.environ, **options.environment})
+            variables |= wandb_variables(place, self._folder.name, {**os.environ, **sweep.environment})
         return Order(
             words=words,
             gpus=ids or None,

@@ -58,7 +58,7 @@ def trial_command(
 def prepare_command(sweep: Sweep, environment: Values | None = None) -> list[str]:
     """Fill in what is run once before the first trial, without parameters; empty for nothing."""
     nothing: dict[str, list[str]] = {name: [] for name in ("args_json_file", *_ARGUMENTS)}
-    return _filled(sweep.options.prepare, {"program": [sweep.program], **nothing}, environment)
+    return _filled([*map(str, sweep.options.prepare)], {"program": [sweep.program], **nothing}, environment)
 
 
 def _filled(command: Sequence[str], made: Mapping[str, list[str]], environment: Values | None) -> list[str]:

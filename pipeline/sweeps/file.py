@@ -9,22 +9,23 @@ from __future__ import annotations
 
 import math
 import re
-import shlex
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from copy import deepcopy
 from dataclasses import dataclass, field
+from functools import cached_property
 from pathlib import Path
-from typing import Any, Literal
+from typing import Annotated, Any, Literal, get_args, get_type_hints
 
 import yaml
+from msgspec import Meta
 
 from pipeline.config.bounds import LARGEST_FILE, check_yaml
 from pipeline.config.values import brief, one_line, refuse_all
 from pipeline.engine.devices.worker_env import is_of_launcher
 from pipeline.errors import ConfigError, known_names, unknown_name
-from pipeline.foreign import ForeignDataError, read_plain
+from pipeline.foreign import ForeignDataError, converted, read_plain
 from pipeline.sweeps.reporting import VARIABLE
-from pipeline.sweeps.space import DEPRECATED, LEAST_SHARE, Parameter, is_whole, kind_of, made
+from pipeline.sweeps.space import DEPRECATED, LEAST_SHARE, Parameter, kind_of, made
 
 DEFAULT_COMMAND = ("${env}", "${interpreter}", "${program}", "${args}")
 """W&B's."""
@@ -33,11 +34,18 @@ MACROS = (
     *("args_json", "args_json_file", "args_append_hydra", "args_override_hydra"),
 )
 """What stands in a command as ``${NAME}``, besides ``${envvar:NAME}``."""
+ENVVAR = re.compile(r"\$\{envvar:([A-Z0-9_]*)\}")
 NUM_GPUS = "num_gpus"
 """The parameter that says how many devices a trial needs."""
 
-
 Goal = Literal["minimize", "maximize"]
+_LARGEST = 1.7976931348623157e308
+_Text = Annotated[str, Meta(min_length=1)]
+_Word = str | int | float
+_Count = Annotated[int, Meta(ge=1)]
+_Number = Annotated[float, Meta(ge=-_LARGEST, le=_LARGEST)]
+_Positive = Annotated[float, Meta(gt=0, le=_LARGEST)]
+_List = Annotated[list[Any], Meta(min_length=1)]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -46,17 +54,17 @@ class Metric:
 
     Attributes:
         name: As the program logs it.
-        goal: Which values are better: ``minimize`` or ``maximize``.
+        goal: Which values are better.
         target: No trial is begun once one has reached it; None for none.
-        impute: What a failed trial counts as in a search: ``worst``, ``best`` or ``latest``.
-        impute_while_running: What one that still runs counts as; "" for nothing.
+        impute: What a failed trial counts as in a search.
+        impute_while_running: What one that still runs counts as; ``false`` for nothing.
     """
 
-    name: str
+    name: _Text
     goal: Goal = "minimize"
-    target: float | None = None
-    impute: str = "worst"
-    impute_while_running: str = ""
+    target: _Number | None = None
+    impute: Literal["worst", "best", "latest"] = "worst"
+    impute_while_running: Literal["worst", "best", "latest", "false"] = "false"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -64,14 +72,29 @@ class Hyperband:
     """When a trial is stopped before its end.
 
     Attributes:
-        bands: Numbers of logged values at which trials are compared, ascending.
+        min_iter: The first number of logged values at which trials are compared.
+        max_iter, s: In its place the last one, and how many there are before.
         eta: One of so many goes on.
-        strict: Compare what a trial has at the band, rather than its best so far.
+        strict: Compare what a trial has there, rather than its best so far.
     """
 
-    bands: tuple[int, ...]
-    eta: float = 3.0
+    type: Literal["hyperband"] = "hyperband"
+    min_iter: _Count | None = None
+    max_iter: _Count | None = None
+    s: _Count | None = None
+    eta: Annotated[float, Meta(gt=1, le=_LARGEST)] = 3.0
     strict: bool = True
+
+    @cached_property
+    def bands(self) -> tuple[int, ...]:
+        """Numbers of logged values at which W&B compares trials, ascending; none where `max_iter` is too small."""
+        most, found = 100, list[float]()
+        if self.max_iter and self.s:
+            found = [self.max_iter / self.eta**power for power in range(1, min(self.s, most) + 1)]
+        elif self.min_iter:
+            powers = range(min(most, 1 + int(700 / math.log(self.eta))))
+            found = [self.min_iter * self.eta**power for power in powers]
+        return tuple(sorted({int(band) for band in found if 1 <= band < 1e15}))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -79,8 +102,9 @@ class Options:
     """The block ``pipeline:`` of the file.
 
     Attributes:
+        name: Of the sweep.
         num_gpus: Devices of a trial, where `num_gpus` is no parameter.
-        launcher: How a trial with several devices is started: ``torchrun``, a process for each, or ``none``, once.
+        launcher: How a trial with several devices is started: by ``torchrun``, a process for each, or once.
         distributed_program: In place of ``program`` for a trial with several devices; "" for the same one.
         max_attempts: Times that a trial is begun before it counts as failed.
         max_failures: Failed trials in a row after which the sweep stops.
@@ -89,14 +113,15 @@ class Options:
         environment: Variables that trials have besides those of this process.
     """
 
-    num_gpus: int = 1
-    launcher: str = "torchrun"
+    name: str = ""
+    num_gpus: _Count = 1
+    launcher: Literal["torchrun", "none"] = "torchrun"
     distributed_program: str = ""
-    max_attempts: int = 2
-    max_failures: int = 3
-    seed: int = 0
-    prepare: tuple[str, ...] = ()
-    environment: Mapping[str, str] = field(default_factory=dict)
+    max_attempts: _Count = 2
+    max_failures: _Count = 3
+    seed: Annotated[int, Meta(ge=0)] = 0
+    prepare: list[_Word] = field(default_factory=list)
+    environment: dict[str, _Word] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -134,18 +159,10 @@ class Sweep:
         """Whether its trials are runs of this package."""
         return is_of_package((self.program, *self.command))
 
-    def notes(self) -> Iterator[str]:
-        """Tell what is no mistake and yet may surprise, a line each."""
-        for word in self.command:
-            if macro_of(word) is None and (inside := [name for name in MACROS if f"${{{name}}}" in word]):
-                yield f"command: ${{{inside[0]}}} stays as it is in {brief(word)}: a macro is an item of the list"
-            elif (bare := word.strip("${}")) in MACROS and word not in (bare, f"${{{bare}}}"):
-                yield f"command: {brief(word)} stays as it is: a macro is written ${{{bare}}}"
-        for place, given in _blocks(self.given.get("parameters", {})):
-            if (kind := kind_of(given)) in DEPRECATED:
-                yield (
-                    f"{dotted(place)}: {kind} takes its bounds as exponents of e; {DEPRECATED[kind]} takes values"
-                )
+    @property
+    def environment(self) -> dict[str, str]:
+        """Variables that its trials have besides those of this process."""
+        return {name: str(value) for name, value in self.options.environment.items()}
 
 
 def read_sweep(path: Path, *, name: str = "", overrides: Sequence[str] = ()) -> Sweep:
@@ -179,63 +196,40 @@ def sweep_of(data: Any, path: Path, *, name: str = "", overrides: Sequence[str] 
     if not isinstance(data, dict):
         raise ConfigError("a sweep file is a table with `method`, `parameters` and `program` at least")
     data = deepcopy(data)
-    wrong = list(_override(data, overrides))
-    options = data.get("pipeline")
-    wanted = name or (options.get("name") if isinstance(options, dict) else "") or data.get("name") or path.stem
+    faults = list(_override(data, overrides))
+    wanted = name or _block(data, "pipeline").get("name") or data.get("name") or path.stem
     plain = re.sub(r"[^A-Za-z0-9._-]+", "-", str(wanted)).strip("-._")[:100]
     if not plain or (name and plain != name):
-        wrong.append(((), f"{brief(wanted)} is no name for a sweep: 1 to 100 letters, digits, '.', '_' or '-'"))
-    faults = [*wrong, *_faults(data)]
+        faults.append(((), f"{brief(wanted)} is no name for a sweep: 1 to 100 letters, digits, '.', '_' or '-'"))
+    if _block(data, "metric").get("impute_while_running") is False:
+        data["metric"]["impute_while_running"] = "false"  # as W&B has it
+    faults += _faults(data)
     refuse_all(list(dict.fromkeys(f"{dotted(place)}{': ' if place else ''}{text}" for place, text in faults)))
-    metric, early, options = (dict(data.get(key, {})) for key in ("metric", "early_terminate", "pipeline"))
-    metric["impute_while_running"] = {False: "", "false": ""}.get(
-        metric.get("impute_while_running", False), metric.get("impute_while_running")
-    )
-    options.pop("name", None)
-    if "prepare" in options:
-        line = options["prepare"]
-        options["prepare"] = tuple(shlex.split(line) if isinstance(line, str) else map(str, line))
-    options["environment"] = {key: str(value) for key, value in options.get("environment", {}).items()}
     return Sweep(
         name=plain,
         method=data["method"],
-        metric=Metric(**metric) if "metric" in data else None,
-        parameters={each.name: each for each in map(made, *zip(*_leaves(data["parameters"]), strict=True))},
+        metric=converted(data["metric"], Metric) if "metric" in data else None,
+        parameters={".".join(path): made(path, given) for path, given in _leaves(data["parameters"])},
         program=data.get("program", ""),
         command=tuple(map(str, data.get("command", DEFAULT_COMMAND))),
         run_cap=data.get("run_cap"),
-        early_terminate=Hyperband(
-            bands=bands_of(early), eta=float(early.get("eta", 3)), strict=early.get("strict", True)
-        )
-        if early
-        else None,
-        options=Options(**options),
+        early_terminate=converted(data["early_terminate"], Hyperband) if "early_terminate" in data else None,
+        options=converted(data.get("pipeline", {}), Options),
         given={key: value for key, value in data.items() if key != "pipeline"},
         folder=Path.cwd(),
     )
+
+
+def _block(data: Mapping[str, Any], key: str) -> Mapping[str, Any]:
+    """A table of the file; an empty one where there is none, or something else."""
+    found = data.get(key)
+    return found if isinstance(found, dict) else {}
 
 
 def macro_of(word: str) -> str | None:
     """Name of the macro that a word of a command is; None for one that is none."""
     found = re.fullmatch(r"\$\{([^}]*)\}", ENVVAR.sub("", word))
     return None if found is None else found[1]
-
-
-ENVVAR = re.compile(r"\$\{envvar:([A-Z0-9_]*)\}")
-
-
-def bands_of(block: Mapping[str, Any]) -> tuple[int, ...]:
-    """Numbers of logged values at which W&B compares trials, ascending; none where `max_iter` is too small.
-
-    Args:
-        block: ``early_terminate``, with `max_iter` and `s`, or `min_iter`.
-    """
-    eta, most = block.get("eta", 3), 100
-    if "max_iter" in block and "s" in block:
-        found = [block["max_iter"] / eta**power for power in range(1, min(block["s"], most) + 1)]
-    else:
-        found = [block["min_iter"] * float(eta) ** power for power in range(most) if eta**power < 1e300]
-    return tuple(sorted({int(band) for band in found if 1 <= band < 1e15}))
 
 
 # -- YAML --------------------------------------------------------------------------------------------------------
@@ -360,91 +354,35 @@ def _set(block: dict[str, Any], key: str, given: dict[str, Any]) -> None:
 
 # -- what a file may say -----------------------------------------------------------------------------------------
 
-Kind = tuple[str, Callable[[Any], bool]]
-"""Of a value: in words, and whether one is it."""
-
-
-def _is_number(value: object) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool) and abs(value) <= 1.7976931348623157e308
-
-
-def _one_of(*names: Any) -> Kind:
-    return f"one of {', '.join(map(str, names))}", lambda value: value in names and type(value) in map(type, names)
-
-
-TEXT: Kind = "a text", lambda value: isinstance(value, str) and value != ""
-_NOTE: Kind = "a text", lambda value: isinstance(value, str)
-NUMBER: Kind = "a finite number", _is_number
-POSITIVE: Kind = "a finite number above 0", lambda value: _is_number(value) and value > 0
-WHOLE: Kind = "a whole number", is_whole
-COUNT: Kind = "a whole number, 1 or more", lambda value: is_whole(value) and value >= 1
-LIST: Kind = "a list with something in it", lambda value: isinstance(value, list) and len(value) > 0
-_ANY: Kind = "", lambda _value: True
-_WORD: Kind = "a text or a number", lambda value: isinstance(value, str) or _is_number(value)
-_WORDS: Kind = "a list of words", lambda value: LIST[1](value) and all(map(_WORD[1], value))
-_SHARES: Kind = (
-    "a list of numbers from 0 to 1",
-    lambda value: LIST[1](value) and all(_is_number(each) and 0 <= each <= 1 for each in value),
-)
-_TABLE: Kind = "a table", lambda value: isinstance(value, dict)
-_RANGE, _ABOVE_ZERO = {"min": NUMBER, "max": NUMBER}, {"min": POSITIVE, "max": POSITIVE}
-_NORMAL, _BETA, _STEP = {"mu": NUMBER, "sigma": POSITIVE}, {"a": POSITIVE, "b": POSITIVE}, {"q": POSITIVE}
-
-DISTRIBUTIONS: Mapping[str, tuple[Mapping[str, Kind], Mapping[str, Kind]]] = {
-    "constant": ({"value": _ANY}, {}),
-    "categorical": ({"values": LIST}, {}),
-    "categorical_w_probabilities": ({"values": LIST, "probabilities": _SHARES}, {}),
-    "int_uniform": ({"min": WHOLE, "max": WHOLE}, {}),
-    "uniform": (_RANGE, {}),
-    "q_uniform": (_RANGE, _STEP),
-    "log_uniform": (_RANGE, {}),
-    "q_log_uniform": (_RANGE, _STEP),
-    "inv_log_uniform": (_RANGE, {}),
-    "log_uniform_values": (_ABOVE_ZERO, {}),
+Kinds = Mapping[str, Any]
+"""Key -> type of its value."""
+_RANGE, _ABOVE_ZERO = {"min": _Number, "max": _Number}, {"min": _Positive, "max": _Positive}
+_NORMAL, _BETA, _STEP = {"mu": _Number, "sigma": _Positive}, {"a": _Positive, "b": _Positive}, {"q": _Positive}
+_SHARES = Annotated[list[Annotated[float, Meta(ge=0, le=1)]], Meta(min_length=1)]
+DISTRIBUTIONS: Mapping[str, tuple[Kinds, Kinds]] = {
+    "constant": ({"value": Any}, {}),
+    "categorical": ({"values": _List}, {}),
+    "categorical_w_probabilities": ({"values": _List, "probabilities": _SHARES}, {}),
+    "int_uniform": ({"min": int, "max": int}, {}),
+    **dict.fromkeys(("uniform", "log_uniform", "inv_log_uniform"), (_RANGE, {})),
+    **dict.fromkeys(("q_uniform", "q_log_uniform"), (_RANGE, _STEP)),
+    **dict.fromkeys(("log_uniform_values", "inv_log_uniform_values"), (_ABOVE_ZERO, {})),
     "q_log_uniform_values": (_ABOVE_ZERO, _STEP),
-    "inv_log_uniform_values": (_ABOVE_ZERO, {}),
-    "normal": ({}, _NORMAL),
-    "q_normal": ({}, {**_NORMAL, **_STEP}),
-    "log_normal": ({}, _NORMAL),
-    "q_log_normal": ({}, {**_NORMAL, **_STEP}),
+    **dict.fromkeys(("normal", "log_normal"), ({}, _NORMAL)),
+    **dict.fromkeys(("q_normal", "q_log_normal"), ({}, {**_NORMAL, **_STEP})),
     "beta": ({}, _BETA),
     "q_beta": ({}, {**_BETA, **_STEP}),
 }
 """Name -> keys that a parameter of this distribution must have, and those that it may have."""
 METHODS = ("grid", "random", "bayes")
-_IMPUTE = ("worst", "best", "latest")
-_METRIC = {
-    "name": TEXT,
-    "goal": _one_of("minimize", "maximize"),
-    "target": NUMBER,
-    "impute": _one_of(*_IMPUTE),
-    "impute_while_running": _one_of(*_IMPUTE, "false", False),
-}
-_EARLY = {
-    "type": _one_of("hyperband"),
-    **dict.fromkeys(("min_iter", "max_iter", "s"), COUNT),
-    "eta": ("a finite number above 1", lambda value: _is_number(value) and value > 1),
-    "strict": ("true or false", lambda value: isinstance(value, bool)),
-}
-_OPTIONS: Mapping[str, Kind] = {
-    "name": TEXT,
-    "num_gpus": COUNT,
-    "launcher": _one_of("torchrun", "none"),
-    "distributed_program": TEXT,
-    "max_attempts": COUNT,
-    "max_failures": COUNT,
-    "seed": ("a whole number, 0 or more", lambda value: is_whole(value) and value >= 0),
-    "prepare": ("a list of words, or a line", lambda value: TEXT[1](value) or _WORDS[1](value)),
-    "environment": _TABLE,
-}
-KEYS: Mapping[str, Kind] = {
-    "method": _one_of(*METHODS),
-    "parameters": ("a table with something in it", lambda value: isinstance(value, dict) and len(value) > 0),
-    "program": TEXT,
-    "command": _WORDS,
-    "run_cap": COUNT,
-    **dict.fromkeys(("metric", "early_terminate", "pipeline", "controller"), _TABLE),
-    **dict.fromkeys(("name", "description", "entity", "project", "apiVersion", "kind", "job", "image_uri"), _NOTE),
+KEYS: Kinds = {
+    "method": Literal["grid", "random", "bayes"],
+    "parameters": Annotated[dict[str, Any], Meta(min_length=1)],
+    "program": _Text,
+    "command": Annotated[list[_Word], Meta(min_length=1)],
+    "run_cap": _Count,
+    **dict.fromkeys(("metric", "early_terminate", "pipeline", "controller"), dict[str, Any]),
+    **dict.fromkeys(("name", "description", "entity", "project", "apiVersion", "kind", "job", "image_uri"), str),
 }
 _ELSEWHERE = {
     "scheduler": "leave the block out and say `method: bayes`, Optuna's TPE",
@@ -453,82 +391,55 @@ _ELSEWHERE = {
 """What W&B has others do, with code of the user's own -> what to write instead."""
 
 
-def _table(data: Any, place: Place, keys: Mapping[str, Kind], needed: Sequence[str] = ()) -> Iterator[Fault]:
+def _choices(kind: Any) -> Sequence[str]:
+    """The values of a type that lists them."""
+    return get_args(kind) if isinstance(kind, type(Goal)) else ()
+
+
+def _table(data: Mapping[str, Any], place: Place, kinds: Kinds, needed: Sequence[str] = ()) -> Iterator[Fault]:
     """Tell what single keys and values of a table have against them."""
     for key, value in data.items():
-        if key not in keys:
-            own = (
-                " Options of this program belong in the block `pipeline:`."
-                if key in _OPTIONS and not place
-                else ""
-            )
-            yield (*place, key), f"unknown key.{known_names(key, keys)}{own}"
-        elif not keys[key][1](value):
-            words, names = keys[key][0], keys[key][0].removeprefix("one of ").split(", ")
-            named = isinstance(value, str) and words.startswith("one of ")
-            said = unknown_name(key, value, names) if named else f"{brief(value)}, where {words} must be"
-            yield (*place, key), said
-    yield from ((place, f"`{key}` is missing: {keys[key][0]}") for key in needed if key not in data)
+        if key not in kinds:
+            yield (*place, key), f"unknown key.{known_names(key, kinds)}"
+        elif isinstance(value, str) and (choices := _choices(kinds[key])) and value not in choices:
+            yield (*place, key), unknown_name(key, value, choices)
+        else:
+            try:
+                converted(value, kinds[key])
+            except ForeignDataError as error:
+                yield (*place, key), f"{brief(value)}: {error}"
+    yield from ((place, f"`{key}` is missing") for key in needed if key not in data)
 
 
 def _faults(data: Mapping[str, Any]) -> Iterator[Fault]:
     """Tell what is wrong with a sweep file, each with its place."""
-    for key, instead in _ELSEWHERE.items():
-        if key in data:
-            yield (key,), f"a scheduler of your own at W&B carries it out: {instead}"
-    rest = {key: value for key, value in data.items() if key not in _ELSEWHERE}
-    yield from _table(rest, (), KEYS, ("method", "parameters"))
-    metric, early, options = (
-        rest[key] if isinstance(rest.get(key), dict) else {} for key in ("metric", "early_terminate", "pipeline")
+    for key in _ELSEWHERE.keys() & data.keys():
+        yield (key,), f"a scheduler of your own at W&B carries it out: {_ELSEWHERE[key]}"
+    yield from _table(
+        {key: data[key] for key in data if key not in _ELSEWHERE}, (), KEYS, ("method", "parameters")
     )
-    if "metric" in rest:
-        yield from _table(metric, ("metric",), _METRIC, ("name",))
+    metric, early, options = (_block(data, key) for key in ("metric", "early_terminate", "pipeline"))
+    if "metric" in data:
+        yield from _table(metric, ("metric",), get_type_hints(Metric, include_extras=True), ("name",))
     elif early or data.get("method") == "bayes":
         yield (), "`metric` is missing: `bayes` and `early_terminate` judge by it. Give it a `name` and a `goal`"
-    if "early_terminate" in rest:
-        yield from _early(early)
-    yield from _table(options, ("pipeline",), _OPTIONS)
-    yield from _command(rest, options)
-    if isinstance(rest.get("parameters"), dict):
-        yield from _parameters(rest, rest["parameters"])
-
-
-def _early(early: Mapping[str, Any]) -> Iterator[Fault]:
-    place: Place = ("early_terminate",)
-    found = list(_table(early, place, _EARLY, ("type",)))
+    found = list(_table(early, ("early_terminate",), get_type_hints(Hyperband, include_extras=True)))
     yield from found
-    if not found and "min_iter" not in early and not {"max_iter", "s"} <= early.keys():
-        yield place, "`min_iter` is missing, or `max_iter` and `s`"
-    elif not found and not bands_of(early):
-        yield place, "no trial would ever be stopped: the first comparison is at max_iter / eta logged values"
-
-
-def _command(data: Mapping[str, Any], options: Mapping[str, Any]) -> Iterator[Fault]:
-    """Tell what is wrong with what is run."""
+    if early and not found and not converted(early, Hyperband).bands:
+        yield ("early_terminate",), "give `min_iter`, or `max_iter` and `s` where max_iter / eta is 1 or more"
+    yield from _table(options, ("pipeline",), get_type_hints(Options, include_extras=True))
     words = data.get("command") if isinstance(data.get("command"), list) else []
     if "program" not in data and (not words or "${program}" in words):
-        launched = " (`job` and `image_uri` are of W&B Launch, which is not run here)" if "job" in data else ""
-        yield (), f"`program` is missing: what a trial runs{launched}"
-    prepare = options.get("prepare", [])
-    if isinstance(prepare, str):
-        try:
-            prepare = shlex.split(prepare)
-        except ValueError as error:
-            yield ("pipeline", "prepare"), f"{brief(prepare)} cannot be taken apart as a shell does: {error}"
-            prepare = []
-    for place, line in ((("command",), words or []), (("pipeline", "prepare"), prepare)):
+        yield (), "`program` is missing: what a trial runs (jobs and images of W&B Launch are not run here)"
+    prepare = options.get("prepare")
+    for place, line in ((("command",), words), (("pipeline", "prepare"), prepare)):
         for number, word in enumerate(line if isinstance(line, list) else []):
             if (macro := macro_of(str(word))) is not None and macro not in MACROS:
                 yield (*place, number), unknown_name("macro", macro, [*MACROS, "envvar:NAME"])
-    environment = options.get("environment")
-    for name, value in (environment if isinstance(environment, dict) else {}).items():
-        own: Place = ("pipeline", "environment", name)
-        if not re.fullmatch(r"[A-Za-z_][A-Za-z0-9_]*", name):
-            yield own, "is no name of a variable: letters, digits and '_'"
-        if not _WORD[1](value):
-            yield own, f"{brief(value)}, where {_WORD[0]} must be"
+    for name in _block(options, "environment"):
         if name in ("CUDA_VISIBLE_DEVICES", "WANDB_DIR", VARIABLE) or is_of_launcher(name):
-            yield own, "each trial has one of its own, by its devices, its ranks and its folder: leave it out"
+            yield ("pipeline", "environment", name), "each trial has one of its own: leave it out"
+    yield from _parameters(data, _block(data, "parameters"))
 
 
 # -- parameters --------------------------------------------------------------------------------------------------
@@ -551,107 +462,79 @@ def _leaves(block: Mapping[str, Any]) -> Iterator[tuple[tuple[str, ...], Any]]:
 
 def _parameters(data: Mapping[str, Any], block: Mapping[str, Any]) -> Iterator[Fault]:
     seen: set[str] = set()
-    command = data.get("command") if isinstance(data.get("command"), list) else []
-    own = is_of_package(str(word) for word in (data.get("program"), *(command or [])))
+    own = is_of_package(map(str, (data.get("program"), *(data.get("command") or ()))))
     varies = False
     for place, given in _blocks(block):
         name = ".".join(map(str, place[1::2]))
         found = list(_parameter(place, given))
-        if not found:
-            parameter = made((name,), given)
-            varies = varies or parameter.kind != "constant"
-            found = [(place, said) for said in _together(data, parameter)]
-        if own:
-            found += [(place, said) for said in _own(name, given)]
+        varies = varies or bool(found) or kind_of(given) != "constant"
+        yield from found or ((place, said) for said in _together(data, made((name,), given)))
+        if own and name in RESERVED:
+            yield place, "the sweep decides it for each of its runs: leave it out"
         if name in seen:
-            found.append((place, f"two parameters have the dotted name {name}: rename one"))
+            yield place, f"two parameters have the dotted name {name}: rename one"
         if not all(str(part) and str(part).isprintable() for part in place):
-            found.append((place, "is no name here: any characters but line breaks and such"))
+            yield place, "is no name here: any characters but line breaks and such"
         seen.add(name)
-        varies = varies or bool(found)
-        yield from found
     if block and data.get("method") == "bayes" and not varies:
         yield ("parameters",), "every parameter has one value, so there is nothing to search: say `method: grid`"
 
 
-_SAYS_NOTHING = (
-    "says nothing of its values: give `value`, `values`, `min` and `max`, `parameters` or `distribution`"
-)
-
-
 def _parameter(place: Place, given: Any) -> Iterator[Fault]:
     """Tell what is wrong with one parameter by itself."""
-    if not isinstance(given, dict):
-        meant = "values" if isinstance(given, list) else "value"
-        yield place, f"{brief(given)}, where a table must be: write {{{meant}: {brief(given)}}}"
-        return
-    kind = kind_of(given)
-    if kind == "uniform" and not {"min", "max", "distribution"} & given.keys():
-        nested = next((name for name in given if isinstance(given[name], dict)), None)
-        hint = f": parameters inside of one stand in a table, {{parameters: {{{nested}: ...}}}}" if nested else ""
-        near = f".{known_names(next(iter(given)), _PARAMETER_KEYS)}" if given and not nested else ""
-        yield place, f"{_SAYS_NOTHING}{hint}{near}"
-        return
-    if kind == "parameters":
-        yield place, "`parameters` is a table with something in it, and stands alone"
-        return
-    if kind not in DISTRIBUTIONS:
+    kind = kind_of(given) if isinstance(given, dict) else ""
+    if kind == "parameters" or (kind == "uniform" and not {"min", "max", "distribution"} & given.keys()):
+        kind = ""
+    if not kind:
+        yield (
+            place,
+            f"{brief(given)}, where a table must be: with `value`, `values`, `min` and `max`, or `parameters`",
+        )
+    elif kind not in DISTRIBUTIONS:
         yield (*place, "distribution"), unknown_name("distribution", kind, DISTRIBUTIONS)
-        return
-    needed, optional = DISTRIBUTIONS[kind]
-    found = list(_table(given, place, {**needed, **optional, "distribution": _ANY}, list(needed)))
-    yield from found or ((place, said) for said in _values(kind, given))
-
-
-_PARAMETER_KEYS = ("value", "values", "probabilities", "min", "max", "q", "mu", "sigma", "a", "b", "distribution")
+    else:
+        needed, optional = DISTRIBUTIONS[kind]
+        found = list(_table(given, place, {**needed, **optional, "distribution": str}, list(needed)))
+        yield from found or ((place, said) for said in _values(kind, given))
 
 
 def _values(kind: str, given: Mapping[str, Any]) -> Iterator[str]:
     """Tell what joins values, and so cannot be said of a single one."""
     if "probabilities" in given:
-        values, total = given["values"], math.fsum(given["probabilities"])
-        if len(values) != len(given["probabilities"]):
-            yield f"{len(values)} values and {len(given['probabilities'])} probabilities: one for each value"
-        if abs(total - 1) > 1.001e-5:  # as W&B's `numpy.isclose`
+        if len(given["values"]) != len(given["probabilities"]):
+            yield "there must be one probability for each value"
+        if abs((total := math.fsum(given["probabilities"])) - 1) > 1.001e-5:  # as W&B's `numpy.isclose`
             yield f"the sum of the probabilities is {total:.6g}, and must be 1"
         return
     low, high = given.get("min", 0), given.get("max", 1)
     if low >= high:
-        yield f"min {brief(low)} is not below max {brief(high)}" + (
-            " (one value is `value`)" if low == high else ""
-        )
-    elif kind in DEPRECATED and max(abs(low), abs(high)) > 700:
-        yield f"its bounds are exponents of e, and numbers go up to e^709: for values use {DEPRECATED[kind]}"
-    elif "min" in given and kind != "int_uniform" and math.isinf(float(high) - float(low)):
-        yield f"the range from {brief(low)} to {brief(high)} is too large for numbers"
+        yield f"min {brief(low)} is not below max {brief(high)}"
     elif kind not in ("constant", "categorical", "int_uniform"):
         try:
-            parameter = made(("",), given)
-            ends = [parameter.at(share) for share in (LEAST_SHARE, 1 - LEAST_SHARE)]
-        except OverflowError:
-            ends = [math.inf]
-        if not all(map(math.isfinite, ends)) or not math.isfinite(max(ends) - min(ends)):
-            yield "its values, or the number of its steps, would be too large for numbers"
+            ends = [made(("",), given).at(share) for share in (LEAST_SHARE, 1 - LEAST_SHARE)]
+            fits = math.isfinite(ends[1] - ends[0]) and math.isfinite(high - low)
+        except (OverflowError, ValueError):
+            fits = False
+        if not fits:
+            values = f"; for values themselves use {DEPRECATED[kind]}" if kind in DEPRECATED else ""
+            yield f"its values, or the number of its steps, would be too large for numbers{values}"
 
 
 def _together(data: Mapping[str, Any], parameter: Parameter) -> Iterator[str]:
     """Tell what a parameter must be for the method, or as the number of devices."""
-    if data.get("method") == "grid":
-        steps = (
-            (parameter.given["max"] - parameter.given["min"]) / parameter.given.get("q", 1.0)
-            if parameter.kind == "q_uniform"
-            else 0
-        )
-        if steps > 1e6:
-            yield "a grid of more than a million steps: give a larger q"
-        elif parameter.kind not in ("constant", "categorical", "int_uniform", "q_uniform"):
-            yield "a grid goes through `values`, whole numbers, or q_uniform; or say `method: random`"
+    given, kind = parameter.given, parameter.kind
+    if data.get("method") == "grid" and kind not in ("constant", "categorical", "int_uniform", "q_uniform"):
+        yield "a grid goes through `values`, whole numbers, or q_uniform; or say `method: random`"
+    if (
+        data.get("method") == "grid"
+        and kind == "q_uniform"
+        and (given["max"] - given["min"]) / given.get("q", 1) > 1e6
+    ):
+        yield "a grid of more than a million steps: give a larger q"
     if parameter.name == NUM_GPUS:
-        values = parameter.given.get(
-            "values", [parameter.given.get(key) for key in ("value", "min") if key in parameter.given]
-        )
-        known = parameter.kind in ("constant", "categorical", "categorical_w_probabilities", "int_uniform")
-        if not known or not all(map(COUNT[1], values)):
+        values = [*given.get("values", ()), *(given[key] for key in ("value", "min") if key in given)]
+        whole = kind.startswith(("constant", "categorical", "int"))
+        if not whole or not all(type(value) is int and value > 0 for value in values):
             yield "says how many devices a trial needs: whole numbers, 1 or more"
 
 
@@ -660,28 +543,12 @@ def _together(data: Mapping[str, Any], parameter: Parameter) -> Iterator[str]:
 PROGRAM = "run_parallel.py"
 SPLIT = "evaluation.split"
 RESERVED = (
-    *("experiment.name", "output_dir", "stage", "dry_run", "device"),
+    *("experiment.name", "output_dir", "stage", "dry_run", "device", SPLIT),
     *("distributed.gpu_ids", "distributed.gpu_list", "distributed.num_gpus"),
 )
 """Settings of a run that its sweep decides."""
 
 
-def is_of_package(words: Iterator[str] | Sequence[str]) -> bool:
+def is_of_package(words: Iterable[str]) -> bool:
     """Whether a command runs this package."""
     return any(Path(word).name == PROGRAM for word in words)
-
-
-def _own(name: str, given: Any) -> Iterator[str]:
-    """Tell why a parameter cannot be one of a run of this package."""
-    if name in RESERVED:
-        yield "the sweep decides it for each of its runs: leave it out; options of `sweep run` say it"
-    if name == SPLIT:
-        yield "trials are compared on validation prompts, and the best one is tested at the end. Leave it out"
-    values = given.get("values") if isinstance(given, dict) else None
-    if isinstance(values, list) and any(map(_is_number, values)):
-        from pipeline.config.meaning import shipped_meanings  # what no sweep of another program has a use for
-
-        if (meaning := shipped_meanings().get(name)) and meaning.type.startswith("list"):
-            yield f"a trial is given one of its values, and {name} is a list: write `values: [[0], [1]]`"
-    if not re.fullmatch(r"[A-Za-z_][A-Za-z0-9_.-]*", name):
-        yield f"is no setting of {PROGRAM}, which is given its parameters as KEY=VALUE"

@@ -134,8 +134,6 @@ def wandb_config(sweep: Sweep, devices: int = 1) -> dict[str, Any]:
     devices the command starts ranks.
     """
     found = {"name": sweep.name, **sweep.given, "parameters": _block(sweep.given["parameters"])}
-    if "metric" in found:  # W&B has the text ``false`` where a file may say so in YAML
-        found["metric"] = {key: "false" if each is False else each for key, each in found["metric"].items()}
     words = list(sweep.command)
     python = (at for at, word in enumerate(words) if re.fullmatch(r"\$\{interpreter\}|(.*/)?python[0-9.]*", word))
     if devices > 1 and sweep.options.launcher == "torchrun" and (at := next(python, None)) is not None:
@@ -320,7 +318,7 @@ class OnlineSlots:
             launcher="none",
             holder=f"sweep {self._sweep.name}, agent {number + 1}",
             variables={
-                **self._sweep.options.environment,
+                **self._sweep.environment,
                 _DEVICES: str(len(slot.devices)),
                 "WANDB_DIR": str(slot.place),
                 "PATH": os.pathsep.join([python, os.environ.get("PATH", os.defpath)]),

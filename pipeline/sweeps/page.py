@@ -23,7 +23,7 @@ from pipeline.foreign import ForeignDataError, read_plain
 from pipeline.runs.comparison.runs import headings_of
 from pipeline.runs.looks import Looks
 from pipeline.runs.report.format import command, count, duration, shown_path
-from pipeline.runs.report.page.html import Numbers, PageTable, page_table, points_each, thinned, write_page
+from pipeline.runs.report.page.html import Numbers, page_table, points_each, thinned, write_page
 from pipeline.sweeps.file import Goal
 from pipeline.sweeps.metrics import latest_values, parsed
 from pipeline.sweeps.report import devices_in_words, elapsed_s, log_tail, ranked, seconds_of, tested, trials_table
@@ -61,67 +61,6 @@ class Axis:
     choices: list[str] = field(default_factory=list)
 
 
-@dataclass(frozen=True, kw_only=True)
-class Measure:
-    """A metric, or ``seconds``, of each trial, and which values are better as far as its name says."""
-
-    name: str
-    goal: str
-    values: Numbers
-
-
-@dataclass(frozen=True, kw_only=True)
-class SweepPage:
-    """A sweep; lists are columns of trials.
-
-    Attributes:
-        unfinished: What a reader must know first, a line each.
-        facts: Label and value of what stands at the top.
-        values: Of the metric, or what was logged of it last.
-        ended: Seconds from the begin of the sweep to the end of each, or until now.
-        words: Parameters of each in a line.
-        ranking: Places of trials in these columns, those with the best values first.
-        measures: What was measured, the metric first.
-        curves: Of trials that have logged it more than once: trial, steps, values.
-        importance: Parameter and its share.
-        importance_about: What these shares are, or why there are none.
-        tested: The best trial on held-out data.
-        failures: Trials without a value.
-        file: The sweep file as it was given.
-        command: Goes on with the sweep; "" of one that is finished.
-        about: Label and value of what else is known.
-    """
-
-    title: str
-    made: str
-    version: str = __version__
-    state: str
-    unfinished: list[str]
-    facts: list[tuple[str, str]]
-    metric: str
-    goal: str
-    target: float | None
-    numbers: list[int]
-    states: list[str]
-    values: Numbers
-    ended: Numbers
-    words: list[str]
-    ranking: list[int]
-    axes: list[Axis]
-    measures: list[Measure]
-    curves: list[dict[str, Any]]
-    curves_about: str
-    importance: list[tuple[str, float]]
-    importance_about: str
-    table: PageTable
-    tested: list[tuple[str, str]]
-    failures: list[dict[str, Any]]
-    file: str
-    command: str
-    about: list[tuple[str, str]]
-    looks: Looks = field(default_factory=Looks)
-
-
 def write_sweep_page(path: Path, sweep: Record) -> None:
     """Write the page of a sweep; a browser finds the one before or this one, never a part.
 
@@ -131,53 +70,62 @@ def write_sweep_page(path: Path, sweep: Record) -> None:
     write_page(path, page_of(sweep, time.time()), _SCRIPTS)
 
 
-def page_of(sweep: Record, now: float) -> SweepPage:
-    """Gather what the page of a sweep shows; `now` in seconds since 1970."""
+def page_of(sweep: Record, now: float) -> dict[str, Any]:
+    """Gather what the page of a sweep shows; lists are columns of trials, which the scripts draw from.
+
+    Args:
+        sweep: The sweep.
+        now: Seconds since 1970.
+    """
     about, trials, metric = sweep.about, list(sweep.trials.values()), sweep.about.metric
     paths = {trial.number: sweep.folder.trial(trial.number).metrics(trial.attempts) for trial in trials}
     logged = {trial.number: {**latest_values(paths[trial.number]), **trial.values} for trial in trials}
     values = [trial.value if trial.value is not None else logged[trial.number].get(metric) for trial in trials]
     curves = [_curve(paths[trial.number], trial.number, metric, points_each(len(trials))) for trial in trials]
     shown = [each for each in curves if len(each["steps"]) > 1]
-    points, known = (
-        sum(sizes) for sizes in ([len(each["steps"]) for each in shown], [each["logged"] for each in shown])
-    )
+    points, known = sum(len(each["steps"]) for each in shown), sum(each["logged"] for each in shown)
     shares = importance(trials, about.goal)
     places = {trial.number: at for at, trial in enumerate(trials)}
     running = {
         trial.number: value for trial, value in zip(trials, values, strict=True) if trial.state == "running"
     }
     axes = axes_of(trials)
-    return SweepPage(
-        title=sweep.name,
-        made=f"{datetime.now():%Y-%m-%d %H:%M}",
-        state=sweep.state(),
-        unfinished=list(_unfinished(sweep)),
-        facts=[(name, cut_middle(value, 200)) for name, value in _facts(sweep, axes, now)],
-        metric=metric,
-        goal=about.goal,
-        target=sweep.asked.metric.target if sweep.asked is not None and sweep.asked.metric else None,
-        numbers=list(sweep.trials),
-        states=[trial.state for trial in trials],
-        values=[None if trial.state in _NOT_DONE else value for trial, value in zip(trials, values, strict=True)],
-        ended=[None if trial.started is None else (trial.ended or now) - about.started for trial in trials],
-        words=[in_words(trial.parameters) for trial in trials],
-        ranking=[places[trial.number] for trial in ranked(trials, about.goal)],
-        axes=axes,
-        measures=_measures(sweep, values, [logged[trial.number] for trial in trials], now),
-        curves=[{name: each[name] for name in ("trial", "steps", "values")} for each in shown],
-        curves_about=f"{points:,} of {known:,} values that were logged, evenly spread." if points < known else "",
-        importance=list(shares.items()),
-        importance_about=_about_importance(trials, about.goal, shares),
-        table=page_table(trials_table(sweep, trials, now, running, brief=False)),
-        tested=[(name, measured(value)) for name, value in tested(sweep).items()],
-        failures=[_failure(sweep, trial) for trial in trials if trial.state in _NOT_DONE],
-        file=_text(sweep.folder.file),
-        command=""
+    return {
+        "title": sweep.name,
+        "made": f"{datetime.now():%Y-%m-%d %H:%M}",
+        "version": __version__,
+        "state": sweep.state(),
+        "unfinished": list(_unfinished(sweep)),
+        "facts": [(name, cut_middle(value, 200)) for name, value in _facts(sweep, axes, now)],
+        "metric": metric,
+        "goal": about.goal,
+        "target": sweep.asked.metric.target if sweep.asked is not None and sweep.asked.metric else None,
+        "numbers": list(sweep.trials),
+        "states": [trial.state for trial in trials],
+        "values": [
+            None if trial.state in _NOT_DONE else value for trial, value in zip(trials, values, strict=True)
+        ],
+        "ended": [None if trial.started is None else (trial.ended or now) - about.started for trial in trials],
+        "words": [in_words(trial.parameters) for trial in trials],
+        "ranking": [places[trial.number] for trial in ranked(trials, about.goal)],
+        "axes": axes,
+        "measures": _measures(sweep, values, [logged[trial.number] for trial in trials], now),
+        "curves": shown,
+        "curves_about": f"{points:,} of {known:,} values that were logged, evenly spread."
+        if points < known
+        else "",
+        "importance": list(shares.items()),
+        "importance_about": _about_importance(trials, about.goal, shares),
+        "table": page_table(trials_table(sweep, trials, now, running, brief=False)),
+        "tested": [(name, measured(value)) for name, value in tested(sweep).items()],
+        "failures": [_failure(sweep, trial) for trial in trials if trial.state in _NOT_DONE],
+        "file": _text(sweep.folder.file),
+        "command": ""
         if about.halted == "finished"
         else command(f"sweep agent {sweep.name}", sweep.folder.output_dir),
-        about=list(_about(sweep)),
-    )
+        "about": list(_about(sweep)),
+        "looks": Looks(),
+    }
 
 
 def _curve(path: Path, number: int, metric: str, most: int) -> dict[str, Any]:
@@ -199,7 +147,7 @@ def _curve(path: Path, number: int, metric: str, most: int) -> dict[str, Any]:
 
 def _measures(
     sweep: Record, values: list[float | None], logged: Sequence[Mapping[str, float | None]], now: float
-) -> list[Measure]:
+) -> list[dict[str, Any]]:
     """The metric, other metrics, and seconds."""
     metric, trials = sweep.about.metric, sweep.trials.values()
     columns = {
@@ -208,20 +156,12 @@ def _measures(
     }
     telling = [name for name, column in columns.items() if name != metric and len(set(column) - {None}) > 1]
     others = sorted(telling, key=lambda name: columns[name].count(None))[:_MOST_MEASURES]
-    return [
-        *([Measure(name=metric, goal=sweep.about.goal, values=values)] if metric else []),
-        *(
-            Measure(
-                name=name, goal="minimize" if _LESS_IS_BETTER.search(name) else "maximize", values=columns[name]
-            )
-            for name in others
-        ),
-        Measure(
-            name="seconds",
-            goal="minimize",
-            values=[seconds_of(trial, now) if trial.state == "done" else None for trial in trials],
-        ),
-    ]
+    seconds = [seconds_of(trial, now) if trial.state == "done" else None for trial in trials]
+    found = [{"name": metric, "goal": sweep.about.goal, "values": values}] if metric else []
+    for name in others:
+        goal = "minimize" if _LESS_IS_BETTER.search(name) else "maximize"
+        found.append({"name": name, "goal": goal, "values": columns[name]})
+    return [*found, {"name": "seconds", "goal": "minimize", "values": seconds}]
 
 
 def _unfinished(sweep: Record) -> Iterator[str]:
@@ -261,10 +201,9 @@ def _failure(sweep: Record, trial: Trial) -> dict[str, Any]:
 
 
 def _text(path: Path) -> str:
-    try:
+    with suppress(OSError, ForeignDataError):
         return read_plain(path).decode("utf-8", "replace")
-    except (OSError, ForeignDataError):
-        return ""
+    return ""
 
 
 def _about(sweep: Record) -> Iterator[tuple[str, str]]:

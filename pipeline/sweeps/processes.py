@@ -27,7 +27,7 @@ from pipeline.errors import WorkerError
 from pipeline.foreign import ForeignDataError, read_json
 from pipeline.machine import children, descendants
 from pipeline.machine.children import Child
-from pipeline.sweeps.trial_process import MODULE, Order, Said, shortage
+from pipeline.sweeps.trial_process import MODULE, Order, Said
 
 _LOOK_S = 1.0
 """How long `heard` waits at most: what others write, and deadlines, are looked at between."""
@@ -208,7 +208,7 @@ class SideBySide:
             task=task,
             exit_code=said.exit_code,
             busy=said.busy,
-            refused=said.refused or said.short,
+            refused=said.refused,
             asked=asked,
             seconds=now - began,
         )
@@ -224,7 +224,7 @@ class SideBySide:
                 try:
                     self._running[slot] = (task, now, Handle(task.order, tag))
                 except OSError as error:
-                    why = f"no process can be started: {shortage(error) or error.strerror}"
+                    why = f"no process can be started: {error.strerror}"
                     self._end(slot, task, now, Said(refused=why), asked=False)
             resting = resting or self._rests[slot] > now
         return resting

@@ -527,7 +527,7 @@ def _started(sweep: Record, trial: Trial) -> tuple[_Started, dict[str, str]]:
     place, started = sweep.folder.trial(trial.number), _Started()
     with suppress(OSError, ForeignDataError):
         started = read_json_file(place.start(trial.attempts), _Started)
-    found = dict(sweep.asked.options.environment) if sweep.asked is not None else {}
+    found = sweep.asked.environment if sweep.asked is not None else {}
     if SWEEP_PARAM_PATH in started.environment and folders_of(place, trial.attempts, Path(started.folder)):
         # Without a login W&B's client would ask for one.
         found |= {

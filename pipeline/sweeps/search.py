@@ -136,7 +136,7 @@ def told_value(trial: Trial, trials: Sequence[Trial], metric: Metric) -> tuple[f
     if trial.state in ("done", "stopped", "failed"):
         known = trial.value if trial.state != "failed" else None
         return (known if known is not None else _imputed(metric.impute, trial, trials, metric),)
-    if trial.state == "running" and metric.impute_while_running:
+    if trial.state == "running" and metric.impute_while_running != "false":
         return (_imputed(metric.impute_while_running, trial, trials, metric),)
     return ()
 

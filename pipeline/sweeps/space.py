@@ -37,10 +37,10 @@ def kind_of(given: Mapping[str, Any]) -> str:
     if "distribution" in given:
         return str(given["distribution"])
     kind = next((kind for key, kind in {"parameters": "parameters", **_INFERRED}.items() if key in given), None)
-    return kind or ("int_uniform" if all(is_whole(given.get(key)) for key in ("min", "max")) else "uniform")
+    return kind or ("int_uniform" if all(_is_whole(given.get(key)) for key in ("min", "max")) else "uniform")
 
 
-def is_whole(value: object) -> bool:
+def _is_whole(value: object) -> bool:
     """Whether a value is a whole number as it is written: ``1``, and neither ``1.0`` nor ``true``."""
     return isinstance(value, int) and not isinstance(value, bool)
 

@@ -88,35 +88,20 @@ class Said:
     """What this process tells its agent.
 
     Attributes:
-        busy: Somebody else has one of the devices: who. Nothing was started.
+        busy: Nothing can be started now: who has one of the devices, or what the machine is short of.
         refused: The program cannot be started: why.
-        short: It cannot be started now: what the machine is short of.
         exit_code: Of the program, as a shell has it.
         notes: What else a user should know.
     """
 
     busy: str = ""
     refused: str = ""
-    short: str = ""
     exit_code: int | None = None
     notes: list[str] = field(default_factory=list)
 
 
-_SHORT = {
-    errno.EMFILE: "this process has as many files open as it may (`ulimit -n` says how many)",
-    errno.ENFILE: "the machine has as many files open as it may",
-    errno.EAGAIN: "there are as many processes as there may be (see `ulimit -u`, and the limits of a container)",
-    errno.ENOMEM: "there is no memory for another process",
-}
-
-
-def shortage(error: BaseException | None) -> str:
-    """What the system was short of, in words; "" for an error of another kind."""
-    while error is not None:
-        if isinstance(error, OSError) and error.errno in _SHORT:
-            return _SHORT[error.errno]
-        error = error.__cause__
-    return ""
+_SHORT = (errno.EMFILE, errno.ENFILE, errno.EAGAIN, errno.ENOMEM)
+"""What a machine is short of for a while: files, processes, memory."""
 
 
 def main() -> int:
@@ -130,18 +115,17 @@ def main() -> int:
     except DeviceError as error:
         said = Said(busy=str(error).partition(". Ask for ")[0])
     except (PipelineError, OSError) as error:
-        refused = _too_long(order) if getattr(error, "errno", None) == errno.E2BIG else str(error)
-        said = Said(short=what) if (what := shortage(error)) else Said(refused=refused)
+        code = next((each.errno for each in (error, error.__cause__) if isinstance(each, OSError)), None)
+        said = Said(busy=str(error)) if code in _SHORT else Said(refused=_refusal(error, code, order))
     channel.send(msgspec.json.encode(said))
     return 0
 
 
-def _too_long(order: Order) -> str:
-    lengths = [len(os.fsencode(word)) for word in order.words]
-    return (
-        f"its command line is longer than the system takes: {sum(lengths):,} bytes, of which {max(lengths):,} in "
-        "one word. Write ${args_json_file} for ${args} in `command`: the path of a file with the parameters"
-    )
+def _refusal(error: Exception, code: int | None, order: Order) -> str:
+    if code != errno.E2BIG:
+        return str(error)
+    size = sum(len(os.fsencode(word)) for word in order.words)
+    return f"its command line is longer than the system takes, {size:,} bytes: see ${{args_json_file}}"
 
 
 def _carry_out(order: Order) -> Said:

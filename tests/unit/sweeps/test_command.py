@@ -173,7 +173,7 @@ def test_what_python_is_to_run_is_a_file_or_a_package(
 
 def test_what_is_run_before_the_first_trial_has_no_parameters() -> None:
     prepare = ("${interpreter}", "${program}", "${args}", "${args_json}", "--only-data", "${envvar:HOME}")
-    assert prepare_command(sweep((), prepare=prepare), ENVIRONMENT) == [
+    assert prepare_command(sweep((), prepare=list(prepare)), ENVIRONMENT) == [
         sys.executable,
         "train.py",
         "--only-data",

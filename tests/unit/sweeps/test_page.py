@@ -4,15 +4,15 @@ import json
 import random
 import re
 import time
-from dataclasses import fields
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from pipeline.runs.report.format import duration
 from pipeline.runs.report.page import html
 from pipeline.sweeps.page import _SCRIPTS as SCRIPTS
-from pipeline.sweeps.page import SweepPage, axes_of, importance
+from pipeline.sweeps.page import axes_of, importance
 from pipeline.sweeps.page import page_of as sweep_page_of
 from pipeline.sweeps.storage import Record, Trial
 from pipeline.terminal.streams import printable
@@ -21,12 +21,12 @@ from tests.doubles.sweeps import BEGAN, SweepOnPaper, hostile, searched
 OURS = "".join(path.read_text() for path in (*html.FRAME, *SCRIPTS))
 
 
-def page_of(sweep: SweepOnPaper) -> SweepPage:
+def page_of(sweep: SweepOnPaper) -> dict[str, Any]:
     return sweep_page_of(Record(sweep.folder), time.time())
 
 
 @pytest.fixture(scope="module")
-def page(tmp_path_factory: pytest.TempPathFactory) -> SweepPage:
+def page(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     sweep = searched(tmp_path_factory.mktemp("sweep"), 27)
     with sweep.at_work():
         return page_of(sweep)
@@ -34,32 +34,43 @@ def page(tmp_path_factory: pytest.TempPathFactory) -> SweepPage:
 
 def test_nothing_goes_on_with_a_sweep_that_is_finished(tmp_path: Path) -> None:
     sweep = searched(tmp_path, 3)
-    assert "sweep agent" in page_of(sweep).command
+    assert "sweep agent" in page_of(sweep)["command"]
     sweep.tell(halted="finished")
-    assert page_of(sweep).command == ""
+    assert page_of(sweep)["command"] == ""
 
 
-def test_every_column_has_a_place_for_every_trial(page: SweepPage) -> None:
-    columns = [page.numbers, page.states, page.values, page.ended, page.words, page.ranking, page.table.rows]
-    columns += [axis.values for axis in page.axes] + [one.values for one in page.measures]
+def test_every_column_has_a_place_for_every_trial(page: dict[str, Any]) -> None:
+    columns = [
+        page["numbers"],
+        page["states"],
+        page["values"],
+        page["ended"],
+        page["words"],
+        page["ranking"],
+        page["table"].rows,
+    ]
+    columns += [axis.values for axis in page["axes"]] + [one["values"] for one in page["measures"]]
     assert {len(column) for column in columns} == {27}
-    assert {axis.name: axis.kind for axis in page.axes}["lr"] == "log"
-    assert {axis.name: axis.kind for axis in page.axes}["optimizer"] == "choices"
+    assert {axis.name: axis.kind for axis in page["axes"]}["lr"] == "log"
+    assert {axis.name: axis.kind for axis in page["axes"]}["optimizer"] == "choices"
 
 
-def test_the_best_come_first_and_what_failed_has_no_value(page: SweepPage) -> None:
-    valued = [at for at in page.ranking if page.states[at] in ("done", "stopped")]
-    values = [page.values[at] for at in valued]
-    done = [at for at in valued if page.states[at] == "done"]
-    assert page.ranking[: len(valued)] == valued, "those that were stopped early stand among the others"
+def test_the_best_come_first_and_what_failed_has_no_value(page: dict[str, Any]) -> None:
+    valued = [at for at in page["ranking"] if page["states"][at] in ("done", "stopped")]
+    values = [page["values"][at] for at in valued]
+    done = [at for at in valued if page["states"][at] == "done"]
+    assert page["ranking"][: len(valued)] == valued, "those that were stopped early stand among the others"
     assert values == sorted(values, key=lambda value: value or 0.0)
-    assert {page.states[at] for at, value in enumerate(page.values) if value is None} == {"failed"}
-    assert page.facts[0] == ("best val/loss", f"{page.values[done[0]]:.5g} (trial {page.numbers[done[0]]})")
-    best = page.facts[1][1]
-    assert page.facts[1][0] == "with"
-    assert {word.partition("=")[0] for word in best.split()} == {axis.name for axis in page.axes}
-    assert ("trials", "27: 2 running, 20 done, 2 failed, 3 stopped") in page.facts
-    assert page.about[1] == ("agent a1", "27 trials with GPU 0, 1, 2, 3")
+    assert {page["states"][at] for at, value in enumerate(page["values"]) if value is None} == {"failed"}
+    assert page["facts"][0] == (
+        "best val/loss",
+        f"{page['values'][done[0]]:.5g} (trial {page['numbers'][done[0]]})",
+    )
+    best = page["facts"][1][1]
+    assert page["facts"][1][0] == "with"
+    assert {word.partition("=")[0] for word in best.split()} == {axis.name for axis in page["axes"]}
+    assert ("trials", "27: 2 running, 20 done, 2 failed, 3 stopped") in page["facts"]
+    assert page["about"][1] == ("agent a1", "27 trials with GPU 0, 1, 2, 3")
 
 
 def test_a_failed_trial_is_not_among_the_best_whatever_it_had_logged(tmp_path: Path) -> None:
@@ -68,9 +79,9 @@ def test_a_failed_trial_is_not_among_the_best_whatever_it_had_logged(tmp_path: P
     sweep.start(4)
     sweep.end(4, "failed", 1e-9)
     page = page_of(sweep)
-    ranked = [page.numbers[at] for at in page.ranking if page.states[at] in ("done", "failed")]
+    ranked = [page["numbers"][at] for at in page["ranking"] if page["states"][at] in ("done", "failed")]
     assert ranked[-1] == 4
-    assert (4, "") in [(failure["trial"], failure["reason"]) for failure in page.failures]
+    assert (4, "") in [(failure["trial"], failure["reason"]) for failure in page["failures"]]
 
 
 def test_a_sweep_that_runs_has_taken_until_now_and_an_idle_one_until_its_last_event(tmp_path: Path) -> None:
@@ -80,11 +91,11 @@ def test_a_sweep_that_runs_has_taken_until_now_and_an_idle_one_until_its_last_ev
     with sweep.at_work():
         running = sweep_page_of(Record(sweep.folder), later)
     idle = sweep_page_of(Record(sweep.folder), later)
-    assert [dict(page.facts)["took"] for page in (idle, running)] == [duration(before), duration(before + 7200)]
+    assert [dict(page["facts"])["took"] for page in (idle, running)] == [duration(before), duration(before + 7200)]
 
 
-def test_other_metrics_and_seconds_are_measures_for_a_front(page: SweepPage) -> None:
-    assert {one.name: one.goal for one in page.measures} == {
+def test_other_metrics_and_seconds_are_measures_for_a_front(page: dict[str, Any]) -> None:
+    assert {one["name"]: one["goal"] for one in page["measures"]} == {
         "val/loss": "minimize",
         "tokens_per_s": "maximize",
         "seconds": "minimize",
@@ -96,8 +107,8 @@ def test_curves_are_thinned_and_say_so(tmp_path: Path, monkeypatch: pytest.Monke
     sweep = searched(tmp_path, 1)
     sweep.log(0, [{"val/loss": 0.01 * at} for at in range(92)])
     page = page_of(sweep)
-    assert [len(one["steps"]) for one in page.curves] == [5]
-    assert page.curves_about == "5 of 100 values that were logged, evenly spread."
+    assert [len(one["steps"]) for one in page["curves"]] == [5]
+    assert page["curves_about"] == "5 of 100 values that were logged, evenly spread."
 
 
 def test_curves_are_drawn_by_the_steps_that_were_logged_else_by_counting(tmp_path: Path) -> None:
@@ -105,13 +116,13 @@ def test_curves_are_drawn_by_the_steps_that_were_logged_else_by_counting(tmp_pat
     for number, step in ((0, '"step": 10, '), (1, "")):
         lines = (f'{{{step}"values": {{"val/loss": {value}}}, "time": 1.0}}\n' for value in (3, 2))
         sweep.folder.trial(number).metrics(1).write_text("".join(lines).replace("10", "20", 1))
-    assert [one["steps"] for one in page_of(sweep).curves] == [[20, 10], [1, 2]]
+    assert [one["steps"] for one in page_of(sweep)["curves"]] == [[20, 10], [1, 2]]
 
 
 def test_a_sweep_that_has_just_begun_has_a_page(tmp_path: Path) -> None:
     page = page_of(SweepOnPaper(tmp_path, metric="", method="grid"))
-    assert (page.metric, page.numbers, page.measures) == ("", [], page.measures)
-    assert page.unfinished
+    assert (page["metric"], page["numbers"], page["measures"]) == ("", [], page["measures"])
+    assert page["unfinished"]
     assert html.page_html(page, SCRIPTS)
 
 
@@ -126,8 +137,8 @@ def test_text_of_strangers_is_data_and_nothing_else(tmp_path: Path) -> None:
     assert told["file"] == printable(text)
 
 
-def test_the_scripts_use_every_field_and_no_way_out() -> None:
-    assert not [one.name for one in fields(SweepPage) if not re.search(rf"\bdata\.{one.name}\b", OURS)]
+def test_the_scripts_use_every_field_and_no_way_out(page: dict[str, Any]) -> None:
+    assert not [name for name in page if not re.search(rf"\bdata\.{name}\b", OURS)]
     assert not re.search(r"innerHTML|outerHTML|insertAdjacent|document\.write|eval\(|fetch\(|https?:", OURS)
 
 

@@ -35,9 +35,7 @@ def said_by(monkeypatch: pytest.MonkeyPatch, order: Order, carry_out: Callable[[
 def test_a_command_line_that_is_too_long_is_one_message(monkeypatch: pytest.MonkeyPatch) -> None:
     order = Order(words=["true", "a" * 200_000], log="log", start="start")
     said = said_by(monkeypatch, order, lambda order: subprocess.Popen(order.words))
-    assert said.refused.startswith(
-        "its command line is longer than the system takes: 200,004 bytes, of which 200,000 in one word."
-    )
+    assert "200,004 bytes" in said.refused
 
 
 def test_a_program_for_which_there_is_no_room_is_not_refused(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -45,7 +43,7 @@ def test_a_program_for_which_there_is_no_room_is_not_refused(monkeypatch: pytest
         raise BlockingIOError(errno.EAGAIN, "Resource temporarily unavailable")
 
     said = said_by(monkeypatch, Order(words=["true"], log="log", start="start"), no_room)
-    assert (said.refused, said.short[:33]) == ("", "there are as many processes as th")
+    assert (said.refused, bool(said.busy)) == ("", True)
 
 
 @pytest.mark.parametrize(
