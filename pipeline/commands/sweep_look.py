@@ -6,8 +6,8 @@ import logging
 import sys
 import time
 from collections.abc import Iterator, Mapping
-from dataclasses import asdict
 from pathlib import Path
+from typing import Any
 
 from rich.console import Console, RenderableType
 from rich.text import Text
@@ -21,10 +21,10 @@ from pipeline.runs.report.format import count, shown_path
 from pipeline.runs.report.logs import follow_attempts, print_log
 from pipeline.runs.report.screen import first
 from pipeline.sweeps.report import (
-    SweepRow,
     as_csv,
     best_json,
     best_lines,
+    counted,
     export_rows,
     news,
     print_sweep,
@@ -34,8 +34,7 @@ from pipeline.sweeps.report import (
     trial_news,
     watched_sweep,
 )
-from pipeline.sweeps.storage import Record, SweepFolder, choose_sweep, sweep_folder, sweeps_in
-from pipeline.sweeps.values import counted
+from pipeline.sweeps.storage import STATES, Record, SweepFolder, choose_sweep, sweep_folder, sweeps_in
 from pipeline.terminal.console import print_json, say, wait_for, watch
 
 log = logging.getLogger("pipeline")
@@ -54,24 +53,24 @@ def status(output_dir: Path, name: str | None, console: Console, *, as_json: boo
         return
     rows = _rows(output_dir)
     if as_json:
-        print_json([asdict(row) for row in rows])
+        print_json(rows)
     elif not rows:
         say(console, f"there are no sweeps in {output_dir}")
     else:
         console.print(sweeps_table(rows))
         for row in rows:
-            if row.problem:
-                say(console, f"{row.name}: {row.problem}", "red")
+            if "problem" in row:
+                say(console, f"{row['name']}: {row['problem']}", "red")
 
 
-def _rows(output_dir: Path) -> list[SweepRow]:
+def _rows(output_dir: Path) -> list[dict[str, Any]]:
     """Sweeps in a row each; one that cannot be read has a row that says so."""
     rows = []
     for name in sweeps_in(output_dir):
         try:
             rows.append(row_of(Record(sweep_folder(output_dir, name)), time.time()))
         except (PipelineError, OSError) as error:
-            rows.append(SweepRow(name=name, problem=str(error)))
+            rows.append({"name": name, "problem": str(error)})
     return rows
 
 
@@ -84,20 +83,21 @@ def watch_status(output_dir: Path, name: str | None, console: Console, every_s: 
     """
     known: dict[str, str] = {}
     if name is None:
-        rows: list[SweepRow] = []
+        rows: list[dict[str, Any]] = []
 
         def look_at_all() -> bool:
             rows[:] = _rows(output_dir)
             return True
 
         def page(_width: int, height: int) -> list[RenderableType]:
-            shown, more = first(sorted(rows, key=lambda row: -(row.started or 0.0)), height - 2, lambda _: 0)
+            shown, more = first(sorted(rows, key=lambda row: -row.get("started", 0.0)), height - 2, lambda _: 0)
             return [sweeps_table(shown), Text(f"and {more} more" if more else "")]
 
         def lines() -> Iterator[tuple[str, str]]:
             for row in rows:
-                parts = [f"{row.state}, {count(row.trials, 'trial')}", counted(row.states)]
-                yield row.name, f"{row.name}: {row.problem or ': '.join(filter(None, parts))}"
+                states = counted({state: row.get(state, 0) for state in STATES})
+                said = row.get("problem") or f"{row['state']}, {count(row['trials'], 'trial')}: {states}"
+                yield row["name"], f"{row['name']}: {said}"
 
         watch(console, every_s, look_at_all, page, lambda: news(known, lines()))
         return

@@ -29,12 +29,12 @@ from pipeline.sweeps.file import NUM_GPUS, SPLIT, Sweep, read_sweep
 from pipeline.sweeps.metrics import Curve
 from pipeline.sweeps.plan import AgentPool
 from pipeline.sweeps.processes import Handle, family, heard
+from pipeline.sweeps.report import in_words
 from pipeline.sweeps.reporting import VARIABLE
 from pipeline.sweeps.search import Choice, ask, most_trials, why_stop
 from pipeline.sweeps.space import nested
 from pipeline.sweeps.storage import End, Once, Record, SweepFolder, Trial, TrialFolder, best_trial, sweep_folder
 from pipeline.sweeps.trial_process import Order
-from pipeline.sweeps.values import in_words
 from pipeline.sweeps.wandb_run import WANDB_DIR, wandb_variables, write_parameters_for_wandb
 from pipeline.terminal.streams import on_one_line
 

@@ -26,9 +26,21 @@ from pipeline.runs.report.format import command, count, duration, shown_path
 from pipeline.runs.report.page.html import Numbers, page_table, points_each, thinned, write_page
 from pipeline.sweeps.file import Goal
 from pipeline.sweeps.metrics import latest_values, parsed
-from pipeline.sweeps.report import devices_in_words, elapsed_s, log_tail, ranked, seconds_of, tested, trials_table
+from pipeline.sweeps.report import (
+    by_state,
+    counted,
+    devices_in_words,
+    elapsed_s,
+    in_words,
+    log_tail,
+    measured,
+    ranked,
+    said,
+    seconds_of,
+    tested,
+    trials_table,
+)
 from pipeline.sweeps.storage import STATES, Record, Trial, best_trial
-from pipeline.sweeps.values import by_state, counted, in_words, measured, said
 from pipeline.terminal.columns import cut_middle
 
 _ASSETS = Path(__file__).parent / "assets"

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import csv
 import io
+import json
+import math
 import os
 import re
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import asdict, dataclass, field
-from datetime import datetime
+from dataclasses import dataclass, field
 from pathlib import Path
 from statistics import fmean
 from types import MappingProxyType
@@ -19,30 +20,16 @@ from typing import Any
 from rich.console import Console, RenderableType
 from rich.text import Text
 
-from pipeline.engine.run_folder import RunFolder
 from pipeline.errors import ConfigError, StoreError
 from pipeline.files import open_plain
 from pipeline.foreign import ForeignDataError, read_json_file
 from pipeline.runs.comparison.runs import headings_of
-from pipeline.runs.index import experiments, runs_of
-from pipeline.runs.origin import read_origin
 from pipeline.runs.record import csv_cell
-from pipeline.runs.report.format import command, count, duration, roughly, shown_path, typed_command
+from pipeline.runs.report.format import command, count, duration, roughly, short, shown_path, typed_command
 from pipeline.runs.report.screen import first
 from pipeline.sweeps.command import as_typed
 from pipeline.sweeps.metrics import latest_values
 from pipeline.sweeps.storage import STATES, Once, Record, Trial, best_trial
-from pipeline.sweeps.values import (
-    by_state,
-    counted,
-    effective_batch,
-    in_words,
-    measured,
-    plain,
-    said,
-    typed,
-    varied,
-)
 from pipeline.sweeps.wandb_run import SWEEP_PARAM_PATH, WANDB_MODE, folders_of
 from pipeline.terminal.columns import EXTRA, Column, FittedTable, in_lines, shorten, whole_words
 from pipeline.terminal.console import in_place, say, say_styled
@@ -61,55 +48,106 @@ STYLES = {
 _MOST_ROWS, _MOST_FAILURES = 50, 10
 
 
+# -- words ---------------------------------------------------------------------------------------------
+
+
+def said(value: Any) -> str:
+    """A parameter on one line, as it would be typed: numbers with as many digits as tell something."""
+    return short(value) if isinstance(value, float) else on_one_line(typed(value))
+
+
+def typed(value: Any) -> str:
+    """A parameter as it is typed, all digits of it."""
+    return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
+
+
+def plain(value: Any) -> Any:
+    """Plain data in which all is JSON: a number that is infinite, or none, is said in words."""
+    if isinstance(value, float) and not math.isfinite(value):
+        return str(value)
+    if isinstance(value, Mapping):
+        return {name: plain(part) for name, part in value.items()}
+    return [plain(part) for part in value] if isinstance(value, list | tuple) else value
+
+
+def measured(value: Any) -> str:
+    """A value of the metric, or ""."""
+    return "" if value is None else f"{value:.5g}" if isinstance(value, float) else said(value)
+
+
+def in_words(parameters: Mapping[str, Any], names: Iterable[str] | None = None) -> str:
+    """Parameters in a line: ``lr=0.0003 eta=1``; those of the given names, where there are any."""
+    chosen = parameters if names is None else [name for name in names if name in parameters]
+    return " ".join(f"{on_one_line(name)}={said(parameters[name])}" for name in chosen)
+
+
+def by_state(trials: Iterable[Trial], states: Iterable[str]) -> dict[str, int]:
+    """How many trials are in each state; they add up to all."""
+    found = dict.fromkeys(states, 0)
+    for trial in trials:
+        found[trial.state] += 1
+    return found
+
+
+def counted(numbers: Mapping[str, int]) -> str:
+    """The same in words, without states that no trial is in: ``17 done, 7 stopped``."""
+    return ", ".join(f"{number:,} {state}" for state, number in numbers.items() if number)
+
+
+def varied(trials: Sequence[Trial]) -> list[str]:
+    """Names of parameters that not all trials have the same of, in the order in which they were first chosen.
+
+    Of one trial alone that is all of them.
+    """
+    values: dict[str, set[str]] = {}
+    for trial in trials:
+        for name, value in trial.parameters.items():
+            values.setdefault(name, set()).add(said(value))
+    every = {name: all(name in trial.parameters for trial in trials) for name in values}
+    return [name for name, found in values.items() if len(found) > 1 or not every[name]] or list(values)
+
+
+def effective_batch(parameters: Mapping[str, Any], num_gpus: int) -> int | None:
+    """Sequences of one step of the optimizer: of a device, times devices, times micro-batches.
+
+    Args:
+        parameters: Of the trial, by dotted name. ``batch_size`` is that of one device, as with torchrun.
+        num_gpus: Devices of the trial.
+
+    Returns:
+        None where the parameters do not tell: without a batch size, or with nothing that it is multiplied by.
+    """
+    for name, size in parameters.items():
+        section, _, last = name.rpartition(".")
+        times = parameters.get(f"{section}.{_TIMES}" if section else _TIMES)
+        known = times is not None or (not section and (num_gpus > 1 or "num_gpus" in parameters))
+        factors = (size, 1 if times is None else times)
+        if last == "batch_size" and known and all(type(factor) is int and factor > 0 for factor in factors):
+            return int(factors[0] * factors[1] * max(1, num_gpus))
+    return None
+
+
+_TIMES = "gradient_accumulation_steps"
+
+
 # -- all sweeps --------------------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True, kw_only=True)
-class SweepRow:
-    """A sweep in one row.
-
-    Attributes:
-        name: Its name.
-        state: In one word, see `Record.state`.
-        method: How settings are chosen.
-        started: When it began, in seconds since 1970, or None.
-        elapsed_s: Seconds from then until now, or to the last that was heard of it.
-        trials: How many were chosen so far.
-        states: How many of them are in each state.
-        metric: What they are judged by.
-        best: Number of the best trial, or None.
-        value: Its value.
-        problem: Why the sweep cannot be read, or "".
-    """
-
-    name: str
-    state: str = "unreadable"
-    method: str = ""
-    started: float | None = None
-    elapsed_s: float = 0.0
-    trials: int = 0
-    states: Mapping[str, int] = field(default_factory=lambda: dict.fromkeys(STATES, 0))
-    metric: str = ""
-    best: int | None = None
-    value: float | None = None
-    problem: str = ""
-
-
-def row_of(sweep: Record, now: float) -> SweepRow:
-    """A sweep in one row."""
-    about, best = sweep.about, best_trial(sweep.trials, sweep.about.goal)
-    return SweepRow(
-        name=sweep.name,
-        state=sweep.state(),
-        method=about.method,
-        started=about.started,
-        elapsed_s=round(elapsed_s(sweep, now), 3),
-        trials=len(sweep.trials),
-        states=by_state(sweep.trials.values(), STATES),
-        metric=about.metric,
-        best=None if best is None else best.number,
-        value=None if best is None else best.value,
-    )
+def row_of(sweep: Record, now: float) -> dict[str, Any]:
+    """A sweep in one row, as plain data."""
+    best = best_trial(sweep.trials, sweep.about.goal)
+    return {
+        "name": sweep.name,
+        "state": sweep.state(),
+        "method": sweep.about.method,
+        "started": sweep.about.started,
+        "elapsed_s": round(elapsed_s(sweep, now), 3),
+        "trials": len(sweep.trials),
+        **by_state(sweep.trials.values(), STATES),
+        "metric": sweep.about.metric,
+        "best": None if best is None else best.number,
+        "value": None if best is None else best.value,
+    }
 
 
 def elapsed_s(sweep: Record, now: float) -> float:
@@ -119,32 +157,29 @@ def elapsed_s(sweep: Record, now: float) -> float:
     return max(0.0, until - sweep.about.started)
 
 
-def sweeps_table(rows: Sequence[SweepRow]) -> FittedTable:
+def sweeps_table(rows: Sequence[Mapping[str, Any]]) -> FittedTable:
     """All sweeps, the one that began last on top; of the states of trials those that some are in."""
-    states = [state for state in STATES if state == "done" or any(row.states[state] for row in rows)]
-    table = FittedTable(
-        [
-            Column(heading="sweep", least=_LEAST_NAME),
-            Column(heading="state", rank=1),
-            Column(heading="method", rank=7),
-            Column(heading="trials", right=True, rank=2),
-            *(Column(heading=state, right=True, rank=4) for state in states),
-            Column(heading="best", right=True, rank=3),
-            Column(heading="metric", rank=8, least=_LEAST_NAME),
-            Column(heading="time", right=True, rank=6),
-        ],
-        lines=False,
-    )
-    for row in sorted(rows, key=lambda row: (row.started or 0.0, row.name), reverse=True):
+    states = [state for state in STATES if state == "done" or any(row.get(state) for row in rows)]
+    right = {"trials": 2, **dict.fromkeys(states, 4), "best": 3}
+    columns = [
+        Column(heading="sweep", least=_LEAST_NAME),
+        Column(heading="state", rank=1),
+        Column(heading="method", rank=7),
+        *(Column(heading=name, right=True, rank=rank) for name, rank in right.items()),
+        Column(heading="metric", rank=8, least=_LEAST_NAME),
+        Column(heading="time", right=True, rank=6),
+    ]
+    table = FittedTable(columns, lines=False)
+    for row in sorted(rows, key=lambda row: row.get("started", 0.0), reverse=True):
+        state = row.get("state", "unreadable")
         table.add_row(
-            row.name,
-            Text(row.state, style=STYLES.get(row.state, "")),
-            row.method,
-            f"{row.trials:,}",
-            *(f"{row.states[state]:,}" if row.states[state] or state == "done" else "" for state in states),
-            measured(row.value),
-            row.metric,
-            duration(row.elapsed_s) if row.started else "",
+            row["name"],
+            Text(state, style=STYLES.get(state, "")),
+            row.get("method", ""),
+            *(str(row.get(name) or "") for name in ("trials", *states)),
+            measured(row.get("value")),
+            row.get("metric", ""),
+            duration(row.get("elapsed_s", 0.0)),
         )
     return table
 
@@ -433,7 +468,7 @@ def trial_news(sweep: Record) -> Iterator[tuple[str, str]]:
 def sweep_json(sweep: Record, now: float) -> dict[str, Any]:
     """One sweep as plain data, nothing cut off."""
     return {
-        **asdict(row_of(sweep, now)),
+        **row_of(sweep, now),
         "folder": str(sweep.folder.path),
         "goal": sweep.about.goal,
         "reason": sweep.about.reason or None,
@@ -462,40 +497,19 @@ def trial_json(trial: Trial, now: float) -> dict[str, Any]:
 
 def export_rows(sweep: Record, now: float) -> list[dict[str, Any]]:
     """Trials as plain data, by number, with what they have logged last; every row has the same names."""
-    trials = list(sweep.trials.values())
-    logged = [
-        {**latest_values(sweep.folder.trial(trial.number).metrics(trial.attempts)), **trial.values}
-        for trial in trials
+    known = [trial_json(trial, now) for trial in sweep.trials.values()]
+    for row in known:
+        path = sweep.folder.trial(row["number"]).metrics(row["attempts"])
+        row["metrics"] = {**latest_values(path), **row.pop("values")}
+    tables = ("parameters", "metrics")
+    names = {table: dict.fromkeys(name for row in known for name in row[table]) for table in tables}
+    return [
+        {
+            **{name: value for name, value in row.items() if name not in tables},
+            **{f"{table}.{name}": row[table].get(name) for table in tables for name in names[table]},
+        }
+        for row in known
     ]
-    parameters = dict.fromkeys(name for trial in trials for name in trial.parameters)
-    metrics = dict.fromkeys(name for values in logged for name in values)
-    rows = []
-    for trial, values in zip(trials, logged, strict=True):
-        known = trial_json(trial, now)
-        began, ended = (
-            None if at is None else datetime.fromtimestamp(at).astimezone().isoformat()
-            for at in (trial.started, trial.ended)
-        )
-        rows.append(
-            {
-                "trial": trial.number,
-                "state": trial.state,
-                "value": trial.value,
-                "attempts": trial.attempts,
-                "num_gpus": trial.num_gpus,
-                "effective_batch": known["effective_batch"],
-                "began": began,
-                "ended": ended,
-                "seconds": known["seconds"],
-                "agent": trial.agent,
-                "devices": " ".join(trial.devices),
-                "exit_code": trial.exit_code,
-                "reason": trial.reason,
-                **{f"parameters.{name}": plain(trial.parameters.get(name)) for name in parameters},
-                **{f"metrics.{name}": values.get(name) for name in metrics},
-            }
-        )
-    return rows
 
 
 def as_csv(rows: Sequence[Mapping[str, Any]]) -> str:
@@ -577,22 +591,12 @@ def best_lines(sweep: Record) -> Iterator[tuple[str, str]]:
     if held_out:
         yield f"on held-out data: {about.metric} {held_out.get(about.metric, '-')} (all metrics with --json)", ""
     yield "folder:", shown_path(sweep.folder.trial(best.number).path)
-    if run := _own_run(sweep, started.command):
-        yield "its run:", shown_path(run.path)
     if sweep.folder.report.is_file():
         yield "report of the sweep:", shown_path(sweep.folder.report)
     if started.command:
         elsewhere = f", in {started.folder}" if started.folder not in ("", str(Path.cwd())) else ""
         given = [f"{name}={typed_command([value])}" for name, value in environment.items()]
         yield f"again{elsewhere}:", " ".join([*given, typed_command(as_typed(started.command))])
-
-
-def _own_run(sweep: Record, command: Sequence[str]) -> RunFolder | None:
-    """The newest run of this program that had the settings of a command; None where the trial is no such run."""
-    if not command or sweep.name not in experiments(sweep.folder.output_dir):
-        return None
-    runs = reversed(runs_of(sweep.folder.output_dir, sweep.name))
-    return next((run for run in runs if read_origin(run.path).settings == [*command[2:]]), None)
 
 
 def best_json(sweep: Record, now: float) -> dict[str, Any]:

@@ -57,8 +57,8 @@ ROOMS = {
         ),
     ],
     "sweeps": [
-        *("reporting", "space", "file", "storage", "values", "search", "command", "wandb_run", "metrics"),
-        *("trial_process", "processes", "plan", "agent", "online", "multi", "report", "page", "rank_zero"),
+        *("reporting", "space", "file", "storage", "search", "command", "wandb_run", "metrics"),
+        *("trial_process", "processes", "plan", "report", "agent", "online", "multi", "page", "rank_zero"),
     ],
 }
 """Rooms of a wing that has an order of its own, likewise."""

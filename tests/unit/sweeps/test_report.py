@@ -10,14 +10,15 @@ from rich.console import Console
 
 from pipeline.sweeps.report import (
     devices_in_words,
+    effective_batch,
     export_rows,
     foremost,
     remaining_s,
     trials_table,
+    varied,
     watched_sweep,
 )
 from pipeline.sweeps.storage import Record
-from pipeline.sweeps.values import effective_batch, varied
 from tests.doubles.sweeps import SweepOnPaper, device, hostile, searched
 
 
