@@ -99,7 +99,7 @@ def compare(output_dir: Path, names: Sequence[str], csv: Path | None, html: Path
         console.print(table)
     if not comparison.rows:
         say(console, f"no results yet: {', '.join(comparison.labels)}")
-    if len(names) == 1 and sweep_folder(output_dir, names[0]).winner.path.is_dir():
+    if len(names) == 1 and sweep_folder(output_dir, names[0]).once("winner").path.is_dir():
         say(console, f"the best trial on the test split: `{command(f'sweep best {names[0]}', output_dir)}`")
 
 

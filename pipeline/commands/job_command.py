@@ -144,7 +144,7 @@ def _sweep_name(words: Sequence[str]) -> str:
     given = _parsed(sweep.app, "python -m pipeline sweep ", words[0], words[1:])
     if words[0] == "agent":
         return choose_sweep(given["output_dir"].absolute(), given["name"]).name
-    strategy, overrides = split_words([*given["strategy"].split(), *(given["words"] or [])])
+    strategy, overrides = split_words(given["words"] or [])
     asked = read_sweep(given["file"], name=given["name"], overrides=overrides)
     check_program(asked)
     check_settings(asked)

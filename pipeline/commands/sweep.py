@@ -17,27 +17,33 @@ app = typer.Typer(no_args_is_help=True, help="Search settings with many trials, 
 
 OutputDir = Annotated[Path, typer.Option(help="Folder of all runs and sweeps.")]
 Name = Annotated[str, typer.Argument(help="The sweep.")]
+Agents = Annotated[
+    int | None, typer.Option(min=1, help="The most trials at the same time; all that have devices.")
+]
+Each = Annotated[
+    int | None, typer.Option("--gpus-per-agent", min=1, help="GPUs of each trial, where the file has no num_gpus.")
+]
+GpuList = Annotated[str | None, typer.Option(help="These GPUs, as 0,1,2,3; ids as in `pipeline gpus`.")]
+DeviceKind = Annotated[DeviceChoice, typer.Option(help="cpu: trials run without GPUs.")]
+Grace = Annotated[
+    int, typer.Option(min=1, max=LONGEST_S, help="Seconds to end in before a trial or run is killed.")
+]
+Count = Annotated[
+    int | None, typer.Option(min=1, help="The most trials: of the sweep, or that this agent begins.")
+]
+OUTPUTS = Path("outputs")
+# What does the work is imported late: it takes time to load, which the help need not wait for.
 
 
-@app.command(
-    help="Show where sweeps stand: all of them, or one with its trials.",
-    epilog=examples(
-        "pipeline sweep status", "pipeline sweep status lr --watch", "pipeline sweep status lr --json"
-    ),
-)
+@app.command(epilog=examples("pipeline sweep status", "pipeline sweep status lr --watch"))
 def status(
     name: Annotated[str | None, typer.Argument(help="The sweep; all if left out.")] = None,
     as_json: AsJson = False,
-    watch: Annotated[
-        bool,
-        typer.Option(
-            "--watch", "-w", help="Show it again and again: one sweep until it is over, without NAME until Ctrl-C."
-        ),
-    ] = False,
+    watch: Annotated[bool, typer.Option("--watch", "-w", help="Show it again and again.")] = False,
     every: Every = 2.0,
-    output_dir: OutputDir = Path("outputs"),
+    output_dir: OutputDir = OUTPUTS,
 ) -> None:
-    """Show the state of sweeps."""
+    """Show where sweeps stand: all of them, or one with its trials."""
     from pipeline.commands import sweep_look
 
     with answering():
@@ -48,25 +54,10 @@ def status(
             sweep_look.status(output_dir, name, make_console(), as_json=as_json)
 
 
-Agents = Annotated[
-    int | None, typer.Option(min=1, help="The most trials at the same time; as many as have devices.")
-]
-Each = Annotated[
-    int | None, typer.Option("--gpus-per-agent", min=1, help="GPUs of each trial, where the file has no num_gpus.")
-]
-GpuList = Annotated[str | None, typer.Option(help="These GPUs, as 0,1,2,3; ids as in `pipeline gpus`.")]
-DeviceKind = Annotated[DeviceChoice, typer.Option(help="cpu: trials run without GPUs.")]
-Grace = Annotated[
-    int, typer.Option(min=1, max=LONGEST_S, help="Seconds that a trial or run has to end before it is killed.")
-]
-
-
 @app.command(
     "run",
-    help="Begin a sweep, or go on with it: sweep run FILE [KEY=VALUE ...].",
     epilog=examples(
         "pipeline sweep run lr.yaml --agents 4 --gpus-per-agent 2",
-        "pipeline sweep run lr.yaml --gpu-list 0,1,2,3 --count 20",
         "pipeline sweep run lr.yaml --device cpu --agents 2 epochs=3",
         "pipeline sweep run lr.yaml balanced 27 2 --dry-run",
     ),
@@ -79,26 +70,20 @@ def run_(
             help="AGENTS DEVICES, or a strategy and its numbers; then settings of every trial: KEY=VALUE."
         ),
     ] = None,
-    strategy: Annotated[
-        str,
-        typer.Option(
-            help="The same: simple, balanced, spread, efficient, auto, explore or continuous, with numbers."
-        ),
-    ] = "",
     name: Annotated[str, typer.Option(help="Of the sweep; that in the file, or the file's, if left out.")] = "",
     agents: Agents = None,
     each: Each = None,
     gpu_list: GpuList = None,
     device: DeviceKind = DeviceChoice.auto,
-    count: Annotated[int | None, typer.Option(min=1, help="The most trials of the sweep.")] = None,
+    count: Count = None,
     grace: Grace = 30,
     wandb: Annotated[bool, typer.Option("--wandb", help="Let W&B search; its agents run trials here.")] = False,
     dry_run: Annotated[
-        bool, typer.Option("--dry-run", help="Tell what would be tried, how and where, and begin nothing.")
+        bool, typer.Option("--dry-run", help="Tell what would be tried, and begin nothing.")
     ] = False,
-    output_dir: OutputDir = Path("outputs"),
+    output_dir: OutputDir = OUTPUTS,
 ) -> None:
-    """Run a sweep."""
+    """Begin a sweep, or go on with it: sweep run FILE [KEY=VALUE ...]."""
     from pipeline.commands.sweep_run import SweepRequest, run, run_online
     from pipeline.sweeps.plan import DevicesAsked
 
@@ -106,7 +91,7 @@ def run_(
         ids = None if gpu_list is None else parse_ids(gpu_list, "--gpu-list")
         request = SweepRequest(
             file=file,
-            words=[*strategy.split(), *(words or [])],
+            words=words or [],
             output_dir=output_dir,
             where=DevicesAsked(device=device, agents=agents, each=each, ids=ids),
             name=name,
@@ -117,21 +102,18 @@ def run_(
         raise typer.Exit((run_online if wandb else run)(request, make_console()))
 
 
-@app.command(
-    help="Work on a sweep that was begun, beside those who do already: on other GPUs, or another machine.",
-    epilog=examples("pipeline sweep agent lr", "pipeline sweep agent lr --gpu-list 4,5,6,7 --count 10"),
-)
+@app.command(epilog=examples("pipeline sweep agent lr", "pipeline sweep agent lr --gpu-list 4,5,6,7 --count 10"))
 def agent(
-    name: Annotated[str, typer.Argument(help="The sweep.")],
+    name: Name,
     agents: Agents = None,
     each: Each = None,
     gpu_list: GpuList = None,
     device: DeviceKind = DeviceChoice.auto,
-    count: Annotated[int | None, typer.Option(min=1, help="The most trials that this agent begins.")] = None,
+    count: Count = None,
     grace: Grace = 30,
-    output_dir: OutputDir = Path("outputs"),
+    output_dir: OutputDir = OUTPUTS,
 ) -> None:
-    """Join a sweep."""
+    """Work on a sweep that was begun, beside those who do already: on other GPUs, or another machine."""
     from pipeline.commands import sweep_run
     from pipeline.sweeps.plan import DevicesAsked
 
@@ -141,108 +123,72 @@ def agent(
         raise typer.Exit(sweep_run.agent(name, output_dir, make_console(), where, count, grace))
 
 
-def _tell(word: str, name: str, output_dir: Path) -> None:
-    from pipeline.commands import sweep_run
+def _order(word: str, about: str) -> None:
+    """Make the command that tells a sweep one word."""
 
-    with answering():
-        sweep_run.tell(word, name, output_dir, make_console())
+    @app.command(word, help=about, epilog=examples(f"pipeline sweep {word} lr"))
+    def tell(name: Name, output_dir: OutputDir = OUTPUTS) -> None:
+        from pipeline.commands import sweep_run
 
-
-@app.command(help="Begin no more trials; those under way go on.", epilog=examples("pipeline sweep stop lr"))
-def stop(name: Name, output_dir: OutputDir = Path("outputs")) -> None:
-    """Stop a sweep."""
-    _tell("stop", name, output_dir)
+        with answering():
+            sweep_run.tell(word, name, output_dir, make_console())
 
 
-@app.command(help="Give a sweep up: end its trials now.", epilog=examples("pipeline sweep cancel lr"))
-def cancel(name: Name, output_dir: OutputDir = Path("outputs")) -> None:
-    """Cancel a sweep."""
-    _tell("cancel", name, output_dir)
+_order("stop", "Begin no more trials; those under way go on.")
+_order("cancel", "Give a sweep up: end its trials now.")
+_order("pause", "Begin no more trials until `sweep resume`.")
+_order("resume", "Let a sweep go on; what has failed gets another chance.")
 
 
-@app.command(help="Begin no more trials until `sweep resume`.", epilog=examples("pipeline sweep pause lr"))
-def pause(name: Name, output_dir: OutputDir = Path("outputs")) -> None:
-    """Pause a sweep."""
-    _tell("pause", name, output_dir)
-
-
-@app.command(
-    help="Let a sweep go on that was paused, stopped or cancelled; what has failed gets another chance, also in a "
-    "finished one.",
-    epilog=examples("pipeline sweep resume lr"),
-)
-def resume(name: Name, output_dir: OutputDir = Path("outputs")) -> None:
-    """Resume a sweep."""
-    _tell("resume", name, output_dir)
-
-
-@app.command(
-    help="Show the best trial: what it reached, and its settings.",
-    epilog=examples("pipeline sweep best lr", "pipeline sweep best lr --json"),
-)
-def best(
-    name: str,
-    as_json: Annotated[bool, typer.Option("--json", help="Print plain JSON.")] = False,
-    output_dir: OutputDir = Path("outputs"),
-) -> None:
-    """Print one trial."""
+@app.command(epilog=examples("pipeline sweep best lr", "pipeline sweep best lr --json"))
+def best(name: Name, as_json: AsJson = False, output_dir: OutputDir = OUTPUTS) -> None:
+    """Show the best trial: what it reached, and its settings."""
     from pipeline.commands import sweep_look
 
     with answering():
         sweep_look.best(output_dir, name, make_console(), as_json=as_json)
 
 
-@app.command(
-    help="Write all trials as a table for other programs.",
-    epilog=examples("pipeline sweep export lr --to lr.csv", "pipeline sweep export lr --to lr.json"),
-)
+@app.command(epilog=examples("pipeline sweep export lr --to lr.csv", "pipeline sweep export lr --to lr.json"))
 def export(
-    name: str,
-    to: Annotated[
-        Path | None, typer.Option(help="File to write, *.csv or *.json; standard output if left out.")
-    ] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="JSON rather than CSV.")] = False,
-    output_dir: OutputDir = Path("outputs"),
+    name: Name,
+    to: Annotated[Path | None, typer.Option(help="*.csv or *.json; standard output if left out.")] = None,
+    as_json: AsJson = False,
+    output_dir: OutputDir = OUTPUTS,
 ) -> None:
-    """Write trials."""
+    """Write all trials as a table for other programs."""
     from pipeline.commands import sweep_look
 
     with answering():
         sweep_look.export(output_dir, name, to, make_console(), as_json=as_json)
 
 
-@app.command(
-    help="Print what a trial printed.",
-    epilog=examples("pipeline sweep logs lr 7", "pipeline sweep logs lr -f"),
-)
+@app.command(epilog=examples("pipeline sweep logs lr 7", "pipeline sweep logs lr -f"))
 def logs(
-    name: str,
+    name: Name,
     trial: Annotated[
-        int | None, typer.Argument(min=0, help="Number of the trial; the one that began last if left out.")
+        int | None, typer.Argument(min=0, help="Its number; the one that began last if left out.")
     ] = None,
     attempt: Attempt = None,
     lines: LastLines = None,
     follow: Annotated[bool, typer.Option("--follow", "-f", help="Go on until the trial is over.")] = False,
     raw: Raw = False,
-    output_dir: OutputDir = Path("outputs"),
+    output_dir: OutputDir = OUTPUTS,
 ) -> None:
-    """Print a log."""
+    """Print what a trial printed."""
     from pipeline.commands import sweep_look
 
     with answering():
         sweep_look.logs(output_dir, name, trial, attempt=attempt, lines=lines, follow=follow, raw=raw)
 
 
-@app.command(
-    help="Write the page of a sweep: history, parameters, importance, front.",
-    epilog=examples("pipeline sweep report lr", "pipeline sweep report lr --out lr.html"),
-)
+@app.command(epilog=examples("pipeline sweep report lr", "pipeline sweep report lr --out lr.html"))
 def report(
-    name: str,
+    name: Name,
     out: Annotated[Path | None, typer.Option(help="File to write; report.html of the sweep if left out.")] = None,
-    output_dir: OutputDir = Path("outputs"),
+    output_dir: OutputDir = OUTPUTS,
 ) -> None:
-    """Write a page for a browser."""
+    """Write the page of a sweep: history, parameters, importance, front."""
     from pipeline.commands import sweep_look
 
     with answering():
@@ -250,9 +196,7 @@ def report(
 
 
 @app.command(
-    help="Run several experiments side by side, NAME.run1 and so on, each on GPUs of its own.",
     epilog=examples(
-        "pipeline sweep multi my_sweep 2 4",
         "pipeline sweep multi my_sweep 4 2 8 rounds_of_training=3",
         "pipeline sweep multi my_sweep 1 2 device=cpu training.grad_clip=0.5,2",
     ),
@@ -264,16 +208,15 @@ def multi(
     words: Annotated[
         list[str] | None,
         typer.Argument(
-            help="GPUs to be shared out, if not all: TOTAL_GPUS; then settings of all runs: KEY=VALUE, or "
-            "KEY=V1,V2,... with a value for each.",
+            help="TOTAL_GPUS, if not all; settings of all runs, or KEY=V1,V2,... with a value for each.",
             metavar="[TOTAL_GPUS] [KEY=VALUE]...",
         ),
     ] = None,
     queue: Annotated[bool, typer.Option("--queue", help="Let runs wait for GPUs that others have.")] = False,
     grace: Grace = 30,
-    output_dir: OutputDir = Path("outputs"),
+    output_dir: OutputDir = OUTPUTS,
 ) -> None:
-    """Run several experiments on disjoint sets of GPUs."""
+    """Run several experiments side by side, NAME.run1 and so on, each on GPUs of its own."""
     from pipeline.commands.sweep_run import multi as several
 
     with answering():

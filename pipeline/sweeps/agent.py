@@ -399,7 +399,7 @@ class Agent:
 
     def _note_once(self, one: _Running, ended: End) -> None:
         what, number = one.job.what, one.job.trial.number
-        place = self._folder.winner if what == "winner" else self._folder.preparing
+        place = self._folder.once(what)
         done = ended.exit_code == 0 and ended.state != "waiting"
         self._record.note(what, Once(agent=self.id, done=done, trial=number, results=dict(ended.values)))
         if done or ended.state == "waiting":
@@ -480,7 +480,7 @@ class Agent:
         if not record.lives(once.agent):
             return "prepared", trial
         if once.agent != self.id:
-            log = shown_path(self._folder.preparing.log(1))
+            log = shown_path(self._folder.once("prepared").log(1))
             self._say_once(
                 "prepares", f"waiting for agent {once.agent}, which prepares once for all trials: {log}"
             )
@@ -550,8 +550,9 @@ class Agent:
             WorkerError: No process can be started, or its folder cannot be written.
         """
         trial, once = job.trial, job.what != "trial"
-        folders = {"prepared": self._folder.preparing, "winner": self._folder.winner}
-        place, attempt = folders.get(job.what, self._folder.trial(trial.number)), 1 if once else trial.attempts
+        place, attempt = self._folder.trial(trial.number), trial.attempts
+        if once:
+            place, attempt = self._folder.once(job.what), 1
         said = {"prepared": "preparing, once for all trials", "winner": "evaluating the best on the test split"}
         where = ", ".join(device.label for device in job.devices)
         self._say(said.get(job.what, f"trial {trial.number} on {where}: {in_words(trial.parameters)}"))

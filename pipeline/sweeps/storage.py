@@ -58,21 +58,21 @@ class TrialFolder:
     for_wandb = Inside("parameters.yaml")
     """The settings as W&B's agent writes them: ``wandb.init`` takes them from there."""
 
-    def _of(self, name: str, attempt: int) -> Path:
-        stem, _, suffix = name.partition(".")
-        return self.path / (name if attempt <= 1 else f"{stem}.{attempt}.{suffix}")
-
     def metrics(self, attempt: int) -> Path:
         """What the program logs, a line each time: ``{"step": 1, "values": {"loss": 0.5}, "time": 1.7e9}``."""
-        return self._of("metrics.jsonl", attempt)
+        return self.path / f"metrics{_nth(attempt)}.jsonl"
 
     def log(self, attempt: int) -> Path:
         """What an attempt printed."""
-        return self._of("log.txt", attempt)
+        return self.path / f"log{_nth(attempt)}.txt"
 
     def start(self, attempt: int) -> Path:
         """How an attempt was started: command line, environment, devices, port, and its exit code."""
-        return self._of("start.json", attempt)
+        return self.path / f"start{_nth(attempt)}.json"
+
+
+def _nth(attempt: int) -> str:
+    return f".{attempt}" if attempt > 1 else ""
 
 
 @dataclass(frozen=True)
@@ -107,15 +107,9 @@ class SweepFolder:
         """Whether it is one that has begun, by its name and its study."""
         return self.path.name == _NAME and self.journal.is_file()
 
-    @property
-    def preparing(self) -> TrialFolder:
-        """What was done before the first trial."""
-        return TrialFolder(self.path / "prepare")
-
-    @property
-    def winner(self) -> TrialFolder:
-        """The test of the best trial."""
-        return TrialFolder(self.path / "winner")
+    def once(self, what: str) -> TrialFolder:
+        """The folder of what is done once: ``prepared``, ``winner``."""
+        return TrialFolder(self.path / what)
 
     def trial(self, number: int) -> TrialFolder:
         """The folder of a trial."""
@@ -304,8 +298,8 @@ class Record:
     Attributes:
         folder: Where it is.
         about: As it was begun, and where it stands.
-        trials: By number. Those that run with an agent that is gone are lost in it, also where nobody has
-        written so. failing: Trials that have failed since one ended well, each once.
+        trials: By number. Those that run with an agent that is gone are lost, also where nobody has written so.
+        failing: Trials that have failed since one ended well, each once.
         once: ``prepared`` and ``winner`` -> how far that is.
     """
 
