@@ -50,7 +50,7 @@ from pipeline.plan.compatibility import (
 )
 from pipeline.plan.contents import import_warnings
 from pipeline.plan.disk import DiskNeed, disk_need
-from pipeline.plan.durations import WORKER_LOAD, Durations, PlanRow, estimated_load, estimated_makespan, summarize
+from pipeline.plan.durations import WORKER_LOAD, Durations, estimated_load, estimated_makespan, summarize
 from pipeline.plan.estimates import peak_flops
 from pipeline.plan.graph import Job, Plan, duration_name, missing_jobs
 from pipeline.plan.models import check_models, count_weights, is_local
@@ -426,32 +426,16 @@ def score_of(store: Store, job: Job) -> float | None:
 
 def tell_removed(keeper: Keeper, console: Console) -> None:
     """Say what was removed, by this run and before it, and why not all that was to be."""
-    told = []
+    mark, told = f"execution.keep={keeper.keep.name}: ", []
     if keeper.number:
         told.append(f"the weights of {count(keeper.number, 'output')} were removed, {decimal(keeper.freed)}")
-    if keeper.keep is not Keep.all and (gone := sum(keeper.is_gone(job_id) for job_id in keeper.before)):
-        which = "those" if told else "the weights"
-        told.append(f"{which} of {count(gone, 'output')} had gone before, by what earlier runs were to keep")
+    if gone := sum(keeper.is_gone(job_id) for job_id in keeper.before):
+        again = "; `python -m pipeline export` makes them again" if keeper.lacking else ""
+        told.append(f"the weights of {count(gone, 'output')} were removed by earlier runs{again}")
     if told:
-        say(console, f"execution.keep={keeper.keep.name}: {'; '.join(told)}", "dim")
-    if keeper.keep is not Keep.results:
-        _tell_lacking(keeper, console)
+        say(console, mark + "; ".join(told), "bold" if keeper.lacking else "dim")
     if keeper.stuck:
-        say(console, f"warning: execution.keep={keeper.keep.name}: weights stay: {keeper.stuck}", "bold")
-
-
-def _tell_lacking(keeper: Keeper, console: Console) -> None:
-    """Say of which chains the weights cannot stay that were asked for, since they have gone before."""
-    begin, advice = f"execution.keep={keeper.keep.name}: of", "`python -m pipeline export` makes"
-    if some := len(keeper.lacking - keeper.bare):
-        which, left = "these", "of the rounds that were left the next one's stay"
-        if keeper.keep is Keep.all:
-            which, left = "some", "those that are left stay"
-        text = f"{begin} {count(some, 'chain')} {which} weights were removed by an earlier run; {left}"
-        say(console, f"{text}. {advice} the others again", "bold")
-    if keeper.bare:
-        text = f"{begin} {count(len(keeper.bare), 'chain')} no weights are left: an earlier run removed them"
-        say(console, f"{text}. {advice} them again", "bold")
+        say(console, f"warning: {mark}weights stay: {keeper.stuck}", "bold")
 
 
 def said_of_best(config: Config) -> str | None:
@@ -538,8 +522,6 @@ def print_plan(request: Request, stored: Stored, console: Console) -> None:
     """Print the plan per round, with what is stored and what the rest would take; and draw it."""
     rows = summarize(request.plan, stored.missing, MOST_ROWS)
     console.print(plan_table(rows))
-    if work := what_rows_add_up_to(rows, request.layout.workers):
-        say(console, work, "italic")
     for line in fewer_rows(request.rows, request.config.data_collection.prompts_per_round):
         say(console, line)
     say(console, f"{in_short(request, stored)}. Nothing was started.")
@@ -560,7 +542,7 @@ def print_plan(request: Request, stored: Stored, console: Console) -> None:
 def in_short(request: Request, stored: Stored) -> str:
     """How many jobs there are, are stored, and are to run, and about how long that takes."""
     plan, missing, workers = request.plan, stored.missing, request.layout.workers
-    text = f"{jobs(len(plan.jobs))}: {len(plan.jobs) - len(missing):,} stored{_removed(request, stored)}"
+    text = f"{jobs(len(plan.jobs))}: {len(plan.jobs) - len(missing):,} stored"
     text += f"{stored.in_shared}, {len(missing):,} to run on "
     text += count(workers, "worker")
     if not missing:
@@ -569,14 +551,6 @@ def in_short(request: Request, stored: Stored) -> str:
     seconds = estimated_makespan(plan, missing, workers) + estimated_load(plan, missing, workers, timed.seconds)
     kinds = {WORKER_LOAD, *(duration_name(plan.jobs[job_id]) for job_id in missing)}
     return f"{text}, about {duration(seconds)}{how_sure([*map(timed.knows, kinds)])}"
-
-
-def what_rows_add_up_to(rows: Sequence[PlanRow], workers: int) -> str:
-    """Why the estimates of a plan's rows are not what its run takes; "" where nothing is to be done."""
-    if not (seconds := sum(row.seconds for row in rows)):
-        return ""
-    how = f"{count(workers, 'worker')} share that, and load first" if workers > 1 else "the worker loads first"
-    return f"Estimates are of jobs one after the other, {duration(seconds)} in all; {how}."
 
 
 def fewer_rows(rows: Mapping[str, Mapping[str, int]], asked: int) -> list[str]:
@@ -592,13 +566,6 @@ def fewer_rows(rows: Mapping[str, Mapping[str, int]], asked: int) -> list[str]:
         for name, splits in rows.items()
         if 0 < (train := splits.get("train", asked)) < asked
     ]
-
-
-def _removed(request: Request, stored: Stored) -> str:
-    missing = set(stored.missing)
-    jobs_there = (job for job in request.plan.jobs.values() if job.weights and job.id not in missing)
-    number = sum(request.store.is_removed(job.key) for job in jobs_there)
-    return f" ({number:,} of them without their weights, which were removed)" if number else ""
 
 
 def how_sure(known: Sequence[bool]) -> str:
