@@ -19,10 +19,9 @@ from omegaconf import DictConfig
 from pipeline import __version__
 from pipeline.commands import multirun
 from pipeline.commands.device_flags import FLAGS, as_overrides
-from pipeline.commands.exits import complain, refuse, unless_unwritten
 from pipeline.commands.help import typed_command, usage
 from pipeline.commands.run import run_experiment
-from pipeline.commands.start import INTERRUPTED
+from pipeline.commands.start import INTERRUPTED, complain, refuse, unless_unwritten
 from pipeline.config.explain import explain, for_hydra, read_flags
 from pipeline.config.load import VERSION_BASE, load_config, read_settings, register_schemas, typed
 from pipeline.config.place import conf_dir

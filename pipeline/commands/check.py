@@ -21,8 +21,8 @@ from rich.console import Console
 from rich.text import Text
 
 from pipeline import arithmetic
-from pipeline.commands.exits import refuse, unless_unwritten
 from pipeline.commands.machine import WORKER_MEMORY_GIB, TorchFacts, machine_checks, read_facts
+from pipeline.commands.start import refuse, unless_unwritten
 from pipeline.config.load import config_from_plain, load_config
 from pipeline.config.place import conf_dir, install_command
 from pipeline.config.plain import to_plain

@@ -18,12 +18,14 @@ from types import FrameType
 from typing import NoReturn
 
 from pipeline import arithmetic
+from pipeline.errors import PipelineError
 from pipeline.machine.memory import imported_for_good
 from pipeline.terminal import streams
 
 INTERRUPTED = 130
 BUG = 1
-WRONG = 2
+NOT_WRITTEN = 1
+WRONG_REQUEST = 2
 _SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR2)
 _started = False
 _PLEASE_REPORT = (
@@ -85,7 +87,7 @@ def _carry_out(command: str, arguments: tuple[object, ...]) -> int:
         if _is_ours(error):
             return _fault()
         sys.stderr.write(f"error: {_missing(error.name)}\n")
-        return WRONG if function is None else BUG  # since something may have been started
+        return WRONG_REQUEST if function is None else BUG  # since something may have been started
     except Exception:
         return _fault()
     return code or 0
@@ -131,3 +133,36 @@ def _end_with(code: int, signals: Sequence[signal.Signals]) -> None:
 def _on_interrupt_raise() -> None:
     if signal.getsignal(signal.SIGINT) is not signal.SIG_IGN:
         signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
+# -- exits -------------------------------------------------------------------------------------------------------
+# How commands end: what went wrong in one line, and the exit code.
+
+
+INTERRUPTED_BY = {"SIGINT": 130, "SIGTERM": 143, "SIGHUP": 143, "SIGUSR2": 143}
+"""By the name of the signal that ended the work."""
+
+
+def refuse(error: PipelineError) -> int:
+    """Tell the user what is wrong with the request; nothing was started."""
+    complain(str(error))
+    return WRONG_REQUEST
+
+
+def unless_unwritten(code: int) -> int:
+    """The exit code of a command that is there to show something: no longer 0 if that could not be written.
+
+    A reader that has seen enough is no failure; a full disk is.
+    """
+    lost = streams.failure(sys.stdout)
+    if code or lost is None:
+        return code
+    complain(f"standard output could not be written: {lost.strerror}")
+    return NOT_WRITTEN
+
+
+def complain(text: str) -> None:
+    """Tell the user what went wrong: in one line, which ends between words where a terminal is narrower."""
+    from pipeline.terminal.console import make_console, say_error
+
+    say_error(make_console(stderr=True), text)

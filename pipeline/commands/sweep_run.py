@@ -12,8 +12,7 @@ import typer
 from rich.console import Console
 
 import pipeline
-from pipeline.commands.exits import INTERRUPTED_BY
-from pipeline.commands.start import settle
+from pipeline.commands.start import INTERRUPTED_BY, settle
 from pipeline.commands.sweep_look import conclude
 from pipeline.commands.trial import COMPARED, OBJECTIVE
 from pipeline.config.schema import DeviceChoice

@@ -16,8 +16,7 @@ import typer
 from typer.core import TyperGroup
 from typer.main import get_group
 
-from pipeline.commands.exits import WRONG_REQUEST, refuse, unless_unwritten
-from pipeline.commands.start import INTERRUPTED
+from pipeline.commands.start import INTERRUPTED, WRONG_REQUEST, refuse, unless_unwritten
 from pipeline.config.bases import Range
 from pipeline.errors import ConfigError, PipelineError
 

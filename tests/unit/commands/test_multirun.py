@@ -13,8 +13,8 @@ from rich.console import Console
 
 from pipeline import cli
 from pipeline.commands import multirun
-from pipeline.commands.exits import WRONG_REQUEST
 from pipeline.commands.multirun import RunFailed, primary_result
+from pipeline.commands.start import WRONG_REQUEST
 from pipeline.config.load import load_config
 from pipeline.config.schema import Config
 from pipeline.errors import ConfigError, JobError

@@ -15,7 +15,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from rich.console import Console
 
-from pipeline.commands import check, exits, looking, why
+from pipeline.commands import check, looking, start, why
 from pipeline.engine.store.gc import Garbage, GarbageKind, OutputKind, Space, StoreUsage
 from pipeline.engine.workers.messages import GpuLoad
 from pipeline.errors import ConfigError
@@ -76,7 +76,7 @@ def print_everything(text: str, folder: Path) -> None:
     looking.status(folder, "x", None, console, as_json=True)
     for line in why.why(folder, "x", JOB, None, []):
         say(console, line)
-    assert exits.refuse(ConfigError(text)) == 2
+    assert start.refuse(ConfigError(text)) == 2
     assert check.print_checks([passed(text, text), failed(text, text, text)], text) == 1
     print_tables(text, console)
 
@@ -114,7 +114,7 @@ def test_foreign_text_is_printed_and_never_obeyed(kind: str, text: str) -> None:
 
 def test_a_refusal_says_what_was_given_letter_by_letter() -> None:
     with standard_streams("utf-8") as shown:
-        assert exits.refuse(ConfigError(r"x\[/red] \frac{a}[bold] :100:" + " and no line break" * 20)) == 2
+        assert start.refuse(ConfigError(r"x\[/red] \frac{a}[bold] :100:" + " and no line break" * 20)) == 2
         assert shown() == r"error: x\[/red] \frac{a}[bold] :100:" + " and no line break" * 20 + "\n"
 
 
