@@ -12,10 +12,9 @@ import re
 import socket
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import contextmanager
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import psutil
 import yaml
@@ -36,22 +35,18 @@ from pipeline.outputs.formats import (
     Sample,
     TrainingStep,
     count_lines,
-    problem_in_words,
     read_curve,
     read_lines,
 )
 from pipeline.outputs.manifest import why_removed
 from pipeline.plan.graph import Job
 from pipeline.plan.recorded import LIMIT, RecordedPlan, parse_plan
-from pipeline.runs.origin import Origin, read_origin
+from pipeline.runs.cost import FILE as COMPUTE
+from pipeline.runs.cost import Compute, compute_of, read_compute, results_of
+from pipeline.runs.origin import Maker, Origin, collect_makers, read_origin
 from pipeline.runs.progress import Progress, read_progress
+from pipeline.runs.record import Results, place_of, read_results, reading, told
 from pipeline.runs.run_view import AttemptView, JobView, RunView, Span, attempts_of, timeline
-
-if TYPE_CHECKING:
-    from pipeline.outputs.formats import TrainingStep
-    from pipeline.runs.cost import Compute
-    from pipeline.runs.origin import Maker
-    from pipeline.runs.record import Results
 
 # -- engine lives ------------------------------------------------------------------------------------------------
 # Whether the process that carries out a run still lives, as anyone can tell who sees the run's folder.
@@ -263,10 +258,10 @@ class LoadedRun:
         if self._progress and view.finished is None:
             view.last = max(view.last, self._progress.time)
         running = view.running()
-        for told in self._progress.running if self._progress else ():
-            attempt = running.get(told.get("job", ""))
-            if attempt is not None and attempt.number == told.get("attempt"):
-                view.take({**told, "event": "JobProgress"})
+        for how_far in self._progress.running if self._progress else ():
+            attempt = running.get(how_far.get("job", ""))
+            if attempt is not None and attempt.number == how_far.get("attempt"):
+                view.take({**how_far, "event": "JobProgress"})
 
     @property
     def unreadable(self) -> int:
@@ -315,9 +310,6 @@ class LoadedRun:
         Raises:
             StoreError: There is a ``results.json`` that holds something else.
         """
-        from pipeline.runs.cost import results_of
-        from pipeline.runs.record import read_results
-
         if self.folder.results_json.exists():
             return read_results(self.folder.results_json)
         rounds = self.config.get("rounds_of_training")
@@ -333,16 +325,12 @@ class LoadedRun:
     @cached_property
     def compute(self) -> Compute:
         """What ``compute.json`` says, or what is stored so far."""
-        from pipeline.runs.cost import FILE, compute_of, read_compute
-
-        if (self.folder.path / FILE).exists():
+        if (self.folder.path / COMPUTE).exists():
             return read_compute(self.folder.path)
         return compute_of(self.store, list(self.jobs.values()), self.results, self._judging.budgets)
 
     def makers(self) -> list[Maker]:
         """Versions and arithmetic that its outputs were made with, whichever run made them."""
-        from pipeline.runs.origin import collect_makers
-
         return collect_makers(self.store, self.jobs.values())
 
     def samples(
@@ -356,10 +344,8 @@ class LoadedRun:
         """
         for job in filter(wanted or (lambda _: True), self._in_order()):
             output = self.store.path(job.key)
-            if not (
-                output / METRICS
-            ).exists():  # what that has are those picked for people, of the same completions
-                with _passing_over(job, SAMPLES):
+            if not (output / METRICS).exists():  # that has those picked for people, of the same completions
+                with reading(job, SAMPLES):
                     for sample in _first_prompts(read_lines(output / SAMPLES, Sample), most_each):
                         yield job, sample
 
@@ -367,7 +353,7 @@ class LoadedRun:
         """How many completions of some jobs are stored."""
         found = 0
         for job in jobs:
-            with _passing_over(job, SAMPLES):
+            with reading(job, SAMPLES):
                 found += count_lines(self.store.path(job.key) / SAMPLES)
         return found
 
@@ -375,14 +361,12 @@ class LoadedRun:
         """The steps of every training that is stored, by job in the order of `samples`."""
         found: list[tuple[Job, list[TrainingStep]]] = []
         for job in self._in_order():
-            with _passing_over(job, CURVES):
+            with reading(job, CURVES):
                 if steps := read_curve(self.store.path(job.key)):
                     found.append((job, steps))
         return found
 
     def _in_order(self) -> list[Job]:
-        from pipeline.runs.record import place_of
-
         return sorted(self.jobs.values(), key=lambda job: (place_of(job), job.id))
 
     @cached_property
@@ -427,11 +411,6 @@ def load_planned(folder: RunFolder) -> LoadedRun:
 # A file that cannot be read costs itself alone: where many files make the whole, the others still tell.
 
 
-def told(job: Job, said: str) -> None:
-    """Log what cannot be read of a job's stored output."""
-    log.warning("%s: %s", job.id, said)
-
-
 def _first_prompts(found: Iterable[Sample], most: int | None) -> Iterator[Sample]:
     """Those to the first prompts, to each of them all: at least so many where there are."""
     row = None
@@ -440,17 +419,6 @@ def _first_prompts(found: Iterable[Sample], most: int | None) -> Iterator[Sample
             return
         row = sample.row
         yield sample
-
-
-@contextmanager
-def _passing_over(job: Job, name: str) -> Iterator[None]:
-    """Pass over a file that cannot be read; most jobs have none of its name."""
-    try:
-        yield
-    except (FileNotFoundError, NotADirectoryError):
-        return
-    except (ForeignDataError, OSError) as error:
-        told(job, f"its stored {name} cannot be read: {problem_in_words(error)}")
 
 
 # -- removed -----------------------------------------------------------------------------------------------------

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import csv
 import io
+import logging
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field, fields
@@ -37,6 +38,8 @@ from pipeline.plan.graph import Job
 
 if TYPE_CHECKING:
     from pipeline.outputs.prompts import PromptMeasures
+
+log = logging.getLogger("pipeline")
 
 _FORMULA = ("=", "+", "-", "@", "\t", "\r")
 _LIMIT = 4 << 30
@@ -365,7 +368,7 @@ def collect_rows(store: Store, jobs: Iterable[Job], tell: Told | None = None) ->
     rows: list[ResultRow] = []
     for job, output in _metrics_outputs(store, jobs):
         where = (job.algo, job.dataset, job.model, job.seed or 0, job.round)
-        with _telling(job, METRICS, tell):
+        with reading(job, METRICS, tell):
             rows += [
                 ResultRow(*where, row.metric, row.value, row.ci_low, row.ci_high, row.n, reference=job.reference)
                 for row in read_metrics(output).rows
@@ -390,7 +393,7 @@ def prompt_reader(
     def read(place: Place) -> PromptMeasures | None:
         job, output = outputs[place]
         found: list[PromptMeasures] = []
-        with _telling(job, PROMPTS, tell):
+        with reading(job, PROMPTS, tell):
             found.append(read_prompts(output))
         return found[0] if found else None
 
@@ -409,15 +412,9 @@ def write_samples(run: RunFolder, store: Store, jobs: Iterable[Job], tell: Told 
     lines: list[str] = []
     ordered = sorted(jobs, key=place_of)
     for job, output in _metrics_outputs(store, ordered):
-        where: dict[str, Any] = {
-            "algo": job.algo,
-            "dataset": job.dataset,
-            "model": job.model,
-            "reference": job.reference,
-            "seed": job.seed,
-            "round": job.round,
-        }
-        with _telling(job, SAMPLES, tell):
+        place = ("algo", "dataset", "model", "reference", "seed", "round")
+        where: dict[str, Any] = {name: getattr(job, name) for name in place}
+        with reading(job, SAMPLES, tell):
             found = read_shown_samples(output)
             lines += [json_text({**where, **sample, **where}, ensure_ascii=False) for sample in found]
     write_whole(run.samples, "".join(line + "\n" for line in lines))
@@ -430,8 +427,14 @@ def _metrics_outputs(store: Store, jobs: Iterable[Job]) -> Iterator[tuple[Job, P
             yield job, store.path(job.key)
 
 
+def told(job: Job, said: str) -> None:
+    """Log what cannot be read of a job's stored output."""
+    log.warning("%s: %s", job.id, said)
+
+
 @contextmanager
-def _telling(job: Job, name: str, tell: Told | None) -> Iterator[None]:
+def reading(job: Job, name: str, tell: Told | None = told) -> Iterator[None]:
+    """Read a file of a job's stored output: none there is passed over, and one that cannot be read is told."""
     try:
         yield
     except (FileNotFoundError, NotADirectoryError):

@@ -207,11 +207,6 @@ class Difference:
         """What its interval and its test hold for."""
         return self.grid.scope_of(self.spread)
 
-    @property
-    def is_of_policies(self) -> bool:
-        """Whether seeds tell nothing of it: they are few, or neither they nor prompts differ in it."""
-        return self.over == "policies"
-
     def by_prompt(self) -> Floats:
         """The mean over chains, shape [P]."""
         return np.asarray(self.values.mean((0, 1)))
@@ -227,10 +222,10 @@ def difference_of(first: Stack, second: Stack, metric: str) -> Difference | None
 
 def intervals(differences: Sequence[Difference], confidence: float) -> list[Bounds]:
     """The ends of the interval of each; that of shares stays between -1 and 1."""
-    alone = [one for one in differences if one.is_of_policies]
+    alone = [one for one in differences if one.over == "policies"]
     ends = paired_intervals([one.by_prompt() for one in alone], [one.reach for one in alone], confidence)
     paired = iter(ends)
-    return [next(paired) if one.is_of_policies else _crossed_interval(one, confidence) for one in differences]
+    return [next(paired) if one.over == "policies" else _crossed_interval(one, confidence) for one in differences]
 
 
 def _crossed_interval(one: Difference, confidence: float) -> Bounds:
@@ -241,10 +236,10 @@ def _crossed_interval(one: Difference, confidence: float) -> Bounds:
 
 def tests(differences: Sequence[Difference]) -> list[tuple[float, Test]]:
     """The p-value of each, and how it was found."""
-    alone = [one for one in differences if one.is_of_policies]
+    alone = [one for one in differences if one.over == "policies"]
     paired = iter(paired_tests([one.by_prompt() for one in alone], [one.reach for one in alone]))
     return [
-        next(paired) if one.is_of_policies else (float(one.spread.p_value()), "crossed") for one in differences
+        next(paired) if one.over == "policies" else (float(one.spread.p_value()), "crossed") for one in differences
     ]
 
 
@@ -254,7 +249,7 @@ def detectable(one: Difference, comparisons: int, confidence: float) -> float | 
     None where nothing varies, so that nothing tells what could be found, unless the test itself does.
     """
     by_spread = float(smallest_detectable(one.spread, comparisons, confidence))
-    if is_share(one.metric) and one.is_of_policies:
+    if is_share(one.metric) and one.over == "policies":
         return max(by_spread, least_detectable_share(one.prompts, comparisons, confidence))
     return by_spread if one.spread.variance > 0 else None
 
@@ -593,10 +588,9 @@ def _strengths(algo: str, cell: ByMetric) -> Iterator[FrontRow]:
 
 
 def _fronts_row(front: str, point: str, split: str, kl: PooledRow, reward: PooledRow) -> FrontRow:
+    same = ("dataset", "model", "round", "ci_low", "ci_high", "over", "references", "seeds", "n")
+    alike: dict[str, Any] = {name: getattr(reward, name) for name in same}
     return FrontRow(
-        dataset=reward.dataset,
-        model=reward.model,
-        round=reward.round,
         front=front,
         point=point,
         split=split,
@@ -605,13 +599,8 @@ def _fronts_row(front: str, point: str, split: str, kl: PooledRow, reward: Poole
         kl_low=kl.ci_low,
         kl_high=kl.ci_high,
         value=reward.value or 0.0,
-        ci_low=reward.ci_low,
-        ci_high=reward.ci_high,
         is_best=False,
-        over=reward.over,
-        references=reward.references,
-        seeds=reward.seeds,
-        n=reward.n,
+        **alike,
     )
 
 
@@ -629,10 +618,6 @@ def _common(found: list[list[FrontRow]]) -> list[float]:
     return [float(rounded(low + part * (high - low)) or 0.0) for part in _PARTS] if high > low else []
 
 
-def _best(rows: Iterable[FrontRow]) -> list[FrontRow]:
-    return [row for row in rows if row.is_best]
-
-
 def _at(rows: Sequence[FrontRow], kl: float) -> MatchedRow:
     """The reward of a front at a divergence: on the line between the two best points beside it.
 
@@ -644,10 +629,10 @@ def _at(rows: Sequence[FrontRow], kl: float) -> MatchedRow:
     Both ends of the interval are on such lines too. It is wide enough for a value between two whose errors are the
     same, and wider than need be where they are not; the error of their divergence is not in it.
     """
-    best = _best(rows)
+    best = [row for row in rows if row.is_best]
 
-    def line(values: Sequence[float | None]) -> float | None:
-        known = [value for value in values if value is not None]
+    def line(name: str) -> float | None:
+        known = [value for row in best if (value := getattr(row, name)) is not None]
         within = len(known) == len(best) and rows[0].kl <= kl <= rows[-1].kl
         return rounded(float(np.interp(kl, [row.kl for row in best], known))) if within else None
 
@@ -659,7 +644,7 @@ def _at(rows: Sequence[FrontRow], kl: float) -> MatchedRow:
         split=best[0].split,
         metric=best[0].metric,
         kl=kl,
-        value=line([row.value for row in best]),
-        ci_low=line([row.ci_low for row in best]),
-        ci_high=line([row.ci_high for row in best]),
+        value=line("value"),
+        ci_low=line("ci_low"),
+        ci_high=line("ci_high"),
     )

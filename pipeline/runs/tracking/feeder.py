@@ -21,7 +21,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Annotated, Any, TypeVar
+from typing import Annotated, Any
 
 from msgspec import Meta
 
@@ -40,7 +40,6 @@ from pipeline.outputs.formats import (
     Count,
     Metric,
     TrainingStep,
-    problem_in_words,
     read_curve,
     read_metrics,
     read_shown_samples,
@@ -49,7 +48,7 @@ from pipeline.outputs.manifest import MANIFEST
 from pipeline.plan.graph import Job
 from pipeline.plan.recorded import RecordedPlan
 from pipeline.runs.loaded import LoadedRun
-from pipeline.runs.record import METRICS_STAGE
+from pipeline.runs.record import METRICS_STAGE, reading
 from pipeline.runs.tracking.trackers import (
     ROUND,
     STEP,
@@ -74,7 +73,6 @@ _LOOK_S = 2.0
 _NOISE = 1 << 20
 """Bytes that are kept of what a tracker prints."""
 _SAID = 500
-_T = TypeVar("_T")
 _Begin = Callable[[TrackedChain, str], TrackerRun]
 _Key = Annotated[str, Meta(max_length=100)]
 
@@ -156,11 +154,14 @@ class BatchReader:
         if job.stage == METRICS_STAGE:
             rows, samples = self._measured(job, output), self._shown(job, output)
         else:
-            rows, samples = self._trained(job, _read(job, CURVES, read_curve, output) or []), []
+            rows, samples = self._trained(job, output), []
         return Batch(id=job.key, round=job.round, time=_made(output), rows=rows, samples=samples)
 
-    def _trained(self, job: Job, curve: Sequence[TrainingStep]) -> list[Row]:
-        rows = []
+    def _trained(self, job: Job, output: Path) -> list[Row]:
+        rows: list[Row] = []
+        curve: Sequence[TrainingStep] = ()
+        with reading(job, CURVES):
+            curve = read_curve(output)
         for step in curve:
             told = {name: getattr(step, name) for name in ("loss", "grad_norm", "learning_rate", "tokens")}
             named = {f"train/{step.training}/{name}": value for name, value in {**told, **step.extra}.items()}
@@ -170,8 +171,9 @@ class BatchReader:
         return rows
 
     def _measured(self, job: Job, output: Path) -> list[Row]:
-        results = _read(job, METRICS, read_metrics, output)
-        values = {name: value for row in (results.rows if results else ()) for name, value in _result(row)}
+        values: dict[str, float] = {}
+        with reading(job, METRICS):
+            values = {name: value for row in read_metrics(output).rows for name, value in _result(row)}
         if not values:
             return []
         return [Row(axis=ROUND, at=job.round, round=job.round, values={**values, **self._time(job.round)})]
@@ -191,8 +193,10 @@ class BatchReader:
         return found
 
     def _shown(self, job: Job, output: Path) -> list[Shown]:
-        found = _read(job, SAMPLES, read_shown_samples, output) if self._samples else None
-        return [row for sample in found or () for row in _completions(job.round, sample)][: self._samples]
+        found: list[Shown] = []
+        with reading(job, SAMPLES):
+            found += [row for sample in read_shown_samples(output) for row in _completions(job.round, sample)]
+        return found[: self._samples]
 
 
 def telling(chain: TrackedChain) -> list[Job]:
@@ -223,18 +227,6 @@ def _completions(number: int, sample: Mapping[str, Any]) -> Iterator[Shown]:
 def _text(value: object) -> str:
     text = "" if value is None else str(value)
     return printable(text[:_TEXT]) + (" ..." if len(text) > _TEXT else "")
-
-
-def _read(job: Job, name: str, read: Callable[[Path], _T], output: Path) -> _T | None:
-    """What a file of an output holds; None where there is none, or none that can be read, which is logged."""
-    try:
-        return read(output)
-    except (FileNotFoundError, NotADirectoryError):
-        return None
-    except (ForeignDataError, OSError, RecursionError) as error:
-        said = str(error) if isinstance(error, RecursionError) else problem_in_words(error)
-        log.warning("%s: its stored %s is passed over: %s", job.id, name, said)
-        return None
 
 
 def _made(output: Path) -> float:

@@ -33,5 +33,5 @@ def test_a_job_that_is_none_or_many_is_refused() -> None:
         find_job(chain_plan().jobs, "r1/trian")
     with pytest.raises(ConfigError, match=r"no job fits 'S0/XX'. Nearest:\n  d/m/s0/X"):
         find_job(chain_plan().jobs, "S0/XX")
-    with pytest.raises(ConfigError, match=r"no job fits 'd/m/any/none'. There are:\n  d/m"):
-        find_job(chain_plan().jobs, "d/m/any/none")
+    with pytest.raises(ConfigError, match=r"no job fits .none.. There are:\n  d/m"):
+        find_job(chain_plan().jobs, "none")
