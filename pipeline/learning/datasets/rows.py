@@ -397,6 +397,7 @@ class Look:
         first: The first of them to train on; None where there was none to look at.
         columns: All that those to train on have besides their texts, each once.
         unanswered: How many of those to train on have no completion, nor are whole conversations.
+        unlabelled: How many of them have a completion with a label that is neither true nor false, or with none.
         number: How many there were to train on, with those that are left out.
         is_all: Whether there are no more rows to train on.
         is_conversation: Whether their prompts are conversations.
@@ -408,6 +409,7 @@ class Look:
     first: Row | None = None
     number: int = 0
     unanswered: int = 0
+    unlabelled: int = 0
     columns: dict[str, None] = field(default_factory=dict)
     is_all: bool = False
     is_conversation: bool = False
@@ -422,6 +424,7 @@ class Look:
             self.first = self.first or made.row
             self.columns.update(dict.fromkeys(made.row.columns))
             self.unanswered += made.row.answer is None and not made.row.whole
+            self.unlabelled += made.row.chosen is None and made.row.columns.get("label") not in (0, 1)
             self.is_conversation = not isinstance(made.row.prompt, str)
 
 

@@ -92,7 +92,9 @@ def _read(
         said["warnings"].append(f"{error} (as its first {look.number:,} rows tell)")
     said["conversations" if look.is_conversation else "texts"].append(name)
     if look.first.chosen is None:
-        said["unpaired"][name] = ["prompt", *look.columns]
+        odd = f"label (neither true nor false in {look.unlabelled:,} of {look.number:,} rows)"
+        columns = [odd if each == "label" and look.unlabelled else each for each in look.columns]
+        said["unpaired"][name] = ["prompt", *columns]
     if look.unanswered:
         said["unanswered"][name] = [look.unanswered, look.number]
     for folder in templates if look.turns else ():

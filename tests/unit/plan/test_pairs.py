@@ -41,6 +41,23 @@ def test_completions_with_labels_are_enough_for_kto_alone() -> None:
         check_pairs(quick_config(["experiment.name=t", "algos=[KTO]", "algos.KTO.pairs=existing"]))
 
 
+@pytest.mark.parametrize("label", [True, None, "yes"])
+def test_labels_that_are_neither_true_nor_false_are_refused(tmp_path: Path, label: object) -> None:
+    lines = [
+        json.dumps({"prompt": f"a{n}", "completion": "b", "solution": "b", "label": label if n else True})
+        for n in range(30)
+    ]
+    (tmp_path / "rows.jsonl").write_text("\n".join(lines))
+    said = answer(as_plain({"mine": FilesConfig(kind="jsonl", path=str(tmp_path / "rows.jsonl"))}), ["mine"])
+    config = quick_config(["experiment.name=t", "algos=[KTO]", "algos.KTO.pairs=existing"])
+    with (
+        nullcontext()
+        if label is True
+        else pytest.raises(ConfigError, match=r"label \(neither .* in 29 of 30 rows")
+    ):
+        refuse_unpaired(config, said["unpaired"])
+
+
 def test_completions_of_a_dataset_that_makes_none_are_refused() -> None:
     with pytest.raises(ConfigError, match=r"algos\.SFT imitates .*: datasets\.addition: its rows have none"):
         check_pairs(quick_config(["experiment.name=t", "algos=[SFT]"]))
