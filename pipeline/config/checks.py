@@ -202,19 +202,10 @@ def _polynomial(key: str, rate: object) -> Iterator[str]:
 def _told_by(key: str, section: Settings, config: Config) -> Iterator[str]:
     """The messages of `problems`; who writes none may return None."""
     who = f"{key}: problems() of {type(section).__name__}"
-    given: object = ask(who, lambda: _listed(section.problems(key, config)))
-    for message in given if isinstance(given, list) else [given]:
-        if not isinstance(given, list) or not isinstance(message, str) or not message.strip():
-            where = defined_at(section.problems)
-            raise ConfigError(f"{who} gave {brief(message)}, but must yield messages, a text for each{where}")
-        yield message
-
-
-def _listed(given: object) -> object:
-    """All that something gives one by one; what gives nothing so as it is."""
-    if given is None:
-        return []
-    return list(given) if isinstance(given, Iterable) and not isinstance(given, str) else given
+    given: object = ask(who, lambda: section.problems(key, config))
+    if isinstance(given, str) or not isinstance(given, Iterable | None):
+        raise ConfigError(f"{who} gave {brief(given)}, but must yield messages{defined_at(section.problems)}")
+    yield from ask(who, lambda: [str(message) for message in given or ()])
 
 
 def _splits(key: str, dataset: DatasetConfig, config: Config) -> Iterator[str]:

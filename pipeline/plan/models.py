@@ -125,7 +125,10 @@ def check_whole(given: str, folder: Path) -> None:
     except ForeignDataError as error:
         raise ConfigError(f"{given}: cannot read {folder / INDEX} ({error}). Get the model again.") from error
     if not files:
-        raise ConfigError(f"{given}: {_without_files(folder)}")
+        raise ConfigError(
+            f"{given}: the folder has neither {WHOLE} nor {INDEX}, one of which is loaded; weights in pickles are "
+            "not. Get the model again, or save it with save_pretrained; of a GGUF file give the path of the file."
+        )
     if missing := [file.name for file in files if not file.is_file()]:
         raise ConfigError(
             f"{given}: {missing[0]} is missing, one of {len(files)} files of weights that {INDEX} names "
@@ -134,24 +137,6 @@ def check_whole(given: str, folder: Path) -> None:
     for file in files:
         if wrong := wrong_with(file):
             raise ConfigError(f"{given}: {file.name} {wrong}")
-
-
-def _without_files(folder: Path) -> str:
-    """What to say of a folder that has none of the files that are loaded."""
-    there = sorted(folder.glob("*.safetensors"))
-    if WHOLE in [file.name for file in there]:
-        return f"{WHOLE} is no file, or a link to nothing. Get the model again."
-    if there:
-        return (
-            f"the folder has neither {WHOLE} nor {INDEX}, one of which names what is loaded; there is "
-            f"{there[0].name}. Get the model again, or save it with save_pretrained."
-        )
-    others = sorted({file.suffix for file in folder.iterdir() if file.suffix in (".bin", ".pt", ".pth", ".gguf")})
-    also = f" (only {', '.join(others)})" if others else ""
-    return (
-        f"the folder holds no safetensors{also}. Weights in pickles are not loaded; save the model again with "
-        "save_pretrained. Of a GGUF file give the path of the file."
-    )
 
 
 def wrong_with(file: Path) -> str:

@@ -54,19 +54,10 @@ def test_fronts_that_cannot_be_are_refused(front: str, said: str) -> None:
         request_of(f"algos.DPO.front={front}")
 
 
-def test_values_that_are_close_are_points_of_their_own() -> None:
-    config = quick_config(["experiment.name=t", "algos=[DPO]", "algos.DPO.front={beta: [0.1, 0.10000001]}"])
-    assert {name for name, algo in config.algos.items() if algo.enabled} == {"DPO@beta=0.1", "DPO@beta=0.10000001"}
-
-
 def test_a_front_of_strengths_is_tested_at_what_its_points_are_called() -> None:
     asked = ["algos=[QSharp]", "algos.QSharp.front={eta: [0.1, 0.3]}", "evaluation.etas=[1.0]"]
     with pytest.raises(ConfigError, match="both set the strength of guidance"):
         check_config(quick_config(["experiment.name=t", *asked]))
-
-
-def test_a_front_of_anything_else_goes_with_strengths() -> None:
-    request_of("algos.DPO.front={beta: [0.1, 0.3]}", "evaluation.etas=[1.0]")
 
 
 def test_an_algorithm_is_run_at_each_value() -> None:

@@ -62,14 +62,3 @@ def test_what_is_declared_is_told() -> None:
     assert colour.choices == {"red": "as a rose", "blue": ""}
     assert (own["algos.Mine.names"].type, own["algos.Mine.names"].default) == ("list of texts", "[a,b]")
     assert (own["algos.Mine.inside.depth"].text, own["algos.Mine.inside.depth"].default) == ("in metres", "3")
-
-
-def test_a_class_without_a_source_has_keys_all_the_same() -> None:
-    made: dict[str, type] = {}
-    exec(
-        "from dataclasses import dataclass\n@dataclass\nclass Loose:\n    size: int = 1\n    'Of it.'\n",
-        {"__name__": "nowhere"},
-        made,
-    )
-    (size,) = meanings(made["Loose"])
-    assert (size.key, size.type, size.text) == ("size", "whole number", "")

@@ -19,7 +19,6 @@ from pipeline.config.explain import explain
 from pipeline.config.load import load_config, typed
 from pipeline.config.plain import to_plain
 from pipeline.config.schema import Config
-from pipeline.config.tables import ALGORITHMS
 from pipeline.errors import PipelineError
 from pipeline.plan.chains import check_size
 from tests.doubles.composing import quick_config
@@ -33,17 +32,6 @@ seldom = settings(quickly, max_examples=max(8, settings.default.max_examples // 
 NAME = "experiment.name=t"
 OWN = "algos.Mine.class_path=examples.fudge.Fudge"
 MOST_LINES, MOST_CHARACTERS = 25, 10_000
-
-
-@pytest.fixture(autouse=True, scope="module")
-def few_algorithms() -> Iterator[None]:
-    """Those that a request here may name; half of the time of each example goes into carrying the others along."""
-    whole = dict(ALGORITHMS)  # put back as it was: its order is that of tables and of help
-    for name in whole.keys() - {"PITA", "QSharp", "QSharp-HF", "DPO"}:
-        del ALGORITHMS[name]
-    yield
-    ALGORITHMS.clear()
-    ALGORITHMS.update(whole)
 
 
 def answered(make: Callable[[], Config]) -> str:
@@ -183,9 +171,3 @@ requests = st.sampled_from([(NAME,), (NAME, OWN)])
 @given(requests, keys | st.text(max_size=8), values)
 def test_any_setting_is_taken_or_explained(others: tuple[str, ...], key: str, value: str) -> None:
     answered(lambda: quick_config([*others, f"{key}={value}"]))
-
-
-@seldom
-@given(requests, keys | keys.map("hydra.{}".format) | groups | st.text(max_size=8), values)
-def test_any_setting_is_answered_through_hydra(others: tuple[str, ...], key: str, value: str) -> None:
-    answered(lambda: load_config([*others, f"{key}={value}"]))

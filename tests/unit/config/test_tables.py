@@ -166,12 +166,10 @@ class Asked(Algorithm):
     config_class = Answering
 
 
-@pytest.mark.parametrize("given", ["bad", "5", "[5]", "['']", "[fine,null]"])
+@pytest.mark.parametrize("given", ["bad", "5"])
 def test_messages_that_are_none_are_told_with_their_line(given: str) -> None:
     config = quick_config([NAME, f"algos.Mine.class_path={__name__}.Asked", f"algos.Mine.problems_give={given}"])
-    said = (
-        r"^algos\.Mine: problems\(\) of Answering gave .*, but must yield messages, .* \(.*test_tables\.py:\d+\)$"
-    )
+    said = r"^algos\.Mine: problems\(\) of Answering gave .*, but must yield messages \(.*test_tables\.py:\d+\)$"
     with pytest.raises(ConfigError, match=said):
         check_config(config)
 

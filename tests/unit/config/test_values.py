@@ -169,18 +169,3 @@ def test_texts_in_free_tables_are_looked_at_too() -> None:
         check_config(config)
     assert "algos.PITA.options.a[0].b='\\x00': holds a NUL" in str(caught.value)
     str(caught.value).encode()
-
-
-def test_no_message_is_longer_than_a_screen() -> None:
-    config = deepcopy(request_of_defaults())
-    config.experiment.seeds = [-1] * 100_000
-    config.datasets["addition"].rewards = {f"r{i}": math.inf for i in range(100)}
-    with pytest.raises(ConfigError) as caught:
-        check_config(config)
-    assert len(str(caught.value).splitlines()) <= 22
-    assert len(str(caught.value)) < 5000
-
-
-def test_the_embedded_model_divides_its_width_among_its_heads() -> None:
-    with pytest.raises(ConfigError, match=r"n_embd=64: must be a multiple of models.tiny.n_head=3.*example 63"):
-        check_config(load_config(["experiment.name=t", "models.tiny.n_head=3"]))

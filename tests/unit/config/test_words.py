@@ -69,3 +69,18 @@ def test_none_is_null_wherever_null_may_stand() -> None:
 )
 def test_only_settings_that_hydra_would_misread_are_rewritten(word: str, meant: str) -> None:
     assert as_meant([word]) == [meant]
+
+
+@pytest.mark.parametrize("home", ["/home/me", "/home/a (b), c=d"])
+def test_a_setting_may_begin_with_the_home_folder(home: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Which bash expands for keys without a dot alone."""
+    monkeypatch.setenv("HOME", home)
+    config = load_config(["experiment.name=x", "execution.store=~/store", "output_dir=~", "execution.priority=~"])
+    assert (config.execution.store, config.output_dir) == (f"{home}/store", home)
+    assert config.execution.priority is None
+    assert as_meant(["~algos", "--flag=~/x", "key='~/x'", "key=a~/b"]) == [
+        "~algos",
+        "--flag=~/x",
+        "key='~/x'",
+        "key=a~/b",
+    ]

@@ -23,23 +23,6 @@ def test_half_precision_with_portable_arithmetic_is_slow(overrides: list[str], g
         assert "use system.dtype=float32, or system.portable=false" in said
 
 
-@pytest.mark.parametrize(
-    ("overrides", "told"),
-    [
-        (["model=hf"], True),
-        (["model=hf", "profile=h200"], False),
-        (["model=hf", "system.dtype=bfloat16"], False),
-        ([], False),
-    ],
-)
-def test_a_gpu_without_its_profile_is_told_of(overrides: list[str], told: bool) -> None:
-    overrides = ["experiment.name=t", *overrides]
-    if "model=hf" in overrides:
-        overrides.append("models.hf.path=m")
-    said = slow_precision(quick_config(overrides), gpu=True)
-    assert (said is not None and "profile=h200" in said) is told
-
-
 @pytest.mark.parametrize(("algo", "told"), [("GRPO", True), ("DPO", False), ("PITA", False)])
 def test_a_nucleus_beside_log_probabilities_of_the_whole_is_told(algo: str, told: bool) -> None:
     config = quick_config(["experiment.name=t", f"algos=[{algo}]", "generation.top_p=0.9"])

@@ -35,17 +35,6 @@ def test_no_job_reads_what_rests_on_another_reference(two: Plan) -> None:
     }
 
 
-def test_one_reference_is_named_as_it_was_and_finds_its_results_among_several(two: Plan) -> None:
-    alone = plan_of("models.tiny.seed=3", "experiment.seeds=[0,1]")
-    assert {(job.reference, job.chain) for job in alone.jobs.values() if job.stage == "train"} == {
-        (3, "addition/tiny/any/reference"),
-        (3, "addition/tiny/s0/PITA"),
-        (3, "addition/tiny/s1/PITA"),
-    }
-    named = {job_id.replace("/ref3/", "/"): job.key for job_id, job in two.jobs.items() if job.reference == 3}
-    assert {job_id: job.key for job_id, job in alone.jobs.items()} == named
-
-
 @pytest.mark.parametrize("same", [["models.tiny.seed=0"], ["models.tiny.seeds=[0]"]], ids=["seed", "seeds"])
 def test_the_list_itself_is_in_no_key(same: list[str]) -> None:
     keys = [{job_id: job.key for job_id, job in plan_of(*given).jobs.items()} for given in ([], same)]

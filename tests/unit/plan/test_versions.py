@@ -1,5 +1,3 @@
-from dataclasses import replace
-
 import pytest
 
 from pipeline.learning.algos.pita import PITA
@@ -77,10 +75,6 @@ def test_what_pretrained_models_gave_stays_where_tiny_references_change(monkeypa
     assert keys(*given) == before
 
 
-def test_so_does_that_of_a_dataset(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert changed(monkeypatch, Addition, "version") == {"reference/train"}
-
-
 def test_the_versions_of_every_reward_of_a_dataset_count() -> None:
     config = quick_config(
         [
@@ -115,24 +109,3 @@ def test_a_class_of_ones_own_is_covered_by_the_versions_of_what_it_is_made_from(
     after = keys(*given)
     assert before - after, "what PITA writes is part of what Mine writes"
     assert before & after, "the reference is not made by PITA"
-
-
-def test_so_is_a_dataset_of_ones_own(monkeypatch: pytest.MonkeyPatch) -> None:
-    config = quick_config([*SMALL, "algos=[PITA]"])
-    (stage,) = (stage for stage in PITA.stages if stage.name == "generate")
-    own = replace(config.datasets["addition"], class_path=f"{__name__}.Counting")
-    shown = own, config.models["tiny"], config.generation, config.system
-    before = contents.shipped_versions(PITA, stage, *shown)
-    monkeypatch.setattr(Addition, "version", 2)
-    assert contents.shipped_versions(PITA, stage, *shown) == {**before, "class Addition": 2}
-
-
-def test_the_packages_of_a_shipped_reward_count(monkeypatch: pytest.MonkeyPatch) -> None:
-    given = ("datasets.addition.reward=math_verify",)
-    before = plan(*given).jobs.values()
-    monkeypatch.setattr(
-        "pipeline.plan.contents.package_versions", lambda traits: dict.fromkeys(traits.packages, "9")
-    )
-    stay = keys(*given)
-    kept = {f"{job.algo}/{job.stage}" for job in before if job.key in stay}
-    assert kept == {"reference/train", "PITA/generate", "DPO/generate"}, "which ask no reward"
