@@ -20,6 +20,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
+from pipeline.config.bases import GradingConfig
 from pipeline.config.user_code import import_object
 from pipeline.errors import JobError, WorkerError, describe_exit
 from pipeline.foreign import parse_json
@@ -42,23 +43,6 @@ _GRACE_S = 1.0
 """More than their own deadlines that these have before their process is ended."""
 _MOST_STARTS_IN_VAIN = 3
 _MOST_BYTES = 64 << 20
-
-
-@dataclass(frozen=True, kw_only=True)
-class PoolSettings:
-    """How completions are graded.
-
-    Attributes:
-        processes: Graders at most.
-        timeout_s: Seconds that a reward may take for each completion of a call.
-        memory_gib: Address space that a grader may take beyond what it has after its imports.
-        start_timeout_s: Seconds that a grader may take to start and import a reward.
-    """
-
-    processes: int = 2
-    timeout_s: float = 10.0
-    memory_gib: float = 4.0
-    start_timeout_s: float = 120.0
 
 
 @dataclass(frozen=True)
@@ -84,7 +68,7 @@ class _Work:
     """The calls of a reward: waiting to be sent, under suspicion of having killed a process, done."""
 
     def __init__(
-        self, function: str, options: Mapping[str, Any], calls: Sequence[Sequence[Item]], settings: PoolSettings
+        self, function: str, options: Mapping[str, Any], calls: Sequence[Sequence[Item]], settings: GradingConfig
     ) -> None:
         self.function, self.options, self.calls, self.settings = function, dict(options), calls, settings
         self.concurrent = is_async(bind(import_object(function), options, function).function)
@@ -113,7 +97,7 @@ class _Work:
 class _Grader(Child):
     """A process that grades; what it was given, and by when it must say something."""
 
-    def __init__(self, settings: PoolSettings) -> None:
+    def __init__(self, settings: GradingConfig) -> None:
         self.calls: list[int] = []
         self.loaded = False
         self.deadline = 0.0
@@ -177,7 +161,8 @@ class _Grader(Child):
 class GraderPool:
     """Starts graders when there is work, and keeps them until `close`."""
 
-    def __init__(self, settings: PoolSettings) -> None:
+    def __init__(self, settings: GradingConfig) -> None:
+        """Take the settings of processes, their deadlines and their memory."""
         self.settings = settings
         self._graders: list[_Grader] = []
         self._finalizer = weakref.finalize(self, _close_all, self._graders)

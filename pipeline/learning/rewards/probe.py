@@ -24,7 +24,6 @@ from pipeline.learning.rewards.answers import is_missing
 from pipeline.learning.rewards.calling import Mismatch, columns_of, items_of, mismatch, needed_columns
 from pipeline.learning.rewards.pool import Graded, GraderPool
 from pipeline.learning.rewards.registry import LoadedReward, judge_of, known_rewards, load_functions, ships
-from pipeline.learning.rewards.scoring import pool_settings
 
 _USUAL = {
     "prompt": ("question", "instruction", "problem", "query", "input", "text"),
@@ -60,7 +59,7 @@ def check_rewards(
             raise ConfigError(_told(reward, found, name, dataset, row, known))
     text, warnings, unscored = _completion(row), list[str](), True
     tried = f"datasets.{name}: for the completion {text[:40]!r} of row {row.id}"
-    with GraderPool(pool_settings(config.grading)) as pool:
+    with GraderPool(config.grading) as pool:
         for reward in rewards:
             graded = _graded(pool, reward, config, row, text)
             unscored = unscored and bool(graded) and all(one.value is None for one in graded)
@@ -312,7 +311,7 @@ def check_gold(name: str, config: DatasetConfig, rows: PreparedDataset, dataset:
         ConfigError: A reward takes no solution that was tried for right.
     """
     warnings: list[str] = []
-    with GraderPool(pool_settings(config.grading)) as pool:
+    with GraderPool(config.grading) as pool:
         for reward in load_functions(config):
             try:
                 found = _outcomes(pool, reward, rows) if reward.traits.gold is not None else []

@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 from pipeline.config.bases import NOTHING, DatasetConfig
 from pipeline.config.place import install_command
@@ -22,35 +22,23 @@ _NAMED = REWARDS | TRL_REWARDS
 
 
 @dataclass(frozen=True)
-class KnownReward:
-    """What can be said of a reward without calling it.
+class LoadedReward:
+    """A reward with its settings.
 
     Attributes:
         name: As the configuration has it.
         weight: In the sum of several.
         traits: What the engine may know of it.
-    """
-
-    name: str
-    weight: float
-    traits: RewardTraits
-
-
-Known = TypeVar("Known", bound=KnownReward)
-
-
-@dataclass(frozen=True)
-class LoadedReward(KnownReward):
-    """A reward with its settings.
-
-    Attributes:
         path: Dotted path of the function, or of the one that made it.
-        function: The function.
+        function: The function; of a model that is not loaded one that must not be called.
         options: Settings from the configuration.
         arguments: Those of them that are arguments of each call.
         messages: Which of "prompts" and "completions" it takes as conversations alone.
     """
 
+    name: str
+    weight: float
+    traits: RewardTraits
     path: str
     function: Callable[..., Any]
     options: Mapping[str, Any]
@@ -101,26 +89,21 @@ def load_rewards(dataset: DatasetConfig, device: str, hints: Path | None = None)
 
 
 def load_functions(dataset: DatasetConfig) -> list[LoadedReward]:
-    """Those rewards of a dataset that are functions; no model is loaded.
+    """Those rewards of a dataset that are functions.
 
     Raises:
         ConfigError: A name or a setting is wrong.
     """
-    return [one for one in known_rewards(dataset) if isinstance(one, LoadedReward)]
+    return [one for one in known_rewards(dataset) if one.path != REWARD_MODEL]
 
 
-def known_rewards(dataset: DatasetConfig) -> list[KnownReward]:
-    """What can be said of the rewards of a dataset, in the order of the configuration; no model is loaded.
+def known_rewards(dataset: DatasetConfig) -> list[LoadedReward]:
+    """The rewards of a dataset, in the order of the configuration, of which no model is loaded.
 
     Raises:
         ConfigError: A name or a setting is wrong.
     """
-    return [
-        KnownReward(name, weight, MODEL_TRAITS)
-        if options.get("use", name) == REWARD_MODEL
-        else _load(name, weight, options, "cpu")
-        for name, weight, options in _settings(dataset)
-    ]
+    return [_load(*settings) for settings in _settings(dataset)]
 
 
 def shipped_traits(dataset: DatasetConfig) -> dict[str, RewardTraits]:
@@ -131,14 +114,8 @@ def shipped_traits(dataset: DatasetConfig) -> dict[str, RewardTraits]:
     Raises:
         ConfigError: A name or a setting is wrong.
     """
-    used = [
-        (str(options.get("use", name)), (name, weight, options)) for name, weight, options in _settings(dataset)
-    ]
-    return {
-        path: MODEL_TRAITS if path == REWARD_MODEL else _load(*settings, "cpu").traits
-        for path, settings in used
-        if path == REWARD_MODEL or path in _NAMED
-    }
+    named = {str(each[2].get("use", each[0])): each for each in _settings(dataset)}
+    return {used: _load(*each).traits for used, each in named.items() if used == REWARD_MODEL or used in _NAMED}
 
 
 def _settings(dataset: DatasetConfig) -> list[tuple[str, float, dict[str, Any]]]:
@@ -150,7 +127,7 @@ def _settings(dataset: DatasetConfig) -> list[tuple[str, float, dict[str, Any]]]
     return [(name, weight, dict(options.get(name) or {})) for name, weight in weights.items()]
 
 
-def judge_of(rewards: Sequence[Known], dataset: DatasetConfig) -> Known | None:
+def judge_of(rewards: Sequence[LoadedReward], dataset: DatasetConfig) -> LoadedReward | None:
     """The reward that says which completions are correct, or None where none can.
 
     Nothing is guessed: it is the one that `correct_by` names, else the first that is known to verify. A single
@@ -183,15 +160,17 @@ def judge_of(rewards: Sequence[Known], dataset: DatasetConfig) -> Known | None:
 
 
 def _load(
-    name: str, weight: float, options: Mapping[str, Any], device: str, hints: Path | None = None
+    name: str, weight: float, options: Mapping[str, Any], device: str | None = None, hints: Path | None = None
 ) -> LoadedReward:
     options = dict(options)
     used = str(options.pop("use", name))
     if used == REWARD_MODEL:
-        # Imports torch, which the other rewards do without.
-        from pipeline.learning.rewards.model import RewardModel, model_settings
+        model: Callable[..., Any] = _not_loaded
+        if device is not None:
+            # Imports torch, which the other rewards do without.
+            from pipeline.learning.rewards.model import RewardModel, model_settings
 
-        model = RewardModel(model_settings(name, options), device, hints)
+            model = RewardModel(model_settings(name, options), device, hints)
         return LoadedReward(name, weight, MODEL_TRAITS, REWARD_MODEL, model, options, options)
     named: Callable[..., Any] = load_reward(used)
     _check_options(name, named, options, lenient=used not in REWARDS)
@@ -200,6 +179,10 @@ def _load(
         raise ConfigError(f"the reward '{name}' needs a package: {install_command('math')}")
     path = _NAMED.get(used, used)
     return LoadedReward(name, weight, bound.traits, path, bound.function, options, bound.arguments, bound.messages)
+
+
+def _not_loaded(**_: Any) -> list[float]:
+    raise AssertionError("the model of a reward is not loaded here")
 
 
 def _check_options(name: str, function: Callable[..., Any], options: Mapping[str, Any], lenient: bool) -> None:

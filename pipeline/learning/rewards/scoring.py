@@ -21,13 +21,13 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from pipeline.config.bases import DatasetConfig, GradingConfig
+from pipeline.config.bases import DatasetConfig
 from pipeline.config.place import told
 from pipeline.config.tables import REWARD_MODEL
 from pipeline.errors import JobError, PipelineError
 from pipeline.learning.datasets.base import Row
 from pipeline.learning.rewards.calling import Item, arguments, batches, items_of, needed_columns
-from pipeline.learning.rewards.pool import FAULTS, Fault, Graded, GraderPool, PoolSettings
+from pipeline.learning.rewards.pool import FAULTS, Fault, Graded, GraderPool
 from pipeline.learning.rewards.registry import LoadedReward, judge_of, load_rewards
 from pipeline.learning.rewards.traits import WrongScores, read_scores
 
@@ -89,7 +89,7 @@ class Scorer:
         self._grading = grading
         self.rewards = load_rewards(dataset, device, hints)
         self._judge = judge_of(self.rewards, dataset)
-        self._pool = GraderPool(pool_settings(grading))
+        self._pool = GraderPool(grading)
 
     def __enter__(self) -> Scorer:
         return self
@@ -163,16 +163,6 @@ class Scorer:
 
 def _plain(value: Any) -> Any:
     return value.tolist() if hasattr(value, "tolist") else repr(value)
-
-
-def pool_settings(grading: GradingConfig) -> PoolSettings:
-    """How completions are graded, as the configuration has it."""
-    return PoolSettings(
-        processes=grading.processes,
-        timeout_s=grading.timeout_s,
-        memory_gib=grading.memory_gib,
-        start_timeout_s=grading.start_timeout_s,
-    )
 
 
 def _here(reward: LoadedReward, calls: Sequence[Sequence[Item]]) -> list[list[Graded]]:

@@ -13,9 +13,10 @@ from typing import Any
 import psutil
 import pytest
 
+from pipeline.config.bases import GradingConfig
 from pipeline.errors import ConfigError, JobError
 from pipeline.learning.rewards.calling import Item
-from pipeline.learning.rewards.pool import Graded, GraderPool, PoolSettings
+from pipeline.learning.rewards.pool import Graded, GraderPool
 from pipeline.machine.descendants import VARIABLE as TAGS
 from tests.doubles import rewards as doubles
 
@@ -30,7 +31,7 @@ MINE = "PIPELINE_TEST_POOL"
 @pytest.fixture(scope="module")
 def pool() -> Iterator[GraderPool]:
     os.environ[MINE] = str(os.getpid())
-    with GraderPool(PoolSettings(processes=2, timeout_s=4.0, memory_gib=1.0)) as pool:
+    with GraderPool(GradingConfig(processes=2, timeout_s=4.0, memory_gib=1.0)) as pool:
         yield pool
     assert not tagged()
     del os.environ[MINE]
@@ -155,7 +156,7 @@ def test_graders_have_neither_torch_nor_a_gpu(pool: GraderPool) -> None:
 
 
 def test_async_rewards_are_awaited_at_the_same_time() -> None:
-    with GraderPool(PoolSettings(processes=1, timeout_s=5.0)) as pool:
+    with GraderPool(GradingConfig(processes=1, timeout_s=5.0)) as pool:
         found = grade(pool, "meet1", "meet22", "meet333", function=JUDGE)
     assert [one.value for one in found] == [5, 6, 7]
 
@@ -179,8 +180,9 @@ def test_a_reward_that_cannot_be_imported(pool: GraderPool) -> None:
 OWNER = f"""
 import sys, json
 from pipeline.learning.rewards.calling import Item
-from pipeline.learning.rewards.pool import GraderPool, PoolSettings
-pool = GraderPool(PoolSettings(processes=2))
+from pipeline.config.bases import GradingConfig
+from pipeline.learning.rewards.pool import GraderPool
+pool = GraderPool(GradingConfig(processes=2))
 pool.grade({OBEDIENT!r}, {{}}, [[Item("p", "a", [1])] for _ in range(4)])
 print(json.dumps(pool.pids()), flush=True)
 pool.grade({OBEDIENT!r}, {{}}, [[Item("p", order, [1])] for order in ("regex", "regex")])
