@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import ctypes
-import fcntl
 import json
 import logging
 import os
@@ -127,15 +126,6 @@ def unwind_when_stopped(work: Work) -> None:
         Path(work.payload["unwound"]).touch()
 
 
-def raise_another_error_when_stopped(work: Work) -> None:
-    """What a library makes of an interrupt."""
-    Path(work.payload["flag"]).write_text(str(os.getpid()))
-    try:
-        time.sleep(3600)
-    except KeyboardInterrupt as error:
-        raise RuntimeError("a worker of ours has died") from error
-
-
 def hang_up(work: Work) -> None:
     """Close every descriptor, the pipe to the engine included, and live on."""
     os.closerange(3, 256)
@@ -208,20 +198,6 @@ def load_slowly(work: Work) -> None:
 
 
 no_function = "not callable"
-
-
-def report_slowly(work: Work) -> None:
-    for step in range(5):
-        work.progress(step + 1, 5)
-        time.sleep(0.3)
-
-
-def interrupt_until_told(work: Work) -> None:
-    """Interrupt this very process, and report until the engine in it has said what that means."""
-    os.kill(os.getpid(), signal.SIGINT)
-    while not Path(work.payload["told"]).exists():
-        work.progress(1, 2)
-        time.sleep(0.01)
 
 
 def interrupt_and_end(work: Work) -> None:
@@ -431,23 +407,6 @@ def one_rank_fails(work: Work) -> None:
         time.sleep(3600)
 
 
-def ranks_lose_the_connection(work: Work) -> None:
-    """In the first attempt rank 1 is killed, and rank 0 then raises what one does whose peer is gone."""
-    if work.attempt > 1:
-        write(work)
-        return
-    locked = Path(work.payload["flag"]) / "locked"
-    with locked.with_name("lock").open("a") as lock:
-        if work.rank:
-            fcntl.flock(lock, fcntl.LOCK_EX)  # until it is dead
-            locked.touch()
-            os.kill(os.getpid(), signal.SIGKILL)
-        while not locked.exists():
-            time.sleep(0.01)
-        fcntl.flock(lock, fcntl.LOCK_EX)
-    raise_connection_error(work)
-
-
 def ranks_with_grandchildren(work: Work) -> None:
     child = subprocess.Popen(["sleep", "3600"])
     Path(work.payload["flag"]).joinpath(str(work.rank)).write_text(json.dumps([os.getpid(), child.pid]))
@@ -490,14 +449,6 @@ def run_out_beside_others(work: Work) -> None:
     if work.shared:
         raise MemoryError("no room beside others")
     take_memory(work)
-
-
-def fail_on_gpu_0(work: Work) -> None:
-    if os.environ["CUDA_VISIBLE_DEVICES"].startswith("GPU-00000000"):
-        kill_self(work)
-    if "journal" in work.payload:
-        wait_for_event(work)
-    write(work)
 
 
 def wait_for_event(work: Work) -> None:

@@ -68,13 +68,6 @@ def test_the_next_worker_is_ready_once_the_memory_is_free(
     assert not engine.events("DeviceQuarantined")
 
 
-def test_nothing_is_waited_for_between_jobs_of_one_worker(engine: Engine, taken: Path) -> None:
-    jobs = [job(name, "take_gpu_memory", payload={"taken": str(taken)}) for name in ("a", "b")]
-    outcome = engine.run(*jobs, devices=gpus(1))
-    assert set(outcome.jobs.values()) == {JobStatus.done}
-    assert len(engine.events("WorkerStarted")) == 1
-
-
 def test_a_device_whose_memory_stays_taken_is_given_up_and_the_others_go_on(
     engine: Engine, taken: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -29,15 +29,6 @@ def statuses(engine_outcome: object) -> dict[str, str]:
     return {name: status.value for name, status in engine_outcome.jobs.items()}  # type: ignore[attr-defined]
 
 
-def test_a_job_whose_worker_was_lost_is_tried_again(engine: Engine) -> None:
-    outcome = engine.run(job("once", "kill_self_once"), job("below", needs=["once"]), *GOOD, workers=1)
-    assert set(outcome.jobs.values()) == {JobStatus.done}
-    assert [attempt.outcome for attempt in outcome.attempts if attempt.job_id == "once"] == ["lost", "done"]
-    assert (engine.run_dir / "jobs" / "once" / "log.2.txt").exists()
-    assert outcome.makespan is not None
-    assert outcome.makespan.retry_s > 0
-
-
 def test_short_jobs_run_once_each_whoever_dies_or_raises(engine: Engine, tmp_path: Path) -> None:
     odd = {"crowd/030": {"dies": True}, "crowd/060": {"raises": True}, "crowd/090": {"dies": True}}
     names = [f"crowd/{number:03}" for number in range(120)]
@@ -97,12 +88,6 @@ def test_a_job_that_leaves_something_that_writes_on_fails(engine: Engine) -> Non
     outcome = engine.run(writes, workers=1)
     assert [attempt.outcome for attempt in outcome.attempts] == ["bug"]
     assert engine.store.problem(writes.key) == NOT_STORED
-
-
-def test_children_of_a_finished_job_do_not_outlive_the_run(engine: Engine, tmp_path: Path) -> None:
-    flag = tmp_path / "flag"
-    engine.run(job("parent", "leave_grandchild", payload={"flag": str(flag), "seconds": 0}), workers=1)
-    assert all(map(gone, json.loads(flag.read_text())))
 
 
 def test_workers_that_cannot_start_end_the_run(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -177,16 +162,6 @@ def test_an_interrupted_run_stops_its_workers(
     assert [signal.getsignal(one) for one in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)] == handlers
 
 
-def test_a_user_is_told_at_once_that_an_inline_job_is_waited_for(engine: Engine, tmp_path: Path) -> None:
-    told = tmp_path / "told"
-    jobs = job("slow", "interrupt_until_told", payload={"told": str(told)}), job("below", needs=["slow"])
-    outcome = engine.run(*jobs, backend=Backend.inline, stop_grace_s=60, on_stop=told.write_text)
-    assert told.read_text() == (
-        "stopping on Ctrl-C: waiting up to 60 s for 1 job to finish or save; Ctrl-C again ends now"
-    )
-    assert statuses(outcome) == {"slow": "done", "below": "ready"}
-
-
 @pytest.mark.parametrize(
     ("times", "saves", "status"),
     [(1, False, "done"), (1, True, "ready"), (2, False, "ready")],
@@ -227,14 +202,6 @@ def test_a_second_signal_skips_the_gentle_steps(engine: Engine, tmp_path: Path) 
     payload = {"flag": str(flag)}
     outcome = engine.run(job("stubborn", "ignore_requests_to_stop", payload=payload), workers=1, stop_grace_s=600)
     assert outcome.interrupted == "SIGINT"
-
-
-def test_an_error_of_whoever_watches_leaves_nothing_behind(engine: Engine) -> None:
-    def fail(_status: object) -> None:
-        raise ZeroDivisionError
-
-    with pytest.raises(ZeroDivisionError):
-        engine.run(*GOOD, watcher=fail)
 
 
 def stop_when(flag: Path, number: signal.Signals = signal.SIGINT, times: int = 1) -> None:

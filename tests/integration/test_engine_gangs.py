@@ -15,12 +15,12 @@ from pathlib import Path
 import psutil
 import pytest
 
-from pipeline.config.schema import Backend, RetryConfig
+from pipeline.config.schema import RetryConfig
 from pipeline.engine.devices.inventory import Device, cpu_slots
 from pipeline.engine.scheduler.outcome import Outcome
 from pipeline.engine.scheduler.state import JobStatus
 from pipeline.engine.workers.gang import held_port
-from pipeline.errors import JobError, PlanError
+from pipeline.errors import JobError
 from pipeline.plan.graph import Job
 from pipeline.runs.run_view import RunView
 from tests.doubles.engine import Engine, describe, job, key
@@ -115,15 +115,6 @@ def test_one_rank_that_fails_ends_all(after_one_rank_failed: tuple[Engine, Outco
     assert (outcome.jobs[gang], outcome.jobs[f"below/{body}"]) == (JobStatus.failed, JobStatus.blocked)
 
 
-def test_a_rank_that_lost_the_connection_is_not_the_one_to_tell_of(engine: Engine, tmp_path: Path) -> None:
-    gang = job("gang", "ranks_lose_the_connection", devices=2, payload={"flag": folder(tmp_path)})
-    outcome = engine.run(gang, workers=2)
-    assert outcome.jobs["gang"] is JobStatus.done
-    (failed,) = engine.events("AttemptFailed")
-    assert failed["kind"] == "lost"
-    assert failed["reason"].startswith("rank 1 of 2 was lost (signal 9 (SIGKILL))")
-
-
 def machines(*counts: int) -> list[Device]:
     """CPU slots, so many on each of several machines, all of which are this one."""
     nodes = [node for node, count in enumerate(counts) for _ in range(count)]
@@ -146,17 +137,6 @@ def test_ranks_of_several_machines_see_those_of_their_own(engine: Engine, tmp_pa
     assert (engine.run_dir / "jobs/gang/log.rank2.txt").read_text().strip() == "this is rank 2"
     assert json.loads((engine.store.path(key("gang")) / "facts.json").read_text()) == ranks[0]
     assert not engine.events("AttemptFailed")
-
-
-def test_a_rank_of_another_machine_that_fails_ends_all(engine: Engine) -> None:
-    said = {body: FAILS[body][1] for body in ("kill_self", "raise_error")}
-    retry = RetryConfig(worker_lost=1)
-    engine.run(*map(gang_that_fails, said), devices=machines(1, 1), retry=retry)
-    assert len(engine.events("AttemptFailed")) == 2
-    for failed in engine.events("AttemptFailed"):
-        body = failed["job"].removeprefix("gang/")
-        assert failed["reason"].startswith(said[body])
-        assert "Its log, log.rank1.txt, ends:\n" in engine.log(failed["job"])
 
 
 def test_a_worker_that_is_killed_takes_its_ranks_along_and_the_attempt(engine: Engine, tmp_path: Path) -> None:
@@ -195,41 +175,6 @@ def test_a_rank_that_is_killed_ends_the_gang(engine: Engine, tmp_path: Path) -> 
     pids = [pid for path in flags.iterdir() for pid in json.loads(path.read_text())]
     assert len(pids) == 6
     assert not any(map(is_living, pids))
-
-
-def test_the_device_of_the_rank_that_died_is_the_suspect(engine: Engine) -> None:
-    gang = job("gang", "one_rank_fails", devices=2, payload={"rank": 1, "body": "kill_self", "times": 1})
-    engine.run(gang, workers=3, retry=RetryConfig(device_failures=2, wait_s=0.05))
-    first, again = engine.events("JobStarted", "gang")
-    assert first["members"][0] not in (again["worker"], *again["members"])
-    assert first["worker"] in (again["worker"], *again["members"])
-
-
-def test_a_lost_worker_whose_device_is_lent_costs_nothing(engine: Engine, tmp_path: Path) -> None:
-    killed: list[int] = []
-    flag = tmp_path / "flag"
-
-    def kill_lent(view: RunView) -> None:
-        lent = [worker.index for worker in view.workers.values() if worker.state == "lent"]
-        if lent and not killed and view.running()["gang"].elapsed_s(time.time()) > 0.5:
-            journal = (engine.run_dir / "journal.jsonl").read_text().splitlines()
-            events = [json.loads(line) for line in journal]
-            pids = [
-                event["pid"]
-                for event in events
-                if event["event"] == "WorkerStarted" and event["worker"] == lent[0]
-            ]
-            killed.append(pids[-1])
-            os.kill(pids[-1], signal.SIGKILL)
-            flag.touch()
-
-    outcome = engine.run(
-        job("gang", "wait_for_file", devices=2, payload={"file": str(flag)}),
-        job("after", "nothing", ["gang"], devices=2), workers=2, watcher=kill_lent,
-    )  # fmt: skip
-    assert killed
-    assert set(outcome.jobs.values()) == {JobStatus.done}
-    assert not engine.events("AttemptFailed")
 
 
 def test_a_leader_that_hangs_is_killed_with_its_ranks(engine: Engine, tmp_path: Path) -> None:
@@ -286,13 +231,6 @@ def test_a_notice_to_the_ranks_alone_stops_the_attempt_and_another_goes_on(engin
     for number in notices:
         ends = [attempt.outcome for attempt in outcome.attempts if attempt.job_id == number.name]
         assert ends == ["stopped", "done"]
-
-
-def test_more_devices_than_there_are_is_refused(engine: Engine) -> None:
-    with pytest.raises(PlanError, match="gang needs 3 devices at once, and there are 2"):
-        engine.run(job("gang", devices=3), workers=2)
-    with pytest.raises(PlanError, match="there is 1"):
-        engine.run(job("gang", devices=2), backend=Backend.inline)
 
 
 def test_a_port_is_held_until_it_is_used() -> None:

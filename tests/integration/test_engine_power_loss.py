@@ -21,7 +21,7 @@ from pipeline.engine.journal import Journal, read_journal
 from pipeline.engine.scheduler.state import JobStatus
 from pipeline.engine.store import store as store_module
 from pipeline.engine.workers import pool as pool_module
-from tests.doubles.engine import Engine, job
+from tests.doubles.engine import Engine
 from tests.integration.test_engine_crash_points import PLAN, outputs
 
 
@@ -118,14 +118,6 @@ def test_a_loss_of_power_costs_nothing_but_time(
     assert bool(kept) == (worth_s == 0), "what was worth it is there"
     if worth_s == 0:
         assert len(stored) == len(PLAN), "nothing is made again that was forced"
-
-
-def test_the_journal_of_a_run_that_is_over_is_on_disk(tmp_path: Path, disk: Disk) -> None:
-    engine = Engine(tmp_path / "run")
-    engine.run(PLAN[0], job("bad", "raise_error"), backend=Backend.inline, workers=1)
-    disk.after_loss(engine.root, tmp_path / "after", names=True)
-    assert engine.events("JobFailed", "bad")
-    assert list(read_journal(tmp_path / "after" / "run1" / "journal.jsonl")) == engine.journal
 
 
 def test_what_went_on_from_a_checkpoint_is_worth_all_that_went_into_it(

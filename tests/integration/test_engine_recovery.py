@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import shutil
 import signal
 import subprocess
 import sys
@@ -78,17 +77,6 @@ def test_an_input_that_was_damaged_meanwhile_is_made_again(engine: Engine, tmp_p
     assert list((engine.store.root / ".aside").iterdir())
 
 
-def test_what_is_needed_to_mend_damage_is_made_again_too(engine: Engine, tmp_path: Path) -> None:
-    plan = (job("a"), job("b", needs=["a"]), job("c", needs=["b"]))
-    engine.run(*plan[:2], backend=Backend.inline, workers=1)
-    shutil.rmtree(engine.store.path(key("a")))  # removed, since nothing needed it any more
-    value = engine.store.path(key("b")) / "value.json"
-    value.write_bytes(value.read_bytes()[:-1])
-    outcome = engine.run(*plan, workers=1, stored=["a", "b"])
-    assert set(outcome.jobs.values()) == {JobStatus.done}
-    assert [event["job"] for event in engine.events("JobReopened")] == ["b", "a"]
-
-
 # -- where workers live ----------------------------------------------------------------------------------------
 
 
@@ -138,15 +126,6 @@ def test_a_journal_that_cannot_be_written_ends_the_run_and_stays_readable(tmp_pa
     assert path.stat().st_size <= 900
     assert path.read_bytes().endswith(b"\n")
     assert [event["event"] for event in read_journal(path)][:2] == ["RunStarted", "WorkerStarted"]
-
-
-def test_a_torn_last_line_is_cut_off_when_the_journal_is_gone_on_with(tmp_path: Path) -> None:
-    path = tmp_path / "journal.jsonl"
-    path.write_bytes(b'{"event":"A"}\n{"event":"B"')
-    journal = Journal(path)
-    journal.write("C")
-    journal.close()
-    assert [event["event"] for event in read_journal(path)] == ["A", "C"]
 
 
 def test_a_second_engine_cannot_write_the_same_journal(tmp_path: Path) -> None:
@@ -243,33 +222,7 @@ def test_a_notice_that_reaches_every_process_is_no_loss(
     assert {event["exit_code"] for event in engine.events("WorkerExited")} == {0}
 
 
-def test_a_job_that_is_broken_off_has_not_failed_whatever_it_makes_of_that(engine: Engine, tmp_path: Path) -> None:
-    flag = tmp_path / "flag"
-    signal_when(flag, signal.SIGINT)
-    breaks = job("breaks", "raise_another_error_when_stopped", payload={"flag": str(flag)})
-    outcome = engine.run(breaks, workers=1, stop_grace_s=0.2)
-    assert outcome.jobs == {"breaks": JobStatus.ready}
-    assert [attempt.outcome for attempt in outcome.attempts] == ["stopped"]
-
-
 # -- workers that cannot be used -------------------------------------------------------------------------------
-
-
-def test_a_place_in_which_no_worker_starts_is_given_up(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
-    from pipeline.engine.workers import process
-
-    environment = process.worker_environment
-
-    def broken(device, *settings, **more):  # type: ignore[no-untyped-def]
-        env = environment(device, *settings, **more)
-        return {**env, "PYTHONHOME": "/nowhere"} if device.index == 0 else env
-
-    monkeypatch.setattr(process, "worker_environment", broken)
-    outcome = engine.run(*(job(f"j/{index}", "sleep", payload={"seconds": 0.2}) for index in range(6)))
-    assert set(outcome.jobs.values()) == {JobStatus.done}
-    (event,) = engine.events("DeviceQuarantined")
-    assert event["worker"] == 0
-    assert "encodings" in event["reason"]
 
 
 def test_the_clock_on_the_wall_may_jump(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:

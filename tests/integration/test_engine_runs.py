@@ -75,14 +75,6 @@ def test_stored_jobs_do_not_run_again(engine: Engine) -> None:
     assert [event["job"] for event in engine.events("JobStarted")] == ["after"]
 
 
-def test_what_another_run_has_stored_meanwhile_is_taken_as_it_is(engine: Engine) -> None:
-    engine.run(*DIAMOND, backend=Backend.inline, workers=1)
-    outcome = engine.run(*DIAMOND, workers=1)  # as if nothing had been stored when it was planned
-    assert set(outcome.jobs.values()) == {JobStatus.stored}
-    assert engine.events("JobStarted") == []
-    assert len(engine.events("JobFoundStored")) == 4
-
-
 def test_nothing_to_do_starts_and_ends(engine: Engine) -> None:
     outcome = engine.run(*DIAMOND, workers=1, stored=[job.id for job in DIAMOND])
     assert outcome.makespan is None
@@ -154,33 +146,6 @@ def test_whoever_watches_sees_a_job_from_its_begin_to_its_end(engine: Engine) ->
     assert engine.events("JobFinished")[0]["tokens"] == 40_000
 
 
-def test_an_inline_job_lets_the_engine_show_itself(engine: Engine) -> None:
-    seen: set[int] = set()
-    engine.run(
-        job("slow", "report_slowly", samples=5), backend=Backend.inline,
-        watcher=lambda view: seen.update(attempt.done for attempt in view.running().values()),
-    )  # fmt: skip
-    assert seen >= {2, 3, 4}
-
-
-def test_heartbeats_tell_the_memory_of_a_worker(engine: Engine) -> None:
-    seen: set[int] = set()
-    engine.run(
-        job("wait", "sleep", payload={"seconds": 0.8}), heartbeat_s=0.05, workers=1,
-        watcher=lambda view: seen.update(worker.rss_bytes for worker in view.workers.values()),
-    )  # fmt: skip
-    assert max(seen) > 1 << 20
-
-
-def test_the_barrier_keeps_rounds_apart(engine: Engine) -> None:
-    jobs = [job(f"r{number}/{index}", round=number) for number in (1, 2) for index in range(3)]
-    engine.run(*jobs, barrier=Barrier.round)
-    order = [event["job"] for event in engine.journal if event["event"] in ("JobStarted", "JobFinished")]
-    assert max(at for at, name in enumerate(order) if name.startswith("r1")) < min(
-        at for at, name in enumerate(order) if name.startswith("r2")
-    )
-
-
 def test_a_plan_that_can_never_go_on_is_an_error_not_a_hang(engine: Engine) -> None:
     with pytest.raises(PlanError, match="wait for rounds that come later"):
         engine.run(
@@ -189,17 +154,6 @@ def test_a_plan_that_can_never_go_on_is_an_error_not_a_hang(engine: Engine) -> N
             barrier=Barrier.round,
             backend=Backend.inline,
         )
-
-
-def test_a_job_that_cannot_be_sent_is_refused(engine: Engine) -> None:
-    with pytest.raises(PlanError, match=r"cannot be sent to a worker.*function"):
-        engine.run(job("odd", payload={"callback": lambda: None}))
-
-
-@pytest.mark.parametrize("name", ["../x", "a//b", "/a", "a/."])
-def test_a_job_cannot_write_its_log_elsewhere(engine: Engine, name: str) -> None:
-    with pytest.raises(PlanError, match="cannot be the id"):
-        engine.run(job(name))
 
 
 def test_loading_is_accounted_for(engine: Engine) -> None:

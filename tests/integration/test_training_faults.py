@@ -80,17 +80,6 @@ def test_a_killed_training_ends_in_the_same_bytes(
     assert [path.name for path in checkpoints.iterdir()] == ["step-00000008"]
 
 
-def test_a_training_that_is_killed_at_every_step_still_ends(
-    processes: Start, calm: dict[str, dict[str, bytes]], tmp_path: Path
-) -> None:
-    out, checkpoints = tmp_path / "out", tmp_path / "checkpoints"
-    for step in range(1, STEPS):
-        code = attempt(processes, "reference", out, checkpoints, "saving: after the rename", step, every_steps=1)
-        assert code == -signal.SIGKILL
-    assert attempt(processes, "reference", out, checkpoints, every_steps=1) == 0
-    assert files(out) == calm["reference"]
-
-
 @pytest.mark.parametrize("what", ["tensors.safetensors", "state.json", "manifest.json"])
 def test_a_training_starts_afresh_where_its_only_checkpoint_is_damaged(
     processes: Start, calm: dict[str, dict[str, bytes]], tmp_path: Path, what: str

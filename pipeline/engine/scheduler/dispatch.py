@@ -23,40 +23,23 @@ from pipeline.plan.graph import Job, Plan
 
 def too_few_devices(job: Job, devices: Sequence[int], layout: Layout, needs: Needs) -> str:
     """Say why a job cannot run on some devices: there are too few of them, or they are too small."""
-    usable = layout.most_together(devices)
     if job.devices <= layout.most_together(devices, job.devices):
-        return _too_large(job, devices, layout, needs)
-    there = "there is 1" if usable == 1 else f"there are {usable}"
-    if usable < len(devices):
-        there += f" on one machine; a job of more has whole machines of one size{_whole(devices, layout)}"
-    return (
-        f"{job.id} needs {job.devices} devices at once, and {there}. Ask for fewer (training.gpus_per_job, "
-        "generation.gpus_per_job), or run with more (distributed.num_gpus, execution.workers)"
-    )
-
-
-def _whole(devices: Sequence[int], layout: Layout) -> str:
-    """How many devices jobs could have that take several machines, in words."""
+        places = [layout.places[device] for device in devices]
+        have = ", ".join(f"{place.label} has {(place.free_mb or 0) / 1024:.1f} GiB free" for place in places)
+        return (
+            f"{job.id} needs {(needs.of(job) or 0) / 1024:.1f} GiB of device memory on each of {job.devices} "
+            f"device(s), and too few of this run have so much: {have}. Try a smaller training.micro_batch_size or "
+            "generation.batch_size, or share the training by training.gpus_per_job and training.strategy=fsdp, a "
+            "model that writes by generation.gpus_per_job; or correct what memory_mb says"
+        )
     one = layout.most_together(devices)
     could = [width for width in range(one + 1, len(devices) + 1) if layout.most_together(devices, width) == width]
-    return f", here {' or '.join(map(str, could))}" if could else ""
-
-
-def _too_large(job: Job, devices: Sequence[int], layout: Layout, needs: Needs) -> str:
-    places = [layout.places[device] for device in devices]
-    have = ", ".join(f"{place.label} has {_gib(place.free_mb or 0)} free" for place in places)
-    fitting = layout.most_together(needs.fitting(job, devices), job.devices)
-    each = "" if job.devices == 1 else f" on each of {job.devices} devices"
-    found = "no device of this run has so much" if not fitting else f"only {fitting} of this run have so much"
+    whole = f" on one machine; a job of more has whole machines of one size, here {could}" if could else ""
     return (
-        f"{job.id} needs {_gib(needs.of(job) or 0)} of device memory{each}, and {found}: {have}. Try a smaller "
-        "training.micro_batch_size or generation.batch_size, or share the training by training.gpus_per_job and "
-        "training.strategy=fsdp, a model that writes by generation.gpus_per_job; or correct what memory_mb says"
+        f"{job.id} needs {job.devices} devices at once, and there are {one}{whole}. Ask for fewer "
+        "(training.gpus_per_job, generation.gpus_per_job), or run with more (distributed.num_gpus, "
+        "execution.workers)"
     )
-
-
-def _gib(mebibytes: int) -> str:
-    return f"{mebibytes / 1024:.1f} GiB"
 
 
 def too_wide(state: RunState) -> list[str]:

@@ -21,7 +21,7 @@ from pipeline.engine.workers.messages import (
     WorkerExited,
     WorkerReady,
 )
-from pipeline.engine.workers.pool import Deliver, MakeWorker, Pool
+from pipeline.engine.workers.pool import Deliver, Pool, Worker
 from pipeline.engine.workers.process import LocalWorker, ProcessSettings
 from pipeline.engine.workers.reaper import Reaper
 from pipeline.engine.workers.runner import JobRunner
@@ -210,18 +210,30 @@ def make_pool(
     """
     inline = execution.backend is Backend.inline
     layout = layout or plain_layout(1 if inline else len(devices))
+    settings = ProcessSettings(
+        threads=threads,
+        portable=portable,
+        heartbeat_s=execution.heartbeat_s,
+        log_dir=str(log_dir.absolute()),
+        free_timeout_s=free_timeout_s(execution),
+    )
     if execution.backend is Backend.ray:
         from pipeline.engine.workers.ray.site import ray_pool  # most runs have no use for it
 
-        return ray_pool(execution, devices, _settings(execution, threads, log_dir, portable), width)
-    devices = [devices[layout.device_of(worker)] for worker in range(layout.workers)]
-    make = (
-        inline_workers(execution, devices, threads, portable)
-        if inline
-        else local_workers(
-            execution, devices, threads, log_dir, (levels or {}) if layout.slots == 1 else {}, portable
+        return ray_pool(execution, devices, settings, width)
+    begun: set[int] = set()
+
+    def make(index: int, reaper: Reaper) -> Worker:
+        device = devices[layout.device_of(index)]
+        if inline:
+            return InlineWorker(index, device, threads, execution.stop_grace_s, reaper, portable)
+        # Each but the first of a place waits for the memory of its device.
+        waits = index in begun and layout.slots == 1
+        begun.add(index)
+        return LocalWorker(
+            index, device, settings, reaper, (levels or {}).get(device.uuid or "") if waits else None
         )
-    )
+
     return Pool(
         make, layout.workers, start_timeout_s=execution.start_timeout_s, stop_grace_s=execution.stop_grace_s
     )
@@ -230,42 +242,3 @@ def make_pool(
 def free_timeout_s(execution: ExecutionConfig) -> float:
     """Seconds to wait for the memory that a process had: the next one is killed if it is not ready in time."""
     return min(FREE_TIMEOUT_S, execution.start_timeout_s / 2)
-
-
-def _settings(execution: ExecutionConfig, threads: int, log_dir: Path, portable: bool) -> ProcessSettings:
-    return ProcessSettings(
-        threads=threads,
-        portable=portable,
-        heartbeat_s=execution.heartbeat_s,
-        log_dir=log_dir,
-        free_timeout_s=free_timeout_s(execution),
-    )
-
-
-def inline_workers(
-    execution: ExecutionConfig, devices: Sequence[Device], threads: int, portable: bool
-) -> MakeWorker:
-    """Makes the one worker that is this process."""
-    return lambda index, reaper: InlineWorker(
-        index, devices[index], threads, execution.stop_grace_s, reaper, portable
-    )
-
-
-def local_workers(
-    execution: ExecutionConfig,
-    devices: Sequence[Device],
-    threads: int,
-    log_dir: Path,
-    levels: Mapping[str, int],
-    portable: bool,
-) -> MakeWorker:
-    """Makes worker processes. Each but the first of a place waits for the memory of its device."""
-    settings = _settings(execution, threads, log_dir, portable)
-    begun: set[int] = set()
-
-    def make(index: int, reaper: Reaper) -> LocalWorker:
-        level = levels.get(devices[index].uuid or "") if index in begun else None
-        begun.add(index)
-        return LocalWorker(index, devices[index], settings, reaper, level)
-
-    return make

@@ -52,7 +52,7 @@ class ProcessSettings:
     threads: int
     portable: bool = False
     heartbeat_s: float
-    log_dir: Path
+    log_dir: str
     free_timeout_s: float = FREE_TIMEOUT_S
 
 
@@ -84,7 +84,7 @@ class LocalWorker:
         self._settings = settings
         self._reaper = reaper
         self._level_bytes = level_bytes
-        self._log_path = settings.log_dir / f"worker-{index}.txt"
+        self._log_path = Path(settings.log_dir) / f"worker-{index}.txt"
         self._child: Child | None = None
         """The process, until its end was delivered."""
         self._pidfd = -1

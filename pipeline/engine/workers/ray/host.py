@@ -54,16 +54,11 @@ _Method = TypeVar("_Method", bound=Callable[..., Any])
 
 
 @dataclass(frozen=True, kw_only=True)
-class HostSettings:
-    """What a host is told.
+class HostSettings(ProcessSettings):
+    """What a host is told; `log_dir` is below the folder of the run, which all nodes must see.
 
     Attributes:
         device: What the engine takes its device for; the number of a GPU is Ray's to choose.
-        threads: As all of these: see `ProcessSettings`.
-        portable: Likewise.
-        heartbeat_s: Likewise.
-        log_dir: Likewise; the folder of the run, which all nodes must see, is above it.
-        free_timeout_s: Likewise.
         start_timeout_s: Seconds until a worker process must be ready.
         sys_path: Where the engine finds modules.
         folder: Where the engine works; "" to stay where Ray has put the actor.
@@ -72,11 +67,6 @@ class HostSettings:
     """
 
     device: Device
-    threads: int
-    portable: bool
-    heartbeat_s: float
-    log_dir: str
-    free_timeout_s: float
     start_timeout_s: float
     sys_path: list[str]
     folder: str
@@ -129,17 +119,10 @@ class Host:
             life: Number of the worker, which later calls name.
         """
         settings = self._settings
-        common = ProcessSettings(
-            threads=settings.threads,
-            portable=settings.portable,
-            heartbeat_s=settings.heartbeat_s,
-            log_dir=Path(settings.log_dir),
-            free_timeout_s=settings.free_timeout_s,
-        )
         index = settings.device.index
         level, self._begun = self._level if self._begun else None, True
         with self._lock:
-            self._worker = LocalWorker(index, self._device, common, self._reaper, level)
+            self._worker = LocalWorker(index, self._device, settings, self._reaper, level)
             self._life = life
             self._ready_by = time.monotonic() + settings.start_timeout_s
             self._worker.start()

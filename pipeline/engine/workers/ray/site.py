@@ -592,12 +592,8 @@ def ray_pool(
         visible=[device.uuid or str(device.index) for device in gpus] if ray.address == LOCAL else (),
     )
     told = HostSettings(
+        **asdict(settings),
         device=devices[0],
-        threads=settings.threads,
-        portable=settings.portable,
-        heartbeat_s=settings.heartbeat_s,
-        log_dir=str(settings.log_dir.absolute()),
-        free_timeout_s=settings.free_timeout_s,
         start_timeout_s=execution.start_timeout_s,
         sys_path=search_path(),
         folder="" if "working_dir" in ray.runtime_env else str(Path.cwd()),

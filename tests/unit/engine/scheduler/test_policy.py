@@ -212,7 +212,7 @@ def test_all_devices_of_a_job_are_on_one_machine() -> None:
     # Worker 0 is idle too, and its neighbour is not. What is left over waits for the machine that is free first.
     assert next_actions(state) == [Start("gang", 2, (3,)), Start("other", 4, (5,)), Reserve("last", 2)]
     state = RunState(Plan([wide("gang", 3)], []), (), 6, layout=Layout(places=places))
-    with pytest.raises(PlanError, match="needs 3 devices at once, and there are 2 on one machine"):
+    with pytest.raises(PlanError, match="needs 3 devices at once, and there are 2"):
         check_runnable(state.plan, state.layout)
 
 
@@ -271,8 +271,7 @@ def test_a_width_that_whole_machines_do_not_make_up_is_refused(width: int, could
     if could:
         check_runnable(plan, PAIRS)
         return
-    said = f"needs {width} devices at once, and there are 2 on one machine; a job of more has whole machines"
-    with pytest.raises(PlanError, match=f"{said} of one size, here 4 or 6"):
+    with pytest.raises(PlanError, match=rf"needs {width} devices at once, .* here \[4, 6\]"):
         check_runnable(plan, PAIRS)
 
 

@@ -170,4 +170,4 @@ def test_a_gang_for_which_too_few_devices_are_left_fails_at_once() -> None:
     paper.start()
     paper.finish("a")
     assert paper.start() == ["JobFailed gang"]
-    assert "gang needs 2 devices at once, and there is 1" in paper.run.state.jobs["gang"].reason
+    assert "gang needs 2 devices at once, and there are 1" in paper.run.state.jobs["gang"].reason

@@ -29,7 +29,7 @@ def test_a_worker_that_has_left_its_process_group_is_ended(
         double.__name__, os.environ, {"moves": True}, max_bytes=1 << 20, send_timeout_s=5.0, own_group=True
     )
     monkeypatch.setattr(LocalWorker, "_spawn", lambda _self: process)
-    worker = LocalWorker(0, cpu_slots(1)[0], ProcessSettings(threads=1, heartbeat_s=1.0, log_dir=tmp_path))
+    worker = LocalWorker(0, cpu_slots(1)[0], ProcessSettings(threads=1, heartbeat_s=1.0, log_dir=str(tmp_path)))
     worker.start()
     try:
         assert json.loads(next(process.channel.lines()))["group"] == os.getpgrp()
