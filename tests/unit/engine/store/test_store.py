@@ -5,12 +5,19 @@ import json
 import os
 import shutil
 import socket
+import subprocess
+import sys
+import time
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
-from pipeline.engine.store.store import MANIFEST, NOT_STORED, Store
+from pipeline.engine.store import verified as verified_module
+from pipeline.engine.store.measured import read_peaks, update_peaks
+from pipeline.engine.store.store import MANIFEST, NOT_STORED, Costs, Store
+from pipeline.engine.store.verified import Verified
 from pipeline.errors import StoreError
 from pipeline.files import remove_tree
 from pipeline.outputs.check import check_output
@@ -343,3 +350,240 @@ def test_strangers_are_told_from_what_is_the_stores_own(store: Store, put: Put, 
     path.rename(store.root / "cd" / key)
     assert store.stored_keys() == []
     assert store.strangers() == [store.root / "ab" / "old", store.root / "cd" / key, store.root / "notes.txt"]
+
+
+# -- measured ------------------------------------------------------------
+
+
+KEY = "ab" + "0" * 38
+OTHER = "ab" + "1" * 38
+
+
+def lines(root: Path) -> list[str]:
+    return list(filter(None, (root / ".costs" / "ab.jsonl").read_text().splitlines()))
+
+
+def test_what_was_noted_last_counts(tmp_path: Path) -> None:
+    costs = Costs(tmp_path)
+    assert costs.of(KEY) == {}
+    costs.note(KEY, {"tokens": 1})
+    costs.note(OTHER, {"tokens": 2})
+    costs.note(KEY, {"tokens": 3, "flops/training": 4.5})
+    assert (costs.of(KEY), costs.of(OTHER)) == ({"tokens": 3, "flops/training": 4.5}, {"tokens": 2})
+    assert len(lines(tmp_path)) == 3
+    assert costs.of("") == {}
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        f'{{"key": "{KEY}", "cost": {{"tokens": 9',
+        f'{{"key": "{KEY}", "cost": {{"tokens": -1}}}}',
+        f'{{"key": "{OTHER}", "cost": {{"tokens": 9}}, "of": "{KEY}"}}',
+        f"{KEY}",
+        "\0\0\0",
+    ],
+)
+def test_a_line_that_is_none_hides_no_other(tmp_path: Path, line: str) -> None:
+    costs = Costs(tmp_path)
+    costs.note(KEY, {"tokens": 1})
+    with (tmp_path / ".costs" / "ab.jsonl").open("a") as file:
+        file.write("\n" + line)
+    costs.note(OTHER, {"tokens": 2})
+    assert (costs.of(KEY), costs.of(OTHER)) == ({"tokens": 1}, {"tokens": 2})
+
+
+def test_a_line_that_was_cut_off_anywhere_takes_no_other_with_it(tmp_path: Path) -> None:
+    costs, path = Costs(tmp_path), tmp_path / ".costs" / "ab.jsonl"
+    costs.note(KEY, {"tokens": 1})
+    whole = path.read_bytes()
+    for length in range(len(whole) + 1):
+        path.write_bytes(whole[:length])
+        costs.note(OTHER, {"tokens": 2})
+        assert costs.of(OTHER) == {"tokens": 2}
+        assert costs.of(KEY) == ({"tokens": 1} if length == len(whole) else {})
+
+
+def test_a_number_that_is_not_finite_costs_its_own_line_alone(tmp_path: Path) -> None:
+    costs = Costs(tmp_path)
+    costs.note(KEY, {"tokens": 1})
+    costs.note(KEY, {"tokens": float("nan")})
+    assert json.loads(lines(tmp_path)[1])["cost"] == {"tokens": None}
+    assert costs.of(KEY) == {"tokens": 1}
+
+
+def test_a_newer_peak_replaces_an_older_one(tmp_path: Path) -> None:
+    update_peaks(tmp_path, {"a": 100, "b": 5})
+    update_peaks(tmp_path, {"a": 80})
+    assert read_peaks(tmp_path) == {"a": 80, "b": 5}
+
+
+# -- verified ------------------------------------------------------------
+
+
+class CountingStore(Store):
+    """Counts how often an output is read."""
+
+    reads = 0
+
+    def problem(self, key: str, *, checksums: bool = True) -> str | None:
+        assert checksums
+        self.reads += 1
+        return super().problem(key)
+
+
+@pytest.fixture
+def counting(store: Store) -> CountingStore:
+    return CountingStore(store.root)
+
+
+@pytest.fixture
+def verified(counting: CountingStore) -> Verified:
+    return Verified(counting, counting.scratch("run") / "verified")
+
+
+def note_of(verified: Verified) -> Path:
+    (note,) = verified.folder.iterdir()
+    return note
+
+
+def test_an_output_is_read_once_also_by_others_of_the_same_run(
+    counting: CountingStore, verified: Verified, put: Put, key: str
+) -> None:
+    put()
+    for _ in range(3):
+        assert verified.problem(key) is None
+        assert Verified(counting, verified.folder).problem(key) is None
+    assert counting.reads == 1
+
+
+def test_a_machine_that_has_the_disk_under_another_number_takes_the_note(
+    counting: CountingStore, verified: Verified, put: Put, key: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    put()
+    verified.require(key)
+    here = verified_module._fingerprint
+
+    def there(status: os.stat_result) -> list[int]:
+        names = (name for name in dir(status) if name.startswith("st_"))
+        return here(SimpleNamespace(**{name: getattr(status, name) for name in names} | {"st_dev": -1}))
+
+    monkeypatch.setattr(verified_module, "_fingerprint", there)
+    assert Verified(counting, verified.folder).problem(key) is None
+    assert counting.reads == 1
+
+
+def flip(path: Path) -> None:
+    with path.open("r+b") as file:
+        first = file.read(1)
+        file.seek(0)
+        file.write(bytes([first[0] ^ 1]))
+
+
+def flip_and_hide(path: Path) -> None:
+    """As a failing disk would: no time of change gives it away, but for the one that nobody can set."""
+    before = path.stat()
+    flip(path)
+    os.utime(path, ns=(before.st_atime_ns, before.st_mtime_ns))
+
+
+def truncate(path: Path) -> None:
+    os.truncate(path, path.stat().st_size - 1)
+
+
+def exchange(path: Path) -> None:
+    other = path.with_name("other")
+    other.write_bytes(path.read_bytes()[::-1] + b"?")
+    other.replace(path)
+
+
+def remove_verified(path: Path) -> None:
+    path.unlink()
+
+
+def link(path: Path) -> None:
+    path.rename(path.parents[2] / "moved")
+    path.symlink_to(path.parents[2] / "moved")
+
+
+def add_beside(path: Path) -> None:
+    path.with_name("extra").write_text("")
+
+
+@pytest.mark.parametrize("damage", [flip, flip_and_hide, truncate, exchange, remove_verified, link, add_beside])
+@pytest.mark.parametrize("name", ["b.bin", "sub/a.txt", MANIFEST])
+def test_damage_after_it_was_found_good_is_noticed(
+    verified: Verified, put: Put, key: str, name: str, damage: Callable[[Path], None]
+) -> None:
+    path = put()
+    assert verified.problem(key) is None
+    damage(path / name)
+    assert verified.problem(key) is not None
+    assert verified.problem(key) == verified.store.problem(key)
+
+
+def test_an_output_is_found_good_only_when_a_later_change_must_show(
+    verified: Verified, put: Put, key: str
+) -> None:
+    # The clock that stamps files may stand still for 10 ms; a change within them would leave the same time.
+    for number in range(5):
+        path = put(f"{number:02x}" * 20)
+        assert verified.problem(path.name) is None
+        newest = max(entry.lstat().st_ctime_ns for entry in [path, *path.rglob("*")])
+        assert time.time_ns() - newest > 10_000_000
+
+
+@pytest.mark.parametrize(
+    "garble",
+    [
+        lambda note: note.unlink(),
+        lambda note: note.write_bytes(b""),
+        lambda note: note.write_bytes(b"\xff\0"),
+        lambda note: note.write_bytes(note.read_bytes()[:-1]),
+        lambda note: note.write_bytes(note.read_bytes().replace(b"b.bin", b"c.bin")),
+        lambda note: note.write_text(json.dumps({})),
+        lambda note: (note.unlink(), note.mkdir()),
+    ],
+    ids=["lost", "empty", "binary", "torn", "renamed", "other", "folder"],
+)
+def test_a_lost_or_garbled_note_costs_one_more_reading(
+    counting: CountingStore, verified: Verified, put: Put, key: str, garble: Callable[[Path], object]
+) -> None:
+    put()
+    verified.require(key)
+    garble(note_of(verified))
+    assert verified.problem(key) is None
+    assert counting.reads == 2
+
+
+READER = """
+import sys
+from pathlib import Path
+from pipeline.engine.store.store import Store
+from pipeline.engine.store.verified import Verified
+
+class Loud(Store):
+    def problem(self, key, *, checksums=True):
+        print("read", flush=True)
+        return super().problem(key)
+
+sys.stdin.readline()
+assert Verified(Loud(Path(sys.argv[1])), Path(sys.argv[2])).problem(sys.argv[3]) is None
+"""
+
+
+def test_of_several_processes_at_once_one_reads_and_the_others_wait_for_it(
+    store: Store, put: Put, key: str
+) -> None:
+    put(text="x" * 30_000_000)
+    command = [sys.executable, "-c", READER, str(store.root), str(store.scratch("run") / "verified"), key]
+    readers = [
+        subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) for _ in range(4)
+    ]
+    for reader in readers:
+        assert reader.stdin
+        reader.stdin.write("go\n")
+        reader.stdin.flush()
+    said = [reader.communicate(timeout=600)[0] for reader in readers]
+    assert [reader.returncode for reader in readers] == [0] * 4
+    assert "".join(said) == "read\n"
