@@ -475,12 +475,14 @@ def memory_total_bytes() -> int:
 
 
 # -- memory reclaim ----------------------------------------------------------------------------------------------
-# Whether the memory of a GPU has come back after a process that used it has ended. level = memory in use -
-# what the driver books to processes that live It is read before a run starts its first worker on the GPU.
-# What is above it later was left by a process that is no more: as a rule the driver frees that at once, but
-# it can take seconds, and where a process is stuck in the driver it never comes back. What others use
-# meanwhile is booked to them, so it delays nobody. Inside most containers the driver tells no process ids
-# that mean anything there, or not what each process has, and the level is all that is in use.
+# Whether the memory of a GPU has come back after a process that used it has ended.
+#
+#     level = memory in use - what the driver books to processes that live
+#
+# It is read before a run starts its first worker on the GPU. What is above it later was left by a process that is no
+# more: as a rule the driver frees that at once, but it can take seconds, and where a process is stuck in the driver it
+# never comes back. Inside most containers the driver tells no process ids that mean anything there, or not what each
+# process has, and the level is all that is in use.
 
 
 FREE_TIMEOUT_S = 30.0

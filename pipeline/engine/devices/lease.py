@@ -6,7 +6,7 @@
 
 The kernel lets go of a flock when the last descriptor of its opening is closed, so a lease dies with its holder,
 `kill -9` included. Children have none: they are closed on exec, and after a plain fork by a hook. So a worker that
-outlives the engine keeps no lease alive; the memory that it may still hold is the matter of `memory_reclaim.py`.
+outlives the engine keeps no lease alive; the memory that it may still hold is waited for in `inventory.py`.
 
 Only one process at a time looks and takes, so a set is taken as a whole or not at all, and none can wait for
 another in a circle.

@@ -1,6 +1,6 @@
 """Removes the weights of an output, and keeps all else of it: an output like that is told from a damaged one.
 
-    claim the key -> decide, with the lock of `needs.py` -> tombstone, forced to disk -> remove the files
+    claim the key -> decide, with the lock of `deciding` -> tombstone, forced to disk -> remove the files
 
 Killed before the tombstone has its name, nothing has happened. Killed after, the output counts as removed although
 some files are still there; whoever removes it next, or `store gc`, finishes that.
@@ -22,11 +22,13 @@ from pipeline.locks import lock
 from pipeline.outputs.manifest import REMOVED, TOMBSTONE, NotAnOutputError, entomb, read_manifest, read_tombstone
 
 # -- needs -------------------------------------------------------------------------------------------------------
-# Which weights the runs that live are still going to read, so that none of them loses what another removes. a
-# run begins: tell all that its plan could read -> look at what is stored -> tell less, as jobs are done
-# weights may go: hold the lock -> does nobody who lives tell of them? -> tombstone -> free the lock -> remove
+# Which weights the runs that live are still going to read, so that none of them loses what another removes.
+#
+#     a run begins:     tell all that its plan could read -> look at what is stored -> tell less, as jobs are done
+#     weights may go:   hold the lock -> does nobody who lives tell of them? -> tombstone -> free the lock -> remove
+#
 # So either the one that removes sees what the other tells, or the other finds the tombstone when it looks.
-# <root>/.tmp/<run>/needs keys, one a line; of no meaning once the run's lock is free (`scratch.py`)
+# `<root>/.tmp/<run>/needs` has keys, one a line; of no meaning once the run's lock is free (`Scratch`).
 
 
 NEEDS = "needs"

@@ -55,7 +55,7 @@ _SENT_S, _SLOWEST = 15.0, 100_000
 """Seconds and bytes a second: of what takes longer the place cannot be reached."""
 _LAYOUT = "v1"
 """Folder of all objects. What lays them out otherwise takes another name."""
-# Who asks asks again (`session.py`), and knows when to give up, which is said only once an attempt has ended.
+# Who asks asks again (`Session`), and knows when to give up, which is said only once an attempt has ended.
 _RETRIES = {"total_max_attempts": 1, "mode": "standard"}
 _WAITS = {"connect_timeout": _CONNECT_S, "read_timeout": _READ_S, "retries": _RETRIES}
 _OPTIONS: dict[str, dict[str, Any]] = {
@@ -211,13 +211,14 @@ def _code(error: Exception) -> str:
 
 
 # -- outputs -----------------------------------------------------------------------------------------------------
-# Outputs in a shared store: their files first, then the entry that names them, which is made only where none
-# is. outputs/<key>.json the entry: the manifest as it is on disk, and which upload its files are of
-# files/<key>/<upload>/<n> the n-th file of the manifest, in the order of names aside/<key>.<n>.json the entry
-# of an output whose files were not what it says An output is there with its entry and not before. Of two
-# uploads one makes the entry; the other is removed. What is read is foreign until it was checked: names and
-# sizes before anything is fetched, and every file by its sum before it is committed to the local store, as a
-# job's own output is.
+# Outputs there: their files first, then the entry that names them, which is made only where none is.
+#
+#     outputs/<key>.json            the entry: the manifest as it is on disk, and which upload its files are of
+#     files/<key>/<upload>/<n>      the n-th file of the manifest, in the order of names
+#     aside/<key>.<n>.json          the entry of an output whose files were not what it says
+#
+# Of two uploads one makes the entry; the other is removed. What is read is foreign until it was checked: names and
+# sizes before anything is fetched, and every file by its sum before it is committed to the local store.
 
 
 _ENTRY_LIMIT = 8 << 20

@@ -531,11 +531,13 @@ class Store:
 
 # -- scratch -----------------------------------------------------------------------------------------------------
 # Folders for what runs have not finished, and the one rule that says which of them nobody needs any more.
-# <root>/.tmp/<run>-<pid>/ the folder <root>/.tmp/<run>-<pid>.lock locked by the run while it lives; made
-# before the folder, removed after it A folder whose lock is free belongs to a run that is gone: the kernel
-# frees the lock of a process that dies, and the server of a shared file system that of a machine that does.
-# Process ids are not asked, since they mean nothing on another machine and are given out again. Where locks
-# are not supported, no folder is taken for a leftover.
+#
+#     <root>/.tmp/<run>-<pid>/        the folder
+#     <root>/.tmp/<run>-<pid>.lock    locked by the run while it lives; made before the folder, removed after it
+#
+# A folder whose lock is free belongs to a run that is gone: the kernel frees the lock of a process that dies, and the
+# server of a shared file system that of a machine that does. Process ids are not asked, since they mean nothing on
+# another machine. Where locks are not supported, no folder is taken for a leftover.
 
 
 _NAME = re.compile(r".+-\d+")

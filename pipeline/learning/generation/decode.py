@@ -341,7 +341,7 @@ class DecodeSettings:
         further_end_ids: Others that do, for models that have several.
         pad_id: Token that fills up short prompts.
         device: ``cpu`` or ``cuda``.
-        cuda_graphs: Whether steps are recorded there (`recorded_steps`), where that can be.
+        cuda_graphs: Whether steps are recorded there (`steps`), where that can be.
         stops: Texts that end a completion, too.
     """
 

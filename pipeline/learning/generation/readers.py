@@ -79,10 +79,11 @@ def pad_right(prompts: Sequence[Sequence[int]], pad_id: int, device: str) -> Pro
 
 
 # -- ways --------------------------------------------------------------------------------------------------------
-# In which way a model is read token by token, which its configuration alone tells. slots keys and values in
-# fixed slots (`row_cache`), where every layer attends to all that precedes own the cache that transformers
-# makes for the model: sliding windows, chunks, states anew no cache: the whole text is read again for each
-# token, where what a model remembers is its own affair
+# In which way a model is read token by token, which its configuration alone tells.
+#
+#     slots   keys and values in fixed slots (`row_cache`), where every layer attends to all that precedes
+#     own     the cache that transformers makes for the model: sliding windows, chunks, states
+#     anew    no cache: the whole text is read again for each token, where what a model remembers is its own affair
 
 
 class Way(Enum):

@@ -1,4 +1,4 @@
-"""Models that read rows of texts: a policy, and value models that follow it (`guides`).
+"""Models that read rows of texts: a policy, and value models that follow it.
 
 Prompts are staged first: read together. From there they enter, one row for each sample, whenever slots are free. A
 model with full attention lets rows of any age stand side by side (`RowModel`); others are given rows that begin
@@ -482,11 +482,14 @@ class BatchModel:
 
 
 # -- guides ------------------------------------------------------------------------------------------------------
-# Guides: value models that follow the rows of a policy (`row_models`) and value what could come next. head
-# "v" all candidates in one forward pass, each seeing the prefix and itself alone; the chosen candidate's keys
-# and values then stay in the cache, so no token is computed twice. In a `BatchModel` each candidate is a row
-# of its own meanwhile, and the rows that are chosen go on head "q" one token per step: its output already
-# holds the value of every next token Shapes: n rows that are alive, K candidates, V tokens of the vocabulary.
+# Value models that follow the rows of a policy and value what could come next.
+#
+#     head "v"    all candidates in one forward pass, each seeing the prefix and itself alone; the chosen candidate's
+#                 keys and values then stay in the cache, so no token is computed twice. In a `BatchModel` each
+#                 candidate is a row of its own meanwhile, and the rows that are chosen go on
+#     head "q"    one token per step: its output already holds the value of every next token
+#
+# Shapes: n rows that are alive, K candidates, V tokens of the vocabulary.
 
 
 _PACKS: WeakKeyDictionary[ValueModel, bool] = WeakKeyDictionary()

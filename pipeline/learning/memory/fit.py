@@ -1,4 +1,4 @@
-"""Which way of sharing a training fits on which GPUs: the simplest on the fewest, with the figures behind it.
+"""How much memory a model takes that is trained or writes, and which way of sharing it fits on which GPUs.
 
 Never all GPUs to be on the safe side: what does not fit is refused with what is missing and what would help.
 """
@@ -15,12 +15,14 @@ from pipeline.errors import DeviceError
 from pipeline.machine.memory import USABLE_SHARE, usable_bytes
 
 # -- training ----------------------------------------------------------------------------------------------------
-# How much memory a training takes on each GPU, by arithmetic alone. per GPU: weights + gradients + optimizer
-# state (N parameters, divided by D GPUs as the layout says) + what is gathered or copied to work with +
-# activations and logits of one micro-batch usable: 0.9 of what is free, less 1 GB (fragmentation; CUDA
-# context and NCCL of each process) The terms are those of ZeRO (arXiv 1910.02054) for N and D, and of arXiv
-# 2205.05198 for activations of a transformer whose feed-forward layer is four times as wide. It is an
-# estimate; a training step is the measure.
+# What a training takes on each GPU, by arithmetic alone.
+#
+#     per GPU:  weights + gradients + optimizer state   (N parameters, divided by D GPUs as the layout says)
+#               + what is gathered or copied to work with + activations and logits of one micro-batch
+#     usable:   0.9 of what is free, less 1 GB          (fragmentation; CUDA context and NCCL of each process)
+#
+# The terms are those of ZeRO (arXiv 1910.02054) for N and D, and of arXiv 2205.05198 for activations of a transformer
+# whose feed-forward layer is four times as wide. It is an estimate; a training step is the measure.
 
 
 GB = 10**9
@@ -455,10 +457,12 @@ def _gb(number: int) -> str:
 
 
 # -- decoding ----------------------------------------------------------------------------------------------------
-# How much memory writing texts takes on each GPU, by arithmetic alone, and on how few GPUs it fits. per GPU:
-# what is split: weights, keys and values of the policies (divided by the GPUs that share them) what each has
-# whole: a value model with its keys and values, logits usable: as in trainings (above) An
-# estimate for rows of one length; rows that do not fit are halved by themselves, weights are not.
+# What writing texts takes on each GPU, and on how few GPUs it fits.
+#
+#     per GPU:  what is split: weights, keys and values of the policies   (divided by the GPUs that share them)
+#               what each has whole: a value model with its keys and values, logits
+#
+# An estimate for rows of one length; rows that do not fit are halved by themselves, weights are not.
 
 
 _DECODING_BYTES_OF_A_LOGIT = 16

@@ -178,7 +178,7 @@ def unknown_kind(config: Mapping[str, Any]) -> str | None:
 
 # -- adapter folder ----------------------------------------------------------------------------------------------
 # A folder of adapters, as peft saves them, that a user names as a model: what they are, and where their base
-# is. Read while a run is planned, so it loads no torch; `adapters.write_merged` makes a model of both.
+# is. Read while a run is planned, so it loads no torch; `source` makes a model of both.
 
 
 WEIGHTS, SETTINGS = "adapter_model.safetensors", "adapter_config.json"

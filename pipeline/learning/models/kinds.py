@@ -1,4 +1,4 @@
-"""Kinds of models and their settings: one that is read (`source`, `gguf`), and one that is made here (`tiny`)."""
+"""Kinds of models and their settings: one that is read (`source`), and one that is made here (`tiny`)."""
 
 from __future__ import annotations
 

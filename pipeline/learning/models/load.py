@@ -46,10 +46,11 @@ if TYPE_CHECKING:
 
 
 # -- quantization ------------------------------------------------------------------------------------------------
-# Weights of a frozen model in few bits, by bitsandbytes: each linear layer but the output layer, as it is
-# read. 8 bits LLM.int8() (arXiv 2208.07339): rows of weights and of activations with a scale each; columns of
-# large activations stay in 16 bits, which are chosen over all rows that are computed together 4 bits NF4
-# (arXiv 2305.14314): blocks of 64 weights with a scale each, computed in `system.dtype`
+# Weights of a frozen model in few bits, by bitsandbytes: each linear layer but the output layer, as it is read.
+#
+#     8 bits   LLM.int8() (arXiv 2208.07339): rows of weights and of activations with a scale each; columns of large
+#              activations stay in 16 bits, which are chosen over all rows that are computed together
+#     4 bits   NF4 (arXiv 2305.14314): blocks of 64 weights with a scale each, computed in `system.dtype`
 
 
 _TALKATIVE = "bitsandbytes.autograd._functions"
