@@ -20,9 +20,9 @@ from typing import Any, Literal
 from pipeline.errors import DeviceError
 
 # -- mask --------------------------------------------------------------------------------------------------------
-# What a value of CUDA_VISIBLE_DEVICES means: as CUDA reads it, with word of what CUDA would silently drop.
-# The grammar is the driver's, as torch's own parser has it: numbers are read like C's `strtoul`, the first
-# invalid entry ends the list, an entry given twice empties it, and names are prefixes that must be unique.
+# What a value of CUDA_VISIBLE_DEVICES means: as CUDA reads it, with word of what CUDA would silently drop. The
+# grammar is the driver's, as torch's own parser has it: numbers are read like C's `strtoul`, the first invalid
+# entry ends the list, an entry given twice empties it, and names are prefixes that must be unique.
 
 
 VISIBLE = "CUDA_VISIBLE_DEVICES"
@@ -479,10 +479,10 @@ def memory_total_bytes() -> int:
 #
 #     level = memory in use - what the driver books to processes that live
 #
-# It is read before a run starts its first worker on the GPU. What is above it later was left by a process that is no
-# more: as a rule the driver frees that at once, but it can take seconds, and where a process is stuck in the driver it
-# never comes back. Inside most containers the driver tells no process ids that mean anything there, or not what each
-# process has, and the level is all that is in use.
+# It is read before a run starts its first worker on the GPU. What is above it later was left by a process that
+# is no more: as a rule the driver frees that at once, but it can take seconds, and where a process is stuck in
+# the driver it never comes back. Inside most containers the driver tells no process ids that mean anything
+# there, or not what each process has, and the level is all that is in use.
 
 
 FREE_TIMEOUT_S = 30.0

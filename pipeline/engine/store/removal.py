@@ -24,8 +24,8 @@ from pipeline.outputs.manifest import REMOVED, TOMBSTONE, NotAnOutputError, ento
 # -- needs -------------------------------------------------------------------------------------------------------
 # Which weights the runs that live are still going to read, so that none of them loses what another removes.
 #
-#     a run begins:     tell all that its plan could read -> look at what is stored -> tell less, as jobs are done
-#     weights may go:   hold the lock -> does nobody who lives tell of them? -> tombstone -> free the lock -> remove
+#     a run begins:    tell all that its plan could read -> look at what is stored -> tell less, as jobs are done
+#     weights may go:  hold the lock -> does nobody who lives tell of them? -> tombstone -> free the lock -> remove
 #
 # So either the one that removes sees what the other tells, or the other finds the tombstone when it looks.
 # `<root>/.tmp/<run>/needs` has keys, one a line; of no meaning once the run's lock is free (`Scratch`).

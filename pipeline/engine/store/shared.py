@@ -217,8 +217,8 @@ def _code(error: Exception) -> str:
 #     files/<key>/<upload>/<n>      the n-th file of the manifest, in the order of names
 #     aside/<key>.<n>.json          the entry of an output whose files were not what it says
 #
-# Of two uploads one makes the entry; the other is removed. What is read is foreign until it was checked: names and
-# sizes before anything is fetched, and every file by its sum before it is committed to the local store.
+# Of two uploads one makes the entry; the other is removed. What is read is foreign until it was checked: names
+# and sizes before anything is fetched, and every file by its sum before it is committed to the local store.
 
 
 _ENTRY_LIMIT = 8 << 20

@@ -91,9 +91,9 @@ def _remedy(number: int | None) -> str:
 #
 #     <root>/.costs/ab.jsonl          {"key": "abcdef...", "cost": {"run_s": 1.2, "tokens": 340, ...}}
 #
-# Beside the outputs rather than in a manifest, which is to be the same bytes whenever it is made. For people only:
-# a failure costs nothing but a blank in a table. Lines, since making files is most of what the commit of a short
-# job takes. Each begins with the line break, so that one that was cut off takes no other with it.
+# Beside the outputs rather than in a manifest, which is to be the same bytes whenever it is made. For people
+# only: a failure costs nothing but a blank in a table. Lines, since making files is most of what the commit of a
+# short job takes. Each begins with the line break, so that one that was cut off takes no other with it.
 
 
 COSTS = ".costs"
@@ -147,8 +147,8 @@ class Costs:
 
 
 # -- store lock --------------------------------------------------------------------------------------------------
-# Who uses a store now, and which output folders ever did: what a clean-up must know before it removes
-# anything. Runs hold ``<root>/.lock`` shared for as long as they last; what removes outputs holds it alone.
+# Who uses a store now, and which output folders ever did: what a clean-up must know before it removes anything.
+# Runs hold ``<root>/.lock`` shared for as long as they last; what removes outputs holds it alone.
 
 
 log = logging.getLogger("pipeline")
@@ -535,9 +535,9 @@ class Store:
 #     <root>/.tmp/<run>-<pid>/        the folder
 #     <root>/.tmp/<run>-<pid>.lock    locked by the run while it lives; made before the folder, removed after it
 #
-# A folder whose lock is free belongs to a run that is gone: the kernel frees the lock of a process that dies, and the
-# server of a shared file system that of a machine that does. Process ids are not asked, since they mean nothing on
-# another machine. Where locks are not supported, no folder is taken for a leftover.
+# A folder whose lock is free belongs to a run that is gone: the kernel frees the lock of a process that dies,
+# and the server of a shared file system that of a machine that does. Process ids are not asked, since they mean
+# nothing on another machine. Where locks are not supported, no folder is taken for a leftover.
 
 
 _NAME = re.compile(r".+-\d+")

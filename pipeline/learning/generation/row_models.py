@@ -31,14 +31,14 @@ from pipeline.learning.generation.stops import Outputs
 from pipeline.learning.models.value import ValueModel, cache_argument
 
 # -- packed ------------------------------------------------------------------------------------------------------
-# One forward pass over the candidates of all rows as a single sequence, without padding between rows. Rows of
-# a batch have one candidate or many. Side by side in a rectangle, every row would pay for the widest. Packed,
+# One forward pass over the candidates of all rows as a single sequence, without padding between rows. Rows of a
+# batch have one candidate or many. Side by side in a rectangle, every row would pay for the widest. Packed,
 # everything that works token by token sees real candidates only. Attention alone has to know which row a
-# candidate is of. For this pass it is replaced by `PackedStep.attend`, through the interface that
-# transformers has for that: each candidate sees the cached prefix of its row and itself. Candidates leave no
-# trace in the cache until one is chosen. Tokens that a row has taken since it was read last may go before
-# them, and stay in the cache. Shapes: B rows, W columns of the widest row, N candidates in all, H heads, G
-# heads that share keys and values, S cached slots, D size of a head.
+# candidate is of. For this pass it is replaced by `PackedStep.attend`, through the interface that transformers
+# has for that: each candidate sees the cached prefix of its row and itself. Candidates leave no trace in the
+# cache until one is chosen. Tokens that a row has taken since it was read last may go before them, and stay in
+# the cache. Shapes: B rows, W columns of the widest row, N candidates in all, H heads, G heads that share keys
+# and values, S cached slots, D size of a head.
 
 
 NAME = "pipeline_packed"
@@ -253,11 +253,11 @@ AttentionInterface.register(NAME, _attention)
 
 
 # -- grouped attention -------------------------------------------------------------------------------------------
-# Attention of one query a row by heads of keys, as transformers' `sdpa` has it since 5.23. Before, a mask
-# made it repeat keys and values for every head of queries, in each layer of each step of decoding: for a
-# model with four heads of queries to one of keys that is four times the cache, written and read again. The
-# queries that share a head of keys can as well be that many queries of one head. Shapes: B rows, H heads of
-# queries, G heads of keys and values, S slots, D size of a head.
+# Attention of one query a row by heads of keys, as transformers' `sdpa` has it since 5.23. Before, a mask made
+# it repeat keys and values for every head of queries, in each layer of each step of decoding: for a model with
+# four heads of queries to one of keys that is four times the cache, written and read again. The queries that
+# share a head of keys can as well be that many queries of one head. Shapes: B rows, H heads of queries, G heads
+# of keys and values, S slots, D size of a head.
 
 
 GROUPED_CHANGES = ("cache", "position_bias", "softcap")
@@ -484,7 +484,7 @@ class BatchModel:
 # -- guides ------------------------------------------------------------------------------------------------------
 # Value models that follow the rows of a policy and value what could come next.
 #
-#     head "v"    all candidates in one forward pass, each seeing the prefix and itself alone; the chosen candidate's
+#     head "v"    all candidates in one forward pass, each seeing the prefix and itself alone; the chosen one's
 #                 keys and values then stay in the cache, so no token is computed twice. In a `BatchModel` each
 #                 candidate is a row of its own meanwhile, and the rows that are chosen go on
 #     head "q"    one token per step: its output already holds the value of every next token

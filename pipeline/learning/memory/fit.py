@@ -21,8 +21,8 @@ from pipeline.machine.memory import USABLE_SHARE, usable_bytes
 #               + what is gathered or copied to work with + activations and logits of one micro-batch
 #     usable:   0.9 of what is free, less 1 GB          (fragmentation; CUDA context and NCCL of each process)
 #
-# The terms are those of ZeRO (arXiv 1910.02054) for N and D, and of arXiv 2205.05198 for activations of a transformer
-# whose feed-forward layer is four times as wide. It is an estimate; a training step is the measure.
+# The terms are those of ZeRO (arXiv 1910.02054) for N and D, and of arXiv 2205.05198 for activations of a
+# transformer whose feed-forward layer is four times as wide. It is an estimate; a training step is the measure.
 
 
 GB = 10**9

@@ -48,8 +48,8 @@ if TYPE_CHECKING:
 # -- quantization ------------------------------------------------------------------------------------------------
 # Weights of a frozen model in few bits, by bitsandbytes: each linear layer but the output layer, as it is read.
 #
-#     8 bits   LLM.int8() (arXiv 2208.07339): rows of weights and of activations with a scale each; columns of large
-#              activations stay in 16 bits, which are chosen over all rows that are computed together
+#     8 bits   LLM.int8() (arXiv 2208.07339): rows of weights and of activations with a scale each; columns of
+#              large activations stay in 16 bits, which are chosen over all rows that are computed together
 #     4 bits   NF4 (arXiv 2305.14314): blocks of 64 weights with a scale each, computed in `system.dtype`
 
 
@@ -458,8 +458,7 @@ def bits_of(tensor: Tensor) -> int:
 
 
 # -- gguf --------------------------------------------------------------------------------------------------------
-# A GGUF file as a model of transformers: weights back in floating point, tokenizer and chat template
-# included.
+# A GGUF file as a model of transformers: weights back in floating point, tokenizer and chat template included.
 
 
 def convert(file: Path, out: Path) -> PreTrainedModel:
