@@ -39,7 +39,7 @@ OUTPUTS = Path("outputs")
 def status(
     name: Annotated[str | None, typer.Argument(help="The sweep; all if left out.")] = None,
     as_json: AsJson = False,
-    watch: Annotated[bool, typer.Option("--watch", "-w", help="Show it again and again.")] = False,
+    watch: Annotated[bool, typer.Option("--watch", "-w", help="Show one again and again.")] = False,
     every: Every = 2.0,
     output_dir: OutputDir = OUTPUTS,
 ) -> None:
@@ -48,8 +48,8 @@ def status(
 
     with answering():
         if watch:
-            refuse_both(watch="--watch", json="--json" if as_json else "")
-            sweep_look.watch_status(output_dir, name, make_console(), every)
+            refuse_both(watch="--watch", json="--json" if as_json else "", all="" if name else "all sweeps")
+            sweep_look.watch_status(output_dir, name or "", make_console(), every)
         else:
             sweep_look.status(output_dir, name, make_console(), as_json=as_json)
 

@@ -5,26 +5,23 @@ from __future__ import annotations
 import logging
 import sys
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from rich.console import Console, RenderableType
-from rich.text import Text
 
 from pipeline.commands.looking import log_output, note_of_log
 from pipeline.commands.report import is_standard_output, refuse_records, write_table
 from pipeline.errors import ConfigError, PipelineError, StoreError
 from pipeline.files import json_text, plain_target
 from pipeline.runs.loaded import logs_in
-from pipeline.runs.report.format import count, shown_path
+from pipeline.runs.report.format import shown_path
 from pipeline.runs.report.logs import follow_attempts, print_log
-from pipeline.runs.report.screen import first
 from pipeline.sweeps.report import (
     as_csv,
     best_json,
     best_lines,
-    counted,
     export_rows,
     news,
     print_sweep,
@@ -34,7 +31,7 @@ from pipeline.sweeps.report import (
     trial_news,
     watched_sweep,
 )
-from pipeline.sweeps.storage import STATES, Record, SweepFolder, choose_sweep, sweep_folder, sweeps_in
+from pipeline.sweeps.storage import Record, SweepFolder, choose_sweep, sweep_folder, sweeps_in
 from pipeline.terminal.console import print_json, say, wait_for, watch
 
 log = logging.getLogger("pipeline")
@@ -74,33 +71,14 @@ def _rows(output_dir: Path) -> list[dict[str, Any]]:
     return rows
 
 
-def watch_status(output_dir: Path, name: str | None, console: Console, every_s: float) -> None:
-    """Show all sweeps until Ctrl-C, or one until it is over; waits for it to begin.
+def watch_status(output_dir: Path, name: str, console: Console, every_s: float) -> None:
+    """Show a sweep until it is over; waits for it to begin.
 
     Raises:
         PipelineError: It cannot be read.
         KeyboardInterrupt: The user has seen enough.
     """
     known: dict[str, str] = {}
-    if name is None:
-        rows: list[dict[str, Any]] = []
-
-        def look_at_all() -> bool:
-            rows[:] = _rows(output_dir)
-            return True
-
-        def page(_width: int, height: int) -> list[RenderableType]:
-            shown, more = first(sorted(rows, key=lambda row: -row.get("started", 0.0)), height - 2, lambda _: 0)
-            return [sweeps_table(shown), Text(f"and {more} more" if more else "")]
-
-        def lines() -> Iterator[tuple[str, str]]:
-            for row in rows:
-                states = counted({state: row.get(state, 0) for state in STATES})
-                said = row.get("problem") or f"{row['state']}, {count(row['trials'], 'trial')}: {states}"
-                yield row["name"], f"{row['name']}: {said}"
-
-        watch(console, every_s, look_at_all, page, lambda: news(known, lines()))
-        return
 
     def missing() -> str:
         try:

@@ -1,4 +1,4 @@
-"""What a trial has logged of its metrics, a line each: ``{"step": 1, "values": {"loss": 0.5}, "time": 1.7e9}``.
+"""What a trial has logged: here, ``{"step": 1, "values": {"loss": 0.5}, "time": 1.7e9}`` a line, or to W&B.
 
 Whoever writes it may be killed in the middle of a line, and is a program of the user's own: what is no such
 line costs itself alone.
@@ -6,23 +6,368 @@ line costs itself alone.
 
 from __future__ import annotations
 
+import math
+import netrc
 import os
+import re
+import struct
 import tempfile
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
+from urllib.parse import urlsplit
+
+import yaml
 
 from pipeline.engine.journal import JournalReader, whole_lines
 from pipeline.errors import PipelineError, describe_exit, known_names
-from pipeline.files import open_plain
-from pipeline.foreign import ForeignDataError, read_json
+from pipeline.files import json_text, open_plain, write_whole
+from pipeline.foreign import ForeignDataError, parse_json, read_json
 from pipeline.outputs.formats import LARGEST
 from pipeline.sweeps.file import Metric
 from pipeline.sweeps.reporting import whole_step
+from pipeline.sweeps.space import fingerprint
 from pipeline.sweeps.storage import End, TrialFolder
-from pipeline.sweeps.wandb_run import WandbMetrics
+
+# -- the file of a run of W&B ------------------------------------------------------------------------------------
+#
+#     7 bytes, then blocks of 32 KiB as in LevelDB's logs; a record is a message of Protocol Buffers:
+#     Record { 2: history { 1: item }   3: summary { 1: update  2: remove }   5: config   17: run { 4: config }
+#              18: exit { 1: exit_code } }
+#     config { 1: update  2: remove }
+#     item   { 1: key   2: nested_key ...   16: value as JSON }
+#
+# Wandb writes it on this machine, offline or online. Nothing of wandb is imported: it takes seconds, and may be
+# installed for the program alone. A file that is cut off, as of a program that was killed or still runs, is read
+# up to there, and on from there the next time.
+
+PART = 8 << 20
+"""Bytes of a file that are read at a time."""
+_PRINTED_BYTES = 1 << 18
+_PRINTED = re.compile(rb"saved locally in (.+run-[0-9]{8}_[0-9]{6}-[^\s/]+)")
+_COLOURS = re.compile(rb"\x1b\[[0-9;]*m")
+_BLOCK, _HEADER = 1 << 15, 7
+_WHOLE, _FIRST, _MIDDLE, _LAST = 1, 2, 3, 4
+_SLACK_S = 2.0
+"""By which times of files may be inexact."""
+_UNREADABLE = (ValueError, IndexError, TypeError, AttributeError, OverflowError)
+"""What comes of bytes that are no such record."""
+Row = Mapping[str, float | None]
+
+
+class WandbRun:
+    """What one run has logged, read as it comes.
+
+    Attributes:
+        summary: What stands for the run as a whole so far: mostly the last values. By name; what is nested by
+            dotted name. None for what is not finite.
+        config: Its settings so far, name -> plain data.
+        exit_code: With which it ended; 0 also where it has not, or was killed.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self.summary: dict[str, float | None] = {}
+        self.config: dict[str, Any] = {}
+        self.exit_code = 0
+        self._path, self._at, self._parts = path, _HEADER, list[bytes]()
+
+    def rows(self) -> Iterator[dict[str, float | None]]:
+        """What further calls of ``log`` had, by name as `summary`, as far as it was written and can be understood.
+
+        Raises:
+            OSError: The file cannot be read.
+        """
+        before = 0
+        while before != self._at:
+            before = self._at
+            with open_plain(self._path) as file:
+                file.seek(before)
+                data = file.read(PART)
+            for record in self._records(data):
+                with suppress(*_UNREADABLE):  # what came before, and what follows, stands
+                    yield from self._take(record)
+
+    def _records(self, data: bytes) -> Iterator[bytes]:
+        """Whole records in the bytes after those that were read; one that ends beyond them waits for the rest."""
+        start = self._at
+        while (at := self._at - start) + _HEADER <= len(data):
+            left = _BLOCK - self._at % _BLOCK
+            if left < _HEADER:
+                self._at += left
+                continue
+            _, length, kind = struct.unpack_from("<IHB", data, at)
+            piece = data[at + _HEADER : at + _HEADER + length]
+            if kind not in (_WHOLE, _FIRST, _MIDDLE, _LAST) or len(piece) < length or length > left - _HEADER:
+                return
+            self._at += _HEADER + length
+            if kind in (_WHOLE, _FIRST):
+                self._parts = []
+            elif not self._parts:
+                continue
+            self._parts.append(piece)
+            if kind in (_WHOLE, _LAST):
+                record, self._parts = b"".join(self._parts), []
+                yield record
+
+    def _take(self, data: bytes) -> Iterator[dict[str, float | None]]:
+        """The row in a record, if it is one; of others what they change is noted."""
+        record = _fields(data)
+        for history in record.get(2, ()):
+            yield dict(_numbers(_fields(history).get(1, ())))
+        for summary in map(_fields, record.get(3, ())):
+            self.summary.update(_numbers(summary.get(1, ())))
+            for name, _ in _items(summary.get(2, ())):
+                self.summary.pop(name, None)
+        begun = (config for run in record.get(17, ()) for config in _fields(run).get(4, ()))
+        for config in map(_fields, (*record.get(5, ()), *begun)):
+            for name, text in _items(config.get(1, ())):
+                with suppress(ForeignDataError):
+                    self.config[name] = parse_json(text, infinite=True)
+            for name, _ in _items(config.get(2, ())):
+                self.config.pop(name, None)
+        for ended in record.get(18, ()):
+            self.exit_code = int(_fields(ended).get(1, (0,))[0])
+
+
+def _fields(message: bytes) -> dict[int, list[Any]]:
+    """Numbers of fields -> their values: bytes, or of a number its bits. Of other bytes one of `_UNREADABLE`."""
+    found: dict[int, list[Any]] = {}
+    at = 0
+
+    def varint() -> int:
+        nonlocal at
+        value = 0
+        for place in range(10):
+            byte = message[at]
+            at += 1
+            value |= (byte & 0x7F) << (7 * place)
+            if byte < 0x80:
+                return value
+        raise ValueError
+
+    while at < len(message):
+        tag = varint()
+        if (kind := tag & 7) == 0:
+            value: Any = varint()
+        else:
+            length = {1: 8, 2: -1, 5: 4}[kind] if kind in (1, 2, 5) else len(message) + 1
+            length = varint() if length < 0 else length
+            value, at = message[at : at + length], at + length
+            if at > len(message):
+                raise ValueError
+        found.setdefault(tag >> 3, []).append(value)
+    return found
+
+
+def _items(items: Iterable[bytes]) -> Iterator[tuple[str, str]]:
+    """Dotted name and JSON of each item."""
+    for item in map(_fields, items):
+        names = [name.decode(errors="replace") for name in (*item.get(1, ()), *item.get(2, ()))]
+        yield ".".join(names), item.get(16, (b"",))[-1].decode(errors="replace")
+
+
+def _numbers(items: Iterable[bytes]) -> Iterator[tuple[str, float | None]]:
+    for name, text in _items(items):
+        with suppress(ForeignDataError):
+            yield from _leaves(name, parse_json(text, infinite=True))
+
+
+def _leaves(name: str, value: Any) -> Iterator[tuple[str, float | None]]:
+    if isinstance(value, Mapping):
+        for inside, each in value.items():
+            yield from _leaves(f"{name}.{inside}", each)
+    elif isinstance(value, int | float) and not isinstance(value, bool):
+        yield name, float(value) if abs(value) < 1e300 and math.isfinite(value) else None
+
+
+# -- the runs of a trial -----------------------------------------------------------------------------------------
+
+
+def run_files(folders: Iterable[Path], since: float = 0.0) -> list[Path]:
+    """The files of runs that were written since then (seconds since 1970), those last that were written last."""
+    found = set()
+    for path in (path for folder in folders for path in folder.glob("run-*.wandb")):
+        with suppress(OSError):
+            found.add((path.stat().st_mtime, path))
+    return [path for written, path in sorted(found) if written >= since]
+
+
+def run_folders(wandb_dir: Path) -> list[Path]:
+    """The folders of the runs of a program for which WANDB_DIR was this."""
+    return list(wandb_dir.glob("wandb/*run-*"))
+
+
+def folders_of(place: TrialFolder, attempt: int, start: Path) -> list[Path]:
+    """The folders of the runs of W&B of an attempt at a trial.
+
+    Args:
+        place: Folder of the trial, which the program had as WANDB_DIR.
+        attempt: Which attempt.
+        start: The folder in which the program was started. What it gave as ``dir`` wandb has printed.
+    """
+    folders = run_folders(place.path)
+    with suppress(OSError), open_plain(place.log(attempt)) as file:
+        if not folders:
+            said = file.read(_PRINTED_BYTES)
+            file.seek(max(file.tell(), file.seek(0, 2) - _PRINTED_BYTES))
+            found = _PRINTED.findall(_COLOURS.sub(b"", said + file.read(_PRINTED_BYTES)))
+            folders = list(dict.fromkeys(start / os.fsdecode(path) for path in found))
+    return folders
+
+
+class WandbMetrics:
+    """The runs of W&B of one attempt at a trial. All of them count, as with W&B's agent, where they are one run.
+
+    Attributes:
+        taken: Rows with the metric that were added to the trial's own file.
+    """
+
+    def __init__(
+        self, place: TrialFolder, attempt: int, metric: Metric | None, since: float, start: Path = Path()
+    ) -> None:
+        """Prepare.
+
+        Args:
+            place: Folder of the trial, which the program has as WANDB_DIR.
+            attempt: Which attempt.
+            metric: What trials are judged by; None where they are not.
+            since: When the attempt began, by the clock of its files; runs of earlier ones do not count.
+            start: The folder in which the program is started.
+        """
+        self.taken, self._runs = 0, dict[Path, WandbRun]()
+        self._said: float | None = None
+        self._place, self._attempt, self._since, self._start = place, attempt, since - _SLACK_S, start
+        self._metric, self._goal = (metric.name, metric.goal) if metric else ("", "minimize")
+
+    def follow(self, *, to_its_end: bool = False) -> None:
+        """Add the rows with the metric that are new, and of a program that is over what its summary says else."""
+        for path in run_files(folders_of(self._place, self._attempt, self._start), self._since):
+            run = self._runs.pop(path, None) or WandbRun(path)
+            self._runs[path] = run  # the last one is the one that was written to last
+            with suppress(OSError):  # a file that was removed, or a full disk: then it has logged nothing
+                self._add(row for row in run.rows() if self._metric in row)
+        found = [self._summed_up(run.summary) for run in self._runs.values()] if to_its_end else []
+        last = next((each for each in reversed(found) if self._metric in each), found[-1] if found else None)
+        if last is not None and not (self.taken and last.get(self._metric, self._said) == self._said):
+            with suppress(OSError):
+                self._add([last])
+
+    def _summed_up(self, summary: Row) -> Row:
+        """A summary in which the metric has a value of its own, also where ``define_metric`` chose which it is."""
+        best, other = ("min", "max") if self._goal == "minimize" else ("max", "min")
+        names = (f"{self._metric}.{kind}" for kind in ("best", best, "last", "mean", other))
+        chosen = [summary[name] for name in names if name in summary]
+        own = self._metric in summary or not self.taken or not chosen
+        return summary if own else {**summary, self._metric: chosen[0]}
+
+    @property
+    def kept(self) -> Path | None:
+        """The folder of runs that W&B was not told of; None where there are none."""
+        return next((path.parents[1] for path in self._runs if path.parent.name.startswith("offline-")), None)
+
+    @property
+    def exit_code(self) -> int:
+        """That of the run that was written to last; 0 where there is none."""
+        return next((run.exit_code for run in reversed(self._runs.values())), 0)
+
+    def other_values(self, parameters: Mapping[str, Any]) -> list[str]:
+        """What these runs say of parameters that is not what the trial was given, in words.
+
+        Args:
+            parameters: Of the trial, in tables as the file has them.
+        """
+        return list(
+            dict.fromkeys(line for run in self._runs.values() for line in _other(parameters, run.config, ""))
+        )
+
+    def _add(self, rows: Iterable[Row]) -> None:
+        """As `reporting.log` writes it; names of wandb's own begin with an underscore."""
+        lines = []
+        for row in rows:
+            if self._metric in row:
+                self.taken, self._said = self.taken + 1, row[self._metric]
+            known = {name: value for name, value in row.items() if not name.startswith("_")}
+            step, now = row.get("_step"), row.get("_timestamp") or round(time.time(), 3)
+            told = {"step": self.taken if step is None else int(step), "values": known, "time": now}
+            lines.append(json_text(told, separators=(",", ":")) + "\n")
+        if lines:
+            with self._place.metrics(self._attempt).open("a") as file:
+                file.write("".join(lines))
+
+
+def _other(given: Mapping[str, Any], config: Mapping[str, Any], outer: str) -> Iterator[str]:
+    for name, value in given.items():
+        other = config.get(name, value)
+        if isinstance(value, Mapping) and isinstance(other, Mapping):
+            yield from _other(value, other, f"{outer}{name}.")
+        elif (
+            not isinstance(value, list | Mapping)
+            and not isinstance(other, list | Mapping)
+            and not _same(value, other)
+        ):
+            yield f"{outer}{name}={other} where the sweep gave {value}"
+
+
+def _same(value: Any, other: Any) -> bool:
+    """Whether two values are one, be it that one of them was written as a text."""
+    if str(value) == str(other) or fingerprint(value) == fingerprint(other):
+        return True
+    with suppress(TypeError, ValueError, OverflowError):
+        return not isinstance(value, bool) and float(value) == float(other)
+    return False
+
+
+# -- what a trial finds ------------------------------------------------------------------------------------------
+# Its parameters in ``wandb.config``, and no need of an account. WANDB_SWEEP_PARAM_PATH says where they are, as
+# under W&B's agent: ``wandb.init`` has them take the place of what the program gives as ``config``. WANDB_SWEEP_ID
+# and WANDB_RUN_ID are not set: they are of a sweep at W&B, which this one is not.
+
+WANDB_DIR, WANDB_MODE, SWEEP_PARAM_PATH = "WANDB_DIR", "WANDB_MODE", "WANDB_SWEEP_PARAM_PATH"
+
+
+def write_parameters_for_wandb(place: TrialFolder, parameters: Mapping[str, Any]) -> None:
+    """Write parameters, in tables as the file has them, as W&B's agent does.
+
+    Raises:
+        OSError: They cannot be written.
+    """
+    blocks = {str(name): {"value": value} for name, value in parameters.items()}
+    write_whole(place.for_wandb, yaml.safe_dump({"wandb_version": 1, **blocks}, sort_keys=False))
+
+
+def wandb_variables(place: TrialFolder, group: str, given: Mapping[str, str]) -> dict[str, str]:
+    """The environment of a trial, as far as it is about W&B.
+
+    Args:
+        place: Folder of the trial, with its parameters in it.
+        group: Name of the sweep, in which W&B shows its trials together.
+        given: The environment that it has otherwise: what a user says there stands.
+    """
+    # Its file is written every 15 s otherwise, and trials are compared by it while they run.
+    wanted = {"WANDB_RUN_GROUP": group, "WANDB_X_TRANSACTION_LOG_FLUSH_INTERVAL": "1"}
+    if not has_key(given):
+        wanted[WANDB_MODE] = "offline"
+    left = {name: value for name, value in wanted.items() if name not in given}
+    return {SWEEP_PARAM_PATH: str(place.for_wandb.absolute()), **left}
+
+
+def has_key(environment: Mapping[str, str]) -> bool:
+    """Whether ``wandb.init`` finds who is logged in, or its mode, without asking: where it looks for them."""
+    if environment.get("WANDB_API_KEY") or environment.get("WANDB_IDENTITY_TOKEN_FILE"):
+        return True
+    folder = Path(environment.get("WANDB_CONFIG_DIR") or "~/.config/wandb")
+    with suppress(OSError, UnicodeDecodeError, RuntimeError):
+        if re.search(r"(?m)^\s*(api_key|mode)\s*[=:]", (folder.expanduser() / "settings").read_text()):
+            return True
+    server = urlsplit(environment.get("WANDB_BASE_URL") or "https://api.wandb.ai").netloc
+    for path in (environment.get("NETRC") or "~/.netrc", "~/_netrc"):
+        with suppress(OSError, netrc.NetrcParseError, UnicodeDecodeError, RuntimeError):
+            return netrc.netrc(Path(path).expanduser()).authenticators(server) is not None
+    return False
+
 
 _TAIL_BYTES = 1 << 16
 

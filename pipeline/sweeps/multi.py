@@ -25,14 +25,11 @@ from pipeline.sweeps.processes import Ended, SideBySide, Task
 from pipeline.sweeps.trial_process import Order
 
 MOST_RUNS = 1000
-_OURS = {
-    "experiment.name": "it is the name of the command, with .run1 and so on",
-    "output_dir": "give --output-dir",
-    **dict.fromkeys(("distributed.gpu_ids", "distributed.gpu_list"), "each run has its own"),
-    **dict.fromkeys(("distributed.num_gpus", "execution.workers"), "each run has GPUS_PER_RUN"),
-    "execution.wait_for_devices": "give --queue",
-}
-"""Settings that are not given by hand -> what to do instead."""
+_OURS = (
+    *("experiment.name", "output_dir", "execution.workers", "execution.wait_for_devices"),
+    *("distributed.gpu_ids", "distributed.gpu_list", "distributed.num_gpus"),
+)
+"""Settings that this command decides for each run."""
 _SEEDS = "experiment.seeds"
 _REST_S = 3.0
 """Between two attempts to start a run whose devices somebody else has."""
@@ -65,13 +62,11 @@ class MultiPlan:
         each: Devices of each run.
         slots: Sets of devices, as positions among those that are visible; contiguous, and disjoint.
         runs: The runs, in order.
-        alike: Whether all of them ask for the same.
     """
 
     each: int
     slots: tuple[tuple[int, ...], ...]
     runs: tuple[MemberRun, ...]
-    alike: bool
 
 
 def plan_runs(
@@ -120,7 +115,6 @@ def plan_runs(
             )
             for number in range(runs)
         ),
-        alike=runs > 1 and all(len(values) == 1 for _, values in shares),
     )
 
 
@@ -148,8 +142,8 @@ def _parsed(word: str) -> Override:
 def _values(setting: Override, runs: int) -> list[str]:
     """What each run is given of a setting: one word for all of them, or one for each."""
     key, written = setting.get_key_element(), str(setting.input_line)
-    if (plain := key.lstrip("+~")) in _OURS:
-        raise ConfigError(f"{written}: not here; {_OURS[plain]}")
+    if key.lstrip("+~") in _OURS:
+        raise ConfigError(f"{written}: each run has its own, by GPUS_PER_RUN, --output-dir and --queue")
     if not setting.is_sweep_override():
         return [written]
     values = [f"{key}={value}" for value in setting.sweep_string_iterator()]
@@ -209,11 +203,6 @@ class Members:
             places = ", ".join(self._devices[place].label for place in self._plan.slots[run.slot])
             self._say(f"{run.name}  on {places}  {' '.join(run.own)}".rstrip())
         self._say(f"Their output is in {shown_path(self._output_dir)}/NAME/{OUTPUT}.")
-        if self._plan.alike:
-            self._say(
-                "warning: nothing tells these runs apart, so each takes what another has computed. Give a setting "
-                "a value for each (as training.grad_clip=1,2), or leave out experiment.seeds"
-            )
         interrupted = SideBySide(len(self._plan.slots), self._following, self._ended, self._say).run(signals)
         many = count(len(self._plan.runs), "run")
         not_done = f"; not done: {', '.join(self.left)}" if self.left else ""

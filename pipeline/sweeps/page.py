@@ -294,40 +294,22 @@ def by_size(values: Sequence[Any]) -> bool:
 def importance(trials: Sequence[Trial], goal: Goal) -> dict[str, float]:
     """How much each parameter decides whether a trial is among the best: PED-ANOVA, as Optuna computes it.
 
-    Of parameters that every trial has and that differ, the largest first; they add up to 1. Nothing where there
-    are too few trials, or where they tell nothing.
+    Of parameters that are searched, the largest first; they add up to 1. Nothing where there are too few
+    trials, or where they tell nothing.
     """
     ended = [trial for trial in trials if trial.state == "done" and trial.value is not None]
-    names = [
-        name
-        for name in (ended[0].parameters if ended else ())
-        if len({_key(trial.parameters.get(name)) for trial in ended}) > 1
-        and all(name in trial.parameters for trial in ended)
-    ]
-    if len(ended) < _FEWEST or not names or len({trial.value for trial in ended}) < 2:
+    told = [trial for trial in ended if trial.distributions and trial.distributions == ended[0].distributions]
+    if len(told) < _FEWEST or len({trial.value for trial in told}) < 2:
         return {}
     import optuna
-    from optuna.distributions import BaseDistribution, CategoricalDistribution, FloatDistribution
 
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", optuna.exceptions.ExperimentalWarning)
         study = optuna.create_study(direction=goal)
-        columns = {name: [trial.parameters[name] for trial in ended] for name in names}
-        numbers = {name: _are_numbers(column) for name, column in columns.items()}
-        spaces: dict[str, BaseDistribution] = {
-            name: FloatDistribution(float(min(column)), float(max(column)), log=by_size(column))
-            if numbers[name]
-            else CategoricalDistribution(sorted(set(map(_key, column))))
-            for name, column in columns.items()
-        }
-        for at, trial in enumerate(ended):
-            given = {
-                name: float(column[at]) if numbers[name] else _key(column[at]) for name, column in columns.items()
-            }
-            study.add_trial(optuna.trial.create_trial(params=given, distributions=spaces, value=trial.value))
-        part = (_best_of(len(ended)) - 0.5) / len(
-            ended
-        )  # Optuna rounds up: of a whole number that may be the next
+        for trial in told:
+            given = {"params": dict(trial.sampled), "distributions": dict(trial.distributions)}
+            study.add_trial(optuna.trial.create_trial(value=trial.value, **given))  # type: ignore[arg-type]
+        part = (_best_of(len(told)) - 0.5) / len(told)  # Optuna rounds up: of a whole number that may be the next
         found = optuna.importance.PedAnovaImportanceEvaluator(target_quantile=part).evaluate(study)
     whole = sum(value for value in found.values() if math.isfinite(value))
     ordered = sorted(found.items(), key=lambda item: (-item[1], item[0])) if whole > 0 else []

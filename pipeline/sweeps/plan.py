@@ -108,9 +108,8 @@ def most_devices(sweep: Sweep, each: int | None = None) -> tuple[int, int]:
     """
     if (parameter := sweep.parameters.get(NUM_GPUS)) is None:
         return (each or sweep.options.num_gpus,) * 2
-    values = parameter.given.get("values") or [
-        parameter.given[key] for key in ("value", "min", "max") if key in parameter.given
-    ]
+    given = parameter.given
+    values = given.get("values") or [given[key] for key in ("value", "min", "max") if key in given]
     return min(values), max(values)
 
 
@@ -121,19 +120,11 @@ def check_fits(sweep: Sweep, pool: AgentPool) -> str:
         ConfigError: They would do for none.
     """
     least, most = most_devices(sweep, pool.each)
-    there = (
-        f"there {'is' if len(pool.devices) == 1 else 'are'} {count(len(pool.devices), pool.kind)} for this sweep"
-    )
+    there = f"and there are {count(len(pool.devices), pool.kind)} for this sweep"
     if least > len(pool.devices):
-        raise ConfigError(
-            f"every trial needs {count(least, pool.kind)} or more, and {there}: --agents and --gpus-per-agent say "
-            "how many"
-        )
+        raise ConfigError(f"every trial needs {count(least, pool.kind)} or more, {there}: see --agents")
     if most > len(pool.devices):
-        return (
-            f"some trials need {count(most, pool.kind)}, and {there}: these are left for an agent with more "
-            f"(`python -m pipeline sweep agent {sweep.name}` elsewhere)"
-        )
+        return f"some trials need {count(most, pool.kind)}, {there}: these are left for an agent with more"
     return ""
 
 
@@ -168,16 +159,12 @@ class AgentPlan:
 
     def lines(self, kind: str) -> list[str]:
         """The plan in words, for a person to read before it starts; `kind` is what a device is called."""
-        sizes = sorted({size for size in self.trials if size is not None}, reverse=True)
-        shares = (
-            f"{self.total:,} at most, {' or '.join(f'{size:,}' for size in sizes)} by each agent"
-            if self.total
-            else (
-                "until it is stopped (Ctrl-C, `sweep stop`, the time limit of a job)"
-                if self.endless
-                else "until none is left to try"
-            )
-        )
+        shares = "until none is left to try"
+        if self.endless:
+            shares = "until it is stopped (Ctrl-C, `sweep stop`, the time limit of a job)"
+        elif self.total:
+            sizes = sorted({size for size in self.trials if size is not None}, reverse=True)
+            shares = f"{self.total:,} at most, {' or '.join(f'{size:,}' for size in sizes)} by each agent"
         waiting = "; the other agents wait for theirs" if self.at_once < len(self.trials) else ""
         return [
             f"strategy  {self.strategy}",

@@ -28,9 +28,8 @@ from pipeline.runs.record import csv_cell
 from pipeline.runs.report.format import command, count, duration, roughly, short, shown_path, typed_command
 from pipeline.runs.report.screen import first
 from pipeline.sweeps.command import as_typed
-from pipeline.sweeps.metrics import latest_values
+from pipeline.sweeps.metrics import SWEEP_PARAM_PATH, WANDB_MODE, folders_of, latest_values
 from pipeline.sweeps.storage import STATES, Once, Record, Trial, best_trial
-from pipeline.sweeps.wandb_run import SWEEP_PARAM_PATH, WANDB_MODE, folders_of
 from pipeline.terminal.columns import EXTRA, Column, FittedTable, in_lines, shorten, whole_words
 from pipeline.terminal.console import in_place, say, say_styled
 from pipeline.terminal.streams import on_one_line, printable, without_colours

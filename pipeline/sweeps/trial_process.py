@@ -91,13 +91,11 @@ class Said:
         busy: Nothing can be started now: who has one of the devices, or what the machine is short of.
         refused: The program cannot be started: why.
         exit_code: Of the program, as a shell has it.
-        notes: What else a user should know.
     """
 
     busy: str = ""
     refused: str = ""
     exit_code: int | None = None
-    notes: list[str] = field(default_factory=list)
 
 
 _SHORT = (errno.EMFILE, errno.ENFILE, errno.EAGAIN, errno.ENOMEM)
@@ -129,25 +127,17 @@ def _refusal(error: Exception, code: int | None, order: Order) -> str:
 
 
 def _carry_out(order: Order) -> Said:
-    request = _request(order)
+    on_cpu = LaunchRequest(program=order.words, nproc=order.slots)
+    request = on_cpu if order.gpus is None else LaunchRequest(program=order.words, gpus=order.gpus)
     with ExitStack() as held:
+        lease = held.enter_context(take_devices(request, order.holder, os.environ, lambda _text: None))
+        devices = list(lease.devices)
         if order.leases:
-            lease = take_devices(request, order.holder, os.environ, lambda _text: None)
-            devices = lease.devices
             lease.release()
-        else:
-            lease = held.enter_context(take_devices(request, order.holder, os.environ, lambda _text: None))
-            devices = lease.devices
         said = _run(order, devices, held)
         if order.leases and said.exit_code == 2 and (others := holders(devices)):
             return Said(busy="; ".join(map(str, others.values())))
         return said
-
-
-def _request(order: Order) -> LaunchRequest:
-    if order.gpus is None:
-        return LaunchRequest(program=order.words, nproc=order.slots)
-    return LaunchRequest(program=order.words, gpus=order.gpus)
 
 
 def _run(order: Order, devices: list[Device], held: ExitStack) -> Said:
@@ -187,7 +177,8 @@ def _run(order: Order, devices: list[Device], held: ExitStack) -> Said:
             own=ranks is not None,
         )
         tell(exit_code=code)
-    return Said(exit_code=code, notes=wait_until_free(devices, levels, FREE_TIMEOUT_S))
+    wait_until_free(devices, levels, FREE_TIMEOUT_S)
+    return Said(exit_code=code)
 
 
 def _as_rank(program: Program) -> list[str]:
@@ -201,11 +192,8 @@ def _as_rank(program: Program) -> list[str]:
 
 def _base(order: Order, devices: list[Device]) -> dict[str, str]:
     """What a program finds in its environment, before what is its own."""
-    base = {
-        name: value
-        for name, value in arithmetic.outside(os.environ).items()
-        if name != VARIABLE and not is_of_other_run(name)
-    }
+    given = arithmetic.outside(os.environ).items()
+    base = {name: value for name, value in given if name != VARIABLE and not is_of_other_run(name)}
     if order.leases:
         return {name: value for name, value in base.items() if not is_of_launcher(name)}
     return rank_environment(base, devices, order.cores, alone=True)

@@ -18,7 +18,7 @@ from pipeline.config.schema import Tracker, TrackingConfig
 from pipeline.machine import descendants
 from pipeline.runs.tracking.feeders import Feeders
 from pipeline.runs.tracking.trackers import leave_values
-from pipeline.sweeps.wandb_run import WandbRun, run_files, run_folders
+from pipeline.sweeps.metrics import WandbRun, run_files, run_folders
 from tests.doubles.small_runs import ROOT, calm_run, results, run_here, wait_for
 from tests.doubles.tracked import TrackedRun, points
 

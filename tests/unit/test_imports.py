@@ -57,7 +57,7 @@ ROOMS = {
         ),
     ],
     "sweeps": [
-        *("reporting", "space", "file", "storage", "search", "command", "wandb_run", "metrics"),
+        *("reporting", "space", "file", "storage", "search", "command", "metrics"),
         *("trial_process", "processes", "plan", "report", "agent", "online", "multi", "page", "rank_zero"),
     ],
 }

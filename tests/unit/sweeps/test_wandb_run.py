@@ -10,11 +10,10 @@ from typing import Any
 
 import pytest
 
-from pipeline.sweeps import wandb_run
+from pipeline.sweeps import metrics
 from pipeline.sweeps.file import Goal, Metric
-from pipeline.sweeps.metrics import Curve
+from pipeline.sweeps.metrics import Curve, WandbMetrics, WandbRun, has_key, run_files, run_folders, wandb_variables
 from pipeline.sweeps.storage import TrialFolder
-from pipeline.sweeps.wandb_run import WandbMetrics, WandbRun, has_key, run_files, run_folders, wandb_variables
 
 LOSS = Metric(name="loss")
 
@@ -118,12 +117,12 @@ def test_a_file_that_is_cut_off_or_altered_is_read_as_far_as_it_goes(tmp_path: P
     assert list(WandbRun(path).rows()) == []
 
 
-@pytest.mark.parametrize("most", [wandb_run.PART, 40_000])
+@pytest.mark.parametrize("most", [metrics.PART, 40_000])
 def test_a_file_that_grows_is_read_on_from_where_it_ended(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, most: int
 ) -> None:
     """Wherever that is, in the middle of a row too; and however little is read at a time."""
-    monkeypatch.setattr(wandb_run, "PART", most)
+    monkeypatch.setattr(metrics, "PART", most)
     path = run_file(tmp_path, *(history(loss=float(number), pad="z" * 5000) for number in range(40)), summary(a=1))
     whole, run, read = path.read_bytes(), WandbRun(path), list[float | None]()
     for size in [*range(0, len(whole), 1777), len(whole)]:
