@@ -56,7 +56,7 @@ def run_checks(output_dir: Path) -> Iterator[Check]:
     """Every check in order; one that raises has failed, and the others go on."""
 
     def of_facts() -> Iterator[Check]:
-        facts = read_facts(output_dir)
+        facts = read_facts()
         yield check_imports(facts.torch)
         yield from machine_checks(facts)
         yield from slurm_checks(facts.environment, visible=len(facts.machine.devices))

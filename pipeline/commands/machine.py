@@ -7,7 +7,6 @@ import os
 import shutil
 import subprocess
 import sys
-import tempfile
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -31,7 +30,6 @@ from pipeline.machine.memory import memory_available_bytes
 from pipeline.terminal.console import Check, failed, passed, warned
 
 GPU_IN_USE = 0.1
-FREE_DISK_GIB = 2
 SHM_GIB = 1
 WORKER_MEMORY_GIB = 0.7
 _SHM = Path("/dev/shm")  # noqa: S108 - looked at alone
@@ -93,7 +91,6 @@ class Facts:
         memory_bytes: Memory that can be taken now.
         memory_limit_bytes: What its cgroup allows on top of what is in use.
         shm_bytes: Size of /dev/shm.
-        disks: Folder -> bytes free.
     """
 
     environment: Mapping[str, str] = field(default_factory=dict)
@@ -108,18 +105,13 @@ class Facts:
     memory_bytes: int = 0
     memory_limit_bytes: int | None = None
     shm_bytes: int | None = None
-    disks: Mapping[str, int] = field(default_factory=dict)
 
 
 # -- facts -------------------------------------------------------------------------------------------------------
 
 
-def read_facts(output_dir: Path) -> Facts:
-    """Ask the system.
-
-    Args:
-        output_dir: Where runs are going to be; made if missing.
-    """
+def read_facts() -> Facts:
+    """Ask the system."""
     machine, held, driver_error, driver = Machine(), {}, "", ""
     try:
         machine = read_machine()
@@ -132,7 +124,6 @@ def read_facts(output_dir: Path) -> Facts:
         pass
     except DeviceError as error:
         driver_error = str(error)
-    folders = [output_dir, Path(tempfile.gettempdir())]
     return Facts(
         environment=dict(os.environ),
         machine=machine,
@@ -146,7 +137,6 @@ def read_facts(output_dir: Path) -> Facts:
         memory_bytes=memory_available_bytes(),
         memory_limit_bytes=memory_left(_cgroup()),
         shm_bytes=shutil.disk_usage(_SHM).total if _SHM.is_dir() else None,
-        disks={str(folder): shutil.disk_usage(_existing(folder)).free for folder in folders},
     )
 
 
@@ -198,16 +188,12 @@ def memory_left(folder: Path) -> int | None:
     return min(left, default=None)
 
 
-def _existing(folder: Path) -> Path:
-    return next(one for one in (folder.absolute(), *folder.absolute().parents) if one.is_dir())
-
-
 # -- checks ------------------------------------------------------------------------------------------------------
 
 
 def machine_checks(facts: Facts) -> Iterator[Check]:
     """All of them."""
-    for check in (_driver, _mask, _torch, _gpu_memory, _cpus, _memory, _shm, _disks):
+    for check in (_driver, _mask, _torch, _gpu_memory, _cpus, _memory, _shm):
         yield check(facts)
 
 
@@ -345,12 +331,3 @@ def _shm(facts: Facts) -> Check:
         f"{size / 2**30:.2f} GiB: data loaders with num_workers > 0 die with a bus error, and NCCL cannot start",
         "start the container with --shm-size=8g or --ipc=host; else num_workers: 0 and NCCL_SHM_DISABLE=1",
     )
-
-
-def _disks(facts: Facts) -> Check:
-    """Outputs and temporary files have room."""
-    seen = ", ".join(f"{folder} has {free / 2**30:.1f} GiB free" for folder, free in facts.disks.items())
-    if min(facts.disks.values()) < FREE_DISK_GIB * 2**30:
-        remedy = "make room (`python -m pipeline store gc`), or set output_dir or TMPDIR elsewhere"
-        return warned("disks", seen, remedy)
-    return passed("disks", seen)

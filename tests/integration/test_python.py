@@ -93,4 +93,4 @@ def test_a_notebook_runs_and_shows_experiments(
     assert "\r" not in lines
     assert {output.output_type for output in computed} == {"stream"}
     assert ended[0].data["text/plain"] == "(0, 'done')"
-    assert wrong[0].traceback == ["ConfigError: name=None: must be a text; it is of type NoneType"]
+    assert wrong[0].traceback == ["ConfigError: name=None: must be str; it is of type NoneType"]

@@ -81,7 +81,7 @@ def test_different_text_from_one_seed_is_a_warning() -> None:
 @pytest.fixture
 def quick(monkeypatch: pytest.MonkeyPatch) -> None:
     """Without the checks that take time."""
-    monkeypatch.setattr(preflight, "read_facts", lambda _: Facts(memory_bytes=2**34, disks={".": 2**40}))
+    monkeypatch.setattr(preflight, "read_facts", lambda: Facts(memory_bytes=2**34))
     monkeypatch.setattr(preflight, "check_imports", lambda _: preflight.check_python())
     monkeypatch.setattr(preflight, "check_config", preflight.check_python)
     monkeypatch.setattr(preflight, "check_generation", lambda: iter([]))
@@ -90,7 +90,7 @@ def quick(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.usefixtures("quick")
 def test_facts_that_cannot_be_read_fail_by_themselves(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    def broken(_: Path) -> Facts:
+    def broken() -> Facts:
         raise OSError("/proc is not mounted")
 
     monkeypatch.setattr(preflight, "read_facts", broken)

@@ -13,7 +13,6 @@ from pipeline.runs.record import Results, write_results
 from tests.doubles.pooled import pooled_row
 from tests.doubles.runs import WrittenRun, chain_plan
 from tests.doubles.sweeps import SweepOnPaper, searched
-from tests.unit.commands.test_report import data_of
 
 
 def run(output_dir: Path, name: str, second: int, eta: float, group: str = "") -> WrittenRun:
@@ -61,7 +60,7 @@ def test_of_a_sweep_the_runs_of_its_trials_are_compared_and_not_the_test_of_the_
     write_origin(winner.folder.path, Origin(settings=["algos.PITA.eta=2.0", "evaluation.split=test"]))
     assert named(tmp_path, "eta") == ["eta1", "eta2", "eta3"], "of an experiment that is no sweep it is one more"
     sweep = SweepOnPaper(tmp_path, "eta")
-    sweep.folder.winner.path.mkdir()
+    sweep.folder.once("winner").path.mkdir(parents=True)
     assert named(tmp_path, "eta") == ["eta1", "eta2"]
     run(tmp_path, "tried", 1, 1.0)
     assert named(tmp_path, "eta", "tried") == ["eta2", "tried1"]
@@ -74,22 +73,6 @@ def test_a_name_of_no_run_is_refused(outputs: Path) -> None:
         runs_named(outputs, ["x*"])
     with pytest.raises(ConfigError, match="Did you mean 'tried'"):
         runs_named(outputs, ["trid"])
-
-
-def test_the_page_has_the_runs_side_by_side_above_their_reports(outputs: Path, tmp_path: Path) -> None:
-    page = tmp_path / "runs.html"
-    done = CliRunner().invoke(app, ["compare", "sweep", "--html", str(page), "--output-dir", str(outputs)])
-    assert done.exit_code == 0, done.output
-    (table,) = data_of(page)["comparison"]
-    # what a narrow page begins with, and where it ends
-    assert (table["headings"][:4], table["headings"][-1]) == (["algorithm", "pass@1", "eta", "interval"], "runs")
-    assert [[*row[:3], row[-1]] for row in table["rows"]] == [
-        ["PITA", "0.100", "1", "eta=1"],
-        ["PITA", "0.200", "2", "eta=2"],
-    ]
-    assert data_of(page)["title"] == "sweep: 2 runs"
-    assert [run["name"] for run in data_of(page)["runs"]] == ["eta=1", "eta=2"]
-    assert [run["stamp"][-1] for run in data_of(page)["runs"]] == ["3", "4"]
 
 
 def test_the_command_prints_a_table_or_writes_a_csv(outputs: Path, tmp_path: Path) -> None:
@@ -123,12 +106,12 @@ def test_trials_of_a_sweep_stand_side_by_side_the_best_first(tmp_path: Path) -> 
     assert values == sorted(values)
     assert "stopped" in [row[1] for row in rows[2:-1]], "not last"
     assert len(rows) == 8
-    for option, begin in (("--csv", "trial,state,"), ("--html", "<!doctype html>")):
+    for option, begin in (("--csv", "number,"), ("--html", "<!doctype html>")):
         file = tmp_path / "written"
         assert CliRunner().invoke(app, ["compare", "lr", *place, option, str(file)]).exit_code == 0
         assert file.read_text().startswith(begin)
     printed = CliRunner().invoke(app, ["compare", "lr", *place, "--csv", "-"]).output
-    assert printed.startswith("trial,state,")
+    assert printed.startswith("number,")
     assert "written" not in printed
     exported = CliRunner().invoke(app, ["sweep", "export", "lr", *place, "--to", "/dev/stdout"]).output
     assert exported.splitlines()[0] == printed.splitlines()[0]

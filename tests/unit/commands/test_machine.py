@@ -28,7 +28,6 @@ def facts(machine: Machine, **changed: Any) -> Facts:
         "cores": 16,
         "memory_bytes": 64 * GIB,
         "shm_bytes": 32 * GIB,
-        "disks": {"outputs": 100 * GIB},
     }
     return Facts(**{**fine, **changed})
 
@@ -93,7 +92,6 @@ MASK = "CUDA_VISIBLE_DEVICES"
         ),
         ({"memory_bytes": GIB // 2}, "memory limit", WARN, "0.5 GiB can be taken, by the limit of the machine"),
         ({"shm_bytes": 64 * 2**20}, "/dev/shm", WARN, "0.06 GiB: data loaders with num_workers > 0 die"),
-        ({"disks": {"outputs": GIB}}, "disks", WARN, "outputs has 1.0 GiB free"),
     ],
 )
 def test_what_is_wrong_with_a_machine_of_two_gpus(
@@ -182,16 +180,15 @@ def test_the_facts_of_a_machine(monkeypatch: pytest.MonkeyPatch, tmp_path: Path)
     monkeypatch.setattr(module, "ask_torch", lambda: TorchFacts(version="2"))
     monkeypatch.setenv("PIPELINE_LEASE_DIR", str(tmp_path / "leases"))
     fake_nvml.use(monkeypatch, tmp_path, "two")
-    seen = read_facts(tmp_path / "outputs" / "not yet")
+    seen = read_facts()
     assert seen.driver == "570.86.15 (CUDA up to 12.8)"
     assert len(seen.machine.devices) == 2
     assert seen.torch.version == "2"
     assert seen.memory_bytes > 0
-    assert all(free > 0 for free in seen.disks.values())
 
 
 def test_a_driver_that_does_not_answer_is_a_fact(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setattr(module, "ask_torch", TorchFacts)
     fake_nvml.use(monkeypatch, tmp_path, "mismatch")
-    seen = read_facts(tmp_path)
+    seen = read_facts()
     assert "does not answer" in seen.driver_error

@@ -17,7 +17,6 @@ from pipeline.config.load import load_config
 from pipeline.config.schema import Config
 from pipeline.errors import ConfigError
 from pipeline.runs.loaded import load
-from pipeline.runs.record import read_results
 from pipeline.terminal.console import Terminal
 from pipeline.terminal.streams import LastingFile, LastingStream
 
@@ -53,14 +52,7 @@ def test_where_nobody_reads_a_request_is_carried_out_all_the_same(nothing_to_do:
     assert (Path(nothing_to_do.output_dir) / "x/latest/results.json").is_file()
 
 
-def test_results_name_the_algorithms_whose_divergence_is_a_bound(tmp_path: Path) -> None:
-    own = "algos.Mine.class_path=pipeline.learning.algos.best_of_n.BestOfN"
-    asked = ["experiment.name=x", "stage=prepare", "device=cpu", f"output_dir={tmp_path}", "algos=[PITA]", own]
-    assert run_experiment(load_config(asked), Terminal(file=io.StringIO())) == 0
-    assert read_results(tmp_path / "x/latest/results.json").bounded == ["Mine"]
-
-
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR2], ids=str)
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGUSR2], ids=str)
 def test_signals_while_results_are_written_interrupt_nothing(
     nothing_to_do: Config, monkeypatch: pytest.MonkeyPatch, number: signal.Signals
 ) -> None:

@@ -152,35 +152,6 @@ def test_settings_that_no_run_has_are_found_before_a_sweep_is_begun(here: Path) 
     assert "wrote eta.sbatch" in said("write", "sweep", "run", "eta.yaml")
 
 
-@pytest.mark.parametrize(
-    ("metric", "more", "told"),
-    [
-        (
-            "objectve",
-            "",
-            "metric.name: no trial would tell a metric 'objectve'. Did you mean 'objective'? Known: kl_",
-        ),
-        ("pass@1/vs_reference", "", "no trial would tell a metric 'pass@1/vs_reference'. Did you mean 'pass@1'?"),
-        ("pass@8", "evaluation.num_samples: {value: 4}", "no trial would tell a metric 'pass@8'"),
-        ("pass@8", "evaluation.num_samples: {value: 8}", ""),
-        ("rewards/mine", "", ""),
-        ("mine", "algos.PITA.class_path: {value: 'pipeline.learning.algos.pita:PITA'}", ""),
-    ],
-)
-def test_a_metric_that_no_trial_would_tell_is_found_before_a_sweep_is_begun(
-    here: Path, metric: str, more: str, told: str
-) -> None:
-    program = Path(pipeline.__file__).parents[1] / "run_parallel.py"
-    parameters = f"parameters: {{algos: {{value: [PITA]}}, {more}}}"
-    (here / "eta.yaml").write_text(
-        f"program: {program}\nmethod: random\nmetric: {{name: {metric}}}\n{parameters}\n"
-    )
-    said = CliRunner().invoke(app, ["sweep", "run", "--device", "cpu", "--dry-run", "eta.yaml"])
-    assert said.exit_code == (2 if told else 0), said.output
-    assert told in said.output
-    assert not (here / "outputs").exists()
-
-
 def refused_in_lines(*words: str) -> str:
     return said(*words, code=2)
 

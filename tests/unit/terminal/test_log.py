@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pipeline.terminal.streams import LastingFile, LastingStream, LogOutput, NobodyReads
+from pipeline.terminal.streams import LastingFile, LastingStream, LogOutput
 
 COLOURED = "\x1b[32mok\x1b[0m\n"
 
@@ -38,21 +38,6 @@ def test_a_progress_bar_is_a_line_for_each_of_its_states() -> None:
 
 def test_elsewhere_a_log_goes_out_as_it_is() -> None:
     assert shown("\r10 %\x1b[2J\x1b", raw=True) == "\r10 %\x1b[2J\x1b"
-
-
-def test_a_reader_that_left_ends_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    reading, writing = os.pipe()
-    monkeypatch.setattr("sys.stdout", LastingStream(LastingFile(writing), "utf-8"))
-    out = LogOutput(raw=True, colours=False)
-    out.write("read\n")
-    out.pause(0.0)
-    os.close(reading)
-    with pytest.raises(NobodyReads):
-        out.pause(3600.0)
-    with pytest.raises(NobodyReads):
-        out.write("in vain\n")
-    out.close()
-    os.close(writing)
 
 
 @pytest.mark.properties
