@@ -148,15 +148,6 @@ def test_how_far_a_run_is_is_told_in_parts_of_its_work() -> None:
     assert (run.part, run.remaining_s) == (1.0, 0.0)
 
 
-def test_a_new_worker_takes_a_while_to_begin() -> None:
-    told = Told(load_s=8.0)
-    assert told.at(0.0).remaining_s == pytest.approx(12.0)
-    told.begin("0")
-    run = told.at(6.0)
-    assert (run.remaining_s, run.part) == (pytest.approx(6.0), 0.0)
-    assert 0.05 < told.at(9.0).part <= 1 / 8
-
-
 def test_the_progress_of_a_job_tells_more_than_its_estimate() -> None:
     told = Told("1", "2", "3")
     told.begin("0")
@@ -181,19 +172,3 @@ def test_one_wrong_estimate_is_not_taken_for_all() -> None:
     run.tick(100.0)
     # The other job of its kind will take as long; of the rest that is likely in part.
     assert 100 + 60 < run.remaining_s < 100 + 60 * 5
-
-
-def test_workers_say_what_they_do() -> None:
-    told = Told()
-    workers = told.run.view.workers
-    assert [worker.state for worker in workers.values()] == ["idle", "idle"]
-    told.begin("0", worker=1, members=(0,))
-    assert [worker.state for worker in workers.values()] == ["lent", "running"]
-    told.tell("WorkerExited", worker=0, exit_code=-9)  # nobody misses it: the job has only its device
-    assert told.run.view.jobs["0"].status == "running"
-    told.run.take({"event": "WorkerStarting", "worker": 0})
-    assert workers[0].state == "starting"
-    told.tell("WorkerStarted", worker=0, pid=8, device="cpu slot 0")
-    assert workers[0].state == "lent"
-    told.finish("0", worker=1)
-    assert [worker.state for worker in workers.values()] == ["idle", "idle"]

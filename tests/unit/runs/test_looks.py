@@ -5,10 +5,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pipeline.learning.algos.base import REFERENCE
-from pipeline.runs.looks import SEVERAL, Bar, bars, drawn_methods, reading_order
+from pipeline.runs.looks import Bar, bars, drawn_methods
 from pipeline.runs.record import Results
-from pipeline.runs.report.page.run import series_of
-from pipeline.runs.report.tables import result_tables
 from pipeline.runs.run_view import Span
 from tests.doubles.pooled import pooled_row
 
@@ -23,28 +21,6 @@ def test_points_of_a_front_change_the_look_of_no_method() -> None:
     assert drawn_methods(results("QSharp", REFERENCE, "GRPO", *POINTS)) == ["GRPO", "QSharp", *POINTS]
 
 
-def test_points_are_read_in_the_order_of_their_numbers() -> None:
-    found = results("QSharp", REFERENCE, "BestOfN", *POINTS)
-    wanted = [REFERENCE, "BestOfN", *POINTS, "QSharp"]
-    assert sorted((row.algo for row in found.pooled), key=reading_order) == wanted
-    assert [one["algo"] for one in series_of(found)] == wanted
-    (table,) = result_tables(found)
-    assert [row[0] for row in table.texts] == wanted
-
-
-@pytest.mark.parametrize(
-    ("names", "wanted"),
-    [
-        (["A@lr=1e-5", "A@lr=0.001", "A@lr=3e-4"], ["A@lr=1e-5", "A@lr=3e-4", "A@lr=0.001"]),
-        (["A@n=10,k=2", "A@n=9,k=1", "A@n=10,k=1"], ["A@n=9,k=1", "A@n=10,k=1", "A@n=10,k=2"]),
-        (["A@eta=inf", "A@eta=nan", "A@eta=2", "A@eta=up"], ["A@eta=2", "A@eta=inf", "A@eta=nan", "A@eta=up"]),
-    ],
-    ids=["exponents", "two settings", "no numbers"],
-)
-def test_numbers_are_sorted_by_their_size_and_words_follow(names: list[str], wanted: list[str]) -> None:
-    assert sorted(names, key=reading_order) == wanted
-
-
 # -- times: nothing of the work is lost, what is idle stays empty, what failed stays visible ---------------------
 
 
@@ -55,14 +31,6 @@ def span(start: float, end: float | None, worker: int = 0, stage: str = "generat
 
 def drawn(spans: list[Span], most: int, *, across: bool = True) -> list[Bar]:
     return bars(spans, 100, 7100, most, across=across)
-
-
-def test_few_attempts_are_drawn_as_they_were_and_those_that_go_on_end_now() -> None:
-    found = drawn([span(101, 102), span(103, None, worker=1)], 10)
-    assert [(bar.worker, bar.start, bar.end, bar.first) for bar in found] == [
-        (0, 1, 2, "j101"),
-        (1, 3, 7000, "j103"),
-    ]
 
 
 @pytest.mark.parametrize("across", [True, False])
@@ -78,14 +46,6 @@ def test_thousands_of_attempts_are_folded_and_what_was_idle_stays_empty(across: 
     assert not [bar for bar in found if bar.start < 2001 < bar.end]
     assert {bar.stage for bar in found} == {"generate", "evaluate"}
     assert [(bar.first, bar.jobs) for bar in found if bar.outcome == "failed"] == [("j5600", 1)]
-
-
-def test_stages_that_take_turns_too_fast_become_one_bar_of_several() -> None:
-    crowd = [span(100 + at, 101 + at, stage=["generate", "train"][at % 2]) for at in range(1000)]
-    found = drawn(crowd, 10)
-    assert {bar.stage for bar in found} == {SEVERAL}
-    assert sum(bar.jobs for bar in found) == 1000
-    assert {bar.stage for bar in drawn(crowd, 10, across=False)} == {"generate", "train"}
 
 
 @pytest.mark.properties

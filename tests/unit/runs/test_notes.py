@@ -7,14 +7,13 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
-import pytest
 from rich.console import Console
 
 from pipeline.commands.carry_out import tell_prepared
 from pipeline.config.schema import EvaluationConfig
 from pipeline.engine.store.store import Store
 from pipeline.runs.loaded import load
-from pipeline.runs.notes import collect_notes, failed_rewards, short_of_rows, warnings_of_rows
+from pipeline.runs.notes import failed_rewards, short_of_rows, warnings_of_rows
 from pipeline.runs.report.page.run import failures_of
 from tests.doubles.runs import WrittenRun, chain_plan
 
@@ -40,27 +39,6 @@ def test_how_often_why_and_where_the_log_is_stands_in_one_line_of_a_chain_and_ro
         "reward 'f': ZeroDivisionError: division by zero",
     ]
     assert failures_of(load(run.folder).view, rewards=told)["notes"] == told
-
-
-def test_a_note_on_prompts_is_told_of_their_chain(tmp_path: Path) -> None:
-    plan = chain_plan(rounds=1)
-    job = next(iter(plan.jobs.values()))
-    WrittenRun(tmp_path / "outputs", plan).store(job.key, prompts_json='{"rows": 3, "note": "unknown"}')
-    assert collect_notes(Store(tmp_path / "outputs/.store"), [job]) == ["d/m/s0/X, round 1: unknown"]
-
-
-@pytest.mark.parametrize(("share", "told"), [(1.0, "100% of"), (0.1, "10% of"), (0.09, None), (0.0, None)])
-def test_completions_that_are_cut_off_are_told_where_they_are_many(
-    tmp_path: Path, share: float, told: str | None
-) -> None:
-    plan = chain_plan(rounds=1)
-    job = next(iter(plan.jobs.values()))
-    rows = [{"metric": "truncated", "value": share, "ci_low": None, "ci_high": None, "n": 10}]
-    WrittenRun(tmp_path / "outputs", plan).store(job.key, metrics_json=json.dumps({"rows": rows}))
-    notes = collect_notes(Store(tmp_path / "outputs/.store"), [job])
-    assert [note.partition(" completions (X, round 1) are cut off")[0] for note in notes] == (
-        [f"d/m: up to {told}"] if told else []
-    )
 
 
 def test_the_log_of_what_an_earlier_run_made_is_found_there(tmp_path: Path) -> None:

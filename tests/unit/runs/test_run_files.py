@@ -10,10 +10,8 @@ import pytest
 
 from pipeline.engine.journal import Journal, read_journal
 from pipeline.engine.run_folder import create_run_folder, find_run
-from pipeline.engine.store.measured import read_durations, update_durations
 from pipeline.engine.store.store import Store
 from pipeline.errors import ConfigError
-from pipeline.plan.durations import Durations, Timed
 from pipeline.plan.graph import Job
 from pipeline.runs.cost import Compute, collect_compute, read_compute, write_compute
 from pipeline.runs.record import (
@@ -29,24 +27,10 @@ from pipeline.runs.record import (
 NOON = datetime(2026, 1, 2, 12, 0, 0)
 
 
-def test_runs_of_the_same_second_have_folders_of_their_own(tmp_path: Path) -> None:
-    first = create_run_folder(tmp_path, "x", NOON)
-    second = create_run_folder(tmp_path, "x", NOON)
-    assert first.path != second.path
-    assert find_run(tmp_path, "x") == second
-    assert (tmp_path / "x" / "latest").readlink() == Path(second.path.name)
-
-
 def test_a_run_that_does_not_exist_is_refused_with_those_that_do(tmp_path: Path) -> None:
     create_run_folder(tmp_path, "first_run", NOON)
     with pytest.raises(ConfigError, match="Known: first_run"):
         find_run(tmp_path, "other")
-
-
-def test_an_output_folder_that_cannot_be_written_is_a_clear_error(tmp_path: Path) -> None:
-    (tmp_path / "file").write_text("")
-    with pytest.raises(ConfigError, match="Set output_dir"):
-        create_run_folder(tmp_path / "file", "x")
 
 
 def test_journal_reads_back_and_forgives_a_torn_last_line(tmp_path: Path) -> None:
@@ -124,14 +108,6 @@ def shards(store: Store, *costs: Mapping[str, float]) -> list[Job]:
 COST = {"run_s": 1.5, "load_s": 0.5, "tokens": 7, "answers": 3, "flops": 5.0, "flops/training": 5.0}
 
 
-def test_what_shards_took_is_added_up(tmp_path: Path) -> None:
-    store = Store(tmp_path / "store")
-    other = {**COST, "answers": 1, "flops": 2.0, "flops/decoding": 2.0, "flops/training": 0.0}
-    (row,) = collect_compute(store, shards(store, COST, other))
-    assert (row.device_s, row.load_s, row.tokens, row.answers) == (4.0, 2.0, 14, 4)  # each holds two devices
-    assert (row.flops, row.flops_by_purpose) == (7.0, {"decoding": 2.0, "training": 5.0})
-
-
 def test_what_is_not_known_of_a_shard_is_not_known_of_its_stage(tmp_path: Path) -> None:
     """The sum of the others would be too small."""
     store = Store(tmp_path / "store")
@@ -191,17 +167,3 @@ def test_rows_of_methods_and_comparisons_are_written_and_read_again(tmp_path: Pa
         run.pooled_csv.read_text().splitlines()[1]
         == "PITA,d,m,2,pass@1,0.5,0.1,0.9,0.2,,,seeds,1,3,10,policies,,2,"
     )
-
-
-def test_a_chain_that_is_not_done_has_no_rows(tmp_path: Path) -> None:
-    assert collect_rows(Store(tmp_path), [metrics_job("PITA", 1)]) == []
-
-
-def test_durations_are_merged_and_a_damaged_file_counts_as_none(tmp_path: Path) -> None:
-    small, large, again = Timed(1.0, 2.0), Timed(64.0, 70.0), Timed(1.1, 3.0)
-    update_durations(tmp_path, Durations({"a": [small], "b": [small, large]}, {"load: m": 1.0, "load: n": 2.0}))
-    update_durations(tmp_path, Durations({"b": [again]}, {"load: n": 3.0}))
-    found = read_durations(tmp_path)
-    assert found == Durations({"a": [small], "b": [again, large]}, {"load: m": 1.0, "load: n": 3.0})
-    (tmp_path / "durations.json").write_text("[1]")
-    assert read_durations(tmp_path) == Durations()

@@ -1,14 +1,11 @@
 """From a journal to the state of its run, and from a folder to a run."""
 
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
-from pipeline.errors import PlanError
-from pipeline.plan.recorded import parse_plan, recorded
-from pipeline.runs.loaded import LoadedRun, load_planned
-from pipeline.runs.run_view import JobCounts, RunView
+from pipeline.runs.loaded import LoadedRun
+from pipeline.runs.run_view import RunView
 from tests.doubles.runs import CHAIN, START, WrittenRun, chain_plan
 
 SHARDS = [f"{CHAIN}/r1/generate/000", f"{CHAIN}/r1/generate/001"]
@@ -91,24 +88,6 @@ def test_what_else_may_happen_to_a_job(tmp_path: Path) -> None:
     assert [(place.device, place.jobs) for place in view.quarantined] == [("gpu 8", (TRAIN,))]
 
 
-def test_cells_count_every_job_once_wherever_it_goes(tmp_path: Path) -> None:
-    run = written(tmp_path, stored=[SHARDS[0]])
-    run.write("JobReopened", job=SHARDS[0], reason="bytes differ")
-    for job in SHARDS:
-        run.begin(job)
-    run.finish(SHARDS[0])
-    run.fail_attempt(SHARDS[1], "lost", "worker 0 was lost", retry=True)
-    run.begin(SHARDS[1], attempt=2)
-    run.write("JobFailed", job=TRAIN, attempts=1, kind="bug", reason="x")
-    run.write("JobBlocked", job=f"{CHAIN}/r2/train", root_cause=TRAIN)
-    view = LoadedRun(run.folder).view
-    assert view.cells == {
-        (CHAIN, 1): JobCounts(total=3, done=1, running=1, failed=1),
-        (CHAIN, 2): JobCounts(total=3, blocked=1),
-    }
-    assert view.counts() == JobCounts(total=6, done=1, running=1, failed=1, blocked=1)
-
-
 def test_unknown_events_fields_and_a_torn_line_are_passed_over(tmp_path: Path) -> None:
     run = written(tmp_path)
     run.write("SomethingNew", job=TRAIN, more={"a": 1})
@@ -121,16 +100,6 @@ def test_unknown_events_fields_and_a_torn_line_are_passed_over(tmp_path: Path) -
         file.write('","time":1767300009,"attempt":1,"worker":0}\n')
     loaded.refresh()
     assert loaded.view.jobs[TRAIN].status == "done"
-
-
-def test_an_end_while_jobs_run_leaves_them_for_the_next_run(tmp_path: Path) -> None:
-    run = written(tmp_path)
-    run.begin(TRAIN)
-    run.end("SIGINT", done=0, pending=6)
-    loaded = LoadedRun(run.folder)
-    assert loaded.state == "interrupted"
-    assert loaded.view.jobs[TRAIN].status == "pending"
-    assert loaded.view.jobs[TRAIN].attempts[0].outcome == "stopped"
 
 
 @pytest.mark.parametrize(
@@ -186,29 +155,3 @@ def test_a_glance_at_a_run_in_progress_counts_without_the_plan(tmp_path: Path) -
     run.folder.plan.unlink()
     found = LoadedRun(run.folder, glance=True).view.counts()
     assert (found.total, found.stored, found.done, found.running) == (6, 1, 1, 1)
-
-
-def test_a_recorded_plan_reads_back_and_says_what_keys_are_made_of() -> None:
-    from pipeline.plan.graph import result_key
-    from pipeline.plan.recorded import plan_text
-
-    plan = chain_plan()
-    read = parse_plan(plan_text(plan, [TRAIN]))
-    assert read.stored == {TRAIN}
-    assert read.inputs[TRAIN] == SHARDS
-    assert len(read.sections) == 2  # what a key covers is what the worker gets, here
-    for job in read.jobs.values():
-        made_of = {**job.determined_by, "config": read.config(job.id), "inputs": job.inputs}
-        assert result_key(made_of) == plan.jobs[job.id].key == job.key
-        assert job.payload == {"samples": 3}
-    assert recorded(plan.to_json([TRAIN])) == replace(read, keep=None)
-
-
-def test_what_is_no_plan_is_refused(tmp_path: Path) -> None:
-    for text in ("", "[]", '{"jobs": [{"id": "a"}], "edges": []}'):
-        with pytest.raises(PlanError, match=r"no plan\.json"):
-            parse_plan(text)
-    run = written(tmp_path)
-    run.folder.plan.unlink()
-    with pytest.raises(PlanError, match=r"has no plan\.json"):
-        load_planned(run.folder)

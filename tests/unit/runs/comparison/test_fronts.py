@@ -59,24 +59,6 @@ def test_rewards_are_compared_where_all_fronts_reach() -> None:
         assert (row.ci_low, row.ci_high) == pytest.approx((row.value - 0.02, row.value + 0.02))
 
 
-def test_a_front_says_nothing_of_divergences_that_it_does_not_reach() -> None:
-    _, matched = fronts([*REFERENCE, *DPO], [0.25, 2.5], "test")
-    assert [(row.kl, row.value, row.ci_low) for row in matched] == [
-        (0.25, 0.5, pytest.approx(0.48)),
-        (2.5, None, None),
-    ]
-
-
-def test_steering_harder_than_is_good_takes_nothing_away() -> None:
-    beaten = [*point("DPO@beta=1", 1.0, 0.7), *point("DPO@beta=0.1", 4.0, 0.2)]
-    _, matched = fronts([*REFERENCE, *beaten], [0.5, 3.0, 5.0], "test")
-    assert [row.value for row in matched] == [0.55, 0.7, None]
-
-
-def test_a_method_with_one_setting_is_no_front() -> None:
-    assert fronts([*REFERENCE, *point("RAFT", 1.0, 0.7)], [1.0], "test") == ([], [])
-
-
 def spent(algo: str, number: int, flops: float | None) -> CostRow:
     where = {"dataset": "addition", "model": "tiny"}
     return CostRow(**where, algo=algo, round=number, flops=flops, answer=None, device_s=1.0)

@@ -1,6 +1,5 @@
 """Runs side by side: which settings differ, in which rows they are told, and which rows are one."""
 
-import io
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -9,13 +8,10 @@ from pipeline.runs.comparison.runs import (
     RunComparison,
     compare_runs,
     comparison_csv,
-    comparison_tables,
     same_settings,
-    telling_apart,
 )
 from pipeline.runs.cost import Compute
 from pipeline.runs.record import PooledRow, Results
-from pipeline.terminal.console import Terminal
 from tests.doubles.pooled import pooled_row
 
 PAGE = Path(__file__).parents[4] / "docs" / "evaluation.md"
@@ -71,48 +67,6 @@ def test_only_settings_that_change_results_count_and_only_among_runs_that_have_t
     assert same_settings(first.config) == same_settings({**first.config, "output_dir": "elsewhere"})
 
 
-def test_the_reference_is_said_once_however_many_rounds_there_were() -> None:
-    runs = [
-        run(f"{n}", 1, pooled_row("PITA", n, 0.5), rounds_of_training=n, experiment={"split": split})
-        for n, split in ((1, "a"), (2, "a"))
-    ]
-    found = compare_runs(runs)
-    assert [(row.runs, row.settings) for row in found.rows if row.algo == "reference"] == [(("1", "2"), {})]
-    assert [row.settings for row in found.rows if row.algo == "PITA"] == [
-        {"rounds_of_training": "1"},
-        {"rounds_of_training": "2"},
-    ]
-
-
-def test_references_that_share_a_rate_alone_are_several() -> None:
-    """Neither found anything right, and one of them more than the other."""
-    runs = [
-        run(
-            f"{n}", 1, pooled_row("reference", 0, j, metric="regularized_reward"), generation={"max_new_tokens": n}
-        )
-        for n, j in ((8, 0.01), (24, 0.06))
-    ]
-    found = [row for row in compare_runs(runs).rows if row.algo == "reference"]
-    assert [(row.runs, *row.settings.values(), row.j) for row in found] == [
-        (("8",), "8", 0.01),
-        (("24",), "24", 0.06),
-    ]
-
-
-def test_settings_that_tell_rows_apart_stay_while_there_is_room_for_any() -> None:
-    small = {"data_collection": {"prompts_per_round": 200}, "rounds_of_training": 2}
-    usual = {"data_collection": {"prompts_per_round": 10000}, "rounds_of_training": 3}
-    runs = [run(f"{n}", 1, pooled_row("PITA", 2, n / 9), **small, training={"warmup": n}) for n in (3, 5, 7)]
-    found = compare_runs([*runs, run("base", 1, pooled_row("PITA", 2, 0.5), **usual, training={"warmup": 1})])
-    (table,) = comparison_tables(found)
-    console = Terminal(width=46, record=True, markup=False, file=io.StringIO())
-    console.print(table.fitted(46))
-    shown = [line.split() for line in console.export_text().splitlines()]
-    assert [words[1] for words in shown if words[:1] == ["PITA"]] == ["3", "5", "7", "1"]
-    assert "rounds_of_training" not in shown[1]
-    assert telling_apart(found.rows, found.settings) == ["training.warmup"]
-
-
 def test_a_csv_has_a_column_for_each_setting_and_runs_no_formula() -> None:
     lines = comparison_csv(
         compare_runs([run("=1", 2, pooled_row("PITA", 2, 0.5)), run("b", 10, pooled_row("PITA", 2, 0.75))])
@@ -122,15 +76,3 @@ def test_a_csv_has_a_column_for_each_setting_and_runs_no_formula() -> None:
     assert rows[1].split(",")[:8] == ["'=1", "done", "addition", "tiny", "PITA", "2", "2", "pass@1"]
     assert [name for name in head.split(",") if f"`{name}`" not in PAGE.read_text()] == []
     assert rows[0].startswith("'=1 b,done,addition,tiny,reference,,0,")
-
-
-def test_fractions_are_short_as_long_as_they_tell_rows_apart_and_what_has_no_room_is_named() -> None:
-    etas = [5 / 6, 0.30000000000000004, 0.3000001]
-    runs = [run(f"{n}", eta, pooled_row("PITA", 2, n / 9), training={"rate": n / 7}) for n, eta in enumerate(etas)]
-    (table,) = comparison_tables(compare_runs(runs))
-    at = [column.heading for column in table.columns].index("eta")
-    assert sorted({row[at] for row in table.texts} - {""}) == ["0.3", "0.3000001", "0.8333333"]
-    console = Terminal(width=60, record=True, markup=False, file=io.StringIO())
-    console.print(table)
-    assert "No room for" in console.export_text()
-    assert "0.8333333333333334" in comparison_csv(compare_runs(runs))

@@ -1,12 +1,8 @@
 """The data behind figures: what is joined, what is left out, what is folded."""
 
-import pytest
-
 from pipeline.outputs.formats import TrainingStep
 from pipeline.plan.graph import Job
-from pipeline.runs.cost import CostRow
-from pipeline.runs.figures import charts, data
-from pipeline.runs.figures.data import Point, Series
+from pipeline.runs.figures import data
 from pipeline.runs.record import Results
 from tests.doubles.pooled import pooled_row
 
@@ -37,20 +33,6 @@ def test_reward_against_divergence_is_of_the_last_round_with_the_optimum() -> No
     assert (found["PITA"][0].x_low, found["PITA"][0].y_high) == (1.48, 0.77)
 
 
-def test_rounds_are_joined_and_each_point_of_a_front_stands_beside_the_methods() -> None:
-    found = [(one.name, [point.x for point in one.points]) for one in data.over_rounds(results(), PLACE)]
-    assert found == [("reference", [0]), ("DPO@beta=1", [2]), ("PITA", [1, 2])]
-
-
-def test_only_rounds_whose_cost_is_known_stand_against_it() -> None:
-    def cost(number: int, flops: float | None) -> CostRow:
-        place = {"dataset": "addition", "model": "tiny", "algo": "PITA"}
-        return CostRow(**place, round=number, flops=flops, answer=None, device_s=None)
-
-    (one,) = data.against_flops(results(), [cost(1, None), cost(2, 1e9)], PLACE)
-    assert [(point.x, point.y) for point in one.points] == [(1e9, 0.75)]
-
-
 def test_losses_are_by_training_and_round_without_those_that_diverged() -> None:
     def step(at: int, loss: float | None) -> TrainingStep:
         return TrainingStep(
@@ -65,15 +47,3 @@ def test_losses_are_by_training_and_round_without_those_that_diverged() -> None:
     (panel,) = data.trainings(curves, PLACE)
     assert (panel.title, panel.curves) == ("PITA: value", {1: [([1, 3], [2.0, 1.0])]})
     assert data.trainings(curves, ("other", "tiny")) == []
-
-
-@pytest.mark.parametrize(
-    ("best", "inside"), [(Point(x=1.1, y=0.95), True), (Point(x=9.0, y=1.0), False)], ids=["near", "far"]
-)
-def test_an_optimum_far_from_all_methods_does_not_squash_them(best: Point, inside: bool) -> None:
-    methods = Series(name="PITA", points=[Point(x=0.5, y=0.6), Point(x=1.0, y=0.9)])
-    figure = charts.front([methods, Series(name="optimum", points=[best])], "pass@1", ["PITA"])
-    (axes,) = figure.axes
-    left, right = axes.get_xlim()
-    assert (left < best.x < right) == inside
-    assert any("optimum" in text.get_text() for text in axes.texts) != inside

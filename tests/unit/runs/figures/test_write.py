@@ -7,11 +7,8 @@ import pytest
 from typer.testing import CliRunner
 
 from pipeline.__main__ import app
-from pipeline.learning.algos.base import REFERENCE
 from pipeline.outputs.formats import TrainingStep, write_curve
-from pipeline.runs.cost import Compute, CostRow, write_compute
-from pipeline.runs.figures import data, write
-from pipeline.runs.figures.charts import looks
+from pipeline.runs.figures import write
 from pipeline.runs.loaded import load
 from pipeline.runs.record import Results, write_results
 from tests.doubles.pooled import pooled_row
@@ -64,24 +61,6 @@ def test_equal_runs_have_equal_figures_whose_text_is_text(run: WrittenRun, tmp_p
     assert b"CreationDate" not in pdf
 
 
-@pytest.mark.parametrize("beside", [(), ("DPO",)], ids=["fronts alone", "beside a method"])
-def test_every_point_of_a_front_is_drawn_by_round_and_against_compute(
-    tmp_path: Path, beside: tuple[str, ...]
-) -> None:
-    run = WrittenRun(tmp_path, chain_plan(rounds=2))
-    place = {"dataset": "d", "model": "m"}
-    points = ["PITA@eta=0.3", "PITA@eta=1"]
-    rows = [pooled_row(name, number, 0.5, **place) for name in (*points, *beside) for number in (1, 2)]
-    write_results(run.folder, Results(rows=[], pooled=[pooled_row("reference", 0, 0.25, **place), *rows]))
-    cost = {"answer": None, "device_s": None, **place}
-    costs = [CostRow(algo=row.algo, round=row.round, flops=1e9, **cost) for row in rows]
-    write_compute(run.folder.path, Compute(costs=costs))
-    write.write_figures(load(run.folder), tmp_path / "out", ["svg"])
-    for kind in ("rounds", "flops"):
-        svg = (tmp_path / "out" / f"{kind}_d_m.svg").read_text()
-        assert all(f">{name}<" in svg for name in (*points, *beside)), kind
-
-
 def test_the_command_says_what_it_wrote_and_what_it_cannot_write(run: WrittenRun, tmp_path: Path) -> None:
     place = ["--output-dir", str(run.folder.path.parent.parent), "--out", str(tmp_path / "figures")]
     done = CliRunner().invoke(app, ["figures", "x", *place, "--format", "svg"])
@@ -104,10 +83,3 @@ def test_a_run_with_nothing_to_show_and_a_missing_library_are_told(
     monkeypatch.setattr(write, "find_spec", lambda _: None)
     missing = CliRunner().invoke(app, ["figures", "x", *place])
     assert (missing.exit_code, "[figures]" in missing.output) == (2, True)
-
-
-def test_no_two_methods_look_the_same() -> None:
-    names = [f"Method{number:02d}" for number in range(22)]
-    found = looks(names)
-    assert found.keys() == {*names, REFERENCE, data.OPTIMUM}
-    assert len({(look.colour, look.marker, look.line) for look in found.values()}) == 24

@@ -5,9 +5,8 @@ from typing import Any
 
 from rich.console import Console, RenderableType
 
-from pipeline.runs.cost import BudgetRow
 from pipeline.runs.record import FrontRow, MatchedRow, Results
-from pipeline.runs.report.tables import budget_tables, front_tables
+from pipeline.runs.report.tables import front_tables
 
 PLACE: dict[str, Any] = {"dataset": "addition", "model": "tiny", "round": 2, "metric": "pass@1"}
 ENDS: dict[str, Any] = {"ci_low": 0.58, "ci_high": 0.62}
@@ -46,12 +45,3 @@ def test_a_front_has_its_points_and_what_it_reaches() -> None:
     assert ["DPO", "n=4", "1.000", "0.600", "test", "[0.580,", "0.620]", "[1.000,", "1.000]"] in lines
     assert ["DPO", "(matched)", "0.750", "0.600", "test", "[0.580,", "0.620]"] in lines
     assert ["DPO", "(matched)", "2.000", "-", "test"] in lines
-
-
-def test_methods_whose_costs_are_lost_are_named_below_the_table() -> None:
-    known = BudgetRow(**{**PLACE, **ENDS}, algo="DPO", budget=1e9, flops=5e8, value=0.6, kl=0.5)
-    lost = BudgetRow(dataset="addition", model="tiny", algo="RAFT", budget=1e9, is_known=False)
-    lines = printed(budget_tables([known, lost], Results(rows=[]))[0]).splitlines()
-    assert ["1.00", "G", "RAFT", "-", "-"] in [line.split() for line in lines]
-    assert any(line.startswith("RAFT: what some of their rounds took is not known") for line in lines)
-    assert "not known" not in printed(budget_tables([known], Results(rows=[]))[0])

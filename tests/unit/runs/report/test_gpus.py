@@ -44,11 +44,3 @@ def test_the_log_has_a_summary_each_minute_and_an_average_at_the_end(caplog: pyt
         "GPU utilization over the run: GPU 0 60 % on average, at most 48.50 GB used; "
         "GPU 1 not told, at most 42.18 GB used",
     ]
-
-
-def test_a_run_without_gpus_says_nothing_of_them(caplog: pytest.LogCaptureFixture) -> None:
-    gpus = GpuLog()
-    with caplog.at_level(logging.INFO, "pipeline"):
-        note(gpus, 100, None)
-        gpus.conclude()
-    assert not caplog.records

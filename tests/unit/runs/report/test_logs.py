@@ -122,15 +122,6 @@ def test_a_job_is_followed_from_before_it_begins_through_its_attempts(tmp_path: 
     assert notes == [f"{JOB} has not begun yet; waiting for it", f"attempt 2 of {JOB}", f"{JOB}: done"]
 
 
-def test_following_begins_with_the_last_attempt_and_its_last_lines(tmp_path: Path) -> None:
-    run = WrittenRun(tmp_path, chain_plan())
-    run.begin(JOB, log="old\n")
-    run.fail_attempt(JOB, "lost", "gone", retry=True)
-    run.begin(JOB, attempt=2, log="a\nb\n")
-    following = Following(run, lambda: run.finish(JOB, attempt=2), lines=1)
-    assert following.job()[0] == "b\n"
-
-
 def test_following_ends_when_the_engine_is_killed(tmp_path: Path) -> None:
     run = WrittenRun(tmp_path, chain_plan())
     run.begin(JOB, log="a\n")

@@ -8,11 +8,10 @@ from typing import Any
 import pytest
 from rich.console import Console
 
-from pipeline.runs.cost import CostRow
 from pipeline.runs.progress import LiveRun
 from pipeline.runs.record import Comparison, PooledRow, Results
-from pipeline.runs.report.format import decimal, duration, interval, si
-from pipeline.runs.report.screen import headline, screen, shown_on
+from pipeline.runs.report.format import duration
+from pipeline.runs.report.screen import screen, shown_on
 from pipeline.runs.report.tables import result_tables
 from pipeline.runs.run_view import AttemptView, JobCounts, WorkerView
 from tests.doubles.live import live_run
@@ -157,58 +156,6 @@ def test_rows_on_fewer_chains_than_others_are_named() -> None:
     assert "3 references · 3 seeds" in crossed
 
 
-def test_the_mean_reward_comes_first_where_nothing_says_what_is_correct() -> None:
-    """Not pass@1 of what somebody else has judged, nor one that no result of the table shares."""
-    graded = [pooled_row("reference", 0, 0.4, metric="reward"), pooled_row("PITA", 1, 0.6, metric="reward")]
-    table = shown(*graded)
-    assert "0.600   [0.580, 0.620]" in table
-    assert "pass@1" not in table
-    assert "0.600   [0.580, 0.620]" in shown(pooled_row("reference", 0, 0.1), *graded)
-
-
-def test_what_a_method_takes_stands_beside_its_results() -> None:
-    where = {"dataset": "addition", "model": "tiny", "algo": "PITA", "round": 1}
-    costs = [CostRow(**where, flops=2.5e9, answer=3e8, device_s=9.0)]
-    (table,) = result_tables(Results(rows=[], bounded=["BestOfN"], pooled=[pooled_row("PITA", 1)]), costs)
-    assert re.search(r" 2.50 G +300 M .* 9.0 ", text_of(table))
-
-
-@pytest.mark.parametrize(
-    ("number", "text"),
-    [
-        (0, "0"),
-        (7, "7"),
-        (942, "942"),
-        (999.6, "1.00 k"),
-        (18_540, "18.5 k"),
-        (999_600, "1.00 M"),
-        (1.2e12, "1.20 T"),
-        (3.4e24, "3.40 Y"),
-        (5e32, "500 Q"),
-        (5e35, "500000 Q"),
-    ],
-)
-def test_numbers_with_prefixes(number: float, text: str) -> None:
-    assert si(number) == text
-
-
-@pytest.mark.parametrize(
-    ("number", "sign", "text"),
-    [
-        (0.4, "", "0.400"),
-        (0.4, "+", "+0.400"),
-        (-0.0001, "+", "+0.000"),
-        (-0.0001, "", "0.000"),
-        (9_999_999.0, "", "9999999.000"),
-        (1e30, "", "1.0e+30"),
-        (-1e30, "+", "-1.0e+30"),
-    ],
-)
-def test_numbers_of_a_table(number: float, sign: str, text: str) -> None:
-    assert decimal(number, sign) == text
-    assert interval(number, number, sign) == f"[{text}, {text}]"
-
-
 def status(**cell: int) -> LiveRun:
     worker = WorkerView(index=0, device="cpu slot 0", job_id="addition/tiny/s0/PITA/r1/train", rss_bytes=2**30)
     return live_run(
@@ -220,19 +167,6 @@ def status(**cell: int) -> LiveRun:
         samples_per_s=1500,
         tokens_per_s=18_500,
     )
-
-
-def test_the_headline_names_what_is_made_and_no_time_before_there_is_something_to_go_by() -> None:
-    run = status(total=10, running=1)
-    run.samples_per_s = 0.25
-    assert headline(run.view, run.progress).endswith("to come, 0.25 samples/s, 18.5k tokens/s")
-    run.samples_per_s = 0.0
-    assert headline(run.view, run.progress).endswith("to come, 18.5k tokens/s")
-    run.tokens_per_s = 0.0
-    run.has_worked = False
-    assert headline(run.view, run.progress) == "37 %, 0/10 jobs done, 1 running, 9 to come"
-    run.stopping = "stopping on Ctrl-C"
-    assert headline(run.view, run.progress).startswith("37 %, stopping, 0/10")
 
 
 def test_live_view_shows_chains_rounds_and_workers() -> None:

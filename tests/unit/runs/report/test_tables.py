@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import io
 import re
-from collections.abc import Callable
-from pathlib import Path
 
 import pytest
 from hypothesis import given
@@ -13,7 +11,6 @@ from hypothesis import strategies as st
 from rich.cells import cell_len
 from rich.console import Console, RenderableType
 
-from pipeline.engine.store.gc import Garbage, GarbageKind, OutputKind, Space, StoreUsage
 from pipeline.engine.workers.messages import GpuLoad
 from pipeline.plan.durations import PlanRow
 from pipeline.runs.cost import CostRow
@@ -21,11 +18,8 @@ from pipeline.runs.progress import LiveRun
 from pipeline.runs.record import Results
 from pipeline.runs.report.plan import plan_table
 from pipeline.runs.report.screen import screen, share_lines
-from pipeline.runs.report.status import Glance, overview_table
-from pipeline.runs.report.store import garbage_table, usage_table
 from pipeline.runs.report.tables import result_tables
 from pipeline.runs.run_view import AttemptView, JobCounts, WorkerView
-from pipeline.terminal.console import NO_TERMINAL_WIDTH
 from tests.doubles.live import live_run
 from tests.doubles.pooled import comparison, pooled_row
 from tests.doubles.runs import START
@@ -35,7 +29,6 @@ MODEL = "qwen2.5-0.5b-instruct"
 LONG = [f"MyOwnMethod_with_a_long_name_beta_{beta}_{'x' * 50}_version_two" for beta in ("0.05", "0.10")]
 ALGOS = ["PITA", "QSharp", "QSharp-HF", "DPO", "GRPO", "GRPO-HF", "一个算法的名字"]
 DIFFERENCE = ("difference", "difference_low", "difference_high")
-EXTRAS = ["FLOPs", "per answer", "tokens", "device s", "KL/token"]
 
 
 def printed(thing: RenderableType, width: int, *, color: bool = False) -> str:
@@ -91,12 +84,6 @@ def test_results_are_read_whole_at_every_usual_width(width: int, algos: list[str
     assert len(names) == 1 + len(algos)
 
 
-def test_what_goes_to_a_file_has_every_column_and_every_name_in_full() -> None:
-    text = result_text(NO_TERMINAL_WIDTH, [*ALGOS, *LONG])
-    assert all(name in text for name in [*EXTRAS, *ALGOS, *LONG])
-    assert "…" not in text
-
-
 # -- the other tables ------------------------------------------------------------------------------------------
 
 
@@ -109,56 +96,6 @@ def plan() -> RenderableType:
         for chain in chains
         for stage, size in (("generate", 1), ("train", 8), ("evaluate", 1))
     )
-
-
-def usage() -> RenderableType:
-    kinds = [OutputKind(("ablation_of_the_rate", "b"), f"math/{MODEL}", algo, "evaluate") for algo in LONG]
-    return usage_table(StoreUsage(outputs={kind: Space(1280, 123_456_789) for kind in kinds}))
-
-
-def garbage() -> RenderableType:
-    found = [
-        Garbage(kind=kind, path=Path("x"), what=f"math/{MODEL} {algo} generate", size=12_345_678)
-        for kind in GarbageKind
-        for algo in LONG
-    ]
-    return garbage_table(found)
-
-
-def overview() -> RenderableType:
-    return overview_table(
-        Glance(
-            name=name,
-            run="2026-01-02_10-00-00",
-            state="interrupted",
-            started=1.0,
-            elapsed_s=45_000,
-            jobs=400,
-            done=345,
-            failed=0 if name == "b" else 17,
-            blocked=0,
-        )
-        for name in ("b", *LONG)
-    )
-
-
-@pytest.mark.parametrize("width", WIDTHS)
-@pytest.mark.parametrize(
-    ("table", "essential"),
-    [
-        (plan, ["128", "28", "2 h 02 min", "generate", "estimate"]),
-        (usage, ["123.5 MB", "evaluate", "246.9 MB"]),
-        (garbage, ["12.3 MB", "output that no run refers to", "leftover of a run that is gone"]),
-        (overview, ["2026-01-02_10-00-00", "interrupted", "345/400", "17", "12 h 30 min"]),
-    ],
-)
-def test_other_tables_cut_names_alone(
-    table: Callable[[], RenderableType], essential: list[str], width: int
-) -> None:
-    lines = printed(table(), width).splitlines()
-    assert all(cell_len(line) <= width for line in lines)
-    assert all(any(text in line for line in lines) for text in essential)
-    assert "…" not in printed(table(), NO_TERMINAL_WIDTH)
 
 
 # -- the live view ---------------------------------------------------------------------------------------------

@@ -119,14 +119,6 @@ def test_where_a_job_stands(tmp_path: Path, happens: Callable[[WrittenRun], None
         assert sentence in text
 
 
-def test_a_block_tells_the_way_from_the_job_that_failed(tmp_path: Path) -> None:
-    run = ready(tmp_path)
-    run.write("JobFailed", job=FIRST, attempts=1, kind="bug", reason="no")
-    for job in (TRAIN, f"{CHAIN}/r2/generate/000", LAST):
-        run.write("JobBlocked", job=job, root_cause=FIRST)
-    assert f"which comes here through {TRAIN} -> {CHAIN}/r2/generate/000" in explained(run, LAST)
-
-
 def test_a_job_whose_inputs_are_there_waits_for_a_worker_or_for_the_round(tmp_path: Path) -> None:
     run = ready(tmp_path, stored=[FIRST, SECOND])
     run.begin(LAST)
@@ -136,15 +128,6 @@ def test_a_job_whose_inputs_are_there_waits_for_a_worker_or_for_the_round(tmp_pa
     assert "It waits for 2 jobs of earlier rounds (execution.barrier=round)." in explained(
         run, f"{CHAIN}/r2/generate/000"
     )
-
-
-def test_a_job_of_a_run_that_is_over_goes_on_with_the_same_command(tmp_path: Path) -> None:
-    run = ready(tmp_path)
-    run.begin(TRAIN)
-    killed = explained(run, TRAIN, lives=False)
-    assert "It was running when the engine was killed" in killed
-    assert "running when the engine was killed" in killed
-    assert "It has not been done: the run is over (killed)." in explained(run, LAST, lives=False)
 
 
 def again(tmp_path: Path, **plan: object) -> WrittenRun:
@@ -193,12 +176,6 @@ def test_the_same_key_ran_again_because_the_output_was_damaged(tmp_path: Path) -
     assert aside is not None
     second = again(tmp_path)
     assert f"its stored output was damaged; it is kept as {aside}" in explained(second, TRAIN, first)
-
-
-def test_the_same_key_ran_again_because_the_run_before_did_not_finish_it(tmp_path: Path) -> None:
-    first = ready(tmp_path)
-    second = again(tmp_path)
-    assert "it was pending, and the run is killed" in explained(second, TRAIN, first)
 
 
 def test_what_was_stored_did_not_run(tmp_path: Path) -> None:

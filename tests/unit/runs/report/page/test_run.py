@@ -11,7 +11,7 @@ from rich.console import Console
 
 from pipeline.outputs.formats import Sample
 from pipeline.plan.graph import Job
-from pipeline.runs.cost import Compute, ComputeRow
+from pipeline.runs.cost import Compute
 from pipeline.runs.record import ResultRow, Results
 from pipeline.runs.report.page import run as page
 from pipeline.runs.report.tables import result_tables
@@ -51,22 +51,6 @@ def test_the_table_says_what_the_terminal_says_and_marks_what_a_test_tells_apart
     assert all(line in lines for line in table.caption.splitlines())
     marked = {(table.rows[at][0], table.rows[at][1]): mark for at, mark in table.marks.items()}
     assert marked == {("PITA", "2"): "better", ("DPO", "2"): "worse"}
-
-
-def test_a_series_goes_from_round_to_round_and_chains_have_their_own() -> None:
-    series = page.series_of(RESULTS)
-    (pita,) = (one for one in series if one["algo"] == "PITA" and not one["chain"])
-    assert (pita["rounds"], pita["values"]) == ([1, 2], [0.6, 0.7])
-    assert [one["chain"] for one in series if one["chain"]] == ["reference 0, seed 0", "reference 1, seed 1"]
-    assert page.anchors_of(RESULTS) == {"addition · tiny": {"optimum": {"pass@1": 0.9}}}
-
-
-def test_what_a_stage_took_is_not_known_where_a_part_of_it_is_not() -> None:
-    def row(number: int, device_s: float | None) -> ComputeRow:
-        return ComputeRow("addition", "tiny", "PITA", 0, number, "train", 10, device_s, 0.0, flops=1e9)
-
-    (stage,) = page.stages_of(Compute(rows=[row(1, 2.0), row(2, None)]))
-    assert (stage["device_s"], stage["flops"], stage["tokens"]) == (None, 2e9, 20)
 
 
 def test_methods_that_reach_the_same_share_the_top() -> None:
