@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 from pipeline.config.place import install_command
 from pipeline.errors import ConfigError
 from pipeline.files import replacing
-from pipeline.runs.figures import Format, charts, data
+from pipeline.runs.figures import Format, charts
 from pipeline.runs.loaded import LoadedRun
 from pipeline.runs.looks import bars, drawn_methods, in_order_of_work
 from pipeline.runs.report.tables import HEADINGS
@@ -65,18 +65,18 @@ def _figures(run: LoadedRun) -> _Named:
     results, compute, curves = run.results, run.compute, run.curves()
     methods = drawn_methods(results)
     stages = in_order_of_work(job.stage for job in run.jobs.values())
-    for place in data.places(results):
-        metric = data.metric_of(results, place) or ""
+    for place in charts.places(results):
+        metric = charts.metric_of(results, place) or ""
         heading, where = HEADINGS.get(metric, metric), "_".join(place)
-        if series := data.reward_against_kl(results, place):
+        if series := charts.reward_against_kl(results, place):
             yield _file("front", where), partial(charts.front, series, heading, methods)
-        if _goes_over_rounds(series := data.over_rounds(results, place)):
+        if _goes_over_rounds(series := charts.over_rounds(results, place)):
             yield _file("rounds", where), partial(charts.rounds, series, heading, methods)
-        if series := data.against_flops(results, compute.costs, place):
+        if series := charts.against_flops(results, compute.costs, place):
             yield _file("flops", where), partial(charts.flops, series, heading, methods)
-        if panels := data.trainings(curves, place):
+        if panels := charts.trainings(curves, place):
             yield _file("training", where), partial(charts.training, panels)
-        if seconds := data.seconds_by_stage(compute.rows, place):
+        if seconds := charts.seconds_by_stage(compute.rows, place):
             yield _file("cost", where), partial(charts.cost, seconds, stages)
     if spans := run.timeline():
         drawn = bars(spans, min(span.start for span in spans), run.view.last, _MOST_BARS, across=False)
@@ -85,11 +85,11 @@ def _figures(run: LoadedRun) -> _Named:
 
 def without_rounds(run: LoadedRun) -> list[str]:
     """Datasets and models with results that no figure shows over rounds, since they are of one round."""
-    found = ((place, data.over_rounds(run.results, place)) for place in data.places(run.results))
+    found = ((place, charts.over_rounds(run.results, place)) for place in charts.places(run.results))
     return ["/".join(place) for place, series in found if series and not _goes_over_rounds(series)]
 
 
-def _goes_over_rounds(series: Sequence[data.Series]) -> bool:
+def _goes_over_rounds(series: Sequence[charts.Series]) -> bool:
     return any(len(one.points) > 1 for one in series)
 
 

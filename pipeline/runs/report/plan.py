@@ -1,14 +1,18 @@
-"""The plan as a table: what `dry_run=true` prints."""
+"""Tables of what a run would do, with a picture of it, and of what a store holds."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from dataclasses import replace
 from html import escape
 
+from rich.filesize import decimal
+
+from pipeline.engine.store.gc import Garbage, Space, StoreUsage
 from pipeline.plan.durations import PlanRow
 from pipeline.runs.report.format import count, duration, jobs
 from pipeline.terminal.columns import EXTRA, Column, FittedTable, shorten
-from pipeline.terminal.streams import printable
+from pipeline.terminal.streams import on_one_line, printable
 
 _LEAST_CHAIN = 16
 
@@ -147,3 +151,82 @@ def _plain(text: str) -> str:
 
 def _shown(text: str) -> str:
     return escape(_plain(text), quote=False)
+
+
+# -- store -------------------------------------------------------------------------------------------------------
+# Tables about a store: what takes its space, and what a clean-up would remove.
+
+
+_NAMED = 2
+_LEAST_NAME, _LEAST_STAGE = 12, 8
+_SPACE = (Column(heading="number", right=True, rank=EXTRA), Column(heading="size", right=True, rank=1))
+_ELSEWHERE = "a wider terminal shows all"
+_REMOVED = "(weights removed)"
+
+
+def usage_table(usage: StoreUsage) -> FittedTable:
+    """Outputs by experiment, chain, algorithm and stage, then everything else, with a total.
+
+    Of several outputs the title names the experiment and the chain where these are the same for all.
+    """
+    rows = [
+        ((_experiments(kind.experiments), (kind.chain,), (kind.algo,), (kind.stage,)), space)
+        for kind, space in sorted(usage.outputs.items())
+    ]
+    alike = [at for at in (0, 1) if len(rows) > 1 and len({where[at] for where, _ in rows}) == 1]
+    kinds = [
+        Column(heading="experiment", least=_LEAST_NAME),
+        Column(heading="dataset/model", rank=4, least=_LEAST_NAME),
+        Column(heading="algorithm", rank=2, least=_LEAST_NAME),
+        Column(heading="stage", rank=3, least=_LEAST_STAGE),
+    ]
+    columns = [column for at, column in enumerate(kinds) if at not in alike]
+    columns[0] = replace(columns[0], least=len(_REMOVED))  # which names what is no output, too
+    title = " · ".join(["store", *(" ".join(rows[0][0][at]) for at in alike)])
+    table = FittedTable([*columns, *_SPACE], title=on_one_line(title), elsewhere=_ELSEWHERE)
+    for where, space in rows:
+        table.add_row(*(names for at, names in enumerate(where) if at not in alike), *_space(space))
+    table.end_section()
+    between = ("",) * (len(columns) - 1)
+    for name, space in (
+        ("damaged", usage.aside),
+        ("checkpoints", usage.checkpoints),
+        ("unfinished", usage.unfinished),
+    ):
+        table.add_row(f"({name})", *between, *_space(space))
+    table.add_row("(other)", *between, "", decimal(usage.other.size))
+    if usage.removed.number:
+        table.add_row(_REMOVED, *between, f"{usage.removed.number:,}", "")
+    table.end_section()
+    table.add_row("total", *between, "", decimal(usage.total), style="bold")
+    return table
+
+
+def garbage_table(garbage: Iterable[Garbage]) -> FittedTable:
+    """What may be removed, by reason and by what it was, with a total."""
+    kinds = [Column(heading="why"), Column(heading="what", rank=2, least=_LEAST_NAME)]
+    table = FittedTable([*kinds, *_SPACE], title="no longer needed", elsewhere=_ELSEWHERE)
+    grouped: dict[tuple[str, str], Space] = {}
+    for thing in garbage:
+        grouped.setdefault((thing.kind.value, thing.what), Space()).add(thing.size)
+    last = ""
+    for (why, what), space in grouped.items():
+        table.add_row("" if why == last else why, what, *_space(space))
+        last = why
+    total = Space(sum(space.number for space in grouped.values()), sum(space.size for space in grouped.values()))
+    table.end_section()
+    table.add_row("total", "", *_space(total), style="bold")
+    return table
+
+
+def _space(space: Space) -> tuple[str, str]:
+    return f"{space.number:,}", decimal(space.size)
+
+
+def _experiments(names: tuple[str, ...]) -> tuple[str, ...]:
+    """In pieces, so that names stand one below the other rather than cut."""
+    if not names:
+        return ("(no run)",)
+    *before, last = names[:_NAMED]
+    rest = (f"and {len(names) - _NAMED} more",) if len(names) > _NAMED else ()
+    return *(f"{name}," for name in before), last, *rest

@@ -2,7 +2,7 @@
 
 from pipeline.outputs.formats import TrainingStep
 from pipeline.plan.graph import Job
-from pipeline.runs.figures import data
+from pipeline.runs.figures import charts
 from pipeline.runs.record import Results
 from tests.doubles.pooled import pooled_row
 
@@ -24,7 +24,7 @@ def results() -> Results:
 
 
 def test_reward_against_divergence_is_of_the_last_round_with_the_optimum() -> None:
-    found = {one.name: one.points for one in data.reward_against_kl(results(), PLACE)}
+    found = {one.name: one.points for one in charts.reward_against_kl(results(), PLACE)}
     assert {name: [(point.x, point.y) for point in points] for name, points in found.items()} == {
         "reference": [(0.0, 0.25)],
         "PITA": [(1.5, 0.75)],
@@ -44,6 +44,6 @@ def test_losses_are_by_training_and_round_without_those_that_diverged() -> None:
         return Job(id=f"x/{number}", key="k", entry="m:f", payload={}, round=number, **place)
 
     curves = [(job(1), [step(1, 2.0), step(2, None), step(3, 1.0)]), (job(2), [step(1, None)])]
-    (panel,) = data.trainings(curves, PLACE)
+    (panel,) = charts.trainings(curves, PLACE)
     assert (panel.title, panel.curves) == ("PITA: value", {1: [([1, 3], [2.0, 1.0])]})
-    assert data.trainings(curves, ("other", "tiny")) == []
+    assert charts.trainings(curves, ("other", "tiny")) == []
