@@ -12,7 +12,7 @@ import shlex
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import asdict, astuple, dataclass, field, fields, replace
+from dataclasses import asdict, dataclass, field, replace
 from importlib import metadata
 from pathlib import Path
 from typing import Any
@@ -76,14 +76,24 @@ def this_origin(
     devices: Iterable[str],
 ) -> Origin:
     """The origin of a run that begins in this process."""
+    folder = ""
+    with suppress(OSError):  # somebody may have removed it
+        folder = str(Path.cwd())
+    machine = {
+        "host": platform.node(),
+        "system": platform.platform(),
+        "processor": processor(),
+        "cpus": str(len(os.sched_getaffinity(0))),
+        "memory_gib": f"{psutil.virtual_memory().total / (1 << 30):.1f}",
+    }
     return Origin(
         command=list(command),
         settings=list(settings),
-        folder=_here(),
+        folder=folder,
         group=group,
         bounded=list(bounded),
         devices=list(devices),
-        machine=_machine(),
+        machine=machine,
         versions=_versions(),
         slurm=slurm_job(os.environ),
     )
@@ -128,31 +138,12 @@ def slurm_in_words(job: Mapping[str, str]) -> str:
     return ", ".join(parts)
 
 
-def _here() -> str:
-    try:
-        return str(Path.cwd())
-    except OSError:  # somebody has removed it
-        return ""
-
-
-def _machine() -> dict[str, str]:
-    return {
-        "host": platform.node(),
-        "system": platform.platform(),
-        "processor": processor(),
-        "cpus": str(len(os.sched_getaffinity(0))),
-        "memory_gib": f"{psutil.virtual_memory().total / (1 << 30):.1f}",
-    }
-
-
 def _versions() -> dict[str, str]:
     """Of what results rest on. Looked up without importing any of it."""
     found = {"pipeline": __version__, "python": platform.python_version()}
     for name in PACKAGES:
-        try:
+        with suppress(metadata.PackageNotFoundError):
             found[name] = metadata.version(name)
-        except metadata.PackageNotFoundError:
-            continue
     return found
 
 
@@ -202,7 +193,7 @@ class Maker:
     outputs: int = 0
 
 
-_NAMES = tuple(item.name for item in fields(Maker) if item.name != "outputs")
+_NAMES = ("arithmetic", "pipeline", "torch", "transformers")
 
 
 def collect_makers(store: Store, jobs: Iterable[Job]) -> list[Maker]:
@@ -213,25 +204,19 @@ def collect_makers(store: Store, jobs: Iterable[Job]) -> list[Maker]:
             about = read_manifest(key, store.path(key))["about"]
         except (NotAnOutputError, KeyError):
             continue  # it is not made yet, or is told of elsewhere
-        parts = {name: _said(about, name) for name in _NAMES}
-        found[Maker(parts["arithmetic"], parts["pipeline"], parts["torch"], parts["transformers"])] += 1
+        named: dict[str, Any] = {name: _said(about, name) for name in _NAMES}
+        found[Maker(**named)] += 1
     return sorted(replace(maker, outputs=count) for maker, count in found.items())
 
 
 def several_makers(makers: Sequence[Maker]) -> list[str]:
     """A line for the reader of a table that rests on outputs of several; none where all are of one."""
-    if len(makers) < 2:
+    differing = [name for name in _NAMES if len({getattr(maker, name) for maker in makers}) > 1]
+    if not differing:
         return []
-    differing = [at for at, name in enumerate(_NAMES) if len({getattr(maker, name) for maker in makers}) > 1]
-    parts = [
-        f"{', '.join(_words(_NAMES[at], astuple(maker)[at]) for at in differing)} ({maker.outputs} outputs)"
-        for maker in makers
-    ]
+    told = [", ".join(f"{name} {getattr(one, name)}" for name in differing) for one in makers]
+    parts = [f"{said} ({maker.outputs} outputs)" for said, maker in zip(told, makers, strict=True)]
     return [f"these results rest on outputs that may differ in rounding, made with {'; '.join(parts)}"]
-
-
-def _words(name: str, value: str) -> str:
-    return f"{value} arithmetic" if name == "arithmetic" else f"{name} {value}"
 
 
 def _said(about: object, name: str) -> str:
