@@ -69,8 +69,9 @@ from pipeline.learning.training.grpo import (
 )
 from pipeline.learning.training.policy import Fitting, computing_in, fit_sft
 from pipeline.learning.training.preferences import DPOObjective, fit_dpo
-from pipeline.learning.training.scoring import completion_logprobs, score_sequences, without_padding
+from pipeline.learning.training.scoring import completion_logprobs, score_sequences
 from pipeline.learning.training.sequences import Sequences
+from pipeline.learning.training.unpadded import without_padding
 
 METHODS = ("sft", "dpo", "grpo")
 RATE, BETA, KL, GROUP = 1e-4, 0.1, 0.04, 4

@@ -32,9 +32,7 @@ from pipeline.learning.algos.opening import (
 )
 from pipeline.learning.datasets.base import Dataset, Row, plain_text
 from pipeline.learning.evaluation.metrics import (
-    FILE,
     Measured,
-    Sample,
     evaluation_rows,
     measure,
     read_samples,
@@ -58,7 +56,7 @@ from pipeline.learning.models.flops import answered, metered, spend
 from pipeline.learning.rewards.registry import known_rewards
 from pipeline.learning.rewards.scoring import Scored
 from pipeline.learning.rewards.traits import RewardTraits
-from pipeline.outputs.formats import ANSWERING, ETA, GREEDY, METRICS
+from pipeline.outputs.formats import ANSWERING, ETA, GREEDY, METRICS, SAMPLES, Sample
 from pipeline.outputs.prompts import PromptMeasures, Sums, write_prompts
 
 
@@ -121,7 +119,7 @@ def evaluate(
     repeated = [row for row in rows for _ in range(samples)]
     texts = policy.text(decoded.tokens, repeated)
     scored = score(ctx, repeated, texts, decoded.tokens, ctx.config.evaluation.reward_batch_size)
-    write_samples(folder / FILE, _samples(policy, repeated, decoded, texts, scored, samples))
+    write_samples(folder / SAMPLES, _samples(policy, repeated, decoded, texts, scored, samples))
     return SoFar(before.completions + len(decoded.tokens), before.tokens + sum(map(len, decoded.tokens)))
 
 
@@ -173,7 +171,7 @@ def write_metrics(ctx: JobContext, anchors: Mapping[str, PromptMeasures] | None 
     write_prompts(ctx.out, with_sweep(measured.by_metric(), tried))
     shown = shown_samples(samples, settings.sample_prompts)
     lines = (json_text(entry, ensure_ascii=False) + "\n" for entry in shown)
-    (ctx.out / FILE).write_text("".join(lines), encoding="utf-8")
+    (ctx.out / SAMPLES).write_text("".join(lines), encoding="utf-8")
 
 
 def log_right(ctx: JobContext) -> dict[int, float]:

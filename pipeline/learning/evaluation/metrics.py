@@ -28,8 +28,7 @@ from pipeline.learning.evaluation.statistics import (
     per_prompt,
     ratio_estimates,
 )
-from pipeline.outputs.formats import LARGEST, Sample, read_input, read_lines
-from pipeline.outputs.formats import SAMPLES as FILE
+from pipeline.outputs.formats import LARGEST, SAMPLES, Sample, read_input, read_lines
 from pipeline.outputs.prompts import PromptMeasures
 
 # -- sampling ----------------------------------------------------------------------------------------------------
@@ -145,20 +144,6 @@ def _ways(others: tuple[int, ...], silent: int, votes: int, n: int) -> NDArray[n
     return weighed
 
 
-__all__ = [
-    "FILE",
-    "Sample",
-    "evaluation_rows",
-    "is_share",
-    "measure",
-    "metric_names",
-    "read_samples",
-    "reported_ks",
-    "rounded",
-    "shown_samples",
-    "write_samples",
-]
-
 FAULTS = {"error": "errors", "timeout": "timeouts", "crash": "crashes"}
 """How a reward may fail at a completion -> how such failures are called in the metrics."""
 _MEANS = ("reward", "kl_per_sequence", "kl_per_token", "length", "truncated")
@@ -189,7 +174,7 @@ def read_samples(folders: Sequence[Path]) -> list[Sample]:
     Raises:
         JobError: A file is missing or holds something else; says which job wrote it.
     """
-    return [sample for folder in folders for sample in read_input(folder, FILE, _samples)]
+    return [sample for folder in folders for sample in read_input(folder, SAMPLES, _samples)]
 
 
 def _samples(path: Path) -> list[Sample]:

@@ -209,7 +209,7 @@ class Checkpoints:
             self._remove_abandoned()
             found = self._latest(problem)
         # The others take what rank 0 has found good: nobody reads all of it more than once.
-        step = self._ranks.first(found.step if found else -1)
+        step = self._ranks.made_by_first(lambda: found.step if found else -1)
         if self._ranks.is_first or step < 0:
             return found
         self.saved_step = step

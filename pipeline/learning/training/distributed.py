@@ -177,14 +177,6 @@ class Ranks:
         dist.all_reduce(found, op=dist.ReduceOp.MIN)
         return int(found)
 
-    def first(self, value: int) -> int:
-        """What rank 0 has."""
-        if self.size == 1:
-            return value
-        told = torch.tensor(value)
-        dist.broadcast(told, src=0)
-        return int(told)
-
     def all_numbers(self, values: Sequence[int]) -> list[list[int]]:
         """What each rank has, in the order of ranks; a few whole numbers, which is cheap at every step."""
         own = torch.tensor(values)

@@ -25,8 +25,9 @@ from pipeline.learning.training.checkpoint import Checkpoints
 from pipeline.learning.training.curve import Curve, add_to_curve, is_drawn, not_drawn
 from pipeline.learning.training.distributed import ALONE, Ranks
 from pipeline.learning.training.loop import TrainSettings, train
-from pipeline.learning.training.scoring import completion_logprobs, passes_of, without_padding
+from pipeline.learning.training.scoring import completion_logprobs, passes_of
 from pipeline.learning.training.sequences import Batch, Sequences, batch_of, epoch_order
+from pipeline.learning.training.unpadded import without_padding
 
 # -- precision ---------------------------------------------------------------------------------------------------
 # Which precision a training computes in. The weights that it changes are float32, whatever this is.

@@ -3,10 +3,8 @@
 import pytest
 
 from pipeline.config.schema import EvaluationConfig
-from pipeline.learning.evaluation.metrics import (
-    Sample,
-    evaluation_rows,
-)
+from pipeline.learning.evaluation.metrics import evaluation_rows
+from pipeline.outputs.formats import Sample
 
 
 def sample(row: int, index: int = 0, **fields: object) -> Sample:

@@ -8,15 +8,9 @@ import pytest
 from scipy.stats import binomtest
 
 from pipeline.config.schema import EvaluationConfig
-from pipeline.learning.evaluation.metrics import (
-    FILE,
-    Sample,
-    evaluation_rows,
-    is_share,
-    read_samples,
-    write_samples,
-)
+from pipeline.learning.evaluation.metrics import evaluation_rows, is_share, read_samples, write_samples
 from pipeline.outputs.check import check_output
+from pipeline.outputs.formats import SAMPLES, Sample
 
 SETTINGS = EvaluationConfig(bootstrap_samples=200)
 
@@ -82,7 +76,7 @@ def test_differences_to_other_policies() -> None:
 
 
 def test_a_policy_that_has_diverged_still_has_its_other_numbers(tmp_path: Path) -> None:
-    write_samples(tmp_path / FILE, [sample(row, 0, kl=float("nan") if row else 0.5) for row in range(4)])
+    write_samples(tmp_path / SAMPLES, [sample(row, 0, kl=float("nan") if row else 0.5) for row in range(4)])
     check_output(tmp_path)
     found = rows_of(read_samples([tmp_path]), SETTINGS)
     assert found["kl_per_sequence"]["value"] is None

@@ -292,7 +292,7 @@ def test_ranks_take_what_the_first_has_found_good_and_read_it_part_by_part(
     hashed: list[Path] = []
     monkeypatch.setattr(module, "file_sha256", hashed.append)
     other = Ranks(1, 2)
-    monkeypatch.setattr(other, "first", lambda value: 7)
+    monkeypatch.setattr(other, "made_by_first", lambda _: 7)
     found = Checkpoints(tmp_path, {}, ranks=other).latest(lambda _: pytest.fail("rank 0 has looked"))
     assert found is not None
     assert (found.step, hashed) == (7, [])
@@ -301,6 +301,6 @@ def test_ranks_take_what_the_first_has_found_good_and_read_it_part_by_part(
     assert torch.equal(whole, torch.ones(3))
     whole.zero_()
     assert torch.equal(found.state.tensors["model.a"], torch.ones(3))  # read anew: nothing is kept
-    monkeypatch.setattr(other, "first", lambda value: 8)
+    monkeypatch.setattr(other, "made_by_first", lambda _: 8)
     with pytest.raises(JobError, match="rank 0 goes on from step 8"):
         Checkpoints(tmp_path, {}, ranks=other).latest()

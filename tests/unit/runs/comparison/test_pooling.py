@@ -8,8 +8,9 @@ import numpy as np
 import pytest
 
 from pipeline.config.schema import EvaluationConfig
-from pipeline.learning.evaluation.metrics import Sample, evaluation_rows, measure
+from pipeline.learning.evaluation.metrics import evaluation_rows, measure
 from pipeline.learning.evaluation.paired import holm, least_detectable_share, mcnemar, paired_tests
+from pipeline.outputs.formats import Sample
 from pipeline.outputs.prompts import PromptMeasures
 from pipeline.runs.comparison.pooling import pooled, whole_grid
 from pipeline.runs.record import Comparison, Place, PooledRow, ResultRow, place_of
