@@ -109,11 +109,6 @@ def imports_what_is_not_there(completions: Sequence[str], **_: Any) -> list[floa
     return [not_there_at_all.score(text) for text in completions]
 
 
-def looks_up_in_its_own_table(completions: Sequence[str], **_: Any) -> list[float]:
-    table = {"good": 1.0}
-    return [table["level"] for _text in completions]
-
-
 def a_set(completions: Sequence[str], **_: Any) -> set[float]:
     return {1.0}
 

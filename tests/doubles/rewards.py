@@ -120,14 +120,6 @@ def _killed_once(folder: Path) -> float:
     return 1.0
 
 
-def wrong_number(**_: Any) -> list[float]:
-    return [0.0, 1.0]
-
-
-def always_raises(**_: Any) -> list[float]:
-    raise KeyError("solution")
-
-
 @reward(RewardTraits(pointwise=True))
 def counted(completions: Sequence[str], log: Sequence[str], **_: Any) -> list[float]:
     """Append a line to a file at every call."""

@@ -21,19 +21,6 @@ def rows_of(config: DatasetConfig, folder: Path) -> dict[str, list[Row]]:
     return {split: [dataset.row(i) for i in sorted(dataset.ids(split).tolist())] for split in SPLITS}
 
 
-def test_gsm8k(tmp_path: Path) -> None:
-    config = GSM8KConfig(kind="gsm8k", path=str(DATA / "gsm8k"), validation_size=2, prompt_template=None)
-    rows = rows_of(config, tmp_path)
-    assert {split: len(found) for split, found in rows.items()} == {"train": 5, "validation": 2, "test": 3}
-    assert rows["test"][1] == Row(
-        9, "Six friends share 18 plums. How many does each get?", {"solution": "3"}, "18/6=<<18/6=3>>3.\n#### 3"
-    )
-    # Question 2 of train is asked in test as well, and train_socratic.jsonl is another dataset.
-    assert sorted(row.id for split in ("train", "validation") for row in rows[split]) == [0, 1, 3, 4, 5, 6, 7]
-    solutions = {row.id: row.columns["solution"] for found in rows.values() for row in found}
-    assert (solutions[1], solutions[3]) == ("2000", "-3")
-
-
 def test_math_is_tested_on_math_500_and_never_trained_on_it(tmp_path: Path) -> None:
     config = MathConfig(
         kind="math", path=str(DATA / "math"), test_path=str(DATA / "math_500"), prompt_template=None
@@ -55,21 +42,6 @@ def test_math_is_tested_on_math_500_and_never_trained_on_it(tmp_path: Path) -> N
     assert others["What is half of $\\frac{2}{3}$?"].columns["answer"] == "\\frac{1}{3}"
     right_angle = others["How many degrees has a right angle?"].columns
     assert (right_angle["answer"], right_angle["level"], right_angle["subject"]) == ("90", None, "Geometry")
-
-
-def test_imdb_from_its_folder(tmp_path: Path) -> None:
-    rows = rows_of(IMDBConfig(kind="imdb_sentiment", path=str(DATA / "aclImdb"), prompt_words=5), tmp_path)
-    assert {(row.prompt, row.columns["label"]) for row in rows["test"]} == {
-        ("Small, quiet and wonderful: the", 1),
-        ("A warm and clever film.", 0),
-    }
-    others = {row.prompt: row.columns["label"] for split in ("train", "validation") for row in rows[split]}
-    # One begins like a test review; unsup has no labels.
-    assert others == {
-        "Well played from the first": 1,
-        "Two hours of my life": 0,
-        "The songs are loud, the": 0,
-    }
 
 
 @pytest.mark.parametrize(

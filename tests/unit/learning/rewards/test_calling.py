@@ -17,7 +17,7 @@ from pipeline.config.tables import TRL_REWARDS
 from pipeline.errors import ConfigError
 from pipeline.learning.datasets.base import Row
 from pipeline.learning.rewards.calling import GIVEN, bind, mismatch
-from pipeline.learning.rewards.registry import judge_of, known_rewards, load_rewards
+from pipeline.learning.rewards.registry import load_rewards
 from pipeline.learning.rewards.scoring import Scored, Scorer
 from tests.doubles import own_rewards
 
@@ -199,21 +199,6 @@ def test_a_reward_of_which_nothing_is_said_judges_nothing_and_votes_for_nothing(
     told = score(dataset({own("shares"): 1.0}, isolated=False, correct_by=own("shares")), ["aa", "ab"])
     assert list(told.correct) == [True, False]
     assert list(told.answers) == [None, None], "the text is no answer"
-
-
-def test_of_several_that_are_not_known_to_verify_one_must_be_named() -> None:
-    rewards = {own("shares"): 1.0, own("right"): 0.5, "length": 0.1}
-    known = known_rewards(dataset(rewards))
-    with pytest.raises(ConfigError) as caught:
-        judge_of(known, dataset(rewards))
-    assert str(caught.value) == (
-        "of several rewards it must be known which one says whether a completion is correct, and none of "
-        f"{own('shares')}, {own('right')}, length is known to. Set grading.correct_by to one of {own('shares')}, "
-        f"{own('right')}, whose values of 1 or more then mean correct; or to 'nothing', if none does: results are "
-        "then mean rewards"
-    )
-    for said, expected in ((own("right"), [True, True]), ("nothing", [None, None])):
-        assert list(score(dataset(rewards, isolated=False, correct_by=said), ["a", "b"]).correct) == expected
 
 
 def test_a_function_that_makes_a_reward_takes_its_settings_once() -> None:

@@ -70,27 +70,6 @@ def test_a_completion_at_which_the_reward_failed_loses_to_nobody() -> None:
     assert decisions(scored([1.0], [True]), failed) == [-1]
 
 
-def test_existing_pairs_of_conversations() -> None:
-    question = {"role": "user", "content": "why?"}
-    chosen, rejected = ({"role": "assistant", "content": text} for text in ("because", "no"))
-    later = [{"role": "user", "content": "how?"}, {"role": "assistant", "content": "so"}]
-    rows = [
-        Row(1, "why?", {"chosen": [chosen], "rejected": [rejected]}),
-        Row(2, "", {"chosen": [question, chosen], "rejected": [question, rejected]}),
-        Row(3, [question], {"chosen": [question, chosen], "rejected": [question, rejected]}),
-        Row(4, "why?", {"chosen": [question, chosen], "rejected": [question, rejected]}),
-        Row(5, [question], {"chosen": "because", "rejected": "no"}),
-        Row(6, [question], {"chosen": chosen, "rejected": rejected}),
-    ]
-    found = existing_pairs(
-        [*rows, Row(7, [question], {"chosen": [chosen, *later], "rejected": [rejected, *later]})]
-    )
-    assert [(pair.prompt, pair.chosen, pair.rejected) for pair in found] == [
-        *[([question], [chosen], [rejected])] * len(rows),
-        ([question], [chosen, *later], [rejected, *later]),
-    ]
-
-
 @pytest.mark.parametrize(
     ("columns", "said"),
     [

@@ -6,7 +6,6 @@ import pytest
 
 from pipeline.config.bases import DatasetConfig
 from pipeline.errors import ConfigError
-from pipeline.learning.rewards.registry import load_rewards
 from pipeline.plan.build import build_plan
 from tests.doubles.composing import quick_config
 
@@ -19,16 +18,6 @@ def check(*overrides: str) -> None:
     from pipeline.config.checks import check_config
 
     check_config(quick_config(["experiment.name=t", *overrides]))
-
-
-def test_several_rewards_on_the_command_line() -> None:
-    found = dataset(
-        "datasets.addition.rewards={exact_match:1.0,length:0.1}",
-        "datasets.addition.grading.options={length:{per:10}}",
-    )
-    loaded = load_rewards(found, "cpu")
-    assert [(reward.name, reward.weight) for reward in loaded] == [("exact_match", 1.0), ("length", 0.1)]
-    assert loaded[1].options == {"per": 10}
 
 
 @pytest.mark.parametrize(
