@@ -541,7 +541,8 @@ def run_plan(
         PlanError: The plan cannot be carried out by this engine.
         WorkerError: Workers cannot be started.
     """
-    scratch = _scratch_of(run_dir, store)
+    # The process id keeps apart two runs that were started in the same second.
+    scratch = Scratch(store.scratch(f"{run_dir.parent.name}-{run_dir.name}-{os.getpid()}"))
     verified = verified or Verified(store, scratch.path / "verified")
     outside = Outside(
         pool=pool,
@@ -555,21 +556,7 @@ def run_plan(
     )
     layout = layout or plain_layout(pool.size)
     check_runnable(plan, layout, {*stored, *elsewhere}, peaks)
-    state = _state_of(plan, stored, settings, Needs(layout, peaks), layout)
-    run = _run_of(state, settings, run_dir, store.root, scratch.path, verified.folder)
-    signals = signals or StopSignals()
-    return Loop(run=run, outside=outside, scratch=scratch, signals=signals, elsewhere=elsewhere).carry_out()
-
-
-def _scratch_of(run_dir: Path, store: Store) -> Scratch:
-    # The process id keeps apart two runs that were started in the same second.
-    return Scratch(store.scratch(f"{run_dir.parent.name}-{run_dir.name}-{os.getpid()}"))
-
-
-def _state_of(
-    plan: Plan, stored: Collection[str], settings: ExecutionConfig, needs: Needs, layout: Layout
-) -> RunState:
-    return RunState(
+    state = RunState(
         plan,
         stored,
         layout.workers,
@@ -577,21 +564,18 @@ def _state_of(
         models_in_memory=settings.models_in_memory,
         device_failures=settings.retry.device_failures,
         layout=layout,
-        needs=needs,
+        needs=Needs(layout, peaks),
         # A barrier has the rows of a round before the next one.
         rows_early=(settings.keep, settings.priority, settings.barrier) == (Keep.all, None, Barrier.none),
     )
-
-
-def _run_of(
-    state: RunState, settings: ExecutionConfig, run_dir: Path, store: Path, scratch: Path, verified: Path
-) -> Run:
-    # Workers are told where these are, and may have another working directory.
-    return Run(
+    run = Run(
         state=state,
         settings=settings,
+        # Workers are told where these are, and may have another working directory.
         folder=RunFolder(run_dir.absolute()),
-        store=str(store.absolute()),
-        scratch=str(scratch.absolute()),
-        verified=str(verified.absolute()),
+        store=str(store.root.absolute()),
+        scratch=str(scratch.path.absolute()),
+        verified=str(verified.folder.absolute()),
     )
+    signals = signals or StopSignals()
+    return Loop(run=run, outside=outside, scratch=scratch, signals=signals, elsewhere=elsewhere).carry_out()

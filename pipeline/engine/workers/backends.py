@@ -33,7 +33,7 @@ from pipeline.machine import descendants
 # that was sent, and messages are delivered while it does.
 
 
-class InlineWorker:
+class InlineWorker(Worker):
     """Runs jobs in the calling thread."""
 
     def __init__(
@@ -45,7 +45,7 @@ class InlineWorker:
         reaper: Reaper | None = None,
         portable: bool = False,
     ) -> None:
-        self._index = index
+        super().__init__(index)
         self._reaper = reaper
         self._tag = descendants.new_tag()
         self._stop_grace_s = stop_grace_s
@@ -58,11 +58,6 @@ class InlineWorker:
         self._job: RunJob | None = None
         self._deliver: Deliver | None = None
         self._saved_env: dict[str, str] | None = None
-
-    @property
-    def index(self) -> int:
-        """Number of the worker in the pool."""
-        return self._index
 
     def start(self) -> None:
         """Give this process the environment that a worker process would have; taken back at the end."""
@@ -86,10 +81,6 @@ class InlineWorker:
     def send(self, job: RunJob) -> None:
         """Keep the job for `receive`."""
         self._job = job
-
-    def sources(self) -> Sequence[int]:
-        """None."""
-        return []
 
     def pending(self) -> bool:
         """Whether there is a job to run or something to say."""
@@ -138,26 +129,11 @@ class InlineWorker:
         self._grace.daemon = True
         self._grace.start()
 
-    def show_stacks(self) -> None:
-        """Nothing to do: when this could be called no job runs."""
-
     def ask_to_stop(self) -> None:
         """End at the next `receive`."""
         if self._state != "over":
             self._job = None
             self._state = "stopping"
-
-    def terminate(self) -> None:
-        """As `ask_to_stop`: when this is called no job runs."""
-        self.ask_to_stop()
-
-    def kill(self) -> None:
-        """As `ask_to_stop`."""
-        self.ask_to_stop()
-
-    def last_words(self) -> str:
-        """Nothing: what it writes outside of jobs is the engine's own output."""
-        return ""
 
     def _end(self) -> None:
         self._state = "over"

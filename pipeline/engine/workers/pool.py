@@ -47,39 +47,50 @@ class Site(Protocol):
         """Let go of it, after the last worker has ended, and whatever has failed before."""
 
 
-class Worker(Protocol):
-    """One device and whatever runs jobs on it. No method but `receive` may take long, and none may raise."""
+class Worker:
+    """One device and whatever runs jobs on it. No method but `receive` may take long, and none may raise.
 
-    @property
-    def index(self) -> int:
-        """Number of the worker in the pool."""
+    Attributes:
+        index: Number of the worker in the pool.
+    """
+
+    def __init__(self, index: int) -> None:
+        self.index = index
 
     def start(self) -> None:
         """Begin; `WorkerReady` follows."""
+        raise NotImplementedError
 
     def send(self, job: RunJob) -> None:
         """Hand over a job. Where that fails `WorkerExited` follows."""
+        raise NotImplementedError
 
     def sources(self) -> Sequence[int]:
         """File descriptors that become readable when `receive` has something to do."""
+        return []
 
     def pending(self) -> bool:
         """Whether `receive` has something to do that no descriptor tells of."""
+        return False
 
     def receive(self, deliver: Deliver) -> None:
         """Deliver what has arrived, without waiting for more. `WorkerExited` comes last, and once."""
+        raise NotImplementedError
 
     def show_stacks(self) -> None:
         """Have what it does now written to the job's log, before it is killed for hanging."""
 
     def ask_to_stop(self) -> None:
         """First step of stopping: let the current job finish or save a checkpoint, then exit."""
+        raise NotImplementedError
 
     def terminate(self) -> None:
         """Second step: break off the job, in a way that it could catch."""
+        self.ask_to_stop()
 
     def kill(self) -> None:
         """Last step: end it and all its children in a way that nothing can catch."""
+        self.ask_to_stop()
 
     def interrupt(self) -> None:
         """Called in a signal handler, for a job that occupies the calling thread itself: ask it to stop.
@@ -89,6 +100,7 @@ class Worker(Protocol):
 
     def last_words(self) -> str:
         """The end of what it wrote outside of jobs, as `tail` has it: why it could not start, for example."""
+        return ""
 
 
 # -- slot --------------------------------------------------------------------------------------------------------

@@ -26,7 +26,7 @@ from pipeline.engine.workers.messages import (
     decode_report,
     encode,
 )
-from pipeline.engine.workers.pool import Deliver
+from pipeline.engine.workers.pool import Deliver, Worker
 from pipeline.engine.workers.reaper import Reaper
 from pipeline.errors import WorkerError
 from pipeline.machine import children, descendants
@@ -56,7 +56,7 @@ class ProcessSettings:
     free_timeout_s: float = FREE_TIMEOUT_S
 
 
-class LocalWorker:
+class LocalWorker(Worker):
     """A worker process, which can be ended with all its descendants.
 
     Its process group is its own; those that have left it are found by the tag in their environment.
@@ -79,7 +79,7 @@ class LocalWorker:
             reaper: Is told what to end with this process.
             level_bytes: See `Settings`.
         """
-        self._index = index
+        super().__init__(index)
         self._device = device
         self._settings = settings
         self._reaper = reaper
@@ -89,11 +89,6 @@ class LocalWorker:
         """The process, until its end was delivered."""
         self._pidfd = -1
         self._tag = descendants.new_tag()
-
-    @property
-    def index(self) -> int:
-        """Number of the worker in the pool."""
-        return self._index
 
     def start(self) -> None:
         """Start the process."""
@@ -136,7 +131,7 @@ class LocalWorker:
             if self._child:
                 self._child.channel.send(encode(message))
         except TimeoutError as error:
-            log.warning("worker %d: %s; killing it", self._index, error)
+            log.warning("worker %d: %s; killing it", self.index, error)
             self.kill()
         except OSError:
             pass  # it is ending already, as the sentinel is about to tell
@@ -148,10 +143,6 @@ class LocalWorker:
         channel = self._child.channel
         pipe = [] if channel.closed else [channel.fileno()]
         return [*pipe, self._pidfd] if self._pidfd >= 0 else pipe
-
-    def pending(self) -> bool:
-        """Never: everything is told by a descriptor."""
-        return False
 
     def receive(self, deliver: Deliver) -> None:
         """Deliver what the process sent and, if it is over, how it ended."""
@@ -184,7 +175,7 @@ class LocalWorker:
 
     def _reap(self, child: Child) -> int:
         if left := children.end([child]):  # what it left behind
-            log.warning("worker %d: processes %s do not end", self._index, sorted(one.pid for one in left))
+            log.warning("worker %d: processes %s do not end", self.index, sorted(one.pid for one in left))
         if self._reaper:
             self._reaper.forget_group(child.process.pid)
             self._reaper.forget_tag(self._tag)
@@ -218,9 +209,6 @@ class LocalWorker:
         """SIGKILL to the process and its group; descendants elsewhere follow when its end is noticed."""
         if self._child:
             self._child.kill()
-
-    def interrupt(self) -> None:
-        """Nothing to do: jobs run elsewhere."""
 
     def last_words(self) -> str:
         """The end of the worker's own log."""

@@ -41,7 +41,7 @@ from pipeline.engine.workers.messages import (
     decode_report,
     encode,
 )
-from pipeline.engine.workers.pool import Deliver, Pool
+from pipeline.engine.workers.pool import Deliver, Pool, Worker
 from pipeline.engine.workers.process import ProcessSettings
 from pipeline.engine.workers.ray.host import POLLS, RAY_TOKEN, Host, HostSettings, search_path
 from pipeline.engine.workers.reaper import Reaper
@@ -296,7 +296,7 @@ def loss_of(error: BaseException) -> tuple[str, bool]:
     return f"Ray has lost its actor or node: {' '.join(text.split())[:300] or type(error).__name__}", True
 
 
-class RayWorker:
+class RayWorker(Worker):
     """A worker process that an actor of a Ray cluster keeps."""
 
     def __init__(self, index: int, site: RaySite, told: Mapping[str, Any]) -> None:
@@ -307,7 +307,7 @@ class RayWorker:
             site: The cluster.
             told: Settings of its host.
         """
-        self._index = index
+        super().__init__(index)
         self._site = site
         self._told = dict(told)
         self._life = next(_lives)
@@ -319,18 +319,13 @@ class RayWorker:
         self._words = ""
         self._kill: threading.Timer | None = None
 
-    @property
-    def index(self) -> int:
-        """Number of the worker in the pool."""
-        return self._index
-
     def start(self) -> None:
         """Ask for an actor and have it start a process; neither is waited for."""
         self._reading, self._writing = os.pipe()
         os.set_blocking(self._writing, False)
         os.set_blocking(self._reading, False)
-        self._actor = self._site.actor(self._index, self._told)
-        threading.Thread(target=self._follow, name=f"ray worker {self._index}", daemon=True).start()
+        self._actor = self._site.actor(self.index, self._told)
+        threading.Thread(target=self._follow, name=f"ray worker {self.index}", daemon=True).start()
 
     # -- its own thread ----------------------------------------------------------------------------------------
 
@@ -343,7 +338,7 @@ class RayWorker:
             while not self._hear(self._call("poll", wait=True)):
                 pass
         except Exception as error:  # Ray's own errors have no common class with those of the network below it
-            self._site.drop(self._index, self._actor)
+            self._site.drop(self.index, self._actor)
             how, elsewhere = loss_of(error)
             self._words = "".join(f"\n    {line}" for line in str(error).strip().splitlines()[-15:])
             self._tell(WorkerExited(exit_code=None, how=how, elsewhere=elsewhere))
@@ -380,10 +375,6 @@ class RayWorker:
     def sources(self) -> Sequence[int]:
         """What tells that something has arrived."""
         return [] if self._reading < 0 else [self._reading]
-
-    def pending(self) -> bool:
-        """Never: everything is told by a descriptor."""
-        return False
 
     def receive(self, deliver: Deliver) -> None:
         """Deliver what has arrived."""
@@ -432,12 +423,9 @@ class RayWorker:
                 self._kill.start()
 
     def _give_up(self) -> None:
-        self._site.drop(self._index, self._actor)
+        self._site.drop(self.index, self._actor)
         # Where no node has started it yet, or none answers, whoever waits for it may wait in vain.
         self._tell(WorkerExited(exit_code=None, how="its actor was given up", elsewhere=True))
-
-    def interrupt(self) -> None:
-        """Nothing to do: jobs run elsewhere."""
 
     def last_words(self) -> str:
         """The end of the worker's own log, or what Ray says of its actor."""

@@ -25,22 +25,18 @@ READY = WorkerReady(pid=1, device="pretended")
 STARTED = JobStarted(job_id="j", attempt=1)
 
 
-class Pretender:
+class Pretender(Worker):
     """Says what it is told to say, through a real descriptor."""
 
     made: list[Pretender]
 
     def __init__(self, index: int, says: Sequence[FromWorker], *, stops_at: str = "ask") -> None:
-        self._index = index
+        super().__init__(index)
         self.read, self.write = os.pipe()
         os.set_blocking(self.read, False)
         self.queue: list[FromWorker] = list(says)
         self.stops_at = stops_at
         self.steps: list[str] = []
-
-    @property
-    def index(self) -> int:
-        return self._index
 
     def start(self) -> None:
         self.wake()
@@ -54,9 +50,6 @@ class Pretender:
 
     def sources(self) -> Sequence[int]:
         return [self.read]
-
-    def pending(self) -> bool:
-        return False
 
     def receive(self, deliver: Deliver) -> None:
         with suppress(BlockingIOError):
@@ -82,8 +75,6 @@ class Pretender:
 
     def kill(self) -> None:
         self._step("kill", -9)
-
-    def interrupt(self) -> None: ...
 
     def last_words(self) -> str:
         return "\n    no such library"
