@@ -8,11 +8,9 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import fields, is_dataclass
-from enum import Enum
-from functools import cache
-from types import NoneType, UnionType
-from typing import Any, NoReturn, Union, cast, get_args, get_origin, get_type_hints
+from dataclasses import is_dataclass
+from types import NoneType
+from typing import Any, NoReturn, cast, get_args, get_origin
 
 from hydra import compose, initialize_config_dir
 from hydra.core.config_store import ConfigStore
@@ -20,8 +18,7 @@ from hydra.core.global_hydra import GlobalHydra
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.core.override_parser.types import Override
 from hydra.errors import HydraException
-from omegaconf import BooleanNode, DictConfig, FloatNode, IntegerNode, OmegaConf
-from omegaconf.errors import OmegaConfBaseException
+from omegaconf import DictConfig, OmegaConf
 
 from pipeline.config.bases import MISSING
 from pipeline.config.checks import config_problems
@@ -35,7 +32,7 @@ from pipeline.config.explain import (
 )
 from pipeline.config.meaning import in_words, meanings_of
 from pipeline.config.place import conf_dir
-from pipeline.config.plain import default_values, filled
+from pipeline.config.plain import converted, default_values, filled, hints_of, kinds_of
 from pipeline.config.schema import Config, EvaluationConfig
 from pipeline.config.tables import TABLES, all_shipped, point_of, settings_class, settings_of, with_points
 from pipeline.config.values import brief, one_line, refuse_all
@@ -278,7 +275,7 @@ def _config(plain: Mapping[str, Any], faults: list[str]) -> Config:
             faults.append("experiment.name is missing: give it a value, for example experiment.name=first_run")
     try:
         return cast("Config", filled(Config, tables, kept))
-    except (ConfigError, OmegaConfBaseException) as error:
+    except ConfigError as error:
         return _refused([*faults, str(explain(error))])
 
 
@@ -337,7 +334,7 @@ _Tables = Mapping[str, Mapping[str, type[Any]]]
 
 def _wrong(plain: Mapping[Any, Any], schema: type[Any], path: _Path, tables: _Tables) -> _Wrong:
     """The places of values that a class of settings does not take, with what to say of each."""
-    hints = _hints(schema)  # type: ignore[arg-type]  # classes are hashable
+    hints = hints_of(schema)  # type: ignore[arg-type]  # classes are hashable
     for name, value in plain.items():
         where = (*path, name)
         if name not in hints:
@@ -356,7 +353,7 @@ def _wrong(plain: Mapping[Any, Any], schema: type[Any], path: _Path, tables: _Ta
 
 
 def _misfits(value: Any, hint: Any, schema: type[Any], path: _Path, tables: _Tables) -> _Wrong:
-    kinds = _kinds(hint)
+    kinds = kinds_of(hint)
     for kind in kinds:
         inside = get_args(kind)[-1] if get_origin(kind) in (list, dict) else None
         if is_dataclass(kind) and isinstance(value, dict):
@@ -370,7 +367,7 @@ def _misfits(value: Any, hint: Any, schema: type[Any], path: _Path, tables: _Tab
             return
     if _holds_missing(value):
         yield path, f"{_typed_as(path)} is missing ('{MISSING}'): give it a value"
-    elif not any(_takes(kind, value) for kind in kinds):
+    elif not _takes(hint, value):
         yield path, f"{_typed_as(path)}={brief(value).strip(chr(39))}: {_what_it_takes(schema, hint, path, value)}"
     elif value == "None" and {str, NoneType} <= set(kinds):
         yield path, f"{_typed_as(path)}=None: for nothing write null"
@@ -380,43 +377,19 @@ def _holds_missing(value: object) -> bool:
     return value == MISSING or (isinstance(value, list) and any(map(_holds_missing, value)))
 
 
-@cache
-def _hints(schema: type[Any]) -> dict[str, Any]:
-    hints = get_type_hints(schema)
-    return {each.name: hints[each.name] for each in fields(schema)}
-
-
-def _kinds(hint: Any) -> tuple[Any, ...]:
-    return get_args(hint) if get_origin(hint) in (Union, UnionType) else (hint,)
-
-
-def _takes(kind: Any, value: object) -> bool:
-    """Whether OmegaConf makes a value of a type of another one; a text must be one, as `1.10` is read as 1.1."""
-    if get_origin(kind) is list:
-        return isinstance(value, list) and all(
-            any(_takes(one, each) for one in _kinds(get_args(kind)[0])) for each in value
-        )
-    if get_origin(kind) is dict:
-        inside = _kinds(get_args(kind)[1])
-        return isinstance(value, dict) and all(any(_takes(one, each) for one in inside) for each in value.values())
-    if kind in _NODES:
-        try:
-            return _NODES[kind](value, is_optional=False) is not None
-        except OmegaConfBaseException:
-            return False
-    if isinstance(kind, type) and issubclass(kind, Enum):
-        return isinstance(value, str) and value in kind.__members__
-    return kind is Any or (isinstance(kind, type) and not is_dataclass(kind) and isinstance(value, kind))
-
-
-_NODES: dict[Any, Any] = {int: IntegerNode, float: FloatNode, bool: BooleanNode}
+def _takes(hint: Any, value: object) -> bool:
+    try:
+        converted(value, hint)
+    except ValueError:
+        return False
+    return True
 
 
 def _what_it_takes(schema: type[Any], hint: Any, path: _Path, value: object) -> str:
     key = ".".join(path)
     of_key = (each for each in meanings_of(schema, ".".join(path[:-1])) if each.key == key)  # type: ignore[arg-type]  # classes are hashable
     meaning = next(of_key, None)
-    if any(map(is_dataclass, _kinds(hint))):
+    if any(map(is_dataclass, kinds_of(hint))):
         return f"must be a table of settings; `python -m pipeline help {key}` lists them"
     must = meaning.must(value) if meaning else in_words(hint)
     quoted = value is not None and not isinstance(value, str) and ("text" in must or "path" in must)

@@ -6,130 +6,130 @@ Free of Hydra: only who composes a request needs it, and its import would be a s
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
+from contextlib import suppress
 from copy import deepcopy
-from dataclasses import fields, is_dataclass
+from dataclasses import fields, is_dataclass, replace
 from enum import Enum
 from functools import cache, lru_cache
 from types import UnionType
 from typing import Any, Union, cast, get_args, get_origin, get_type_hints
 
-from omegaconf import DictConfig, OmegaConf
-from omegaconf.errors import OmegaConfBaseException
-
 from pipeline.config.schema import StageConfig
 from pipeline.config.user_code import ask, import_object
-from pipeline.errors import PipelineError
+from pipeline.errors import ConfigError
 
-# -- declared ----------------------------------------------------------------------------------------------------
-# What settings classes declare, read once: OmegaConf takes long to take a class apart and to check a value.
-
-
-def declared(schema: type[Any]) -> DictConfig:
-    """The fields of a class with their types and defaults, to be copied before they are changed."""
-    if schema not in _DECLARED:
-        _DECLARED[schema] = cast("DictConfig", OmegaConf.structured(schema))
-    return _DECLARED[schema]
+# -- filled in ---------------------------------------------------------------------------------------------------
+# Plain values as settings: onto the defaults of a class, each converted to what its field declares.
 
 
-def filled(schema: type[Any], tables: Mapping[str, Mapping[str, type[Any]]], plain: Mapping[str, Any]) -> Any:
+_TRUTH = {"true": True, "yes": True, "on": True, "y": True, "false": False, "no": False, "off": False, "n": False}
+
+
+def filled(
+    schema: type[Any], tables: Mapping[str, Mapping[str, type[Any]]], plain: Mapping[str, Any], key: str = ""
+) -> Any:
     """An instance of a settings class.
 
     Args:
         schema: The class.
         tables: For each field of the class that is a table of sections, the class of every section.
         plain: Plain values, those of the sections included; whatever is absent keeps its default.
+        key: Where they stand, for messages.
 
     Raises:
-        omegaconf.errors.OmegaConfBaseException: A field is unknown, or its value of another type.
-        ConfigError: The `__post_init__` of a class failed.
+        ConfigError: A field is unknown, or the `__post_init__` of a class failed.
+        ValueError: A value is of another type than its field.
     """
-    node = deepcopy(declared(schema))
-    defaults = dict(default_values(schema))
-    for table, sections in tables.items():
-        defaults[table] = {name: default_values(section) for name, section in sections.items()}
-    beyond = _beyond(defaults, plain)
-    untouched: dict[str, dict[str, Any]] = {}
-    for table, sections in tables.items():
-        given = beyond.get(table, {})
-        untouched[table] = {}
-        for name, section in sections.items():
-            instance = _untouched(section) if isinstance(given, dict) and name not in given else None
-            if instance is None:
-                node[table][name] = declared(section)
-            else:
-                untouched[table][name] = instance
-    made = _object(OmegaConf.unsafe_merge(node, beyond))
-    for table, there in untouched.items():
-        if there:
-            rest = getattr(made, table)
-            setattr(
-                made, table, {name: rest[name] if name in rest else there[name] for name in tables[table]} | rest
-            )
-    return made
+    sections = {
+        table: {
+            name: filled(section, {}, (plain.get(table) or {}).get(name, {}), f"{table}.{name}")
+            for name, section in classes.items()
+        }
+        for table, classes in tables.items()
+    }
+    rest = {name: value for name, value in plain.items() if name not in tables}
+    return _changed(deepcopy(_default(schema)), rest, key, sections)  # type: ignore[arg-type]  # classes are hashable
 
 
-def _untouched(section: type[Any]) -> Any:
-    """An instance of a settings class as it is without any value, or `None` where it cannot be without.
-
-    Most sections of a request are that, and OmegaConf takes long to fill each in.
-    """
-    try:
-        if section not in _UNTOUCHED:
-            _UNTOUCHED[section] = OmegaConf.to_object(declared(section))
-        return deepcopy(_UNTOUCHED[section])
-    except Exception:  # told with its key, by what fills it in
-        return None
-
-
-def _object(node: Any, key: str = "") -> Any:
-    """The instances that settings stand for; where the code of a class fails, says which settings it was given."""
-    try:
-        return OmegaConf.to_object(node)
-    except (OmegaConfBaseException, PipelineError):
-        raise
-    except Exception:
-        names: Iterable[Any] = node if isinstance(node, DictConfig) else range(len(node))
-        for name in names:
-            if OmegaConf.is_config(node[name]):
-                below = f"[{name}]" if isinstance(name, int) else f".{name}"
-                _object(node[name], f"{key}{below}".removeprefix("."))
-        kind = getattr(OmegaConf.get_type(node), "__name__", "settings")
-        who = f"__post_init__() of {kind}"
-        return ask(f"{key}: {who}" if key else who, lambda: OmegaConf.to_object(node))
-
-
-def default_values(schema: type[Any]) -> Mapping[str, Any]:
-    """The plain values that fields of a class have by default; not to be changed."""
-    if schema not in _DEFAULTS:
-        plain = OmegaConf.to_container(declared(schema), enum_to_str=True)
-        _DEFAULTS[schema] = cast("Mapping[str, Any]", plain)
-    return _DEFAULTS[schema]
-
-
-def _beyond(defaults: Mapping[str, Any], plain: Mapping[str, Any]) -> dict[str, Any]:
-    """The values that are not the default of their field."""
-    beyond = {}
+def _changed(settings: Any, plain: Mapping[str, Any], key: str, changes: Mapping[str, Any] | None = None) -> Any:
+    hints = hints_of(type(settings))  # type: ignore[arg-type]  # likewise
+    values = dict(changes or {})
     for name, value in plain.items():
-        default = defaults.get(name)
-        if isinstance(default, dict) and isinstance(value, dict):
-            if inside := _beyond(default, value):
-                beyond[name] = inside
-        elif name not in defaults or not _same(default, value):
-            beyond[name] = value
-    return beyond
+        place = f"{key}.{name}" if key else name
+        if name not in hints:
+            raise ConfigError(f"{place}: {type(settings).__name__} has no such setting")
+        values[name] = converted(value, hints[name], getattr(settings, name), place)
+    if not values:
+        return settings
+    who = f"__post_init__() of {type(settings).__name__}"
+    return ask(f"{key}: {who}" if key else who, lambda: replace(settings, **values))
 
 
-def _same(one: object, other: object) -> bool:
-    """Whether two plain values are one; `1`, `1.0` and `true` are three."""
-    if isinstance(one, list) and isinstance(other, list):
-        return len(one) == len(other) and all(map(_same, one, other))
-    return type(one) is type(other) and not isinstance(one, dict) and one == other
+def converted(value: Any, hint: Any, default: Any = None, key: str = "") -> Any:
+    """A plain value as a field has it.
+
+    Args:
+        value: The value.
+        hint: The type of the field.
+        default: What a table is added to.
+        key: Where it stands, for messages.
+
+    Raises:
+        ValueError: It is of another type; a text must be one, as `1.10` is read as 1.1.
+    """
+    kinds = kinds_of(hint)
+    if isinstance(value, dict):
+        if is_dataclass(default) and not isinstance(default, type):
+            return _changed(deepcopy(default), value, key)
+        if settings := next((kind for kind in kinds if is_dataclass(kind)), None):
+            return filled(cast("type[Any]", settings), {}, value, key)
+    for kind in kinds:
+        inside, before = (get_args(kind) or (Any,))[-1], default if isinstance(default, dict) else {}
+        if isinstance(value, dict) and get_origin(kind) is dict:
+            found = {
+                name: converted(each, inside, before.get(name), f"{key}.{name}") for name, each in value.items()
+            }
+            return {**before, **found}
+        if isinstance(value, list | tuple) and get_origin(kind) is list:
+            return [converted(each, inside, None, f"{key}[{place}]") for place, each in enumerate(value)]
+        if kind is Any:
+            return converted(value, dict[str, Any], before) if isinstance(value, dict) else deepcopy(value)
+        if type(value) is kind:
+            return value
+    for kind in kinds:
+        if kind is float and type(value) is int:
+            return float(value)
+        if kind in (int, float) and isinstance(value, str):
+            with suppress(ValueError):
+                return kind(value)
+        if kind is bool and isinstance(value, str) and value.lower() in _TRUTH:
+            return _TRUTH[value.lower()]
+        if isinstance(kind, type) and issubclass(kind, Enum) and str(value) in kind.__members__:
+            return kind[str(value)]
+    raise ValueError(f"{key}: of another type")
 
 
-_DECLARED: dict[type[Any], DictConfig] = {}
-_DEFAULTS: dict[type[Any], Mapping[str, Any]] = {}
-_UNTOUCHED: dict[type[Any], Any] = {}
+def kinds_of(hint: Any) -> tuple[Any, ...]:
+    """The types of which a value may be one."""
+    return get_args(hint) if get_origin(hint) in (Union, UnionType) else (hint,)
+
+
+@cache
+def hints_of(kind: type[Any]) -> dict[str, Any]:
+    """The types of the fields of a class of settings."""
+    hints = get_type_hints(kind)
+    return {each.name: hints[each.name] for each in fields(kind)}
+
+
+@cache
+def _default(schema: type[Any]) -> Any:
+    return schema()
+
+
+def default_values(schema: type[Any]) -> dict[str, Any]:
+    """The plain values that fields of a class have by default."""
+    return to_plain(_default(schema))  # type: ignore[arg-type]  # classes are hashable
 
 
 def to_plain(config: object) -> dict[str, Any]:
@@ -141,22 +141,17 @@ def to_plain(config: object) -> dict[str, Any]:
 def _plain(value: Any, hint: Any) -> Any:
     """A value as its field has it: a whole number is a number where that is asked for."""
     if is_dataclass(value):
-        hints = _hints(type(value))  # type: ignore[arg-type]  # classes are hashable
+        hints = hints_of(type(value))  # type: ignore[arg-type]  # classes are hashable
         return {each.name: _plain(getattr(value, each.name), hints[each.name]) for each in fields(value)}
     if isinstance(value, Enum):
         return value.name
-    kinds = get_args(hint) if get_origin(hint) in (Union, UnionType) else (hint,)
+    kinds = kinds_of(hint)
     if isinstance(value, dict | list | tuple):
         inside = next((get_args(kind)[-1] for kind in kinds if get_args(kind)), Any)
         if isinstance(value, dict):
             return {name: _plain(entry, inside) for name, entry in value.items()}
         return [_plain(entry, inside) for entry in value]
     return float(value) if type(value) is int and float in kinds and int not in kinds else value
-
-
-@cache
-def _hints(kind: type[Any]) -> dict[str, Any]:
-    return get_type_hints(kind)
 
 
 def stage_config_from_plain(plain: Mapping[str, Any]) -> StageConfig:

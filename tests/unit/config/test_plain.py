@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from omegaconf import OmegaConf
 
-from pipeline.config.plain import to_plain
+from pipeline.config.plain import filled, to_plain
 from tests.doubles.composing import quick_config
 
 
@@ -61,3 +61,42 @@ def test_so_is_that_of_a_request() -> None:
     settings = ["algos=[QSharp-HF,DPO]", "algos.DPO.front={beta: [1, 0.1]}", "dataset=hf", "datasets.hf.path=x"]
     config = quick_config(["experiment.name=t", "evaluation.etas=[1]", *settings])
     assert repr(to_plain(config)) == made(config)
+
+
+@pytest.mark.parametrize(
+    ("given", "made"),
+    [
+        ({}, {}),
+        ({"count": "5", "rate": 1, "limit": "1e-3"}, {"count": 5, "rate": 1.0, "limit": 0.001}),
+        ({"kind": "second", "size": "large"}, {"kind": Kind.second, "size": "large"}),
+        ({"below": {"weight": 2}, "table": {"x": {}}}, {"below": Inner(2.0), "table": {"x": Inner()}}),
+        (
+            {"numbers": {"two": [1, {"a": None}]}},
+            {"numbers": {"one": 1, "kinds": [1, {"two": 2.0}], "two": [1, {"a": None}]}},
+        ),
+        ({"rates": [1, "inf"]}, {"rates": [1.0, float("inf")]}),
+    ],
+    ids=str,
+)
+def test_plain_values_are_converted_to_what_fields_declare(given: dict[str, Any], made: dict[str, Any]) -> None:
+    assert repr(filled(Settings, {}, given)) == repr(Settings(**made))
+    filled(Settings, {}, given).rates.append(3.0)
+    assert Settings().rates == filled(Settings, {}, {}).rates
+
+
+@pytest.mark.parametrize(
+    "given",
+    [
+        {"count": True},
+        {"count": 2.0},
+        {"rate": "x"},
+        {"kind": "third"},
+        {"size": 1.5},
+        {"rates": [[1]]},
+        {"limit": []},
+    ],
+    ids=str,
+)
+def test_values_of_other_types_are_not(given: dict[str, Any]) -> None:
+    with pytest.raises(ValueError, match="of another type"):
+        filled(Settings, {}, given)
