@@ -115,14 +115,13 @@ def test_the_last_device_is_kept_with_what_is_free_of_it(
     assert "goes on with what is free of GPU 0: 20480 MB are still taken" in warned
 
 
-@pytest.mark.parametrize("end", ["finished", "a rank died", "the leader died"])
+@pytest.mark.parametrize("end", ["finished", "a rank died"])
 def test_what_ranks_held_is_free_before_their_devices_are_used(engine: Engine, taken: Path, end: str) -> None:
     driver = Driver(taken)
     payload = {
         "taken": str(taken),
         "rank": 1,
         "deaths": int(end != "finished"),
-        "leader": end == "the leader died",
     }
     outcome = engine.run(
         job("gang", "take_gpu_memory", devices=2, payload=payload, seconds=9.0),
