@@ -106,19 +106,6 @@ def test_what_the_installed_ray_does_not_know_of_an_environment_is_refused(
         check_environment(RayConfig(address="head:6379", runtime_env=asked))
 
 
-@pytest.mark.skipif(not is_installed(), reason="Ray is not installed: pip install -e '.[ray]'")
-def test_an_environment_that_ray_knows_is_taken(monkeypatch: pytest.MonkeyPatch) -> None:
-    for asked in (
-        {},
-        {"env_vars": {"A": "3"}, "pip": ["x"]},
-        {"nsight": "default"},
-        {"config": {"eager_install": True}},
-    ):
-        check_environment(RayConfig(address="head:6379", runtime_env=asked))
-    monkeypatch.setenv("RAY_RUNTIME_ENV_PLUGINS", "[]")
-    check_environment(RayConfig(address="head:6379", runtime_env={"of_a_plugin": 1}))
-
-
 def test_a_model_on_a_gpu_without_a_profile_for_it_is_told_of(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -199,11 +186,3 @@ def test_a_plan_reckons_with_the_rows_that_there_are(tmp_path: Path) -> None:
     }
     made = {job.key for job in some.jobs.values()}
     assert made.issuperset(key for job in some.jobs.values() for keys in job.inputs.values() for key in keys)
-
-
-def test_rows_that_are_stored_are_looked_at_again_for_what_is_still_to_do_with_them(tmp_path: Path) -> None:
-    request = prepare(quick_config(["experiment.name=t", "device=cpu", f"output_dir={tmp_path}"]))
-    training = [job_id for job_id, job in request.plan.jobs.items() if job.stage == "train"]
-    assert request.unread(training) == []
-    assert request.used_datasets(training) == ["addition"]
-    assert request.used_datasets([]) == []

@@ -1,10 +1,17 @@
 """A request from its plan to its end, where no job needs to run."""
 
+from __future__ import annotations
+
 import io
+import json
+import logging
 import os
+import shutil
 import signal
 import subprocess
 import sys
+import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -12,13 +19,18 @@ import pytest
 
 from pipeline import arithmetic
 from pipeline.commands import carry_out, request, results
+from pipeline.commands.carry_out import log, logged_to
+from pipeline.commands.request import fewer_rows, how_sure
+from pipeline.commands.results import MOST_OFTEN_S, RoundReports, finished_rounds
 from pipeline.commands.run import run_experiment
 from pipeline.config.load import load_config
 from pipeline.config.schema import Config
 from pipeline.errors import ConfigError
-from pipeline.runs.loaded import load
+from pipeline.runs.run_view import JobCounts, RunView
 from pipeline.terminal.console import Terminal
 from pipeline.terminal.streams import LastingFile, LastingStream
+from tests.doubles.runs import WrittenRun, chain_plan
+from tests.doubles.small_runs import run_here, with_reference
 
 ROOT = Path(__file__).parents[3]
 
@@ -76,17 +88,6 @@ def test_signals_while_results_are_written_interrupt_nothing(
     names = {path.name for path in (Path(nothing_to_do.output_dir) / "x/latest/").iterdir()}
     assert {"results.json", "results.csv", "samples.jsonl", "compute.json"} <= names
     assert not [name for name in names if name.startswith(".")]
-
-
-def test_a_run_says_from_its_begin_how_it_is_repeated(nothing_to_do: Config) -> None:
-    given = ["experiment.name=x", "algos=[PITA]"]
-    command = ["python", "run_parallel.py", *given]
-    run_experiment(nothing_to_do, Terminal(file=io.StringIO()), given=given, command=command)
-    loaded = load(Path(nothing_to_do.output_dir) / "x")
-    assert loaded.origin.settings == given
-    assert loaded.origin.command_line == "python run_parallel.py experiment.name=x 'algos=[PITA]'"
-    assert loaded.origin.folder == str(Path.cwd())
-    assert loaded.origin.versions.keys() >= {"pipeline", "python", "torch"}
 
 
 @pytest.mark.parametrize(("label", "settled"), [("", [0]), ("algos.PITA.eta=1", [])], ids=["only", "one of many"])
@@ -150,3 +151,138 @@ def test_a_plan_that_takes_its_time_is_announced(monkeypatch: pytest.MonkeyPatch
         == 0
     )
     assert "Not looked at before the run: the rows of hf, owner/model on the hub." in out.getvalue()
+
+
+# -- test carry out ----------------------------------------------------------------------------------------------
+# What becomes of a run whose surroundings change or fill up while it goes on.
+
+
+def alter(metrics: Path) -> None:
+    """Another number in the same place."""
+    text = (metrics / "metrics.json").read_text()
+    (metrics / "metrics.json").write_text(text.replace('"value": ', '"value": 7', 1))
+
+
+@pytest.mark.parametrize(("spoil", "said"), [(alter, "metrics.json"), (shutil.rmtree, "not stored")])
+def test_results_that_change_before_they_are_printed_are_no_results(
+    tmp_path: Path,
+    tmp_path_factory: pytest.TempPathFactory,
+    monkeypatch: pytest.MonkeyPatch,
+    spoil: Callable[[Path], None],
+    said: str,
+) -> None:
+    request = with_reference(tmp_path_factory, tmp_path / "outputs")
+    folder = tmp_path / "outputs" / "t" / "latest"
+
+    def spoiled(*_: object) -> None:
+        for name in ("reference", "Counted/r2"):
+            (place,) = (folder / "jobs").glob(f"*/*/*/{name}/metrics/output")
+            spoil(place.resolve())
+
+    with monkeypatch.context() as patched:
+        patched.setattr(carry_out, "update_peaks", spoiled)
+        output = " ".join(run_here(tmp_path / "outputs", *request, code=1).split())
+    for chain, last in (("reference", 0), ("Counted", 2)):
+        assert f"s0/{chain}: round {last}: its stored output cannot be used: " in output
+    assert said in output
+    rows = json.loads((folder / "results.json").read_text())["rows"]
+    assert {(row["algo"], row["round"]) for row in rows} == {("Counted", 1)}
+    run_here(tmp_path / "outputs", *request)
+    rows = json.loads((folder / "results.json").read_text())["rows"]
+    assert {(row["algo"], row["round"]) for row in rows} == {("Counted", 1), ("Counted", 2), ("reference", 0)}
+
+
+def test_a_log_that_cannot_be_written_ends_without_a_word_of_its_own() -> None:
+    before = log.level, log.propagate
+    with logged_to(Path("/dev/full")):
+        log.warning("what nobody will read")
+        assert not log.propagate
+    assert (log.level, log.propagate) == before
+    assert not [handler for handler in log.handlers if isinstance(handler, logging.FileHandler)]
+
+
+# -- test dry run ------------------------------------------------------------------------------------------------
+# What a dry run says of a plan.
+
+
+@pytest.mark.parametrize(
+    ("known", "said"),
+    [([False, False], "(a guess, until the first run)"), ([True, False], "(in part a guess"), ([True, True], "")],
+)
+def test_an_estimate_says_whether_anything_like_it_was_timed(known: list[bool], said: str) -> None:
+    assert how_sure(known).strip().startswith(said)
+    assert bool(how_sure(known)) == bool(said)
+
+
+def test_a_dataset_with_fewer_rows_than_a_round_asks_for_is_told_of() -> None:
+    (said,) = fewer_rows({"small": {"train": 100}, "large": {"train": 20_000}, "unknown": {}}, 10_000)
+    assert "datasets.small has 100 rows to train on" in said
+
+
+# -- test round reports ------------------------------------------------------------------------------------------
+# Reports while a run goes on: when one is written, and that none of them can do a run any harm.
+
+
+def view_of(*cells: tuple[str, int, JobCounts]) -> RunView:
+    view = RunView()
+    view.cells = {(chain, number): counts for chain, number, counts in cells}
+    return view
+
+
+def test_a_round_has_finished_when_all_chains_have_finished_it() -> None:
+    done, half = JobCounts(total=2, done=2), JobCounts(total=2, done=1)
+    before = JobCounts(total=2, stored=2)
+    assert finished_rounds(view_of(("a", 1, done), ("b", 1, half), ("a", 2, half))) == 0
+    assert finished_rounds(view_of(("a", 1, done), ("b", 1, done), ("a", 2, half))) == 1
+    assert finished_rounds(view_of(("a", 0, before), ("a", 1, half))) == 0  # there is nothing new
+    assert finished_rounds(view_of(("a", 1, done), ("a", 2, done))) == 0  # the end writes the last one
+
+
+def updated_until_it_has_ended(reports: RoundReports, view: RunView) -> None:
+    now, deadline = 1000.0, time.monotonic() + 600
+    reports.update(view, now)
+    assert reports._process is not None
+    while reports._process is not None:
+        assert time.monotonic() < deadline
+        now += MOST_OFTEN_S
+        time.sleep(0.01)
+        reports.update(view, now)
+
+
+def test_a_report_is_written_beside_the_run_that_goes_on(tmp_path: Path) -> None:
+    run = WrittenRun(tmp_path, chain_plan())
+    view = view_of(("a", 1, JobCounts(total=1, done=1)), ("a", 2, JobCounts(total=1)))
+    with RoundReports(run.folder) as reports:
+        updated_until_it_has_ended(reports, view)
+        reports.update(view, 5000.0)
+        assert reports._process is None  # of the same rounds there is one already
+    assert "X" in run.folder.report.read_text()
+
+
+def test_a_report_that_fails_costs_a_warning(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    run = WrittenRun(tmp_path, chain_plan())
+    run.folder.results_json.write_text("{")
+    view = view_of(("a", 1, JobCounts(total=1, done=1)), ("a", 2, JobCounts(total=1)))
+    with RoundReports(run.folder) as reports:
+        updated_until_it_has_ended(reports, view)
+        reports.update(
+            view_of(*((chain, number + 1, cell) for (chain, number), cell in view.cells.items())), 9000.0
+        )
+        assert reports._process is None  # what went wrong once is not tried again and again
+    assert "no report of the rounds so far was written: StoreError: cannot read" in caplog.text
+    assert not run.folder.report.exists()
+
+
+def test_none_is_being_written_any_more_when_a_run_has_ended(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = WrittenRun(tmp_path, chain_plan())
+    monkeypatch.setattr(results, "command", lambda *_, **__: (["sleep", "600"], {}))
+    left = run.folder.path / f".{run.folder.report.name}.1234"
+    left.touch()
+    with RoundReports(run.folder) as reports:
+        reports.update(view_of(("a", 1, JobCounts(total=1, done=1)), ("a", 2, JobCounts(total=1))), 1000.0)
+        process = reports._process
+        assert process is not None
+    assert process.returncode == -9
+    assert not left.exists()

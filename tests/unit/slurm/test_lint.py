@@ -154,22 +154,6 @@ def test_each_wrong_job_has_its_message(name: str, right: SlurmJob, changed: dic
     assert remedy in check.remedy
 
 
-@pytest.mark.parametrize(
-    "job",
-    [
-        ONE_TASK,
-        PER_TASK,
-        replace(ONE_TASK, gpus=1, mask="0", visible=1),
-        replace(ONE_TASK, nodes=2, in_step=True),
-        replace(PER_TASK, nodes=2),
-    ],
-    ids=["launch", "srun", "one GPU", "two nodes", "two nodes by srun"],
-)
-def test_right_jobs_pass(job: SlurmJob) -> None:
-    (check,) = check_job(job)
-    assert check.verdict is Verdict.PASS, check
-
-
 def test_the_job_of_this_process_is_read_from_its_environment() -> None:
     def faults(visible: int = 8, **environment: str) -> list[str]:
         found = slurm_checks({"SLURM_JOB_ID": "7", **environment}, visible=visible)

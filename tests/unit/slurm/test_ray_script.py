@@ -1,14 +1,21 @@
 """A script that brings up a Ray cluster: what it starts, in which order, and how all of it ends."""
 
+from __future__ import annotations
+
 import os
 import signal
+import socket
 import subprocess
+import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from pipeline.errors import ConfigError, WorkerError
+from pipeline.slurm import ray_nodes
 from pipeline.slurm.lint import check_text
 from pipeline.slurm.script import script_text
 from pipeline.terminal.console import Verdict
@@ -149,3 +156,124 @@ def test_where_the_head_does_not_come_there_is_no_run(tmp_path: Path) -> None:
 def test_it_has_none_of_the_faults_that_scripts_are_looked_through_for(given: dict[str, Any]) -> None:
     [check] = check_text(text_of(**given))
     assert check.verdict is Verdict.PASS
+
+
+# -- test ray nodes ----------------------------------------------------------------------------------------------
+# What a script with `--ray` runs on the nodes of its job, with a Ray that only pretends.
+
+
+JOB = {"SLURM_JOB_ID": "41", "SLURMD_NODENAME": "n1", "SLURM_JOB_NODELIST": "n[1-2]"}
+SCONTROL = """#!/bin/sh
+case "$*" in
+    *hostnames*) printf 'n1\\nn2\\n' ;;
+    *) echo "NodeName=$4 Arch=x86_64 NodeAddr=127.0.0.1 NodeHostName=gpu-7 Port=1" ;;
+esac
+"""
+PRETENDED = """
+import os, subprocess, sys, time
+if "--fail" in sys.argv:
+    sys.exit("the port is taken")
+folder = next(word.partition("=")[2] for word in sys.argv if word.startswith("--temp-dir="))
+child = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"], start_new_session=True)
+with open(os.environ["SAID"], "w") as said:
+    print(folder, os.getpid(), child.pid, *sys.argv[1:], file=said)
+time.sleep(600)
+"""
+
+
+@pytest.fixture(autouse=True)
+def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A folder with an scontrol and a package that takes Ray's place."""
+    (tmp_path / "scontrol").write_text(SCONTROL)
+    (tmp_path / "scontrol").chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
+    package = tmp_path / "ray" / "scripts"
+    package.mkdir(parents=True)
+    for file in (tmp_path / "ray" / "__init__.py", package / "__init__.py"):
+        file.touch()
+    (package / "scripts.py").write_text(PRETENDED)
+    return tmp_path
+
+
+def test_the_port_follows_from_the_job_and_passes_over_what_is_taken() -> None:
+    assert ray_nodes.free_port(41) in range(20_000, 30_000, 2)
+    first = ray_nodes.free_port(7)
+    for taken in (first, first + 1):
+        with socket.create_server(("", taken)):
+            assert ray_nodes.free_port(7) not in (first, first + 1)
+    assert ray_nodes.free_port(8) != ray_nodes.free_port(7)
+
+
+def test_the_address_is_by_slurms_own_names(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(ray_nodes, "is_installed", lambda: True)
+    assert ray_nodes.head_address(JOB).startswith("127.0.0.1:2")
+    with pytest.raises(ConfigError, match="SLURM_JOB_ID is not set, so this is no job of Slurm"):
+        ray_nodes.head_address({})
+
+
+def test_where_ray_is_missing_it_is_said_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(ray_nodes, "is_installed", lambda: False)
+    with pytest.raises(ConfigError, match=r"needs Ray, which .* has not: pip install .*\[ray\]"):
+        ray_nodes.head_address(JOB)
+
+
+def node(here: Path, *words: str) -> subprocess.Popen[bytes]:
+    environment = {**os.environ, **JOB, "PYTHONPATH": str(here), "SAID": str(here / "said")}
+    command = [sys.executable, "-m", "pipeline", "slurm", "ray", "start", "--address", "127.0.0.1:20082", *words]
+    with (here / "stderr").open("w") as stderr:
+        return subprocess.Popen(command, env=environment, stderr=stderr)
+
+
+def until(condition: Callable[[], object]) -> None:
+    give_up = time.monotonic() + 240
+    while not condition():
+        assert time.monotonic() < give_up
+        time.sleep(0.02)
+
+
+def lives(pid: int) -> bool:
+    try:
+        return "\nState:\tZ" not in Path(f"/proc/{pid}/status").read_text()
+    except OSError:
+        return False
+
+
+def test_a_node_is_deaf_to_what_ends_a_job_and_leaves_nothing(here: Path) -> None:
+    """Slurm tells every process of a step; a node ends when the script says so."""
+    process = node(here, "--head", "--num-gpus=8")
+    until(lambda: (here / "said").exists() and (here / "said").read_text().endswith("\n"))
+    folder, ray, child, *words = (here / "said").read_text().split()
+    assert Path(folder).stat().st_mode & 0o777 == 0o700
+    assert {"start", "--block", "--head", "--port=20082", "--node-name=n1", "--num-gpus=8"} <= set(words)
+    assert {"--include-dashboard=false", "--disable-usage-stats"} <= set(words)
+    told = [process.pid, int(ray)]
+    for number in (signal.SIGTERM, signal.SIGUSR2, signal.SIGHUP, signal.SIGINT):
+        for pid in told:
+            os.kill(pid, number)
+    for pid in told:  # what is held back is pending, so it has come
+        waiting = next(line for line in Path(f"/proc/{pid}/status").read_text().splitlines() if "ShdPnd" in line)
+        assert int(waiting.split()[1], 16) & 1 << signal.SIGTERM - 1
+    assert process.poll() is None
+    process.send_signal(signal.SIGUSR1)
+    assert process.wait() == 0
+    assert not any(map(lives, (int(ray), int(child))))
+    assert not Path(folder).exists()
+
+
+def test_a_ray_that_does_not_start_has_its_last_words(here: Path) -> None:
+    process = node(here, "--head", "--fail")
+    assert process.wait() == 2
+    assert "Ray on n1 has ended by itself: the port is taken" in (here / "stderr").read_text()
+
+
+def test_nodes_that_do_not_join_are_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    there = {"n1"}
+    monkeypatch.setattr(ray_nodes, "_nodes", lambda _address: there)
+    assert ray_nodes.wait_for_nodes("a:1", JOB, within_s=0) == (["n1"], ["n2"])
+    with pytest.raises(WorkerError, match="the head of Ray has ended"):
+        ray_nodes.wait_for_nodes("a:1", JOB, lives=lambda: False)
+    there.add("n2")
+    assert ray_nodes.wait_for_nodes("a:1", JOB) == (["n1", "n2"], [])
+    there.clear()
+    with pytest.raises(WorkerError, match="there is no head of Ray at a:1 after 0 s"):
+        ray_nodes.wait_for_nodes("a:1", JOB, within_s=0)

@@ -1,5 +1,7 @@
 """Streams that last, whatever becomes of what they write to."""
 
+from __future__ import annotations
+
 import os
 import pty
 import select
@@ -10,8 +12,22 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
-from pipeline.terminal.streams import LastingFile, LastingStream, failure, is_gone, never_waiting
+from pipeline.terminal.streams import (
+    FALLBACK,
+    LastingFile,
+    LastingStream,
+    LogOutput,
+    encodable,
+    failure,
+    is_gone,
+    never_waiting,
+    printable,
+    printable_but_colours,
+    without_colours,
+)
 
 
 @pytest.fixture
@@ -159,3 +175,89 @@ def test_the_interpreter_has_nothing_to_complain_of_in_the_end(where: str, reque
         preexec_fn=lambda: signal.signal(signal.SIGPIPE, signal.SIG_DFL) and None,
     )
     assert (done.returncode, done.stderr) == (0, b"")
+
+
+# -- test text ---------------------------------------------------------------------------------------------------
+# Foreign text is shown, not obeyed.
+
+
+@pytest.mark.parametrize(
+    ("text", "shown"),
+    [
+        ("\x1b[2J\x1b]0;title\x07", r"\x1b[2J\x1b]0;title\x07"),
+        ("50 %\rdone", r"50 %\rdone"),
+        ("\x9b31mred", r"\x9b31mred"),
+        ("user\u202etxt.exe", r"user\u202etxt.exe"),
+        ("raw \udcff byte", r"raw \udcff byte"),
+        ("\x00\x7f", r"\x00\x7f"),
+        ("a\tb\nc", "a\tb\nc"),
+        ("naïve 数 👩‍🔬", "naïve 数 👩‍🔬"),
+        (r"\[/red] and [bold]", r"\[/red] and [bold]"),
+    ],
+    ids=["escape", "carriage return", "C1", "bidi", "surrogate", "null", "layout", "letters", "markup"],
+)
+def test_what_a_terminal_obeys_is_written_out(text: str, shown: str) -> None:
+    assert printable(text) == shown
+
+
+def test_colours_can_be_kept_or_left_out() -> None:
+    text = "\x1b[1;31mred\x1b[0m \x1b[2K"
+    assert printable_but_colours(text) == "\x1b[1;31mred\x1b[0m \\x1b[2K"
+    assert without_colours(text) == "red \\x1b[2K"
+
+
+def test_what_an_encoding_lacks_has_a_likeness_or_a_number() -> None:
+    assert encodable("a · b ✓ … 数 ü", "ascii") == r"a - b + ~ \u6570 \xfc"
+    assert encodable("a · b ü", "latin-1") == "a · b ü"
+
+
+@pytest.mark.properties
+@given(st.text())
+def test_any_text_comes_out_harmless_and_once(text: str) -> None:
+    shown = printable(text)
+    assert printable(shown) == shown
+    shown.encode()
+    assert all(char in "\n\t" or ord(char) > 0x9F or 0x20 <= ord(char) < 0x7F for char in shown)
+    assert shown.encode("ascii", FALLBACK).isascii()
+    assert "\x1b" not in without_colours(text)
+
+
+# -- test log ----------------------------------------------------------------------------------------------------
+# Logs on a terminal and elsewhere.
+
+
+COLOURED = "\x1b[32mok\x1b[0m\n"
+
+
+def shown(*pieces: str, raw: bool = False, colours: bool = True) -> str:
+    reading, writing = os.pipe()
+    before, sys.stdout = sys.stdout, LastingStream(LastingFile(writing), "utf-8")
+    try:
+        out = LogOutput(raw=raw, colours=colours)
+        for piece in pieces:
+            out.write(piece)
+        out.close()
+    finally:
+        sys.stdout = before
+        os.close(writing)
+    with os.fdopen(reading, "rb") as pipe:
+        return pipe.read().decode()
+
+
+def test_on_a_terminal_colours_stay_and_commands_do_not() -> None:
+    assert shown(COLOURED, "\x1b[2J\x1b]52;c;x\x07\n") == COLOURED + "\\x1b[2J\\x1b]52;c;x\\x07\n\x1b[0m"
+    assert shown(COLOURED, colours=False) == "ok\n"
+
+
+def test_a_progress_bar_is_a_line_for_each_of_its_states() -> None:
+    assert shown("\r10 %\r20 %\r", "\ndone\r\n", colours=False) == "\n10 %\n20 %\ndone\n"
+
+
+def test_elsewhere_a_log_goes_out_as_it_is() -> None:
+    assert shown("\r10 %\x1b[2J\x1b", raw=True) == "\r10 %\x1b[2J\x1b"
+
+
+@pytest.mark.properties
+@given(st.text(alphabet="\x1b[0;1mK\r\nx", max_size=40), st.integers(0, 40), st.booleans())
+def test_where_a_log_is_cut_into_pieces_changes_nothing(text: str, cut: int, colours: bool) -> None:
+    assert shown(text[:cut], text[cut:], colours=colours) == shown(text, colours=colours)
