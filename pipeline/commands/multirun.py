@@ -22,8 +22,7 @@ from pipeline.config.schema import Config, StageChoice
 from pipeline.errors import ConfigError, JobError, PipelineError
 from pipeline.plan.graph import chain_name
 from pipeline.runs.record import PRIMARY_METRICS, ResultRow, collect_rows, primary_metric
-from pipeline.sweeps.reporting import own_trial
-from pipeline.sweeps.storage import TRIALS
+from pipeline.sweeps.reporting import TRIALS, own_trial
 
 _ONLY_LISTS = "hydra._internal.core_plugins.basic_sweeper.BasicSweeper"
 """The sweeper that runs what it is told; any other one looks for the best settings."""

@@ -18,6 +18,8 @@ from typing import SupportsFloat
 
 from pipeline.files import json_text
 
+TRIALS = "trials"
+"""The folder of all trials."""
 VARIABLE = "PIPELINE_TRIAL"
 """Environment variable: the file to which the program of a trial adds what it logs. Not set outside of a sweep."""
 

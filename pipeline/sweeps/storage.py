@@ -29,12 +29,13 @@ from pipeline.files import Inside, open_plain
 from pipeline.foreign import ForeignDataError, converted, read_json_file
 from pipeline.locks import LocksUnsupportedError, lock
 from pipeline.sweeps.file import Goal, Metric, Sweep, read_sweep
+from pipeline.sweeps.reporting import TRIALS
 
 if TYPE_CHECKING:
     from optuna.distributions import BaseDistribution
     from optuna.storages import JournalStorage
 
-_NAME, TRIALS = "sweep", "trials"
+_NAME = "sweep"
 STATES = ("waiting", "running", "done", "failed", "stopped", "cancelled", "lost")
 """Of a trial: ``stopped`` early, by the rule of the file; ``lost`` with its agent, and tried again."""
 MAX_LOSSES = 5
@@ -318,6 +319,8 @@ class Record:
         self.about, self.trials, self.failing = About(), dict[int, Trial](), list[int]()
         self.once: dict[str, Once] = {}
         self._storage: JournalStorage | None = None
+        self._known: dict[int, tuple[Any, _Attributes]] = {}
+        """Attempts as Optuna has them, another object of each that has changed, and what was read of them."""
         self.refresh()
 
     # -- reading -----------------------------------------------------------------------------------------------
@@ -378,7 +381,9 @@ class Record:
     def _take(self, attempts: Any) -> None:
         ends, found, lives = list[tuple[float, int, str]](), dict[int, Trial](), dict[str, bool]()
         for frozen in attempts:
-            known = converted(frozen.user_attrs, _Attributes)
+            if (cached := self._known.get(frozen.number)) is None or cached[0] is not frozen:
+                cached = self._known[frozen.number] = (frozen, converted(frozen.user_attrs, _Attributes))
+            known = cached[1]
             chosen, start, end = known.trial, known.start, known.end
             before, current = found.get(chosen.trial), chosen.round == self.about.round
             state = end.state if end else "running" if start else "waiting"

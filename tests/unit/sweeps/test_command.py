@@ -1,7 +1,6 @@
 """The command line of a trial, by W&B's macros, and the settings of a run of this program."""
 
 import json
-import math
 import shlex
 import sys
 from dataclasses import replace
@@ -123,23 +122,10 @@ def test_a_name_of_any_characters_is_part_of_one_word() -> None:
     assert json.loads(text) == values
 
 
-def test_nothing_of_a_value_is_a_macro() -> None:
-    assert words("${args}", values={"name": "${program}"}) == ["--name=${program}"]
-
-
 def test_a_trial_on_several_devices_may_have_another_program() -> None:
     assert words("${program}", num_gpus=2) == ["train.py"]
     assert words("${program}", num_gpus=2, distributed_program="ddp.py") == ["ddp.py"]
     assert words("${program}", num_gpus=1, distributed_program="ddp.py") == ["train.py"]
-
-
-def test_a_program_that_is_not_there_is_told_before_a_trial_fails_at_it(tmp_path: Path) -> None:
-    (tmp_path / "train.py").touch()
-    check_program(replace(sweep(()), folder=tmp_path))
-    check_program(replace(sweep(()), folder=tmp_path, program="my-program"))
-    for where, options in ((tmp_path / "other", {}), (tmp_path, {"distributed_program": "ddp.py"})):
-        with pytest.raises(ConfigError, match=r"there is no file (train|ddp)\.py in /.*, where trials start"):
-            check_program(replace(sweep((), **options), folder=where))
 
 
 BY_PYTHON = ("${env}", "${interpreter}", "${program}", "${args}")
@@ -215,14 +201,6 @@ def _unquoted(value: Any) -> Any:
     if isinstance(value, list):
         return [_unquoted(each) for each in value]
     return getattr(value, "text", value)
-
-
-def test_settings_of_a_run_are_readable() -> None:
-    assert overrides_of({"algos.PITA.eta": math.inf, "dataset": "addition", "experiment.seeds": [0, 1]}) == [
-        "algos.PITA.eta=inf",
-        "dataset=addition",
-        "experiment.seeds=[0,1]",
-    ]
 
 
 # -- what is started ---------------------------------------------------------------------------------------------

@@ -35,13 +35,6 @@ def page(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
         return page_of(sweep)
 
 
-def test_nothing_goes_on_with_a_sweep_that_is_finished(tmp_path: Path) -> None:
-    sweep = searched(tmp_path, 3)
-    assert "sweep agent" in page_of(sweep)["command"]
-    sweep.tell(halted="finished")
-    assert page_of(sweep)["command"] == ""
-
-
 def test_every_column_has_a_place_for_every_trial(page: dict[str, Any]) -> None:
     columns = [
         page["numbers"],
@@ -76,17 +69,6 @@ def test_the_best_come_first_and_what_failed_has_no_value(page: dict[str, Any]) 
     assert page["about"][1] == ("agent a1", "27 trials with GPU 0, 1, 2, 3")
 
 
-def test_a_failed_trial_is_not_among_the_best_whatever_it_had_logged(tmp_path: Path) -> None:
-    sweep = searched(tmp_path, 4)
-    sweep.create(4, {"lr": 1.0})
-    sweep.start(4)
-    sweep.end(4, "failed", 1e-9)
-    page = page_of(sweep)
-    ranked = [page["numbers"][at] for at in page["ranking"] if page["states"][at] in ("done", "failed")]
-    assert ranked[-1] == 4
-    assert (4, "") in [(failure["trial"], failure["reason"]) for failure in page["failures"]]
-
-
 def test_a_sweep_that_runs_has_taken_until_now_and_an_idle_one_until_its_last_event(tmp_path: Path) -> None:
     sweep = searched(tmp_path, 3)
     later = sweep.time + 7200
@@ -97,14 +79,6 @@ def test_a_sweep_that_runs_has_taken_until_now_and_an_idle_one_until_its_last_ev
     assert [dict(page["facts"])["took"] for page in (idle, running)] == [duration(before), duration(before + 7200)]
 
 
-def test_other_metrics_and_seconds_are_measures_for_a_front(page: dict[str, Any]) -> None:
-    assert {one["name"]: one["goal"] for one in page["measures"]} == {
-        "val/loss": "minimize",
-        "tokens_per_s": "maximize",
-        "seconds": "minimize",
-    }
-
-
 def test_curves_are_thinned_and_say_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("pipeline.sweeps.page.points_each", lambda _: 5)
     sweep = searched(tmp_path, 1)
@@ -112,14 +86,6 @@ def test_curves_are_thinned_and_say_so(tmp_path: Path, monkeypatch: pytest.Monke
     page = page_of(sweep)
     assert [len(one["steps"]) for one in page["curves"]] == [5]
     assert page["curves_about"] == "5 of 100 values that were logged, evenly spread."
-
-
-def test_curves_are_drawn_by_the_steps_that_were_logged_else_by_counting(tmp_path: Path) -> None:
-    sweep = searched(tmp_path, 2)
-    for number, step in ((0, '"step": 10, '), (1, "")):
-        lines = (f'{{{step}"values": {{"val/loss": {value}}}, "time": 1.0}}\n' for value in (3, 2))
-        sweep.folder.trial(number).metrics(1).write_text("".join(lines).replace("10", "20", 1))
-    assert [one["steps"] for one in page_of(sweep)["curves"]] == [[20, 10], [1, 2]]
 
 
 def test_a_sweep_that_has_just_begun_has_a_page(tmp_path: Path) -> None:

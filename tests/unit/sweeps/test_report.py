@@ -9,7 +9,6 @@ import pytest
 from rich.console import Console
 
 from pipeline.sweeps.report import (
-    devices_in_words,
     effective_batch,
     export_rows,
     foremost,
@@ -19,7 +18,7 @@ from pipeline.sweeps.report import (
     watched_sweep,
 )
 from pipeline.sweeps.storage import Record
-from tests.doubles.sweeps import SweepOnPaper, device, hostile, searched
+from tests.doubles.sweeps import SweepOnPaper, hostile, searched
 
 
 def drawn(*parts: Any, width: int = 200) -> str:
@@ -87,12 +86,6 @@ def test_what_is_left_is_told_by_what_trials_took(tmp_path: Path) -> None:
         assert remaining_s(record, sweep.time) == pytest.approx((32 * 9 - 31 - 30) / 2)
         sweep.tell(count=None)
         assert remaining_s(Record(sweep.folder), sweep.time) is None
-
-
-def test_devices_are_told_without_what_they_are_known_by() -> None:
-    assert devices_in_words([device(0), device(1)]) == "GPU 0, 1"
-    assert devices_in_words(["cpu slot 3"]) == "cpu slot 3"
-    assert devices_in_words([]) == ""
 
 
 def test_text_of_strangers_stays_on_its_line_and_has_no_control_characters(tmp_path: Path) -> None:

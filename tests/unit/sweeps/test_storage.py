@@ -112,18 +112,9 @@ def test_trials_of_an_agent_that_is_gone_are_lost_and_fail_when_agents_die_again
             assert note_lost(record) == []
             assert states(record) == {0: lost, 1: "running"}
         assert record.ready(99) == []
-        assert record.agents() == [here]
+        assert record.agents() == [here] == [path.name for path in paper.folder.agents.iterdir()]
     assert note_lost(record) == [1]
     assert record.agents() == []
-
-
-def test_files_of_agents_that_are_gone_are_taken_away(paper: SweepOnPaper) -> None:
-    paper.folder.agents.mkdir(exist_ok=True)
-    (paper.folder.agents / "gone").touch()
-    record = Record(paper.folder)
-    with record.present() as here:
-        note_lost(record)
-        assert [path.name for path in paper.folder.agents.iterdir()] == [here]
 
 
 def test_without_locks_there_are_no_sweeps(paper: SweepOnPaper, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -177,15 +177,6 @@ def test_a_trial_counts_as_the_value_that_its_program_has_defined_for_the_summar
     assert curve.judged[-1] == value
 
 
-def test_what_is_told_to_the_sweep_itself_comes_first(tmp_path: Path) -> None:
-    place = TrialFolder(tmp_path)
-    run_file(tmp_path, history(loss=3.0))
-    place.metrics(1).write_text('{"step": 1, "values": {"loss": 0.5}, "time": 1.0}\n')
-    curve = Curve(place, 1, LOSS)
-    curve.follow(WandbMetrics(place, 1, LOSS, since=0.0), to_its_end=True)
-    assert curve.judged == [0.5]
-
-
 def test_rows_are_taken_while_a_trial_runs_each_once_of_all_its_runs(tmp_path: Path) -> None:
     place = TrialFolder(tmp_path)
     curve, at_wandb = Curve(place, 1, LOSS), WandbMetrics(place, 1, LOSS, since=0.0)
@@ -244,18 +235,6 @@ def test_of_several_runs_the_exit_code_of_the_last_one_counts(tmp_path: Path) ->
         os.utime(path, (time.time() + 9 * number,) * 2)
         at_wandb.follow()
         assert at_wandb.exit_code == expected
-
-
-def test_a_run_that_did_not_come_about_adds_nothing(tmp_path: Path) -> None:
-    place = TrialFolder(tmp_path)
-    curve, at_wandb = Curve(place, 1, LOSS), WandbMetrics(place, 1, LOSS, since=0.0)
-    curve.follow(at_wandb, to_its_end=True)
-    assert curve.judged == []
-    path = run_file(tmp_path, history(loss=3.0))
-    path.unlink()
-    path.mkdir()
-    curve.follow(at_wandb, to_its_end=True)
-    assert curve.judged == []
 
 
 KEY = "0123456789" * 4
