@@ -45,7 +45,7 @@ def collect_notes(store: Store, jobs: Iterable[Job]) -> list[str]:
         for note in _notes_of(store, job):
             rounds.setdefault((job.chain, note), []).append(job.round)
     notes = [f"{chain}, {_rounds(numbers)}: {note}" for (chain, note), numbers in rounds.items()]
-    return [*notes, *_cut_off(store, ordered), *_skipped(store, ordered)]
+    return [*notes, *_of_texts(store, ordered)]
 
 
 def prepared_rows(store: Store, jobs: Iterable[Job]) -> dict[str, PreparedRows]:
@@ -97,49 +97,37 @@ def _fewer_prompts(prepared: PreparedRows, evaluation: EvaluationConfig) -> list
 
 def _notes_of(store: Store, job: Job) -> Iterable[str]:
     for name, read in ((TOKENIZED, read_tokenized), (REWARD, read_reward_fit), (TRAINING, read_training)):
-        try:
-            note = read(store.path(job.key) / name).note
-        except (OSError, ForeignDataError):  # not there, or of an older version that did not look
-            continue
-        if note:
-            yield " ".join(note.split())[:_LONGEST]
+        with suppress(OSError, ForeignDataError):  # not there
+            if note := read(store.path(job.key) / name).note:
+                yield " ".join(note.split())[:_LONGEST]
 
 
-def _values(store: Store, jobs: Iterable[Job], metric: str) -> Iterator[tuple[Job, float]]:
-    """A metric of all policies that have it."""
+def _of_texts(store: Store, jobs: Iterable[Job]) -> Iterator[str]:
+    """One line for every dataset and model of which many completions are cut off, or whose texts lack tokens."""
+    most: dict[str, tuple[float, str]] = {}
+    lost: Counter[str] = Counter()
     for job in jobs:
+        place = f"{job.dataset}/{job.model}"
         with suppress(OSError, ForeignDataError):
             for row in read_metrics(store.path(job.key)).rows:
-                if row.metric == metric and row.value is not None:
-                    yield job, row.value
-
-
-def _cut_off(store: Store, jobs: Iterable[Job]) -> list[str]:
-    """One line for every dataset and model of which many completions are cut off."""
-    most: dict[str, tuple[float, str]] = {}
-    for job, share in _values(store, jobs, "truncated"):
-        if share >= MANY_CUT:
-            place, where = f"{job.dataset}/{job.model}", f"{job.algo}, round {job.round}"
-            most[place] = max(most.get(place, (0.0, "")), (share, where), key=lambda each: each[0])
-    return [
-        f"{place}: up to {share:.0%} of completions ({where}) are cut off at generation.max_new_tokens before "
-        "they end, and judged as they are (cut off in the table): allow more, or name what they end with "
-        "(generation.stop)"
-        for place, (share, where) in most.items()
-    ]
-
-
-def _skipped(store: Store, jobs: Iterable[Job]) -> list[str]:
-    """One line for every dataset and model in whose texts rewards do not see all that was written."""
-    lost: Counter[str] = Counter()
-    for job, number in _values(store, jobs, "skipped_tokens"):
-        lost[f"{job.dataset}/{job.model}"] += int(number)
-    return [
-        f"{place}: {count(number, 'special token')} of completions, none an end, left out of the texts that "
-        "rewards and samples have: generation.skip_special_tokens=false keeps what means something to a reward, "
-        "as a token that begins thinking or calls a tool"
-        for place, number in lost.items()
-    ]
+                if row.metric == "truncated" and (row.value or 0) >= MANY_CUT:
+                    cut = (row.value or 0, f"{job.algo}, round {job.round}")
+                    most[place] = max(most.get(place, (0.0, "")), cut, key=lambda each: each[0])
+                if row.metric == "skipped_tokens":
+                    lost[place] += int(row.value or 0)
+    for place, (share, where) in most.items():
+        yield (
+            f"{place}: up to {share:.0%} of completions ({where}) are cut off at generation.max_new_tokens before "
+            "they end, and judged as they are (cut off in the table): allow more, or name what they end with "
+            "(generation.stop)"
+        )
+    for place, number in lost.items():
+        if number:
+            yield (
+                f"{place}: {count(number, 'special token')} of completions, none an end, left out of the texts "
+                "that rewards and samples have: generation.skip_special_tokens=false keeps what means something to "
+                "a reward, as a token that begins thinking or calls a tool"
+            )
 
 
 def failed_rewards(store: Store, jobs: Iterable[Job], run: RunFolder) -> list[str]:

@@ -380,48 +380,26 @@ def _follow(
     begin_in, note = TRACKERS[tracker].begin, there.told / f"{recorded.name}.json"
     feed = Feed(recorded, lambda chain, name: begin_in(there, chain, name), note, samples)
     # Two processes that told the same chains would tell them twice.
-    with claimed(channel, tracker, note.with_suffix(".lock")):
-        judged = _Judged(recorded, there, SweepTrial(**trial)) if trial else None
-        is_over = False
-        while not is_over:
-            is_over = _is_over(channel)  # asked first, so that nothing is missed that was written before
-            feed.look()
-            if judged is not None:
-                judged.look()
-            if not is_over:
-                _wait(channel)
-        if judged is not None and judged.run is not None:
-            judged.run.finish()
-        feed.close()
-
-
-def claimed(channel: Channel, tracker: str, lock: Path) -> Any:
-    """Wait until nobody else tells it of the experiment.
-
-    Raises:
-        PipelineError: The run is over, and somebody still does.
-    """
-    while (held := claim(tracker, lock)) is None:
+    while (held := claim(tracker, note.with_suffix(".lock"))) is None:
         log.info("waits: another run of the experiment tells it right now")
         if _is_over(channel):
             raise PipelineError("another run of the experiment tells it right now")
         _wait(channel)
-    return held
-
-
-class _Judged:
-    """What W&B's sweep is told of this run, which is a trial of it."""
-
-    def __init__(self, run: LoadedRun, place: TrackerPlace, trial: SweepTrial) -> None:
-        self._trial, self._place, self._name = trial, place, run.name
-        self._folder, self._told = run.folder.path, 0
-        self.run: Any = None
-
-    def look(self) -> None:
-        for values in left_values(self._folder)[self._told :]:
-            self.run = self.run or self._trial.begin(self._place, self._name)
-            self.run.log(values)
-            self._told += 1
+    with held:
+        judged: Any = None
+        told, is_over = 0, False
+        while not is_over:
+            is_over = _is_over(channel)  # asked first, so that nothing is missed that was written before
+            feed.look()
+            for values in left_values(recorded.folder.path)[told:] if trial else ():
+                judged = judged or SweepTrial(**(trial or {})).begin(there, recorded.name)
+                judged.log(values)
+                told += 1
+            if not is_over:
+                _wait(channel)
+        if judged is not None:
+            judged.finish()
+        feed.close()
 
 
 def _is_over(channel: Channel) -> bool:

@@ -408,21 +408,22 @@ def rewards_of(scores: Mapping[Group, Sequence[float | None]], there: int) -> Ob
         values.setdefault(place, set()).update(own)
     exact = [place for place, own in values.items() if 0 < len(own) <= FEW]
     edges = {place: sorted(own) if place in exact else _edges(own) for place, own in values.items() if own}
-    histograms = [
-        {"place": place, "algo": algo, "round": number, "mean": sum(own) / len(own)}
-        | {"counts": _counts(own, edges[place], place in exact)}
-        for (place, algo, number), own in sorted(
-            known.items(), key=lambda item: (item[0][0], reading_order(item[0][1]), item[0][2])
-        )
-        if own
-    ]
-    read, missing = sum(map(len, scores.values())), sum(map(len, scores.values())) - sum(map(len, known.values()))
+    histograms = []
+    for place, algo, number in sorted(known, key=lambda group: (group[0], reading_order(group[1]), group[2])):
+        if found := known[place, algo, number]:
+            ends = edges[place]
+            times = Counter(found if place in exact else (_bin(score, ends) for score in found))
+            counts = [times[at] for at in (ends if place in exact else range(BINS))]
+            mean = sum(found) / len(found)
+            histograms.append({"place": place, "algo": algo, "round": number, "mean": mean, "counts": counts})
+    read, scored = (sum(map(len, each.values())) for each in (scores, known))
     said = (
         f"Of {read:,} of the {there:,} completions that were evaluated, those to the first prompts of each shard."
     )
     said = "Of all completions that were evaluated." if read >= there else said
-    unscored = f" {missing:,} of them have no reward: it failed, or does not apply." if missing else ""
-    return {"edges": edges, "exact": exact, "histograms": histograms, "about": said + unscored}
+    if scored < read:
+        said += f" {read - scored:,} of them have no reward: it failed, or does not apply."
+    return {"edges": edges, "exact": exact, "histograms": histograms, "about": said}
 
 
 def _edges(values: set[float]) -> list[float]:
@@ -431,12 +432,8 @@ def _edges(values: set[float]) -> list[float]:
     return [low + (high / BINS - low / BINS) * at for at in range(BINS)] + [high]
 
 
-def _counts(own: Sequence[float], edges: Sequence[float], exact: bool) -> list[int]:
-    if exact:
-        times = Counter(own)
-        return [times[value] for value in edges]
-    places = Counter(min(max(bisect_right(edges, score) - 1, 0), BINS - 1) for score in own)
-    return [places[at] for at in range(BINS)]
+def _bin(score: float, edges: Sequence[float]) -> int:
+    return min(max(bisect_right(edges, score) - 1, 0), BINS - 1)
 
 
 # -- trainings and devices -------------------------------------------------------------------------------------
@@ -474,8 +471,8 @@ def _timeline(run: LoadedRun) -> Object | None:
     spans, began = run.timeline(), run.view.started
     if not spans or began is None:
         return None
-    workers = {worker.index: worker.device for worker in run.view.workers.values()}
-    workers |= {span.worker: span.device for span in spans if span.worker not in workers}
+    workers = {span.worker: span.device for span in spans}
+    workers |= {worker.index: worker.device for worker in run.view.workers.values()}
     sharing = Counter(workers.values())
     lanes = {
         index: device if device and sharing[device] == 1 else f"{device} · worker {index}".removeprefix(" · ")
