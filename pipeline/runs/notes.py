@@ -125,8 +125,8 @@ def _of_texts(store: Store, jobs: Iterable[Job]) -> Iterator[str]:
         if number:
             yield (
                 f"{place}: {count(number, 'special token')} of completions, none an end, left out of the texts "
-                "that rewards and samples have: generation.skip_special_tokens=false keeps what means something to "
-                "a reward, as a token that begins thinking or calls a tool"
+                "that rewards and samples have: generation.skip_special_tokens=false keeps what means something "
+                "to a reward, as a token that begins thinking or calls a tool"
             )
 
 
