@@ -12,8 +12,7 @@ is slower.
 Three rows are ours. `run_plan` is what a user runs: scheduling, journal on disk, a log file and a committed output
 per job. `run_plan, no output` leaves out the commit alone, as a job without a key does. `pool` is worker processes
 and messages without scheduler and journal, which is what the pools of others are; it still opens a log per job.
-Its workers have up to 16 jobs ahead, as the engine hands them; concurrent.futures has one more queued than it
-has workers.
+Its workers have one job at a time; concurrent.futures has one more queued than it has workers.
 `files of outputs alone` is that many processes which make and remove the same names in the file system, and do no
 more: no run with outputs can be faster there.
 Where Ray is installed, `run_plan` on it comes beside Ray's own tasks.

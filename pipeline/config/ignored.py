@@ -239,11 +239,6 @@ RULES = (
         lambda run: run.config.execution.backend is not Backend.ray,
         "execution.backend is not ray",
     ),
-    Rule(
-        ("execution.spares",),
-        lambda run: run.config.execution.backend is Backend.ray,
-        "with execution.backend=ray no workers wait beside the others",
-    ),
 )
 """The first that applies to a key speaks. A key of several points has an effect if it has one on any of them.
 

@@ -44,9 +44,6 @@ ROOMS = {
         *(
             "run_folder",
             "store",
-            "events",
-            "listener",
-            "timings",
             "journal",
             "devices",
             "launch",

@@ -69,9 +69,8 @@ _SILENT_S = 60.0
 """After so long without a word a machine is taken for lost: it says every few seconds that it is there."""
 _MAX_BYTES = 8 << 20
 """Of a line: the last word of a rank has two texts at most."""
-_HELLO_BYTES = 4096
-_MOST_GUESTS = 64
-"""Who has come and not said who it is: beyond so many the one that came first goes."""
+_HELLO_S = 2.0
+"""What who has come is given to say who it is: it says so at once."""
 _END_S = TERMINATE_S + 5.0
 """What other machines are given to end their ranks and to remove what those have written."""
 
@@ -108,8 +107,6 @@ class FarRanks:
     missing: int = 0
     stops: bool = False
     _machines: list[_Machine] = field(default_factory=list)
-    _guests: list[Channel] = field(default_factory=list)
-    """Who has come and not said yet who it is."""
     _told: list[Literal["stop", "stacks", "end"]] = field(default_factory=list)
 
     def __post_init__(self) -> None:
@@ -126,7 +123,7 @@ class FarRanks:
 
     def sources(self) -> list[int]:
         """Descriptors that become readable when `hear` has something to do."""
-        channels = [*self._guests, *(machine.channel for machine in self._machines if machine.channel)]
+        channels = [machine.channel for machine in self._machines if machine.channel]
         return [self.listener.fileno(), *(channel.fileno() for channel in channels if not channel.closed)]
 
     def tell(self, what: Literal["stop", "stacks", "end"]) -> None:
@@ -140,29 +137,20 @@ class FarRanks:
         """Take what has arrived."""
         with suppress(OSError):  # nobody is there, or has gone again, or there is no descriptor for him
             connection, _ = self.listener.accept()
-            self._guests.append(Channel(connection, max_bytes=_HELLO_BYTES, send_timeout_s=SEND_TIMEOUT_S))
-        for guest in self._guests[:-_MOST_GUESTS]:
-            guest.close()
-        self._guests = self._guests[-_MOST_GUESTS:]
-        for guest in list(self._guests):
-            self._welcome(guest)
+            self._welcome(Channel(connection, max_bytes=_MAX_BYTES, send_timeout_s=SEND_TIMEOUT_S))
         for machine in self._machines:
             if not machine.is_lost and not machine.is_over:
                 self._hear(machine)
 
     def _welcome(self, guest: Channel) -> None:
+        wait([guest.fileno()], _HELLO_S)
         try:
-            line = next(iter(guest.receive()), None)
-            if line is None and not guest.closed:
-                return
-            machine = self._named(read_json(line or b"", Hello))
+            machine = self._named(read_json(next(iter(guest.receive()), b""), Hello))
         except (WorkerError, ForeignDataError):
             machine = None
-        self._guests.remove(guest)
         if machine is None or machine.channel is not None:
             guest.close()
             return
-        guest.max_bytes = _MAX_BYTES
         machine.channel, machine.heard_s = guest, time.monotonic()
         for do in (GangOrder(what="start", port=self.port), *(GangOrder(what=what) for what in self._told)):
             _send(guest, do)
@@ -221,9 +209,9 @@ class FarRanks:
 
     def close(self) -> None:
         """Hang up."""
-        for channel in (*self._guests, *(machine.channel for machine in self._machines)):
-            if channel:
-                channel.close()
+        for machine in self._machines:
+            if machine.channel:
+                machine.channel.close()
 
 
 @contextmanager
