@@ -33,6 +33,7 @@ from typing import Self
 from pipeline.engine.devices.inventory import Device
 from pipeline.errors import DeviceError
 from pipeline.foreign import ForeignDataError, read_json
+from pipeline.locks import lock
 
 # -- locks -------------------------------------------------------------------------------------------------------
 # Files that are held by flock: the folder they are in, and how they are opened, locked and let go. The kernel
@@ -106,12 +107,9 @@ class LockFile:
             DeviceError: The file system has no locks.
         """
         try:
-            fcntl.flock(self._fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            return False
+            return lock(self._fd, wait=False)
         except OSError as error:
             raise DeviceError(f"leases need a file system with locks ({error.strerror}): set {FOLDER}") from error
-        return True
 
     def write(self, text: str) -> None:
         """Say something in it, in place: a file renamed over it would be another, whose lock nobody holds."""

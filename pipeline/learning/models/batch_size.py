@@ -9,8 +9,6 @@ from __future__ import annotations
 import gc
 import hashlib
 import json
-import os
-import tempfile
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from contextvars import ContextVar
@@ -26,7 +24,7 @@ from torch import nn
 from transformers import PreTrainedConfig
 
 from pipeline.errors import OUT_OF_MEMORY_TEXTS, JobError, OutOfMemory
-from pipeline.hints import recall
+from pipeline.hints import recall, remember
 from pipeline.learning.models.families import why_not_split
 
 if TYPE_CHECKING:
@@ -273,12 +271,12 @@ class BatchSizes:
 
         room_mb = _room_mb(self._device)
 
-        def remember(size: int) -> None:
+        def keep(size: int) -> None:
             if path is not None:
                 _write_hint(path, size, about, room_mb)
 
         start = None if path is None else _read_hint(path, room_mb)
-        batch = BatchSize(configured, group=group, what=what, remedy=remedy, start=start, remember=remember)
+        batch = BatchSize(configured, group=group, what=what, remedy=remedy, start=start, remember=keep)
         ranks = next(filter(None, map(split_over, self._models)), None) if together else None
         if ranks is not None:
             batch.start_at(ranks.least(batch.size))  # hints are read by each, and may be written meanwhile
@@ -365,10 +363,4 @@ def _write_hint(path: Path, size: int, about: dict[str, Any], room_mb: int | Non
     known = _read_hint(path, room_mb)
     if known is not None and known < size:
         size = known
-    text = json.dumps({"size": size, "room_mb": room_mb, "about": about}, indent=1) + "\n"
-    with suppress(OSError):  # without the hint later jobs are slower to start, and that is all
-        path.parent.mkdir(parents=True, exist_ok=True)
-        descriptor, name = tempfile.mkstemp(prefix=".", dir=path.parent)
-        with os.fdopen(descriptor, "w", encoding="utf-8") as file:
-            file.write(text)
-        Path(name).replace(path)
+    remember(path, {"size": size, "room_mb": room_mb, "about": about})
