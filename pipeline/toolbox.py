@@ -18,8 +18,6 @@ if TYPE_CHECKING:
     from pipeline.learning.algos.base import REFERENCE_TRAIN as REFERENCE_TRAIN
     from pipeline.learning.algos.base import START_TRAIN as START_TRAIN
     from pipeline.learning.algos.base import TEXT as TEXT
-    from pipeline.learning.algos.best_of_n import BestOfN as BestOfN
-    from pipeline.learning.algos.best_of_n import BestOfNConfig as BestOfNConfig
     from pipeline.learning.algos.dpo import KTO as KTO
     from pipeline.learning.algos.dpo import ORPO as ORPO
     from pipeline.learning.algos.dpo import KTOConfig as KTOConfig
@@ -54,6 +52,8 @@ if TYPE_CHECKING:
     from pipeline.learning.algos.qsharp import CDConfig as CDConfig
     from pipeline.learning.algos.qsharp import QSharpHF as QSharpHF
     from pipeline.learning.algos.qsharp import QSharpHFConfig as QSharpHFConfig
+    from pipeline.learning.algos.reward_stage import BestOfN as BestOfN
+    from pipeline.learning.algos.reward_stage import BestOfNConfig as BestOfNConfig
     from pipeline.learning.choices import GRPOLoss as GRPOLoss
     from pipeline.learning.datasets.columns import needed as needed
     from pipeline.learning.generation.policy import TextPolicy as TextPolicy
@@ -88,7 +88,6 @@ _HOMES = {
     "errors": "JobStopped",
     "files": "json_text",
     "learning.algos.base": "REFERENCE_TRAIN START_TRAIN TEXT",
-    "learning.algos.best_of_n": "BestOfN BestOfNConfig",
     "learning.algos.dpo": "KTO KTOConfig ORPO ORPOConfig SimPO SimPOConfig",
     "learning.algos.groups": "Drawn Groups Rollouts",
     "learning.algos.evaluating": "evaluate write_metrics",
@@ -97,6 +96,7 @@ _HOMES = {
     "reference_policy reference_source round_rows row_ids score",
     "learning.algos.post_training": "fitting_of trained_policy",
     "learning.algos.qsharp": "CD CDConfig QSharpHF QSharpHFConfig",
+    "learning.algos.reward_stage": "BestOfN BestOfNConfig",
     "learning.choices": "GRPOLoss",
     "learning.datasets.columns": "needed",
     "learning.generation.policy": "TextPolicy",

@@ -35,7 +35,7 @@ _VARIANTS = {
     ),
     "Dapo": ("grpo.GRPO", "{loss_type: dapo, epsilon_high: 0.3, scale_rewards: none, beta: 0}"),
     "Online": ("grpo.GRPO", "{epochs: 2, steps_per_generation: 2}"),
-    "Majority": ("best_of_n.BestOfN", "{selection: majority}"),
+    "Majority": ("reward_stage.BestOfN", "{selection: majority}"),
     "Sampled": (
         "pita.PITA",
         "{pairing: sampled, preference: bradley_terry, ties: coin, warm_start: false, source: reward, "

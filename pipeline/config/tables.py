@@ -25,7 +25,7 @@ from pipeline.errors import ConfigError, unknown_name
 
 
 ALGORITHMS = {
-    "BestOfN": "pipeline.learning.algos.best_of_n:BestOfN",
+    "BestOfN": "pipeline.learning.algos.reward_stage:BestOfN",
     "CD": "pipeline.learning.algos.qsharp:CD",
     "DPO": "pipeline.learning.algos.dpo:DPO",
     "GRPO": "pipeline.learning.algos.grpo:GRPO",

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pipeline.config.bases import AlgoConfig
 from pipeline.config.schema import Config, Keep
 from pipeline.learning.algos.base import Stage
-from pipeline.learning.algos.policy_config import stores_adapters
+from pipeline.learning.algos.post_training import stores_adapters
 from pipeline.learning.memory.fit import Precision, bytes_per_parameter
 from pipeline.plan.chains import REFERENCE, chains
 from pipeline.plan.estimates import weights_in_name

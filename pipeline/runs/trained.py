@@ -18,8 +18,8 @@ from pipeline.config.values import refuse_all, value_problems
 from pipeline.errors import ConfigError, PipelineError, StoreError
 from pipeline.foreign import ForeignDataError, converted
 from pipeline.learning.algos.base import REFERENCE, Algorithm
-from pipeline.learning.algos.best_of_n import BestOfN
 from pipeline.learning.algos.registry import load_algorithm
+from pipeline.learning.algos.reward_stage import BestOfN
 from pipeline.learning.algos.value_guided import ValueAlgoConfig, ValueGuidedAlgorithms
 from pipeline.learning.datasets.base import load_dataset
 from pipeline.learning.datasets.from_files import FilesDataset

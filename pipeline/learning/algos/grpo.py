@@ -11,8 +11,15 @@ from pipeline.config.bases import LARGEST_RATE, LARGEST_WEIGHT, AlgoConfig, numb
 from pipeline.config.schema import Config
 from pipeline.learning.algos import toolbox
 from pipeline.learning.algos.base import GENERATE, METRICS, SCORE, JobContext, Read, Stage, timed
-from pipeline.learning.algos.policy_config import Anchor, OnlineConfig, Sampling
-from pipeline.learning.algos.post_training import EVALUATE, TRAIN_POLICY, PostTrainingAlgorithms, samples_of
+from pipeline.learning.algos.post_training import (
+    EVALUATE,
+    TRAIN_POLICY,
+    Anchor,
+    OnlineConfig,
+    PostTrainingAlgorithms,
+    Sampling,
+    samples_of,
+)
 from pipeline.learning.algos.reward_stage import (
     REWARD,
     FittedRewards,

@@ -28,8 +28,8 @@ from pipeline.foreign import ForeignDataError, parse_json, read_plain
 from pipeline.learning.algos.base import JobContext
 from pipeline.learning.algos.groups import Groups, draw_groups, score_groups
 from pipeline.learning.algos.opening import open_dataset, reference_tokenizer
-from pipeline.learning.algos.policy_config import OnlineConfig
 from pipeline.learning.algos.policy_weights import exact_logprobs
+from pipeline.learning.algos.post_training import OnlineConfig
 from pipeline.learning.algos.rounds import tokens_generated
 from pipeline.learning.generation.policy import TextPolicy
 from pipeline.learning.generation.vllm_engine import DecoderOf, backend_of

@@ -169,7 +169,7 @@ def _adapters_of_rank_one(model: Any) -> int:
 def _adapted(model: Any, names: list[str] | None = None) -> Any:
     import torch
 
-    from pipeline.learning.algos.policy_config import LoraSettings
+    from pipeline.learning.algos.post_training import LoraSettings
     from pipeline.learning.training.lora import with_adapters
 
     with torch.device("meta"):

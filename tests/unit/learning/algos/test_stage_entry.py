@@ -1,8 +1,12 @@
 """What a stage is given before its method is called."""
 
+from __future__ import annotations
+
+import subprocess
+import sys
 import weakref
 from contextlib import nullcontext
-from dataclasses import fields, replace
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -15,8 +19,10 @@ from pipeline.config.schema import StageConfig, Strategy
 from pipeline.errors import ConfigError, JobError
 from pipeline.learning.algos import stage_entry
 from pipeline.learning.algos.base import JobContext, Stage
+from pipeline.learning.algos.grpo import GRPOConfig
+from pipeline.learning.algos.post_training import PolicyAlgoConfig
 from pipeline.learning.algos.stage_entry import _advice_on_determinism as _advised
-from pipeline.learning.algos.stage_entry import _refuse_what_cannot_fit, run_stage
+from pipeline.learning.algos.stage_entry import _refuse_what_cannot_fit, prepare_torch, run_stage
 from pipeline.learning.models.cache import ModelCache
 from pipeline.learning.training.distributed import Ranks, Spread
 from tests.doubles.contexts import context
@@ -106,3 +112,78 @@ def test_a_training_that_cannot_be_reckoned_is_not_refused(
     caplog.set_level("INFO", "pipeline")
     _refuse_what_cannot_fit(SimpleNamespace(device="cuda"), None)  # type: ignore[arg-type]
     assert "not known: cannot read the configuration" in caplog.text
+
+
+# -- test torch setup --------------------------------------------------------------------------------------------
+# A stage that computes without torch does not wait for it, and one that imports it finds it set up.
+
+
+CODE = """
+import sys
+from pipeline.learning.algos.stage_entry import prepare_torch
+prepare_torch(3)
+prepare_torch(2)
+assert not {"torch", "transformers"} & set(sys.modules)
+import gc
+before = gc.get_freeze_count()
+import torch
+assert gc.isenabled() and gc.get_freeze_count() > before + 50_000  # never looked through for garbage again
+assert torch.get_num_threads() == 2
+assert torch.are_deterministic_algorithms_enabled() and torch.is_deterministic_algorithms_warn_only_enabled()
+before = gc.get_freeze_count()
+from transformers import GPT2LMHeadModel
+assert gc.isenabled() and gc.get_freeze_count() > before + 50_000
+from transformers.utils import logging
+assert not logging.is_progress_bar_enabled()
+prepare_torch(1)
+assert torch.get_num_threads() == 1
+"""
+
+
+def test_torch_is_set_up_for_the_job_whenever_it_is_imported() -> None:
+    done = subprocess.run([sys.executable, "-c", CODE], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+
+
+@pytest.mark.parametrize(
+    ("device", "trains", "exact", "flags"),
+    [
+        ("cpu", True, True, (True, True)),
+        ("cpu", False, True, (True, True)),
+        ("cuda", True, True, (True, False)),
+        ("cuda", False, True, (False, False)),
+        ("cuda", True, False, (True, True)),
+    ],
+)
+def test_only_trainings_on_a_gpu_must_be_deterministic(
+    device: str, trains: bool, exact: bool, flags: tuple[bool, bool], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With a mere warning attention takes backward passes that add up in an order of chance."""
+    given = []
+    monkeypatch.setattr(torch, "set_num_threads", lambda _: None)
+    monkeypatch.setattr(torch.utils.deterministic, "fill_uninitialized_memory", True)
+    monkeypatch.setattr(
+        torch, "use_deterministic_algorithms", lambda mode, *, warn_only=False: given.append((mode, warn_only))
+    )
+    prepare_torch(1, device, trains=trains, exact=exact)
+    assert given == [flags]
+    assert not torch.utils.deterministic.fill_uninitialized_memory
+
+
+# -- test base ---------------------------------------------------------------------------------------------------
+# What a stage's method may ask of its context.
+
+
+@dataclass(kw_only=True)
+class Mine(GRPOConfig):
+    pace: float = 2.0
+
+
+def test_settings_of_another_kind_are_one_message() -> None:
+    said = (
+        "algos.Mine has the settings of PolicyAlgoConfig, and this stage reads those of GRPOConfig; set "
+        "its config_class to GRPOConfig or a subclass of it"
+    )
+    with pytest.raises(JobError) as raised:
+        context(PolicyAlgoConfig()).settings(GRPOConfig)
+    assert str(raised.value) == said

@@ -1,5 +1,7 @@
 """Training weights: log-probabilities, divergence, groups, adapters."""
 
+from __future__ import annotations
+
 from dataclasses import replace
 from pathlib import Path
 
@@ -8,14 +10,21 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM, GPT2LMHeadModel
 
-from pipeline.config.schema import TrainingConfig
-from pipeline.learning.algos.policy_config import LoraSettings
-from pipeline.learning.models.value import without_dropout
+from pipeline.config.schema import DType, TrainingConfig
+from pipeline.learning.algos.post_training import LoraSettings
+from pipeline.learning.choices import DPOLoss, HeadType
+from pipeline.learning.generation.decode import DecodeSettings
+from pipeline.learning.generation.likelihood import completion_scores
+from pipeline.learning.models.value import ValueModel, value_model_from, without_dropout
 from pipeline.learning.training.lora import merged, with_adapters
-from pipeline.learning.training.policy import Fitting, fit, fit_sft
+from pipeline.learning.training.policy import Fitting, computing_in, fit_sft
+from pipeline.learning.training.policy import fit as policy_fit
 from pipeline.learning.training.scoring import completion_logprobs, score_sequences, sequence_divergence
 from pipeline.learning.training.sequences import Sequences, batch_of
+from pipeline.learning.training.value import fit_value
 from tests.doubles.models import tiny_policy
+from tests.unit.learning.generation.conftest import language_model
+from tests.unit.learning.training.test_training import sequences as value_sequences
 
 
 def sequences(count: int = 12) -> Sequences:
@@ -81,12 +90,12 @@ def test_no_micro_batch_splits_a_group(micro_batch_size: int) -> None:
         assert set(part) <= set(whole)
         return completion_logprobs(model, batch).sum() * 0
 
-    fit(model, sequences(), fitting(micro_batch_size), loss_of, group=4)
+    policy_fit(model, sequences(), fitting(micro_batch_size), loss_of, group=4)
     for part in seen:
         assert len(part) % 4 == 0
         assert [row // 4 for row in part] == [part[at - at % 4] // 4 for at in range(len(part))]
     with pytest.raises(ValueError, match="in groups of 3"):
-        fit(model, sequences(), fitting(), loss_of, group=3)
+        policy_fit(model, sequences(), fitting(), loss_of, group=3)
 
 
 def test_like_lengths_share_a_micro_batch_and_steps_keep_their_sequences() -> None:
@@ -104,7 +113,7 @@ def test_like_lengths_share_a_micro_batch_and_steps_keep_their_sequences() -> No
 
         how = fitting(4)
         training = TrainingConfig(micro_batch_size=4, warmup_steps=0, group_by_length=grouped)
-        fit(tiny_policy(), data, replace(how, batch_size=16, training=training), loss_of, group=2)
+        policy_fit(tiny_policy(), data, replace(how, batch_size=16, training=training), loss_of, group=2)
     assert [whole for _, whole in found[True]] == [whole for _, whole in found[False]]
     widths = {
         grouped: sum(4 * max(len(ids[row]) for row in part) for part, _ in parts)
@@ -147,3 +156,78 @@ def test_adapters_are_trained_and_merged_into_a_model_like_any_other(tmp_path: P
     assert not any("wte" in name or "ln" in name for name in changed)
     with torch.no_grad():
         assert torch.allclose(completion_logprobs(loaded, batch), expected, atol=1e-4)
+
+
+# -- test gradient checkpointing ---------------------------------------------------------------------------------
+# Gradient checkpointing computes layers twice, to the same gradients, and without a word of warning.
+
+
+def fit(kind: str, checkpointing: bool) -> tuple[ValueModel, list[float], int]:
+    model = value_model_from(language_model(kind), HeadType.v).requires_grad_(True)
+    layers = model.backbone.h if kind == "gpt2" else model.backbone.layers
+    seen = []
+    layers[0].mlp.register_forward_pre_hook(lambda *_: seen.append(1))
+    training = TrainingConfig(micro_batch_size=8, warmup_steps=2, gradient_checkpointing=checkpointing)
+    fitting = Fitting(batch_size=8, learning_rate=1e-2, epochs=1, training=training, seed=0, device="cpu")
+    losses = fit_value(model, value_sequences(), fitting)
+    return model, losses, len(seen)
+
+
+@pytest.mark.parametrize("kind", ["gpt2", "llama"])
+def test_checkpointing_saves_memory_and_changes_nothing_else(kind: str) -> None:
+    plain, losses, computed = fit(kind, checkpointing=False)
+    saving, same_losses, twice = fit(kind, checkpointing=True)
+    assert twice == 2 * computed
+    assert same_losses == losses
+    for one, other in zip(plain.parameters(), saving.parameters(), strict=True):
+        assert torch.equal(one, other)
+
+
+# -- test precision ----------------------------------------------------------------------------------------------
+# Trainings that compute in bfloat16: weights stay float32, and what is compared is computed alike.
+
+
+def pairs() -> Sequences:
+    generator = np.random.default_rng(0)
+    return Sequences.of(generator.integers(0, 10, (16, 8)).tolist(), [3] * 16, [1.0, 0.0] * 8)
+
+
+def fit_pairs(dtype: DType) -> tuple[GPT2LMHeadModel, list[float]]:
+    from pipeline.learning.training.preferences import DPOObjective, fit_dpo
+
+    model, data = tiny_policy(), pairs()
+    with computing_in(dtype, "cpu"):
+        anchor = score_sequences(
+            data,
+            lambda batch: completion_logprobs(model, batch).double().sum(-1),
+            micro_batch_size=8,
+            device="cpu",
+        )
+    training = TrainingConfig(micro_batch_size=8, warmup_steps=0)
+    fitting = Fitting(
+        batch_size=8, epochs=4, learning_rate=1e-2, training=training, seed=0, device="cpu", dtype=dtype
+    )
+    return model, fit_dpo(model, data, anchor, DPOObjective(loss_type=DPOLoss.sigmoid, beta=1.0), fitting)[0]
+
+
+def test_a_policy_that_computes_like_its_anchor_starts_at_it() -> None:
+    model, losses = fit_pairs(DType.bfloat16)
+    assert {weight.dtype for weight in model.parameters()} == {torch.float32}
+    assert losses[0] == pytest.approx(np.log(2), abs=1e-6)
+    assert losses[-1] < 0.5 < losses[0]
+    assert losses != fit_pairs(DType.float32)[1]
+
+
+def test_a_policy_is_as_likely_to_draw_as_training_begins_with() -> None:
+    """What drew was rounded; scored by that, the ratio of GRPO would not be 1 at the first step."""
+    exact, prompts, drawn = tiny_policy(), [[1, 2, 3]] * 4, [[4, 5], [6, 7, 8], [9], [1, 1]]
+    settings = DecodeSettings(batch_size=4)
+    with computing_in(DType.bfloat16, "cpu"):
+        found = completion_scores(exact, prompts, drawn, settings)
+        data = Sequences.of([[*p, *d] for p, d in zip(prompts, drawn, strict=True)], [3] * 4, [0.0] * 4)
+        batch = batch_of(data, np.argsort(data.lengths, kind="stable"), "cpu")
+        begun = completion_logprobs(exact, batch).detach()
+    first = begun[batch.mask].numpy()
+    np.testing.assert_array_equal(np.concatenate([found[at] for at in (2, 0, 3, 1)]), first)
+    rounded = completion_scores(tiny_policy().bfloat16(), prompts, drawn, settings)
+    assert any(not np.array_equal(one, other) for one, other in zip(found, rounded, strict=True))
