@@ -119,7 +119,7 @@ def test_another_content_of_the_file_is_another_dataset(files: Path, tmp_path: P
 
 
 @pytest.mark.usefixtures("main_job")
-@pytest.mark.parametrize("how", ["dry_run=true", "stage=prepare", "rounds_of_training=1"])
+@pytest.mark.parametrize("how", ["dry_run=true", "rounds_of_training=1"])
 def test_a_row_without_its_prompt_is_named_before_anything_starts(files: Path, tmp_path: Path, how: str) -> None:
     broken = tmp_path / "broken.jsonl"
     broken.write_text('{"prompt": "1+1="}\n{"question": "2+2="}\n')
