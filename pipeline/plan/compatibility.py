@@ -286,7 +286,7 @@ def _auto(
     usable = usable_bytes(int(memory * 2**30))
     width = least_width(writing, usable, _possible(described))
     if width is None:
-        raise ConfigError(_too_large(name, model, writing, described, usable))
+        raise ConfigError(_too_large(name, model, writing, _possible(described), usable))
     return width
 
 
@@ -327,26 +327,14 @@ def _of_value(model: ModelConfig) -> DecodingShape | None:
     return shape_of_texts((file and _read(file)) or {}, weights) if weights else None
 
 
-def _too_large(
-    name: str, model: ModelConfig, writing: DecodingLoad, described: Mapping[str, Any], usable: int
-) -> str:
-    most = _possible(described)[-1]
-    need = decoding_footprint(writing, most)
-    ways = ["a smaller generation.batch_size"] if need.cache + need.logits > need.total // 10 else []
-    if need.value > need.total // 10:
-        ways.append(f"models.{name}.value_path with a smaller model to guide by, which every device has whole")
-    if writing.number_bytes > 2:
-        ways.append("system.dtype=bfloat16")
-    kind = described.get("model_type")
-    over = (
-        f"each of {most} devices, the most that it can be split over"
-        if most > 1
-        else f"one device ({kind} cannot be split)"
-    )
+def _too_large(name: str, model: ModelConfig, writing: DecodingLoad, widths: Sequence[int], usable: int) -> str:
+    need, most = decoding_footprint(writing, widths[-1]), widths[-1]
+    smaller = f", models.{name}.value_path with a smaller model to guide by" if need.value else ""
     return (
-        f"{KEY}={AUTO}: models.{name}.path={model.path}: writing takes {need.total / _GB:.1f} GB of {over}, and "
-        f"{usable / _GB:.1f} GB can be used of distributed.gpu_memory_gib. Try "
-        + ", or ".join([*ways, "GPUs with more memory"])
+        f"{KEY}={AUTO}: models.{name}.path={model.path}: writing takes {need.total / _GB:.1f} GB of each of "
+        f"{most} devices, the most that it can be split over, and {usable / _GB:.1f} GB can be used of "
+        f"distributed.gpu_memory_gib. Try a smaller generation.batch_size{smaller}, system.dtype=bfloat16, or "
+        "GPUs with more memory"
     )
 
 

@@ -70,12 +70,6 @@ def test_a_wrong_value_is_named_with_what_is_allowed(override: str, said: str) -
     assert said in refuse(override)
 
 
-def test_strengths_are_not_tried_where_no_prompts_are_left_for_it() -> None:
-    own = ("datasets.s.class_path=examples.sorting.Sorting", "datasets.s.validation_size=0")
-    said = refuse("evaluation.etas=[0.3]", *own)
-    assert "datasets.s.validation_size=0 leaves none; raise it, or leave them out" in said
-
-
 @pytest.mark.parametrize(
     ("override", "said"),
     [
@@ -90,12 +84,6 @@ def test_strengths_are_not_tried_where_no_prompts_are_left_for_it() -> None:
 )
 def test_what_cannot_be_done_on_several_devices_is_refused(override: str, said: str) -> None:
     assert said in refuse("training.gpus_per_job=2", override)
-
-
-def test_a_rate_that_a_schedule_cannot_begin_at_is_refused() -> None:
-    falling = ("algos=[GRPO]", "training.schedule=polynomial")
-    assert "algos.GRPO.learning_rate=1e-07" in refuse("algos.GRPO.learning_rate=1e-7", *falling)
-    check_config(quick_config(["experiment.name=t", *falling]))
 
 
 def test_a_scalar_head_and_flash_attention_do_not_fit() -> None:

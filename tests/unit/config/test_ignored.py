@@ -6,8 +6,7 @@ import pytest
 from rich.console import Console
 
 from pipeline.commands.run import run_experiment
-from pipeline.config.ignored import GPU_PROFILES, idle_settings
-from pipeline.config.place import conf_dir
+from pipeline.config.ignored import idle_settings
 from pipeline.config.schema import Config
 from tests.doubles.composing import quick_config
 
@@ -113,10 +112,6 @@ def test_a_setting_without_effect_is_named_with_the_reason(overrides: list[str],
 )
 def test_what_has_an_effect_is_not(overrides: list[str], gpu: bool) -> None:
     assert warned(*overrides, gpu=gpu) == []
-
-
-def test_profiles_for_gpus_are_those_that_ship() -> None:
-    assert {path.stem for path in (conf_dir() / "profile").glob("*.yaml")} == {*GPU_PROFILES, "cpu"}
 
 
 def test_a_run_prints_the_warnings(tmp_path: object) -> None:

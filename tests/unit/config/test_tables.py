@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from pipeline.config.bases import AlgoConfig, DatasetConfig, Settings, number
+from pipeline.config.bases import AlgoConfig, Settings, number
 from pipeline.config.checks import check_config
 from pipeline.config.ignored import idle_settings
 from pipeline.config.load import load_config
@@ -20,7 +20,6 @@ from pipeline.learning.algos.base import Algorithm
 from pipeline.learning.algos.pita import PITA, PITAConfig
 from pipeline.learning.datasets.base import load_dataset
 from pipeline.learning.datasets.from_files import FilesConfig, FilesDataset
-from pipeline.learning.datasets.made import StarGraph
 from tests.doubles.composing import quick_config
 
 NAME = "experiment.name=t"
@@ -84,12 +83,6 @@ def test_a_class_in_the_place_of_a_dataset_that_ships_brings_its_settings() -> N
     check_config(config)
     again = load_config([NAME, "dataset=hf", "datasets.hf.path=x/y"]).datasets["hf"]
     assert type(again) is FilesConfig  # the next request is as if there had been none before
-
-
-def test_a_table_with_entries_takes_further_ones() -> None:
-    section = quick_config([NAME, *RIDDLES, "datasets.hf.shares.hard=2"]).datasets["hf"]
-    assert isinstance(section, RiddlesConfig)
-    assert section.shares == {"easy": 1.0, "hard": 2.0}
 
 
 @pytest.mark.parametrize(
@@ -174,10 +167,6 @@ def test_messages_that_are_none_are_told_with_their_line(given: str) -> None:
         check_config(config)
 
 
-def test_problems_may_return_none() -> None:
-    check_config(quick_config([NAME, f"algos.Mine.class_path={__name__}.Asked", "algos.Mine.problems_give=null"]))
-
-
 @dataclass(kw_only=True)
 class Part:
     size: int = 1
@@ -217,8 +206,3 @@ class Parts(Algorithm):
 def test_settings_whose_code_fails_are_told_with_key_class_and_line(given: str, said: str) -> None:
     with pytest.raises(ConfigError, match=rf"^{said}.* \(.*test_tables\.py:\d+\)$"):
         quick_config([NAME, f"algos.Mine.class_path={__name__}.Parts", given])
-
-
-def test_a_dataset_refuses_settings_of_another_class() -> None:
-    with pytest.raises(ConfigError, match="dataset 'star_graph' needs StarGraphConfig, not DatasetConfig"):
-        StarGraph(DatasetConfig(kind="star_graph"))  # type: ignore[arg-type]

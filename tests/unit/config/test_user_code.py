@@ -38,15 +38,6 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     source_hash.cache_clear()
 
 
-def test_modules_of_the_current_folder_are_found_last(folder: Path) -> None:
-    (folder / "own_one.py").write_text("class Thing:\n    class Inner: pass\n")
-    (folder / "json.py").write_text("raise ValueError('taken for the library')\n")
-    assert import_object("own_one.Thing").__name__ == "Thing"
-    assert import_object("own_one:Thing.Inner").__name__ == "Inner"
-    assert sys.path[-1] == str(folder)
-    assert sys.path.count(str(folder)) == 1
-
-
 @pytest.mark.parametrize(
     ("content", "said"),
     [

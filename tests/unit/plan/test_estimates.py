@@ -75,17 +75,6 @@ def test_a_plan_counts_all_that_is_drawn_of_a_prompt() -> None:
     assert drawn == {("PITA", 20), ("DPO", 30)}
 
 
-@pytest.mark.parametrize(
-    ("weights", "work", "measured"),
-    [(0.596e9, "decode", 15_031), (8.03e9, "decode", 6_508), (0.596e9, "train", 12_806)],
-)
-def test_tokens_per_second_of_an_h200_are_those_that_were_measured(
-    weights: float, work: str, measured: int
-) -> None:
-    per_second = 1 / Scale(weights=int(weights), gpu="NVIDIA H200").seconds_per_token(work)
-    assert per_second == pytest.approx(measured, rel=0.35)
-
-
 def test_the_size_of_a_model_on_the_hub_is_in_its_name() -> None:
     assert weights_in_name("HuggingFaceTB/SmolLM2-135M-Instruct") == 135_000_000
     assert weights_in_name("Qwen/Qwen2.5-1.5B") == 1_500_000_000

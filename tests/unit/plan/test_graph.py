@@ -3,8 +3,8 @@
 import pytest
 
 from pipeline.errors import CycleError
-from pipeline.plan.durations import WORKER_LOAD, estimated_load, estimated_makespan, load_name, summarize
-from pipeline.plan.graph import WORKER_LOAD_S, Job, Plan, missing_jobs
+from pipeline.plan.durations import estimated_makespan, summarize
+from pipeline.plan.graph import Job, Plan, missing_jobs
 
 
 def job(name: str, seconds: float = 1.0, **fields: object) -> Job:
@@ -80,14 +80,3 @@ def test_seeds_are_counted_where_a_summary_would_be_long() -> None:
     assert [(row.chain, row.jobs, row.missing, row.samples) for row in rows] == [
         ("d/m/any/R", 1, 0, 10), ("d/m/3 seeds/X", 3, 2, 30), ("d/m/3 seeds/Y", 3, 0, 30)
     ]  # fmt: skip
-
-
-def test_every_worker_loads_once_and_each_job_as_much_as_was_measured() -> None:
-    jobs = [
-        Job(id=name, key=name, entry="m:f", payload={}, model="tiny", devices=n)
-        for name, n in (("a", 1), ("b", 2))
-    ]
-    plan, measured = Plan(jobs, []), {WORKER_LOAD: 10.0, load_name(jobs[0]): 0.5}
-    assert estimated_load(plan, ["a", "b"], 3, measured) == 10.5
-    assert estimated_load(plan, ["a"], 1, {}) == WORKER_LOAD_S
-    assert estimated_load(plan, [], 1, measured) == 0

@@ -101,10 +101,3 @@ def test_what_is_removed_counts_as_stored_unless_a_job_that_must_run_reads_it() 
         f"{CHAIN}/r3/evaluate/000",
         *trained(1, 2, 3),
     }
-
-
-def test_a_model_that_is_asked_for_itself_is_made_again_with_all_that_it_rests_on() -> None:
-    plan = plan_of().up_to(trained(2))
-    assert missing(plan, [], trained(1, 2)) == set()
-    assert missing(plan, [], trained(1, 2), whole=trained(2)) == trained(1, 2)
-    assert missing(plan, [], trained(1), whole=trained(2)) == set()

@@ -182,16 +182,6 @@ def test_a_model_without_its_tokenizer_is_refused(tmp_path: Path) -> None:
     check_tokenizers(config)
 
 
-@pytest.mark.parametrize("end", ["<eos>", 2.0, True, ["<eos>"], {"id": 2}])
-def test_ends_that_are_no_ids_are_refused(tmp_path: Path, end: object) -> None:
-    folder = folder_of(tmp_path / "model")
-    (folder / "generation_config.json").write_text(json.dumps({"eos_token_id": end}))
-    assert "must be the id of a token" in refused(folder)
-    for fine in (None, 2, [2, 3], []):
-        (folder / "generation_config.json").write_text(json.dumps({"eos_token_id": fine}))
-        check_models(request(f"models.hf.path={folder}"))
-
-
 def test_code_that_comes_with_a_model_needs_consent(tmp_path: Path) -> None:
     code = {"AutoModelForCausalLM": "modeling_x.X"}
     folder = folder_of(tmp_path / "model", model_type="own", auto_map=code)
@@ -294,32 +284,6 @@ def test_what_continues_no_texts_is_refused_before_anything_starts(
         check_models(request(f"models.hf.path={folder}"))
 
 
-@pytest.mark.parametrize("key", ["path", "value_path"])
-def test_a_misspelt_folder_that_looks_like_an_id_of_the_hub_is_told_of(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, key: str
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(cached(tmp_path / "cache", "my/mode")))
-    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", False)
-    folder_of(tmp_path / "my" / "model")
-    asked = ["models.hf.path=my/model"] if key == "value_path" else []
-    assert fetched_models(request(*asked, f"models.hf.{key}=my/modle"), ["hf"]) == [
-        f"models.hf.{key}=my/modle: there is no folder my/modle here, but my/model. It is taken for the id of a "
-        "model on the hub"
-    ]
-    for right in ("my/model", "my/mode", "owner/other"):
-        assert fetched_models(request(*asked, f"models.hf.{key}={right}"), ["hf"]) == []
-    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
-    said = rf"^models\.hf\.{key}=my/modle: there is no folder .* here, but my/model, and .* HF_HUB_OFFLINE is set"
-    with pytest.raises(ConfigError, match=said):
-        fetched_models(request(*asked, f"models.hf.{key}=my/modle"), ["hf"])
-    with pytest.raises(ConfigError, match=r"there is no folder owner/other here, and the cache"):
-        fetched_models(request(*asked, f"models.hf.{key}=owner/other"), ["hf"])
-    assert fetched_models(request(*asked, "models.hf.path=owner/other"), []) == []  # all that needs it is stored
-    for right in ("my/model", "my/mode"):
-        assert fetched_models(request(*asked, f"models.hf.{key}={right}"), ["hf"]) == []
-
-
 @pytest.mark.parametrize(
     ("model", "tied"),
     [
@@ -345,17 +309,6 @@ def test_adapters_for_an_output_layer_that_is_the_embedding_are_refused(
         check_models(refused)
 
 
-def cached(home: Path, repo: str, **config: object) -> Path:
-    """The configuration of a model on the hub, as its library keeps it."""
-    folder = home / f"models--{repo.replace('/', '--')}"
-    (folder / "refs").mkdir(parents=True)
-    (folder / "refs" / "main").write_text("c0ffee")
-    snapshot = folder / "snapshots" / "c0ffee"
-    snapshot.mkdir(parents=True)
-    (snapshot / "config.json").write_text(json.dumps(config))
-    return home
-
-
 def saved_llama(folder: Path) -> Path:
     tiny_model("llama").save_pretrained(folder)
     (folder / "tokenizer.json").write_text("{}")
@@ -374,16 +327,6 @@ def test_adapters_for_layers_that_a_folder_does_not_have_are_refused(tmp_path: P
     )
     with pytest.raises(ConfigError, match=re.escape(said)):
         check_models(request(*asked, "algos.DPO.lora.rank=4"))
-
-
-def test_adapters_for_layers_that_the_tiny_model_does_not_have_are_refused() -> None:
-    asked = ["model=tiny", "algos=[GRPO]", "algos.GRPO.lora.rank=4"]
-    check_models(request(*asked, "algos.GRPO.lora.target_modules=[c_attn,h.1.mlp.c_fc,wpe]"))
-    said = (
-        r"GRPO\.lora\.target_modules=\[q_proj\]: models\.tiny has no layer called q_proj .* c_attn, c_fc, c_proj\."
-    )
-    with pytest.raises(ConfigError, match=said):
-        check_models(request(*asked, "algos.GRPO.lora.target_modules=[q_proj]"))
 
 
 def test_files_that_may_not_be_read_are_one_message(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

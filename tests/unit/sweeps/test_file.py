@@ -323,7 +323,7 @@ FILES = {
     b"\x00\x01": "not valid YAML",
     "é".encode("latin-1"): "no UTF-8 text",
     "b: &b [*b]": "holds itself",
-    LEAST + "  a: {value: " + "[" * 60 + "]" * 60 + "}": "inside each other more than 50 deep",
+    LEAST + "  a: {value: " + "[" * 60 + "]" * 60 + "}": "more than 50 tables and lists inside each other",
     LEAST + f"  a: {{values: [{'1,' * 50_000}]}}": "more than 50,000 values",
     LEAST + '  "": {value: 1}': "is no name here",
     LEAST + '  "a\\n": {value: 1}': "is no name here",
