@@ -9,15 +9,18 @@ says what was found and where.
 from __future__ import annotations
 
 import json
+import logging
 import math
 import os
 import re
+from collections.abc import Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, NoReturn, TypeVar
 
 import msgspec
 
-from pipeline.files import open_plain
+from pipeline.files import json_text, open_plain, write_whole
 
 SMALL = 64 << 20
 """Bytes that a file of settings, notes or figures has at most."""
@@ -167,3 +170,35 @@ def _brief(error: Exception) -> str:
         return "nested too deeply"
     text = str(error)
     return text[:1].lower() + text[1:]
+
+
+# -- hints -------------------------------------------------------------------------------------------------------
+# What lies beside the outputs of a store and only saves time: read with care, and never a reason to fail.
+# Such a file may be cut off, altered, of a later version, or no file at all. Then it counts as absent, which
+# the log says once, and the next measurement replaces it.
+
+
+log = logging.getLogger("pipeline")
+
+
+_told: set[Path] = set()
+
+
+def recall(path: Path, kind: type[_T]) -> _T | None:
+    """Read a file of JSON as a type; None where there is none that can be used."""
+    try:
+        return read_json_file(path, kind)
+    except FileNotFoundError:
+        return None
+    except (ForeignDataError, OSError) as error:
+        if path not in _told:
+            _told.add(path)
+            log.warning("%s is passed over, which costs time only: %s", path, error)
+        return None
+
+
+def remember(path: Path, value: Mapping[str, object]) -> None:
+    """Write a file whole, if that can be done."""
+    with suppress(OSError):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        write_whole(path, json_text(value, indent=1, sort_keys=True) + "\n")

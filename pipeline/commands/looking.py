@@ -1,4 +1,4 @@
-"""``status``: where runs stand, seen from another terminal, once or again and again."""
+"""Where runs stand, what they and their jobs printed, and the table of their results."""
 
 from __future__ import annotations
 

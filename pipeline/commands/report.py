@@ -61,28 +61,16 @@ def refuse_records(option: str, path: Path, runs: Iterable[LoadedRun], *, is_pag
     """
     if is_standard_output(path):
         raise ConfigError(f"{option} {path}: nothing is written to the output of a command; name a file or folder")
-    target = path.resolve()
-    roots = {run.store.root for run in runs}
-    roots.update(parent for parent in (target, *target.parents, *path.absolute().parents) if is_store(parent))
-    for root in roots:
-        if target.is_relative_to(root.resolve()):
-            raise ConfigError(
-                f"{option} {path}: that is inside the store {root}, which holds the outputs of jobs alone; name a "
-                "place outside of it"
-            )
-    for folder in map(RunFolder, (target, *target.parents)):
+    target, roots = path.resolve(), {run.store.root.resolve() for run in runs}
+    for place in dict.fromkeys((target, *target.parents, *path.absolute().parents)):
+        run, sweep = RunFolder(place), SweepFolder(place)
         # By its name first: folders of other programs have files of the same names.
-        if folder.begun and folder.holds_run and not (is_page and target == folder.report):
+        of_run = run.begun and run.holds_run and not (is_page and target == run.report)
+        of_sweep = sweep.begun and not (is_page and target == sweep.report)
+        if place in roots or is_store(place) or of_run or of_sweep:
             raise ConfigError(
-                f"{option} {path}: that is inside the folder of a run, {folder.path}, which holds what the run "
-                "left alone; name a place outside of it"
-            )
-    for path_of_sweep in (target, *target.parents):
-        sweep = SweepFolder(path_of_sweep)
-        if sweep.begun and not (is_page and target == sweep.report):
-            raise ConfigError(
-                f"{option} {path}: that is inside the folder of a sweep, {sweep.path}, which holds what its "
-                "trials left alone; name a place outside of it"
+                f"{option} {path}: that is inside {place}, which holds what runs left alone; name a place outside "
+                "of it"
             )
 
 

@@ -18,8 +18,7 @@ from pipeline.config.schema import Config
 from pipeline.config.tables import REWARD_MODEL
 from pipeline.errors import ConfigError
 from pipeline.files import file_sha256
-from pipeline.foreign import ForeignDataError
-from pipeline.hints import recall, remember
+from pipeline.foreign import ForeignDataError, recall, remember
 from pipeline.learning.datasets.base import SPLITS, load_dataset
 from pipeline.learning.datasets.from_files import FilesDataset, source_fingerprint
 from pipeline.outputs.formats import DATASET, read_prepared_rows

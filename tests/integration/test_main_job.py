@@ -104,7 +104,7 @@ def test_the_same_command_again_runs_nothing_and_prints_the_table(calm: Path, tm
     for job in json.loads((latest / "plan.json").read_bytes())["jobs"]:
         assert (latest / "jobs" / job["id"] / "output" / "manifest.json").is_file()
         assert (latest / "jobs" / job["id"] / "log.txt").is_file()
-    assert "nothing ran" in (latest / "run.log").read_text()
+    assert "nothing to run" in (latest / "run.log").read_text()
     assert not (copy / "t" / "latest" / "workers").exists()
     assert results(copy) == results(calm)
 

@@ -19,7 +19,6 @@ WINGS = [
     "files",
     "locks",
     "foreign",
-    "hints",
     "terminal",
     "machine",
     "outputs",

@@ -9,7 +9,7 @@ from typing import Annotated
 
 from msgspec import Meta
 
-from pipeline.hints import recall, remember
+from pipeline.foreign import recall, remember
 from pipeline.plan.durations import LONGEST_S, Durations, Seconds, Timed
 
 DURATIONS = "durations.json"

@@ -24,7 +24,7 @@ from torch import nn
 from transformers import PreTrainedConfig
 
 from pipeline.errors import OUT_OF_MEMORY_TEXTS, JobError, OutOfMemory
-from pipeline.hints import recall, remember
+from pipeline.foreign import recall, remember
 from pipeline.learning.models.families import why_not_split
 
 if TYPE_CHECKING:

@@ -113,7 +113,7 @@ def test_nothing_is_written_into_a_store(outputs: Path, tmp_path: Path, words: l
     if store.startswith("elsewhere"):
         (folder / ".claims").mkdir()
         (folder / ".lock").touch()
-    assert "inside the store" in told(outputs, *words, str(folder / "lr.csv"), code=2)
+    assert "that is inside" in told(outputs, *words, str(folder / "lr.csv"), code=2)
     assert not (folder / "lr.csv").exists()
 
 
@@ -177,5 +177,5 @@ def test_a_sweep_that_is_not_there_is_told_with_those_that_are(outputs: Path, tm
 def test_nothing_is_written_over_what_a_sweep_has_recorded(outputs: Path, words: list[str], file: str) -> None:
     target = outputs / "lr/sweep" / file
     before = target.read_bytes() if target.exists() else None
-    assert "inside the folder of a sweep" in told(outputs, *words, str(target), code=2)
+    assert "that is inside" in told(outputs, *words, str(target), code=2)
     assert (target.read_bytes() if target.exists() else None) == before
