@@ -202,9 +202,6 @@ _ONLINE = {
     "num_completions_to_print": _SHOWN,
     "log_unique_prompts": _SHOWN,
     "use_vllm": Counterpart("generation.backend"),
-    "use_transformers_continuous_batching": Counterpart("generation.backend"),
-    "transformers_continuous_batching_config": Counterpart("generation.backend"),
-    "use_transformers_paged": Counterpart("generation.backend"),
 }
 """Of what draws while it trains; RLOOConfig has fewer of them."""
 OF_ALGORITHM = {
