@@ -119,14 +119,9 @@ def tell(folder: SweepFolder, word: str, say: Say) -> str:
         if halted in ("finished", state) or (halted and word == "pause"):
             raise ConfigError(f"sweep {name} is {halted} already{because}: there is nothing to {word}")
         record.tell(halted=state, reason="asked for")
-    what = {
-        "stop": "begins no more trials",
-        "cancel": "is given up",
-        "pause": "begins no more trials until it is resumed",
-    }
     ends = "ended" if word == "cancel" else "left to come to their end"
     under_way = f"; {count(len(running), 'trial')} under way {ends}" if running else ""
-    return f"sweep {name} {what[word]}{under_way}"
+    return f"sweep {name} is {state}{under_way}"
 
 
 def untested(sweep: Sweep, record: Record) -> Trial | None:
@@ -500,7 +495,7 @@ class Agent:
             if not may_create(self._record, self._sweep) or (choice := self._ask()) is None:
                 return None
             needed = int(choice.parameters.get(NUM_GPUS, self._pool.each))
-            self._record.create(choice.parameters, choice.sampled, choice.distributions, num_gpus=needed)
+            self._record.create(num_gpus=needed, **vars(choice))
         return None
 
     def _ask(self) -> Choice | None:

@@ -3,7 +3,7 @@
     outputs/NAME/sweep/optuna.log    the study; Optuna's own tools open it
 
 An attempt at a trial of the sweep is a trial of the study. What this program knows of it stands in user
-attributes: ``trial`` (which, how, with which settings) from its creation, ``start`` and ``end``. Whoever holds
+attributes: which it is and with which settings from its creation, ``start`` and ``end``. Whoever holds
 the lock decides; one that dies leaves nothing but a line that was cut off, which the next one removes.
 """
 
@@ -173,17 +173,6 @@ class End:
 
 
 @dataclass(frozen=True, kw_only=True)
-class _Chosen:
-    """An attempt from its creation on; `round` counts how often the sweep was begun again or resumed before."""
-
-    trial: int
-    attempt: int
-    parameters: dict[str, Any]
-    num_gpus: int = 1
-    round: int = 0
-
-
-@dataclass(frozen=True, kw_only=True)
 class _Start:
     agent: str
     devices: list[str]
@@ -191,8 +180,14 @@ class _Start:
 
 
 @dataclass(frozen=True, kw_only=True)
-class _Attributes:
-    trial: _Chosen
+class _Attempt:
+    """The user attributes of an attempt; `round` counts how often the sweep was begun again or resumed before."""
+
+    trial: int
+    attempt: int
+    parameters: dict[str, Any]
+    num_gpus: int = 1
+    round: int = 0
     start: _Start | None = None
     end: End | None = None
 
@@ -202,7 +197,7 @@ class About:
     """A sweep as it was begun.
 
     Attributes:
-        method: How settings are chosen.
+        method: How settings are known.
         metric: What trials are judged by, or "".
         goal: Which values of it are better.
         folder: In which the sweep was begun, and programs start.
@@ -250,7 +245,7 @@ class Trial:
     """One choice of settings, with what became of its last attempt.
 
     Attributes:
-        number: From 0, in the order in which they were chosen.
+        number: From 0, in the order in which they were known.
         parameters: Dotted name -> value.
         num_gpus: Devices it needs.
         state: One of `STATES`.
@@ -319,7 +314,7 @@ class Record:
         self.about, self.trials, self.failing = About(), dict[int, Trial](), list[int]()
         self.once: dict[str, Once] = {}
         self._storage: JournalStorage | None = None
-        self._known: dict[int, tuple[Any, _Attributes]] = {}
+        self._known: dict[int, tuple[Any, _Attempt]] = {}
         """Attempts as Optuna has them, another object of each that has changed, and what was read of them."""
         self.refresh()
 
@@ -382,10 +377,10 @@ class Record:
         ends, found, lives = list[tuple[float, int, str]](), dict[int, Trial](), dict[str, bool]()
         for frozen in attempts:
             if (cached := self._known.get(frozen.number)) is None or cached[0] is not frozen:
-                cached = self._known[frozen.number] = (frozen, converted(frozen.user_attrs, _Attributes))
+                cached = self._known[frozen.number] = (frozen, converted(frozen.user_attrs, _Attempt))
             known = cached[1]
-            chosen, start, end = known.trial, known.start, known.end
-            before, current = found.get(chosen.trial), chosen.round == self.about.round
+            start, end = known.start, known.end
+            before, current = found.get(known.trial), known.round == self.about.round
             state = end.state if end else "running" if start else "waiting"
             reason = end.reason if end else ""
             if state == "running" and start:
@@ -394,16 +389,16 @@ class Record:
                 if not lives[start.agent]:
                     state, reason = "lost", f"agent {start.agent} is gone"
             if end and current:
-                ends.append((end.time, chosen.trial, state))
+                ends.append((end.time, known.trial, state))
             counts = before if before is not None and current else None
             losses = (counts.losses if counts else 0) + (state == "lost" and current)
             state = "failed" if losses >= MAX_LOSSES else state
-            found[chosen.trial] = Trial(
-                number=chosen.trial,
-                parameters=chosen.parameters,
-                num_gpus=chosen.num_gpus,
+            found[known.trial] = Trial(
+                number=known.trial,
+                parameters=known.parameters,
+                num_gpus=known.num_gpus,
                 state="waiting" if state in ("failed", "cancelled") and not current else state,
-                attempts=chosen.attempt if start else chosen.attempt - 1,
+                attempts=known.attempt if start else known.attempt - 1,
                 value=end.value if end else None,
                 best=end.best if end else None,
                 agent=start.agent if start else "",
@@ -439,7 +434,7 @@ class Record:
         return [trial for trial in self.trials.values() if trial.state in states]
 
     def ready(self, max_attempts: int) -> list[Trial]:
-        """The trials that wait to be begun, or begun again, in the order in which they were chosen.
+        """The trials that wait to be begun, or begun again, in the order in which they were known.
 
         One that ended well and has told no value of the metric would do the same again.
         """
@@ -557,55 +552,37 @@ class Record:
             about = replace(self.about, **changed, time=time.time() if now is None else now)
             if not storage.get_all_studies():
                 storage.create_new_study([StudyDirection[about.goal.upper()]], self.name)
-            storage.set_study_user_attr(0, "about", msgspec.to_builtins(about))
-        self.refresh()
+        self.note("about", about)
 
-    def note(self, name: str, once: Once) -> None:
-        """Note how far something is that is done once, inside a turn."""
+    def note(self, name: str, value: About | Once) -> None:
+        """Note how the sweep stands, or how far something is that is done once, inside a turn."""
         with self._readable():
-            self._opened().set_study_user_attr(0, name, msgspec.to_builtins(once))
+            self._opened().set_study_user_attr(0, name, msgspec.to_builtins(value))
         self.refresh()
 
-    def create(
-        self,
-        parameters: Mapping[str, Any],
-        sampled: Mapping[str, Any] = {},
-        distributions: Mapping[str, BaseDistribution] = {},
-        *,
-        num_gpus: int = 1,
-    ) -> Trial:
-        """Add a trial that waits, inside a turn."""
-        number = max(self.trials, default=-1) + 1
-        trial = Trial(
-            number=number,
-            parameters=parameters,
-            num_gpus=num_gpus,
-            sampled=sampled,
-            distributions=distributions,
-        )
+    def create(self, parameters: Mapping[str, Any], **more: Any) -> Trial:
+        """Add a trial that waits, inside a turn, with further fields of `Trial`."""
+        trial = Trial(number=max(self.trials, default=-1) + 1, parameters=parameters, **more)
         self._add(trial)
-        return self.trials[number]
+        return self.trials[trial.number]
 
     def _add(self, trial: Trial, start: _Start | None = None) -> None:
         from optuna.trial import TrialState, create_trial
 
-        chosen = _Chosen(
+        attempt = _Attempt(
             trial=trial.number,
             attempt=trial.attempts + 1,
             parameters=dict(trial.parameters),
             num_gpus=trial.num_gpus,
             round=self.about.round,
+            start=start,
         )
+        known = {name: each for name, each in msgspec.to_builtins(attempt).items() if each is not None}
+        params, spaces = dict(trial.sampled), dict(trial.distributions)
+        state = TrialState.RUNNING if start else TrialState.WAITING
+        added = create_trial(state=state, params=params, distributions=spaces, user_attrs=known)
         with self._readable():
-            self._opened().create_new_trial(
-                0,
-                create_trial(
-                    state=TrialState.WAITING if start is None else TrialState.RUNNING,
-                    params=dict(trial.sampled),
-                    distributions=dict(trial.distributions),
-                    user_attrs=msgspec.to_builtins({"trial": chosen} | ({"start": start} if start else {})),
-                ),
-            )
+            self._opened().create_new_trial(0, added)
         self.refresh()
 
     def start(self, trial: Trial, agent: str, devices: list[str], now: float | None = None) -> Trial:

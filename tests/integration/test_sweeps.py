@@ -76,7 +76,7 @@ class Sweeps:
     def ends(self, name: str, state: str) -> Counter[int]:
         """How many attempts at each trial have ended so."""
         found = self.attempts(name)
-        return Counter(one["trial"]["trial"] for one in found if one.get("end", {}).get("state") == state)
+        return Counter(one["trial"] for one in found if one.get("end", {}).get("state") == state)
 
     def events(self) -> list[list[str]]:
         path = self.folder / "events"

@@ -66,7 +66,7 @@ def test_a_program_that_reads_wandb_config_alone_is_swept(sweeps: Sweeps) -> Non
     said = sweeps.run("run", "cfg.yaml", "--device", "cpu", "--agents", "2")
     expected = [{"lr": lr, "optimizer": {"lr": 2, "momentum": 0.9}, "epochs": 3} for lr in (1e-5, 0.5)]
     assert seen(sweeps, "cfg") == expected
-    values = {one["trial"]["trial"]: one["end"]["value"] for one in sweeps.attempts("cfg")}
+    values = {one["trial"]: one["end"]["value"] for one in sweeps.attempts("cfg")}
     assert values == pytest.approx({0: 2e-5 / 3, 1: 1 / 3})
     assert said.count("wandb sync") == 1
 
