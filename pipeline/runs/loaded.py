@@ -46,7 +46,7 @@ from pipeline.runs.cost import Compute, compute_of, read_compute, results_of
 from pipeline.runs.origin import Maker, Origin, collect_makers, read_origin
 from pipeline.runs.progress import Progress, read_progress
 from pipeline.runs.record import Results, place_of, read_results, reading, told
-from pipeline.runs.run_view import AttemptView, JobView, RunView, Span, attempts_of, timeline
+from pipeline.runs.run_view import AttemptView, JobView, RunView, Span
 
 # -- engine lives ------------------------------------------------------------------------------------------------
 # Whether the process that carries out a run still lives, as anyone can tell who sees the run's folder.
@@ -294,12 +294,12 @@ class LoadedRun:
     @property
     def lost_attempts(self) -> list[tuple[JobView, AttemptView]]:
         """Attempts that were under way when the run was killed; they end with its last sign of life."""
-        found = attempts_of(self.view, killed=self.state == "killed")
+        found = self.view.attempts(killed=self.state == "killed")
         return [(job, attempt) for job, attempt in found if attempt.outcome == "lost"]
 
     def timeline(self) -> list[Span]:
         """Who used which device when, by begin; a job on several devices has a span for each."""
-        return timeline(self.view, self.jobs, killed=self.state == "killed")
+        return self.view.timeline(self.jobs, killed=self.state == "killed")
 
     # -- what came out -----------------------------------------------------------------------------------------
 

@@ -224,6 +224,37 @@ class Quarantine:
     time: float
 
 
+@dataclass(frozen=True, kw_only=True)
+class Span:
+    """A time during which a worker, and so its device, was taken by an attempt at a job.
+
+    Attributes:
+        job: Its id.
+        chain: Its chain.
+        round: Of the chain.
+        stage: Of the round.
+        attempt: From 1.
+        worker: Index.
+        device: In words.
+        start: Seconds since 1970.
+        end: Likewise; None while it goes on.
+        outcome: ``done``, ``failed``, ``stopped``, ``running``, or ``lost`` with a run that was killed.
+        is_member: Whether the worker lends its device to a job on several, which another worker leads.
+    """
+
+    job: str
+    chain: str
+    round: int
+    stage: str
+    attempt: int
+    worker: int
+    device: str
+    start: float
+    end: float | None
+    outcome: str
+    is_member: bool = False
+
+
 _TRAFFIC = ("fetched", "fetched_bytes", "uploaded", "uploaded_bytes", "left")
 _NOT_DONE = ("failed", "blocked", "pending", "ready", "running")
 
@@ -351,6 +382,50 @@ class RunView:
         for job in self.having("blocked"):
             found.setdefault(job.root_cause, []).append(job.id)
         return found
+
+    def failures(self) -> list[tuple[JobView, AttemptView | None]]:
+        """Failed jobs with their last attempt."""
+        return [(job, job.attempts[-1] if job.attempts else None) for job in self.having("failed")]
+
+    def attempts(self, *, killed: bool) -> Iterator[tuple[JobView, AttemptView]]:
+        """All attempts, in the order of jobs.
+
+        Args:
+            killed: Whether its engine is gone without a word: then none goes on, and those that did are lost.
+        """
+        reason = "it was under way when the run was killed"
+        for job in self.jobs.values():
+            for one in job.attempts:
+                if killed and one.outcome == "running":
+                    one = replace(one, outcome="lost", kind="lost", reason=reason, ended=self.last)
+                yield job, one
+
+    def timeline(self, jobs: Mapping[str, Job], *, killed: bool) -> list[Span]:
+        """Its spans, by begin; a job on several devices has one for each.
+
+        Args:
+            jobs: Id -> job, of those that were planned.
+            killed: As for `attempts`.
+        """
+        found = [
+            Span(
+                job=job.id,
+                chain=job.chain,
+                round=job.round,
+                stage=jobs[job.id].stage if job.id in jobs else "",
+                attempt=one.number,
+                worker=worker,
+                device=one.device if worker == one.worker else self.workers[worker].device,
+                start=one.started,
+                end=one.ended,
+                outcome=one.outcome,
+                is_member=worker != one.worker,
+            )
+            for job, one in self.attempts(killed=killed)
+            if one.started is not None
+            for worker in (one.worker, *one.members)
+        ]
+        return sorted(found, key=lambda span: (span.start, span.worker))
 
     # -- events ------------------------------------------------------------------------------------------------
 
@@ -542,98 +617,3 @@ class RunView:
         attempt = AttemptView(number=number, worker=int(event.get("worker", -1)))
         job.attempts.append(attempt)
         return attempt
-
-
-def failures(view: RunView) -> Iterator[tuple[JobView, AttemptView | None]]:
-    """Failed jobs with their last attempt."""
-    for job in view.having("failed"):
-        yield job, job.attempts[-1] if job.attempts else None
-
-
-# -- timeline ----------------------------------------------------------------------------------------------------
-# Who used which device when: attempts at jobs as spans of the workers that made them. Pure.
-
-
-@dataclass(frozen=True, kw_only=True)
-class Span:
-    """A time during which a worker, and so its device, was taken by an attempt at a job.
-
-    Attributes:
-        job: Its id.
-        chain: Its chain.
-        round: Of the chain.
-        stage: Of the round.
-        attempt: From 1.
-        worker: Index.
-        device: In words.
-        start: Seconds since 1970.
-        end: Likewise; None while it goes on.
-        outcome: ``done``, ``failed``, ``stopped``, ``running``, or ``lost`` with a run that was killed.
-        is_member: Whether the worker lends its device to a job on several, which another worker leads.
-    """
-
-    job: str
-    chain: str
-    round: int
-    stage: str
-    attempt: int
-    worker: int
-    device: str
-    start: float
-    end: float | None
-    outcome: str
-    is_member: bool = False
-
-
-def attempts_of(view: RunView, *, killed: bool) -> Iterator[tuple[JobView, AttemptView]]:
-    """All attempts, in the order of jobs.
-
-    Args:
-        view: The run.
-        killed: Whether its engine is gone without a word: then none goes on, and those that did are lost.
-    """
-    for job in view.jobs.values():
-        for attempt in job.attempts:
-            is_lost = killed and attempt.outcome == "running"
-            yield job, _lost(attempt, view.last) if is_lost else attempt
-
-
-def timeline(view: RunView, jobs: Mapping[str, Job], *, killed: bool) -> list[Span]:
-    """The spans of a run, by begin; a job on several devices has one for each.
-
-    Args:
-        view: The run.
-        jobs: Id -> job, of those that were planned.
-        killed: As for `attempts_of`.
-    """
-    found = [
-        span
-        for job, attempt in attempts_of(view, killed=killed)
-        for span in _spans(view, job, attempt, jobs[job.id].stage if job.id in jobs else "")
-    ]
-    return sorted(found, key=lambda span: (span.start, span.worker))
-
-
-def _spans(view: RunView, job: JobView, attempt: AttemptView, stage: str) -> Iterator[Span]:
-    if attempt.started is None:
-        return
-    for worker in (attempt.worker, *attempt.members):
-        is_member, known = worker != attempt.worker, view.workers.get(worker)
-        yield Span(
-            job=job.id,
-            chain=job.chain,
-            round=job.round,
-            stage=stage,
-            attempt=attempt.number,
-            worker=worker,
-            device=(known.device if known else "") if is_member else attempt.device,
-            start=attempt.started,
-            end=attempt.ended,
-            outcome=attempt.outcome,
-            is_member=is_member,
-        )
-
-
-def _lost(attempt: AttemptView, end: float) -> AttemptView:
-    reason = "it was under way when the run was killed"
-    return replace(attempt, outcome="lost", kind="lost", reason=reason, ended=end)

@@ -13,6 +13,7 @@ import math
 import re
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import cache
 from itertools import groupby
@@ -378,8 +379,6 @@ _LEAST_RUN = 8
 _Told = tuple[Column, Callable[[RunRow], str]]
 """A column, and what stands in it of a row."""
 _ELSEWHERE = "a wider terminal or --csv has them"
-_MOST_DIGITS = 17
-"""With so many no two numbers are the same."""
 
 
 def comparison_tables(comparison: RunComparison) -> list[FittedTable]:
@@ -465,19 +464,13 @@ def _setting(comparison: RunComparison, key: str, rows: Sequence[RunRow], rank: 
 
 
 def _shortened(values: Collection[str]) -> dict[str, str]:
-    """Values of a setting, fractions with no more digits than tell them apart, and at least four."""
-    for digits in range(4, _MOST_DIGITS):
-        shown = {value: _with_digits(value, digits) for value in values}
-        if len(set(shown.values())) == len(shown):
-            return shown
-    return {value: value for value in values}
-
-
-def _with_digits(value: str, digits: int) -> str:
-    try:
-        return short(float(value), digits) if set(value) & {".", "e"} else value
-    except ValueError:
-        return value
+    """Values of a setting, fractions with four digits where these tell them apart."""
+    shown = {value: value for value in values}
+    for value in values:
+        if set(value) & {".", "e"}:
+            with suppress(ValueError):  # a text
+                shown[value] = short(float(value))
+    return shown if len(set(shown.values())) == len(shown) else {value: value for value in values}
 
 
 def _of_setting(heading: str, others: Sequence[str]) -> str:

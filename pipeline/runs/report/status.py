@@ -37,7 +37,7 @@ from pipeline.runs.report.screen import (
     share_lines,
     waited_for,
 )
-from pipeline.runs.run_view import JobView, RunView, failures
+from pipeline.runs.run_view import JobView, RunView
 from pipeline.terminal.columns import Column, FittedTable
 from pipeline.terminal.console import say_styled
 from pipeline.terminal.streams import printable
@@ -256,7 +256,7 @@ def _below_tables(run: LoadedRun) -> Iterator[tuple[str, str]]:
     """Lines and their styles: of each thing that there is to say a heading, with the first ones below it."""
     view, folder = run.view, run.folder
     failed: list[list[tuple[str, str]]] = []
-    for job, attempt in failures(view):
+    for job, attempt in view.failures():
         kind = f" ({job.kind}, {count(len(job.attempts), 'attempt')})" if job.kind else ""
         failed.append([(f"  {job.id}{kind}", ""), (f"    {job.reason}", "red")])
         if log := log_path(folder, job.id, attempt):
@@ -358,7 +358,7 @@ def run_json(run: LoadedRun, now: float) -> dict[str, Any]:
             {"job" if name == "id" else name: getattr(job, name) for name in of_job}
             | {"attempts": len(job.attempts)}
             | {"log": str(log) if (log := log_path(run.folder, job.id, attempt)) else None}
-            for job, attempt in failures(view)
+            for job, attempt in view.failures()
         ],
         "blocked_jobs": view.blocked_by(),
         "waiting_jobs": {job.id: text for job in view.having("pending") if (text := why_it_waits(job))},
@@ -389,7 +389,7 @@ def watched_run(run: LoadedRun, now: float, width: int, height: int) -> list[Ren
     top: list[RenderableType] = list(run_headline(run, now, engine).wrap(_RULER, width))
     said = [(line, "") for line in moved_in_words(run)]
     said += [(line, "yellow") for line in [waited_for(run.view)] if line and engine]
-    said += [(f"failed: {job.id}: {job.reason}", "red") for job, _ in list(failures(run.view))[-_MOST_FAILURES:]]
+    said += [(f"failed: {job.id}: {job.reason}", "red") for job, _ in run.view.failures()[-_MOST_FAILURES:]]
     bottom = [Text(printable(line), style, no_wrap=True, overflow="ellipsis") for line, style in said]
     chains, running = chains_of(run.view.cells), run.view.having("running") if engine else []
     room = height - _ABOVE - len(top) - len(bottom)
