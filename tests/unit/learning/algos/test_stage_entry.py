@@ -6,7 +6,7 @@ import subprocess
 import sys
 import weakref
 from contextlib import nullcontext
-from dataclasses import dataclass, fields, replace
+from dataclasses import fields, replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -19,8 +19,6 @@ from pipeline.config.schema import StageConfig, Strategy
 from pipeline.errors import ConfigError, JobError
 from pipeline.learning.algos import stage_entry
 from pipeline.learning.algos.base import JobContext, Stage
-from pipeline.learning.algos.grpo import GRPOConfig
-from pipeline.learning.algos.post_training import PolicyAlgoConfig
 from pipeline.learning.algos.stage_entry import _advice_on_determinism as _advised
 from pipeline.learning.algos.stage_entry import _refuse_what_cannot_fit, prepare_torch, run_stage
 from pipeline.learning.models.cache import ModelCache
@@ -172,18 +170,3 @@ def test_only_trainings_on_a_gpu_must_be_deterministic(
 
 # -- test base ---------------------------------------------------------------------------------------------------
 # What a stage's method may ask of its context.
-
-
-@dataclass(kw_only=True)
-class Mine(GRPOConfig):
-    pace: float = 2.0
-
-
-def test_settings_of_another_kind_are_one_message() -> None:
-    said = (
-        "algos.Mine has the settings of PolicyAlgoConfig, and this stage reads those of GRPOConfig; set "
-        "its config_class to GRPOConfig or a subclass of it"
-    )
-    with pytest.raises(JobError) as raised:
-        context(PolicyAlgoConfig()).settings(GRPOConfig)
-    assert str(raised.value) == said

@@ -8,7 +8,7 @@ import pytest
 from scipy.stats import binomtest
 
 from pipeline.config.schema import EvaluationConfig
-from pipeline.learning.evaluation.metrics import evaluation_rows, is_share, read_samples, write_samples
+from pipeline.learning.evaluation.metrics import evaluation_rows, read_samples, write_samples
 from pipeline.outputs.check import check_output
 from pipeline.outputs.formats import SAMPLES, Sample
 
@@ -44,21 +44,6 @@ def test_pass_and_maj_for_every_k() -> None:
     assert found["maj@2"]["value"] == pytest.approx((1 / 3 + 2 / 3) / 3)
     assert found["maj@3"]["value"] == pytest.approx(1 / 3)
     assert all(found[f"{name}@{k}"]["n"] == 3 for name in ("pass", "maj") for k in (1, 2, 3))
-
-
-@pytest.mark.parametrize("suffix", ["", "/eta=0.3", "/eta=inf"])
-def test_shares_are_known_at_every_strength(suffix: str) -> None:
-    assert is_share(f"pass@1{suffix}")
-    assert is_share(f"optimum/pass@1{suffix}")
-    assert not is_share(f"reward{suffix}")
-    assert not is_share(f"pass@1{suffix}/vs_reference")
-
-
-def test_each_of_several_rewards_has_a_row() -> None:
-    samples = [sample(1, 0, parts={"a": 1.0, "b": None}), sample(2, 0, parts={"a": 0.0, "b": 0.5})]
-    found = rows_of(samples, SETTINGS)
-    assert (found["rewards/a"]["value"], found["rewards/a"]["n"]) == (0.5, 2)
-    assert (found["rewards/b"]["value"], found["rewards/b"]["n"]) == (0.5, 1)
 
 
 def test_differences_to_other_policies() -> None:

@@ -9,8 +9,6 @@ from scipy.stats import multinomial, norm
 
 from pipeline.learning.evaluation.paired import (
     paired_by_prompt,
-    paired_intervals,
-    paired_tests,
     score_intervals,
     score_limits,
 )
@@ -62,15 +60,6 @@ def test_intervals_hold_where_few_prompts_differ(expected: int, favouring: float
     low, high = score_limits(values, times, np.ones(len(times)), 0.95)
     truth = chances[0] - chances[1]
     assert 0.925 <= weights[(low <= truth) & (truth <= high)].sum() <= 0.985
-
-
-@pytest.mark.parametrize("confidence", [0.8, 0.95, 0.99])
-def test_it_leaves_0_out_where_the_exact_test_rejects_and_nowhere_else(confidence: float) -> None:
-    outcomes = [differing(wins, losses, 100) for wins in range(16) for losses in range(16)]
-    ends = paired_intervals(outcomes, [1.0] * len(outcomes), confidence)
-    for (low, high), (p, test) in zip(ends, paired_tests(outcomes, [1.0] * len(outcomes)), strict=True):
-        assert test == "mcnemar"
-        assert (low > 0 or high < 0) == (p < 1 - confidence)
 
 
 def test_intervals_of_graded_rewards_hold_about_as_often_as_they_say() -> None:

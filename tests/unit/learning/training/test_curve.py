@@ -32,7 +32,6 @@ from pipeline.outputs.formats import CURVES, read_curve
 from tests.doubles.models import tiny_policy
 from tests.unit.learning.training.test_dpo import anchored, pairs
 from tests.unit.learning.training.test_grpo import OBJECTIVE, samples
-from tests.unit.learning.training.test_out_of_memory import Limited
 from tests.unit.learning.training.test_training import fitting, sequences, value_model
 
 
@@ -96,17 +95,6 @@ def test_a_training_that_goes_on_draws_the_same_curve(tmp_path: Path, stop_after
     (tmp_path / "out" / CURVES).unlink(missing_ok=True)  # as the engine does with all of a failed attempt
     drawn(tmp_path / "out", checkpoint=Checkpoints(tmp_path / "c", {}, every_minutes=0))
     assert (tmp_path / "out" / CURVES).read_bytes() == (tmp_path / "calm" / CURVES).read_bytes()
-
-
-def test_a_step_that_is_done_again_counts_once(tmp_path: Path) -> None:
-    """Memory runs out in the second micro-batch of the first step, when the first has told its numbers."""
-    model = value_model()
-    Limited(model, rows=2, first_call=1)
-    for folder, size, fitted in ((tmp_path / "again", 4, model), (tmp_path / "calm", 2, value_model())):
-        folder.mkdir()
-        how = fitting(training=TrainingConfig(micro_batch_size=size), curve=Curve(training="value", folder=folder))
-        fit_value(fitted, sequences(), how)
-    assert (tmp_path / "again" / CURVES).read_bytes() == (tmp_path / "calm" / CURVES).read_bytes()
 
 
 def test_a_training_that_diverges_has_null_where_there_is_no_number(tmp_path: Path) -> None:

@@ -1,6 +1,5 @@
 """A training that runs out of memory: the step is done again in smaller pieces, and nothing else changes."""
 
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -10,10 +9,8 @@ from torch import Tensor, nn
 
 from pipeline.config.schema import TrainingConfig
 from pipeline.errors import JobStopped, OutOfMemory
-from pipeline.learning.models.batch_size import BatchSize
 from pipeline.learning.models.value import ValueModel
 from pipeline.learning.training.checkpoint import Checkpoints
-from pipeline.learning.training.loop import TrainSettings, train
 from pipeline.learning.training.policy import Fitting
 from pipeline.learning.training.scoring import score_sequences
 from pipeline.learning.training.sequences import Batch
@@ -112,26 +109,6 @@ def test_a_training_that_goes_on_keeps_the_size_it_had(tmp_path: Path) -> None:
     with pytest.raises(JobStopped):
         attempt(2, tmp_path / "hints")
     assert_equal(attempt(99, tmp_path / "no hints"), expected)
-
-
-def test_noise_of_a_step_is_the_same_when_it_is_done_again() -> None:
-    """A loop whose forward pass draws from the global generator, as dropout does."""
-
-    def run(fails: bool) -> list[float]:
-        torch.manual_seed(3)
-        model = nn.Linear(4, 1)
-        micro_batch, left = BatchSize(2), [fails]
-
-        def losses_of(step: int) -> Iterator[Tensor]:
-            yield model(torch.rand(2, 4)).square().sum()
-            if step == 1 and left[0]:
-                left[0] = False
-                raise torch.OutOfMemoryError("no")
-            yield model(torch.rand(2, 4)).square().sum()
-
-        return train(model, TrainSettings(steps=4, learning_rate=0.1), losses_of, micro_batch=micro_batch)
-
-    assert run(fails=True) == run(fails=False)
 
 
 def test_memory_that_runs_out_in_the_optimizer_is_not_tried_again(monkeypatch: pytest.MonkeyPatch) -> None:
