@@ -30,8 +30,6 @@ _LOOKS = 5
 """How often `end` looks at least: where others have the processor, one look may outlast its patience."""
 _PR_SET_PDEATHSIG = 1
 _PR_SET_CHILD_SUBREAPER = 36
-_WALL = 0x40000000
-"""Of `waitid` on Linux: children of every kind."""
 _MEMORY, _ENVIRONMENT_ENDS = 20, 48
 """Places of ``vsize`` and ``env_end`` in what follows the name in ``/proc/PID/stat``; see proc(5)."""
 
@@ -119,30 +117,6 @@ def below(*roots: int) -> set[Process]:
         found |= new
         pending += [process.pid for process in new]
     return {process for process in found if not process.is_over and process.pid not in roots}
-
-
-def children() -> set[Process]:
-    """The children of this process, with those that are over and were not asked for their exit code yet."""
-    try:
-        # Most processes have none at most times, and a system call tells that in a microsecond.
-        os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT | _WALL)
-    except ChildProcessError:
-        return set()
-    except OSError:
-        pass  # a kernel that does not know the question
-    return {process for process in _children() if process.parent == os.getpid()}
-
-
-def _children() -> Iterator[Process]:
-    """The processes among which the children of this one are: these alone where the kernel lists them."""
-    numbers: list[bytes] = []
-    try:
-        for thread in os.listdir("/proc/self/task"):  # noqa: PTH208 - names are enough
-            with open(f"/proc/self/task/{thread}/children", "rb") as file:  # noqa: PTH123 - as below
-                numbers += file.read().split()
-    except OSError:  # it does not, or a thread has ended meanwhile
-        return _all()
-    return filter(None, map(_look, map(int, numbers)))
 
 
 def alive(processes: Iterable[Process]) -> set[Process]:

@@ -141,7 +141,7 @@ def _worker_ready(run: Run, index: int, message: WorkerReady) -> None:
     if layout.slots > 1:
         device += f", place {index // len(layout.places) + 1} of {layout.slots}"
     run.ledger.worker_ready(index, run.now_s)
-    run.state.worker_ready(index, device, message.visible, message.node)
+    run.state.worker_ready(index, device, message.visible)
     run.say(f"worker {index}: {device}, pid {message.pid}", logging.INFO)
     where = {"node": message.node} if message.node else {}
     run.record("WorkerStarted", worker=index, pid=message.pid, device=device, **where)

@@ -55,11 +55,6 @@ class Buckets:
             del self._order[bisect_left(self._order, place)]
         self._count -= 1
 
-    @property
-    def most_urgent(self) -> Urgency:
-        """The largest urgency of them; what no job can have where there are none."""
-        return self._order[-1][0] if self._order else (-math.inf, -math.inf)
-
     def buckets(self) -> Iterator[tuple[Urgency, int, Bucket]]:
         """All buckets with the urgency of their jobs, and the devices that each of these needs."""
         for place in reversed(self._order):

@@ -96,7 +96,6 @@ class WorkerState:
     Attributes:
         index: Number of the worker.
         device: Its device in words.
-        node: The machine that it is on, where a run has several.
         quarantined: Whether it is given no more jobs.
         gone: Whether its process has ended and no other was started.
         job_id: The job that it runs, or to which its device is lent; or "".
@@ -113,7 +112,6 @@ class WorkerState:
 
     index: int
     device: str = ""
-    node: str = ""
     quarantined: bool = False
     gone: bool = False
     job_id: str = ""
@@ -140,9 +138,9 @@ class WorkerState:
             return WorkerPhase.gone
         return WorkerPhase.idle if self.up else WorkerPhase.starting
 
-    def ready(self, device: str, visible: str, node: str = "") -> WorkerState:
+    def ready(self, device: str, visible: str) -> WorkerState:
         """A process is up; what an earlier one held is not in it. A job that is to come stays."""
-        made = WorkerState(self.index, device, node, self.quarantined, up=True, fresh=True, visible=visible)
+        made = WorkerState(self.index, device, quarantined=self.quarantined, up=True, fresh=True, visible=visible)
         return replace(made, job_id=self.job_id, lent=self.lent, started_s=self.started_s)
 
     def ends(self) -> None:
@@ -152,7 +150,7 @@ class WorkerState:
 
     def lost(self) -> WorkerState:
         """Its process has ended, and with it all that was there."""
-        return WorkerState(self.index, self.device, self.node, self.quarantined, gone=True)
+        return WorkerState(self.index, self.device, quarantined=self.quarantined, gone=True)
 
     def take(self, job_id: str, now_s: float, *, lent: bool) -> None:
         """It is given a job, or its device is lent to one."""
@@ -208,9 +206,9 @@ class WorkerTable:
         self._fitting: dict[Kind, tuple[list[int], int]] = {}
         self._changes = 0
 
-    def ready(self, index: int, device: str, visible: str, node: str) -> None:
+    def ready(self, index: int, device: str, visible: str) -> None:
         """A process is up."""
-        self.workers[index] = self.workers[index].ready(device, visible, node)
+        self.workers[index] = self.workers[index].ready(device, visible)
         self._candidates.add(index)
 
     def lost(self, index: int) -> None:
@@ -435,9 +433,9 @@ class RunState:
 
     # -- workers -----------------------------------------------------------------------------------------------
 
-    def worker_ready(self, index: int, device: str, visible: str = "", node: str = "") -> None:
+    def worker_ready(self, index: int, device: str, visible: str = "") -> None:
         """A worker reported that it is up; whatever it held before is not in this process."""
-        self.table.ready(index, device, visible, node)
+        self.table.ready(index, device, visible)
 
     def worker_lost(self, index: int) -> str:
         """A worker ended. One that is lent is not missed: the job has only its device.

@@ -212,11 +212,6 @@ class Pool:
         if self._reaper:
             self._reaper.watch_path(path)
 
-    def forget_path(self, path: Path) -> None:
-        """Undo `watch_path`."""
-        if self._reaper:
-            self._reaper.forget_path(path)
-
     def send(self, index: int, job: RunJob) -> None:
         """Give a job to a worker that is ready and has none."""
         self._slots[index].worker.send(job)
