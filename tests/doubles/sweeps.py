@@ -8,6 +8,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+from optuna.distributions import CategoricalDistribution, FloatDistribution
+
 from pipeline.locks import lock
 from pipeline.sweeps.storage import End, Once, Record, SweepFolder, sweep_folder
 
@@ -51,9 +53,9 @@ class SweepOnPaper:
             lock(held.fileno())
             yield
 
-    def create(self, number: int, parameters: Mapping[str, Any], num_gpus: int = 1) -> None:
+    def create(self, number: int, parameters: Mapping[str, Any], num_gpus: int = 1, **told: Any) -> None:
         with self.record.turn():
-            assert self.record.create(parameters, num_gpus=num_gpus).number == number
+            assert self.record.create(parameters, num_gpus=num_gpus, **told).number == number
 
     def start(self, number: int, agent: str = "a1", devices: Sequence[str] = ("cpu",)) -> None:
         self.time += 1
@@ -76,6 +78,13 @@ class SweepOnPaper:
                 file.write(json.dumps({"step": step, "values": values, "time": self.time + step}) + "\n")
 
 
+SPACES = {
+    "lr": FloatDistribution(1e-5, 1e-2, log=True),
+    "optimizer": CategoricalDistribution(["adamw", "lion", "sgd"]),
+    "model.dropout": FloatDistribution(0.0, 0.5),
+}
+
+
 def searched(output_dir: Path, trials: int, name: str = "lr", *, seed: int = 0) -> SweepOnPaper:
     """A sweep of so many trials with curves, most of them done; some failed, were stopped early, or run."""
     chosen = random.Random(seed)
@@ -91,7 +100,8 @@ def searched(output_dir: Path, trials: int, name: str = "lr", *, seed: int = 0) 
             "model.dropout": chosen.uniform(0, 0.5),
         }
         gpus = parameters["num_gpus"]
-        sweep.create(number, parameters, gpus)
+        sampled = {name: parameters[name] for name in SPACES}
+        sweep.create(number, parameters, gpus, sampled=sampled, distributions=SPACES)
         sweep.start(number, devices=[device(at) for at in range(gpus)])
         best = 0.4 + 0.3 * abs(math.log10(parameters["lr"]) + 3.4) + 0.4 * parameters["model.dropout"]
         steps = [{"val/loss": best + 2 * 0.6**step, "tokens_per_s": 1e4 * gpus} for step in range(1, 9)]
