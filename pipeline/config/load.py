@@ -117,7 +117,8 @@ def _fault_of(override: Override, *, several: bool, own_files: bool) -> str:
         names = [str(name) for name in (chosen if isinstance(chosen, list) else [chosen]) if name is not None]
         wrong = [name for name in names if name not in options]
         return unknown_choice(key, wrong[0], options) if wrong else ""
-    return "" if options or top in Config.__dataclass_fields__ else unknown_key(key, given)
+    groups = [path.name for path in conf_dir().iterdir() if path.is_dir()]
+    return "" if options or top in Config.__dataclass_fields__ else unknown_key(key, given, groups)
 
 
 def _composed(words: Sequence[str]) -> DictConfig:
