@@ -55,7 +55,7 @@ if TYPE_CHECKING:
     from pipeline.learning.algos.reward_stage import BestOfN as BestOfN
     from pipeline.learning.algos.reward_stage import BestOfNConfig as BestOfNConfig
     from pipeline.learning.choices import GRPOLoss as GRPOLoss
-    from pipeline.learning.datasets.columns import needed as needed
+    from pipeline.learning.datasets.from_files import needed as needed
     from pipeline.learning.generation.policy import TextPolicy as TextPolicy
     from pipeline.learning.generation.sampling import sample_keys as sample_keys
     from pipeline.learning.generation.tilt import Offset as Offset
@@ -98,7 +98,7 @@ _HOMES = {
     "learning.algos.qsharp": "CD CDConfig QSharpHF QSharpHFConfig",
     "learning.algos.reward_stage": "BestOfN BestOfNConfig",
     "learning.choices": "GRPOLoss",
-    "learning.datasets.columns": "needed",
+    "learning.datasets.from_files": "needed",
     "learning.generation.policy": "TextPolicy",
     "learning.generation.sampling": "sample_keys",
     "learning.generation.tilt": "Offset",

@@ -186,8 +186,7 @@ def _files(scratch: Path) -> Any:
 
 
 def _rows_of_files() -> Any:
-    from pipeline.learning.datasets.columns import make_row, renamed
-    from pipeline.learning.datasets.from_files import FilesConfig
+    from pipeline.learning.datasets.from_files import FilesConfig, make_row, renamed
 
     user, answer = {"role": "user", "content": "hello"}, {"role": "assistant", "content": "good day"}
     given: list[dict[str, Any]] = [

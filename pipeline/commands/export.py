@@ -48,9 +48,8 @@ from pipeline.foreign import ForeignDataError, read_json_file
 from pipeline.learning.algos.base import REFERENCE
 from pipeline.learning.algos.post_training import starts_of
 from pipeline.learning.datasets.chat import CLOCK, DATE, asks_clock, dated
-from pipeline.learning.datasets.columns import template_fields
 from pipeline.learning.datasets.files import is_hub_id, reaching
-from pipeline.learning.datasets.from_files import FilesConfig
+from pipeline.learning.datasets.from_files import FilesConfig, template_fields
 from pipeline.outputs.formats import POINTER, Pointer, read_pointer, read_shown_samples
 from pipeline.outputs.guidance import GUIDANCE, USAGE, GuidanceSettings, Usage, adapter_folders
 from pipeline.plan.graph import Job, Plan, missing_jobs

@@ -166,5 +166,5 @@ def score(
 
     # Of ranks that do a job together one asks: rewards may cost money, and need not say the same twice.
     scored = ctx.ranks.made_by_first(scored_here)
-    ctx.failures.add(scored, ctx.out)
+    ctx.failures.add(scored.faults, scored.first_fault, ctx.out)
     return scored

@@ -46,7 +46,7 @@ class Preparation(Algorithm):
         """Read the source and write its rows by split."""
         with ctx.loading():
             from pipeline.learning.datasets.base import load_dataset
-            from pipeline.learning.datasets.columns import MissingColumns, ReservedColumn
+            from pipeline.learning.datasets.from_files import MissingColumns, ReservedColumn
             from pipeline.learning.datasets.prepared import prepare
             from pipeline.learning.rewards.probe import advice_on
         config, name = ctx.config.dataset, ctx.job_id.partition("/")[0]

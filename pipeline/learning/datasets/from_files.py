@@ -1,4 +1,6 @@
-"""Base of datasets whose rows are in files or on the hub: where they are, and how a row is made of what is found.
+"""Datasets whose rows are in files or on the hub: their settings, and from a row of a file to one of ours.
+
+Columns are TRL's. A row that cannot be used is refused with its place.
 
 `prepare` reads such a dataset once; chains open what it wrote.
 """
@@ -6,21 +8,516 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Mapping
+import re
+import string
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from datetime import date
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import Any, ClassVar
 
 from pipeline.config.bases import BY_CONTENT, DatasetConfig, file_or_folder, hint, model_text, number
-from pipeline.errors import ConfigError, DataError
+from pipeline.errors import ConfigError, DataError, unknown_name
 from pipeline.files import file_sha256
-from pipeline.learning.datasets.base import Dataset, Row
-from pipeline.learning.datasets.columns import check_settings, make_row, renamed
+from pipeline.learning.datasets.base import Dataset, Message, Row, Text
+from pipeline.learning.datasets.chat import (
+    ARGUMENTS,
+    CLOCK,
+    as_turns,
+    filled,
+    shared,
+    template_arguments,
+    without_prompt,
+)
 from pipeline.learning.datasets.files import TABLES, TEXT, HubDataset, LocalFiles, Location, format_of, locate
+from pipeline.learning.rewards.answers import list_in
+from pipeline.learning.rewards.calling import GIVEN
 
-if TYPE_CHECKING:
-    from pipeline.learning.datasets.readers import Record
+# -- shapes ------------------------------------------------------------------------------------------------------
+# Rows of other programs in TRL's columns: ShareGPT's conversations and Alpaca's instructions. A conversation
+# of ShareGPT is a list of turns with ``from`` and ``value``, under ``conversations``; TRL renames all three
+# likewise (`trl.maybe_convert_to_chatml`), and axolotl and LLaMA-Factory say which role each speaker is. The
+# prompt of Alpaca is the instruction, with the input on the next line if there is one, as LLaMA-Factory joins
+# them, after the turns of its history. Tables hold turns as text.
+
+
+_ROLES = {
+    **dict.fromkeys(("human", "user"), "user"),
+    **dict.fromkeys(("gpt", "assistant", "ai", "chatgpt", "model", "bot", "bard", "bing"), "assistant"),
+    **dict.fromkeys(("tool", "observation"), "tool"),
+    "system": "system",
+}
+_TEXTS = ("prompt", "messages", "chosen", "rejected")
+"""Columns of TRL's that say what a row is."""
+_CONVERSATIONS = (*_TEXTS, "completion", "conversations")
+_WRITTEN = re.compile(r"\s*\[\s*\{\s*([\"'])(?:role|content|from|value)\1\s*:")
+"""How a list of turns begins that was written as text."""
+
+
+def to_columns(columns: Mapping[str, Any], place: str) -> dict[str, Any]:
+    """A row in TRL's columns, of one that may be in another program's.
+
+    Raises:
+        DataError: A speaker is unknown, or turns cannot be read.
+    """
+    found = {**columns, **{name: _turns(columns[name], name, place) for name in _CONVERSATIONS if name in columns}}
+    if found.keys() & {"completion", "output", "messages", "conversations"} and str(
+        found.get("label")
+    ).lower() in ("true", "false"):
+        found["label"] = str(found["label"]).lower() == "true"  # tables hold text
+    pair = [found.get(name) for name in ("chosen", "rejected")]
+    if isinstance(found.get("prompt"), str) and all(map(_is_whole, pair)):
+        del found["prompt"]  # it is in both; as `trl.maybe_extract_prompt` has it
+    elif isinstance(found.get("conversations"), list) and "prompt" not in found and None not in pair:
+        found["prompt"] = found.pop("conversations")
+    instructed = isinstance(found.get("instruction"), str) and not any(
+        found.get(name) is not None for name in ("prompt", "messages")
+    )
+    if instructed and all(isinstance(answer, str) for answer in pair):
+        _from_instruction(found)
+    if any(found.get(name) is not None for name in _TEXTS):
+        return found
+    if isinstance(found.get("conversations"), list):
+        found["messages"] = found.pop("conversations")
+    elif instructed and ("output" in found or "input" in found):
+        _from_instruction(found)
+    return found
+
+
+def _is_whole(answer: Any) -> bool:
+    """Whether an answer is a conversation, with what was asked in it."""
+    first = answer[0] if isinstance(answer, list) and answer else None
+    return isinstance(first, Mapping) and first.get("role") != "assistant"
+
+
+def _from_instruction(columns: dict[str, Any]) -> None:
+    """Make a prompt and a completion of a row of Alpaca; a conversation where it has a system prompt or turns."""
+    parts = (columns.pop("instruction"), columns.pop("input", None))
+    columns["prompt"] = "\n".join(part for part in parts if isinstance(part, str) and part.strip())
+    if "output" in columns and "completion" not in columns:
+        columns["completion"] = columns.pop("output")
+    pairs = columns.get("history")
+    said = []
+    if isinstance(pairs, list) and all(isinstance(pair, list) and len(pair) == 2 for pair in pairs):
+        talk = [text for pair in columns.pop("history") for text in pair]
+        said = [{"role": ("user", "assistant")[at % 2], "content": text} for at, text in enumerate(talk)]
+    turns = with_system([*said, {"role": "user", "content": columns["prompt"]}], columns)
+    if len(turns) > 1:
+        columns["prompt"] = turns
+        if isinstance(answer := columns.get("completion"), str):
+            columns["completion"] = [{"role": "assistant", "content": answer}]
+
+
+def _turns(value: Any, name: str, place: str) -> Any:
+    """Turns with role and content of those with ``from`` and ``value``, or of text; anything else as it is."""
+    if isinstance(value, str) and _WRITTEN.match(value):
+        said, value = value[:60], list_in(value)
+        if value is None:
+            raise DataError(
+                f"{place}: '{name}' is a list of turns that was written as text, and not as JSON: {said!r}. Write "
+                "it by json.dumps."
+            )
+    if isinstance(value, Mapping) and value and all(isinstance(each, list) for each in value.values()):
+        # As `datasets` stores a sequence of turns.
+        value = [dict(zip(value, turn, strict=True)) for turn in zip(*value.values(), strict=False)]
+    if isinstance(value, Mapping) and value.keys() == {"from", "value"}:
+        value = [value]
+    is_list = isinstance(value, list) and value and all(isinstance(turn, Mapping) for turn in value)
+    if is_list and all(isinstance(turn.get("role"), str) for turn in value):
+        # Templates have names of their own for tools.
+        roles = {name: role for name, role in _ROLES.items() if role != "tool"}
+        return [{**turn, "role": roles.get(turn["role"].lower(), turn["role"])} for turn in value]
+    if not is_list or not all({"from", "value"} <= turn.keys() for turn in value):
+        return value
+    if unknown := [turn["from"] for turn in value if str(turn["from"]) not in _ROLES]:
+        raise DataError(
+            f"{place}: a turn is from {unknown[0]!r}; known are {', '.join(_ROLES)}. Write one of them, or leave "
+            "the row out."
+        )
+    return [
+        {"role": _ROLES[turn["from"]], "content": turn["value"]}
+        | {key: each for key, each in turn.items() if key not in ("from", "value")}
+        for turn in value
+    ]
+
+
+def with_system(turns: list[Any], columns: dict[str, Any]) -> list[Any]:
+    """A conversation with the system prompt that stands in a column beside it."""
+    system = columns.get("system")
+    if not isinstance(system, str) or not turns or not isinstance(turns[0], Mapping):
+        return turns
+    del columns["system"]
+    if not system.strip() or turns[0].get("role") == "system":
+        return turns
+    return [{"role": "system", "content": system}, *turns]
+
+
+ANSWERS = ("completion", "chosen", "rejected")
+ALLOWED = "prompt | prompt, completion | prompt, chosen, rejected | chosen, rejected | messages"
+_ANSWER_MARK = re.compile(
+    r"(?:^|\n)[ \t]*(?:#+ ?)?(?:Assistant|ASSISTANT|Answer|Response|Bot|AI|GPT|Model|A)[ \t]*:"
+    r"|<\|im_start\|>assistant\n|<\|start_header_id\|>assistant<\|end_header_id\|>\n\n|<start_of_turn>model\n"
+    r"|<\|assistant\|>\n?|<\|Assistant\|>|<\uff5cAssistant\uff5c>|\[/INST\]|ASSISTANT:|TL;DR:"
+)
+"""How texts say that an answer follows, as those of HH-RLHF, Alpaca and TL;DR do, and chat templates."""
+LONGEST_TEXT = 1 << 21
+"""Characters of a prompt or an answer. No model reads so many tokens, and a tokenizer takes 400 bytes for each."""
+
+
+class MissingColumns(DataError):  # noqa: N818 - it names what was found
+    """A row lacks columns that its dataset needs; they may be there under other names.
+
+    Attributes:
+        missing: Our names.
+        there: Columns that the row has.
+    """
+
+    def __init__(self, said: str, missing: Sequence[str], there: Iterable[str]) -> None:
+        super().__init__(said)
+        self.missing = tuple(missing)
+        self.there = tuple(there)
+
+
+class ReservedColumn(DataError):  # noqa: N818 - likewise
+    """A row has a column whose name is that of something else that rewards are given.
+
+    Attributes:
+        column: Its name.
+    """
+
+    def __init__(self, said: str, column: str) -> None:
+        super().__init__(said)
+        self.column = column
+
+
+def check_settings(config: FilesConfig) -> None:
+    """Refuse a template of prompts that cannot be filled, arguments that no chat template takes, and an odd date.
+
+    Raises:
+        ConfigError: They are such.
+    """
+    template_fields(config.prompt_template or "")
+    try:
+        template_arguments({ARGUMENTS: config.chat_template_kwargs})
+    except DataError as error:
+        raise ConfigError(str(error)) from error
+    if config.date is not None:
+        try:
+            date.fromisoformat(config.date)
+        except ValueError as error:
+            raise ConfigError(f"date={config.date!r}: must be a day as 2026-11-27, or null") from error
+
+
+def renamed(data: Mapping[str, Any], columns: Mapping[str, str], place: str) -> dict[str, Any]:
+    """Columns under our names.
+
+    Args:
+        data: The file's columns.
+        columns: Our name -> the file's name, or names by points for what is inside of a column.
+        place: For messages.
+
+    Raises:
+        DataError: The file has no column of that name.
+    """
+    found: dict[str, Any] = {}
+    for ours, theirs in columns.items():
+        try:
+            found[ours] = _inside(data, theirs)
+        except KeyError:
+            turned = f" The other way round it is columns={{{theirs}: {ours}}}." if ours in data else ""
+            unknown = unknown_name("column", theirs, map(str, data))
+            raise DataError(f"{place}: columns={{{ours}: {theirs}}}: {unknown}{turned}") from None
+    kept = {name: value for name, value in data.items() if name not in columns.values()}
+    return {**kept, **found}
+
+
+def _inside(data: Mapping[str, Any], name: str) -> Any:
+    """A column, or what is inside of one by names with points between them; KeyError where there is neither."""
+    if name in data or "." not in name:
+        return data[name]
+    outer, _, inner = name.partition(".")
+    if not isinstance(data[outer], Mapping):
+        raise KeyError(name)
+    return _inside(data[outer], inner)
+
+
+def needed(data: Mapping[str, Any], place: str, *names: str) -> tuple[Any, ...]:
+    """The values of columns that a dataset of a known form must have.
+
+    Raises:
+        DataError: One is not there, or null.
+    """
+    if missing := [name for name in names if name not in data]:
+        said = f"{place}: no column '{missing[0]}'; the columns are {_names(data)}, needed are {', '.join(names)}."
+        raise MissingColumns(said, missing, data)
+    if null := [name for name in names if data[name] is None]:
+        raise DataError(f"{place}: its {null[0]} is null. Write it there, or leave the row out.")
+    return tuple(data[name] for name in names)
+
+
+def make_row(
+    row_id: int, data: Mapping[str, Any], place: str, config: FilesConfig, raw: Mapping[str, Any] | None = None
+) -> Row:
+    """A row of ours.
+
+    Args:
+        row_id: Its id.
+        data: TRL's columns and further ones, under our names.
+        place: Of the row, for messages.
+        config: Its template, conversation and further columns.
+        raw: More columns that the template may use.
+
+    Raises:
+        DataError: The row has no prompt, or columns that do not go together.
+    """
+    columns = dict(data)
+    if config.prompt_template is not None:
+        columns["prompt"] = _filled(config.prompt_template, {**(raw or {}), **columns}, place)
+    columns = to_columns(columns, place)
+    whole = _split_messages(columns, place)
+    _extract_prompt(columns, place)
+    if "prompt" not in columns:
+        said = f"{place}: no prompt. The columns are {_names(data)}; allowed are {ALLOWED}."
+        raise MissingColumns(said, ["prompt"], data)
+    empty = (
+        f"{place}: the prompt is empty. Write a text there, or leave the row out. The columns are {_names(data)}."
+    )
+    if (given := columns["prompt"]) is None or (isinstance(given, str) and not given.strip()):
+        raise DataError(empty)
+    texts: dict[str, Text | None] = {"prompt": _text(columns.pop("prompt"), "prompt", place)}
+    for name in ANSWERS:
+        given = columns.pop(name, None)
+        texts[name] = None if given is None else _text(given, name, place)
+    if (texts["chosen"] is None) != (texts["rejected"] is None):
+        raise DataError(f"{place}: 'chosen' and 'rejected' go together; the columns are {_names(data)}.")
+    if config.chat or not isinstance(texts["prompt"], str):
+        texts = {
+            name: None if text is None else as_turns(text, "user" if name == "prompt" else "assistant")
+            for name, text in texts.items()
+        }
+    _check_one_form(texts, place)
+    prompt, pair = texts["prompt"], [texts["chosen"], texts["rejected"]]
+    assert prompt is not None
+    if not isinstance(prompt, str):
+        if not any(turn["content"].strip() or turn.get("tool_calls") for turn in prompt):
+            raise DataError(empty)
+        if pair[0] is not None and pair[1] is not None:
+            texts["chosen"], texts["rejected"] = without_prompt(prompt, pair[0], pair[1])
+        if texts["completion"] is not None:
+            (texts["completion"],) = without_prompt(prompt, texts["completion"])
+        _check_due(prompt, texts, place)
+        prompt = with_system(list(prompt), columns)
+    if config.system_prompt is not None:
+        prompt = _with_system(config.system_prompt, prompt, place)
+    return Row(
+        row_id,
+        prompt,
+        {**_further(columns, config.further_columns, place), **_template_columns(columns, prompt, config, place)},
+        completion=texts["completion"],
+        chosen=texts["chosen"],
+        rejected=texts["rejected"],
+        whole=whole,
+    )
+
+
+def _split_messages(columns: dict[str, Any], place: str) -> bool:
+    """Cut a whole conversation before the assistant's last turn, the completion; say whether there is one."""
+    if "prompt" in columns or columns.get("messages") is None:
+        return False
+    messages = _text(columns.pop("messages"), "messages", place)
+    if isinstance(messages, str):
+        raise DataError(f"{place}: 'messages' must be a list of {{role, content}}, found text.")
+    turns = list(messages)
+    if turns[-1]["role"] == "assistant":
+        columns["completion"] = [turns.pop()]
+    if not turns:
+        raise DataError(f"{place}: 'messages' has nothing before the assistant's turn, so there is no prompt.")
+    columns["prompt"] = turns
+    return True
+
+
+def _extract_prompt(columns: dict[str, Any], place: str) -> None:
+    """Take what two answers begin with as their prompt, where none is given; up to the end of a turn.
+
+    `trl.extract_prompt` takes all that they share, which may end inside of an answer: then two pairs of one
+    question have two prompts.
+    """
+    if columns.get("prompt") is not None or any(columns.get(name) is None for name in ANSWERS[1:]):
+        return
+    one, other = (_text(columns[name], name, place) for name in ANSWERS[1:])
+    if isinstance(one, str) != isinstance(other, str):
+        raise DataError(f"{place}: 'chosen' and 'rejected' must both be text or both be conversations.")
+    alike = shared(one, other)
+    if isinstance(one, str):
+        alike = _turn_end(one[:alike])
+    if not alike:
+        said = f"{place}: no prompt: 'chosen' and 'rejected' share no beginning that could be one."
+        raise MissingColumns(said, ["prompt"], [name for name in columns if name not in ANSWERS])
+    columns.update(prompt=one[:alike], chosen=one[alike:], rejected=other[alike:])
+
+
+def _turn_end(both: str) -> int:
+    """Where a prompt ends in what two texts share: after the mark of an answer, else with a line, else a word."""
+    marks = list(_ANSWER_MARK.finditer(both))
+    if marks:
+        return marks[-1].end()
+    head = both.rstrip(" ")
+    if head != both:  # a space belongs to the word that follows it
+        return len(head)
+    line, word = both.rfind("\n") + 1, max(both.rfind(" "), 0)
+    return (line if both[:line].strip() else word) or len(both)
+
+
+def _text(value: object, name: str, place: str) -> Text:
+    if isinstance(value, str):
+        _check_length(len(value), name, place)
+        return value
+    if isinstance(value, Mapping):
+        value = [value]  # one turn
+    if isinstance(value, Sequence) and not isinstance(value, bytes):
+        if not value:
+            raise DataError(f"{place}: '{name}' is an empty list.")
+        turns = [_message(message, name, place) for message in value]
+        _check_length(sum(len(turn["content"]) for turn in turns), name, place)
+        return turns
+    raise DataError(
+        f"{place}: '{name}' must be text or a list of {{role, content}}, found {type(value).__name__}."
+    )
+
+
+def _check_length(length: int, name: str, place: str) -> None:
+    if length > LONGEST_TEXT:
+        raise DataError(
+            f"{place}: '{name}' has {length:,} characters, more than the {LONGEST_TEXT:,} that a text may have. "
+            "Shorten it, or leave the row out."
+        )
+
+
+def _message(message: object, name: str, place: str) -> Message:
+    if isinstance(message, Mapping) and message.get("content") is None and message.get("tool_calls"):
+        message = {**message, "content": ""}
+    if isinstance(message, Mapping) and isinstance(parts := message.get("content"), list):
+        message = {**message, "content": _joined(parts, name, place)}
+    if isinstance(message, Mapping) and all(isinstance(message.get(key), str) for key in ("role", "content")):
+        return {str(key): value for key, value in filled(message).items()}
+    kinds = type(message).__name__
+    if isinstance(message, Mapping):
+        kinds = ", ".join(f"{key}: {type(value).__name__}" for key, value in message.items())
+    raise DataError(f"{place}: every message in '{name}' needs 'role' and 'content' as text, found {kinds}.")
+
+
+def _joined(parts: Sequence[object], name: str, place: str) -> str:
+    """Content that is a list of parts as one text: a line each, as vLLM has it for templates that take text."""
+    for part in parts:
+        if not isinstance(part, Mapping) or not isinstance(part.get("text"), str):
+            kind = part.get("type") if isinstance(part, Mapping) else type(part).__name__
+            raise DataError(
+                f"{place}: a message in '{name}' has a part of type {kind!r}; only text is read. Leave such parts "
+                "or rows out."
+            )
+    return "\n".join(part["text"] for part in parts if isinstance(part, Mapping))
+
+
+def _check_one_form(texts: Mapping[str, Text | None], place: str) -> None:
+    forms = {name: isinstance(text, str) for name, text in texts.items() if text is not None}
+    if len(set(forms.values())) > 1:
+        said = ", ".join(f"'{name}' is {'text' if plain else 'a conversation'}" for name, plain in forms.items())
+        raise DataError(f"{place}: {said}; a row is all text or all conversation. chat=true makes text one.")
+
+
+def _check_due(prompt: Sequence[Message], texts: Mapping[str, Text | None], place: str) -> None:
+    """Refuse answers that begin with who has asked: whole conversations, which the prompt would precede."""
+    for name in ANSWERS:
+        answer = texts[name]
+        role = answer[0]["role"] if answer and not isinstance(answer, str) else ""
+        if role == "system" or role == prompt[-1]["role"] == "user":
+            raise DataError(
+                f"{place}: '{name}' begins with a turn of the {role}, where one of the assistant is due, and the "
+                "prompt is not what it begins with. Leave the prompt out where answers are whole conversations."
+            )
+
+
+def _with_system(system: str, prompt: Text, place: str) -> Text:
+    if isinstance(prompt, str):
+        raise DataError(f"{place}: system_prompt needs a conversation, but the prompt is text; set chat=true.")
+    if prompt[0]["role"] == "system":
+        prompt = prompt[1:]
+    return [{"role": "system", "content": system}, *prompt]
+
+
+def _template_columns(columns: Mapping[str, Any], prompt: Text, config: FilesConfig, place: str) -> dict[str, Any]:
+    """The columns that give a chat template its arguments, those of the settings among them."""
+    set_for_all = {**config.chat_template_kwargs, **({} if config.date is None else {CLOCK: config.date})}
+    if isinstance(prompt, str):
+        if config.chat_template_kwargs or columns.get(ARGUMENTS):
+            whose = ARGUMENTS if config.chat_template_kwargs else f"the column {ARGUMENTS}"
+            raise DataError(
+                f"{place}: {whose} is for a chat template, and the prompt is text; set chat=true, "
+                f"or leave {ARGUMENTS} out."
+            )
+        return {}
+    own = {name: columns[name] for name in ("tools", ARGUMENTS) if columns.get(name)}
+    try:
+        arguments = template_arguments(own)
+    except DataError as error:
+        raise DataError(f"{place}: {error}.") from error
+    arguments.pop("tools", None)
+    found = {"tools": own["tools"]} if "tools" in own else {}
+    return found | ({ARGUMENTS: {**set_for_all, **arguments}} if set_for_all or arguments else {})
+
+
+def _further(columns: Mapping[str, Any], kept: Sequence[str] | None, place: str) -> dict[str, Any]:
+    if kept is not None:
+        return {name: columns[name] for name in kept if name in columns}
+    for name in columns:
+        if name in GIVEN:
+            raise ReservedColumn(f"{place}: rewards are given something else as '{name}'.", name)
+    return dict(columns)
+
+
+def _filled(template: str, columns: Mapping[str, Any], place: str) -> str:
+    for name in template_fields(template):
+        uses = f"{place}: prompt_template uses '{{{name}}}'"
+        if name not in columns:
+            raise DataError(f"{uses}: {unknown_name('column', name, map(str, columns))}")
+        if not isinstance(columns[name], (str, int, float)):
+            raise DataError(f"{uses}, which is no text here; the columns are {_names(columns)}.")
+    return template.format_map(columns)
+
+
+def template_fields(template: str) -> list[str]:
+    """Names of the columns that a template of prompts uses.
+
+    Raises:
+        ConfigError: It could not be filled.
+    """
+    try:
+        parts = [(name, rest or turn) for _, name, rest, turn in string.Formatter().parse(template)]
+    except ValueError as error:
+        raise ConfigError(f"prompt_template={template!r}: {error}; write {{{{ and }}}} for braces") from error
+    for name, rest in parts:
+        # Anything else in braces, such as {a.b}, would reach into objects.
+        if name is not None and (rest or not name.isidentifier()):
+            raise ConfigError(f"prompt_template={template!r}: '{{{name}}}' must be the plain name of a column")
+    return [name for name, _ in parts if name is not None]
+
+
+def _names(data: Mapping[str, Any]) -> str:
+    return ", ".join(map(str, data)) or "none"
+
+
+@dataclass(frozen=True)
+class Record:
+    """A row as the file has it.
+
+    Attributes:
+        place: ``data/train.jsonl:17``, for messages.
+        data: Column -> value.
+    """
+
+    place: str
+    data: Mapping[str, Any]
 
 
 @dataclass(kw_only=True)

@@ -26,9 +26,8 @@ from pipeline.errors import ConfigError, DataError
 from pipeline.files import replacing, write_whole
 from pipeline.learning.datasets.base import SPLITS, Dataset, Row, Text, plain_text
 from pipeline.learning.datasets.chat import CLOCK, DATE, asks_clock, prompt_text, template_arguments
-from pipeline.learning.datasets.columns import ANSWERS
-from pipeline.learning.datasets.from_files import FilesDataset, source_fingerprint
-from pipeline.learning.datasets.readers import Record, open_splits
+from pipeline.learning.datasets.from_files import ANSWERS, FilesDataset, Record, source_fingerprint
+from pipeline.learning.datasets.readers import open_splits
 from pipeline.learning.datasets.rows import TEXTS, Check, Form, SplitRows, check_source, deal, identity, made_rows
 from pipeline.outputs.formats import DATASET, TOKENIZED
 

@@ -12,7 +12,6 @@ import re
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
 from functools import partial
 from io import BufferedReader, TextIOWrapper
 from pathlib import Path
@@ -34,7 +33,7 @@ from pipeline.learning.datasets.files import (
     reaching,
     why_not,
 )
-from pipeline.learning.datasets.from_files import FilesDataset
+from pipeline.learning.datasets.from_files import FilesDataset, Record
 
 LONGEST_ROW = 16 << 20
 """Bytes of a row in its file. As objects of Python it takes up to 30 times as much."""
@@ -49,19 +48,6 @@ _NO_ROWS = {
 _GZIP, _BOM, _UTF_16 = b"\x1f\x8b", b"\xef\xbb\xbf", (b"\xff\xfe", b"\xfe\xff")
 _SURROGATE = re.compile(rb"\\u[dD][89a-fA-F]")
 _BATCH = 1000
-
-
-@dataclass(frozen=True)
-class Record:
-    """A row as the file has it.
-
-    Attributes:
-        place: ``data/train.jsonl:17``, for messages.
-        data: Column -> value.
-    """
-
-    place: str
-    data: Mapping[str, Any]
 
 
 def read_records(path: Path) -> Iterator[Record]:

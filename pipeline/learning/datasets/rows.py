@@ -19,10 +19,9 @@ from numpy.typing import NDArray
 
 from pipeline.errors import DataError, unknown_name
 from pipeline.learning.datasets.base import SPLITS, Message, Row, Text, permutation
-from pipeline.learning.datasets.columns import ANSWERS, template_fields
 from pipeline.learning.datasets.files import SPLIT_WORDS, HubDataset, Location, format_of
-from pipeline.learning.datasets.from_files import FilesDataset
-from pipeline.learning.datasets.readers import Record, open_splits
+from pipeline.learning.datasets.from_files import ANSWERS, FilesDataset, Record, template_fields
+from pipeline.learning.datasets.readers import open_splits
 
 TEXTS = ("prompt", *ANSWERS)
 """What of a row is text or a conversation."""

@@ -9,9 +9,8 @@ from typing import Any, ClassVar
 
 from pipeline.config.bases import BY_CONTENT, DatasetConfig, file_or_folder, model_text, number
 from pipeline.errors import DataError
-from pipeline.learning.datasets.columns import needed
 from pipeline.learning.datasets.files import CSV, JSON, PARQUET, TABLES, TEXT
-from pipeline.learning.datasets.from_files import STEP_BY_STEP, FilesConfig, FilesDataset
+from pipeline.learning.datasets.from_files import STEP_BY_STEP, FilesConfig, FilesDataset, needed
 from pipeline.learning.rewards.answers import last_boxed
 
 

@@ -24,8 +24,7 @@ from pipeline.errors import ConfigError, unknown_name
 from pipeline.learning.choices import HeadType, Others
 from pipeline.learning.datasets.base import Dataset, Row
 from pipeline.learning.datasets.chat import template_arguments
-from pipeline.learning.datasets.columns import make_row
-from pipeline.learning.datasets.from_files import FilesConfig
+from pipeline.learning.datasets.from_files import FilesConfig, make_row
 from pipeline.learning.datasets.prepared import unknown_pieces
 from pipeline.learning.generation.decode import Guidance
 from pipeline.learning.generation.policy import TextPolicy

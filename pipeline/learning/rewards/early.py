@@ -24,8 +24,7 @@ from pipeline.errors import ConfigError, DataError, PipelineError
 from pipeline.foreign import ForeignDataError
 from pipeline.learning.datasets.base import load_dataset
 from pipeline.learning.datasets.chat import TemplateOfFolder, refusal_of, unread
-from pipeline.learning.datasets.columns import MissingColumns, ReservedColumn
-from pipeline.learning.datasets.from_files import FilesDataset
+from pipeline.learning.datasets.from_files import FilesDataset, MissingColumns, ReservedColumn
 from pipeline.learning.datasets.rows import LOOK_S, Look, look_at
 from pipeline.learning.rewards.probe import RowCheck, advice_on, check_judge, check_rewards
 from pipeline.learning.rewards.registry import known_rewards

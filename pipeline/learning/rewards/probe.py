@@ -17,8 +17,7 @@ from typing import Any
 from pipeline.config.bases import DatasetConfig
 from pipeline.errors import ConfigError, JobError
 from pipeline.learning.datasets.base import Dataset, Row, load_dataset, plain_text
-from pipeline.learning.datasets.columns import MissingColumns, ReservedColumn
-from pipeline.learning.datasets.from_files import FilesDataset
+from pipeline.learning.datasets.from_files import FilesDataset, MissingColumns, ReservedColumn
 from pipeline.learning.datasets.prepared import PreparedDataset, places_of
 from pipeline.learning.rewards.answers import is_missing
 from pipeline.learning.rewards.calling import Mismatch, columns_of, items_of, mismatch, needed_columns

@@ -11,13 +11,10 @@ from dataclasses import asdict, dataclass
 from inspect import iscoroutinefunction
 from math import isfinite
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import Any, TypeVar
 
 from pipeline.files import json_text
 from pipeline.outputs import formats
-
-if TYPE_CHECKING:
-    from pipeline.learning.rewards.scoring import Scored
 
 Message = Mapping[str, str]
 Text = str | Sequence[Message]
@@ -193,12 +190,18 @@ class RewardFailures:
     failed: int = 0
     first: str = ""
 
-    def add(self, scored: Scored, out: Path) -> None:
-        """Count what was scored, and write it to the output of the job once there is a failure."""
-        self.completions += len(scored.faults)
-        self.failed += sum(fault is not None for fault in scored.faults)
+    def add(self, faults: Sequence[str | None], first: str, out: Path) -> None:
+        """Count completions that were scored, and write it to the output of the job once there is a failure.
+
+        Args:
+            faults: How a reward failed at each, or None.
+            first: What is said of the first failure.
+            out: The output.
+        """
+        self.completions += len(faults)
+        self.failed += sum(fault is not None for fault in faults)
         # Addresses differ from process to process, and equal jobs leave equal bytes.
-        self.first = self.first or _ADDRESS.sub("0x...", scored.first_fault)[:_LONGEST]
+        self.first = self.first or _ADDRESS.sub("0x...", first)[:_LONGEST]
         self.write(out)
 
     def write(self, out: Path) -> None:

@@ -17,8 +17,7 @@ from trl.trainer.dpo_trainer import DPOTrainer
 from pipeline.errors import DataError
 from pipeline.learning.algos.dpo import existing_sequences
 from pipeline.learning.datasets.chat import Answered, begun_by_template, encode_answers, template_ends
-from pipeline.learning.datasets.columns import make_row
-from pipeline.learning.datasets.from_files import FilesConfig
+from pipeline.learning.datasets.from_files import FilesConfig, make_row
 from tests.doubles.tokenizers import TOKENIZERS, tokenizer
 
 

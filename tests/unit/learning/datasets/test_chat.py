@@ -19,8 +19,7 @@ from pipeline.learning.datasets.chat import (
     rendered,
     template_arguments,
 )
-from pipeline.learning.datasets.columns import check_settings, make_row
-from pipeline.learning.datasets.from_files import FilesConfig
+from pipeline.learning.datasets.from_files import FilesConfig, check_settings, make_row
 from pipeline.learning.datasets.prepared import encode_prompts
 from pipeline.learning.rewards.early import answer
 from pipeline.plan.rewards import as_plain

@@ -9,8 +9,7 @@ import pytest
 
 from pipeline.errors import ConfigError, DataError
 from pipeline.learning.datasets.base import Row
-from pipeline.learning.datasets.columns import make_row, renamed, template_fields, to_columns
-from pipeline.learning.datasets.from_files import FilesConfig
+from pipeline.learning.datasets.from_files import FilesConfig, make_row, renamed, template_fields, to_columns
 
 
 def user(text: str) -> dict[str, str]:

@@ -14,9 +14,9 @@ from hypothesis import strategies as st
 from pipeline.errors import DataError
 from pipeline.learning.datasets import readers
 from pipeline.learning.datasets.base import load_dataset
-from pipeline.learning.datasets.from_files import FilesConfig
+from pipeline.learning.datasets.from_files import FilesConfig, Record
 from pipeline.learning.datasets.prepared import prepare
-from pipeline.learning.datasets.readers import Record, read_records
+from pipeline.learning.datasets.readers import read_records
 
 ROWS = [{"prompt": "eins", "n": 1}, {"prompt": "zwei ü", "n": 2}]
 

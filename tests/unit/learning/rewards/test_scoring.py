@@ -156,9 +156,10 @@ def test_scores_of_rows_with_different_columns_do_not_depend_on_the_batch(name: 
 
 def test_a_job_leaves_what_its_rewards_failed_at_and_nothing_where_none_did(tmp_path: Path) -> None:
     counted, config = RewardFailures(), dataset({HALVES: 1.0})
-    counted.add(score(config, ["aa", "bbbb"]), tmp_path)
-    assert not list(tmp_path.iterdir())
-    counted.add(score(config, ["a", "bb", "ccc"]), tmp_path)
+    for texts, leaves in ((["aa", "bbbb"], False), (["a", "bb", "ccc"], True)):
+        scored = score(config, texts)
+        counted.add(scored.faults, scored.first_fault, tmp_path)
+        assert any(tmp_path.iterdir()) == leaves
     found = read_faults(tmp_path / "faults.json")
     assert (found.completions, found.failed) == (5, 2)
     assert found.first.startswith(f"reward '{HALVES}': ValueError: no half of <object object at 0x...> (")

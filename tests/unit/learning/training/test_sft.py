@@ -14,8 +14,7 @@ from pipeline.config.schema import Schedule, TrainingConfig
 from pipeline.errors import DataError
 from pipeline.learning.algos.sft import SFTConfig, demonstrations
 from pipeline.learning.datasets.base import Row
-from pipeline.learning.datasets.columns import make_row
-from pipeline.learning.datasets.from_files import FilesConfig
+from pipeline.learning.datasets.from_files import FilesConfig, make_row
 from pipeline.learning.training.policy import Fitting, fit_sft
 from tests.doubles.tokenizers import CHATML, tokenizer
 
