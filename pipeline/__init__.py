@@ -17,11 +17,11 @@ if TYPE_CHECKING:
     from pipeline.commands.python import guided as guided
     from pipeline.commands.python import load_run as load_run
     from pipeline.commands.python import run as run
-    from pipeline.config.bases import AlgoConfig as AlgoConfig
-    from pipeline.config.bases import DatasetConfig as DatasetConfig
-    from pipeline.config.bases import number as number
     from pipeline.config.load import load_config as load_config
+    from pipeline.config.schema import AlgoConfig as AlgoConfig
     from pipeline.config.schema import Config as Config
+    from pipeline.config.schema import DatasetConfig as DatasetConfig
+    from pipeline.config.schema import number as number
     from pipeline.errors import ConfigError as ConfigError
     from pipeline.errors import JobError as JobError
     from pipeline.errors import PipelineError as PipelineError
@@ -63,9 +63,8 @@ _HOMES = {
     "": "gpus toolbox",
     "arithmetic": "pin",
     "commands.python": "guided load_run run",
-    "config.bases": "AlgoConfig DatasetConfig number",
     "config.load": "load_config",
-    "config.schema": "Config",
+    "config.schema": "AlgoConfig Config DatasetConfig number",
     "errors": "ConfigError JobError PipelineError",
     "learning.algos.base": "Algorithm JobContext METRICS Read Stage",
     "learning.algos.dpo": "DPO DPOConfig",

@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Any
 from pipeline import look_up
 
 if TYPE_CHECKING:
-    from pipeline.config.bases import Settings as Settings
-    from pipeline.config.bases import file_or_folder as file_or_folder
+    from pipeline.config.schema import Settings as Settings
+    from pipeline.config.schema import file_or_folder as file_or_folder
     from pipeline.errors import JobStopped as JobStopped
     from pipeline.files import json_text as json_text
     from pipeline.learning.algos.base import REFERENCE_TRAIN as REFERENCE_TRAIN
@@ -84,7 +84,7 @@ if TYPE_CHECKING:
     from pipeline.plan.graph import Job as Job
 
 _HOMES = {
-    "config.bases": "Settings file_or_folder",
+    "config.schema": "Settings file_or_folder",
     "errors": "JobStopped",
     "files": "json_text",
     "learning.algos.base": "REFERENCE_TRAIN START_TRAIN TEXT",

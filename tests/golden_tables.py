@@ -53,7 +53,7 @@ def _preferences() -> Any:
 
 def _scores() -> Any:
     """Weighted sums, correctness, votes and faults, of functions in this process."""
-    from pipeline.config.bases import DatasetConfig, GradingConfig
+    from pipeline.config.schema import DatasetConfig, GradingConfig
     from pipeline.learning.datasets.base import Row
     from pipeline.learning.rewards.pool import Graded
     from pipeline.learning.rewards.registry import load_rewards

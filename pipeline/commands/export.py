@@ -31,10 +31,9 @@ from pipeline.commands.report import refuse_records
 from pipeline.commands.request import Request, prepare, score_of
 from pipeline.commands.run import leased, notes_of
 from pipeline.commands.sharing import bring_model
-from pipeline.config.bases import DatasetConfig
 from pipeline.config.meaning import about as about_settings
 from pipeline.config.plain import to_plain
-from pipeline.config.schema import Backend, SystemConfig
+from pipeline.config.schema import Backend, DatasetConfig, SystemConfig
 from pipeline.engine.run_folder import STAMP_FORMAT, RunFolder
 from pipeline.engine.run_jobs import run_jobs
 from pipeline.engine.scheduler.outcome import Outcome

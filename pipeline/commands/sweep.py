@@ -9,8 +9,7 @@ import typer
 
 from pipeline.commands.launch import parse_ids
 from pipeline.commands.typed import AsJson, Attempt, Every, LastLines, Raw, answering, examples, refuse_both
-from pipeline.config.bases import LONGEST_S
-from pipeline.config.schema import DeviceChoice
+from pipeline.config.schema import LONGEST_S, DeviceChoice
 from pipeline.terminal.console import make_console
 
 app = typer.Typer(no_args_is_help=True, help="Search settings with many trials, and look at them.")

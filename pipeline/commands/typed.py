@@ -17,7 +17,7 @@ from typer.core import TyperGroup
 from typer.main import get_group
 
 from pipeline.commands.start import INTERRUPTED, WRONG_REQUEST, refuse, unless_unwritten
-from pipeline.config.bases import Range
+from pipeline.config.schema import Range
 from pipeline.errors import ConfigError, PipelineError
 
 

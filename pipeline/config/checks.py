@@ -11,13 +11,15 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from pipeline.config.bases import NOTHING, DatasetConfig, Settings
 from pipeline.config.place import defined_at
 from pipeline.config.schema import (
+    NOTHING,
     POLYNOMIAL_END,
     Config,
+    DatasetConfig,
     Optimizer,
     Schedule,
+    Settings,
     Strategy,
     devices_per_training,
     spread,

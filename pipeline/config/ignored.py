@@ -9,8 +9,17 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 
-from pipeline.config.bases import AlgoConfig, Settings
-from pipeline.config.schema import AUTO, Backend, Config, Schedule, TextBackend, Tracker, devices_per_training
+from pipeline.config.schema import (
+    AUTO,
+    AlgoConfig,
+    Backend,
+    Config,
+    Schedule,
+    Settings,
+    TextBackend,
+    Tracker,
+    devices_per_training,
+)
 from pipeline.config.tables import TABLES, point_of, settings_of
 from pipeline.config.user_code import ask
 

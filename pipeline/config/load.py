@@ -20,7 +20,6 @@ from hydra.core.override_parser.types import Override
 from hydra.errors import HydraException
 from omegaconf import DictConfig, OmegaConf
 
-from pipeline.config.bases import MISSING
 from pipeline.config.checks import config_problems
 from pipeline.config.explain import (
     COMPOSITION_ERRORS,
@@ -33,7 +32,7 @@ from pipeline.config.explain import (
 from pipeline.config.meaning import in_words, meanings_of
 from pipeline.config.place import conf_dir
 from pipeline.config.plain import converted, default_values, filled, hints_of, kinds_of
-from pipeline.config.schema import Config, EvaluationConfig
+from pipeline.config.schema import MISSING, Config, EvaluationConfig
 from pipeline.config.tables import TABLES, all_shipped, point_of, settings_class, settings_of, with_points
 from pipeline.config.values import brief, one_line, refuse_all
 from pipeline.config.words import as_meant

@@ -19,8 +19,7 @@ from pathlib import Path
 from types import NoneType, UnionType
 from typing import Any, Union, get_args, get_origin, get_type_hints
 
-from pipeline.config.bases import CHOICES, KEYED, MISSING, PATH, RANGE
-from pipeline.config.schema import Config
+from pipeline.config.schema import CHOICES, KEYED, MISSING, PATH, RANGE, Config
 from pipeline.config.tables import TABLES, all_shipped
 from pipeline.config.values import nearest_choice, short
 

@@ -15,7 +15,7 @@ from functools import cache
 from itertools import product
 from typing import Any
 
-from pipeline.config.bases import MISSING, AlgoConfig, DatasetConfig, ModelConfig
+from pipeline.config.schema import MISSING, AlgoConfig, DatasetConfig, ModelConfig
 from pipeline.config.user_code import check_settings_class, import_object
 from pipeline.config.values import brief, short
 from pipeline.errors import ConfigError, unknown_name

@@ -12,7 +12,7 @@ from dataclasses import fields, is_dataclass
 from functools import cache
 from typing import Any, get_args, get_origin, get_type_hints
 
-from pipeline.config.bases import CHOICES, PATH, RANGE, Range
+from pipeline.config.schema import CHOICES, PATH, RANGE, Range
 from pipeline.errors import ConfigError
 
 _LONGEST_TEXT = 100_000

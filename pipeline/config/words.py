@@ -23,9 +23,8 @@ from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.core.override_parser.types import Quote, QuotedString
 from hydra.errors import HydraException
 
-from pipeline.config.bases import MODEL_TEXT, PATH
 from pipeline.config.bounds import LONGEST_OVERRIDE
-from pipeline.config.schema import Config
+from pipeline.config.schema import MODEL_TEXT, PATH, Config
 from pipeline.config.tables import TABLES, all_shipped, settings_class
 from pipeline.errors import PipelineError
 

@@ -21,9 +21,8 @@ from numbers import Real
 from sys import intern
 from typing import Any
 
-from pipeline.config.bases import AlgoConfig
 from pipeline.config.place import defined_at
-from pipeline.config.schema import Config, Keep, StageChoice
+from pipeline.config.schema import AlgoConfig, Config, Keep, StageChoice
 from pipeline.config.user_code import ask, import_object
 from pipeline.config.values import brief
 from pipeline.errors import ConfigError, PlanError

@@ -7,8 +7,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import product
 
-from pipeline.config.bases import AlgoConfig
-from pipeline.config.schema import Config
+from pipeline.config.schema import AlgoConfig, Config
 from pipeline.errors import ConfigError, PlanError
 from pipeline.learning.algos.base import START_TRAIN, Algorithm, Stage
 from pipeline.learning.algos.post_training import start_of, starts_of

@@ -8,10 +8,19 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from pipeline.config.bases import AlgoConfig, ModelConfig
 from pipeline.config.ignored import GPU_PROFILES
 from pipeline.config.place import install_command
-from pipeline.config.schema import AUTO, Attention, Config, DType, Optimizer, SystemConfig, TextBackend
+from pipeline.config.schema import (
+    AUTO,
+    AlgoConfig,
+    Attention,
+    Config,
+    DType,
+    ModelConfig,
+    Optimizer,
+    SystemConfig,
+    TextBackend,
+)
 from pipeline.config.values import refuse_all
 from pipeline.errors import ConfigError
 from pipeline.foreign import ForeignDataError

@@ -13,14 +13,15 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
-from pipeline.config.bases import DatasetConfig, ModelConfig
 from pipeline.config.plain import schema_path, to_plain
 from pipeline.config.schema import (
     BY_TENSORS,
     Attention,
     Config,
+    DatasetConfig,
     DType,
     GenerationConfig,
+    ModelConfig,
     SystemConfig,
     TextBackend,
     devices_per_training,

@@ -9,8 +9,7 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 
-from pipeline.config.bases import AlgoConfig
-from pipeline.config.schema import Config, Keep
+from pipeline.config.schema import AlgoConfig, Config, Keep
 from pipeline.learning.algos.base import Stage
 from pipeline.learning.algos.post_training import stores_adapters
 from pipeline.learning.memory.fit import Precision, bytes_per_parameter

@@ -11,8 +11,7 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 
-from pipeline.config.bases import AlgoConfig, DatasetConfig, ModelConfig
-from pipeline.config.schema import Config
+from pipeline.config.schema import AlgoConfig, Config, DatasetConfig, ModelConfig
 from pipeline.config.tables import REWARDS
 from pipeline.learning.algos.base import Stage
 from pipeline.learning.datasets.base import Dataset, plain_text

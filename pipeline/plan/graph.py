@@ -11,7 +11,7 @@ from functools import cached_property
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
-from pipeline.config.bases import UNLESS_DEFAULT
+from pipeline.config.schema import UNLESS_DEFAULT
 from pipeline.errors import CycleError, PlanError
 
 if TYPE_CHECKING:
@@ -85,7 +85,7 @@ def determining(config: object) -> Any:
     """The part of a configuration that can change a result, as plain data.
 
     Fields whose metadata say ``affects_result: False`` (worker counts, loader processes, ...) are left out, so
-    that changing them finds the same results again. So are options (`config.bases.option`) at their defaults.
+    that changing them finds the same results again. So are options (`config.schema.option`) at their defaults.
     """
     if is_dataclass(config):
         return {

@@ -19,9 +19,8 @@ from typing import Any
 from packaging.version import Version
 from safetensors import SafetensorError, safe_open
 
-from pipeline.config.bases import ModelConfig
 from pipeline.config.place import install_command
-from pipeline.config.schema import Config
+from pipeline.config.schema import Config, ModelConfig
 from pipeline.errors import ConfigError
 from pipeline.files import open_plain
 from pipeline.foreign import ForeignDataError, converted, read_model_json

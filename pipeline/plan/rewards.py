@@ -20,9 +20,8 @@ from itertools import product
 from pathlib import Path
 from typing import Any
 
-from pipeline.config.bases import DatasetConfig, ModelConfig
 from pipeline.config.plain import schema_path, to_plain
-from pipeline.config.schema import Config
+from pipeline.config.schema import Config, DatasetConfig, ModelConfig
 from pipeline.config.tables import REWARD_MODEL, REWARDS
 from pipeline.config.values import refuse_all
 from pipeline.errors import ConfigError, describe_exit

@@ -13,8 +13,7 @@ from typing import Annotated, Any
 
 from msgspec import Meta
 
-from pipeline.config.bases import DatasetConfig
-from pipeline.config.schema import Config
+from pipeline.config.schema import Config, DatasetConfig
 from pipeline.config.tables import REWARD_MODEL
 from pipeline.errors import ConfigError
 from pipeline.files import file_sha256

@@ -10,10 +10,9 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from pipeline.config.bases import DatasetConfig, ModelConfig
 from pipeline.config.explain import COMPOSITION_ERRORS, explain
 from pipeline.config.load import config_from_plain
-from pipeline.config.schema import Config, LongPrompts
+from pipeline.config.schema import Config, DatasetConfig, LongPrompts, ModelConfig
 from pipeline.config.values import refuse_all, value_problems
 from pipeline.errors import ConfigError, PipelineError, StoreError
 from pipeline.foreign import ForeignDataError, converted

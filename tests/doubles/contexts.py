@@ -4,8 +4,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
-from pipeline.config.bases import AlgoConfig
-from pipeline.config.schema import StageConfig
+from pipeline.config.schema import AlgoConfig, StageConfig
 from pipeline.learning.algos.base import JobContext
 
 

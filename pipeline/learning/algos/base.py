@@ -13,8 +13,7 @@ from keyword import iskeyword
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, Protocol, TypeVar, get_args
 
-from pipeline.config.bases import AlgoConfig
-from pipeline.config.schema import StageConfig
+from pipeline.config.schema import AlgoConfig, StageConfig
 from pipeline.errors import JobError, unknown_name
 from pipeline.learning.algos import toolbox
 from pipeline.learning.rewards.traits import RewardFailures

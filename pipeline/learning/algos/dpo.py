@@ -9,8 +9,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, ClassVar
 
-from pipeline.config.bases import LARGEST_RATE, LARGEST_WEIGHT, AlgoConfig, number
-from pipeline.config.schema import Config
+from pipeline.config.schema import LARGEST_RATE, LARGEST_WEIGHT, AlgoConfig, Config, number
 from pipeline.errors import DataError
 from pipeline.learning.algos import rounds, toolbox
 from pipeline.learning.algos.base import GENERATE, REFERENCE_TRAIN, SCORE, JobContext, Stage, timed

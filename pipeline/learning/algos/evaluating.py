@@ -17,8 +17,7 @@ from typing import Any
 import numpy as np
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-from pipeline.config.bases import DatasetConfig
-from pipeline.config.schema import EvaluationConfig
+from pipeline.config.schema import DatasetConfig, EvaluationConfig
 from pipeline.config.values import short
 from pipeline.files import json_text
 from pipeline.learning.algos.base import JobContext

@@ -7,8 +7,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, ClassVar
 
-from pipeline.config.bases import LARGEST_RATE, LARGEST_WEIGHT, AlgoConfig, number
-from pipeline.config.schema import Config
+from pipeline.config.schema import LARGEST_RATE, LARGEST_WEIGHT, AlgoConfig, Config, number
 from pipeline.learning.algos import toolbox
 from pipeline.learning.algos.base import GENERATE, METRICS, SCORE, JobContext, Read, Stage, timed
 from pipeline.learning.algos.post_training import (

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import TYPE_CHECKING, ClassVar
 
-from pipeline.config.bases import SMALLEST_DIVISOR, AlgoConfig, number
+from pipeline.config.schema import SMALLEST_DIVISOR, AlgoConfig, number
 from pipeline.learning.algos import toolbox
 from pipeline.learning.algos.base import JobContext, Stage, timed
 from pipeline.learning.algos.value_guided import STRENGTH, ValueAlgoConfig, ValueGuidedAlgorithms

@@ -16,8 +16,17 @@ from enum import Enum
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from pipeline.config.bases import LARGEST_RATE, AlgoConfig, Settings, hint, number
-from pipeline.config.schema import Config, Strategy, devices_per_training, spread
+from pipeline.config.schema import (
+    LARGEST_RATE,
+    AlgoConfig,
+    Config,
+    Settings,
+    Strategy,
+    devices_per_training,
+    hint,
+    number,
+    spread,
+)
 from pipeline.errors import known_names
 from pipeline.files import json_text
 from pipeline.learning.algos import toolbox

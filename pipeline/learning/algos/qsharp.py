@@ -13,8 +13,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, ClassVar
 
-from pipeline.config.bases import LARGEST_RATE, LARGEST_WEIGHT, SMALLEST_DIVISOR, AlgoConfig, number
-from pipeline.config.schema import Config
+from pipeline.config.schema import LARGEST_RATE, LARGEST_WEIGHT, SMALLEST_DIVISOR, AlgoConfig, Config, number
 from pipeline.errors import JobError
 from pipeline.learning.algos import toolbox
 from pipeline.learning.algos.base import JobContext, Read, Stage, timed

@@ -9,8 +9,7 @@ from difflib import get_close_matches
 from operator import attrgetter
 from types import CodeType
 
-from pipeline.config.bases import AlgoConfig
-from pipeline.config.schema import Config
+from pipeline.config.schema import AlgoConfig, Config
 from pipeline.config.tables import ALGORITHMS, point_of
 from pipeline.config.user_code import import_object
 from pipeline.errors import ConfigError, unknown_name

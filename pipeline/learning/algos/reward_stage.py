@@ -16,8 +16,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from pipeline.config.bases import LARGEST_RATE, AlgoConfig, Settings, number
-from pipeline.config.schema import Config
+from pipeline.config.schema import LARGEST_RATE, AlgoConfig, Config, Settings, number
 from pipeline.errors import JobError
 from pipeline.files import json_text
 from pipeline.learning.algos import toolbox

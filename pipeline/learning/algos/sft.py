@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, ClassVar
 
-from pipeline.config.bases import LARGEST_RATE, AlgoConfig, number
+from pipeline.config.schema import LARGEST_RATE, AlgoConfig, number
 from pipeline.errors import DataError
 from pipeline.learning.algos import toolbox
 from pipeline.learning.algos.base import METRICS, REFERENCE_TRAIN, START_TRAIN, JobContext, Read, Stage, timed

@@ -17,8 +17,7 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, ClassVar
 
-from pipeline.config.bases import LARGEST_RATE, SMALLEST_DIVISOR, AlgoConfig, number
-from pipeline.config.schema import Attention, Config, DType
+from pipeline.config.schema import LARGEST_RATE, SMALLEST_DIVISOR, AlgoConfig, Attention, Config, DType, number
 from pipeline.files import json_text
 from pipeline.learning.algos import toolbox
 from pipeline.learning.algos.base import (

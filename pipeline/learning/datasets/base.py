@@ -13,8 +13,8 @@ from typing import Any, ClassVar
 import numpy as np
 from numpy.typing import NDArray
 
-from pipeline.config.bases import DatasetConfig
 from pipeline.config.place import defined_at, told
+from pipeline.config.schema import DatasetConfig
 from pipeline.config.tables import DATASETS
 from pipeline.config.user_code import import_object
 from pipeline.errors import ConfigError, PipelineError, unknown_name

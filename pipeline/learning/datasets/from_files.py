@@ -17,7 +17,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any, ClassVar
 
-from pipeline.config.bases import BY_CONTENT, DatasetConfig, file_or_folder, hint, model_text, number
+from pipeline.config.schema import BY_CONTENT, DatasetConfig, file_or_folder, hint, model_text, number
 from pipeline.errors import ConfigError, DataError, unknown_name
 from pipeline.files import file_sha256
 from pipeline.learning.datasets.base import Dataset, Message, Row, Text

@@ -14,8 +14,7 @@ from typing import ClassVar
 
 import numpy as np
 
-from pipeline.config.bases import DatasetConfig, number
-from pipeline.config.schema import Config
+from pipeline.config.schema import Config, DatasetConfig, number
 from pipeline.learning.datasets.base import Dataset, Row
 
 

@@ -21,7 +21,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
-from pipeline.config.bases import DatasetConfig
+from pipeline.config.schema import DatasetConfig
 from pipeline.errors import ConfigError, DataError
 from pipeline.files import replacing, write_whole
 from pipeline.learning.datasets.base import SPLITS, Dataset, Row, Text, plain_text

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
-from pipeline.config.bases import BY_CONTENT, DatasetConfig, file_or_folder, model_text, number
+from pipeline.config.schema import BY_CONTENT, DatasetConfig, file_or_folder, model_text, number
 from pipeline.errors import DataError
 from pipeline.learning.datasets.files import CSV, JSON, PARQUET, TABLES, TEXT
 from pipeline.learning.datasets.from_files import STEP_BY_STEP, FilesConfig, FilesDataset, needed

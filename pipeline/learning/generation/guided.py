@@ -18,8 +18,7 @@ import torch.nn.functional as F
 from torch import Tensor
 from transformers import LogitsProcessor, PreTrainedModel, PreTrainedTokenizerBase
 
-from pipeline.config.bases import LARGEST_SEED, SMALLEST_DIVISOR, DatasetConfig
-from pipeline.config.schema import GenerationConfig, LongPrompts
+from pipeline.config.schema import LARGEST_SEED, SMALLEST_DIVISOR, DatasetConfig, GenerationConfig, LongPrompts
 from pipeline.errors import ConfigError, unknown_name
 from pipeline.learning.choices import HeadType, Others
 from pipeline.learning.datasets.base import Dataset, Row

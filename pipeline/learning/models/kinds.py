@@ -6,8 +6,16 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import ClassVar
 
-from pipeline.config.bases import BY_CONTENT, LARGEST_RATE, LARGEST_SEED, ModelConfig, hint, number, one_of
-from pipeline.config.schema import Config
+from pipeline.config.schema import (
+    BY_CONTENT,
+    LARGEST_RATE,
+    LARGEST_SEED,
+    Config,
+    ModelConfig,
+    hint,
+    number,
+    one_of,
+)
 from pipeline.config.values import brief
 
 BITS = {"8bit": "a byte for each weight of linear layers", "4bit": "half of that (NF4)"}

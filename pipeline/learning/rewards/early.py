@@ -17,9 +17,9 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from pipeline.config.bases import DatasetConfig
 from pipeline.config.place import told
 from pipeline.config.plain import stage_config_from_plain
+from pipeline.config.schema import DatasetConfig
 from pipeline.errors import ConfigError, DataError, PipelineError
 from pipeline.foreign import ForeignDataError
 from pipeline.learning.datasets.base import load_dataset

@@ -20,7 +20,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from pipeline.config.bases import GradingConfig
+from pipeline.config.schema import GradingConfig
 from pipeline.config.user_code import import_object
 from pipeline.errors import JobError, WorkerError, describe_exit
 from pipeline.foreign import parse_json

@@ -13,8 +13,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from pipeline.config.bases import LARGEST_WEIGHT, Settings, number
-from pipeline.config.schema import Config
+from pipeline.config.schema import LARGEST_WEIGHT, Config, Settings, number
 from pipeline.errors import JobError
 from pipeline.learning.datasets.chat import as_turns, shared, without_prompt
 from pipeline.learning.rewards.traits import Text

@@ -14,7 +14,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from pipeline.config.bases import DatasetConfig
+from pipeline.config.schema import DatasetConfig
 from pipeline.errors import ConfigError, JobError
 from pipeline.learning.datasets.base import Dataset, Row, load_dataset, plain_text
 from pipeline.learning.datasets.from_files import FilesDataset, MissingColumns, ReservedColumn

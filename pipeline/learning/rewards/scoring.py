@@ -21,8 +21,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from pipeline.config.bases import DatasetConfig
 from pipeline.config.place import told
+from pipeline.config.schema import DatasetConfig
 from pipeline.config.tables import REWARD_MODEL
 from pipeline.errors import JobError, PipelineError
 from pipeline.learning.datasets.base import Row

@@ -7,12 +7,11 @@ from typing import Any
 
 import pytest
 
-from pipeline.config.bases import AlgoConfig, Settings, number
 from pipeline.config.checks import check_config
 from pipeline.config.ignored import idle_settings
 from pipeline.config.load import load_config
 from pipeline.config.place import conf_dir
-from pipeline.config.schema import Config
+from pipeline.config.schema import AlgoConfig, Config, Settings, number
 from pipeline.config.tables import ALGORITHMS, DATASETS, MODELS, TABLES, all_shipped
 from pipeline.config.user_code import check_settings_class
 from pipeline.errors import ConfigError

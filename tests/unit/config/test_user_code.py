@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from pipeline.config.bases import AlgoConfig, DatasetConfig
 from pipeline.config.load import load_config
+from pipeline.config.schema import AlgoConfig, DatasetConfig
 from pipeline.config.user_code import (
     check_settings_class,
     check_unchanged,

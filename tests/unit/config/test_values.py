@@ -10,10 +10,9 @@ from typing import Any, Union, get_args, get_origin, get_type_hints
 
 import pytest
 
-from pipeline.config.bases import RANGE, AlgoConfig, Range, number
 from pipeline.config.checks import check_config
 from pipeline.config.load import load_config
-from pipeline.config.schema import Config
+from pipeline.config.schema import RANGE, AlgoConfig, Config, Range, number
 from pipeline.config.tables import TABLES, all_shipped
 from pipeline.config.values import value_problems
 from pipeline.errors import ConfigError

@@ -5,8 +5,8 @@ The recorded seconds are of a core of the machine that docs/benchmarks.md names.
 
 import pytest
 
-from pipeline.config.bases import AlgoConfig, DatasetConfig
 from pipeline.config.load import load_config
+from pipeline.config.schema import AlgoConfig, DatasetConfig
 from pipeline.learning.algos.base import Stage
 from pipeline.learning.algos.dpo import DPO, DPOConfig
 from pipeline.learning.algos.grpo import GRPO, GRPOConfig

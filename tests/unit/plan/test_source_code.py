@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from pipeline.config.bases import GradingConfig
 from pipeline.config.load import load_config
+from pipeline.config.schema import GradingConfig
 from pipeline.config.user_code import source_hash
 from pipeline.plan.build import build_plan
 from pipeline.plan.contents import class_source, dataset_source

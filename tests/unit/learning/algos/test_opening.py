@@ -8,8 +8,7 @@ from typing import Any
 
 import pytest
 
-from pipeline.config.bases import AlgoConfig, DatasetConfig
-from pipeline.config.schema import StageConfig
+from pipeline.config.schema import AlgoConfig, DatasetConfig, StageConfig
 from pipeline.learning.algos import opening
 from pipeline.learning.algos.opening import reference_model, score
 from pipeline.learning.datasets.base import Row

@@ -14,8 +14,7 @@ from typing import Any
 import pytest
 import torch
 
-from pipeline.config.bases import AlgoConfig
-from pipeline.config.schema import StageConfig, Strategy
+from pipeline.config.schema import AlgoConfig, StageConfig, Strategy
 from pipeline.errors import ConfigError, JobError
 from pipeline.learning.algos import stage_entry
 from pipeline.learning.algos.base import JobContext, Stage

@@ -7,7 +7,7 @@ from typing import Any, ClassVar
 
 import pytest
 
-from pipeline.config.bases import DatasetConfig
+from pipeline.config.schema import DatasetConfig
 from pipeline.errors import ConfigError
 from pipeline.learning.datasets.base import Dataset, Row, check_dataset, check_demonstrations, load_dataset
 from pipeline.learning.datasets.from_files import FilesDataset

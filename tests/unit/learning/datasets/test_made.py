@@ -8,7 +8,7 @@ from itertools import pairwise
 import numpy as np
 import pytest
 
-from pipeline.config.bases import DatasetConfig
+from pipeline.config.schema import DatasetConfig
 from pipeline.config.tables import DATASETS
 from pipeline.errors import ConfigError
 from pipeline.learning.datasets.base import SPLITS, load_dataset

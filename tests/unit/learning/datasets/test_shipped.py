@@ -4,8 +4,8 @@ from pathlib import Path
 
 import pytest
 
-from pipeline.config.bases import DatasetConfig
 from pipeline.config.load import load_config
+from pipeline.config.schema import DatasetConfig
 from pipeline.errors import ConfigError, DataError
 from pipeline.learning.datasets.base import DATASETS, SPLITS, Row, load_dataset
 from pipeline.learning.datasets.from_files import FilesConfig, FilesDataset

@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from trl import rewards as trl_rewards
 
-from pipeline.config.bases import DatasetConfig, GradingConfig
+from pipeline.config.schema import DatasetConfig, GradingConfig
 from pipeline.config.tables import TRL_REWARDS
 from pipeline.errors import ConfigError
 from pipeline.learning.datasets.base import Row

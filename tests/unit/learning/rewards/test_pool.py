@@ -13,7 +13,7 @@ from typing import Any
 import psutil
 import pytest
 
-from pipeline.config.bases import GradingConfig
+from pipeline.config.schema import GradingConfig
 from pipeline.errors import ConfigError, JobError
 from pipeline.learning.rewards.calling import Item
 from pipeline.learning.rewards.pool import Graded, GraderPool
@@ -180,7 +180,7 @@ def test_a_reward_that_cannot_be_imported(pool: GraderPool) -> None:
 OWNER = f"""
 import sys, json
 from pipeline.learning.rewards.calling import Item
-from pipeline.config.bases import GradingConfig
+from pipeline.config.schema import GradingConfig
 from pipeline.learning.rewards.pool import GraderPool
 pool = GraderPool(GradingConfig(processes=2))
 pool.grade({OBEDIENT!r}, {{}}, [[Item("p", "a", [1])] for _ in range(4)])

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from pipeline.config.bases import DatasetConfig, GradingConfig
+from pipeline.config.schema import DatasetConfig, GradingConfig
 from pipeline.errors import ConfigError, DataError
 from pipeline.learning.datasets.base import Row, load_dataset
 from pipeline.learning.datasets.from_files import FilesConfig

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from pipeline.config.bases import DatasetConfig, GradingConfig
+from pipeline.config.schema import DatasetConfig, GradingConfig
 from pipeline.errors import ConfigError, JobError
 from pipeline.learning.datasets.base import Row
 from pipeline.learning.rewards.registry import load_rewards

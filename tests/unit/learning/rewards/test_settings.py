@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from pipeline.config.bases import DatasetConfig
+from pipeline.config.schema import DatasetConfig
 from pipeline.errors import ConfigError
 from pipeline.plan.build import build_plan
 from tests.doubles.composing import quick_config

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from pipeline.config.bases import DatasetConfig, GradingConfig
+from pipeline.config.schema import DatasetConfig, GradingConfig
 from pipeline.config.user_code import import_object
 from pipeline.errors import ConfigError, JobError
 from pipeline.learning.datasets.base import Row
