@@ -1,8 +1,8 @@
 """Declare settings: ranges of fields, what all methods, datasets and models have, what a run has once.
 
 The settings of one method, dataset or model are a subclass beside the code that they set: `PITAConfig` beside
-`PITA`. Fields marked `hint` or `affects_result=False` change how fast or where work is done, never what comes out, and so
-are left out of result keys.
+`PITA`. Fields marked `hint` or `affects_result=False` change how fast or where work is done, never what comes out,
+and so are left out of result keys.
 """
 
 from __future__ import annotations
