@@ -552,10 +552,10 @@ class Agent:
         self._say(said.get(job.what, f"trial {trial.number} on {where}: {in_words(trial.parameters)}"))
         try:
             place.path.mkdir(parents=True, exist_ok=True)
-            if once:
-                for old in (place.metrics(1), place.log(1)):
-                    old.unlink(missing_ok=True)
-            else:
+            # Of what is done once, or of a sweep whose study was removed or has lost its end.
+            for old in (place.metrics(attempt), place.log(attempt)):
+                old.unlink(missing_ok=True)
+            if not once:
                 values = nested(self._sweep.parameters, trial.parameters)
                 write_whole(place.parameters, json.dumps(values, indent=1) + "\n")
                 write_parameters_for_wandb(place, values)

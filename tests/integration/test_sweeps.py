@@ -178,7 +178,11 @@ def test_a_trial_that_fails_when_nothing_else_is_left_is_tried_again_before_the_
     sweeps: Sweeps,
 ) -> None:
     sweeps.file("last", command=["sh", "-c", FAILS_LAST, "${args}"], parameters={"lr": {"values": [1, 2]}})
+    stale = sweep_folder(sweeps.folder / "outputs", "last").trial(1).metrics(1)
+    stale.parent.mkdir(parents=True)
+    stale.write_text('{"values": {"loss": 0}}\n')  # as of a sweep whose record was removed
     sweeps.run("run", "last.yaml", "--device", "cpu", "--agents", "2")
+    assert [one["end"]["best"] for one in sweeps.attempts("last") if one["trial"] == 1] == [1]
     assert sweeps.ends("last", "failed") == Counter([0])
     assert sweeps.ends("last", "done") == Counter([0, 1])
 
