@@ -21,6 +21,7 @@ from pipeline.engine.devices.lease import holders
 from pipeline.engine.devices.select import choose_devices
 from pipeline.engine.scheduler.signals import StopSignals
 from pipeline.errors import ConfigError, DeviceError, StoreError, WorkerError, known_names
+from pipeline.runs.report.format import command
 from pipeline.runs.report.format import count as counted
 from pipeline.sweeps import agent as agents
 from pipeline.sweeps.command import check_program, overrides_of
@@ -131,7 +132,8 @@ def agent(
     record = Record(folder)
     about = record.about
     if about.halted in ("stopped", "cancelled"):
-        raise ConfigError(f"sweep {name} is {about.halted}: {about.reason}. `sweep resume {name}` lets it go on")
+        resume = command(f"sweep resume {name}", folder.output_dir)
+        raise ConfigError(f"sweep {name} is {about.halted}: {about.reason}. `{resume}` lets it go on")
     sweep = read_sweep(folder.file, name=name, overrides=about.overrides)
     sweep = replace(sweep, folder=Path(about.folder or sweep.folder))
     if about.halted == "finished" and agents.untested(sweep, record) is None:

@@ -13,7 +13,6 @@ import json
 import os
 import time
 from collections.abc import Callable, Collection, Iterator, Sequence
-from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -23,9 +22,9 @@ from pipeline.engine.scheduler.signals import StopSignals
 from pipeline.errors import ConfigError, StoreError, WorkerError
 from pipeline.files import write_whole
 from pipeline.machine.children import tail
-from pipeline.runs.report.format import count, shown_path, typed_command
+from pipeline.runs.report.format import command, count, shown_path, typed_command
 from pipeline.sweeps.command import as_typed, own_command, prepare_command, trial_command
-from pipeline.sweeps.file import NUM_GPUS, SPLIT, Sweep, read_sweep
+from pipeline.sweeps.file import NUM_GPUS, SPLIT, Sweep
 from pipeline.sweeps.metrics import WANDB_DIR, Curve, wandb_variables, write_parameters_for_wandb
 from pipeline.sweeps.plan import AgentPool
 from pipeline.sweeps.processes import Handle, family, heard
@@ -67,16 +66,8 @@ def begin_sweep(
     folder = sweep_folder(output_dir.absolute(), sweep.name)
     record = Record(folder, say)
     with record.turn():
+        check_same(record, sweep)
         about = record.about
-        if about.started:
-            there = sweep
-            with suppress(ConfigError):  # what it was cannot be told any more, and is replaced
-                there = read_sweep(folder.file, name=folder.name, overrides=about.overrides)
-            if other := [key for key in _FIXED if there.given.get(key) != sweep.given.get(key)]:
-                raise ConfigError(
-                    f"sweep {folder.name} in {folder.path} was begun with other {', '.join(other)}: its trials "
-                    "would not belong together. Give this one a name of its own by --name, or remove that folder"
-                )
         try:
             write_whole(folder.file, file.read_text())
         except OSError as error:
@@ -94,7 +85,26 @@ def begin_sweep(
                 reason="",
                 started=about.started or time.time(),
             )
+        elif most is not None:
+            record.tell(count=most)
     return folder
+
+
+def check_same(record: Record, sweep: Sweep) -> None:
+    """See that a sweep of this name, if there is one, is this one.
+
+    Raises:
+        ConfigError: There is another one.
+    """
+    if not record.about.started:
+        return
+    # What it was may not be told any more, and is replaced.
+    there = record.asked or sweep
+    if other := [key for key in _FIXED if there.given.get(key) != sweep.given.get(key)]:
+        raise ConfigError(
+            f"sweep {record.name} in {record.folder.path} was begun with other {', '.join(other)}: its trials "
+            "would not belong together. Give this one a name of its own by --name, or remove that folder"
+        )
 
 
 def tell(folder: SweepFolder, word: str, say: Say) -> str:
@@ -113,7 +123,7 @@ def tell(folder: SweepFolder, word: str, say: Say) -> str:
             if not halted:
                 raise ConfigError(f"sweep {name} goes on already, so there is nothing to resume")
             record.tell(halted="", reason="", round=record.about.round + 1)
-            joins = f", once an agent works on it: `python -m pipeline sweep agent {name}`"
+            joins = f", once an agent works on it: `{command(f'sweep agent {name}', folder.output_dir)}`"
             return f"sweep {name} goes on{'' if record.agents() else joins}"
         state = {"stop": "stopped", "cancel": "cancelled", "pause": "paused"}[word]
         if halted in ("finished", state) or (halted and word == "pause"):
@@ -519,7 +529,12 @@ class Agent:
         return False
 
     def next_in_words(self, most: int | None) -> Iterator[tuple[str, str]]:
-        """What would be tried next, with nothing begun: a line, and what is to be copied."""
+        """What would be tried next, with nothing begun: a line, and what is to be copied.
+
+        Raises:
+            ConfigError: There is another sweep of that name.
+        """
+        check_same(self._record, self._sweep)
         pool, sweep, before = self._pool, self._sweep, len(self._record.trials)
         bounds = [each for each in (most, most_trials(sweep)) if each is not None]
         trials = f"{count(min(bounds), 'trial')} at most" if bounds else "trials until it is stopped"

@@ -178,13 +178,16 @@ FILE = "program: train.py\nmethod: random\nparameters: {lr: {min: 1.0, max: 2.0}
 def test_a_sweep_begins_once_and_another_of_its_name_is_refused(tmp_path: Path) -> None:
     path = tmp_path / "lr.yaml"
 
-    def begin(text: str) -> Record:
+    def begin(text: str, most: int | None = None) -> Record:
         path.write_text(text)
-        return Record(begin_sweep(read_sweep(path), path, tmp_path / "out", say=lambda _: None))
+        return Record(begin_sweep(read_sweep(path), path, tmp_path / "out", most=most, say=lambda _: None))
 
     begun = begin(FILE).about
+    with begin(FILE).present():
+        joined = begin(FILE, 7).about
+        assert (joined.round, joined.count) == (begun.round + 1, begin(FILE).about.count) == (2, 7)
     again = begin(FILE.replace("1.0", "1") + "run_cap: 9\n").about
-    assert (again.started, again.round) == (begun.started, begun.round + 1)
+    assert (again.started, again.round, again.count) == (begun.started, joined.round + 1, None)
     with pytest.raises(ConfigError, match="begun with other parameters"):
         begin(FILE.replace("2.0", "3.0"))
     assert sweeps_in(tmp_path / "out") == ["lr"]
