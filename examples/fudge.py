@@ -11,7 +11,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar
 
-from pipeline import AlgoConfig, JobContext, ValueAlgoConfig, ValueGuidedAlgorithms
+from pipeline import AlgoConfig, JobContext, ValueAlgoConfig, ValueGuidedAlgorithms, number
 
 if TYPE_CHECKING:
     from pipeline import Dataset
@@ -23,7 +23,7 @@ class FudgeConfig(ValueAlgoConfig):
     """Settings under ``algos.<NAME>``: those of value-guided algorithms, and what is added or changed here."""
 
     eta: float = 1.0
-    success: float = 1.0
+    success: float = number(1.0, above=0, at_most=1, hint=", the score that counts as success")
     """Rewards from here on count as success."""
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dis
 import inspect
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -189,16 +190,25 @@ def _check_options(name: str, function: Callable[..., Any], options: Mapping[str
     if makes_rewards(function):
         return  # which settings it takes is seen when it is called
     parameters = inspect.signature(function).parameters.values()
-    if lenient and any(item.kind is item.VAR_KEYWORD for item in parameters):
+    if lenient and any(item.kind is item.VAR_KEYWORD and _reads(function, item.name) for item in parameters):
         return
     known = [
         item.name
         for item in parameters
-        if item.kind is not item.VAR_KEYWORD and item.name not in GIVEN and item.default is not item.empty
+        if item.kind is not item.VAR_KEYWORD
+        and item.name not in GIVEN
+        and (lenient or item.default is not item.empty)  # in the place of a column
     ]
     for option in options:
         if option not in known:
             raise ConfigError(f"grading.options.{name}: " + unknown_name("setting", option, known))
+
+
+def _reads(function: Callable[..., Any], name: str) -> bool:
+    """Whether a function may look at an argument: what it takes only as the signature wants it cannot be set."""
+    code = getattr(inspect.unwrap(function), "__code__", None)
+    steps = [step.argval for step in dis.get_instructions(code)] if code is not None else [name]
+    return any(name == each or isinstance(each, tuple) and name in each for each in steps)
 
 
 @cache

@@ -104,11 +104,15 @@ def test_settings_reach_the_reward() -> None:
     assert found.values.tolist() == [1, 0]
 
 
+NEAR = "examples.near_miss.near_miss"  # takes further columns by a name that it does not read
+
+
 @pytest.mark.parametrize(
     ("rewards", "options", "said"),
     [
         ({"exact_mach": 1.0}, {}, "Did you mean 'exact_match'"),
         ({"vader": 1.0}, {"vader": {"unti": True}}, "unknown setting 'unti'. Did you mean 'unit'"),
+        ({NEAR: 1.0}, {NEAR: {"powr": 2}}, "unknown setting 'powr'. Did you mean 'power'"),
         ({"vader": 1.0}, {"vadr": {}}, "unknown reward in grading.options 'vadr'"),
         ({"model": 1.0}, {}, "grading.options.model.path is missing"),
         ({"model": 1.0}, {"model": {"path": "x", "lable": 1}}, "Did you mean 'label'"),
