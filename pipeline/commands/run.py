@@ -23,7 +23,7 @@ from pipeline.commands.request import (
     said_of_best,
 )
 from pipeline.commands.sharing import look_up_shared, looked_at, sharing, tell_looked_at
-from pipeline.config.schema import Backend, Config
+from pipeline.config.schema import Backend, Config, StageChoice
 from pipeline.config.user_code import brought_torch
 from pipeline.engine.devices.lease import LeaseSet
 from pipeline.engine.devices.select import lease_devices
@@ -92,7 +92,7 @@ def run_experiment(
             tell_needs(store, verified.folder, keys_of_weights(request.plan.jobs.values()))
         stored = look_up_shared(request, verified, console)
         if not stored.missing:
-            return carry_out(request, stored, verified, console)
+            return carry_out(_tried(request, stored, console), stored, verified, console)
         check_room(request, stored)
         request = _tried(request, stored, console)
         check_runnable(request.plan, request.layout, set(request.plan.jobs) - set(stored.missing), peaks)
@@ -161,13 +161,14 @@ def _tried(request: Request, stored: Stored, console: Console) -> Request:
     Raises:
         ConfigError: One cannot work with its dataset, a row lacks what it needs, or a model is not to be had.
     """
-    if not stored.missing:
+    preparing = request.config.stage is StageChoice.prepare  # who prepares asks whether the rest can use the rows
+    if not stored.missing and not preparing:
         return request
     # What the machines of a cluster have in their caches is not known here.
     needed = [] if on_cluster(request.config) else request.needed_models(stored.missing)
     fetched = fetched_models(request.config, needed)
     warned = warnings_of_rows(request.store, request.plan.jobs.values())
-    used = request.used_datasets(stored.missing)
+    used = sorted(request.config.datasets) if preparing else request.used_datasets(stored.missing)
     tried = try_rewards(request.config, used, lambda said: _warn([said], console))
     warnings = tuple(dict.fromkeys([*fetched, *warned, *tried]))
     _warn(warnings, console)

@@ -60,9 +60,9 @@ def prepared_rows(store: Store, jobs: Iterable[Job]) -> dict[str, PreparedRows]:
 
 
 def warnings_of_rows(store: Store, jobs: Iterable[Job]) -> list[str]:
-    """What datasets that are stored were warned of when they were prepared, one line for each, for the start."""
+    """What datasets that are stored were warned of when they were prepared, as a run warns that prepares them."""
     found = prepared_rows(store, jobs).items()
-    return [f"datasets.{name}: {'; '.join(rows.warnings)}" for name, rows in found if rows.warnings]
+    return [f"datasets.{name}: {warning}" for name, rows in found for warning in rows.warnings]
 
 
 def short_of_rows(

@@ -69,7 +69,7 @@ def test_rows_that_are_fewer_than_asked_for_are_told_of_each_dataset(tmp_path: P
     assert short_of_rows(store, [first], EvaluationConfig(num_prompts=74)) == [f"{short}2 rows left out; {fewer}"]
     asked, counted = EvaluationConfig(num_prompts=74), short.partition(": test")[0]
     told = warnings_of_rows(store, [first, second])  # when the run began
-    assert told == ["datasets.a: test is short; 2 rows left out"]
+    assert told == ["datasets.a: test is short", "datasets.a: 2 rows left out"]
     assert short_of_rows(store, [first], EvaluationConfig(num_prompts=73), told) == [counted]
     assert short_of_rows(store, [first], asked, told) == [f"{counted}: {fewer}"]
     assert short_of_rows(store, [first], asked, ["datasets.b: test is short"]) == [
