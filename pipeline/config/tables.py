@@ -286,8 +286,8 @@ def _own_settings(owner: str, path: str, about: Table) -> type[Any]:
     schema = getattr(found, "config_class", None)
     if schema is None:
         raise ConfigError(
-            f"{owner} is no {about.parent.rpartition('.')[2]}: it has no config_class. It must be a subclass of "
-            f"{about.parent}."
+            f"{owner} is no {(parent := about.parent.rpartition('.')[2])}: it has no config_class. It must be a "
+            f"subclass of pipeline.{parent}."
         )
     check_settings_class(owner, schema, about.base)
     _refuse_other_family(owner, found, schema)

@@ -257,6 +257,8 @@ def _no_such_module(path: str, missing: str) -> str:
         )
     searched = list(getattr(sys.modules[parent], "__path__", ()))
     near = _near(leaf, (info.name for info in pkgutil.iter_modules(searched)))
+    if leaf == "py":
+        near = f" A file is named without its ending: {path.replace('.py', '', 1)}"
     return f"cannot import '{path}': there is no module '{leaf}' in {', '.join(searched) or parent}.{near}"
 
 

@@ -161,7 +161,8 @@ def _told(
     there = [*(["completion"] if isinstance(row.completion, str) else []), *columns, *inside]
     advice = f"choose another reward by datasets.{name}.reward"
     if isinstance(dataset, FilesDataset) and there and type(dataset).adapt is FilesDataset.adapt:
-        advice = f"write {_typed(name, dataset.source.columns, problem.missing, there)}"
+        renamed = dataset.source.columns
+        advice = f"write {_typed(name, renamed, problem.missing, [renamed.get(each, each) for each in there])}"
     return f"{who} needs {several} {wanted}; this dataset has: {', '.join([*texts, *columns])}; {advice}"
 
 
@@ -193,12 +194,14 @@ def advice_on(error: MissingColumns | ReservedColumn, name: str, config: Dataset
 def _typed(name: str, known: Mapping[str, str], missing: Iterable[str], there: list[str]) -> str:
     """The setting that names columns, as it is typed in a shell, with the likeliest ones for those missing."""
     mapping = dict(known)
+    named: list[str] = []
     for each in missing:
-        free = [other for other in there if other not in mapping.values()]
+        free = [other for other in there if other not in named]
         names = (f"{each}s", *_USUAL.get(each, _USUAL[""]))
         usual = [other for usual in names for other in free if other.rpartition(".")[2] == usual]
         # A column may have two names.
         mapping[each] = each if each in mapping.values() else (free if len(free) == 1 else [*usual, "NAME"])[0]
+        named.append(mapping[each])
     return _setting(name, mapping)
 
 

@@ -212,12 +212,17 @@ def test_what_is_wrong_with_rows_of_files_is_told_before_they_are_read(
             r"columns=\{solution: answer, answer: answer\}'$",
         ),
         (
+            {"prompt": "", "answer": "2"},
+            ["datasets.jsonl.columns={solutin: answer}"],
+            r"columns=\{solutin: answer, solution: answer\}'$",
+        ),
+        (
             {"prompt": "", "reward_model": {"style": "rule", "ground_truth": "2"}},
             [],
             r"columns=\{solution: \"reward_model\.ground_truth\"\}'$",
         ),
     ],
-    ids=["conversation", "completion", "two names", "inside of another"],
+    ids=["conversation", "completion", "two names", "misspelt", "inside of another"],
 )
 def test_advice_on_a_column_of_a_reward_works_as_it_stands(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, row: dict[str, Any], settings: list[str], advice: str
