@@ -208,7 +208,7 @@ def _reads(function: Callable[..., Any], name: str) -> bool:
     """Whether a function may look at an argument: what it takes only as the signature wants it cannot be set."""
     code = getattr(inspect.unwrap(function), "__code__", None)
     steps = [step.argval for step in dis.get_instructions(code)] if code is not None else [name]
-    return any(name == each or isinstance(each, tuple) and name in each for each in steps)
+    return any(name == each or (isinstance(each, tuple) and name in each) for each in steps)
 
 
 @cache
