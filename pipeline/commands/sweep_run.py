@@ -233,6 +233,7 @@ def run_online(request: SweepRequest, console: Console, *, patience: Patience | 
         raise ConfigError(
             "run_parallel.py is searched on this machine: leave out --wandb, or track its runs there"
         )
+    check_program(sweep)
     decided = _decide(request, sweep, console)
     if decided is None:
         return 0

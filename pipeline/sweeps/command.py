@@ -6,17 +6,21 @@ other trials, and is judged on validation prompts.
 
 from __future__ import annotations
 
+import ast
 import json
 import os
 import re
 import sys
+import warnings
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from itertools import pairwise
+from itertools import chain, pairwise
 from pathlib import Path
 from typing import Any
 
+from pipeline.config.bounds import LARGEST_FILE
 from pipeline.engine.devices.inventory import Device
 from pipeline.errors import ConfigError
+from pipeline.foreign import read_plain
 from pipeline.sweeps.file import ENVVAR, NUM_GPUS, PROGRAM, Sweep, macro_of
 from pipeline.sweeps.space import nested
 
@@ -72,10 +76,10 @@ def _filled(command: Sequence[str], made: Mapping[str, list[str]], environment: 
 
 
 def check_program(sweep: Sweep) -> None:
-    """Refuse a sweep whose script is not there, before every trial fails at that.
+    """Refuse a sweep whose script is not there, or begins another one in every trial.
 
     Raises:
-        ConfigError: Says where it was looked for.
+        ConfigError: Says where it was looked for, or what it calls.
     """
     by_python = ("${interpreter}", "${program}") in pairwise(sweep.command)
     programs = {"program": sweep.program, "pipeline.distributed_program": sweep.options.distributed_program}
@@ -88,6 +92,28 @@ def check_program(sweep: Sweep) -> None:
                 f"{key}: there is no file {program} in {sweep.folder}, where trials start: begin the sweep in the "
                 "folder that it is relative to, or give its whole path. Further words belong in `command`"
             )
+    for script in (word for word in (sweep.program, *sweep.command) if word.endswith(".py")):
+        if call := _search_in(sweep.folder / script):
+            raise ConfigError(
+                f"{script}, line {call.lineno}: by {ast.unparse(call.func)} each trial would begin a search "
+                "at W&B. What that searches belongs in the sweep file, and the script calls its function itself"
+            )
+
+
+def _search_in(script: Path) -> ast.Call | None:
+    """A call of W&B's that begins a search, where the script makes it whatever it is told."""
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # what it is written like is not for us to say
+            body = ast.parse(read_plain(script, LARGEST_FILE, follow=True)).body
+    except (OSError, ValueError, SyntaxError, RecursionError, MemoryError):
+        return None
+    main = [node.body for node in body if isinstance(node, ast.If) and "__name__" in ast.unparse(node.test)]
+    for node in chain(body, *main):
+        call = node.value if isinstance(node, ast.Expr | ast.Assign) else None
+        if isinstance(call, ast.Call) and ast.unparse(call.func) in ("wandb.sweep", "wandb.agent"):
+            return call
+    return None
 
 
 def own_command(

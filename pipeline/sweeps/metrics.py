@@ -482,7 +482,8 @@ class Curve:
             reason = describe_exit(128 - exit_code if signalled and exit_code else exit_code)
         elif self._by is not None and not self.judged:
             state, name = "failed", self._by.name
-            near = known_names(name, values) if values else " Nothing that it logged was found."
+            nothing = " Nothing that it logged was found, as where W&B is disabled."
+            near = known_names(name, values) if values else nothing
             reason = (
                 f"it ended well, but has told no value of {name}.{near} Set metric.name to what it logs, "
                 f'or call pipeline.sweeps.log({{"{name}": ...}})'

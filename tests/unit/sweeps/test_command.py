@@ -3,6 +3,7 @@
 import json
 import shlex
 import sys
+from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -154,6 +155,25 @@ def test_what_python_is_to_run_is_a_file_or_a_package(
         check_program(asked)
         return
     with pytest.raises(ConfigError, match=rf"^program: there is no file {program} in "):
+        check_program(asked)
+
+
+@pytest.mark.parametrize(
+    ("text", "searches"),
+    [
+        ("wandb.agent(wandb.sweep(settings), function=train)", True),
+        ("if __name__ == '__main__':\n    id = wandb.sweep(settings)", True),
+        ("if arguments.search:\n    wandb.agent(id, train)", False),
+        ("def search():\n    wandb.agent(id, train)", False),
+        ("print 1", False),
+    ],
+)
+def test_a_script_that_begins_a_search_of_its_own_in_each_trial_is_refused(
+    tmp_path: Path, text: str, searches: bool
+) -> None:
+    (tmp_path / "train.py").write_text(text)
+    asked = replace(sweep(("python", "train.py")), folder=tmp_path, program="")
+    with pytest.raises(ConfigError, match="begin a search at W&B") if searches else nullcontext():
         check_program(asked)
 
 
