@@ -11,7 +11,6 @@ import netrc
 import os
 import re
 import struct
-import tempfile
 import time
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import suppress
@@ -51,8 +50,6 @@ _PRINTED = re.compile(rb"saved locally in (.+run-[0-9]{8}_[0-9]{6}-[^\s/]+)")
 _COLOURS = re.compile(rb"\x1b\[[0-9;]*m")
 _BLOCK, _HEADER = 1 << 15, 7
 _WHOLE, _FIRST, _MIDDLE, _LAST = 1, 2, 3, 4
-_SLACK_S = 2.0
-"""By which times of files may be inexact."""
 _UNREADABLE = (ValueError, IndexError, TypeError, AttributeError, OverflowError)
 """What comes of bytes that are no such record."""
 Row = Mapping[str, float | None]
@@ -186,13 +183,13 @@ def _leaves(name: str, value: Any) -> Iterator[tuple[str, float | None]]:
 # -- the runs of a trial -----------------------------------------------------------------------------------------
 
 
-def run_files(folders: Iterable[Path], since: float = 0.0) -> list[Path]:
-    """The files of runs that were written since then (seconds since 1970), those last that were written last."""
+def run_files(folders: Iterable[Path]) -> list[Path]:
+    """The files of runs, those last that were written last."""
     found = set()
     for path in (path for folder in folders for path in folder.glob("run-*.wandb")):
         with suppress(OSError):
             found.add((path.stat().st_mtime, path))
-    return [path for written, path in sorted(found) if written >= since]
+    return [path for _, path in sorted(found)]
 
 
 def run_folders(wandb_dir: Path) -> list[Path]:
@@ -225,26 +222,26 @@ class WandbMetrics:
         taken: Rows with the metric that were added to the trial's own file.
     """
 
-    def __init__(
-        self, place: TrialFolder, attempt: int, metric: Metric | None, since: float, start: Path = Path()
-    ) -> None:
-        """Prepare.
+    def __init__(self, place: TrialFolder, attempt: int, metric: Metric | None, start: Path = Path()) -> None:
+        """Prepare, before the attempt begins: the runs that are there are of earlier ones.
 
         Args:
             place: Folder of the trial, which the program has as WANDB_DIR.
             attempt: Which attempt.
             metric: What trials are judged by; None where they are not.
-            since: When the attempt began, by the clock of its files; runs of earlier ones do not count.
             start: The folder in which the program is started.
         """
         self.taken, self._runs = 0, dict[Path, WandbRun]()
         self._said: float | None = None
-        self._place, self._attempt, self._since, self._start = place, attempt, since - _SLACK_S, start
+        self._place, self._attempt, self._start = place, attempt, start
+        self._earlier = frozenset(self._files())
         self._metric, self._goal = (metric.name, metric.goal) if metric else ("", "minimize")
 
     def follow(self, *, to_its_end: bool = False) -> None:
         """Add the rows with the metric that are new, and of a program that is over what its summary says else."""
-        for path in run_files(folders_of(self._place, self._attempt, self._start), self._since):
+        for path in self._files():
+            if path in self._earlier:
+                continue
             run = self._runs.pop(path, None) or WandbRun(path)
             self._runs[path] = run  # the last one is the one that was written to last
             with suppress(OSError):  # a file that was removed, or a full disk: then it has logged nothing
@@ -254,6 +251,9 @@ class WandbMetrics:
         if last is not None and not (self.taken and last.get(self._metric, self._said) == self._said):
             with suppress(OSError):
                 self._add([last])
+
+    def _files(self) -> list[Path]:
+        return run_files(folders_of(self._place, self._attempt, self._start))
 
     def _summed_up(self, summary: Row) -> Row:
         """A summary in which the metric has a value of its own, also where ``define_metric`` chose which it is."""
@@ -461,10 +461,7 @@ class Curve:
 
     def at_wandb(self, start: Path) -> WandbMetrics:
         """What the attempt, which begins now in the folder `start`, will tell W&B."""
-        since = time.time()
-        with suppress(OSError), tempfile.TemporaryFile(dir=self._folder.path) as file:
-            since = os.fstat(file.fileno()).st_mtime  # its disk may be that of a machine with another clock
-        return WandbMetrics(self._folder, self._attempt, self._by, since, start)
+        return WandbMetrics(self._folder, self._attempt, self._by, start)
 
     def end(self, exit_code: int | None, asked: tuple[str, str] | None = None) -> End:
         """What the end of the attempt means.

@@ -132,15 +132,12 @@ def test_a_file_that_grows_is_read_on_from_where_it_ended(
     assert run.summary == {"a": 1.0}
 
 
-def test_a_trial_that_tells_wandb_alone_is_judged_by_that(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Whichever the clock of this machine, which need not be that of its disk, and is an hour ahead here."""
+def test_a_trial_that_tells_wandb_alone_is_judged_by_that(tmp_path: Path) -> None:
+    """And not by what an attempt before it has told, which may have ended a moment ago."""
     place = TrialFolder(tmp_path)
-    now = time.time()
-    monkeypatch.setattr("time.time", lambda: now + 3600)
     curve = Curve(place, 2, LOSS)
+    run_file(tmp_path, history(loss=0.5), name="offline-run-0-old")
     at_wandb = curve.at_wandb(Path())
-    old = run_file(tmp_path, history(loss=7.0), name="offline-run-0-old")
-    os.utime(old, (1000, 1000))
     run_file(
         tmp_path,
         history(loss=3.0, _step=5, _timestamp=1.5e9),
@@ -170,16 +167,17 @@ def test_a_trial_counts_as_the_value_that_its_program_has_defined_for_the_summar
     tmp_path: Path, defined: dict[str, float], goal: Goal, value: float
 ) -> None:
     """By ``define_metric("loss", summary="min")``: then the summary has a table in the place of the last value."""
-    run_file(tmp_path, *(history(loss=each) for each in (4.0, 1.0, 2.0)), summary(loss=defined))
     curve = Curve(TrialFolder(tmp_path), 1, Metric(name="loss", goal=goal))
-    curve.follow(curve.at_wandb(Path()), to_its_end=True)
+    at_wandb = curve.at_wandb(Path())
+    run_file(tmp_path, *(history(loss=each) for each in (4.0, 1.0, 2.0)), summary(loss=defined))
+    curve.follow(at_wandb, to_its_end=True)
     assert curve.judged[:3] == [4.0, 1.0, 2.0]
     assert curve.judged[-1] == value
 
 
 def test_rows_are_taken_while_a_trial_runs_each_once_of_all_its_runs(tmp_path: Path) -> None:
     place = TrialFolder(tmp_path)
-    curve, at_wandb = Curve(place, 1, LOSS), WandbMetrics(place, 1, LOSS, since=0.0)
+    curve, at_wandb = Curve(place, 1, LOSS), WandbMetrics(place, 1, LOSS)
     path = run_file(tmp_path, history(loss=3.0), history(loss=2.0))
     curve.follow(at_wandb)
     curve.follow(at_wandb)
@@ -195,6 +193,7 @@ def test_runs_elsewhere_are_those_that_the_program_has_printed(tmp_path: Path) -
     """As with `dir`, which Lightning's logger always gives."""
     place, start = TrialFolder(tmp_path / "trial"), tmp_path / "my work"
     place.path.mkdir()
+    at_wandb = WandbMetrics(place, 1, LOSS, start)
     run_file(start / "logs", history(loss=3.0))
     run_file(start, history(loss=9.0))  # of another trial
     place.log(1).write_text(
@@ -202,7 +201,7 @@ def test_runs_elsewhere_are_those_that_the_program_has_printed(tmp_path: Path) -
     )
     (start / "logs/wandb/offline-run-1-abc").rename(start / "logs/wandb/offline-run-20260102_030405-abc")
     curve = Curve(place, 1, LOSS)
-    curve.follow(WandbMetrics(place, 1, LOSS, 0.0, start), to_its_end=True)
+    curve.follow(at_wandb, to_its_end=True)
     assert curve.judged == [3.0]
 
 
@@ -220,15 +219,15 @@ def test_runs_elsewhere_are_those_that_the_program_has_printed(tmp_path: Path) -
 def test_settings_that_a_trial_was_not_given_are_told(
     tmp_path: Path, given: dict[str, Any], known: dict[str, Any], said: list[str]
 ) -> None:
+    at_wandb = WandbMetrics(TrialFolder(tmp_path), 1, LOSS)
     run_file(tmp_path, part(17, part(4, config(**known))))
-    at_wandb = WandbMetrics(TrialFolder(tmp_path), 1, LOSS, since=0.0)
     at_wandb.follow()
     assert at_wandb.other_values(given) == said
 
 
 def test_of_several_runs_the_exit_code_of_the_last_one_counts(tmp_path: Path) -> None:
     """As with folds, whose runs come before that of the trial."""
-    at_wandb = WandbMetrics(TrialFolder(tmp_path), 1, LOSS, since=0.0)
+    at_wandb = WandbMetrics(TrialFolder(tmp_path), 1, LOSS)
     assert at_wandb.exit_code == 0
     for number, (record, expected) in enumerate(((part(18, b"\x08\x01\x10\x05"), 1), (part(18, b"\x10\x05"), 0))):
         path = run_file(tmp_path, record, name=f"offline-run-{number}-abc")
