@@ -69,7 +69,7 @@ def begin_sweep(
         check_same(record, sweep)
         about = record.about
         try:
-            write_whole(folder.file, file.read_text())
+            write_whole(folder.file, file.read_text("utf-8-sig"))
         except OSError as error:
             raise StoreError(f"cannot write {folder.file}: {error.strerror}") from error
         if not about.started or not record.agents():
