@@ -112,7 +112,7 @@ def main() -> int:
         said = _carry_out(order)
     except DeviceError as error:
         said = Said(busy=str(error).partition(". Ask for ")[0])
-    except (PipelineError, OSError) as error:
+    except (PipelineError, OSError, ValueError) as error:  # the last of a word that the locale has not
         code = next((each.errno for each in (error, error.__cause__) if isinstance(each, OSError)), None)
         said = Said(busy=str(error)) if code in _SHORT else Said(refused=_refusal(error, code, order))
     channel.send(msgspec.json.encode(said))

@@ -32,10 +32,13 @@ def said_by(monkeypatch: pytest.MonkeyPatch, order: Order, carry_out: Callable[[
     return said[0]
 
 
-def test_a_command_line_that_is_too_long_is_one_message(monkeypatch: pytest.MonkeyPatch) -> None:
-    order = Order(words=["true", "a" * 200_000], log="log", start="start")
+@pytest.mark.parametrize(("word", "refused"), [("a" * 200_000, "200,004 bytes"), ("\ud800", "can't encode")])
+def test_a_command_line_that_the_system_does_not_take_is_one_message(
+    monkeypatch: pytest.MonkeyPatch, word: str, refused: str
+) -> None:
+    order = Order(words=["true", word], log="log", start="start")
     said = said_by(monkeypatch, order, lambda order: subprocess.Popen(order.words))
-    assert "200,004 bytes" in said.refused
+    assert refused in said.refused
 
 
 def test_a_program_for_which_there_is_no_room_is_not_refused(monkeypatch: pytest.MonkeyPatch) -> None:
