@@ -158,7 +158,7 @@ def nearest_key(key: str, known: Iterable[str]) -> str | None:
     section, _, last = key.rpartition(".")
     name = other_name(last)
     by_name: dict[str, str] = {}
-    for each in keys:
+    for each in sorted(keys, key=lambda one: one.count(".")):
         by_name.setdefault(each.rpartition(".")[2], each)
     if name in keys:
         return name
@@ -166,7 +166,10 @@ def nearest_key(key: str, known: Iterable[str]) -> str | None:
         return f"{section}.{name}"
     same = [by_name[one] for one in (name, f"{name}s") if one in by_name]
     alike = [] if same and not section else get_close_matches(key, keys, n=1, cutoff=0.8 if same else 0.6)
-    near = alike or same or [by_name[each] for each in get_close_matches(name, by_name, n=1, cutoff=0.7)]
+    close = get_close_matches(name, by_name, n=1, cutoff=0.7) or [
+        each for each in by_name if each.startswith(f"{name}_")
+    ]
+    near = alike or same or [by_name[each] for each in close]
     if not near:
         return None
     table, _, rest = near[0].partition(".")

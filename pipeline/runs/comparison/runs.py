@@ -160,7 +160,7 @@ def _flat(section: Mapping[str, Any], path: Key = ()) -> Iterator[tuple[Key, str
 
     for name, value in section.items():
         key = (*path, str(name))
-        if isinstance(value, Mapping) and value:
+        if isinstance(value, Mapping):
             yield from _flat(value, key)
         elif ".".join(key) not in _without_effect():
             yield key, typed(value)
@@ -174,12 +174,15 @@ def _without_effect() -> frozenset[str]:
 
 
 def _differing(settings: Sequence[Mapping[Key, str]]) -> list[str]:
-    """The columns of those that have several values among the runs that have them."""
-    values: dict[Key, set[str]] = {}
-    for own in settings:
-        for key, value in own.items():
-            values.setdefault(key, set()).add(value)
-    return list(dict.fromkeys(_column(key) for key, found in values.items() if len(found) > 1))
+    """The columns of those that differ among the runs that have them. A table, as `rewards`, may lack an entry."""
+    entries = [{key[:2] for key in own} for own in settings]
+    keys = dict.fromkeys(key for own in settings for key in own)
+
+    def values(key: Key) -> set[str | None]:
+        runs = zip(settings, entries, strict=True)
+        return {own.get(key) for own, there in runs if not _is_of_one(key) or key[:2] in there}
+
+    return list(dict.fromkeys(_column(key) for key in keys if len(values(key)) > 1))
 
 
 def _column(key: Key) -> str:

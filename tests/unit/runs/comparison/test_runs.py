@@ -63,6 +63,11 @@ def test_only_settings_that_change_results_count_and_only_among_runs_that_have_t
     )
     second.config["algos"]["DPO"] = {"enabled": False, "beta": 3}  # type: ignore[index]
     assert compare_runs([first, second]).settings == ["training.schedule"]
+    judged = [
+        run(name, 1, datasets={"sums": {"seed": 0, "rewards": rewards}})
+        for name, rewards in (("a", {}), ("b", {"x.y": 1}))
+    ]
+    assert compare_runs(judged).settings == ["datasets.*.rewards.x.y"]
     assert same_settings(first.config) != same_settings(second.config)
     assert same_settings(first.config) == same_settings({**first.config, "output_dir": "elsewhere"})
 
