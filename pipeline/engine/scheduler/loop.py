@@ -409,6 +409,8 @@ class Loop:
                     self._decide(start, action, self.outside.before(job, self.run.state))
 
     def _take(self, index: int, message: FromWorker) -> None:
+        # What workers that heard the same signal say in the same wait follows from it: they end by themselves.
+        self.run.stopping = self.run.stopping or self.signals.received is not None
         self._decide(react, index, message, self._look(index, message))
         # A worker that is this very process lets the loop run only here, and so does a pool while it stops.
         if self.run.stopping or self.run.settings.backend is Backend.inline:

@@ -346,7 +346,6 @@ class Pool:
         self._begin(slot)
 
     def _begin(self, slot: Slot) -> None:
-        self._descriptors = None
         slot.start(self._start_deadline())
 
     def _start_deadline(self) -> float | None:
