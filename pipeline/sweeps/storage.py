@@ -367,6 +367,8 @@ class Record:
             from optuna.storages.journal import JournalFileBackend
 
             optuna.logging.set_verbosity(optuna.logging.ERROR)
+            with suppress(FileNotFoundError):
+                open_plain(self.folder.journal).close()  # Optuna reads, and adds to, whatever a link leads to
             # The one backend that unpickles nothing. Who writes holds the lock of the sweep, which the kernel
             # takes back from the dead, where Optuna's own stays.
             backend = JournalFileBackend(os.fspath(self.folder.journal), _HeldAlready())  # type: ignore[arg-type]
@@ -659,11 +661,11 @@ def _locked(descriptor: int, path: Path) -> bool:
 
 def _cut_to_whole_lines(path: Path) -> None:
     """Cut off what a killed writer left of a line; Optuna reads no further than to that."""
-    with suppress(FileNotFoundError), path.open("r+b") as file:
+    with suppress(FileNotFoundError), open_plain(path) as file:
         end = file.seek(0, 2)
         if end and (file.seek(end - 1), file.read(1))[1] != b"\n":
             file.seek(0)
-            file.truncate(file.read().rfind(b"\n") + 1)
+            os.truncate(path, file.read().rfind(b"\n") + 1)
 
 
 def check_installed() -> None:

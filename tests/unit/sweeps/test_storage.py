@@ -52,6 +52,19 @@ def test_a_record_that_is_damaged_is_one_message(paper: SweepOnPaper, line: str)
         Record(paper.folder)
 
 
+def test_a_link_in_the_place_of_a_record_is_not_followed(paper: SweepOnPaper, tmp_path: Path) -> None:
+    other, journal = tmp_path / "other", paper.folder.journal
+    other.write_bytes(journal.read_bytes() + b"of somebody else")
+    before = other.read_bytes()
+    journal.unlink()
+    journal.symlink_to(other)
+    with pytest.raises(StoreError, match="a link"), paper.record.turn():
+        pass
+    with pytest.raises(StoreError, match="a link"):
+        Record(paper.folder)
+    assert other.read_bytes() == before
+
+
 def test_attributes_of_other_types_are_one_message(paper: SweepOnPaper) -> None:
     paper.create(0, {"lr": 1})
     text = paper.folder.journal.read_text()
