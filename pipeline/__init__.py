@@ -36,8 +36,8 @@ if TYPE_CHECKING:
     from pipeline.learning.algos.grpo import GRPOConfig as GRPOConfig
     from pipeline.learning.algos.pita import PITA as PITA
     from pipeline.learning.algos.pita import PITAConfig as PITAConfig
-    from pipeline.learning.algos.post_training import OnlineConfig as OnlineConfig
-    from pipeline.learning.algos.post_training import PolicyAlgoConfig as PolicyAlgoConfig
+    from pipeline.learning.algos.policy_config import OnlineConfig as OnlineConfig
+    from pipeline.learning.algos.policy_config import PolicyAlgoConfig as PolicyAlgoConfig
     from pipeline.learning.algos.post_training import PostTrainingAlgorithms as PostTrainingAlgorithms
     from pipeline.learning.algos.qsharp import QSharp as QSharp
     from pipeline.learning.algos.qsharp import QSharpConfig as QSharpConfig
@@ -70,7 +70,8 @@ _HOMES = {
     "learning.algos.dpo": "DPO DPOConfig",
     "learning.algos.grpo": "GRPO GRPOConfig",
     "learning.algos.pita": "PITA PITAConfig",
-    "learning.algos.post_training": "OnlineConfig PolicyAlgoConfig PostTrainingAlgorithms",
+    "learning.algos.policy_config": "OnlineConfig PolicyAlgoConfig",
+    "learning.algos.post_training": "PostTrainingAlgorithms",
     "learning.algos.qsharp": "QSharp QSharpConfig",
     "learning.algos.sft": "RAFT RAFTConfig SFT SFTConfig",
     "learning.algos.value_guided": "ValueAlgoConfig ValueGuidedAlgorithms",

@@ -45,7 +45,7 @@ from pipeline.errors import ConfigError, PipelineError, StoreError
 from pipeline.files import json_text
 from pipeline.foreign import ForeignDataError, read_json_file
 from pipeline.learning.algos.base import REFERENCE
-from pipeline.learning.algos.post_training import starts_of
+from pipeline.learning.algos.policy_config import starts_of
 from pipeline.learning.datasets.chat import CLOCK, DATE, asks_clock, dated
 from pipeline.learning.datasets.files import is_hub_id, reaching
 from pipeline.learning.datasets.from_files import FilesConfig, template_fields

@@ -27,7 +27,7 @@ from pipeline.config.user_code import ask, import_object
 from pipeline.config.values import brief
 from pipeline.errors import ConfigError, PlanError
 from pipeline.learning.algos.base import DATASET, PROMPTS, START_TRAIN, Read, Stage
-from pipeline.learning.algos.post_training import start_of
+from pipeline.learning.algos.policy_config import start_of
 from pipeline.learning.algos.reference import CHECK, PREPARE, TOKENIZE, Preparation
 from pipeline.learning.algos.registry import planned_stages
 from pipeline.learning.datasets.base import load_dataset

@@ -10,7 +10,7 @@ from itertools import product
 from pipeline.config.schema import AlgoConfig, Config
 from pipeline.errors import ConfigError, PlanError
 from pipeline.learning.algos.base import START_TRAIN, Algorithm, Stage
-from pipeline.learning.algos.post_training import start_of, starts_of
+from pipeline.learning.algos.policy_config import start_of, starts_of
 from pipeline.learning.algos.reference import Preparation, Reference
 from pipeline.learning.algos.registry import load_algorithm, planned_stages
 

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 from pipeline.config.schema import AlgoConfig, Config, Keep
 from pipeline.learning.algos.base import Stage
-from pipeline.learning.algos.post_training import stores_adapters
+from pipeline.learning.algos.policy_config import stores_adapters
 from pipeline.learning.memory.fit import Precision, bytes_per_parameter
 from pipeline.plan.chains import REFERENCE, chains
 from pipeline.plan.estimates import weights_in_name

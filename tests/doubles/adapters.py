@@ -7,7 +7,7 @@ import torch
 from peft import PeftModel
 from transformers import PreTrainedModel
 
-from pipeline.learning.algos.post_training import LoraSettings
+from pipeline.learning.algos.policy_config import LoraSettings
 from pipeline.learning.models.adapters import save_adapters
 from pipeline.learning.training.lora import merged, with_adapters
 from pipeline.outputs.guidance import ADAPTERS, FOLDER

@@ -25,7 +25,7 @@ from pipeline.config.schema import Sharding, Strategy, SystemConfig, TrainingCon
 from pipeline.engine.workers.failure import classify
 from pipeline.engine.workers.work import Work
 from pipeline.errors import JobStopped
-from pipeline.learning.algos.post_training import LoraSettings
+from pipeline.learning.algos.policy_config import LoraSettings
 from pipeline.learning.algos.stage_entry import prepare_torch
 from pipeline.learning.choices import DPOLoss, GRPOLoss, HeadType, ScaleRewards
 from pipeline.learning.datasets.base import load_dataset

@@ -23,9 +23,9 @@ from pipeline.learning.generation.likelihood import completion_scores
 from pipeline.learning.generation.sampling import sample_keys
 from pipeline.learning.generation.tilt import Tilt, preference_offset
 from pipeline.learning.models.batch_size import memory_identity
-from pipeline.learning.models.load import bits_of, load_policy
+from pipeline.learning.models.load import load_policy
 from pipeline.learning.models.value import ValueModel, value_model_from
-from pipeline.learning.training.distributed import Ranks, Spread, join
+from pipeline.learning.training.distributed import Ranks, Spread, bits_of, join
 from tests.doubles.ranks import every_strategy
 
 PROMPTS = [[5, 9, 3, 7], [8, 2, 60, 3, 4, 9, 9], [100, 3]]

@@ -15,11 +15,13 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal, Protocol, TypeVar, get
 
 from pipeline.config.schema import AlgoConfig, StageConfig
 from pipeline.errors import JobError, unknown_name
-from pipeline.learning.algos import toolbox
 from pipeline.learning.rewards.traits import RewardFailures
 
 if TYPE_CHECKING:
-    from pipeline.learning.algos.parts import Checkpoints, Curve, ModelCache, Ranks
+    from pipeline.learning.models.cache import ModelCache
+    from pipeline.learning.training.checkpoint import Checkpoints
+    from pipeline.learning.training.curve import Curve
+    from pipeline.learning.training.distributed import Ranks
 
 _Settings = TypeVar("_Settings", bound=AlgoConfig)
 
@@ -209,7 +211,9 @@ class JobContext:
 
         Only what rank 0 writes to `out` is kept.
         """
-        return self.joined or toolbox.ALONE
+        with self.loading():
+            from pipeline.learning.training.distributed import ALONE
+        return self.joined or ALONE
 
     def settings(self, kind: type[_Settings]) -> _Settings:
         """The settings of the algorithm, with the fields of a class.
@@ -248,7 +252,9 @@ class JobContext:
         """
         # The folder is named by the job's key, which covers every setting that decides what is computed.
         about = {"key": self.checkpoints.name, "algo": self.algo, "round": self.round, "seed": self.seed}
-        return toolbox.Checkpoints(
+        from pipeline.learning.training.checkpoint import Checkpoints
+
+        return Checkpoints(
             self.checkpoints / training,
             {**about, "training": training},
             every_steps=self.checkpoint_every_steps,
@@ -264,7 +270,9 @@ class JobContext:
         Args:
             training: Names it among the trainings of the stage; a plain word.
         """
-        return toolbox.Curve(training=training, folder=self.out, show=self.show)
+        from pipeline.learning.training.curve import Curve
+
+        return Curve(training=training, folder=self.out, show=self.show)
 
     @property
     def first_device(self) -> str:

@@ -13,7 +13,8 @@ from pipeline.config.schema import LARGEST_RATE, LARGEST_WEIGHT, AlgoConfig, Con
 from pipeline.errors import DataError
 from pipeline.learning.algos import rounds, toolbox
 from pipeline.learning.algos.base import GENERATE, REFERENCE_TRAIN, SCORE, JobContext, Stage, timed
-from pipeline.learning.algos.post_training import Anchor, OnlineConfig, PostTrainingAlgorithms
+from pipeline.learning.algos.policy_config import Anchor, OnlineConfig
+from pipeline.learning.algos.post_training import PostTrainingAlgorithms
 from pipeline.learning.algos.rounds import write_generation
 from pipeline.learning.choices import DPOLoss
 from pipeline.learning.rewards.preference import PreferenceConfig, halved_pairs

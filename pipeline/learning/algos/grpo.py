@@ -10,15 +10,8 @@ from typing import TYPE_CHECKING, ClassVar
 from pipeline.config.schema import LARGEST_RATE, LARGEST_WEIGHT, AlgoConfig, Config, number
 from pipeline.learning.algos import toolbox
 from pipeline.learning.algos.base import GENERATE, METRICS, SCORE, JobContext, Read, Stage, timed
-from pipeline.learning.algos.post_training import (
-    EVALUATE,
-    TRAIN_POLICY,
-    Anchor,
-    OnlineConfig,
-    PostTrainingAlgorithms,
-    Sampling,
-    samples_of,
-)
+from pipeline.learning.algos.policy_config import Anchor, OnlineConfig, Sampling
+from pipeline.learning.algos.post_training import EVALUATE, TRAIN_POLICY, PostTrainingAlgorithms, samples_of
 from pipeline.learning.algos.reward_stage import (
     REWARD,
     FittedRewards,

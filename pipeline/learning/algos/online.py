@@ -17,7 +17,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import asdict, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, cast
+from typing import Any, Protocol, cast
 
 import numpy as np
 from peft import PeftModel
@@ -26,22 +26,19 @@ from transformers import PreTrainedModel
 from pipeline.files import file_sha256, fsync, json_text, walk
 from pipeline.foreign import ForeignDataError, parse_json, read_plain
 from pipeline.learning.algos.base import JobContext
-from pipeline.learning.algos.groups import Groups, draw_groups, score_groups
+from pipeline.learning.algos.groups import Groups, Judge, draw_groups, score_groups
 from pipeline.learning.algos.opening import open_dataset, reference_tokenizer
+from pipeline.learning.algos.policy_config import OnlineConfig
 from pipeline.learning.algos.policy_weights import exact_logprobs
-from pipeline.learning.algos.post_training import OnlineConfig
 from pipeline.learning.algos.rounds import tokens_generated
 from pipeline.learning.generation.policy import TextPolicy
 from pipeline.learning.generation.vllm_engine import DecoderOf, backend_of
 from pipeline.learning.models.batch_size import BatchSizes
 from pipeline.learning.models.flops import Purpose, metered
 from pipeline.learning.rewards.traits import RewardFailures
-from pipeline.learning.training.policy import DrawnBatch, Fitting, Timetable, computing_in
+from pipeline.learning.training.policy import DrawnBatch, Fitting, Timetable, TrainingSet, computing_in
 from pipeline.learning.training.policy import fit_online as fit_drawn
 from pipeline.outputs.formats import Tally
-
-if TYPE_CHECKING:
-    from pipeline.learning.algos.post_training import PostTrainingAlgorithms
 
 ABOUT = "batch.json"
 SUMS = "sums.json"
@@ -49,8 +46,18 @@ _FAULT = "first_fault.txt"
 _TALLIED = ("count", "unscored", "equal", "wrong", "same")
 
 
+class DrawsToTrain(Protocol):
+    """What is asked of a method that draws while it trains; `PostTrainingAlgorithms` says what each does."""
+
+    def judge(self, ctx: JobContext) -> Judge | None: ...  # noqa: D102
+    def keep(self, ctx: JobContext, groups: Groups) -> None: ...  # noqa: D102
+    def training_set(self, ctx: JobContext, model: PreTrainedModel, folders: Sequence[Path]) -> TrainingSet: ...  # noqa: D102
+    def told_before(self, ctx: JobContext) -> dict[str, Any]: ...  # noqa: D102
+    def spent_before(self, ctx: JobContext) -> int: ...  # noqa: D102
+
+
 def fit_online(
-    algorithm: PostTrainingAlgorithms,
+    algorithm: DrawsToTrain,
     ctx: JobContext,
     model: PreTrainedModel | PeftModel,
     fitting: Fitting,

@@ -22,7 +22,7 @@ from pipeline.files import json_text
 from pipeline.learning.algos.base import START_TRAIN, JobContext
 from pipeline.learning.algos.groups import Drawn
 from pipeline.learning.algos.opening import reference_source
-from pipeline.learning.algos.post_training import PolicyAlgoConfig
+from pipeline.learning.algos.policy_config import PolicyAlgoConfig
 from pipeline.learning.algos.rounds import started_from
 from pipeline.learning.generation.policy import TextPolicy
 from pipeline.learning.models.adapters import copy_adapters, save_adapters

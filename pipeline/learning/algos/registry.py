@@ -14,7 +14,7 @@ from pipeline.config.tables import ALGORITHMS, point_of
 from pipeline.config.user_code import import_object
 from pipeline.errors import ConfigError, unknown_name
 from pipeline.learning.algos.base import START_TRAIN, Algorithm, Read, Stage
-from pipeline.learning.algos.post_training import start_of
+from pipeline.learning.algos.policy_config import start_of
 from pipeline.learning.algos.reference import Preparation, Reference
 from pipeline.learning.overriding import other_arguments, ships
 

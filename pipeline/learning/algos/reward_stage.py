@@ -31,7 +31,8 @@ from pipeline.learning.algos.base import (
     Stage,
     timed,
 )
-from pipeline.learning.algos.post_training import EVALUATE, fitting_of, groups_drawn, too_few
+from pipeline.learning.algos.policy_config import too_few
+from pipeline.learning.algos.post_training import EVALUATE, fitting_of, groups_drawn
 from pipeline.learning.algos.rounds import noted, rounds_to_train_on, tally_of, tokens_generated
 from pipeline.learning.choices import HeadType
 from pipeline.learning.rewards.preference import PreferenceConfig, halved_pairs

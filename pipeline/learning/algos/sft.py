@@ -11,7 +11,8 @@ from pipeline.config.schema import LARGEST_RATE, AlgoConfig, number
 from pipeline.errors import DataError
 from pipeline.learning.algos import toolbox
 from pipeline.learning.algos.base import METRICS, REFERENCE_TRAIN, START_TRAIN, JobContext, Read, Stage, timed
-from pipeline.learning.algos.post_training import EVALUATE, TRAIN_POLICY, PolicyAlgoConfig, PostTrainingAlgorithms
+from pipeline.learning.algos.policy_config import PolicyAlgoConfig
+from pipeline.learning.algos.post_training import EVALUATE, TRAIN_POLICY, PostTrainingAlgorithms
 
 if TYPE_CHECKING:
     from pipeline.learning.algos.parts import Groups, PreTrainedModel, PreTrainedTokenizerBase, Row, TrainingSet

@@ -23,7 +23,7 @@ from pipeline.config.user_code import check_unchanged
 from pipeline.errors import ConfigError, JobError
 from pipeline.learning.algos import LOADING
 from pipeline.learning.algos.base import JobContext, Stage
-from pipeline.learning.algos.post_training import PolicyAlgoConfig
+from pipeline.learning.algos.policy_config import PolicyAlgoConfig
 from pipeline.learning.algos.registry import load_algorithm
 from pipeline.learning.algos.reward_stage import REWARD
 from pipeline.learning.models.cache import ModelCache, scratch_in

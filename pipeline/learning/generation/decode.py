@@ -39,8 +39,8 @@ from pipeline.learning.generation.stops import Outputs, StopStrings
 from pipeline.learning.generation.tilt import Tilt
 from pipeline.learning.models.batch_size import split_over
 from pipeline.learning.models.flops import Pass, continued, is_metered, model_cost, spend, whole_texts
-from pipeline.learning.models.load import bits_of
 from pipeline.learning.models.value import ValueModel
+from pipeline.learning.training.distributed import bits_of
 
 # -- slot work ---------------------------------------------------------------------------------------------------
 # What the host knows while slots are decoded: the work that there is, and the rows in the slots. Shapes: N

@@ -137,7 +137,7 @@ def _count(module: Any) -> int:
 
 def _largest_unit(model: Any) -> int:
     """FSDP wraps each block, and what is in none (embeddings, output layer) together."""
-    from pipeline.learning.models.load import blocks_of
+    from pipeline.learning.training.distributed import blocks_of
 
     blocks = [_count(block) for block in blocks_of(model)]
     return max(*blocks, _count(model) - sum(blocks)) if blocks else _count(model)
@@ -169,7 +169,7 @@ def _adapters_of_rank_one(model: Any) -> int:
 def _adapted(model: Any, names: list[str] | None = None) -> Any:
     import torch
 
-    from pipeline.learning.algos.post_training import LoraSettings
+    from pipeline.learning.algos.policy_config import LoraSettings
     from pipeline.learning.training.lora import with_adapters
 
     with torch.device("meta"):

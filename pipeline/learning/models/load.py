@@ -5,7 +5,6 @@ from __future__ import annotations
 import logging
 import shutil
 import tempfile
-from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
@@ -17,7 +16,7 @@ import torch
 from accelerate import init_empty_weights
 from huggingface_hub.utils.tqdm import are_progress_bars_disabled, disable_progress_bars
 from safetensors import safe_open
-from torch import Tensor, nn
+from torch import nn
 from transformers import (
     AutoConfig,
     AutoModel,
@@ -342,24 +341,6 @@ def text_parts(model: PreTrainedModel) -> tuple[nn.Module, nn.Module]:
     return model.get_decoder(), model.get_output_embeddings()
 
 
-def blocks_of(model: nn.Module) -> list[nn.Module]:
-    """The layers that a model's authors say belong together, and that have weights of their own.
-
-    Of those that lie in each other the outermost.
-    """
-    names = {
-        name
-        for part in model.modules()
-        if isinstance(part, PreTrainedModel)
-        for name in part._no_split_modules or ()
-    }
-    found = [part for part in model.modules() if type(part).__name__ in names]
-    inner = {id(part) for block in found for part in block.modules() if part is not block}
-    outer = [block for block in found if id(block) not in inner]
-    owners = Counter(id(weight) for block in outer for weight in block.parameters())
-    return [block for block in outer if all(owners[id(weight)] == 1 for weight in block.parameters())]
-
-
 def end_ids(settings: GenerationConfig | None, tokenizer: PreTrainedTokenizerBase) -> tuple[int, ...]:
     """Tokens that end a completion: the tokenizer's end of text first, then those of the generation settings.
 
@@ -438,23 +419,6 @@ def _options(system: SystemConfig, attention: Attention) -> dict[str, Any]:
         "attn_implementation": attention.name,
         "use_safetensors": True,
     }
-
-
-# -- bits --------------------------------------------------------------------------------------------------------
-# A number for the bits of a tensor, by which ranks tell whether they have the same.
-
-
-_WHOLE = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64, 16: torch.int64}
-"""Bytes of a number -> whole numbers of as many, or of half as many."""
-_AT_ONCE = 1 << 22
-"""Numbers that are added up in one go, as the sum is of a copy with 8 bytes for each."""
-
-
-def bits_of(tensor: Tensor) -> int:
-    """A number that changes with any bit of a tensor: the sum of their bits, read as whole numbers."""
-    bits = tensor.detach().contiguous().flatten().view(_WHOLE[tensor.itemsize])
-    # One look at the device: parts are added up there.
-    return int(torch.stack([part.sum(dtype=torch.int64) for part in bits.split(_AT_ONCE)]).sum())
 
 
 # -- gguf --------------------------------------------------------------------------------------------------------

@@ -15,6 +15,7 @@ from __future__ import annotations
 import math
 import os
 import socket
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -36,7 +37,6 @@ from transformers import PreTrainedModel
 from pipeline.config.schema import DType, Sharding, Strategy
 from pipeline.errors import JobError
 from pipeline.learning.memory.fit import GB, ModelShape, StateLayout, Workload, fit, training_footprint
-from pipeline.learning.models.load import bits_of, blocks_of
 from pipeline.machine.memory import memory_available_bytes, usable_bytes
 
 _BUCKET_BYTES = 64 << 20
@@ -505,3 +505,38 @@ def settle(ranks: Ranks, read: Callable[[], tuple[ModelShape, Workload]] | None)
     )
     if ranks.is_first:
         print(f"training.strategy=auto: {ranks}. {reasons}", flush=True)  # noqa: T201 - the job's log
+
+
+def blocks_of(model: nn.Module) -> list[nn.Module]:
+    """The layers that a model's authors say belong together, and that have weights of their own.
+
+    Of those that lie in each other the outermost.
+    """
+    names = {
+        name
+        for part in model.modules()
+        if isinstance(part, PreTrainedModel)
+        for name in part._no_split_modules or ()
+    }
+    found = [part for part in model.modules() if type(part).__name__ in names]
+    inner = {id(part) for block in found for part in block.modules() if part is not block}
+    outer = [block for block in found if id(block) not in inner]
+    owners = Counter(id(weight) for block in outer for weight in block.parameters())
+    return [block for block in outer if all(owners[id(weight)] == 1 for weight in block.parameters())]
+
+
+# -- bits --------------------------------------------------------------------------------------------------------
+# A number for the bits of a tensor, by which ranks tell whether they have the same.
+
+
+_WHOLE = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64, 16: torch.int64}
+"""Bytes of a number -> whole numbers of as many, or of half as many."""
+_AT_ONCE = 1 << 22
+"""Numbers that are added up in one go, as the sum is of a copy with 8 bytes for each."""
+
+
+def bits_of(tensor: Tensor) -> int:
+    """A number that changes with any bit of a tensor: the sum of their bits, read as whole numbers."""
+    bits = tensor.detach().contiguous().flatten().view(_WHOLE[tensor.itemsize])
+    # One look at the device: parts are added up there.
+    return int(torch.stack([part.sum(dtype=torch.int64) for part in bits.split(_AT_ONCE)]).sum())

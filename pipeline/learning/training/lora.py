@@ -19,7 +19,7 @@ from pipeline.learning.models.families import WEIGHTS
 from pipeline.learning.models.load import text_parts
 
 if TYPE_CHECKING:
-    from pipeline.learning.algos.post_training import LoraSettings
+    from pipeline.learning.algos.policy_config import LoraSettings
 
 
 _BELOW = ".base_layer"

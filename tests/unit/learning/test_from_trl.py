@@ -12,7 +12,7 @@ from pipeline.config.schema import Config, DType, Optimizer, Schedule
 from pipeline.errors import ConfigError
 from pipeline.learning.algos.dpo import DPOConfig, PairSource
 from pipeline.learning.algos.grpo import GRPOConfig
-from pipeline.learning.algos.post_training import Sampling
+from pipeline.learning.algos.policy_config import Sampling
 from pipeline.learning.algos.sft import SFTConfig
 from pipeline.learning.choices import DPOLoss, GRPOLoss, ImportanceSampling, ScaleRewards
 from pipeline.learning.from_trl import FromTRL

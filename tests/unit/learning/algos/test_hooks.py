@@ -11,7 +11,8 @@ import pytest
 from examples.pass_at_k import PassAtK, PassAtKConfig
 from pipeline.errors import JobError
 from pipeline.learning.algos.grpo import GRPO, GRPOConfig, REINFORCEpp, REINFORCEppConfig
-from pipeline.learning.algos.post_training import PostTrainingAlgorithms, Sampling
+from pipeline.learning.algos.policy_config import Sampling
+from pipeline.learning.algos.post_training import PostTrainingAlgorithms
 from pipeline.learning.choices import GRPOLoss
 from pipeline.learning.rewards.scoring import Scored
 from pipeline.learning.training.grpo import Objective, Samples, checked_advantages, grpo_set, padded

@@ -19,9 +19,8 @@ from pipeline.learning.generation.guided import GuidedLogitsProcessor
 from pipeline.learning.generation.sampling import draw_tokens, policy_logprobs, sample_keys, uniforms
 from pipeline.learning.generation.tilt import Tilt, bernoulli_offset, preference_offset
 from pipeline.learning.models.batch_size import note_split, split_over
-from pipeline.learning.models.load import bits_of
 from pipeline.learning.models.value import ValueModel, value_model_from
-from pipeline.learning.training.distributed import Ranks, Spread
+from pipeline.learning.training.distributed import Ranks, Spread, bits_of
 from tests.unit.learning.generation.conftest import VOCABULARY, language_model
 
 MakeValue = Callable[[PreTrainedModel, HeadType], ValueModel]

@@ -19,7 +19,7 @@ from transformers import (
 )
 
 from pipeline.config.schema import TrainingConfig
-from pipeline.learning.algos.post_training import LoraSettings
+from pipeline.learning.algos.policy_config import LoraSettings
 from pipeline.learning.choices import DPOLoss, GRPOLoss, HeadType, Others
 from pipeline.learning.generation.decode import DecodeSettings, Guidance, decode
 from pipeline.learning.generation.likelihood import completion_scores

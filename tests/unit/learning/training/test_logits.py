@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from pipeline.learning.algos.post_training import LoraSettings
+from pipeline.learning.algos.policy_config import LoraSettings
 from pipeline.learning.training import scoring
 from pipeline.learning.training.lora import with_adapters
 from pipeline.learning.training.scoring import (

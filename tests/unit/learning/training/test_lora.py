@@ -10,7 +10,7 @@ from safetensors.torch import load_file, save_file
 from transformers import PreTrainedModel
 
 from pipeline.errors import JobError
-from pipeline.learning.algos.post_training import LoraSettings
+from pipeline.learning.algos.policy_config import LoraSettings
 from pipeline.learning.memory.shape import shape_of_config
 from pipeline.learning.models.adapters import SETTINGS, WEIGHTS, copy_adapters, merge_adapters
 from pipeline.learning.training.lora import merged, share_kept, weights_below, with_adapters

@@ -11,7 +11,7 @@ import torch
 from transformers import AutoModelForCausalLM, GPT2LMHeadModel
 
 from pipeline.config.schema import DType, TrainingConfig
-from pipeline.learning.algos.post_training import LoraSettings
+from pipeline.learning.algos.policy_config import LoraSettings
 from pipeline.learning.choices import DPOLoss, HeadType
 from pipeline.learning.generation.decode import DecodeSettings
 from pipeline.learning.generation.likelihood import completion_scores

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from pipeline.config.schema import TrainingConfig
 from pipeline.errors import JobStopped
-from pipeline.learning.algos.post_training import LoraSettings
+from pipeline.learning.algos.policy_config import LoraSettings
 from pipeline.learning.choices import DPOLoss, GRPOLoss, HeadType
 from pipeline.learning.models.load import checkpoint_activations
 from pipeline.learning.models.value import value_model_from
