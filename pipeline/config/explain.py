@@ -13,6 +13,7 @@ import yaml
 from hydra.errors import HydraException, MissingConfigException
 from omegaconf.errors import OmegaConfBaseException
 
+from pipeline.config.place import conf_dir
 from pipeline.config.schema import Config
 from pipeline.config.tables import TABLES, all_shipped
 from pipeline.config.values import one_line
@@ -210,8 +211,10 @@ def explain(error: Exception) -> ConfigError:
 def _explanation(error: Exception) -> str:
     if isinstance(error, RecursionError):
         return "the configuration is nested too deeply, or refers to itself (${...})"
-    if isinstance(error, MissingConfigException) and error.options is not None:
-        return unknown_choice(*(error.missing_cfg_file or "").rpartition("/")[::2], error.options)
+    if isinstance(error, MissingConfigException) and "/" in (error.missing_cfg_file or ""):
+        group, _, choice = (error.missing_cfg_file or "").rpartition("/")  # of one in a list Hydra gives no options
+        shipped = [file.stem for file in (conf_dir() / group).glob("*.yaml")]
+        return unknown_choice(group, choice, error.options or shipped)
     key = getattr(error, "full_key", "") or ""
     cause = error.__cause__
     said = one_line(f"{error}: {cause}" if cause is not None and str(cause) not in str(error) else str(error))

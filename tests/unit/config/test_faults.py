@@ -123,6 +123,8 @@ def test_files_that_are_missing_are_named(tmp_path: Path) -> None:
         load_config([NAME, search, "experiment=mine"])
     with pytest.raises(ConfigError, match=r"unknown experiment 'mina'\. Did you mean 'mine'"):
         load_config([NAME, search, "experiment=mina"])
+    with pytest.raises(ConfigError, match=r"unknown algorithm 'PITTA'\. Did you mean 'PITA'"):
+        load_config([NAME, search, "algos=[PITTA]"])
 
 
 def test_quick_answers_are_those_of_hydra() -> None:
