@@ -212,7 +212,9 @@ def _explanation(error: Exception) -> str:
     if isinstance(error, RecursionError):
         return "the configuration is nested too deeply, or refers to itself (${...})"
     if isinstance(error, MissingConfigException) and "/" in (error.missing_cfg_file or ""):
-        group, _, choice = (error.missing_cfg_file or "").rpartition("/")  # of one in a list Hydra gives no options
+        group, _, choice = (error.missing_cfg_file or "").rpartition(
+            "/"
+        )  # of one in a list Hydra gives no options
         shipped = [file.stem for file in (conf_dir() / group).glob("*.yaml")]
         return unknown_choice(group, choice, error.options or shipped)
     key = getattr(error, "full_key", "") or ""
