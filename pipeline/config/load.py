@@ -115,7 +115,8 @@ def _fault_of(override: Override, *, several: bool, own_files: bool) -> str:
         chosen = override.value()
         names = [str(name) for name in (chosen if isinstance(chosen, list) else [chosen]) if name is not None]
         wrong = [name for name in names if name not in options]
-        return unknown_choice(key, wrong[0], options) if wrong else ""
+        more = f" Unknown as well: {', '.join(wrong[1:])}." if wrong[1:] else ""
+        return unknown_choice(key, wrong[0], options) + more if wrong else ""
     groups = [path.name for path in conf_dir().iterdir() if path.is_dir()]
     return "" if options or top in Config.__dataclass_fields__ else unknown_key(key, given, groups)
 

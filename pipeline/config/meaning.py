@@ -68,8 +68,11 @@ class Meaning:
         """What a value must be, in words: its type, range and default; of one that was given, what was meant."""
         several = "a list of " if self.type.startswith("list") else ""
         if self.choices:
-            near = nearest_choice(given, self.choices) if isinstance(given, str) else None
-            return several + " or ".join(self.choices) + (f". Did you mean {near}?" if near else "")
+            texts = given if isinstance(given, list) else [given]
+            odd = next((each for each in texts if each not in self.choices), texts[0] if texts else None)
+            near = nearest_choice(odd, self.choices) if isinstance(odd, str) else None
+            meant = f"[{near}]" if several else near
+            return several + " or ".join(self.choices) + (f". Did you mean {meant}?" if near else "")
         kind, *others = [self.type] if self.type == "true or false" else self.type.split(" or ")
         kind = kind if kind in ("true or false", "anything") else f"a {kind}"
         told = f"{kind}, {self.allowed}" if self.allowed else " or ".join([kind, *others])
