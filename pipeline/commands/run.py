@@ -81,8 +81,11 @@ def run_experiment(
     )
 
     # A run that is refused leaves no folder of a store; where there is one, what it holds is looked at first.
-    if config.execution.shared_store is None and not os.path.exists(store.root):  # noqa: PTH110 - Path.exists may raise
-        check_room(request, Stored(missing=list(request.plan.jobs), damaged={}))
+    is_new = config.execution.shared_store is None and not os.path.exists(store.root)  # noqa: PTH110 - Path.exists may raise
+    if is_new:
+        nothing = Stored(missing=list(request.plan.jobs), damaged={})
+        check_room(request, nothing)
+        request = _tried(request, nothing, console)
     with (
         store.in_use(Path(config.output_dir)),
         notes_of(request) as verified,
@@ -94,7 +97,7 @@ def run_experiment(
         if not stored.missing:
             return carry_out(_tried(request, stored, console), stored, verified, console)
         check_room(request, stored)
-        request = _tried(request, stored, console)
+        request = request if is_new else _tried(request, stored, console)
         check_runnable(request.plan, request.layout, set(request.plan.jobs) - set(stored.missing), peaks)
         # Those of a cluster are Ray's to give.
         with LeaseSet(request.devices, {}) if on_cluster(config) else leased(config, console) as lease:

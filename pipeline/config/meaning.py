@@ -69,7 +69,7 @@ class Meaning:
         several = "a list of " if self.type.startswith("list") else ""
         if self.choices:
             texts = given if isinstance(given, list) else [given]
-            odd = next((each for each in texts if each not in self.choices), texts[0] if texts else None)
+            odd = next((each for each in texts if each not in [*self.choices]), texts[0] if texts else None)
             near = nearest_choice(odd, self.choices) if isinstance(odd, str) else None
             meant = f"[{near}]" if several else near
             return several + " or ".join(self.choices) + (f". Did you mean {meant}?" if near else "")
