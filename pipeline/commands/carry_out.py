@@ -14,14 +14,13 @@ from rich.console import Console
 
 from pipeline import arithmetic
 from pipeline.commands.looking import print_results
-from pipeline.commands.multirun import group_of_run
+from pipeline.commands.multirun import TrialRounds, group_of_run
 from pipeline.commands.report import leave_report
 from pipeline.commands.request import Request, Stored, draw_plan, keeper_of, tell_removed
 from pipeline.commands.results import RoundReports, leave_results
 from pipeline.commands.sharing import note_traffic, uploaded_before_end
 from pipeline.commands.start import INTERRUPTED_BY, settle
 from pipeline.commands.track import tracked
-from pipeline.commands.trial import TrialRounds
 from pipeline.config.plain import to_plain
 from pipeline.config.schema import StageChoice
 from pipeline.engine.journal import Event, Journal, Listener

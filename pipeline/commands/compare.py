@@ -49,7 +49,7 @@ def compare_trials(sweep: Record, csv: Path | None, html: Path | None, console: 
             refuse_records(option, path, (), is_page=path is html)
     if html is not None:
         # Not with the other imports: what draws a page takes time to load.
-        from pipeline.sweeps.page import write_sweep_page
+        from pipeline.sweeps.report import write_sweep_page
 
         written(html, lambda: write_sweep_page(plain_target(html), sweep), console)
     if csv is not None:

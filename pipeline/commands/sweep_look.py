@@ -155,7 +155,7 @@ def report(output_dir: Path, name: str, out: Path | None, console: Console) -> N
 
 def _write_page(path: Path, sweep: Record) -> None:
     # Not with the other imports: what draws a page takes time to load, which the other commands need not wait for.
-    from pipeline.sweeps.page import write_sweep_page
+    from pipeline.sweeps.report import write_sweep_page
 
     write_sweep_page(path, sweep)
 

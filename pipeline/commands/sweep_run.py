@@ -12,9 +12,9 @@ import typer
 from rich.console import Console
 
 import pipeline
+from pipeline.commands.multirun import COMPARED, OBJECTIVE
 from pipeline.commands.start import INTERRUPTED_BY, settle
 from pipeline.commands.sweep_look import conclude
-from pipeline.commands.trial import COMPARED, OBJECTIVE
 from pipeline.config.schema import DeviceChoice
 from pipeline.engine.devices.inventory import find_gpus
 from pipeline.engine.devices.lease import holders

@@ -24,16 +24,14 @@ from pipeline.files import write_whole
 from pipeline.machine.children import tail
 from pipeline.runs.report.format import command, count, shown_path, typed_command
 from pipeline.sweeps.command import as_typed, own_command, prepare_command, trial_command
-from pipeline.sweeps.file import NUM_GPUS, SPLIT, Sweep
+from pipeline.sweeps.file import NUM_GPUS, SPLIT, Sweep, nested
 from pipeline.sweeps.metrics import WANDB_DIR, Curve, wandb_variables, write_parameters_for_wandb
 from pipeline.sweeps.plan import AgentPool
-from pipeline.sweeps.processes import Handle, family, heard
 from pipeline.sweeps.report import in_words
 from pipeline.sweeps.reporting import VARIABLE
 from pipeline.sweeps.search import Choice, ask, most_trials, why_stop
-from pipeline.sweeps.space import nested
 from pipeline.sweeps.storage import End, Once, Record, SweepFolder, Trial, TrialFolder, best_trial, sweep_folder
-from pipeline.sweeps.trial_process import Order
+from pipeline.sweeps.trial_process import Handle, Order, family, heard
 from pipeline.terminal.streams import on_one_line
 
 Say = Callable[[str], None]

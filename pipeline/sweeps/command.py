@@ -21,8 +21,7 @@ from pipeline.config.bounds import LARGEST_FILE
 from pipeline.engine.devices.inventory import Device
 from pipeline.errors import ConfigError
 from pipeline.foreign import read_plain
-from pipeline.sweeps.file import ENVVAR, NUM_GPUS, PROGRAM, Sweep, macro_of
-from pipeline.sweeps.space import nested
+from pipeline.sweeps.file import ENVVAR, NUM_GPUS, PROGRAM, Sweep, macro_of, nested
 
 Values = Mapping[str, Any]
 _ARGUMENTS: Mapping[str, Callable[[Values], Iterable[str]]] = {

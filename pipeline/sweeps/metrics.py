@@ -26,9 +26,8 @@ from pipeline.errors import PipelineError, describe_exit, known_names
 from pipeline.files import json_text, open_plain, write_whole
 from pipeline.foreign import ForeignDataError, parse_json, read_json
 from pipeline.outputs.formats import LARGEST
-from pipeline.sweeps.file import Metric
+from pipeline.sweeps.file import Metric, fingerprint
 from pipeline.sweeps.reporting import whole_step
-from pipeline.sweeps.space import fingerprint
 from pipeline.sweeps.storage import End, TrialFolder
 
 # -- the file of a run of W&B ------------------------------------------------------------------------------------

@@ -21,8 +21,7 @@ from pipeline.errors import ConfigError, describe_exit
 from pipeline.machine.children import tail
 from pipeline.runs.report.format import count, duration, shown_path
 from pipeline.sweeps.command import overrides_of
-from pipeline.sweeps.processes import Ended, SideBySide, Task
-from pipeline.sweeps.trial_process import Order
+from pipeline.sweeps.trial_process import Ended, Order, SideBySide, Task
 
 MOST_RUNS = 1000
 _OURS = (

@@ -29,11 +29,9 @@ from pipeline.files import json_text, write_whole
 from pipeline.foreign import ForeignDataError, read_json, read_json_file
 from pipeline.machine import children
 from pipeline.machine.children import tail
-from pipeline.sweeps.file import NUM_GPUS, Sweep
+from pipeline.sweeps.file import NUM_GPUS, Sweep, as_values, kind_of
 from pipeline.sweeps.plan import most_devices
-from pipeline.sweeps.processes import Ended, SideBySide, Task
-from pipeline.sweeps.space import as_values, kind_of
-from pipeline.sweeps.trial_process import Order
+from pipeline.sweeps.trial_process import Ended, Order, SideBySide, Task
 from pipeline.terminal.streams import printable
 
 _MODULE = "pipeline.sweeps.online"

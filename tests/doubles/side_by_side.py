@@ -5,8 +5,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from pipeline.engine.scheduler.signals import StopSignals
-from pipeline.sweeps.processes import Ended, SideBySide, Task
-from pipeline.sweeps.trial_process import Order
+from pipeline.sweeps.trial_process import Ended, Order, SideBySide, Task
 
 
 def task(folder: Path, name: str, code: str, **options: object) -> Task:

@@ -12,7 +12,7 @@ from pipeline.runs.loaded import load
 from pipeline.runs.looks import MARKS, drawn_methods
 from pipeline.runs.report.page.html import PageTable, write_page
 from pipeline.runs.report.page.run import page_of
-from pipeline.sweeps.page import write_sweep_page
+from pipeline.sweeps.report import write_sweep_page
 from pipeline.sweeps.storage import Record
 from tests.doubles.browser import CHROMIUM, Tab, browser
 from tests.doubles.small_runs import calm_run

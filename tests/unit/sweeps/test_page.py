@@ -14,9 +14,9 @@ from optuna.distributions import BaseDistribution, CategoricalDistribution, Floa
 
 from pipeline.runs.report.format import duration
 from pipeline.runs.report.page import html
-from pipeline.sweeps.page import _SCRIPTS as SCRIPTS
-from pipeline.sweeps.page import axes_of, importance
-from pipeline.sweeps.page import page_of as sweep_page_of
+from pipeline.sweeps.report import _SCRIPTS as SCRIPTS
+from pipeline.sweeps.report import axes_of, importance
+from pipeline.sweeps.report import page_of as sweep_page_of
 from pipeline.sweeps.storage import Record, Trial
 from pipeline.terminal.streams import printable
 from tests.doubles.sweeps import BEGAN, SweepOnPaper, hostile, searched
@@ -80,7 +80,7 @@ def test_a_sweep_that_runs_has_taken_until_now_and_an_idle_one_until_its_last_ev
 
 
 def test_curves_are_thinned_and_say_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("pipeline.sweeps.page.points_each", lambda _: 5)
+    monkeypatch.setattr("pipeline.sweeps.report.points_each", lambda _: 5)
     sweep = searched(tmp_path, 1)
     sweep.log(0, [{"val/loss": 0.01 * at} for at in range(92)])
     page = page_of(sweep)

@@ -13,9 +13,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from scipy import stats
 
-from pipeline.sweeps.file import Goal, Hyperband, Metric, Sweep, sweep_of
+from pipeline.sweeps.file import LEAST_SHARE, Goal, Hyperband, Metric, Sweep, fingerprint, made, nested, sweep_of
 from pipeline.sweeps.search import ask, most_trials, told_value, why_stop
-from pipeline.sweeps.space import LEAST_SHARE, fingerprint, made, nested
 from pipeline.sweeps.storage import Trial
 from tests.doubles.sweeps import EVERY
 
