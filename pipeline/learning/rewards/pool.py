@@ -42,6 +42,8 @@ _AT_ONCE = 64
 _GRACE_S = 1.0
 """More than their own deadlines that these have before their process is ended."""
 _MOST_STARTS_IN_VAIN = 3
+_HOPELESS = 8
+"""Prompts after which a reward that has answered for none of them, but hung or crashed, is given up."""
 _MOST_BYTES = 64 << 20
 
 
@@ -79,6 +81,8 @@ class _Work:
         self.again: set[int] = set()
         self.done: dict[int, Sequence[Graded]] = {}
         self.in_vain = 0
+        self.has_answered = False
+        self._lost: set[str] = set()
 
     def limit_s(self, call: int) -> float:
         return self.settings.timeout_s * len(self.calls[call])
@@ -87,6 +91,25 @@ class _Work:
         """Note a failure: as a call may compare its items, it is the failure of each."""
         failed = Graded(fault=fault, message=message, certain=certain)
         self.done[call] = [failed] * len(self.calls[call])
+        if fault == "error":
+            self.has_answered = True
+        else:
+            self.lose(call, message)
+
+    def lose(self, call: int, message: str) -> None:
+        """Note that a call hung or ended its process.
+
+        Raises:
+            JobError: Nothing else has come of the first prompts.
+        """
+        if self.has_answered:
+            return
+        self._lost |= {str(item.prompt) for item in self.calls[call]}
+        if len(self._lost) >= _HOPELESS:
+            raise JobError(
+                f"the reward '{self.function}' hangs or ends its process whatever it is given, as at all of the "
+                f"first {len(self._lost)} prompts: {message}"
+            )
 
     def fail_late(self, call: int) -> None:
         count = len(self.calls[call])
@@ -152,7 +175,7 @@ class _Grader(Child):
                 found = [_graded(*score) for score in answer["scores"]]
                 if len(found) != len(work.calls[call]):
                     raise ValueError(call)
-                work.done[call] = found
+                work.done[call], work.has_answered = found, True
             self.calls.remove(call)
         grace_s = _GRACE_S if work.concurrent else 0.0
         self.deadline = time.monotonic() + max(map(work.limit_s, self.calls), default=0.0) + grace_s
@@ -195,7 +218,8 @@ class GraderPool:
             One entry per item of each call, in their order.
 
         Raises:
-            JobError: The reward cannot be imported by a grader, or graders cannot be kept alive.
+            JobError: The reward cannot be imported by a grader, graders cannot be kept alive, or it hangs or
+                crashes at all of the first prompts.
         """
         work = _Work(function, options, calls, self.settings)
         try:
@@ -264,6 +288,7 @@ class GraderPool:
             work.fail(calls[0], "crash", f"{said}, twice")
         else:
             work.suspects.append(calls[0])
+            work.lose(calls[0], said)
 
 
 def _close_all(graders: list[_Grader]) -> list[int]:

@@ -215,12 +215,12 @@ def _report(reward: LoadedReward, graded: Sequence[Graded]) -> None:
     """Say in the log what failed.
 
     Raises:
-        JobError: The reward raised an exception at every one of several completions, so the fault is its own.
+        JobError: The reward failed at every one of several completions, so the fault is its own.
     """
     failed = [entry for entry in graded if entry.fault is not None]
     if not failed:
         return
-    if len(graded) > 1 and all(entry.fault == "error" for entry in graded):
+    if len(failed) == len(graded) > 1:
         raise JobError(
             f"the reward '{reward.name}' failed at all of {len(graded)} completions, the first time with: "
             f"{failed[0].message}{'' if reward.traits.pointwise else _SCORING_AT_ONCE}"
