@@ -20,7 +20,7 @@ from dataclasses import dataclass
 from enum import Enum
 from pathlib import Path
 
-from pipeline.engine.devices.inventory import NOTHING, VISIBLE, entries_of
+from pipeline.engine.devices.inventory import NOTHING, VISIBLE
 from pipeline.errors import ConfigError
 from pipeline.files import open_plain
 from pipeline.slurm.script import MARK, gpus_of, nodes_of, number, options_of
@@ -108,7 +108,7 @@ def _faults_of_job(job: SlurmJob) -> Iterator[Check]:
                 else ""
             ),
         )
-    named = 0 if job.mask is None or job.mask.strip() in NOTHING else len(entries_of(job.mask)[0])
+    named = 0 if job.mask is None or job.mask.strip() in NOTHING else job.mask.count(",") + 1
     if gpus and job.mask is not None and named != gpus:
         yield (failed if named > gpus else warned)(
             "Slurm: mask of its own",

@@ -19,110 +19,46 @@ from typing import Any, Literal
 
 from pipeline.errors import DeviceError
 
-# -- mask --------------------------------------------------------------------------------------------------------
-# What a value of CUDA_VISIBLE_DEVICES means: as CUDA reads it, with word of what CUDA would silently drop. The
-# grammar is the driver's, as torch's own parser has it: numbers are read like C's `strtoul`, the first invalid
-# entry ends the list, an entry given twice empties it, and names are prefixes that must be unique.
-
-
 VISIBLE = "CUDA_VISIBLE_DEVICES"
 NOTHING = ("", "-1", "NoDevFiles")
 """Values that hide every GPU on purpose; Slurm sets the last."""
-_NUMBER = re.compile(r"[+-]?[0-9]+")
-_PREFIXES = ("GPU-", "MIG-")
 
 
-@dataclass(frozen=True)
-class Seen:
-    """What a process with a mask sees.
-
-    Attributes:
-        uuids: Devices in the order in which CUDA numbers them.
-        fault: Which part of the mask CUDA would drop without a word, and why; None where it takes all of it.
-    """
-
-    uuids: tuple[str, ...]
-    fault: str | None = None
-
-
-def read_mask(mask: str | None, gpus: Sequence[str], slices: Mapping[str, str] | None = None) -> Seen:
-    """Read a mask.
+def read_mask(mask: str | None, gpus: Sequence[str], slices: Mapping[str, str] | None = None) -> list[str]:
+    """The devices that a value of CUDA_VISIBLE_DEVICES shows, in the order in which CUDA numbers them.
 
     Args:
-        mask: The variable's value; None is a variable that is not set.
+        mask: The value; None is a variable that is not set.
         gpus: UUIDs of the GPUs in PCI bus order.
         slices: MIG slices: UUID -> its older name ``MIG-GPU-<uuid>/<gpu instance>/<compute instance>``.
+
+    Raises:
+        DeviceError: CUDA would drop a part of it without a word; says which.
     """
-    slices = slices or {}
-    if mask is None:
-        return Seen((*gpus, *slices))
-    if mask.strip() in NOTHING:
-        return Seen(())
-    entries, fault = entries_of(mask)
-    kept: list[str] = []
-    for entry in entries:
-        uuid, wrong = _find(entry, gpus, slices)
-        if uuid is None:
-            return Seen(tuple(kept), wrong)
-        if uuid in kept:
-            return Seen((), f"'{entry}' names a GPU that was named before, which leaves none at all")
-        kept.append(uuid)
-    return Seen(tuple(kept), fault)
-
-
-def entries_of(mask: str) -> tuple[list[int] | list[str], str | None]:
-    """Split a mask into numbers, or into names where it begins with one, up to the first entry that is neither.
-
-    Returns:
-        The entries, and what was dropped, or None.
-    """
-    prefix = next((prefix for prefix in _PREFIXES if mask.startswith(prefix)), None)
-    return _numbers(mask.split(",")) if prefix is None else _names(mask.split(","), prefix)
-
-
-def _numbers(entries: Sequence[str]) -> tuple[list[int], str | None]:
-    found: list[int] = []
-    for place, entry in enumerate(entries):
-        match = _NUMBER.match(entry.strip())
-        number = int(match.group()) if match else -1
-        if number in found:
-            return [], f"'{entry}' is given twice, which leaves no GPU at all"
-        if number < 0:
-            closes = entry.strip() == "-1" and place == len(entries) - 1
-            return found, None if closes else f"'{entry}' is no GPU; it and what follows are dropped"
-        found.append(number)
-    return found, None
-
-
-def _names(entries: Sequence[str], prefix: str) -> tuple[list[str], str | None]:
+    names = {uuid: (uuid,) for uuid in gpus} | {uuid: (uuid, older) for uuid, older in (slices or {}).items()}
+    if mask is None or mask.strip() in NOTHING:
+        return [] if mask is not None else list(names)
+    entries = mask.split(",")
+    kind = next((prefix for prefix in ("GPU-", "MIG-") if mask.startswith(prefix)), "")
     found: list[str] = []
     for entry in entries:
-        if entry in found:
-            return [], f"'{entry}' is given twice, which leaves no GPU at all"
-        if not entry.startswith(prefix):
-            return found, (
-                f"'{entry}' is not a name that begins with {prefix}, as the first one does (numbers, names and "
-                "spaces do not mix); it and what follows are dropped"
+        if kind:  # as CUDA has it, all are numbers, or all are names or beginnings of names of one kind
+            fits = [uuid for uuid, known in names.items() if any(name.startswith(entry) for name in known)]
+            fits = fits if entry.startswith(kind) else []
+        else:
+            number = int(entry) if re.fullmatch(r"\s*[0-9]{1,9}\s*", entry, re.ASCII) else len(gpus)
+            fits = list(gpus[number : number + 1])
+        if len(fits) != 1 or fits[0] in found:
+            what = (
+                "matches several GPUs"
+                if len(fits) > 1
+                else "is given twice"
+                if fits
+                else "names no GPU of this machine"
             )
-        found.append(entry)
-    return found, None
-
-
-def _find(entry: int | str, gpus: Sequence[str], slices: Mapping[str, str]) -> tuple[str | None, str | None]:
-    if isinstance(entry, int):
-        if entry < len(gpus):
-            return gpus[entry], None
-        return None, f"'{entry}' names no GPU of this machine; it and what follows are dropped"
-    names = {uuid: (uuid,) for uuid in gpus} if entry.startswith("GPU-") else _slice_names(slices)
-    found = [uuid for uuid, known in names.items() if any(name.startswith(entry) for name in known)]
-    if len(found) == 1:
-        return found[0], None
-    what = "matches several GPUs" if found else "names no GPU of this machine"
-    return None, f"'{entry}' {what}; it and what follows are dropped"
-
-
-def _slice_names(slices: Mapping[str, str]) -> dict[str, tuple[str, ...]]:
-    return {uuid: (uuid, older) for uuid, older in slices.items()}
+            raise DeviceError(f"'{entry}' {what}")
+        found += fits
+    return found
 
 
 # -- nvml --------------------------------------------------------------------------------------------------------
@@ -297,15 +233,16 @@ def visible_gpus(machine: Machine, environ: Mapping[str, str]) -> list[Device]:
         DeviceError: CUDA would drop a part of the mask without a word, or it names what cannot be used.
     """
     mask = environ.get(VISIBLE)
-    seen = read_mask(mask, machine.uuids, machine.slices)
-    if seen.fault is not None:
+    try:
+        shown = read_mask(mask, machine.uuids, machine.slices)
+    except DeviceError as error:
         raise DeviceError(
-            f"{VISIBLE}={mask}: entry {seen.fault}. There is: {_listed(machine)}. Correct or unset it."
-        )
+            f"{VISIBLE}={mask}: entry {error}. There is: {_listed(machine)}. Correct or unset it."
+        ) from error
     if mask is None:
         return list(machine.devices.values())
     _warn_of_order(machine, mask, environ)
-    return [_usable(machine, uuid, mask) for uuid in seen.uuids]
+    return [_usable(machine, uuid, mask) for uuid in shown]
 
 
 def _usable(machine: Machine, uuid: str, mask: str) -> Device:

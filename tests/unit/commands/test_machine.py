@@ -79,8 +79,8 @@ MASK = "CUDA_VISIBLE_DEVICES"
         # Masks.
         ({"environment": {MASK: ""}}, MASK, WARN, "hides all 2 GPUs | `unset"),
         ({"environment": {MASK: "0,7"}}, MASK, FAIL, "'7' names no GPU of this machine"),
-        ({"environment": {MASK: "0,0"}}, MASK, FAIL, "given twice, which leaves no GPU at all"),
-        ({"environment": {MASK: "all"}}, MASK, FAIL, "'all' is no GPU"),
+        ({"environment": {MASK: "0,0"}}, MASK, FAIL, "given twice"),
+        ({"environment": {MASK: "all"}}, MASK, FAIL, "'all' names no GPU"),
         ({"environment": {MASK: "GPU-ffff"}}, MASK, FAIL, "'GPU-ffff' names no GPU"),
         # Limits of the machine.
         ({"cpu_quota": 4.0}, "CPU limit", WARN, "16 cores are shown, but the cgroup allows the time of 4"),
