@@ -1,12 +1,11 @@
 """The right to use a GPU, between the runs of one user on one machine.
 
-    <folder>/<uuid>.lock     held by flock as long as its holder lives; says who that is
+    <folder>/<uuid>.lock     held as long as its holder lives; says who that is
     <folder>/queue/          a ticket, held the same way, for each run that waits
     <folder>/guard           held for the instant in which one process looks and takes
 
-The kernel lets go of a flock when the last descriptor of its opening is closed, so a lease dies with its holder,
-`kill -9` included. Children have none: they are closed on exec, and after a plain fork by a hook. So a worker that
-outlives the engine keeps no lease alive; the memory that it may still hold is waited for in `inventory.py`.
+A lease is a claim (`pipeline.locks`): it dies with its holder, `kill -9` included, and children have none. The
+memory that a worker which outlives the engine may still hold is waited for in `inventory.py`.
 
 Only one process at a time looks and takes, so a set is taken as a whole or not at all, and none can wait for
 another in a circle.
@@ -14,36 +13,26 @@ another in a circle.
 
 from __future__ import annotations
 
-import errno
-import fcntl
 import json
 import os
 import socket
 import stat
 import time
-import weakref
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass
 from datetime import datetime
 from pathlib import Path
-from types import TracebackType
 from typing import Self
 
 from pipeline.engine.devices.inventory import Device
 from pipeline.errors import DeviceError
-from pipeline.foreign import ForeignDataError, read_json
-from pipeline.locks import lock
-
-# -- locks -------------------------------------------------------------------------------------------------------
-# Files that are held by flock: the folder they are in, and how they are opened, locked and let go. The kernel
-# lets go of a flock when the last descriptor of its opening is closed, however the process ended.
-
+from pipeline.foreign import ForeignDataError, read_json, read_plain
+from pipeline.locks import Claim, claim, is_held
 
 FOLDER = "PIPELINE_LEASE_DIR"
 """Variable that names another folder for leases, such as one that containers on a machine share."""
 PRIVATE = 0o700
-_GUARD_TIMEOUT_S = 30.0
 
 
 def lease_dir() -> Path:
@@ -70,90 +59,35 @@ def lease_dir() -> Path:
     return folder
 
 
-class LockFile:
-    """An open file that this process may lock. Neither programs that it starts nor its forks inherit it."""
+def claim_lease(path: Path, *, wait: bool = False) -> Claim | None:
+    """Claim what a file in the folder of leases stands for; None if another process has it.
 
-    def __init__(self, path: Path, make: bool = True) -> None:
-        """Open it.
-
-        Args:
-            path: The file.
-            make: Whether to make it if it is missing.
-
-        Raises:
-            FileNotFoundError: It is missing, and is not to be made.
-            DeviceError: It cannot be opened.
-        """
-        self._fd = -1
-        try:
-            # No link is followed: the folder is in a public place.
-            flags = os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK | (os.O_CREAT if make else 0)
-            self._fd = os.open(path, flags, 0o600)
-            if not stat.S_ISREG(os.fstat(self._fd).st_mode):
-                raise OSError(errno.EINVAL, "no plain file", os.fspath(path))
-        except FileNotFoundError:
-            raise
-        except OSError as error:
-            self._forget()
-            raise DeviceError(
-                f"cannot open the lease {path}: {error.strerror}. Remove it, or set {FOLDER}."
-            ) from error
-        _OPEN.add(self)
-
-    def try_lock(self) -> bool:
-        """Lock it; False if another opening of it is locked, be it of this process.
-
-        Raises:
-            DeviceError: The file system has no locks.
-        """
-        try:
-            return lock(self._fd, wait=False)
-        except OSError as error:
-            raise DeviceError(f"leases need a file system with locks ({error.strerror}): set {FOLDER}") from error
-
-    def write(self, text: str) -> None:
-        """Say something in it, in place: a file renamed over it would be another, whose lock nobody holds."""
-        if self._fd >= 0:
-            os.ftruncate(self._fd, 0)
-            os.pwrite(self._fd, text.encode(), 0)
-
-    def read(self) -> str:
-        """What it says."""
-        return os.pread(self._fd, 1 << 16, 0).decode(errors="replace")
-
-    def close(self) -> None:
-        """Let it go; a second time does nothing, and neither does it in a fork of its owner."""
-        fd, self._fd = self._fd, -1
-        if fd >= 0:
-            # Said aloud rather than by closing alone: a process that another thread forks just now has a copy.
-            with suppress(OSError):
-                fcntl.flock(fd, fcntl.LOCK_UN)
-            os.close(fd)
-
-    def _forget(self) -> None:
-        # Closes the copy; the lock belongs to the opening, which the owner still has.
-        fd, self._fd = self._fd, -1
-        if fd >= 0:
-            os.close(fd)
-
-    def __enter__(self) -> Self:
-        """The file."""
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        """Let it go."""
-        self.close()
+    Raises:
+        DeviceError: The file cannot be opened or locked.
+    """
+    try:
+        return claim(path, wait=wait, strict=True)
+    except OSError as error:
+        raise _cannot_open(path, error) from error
 
 
-_OPEN: weakref.WeakSet[LockFile] = weakref.WeakSet()
+def _cannot_open(path: Path, error: OSError) -> DeviceError:
+    said = error.strerror or error
+    return DeviceError(f"cannot open or lock the lease {path}: {said}. Remove it, or set {FOLDER}.")
 
 
-def _forget_all() -> None:
-    for file in list(_OPEN):
-        file._forget()
+def _held_text(path: Path) -> str | None:
+    """What a file says that a process holds; None for one that nobody does. Called under the guard.
 
-
-os.register_at_fork(after_in_child=_forget_all)
+    Raises:
+        DeviceError: It cannot be read.
+    """
+    try:
+        return read_plain(path, 1 << 16).decode(errors="replace") if is_held(path) else None
+    except FileNotFoundError:
+        return None
+    except (OSError, ForeignDataError) as error:
+        raise _cannot_open(path, error if isinstance(error, OSError) else OSError(str(error))) from error
 
 
 @contextmanager
@@ -161,29 +95,12 @@ def guard(folder: Path) -> Iterator[None]:
     """Be the only process that looks at leases and takes them.
 
     Raises:
-        DeviceError: Another has been at it for very long.
+        DeviceError: The file system has no locks.
     """
-    with LockFile(folder / "guard") as file:
-        end = time.monotonic() + _GUARD_TIMEOUT_S
-        while not file.try_lock():
-            if time.monotonic() > end:
-                raise DeviceError(
-                    f"{folder / 'guard'} is locked for {_GUARD_TIMEOUT_S:g} s, though that takes an instant: "
-                    "`fuser` names the process, which is perhaps stopped."
-                )
-            time.sleep(0.005)
+    held = claim_lease(folder / "guard", wait=True)
+    assert held is not None
+    with held:
         yield
-
-
-# -- wait queue --------------------------------------------------------------------------------------------------
-# Whose turn it is: runs that wait for GPUs line up with tickets, files that each holds while it waits.
-
-
-def _wanted(text: str, all_names: set[str]) -> set[str]:
-    try:
-        return read_json(text, set[str])
-    except ForeignDataError:
-        return all_names
 
 
 class Ticket:
@@ -196,20 +113,17 @@ class Ticket:
             folder: The folder of leases.
             names: What is wanted.
         """
-        self._folder = folder / "queue"
+        self._path = folder / "queue" / f"{time.time_ns():020d}-{os.getpid()}"
         self._names = names
-        self._path: Path | None = None
-        self._file: LockFile | None = None
+        self._held: Claim | None = None
 
     def queue(self) -> bool:
         """Line up; called under the guard. False if this was done before."""
-        if self._file is not None:
+        if self._held is not None:
             return False
-        self._folder.mkdir(mode=PRIVATE, exist_ok=True)
-        self._path = self._folder / f"{time.time_ns():020d}-{os.getpid()}"
-        self._file = LockFile(self._path)
-        self._file.try_lock()
-        self._file.write(json.dumps(sorted(self._names)))
+        self._held = claim_lease(self._path)
+        assert self._held is not None
+        self._held.write(json.dumps(sorted(self._names)))
         return True
 
     def is_next(self) -> bool:
@@ -221,18 +135,19 @@ class Ticket:
         return not any(self._names & wanted for wanted in self._earlier())
 
     def _earlier(self) -> Iterator[set[str]]:
-        if not self._folder.is_dir():
-            return
-        for path in sorted(self._folder.iterdir()):
-            if self._path is not None and path.name >= self._path.name:
+        queue = self._path.parent
+        for path in sorted(queue.iterdir()) if queue.is_dir() else ():
+            if self._held is not None and path.name >= self._path.name:
                 return
-            with suppress(FileNotFoundError, DeviceError), LockFile(path, make=False) as file:
-                # Its owner may leave meanwhile; what is no file is nobody's ticket.
-                if file.try_lock():  # its owner is gone
-                    path.unlink()
+            with suppress(DeviceError):  # what is no file is nobody's ticket
+                text = _held_text(path)
+                if text is None:  # its owner is gone
+                    path.unlink(missing_ok=True)
                     continue
-                # Who waits for something that cannot be read may wait for anything.
-                yield _wanted(file.read(), self._names)
+                try:
+                    yield read_json(text, set[str])
+                except ForeignDataError:  # who waits for something that cannot be read may wait for anything
+                    yield self._names
 
     def __enter__(self) -> Self:
         """The ticket; nobody queues yet."""
@@ -240,9 +155,8 @@ class Ticket:
 
     def __exit__(self, *_: object) -> None:
         """Leave the queue."""
-        if self._file is not None and self._path is not None:
-            self._path.unlink(missing_ok=True)
-            self._file.close()
+        if self._held is not None:
+            self._held.release()
 
 
 POLL_S = 0.2
@@ -280,7 +194,7 @@ class Holder:
 class LeaseSet:
     """Devices that this process holds until it gives them back or ends. A context manager."""
 
-    def __init__(self, devices: Sequence[Device], files: dict[str, LockFile]) -> None:
+    def __init__(self, devices: Sequence[Device], files: dict[str, Claim]) -> None:
         self.devices = list(devices)
         self._files = files
 
@@ -342,21 +256,14 @@ class LeaseSet:
         self._close(_name(device))
 
     def _close(self, name: str) -> None:
-        file = self._files.pop(name, None)
-        if file is not None:
-            file.write("")
-            file.close()
+        if (file := self._files.pop(name, None)) is not None:
+            file.release()
 
     def __enter__(self) -> Self:
         """The set itself."""
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         """Give all back."""
         self.release()
 
@@ -368,22 +275,16 @@ def holders(devices: Sequence[Device]) -> dict[str, Holder]:
         return {device.uuid: holder for device in devices if device.uuid and (holder := _read(folder, device))}
 
 
-def _take(folder: Path, devices: Sequence[Device], count: int, holder: Holder) -> dict[str, LockFile] | None:
-    taken: dict[str, LockFile] = {}
+def _take(folder: Path, devices: Sequence[Device], count: int, holder: Holder) -> dict[str, Claim] | None:
+    taken: dict[str, Claim] = {}
     for device in devices:
-        if len(taken) == count:
-            break
-        file = LockFile(_path(folder, device))
-        if file.try_lock():
+        if len(taken) < count and (file := claim_lease(_path(folder, device))) is not None:
             taken[_name(device)] = file
-        else:
-            file.close()
+            file.write(json.dumps(asdict(holder)))
     if len(taken) < count:
         for file in taken.values():
-            file.close()
+            file.release()
         return None
-    for file in taken.values():
-        file.write(json.dumps(asdict(holder)))
     return taken
 
 
@@ -410,17 +311,10 @@ def _labels(devices: Sequence[Device]) -> str:
 
 
 def _read(folder: Path, device: Device) -> Holder | None:
-    """Who holds a device; called under the guard, as it takes the lock for an instant."""
+    """Who holds a device; called under the guard."""
+    text = _held_text(_path(folder, device))
     try:
-        with LockFile(_path(folder, device), make=False) as file:
-            return None if file.try_lock() else _who(file.read())
-    except FileNotFoundError:
-        return None
-
-
-def _who(text: str) -> Holder:
-    try:
-        return read_json(text, Holder)
+        return None if text is None else read_json(text, Holder)
     except ForeignDataError:
         return Holder(pid=0, experiment="a run that does not say", since="?", host=socket.gethostname())
 

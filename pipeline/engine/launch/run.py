@@ -32,7 +32,7 @@ from pipeline.engine.devices.inventory import (
     usable_cores,
     wait_until_free,
 )
-from pipeline.engine.devices.lease import LeaseSet, LockFile, lease_dir
+from pipeline.engine.devices.lease import LeaseSet, claim_lease, lease_dir
 from pipeline.engine.devices.select import DeviceRequest, candidates
 from pipeline.engine.devices.worker_env import ON_LOOPBACK, is_of_launcher
 from pipeline.engine.launch.agent import SIGNALLED
@@ -497,14 +497,15 @@ def own_port() -> Iterator[int]:
     chosen = random.SystemRandom()
     for _ in range(_TRIES):
         port = chosen.randrange(*_PORTS)
-        with LockFile(lease_dir() / f"port-{port}.lock") as file:
-            if file.try_lock():
-                try:
-                    socket.create_server((LOOPBACK, port)).close()
-                except OSError:
-                    continue
-                yield port
-                return
+        if (held := claim_lease(lease_dir() / f"port-{port}.lock")) is None:
+            continue
+        with held:
+            try:
+                socket.create_server((LOOPBACK, port)).close()
+            except OSError:
+                continue
+            yield port
+            return
     raise DeviceError(f"no port from {_PORTS[0]} to {_PORTS[1] - 1} is free, of {_TRIES} that were tried")
 
 

@@ -204,7 +204,7 @@ class Outside:
             return OnDisk()
         claim = self.claims.pop(job.id, None) if self.shared is not None else None
         if claim is None:  # one that waits for the shared store has it already
-            claim = self.store.claim(job.key, self.scratch.claim if self.scratch else None)
+            claim = self.store.claim(job.key)
         if claim is None:
             return OnDisk(claimed=False)
         try:

@@ -8,7 +8,7 @@
     <root>/.checkpoints/<key>/                    what lets an interrupted job go on; removed by its commit
     <root>/.hints/                                what makes later jobs faster, and changes no result
     <root>/.costs/ab.jsonl                        tokens and device time that outputs took (`Costs`)
-    <root>/.claims/<key>                          locked by the run that computes the key: its own lock, linked
+    <root>/.claims/<key>                          locked by the run that computes the key
     <root>/.lock                                  held shared by runs, alone by what removes outputs
     <root>/.weights.lock                          held while it is decided that weights go (`removal.py`)
     <root>/.users/                                output folders whose runs use this store
@@ -35,7 +35,6 @@ from typing import Annotated, Any
 
 from msgspec import Meta, Struct
 
-from pipeline import locks
 from pipeline.errors import StoreError
 from pipeline.files import fsync, in_folder, json_text, remove_tree, walk, write, write_whole
 from pipeline.foreign import ForeignDataError, read_json, read_plain
@@ -519,21 +518,17 @@ class Store:
         finally:
             os.close(descriptor)
 
-    def claim(self, key: str, run: Claim | None = None) -> Claim | None:
+    def claim(self, key: str) -> Claim | None:
         """Claim the computing of a key, so that no other run does the same work; None if another has it now.
 
         It does not say whether the output is stored: look after claiming, since the last holder may just have
         committed it. The claim ends with `release` or with this process.
 
-        Args:
-            key: The key.
-            run: The lock of the run that claims many, which is on the store's file system; see `Claim.also`.
-
         Raises:
             StoreError: The store cannot be written to.
         """
         try:
-            return (run.also if run else locks.claim)(key, f"{self._claims}/{key}")
+            return claim(f"{self._claims}/{key}")
         except OSError as error:
             raise explained(f"could not claim {key[:12]} in {self.root}", error) from error
 
@@ -555,11 +550,7 @@ _LOCK = ".lock"
 
 
 class Scratch:
-    """The folder of one run, from `open` to `close`.
-
-    Attributes:
-        claim: The lock that says that the run lives; None before `open`.
-    """
+    """The folder of one run, from `open` to `close`."""
 
     def __init__(self, path: Path) -> None:
         """Describe it; nothing is made yet.
@@ -568,7 +559,7 @@ class Scratch:
             path: What `Store.scratch` gives for a name that no other run has, and that ends with the process id.
         """
         self.path = path
-        self.claim: Claim | None = None
+        self._claim: Claim | None = None
 
     def open(self) -> None:
         """Make the lock, then the folder.
@@ -576,14 +567,14 @@ class Scratch:
         Raises:
             OSError: They cannot be made.
         """
-        self.claim = claim(self.path.name, lock_of(self.path), wait=True)
+        self._claim = claim(lock_of(self.path), wait=True)
         self.path.mkdir(exist_ok=True)
 
     def close(self) -> None:
         """Remove the folder, then the lock. Doing it twice does nothing."""
         remove_tree(self.path)
-        if self.claim is not None:
-            self.claim.release()
+        if self._claim is not None:
+            self._claim.release()
 
 
 def lock_of(path: Path) -> Path:
@@ -630,7 +621,7 @@ def remove(path: Path, moved: Path) -> None:
     Raises:
         OSError: It cannot be removed.
     """
-    held = claim(path.name, lock_of(path))
+    held = claim(lock_of(path))
     if held is None:
         return
     with held:

@@ -380,7 +380,7 @@ def _follow(
     begin_in, note = TRACKERS[tracker].begin, there.told / f"{recorded.name}.json"
     feed = Feed(recorded, lambda chain, name: begin_in(there, chain, name), note, samples)
     # Two processes that told the same chains would tell them twice.
-    while (held := claim(tracker, note.with_suffix(".lock"))) is None:
+    while (held := claim(note.with_suffix(".lock"))) is None:
         log.info("waits: another run of the experiment tells it right now")
         if _is_over(channel):
             raise PipelineError("another run of the experiment tells it right now")

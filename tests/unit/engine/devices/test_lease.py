@@ -8,7 +8,6 @@ from pathlib import Path
 
 import pytest
 
-from pipeline.engine.devices import lease as locks
 from pipeline.engine.devices.inventory import Device, cpu_slots
 from pipeline.engine.devices.lease import LeaseSet, holders, lease_dir
 from pipeline.errors import DeviceError
@@ -59,7 +58,7 @@ def test_the_folder_is_private_and_files_say_who(leases: Path) -> None:
         told = json.loads((leases / "GPU-0.lock").read_text())
         assert (told["pid"], told["experiment"]) == (os.getpid(), "x")
         assert set(told) == {"pid", "experiment", "since", "host"}
-    assert (leases / "GPU-0.lock").read_text() == ""
+    assert not (leases / "GPU-0.lock").exists()
 
 
 def test_a_stale_file_is_no_lease(leases: Path) -> None:
@@ -89,7 +88,7 @@ def test_a_link_in_the_folder_is_not_followed(leases: Path, tmp_path: Path) -> N
     target = tmp_path / "precious"
     target.write_text("precious")
     (leases / "GPU-0.lock").symlink_to(target)
-    with pytest.raises(DeviceError, match=r"cannot open the lease .*: Too many levels of symbolic links"):
+    with pytest.raises(DeviceError, match=r"lease .*: Too many levels of symbolic links"):
         LeaseSet.acquire(GPUS[:1])
     assert target.read_text() == "precious"
 
@@ -99,11 +98,5 @@ def test_a_file_system_without_locks_is_named(monkeypatch: pytest.MonkeyPatch) -
         raise OSError(errno.ENOLCK, os.strerror(errno.ENOLCK))
 
     monkeypatch.setattr(fcntl, "flock", no_locks)
-    with pytest.raises(DeviceError, match=r"a file system with locks .*: set PIPELINE_LEASE_DIR"):
-        LeaseSet.acquire(GPUS)
-
-
-def test_a_stopped_process_in_the_guard_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(locks, "_GUARD_TIMEOUT_S", 0.02)
-    with locks.guard(lease_dir()), pytest.raises(DeviceError, match=r"guard is locked for 0.02 s"):
+    with pytest.raises(DeviceError, match="or set PIPELINE_LEASE_DIR"):
         LeaseSet.acquire(GPUS)
