@@ -74,16 +74,23 @@ _CALL = re.compile(
     r"\s*=\s*(?=[^=]+$)"
 )
 """The name of a value, such as ``P(X > 2) =``; none of a function."""
-_POINT = re.compile(r"[A-Z]\s*(?=\([^()]*,[^()]*\)$)")
-"""The name of a point."""
+_POINT = re.compile(r"[A-Z]\s*(?=\([^()]*,[^()]*\)$)|^[A-Za-z]\s*\\in(?![a-z])\s*")
+"""The name of a point, or of what is in a set."""
+_BUILT = re.compile(r"\\\{\s*[A-Za-z]\s*(?:\\(?:mid|vert)(?![a-z])|[|:])([^{}]*(?:[<>]|\\[gln]e)[^{}]*)\\\}")
+"""A set by the inequality of what is in it."""
 _PARTS = re.compile(r"\d+(?:\s*:\s*\d+){2,}")
 """A ratio of three or more, which the parser would divide from left to right."""
 _SEQUENCE = re.compile(r"\d+(?:\s+\d+)+")
 """Numbers in their order, which the parser would multiply."""
 _REPEATING = re.compile(r"(\d+)\.(\d*)\\(?:overline|bar|dot)\s*(?:\{(\d{1,50})\}|(\d))")
 _SEVERAL_UNITS = r"(?:\d+(?:\.\d+)?\s+[A-Za-z]{2,}[,\s]*(?:and\s+)?){2,}"
-_LETTER = re.compile(r"\\(?:mathrm|operatorname|mathit)\{([ei])\}")
-_FUNCTION = re.compile(r"(?<![A-Za-z\\])(exp|sin|cos|tan|log|ln)(?=\s*\()")
+_LETTER = re.compile(r"\\(?:mathrm|operatorname|mathit|text)\{\s*([ei]|exp|sin|cos|tan|log|ln)\s*\}")
+_FUNCTION = re.compile(r"(?<![A-Za-z\\])(exp|sin|cos|tan|log|ln)(?=\s*\(|\s+[\\\w]|_)")
+_NATURAL = re.compile(r"\\log_(?:e(?![a-z])|\{e\})")
+_LOG = re.compile(r"\\log(?![a-z]|\s*_)")
+"""A logarithm that does not say its base."""
+_SETS = re.compile(r"[A-Z](?:\s*\\cup\s+[A-Z])+|[A-Z](?:\s*\\cap\s+[A-Z])+")
+"""Sets by their names, in any order."""
 _UNICODE = re.compile(r"√(?:\(([^()]*)\)|(\d+|[A-Za-zπ]))|([⁻⁺⁰¹²³⁴-⁹]+)|(?<=\w)([₀-₉]+)|([¼-¾⅐-⅞])")
 """Roots, powers, indices and fractions as they are written without LaTeX."""
 _SIGNS = str.maketrans(
@@ -92,7 +99,9 @@ _SIGNS = str.maketrans(
 )
 _MONTHS = "Jan Feb Mar Apr May June? July? Aug Sept? Oct Nov Dec".replace(" ", "|")
 _WHEN = re.compile(
-    rf"\d{{4}}-\d\d-\d\d|0[bx][\dA-F]+|{_SEVERAL_UNITS}|(?:\d{{1,2}}\s+)?(?:{_MONTHS})[a-z]*\.?(?:\s+\d{{1,2}})?(?:,?\s+\d{{4}})?|(\d{{1,2}}:\d\d)\s*([ap])\.?m\.?",
+    rf"\d{{4}}-\d\d-\d\d|0[bx][\dA-F]+|{_SEVERAL_UNITS}"
+    rf"|(?:\d{{1,2}}\s+)?(?:{_MONTHS})[a-z]*\.?(?:\s+\d{{1,2}})?(?:,?\s+\d{{4}})?"
+    r"|(\d{1,2}:\d\d)(?:\s|\\[,; ]|~)*([ap])\.?m\.?",
     re.IGNORECASE,
 )
 """A day, a time of day, hours and minutes, or hexadecimal digits, whose numbers are no answer by themselves."""
@@ -258,9 +267,13 @@ def _alone(answer: str) -> list[Any]:
     answer = _without_words(answer.rstrip("."))
     if not answer:
         return []
-    answer = _FUNCTION.sub(r"\\\1", _LETTER.sub(r"\1", answer)).replace(r"\varnothing", r"\emptyset")
+    answer = _FUNCTION.sub(r"\\\1", _LETTER.sub(r"\1 ", answer)).replace(r"\varnothing", r"\emptyset")
+    answer = _NATURAL.sub(r"\\ln", answer).replace(r"\lg ", r"\log_{10} ")
+    if _SETS.fullmatch(answer):
+        answer = f"\\{'cup' if 'u' in answer else 'cap'} ".join(sorted(re.findall(r"[A-Z]", answer)))
     answer = _SPACED.sub(lambda number: re.sub(r"\\[,;:! ]|\s|~", "", number[0]), answer).replace("~", " ")
     answer = _PI.sub(r"\\pi", _MIXED.sub(r"\1\\frac{\2}{\3}", _POWER.sub(r"\1\\cdot 10^{\2}", answer)))
+    answer = _BUILT.sub(r"\1", answer)
     answer = _ARGUMENT.sub(r"\1{\2}", _POINT.sub("", _CALL.sub("", answer, count=1), count=1))
     if _PARTS.fullmatch(answer):
         parts = [int(each) for each in answer.split(":")]
@@ -320,7 +333,7 @@ def parsed_answer(completion: Text) -> str | None:
     return str(parsed[0]) if parsed else None
 
 
-@reward(compares(answer=parsed_answer, gold=gold_box, packages=("math-verify", "sympy"), version=8))
+@reward(compares(answer=parsed_answer, gold=gold_box, packages=("math-verify", "sympy"), version=9))
 def math_verify(completions: Sequence[Text], solution: Sequence[Any], **_: Any) -> list[float | None]:
     """Compare answers as mathematics.
 
@@ -346,9 +359,14 @@ def _equal(given: Text, wanted: str) -> float | None:
     answer = _read(answer_part(text_of(given)))
     if not answer:
         return 0.0
+    one, other = (_AROUND.sub("", str(each[-1])) for each in (gold, answer))
+    if one[-1:].isdigit() != other[-1:].isdigit() and _CLOCK.match(one) and _CLOCK.match(other):
+        return float(one.rstrip("apm") == other.rstrip("apm"))  # one of two times says in which half of the day
+    if ("ln" in one) != ("ln" in other):  # so a bare log beside it is natural
+        gold, answer = ([*_alone(_LOG.sub(r"\\ln ", str(each[-1]))), *each] for each in (gold, answer))
+    gold, answer = _regions(gold, answer)
     if _differ(gold, answer):
         return 0.0
-    one, other = (_AROUND.sub("", str(each[-1])) for each in (gold, answer))
     if _LETTERS.fullmatch(one) and _LETTERS.fullmatch(other):
         return float(one == other)
     if plain(str(gold[-1])) == plain(str(answer[-1])):
@@ -376,6 +394,29 @@ def _differ(gold: Sequence[Any], answer: Sequence[Any]) -> bool:
         return bool(abs(values[0] - values[1]) > _CLOSE * max(map(abs, values)))
     except (ArithmeticError, AttributeError, TypeError, ValueError):
         return False
+
+
+def _regions(*answers: list[Any]) -> list[list[Any]]:
+    """Answers with the sets that inequalities of one symbol describe in their place, unless of different symbols.
+
+    Several are all meant where all can hold, and else any of them, as x < 1 or x > 2.
+    """
+    from sympy import And, Eq, FiniteSet, Intersection, Union
+    from sympy.core.relational import Relational
+
+    def region(parsed: Any) -> Any:
+        parts = parsed.args if isinstance(parsed, FiniteSet | And) else (parsed,)
+        if not parts or not all(isinstance(each, Relational | And) and not isinstance(each, Eq) for each in parts):
+            return parsed
+        with suppress(AttributeError, NotImplementedError, TypeError, ValueError):
+            sets = [each.as_set() for each in parts]
+            return Union(*sets) if Intersection(*sets).is_empty else Intersection(*sets)
+        return parsed
+
+    names = [getattr(each[0], "free_symbols", None) or None for each in answers]
+    if all(names) and names[0] != names[1]:
+        return list(answers)
+    return [[region(each[0]), *each] for each in answers]
 
 
 def _gold(wanted: str) -> list[Any]:
