@@ -21,7 +21,7 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
-from pipeline.commands.report import write_report
+from pipeline.commands.results import write_report
 from pipeline.engine.store.store import Store
 from pipeline.outputs.formats import TrainingStep, write_curve
 from pipeline.plan.graph import Job, Plan

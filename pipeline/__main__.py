@@ -12,8 +12,7 @@ from typing import Annotated
 
 import typer
 
-from pipeline.commands import about_runs, fetch, launch
-from pipeline.commands.typed import Commands, keys
+from pipeline.commands.typed import OUTPUTS, Commands, OutputDir, examples, keys
 
 app = typer.Typer(cls=Commands, no_args_is_help=True, pretty_exceptions_enable=False)
 
@@ -46,8 +45,41 @@ def run(words: Annotated[list[str] | None, typer.Argument(autocompletion=keys)] 
     raise SystemExit(cli.main(words or []))  # as it is, also where what was printed could not be written
 
 
-for family in (launch, fetch, about_runs):
-    app.add_typer(family.app)
+@app.command(epilog=examples("pipeline check"))
+def check(output_dir: OutputDir = OUTPUTS) -> int:
+    """Check this machine and prove parallel generation on it."""
+    from pipeline.commands.check import main as carry_out
+
+    return carry_out(output_dir)
+
+
+@app.command(
+    "help",
+    epilog=examples(
+        "pipeline help",
+        "pipeline help training.grad_clip",
+        "pipeline help eta",
+        "pipeline help algos.PITA",
+        "pipeline help profile",
+    ),
+)
+def help_(
+    key: Annotated[
+        str,
+        typer.Argument(
+            help="A key, the end of one, a group of keys or of files; what there is if left out.",
+            autocompletion=keys,
+        ),
+    ] = "",
+    settings: Annotated[
+        list[str] | None, typer.Argument(help="Settings that name code of your own: algos.NAME.class_path=...")
+    ] = None,
+) -> None:
+    """Say what a key means: its type, range, default, choices, and what it changes."""
+    from pipeline.commands.help import print_help
+    from pipeline.terminal.console import make_console
+
+    print_help(make_console(), key, settings or [])
 
 
 def main() -> None:

@@ -13,14 +13,11 @@ import yaml
 from rich.console import Console
 
 from pipeline import arithmetic
-from pipeline.commands.looking import print_results
 from pipeline.commands.multirun import TrialRounds, group_of_run
-from pipeline.commands.report import leave_report
 from pipeline.commands.request import Request, Stored, draw_plan, keeper_of, tell_removed
-from pipeline.commands.results import RoundReports, leave_results
+from pipeline.commands.results import RoundReports, leave_report, leave_results, tracked
 from pipeline.commands.sharing import note_traffic, uploaded_before_end
 from pipeline.commands.start import INTERRUPTED_BY, settle
-from pipeline.commands.track import tracked
 from pipeline.config.plain import to_plain
 from pipeline.config.schema import StageChoice
 from pipeline.engine.journal import Event, Journal, Listener
@@ -48,6 +45,7 @@ from pipeline.runs.progress import LiveRun, ProgressFile
 from pipeline.runs.record import METRICS_STAGE
 from pipeline.runs.report.format import jobs, logs_command, shown_path
 from pipeline.runs.report.screen import GpuLog, shown_on
+from pipeline.runs.report.tables import print_results
 from pipeline.terminal.console import say
 from pipeline.terminal.streams import never_waiting, printable
 

@@ -18,12 +18,13 @@ import tempfile
 import warnings
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager, suppress
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, replace
 from datetime import datetime
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
+import typer
 from rich.console import Console
 
 from pipeline.commands.carry_out import logged_to
@@ -31,6 +32,7 @@ from pipeline.commands.report import refuse_records
 from pipeline.commands.request import Request, prepare, score_of
 from pipeline.commands.run import leased, notes_of
 from pipeline.commands.sharing import bring_model
+from pipeline.commands.typed import OUTPUTS, Experiment, OutputDir, Stamp, examples
 from pipeline.config.meaning import about as about_settings
 from pipeline.config.plain import to_plain
 from pipeline.config.schema import Backend, DatasetConfig, SystemConfig
@@ -60,6 +62,8 @@ from pipeline.runs.report.format import jobs, shown_path
 from pipeline.runs.report.model_card import HERE, Card, card_text, command_for_all, settings_for_all
 from pipeline.runs.trained import Trained, find_trained, run_of_chain, told_of_older
 from pipeline.terminal.console import make_console, say
+
+app = typer.Typer()
 
 # -- remake ------------------------------------------------------------------------------------------------------
 # A trained model while somebody takes it away: held so that no run removes it, and made again where one has.
@@ -197,7 +201,7 @@ def check_repository(repository: str) -> None:
         )
 
 
-def push(folder: Path, repository: str) -> str:
+def push_folder(folder: Path, repository: str) -> str:
     """Push a folder. A repository that is not there yet is made, and is private.
 
     Args:
@@ -239,61 +243,40 @@ _QUESTION = "What is 12 plus 30?"
 _SECTIONS = ("training", "data_collection", "generation", "evaluation", "system")
 
 
-@dataclass(frozen=True, kw_only=True)
-class Exported:
-    """What was exported.
-
-    Attributes:
-        folder: Where it is.
-        what: What it is, in a line.
-        url: Of the repository that it was pushed to; "" for none.
-    """
-
-    folder: Path
-    what: str
-    url: str = ""
-
-
+@app.command(
+    epilog=examples(
+        "pipeline export first_run PITA --to models/pita",
+        "pipeline export first_run s0/QSharp --round 1 --to models/qsharp --push ME/qsharp",
+    ),
+)
 def export(
-    output_dir: Path,
-    name: str,
-    chain: str | None,
-    to: Path,
-    *,
-    stamp: str | None = None,
-    number: int | None = None,
-    repository: str | None = None,
-    console: Console | None = None,
-) -> Exported:
-    """Copy a trained model into a folder of its own, and push that to the hub where asked for.
-
-    Args:
-        output_dir: Folder of all runs.
-        name: The experiment.
-        chain: Which of its chains, as `find_trained` takes it.
-        to: Folder that does not exist yet, or is empty.
-        stamp: Timestamp of the run; None for the newest.
-        number: After which round; None for the last.
-        repository: On the hub; None pushes nothing.
-        console: Told what is made again of what `execution.keep` had removed.
-
-    Raises:
-        PipelineError: There is no such model, it is not trained yet or was altered, or the folder cannot be
-            written; or the hub does not take it, and then the folder is there.
-    """
-    if repository is not None:
-        check_repository(repository)
+    name: Experiment,
+    to: Annotated[Path, typer.Option(help="The folder to write: a new one, or an empty one.")],
+    chain: Annotated[
+        str | None,
+        typer.Argument(help="Which chain, as PITA or s0/DPO; not needed where only one trains a model."),
+    ] = None,
+    number: Annotated[
+        int | None, typer.Option("--round", min=0, help="After another round than the last.")
+    ] = None,
+    push: Annotated[str | None, typer.Option(help="Also push it to this repository of the hub.")] = None,
+    run: Stamp = None,
+    output_dir: OutputDir = OUTPUTS,
+) -> None:
+    """Copy a trained model into a folder of its own, and push that to the hub where asked for."""
+    if push is not None:
+        check_repository(push)
     _check_free(to)
-    refuse_records("--to", to.expanduser(), [load_planned(choose_run(output_dir, name, stamp))])
-    run = run_of_chain(output_dir, name, chain, stamp)
-    with held_model(run, chain, number, console or make_console()) as found:
-        _check_whole(run.store, found)
-        _write(found, to, repository or HERE)
+    refuse_records("--to", to.expanduser(), [load_planned(choose_run(output_dir, name, run))])
+    found_run, console = run_of_chain(output_dir, name, chain, run), make_console()
+    with held_model(found_run, chain, number, console) as found:
+        _check_whole(found_run.store, found)
+        _write(found, to, push or HERE)
     kind = "value model with its reference" if found.is_value else "policy"
-    older = told_of_older(output_dir, run) if stamp is None else ""
-    what = f"{kind}: {found.job.chain}, round {found.job.round}" + (older and f", {older}")
-    done = Exported(folder=to, what=what)
-    return done if repository is None else replace(done, url=push(to, repository))
+    older = told_of_older(output_dir, found_run) if run is None else ""
+    say(console, f"{kind}: {found.job.chain}, round {found.job.round}{older and f', {older}'}: {to}")
+    if push is not None:
+        say(console, f"pushed to {push_folder(to, push)}")
 
 
 def _check_free(to: Path) -> None:

@@ -136,7 +136,6 @@ app = typer.Typer()
 
 @app.command(
     "fetch",
-    help="Fetch a small language model that needs no hub.",
     epilog=examples(
         "pipeline fetch smollm2",
     ),

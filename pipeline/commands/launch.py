@@ -22,7 +22,6 @@ app = typer.Typer()
 
 @app.command(
     context_settings={"allow_extra_args": True, "allow_interspersed_args": False},
-    help="Run any program with one process on each chosen GPU: pipeline launch --gpus 4,5 -- train.py ARGUMENTS.",
     epilog=examples("pipeline launch --gpus 4,5 -- train.py", "pipeline launch --num-gpus 2 -- -m my_module"),
 )
 def launch(

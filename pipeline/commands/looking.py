@@ -7,46 +7,108 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
+from typing import Annotated
 
+import typer
 from rich.console import Console, RenderableType
 from rich.text import Text
 
+from pipeline.commands.typed import (
+    OUTPUTS,
+    AsJson,
+    Attempt,
+    Every,
+    Experiment,
+    LastLines,
+    OutputDir,
+    Raw,
+    Stamp,
+    examples,
+    experiments,
+    refuse_both,
+)
 from pipeline.engine.run_folder import RunFolder
 from pipeline.errors import ConfigError, PipelineError
-from pipeline.runs.cost import read_compute
-from pipeline.runs.index import choose_run, experiments, find_job, is_sweep, runs_before, runs_of
+from pipeline.runs import index
+from pipeline.runs.index import choose_run, find_job, runs_before, runs_of
 from pipeline.runs.loaded import LoadedRun, load_planned, logs_of
 from pipeline.runs.origin import slurm_in_words
-from pipeline.runs.record import Results
-from pipeline.runs.report.format import command, shown_path
+from pipeline.runs.record import read_results
+from pipeline.runs.report.format import command
 from pipeline.runs.report.logs import follow_job, follow_run, print_log
 from pipeline.runs.report.screen import PlainLines
 from pipeline.runs.report.status import Glance, News, glance_at, overview_table, print_run, run_json, watched_run
-from pipeline.runs.report.tables import budget_tables, front_tables, result_tables
-from pipeline.terminal.console import make_console, print_json, say, wait_for, watch
+from pipeline.runs.report.tables import print_results
+from pipeline.terminal.console import make_console, print_json, say, watch
 from pipeline.terminal.streams import LogOutput, NobodyReads
 
-_BEGINS_S = 60.0
-"""A run that has been there for longer and has no plan will not get one."""
+app = typer.Typer()
 
 
-def status(output_dir: Path, name: str | None, stamp: str | None, console: Console, *, as_json: bool) -> None:
-    """Print all experiments, or one run.
+@app.command(
+    epilog=examples(
+        "pipeline show first_run",
+        "pipeline show first_run --run 2026-11-27_09",
+        "pipeline show first_run --output-dir /data/outputs",
+    ),
+)
+def show(name: Experiment, run: Stamp = None, output_dir: OutputDir = OUTPUTS) -> None:
+    """Print results that are on disk; of a run that is not done, so that rows may be missing, how it stands."""
+    folder, console = choose_run(output_dir, name, run), make_console()
+    if not folder.results_json.is_file():
+        others = [one.stamp for one in runs_of(output_dir, name) if one.results_json.is_file()]
+        older = f"; run {others[-1]} has: show {name} --run {others[-1]}" if others else ""
+        raise PipelineError(f"{folder.path} has no results yet{older}")
+    print_results(console, read_results(folder.results_json), folder)
+    with suppress(PipelineError):  # results are all that is left of it
+        state = LoadedRun(folder, glance=True).state
+        if state != "done":
+            more = command(f"status {name}", output_dir)
+            say(console, f"this run: {state}, so rows may be missing. More of it:", "yellow", copy=more)
 
-    Raises:
-        PipelineError: There is no such run, or it cannot be read.
-    """
-    if name is None:
-        _refuse_stamp(stamp)
-    now = time.time()
+
+@app.command(
+    epilog=examples(
+        "pipeline status",
+        "pipeline status first_run --watch",
+        "pipeline status first_run --json",
+    ),
+)
+def status(
+    name: Annotated[
+        str | None, typer.Argument(help="The experiment; all if left out.", autocompletion=experiments)
+    ] = None,
+    run: Stamp = None,
+    as_json: AsJson = False,
+    watch: Annotated[
+        bool,
+        typer.Option(
+            "--watch", "-w", help="Show it again and again: one run until it is over, without NAME until Ctrl-C."
+        ),
+    ] = False,
+    every: Every = 2.0,
+    output_dir: OutputDir = OUTPUTS,
+) -> None:
+    """Print all experiments, or one run; once, or again and again."""
+    refuse_both(watch="--watch" if watch else "", json="--json" if as_json else "")
+    console = make_console()
     if name is not None:
-        run = load_planned(choose_run(output_dir, name, stamp))
-        if as_json:
-            print_json(run_json(run, now))
+        found = load_planned(choose_run(output_dir, name, run))
+        if watch:
+            watch_run(found, console, every)
+        elif as_json:
+            print_json(run_json(found, time.time()))
         else:
-            print_run(run, now, console)
+            print_run(found, time.time(), console)
         return
-    rows = [_glance(output_dir, known, now) for known in experiments(output_dir)]
+    if run is not None:
+        raise ConfigError(
+            f"--run {shlex.quote(run)} is a run of one experiment: say which, as `status NAME --run`"
+        )
+    if watch:
+        watch_all(output_dir, console, every)
+        return
+    rows = _glances(output_dir)
     if as_json:
         print_json([vars(row) for row in rows])
     elif rows:
@@ -58,41 +120,13 @@ def status(output_dir: Path, name: str | None, stamp: str | None, console: Conso
         say(console, f"there are no runs in {output_dir}")
 
 
-def watch_status(output_dir: Path, name: str | None, stamp: str | None, console: Console, every_s: float) -> None:
-    """Show all experiments until Ctrl-C, or one run until it is over; waits for the first run of an experiment.
-
-    Raises:
-        PipelineError: There is no such run, and its name is of a sweep or others are there; or it cannot be read.
-        KeyboardInterrupt: The user has seen enough.
-    """
-    if name is None:
-        _watch_all(output_dir, stamp, console, every_s)
-    else:
-        if stamp is None and not is_sweep(output_dir, name):
-            wait_for(console, every_s, lambda: _missing(output_dir, name))
-        _watch_run(load_planned(choose_run(output_dir, name, stamp)), console, every_s)
-
-
-def _missing(output_dir: Path, name: str) -> str:
-    """Why there is no run to be watched yet; one that has begun a moment ago may have no plan."""
-    try:
-        runs = runs_of(output_dir, name)
-    except ConfigError as error:
-        return str(error)
-    begins = (
-        len(runs) == 1 and not runs[0].plan.is_file() and time.time() - runs[0].path.stat().st_mtime < _BEGINS_S
-    )
-    return f"the run of '{name}' in {output_dir} is about to begin." if begins else ""
-
-
-def _watch_all(output_dir: Path, stamp: str | None, console: Console, every_s: float) -> None:
-    _refuse_stamp(stamp)
+def watch_all(output_dir: Path, console: Console, every_s: float) -> None:
+    """Show all experiments until Ctrl-C."""
     rows: list[Glance] = []
     news = News()
 
     def look() -> bool:
-        now = time.time()
-        rows[:] = [_glance(output_dir, known, now) for known in experiments(output_dir)]
+        rows[:] = _glances(output_dir)
         return True
 
     def page(_width: int, height: int) -> list[RenderableType]:
@@ -104,7 +138,8 @@ def _watch_all(output_dir: Path, stamp: str | None, console: Console, every_s: f
     watch(console, every_s, look, page, lambda: news.of(rows))
 
 
-def _watch_run(run: LoadedRun, console: Console, every_s: float) -> None:
+def watch_run(run: LoadedRun, console: Console, every_s: float) -> None:
+    """Show one run until it is over."""
     news = PlainLines(console, every_s=0.0)
 
     def look() -> bool:
@@ -119,54 +154,52 @@ def _watch_run(run: LoadedRun, console: Console, every_s: float) -> None:
         print_run(run, time.time(), console)
 
 
-def _refuse_stamp(stamp: str | None) -> None:
-    if stamp is not None:
-        raise ConfigError(
-            f"--run {shlex.quote(stamp)} is a run of one experiment: say which, as in "
-            "`status NAME --run 2026-01-02_10`"
-        )
+def _glances(output_dir: Path) -> list[Glance]:
+    """The newest run of each experiment in one row; one that cannot be read has a row that says so."""
 
+    def glance(name: str) -> Glance:
+        try:
+            return glance_at(LoadedRun(choose_run(output_dir, name), glance=True), now)
+        except (PipelineError, OSError) as error:
+            return Glance(name=name, problem=str(error))
 
-def _glance(output_dir: Path, name: str, now: float) -> Glance:
-    """The newest run of an experiment in one row; one that cannot be read has a row that says so."""
-    try:
-        return glance_at(LoadedRun(choose_run(output_dir, name), glance=True), now)
-    except (PipelineError, OSError) as error:
-        return Glance(name=name, problem=str(error))
+    now = time.time()
+    return [glance(name) for name in index.experiments(output_dir)]
 
 
 # -- logs --------------------------------------------------------------------------------------------------------
 # ``logs``: the engine's log of a run, or that of one of its jobs.
 
 
+@app.command(
+    epilog=examples(
+        "pipeline logs first_run -f",
+        "pipeline logs first_run PITA/r1/train",
+        "pipeline logs first_run 'PITA/r1/*/003' --attempt 1",
+    ),
+)
 def logs(
-    output_dir: Path,
-    name: str,
-    job: str | None,
-    stamp: str | None,
-    *,
-    attempt: int | None,
-    lines: int | None,
-    follow: bool,
-    raw: bool = False,
+    name: Experiment,
+    job: Annotated[str | None, typer.Argument(help="A job, see `why`; the engine's own log if left out.")] = None,
+    run: Stamp = None,
+    attempt: Attempt = None,
+    lines: LastLines = None,
+    follow: Annotated[bool, typer.Option("--follow", "-f", help="Go on until the job or run is over.")] = False,
+    raw: Raw = False,
+    output_dir: OutputDir = OUTPUTS,
 ) -> None:
-    """Print the engine's log or a job's, until there is no more or nobody reads it any more.
-
-    Raises:
-        PipelineError: There is no such run, job or attempt.
-        KeyboardInterrupt: The user has seen enough.
-    """
+    """Print the engine's log or a job's, until there is no more or nobody reads it any more."""
     if job is None:
-        run = LoadedRun(choose_run(output_dir, name, stamp), glance=True)
+        found = LoadedRun(choose_run(output_dir, name, run), glance=True)
     else:
         from pipeline.runs.trained import run_of_job  # reads methods, which no log of an engine needs
 
-        run = run_of_job(output_dir, name, job, stamp)
+        found = run_of_job(output_dir, name, job, run)
     with log_output(raw=raw) as out:
         if job is None:
-            _log_of_engine(run, out, lines, follow=follow)
+            _log_of_engine(found, out, lines, follow=follow)
         else:
-            _log_of_job(run, find_job(run.plan.jobs, job), out, attempt, lines, follow=follow)
+            _log_of_job(found, find_job(found.plan.jobs, job), out, attempt, lines, follow=follow)
 
 
 @contextmanager
@@ -239,32 +272,3 @@ def _maker(run: LoadedRun, job_id: str) -> RunFolder | None:
 def note_of_log(text: str) -> None:
     """Tell the user something that is no part of the log."""
     say(make_console(stderr=True), f"==> {text}")
-
-
-# -- results shown -----------------------------------------------------------------------------------------------
-# The results of a run as it prints them when it ends, and `show` does again.
-
-
-def print_results(console: Console, results: Results, run: RunFolder, label: str = "") -> None:
-    """Print the table of results and where the rest of them is; a label goes to the titles."""
-    compute = read_compute(run.path)
-    tables = result_tables(results, compute.costs, label)
-    tables += [*front_tables(results, label), *budget_tables(compute.budgets, results, label)]
-    for table in tables:
-        console.print()
-        console.print(table)
-    if not results.rows:
-        say(console, "no results yet: no evaluation was finished")
-        return
-    if left_out := dict.fromkeys(name for table in tables for name in table.left_out(console.width)):
-        say(console, f"No room for {', '.join(left_out)}: a wider terminal shows all.", "italic")
-    say(console, "results:", copy=f"{shown_path(run.path)}/results.json, samples.jsonl")
-
-
-def say_where_it_stands(console: Console, run: RunFolder) -> None:
-    """Say of a run that is not done, so that its table may lack rows, how it stands and where more is told."""
-    with suppress(PipelineError):  # results are all that is left of it
-        state = LoadedRun(run, glance=True).state
-        if state != "done":
-            more = command(f"status {run.experiment}", run.path.parent.parent)
-            say(console, f"this run: {state}, so rows may be missing. More of it:", "yellow", copy=more)

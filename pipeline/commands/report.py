@@ -1,28 +1,41 @@
-"""Reports: the page of a run, which it leaves when it ends, and pages that are asked for."""
+"""What runs have found, for others: tables of several runs, figures, pages, trackers; and where they may go."""
 
 from __future__ import annotations
 
-import logging
+import math
 import sys
 from collections.abc import Callable, Iterable, Sequence
+from dataclasses import replace
+from fnmatch import fnmatchcase
 from pathlib import Path
+from typing import Annotated
 
+import typer
 from rich.console import Console
 
+from pipeline.commands.results import write_report
+from pipeline.commands.typed import OUTPUTS, Experiment, OutputDir, Stamp, examples
+from pipeline.config.schema import Tracker, TrackingConfig, TrackingMode
 from pipeline.engine.run_folder import RunFolder
 from pipeline.engine.store.store import is_store
-from pipeline.errors import ConfigError, StoreError
+from pipeline.errors import ConfigError, PipelineError
 from pipeline.files import plain_target, write_whole
+from pipeline.foreign import ForeignDataError, converted
+from pipeline.runs.comparison.runs import compare_runs, comparison_csv, comparison_tables, same_settings
+from pipeline.runs.figures import Format
 from pipeline.runs.figures.write import FORMATS, without_rounds, write_figures
-from pipeline.runs.index import choose_run, newest_of_several
-from pipeline.runs.loaded import LoadedRun, load
-from pipeline.runs.report.format import count, shown_path
-from pipeline.sweeps.storage import SweepFolder
-from pipeline.terminal.console import say
+from pipeline.runs.index import choose_run, experiments, newest_of_several, runs_of
+from pipeline.runs.loaded import LoadedRun, load, load_planned
+from pipeline.runs.report.format import count
+from pipeline.runs.tracking.feeders import Feeders
+from pipeline.sweeps.file import SPLIT
+from pipeline.sweeps.storage import SweepFolder, sweep_folder
+from pipeline.terminal.console import make_console, say
+
+app = typer.Typer()
 
 # -- targets -----------------------------------------------------------------------------------------------------
-# Where commands may write: anywhere but over what runs and stores hold, their records and the outputs of
-# jobs.
+# Where commands may write: anywhere but over what runs and stores hold.
 
 
 _STANDARD_OUTPUT = ("-", "/dev/stdout", "/dev/fd/1", "/proc/self/fd/1")
@@ -88,103 +101,180 @@ def written(path: Path, write: Callable[[], None], console: Console) -> None:
     say(console, "written:", copy=str(path))
 
 
-FILE = "report.html"
-
-log = logging.getLogger("pipeline")
+# -- compare -----------------------------------------------------------------------------------------------------
 
 
-def report(output_dir: Path, names: Sequence[str], stamp: str | None, out: Path | None, console: Console) -> None:
-    """Write a page of one run or several anew, and say where it is.
+@app.command(epilog=examples("pipeline compare first_run second_run", "pipeline compare 'eta_*' --csv eta.csv"))
+def compare(
+    names: Annotated[
+        list[str], typer.Argument(help="Experiments, patterns such as 'eta_*', or NAME/TIMESTAMP for one run.")
+    ],
+    csv: Annotated[
+        Path | None,
+        typer.Option(help="Write a table for other programs instead; - prints it. Columns: docs/evaluation.md"),
+    ] = None,
+    html: Annotated[Path | None, typer.Option(help="Write a page with their reports instead.")] = None,
+    output_dir: OutputDir = OUTPUTS,
+) -> None:
+    """Print runs side by side, or write them as CSV or as the page of a report."""
+    console = make_console(stderr=is_standard_output(csv))  # for a word on the page, which is no part of the table
+    runs = runs_named(output_dir, names)
+    if csv is not None and not is_standard_output(csv):
+        refuse_records("--csv", csv, runs)
+    if html is not None:
+        refuse_records("--html", html, runs, is_page=True)
+        written(html, lambda: write_report(plain_target(html), [run.folder for run in runs]), console)
+    comparison = compare_runs(runs)
+    if csv is not None:
+        write_table(csv, comparison_csv(comparison), console)
+    if csv is not None or html is not None:
+        return
+    for table in comparison_tables(comparison):
+        console.print()
+        console.print(table)
+    if not comparison.rows:
+        say(console, f"no results yet: {', '.join(comparison.labels)}")
+
+
+def runs_named(output_dir: Path, names: Sequence[str]) -> list[LoadedRun]:
+    """The runs that a user means.
 
     Args:
         output_dir: Folder of all runs.
-        names: Experiments; of each the newest run.
-        stamp: Timestamp of the run, where there is one name.
-        out: The file; that of the run if left out, and of several ``report.html`` beside the experiments.
-        console: Where to.
+        names: Each an experiment, a pattern such as ``eta_*``, or ``NAME/TIMESTAMP`` for one run. An experiment
+            whose newest run was one of a multirun stands for all runs of that. One experiment alone stands for the
+            newest run of each of its settings. Of a sweep these are its trials, without the best one's further run
+            on the test split.
 
     Raises:
-        PipelineError: There is no such run, what it left cannot be read, or the page cannot be written.
+        ConfigError: There is no such run.
     """
-    if stamp is not None and len(names) > 1:
+    known, found = experiments(output_dir), dict[Path, LoadedRun]()
+    for name in names:
+        experiment, _, stamp = name.rstrip("/").partition("/")
+        if stamp:
+            runs = [load(choose_run(output_dir, experiment, stamp))]
+        elif any(sign in experiment for sign in "*?["):
+            fitting = [one for one in known if fnmatchcase(one, experiment)]
+            if not fitting:
+                raise ConfigError(f"no experiment in {output_dir} fits '{name}'. There are: {', '.join(known)}.")
+            alone = len(names) == len(fitting) == 1
+            runs = [run for one in fitting for run in _runs_meant(output_dir, one, alone=alone)]
+        else:
+            runs = _runs_meant(output_dir, experiment, alone=len(names) == 1)
+        found |= {run.folder.path: run for run in runs}
+    return list(found.values())
+
+
+def _runs_meant(output_dir: Path, name: str, *, alone: bool) -> list[LoadedRun]:
+    """Of an experiment the newest run of each combination of settings, in the order in which these came first."""
+    newest = load(choose_run(output_dir, name))
+    runs = [load(folder) for folder in runs_of(output_dir, name) if folder.config.is_file()] or [newest]
+    if sweep_folder(output_dir, name).begun:
+        runs = [run for run in runs if f"{SPLIT}=test" not in run.origin.settings] or runs
+    if group := runs[-1].origin.group:
+        runs = [run for run in runs if run.origin.group == group]
+    elif not alone:
+        runs = runs[-1:]
+    return list({same_settings(run.config): run for run in runs}.values())
+
+
+# -- pages and figures -------------------------------------------------------------------------------------------
+
+
+@app.command(
+    epilog=examples(
+        "pipeline figures first_run --out figures", "pipeline figures first_run --out figures --format pdf"
+    ),
+)
+def figures(
+    name: Experiment,
+    out: Annotated[Path, typer.Option(help="Folder to write to.")],
+    formats: Annotated[
+        list[Format] | None,
+        typer.Option("--format", help="Which, once for each; all if left out."),
+    ] = None,
+    run: Stamp = None,
+    output_dir: OutputDir = OUTPUTS,
+) -> None:
+    """Write the figures of a run."""
+    folder, console = choose_run(output_dir, name, run), make_console()
+    if run is None and (note := newest_of_several(folder)):
+        say(console, note)
+    found = load(folder)
+    refuse_records("--out", out, [found])
+    if out.exists() and not out.is_dir():
+        raise ConfigError(f"--out {out}: that is a file, and each figure is one of its own; name a folder")
+    files = write_figures(found, out, [each.value for each in formats or ()] or FORMATS)
+    if not files:
+        raise ConfigError(f"{folder.path} has nothing to show in a figure yet: no job of it is done.")
+    say(console, f"{count(len(files), 'file')} written:", copy=str(out))
+    if places := without_rounds(found):
+        say(console, f"no rounds_* of {', '.join(places)}: there is one round, and nothing to join over rounds")
+
+
+@app.command(
+    epilog=examples("pipeline report first_run", "pipeline report first_run second_run --out both.html"),
+)
+def report(
+    names: Annotated[list[str], typer.Argument(help="Experiments; of each the newest run.", metavar="NAME...")],
+    run: Stamp = None,
+    out: Annotated[Path | None, typer.Option(help="File to write; report.html of the run if left out.")] = None,
+    output_dir: OutputDir = OUTPUTS,
+) -> None:
+    """Write a page of one run or several, by itself ``report.html`` of the run, or beside the experiments."""
+    if run is not None and len(names) > 1:
         raise ConfigError("--run chooses a run of one experiment: give one NAME with it.")
-    folders = [choose_run(output_dir, name, stamp) for name in dict.fromkeys(names)]
-    for note in filter(None, map(newest_of_several, folders if stamp is None else ())):
+    console, folders = make_console(), [choose_run(output_dir, name, run) for name in dict.fromkeys(names)]
+    for note in filter(None, map(newest_of_several, folders if run is None else ())):
         say(console, note)
     if out is not None:
         refuse_records("--out", out, map(LoadedRun, folders), is_page=True)
-    path = out or (folders[0].report if len(folders) == 1 else output_dir / FILE)
+    path = out or (folders[0].report if len(folders) == 1 else output_dir / folders[0].report.name)
+    written(path, lambda: write_report(path if out is None else plain_target(path), folders), console)
+
+
+# -- trackers ----------------------------------------------------------------------------------------------------
+
+
+@app.command(epilog=examples("pipeline track NAME", "pipeline track NAME --report-to tensorboard"))
+def track(
+    name: Experiment,
+    report_to: Annotated[
+        list[Tracker] | None, typer.Option(help="Which tracker, once for each; those of the run if left out.")
+    ] = None,
+    project: Annotated[
+        str | None, typer.Option(help="What they call the project; as the run if left out.")
+    ] = None,
+    online: Annotated[bool, typer.Option("--online", help="Let wandb send it at once.")] = False,
+    run: Stamp = None,
+    output_dir: OutputDir = OUTPUTS,
+) -> int:
+    """Bring trackers up to date from what the run left; 1 if one was not told everything."""
+    found, console = load_planned(choose_run(output_dir.absolute(), name, run)), make_console()
     try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        write_report(path if out is None else plain_target(out), folders)
-    except OSError as error:
-        raise StoreError(f"cannot write {path}: {error.strerror or error}. Give another file as --out.") from error
-    say(console, "report:", copy=shown_path(path))
-
-
-def write_report(path: Path, folders: Sequence[RunFolder]) -> None:
-    """Write a page of runs; several stand side by side at its top.
-
-    Raises:
-        PipelineError: What one left cannot be read.
-        OSError: The page cannot be written.
-    """
-    # Not with the other imports: what reads results takes time to load, which a run that begins need not wait for.
-    from pipeline.runs.comparison.runs import compare_runs, comparison_tables, run_names
-    from pipeline.runs.report.page.html import write_page
-    from pipeline.runs.report.page.run import comparison_table, page_of
-
-    runs = [load(folder) for folder in folders]
-    names = run_names(runs)
-    tables = comparison_tables(compare_runs(runs, names)) if len(runs) > 1 else []
-    write_page(path, page_of(runs, names, [comparison_table(table) for table in tables]))
-
-
-def renew_report(run: RunFolder) -> None:
-    """Write the page of a run again, of which something has changed since it was left; says nothing."""
-    try:
-        write_report(run.report, [run])
-    except Exception as error:  # as below
-        log.warning("the report is not up to date: %s", error, exc_info=True)
-
-
-def leave_report(run: RunFolder, console: Console) -> None:
-    """Write the page of a run that has ended. That it cannot be written changes nothing of the run."""
-    try:
-        write_report(run.report, [run])
-    except Exception as error:  # whatever is wrong with a page, the results are there
-        log.warning("no report was written: %s", error, exc_info=True)
-        say(
-            console,
-            f"warning: no report was written ({error}). `python -m pipeline report {run.experiment}` tries again.",
-            "bold",
+        tracking = converted(found.config.get("tracking") or {}, TrackingConfig)
+    except ForeignDataError as error:
+        raise PipelineError(f"{found.folder.config} cannot be used: tracking: {error}") from error
+    tracking = replace(
+        tracking,
+        report_to=report_to or tracking.report_to,
+        project=tracking.project if project is None else project,
+        mode=TrackingMode.online if online else tracking.mode,
+    )
+    if not tracking.report_to:
+        raise ConfigError(
+            f"run {found.stamp} of {name} asked for no tracker: say which by --report-to "
+            f"{', '.join(tracker.value for tracker in Tracker)}"
         )
-        return
-    say(console, "report:", copy=shown_path(run.report))
-
-
-# -- figures -----------------------------------------------------------------------------------------------------
-# ``figures``: what a run found, as figures for a paper.
-
-
-def figures(
-    output_dir: Path, name: str, stamp: str | None, out: Path, formats: Sequence[str], console: Console
-) -> None:
-    """Write the figures of a run.
-
-    Raises:
-        PipelineError: There is no such run, it has nothing to show yet, or nothing can be drawn.
-    """
-    folder = choose_run(output_dir, name, stamp)
-    if stamp is None and (note := newest_of_several(folder)):
-        say(console, note)
-    run = load(folder)
-    refuse_records("--out", out, [run])
-    if out.exists() and not out.is_dir():
-        raise ConfigError(f"--out {out}: that is a file, and each figure is one of its own; name a folder")
-    written = write_figures(run, out, formats or FORMATS)
-    if not written:
-        raise ConfigError(f"{run.folder.path} has nothing to show in a figure yet: no job of it is done.")
-    say(console, f"{count(len(written), 'file')} written:", copy=str(out))
-    if places := without_rounds(run):
-        say(console, f"no rounds_* of {', '.join(places)}: there is one round, and nothing to join over rounds")
+    warned: list[str] = []
+    feeders = Feeders(found.folder, tracking, warned.append)
+    try:
+        feeders.finish(math.inf)
+    finally:
+        feeders.end()
+    for tracker, command in feeders.told.items():
+        say(console, f"{tracker} was told everything:", copy=command)
+    for text in warned:
+        say(console, f"error: {text}", "red")
+    return 1 if warned else 0

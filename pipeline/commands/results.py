@@ -1,4 +1,4 @@
-"""The results of a run: collected of its jobs and written to its folder."""
+"""What a run leaves beside the outputs of its jobs: results, its page, and what trackers are told of it."""
 
 from __future__ import annotations
 
@@ -6,18 +6,30 @@ import logging
 import os
 import subprocess
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 
+from rich.console import Console
+
 from pipeline.commands.request import Request
+from pipeline.config.schema import Tracker, TrackingConfig, TrackingMode
 from pipeline.engine.run_folder import RunFolder
+from pipeline.engine.scheduler.signals import StopSignals
 from pipeline.learning.algos.registry import with_bounded_kl
 from pipeline.machine.children import command
 from pipeline.plan.graph import Job
 from pipeline.runs.cost import compute_of, results_of, write_compute
+from pipeline.runs.loaded import load
 from pipeline.runs.origin import Maker, collect_makers
 from pipeline.runs.record import Results, write_results, write_samples
+from pipeline.runs.report.format import shown_path
 from pipeline.runs.run_view import RunView
+from pipeline.runs.tracking.feeders import Feeders
+from pipeline.runs.tracking.trackers import sweep_trial
+from pipeline.terminal.console import say
+
+log = logging.getLogger("pipeline")
 
 
 def leave_results(
@@ -51,6 +63,50 @@ def leave_results(
     return results, makers
 
 
+# -- page --------------------------------------------------------------------------------------------------------
+
+
+def write_report(path: Path, folders: Sequence[RunFolder]) -> None:
+    """Write a page of runs; several stand side by side at its top.
+
+    Raises:
+        PipelineError: What one left cannot be read.
+        OSError: The page cannot be written.
+    """
+    # Not with the other imports: what reads results takes time to load, which a run that begins need not wait for.
+    from pipeline.runs.comparison.runs import compare_runs, comparison_tables, run_names
+    from pipeline.runs.report.page.html import write_page
+    from pipeline.runs.report.page.run import comparison_table, page_of
+
+    runs = [load(folder) for folder in folders]
+    names = run_names(runs)
+    tables = comparison_tables(compare_runs(runs, names)) if len(runs) > 1 else []
+    write_page(path, page_of(runs, names, [comparison_table(table) for table in tables]))
+
+
+def renew_report(run: RunFolder) -> None:
+    """Write the page of a run again, of which something has changed since it was left; says nothing."""
+    try:
+        write_report(run.report, [run])
+    except Exception as error:  # as below
+        log.warning("the report is not up to date: %s", error, exc_info=True)
+
+
+def leave_report(run: RunFolder, console: Console) -> None:
+    """Write the page of a run that has ended. That it cannot be written changes nothing of the run."""
+    try:
+        write_report(run.report, [run])
+    except Exception as error:  # whatever is wrong with a page, the results are there
+        log.warning("no report was written: %s", error, exc_info=True)
+        say(
+            console,
+            f"warning: no report was written ({error}). `python -m pipeline report {run.experiment}` tries again.",
+            "bold",
+        )
+        return
+    say(console, "report:", copy=shown_path(run.report))
+
+
 # -- round reports -----------------------------------------------------------------------------------------------
 # Reports of a run that goes on, whenever a round has finished: each by a process of its own, for which the run
 # never waits. The last report is written by the run itself.
@@ -60,8 +116,6 @@ MOST_OFTEN_S = 60.0
 """Seconds between two looks whether a report is due."""
 NICENESS = 10
 _LONGEST_REASON = 300
-
-log = logging.getLogger("pipeline")
 
 
 class RoundReports:
@@ -141,8 +195,51 @@ def finished_rounds(view: RunView) -> int:
     return len(begun - open_rounds) if open_rounds else 0
 
 
+# -- trackers ----------------------------------------------------------------------------------------------------
+
+
+@contextmanager
+def tracked(
+    run: RunFolder, tracking: TrackingConfig, console: Console, signals: StopSignals
+) -> Iterator[Callable[[], None]]:
+    """Have trackers told of a run while something is done. Whatever happens to them costs a warning.
+
+    Args:
+        run: The run; it has its plan.
+        tracking: What is asked for.
+        console: Where warnings go, and to the log.
+        signals: One that comes ends the wait for trackers at the end; one that has come leaves it out.
+
+    Yields:
+        To be called now and then: hears what goes wrong.
+    """
+
+    def warn(text: str) -> None:
+        log.warning("%s", text)
+        say(console, f"warning: {text}", "bold")
+
+    online = Tracker.wandb in tracking.report_to and tracking.mode is TrackingMode.online
+    if sweep_trial() is not None and not online:
+        warn(
+            "this run is a trial of a sweep at W&B, which hears nothing of it now: that needs "
+            "'tracking.report_to=[wandb]' tracking.mode=online in the sweep's command"
+        )
+    if not tracking.report_to:
+        yield lambda: None
+        return
+
+    feeders = Feeders(run, tracking, warn)
+    try:
+        yield feeders.look
+        if signals.received is None:
+            feeders.finish(tracking.finish_timeout_s, signals.fileno())
+    finally:
+        feeders.end()
+    for name, way in feeders.told.items():
+        say(console, f"{name}:", copy=way)
+
+
 if __name__ == "__main__":
-    from pipeline.commands.report import write_report
     from pipeline.machine.descendants import begin
 
     os.nice(NICENESS)

@@ -12,8 +12,8 @@ from pathlib import Path
 
 from rich.console import Console
 
-from pipeline.commands.report import renew_report
 from pipeline.commands.request import Request, Stored, look_up
+from pipeline.commands.results import renew_report
 from pipeline.config.schema import Config
 from pipeline.engine.journal import SHARED_STORE, Journal
 from pipeline.engine.run_folder import RunFolder

@@ -1,11 +1,9 @@
-"""What the commands around the main job have in common: their errors become messages and exit codes."""
+"""What commands have in common: options, when they are imported, how a wrong command line is answered."""
 
 from __future__ import annotations
 
-import re
-import shlex
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from functools import cached_property, partial
 from importlib import import_module
@@ -17,7 +15,6 @@ from typer.core import TyperGroup
 from typer.main import get_group
 
 from pipeline.commands.start import INTERRUPTED, WRONG_REQUEST, refuse, unless_unwritten
-from pipeline.config.schema import Range
 from pipeline.errors import ConfigError, PipelineError
 
 
@@ -41,6 +38,7 @@ def examples(*commands: str) -> str:
 
 Experiment = Annotated[str, typer.Argument(autocompletion=experiments)]
 OutputDir = Annotated[Path, typer.Option(help="Folder of all runs.")]
+OUTPUTS = Path("outputs")
 Stamp = Annotated[
     str | None, typer.Option("--run", help="Timestamp of a run, or how it begins; the newest if left out.")
 ]
@@ -86,52 +84,54 @@ def answering() -> Iterator[None]:
 
 
 # -- command line ------------------------------------------------------------------------------------------------
-# How ``python -m pipeline`` answers: what is wrong in one line, with the command line too; and its exit code.
-# typer has pydantic read the values of options, and would repeat what that says of them to programmers.
 
 
 WRONG_USE: Final[type[Exception]] = typer.BadParameter.__mro__[1]
 """What every wrong command line raises, for which typer has no public name."""
-_CHOICES = re.compile(r"'(?P<given>.*)' is not one of (?P<choices>'.*')\.", re.DOTALL)
-_KINDS = {"int": "a whole number", "float": "a number"}
+LATER = {
+    "launch": (
+        "launch",
+        "Run any program with one process on each chosen GPU: pipeline launch --gpus 4,5 -- train.py ARGUMENTS.",
+    ),
+    "fetch": ("fetch", "Fetch a small language model that needs no hub."),
+    "show": ("looking", "Print the table of an experiment's newest run again, or of another."),
+    "status": ("looking", "Show where runs stand: the newest of every experiment, or one in detail."),
+    "logs": ("looking", "Print the log of a run, or of the last attempt at one of its jobs."),
+    "why": ("why", "Explain where a job stands, and why it ran again or would run with other settings."),
+    "compare": ("report", "Show runs side by side: settings that differ, and what each method has reached."),
+    "figures": ("report", "Write the figures of a run for papers: PDF, SVG and PNG."),
+    "report": ("report", "Write the page of a run anew, or one page of several runs."),
+    "track": ("report", "Tell trackers (tensorboard, trackio, wandb) what they lack of a run."),
+    "export": (
+        "export",
+        "Take a trained model away: a folder that works alone, with a model card; or push it to the hub.",
+    ),
+    "store": ("store", "Check the store of finished outputs, measure it, clean it up."),
+    "gpus": ("gpus", "Show the GPUs of this machine; `gpus fit` says how a model can be trained on them."),
+    "sweep": ("sweep", "Search settings with many trials, and look at them."),
+    "slurm": ("slurm", "Batch scripts for Slurm: write one, check one, submit one."),
+}
+"""Command, or the word before a family of them -> its module, and what it is for."""
 
 
-class Family(TyperGroup):
-    """Commands with a word before them, as ``store gc``; their module is imported when one is asked for."""
+class Later(TyperGroup):
+    """A command, or a family as ``store gc``, whose module is imported when it is asked for."""
 
     def __init__(self, name: str, module: str, help: str) -> None:  # noqa: A002 - as typer calls it
         self._module = module
         super().__init__(name=name, help=help)
 
     @cached_property
-    def _whole(self) -> Any:
-        app = import_module(self._module).app
-        app.info.name, app.info.help = self.name, self.help
-        return get_group(app)
-
-    @property
-    def commands(self) -> Any:
-        """By their names."""
-        return self._whole.commands
-
-    @commands.setter
-    def commands(self, _: Any) -> None: ...
+    def whole(self) -> Any:
+        """The command itself."""
+        family: Any = get_group(import_module(f"pipeline.commands.{self._module}").app)
+        found = family.commands.get(self.name, family)
+        found.name, found.help = self.name, self.help
+        return found
 
     def make_context(self, *arguments: Any, **named: Any) -> Any:
-        """As Click does, of the commands themselves."""
-        return self._whole.make_context(*arguments, **named)
-
-
-FAMILIES = (
-    ("store", "pipeline.commands.store", "Check the store of finished outputs, measure it, clean it up."),
-    (
-        "gpus",
-        "pipeline.commands.gpus",
-        "Show the GPUs of this machine; `gpus fit` says how a model can be trained on them.",
-    ),
-    ("sweep", "pipeline.commands.sweep", "Search settings with many trials, and look at them."),
-    ("slurm", "pipeline.commands.slurm", "Batch scripts for Slurm: write one, check one, submit one."),
-)
+        """As Click does, of the command itself."""
+        return self.whole.make_context(*arguments, **named)
 
 
 class Commands(TyperGroup):
@@ -139,7 +139,7 @@ class Commands(TyperGroup):
 
     def __init__(self, **attributes: Any) -> None:
         super().__init__(**attributes)
-        self.commands.update((name, Family(name, module, text)) for name, module, text in FAMILIES)
+        self.commands.update((name, Later(name, *about)) for name, about in LATER.items())
 
     def main(  # type: ignore[override]
         self, args: Sequence[str] | None = None, *, standalone_mode: bool = True, **named: Any
@@ -162,35 +162,11 @@ class Commands(TyperGroup):
 
 
 def in_words(error: Any) -> str:
-    """What is wrong, and where to read what may be given; "" where all is said. Of a `WRONG_USE`."""
-    if isinstance(error, typer.BadParameter) and error.param is not None:
-        said = _of_parameter(error, error.param)
-    else:
-        said = str(error.format_message()).strip()
+    """What is wrong with a command line, and where to read what may be given; "" where help was printed."""
+    # typer has pydantic read the values of options, which speaks to programmers.
+    said = str(error.format_message()).strip().replace("Value error, ", "").replace("Input should be", "must be")
+    if hasattr(error.__cause__, "errors"):
+        said += f"; given was {error.__cause__.errors()[0]['input']!r}"
     if not said or error.ctx is None:
         return said
     return f"{said}{'' if said.endswith(('.', '?')) else '.'} See `{error.ctx.command_path} --help`"
-
-
-def _of_parameter(error: Any, parameter: Any) -> str:
-    """What is wrong with the value of an option or argument, or that it is missing."""
-    name = parameter.name if parameter.param_type_name == "argument" else max(parameter.opts, key=len)
-    if hasattr(error, "param_type"):  # missing
-        help_text = (getattr(parameter, "help", None) or "").rstrip(".")
-        return f"{name} is missing" + (f": {help_text[:1].lower()}{help_text[1:]}" if help_text else "")
-    problems: Sequence[Mapping[str, Any]] = error.__cause__.errors() if hasattr(error.__cause__, "errors") else ()
-    said = str(error.message)
-    if found := _CHOICES.search(said):
-        choices = [each.strip("'") for each in found["choices"].split(", ")]
-        return f"{name} {shlex.quote(found['given'])}: must be {', '.join(choices[:-1])} or {choices[-1]}"
-    if problems and (allowed := _range(problems[0], parameter)):
-        return f"{name} {shlex.quote(str(problems[0]['input']))}: must be {allowed}"
-    return f"{name}: {said.removeprefix('Value error, ')}"
-
-
-def _range(problem: Mapping[str, Any], parameter: Any) -> str:
-    """Which numbers a parameter takes, from what is wrong with one; "" where it does not take numbers."""
-    kind = _KINDS.get(str(problem["type"]).partition("_")[0], "")
-    low, high = getattr(parameter, "min", None), getattr(parameter, "max", None)
-    told = "" if low is high is None else str(Range(at_least=low, at_most=high))
-    return ", ".join(part for part in (kind, told) if part)

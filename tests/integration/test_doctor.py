@@ -6,7 +6,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from typer.testing import CliRunner, Result
+from typer.testing import CliRunner
 
 from pipeline.__main__ import app
 from pipeline.commands import check, machine
@@ -45,25 +45,6 @@ def test_a_machine_on_which_much_is_wrong(tmp_path: Path, monkeypatch: pytest.Mo
         assert line in done.stdout
     assert "Repair what failed" in done.stdout
     assert done.stderr == ""
-
-
-def test_a_batch_script_is_checked_without_anything_else(tmp_path: Path) -> None:
-    def checked(*options: str) -> Result:
-        return CliRunner().invoke(app, ["check", *options])
-
-    script = tmp_path / "job.slurm"
-    asked = "#!/bin/bash\n#SBATCH --gres=gpu:8\n#SBATCH --ntasks=1\n"
-    script.write_text(f"{asked}export RANK=0\npython train.py\n")
-    done = checked("--sbatch", str(script))
-    assert done.exit_code == 1
-    assert "FAIL  Slurm: ranks by hand" in done.output
-    assert "PASS" not in done.output
-    script.write_text(f"{asked}python train.py\n")
-    done, apart = checked("--sbatch", str(script)), checked("--sbatch", str(script), "--ranks", "itself")
-    assert (done.exit_code, apart.exit_code) == (0, 0)
-    assert "idle GPUs" in done.output
-    assert "idle GPUs" not in apart.output
-    assert checked("--sbatch", "missing.slurm").exit_code == 2
 
 
 @pytest.mark.parametrize(

@@ -1,5 +1,6 @@
 """A trained model leaves its run: as one object in Python, and as a folder that works alone."""
 
+import contextlib
 import io
 import json
 import re
@@ -18,8 +19,7 @@ from typer.testing import CliRunner
 
 import pipeline
 from pipeline.__main__ import app
-from pipeline.commands import export as remake
-from pipeline.commands.export import export
+from pipeline.commands import export as exporting
 from pipeline.config.schema import Backend, ExecutionConfig
 from pipeline.engine.run_folder import RunFolder
 from pipeline.engine.run_jobs import run_jobs
@@ -34,7 +34,6 @@ from pipeline.outputs.guidance import GUIDANCE, read_guidance, read_usage
 from pipeline.plan.graph import Job
 from pipeline.runs.loaded import LoadedRun, load
 from pipeline.runs.report.model_card import command_for_all
-from pipeline.terminal.console import Terminal
 from tests.doubles.families import tiny_model
 from tests.doubles.small_runs import calm_run
 
@@ -66,6 +65,13 @@ def exported(outputs: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     export(outputs, "t", "QSharp", folder / "value")
     export(outputs, "t", "reference", folder / "policy")
     return folder
+
+
+def export(outputs: Path, name: str, chain: str, to: Path, *, number: int | None = None) -> str:
+    """What the command says."""
+    with contextlib.redirect_stdout(io.StringIO()) as said:
+        exporting.export(name, to, chain, number, output_dir=outputs)
+    return said.getvalue()
 
 
 def run_of(outputs: Path) -> LoadedRun:
@@ -305,7 +311,7 @@ def test_weights_that_were_removed_are_made_again_to_be_exported(
     def here(*given: Any, execution: ExecutionConfig, **settings: Any) -> Outcome:
         return run_jobs(*given, execution=replace(execution, backend=Backend.inline), **settings)
 
-    monkeypatch.setattr(remake, "run_jobs", here)
+    monkeypatch.setattr(exporting, "run_jobs", here)
     run = run_of(copied)
     trained = [job_of(run, end) for end in ("QSharp/r1/train", "QSharp/r2/train")]
     remove(run, trained)
@@ -313,23 +319,22 @@ def test_weights_that_were_removed_are_made_again_to_be_exported(
         StoreError, match=r"weights of round 2 of 2 were removed.*No round of it is there.*export t "
     ):
         pipeline.guided("t", "QSharp", output_dir=copied)
-    said = io.StringIO()
-    export(copied, "t", "QSharp", tmp_path / "x", console=Terminal(file=said))
-    assert "running 2 jobs to make them again" in said.getvalue()
+    said = export(copied, "t", "QSharp", tmp_path / "x")
+    assert "running 2 jobs to make them again" in said
     for name in ("model.safetensors", "value_head.safetensors", "guidance.json"):
         assert (tmp_path / "x" / name).read_bytes() == (exported / "value" / name).read_bytes()
     assert [run.store.problem(job.key) for job in trained] == [REMOVED, REMOVED]
 
     # Meanwhile another experiment has begun and ended that keeps all.
     shutil.copytree(run.folder.path, copied / "other" / run.folder.path.name, symlinks=True)
-    export(copied, "t", "QSharp", tmp_path / "y", number=1, console=Terminal(file=said))
+    export(copied, "t", "QSharp", tmp_path / "y", number=1)
     assert [run.store.problem(job.key) for job in trained] == [None, REMOVED]
 
     # What was lost is made again likewise, and stays: nobody has asked for it to go.
     shutil.rmtree(run.store.path(trained[1].key))
     with pytest.raises(StoreError, match=r"round 2 of 2 were lost or damaged \(not stored\).*export t "):
         pipeline.guided("t", "QSharp", output_dir=copied)
-    export(copied, "t", "QSharp", tmp_path / "z", console=Terminal(file=said))
+    export(copied, "t", "QSharp", tmp_path / "z")
     assert (tmp_path / "z" / "value_head.safetensors").read_bytes() == (
         exported / "value" / "value_head.safetensors"
     ).read_bytes()

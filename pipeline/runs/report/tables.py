@@ -8,11 +8,14 @@ from itertools import groupby
 from statistics import median
 from typing import NamedTuple
 
+from rich.console import Console
+
 from pipeline.config.schema import ENOUGH
 from pipeline.config.tables import by_values
+from pipeline.engine.run_folder import RunFolder
 from pipeline.learning.algos.base import REFERENCE
 from pipeline.outputs.formats import ETA, SWEEP_SPLIT
-from pipeline.runs.cost import BudgetRow, CostRow
+from pipeline.runs.cost import BudgetRow, CostRow, read_compute
 from pipeline.runs.looks import reading_order
 from pipeline.runs.record import (
     MANY_CUT,
@@ -24,8 +27,9 @@ from pipeline.runs.record import (
     Results,
     primary_metric,
 )
-from pipeline.runs.report.format import count, decimal, interval, si, title
+from pipeline.runs.report.format import count, decimal, interval, shown_path, si, title
 from pipeline.terminal.columns import EXTRA, Column, FittedTable, align
+from pipeline.terminal.console import say
 
 # -- captions ----------------------------------------------------------------------------------------------------
 # What is said below tables of results of rows that are not like the others.
@@ -137,6 +141,22 @@ _SMALLEST_P = 0.001
 
 At = tuple[str, int]
 """Algorithm and round."""
+
+
+def print_results(console: Console, results: Results, run: RunFolder, label: str = "") -> None:
+    """Print the tables of results and where the rest of them is; a label goes to the titles."""
+    compute = read_compute(run.path)
+    tables = result_tables(results, compute.costs, label)
+    tables += [*front_tables(results, label), *budget_tables(compute.budgets, results, label)]
+    for table in tables:
+        console.print()
+        console.print(table)
+    if not results.rows:
+        say(console, "no results yet: no evaluation was finished")
+        return
+    if left_out := dict.fromkeys(name for table in tables for name in table.left_out(console.width)):
+        say(console, f"No room for {', '.join(left_out)}: a wider terminal shows all.", "italic")
+    say(console, "results:", copy=f"{shown_path(run.path)}/results.json, samples.jsonl")
 
 
 def result_tables(results: Results, costs: Iterable[CostRow] = (), label: str = "") -> list[FittedTable]:

@@ -58,7 +58,7 @@ def test_help_of_run_is_that_of_the_main_command() -> None:
 
 
 def leaves(command: click.Command, name: str) -> Iterator[str]:
-    inside = getattr(command, "commands", {})
+    inside = getattr(getattr(command, "whole", command), "commands", {})
     for word, inner in inside.items():
         yield from leaves(inner, f"{name} {word}".strip())
     if not inside and not command.hidden and name != "run":  # whose help is that of the main command

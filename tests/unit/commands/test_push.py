@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from huggingface_hub import constants
 
-from pipeline.commands.export import check_repository, push
+from pipeline.commands.export import check_repository, push_folder
 from pipeline.errors import ConfigError, PipelineError
 
 
@@ -41,7 +41,7 @@ def reached(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.usefixtures("reached")
 def test_a_folder_goes_to_a_private_repository(tmp_path: Path) -> None:
-    push(tmp_path, "me/mine")
+    push_folder(tmp_path, "me/mine")
     assert Api.asked == {
         "repository": "me/mine",
         "private": True,
@@ -61,14 +61,14 @@ def test_a_refusal_is_one_message_and_the_folder_stays(
         rf"cannot push to me/mine: .*{str(refusal).split()[-1]}.*`hf auth login`.*`hf upload me/mine {tmp_path}`"
     )
     with pytest.raises(PipelineError, match=said) as told:
-        push(tmp_path, "me/mine")
+        push_folder(tmp_path, "me/mine")
     assert "\n" not in str(told.value)
 
 
 def test_where_the_hub_may_not_be_asked_it_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
     with pytest.raises(PipelineError, match="HF_HUB_OFFLINE is set"):
-        push(tmp_path, "me/mine")
+        push_folder(tmp_path, "me/mine")
 
 
 @pytest.mark.parametrize("repository", ["", "a/b/c", "-x", "a b", "../x"])

@@ -201,6 +201,7 @@ def test_settings_in_commands_exist(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def parse(command: click.Command, arguments: list[str], parent: click.Context | None = None) -> None:
     """Read arguments as the program would, without carrying them out."""
+    command = getattr(command, "whole", command)
     context = command.make_context(command.name, list(arguments), parent=parent)
     rest = [*context._protected_args, *context.args]
     if hasattr(command, "commands") and rest:  # a group, of click's or of typer's own class
@@ -210,6 +211,7 @@ def parse(command: click.Command, arguments: list[str], parent: click.Context | 
 
 
 def epilogs(command: click.Command) -> Iterator[str]:
+    command = getattr(command, "whole", command)
     yield command.epilog or ""
     for inner in getattr(command, "commands", {}).values():
         yield from epilogs(inner)

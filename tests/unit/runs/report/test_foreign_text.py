@@ -70,11 +70,10 @@ def print_everything(text: str, folder: Path) -> None:
     run.write("JobWaits", job=f"{CHAIN}/r1/generate/001", reason=text)
     run.write("DeviceQuarantined", worker=0, device=text, reason=text, failed_jobs=[text])
     console = make_console()
-    looking.status(folder, None, None, console, as_json=False)
-    looking.status(folder, "x", None, console, as_json=False)
-    looking.status(folder, "x", None, console, as_json=True)
-    for line in why.why(folder, "x", JOB, None, []):
-        say(console, line)
+    looking.status(None, output_dir=folder)
+    looking.status("x", output_dir=folder)
+    looking.status("x", as_json=True, output_dir=folder)
+    why.why("x", JOB, output_dir=folder)
     assert start.refuse(ConfigError(text)) == 2
     assert check.print_checks([passed(text, text), failed(text, text, text)], text) == 1
     print_tables(text, console)

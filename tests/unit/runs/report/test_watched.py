@@ -9,7 +9,7 @@ from rich.console import Console, Group
 from typer.testing import CliRunner
 
 from pipeline.__main__ import app
-from pipeline.commands.looking import watch_status
+from pipeline.commands.looking import watch_run
 from pipeline.runs.loaded import LoadedRun
 from pipeline.runs.progress import Progress, ProgressFile
 from pipeline.runs.report.status import run_headline, watched_run
@@ -102,15 +102,12 @@ def test_watching_a_run_ends_with_it_and_follows_it_meanwhile(
     monkeypatch.setattr(LoadedRun, "engine_runs", lambda self: self.view.finished is None)
     monkeypatch.setattr(watching.time, "sleep", go_on)
     monkeypatch.setattr("pipeline.commands.looking.watch", lambda *args: watching.watch(*args, go_on))
-    watch_status(tmp_path, "x", None, Terminal(file=out, width=120), 0.1)
+    watch_run(LoadedRun(run.folder), Terminal(file=out, width=120), 0.1)
     assert "12 %, about 1 h 00 min left, 0/3 jobs done, 0 running, 3 to come, 7 samples/s" in out.getvalue()
     assert "done" in out.getvalue()
 
 
-@pytest.mark.parametrize("words", [["status"], ["sweep", "status"]], ids=" ".join)
-def test_what_has_not_begun_is_waited_for(
-    words: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_sweep_that_has_not_begun_is_waited_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     waits: list[float] = []
 
     def wait(seconds: float) -> None:
@@ -120,7 +117,9 @@ def test_what_has_not_begun_is_waited_for(
 
     monkeypatch.setattr(watching.time, "sleep", wait)
     (tmp_path / "other").mkdir()
-    done = CliRunner().invoke(app, [*words, "x", "--watch", "--every", "3", "--output-dir", str(tmp_path)])
+    done = CliRunner().invoke(
+        app, ["sweep", "status", "x", "--watch", "--every", "3", "--output-dir", str(tmp_path)]
+    )
     assert waits == [3.0] * 3
     assert done.output.count("Waiting for it; Ctrl-C ends that.") == 1
     assert done.exit_code == 130
