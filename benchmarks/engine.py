@@ -12,7 +12,7 @@ is slower.
 Three rows are ours. `run_plan` is what a user runs: scheduling, journal on disk, a log file and a committed output
 per job. `run_plan, no output` leaves out the commit alone, as a job without a key does. `pool` is worker processes
 and messages without scheduler and journal, which is what the pools of others are; it still opens a log per job.
-Its workers have one job at a time; concurrent.futures has one more queued than it has workers.
+concurrent.futures has one more job queued than it has workers.
 `files of outputs alone` is that many processes which make and remove the same names in the file system, and do no
 more: no run with outputs can be faster there.
 Where Ray is installed, `run_plan` on it comes beside Ray's own tasks.
@@ -62,6 +62,7 @@ from benchmarks.bodies import die, make_files, nap, nothing
 from pipeline.config.schema import Backend, ExecutionConfig
 from pipeline.engine.devices.inventory import cpu_slots
 from pipeline.engine.journal import Journal
+from pipeline.engine.scheduler.dispatch import DEPTH
 from pipeline.engine.scheduler.loop import run_plan
 from pipeline.engine.scheduler.outcome import Outcome
 from pipeline.engine.store.store import Store
@@ -223,7 +224,7 @@ def measure_files(jobs: int, workers: int, folder: Path) -> Measured:
 
 
 class _BarePool:
-    """Keeps every worker busy; no state, no journal, no store."""
+    """Keeps every worker busy, with jobs ahead as the engine gives them; no state, no journal, no store."""
 
     def __init__(self, workers: int, folder: Path) -> None:
         self._pool: Pool = make_pool(ExecutionConfig(), cpu_slots(workers), threads=1, log_dir=folder / "workers")
@@ -248,8 +249,8 @@ class _BarePool:
             self._pool.wait(None, self._take)
 
     def _send(self, index: int) -> None:
-        """Give a worker that has none a job."""
-        if self._left and not self._given[index]:
+        """Give a worker a job if it has none; while enough are left for all, the next ones too."""
+        while self._given[index] <= DEPTH and self._left > (len(self._given) if self._given[index] else 0):
             self._left -= 1
             self._running += 1
             self._given[index] += 1

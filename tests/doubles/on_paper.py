@@ -9,7 +9,7 @@ from typing import Any
 from pipeline.config.schema import ExecutionConfig, RetryConfig
 from pipeline.engine.devices.layout import Layout, plain_layout
 from pipeline.engine.run_folder import RunFolder
-from pipeline.engine.scheduler.dispatch import give_up_too_wide, release_due, reserve, start
+from pipeline.engine.scheduler.dispatch import give_up_too_wide, orders_ahead, release_due, reserve, start
 from pipeline.engine.scheduler.policy import Reserve, next_actions
 from pipeline.engine.scheduler.reactions import kill_hanging, react
 from pipeline.engine.scheduler.ready import Needs
@@ -115,7 +115,7 @@ class OnPaper:
     def start(self, on_disk: OnDisk = NOTHING) -> list[str]:
         """Start what the policy says."""
         give_up_too_wide(self.run)
-        for action in next_actions(self.run.state, self.run.now_s):
+        for action in next_actions(self.run.state, self.run.now_s) or orders_ahead(self.run):
             if isinstance(action, Reserve):
                 reserve(self.run, action)
             else:

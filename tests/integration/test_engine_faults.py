@@ -45,6 +45,8 @@ def test_short_jobs_run_once_each_whoever_dies_or_raises(engine: Engine, tmp_pat
     assert Counter(event["job"] for event in engine.events("JobFinished")) == Counter(set(names) - raised)
     blamed = Counter((event["job"], event["kind"]) for event in engine.events("AttemptFailed"))
     assert blamed == Counter([*((name, "lost") for name in died), *((name, "bug") for name in raised)])
+    ends = {(attempt.worker, attempt.ended_s) for attempt in outcome.attempts}
+    assert any((attempt.worker, attempt.sent_s) in ends for attempt in outcome.attempts), "none had any ahead"
 
 
 @pytest.mark.parametrize(

@@ -6,13 +6,15 @@ import json
 import logging
 import math
 from collections.abc import Collection, Iterable, Mapping, Sequence
+from itertools import islice, takewhile
 
+from pipeline.config.schema import Backend
 from pipeline.engine.devices.layout import Layout
 from pipeline.engine.scheduler.policy import Reserve, Start
 from pipeline.engine.scheduler.ready import Kind, Needs, kind_of
-from pipeline.engine.scheduler.recovery import gather, give_up, have_again
+from pipeline.engine.scheduler.recovery import gather, give_up, have_again, kind_of_time, send
 from pipeline.engine.scheduler.run import OnDisk, ReleaseClaim, Run
-from pipeline.engine.scheduler.state import JobStatus, RunState
+from pipeline.engine.scheduler.state import JobStatus, RunState, WorkerPhase
 from pipeline.engine.workers.failure import FailureKind
 from pipeline.errors import PlanError
 from pipeline.plan.graph import Job, Plan
@@ -132,7 +134,12 @@ def start(run: Run, action: Start, on_disk: OnDisk) -> None:
         action: Which job, and which workers.
         on_disk: What the store says of the job's output.
     """
-    if _is_to_run(run, action.job_id, on_disk):
+    if not _is_to_run(run, action.job_id, on_disk):
+        return
+    if action.ahead:
+        run.state.hand_ahead(action.job_id, action.worker)
+        send(run, action.job_id)
+    else:
         run.state.start(action.job_id, action.worker, action.members, run.now_s)
         gather(run, action.job_id, action.emptied)
 
@@ -162,6 +169,48 @@ def _wait(run: Run, job_id: str, reason: str) -> None:
         run.record("JobWaits", job=job_id, reason=reason)
     run.state.wait(job_id)
     run.delayed[job_id] = run.now_s + _OTHER_RUN_S
+
+
+# -- ahead -------------------------------------------------------------------------------------------------------
+# Where jobs are so short that a worker would wait for the next one about as long as it works, it has some ahead
+# and begins them by itself, each if the one before it has left its process fit for it (`spoils`). What is more
+# urgent by then waits for them; that is why they are few.
+
+
+DEPTH = 16
+"""Jobs that a worker has ahead at most; more are handed when half of them are left, so several at a time."""
+MOST = 200
+"""Jobs that all workers together have ahead at most: the claim on the key of each takes a descriptor."""
+SHORT_S = 0.05
+"""A job that takes longer does not notice the millisecond in which its worker waits for the engine."""
+
+
+def orders_ahead(run: Run) -> list[Start]:
+    """Which jobs to hand ahead now, and to whom: of the most urgent, while some stay for each other worker."""
+    state = run.state
+    if not state.ready or state.retries or run.delayed or state.reserved or run.gathering:
+        return []
+    if run.settings.backend is not Backend.local or not state.is_plain or state.idle_workers():
+        return []
+    _, devices, bucket = next(state.ready.buckets())
+    left = len(state.ready) - len(state.workers)
+    depth = min(DEPTH, MOST // len(state.workers))
+    if devices > 1 or left <= 0 or not depth or "" not in bucket:
+        return []
+
+    def is_short(job_id: str) -> bool:
+        return run.took_s.get(kind_of_time(state.plan.jobs[job_id]), SHORT_S) < SHORT_S
+
+    # What was tried before is watched by itself.
+    names = takewhile(lambda name: not state.jobs[name].attempts and is_short(name), islice(bucket[""], left))
+    found: list[Start] = []
+    for worker in state.workers:
+        room = depth - len(worker.ahead)
+        if 2 * room < depth or worker.phase is not WorkerPhase.running or worker.index in run.doomed:
+            continue
+        if is_short(worker.job_id):
+            found += (Start(name, worker.index, ahead=True) for name in islice(names, room))
+    return found
 
 
 # -- elsewhere ---------------------------------------------------------------------------------------------------

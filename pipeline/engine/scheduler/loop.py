@@ -37,6 +37,7 @@ from pipeline.engine.scheduler.dispatch import (
     expect,
     give_up_too_wide,
     go_on,
+    orders_ahead,
     release_due,
     reserve,
     start,
@@ -400,7 +401,9 @@ class Loop:
             return
         self._decide(give_up_too_wide)
         # A job may turn out to need no worker, which leaves one idle for the next.
-        while not self.outside.is_asking and (actions := next_actions(self.run.state, self.outside.clock())):
+        while not self.outside.is_asking and (
+            actions := next_actions(self.run.state, self.outside.clock()) or orders_ahead(self.run)
+        ):
             for action in actions:
                 if isinstance(action, Reserve):
                     self._decide(reserve, action)

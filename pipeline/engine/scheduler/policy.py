@@ -104,12 +104,14 @@ class Start(Struct, frozen=True):
         worker: Is given the job.
         members: Further workers, on devices of their own, whose devices the job has as well.
         emptied: Idle workers on the same devices whose processes must end first, for the memory that they hold.
+        ahead: Whether the worker is to begin it by itself, after those that it has.
     """
 
     job_id: str
     worker: int
     members: tuple[int, ...] = ()
     emptied: tuple[int, ...] = ()
+    ahead: bool = False
 
 
 class Reserve(Struct, frozen=True):

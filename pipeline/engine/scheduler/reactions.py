@@ -8,10 +8,13 @@ from dataclasses import replace
 from msgspec.structs import asdict
 
 from pipeline.engine.scheduler.recovery import (
+    begin_ahead,
     close,
     failed,
+    give_back,
     leave_quarantined,
     not_free,
+    note_time,
     process_ended,
     renew_idle,
     renew_places,
@@ -23,7 +26,7 @@ from pipeline.engine.scheduler.recovery import (
 )
 from pipeline.engine.scheduler.run import Failure, OnDisk, ProcessOrder, Run
 from pipeline.engine.scheduler.state import WorkerPhase
-from pipeline.engine.workers.failure import NEEDS_FRESH_WORKER, FailureKind
+from pipeline.engine.workers.failure import FailureKind
 from pipeline.engine.workers.messages import (
     AttemptStopped,
     FromWorker,
@@ -109,7 +112,8 @@ def react(run: Run, index: int, message: FromWorker, on_disk: OnDisk) -> None:
             _stopped_unasked(
                 run, run.state.raised(index), index, "was asked to stop once more, and not by the engine"
             )
-            renew_idle(run, [index])  # it takes no further job
+            give_back(run, index)  # it takes no further job
+            renew_idle(run, [index])
             renew_places(run, workers[1:] and workers, but=(index,))
 
 
@@ -155,6 +159,7 @@ def _worker_ready(run: Run, index: int, message: WorkerReady) -> None:
 def _worker_exited(run: Run, index: int, message: WorkerExited) -> None:
     run.ledger.worker_ended(index, run.now_s)
     run.watchdog.ended(index)
+    give_back(run, index)
     run.record("WorkerExited", worker=index, exit_code=message.exit_code)
     doom = run.doomed.pop(index, None)
     if starts_ranks(run, index) and not run.stopping and index not in run.renewed:
@@ -242,8 +247,9 @@ def _job_finished(run: Run, index: int, message: JobFinished) -> None:
         **({} if message.peak_mb is None else {"peak_mb": message.peak_mb}),
     )
     workers = state.jobs[job_id].workers
+    note_time(run, state.plan.jobs[job_id], message.run_s)
     state.finished(index, message.peak_mb, message.held_mb)
-    _hand_on(run, index, workers, message, is_spoiled=False)
+    _hand_on(run, index, workers, message)
 
 
 def _job_raised(run: Run, index: int, message: JobRaised, on_disk: OnDisk) -> None:
@@ -265,20 +271,26 @@ def _job_raised(run: Run, index: int, message: JobRaised, on_disk: OnDisk) -> No
             suspect = next(iter(workers[message.rank :]), None) if message.rank is not None else None
         failed(run, job_id, index, failure, suspect=suspect, on_disk=on_disk)
     # What the ranks of a gang have started may have outlived them; it ends with the worker that led them.
-    _hand_on(run, index, workers, message, is_spoiled=is_gang or kind in NEEDS_FRESH_WORKER)
+    _hand_on(run, index, workers, message, is_spoiled=is_gang)
 
 
 def _hand_on(
-    run: Run, index: int, workers: tuple[int, ...], message: JobFinished | JobRaised, *, is_spoiled: bool
+    run: Run,
+    index: int,
+    workers: tuple[int, ...],
+    message: JobFinished | JobRaised,
+    *,
+    is_spoiled: bool = False,
 ) -> None:
     """Make the devices of a job that is over fit for the next, in fresh processes where present ones are not."""
     if message.left_changed:
         run.say(f"worker {index}: {message.job_id} has left changed: {message.left_changed}")
     if run.state.workers[index].quarantined:
         leave_quarantined(run, index)
-    if is_spoiled or message.left_changed:
+    if is_spoiled or message.spoils:
         renew_idle(run, [index])
     renew_places(run, workers[1:] and workers)
+    begin_ahead(run, index)
 
 
 def _note_stopped(run: Run, job_id: str, index: int, *, begun: bool) -> None:

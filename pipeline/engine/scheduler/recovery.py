@@ -8,11 +8,15 @@ from dataclasses import replace
 
 from msgspec.structs import replace as structs_replace
 
-from pipeline.engine.scheduler.run import Failure, OnDisk, ProcessOrder, Run, Send, SetAside, judge
+from pipeline.engine.scheduler.run import Failure, OnDisk, ProcessOrder, ReleaseClaim, Run, Send, SetAside, judge
 from pipeline.engine.scheduler.state import WorkerPhase
 from pipeline.engine.workers.failure import FailureKind
 from pipeline.engine.workers.messages import RunJob
 from pipeline.outputs.manifest import REMOVED
+from pipeline.plan.graph import Job
+
+_FORGET = 0.7
+"""A kind's time is the longest of its last jobs, each of which counts for this much of the one before it."""
 
 # -- jobs ------------------------------------------------------------------------------------------------------
 
@@ -227,13 +231,14 @@ def send_if_gathered(run: Run, job_id: str) -> None:
         devices = {device_of(worker) for worker in run.state.jobs[job_id].workers}
         if not any(device_of(worker) in devices for worker in run.emptied):
             del run.gathering[job_id]
-            _send(run, job_id)
+            run.state.jobs[job_id].sent_s = run.now_s
+            run.watchdog.began(run.state.jobs[job_id].workers[0], run.now_s)
+            send(run, job_id)
 
 
-def _send(run: Run, job_id: str) -> None:
+def send(run: Run, job_id: str) -> None:
+    """Have a job sent to the workers that it was given to."""
     state = run.state.jobs[job_id]
-    state.sent_s = run.now_s
-    run.watchdog.began(state.workers[0], run.now_s)
     if len(state.workers) == 1:  # its process may have been replaced since the job was given to it
         run.state.workers[state.workers[0]].fresh = False
     order = _order(run, job_id)
@@ -263,6 +268,34 @@ def _order(run: Run, job_id: str) -> RunJob:
         shared=not state.exclusive,
         limit_mb=state.limit_mb,
     )
+
+
+def begin_ahead(run: Run, index: int) -> None:
+    """A worker has no job any more, and begins the next of those that it was given ahead."""
+    worker = run.state.workers[index]
+    if worker.ahead and worker.phase is WorkerPhase.idle:
+        run.state.begin_ahead(index, run.now_s)
+        run.watchdog.began(index, run.now_s)
+    else:
+        give_back(run, index)
+
+
+def give_back(run: Run, index: int) -> None:
+    """A worker begins none of the jobs any more that it was given ahead."""
+    for job_id in list(run.state.workers[index].ahead):
+        run.do(ReleaseClaim(job_id))
+        run.state.give_back(job_id, index)
+
+
+def note_time(run: Run, job: Job, took_s: float) -> None:
+    """Remember how long jobs of a kind take; the first of a worker imports what later ones find there."""
+    kind = kind_of_time(job)
+    run.took_s[kind] = max(took_s, _FORGET * run.took_s.get(kind, 0.0))
+
+
+def kind_of_time(job: Job) -> tuple[str, str]:
+    """What jobs have in common that take about as long."""
+    return job.entry, job.stage
 
 
 def process_ended(run: Run, index: int) -> bool:

@@ -316,6 +316,7 @@ class Run:
         doomed: Worker -> why it is being killed. What it still says no longer counts.
         unusable: Workers that cannot even be started.
         closed: Workers that have been ended for good, as their devices are given no more jobs.
+        took_s: Entry and stage of jobs -> about the longest that one of the last took.
         stops: Job -> attempts that ended since someone asked its worker to stop, and not the engine.
         nodes_lost: Job -> machines that were lost while they ran it.
         told_late: Worker and job of which it has spoken late: told once.
@@ -341,6 +342,7 @@ class Run:
     doomed: dict[int, Failure] = field(default_factory=dict)
     unusable: set[int] = field(default_factory=set)
     closed: set[int] = field(default_factory=set)
+    took_s: dict[tuple[str, str], float] = field(default_factory=dict)
     stops: Counter[str] = field(default_factory=Counter)
     nodes_lost: Counter[str] = field(default_factory=Counter)
     told_late: set[tuple[int, str]] = field(default_factory=set)

@@ -108,6 +108,7 @@ class WorkerState:
         holds: Affinity keys whose models it has in memory, the one used last at the end.
         rss_bytes: Resident memory at the last heartbeat.
         held_mb: Memory of its device that it holds between jobs, where others share the device.
+        ahead: Jobs that it was given to begin by itself after that one, in this order.
     """
 
     index: int
@@ -124,6 +125,7 @@ class WorkerState:
     holds: list[str] = field(default_factory=list)
     rss_bytes: int = 0
     held_mb: int = 0
+    ahead: list[str] = field(default_factory=list)
 
     @property
     def phase(self) -> WorkerPhase:
@@ -521,6 +523,30 @@ class RunState:
             state.keep_models = leader.keeps_models(state.job.affinity, shared=shared)
             leader.remember(state.job.affinity, self._models_in_memory, shared=shared)
         return state.attempts
+
+    def hand_ahead(self, job_id: str, index: int) -> None:
+        """A ready job goes to a worker that has others before it."""
+        state = self.jobs[job_id]
+        self._unqueue(state)
+        self._set(state, JobStatus.running)
+        state.attempts += 1
+        state.workers, state.exclusive, state.limit_mb, state.keep_models = (index,), True, 0, True
+        self.workers[index].ahead.append(job_id)
+
+    def begin_ahead(self, index: int, now_s: float) -> None:
+        """A worker whose job is over goes on to the next that it was given."""
+        worker = self.workers[index]
+        job_id = worker.ahead.pop(0)
+        worker.take(job_id, now_s, lent=False)
+        self.jobs[job_id].sent_s = now_s
+
+    def give_back(self, job_id: str, index: int) -> None:
+        """A worker will not begin a job that it was given ahead: as if it had not been."""
+        state = self.jobs[job_id]
+        self.workers[index].ahead.remove(job_id)
+        state.attempts -= 1
+        state.workers = ()
+        self.retry(job_id)
 
     def is_current(self, index: int, job_id: str, attempt: int) -> bool:
         """Whether a worker may speak of an attempt: it was given that last, and not just its device."""

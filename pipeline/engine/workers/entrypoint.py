@@ -21,6 +21,7 @@ from types import FrameType
 from pipeline.engine.devices.inventory import Device, read_usage, wait_until_free
 from pipeline.engine.devices.worker_env import describe_device
 from pipeline.engine.workers.messages import (
+    AttemptStopped,
     FromWorker,
     GpuLoad,
     Heartbeat,
@@ -98,17 +99,23 @@ class _Main:
         not_free = self._wait_for_memory()
         self.send(WorkerReady(pid=os.getpid(), device=about, visible=visible, not_free=not_free))
         threading.Thread(target=self._beat, name="heartbeat", daemon=True).start()
+        fit = True
         while not isinstance(order := self.orders.get(), Shutdown) and not self.runner.stop_requested:
-            self._run(order)
+            fit = fit and self._run(
+                order
+            )  # where it is not, the engine ends this process and begins the rest elsewhere
 
-    def _run(self, order: RunJob) -> None:
+    def _run(self, order: RunJob) -> bool:
+        """Run a job; False where no other may follow it in this process."""
         if order.part:
             from pipeline.engine.workers.gang_part import start_part  # as in the runner
 
             runner = self.runner
             start_part(order, self.settings.device.kind, lambda: runner.cut_off, lambda: runner.stop_requested)
-            return
-        self.send(self.runner.run(order))
+            return True
+        said = self.runner.run(order)
+        self.send(said)
+        return isinstance(said, AttemptStopped) or not said.spoils
 
     def _wait_for_memory(self) -> str:
         settings = self.settings

@@ -19,7 +19,7 @@ from msgspec import Meta, Raw, Struct, field
 from msgspec.json import Encoder
 from msgspec.structs import asdict, force_setattr
 
-from pipeline.engine.workers.failure import FailureKind
+from pipeline.engine.workers.failure import NEEDS_FRESH_WORKER, FailureKind
 from pipeline.errors import WorkerError, describe_exit
 from pipeline.foreign import ForeignDataError, converted, parse_json
 
@@ -74,7 +74,7 @@ class _Message(Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class RunJob(_Message, frozen=True, kw_only=True):
-    """Engine -> worker: run one job. A worker runs one at a time."""
+    """Engine -> worker: run a job, after those that it was sent before."""
 
     job_id: str
     attempt: Number
@@ -202,6 +202,11 @@ class JobFinished(_Message, frozen=True, kw_only=True):
     left_changed: Line = ""
     """What the job has left changed in the process, in words, so that no other may run in it; "" for nothing."""
 
+    @property
+    def spoils(self) -> bool:
+        """Whether no other job may run in the process."""
+        return bool(self.left_changed)
+
     def __post_init__(self) -> None:
         _make_plain(self, "left_changed")
 
@@ -225,6 +230,11 @@ class JobRaised(_Message, frozen=True, kw_only=True):
     held_mb: Count = 0
     """As in `JobFinished`, and so the next."""
     left_changed: Line = ""
+
+    @property
+    def spoils(self) -> bool:
+        """Whether no other job may run in the process."""
+        return bool(self.left_changed) or self.kind in NEEDS_FRESH_WORKER
 
     @property
     def said(self) -> str:

@@ -65,6 +65,9 @@ class Worker:
         """Hand over a job. Where that fails `WorkerExited` follows."""
         raise NotImplementedError
 
+    def flush(self) -> None:
+        """Have what was sent on its way: several jobs in one write wake the other side once."""
+
     def sources(self) -> Sequence[int]:
         """File descriptors that become readable when `receive` has something to do."""
         return []
@@ -213,7 +216,10 @@ class Pool:
             self._reaper.watch_path(path)
 
     def send(self, index: int, job: RunJob) -> None:
-        """Give a job to a worker that is ready and has none."""
+        """Give a job to a worker that is ready; it begins the job after those that it was given before.
+
+        It goes with the next `wait`.
+        """
         self._slots[index].worker.send(job)
 
     def abort(self, index: int) -> None:
@@ -306,6 +312,8 @@ class Pool:
 
     def _wait(self, timeout_s: float | None, deliver: Hear, also: Sequence[int]) -> None:
         living = self._living()
+        for slot in living:
+            slot.worker.flush()
         owners = {source: slot for slot in living for source in slot.worker.sources()}
         speaking = [slot for slot in living if slot.worker.pending()]
         heard = wait([*owners, *also], 0 if speaking else self._shorter(timeout_s))

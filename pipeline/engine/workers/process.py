@@ -89,6 +89,7 @@ class LocalWorker(Worker):
         """The process, until its end was delivered."""
         self._pidfd = -1
         self._tag = descendants.new_tag()
+        self._unsent: list[bytes] = []
 
     def start(self) -> None:
         """Start the process."""
@@ -124,12 +125,22 @@ class LocalWorker(Worker):
 
     def send(self, job: RunJob) -> None:
         """Send a job; a worker that does not take it is killed."""
-        self._send(job)
+        self._unsent.append(encode(job))
+
+    def flush(self) -> None:
+        """Write it."""
+        if self._unsent:
+            lines, self._unsent = self._unsent, []
+            self._write(b"\n".join(lines))
 
     def _send(self, message: ToWorker) -> None:
+        self.flush()
+        self._write(encode(message))
+
+    def _write(self, lines: bytes) -> None:
         try:
             if self._child:
-                self._child.channel.send(encode(message))
+                self._child.channel.send(lines)
         except TimeoutError as error:
             log.warning("worker %d: %s; killing it", self.index, error)
             self.kill()
