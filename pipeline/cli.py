@@ -22,6 +22,7 @@ from pipeline.commands.device_flags import FLAGS, as_overrides
 from pipeline.commands.help import typed_command, usage
 from pipeline.commands.run import run_experiment
 from pipeline.commands.start import INTERRUPTED, complain, refuse, unless_unwritten
+from pipeline.config.checks import check_config
 from pipeline.config.explain import explain, for_hydra, read_flags
 from pipeline.config.load import VERSION_BASE, load_config, read_settings, register_schemas, typed
 from pipeline.config.place import conf_dir
@@ -102,13 +103,16 @@ def main(arguments: Sequence[str]) -> int:
 
 
 def _check_settings(asked: argparse.Namespace, settings: Sequence[str]) -> None:
-    """Refuse, all at once, what Hydra would refuse one by one; of several runs also the faults of the first."""
+    """Refuse, all at once, what Hydra would refuse one by one; of several runs each value that one has."""
     own_files = bool(asked.config_path or asked.config_name or asked.config_dir)
     faults = read_settings(settings, several=asked.multirun, own_files=own_files)[1]
     if own_files:
         refuse_all(faults)
-    elif faults or asked.multirun:
-        load_config(multirun.first_request(settings) if asked.multirun else settings)
+    elif faults and not asked.multirun:
+        load_config(settings)
+    elif asked.multirun:
+        for request in multirun.requests(settings):
+            check_config(load_config(request))
 
 
 def _repeating(folder: str | None, given: Sequence[str]) -> list[str]:

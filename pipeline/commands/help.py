@@ -13,7 +13,7 @@ from rich.console import Console
 from rich.padding import Padding
 from rich.text import Text
 
-from pipeline.config.explain import GROUPS, advice_on, other_name, unknown_key
+from pipeline.config.explain import GROUPS, other_name, unknown_key
 from pipeline.config.meaning import Meaning, about, meanings_of, sections, shipped_meanings, shipped_sections
 from pipeline.config.place import conf_dir
 from pipeline.config.tables import TABLES, settings_class
@@ -139,7 +139,7 @@ def help_on(word: str, settings: Sequence[str] = ()) -> Iterator[Line]:
     if (conf_dir() / word).is_dir():
         return _help_keys_group(word)
     leaf = word.rpartition(".")[2]
-    other: str = other_name(leaf)
+    other = other_name(leaf).removeprefix("algos.<NAME>.")
     called: Iterator[Line] = iter(())
     if other != leaf:
         called = chain([(f"{leaf} is called {other} here:", "bold")], help_on(other, settings))
@@ -151,9 +151,7 @@ def help_on(word: str, settings: Sequence[str] = ()) -> Iterator[Line]:
         return help_on(spelled, settings)
     if other != leaf:
         return called
-    if advice := advice_on(word):
-        return iter([(f"{word}: {advice}", "")])
-    raise ConfigError(f"{unknown_key(word, known=keys)} `python -m pipeline help` lists what there is.")
+    raise ConfigError(f"{unknown_key(word, keys)} `python -m pipeline help` lists what there is.")
 
 
 def _known(settings: Sequence[str]) -> tuple[dict[str, Meaning], dict[str, str]]:

@@ -13,7 +13,7 @@ from typer.main import get_group
 from pipeline.commands import launch, sweep
 from pipeline.commands.device_flags import FLAGS, as_overrides
 from pipeline.commands.launch import requested
-from pipeline.commands.multirun import first_request
+from pipeline.commands.multirun import requests
 from pipeline.commands.request import check_fits_ray
 from pipeline.commands.sweep_run import check_settings
 from pipeline.commands.typed import WRONG_USE, in_words
@@ -116,7 +116,7 @@ def _run_config(words: Sequence[str], more: Sequence[str]) -> Config:
     asked = read_flags(as_overrides(words), FLAGS)
     if any((asked.help, asked.hydra_help, asked.version, asked.cfg, asked.info, asked.shell_completion)):
         raise ConfigError(f"run {' '.join(words)}: that prints something and ends, which is no work for a job")
-    settings = first_request(asked.overrides) if asked.multirun else list(asked.overrides)
+    settings = next(requests(asked.overrides)) if asked.multirun else list(asked.overrides)
     if asked.config_dir:
         settings += overrides_of({"hydra.searchpath": [f"file://{Path(asked.config_dir).absolute()}"]})
     for setting in settings if more else ():

@@ -7,9 +7,10 @@ two ways that every launcher knows: the value that the run returns, and the exce
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from fnmatch import fnmatchcase
+from itertools import islice
 from pathlib import Path
 from statistics import fmean
 from typing import Any
@@ -33,6 +34,9 @@ _ONLY_LISTS = "hydra._internal.core_plugins.basic_sweeper.BasicSweeper"
 """The sweeper that runs what it is told; any other one looks for the best settings."""
 _MINIMIZE = {"direction": "minimize", "ax_config.experiment.minimize": True, "optim.maximize": False}
 """Settings of Optuna's, Ax's and Nevergrad's sweepers that look for the worst; they are the defaults there."""
+
+_MOST_TRIED = 20
+"""Values of a setting that are checked before the first run: each takes a tenth of a second."""
 
 failed_runs: list[RunFailed] = []
 """The failed runs that this process knows of, those that other processes carried out among them."""
@@ -94,28 +98,34 @@ def run_label(arguments: Sequence[str]) -> str:
     return " ".join(own) or f"number {hydra.job.num}"
 
 
-def first_request(words: Sequence[str]) -> list[str]:
-    """The settings of the first run; what has no first value, as an interval, is left out.
+def requests(words: Sequence[str]) -> Iterator[list[str]]:
+    """The settings of the first run, then with each further value of one of them; of intervals none is known.
 
     Raises:
         ConfigError: One stands for no value at all.
     """
-    return [found for word in words if (found := _first_value(word)) is not None]
+    values = {word: found for word in words if (found := _values(word))}
+    first = {word: found[0] for word, found in values.items()}
+    yield [*first.values()]
+    for word, found in values.items():
+        yield from ([*{**first, word: value}.values()] for value in found[1:])
 
 
-def _first_value(word: str) -> str | None:
+def _values(word: str) -> list[str]:
     try:
         parsed = OverridesParser.create().parse_override(word)
     except HydraException:
-        return word  # composing says what is wrong with it
+        return [word]  # composing says what is wrong with it
     if not parsed.is_sweep_override():
-        return word
+        return [word]
     if not parsed.is_discrete_sweep():
-        return None
-    value = next(iter(parsed.sweep_string_iterator()), None)
-    if value is None:
+        return []
+    values = [
+        f"{parsed.get_key_element()}={value}" for value in islice(parsed.sweep_string_iterator(), _MOST_TRIED)
+    ]
+    if not values:
         raise ConfigError(f"{word}: stands for no value at all, so there are no runs")
-    return f"{parsed.get_key_element()}={value}"
+    return values
 
 
 def check_objective(config: Config) -> None:

@@ -16,6 +16,7 @@ from omegaconf.errors import OmegaConfBaseException
 from pipeline.config.place import conf_dir
 from pipeline.config.schema import Config
 from pipeline.config.tables import TABLES, all_shipped
+from pipeline.config.user_code import import_object
 from pipeline.config.values import one_line
 from pipeline.errors import ConfigError, unknown_name
 
@@ -28,95 +29,23 @@ GROUPS = {name: table.group for name, table in TABLES.items() if table.group != 
 """Tables of settings whose entries are chosen by a group of another name."""
 
 _OTHER_NAMES = {
-    "activation_checkpointing": "gradient_checkpointing",
+    "deepspeed": "training.strategy",
+    "eval_steps": "rounds_of_training",
     "file": "path",
     "filename": "path",
-    "kl_coef": "algos.GRPO.beta",
-    "lr": "learning_rate",
-    "lora_r": "rank",
-    "generation_batch_size": "steps_per_generation",
-    "log_completions": "evaluation.sample_prompts",
-    "log_unique_prompts": "evaluation.sample_prompts",
+    "kl_coef": "algos.<NAME>.beta",
     "lora_alpha": "alpha",
-    "lr_scheduler_type": "schedule",
-    "max_completion_length": "max_new_tokens",
-    "max_grad_norm": "grad_clip",
-    "max_length": "max_new_tokens",
-    "num_completions_to_print": "evaluation.sample_prompts",
-    "num_generations_eval": "evaluation.num_samples",
-    "num_iterations": "epochs",
-    "optim": "training.optimizer",
-    "packing": "padding_free",
-    "packing_strategy": "padding_free",
-    "per_device_eval_batch_size": "generation.batch_size",
-    "per_device_train_batch_size": "micro_batch_size",
-    "precompute_ref_batch_size": "micro_batch_size",
+    "lora_r": "rank",
+    "lr": "learning_rate",
+    "max_prompt_length": "generation.long_prompts",
+    "model_name_or_path": "models.hf.path",
     "r": "rank",
     "ref_model": "reference",
     "reward_funcs": "rewards",
-    "reward_weights": "rewards",
-    "run_name": "experiment.name",
-    "seed": "experiment.seeds",
-    "save_steps": "training.checkpoint_every_steps",
-    "sync_ref_model": "reference",
-    "torch_empty_cache_steps": "system.clear_cache_interval",
-    "truncation_mode": "generation.long_prompts",
+    "train_dataset": "datasets.hf.path",
+    "warmup_ratio": "training.warmup_steps",
 }
-"""What other programs call a setting, where no resemblance leads to it: its key, or the last part of it."""
-_EVERY_ROUND = (
-    "There is none: every round is evaluated when it ends, and rounds_of_training says how many there are."
-)
-_VLLM = "Write generation.backend=vllm; it has no settings of its own but generation.batch_size and memory_mb."
-_CONTINUOUS = "There is none: generation.backend=own gives a place that becomes free to the next text by itself."
-_TEMPLATE = "Write datasets.NAME.chat=true: the model's own chat template is used, and is given no arguments."
-_CURVES = "There is none: every training keeps its curve, which the report of the run shows."
-_ADVICE = {
-    "bf16": "Write system.dtype=bfloat16.",
-    "chat_template_kwargs": _TEMPLATE,
-    "chat_template_path": _TEMPLATE,
-    "dataset_text_field": "Write 'datasets.NAME.columns={{prompt: COLUMN}}'.",
-    "deepspeed": "There is none: training.gpus_per_job and training.strategy spread a training over GPUs.",
-    "eval_dataset": "Write datasets.NAME.test_path; without one, rows of the training split are kept back.",
-    "eval_on_start": _EVERY_ROUND,
-    "eval_steps": _EVERY_ROUND,
-    "eval_strategy": _EVERY_ROUND,
-    "fp16": "Write system.dtype=float16.",
-    "fsdp": "Write training.strategy=fsdp, with training.gpus_per_job.",
-    "gradient_accumulation_steps": (
-        "There is none: algos.NAME.batch_size is the batch of a step, and training.micro_batch_size how much of "
-        "it a device computes at once."
-    ),
-    "logging_steps": _CURVES,
-    "logging_strategy": _CURVES,
-    "max_prompt_length": (
-        "There is none: prompts are taken whole; one that is longer than the model can read is refused, or cut to "
-        "its last tokens with generation.long_prompts=truncate."
-    ),
-    "max_steps": (
-        "There is none: steps follow from the data of a round, data_collection.prompts_per_round, and from "
-        "algos.NAME.epochs."
-    ),
-    "ray": (
-        "Write execution.backend=ray, with execution.ray.address for a cluster that is there; --ray is of "
-        "`python -m pipeline slurm write --ray`."
-    ),
-    "model_init_kwargs": "Each is a key: models.hf.path, models.hf.revision, system.dtype, system.attn_impl.",
-    "model_name_or_path": "Write model=hf models.hf.path={given}.",
-    "num_train_epochs": (
-        "Write algos.NAME.epochs; of GRPO and RLOO rounds_of_training, as their epochs are TRL's num_iterations."
-    ),
-    "push_to_hub": "There is none: python -m pipeline export NAME --to FOLDER --push REPO does that afterwards.",
-    "resume_from_checkpoint": "There is none: the same command goes on from where its run was.",
-    "save_strategy": "There is none: training.checkpoint_every_steps and checkpoint_every_minutes say how often.",
-    "save_total_limit": "There is none: a checkpoint is kept until its training is done.",
-    "train_dataset": "Write dataset=hf datasets.hf.path={given}, or dataset=jsonl and the like for files.",
-    "transformers_continuous_batching_config": _CONTINUOUS,
-    "use_transformers_continuous_batching": _CONTINUOUS,
-    "use_transformers_paged": _CONTINUOUS,
-    "use_vllm": _VLLM,
-    "warmup_ratio": "There is none: training.warmup_steps is a number of optimizer steps, not a part of them.",
-}
-"""What other programs have and is no key here, or another one with another value: what to do."""
+"""What other programs call a setting, besides the arguments of TRL's configurations: its key, or the end of it."""
 
 
 def known_keys() -> list[str]:
@@ -137,67 +66,64 @@ def _leaves(settings: Any, prefix: str) -> Iterable[str]:
 
 
 def other_name(name: str) -> str:
-    """The last part of a key by its name here, where another program calls it otherwise."""
-    return _OTHER_NAMES.get(name, name)
+    """Name the key, or its end, that another program calls so; the name itself where none does."""
+    key_of = import_object("pipeline.learning.from_trl.key_of")  # seldom needed
+    found = _OTHER_NAMES.get(name) or str(key_of(name))
+    return found if found.rpartition(".")[2] not in ("", name) else name
 
 
-def advice_on(key: str, given: str = "") -> str:
-    """What to do about a setting of another program that has no key of the same meaning here, or "".
-
-    Args:
-        key: What was typed; its section does not matter.
-        given: The value that was given with it.
-    """
-    name = key.rpartition(".")[2]
-    advice = _ADVICE.get(name, _VLLM if name.startswith("vllm_") else "")
-    return advice.format(given=given or "FOLDER_OR_HUB_ID")
-
-
-def nearest_key(key: str, known: Iterable[str]) -> str | None:
-    """The key that was probably meant: of the same section, else by the same last part, else the most alike."""
+def nearest_keys(key: str, known: Iterable[str]) -> list[str]:
+    """Name what was probably meant: a key of the same section, else those that end alike, else the most alike."""
     keys = dict.fromkeys(known)
     section, _, last = key.rpartition(".")
     name = other_name(last)
-    by_name: dict[str, str] = {}
-    for each in sorted(keys, key=lambda one: one.count(".")):
-        by_name.setdefault(each.rpartition(".")[2], each)
-    if name in keys:
-        return name
-    if f"{section}.{name}" in keys:
-        return f"{section}.{name}"
-    same = [by_name[one] for one in (name, f"{name}s") if one in by_name]
-    alike = [] if same and not section else get_close_matches(key, keys, n=1, cutoff=0.8 if same else 0.6)
-    close = get_close_matches(name, by_name, n=1, cutoff=0.7) or [
-        each for each in by_name if each.startswith(f"{name}_")
-    ]
-    near = alike or same or [by_name[each] for each in close]
-    if not near:
-        return None
-    table, _, rest = near[0].partition(".")
-    return (
-        f"{table}.<NAME>.{rest.partition('.')[2]}"
-        if table in TABLES and table != key.partition(".")[0]
-        else near[0]
+    if name in keys or "<NAME>" in name:
+        return [name]
+    prefix = f"{section}." if section else ""
+    inside = {each[len(prefix) :] for each in keys if each.startswith(prefix)}
+    inside = {each for each in inside if "." not in each}
+    if near := [name] if name in inside else _alike(name, inside):
+        return [prefix + near[0]]
+    table = key.partition(".")[0]
+    general = dict.fromkeys(
+        re.sub(r"^(\w+)\.[^.]+", r"\1.<NAME>", each) if each.partition(".")[0] in {*TABLES} - {table} else each
+        for each in sorted(keys, key=lambda one: one.count("."))
     )
+    ends = [each for each in general if each.endswith((f".{prefix}{name}", f".{prefix}{name}s"))]
+    ends = ends or [each for each in general if each.endswith((f".{name}", f".{name}s"))]
+    if ends and section:  # of a section that is misspelt, or of another one
+        return get_close_matches(key, ends, n=1, cutoff=0.7) or ends[:1]
+    by_name = {each.rpartition(".")[2]: each for each in reversed(general)}
+    if ends or (section and inside):
+        return ends[:3]
+    return get_close_matches(key, general, n=1, cutoff=0.7) or [by_name[each] for each in _alike(name, by_name)]
 
 
-def unknown_key(key: str, given: str = "", known: Iterable[str] = ()) -> str:
-    """What to say of a key that there is not: the one that was meant, and which there are.
+def _alike(name: str, names: Iterable[str]) -> list[str]:
+    found = get_close_matches(name, names, n=1, cutoff=0.7)
+    return found or [each for each in sorted(names) if each.startswith(f"{name}_")][:1]
+
+
+def did_you_mean(key: str, known: Iterable[str], ending: str = "") -> str:
+    """Word what follows a key that there is not, or flag: what was probably meant; "" where nothing is near."""
+    near = " or ".join(f"{each}{ending}" if ending else f"'{each}'" for each in nearest_keys(key, known))
+    return f" Did you mean {near}?" if near else ""
+
+
+def unknown_key(key: str, known: Iterable[str] = ()) -> str:
+    """Word the message for a key that there is not: the one that was meant, and which there are.
 
     Args:
         key: What was typed.
-        given: The value that was given with it.
         known: The keys of the request; those of what ships are known besides.
     """
     keys = list(dict.fromkeys([*known, *known_keys()]))
-    near = nearest_key(key, keys)
-    hint = advice_on(key, given) or (f"Did you mean '{near}'?" if near else "")
     section = key.rpartition(".")[0]
     while section and not any(each.startswith(f"{section}.") for each in keys):
         section = section.rpartition(".")[0]
     inside = [each.removeprefix(f"{section}.") for each in keys if not section or each.startswith(f"{section}.")]
     listed = ", ".join(dict.fromkeys(each.partition(".")[0] for each in inside))
-    return f"unknown key '{key}'. {hint}{' ' if hint else ''}Known{f' in {section}' if section else ''}: {listed}."
+    return f"unknown key '{key}'.{did_you_mean(key, keys)} Known{f' in {section}' if section else ''}: {listed}."
 
 
 def explain(error: Exception) -> ConfigError:
@@ -243,10 +169,10 @@ def unknown_choice(group: str, name: str, options: Iterable[str]) -> str:
 # written KEY=VALUE. Who writes ``--seed 3`` has in mind a key, and who writes ``--num-gpu 2`` a flag.
 
 
-_ASKED = ("--help", "--hydra-help", "--version", "--resolve", "--run", "--multirun", "--shell-completion")
-_VALUED = ("--cfg", "--package", "--config-path", "--config-name", "--config-dir", "--experimental-rerun")
-_SHORT = {"--help": ("-h",), "--run": ("-r",), "--multirun": ("-m",), "--cfg": ("-c",), "--package": ("-p",)}
-_SHORT |= {"--config-path": ("-cp",), "--config-name": ("-cn",), "--config-dir": ("-cd",)}
+_ASKED = {"--help": "-h", "--hydra-help": "", "--version": "", "--resolve": "", "--run": "-r", "--multirun": "-m"}
+_ASKED |= {"--shell-completion": "-sc"}
+_VALUED = {"--cfg": "-c", "--package": "-p", "--config-path": "-cp", "--config-name": "-cn", "--config-dir": "-cd"}
+_VALUED |= {"--experimental-rerun": ""}
 
 
 class _Parser(argparse.ArgumentParser):
@@ -255,7 +181,7 @@ class _Parser(argparse.ArgumentParser):
 
 
 def read_flags(arguments: Sequence[str], own: Sequence[str] = ()) -> argparse.Namespace:
-    """Hydra's flags of a command line, and its settings as `overrides`.
+    """Read Hydra's flags of a command line, and its settings as `overrides`.
 
     Args:
         arguments: A command line without the flags of this package.
@@ -266,37 +192,30 @@ def read_flags(arguments: Sequence[str], own: Sequence[str] = ()) -> argparse.Na
     """
     parser = _Parser(add_help=False, allow_abbrev=False)
     parser.add_argument("overrides", nargs="*")
-    for flag in _ASKED:
-        parser.add_argument(flag, *_SHORT.get(flag, ()), action="store_true")
-    for flag in _VALUED:
-        parser.add_argument(
-            flag, *_SHORT.get(flag, ()), choices=("job", "hydra", "all") if flag == "--cfg" else None
-        )
+    for flag, short in _ASKED.items():
+        parser.add_argument(flag, *filter(None, [short]), action="store_true")
+    for flag, short in _VALUED.items():
+        choices = ("job", "hydra", "all") if flag == "--cfg" else None
+        parser.add_argument(flag, *filter(None, [short]), choices=choices)
     parser.add_argument("--info", "-i", nargs="?", const="all")
     asked, unknown = parser.parse_known_intermixed_args(list(arguments))
     if wrong := [word.partition("=")[0] for word in unknown if word.startswith("-")]:
-        flag = wrong[0]
-        names = [*own, *_ASKED, *_VALUED]
+        flag, names = wrong[0], [*own, *_ASKED, *_VALUED]
         near = [each for each in own if each.startswith(f"{flag}-")] or get_close_matches(flag, names, 1, 0.8)
-        word = flag.strip("-").replace("-", "_")
-        key = nearest_key(word, known_keys())
-        meant = (
-            f"Did you mean {near[0] if near else f'{key}=...'}?"
-            if near or key
-            else f"Flags are {', '.join(names)}"
-        )
-        raise ConfigError(f"unknown flag {flag}. Settings are written KEY=VALUE. {advice_on(word) or meant}")
+        meant = f" Did you mean {near[0]}?" if near else ""
+        meant = meant or did_you_mean(flag.strip("-").replace("-", "_"), known_keys(), "=...")
+        listed = meant or f" Flags are {', '.join(names)}"
+        raise ConfigError(f"unknown flag {flag}. Settings are written KEY=VALUE.{listed}")
     return asked
 
 
 def for_hydra(asked: argparse.Namespace, settings: Sequence[str]) -> list[str]:
-    """The command line that Hydra is given: all settings together, as it takes none on both sides of a flag.
+    """Order a command line as Hydra takes it: all settings together, as it takes none on both sides of a flag.
 
     ``--cfg job`` prints the values that a run would have, and no expressions.
     """
-    flags = [flag for flag in _ASKED if getattr(asked, flag[2:].replace("-", "_"))]
-    for flag in (*_VALUED, "--info"):
-        value = getattr(asked, flag[2:].replace("-", "_"))
-        flags += [] if value is None else [flag, value]
-    resolved = ["--resolve"] if asked.cfg == "job" and not asked.resolve else []
-    return [*settings, *flags, *resolved]
+    given = {flag: getattr(asked, flag[2:].replace("-", "_")) for flag in (*_ASKED, *_VALUED, "--info")}
+    flags = [
+        word for flag, value in given.items() if value for word in ([flag] if value is True else [flag, value])
+    ]
+    return [*settings, *flags, *(["--resolve"] if asked.cfg == "job" and not asked.resolve else [])]

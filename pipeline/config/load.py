@@ -7,10 +7,11 @@ in one pass that collects all that is wrong.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import is_dataclass
+from pathlib import Path
 from types import NoneType
-from typing import Any, NoReturn, cast, get_args, get_origin
+from typing import Any, NoReturn, cast
 
 from hydra import compose, initialize_config_dir
 from hydra.core.config_store import ConfigStore
@@ -23,15 +24,15 @@ from omegaconf import DictConfig, OmegaConf
 from pipeline.config.checks import config_problems
 from pipeline.config.explain import (
     COMPOSITION_ERRORS,
+    did_you_mean,
     explain,
     keys_of,
-    nearest_key,
     unknown_choice,
     unknown_key,
 )
 from pipeline.config.meaning import in_words, meanings_of
 from pipeline.config.place import conf_dir
-from pipeline.config.plain import converted, default_values, filled, hints_of, kinds_of
+from pipeline.config.plain import default_values, filled, is_no_value, kinds_of
 from pipeline.config.schema import MISSING, Config, EvaluationConfig
 from pipeline.config.tables import TABLES, all_shipped, point_of, settings_class, settings_of, with_points
 from pipeline.config.values import brief, one_line, refuse_all
@@ -89,9 +90,8 @@ def read_settings(
 def _unreadable(word: str, error: Exception) -> str:
     shown = brief(word).strip("'")
     if "=" not in word:
-        near = nearest_key(word, keys_of(Config))
-        return f"cannot read '{shown}': settings are written KEY=VALUE." + (
-            f" Did you mean {near}=...?" if near else ""
+        return (
+            f"cannot read '{shown}': settings are written KEY=VALUE.{did_you_mean(word, keys_of(Config), '=...')}"
         )
     return (
         f"cannot read '{shown}': {one_line(str(error))[:300]} A text with signs stands in quotes of its own, and "
@@ -108,17 +108,21 @@ def _fault_of(override: Override, *, several: bool, own_files: bool) -> str:
             f"{key}={given}: several values. Write '{key}=[{given}]' for one list, \"{key}='{given}'\" for one "
             "text, or add --multirun for a run for each"
         )
+    value = None if override.is_sweep_override() else override.value()
+    if key == "hydra.searchpath":
+        folders = [str(each).removeprefix("file://") for each in (value if isinstance(value, list) else [value])]
+        missing = [each for each in folders if not each.startswith("pkg://") and not Path(each).is_dir()]
+        return f"hydra.searchpath={given}: there is no folder {missing[0]}" if missing else ""
     if own_files or override.is_delete() or top == "hydra":
         return ""
     options = [file.stem for file in (conf_dir() / key).glob("*.yaml")] if "." not in key else []
     if options and not override.is_sweep_override():
-        chosen = override.value()
-        names = [str(name) for name in (chosen if isinstance(chosen, list) else [chosen]) if name is not None]
+        names = [str(name) for name in (value if isinstance(value, list) else [value]) if name is not None]
         wrong = [name for name in names if name not in options]
         more = f" Unknown as well: {', '.join(wrong[1:])}." if wrong[1:] else ""
         return unknown_choice(key, wrong[0], options) + more if wrong else ""
     groups = [path.name for path in conf_dir().iterdir() if path.is_dir()]
-    return "" if options or top in Config.__dataclass_fields__ else unknown_key(key, given, groups)
+    return "" if options or top in Config.__dataclass_fields__ else unknown_key(key, groups)
 
 
 def _composed(words: Sequence[str]) -> DictConfig:
@@ -262,22 +266,23 @@ def _config(plain: Mapping[str, Any], faults: list[str]) -> Config:
     kept, tables = dict(plain), dict[str, dict[str, type[Any]]]()
     for table in TABLES:
         kept[table], tables[table] = _sections(table, plain.get(table), faults)
-    for path, said in list(_wrong(kept, Config, (), tables)):
-        faults.append(said)
-        inside: Any = kept
-        for name in path[:-1]:
-            inside[name] = dict(inside[name])
-            inside = inside[name]
-        del inside[path[-1]]
-    experiment = kept["experiment"] = dict(kept.get("experiment") or {})
-    if "name" not in experiment:
-        experiment["name"] = "unnamed"
-        if not any(said.startswith("experiment") for said in faults):
-            faults.append("experiment.name is missing: give it a value, for example experiment.name=first_run")
+    known = [
+        key for table in tables for name, each in tables[table].items() for key in keys_of(each, f"{table}.{name}")
+    ]
+
+    def refuse(path: tuple[str, ...], value: Any, schema: type[Any], hint: Any) -> None:
+        if path != ("experiment", "name") or value != MISSING:  # told below
+            faults.append(_fault(path, value, schema, hint, known))
+
     try:
-        return cast("Config", filled(Config, tables, kept))
+        config = cast("Config", filled(Config, tables, kept, (), refuse))
     except ConfigError as error:
-        return _refused([*faults, str(explain(error))])
+        return _refused([*faults, str(error)])
+    if config.experiment.name == MISSING:
+        config.experiment.name = "unnamed"
+        if not any("experiment" in said for said in faults):
+            faults.append("experiment.name is missing: give it a value, for example experiment.name=first_run")
+    return config
 
 
 def _sections(
@@ -328,80 +333,27 @@ def _points(table: str, name: str, node: dict[str, Any]) -> dict[str, Any]:
     )
 
 
-_Path = tuple[str, ...]
-_Wrong = Iterator[tuple[_Path, str]]
-_Tables = Mapping[str, Mapping[str, type[Any]]]
-
-
-def _wrong(plain: Mapping[Any, Any], schema: type[Any], path: _Path, tables: _Tables) -> _Wrong:
-    """The places of values that a class of settings does not take, with what to say of each."""
-    hints = hints_of(schema)  # type: ignore[arg-type]  # classes are hashable
-    for name, value in plain.items():
-        where = (*path, name)
-        if name not in hints:
-            key, inside = _typed_as(where), value
-            while isinstance(inside, dict) and len(inside) == 1:
-                ((last, inside),) = inside.items()
-                key = f"{key}.{last}"
-            given = "" if isinstance(inside, dict) else brief(inside).strip("'")
-            sections = ((f"{table}.{one}", each) for table in tables for one, each in tables[table].items())
-            yield where, unknown_key(key, given, [key for one, each in sections for key in keys_of(each, one)])
-        elif not path and name in TABLES:
-            for section, node in value.items():
-                yield from _wrong(node, tables[name][section], (name, section), tables)
-        else:
-            yield from _misfits(value, hints[name], schema, where, tables)
-
-
-def _misfits(value: Any, hint: Any, schema: type[Any], path: _Path, tables: _Tables) -> _Wrong:
-    kinds = kinds_of(hint)
-    for kind in kinds:
-        inside = get_args(kind)[-1] if get_origin(kind) in (list, dict) else None
-        if is_dataclass(kind) and isinstance(value, dict):
-            yield from _wrong(value, cast("type[Any]", kind), path, tables)
-            return
-        if is_dataclass(inside) and isinstance(value, get_origin(kind)):
-            entries = value.items() if isinstance(value, dict) else enumerate(value)
-            for place, entry in entries:
-                below = (*path, str(place))
-                yield from ((path, said) for _, said in _misfits(entry, inside, schema, below, tables))
-            return
-    if _holds_missing(value):
-        yield path, f"{_typed_as(path)} is missing ('{MISSING}'): give it a value"
-    elif not _takes(hint, value):
-        yield path, f"{_typed_as(path)}={brief(value).strip(chr(39))}: {_what_it_takes(schema, hint, path, value)}"
-    elif value == "None" and {str, NoneType} <= set(kinds):
-        yield path, f"{_typed_as(path)}=None: for nothing write null"
-
-
-def _holds_missing(value: object) -> bool:
-    return value == MISSING or (isinstance(value, list) and any(map(_holds_missing, value)))
-
-
-def _takes(hint: Any, value: object) -> bool:
-    try:
-        converted(value, hint)
-    except ValueError:
-        return False
-    return True
-
-
-def _what_it_takes(schema: type[Any], hint: Any, path: _Path, value: object) -> str:
-    key = ".".join(path)
-    of_key = (each for each in meanings_of(schema, ".".join(path[:-1])) if each.key == key)  # type: ignore[arg-type]  # classes are hashable
-    meaning = next(of_key, None)
-    if any(map(is_dataclass, kinds_of(hint))):
-        return f"must be a table of settings; `python -m pipeline help {key}` lists them"
-    must = meaning.must(value) if meaning else in_words(hint)
-    quoted = value is not None and not isinstance(value, str) and ("text" in must or "path" in must)
-    return f"must be {must}" + (
-        ". A text that reads as a number or truth value stands in quotes" if quoted else ""
-    )
-
-
-def _typed_as(path: _Path) -> str:
-    """A key as it was typed: a value of a front stands under that."""
-    if path[0] == "algos" and len(path) > 2:
+def _fault(path: tuple[str, ...], value: Any, schema: type[Any], hint: Any, known: Sequence[str]) -> str:
+    """What to say of a value that a class of settings does not take."""
+    if path[0] == "algos" and len(path) > 2:  # a value of a front was typed under that
         algo, point = point_of(path[1])
         path = ("algos", algo, *(["front"] if path[2] in settings_of(point) else []), *path[2:])
-    return ".".join(map(str, path))
+    key = ".".join(path)
+    if hint is None:
+        while isinstance(value, dict) and len(value) == 1:
+            ((last, value),) = value.items()
+            key = f"{key}.{last}"
+        return unknown_key(key, known)
+    if is_no_value(value, None):
+        return f"{key} is missing ('{MISSING}'): give it a value"
+    shown = f"{key}={brief(value).strip(chr(39))}: "
+    if any(map(is_dataclass, kinds_of(hint))):
+        return f"{shown}must be a table of settings; `python -m pipeline help {key}` lists them"
+    if value == "None":
+        return f"{shown}for nothing write null"
+    of_key = (each for each in meanings_of(schema, "") if each.key == path[-1])  # type: ignore[arg-type]  # classes are hashable
+    meaning = next(of_key, None)
+    must = meaning.must(value) if meaning else in_words(hint)
+    quoted = value is not None and not isinstance(value, str) and ("text" in must or "path" in must)
+    advice = ". A text that reads as a number or truth value stands in quotes" if quoted else ""
+    return f"{shown}must be {must}{advice}"

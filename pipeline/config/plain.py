@@ -6,16 +6,16 @@ Free of Hydra: only who composes a request needs it, and its import would be a s
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from copy import deepcopy
 from dataclasses import fields, is_dataclass, replace
 from enum import Enum
 from functools import cache, lru_cache
-from types import UnionType
+from types import NoneType, UnionType
 from typing import Any, Union, cast, get_args, get_origin, get_type_hints
 
-from pipeline.config.schema import StageConfig
+from pipeline.config.schema import MISSING, StageConfig
 from pipeline.config.user_code import ask, import_object
 from pipeline.errors import ConfigError
 
@@ -24,18 +24,32 @@ from pipeline.errors import ConfigError
 
 
 _TRUTH = {"true": True, "yes": True, "on": True, "y": True, "false": False, "no": False, "off": False, "n": False}
+Path = tuple[str, ...]
+Refuse = Callable[[Path, Any, type[Any], Any], None]
+"""Told of a value that is left out: where it stands, the value, the class of settings there, and the type of its
+field, or None where there is none."""
+
+
+def _raise(path: Path, _value: Any, schema: type[Any], hint: Any) -> None:
+    said = "of another type" if hint else f"{schema.__name__} has no such setting"
+    raise (ValueError if hint else ConfigError)(f"{'.'.join(path)}: {said}")
 
 
 def filled(
-    schema: type[Any], tables: Mapping[str, Mapping[str, type[Any]]], plain: Mapping[str, Any], key: str = ""
+    schema: type[Any],
+    tables: Mapping[str, Mapping[str, type[Any]]],
+    plain: Mapping[str, Any],
+    path: Path = (),
+    refuse: Refuse = _raise,
 ) -> Any:
-    """An instance of a settings class.
+    """Make an instance of a settings class.
 
     Args:
         schema: The class.
         tables: For each field of the class that is a table of sections, the class of every section.
         plain: Plain values, those of the sections included; whatever is absent keeps its default.
-        key: Where they stand, for messages.
+        path: Where they stand.
+        refuse: Told of what cannot be; by default it raises.
 
     Raises:
         ConfigError: A field is unknown, or the `__post_init__` of a class failed.
@@ -43,37 +57,44 @@ def filled(
     """
     sections = {
         table: {
-            name: filled(section, {}, (plain.get(table) or {}).get(name, {}), f"{table}.{name}")
+            name: filled(section, {}, (plain.get(table) or {}).get(name, {}), (table, name), refuse)
             for name, section in classes.items()
         }
         for table, classes in tables.items()
     }
     rest = {name: value for name, value in plain.items() if name not in tables}
-    return _changed(deepcopy(_default(schema)), rest, key, sections)  # type: ignore[arg-type]  # classes are hashable
+    return _changed(deepcopy(_default(schema)), rest, path, refuse, sections)  # type: ignore[arg-type]  # classes are hashable
 
 
-def _changed(settings: Any, plain: Mapping[str, Any], key: str, changes: Mapping[str, Any] | None = None) -> Any:
-    hints = hints_of(type(settings))  # type: ignore[arg-type]  # likewise
-    values = dict(changes or {})
+def _changed(
+    settings: Any, plain: Mapping[str, Any], path: Path, refuse: Refuse, changes: Mapping[str, Any] | None = None
+) -> Any:
+    schema, values = type(settings), dict(changes or {})
+    hints = hints_of(schema)  # type: ignore[arg-type]  # likewise
     for name, value in plain.items():
-        place = f"{key}.{name}" if key else name
-        if name not in hints:
-            raise ConfigError(f"{place}: {type(settings).__name__} has no such setting")
-        values[name] = converted(value, hints[name], getattr(settings, name), place)
+        where, hint = (*path, str(name)), hints.get(name)
+        if hint is None or (refuse is not _raise and is_no_value(value, hint)):
+            refuse(where, value, schema, hint)
+            continue
+        try:
+            values[name] = _converted(value, hint, getattr(settings, name), where, refuse)
+        except ValueError:
+            refuse(where, value, schema, hint)
     if not values:
         return settings
-    who = f"__post_init__() of {type(settings).__name__}"
-    return ask(f"{key}: {who}" if key else who, lambda: replace(settings, **values))
+    who = f"__post_init__() of {schema.__name__}"
+    return ask(f"{'.'.join(path)}: {who}" if path else who, lambda: replace(settings, **values))
 
 
-def converted(value: Any, hint: Any, default: Any = None, key: str = "") -> Any:
-    """A plain value as a field has it.
+def is_no_value(value: object, hint: Any) -> bool:
+    """Return whether a value is still to be given, or is Python's word for none where null would be one."""
+    if isinstance(value, list):
+        return any(is_no_value(each, None) for each in value)
+    return value == MISSING or (value == "None" and {str, NoneType} <= set(kinds_of(hint)))
 
-    Args:
-        value: The value.
-        hint: The type of the field.
-        default: What a table is added to.
-        key: Where it stands, for messages.
+
+def _converted(value: Any, hint: Any, default: Any, path: Path, refuse: Refuse) -> Any:
+    """Return a plain value as a field of a type has it; a table is added to the default.
 
     Raises:
         ValueError: It is of another type; a text must be one, as `1.10` is read as 1.1.
@@ -81,20 +102,25 @@ def converted(value: Any, hint: Any, default: Any = None, key: str = "") -> Any:
     kinds = kinds_of(hint)
     if isinstance(value, dict):
         if is_dataclass(default) and not isinstance(default, type):
-            return _changed(deepcopy(default), value, key)
+            return _changed(deepcopy(default), value, path, refuse)
         if settings := next((kind for kind in kinds if is_dataclass(kind)), None):
-            return filled(cast("type[Any]", settings), {}, value, key)
+            return filled(cast("type[Any]", settings), {}, value, path, refuse)
     for kind in kinds:
         inside, before = (get_args(kind) or (Any,))[-1], default if isinstance(default, dict) else {}
         if isinstance(value, dict) and get_origin(kind) is dict:
             found = {
-                name: converted(each, inside, before.get(name), f"{key}.{name}") for name, each in value.items()
+                name: _converted(each, inside, before.get(name), (*path, str(name)), refuse)
+                for name, each in value.items()
             }
             return {**before, **found}
         if isinstance(value, list | tuple) and get_origin(kind) is list:
-            return [converted(each, inside, None, f"{key}[{place}]") for place, each in enumerate(value)]
+            return [_converted(each, inside, None, (*path, str(at)), refuse) for at, each in enumerate(value)]
         if kind is Any:
-            return converted(value, dict[str, Any], before) if isinstance(value, dict) else deepcopy(value)
+            return (
+                _converted(value, dict[str, Any], before, path, refuse)
+                if isinstance(value, dict)
+                else deepcopy(value)
+            )
         if type(value) is kind:
             return value
     for kind in kinds:
@@ -107,7 +133,7 @@ def converted(value: Any, hint: Any, default: Any = None, key: str = "") -> Any:
             return _TRUTH[value.lower()]
         if isinstance(kind, type) and issubclass(kind, Enum) and str(value) in kind.__members__:
             return kind[str(value)]
-    raise ValueError(f"{key}: of another type")
+    raise ValueError
 
 
 def kinds_of(hint: Any) -> tuple[Any, ...]:

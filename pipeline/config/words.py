@@ -12,18 +12,19 @@ In quotes of Hydra's own (``key="'None'"``) a word stays a text.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import Field, dataclass, fields, is_dataclass, replace
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import is_dataclass
 from functools import cache
 from pathlib import Path
-from types import NoneType, UnionType
-from typing import Any, Union, get_args, get_origin, get_type_hints
+from types import NoneType
+from typing import Any, get_args, get_origin
 
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.core.override_parser.types import Quote, QuotedString
 from hydra.errors import HydraException
 
 from pipeline.config.bounds import LONGEST_OVERRIDE
+from pipeline.config.plain import hints_of, kinds_of
 from pipeline.config.schema import MODEL_TEXT, PATH, Config
 from pipeline.config.tables import TABLES, all_shipped, settings_class
 from pipeline.errors import PipelineError
@@ -64,44 +65,13 @@ _ESCAPE = re.compile(rf"\\(?:\\(?=[nt])|(?!(?:{'|'.join(_LATEX)})(?![A-Za-z]))[n
 _MEANS = {r"\n": "\n", r"\t": "\t", "\\\\": "\\"}
 
 
-@dataclass(frozen=True, kw_only=True)
-class Declared:
-    """What is declared of a key.
-
-    Attributes:
-        shape: ``list``, ``dict`` or, for a single value, ``str``.
-        text: Whether its values are texts and nothing else.
-        free: Whether it is a table of whatever the user puts there.
-        optional: Whether null may stand in its place.
-        metadata: Of its field.
-    """
-
-    shape: type
-    text: bool
-    free: bool
-    optional: bool
-    metadata: Any
-
-    def alike(self, other: Declared | None) -> bool:
-        """Whether two keys read what is typed in the same way."""
-        return other is not None and (self.shape, self.text, self.free, self.optional) == (
-            *(other.shape, other.text),
-            *(other.free, other.optional),
-        )
-
-
 def as_meant(words: Sequence[str]) -> list[str]:
-    """The words of a command line, settings among them rewritten so that Hydra reads what was meant.
+    """Rewrite the settings of a command line so that Hydra reads what was meant.
 
     What cannot be read stays as it is, to be refused as what was typed.
     """
     own = {table: dict(class_paths(table, words)) for table in ("algos", "datasets")}
-
-    def of_key(key: str) -> Declared | None:
-        table, name = (*key.split("."), "")[:2]
-        return declared_of(key, own.get(table, {}).get(name))
-
-    return at_home([_meant(word, of_key) for word in words])
+    return at_home([_meant(word, own) for word in words])
 
 
 def class_paths(table: str, overrides: Sequence[str]) -> Iterator[tuple[str, str]]:
@@ -112,100 +82,79 @@ def class_paths(table: str, overrides: Sequence[str]) -> Iterator[tuple[str, str
 
 
 @cache
-def declared_of(key: str, class_path: str | None = None) -> Declared | None:
-    """What is declared of a key; None where that is not known, or where what ships differs in it.
+def _declared(key: str, class_path: str | None) -> tuple[Any, Mapping[str, Any]] | None:
+    """Return the type of a key and what else its field declares; None where that is not known.
 
     Args:
         key: Dotted.
         class_path: Of the class of the user's own that its section of a table belongs to.
     """
-    table, _, rest = key.partition(".")
+    table, *parts = key.split(".")
     if table not in TABLES:
-        return _declared(Config, key.split("."))
-    name, _, setting = rest.partition(".")
+        return _field(Config, [table, *parts])
     try:
-        schemas = (
-            [settings_class(table, name, {"class_path": class_path})]
-            if class_path
-            else all_shipped(table).values()
-        )
+        given = {"class_path": class_path}
+        schemas = [settings_class(table, parts[0], given)] if class_path else all_shipped(table).values()
     except PipelineError:  # told by whoever registers it
         return None
-    found = [each for schema in schemas if setting and (each := _declared(schema, setting.split(".")))]
-    return found[0] if found and all(map(found[0].alike, found)) else None
+    return next((found for schema in schemas if (found := _field(schema, parts[1:]))), None)
 
 
-def _declared(schema: Any, parts: Sequence[str]) -> Declared | None:
-    for name in parts[:-1]:
-        entry = declared_in(schema, name)
-        if entry is not None and entry.shape is dict:  # an entry of a table of texts is one
-            return replace(entry, shape=str, optional=False) if entry.text and name == parts[-2] else None
-        schema = get_type_hints(schema).get(name) if is_dataclass(schema) else None
-    return declared_in(schema, parts[-1])
+def _field(schema: Any, parts: Sequence[str]) -> tuple[Any, Mapping[str, Any]] | None:
+    hint, metadata = schema, {}
+    for name in parts:
+        table = next((kind for kind in kinds_of(hint) if get_origin(kind) is dict), None)
+        schema = next((kind for kind in kinds_of(hint) if is_dataclass(kind)), None)
+        if table:
+            hint = get_args(table)[1]
+        elif schema and name in hints_of(schema):
+            hint, metadata = hints_of(schema)[name], schema.__dataclass_fields__[name].metadata
+        else:
+            return None
+    return (hint, metadata) if parts else None
 
 
-def declared_in(schema: Any, name: str) -> Declared | None:
-    """What a class of settings declares of one of its fields; None where it has none of that name."""
-    known: dict[str, Field[Any]] = {each.name: each for each in fields(schema)} if is_dataclass(schema) else {}
-    if name not in known:
-        return None
-    hint = get_type_hints(schema)[name]
-    kinds = get_args(hint) if get_origin(hint) in (Union, UnionType) else (hint,)
-    given = [kind for kind in kinds if kind is not NoneType]
-    origin = get_origin(given[0])
-    inside = get_args(given[0])[-1:] if origin in (list, dict) else given
-    return Declared(
-        shape=origin if origin in (list, dict) else str,
-        text=list(inside) == [str],
-        free=Any in inside,
-        optional=NoneType in kinds,
-        metadata=known[name].metadata,
-    )
-
-
-def _meant(word: str, of_key: Callable[[str], Declared | None]) -> str:
+def _meant(word: str, own: Mapping[str, Mapping[str, str]]) -> str:
     found = _WORD.fullmatch(word) if len(word) <= LONGEST_OVERRIDE else None
-    about = of_key(found[1].lstrip("+")) if found else None
+    table, name = ([*found[1].lstrip("+").split("."), ""] if found else ["", ""])[:2]
+    about = _declared(found[1].lstrip("+"), own.get(table, {}).get(name)) if found else None
     if found is None or about is None:
         return word
-    value = found[2].strip()
-    if about.optional and (value == "None" or (value == "~" and about.text and PATH not in about.metadata)):
+    (hint, metadata), value = about, found[2].strip()
+    kinds = {kind for kind in kinds_of(hint) if kind is not NoneType}
+    inside = {get_args(kind)[-1] if get_origin(kind) in (list, dict) else kind for kind in kinds}
+    single, is_text, optional = kinds == inside, inside == {str}, NoneType in kinds_of(hint)
+
+    def escaped(text: str) -> str:
+        return _ESCAPE.sub(lambda each: _MEANS[each[0]], text) if MODEL_TEXT in metadata else text
+
+    def one(given: str) -> str:
+        """One value, rewritten where Hydra would read it otherwise."""
+        typed = given.strip()
+        if typed in ("None", "null") and optional and single:
+            return "null"
+        read = _read(typed)
+        if not is_text or (read is None and typed != "null"):
+            return given
+        text = getattr(read, "text", read if isinstance(read, str) else None)
+        meant = escaped(typed if text is None else text)
+        return given if meant == text else _quoted(meant)
+
+    def element(each: re.Match[str]) -> str:
+        key, colon, entry = (
+            each[0].partition(":") if value[0] == "{" and each[0][0] not in "'\"" else ("", "", each[0])
+        )
+        return f"{key}{colon} {one(entry.strip())}" if colon and entry.strip() else one(each[0])
+
+    if optional and (value == "None" or (value == "~" and is_text and PATH not in metadata)):
         return f"{found[1]}=null"
     read = _read(value)
     if read is None and value != "null":  # braces of a template, say, or an apostrophe
-        is_text = about.shape is str and about.text and value[:1] not in tuple("'\"[~")
-        return f"{found[1]}={_quoted(_said(value, about))}" if is_text else word
-    if isinstance(read, (str, QuotedString, int, float, NoneType)):
-        return f"{found[1]}={_one(value, about)}" if about.shape is str else word
-    tabled = isinstance(read, dict)
-    return f"{found[1]}=" + _ELEMENT.sub(lambda each: _element(each[0], about, tabled=tabled), value)
-
-
-def _element(given: str, about: Declared, *, tabled: bool) -> str:
-    """A value inside brackets, or between commas."""
-    if not tabled or given[0] in "'\"":
-        return _one(given, about)
-    key, colon, value = given.partition(":")
-    return f"{key}{colon} {_one(value.strip(), about)}" if value.strip() else given
-
-
-def _one(given: str, about: Declared) -> str:
-    """One value, rewritten where Hydra would read it otherwise."""
-    value = given.strip()
-    if value in ("None", "null") and about.optional and about.shape is str:
-        return "null"
-    read = _read(value)
-    if not about.text or (read is None and value != "null"):
-        return given
-    if not isinstance(read, (str, QuotedString)):
-        return _quoted(value)
-    text = read.text if isinstance(read, QuotedString) else read
-    said = _said(text, about)
-    return given if said == text else _quoted(said)
-
-
-def _said(text: str, about: Declared) -> str:
-    return _ESCAPE.sub(lambda found: _MEANS[found[0]], text) if MODEL_TEXT in about.metadata else text
+        odd = single and is_text and value[:1] not in tuple("'\"[~")
+        return f"{found[1]}={_quoted(escaped(value))}" if odd else word
+    if isinstance(read, str | QuotedString | int | float | NoneType):
+        return f"{found[1]}={one(value)}" if single else word
+    return f"{found[1]}={_ELEMENT.sub(element, value)}"
 
 
 def _read(value: str) -> Any:

@@ -12,7 +12,6 @@ from typing import Any, NamedTuple
 
 from hydra.core.override_parser.types import Quote, QuotedString
 
-from pipeline.config.explain import advice_on
 from pipeline.config.schema import Optimizer, Schedule, Tracker
 from pipeline.errors import ConfigError, unknown_name
 from pipeline.learning.choices import DPOLoss, GRPOLoss, ImportanceSampling, ScaleRewards
@@ -287,8 +286,7 @@ def from_trl(config: object, algo: str = "", devices: int = 1) -> FromTRL:
         for name in config:
             if name not in defaults:
                 nearest, _, _ = unknown_name("argument", str(name), defaults).partition(" Known: ")  # 130 of them
-                advice = advice_on(str(name))
-                raise ConfigError("from_trl: " + (f"unknown argument '{name}'. {advice}" if advice else nearest))
+                raise ConfigError(f"from_trl: {nearest}")
             if isinstance(config[name], str) and _takes_no_text(_class(algo), str(name)):
                 raise ConfigError(
                     f"from_trl: {name}={config[name]!r} is a text; give a number, true or false as such"
@@ -325,6 +323,12 @@ def counterparts(algo: str) -> dict[str, Counterpart]:
     """Argument of a configuration of TRL -> its counterpart, with the algorithm in the key."""
     table = {**SHARED, **OF_ALGORITHM[algo]}
     return {name: Counterpart(each.key.format(algo=algo), each.told) for name, each in table.items()}
+
+
+def key_of(name: str) -> str:
+    """Return the key of an argument, ``algos.<NAME>`` in it where it is of an algorithm; "" where it has none."""
+    found = next((table[name] for table in (SHARED, *OF_ALGORITHM.values()) if name in table), None)
+    return re.sub(r"^algos\.[^.]+", "algos.<NAME>", found.key) if found else ""
 
 
 def _fixed(algo: str, given: Values) -> Iterator[str]:

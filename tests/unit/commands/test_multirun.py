@@ -83,6 +83,8 @@ def test_a_failed_run_keeps_no_other_from_running_and_is_told_of_in_our_words_al
     ("words", "told"),
     [
         (["foo=1", "rounds_of_training=-1"], ["'foo'", "rounds_of_training=-1"]),
+        (["dataset=addition,none"], ["dataset 'none'"]),
+        (["algos.PITA.eta=1,x", "rounds_of_training=1,-1"], ["algos.PITA.eta=x"]),
         (["algos.PITA.eta=x,1", "foo=1"], ["algos.PITA.eta=x", "'foo'"]),
         (["training.micro_batch_size=range(1,4)", "bar=1", "fooo=1,2"], ["'bar'", "'fooo'"]),
         (["training.grad_clip=interval(0,1)", "foo=1", "bar=1"], ["'foo'", "'bar'"]),
@@ -94,7 +96,7 @@ def test_all_that_is_wrong_with_settings_of_several_runs_is_told(
     assert cli.main(arguments(*words)) == WRONG_REQUEST
     said = capsys.readouterr().err
     assert [part for part in told if part not in said] == []
-    assert f"{len(told)} settings are wrong:" in said
+    assert len(told) == 1 or f"{len(told)} settings are wrong:" in said
     assert not runs
 
 
@@ -163,13 +165,14 @@ def test_the_label_heads_the_table() -> None:
 def test_exit_codes_come_back_from_other_processes(
     arguments: Arguments, capfd: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
-    sweep = arguments(f"hydra.launcher._target_={PLACE}.Elsewhere", "dry_run=true", "algos.PITA.eta=0,1.0")
+    sweep = arguments(
+        f"hydra.launcher._target_={PLACE}.Elsewhere", "dry_run=true", "execution.priority=odd.one,null"
+    )
     assert cli.main(sweep) == 2
     printed = capfd.readouterr()
     assert "Nothing was started" in printed.out
     assert (
-        "error: the run algos.PITA.eta=0 ended with exit code 2: algos.PITA.eta=0.0: must be at least"
-        in printed.err
+        "error: the run execution.priority=odd.one ended with exit code 2: cannot import 'odd.one'" in printed.err
     )
 
 

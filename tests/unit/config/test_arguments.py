@@ -21,7 +21,7 @@ from pipeline.errors import ConfigError
         ("--max_new_tokens 5", "generation.max_new_tokens=..."),
         ("--epochs 3", "algos.<NAME>.epochs=..."),
         ("--multi-run", "--multirun"),
-        ("--use_vllm", "generation.backend=vllm"),
+        ("--use_vllm", "generation.backend=..."),
         ("--foo", "--num-gpus"),
         ("-x 3", "unknown flag -x"),
         ("--cfg nothing", "invalid choice: 'nothing'"),

@@ -62,10 +62,13 @@ def test_every_wrong_setting_has_its_message(words: list[str], told: list[str]) 
         ("datasets.addition.kind=[1]", "must be a name"),
         ("algos.GRPO.lr=0.1", "'algos.GRPO.learning_rate'"),
         ("max_completion_length=9", "'generation.max_new_tokens'"),
-        ("gradient_accumulation_steps=2", "algos.NAME.batch_size"),
-        ("use_vllm=true", "generation.backend=vllm"),
-        ("model_name_or_path=gpt2", "models.hf.path=gpt2"),
+        ("gradient_accumulation_steps=2", "'algos.<NAME>.batch_size'"),
+        ("use_vllm=true", "'generation.backend'"),
+        ("model_name_or_path=gpt2", "'models.hf.path'"),
         ("learning_rate=0.1", "'algos.<NAME>.learning_rate'"),
+        ("batch_size=8", "'generation.batch_size' or 'algos.<NAME>.batch_size'"),
+        ("execution.spares=1", "'execution.spares'. Known"),
+        ("hydra.searchpath=[file://nowhere]", "no folder nowhere"),
         ("model=owner/name", "models.hf.path=owner/name"),
         ("a=b=[", "cannot read 'a=b=['"),
         ("algos.Mine.class_path=no_such_module.Mine", "no_such_module"),
@@ -83,9 +86,13 @@ def test_a_wrong_setting_is_one_line_with_what_is_allowed_and_the_nearest_name(o
     assert len(str(caught.value)) < 2000
 
 
-def test_a_request_without_a_name_says_so() -> None:
-    with pytest.raises(ConfigError, match=r"experiment\.name is missing"):
-        load_config([])
+@pytest.mark.parametrize(
+    ("words", "said"), [([], "experiment.name is missing"), (["experiment.nme=x"], "unknown key")]
+)
+def test_a_request_without_a_name_says_so(words: list[str], said: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        load_config(words)
+    assert str(caught.value).startswith(said)
 
 
 @pytest.mark.parametrize(
