@@ -19,7 +19,7 @@ from pipeline import arithmetic
 _WORK = """
 import time
 from pipeline.learning.algos.stage_entry import prepare_torch
-from pipeline.learning.training.fingerprint import fingerprint
+from pipeline.learning.algos.stage_entry import fingerprint
 prepare_torch(1)
 fingerprint()
 begun = time.process_time()

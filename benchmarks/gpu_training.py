@@ -20,7 +20,7 @@ from pipeline.errors import JobError
 from pipeline.learning.memory.fit import Precision, Workload
 from pipeline.learning.memory.shape import shape_of_config
 from pipeline.learning.training.distributed import Ranks, Spread, refuse_what_cannot_fit
-from pipeline.learning.training.policy import Fitting, computing_in, fit_sft
+from pipeline.learning.training.loop import Fitting, computing_in, fit_sft
 from pipeline.learning.training.sequences import Sequences
 
 ROWS = 32

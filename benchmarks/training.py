@@ -58,7 +58,7 @@ from trl.trainer.sft_trainer import SFTTrainer
 from benchmarks.arguments import positive
 from pipeline.config.schema import DType, Schedule, TrainingConfig
 from pipeline.learning.choices import DPOLoss, GRPOLoss, ScaleRewards
-from pipeline.learning.training import policy
+from pipeline.learning.training import loop
 from pipeline.learning.training.grpo import (
     Objective,
     Samples,
@@ -67,11 +67,10 @@ from pipeline.learning.training.grpo import (
     padded,
     supervised_columns,
 )
-from pipeline.learning.training.policy import Fitting, computing_in, fit_sft
+from pipeline.learning.training.loop import Fitting, computing_in, fit_sft
 from pipeline.learning.training.preferences import DPOObjective, fit_dpo
-from pipeline.learning.training.scoring import completion_logprobs, score_sequences
+from pipeline.learning.training.scoring import completion_logprobs, score_sequences, without_padding
 from pipeline.learning.training.sequences import Sequences
-from pipeline.learning.training.unpadded import without_padding
 
 METHODS = ("sft", "dpo", "grpo")
 RATE, BETA, KL, GROUP = 1e-4, 0.1, 0.04, 4
@@ -158,7 +157,7 @@ def drawn(method: str, args: argparse.Namespace) -> Load:
         ids.append([*prompt, *numbers.integers(3, args.vocabulary, rest).tolist()])
         starts.append(len(prompt))
         labels.append(float(numbers.random()))
-    order = policy.grouped_order(count, group, 1, seed=0)
+    order = loop.grouped_order(count, group, 1, seed=0)
     return Load(method=method, data=Sequences.of(ids, starts, labels), group=group, order=order, batch=args.batch)
 
 

@@ -34,8 +34,6 @@ if TYPE_CHECKING:
     from pipeline.learning.algos.dpo import DPOConfig as DPOConfig
     from pipeline.learning.algos.grpo import GRPO as GRPO
     from pipeline.learning.algos.grpo import GRPOConfig as GRPOConfig
-    from pipeline.learning.algos.pita import PITA as PITA
-    from pipeline.learning.algos.pita import PITAConfig as PITAConfig
     from pipeline.learning.algos.policy_config import OnlineConfig as OnlineConfig
     from pipeline.learning.algos.policy_config import PolicyAlgoConfig as PolicyAlgoConfig
     from pipeline.learning.algos.post_training import PostTrainingAlgorithms as PostTrainingAlgorithms
@@ -45,6 +43,8 @@ if TYPE_CHECKING:
     from pipeline.learning.algos.sft import SFT as SFT
     from pipeline.learning.algos.sft import RAFTConfig as RAFTConfig
     from pipeline.learning.algos.sft import SFTConfig as SFTConfig
+    from pipeline.learning.algos.value_guided import PITA as PITA
+    from pipeline.learning.algos.value_guided import PITAConfig as PITAConfig
     from pipeline.learning.algos.value_guided import ValueAlgoConfig as ValueAlgoConfig
     from pipeline.learning.algos.value_guided import ValueGuidedAlgorithms as ValueGuidedAlgorithms
     from pipeline.learning.datasets.base import Dataset as Dataset
@@ -69,12 +69,11 @@ _HOMES = {
     "learning.algos.base": "Algorithm JobContext METRICS Read Stage",
     "learning.algos.dpo": "DPO DPOConfig",
     "learning.algos.grpo": "GRPO GRPOConfig",
-    "learning.algos.pita": "PITA PITAConfig",
     "learning.algos.policy_config": "OnlineConfig PolicyAlgoConfig",
     "learning.algos.post_training": "PostTrainingAlgorithms",
     "learning.algos.qsharp": "QSharp QSharpConfig",
     "learning.algos.sft": "RAFT RAFTConfig SFT SFTConfig",
-    "learning.algos.value_guided": "ValueAlgoConfig ValueGuidedAlgorithms",
+    "learning.algos.value_guided": "PITA PITAConfig ValueAlgoConfig ValueGuidedAlgorithms",
     "learning.datasets.base": "Dataset Row",
     "learning.datasets.from_files": "FilesConfig FilesDataset",
     "learning.evaluation.optimum": "reward_kl_front",

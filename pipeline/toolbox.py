@@ -71,12 +71,12 @@ if TYPE_CHECKING:
     from pipeline.learning.training.distributed import save_model as save_model
     from pipeline.learning.training.grpo import Samples as Samples
     from pipeline.learning.training.grpo import TokenBatch as TokenBatch
+    from pipeline.learning.training.loop import Fitting as Fitting
+    from pipeline.learning.training.loop import TrainingSet as TrainingSet
     from pipeline.learning.training.loop import TrainSettings as TrainSettings
+    from pipeline.learning.training.loop import fit as fit
+    from pipeline.learning.training.loop import fit_sft as fit_sft
     from pipeline.learning.training.loop import train as train
-    from pipeline.learning.training.policy import Fitting as Fitting
-    from pipeline.learning.training.policy import TrainingSet as TrainingSet
-    from pipeline.learning.training.policy import fit as fit
-    from pipeline.learning.training.policy import fit_sft as fit_sft
     from pipeline.learning.training.scoring import completion_logprobs as completion_logprobs
     from pipeline.learning.training.sequences import Sequences as Sequences
     from pipeline.outputs.prompts import PromptMeasures as PromptMeasures
@@ -111,8 +111,7 @@ _HOMES = {
     "learning.training.curve": "add_to_curve",
     "learning.training.distributed": "save_model",
     "learning.training.grpo": "Samples TokenBatch",
-    "learning.training.loop": "TrainSettings train",
-    "learning.training.policy": "Fitting TrainingSet fit fit_sft",
+    "learning.training.loop": "Fitting TrainSettings TrainingSet fit fit_sft train",
     "learning.training.scoring": "completion_logprobs",
     "learning.training.sequences": "Sequences",
     "outputs.prompts": "PromptMeasures write_prompts",

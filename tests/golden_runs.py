@@ -18,7 +18,7 @@ COMMON = (
 _TRAINED = ("BestOfN", "CD", "DPO", "GRPO", "GRPO-HF", "PITA", "QSharp", "QSharp-HF", "RAFT")
 _VARIANTS = {
     "Adapters": ("grpo.GRPO", "{lora: {rank: 2}}"),
-    "Candidates": ("pita.PITA", "{head: v, others: dropped}"),
+    "Candidates": ("value_guided.PITA", "{head: v, others: dropped}"),
     "Papers": ("qsharp.QSharp", "{head: v, top_k: 3, min_p: 0, others: offset_zero}"),
     "Atoms": ("qsharp.CD", "{atoms: 3}"),
     "Bernoulli": ("qsharp.QSharp", "{atoms: 5, eta: 0.3}"),
@@ -37,7 +37,7 @@ _VARIANTS = {
     "Online": ("grpo.GRPO", "{epochs: 2, steps_per_generation: 2}"),
     "Majority": ("reward_stage.BestOfN", "{selection: majority}"),
     "Sampled": (
-        "pita.PITA",
+        "value_guided.PITA",
         "{pairing: sampled, preference: bradley_terry, ties: coin, warm_start: false, source: reward, "
         "head_learning_rate: 0.02}",
     ),
@@ -155,7 +155,7 @@ def packed_run(texts: tuple[str, ...]) -> tuple[str, ...]:
         *texts,
         "algos=[]",
         "models.hf.value_path=null",
-        "algos.Packed.class_path=pipeline.learning.algos.pita.PITA",
+        "algos.Packed.class_path=pipeline.learning.algos.value_guided.PITA",
         "algos.Packed.head=v",
         "algos.Packed.top_k=4",
         "algos.Packed.learning_rate=0.01",

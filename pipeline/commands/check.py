@@ -48,7 +48,11 @@ MADE_WITH = {"numpy": "2.4.6", "torch": "2.13.0", "transformers": "5.23.0"}
 """What the fingerprint is of; docs/arithmetic.md says the same."""
 _ARITHMETIC, _GENERATION = "arithmetic", "parallel generation"
 FINGERPRINT = Job(
-    id="fingerprint", key="f" * 40, entry="pipeline.learning.training.fingerprint:job", payload={}, samples=1
+    id="fingerprint",
+    key="f" * 40,
+    entry="pipeline.learning.algos.stage_entry:fingerprint_job",
+    payload={},
+    samples=1,
 )
 
 

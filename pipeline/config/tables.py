@@ -32,7 +32,7 @@ ALGORITHMS = {
     "GRPO-HF": "pipeline.learning.algos.grpo:GRPOHF",
     "KTO": "pipeline.learning.algos.dpo:KTO",
     "ORPO": "pipeline.learning.algos.dpo:ORPO",
-    "PITA": "pipeline.learning.algos.pita:PITA",
+    "PITA": "pipeline.learning.algos.value_guided:PITA",
     "QSharp": "pipeline.learning.algos.qsharp:QSharp",
     "QSharp-HF": "pipeline.learning.algos.qsharp:QSharpHF",
     "RAFT": "pipeline.learning.algos.sft:RAFT",

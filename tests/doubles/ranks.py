@@ -38,8 +38,8 @@ from pipeline.learning.training.checkpoint import Checkpoints
 from pipeline.learning.training.curve import Curve
 from pipeline.learning.training.distributed import ALONE, Ranks, Spread, join, save_model
 from pipeline.learning.training.grpo import Objective, Samples, fit_grpo, group_advantages
+from pipeline.learning.training.loop import DrawnBatch, Fitting, Timetable, fit, fit_online, sft_set
 from pipeline.learning.training.lora import merged, with_adapters
-from pipeline.learning.training.policy import DrawnBatch, Fitting, Timetable, fit, fit_online, sft_set
 from pipeline.learning.training.preferences import KTOObjective, kto_set
 from pipeline.learning.training.scoring import completion_logprobs, score_sequences
 from pipeline.learning.training.sequences import Sequences

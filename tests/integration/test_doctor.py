@@ -86,7 +86,7 @@ def test_an_algorithm_of_ones_own_is_still_known_where_hydra_starts_by_itself() 
             sys.executable,
             "run_parallel.py",
             "experiment.name=a",
-            "algos.Mine.class_path=pipeline.learning.algos.pita.PITA",
+            "algos.Mine.class_path=pipeline.learning.algos.value_guided.PITA",
             "algos.Mine.enabled=true",
             "algos.Mine.batch_size=7",
             "--cfg",

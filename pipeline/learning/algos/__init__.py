@@ -7,6 +7,8 @@ from contextvars import ContextVar
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
+from pipeline.machine.memory import imported_for_good
+
 LOADING: ContextVar[Callable[[], AbstractContextManager[None]]] = ContextVar("loading", default=nullcontext)
 """`JobContext.loading` of the job under way."""
 _PARTS = "pipeline.learning.algos.parts"
@@ -19,7 +21,9 @@ else:
         """`parts`, which is imported, and torch with it, when something of it is first used."""
 
         def __getattr__(self, name: str) -> Any:
-            with nullcontext() if _PARTS in sys.modules else LOADING.get()():
-                return getattr(import_module(_PARTS), name)
+            if _PARTS not in sys.modules:
+                with LOADING.get()(), imported_for_good():
+                    import_module(_PARTS)
+            return getattr(sys.modules[_PARTS], name)
 
     toolbox = _Toolbox()

@@ -7,32 +7,28 @@ from dataclasses import dataclass, field, replace
 from enum import Enum
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, ClassVar
+from typing import ClassVar
+
+import numpy as np
+from numpy.typing import NDArray
 
 from pipeline.config.schema import LARGEST_RATE, LARGEST_WEIGHT, AlgoConfig, Config, number
 from pipeline.errors import DataError
-from pipeline.learning.algos import rounds, toolbox
-from pipeline.learning.algos.base import GENERATE, REFERENCE_TRAIN, SCORE, JobContext, Stage, timed
+from pipeline.learning.algos import base, toolbox
+from pipeline.learning.algos.base import (
+    GENERATE,
+    REFERENCE_TRAIN,
+    SCORE,
+    JobContext,
+    Stage,
+    timed,
+    write_generation,
+)
 from pipeline.learning.algos.policy_config import Anchor, OnlineConfig
 from pipeline.learning.algos.post_training import PostTrainingAlgorithms
-from pipeline.learning.algos.rounds import write_generation
 from pipeline.learning.choices import DPOLoss
 from pipeline.learning.rewards.preference import PreferenceConfig, halved_pairs
 from pipeline.outputs.formats import Tally
-
-if TYPE_CHECKING:
-    import numpy as np
-    from numpy.typing import NDArray
-
-    from pipeline.learning.algos.parts import (
-        Groups,
-        PreTrainedModel,
-        PreTrainedTokenizerBase,
-        Row,
-        Sequences,
-        Text,
-        TrainingSet,
-    )
 
 _COIN = 0.5
 """Probability of a wrong label from which on labels say nothing, or the opposite."""
@@ -82,7 +78,7 @@ class PairConfig(FeedbackConfig):
 
     preferences: PreferenceConfig = field(default_factory=PreferenceConfig)
 
-    def trained(self, stage: str, samples: int, decided: float) -> float:  # noqa: ARG002 - of the base
+    def trained(self, stage: str, samples: int, decided: float) -> float:
         """Both completions of each pair."""
         return self.epochs * (self.preferences.compared(self.num_generations, decided) if self.compares else 2)
 
@@ -150,8 +146,8 @@ class DPO(PostTrainingAlgorithms):
     def _existing(
         self,
         out: Path,
-        rows: Sequence[Row],
-        tokenizer: PreTrainedTokenizerBase,
+        rows: Sequence[toolbox.Row],
+        tokenizer: toolbox.PreTrainedTokenizerBase,
         context: int | None,
         ends: Collection[int],
     ) -> Tally:
@@ -159,13 +155,15 @@ class DPO(PostTrainingAlgorithms):
         pairs, parted, endless = existing_sequences(rows, tokenizer, context, ends)
         pairs.save(out, toolbox.PAIRS)
         same = len(rows) - len(pairs) // 2
-        return Tally(rounds.PAIRS, len(rows), same=same, parted=parted, endless=endless)
+        return Tally(base.PAIRS, len(rows), same=same, parted=parted, endless=endless)
 
     def keep(self, ctx: JobContext, groups: toolbox.Groups) -> None:
         """Write the pairs."""
         groups.pairs(ctx.settings(PairConfig).preferences).save(ctx.out, toolbox.PAIRS)
 
-    def training_set(self, ctx: JobContext, model: PreTrainedModel, folders: Sequence[Path]) -> TrainingSet:
+    def training_set(
+        self, ctx: JobContext, model: toolbox.PreTrainedModel, folders: Sequence[Path]
+    ) -> toolbox.TrainingSet:
         """Compare the policy with its anchor on every pair."""
         algo = ctx.settings(DPOConfig)
         pairs = toolbox.Sequences.load(folders, toolbox.PAIRS)
@@ -180,7 +178,7 @@ class DPO(PostTrainingAlgorithms):
             model, pairs, held, toolbox.preferences.PairLoss(objective, ctx.device), ctx.device
         )
 
-    def _anchor_scores(self, ctx: JobContext, reference: Anchor, data: Sequences) -> NDArray[np.float64]:
+    def _anchor_scores(self, ctx: JobContext, reference: Anchor, data: toolbox.Sequences) -> NDArray[np.float64]:
         """Log-probability of every completion under the anchor, which is let go of before training."""
         anchor = self.anchor_model(ctx, reference)
         toolbox.note_scored(data, anchor)
@@ -189,7 +187,7 @@ class DPO(PostTrainingAlgorithms):
 
 
 def completion_scores(
-    ctx: JobContext, model: PreTrainedModel, data: Sequences, work: str = "score"
+    ctx: JobContext, model: toolbox.PreTrainedModel, data: toolbox.Sequences, work: str = "score"
 ) -> NDArray[np.float64]:
     """Log-probability of every completion under a model, shape [N]; all ranks call it together."""
     with toolbox.computing_in(ctx.config.system.dtype, ctx.device, ctx.ranks):
@@ -205,11 +203,11 @@ def completion_scores(
 
 
 def existing_sequences(
-    rows: Sequence[Row],
-    tokenizer: PreTrainedTokenizerBase,
+    rows: Sequence[toolbox.Row],
+    tokenizer: toolbox.PreTrainedTokenizerBase,
     context: int | None = None,
     ends: Collection[int] = (),
-) -> tuple[Sequences, int, int]:
+) -> tuple[toolbox.Sequences, int, int]:
     """The pairs of a preference dataset as token ids; see `encode_answers`.
 
     Args:
@@ -235,9 +233,9 @@ def existing_sequences(
 
 
 def encoded(
-    rows: Sequence[Row],
+    rows: Sequence[toolbox.Row],
     asked: Iterable[tuple[int, toolbox.Text, Sequence[toolbox.Text]]],
-    tokenizer: PreTrainedTokenizerBase,
+    tokenizer: toolbox.PreTrainedTokenizerBase,
     context: int | None,
     ends: Collection[int],
 ) -> list[toolbox.Answered]:
@@ -255,12 +253,12 @@ def encoded(
     return found
 
 
-def pairs_of(rows: Sequence[Row]) -> list[toolbox.ExistingPair]:
+def pairs_of(rows: Sequence[toolbox.Row]) -> list[toolbox.ExistingPair]:
     """The pairs of rows; see `existing_pairs`."""
     return toolbox.existing_pairs([_with_columns(row) for row in rows])
 
 
-def _with_columns(row: Row) -> Row:
+def _with_columns(row: toolbox.Row) -> toolbox.Row:
     if row.chosen is None:
         return row
     return replace(row, columns={**row.columns, "chosen": row.chosen, "rejected": row.rejected})
@@ -299,7 +297,9 @@ class ORPO(DPO):
     version: ClassVar[int] = 1
     config_class: ClassVar[type[AlgoConfig]] = ORPOConfig
 
-    def training_set(self, ctx: JobContext, model: PreTrainedModel, folders: Sequence[Path]) -> TrainingSet:
+    def training_set(
+        self, ctx: JobContext, model: toolbox.PreTrainedModel, folders: Sequence[Path]
+    ) -> toolbox.TrainingSet:
         """Imitate the chosen ones, and compare the odds per token."""
         return toolbox.preferences.orpo_set(
             model, toolbox.Sequences.load(folders, toolbox.PAIRS), ctx.settings(ORPOConfig).beta, ctx.device
@@ -313,7 +313,9 @@ class SimPO(DPO):
     version: ClassVar[int] = 1
     config_class: ClassVar[type[AlgoConfig]] = SimPOConfig
 
-    def training_set(self, ctx: JobContext, model: PreTrainedModel, folders: Sequence[Path]) -> TrainingSet:
+    def training_set(
+        self, ctx: JobContext, model: toolbox.PreTrainedModel, folders: Sequence[Path]
+    ) -> toolbox.TrainingSet:
         """Compare the log-probabilities per token."""
         algo, pairs = ctx.settings(SimPOConfig), toolbox.Sequences.load(folders, toolbox.PAIRS)
         return toolbox.preferences.simpo_set(model, pairs, algo.beta, algo.simpo_gamma, ctx.device, algo.cpo_alpha)
@@ -342,7 +344,7 @@ class KTOConfig(FeedbackConfig):
         """One completion that is right or wrong is enough."""
         return False
 
-    def trained(self, stage: str, samples: int, decided: float) -> float:  # noqa: ARG002 - of the base
+    def trained(self, stage: str, samples: int, decided: float) -> float:
         """All completions, or both of a pair."""
         return self.epochs * (self.num_generations if self.pairs is PairSource.sampled else 2)
 
@@ -354,7 +356,7 @@ class KTO(DPO):
     version: ClassVar[int] = 1
     config_class: ClassVar[type[AlgoConfig]] = KTOConfig
 
-    def keep(self, ctx: JobContext, groups: Groups) -> None:
+    def keep(self, ctx: JobContext, groups: toolbox.Groups) -> None:
         """Write the completions that are desirable, labelled 1, and those that are not, labelled 0."""
         labels = groups.labels()
         told = [place for place, label in enumerate(labels) if label is not None]
@@ -363,18 +365,18 @@ class KTO(DPO):
     def _existing(
         self,
         out: Path,
-        rows: Sequence[Row],
-        tokenizer: PreTrainedTokenizerBase,
+        rows: Sequence[toolbox.Row],
+        tokenizer: toolbox.PreTrainedTokenizerBase,
         context: int | None,
         ends: Collection[int],
     ) -> Tally:
 
         data, parted, endless = labelled_sequences(rows, tokenizer, context, ends)
         data.save(out)
-        return Tally(rounds.COMPLETIONS, len(data), parted=parted, endless=endless)
+        return Tally(base.COMPLETIONS, len(data), parted=parted, endless=endless)
 
     def training_set(
-        self, ctx: JobContext, model: PreTrainedModel, folders: Sequence[Path]
+        self, ctx: JobContext, model: toolbox.PreTrainedModel, folders: Sequence[Path]
     ) -> toolbox.TrainingSet:
         """Compare the policy with its anchor on every completion, and on completions of other prompts."""
         algo = ctx.settings(KTOConfig)
@@ -394,8 +396,8 @@ class KTO(DPO):
 
 
 def labelled_sequences(
-    rows: Sequence[Row],
-    tokenizer: PreTrainedTokenizerBase,
+    rows: Sequence[toolbox.Row],
+    tokenizer: toolbox.PreTrainedTokenizerBase,
     context: int | None = None,
     ends: Collection[int] = (),
 ) -> tuple[toolbox.Sequences, int, int]:
@@ -416,7 +418,7 @@ def labelled_sequences(
         DataError: A text does not fit, or a label is neither true nor false.
     """
     # Each by itself, as TRL's KTOTrainer tokenizes them.
-    asked: list[tuple[int, Text, tuple[Text]]] = []
+    asked: list[tuple[int, toolbox.Text, tuple[toolbox.Text]]] = []
     labels: list[float] = []
     for row in rows:
         if row.completion is not None and row.chosen is None:

@@ -16,9 +16,10 @@ import numpy as np
 from numpy.typing import NDArray
 from safetensors.numpy import save_file
 
-from pipeline.learning.algos.base import JobContext
-from pipeline.learning.algos.opening import encode, open_dataset, round_rows, row_ids, score
-from pipeline.learning.algos.rounds import write_generation
+from pipeline.config.schema import DType
+from pipeline.learning.algos.base import JobContext, write_generation
+from pipeline.learning.algos.opening import encode, loaded, open_dataset, round_rows, row_ids, score
+from pipeline.learning.algos.policy_config import PolicyAlgoConfig
 from pipeline.learning.datasets.base import Dataset, Row
 from pipeline.learning.generation.policy import TextPolicy
 from pipeline.learning.generation.sampling import LIKELIEST, Keys, sample_keys, uniforms
@@ -26,6 +27,7 @@ from pipeline.learning.rewards.preference import UNDECIDED, PreferenceConfig, Pr
 from pipeline.learning.rewards.scoring import Scored
 from pipeline.learning.training.distributed import ALONE
 from pipeline.learning.training.grpo import padded
+from pipeline.learning.training.loop import computing_in
 from pipeline.learning.training.sequences import Sequences, read_arrays
 from pipeline.outputs.formats import GENERATION, Tally, read_generation, read_input
 
@@ -292,6 +294,25 @@ def draw_groups(
         truncated=np.array([*map(policy.truncated, drawn)], np.bool_),
         generated=sum(map(len, drawn)),
     )
+
+
+def exact_logprobs(
+    ctx: JobContext, algo: PolicyAlgoConfig, policy: TextPolicy, drawn: Drawn
+) -> list[NDArray[np.float32]] | None:
+    """Of the drawn tokens under the policy that drew them, as precise as the one that is trained on them.
+
+    In training their ratio is to be 1 where nothing was learnt yet. What drew them may have been rounded. None
+    where no loss needs them, or training computes them anyway, as those of the policy as it is.
+    """
+    if not algo.wants_logprobs:
+        return None
+    if ctx.config.system.dtype is DType.float32 or algo.draws_to_train:  # what draws online is what is trained
+        return policy.logprobs(drawn.prompts, drawn.tokens)
+    # Below adapters the weights are those that drew, unless these were quantized: no second copy is needed.
+    same = algo.lora.rank and ctx.config.model.in_bits is None
+    exact = None if same else loaded(ctx, algo, previous=True)
+    with computing_in(ctx.config.system.dtype, ctx.device):
+        return policy.logprobs(drawn.prompts, drawn.tokens, exact)
 
 
 def score_groups(

@@ -5,7 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, ClassVar
+from typing import ClassVar
+
+import numpy as np
+from numpy.typing import NDArray
 
 from pipeline.config.schema import LARGEST_RATE, LARGEST_WEIGHT, AlgoConfig, Config, number
 from pipeline.learning.algos import toolbox
@@ -21,20 +24,6 @@ from pipeline.learning.algos.reward_stage import (
 )
 from pipeline.learning.choices import GRPOLoss, ImportanceSampling, ScaleRewards
 from pipeline.learning.rewards.preference import PreferenceConfig
-
-if TYPE_CHECKING:
-    import numpy as np
-    from numpy.typing import NDArray
-
-    from pipeline.learning.algos.parts import (
-        Groups,
-        Judge,
-        Objective,
-        PreTrainedModel,
-        Samples,
-        Tensor,
-        TokenBatch,
-    )
 
 
 @dataclass(kw_only=True)
@@ -105,7 +94,7 @@ class GRPO(PostTrainingAlgorithms):
     config_class: ClassVar[type[AlgoConfig]] = GRPOConfig
     stages: ClassVar[tuple[Stage, ...]] = timed(PostTrainingAlgorithms.stages, generate=0.75, train=16.0)
 
-    def advantages(self, ctx: JobContext, samples: Samples) -> NDArray[np.float32]:
+    def advantages(self, ctx: JobContext, samples: toolbox.Samples) -> NDArray[np.float32]:
         """How much better each completion is than the others of its prompt.
 
         Args:
@@ -118,7 +107,7 @@ class GRPO(PostTrainingAlgorithms):
         algo = ctx.settings(GRPOConfig)
         return toolbox.grpo.group_advantages(samples.rewards, algo.num_generations, algo.scale_rewards)
 
-    def ratio(self, ctx: JobContext, tokens: TokenBatch) -> Tensor:
+    def ratio(self, ctx: JobContext, tokens: toolbox.TokenBatch) -> toolbox.Tensor:
         """How much likelier tokens, or completions, have become since they were drawn.
 
         Args:
@@ -130,7 +119,7 @@ class GRPO(PostTrainingAlgorithms):
         """
         return toolbox.grpo.importance_ratio(tokens, ctx.settings(GRPOConfig).importance_sampling_level)
 
-    def surrogate(self, ctx: JobContext, tokens: TokenBatch, ratio: Tensor) -> Tensor:
+    def surrogate(self, ctx: JobContext, tokens: toolbox.TokenBatch, ratio: toolbox.Tensor) -> toolbox.Tensor:
         """What training makes as large as it can, apart from the KL term: here the clipped ratio's gain.
 
         Args:
@@ -143,7 +132,7 @@ class GRPO(PostTrainingAlgorithms):
         """
         return toolbox.grpo.clipped_surrogate(tokens, ratio, self.objective(ctx))
 
-    def keep(self, ctx: JobContext, groups: Groups) -> None:
+    def keep(self, ctx: JobContext, groups: toolbox.Groups) -> None:
         """Whole groups, without what was cut off where the settings say so."""
         samples = samples_of(groups)
         if ctx.settings(GRPOConfig).mask_truncated_completions:
@@ -151,7 +140,7 @@ class GRPO(PostTrainingAlgorithms):
         samples.save(ctx.out)
 
     def training_set(
-        self, ctx: JobContext, model: PreTrainedModel, folders: Sequence[Path]
+        self, ctx: JobContext, model: toolbox.PreTrainedModel, folders: Sequence[Path]
     ) -> toolbox.TrainingSet:
         """Raise what is better than its group, within the clipped ratio."""
         algo = ctx.settings(GRPOConfig)
@@ -171,7 +160,7 @@ class GRPO(PostTrainingAlgorithms):
             surrogate=lambda tokens, ratio: self.surrogate(ctx, tokens, ratio),
         )
 
-    def objective(self, ctx: JobContext) -> Objective:
+    def objective(self, ctx: JobContext) -> toolbox.Objective:
         """The settings of the loss."""
         algo = ctx.settings(GRPOConfig)
         return toolbox.Objective(
@@ -188,7 +177,7 @@ class GRPO(PostTrainingAlgorithms):
             entropy_coef=algo.entropy_coef,
         )
 
-    def anchor_logprobs(self, ctx: JobContext, samples: Samples) -> NDArray[np.float32]:
+    def anchor_logprobs(self, ctx: JobContext, samples: toolbox.Samples) -> NDArray[np.float32]:
         """Log-probabilities of the drawn tokens under the anchor, laid out as those of the sampling policy."""
         model = self.anchor_model(ctx, ctx.settings(GRPOConfig).reference)
         temperature = ctx.config.generation.temperature
@@ -245,17 +234,15 @@ class RLOO(GRPO):
     version: ClassVar[int] = 1
     config_class: ClassVar[type[AlgoConfig]] = RLOOConfig
 
-    def advantages(self, ctx: JobContext, samples: Samples) -> NDArray[np.float32]:
+    def advantages(self, ctx: JobContext, samples: toolbox.Samples) -> NDArray[np.float32]:
         """Each reward, less `beta` times its log-ratio to the anchor, minus the mean of the others."""
-        import numpy as np
-
         algo = ctx.settings(RLOOConfig)
         rewards = samples.rewards.astype(np.float64)
         if algo.beta:
             rewards = rewards - algo.beta * toolbox.grpo.log_ratios(samples, self.anchor_logprobs(ctx, samples))
         return toolbox.grpo.leave_one_out(rewards, algo.num_generations, normalizes=algo.normalize_advantages)
 
-    def objective(self, ctx: JobContext) -> Objective:
+    def objective(self, ctx: JobContext) -> toolbox.Objective:
         """GRPO's, without a divergence of its own."""
         return replace(super().objective(ctx), beta=0.0)
 
@@ -299,10 +286,8 @@ class REINFORCEpp(RLOO):
     version: ClassVar[int] = 1
     config_class: ClassVar[type[AlgoConfig]] = REINFORCEppConfig
 
-    def advantages(self, ctx: JobContext, samples: Samples) -> NDArray[np.float32]:
+    def advantages(self, ctx: JobContext, samples: toolbox.Samples) -> NDArray[np.float32]:
         """What is still to come from each token on, less the mean of that, in its deviations; shape [N, C]."""
-        import numpy as np
-
         algo, rewards = ctx.settings(REINFORCEppConfig), samples.rewards
         if algo.baseline:
             better = toolbox.grpo.group_advantages(rewards, algo.num_generations, ScaleRewards.none)
@@ -360,7 +345,7 @@ class GRPOHF(LearnsReward, GRPO):
         METRICS,
     )
 
-    def keep(self, ctx: JobContext, groups: Groups) -> None:
+    def keep(self, ctx: JobContext, groups: toolbox.Groups) -> None:
         """Write whole groups, and pairs among them for reward models to be fitted to."""
         super().keep(ctx, groups)
         if not ctx.inputs.get(REWARD.name):
@@ -378,6 +363,6 @@ class GRPOHF(LearnsReward, GRPO):
         """The samples as the reward stage has scored them."""
         return ctx.inputs["reward"]
 
-    def judge(self, ctx: JobContext) -> Judge:
+    def judge(self, ctx: JobContext) -> toolbox.Judge:
         """The reward models of this round, each of the prompts that it has not seen."""
         return FittedRewards(ctx, super().data(ctx))

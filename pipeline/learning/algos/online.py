@@ -25,19 +25,17 @@ from transformers import PreTrainedModel
 
 from pipeline.files import file_sha256, fsync, json_text, walk
 from pipeline.foreign import ForeignDataError, parse_json, read_plain
-from pipeline.learning.algos.base import JobContext
-from pipeline.learning.algos.groups import Groups, Judge, draw_groups, score_groups
+from pipeline.learning.algos.base import JobContext, tokens_generated
+from pipeline.learning.algos.groups import Groups, Judge, draw_groups, exact_logprobs, score_groups
 from pipeline.learning.algos.opening import open_dataset, reference_tokenizer
 from pipeline.learning.algos.policy_config import OnlineConfig
-from pipeline.learning.algos.policy_weights import exact_logprobs
-from pipeline.learning.algos.rounds import tokens_generated
 from pipeline.learning.generation.policy import TextPolicy
 from pipeline.learning.generation.vllm_engine import DecoderOf, backend_of
 from pipeline.learning.models.batch_size import BatchSizes
 from pipeline.learning.models.flops import Purpose, metered
 from pipeline.learning.rewards.traits import RewardFailures
-from pipeline.learning.training.policy import DrawnBatch, Fitting, Timetable, TrainingSet, computing_in
-from pipeline.learning.training.policy import fit_online as fit_drawn
+from pipeline.learning.training.loop import DrawnBatch, Fitting, Timetable, TrainingSet, computing_in
+from pipeline.learning.training.loop import fit_online as fit_drawn
 from pipeline.outputs.formats import Tally
 
 ABOUT = "batch.json"

@@ -9,11 +9,21 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from pipeline.learning.algos import evaluating
 from pipeline.learning.algos.evaluating import evaluate, write_metrics
-from pipeline.learning.algos.groups import PAIRS, Drawn, Groups, Judge, Rollouts, draw_groups, score_shard
+from pipeline.learning.algos.groups import (
+    PAIRS,
+    Drawn,
+    Groups,
+    Judge,
+    Rollouts,
+    draw_groups,
+    exact_logprobs,
+    score_shard,
+)
 from pipeline.learning.algos.online import fit_online
 from pipeline.learning.algos.opening import (
     encode,
     fresh_value_model,
+    frozen_policy,
     guided_policy,
     held_out_count,
     open_dataset,
@@ -23,9 +33,10 @@ from pipeline.learning.algos.opening import (
     reference_tokenizer,
     round_rows,
     row_ids,
+    save_policy,
     score,
+    to_train,
 )
-from pipeline.learning.algos.policy_weights import exact_logprobs, frozen_policy, save_policy, to_train
 from pipeline.learning.datasets.base import Dataset, Row, Text
 from pipeline.learning.datasets.chat import Answered, encode_answers, encode_demonstration, template_arguments
 from pipeline.learning.generation import tilt
@@ -53,7 +64,6 @@ from pipeline.learning.training.checkpoint import Checkpoints
 from pipeline.learning.training.curve import Curve
 from pipeline.learning.training.distributed import ALONE, Ranks, save_model
 from pipeline.learning.training.grpo import Objective, Samples, TokenBatch
-from pipeline.learning.training.policy import Fitting, TrainingSet, computing_in, fit, sft_set, trained_tokens
-from pipeline.learning.training.scoring import completion_logprobs, note_scored, score_sequences
+from pipeline.learning.training.loop import Fitting, TrainingSet, computing_in, fit, sft_set, trained_tokens
+from pipeline.learning.training.scoring import completion_logprobs, note_scored, score_sequences, without_padding
 from pipeline.learning.training.sequences import Sequences, prompt_folds
-from pipeline.learning.training.unpadded import without_padding

@@ -78,11 +78,11 @@ class PolicyAlgoConfig(AlgoConfig):
         """Whether the completions of a prompt are compared with each other."""
         return True
 
-    def drawn(self, samples: int) -> float:  # noqa: ARG002 - of value-guided algorithms
+    def drawn(self, samples: int) -> float:
         """Whole groups."""
         return self.num_generations
 
-    def trained(self, stage: str, samples: int, decided: float) -> float:  # noqa: ARG002 - for subclasses
+    def trained(self, stage: str, samples: int, decided: float) -> float:
         """Whole groups."""
         return self.epochs * self.num_generations
 

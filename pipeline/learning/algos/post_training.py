@@ -13,11 +13,9 @@ from abc import abstractmethod
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import Any, ClassVar
 
-from pipeline.config.schema import (
-    AlgoConfig,
-)
+from pipeline.config.schema import AlgoConfig
 from pipeline.files import json_text
 from pipeline.learning.algos import toolbox
 from pipeline.learning.algos.base import (
@@ -32,9 +30,6 @@ from pipeline.learning.algos.base import (
     Read,
     Section,
     Stage,
-)
-from pipeline.learning.algos.policy_config import Anchor, PolicyAlgoConfig
-from pipeline.learning.algos.rounds import (
     noted,
     rounds_to_train_on,
     started_from,
@@ -42,11 +37,8 @@ from pipeline.learning.algos.rounds import (
     teaching,
     tokens_generated,
 )
+from pipeline.learning.algos.policy_config import Anchor, PolicyAlgoConfig
 from pipeline.outputs.formats import OPTIMIZER, TRAINING, Tally
-
-if TYPE_CHECKING:
-    from pipeline.learning.algos.parts import Dataset, Fitting, Groups, Judge, PreTrainedModel, Samples, TextPolicy
-
 
 TRAIN: tuple[Section, ...] = ("system", "training", "generation", "algo", "model")
 """What training a policy depends on; of `generation`, the temperature that samples were drawn at, and of
@@ -98,7 +90,7 @@ class PostTrainingAlgorithms(Algorithm):
 
     @abstractmethod
     def training_set(
-        self, ctx: JobContext, model: PreTrainedModel, folders: Sequence[Path]
+        self, ctx: JobContext, model: toolbox.PreTrainedModel, folders: Sequence[Path]
     ) -> toolbox.TrainingSet:
         """What the policy is trained on, and the loss.
 
@@ -109,14 +101,14 @@ class PostTrainingAlgorithms(Algorithm):
         """
         raise NotImplementedError(f"{type(self).__name__} must define training_set()")
 
-    def keep(self, ctx: JobContext, groups: Groups) -> None:
+    def keep(self, ctx: JobContext, groups: toolbox.Groups) -> None:
         """Write what training needs of one shard's groups, for `training_set` to read.
 
         Whole groups with their rewards, and the log-probabilities of the policy that drew them: `Samples`.
         """
         samples_of(groups).save(ctx.out)
 
-    def judge(self, ctx: JobContext) -> Judge | None:  # noqa: ARG002 - for methods that learn a reward
+    def judge(self, ctx: JobContext) -> toolbox.Judge | None:
         """What scores completions that training draws; None for the rewards of the dataset."""
         return None
 
@@ -161,12 +153,12 @@ class PostTrainingAlgorithms(Algorithm):
         """Metrics of all evaluated samples."""
         toolbox.write_metrics(ctx)
 
-    def current_policy(self, ctx: JobContext, dataset: Dataset) -> TextPolicy:
+    def current_policy(self, ctx: JobContext, dataset: toolbox.Dataset) -> toolbox.TextPolicy:
         """The policy that this round's training starts from."""
         folder = started_from(ctx)
         return toolbox.reference_policy(ctx, dataset) if folder is None else trained_policy(ctx, dataset, folder)
 
-    def anchor_model(self, ctx: JobContext, anchor: Anchor) -> PreTrainedModel:
+    def anchor_model(self, ctx: JobContext, anchor: Anchor) -> toolbox.PreTrainedModel:
         """The frozen policy that training is held close to; the same each time where training draws."""
         algo, previous = ctx.settings(PolicyAlgoConfig), anchor is Anchor.previous
         if not algo.draws_to_train:
@@ -176,9 +168,9 @@ class PostTrainingAlgorithms(Algorithm):
         return self._anchors[anchor]
 
     def __init__(self) -> None:
-        self._anchors: dict[Anchor, PreTrainedModel] = {}
+        self._anchors: dict[Anchor, toolbox.PreTrainedModel] = {}
 
-    def _fitting(self, ctx: JobContext) -> Fitting:
+    def _fitting(self, ctx: JobContext) -> toolbox.Fitting:
         algo = ctx.settings(PolicyAlgoConfig)
         return fitting_of(ctx, "policy", algo.batch_size, algo.epochs, algo.learning_rate)
 
@@ -212,7 +204,7 @@ def _online(stages: Iterable[Stage], learns_reward: bool) -> Iterator[Stage]:
             yield stage
 
 
-def samples_of(groups: Groups) -> Samples:
+def samples_of(groups: toolbox.Groups) -> toolbox.Samples:
     """Whole groups with their rewards, and the log-probabilities of who drew them where they are kept."""
     sequences = groups.sequences(range(len(groups.tokens)), groups.scored.values.tolist())
     if groups.logprobs is None:
@@ -221,7 +213,7 @@ def samples_of(groups: Groups) -> Samples:
 
 
 def _fit_round(
-    algorithm: PostTrainingAlgorithms, ctx: JobContext, model: PreTrainedModel, fitting: Fitting
+    algorithm: PostTrainingAlgorithms, ctx: JobContext, model: toolbox.PreTrainedModel, fitting: toolbox.Fitting
 ) -> tuple[dict[str, Any], Tally | None]:
     """Train on what earlier stages have drawn: what ``training.json`` says of it, and what became of the draws."""
     spent = {"tokens_generated": tokens_generated(ctx)}
@@ -237,7 +229,7 @@ def _fit_round(
 
 def fitting_of(
     ctx: JobContext, name: str, batch_size: int, epochs: int, learning_rate: float, *, more: bool = False
-) -> Fitting:
+) -> toolbox.Fitting:
     """How to train in a stage.
 
     Args:
@@ -265,7 +257,9 @@ def fitting_of(
     )
 
 
-def trained_policy(ctx: JobContext, dataset: Dataset, folder: Path, *, compared: bool = False) -> TextPolicy:
+def trained_policy(
+    ctx: JobContext, dataset: toolbox.Dataset, folder: Path, *, compared: bool = False
+) -> toolbox.TextPolicy:
     """The policy of a folder.
 
     Args:

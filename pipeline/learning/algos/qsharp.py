@@ -11,7 +11,10 @@ import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, ClassVar
+from typing import ClassVar
+
+import numpy as np
+from numpy.typing import NDArray
 
 from pipeline.config.schema import LARGEST_RATE, LARGEST_WEIGHT, SMALLEST_DIVISOR, AlgoConfig, Config, number
 from pipeline.errors import JobError
@@ -22,13 +25,6 @@ from pipeline.learning.algos.value_guided import STRENGTH, ValueAlgoConfig, Valu
 from pipeline.learning.choices import SMALLEST_STEP, Others
 from pipeline.learning.rewards.preference import UNDECIDED, PreferenceConfig
 from pipeline.outputs.formats import Tally
-
-if TYPE_CHECKING:
-    import numpy as np
-    from numpy.typing import NDArray
-
-    from pipeline.learning.algos.parts import Dataset, Drawn, Groups, Offset, Sequences, TextPolicy
-
 
 MOST_GRID_ERROR = 0.1
 """Nats: odds that are off by a tenth, less than by what two fits of one value model differ."""
@@ -101,7 +97,7 @@ class QSharp(ValueGuidedAlgorithms):
     soft: ClassVar[bool] = True
     """Whether the tilt is an expectation of exp(R / eta), for which the mean of a reward is not enough."""
 
-    def offset(self, algo: ValueAlgoConfig) -> Offset:
+    def offset(self, algo: ValueAlgoConfig) -> toolbox.Offset:
         """The soft value of the rewards that are to come."""
         assert isinstance(algo, QSharpConfig)
         if algo.atoms > 1:
@@ -120,7 +116,9 @@ class QSharp(ValueGuidedAlgorithms):
         assert isinstance(algo, QSharpConfig)
         return (algo.value_max - algo.value_min) / algo.eta if self.soft else 0.0
 
-    def draw(self, ctx: JobContext, dataset: Dataset, roll_in: TextPolicy, reference: TextPolicy) -> Drawn:
+    def draw(
+        self, ctx: JobContext, dataset: toolbox.Dataset, roll_in: toolbox.TextPolicy, reference: toolbox.TextPolicy
+    ) -> toolbox.Drawn:
         """One roll-out per roll-in."""
         rollouts = toolbox.Rollouts(ctx, dataset, roll_in, finishes=1)
         # The cut is the last token of the prefix; it is labelled too, as its value was just sampled.
@@ -128,10 +126,8 @@ class QSharp(ValueGuidedAlgorithms):
         prefixes = [tokens[: cut + 1] for tokens, cut in zip(rollouts.tokens, cuts, strict=True)]
         return rollouts.drawn(reference, [rollouts.finish(reference, prefixes, "roll_out")], cuts)
 
-    def label(self, ctx: JobContext, groups: Groups) -> Sequences:
+    def label(self, ctx: JobContext, groups: toolbox.Groups) -> toolbox.Sequences:
         """Every roll-out with its reward; those without one are left out."""
-        import numpy as np
-
         rewards = groups.scored.values
         kept = np.flatnonzero(~np.isnan(rewards))
         return groups.sequences(kept.tolist(), self.labels(ctx, rewards[kept]).tolist())
@@ -143,8 +139,6 @@ class QSharp(ValueGuidedAlgorithms):
             JobError: A reward is outside of the range that the settings give, or within it where a single
                 probability could not express it.
         """
-        import numpy as np
-
         algo = ctx.settings(QSharpConfig)
         low, high = algo.value_min, algo.value_max
         odd = rewards[(rewards < low) | (rewards > high)]
@@ -197,7 +191,7 @@ def atom_rewards(algo: QSharpConfig) -> list[float]:
 class CDConfig(QSharpConfig):
     """Guidance by the mean reward, the baseline of Q#'s paper (after arXiv 2310.17022)."""
 
-    def inexact(self, key: str, etas: Sequence[float]) -> Iterator[str]:  # noqa: ARG002 - of the base
+    def inexact(self, key: str, etas: Sequence[float]) -> Iterator[str]:
         """Nothing: any atoms express a mean."""
         yield from ()
 
@@ -209,7 +203,7 @@ class CD(QSharp):
     config_class: ClassVar[type[AlgoConfig]] = CDConfig
     soft: ClassVar[bool] = False
 
-    def offset(self, algo: ValueAlgoConfig) -> Offset:
+    def offset(self, algo: ValueAlgoConfig) -> toolbox.Offset:
         """The expected reward over eta."""
         assert isinstance(algo, QSharpConfig)
         if algo.atoms > 1:
@@ -269,11 +263,13 @@ class QSharpHF(LearnsReward, QSharp):
         *QSharp.stages[3:],
     )
 
-    def draw(self, ctx: JobContext, dataset: Dataset, roll_in: TextPolicy, reference: TextPolicy) -> Drawn:
+    def draw(
+        self, ctx: JobContext, dataset: toolbox.Dataset, roll_in: toolbox.TextPolicy, reference: toolbox.TextPolicy
+    ) -> toolbox.Drawn:
         """Two roll-outs per roll-in."""
         return toolbox.Rollouts(ctx, dataset, roll_in, finishes=2).pairs(reference)
 
-    def label(self, ctx: JobContext, groups: Groups) -> Sequences:
+    def label(self, ctx: JobContext, groups: toolbox.Groups) -> toolbox.Sequences:
         """All roll-outs, still without labels; and the pairs that can be decided."""
         told = enumerate(groups.decided(ctx.settings(QSharpHFConfig).preferences).tolist())
         places = [2 * index + side for index, one in told if one != UNDECIDED for side in (1 - one, one)]
@@ -282,7 +278,7 @@ class QSharpHF(LearnsReward, QSharp):
         groups.uncut().sequences(kept, [1.0, 0.0] * (len(kept) // 2)).save(ctx.out, toolbox.PAIRS)
         return groups.sequences(range(len(groups.tokens)), [0.0] * len(groups.tokens))
 
-    def tally(self, ctx: JobContext, groups: Groups, labelled: Sequences) -> Tally:  # noqa: ARG002 - of the base
+    def tally(self, ctx: JobContext, groups: toolbox.Groups, labelled: toolbox.Sequences) -> Tally:
         """Of pairs."""
         return groups.pair_tally(ctx.settings(QSharpHFConfig).preferences)
 

@@ -14,7 +14,10 @@ from dataclasses import dataclass, field, replace
 from enum import Enum
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import Any, ClassVar
+
+import numpy as np
+from numpy.typing import NDArray
 
 from pipeline.config.schema import LARGEST_RATE, AlgoConfig, Config, Settings, number
 from pipeline.errors import JobError
@@ -29,21 +32,18 @@ from pipeline.learning.algos.base import (
     JobContext,
     Read,
     Stage,
+    noted,
+    rounds_to_train_on,
+    tally_of,
     timed,
+    tokens_generated,
 )
 from pipeline.learning.algos.policy_config import too_few
 from pipeline.learning.algos.post_training import EVALUATE, fitting_of, groups_drawn
-from pipeline.learning.algos.rounds import noted, rounds_to_train_on, tally_of, tokens_generated
 from pipeline.learning.choices import HeadType
 from pipeline.learning.rewards.preference import PreferenceConfig, halved_pairs
 from pipeline.outputs.formats import REWARD as REWARD_FIT
 from pipeline.outputs.formats import TRAINING, read_input, read_reward_fit
-
-if TYPE_CHECKING:
-    import numpy as np
-    from numpy.typing import NDArray
-
-    from pipeline.learning.algos.parts import Dataset, Fitting, Picker, Scored, Sequences, TextPolicy
 
 
 @dataclass(kw_only=True)
@@ -86,7 +86,9 @@ class LearntReward:
         about: What became of the fit, for a file.
     """
 
-    def __init__(self, ctx: JobContext, pairs: Sequences, settings: RewardModelConfig, fitting: Fitting) -> None:
+    def __init__(
+        self, ctx: JobContext, pairs: toolbox.Sequences, settings: RewardModelConfig, fitting: toolbox.Fitting
+    ) -> None:
         """Fit to pairs.
 
         Args:
@@ -104,7 +106,7 @@ class LearntReward:
             "loss": losses,
         }
 
-    def scores(self, data: Sequences) -> NDArray[np.float64]:
+    def scores(self, data: toolbox.Sequences) -> NDArray[np.float64]:
         """Raw scores of sequences, shape [N]."""
         size = self._ctx.config.training.micro_batch_size
         return toolbox.value.reward_scores(
@@ -126,7 +128,7 @@ class LearntReward:
 
 def reward_fitting(
     ctx: JobContext, settings: RewardModelConfig, fold: int = 0, tokens_before: int = 0, *, more: bool
-) -> Fitting:
+) -> toolbox.Fitting:
     """How a reward model is fitted.
 
     Args:
@@ -150,7 +152,7 @@ def reward_fitting(
 
 
 def cross_fitted(
-    ctx: JobContext, folders: Sequence[Path], data: Sequences, settings: RewardModelConfig
+    ctx: JobContext, folders: Sequence[Path], data: toolbox.Sequences, settings: RewardModelConfig
 ) -> NDArray[np.float64]:
     """Fit a reward model for each fold of prompts, and score that fold by it. Writes models and ``reward.json``.
 
@@ -164,8 +166,6 @@ def cross_fitted(
         Standardised scores, shape [N]: of mean 0 and deviation 1 over each fold, since the scores of two models
         have neither a zero nor a unit in common.
     """
-    import numpy as np
-
     pairs = toolbox.Sequences.load(folders, toolbox.PAIRS)
     of_pairs, of_data = toolbox.prompt_folds(pairs.prompts[::2], data.prompts, settings.folds)
     found, fits, tokens = np.zeros(len(data)), [], 0
@@ -228,10 +228,8 @@ class FittedRewards:
 
     def __call__(
         self, prompts: Sequence[list[int]], completions: Sequence[list[int]], rows: NDArray[np.int64]
-    ) -> Scored:
+    ) -> toolbox.Scored:
         """Score completions, of prompts that are rows of the dataset."""
-        import numpy as np
-
         texts = [prompt + completion for prompt, completion in zip(prompts, completions, strict=True)]
         data = toolbox.Sequences.of(texts, [*map(len, prompts)], [0.0] * len(texts), rows.tolist())
         # Of ranks that draw together one scores: each would load all models.
@@ -239,8 +237,7 @@ class FittedRewards:
         unknown = [None] * len(texts)
         return toolbox.Scored(values, {}, unknown, unknown, unknown)
 
-    def _scores(self, data: Sequences) -> NDArray[np.float64]:
-        import numpy as np
+    def _scores(self, data: toolbox.Sequences) -> NDArray[np.float64]:
 
         ctx, found = self._ctx, np.zeros(len(data))
         _, folds = toolbox.prompt_folds(self._pairs, data.prompts, len(self._models))
@@ -312,11 +309,11 @@ class BestOfNConfig(AlgoConfig):
         """A reward model, or nothing."""
         return self.selection is Selection.reward_model
 
-    def drawn(self, samples: int) -> float:  # noqa: ARG002 - of value-guided algorithms
+    def drawn(self, samples: int) -> float:
         """Whole groups."""
         return self.num_generations
 
-    def trained(self, stage: str, samples: int, decided: float) -> float:  # noqa: ARG002 - of the base
+    def trained(self, stage: str, samples: int, decided: float) -> float:
         """Both completions of each pair."""
         return self.epochs * self.preferences.compared(self.num_generations, decided) * self.trains
 
@@ -418,7 +415,7 @@ class BestOfN(Algorithm):
         toolbox.write_metrics(ctx)
 
 
-def _reward_model(ctx: JobContext) -> Picker:
+def _reward_model(ctx: JobContext) -> toolbox.Picker:
 
     folder, system = ctx.input("train"), ctx.config.system
     key = ("value", str(folder))
@@ -436,7 +433,7 @@ def _reward_model(ctx: JobContext) -> Picker:
     )
 
 
-def _majority(ctx: JobContext, policy: TextPolicy, dataset: Dataset) -> Picker:
+def _majority(ctx: JobContext, policy: toolbox.TextPolicy, dataset: toolbox.Dataset) -> toolbox.Picker:
 
     judge = toolbox.judge_of(toolbox.known_rewards(dataset.config), dataset.config)
     if judge is None or judge.traits.answer is None:

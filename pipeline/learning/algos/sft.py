@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, ClassVar
+from typing import ClassVar
 
 from pipeline.config.schema import LARGEST_RATE, AlgoConfig, number
 from pipeline.errors import DataError
@@ -13,9 +13,6 @@ from pipeline.learning.algos import toolbox
 from pipeline.learning.algos.base import METRICS, REFERENCE_TRAIN, START_TRAIN, JobContext, Read, Stage, timed
 from pipeline.learning.algos.policy_config import PolicyAlgoConfig
 from pipeline.learning.algos.post_training import EVALUATE, TRAIN_POLICY, PostTrainingAlgorithms
-
-if TYPE_CHECKING:
-    from pipeline.learning.algos.parts import Groups, PreTrainedModel, PreTrainedTokenizerBase, Row, TrainingSet
 
 
 @dataclass(kw_only=True)
@@ -41,7 +38,7 @@ class SFTConfig(PolicyAlgoConfig):
         """Nothing is drawn."""
         return False
 
-    def trained(self, stage: str, samples: int, decided: float) -> float:  # noqa: ARG002 - of the base
+    def trained(self, stage: str, samples: int, decided: float) -> float:
         """One completion of each row."""
         return self.epochs
 
@@ -67,11 +64,13 @@ class SFT(PostTrainingAlgorithms):
         METRICS,
     )
 
-    def data(self, ctx: JobContext) -> tuple[Path, ...]:  # noqa: ARG002 - of the base
+    def data(self, ctx: JobContext) -> tuple[Path, ...]:
         """No folders: rows are read from the dataset."""
         return ()
 
-    def training_set(self, ctx: JobContext, model: PreTrainedModel, folders: Sequence[Path]) -> TrainingSet:  # noqa: ARG002
+    def training_set(
+        self, ctx: JobContext, model: toolbox.PreTrainedModel, folders: Sequence[Path]
+    ) -> toolbox.TrainingSet:
         """Raise the likelihood of every token that is to be learnt, of the rows of this round or of all so far."""
         algo, dataset = ctx.settings(SFTConfig), toolbox.open_dataset(ctx)
         count, first = ctx.config.data_collection.prompts_per_round, 1 if algo.aggregate else ctx.round
@@ -95,8 +94,8 @@ class SFT(PostTrainingAlgorithms):
 
 
 def demonstrations(
-    rows: Sequence[Row],
-    tokenizer: PreTrainedTokenizerBase,
+    rows: Sequence[toolbox.Row],
+    tokenizer: toolbox.PreTrainedTokenizerBase,
     algo: SFTConfig,
     longest: int | None = None,
     ends: Collection[int] = (),
@@ -184,7 +183,7 @@ class RAFTConfig(PolicyAlgoConfig):
         """The only completion of a prompt is its best."""
         return False
 
-    def trained(self, stage: str, samples: int, decided: float) -> float:  # noqa: ARG002 - of the base
+    def trained(self, stage: str, samples: int, decided: float) -> float:
         """The best of each group."""
         return self.epochs
 
@@ -196,13 +195,15 @@ class RAFT(PostTrainingAlgorithms):
     config_class: ClassVar[type[AlgoConfig]] = RAFTConfig
     stages: ClassVar[tuple[Stage, ...]] = timed(PostTrainingAlgorithms.stages, train=4.5)
 
-    def keep(self, ctx: JobContext, groups: Groups) -> None:
+    def keep(self, ctx: JobContext, groups: toolbox.Groups) -> None:
         """Write the best completion of each prompt, the first of equals."""
         best, correct = groups.best(), groups.scored.correct
         if ctx.settings(RAFTConfig).only_correct:
             best = [place for place in best if correct[place] is not False]
         groups.sequences(best, [float(groups.scored.values[place]) for place in best]).save(ctx.out)
 
-    def training_set(self, ctx: JobContext, model: PreTrainedModel, folders: Sequence[Path]) -> TrainingSet:  # noqa: ARG002
+    def training_set(
+        self, ctx: JobContext, model: toolbox.PreTrainedModel, folders: Sequence[Path]
+    ) -> toolbox.TrainingSet:
         """Raise the likelihood of every token of the completions."""
         return toolbox.sft_set(model, toolbox.Sequences.load(folders))

@@ -2,19 +2,17 @@
 
 from __future__ import annotations
 
+import hashlib
+import json
 import logging
 import sys
 import tempfile
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import replace
 from functools import partial
-from importlib.abc import Loader, MetaPathFinder
-from importlib.machinery import ModuleSpec
-from importlib.util import find_spec
 from itertools import chain
 from pathlib import Path
-from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 from pipeline.config.plain import stage_config_from_plain
@@ -36,18 +34,8 @@ if TYPE_CHECKING:
     from pipeline.learning.training.distributed import Ranks
 
 
-# -- torch setup -------------------------------------------------------------------------------------------------
-# How torch is set up in a process that runs stages: as soon as one of them imports it, which some never do.
-
-
-_LARGE = ("transformers", "transformers.modeling_utils")
-"""Modules that import, with themselves, most of what takes long besides torch."""
-
-
 def prepare_torch(threads: int, device: str = "cpu", *, trains: bool = False, exact: bool = True) -> None:
-    """Make what torch computes depend on nothing but the job: now, or where it is not imported yet, once it is.
-
-    Importing torch and transformers takes seconds, so it is left to the stages that compute with them.
+    """Make what torch computes depend on nothing but the job. Imports it, with transformers: that takes seconds.
 
     Args:
         threads: That torch may use.
@@ -55,82 +43,21 @@ def prepare_torch(threads: int, device: str = "cpu", *, trains: bool = False, ex
         trains: Whether the stage trains a model; the others only read and draw.
         exact: As `training.deterministic`.
     """
-    when_imported("torch", partial(_set_up_torch, threads, device.startswith("cuda") and exact, trains))
-    when_imported("transformers.utils.logging", _hide_progress_bars)
-    for name in _LARGE:
-        when_imported(name, _nothing)
-
-
-def when_imported(name: str, act: Callable[[], None]) -> None:
-    """Do something now if a module is imported, else right after its import, once.
-
-    Args:
-        name: Of the module, in full.
-        act: Asked for again under the same name before the import, it takes the place of the one before.
-    """
-    if name in sys.modules:
-        act()
-        return
-    sys.meta_path[:] = [one for one in sys.meta_path if not (isinstance(one, _AtImport) and one.name == name)]
-    sys.meta_path.insert(0, _AtImport(name, act))
-
-
-class _AtImport(MetaPathFinder):
-    """Finds one module as the others on `sys.meta_path` do, and acts when it is there."""
-
-    def __init__(self, name: str, act: Callable[[], None]) -> None:
-        self.name, self._act = name, act
-
-    def find_spec(
-        self, fullname: str, _path: Sequence[str] | None, _target: ModuleType | None = None
-    ) -> ModuleSpec | None:
-        """How Python asks; None for every other module."""
-        if fullname != self.name:
-            return None
-        sys.meta_path.remove(self)
-        spec = find_spec(fullname)
-        if spec is not None and spec.loader is not None:
-            self._act_after(spec.loader)
-        return spec
-
-    def _act_after(self, loader: Loader) -> None:
-        """Change this one loader, this one time: the module keeps the loader that it always has."""
-        execute = loader.exec_module
-
-        def execute_and_act(module: ModuleType) -> None:
-            del loader.exec_module
-            with imported_for_good():
-                execute(module)
-            self._act()
-
-        loader.exec_module = execute_and_act  # type: ignore[method-assign]
-
-
-def _nothing() -> None:
-    """Large modules need no more than to be imported as such."""
-
-
-def _set_up_torch(threads: int, by_stage: bool, trains: bool) -> None:
-    import torch
-
+    with imported_for_good():
+        import torch
+        import transformers.modeling_utils  # noqa: F401 - what takes long besides torch
+        from transformers.utils import logging
+    logging.disable_progress_bar()
     torch.set_num_threads(threads)
     # Else whatever is made empty is filled with NaN first, which takes longer on a GPU than much that is computed.
     deterministic: Any = torch.utils.deterministic
     deterministic.fill_uninitialized_memory = False
-    if not by_stage:
+    if not (device.startswith("cuda") and exact):
         torch.use_deterministic_algorithms(True, warn_only=True)
-    elif trains:
-        # Not to warn only: the backward passes of attention look whether they must, and take other kernels if not.
-        torch.use_deterministic_algorithms(True)
     else:
-        # Nothing is added up in an order of chance without a backward pass, and scatter would become a sort.
-        torch.use_deterministic_algorithms(False)
-
-
-def _hide_progress_bars() -> None:
-    from transformers.utils import logging
-
-    logging.disable_progress_bar()
+        # Not to warn only: the backward passes of attention look whether they must, and take other kernels if not.
+        # Without a backward pass nothing is added up in an order of chance, and scatter would become a sort.
+        torch.use_deterministic_algorithms(trains)
 
 
 _MODELS = "models"
@@ -153,7 +80,9 @@ def run_stage(work: Work) -> None:
     trains = stage.scales or "training" in stage.config
     threads = config.system.cpu_threads if hasattr(config, "system") else 1
     exact = not hasattr(config, "training") or config.training.deterministic
-    prepare_torch(threads, work.device, trains=trains, exact=exact)
+    if stage.loads_models or trains:
+        with work.loading():
+            prepare_torch(threads, work.device, trains=trains, exact=exact)
     LOADING.set(work.loading)
     models = _models(work)
     if trains and work.device.startswith("cuda"):
@@ -330,3 +259,67 @@ def _what_is_trained(ctx: JobContext, stage: Stage) -> tuple[ModelShape, Workloa
     with tempfile.TemporaryDirectory(dir=ctx.out) as scratch:
         own = None if _is_of_policy(ctx, stage) else value_folder(ctx.config.model, Path(scratch))
         return read_shape(own or reference_source(ctx)), work
+
+
+# -- fingerprint -------------------------------------------------------------------------------------------------
+# A job that trains and decodes a little and says what came out: a fingerprint of the arithmetic of a machine.
+
+
+_TOKENS = 64
+
+
+def fingerprint_job(work: Work) -> None:
+    """Write the fingerprint of this worker."""
+    with work.loading():
+        prepare_torch(1)
+    (work.out / "fingerprint.json").write_text(json.dumps({"fingerprint": fingerprint()}))
+    work.progress(1, 1, 0)
+
+
+def fingerprint() -> str:
+    """Imitate, fit a value model and decode with it on the CPU in float32; the start of a SHA-256 of it all."""
+    import numpy as np
+    import torch
+    from transformers import GPT2Config, GPT2LMHeadModel
+
+    from pipeline.config.schema import TrainingConfig
+    from pipeline.learning.choices import HeadType
+    from pipeline.learning.generation.decode import DecodeSettings, Guidance, decode
+    from pipeline.learning.generation.sampling import sample_keys
+    from pipeline.learning.generation.tilt import Tilt, preference_offset
+    from pipeline.learning.models.value import value_model_from
+    from pipeline.learning.training.loop import Fitting, fit_sft
+    from pipeline.learning.training.sequences import Sequences
+    from pipeline.learning.training.value import fit_value
+
+    # Powers of a generator: tokens that are the same everywhere and follow a rule that can be learnt.
+    rows = [[pow(5 + 2 * start, 1 + at, 67) % _TOKENS for at in range(12 + start % 5)] for start in range(96)]
+    data = Sequences.of(rows, [4] * len(rows), [start % 3 / 2 for start in range(len(rows))])
+    training = TrainingConfig(micro_batch_size=20, warmup_steps=2)
+    config = GPT2Config(
+        vocab_size=_TOKENS, n_embd=48, n_layer=2, n_head=4, n_positions=64, bos_token_id=0, eos_token_id=None,
+        resid_pdrop=0.0, embd_pdrop=0.0, attn_pdrop=0.0, activation_function="gelu_pytorch_tanh",
+    )  # fmt: skip
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)
+        model = GPT2LMHeadModel(config)
+    how: dict[str, Any] = {"batch_size": 32, "training": training, "seed": 0, "device": "cpu"}
+    fit_sft(model, data, Fitting(epochs=8, learning_rate=3e-3, **how))
+    value = value_model_from(model, HeadType.q)
+    # Whatever the defaults become, so that the documented fingerprint stays.
+    fit_value(value, data, Fitting(epochs=4, learning_rate=2e-3, head_learning_rate=2e-3, **how))
+    decoded = decode(
+        model.eval(),
+        [row[: 3 + at % 4] for at, row in enumerate(rows[:32])],
+        [16] * 32,
+        DecodeSettings(batch_size=24),
+        keys=sample_keys(0, "fingerprint", np.arange(32), 1),
+        guidance=Guidance(value, Tilt(preference_offset(0.5), top_k=8)),
+    )
+    curve = np.exp(np.linspace(-5, 5, 1001))
+    made = [decoded.kl, np.log(curve.cumsum()), curve[:900].reshape(30, 30) @ curve[100:1000].reshape(30, 30)]
+    made += [weight.detach().numpy() for one in (model, value) for weight in one.state_dict().values()]
+    digest = hashlib.sha256(json.dumps(decoded.tokens).encode())
+    for array in made:
+        digest.update(np.ascontiguousarray(array).tobytes())
+    return digest.hexdigest()[:16]

@@ -14,8 +14,9 @@ import math
 from abc import abstractmethod
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass, replace
+from enum import Enum
 from pathlib import Path
-from typing import TYPE_CHECKING, ClassVar
+from typing import ClassVar
 
 from pipeline.config.schema import LARGEST_RATE, SMALLEST_DIVISOR, AlgoConfig, Attention, Config, DType, number
 from pipeline.files import json_text
@@ -30,15 +31,17 @@ from pipeline.learning.algos.base import (
     JobContext,
     Read,
     Stage,
+    noted,
+    rounds_to_train_on,
+    tally_of,
+    timed,
+    tokens_generated,
 )
 from pipeline.learning.algos.post_training import fitting_of
-from pipeline.learning.algos.rounds import noted, rounds_to_train_on, tally_of, tokens_generated
 from pipeline.learning.choices import HeadType, Others
+from pipeline.learning.rewards.preference import UNDECIDED, PreferenceRule
 from pipeline.outputs.formats import SWEEP_SPLIT, TRAINING, Tally
 from pipeline.outputs.guidance import GUIDANCE, GuidanceSettings, is_key
-
-if TYPE_CHECKING:
-    from pipeline.learning.algos.parts import Dataset, Drawn, Groups, Offset, Sequences, TextPolicy, Tilt
 
 STRENGTH = "Smaller is stronger (0.1 is strong, 1 is mild), and inf is the reference policy"
 
@@ -119,30 +122,32 @@ class ValueGuidedAlgorithms(Algorithm):
     )
 
     @abstractmethod
-    def offset(self, algo: ValueAlgoConfig) -> Offset:
+    def offset(self, algo: ValueAlgoConfig) -> toolbox.Offset:
         """How value logits become offsets of the reference's log-probabilities."""
         raise NotImplementedError(f"{type(self).__name__} must define offset()")
 
     @abstractmethod
-    def draw(self, ctx: JobContext, dataset: Dataset, roll_in: TextPolicy, reference: TextPolicy) -> Drawn:
+    def draw(
+        self, ctx: JobContext, dataset: toolbox.Dataset, roll_in: toolbox.TextPolicy, reference: toolbox.TextPolicy
+    ) -> toolbox.Drawn:
         """Draw the completions of one shard, a group for each roll-in; see `Rollouts`."""
         raise NotImplementedError(f"{type(self).__name__} must define draw()")
 
     @abstractmethod
-    def label(self, ctx: JobContext, groups: Groups) -> Sequences:
+    def label(self, ctx: JobContext, groups: toolbox.Groups) -> toolbox.Sequences:
         """The labelled sequences of one shard, by what rewards say of its completions."""
         raise NotImplementedError(f"{type(self).__name__} must define label()")
 
-    def tally(self, ctx: JobContext, groups: Groups, labelled: Sequences) -> Tally:  # noqa: ARG002 - for subclasses
+    def tally(self, ctx: JobContext, groups: toolbox.Groups, labelled: toolbox.Sequences) -> Tally:
         """What became of what was drawn: how much has no label."""
         count = len(groups.tokens)
         return Tally("completions", count, unscored=count - len(labelled))
 
-    def atoms(self, algo: ValueAlgoConfig) -> int:  # noqa: ARG002 - for methods that have a setting
+    def atoms(self, algo: ValueAlgoConfig) -> int:
         """Rewards that the value model has a distribution over; 1 is a single probability."""
         return 1
 
-    def rate(self, algo: ValueAlgoConfig) -> float:  # noqa: ARG002 - for methods that have atoms
+    def rate(self, algo: ValueAlgoConfig) -> float:
         """What is kept where a label is split between atoms: E[exp(rate * label)], or the mean where it is 0."""
         return 0.0
 
@@ -236,7 +241,7 @@ class ValueGuidedAlgorithms(Algorithm):
             algo = replace(algo, eta=toolbox.evaluating.strengths(algo.eta, ctx.config.evaluation.etas)[best])
         toolbox.evaluate(ctx, self._policy(ctx, dataset, algo), dataset, ctx.out)
 
-    def _policy(self, ctx: JobContext, dataset: Dataset, algo: ValueAlgoConfig) -> TextPolicy:
+    def _policy(self, ctx: JobContext, dataset: toolbox.Dataset, algo: ValueAlgoConfig) -> toolbox.TextPolicy:
 
         if math.isinf(algo.eta):
             return toolbox.reference_policy(ctx, dataset)
@@ -246,7 +251,7 @@ class ValueGuidedAlgorithms(Algorithm):
         """Metrics of all evaluated samples."""
         toolbox.write_metrics(ctx)
 
-    def tilt(self, algo: ValueAlgoConfig) -> Tilt:
+    def tilt(self, algo: ValueAlgoConfig) -> toolbox.Tilt:
         """The settings of guidance."""
         return toolbox.Tilt(self.offset(algo), top_k=algo.top_k, min_p=algo.min_p, others=algo.others)
 
@@ -314,3 +319,59 @@ def _drops(algo: ValueAlgoConfig) -> bool:
 def _dropped(algo: ValueAlgoConfig) -> str:
     few = f"tokens beyond the {algo.top_k:,} likeliest of the reference"
     return f"{few} or below {algo.min_p:g}" if algo.min_p > 0 else few
+
+
+# -- pita --------------------------------------------------------------------------------------------------------
+# PITA (Bobbili et al., arXiv 2507.20067): guidance learnt from preferences, without a reward model. Per
+# prompt: a response by the current guided policy, a cut, and from the prefix before it two completions by the
+# reference, one greedy and one sampled. The tokens of the preferred one are labelled 1, those of the other 0;
+# the value's logit is then the log-odds of being preferred, which is what the tilt needs.
+
+
+class Pairing(Enum):
+    """How PITA draws the two completions that it compares."""
+
+    greedy = "greedy"  # one greedy, one sampled
+    sampled = "sampled"  # two sampled
+
+
+@dataclass(kw_only=True)
+class PITAConfig(PreferenceRule, ValueAlgoConfig):
+    """Guidance by a value learnt from preferences, without a reward model (arXiv 2507.20067)."""
+
+    eta: float = number(1.0, at_least=SMALLEST_DIVISOR, at_most=1e6, infinite=True, advice=STRENGTH)
+    batch_size: int = number(64, at_least=1, at_most=1_000_000)
+    pairing: Pairing = Pairing.greedy
+
+    def trained(self, stage: str, samples: int, decided: float) -> float:
+        """Both completions of each pair that is decided."""
+        return 2 * decided * super().trained(stage, samples, decided)
+
+
+class PITA(ValueGuidedAlgorithms):
+    """PITA with both completions supervised; offset z / eta, never clamped."""
+
+    name: ClassVar[str] = "PITA"
+    config_class: ClassVar[type[AlgoConfig]] = PITAConfig
+    stages: ClassVar[tuple[Stage, ...]] = timed(ValueGuidedAlgorithms.stages, generate=0.5, train=4.5)
+
+    def offset(self, algo: ValueAlgoConfig) -> toolbox.Offset:
+        """The log-odds of being preferred."""
+        return toolbox.tilt.preference_offset(algo.eta)
+
+    def draw(
+        self, ctx: JobContext, dataset: toolbox.Dataset, roll_in: toolbox.TextPolicy, reference: toolbox.TextPolicy
+    ) -> toolbox.Drawn:
+        """Two completions from every cut."""
+        greedy_first = ctx.settings(PITAConfig).pairing is Pairing.greedy
+        return toolbox.Rollouts(ctx, dataset, roll_in, finishes=2).pairs(reference, greedy_first=greedy_first)
+
+    def label(self, ctx: JobContext, groups: toolbox.Groups) -> toolbox.Sequences:
+        """The preferred one with 1, the other with 0; pairs of which nothing can be said are left out."""
+        decided = groups.decided(ctx.settings(PITAConfig)).repeat(2)
+        places = [place for place, one in enumerate(decided) if one != UNDECIDED]
+        return groups.sequences(places, [float(decided[place] != place % 2) for place in places])
+
+    def tally(self, ctx: JobContext, groups: toolbox.Groups, labelled: toolbox.Sequences) -> Tally:
+        """Of pairs."""
+        return groups.pair_tally(ctx.settings(PITAConfig))

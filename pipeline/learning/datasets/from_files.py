@@ -606,7 +606,7 @@ class FilesDataset(Dataset):
                 found[name] = locate(path, self.formats, hub=self.hub, subset=subset, revision=revision)
         return found
 
-    def adapt(self, data: Mapping[str, Any], place: str) -> Mapping[str, Any] | None:  # noqa: ARG002 - for subclasses
+    def adapt(self, data: Mapping[str, Any], place: str) -> Mapping[str, Any] | None:
         """Turn a row's columns into TRL's and further ones for rewards; None leaves the row out.
 
         Args:
@@ -625,7 +625,7 @@ class FilesDataset(Dataset):
         adapted = self.adapt(data, record.place)
         return None if adapted is None else make_row(row_id, adapted, record.place, self.source, data)
 
-    def row(self, row_id: int) -> Row:  # noqa: ARG002 - known only once the rows have been read
+    def row(self, row_id: int) -> Row:
         """Refused: see `PreparedDataset`."""
         raise DataError(f"dataset '{self.config.kind}' is read once by `prepare`, then by PreparedDataset")
 

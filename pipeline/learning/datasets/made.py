@@ -95,7 +95,7 @@ class StarGraphConfig(DatasetConfig):
         """Of a graph."""
         return 1 + self.degree * (self.path_length - 1)
 
-    def problems(self, key: str, config: Config) -> Iterator[str]:  # noqa: ARG002 - of the base
+    def problems(self, key: str, config: Config) -> Iterator[str]:
         """Graphs that cannot be named, or are too few."""
         graph = f"{key}: G({self.degree},{self.path_length})"
         if self.nodes > self.labels:

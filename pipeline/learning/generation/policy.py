@@ -344,7 +344,7 @@ class GreedyPolicy(TextPolicy):
     def complete(
         self,
         prompts: Sequence[Sequence[int]],
-        keys: Keys | None,  # noqa: ARG002 - nothing is drawn
+        keys: Keys | None,
         *,
         samples: int = 1,
         budgets: NDArray[np.int64] | None = None,

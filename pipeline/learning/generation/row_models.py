@@ -455,12 +455,12 @@ class BatchModel:
         self._staged: Reader
         self._outputs: Tensor
 
-    def stage(self, prompts: Sequence[Sequence[int]], *, at_once: bool = False) -> None:  # noqa: ARG002 - a batch
+    def stage(self, prompts: Sequence[Sequence[int]], *, at_once: bool = False) -> None:
         """Read prompts, padded on the left."""
         self._staged = reader_of(self.model)
         self._outputs = self._staged.begin(pad_left(prompts, self._pad_id, str(self.model.device)))
 
-    def enter(self, places: Tensor | None, lengths: NDArray[np.int64]) -> Tensor:  # noqa: ARG002 - the reader knows
+    def enter(self, places: Tensor | None, lengths: NDArray[np.int64]) -> Tensor:
         """Make rows of staged prompts, the only ones alive."""
         if places is None:
             self.reader = self._staged
@@ -639,7 +639,7 @@ class CandidateRows:
         self._pending = pending
         return packing.unpack(values)[:, pending:]
 
-    def advance(self, tokens: Tensor, columns: Tensor) -> None:  # noqa: ARG002 - their keys are known already
+    def advance(self, tokens: Tensor, columns: Tensor) -> None:
         """Keep what attention needs of the chosen candidates."""
         columns = columns + self._pending if self._pending else columns
         self.rows.cache.append_held(self._packing.chosen(columns))
@@ -736,7 +736,7 @@ class VocabularyRows:
         self.rows.keep(order)
         self.outputs.keep(order)
 
-    def values(self, candidates: Tensor, valid: Tensor, count: int | None = None) -> Tensor:  # noqa: ARG002 - all are there
+    def values(self, candidates: Tensor, valid: Tensor, count: int | None = None) -> Tensor:
         """Look the candidates up."""
         return candidate_values(self.outputs.known, candidates)
 

@@ -50,7 +50,7 @@ class HFModelConfig(ModelConfig):
         """As the user says."""
         return {"reference": self.revision, "value": self.value_revision}
 
-    def problems(self, key: str, config: Config) -> Iterator[str]:  # noqa: ARG002 - of the base
+    def problems(self, key: str, config: Config) -> Iterator[str]:
         """No place to read it from."""
         if not self.path:
             yield f"{key}.path is missing: a model of kind 'hf' needs a folder or hub id"
@@ -107,7 +107,7 @@ class TinyModelConfig(ModelConfig):
         """The model with one reference alone."""
         return replace(self, seed=reference, seeds=None)
 
-    def problems(self, key: str, config: Config) -> Iterator[str]:  # noqa: ARG002 - of the base
+    def problems(self, key: str, config: Config) -> Iterator[str]:
         """References that are named twice or not at all, and a width that heads cannot share."""
         if self.seeds is not None and self.seed is not None:
             yield (

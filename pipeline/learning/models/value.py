@@ -62,7 +62,7 @@ HEAD_SETTINGS = "value_head.json"
 HEAD_WEIGHTS = "value_head.safetensors"
 
 TEXT_LENGTHS = "text_lengths"
-"""By which attention is told how long the texts are that stand behind each other; see `training.unpadded`."""
+"""By which attention is told how long the texts are that stand behind each other; see `training.scoring`."""
 
 
 class ValueConfig(PreTrainedConfig):

@@ -21,10 +21,9 @@ from pipeline.learning.models.flops import Purpose, model_cost, spend, whole_tex
 from pipeline.learning.models.value import ValueModel
 from pipeline.learning.training.curve import add_to_curve, is_drawn, of_pairs
 from pipeline.learning.training.distributed import ALONE, Ranks
-from pipeline.learning.training.policy import Fitting, computing_in, fit
-from pipeline.learning.training.scoring import score_sequences
+from pipeline.learning.training.loop import Fitting, computing_in, fit
+from pipeline.learning.training.scoring import in_rows, inputs_of, is_unpadded, places_of_tokens, score_sequences
 from pipeline.learning.training.sequences import UNKNOWN, Batch, Sequences
-from pipeline.learning.training.unpadded import in_rows, inputs_of, is_unpadded, places_of_tokens
 from pipeline.outputs.formats import Calibration
 
 # -- losses ------------------------------------------------------------------------------------------------------

@@ -7,8 +7,8 @@ import pytest
 from pipeline.config.load import config_from_plain, load_config
 from pipeline.config.plain import schema_path, stage_config_from_plain, to_plain
 from pipeline.config.schema import Attention, Backend
-from pipeline.learning.algos.pita import PITAConfig
 from pipeline.learning.algos.qsharp import QSharpConfig
+from pipeline.learning.algos.value_guided import PITAConfig
 from pipeline.learning.models.kinds import TinyModelConfig
 from tests.doubles.composing import quick_config
 

@@ -16,7 +16,7 @@ from pipeline.config.tables import ALGORITHMS, DATASETS, MODELS, TABLES, all_shi
 from pipeline.config.user_code import check_settings_class
 from pipeline.errors import ConfigError
 from pipeline.learning.algos.base import Algorithm
-from pipeline.learning.algos.pita import PITA, PITAConfig
+from pipeline.learning.algos.value_guided import PITA, PITAConfig
 from pipeline.learning.datasets.base import load_dataset
 from pipeline.learning.datasets.from_files import FilesConfig, FilesDataset
 from tests.doubles.composing import quick_config

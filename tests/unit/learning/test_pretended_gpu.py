@@ -21,8 +21,8 @@ from pipeline.learning.generation.tilt import Tilt, bernoulli_offset
 from pipeline.learning.models.value import ValueConfig, ValueModel
 from pipeline.learning.training.curve import Curve
 from pipeline.learning.training.grpo import Objective, Samples, fit_grpo
+from pipeline.learning.training.loop import Fitting, fit_sft
 from pipeline.learning.training.lora import with_adapters
-from pipeline.learning.training.policy import Fitting, fit_sft
 from pipeline.learning.training.preferences import DPOObjective, fit_dpo
 from pipeline.learning.training.sequences import Sequences
 from pipeline.learning.training.value import calibrate, fit_value

@@ -10,8 +10,8 @@ from pipeline.config.schema import AlgoConfig, DatasetConfig
 from pipeline.learning.algos.base import Stage
 from pipeline.learning.algos.dpo import DPO, DPOConfig
 from pipeline.learning.algos.grpo import GRPO, GRPOConfig
-from pipeline.learning.algos.pita import PITA, PITAConfig
 from pipeline.learning.algos.qsharp import QSharp, QSharpConfig
+from pipeline.learning.algos.value_guided import PITA, PITAConfig
 from pipeline.learning.datasets.base import load_dataset
 from pipeline.learning.models.kinds import HFModelConfig, TinyModelConfig
 from pipeline.plan.build import build_plan

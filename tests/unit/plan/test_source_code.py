@@ -140,7 +140,7 @@ def _recorded(plan: Plan) -> RecordedPlan:
 
 def test_what_ships_has_no_part_in_it(folder: Path) -> None:
     shipped = build_plan(
-        load_config(["experiment.name=t", "algos.Mild.class_path=pipeline.learning.algos.pita.PITA"])
+        load_config(["experiment.name=t", "algos.Mild.class_path=pipeline.learning.algos.value_guided.PITA"])
     )
     assert not any("code" in job.determined_by for job in shipped.jobs.values())
     assert class_source(None) == {}

@@ -1,6 +1,6 @@
 import pytest
 
-from pipeline.learning.algos.pita import PITA
+from pipeline.learning.algos.value_guided import PITA
 from pipeline.learning.datasets.made import Addition
 from pipeline.plan import contents
 from pipeline.plan.build import build_plan

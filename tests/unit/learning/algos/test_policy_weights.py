@@ -6,8 +6,8 @@ from typing import Any
 import pytest
 
 from pipeline.config.schema import DType
-from pipeline.learning.algos import policy_weights
-from pipeline.learning.algos.policy_weights import exact_logprobs
+from pipeline.learning.algos import opening
+from pipeline.learning.algos.opening import exact_logprobs
 
 
 @pytest.mark.parametrize(
@@ -25,7 +25,7 @@ def test_a_model_is_loaded_again_only_where_training_is_more_precise(
     def logprobs(prompts: object, tokens: object, exact: str | None = None) -> list[str]:
         return [exact or "those that drew"]
 
-    monkeypatch.setattr(policy_weights, "loaded", lambda *_, **__: "others")
+    monkeypatch.setattr(opening, "loaded", lambda *_, **__: "others")
     config = SimpleNamespace(system=SimpleNamespace(dtype=dtype), model=SimpleNamespace(in_bits=bits))
     ctx: Any = SimpleNamespace(config=config, device="cpu")
     algo: Any = SimpleNamespace(lora=SimpleNamespace(rank=rank), wants_logprobs=True, draws_to_train=False)

@@ -7,9 +7,9 @@ import pytest
 
 from pipeline.errors import ConfigError
 from pipeline.learning.algos.base import METRICS, Algorithm, JobContext, Read, Stage
-from pipeline.learning.algos.pita import PITA
 from pipeline.learning.algos.post_training import PostTrainingAlgorithms
 from pipeline.learning.algos.registry import known_algorithms, load_algorithm
+from pipeline.learning.algos.value_guided import PITA
 
 
 class Mine(Algorithm):

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from pipeline.engine.store.store import Store
-from pipeline.learning.algos.rounds import shortage, teaching, uninformed
+from pipeline.learning.algos.base import shortage, teaching, uninformed
 from pipeline.outputs.formats import Calibration, Tally
 from pipeline.runs.notes import collect_notes
 from tests.unit.learning.algos.test_chain import Chains

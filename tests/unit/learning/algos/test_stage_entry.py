@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
 import weakref
 from contextlib import nullcontext
 from dataclasses import fields, replace
@@ -112,34 +110,6 @@ def test_a_training_that_cannot_be_reckoned_is_not_refused(
 
 
 # -- test torch setup --------------------------------------------------------------------------------------------
-# A stage that computes without torch does not wait for it, and one that imports it finds it set up.
-
-
-CODE = """
-import sys
-from pipeline.learning.algos.stage_entry import prepare_torch
-prepare_torch(3)
-prepare_torch(2)
-assert not {"torch", "transformers"} & set(sys.modules)
-import gc
-before = gc.get_freeze_count()
-import torch
-assert gc.isenabled() and gc.get_freeze_count() > before + 50_000  # never looked through for garbage again
-assert torch.get_num_threads() == 2
-assert torch.are_deterministic_algorithms_enabled() and torch.is_deterministic_algorithms_warn_only_enabled()
-before = gc.get_freeze_count()
-from transformers import GPT2LMHeadModel
-assert gc.isenabled() and gc.get_freeze_count() > before + 50_000
-from transformers.utils import logging
-assert not logging.is_progress_bar_enabled()
-prepare_torch(1)
-assert torch.get_num_threads() == 1
-"""
-
-
-def test_torch_is_set_up_for_the_job_whenever_it_is_imported() -> None:
-    done = subprocess.run([sys.executable, "-c", CODE], capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stderr
 
 
 @pytest.mark.parametrize(

@@ -12,9 +12,8 @@ from msgspec import convert
 from scipy.stats import chi2_contingency
 
 from pipeline.errors import ConfigError, DataError
-from pipeline.learning.algos.pita import PITA, PITAConfig
 from pipeline.learning.algos.qsharp import CD, CDConfig, QSharp, QSharpConfig, QSharpHF, QSharpHFConfig
-from pipeline.learning.algos.value_guided import ValueAlgoConfig, ValueGuidedAlgorithms
+from pipeline.learning.algos.value_guided import PITA, PITAConfig, ValueAlgoConfig, ValueGuidedAlgorithms
 from pipeline.learning.choices import HeadType, Others
 from pipeline.learning.datasets.base import load_dataset
 from pipeline.learning.datasets.made import AdditionConfig

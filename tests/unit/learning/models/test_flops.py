@@ -28,8 +28,8 @@ from pipeline.learning.generation.tilt import Tilt, bernoulli_offset
 from pipeline.learning.models.flops import Pass, metered, model_cost, spend, whole_texts
 from pipeline.learning.models.value import ValueModel, value_model_from
 from pipeline.learning.training.grpo import Objective, Samples, fit_grpo
+from pipeline.learning.training.loop import Fitting, fit_sft
 from pipeline.learning.training.lora import with_adapters
-from pipeline.learning.training.policy import Fitting, fit_sft
 from pipeline.learning.training.sequences import Sequences
 from pipeline.learning.training.value import calibrate, fit_reward_model, fit_value, reward_scores
 from tests.doubles.families import tiny_model

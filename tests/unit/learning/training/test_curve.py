@@ -18,8 +18,7 @@ from pipeline.learning.choices import GRPOLoss, ScaleRewards
 from pipeline.learning.training.checkpoint import Checkpoints
 from pipeline.learning.training.curve import Curve, add_to_curve, is_drawn
 from pipeline.learning.training.grpo import fit_grpo, group_advantages
-from pipeline.learning.training.loop import TrainSettings, rate_at, train
-from pipeline.learning.training.policy import fit, grouped_order
+from pipeline.learning.training.loop import TrainSettings, fit, grouped_order, rate_at, train
 from pipeline.learning.training.scoring import completion_logprobs
 from pipeline.learning.training.sequences import batch_of
 from pipeline.learning.training.value import (

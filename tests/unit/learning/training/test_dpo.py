@@ -16,7 +16,7 @@ from pipeline.learning.choices import DPOLoss
 from pipeline.learning.datasets.made import Addition, AdditionConfig
 from pipeline.learning.models.tiny import make_tokenizer
 from pipeline.learning.training.checkpoint import Checkpoints
-from pipeline.learning.training.policy import Fitting
+from pipeline.learning.training.loop import Fitting
 from pipeline.learning.training.scoring import completion_logprobs, score_sequences
 from pipeline.learning.training.sequences import Sequences, batch_of
 from tests.doubles.models import tiny_policy

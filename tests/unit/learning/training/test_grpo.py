@@ -33,7 +33,7 @@ from pipeline.learning.training.grpo import (
     token_figures,
     token_losses,
 )
-from pipeline.learning.training.policy import Fitting
+from pipeline.learning.training.loop import Fitting
 from pipeline.learning.training.scoring import completion_logprobs, read_off
 from pipeline.learning.training.sequences import batch_of
 from tests.doubles.contexts import context

@@ -15,7 +15,7 @@ from torch import nn
 from pipeline.config.schema import TrainingConfig
 from pipeline.learning.datasets.made import Addition, AdditionConfig
 from pipeline.learning.models.tiny import make_tokenizer
-from pipeline.learning.training.policy import DrawnBatch, Fitting, Timetable, TrainingSet, fit, fit_online
+from pipeline.learning.training.loop import DrawnBatch, Fitting, Timetable, TrainingSet, fit, fit_online
 from pipeline.learning.training.preferences import KTOObjective, kto_set, mismatched
 from pipeline.learning.training.scoring import completion_logprobs, score_sequences
 from pipeline.learning.training.sequences import Batch, Sequences, batch_of

@@ -29,8 +29,15 @@ from pipeline.learning.training.grpo import (
     padded,
     supervised_columns,
 )
-from pipeline.learning.training.loop import TrainSettings, rate_at, train
-from pipeline.learning.training.policy import DrawnBatch, Fitting, Timetable, fit_online
+from pipeline.learning.training.loop import (
+    DrawnBatch,
+    Fitting,
+    Timetable,
+    TrainSettings,
+    fit_online,
+    rate_at,
+    train,
+)
 from pipeline.learning.training.scoring import completion_logprobs
 from pipeline.learning.training.sequences import batch_of
 from pipeline.outputs.formats import OPTIMIZER

@@ -11,7 +11,7 @@ from pipeline.config.schema import TrainingConfig
 from pipeline.errors import JobStopped, OutOfMemory
 from pipeline.learning.models.value import ValueModel
 from pipeline.learning.training.checkpoint import Checkpoints
-from pipeline.learning.training.policy import Fitting
+from pipeline.learning.training.loop import Fitting
 from pipeline.learning.training.scoring import score_sequences
 from pipeline.learning.training.sequences import Batch
 from pipeline.learning.training.value import fit_value, token_values

@@ -16,9 +16,9 @@ from pipeline.learning.choices import DPOLoss, HeadType
 from pipeline.learning.generation.decode import DecodeSettings
 from pipeline.learning.generation.likelihood import completion_scores
 from pipeline.learning.models.value import ValueModel, value_model_from, without_dropout
+from pipeline.learning.training.loop import Fitting, computing_in, fit_sft
+from pipeline.learning.training.loop import fit as policy_fit
 from pipeline.learning.training.lora import merged, with_adapters
-from pipeline.learning.training.policy import Fitting, computing_in, fit_sft
-from pipeline.learning.training.policy import fit as policy_fit
 from pipeline.learning.training.scoring import completion_logprobs, score_sequences, sequence_divergence
 from pipeline.learning.training.sequences import Sequences, batch_of
 from pipeline.learning.training.value import fit_value

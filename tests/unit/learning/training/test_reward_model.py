@@ -7,7 +7,7 @@ import torch
 from pipeline.config.schema import TrainingConfig
 from pipeline.learning.choices import HeadType
 from pipeline.learning.models.value import ValueModel, value_model_from
-from pipeline.learning.training.policy import Fitting
+from pipeline.learning.training.loop import Fitting
 from pipeline.learning.training.sequences import Sequences, batch_of, prompt_folds
 from pipeline.learning.training.value import (
     fit_reward_model,

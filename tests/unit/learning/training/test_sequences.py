@@ -8,9 +8,8 @@ import torch
 from safetensors.numpy import save_file
 
 from pipeline.errors import JobError
-from pipeline.learning.training.scoring import completion_logprobs
+from pipeline.learning.training.scoring import completion_logprobs, without_padding
 from pipeline.learning.training.sequences import FILE, Sequences, batch_of, longest_sequence
-from pipeline.learning.training.unpadded import without_padding
 from tests.doubles.families import tiny_model
 
 GOOD = {

@@ -15,7 +15,7 @@ from pipeline.errors import DataError
 from pipeline.learning.algos.sft import SFTConfig, demonstrations
 from pipeline.learning.datasets.base import Row
 from pipeline.learning.datasets.from_files import FilesConfig, make_row
-from pipeline.learning.training.policy import Fitting, fit_sft
+from pipeline.learning.training.loop import Fitting, fit_sft
 from tests.doubles.tokenizers import CHATML, tokenizer
 
 ASKED = [{"role": "user", "content": "What is 3 + 4?"}]

@@ -13,7 +13,7 @@ from pipeline.errors import JobError
 from pipeline.learning.memory.fit import GB, ModelShape, Precision, Workload, training_footprint
 from pipeline.learning.training import distributed
 from pipeline.learning.training.distributed import Ranks, Spread, choose_spread, refuse_what_cannot_fit
-from pipeline.learning.training.policy import computing_in
+from pipeline.learning.training.loop import computing_in
 
 GIB = 2**30
 LLAMA_7B = ModelShape(

@@ -14,8 +14,7 @@ from pipeline.config.schema import Schedule, TrainingConfig
 from pipeline.learning.choices import HeadType
 from pipeline.learning.models.value import ValueModel, value_model_from
 from pipeline.learning.training import value as fit_of_values
-from pipeline.learning.training.loop import TrainSettings, all_at_once, rate_at
-from pipeline.learning.training.policy import Fitting
+from pipeline.learning.training.loop import Fitting, TrainSettings, all_at_once, rate_at
 from pipeline.learning.training.sequences import Sequences
 from pipeline.learning.training.value import fit_value, token_bce, token_values
 

@@ -15,7 +15,7 @@ from torch import nn
 from pipeline.config.schema import TrainingConfig
 from pipeline.learning.datasets.made import Addition, AdditionConfig
 from pipeline.learning.models.tiny import make_tokenizer
-from pipeline.learning.training.policy import DrawnBatch, Fitting, Timetable, TrainingSet, fit_online
+from pipeline.learning.training.loop import DrawnBatch, Fitting, Timetable, TrainingSet, fit_online
 from pipeline.learning.training.preferences import orpo_set, simpo_set
 from pipeline.learning.training.sequences import Sequences, batch_of
 from tests.doubles.models import PLAINLY, tiny_policy

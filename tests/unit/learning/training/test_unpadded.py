@@ -20,11 +20,15 @@ from pipeline.learning.models.value import value_model_from
 from pipeline.learning.training import scoring
 from pipeline.learning.training.checkpoint import Checkpoints
 from pipeline.learning.training.grpo import Objective, Samples, fit_grpo
+from pipeline.learning.training.loop import Fitting, fit_sft
 from pipeline.learning.training.lora import with_adapters
-from pipeline.learning.training.policy import Fitting, fit_sft
-from pipeline.learning.training.scoring import completion_logprobs, logprobs_and_entropies
+from pipeline.learning.training.scoring import (
+    completion_logprobs,
+    is_unpadded,
+    logprobs_and_entropies,
+    without_padding,
+)
 from pipeline.learning.training.sequences import Sequences, batch_of
-from pipeline.learning.training.unpadded import is_unpadded, without_padding
 from pipeline.learning.training.value import fit_reward_model, fit_value
 from tests.doubles.families import tiny_model
 
