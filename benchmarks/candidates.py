@@ -34,7 +34,7 @@ from pipeline.config.schema import Config
 from pipeline.learning.algos.value_guided import ValueAlgoConfig
 from pipeline.learning.choices import HeadType
 from pipeline.learning.models.flops import metered
-from pipeline.runs.figures.charts import PAGE_IN, looks, styled
+from pipeline.runs.figures import PAGE_IN, looks, styled
 
 WIDEST = (13, 0.0)
 """All tokens of the addition task."""
@@ -141,8 +141,8 @@ def draw(curves: dict[str, dict[Setting, Point]], path: Path) -> None:
                 [point.cost for _, point in line],
                 [point.lost for _, point in line],
                 yerr=[1.96 * point.error for _, point in line],
-                color=look.colour,
-                marker=look.marker,
+                color=look["color"],
+                marker=look["marker"],
                 linestyle="-",
                 elinewidth=0.7,
                 label=name,

@@ -14,7 +14,7 @@ from rich.console import Console
 
 from pipeline import arithmetic
 from pipeline.commands.multirun import TrialRounds, group_of_run
-from pipeline.commands.request import Request, Stored, draw_plan, keeper_of, tell_removed
+from pipeline.commands.request import Request, Stored, keeper_of, tell_removed
 from pipeline.commands.results import RoundReports, leave_report, leave_results, tracked
 from pipeline.commands.sharing import note_traffic, uploaded_before_end
 from pipeline.commands.start import INTERRUPTED_BY, settle
@@ -22,7 +22,7 @@ from pipeline.config.plain import to_plain
 from pipeline.config.schema import StageChoice
 from pipeline.engine.journal import Event, Journal, Listener
 from pipeline.engine.keeper import Keeper
-from pipeline.engine.run_folder import PLAN_SVG, RunFolder, create_run_folder
+from pipeline.engine.run_folder import RunFolder, create_run_folder
 from pipeline.engine.run_jobs import run_jobs
 from pipeline.engine.scheduler.outcome import Outcome
 from pipeline.engine.scheduler.signals import StopSignals
@@ -269,7 +269,6 @@ def _begin(request: Request, stored: Stored, run: RunFolder, console: Console) -
     there = set(request.plan.jobs) - set(stored.not_here)
     write_whole(run.config, yaml.safe_dump(to_plain(request.config), sort_keys=False))
     write_whole(run.plan, plan_text(request.plan, stored=there, keep=request.config.execution.keep))
-    draw_plan(request, stored, run.path / PLAN_SVG)
     write_origin(run.path, _origin(request))
     for warning in request.warnings:
         log.warning("%s", warning)

@@ -22,8 +22,7 @@ from pipeline.errors import ConfigError, PipelineError
 from pipeline.files import plain_target, write_whole
 from pipeline.foreign import ForeignDataError, converted
 from pipeline.runs.comparison.runs import compare_runs, comparison_csv, comparison_tables, same_settings
-from pipeline.runs.figures import Format
-from pipeline.runs.figures.write import FORMATS, without_rounds, write_figures
+from pipeline.runs.figures import Format, without_rounds, write_figures
 from pipeline.runs.index import choose_run, experiments, newest_of_several, runs_of
 from pipeline.runs.loaded import LoadedRun, load, load_planned
 from pipeline.runs.report.format import count
@@ -205,7 +204,7 @@ def figures(
     refuse_records("--out", out, [found])
     if out.exists() and not out.is_dir():
         raise ConfigError(f"--out {out}: that is a file, and each figure is one of its own; name a folder")
-    files = write_figures(found, out, [each.value for each in formats or ()] or FORMATS)
+    files = write_figures(found, out, [each.value for each in formats or Format])
     if not files:
         raise ConfigError(f"{folder.path} has nothing to show in a figure yet: no job of it is done.")
     say(console, f"{count(len(files), 'file')} written:", copy=str(out))

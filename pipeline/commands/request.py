@@ -24,13 +24,11 @@ from pipeline.engine.devices.inventory import Device
 from pipeline.engine.devices.layout import Layout, make_layout
 from pipeline.engine.devices.select import choose_devices, declared_gpus
 from pipeline.engine.keeper import Keeper
-from pipeline.engine.run_folder import PLAN_SVG
 from pipeline.engine.store.measured import read_durations
 from pipeline.engine.store.shared import Session, check_address
 from pipeline.engine.store.store import NOT_STORED, REMOVED, Store
 from pipeline.engine.workers.ray import is_installed
 from pipeline.errors import ConfigError, DeviceError, StoreError
-from pipeline.files import write_whole
 from pipeline.foreign import ForeignDataError
 from pipeline.learning.algos.reference import CHECK, PREPARE
 from pipeline.learning.models.families import with_weights
@@ -57,7 +55,7 @@ from pipeline.plan.models import check_models, count_weights, is_local
 from pipeline.plan.rewards import check_chat_templates, check_pairs, check_tokenizers, in_local_files
 from pipeline.runs.record import PRIMARY_METRICS
 from pipeline.runs.report.format import count, duration, jobs
-from pipeline.runs.report.plan import plan_svg, plan_table
+from pipeline.runs.report.plan import plan_table
 from pipeline.runs.sources import check_sources, known_rows, read_models, read_sources
 from pipeline.terminal.console import say
 
@@ -519,20 +517,12 @@ MOST_ROWS = 300
 
 @memory.no_garbage_collection()
 def print_plan(request: Request, stored: Stored, console: Console) -> None:
-    """Print the plan per round, with what is stored and what the rest would take; and draw it."""
+    """Print the plan per round, with what is stored and what the rest would take."""
     rows = summarize(request.plan, stored.missing, MOST_ROWS)
     console.print(plan_table(rows))
     for line in fewer_rows(request.rows, request.config.data_collection.prompts_per_round):
         say(console, line)
     say(console, f"{in_short(request, stored)}. Nothing was started.")
-    config = request.config
-    picture = Path(config.output_dir) / config.experiment.name / PLAN_SVG
-    try:
-        picture.parent.mkdir(parents=True, exist_ok=True)
-        draw_plan(request, stored, picture)
-        say(console, "The same as a picture:", copy=str(picture))
-    except OSError as error:
-        say(console, f"warning: {picture} could not be written: {error.strerror or error}", "bold")
     print_need(request, stored, console)
     missing = stored.missing
     if unseen := _not_looked_at(request, missing):
@@ -573,17 +563,6 @@ def how_sure(known: Sequence[bool]) -> str:
     if not any(known):
         return " (a guess, until the first run)"
     return "" if all(known) else " (in part a guess: some of it has not run here yet)"
-
-
-def draw_plan(request: Request, stored: Stored, path: Path) -> None:
-    """Write the picture of a plan.
-
-    Raises:
-        OSError: It cannot be written.
-    """
-    rows = summarize(request.plan, stored.missing)
-    title = f"{request.config.experiment.name}{f' {request.label}' if request.label else ''}"
-    write_whole(path, plan_svg(rows, f"Plan of {title}", in_short(request, stored)))
 
 
 def _not_looked_at(request: Request, missing: Collection[str]) -> list[str]:

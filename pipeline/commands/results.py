@@ -75,13 +75,13 @@ def write_report(path: Path, folders: Sequence[RunFolder]) -> None:
     """
     # Not with the other imports: what reads results takes time to load, which a run that begins need not wait for.
     from pipeline.runs.comparison.runs import compare_runs, comparison_tables, run_names
-    from pipeline.runs.report.page.html import write_page
-    from pipeline.runs.report.page.run import comparison_table, page_of
+    from pipeline.runs.report.html import page_table, write_page
+    from pipeline.runs.report.page import page_of
 
     runs = [load(folder) for folder in folders]
     names = run_names(runs)
     tables = comparison_tables(compare_runs(runs, names)) if len(runs) > 1 else []
-    write_page(path, page_of(runs, names, [comparison_table(table) for table in tables]))
+    write_page(path, page_of(runs, names, [page_table(table, results_first=True) for table in tables]))
 
 
 def renew_report(run: RunFolder) -> None:

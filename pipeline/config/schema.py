@@ -893,7 +893,7 @@ class Config:
     rounds_of_training: int = number(2, at_least=1, at_most=1_000_000)
     """Turns of generate, train and evaluate, each on the results of those before it."""
     dry_run: bool = hint(False)
-    """Print the plan and what is already stored, draw it in plan.svg, and stop."""
+    """Print the plan and what is already stored, and stop."""
     device: DeviceChoice = hint(DeviceChoice.auto)
     output_dir: str = file_or_folder("outputs", affects_result=False)
     """Folder of all runs: each leaves its own in `output_dir/NAME/`, and outputs are shared in `.store`."""

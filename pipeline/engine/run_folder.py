@@ -11,8 +11,6 @@ from pathlib import Path
 from pipeline.errors import ConfigError, known_names
 from pipeline.files import Inside
 
-PLAN_SVG = "plan.svg"
-"""The picture of a plan."""
 STAMP_FORMAT = "%Y-%m-%d_%H-%M-%S"
 _JOBS = "jobs"
 _STAMP = re.compile(r"(\d{4}-\d\d-\d\d_\d\d-\d\d-\d\d)(?:_(\d+))?")

@@ -6,7 +6,7 @@ The first six differ by colour; further ones have the same colours again with ot
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 from pipeline.config.tables import by_settings, point_of
@@ -78,19 +78,18 @@ def in_order_of_work(stages: Iterable[str]) -> list[str]:
 # -- times -----------------------------------------------------------------------------------------------------
 
 
-SEVERAL = "several"
-_FINEST, _ONE_STAGE = 1 / 4000, 1 / 100
-"""Parts of a run: where the folding of bars begins, and up to where only those of one stage are folded."""
+_FINEST = 1 / 4000
+"""Part of a run: where the folding of bars begins."""
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(kw_only=True)
 class Bar:
     """A time in which a worker was taken, in seconds from the begin of the run.
 
     Attributes:
         worker: Which one.
         device: Its device in words.
-        stage: What it did; `SEVERAL` where that differs.
+        stage: What it did.
         outcome: As of a `Span`.
         start: Begin.
         end: End.
@@ -106,59 +105,40 @@ class Bar:
     outcome: str
     start: float
     end: float
-    jobs: int = 1
-    busy: float
+    jobs: int = 0
+    busy: float = 0.0
     first: str
-    last: str
+    last: str = ""
 
 
-def bars(spans: Iterable[Span], began: float, until: float, most: int, *, across: bool = True) -> list[Bar]:
-    """Who was taken when, folded until it can be drawn: neighbours too short to be told apart are one bar.
+def bars(spans: Iterable[Span], began: float, until: float, most: int) -> list[Bar]:
+    """Who was taken when, folded until it can be drawn: attempts of one stage that nearly touch are one bar.
 
     Args:
         spans: Of the whole run.
         began: Seconds since 1970 at which it began.
         until: Likewise what ends those that go on.
-        most: Bars that there may be; every worker has one for each outcome at least.
-        across: Whether neighbours of different stages may be folded too, where those of one do not suffice.
+        most: Bars that there may be; every worker has one for each stage and outcome at least.
     """
-    lanes: dict[int, list[Bar]] = {}
-    for span in sorted(spans, key=lambda span: (span.start, span.end or until)):
-        start = max(0.0, span.start - began)
-        end = max(start, (until if span.end is None else span.end) - began)
-        kind = {"worker": span.worker, "device": span.device, "stage": span.stage, "outcome": span.outcome}
-        bar = Bar(**kind, start=start, end=end, busy=end - start, first=span.job, last=span.job)  # type: ignore[arg-type]
-        lanes.setdefault(span.worker, []).append(bar)
-    whole = max((bar.end for own in lanes.values() for bar in own), default=0.0)
-    part = _FINEST
-    while sum(map(len, lanes.values())) > most and part <= (2 if across else _ONE_STAGE):
-        lanes = {lane: _folded(own, part * whole, part > _ONE_STAGE) for lane, own in lanes.items()}
-        part *= 2
-    return [bar for _, own in sorted(lanes.items()) for bar in own]
-
-
-def _folded(own: list[Bar], width: float, across: bool) -> list[Bar]:
-    """Join neighbours of a worker that are shorter and nearer than a width, where both came out alike."""
-    found: list[Bar] = []
-    latest: dict[str, int] = {}
-    for bar in own:
-        at = latest.get(bar.outcome)
-        before = None if at is None else found[at]
-        near = before is not None and bar.start - before.end <= width
-        if before and near and (across or before.stage == bar.stage) and min(_long(before), _long(bar)) <= width:
-            found[latest[bar.outcome]] = replace(
-                before,
-                end=max(before.end, bar.end),
-                stage=before.stage if before.stage == bar.stage else SEVERAL,
-                jobs=before.jobs + bar.jobs,
-                busy=before.busy + bar.busy,
-                last=bar.last,
-            )
-        else:
-            latest[bar.outcome] = len(found)
-            found.append(bar)
+    ordered = sorted(spans, key=lambda span: (span.start, span.end or until))
+    whole, width = max([until - began, *(span.end - began for span in ordered if span.end)]), 0.0
+    while len(found := _folded(ordered, began, until, width)) > most and width <= whole:
+        width = 2 * width or _FINEST * whole
     return found
 
 
-def _long(bar: Bar) -> float:
-    return bar.end - bar.start
+def _folded(spans: Sequence[Span], began: float, until: float, width: float) -> list[Bar]:
+    found: list[Bar] = []
+    latest: dict[tuple[int, str, str], Bar] = {}
+    for span in spans:
+        start = max(0.0, span.start - began)
+        end = max(start, (until if span.end is None else span.end) - began)
+        kind = (span.worker, span.stage, span.outcome)
+        bar = latest.get(kind)
+        if bar is None or not width or start - bar.end > width:
+            where = {"worker": span.worker, "device": span.device, "stage": span.stage, "outcome": span.outcome}
+            bar = latest[kind] = Bar(**where, start=start, end=end, first=span.job)  # type: ignore[arg-type]
+            found.append(bar)
+        bar.end, bar.last = max(bar.end, end), span.job
+        bar.jobs, bar.busy = bar.jobs + 1, bar.busy + end - start
+    return sorted(found, key=lambda bar: bar.worker)

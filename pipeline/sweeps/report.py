@@ -32,7 +32,7 @@ from pipeline.runs.comparison.runs import headings_of
 from pipeline.runs.looks import Looks
 from pipeline.runs.record import csv_cell
 from pipeline.runs.report.format import command, count, duration, roughly, short, shown_path, typed_command
-from pipeline.runs.report.page.html import Numbers, page_table, points_each, thinned, write_page
+from pipeline.runs.report.html import Numbers, page_table, points_each, thinned, write_page
 from pipeline.runs.report.screen import first
 from pipeline.sweeps.command import as_typed
 from pipeline.sweeps.file import Goal

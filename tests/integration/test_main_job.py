@@ -155,8 +155,7 @@ def test_dry_run_prints_the_plan_and_starts_nothing(tmp_path: Path) -> None:
     printed = run_here(output_dir, "dry_run=true")
     assert "generate" in printed
     assert "Nothing was started" in printed
-    assert [path.relative_to(output_dir).as_posix() for path in output_dir.rglob("*")] == ["t", "t/plan.svg"]
-    assert "plan.svg" in printed
+    assert not output_dir.exists()
 
 
 def test_dry_run_says_what_is_stored(calm: Path) -> None:

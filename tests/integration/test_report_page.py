@@ -7,11 +7,11 @@ from typing import Any
 import msgspec
 import pytest
 
-from pipeline.runs.figures.charts import looks
+from pipeline.runs.figures import looks
 from pipeline.runs.loaded import load
 from pipeline.runs.looks import MARKS, drawn_methods
-from pipeline.runs.report.page.html import PageTable, write_page
-from pipeline.runs.report.page.run import page_of
+from pipeline.runs.report.html import write_page
+from pipeline.runs.report.page import page_of
 from pipeline.sweeps.report import write_sweep_page
 from pipeline.sweeps.storage import Record
 from tests.doubles.browser import CHROMIUM, Tab, browser
@@ -66,7 +66,7 @@ def test_the_report_of_a_run_can_be_read_searched_and_switched(tab: Tab, run: Pa
     tab.open(path)
     assert tab.ask(LOOK_AT_ALL) >= 5
     table = tab.ask("[...document.querySelectorAll('.results tbody tr')].map((row) => row.innerText.split('\\t'))")
-    rows = page_of([load(run)], ["t"])["runs"][0]["tables"][0].rows
+    rows = page_of([load(run)], ["t"])["runs"][0]["tables"][0]["rows"]
     assert [[cell.rstrip(" ▲▼") for cell in row] for row in table] == rows
     # methods look as in figures
     drawn = "document.querySelector('#curves .chart').data.filter((one) => one.marker)"
@@ -74,7 +74,7 @@ def test_the_report_of_a_run_can_be_read_searched_and_switched(tab: Tab, run: Pa
     known = looks(drawn_methods(load(run).results))
     assert shown
     assert {name: (colour, MARKS[mark]) for name, colour, mark in shown} == {
-        name: (known[name].colour, known[name].marker) for name, *_ in shown
+        name: (known[name]["color"], known[name]["marker"]) for name, *_ in shown
     }
     # a chart with another metric
     axis = "document.querySelector('#curves .chart').layout.yaxis.title.text"
@@ -145,7 +145,13 @@ def test_text_of_strangers_is_shown_and_never_obeyed(tab: Tab, run: Path, tmp_pa
 def test_what_many_runs_reached_is_on_the_first_screen(tab: Tab, run: Path, tmp_path: Path) -> None:
     path = tmp_path / "report.html"
     headings = ["algorithm", "pass@1", "rounds_of_training", "prompts_per_round", *map(str, range(20))]
-    table = PageTable(headings=headings, right=[False] * 24, rows=[["PITA"] + ["0.500"] * 23])
+    table = {
+        "headings": headings,
+        "right": [False] * 24,
+        "rows": [["PITA"] + ["0.500"] * 23],
+        "ends": [],
+        "marks": {},
+    }
     write_page(path, page_of([load(run)] * 9, [f"eta={number}" for number in range(9)], [table]))
     for width, shown in ((1280, 4), (390, 3)):
         tab.call("Emulation.setDeviceMetricsOverride", width=width, height=800, deviceScaleFactor=1, mobile=False)

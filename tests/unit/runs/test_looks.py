@@ -29,18 +29,17 @@ def span(start: float, end: float | None, worker: int = 0, stage: str = "generat
     return Span(job=f"j{start:g}", stage=stage, worker=worker, start=start, end=end, outcome=outcome, **place)  # type: ignore[arg-type]
 
 
-def drawn(spans: list[Span], most: int, *, across: bool = True) -> list[Bar]:
-    return bars(spans, 100, 7100, most, across=across)
+def drawn(spans: list[Span], most: int) -> list[Bar]:
+    return bars(spans, 100, 7100, most)
 
 
-@pytest.mark.parametrize("across", [True, False])
-def test_thousands_of_attempts_are_folded_and_what_was_idle_stays_empty(across: bool) -> None:
+def test_thousands_of_attempts_are_folded_and_what_was_idle_stays_empty() -> None:
     crowd = [span(100 + at, 100.9 + at) for at in range(2000)]
     crowd += [
         span(5100 + at, 5100.9 + at, stage="evaluate", outcome="failed" if at == 500 else "done")
         for at in range(2000)
     ]
-    found = drawn(crowd, 50, across=across)
+    found = drawn(crowd, 50)
     assert len(found) <= 50
     assert (sum(bar.jobs for bar in found), sum(bar.busy for bar in found)) == (4000, pytest.approx(3600))
     assert not [bar for bar in found if bar.start < 2001 < bar.end]

@@ -14,7 +14,7 @@ from pipeline.config.schema import EvaluationConfig
 from pipeline.engine.store.store import Store
 from pipeline.runs.loaded import load
 from pipeline.runs.notes import failed_rewards, short_of_rows, warnings_of_rows
-from pipeline.runs.report.page.run import failures_of
+from pipeline.runs.report.page import failures_of
 from tests.doubles.runs import WrittenRun, chain_plan
 
 

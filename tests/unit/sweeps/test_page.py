@@ -12,8 +12,8 @@ from typing import Any
 import pytest
 from optuna.distributions import BaseDistribution, CategoricalDistribution, FloatDistribution
 
+from pipeline.runs.report import html
 from pipeline.runs.report.format import duration
-from pipeline.runs.report.page import html
 from pipeline.sweeps.report import _SCRIPTS as SCRIPTS
 from pipeline.sweeps.report import axes_of, importance
 from pipeline.sweeps.report import page_of as sweep_page_of
@@ -43,7 +43,7 @@ def test_every_column_has_a_place_for_every_trial(page: dict[str, Any]) -> None:
         page["ended"],
         page["words"],
         page["ranking"],
-        page["table"].rows,
+        page["table"]["rows"],
     ]
     columns += [axis.values for axis in page["axes"]] + [one["values"] for one in page["measures"]]
     assert {len(column) for column in columns} == {27}

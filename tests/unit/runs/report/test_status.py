@@ -10,7 +10,7 @@ from rich.console import Console
 
 from pipeline.runs.index import choose_run, experiments
 from pipeline.runs.loaded import LoadedRun
-from pipeline.runs.report.page.run import run_page
+from pipeline.runs.report.page import run_page
 from pipeline.runs.report.status import glance_at, overview_table, print_run, run_json
 from tests.doubles.runs import CHAIN, START, WrittenRun, chain_plan
 

@@ -11,7 +11,6 @@ import base64
 import hashlib
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
 from typing import Any, TypeVar
@@ -36,40 +35,28 @@ _ESCAPED = {"<": "\\u003c", ">": "\\u003e", "&": "\\u0026", "\u2028": "\\u2028",
 _T = TypeVar("_T")
 
 
-@dataclass(frozen=True, kw_only=True)
-class PageTable:
-    """A table of texts.
+def page_table(
+    table: FittedTable, marks: Mapping[int, str] | None = None, *, results_first: bool = False
+) -> dict[str, Any]:
+    """A table of the terminal with all its columns, as texts.
 
-    Attributes:
-        title: Stands above it.
-        caption: Stands below it.
-        headings: Of its columns.
-        right: Of each column, whether its cells end at the right, as numbers do.
-        rows: Cells.
-        ends: Rows after which a section ends.
+    Args:
+        table: The table.
         marks: Row -> ``better`` or ``worse`` than the reference, where a test says so.
+        results_first: Move what rows are judged by behind their names, as a narrow page ends soon.
     """
-
-    title: str = ""
-    caption: str = ""
-    headings: list[str]
-    right: list[bool]
-    rows: list[list[str]]
-    ends: list[int] = field(default_factory=list)
-    marks: Mapping[int, str] = field(default_factory=dict)
-
-
-def page_table(table: FittedTable, marks: Mapping[int, str] | None = None) -> PageTable:
-    """A table of the terminal, with all its columns."""
-    return PageTable(
-        title=table.title,
-        caption=table.caption,
-        headings=[column.heading for column in table.columns],
-        right=[column.right for column in table.columns],
-        rows=table.texts,
-        ends=table.ends,
-        marks=marks or {},
-    )
+    order = list(range(len(table.columns)))
+    if results_first:
+        order.sort(key=lambda at: min(table.columns[at].rank, 2))
+    return {
+        "title": table.title,
+        "caption": table.caption,
+        "headings": [table.columns[at].heading for at in order],
+        "right": [table.columns[at].right for at in order],
+        "rows": [[row[at] for at in order] for row in table.texts],
+        "ends": table.ends,
+        "marks": marks or {},
+    }
 
 
 def points_each(curves: int, most: int = MOST_POINTS) -> int:

@@ -11,16 +11,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pipeline.runs.report.page import html
-from pipeline.runs.report.page.html import PageTable
+from pipeline.runs.report import html
 from pipeline.terminal.streams import printable
 
 HOSTILE = "</script><script>alert(1)</script><!-- </td> \x1b[2J \u2028 \u202e \udcff & \x00"
 
 
 def page(text: str) -> dict[str, Any]:
-    table = PageTable(title=text, headings=[text], right=[False], rows=[[text]])
-    return {"title": text, "made": "now", "version": "0", "runs": [], "comparison": [table]}
+    return {"title": text, "made": "now", "version": "0", "runs": [], "comparison": [{"rows": [[text]]}]}
 
 
 def data_of(written: str) -> str:

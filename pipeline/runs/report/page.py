@@ -7,17 +7,16 @@ length, which take a third of the room.
 from __future__ import annotations
 
 import time
-from bisect import bisect_right
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from datetime import datetime
-from itertools import zip_longest
+from itertools import chain, zip_longest
 from typing import Any, TypeVar
 
 from pipeline import __version__
 from pipeline.foreign import ForeignDataError, read_plain
 from pipeline.learning.algos.base import REFERENCE
-from pipeline.outputs.formats import FIELDS, Sample, TrainingStep, by_training
+from pipeline.outputs.formats import FIELDS, Sample, by_training
 from pipeline.plan.graph import Job
 from pipeline.runs.cost import Compute, ComputeRow, CostRow, total
 from pipeline.runs.loaded import LoadedRun
@@ -26,11 +25,10 @@ from pipeline.runs.notes import failed_rewards
 from pipeline.runs.origin import slurm_in_words
 from pipeline.runs.record import FrontRow, PooledRow, ResultRow, Results, primary_metric
 from pipeline.runs.report.format import beginning, count, decimal, duration
-from pipeline.runs.report.page.html import PageTable, page_table, points_each, thinned
+from pipeline.runs.report.html import page_table, points_each, thinned
 from pipeline.runs.report.status import origins, place_in_words, shared_in_words
 from pipeline.runs.report.tables import ANCHORS, HEADINGS, budget_tables, first_few, front_tables, result_tables
 from pipeline.runs.run_view import AttemptView, JobView, RunView
-from pipeline.terminal.columns import FittedTable
 
 MOST_FAILURES = 500
 LONGEST_REASON = 20_000
@@ -41,8 +39,8 @@ MOST_BARS = 1500
 """As many as a browser draws in half a second."""
 MOST_TEXT, LONGEST_TEXT = 6_000_000, 4000
 """Characters of all completions together, and of one or a prompt."""
-MOST_EACH, ENOUGH_PROMPTS = 8, 10
-"""Completions of one policy to a prompt; prompts that are worth more than further completions to each."""
+MOST_EACH = 4
+"""Completions of one policy to a prompt."""
 _OVERHEAD = 40
 """Characters that a completion takes besides its text."""
 MOST_READ, FEWEST_READ = 20_000, 20
@@ -54,7 +52,7 @@ Object = dict[str, Any]
 _Row = TypeVar("_Row", PooledRow, ResultRow, ComputeRow, CostRow)
 
 
-def page_of(runs: Sequence[LoadedRun], names: Sequence[str], comparison: Sequence[PageTable] = ()) -> Object:
+def page_of(runs: Sequence[LoadedRun], names: Sequence[str], comparison: Sequence[Object] = ()) -> Object:
     """A page of one run or several.
 
     Args:
@@ -89,6 +87,10 @@ def run_page(run: LoadedRun, name: str) -> Object:
     samples, rewards = _completions(run, compute)
     curves, about_curves = _training(run)
     faults = failed_rewards(run.store, run.jobs.values(), run.folder)
+    try:
+        config = read_plain(run.folder.config, follow=True).decode(errors="replace")
+    except (OSError, ForeignDataError):
+        config = ""
     return {
         "name": name,
         "stamp": run.stamp,
@@ -96,22 +98,22 @@ def run_page(run: LoadedRun, name: str) -> Object:
         "unfinished": list(_unfinished(run)),
         "best": list(best_of(results)),
         "facts": _facts(run),
-        "places": list(dict.fromkeys(place_of(row) for row in results.pooled)),
+        "places": list(dict.fromkeys(map(place_of, results.pooled))),
         "algos": drawn_methods(results),
         "metrics": metrics_of(results),
         "tables": tables_of(results, compute),
         "series": series_of(results),
-        "anchors": anchors_of(results),
+        "anchors": _anchors(results),
         "fronts": [{"place": place_of(row), **vars(row)} for row in results.fronts],
         "spent": [{"place": place_of(row), **vars(row)} for row in _ordered(compute.costs)],
-        "stages": stages_of(compute),
+        "stages": _stages(compute),
         "training": curves,
         "training_about": about_curves,
         "timeline": _timeline(run),
         "rewards": rewards,
         "samples": samples,
         "failures": failures_of(run.view, run.lost_attempts, faults),
-        "config": _config(run),
+        "config": config,
         "given": origin.settings,
         "command": origin.command_line,
         "environment": _environment(run),
@@ -124,10 +126,10 @@ def place_of(row: ResultRow | PooledRow | FrontRow | ComputeRow | CostRow | Job)
     return f"{row.dataset} · {row.model}"
 
 
-def chain_of(reference: int | None, seed: int | None) -> str:
+def _chain(one: Job | ResultRow) -> str:
     """The reference and seed of a chain in words: ``seed 0``, ``reference 1, seed 0``."""
-    own = "all seeds" if seed is None else f"seed {seed}"
-    return own if reference is None else f"reference {reference}, {own}"
+    own = "all seeds" if one.seed is None else f"seed {one.seed}"
+    return own if one.reference is None else f"reference {one.reference}, {own}"
 
 
 # -- at the top ------------------------------------------------------------------------------------------------
@@ -156,21 +158,14 @@ def best_of(results: Results) -> Iterator[tuple[str, str]]:
         for place in list(dict.fromkeys(one["place"] for one in series))[:_MOST_NAMED]:
             last = {one["algo"]: one["values"][-1] for one in series if one["place"] == place}
             before = last.pop(REFERENCE, None)
-            shown = {algo: decimal(value) for algo, value in last.items() if value is not None}
-            if shown:
-                most = decimal(max(value for value in last.values() if value is not None))
-                first = ", ".join(first_few([algo for algo, value in shown.items() if value == most], "methods"))
+            known = {algo: value for algo, value in last.items() if value is not None}
+            if known:
+                most = decimal(max(known.values()))
+                first = ", ".join(
+                    first_few([algo for algo, value in known.items() if decimal(value) == most], "methods")
+                )
                 than = "" if before is None else f" (reference {decimal(before)})"
                 yield f"highest {heading}, {place}", f"{first} {most}{than}"
-
-
-_STATES = {
-    "running": "The run was going on when this page was written",
-    "failed": "Some jobs of this run failed",
-    "interrupted": "This run was interrupted; the same command goes on from here",
-    "halted": "This run came to an early end; the same command goes on from here",
-    "killed": "This run was killed; the same command goes on from here",
-}
 
 
 def _unfinished(run: LoadedRun) -> Iterator[str]:
@@ -178,11 +173,15 @@ def _unfinished(run: LoadedRun) -> Iterator[str]:
     state, views = run.state, run.view.jobs
     if state == "done":
         return
-    done = [job.id for job in views.values() if job.status in ("done", "stored")]
-    left = [job for job in run.jobs.values() if job.id not in set(done) and not run.store.is_committed(job.key)]
-    there, jobs = run.view.counts().total - len(left), count(run.view.counts().total, "job")
-    since = f", {count(there - len(done), 'job')} of them by later runs" if there > len(done) else ""
-    yield f"{_STATES.get(state, f'This run is {state}')}: {there:,} of {jobs} done{since}."
+    done = {job.id for job in views.values() if job.status in ("done", "stored")}
+    left = [job for job in run.jobs.values() if job.id not in done and not run.store.is_committed(job.key)]
+    every = run.view.counts().total
+    later = every - len(left) - len(done)
+    since = f", {count(later, 'job')} of them by later runs" if later > 0 else ""
+    yield (
+        f"When this page was written the run was {state}: {every - len(left):,} of {count(every, 'job')} "
+        f"done{since}. The same command goes on from here."
+    )
     if run.view.halted:
         yield f"It was ended early: {run.view.halted}."
     failed = run.view.having("failed")
@@ -205,38 +204,19 @@ def _seconds(run: LoadedRun) -> float:
 # -- results ---------------------------------------------------------------------------------------------------
 
 
-def tables_of(results: Results, compute: Compute) -> list[PageTable]:
+def tables_of(results: Results, compute: Compute) -> list[Object]:
     """The tables that the terminal shows, with all their columns; rows that a test tells apart are marked."""
-    places = list(dict.fromkeys((row.dataset, row.model) for row in results.pooled))
-    tables = zip(result_tables(results, compute.costs), places, strict=True)
-    more = [*front_tables(results), *budget_tables(compute.budgets, results)]
-    return [page_table(table, _marks(table, place, results)) for table, place in tables] + list(
-        map(page_table, more)
-    )
-
-
-def _marks(table: FittedTable, place: tuple[str, str], results: Results) -> dict[int, str]:
-    """Rows whose method differs from the reference at the level of the run."""
-    told = {
-        (one.first, str(one.round)): "better" if one.difference > 0 else "worse"
-        for one in results.comparisons
-        if (one.dataset, one.model) == place and one.second == REFERENCE and one.p < 1 - results.confidence
-    }
-    return {at: told[row[0], row[1]] for at, row in enumerate(table.texts) if (row[0], row[1]) in told}
-
-
-def comparison_table(table: FittedTable) -> PageTable:
-    """A table of runs side by side, with what they are judged by behind their names: a narrow page ends soon."""
-    order = sorted(range(len(table.columns)), key=lambda at: min(table.columns[at].rank, 2))
-    columns = [table.columns[at] for at in order]
-    return PageTable(
-        title=table.title,
-        caption=table.caption,
-        headings=[column.heading for column in columns],
-        right=[column.right for column in columns],
-        rows=[[row[at] for at in order] for row in table.texts],
-        ends=table.ends,
-    )
+    places = dict.fromkeys((row.dataset, row.model) for row in results.pooled)
+    found = []
+    for table, place in zip(result_tables(results, compute.costs), places, strict=True):
+        told = {
+            (one.first, str(one.round)): "better" if one.difference > 0 else "worse"
+            for one in results.comparisons
+            if (one.dataset, one.model) == place and one.second == REFERENCE and one.p < 1 - results.confidence
+        }
+        marks = {at: told[row[0], row[1]] for at, row in enumerate(table.texts) if (row[0], row[1]) in told}
+        found.append(page_table(table, marks))
+    return [*found, *map(page_table, [*front_tables(results), *budget_tables(compute.budgets, results)])]
 
 
 def metrics_of(results: Results) -> list[tuple[str, str]]:
@@ -260,14 +240,13 @@ def series_of(results: Results) -> list[Object]:
         grouped.setdefault((place_of(row), row.algo, "", row.metric), []).append(row)
     for own in _ordered(results.rows):
         if own.metric in HEADINGS and (own.dataset, own.model, own.algo) in several:
-            chain = chain_of(own.reference, own.seed)
-            grouped.setdefault((place_of(own), own.algo, chain, own.metric), []).append(own)
+            grouped.setdefault((place_of(own), own.algo, _chain(own), own.metric), []).append(own)
+    numbers = {"rounds": "round", "values": "value", "lows": "ci_low", "highs": "ci_high"}
     found = []
-    for (place, algo, chain, metric), rows in grouped.items():
+    for (place, algo, chain_name, metric), rows in grouped.items():
         rows.sort(key=lambda row: row.round)
-        numbers = {"rounds": "round", "values": "value", "lows": "ci_low", "highs": "ci_high"}
         columns = {name: [getattr(row, field) for row in rows] for name, field in numbers.items()}
-        found.append({"place": place, "algo": algo, "chain": chain, "metric": metric, **columns})
+        found.append({"place": place, "algo": algo, "chain": chain_name, "metric": metric, **columns})
     return found
 
 
@@ -276,7 +255,7 @@ def _ordered(rows: Iterable[_Row]) -> list[_Row]:
     return sorted(rows, key=lambda row: (row.dataset, row.model, reading_order(row.algo)))
 
 
-def anchors_of(results: Results) -> dict[str, dict[str, dict[str, float]]]:
+def _anchors(results: Results) -> dict[str, dict[str, dict[str, float]]]:
     """Place -> ``greedy`` and ``optimum``, where they are known -> their metrics."""
     found: dict[str, dict[str, dict[str, float]]] = {}
     for row in results.pooled:
@@ -286,7 +265,7 @@ def anchors_of(results: Results) -> dict[str, dict[str, dict[str, float]]]:
     return found
 
 
-def stages_of(compute: Compute) -> list[Object]:
+def _stages(compute: Compute) -> list[Object]:
     """What each stage of each method took, over all rounds, references and seeds; None where it is not known."""
     grouped: dict[tuple[str, str, str], list[ComputeRow]] = {}
     for row in _ordered(compute.rows):
@@ -304,8 +283,6 @@ def stages_of(compute: Compute) -> list[Object]:
 
 Group = tuple[str, str, int]
 """Place, method and round."""
-_Prompts = dict[tuple[str, str, str], tuple[str | None, dict[tuple[str, str, int], list[Sample]]]]
-"""Place, row and prompt -> the right answer, where one is known, and (method, chain, round) -> completions."""
 
 
 def _completions(run: LoadedRun, compute: Compute) -> tuple[Object, Object]:
@@ -333,63 +310,32 @@ def samples_of(found: Iterable[tuple[Job, Sample]], there: int, most: int = MOST
         there: Completions that were evaluated, which may be more.
         most: Characters that they may have.
     """
-    kept: _Prompts = {}
+    by_place: dict[str, dict[tuple[int, str], Object]] = {}
     for job, sample in found:
-        asked = (place_of(job), str(sample.row), sample.prompt)
-        solution, cells = kept.get(asked, (None, {}))
-        kept[asked] = (sample.solution if solution is None else solution, cells)
-        own = cells.setdefault((job.algo, chain_of(job.reference, job.seed), job.round), [])
+        text, row, place = beginning(sample.prompt, LONGEST_TEXT), str(sample.row), place_of(job)
+        new: Object = {"place": place, "row": row, "text": text, "solution": None, "policies": {}}
+        prompt = by_place.setdefault(place, {}).setdefault((sample.row, sample.prompt), new)
+        if sample.solution is not None and prompt["solution"] is None:
+            prompt["solution"] = beginning(sample.solution, LONGEST_TEXT)
+        own = prompt["policies"].setdefault((job.algo, _chain(job), job.round), [])
         if len(own) < MOST_EACH:
-            own.append(sample)
-    prompts = _fitting(kept, most)
-    shown = sum(len(one["answers"]) for prompt in prompts for one in prompt["policies"])
+            own.append([beginning(sample.completion, LONGEST_TEXT), sample.reward, sample.correct])
+    prompts: list[Object] = []
+    shown = 0
+    for prompt in filter(None, chain(*zip_longest(*(own.values() for own in by_place.values())))):  # in turns
+        answers = [answer for own in prompt["policies"].values() for answer in own]
+        most -= sum(len(answer[0]) + _OVERHEAD for answer in answers)
+        if most < 0 and prompts:
+            break
+        shown += len(answers)
+        policies = [
+            {"algo": algo, "chain": of, "round": number, "answers": own}
+            for (algo, of, number), own in prompt["policies"].items()
+        ]
+        prompts.append({**prompt, "policies": policies})
     said = f"{shown:,} of the {there:,} completions that were evaluated, to {len(prompts):,} prompts"
     said += "" if shown >= there else "; all are in jobs/.../evaluate/.../output/samples.jsonl"
     return {"prompts": prompts, "about": f"{said}. Texts end after {LONGEST_TEXT:,} characters."}
-
-
-def _fitting(kept: _Prompts, most: int) -> list[Object]:
-    """The prompts that there is room for, places taking turns; with fewer completions where few would fit."""
-    by_place: dict[str, list[tuple[str, str, str]]] = {}
-    for asked in kept:
-        by_place.setdefault(asked[0], []).append(asked)
-    order = [asked for turn in zip_longest(*by_place.values()) for asked in turn if asked is not None]
-    prompts: list[Object] = []
-    for each in (MOST_EACH, 4, 2, 1):
-        prompts, left = [], most
-        for asked in order:
-            solution, cells = kept[asked]
-            own = [sample for some in cells.values() for sample in some[:each]]
-            left -= sum(min(len(sample.completion), LONGEST_TEXT) + _OVERHEAD for sample in own)
-            if left < 0 and prompts:
-                break
-            prompts.append(_prompt(asked, solution, {policy: some[:each] for policy, some in cells.items()}))
-        if len(prompts) >= min(ENOUGH_PROMPTS, len(order)):
-            break
-    return prompts
-
-
-def _prompt(
-    asked: tuple[str, str, str], solution: str | None, cells: Mapping[tuple[str, str, int], Sequence[Sample]]
-) -> Object:
-    place, row, text = asked
-    right = None if solution is None else beginning(solution, LONGEST_TEXT)
-    policies = [
-        {
-            "algo": algo,
-            "chain": chain,
-            "round": number,
-            "answers": [[beginning(one.completion, LONGEST_TEXT), one.reward, one.correct] for one in own],
-        }
-        for (algo, chain, number), own in cells.items()
-    ]
-    return {
-        "place": place,
-        "row": row,
-        "text": beginning(text, LONGEST_TEXT),
-        "solution": right,
-        "policies": policies,
-    }
 
 
 def rewards_of(scores: Mapping[Group, Sequence[float | None]], there: int) -> Object:
@@ -402,38 +348,34 @@ def rewards_of(scores: Mapping[Group, Sequence[float | None]], there: int) -> Ob
     Returns:
         By place the ``edges`` of bins, or, where ``exact`` has it, the few rewards that there are; ``histograms``.
     """
+    import numpy as np  # which a page without completions does without
+
     known = {group: [score for score in own if score is not None] for group, own in scores.items()}
     values: dict[str, set[float]] = {}
     for (place, _, _), own in known.items():
         values.setdefault(place, set()).update(own)
     exact = [place for place, own in values.items() if 0 < len(own) <= FEW]
-    edges = {place: sorted(own) if place in exact else _edges(own) for place, own in values.items() if own}
+    edges: dict[str, list[float]] = {}
+    for place, found in values.items():
+        if found:
+            edges[place] = (
+                sorted(found) if place in exact else np.linspace(min(found), max(found), BINS + 1).tolist()
+            )
     histograms = []
     for place, algo, number in sorted(known, key=lambda group: (group[0], reading_order(group[1]), group[2])):
-        if found := known[place, algo, number]:
-            ends = edges[place]
-            times = Counter(found if place in exact else (_bin(score, ends) for score in found))
-            counts = [times[at] for at in (ends if place in exact else range(BINS))]
-            mean = sum(found) / len(found)
+        if own := known[place, algo, number]:
+            bins = len(edges[place]) if place in exact else BINS
+            at = np.clip(np.searchsorted(edges[place], own, "right") - 1, 0, bins - 1)
+            counts = np.bincount(at, minlength=bins).tolist()
+            mean = sum(own) / len(own)
             histograms.append({"place": place, "algo": algo, "round": number, "mean": mean, "counts": counts})
     read, scored = (sum(map(len, each.values())) for each in (scores, known))
-    said = (
-        f"Of {read:,} of the {there:,} completions that were evaluated, those to the first prompts of each shard."
-    )
-    said = "Of all completions that were evaluated." if read >= there else said
+    said = "Of all completions that were evaluated."
+    if read < there:
+        said = f"Of {read:,} of the {there:,} completions that were evaluated, to the first prompts of each shard."
     if scored < read:
         said += f" {read - scored:,} of them have no reward: it failed, or does not apply."
     return {"edges": edges, "exact": exact, "histograms": histograms, "about": said}
-
-
-def _edges(values: set[float]) -> list[float]:
-    low, high = min(values), max(values)
-    # Halves first: the difference of two very large numbers is no number.
-    return [low + (high / BINS - low / BINS) * at for at in range(BINS)] + [high]
-
-
-def _bin(score: float, edges: Sequence[float]) -> int:
-    return min(max(bisect_right(edges, score) - 1, 0), BINS - 1)
 
 
 # -- trainings and devices -------------------------------------------------------------------------------------
@@ -441,29 +383,20 @@ def _bin(score: float, edges: Sequence[float]) -> int:
 
 def _training(run: LoadedRun) -> tuple[list[Object], str]:
     found = [(job, name, own) for job, steps in run.curves() for name, own in by_training(steps).items()]
-    curves = [_curve(job, name, thinned(own, points_each(len(found)))) for job, name, own in found]
+    most = points_each(len(found))
+    curves: list[Object] = []
+    for job, training, every in found:
+        own = thinned(every, most)
+        numbers = [name for name in FIELDS if name not in ("training", "step", "steps", "tokens")]
+        extra = dict.fromkeys(name for step in own for name in step.extra)
+        values = {name: [getattr(step, name) for step in own] for name in numbers}
+        values |= {name: [step.extra.get(name) for step in own] for name in extra}
+        where = {"place": place_of(job), "algo": job.algo, "chain": _chain(job), "round": job.round}
+        steps, tokens = [step.step for step in own], [step.tokens for step in own]
+        curves.append({**where, "training": training, "steps": steps, "tokens": tokens, "values": values})
     shown, recorded = sum(len(one["steps"]) for one in curves), sum(len(own) for _, _, own in found)
-    return (
-        curves,
-        f"{shown:,} of {recorded:,} steps that were recorded, evenly spread." if shown < recorded else "",
-    )
-
-
-def _curve(job: Job, training: str, own: Sequence[TrainingStep]) -> Object:
-    extra = dict.fromkeys(name for step in own for name in step.extra)
-    numbers = [name for name in FIELDS if name not in ("training", "step", "steps", "tokens")]
-    return {
-        "job": job.id,
-        "place": place_of(job),
-        "algo": job.algo,
-        "chain": chain_of(job.reference, job.seed),
-        "round": job.round,
-        "training": training,
-        "steps": [step.step for step in own],
-        "tokens": [step.tokens for step in own],
-        "values": {name: [getattr(step, name) for step in own] for name in numbers}
-        | {name: [step.extra.get(name) for step in own] for name in extra},
-    }
+    said = f"{shown:,} of {recorded:,} steps that were recorded, evenly spread." if shown < recorded else ""
+    return curves, said
 
 
 def _timeline(run: LoadedRun) -> Object | None:
@@ -474,20 +407,22 @@ def _timeline(run: LoadedRun) -> Object | None:
     workers = {span.worker: span.device for span in spans}
     workers |= {worker.index: worker.device for worker in run.view.workers.values()}
     sharing = Counter(workers.values())
-    lanes = {
-        index: device if device and sharing[device] == 1 else f"{device} · worker {index}".removeprefix(" · ")
-        for index, device in sorted(workers.items())
-    }
+    order = sorted(workers)
+    lanes = [
+        workers[at]
+        if workers[at] and sharing[workers[at]] == 1
+        else f"{workers[at]} · worker {at}".removeprefix(" · ")
+        for at in order
+    ]
     seconds = _seconds(run)
     drawn = bars(spans, began, began + seconds, MOST_BARS)
     attempts = Counter(span.worker for span in spans)
-    order = list(lanes)
     columns: Object = {name: [getattr(bar, name) for bar in drawn] for name in ("stage", "outcome", "jobs")}
     columns |= {name: [round(getattr(bar, name), 3) for bar in drawn] for name in ("start", "end", "busy")}
     columns["lane"] = [order.index(bar.worker) for bar in drawn]
     columns["name"] = [bar.first if bar.jobs == 1 else f"{bar.first} … {bar.last}" for bar in drawn]
     return {
-        "lanes": list(lanes.values()),
+        "lanes": lanes,
         "jobs": [attempts[index] for index in order],
         "busy": [round(sum(bar.busy for bar in drawn if bar.worker == index), 3) for index in order],
         "seconds": round(seconds, 3),
@@ -512,19 +447,24 @@ def failures_of(view: RunView, lost: Attempts = (), rewards: Iterable[str] = ())
     """
     failed = sorted([*_failed(view), *lost], key=lambda pair: pair[1].ended or 0.0)
     rows = [
-        {
+        {name: getattr(attempt, name) for name in ("device", "kind", "log")}
+        | {
             "job": job.id,
             "attempt": attempt.number,
-            "device": attempt.device,
-            "kind": attempt.kind,
             "reason": beginning(attempt.reason or job.reason, LONGEST_REASON),
             "outcome": _outcome(job, attempt),
             "traceback": beginning(attempt.traceback, LONGEST_REASON),
-            "log": attempt.log,
         }
         for job, attempt in failed[:MOST_FAILURES]
     ]
-    return {"rows": rows, "left_out": len(failed) - len(rows), "notes": [*_notes(view), *rewards]}
+    notes = []
+    for place in view.quarantined:
+        jobs = f" Jobs that failed there: {', '.join(first_few(list(place.jobs), 'jobs'))}." if place.jobs else ""
+        device, reason = place.device or f"worker {place.worker}", beginning(place.reason, LONGEST_REASON)
+        notes.append(f"{device} is used no more: {reason}.{jobs}")
+    for cause, blocked in view.blocked_by().items():
+        notes.append(f"{count(len(blocked), 'job')} cannot run because {cause or 'another one'} failed.")
+    return {"rows": rows, "left_out": len(failed) - len(rows), "notes": [*notes, *rewards]}
 
 
 def _failed(view: RunView) -> Iterator[tuple[JobView, AttemptView]]:
@@ -545,23 +485,7 @@ def _outcome(job: JobView, attempt: AttemptView) -> str:
     return f"tried again, done by attempt {job.attempts[-1].number}" if done else "tried again"
 
 
-def _notes(view: RunView) -> Iterator[str]:
-    for place in view.quarantined:
-        jobs = f" Jobs that failed there: {', '.join(first_few(list(place.jobs), 'jobs'))}." if place.jobs else ""
-        device, reason = place.device or f"worker {place.worker}", beginning(place.reason, LONGEST_REASON)
-        yield f"{device} is used no more: {reason}.{jobs}"
-    for cause, blocked in view.blocked_by().items():
-        yield f"{count(len(blocked), 'job')} cannot run because {cause or 'another one'} failed."
-
-
 # -- what it was made of ---------------------------------------------------------------------------------------
-
-
-def _config(run: LoadedRun) -> str:
-    try:
-        return read_plain(run.folder.config, follow=True).decode(errors="replace")
-    except (OSError, ForeignDataError):
-        return ""
 
 
 def _environment(run: LoadedRun) -> list[tuple[str, str]]:
@@ -571,12 +495,8 @@ def _environment(run: LoadedRun) -> list[tuple[str, str]]:
     return [(name, value) for name, value in found if value] + list(origin.versions.items())
 
 
-def _versions(run: LoadedRun) -> PageTable | None:
-    makers = run.makers()
-    if not makers:
-        return None
-    return PageTable(
-        headings=["arithmetic", "pipeline", "torch", "transformers", "outputs"],
-        right=[False, False, False, False, True],
-        rows=[[one.arithmetic, one.pipeline, one.torch, one.transformers, f"{one.outputs:,}"] for one in makers],
-    )
+def _versions(run: LoadedRun) -> Object | None:
+    headings = ["arithmetic", "pipeline", "torch", "transformers", "outputs"]
+    rows = [[f"{getattr(one, name)}" for name in headings] for one in run.makers()]
+    right = [False] * 4 + [True]
+    return {"headings": headings, "right": right, "rows": rows, "ends": [], "marks": {}} if rows else None

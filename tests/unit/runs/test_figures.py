@@ -8,7 +8,8 @@ from typer.testing import CliRunner
 
 from pipeline.__main__ import app
 from pipeline.outputs.formats import TrainingStep, write_curve
-from pipeline.runs.figures import write
+from pipeline.plan.graph import Job
+from pipeline.runs import figures
 from pipeline.runs.loaded import load
 from pipeline.runs.record import Results, write_results
 from tests.doubles.pooled import pooled_row
@@ -46,8 +47,8 @@ def written(folder: Path) -> dict[str, bytes]:
 
 
 def test_equal_runs_have_equal_figures_whose_text_is_text(run: WrittenRun, tmp_path: Path) -> None:
-    write.write_figures(load(run.folder), tmp_path / "a", write.FORMATS)
-    write.write_figures(load(run.folder), tmp_path / "b", ("pdf", "svg"))
+    figures.write_figures(load(run.folder), tmp_path / "a", [one.name for one in figures.Format])
+    figures.write_figures(load(run.folder), tmp_path / "b", ("pdf", "svg"))
     first, again = written(tmp_path / "a"), written(tmp_path / "b")
     assert again == {name: first[name] for name in again}
     assert {name.partition(".")[0] for name in first} == {"front_d_m", "rounds_d_m", "training_d_m", "timeline"}
@@ -80,6 +81,44 @@ def test_a_run_with_nothing_to_show_and_a_missing_library_are_told(
     place = ["--output-dir", str(tmp_path), "--out", str(tmp_path / "figures")]
     empty = CliRunner().invoke(app, ["figures", "x", *place])
     assert (empty.exit_code, "nothing to show in a figure yet" in empty.output) == (2, True)
-    monkeypatch.setattr(write, "find_spec", lambda _: None)
+    monkeypatch.setattr(figures, "find_spec", lambda _: None)
     missing = CliRunner().invoke(app, ["figures", "x", *place])
     assert (missing.exit_code, "[figures]" in missing.output) == (2, True)
+
+
+# -- the data behind them ----------------------------------------------------------------------------------------
+
+
+PLACE = ("addition", "tiny")
+
+
+def test_reward_against_divergence_is_of_the_last_round_with_the_optimum() -> None:
+    kl = "kl_per_sequence"
+    rows = [
+        *(pooled_row("reference", 0, value, metric=name) for name, value in (("pass@1", 0.25), (kl, 0.0))),
+        *(pooled_row("reference", 0, value, metric=f"optimum/{n}") for n, value in (("pass@1", 1.0), (kl, 2.0))),
+        *(pooled_row("PITA", number, number / 4) for number in (2, 3)),
+        *(pooled_row("PITA", number, number / 2, metric=kl) for number in (2, 3)),
+        pooled_row("DPO@beta=1", 2, 0.5),
+    ]
+    found = figures.reward_against_kl(Results(rows=[], pooled=rows), PLACE)
+    assert {name: [(point.x, point.y) for point in points] for name, points in found.items()} == {
+        "reference": [(0.0, 0.25)],
+        "PITA": [(1.5, 0.75)],
+        "optimum": [(2.0, 1.0)],
+    }
+    assert (found["PITA"][0].x_low, found["PITA"][0].y_high) == (1.48, 0.77)
+
+
+def test_losses_are_by_training_and_round_without_those_that_diverged() -> None:
+    def step(at: int, loss: float | None) -> TrainingStep:
+        known = {"training": "value", "steps": 9, "grad_norm": None, "learning_rate": 0.1}
+        return TrainingStep(step=at, tokens=at, loss=loss, **known)  # type: ignore[arg-type]
+
+    def job(number: int) -> Job:
+        place = {"dataset": "addition", "model": "tiny", "algo": "PITA", "stage": "train"}
+        return Job(id=f"x/{number}", key="k", entry="m:f", payload={}, round=number, **place)
+
+    curves = [(job(1), [step(1, 2.0), step(2, None), step(3, 1.0)]), (job(2), [step(1, None)])]
+    assert figures.trainings(curves, PLACE) == {"PITA: value": {1: [([1, 3], [2.0, 1.0])]}}
+    assert figures.trainings(curves, ("other", "tiny")) == {}

@@ -52,8 +52,8 @@ function drawTrainings(all, { training, quantity, place, algo, round, over }) {
 // -- devices --------------------------------------------------------------------------------------------------
 
 const drawnStages = runs.flatMap((run) => [...run.stages.map((one) => one.stage), ...(run.timeline?.bars.stage ?? [])]);
-const stages = unique([...data.stages, ...drawnStages]).filter((one) => one && one !== "several");
-const stageColour = (stage) => stage === "several" ? (theme.dark ? "#7b8490" : "#9aa3ae") : palette()[stages.indexOf(stage) % palette().length];
+const stages = unique([...data.stages, ...drawnStages]).filter(Boolean);
+const stageColour = (stage) => palette()[stages.indexOf(stage) % palette().length];
 const stagePattern = (stage) => look(Math.max(0, stages.indexOf(stage))).pattern;
 
 const choiceOfRun = (own) => ({ name: "run", label: "Run", options: own.map((run) => [String(runs.indexOf(run)), titleOf(run)]) });
@@ -92,7 +92,7 @@ function drawTimeline(found) {
   };
 }
 
-const rank = (kind) => { const [name] = JSON.parse(kind); return stages.includes(name) ? stages.indexOf(name) : name === "several" ? -1 : 1000; };
+const rank = (kind) => { const [name] = JSON.parse(kind); return stages.includes(name) ? stages.indexOf(name) : 1000; };
 
 function words(bars, at) {
   const long = bars.end[at] - bars.start[at], many = bars.jobs[at] > 1;

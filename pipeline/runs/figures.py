@@ -1,0 +1,498 @@
+"""What a run found, as figures for a paper: the same bytes from the same run, with no date in them.
+
+They are as wide as a column of a paper, in colours that the colour-blind tell apart, with text as text. A method
+that ran at several values of its settings has a front; elsewhere each of its points stands for itself.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+import warnings
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from enum import Enum
+from functools import partial
+from importlib.util import find_spec
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from pipeline.config.place import install_command
+from pipeline.config.tables import point_of
+from pipeline.errors import ConfigError
+from pipeline.files import replacing
+from pipeline.learning.algos.base import REFERENCE
+from pipeline.outputs.formats import TrainingStep, by_training
+from pipeline.plan.graph import Job
+from pipeline.runs.cost import ComputeRow, CostRow
+from pipeline.runs.loaded import LoadedRun
+from pipeline.runs.looks import (
+    COLOURS,
+    DASHES,
+    MARKS,
+    PATTERNS,
+    Bar,
+    bars,
+    drawn_methods,
+    in_order_of_work,
+    reading_order,
+)
+from pipeline.runs.record import PooledRow, Results, primary_metric
+from pipeline.runs.report.tables import HEADINGS
+from pipeline.terminal.streams import printable
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+_METADATA: dict[str, dict[str, Any]] = {
+    "pdf": {"CreationDate": None, "ModDate": None, "Producer": None, "Creator": None},
+    "svg": {"Date": None, "Creator": None},
+    "png": {"Software": None},
+}
+"""Nothing of when and with what: equal data makes equal files."""
+Format = Enum("Format", {"pdf": "pdf", "svg": "svg", "png": "png"})
+COLUMN_IN, PAGE_IN = 3.25, 6.75
+"""Widths in inches: of a column of a paper of two, and of its page."""
+_SETTINGS: Any = {
+    "font.family": "DejaVu Sans",  # comes with matplotlib, so it is there and the same everywhere
+    "font.size": 7,
+    "legend.fontsize": 6.5,
+    **dict.fromkeys(("axes.labelsize", "axes.titlesize"), 7),
+    **dict.fromkeys(("xtick.labelsize", "ytick.labelsize"), 6.5),
+    **dict.fromkeys(("axes.spines.top", "axes.spines.right", "legend.frameon"), False),
+    **dict.fromkeys(("axes.grid", "axes.axisbelow"), True),
+    "axes.linewidth": 0.6,
+    "grid.linewidth": 0.4,
+    "grid.color": "#dddddd",
+    "lines.linewidth": 1.1,
+    "lines.markersize": 4.5,
+    "lines.markeredgecolor": "white",
+    "lines.markeredgewidth": 0.4,
+    "hatch.linewidth": 0.5,
+    "savefig.dpi": 300,
+    "pdf.fonttype": 42,  # fonts are embedded whole, so that text can be searched and edited
+    "svg.fonttype": "none",
+    "svg.hashsalt": "pipeline",  # names inside would else be random
+    "text.parse_math": False,  # a dollar in a name is a dollar
+    "text.usetex": False,
+}
+_MOST_BARS = 200
+_PANELS = 3
+"""Of trainings, side by side."""
+_BAND = 0.18
+_KL, _OPTIMUM = "kl_per_sequence", "optimum"
+
+Place = tuple[str, str]
+"""Dataset and model."""
+Methods = Mapping[str, Mapping[int, Mapping[str, PooledRow]]]
+"""Method, or point of a front -> round -> metric -> its row."""
+
+
+class Point(NamedTuple):
+    """A measured point; ends of intervals are None where there are none."""
+
+    x: float
+    y: float
+    x_low: float | None = None
+    x_high: float | None = None
+    y_low: float | None = None
+    y_high: float | None = None
+
+
+Series = Mapping[str, Sequence[Point]]
+"""Method, front, ``reference`` or ``optimum`` -> its points, in the order in which they are joined."""
+Panels = Mapping[str, Mapping[int, Sequence[tuple[list[int], list[float]]]]]
+"""Method and kind of training -> round -> steps and losses of each training."""
+
+
+def write_figures(run: LoadedRun, out: Path, formats: Sequence[str]) -> list[Path]:
+    """Write every figure that a run has data for.
+
+    Args:
+        run: The run.
+        out: Folder to write to; made where it is missing.
+        formats: Of `Format`, by name.
+
+    Returns:
+        The files.
+
+    Raises:
+        ConfigError: matplotlib is not installed, or the folder cannot be written to.
+        PipelineError: The run's results cannot be read.
+    """
+    if find_spec("matplotlib") is None:
+        raise ConfigError(
+            f"figures are drawn by matplotlib, which is not installed. Add it: {install_command('figures')}"
+        )
+    written = []
+    with styled():
+        for name, draw in _figures(run):
+            figure = draw()
+            for kind in formats:
+                written.append(out / f"{name}.{kind}")
+                try:
+                    out.mkdir(parents=True, exist_ok=True)
+                    with replacing(written[-1], durable=False) as temporary:
+                        figure.savefig(temporary, format=kind, metadata=_METADATA[kind])
+                except OSError as error:
+                    raise ConfigError(f"cannot write {written[-1]}: {error.strerror or error}") from error
+    return written
+
+
+def _figures(run: LoadedRun) -> Iterator[tuple[str, Callable[[], Figure]]]:
+    results, compute, curves = run.results, run.compute, run.curves()
+    look = looks(drawn_methods(results))
+    stages = in_order_of_work(job.stage for job in run.jobs.values())
+    for place in _places(results):
+        methods = methods_of(results, place)
+        metric = _metric(methods)
+        heading = HEADINGS.get(metric, metric)
+        # A name that every file system takes, whatever a dataset is called.
+        where = re.sub(r"[^\w.-]+", "-", "_".join(place), flags=re.ASCII).strip("-.")[:100] or "run"
+        if series := reward_against_kl(results, place):
+            yield f"front_{where}", partial(_front, series, heading, look)
+        if _goes_over_rounds(series := _over_rounds(methods)):
+            yield f"rounds_{where}", partial(_rounds, series, heading, look)
+        if series := _against_flops(methods, compute.costs, place):
+            yield f"flops_{where}", partial(_flops, series, heading, look)
+        if panels := trainings(curves, place):
+            yield f"training_{where}", partial(_training, panels)
+        if seconds := _seconds_by_stage(compute.rows, place):
+            yield f"cost_{where}", partial(_cost, seconds, stages)
+    if spans := run.timeline():
+        drawn = bars(spans, min(span.start for span in spans), run.view.last, _MOST_BARS)
+        yield "timeline", partial(_timeline, drawn, stages)
+
+
+def without_rounds(run: LoadedRun) -> list[str]:
+    """Datasets and models with results that no figure shows over rounds, since they are of one round."""
+    found = ((place, _over_rounds(methods_of(run.results, place))) for place in _places(run.results))
+    return ["/".join(place) for place, series in found if series and not _goes_over_rounds(series)]
+
+
+# -- data --------------------------------------------------------------------------------------------------------
+
+
+def _places(results: Results) -> list[Place]:
+    return sorted({(row.dataset, row.model) for row in results.pooled})
+
+
+def methods_of(results: Results, place: Place) -> Methods:
+    """The numbers that there are of a dataset and model."""
+    found: dict[str, dict[int, dict[str, PooledRow]]] = {}
+    for row in sorted(results.pooled, key=lambda row: (reading_order(row.algo), row.round)):
+        if (row.dataset, row.model) == place and row.value is not None:
+            found.setdefault(row.algo, {}).setdefault(row.round, {})[row.metric] = row
+    return found
+
+
+def _metric(methods: Methods) -> str:
+    return primary_metric(cell for rounds in methods.values() for cell in rounds.values()) or ""
+
+
+def _goes_over_rounds(series: Series) -> bool:
+    return any(len(points) > 1 for points in series.values())
+
+
+def reward_against_kl(results: Results, place: Place) -> Series:
+    """Fronts, methods after their last round, the reference, and the optimum where it is known."""
+    methods = methods_of(results, place)
+    metric = _metric(methods)
+    found: dict[str, list[Point]] = {}
+    for row in sorted(results.fronts, key=lambda row: row.kl):
+        if (row.dataset, row.model) == place and row.point != REFERENCE:
+            point = Point(row.kl, row.value, row.kl_low, row.kl_high, row.ci_low, row.ci_high)
+            found.setdefault(row.front, []).append(point)
+    for name, rounds in methods.items():
+        last = rounds[max(rounds)]
+        if name not in found and not point_of(name)[1] and _KL in last and metric in last:
+            found[name] = [_against(last[_KL], last[metric])]
+    reference = methods.get(REFERENCE, {}).get(0, {})
+    if (kl := reference.get(f"{_OPTIMUM}/{_KL}")) and (best := reference.get(f"{_OPTIMUM}/{metric}")):
+        found[_OPTIMUM] = [_against(kl, best)]
+    return found
+
+
+def _against(x: PooledRow, y: PooledRow) -> Point:
+    return Point(x.value or 0.0, y.value or 0.0, x.ci_low, x.ci_high, y.ci_low, y.ci_high)
+
+
+def _over_rounds(methods: Methods) -> Series:
+    """The result of each method after every round; the reference at round 0."""
+    metric = _metric(methods)
+    return {
+        name: [_at(number, cell[metric]) for number, cell in rounds.items() if metric in cell]
+        for name, rounds in methods.items()
+    }
+
+
+def _against_flops(methods: Methods, costs: Iterable[CostRow], place: Place) -> Series:
+    """The result of each method after every round, by what its training took until then."""
+    metric = _metric(methods)
+    spent = {(cost.algo, cost.round): cost.flops for cost in costs if (cost.dataset, cost.model) == place}
+    found = {
+        name: [
+            _at(flops, cell[metric])
+            for number, cell in rounds.items()
+            if (flops := spent.get((name, number))) and metric in cell
+        ]
+        for name, rounds in methods.items()
+        if name != REFERENCE
+    }
+    return {name: points for name, points in found.items() if points}
+
+
+def _at(x: float, y: PooledRow) -> Point:
+    return Point(x, y.value or 0.0, y_low=y.ci_low, y_high=y.ci_high)
+
+
+def trainings(curves: Iterable[tuple[Job, Sequence[TrainingStep]]], place: Place) -> Panels:
+    """The losses of all trainings of a dataset and model; a step that has no finite loss is left out."""
+    found: dict[str, dict[int, list[tuple[list[int], list[float]]]]] = {}
+    for job, steps in curves:
+        for name, own in by_training(steps).items() if (job.dataset, job.model) == place else ():
+            title = job.algo if name == job.algo else f"{job.algo}: {name}"
+            if finite := [(step.step, step.loss) for step in own if step.loss is not None]:
+                xs, ys = zip(*finite, strict=True)
+                found.setdefault(title, {}).setdefault(job.round, []).append((list(xs), list(ys)))
+    return found
+
+
+def _seconds_by_stage(rows: Iterable[ComputeRow], place: Place) -> dict[str, dict[str, float]]:
+    """Method -> stage -> seconds on devices without loading, over all seeds, references and rounds."""
+    found: dict[str, dict[str, float]] = {}
+    for row in rows:
+        if (row.dataset, row.model) == place and row.device_s:
+            stages = found.setdefault(row.algo, {})
+            stages[row.stage] = stages.get(row.stage, 0.0) + row.device_s
+    return found
+
+
+# -- drawing -----------------------------------------------------------------------------------------------------
+
+
+Look = Mapping[str, Any]
+"""How matplotlib draws a line with points: ``color``, ``marker``, ``linestyle``."""
+
+
+@contextmanager
+def styled() -> Iterator[None]:
+    """Draw in this style, whatever the user's own settings of matplotlib are."""
+    import matplotlib as mpl
+
+    with mpl.rc_context(), warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message="Glyph .* missing from font")
+        mpl.rcdefaults()
+        mpl.rcParams.update(_SETTINGS)
+        yield
+
+
+def looks(methods: Sequence[str]) -> dict[str, Look]:
+    """A look for each method, by its place among them; for the reference and the optimum too."""
+    marks, dashes = list(MARKS.values()), list(DASHES.values())
+    found: dict[str, Look] = {}
+    for at, name in enumerate(methods):
+        turn, colour = divmod(at, len(COLOURS))
+        mark, line = marks[(at + turn) % len(marks)], dashes[turn % len(dashes)]
+        found[name] = {"color": COLOURS[colour], "marker": mark, "linestyle": line}
+    found[REFERENCE] = {"color": "#777777", "marker": "o", "linestyle": "--"}
+    return {**found, _OPTIMUM: {"color": "#000000", "marker": "*", "linestyle": "-"}}
+
+
+def _front(series: Series, metric: str, look: Mapping[str, Look]) -> Figure:
+    """Reward against divergence, with both intervals; settings of a front are joined."""
+    figure, axes = _figure(COLUMN_IN, 2.5)
+    _points(axes, series, look)
+    axes.set_xlabel("KL from the reference (nats per sequence)")
+    axes.set_ylabel(metric)
+    _zoom(axes, series)
+    return _with_legend(figure, axes)
+
+
+def _rounds(series: Series, metric: str, look: Mapping[str, Look]) -> Figure:
+    """Results over rounds, with bands; the reference is a level."""
+    figure, axes = _figure(COLUMN_IN, 2.5)
+    for name, points in series.items():
+        own = look[name]
+        if name == REFERENCE:
+            for point in points[:1]:
+                line = {"color": own["color"], "linestyle": own["linestyle"], "linewidth": 0.9}
+                axes.axhline(point.y, label=_label(name), **line)
+                if point.y_low is not None and point.y_high is not None:
+                    axes.axhspan(point.y_low, point.y_high, color=own["color"], alpha=_BAND, linewidth=0)
+            continue
+        axes.plot([point.x for point in points], [point.y for point in points], label=_label(name), **own)
+        if known := [(point.x, point.y_low, point.y_high) for point in points if point.y_low is not None]:
+            axes.fill_between(*zip(*known, strict=True), color=own["color"], alpha=_BAND, linewidth=0)
+    axes.set_xlabel("round")
+    axes.xaxis.get_major_locator().set_params(integer=True)
+    axes.set_ylabel(metric)
+    return _with_legend(figure, axes)
+
+
+def _flops(series: Series, metric: str, look: Mapping[str, Look]) -> Figure:
+    """Results against what training took."""
+    from matplotlib.ticker import EngFormatter, LogLocator, NullFormatter
+
+    figure, axes = _figure(COLUMN_IN, 2.5)
+    _points(axes, series, look)
+    xs = [point.x for points in series.values() for point in points]
+    axes.set_xscale("log")
+    axes.xaxis.set_major_locator(LogLocator(subs=(1, 2, 5) if max(xs) / min(xs) < 100 else (1,)))
+    axes.xaxis.set_major_formatter(EngFormatter())
+    axes.xaxis.set_minor_formatter(NullFormatter())
+    axes.set_xlabel("FLOPs of training")
+    axes.set_ylabel(metric)
+    return _with_legend(figure, axes)
+
+
+def _training(panels: Panels) -> Figure:
+    """Losses over steps, a panel for each kind of training and a line for each chain."""
+    from matplotlib import colormaps
+
+    titles = sorted(panels, key=lambda title: min(panels[title]))  # the reference first
+    across = min(_PANELS, len(titles))
+    down = math.ceil(len(titles) / across)
+    figure, grid = _figure(PAGE_IN * across / _PANELS, 0.4 + 1.6 * down, down, across)
+    numbers = sorted({number for rounds in panels.values() for number in rounds})
+    colours: list[Any] = list(COLOURS)
+    if len(numbers) > len(COLOURS):  # from dark to light
+        colours = [colormaps["viridis"](0.9 * at / (len(numbers) - 1)) for at in range(len(numbers))]
+    named = set(numbers[:: math.ceil(len(numbers) / len(COLOURS))])
+    flat = list(grid.flat) if len(titles) > 1 else [grid]
+    for axes, title in zip(flat, titles, strict=False):
+        for number, curves in sorted(panels[title].items()):
+            for at, (steps, losses) in enumerate(curves):
+                label = f"round {number}" if at == 0 and number in named else "_"
+                colour = colours[numbers.index(number)]
+                axes.plot(steps, losses, color=colour, linewidth=0.8, alpha=0.8, label=label)
+        axes.set_title(_label(title))
+        axes.xaxis.get_major_locator().set_params(integer=True)
+        axes.set_xlabel("step")
+    for axes in flat[::across]:
+        axes.set_ylabel("loss")
+    for axes in flat[len(titles) :]:
+        axes.set_visible(False)
+    return _with_legend(figure, *flat[: len(titles)])
+
+
+def _cost(seconds: Mapping[str, Mapping[str, float]], stages: Sequence[str]) -> Figure:
+    """Seconds on devices, by method and stage; these are all stages of the run, in the order of their work."""
+    figure, axes = _figure(COLUMN_IN, 0.9 + 0.24 * len(seconds))
+    names = sorted(seconds, key=reading_order, reverse=True)
+    lefts = [0.0] * len(names)
+    for stage, (colour, hatch) in _fills(stages, {stage for own in seconds.values() for stage in own}).items():
+        widths = [seconds[name].get(stage, 0.0) for name in names]
+        look: dict[str, Any] = {"color": colour, "hatch": hatch, "edgecolor": "white", "linewidth": 0.3}
+        axes.barh(range(len(names)), widths, left=lefts, label=_label(stage), **look)
+        lefts = [left + width for left, width in zip(lefts, widths, strict=True)]
+    axes.set_yticks(range(len(names)), [_label(name) for name in names])
+    axes.grid(visible=False, axis="y")
+    axes.set_xlabel("seconds on devices, without loading")
+    return _with_legend(figure, axes)
+
+
+def _timeline(found: Sequence[Bar], stages: Sequence[str]) -> Figure:
+    """Which worker did what when; what is white was idle. Stages look as in `_cost`."""
+    devices = {bar.worker: bar.device or f"worker {bar.worker}" for bar in found}
+    lanes = sorted(devices)
+    figure, axes = _figure(PAGE_IN, 0.9 + 0.28 * len(lanes))
+    for stage, (colour, hatch) in _fills(stages, {bar.stage for bar in found}).items():
+        for at, lane in enumerate(lanes):
+            own = [bar for bar in found if (bar.worker, bar.stage) == (lane, stage)]
+            axes.broken_barh(
+                [(bar.start, bar.end - bar.start) for bar in own],
+                (at - 0.38, 0.76),
+                facecolors=colour,
+                hatch=hatch,
+                edgecolors=["#cc0000" if bar.outcome in ("failed", "lost") else "white" for bar in own],
+                linewidth=0.25,
+                label=_label(stage) if at == 0 else "_",
+            )
+    axes.set_yticks(range(len(lanes)), [_label(devices[lane]) for lane in lanes])
+    axes.invert_yaxis()
+    axes.grid(visible=False, axis="y")
+    axes.set_xlabel("seconds from the beginning")
+    axes.set_xlim(left=0)
+    return _with_legend(figure, axes)
+
+
+# -- parts -----------------------------------------------------------------------------------------------------
+
+
+def _points(axes: Axes, series: Series, look: Mapping[str, Look]) -> None:
+    """Points with the intervals that they have; one of a bootstrap need not hold the estimate."""
+
+    def off(value: float, low: float | None, high: float | None) -> tuple[float, float]:
+        return (0.0 if low is None else max(0.0, value - low), 0.0 if high is None else max(0.0, high - value))
+
+    for name, points in series.items():
+        axes.errorbar(
+            [point.x for point in points],
+            [point.y for point in points],
+            xerr=list(zip(*(off(point.x, point.x_low, point.x_high) for point in points), strict=True)),
+            yerr=list(zip(*(off(point.y, point.y_low, point.y_high) for point in points), strict=True)),
+            markersize=8 if name == _OPTIMUM else 4,
+            elinewidth=0.7,
+            label=_label(name),
+            zorder=3 if name == _OPTIMUM else 2,
+            **look[name],
+        )
+
+
+def _zoom(axes: Axes, series: Series) -> None:
+    """Leave an optimum out that lies beyond all others by more than a quarter of their span, and say so."""
+    methods = [point for name, points in series.items() if name != _OPTIMUM for point in points]
+    for best in series.get(_OPTIMUM, ()) if methods else ():
+        limits = []
+        for at, ends in ((0, (0, 2, 3)), (1, (1, 4, 5))):
+            known = [value for point in methods for end in ends if (value := point[end]) is not None]
+            span = max(known) - min(known)
+            outside = span and not min(known) - span / 4 < (best[at] or 0.0) < max(known) + span / 4
+            limits.append((min(known) - 0.06 * span, max(known) + 0.06 * span) if outside else None)
+        if limits[0]:
+            axes.set_xlim(*limits[0])
+        if limits[1]:
+            axes.set_ylim(*limits[1])
+        if any(limits):
+            where = f"optimum: {best.y:.3g} at {best.x:.3g} nats"
+            axes.text(0.98, 0.02, where, transform=axes.transAxes, ha="right", va="bottom", fontsize=6)
+
+
+def _figure(width: float, height: float, down: int = 1, across: int = 1) -> tuple[Figure, Any]:
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(width, height), layout="constrained")
+    return figure, figure.subplots(down, across)
+
+
+def _with_legend(figure: Figure, *axes: Axes) -> Figure:
+    """One legend below all axes; for one of many lines the figure grows, so that the axes do not shrink."""
+    shown: dict[str, Any] = {}
+    for one in axes:
+        for handle, label in zip(*one.get_legend_handles_labels(), strict=True):
+            shown.setdefault(label, handle)
+    width, height = figure.get_size_inches()
+    longest = max(map(len, shown), default=1)
+    # An inch has some 17 characters of a name; a line and the room around it take 0.45, a further row 0.14.
+    columns = max(1, min(8, int(width / (longest / 17 + 0.45))))
+    figure.set_size_inches(width, height + 0.14 * max(0, math.ceil(len(shown) / columns) - 2))
+    figure.legend(shown.values(), shown.keys(), loc="outside lower center", ncols=columns, handlelength=2)
+    return figure
+
+
+def _fills(stages: Sequence[str], used: set[str]) -> dict[str, tuple[str, str]]:
+    """Colour and hatching of the stages that occur; each stage has its own, whichever others do."""
+    hatches = list(PATTERNS.values())
+    return {
+        stage: (COLOURS[at % len(COLOURS)], hatches[at // len(COLOURS) % len(hatches)])
+        for at, stage in enumerate(dict.fromkeys([*stages, *sorted(used)]))
+        if stage in used
+    }
+
+
+def _label(name: str) -> str:
+    """A name as text; a legend would leave out one that begins with an underscore."""
+    text = printable(name)
+    return f" {text}" if text.startswith("_") else text
