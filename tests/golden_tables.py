@@ -55,9 +55,8 @@ def _scores() -> Any:
     """Weighted sums, correctness, votes and faults, of functions in this process."""
     from pipeline.config.schema import DatasetConfig, GradingConfig
     from pipeline.learning.datasets.base import Row
-    from pipeline.learning.rewards.pool import Graded
     from pipeline.learning.rewards.registry import load_rewards
-    from pipeline.learning.rewards.scoring import Scorer, _combine
+    from pipeline.learning.rewards.scoring import Graded, Scorer, _combine
     from pipeline.learning.rewards.traits import CORRECT
 
     config = DatasetConfig(

@@ -1,7 +1,7 @@
 """Rewards and rows of files tried before a run starts; `prepare` does it for what comes from a hub.
 
 Of datasets that make their rows and rewards that ship it is known that they fit. A module of the user's own is not
-imported here, as it may import anything: a process of its own does it (`learning.rewards.early`).
+imported here, as it may import anything: a process of its own does it (`learning.rewards.probe`).
 """
 
 from __future__ import annotations
@@ -492,7 +492,7 @@ def _ask(
     hint = "Does importing one, or making the row, hang?"
     with tempfile.TemporaryFile() as output:
         child = children.Child(
-            "pipeline.learning.rewards.early",
+            "pipeline.learning.rewards.probe",
             {**os.environ, "CUDA_VISIBLE_DEVICES": ""},
             {"datasets": as_plain(datasets), "to read": list(to_read), "templates": dict(templates)},
             max_bytes=_LARGEST_ANSWER,

@@ -179,7 +179,7 @@ WORK = (
             f"{HEAVY} numpy omegaconf psutil difflib random",
         ),
         ("import pipeline.learning.algos.stage_entry", f"{HEAVY} hydra networkx"),
-        ("import pipeline.learning.rewards.grader", f"{HEAVY} numpy omegaconf"),
+        ("import pipeline.learning.rewards.calling", f"{HEAVY} numpy omegaconf"),
     ],
     ids=["package", "commands", "dry run", "looks", "run", "worker", "stage", "grader"],
 )

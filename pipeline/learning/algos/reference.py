@@ -46,14 +46,13 @@ class Preparation(Algorithm):
         """Read the source and write its rows by split."""
         with ctx.loading():
             from pipeline.learning.datasets.base import load_dataset
-            from pipeline.learning.datasets.from_files import MissingColumns, ReservedColumn
+            from pipeline.learning.datasets.from_files import of_dataset
             from pipeline.learning.datasets.prepared import prepare
-            from pipeline.learning.rewards.probe import advice_on
         config, name = ctx.config.dataset, ctx.job_id.partition("/")[0]
         try:
             prepare(load_dataset(config), ctx.out)
-        except (MissingColumns, ReservedColumn) as error:
-            raise DataError(f"{error} {advice_on(error, name, config)}") from error
+        except DataError as error:
+            raise DataError(of_dataset(error, name)) from error
 
     def check(self, ctx: JobContext) -> None:
         """See whether the rewards can work with the rows, which are read once more for the places of odd ones."""
@@ -67,7 +66,7 @@ class Preparation(Algorithm):
         first = rows.row(int(rows.ids("train")[0]))
         tried = check_rewards(name, config, dataset, first, rows.about["columns"])
         warnings = [*check.told(), *(warning.removeprefix(f"datasets.{name}: ") for warning in tried)]
-        warnings += check_gold(name, config, rows, dataset)
+        warnings += check_gold(name, config, rows)
         for warning in warnings:
             log.warning("datasets.%s: %s", name, warning)
         add_warnings(ctx.input("prepare"), ctx.out, warnings)

@@ -8,7 +8,9 @@ Columns are TRL's. A row that cannot be used is refused with its place.
 from __future__ import annotations
 
 import hashlib
+import json
 import re
+import shlex
 import string
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -39,7 +41,7 @@ from pipeline.learning.rewards.calling import GIVEN
 # of ShareGPT is a list of turns with ``from`` and ``value``, under ``conversations``; TRL renames all three
 # likewise (`trl.maybe_convert_to_chatml`), and axolotl and LLaMA-Factory say which role each speaker is. The
 # prompt of Alpaca is the instruction, with the input on the next line if there is one, as LLaMA-Factory joins
-# them, after the turns of its history. Tables hold turns as text.
+# them. Tables hold turns as text.
 
 
 _ROLES = {
@@ -92,17 +94,12 @@ def _is_whole(answer: Any) -> bool:
 
 
 def _from_instruction(columns: dict[str, Any]) -> None:
-    """Make a prompt and a completion of a row of Alpaca; a conversation where it has a system prompt or turns."""
+    """Make a prompt and a completion of a row of Alpaca; a conversation where it has a system prompt."""
     parts = (columns.pop("instruction"), columns.pop("input", None))
     columns["prompt"] = "\n".join(part for part in parts if isinstance(part, str) and part.strip())
     if "output" in columns and "completion" not in columns:
         columns["completion"] = columns.pop("output")
-    pairs = columns.get("history")
-    said = []
-    if isinstance(pairs, list) and all(isinstance(pair, list) and len(pair) == 2 for pair in pairs):
-        talk = [text for pair in columns.pop("history") for text in pair]
-        said = [{"role": ("user", "assistant")[at % 2], "content": text} for at, text in enumerate(talk)]
-    turns = with_system([*said, {"role": "user", "content": columns["prompt"]}], columns)
+    turns = with_system([{"role": "user", "content": columns["prompt"]}], columns)
     if len(turns) > 1:
         columns["prompt"] = turns
         if isinstance(answer := columns.get("completion"), str):
@@ -179,34 +176,35 @@ class MissingColumns(DataError):  # noqa: N818 - it names what was found
         self.there = tuple(there)
 
 
-class ReservedColumn(DataError):  # noqa: N818 - likewise
-    """A row has a column whose name is that of something else that rewards are given.
+_USUAL = {
+    "prompt": ("question", "instruction", "problem", "query", "input", "text"),
+    "": ("answer", "label", "target", "ground_truth", "gold", "output", "response", "completion"),
+}
+"""What the column with the prompt, and one that a reward compares with, is often called."""
+_UNQUOTED = re.compile(r"[A-Za-z_][\w-]*( [\w-]+)*", re.ASCII)
 
-    Attributes:
-        column: Its name.
+
+def typed_columns(known: Mapping[str, str], missing: Iterable[str], there: Sequence[str]) -> str:
+    """The setting that names columns, as it is typed in a shell, with the likeliest ones for those missing.
+
+    Args:
+        known: What it is now.
+        missing: Our names.
+        there: Of columns that may be meant.
     """
+    mapping = dict(known)
+    for each in missing:
+        usual = [other for name in _USUAL.get(each, _USUAL[""]) for other in there if other.split(".")[-1] == name]
+        mapping[each] = [*(there if len(there) == 1 else usual), "COLUMN"][0]
+    quoted = (
+        f"{ours}: {each if _UNQUOTED.fullmatch(each) else json.dumps(each)}" for ours, each in mapping.items()
+    )
+    return shlex.quote(f"datasets.NAME.columns={{{', '.join(quoted)}}}")
 
-    def __init__(self, said: str, column: str) -> None:
-        super().__init__(said)
-        self.column = column
 
-
-def check_settings(config: FilesConfig) -> None:
-    """Refuse a template of prompts that cannot be filled, arguments that no chat template takes, and an odd date.
-
-    Raises:
-        ConfigError: They are such.
-    """
-    template_fields(config.prompt_template or "")
-    try:
-        template_arguments({ARGUMENTS: config.chat_template_kwargs})
-    except DataError as error:
-        raise ConfigError(str(error)) from error
-    if config.date is not None:
-        try:
-            date.fromisoformat(config.date)
-        except ValueError as error:
-            raise ConfigError(f"date={config.date!r}: must be a day as 2026-11-27, or null") from error
+def of_dataset(said: object, name: str) -> str:
+    """What is said of some dataset, with its name in the settings that are to be typed."""
+    return str(said).replace("datasets.NAME", f"datasets.{name}")
 
 
 def renamed(data: Mapping[str, Any], columns: Mapping[str, str], place: str) -> dict[str, Any]:
@@ -472,7 +470,10 @@ def _further(columns: Mapping[str, Any], kept: Sequence[str] | None, place: str)
         return {name: columns[name] for name in kept if name in columns}
     for name in columns:
         if name in GIVEN:
-            raise ReservedColumn(f"{place}: rewards are given something else as '{name}'.", name)
+            raise DataError(
+                f"{place}: rewards are given something else as '{name}'. Rename it by 'datasets.NAME.columns="
+                f"{{dataset_{name}: {name}}}', or list those to keep in datasets.NAME.further_columns."
+            )
     return dict(columns)
 
 
@@ -589,7 +590,14 @@ class FilesDataset(Dataset):
         if not config.path:
             what = "a file, folder or hub id" if self.hub else "a file or folder"
             raise ConfigError(f"dataset '{config.kind}': path is missing; give {what}")
-        check_settings(config)
+        template_fields(config.prompt_template or "")
+        try:
+            template_arguments({ARGUMENTS: config.chat_template_kwargs})
+            date.fromisoformat(config.date or "2026-11-27")
+        except DataError as error:
+            raise ConfigError(str(error)) from error
+        except ValueError as error:
+            raise ConfigError(f"date={config.date!r}: must be a day as 2026-11-27, or null") from error
 
     def locations(self) -> dict[str, Location]:
         """Where the rows are, by the name of the setting: ``path``, and the others where they are set.
@@ -622,8 +630,16 @@ class FilesDataset(Dataset):
             DataError: The row lacks what it needs.
         """
         data = renamed(record.data, self.source.columns, record.place)
-        adapted = self.adapt(data, record.place)
-        return None if adapted is None else make_row(row_id, adapted, record.place, self.source, data)
+        try:
+            adapted = self.adapt(data, record.place)
+            return None if adapted is None else make_row(row_id, adapted, record.place, self.source, data)
+        except MissingColumns as error:
+            there = [each for each in error.there if each not in self.source.columns]  # those are renamed already
+            advice = f"Write {' and '.join(error.missing)} there, or leave the row out."
+            if there:
+                setting = typed_columns(self.source.columns, error.missing, there)
+                advice = f"If they are called otherwise, write {setting}."
+            raise DataError(f"{error} {advice}") from error
 
     def row(self, row_id: int) -> Row:
         """Refused: see `PreparedDataset`."""

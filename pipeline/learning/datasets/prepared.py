@@ -12,7 +12,7 @@ import hashlib
 import itertools
 import json
 import logging
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -104,19 +104,6 @@ def add_warnings(prepared: Path, out: Path, warnings: Sequence[str]) -> None:
     about = json.loads((prepared / FILE).read_bytes())
     about["warnings"] += warnings
     write_whole(out / FILE, json.dumps(about, indent=1, ensure_ascii=False) + "\n")
-
-
-def places_of(dataset: Dataset, ids: Collection[int]) -> dict[int, str]:
-    """Where rows are in their files, for messages: the source is read again as far as the last of them."""
-    assert isinstance(dataset, FilesDataset)
-    sources, numbers, found = open_splits(dataset), itertools.count(), dict[int, str]()
-    for split in (name for name in SPLITS if name in sources):
-        for record in itertools.islice(sources[split](), dataset.source.limit):
-            if len(found) == len(ids):
-                return found
-            if (number := next(numbers)) in ids:
-                found[number] = record.place.rpartition("/")[2]
-    return found
 
 
 class PreparedDataset(Dataset):

@@ -28,7 +28,8 @@ TEXTS = ("prompt", *ANSWERS)
 _OF_CONVERSATIONS = ("system", "tools")
 """Columns that say more to a model where prompts are conversations."""
 _NOT_SHOWN = (
-    *("image", "images", "video", "videos", "audio", "audios", "functions", "system_prompt", "system_message"),
+    *("image", "images", "video", "videos", "audio", "audios"),
+    *("functions", "history", "system_prompt", "system_message"),
 )
 """Columns that were meant for a model, and are not shown to any."""
 _UNSEEN = dict.fromkeys(map(ord, "\ufeff\u200b\u2060\u00ad"))

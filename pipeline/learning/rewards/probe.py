@@ -1,36 +1,154 @@
-"""Rewards tried before anything is generated: on the columns of a dataset, on one row, and on its own solutions.
+"""Rewards and rows tried before anything is generated: on columns, on one row, and on a dataset's own solutions.
 
 What no completion can bring about is refused: a column that is missing, a name that is not defined, a result that
 is no list of numbers. What may be due to the completion, which is made up here, is only a warning.
+
+While a run is planned, which imports none of their code, this is the main function of a process:
+
+    settings    {"datasets": {name: its settings with their schema}, "to read": [names],
+                 "templates": {model: the folder that has its chat template}}
+    answer      {"problems": [...], "warnings": [...], "graded": {dataset: which of its rewards, in words},
+                 "conversations": [datasets], "texts": [datasets],
+                 "unpaired": {dataset without pairs: its columns},
+                 "unanswered": {dataset with rows that have no completion: how many of how many}}, in one line
 """
 
 from __future__ import annotations
 
 import inspect
 import json
+import os
 import re
-import shlex
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
-from typing import Any
+import time
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, NamedTuple
 
+from pipeline.config.place import told
+from pipeline.config.plain import stage_config_from_plain
 from pipeline.config.schema import DatasetConfig
-from pipeline.errors import ConfigError, JobError
+from pipeline.errors import ConfigError, DataError, JobError, PipelineError
+from pipeline.foreign import ForeignDataError
 from pipeline.learning.datasets.base import Dataset, Row, load_dataset, plain_text
-from pipeline.learning.datasets.from_files import FilesDataset, MissingColumns, ReservedColumn
-from pipeline.learning.datasets.prepared import PreparedDataset, places_of
+from pipeline.learning.datasets.chat import TemplateOfFolder, refusal_of, unread
+from pipeline.learning.datasets.from_files import FilesDataset, of_dataset, typed_columns
+from pipeline.learning.datasets.prepared import PreparedDataset
+from pipeline.learning.datasets.rows import LOOK_S, Look, look_at
 from pipeline.learning.rewards.answers import is_missing
 from pipeline.learning.rewards.calling import Mismatch, columns_of, items_of, mismatch, needed_columns
-from pipeline.learning.rewards.pool import Graded, GraderPool
 from pipeline.learning.rewards.registry import LoadedReward, judge_of, known_rewards, load_functions, ships
+from pipeline.learning.rewards.scoring import Graded, GraderPool
+from pipeline.machine.children import Channel
+from pipeline.machine.descendants import begin
 
-_USUAL = {
-    "prompt": ("question", "instruction", "problem", "query", "input", "text"),
-    "": ("answer", "label", "target", "ground_truth", "gold", "output", "response", "completion"),
-}
-"""What the column with the prompt, and one that a reward compares with, is often called."""
 _MADE_UP = "0"
 _WHOLE = re.compile(r"(-?\d+)\.0+")
+_ROWS = 8
+"""Rows that are looked at for their columns, as each may lack some."""
+_LONGEST = 4000
+"""Characters of a message."""
+
+
+def main() -> None:
+    """Try the rewards of datasets that make their rows, and of those that are to be read."""
+    asked = begin()
+    channel = Channel.inherited(asked["fd"])
+    channel.send(json.dumps(answer(asked["datasets"], asked["to read"], asked["templates"])).encode())
+    os._exit(0)  # whatever threads the modules have started
+
+
+def answer(
+    datasets: Mapping[str, Any], to_read: Collection[str], templates: Mapping[str, str] | None = None
+) -> dict[str, Any]:
+    """What there is to say, as JSON data."""
+    said: dict[str, Any] = {each: [] for each in ("problems", "warnings", "conversations", "texts")}
+    said |= {each: {} for each in ("graded", "unpaired", "unanswered")}
+    for name, plain in datasets.items():
+        try:
+            config = stage_config_from_plain({"dataset": plain}).dataset
+            dataset = load_dataset(config)
+            if not dataset.prepared:
+                rows = [dataset.row(int(row_id)) for row_id in dataset.ids("train")[:_ROWS]]
+                columns = dict.fromkeys(column for row in rows for column in row.columns)
+                said["warnings"] += check_rewards(name, config, dataset, rows[0], columns)
+            elif name in to_read and isinstance(dataset, FilesDataset):
+                _read(name, config, dataset, (templates or {}).values(), said)
+            else:
+                _check_judge(name, config)
+            graded = [reward.name for reward in known_rewards(config) if reward.traits.graded and reward.weight]
+            said["graded"][name] = f"its reward '{graded[0]}'" if graded else ""
+        except PipelineError as error:
+            said["problems"].append(str(error))
+        except KeyboardInterrupt as error:  # of a module: Ctrl-C is for the group of the process that plans
+            said["problems"].append(f"datasets.{name}: its reward or its class cannot be imported: {told(error)}")
+    return {**said, **{each: [*map(_shortened, said[each])] for each in ("problems", "warnings")}}
+
+
+def _read(
+    name: str, config: DatasetConfig, dataset: FilesDataset, templates: Collection[str], said: dict[str, Any]
+) -> None:
+    """Look at a dataset whose rows are in files; `prepare` will refuse what is wrong with later ones."""
+    check = RowCheck(name, config)
+    look = _looked_at(name, dataset, check)
+    if look.first is None:
+        _check_judge(name, config)
+        return
+    said["warnings"] += [f"datasets.{name}: {each}" for each in look.warnings]
+    try:
+        tried = check_rewards(name, config, dataset, look.first, look.columns)
+        said["warnings"] += [*(f"datasets.{name}: {each}" for each in check.told()), *tried]
+    except ConfigError as error:
+        if look.is_all:
+            raise
+        said["warnings"].append(f"{error} (as its first {look.number:,} rows tell)")
+    said["conversations" if look.is_conversation else "texts"].append(name)
+    if look.first.chosen is None:
+        odd = f"label (neither true nor false in {look.unlabelled:,} of {look.number:,} rows)"
+        columns = [odd if each == "label" and look.unlabelled else each for each in look.columns]
+        said["unpaired"][name] = ["prompt", *columns]
+    if look.unanswered:
+        said["unanswered"][name] = [look.unanswered, look.number]
+    for folder in templates if look.turns else ():
+        with suppress(OSError, ForeignDataError, UnicodeDecodeError):  # told where models are checked
+            template = TemplateOfFolder(Path(folder))
+            if template.chat_template is not None:
+                said["problems"] += _refused(name, look, template)
+                if found := dict.fromkeys(each for _, row in look.turns for each in unread(template, row)):
+                    said["warnings"].append(
+                        f"datasets.{name}: the chat template of {folder} does not read {', '.join(found)}, so "
+                        "that this changes nothing there"
+                    )
+
+
+def _looked_at(name: str, dataset: FilesDataset, check: RowCheck) -> Look:
+    try:
+        return look_at(dataset, check)
+    except PipelineError as error:
+        raise DataError(f"datasets.{name}: {of_dataset(error, name)}") from error
+    except (Exception, SystemExit) as error:  # of a class of the user's own
+        raise DataError(f"datasets.{name}: its rows cannot be made: {told(error)}") from error
+
+
+def _refused(name: str, look: Look, template: TemplateOfFolder) -> Iterator[str]:
+    """The first conversation that a chat template cannot write, as far as a few seconds tell."""
+    give_up = time.monotonic() + LOOK_S
+    for place, row in look.turns:
+        if refusal := refusal_of(template, row):
+            yield f"datasets.{name}: {place}: {of_dataset(refusal, name)}"
+            return
+        if time.monotonic() > give_up:
+            return
+
+
+def _shortened(message: str) -> str:
+    """A message that can be printed: own code may put a whole row into an error."""
+    half = _LONGEST // 2
+    return message if len(message) <= _LONGEST else f"{message[:half]} [...] {message[-half:]}"
+
+
+# -- a row -------------------------------------------------------------------------------------------------------
 
 
 def check_rewards(
@@ -51,11 +169,11 @@ def check_rewards(
     Raises:
         ConfigError: A reward cannot work, whatever the completions.
     """
-    check_judge(name, config)
+    _check_judge(name, config)
     rewards, known = load_functions(config), list(columns)
     for reward in rewards:
         if found := mismatch(reward.function, columns_of(row) | dict.fromkeys(known), reward.arguments):
-            raise ConfigError(_told(reward, found, name, dataset, row, known))
+            raise ConfigError(_refusal(reward, found, name, dataset, row, known))
     text, warnings, unscored = _completion(row), list[str](), True
     tried = f"datasets.{name}: for the completion {text[:40]!r} of row {row.id}"
     with GraderPool(config.grading) as pool:
@@ -67,7 +185,7 @@ def check_rewards(
                 if graded[0].fault == "error" and (graded[0].certain or ships(reward)):
                     message = graded[0].message.partition("WrongScores: the reward ")[2]
                     said = Mismatch(said=message or f"fails: {graded[0].message}")
-                    raise ConfigError(_told(reward, said, name, dataset, row, known))
+                    raise ConfigError(_refusal(reward, said, name, dataset, row, known))
                 warnings.append(
                     f"{tried} the reward '{reward.name}' gives no score: {graded[0].message}. If it does so for "
                     "others too, mend it"
@@ -80,12 +198,8 @@ def check_rewards(
     return warnings
 
 
-def check_judge(name: str, config: DatasetConfig) -> None:
-    """See whether it is known which reward of a dataset says what is correct, or that none does.
-
-    Raises:
-        ConfigError: It is not known.
-    """
+def _check_judge(name: str, config: DatasetConfig) -> None:
+    """See whether it is known which reward of a dataset says what is correct, or that none does."""
     rewards = known_rewards(config)
     try:
         judge_of(rewards, config)
@@ -140,10 +254,7 @@ def _needed(reward: LoadedReward) -> tuple[str, ...]:
     return needed_columns(reward.function, reward.arguments)
 
 
-# -- words -------------------------------------------------------------------------------------------------------
-
-
-def _told(
+def _refusal(
     reward: LoadedReward, problem: Mismatch, name: str, dataset: Dataset, row: Row, columns: list[str]
 ) -> str:
     code = None if ships(reward) else getattr(inspect.unwrap(reward.function), "__code__", None)
@@ -162,57 +273,12 @@ def _told(
     advice = f"choose another reward by datasets.{name}.reward"
     if isinstance(dataset, FilesDataset) and there and type(dataset).adapt is FilesDataset.adapt:
         renamed = dataset.source.columns
-        advice = f"write {_typed(name, renamed, problem.missing, [renamed.get(each, each) for each in there])}"
+        setting = typed_columns(renamed, problem.missing, [renamed.get(each, each) for each in there])
+        advice = f"write {of_dataset(setting, name)}"
     return f"{who} needs {several} {wanted}; this dataset has: {', '.join([*texts, *columns])}; {advice}"
 
 
-def advice_on(error: MissingColumns | ReservedColumn, name: str, config: DatasetConfig) -> str:
-    """How to name columns: those that a row lacks and with them those that the rewards will, or one to rename.
-
-    Args:
-        error: Tells which columns are missing and which are there, or which one has a name that is taken.
-        name: Of the dataset in the configuration.
-        config: Of the dataset.
-    """
-    dataset = load_dataset(config)
-    assert isinstance(dataset, FilesDataset)
-    if isinstance(error, ReservedColumn):
-        renamed = _setting(name, {**dataset.source.columns, f"dataset_{error.column}": error.column})
-        return f"Rename it by {renamed}, or list those to keep in datasets.{name}.further_columns."
-    missing = list(error.missing)
-    if type(dataset).adapt is FilesDataset.adapt:
-        rewards = load_functions(config) if config.reward or config.rewards else []
-        missing += [each for reward in rewards for each in _needed(reward) if each not in error.there]
-    # What is there by a name of ours was renamed already, and so is something else than what is missing.
-    there = [each for each in error.there if each not in dataset.source.columns]
-    if not there:
-        return f"Write {' and '.join(dict.fromkeys(missing))} there, or leave the row out."
-    mapped = _typed(name, dataset.source.columns, dict.fromkeys(missing), there)
-    return f"If they are called otherwise, write {mapped}."
-
-
-def _typed(name: str, known: Mapping[str, str], missing: Iterable[str], there: list[str]) -> str:
-    """The setting that names columns, as it is typed in a shell, with the likeliest ones for those missing."""
-    mapping = dict(known)
-    named: list[str] = []
-    for each in missing:
-        free = [other for other in there if other not in named]
-        names = (f"{each}s", *_USUAL.get(each, _USUAL[""]))
-        usual = [other for usual in names for other in free if other.rpartition(".")[2] == usual]
-        # A column may have two names.
-        mapping[each] = each if each in mapping.values() else (free if len(free) == 1 else [*usual, "NAME"])[0]
-        named.append(mapping[each])
-    return _setting(name, mapping)
-
-
-def _setting(name: str, columns: Mapping[str, str]) -> str:
-    plain = re.compile(r"[A-Za-z_][\w-]*( [\w-]+)*", re.ASCII)
-    quoted = {ours: each if plain.fullmatch(each) else json.dumps(each) for ours, each in columns.items()}
-    pairs = ", ".join(f"{ours}: {each}" for ours, each in quoted.items())
-    return shlex.quote(f"datasets.{name}.columns={{{pairs}}}")
-
-
-# -- rows --------------------------------------------------------------------------------------------------------
+# -- all rows ----------------------------------------------------------------------------------------------------
 
 
 class RowCheck:
@@ -287,24 +353,23 @@ _AT_ONCE = 64
 _MOST_FAULTS = 4
 """Each may take as long as the deadline."""
 _SHOWN = 3
-_LONGEST = 60
+_BRIEF = 60
 
 
-@dataclass(frozen=True)
-class _Try:
-    row: Row
+class _Try(NamedTuple):
+    row: int
     text: str
     right: bool
+    graded: Graded
 
 
-def check_gold(name: str, config: DatasetConfig, rows: PreparedDataset, dataset: Dataset) -> list[str]:
+def check_gold(name: str, config: DatasetConfig, rows: PreparedDataset) -> list[str]:
     """Try the rewards of a dataset on its own solutions, in processes with a deadline.
 
     Args:
         name: Of the dataset in the configuration, for messages.
         config: Of the dataset.
         rows: As they were prepared.
-        dataset: Whose rows they are; its source is read again for the places of rows that fail.
 
     Returns:
         Warnings of rewards that fail at some rows.
@@ -316,49 +381,48 @@ def check_gold(name: str, config: DatasetConfig, rows: PreparedDataset, dataset:
     with GraderPool(config.grading) as pool:
         for reward in load_functions(config):
             try:
-                found = _outcomes(pool, reward, rows) if reward.traits.gold is not None else []
+                warnings += _wrong(name, reward, _tries(pool, reward, rows), sum(rows.about["rows"].values()))
             except JobError:
                 if reward.traits.isolated:
-                    raise
-                continue  # its rows cannot be sent to a process, and need not be
-            warnings += _wrong(name, reward, found, rows, dataset)
+                    raise  # else its rows cannot be sent to a process, and need not be
     return warnings
 
 
-def _outcomes(pool: GraderPool, reward: LoadedReward, rows: PreparedDataset) -> list[tuple[_Try, Graded]]:
-    assert reward.traits.gold is not None
+def _tries(pool: GraderPool, reward: LoadedReward, rows: PreparedDataset) -> list[_Try]:
+    gold = reward.traits.gold
+    if gold is None:
+        return []
     most = ROWS if reward.traits.isolated else QUICK_ROWS
-    tries = [
-        _Try(row, text, right)
+    asked = [
+        (row, text, right)
         for split in ("train", "validation", "test")
         for row in map(rows.row, rows.ids(split)[:most].tolist())
-        for text, right in zip(reward.traits.gold(columns_of(row)), (True, False), strict=False)
+        for text, right in zip(gold(columns_of(row)), (True, False), strict=False)
     ]
-    found: list[tuple[_Try, Graded]] = []
-    for start in range(0, len(tries), _AT_ONCE):
-        some = tries[start : start + _AT_ONCE]
-        given = [items_of([one.row], [one.text], [[0]], _needed(reward), reward.messages) for one in some]
-        found += zip(some, (group[0] for group in pool.grade(reward.path, reward.options, given)), strict=True)
-        if sum(each.fault is not None for _, each in found) > _MOST_FAULTS:
+    found: list[_Try] = []
+    for start in range(0, len(asked), _AT_ONCE):
+        some = asked[start : start + _AT_ONCE]
+        given = [items_of([row], [text], [[0]], _needed(reward), reward.messages) for row, text, _ in some]
+        graded = pool.grade(reward.path, reward.options, given)
+        found += [_Try(row.id, text, right, one[0]) for (row, text, right), one in zip(some, graded, strict=True)]
+        if sum(each.graded.fault is not None for each in found) > _MOST_FAULTS:
             break
     return found
 
 
-def _wrong(
-    name: str, reward: LoadedReward, found: Sequence[tuple[_Try, Graded]], rows: PreparedDataset, dataset: Dataset
-) -> Iterator[str]:
+def _wrong(name: str, reward: LoadedReward, found: Sequence[_Try], there: int) -> Iterator[str]:
     odd = [
-        (each, graded)
-        for each, graded in found
-        if each.right != (graded.value is not None and graded.value >= reward.traits.correct_from)
+        each
+        for each in found
+        if each.right != (each.graded.value is not None and each.graded.value >= reward.traits.correct_from)
     ]
-    of, there = sum(each.right for each, _ in found), sum(rows.about["rows"].values())
+    of = sum(each.right for each in found)
     tried = f"of {of:,} tried{f' (there are {there:,})' if there > of else ''}"
-    wrong, number = [one for one in odd if one[0].right], [one for one in odd if not one[0].right]
+    wrong, number = [one for one in odd if one.right], [one for one in odd if not one.right]
     if wrong:
         said = (
             f"the reward '{reward.name}' does not take the own solutions of {len(wrong):,} rows for right, "
-            f"{tried}: {_shown(wrong, dataset)}"
+            f"{tried}: {_shown(wrong)}"
         )
         if len(wrong) == of:
             raise ConfigError(
@@ -370,18 +434,19 @@ def _wrong(
     if number:
         yield (
             f"the reward '{reward.name}' takes the first number alone of the solutions of {len(number):,} rows "
-            f"for right, {tried}: {_shown(number, dataset)}. Choose a reward that reads the whole answer"
+            f"for right, {tried}: {_shown(number)}. Choose a reward that reads the whole answer"
         )
 
 
-def _shown(failed: Sequence[tuple[_Try, Graded]], dataset: Dataset) -> str:
-    first = sorted(failed, key=lambda each: each[0].row.id)[:_SHOWN]
-    places = places_of(dataset, {each.row.id for each, _ in first})
+def _shown(failed: Sequence[_Try]) -> str:
     said = []
-    for each, graded in first:
-        outcome = f"fails ({graded.message[:_LONGEST]})"
+    for row, text, _, graded in sorted(failed, key=lambda each: each.row)[:_SHOWN]:
+        outcome = f"fails ({graded.message[:_BRIEF]})"
         if graded.fault is None:
             outcome = "is not judged" if graded.value is None else f"gets {graded.value:g}"
-        text = each.text if len(each.text) <= _LONGEST else f"{each.text[:_LONGEST]}..."
-        said.append(f"{places[each.row.id]}: {text!r} {outcome}")
+        said.append(f"row {row}: {text if len(text) <= _BRIEF else f'{text[:_BRIEF]}...'!r} {outcome}")
     return "; ".join(said) + (" and so on" if len(failed) > _SHOWN else "")
+
+
+if __name__ == "__main__":
+    main()

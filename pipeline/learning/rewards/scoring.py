@@ -1,8 +1,14 @@
 """Scoring completions by the rewards of a dataset: weighted, isolated where they need it, with failures counted.
 
-Scorer --- isolated functions ---> pool of grading processes
-       --- other functions    ---> called here
-       --- reward models      ---> run here, on the worker's device
+    Scorer --- isolated functions ---> pool of grading processes (the main function of `calling`), a socket each
+           --- other functions    ---> called here
+           --- reward models      ---> run here, on the worker's device
+
+A process has one call at a time, or several of an `async` reward, each with a hard deadline and a limit on
+memory. A call that hangs, crashes or eats memory costs its own scores: its process is killed with all that it
+started, and replaced. Deadlines are kept here, so one that holds its interpreter for ever (a regular expression)
+is no exception. One that dies may have been killed from outside, as by a machine short of memory: its call is
+made once more, alone in a fresh one, before it is blamed.
 """
 
 from __future__ import annotations
@@ -11,29 +17,336 @@ import asyncio
 import json
 import logging
 import math
-from collections import Counter
+import os
+import select
+import time
+import weakref
+from collections import Counter, deque
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from inspect import isawaitable
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
 
 from pipeline.config.place import told
-from pipeline.config.schema import DatasetConfig
+from pipeline.config.schema import DatasetConfig, GradingConfig
 from pipeline.config.tables import REWARD_MODEL
-from pipeline.errors import JobError, PipelineError
+from pipeline.config.user_code import import_object
+from pipeline.errors import JobError, PipelineError, WorkerError, describe_exit
+from pipeline.foreign import parse_json
 from pipeline.learning.datasets.base import Row
-from pipeline.learning.rewards.calling import Item, arguments, batches, items_of, needed_columns
-from pipeline.learning.rewards.pool import FAULTS, Fault, Graded, GraderPool
+from pipeline.learning.rewards.calling import Item, arguments, batches, bind, items_of, needed_columns
 from pipeline.learning.rewards.registry import LoadedReward, judge_of, load_rewards
-from pipeline.learning.rewards.traits import WrongScores, read_scores
+from pipeline.learning.rewards.traits import WrongScores, is_async, read_scores
+from pipeline.machine.children import Child, end
+
+Fault = Literal["error", "timeout", "crash"]
+FAULTS: tuple[Fault, ...] = ("error", "timeout", "crash")
+"""An exception in the reward, no answer before the deadline, the end of the process that ran it."""
+_ENVIRONMENT = {
+    "PYTHONHASHSEED": "0",  # what is judged must not depend on the order of a set
+    "CUDA_VISIBLE_DEVICES": "",
+    "OMP_NUM_THREADS": "1",
+    "TOKENIZERS_PARALLELISM": "false",
+}
+_AT_ONCE = 64
+"""Calls of an `async` reward that a process has at once."""
+_GRACE_S = 1.0
+"""More than their own deadlines that these have before their process is ended."""
+_MOST_STARTS_IN_VAIN = 3
+_HOPELESS = 8
+"""Prompts after which a reward that has answered for none of them, but hung or crashed, is given up."""
+_MOST_BYTES = 64 << 20
+
+
+@dataclass(frozen=True)
+class Graded:
+    """What became of an item.
+
+    Attributes:
+        value: The score; None where the reward does not apply, or failed.
+        answer: What the completion votes for in maj@k.
+        fault: How the reward failed, or None.
+        message: Says more about a fault.
+        certain: Whether an error is one that no completion can bring about.
+    """
+
+    value: float | None = None
+    answer: str | None = None
+    fault: Fault | None = None
+    message: str = ""
+    certain: bool = False
+
+
+class _Work:
+    """The calls of a reward: waiting to be sent, under suspicion of having killed a process, done."""
+
+    def __init__(
+        self,
+        function: str,
+        options: Mapping[str, Any],
+        calls: Sequence[Sequence[Mapping[str, Any]]],
+        settings: GradingConfig,
+    ) -> None:
+        self.function, self.options, self.calls, self.settings = function, dict(options), calls, settings
+        self.concurrent = is_async(bind(import_object(function), options, function).function)
+        size = min(_AT_ONCE, -(-len(calls) // settings.processes)) if self.concurrent else 1
+        places = range(len(calls))
+        self.waiting = deque(list(places[at : at + size]) for at in range(0, len(calls), size or 1))
+        self.suspects: deque[int] = deque()
+        self.again: set[int] = set()
+        self.done: dict[int, Sequence[Graded]] = {}
+        self.in_vain = 0
+        self.has_answered = False
+        self._lost: set[str] = set()
+
+    def limit_s(self, call: int) -> float:
+        return self.settings.timeout_s * len(self.calls[call])
+
+    def fail(self, call: int, fault: Fault, message: str, *, certain: bool = False) -> None:
+        """Note a failure: as a call may compare its items, it is the failure of each."""
+        failed = Graded(fault=fault, message=message, certain=certain)
+        self.done[call] = [failed] * len(self.calls[call])
+        if fault == "error":
+            self.has_answered = True
+        else:
+            self.lose(call, message)
+
+    def lose(self, call: int, message: str) -> None:
+        """Note that a call hung or ended its process.
+
+        Raises:
+            JobError: Nothing else has come of the first prompts.
+        """
+        if self.has_answered:
+            return
+        self._lost |= {str(item["prompt"]) for item in self.calls[call]}
+        if len(self._lost) >= _HOPELESS:
+            raise JobError(
+                f"the reward '{self.function}' hangs or ends its process whatever it is given, as at all of the "
+                f"first {len(self._lost)} prompts: {message}"
+            )
+
+    def fail_late(self, call: int) -> None:
+        count = len(self.calls[call])
+        several = f" for {count} completions" if count > 1 else ""
+        self.fail(call, "timeout", f"no answer within {self.limit_s(call):g} s{several}")
+
+
+class _Grader(Child):
+    """A process that grades; what it was given, and by when it must say something."""
+
+    def __init__(self, settings: GradingConfig) -> None:
+        self.calls: list[int] = []
+        self.loaded = False
+        self.deadline = 0.0
+        super().__init__(
+            "pipeline.learning.rewards.calling",
+            {**os.environ, **_ENVIRONMENT},
+            {"memory_gib": settings.memory_gib},
+            max_bytes=_MOST_BYTES,
+            # It waits for requests while it has none. One that does not, because an earlier call left threads that
+            # keep it busy, is of no use any more.
+            send_timeout_s=settings.start_timeout_s,
+        )
+
+    def begin(self, work: _Work) -> bool:
+        """Send what waits first; False where the process does not take it."""
+        self.calls, self.loaded = work.waiting.popleft(), False
+        self.deadline = time.monotonic() + work.settings.start_timeout_s
+        calls = [{"id": call, "limit_s": work.limit_s(call), "items": work.calls[call]} for call in self.calls]
+        request = {"function": work.function, "options": work.options, "calls": calls}
+        try:
+            self.channel.send(json.dumps(request).encode())
+        except OSError:
+            return False
+        return True
+
+    def take_answers(self, work: _Work) -> bool:
+        """Read what has arrived; False where the process is of no use any more."""
+        try:
+            for line in self.channel.receive():
+                self._take(parse_json(line), work)
+        except (WorkerError, ValueError, TypeError, KeyError):
+            return False  # a completion has got at the socket
+        return not self.channel.closed
+
+    def _take(self, answer: dict[str, Any], work: _Work) -> None:
+        if "broken" in answer:
+            raise JobError(str(answer["broken"]))
+        if "loaded" in answer:
+            self.loaded, work.in_vain = True, 0
+        else:
+            call = answer["id"]
+            if call not in self.calls:
+                raise ValueError(call)
+            if "error" in answer:
+                work.fail(call, "error", str(answer["error"]), certain=bool(answer["certain"]))
+            elif "timeout" in answer:
+                work.fail_late(call)
+            else:
+                found = [_graded(*score) for score in answer["scores"]]
+                if len(found) != len(work.calls[call]):
+                    raise ValueError(call)
+                work.done[call], work.has_answered = found, True
+            self.calls.remove(call)
+        grace_s = _GRACE_S if work.concurrent else 0.0
+        self.deadline = time.monotonic() + max(map(work.limit_s, self.calls), default=0.0) + grace_s
+
+
+class GraderPool:
+    """Starts graders when there is work, and keeps them until `close`."""
+
+    def __init__(self, settings: GradingConfig) -> None:
+        """Take the settings of processes, their deadlines and their memory."""
+        self.settings = settings
+        self._graders: list[_Grader] = []
+        self._finalizer = weakref.finalize(self, _close_all, self._graders)
+
+    def __enter__(self) -> GraderPool:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """End all graders and what they started. The pool can be used again."""
+        _close_all(self._graders)
+
+    def pids(self) -> list[int]:
+        """Process ids of the graders."""
+        return [grader.process.pid for grader in self._graders]
+
+    def grade(
+        self, function: str, options: Mapping[str, Any], calls: Sequence[Sequence[Item]]
+    ) -> list[Sequence[Graded]]:
+        """Call a reward; equal calls are made once.
+
+        Args:
+            function: Dotted path of the reward; an `async` one is awaited for many calls at once.
+            options: Further arguments of the reward.
+            calls: What to grade, by call.
+
+        Returns:
+            One entry per item of each call, in their order.
+
+        Raises:
+            JobError: The reward cannot be imported by a grader, graders cannot be kept alive, or it hangs or
+                crashes at all of the first prompts.
+        """
+        plain = [[_plain(item) for item in call] for call in calls]
+        keys = [json.dumps(call, sort_keys=True) for call in plain]
+        different = dict(zip(keys, plain, strict=True))
+        work = _Work(function, options, [*different.values()], self.settings)
+        try:
+            while len(work.done) < len(different):
+                if work.suspects and not work.waiting and not any(grader.calls for grader in self._graders):
+                    self.close()  # for a fresh process, with no other one beside it
+                    work.again.add(work.suspects[0])
+                    work.waiting.append([work.suspects.popleft()])
+                self._give_out(work)
+                self._collect(work)
+        except BaseException:
+            self.close()  # whoever is interrupted must find no half-answered request later
+            raise
+        places = {key: call for call, key in enumerate(different)}
+        return [work.done[places[key]] for key in keys]
+
+    def _give_out(self, work: _Work) -> None:
+        for grader in [grader for grader in self._graders if not grader.calls]:
+            if grader.process.poll() is not None:  # nobody's fault, as it had nothing to do
+                self._graders.remove(grader)
+                _close_all([grader])
+            elif work.waiting and not grader.begin(work):
+                self._bury(grader, work)
+        while work.waiting and len(self._graders) < self.settings.processes:
+            self._graders.append(grader := _Grader(self.settings))
+            if not grader.begin(work):
+                self._bury(grader, work)
+
+    def _collect(self, work: _Work) -> None:
+        """Wait for answers and deadlines, whichever comes first."""
+        busy = {grader.channel.fileno(): grader for grader in self._graders if grader.calls}
+        if not busy:
+            return
+        poll = select.poll()
+        for fd in busy:
+            poll.register(fd, select.POLLIN)
+        patience = max(0.0, min(grader.deadline for grader in busy.values()) - time.monotonic())
+        ready = {fd for fd, _ in poll.poll(patience * 1000 + 1)}
+        for fd, grader in busy.items():
+            if fd in ready:
+                if not grader.take_answers(work):
+                    self._bury(grader, work)
+            elif time.monotonic() >= grader.deadline:
+                self._bury(grader, work, overdue=True)
+
+    def _bury(self, grader: _Grader, work: _Work, *, overdue: bool = False) -> None:
+        """Kill a grader; suspect the one call that it was at. Of several each is made again by itself."""
+        self._graders.remove(grader)
+        (exit_code,) = _close_all([grader])
+        calls = [call for call in grader.calls if call not in work.done]
+        said = f"the grading process ended with {describe_exit(exit_code)}"
+        if calls and not grader.loaded:
+            work.waiting.appendleft(calls)
+            work.in_vain += 1
+            if work.in_vain > _MOST_STARTS_IN_VAIN:
+                why = f"no answer within {self.settings.start_timeout_s:g} s" if overdue else said
+                raise JobError(
+                    f"the processes that grade with '{work.function}' end before they grade anything, "
+                    f"{work.in_vain} times in a row: {why}. Does importing it hang, end its process, or take more "
+                    "memory than there is?"
+                )
+        elif len(calls) != 1:
+            work.waiting.extendleft([call] for call in reversed(calls))
+        elif overdue:
+            work.fail_late(calls[0])
+        elif calls[0] in work.again:
+            work.fail(calls[0], "crash", f"{said}, twice")
+        else:
+            work.suspects.append(calls[0])
+            work.lose(calls[0], said)
+
+
+def _close_all(graders: list[_Grader]) -> list[int]:
+    """End graders with all that they have started; their exit codes."""
+    ending = list(graders)
+    graders.clear()
+    if ending:
+        end(ending)
+    return [grader.wait() for grader in ending]
+
+
+def _graded(value: Any, vote: Any, error: Any) -> Graded:
+    if error is not None:
+        return Graded(fault="error", message=str(error))
+    return Graded(None if value is None else float(value), None if vote is None else str(vote))
+
+
+def _plain(item: Item) -> dict[str, Any]:
+    """An item as JSON can carry it: numpy's scalars and arrays become plain ones."""
+    columns = {}
+    for name, value in item.columns.items():
+        columns[name] = value.tolist() if hasattr(value, "tolist") else value
+        try:
+            json.dumps(columns[name])
+        except (TypeError, ValueError) as error:
+            raise JobError(
+                f"column '{name}' holds {type(value).__name__}, which cannot be sent to a grading process: {error}"
+                ". Use text, numbers, lists and tables of them."
+            ) from error
+    ids = [int(token) for token in item.ids]
+    return {"prompt": item.prompt, "completion": item.completion, "ids": ids, "columns": columns}
+
+
+# -- scores ------------------------------------------------------------------------------------------------------
 
 log = logging.getLogger("pipeline")
 
-_SCORING_AT_ONCE = (
+_AS_BY_TRL = (
     ". It is called with many completions at once, as by TRL; if it looks at each alone, put "
     "@reward(RewardTraits(pointwise=True)) above it, and a failure costs one completion"
 )
@@ -145,24 +458,11 @@ class Scorer:
         else:
             places = batches(rows, items, batch_size)
         calls = [[items[at] for at in part] for part in places]
-        graded = self._isolated(reward, calls) if isolated else _here(reward, calls)
+        graded = self._pool.grade(reward.path, reward.options, calls) if isolated else _here(reward, calls)
         found = {
             at: one for part, ones in zip(places, graded, strict=True) for at, one in zip(part, ones, strict=True)
         }
         return [found[at] for at in range(len(items))]
-
-    def _isolated(self, reward: LoadedReward, calls: Sequence[Sequence[Item]]) -> list[Sequence[Graded]]:
-        """Grade calls in processes; equal ones are made once."""
-        given = [[(item.prompt, item.completion, item.ids, item.columns) for item in call] for call in calls]
-        keys = [json.dumps(call, sort_keys=True, default=_plain) for call in given]
-        different = dict(zip(keys, calls, strict=True))
-        graded = self._pool.grade(reward.path, reward.options, list(different.values()))
-        found = dict(zip(different, graded, strict=True))
-        return [found[key] for key in keys]
-
-
-def _plain(value: Any) -> Any:
-    return value.tolist() if hasattr(value, "tolist") else repr(value)
 
 
 def _here(reward: LoadedReward, calls: Sequence[Sequence[Item]]) -> list[list[Graded]]:
@@ -223,7 +523,7 @@ def _report(reward: LoadedReward, graded: Sequence[Graded]) -> None:
     if len(failed) == len(graded) > 1:
         raise JobError(
             f"the reward '{reward.name}' failed at all of {len(graded)} completions, the first time with: "
-            f"{failed[0].message}{'' if reward.traits.pointwise else _SCORING_AT_ONCE}"
+            f"{failed[0].message}{'' if reward.traits.pointwise else _AS_BY_TRL}"
         )
     kinds = Counter(entry.fault for entry in failed)
     counts = ", ".join(f"{kinds[kind]} {kind}{'s' if kinds[kind] > 1 else ''}" for kind in FAULTS if kinds[kind])

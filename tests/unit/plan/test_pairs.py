@@ -9,7 +9,7 @@ import pytest
 
 from pipeline.errors import ConfigError
 from pipeline.learning.datasets.from_files import FilesConfig
-from pipeline.learning.rewards.early import answer
+from pipeline.learning.rewards.probe import answer
 from pipeline.plan.rewards import as_plain, check_pairs, refuse_text, refuse_unanswered, refuse_unpaired
 from tests.doubles.composing import quick_config
 

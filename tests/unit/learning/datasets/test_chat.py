@@ -21,7 +21,7 @@ from pipeline.learning.datasets.chat import (
 )
 from pipeline.learning.datasets.from_files import FilesConfig, check_settings, make_row
 from pipeline.learning.datasets.prepared import encode_prompts
-from pipeline.learning.rewards.early import answer
+from pipeline.learning.rewards.probe import answer
 from pipeline.plan.rewards import as_plain
 
 USER = [{"role": "user", "content": "u"}]

@@ -254,14 +254,7 @@ _SYSTEM = {"role": "system", "content": "Be kind."}
             {"prompt": [_SYSTEM, _TURNS[0]], "completion": _TURNS[1:]},
         ),
         (
-            {"instruction": "a?", "input": "", "output": "b", "history": [["c", "d"]]},
-            {
-                "prompt": [{"role": "user", "content": "c"}, {"role": "assistant", "content": "d"}, _TURNS[0]],
-                "completion": _TURNS[1:],
-            },
-        ),
-        (
-            {"instruction": "Add.", "input": "1 2", "history": [], "chosen": "3", "rejected": "4"},
+            {"instruction": "Add.", "input": "1 2", "chosen": "3", "rejected": "4"},
             {"prompt": "Add.\n1 2", "chosen": "3", "rejected": "4"},
         ),
         (

@@ -16,7 +16,7 @@ from pipeline.errors import ConfigError, DataError
 from pipeline.learning.datasets.base import Row, load_dataset
 from pipeline.learning.datasets.from_files import FilesConfig
 from pipeline.learning.datasets.made import AdditionConfig
-from pipeline.learning.rewards import early
+from pipeline.learning.rewards import probe
 from pipeline.learning.rewards.answers import gold_texts
 from pipeline.learning.rewards.probe import RowCheck, check_rewards
 from pipeline.plan.rewards import as_plain, try_rewards
@@ -50,7 +50,7 @@ def in_this_process(monkeypatch: pytest.MonkeyPatch) -> None:
     def ask(
         datasets: Mapping[str, DatasetConfig], to_read: Sequence[str], templates: Mapping[str, str], _: object
     ) -> Any:
-        return json.loads(json.dumps(early.answer(json.loads(json.dumps(as_plain(datasets))), to_read, templates)))
+        return json.loads(json.dumps(probe.answer(json.loads(json.dumps(as_plain(datasets))), to_read, templates)))
 
     monkeypatch.setattr("pipeline.plan.rewards._ask", ask)
 
@@ -63,35 +63,6 @@ def prepared(tmp_path: Path, config: FilesConfig, *rows: dict[str, Any]) -> None
 
 def jsonl(tmp_path: Path, **settings: Any) -> FilesConfig:
     return FilesConfig(kind="jsonl", path=str(tmp_path / "a.jsonl"), test_size=1, validation_size=1, **settings)
-
-
-@pytest.mark.parametrize(
-    ("rows", "columns", "there", "mapping"),
-    [
-        ({"answer": "2"}, {}, "prompt, answer", "{solution: answer}"),
-        ({"completion": "2"}, {}, "prompt, completion", "{solution: completion}"),
-        ({"gold": "2", "source": "x", "answer": "2"}, {}, "prompt, answer, gold, source", "{solution: answer}"),
-        (
-            {"question": "q", "answer": "2"},
-            {"prompt": "question"},
-            "prompt, answer",
-            "{prompt: question, solution: answer}",
-        ),
-    ],
-)
-def test_a_column_that_is_missing_is_told_with_the_mapping_to_write(
-    tmp_path: Path, rows: dict[str, Any], columns: dict[str, str], there: str, mapping: str
-) -> None:
-    made = [
-        {**({} if columns else {"prompt": f"{n}"}), **rows, **({"question": f"{n}"} if columns else {})}
-        for n in range(9)
-    ]
-    with pytest.raises(ConfigError) as caught:
-        prepared(tmp_path, jsonl(tmp_path, columns=columns), *made)
-    assert str(caught.value) == (
-        f"datasets.mine: reward 'exact_match' needs a column `solution`; this dataset has: {there}; "
-        f"write 'datasets.mine.columns={mapping}'"
-    )
 
 
 @pytest.mark.parametrize(("odd", "found"), [(["1"], "a list"), ({"a": 1}, "a dict"), (True, "true")])
@@ -172,7 +143,7 @@ def test_a_reward_that_fits_is_passed_over_in_silence() -> None:
 @pytest.mark.parametrize(
     ("rows", "settings", "said"),
     [
-        ('{"question": "1+1="}', [], r"jsonl:1: no prompt\..* write 'datasets.jsonl.columns={prompt: question,"),
+        ('{"question": "1+1="}', [], r"jsonl:1: no prompt\..* write 'datasets.jsonl.columns={prompt: question}"),
         (
             '{"prompt": "1+1=", "solution": "2"}\n{"prompt": "", "solution": "3"}',
             [],
@@ -399,7 +370,6 @@ def test_solutions_as_completions_write_them() -> None:
         ("boxed", ["three blind mice that run", r"7\sqrt{5}", r"hence $\boxed{[0, 4)}$", "so\n\\boxed{B}"]),
         ("math_verify", [r"7\sqrt{5}", "1/3", "[0, 4)", r"14{,}000", r"12\%", "$x=9$", "A", "so\n#### 2.5"]),
         ("exact_match", ["a fig", "1/2", " 7 "]),
-        ("vader", ["a fig", "1/2", " 7 "]),
     ],
 )
 def test_rewards_that_read_solutions_are_silent(tmp_path: Path, reward: str, solutions: list[str | None]) -> None:
@@ -408,8 +378,8 @@ def test_rewards_that_read_solutions_are_silent(tmp_path: Path, reward: str, sol
 
 def test_solutions_that_a_reward_does_not_read_are_counted_and_kept(tmp_path: Path) -> None:
     (said,) = [each for each in warned(tmp_path, "gsm8k", ["12", "ten", "1/2", "3.5"]) if "solutions" in each]
-    assert all(each in said for each in ("2 rows", "of 4 tried", "a.jsonl:2: '#### ten'", "a.jsonl:3: "))
-    assert "a.jsonl:1:" not in said
+    assert all(each in said for each in ("2 rows", "of 4 tried", "row 1: '#### ten'", "row 2: "))
+    assert "row 0:" not in said
 
 
 def test_solutions_of_which_none_is_read_are_refused(tmp_path: Path) -> None:
