@@ -2,8 +2,9 @@
 
 Read from the source, and never run. Of each module there count the definitions that are reached, and whatever else
 it does when it is imported: assignments to parts of objects, calls, loops, branches. So does what its texts name:
-files, variables of the environment and modules, whichever function then reads them. What is found while the code
-runs cannot be seen, as names that are computed.
+files, variables of the environment and modules, whichever function then reads them. Where the name of a module is
+computed, all modules count that lie beside the code or in a folder that its texts name. What else is found while
+the code runs cannot be seen, as computed names of files.
 """
 
 from __future__ import annotations
@@ -30,9 +31,9 @@ _FAMILIES = {"__init_subclass__", "__subclasses__"}
 """By which it may reach classes of any module."""
 _IMPORTS = {
     *("__import__", "get_class", "get_method", "get_object", "import_module", "import_string", "instantiate"),
-    *("locate", "resolve_name", "run_module"),
+    *("locate", "resolve_name", "run_module", "run_path", "spec_from_file_location"),
 }
-"""By which it may import what a text names."""
+"""By which it may import what a text names; where the name is computed, whatever lies beside it."""
 _FOLDERS = {"addsitedir", "path"}
 """By which it may have modules looked for in further folders: `sys.path` with them."""
 _VARIABLES = {"environ", "environb", "expandvars", "getenv"}
@@ -101,6 +102,31 @@ class _Module:
             near |= {Path(at, name): None for at in near for name in texts if os.path.isdir(Path(at, name))}  # noqa: PTH112
         return list(near)
 
+    @property
+    def beside(self) -> Iterator[str]:
+        """Modules that a computed name may mean: those in its folder, and in folders that texts name."""
+        nodes = self.nodes
+        calls = [node for node in nodes if isinstance(node, ast.Call)]
+        plain = {id(node.func) for node in calls if all(map(self._is_plain, node.args)) and not node.keywords}
+        if all(_imports(node) not in _IMPORTS or id(node) in plain for node in nodes):
+            return
+        top = self.file.parents[self.name.count(".") + (self.file.name == "__init__.py")]
+        texts = {text.strip("./") for text in self.texts}
+        named = {part for text in texts for part in (text, text.rpartition(".")[0], text.rpartition("/")[0])}
+        for folder in {self.file.parent, *(top / part.replace(".", "/") for part in named)}:
+            if folder.is_relative_to(top) and os.path.isdir(folder):  # noqa: PTH112 - any text may be asked for
+                for file in folder.glob("*.py"):
+                    yield ".".join(file.relative_to(top).with_suffix("").parts).removesuffix(".__init__")
+
+    def _is_plain(self, argument: ast.expr) -> bool:
+        """Whether it is a text, or of a table of texts, that stands in the code."""
+        root = argument.value if isinstance(argument, ast.Subscript) else argument
+        if not isinstance(root, ast.Name):
+            return isinstance(argument, ast.Constant)
+        made = [node for at in self.binding.get(root.id, ()) for node in ast.walk(self.statements[at])]
+        computed = any(isinstance(node, ast.Attribute | ast.BinOp | ast.Call | ast.JoinedStr) for node in made)
+        return root.id == "__package__" or (bool(made) and not computed)
+
     def text(self, *, said: bool) -> str:
         """The code that is taken, with or without what it says of itself."""
         return f"{self.name}\n" + "\n".join(_text(self.statements[at], said=said) for at in sorted(self.taken))
@@ -147,6 +173,11 @@ def _files(module: _Module, text: str) -> Iterator[str]:
 
 def _last_name(node: object) -> str:
     return str(getattr(node, "attr", getattr(node, "id", "")))
+
+
+def _imports(node: ast.AST) -> str:
+    """The name by which a node may import something, be it under another."""
+    return node.name if isinstance(node, ast.alias) and node.asname else _last_name(node)
 
 
 def _constants(nodes: Iterable[ast.AST]) -> Iterator[str]:
@@ -197,6 +228,9 @@ class _Walk:
                         for each in (whole, whole.rpartition(".")[0]):
                             if re.fullmatch(r"\w+(\.\w+)*", each):
                                 self.visit(each, _ALL)
+                for module in modules:
+                    for each in sorted(module.beside):
+                        self.visit(each, _ALL)
             if words & _FOLDERS and "sys" in words:
                 self._further = list(dict.fromkeys(str(each) for module in modules for each in module.folders))
                 lacking = {each for each in self._visited if self._known.get(each[0]) is None}
@@ -296,6 +330,8 @@ class _Walk:
                     self.visit(source, _ALL)
                 elif not only or bound == only:
                     self.visit(source, alias.name if hands_on else "")
+                    if hands_on and self._module(whole := f"{source}.{alias.name}"):
+                        self._used(nodes, bound, whole)
             return
         for alias in node.names:
             bound = alias.asname or alias.name.partition(".")[0]
@@ -303,24 +339,20 @@ class _Walk:
                 continue
             self.visit(alias.name)
             if hands_on:
-                for target, wanted in _uses(nodes, bound, alias.name if alias.asname else bound, self._module):
-                    self.visit(target, wanted)
+                self._used(nodes, bound, alias.name if alias.asname else bound)
 
-
-def _uses(
-    nodes: list[ast.AST], bound: str, module: str, known: Callable[[str], _Module | None]
-) -> Iterator[tuple[str, str]]:
-    """Modules and names in them that nodes use of an imported module: ``a.b.c`` is c of a.b where that is one."""
-    chains = [chain for node in nodes if (chain := _chain(node)) and chain[0] == bound]
-    parts = {id(node.value) for node in nodes if isinstance(node, ast.Attribute)}
-    named = [node for node in nodes if isinstance(node, ast.Name) and node.id == bound]
-    if not named or any(id(node) not in parts for node in named):
-        yield module, _ALL  # it is handed on as it is, or is part of a class
-    for _, *names in chains:
-        target = module
-        while names and known(f"{target}.{names[0]}"):
-            target = f"{target}.{names.pop(0)}"
-        yield target, names[0] if names else ""
+    def _used(self, nodes: list[ast.AST], bound: str, module: str) -> None:
+        """Take what nodes use of an imported module: ``a.b.c`` is c of a.b where that is one."""
+        chains = [(id(node), chain[1:]) for node in nodes if (chain := _chain(node)) and chain[0] == bound]
+        parts = {id(node.value) for node in nodes if isinstance(node, ast.Attribute)}
+        named = [node for node in nodes if isinstance(node, ast.Name) and node.id == bound]
+        if not named or any(id(node) not in parts for node in named):
+            self.visit(module, _ALL)  # it is handed on as it is, or is part of a class
+        for node, names in chains:
+            target = module
+            while names and self._module(f"{target}.{names[0]}"):
+                target = f"{target}.{names.pop(0)}"
+            self.visit(target, names[0] if names else "" if node in parts else _ALL)
 
 
 def _chain(node: ast.AST) -> list[str]:

@@ -167,8 +167,16 @@ def test_ways_of_reaching_other_code(tmp_path: Path, text: str, old: str, new: s
         "import pydoc\nNAME = 'helpers.points'\n\ndef f():\n    return pydoc.locate(NAME)('a')\n",
         "class A:\n    import helpers as h\n    def g(self):\n        return self.h.points('a')\n\nf = A().g\n",
         "import sys\nsys.path.append('more')\nfrom aside import handed\n\ndef f():\n    return handed('a')\n",
+        "from more import aside\n\ndef f():\n    return aside.handed('a')\n",
+        "import more.aside\n\ndef f(name):\n    return getattr(more.aside, name)('a')\n",
+        "from importlib import import_module as load\n\ndef f(name):\n    return load(name).points('a')\n",
+        "import importlib\n\ndef f(name):\n    return importlib.import_module(f'more.{name}').handed('a')\n",
+        "import runpy\n\ndef f(name):\n    return runpy.run_path(f'more/{name}.py')['handed']('a')\n",
     ],
-    ids=["in a branch", "by name", "by a name elsewhere", "in a class", "from a further folder"],
+    ids=[
+        *("in a branch", "by name", "by a name elsewhere", "in a class", "from a further folder", "of a package"),
+        *("by a computed name of it", "by a computed name", "of a package by one", "by a computed path"),
+    ],
 )
 def test_a_helper_counts_however_it_is_imported(tmp_path: Path, text: str) -> None:
     files_in(tmp_path, {**FILES, "odd": text, "more.aside": "from helpers import points as handed\n"})
