@@ -181,12 +181,12 @@ def _imports(node: ast.AST) -> str:
 
 
 def _constants(nodes: Iterable[ast.AST]) -> Iterator[str]:
-    """The texts that may name something, and what of them stands before and behind what is put in."""
+    """The texts that may name something, their words, and what stands before and behind what is put in."""
     for node in nodes:
         if isinstance(node, ast.Constant) and isinstance(node.value, str | bytes):
             value = node.value if isinstance(node.value, str) else node.value.decode(errors="ignore")
             if len(value) <= _LONGEST_NAME and value.isprintable():
-                yield from (each for each in (value, *_SIGN.split(value)) if re.search(r"\w", each))
+                yield from (each for each in (value, *_SIGN.split(value), *value.split()) if re.search(r"\w", each))
 
 
 class _Walk:
@@ -220,12 +220,12 @@ class _Walk:
             if words & _FAMILIES:
                 for module in modules:
                     self.visit(module.name, _ALL)
-            if words & _IMPORTS:
+            if words & _IMPORTS or "-m" in texts:
                 for text in texts:
                     name = text.replace(":", ".")
                     packages = {module.package for module in modules} if name.startswith(".") else {""}
                     for whole in (f"{package}{name}" for package in packages):
-                        for each in (whole, whole.rpartition(".")[0]):
+                        for each in (whole, whole.rpartition(".")[0], f"{whole}.__main__"):
                             if re.fullmatch(r"\w+(\.\w+)*", each):
                                 self.visit(each, _ALL)
                 for module in modules:

@@ -172,10 +172,11 @@ def test_ways_of_reaching_other_code(tmp_path: Path, text: str, old: str, new: s
         "from importlib import import_module as load\n\ndef f(name):\n    return load(name).points('a')\n",
         "import importlib\n\ndef f(name):\n    return importlib.import_module(f'more.{name}').handed('a')\n",
         "import runpy\n\ndef f(name):\n    return runpy.run_path(f'more/{name}.py')['handed']('a')\n",
+        "import os\n\ndef f(text):\n    return os.popen(f'python -m more.aside {text}').read()\n",
     ],
     ids=[
         *("in a branch", "by name", "by a name elsewhere", "in a class", "from a further folder", "of a package"),
-        *("by a computed name of it", "by a computed name", "of a package by one", "by a computed path"),
+        *("by a computed name of it", "by a computed name", "of a package by one", "by a computed path", "as a program"),
     ],
 )
 def test_a_helper_counts_however_it_is_imported(tmp_path: Path, text: str) -> None:
