@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 import signal
+import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -98,6 +99,12 @@ def run(settings: Sequence[str]) -> Run:
         PipelineError: It cannot be carried out.
         KeyboardInterrupt: It was interrupted. The run has ended in order, and the same request goes on from there.
     """
+    main = getattr(sys.modules["__main__"], "__spec__", None)
+    if main is not None and main.name.partition(".")[0] == __name__.partition(".")[0]:
+        raise ConfigError(
+            "pipeline.run is called by a module that a run imports, for what it defines. Put the call under "
+            "`if __name__ == '__main__':`, or what the run needs into a module of its own"
+        )
     given = _settings(settings)
     folders: list[Path] = []
     with _alone(), streams.installed(), _own_environment():

@@ -186,7 +186,9 @@ def _constants(nodes: Iterable[ast.AST]) -> Iterator[str]:
         if isinstance(node, ast.Constant) and isinstance(node.value, str | bytes):
             value = node.value if isinstance(node.value, str) else node.value.decode(errors="ignore")
             if len(value) <= _LONGEST_NAME and value.isprintable():
-                yield from (each for each in (value, *_SIGN.split(value), *value.split()) if re.search(r"\w", each))
+                yield from (
+                    each for each in (value, *_SIGN.split(value), *value.split()) if re.search(r"\w", each)
+                )
 
 
 class _Walk:

@@ -90,6 +90,14 @@ def test_a_process_has_one_run_at_a_time(request_: list[str]) -> None:
     assert pipeline.run(request_).state == "done"
 
 
+def test_a_run_begins_no_other_when_it_imports_its_script(
+    monkeypatch: pytest.MonkeyPatch, request_: list[str]
+) -> None:
+    monkeypatch.setattr(sys.modules["__main__"], "__spec__", python.__spec__)
+    with pytest.raises(ConfigError, match="__name__"):
+        pipeline.run(request_)
+
+
 # -- test arguments ----------------------------------------------------------------------------------------------
 # What users call in Python says in one message which argument is of a wrong type.
 

@@ -176,7 +176,13 @@ def test_ways_of_reaching_other_code(tmp_path: Path, text: str, old: str, new: s
     ],
     ids=[
         *("in a branch", "by name", "by a name elsewhere", "in a class", "from a further folder", "of a package"),
-        *("by a computed name of it", "by a computed name", "of a package by one", "by a computed path", "as a program"),
+        *(
+            "by a computed name of it",
+            "by a computed name",
+            "of a package by one",
+            "by a computed path",
+            "as a program",
+        ),
     ],
 )
 def test_a_helper_counts_however_it_is_imported(tmp_path: Path, text: str) -> None:
