@@ -21,7 +21,7 @@ from pipeline.engine.store.store import is_store
 from pipeline.errors import ConfigError, PipelineError
 from pipeline.files import plain_target, write_whole
 from pipeline.foreign import ForeignDataError, converted
-from pipeline.runs.comparison.runs import compare_runs, comparison_csv, comparison_tables, same_settings
+from pipeline.runs.compare import compare_runs, comparison_csv, comparison_tables, same_settings
 from pipeline.runs.figures import Format, without_rounds, write_figures
 from pipeline.runs.index import choose_run, experiments, newest_of_several, runs_of
 from pipeline.runs.loaded import LoadedRun, load, load_planned
@@ -132,7 +132,7 @@ def compare(
         console.print()
         console.print(table)
     if not comparison.rows:
-        say(console, f"no results yet: {', '.join(comparison.labels)}")
+        say(console, f"no results yet: {', '.join(comparison.states)}")
 
 
 def runs_named(output_dir: Path, names: Sequence[str]) -> list[LoadedRun]:

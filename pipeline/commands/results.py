@@ -74,7 +74,7 @@ def write_report(path: Path, folders: Sequence[RunFolder]) -> None:
         OSError: The page cannot be written.
     """
     # Not with the other imports: what reads results takes time to load, which a run that begins need not wait for.
-    from pipeline.runs.comparison.runs import compare_runs, comparison_tables, run_names
+    from pipeline.runs.compare import compare_runs, comparison_tables, run_names
     from pipeline.runs.report.html import page_table, write_page
     from pipeline.runs.report.page import page_of
 

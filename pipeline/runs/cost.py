@@ -268,7 +268,7 @@ def costs_of(
         compute: What their stages took.
         starts: Method -> that whose last policy it begins with, so that it takes all that that one takes.
     """
-    from pipeline.runs.comparison.pooling import whole_grid  # and numpy, which reading costs does without
+    from pipeline.runs.pooling import whole_grid  # and numpy, which reading costs does without
 
     spent: dict[_Method, list[ComputeRow]] = {}
     for row in compute:
@@ -398,7 +398,7 @@ def results_of(
         tell: Takes what cannot be read of a job's stored output, in words.
     """
     # Not with the other imports: scipy takes time to load, which commands that pool nothing need not wait for.
-    from pipeline.runs.comparison.pooling import fronts, pooled
+    from pipeline.runs.pooling import fronts, pooled
 
     rows = collect_rows(store, jobs, tell)
     found, comparisons = pooled(rows, prompt_reader(store, jobs, tell), last_round, settings.confidence)

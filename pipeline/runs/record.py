@@ -10,7 +10,7 @@ from __future__ import annotations
 import csv
 import io
 import logging
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
@@ -294,16 +294,20 @@ def place_of(found: ResultRow | Job) -> Place:
 def write_results(run: RunFolder, results: Results) -> None:
     """Write ``results.json``, and as tables ``results.csv`` with the rows of chains, ``pooled.csv`` of methods."""
     write_whole(run.results_json, json_text(asdict(results), indent=1) + "\n")
-    write_whole(run.results_csv, _csv(ResultRow, results.rows))
-    write_whole(run.pooled_csv, _csv(PooledRow, results.pooled))
+    for path, kind, rows in (
+        (run.results_csv, ResultRow, results.rows),
+        (run.pooled_csv, PooledRow, results.pooled),
+    ):
+        names = [column.name for column in fields(kind)]
+        write_whole(path, csv_text(names, ([getattr(row, name) for name in names] for row in rows)))
 
 
-def _csv(kind: type[ResultRow] | type[PooledRow], rows: Iterable[ResultRow | PooledRow]) -> str:
+def csv_text(names: Sequence[str], rows: Iterable[Sequence[object]]) -> str:
+    """A table for other programs; of cells as spreadsheets show them, see `csv_cell`."""
     text = io.StringIO()
     writer = csv.writer(text, lineterminator="\n")
-    names = [column.name for column in fields(kind)]
     writer.writerow(names)
-    writer.writerows([csv_cell(getattr(row, name)) for name in names] for row in rows)
+    writer.writerows(map(csv_cell, row) for row in rows)
     return text.getvalue()
 
 

@@ -28,7 +28,7 @@ from pipeline.engine.journal import whole_lines
 from pipeline.errors import ConfigError, StoreError
 from pipeline.files import open_plain
 from pipeline.foreign import ForeignDataError, read_json_file, read_plain
-from pipeline.runs.comparison.runs import headings_of
+from pipeline.runs.compare import headings_of
 from pipeline.runs.looks import Looks
 from pipeline.runs.record import csv_cell
 from pipeline.runs.report.format import command, count, duration, roughly, short, shown_path, typed_command

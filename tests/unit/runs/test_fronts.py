@@ -4,8 +4,8 @@ from collections.abc import Iterator
 
 import pytest
 
-from pipeline.runs.comparison.pooling import fronts
 from pipeline.runs.cost import CostRow, at_budgets
+from pipeline.runs.pooling import fronts
 from pipeline.runs.record import PooledRow
 from tests.doubles.pooled import pooled_row
 

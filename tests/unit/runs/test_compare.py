@@ -4,17 +4,20 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
-from pipeline.runs.comparison.runs import (
+import pytest
+
+from pipeline.runs.compare import (
     RunComparison,
     compare_runs,
     comparison_csv,
+    run_names,
     same_settings,
 )
 from pipeline.runs.cost import Compute
 from pipeline.runs.record import PooledRow, Results
 from tests.doubles.pooled import pooled_row
 
-PAGE = Path(__file__).parents[4] / "docs" / "evaluation.md"
+PAGE = Path(__file__).parents[3] / "docs" / "evaluation.md"
 
 
 def run(stamp: str, eta: float, *rows: PooledRow, **config: Any) -> Any:
@@ -30,8 +33,7 @@ def told(comparison: RunComparison) -> list[tuple[object, ...]]:
 
 def test_a_setting_is_told_where_it_matters_and_what_it_does_not_change_is_one_row() -> None:
     found = compare_runs([run("b", 10, pooled_row("PITA", 2, 0.75)), run("a", 2, pooled_row("PITA", 2, 0.5))])
-    assert found.settings == ["algos.*.eta"]
-    assert found.headings == {"algos.*.eta": "eta"}
+    assert found.settings == {"algos.*.eta": "eta"}
     assert told(found) == [
         ("reference", 0.25, "b", "a"),
         ("PITA", "2", 0.5, "a"),
@@ -62,12 +64,12 @@ def test_only_settings_that_change_results_count_and_only_among_runs_that_have_t
         for name, number, schedule, device in (("a", 1, "cosine", "auto"), ("b", 2, "linear", "cpu"))
     )
     second.config["algos"]["DPO"] = {"enabled": False, "beta": 3}  # type: ignore[index]
-    assert compare_runs([first, second]).settings == ["training.schedule"]
+    assert compare_runs([first, second]).settings == {"training.schedule": "schedule"}
     judged = [
         run(name, 1, datasets={"sums": {"seed": 0, "rewards": rewards}})
         for name, rewards in (("a", {}), ("b", {"x.y": 1}))
     ]
-    assert compare_runs(judged).settings == ["datasets.*.rewards.x.y"]
+    assert list(compare_runs(judged).settings) == ["datasets.*.rewards.x.y"]
     assert same_settings(first.config) != same_settings(second.config)
     assert same_settings(first.config) == same_settings({**first.config, "output_dir": "elsewhere"})
 
@@ -81,3 +83,33 @@ def test_a_csv_has_a_column_for_each_setting_and_runs_no_formula() -> None:
     assert rows[1].split(",")[:8] == ["'=1", "done", "addition", "tiny", "PITA", "2", "2", "pass@1"]
     assert [name for name in head.split(",") if f"`{name}`" not in PAGE.read_text()] == []
     assert rows[0].startswith("'=1 b,done,addition,tiny,reference,,0,")
+
+
+# -- what runs are called where several stand together -----------------------------------------------------------
+
+
+def named(stamp: str, name: str = "x", **settings: Any) -> Any:
+    algos = {"PITA": {"enabled": True, "eta": settings.pop("eta", 1)}}
+    config = {"experiment": {"name": name}, "algos": algos, "execution": {"workers": len(stamp)}, **settings}
+    return SimpleNamespace(name=name, stamp=stamp, state="done", config=config, results=Results(rows=[]))
+
+
+@pytest.mark.parametrize(
+    ("runs", "names"),
+    [
+        ([named("a")], ["x"]),
+        ([named("a"), named("b", "y")], ["x", "y"]),
+        ([named("a", eta=0.3), named("b", eta=1)], ["eta=0.3", "eta=1"]),
+        ([named("a"), named("bb")], ["a", "bb"]),
+        ([named("a"), named("b"), named("c", eta=2)], ["eta=1, a", "eta=1, b", "eta=2"]),
+        ([named("a", seeds=[0]), named("b", seeds=[0], eta=2), named("c", seeds=[1])], None),
+        ([named("a", "y"), named("b"), named("c", eta=2)], ["y", "x eta=1", "x eta=2"]),
+        ([named("a", text="l" * 99 + "1"), named("b", text="l" * 99 + "2")], None),
+    ],
+    ids=["one", "experiments", "a setting", "alike", "some alike", "two settings", "one of several", "long"],
+)
+def test_runs_are_called_by_what_tells_them_apart(runs: list[Any], names: list[str] | None) -> None:
+    found = run_names(runs)
+    assert len(set(found)) == len(runs)
+    assert names is None or found == names
+    assert max(map(len, found)) < 60

@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from functools import reduce
 from itertools import combinations, groupby
 from statistics import fmean
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -274,15 +274,16 @@ class Group:
         self.rows: dict[GridCell, dict[str, ResultRow]] = {}
         for row in rows:
             self.rows.setdefault((place_of(row)[2], row.seed), {})[row.metric] = row
-        self.first = next(iter(next(iter(self.rows.values())).values()))
+        first = next(iter(next(iter(self.rows.values())).values()))
+        self.algo = first.algo
+        self.place: dict[str, Any] = {"dataset": first.dataset, "model": first.model, "round": first.round}
         self.grid = whole_grid(self.rows)
-        measures = {cell: read(self._place(cell)) for cell in self.grid.cells}
+        measures = {
+            cell: read((first.dataset, first.model, cell[0], first.algo, cell[1], first.round))
+            for cell in self.grid.cells
+        }
         known = {cell: found for cell, found in measures.items() if found is not None}
         self.stack = stack(self.grid, known) if len(known) == len(self.grid) else None
-
-    def _place(self, cell: GridCell) -> Place:
-        row = self.first
-        return row.dataset, row.model, cell[0], row.algo, cell[1], row.round
 
 
 # -- family ------------------------------------------------------------------------------------------------------
@@ -335,18 +336,14 @@ def _corrected(
 def _comparison(
     pair: Pair, difference: Difference, bounds: Bounds, tested: tuple[float, Test], least: float | None
 ) -> Comparison:
-    one, other = pair
+    numbers = {"difference": difference.value, "ci_low": bounds[0], "ci_high": bounds[1], "p": tested[0]}
+    kept: dict[str, Any] = {name: _kept(number) for name, number in numbers.items()}
     return Comparison(
-        dataset=one.first.dataset,
-        model=one.first.model,
-        round=one.first.round,
+        **pair[0].place,
         metric=difference.metric,
-        first=one.first.algo,
-        second=other.first.algo,
-        difference=_kept(difference.value),
-        ci_low=_kept(bounds[0]),
-        ci_high=_kept(bounds[1]),
-        p=_kept(tested[0]),
+        first=pair[0].algo,
+        second=pair[1].algo,
+        **kept,
         test=tested[1],
         detectable=None if least is None else _kept(least),
         over=difference.over,
@@ -398,8 +395,7 @@ def pooled(
     return sorted(found, key=lambda row: (row.dataset, row.model, row.algo, row.round, row.metric)), comparisons
 
 
-@dataclass(frozen=True)
-class _Number:
+class _Number(NamedTuple):
     """A number with its interval, what that holds for, and what both rest on: chains and prompts."""
 
     value: float | None
@@ -409,118 +405,57 @@ class _Number:
     grid: Grid
     prompts: int
 
+    def fields(self, *names: str) -> dict[str, Any]:
+        """The same by the names that value, ends, scope, references, seeds and prompts have in a row."""
+        ends = map(rounded, (self.value, self.low, self.high))
+        rests = (len(self.grid.references), len(self.grid.seeds), self.prompts)
+        return dict(zip(names, (*ends, self.over, *rests), strict=True))
 
-def _rows_of(group: Group, reference: Group | None, confidence: float) -> list[PooledRow]:
+
+_LEVEL = ("value", "ci_low", "ci_high", "over", "references", "seeds", "n")
+_APART = tuple(f"difference{part}" for part in ("", "_low", "_high", "_over", "_references", "_seeds", "_n"))
+
+
+def _rows_of(group: Group, reference: Group | None, confidence: float) -> Iterator[PooledRow]:
     metrics = sorted({name for cell in group.grid.cells for name in group.rows[cell] if _AGAINST not in name})
-    differences = _differences(group, reference, metrics, confidence) if reference is not None else {}
-    return [_row(group, metric, _level(group, metric, confidence), differences.get(metric)) for metric in metrics]
-
-
-def _row(group: Group, metric: str, level: _Number, difference: _Number | None) -> PooledRow:
-    apart = difference or _Number(None, None, None, group.grid.scope, group.grid, 0)
-    return PooledRow(
-        algo=group.first.algo,
-        dataset=group.first.dataset,
-        model=group.first.model,
-        round=group.first.round,
-        metric=metric,
-        value=rounded(level.value),
-        ci_low=rounded(level.low),
-        ci_high=rounded(level.high),
-        difference=rounded(apart.value),
-        difference_low=rounded(apart.low),
-        difference_high=rounded(apart.high),
-        over=level.over,
-        references=len(level.grid.references),
-        seeds=len(level.grid.seeds),
-        n=level.prompts,
-        difference_over=difference.over if difference else None,
-        difference_references=len(difference.grid.references) if difference else None,
-        difference_seeds=len(difference.grid.seeds) if difference else None,
-        difference_n=difference.prompts if difference else None,
-    )
-
-
-# -- levels ----------------------------------------------------------------------------------------------------
+    apart = _differences(group, reference, metrics, confidence) if reference is not None else {}
+    for metric in metrics:
+        level = _level(group, metric, confidence).fields(*_LEVEL)
+        difference = apart[metric].fields(*_APART) if metric in apart else dict.fromkeys(_APART)
+        yield PooledRow(**group.place, algo=group.algo, metric=metric, **level, **difference)
 
 
 def _level(group: Group, metric: str, confidence: float) -> _Number:
     """The mean over all chains: by prompt where that is known of several, else of what the chains say."""
-    own = [group.rows[cell][metric] for cell in group.grid.cells if metric in group.rows[cell]]
-    if len(group.grid) > 1 and group.stack is not None and metric in group.stack.sums:
+    grid = group.grid
+    if len(grid) > 1 and group.stack is not None and metric in group.stack.sums:
         values = group.stack.values(metric)
         if (spread := known_spread(values)) is not None:
-            low, high = _interval(spread, metric, confidence)
-            over = group.grid.scope_of(spread)
-            return _Number(float(spread.value), low, high, over, group.grid, values.shape[-1])
+            value, half = float(spread.value), float(spread.half_width(confidence))
+            low, high = share_interval(spread, confidence) if is_share(metric) else (value - half, value + half)
+            return _Number(value, float(low), float(high), grid.scope_of(spread), grid, values.shape[-1])
+    own = [group.rows[cell][metric] for cell in grid.cells if metric in group.rows[cell]]
     known = [row.value for row in own if row.value is not None]
-    value = fmean(known) if known and len(known) == len(group.grid) else None
-    ends = (own[0].ci_low, own[0].ci_high) if len(group.grid) == 1 else (None, None)
-    return _Number(value, *ends, group.grid.scope, group.grid, min(row.n for row in own))
-
-
-def _interval(spread: Spread, metric: str, confidence: float) -> Bounds:
-    if is_share(metric):
-        low, high = share_interval(spread, confidence)
-        return float(low), float(high)
-    half = float(spread.half_width(confidence))
-    return float(spread.value) - half, float(spread.value) + half
-
-
-# -- differences to the reference ------------------------------------------------------------------------------
+    mean = fmean(known) if known and len(known) == len(grid) else None
+    ends = (own[0].ci_low, own[0].ci_high) if len(grid) == 1 else (None, None)
+    return _Number(mean, *ends, grid.scope, grid, min(row.n for row in own))
 
 
 def _differences(
     group: Group, reference: Group, metrics: Iterable[str], confidence: float
 ) -> Mapping[str, _Number]:
-    """Of the metrics that are compared: by prompt where that is known, else of what the chains say."""
-    pair = _paired(group, reference)
-    found: dict[str, _Number] = {}
-    by_prompt: dict[str, Difference] = {}
-    for metric in metrics:
-        if metric.startswith("kl_"):  # it is from the reference already
-            continue
-        known = pair and all(metric in stacked.sums for stacked in pair) and difference_of(*pair, metric)
-        if known:
-            by_prompt[metric] = known
-        elif bare := _bare_difference(group, reference, metric):
-            found[metric] = bare
-    ends = intervals(list(by_prompt.values()), confidence)
-    for (metric, one), (low, high) in zip(by_prompt.items(), ends, strict=True):
-        found[metric] = _Number(one.value, low, high, one.over, one.grid, one.prompts)
-    return found
-
-
-def _paired(group: Group, reference: Group) -> tuple[Stack, Stack] | None:
-    """A method and the reference where both have the same chains and prompts."""
+    """To the reference, of chains and prompts that both have; of metrics that are told prompt by prompt."""
     if group.stack is None or reference.stack is None:
-        return None
+        return {}
     ours, theirs = aligned([group.stack, reference.stack])
-    return (ours, theirs) if len(ours.grid) else None
-
-
-def _bare_difference(group: Group, reference: Group, metric: str) -> _Number | None:
-    """That of the means of chains that both have, without an interval but for that of a single chain."""
-    cells = {
-        cell: (own, other)
-        for cell in group.rows.keys() & reference.rows.keys()
-        if (own := _told(group, cell, metric)) and (other := _told(reference, cell, metric))
+    compared = [name for name in metrics if not name.startswith("kl_")]  # that is from the reference already
+    both = [name for name in compared if name in ours.sums and name in theirs.sums] if len(ours.grid) else []
+    found = {name: one for name in both if (one := difference_of(ours, theirs, name)) is not None}
+    ends = intervals(list(found.values()), confidence)
+    return {
+        name: _Number(one.value, low, high, one.over, one.grid, one.prompts)
+        for (name, one), (low, high) in zip(found.items(), ends, strict=True)
     }
-    grid = whole_grid(cells)
-    if not len(grid):
-        return None
-    pairs = [cells[cell] for cell in grid.cells]
-    value = fmean((own.value or 0) - (other.value or 0) for own, other in pairs)
-    prompts = min(row.n for pair in pairs for row in pair)
-    paired = group.rows[grid.cells[0]].get(f"{metric}{_AGAINST}{REFERENCE}")
-    if len(grid) == 1 and paired is not None:
-        return _Number(paired.value, paired.ci_low, paired.ci_high, grid.scope, grid, paired.n)
-    return _Number(value, None, None, grid.scope, grid, prompts)
-
-
-def _told(group: Group, cell: GridCell, metric: str) -> ResultRow | None:
-    row = group.rows[cell].get(metric)
-    return row if row is not None and row.value is not None else None
 
 
 # -- fronts ------------------------------------------------------------------------------------------------------

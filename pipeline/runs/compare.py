@@ -7,8 +7,6 @@ several runs are one row.
 
 from __future__ import annotations
 
-import csv
-import io
 import math
 import re
 from collections import Counter
@@ -20,9 +18,10 @@ from itertools import groupby
 from typing import Any
 
 from pipeline.config.schema import Config
+from pipeline.runs.cost import CostRow
 from pipeline.runs.loaded import LoadedRun
 from pipeline.runs.looks import reading_order
-from pipeline.runs.record import PooledRow, csv_cell, primary_metric
+from pipeline.runs.record import ByMetric, PooledRow, csv_text, primary_metric
 from pipeline.runs.report.format import decimal, interval, short, si, title
 from pipeline.runs.report.tables import HEADINGS, LEAST_NAME, about_bounds, number_column
 from pipeline.terminal.columns import EXTRA, Column, FittedTable, align
@@ -48,31 +47,31 @@ class RunRow:
     Attributes:
         runs: Labels of the runs of which this holds.
         state: Of the first of them.
-        dataset: Name of the dataset.
-        model: Name of the model.
-        algo: The method, or ``reference``.
         settings: Setting that differs -> its value here, as it is typed; without those that are not for this row
             or that the run does not have.
         result: Of the metric by which the runs are judged.
         kl: Divergence from the reference in nats per sequence.
         j: Reward less the common price of divergence.
-        flops: Of training, the mean over chains.
-        answer: FLOPs of an answer.
-        device_s: Seconds on devices, of training, without loading.
+        cost: What the method took, where it is known.
     """
 
     runs: tuple[str, ...]
     state: str
-    dataset: str
-    model: str
-    algo: str
     settings: Mapping[str, str]
     result: PooledRow
     kl: float | None
     j: float | None
-    flops: float | None
-    answer: float | None
-    device_s: float | None
+    cost: CostRow | None
+
+    @property
+    def place(self) -> tuple[str, str]:
+        """Dataset and model."""
+        return self.result.dataset, self.result.model
+
+    @property
+    def algo(self) -> str:
+        """The method, or ``reference``."""
+        return self.result.algo
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -80,28 +79,19 @@ class RunComparison:
     """Runs side by side.
 
     Attributes:
-        labels: What the runs are called, in order.
-        states: Of the runs, in one word.
-        settings: Those that differ, in the order of the configuration: ``training.schedule``, ``algos.*.eta``.
-        headings: Each of these as short as it can be without being another one.
+        states: Label of each run, in order -> the run in one word.
+        settings: Those that differ, in the order of the configuration, as ``algos.*.eta`` -> its heading, as short
+            as it can be without being another one.
         rows: By dataset, model, method and settings.
         bounded: Methods whose divergence is an upper bound.
         splits: Of the datasets, on which methods were evaluated; without those of results that do not say it.
     """
 
-    labels: list[str]
-    states: list[str]
-    settings: list[str]
-    headings: Mapping[str, str]
+    states: Mapping[str, str]
+    settings: Mapping[str, str]
     rows: list[RunRow]
     bounded: list[str]
     splits: list[str]
-
-    @property
-    def without_results(self) -> list[str]:
-        """Labels of the runs of which there is nothing to compare."""
-        told = {label for row in self.rows for label in row.runs}
-        return [label for label in self.labels if label not in told]
 
 
 def compare_runs(runs: Sequence[LoadedRun], labels: Sequence[str] = ()) -> RunComparison:
@@ -116,19 +106,27 @@ def compare_runs(runs: Sequence[LoadedRun], labels: Sequence[str] = ()) -> RunCo
     """
     labels, settings = list(labels) or _labels(runs), [dict(settings_of(run.config)) for run in runs]
     columns, primary = _differing(settings), _primary(runs)
-    rows = [
-        row
-        for run, label, own in zip(runs, labels, settings, strict=True)
-        for row in _rows(
-            run, label, {key: value for key, value in own.items() if _column(key) in columns}, primary
-        )
-    ]
+    found: dict[str, RunRow] = {}
+    for run, label, own in zip(runs, labels, settings, strict=True):
+        shown = {key: value for key, value in own.items() if _column(key) in columns}
+        for row in _rows(run, label, shown, primary):
+            # What no round has changed is the same whatever the rounds were to be: the reference of a model on a
+            # dataset is said once, with the settings that these runs share.
+            telling = [
+                (name, value)
+                for name, value in row.settings.items()
+                if row.result.round or name.startswith(_OF_REFERENCES)
+            ]
+            answer = getattr(row.cost, "answer", None)
+            said = repr((telling, row.result, row.kl, row.j, answer))
+            if same := found.get(said):
+                shared = {name: value for name, value in same.settings.items() if row.settings.get(name) == value}
+                row = replace(same, runs=(*same.runs, *row.runs), settings=shared)
+            found[said] = row
     return RunComparison(
-        labels=labels,
-        states=[run.state for run in runs],
-        settings=columns,
-        headings=headings_of(columns),
-        rows=sorted(_merged(rows), key=lambda row: _order(row, columns)),
+        states={label: run.state for run, label in zip(runs, labels, strict=True)},
+        settings=headings_of(columns, ["seeds"]),
+        rows=sorted(found.values(), key=lambda row: _order(row, columns)),
         bounded=sorted({name for run in runs for name in run.results.bounded}),
         splits=sorted({run.results.split for run in runs if run.results.split}),
     )
@@ -228,7 +226,7 @@ def _labels(runs: Sequence[LoadedRun]) -> list[str]:
     return [f"{run.name}/{run.stamp}" for run in runs]
 
 
-def _primary(runs: Iterable[LoadedRun]) -> Mapping[tuple[str, str], str | None]:
+def _primary(runs: Iterable[LoadedRun]) -> Mapping[tuple[str, str], str]:
     """What methods of a dataset and model are judged by in all runs."""
     found: dict[tuple[str, str], dict[tuple[object, ...], set[str]]] = {}
     for number, run in enumerate(runs):
@@ -236,14 +234,11 @@ def _primary(runs: Iterable[LoadedRun]) -> Mapping[tuple[str, str], str | None]:
             if row.value is not None:
                 cells = found.setdefault((row.dataset, row.model), {})
                 cells.setdefault((number, row.algo, row.round), set()).add(row.metric)
-    return {place: primary_metric(cells.values()) for place, cells in found.items()}
+    return {place: primary_metric(cells.values()) or "" for place, cells in found.items()}
 
 
 def _rows(
-    run: LoadedRun,
-    label: str,
-    settings: Mapping[Key, str],
-    primary: Mapping[tuple[str, str], str | None],
+    run: LoadedRun, label: str, settings: Mapping[Key, str], primary: Mapping[tuple[str, str], str]
 ) -> Iterator[RunRow]:
     cells: dict[tuple[str, str, str], dict[int, dict[str, PooledRow]]] = {}
     for row in run.results.pooled:
@@ -252,71 +247,28 @@ def _rows(
             rounds.setdefault(row.round, {})[row.metric] = row
     costs = {(cost.dataset, cost.model, cost.algo, cost.round): cost for cost in run.compute.costs}
     for (dataset, model, algo), rounds in cells.items():
-        last = max(rounds)
-        result = rounds[last].get(primary[dataset, model] or "")
-        if result is None:
-            continue
-        place = {"algo": algo, "dataset": dataset, "model": model}
-        cost = costs.get((dataset, model, algo, last))
-        yield RunRow(
-            runs=(label,),
-            state=run.state,
-            **place,
-            settings={
+        last: ByMetric = rounds[max(rounds)]
+        if result := last.get(primary[dataset, model]):
+            own = {
                 _column(key): value
                 for key, value in settings.items()
-                if not _is_of_one(key) or key[1] == place[_TABLES[key[0]]]
-            },
-            result=result,
-            kl=getattr(rounds[last].get(_KL), "value", None),
-            j=getattr(rounds[last].get(_J), "value", None),
-            flops=cost.flops if cost else None,
-            answer=cost.answer if cost else None,
-            device_s=cost.device_s if cost else None,
-        )
-
-
-def _merged(rows: Iterable[RunRow]) -> list[RunRow]:
-    """One row for what is the same in several runs, such as a method whose settings do not differ.
-
-    What no round has changed is the same whatever the rounds were to be: the reference of a model on a dataset is
-    said once, with the settings that these runs share.
-    """
-    found: dict[str, RunRow] = {}
-    for row in rows:
-        settings = {
-            name: value
-            for name, value in row.settings.items()
-            if row.result.round or name.startswith(_OF_REFERENCES)
-        }
-        said = repr((row.dataset, row.model, row.algo, settings, row.result, row.kl, row.j, row.answer))
-        if (same := found.get(said)) is None:
-            found[said] = row
-        else:
-            shared = {key: value for key, value in same.settings.items() if row.settings.get(key) == value}
-            found[said] = replace(same, runs=(*same.runs, *row.runs), settings=shared)
-    return list(found.values())
+                if not _is_of_one(key) or key[1] == getattr(result, _TABLES[key[0]])
+            }
+            kl, j = (last[name].value if name in last else None for name in (_KL, _J))
+            cost = costs.get((dataset, model, algo, max(rounds)))
+            yield RunRow(runs=(label,), state=run.state, settings=own, result=result, kl=kl, j=j, cost=cost)
 
 
 def _order(row: RunRow, columns: Sequence[str]) -> tuple[object, ...]:
-    values = [_sortable(row.settings.get(name, "")) for name in columns]
-    return row.dataset, row.model, reading_order(row.algo), values
+    def sortable(value: str) -> tuple[float, str]:
+        """Numbers by their size, before texts."""
+        try:
+            return float(value), value
+        except ValueError:
+            return math.inf, value
 
-
-def _sortable(value: str) -> tuple[float, str]:
-    """Numbers by their size, before texts."""
-    try:
-        return float(value), value
-    except ValueError:
-        return math.inf, value
-
-
-# -- names -------------------------------------------------------------------------------------------------------
-# What runs are called where several stand together: names that tell them apart. Pure.
-
-
-_LONGEST = 32
-"""Characters of a value."""
+    values = [sortable(row.settings.get(name, "")) for name in columns]
+    return *row.place, reading_order(row.algo), values
 
 
 def run_names(runs: Sequence[LoadedRun]) -> list[str]:
@@ -325,47 +277,46 @@ def run_names(runs: Sequence[LoadedRun]) -> list[str]:
     ``eta=0.3`` and ``eta=1``, with the timestamp where settings do not suffice, and with the experiment before
     them where it is not that of all.
     """
-    groups: dict[str, list[LoadedRun]] = {}
-    for run in runs:
-        groups.setdefault(run.name, []).append(run)
-    told = {id(run): name for own in groups.values() for run, name in zip(own, _told_apart(own), strict=True)}
-    if len(groups) == 1:
-        return [told[id(run)] for run in runs]
-    alone = {name for name, own in groups.items() if len(own) == 1}
-    return [run.name if run.name in alone else f"{run.name} {told[id(run)]}" for run in runs]
+    found = {}
+    times = Counter(run.name for run in runs)
+    for name in times:
+        own = [run for run in runs if run.name == name]
+        settings = [dict(settings_of(run.config)) for run in own]
+        plain = [{".".join(key): value for key, value in each.items()} for each in settings]
+        differing = [key for key in plain[0] if len({each.get(key) for each in plain}) > 1]
+        telling = headings_of(telling_apart([("", each) for each in plain], differing))
+        called = [
+            ", ".join(f"{telling[key]}={_brief(each[key])}" for key in telling if key in each) for each in plain
+        ]
+        for run, words in zip(own, called, strict=True):
+            alone = words if called.count(words) == 1 else ", ".join(filter(None, (words, run.stamp)))
+            before = [name] if len(times) > 1 or len(own) == 1 else []
+            found[id(run)] = " ".join([*before, *([alone] if len(own) > 1 else [])])
+    return [found[id(run)] for run in runs]
 
 
-def _told_apart(runs: Sequence[LoadedRun]) -> list[str]:
-    """Names for runs of one experiment."""
-    if len(runs) == 1:
-        return [runs[0].name]
-    names = _by_settings([dict(settings_of(run.config)) for run in runs])
-    times = Counter(names)
-    return [
-        name if name and times[name] == 1 else ", ".join(filter(None, (name, run.stamp)))
-        for run, name in zip(runs, names, strict=True)
-    ]
+def _brief(value: str, most: int = 32) -> str:
+    return value if len(value) <= most else f"{value[: most - 1]}…"
 
 
-def _by_settings(settings: Sequence[Mapping[Key, str]]) -> list[str]:
-    """Of the settings that several runs have with different values the first ones that part these runs."""
-    chosen: list[Key] = []
-    parts = 1
-    for key in dict.fromkeys(key for own in settings for key in own):
-        if len({own[key] for own in settings if key in own}) < 2:
-            continue
-        parted = len({tuple(own.get(one) for one in (*chosen, key)) for own in settings})
-        if parted > parts:
-            chosen, parts = [*chosen, key], parted
-    headings = headings_of([".".join(key) for key in chosen])
-    return [
-        ", ".join(f"{headings['.'.join(key)]}={_short(own[key])}" for key in chosen if key in own)
-        for own in settings
-    ]
+def telling_apart(rows: Sequence[tuple[str, Mapping[str, str]]], settings: Sequence[str]) -> list[str]:
+    """Settings that tell rows of each method apart, as few as will do: those that tell most apart go first.
 
+    Args:
+        rows: Method and settings of each.
+        settings: Those to choose from.
+    """
+    found: list[str] = []
 
-def _short(value: str) -> str:
-    return value if len(value) <= _LONGEST else f"{value[: _LONGEST - 1]}…"
+    def kinds(keys: Sequence[str]) -> int:
+        return len({(algo, *(own.get(key) for key in keys)) for algo, own in rows})
+
+    while left := [key for key in settings if key not in found]:
+        best = max(left, key=lambda key: kinds([*found, key]))
+        if kinds([*found, best]) == kinds(found):
+            break
+        found.append(best)
+    return found
 
 
 # -- as tables, and as CSV ----------------------------------------------------------------------------------------
@@ -376,26 +327,22 @@ _INTERVALS = (
     " Intervals are of each run by itself: a test between settings needs them in one run, as points of a front "
     "(docs/evaluation.md)."
 )
-
-_SEEDS, _INTERVAL = "seeds", "interval"
-_LEAST_RUN = 8
+_INTERVAL = "interval"
 _Told = tuple[Column, Callable[[RunRow], str]]
 """A column, and what stands in it of a row."""
-_ELSEWHERE = "a wider terminal or --csv has them"
 
 
 def comparison_tables(comparison: RunComparison) -> list[FittedTable]:
     """One table for each dataset and model: a row for each method and combination of settings that differ."""
     tables = []
     prompts = f"{' and '.join(comparison.splits)} prompts" if comparison.splits else ""
-    for place, found in groupby(comparison.rows, key=lambda row: (row.dataset, row.model)):
+    for place, found in groupby(comparison.rows, key=lambda row: row.place):
         rows = list(found)
-        shown = [key for key in comparison.settings if any(key in row.settings for row in rows)]
-        columns = _columns(comparison, shown, telling_apart(rows, shown), rows)
+        columns = _columns(comparison, rows)
         table = FittedTable(
             (column for column, _ in columns),
             title=title(*place, prompts, "runs side by side"),
-            elsewhere=_ELSEWHERE,
+            elsewhere="a wider terminal or --csv has them",
         )
         for _, own in groupby(rows, key=lambda row: row.algo):
             for row in own:
@@ -408,124 +355,102 @@ def comparison_tables(comparison: RunComparison) -> list[FittedTable]:
     return tables
 
 
-def telling_apart(rows: Sequence[RunRow], settings: Sequence[str]) -> list[str]:
-    """Settings that tell the rows of each method apart, as few as will do: those that tell most apart go first."""
-    found: list[str] = []
-
-    def kinds(keys: Sequence[str]) -> int:
-        return len({(row.algo, *(row.settings.get(key) for key in keys)) for row in rows})
-
-    while left := [key for key in settings if key not in found]:
-        best = max(left, key=lambda key: kinds([*found, key]))
-        if kinds([*found, best]) == kinds(found):
-            break
-        found.append(best)
-    return found
-
-
-def _columns(
-    comparison: RunComparison, shown: Sequence[str], telling: Sequence[str], rows: Sequence[RunRow]
-) -> list[_Told]:
+def _columns(comparison: RunComparison, rows: Sequence[RunRow]) -> list[_Told]:
     """What tells rows apart, what they have reached, and then what else there is, as a narrow page ends early."""
+    shown = [key for key in comparison.settings if any(key in row.settings for row in rows)]
+    telling = telling_apart([(row.algo, row.settings) for row in rows], shown)
     needs_run = len({(row.algo, *row.settings.items()) for row in rows}) < len(rows)
-    others = [_setting(comparison, key, rows, 9) for key in shown if key not in telling]
     metric = HEADINGS.get(rows[0].result.metric, rows[0].result.metric)
 
     def first_of(row: RunRow) -> str:
-        if len(row.runs) == len(comparison.labels) > 1:
+        if len(row.runs) == len(comparison.states) > 1:
             return "all"
         return row.runs[0] + (f" +{len(row.runs) - 1}" if len(row.runs) > 1 else "")
 
-    def difference(row: RunRow) -> str:
-        return "" if row.result.difference is None else decimal(row.result.difference, "+")
+    def number(
+        heading: str,
+        rank: int,
+        value: Callable[[RunRow], float | None],
+        words: Callable[[float], str] = decimal,
+        none: str = "",
+    ) -> _Told:
+        def told(row: RunRow) -> str:
+            return none if (found := value(row)) is None else words(found)
 
-    run = Column(heading="runs", rank=2 if needs_run else 5, least=_LEAST_RUN), first_of
+        return number_column(heading, rank), told
+
+    run = Column(heading="runs", rank=2 if needs_run else 5, least=8), first_of
     return [
         (Column(heading="algorithm", least=LEAST_NAME), lambda row: row.algo),
         *(_setting(comparison, key, rows, 2) for key in telling),
         *([run] if needs_run else []),
-        (number_column(metric, 1), lambda row: _number(row.result.value)),
+        number(metric, 1, lambda row: row.result.value, none="-"),
         (number_column(_INTERVAL, 4), lambda row: interval(row.result.ci_low, row.result.ci_high)),
-        (number_column("vs ref", 7), difference),
-        (number_column("KL/seq", 5), lambda row: _number(row.kl)),
-        (number_column("J", 8), lambda row: _number(row.j)),
+        number("vs ref", 7, lambda row: row.result.difference, lambda value: decimal(value, "+")),
+        number("KL/seq", 5, lambda row: row.kl, none="-"),
+        number("J", 8, lambda row: row.j, none="-"),
         (number_column("round", 6), lambda row: str(row.result.round)),
-        *others,
-        (number_column("FLOPs", EXTRA), lambda row: "" if row.flops is None else si(row.flops)),
-        (number_column("per answer", EXTRA + 1), lambda row: "" if row.answer is None else si(row.answer)),
-        (number_column("device s", EXTRA + 2), lambda row: "" if row.device_s is None else f"{row.device_s:.1f}"),
-        (number_column(_SEEDS, EXTRA + 3), lambda row: str(row.result.seeds)),
+        *(_setting(comparison, key, rows, 9) for key in shown if key not in telling),
+        number("FLOPs", EXTRA, lambda row: getattr(row.cost, "flops", None), si),
+        number("per answer", EXTRA + 1, lambda row: getattr(row.cost, "answer", None), si),
+        number(
+            "device s", EXTRA + 2, lambda row: getattr(row.cost, "device_s", None), lambda value: f"{value:.1f}"
+        ),
+        (number_column("seeds", EXTRA + 3), lambda row: str(row.result.seeds)),
         *([] if needs_run else [run]),
     ]
 
 
 def _setting(comparison: RunComparison, key: str, rows: Sequence[RunRow], rank: int) -> _Told:
-    heading = _of_setting(comparison.headings[key], [_SEEDS])
-    column = Column(heading=heading, right=True, rank=rank, least=LEAST_NAME)
-    shown = _shortened({row.settings[key] for row in rows if key in row.settings})
-    return column, lambda row: shown.get(row.settings.get(key, ""), "")
-
-
-def _shortened(values: Collection[str]) -> dict[str, str]:
-    """Values of a setting, fractions with four digits where these tell them apart."""
-    shown = {value: value for value in values}
-    for value in values:
+    """A column of a setting, fractions with four digits where these tell its values apart."""
+    column = Column(heading=comparison.settings[key], right=True, rank=rank, least=LEAST_NAME)
+    shown = {row.settings[key]: row.settings[key] for row in rows if key in row.settings}
+    brief = dict(shown)
+    for value in shown:
         if set(value) & {".", "e"}:
             with suppress(ValueError):  # a text
-                shown[value] = short(float(value))
-    return shown if len(set(shown.values())) == len(shown) else {value: value for value in values}
-
-
-def _of_setting(heading: str, others: Sequence[str]) -> str:
-    """The heading of a setting, also where a column of results is called so."""
-    return f"{heading} (setting)" if heading in others else heading
-
-
-def _number(value: float | None) -> str:
-    return "-" if value is None else decimal(value)
+                brief[value] = short(float(value))
+    told = brief if len(set(brief.values())) == len(brief) else shown
+    return column, lambda row: told.get(row.settings.get(key, ""), "")
 
 
 def _about(comparison: RunComparison, shown: Collection[str]) -> Iterator[str]:
     yield _NOTE + (_INTERVALS if _INTERVAL in shown else "")
-    if not comparison.settings and len(comparison.labels) > 1:
+    if not comparison.settings and len(comparison.states) > 1:
         yield "No setting that changes results differs."
-    if missing := comparison.without_results:
+    there = {label for row in comparison.rows for label in row.runs}
+    if missing := [label for label in comparison.states if label not in there]:
         yield f"No results: {', '.join(missing)}."
-    going_on = [
-        f"{label} ({state})"
-        for label, state in zip(comparison.labels, comparison.states, strict=True)
-        if state != "done" and label not in missing
-    ]
-    if going_on:
-        yield f"Not done: {', '.join(going_on)}."
+    if going_on := [
+        f"{label} ({comparison.states[label]})" for label in there if comparison.states[label] != "done"
+    ]:
+        yield f"Not done: {', '.join(sorted(going_on))}."
     algos = {row.algo for row in comparison.rows}
     yield from about_bounds([name for name in comparison.bounded if name in algos], shown)
 
 
 _MEASURED = ("round", "metric", "value", "ci_low", "ci_high", "difference", "difference_low", "difference_high")
-_TAKEN = {
-    "kl": "kl_per_sequence",
-    "j": "j",
-    "flops": "training_flops",
-    "answer": "flops_per_answer",
-    "device_s": "device_s",
-}
+_TAKEN = {"training_flops": "flops", "flops_per_answer": "answer", "device_s": "device_s"}
 
 
 def comparison_csv(comparison: RunComparison) -> str:
     """The same with every number in full, as a table for other programs."""
-    text = io.StringIO()
-    writer = csv.writer(text, lineterminator="\n")
-    before = ("runs", "state", "dataset", "model", "algo")
-    rested = ("references", _SEEDS, "n")
-    after = (*_MEASURED, *_TAKEN.values(), *rested)
-    settings = [_of_setting(key, [*before, *after]) for key in comparison.settings]
-    writer.writerow([*before, *settings, *after])
-    for row in comparison.rows:
-        cells: list[object] = [" ".join(row.runs), *(getattr(row, name) for name in before[1:])]
-        cells += [row.settings.get(key) for key in comparison.settings]
-        cells += [getattr(row.result, name) for name in _MEASURED]
-        cells += [getattr(row, name) for name in _TAKEN]
-        cells += [getattr(row.result, name) for name in rested]
-        writer.writerow(map(csv_cell, cells))
-    return text.getvalue()
+    place, rested = ("dataset", "model", "algo"), ("references", "seeds", "n")
+    names = ["runs", "state", *place, *comparison.settings, *_MEASURED, "kl_per_sequence", "j", *_TAKEN, *rested]
+    return csv_text(
+        names,
+        (
+            [
+                " ".join(row.runs),
+                row.state,
+                *(getattr(row.result, name) for name in place),
+                *(row.settings.get(key) for key in comparison.settings),
+                *(getattr(row.result, name) for name in _MEASURED),
+                row.kl,
+                row.j,
+                *(getattr(row.cost, name, None) for name in _TAKEN.values()),
+                *(getattr(row.result, name) for name in rested),
+            ]
+            for row in comparison.rows
+        ),
+    )
