@@ -1,7 +1,7 @@
 """The doctor: what may be wrong with a machine, found before it costs a run (``python test_parallel_setup.py``).
 
-Each check says what it saw, how bad that is, and what to do. Those of the machine are in `machine.py`; here are
-those of the installation, and proofs by the real engine.
+Each check says what it saw, how bad that is, and what to do: of the installation, of the machine, and by proofs of
+the real engine.
 """
 
 from __future__ import annotations
@@ -9,9 +9,12 @@ from __future__ import annotations
 import json
 import os
 import platform
+import shutil
+import subprocess
 import sys
 import tempfile
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from importlib.metadata import version
 from pathlib import Path
@@ -21,27 +24,40 @@ from rich.console import Console
 from rich.text import Text
 
 from pipeline import arithmetic
-from pipeline.commands.machine import WORKER_MEMORY_GIB, TorchFacts, machine_checks, read_facts
 from pipeline.commands.start import refuse, unless_unwritten
 from pipeline.config.load import config_from_plain, load_config
 from pipeline.config.place import conf_dir, install_command
 from pipeline.config.plain import to_plain
 from pipeline.config.schema import DeviceChoice
-from pipeline.engine.devices.inventory import Device, cpu_slots, usable_cores
+from pipeline.engine.devices.inventory import (
+    NOTHING,
+    VISIBLE,
+    Device,
+    Machine,
+    NoDriver,
+    cpu_slots,
+    read_machine,
+    session,
+    usable_cores,
+    visible_gpus,
+)
+from pipeline.engine.devices.lease import holders
 from pipeline.engine.devices.select import choose_devices
 from pipeline.engine.run_jobs import run_jobs
 from pipeline.engine.scheduler.outcome import Outcome
 from pipeline.engine.store.store import Store
-from pipeline.errors import ConfigError, PipelineError
+from pipeline.errors import ConfigError, DeviceError, PipelineError
 from pipeline.machine.memory import memory_available_bytes
 from pipeline.plan.graph import Job, Plan
 from pipeline.slurm.lint import slurm_checks
 from pipeline.terminal.console import Check, Verdict, failed, make_console, passed, say, warned
 from pipeline.terminal.streams import printable
 
-__all__ = ["Check", "Verdict", "main", "run_checks", "script"]
-
 MINIMUM_PYTHON = (3, 11)
+GPU_IN_USE = 0.1
+SHM_GIB = 1
+WORKER_MEMORY_GIB = 0.7
+_SHM = Path("/dev/shm")  # noqa: S108 - looked at alone
 _INDENT = " " * len("PASS  ")
 DOCUMENTED = "88aef758bcc24248"
 MADE_WITH = {"numpy": "2.4.6", "torch": "2.13.0", "transformers": "5.23.0"}
@@ -54,25 +70,33 @@ FINGERPRINT = Job(
     payload={},
     samples=1,
 )
+_TORCH_TIMEOUT_S = 300
+_ASK_TORCH = """
+import gc, json, warnings
+gc.disable()  # nothing that is imported is garbage, and looking for some takes a fifth of the time
+with warnings.catch_warnings(record=True) as said:
+    warnings.simplefilter("always")
+    import torch, transformers, pipeline.learning.algos.stage_entry
+    count = torch.cuda.device_count()
+    available = torch.cuda.is_available()
+print(json.dumps({
+    "version": torch.__version__, "cuda": torch.version.cuda, "available": available, "count": count,
+    "error": "; ".join(str(one.message) for one in said if "CUDA" in str(one.message)),
+    "transformers": transformers.__version__,
+}))
+gc.freeze()  # nor does it end sooner for going through all of it
+"""
 
 
 def run_checks(output_dir: Path) -> Iterator[Check]:
     """Every check in order; one that raises has failed, and the others go on."""
-
-    def of_facts() -> Iterator[Check]:
-        facts = read_facts()
-        yield check_imports(facts.torch)
-        yield from machine_checks(facts)
-        yield from slurm_checks(facts.environment, visible=len(facts.machine.devices))
-
     several: dict[str, Callable[[], Iterable[Check]]] = {
-        "python": lambda: [check_python()],
-        "machine": of_facts,
-        "devices": lambda: [check_devices()],
-        "config": lambda: [check_config()],
-        "store": lambda: [check_store(output_dir)],
+        "python": check_python,
+        "machine": lambda: machine_checks(ask_torch()),
+        "devices": check_devices,
+        "config": check_config,
+        "store": lambda: check_store(output_dir),
         _GENERATION: check_generation,
-        _ARITHMETIC: check_arithmetic,
     }
     for name, check in several.items():
         try:
@@ -90,8 +114,7 @@ def script(arguments: Sequence[str]) -> int:
     """``python test_parallel_setup.py``: 2 if it was given arguments, of which it takes none."""
     if not arguments:
         return main()
-    more = "`python -m pipeline check` makes the same checks, and says by --help what it can be told"
-    return refuse(ConfigError(f"test_parallel_setup.py {' '.join(arguments)}: it takes no arguments. {more}"))
+    return refuse(ConfigError(f"test_parallel_setup.py {' '.join(arguments)}: it takes no arguments"))
 
 
 def print_checks(checks: Iterable[Check], ready: str) -> int:
@@ -130,39 +153,28 @@ def check_lines(check: Check, console: Console) -> Iterator[Text]:
 # -- the installation --------------------------------------------------------------------------------------------
 
 
-def check_python() -> Check:
+def check_python() -> Iterator[Check]:
     """The interpreter and the operating system are ones that workers run on."""
     seen = f"Python {platform.python_version()} on {platform.system()} {platform.machine()}"
     if sys.version_info < MINIMUM_PYTHON:
-        return failed("python", seen, "install Python 3.11 or newer and make the environment with it")
-    if not sys.platform.startswith("linux"):
-        return warned("python", seen, "only Linux is tested; use it for long runs")
-    return passed("python", seen)
+        yield failed("python", seen, "install Python 3.11 or newer and make the environment with it")
+    elif not sys.platform.startswith("linux"):
+        yield warned("python", seen, "only Linux is tested; use it for long runs")
+    else:
+        yield passed("python", seen)
 
 
-def check_imports(torch: TorchFacts) -> Check:
-    """A fresh process can import what a worker imports."""
-    if torch.failure:
-        return failed("imports", torch.failure, f"run `{install_command()}` again")
-    return passed("imports", f"torch {torch.version}, transformers {torch.transformers}")
-
-
-def check_devices() -> Check:
+def check_devices() -> Iterator[Check]:
     """GPUs as the driver lists them, or CPU slots where there are none."""
     devices = choose_devices(DeviceChoice.auto, None)
     if devices[0].kind == "cpu":
-        memory = memory_available_bytes() / 2**30
-        seen = (
-            f"no GPU; {usable_cores()} usable cores, {memory:.1f} GiB of memory free: {len(devices)} CPU workers"
-        )
-        if memory < WORKER_MEMORY_GIB:
-            return warned("devices", seen, f"free some memory: a worker takes {WORKER_MEMORY_GIB} GiB")
-        return passed("devices", seen)
-    names = ", ".join(f"{gpu.index}: {gpu.name} ({gpu.memory_total_bytes / 2**30:.0f} GiB)" for gpu in devices)
-    return passed("devices", f"{len(devices)} GPUs: {names}")
+        yield passed("devices", f"no GPU; {usable_cores()} usable cores: {len(devices)} CPU workers")
+    else:
+        names = (f"{gpu.index}: {gpu.name} ({gpu.memory_total_bytes / 2**30:.0f} GiB)" for gpu in devices)
+        yield passed("devices", f"{len(devices)} GPUs: {', '.join(names)}")
 
 
-def check_config() -> Check:
+def check_config() -> Iterator[Check]:
     """The configuration reaches a worker as plain data and is rebuilt there unchanged, whatever is chosen."""
     several = {
         group: [path.stem for path in (conf_dir() / group).glob("*.yaml")]
@@ -170,42 +182,199 @@ def check_config() -> Check:
     }
     chosen = [f"{group}=[{','.join(sorted(names))}]" for group, names in several.items()]
     config = load_config(["experiment.name=check", *chosen])
-    if config_from_plain(json.loads(json.dumps(to_plain(config)))) != config:
-        return failed("config", f"{' '.join(chosen)} changes on the way", "look at the files of conf/")
-    return passed("config", f"{sum(map(len, several.values()))} group options survive the way to a worker")
+    if config_from_plain(json.loads(json.dumps(to_plain(config)))) == config:
+        yield passed("config", f"{sum(map(len, several.values()))} group options survive the way to a worker")
+    else:
+        yield failed("config", f"{' '.join(chosen)} changes on the way", "look at the files of conf/")
 
 
-def check_store(output_dir: Path) -> Check:
+def check_store(output_dir: Path) -> Iterator[Check]:
     """Outputs can be written and renamed."""
     try:
         output_dir.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryDirectory(dir=output_dir) as folder:
-            store = Store(Path(folder))
-            key = "0" * 40
+            store, key = Store(Path(folder)), "0" * 40
             unfinished = store.begin(store.scratch("check"), key, 1)
             (unfinished / "file").write_text("x")
             store.commit(key, unfinished, {})
-            if not store.has(key):
-                return failed("store", "a written file reads back changed", "use another disk")
+            if store.has(key):
+                yield passed("store", f"{output_dir} is writable")
+            else:
+                yield failed("store", "a written file reads back changed", "use another disk")
     except (OSError, PipelineError) as error:
-        return failed("store", str(error), "set output_dir to a folder that you can write to")
-    return passed("store", f"{output_dir} is writable")
+        yield failed("store", str(error), "set output_dir to a folder that you can write to")
+
+
+# -- the machine -------------------------------------------------------------------------------------------------
+
+
+def ask_torch() -> dict[str, Any]:
+    """Ask torch in a fresh process, which may open CUDA contexts and ends with them.
+
+    Returns:
+        What `_ASK_TORCH` prints; or `failure`, why it could not be asked.
+    """
+    try:
+        done = subprocess.run(
+            [sys.executable, "-c", _ASK_TORCH],
+            capture_output=True,
+            text=True,
+            check=False,
+            timeout=_TORCH_TIMEOUT_S,
+        )
+    except subprocess.TimeoutExpired:
+        return {"failure": f"importing torch took longer than {_TORCH_TIMEOUT_S} s"}
+    if done.returncode:
+        return {"failure": (done.stderr.strip().splitlines() or [f"exit code {done.returncode}"])[-1]}
+    return dict(json.loads(done.stdout.splitlines()[-1]))
+
+
+def machine_checks(torch: Mapping[str, Any]) -> Iterator[Check]:
+    """What the system says of it, beside what `ask_torch` has said."""
+    if "failure" in torch:
+        yield failed("imports", torch["failure"], f"run `{install_command()}` again")
+    else:
+        yield passed("imports", f"torch {torch['version']}, transformers {torch['transformers']}")
+    machine = Machine()
+    try:
+        machine = read_machine()
+        with session() as nvml:
+            number = int(nvml.nvmlSystemGetCudaDriverVersion())
+            driver = f"{nvml.nvmlSystemGetDriverVersion()} (CUDA up to {number // 1000}.{number % 1000 // 10})"
+        yield from _gpu_checks(machine, driver, torch)
+    except NoDriver:
+        if nodes := [str(path) for path in sorted(Path("/dev").glob("nvidia[0-9]*"))]:
+            yield failed(
+                "driver",
+                f"{', '.join(nodes)} are there, but the driver's library libnvidia-ml.so.1 is not",
+                "start the container with --gpus all, or NVIDIA_DRIVER_CAPABILITIES=compute,utility",
+            )
+        else:
+            yield passed(
+                "driver", "no NVIDIA driver, or no GPU was passed into this container: runs use CPU slots"
+            )
+    except DeviceError as error:
+        yield failed("driver", str(error), "reboot if it was updated; until then use device=cpu")
+    yield from limits(_cgroup(), usable_cores(), memory_available_bytes())
+    if _SHM.is_dir():
+        size = shutil.disk_usage(_SHM).total / 2**30
+        yield (
+            passed(str(_SHM), f"{size:.2f} GiB")
+            if size >= SHM_GIB
+            else warned(
+                str(_SHM),
+                f"{size:.2f} GiB: data loaders with num_workers > 0 die with a bus error, and NCCL cannot start",
+                "start the container with --shm-size=8g or --ipc=host; else num_workers: 0 and NCCL_SHM_DISABLE=1",
+            )
+        )
+    yield from slurm_checks(os.environ, visible=len(machine.devices))
+
+
+def _gpu_checks(machine: Machine, driver: str, torch: Mapping[str, Any]) -> Iterator[Check]:
+    """The driver answers for every GPU, the mask means what it seems to, and torch sees what the driver lists."""
+    if machine.broken:
+        places = {uuid: place for place, uuid in enumerate(machine.uuids)}
+        seen = "; ".join(f"GPU {places[uuid]}: {why}" for uuid, why in machine.broken.items())
+        remedy = "see `dmesg | grep -i xid`, then have it reset or reboot; runs leave it out"
+        yield warned("driver", seen, remedy)
+    else:
+        yield passed("driver", f"NVIDIA {driver}; {len(machine.uuids)} GPUs")
+    mask = os.environ.get(VISIBLE)
+    if mask is not None and mask.strip() in NOTHING:
+        seen = f"{VISIBLE}={mask} hides all {len(machine.uuids)} GPUs"
+        yield warned(VISIBLE, seen, f"`unset {VISIBLE}`, unless you mean the CPU")
+        return
+    try:
+        visible = visible_gpus(machine, os.environ)
+    except DeviceError as error:
+        remedy = f"give numbers from 0 to {len(machine.uuids) - 1}, each once, with commas between"
+        yield failed(VISIBLE, str(error), remedy)
+        return
+    yield passed(VISIBLE, f"{mask or 'not set'}: {', '.join(gpu.label for gpu in visible)}")
+    if "failure" not in torch:
+        yield _torch_sees(visible, driver, torch)
+    yield _gpu_memory(machine, visible)
+
+
+def _torch_sees(visible: Sequence[Device], driver: str, torch: Mapping[str, Any]) -> Check:
+    name, seen = (
+        "torch and driver",
+        f"torch {torch['version']} for CUDA {torch['cuda']} sees {torch['count']} GPUs",
+    )
+    if torch["cuda"] is None:
+        seen = f"torch {torch['version']} was built without CUDA, but there are {len(visible)} GPUs"
+        return failed(name, seen, "install the CUDA build, see https://pytorch.org/get-started")
+    if not torch["available"]:
+        return failed(
+            name,
+            f"{seen} and cannot use them; driver: {driver} {' '.join(torch['error'].split())}",
+            "update the driver or install a torch for an older CUDA, if that is newer; else see `nvidia-smi`",
+        )
+    if torch["count"] != len(visible) and all(gpu.slice_index is None for gpu in visible):
+        remedy = "a cgroup or container hides some: compare `nvidia-smi -L` inside and outside of it"
+        return failed(name, f"{seen}, NVML {len(visible)}", remedy)
+    return passed(name, seen)
+
+
+def _gpu_memory(machine: Machine, visible: Sequence[Device]) -> Check:
+    """No other program than runs holds much of the GPUs that a run would use."""
+    held, seen, busy, pids = holders(list(visible)), list[str](), list[Device](), set[int]()
+    for gpu in visible:
+        use, holder = machine.usage[gpu.uuid or ""], held.get(gpu.uuid or "")
+        share = use.used_bytes / use.total_bytes
+        seen.append(f"{gpu.label}: {share:.0%} in use" + (f", held by {holder}" if holder else ""))
+        if share > GPU_IN_USE and not holder:
+            busy.append(gpu)
+            pids |= {process.pid for process in use.processes or ()}
+    if not busy:
+        return passed("GPU memory", "; ".join(seen) or "no GPU")
+    free = ",".join(str(place) for place, gpu in enumerate(visible) if gpu not in busy)
+    choose = f"use the others: distributed.gpu_ids=[{free}]" if free else "use device=cpu"
+    who = f" by processes {', '.join(map(str, sorted(pids)))}" if pids else ""
+    return warned("GPU memory", "; ".join(seen) + who, f"stop what runs there, or {choose}")
+
+
+def _cgroup() -> Path:
+    """The folder of this process's cgroup, or the root of the hierarchy inside a container."""
+    root = Path("/sys/fs/cgroup")
+    with suppress(OSError):
+        for line in Path("/proc/self/cgroup").read_text().splitlines():
+            if line.startswith("0::") and (root / line[3:].lstrip("/")).is_dir():
+                return root / line[3:].lstrip("/")
+    return root
+
+
+def limits(cgroup: Path, cores: int, available: int) -> Iterator[Check]:
+    """Cores and memory that are shown can be used, whatever a cgroup or those above it allow.
+
+    Args:
+        cgroup: Its folder.
+        cores: That this process may run on.
+        available: Bytes of memory that the machine has free.
+    """
+    quotas, memory, worker = [float(cores)], [available], WORKER_MEMORY_GIB * 2**30
+    for one in (cgroup, *cgroup.parents):
+        with suppress(OSError, ValueError):
+            allowed, period = map(int, (one / "cpu.max").read_text().split())
+            quotas.append(allowed / period)
+        with suppress(OSError, ValueError):
+            most, used = (int((one / f"memory.{name}").read_text()) for name in ("max", "current"))
+            memory.append(max(0, most - used))
+    if (quota := min(quotas)) >= cores - 0.5:
+        yield passed("CPU limit", f"{cores} usable cores")
+    else:
+        seen = f"{cores} cores are shown, but the cgroup allows the time of {quota:g}"
+        yield warned("CPU limit", seen, f"set execution.workers={max(1, int(quota))} on the CPU")
+    left = min(memory)
+    seen = f"{left / 2**30:.1f} GiB can be taken"
+    if left >= (cores if left < available else 1) * worker:
+        yield passed("memory limit", seen)
+    else:
+        remedy = f"set execution.workers={max(1, int(left / worker))} on the CPU, or ask for more (Slurm: --mem)"
+        yield warned("memory limit", f"{seen}, for {cores} cores; a worker takes {WORKER_MEMORY_GIB} GiB", remedy)
 
 
 # -- proofs ------------------------------------------------------------------------------------------------------
-
-
-def check_arithmetic() -> Iterator[Check]:
-    """Train and decode in a worker with portable arithmetic, and compare with the docs.
-
-    Where there is no GPU a worker that has proven parallel generation has done that, too.
-    """
-    if choose_devices(DeviceChoice.auto, None)[0].kind == "cpu":
-        return
-    with tempfile.TemporaryDirectory(prefix="pipeline-check-") as folder:
-        store = Store(Path(folder) / "store")
-        outcome = run_jobs(Plan([FINGERPRINT], []), store, cpu_slots(1), Path(folder), portable=True)
-        yield judge(store, outcome)
 
 
 def judge(store: Store, outcome: Outcome) -> Check:
@@ -241,71 +410,63 @@ def compare(found: str, versions: Mapping[str, str], machine: str) -> Check:
     return warned(_ARITHMETIC, f"{detail} ({why})", remedy)
 
 
-def check_generation(workers: int | None = None, *, prompts: int = 16, new_tokens: int = 32) -> Iterator[Check]:
+def check_generation(workers: int | None = None) -> Iterator[Check]:
     """Every worker generates the same text on a device of its own, through the real engine.
 
     On CPUs one of them, which has all imported by then, computes the fingerprint of arithmetic as well.
     """
     devices = choose_devices(DeviceChoice.auto, workers)
+    payload = {"prompts": 16, "new_tokens": 32, "seed": 0}
+    entry = "pipeline.learning.generation.probe:probe"
     jobs = [
-        Job(
-            id=f"probe/{index}",
-            key=f"{index:040d}",
-            entry="pipeline.learning.generation.probe:probe",
-            payload={"prompts": prompts, "new_tokens": new_tokens, "seed": 0},
-            samples=prompts,
-        )
+        Job(id=f"probe/{index}", key=f"{index:040d}", entry=entry, payload=payload, samples=16)
         for index in range(len(devices))
     ]
     on_cpu = devices[0].kind == "cpu"
-    afterwards = [replace(FINGERPRINT, inputs={"after": tuple(job.key for job in jobs)})] if on_cpu else []
-    plan = Plan([*jobs, *afterwards], [(job.id, last.id) for last in afterwards for job in jobs])
+    last = [replace(FINGERPRINT, inputs={"after": tuple(job.key for job in jobs)})] if on_cpu else []
+    plan = Plan([*jobs, *last], [(job.id, one.id) for one in last for job in jobs])
     with tempfile.TemporaryDirectory(prefix="pipeline-check-") as folder:
         store = Store(Path(folder) / "store")
         outcome = run_jobs(plan, store, devices, Path(folder), portable=on_cpu)
-        lost = [job.id for job in jobs if not store.has(job.key)]
-        if lost and outcome.interrupted:
-            yield failed(_GENERATION, f"{outcome.interrupted} came before it was done", "run this again")
-            return
-        if lost:
+        if lost := [job.id for job in jobs if not store.has(job.key)]:
             detail = f"{len(lost)} of {len(jobs)} workers failed: {outcome.reason(lost[0])}"
-            yield failed(_GENERATION, detail, "the reason above says what to repair")
+            if outcome.interrupted:
+                detail = f"{outcome.interrupted} came before it was done"
+            yield failed(_GENERATION, detail, "run this again, where the reason above does not say what to repair")
             return
         reports = [json.loads((store.path(job.key) / "probe.json").read_bytes()) for job in jobs]
-        judged = [judge(store, outcome)] if on_cpu else []
-    yield _which_device(devices, reports)
-    yield _same_text(reports)
-    used = ", ".join(f"{report['memory_bytes'] / 2**30:.2f} GiB" for report in reports)
-    yield passed("memory in use", f"peak per worker: {used}")
-    yield from judged
+        yield which_device(devices, reports)
+        yield same_text(reports)
+        used = ", ".join(f"{report['memory_bytes'] / 2**30:.2f} GiB" for report in reports)
+        yield passed("memory in use", f"peak per worker: {used}")
+        if not on_cpu:
+            outcome = run_jobs(Plan([FINGERPRINT], []), store, cpu_slots(1), Path(folder), portable=True)
+        yield judge(store, outcome)
 
 
-def _which_device(devices: list[Device], reports: list[dict[str, Any]]) -> Check:
+def which_device(devices: Sequence[Device], reports: Sequence[Mapping[str, Any]]) -> Check:
+    """Whether each worker had a process and a device of its own."""
     seen = "; ".join(f"pid {report['pid']} on {_place(report)}" for report in reports)
-    pids = {report["pid"] for report in reports}
+    pids, remedy = {report["pid"] for report in reports}, ""
     if len(pids) != len(reports) or os.getpid() in pids:
-        return failed(
-            _GENERATION, seen, "jobs shared a process; look for a wrapper that changes how python starts"
-        )
-    if devices[0].kind == "cuda":
-        if {report["visible"] for report in reports} != {device.uuid for device in devices}:
-            remedy = "two workers saw one GPU; look for a wrapper that sets CUDA_VISIBLE_DEVICES"
-            return failed(_GENERATION, seen, remedy)
-        if any(report["visible_gpus"] != 1 for report in reports):
-            remedy = "torch does not see the GPU; compare `nvidia-smi` with torch.version.cuda"
-            return failed(_GENERATION, seen, remedy)
-    return passed(_GENERATION, seen)
+        remedy = "jobs shared a process; look for a wrapper that changes how python starts"
+    elif devices[0].kind == "cuda" and {report["visible"] for report in reports} != {one.uuid for one in devices}:
+        remedy = "two workers saw one GPU; look for a wrapper that sets CUDA_VISIBLE_DEVICES"
+    elif devices[0].kind == "cuda" and any(report["visible_gpus"] != 1 for report in reports):
+        remedy = "torch does not see the GPU; compare `nvidia-smi` with torch.version.cuda"
+    return failed(_GENERATION, seen, remedy) if remedy else passed(_GENERATION, seen)
 
 
-def _place(report: dict[str, Any]) -> str:
+def _place(report: Mapping[str, Any]) -> str:
     if report["device"] == "cpu":
         return f"cpu, {report['threads']} thread" + ("s" if report["threads"] != 1 else "")
     return f"{report['visible']} ({report['device']})"
 
 
-def _same_text(reports: list[dict[str, Any]]) -> Check:
-    tokens = sum(report["tokens"] for report in reports)
+def same_text(reports: Sequence[Mapping[str, Any]]) -> Check:
+    """Whether they wrote the same."""
     if len({report["text"] for report in reports}) > 1:
         seen = "workers generated different text from the same seed"
         return warned("same results", seen, "mixed GPU models round differently: keep a run on one kind")
+    tokens = sum(report["tokens"] for report in reports)
     return passed("same results", f"{tokens:,} tokens, the same text from every worker")

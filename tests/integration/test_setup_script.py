@@ -15,10 +15,9 @@ SAME = {name: version(name).partition("+")[0] for name in MADE_WITH} == MADE_WIT
 SCRIPT = str(ROOT / "test_parallel_setup.py")
 WITHOUT_THE_DEAR = """
 import runpy, sys
-from pipeline.commands import check, machine
-check.check_generation = check.check_arithmetic = lambda: iter(())
-check.check_config = lambda: check.Check("config", check.Verdict.PASS, "nobody looked")
-machine.ask_torch = lambda: machine.TorchFacts(failure="nobody asked")
+from pipeline.commands import check
+check.check_generation = check.check_config = lambda: iter(())
+check.ask_torch = lambda: {"failure": "nobody asked"}
 script, sys.argv[1:] = sys.argv[1], []
 runpy.run_path(script, run_name="__main__")
 """
@@ -63,4 +62,4 @@ def test_it_takes_no_arguments(tmp_path: Path) -> None:
     done = run(tmp_path, SCRIPT, "--nonsense", "3")
     assert (done.returncode, done.stdout) == (2, "")
     (line,) = done.stderr.splitlines()
-    assert line.startswith("error: test_parallel_setup.py --nonsense 3: it takes no arguments. ")
+    assert line.startswith("error: test_parallel_setup.py --nonsense 3: it takes no arguments")
