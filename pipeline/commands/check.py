@@ -267,7 +267,7 @@ def machine_checks(torch: Mapping[str, Any]) -> Iterator[Check]:
                 "start the container with --shm-size=8g or --ipc=host; else num_workers: 0 and NCCL_SHM_DISABLE=1",
             )
         )
-    yield from slurm_checks(os.environ, visible=len(machine.devices))
+    yield from slurm_checks(os.environ)
 
 
 def _gpu_checks(machine: Machine, driver: str, torch: Mapping[str, Any]) -> Iterator[Check]:

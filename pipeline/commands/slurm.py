@@ -9,26 +9,37 @@ import shutil
 import subprocess
 import sys
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 from typer.core import TyperCommand
+from typer.main import get_group
 
 from pipeline import arithmetic
-from pipeline.commands.typed import examples
-from pipeline.errors import ConfigError, PipelineError
-from pipeline.files import open_plain, write_whole
-from pipeline.slurm.lint import Starter, check_script, check_text
-from pipeline.slurm.script import (
-    ORIGIN,
-    JobRequest,
-    check_request,
-    interpreter,
-    options_of,
-    script_text,
-    shell_word,
-)
+from pipeline.commands import launch, sweep
+from pipeline.commands.device_flags import FLAGS, as_overrides
+from pipeline.commands.multirun import requests
+from pipeline.commands.request import check_fits_ray
+from pipeline.commands.sweep_run import check_settings
+from pipeline.commands.typed import WRONG_USE, examples, in_words
+from pipeline.config.checks import check_config
+from pipeline.config.explain import read_flags
+from pipeline.config.load import load_config
+from pipeline.config.schema import Backend, Config, DeviceChoice, devices_per_training
+from pipeline.engine.launch.run import find_program
+from pipeline.errors import ConfigError, PipelineError, unknown_name
+from pipeline.files import write_whole
+from pipeline.plan.chains import check_size
+from pipeline.runs.report.format import command as command_line
+from pipeline.slurm.lint import check_script, check_text
+from pipeline.slurm.script import JobRequest, check_request, interpreter, options_of, script_text, shell_word
+from pipeline.sweeps.command import check_program, overrides_of
+from pipeline.sweeps.file import read_sweep
+from pipeline.sweeps.plan import plan_agents, split_words
+from pipeline.sweeps.search import most_trials
+from pipeline.sweeps.storage import choose_sweep
 from pipeline.terminal.console import Check, Verdict, make_console, say
 
 app = typer.Typer(
@@ -39,16 +50,8 @@ app = typer.Typer(
         "pipeline slurm submit --partition long compare.sbatch",
     ),
 )
-ray_app = typer.Typer(
-    no_args_is_help=True,
-    help="Inside of a job: what a script of `slurm write --ray` calls.",
-    epilog=examples("pipeline slurm write --ray --nodes 2 --gres gpu:8 run experiment.name=compare"),
-)
-app.add_typer(ray_app, name="ray")
 Sbatch = Annotated[list[str] | None, typer.Option(hidden=True)]
 Parsable = Annotated[bool, typer.Option("--parsable", help="Print the id of the job and nothing else.")]
-Address = Annotated[str, typer.Option(help="HOST:PORT of the head.")]
-Ranks = Annotated[Starter | None, typer.Option(help="Who starts the ranks of its program; guessed if left out.")]
 _TIMEOUT_S = 120.0
 _KEPT = ("SLURM_CONF", "SLURM_CLUSTERS", "SLURM_CONF_SERVER", "SLURM_JWT", "SLURM_TIME_FORMAT")
 
@@ -110,22 +113,15 @@ def write(
     sbatch: Sbatch = None,
 ) -> None:
     """Write or print a script, and submit it if asked."""
-    from pipeline.commands.job_command import checked
-
     printed = str(out) == "-"
     if submit and printed:
         raise ConfigError("--out - prints the script; with --submit it needs a file")
-    known = checked(command or [], ray=ray)
-    request = JobRequest(
-        command=known.words,
-        name=known.name,
+    request = replace(
+        checked(command or [], ray=ray),
         options=_options(sbatch),
         notice_s=notice,
         srun=[word for words in srun or () for word in _words_of_srun(words)],
         setup=setup or (),
-        ray=ray,
-        widest=known.widest,
-        on_cpu=known.on_cpu,
     )
     check_request(request)
     name = re.sub(r"[^\w.-]+", "-", request.options.get("job-name", request.name)).strip(".-") or "job"
@@ -143,8 +139,8 @@ def write(
         say(make_console(), f"wrote {file}" + (former and f"; what it was before is {former}"))
     if submit:
         _tell_job(_submitted(file), request.output, parsable=parsable)
-        if known.watch and not parsable:
-            say(make_console(), "how far it is:", copy=known.watch)
+        if request.watch and not parsable:
+            say(make_console(), "how far it is:", copy=request.watch)
     elif not (printed or parsable):
         say(make_console(), "submit it by", copy=f"python -m pipeline slurm submit {shell_word(str(file))}")
 
@@ -160,34 +156,24 @@ def _words_of_srun(text: str) -> list[str]:
 
 
 def _write(file: Path, text: str) -> str:
-    """Write a script; what this command had written there before is kept under a name, which is returned."""
+    """Write a script; another file of its name is kept under a name that is returned."""
     kept = ""
     try:
-        if file.exists():
-            with open_plain(file, follow=True) as former:  # a device may have no end
-                before = former.read().decode(errors="replace")
-            if ORIGIN not in before.split("\n")[:2]:
-                raise ConfigError(
-                    f"there is a file {file} that this command has not written; give another by --out"
-                )
-            if before != text:
-                kept = f"{file}.bak"
-                file.replace(kept)
+        if file.is_file() and file.read_bytes() != text.encode():
+            kept = f"{file}.bak"
+            file.replace(kept)
         write_whole(file, text)
     except OSError as error:
         raise ConfigError(f"cannot write {file}: {error.strerror}") from error
     return kept
 
 
-@app.command(
-    help="Say what is wrong with a batch script.",
-    epilog=examples("pipeline slurm lint compare.sbatch", "pipeline slurm lint train.sbatch --ranks slurm"),
-)
-def lint(script: Path, ranks: Ranks = None) -> int:
-    """Check a script."""
+@app.command(epilog=examples("pipeline slurm lint compare.sbatch"))
+def lint(script: Path) -> int:
+    """Say what would hang, idle or be lost in a batch script."""
     from pipeline.commands.check import print_checks
 
-    return print_checks(check_script(script, ranks), "sbatch may have it.")
+    return print_checks(check_script(script), "sbatch may have it.")
 
 
 @app.command(
@@ -208,7 +194,7 @@ def submit(
     if not words:
         raise ConfigError("which script? pipeline slurm submit --partition long compare.sbatch")
     options = _options(sbatch)
-    checks = check_script(Path(words[0]), None, options)
+    checks = check_script(Path(words[0]), options)
     _tell(checks, parsable=parsable)
     if any(check.verdict is Verdict.FAIL for check in checks) and not anyway:
         raise ConfigError(f"{words[0]} would not do what is meant, see above; --anyway submits it all the same")
@@ -246,20 +232,18 @@ def _submitted(
             capture_output=True,
             timeout=timeout_s,
             check=False,
+            text=True,
+            errors="replace",
         )
     except subprocess.TimeoutExpired as error:
         raise PipelineError(
             f"sbatch did not answer within {timeout_s:g} s. The job may have been taken all the same: look by "
             "squeue --me before you submit it again"
         ) from error
-    except OSError as error:
-        raise PipelineError(f"cannot start {program}: {error.strerror}") from error
-    said = done.stdout.decode(errors="replace").strip().rpartition("\n")[2]
+    said = done.stdout.strip().rpartition("\n")[2]
     if done.returncode or not (found := re.fullmatch(r"(\d+)(?:;\S+)?", said)):
-        why = re.sub(
-            r"^sbatch: (?:error: |fatal: )?", "", done.stderr.decode(errors="replace"), flags=re.MULTILINE
-        )
-        why = why.strip().replace("\n", "; ") or said or f"exit code {done.returncode}"
+        why = re.sub(r"^sbatch: (?:error: |fatal: )?", "", done.stderr, flags=re.MULTILINE).strip()
+        why = why.replace("\n", "; ") or said or f"exit code {done.returncode}"
         raise PipelineError(f"sbatch refuses {script}: {why}")
     return found[1]
 
@@ -282,46 +266,144 @@ def _tell_job(job: str, output: str = "", *, parsable: bool) -> None:
     say(console, "where it stands:", copy=f"squeue --job {job}")
 
 
+# -- the command of a job ----------------------------------------------------------------------------------------
+# Checked as it would check itself once it has waited in the queue, as far as that can be told without its devices.
+
+
+_USAGE = "Give it last: pipeline slurm write --gres gpu:8 run experiment.name=NAME KEY=VALUE ..."
+_RAY = ("execution.backend=ray", "execution.ray.address=the.first.node:20000")
+"""What a script with --ray says itself."""
+
+
+def checked(words: Sequence[str], *, ray: bool = False) -> JobRequest:
+    """Refuse what the command of a job would refuse.
+
+    Args:
+        words: What the job is to run, without ``python -m pipeline``.
+        ray: Whether it brings up a Ray cluster.
+
+    Raises:
+        ConfigError: It is no command for a job, or one that would fail at once.
+    """
+    if not words:
+        raise ConfigError(f"what is the job to run? {_USAGE}")
+    first, *rest = words
+    if first == "run":
+        config = _run_config(rest, _RAY if ray else ())
+        writing, name = config.generation.gpus_per_job, config.experiment.name
+        return JobRequest(
+            command=words,
+            name=name,
+            ray=ray,
+            widest=max(devices_per_training(config), writing if isinstance(writing, int) else 1),
+            on_cpu=config.device is DeviceChoice.cpu,
+            watch=command_line(f"status {shell_word(name)} --watch", Path(config.output_dir)),
+        )
+    if first == "sweep":
+        return JobRequest(command=words, name=_sweep_name(rest), ray=ray)
+    if first == "launch":
+        return _launch(rest, ray=ray)
+    raise ConfigError(f"{unknown_name('command for a job', first, ['run', 'sweep', 'launch'])} {_USAGE}")
+
+
+def _parsed(family: typer.Typer, of: str, name: str, words: Sequence[str]) -> Mapping[str, Any]:
+    """The arguments of a command of a family, by their names; `of` is what stands before its name.
+
+    Raises:
+        ConfigError: It would not take them.
+    """
+    command: Any = get_group(family)
+    if "--help" in (words[: words.index("--")] if "--" in words else words):
+        raise ConfigError(f"{name} {' '.join(words)}: that prints its help and ends, which is no work for a job")
+    try:
+        return dict(command.commands[name].make_context(f"{of}{name}", list(words)).params)
+    except WRONG_USE as error:
+        raise ConfigError(in_words(error)) from error
+
+
+def _run_config(words: Sequence[str], more: Sequence[str]) -> Config:
+    asked = read_flags(as_overrides(words), FLAGS)
+    if any((asked.help, asked.hydra_help, asked.version, asked.cfg, asked.info, asked.shell_completion)):
+        raise ConfigError(f"run {' '.join(words)}: that prints something and ends, which is no work for a job")
+    settings = next(requests(asked.overrides)) if asked.multirun else list(asked.overrides)
+    if asked.config_dir:
+        settings += overrides_of({"hydra.searchpath": [f"file://{Path(asked.config_dir).absolute()}"]})
+    for setting in settings if more else ():
+        key, _, value = setting.partition("=")
+        if key == "execution.ray.address" or (key == "execution.backend" and value != Backend.ray.value):
+            raise ConfigError(f"{setting} with --ray: the script brings a cluster up, and has the run use that")
+    config = load_config([*settings, *more])
+    check_config(config)
+    check_fits_ray(config)
+    check_size(config)
+    return config
+
+
+def _sweep_name(words: Sequence[str]) -> str:
+    if not words or words[0] not in ("agent", "run"):
+        raise ConfigError("a job of a sweep is an agent of it: pipeline slurm write --array 0-3 sweep agent NAME")
+    given = _parsed(sweep.app, "python -m pipeline sweep ", words[0], words[1:])
+    if words[0] == "agent":
+        return choose_sweep(given["output_dir"].absolute(), given["name"]).name
+    strategy, overrides = split_words(given["words"] or [])
+    asked = read_sweep(given["file"], name=given["name"], overrides=overrides)
+    check_program(asked)
+    check_settings(asked)
+    if strategy:
+        plan_agents(strategy, most_trials(asked))
+    return asked.name
+
+
+def _launch(words: Sequence[str], *, ray: bool) -> JobRequest:
+    request = launch.requested(**_parsed(launch.app, "python -m pipeline ", "launch", words))
+    if request.nnodes != 1 or request.node_rank is not None or request.master_addr is not None:
+        raise ConfigError(
+            "--nnodes, --node-rank and --master-addr are for machines without Slurm: the script says them, and "
+            "--nodes before the command how many machines there are"
+        )
+    options = list(words[: len(words) - len(request.program)])
+    program = find_program(request.program, Path.cwd())
+    separator = [] if options[-1:] == ["--"] else ["--"]
+    given = ["launch", *options, *separator, *request.program]
+    return JobRequest(command=given, name=Path(program.name).stem, ray=ray)
+
+
 # -- inside of a job ---------------------------------------------------------------------------------------------
+# What a script of `slurm write --ray` calls.
 
 
-@ray_app.command(
-    help="On the first node: print where the head of Ray is going to be.",
-    epilog=examples("pipeline slurm ray address"),
-)
+ray_app = typer.Typer()
+app.add_typer(ray_app, name="ray", hidden=True)
+Address = Annotated[str, typer.Option(help="HOST:PORT of the head.")]
+
+
+@ray_app.command(hidden=True)
 def address() -> None:
-    """Print it."""
+    """On the first node: print where the head of Ray is going to be."""
     from pipeline.slurm.ray_nodes import head_address
 
     typer.echo(head_address(os.environ))
 
 
-@ray_app.command(
-    context_settings={"allow_extra_args": True, "ignore_unknown_options": True},
-    help="On each node: be a node of Ray, by `ray start`, until SIGUSR1; leave nothing behind.",
-    epilog=examples("pipeline slurm ray start --head --address 10.0.0.7:20041 --num-cpus=64 --num-gpus=8"),
-)
+@ray_app.command(hidden=True, context_settings={"allow_extra_args": True, "ignore_unknown_options": True})
 def start(
     address: Address,
     words: Annotated[list[str] | None, typer.Argument(help="Further options of `ray start`.")] = None,
     head: Annotated[bool, typer.Option("--head", help="Whether this is the first node.")] = False,
 ) -> None:
-    """Be a node."""
+    """On each node: be a node of Ray, by `ray start`, until SIGUSR1; leave nothing behind."""
     from pipeline.slurm.ray_nodes import keep_node
 
     keep_node(address, os.environ, words or [], head=head)
 
 
-@ray_app.command(
-    help="On the first node: wait until all nodes of the job have joined, and name those that have not.",
-    epilog=examples("pipeline slurm ray wait --address 10.0.0.7:20041 --within 600"),
-)
+@ray_app.command(hidden=True)
 def wait(
     address: Address,
     within: Annotated[float, typer.Option(min=1, max=86_400, help="Seconds that they are given.")] = 300,
     head_pid: Annotated[int | None, typer.Option(help="Process of this node that has the head.")] = None,
 ) -> None:
-    """Wait for them."""
+    """On the first node: wait until all nodes of the job have joined, and name those that have not."""
     import psutil
 
     from pipeline.slurm.ray_nodes import wait_for_nodes
@@ -331,8 +413,5 @@ def wait(
     )
     typer.echo(f"Ray has {', '.join(there)}")
     if missing:
-        typer.echo(
-            f"warn: Ray has no {', '.join(missing)} after {within:g} s; the run begins on the others, and "
-            "takes these when they come",
-            err=True,
-        )
+        said = f"after {within:g} s; the run begins on the others, and takes these when they come"
+        typer.echo(f"warn: Ray has no {', '.join(missing)} {said}", err=True)

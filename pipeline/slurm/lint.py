@@ -17,14 +17,13 @@ import shlex
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from enum import Enum
 from pathlib import Path
 
 from pipeline.engine.devices.inventory import NOTHING, VISIBLE
 from pipeline.errors import ConfigError
 from pipeline.files import open_plain
 from pipeline.slurm.script import MARK, gpus_of, nodes_of, number, options_of
-from pipeline.terminal.console import Check, Verdict, failed, passed, warned
+from pipeline.terminal.console import Check, failed, passed, warned
 
 _LARGEST = 4 << 20
 """Bytes of a script that sbatch takes, unless it was told otherwise."""
@@ -33,64 +32,43 @@ _STARTS_RANKS = (
 )
 
 
-class Starter(Enum):
-    """Who starts the ranks of a program."""
-
-    itself = "itself"  # this engine, torchrun, accelerate, `python -m pipeline launch`
-    slurm = "slurm"  # one rank a task: Lightning, which takes SLURM_NTASKS for ranks that exist, and MPI
-
-
 @dataclass(frozen=True, kw_only=True)
 class SlurmJob:
-    """What a job asks for or was given; None where it does not say.
+    """What a job asks for or was given.
 
     Attributes:
-        starter: Who starts the ranks.
-        guessed: Whether that is a guess of ours.
+        own: Whether its program starts the ranks itself, rather than taking a task for a rank.
         nodes: Machines.
         gpus: GPUs on each node.
         here: Tasks on each node.
-        mask: CUDA_VISIBLE_DEVICES.
+        mask: CUDA_VISIBLE_DEVICES; None where it is not set.
         in_step: Whether srun has started this process, or is going to start the program.
-        visible: GPUs that NVML lists on this node.
-        on_cpu: Whether its program says that it runs on CPUs.
     """
 
-    starter: Starter = Starter.itself
-    guessed: bool = False
+    own: bool = True
     nodes: int = 1
-    gpus: int | None = None
+    gpus: int = 0
     here: int = 1
     mask: str | None = None
     in_step: bool = False
-    visible: int | None = None
-    on_cpu: bool = False
 
 
 # -- a job -------------------------------------------------------------------------------------------------------
 
 
-def check_job(job: SlurmJob) -> list[Check]:
-    """Check what a job asks for against what its program needs: its faults, or one check that passed."""
-    seen = f"nodes: {job.nodes}; on each, tasks: {job.here}, GPUs: {job.gpus or 0}"
-    return list(_faults_of_job(job)) or [passed("Slurm", f"{seen}; ranks are started by {job.starter.value}")]
-
-
-def _faults_of_job(job: SlurmJob) -> Iterator[Check]:
-    here, gpus, own = job.here, job.gpus or 0, job.starter is Starter.itself
+def faults_of_job(job: SlurmJob) -> Iterator[Check]:
+    """Check what a job asks for against what its program needs."""
+    here, gpus, own = job.here, job.gpus, job.own
     seen = f"tasks on a node: {here}, GPUs: {gpus}"
     launched = "start it by `python -m pipeline launch -- ...`, which hides SLURM_NTASKS"
     one_task = f"#SBATCH --gres=gpu:{max(gpus, here)} with --ntasks-per-node=1, and {launched}"
     if gpus and here > gpus:
         yield failed("Slurm: fewer GPUs than tasks", f"{seen}: tasks wait for GPUs that do not exist", one_task)
     elif own and here > 1:
-        yield failed(
-            "Slurm: several copies",
-            f"{seen}, but the program starts its ranks itself: copies of it fight for the same GPUs and port",
-            one_task,
-        )
+        detail = "but the program starts its ranks itself: copies of it fight for the same GPUs and port"
+        yield failed("Slurm: several copies", f"{seen}, {detail}", one_task)
     elif not own and here < gpus:
-        yield (warned if job.guessed else failed)(
+        yield warned(
             "Slurm: idle GPUs",
             f"{seen}: with a rank a task, as Lightning and MPI have it, GPUs idle without an error",
             f"{launched}; or #SBATCH --ntasks-per-node={gpus} with --gres=gpu:{gpus}, and `srun python ...`",
@@ -100,13 +78,7 @@ def _faults_of_job(job: SlurmJob) -> Iterator[Check]:
             "Slurm: no srun",
             f"nodes: {job.nodes}, {seen}, but the program is not started by srun: a batch script runs once, on "
             "the first node, and its ranks wait for others that nobody starts",
-            "put `srun` before the program"
-            + (
-                ": srun --ntasks-per-node=1 python -m pipeline launch --nnodes $SLURM_NNODES --master-addr "
-                "$(hostname) --master-port 29500 -- train.py"
-                if own
-                else ""
-            ),
+            "put `srun` before the program; `python -m pipeline slurm write launch -- ...` writes such a script",
         )
     named = 0 if job.mask is None or job.mask.strip() in NOTHING else job.mask.count(",") + 1
     if gpus and job.mask is not None and named != gpus:
@@ -116,24 +88,13 @@ def _faults_of_job(job: SlurmJob) -> Iterator[Check]:
             "without a word, and ranks wait for it; what is not named idles",
             f"leave {VISIBLE} to Slurm, which sets it; or ask for #SBATCH --gres=gpu:{named}",
         )
-    if job.mask is None and job.gpus is not None and (job.visible or 0) > job.gpus:
-        yield warned(
-            "Slurm: GPUs of others",
-            f"the job has {job.gpus} GPUs, but all {job.visible} of the node can be used",
-            f"choose by distributed.num_gpus={job.gpus} or --num-gpus {job.gpus}; others may use the rest",
-        )
-    if not gpus and not job.visible and not job.on_cpu:
-        yield warned(
-            "Slurm: no GPU", "the job has no GPU", "#SBATCH --gres=gpu:N, unless you mean to run on the CPU"
-        )
 
 
-def slurm_checks(environment: Mapping[str, str], *, visible: int) -> list[Check]:
+def slurm_checks(environment: Mapping[str, str]) -> list[Check]:
     """Check the job that this process runs in, as one that runs this engine; nothing outside of Slurm.
 
     Args:
         environment: Variables of this process.
-        visible: GPUs that NVML lists.
     """
     if "SLURM_JOB_ID" not in environment:
         return []
@@ -143,30 +104,30 @@ def slurm_checks(environment: Mapping[str, str], *, visible: int) -> list[Check]
         return next((int(each[0]) for each in found if each), None)
 
     listed = environment.get("SLURM_JOB_GPUS") or environment.get("SLURM_STEP_GPUS")
-    gpus, nodes = first("SLURM_GPUS_ON_NODE"), first("SLURM_NNODES", "SLURM_JOB_NUM_NODES") or 1
+    nodes = first("SLURM_NNODES", "SLURM_JOB_NUM_NODES") or 1
     job = SlurmJob(
         nodes=nodes,
-        gpus=len(listed.split(",")) if gpus is None and listed else gpus,
+        gpus=first("SLURM_GPUS_ON_NODE") or (len(listed.split(",")) if listed else 0),
         # A job that said nothing has it for the tasks of this node.
         here=first("SLURM_NTASKS_PER_NODE") or -(-(first("SLURM_NTASKS", "SLURM_NPROCS") or nodes) // nodes),
         mask=environment.get(VISIBLE),
         in_step=environment.get("SLURM_STEP_ID", "").isdigit(),
-        visible=visible,
     )
-    return check_job(job)
+    return [*faults_of_job(job)] or [passed("Slurm", _seen(job))]
+
+
+def _seen(job: SlurmJob) -> str:
+    return f"nodes: {job.nodes}; on each, tasks: {job.here}, GPUs: {job.gpus}"
 
 
 # -- a script ----------------------------------------------------------------------------------------------------
 
 
-def check_script(
-    path: Path, starter: Starter | None = None, given: Mapping[str, str] | None = None
-) -> list[Check]:
+def check_script(path: Path, given: Mapping[str, str] | None = None) -> list[Check]:
     """Check a batch script.
 
     Args:
         path: The script.
-        starter: Who starts the ranks of its program; None guesses from the command.
         given: Options of the command line of sbatch, which win over those of the script.
 
     Returns:
@@ -182,14 +143,14 @@ def check_script(
         raise ConfigError(f"cannot read {path}: {error.strerror or error}") from error
     if MARK.lower() not in text.lower().replace("# ", "#"):
         raise ConfigError(f"{path} has no #SBATCH line. Give the file that you would give to sbatch.")
-    return check_text(text, starter, given)
+    return check_text(text, given)
 
 
 _ELSEWHERE = re.compile(r"<<-?[ \t]*(['\"]?)(\w+)\1[^\n]*\n.*?^\s*\2[ \t]*$", re.DOTALL | re.MULTILINE)
 """A text that the script writes into another file: ``cat <<EOF > FILE``."""
 
 
-def check_text(text: str, starter: Starter | None = None, given: Mapping[str, str] | None = None) -> list[Check]:
+def check_text(text: str, given: Mapping[str, str] | None = None) -> list[Check]:
     """Check the text of a batch script; see `check_script`."""
     text = _ELSEWHERE.sub(lambda found: "\n" * found[0].count("\n"), text)
     lines = text.replace("\r\n", "\n").split("\n")
@@ -197,28 +158,23 @@ def check_text(text: str, starter: Starter | None = None, given: Mapping[str, st
     faults = [*_read_header(lines, options)]
     options |= given or {}
     commands = "\n".join(line for line in lines if not line.lstrip().startswith("#")).replace("\\\n", " ")
-    job = _job_of(commands, options, starter)
-    faults += _faults_of_commands(commands, options, job)
-    of_job = check_job(job)
-    return [*faults, *(check for check in of_job if check.verdict is not Verdict.PASS)] if faults else of_job
+    job = _job_of(commands, options)
+    return [*faults, *_faults_of_commands(commands, job), *faults_of_job(job)] or [passed("Slurm", _seen(job))]
 
 
-def _job_of(commands: str, options: Mapping[str, str], starter: Starter | None) -> SlurmJob:
+def _job_of(commands: str, options: Mapping[str, str]) -> SlurmJob:
     """What a script asks for."""
-    nodes, gpus, tasks = nodes_of(options), gpus_of(options), number(options.get("ntasks"))
+    nodes, tasks = nodes_of(options), number(options.get("ntasks"))
     # Programs that share out the GPUs of the job start no ranks: `CUDA_VISIBLE_DEVICES=$i python ... &`.
     apart = re.search(rf"\b{VISIBLE}=\S+\s+[^\n]*&\s*$", commands, re.MULTILINE)
-    own = apart or any(word in commands for word in _STARTS_RANKS)
     masks = re.findall(rf"^\s*export\s+{VISIBLE}=[\"']?([^\s\"']*)", commands, re.MULTILINE)
     return SlurmJob(
-        starter=starter or (Starter.itself if own else Starter.slurm),
-        guessed=starter is None and not own,
+        own=apart is not None or any(word in commands for word in _STARTS_RANKS),
         nodes=nodes,
-        gpus=gpus,
+        gpus=gpus_of(options),
         here=number(options.get("ntasks-per-node")) or -(-(tasks or nodes) // nodes),
         mask=masks[-1] if masks else None,
         in_step=re.search(r"(?:^|[\s;&|(])srun\s", commands, re.MULTILINE) is not None,
-        on_cpu=re.search(r"\bdevice=cpu\b", commands) is not None,
     )
 
 
@@ -246,30 +202,23 @@ def _read_header(lines: Sequence[str], options: dict[str, str]) -> Iterator[Chec
             began = began or (line.strip() != "" and not line.lstrip().startswith("#"))
     folder = Path(options.get("output", "")).parent
     if "%" not in str(folder) and not (Path(options.get("chdir", ".")) / folder).is_dir():
-        yield warned(
-            "Slurm: no folder for the output",
-            f"--output={options['output']}: there is no folder {folder}, and Slurm makes none: the job would fail "
-            "without a word",
-            f"mkdir -p {folder}",
-        )
+        detail = f"--output={options['output']}: there is no folder {folder}, and Slurm makes none: the job fails"
+        yield warned("Slurm: no folder for the output", f"{detail} without a word", f"mkdir -p {folder}")
 
 
 _RANKS = r"\$\{?(SLURM_(?:PROCID|NODEID|LOCALID))\b"
 _EARLY = re.compile(rf"\bsrun\b[^\n]*?(?<!\\){_RANKS}|^\s*(?:export\s+)?\w+=[\"']?{_RANKS}", re.MULTILINE)
+_TORCHRUN = re.compile(r"\btorchrun\b|\btorch\.distributed\.(?:run|launch)\b")
+_MEETING = re.compile(r"--(?:rdzv|master)[_-](?:endpoint|addr)\b|\bPET_(?:RDZV|MASTER)")
 
 
-def _faults_of_commands(commands: str, options: Mapping[str, str], job: SlurmJob) -> Iterator[Check]:
-    """What leaves ranks alone, or loses what a program would have saved.
+def _faults_of_commands(commands: str, job: SlurmJob) -> Iterator[Check]:
+    """What leaves ranks alone.
 
     Args:
         commands: Of the script, each on one line.
-        options: Of sbatch.
         job: What it asks for.
     """
-
-    def says(pattern: str) -> bool:
-        return re.search(pattern, commands, re.MULTILINE) is not None
-
     several = job.nodes * job.here > 1
     ranks = "RANK|LOCAL_RANK" if several else "RANK|LOCAL_RANK|WORLD_SIZE"  # that of several counts the tasks
     if found := re.search(rf"^\s*export\s+({ranks})=", commands, re.MULTILINE):
@@ -286,36 +235,11 @@ def _faults_of_commands(commands: str, options: Mapping[str, str], job: SlurmJob
             "have a shell of each task replace it: srun bash -c '... --machine_rank $SLURM_PROCID ...', in single "
             "quotes",
         )
-    torchrun = says(r"\btorchrun\b|\btorch\.distributed\.(?:run|launch)\b")
-    if job.nodes > 1 and torchrun and not says(r"--(?:rdzv|master)[_-](?:endpoint|addr)\b|\bPET_(?:RDZV|MASTER)"):
+    if job.nodes > 1 and _TORCHRUN.search(commands) and not _MEETING.search(commands):
         yield failed(
             "Slurm: nowhere to meet",
             f"torchrun on {job.nodes} nodes without --rdzv-endpoint or --master-addr: with --nnodes each waits "
             "for the others on its own node; without, each is a training of its own over the same checkpoints",
             '--nnodes=$SLURM_NNODES --rdzv-backend=c10d --rdzv-endpoint="$(hostname):29500"; or start the program '
             "by `python -m pipeline launch`, as `slurm write` does",
-        )
-    if job.in_step and "cpus-per-task" in options and not says(r"SRUN_CPUS|\bsrun\b[^\n;|&]*\s(?:-c|--cpus-per)"):
-        yield warned(
-            "Slurm: one CPU for a step",
-            "srun does not take --cpus-per-task over from the job (since Slurm 22.05): the step has one CPU",
-            'export SRUN_CPUS_PER_TASK="$SLURM_CPUS_PER_TASK" before srun',
-        )
-    if not (notice := re.fullmatch(r"(B:)?(?:SIG)?(\w+)(?:@\d+)?", options.get("signal", ""), re.ASCII)):
-        return
-    deaf = notice[1] and not says(rf"\btrap\s.*\b(?:SIG)?{notice[2]}\b|^\s*exec\s")
-    if deaf or not (notice[1] or job.in_step):
-        yield failed(
-            "Slurm: nobody is told",
-            f"--signal={notice[0]} goes to "
-            + ("the shell of the script, which it ends" if deaf else "what srun has started, and nothing is")
-            + ": the program is killed before it has saved",
-            "start the program by srun, and leave out B:",
-        )
-    if "requeue" in options and not says(r"scontrol\s+requeue\b"):
-        yield warned(
-            "Slurm: not put back",
-            "--requeue puts a job back that was preempted or whose node was lost, not one that has ended since "
-            "its time was up",
-            'end the script by: if it was told to stop (exit code 143), scontrol requeue "$SLURM_JOB_ID"',
         )

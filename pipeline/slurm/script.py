@@ -165,6 +165,7 @@ class JobRequest:
         ray: Whether it brings up a Ray cluster on its nodes, and runs on that.
         widest: Devices that the widest job of a run takes.
         on_cpu: Whether a run is on CPUs, whatever there is.
+        watch: A command that shows how far it is; "" for none.
     """
 
     command: Sequence[str]
@@ -176,6 +177,7 @@ class JobRequest:
     ray: bool = False
     widest: int = 1
     on_cpu: bool = False
+    watch: str = ""
 
     @property
     def requeue(self) -> bool:
@@ -215,16 +217,12 @@ def check_request(request: JobRequest) -> None:
 def _problems(request: JobRequest) -> Iterator[str]:
     kind, options = request.command[0], request.options
     nodes, gpus, array = nodes_of(options), gpus_of(options), options.get("array")
-    for name, value in {"job-name": request.name, **options}.items():
-        if not value.isprintable():
-            yield f"--{name} {value!r}: without line breaks, tabs and other characters that nobody sees"
+    lines = [("job-name", request.name), *options.items(), *(("setup", line) for line in request.setup)]
+    for name, value in lines:
+        if not value.replace("\t", "").isprintable() or value.lstrip().startswith(MARK):
+            yield f"--{name} {value!r}: one line without control characters, and no line for sbatch"
         if name in ("ntasks", "ntasks-per-node", "open-mode", "signal", "wrap"):
             yield f"--{name}: the script has a line of its own for it, or none; see --help"
-    for line in request.setup:
-        if not line.replace("\t", "").isprintable():
-            yield f"--setup {line!r}: one line without control characters; give --setup once for each line"
-        elif line.lstrip().startswith("#SBATCH"):
-            yield f"--setup {line}: an option of sbatch is no command; give it as an option"
     seconds = seconds_of(options.get("time", "infinite"))
     if seconds is not None and request.notice and seconds < request.notice + 2 * LEAST_NOTICE_S:
         yield (
@@ -238,10 +236,8 @@ def _problems(request: JobRequest) -> Iterator[str]:
             f"--nodes {nodes}: a run has its workers, and an agent its trials, on one machine. --ray brings up a "
             "Ray cluster for a run; a sweep has an array of agents (--array 0-3); launch takes any program"
         )
-    if array is not None and kind != "sweep":
-        yield f"--array {array}: every task would do the same. An array is for agents of a sweep: sweep agent NAME"
-    elif array is not None and array.partition("%")[0].isdigit():
-        yield f"--array {array} is one index, and so one agent: 4 of them are --array 0-3, for one leave it out"
+    if array is not None and (kind != "sweep" or array.partition("%")[0].isdigit()):
+        yield f"--array {array}: an array is for several agents of a sweep, as --array 0-3 ... sweep agent NAME"
     if request.ray and not gpus and not request.on_cpu:
         yield "--ray without GPUs: ask for those of each node by --gres gpu:8, or run on its CPUs by device=cpu"
     width, most = request.widest, gpus * nodes if request.ray else gpus

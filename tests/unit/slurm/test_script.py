@@ -17,7 +17,6 @@ from pipeline.slurm.script import (
     JobRequest,
     check_request,
     gpus_of,
-    interpreter,
     options_of,
     script_text,
     seconds_of,
@@ -268,42 +267,28 @@ def test_any_words_make_a_script_that_sbatch_can_read(given_words: list[str]) ->
     assert "Slurm: not read" not in [check.name for check in check_text(text)]
 
 
-def test_the_interpreter_is_named_as_from_the_folder(tmp_path: Path) -> None:
-    assert interpreter(str(tmp_path / ".venv/bin/python"), tmp_path) == ".venv/bin/python"
-    assert interpreter("/usr/bin/python3", tmp_path) == "/usr/bin/python3"
-
-
 RUN, AGENT, LAUNCH = ["run", "experiment.name=x"], ["sweep", "agent", "x"], ["launch", "--", "train.py"]
 RAY: dict[str, Any] = {"ray": True, "nodes": "4", "gres": "gpu:8"}
 
 
 @pytest.mark.parametrize(
-    ("command", "given"),
+    ("command", "given", "named"),
     [
-        (AGENT, {"array": "0-15%4", "time": "10"}),
-        (LAUNCH, {"nodes": "4", "time": "5", "licenses": "matlab", "exclusive": ""}),
-        (RUN, {"time": "3", "no_requeue": ""}),
-        (RUN, {"gres": "gpu:8", "widest": 8}),
-        (RUN, {**RAY, "widest": 8}),
-        (RUN, {**RAY, "widest": 32}),
-        (RUN, {"ray": True, "nodes": "4", "on_cpu": True}),
-    ],
-)
-def test_what_can_be_had(command: list[str], given: dict[str, Any]) -> None:
-    check_request(request_of(command, **given))
-
-
-@pytest.mark.parametrize(
-    ("command", "given", "said"),
-    [
+        (AGENT, {"array": "0-15%4", "time": "10"}, ""),
+        (LAUNCH, {"nodes": "4", "time": "5", "licenses": "matlab", "exclusive": ""}, ""),
+        (RUN, {"time": "3", "no_requeue": ""}, ""),
+        (RUN, {"gres": "gpu:8", "widest": 8}, ""),
+        (RUN, {**RAY, "widest": 8}, ""),
+        (RUN, {**RAY, "widest": 32}, ""),
+        (RUN, {"ray": True, "nodes": "4", "on_cpu": True}, ""),
         (RUN, {"time": "soon"}, "--time soon"),
-        (RUN, {"time": "2"}, "would stop as soon as it has begun"),
-        (RUN, {"time": "15", "notice_s": 1000}, "notice of 1000 s"),
-        (RUN, {"array": "0-3"}, "every task would do the same"),
-        (RUN, {**RAY, "array": "0-3"}, "every task would do the same"),
-        (AGENT, {"array": "4"}, "is one index"),
-        (RUN, {"nodes": "2"}, "--ray brings up a Ray cluster for a run"),
-        (AGENT, {"nodes": "2"}, "a sweep has an array of agents"),
+        (RUN, {"time": "2"}, "--time 2"),
+        (RUN, {"time": "15", "notice_s": 1000}, "--time 15"),
+        (RUN, {"array": "0-3"}, "--array 0-3"),
+        (RUN, {**RAY, "array": "0-3"}, "--array 0-3"),
+        (AGENT, {"array": "4"}, "--array 4"),
+        (RUN, {"nodes": "2"}, "--nodes 2"),
+        (AGENT, {"nodes": "2"}, "--nodes 2"),
         (RUN, {"ray": True, "nodes": "2"}, "--ray without GPUs"),
         (AGENT, {**RAY}, "--ray is for an experiment"),
         (LAUNCH, {**RAY}, "--ray is for an experiment"),
@@ -318,9 +303,12 @@ def test_what_can_be_had(command: list[str], given: dict[str, Any]) -> None:
     ],
 )
 def test_what_would_not_do_what_is_meant_is_one_message(
-    command: list[str], given: dict[str, Any], said: str
+    command: list[str], given: dict[str, Any], named: str
 ) -> None:
+    if not named:
+        check_request(request_of(command, **given))
+        return
     with pytest.raises(ConfigError) as refused:
         check_request(request_of(command, **given))
-    assert said in str(refused.value)
+    assert named in str(refused.value)
     assert "\n" not in str(refused.value)
