@@ -7,7 +7,11 @@ worker processes do, after their device has been pinned.
 
 from __future__ import annotations
 
+import re
+import sys
+from functools import cache
 from importlib import import_module
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -59,54 +63,38 @@ if TYPE_CHECKING:
 
 __version__ = "0.1.0"
 
-_HOMES = {
-    "": "gpus toolbox",
-    "arithmetic": "pin",
-    "commands.python": "guided load_run run",
-    "config.load": "load_config",
-    "config.schema": "AlgoConfig Config DatasetConfig number",
-    "errors": "ConfigError JobError PipelineError",
-    "learning.algos.base": "Algorithm JobContext METRICS Read Stage",
-    "learning.algos.dpo": "DPO DPOConfig",
-    "learning.algos.grpo": "GRPO GRPOConfig",
-    "learning.algos.policy_config": "OnlineConfig PolicyAlgoConfig",
-    "learning.algos.post_training": "PostTrainingAlgorithms",
-    "learning.algos.qsharp": "QSharp QSharpConfig",
-    "learning.algos.sft": "RAFT RAFTConfig SFT SFTConfig",
-    "learning.algos.value_guided": "PITA PITAConfig ValueAlgoConfig ValueGuidedAlgorithms",
-    "learning.datasets.base": "Dataset Row",
-    "learning.datasets.from_files": "FilesConfig FilesDataset",
-    "learning.evaluation.optimum": "reward_kl_front",
-    "learning.from_trl": "from_trl",
-    "learning.rewards.traits": "RewardTraits reward",
-    "runs.notebook": "Run",
-}
-"""Module -> what users import of it."""
-_HOME_OF = {name: home for home, names in _HOMES.items() for name in names.split()}
-__all__ = [*_HOME_OF]
 
-
-def look_up(names: dict[str, str], package: str, name: str) -> Any:
+def look_up(module: str, name: str) -> Any:
     """Import a public name where it is first used.
 
     Args:
-        names: Name -> its module inside of the package; "" for a module of that name.
-        package: That offers it.
-        name: That is asked for.
+        module: One of this package whose block for type checkers imports what it offers.
+        name: That is asked for; ``__all__`` for all that there are.
 
     Raises:
-        AttributeError: The package has no such name.
+        AttributeError: The module has no such name.
     """
-    if name not in names:
-        raise AttributeError(f"module {package!r} has no attribute {name!r}")
-    home = names[name]
-    return getattr(import_module(f"{__name__}.{home}"), name) if home else import_module(f"{__name__}.{name}")
+    homes = _homes(module)
+    if name == "__all__":
+        return [*homes]
+    if name not in homes:
+        raise AttributeError(f"module {module!r} has no attribute {name!r}")
+    home = import_module(homes[name])
+    found = import_module(f"{__name__}.{name}") if homes[name] == __name__ else getattr(home, name)
+    setattr(sys.modules[module], name, found)
+    return found
+
+
+@cache
+def _homes(module: str) -> dict[str, str]:
+    """Name -> module, of what a module offers."""
+    text = Path(str(sys.modules[module].__file__)).read_text(encoding="utf-8")
+    return {name: home for home, name in re.findall(r"^    from (\S+) import (\w+) as \2$", text, re.MULTILINE)}
 
 
 def __getattr__(name: str) -> Any:
-    globals()[name] = look_up(_HOME_OF, __name__, name)
-    return globals()[name]
+    return look_up(__name__, name)
 
 
 def __dir__() -> list[str]:
-    return sorted([*globals(), *_HOME_OF])
+    return sorted([*globals(), *look_up(__name__, "__all__")])

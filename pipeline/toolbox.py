@@ -83,49 +83,10 @@ if TYPE_CHECKING:
     from pipeline.outputs.prompts import write_prompts as write_prompts
     from pipeline.plan.graph import Job as Job
 
-_HOMES = {
-    "config.schema": "Settings file_or_folder",
-    "errors": "JobStopped",
-    "files": "json_text",
-    "learning.algos.base": "REFERENCE_TRAIN START_TRAIN TEXT",
-    "learning.algos.dpo": "KTO KTOConfig ORPO ORPOConfig SimPO SimPOConfig",
-    "learning.algos.groups": "Drawn Groups Rollouts",
-    "learning.algos.evaluating": "evaluate write_metrics",
-    "learning.algos.grpo": "GRPOHF GRPOHFConfig REINFORCEpp REINFORCEppConfig RLOO RLOOConfig",
-    "learning.algos.opening": "encode fresh_value_model guided_policy held_out_rows open_dataset reference_model "
-    "reference_policy reference_source round_rows row_ids score",
-    "learning.algos.post_training": "fitting_of trained_policy",
-    "learning.algos.qsharp": "CD CDConfig QSharpHF QSharpHFConfig",
-    "learning.algos.reward_stage": "BestOfN BestOfNConfig",
-    "learning.choices": "GRPOLoss",
-    "learning.datasets.from_files": "needed",
-    "learning.generation.policy": "TextPolicy",
-    "learning.generation.sampling": "sample_keys",
-    "learning.generation.tilt": "Offset",
-    "learning.models.batch_size": "BatchSizes",
-    "learning.models.flops": "answered spend",
-    "learning.models.load": "load_policy",
-    "learning.models.value": "ValueModel",
-    "learning.rewards.preference": "decide existing_pairs",
-    "learning.training.checkpoint": "Checkpoints",
-    "learning.training.curve": "add_to_curve",
-    "learning.training.distributed": "save_model",
-    "learning.training.grpo": "Samples TokenBatch",
-    "learning.training.loop": "Fitting TrainSettings TrainingSet fit fit_sft train",
-    "learning.training.scoring": "completion_logprobs",
-    "learning.training.sequences": "Sequences",
-    "outputs.prompts": "PromptMeasures write_prompts",
-    "plan.graph": "Job",
-}
-"""Module -> what users import of it."""
-_HOME_OF = {name: home for home, names in _HOMES.items() for name in names.split()}
-__all__ = [*_HOME_OF]
-
 
 def __getattr__(name: str) -> Any:
-    globals()[name] = look_up(_HOME_OF, __name__, name)
-    return globals()[name]
+    return look_up(__name__, name)
 
 
 def __dir__() -> list[str]:
-    return sorted([*globals(), *_HOME_OF])
+    return sorted([*globals(), *look_up(__name__, "__all__")])

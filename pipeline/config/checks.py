@@ -92,51 +92,45 @@ def _experiment(config: Config) -> Iterator[str]:
 
 
 def _timeouts(config: Config) -> Iterator[str]:
-    if config.execution.heartbeat_timeout_s <= config.execution.heartbeat_s:
+    beats = config.execution
+    if beats.heartbeat_timeout_s <= beats.heartbeat_s:
         yield (
-            f"execution.heartbeat_timeout_s={config.execution.heartbeat_timeout_s}: must be longer than the "
-            f"{config.execution.heartbeat_s} s between heartbeats (execution.heartbeat_s)"
+            f"execution.heartbeat_timeout_s={beats.heartbeat_timeout_s}: must be longer than "
+            f"execution.heartbeat_s={beats.heartbeat_s}"
         )
 
 
 def _repeats(config: Config) -> Iterator[str]:
-    lists: list[tuple[str, Sequence[float | None]]] = [
-        ("experiment.seeds", config.experiment.seeds),
-        ("evaluation.etas", config.evaluation.etas),
-        ("evaluation.budgets", config.evaluation.budgets),
-        ("evaluation.matched_kl", config.evaluation.matched_kl),
-        *((f"models.{name}.seeds", model.references) for name, model in config.models.items()),
-    ]
-    for key, values in lists:
+    lists: dict[str, Sequence[float | None]] = {
+        "experiment.seeds": config.experiment.seeds,
+        "evaluation.etas": config.evaluation.etas,
+        "evaluation.budgets": config.evaluation.budgets,
+        "evaluation.matched_kl": config.evaluation.matched_kl,
+        **{f"models.{name}.seeds": model.references for name, model in config.models.items()},
+    }
+    for key, values in lists.items():
         if twice := [value for value, times in Counter(values).items() if times > 1]:
             yield f"{key}={brief(values)} names {twice[0]} twice"
-    points = (point_of(name) for name in config.algos)
-    of_strengths = (algo for algo, point in points if "eta" in settings_of(point))
-    if config.evaluation.etas and (over := next(of_strengths, None)):
+    over = [algo for algo, point in map(point_of, config.algos) if "eta" in settings_of(point)]
+    if config.evaluation.etas and over:
         yield (
-            f"algos.{over}.front and evaluation.etas: both set the strength of guidance, and what is tested would "
-            "not be what a point of the front is called; leave one of them out"
+            f"algos.{over[0]}.front and evaluation.etas: both set the strength of guidance, and what is tested "
+            "would not be what a point of the front is called; leave one of them out"
         )
 
 
 def _ranks(config: Config) -> Iterator[str]:
-    asked, several = config.distributed, devices_per_training(config)
-    if several > 1 and not config.system.use_parallel_execution:
+    asked, several, wide = config.distributed, devices_per_training(config), config.generation.gpus_per_job
+    if not config.system.use_parallel_execution and (several > 1 or (isinstance(wide, int) and wide > 1)):
         yield (
             "system.use_parallel_execution=false runs everything in one process, and a training asks for "
-            f"{several} devices: use training.gpus_per_job=1 and distributed.enabled=false, or leave it true"
+            f"{several} devices, generation.gpus_per_job for {wide}: ask for 1, or leave it true"
         )
     optimizer = config.training.optimizer
     if several > 1 and optimizer is not Optimizer.adamw and spread(config)["strategy"] != Strategy.ddp.name:
         yield (
             f"training.optimizer={optimizer.name}: a training has {several} devices, and fsdp cannot spread what "
             "this one remembers. Use training.strategy=ddp, or training.optimizer=adamw"
-        )
-    wide = config.generation.gpus_per_job
-    if isinstance(wide, int) and wide > 1 and not config.system.use_parallel_execution:
-        yield (
-            f"system.use_parallel_execution=false runs everything in one process, and "
-            f"generation.gpus_per_job={wide} asks for several: use generation.gpus_per_job=1, or leave it true"
         )
     if asked.enabled and asked.num_gpus is None and asked.ids is None and config.training.gpus_per_job == 1:
         yield (
@@ -145,8 +139,8 @@ def _ranks(config: Config) -> Iterator[str]:
         )
     if asked.gpu_ids is not None and asked.gpu_list is not None:
         yield (
-            f"distributed.gpu_ids={asked.gpu_ids} and distributed.gpu_list={asked.gpu_list}: these are two names "
-            "of one setting; give one of them, and null for the other where a file has it"
+            f"distributed.gpu_ids={asked.gpu_ids} and distributed.gpu_list={asked.gpu_list} are two names of one "
+            "setting; give one of them, and null for the other where a file has it"
         )
     for key, strategy in (("training", config.training.strategy), ("distributed", asked.strategy)):
         if strategy is Strategy.single and config.training.gpus_per_job > 1:
@@ -188,17 +182,13 @@ def _of_section(key: str, section: object, config: Config) -> Iterator[str]:
     if isinstance(section, Settings):
         yield from _told_by(key, section, config)
     for below, entry in held(section, key):
-        if below.endswith("learning_rate") and config.training.schedule is Schedule.polynomial:
-            yield from _polynomial(below, entry)
+        falls = config.training.schedule is Schedule.polynomial and below.endswith("learning_rate")
+        if falls and key.startswith("algos.") and isinstance(entry, float) and entry <= POLYNOMIAL_END:
+            yield (
+                f"{below}={entry:g}: training.schedule=polynomial falls to {POLYNOMIAL_END:g} and must begin "
+                "above that. Use linear, which falls to 0"
+            )
         yield from _of_section(below, entry, config)
-
-
-def _polynomial(key: str, rate: object) -> Iterator[str]:
-    if key.startswith("algos.") and isinstance(rate, float) and rate <= POLYNOMIAL_END:
-        yield (
-            f"{key}={rate:g}: training.schedule=polynomial falls to {POLYNOMIAL_END:g} and must begin above that. "
-            "Use linear, which falls to 0"
-        )
 
 
 def _told_by(key: str, section: Settings, config: Config) -> Iterator[str]:
@@ -218,11 +208,6 @@ def _splits(key: str, dataset: DatasetConfig, config: Config) -> Iterator[str]:
             f"evaluation.num_prompts={config.evaluation.num_prompts}: {key}.{split}_size sets aside {size} "
             f"prompts at most; ask for fewer or raise it"
         )
-    if config.evaluation.etas and dataset.validation_size == 0:
-        yield (
-            f"evaluation.etas: are tried on validation prompts, and {key}.validation_size=0 leaves none; "
-            "raise it, or leave them out"
-        )
 
 
 def _rewards(key: str, dataset: DatasetConfig) -> Iterator[str]:
@@ -230,22 +215,14 @@ def _rewards(key: str, dataset: DatasetConfig) -> Iterator[str]:
     weights = dataset.rewards or {dataset.reward: 1.0}
     for name in weights:
         arguments = grading.options.get(name) or {}
-        if not isinstance(arguments, Mapping):
-            yield (
-                f"{key}.grading.options.{name}={brief(arguments)}: must be a table of the reward's arguments, for "
-                "example {unit: true}"
-            )
-            continue
-        used = arguments.get("use", name)
+        used = arguments.get("use", name) if isinstance(arguments, Mapping) else None
         if not isinstance(used, str):
-            yield f"{key}.grading.options.{name}.use={brief(used)}: must be the name of a reward"
+            given = f"{key}.grading.options.{name}={brief(arguments)}"
+            yield f"{given}: must be a table of the reward's arguments, as {{unit: true}}; `use` names one"
         elif used not in REWARD_NAMES and "." not in used:
-            if Path(f"{(module := used.partition(':')[0])}.py").is_file():
-                yield f"{key}: unknown reward '{used}'. For a function in {module}.py write {module}.FUNCTION"
-                continue
-            yield (
-                f"{key}: " + unknown_name("reward", used, REWARD_NAMES) + " Or give the dotted path of a function."
-            )
+            file = Path(f"{(module := used.partition(':')[0])}.py")
+            own = f"{module}.FUNCTION for one in {file}" if file.is_file() else "the dotted path of a function"
+            yield f"{key}: {unknown_name('reward', used, REWARD_NAMES)} Or write {own}."
     if weights and not any(weights.values()):
         yield f"{key}.rewards: every weight is 0, so nothing would be rewarded"
     for name in grading.options.keys() - weights.keys():

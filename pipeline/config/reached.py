@@ -13,7 +13,7 @@ import ast
 import hashlib
 import os
 import re
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -44,8 +44,7 @@ _WRITES = re.compile(
     r"|\bopen\((.*, )?(mode=)?'[rbt]*[wax+][bt+]*'|INSERT INTO|INSERT OR"
 )
 """Of a module that writes files it cannot be told which of them are its data."""
-_SPLITS = "dataset_dict.json"
-_SAVED = {"config.json", "adapter_config.json", "tokenizer_config.json", "dataset_info.json", _SPLITS}
+_SAVED = {"config.json", "adapter_config.json", "tokenizer_config.json", "dataset_info.json", "dataset_dict.json"}
 """In folders of models, tokenizers and datasets, which libraries read as a whole."""
 _LONGEST_NAME = 1000
 """Characters of a path."""
@@ -60,6 +59,8 @@ _OUTSIDE = re.compile(
 )
 """Variables that give access, or that say where a process is and whose: they change no result, and workers
 have others."""
+_HARMLESS = {"dataclass", "cache", "lru_cache", "wraps", "contextmanager", "total_ordering", "staticmethod"}
+"""Decorators that register nothing."""
 _ALL = "*"
 
 
@@ -86,12 +87,20 @@ class _Module:
 
     @property
     def texts(self) -> list[str]:
-        """That stand in what is taken, but for names of variables that it sets."""
-        nodes = self.nodes
+        """Texts in what is taken that may name something, and parts of them; but for variables that it sets."""
         stored = {
-            id(node.slice) for node in nodes if isinstance(node, ast.Subscript) and isinstance(node.ctx, ast.Store)
+            node.slice
+            for node in self.nodes
+            if isinstance(node, ast.Subscript) and isinstance(node.ctx, ast.Store)
         }
-        found = set(_constants(node for node in nodes if id(node) not in stored))
+        found: set[str] = set()
+        for node in self.nodes:
+            if isinstance(node, ast.Constant) and isinstance(node.value, str | bytes) and node not in stored:
+                value = node.value if isinstance(node.value, str) else node.value.decode(errors="ignore")
+                if len(value) <= _LONGEST_NAME and value.isprintable():
+                    found |= {
+                        each for each in (value, *_SIGN.split(value), *value.split()) if re.search(r"\w", each)
+                    }
         return sorted(found | {each.strip("/") for each in found} | {os.path.expanduser(each) for each in found})  # noqa: PTH111
 
     @property
@@ -105,10 +114,14 @@ class _Module:
     @property
     def beside(self) -> Iterator[str]:
         """Modules that a computed name may mean: those in its folder, and in folders that texts name."""
-        nodes = self.nodes
-        calls = [node for node in nodes if isinstance(node, ast.Call)]
-        plain = {id(node.func) for node in calls if all(map(self._is_plain, node.args)) and not node.keywords}
-        if all(_imports(node) not in _IMPORTS or id(node) in plain for node in nodes):
+        calls = [node for node in self.nodes if isinstance(node, ast.Call)]
+        plain = {node.func for node in calls if all(map(self._is_plain, node.args)) and not node.keywords}
+        names = {
+            node.name if isinstance(node, ast.alias) and node.asname else _last_name(node)
+            for node in self.nodes
+            if node not in plain
+        }
+        if names.isdisjoint(_IMPORTS):
             return
         top = self.file.parents[self.name.count(".") + (self.file.name == "__init__.py")]
         texts = {text.strip("./") for text in self.texts}
@@ -133,26 +146,26 @@ class _Module:
 
 
 def reached_hash(module: str, name: str, find: Find) -> str | None:
-    """A hash of all code that a name of a module reaches; None where the module is not the user's own.
+    """Hash all code that a name of a module reaches; None where the module is not the user's own.
 
     Args:
         module: Dotted name.
         name: Of a function, class or object in it; of a part of one, with dots.
         find: Finds files of modules.
     """
-    walk = _Walk(find)
-    walk.visit(module, name.partition(".")[0])
-    walk.follow_texts()
+    walk = _Walk(find, [])
+    walk.begin(module, name)
+    while walk.further != (folders := walk.folders):
+        walk = _Walk(find, folders)
+        walk.begin(module, name)
     if not walk.modules:
         return None
     modules = sorted(walk.modules.values(), key=lambda each: each.name)
     texts = [each.text(said=bool(walk.words & _SAID)) for each in modules]
     read = {line for each, text in zip(modules, texts, strict=True) for line in _files(each, text)}
     if walk.words & _VARIABLES:
-        named = {
-            name for each in modules for name in each.texts if name in os.environ and not _OUTSIDE.search(name)
-        }
-        read |= {f"${name}={os.environ[name]}" for name in named}
+        named = {text for each in modules for text in each.texts if text in os.environ}
+        read |= {f"${name}={os.environ[name]}" for name in named if not _OUTSIDE.search(name)}
     return hashlib.sha256("\n\0".join([*texts, *sorted(walk.unread), *sorted(read)]).encode()).hexdigest()[:16]
 
 
@@ -160,35 +173,19 @@ def _files(module: _Module, text: str) -> Iterator[str]:
     """The files that texts of a module name, and those of folders that libraries read as a whole."""
     if _WRITES.search(text):
         return
-    for folder in module.folders:
-        for name in module.texts:
-            place = Path(folder, name)
-            within = [place] if os.path.isfile(place) else []  # noqa: PTH113 - any text may be asked for
-            if found := [each for each in _SAVED if os.path.isfile(place / each)]:  # noqa: PTH113
-                within = sorted(each for each in place.glob("*/*" if _SPLITS in found else "*") if each.is_file())
-            for file in within:
-                with suppress(OSError):  # who reads it will tell
-                    yield f"{module.name} {name} {file.relative_to(place)} {file_sha256(file, follow=True)}"
+    places = [(Path(folder, name), name) for folder in module.folders for name in module.texts]
+    for place, name in [each for each in places if not str(each[0]).startswith(("/proc/", "/sys/", "/dev/"))]:
+        within = [place] if os.path.isfile(place) else []  # noqa: PTH113 - any text may be asked for
+        if found := [each for each in _SAVED if os.path.isfile(place / each)]:  # noqa: PTH113
+            pattern = "*/*" if "dataset_dict.json" in found else "*"
+            within = sorted(each for each in place.glob(pattern) if each.is_file())
+        for file in within:
+            with suppress(OSError):  # who reads it will tell
+                yield f"{module.name} {name} {file.relative_to(place)} {file_sha256(file, follow=True)}"
 
 
 def _last_name(node: object) -> str:
     return str(getattr(node, "attr", getattr(node, "id", "")))
-
-
-def _imports(node: ast.AST) -> str:
-    """The name by which a node may import something, be it under another."""
-    return node.name if isinstance(node, ast.alias) and node.asname else _last_name(node)
-
-
-def _constants(nodes: Iterable[ast.AST]) -> Iterator[str]:
-    """The texts that may name something, their words, and what stands before and behind what is put in."""
-    for node in nodes:
-        if isinstance(node, ast.Constant) and isinstance(node.value, str | bytes):
-            value = node.value if isinstance(node.value, str) else node.value.decode(errors="ignore")
-            if len(value) <= _LONGEST_NAME and value.isprintable():
-                yield from (
-                    each for each in (value, *_SIGN.split(value), *value.split()) if re.search(r"\w", each)
-                )
 
 
 class _Walk:
@@ -196,16 +193,17 @@ class _Walk:
 
     Attributes:
         modules: Those of the user's own that are reached.
+        further: Folders besides those where modules are looked for.
         unread: What is covered as bytes, since it is no Python that can be read.
     """
 
-    def __init__(self, find: Find) -> None:
+    def __init__(self, find: Find, further: Sequence[str]) -> None:
         self.modules: dict[str, _Module] = {}
         self.unread: list[str] = []
         self._find = find
+        self.further = further
         self._known: dict[str, _Module | None] = {}
         self._visited: set[tuple[str, str]] = set()
-        self._further: list[str] = []
 
     @property
     def words(self) -> set[str]:
@@ -213,33 +211,31 @@ class _Walk:
         nodes = [node for module in self.modules.values() for node in module.nodes]
         return {str(getattr(node, each, "")) for node in nodes for each in ("attr", "id", "name")}
 
-    def follow_texts(self) -> None:
-        """Take what is reached by texts too, or by being there, until nothing more is."""
+    @property
+    def folders(self) -> list[str]:
+        """Those where it may have modules looked for besides."""
+        found = {str(each): None for module in self.modules.values() for each in module.folders}
+        return list(found) if self.words & _FOLDERS and "sys" in self.words else []
+
+    def begin(self, module: str, name: str) -> None:
+        """Take a name of a module, and what is reached by texts too, or by being there, until nothing more is."""
+        self.visit(module, name.partition(".")[0])
         seen = -1
-        while seen < (seen := len(self._visited) + len(self._further)):
+        while seen < (seen := len(self._visited)):
             words, modules = self.words, list(self.modules.values())
-            texts = sorted({text for module in modules for text in module.texts})
-            if words & _FAMILIES:
-                for module in modules:
-                    self.visit(module.name, _ALL)
-            if words & _IMPORTS or "-m" in texts:
-                for text in texts:
-                    name = text.replace(":", ".")
-                    packages = {module.package for module in modules} if name.startswith(".") else {""}
-                    for whole in (f"{package}{name}" for package in packages):
-                        for each in (whole, whole.rpartition(".")[0], f"{whole}.__main__"):
-                            if re.fullmatch(r"\w+(\.\w+)*", each):
-                                self.visit(each, _ALL)
-                for module in modules:
-                    for each in sorted(module.beside):
-                        self.visit(each, _ALL)
-            if words & _FOLDERS and "sys" in words:
-                self._further = list(dict.fromkeys(str(each) for module in modules for each in module.folders))
-                lacking = {each for each in self._visited if self._known.get(each[0]) is None}
-                self._visited -= lacking
-                self._known = {name: each for name, each in self._known.items() if each is not None}
-                for name, wanted in sorted(lacking):
-                    self.visit(name, wanted)
+            for own in modules if words & _FAMILIES else ():
+                self.visit(own.name, _ALL)
+            texts = {text for own in modules for text in own.texts}
+            imports = bool(words & _IMPORTS) or "-m" in texts
+            for beside in {each for own in modules for each in own.beside} if imports else ():
+                self.visit(beside, _ALL)
+            for text in texts if imports else ():
+                name = text.replace(":", ".")
+                for package in {own.package for own in modules} if name.startswith(".") else {""}:
+                    whole = f"{package}{name}"
+                    for each in (whole, whole.rpartition(".")[0], f"{whole}.__main__"):
+                        if re.fullmatch(r"\w+(\.\w+)*", each):
+                            self.visit(each, _ALL)
 
     def visit(self, name: str, wanted: str = "") -> None:
         """Take a name of a module, all of it for ``*``, and what importing it does; with its packages."""
@@ -248,40 +244,32 @@ class _Walk:
         self._visited.add((name, wanted))
         if parent := name.rpartition(".")[0]:
             self.visit(parent)
-        module = self._module(name)
-        if module is None:
+        if (module := self._module(name)) is None:
             return
-        at = list(module.always)
+        at = [*module.always, *module.binding.get(wanted, ())]
         if wanted == _ALL:
-            at = list(range(len(module.statements)))
-        elif wanted in module.binding:
-            at += module.binding[wanted]
-        elif wanted and self._module(f"{name}.{wanted}"):
+            at = [*range(len(module.statements))]
+        elif wanted and wanted not in module.binding:
             self.visit(f"{name}.{wanted}")
-        elif wanted:
             at += module.binding.get("__getattr__", [])
         for place in at:
             self._take(module, place)
-        # What it has imported itself it may hand on.
         for handed in module.binding if wanted == _ALL else {wanted} & module.binding.keys():
-            for place in module.binding[handed]:
-                self._through(module, module.statements[place], handed, [ast.Name(handed)])
+            self._follow(module, handed)  # what it has imported itself it may hand on
 
     def _module(self, name: str) -> _Module | None:
         if name not in self._known:
-            file = self._find(name, self._further)
-            self._known[name] = None if file is None else self._read(name, file)
-            if (found := self._known[name]) is not None:
+            file = self._find(name, self.further)
+            self._known[name] = found = None if file is None else self._read(name, file)
+            if found is not None:
                 self.modules[name] = found
         return self._known[name]
 
     def _read(self, name: str, file: Path) -> _Module:
         content, module = file.read_bytes(), _Module(name, file)
         try:
-            module.statements = ast.parse(content).body if file.suffix == ".py" else []
+            module.statements = ast.parse(content if file.suffix == ".py" else b"(").body
         except (SyntaxError, ValueError):  # importing it will tell
-            self.unread.append(f"{name} {hashlib.sha256(content).hexdigest()}")
-        if file.suffix != ".py":
             self.unread.append(f"{name} {hashlib.sha256(content).hexdigest()}")
         for at, statement in enumerate(module.statements):
             names = _bound(statement)
@@ -297,81 +285,71 @@ class _Walk:
         module.taken.add(at)
         statement = module.statements[at]
         nodes = list(ast.walk(statement))
+        used = [node for node in nodes if isinstance(node, ast.Name | ast.Attribute)]
+        names = {node.id for node in used if isinstance(node, ast.Name)}
+        attributes = {node.attr for node in used if isinstance(node, ast.Attribute)}
+        parts = {node.value for node in used if isinstance(node, ast.Attribute)}
+        whole = {_last_name(node) for node in used if node not in parts}
         for node in nodes:
-            if isinstance(node, ast.Import | ast.ImportFrom):
+            for source, inner, bound in _imports(module, node):
                 # One at the top hands on only what is used; one inside of a function is taken with what it names.
-                self._imported(module, node, nodes, hands_on=node is not statement)
-        names = {node.id for node in nodes if isinstance(node, ast.Name)}
-        names |= {node.attr for node in nodes if isinstance(node, ast.Attribute)} & _COMPUTED
-        if names & _COMPUTED and not names & set(module.binding) & _COMPUTED:
+                self.visit(source, _ALL if inner == _ALL else "")
+                if node is not statement and inner != _ALL:
+                    self._use(source, inner, attributes, whole | ({bound} - names), bound)
+        if (computed := (names | attributes) & _COMPUTED) and computed.isdisjoint(module.binding):
             self.visit(module.name, _ALL)
-        for used in sorted(names):
-            for place in module.binding.get(used, ()):
+        for name in sorted(names | computed):
+            for place in module.binding.get(name, ()):
                 self._take(module, place)
-                self._through(module, module.statements[place], used, nodes)
+            self._follow(module, name, attributes, whole)
 
-    def _through(self, module: _Module, statement: ast.stmt, used: str, nodes: list[ast.AST]) -> None:
-        """Follow a name that a statement at the top of a module has imported."""
-        if isinstance(statement, ast.Import | ast.ImportFrom):
-            self._imported(module, statement, nodes, only=used, hands_on=True)
-
-    def _imported(
-        self,
-        module: _Module,
-        node: ast.Import | ast.ImportFrom,
-        nodes: list[ast.AST],
-        *,
-        only: str = "",
-        hands_on: bool,
+    def _follow(
+        self, module: _Module, name: str, attributes: Collection[str] = (), whole: Collection[str] | None = None
     ) -> None:
-        if isinstance(node, ast.ImportFrom):
-            source = _source(module, node)
-            for alias in node.names:
-                bound = alias.asname or alias.name
-                if alias.name == _ALL:
-                    self.visit(source, _ALL)
-                elif not only or bound == only:
-                    self.visit(source, alias.name if hands_on else "")
-                    if hands_on and self._module(whole := f"{source}.{alias.name}"):
-                        self._used(nodes, bound, whole)
+        """Follow a name that a statement at the top of a module has imported."""
+        for at in module.binding.get(name, ()):
+            for source, inner, bound in _imports(module, module.statements[at]):
+                if bound == name:
+                    self._use(source, inner, attributes, {name} if whole is None else whole, name)
+
+    def _use(
+        self, source: str, inner: str, attributes: Collection[str], whole: Collection[str], bound: str
+    ) -> None:
+        """Take what is used of an imported module, or a name of one.
+
+        Args:
+            source: The module.
+            inner: The name.
+            attributes: All that stand beside its name.
+            whole: Names and attributes of which nothing is taken there: what they mean is handed on as it is.
+            bound: By which it is known there.
+        """
+        if inner:
+            self.visit(source, inner)
+            source = f"{source}.{inner}"
+        if (module := self._module(source)) is None:
             return
+        if bound in whole:
+            self.visit(source, _ALL)
+        for each in attributes:
+            if each in module.binding or "__getattr__" in module.binding:
+                self.visit(source, each)
+            else:
+                self._use(f"{source}.{each}", "", attributes, whole, each)
+
+
+def _imports(module: _Module, node: ast.AST) -> Iterator[tuple[str, str, str]]:
+    """What a statement imports: a module, a name of it or "", and what it binds."""
+    if isinstance(node, ast.Import):
         for alias in node.names:
-            bound = alias.asname or alias.name.partition(".")[0]
-            if only and bound != only:
-                continue
-            self.visit(alias.name)
-            if hands_on:
-                self._used(nodes, bound, alias.name if alias.asname else bound)
-
-    def _used(self, nodes: list[ast.AST], bound: str, module: str) -> None:
-        """Take what nodes use of an imported module: ``a.b.c`` is c of a.b where that is one."""
-        chains = [(id(node), chain[1:]) for node in nodes if (chain := _chain(node)) and chain[0] == bound]
-        parts = {id(node.value) for node in nodes if isinstance(node, ast.Attribute)}
-        named = [node for node in nodes if isinstance(node, ast.Name) and node.id == bound]
-        if not named or any(id(node) not in parts for node in named):
-            self.visit(module, _ALL)  # it is handed on as it is, or is part of a class
-        for node, names in chains:
-            target = module
-            while names and self._module(f"{target}.{names[0]}"):
-                target = f"{target}.{names.pop(0)}"
-            self.visit(target, names[0] if names else "" if node in parts else _ALL)
-
-
-def _chain(node: ast.AST) -> list[str]:
-    """The names of ``a.b.c``; nothing of what does not begin with a name."""
-    names: list[str] = []
-    while isinstance(node, ast.Attribute):
-        names.insert(0, node.attr)
-        node = node.value
-    return [node.id, *names] if isinstance(node, ast.Name) and names else []
-
-
-def _source(module: _Module, node: ast.ImportFrom) -> str:
-    if not node.level:
-        return node.module or ""
-    around = module.package.split(".")
-    around = around[: len(around) - node.level + 1]
-    return ".".join([*around, *([node.module] if node.module else [])])
+            top = alias.name.partition(".")[0]
+            yield alias.name, "", alias.asname or top
+            if not alias.asname:
+                yield top, "", top
+    if isinstance(node, ast.ImportFrom):
+        around = module.package.split(".")[: -node.level + 1 or None] if node.level else []
+        source = ".".join([*around, *([node.module] if node.module else [])])
+        yield from ((source, alias.name, alias.asname or alias.name) for alias in node.names)
 
 
 def _bound(statement: ast.stmt) -> set[str] | None:
@@ -379,45 +357,29 @@ def _bound(statement: ast.stmt) -> set[str] | None:
     match statement:
         case ast.FunctionDef() | ast.AsyncFunctionDef() | ast.ClassDef():
             # Decorators may register it somewhere, from where it is reached by no name.
-            return None if statement.decorator_list and not _harmless(statement) else {statement.name}
+            each = [one.func if isinstance(one, ast.Call) else one for one in statement.decorator_list]
+            called = set(map(_last_name, each))
+            return {statement.name} if called <= _HARMLESS else None
         case ast.Import() | ast.ImportFrom():
             return {alias.asname or alias.name.partition(".")[0] for alias in statement.names}
         case ast.Assign(targets=targets):
-            found = [_targets(target) for target in targets]
-            return None if any(each is None for each in found) else {name for each in found for name in each or ()}
+            nodes = [node for target in targets for node in ast.walk(target)]
+            plain = all(isinstance(node, ast.Name | ast.Tuple | ast.List | ast.expr_context) for node in nodes)
+            return {node.id for node in nodes if isinstance(node, ast.Name)} if plain else None
         case ast.AnnAssign(target=ast.Name(id=name)):
             return {name}
     return None
 
 
-def _harmless(statement: ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef) -> bool:
-    known = {"dataclass", "cache", "lru_cache", "wraps", "contextmanager", "total_ordering", "staticmethod"}
-    each = [one.func if isinstance(one, ast.Call) else one for one in statement.decorator_list]
-    return all((one.attr if isinstance(one, ast.Attribute) else getattr(one, "id", "")) in known for one in each)
-
-
-def _targets(target: ast.expr) -> set[str] | None:
-    if isinstance(target, ast.Name):
-        return {target.id}
-    if isinstance(target, ast.Tuple | ast.List):
-        found = [_targets(each) for each in target.elts]
-        return None if any(each is None for each in found) else {name for each in found for name in each or ()}
-    return None
-
-
 def _text(statement: ast.stmt, *, said: bool) -> str:
     """The code of a statement: no comments and layout, nor, unless used, texts that say what it does."""
-    if said:
-        return ast.unparse(statement)
-    for node in ast.walk(statement):
+    for node in ast.walk(statement) if not said else ():
         body = getattr(node, "body", None)
         if isinstance(body, list):
-            kept = [each for each in body if not _is_said(each)]
-            node.body = kept or [ast.Pass()]  # type: ignore[attr-defined]
-    return "" if _is_said(statement) else ast.unparse(statement)
+            node.body = [each for each in body if not _is_said(each)] or [ast.Pass()]  # type: ignore[attr-defined]
+    return "" if _is_said(statement) and not said else ast.unparse(statement)
 
 
 def _is_said(statement: ast.stmt) -> bool:
-    if not (isinstance(statement, ast.Expr) and isinstance(statement.value, ast.Constant)):
-        return False
-    return isinstance(statement.value.value, str)
+    value = getattr(statement, "value", None) if isinstance(statement, ast.Expr) else None
+    return isinstance(value, ast.Constant) and isinstance(value.value, str)

@@ -185,7 +185,8 @@ def check_settings_class(owner: str, schema: object, base: type) -> None:
     """
     wanted = f"a dataclass that builds on pipeline.{base.__name__}"
     if not (isinstance(schema, type) and issubclass(schema, base)):
-        raise ConfigError(f"{owner}: its config_class is {_called(schema)}, but must be {wanted}")
+        called = f"the class {schema.__qualname__}" if isinstance(schema, type) else repr(schema)
+        raise ConfigError(f"{owner}: its config_class is {called}, but must be {wanted}")
     path = f"{schema.__module__}:{schema.__qualname__}"
     if "<locals>" in path:
         raise ConfigError(f"{owner}: its config_class {path} is made in a function, where workers cannot find it")
@@ -211,10 +212,6 @@ def check_settings_class(owner: str, schema: object, base: type) -> None:
         raise ConfigError(f"{owner}: its config_class {schema.__name__}() failed: {told(error)}") from error
 
 
-def _called(thing: object) -> str:
-    return f"the class {thing.__qualname__}" if isinstance(thing, type) else repr(thing)
-
-
 def _look_in_current_folder() -> None:
     """Last, so that no file there takes the place of a module that is installed."""
     folder = str(Path.cwd())
@@ -229,58 +226,39 @@ def _import_module(module: str, path: str) -> Any:
     had_torch = "torch" in sys.modules
     try:
         found = importlib.import_module(module)
-    except ModuleNotFoundError as error:
-        if error.name and f"{module}.".startswith(f"{error.name}."):
-            raise ConfigError(_no_such_module(path, error.name)) from error
-        raise ConfigError(_failed(path, error)) from error
     except (Exception, SystemExit) as error:  # a module may do anything while it is imported
-        raise ConfigError(_failed(path, error)) from error
+        name = error.name or "" if isinstance(error, ModuleNotFoundError) else ""
+        said = f"cannot import '{path}': {place_of(error)}{type(error).__name__}: {error}"
+        missing = name and f"{module}.".startswith(f"{name}.")
+        raise ConfigError(_no_such_module(path, name) if missing else said) from error
     if not had_torch and "torch" in sys.modules:
         _brought_torch.append(module)
     return found
 
 
-_MOVED = " Modules inside of pipeline move: import what you need from pipeline itself, as in pipeline.PITA."
-
-
 def _no_such_module(path: str, missing: str) -> str:
     parent, _, leaf = missing.rpartition(".")
     if parent.partition(".")[0] == _OURS:
-        return f"cannot import '{path}': there is no module '{missing}'.{_MOVED}"
-    if not parent:
-        folders = list(dict.fromkeys(str(Path(entry).resolve()) for entry in sys.path if not is_installed(entry)))
-        near = _near(leaf, (info.name for info in pkgutil.iter_modules(folders)))
-        return (
-            f"cannot import '{path}': there is no module '{leaf}' in {', '.join(folders)}, nor among the "
-            f"installed packages.{near} Start the command in the folder that holds it, or name that folder in "
-            "PYTHONPATH."
-        )
-    searched = list(getattr(sys.modules[parent], "__path__", ()))
+        more = "Modules inside of pipeline move: import what you need from pipeline itself, as in pipeline.PITA."
+        return f"cannot import '{path}': there is no module '{missing}'. {more}"
+    own = (str(Path(entry).resolve()) for entry in sys.path if not is_installed(entry))
+    searched = list(getattr(sys.modules[parent], "__path__", ())) if parent else list(dict.fromkeys(own))
     near = _near(leaf, (info.name for info in pkgutil.iter_modules(searched)))
-    if leaf == "py":
-        near = f" A file is named without its ending: {path.replace('.py', '', 1)}"
-    return f"cannot import '{path}': there is no module '{leaf}' in {', '.join(searched) or parent}.{near}"
-
-
-def _failed(path: str, error: BaseException) -> str:
-    inside = isinstance(error, ModuleNotFoundError) and (error.name or "").startswith(f"{_OURS}.")
+    start = " Start the command in the folder that holds it, or name that folder in PYTHONPATH."
     return (
-        f"cannot import '{path}': {place_of(error)}{type(error).__name__}: {error}{'.' + _MOVED if inside else ''}"
+        f"cannot import '{path}': there is no module '{leaf}' in {', '.join(searched) or parent}.{near}"
+        f"{'' if parent else start}"
     )
 
 
 def _no_such_name(path: str, module: str, name: str, found: Any) -> str:
-    names = [each for each in vars(found) if not each.startswith("_")]
-    own = [each for each in names if getattr(getattr(found, each), "__module__", None) == module]
+    names = [each for each in dir(found) if not each.startswith("_")]  # those that are made on use too
+    own = [each for each in names if getattr(vars(found).get(each), "__module__", None) == module]
     listed = f" It defines {', '.join(own)}." if own else ""
-    near = _near(name, (each for each in dir(found) if not each.startswith("_")))  # names that are made on use too
-    return f"cannot import '{path}': {_file_of(sys.modules[module])} has no '{name}'.{near}{listed}"
+    file = getattr(sys.modules[module], "__file__", None) or module
+    return f"cannot import '{path}': {file} has no '{name}'.{_near(name, names)}{listed}"
 
 
 def _near(name: str, known: Iterable[str]) -> str:
     near = get_close_matches(name, list(known), n=1, cutoff=0.5)
     return f" Did you mean '{near[0]}'?" if near else ""
-
-
-def _file_of(module: Any) -> str:
-    return str(getattr(module, "__file__", None) or module.__name__)

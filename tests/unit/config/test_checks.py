@@ -55,7 +55,7 @@ def test_a_name_is_required() -> None:
         ("training.gpus_per_job=0", "training.gpus_per_job=0: must be at least 1"),
         ("distributed.enabled=true", "say how many with training.gpus_per_job"),
         ("datasets.addition.grading.options={exact_match:[1]}", "options.exact_match=[1]: must be a table of the"),
-        ("datasets.addition.grading.options={exact_match:{use:[1]}}", "must be the name of a reward"),
+        ("datasets.addition.grading.options={exact_match:{use:[1]}}", "exact_match={'use': [1]}: must be"),
         ("experiment.seeds=[10000000000000000000000]", "experiment.seeds[0]=10000000000000000000000: must be at"),
         ("experiment.seeds=[[1]]", "experiment.seeds=[[1]]: must be a list of whole numbers"),
         ("evaluation.etas=[{}]", "evaluation.etas=[{}]: must be a list of numbers"),

@@ -298,8 +298,9 @@ def test_variables_count_but_for_those_of_a_process(
         "import sqlite3\n\ndef reward(of):\n    sqlite3.connect('seen.txt').execute('INSERT INTO t VALUES (1)')\n",
         "import os\nos.environ['LIMIT_OF_MINE'] = '1'\n\ndef reward(completions, **_):\n    return [1.0]\n",
         "import os\nKEY = os.environ.get('MY_API_KEY')\n\ndef reward(completions, **_):\n    return [KEY]\n",
+        "def reward(completions, **_):\n    return [len(open('/proc/self/stat').read()) * 0.0]\n",
     ],
-    ids=["written", "printed", "logged", "remembered", "set", "access"],
+    ids=["written", "printed", "logged", "remembered", "set", "access", "of the machine"],
 )
 def test_what_a_module_writes_or_is_let_in_by_changes_nothing(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, text: str

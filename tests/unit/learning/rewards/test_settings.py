@@ -43,7 +43,7 @@ def test_what_cannot_work_is_refused(override: str, said: str) -> None:
 def test_a_module_alone_is_no_reward(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "own_judge.py").touch()
     monkeypatch.chdir(tmp_path)
-    with pytest.raises(ConfigError, match=r"For a function in own_judge\.py write own_judge\.FUNCTION"):
+    with pytest.raises(ConfigError, match=r"own_judge\.FUNCTION"):
         check("datasets.addition.reward=own_judge")
 
 
