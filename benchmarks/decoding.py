@@ -30,8 +30,7 @@ from pipeline.learning.choices import HeadType
 from pipeline.learning.generation import row_models
 from pipeline.learning.generation.decode import DecodeSettings, Guidance, SlotPace, decode
 from pipeline.learning.generation.readers import pad_left
-from pipeline.learning.generation.sampling import sample_keys, uniforms
-from pipeline.learning.generation.tilt import Tilt, preference_offset
+from pipeline.learning.generation.sampling import Tilt, preference_offset, sample_keys, uniforms
 from pipeline.learning.models.load import frozen
 from pipeline.learning.models.value import value_model_from
 

@@ -38,8 +38,7 @@ from pipeline.learning.choices import HeadType, Others
 from pipeline.learning.generation.decode import DecodeSettings, Guidance, decode
 from pipeline.learning.generation.readers import Way, reading
 from pipeline.learning.generation.row_models import reads_rows
-from pipeline.learning.generation.sampling import sample_keys
-from pipeline.learning.generation.tilt import Tilt, preference_offset
+from pipeline.learning.generation.sampling import Tilt, preference_offset, sample_keys
 from pipeline.learning.models.load import frozen
 from pipeline.learning.models.value import ValueModel, value_model_from
 from tests.doubles.families import FAMILIES, GROUPS, VOCABULARY, tiny_model

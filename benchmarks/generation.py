@@ -33,11 +33,16 @@ from benchmarks.arguments import positive
 from pipeline.config.schema import SystemConfig
 from pipeline.learning.choices import HeadType, Others
 from pipeline.learning.datasets.base import load_dataset
-from pipeline.learning.datasets.made import AdditionConfig
+from pipeline.learning.datasets.shipped import AdditionConfig
 from pipeline.learning.generation.decode import DecodeSettings, Guidance, decode
 from pipeline.learning.generation.guided import GuidedLogitsProcessor
-from pipeline.learning.generation.sampling import policy_logprobs, sample_keys
-from pipeline.learning.generation.tilt import Tilt, find_candidates, preference_offset
+from pipeline.learning.generation.sampling import (
+    Tilt,
+    find_candidates,
+    policy_logprobs,
+    preference_offset,
+    sample_keys,
+)
 from pipeline.learning.models.kinds import TinyModelConfig
 from pipeline.learning.models.load import frozen, load_policy, load_tokenizer, load_value
 from pipeline.learning.models.tiny import make_model, make_tokenizer

@@ -17,9 +17,16 @@ from transformers import PreTrainedModel
 from benchmarks.gpu_measures import Bench, Experiment, Figure
 from pipeline.learning.generation.decode import Decoded, DecodeSettings, Guidance, decode
 from pipeline.learning.generation.row_models import guide_of
-from pipeline.learning.generation.sampling import draw_tokens, policy_logprobs, sample_keys
+from pipeline.learning.generation.sampling import (
+    Tilt,
+    bernoulli_offset,
+    draw_tokens,
+    find_candidates,
+    policy_logprobs,
+    sample_keys,
+    split_draw,
+)
 from pipeline.learning.generation.steps import tell
-from pipeline.learning.generation.tilt import Tilt, bernoulli_offset, find_candidates, split_draw
 from pipeline.learning.models.value import ValueModel
 
 TILT = Tilt(bernoulli_offset(0.1), top_k=20)

@@ -38,12 +38,11 @@ from benchmarks.decoding import MODELS, Load, equal, mixed
 from pipeline.config.schema import SystemConfig
 from pipeline.learning.choices import HeadType, Others
 from pipeline.learning.datasets.base import load_dataset
-from pipeline.learning.datasets.made import AdditionConfig
+from pipeline.learning.datasets.shipped import AdditionConfig
 from pipeline.learning.generation.decode import DecodeSettings, Guidance, decode
 from pipeline.learning.generation.row_models import RowModel
-from pipeline.learning.generation.sampling import sample_keys
+from pipeline.learning.generation.sampling import Tilt, preference_offset, sample_keys
 from pipeline.learning.generation.steps import Taken, Taking
-from pipeline.learning.generation.tilt import Tilt, preference_offset
 from pipeline.learning.models.flops import metered
 from pipeline.learning.models.load import frozen, load_policy, load_tokenizer
 from pipeline.learning.models.value import ValueModel, value_model_from

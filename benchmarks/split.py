@@ -3,7 +3,7 @@
     python -m benchmarks.split                 # all families
     python -m benchmarks.split llama gemma2
 
-A family belongs into `SPLIT` of `pipeline/learning/models/families.py` where it says "same", and each rank holds
+A family belongs into `SPLIT` of `pipeline/learning/models/kinds.py` where it says "same", and each rank holds
 not much more than its share of the weights; norms and routers are whole on each, and so is what sees.
 """
 

@@ -57,8 +57,8 @@ if TYPE_CHECKING:
     from pipeline.learning.choices import GRPOLoss as GRPOLoss
     from pipeline.learning.datasets.from_files import needed as needed
     from pipeline.learning.generation.policy import TextPolicy as TextPolicy
+    from pipeline.learning.generation.sampling import Offset as Offset
     from pipeline.learning.generation.sampling import sample_keys as sample_keys
-    from pipeline.learning.generation.tilt import Offset as Offset
     from pipeline.learning.models.batch_size import BatchSizes as BatchSizes
     from pipeline.learning.models.flops import answered as answered
     from pipeline.learning.models.flops import spend as spend

@@ -252,9 +252,15 @@ def _tables(scratch: Path) -> dict[str, Entry]:
 
 def _rows(scratch: Path) -> dict[str, Entry]:
     from pipeline.learning.datasets.base import SPLITS, load_dataset
-    from pipeline.learning.datasets.made import AdditionConfig, StarGraphConfig
     from pipeline.learning.datasets.prepared import prepare
-    from pipeline.learning.datasets.shipped import GSM8KConfig, IMDBConfig, MathConfig, TLDRConfig
+    from pipeline.learning.datasets.shipped import (
+        AdditionConfig,
+        GSM8KConfig,
+        IMDBConfig,
+        MathConfig,
+        StarGraphConfig,
+        TLDRConfig,
+    )
     from pipeline.plan.contents import PREPARATION
 
     data = HERE / "data"

@@ -167,7 +167,7 @@ def _splits() -> Any:
 def _files(scratch: Path) -> Any:
     import gzip
 
-    from pipeline.learning.datasets.readers import read_records
+    from pipeline.learning.datasets.files import read_records
 
     written = {
         "a.csv": 'prompt,solution\n"one, two","said ""so"""\n"two\nlines",4\n',

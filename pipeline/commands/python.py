@@ -59,7 +59,7 @@ from pipeline.terminal.console import make_console
 
 if TYPE_CHECKING:
     from pipeline.learning.generation.guided import Guided
-    from pipeline.learning.generation.tilt import Offset
+    from pipeline.learning.generation.sampling import Offset
 
 # -- arguments ---------------------------------------------------------------------------------------------------
 # Arguments of what users call in Python: one of another type is refused by its name, before anything is done.

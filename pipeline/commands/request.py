@@ -31,7 +31,7 @@ from pipeline.engine.workers.ray import is_installed
 from pipeline.errors import ConfigError, DeviceError, StoreError
 from pipeline.foreign import ForeignDataError
 from pipeline.learning.algos.reference import CHECK, PREPARE
-from pipeline.learning.models.families import with_weights
+from pipeline.learning.models.kinds import with_weights
 from pipeline.machine import memory
 from pipeline.outputs.formats import read_metrics
 from pipeline.plan.build import build_plan

@@ -44,7 +44,7 @@ ALGORITHMS = {
 """Name -> class, whose `config_class` has the settings under ``algos.<name>``."""
 
 DATASETS = {
-    "addition": "pipeline.learning.datasets.made:Addition",
+    "addition": "pipeline.learning.datasets.shipped:Addition",
     "csv": "pipeline.learning.datasets.shipped:CsvFiles",
     "gsm8k": "pipeline.learning.datasets.shipped:GSM8K",
     "hf": "pipeline.learning.datasets.shipped:HuggingFace",
@@ -52,7 +52,7 @@ DATASETS = {
     "jsonl": "pipeline.learning.datasets.shipped:JsonLines",
     "math": "pipeline.learning.datasets.shipped:CompetitionMath",
     "parquet": "pipeline.learning.datasets.shipped:ParquetFiles",
-    "star_graph": "pipeline.learning.datasets.made:StarGraph",
+    "star_graph": "pipeline.learning.datasets.shipped:StarGraph",
     "tldr": "pipeline.learning.datasets.shipped:TLDR",
 }
 """Kind -> class, likewise."""

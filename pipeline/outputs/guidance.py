@@ -30,7 +30,7 @@ AtLeastOne = Annotated[int, Meta(ge=1, le=2**53)]
 _KEY = r"^[0-9a-f]{40}\Z"
 Key = Annotated[str, Meta(pattern=_KEY)]
 Rule = Literal["preference", "bernoulli", "atoms", "expected", "expected_atoms"]
-"""How value logits become offsets, by the functions of `learning.generation.tilt`."""
+"""How value logits become offsets, by the functions of `learning.generation.sampling`."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -36,7 +36,7 @@ from pipeline.learning.memory.fit import (
     least_width,
     shape_of_texts,
 )
-from pipeline.learning.models.families import MOST_RANKS, split_widths, why_not_split, with_weights
+from pipeline.learning.models.kinds import MOST_RANKS, split_widths, why_not_split, with_weights
 from pipeline.machine.memory import usable_bytes
 from pipeline.plan.chains import REFERENCE, chains
 from pipeline.plan.models import CONFIG, count_weights, lacks_sdpa, read_config, weights_at

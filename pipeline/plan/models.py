@@ -25,19 +25,19 @@ from pipeline.errors import ConfigError
 from pipeline.files import open_plain
 from pipeline.foreign import ForeignDataError, converted, read_model_json
 from pipeline.learning.datasets.files import folder_called_nearly, in_cache, is_hub_id, offline
-from pipeline.learning.models.families import (
+from pipeline.learning.models.kinds import (
     ENDS,
     SETTINGS,
     WEIGHTS,
     WITHOUT_SDPA,
     Base,
+    TinyModelConfig,
     check_folder,
     is_adapters,
     unknown_kind,
     why_not_usable,
     with_weights,
 )
-from pipeline.learning.models.kinds import TinyModelConfig
 from pipeline.outputs.formats import OPTIMIZER
 from pipeline.plan.estimates import weights_in_name
 

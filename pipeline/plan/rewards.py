@@ -32,8 +32,7 @@ from pipeline.learning.algos.sft import SFTConfig
 from pipeline.learning.datasets.base import check_demonstrations, demonstration_length, load_dataset
 from pipeline.learning.datasets.files import HubDataset, in_cache
 from pipeline.learning.datasets.from_files import FilesConfig, FilesDataset
-from pipeline.learning.models.families import is_adapters, tokenizer_place
-from pipeline.learning.models.kinds import TinyModelConfig
+from pipeline.learning.models.kinds import TinyModelConfig, is_adapters, tokenizer_place
 from pipeline.learning.rewards.registry import shipped_traits
 from pipeline.machine import children
 from pipeline.machine.children import Channel

@@ -33,7 +33,7 @@ from pipeline.runs.notes import prepared_rows
 from pipeline.runs.record import METRICS_STAGE
 
 if TYPE_CHECKING:
-    from pipeline.learning.generation.tilt import Offset
+    from pipeline.learning.generation.sampling import Offset
 
 TRAIN = "train"
 CHOSEN = f"chosen/{ETA}"

@@ -29,7 +29,7 @@ from pipeline.learning.algos.policy_config import LoraSettings
 from pipeline.learning.algos.stage_entry import prepare_torch
 from pipeline.learning.choices import DPOLoss, GRPOLoss, HeadType, ScaleRewards
 from pipeline.learning.datasets.base import load_dataset
-from pipeline.learning.datasets.made import AdditionConfig
+from pipeline.learning.datasets.shipped import AdditionConfig
 from pipeline.learning.models.kinds import TinyModelConfig
 from pipeline.learning.models.load import load_policy
 from pipeline.learning.models.tiny import train_reference

@@ -21,7 +21,7 @@ from pipeline.engine.workers.work import Work
 from pipeline.learning.algos.stage_entry import prepare_torch, run_stage
 from pipeline.learning.choices import HeadType
 from pipeline.learning.datasets.base import load_dataset
-from pipeline.learning.datasets.made import AdditionConfig
+from pipeline.learning.datasets.shipped import AdditionConfig
 from pipeline.learning.models.kinds import TinyModelConfig
 from pipeline.learning.models.tiny import train_reference
 from pipeline.learning.models.value import value_model_from

@@ -19,9 +19,8 @@ from pipeline.errors import RanksDisagree
 from pipeline.learning.algos.stage_entry import prepare_torch
 from pipeline.learning.choices import HeadType
 from pipeline.learning.generation.decode import DecodeSettings, Guidance, decode
-from pipeline.learning.generation.likelihood import completion_scores
-from pipeline.learning.generation.sampling import sample_keys
-from pipeline.learning.generation.tilt import Tilt, preference_offset
+from pipeline.learning.generation.policy import completion_scores
+from pipeline.learning.generation.sampling import Tilt, preference_offset, sample_keys
 from pipeline.learning.models.batch_size import memory_identity
 from pipeline.learning.models.load import load_policy
 from pipeline.learning.models.value import ValueModel, value_model_from

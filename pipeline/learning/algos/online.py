@@ -30,7 +30,6 @@ from pipeline.learning.algos.groups import Groups, Judge, draw_groups, exact_log
 from pipeline.learning.algos.opening import open_dataset, reference_tokenizer
 from pipeline.learning.algos.policy_config import OnlineConfig
 from pipeline.learning.generation.policy import TextPolicy
-from pipeline.learning.generation.vllm_engine import DecoderOf, backend_of
 from pipeline.learning.models.batch_size import BatchSizes
 from pipeline.learning.models.flops import Purpose, metered
 from pipeline.learning.rewards.traits import RewardFailures
@@ -59,7 +58,6 @@ def fit_online(
     ctx: JobContext,
     model: PreTrainedModel | PeftModel,
     fitting: Fitting,
-    decoder_of: DecoderOf = backend_of,
 ) -> tuple[dict[str, Any], Tally | None]:
     """Train a policy on batches that it draws.
 
@@ -68,7 +66,6 @@ def fit_online(
         ctx: Of the training.
         model: The policy, changed in place.
         fitting: How to train.
-        decoder_of: Makes what completes prompts, by the weights as they are whenever it is asked.
 
     Returns:
         What ``training.json`` says of the training, and what became of what was drawn.
@@ -86,7 +83,6 @@ def fit_online(
         dataset,
         ctx.device,
         sizes=BatchSizes(ctx.hints, ctx.device, inner),
-        decoder_of=decoder_of,
     )
     most = algo.dynamic_sampling if algo.num_generations > 1 else 1
     kept, judge = KeptBatches(ctx.checkpoints / "drawn"), algorithm.judge(ctx)

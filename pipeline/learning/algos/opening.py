@@ -25,7 +25,7 @@ from pipeline.learning.datasets.chat import template_arguments
 from pipeline.learning.datasets.prepared import TokenizedPrompts
 from pipeline.learning.generation.decode import Guidance
 from pipeline.learning.generation.policy import TextPolicy
-from pipeline.learning.generation.tilt import Tilt
+from pipeline.learning.generation.sampling import Tilt
 from pipeline.learning.models.adapters import copy_adapters, save_adapters
 from pipeline.learning.models.batch_size import BatchSizes
 from pipeline.learning.models.load import context_length, load_policy, load_tokenizer, load_value, train_text

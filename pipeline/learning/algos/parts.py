@@ -39,7 +39,7 @@ from pipeline.learning.algos.opening import (
 )
 from pipeline.learning.datasets.base import Dataset, Row, Text
 from pipeline.learning.datasets.chat import Answered, encode_answers, encode_demonstration, template_arguments
-from pipeline.learning.generation import tilt
+from pipeline.learning.generation import sampling
 from pipeline.learning.generation.policy import (
     BestOfNPolicy,
     Picker,
@@ -48,7 +48,7 @@ from pipeline.learning.generation.policy import (
     by_majority,
     by_score,
 )
-from pipeline.learning.generation.tilt import KnownOffset, Offset, Tilt
+from pipeline.learning.generation.sampling import KnownOffset, Offset, Tilt
 from pipeline.learning.models import load
 from pipeline.learning.models.batch_size import BatchSizes
 from pipeline.learning.models.cache import ModelCache

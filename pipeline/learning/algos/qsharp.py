@@ -101,10 +101,10 @@ class QSharp(ValueGuidedAlgorithms):
         """The soft value of the rewards that are to come."""
         assert isinstance(algo, QSharpConfig)
         if algo.atoms > 1:
-            return toolbox.tilt.atoms_offset(atom_rewards(algo), algo.eta)
+            return toolbox.sampling.atoms_offset(atom_rewards(algo), algo.eta)
         # The lowest reward is in every offset alike, and adding a constant changes nothing: where it would, for
         # tokens of offset 0, requests with another lowest reward than 0 are refused.
-        return toolbox.tilt.bernoulli_offset(algo.eta, algo.value_min, algo.value_max)
+        return toolbox.sampling.bernoulli_offset(algo.eta, algo.value_min, algo.value_max)
 
     def atoms(self, algo: ValueAlgoConfig) -> int:
         """As the settings say."""
@@ -207,8 +207,8 @@ class CD(QSharp):
         """The expected reward over eta."""
         assert isinstance(algo, QSharpConfig)
         if algo.atoms > 1:
-            return toolbox.tilt.expected_atoms_offset(atom_rewards(algo), algo.eta)
-        return toolbox.tilt.expected_offset(algo.eta, algo.value_min, algo.value_max)
+            return toolbox.sampling.expected_atoms_offset(atom_rewards(algo), algo.eta)
+        return toolbox.sampling.expected_offset(algo.eta, algo.value_min, algo.value_max)
 
 
 # -- qsharp hf ---------------------------------------------------------------------------------------------------

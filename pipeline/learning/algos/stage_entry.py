@@ -285,8 +285,7 @@ def fingerprint() -> str:
     from pipeline.config.schema import TrainingConfig
     from pipeline.learning.choices import HeadType
     from pipeline.learning.generation.decode import DecodeSettings, Guidance, decode
-    from pipeline.learning.generation.sampling import sample_keys
-    from pipeline.learning.generation.tilt import Tilt, preference_offset
+    from pipeline.learning.generation.sampling import Tilt, preference_offset, sample_keys
     from pipeline.learning.models.value import value_model_from
     from pipeline.learning.training.loop import Fitting, fit_sft
     from pipeline.learning.training.sequences import Sequences

@@ -357,7 +357,7 @@ class PITA(ValueGuidedAlgorithms):
 
     def offset(self, algo: ValueAlgoConfig) -> toolbox.Offset:
         """The log-odds of being preferred."""
-        return toolbox.tilt.preference_offset(algo.eta)
+        return toolbox.sampling.preference_offset(algo.eta)
 
     def draw(
         self, ctx: JobContext, dataset: toolbox.Dataset, roll_in: toolbox.TextPolicy, reference: toolbox.TextPolicy

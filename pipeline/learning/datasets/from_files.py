@@ -32,7 +32,18 @@ from pipeline.learning.datasets.chat import (
     template_arguments,
     without_prompt,
 )
-from pipeline.learning.datasets.files import TABLES, TEXT, HubDataset, LocalFiles, Location, format_of, locate
+from pipeline.learning.datasets.files import (
+    TABLES,
+    TEXT,
+    HubDataset,
+    LocalFiles,
+    Location,
+    Record,
+    Rows,
+    format_of,
+    locate,
+    open_source,
+)
 from pipeline.learning.rewards.answers import list_in
 from pipeline.learning.rewards.calling import GIVEN
 
@@ -508,19 +519,6 @@ def _names(data: Mapping[str, Any]) -> str:
     return ", ".join(map(str, data)) or "none"
 
 
-@dataclass(frozen=True)
-class Record:
-    """A row as the file has it.
-
-    Attributes:
-        place: ``data/train.jsonl:17``, for messages.
-        data: Column -> value.
-    """
-
-    place: str
-    data: Mapping[str, Any]
-
-
 @dataclass(kw_only=True)
 class FilesConfig(DatasetConfig):
     """Rows read from files or from the Hugging Face hub, in TRL's columns; docs/datasets.md has examples."""
@@ -612,6 +610,27 @@ class FilesDataset(Dataset):
                 # Subset and revision belong to the main source.
                 subset, revision = (self.source.subset, self.source.revision) if name == "path" else (None, None)
                 found[name] = locate(path, self.formats, hub=self.hub, subset=subset, revision=revision)
+        return found
+
+    def rows_of(self) -> dict[str, Rows]:
+        """The rows of ``train``, and of ``validation`` and ``test`` where the source has such splits.
+
+        Raises:
+            DataError: A source is not there, cannot be reached, or lacks a split that was asked for.
+        """
+        config = self.source
+        sources = {name: open_source(location) for name, location in self.locations().items()}
+        found: dict[str, Rows] = {}
+        for split in ("train", "validation", "test"):
+            asked: str | None = getattr(config, f"{split}_split")
+            name, splits = sources.get(f"{split}_path", sources["path"])
+            held_out = split != "train" and f"{split}_path" not in sources and asked is None
+            if held_out and (split not in splits or config.train_split == split):
+                continue  # it is cut from train
+            chosen = asked or (split if split in splits or len(splits) != 1 else next(iter(splits)))
+            if chosen not in splits:
+                raise DataError(f"{name}: {unknown_name('split', chosen, splits)} Set {split}_split to choose.")
+            found[split] = splits[chosen]
         return found
 
     def adapt(self, data: Mapping[str, Any], place: str) -> Mapping[str, Any] | None:

@@ -26,8 +26,8 @@ from pipeline.errors import ConfigError, DataError
 from pipeline.files import replacing, write_whole
 from pipeline.learning.datasets.base import SPLITS, Dataset, Row, Text, plain_text
 from pipeline.learning.datasets.chat import CLOCK, DATE, asks_clock, prompt_text, template_arguments
-from pipeline.learning.datasets.from_files import ANSWERS, FilesDataset, Record, source_fingerprint
-from pipeline.learning.datasets.readers import open_splits
+from pipeline.learning.datasets.files import Record
+from pipeline.learning.datasets.from_files import ANSWERS, FilesDataset, source_fingerprint
 from pipeline.learning.datasets.rows import TEXTS, Check, Form, SplitRows, check_source, deal, identity, made_rows
 from pipeline.outputs.formats import DATASET, TOKENIZED
 
@@ -173,7 +173,7 @@ def _read(dataset: FilesDataset, check: Check | None = None) -> tuple[dict[str, 
     """All rows of a source as one table per split that it has; ids count on from split to split."""
     form = Form()
     ids = itertools.count()
-    sources = open_splits(dataset)
+    sources = dataset.rows_of()
     tables: dict[str, pa.Table] = {}
     for split in SPLITS:
         if split in sources:

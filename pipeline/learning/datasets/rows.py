@@ -19,9 +19,8 @@ from numpy.typing import NDArray
 
 from pipeline.errors import DataError, unknown_name
 from pipeline.learning.datasets.base import SPLITS, Message, Row, Text, permutation
-from pipeline.learning.datasets.files import SPLIT_WORDS, HubDataset, Location, format_of
-from pipeline.learning.datasets.from_files import ANSWERS, FilesDataset, Record, template_fields
-from pipeline.learning.datasets.readers import open_splits
+from pipeline.learning.datasets.files import SPLIT_WORDS, HubDataset, Location, Record, format_of
+from pipeline.learning.datasets.from_files import ANSWERS, FilesDataset, template_fields
 
 TEXTS = ("prompt", *ANSWERS)
 """What of a row is text or a conversation."""
@@ -443,7 +442,7 @@ def look_at(dataset: FilesDataset, check: Check | None = None) -> Look:
         return look
     form, ids, give_up = Form(), itertools.count(), time.monotonic() + LOOK_S
     prompts: dict[str, list[bytes]] = {}
-    is_whole, sources = True, open_splits(dataset)
+    is_whole, sources = True, dataset.rows_of()
     for split in (name for name in SPLITS if name in sources):  # train comes first
         prompts[split] = []
         records = itertools.islice(sources[split](), dataset.source.limit)

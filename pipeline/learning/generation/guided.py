@@ -29,8 +29,16 @@ from pipeline.learning.generation.decode import Guidance
 from pipeline.learning.generation.policy import TextPolicy
 from pipeline.learning.generation.readers import Way, reading
 from pipeline.learning.generation.row_models import candidate_values
-from pipeline.learning.generation.sampling import policy_logprobs, sample_keys
-from pipeline.learning.generation.tilt import KnownOffset, Offset, Tilt, find_candidates, full_row, guided_logprobs
+from pipeline.learning.generation.sampling import (
+    KnownOffset,
+    Offset,
+    Tilt,
+    find_candidates,
+    full_row,
+    guided_logprobs,
+    policy_logprobs,
+    sample_keys,
+)
 from pipeline.learning.models.batch_size import BatchSizes
 from pipeline.learning.models.load import context_length
 from pipeline.learning.models.value import ValueModel

@@ -14,31 +14,101 @@ from numpy.typing import NDArray
 from transformers import GenerationConfig as GenerateConfig
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-from pipeline.config.schema import GenerationConfig, LongPrompts
+from pipeline.config.schema import GenerationConfig, LongPrompts, TextBackend
 from pipeline.errors import DataError
 from pipeline.learning.datasets.base import Dataset, Row, Text
 from pipeline.learning.datasets.chat import begun_by_template, template_arguments
 from pipeline.learning.datasets.prepared import encode_prompts
 from pipeline.learning.generation.decode import Decoded, DecodeSettings, Guidance, decode
-from pipeline.learning.generation.likelihood import rows_at_once, whole_texts
 from pipeline.learning.generation.sampling import Keys, split_keys
 from pipeline.learning.generation.stops import StopStrings, as_tokens
-from pipeline.learning.generation.vllm_engine import DecoderOf, backend_of
+from pipeline.learning.generation.vllm_engine import VLLMBackend
 from pipeline.learning.models.batch_size import BatchSizes, split_over
 from pipeline.learning.models.load import context_length, end_ids
-from pipeline.learning.training.scoring import note_scored, score_sequences, sequence_divergence
+from pipeline.learning.training.grpo import supervised_columns
+from pipeline.learning.training.scoring import (
+    completion_logprobs,
+    is_plain,
+    note_scored,
+    score_sequences,
+    sequence_divergence,
+)
+from pipeline.learning.training.sequences import Sequences
 from pipeline.outputs.guidance import Drawing
+
+# -- likelihood --------------------------------------------------------------------------------------------------
+# How likely a policy was to draw what it drew, found in one pass over whole texts.
+
+
+SCORING_LOGITS_AT_ONCE = 1 << 24
+"""Tokens times entries of the vocabulary, of texts scored whole: some 0.3 GB with the copies made of them."""
+
+
+def completion_scores(
+    model: PreTrainedModel,
+    prompts: Sequence[Sequence[int]],
+    completions: Sequence[Sequence[int]],
+    settings: DecodeSettings,
+    sizes: BatchSizes | None = None,
+) -> list[NDArray[np.float32]]:
+    """Log-probabilities of the tokens of completions, as long as its completion each.
+
+    Of the model at the temperature of sampling, over the whole vocabulary: a nucleus is left out of it, as TRL
+    does.
+
+    Args:
+        model: The policy.
+        prompts: Token ids, one list for each completion.
+        completions: Token ids.
+        settings: Batch size, temperature and device.
+        sizes: Remembers how many fit; None remembers nothing.
+    """
+    data = whole_texts(prompts, completions)
+    rows = settings.batch_size if _in_parts(model, data, settings) else rows_at_once(model, data, settings)
+    found = score_sequences(
+        data,
+        lambda batch: completion_logprobs(model, batch, settings.temperature),
+        micro_batch_size=rows,
+        device=settings.device,
+        width=data.ids.shape[1],
+        together=split_over(model) is not None,
+        sizes=sizes,
+    )
+    note_scored(data, model)
+    return supervised_columns(found, data)
+
+
+def whole_texts(prompts: Sequence[Sequence[int]], completions: Sequence[Sequence[int]]) -> Sequences:
+    """Prompts with their completions, which are what is supervised."""
+    ids = [[*prompt, *rest] for prompt, rest in zip(prompts, completions, strict=True)]
+    return Sequences.of(ids, [len(prompt) for prompt in prompts], [0.0] * len(ids))
+
+
+def rows_at_once(model: PreTrainedModel, data: Sequences, settings: DecodeSettings) -> int:
+    """How many texts fit beside each other, with the logits of all of their tokens."""
+    logits: int = max(1, data.ids.shape[1]) * int(model.config.get_text_config().vocab_size)
+    return max(1, min(settings.batch_size, SCORING_LOGITS_AT_ONCE // logits))
+
+
+def _in_parts(model: PreTrainedModel, data: Sequences, settings: DecodeSettings) -> bool:
+    """Whether logits are made part by part, so that they do not decide how many texts fit."""
+    if not settings.device.startswith("cuda") or not len(data.ids):
+        return False
+    return is_plain(model, torch.as_tensor(data.ids[:1], device=settings.device))
 
 
 class TextPolicy:
     """Completes prompts given as token ids.
 
     Attributes:
+        is_greedy: Whether it takes the likeliest token at every step.
         limit: New tokens per completion at most.
         eos_id: Token that ends a completion, or None.
         end_ids: All tokens that do, `eos_id` first.
         stops: Texts that do, too; None without any.
     """
+
+    is_greedy = False
 
     def __init__(
         self,
@@ -50,7 +120,6 @@ class TextPolicy:
         guidance: Guidance | None = None,
         sizes: BatchSizes | None = None,
         guide_context: int | None = None,
-        decoder_of: DecoderOf = backend_of,
     ) -> None:
         """Prepare.
 
@@ -64,7 +133,6 @@ class TextPolicy:
             sizes: Batch sizes that fitted before.
             guide_context: Tokens of prompt and completion that the value model takes that guides it, or that will
                 be trained on what it completes; None where there is no such limit.
-            decoder_of: Makes what completes where nothing guides.
         """
         self.limit = min(generation.max_new_tokens, dataset.completion_length or generation.max_new_tokens)
         as_token = as_tokens(tokenizer, generation.stop)
@@ -95,9 +163,9 @@ class TextPolicy:
             cuda_graphs=generation.cuda_graphs,
             stops=self.stops,
         )
-        self._backend = (
-            None if guidance is not None else decoder_of(model, generation, self._settings, self._sizes)
-        )
+        self._backend: VLLMBackend | None = None
+        if guidance is None and generation.backend is TextBackend.vllm:
+            self._backend = VLLMBackend(model, self._settings, self._sizes, generation.memory_mb)
 
     @property
     def is_guided(self) -> bool:
@@ -220,10 +288,25 @@ class TextPolicy:
         """
         limits = np.full(len(prompts), self.limit) if budgets is None else np.asarray(budgets, np.int64)
         begun = np.minimum(self.limit - limits, [len(prompt) for prompt in prompts])
+        asked = None if self.is_greedy else keys
         if self._backend is not None:
-            return self._backend.complete(
-                prompts, keys, samples=samples, budgets=limits, begun=begun, on_batch=on_batch
+            drawn = self._backend.complete(
+                prompts, asked, samples=samples, budgets=limits, begun=begun, on_batch=on_batch
             )
+        else:
+            drawn = self._decoded(prompts, asked, samples, limits, begun, on_batch)
+        kl = self._divergence([prompt for prompt in prompts for _ in range(samples)], drawn.tokens)
+        return drawn if kl is None else replace(drawn, kl=kl)
+
+    def _decoded(
+        self,
+        prompts: Sequence[Sequence[int]],
+        keys: Keys | None,
+        samples: int,
+        limits: NDArray[np.int64],
+        begun: NDArray[np.int64],
+        on_batch: Callable[[int, int], None] | None,
+    ) -> Decoded:
         longest = max((len(prompt) + int(limit) for prompt, limit in zip(prompts, limits, strict=True)), default=1)
         batch = self._sizes.begin(
             "generate",
@@ -253,6 +336,32 @@ class TextPolicy:
             batch.run(rest, used=lambda: int((~done.prompts).sum()) * samples, together=together)
         return Decoded(done.tokens, done.kl)
 
+    def _divergence(
+        self, prompts: Sequence[Sequence[int]], tokens: Sequence[Sequence[int]]
+    ) -> NDArray[np.float64] | None:
+        """What decoding does not tell: how far a nucleus is from the whole, as vLLM draws it; shape [N]."""
+        told = self._backend is None or self._settings.top_p >= 1.0 or not tokens
+        return None if told else self._divergence_from(self._model, prompts, tokens)
+
+    def _divergence_from(
+        self, reference: PreTrainedModel, prompts: Sequence[Sequence[int]], tokens: Sequence[Sequence[int]]
+    ) -> NDArray[np.float64]:
+        data = whole_texts(prompts, tokens)
+        note_scored(data, self._model, reference)
+        settings = self._settings
+        with torch.inference_mode():
+            return score_sequences(
+                data,
+                lambda batch: sequence_divergence(
+                    self._model, reference, batch, settings.temperature, settings.top_p
+                ),
+                micro_batch_size=rows_at_once(reference, data, settings),
+                device=settings.device,
+                together=split_over(self._model) is not None,
+                sizes=self._sizes,
+                work="compare",
+            )
+
     def logprobs(
         self,
         prompts: Sequence[Sequence[int]],
@@ -266,8 +375,6 @@ class TextPolicy:
             completions: Token ids.
             exact: The same model at another precision, to take in its place.
         """
-        from pipeline.learning.generation.likelihood import completion_scores
-
         model = self._model if exact is None else exact
         return completion_scores(model, prompts, completions, self._settings, self._sizes)
 
@@ -341,20 +448,13 @@ class GreedyPolicy(TextPolicy):
     log-probability that this one has there, at the temperature of sampling and over the whole vocabulary.
     """
 
-    def complete(
-        self,
-        prompts: Sequence[Sequence[int]],
-        keys: Keys | None,
-        *,
-        samples: int = 1,
-        budgets: NDArray[np.int64] | None = None,
-        on_batch: Callable[[int, int], None] | None = None,
-    ) -> Decoded:
-        """Complete prompts; see `TextPolicy.complete`."""
-        decoded = super().complete(prompts, None, samples=samples, budgets=budgets, on_batch=on_batch)
-        repeated = [prompt for prompt in prompts for _ in range(samples)]
-        taken = self.logprobs(repeated, decoded.tokens) if decoded.tokens else []
-        return replace(decoded, kl=-np.array([each.sum(dtype=np.float64) for each in taken], np.float64))
+    is_greedy = True
+
+    def _divergence(
+        self, prompts: Sequence[Sequence[int]], tokens: Sequence[Sequence[int]]
+    ) -> NDArray[np.float64] | None:
+        taken = self.logprobs(prompts, tokens) if tokens else []
+        return -np.array([each.sum(dtype=np.float64) for each in taken], np.float64)
 
 
 # -- divergence --------------------------------------------------------------------------------------------------
@@ -372,39 +472,12 @@ class TrainedPolicy(TextPolicy):
     reference: PreTrainedModel | None = None
     """What divergence is measured against; None measures nothing."""
 
-    def complete(
-        self,
-        prompts: Sequence[Sequence[int]],
-        keys: Keys | None,
-        *,
-        samples: int = 1,
-        budgets: NDArray[np.int64] | None = None,
-        on_batch: Callable[[int, int], None] | None = None,
-    ) -> Decoded:
-        """Complete prompts; see `TextPolicy.complete`."""
-        decoded = super().complete(prompts, keys, samples=samples, budgets=budgets, on_batch=on_batch)
-        if self.reference is None:
-            return decoded
-        repeated = [prompt for prompt in prompts for _ in range(samples)]
-        return replace(decoded, kl=self._divergence(self.reference, repeated, decoded.tokens))
-
     def _divergence(
-        self, reference: PreTrainedModel, prompts: Sequence[Sequence[int]], tokens: Sequence[Sequence[int]]
-    ) -> NDArray[np.float64]:
-        data = whole_texts(prompts, tokens)
-        note_scored(data, self._model, reference)
-        with torch.inference_mode():
-            return score_sequences(
-                data,
-                lambda batch: sequence_divergence(
-                    self._model, reference, batch, self._settings.temperature, self._settings.top_p
-                ),
-                micro_batch_size=rows_at_once(reference, data, self._settings),
-                device=self._settings.device,
-                together=split_over(self._model) is not None,
-                sizes=self._sizes,
-                work="compare",
-            )
+        self, prompts: Sequence[Sequence[int]], tokens: Sequence[Sequence[int]]
+    ) -> NDArray[np.float64] | None:
+        if self.reference is None:
+            return super()._divergence(prompts, tokens)
+        return self._divergence_from(self.reference, prompts, tokens)
 
 
 # -- best of n ---------------------------------------------------------------------------------------------------

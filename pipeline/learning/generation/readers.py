@@ -9,7 +9,7 @@ import copy
 from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import Enum
-from typing import Any, Protocol
+from typing import Any, TypeAlias
 from weakref import WeakKeyDictionary
 
 import numpy as np
@@ -171,24 +171,11 @@ def _has_window(neo: Any) -> bool:
     return "local" in neo.attention_layers and neo.window_size < neo.max_position_embeddings
 
 
-class Reader(Protocol):
-    """Reads the tokens that rows grow by, which begin together.
+Reader: TypeAlias = "CacheReader | TextReader"
+"""Reads the tokens that rows grow by, which begin together.
 
-    What it gives is what the model makes of the last token of each row: logits of a language model, shape [B, V],
-    values of a value model, shape [B, ...].
-    """
-
-    def begin(self, batch: PromptBatch) -> Tensor:
-        """Read the prompts, which become rows."""
-
-    def append(self, tokens: Tensor) -> Tensor:
-        """Read one further token of each row; shape of `tokens`: [B]."""
-
-    def select(self, rows: Tensor) -> None:
-        """Go on with these rows, in this order; a row may be taken several times. Shape [rows]."""
-
-    def branched(self, rows: Tensor) -> Reader:
-        """A reader of its own that goes on with these rows."""
+What it gives is what the model makes of the last token of each row: logits of a language model, shape [B, V],
+values of a value model, shape [B, ...]."""
 
 
 _READINGS: WeakKeyDictionary[PreTrainedModel, Reading] = WeakKeyDictionary()

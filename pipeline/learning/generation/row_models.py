@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
-from typing import Any, Protocol
+from typing import Any, TypeAlias
 from weakref import WeakKeyDictionary
 
 import numpy as np
@@ -326,36 +326,10 @@ def reads_rows(model: PreTrainedModel) -> bool:
     return reading(model).way is Way.slots
 
 
-class ModelRows(Protocol):
-    """A model that reads what rows grow by.
-
-    Attributes:
-        joins: Whether rows can join others that have begun before.
-        needs_equal_lengths: Whether prompts of different lengths cannot be read side by side.
-    """
-
-    joins: bool
-    needs_equal_lengths: bool
-
-    def stage(self, prompts: Sequence[Sequence[int]], *, at_once: bool = False) -> None:
-        """Read prompts; `at_once` if each of them becomes one row, in their order, before anything else."""
-
-    def enter(self, places: Tensor | None, lengths: NDArray[np.int64]) -> Tensor:
-        """Make rows of staged prompts, behind those alive; returns what was computed at their ends.
-
-        Args:
-            places: Which of them, shape [rows]; None where they enter at once.
-            lengths: Of each row.
-        """
-
-    def unstage(self) -> None:
-        """Let go of the staged prompts."""
-
-    def keep(self, order: NDArray[np.int64]) -> None:
-        """Go on with these rows; see `RowCache.keep`."""
-
-    def read(self, tokens: Tensor) -> Tensor:
-        """Read the next token of every row, shape [n]; returns what is computed there, shape [n, ...]."""
+ModelRows: TypeAlias = "RowModel | BatchModel"
+"""A model that reads what rows grow by. Prompts are staged, and enter as rows, a prompt by several places for its
+samples. `joins` says whether rows can join others that have begun before, `needs_equal_lengths` whether prompts of
+different lengths cannot be read side by side."""
 
 
 def model_rows(model: PreTrainedModel, slots: int, width: int, pad_id: int) -> ModelRows:
@@ -484,6 +458,16 @@ class BatchModel:
 # -- guides ------------------------------------------------------------------------------------------------------
 # Value models that follow the rows of a policy and value what could come next.
 #
+#     values      value logits of tokens that could come next, shape [n, K], or [n, K, a] with a atoms; finite but
+#                 of no meaning where nothing is asked for. Given are ids and which of them are asked for, both of
+#                 shape [n, K], where the first of a row always is, and how many are, where that is known
+#     advance     the rows took these tokens, which stood in these columns of the last call of `values`; shape [n]
+#     defer       the rows took these tokens, of a step for which no value was asked
+#     read        those that are left go on after these tokens
+#     asked       how many candidates of each row were read for the values given last, shape [n]; None where every
+#                 token is read once
+#     looks_up    whether all values are known before candidates are; then no others need to be asked for
+#
 #     head "v"    all candidates in one forward pass, each seeing the prefix and itself alone; the chosen one's
 #                 keys and values then stay in the cache, so no token is computed twice. In a `BatchModel` each
 #                 candidate is a row of its own meanwhile, and the rows that are chosen go on
@@ -495,54 +479,8 @@ class BatchModel:
 _PACKS: WeakKeyDictionary[ValueModel, bool] = WeakKeyDictionary()
 
 
-class Guide(Protocol):
-    """A value model that follows rows and gives values of what could come next.
-
-    Attributes:
-        joins: See `ModelRows`.
-        needs_equal_lengths: See `ModelRows`.
-        asked: How many candidates of each row were read for the values given last, shape [n]; None where every
-            token is read once.
-        looks_up: Whether all values are known before candidates are; then no others need to be asked for.
-    """
-
-    joins: bool
-    needs_equal_lengths: bool
-    asked: Tensor | None
-    looks_up: bool
-
-    def stage(self, prompts: Sequence[Sequence[int]], *, at_once: bool = False) -> None:
-        """Read prompts; see `ModelRows`."""
-
-    def enter(self, places: Tensor | None, lengths: NDArray[np.int64]) -> object:
-        """Make rows of staged prompts, behind those alive; see `ModelRows`."""
-
-    def unstage(self) -> None:
-        """Let go of the staged prompts."""
-
-    def keep(self, order: NDArray[np.int64]) -> None:
-        """Go on with these rows; see `RowCache.keep`."""
-
-    def values(self, candidates: Tensor, valid: Tensor, count: int | None = None) -> Tensor:
-        """Value logits of tokens that could come next.
-
-        Args:
-            candidates: Token ids, shape [n, K].
-            valid: Which of them are asked for, shape [n, K]; the first of a row always is.
-            count: How many are asked for, where that is known.
-
-        Returns:
-            Shape [n, K], or [n, K, a] with a atoms; finite but of no meaning where nothing is asked for.
-        """
-
-    def advance(self, tokens: Tensor, columns: Tensor) -> None:
-        """The rows took these tokens, which stood in these columns of the last call of `values`; shape [n]."""
-
-    def defer(self, tokens: Tensor) -> None:
-        """The rows took these tokens, of a step for which no value was asked; shape [n]."""
-
-    def read(self, tokens: Tensor) -> None:
-        """Those that are left go on after these tokens; shape [n]."""
+Guide: TypeAlias = "CandidateRows | BranchRows | VocabularyRows"
+"""A value model that follows rows and gives values of what could come next."""
 
 
 def guide_of(model: ValueModel, slots: int, width: int, pad_id: int) -> Guide:

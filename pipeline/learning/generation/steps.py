@@ -22,19 +22,23 @@ from torch import Tensor, nn
 from pipeline.learning.choices import Others
 from pipeline.learning.generation import sampling
 from pipeline.learning.generation.row_models import CandidateRows, Guide, ModelRows, RowModel, VocabularyRows
-from pipeline.learning.generation.sampling import is_no_number, nucleus, nucleus_kl, policy_logprobs, take_tokens
-from pipeline.learning.generation.stops import Outputs
-from pipeline.learning.generation.tilt import (
+from pipeline.learning.generation.sampling import (
     Candidates,
     Draw,
     Tilt,
     draw_columns,
     find_candidates,
     guided_logprobs,
+    is_no_number,
     likeliest_columns,
+    nucleus,
+    nucleus_kl,
+    policy_logprobs,
     split_draw,
     step_kl,
+    take_tokens,
 )
+from pipeline.learning.generation.stops import Outputs
 from pipeline.learning.models.batch_size import split_over
 
 # -- guided step -------------------------------------------------------------------------------------------------

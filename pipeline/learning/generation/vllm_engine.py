@@ -13,14 +13,13 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from transformers import PreTrainedModel
 
-from pipeline.config.schema import GenerationConfig, TextBackend
 from pipeline.errors import JobError, OutOfMemory
 from pipeline.learning.generation.decode import Decoded, DecodeSettings, passes
 from pipeline.learning.generation.sampling import LIKELIEST, Keys
@@ -124,7 +123,7 @@ class VLLMBackend:
         read = np.array([len(prompt) for prompt, row in shown if row], np.int64)  # of a budget of 0 nothing is
         prefill, steps = passes(read, samples, [row for row in tokens if row])
         spend("decoding", model_cost(self._model).forward(prefill + steps))  # as our own decoder counts
-        return Decoded(tokens, self._divergence(prompts, samples, tokens))
+        return Decoded(tokens, np.zeros(len(tokens)))
 
     def _drawn(
         self, engine: Any, asked: Sequence[tuple[Sequence[int], int]], seeds: Sequence[int | None]
@@ -232,71 +231,9 @@ class VLLMBackend:
         told: OutOfMemory = batch.give_up(error)
         return told
 
-    def _divergence(
-        self, prompts: Sequence[Sequence[int]], samples: int, tokens: Sequence[Sequence[int]]
-    ) -> NDArray[np.float64]:
-        """How far a nucleus is from the whole: the model itself reads the texts, since vLLM does not tell."""
-        if self._settings.top_p >= 1.0 or not tokens:
-            return np.zeros(len(tokens))
-        from pipeline.learning.generation.likelihood import rows_at_once, whole_texts
-        from pipeline.learning.training.scoring import note_scored, score_sequences, sequence_divergence
-
-        settings, model = self._settings, self._model
-        data = whole_texts([prompt for prompt in prompts for _ in range(samples)], tokens)
-        note_scored(data, model, model)
-        with torch.inference_mode():
-            return score_sequences(
-                data,
-                lambda batch: sequence_divergence(model, model, batch, settings.temperature, settings.top_p),
-                micro_batch_size=rows_at_once(model, data, settings),
-                device=settings.device,
-                sizes=self._sizes,
-                work="compare",
-            )
-
 
 def _set_environment() -> None:
     """What vLLM reads when it is imported: one process, whose order of work is fixed, and rows that do not mix."""
     os.environ.setdefault("VLLM_ENABLE_V1_MULTIPROCESSING", "0")
     if torch.cuda.is_available() and torch.cuda.get_device_capability() >= INVARIANT_FROM:
         os.environ.setdefault("VLLM_BATCH_INVARIANT", "1")
-
-
-# -- asked -------------------------------------------------------------------------------------------------------
-# Others than our own decoder that complete prompts, where nothing guides: `generation.backend`.
-
-
-class TextDecoder(Protocol):
-    """Completes prompts by a model as it is."""
-
-    def complete(
-        self,
-        prompts: Sequence[Sequence[int]],
-        keys: Keys | None,
-        *,
-        samples: int,
-        budgets: NDArray[np.int64],
-        begun: NDArray[np.int64],
-        on_batch: Callable[[int, int], None] | None,
-    ) -> Decoded:
-        """Complete prompts; see `TextPolicy.complete`, and `decode` for `begun`."""
-
-
-DecoderOf = Callable[[PreTrainedModel, GenerationConfig, DecodeSettings, BatchSizes], TextDecoder | None]
-"""Makes what completes prompts by a model, or None for our own decoder; as `backend_of` is called."""
-
-
-def backend_of(
-    model: PreTrainedModel, generation: GenerationConfig, settings: DecodeSettings, sizes: BatchSizes
-) -> TextDecoder | None:
-    """What the request asks for; None for our own decoder.
-
-    Args:
-        model: The policy, in evaluation mode.
-        generation: Names it.
-        settings: How to decode; `batch_size` is how many sequences are decoded at once at most.
-        sizes: Batch sizes that fitted before.
-    """
-    if generation.backend is TextBackend.vllm:
-        return VLLMBackend(model, settings, sizes, generation.memory_mb)
-    return None

@@ -13,7 +13,7 @@ from typing import Any
 from pipeline.errors import ConfigError
 from pipeline.learning.datasets.files import is_hub_id, reaching, why_not
 from pipeline.learning.memory.fit import DecodingShape, ModelShape, shape_of_texts
-from pipeline.learning.models.families import split_widths, why_not_usable
+from pipeline.learning.models.kinds import split_widths, why_not_usable
 
 
 def read_shape(model: str) -> ModelShape:

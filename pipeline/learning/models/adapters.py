@@ -19,7 +19,7 @@ from transformers import PreTrainedModel
 
 from pipeline.errors import JobError
 from pipeline.files import json_text
-from pipeline.learning.models.families import SETTINGS, WEIGHTS
+from pipeline.learning.models.kinds import SETTINGS, WEIGHTS
 
 SLACK = 1e-3
 """Of the largest logit, by how much a merged model may differ from base and adapters, which add up otherwise."""

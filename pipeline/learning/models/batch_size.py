@@ -25,7 +25,7 @@ from transformers import PreTrainedConfig
 
 from pipeline.errors import OUT_OF_MEMORY_TEXTS, JobError, OutOfMemory
 from pipeline.foreign import recall, remember
-from pipeline.learning.models.families import why_not_split
+from pipeline.learning.models.kinds import why_not_split
 
 if TYPE_CHECKING:
     from torch import nn

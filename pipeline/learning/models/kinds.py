@@ -1,10 +1,17 @@
-"""Kinds of models and their settings: one that is read (`source`), and one that is made here (`tiny`)."""
+"""Kinds of models: their settings, and what files tell of one, by which a request is refused before it starts.
+
+Imports neither torch nor transformers.
+"""
 
 from __future__ import annotations
 
+import math
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import ClassVar
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any, ClassVar, NamedTuple
 
 from pipeline.config.schema import (
     BY_CONTENT,
@@ -17,6 +24,8 @@ from pipeline.config.schema import (
     one_of,
 )
 from pipeline.config.values import brief
+from pipeline.errors import ConfigError
+from pipeline.foreign import ForeignDataError, read_model_json
 
 BITS = {"8bit": "a byte for each weight of linear layers", "4bit": "half of that (NF4)"}
 
@@ -132,3 +141,283 @@ class TinyModelConfig(ModelConfig):
                 "models.hf.path=FOLDER_OR_HUB_ID"
             )
         )
+
+
+# -- families ----------------------------------------------------------------------------------------------------
+# Of which family a model is, whether texts are continued with it, and over how many devices it is split.
+
+
+def _kinds(names: str) -> frozenset[str]:
+    """Kinds of models, as configurations call them (`model_type`)."""
+    return frozenset(names.split())
+
+
+WITHOUT_SDPA = _kinds(
+    """
+    bloom codegen cpmant deepseek_v4 falcon_mamba flint gemma2 got_ocr2 gpt_neo gpt_neox_japanese gpt_oss
+    gptj granite_swa granitemoe_swa hy_v4 inkling2_text mamba mamba2 mimo_v2_flash mpt openai-gpt rwkv
+    vaultgemma xglm xlstm
+    """
+)
+"""Kinds of models that transformers has in plain products alone. Part of keys, so it is the same on all machines,
+whichever transformers they have."""
+
+SPLIT = _kinds(
+    """
+    cohere cohere2 deepseek_v2 deepseek_v3 deepseek_v32 dots1 exaone4 gemma gemma2 gemma3 gemma3_text
+    gemma3n_text glm4 gpt_neox granite granitemoe granitemoehybrid helium llama llama4_text llava minicpm3
+    minimax mistral mixtral nemotron olmo2 olmo3 olmo_hybrid olmoe phi phi3 phimoe qwen2 qwen2_5_vl
+    qwen2_moe qwen3 qwen3_5_text qwen3_moe qwen3_next smollm3 starcoder2
+    """
+)
+"""Kinds of models by which two processes, each with half of nearly all weights, wrote the tokens of one, by the
+tensor-parallel plan of transformers. All families of docs/models.md were tried: others have no plan, one for the
+embedding alone, or one that fails."""
+_SHARED_HEADS = ("num_attention_heads", "num_key_value_heads", "linear_num_value_heads", "linear_num_key_heads")
+_SHARED_WIDTHS = (
+    "intermediate_size",
+    "moe_intermediate_size",
+    "shared_expert_intermediate_size",
+    "shared_intermediate_size",
+)
+_ENCODERS = _kinds(
+    """
+    albert bert bert-generation big_bird camembert data2vec-text deberta deberta-v2 distilbert electra ernie
+    longformer megatron-bert modernbert mpnet rembert roberta roberta-prelayernorm roc_bert roformer
+    xlm-roberta xlm-roberta-xl xmod
+    """
+)
+_COUNT_BESIDE_OTHERS = _kinds(
+    """
+    bart bigbird_pegasus blenderbot blenderbot-small marian mbart musicgen musicgen_melody mvp pegasus
+    plbart prophetnet trocr whisper
+    """
+)
+"""Decoders of which none takes the places of its tokens: it counts them from the first column of a batch."""
+_COUNT_FROM_PADDING = _kinds(
+    "camembert data2vec-text roberta roberta-prelayernorm xlm-roberta xlm-roberta-xl xmod"
+)
+"""Kinds of models whose first place is the one behind the id of their padding token."""
+_OTHERS = {
+    "cpmant": "it reads a prompt of a task of its own before each text",
+    "diffusion_gemma": "it writes texts by diffusion",
+    "dream": "it writes texts by diffusion",
+    "llada": "it writes texts by diffusion",
+    "reformer": "it reads texts of certain lengths only",
+    "sdar": "it writes texts by diffusion",
+    "xlm": "it reads texts in both directions",
+    "xlnet": "it reads texts in an order of its own",
+}
+_GENERATING = ("ForCausalLM", "LMHeadModel", "LMHead", "ForConditionalGeneration", "GenerationDecoder")
+MOST_RANKS = 64
+"""Devices that share one model at most, where nobody names a number."""
+_INSTEAD = "Choose a causal language model, such as Qwen, Llama, Gemma or Mamba."
+
+
+def why_not_usable(config: Mapping[str, Any], *, for_values: bool = False) -> str | None:
+    """Why texts cannot be continued token by token with a model, or None.
+
+    Args:
+        config: Its `config.json`.
+        for_values: It is only the backbone of value models, which have a head of their own.
+    """
+    kind = str(config.get("model_type"))
+    if kind in _OTHERS:
+        return f"{kind} is no causal language model: {_OTHERS[kind]}. {_INSTEAD}"
+    if config.get("is_encoder_decoder"):
+        return f"{kind} is an encoder with a decoder, and prompts are continued here by decoders alone. {_INSTEAD}"
+    if kind in _ENCODERS and not config.get("is_decoder"):
+        return f"{kind} is an encoder, which writes no texts. {_INSTEAD}"
+    if kind in _COUNT_BESIDE_OTHERS:
+        return (
+            f"{kind} takes no positions of tokens and counts them from the longest text of a batch, so what it "
+            f"writes would follow from what stands beside it. {_INSTEAD}"
+        )
+    if kind in _COUNT_FROM_PADDING:
+        return f"{kind} counts positions from the id of its padding token, and here they begin at 0. {_INSTEAD}"
+    saved = config.get("architectures")
+    built = [name for name in saved if isinstance(name, str)] if isinstance(saved, list) else []
+    # Code that comes with a model may call its classes anything.
+    if for_values or not built or "auto_map" in config or any(name.endswith(_GENERATING) for name in built):
+        return None
+    return (
+        f"it was saved as {', '.join(built)}, without the head that gives probabilities of tokens, so nothing can "
+        "be drawn from it. Choose the language model that it was made from. (As a reward: docs/rewards.md)"
+    )
+
+
+def why_not_split(config: Mapping[str, Any], width: int) -> str | None:
+    """Why a model cannot be split over several devices, each of which has a part of every layer; or None.
+
+    Args:
+        config: Its `config.json`.
+        width: Devices.
+    """
+    kind = config.get("model_type")
+    if kind not in SPLIT:
+        return (
+            f"{kind} cannot be split over devices: it is of no kind that was found right by a tensor-parallel "
+            "plan of transformers. Use generation.gpus_per_job=1"
+        )
+    parts = _split_parts(config)
+    if odd := {name: size for name, size in parts.items() if size % width}:
+        told = ", ".join(f"{name}={size}" for name, size in odd.items())
+        fitting = [str(one) for one in split_widths(config) if one <= MOST_RANKS]
+        return f"{width} devices cannot share {told} evenly. Use generation.gpus_per_job={' or '.join(fitting)}"
+    return None
+
+
+def split_widths(config: Mapping[str, Any]) -> list[int]:
+    """Over how many devices a model can be split, 1 among them, the fewest first."""
+    if config.get("model_type") not in SPLIT:
+        return [1]
+    common = math.gcd(*_split_parts(config).values())
+    return [width for width in range(1, common + 1) if common % width == 0] or [1]
+
+
+def _split_parts(config: Mapping[str, Any]) -> dict[str, int]:
+    """Sizes of a model of which each device has to have as much as every other."""
+    inner = config.get("text_config")
+    text = inner if isinstance(inner, Mapping) else config
+    found = {name: text.get(name) for name in (*_SHARED_HEADS, *_SHARED_WIDTHS)}
+    return {name: size for name, size in found.items() if isinstance(size, int) and size > 0}
+
+
+def unknown_kind(config: Mapping[str, Any]) -> str | None:
+    """That the installed transformers has no code for a kind of models, as far as its files tell; or None."""
+    kind, found = config.get("model_type"), find_spec("transformers")
+    if not isinstance(kind, str):
+        return "its config.json has no model_type, by which transformers knows what it is. Get the model again"
+    if found is None or found.origin is None:
+        return None
+    tables = list((Path(found.origin).parent / "models" / "auto").glob("*.py"))
+    # In those tables a kind comes first, and classes follow.
+    entry = re.compile(rf'\(\s*"{re.escape(kind)}"\s*,|"{re.escape(kind)}"\s*:')
+    if not tables or any(entry.search(table.read_text(encoding="utf-8")) for table in tables):
+        return None
+    from importlib.metadata import PackageNotFoundError, version  # slow to import, and seldom asked
+
+    try:
+        release = version("transformers")
+    except PackageNotFoundError:
+        release = ""
+    return (
+        f"transformers {release} knows no models of the type '{kind}'. A newer one may: "
+        "pip install -U transformers"
+    )
+
+
+# -- adapter folder ----------------------------------------------------------------------------------------------
+# A folder of adapters, as peft saves them, that a user names as a model: what they are, and where their base
+# is. Read while a run is planned, so it loads no torch; `source` makes a model of both.
+
+
+WEIGHTS, SETTINGS = "adapter_model.safetensors", "adapter_config.json"
+ENDS = "generation_config.json"
+MERGED = frozenset({"LORA", "ADALORA", "IA3", "LOHA", "LOKR", "OFT", "HRA", "VERA", "FOURIERFT"})
+"""Kinds of adapters that peft merges into weights; prompts that are learnt are none of these."""
+_WHOLE = ("model*.safetensors", "model.safetensors.index.json")
+
+
+class Base(NamedTuple):
+    """What adapters were trained on.
+
+    Attributes:
+        path: A folder, or an id of the hub; "" where they do not say.
+        revision: On the hub.
+    """
+
+    path: str
+    revision: str | None = None
+
+
+def is_adapters(path: str | Path) -> bool:
+    """Whether a path is a folder of adapters and of no weights besides."""
+    folder = Path(path)
+    return (folder / SETTINGS).is_file() and not any(found for name in _WHOLE for found in folder.glob(name))
+
+
+def base_of(path: str | Path) -> Base:
+    """What the adapters of a folder were trained on; a relative folder is looked for beside them as well.
+
+    Raises:
+        ForeignDataError: Their settings hold something else.
+        OSError: They cannot be read.
+    """
+    folder, settings = Path(path), _settings(Path(path))
+    named, revision = settings.get("base_model_name_or_path"), settings.get("revision")
+    if not isinstance(named, str) or not named:
+        return Base("")
+    for place in (Path(named).expanduser(), folder / named):
+        if place.is_dir():
+            return Base(str(place))
+    return Base(named, revision if isinstance(revision, str) and revision else None)
+
+
+def with_weights(path: str, revision: str | None) -> Base:
+    """Where a model has its weights and configuration: in its own place, or in that of its adapters' base."""
+    try:
+        base = base_of(path) if is_adapters(path) else None
+    except (OSError, ForeignDataError):  # told where models are checked
+        base = None
+    return Base(path, revision) if base is None or not base.path else base
+
+
+def tokenizer_place(path: str, revision: str | None) -> Base:
+    """As `with_weights`, for the tokenizer: adapters may have one beside them."""
+    return Base(path, revision) if _has_tokenizer(Path(path)) else with_weights(path, revision)
+
+
+def _has_tokenizer(folder: Path) -> bool:
+    return any((folder / name).is_file() for name in ("tokenizer.json", "tokenizer.model", "vocab.json"))
+
+
+def check_folder(given: str, folder: Path) -> None:
+    """Refuse adapters that cannot be merged into a base.
+
+    Args:
+        given: The setting, for the message.
+        folder: Of the adapters.
+
+    Raises:
+        ConfigError: Says why.
+    """
+    try:
+        settings, base = _settings(folder), base_of(folder)
+    except (OSError, ForeignDataError) as error:
+        raise ConfigError(f"{given}: cannot read {SETTINGS} ({error}). Save the adapters again by peft") from error
+    kind, task = settings.get("peft_type"), settings.get("task_type")
+    if kind not in MERGED:
+        raise ConfigError(
+            f"{given}: adapters of the kind {kind} cannot be merged into weights. Give those of LoRA and its kin "
+            f"({', '.join(sorted(MERGED))}), or a whole model"
+        )
+    if task not in (None, "CAUSAL_LM"):
+        raise ConfigError(f"{given}: the adapters are for {task}, and a model that writes text takes CAUSAL_LM")
+    start = str(settings.get("init_lora_weights"))
+    if settings.get("alora_invocation_tokens") or start.startswith("pissa_niter"):
+        raise ConfigError(
+            f"{given}: its adapters alone do not say what the model is: "
+            + (
+                f"with init_lora_weights={start} peft also changed the base, at random. Save them by peft's "
+                "save_pretrained(..., path_initial_model_for_weight_conversion=...), or merge them"
+                if start.startswith("pissa_niter")
+                else "those with alora_invocation_tokens act from these tokens on, which no weights do"
+            )
+        )
+    if not base.path:
+        raise ConfigError(
+            f"{given}: {SETTINGS} does not say what the adapters were trained on. Write the folder or hub id of "
+            "that model there, as base_model_name_or_path"
+        )
+    if (folder / "chat_template.jinja").is_file() and not _has_tokenizer(folder):
+        raise ConfigError(
+            f"{given}: chat_template.jinja lies beside adapters without a tokenizer, where nothing reads it. Copy "
+            "the tokenizer of their base there, or move the template away"
+        )
+    if not (folder / WEIGHTS).is_file():
+        raise ConfigError(f"{given}: {WEIGHTS} is missing. Save the adapters again by save_pretrained of peft")
+
+
+def _settings(folder: Path) -> dict[str, Any]:
+    return read_model_json(folder / SETTINGS, dict[str, Any])

@@ -36,7 +36,7 @@ from pipeline.errors import JobError
 from pipeline.learning.datasets.chat import template_ends
 from pipeline.learning.models.batch_size import is_out_of_memory, note_split, split_options
 from pipeline.learning.models.cache import scratch_folder
-from pipeline.learning.models.families import WITHOUT_SDPA, why_not_usable
+from pipeline.learning.models.kinds import WITHOUT_SDPA, why_not_usable
 from pipeline.learning.models.value import ValueModel
 from pipeline.outputs.guidance import adapter_folders
 

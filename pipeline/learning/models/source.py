@@ -1,6 +1,7 @@
-"""Where the files of a model are: a folder, the snapshot of a hub id, or what is made of a GGUF file or adapters.
+"""Where the files of a model are.
 
-The output of the reference's first stage points to a folder or a commit on the hub, or is itself the model.
+They are a folder, the snapshot of a hub id, or what is made of a GGUF file or adapters. The output of the
+reference's first stage points to a folder or a commit on the hub, or is itself the model.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ from pipeline.errors import JobError
 from pipeline.files import json_text
 from pipeline.foreign import ForeignDataError, parse_json
 from pipeline.learning.datasets.files import folder_called_nearly, reaching, why_not
-from pipeline.learning.models.families import (
+from pipeline.learning.models.kinds import (
     ENDS,
     Base,
     is_adapters,

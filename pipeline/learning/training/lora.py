@@ -15,7 +15,7 @@ from transformers.pytorch_utils import Conv1D
 
 from pipeline.errors import ConfigError, JobError
 from pipeline.learning.models.adapters import quietly
-from pipeline.learning.models.families import WEIGHTS
+from pipeline.learning.models.kinds import WEIGHTS
 from pipeline.learning.models.load import text_parts
 
 if TYPE_CHECKING:

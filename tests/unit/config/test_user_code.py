@@ -20,7 +20,7 @@ from pipeline.config.user_code import (
 from pipeline.errors import ConfigError, JobError
 from pipeline.learning.algos.base import Algorithm
 from pipeline.learning.algos.qsharp import QSharp
-from pipeline.learning.datasets.made import Addition
+from pipeline.learning.datasets.shipped import Addition
 from tests.doubles.composing import quick_config
 
 NAME = "experiment.name=t"

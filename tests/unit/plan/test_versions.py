@@ -1,7 +1,7 @@
 import pytest
 
 from pipeline.learning.algos.value_guided import PITA
-from pipeline.learning.datasets.made import Addition
+from pipeline.learning.datasets.shipped import Addition
 from pipeline.plan import contents
 from pipeline.plan.build import build_plan
 from pipeline.plan.graph import Plan

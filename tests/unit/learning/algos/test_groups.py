@@ -20,11 +20,10 @@ from pipeline.learning.algos.dpo import existing_sequences, labelled_sequences
 from pipeline.learning.algos.groups import Drawn, Groups, Rollouts, score_groups
 from pipeline.learning.choices import HeadType
 from pipeline.learning.datasets.base import Row, load_dataset
-from pipeline.learning.datasets.made import Addition, AdditionConfig
+from pipeline.learning.datasets.shipped import Addition, AdditionConfig
 from pipeline.learning.generation.decode import Guidance
 from pipeline.learning.generation.policy import TextPolicy, by_majority, by_score
-from pipeline.learning.generation.sampling import sample_keys
-from pipeline.learning.generation.tilt import Tilt, preference_offset
+from pipeline.learning.generation.sampling import Tilt, preference_offset, sample_keys
 from pipeline.learning.models.tiny import make_tokenizer
 from pipeline.learning.models.value import value_model_from
 from pipeline.learning.rewards.preference import Preference, PreferenceConfig, PreferenceRule, PreferenceSource

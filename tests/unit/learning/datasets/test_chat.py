@@ -19,7 +19,7 @@ from pipeline.learning.datasets.chat import (
     rendered,
     template_arguments,
 )
-from pipeline.learning.datasets.from_files import FilesConfig, check_settings, make_row
+from pipeline.learning.datasets.from_files import FilesConfig, FilesDataset, make_row
 from pipeline.learning.datasets.prepared import encode_prompts
 from pipeline.learning.rewards.probe import answer
 from pipeline.plan.rewards import as_plain
@@ -88,7 +88,7 @@ def test_arguments_that_no_template_can_be_given_are_refused_with_their_row(colu
 @pytest.mark.parametrize("config", [{"date": "yesterday"}, {"chat_template_kwargs": {"padding": True}}], ids=str)
 def test_settings_that_cannot_be_are_refused(config: dict[str, Any]) -> None:
     with pytest.raises(ConfigError):
-        check_settings(FilesConfig(kind="jsonl", **config))
+        FilesDataset(FilesConfig(kind="jsonl", path="a", **config))
 
 
 @pytest.mark.parametrize(

@@ -12,7 +12,7 @@ from pipeline.config.schema import DatasetConfig
 from pipeline.config.tables import DATASETS
 from pipeline.errors import ConfigError
 from pipeline.learning.datasets.base import SPLITS, load_dataset
-from pipeline.learning.datasets.made import Addition, AdditionConfig, StarGraph, StarGraphConfig
+from pipeline.learning.datasets.shipped import Addition, AdditionConfig, StarGraph, StarGraphConfig
 
 
 def addition(**settings: object) -> Addition:

@@ -18,7 +18,6 @@ from pipeline.files import write_whole
 from pipeline.learning.datasets import rows as look_module
 from pipeline.learning.datasets.base import SPLITS, Row, load_dataset
 from pipeline.learning.datasets.from_files import FilesConfig, FilesDataset
-from pipeline.learning.datasets.made import AdditionConfig
 from pipeline.learning.datasets.prepared import (
     FILE,
     PreparedDataset,
@@ -29,6 +28,7 @@ from pipeline.learning.datasets.prepared import (
     unknown_pieces,
 )
 from pipeline.learning.datasets.rows import Look, SplitRows, deal, identity, look_at
+from pipeline.learning.datasets.shipped import AdditionConfig
 from pipeline.learning.models.tiny import make_tokenizer
 from pipeline.outputs.formats import TOKENIZED, read_tokenized
 

@@ -12,11 +12,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pipeline.errors import DataError
-from pipeline.learning.datasets import readers
+from pipeline.learning.datasets import files
 from pipeline.learning.datasets.base import load_dataset
-from pipeline.learning.datasets.from_files import FilesConfig, Record
+from pipeline.learning.datasets.files import Record, read_records
+from pipeline.learning.datasets.from_files import FilesConfig
 from pipeline.learning.datasets.prepared import prepare
-from pipeline.learning.datasets.readers import read_records
 
 ROWS = [{"prompt": "eins", "n": 1}, {"prompt": "zwei ü", "n": 2}]
 
@@ -134,7 +134,7 @@ def test_half_a_character_is_refused_with_its_place(tmp_path: Path, name: str, c
 def test_a_row_that_is_too_large_is_refused_with_its_place(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, place: str
 ) -> None:
-    monkeypatch.setattr(readers, "LONGEST_ROW", 2 << 20)
+    monkeypatch.setattr(files, "LONGEST_ROW", 2 << 20)
     large, path = "x" * (3 << 20), tmp_path / name
     rows = [{"prompt": "a"}, {"prompt": large}, {"prompt": "c"}]
     if name.endswith("parquet"):

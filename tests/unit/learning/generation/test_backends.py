@@ -14,12 +14,11 @@ from pipeline.errors import JobError, OutOfMemory
 from pipeline.learning.algos import stage_entry
 from pipeline.learning.choices import HeadType
 from pipeline.learning.datasets.base import load_dataset
-from pipeline.learning.datasets.made import AdditionConfig
+from pipeline.learning.datasets.shipped import AdditionConfig
 from pipeline.learning.generation import vllm_engine
 from pipeline.learning.generation.decode import Decoded, Guidance
 from pipeline.learning.generation.policy import TextPolicy
-from pipeline.learning.generation.sampling import policy_logprobs, sample_keys
-from pipeline.learning.generation.tilt import Tilt, preference_offset
+from pipeline.learning.generation.sampling import Tilt, policy_logprobs, preference_offset, sample_keys
 from pipeline.learning.models.batch_size import BatchSizes
 from pipeline.learning.models.cache import ModelCache
 from pipeline.learning.models.load import load_policy
@@ -71,21 +70,6 @@ def chance(model: PreTrainedModel, prompt: list[int], tokens: list[int], top_p: 
     wanted = np.array([*expected[often], expected[~often].sum()])
     kept = wanted > 0
     return float(chisquare(np.array(seen)[kept], wanted[kept] * (len(tokens) / wanted[kept].sum())).pvalue)
-
-
-def test_an_engine_of_the_callers_own_completes_by_the_weights_as_they_are() -> None:
-    """As a training that draws asks it for every batch."""
-
-    class Echo:
-        def complete(self, prompts: list[list[int]], keys: Any, *, samples: int, **_: Any) -> Decoded:
-            last = int(model.lm_head.weight[0, 0].item())
-            return Decoded([[last]] * (len(prompts) * samples), np.zeros(len(prompts) * samples))
-
-    model, generation = language_model("gpt2"), GenerationConfig(max_new_tokens=2)
-    asked = TextPolicy(model, make_tokenizer(DATASET), generation, DATASET, "cpu", decoder_of=lambda *_: Echo())
-    for weight in (3, 4):
-        torch.nn.init.constant_(model.lm_head.weight, weight)
-        assert drawn(asked, samples=2).tokens == [[weight]] * 2 * len(PROMPTS)
 
 
 def test_what_is_guided_is_decoded_by_us() -> None:

@@ -16,8 +16,15 @@ from pipeline.learning.generation import decode as decoding
 from pipeline.learning.generation import row_models
 from pipeline.learning.generation.decode import Agreement, Decoded, DecodeSettings, Guidance, decode
 from pipeline.learning.generation.guided import GuidedLogitsProcessor
-from pipeline.learning.generation.sampling import draw_tokens, policy_logprobs, sample_keys, uniforms
-from pipeline.learning.generation.tilt import Tilt, bernoulli_offset, preference_offset
+from pipeline.learning.generation.sampling import (
+    Tilt,
+    bernoulli_offset,
+    draw_tokens,
+    policy_logprobs,
+    preference_offset,
+    sample_keys,
+    uniforms,
+)
 from pipeline.learning.models.batch_size import note_split, split_over
 from pipeline.learning.models.value import ValueModel, value_model_from
 from pipeline.learning.training.distributed import Ranks, Spread, bits_of

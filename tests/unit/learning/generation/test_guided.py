@@ -16,11 +16,10 @@ from pipeline.learning.algos.qsharp import CD, CDConfig, QSharp, QSharpConfig, Q
 from pipeline.learning.algos.value_guided import PITA, PITAConfig, ValueAlgoConfig, ValueGuidedAlgorithms
 from pipeline.learning.choices import HeadType, Others
 from pipeline.learning.datasets.base import load_dataset
-from pipeline.learning.datasets.made import AdditionConfig
+from pipeline.learning.datasets.shipped import AdditionConfig
 from pipeline.learning.generation.decode import DecodeSettings, Guidance, decode
 from pipeline.learning.generation.guided import STREAM, Guided, SavedGuide
-from pipeline.learning.generation.sampling import sample_keys
-from pipeline.learning.generation.tilt import Offset
+from pipeline.learning.generation.sampling import Offset, sample_keys
 from pipeline.learning.models.tiny import make_tokenizer
 from pipeline.outputs.guidance import Drawing, GuidanceSettings, Prompting
 from tests.unit.learning.generation.conftest import language_model, opinionated

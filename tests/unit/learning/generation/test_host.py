@@ -15,8 +15,7 @@ from transformers import PreTrainedModel
 from pipeline.learning.choices import HeadType, Others
 from pipeline.learning.generation import sampling
 from pipeline.learning.generation.decode import DecodeSettings, Guidance, SlotPace, _Slots, decode
-from pipeline.learning.generation.sampling import sample_keys
-from pipeline.learning.generation.tilt import Tilt, preference_offset
+from pipeline.learning.generation.sampling import Tilt, preference_offset, sample_keys
 from pipeline.learning.models.flops import metered
 from tests.doubles.graphs import waits
 from tests.unit.learning.generation.conftest import language_model, opinionated

@@ -18,8 +18,7 @@ from pipeline.learning.choices import HeadType, Others
 from pipeline.learning.generation import decode as decoding
 from pipeline.learning.generation import row_models
 from pipeline.learning.generation.decode import Decoded, DecodeSettings, Guidance, SlotPace, decode
-from pipeline.learning.generation.sampling import Keys, sample_keys
-from pipeline.learning.generation.tilt import Tilt, atoms_offset, preference_offset
+from pipeline.learning.generation.sampling import Keys, Tilt, atoms_offset, preference_offset, sample_keys
 from pipeline.learning.models.flops import metered
 from pipeline.learning.models.load import frozen
 from pipeline.learning.models.value import ValueModel, value_model_from

@@ -18,11 +18,10 @@ from pipeline.errors import DataError, OutOfMemory
 from pipeline.learning.algos import opening
 from pipeline.learning.choices import HeadType, Others
 from pipeline.learning.datasets.base import load_dataset
-from pipeline.learning.datasets.made import AdditionConfig
+from pipeline.learning.datasets.shipped import AdditionConfig
 from pipeline.learning.generation.decode import Decoded, Guidance
 from pipeline.learning.generation.policy import BestOfNPolicy, TextPolicy, TrainedPolicy, by_majority
-from pipeline.learning.generation.sampling import sample_keys
-from pipeline.learning.generation.tilt import Tilt, bernoulli_offset, preference_offset
+from pipeline.learning.generation.sampling import Tilt, bernoulli_offset, preference_offset, sample_keys
 from pipeline.learning.models.batch_size import BatchSizes
 from pipeline.learning.models.kinds import HFModelConfig
 from pipeline.learning.models.tiny import make_tokenizer

@@ -17,9 +17,8 @@ from pipeline.learning.choices import HeadType, Others
 from pipeline.learning.generation import row_models, sampling
 from pipeline.learning.generation import steps as recorded_steps
 from pipeline.learning.generation.decode import Decoded, DecodeSettings, Guidance, SlotPace, decode
-from pipeline.learning.generation.sampling import sample_keys
+from pipeline.learning.generation.sampling import Tilt, preference_offset, sample_keys
 from pipeline.learning.generation.steps import Graphs, RecordedSteps
-from pipeline.learning.generation.tilt import Tilt, preference_offset
 from pipeline.learning.models.flops import metered
 from pipeline.learning.models.value import ValueModel
 from tests.doubles import graphs

@@ -17,7 +17,7 @@ from transformers import GPT2Config, GPT2LMHeadModel, LogitsProcessor, PreTraine
 from pipeline.config.schema import GenerationConfig, TextBackend
 from pipeline.errors import JobError
 from pipeline.learning.datasets.base import load_dataset
-from pipeline.learning.datasets.made import AdditionConfig
+from pipeline.learning.datasets.shipped import AdditionConfig
 from pipeline.learning.generation.decode import SlotPace, decode
 from pipeline.learning.generation.policy import TextPolicy
 from pipeline.learning.generation.sampling import sample_keys

@@ -13,8 +13,7 @@ from pipeline.learning.algos.qsharp import MOST_GRID_ERROR, grid_error, least_at
 from pipeline.learning.choices import HeadType, Others
 from pipeline.learning.generation.decode import DecodeSettings, Guidance, decode
 from pipeline.learning.generation.guided import GuidedLogitsProcessor
-from pipeline.learning.generation.steps import guided_step
-from pipeline.learning.generation.tilt import (
+from pipeline.learning.generation.sampling import (
     KnownOffset,
     Tilt,
     atoms_offset,
@@ -30,6 +29,7 @@ from pipeline.learning.generation.tilt import (
     split_draw,
     step_kl,
 )
+from pipeline.learning.generation.steps import guided_step
 from pipeline.learning.models.value import ValueModel, value_model_from
 from pipeline.learning.training.value import atom_weights, token_atoms, token_bce
 from tests.doubles.models import tiny_policy

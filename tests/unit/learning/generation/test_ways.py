@@ -14,7 +14,7 @@ from pipeline.learning.generation.decode import DecodeSettings, Guidance, decode
 from pipeline.learning.generation.guided import GuidedLogitsProcessor
 from pipeline.learning.generation.readers import Way, reading_of
 from pipeline.learning.generation.row_models import BranchRows
-from pipeline.learning.models.families import WITHOUT_SDPA
+from pipeline.learning.models.kinds import WITHOUT_SDPA
 from tests.doubles.families import FAMILIES, VOCABULARY, tiny_model
 
 OLD = Version(version("transformers")) < Version("5.23")

@@ -13,7 +13,7 @@ from transformers import GenerationConfig, LlamaConfig, LlamaForCausalLM, PreTra
 
 from pipeline.config.schema import SystemConfig
 from pipeline.errors import ConfigError, JobError
-from pipeline.learning.models import families
+from pipeline.learning.models import kinds
 from pipeline.learning.models.adapters import SETTINGS, quietly
 from pipeline.learning.models.kinds import HFModelConfig
 from pipeline.learning.models.load import load_policy, load_tokenizer
@@ -83,7 +83,7 @@ def test_adapters_and_base_are_one_model(tmp_path: Path, kind: str) -> None:
 
 
 def test_all_kinds_that_are_taken_are_tried() -> None:
-    assert {settings().peft_type.value for settings in KINDS.values()} == families.MERGED
+    assert {settings().peft_type.value for settings in KINDS.values()} == kinds.MERGED
 
 
 def test_an_embedding_that_was_resized_comes_with_its_tokenizer(tmp_path: Path) -> None:
@@ -110,9 +110,9 @@ def test_a_chat_template_that_nothing_would_read_is_refused(tmp_path: Path) -> N
     adapt(base(tmp_path / "base"), KINDS["LORA"](), tmp_path / "adapters")
     (tmp_path / "adapters" / "chat_template.jinja").write_text("{{ messages }}")
     with pytest.raises(ConfigError, match=r"chat_template\.jinja"):
-        families.check_folder("models.hf.path=x", tmp_path / "adapters")
+        kinds.check_folder("models.hf.path=x", tmp_path / "adapters")
     load_tokenizer(tmp_path / "base").save_pretrained(tmp_path / "adapters")
-    families.check_folder("models.hf.path=x", tmp_path / "adapters")
+    kinds.check_folder("models.hf.path=x", tmp_path / "adapters")
 
 
 def test_tokens_without_rows_are_refused(tmp_path: Path) -> None:
@@ -166,7 +166,7 @@ def test_what_cannot_be_merged_is_refused_before_the_start(
 ) -> None:
     settings = {"peft_type": "LORA", "task_type": "CAUSAL_LM", "base_model_name_or_path": "me/base"}
     (tmp_path / SETTINGS).write_text("{" if changed is None else json.dumps({**settings, **changed}))
-    (tmp_path / families.WEIGHTS).touch()
-    assert families.is_adapters(tmp_path)
+    (tmp_path / kinds.WEIGHTS).touch()
+    assert kinds.is_adapters(tmp_path)
     with pytest.raises(ConfigError, match=told):
-        families.check_folder("models.hf.path=x", tmp_path)
+        kinds.check_folder("models.hf.path=x", tmp_path)

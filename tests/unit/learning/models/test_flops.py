@@ -22,9 +22,8 @@ from pipeline.config.schema import TrainingConfig
 from pipeline.learning.algos.policy_config import LoraSettings
 from pipeline.learning.choices import DPOLoss, GRPOLoss, HeadType, Others
 from pipeline.learning.generation.decode import DecodeSettings, Guidance, decode
-from pipeline.learning.generation.likelihood import completion_scores
-from pipeline.learning.generation.sampling import sample_keys
-from pipeline.learning.generation.tilt import Tilt, bernoulli_offset
+from pipeline.learning.generation.policy import completion_scores
+from pipeline.learning.generation.sampling import Tilt, bernoulli_offset, sample_keys
 from pipeline.learning.models.flops import Pass, metered, model_cost, spend, whole_texts
 from pipeline.learning.models.value import ValueModel, value_model_from
 from pipeline.learning.training.grpo import Objective, Samples, fit_grpo

@@ -11,7 +11,7 @@ import torch
 
 from examples.sorting import Sorting, SortingConfig
 from pipeline.learning.datasets.base import Dataset, load_dataset
-from pipeline.learning.datasets.made import AdditionConfig, StarGraphConfig
+from pipeline.learning.datasets.shipped import AdditionConfig, StarGraphConfig
 from pipeline.learning.models import tiny
 from pipeline.learning.models.tiny import Imitation, measure_imitation
 

@@ -30,8 +30,8 @@ from pipeline.errors import ConfigError, DataError, JobError
 from pipeline.learning.choices import HeadType
 from pipeline.learning.datasets.base import load_dataset
 from pipeline.learning.datasets.from_files import FilesConfig
-from pipeline.learning.datasets.made import AdditionConfig
 from pipeline.learning.datasets.prepared import encode_prompts
+from pipeline.learning.datasets.shipped import AdditionConfig
 from pipeline.learning.generation.decode import decode
 from pipeline.learning.generation.policy import TextPolicy
 from pipeline.learning.generation.sampling import sample_keys

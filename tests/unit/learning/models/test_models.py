@@ -21,7 +21,7 @@ from pipeline.config.schema import SystemConfig
 from pipeline.errors import JobError
 from pipeline.learning.choices import HeadType
 from pipeline.learning.datasets.base import load_dataset
-from pipeline.learning.datasets.made import AdditionConfig
+from pipeline.learning.datasets.shipped import AdditionConfig
 from pipeline.learning.models.cache import ModelCache
 from pipeline.learning.models.kinds import TinyModelConfig
 from pipeline.learning.models.load import load_tokenizer, load_value

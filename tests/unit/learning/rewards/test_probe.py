@@ -15,7 +15,7 @@ from pipeline.config.schema import DatasetConfig, GradingConfig
 from pipeline.errors import ConfigError, DataError
 from pipeline.learning.datasets.base import Row, load_dataset
 from pipeline.learning.datasets.from_files import FilesConfig
-from pipeline.learning.datasets.made import AdditionConfig
+from pipeline.learning.datasets.shipped import AdditionConfig
 from pipeline.learning.rewards import probe
 from pipeline.learning.rewards.answers import gold_texts
 from pipeline.learning.rewards.probe import RowCheck, check_rewards

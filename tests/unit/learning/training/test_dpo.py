@@ -13,7 +13,7 @@ from transformers import GPT2LMHeadModel
 from pipeline.config.schema import TrainingConfig
 from pipeline.errors import JobStopped
 from pipeline.learning.choices import DPOLoss
-from pipeline.learning.datasets.made import Addition, AdditionConfig
+from pipeline.learning.datasets.shipped import Addition, AdditionConfig
 from pipeline.learning.models.tiny import make_tokenizer
 from pipeline.learning.training.checkpoint import Checkpoints
 from pipeline.learning.training.loop import Fitting

@@ -13,7 +13,7 @@ import torch
 from torch import nn
 
 from pipeline.config.schema import TrainingConfig
-from pipeline.learning.datasets.made import Addition, AdditionConfig
+from pipeline.learning.datasets.shipped import Addition, AdditionConfig
 from pipeline.learning.models.tiny import make_tokenizer
 from pipeline.learning.training.loop import DrawnBatch, Fitting, Timetable, TrainingSet, fit, fit_online
 from pipeline.learning.training.preferences import KTOObjective, kto_set, mismatched

@@ -14,7 +14,7 @@ from pipeline.config.schema import DType, TrainingConfig
 from pipeline.learning.algos.policy_config import LoraSettings
 from pipeline.learning.choices import DPOLoss, HeadType
 from pipeline.learning.generation.decode import DecodeSettings
-from pipeline.learning.generation.likelihood import completion_scores
+from pipeline.learning.generation.policy import completion_scores
 from pipeline.learning.models.value import ValueModel, value_model_from, without_dropout
 from pipeline.learning.training.loop import Fitting, computing_in, fit_sft
 from pipeline.learning.training.loop import fit as policy_fit
