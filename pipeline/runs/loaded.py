@@ -462,9 +462,6 @@ def _rounds(jobs: Iterable[Job]) -> dict[str, list[int]]:
 # The logs of jobs, in the folder of their run: where they are, and what they said last.
 
 
-_JOB_LOGS_TAIL_BYTES = 4096
-
-
 def logs_of(folder: RunFolder, job_id: str) -> dict[int, Path]:
     """Number of attempt -> its log, of the attempts at a job in this run that have one."""
     if folder.jobs.is_symlink():
@@ -494,17 +491,3 @@ def log_path(folder: RunFolder, job_id: str, attempt: AttemptView | None) -> Pat
         return logs[attempt.number]
     recorded = folder.path / attempt.log
     return recorded if attempt.log and recorded.is_file() else None
-
-
-def last_line(folder: RunFolder, job_id: str, attempt: AttemptView) -> str:
-    """What the log of an attempt ends with, cut off where it is very long; "" where it says nothing yet."""
-    path = log_path(folder, job_id, attempt)
-    if path is None:
-        return ""
-    try:
-        with open_plain(path, follow=True) as file:
-            file.seek(max(0, file.seek(0, 2) - _JOB_LOGS_TAIL_BYTES))
-            lines = file.read(_JOB_LOGS_TAIL_BYTES).decode(errors="replace").splitlines()
-    except OSError:
-        return ""
-    return next((line.strip() for line in reversed(lines) if line.strip()), "")

@@ -117,7 +117,7 @@ def test_why_after_the_store_was_emptied(twice: Path, tmp_path: Path) -> None:
     copy = tmp_path / "outputs"
     shutil.copytree(twice, copy, symlinks=True)
     shutil.rmtree(copy / ".store")
-    assert "the same command would run it again" in look(copy, "why", "t", TRAIN).output
+    assert "The same command would run it again" in look(copy, "why", "t", TRAIN).output
 
 
 def test_ctrl_c_ends_following_cleanly(tmp_path: Path) -> None:

@@ -1,4 +1,8 @@
-"""The live view of a run as it fits a terminal: the run in short, chains x rounds, and what each worker does."""
+"""A run as it fits a terminal: the run in short, chains x rounds, and what each worker does.
+
+The live view, `status` and `status --watch` show the same tables, from what the engine tells or from what it has
+left in the run's folder.
+"""
 
 from __future__ import annotations
 
@@ -8,35 +12,71 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import TypeVar
 
-from rich.cells import cell_len
 from rich.console import Console, Group, RenderableType
 from rich.text import Text
 
 from pipeline.engine.workers.messages import GpuLoad
 from pipeline.runs.progress import LiveRun, Progress
-from pipeline.runs.report.format import (
-    brief_device,
-    count,
-    done_in_words,
-    duration,
-    gibibytes,
-    jobs,
-    percent,
-    rate,
-    roughly,
-)
-from pipeline.runs.run_view import AttemptView, JobCounts, RunView, WorkerView
+from pipeline.runs.report import format as words
+from pipeline.runs.report.format import count, duration, gibibytes, jobs, percent
+from pipeline.runs.run_view import JobCounts, RunView, WorkerView
 from pipeline.terminal.columns import EXTRA, Column, FittedTable, in_lines
 from pipeline.terminal.console import in_place, say
 
-# -- grid --------------------------------------------------------------------------------------------------------
-# Chains x rounds: how far each chain is in each round, as the live view and `status` show it.
-
-
-LEAST_CHAIN = 16
-
 Cells = Mapping[tuple[str, int], JobCounts]
 """(chain, round) -> its jobs by state."""
+_Row = TypeVar("_Row")
+_BAR = 16
+_LEAST_CHAINS = 3
+"""Rows that chains get, at least, where there are more workers than lines."""
+EVERY_S = 60.0
+"""Between two summaries of the GPUs."""
+
+log = logging.getLogger("pipeline")
+
+
+# -- in words ----------------------------------------------------------------------------------------------------
+
+
+def jobs_done(counts: JobCounts) -> str:
+    """As in ``3/10 jobs done``."""
+    return f"{counts.there:,}/{jobs(counts.total)} done"
+
+
+def how_far(counts: JobCounts, progress: Progress) -> list[str]:
+    """As in ``37 %`` and ``about 2 h left``; no time before anything has told how fast it goes."""
+    parts = [percent(progress.part)]
+    if progress.stopping and (counts.left or counts.running):
+        parts.append("stopping")
+    elif progress.remaining_s is not None and (counts.left or counts.running):
+        parts.append(f"about {words.roughly(progress.remaining_s)} left")
+    return parts
+
+
+def headline(view: RunView, progress: Progress | None) -> list[str]:
+    """The run in one line, in parts that are not to be broken."""
+    counts = view.counts()
+    parts = how_far(counts, progress) if progress else []
+    parts += [jobs_done(counts), f"{counts.running} running", f"{counts.left:,} to come"]
+    if counts.given_up:
+        parts.append(f"{counts.failed} failed, {counts.blocked} blocked")
+    if progress:
+        rates = {"samples": progress.samples_per_s, "tokens": progress.tokens_per_s}
+        parts += [f"{words.rate(per_s)} {unit}/s" for unit, per_s in rates.items() if per_s > 0]
+    return [f"{part}," for part in parts[:-1]] + parts[-1:]
+
+
+def notices(view: RunView, told: LiveRun | Progress | None) -> list[str]:
+    """What keeps a run from going on as planned: work of others, a shared store or a cluster that is away."""
+    lines = []
+    for job_id, reason in list(view.waiting.items())[:1]:
+        others = len(view.waiting) - 1
+        more = f"; and for {count(others, 'more job')} of others" if others else ""
+        lines.append(f"waiting for {job_id}: {reason}{more}")
+    return [*lines, *([told.shared_store] if told and told.shared_store else [])]
+
+
+# -- tables ------------------------------------------------------------------------------------------------------
 
 
 def chains_of(cells: Cells) -> list[str]:
@@ -51,28 +91,13 @@ def grid(cells: Cells, shown: Sequence[str]) -> FittedTable:
     now = min(unfinished, default=rounds[-1] if rounds else 0)
     ranks = {number: 1 if number == now else EXTRA + 2 * abs(number - now) + (number < now) for number in rounds}
     columns = [Column(heading=f"round {number}", right=True, rank=ranks[number]) for number in rounds]
-    table = FittedTable([Column(heading="chain", least=LEAST_CHAIN), *columns], lines=False)
+    table = FittedTable([Column(heading="chain", least=16), *columns], lines=False)
     for chain in shown:
-        table.add_row(chain, *(cell_text(cells.get((chain, number))) for number in rounds))
+        table.add_row(chain, *(_cell(cells.get((chain, number))) for number in rounds))
     return table
 
 
-def jobs_done(counts: JobCounts) -> str:
-    """As in ``3/10 jobs done``."""
-    return f"{counts.there:,}/{jobs(counts.total)} done"
-
-
-def how_far(counts: JobCounts, progress: Progress) -> list[str]:
-    """As in ``37 %`` and ``about 2 h left``; no time before anything has told how fast it goes."""
-    parts = [percent(progress.part)]
-    if progress.stopping and (counts.left or counts.running):
-        parts.append("stopping")
-    elif progress.remaining_s is not None and (counts.left or counts.running):
-        parts.append(f"about {roughly(progress.remaining_s)} left")
-    return parts
-
-
-def cell_text(cell: JobCounts | None) -> Text:
+def _cell(cell: JobCounts | None) -> Text:
     """As in ``3/10``, ``10/10 ✓`` or ``4/10 failed``."""
     if cell is None:
         return Text("")
@@ -83,63 +108,105 @@ def cell_text(cell: JobCounts | None) -> Text:
     return Text(f"{cell.there}/{cell.total}", style="bold" if cell.running else "")
 
 
-# -- notices -----------------------------------------------------------------------------------------------------
-# What keeps a run from going on as planned: work of others, a shared store or a cluster that is away.
+def worker_table(
+    view: RunView, shown: Sequence[WorkerView], now: float, *, live: bool = True, title: str = ""
+) -> FittedTable:
+    """A row for each of some workers; of a live view widths do not change from one moment to the next."""
+    running = view.running()
+    widest = max(map(len, running), default=0) if live else 0
+    columns = [
+        Column(heading="worker", right=True),
+        Column(heading="device", rank=7, least=8),
+        Column(heading="job", rank=1, least=26, width=widest),
+        Column(heading="done", right=True, rank=4, width=len("loading")),
+        Column(heading="", rank=EXTRA + 1, width=_BAR),
+        Column(heading="loss", right=True, rank=5, width=len("-1.23e-05")),
+        Column(heading="time", right=True, rank=2, width=len("59 min 59 s")),
+        Column(heading="memory", right=True, rank=EXTRA, width=len("999.9 GiB")),
+        Column(heading="GPU memory", right=True, rank=3, width=len("140.0/140.0 GiB")),
+        Column(heading="load", right=True, rank=6, width=len("100 %")),
+    ]
+    rows = []
+    for worker in shown:
+        attempt, gpu, doing = running.get(worker.job_id), worker.gpu, ["", "", "", ""]
+        if worker.state != "running":
+            attempt = None
+        if attempt:
+            done = round(attempt.part * _BAR)
+            loss = attempt.numbers.get("loss", "")
+            doing = [words.done_in_words(attempt), "━" * done + "·" * (_BAR - done)]
+            doing += ["nan" if loss is None else f"{loss:.3g}" if loss != "" else ""]
+            doing += [duration(attempt.elapsed_s(now))]
+        load = "" if gpu is None or gpu.utilization is None else f"{gpu.utilization} %"
+        row = [str(worker.index), gpu.label if gpu else words.brief_device(worker.device)]
+        row += [worker.job_id if attempt else worker.state, *doing]
+        row += [gibibytes(worker.rss_bytes) if worker.rss_bytes else ""]
+        row += [f"{gpu.used_bytes / 2**30:.1f}/{gibibytes(gpu.total_bytes)}" if gpu else "", load]
+        rows.append(row)
+    kept = [
+        at
+        for at, column in enumerate(columns)
+        if (live and at < len(columns) - 2) or (column.heading and any(row[at] for row in rows))
+    ]
+    table = FittedTable([columns[at] for at in kept], title=title, lines=False)
+    for row in rows:
+        table.add_row(*(row[at] for at in kept))
+    return table
 
 
-def waited_for(view: RunView) -> str:
-    """Which job is waited for, as another run or machine makes it, and whose that is; "" where none is."""
-    if not view.waiting:
-        return ""
-    job_id, reason = next(iter(view.waiting.items()))
-    others = len(view.waiting) - 1
-    more = f"; and for {count(others, 'more job')} of others" if others else ""
-    return f"waiting for {job_id}: {reason}{more}"
+# -- as much as a terminal has room for --------------------------------------------------------------------------
 
 
-def notices(view: RunView, told: LiveRun | Progress | None) -> list[str]:
-    """Lines for a screen: what is waited for, and what the engine says of its shared store."""
-    return [line for line in (waited_for(view), *said_of(told)) if line]
-
-
-def said_of(told: LiveRun | Progress | None) -> list[str]:
-    """What an engine says of its shared store."""
-    return [told.shared_store] if told and told.shared_store else []
-
-
-_Row = TypeVar("_Row")
-
-_BAR = 16
-_LEAST_JOB = 26
-_STAGE = len("/r10/generate/000")
-_LEAST_CHAINS = 3
-"""Rows that chains get, at least, where there are more workers than lines."""
-
-
-def headline(view: RunView, progress: Progress | None) -> str:
-    """The run in one line."""
-    return " ".join(_headline(view, progress))
-
-
-def screen(run: LiveRun, width: int, height: int) -> RenderableType:
+def live_screen(run: LiveRun, width: int, height: int) -> list[RenderableType]:
     """The live view for a terminal of so many columns and lines; it leaves the last line free."""
-    view = run.view
-    first, *rest = _headline(view, run.progress)
-    top = in_lines([f"{duration(view.elapsed_s(run.now))}: {first}", *rest], width)
-    lines = [*notices(view, run), *([run.stopping] if run.stopping else [])]
-    said = [part for line in lines for part in in_lines(line.split(), width)]
-    top, said = top[: max(1, height - 1 - len(said))], said[: max(0, height - 2)]
-    parts: list[RenderableType] = [Text("\n".join(top), no_wrap=True, overflow="ellipsis")]
-    if said:
-        parts.append(Text("\n".join(said), style="bold yellow", no_wrap=True, overflow="ellipsis"))
-    top += said
+    first, *rest = headline(run.view, run.progress)
+    top = in_lines([f"{duration(run.view.elapsed_s(run.now))}: {first}", *rest], width)
+    lines = [*notices(run.view, run), *([run.stopping] if run.stopping else [])]
+    said = [Text(part, style="bold yellow") for line in lines for part in in_lines(line.split(), width)]
+    return screen(run.view, run.now, [*map(Text, top)], said, height, list(run.view.workers.values()))
+
+
+def screen(
+    view: RunView,
+    now: float,
+    top: Sequence[Text],
+    said: Sequence[Text],
+    height: int,
+    workers: Sequence[WorkerView],
+) -> list[RenderableType]:
+    """A run for a terminal of so many lines, of which it leaves the last free.
+
+    Args:
+        view: The run.
+        now: Wall-clock seconds.
+        top: What stands first; of lines that are too many the last are left out.
+        said: What stands below it.
+        height: Lines of the terminal.
+        workers: Those to show.
+    """
+    said = said[: max(0, height - 2)]
+    top = top[: max(1, height - 1 - len(said))]
+    parts: list[RenderableType] = []
+    for line in (*top, *said):
+        line.no_wrap, line.overflow = True, "ellipsis"
+        parts.append(line)
     chains = chains_of(view.cells)
-    for_chains, for_workers = share_lines(height - 1 - len(top), len(chains), len(view.workers))
+    for_chains, for_workers = share_lines(height - 1 - len(parts), len(chains), len(workers))
     if for_chains:
-        parts += chain_lines(view.cells, chains, for_chains)
+        ranks: dict[str, int] = {}
+        for (chain, _), cell in view.cells.items():
+            rank = 0 if cell.running else 1 if cell.given_up else 2 if not cell.settled else 3
+            ranks[chain] = min(rank, ranks.get(chain, rank))
+        shown, more = first(chains, for_chains, ranks.__getitem__)
+        parts += [grid(view.cells, shown), *_and_more(more, "chains")]
     if for_workers:
-        parts += _workers(run, for_workers, chains)
-    return Group(*parts)
+        some, more = first(workers, for_workers, lambda worker: worker.state != "running")
+        parts += [worker_table(view, some, now), *_and_more(more, "workers")]
+    return parts
+
+
+def _and_more(number: int, what: str) -> list[Text]:
+    return [Text(f"and {number} more {what}", no_wrap=True, overflow="ellipsis")] if number else []
 
 
 def share_lines(lines: int, chains: int, workers: int) -> tuple[int, int]:
@@ -151,69 +218,6 @@ def share_lines(lines: int, chains: int, workers: int) -> tuple[int, int]:
     return min(chains, room - for_workers), for_workers
 
 
-def _headline(view: RunView, progress: Progress | None) -> list[str]:
-    counts = view.counts()
-    parts = how_far(counts, progress) if progress else []
-    parts += [jobs_done(counts), f"{counts.running} running", f"{counts.left:,} to come"]
-    if counts.given_up:
-        parts.append(f"{counts.failed} failed, {counts.blocked} blocked")
-    if progress:
-        rates = {"samples": progress.samples_per_s, "tokens": progress.tokens_per_s}
-        parts += [f"{rate(per_s)} {unit}/s" for unit, per_s in rates.items() if per_s > 0]
-    return [f"{part}," for part in parts[:-1]] + parts[-1:]
-
-
-def chain_lines(cells: Cells, chains: list[str], lines: int) -> Iterator[RenderableType]:
-    """Chains in so many lines; where these do not do for all, the last says how many more there are."""
-    # Where there are more chains than lines, those come first that are at work, that failed, that are still to do.
-    ranks: dict[str, int] = {}
-    for (chain, _), cell in cells.items():
-        rank = 0 if cell.running else 1 if cell.given_up else 2 if not cell.settled else 3
-        ranks[chain] = min(rank, ranks.get(chain, rank))
-    shown, more = first(chains, lines, ranks.__getitem__)
-    yield grid(cells, shown)
-    if more:
-        yield Text(f"and {more} more chains", no_wrap=True, overflow="ellipsis")
-
-
-def _workers(run: LiveRun, lines: int, chains: Sequence[str]) -> Iterator[RenderableType]:
-    """A row for each worker that has room; widths do not change from one moment to the next."""
-    workers, running = list(run.view.workers.values()), run.view.running()
-    shown, more = first(workers, lines, lambda worker: worker.state != "running")
-    widest = max(map(cell_len, chains), default=0) + _STAGE
-    columns = [
-        Column(heading="worker", right=True),
-        Column(heading="device", rank=7, least=8),
-        Column(heading="job", rank=1, least=_LEAST_JOB, width=widest),
-        Column(heading="done", right=True, rank=4, width=len("loading")),
-        Column(heading="", rank=EXTRA + 1, width=_BAR),
-        Column(heading="loss", right=True, rank=5, width=len("-1.23e-05")),
-        Column(heading="time", right=True, rank=2, width=len("59 min 59 s")),
-        Column(heading="memory", right=True, rank=EXTRA, width=len("999.9 GiB")),
-        Column(heading="GPU memory", right=True, rank=3, width=len("140.0/140.0 GiB")),
-        Column(heading="load", right=True, rank=6, width=len("100 %")),
-    ]
-    gpus = any(worker.gpu for worker in workers)
-    table = FittedTable(columns if gpus else columns[:-2], lines=False)
-    for worker in shown:
-        attempt = running[worker.job_id] if worker.state == "running" else None
-        job = ["", "", "", ""]
-        if attempt:
-            took = duration(attempt.elapsed_s(run.now))
-            job = [done_in_words(attempt), _bar(attempt.part), _loss(attempt), took]
-        table.add_row(
-            str(worker.index),
-            worker.gpu.label if worker.gpu else brief_device(worker.device),
-            worker.job_id if attempt else worker.state,
-            *job,
-            gibibytes(worker.rss_bytes) if worker.rss_bytes else "",
-            *(_gpu(worker) if gpus else ()),
-        )
-    yield table
-    if more:
-        yield Text(f"and {more} more workers", no_wrap=True, overflow="ellipsis")
-
-
 def first(rows: Sequence[_Row], lines: int, rank: Callable[[_Row], int]) -> tuple[list[_Row], int]:
     """The rows that have room, of low rank first, and how many more there are, which takes a line to say."""
     if len(rows) <= lines:
@@ -222,37 +226,61 @@ def first(rows: Sequence[_Row], lines: int, rank: Callable[[_Row], int]) -> tupl
     return shown, len(rows) - len(shown)
 
 
-def _bar(part: float) -> str:
-    done = round(part * _BAR)
-    return "━" * done + "·" * (_BAR - done)
+@contextmanager
+def shown_on(console: Console) -> Iterator[Callable[[LiveRun], None]]:
+    """Show a run: one view that is redrawn in place; plain lines where a terminal cannot do that, or is none.
+
+    Yields:
+        What shows where the run is now.
+    """
+    if not console.is_interactive:
+        yield PlainLines(console).update
+        return
+    with in_place(console) as draw:
+        yield lambda run: draw([Group(*live_screen(run, *console.size))])
 
 
-def _loss(attempt: AttemptView) -> str:
-    """Of what trains; "" for a job that tells none."""
-    if "loss" not in attempt.numbers:
-        return ""
-    loss = attempt.numbers["loss"]
-    return "nan" if loss is None else f"{loss:.3g}"
+class PlainLines:
+    """Prints a line when a chain ends a round, and now and then in between."""
 
+    def __init__(self, console: Console, every_s: float = 15.0) -> None:
+        self._console = console
+        self._every_s = every_s
+        self._next_s = every_s
+        self._finished: set[tuple[str, int]] = set()
+        self._noticed: list[str] = []
 
-def _gpu(worker: WorkerView) -> tuple[str, str]:
-    if worker.gpu is None:
-        return "", ""
-    load = "" if worker.gpu.utilization is None else f"{worker.gpu.utilization} %"
-    return f"{worker.gpu.used_bytes / 2**30:.1f}/{gibibytes(worker.gpu.total_bytes)}", load
+    def update(self, run: LiveRun) -> None:
+        """Print what is new."""
+        elapsed_s = run.view.elapsed_s(run.now)
+        for line in self.new(run.view, run.progress, run.now):
+            say(self._console, f"[{elapsed_s:7.1f} s] {line}")
+
+    def new(self, view: RunView, progress: Progress | None, now: float) -> list[str]:
+        """What is new since the last time."""
+        elapsed_s, lines = view.elapsed_s(now), []
+        for (chain, number), cell in view.cells.items():
+            if cell.settled and (chain, number) not in self._finished:
+                self._finished.add((chain, number))
+                if cell.stored < cell.total:
+                    outcome = f"{cell.given_up} of {jobs(cell.total)} not done" if cell.given_up else "done"
+                    lines.append(f"{chain} round {number}: {outcome}")
+        noticed = notices(view, progress)
+        lines += [line for line in noticed if line not in self._noticed]
+        self._noticed = noticed
+        if elapsed_s >= self._next_s:
+            self._next_s = elapsed_s + self._every_s
+            lines.append(" ".join(headline(view, progress)))
+            if loads := gpu_loads(view):
+                lines.append("; ".join(map(memory, loads)))
+        return lines
 
 
 # -- gpus --------------------------------------------------------------------------------------------------------
-# What the GPUs of a run do, in its log: a summary now and then, and how they were used in all at the end.
-
-
-EVERY_S = 60.0
-
-log = logging.getLogger("pipeline")
 
 
 class GpuLog:
-    """Writes about the GPUs to the run's log; without GPUs nothing."""
+    """Writes about the GPUs to the run's log, now and then and at the end; without GPUs nothing."""
 
     def __init__(self) -> None:
         self._next_s = 0.0
@@ -298,57 +326,3 @@ def _part(utilization: float | None, how: str = "") -> str:
 
 def _gb(number: int) -> str:
     return f"{number / 1e9:.2f} GB"
-
-
-# -- live --------------------------------------------------------------------------------------------------------
-# What a run shows while it works: one live view on a terminal, plain lines elsewhere.
-
-
-@contextmanager
-def shown_on(console: Console) -> Iterator[Callable[[LiveRun], None]]:
-    """Show a run: one view that is redrawn in place; plain lines where a terminal cannot do that, or is none.
-
-    Yields:
-        What shows where the run is now.
-    """
-    if not console.is_interactive:
-        yield PlainLines(console).update
-        return
-    with in_place(console) as draw:
-        yield lambda run: draw([screen(run, *console.size)])
-
-
-class PlainLines:
-    """Prints a line when a chain ends a round, and now and then in between."""
-
-    def __init__(self, console: Console, every_s: float = 15.0) -> None:
-        self._console = console
-        self._every_s = every_s
-        self._next_s = every_s
-        self._finished: set[tuple[str, int]] = set()
-        self._noticed: list[str] = []
-
-    def update(self, run: LiveRun) -> None:
-        """Print what is new."""
-        elapsed_s = run.view.elapsed_s(run.now)
-        for line in self.new(run.view, run.progress, run.now):
-            say(self._console, f"[{elapsed_s:7.1f} s] {line}")
-
-    def new(self, view: RunView, progress: Progress | None, now: float) -> list[str]:
-        """What is new since the last time."""
-        elapsed_s, lines = view.elapsed_s(now), []
-        for (chain, number), cell in view.cells.items():
-            if cell.settled and (chain, number) not in self._finished:
-                self._finished.add((chain, number))
-                if cell.stored < cell.total:
-                    outcome = f"{cell.given_up} of {jobs(cell.total)} not done" if cell.given_up else "done"
-                    lines.append(f"{chain} round {number}: {outcome}")
-        noticed = notices(view, progress)
-        lines += [line for line in noticed if line not in self._noticed]
-        self._noticed = noticed
-        if elapsed_s >= self._next_s:
-            self._next_s = elapsed_s + self._every_s
-            lines.append(headline(view, progress))
-            if loads := gpu_loads(view):
-                lines.append("; ".join(map(memory, loads)))
-        return lines

@@ -13,37 +13,36 @@ from rich.filesize import decimal
 from rich.text import Text
 
 from pipeline.config.schema import Backend
-from pipeline.engine.run_folder import RunFolder
 from pipeline.outputs.manifest import REMOVED
-from pipeline.runs.loaded import LoadedRun, last_line, log_path, lost_outputs, removed_by, removed_weights
+from pipeline.runs.loaded import LoadedRun, log_path, lost_outputs, removed_by, removed_weights
 from pipeline.runs.origin import slurm_in_words
-from pipeline.runs.report.format import (
-    brief_device,
-    count,
-    done_in_words,
-    duration,
-    jobs,
-    logs_command,
-    shown_path,
-)
-from pipeline.runs.report.screen import (
-    chain_lines,
-    chains_of,
-    first,
-    grid,
-    how_far,
-    jobs_done,
-    said_of,
-    share_lines,
-    waited_for,
-)
+from pipeline.runs.report.format import count, duration, jobs, logs_command, shown_path
+from pipeline.runs.report.screen import chains_of, grid, how_far, jobs_done, notices, screen, worker_table
 from pipeline.runs.run_view import JobView, RunView
 from pipeline.terminal.columns import Column, FittedTable
 from pipeline.terminal.console import say_styled
 from pipeline.terminal.streams import printable
 
-# -- moved -------------------------------------------------------------------------------------------------------
-# Where a run ran, and how many bytes moved for it, in words; "" for what there is nothing to say of.
+MAX_LISTED = 10
+_COLORS: Mapping[str, str] = {
+    "done": "green",
+    "running": "bold",
+    "failed": "bold red",
+    "killed": "bold red",
+    "halted": "bold red",
+}
+_HINTS = {
+    "killed": "The engine is gone without having ended the run; the same command goes on from here.",
+    "interrupted": "The same command goes on from here.",
+    "halted": "Mend that, then run the same command.",
+    "not started": "It ended before its first job; see its log.",
+    "unknown": "Its engine is on another machine, or this file system has no locks: it may still run.",
+}
+_LOST = "made, and in the store no more; `python -m pipeline export` makes them again"
+_RULER = Console(file=io.StringIO(), color_system=None)
+
+
+# -- where a run ran, and what moved for it --------------------------------------------------------------------
 
 
 def place_in_words(run: LoadedRun) -> str:
@@ -63,12 +62,6 @@ def origins(view: RunView) -> list[str]:
     return [f"{number:,} {what}" for what, number in parts.items() if number]
 
 
-def moved_in_words(run: LoadedRun) -> list[str]:
-    """Lines on where a run ran and what moved for it."""
-    shared = shared_in_words(run.view.shared)
-    return [line for line in (place_in_words(run), shared and f"shared store: {shared}") if line]
-
-
 def shared_in_words(traffic: Mapping[str, int]) -> str:
     """As in ``16 outputs fetched (1.2 GB), 40 uploaded (3.4 GB), 2 to go``."""
     parts = [
@@ -79,18 +72,12 @@ def shared_in_words(traffic: Mapping[str, int]) -> str:
     return ", ".join([*parts, *([f"{left:,} to go"] if (left := traffic.get("left", 0)) else [])])
 
 
-MAX_LISTED = 10
-_LEAST_NAME = 12
-_LEAST_JOB = 28
-_LEAST_SAID = 34
-_PARTS_SAID = 2
-_COLORS: Mapping[str, str] = {
-    "done": "green",
-    "running": "bold",
-    "failed": "bold red",
-    "killed": "bold red",
-    "halted": "bold red",
-}
+def _moved(run: LoadedRun) -> list[str]:
+    shared = shared_in_words(run.view.shared)
+    return [line for line in (place_in_words(run), shared and f"shared store: {shared}") if line]
+
+
+# -- all experiments -------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -126,18 +113,16 @@ class Glance:
 
 def glance_at(run: LoadedRun, now: float) -> Glance:
     """One row of the overview."""
-    counts, runs = run.view.counts(), run.engine_runs()
+    view, counts, runs = run.view, run.view.counts(), run.engine_runs()
     return Glance(
         name=run.name,
         run=run.stamp,
-        state=run.view.state(runs),
-        started=run.view.started,
-        elapsed_s=round(run.view.elapsed_s(now, runs), 3),
+        state=view.state(runs),
+        started=view.started,
+        elapsed_s=round(view.elapsed_s(now, runs), 3),
         jobs=counts.total,
         done=counts.there,
-        failed=counts.failed,
-        blocked=counts.blocked,
-        stored=counts.stored,
+        **{name: getattr(counts, name) for name in ("failed", "blocked", "stored")},
     )
 
 
@@ -145,7 +130,7 @@ def overview_table(rows: Iterable[Glance]) -> FittedTable:
     """The newest run of every experiment, the one that began last on top."""
     table = FittedTable(
         [
-            Column(heading="experiment", least=_LEAST_NAME),
+            Column(heading="experiment", least=12),
             Column(heading="newest run", rank=5),
             Column(heading="state", rank=1),
             Column(heading="done", right=True, rank=2),
@@ -155,49 +140,68 @@ def overview_table(rows: Iterable[Glance]) -> FittedTable:
         lines=False,
     )
     for row in sorted(rows, key=lambda row: (row.run, row.name), reverse=True):
+        nothing_ran = row.state == "done" and row.stored == row.jobs
         table.add_row(
             row.name,
             row.run,
             Text(row.state, style=_COLORS.get(row.state, "")),
             f"{row.done:,}/{row.jobs:,}",
             Text(str(row.failed), style="bold red") if row.failed else "",
-            _time(row),
+            "" if row.started is None else "nothing ran" if nothing_ran else duration(row.elapsed_s),
         )
     return table
 
 
-def _time(row: Glance) -> str:
-    if row.started is None:
-        return ""
-    return "nothing ran" if row.state == "done" and row.stored == row.jobs else duration(row.elapsed_s)
+class News:
+    """What is new of all experiments, a line for each that has changed."""
+
+    def __init__(self) -> None:
+        self._last: dict[str, str] = {}
+
+    def of(self, rows: Iterable[Glance]) -> Iterator[str]:
+        """Those that are not as they were the last time."""
+        for row in rows:
+            text = row.problem or f"{row.state}, {row.done:,}/{jobs(row.jobs)} done"
+            text += f", {row.failed} failed" if row.failed else ""
+            if self._last.get(row.name) != text:
+                self._last[row.name] = text
+                yield f"{row.name} {row.run}: {text}"
 
 
 # -- one run ---------------------------------------------------------------------------------------------------
 
 
 def print_run(run: LoadedRun, now: float, console: Console) -> None:
-    """Print one run. Only tables are fitted to the terminal: ids and paths below them stay whole, to be copied."""
-    for part in run_page(run, now):
-        if isinstance(part, Text):
-            say_styled(console, part)
-        else:
-            console.print(part)
+    """Print one run: a headline, chains x rounds, what runs, and what went wrong.
 
-
-def run_page(run: LoadedRun, now: float) -> list[RenderableType]:
-    """One run: a headline, chains x rounds, what runs, and what went wrong.
-
-    Args:
-        run: The run.
-        now: Wall-clock seconds.
+    Only tables are fitted to the terminal: ids and paths below them stay whole, to be copied.
     """
     view, engine = run.view, run.engine_runs()
-    parts: list[RenderableType] = [run_headline(run, now, engine), "", grid(view.cells, chains_of(view.cells))]
-    running = view.having("running")
-    if running:
-        stale = "" if engine else " (when the engine was last heard of)"
-        parts += ["", running_table(run.folder, running, now if engine else view.last, stale)]
-    return parts + [Text(printable(text), style=style) for text, style in _below_tables(run)]
+    say_styled(console, run_headline(run, now, engine))
+    console.print()
+    console.print(grid(view.cells, chains_of(view.cells)))
+    if busy := [worker for worker in view.workers.values() if worker.job_id]:
+        title = "running" if engine else "running (when the engine was last heard of)"
+        console.print()
+        console.print(worker_table(view, busy, now if engine else view.last, live=False, title=title))
+    for heading, style, lines in _below_tables(run):
+        say_styled(console, Text(f"\n{printable(heading)}", style=style))
+        for line in lines[:MAX_LISTED]:
+            say_styled(console, Text(printable(line)))
+        if len(lines) > MAX_LISTED:
+            say_styled(console, Text(f"  and {len(lines) - MAX_LISTED} more; --json lists all"))
+
+
+def watched_run(run: LoadedRun, now: float, width: int, height: int) -> list[RenderableType]:
+    """One run for a terminal of that size: how far it is, chains, what runs, what moved, what failed last."""
+    view, engine = run.view, run.engine_runs()
+    said = [(line, "") for line in _moved(run)]
+    said += [(line, "yellow") for line in notices(view, None) if engine]
+    said += [(f"failed: {job.id}: {job.reason}", "red") for job, _ in view.failures()[-3:]]
+    top = list(run_headline(run, now, engine).wrap(_RULER, max(1, width)))
+    lines = [Text(printable(line), style) for line, style in said]
+    busy = [worker for worker in view.workers.values() if worker.job_id and engine]
+    return screen(view, now, top, lines, height - 1, busy)
 
 
 def run_headline(run: LoadedRun, now: float, engine: bool | None) -> Text:
@@ -216,52 +220,22 @@ def run_headline(run: LoadedRun, now: float, engine: bool | None) -> Text:
     parts = [*(how_far(counts, told) if told else []), jobs_done(counts) + (f" ({there})" if there else "")]
     rest = {"running": counts.running, "to come": counts.left, "failed": counts.failed, "blocked": counts.blocked}
     text.append("\n" + ", ".join(parts + [f"{number:,} {what}" for what, number in rest.items() if number]))
-    for line in said_of(told):
-        text.append(f"\n{printable(line)}", style="yellow")
-    hint = {
-        "killed": "The engine is gone without having ended the run; the same command goes on from here.",
-        "interrupted": "The same command goes on from here.",
-        "halted": "Mend that, then run the same command.",
-        "not started": "It ended before its first job; see its log.",
-        "unknown": "Its engine is on another machine, or this file system has no locks: it may still run.",
-    }.get(state)
-    if hint:
-        text.append(f"\n{hint}", style="bold")
+    if told and told.shared_store:
+        text.append(f"\n{printable(told.shared_store)}", style="yellow")
+    if state in _HINTS:
+        text.append(f"\n{_HINTS[state]}", style="bold")
     return text
 
 
-def running_table(folder: RunFolder, running: Sequence[JobView], now: float, stale: str = "") -> FittedTable:
-    """What runs, where, how far it is, and what its log said last."""
-    last = [job.attempts[-1] for job in running]
-    again = any(attempt.number > 1 for attempt in last)  # the first goes without saying
-    # Of a line of a log as much as has room beside a job: of a training its step and loss.
-    said = [", ".join(last_line(folder, job.id, job.attempts[-1]).split(", ")[:_PARTS_SAID]) for job in running]
-    cells: list[tuple[Column, list[str]]] = [
-        (Column(heading="job", least=_LEAST_JOB), [job.id for job in running]),
-        (Column(heading="worker", right=True, rank=3), [str(attempt.worker) for attempt in last]),
-        (Column(heading="device", rank=6, least=8), [brief_device(attempt.device) for attempt in last]),
-        (Column(heading="attempt", right=True, rank=5), [str(each.number) if again else "" for each in last]),
-        (Column(heading="time", right=True, rank=1), [duration(attempt.elapsed_s(now)) for attempt in last]),
-        (Column(heading="done", right=True, rank=2), list(map(done_in_words, last))),
-        (Column(heading="last said", rank=4, least=_LEAST_SAID), said),
-    ]
-    cells = [(column, texts) for column, texts in cells if any(texts)]
-    table = FittedTable([column for column, _ in cells], title=f"running{stale}", lines=False)
-    for row in zip(*(texts for _, texts in cells), strict=True):
-        table.add_row(*row)
-    return table
-
-
-def _below_tables(run: LoadedRun) -> Iterator[tuple[str, str]]:
-    """Lines and their styles: of each thing that there is to say a heading, with the first ones below it."""
+def _below_tables(run: LoadedRun) -> Iterator[tuple[str, str, Sequence[str]]]:
+    """Of each thing that there is to say a heading with its style, and the lines below it."""
     view, folder = run.view, run.folder
-    failed: list[list[tuple[str, str]]] = []
+    failed = []
     for job, attempt in view.failures():
         kind = f" ({job.kind}, {count(len(job.attempts), 'attempt')})" if job.kind else ""
-        failed.append([(f"  {job.id}{kind}", ""), (f"    {job.reason}", "red")])
-        if log := log_path(folder, job.id, attempt):
-            read = logs_command(folder.path.parent.parent, run.name, job.id)
-            failed[-1] += [(f"    log: {shown_path(log)}", ""), (f"    read it: `{read}`", "")]
+        read = f"\n    log: {shown_path(log)}" if (log := log_path(folder, job.id, attempt)) else ""
+        read += f"\n    read it: `{logs_command(folder.path.parent.parent, run.name, job.id)}`" if read else ""
+        failed.append(f"  {job.id}{kind}\n    {job.reason}{read}")
     blocked = view.blocked_by()
     of_blocked = [
         f"  by {cause}: {own[0] if len(own) == 1 else f'{jobs(len(own))}, from {own[0]} to {own[-1]}'}"
@@ -272,31 +246,22 @@ def _below_tables(run: LoadedRun) -> Iterator[tuple[str, str]]:
         f"  worker {one.worker} ({one.device}): {', after '.join([one.reason, *one.jobs[:1]])}"
         for one in view.quarantined
     ]
-    removed, by = removed_weights(run), ", ".join(removed_by(run))
+    removed, lost, by = removed_weights(run), lost_outputs(run), ", ".join(removed_by(run))
     kinds = ", ".join(f"{number} {kind}" for kind, number in view.retries.most_common())
     unreadable = f"{count(run.unreadable, 'line')} of journal.jsonl cannot be read; what they told is missing here"
-    parts: list[tuple[str, str, Sequence[str | list[tuple[str, str]]]]] = [
+    parts: list[tuple[str, str, Sequence[str]]] = [
         (slurm_in_words(run.origin.slurm), "", ()),
-        ("\n".join(moved_in_words(run)), "", ()),
+        ("\n".join(_moved(run)), "", ()),
         (f"failed: {jobs(len(failed))}" if failed else "", "bold red", failed),
         (f"blocked: {jobs(sum(map(len, blocked.values())))}" if blocked else "", "bold red", of_blocked),
         ("waiting" if waiting else "", "bold", waiting),
         ("devices that are used no more" if places else "", "bold red", places),
         (f"retries so far: {view.retries.total()} ({kinds})" if kinds else "", "", ()),
         (f"made, and their weights removed{by and f' ({by})'}" if removed else "", "bold", _listed(removed)),
-        (_LOST if (lost := lost_outputs(run)) else "", "bold", _listed(lost)),
+        (_LOST if lost else "", "bold", _listed(lost)),
         (unreadable if run.unreadable else "", "bold", ()),
     ]
-    for heading, style, own in parts:
-        if heading:
-            yield f"\n{heading}", style
-        for lines in own[:MAX_LISTED]:
-            yield from [(lines, "")] if isinstance(lines, str) else lines
-        if len(own) > MAX_LISTED:
-            yield f"  and {len(own) - MAX_LISTED} more; --json lists all", ""
-
-
-_LOST = "made, and in the store no more; `python -m pipeline export` makes them again"
+    return (part for part in parts if part[0])
 
 
 def why_it_waits(job: JobView) -> str:
@@ -304,10 +269,8 @@ def why_it_waits(job: JobView) -> str:
     last = job.attempts[-1] if job.attempts else None
     if last is not None and last.outcome == "failed" and last.retry:
         return f"attempt {last.number} failed ({last.kind}), another one follows: {last.reason}"
-    if job.waits:
-        return job.waits
-    if job.stopped:
-        return "it was stopped and goes on in the next run"
+    if job.waits or job.stopped:
+        return job.waits or "it was stopped and goes on in the next run"
     if not job.reopened:
         return ""
     reason = job.reopened[-1]
@@ -318,17 +281,12 @@ def _listed(found: Mapping[str, Sequence[int]]) -> list[str]:
     return [f"  {chain}: round{'s'[: len(own) - 1]} {', '.join(map(str, own))}" for chain, own in found.items()]
 
 
-# -- status json -------------------------------------------------------------------------------------------------
-# Where a run stands, for other programs: all of it as plain data, nothing cut off.
-
-
 def run_json(run: LoadedRun, now: float) -> dict[str, Any]:
-    """One run as plain data, nothing cut off."""
+    """One run as plain data for other programs, nothing cut off."""
     view, counts, progress = run.view, run.view.counts(), run.progress
     then = now if run.engine_runs() else view.last
     began = None if view.started is None else datetime.fromtimestamp(view.started).astimezone().isoformat()
     amounts = {name: getattr(progress, name, None) for name in _AMOUNTS}
-    of_job = ("id", "kind", "reason")
     of_attempt = ("worker", "device", "loading", "done", "total", "tokens")
     return {
         **asdict(glance_at(run, now)),
@@ -355,8 +313,7 @@ def run_json(run: LoadedRun, now: float) -> dict[str, Any]:
             for last in job.attempts[-1:]
         ],
         "failed_jobs": [
-            {"job" if name == "id" else name: getattr(job, name) for name in of_job}
-            | {"attempts": len(job.attempts)}
+            {"job": job.id, "kind": job.kind, "reason": job.reason, "attempts": len(job.attempts)}
             | {"log": str(log) if (log := log_path(run.folder, job.id, attempt)) else None}
             for job, attempt in view.failures()
         ],
@@ -371,50 +328,3 @@ def run_json(run: LoadedRun, now: float) -> dict[str, Any]:
 
 
 _AMOUNTS = ("part", "remaining_s", "samples_per_s", "tokens_per_s")
-
-
-# -- watched -----------------------------------------------------------------------------------------------------
-# What `status --watch` shows: one run as far as a terminal has room, or what is new of all experiments.
-
-
-_MOST_FAILURES = 3
-_ABOVE = 3
-"""Lines that are neither a row nor a sentence: headings of two tables, and that of the cursor."""
-_RULER = Console(file=io.StringIO(), color_system=None)
-
-
-def watched_run(run: LoadedRun, now: float, width: int, height: int) -> list[RenderableType]:
-    """One run for a terminal of that size: how far it is, chains, what runs, what moved, what failed last."""
-    engine = run.engine_runs()
-    top: list[RenderableType] = list(run_headline(run, now, engine).wrap(_RULER, width))
-    said = [(line, "") for line in moved_in_words(run)]
-    said += [(line, "yellow") for line in [waited_for(run.view)] if line and engine]
-    said += [(f"failed: {job.id}: {job.reason}", "red") for job, _ in run.view.failures()[-_MOST_FAILURES:]]
-    bottom = [Text(printable(line), style, no_wrap=True, overflow="ellipsis") for line, style in said]
-    chains, running = chains_of(run.view.cells), run.view.having("running") if engine else []
-    room = height - _ABOVE - len(top) - len(bottom)
-    for_chains, for_jobs = share_lines(room, len(chains), len(running))
-    parts: list[RenderableType] = [*top]
-    if for_chains:
-        parts += chain_lines(run.view.cells, chains, for_chains)
-    if for_jobs:
-        shown, more = first(running, for_jobs, lambda _: 0)
-        parts.append(running_table(run.folder, shown, now))
-        parts += [Text(f"and {more} more", no_wrap=True, overflow="ellipsis")] if more else []
-    return [*parts, *bottom]
-
-
-class News:
-    """What is new of all experiments, a line for each that has changed."""
-
-    def __init__(self) -> None:
-        self._last: dict[str, str] = {}
-
-    def of(self, rows: Iterable[Glance]) -> Iterator[str]:
-        """Those that are not as they were the last time."""
-        for row in rows:
-            text = row.problem or f"{row.state}, {row.done:,}/{jobs(row.jobs)} done"
-            text += f", {row.failed} failed" if row.failed else ""
-            if self._last.get(row.name) != text:
-                self._last[row.name] = text
-                yield f"{row.name} {row.run}: {text}"

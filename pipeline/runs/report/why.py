@@ -50,7 +50,8 @@ def explain_request(
         store: Where the request would look for outputs.
         shared: The keys of what it would fetch from a store that other machines share.
     """
-    line = _would_run(store, plan, job_id, shared)
+    would, why = _would_run(store, plan, job_id, shared)
+    line = f"{job_id} would {'' if would else 'not '}run: {why}."
     if job_id not in run.plan.jobs:
         return [line, f"Run {run.stamp} has no such job to compare with."]
     key = plan.jobs[job_id].key
@@ -78,40 +79,17 @@ def _standing(run: LoadedRun, job: JobView, engine: bool | None, now: float) -> 
             when = "at the last word of the engine" if engine is None else "when the engine was killed"
             yield f"It was running {when}: {_where(last)}. The same command runs it again."
         case "failed":
-            yield f"It failed after {count(len(job.attempts), 'attempt')}{_kind(job.kind)}: {job.reason}"
+            yield f"It failed after {count(len(job.attempts), 'attempt')}{_in_brackets(job.kind)}: {job.reason}"
+        case "blocked" if cause := run.view.jobs.get(job.root_cause):
+            yield f"It is blocked by {cause.id}, which failed: {cause.reason}"
+            if log := log_path(run.folder, cause.id, cause.attempts[-1] if cause.attempts else None):
+                yield f"  log: {shown_path(log)}"
         case "blocked":
-            yield from _blocked(run, job)
+            yield "It is blocked: a job that it reads has failed."
         case _:
             yield from _pending(run, job, engine, now)
     for reason in job.reopened:
         yield f"It was made again in this run, because its stored output is damaged: {reason}"
-
-
-def _blocked(run: LoadedRun, job: JobView) -> Lines:
-    cause = run.view.jobs.get(job.root_cause)
-    if cause is None:
-        yield "It is blocked: a job that it reads has failed."
-        return
-    yield f"It is blocked by {cause.id}, which failed: {cause.reason}"
-    if between := _between(run.plan, cause.id, job.id):
-        yield f"  which comes here through {' -> '.join(between)}"
-    if log := log_path(run.folder, cause.id, cause.attempts[-1] if cause.attempts else None):
-        yield f"  log: {shown_path(log)}"
-
-
-def _between(plan: RecordedPlan, cause: str, job_id: str) -> list[str]:
-    """Jobs on one way from a failed job to one that it blocks, both left out."""
-    came_from, frontier = {job_id: ""}, [job_id]
-    for at in frontier:
-        for upstream in plan.inputs[at]:
-            if upstream not in came_from:
-                came_from[upstream] = at
-                frontier.append(upstream)
-    way, at = [], came_from.get(cause, "")
-    while at and at != job_id:
-        way.append(at)
-        at = came_from[at]
-    return way
 
 
 def _pending(run: LoadedRun, job: JobView, engine: bool | None, now: float) -> Lines:
@@ -148,22 +126,18 @@ def _attempts(run: LoadedRun, job: JobView, engine: bool | None, now: float) -> 
         took = f" after {_took(one, now)}" if one.started is not None else ""
         if one.outcome == "running" and engine is False:
             took = " when the engine was killed"
-        where = f"{one.number} on worker {one.worker}{_on(one)}"
-        yield f"  {where}: {one.outcome}{_kind(one.kind)}{took}{one.reason and f': {one.reason}'}"
+        where = f"{one.number} on worker {one.worker}{_in_brackets(one.device)}"
+        yield f"  {where}: {one.outcome}{_in_brackets(one.kind)}{took}{one.reason and f': {one.reason}'}"
         if log := log_path(run.folder, job.id, one):
             yield f"    log: {shown_path(log)}"
 
 
 def _where(attempt: AttemptView) -> str:
-    return f"attempt {attempt.number} on worker {attempt.worker}{_on(attempt)}"
+    return f"attempt {attempt.number} on worker {attempt.worker}{_in_brackets(attempt.device)}"
 
 
-def _on(attempt: AttemptView) -> str:
-    return f" ({attempt.device})" if attempt.device else ""
-
-
-def _kind(kind: str) -> str:
-    return f" ({kind})" if kind else ""
+def _in_brackets(text: str) -> str:
+    return f" ({text})" if text else ""
 
 
 def _took(attempt: AttemptView, now: float) -> str:
@@ -194,23 +168,12 @@ def _history(run: LoadedRun, job: JobView, earlier: LoadedRun | None) -> Lines:
         elif ran:
             yield f"That run did not finish it: it was {before.status}, and the run is {earlier.state}."
     if job.status in ("done", "stored"):
-        yield _next_time(run, job.id, key)
+        would, why = _would_run(run.store, Plan(run.plan.jobs.values(), run.plan.edges), job.id)
+        yield f"The same command would {'' if would else 'not '}run it again: {why}."
 
 
-def _next_time(run: LoadedRun, job_id: str, key: str) -> str:
-    problem = run.store.problem(key, checksums=False)
-    if problem is None:
-        return "Its output is in the store: the same command would not run it again."
-    what = "is not in the store" if problem == NOT_STORED else f"cannot be used any more ({problem})"
-    if problem == REMOVED:
-        keep = why_removed(key, run.store.path(key)) or "execution.keep"
-        what = f"was made, and its weights were removed since, as {keep} asked; all else of it is in the store"
-    if job_id in _missing(run.store, Plan(run.plan.jobs.values(), run.plan.edges)):
-        return f"Its output {what}: the same command would run it again."
-    return f"Its output {what}, but nothing that is missing reads it: the same command would not run it again."
-
-
-def _missing(store: Store, plan: Plan, shared: Collection[str] = ()) -> list[str]:
+def _would_run(store: Store, plan: Plan, job_id: str, shared: Collection[str] = ()) -> tuple[bool, str]:
+    """Whether a command would run a job of its plan, and why, as its output stands now."""
     problems: dict[str, str | None] = {}
 
     def is_there(key: str, *good: str | None) -> bool:
@@ -218,26 +181,21 @@ def _missing(store: Store, plan: Plan, shared: Collection[str] = ()) -> list[str
             problems[key] = store.problem(key, checksums=False)
         return problems[key] in good or key in shared
 
-    return missing_jobs(plan, lambda key: is_there(key, None), lambda key: is_there(key, None, REMOVED))
-
-
-def _would_run(store: Store, plan: Plan, job_id: str, shared: Collection[str]) -> str:
     key = plan.jobs[job_id].key
-    problem, would = store.problem(key, checksums=False), job_id in _missing(store, plan, shared)
+    problem = store.problem(key, checksums=False)
     if problem is None:
-        why = f"its output is stored ({shown_path(store.path(key))})"
-    elif key in shared:
-        why = "its output is in the shared store, and fetched where it is needed"
-    elif problem == REMOVED:
-        which = "a job that must run reads" if would else "nothing needs"
-        why = f"it was made, and {which} its weights, which execution.keep had removed"
-    elif not would:
-        why = "it is not stored, but nothing that must run reads it"
+        return False, f"its output is stored ({shown_path(store.path(key))})"
+    if key in shared:
+        return False, "its output is in the shared store, and fetched where it is needed"
+    if problem == REMOVED:
+        what = f"its weights were removed, as {why_removed(key, store.path(key)) or 'execution.keep'} asked"
     elif problem == NOT_STORED:
-        why = f"nothing is stored under its key {key[:12]}"
+        what = f"nothing is stored under its key {key[:12]}"
     else:
-        why = f"what is stored under its key {key[:12]} cannot be used ({problem})"
-    return f"{job_id} would {'' if would else 'not '}run: {why}."
+        what = f"what is stored under its key {key[:12]} cannot be used ({problem})"
+    missing = missing_jobs(plan, lambda key: is_there(key, None), lambda key: is_there(key, None, REMOVED))
+    would = job_id in missing
+    return would, what if would else f"{what}, and nothing that must run reads it"
 
 
 def _because(old: LoadedRun, new: RecordedPlan, job_id: str) -> Lines:

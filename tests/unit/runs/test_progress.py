@@ -12,8 +12,8 @@ from rich.console import Console, Group
 
 from pipeline.runs.loaded import LoadedRun
 from pipeline.runs.progress import LiveRun, ProgressFile, read_progress
-from pipeline.runs.report.screen import PlainLines, headline, screen
-from pipeline.runs.report.status import run_headline, run_json, running_table, watched_run
+from pipeline.runs.report.screen import PlainLines, headline, live_screen, worker_table
+from pipeline.runs.report.status import run_headline, run_json, watched_run
 from tests.doubles.runs import CHAIN, START, WrittenRun, chain_plan
 from tests.unit.runs.report.test_tables import printed
 
@@ -66,11 +66,11 @@ def test_status_says_what_the_live_view_says(tmp_path: Path) -> None:
     engine.tick(now)
     with alive(engine.written) as run:
         assert headline(run.view, run.progress) == headline(engine.live.view, engine.live.progress)
-        assert ", ".join(headline(run.view, run.progress).split(", ")[:3]) in run_headline(run, now, True).plain
+        assert " ".join(headline(run.view, run.progress)[:3]).rstrip(",") in run_headline(run, now, True).plain
         attempts = [run.view.running()[job] for job in (FIRST, SECOND)]
         assert attempts == [engine.live.view.running()[job] for job in (FIRST, SECOND)]
-        told = printed(running_table(run.folder, run.view.having("running"), now), 120)
-        for text in (told, printed(screen(engine.live, 120, 40), 120)):
+        told = printed(worker_table(run.view, list(run.view.workers.values()), now, live=False), 120)
+        for text in (told, printed(Group(*live_screen(engine.live, 120, 40)), 120)):
             (first,) = [line for line in text.splitlines() if FIRST in line]
             (second,) = [line for line in text.splitlines() if SECOND in line]
             assert "30 %" in first
@@ -146,13 +146,13 @@ def test_what_a_run_waits_for_and_a_store_that_is_away_are_said_wherever_it_is_l
         assert f"\n{away}" in run_headline(run, START, True).plain
         assert run_json(run, START)["shared_store_away"] == away
         for text in (
-            printed(screen(engine.live, 160, 40), 160),
+            printed(Group(*live_screen(engine.live, 160, 40)), 160),
             printed(Group(*watched_run(run, START, 160, 40)), 160),
         ):
             assert [line.rstrip() for line in text.splitlines() if line.rstrip() in (waits, away)] != []
             assert waits in text
             assert away in text
-        small = printed(screen(engine.live, 80, 10), 80).splitlines()
+        small = printed(Group(*live_screen(engine.live, 80, 10)), 80).splitlines()
         assert len(small) < 10
         for job, event in ((SECOND, "JobFoundStored"), (THIRD, "JobStarted")):
             engine.take(event, job=job, worker=1, attempt=1)
@@ -161,4 +161,4 @@ def test_what_a_run_waits_for_and_a_store_that_is_away_are_said_wherever_it_is_l
         engine.tick(START + 5)
         run.refresh()
         assert plain.new(run.view, run.progress, START + 2) == []
-        assert "waiting" not in printed(screen(engine.live, 160, 40), 160)
+        assert "waiting" not in printed(Group(*live_screen(engine.live, 160, 40)), 160)

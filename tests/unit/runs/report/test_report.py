@@ -6,12 +6,12 @@ from collections.abc import Sequence
 from typing import Any
 
 import pytest
-from rich.console import Console
+from rich.console import Console, Group
 
 from pipeline.runs.progress import LiveRun
 from pipeline.runs.record import Comparison, PooledRow, Results
 from pipeline.runs.report.format import duration
-from pipeline.runs.report.screen import screen, shown_on
+from pipeline.runs.report.screen import live_screen, shown_on
 from pipeline.runs.report.tables import result_tables
 from pipeline.runs.run_view import AttemptView, JobCounts, WorkerView
 from tests.doubles.live import live_run
@@ -170,7 +170,7 @@ def status(**cell: int) -> LiveRun:
 
 
 def test_live_view_shows_chains_rounds_and_workers() -> None:
-    text = text_of(screen(status(total=10, done=3, running=1), 140, 40))
+    text = text_of(Group(*live_screen(status(total=10, done=3, running=1), 140, 40)))
     assert "round 1" in text
     assert "3/10" in text
     assert "addition/tiny/s0/PITA/r1/train" in text

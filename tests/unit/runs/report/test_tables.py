@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from rich.cells import cell_len
-from rich.console import Console, RenderableType
+from rich.console import Console, Group, RenderableType
 
 from pipeline.engine.workers.messages import GpuLoad
 from pipeline.plan.durations import PlanRow
@@ -17,7 +17,7 @@ from pipeline.runs.cost import CostRow
 from pipeline.runs.progress import LiveRun
 from pipeline.runs.record import Results
 from pipeline.runs.report.plan import plan_table
-from pipeline.runs.report.screen import screen, share_lines
+from pipeline.runs.report.screen import live_screen, share_lines
 from pipeline.runs.report.tables import result_tables
 from pipeline.runs.run_view import AttemptView, JobCounts, WorkerView
 from tests.doubles.live import live_run
@@ -137,7 +137,7 @@ def busy(workers: int, chains: int, rounds: int = 6, *, gpus: bool = True) -> Li
 
 @pytest.mark.parametrize("gpus", [True, False])
 def test_the_live_view_of_eight_workers_and_many_chains_fits_a_small_terminal(gpus: bool) -> None:
-    lines = printed(screen(busy(8, 27, gpus=gpus), 80, 24), 80).splitlines()
+    lines = printed(Group(*live_screen(busy(8, 27, gpus=gpus), 80, 24)), 80).splitlines()
     assert len(lines) <= 23
     assert all(cell_len(line) <= 80 for line in lines)
     text = "\n".join(lines)
@@ -166,7 +166,7 @@ def test_chains_and_workers_never_take_more_lines_than_there_are(lines: int, cha
 
 @pytest.mark.parametrize(("width", "height"), [(80, 24), (40, 10), (10, 3), (1, 1), (200, 60)])
 def test_the_live_view_fits_where_it_is_shown(width: int, height: int) -> None:
-    lines = printed(screen(busy(64, 100, rounds=40), width, height), width).splitlines()
+    lines = printed(Group(*live_screen(busy(64, 100, rounds=40), width, height)), width).splitlines()
     assert len(lines) <= max(1, height - 1)
     assert all(cell_len(line) <= width for line in lines)
 
