@@ -1,8 +1,8 @@
 """The sweep file, W&B's, whole: read, checked, and turned into a `Sweep`, plain data from here on.
 
 What only this program understands stands in the block ``pipeline:``. YAML is read as PyYAML reads it, which is
-how W&B does, with three differences: ``1e-5`` is a number, as YAML 1.2 has it; dates and numbers of base 60
-(``1:30``) are texts, likewise; and a key that is there twice is a mistake.
+how W&B does, with three differences: ``1e-5`` is a number and dates are texts, as YAML 1.2 has it; and a key that
+is there twice is a mistake.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ from __future__ import annotations
 import json
 import math
 import re
+from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from copy import deepcopy
 from dataclasses import dataclass, field
@@ -27,185 +28,11 @@ from pipeline.config.values import brief, one_line, refuse_all
 from pipeline.engine.devices.worker_env import is_of_launcher
 from pipeline.errors import ConfigError, known_names, unknown_name
 from pipeline.foreign import ForeignDataError, converted, read_plain
+from pipeline.runs.tracking.trackers import is_of_other_run
 from pipeline.sweeps.reporting import VARIABLE
 
 if TYPE_CHECKING:
     from optuna.distributions import BaseDistribution
-
-
-# -- space -------------------------------------------------------------------------------------------------------
-# Parameters of a sweep file: which values they may have, for a grid, for Optuna's samplers, and in W&B's
-# words. Optuna samples a distribution that it has as such. Of every other one it samples a share of the
-# probability, from 0 to 1, of which W&B's rule (`Parameter.value`) makes the value: the inverse of the
-# distribution function, and for the quantized ones the nearest multiple of `q`.
-
-
-LEAST_SHARE = 2.0**-53
-"""The nearest to 0, and to 1, that a share comes: there a normal distribution would end in infinity."""
-_MOST_LABELS = 1_000
-"""Values of a choice that are told apart; of more, no search learns which is best."""
-DEPRECATED = {
-    "log_uniform": "log_uniform_values",
-    "q_log_uniform": "q_log_uniform_values",
-    "inv_log_uniform": "inv_log_uniform_values",
-}
-"""Distributions whose bounds are exponents of e -> those that W&B has put in their place."""
-_INFERRED = {"probabilities": "categorical_w_probabilities", "values": "categorical", "value": "constant"}
-
-
-def kind_of(given: Mapping[str, Any]) -> str:
-    """Name of a parameter's distribution: as it says, or as W&B infers it; ``parameters`` of a table of more."""
-    if "distribution" in given:
-        return str(given["distribution"])
-    kind = next((kind for key, kind in {"parameters": "parameters", **_INFERRED}.items() if key in given), None)
-    return kind or ("int_uniform" if all(_is_whole(given.get(key)) for key in ("min", "max")) else "uniform")
-
-
-def _is_whole(value: object) -> bool:
-    """Whether a value is a whole number as it is written: ``1``, and neither ``1.0`` nor ``true``."""
-    return isinstance(value, int) and not isinstance(value, bool)
-
-
-def fingerprint(value: Any) -> str:
-    """What tells values apart, as for W&B: ``1`` and ``1.0`` are one value, ``True`` is another."""
-    whole = isinstance(value, float) and value.is_integer()
-    return json.dumps(int(value) if whole else value, sort_keys=True)
-
-
-@dataclass(frozen=True)
-class Parameter:
-    """A parameter of a sweep.
-
-    Attributes:
-        path: Names from the outermost table to it; most have one.
-        kind: Name of its distribution, of those that have bounds as values.
-        given: What the file says, with such bounds.
-    """
-
-    path: tuple[str, ...]
-    kind: str
-    given: Mapping[str, Any]
-
-    @property
-    def name(self) -> str:
-        """Dotted."""
-        return ".".join(self.path)
-
-    @cached_property
-    def values(self) -> Sequence[Any] | None:
-        """What a grid goes through, in W&B's order; None for a distribution that is no list."""
-        match self.kind:
-            case "constant":
-                return [self.given["value"]]
-            case "categorical":  # of equal ones the last, where the first stands
-                return list({fingerprint(value): value for value in self.given["values"]}.values())
-            case "int_uniform":
-                return range(self.given["min"], self.given["max"] + 1)
-            case "q_uniform":
-                import numpy as np
-
-                return list(np.arange(self.given["min"], self.given["max"], self.given.get("q", 1.0)).tolist())
-        return None
-
-    @cached_property
-    def distribution(self) -> BaseDistribution:
-        """As Optuna samples it."""
-        from optuna.distributions import CategoricalDistribution, FloatDistribution, IntDistribution
-
-        if self._labels:
-            return CategoricalDistribution(self._labels)
-        if self._shares:
-            return FloatDistribution(0.0, 1.0)
-        low, high = self.given["min"], self.given["max"]
-        if self.kind == "int_uniform":
-            return IntDistribution(low, high)
-        return FloatDistribution(low, high, log=self.kind != "uniform")
-
-    def value(self, sampled: Any) -> Any:
-        """What a program is given where Optuna has sampled this."""
-        if self._labels:
-            return self.given["values"][self._labels.index(sampled)]
-        return self.at(sampled) if self._shares else sampled
-
-    def at(self, share: float) -> Any:
-        """The value that is reached with this share of the probability below it.
-
-        Raises:
-            OverflowError: It is too large for a number.
-        """
-        given, share = self.given, min(max(share, LEAST_SHARE), 1 - LEAST_SHARE)
-        kind = self.kind.removeprefix("q_")
-        if kind.startswith("categorical"):
-            values = given["values"]
-            sums = list(accumulate(given.get("probabilities", [1 / len(values)] * len(values))))
-            # The sum may fall short of 1 by rounding: then the last that has a probability.
-            return values[next((at for at, most in enumerate(sums) if share < most), sums.index(sums[-1]))]
-        if kind == "int_uniform":
-            return given["min"] + int(share * (given["max"] - given["min"] + 1))
-        found = self._of_range(kind, share)
-        return round(found / given.get("q", 1.0)) * given.get("q", 1.0) if kind != self.kind else found
-
-    def _of_range(self, kind: str, share: float) -> float:
-        given = self.given
-        match kind:
-            case "normal" | "log_normal":
-                drawn = NormalDist(given.get("mu", 0.0), given.get("sigma", 1.0)).inv_cdf(share)
-                return math.exp(drawn) if kind == "log_normal" else drawn
-            case "beta":
-                from scipy.special import betaincinv
-
-                return float(betaincinv(given.get("a", 1), given.get("b", 1), share))
-            case "uniform":
-                found = given["min"] + share * (given["max"] - given["min"])
-            case _:
-                low, high = math.log(given["min"]), math.log(given["max"])
-                found = math.exp(low + share * (high - low))
-        return float(min(max(found, given["min"]), given["max"]))
-
-    @cached_property
-    def _labels(self) -> list[str]:
-        """Names of the values of a choice: ``True`` and ``1`` are equal for Optuna, and tables are none of its."""
-        values = self.given["values"] if self.kind == "categorical" else []
-        plain = [str(value) for value in values] if len(values) <= _MOST_LABELS else []
-        return plain if len(set(plain)) == len(plain) else [f"{at}: {each}" for at, each in enumerate(plain)]
-
-    @property
-    def _shares(self) -> bool:
-        if self.kind == "int_uniform":
-            return bool(max(abs(self.given["min"]), abs(self.given["max"])) > 1 << 53)
-        return self.kind not in ("uniform", "log_uniform_values", "inv_log_uniform_values") and not self._labels
-
-
-def made(path: tuple[str, ...], given: Mapping[str, Any]) -> Parameter:
-    """The parameter of a block without faults; exponents become the bounds that they stand for."""
-    return Parameter(path, DEPRECATED.get(kind_of(given), kind_of(given)), as_values(given))
-
-
-def as_values(given: Mapping[str, Any]) -> Mapping[str, Any]:
-    """A block whose bounds are exponents of e, with the values in their place; any other as it is."""
-    if (kind := kind_of(given)) not in DEPRECATED:
-        return given
-    sign = -1 if kind.startswith("inv") else 1
-    low, high = sorted(math.exp(sign * given[bound]) for bound in ("min", "max"))
-    return {**given, "distribution": DEPRECATED[kind], "min": low, "max": high}
-
-
-def nested(parameters: Mapping[str, Parameter], values: Mapping[str, Any]) -> dict[str, Any]:
-    """Values by dotted name as the tables that the file has.
-
-    Args:
-        parameters: Of the sweep, by dotted name.
-        values: Of one trial, likewise.
-    """
-    found: dict[str, Any] = {}
-    for name, value in values.items():
-        *outer, last = parameters[name].path if name in parameters else (name,)
-        table = found
-        for each in outer:
-            table = table.setdefault(each, {})
-        table[last] = value
-    return found
-
 
 DEFAULT_COMMAND = ("${env}", "${interpreter}", "${program}", "${args}")
 """W&B's."""
@@ -217,15 +44,25 @@ MACROS = (
 ENVVAR = re.compile(r"\$\{envvar:([A-Z0-9_]*)\}")
 NUM_GPUS = "num_gpus"
 """The parameter that says how many devices a trial needs."""
+PROGRAM = "run_parallel.py"
+SPLIT = "evaluation.split"
+RESERVED = (
+    *("experiment.name", "output_dir", "stage", "dry_run", "device", SPLIT),
+    *("distributed.gpu_ids", "distributed.gpu_list", "distributed.num_gpus"),
+)
+"""Settings of a run of this package that its sweep decides."""
 
 Goal = Literal["minimize", "maximize"]
 _LARGEST = 1.7976931348623157e308
 _Text = Annotated[str, Meta(min_length=1)]
 _Word = str | int | float
 _Count = Annotated[int, Meta(ge=1)]
+_Whole = Annotated[int, Meta(ge=-(2**53), le=2**53)]
 _Number = Annotated[float, Meta(ge=-_LARGEST, le=_LARGEST)]
 _Positive = Annotated[float, Meta(gt=0, le=_LARGEST)]
 _List = Annotated[list[Any], Meta(min_length=1)]
+
+# -- what a file says --------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -304,6 +141,100 @@ class Options:
     environment: dict[str, _Word] = field(default_factory=dict)
 
 
+@dataclass(frozen=True)
+class Parameter:
+    """A parameter of a sweep.
+
+    Optuna samples a distribution that it has as such. Of every other one it samples a share of the probability,
+    from 0 to 1, of which W&B's rule (`at`) makes the value.
+
+    Attributes:
+        path: Names from the outermost table to it; most have one.
+        kind: Name of its distribution, of those that have bounds as values.
+        given: What the file says, with such bounds.
+    """
+
+    path: tuple[str, ...]
+    kind: str
+    given: Mapping[str, Any]
+
+    @property
+    def name(self) -> str:
+        """Dotted."""
+        return ".".join(self.path)
+
+    @cached_property
+    def points(self) -> Sequence[Any]:
+        """What a grid goes through, in W&B's order; values, and of a choice labels of them."""
+        match self.kind:
+            case "categorical":  # of equal ones the last, where the first stands
+                values = map(fingerprint, self.given["values"])
+                return list(dict(zip(values, self._labels, strict=True)).values())
+            case "int_uniform":
+                return range(self.given["min"], self.given["max"] + 1)
+            case "q_uniform":
+                import numpy as np
+
+                return list(np.arange(self.given["min"], self.given["max"], self.given.get("q", 1.0)).tolist())
+        return [self.given.get("value")]
+
+    @cached_property
+    def distribution(self) -> BaseDistribution:
+        """As Optuna samples it."""
+        from optuna.distributions import CategoricalDistribution, FloatDistribution, IntDistribution
+
+        match self.kind:
+            case "categorical":
+                return CategoricalDistribution(self._labels)
+            case "int_uniform":
+                return IntDistribution(self.given["min"], self.given["max"])
+            case "uniform" | "log_uniform_values" | "inv_log_uniform_values":
+                return FloatDistribution(self.given["min"], self.given["max"], log=self.kind != "uniform")
+        return FloatDistribution(0.0, 1.0)
+
+    def value(self, sampled: Any) -> Any:
+        """What a program is given where Optuna has sampled this."""
+        match self.kind:
+            case "categorical":
+                return self.given["values"][self._labels.index(sampled)]
+            case "int_uniform" | "uniform" | "log_uniform_values" | "inv_log_uniform_values":
+                return sampled
+        return self.at(sampled)
+
+    def at(self, share: float) -> Any:
+        """The value that is reached with this share of the probability below it.
+
+        Raises:
+            OverflowError: It is too large for a number.
+        """
+        given, share = self.given, min(max(share, LEAST_SHARE), 1 - LEAST_SHARE)
+        match kind := self.kind.removeprefix("q_"):
+            case "categorical_w_probabilities":
+                sums = list(accumulate(given["probabilities"]))
+                # The sum may fall short of 1 by rounding: then the last that has a probability.
+                return given["values"][
+                    next((at for at, most in enumerate(sums) if share < most), sums.index(sums[-1]))
+                ]
+            case "normal" | "log_normal":
+                found = NormalDist(given.get("mu", 0.0), given.get("sigma", 1.0)).inv_cdf(share)
+                found = math.exp(found) if kind == "log_normal" else found
+            case "beta":
+                from scipy.special import betaincinv
+
+                found = float(betaincinv(given.get("a", 1), given.get("b", 1), share))
+            case _:
+                to, back = (float, float) if kind == "uniform" else (math.log, math.exp)
+                low, high = to(given["min"]), to(given["max"])
+                found = float(min(max(back(low + share * (high - low)), given["min"]), given["max"]))
+        return round(found / given.get("q", 1.0)) * given.get("q", 1.0) if kind != self.kind else found
+
+    @cached_property
+    def _labels(self) -> list[str]:
+        """Names of the values of a choice: ``True`` and ``1`` are equal for Optuna, and tables are none of its."""
+        plain = [str(value) for value in self.given["values"]]
+        return plain if len(set(plain)) == len(plain) else [f"{at}: {each}" for at, each in enumerate(plain)]
+
+
 @dataclass(frozen=True, kw_only=True)
 class Sweep:
     """A sweep as it was asked for.
@@ -337,12 +268,79 @@ class Sweep:
     @property
     def is_own(self) -> bool:
         """Whether its trials are runs of this package."""
-        return is_of_package((self.program, *self.command))
+        return _is_own((self.program, *self.command))
 
     @property
     def environment(self) -> dict[str, str]:
         """Variables that its trials have besides those of this process."""
         return {name: str(value) for name, value in self.options.environment.items()}
+
+
+def _is_own(words: Iterable[str]) -> bool:
+    return any(Path(word).name == PROGRAM for word in words)
+
+
+# -- parameters --------------------------------------------------------------------------------------------------
+
+LEAST_SHARE = 2.0**-53
+"""The nearest to 0, and to 1, that a share comes: there a normal distribution would end in infinity."""
+DEPRECATED = {f"{each}log_uniform": f"{each}log_uniform_values" for each in ("", "q_", "inv_")}
+"""Distributions whose bounds are exponents of e -> those that W&B has put in their place."""
+_INFERRED = {
+    "parameters": "parameters",
+    "probabilities": "categorical_w_probabilities",
+    "values": "categorical",
+    "value": "constant",
+}
+
+
+def kind_of(given: Mapping[str, Any]) -> str:
+    """Name of a parameter's distribution: as it says, or as W&B infers it; ``parameters`` of a table of more."""
+    whole = all(type(given.get(key)) is int for key in ("min", "max"))
+    inferred = next(
+        (kind for key, kind in _INFERRED.items() if key in given), "int_uniform" if whole else "uniform"
+    )
+    return str(given.get("distribution", inferred))
+
+
+def fingerprint(value: Any) -> str:
+    """What tells values apart, as for W&B: ``1`` and ``1.0`` are one value, ``True`` is another."""
+    whole = isinstance(value, float) and value.is_integer()
+    return json.dumps(int(value) if whole else value, sort_keys=True)
+
+
+def made(path: tuple[str, ...], given: Mapping[str, Any]) -> Parameter:
+    """The parameter of a block without faults; exponents become the bounds that they stand for."""
+    return Parameter(path, DEPRECATED.get(kind_of(given), kind_of(given)), as_values(given))
+
+
+def as_values(given: Mapping[str, Any]) -> Mapping[str, Any]:
+    """A block whose bounds are exponents of e, with the values in their place; any other as it is."""
+    if (kind := kind_of(given)) not in DEPRECATED:
+        return given
+    sign = -1 if kind.startswith("inv") else 1
+    low, high = sorted(math.exp(sign * given[bound]) for bound in ("min", "max"))
+    return {**given, "distribution": DEPRECATED[kind], "min": low, "max": high}
+
+
+def nested(parameters: Mapping[str, Parameter], values: Mapping[str, Any]) -> dict[str, Any]:
+    """Values by dotted name as the tables that the file has.
+
+    Args:
+        parameters: Of the sweep, by dotted name.
+        values: Of one trial, likewise.
+    """
+    found: dict[str, Any] = {}
+    for name, value in values.items():
+        *outer, last = parameters[name].path if name in parameters else (name,)
+        table = found
+        for each in outer:
+            table = table.setdefault(each, {})
+        table[last] = value
+    return found
+
+
+# -- reading -----------------------------------------------------------------------------------------------------
 
 
 def read_sweep(path: Path, *, name: str = "", overrides: Sequence[str] = ()) -> Sweep:
@@ -359,10 +357,10 @@ def read_sweep(path: Path, *, name: str = "", overrides: Sequence[str] = ()) -> 
     try:
         text = read_plain(path, LARGEST_FILE, follow=True).decode("utf-8-sig")
         return sweep_of(parse_yaml(text), path, name=name, overrides=overrides)
-    except (OSError, ForeignDataError) as error:
-        raise ConfigError(f"{path}: cannot be read: {getattr(error, 'strerror', None) or error}") from error
     except UnicodeDecodeError as error:
         raise ConfigError(f"{path}: this is no UTF-8 text, and a sweep file is YAML") from error
+    except (OSError, ForeignDataError) as error:
+        raise ConfigError(f"{path}: cannot be read: {getattr(error, 'strerror', None) or error}") from error
     except ConfigError as error:
         raise ConfigError(f"{path}: {error}") from error
 
@@ -380,16 +378,15 @@ def sweep_of(data: Any, path: Path, *, name: str = "", overrides: Sequence[str] 
     wanted = name or _block(data, "pipeline").get("name") or data.get("name") or path.stem
     plain = re.sub(r"[^A-Za-z0-9._-]+", "-", str(wanted)).strip("-._")[:100]
     if not plain or (name and plain != name):
-        faults.append(((), f"{brief(wanted)} is no name for a sweep: 1 to 100 letters, digits, '.', '_' or '-'"))
+        faults.append(f"{brief(wanted)} is no name for a sweep: 1 to 100 letters, digits, '.', '_' or '-'")
     if _block(data, "metric").get("impute_while_running") is False:
         data["metric"]["impute_while_running"] = "false"  # as W&B has it
-    faults += _faults(data)
-    refuse_all(list(dict.fromkeys(f"{dotted(place)}{': ' if place else ''}{text}" for place, text in faults)))
+    refuse_all(list(dict.fromkeys([*faults, *_faults(data)])))
     return Sweep(
         name=plain,
         method=data["method"],
         metric=converted(data["metric"], Metric) if "metric" in data else None,
-        parameters={".".join(path): made(path, given) for path, given in _leaves(data["parameters"])},
+        parameters={".".join(names): made(names, given) for names, _, given in _blocks(data["parameters"])},
         program=data.get("program", ""),
         command=tuple(map(str, data.get("command", DEFAULT_COMMAND))),
         run_cap=data.get("run_cap"),
@@ -400,33 +397,22 @@ def sweep_of(data: Any, path: Path, *, name: str = "", overrides: Sequence[str] 
     )
 
 
-def _block(data: Mapping[str, Any], key: str) -> Mapping[str, Any]:
-    """A table of the file; an empty one where there is none, or something else."""
-    found = data.get(key)
-    return found if isinstance(found, dict) else {}
+class _Loader(yaml.SafeLoader):
+    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
+        keys = Counter(str(key.value) for key, _ in node.value if not key.tag.endswith(":merge"))
+        for key, times in keys.items():
+            if times > 1:
+                problem = f"the key {brief(key)} is there twice"
+                raise yaml.constructor.ConstructorError(None, None, problem, node.start_mark)
+        return super().construct_mapping(node, deep=deep)
 
 
-def macro_of(word: str) -> str | None:
-    """Name of the macro that a word of a command is; None for one that is none."""
-    found = re.fullmatch(r"\$\{([^}]*)\}", ENVVAR.sub("", word))
-    return None if found is None else found[1]
-
-
-# -- YAML --------------------------------------------------------------------------------------------------------
-
-Place = tuple[str | int, ...]
-"""Keys, and positions in lists, from the top of the file."""
-Fault = tuple[Place, str]
-"""What is wrong, and where."""
-
-
-def dotted(place: Place) -> str:
-    """Write a place as ``parameters.lr.values[2]``."""
-    parts = (
-        f"[{part}]" if isinstance(part, int) else f".{part if part.isprintable() else brief(part)}"
-        for part in place
-    )
-    return "".join(parts).removeprefix(".")[:200]
+_Loader.yaml_implicit_resolvers = {
+    first: [(tag, words) for tag, words in known if not tag.endswith(":timestamp")]
+    for first, known in yaml.SafeLoader.yaml_implicit_resolvers.items()
+}
+_FLOAT = re.compile(r"^[-+]?(?:[0-9][0-9_]*\.?[0-9_]*[eE][-+]?[0-9]+|\.[0-9][0-9_]*(?:[eE][-+]?[0-9]+)?)$")
+_Loader.add_implicit_resolver("tag:yaml.org,2002:float", _FLOAT, list("-+.0123456789"))
 
 
 def parse_yaml(text: str) -> Any:
@@ -437,86 +423,58 @@ def parse_yaml(text: str) -> Any:
     """
     try:
         check_yaml(text)
-        return yaml.load(text, Loader=_Loader)  # noqa: S506 - it is a safe one
+        data = yaml.load(text, Loader=_Loader)  # noqa: S506 - it is a safe one
     except (yaml.YAMLError, ValueError, LookupError) as error:
         mark = getattr(error, "problem_mark", None)
         where = f"line {mark.line + 1}: " if mark else ""
-        macro = re.search(r"[\[,]\s*\$\{", text)
-        hint = ' A macro in a list stands in quotes: "${args}".' if macro and not where.endswith("0: ") else ""
-        raise ConfigError(
-            f"{where}not valid YAML: {getattr(error, 'problem', None) or one_line(str(error))}.{hint}"
-        ) from error
+        problem = getattr(error, "problem", None) or one_line(str(error))
+        raise ConfigError(f"{where}not valid YAML: {problem}; a macro in a list stands in quotes") from error
+    refuse_all(list(_odd("", data)))
+    return data
 
 
-class _Loader(yaml.SafeLoader):
-    """PyYAML's, with other words for numbers, and without what is no plain data."""
-
-    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
-        seen = set()
-        for key, _ in node.value:
-            if key.tag == f"{_TAG}merge":
-                continue
-            if key.tag != f"{_TAG}str":
-                raise _mistake(key, f"the key {brief(str(key.value))} is no text: write it in quotes")
-            if key.value in seen:
-                raise _mistake(key, f"the key {brief(key.value)} is there twice")
-            seen.add(key.value)
-        return super().construct_mapping(node, deep=deep)
-
-    def construct_scalar(self, node: yaml.ScalarNode | yaml.MappingNode) -> Any:
-        found = super().construct_scalar(node)
-        if "\0" in str(node.value):
-            raise _mistake(node, "has a NUL character, which no command line can have")
-        return found
-
-    def construct_yaml_float(self, node: yaml.ScalarNode) -> float:
-        found = super().construct_yaml_float(node)
-        if math.isnan(found) or (math.isinf(found) and "inf" not in node.value.lower()):
-            raise _mistake(node, f"{brief(node.value)} is no number that settings may have")
-        return float(found)
-
-    def refuse(self, node: yaml.Node) -> Any:
-        """Refuse dates, sets, bytes and Python's own objects, which nobody means without saying so by a tag."""
-        raise _mistake(node, f"{node.tag.replace(_TAG, '!!')} is nothing that settings are made of")
+def _odd(place: str, value: Any) -> Iterator[str]:
+    """Tell what is no plain data, as dates, sets and bytes, and what no command line can have."""
+    if isinstance(value, dict):
+        for key, inside in value.items():
+            if isinstance(key, str):
+                yield from _odd(_at(place, key), inside)
+            else:
+                yield f"{_at(place, str(key))}: the key is no text: write it in quotes"
+    elif isinstance(value, list):
+        for number, inside in enumerate(value):
+            yield from _odd(_at(place, number), inside)
+    elif (
+        not isinstance(value, str | int | float | None) or value != value or (type(value) is str and "\0" in value)
+    ):
+        yield f"{place or 'the file'}: {brief(value)} is nothing that a setting may be"
 
 
-_TAG = "tag:yaml.org,2002:"
-_NUMBER = r"""^(?: [-+]?[0-9][0-9_]*\.[0-9_]*(?:[eE][-+]?[0-9]+)? | [-+]?[0-9][0-9_]*[eE][-+]?[0-9]+
-    | [-+]?\.[0-9][0-9_]*(?:[eE][-+]?[0-9]+)? | [-+]?\.(?:inf|Inf|INF) | \.(?:nan|NaN|NAN) )$"""
-_WHOLE_NUMBER = r"^[-+]?(?:0b[01_]+|0[0-7_]+|0|[1-9][0-9_]*|0x[0-9a-fA-F_]+)$"
-_OTHERWISE = {f"{_TAG}{kind}" for kind in ("float", "int", "timestamp", "value")}
-_Loader.yaml_implicit_resolvers = {
-    first: [(tag, words) for tag, words in known if tag not in _OTHERWISE]
-    for first, known in yaml.SafeLoader.yaml_implicit_resolvers.items()
-}
-_Loader.add_implicit_resolver(f"{_TAG}float", re.compile(_NUMBER, re.VERBOSE), list("-+0123456789."))
-_Loader.add_implicit_resolver(f"{_TAG}int", re.compile(_WHOLE_NUMBER), list("-+0123456789"))
-_Loader.yaml_constructors = {
-    f"{_TAG}{kind}": yaml.SafeLoader.yaml_constructors[f"{_TAG}{kind}"]
-    for kind in ("null", "bool", "int", "str", "seq", "map")
-} | {f"{_TAG}float": _Loader.construct_yaml_float, None: _Loader.refuse}  # type: ignore[dict-item]
+def _at(place: str, key: str | int) -> str:
+    """A place in the file, as ``parameters.lr.values[2]``."""
+    inside = f"[{key}]" if isinstance(key, int) else f".{key if key.isprintable() else brief(key)}"
+    return f"{place}{inside}".removeprefix(".")[:200]
 
 
-def _mistake(node: yaml.Node, text: str) -> yaml.constructor.ConstructorError:
-    return yaml.constructor.ConstructorError(None, None, text, node.start_mark)
+def _block(data: Mapping[str, Any], key: str) -> Mapping[str, Any]:
+    """A table of the file; an empty one where there is none, or something else."""
+    found = data.get(key)
+    return found if isinstance(found, dict) else {}
 
 
-# -- settings of the command line --------------------------------------------------------------------------------
-
-
-def _override(data: dict[str, Any], overrides: Sequence[str]) -> Iterator[Fault]:
-    """Put them into the block of parameters, and tell what is wrong with them."""
+def _override(data: dict[str, Any], overrides: Sequence[str]) -> Iterator[str]:
+    """Put settings of the command line into the block of parameters, and tell what is wrong with them."""
     for override in overrides:
         key, equals, text = override.partition("=")
         block = data.setdefault("parameters", {})
-        known = [".".join(path) for path, _ in _leaves(block)] if isinstance(block, dict) else []
+        known = {".".join(names): place for names, place, _ in _blocks(block)} if isinstance(block, dict) else {}
         if not equals or not (key in known or re.fullmatch(r"[A-Za-z_][A-Za-z0-9_./-]*", key)):
-            yield (), f"{override!r}: a setting of all trials is written KEY=VALUE, with the name of a parameter"
+            yield f"{override!r}: a setting of all trials is written KEY=VALUE, with the name of a parameter"
             continue
         try:
             value = parse_yaml(text) if text else ""
         except ConfigError as error:
-            yield (), f"{override}: {error}"
+            yield f"{override}: {error}"
             continue
         if isinstance(block, dict):
             _set(block, key, {"value": value})
@@ -532,6 +490,24 @@ def _set(block: dict[str, Any], key: str, given: dict[str, Any]) -> None:
     return None
 
 
+def _blocks(
+    block: Mapping[str, Any], place: str = "parameters", outer: tuple[str, ...] = ()
+) -> Iterator[tuple[tuple[str, ...], str, Any]]:
+    """Names, place and block of each parameter, those of tables inside too, whatever is wrong with them."""
+    for name, given in block.items():
+        inside, here, names = given.get("parameters") if isinstance(given, dict) else None, _at(place, name), outer
+        if isinstance(inside, dict) and inside and len(given) == 1:
+            yield from _blocks(inside, _at(here, "parameters"), (*names, name))
+        else:
+            yield (*names, name), here, given
+
+
+def macro_of(word: str) -> str | None:
+    """Name of the macro that a word of a command is; None for one that is none."""
+    found = re.fullmatch(r"\$\{([^}]*)\}", ENVVAR.sub("", word))
+    return None if found is None else found[1]
+
+
 # -- what a file may say -----------------------------------------------------------------------------------------
 
 Kinds = Mapping[str, Any]
@@ -543,7 +519,7 @@ DISTRIBUTIONS: Mapping[str, tuple[Kinds, Kinds]] = {
     "constant": ({"value": Any}, {}),
     "categorical": ({"values": _List}, {}),
     "categorical_w_probabilities": ({"values": _List, "probabilities": _SHARES}, {}),
-    "int_uniform": ({"min": int, "max": int}, {}),
+    "int_uniform": ({"min": _Whole, "max": _Whole}, {}),
     **dict.fromkeys(("uniform", "log_uniform", "inv_log_uniform"), (_RANGE, {})),
     **dict.fromkeys(("q_uniform", "q_log_uniform"), (_RANGE, _STEP)),
     **dict.fromkeys(("log_uniform_values", "inv_log_uniform_values"), (_ABOVE_ZERO, {})),
@@ -564,118 +540,89 @@ KEYS: Kinds = {
     **dict.fromkeys(("metric", "early_terminate", "pipeline", "controller"), dict[str, Any]),
     **dict.fromkeys(("name", "description", "entity", "project", "apiVersion", "kind", "job", "image_uri"), str),
 }
-_ELSEWHERE = {
-    "scheduler": "leave the block out and say `method: bayes`, Optuna's TPE",
-    "metrics": "judge by one `metric`, and log the others, which the report of the sweep shows too",
-}
-"""What W&B has others do, with code of the user's own -> what to write instead."""
 
 
-def _choices(kind: Any) -> Sequence[str]:
-    """The values of a type that lists them."""
-    return get_args(kind) if isinstance(kind, type(Goal)) else ()
-
-
-def _table(data: Mapping[str, Any], place: Place, kinds: Kinds, needed: Sequence[str] = ()) -> Iterator[Fault]:
+def _table(data: Mapping[str, Any], place: str, kinds: Kinds | type, needed: Iterable[str] = ()) -> Iterator[str]:
     """Tell what single keys and values of a table have against them."""
+    known = get_type_hints(kinds, include_extras=True) if isinstance(kinds, type) else kinds
     for key, value in data.items():
-        if key not in kinds:
-            yield (*place, key), f"unknown key.{known_names(key, kinds)}"
-        elif isinstance(value, str) and (choices := _choices(kinds[key])) and value not in choices:
-            yield (*place, key), unknown_name(key, value, choices)
+        here, kind = _at(place, key), known.get(key)
+        choices = get_args(kind) if isinstance(kind, type(Goal)) else ()
+        if key not in known:
+            yield f"{here}: unknown key.{known_names(key, known)}"
+        elif isinstance(value, str) and choices and value not in choices:
+            yield f"{here}: {unknown_name(key, value, choices)}"
         else:
             try:
-                converted(value, kinds[key])
+                converted(value, known[key])
             except ForeignDataError as error:
-                yield (*place, key), f"{brief(value)}: {error}"
-    yield from ((place, f"`{key}` is missing") for key in needed if key not in data)
+                yield f"{here}: {brief(value)}: {error}"
+    yield from (f"{place}{': ' if place else ''}`{key}` is missing" for key in needed if key not in data)
 
 
-def _faults(data: Mapping[str, Any]) -> Iterator[Fault]:
+def _faults(data: Mapping[str, Any]) -> Iterator[str]:
     """Tell what is wrong with a sweep file, each with its place."""
-    for key in _ELSEWHERE.keys() & data.keys():
-        yield (key,), f"a scheduler of your own at W&B carries it out: {_ELSEWHERE[key]}"
-    yield from _table(
-        {key: data[key] for key in data if key not in _ELSEWHERE}, (), KEYS, ("method", "parameters")
-    )
+    yield from _table(data, "", KEYS, ("method", "parameters"))
     metric, early, options = (_block(data, key) for key in ("metric", "early_terminate", "pipeline"))
     if "metric" in data:
-        yield from _table(metric, ("metric",), get_type_hints(Metric, include_extras=True), ("name",))
+        yield from _table(metric, "metric", Metric, ("name",))
     elif early or data.get("method") == "bayes":
-        yield (), "`metric` is missing: `bayes` and `early_terminate` judge by it. Give it a `name` and a `goal`"
-    found = list(_table(early, ("early_terminate",), get_type_hints(Hyperband, include_extras=True)))
+        yield "`metric` is missing: `bayes` and `early_terminate` judge by it. Give it a `name` and a `goal`"
+    found = list(_table(early, "early_terminate", Hyperband))
     yield from found
     if early and not found and not converted(early, Hyperband).bands:
-        yield ("early_terminate",), "give `min_iter`, or `max_iter` and `s` where max_iter / eta is 1 or more"
-    yield from _table(options, ("pipeline",), get_type_hints(Options, include_extras=True))
-    words = data.get("command") if isinstance(data.get("command"), list) else []
+        yield "early_terminate: give `min_iter`, or `max_iter` and `s` where max_iter / eta is 1 or more"
+    yield from _table(options, "pipeline", Options)
+    command, prepare = data.get("command"), options.get("prepare")
+    words: list[Any] = command if isinstance(command, list) else []
     if "program" not in data and (not words or "${program}" in words):
-        yield (), "`program` is missing: what a trial runs (jobs and images of W&B Launch are not run here)"
-    prepare = options.get("prepare")
-    for place, line in ((("command",), words), (("pipeline", "prepare"), prepare)):
+        yield "`program` is missing: what a trial runs (jobs and images of W&B Launch are not run here)"
+    for place, line in (("command", words), ("pipeline.prepare", prepare)):
         for number, word in enumerate(line if isinstance(line, list) else []):
             if (macro := macro_of(str(word))) is not None and macro not in MACROS:
-                yield (*place, number), unknown_name("macro", macro, [*MACROS, "envvar:NAME"])
+                yield f"{_at(place, number)}: {unknown_name('macro', macro, [*MACROS, 'envvar:NAME'])}"
     for name in _block(options, "environment"):
-        if name in ("CUDA_VISIBLE_DEVICES", "WANDB_DIR", VARIABLE) or is_of_launcher(name):
-            yield ("pipeline", "environment", name), "each trial has one of its own: leave it out"
-    yield from _parameters(data, _block(data, "parameters"))
+        if (
+            name in ("CUDA_VISIBLE_DEVICES", "WANDB_DIR", VARIABLE)
+            or is_of_launcher(name)
+            or is_of_other_run(name)
+        ):
+            yield f"{_at('pipeline.environment', name)}: each trial has one of its own: leave it out"
+    yield from _parameters(data, _is_own(map(str, (data.get("program"), *words))))
 
 
-# -- parameters --------------------------------------------------------------------------------------------------
-
-
-def _blocks(block: Mapping[str, Any], place: Place = ("parameters",)) -> Iterator[tuple[Place, Any]]:
-    """Places and blocks of all parameters, those of tables inside too, whatever is wrong with them."""
-    for name, given in block.items():
-        inside = given.get("parameters") if isinstance(given, dict) else None
-        if isinstance(inside, dict) and inside and len(given) == 1:
-            yield from _blocks(inside, (*place, name, "parameters"))
-        else:
-            yield (*place, name), given
-
-
-def _leaves(block: Mapping[str, Any]) -> Iterator[tuple[tuple[str, ...], Any]]:
-    """The same by their paths, without the names of the tables that hold them."""
-    return ((tuple(map(str, place[1::2])), given) for place, given in _blocks(block))
-
-
-def _parameters(data: Mapping[str, Any], block: Mapping[str, Any]) -> Iterator[Fault]:
-    seen: set[str] = set()
-    own = is_of_package(map(str, (data.get("program"), *(data.get("command") or ()))))
-    varies = False
-    for place, given in _blocks(block):
-        name = ".".join(map(str, place[1::2]))
-        found = list(_parameter(place, given))
-        varies = varies or bool(found) or kind_of(given) != "constant"
-        yield from found or ((place, said) for said in _together(data, made((name,), given)))
+def _parameters(data: Mapping[str, Any], own: bool) -> Iterator[str]:
+    """Tell what is wrong with the parameters; `own` is whether trials are runs of this package."""
+    seen, varies, method = set[str](), False, data.get("method")
+    for names, place, given in _blocks(_block(data, "parameters")):
+        name, faults = ".".join(names), list(_parameter(place, given))
+        varies = varies or bool(faults) or kind_of(given) != "constant"
+        yield from faults or (f"{place}: {said}" for said in _together(method, made(names, given)))
         if own and name in RESERVED:
-            yield place, "the sweep decides it for each of its runs: leave it out"
-        if name in seen:
-            yield place, f"two parameters have the dotted name {name}: rename one"
-        if not all(str(part) and str(part).isprintable() for part in place):
-            yield place, "is no name here: any characters but line breaks and such"
+            yield f"{place}: the sweep decides it for each of its runs: leave it out"
+        if name in seen or not all(part and part.isprintable() for part in names):
+            yield f"{place}: {brief(name)} is another's dotted name, or no name: rename one"
         seen.add(name)
-    if block and data.get("method") == "bayes" and not varies:
-        yield ("parameters",), "every parameter has one value, so there is nothing to search: say `method: grid`"
+    if seen and method == "bayes" and not varies:
+        yield "parameters: every one has one value, so there is nothing to search: say `method: grid`"
 
 
-def _parameter(place: Place, given: Any) -> Iterator[Fault]:
+def _parameter(place: str, given: Any) -> Iterator[str]:
     """Tell what is wrong with one parameter by itself."""
-    kind = kind_of(given) if isinstance(given, dict) else ""
-    if kind == "parameters" or (kind == "uniform" and not {"min", "max", "distribution"} & given.keys()):
-        kind = ""
-    if not kind:
-        yield (
-            place,
-            f"{brief(given)}, where a table must be: with `value`, `values`, `min` and `max`, or `parameters`",
-        )
+    kind = (
+        kind_of(given)
+        if isinstance(given, dict) and {"distribution", "min", "max", *_INFERRED} & given.keys()
+        else ""
+    )
+    if kind in ("", "parameters"):
+        table = "a table with `value`, `values`, `min` and `max`, or `parameters`"
+        yield f"{place}: {brief(given)}, where {table} must be"
     elif kind not in DISTRIBUTIONS:
-        yield (*place, "distribution"), unknown_name("distribution", kind, DISTRIBUTIONS)
+        yield f"{_at(place, 'distribution')}: {unknown_name('distribution', kind, DISTRIBUTIONS)}"
     else:
         needed, optional = DISTRIBUTIONS[kind]
-        found = list(_table(given, place, {**needed, **optional, "distribution": str}, list(needed)))
-        yield from found or ((place, said) for said in _values(kind, given))
+        found = list(_table(given, place, {**needed, **optional, "distribution": str}, needed))
+        yield from found or (f"{place}: {said}" for said in _values(kind, given))
 
 
 def _values(kind: str, given: Mapping[str, Any]) -> Iterator[str]:
@@ -700,35 +647,15 @@ def _values(kind: str, given: Mapping[str, Any]) -> Iterator[str]:
             yield f"its values, or the number of its steps, would be too large for numbers{values}"
 
 
-def _together(data: Mapping[str, Any], parameter: Parameter) -> Iterator[str]:
+def _together(method: object, parameter: Parameter) -> Iterator[str]:
     """Tell what a parameter must be for the method, or as the number of devices."""
     given, kind = parameter.given, parameter.kind
-    if data.get("method") == "grid" and kind not in ("constant", "categorical", "int_uniform", "q_uniform"):
+    if method == "grid" and kind not in ("constant", "categorical", "int_uniform", "q_uniform"):
         yield "a grid goes through `values`, whole numbers, or q_uniform; or say `method: random`"
-    if (
-        data.get("method") == "grid"
-        and kind == "q_uniform"
-        and (given["max"] - given["min"]) / given.get("q", 1) > 1e6
-    ):
+    if method == "grid" and kind == "q_uniform" and (given["max"] - given["min"]) / given.get("q", 1) > 1e6:
         yield "a grid of more than a million steps: give a larger q"
     if parameter.name == NUM_GPUS:
         values = [*given.get("values", ()), *(given[key] for key in ("value", "min") if key in given)]
         whole = kind.startswith(("constant", "categorical", "int"))
         if not whole or not all(type(value) is int and value > 0 for value in values):
             yield "says how many devices a trial needs: whole numbers, 1 or more"
-
-
-# -- runs of this package ----------------------------------------------------------------------------------------
-
-PROGRAM = "run_parallel.py"
-SPLIT = "evaluation.split"
-RESERVED = (
-    *("experiment.name", "output_dir", "stage", "dry_run", "device", SPLIT),
-    *("distributed.gpu_ids", "distributed.gpu_list", "distributed.num_gpus"),
-)
-"""Settings of a run that its sweep decides."""
-
-
-def is_of_package(words: Iterable[str]) -> bool:
-    """Whether a command runs this package."""
-    return any(Path(word).name == PROGRAM for word in words)

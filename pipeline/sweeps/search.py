@@ -10,7 +10,7 @@ from __future__ import annotations
 import hashlib
 import math
 import warnings
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -19,7 +19,6 @@ from pipeline.sweeps.storage import Trial
 
 if TYPE_CHECKING:
     from optuna.distributions import BaseDistribution
-    from optuna.samplers import BaseSampler
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -48,16 +47,17 @@ def ask(sweep: Sweep, trials: Sequence[Trial]) -> Choice | None:
         return _point(sweep, len(trials))
     import optuna
 
-    searched = {name: each for name, each in sweep.parameters.items() if each.kind != "constant"}
-    distributions = {name: each.distribution for name, each in searched.items()}
+    distributions = {name: each.distribution for name, each in sweep.parameters.items() if each.kind != "constant"}
     drawn = hashlib.sha256(f"{sweep.options.seed}/{len(trials)}".encode()).digest()
+    seed, metric = int.from_bytes(drawn[:4], "big"), sweep.metric or Metric(name="")
     optuna.logging.set_verbosity(optuna.logging.ERROR)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", optuna.exceptions.ExperimentalWarning)
-        sampler = _samplers()[sweep.method](int.from_bytes(drawn[:4], "big"))
-        metric = sweep.metric or Metric(name="")
+        sampler: optuna.samplers.BaseSampler = optuna.samplers.RandomSampler(seed=seed)
+        if sweep.method == "bayes":
+            sampler = optuna.samplers.TPESampler(multivariate=True, group=True, constant_liar=True, seed=seed)
         study = optuna.create_study(sampler=sampler, direction=metric.goal)
-        for trial in trials if sweep.method != "random" else ():
+        for trial in trials if sweep.method == "bayes" else ():
             told = told_value(trial, trials, metric)
             if told is not None and trial.distributions.keys() == distributions.keys():
                 study.add_trial(
@@ -70,42 +70,28 @@ def ask(sweep: Sweep, trials: Sequence[Trial]) -> Choice | None:
                 )
         sampled = study.ask(distributions).params
     parameters = {
-        name: each.value(sampled[name]) if name in searched else each.given["value"]
+        name: each.given["value"] if each.kind == "constant" else each.value(sampled[name])
         for name, each in sweep.parameters.items()
     }
     return Choice(parameters=parameters, sampled=sampled, distributions=distributions)
-
-
-def _samplers() -> Mapping[str, Callable[[int], BaseSampler]]:
-    """``method`` -> Optuna's sampler of a seed."""
-    from optuna.samplers import RandomSampler, TPESampler
-
-    return {
-        "random": lambda seed: RandomSampler(seed=seed),
-        "bayes": lambda seed: TPESampler(multivariate=True, group=True, constant_liar=True, seed=seed),
-    }
 
 
 def _point(sweep: Sweep, number: int) -> Choice | None:
     """A point of the grid, in W&B's order: names are sorted, and the last one changes fastest."""
     found: dict[str, Any] = {}
     for parameter in sorted(sweep.parameters.values(), key=lambda each: each.path, reverse=True):
-        values = parameter.values or ()
-        number, place = divmod(number, _size(values))
-        found[parameter.name] = values[place]
+        number, place = divmod(number, len(parameter.points))
+        found[parameter.name] = parameter.points[place]
     if number:
         return None
-    from optuna.distributions import CategoricalDistribution
-
-    few = {
-        name: each.values or () for name, each in sweep.parameters.items() if 1 < _size(each.values or ()) <= 1000
-    }
-    labels = {name: [str(value) for value in values] for name, values in few.items()}
-    told = {name: CategoricalDistribution(own) for name, own in labels.items() if len(set(own)) == len(own)}
+    known = [name for name, each in sweep.parameters.items() if each.kind in ("categorical", "int_uniform")]
     return Choice(
-        parameters={name: found[name] for name in sweep.parameters},
-        sampled={name: str(found[name]) for name in told},
-        distributions=told,
+        parameters={
+            name: each.value(found[name]) if name in known else found[name]
+            for name, each in sweep.parameters.items()
+        },
+        sampled={name: found[name] for name in known},
+        distributions={name: sweep.parameters[name].distribution for name in known},
     )
 
 
@@ -113,13 +99,8 @@ def most_trials(sweep: Sweep) -> int | None:
     """How many trials a sweep has at most; None for no bound."""
     bounds = [sweep.run_cap] if sweep.run_cap is not None else []
     if sweep.method == "grid":
-        bounds.append(math.prod(_size(parameter.values or ()) for parameter in sweep.parameters.values()))
+        bounds.append(math.prod(len(parameter.points) for parameter in sweep.parameters.values()))
     return min(bounds, default=None)
-
-
-def _size(values: Sequence[Any]) -> int:
-    """How many there are; a range may have more than `len` counts."""
-    return values.stop - values.start if isinstance(values, range) else len(values)
 
 
 # -- the value that a trial counts as ----------------------------------------------------------------------------
@@ -129,28 +110,23 @@ def told_value(trial: Trial, trials: Sequence[Trial], metric: Metric) -> tuple[f
     """What a search is told of a trial: its value, () for one that is chosen and has none yet, None for nothing.
 
     One that failed, or whose number is none, counts as `metric.impute` says; one that runs as
-    `metric.impute_while_running` says, if it does.
+    `metric.impute_while_running` says, if it does. The worst is of the trials that have ended, 0 where none has a
+    number, as at W&B. One that has logged nothing counts as the worst by every rule: W&B takes 0 then, which may
+    be better than all others.
     """
     if trial.state == "cancelled":
         return None
-    if trial.state in ("done", "stopped", "failed"):
-        known = trial.value if trial.state != "failed" else None
-        return (known if known is not None else _imputed(metric.impute, trial, trials, metric),)
-    if trial.state == "running" and metric.impute_while_running != "false":
-        return (_imputed(metric.impute_while_running, trial, trials, metric),)
-    return ()
-
-
-def _imputed(rule: str, trial: Trial, trials: Sequence[Trial], metric: Metric) -> float:
-    """The value that stands for that of a trial.
-
-    The worst is of the trials that have ended, 0 where none has a number, as at W&B. One that has logged nothing
-    counts as the worst by every rule: W&B takes 0 then, which may be better than all others.
-    """
+    ended = trial.state in ("done", "stopped", "failed")
+    rule: str = metric.impute if ended else metric.impute_while_running
+    if not ended:
+        if trial.state != "running" or rule == "false":
+            return ()
+    elif trial.state != "failed" and trial.value is not None:
+        return (trial.value,)
     latest = trial.values.get(metric.name) if trial.value is None else trial.value
     own = {"latest": latest, "best": trial.best}.get(rule)
     known = [each.value for each in trials if each.state in ("done", "stopped") and each.value is not None]
-    return own if own is not None else (min if metric.goal == "maximize" else max)(known, default=0.0)
+    return (own if own is not None else (min if metric.goal == "maximize" else max)(known, default=0.0),)
 
 
 # -- early stopping ----------------------------------------------------------------------------------------------
@@ -169,12 +145,11 @@ def why_stop(rule: Hyperband, goal: str, number: int, values: Mapping[int, Seque
         values: Number of each trial -> what it has logged so far that is finite, in order.
     """
     sign = -1.0 if goal == "maximize" else 1.0
-    logged = {each: [sign * value for value in of] for each, of in values.items()}
-    own = logged.get(number, [])
+    own = [sign * value for value in values.get(number, ())]
     band = max((band for band in rule.bands if band <= len(own)), default=None)
     if band is None:
         return None
-    there = sorted(of[band - 1] for of in logged.values() if len(of) >= band)
+    there = sorted(sign * of[band - 1] for of in values.values() if len(of) >= band)
     threshold = there[int(1 / rule.eta * len(there))]
     reached = own[band - 1] if rule.strict else min(own)
     if reached <= threshold:

@@ -9,12 +9,11 @@ the lock decides; one that dies leaves nothing but a line that was cut off, whic
 
 from __future__ import annotations
 
-import json
 import os
 import secrets
 import socket
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from functools import cached_property
@@ -26,7 +25,7 @@ import msgspec
 from pipeline.config.place import install_command
 from pipeline.errors import ConfigError, PipelineError, StoreError, known_names
 from pipeline.files import Inside, open_plain
-from pipeline.foreign import ForeignDataError, converted, read_json_file
+from pipeline.foreign import converted
 from pipeline.locks import LocksUnsupportedError, lock
 from pipeline.sweeps.file import Goal, Metric, Sweep, read_sweep
 from pipeline.sweeps.reporting import TRIALS
@@ -34,6 +33,7 @@ from pipeline.sweeps.reporting import TRIALS
 if TYPE_CHECKING:
     from optuna.distributions import BaseDistribution
     from optuna.storages import JournalStorage
+    from optuna.trial import FrozenTrial
 
 _NAME = "sweep"
 STATES = ("waiting", "running", "done", "failed", "stopped", "cancelled", "lost")
@@ -106,7 +106,7 @@ class SweepFolder:
     @property
     def begun(self) -> bool:
         """Whether it is one that has begun, by its name and its study."""
-        return self.path.name == _NAME and self.journal.is_file()
+        return self.path.name == _NAME and self.journal.is_file() and self.journal.stat().st_size > 0
 
     def once(self, what: str) -> TrialFolder:
         """The folder of what is done once: ``prepared``, ``winner``."""
@@ -130,7 +130,8 @@ def sweeps_in(output_dir: Path) -> list[str]:
     """
     if not output_dir.is_dir():
         raise ConfigError(f"there is no folder {output_dir}. Give the output_dir of your sweeps as --output-dir.")
-    return sorted(path.parent.parent.name for path in output_dir.glob("*/sweep/optuna.log") if path.is_file())
+    found = (SweepFolder(path.parent) for path in output_dir.glob("*/sweep/optuna.log"))
+    return sorted(folder.name for folder in found if folder.begun)
 
 
 def choose_sweep(output_dir: Path, name: str) -> SweepFolder:
@@ -169,14 +170,14 @@ class End:
     values: dict[str, float | None] = field(default_factory=dict)
     exit_code: int | None = None
     reason: str = ""
-    time: float = 0.0
+    time: float | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
 class _Start:
-    agent: str
-    devices: list[str]
-    time: float
+    agent: str = ""
+    devices: list[str] = field(default_factory=list)
+    time: float | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -313,9 +314,6 @@ class Record:
         self.folder, self._say = folder, say
         self.about, self.trials, self.failing = About(), dict[int, Trial](), list[int]()
         self.once: dict[str, Once] = {}
-        self._storage: JournalStorage | None = None
-        self._known: dict[int, tuple[Any, _Attempt]] = {}
-        """Attempts as Optuna has them, another object of each that has changed, and what was read of them."""
         self.refresh()
 
     # -- reading -----------------------------------------------------------------------------------------------
@@ -331,26 +329,24 @@ class Record:
         Raises:
             StoreError: The study cannot be read.
         """
-        if self._storage is None and not self.folder.journal.is_file():
+        if not self.folder.journal.is_file():
             return
-        with self._readable():
-            storage = self._opened()
-            studies = storage.get_all_studies()
-            if studies:
-                known = dict(studies[0].user_attrs)
+        with self._study() as storage:
+            for study in storage.get_all_studies()[:1]:
+                known = dict(study.user_attrs)
                 self.about = converted(known.pop("about", {}), About)
                 self.once = {name: converted(given, Once) for name, given in known.items()}
                 self._take(storage.get_all_trials(0, deepcopy=False))
 
     @contextmanager
-    def _readable(self) -> Iterator[None]:
-        """Have one message for whatever is wrong with a file that anybody may have changed.
+    def _study(self) -> Iterator[JournalStorage]:
+        """Have the study, and one message for whatever is wrong with a file that anybody may have changed.
 
         Raises:
             StoreError: It is wrong.
         """
         try:
-            yield
+            yield self._storage
         except OSError as error:
             raise StoreError(f"cannot open {self.folder.journal}: {error.strerror}") from error
         except PipelineError:
@@ -360,39 +356,38 @@ class Record:
                 f"{self.folder.journal} is damaged, or no journal of Optuna: {type(error).__name__}: {error}"
             ) from error
 
-    def _opened(self) -> JournalStorage:
-        if self._storage is None:
-            check_installed()
-            import optuna
-            from optuna.storages.journal import JournalFileBackend
+    @cached_property
+    def _storage(self) -> JournalStorage:
+        check_installed()
+        import optuna
+        from optuna.storages.journal import JournalFileBackend
 
-            optuna.logging.set_verbosity(optuna.logging.ERROR)
-            with suppress(FileNotFoundError):
-                open_plain(self.folder.journal).close()  # Optuna reads, and adds to, whatever a link leads to
-            # The one backend that unpickles nothing. Who writes holds the lock of the sweep, which the kernel
-            # takes back from the dead, where Optuna's own stays.
-            backend = JournalFileBackend(os.fspath(self.folder.journal), _HeldAlready())  # type: ignore[arg-type]
-            self._storage = optuna.storages.JournalStorage(backend)
-        return self._storage
+        optuna.logging.set_verbosity(optuna.logging.ERROR)
+        with suppress(FileNotFoundError):
+            open_plain(self.folder.journal).close()  # Optuna reads, and adds to, whatever a link leads to
+        # The one backend that unpickles nothing. Who writes holds the lock of the sweep, which the kernel takes
+        # back from the dead, where Optuna's own stays.
+        backend = JournalFileBackend(os.fspath(self.folder.journal), _HeldAlready())  # type: ignore[arg-type]
+        return optuna.storages.JournalStorage(backend)
 
-    def _take(self, attempts: Any) -> None:
+    def _take(self, attempts: Iterable[FrozenTrial]) -> None:
         ends, found, lives = list[tuple[float, int, str]](), dict[int, Trial](), dict[str, bool]()
         for frozen in attempts:
-            if (cached := self._known.get(frozen.number)) is None or cached[0] is not frozen:
-                cached = self._known[frozen.number] = (frozen, converted(frozen.user_attrs, _Attempt))
-            known = cached[1]
-            start, end = known.start, known.end
-            before, current = found.get(known.trial), known.round == self.about.round
-            state = end.state if end else "running" if start else "waiting"
-            reason = end.reason if end else ""
-            if state == "running" and start:
+            known = converted(frozen.user_attrs, _Attempt)
+            start, before, current = (
+                known.start or _Start(),
+                found.get(known.trial),
+                known.round == self.about.round,
+            )
+            end = known.end or End(state="running" if known.start else "waiting")
+            if end.state == "running":
                 if start.agent not in lives:
                     lives[start.agent] = self.lives(start.agent)
                 if not lives[start.agent]:
-                    state, reason = "lost", f"agent {start.agent} is gone"
-            if end and current:
+                    end = End(state="lost", reason=f"agent {start.agent} is gone")
+            state, counts = end.state, before if current else None
+            if end.time is not None and current:
                 ends.append((end.time, known.trial, state))
-            counts = before if before is not None and current else None
             losses = (counts.losses if counts else 0) + (state == "lost" and current)
             state = "failed" if losses >= MAX_LOSSES else state
             found[known.trial] = Trial(
@@ -400,16 +395,12 @@ class Record:
                 parameters=known.parameters,
                 num_gpus=known.num_gpus,
                 state="waiting" if state in ("failed", "cancelled") and not current else state,
-                attempts=known.attempt if start else known.attempt - 1,
-                value=end.value if end else None,
-                best=end.best if end else None,
-                agent=start.agent if start else "",
-                devices=tuple(start.devices) if start else (),
-                started=start.time if start else None,
-                ended=end.time if end else None,
-                exit_code=end.exit_code if end else None,
-                reason=reason,
-                values=end.values if end else {},
+                attempts=known.attempt - (known.start is None),
+                agent=start.agent,
+                devices=tuple(start.devices),
+                started=start.time,
+                ended=end.time,
+                **{name: getattr(end, name) for name in ("value", "best", "values", "exit_code", "reason")},
                 failures=(counts.failures if counts else 0) + (state == "failed" and current),
                 losses=losses,
                 sampled=frozen.params,
@@ -440,11 +431,11 @@ class Record:
 
         One that ended well and has told no value of the metric would do the same again.
         """
-        again = [
+        again = (
             trial
             for trial in self.having("waiting", "lost", "failed")
             if trial.state != "failed" or (trial.failures < max_attempts and trial.exit_code != 0)
-        ]
+        )
         return [trial for trial in again if trial.losses < MAX_LOSSES]
 
     def reached(self, metric: Metric | None) -> str:
@@ -463,18 +454,15 @@ class Record:
         """Whether an agent is still there: its file is locked until its process ends, however it ends."""
         if not agent or "/" in agent:
             return False
-        try:
-            with open_plain(self.folder.agents / agent) as file:
-                return not lock(file.fileno(), shared=True, wait=False)
-        except OSError:
-            return False
+        with suppress(OSError), open_plain(self.folder.agents / agent) as file:
+            return not lock(file.fileno(), shared=True, wait=False)
+        return False
 
     def agents(self) -> list[str]:
         """The agents that are there."""
-        try:
+        with suppress(OSError):
             return sorted(path.name for path in self.folder.agents.iterdir() if self.lives(path.name))
-        except OSError:
-            return []
+        return []
 
     def state(self) -> str:
         """The sweep in one word.
@@ -521,8 +509,11 @@ class Record:
             raise StoreError(f"cannot write to {self.folder.path}: {error.strerror}") from error
         try:
             self._wait_for(descriptor)
-            with self._readable():
-                _cut_to_whole_lines(self.folder.journal)
+            with self._study(), suppress(FileNotFoundError), open_plain(self.folder.journal) as file:
+                end = file.seek(0, 2)  # of a line that a killed writer has begun Optuna reads nothing behind
+                if end and (file.seek(end - 1), file.read(1))[1] != b"\n":
+                    file.seek(0)
+                    os.truncate(self.folder.journal, file.read().rfind(b"\n") + 1)
             self.refresh()
             yield
         finally:
@@ -530,47 +521,44 @@ class Record:
 
     def _wait_for(self, descriptor: int) -> None:
         """Wait for the lock; tell who has it, should that one have been stopped in the middle of its turn."""
-        due, mine = time.monotonic() + _PATIENCE_S, json.dumps({"pid": os.getpid(), "host": socket.gethostname()})
-        while not _locked(descriptor, self.folder.lock):
-            if time.monotonic() >= due:
-                due = time.monotonic() + 60
-                with suppress(OSError, ForeignDataError, KeyError):
-                    who = read_json_file(self.folder.lock, dict[str, Any])
+        due = time.monotonic() + _PATIENCE_S
+        try:
+            while not lock(descriptor, wait=False):
+                if time.monotonic() >= due:
+                    due, who = time.monotonic() + 60, os.pread(descriptor, 200, 0).decode(errors="replace")
                     self._say(
-                        f"waiting: process {who['pid']} on {who['host']} has the lock of the sweep. If stopped, "
-                        f"`kill -CONT {who['pid']}` there lets it go on, and `kill -9` ends it"
+                        f"waiting: {who} has the lock of the sweep; `kill -CONT` lets it go on if it was stopped"
                     )
-            time.sleep(0.02)
+                time.sleep(0.02)
+        except LocksUnsupportedError as error:
+            raise StoreError(
+                f"{self.folder.lock} is on a file system without locks, where sweeps cannot be: give --output-dir"
+            ) from error
         with suppress(OSError):  # a full disk: then nobody is told who it is
             os.ftruncate(descriptor, 0)
-            os.pwrite(descriptor, mine.encode(), 0)
+            os.pwrite(descriptor, f"process {os.getpid()} on {socket.gethostname()}".encode(), 0)
 
     def tell(self, now: float | None = None, **changed: Any) -> None:
         """Note how the sweep stands, inside a turn: fields of `About`."""
-        with self._readable():
+        about = replace(self.about, **changed, time=time.time() if now is None else now)
+        with self._study() as storage:
             from optuna.study import StudyDirection
 
-            storage = self._opened()
-            about = replace(self.about, **changed, time=time.time() if now is None else now)
             if not storage.get_all_studies():
                 storage.create_new_study([StudyDirection[about.goal.upper()]], self.name)
         self.note("about", about)
 
     def note(self, name: str, value: About | Once) -> None:
         """Note how the sweep stands, or how far something is that is done once, inside a turn."""
-        with self._readable():
-            self._opened().set_study_user_attr(0, name, msgspec.to_builtins(value))
+        with self._study() as storage:
+            storage.set_study_user_attr(0, name, msgspec.to_builtins(value))
         self.refresh()
 
     def create(self, parameters: Mapping[str, Any], **more: Any) -> Trial:
         """Add a trial that waits, inside a turn, with further fields of `Trial`."""
-        trial = Trial(number=max(self.trials, default=-1) + 1, parameters=parameters, **more)
-        self._add(trial)
-        return self.trials[trial.number]
+        return self._add(Trial(number=max(self.trials, default=-1) + 1, parameters=parameters, **more))
 
-    def _add(self, trial: Trial, start: _Start | None = None) -> None:
-        from optuna.trial import TrialState, create_trial
-
+    def _add(self, trial: Trial, start: _Start | None = None) -> Trial:
         attempt = _Attempt(
             trial=trial.number,
             attempt=trial.attempts + 1,
@@ -580,25 +568,28 @@ class Record:
             start=start,
         )
         known = {name: each for name, each in msgspec.to_builtins(attempt).items() if each is not None}
-        params, spaces = dict(trial.sampled), dict(trial.distributions)
-        state = TrialState.RUNNING if start else TrialState.WAITING
-        added = create_trial(state=state, params=params, distributions=spaces, user_attrs=known)
-        with self._readable():
-            self._opened().create_new_trial(0, added)
+        with self._study() as storage:
+            from optuna.trial import TrialState, create_trial
+
+            state = TrialState.RUNNING if start else TrialState.WAITING
+            params, spaces = dict(trial.sampled), dict(trial.distributions)
+            storage.create_new_trial(
+                0, create_trial(state=state, params=params, distributions=spaces, user_attrs=known)
+            )
         self.refresh()
+        return self.trials[trial.number]
 
     def start(self, trial: Trial, agent: str, devices: list[str], now: float | None = None) -> Trial:
         """Note that an attempt at a trial begins, inside a turn."""
-        from optuna.trial import TrialState
-
         start = _Start(agent=agent, devices=devices, time=time.time() if now is None else now)
         if trial.attempts or trial.state != "waiting":
-            self._add(trial, start)
-        else:
-            with self._readable():
-                self._opened().set_trial_user_attr(trial.key, "start", msgspec.to_builtins(start))
-                self._opened().set_trial_state_values(trial.key, TrialState.RUNNING)
-            self.refresh()
+            return self._add(trial, start)
+        with self._study() as storage:
+            from optuna.trial import TrialState
+
+            storage.set_trial_user_attr(trial.key, "start", msgspec.to_builtins(start))
+            storage.set_trial_state_values(trial.key, TrialState.RUNNING)
+        self.refresh()
         return self.trials[trial.number]
 
     def end(self, key: int, end: End, curve: Mapping[int, float] = {}, now: float | None = None) -> None:
@@ -610,17 +601,18 @@ class Record:
             curve: Values of the metric for Optuna's tools, by step.
             now: Seconds since 1970; None for now.
         """
-        from optuna.trial import TrialState
+        written = replace(end, time=time.time() if now is None else now)
+        with self._study() as storage:
+            from optuna.trial import TrialState
 
-        states = {"done": TrialState.COMPLETE, "stopped": TrialState.PRUNED}
-        state = states.get(end.state, TrialState.FAIL) if end.value is not None else TrialState.FAIL
-        with self._readable():
+            states = {"done": TrialState.COMPLETE, "stopped": TrialState.PRUNED}
+            state = states.get(end.state, TrialState.FAIL) if end.value is not None else TrialState.FAIL
             for step, value in curve.items():
-                self._opened().set_trial_intermediate_value(key, step, value)
-            written = replace(end, time=time.time() if now is None else now)
-            self._opened().set_trial_user_attr(key, "end", msgspec.to_builtins(written))
-            values = None if state is TrialState.FAIL or end.value is None else [end.value]
-            self._opened().set_trial_state_values(key, state, values)
+                storage.set_trial_intermediate_value(key, step, value)
+            storage.set_trial_user_attr(key, "end", msgspec.to_builtins(written))
+            storage.set_trial_state_values(
+                key, state, None if state is TrialState.FAIL or end.value is None else [end.value]
+            )
         self.refresh()
 
     def note_lost(self) -> list[Trial]:
@@ -643,29 +635,6 @@ class _HeldAlready:
 
     def release(self) -> None:
         return None
-
-
-def _locked(descriptor: int, path: Path) -> bool:
-    """Lock a file unless somebody has it.
-
-    Raises:
-        StoreError: The file system has no locks.
-    """
-    try:
-        return lock(descriptor, wait=False)
-    except LocksUnsupportedError as error:
-        raise StoreError(
-            f"{path} is on a file system without locks, where sweeps cannot be: another --output-dir"
-        ) from error
-
-
-def _cut_to_whole_lines(path: Path) -> None:
-    """Cut off what a killed writer left of a line; Optuna reads no further than to that."""
-    with suppress(FileNotFoundError), open_plain(path) as file:
-        end = file.seek(0, 2)
-        if end and (file.seek(end - 1), file.read(1))[1] != b"\n":
-            file.seek(0)
-            os.truncate(path, file.read().rfind(b"\n") + 1)
 
 
 def check_installed() -> None:

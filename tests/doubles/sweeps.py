@@ -143,7 +143,6 @@ EVERY: dict[str, Any] = {
     "lr": {"distribution": "log_uniform_values", "min": 1e-5, "max": 0.1},
     "x": {"min": -1.0, "max": 1.0},
     "n": {"min": 1, "max": 9},
-    "many": {"min": -(10**20), "max": 10**20},
     "kind": {"values": [1, True, 1.0, "1", [1], {"a": math.inf}, None]},
     "rare": {"values": ["a", "b"], "probabilities": [0.9, 0.1]},
     "width": {"distribution": "q_log_uniform_values", "min": 8, "max": 512, "q": 8},

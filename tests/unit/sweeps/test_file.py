@@ -149,13 +149,13 @@ def test_a_distribution_that_is_not_named_is_inferred(read: Read, block: str, ki
     assert read(LEAST + f"  x: {{{block}}}").parameters["x"].kind == kind
 
 
-def test_yaml_is_read_as_wandb_reads_it_but_for_numbers_dates_and_times(read: Read) -> None:
+def test_yaml_is_read_as_wandb_reads_it_but_for_numbers_and_dates(read: Read) -> None:
     """PyYAML takes 1e-5 for a text, and so does W&B."""
-    values = "[1e-5, 3e4, 1.5e+3, -.5, 1_000, .inf, '1e-5', 2026-11-22, 1:30, =, on, ~]"
+    values = "[1e-5, 3e4, 1.5e+3, -.5, 1_000, .inf, '1e-5', 2026-11-22, on, ~]"
     sweep = read(
         LEAST + f"  x: {{values: {values}}}\n  a: &range {{min: 1, max: 5}}\n  c: {{<<: *range, max: 9}}\n"
     )
-    texts = ["1e-5", "2026-11-22", "1:30", "="]
+    texts = ["1e-5", "2026-11-22"]
     expected = [1e-5, 3e4, 1500.0, -0.5, 1000, math.inf, *texts, True, None]
     assert sweep.parameters["x"].given["values"] == expected
     assert sweep.parameters["c"].given == {"min": 1, "max": 9}
@@ -265,9 +265,9 @@ pipeline: {prepare: "a b", seeds: 1}
         "parameters.d: there must be one probability for each value",
         "parameters.d: the sum of the probabilities is 3",
         "parameters.num_gpus: ",
-        "parameters.e.parameters.f: two parameters have the dotted name",
+        "parameters.e.parameters.f: 'e.f' is another's dotted name",
         "parameters.device: ",
-        "parameters.f: 3, where a table must be",
+        "parameters.f: 3, where a table",
         "parameters.model.parameters.size: ",
     ]
     assert [line for line in told if not any(line.startswith(f"  - {place}") for place in places)] == []
@@ -279,31 +279,28 @@ PARAMETERS = {
     "min: 1": "`max` is missing",
     "min: -.inf, max: 3.0": "x.min: -inf",
     "min: 1.0, max: 3, distribution: int_uniform": "x.min: 1.0: ",
+    "min: 0, max: 100000000000000000": "x.max: 100000000000000000: ",
     "min: -1.7e308, max: 1.7e308": "too large for numbers",
     "min: 1, max: 3, q: 1": "x.q: unknown key",
     "value: 1, values: [1]": "x.value: unknown key",
     "values: []": "x.values: ",
-    "values: 3": "x.values: 3",
-    "values: [a], probabilities: [0.5, 0.5]": "one probability for each value",
     "values: [a, b], probabilities: [0.5, 0.4]": "the sum of the probabilities is 0.9, and must be 1",
     "values: [a, b], probabilities: [1.5, -0.5]": "x.probabilities: ",
     "distribution: norml": "unknown distribution 'norml'. Did you mean 'normal'?",
     "distribution: [normal]": "x.distribution: ",
-    "distribution: normal, sigma: 0": "x.sigma: 0",
     "distribution: normal, mu: 1e308, sigma: 1e308": "too large",
-    "distribution: log_normal, sigma: 500": "too large",
     "distribution: q_normal, q: 1e-320": "too large",
     "distribution: log_uniform_values, min: 0, max: 1": "x.min: 0",
     "distribution: log_uniform, min: -1000, max: 0": "log_uniform_values",
-    "": "where a table must be",
+    "": "where a table",
     "lr: {value: 1}": "or `parameters`",
-    "parameters: {}": "x: ",
-    "value: .nan": "no number that settings may have",
-    "value: !!binary aGk=": "nothing that settings are made of",
-    "value: !!python/name:os.system x": "nothing that settings are made of",
+    "value: .nan": "nothing that a setting may be",
+    "value: !!binary aGk=": "nothing that a setting may be",
+    'value: "b\\0"': "nothing that a setting may be",
+    "1: 2": "write it in quotes",
+    "value: !!python/name:os.system x": "not valid YAML",
     "[a]: 2": "not valid YAML",
     "value: 1, value: 2": "there twice",
-    'value: "b\\0"': "a NUL character",
 }
 
 
@@ -318,40 +315,31 @@ HYPERBAND = WITH + "metric: {name: l}\nearly_terminate: {type: hyperband, %s}"
 FILES = {
     "": "is a table",
     "a: 1\n---\nb: 2": "line 2: not valid YAML",
-    "b: 1\na: *b": "line 2: not valid YAML",
-    "command:\n - [python, ${args}]": 'in quotes: "${args}"',
+    "command:\n - [python, ${args}]": "a macro in a list stands in quotes",
     b"\x00\x01": "not valid YAML",
     "é".encode("latin-1"): "no UTF-8 text",
     "b: &b [*b]": "holds itself",
     LEAST + "  a: {value: " + "[" * 60 + "]" * 60 + "}": "more than 50 tables and lists inside each other",
     LEAST + f"  a: {{values: [{'1,' * 50_000}]}}": "more than 50,000 values",
-    LEAST + '  "": {value: 1}': "is no name here",
-    LEAST + '  "a\\n": {value: 1}': "is no name here",
+    LEAST + '  "a\\n": {value: 1}': "or no name",
     LEAST: "parameters: ",
-    "method: grid\nparameters: {a: {value: 1}}": "`program` is missing: what a trial runs",
     "job: j\nmethod: grid\nparameters: {a: {value: 1}}": "`program` is missing",
-    WITH.replace("random", "Grid"): "unknown method 'Grid'. Did you mean 'grid'? Known: bayes, grid, random.",
-    WITH.replace("random", "custom"): "unknown method 'custom'",
-    WITH + "scheduler: {engine: optuna, source: a.py}": "`method: bayes`",
-    WITH + "metrics: [{name: a}, {name: b}]": "judge by one `metric`, and log the others",
+    WITH.replace("random", "custom"): "unknown method 'custom'. Known: bayes, grid, random.",
+    WITH + "scheduler: {engine: optuna, source: a.py}": "scheduler: unknown key",
     WITH.replace("random", "bayes"): "`metric` is missing: `bayes`",
     WITH.replace("random", "bayes") + "metric: {name: l}": "nothing to search",
     WITH + "metric: loss": "metric: 'loss': ",
-    WITH + "metric: {name: l, target: low}": "metric.target: 'low': ",
     WITH + "run_cap: 0": "run_cap: 0: ",
     WITH + "early_terminate: {type: hyperband, min_iter: 3}": "`metric` is missing",
-    HYPERBAND % "": "give `min_iter`, or `max_iter` and `s`",
     HYPERBAND % "max_iter: 2, s: 3": "give `min_iter`, or `max_iter` and `s`",
     HYPERBAND % "min_iter: 2, eta: 1": "early_terminate.eta: 1: ",
     WITH + "command: python t.py": "command: 'python t.py': ",
     WITH + "command: ['${envvar:home}']": "command[0]: unknown macro 'envvar:home'. Did you mean 'envvar:NAME'?",
     WITH + "pipeline: {environment: {A: true}}": "environment: ",
-    WITH
-    + "pipeline: {environment: {CUDA_VISIBLE_DEVICES: 0}}": "environment.CUDA_VISIBLE_DEVICES: each trial has",
     WITH + "pipeline: {environment: {PIPELINE_TRIAL: x}}": "environment.PIPELINE_TRIAL: each trial has",
+    WITH + "pipeline: {environment: {WANDB_SWEEP_ID: x}}": "environment.WANDB_SWEEP_ID: each trial has",
     WITH + "pipeline: {name: ...}": "'...' is no name for a sweep",
     LEAST + "  num_gpus: {value: true}": "parameters.num_gpus: ",
-    LEAST + "  num_gpus: {min: 1.0, max: 4}": "parameters.num_gpus: ",
     LEAST.replace("random", "grid") + "  a: {min: 0.1, max: 1}": "parameters.a: a grid goes through",
 }
 
@@ -401,12 +389,6 @@ def test_files_as_people_have_them_are_read(name: str) -> None:
     }
 
 
-def test_what_wandb_has_others_do_is_refused_with_what_to_do() -> None:
-    with pytest.raises(ConfigError) as raised:
-        read_sweep(DATA / "elsewhere.yaml")
-    assert all(f"  - {key}" in str(raised.value) for key in ("scheduler:", "metrics:", "method:", "`program`"))
-
-
 def test_the_page_of_the_file_has_every_key_and_the_files_every_distribution() -> None:
     page = (ROOT / "docs" / "sweeps.md").read_text()
     assert [name for name in (*KEYS, *DISTRIBUTIONS, *METHODS) if f"`{name}`" not in page] == []
@@ -437,7 +419,7 @@ def _places(data: Any, place: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]]
 
 
 @pytest.mark.properties
-@given(data=st.data(), name=st.sampled_from([*GOOD, "elsewhere"]))
+@given(data=st.data(), name=st.sampled_from(GOOD))
 def test_whatever_a_file_says_it_is_read_or_refused_in_words(data: st.DataObject, name: str) -> None:
     """Files that were changed in up to three places: nothing but a message, or trials."""
     changed = copy.deepcopy(_read(name))
