@@ -28,7 +28,6 @@ from pipeline.sweeps.report import (
     row_of,
     sweep_json,
     sweeps_table,
-    trial_news,
     watched_sweep,
 )
 from pipeline.sweeps.storage import Record, SweepFolder, choose_sweep, sweep_folder, sweeps_in
@@ -78,7 +77,7 @@ def watch_status(output_dir: Path, name: str, console: Console, every_s: float) 
         PipelineError: It cannot be read.
         KeyboardInterrupt: The user has seen enough.
     """
-    known: dict[str, str] = {}
+    known: dict[int, str] = {}
 
     def missing() -> str:
         try:
@@ -97,7 +96,7 @@ def watch_status(output_dir: Path, name: str, console: Console, every_s: float) 
     def shown(width: int, height: int) -> list[RenderableType]:
         return watched_sweep(sweep, time.time(), width, height)
 
-    watch(console, every_s, look, shown, lambda: news(known, trial_news(sweep)))
+    watch(console, every_s, look, shown, lambda: news(sweep, known))
     if not console.is_interactive:
         print_sweep(sweep, time.time(), console)
 

@@ -1,4 +1,4 @@
-"""Where sweeps stand and what came of them: tables of the terminal, plain data, files for other programs."""
+"""Where sweeps stand and what came of them: tables of the terminal, plain data for other programs, the page."""
 
 from __future__ import annotations
 
@@ -10,13 +10,12 @@ import os
 import re
 import time
 import warnings
-from bisect import bisect_right
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from datetime import datetime
 from pathlib import Path
-from statistics import fmean, median
+from statistics import fmean
 from types import MappingProxyType
 from typing import Any, Literal
 
@@ -37,13 +36,21 @@ from pipeline.runs.report.screen import first
 from pipeline.sweeps.command import as_typed
 from pipeline.sweeps.file import Goal
 from pipeline.sweeps.metrics import SWEEP_PARAM_PATH, WANDB_MODE, folders_of, latest_values, parsed
+from pipeline.sweeps.search import most_trials
 from pipeline.sweeps.storage import STATES, Once, Record, Trial, best_trial
-from pipeline.terminal.columns import EXTRA, Column, FittedTable, cut_middle, in_lines, shorten, whole_words
+from pipeline.terminal.columns import (
+    EXTRA,
+    Cell,
+    Column,
+    FittedTable,
+    cut_middle,
+    in_lines,
+    shorten,
+    whole_words,
+)
 from pipeline.terminal.console import in_place, say, say_styled
 from pipeline.terminal.streams import on_one_line, printable, without_colours
 
-_LEAST_NAME = 12
-_UUID = re.compile(r" *\b(GPU|MIG)-[0-9a-fA-F/-]+$")
 STYLES = {
     **dict.fromkeys(("done", "finished"), "green"),
     "running": "bold",
@@ -52,10 +59,13 @@ STYLES = {
     **dict.fromkeys(("stopped", "paused", "stopping"), "yellow"),
 }
 """How states look, of trials and of sweeps."""
-_MOST_ROWS, _MOST_FAILURES = 50, 10
+_UUID = re.compile(r" *\b(GPU|MIG)-[0-9a-fA-F/-]+$")
+_LEAST_NAME, _MOST_ROWS, _MOST_FAILURES = 12, 50, 10
+_ALIKE = 3
+"""Trials from which on it tells something that they have all come to the same value."""
+_TIMES = "gradient_accumulation_steps"
 
-
-# -- words ---------------------------------------------------------------------------------------------
+# -- words -------------------------------------------------------------------------------------------------------
 
 
 def said(value: Any) -> str:
@@ -66,15 +76,6 @@ def said(value: Any) -> str:
 def typed(value: Any) -> str:
     """A parameter as it is typed, all digits of it."""
     return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
-
-
-def plain(value: Any) -> Any:
-    """Plain data in which all is JSON: a number that is infinite, or none, is said in words."""
-    if isinstance(value, float) and not math.isfinite(value):
-        return str(value)
-    if isinstance(value, Mapping):
-        return {name: plain(part) for name, part in value.items()}
-    return [plain(part) for part in value] if isinstance(value, list | tuple) else value
 
 
 def measured(value: Any) -> str:
@@ -88,17 +89,17 @@ def in_words(parameters: Mapping[str, Any], names: Iterable[str] | None = None) 
     return " ".join(f"{on_one_line(name)}={said(parameters[name])}" for name in chosen)
 
 
-def by_state(trials: Iterable[Trial], states: Iterable[str]) -> dict[str, int]:
+def by_state(trials: Iterable[Trial]) -> dict[str, int]:
     """How many trials are in each state; they add up to all."""
-    found = dict.fromkeys(states, 0)
+    found = dict.fromkeys(STATES, 0)
     for trial in trials:
         found[trial.state] += 1
     return found
 
 
-def counted(numbers: Mapping[str, int]) -> str:
+def counted(trials: Iterable[Trial]) -> str:
     """The same in words, without states that no trial is in: ``17 done, 7 stopped``."""
-    return ", ".join(f"{number:,} {state}" for state, number in numbers.items() if number)
+    return ", ".join(f"{number:,} {state}" for state, number in by_state(trials).items() if number)
 
 
 def varied(trials: Sequence[Trial]) -> list[str]:
@@ -106,12 +107,12 @@ def varied(trials: Sequence[Trial]) -> list[str]:
 
     Of one trial alone that is all of them.
     """
-    values: dict[str, set[str]] = {}
+    values: dict[str, list[str]] = {}
     for trial in trials:
         for name, value in trial.parameters.items():
-            values.setdefault(name, set()).add(said(value))
-    every = {name: all(name in trial.parameters for trial in trials) for name in values}
-    return [name for name, found in values.items() if len(found) > 1 or not every[name]] or list(values)
+            values.setdefault(name, []).append(said(value))
+    differ = [name for name, found in values.items() if len(set(found)) > 1 or len(found) < len(trials)]
+    return differ or list(values)
 
 
 def effective_batch(parameters: Mapping[str, Any], num_gpus: int) -> int | None:
@@ -128,13 +129,10 @@ def effective_batch(parameters: Mapping[str, Any], num_gpus: int) -> int | None:
         section, _, last = name.rpartition(".")
         times = parameters.get(f"{section}.{_TIMES}" if section else _TIMES)
         known = times is not None or (not section and (num_gpus > 1 or "num_gpus" in parameters))
-        factors = (size, 1 if times is None else times)
+        factors = (size, 1 if times is None else times, num_gpus)
         if last == "batch_size" and known and all(type(factor) is int and factor > 0 for factor in factors):
-            return int(factors[0] * factors[1] * max(1, num_gpus))
+            return math.prod(factors)
     return None
-
-
-_TIMES = "gradient_accumulation_steps"
 
 
 # -- all sweeps --------------------------------------------------------------------------------------------------
@@ -150,7 +148,7 @@ def row_of(sweep: Record, now: float) -> dict[str, Any]:
         "started": sweep.about.started,
         "elapsed_s": round(elapsed_s(sweep, now), 3),
         "trials": len(sweep.trials),
-        **by_state(sweep.trials.values(), STATES),
+        **by_state(sweep.trials.values()),
         "metric": sweep.about.metric,
         "best": None if best is None else best.number,
         "value": None if best is None else best.value,
@@ -178,10 +176,9 @@ def sweeps_table(rows: Sequence[Mapping[str, Any]]) -> FittedTable:
     ]
     table = FittedTable(columns, lines=False)
     for row in sorted(rows, key=lambda row: row.get("started", 0.0), reverse=True):
-        state = row.get("state", "unreadable")
         table.add_row(
             row["name"],
-            Text(state, style=STYLES.get(state, "")),
+            _state(row.get("state", "unreadable")),
             row.get("method", ""),
             *(str(row.get(name) or "") for name in ("trials", *states)),
             measured(row.get("value")),
@@ -189,6 +186,10 @@ def sweeps_table(rows: Sequence[Mapping[str, Any]]) -> FittedTable:
             duration(row.get("elapsed_s", 0.0)),
         )
     return table
+
+
+def _state(state: str) -> Text:
+    return Text(state, style=STYLES.get(state, ""))
 
 
 # -- trials ------------------------------------------------------------------------------------------------------
@@ -211,51 +212,49 @@ def trials_table(
         values: Number -> what a trial that has not ended has logged of the metric last.
         brief: Cut long headings, which would leave no room for other columns.
     """
-    trials, metric, names = list(sweep.trials.values()), sweep.about.metric, varied(list(sweep.trials.values()))
-    headings = list(headings_of(names, {name for trial in trials for name in trial.parameters}).values())
-    cut = shorten([metric, *headings], 14) if brief else {name: name for name in [metric, *headings]}
+    trials, metric = list(sweep.trials.values()), sweep.about.metric
+    headings = headings_of(varied(trials), {name for trial in trials for name in trial.parameters})
+    cut = shorten([metric, *headings.values()], 14 if brief else 10_000)
     batches = {trial.number: effective_batch(trial.parameters, trial.num_gpus) for trial in trials}
-    has_batch = any(batches.values())
     several = len({trial.agent for trial in trials if trial.agent}) > 1
-    columns = [
-        Column(heading="trial", right=True),
-        Column(heading="state", rank=2, width=len("cancelled")),
-        Column(heading=on_one_line(cut[metric]) or "value", right=True, rank=1, width=len("-1.2345e-05")),
-        *(
-            Column(
-                heading=on_one_line(cut[heading]),
-                right=True,
-                rank=3 if at < 2 else 6,
-                least=_least_of(shown, name),
-            )
-            for at, (name, heading) in enumerate(zip(names, headings, strict=True))
-        ),
-        *([Column(heading="batch", right=True, rank=5)] if has_batch else []),
-        Column(heading="time", right=True, rank=4, width=len("59 min 59 s")),
-        Column(heading="attempt", right=True, rank=EXTRA + 1),
-        *([Column(heading="agent", rank=EXTRA, least=_LEAST_NAME)] if several else []),
-        Column(heading="devices", rank=EXTRA, least=8),
+
+    def value(trial: Trial) -> str:
+        return measured(trial.value if trial.value is not None else values.get(trial.number))
+
+    def parameter(name: str) -> Callable[[Trial], str]:
+        return lambda trial: said(trial.parameters[name]) if name in trial.parameters else ""
+
+    def taken(trial: Trial) -> str:
+        return "" if (seconds := seconds_of(trial, now)) is None else duration(seconds)
+
+    heading = on_one_line(cut[metric]) or "value"
+    columns: list[tuple[Column, Callable[[Trial], Cell]]] = [
+        (Column(heading="trial", right=True), lambda trial: str(trial.number)),
+        (Column(heading="state", rank=2, width=len("cancelled")), lambda trial: _state(trial.state)),
+        (Column(heading=heading, right=True, rank=1, width=len("-1.2345e-05")), value),
     ]
-    table = FittedTable(columns, lines=False)
-    for trial in shown:
-        taken = seconds_of(trial, now)
-        table.add_row(
-            str(trial.number),
-            Text(trial.state, style=STYLES.get(trial.state, "")),
-            measured(trial.value if trial.value is not None else values.get(trial.number)),
-            *(said(trial.parameters[name]) if name in trial.parameters else "" for name in names),
-            *([str(batches[trial.number] or "")] if has_batch else []),
-            "" if taken is None else duration(taken),
-            str(trial.attempts or ""),
-            *([trial.agent] if several else []),
-            devices_in_words(trial.devices),
+    for at, (name, long) in enumerate(headings.items()):
+        # Nothing of a number is cut: digits of one are another number.
+        numbers = any(isinstance(trial.parameters.get(name), int | float) for trial in shown)
+        rank, least = 3 if at < 2 else 6, None if numbers else 6
+        columns.append(
+            (Column(heading=on_one_line(cut[long]), right=True, rank=rank, least=least), parameter(name))
         )
+    if any(batches.values()):
+        columns.append(
+            (Column(heading="batch", right=True, rank=5), lambda trial: str(batches[trial.number] or ""))
+        )
+    columns += [
+        (Column(heading="time", right=True, rank=4, width=len("59 min 59 s")), taken),
+        (Column(heading="attempt", right=True, rank=EXTRA + 1), lambda trial: str(trial.attempts or "")),
+    ]
+    if several:
+        columns.append((Column(heading="agent", rank=EXTRA, least=_LEAST_NAME), lambda trial: trial.agent))
+    columns.append((Column(heading="devices", rank=EXTRA, least=8), lambda trial: devices_in_words(trial.devices)))
+    table = FittedTable([column for column, _ in columns], lines=False)
+    for trial in shown:
+        table.add_row(*(cell(trial) for _, cell in columns))
     return table
-
-
-def _least_of(shown: Sequence[Trial], name: str) -> int | None:
-    """Cells to which values may be cut: numbers to none, as digits of one are another number."""
-    return None if any(isinstance(trial.parameters.get(name), int | float) for trial in shown) else 6
 
 
 def devices_in_words(words: Sequence[str]) -> str:
@@ -273,10 +272,14 @@ def seconds_of(trial: Trial, now: float) -> float | None:
 
 def so_far(sweep: Record) -> dict[int, float | None]:
     """Number of each running trial -> what it has logged of the metric last."""
-    paths = {
-        each.number: sweep.folder.trial(each.number).metrics(each.attempts) for each in sweep.having("running")
+    return {
+        each.number: latest_values(_metrics(sweep, each)).get(sweep.about.metric)
+        for each in sweep.having("running")
     }
-    return {number: latest_values(path).get(sweep.about.metric) for number, path in paths.items()}
+
+
+def _metrics(sweep: Record, trial: Trial) -> Path:
+    return sweep.folder.trial(trial.number).metrics(trial.attempts)
 
 
 def about_trial(trial: Trial, metric: str, names: Sequence[str]) -> str:
@@ -306,17 +309,9 @@ def foremost(sweep: Record) -> list[Trial]:
 # -- one sweep ---------------------------------------------------------------------------------------------------
 
 
-def most_of(sweep: Record) -> int | None:
-    """How many trials a sweep has at most; None where nobody knows."""
-    from pipeline.sweeps.search import most_trials
-
-    bounds = [sweep.about.count, most_trials(sweep.asked) if sweep.asked is not None else None]
-    return min((bound for bound in bounds if bound is not None), default=None)
-
-
 def remaining_s(sweep: Record, now: float) -> float | None:
     """Seconds until all trials have ended, if those to come take as long and as many run at the same time."""
-    most, taken = most_of(sweep), [seconds_of(trial, now) or 0.0 for trial in sweep.having("done", "stopped")]
+    most, taken = _most(sweep), [seconds_of(trial, now) or 0.0 for trial in sweep.having("done", "stopped")]
     running = [seconds_of(trial, now) or 0.0 for trial in sweep.having("running")]
     if most is None or not taken or not running:
         return None
@@ -324,27 +319,33 @@ def remaining_s(sweep: Record, now: float) -> float | None:
     return max(0.0, each * (most - settled) - sum(min(each, one) for one in running)) / len(running)
 
 
+def _most(sweep: Record) -> int | None:
+    """How many trials a sweep has at most; None where nobody knows, or there are more by now."""
+    bounds = [sweep.about.count, most_trials(sweep.asked) if sweep.asked is not None else None]
+    most = min((bound for bound in bounds if bound is not None), default=None)
+    return None if most is None or most < len(sweep.trials) else most
+
+
 def headline(sweep: Record, now: float) -> Text:
     """What it is, how it stands, and what to do where that is not well."""
     about, state, trials = sweep.about, sweep.state(), list(sweep.trials.values())
-    text = Text.assemble((f"{sweep.name}: ", "bold"), (state, STYLES.get(state, "")))
     why, *log = about.reason.split("\n")
+    text = Text.assemble((f"{sweep.name}: ", "bold"), _state(state), f" ({on_one_line(why)})" if why else "")
     left = remaining_s(sweep, now) if state == "running" else None
-    text.append(f" ({on_one_line(why)})" if why else "")
-    text.append(
-        f", {duration(elapsed_s(sweep, now))}" + (f", about {roughly(left)} left" if left is not None else "")
-    )
+    text.append(f", {duration(elapsed_s(sweep, now))}{'' if left is None else f', about {roughly(left)} left'}")
     for line in log:  # the end of what the preparation printed
         text.append(f"\n{printable(line)}", style="red")
-    judged = f", {about.goal} {on_one_line(about.metric)}" if about.metric else ""
-    many = (
-        f"{len(trials):,} of {count(most, 'trial')}" if (most := most_of(sweep)) else count(len(trials), "trial")
-    )
-    agents = [count(len(found), "agent")] if (found := sweep.agents()) else []
-    parts = [f"{about.method}{judged}: {many}", counted(by_state(trials, STATES)), *agents]
-    text.append("\n" + ", ".join(filter(None, parts)))
+    judged = f"{about.goal} {on_one_line(about.metric)}" if about.metric else ""
+    many = f"{len(trials):,} of {count(most, 'trial')}" if (most := _most(sweep)) else count(len(trials), "trial")
+    agents = count(len(found), "agent") if (found := sweep.agents()) else ""
+    text.append("\n" + ", ".join(filter(None, [about.method, judged, many, counted(trials), agents])))
     if best := best_trial(sweep.trials, about.goal):
         text.append(f"\nbest: {about_trial(best, about.metric, varied(trials))}")
+    done = [trial.value for trial in trials if trial.state == "done"]
+    if best and len(done) >= _ALIKE and len(set(done)) == 1:
+        text.append(
+            "\nAll trials have come to the same value: does the program read its parameters?", style="yellow"
+        )
     if word := {"idle": "agent", "paused": "resume", "stopped": "resume"}.get(state):
         text.append(f"\n`{_command(sweep, word)}` goes on.", style="bold")
     return text
@@ -357,12 +358,9 @@ def _command(sweep: Record, word: str, *more: str) -> str:
 def about_table(sweep: Record, table: FittedTable, width: int) -> Text:
     """What stands above a table of trials: their order, and which columns have no room in so many cells."""
     order = "running first, then best first" if sweep.having("running") else "best first"
-    left_out = ", ".join(map(on_one_line, table.left_out(width)))
-    more = (
-        f"; no room for {left_out}: a wider terminal or `{_command(sweep, 'export')}` has them" if left_out else ""
-    )
-    lines = in_lines(f"{order}{more}".split(" "), width)
-    return Text("\n".join(lines), style="italic", no_wrap=True, overflow="ellipsis")
+    if left_out := ", ".join(map(on_one_line, table.left_out(width))):
+        order += f"; no room for {left_out}: a wider terminal or `{_command(sweep, 'export')}` has them"
+    return Text("\n".join(in_lines(order.split(" "), width)), style="italic", no_wrap=True, overflow="ellipsis")
 
 
 def print_sweep(sweep: Record, now: float, console: Console) -> None:
@@ -410,21 +408,23 @@ def watched_sweep(sweep: Record, now: float, width: int, height: int, *, last: s
         height: Its lines.
         last: Stands at the bottom.
     """
-    top, failed = whole_words(headline(sweep, now), width), sweep.having("failed", "lost")[-3:]
-    lines = [f"{trial.state}: trial {trial.number}: {' '.join(trial.reason.split())}" for trial in failed]
-    bottom = [whole_words(Text(printable(line), "red"), width) for line in lines]
+    top, trials, values = whole_words(headline(sweep, now), width), foremost(sweep), so_far(sweep)
+    bottom: list[RenderableType] = [
+        whole_words(
+            Text(printable(f"{each.state}: trial {each.number}: {' '.join(each.reason.split())}"), "red"), width
+        )
+        for each in sweep.having("failed", "lost")[-3:]
+    ]
     bottom += [Text(line, no_wrap=True, overflow="ellipsis") for line in in_lines(printable(last).split(), width)]
-    trials = foremost(sweep)
     room = height - 2 - len(top.plain.splitlines()) - len(bottom)  # headings, and the line of the cursor
-    values = so_far(sweep)
-    about = about_table(sweep, trials_table(sweep, trials[: max(1, room)], now, values), width)
     # Fewer rows need no more columns than more of them, and so no more lines above them.
+    about = about_table(sweep, trials_table(sweep, trials[: max(1, room)], now, values), width)
     left = room - len(about.plain.splitlines())
     if not trials or left <= 0:
         return [top, *bottom]
     shown, more = first(trials, left, lambda _: 0)
     rest = [Text(f"and {more:,} more")] if more else []
-    return [top, about, trials_table(sweep, shown, now, values), *rest, *bottom] if shown else [top, *bottom]
+    return [top, about, trials_table(sweep, shown, now, values), *rest, *bottom]
 
 
 @contextmanager
@@ -453,20 +453,14 @@ def shown_on(console: Console, sweep: Record) -> Iterator[tuple[Any, Any]]:
         yield hear, show
 
 
-def news(known: dict[str, str], found: Iterable[tuple[str, str]]) -> Iterator[str]:
-    """What is new of trials or sweeps, a line each; `known` keeps what was said of each."""
-    for name, line in found:
-        if known.get(name, "") != line:
-            known[name] = line
-            yield line
-
-
-def trial_news(sweep: Record) -> Iterator[tuple[str, str]]:
-    """Number and a line of every trial that is over."""
+def news(sweep: Record, known: dict[int, str]) -> Iterator[str]:
+    """A line for each trial that is over and that nothing, or something else, was said of; `known` keeps what."""
     names = varied(list(sweep.trials.values()))
-    for trial in sweep.trials.values():
-        if trial.state not in ("waiting", "running"):
-            yield str(trial.number), f"{trial.state}: {about_trial(trial, sweep.about.metric, names)}"
+    for number, trial in sweep.trials.items():
+        line = f"{trial.state}: {about_trial(trial, sweep.about.metric, names)}"
+        if trial.state not in ("waiting", "running") and known.get(number) != line:
+            known[number] = line
+            yield line
 
 
 # -- plain data --------------------------------------------------------------------------------------------------
@@ -492,22 +486,28 @@ def tested(sweep: Record) -> Mapping[str, Any]:
 
 def trial_json(trial: Trial, now: float) -> dict[str, Any]:
     """A trial as plain data."""
-    left_out = ("sampled", "distributions", "key")
-    known = {name: plain(value) for name, value in vars(trial).items() if name not in left_out}
-    seconds = seconds_of(trial, now)
+    left_out, seconds = ("sampled", "distributions", "key"), seconds_of(trial, now)
     return {
-        **known,
+        **{name: _plain(value) for name, value in vars(trial).items() if name not in left_out},
         "seconds": None if seconds is None else round(seconds, 3),
         "effective_batch": effective_batch(trial.parameters, trial.num_gpus),
     }
 
 
+def _plain(value: Any) -> Any:
+    """Plain data in which all is JSON: a number that is infinite, or none, is said in words."""
+    if isinstance(value, float) and not math.isfinite(value):
+        return str(value)
+    if isinstance(value, Mapping):
+        return {name: _plain(part) for name, part in value.items()}
+    return [_plain(part) for part in value] if isinstance(value, list | tuple) else value
+
+
 def export_rows(sweep: Record, now: float) -> list[dict[str, Any]]:
     """Trials as plain data, by number, with what they have logged last; every row has the same names."""
     known = [trial_json(trial, now) for trial in sweep.trials.values()]
-    for row in known:
-        path = sweep.folder.trial(row["number"]).metrics(row["attempts"])
-        row["metrics"] = {**latest_values(path), **row.pop("values")}
+    for row, trial in zip(known, sweep.trials.values(), strict=True):
+        row["metrics"] = {**latest_values(_metrics(sweep, trial)), **row.pop("values")}
     tables = ("parameters", "metrics")
     names = {table: dict.fromkeys(name for row in known for name in row[table]) for table in tables}
     return [
@@ -543,34 +543,37 @@ class _Started:
     environment: dict[str, str] = field(default_factory=dict)
 
 
-def _started(sweep: Record, trial: Trial) -> tuple[_Started, dict[str, str]]:
-    """How a trial was started, and the variables that decided it besides its command."""
-    place, started = sweep.folder.trial(trial.number), _Started()
-    with suppress(OSError, ForeignDataError):
-        started = read_json_file(place.start(trial.attempts), _Started)
-    found = sweep.asked.environment if sweep.asked is not None else {}
-    if SWEEP_PARAM_PATH in started.environment and folders_of(place, trial.attempts, Path(started.folder)):
-        # Without a login W&B's client would ask for one.
-        found |= {
-            name: started.environment[name]
-            for name in (SWEEP_PARAM_PATH, WANDB_MODE)
-            if name in started.environment
-        }
-    return started, found
-
-
-def best_of(sweep: Record) -> Trial:
-    """The best trial.
+def best_json(sweep: Record, now: float) -> dict[str, Any]:
+    """The best trial as plain data, with the variables that decided it besides its command.
 
     Raises:
         ConfigError: There is none, and why.
     """
-    if not sweep.about.metric:
+    about, best = sweep.about, best_trial(sweep.trials, sweep.about.goal)
+    if not about.metric:
         raise ConfigError(f"the file of sweep {sweep.name} names no metric, so no trial is the best one.")
-    if (best := best_trial(sweep.trials, sweep.about.goal)) is None:
+    if best is None:
         done = f"{len(sweep.having('done')):,} trials are done"
-        raise ConfigError(f"sweep {sweep.name} has no value of {sweep.about.metric} yet: {done}.")
-    return best
+        raise ConfigError(f"sweep {sweep.name} has no value of {about.metric} yet: {done}.")
+    place, started = sweep.folder.trial(best.number), _Started()
+    with suppress(OSError, ForeignDataError):
+        started = read_json_file(place.start(best.attempts), _Started)
+    environment = sweep.asked.environment if sweep.asked is not None else {}
+    if SWEEP_PARAM_PATH in started.environment and folders_of(place, best.attempts, Path(started.folder)):
+        # Without a login W&B's client would ask for one.
+        given = started.environment
+        environment |= {name: given[name] for name in (SWEEP_PARAM_PATH, WANDB_MODE) if name in given}
+    return {
+        "sweep": sweep.name,
+        "metric": about.metric,
+        "goal": about.goal,
+        **trial_json(best, now),
+        "folder": str(place.path),
+        "command": started.command,
+        "started_in": started.folder,
+        "environment": environment,
+        "tested": tested(sweep) or None,
+    }
 
 
 def best_lines(sweep: Record) -> Iterator[tuple[str, str]]:
@@ -582,56 +585,33 @@ def best_lines(sweep: Record) -> Iterator[tuple[str, str]]:
     Raises:
         ConfigError: There is none.
     """
-    best, about = best_of(sweep), sweep.about
-    started, environment = _started(sweep, best)
-    numbers = counted(by_state(sweep.trials.values(), STATES))
-    yield f"trial {best.number}: {about.metric} {measured(best.value)} ({about.goal}; {numbers})", ""
-    asked = sweep.asked.parameters if sweep.asked is not None else {}
+    best, asked = best_json(sweep, time.time()), sweep.asked.parameters if sweep.asked is not None else {}
+    reached = f"{best['metric']} {measured(best['value'])}"
+    yield f"trial {best['number']}: {reached} ({best['goal']}; {counted(sweep.trials.values())})", ""
     fixed = {
         name for name, each in asked.items() if each.kind == "constant" or len(each.given.get("values", "ab")) == 1
     }
-    searched = [name for name in best.parameters if name not in fixed] or list(best.parameters)
-    yield from ((f"  {name}={on_one_line(typed(best.parameters[name]))}", "") for name in searched)
-    if same := len(best.parameters) - len(searched):
+    parameters = sweep.trials[best["number"]].parameters
+    searched = [name for name in parameters if name not in fixed] or list(parameters)
+    yield from ((f"  {name}={on_one_line(typed(parameters[name]))}", "") for name in searched)
+    if same := len(parameters) - len(searched):
         yield f"  and {count(same, 'setting')} that all trials have", ""
-    held_out = {name: measured(value) for name, value in tested(sweep).items()}
-    if held_out:
-        yield f"on held-out data: {about.metric} {held_out.get(about.metric, '-')} (all metrics with --json)", ""
-    yield "folder:", shown_path(sweep.folder.trial(best.number).path)
+    if held_out := tested(sweep):
+        value = measured(held_out.get(best["metric"])) or "-"
+        yield f"on held-out data: {best['metric']} {value} (all metrics with --json)", ""
+    yield "folder:", shown_path(Path(best["folder"]))
     if sweep.folder.report.is_file():
         yield "report of the sweep:", shown_path(sweep.folder.report)
-    if started.command:
-        elsewhere = f", in {started.folder}" if started.folder not in ("", str(Path.cwd())) else ""
-        given = [f"{name}={typed_command([value])}" for name, value in environment.items()]
-        yield f"again{elsewhere}:", " ".join([*given, typed_command(as_typed(started.command))])
-
-
-def best_json(sweep: Record, now: float) -> dict[str, Any]:
-    """The best trial as plain data.
-
-    Raises:
-        ConfigError: There is none.
-    """
-    best = best_of(sweep)
-    started, environment = _started(sweep, best)
-    return {
-        "sweep": sweep.name,
-        "metric": sweep.about.metric,
-        "goal": sweep.about.goal,
-        **trial_json(best, now),
-        "folder": str(sweep.folder.trial(best.number).path),
-        "command": started.command,
-        "environment": environment,
-        "tested": tested(sweep) or None,
-    }
+    if best["command"]:
+        elsewhere = f", in {best['started_in']}" if best["started_in"] not in ("", str(Path.cwd())) else ""
+        given = [f"{name}={typed_command([value])}" for name, value in best["environment"].items()]
+        yield f"again{elsewhere}:", " ".join([*given, typed_command(as_typed(best["command"]))])
 
 
 # -- page --------------------------------------------------------------------------------------------------------
 # The page of a sweep, as plain data from which its scripts draw: what it left, read once.
 
-
-_ASSETS = Path(__file__).parent / "assets"
-_SCRIPTS = tuple(_ASSETS / name for name in ("trials.js", "search.js", "sweep.js"))
+_SCRIPTS = tuple(Path(__file__).parent / "assets" / name for name in ("trials.js", "search.js", "sweep.js"))
 """In order; they come after those of the frame."""
 _LESS_IS_BETTER = re.compile(
     r"loss|error|perplexity|ppl|(^|[/._])kl|regret|crash|truncated|second|time|latency|memory|flops|cost",
@@ -641,23 +621,11 @@ _MOST_MEASURES = 12
 """Measures that a page offers, those that most trials have; one that is the same in all of them tells nothing."""
 _FEW = 6
 """Numbers that are tried again and again, and are no more than so many, stand in equal distances."""
+_SPREAD = 50
+"""Positive numbers of which the largest is so many times the smallest are seen by their order of magnitude."""
 _FEWEST = 10
 """Trials with a value, below which importance says nothing; and so many the best are, but never more than half."""
 _NOT_DONE = ("failed", "lost", "cancelled")
-
-
-@dataclass(frozen=True, kw_only=True)
-class Axis:
-    """A parameter that trials differ in: its name, a short one, how it is drawn, and its value of each trial.
-
-    Of ``choices``, which stand in equal distances, the index among these; None where a trial has none.
-    """
-
-    name: str
-    heading: str
-    kind: Literal["linear", "log", "choices"]
-    values: Numbers
-    choices: list[str] = field(default_factory=list)
 
 
 def write_sweep_page(path: Path, sweep: Record) -> None:
@@ -676,25 +644,29 @@ def page_of(sweep: Record, now: float) -> dict[str, Any]:
         sweep: The sweep.
         now: Seconds since 1970.
     """
-    about, trials, metric = sweep.about, list(sweep.trials.values()), sweep.about.metric
-    paths = {trial.number: sweep.folder.trial(trial.number).metrics(trial.attempts) for trial in trials}
-    logged = {trial.number: {**latest_values(paths[trial.number]), **trial.values} for trial in trials}
-    values = [trial.value if trial.value is not None else logged[trial.number].get(metric) for trial in trials]
-    curves = [_curve(paths[trial.number], trial.number, metric, points_each(len(trials))) for trial in trials]
+    about, trials, metric, state = sweep.about, list(sweep.trials.values()), sweep.about.metric, sweep.state()
+    logged = [{**latest_values(_metrics(sweep, trial)), **trial.values} for trial in trials]
+    values = [
+        trial.value if trial.value is not None else known.get(metric)
+        for trial, known in zip(trials, logged, strict=True)
+    ]
+    curves = [_curve(sweep, trial, points_each(len(trials))) for trial in trials]
     shown = [each for each in curves if len(each["steps"]) > 1]
     points, known = sum(len(each["steps"]) for each in shown), sum(each["logged"] for each in shown)
-    shares = importance(trials, about.goal)
-    places = {trial.number: at for at, trial in enumerate(trials)}
     running = {
         trial.number: value for trial, value in zip(trials, values, strict=True) if trial.state == "running"
     }
-    axes = axes_of(trials)
+    axes, shares = axes_of(trials), importance(trials, about.goal)
+    unfinished = f"The sweep was {state} when this page was written. {count(len(trials), 'trial')} so far: "
     return {
         "title": sweep.name,
         "made": f"{datetime.now():%Y-%m-%d %H:%M}",
         "version": __version__,
-        "state": sweep.state(),
-        "unfinished": list(_unfinished(sweep)),
+        "state": state,
+        "unfinished": [
+            *([f"{unfinished}{counted(trials)}."] if state != "finished" else []),
+            *([f"Why: {about.reason}"] if about.reason else []),
+        ],
         "facts": [(name, cut_middle(value, 200)) for name, value in _facts(sweep, axes, now)],
         "metric": metric,
         "goal": about.goal,
@@ -706,31 +678,34 @@ def page_of(sweep: Record, now: float) -> dict[str, Any]:
         ],
         "ended": [None if trial.started is None else (trial.ended or now) - about.started for trial in trials],
         "words": [in_words(trial.parameters) for trial in trials],
-        "ranking": [places[trial.number] for trial in ranked(trials, about.goal)],
+        "ranking": [trials.index(trial) for trial in ranked(trials, about.goal)],
         "axes": axes,
-        "measures": _measures(sweep, values, [logged[trial.number] for trial in trials], now),
+        "measures": _measures(sweep, values, logged, now),
         "curves": shown,
         "curves_about": f"{points:,} of {known:,} values that were logged, evenly spread."
         if points < known
         else "",
         "importance": list(shares.items()),
-        "importance_about": _about_importance(trials, about.goal, shares),
+        "importance_about": (
+            "How much each parameter decides whether a trial is among the best (PED-ANOVA, as Optuna computes it). It "
+            "says nothing about the direction; of few trials it is a hint."
+            if shares
+            else f"Too few trials to tell, fewer than {_FEWEST}, or they do not tell which parameter matters."
+        ),
         "table": page_table(trials_table(sweep, trials, now, running, brief=False)),
         "tested": [(name, measured(value)) for name, value in tested(sweep).items()],
         "failures": [_failure(sweep, trial) for trial in trials if trial.state in _NOT_DONE],
         "file": _text(sweep.folder.file),
-        "command": ""
-        if about.halted == "finished"
-        else command(f"sweep agent {sweep.name}", sweep.folder.output_dir),
-        "about": list(_about(sweep)),
+        "command": "" if about.halted == "finished" else _command(sweep, "agent"),
+        "about": [("folder", shown_path(sweep.folder.path))],
         "looks": Looks(),
     }
 
 
-def _curve(path: Path, number: int, metric: str, most: int) -> dict[str, Any]:
+def _curve(sweep: Record, trial: Trial, most: int) -> dict[str, Any]:
     """The metric while a trial ran, thinned to so many points, and of how many they are."""
-    lines: list[bytes] = []
-    with suppress(OSError), open_plain(path) as file:
+    metric, lines = sweep.about.metric, list[bytes]()
+    with suppress(OSError), open_plain(_metrics(sweep, trial)) as file:
         # Many lines are written, and few need to be read.
         names = {json.dumps(metric, ensure_ascii=escaped).encode(errors="replace") for escaped in (True, False)}
         lines = [line for line in whole_lines(file) if metric and any(name in line for name in names)]
@@ -741,35 +716,23 @@ def _curve(path: Path, number: int, metric: str, most: int) -> dict[str, Any]:
         if metric in known.values
     ]
     steps, values = [step for step, _ in points], [value for _, value in points]
-    return {"trial": number, "steps": steps, "values": values, "logged": len(lines)}
+    return {"trial": trial.number, "steps": steps, "values": values, "logged": len(lines)}
 
 
 def _measures(
     sweep: Record, values: list[float | None], logged: Sequence[Mapping[str, float | None]], now: float
 ) -> list[dict[str, Any]]:
     """The metric, other metrics, and seconds."""
-    metric, trials = sweep.about.metric, sweep.trials.values()
-    columns = {
-        name: [each.get(name) for each in logged]
-        for name in dict.fromkeys(name for each in logged for name in each)
-    }
-    telling = [name for name, column in columns.items() if name != metric and len(set(column) - {None}) > 1]
-    others = sorted(telling, key=lambda name: columns[name].count(None))[:_MOST_MEASURES]
-    seconds = [seconds_of(trial, now) if trial.state == "done" else None for trial in trials]
+    metric, names = sweep.about.metric, dict.fromkeys(name for each in logged for name in each)
+    columns = {name: [each.get(name) for each in logged] for name in names if name != metric}
+    telling = [name for name, column in columns.items() if len(set(column) - {None}) > 1]
     found = [{"name": metric, "goal": sweep.about.goal, "values": values}] if metric else []
-    for name in others:
+    for name in sorted(telling, key=lambda name: columns[name].count(None))[:_MOST_MEASURES]:
         goal = "minimize" if _LESS_IS_BETTER.search(name) else "maximize"
         found.append({"name": name, "goal": goal, "values": columns[name]})
+    trials = sweep.trials.values()
+    seconds = [seconds_of(trial, now) if trial.state == "done" else None for trial in trials]
     return [*found, {"name": "seconds", "goal": "minimize", "values": seconds}]
-
-
-def _unfinished(sweep: Record) -> Iterator[str]:
-    if (state := sweep.state()) != "finished":
-        numbers = counted(by_state(sweep.trials.values(), STATES))
-        many = count(len(sweep.trials), "trial")
-        yield f"The sweep was {state} when this page was written. {many} so far: {numbers}."
-    if sweep.about.reason:
-        yield f"Why: {sweep.about.reason}"
 
 
 def _facts(sweep: Record, axes: Sequence[Axis], now: float) -> Iterator[tuple[str, str]]:
@@ -781,7 +744,7 @@ def _facts(sweep: Record, axes: Sequence[Axis], now: float) -> Iterator[tuple[st
     if about.metric:
         yield "goal", f"{about.goal} {about.metric}"
     if trials:
-        yield "trials", f"{len(trials):,}: {counted(by_state(trials.values(), STATES))}"
+        yield "trials", f"{len(trials):,}: {counted(trials.values())}"
     yield "began", f"{datetime.fromtimestamp(about.started):%Y-%m-%d %H:%M}"
     yield "took", duration(elapsed_s(sweep, now))
 
@@ -805,15 +768,18 @@ def _text(path: Path) -> str:
     return ""
 
 
-def _about(sweep: Record) -> Iterator[tuple[str, str]]:
-    yield "folder", shown_path(sweep.folder.path)
-    for agent in sorted({trial.agent for trial in sweep.trials.values() if trial.agent}):
-        own = [trial for trial in sweep.trials.values() if trial.agent == agent]
-        devices = devices_in_words(sorted({device for trial in own for device in trial.devices}))
-        yield f"agent {agent}", f"{count(len(own), 'trial')} with {devices}"
+@dataclass(frozen=True, kw_only=True)
+class Axis:
+    """A parameter that trials differ in: its name, a short one, how it is drawn, and its value of each trial.
 
+    Of ``choices``, which stand in equal distances, the index among these; None where a trial has none.
+    """
 
-# -- axes --------------------------------------------------------------------------------------------------------
+    name: str
+    heading: str
+    kind: Literal["linear", "log", "choices"]
+    values: Numbers
+    choices: list[str] = field(default_factory=list)
 
 
 def axes_of(trials: Sequence[Trial]) -> list[Axis]:
@@ -826,28 +792,19 @@ def axes_of(trials: Sequence[Trial]) -> list[Axis]:
         name: own for name, own in found.items() if len(set(map(_key, own.values()))) > 1 or len(own) < len(trials)
     }
     headings = headings_of(list(differing), found)
-    drawn = trials[0].distributions if trials else {}
-    return [
-        _axis(name, headings[name], own, len(trials), log=getattr(drawn.get(name), "log", None))
-        for name, own in differing.items()
-    ]
+    return [_axis(name, headings[name], own, len(trials)) for name, own in differing.items()]
 
 
-def _axis(name: str, heading: str, own: Mapping[int, Any], trials: int, *, log: bool | None) -> Axis:
-    values = list(own.values())
-    different = {_key(value): value for value in values}
-    if _are_numbers(values) and (len(different) > _FEW or len(different) == len(values)):
+def _axis(name: str, heading: str, own: Mapping[int, Any], trials: int) -> Axis:
+    values, different = list(own.values()), {_key(value): value for value in own.values()}
+    if all(map(_is_number, values)) and (len(different) > _FEW or len(different) == len(values)):
         numbers = [float(own[at]) if at in own else None for at in range(trials)]
-        log = min(values) > 0 and (log or by_size(values))
+        log = min(values) > 0 and max(values) / min(values) > _SPREAD
         return Axis(name=name, heading=heading, kind="log" if log else "linear", values=numbers)
-    order = sorted(
-        different.items(), key=lambda each: (0, each[1], "") if _are_numbers([each[1]]) else (1, 0, said(each[1]))
-    )
-    places = {key: float(place) for place, (key, _) in enumerate(order)}
+    order = sorted(different.values(), key=lambda each: (0, each, "") if _is_number(each) else (1, 0, said(each)))
+    places = {_key(value): float(place) for place, value in enumerate(order)}
     shown = [places[_key(own[at])] if at in own else None for at in range(trials)]
-    return Axis(
-        name=name, heading=heading, kind="choices", values=shown, choices=[said(value) for _, value in order]
-    )
+    return Axis(name=name, heading=heading, kind="choices", values=shown, choices=list(map(said, order)))
 
 
 def _key(value: Any) -> str:
@@ -855,27 +812,8 @@ def _key(value: Any) -> str:
     return json.dumps(value, sort_keys=True)
 
 
-def _are_numbers(values: Iterable[Any]) -> bool:
-    return all(
-        isinstance(each, int | float) and not isinstance(each, bool) and abs(each) < 1e300 for each in values
-    )
-
-
-def by_size(values: Sequence[Any]) -> bool:
-    """Whether numbers are best seen by their order of magnitude, as learning rates are.
-
-    Their median tells: it stands near the middle on the axis on which they are evenly spread.
-    """
-    if min(values) <= 0 or max(values) / 50 < min(values):
-        return False
-    off = []
-    for on in (float, math.log):
-        there = sorted(map(on, values))
-        off.append(abs((median(there) - there[0]) / (there[-1] - there[0]) - 0.5))
-    return off[1] < off[0]
-
-
-# -- importance --------------------------------------------------------------------------------------------------
+def _is_number(value: Any) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool) and abs(value) < 1e300
 
 
 def importance(trials: Sequence[Trial], goal: Goal) -> dict[str, float]:
@@ -896,27 +834,8 @@ def importance(trials: Sequence[Trial], goal: Goal) -> dict[str, float]:
         for trial in told:
             given = {"params": dict(trial.sampled), "distributions": dict(trial.distributions)}
             study.add_trial(optuna.trial.create_trial(value=trial.value, **given))  # type: ignore[arg-type]
-        part = (_best_of(len(told)) - 0.5) / len(told)  # Optuna rounds up: of a whole number that may be the next
-        found = optuna.importance.PedAnovaImportanceEvaluator(target_quantile=part).evaluate(study)
-    whole = sum(value for value in found.values() if math.isfinite(value))
-    ordered = sorted(found.items(), key=lambda item: (-item[1], item[0])) if whole > 0 else []
-    return {name: value / whole for name, value in ordered if math.isfinite(value)}
-
-
-def _best_of(trials: int) -> int:
-    """How many of so many trials are the best ones, which are compared with all."""
-    return max(trials // 10, min(_FEWEST, trials // 2))
-
-
-def _about_importance(trials: Sequence[Trial], goal: str, shares: object) -> str:
-    sign = -1.0 if goal == "maximize" else 1.0
-    values = sorted(sign * trial.value for trial in trials if trial.state == "done" and trial.value is not None)
-    if shares:
-        best = bisect_right(values, values[_best_of(len(values)) - 1])
-        return (
-            f"How much each parameter decides whether a trial is among the best {best} of {len(values)} done "
-            "trials "
-            "(PED-ANOVA, as Optuna computes it). It says nothing about the direction; of few trials it is a hint."
-        )
-    few = f"With fewer than {_FEWEST} done trials ({len(values)}) such shares say nothing."
-    return few if len(values) < _FEWEST else "The trials do not tell which parameter matters."
+        best = max(len(told) // 10, min(_FEWEST, len(told) // 2))
+        part = (best - 0.5) / len(told)  # Optuna rounds up: of a whole number that may be the next
+        evaluator = optuna.importance.PedAnovaImportanceEvaluator(target_quantile=part)
+        found = optuna.importance.get_param_importances(study, evaluator=evaluator)
+    return {name: share for name, share in found.items() if math.isfinite(share)}

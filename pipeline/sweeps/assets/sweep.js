@@ -13,7 +13,7 @@ function about() {
   const section = part("about", "Settings", data.command ? "How to go on with it" : "What was searched");
   if (data.command) section.append(copied(data.command));
   if (data.file) section.append(make("p", { class: "dim small" }, "The sweep file:"), make("pre", {}, data.file));
-  section.append(folded("Folder and agents", () => simpleTable(["what", "is"], data.about)));
+  section.append(folded("Folder", () => simpleTable(["what", "is"], data.about)));
 }
 
 head(data.state);

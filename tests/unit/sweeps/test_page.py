@@ -66,7 +66,6 @@ def test_the_best_come_first_and_what_failed_has_no_value(page: dict[str, Any]) 
     assert page["facts"][1][0] == "with"
     assert {word.partition("=")[0] for word in best.split()} == {axis.name for axis in page["axes"]}
     assert ("trials", "27: 2 running, 20 done, 2 failed, 3 stopped") in page["facts"]
-    assert page["about"][1] == ("agent a1", "27 trials with GPU 0, 1, 2, 3")
 
 
 def test_a_sweep_that_runs_has_taken_until_now_and_an_idle_one_until_its_last_event(tmp_path: Path) -> None:
