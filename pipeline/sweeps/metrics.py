@@ -6,7 +6,6 @@ line costs itself alone.
 
 from __future__ import annotations
 
-import math
 import netrc
 import os
 import re
@@ -26,8 +25,8 @@ from pipeline.errors import PipelineError, describe_exit, known_names
 from pipeline.files import json_text, open_plain, write_whole
 from pipeline.foreign import ForeignDataError, parse_json, read_json
 from pipeline.outputs.formats import LARGEST
-from pipeline.sweeps.file import Metric, fingerprint
-from pipeline.sweeps.reporting import whole_step
+from pipeline.sweeps.file import Metric
+from pipeline.sweeps.reporting import VARIABLE, whole_step
 from pipeline.sweeps.storage import End, TrialFolder
 
 # -- the file of a run of W&B ------------------------------------------------------------------------------------
@@ -42,8 +41,6 @@ from pipeline.sweeps.storage import End, TrialFolder
 # installed for the program alone. A file that is cut off, as of a program that was killed or still runs, is read
 # up to there, and on from there the next time.
 
-PART = 8 << 20
-"""Bytes of a file that are read at a time."""
 _PRINTED_BYTES = 1 << 18
 _PRINTED = re.compile(rb"saved locally in (.+run-[0-9]{8}_[0-9]{6}-[^\s/]+)")
 _COLOURS = re.compile(rb"\x1b\[[0-9;]*m")
@@ -76,15 +73,12 @@ class WandbRun:
         Raises:
             OSError: The file cannot be read.
         """
-        before = 0
-        while before != self._at:
-            before = self._at
-            with open_plain(self._path) as file:
-                file.seek(before)
-                data = file.read(PART)
-            for record in self._records(data):
-                with suppress(*_UNREADABLE):  # what came before, and what follows, stands
-                    yield from self._take(record)
+        with open_plain(self._path) as file:
+            file.seek(self._at)
+            data = file.read()
+        for record in self._records(data):
+            with suppress(*_UNREADABLE):  # what came before, and what follows, stands
+                yield from self._take(record)
 
     def _records(self, data: bytes) -> Iterator[bytes]:
         """Whole records in the bytes after those that were read; one that ends beyond them waits for the rest."""
@@ -146,11 +140,9 @@ def _fields(message: bytes) -> dict[int, list[Any]]:
 
     while at < len(message):
         tag = varint()
-        if (kind := tag & 7) == 0:
-            value: Any = varint()
-        else:
-            length = {1: 8, 2: -1, 5: 4}[kind] if kind in (1, 2, 5) else len(message) + 1
-            length = varint() if length < 0 else length
+        value: Any = varint() if tag & 7 in (0, 2) else 0
+        if tag & 7:
+            length = {1: 8, 2: value, 5: 4}.get(tag & 7, len(message) + 1)
             value, at = message[at : at + length], at + length
             if at > len(message):
                 raise ValueError
@@ -176,27 +168,13 @@ def _leaves(name: str, value: Any) -> Iterator[tuple[str, float | None]]:
         for inside, each in value.items():
             yield from _leaves(f"{name}.{inside}", each)
     elif isinstance(value, int | float) and not isinstance(value, bool):
-        yield name, float(value) if abs(value) < 1e300 and math.isfinite(value) else None
+        yield name, float(value) if abs(value) <= LARGEST else None
 
 
 # -- the runs of a trial -----------------------------------------------------------------------------------------
 
 
-def run_files(folders: Iterable[Path]) -> list[Path]:
-    """The files of runs, those last that were written last."""
-    found = set()
-    for path in (path for folder in folders for path in folder.glob("run-*.wandb")):
-        with suppress(OSError):
-            found.add((path.stat().st_mtime, path))
-    return [path for _, path in sorted(found)]
-
-
-def run_folders(wandb_dir: Path) -> list[Path]:
-    """The folders of the runs of a program for which WANDB_DIR was this."""
-    return list(wandb_dir.glob("wandb/*run-*"))
-
-
-def folders_of(place: TrialFolder, attempt: int, start: Path) -> list[Path]:
+def run_folders(place: TrialFolder, attempt: int, start: Path) -> list[Path]:
     """The folders of the runs of W&B of an attempt at a trial.
 
     Args:
@@ -204,14 +182,14 @@ def folders_of(place: TrialFolder, attempt: int, start: Path) -> list[Path]:
         attempt: Which attempt.
         start: The folder in which the program was started. What it gave as ``dir`` wandb has printed.
     """
-    folders = run_folders(place.path)
+    if folders := list(place.path.glob("wandb/*run-*")):
+        return folders
     with suppress(OSError), open_plain(place.log(attempt)) as file:
-        if not folders:
-            said = file.read(_PRINTED_BYTES)
-            file.seek(max(file.tell(), file.seek(0, 2) - _PRINTED_BYTES))
-            found = _PRINTED.findall(_COLOURS.sub(b"", said + file.read(_PRINTED_BYTES)))
-            folders = list(dict.fromkeys(start / os.fsdecode(path) for path in found))
-    return folders
+        said = file.read(_PRINTED_BYTES)
+        file.seek(max(file.tell(), file.seek(0, 2) - _PRINTED_BYTES))
+        found = _PRINTED.findall(_COLOURS.sub(b"", said + file.read(_PRINTED_BYTES)))
+        return list(dict.fromkeys(start / os.fsdecode(path) for path in found))
+    return []
 
 
 class WandbMetrics:
@@ -252,7 +230,13 @@ class WandbMetrics:
                 self._add([last])
 
     def _files(self) -> list[Path]:
-        return run_files(folders_of(self._place, self._attempt, self._start))
+        """The files of runs, those last that were written last."""
+        found = set()
+        for folder in run_folders(self._place, self._attempt, self._start):
+            for path in folder.glob("run-*.wandb"):
+                with suppress(OSError):
+                    found.add((path.stat().st_mtime, path))
+        return [path for _, path in sorted(found)]
 
     def _summed_up(self, summary: Row) -> Row:
         """A summary in which the metric has a value of its own, also where ``define_metric`` chose which it is."""
@@ -278,9 +262,7 @@ class WandbMetrics:
         Args:
             parameters: Of the trial, in tables as the file has them.
         """
-        return list(
-            dict.fromkeys(line for run in self._runs.values() for line in _other(parameters, run.config, ""))
-        )
+        return list(dict.fromkeys(line for run in self._runs.values() for line in _other(parameters, run.config)))
 
     def _add(self, rows: Iterable[Row]) -> None:
         """As `reporting.log` writes it; names of wandb's own begin with an underscore."""
@@ -297,7 +279,7 @@ class WandbMetrics:
                 file.write("".join(lines))
 
 
-def _other(given: Mapping[str, Any], config: Mapping[str, Any], outer: str) -> Iterator[str]:
+def _other(given: Mapping[str, Any], config: Mapping[str, Any], outer: str = "") -> Iterator[str]:
     for name, value in given.items():
         other = config.get(name, value)
         if isinstance(value, Mapping) and isinstance(other, Mapping):
@@ -312,10 +294,8 @@ def _other(given: Mapping[str, Any], config: Mapping[str, Any], outer: str) -> I
 
 def _same(value: Any, other: Any) -> bool:
     """Whether two values are one, be it that one of them was written as a text."""
-    if str(value) == str(other) or fingerprint(value) == fingerprint(other):
-        return True
     with suppress(TypeError, ValueError, OverflowError):
-        return not isinstance(value, bool) and float(value) == float(other)
+        return str(value) == str(other) or (not isinstance(value, bool) and float(value) == float(other))
     return False
 
 
@@ -368,11 +348,13 @@ def has_key(environment: Mapping[str, str]) -> bool:
     return False
 
 
+# -- lines -------------------------------------------------------------------------------------------------------
+
 _TAIL_BYTES = 1 << 16
 
 
 @dataclass(frozen=True, kw_only=True)
-class Logged:
+class Line:
     """One line.
 
     Attributes:
@@ -380,33 +362,25 @@ class Logged:
         step: As the program counts; None where it does not.
     """
 
-    values: dict[str, float | None]
-    step: int | None = None
-
-
-@dataclass(frozen=True, kw_only=True)
-class _Line:
-    """As it is written, whatever numbers are in it."""
-
     values: dict[str, int | float | None]
     step: int | float | None = None
 
 
-def read_line(line: bytes) -> Logged:
+def read_line(line: bytes) -> Line:
     """Read one line.
 
     Raises:
         ForeignDataError: It is none.
     """
-    found = read_json(line, _Line, infinite=True)
+    found = read_json(line, Line, infinite=True)
     values = {
         name: float(value) if value is not None and abs(value) <= LARGEST else None
         for name, value in found.values.items()
     }
-    return Logged(values=values, step=None if found.step is None else whole_step(found.step))
+    return Line(values=values, step=None if found.step is None else whole_step(found.step))
 
 
-def parsed(lines: Iterable[bytes]) -> Iterator[Logged]:
+def parsed(lines: Iterable[bytes]) -> Iterator[Line]:
     """What lines say, those left out that say nothing."""
     for line in lines:
         with suppress(ForeignDataError):
@@ -454,6 +428,11 @@ class Curve:
 
     def follow(self, at_wandb: WandbMetrics, *, to_its_end: bool = False) -> None:
         """Take what is new; of a program that tells W&B instead, what it has told that."""
+        with suppress(OSError):
+            path = self._folder.metrics(self._attempt)
+            if to_its_end and (b"\n" + path.read_bytes())[-1:] != b"\n":
+                with path.open("a") as file:  # its last line has no end, and gets none any more
+                    file.write("\n")
         if len(self.refresh()) <= at_wandb.taken:  # it says nothing here itself
             at_wandb.follow(to_its_end=to_its_end)
             self.refresh()
@@ -469,25 +448,28 @@ class Curve:
             exit_code: Of its program; negative or above 128 for a signal, None where that is not known.
             asked: The state and the reason for which it was ended, if it was.
         """
-        value, values, best = self.judged[-1] if self.judged else None, dict(self.last), self.best()
+        state, reason, value = "done", "", self.judged[-1] if self.judged else None
         if asked is not None and not (exit_code == 0 and asked[0] == "waiting"):
-            state, reason, value = asked[0], asked[1], value if asked[0] == "stopped" else None
+            (state, reason), value = asked, value if asked[0] == "stopped" else None
         elif exit_code != 0:
             signalled = exit_code is not None and 128 < exit_code < 160
             state, value = "failed", None
             reason = describe_exit(128 - exit_code if signalled and exit_code else exit_code)
         elif self._by is not None and not self.judged:
-            state, name = "failed", self._by.name
-            nothing = " Nothing that it logged was found, as where W&B is disabled."
-            near = known_names(name, values) if values else nothing
+            state, name, found = (
+                "failed",
+                self._by.name,
+                " Nothing that it logged was found, as where W&B is disabled.",
+            )
+            if self.last:
+                found = known_names(name, self.last)
+            elif self._lines.unreadable:
+                found = f" What it has added to {VARIABLE} are no lines of JSON as that call writes."
             reason = (
-                f"it ended well, but has told no value of {name}.{near} Set metric.name to what it logs, "
+                f"it ended well, but has told no value of {name}.{found} Set metric.name to what it logs, "
                 f'or call pipeline.sweeps.log({{"{name}": ...}})'
             )
-        else:
-            no_number = self._by is not None and value is None
-            state, reason = (
-                "done",
-                f"{self._by.name} was no finite number at the end" if self._by and no_number else "",
-            )
-        return End(state=state, value=value, best=best, values=values, exit_code=exit_code, reason=reason)
+        elif self._by is not None and value is None:
+            reason = f"{self._by.name} was no finite number at the end"
+        values = dict(self.last)
+        return End(state=state, value=value, best=self.best(), values=values, exit_code=exit_code, reason=reason)

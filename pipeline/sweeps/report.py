@@ -35,7 +35,7 @@ from pipeline.runs.report.html import Numbers, page_table, points_each, thinned,
 from pipeline.runs.report.screen import first
 from pipeline.sweeps.command import as_typed
 from pipeline.sweeps.file import Goal
-from pipeline.sweeps.metrics import SWEEP_PARAM_PATH, WANDB_MODE, folders_of, latest_values, parsed
+from pipeline.sweeps.metrics import SWEEP_PARAM_PATH, WANDB_MODE, latest_values, parsed, run_folders
 from pipeline.sweeps.search import most_trials
 from pipeline.sweeps.storage import STATES, Once, Record, Trial, best_trial
 from pipeline.terminal.columns import (
@@ -559,7 +559,7 @@ def best_json(sweep: Record, now: float) -> dict[str, Any]:
     with suppress(OSError, ForeignDataError):
         started = read_json_file(place.start(best.attempts), _Started)
     environment = sweep.asked.environment if sweep.asked is not None else {}
-    if SWEEP_PARAM_PATH in started.environment and folders_of(place, best.attempts, Path(started.folder)):
+    if SWEEP_PARAM_PATH in started.environment and run_folders(place, best.attempts, Path(started.folder)):
         # Without a login W&B's client would ask for one.
         given = started.environment
         environment |= {name: given[name] for name in (SWEEP_PARAM_PATH, WANDB_MODE) if name in given}
@@ -687,8 +687,8 @@ def page_of(sweep: Record, now: float) -> dict[str, Any]:
         else "",
         "importance": list(shares.items()),
         "importance_about": (
-            "How much each parameter decides whether a trial is among the best (PED-ANOVA, as Optuna computes it). It "
-            "says nothing about the direction; of few trials it is a hint."
+            "How much each parameter decides whether a trial is among the best: PED-ANOVA, as Optuna computes it. "
+            "It says nothing about the direction; of few trials it is a hint."
             if shares
             else f"Too few trials to tell, fewer than {_FEWEST}, or they do not tell which parameter matters."
         ),

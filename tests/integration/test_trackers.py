@@ -18,7 +18,7 @@ from pipeline.config.schema import Tracker, TrackingConfig
 from pipeline.machine import descendants
 from pipeline.runs.tracking.feeders import Feeders
 from pipeline.runs.tracking.trackers import leave_values
-from pipeline.sweeps.metrics import WandbRun, run_files, run_folders
+from pipeline.sweeps.metrics import WandbRun
 from tests.doubles.small_runs import ROOT, calm_run, results, run_here, wait_for
 from tests.doubles.tracked import TrackedRun, points
 
@@ -89,7 +89,7 @@ def test_a_tracker_that_is_killed_in_the_middle_is_told_the_rest_once(tmp_path: 
     for name, expected in points().items():
         assert found[name] == [list(point) for point in expected], name
     if tracker == "wandb":
-        *_, path = run_files(run_folders(tmp_path / "x" / "tracking"))
+        *_, path = (tmp_path / "x" / "tracking").glob("wandb/*run-*/run-*.wandb")
         assert path
         rows = list(WandbRun(path).rows())
         for name, expected in points().items():

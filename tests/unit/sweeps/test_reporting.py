@@ -154,5 +154,14 @@ def test_what_the_end_of_an_attempt_means(
     end = curve.end(exit_code, asked)
     assert (end.state, end.value, end.exit_code) == (state, value, exit_code)
     assert end.values["other"] == 1.0
-    if exit_code == 137:
-        assert "SIGKILL" in end.reason
+
+
+def test_the_last_line_of_a_program_that_is_over_needs_no_end_and_one_that_is_no_json_is_told(
+    tmp_path: Path,
+) -> None:
+    for text, state in (('{"values": {"loss": 1}}', "done"), ("loss: 1", "failed")):
+        (tmp_path / "metrics.jsonl").write_text(text)
+        curve = Curve(TrialFolder(tmp_path), 1, Metric(name="loss"))
+        curve.follow(curve.at_wandb(tmp_path), to_its_end=True)
+        end = curve.end(0)
+        assert (end.state, "no lines of JSON" in end.reason) == (state, state == "failed")

@@ -10,9 +10,8 @@ from typing import Any
 
 import pytest
 
-from pipeline.sweeps import metrics
 from pipeline.sweeps.file import Goal, Metric
-from pipeline.sweeps.metrics import Curve, WandbMetrics, WandbRun, has_key, run_files, run_folders, wandb_variables
+from pipeline.sweeps.metrics import Curve, WandbMetrics, WandbRun, has_key, wandb_variables
 from pipeline.sweeps.storage import TrialFolder
 
 LOSS = Metric(name="loss")
@@ -81,7 +80,6 @@ def test_rows_and_the_summary_by_dotted_names(tmp_path: Path) -> None:
         summary("gone", final=7),
         b"\x18\x01",
     )
-    assert run_files(run_folders(tmp_path)) == [path]
     run = WandbRun(path)
     assert list(run.rows()) == [
         {"loss": 1.0, "val.acc": 0.5, "nan": None, "big": None},
@@ -117,12 +115,8 @@ def test_a_file_that_is_cut_off_or_altered_is_read_as_far_as_it_goes(tmp_path: P
     assert list(WandbRun(path).rows()) == []
 
 
-@pytest.mark.parametrize("most", [metrics.PART, 40_000])
-def test_a_file_that_grows_is_read_on_from_where_it_ended(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, most: int
-) -> None:
-    """Wherever that is, in the middle of a row too; and however little is read at a time."""
-    monkeypatch.setattr(metrics, "PART", most)
+def test_a_file_that_grows_is_read_on_from_where_it_ended(tmp_path: Path) -> None:
+    """Wherever that is, in the middle of a row too."""
     path = run_file(tmp_path, *(history(loss=float(number), pad="z" * 5000) for number in range(40)), summary(a=1))
     whole, run, read = path.read_bytes(), WandbRun(path), list[float | None]()
     for size in [*range(0, len(whole), 1777), len(whole)]:
