@@ -26,7 +26,7 @@ from pipeline.runs.report.format import count as counted
 from pipeline.sweeps import agent as agents
 from pipeline.sweeps.command import check_program, overrides_of
 from pipeline.sweeps.file import NUM_GPUS, PROGRAM, SPLIT, Sweep, read_sweep
-from pipeline.sweeps.online import OnlineSlots, Patience, Slot, created, devices_of_agents, wandb_config
+from pipeline.sweeps.online import OnlineAgents, created, devices_of_agents, wandb_config
 from pipeline.sweeps.plan import DevicesAsked, check_fits, fit_agents, plan_agents, split_words
 from pipeline.sweeps.report import shown_on
 from pipeline.sweeps.search import ask, most_trials
@@ -216,7 +216,7 @@ def check_settings(sweep: Sweep) -> None:
 # -- searched by W&B ---------------------------------------------------------------------------------------------
 
 
-def run_online(request: SweepRequest, console: Console, *, patience: Patience | None = None) -> int:
+def run_online(request: SweepRequest, console: Console) -> int:
     """Create a sweep at W&B, or go on with it, and run its trials; the exit code.
 
     Returns:
@@ -239,29 +239,14 @@ def run_online(request: SweepRequest, console: Console, *, patience: Patience | 
         return 0
     share = devices_of_agents(sweep, decided.where.each)
     pool = replace(decided.where, each=share).pool(sweep)
-    folder = sweep_folder(request.output_dir.absolute(), sweep.name).path
-    many = min(pool.at_once, len(pool.devices) // share)
-    if not many:
+    if len(pool.devices) < share:
         raise ConfigError(
             f"trials of this sweep need {counted(share, pool.kind)}, and there are {len(pool.devices)}"
         )
-    slots = [
-        Slot(devices=pool.devices[at * share : (at + 1) * share], place=folder / "slots" / f"{at + 1:02d}")
-        for at in range(many)
-    ]
-    online, new = created(wandb_config(sweep, share), folder / "wandb.json")
-    say(console, f"{'created' if new else 'going on with'} the sweep at W&B:", copy=online.path)
-    say(console, f"{counted(many, 'agent')} with {counted(share, pool.kind)} each")
-    work = OnlineSlots(
-        sweep,
-        online.path,
-        slots,
-        pool.places,
-        partial(say, console),
-        limit=decided.count,
-        grace_s=request.grace_s,
-        patience=patience,
-    )
+    folder, told = sweep_folder(request.output_dir.absolute(), sweep.name).path, partial(say, console)
+    path, new = created(wandb_config(sweep, share), folder / "wandb.json")
+    say(console, f"{'created' if new else 'going on with'} the sweep at W&B:", copy=path)
+    work = OnlineAgents(sweep, path, pool, folder, told, limit=decided.count, grace_s=request.grace_s)
     with StopSignals() as signals:
         interrupted = work.run(signals)
         say(console, f"{counted(work.trials, 'trial')} run; what they have reached is at W&B")
@@ -305,7 +290,7 @@ def multi(
     from pipeline.commands.request import prepare
     from pipeline.config.checks import check_config
     from pipeline.config.load import load_config
-    from pipeline.sweeps.multi import Members, plan_runs, settings_of, split_total
+    from pipeline.sweeps.multi import carry_out, plan_runs, split_total
 
     total, settings = split_total(words)
     on_cpu, folder = "device=cpu" in settings, output_dir.absolute()
@@ -315,18 +300,21 @@ def multi(
             f"TOTAL_GPUS {total}, but {counted(len(devices), 'GPU')} can be used; device=cpu has CPU slots"
         )
     devices = devices[:total]
-    plan = plan_runs(name, each, runs, len(devices), settings, queue=queue, kind="CPU slot" if on_cpu else "GPU")
-    typed = {run.name: settings_of(run, plan, folder, on_cpu=on_cpu, queue=queue) for run in plan.runs}
-    for own in typed.values():
-        check_config(load_config(own))
-    prepare(load_config(typed[plan.runs[0].name]))
-    used = [devices[place] for places in plan.slots for place in places]
+    planned = plan_runs(
+        name, each, runs, len(devices), settings, queue=queue, kind="CPU slot" if on_cpu else "GPU"
+    )
+    configs = [load_config(run.typed(folder, on_cpu=on_cpu, queue=queue)) for run in planned]
+    for config in configs:
+        check_config(config)
+    prepare(configs[0])
+    used = [devices[place] for place in sorted({place for run in planned for place in run.places})]
     held = holders(used)
     if not queue and (told := [f"{one.label} by {held[one.uuid]}" for one in used if one.uuid in held]):
         raise DeviceError(f"leased by others: {'; '.join(told)}. Nothing was started; --queue waits for them")
     with StopSignals() as signals:
-        work = Members(plan, devices, typed, folder, partial(say, console), queue=queue, grace_s=grace_s)
-        interrupted = work.work(signals)
-        code = INTERRUPTED_BY[interrupted] if interrupted else FAILED if work.left else 0
+        interrupted, left = carry_out(
+            planned, devices, folder, signals, partial(say, console), queue=queue, grace_s=grace_s
+        )
+        code = INTERRUPTED_BY[interrupted] if interrupted else FAILED if left else 0
         settle(code)
     return code

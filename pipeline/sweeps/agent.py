@@ -31,7 +31,7 @@ from pipeline.sweeps.report import in_words
 from pipeline.sweeps.reporting import VARIABLE
 from pipeline.sweeps.search import Choice, ask, most_trials, why_stop
 from pipeline.sweeps.storage import End, Once, Record, SweepFolder, Trial, TrialFolder, best_trial, sweep_folder
-from pipeline.sweeps.trial_process import Handle, Order, family, heard
+from pipeline.sweeps.trial_process import Handle, Order, Said, family, heard
 from pipeline.terminal.streams import on_one_line
 
 Say = Callable[[str], None]
@@ -323,7 +323,7 @@ class Agent:
     def _collect(self) -> None:
         for one in [one for one in self._running if one.is_over()]:
             self._running.remove(one)
-            self._ended.append((one, self._ending(one, one.clear_up())))
+            self._ended.append((one, self._ending(one)))
         rule, metric = self._sweep.early_terminate, self._sweep.metric
         for one in self._running:
             one.curve.follow(one.at_wandb)
@@ -341,14 +341,14 @@ class Agent:
             self._curves[key] = Curve(self._folder.trial(trial.number), trial.attempts, self._sweep.metric)
         return self._curves[key]
 
-    def _ending(self, one: _Running, code: int | None) -> End:
+    def _ending(self, one: _Running) -> End:
         one.curve.follow(one.at_wandb, to_its_end=True)
         said = one.said
-        self._devices.put_back(one.job.devices, seen_free=said is not None, busy=bool(said and said.busy))
-        if said is not None and said.busy:
+        self._devices.put_back(one.job.devices, seen_free=said != Said(), busy=bool(said.busy))
+        if said.busy:
             self._begun.discard(one.job.trial.number)
             return End(state="waiting", reason=said.busy)
-        if said is not None and said.refused:
+        if said.refused:
             return End(state="failed", reason=said.refused)
         if (kept := one.at_wandb.kept) is not None:
             trials = self._folder.path / "trials"
@@ -356,7 +356,7 @@ class Agent:
             self._say_once(
                 "offline", f"without a login W&B was not told of trials: wandb sync {shown_path(files)}"
             )
-        ended = one.curve.end(code, one.asked)
+        ended = one.curve.end(said.exit_code, one.asked)
         others = one.at_wandb.other_values(nested(self._sweep.parameters, one.job.trial.parameters))
         if others and ended.state in ("done", "stopped"):
             reason = f"it ran with other settings: W&B's file of it has {'; '.join(others)}"

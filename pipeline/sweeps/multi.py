@@ -6,12 +6,12 @@ multi NAME 2 4   ->   NAME.run1 on GPUs 0, 1;  NAME.run2 on 2, 3;  NAME.run3 on 
 from __future__ import annotations
 
 import sys
+import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from hydra.core.override_parser.overrides_parser import OverridesParser
-from hydra.core.override_parser.types import Override
 from hydra.errors import HydraException
 
 from pipeline.config.explain import explain
@@ -21,7 +21,7 @@ from pipeline.errors import ConfigError, describe_exit
 from pipeline.machine.children import tail
 from pipeline.runs.report.format import count, duration, shown_path
 from pipeline.sweeps.command import overrides_of
-from pipeline.sweeps.trial_process import Ended, Order, SideBySide, Task
+from pipeline.sweeps.trial_process import Handle, Order, SideBySide
 
 MOST_RUNS = 1000
 _OURS = (
@@ -43,34 +43,28 @@ class MemberRun:
     Attributes:
         name: Of its experiment: ``NAME.run1``.
         slot: Which set of devices it has.
+        places: The devices, as positions among those that are visible; contiguous.
         settings: All that it has besides those that say which devices.
         own: Those of them in which it differs from the others.
     """
 
     name: str
     slot: int
+    places: tuple[int, ...]
     settings: tuple[str, ...]
     own: tuple[str, ...] = ()
 
-
-@dataclass(frozen=True, kw_only=True)
-class MultiPlan:
-    """What is run.
-
-    Attributes:
-        each: Devices of each run.
-        slots: Sets of devices, as positions among those that are visible; contiguous, and disjoint.
-        runs: The runs, in order.
-    """
-
-    each: int
-    slots: tuple[tuple[int, ...], ...]
-    runs: tuple[MemberRun, ...]
+    def typed(self, output_dir: Path, *, on_cpu: bool, queue: bool) -> list[str]:
+        """The settings by which it is a run of its own command."""
+        where = {"execution.workers": len(self.places)} if on_cpu else {"distributed.gpu_list": list(self.places)}
+        waits = ["execution.wait_for_devices=true"] if queue and not on_cpu else []
+        named = overrides_of({"experiment.name": self.name, "output_dir": str(output_dir)})
+        return [*named, *self.settings, *overrides_of(where), *waits]
 
 
 def plan_runs(
     name: str, each: int, runs: int, total: int, settings: Sequence[str], *, queue: bool = False, kind: str = "GPU"
-) -> MultiPlan:
+) -> list[MemberRun]:
     """Share devices out.
 
     A setting with as many values as there are runs, as ``training.grad_clip=0.5,1,2,4``, gives each run its own.
@@ -94,27 +88,41 @@ def plan_runs(
     slots = min(runs, total // each)
     if slots < runs and not (queue and slots):
         raise ConfigError(
-            f"{count(runs, 'run')} with {count(each, kind)} each need {runs * each}, and there "
-            f"{'is' if total == 1 else 'are'} {total}: ask for {count(total // each, 'run')}, for fewer {kind}s "
-            "each, "
-            "or let the others wait with --queue; device=cpu runs on CPU slots"
+            f"{count(runs, 'run')} with {count(each, kind)} each need {runs * each}, and there are {total}: ask "
+            f"for fewer runs or {kind}s, or let the others wait with --queue; device=cpu runs on CPU slots"
         )
-    shares = [(each.get_key_element(), _values(each, runs)) for each in map(_parsed, settings)]
-    if _SEEDS not in [key.lstrip("+") for key, _ in shares]:
-        shares.append((_SEEDS, [f"{_SEEDS}=[{number}]" for number in range(runs)]))
-    return MultiPlan(
-        each=each,
-        slots=tuple(tuple(range(slot * each, (slot + 1) * each)) for slot in range(slots)),
-        runs=tuple(
-            MemberRun(
-                name=f"{name}.run{number + 1}",
-                slot=number % slots,
-                settings=tuple(values[number % len(values)] for _, values in shares),
-                own=tuple(values[number] for _, values in shares if len(values) > 1),
-            )
-            for number in range(runs)
-        ),
-    )
+    shares = [_values(setting, runs) for setting in settings]
+    if not any(values[0].lstrip("+").startswith(f"{_SEEDS}=") for values in shares):
+        shares.append([f"{_SEEDS}=[{number}]" for number in range(runs)])
+    return [
+        MemberRun(
+            name=f"{name}.run{number + 1}",
+            slot=number % slots,
+            places=tuple(range(number % slots * each, (number % slots + 1) * each)),
+            settings=tuple(values[number % len(values)] for values in shares),
+            own=tuple(values[number] for values in shares if len(values) > 1),
+        )
+        for number in range(runs)
+    ]
+
+
+def _values(setting: str, runs: int) -> list[str]:
+    """What each run is given of a setting: one word for all of them, or one for each."""
+    try:
+        parsed = OverridesParser.create().parse_override(setting)
+    except HydraException as error:
+        raise ConfigError(f"{setting}: {explain(error)}") from error
+    key = parsed.get_key_element()
+    if key.lstrip("+~") in _OURS:
+        raise ConfigError(f"{setting}: each run has its own, by GPUS_PER_RUN, --output-dir and --queue")
+    if not parsed.is_sweep_override():
+        return [setting]
+    values = [f"{key}={value}" for value in parsed.sweep_string_iterator()]
+    if len(values) != runs:
+        raise ConfigError(
+            f"{setting}: {count(len(values), 'value')} for {count(runs, 'run')}; one for all, or one for each"
+        )
+    return values
 
 
 def split_total(words: Sequence[str]) -> tuple[int | None, list[str]]:
@@ -131,115 +139,71 @@ def split_total(words: Sequence[str]) -> tuple[int | None, list[str]]:
     return total, rest
 
 
-def _parsed(word: str) -> Override:
-    try:
-        return OverridesParser.create().parse_override(word)
-    except HydraException as error:
-        raise ConfigError(f"{word}: {explain(error)}") from error
+def carry_out(
+    runs: Sequence[MemberRun],
+    devices: Sequence[Device],
+    output_dir: Path,
+    signals: StopSignals,
+    say: Callable[[str], None],
+    *,
+    queue: bool,
+    grace_s: int,
+) -> tuple[str, list[str]]:
+    """Run all of them.
 
+    Args:
+        runs: What is run.
+        devices: Where.
+        output_dir: Folder of all runs.
+        signals: The first one ends runs in order, a second one kills them.
+        say: Told a line for the user.
+        queue: Let runs wait for devices that others have.
+        grace_s: Seconds that a run has to end once it was told to.
 
-def _values(setting: Override, runs: int) -> list[str]:
-    """What each run is given of a setting: one word for all of them, or one for each."""
-    key, written = setting.get_key_element(), str(setting.input_line)
-    if key.lstrip("+~") in _OURS:
-        raise ConfigError(f"{written}: each run has its own, by GPUS_PER_RUN, --output-dir and --queue")
-    if not setting.is_sweep_override():
-        return [written]
-    values = [f"{key}={value}" for value in setting.sweep_string_iterator()]
-    if len(values) != runs:
-        raise ConfigError(
-            f"{written}: {count(len(values), 'value')} for {count(runs, 'run')}; one for all, or one for each"
-        )
-    return values
-
-
-def settings_of(run: MemberRun, plan: MultiPlan, output_dir: Path, *, on_cpu: bool, queue: bool) -> list[str]:
-    """The settings by which a run is one of its own command."""
-    named = overrides_of({"experiment.name": run.name, "output_dir": str(output_dir)})
-    where = overrides_of(
-        {"execution.workers": plan.each} if on_cpu else {"distributed.gpu_list": list(plan.slots[run.slot])}
-    )
-    return [*named, *run.settings, *where, *(["execution.wait_for_devices=true"] if queue and not on_cpu else [])]
-
-
-class Members:
-    """The runs under way.
-
-    Attributes:
-        left: Names of the runs that are not done.
+    Returns:
+        The name of the signal that has ended it before, or "", and names of the runs that are not done.
     """
+    on_cpu = devices[0].kind != "cuda"
+    waiting, left, told = {run.name: run for run in runs}, [run.name for run in runs], set[str]()
+    for run in runs:
+        say(f"{run.name}  on {', '.join(devices[at].label for at in run.places)}  {' '.join(run.own)}".rstrip())
+    say(f"Their output is in {shown_path(output_dir)}/NAME/{OUTPUT}.")
 
-    def __init__(
-        self,
-        plan: MultiPlan,
-        devices: Sequence[Device],
-        typed: dict[str, list[str]],
-        output_dir: Path,
-        say: Callable[[str], None],
-        *,
-        queue: bool,
-        grace_s: int,
-    ) -> None:
-        """Prepare.
-
-        Args:
-            plan: What is run.
-            devices: Where.
-            typed: Name of a run -> its settings.
-            output_dir: Folder of all runs.
-            say: Told a line for the user.
-            queue: Let runs wait for devices that others have.
-            grace_s: Seconds that a run has to end once it was told to.
-        """
-        self.left = [run.name for run in plan.runs]
-        self._plan, self._devices, self._typed, self._say = plan, devices, typed, say
-        self._output_dir, self._queue, self._grace_s = output_dir, queue, grace_s
-        self._waiting, self._told = list(plan.runs), set[str]()
-
-    def work(self, signals: StopSignals) -> str:
-        """Run all of them; the name of the signal that has ended it before, or ""."""
-        for run in self._plan.runs:
-            places = ", ".join(self._devices[place].label for place in self._plan.slots[run.slot])
-            self._say(f"{run.name}  on {places}  {' '.join(run.own)}".rstrip())
-        self._say(f"Their output is in {shown_path(self._output_dir)}/NAME/{OUTPUT}.")
-        interrupted = SideBySide(len(self._plan.slots), self._following, self._ended, self._say).run(signals)
-        many = count(len(self._plan.runs), "run")
-        not_done = f"; not done: {', '.join(self.left)}" if self.left else ""
-        self._say(f"{len(self._plan.runs) - len(self.left)} of {many} done{not_done}")
-        return interrupted
-
-    def _following(self, slot: int) -> Task | None:
-        run = next((run for run in self._waiting if run.slot == slot), None)
+    def following(slot: int) -> Order | None:
+        run = next((run for run in runs if run.slot == slot and run.name in waiting), None)
         if run is None:
             return None
-        self._waiting.remove(run)
-        folder, places = self._output_dir / run.name, list(self._plan.slots[slot])
+        folder = output_dir / waiting.pop(run.name).name
         folder.mkdir(parents=True, exist_ok=True)
-        order = Order(
-            words=[sys.executable, "-m", "pipeline", "run", *self._typed[run.name]],
-            gpus=places if self._devices[0].kind == "cuda" else None,
-            slots=len(places),
+        return Order(
+            words=[sys.executable, "-m", "pipeline", "run", *run.typed(output_dir, on_cpu=on_cpu, queue=queue)],
+            gpus=None if on_cpu else list(run.places),
+            slots=len(run.places),
             leases=True,
             holder=run.name,
             folder=str(Path.cwd()),
             log=str(folder / OUTPUT),
             start=str(folder / START),
-            grace_s=self._grace_s,
+            grace_s=grace_s,
         )
-        return Task(name=run.name, order=order)
 
-    def _ended(self, ended: Ended) -> float:
-        name, code = ended.task.name, ended.exit_code
-        if ended.busy and self._queue:
-            self._waiting.insert(0, next(run for run in self._plan.runs if run.name == name))
-            if name not in self._told:
-                self._told.add(name)
-                self._say(f"{name} waits: {ended.busy}")
+    def ended(_slot: int, handle: Handle) -> float:
+        name, said = handle.order.holder, handle.said
+        if said.busy and queue:
+            waiting[name] = next(run for run in runs if run.name == name)
+            if name not in told:
+                told.add(name)
+                say(f"{name} waits: {said.busy}")
             return _REST_S
-        if code == 0:
-            self.left.remove(name)
-            self._say(f"{name} done after {duration(ended.seconds)}")
+        if said.exit_code == 0:
+            left.remove(name)
+            say(f"{name} done after {duration(time.monotonic() - handle.began)}")
         else:
-            why = ended.busy or ended.refused or describe_exit(code) + tail(Path(ended.task.order.log))
-            self._say(f"{name} {'was stopped' if ended.asked else 'failed'}: {why}")
+            why = said.busy or said.refused or describe_exit(said.exit_code) + tail(Path(handle.order.log))
+            say(f"{name} {'was stopped' if handle.told_to_end else 'failed'}: {why}")
         return 0.0
+
+    interrupted = SideBySide(len({run.slot for run in runs}), following, ended, say).run(signals)
+    not_done = f"; not done: {', '.join(left)}" if left else ""
+    say(f"{len(runs) - len(left)} of {count(len(runs), 'run')} done{not_done}")
+    return interrupted, left

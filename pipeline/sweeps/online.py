@@ -1,6 +1,6 @@
 """A sweep whose search is W&B's: created there once, and worked on by ``wandb agent`` on devices of our own.
 
-    wandb.sweep(the file, normalised)  ->  entity/project/id, kept in the sweep's folder
+    wandb sweep (the file, normalised)  ->  entity/project/id, kept in the sweep's folder
     slot: devices leased  ->  wandb agent --count 1  ->  the program  ->  devices free  ->  the next one
 
 A program on several devices is started as ranks, by this module: ``python -m pipeline.sweeps.online PROGRAM ...``.
@@ -9,16 +9,18 @@ A program on several devices is started as ranks, by this module: ``python -m pi
 from __future__ import annotations
 
 import hashlib
-import json
 import os
 import re
 import subprocess
 import sys
+import tempfile
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
+
+import yaml
 
 from pipeline.config.place import install_command
 from pipeline.engine.devices.inventory import Device
@@ -26,37 +28,24 @@ from pipeline.engine.launch.run import LOOPBACK, Meeting, listen, ranks_command,
 from pipeline.engine.scheduler.signals import StopSignals
 from pipeline.errors import ConfigError, PipelineError, describe_exit
 from pipeline.files import json_text, write_whole
-from pipeline.foreign import ForeignDataError, read_json, read_json_file
+from pipeline.foreign import ForeignDataError, read_json_file
 from pipeline.machine import children
 from pipeline.machine.children import tail
+from pipeline.runs.report.format import count
+from pipeline.runs.tracking.trackers import own_runs
 from pipeline.sweeps.file import NUM_GPUS, Sweep, as_values, kind_of
-from pipeline.sweeps.plan import most_devices
-from pipeline.sweeps.trial_process import Ended, Order, SideBySide, Task
-from pipeline.terminal.streams import printable
+from pipeline.sweeps.plan import AgentPool, most_devices
+from pipeline.sweeps.trial_process import Handle, Order, SideBySide
+from pipeline.terminal.streams import without_colours
 
 _MODULE = "pipeline.sweeps.online"
 _DEVICES = "PIPELINE_TRIAL_DEVICES"
 """Environment variable: how many devices the program has."""
 _GRACE_S = 20
-_CREATE = """
-import json, os, sys
-answer = os.dup(1)
-os.dup2(2, 1)  # wandb prints
-asked = json.load(sys.stdin)
-try:
-    import wandb
-    made = wandb.sweep(asked["config"], entity=asked["entity"], project=asked["project"])
-    api = wandb.Api()
-    known = {
-        "id": made,
-        "entity": api.settings.get("entity") or api.default_entity,
-        "project": api.settings.get("project") or "uncategorized",
-    }
-except Exception as error:  # wandb has many kinds; where in its code says nothing to a user
-    sys.exit(f"{type(error).__name__}: {error}")
-os.write(answer, json.dumps(known).encode())
-"""
-"""A process of its own, as wandb takes seconds to import, prints, and may wait for ever."""
+_CREATE_S = 120.0
+LOOKS, EMPTY_S, FAILED_S, BUSY_S = 3, 60.0, 30.0, 5.0
+"""How often in a row a slot is given no trial until the sweep is done, and seconds for which it rests after that,
+after its agent has failed, and where somebody else has one of its devices."""
 
 
 # -- a program on several devices --------------------------------------------------------------------------------
@@ -86,28 +75,6 @@ def main(words: Sequence[str]) -> int:
 # -- the sweep at W&B --------------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True, kw_only=True)
-class OnlineSweep:
-    """A sweep at W&B.
-
-    Attributes:
-        id: As W&B has named it.
-        entity: Whose it is.
-        project: In which project.
-        config: Digest of what it was created from.
-    """
-
-    id: str
-    entity: str
-    project: str
-    config: str = ""
-
-    @property
-    def path(self) -> str:
-        """As ``wandb agent`` takes it."""
-        return f"{self.entity}/{self.project}/{self.id}"
-
-
 def devices_of_agents(sweep: Sweep, each: int | None) -> int:
     """How many devices an agent needs so that it can run every trial of a sweep.
 
@@ -117,15 +84,14 @@ def devices_of_agents(sweep: Sweep, each: int | None) -> int:
     _, most = most_devices(sweep, each)
     if each is not None and each < most:
         raise ConfigError(
-            f"--gpus-per-agent {each}: trials of this sweep need up to {most} ({NUM_GPUS}), and W&B chooses them "
-            "without "
-            f"knowing what an agent has. Give {most}, or take larger values out of the file"
+            f"--gpus-per-agent {each}: trials of this sweep need up to {most} ({NUM_GPUS}), and W&B does not know "
+            f"what an agent has. Give {most}, or take larger values out of the file"
         )
     return max(most, each or 1)
 
 
 def wandb_config(sweep: Sweep, devices: int = 1) -> dict[str, Any]:
-    """Write a sweep as ``wandb.sweep`` takes it, for agents with so many devices.
+    """Write a sweep as ``wandb sweep`` takes it, for agents with so many devices.
 
     Numbers are numbers, and the distribution of every range is named, as W&B refuses one from a whole number to
     another kind. Distributions that W&B has given up are those that took their place. For trials on several
@@ -145,23 +111,28 @@ def _block(block: Mapping[str, Any]) -> dict[str, Any]:
         if kind_of(given) == "parameters":
             found[name] = {"parameters": _block(given["parameters"])}
         else:
-            found[name] = {
-                **as_values(given),
-                **({"distribution": kind_of(as_values(given))} if "min" in given else {}),
-            }
+            values = as_values(given)
+            found[name] = {**values, **({"distribution": kind_of(values)} if "min" in given else {})}
     return found
 
 
-def created(config: Mapping[str, Any], kept: Path, timeout_s: float = 120.0) -> tuple[OnlineSweep, bool]:
+@dataclass(frozen=True, kw_only=True)
+class _Kept:
+    """A sweep at W&B: its path, as ``wandb agent`` takes it, and a digest of what it was created from."""
+
+    path: str
+    config: str
+
+
+def created(config: Mapping[str, Any], file: Path) -> tuple[str, bool]:
     """The sweep at W&B that belongs to a folder: the one that was created before, else a new one.
 
     Args:
         config: What W&B is given.
-        kept: File in which it is noted.
-        timeout_s: Seconds that W&B has.
+        file: In which it is noted.
 
     Returns:
-        The sweep, and whether it is new.
+        Its path, and whether it is new.
 
     Raises:
         ConfigError: Another one was created for this folder.
@@ -169,77 +140,53 @@ def created(config: Mapping[str, Any], kept: Path, timeout_s: float = 120.0) -> 
     """
     digest = hashlib.sha256(json_text(config, sort_keys=True).encode()).hexdigest()[:16]
     try:
-        before = read_json_file(kept, OnlineSweep)
+        kept = read_json_file(file, _Kept)
     except FileNotFoundError:
-        made = _create(config, digest, timeout_s)
-        kept.parent.mkdir(parents=True, exist_ok=True)
-        write_whole(kept, json_text({**asdict(made), "path": made.path}, indent=1) + "\n")
-        return made, True
+        kept = _Kept(path=_create(config), config=digest)
+        file.parent.mkdir(parents=True, exist_ok=True)
+        write_whole(file, json_text(asdict(kept), indent=1) + "\n")
+        return kept.path, True
     except (ForeignDataError, OSError) as error:
-        raise ConfigError(f"{kept} cannot be used ({error}): remove it to create the sweep anew") from error
-    if before.config != digest:
+        raise ConfigError(f"{file} cannot be used ({error}): remove it to create the sweep anew") from error
+    if kept.config != digest:
         raise ConfigError(
-            f"{before.path} was created from another file. Give this sweep a name of its own by --name, or remove "
-            f"{kept} to create it anew"
+            f"{kept.path} was created from another file. Give this sweep a name of its own by --name, or remove "
+            f"{file} to create it anew"
         )
-    return before, False
+    return kept.path, False
 
 
-def _create(config: Mapping[str, Any], digest: str, timeout_s: float) -> OnlineSweep:
+def _create(config: Mapping[str, Any]) -> str:
     if find_spec("wandb") is None:
         raise ConfigError(
-            f"--wandb needs the package wandb, which is not installed: {install_command('wandb')}. Without "
-            "--wandb "
-            "the same file is searched on this machine"
+            f"--wandb needs the package wandb, which is not installed: {install_command('wandb')}. Without it the "
+            "same file is searched on this machine"
         )
-    asked = {
-        "config": dict(config),
-        **{key: config.get(key) or os.environ.get(f"WANDB_{key.upper()}") for key in ("entity", "project")},
-    }
-    words, given = [sys.executable, "-c", _CREATE], json.dumps(asked).encode()
-    try:
-        done = subprocess.run(words, input=given, capture_output=True, timeout=timeout_s, check=False)
-        why = describe_exit(done.returncode) if done.returncode else ""
-        said = done.stderr
-    except subprocess.TimeoutExpired as error:
-        why, said = f"within {timeout_s:g} s", error.stderr or b""
-    lines = "".join(
-        f"\n    {printable(line)}" for line in said.decode(errors="replace").strip().splitlines()[-12:]
-    )
-    if why:
-        raise PipelineError(f"W&B has not created the sweep ({why}):{lines}")
-    try:
-        made = read_json(done.stdout, OnlineSweep)
-    except ForeignDataError as error:
-        raise PipelineError(f"W&B has given no id of a sweep: {error}{lines}") from error
-    for name in (made.id, made.entity, made.project):
-        if not re.fullmatch(r"[A-Za-z0-9_.~-]{1,200}", name):
-            raise PipelineError(f"W&B has given a sweep that cannot be: {name[:80]!r}{lines}")
-    return OnlineSweep(id=made.id, entity=made.entity, project=made.project, config=digest)
+    with tempfile.TemporaryDirectory() as folder:
+        file = Path(folder) / "sweep.yaml"
+        file.write_text(yaml.safe_dump(dict(config), sort_keys=False))
+        words, environment = [sys.executable, "-m", "wandb", "sweep", str(file)], own_runs(os.environ)
+        pipe = subprocess.PIPE
+        try:  # what it prints is all that it answers, and it may wait for ever
+            done = subprocess.run(
+                words, env=environment, stdout=pipe, stderr=subprocess.STDOUT, timeout=_CREATE_S, check=False
+            )
+            printed, why = done.stdout, describe_exit(done.returncode) if done.returncode else ""
+        except subprocess.TimeoutExpired as error:
+            printed, why = error.stdout or b"", f"within {_CREATE_S:g} s"
+    text = without_colours(printed.decode(errors="replace")).strip()
+    found = re.search(r"wandb agent ((?:[A-Za-z0-9_.~-]+/){0,2}[A-Za-z0-9_~-]+)\s*$", text, re.MULTILINE)
+    if why or found is None:
+        lines = "".join(f"\n    {line}" for line in text.splitlines()[-12:])
+        raise PipelineError(f"W&B has not created the sweep ({why or 'it names none'}):{lines}")
+    return found[1]
 
 
 # -- slots -------------------------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True, kw_only=True)
-class Patience:
-    """How long a slot waits for what is not there.
-
-    Attributes:
-        checks: How often in a row it is given no trial until it takes the sweep for done.
-        empty_s: Seconds for which it rests where W&B had no trial for it.
-        failed_s: Where its agent has failed.
-        busy_s: Where somebody else has one of its devices.
-    """
-
-    checks: int = 3
-    empty_s: float = 60.0
-    failed_s: float = 30.0
-    busy_s: float = 5.0
-
-
 @dataclass(kw_only=True)
-class Slot:
+class _Slot:
     """One slot: its devices, where its files are, trials that W&B has given it, and how often in a row none."""
 
     devices: Sequence[Device]
@@ -252,8 +199,8 @@ class Slot:
         return sum(1 for _ in self.place.glob("wandb/sweep-*/config-*.yaml"))
 
 
-class OnlineSlots:
-    """The slots of one command.
+class OnlineAgents:
+    """The agents of one command.
 
     Attributes:
         trials: How many trials were run.
@@ -264,29 +211,32 @@ class OnlineSlots:
         self,
         sweep: Sweep,
         path: str,
-        slots: Sequence[Slot],
-        places: Mapping[str, int],
+        pool: AgentPool,
+        folder: Path,
         say: Callable[[str], None],
         *,
         limit: int | None = None,
         grace_s: int = 30,
-        patience: Patience | None = None,
     ) -> None:
         """Prepare.
 
         Args:
             sweep: What was asked for.
             path: The same at W&B.
-            slots: With their devices.
-            places: UUID -> position in the visible set.
+            pool: Their devices.
+            folder: Of the sweep.
             say: Told a line where something fails.
             limit: The most trials that are run; None for no bound.
             grace_s: Seconds that a trial has to end once it was told to.
-            patience: How long slots wait.
         """
         self.trials = self.failures = self._running = 0
-        self._sweep, self._path, self._slots, self._places, self._say = sweep, path, slots, places, say
-        self._limit, self._grace_s, self._patience = limit, grace_s, patience or Patience()
+        self._sweep, self._path, self._places, self._say = sweep, path, pool.places, say
+        self._limit, self._grace_s, each = limit, grace_s, pool.each
+        self._slots = [
+            _Slot(devices=pool.devices[at * each : (at + 1) * each], place=folder / "slots" / f"{at + 1:02d}")
+            for at in range(min(pool.at_once, len(pool.devices) // each))
+        ]
+        say(f"{count(len(self._slots), 'agent')} with {count(each, pool.kind)} each")
 
     @property
     def gave_up(self) -> bool:
@@ -299,16 +249,16 @@ class OnlineSlots:
             slot.begun = slot.count()
         return SideBySide(len(self._slots), self._following, self._ended, self._say).run(signals)
 
-    def _following(self, number: int) -> Task | None:
+    def _following(self, number: int) -> Order | None:
         slot = self._slots[number]
         within = self._limit is None or self.trials + self._running < self._limit
-        if self.gave_up or slot.empty >= self._patience.checks or not within:
+        if self.gave_up or slot.empty >= LOOKS or not within:
             return None
         self._running += 1
         slot.place.mkdir(parents=True, exist_ok=True)
         python = str(Path(sys.executable).parent)
         search = [*filter(None, os.environ.get("PYTHONPATH", "").split(os.pathsep)), str(children.PACKAGE_PARENT)]
-        order = Order(
+        return Order(
             # Its agent is told to forward a request to stop: else it leaves its trial.
             words=[sys.executable, "-m", "wandb", "agent", "--forward-signals", "--count", "1", self._path],
             gpus=[self._places[device.uuid or ""] for device in slot.devices] if self._places else None,
@@ -327,26 +277,25 @@ class OnlineSlots:
             start=str(slot.place / "start.json"),
             grace_s=self._grace_s,
         )
-        return Task(name=f"agent {number + 1}", order=order)
 
-    def _ended(self, ended: Ended) -> float:
+    def _ended(self, number: int, handle: Handle) -> float:
         self._running -= 1
-        slot = self._slots[ended.slot]
-        if ended.busy:
-            return self._patience.busy_s
+        slot, said = self._slots[number], handle.said
+        if said.busy:
+            return BUSY_S
         begun = slot.count()
         given, slot.begun = begun - slot.begun, begun
         self.trials += given
-        if ended.asked:
+        if handle.told_to_end:
             return 0.0
-        if ended.refused or ended.exit_code != 0:
+        if said.refused or said.exit_code != 0:
             self.failures += 1
-            why = ended.refused or describe_exit(ended.exit_code) + tail(Path(ended.task.order.log))
-            self._say(f"{ended.task.name} failed: {why}")
-            return self._patience.failed_s
+            why = said.refused or describe_exit(said.exit_code) + tail(Path(handle.order.log))
+            self._say(f"agent {number + 1} failed: {why}")
+            return FAILED_S
         self.failures = 0
         slot.empty = 0 if given else slot.empty + 1
-        return 0.0 if given else self._patience.empty_s
+        return 0.0 if given else EMPTY_S
 
 
 if __name__ == "__main__":

@@ -5,33 +5,34 @@ from collections.abc import Callable
 from pathlib import Path
 
 from pipeline.engine.scheduler.signals import StopSignals
-from pipeline.sweeps.trial_process import Ended, Order, SideBySide, Task
+from pipeline.sweeps.trial_process import Handle, Order, SideBySide
 
 
-def task(folder: Path, name: str, code: str, **options: object) -> Task:
-    order = {
+def order(folder: Path, name: str, code: str, **options: object) -> Order:
+    given = {
         "words": [sys.executable, "-c", code],
         "log": str(folder / f"{name}.txt"),
         "start": str(folder / f"{name}.json"),
+        "holder": name,
         **options,
     }
-    return Task(name=name, order=Order(**order))  # type: ignore[arg-type]
+    return Order(**given)  # type: ignore[arg-type]
 
 
 def carry_out(
-    tasks: list[Task], slots: int, rest_s: float = 0.0, say: Callable[[str], None] = print
-) -> tuple[str, list[Ended]]:
-    ended: list[Ended] = []
-    waiting = list(tasks)
+    orders: list[Order], slots: int, rest_s: float = 0.0, say: Callable[[str], None] = print
+) -> tuple[str, list[Handle]]:
+    ended: list[Handle] = []
+    waiting = list(orders)
 
-    def following(slot: int) -> Task | None:
+    def following(slot: int) -> Order | None:
         return waiting.pop(0) if waiting else None
 
-    def note(one: Ended) -> float:
+    def note(_slot: int, one: Handle) -> float:
         ended.append(one)
-        if one.busy:
-            waiting.append(one.task)
-            say(one.busy)
+        if one.said.busy:
+            waiting.append(one.order)
+            say(one.said.busy)
         return rest_s
 
     with StopSignals() as signals:

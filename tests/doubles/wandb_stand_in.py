@@ -11,9 +11,9 @@ import os
 import subprocess
 import sys
 import time
-from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+
+import yaml
 
 FOLDER = "WANDB_STAND_IN"
 ID = "abc123"
@@ -25,7 +25,7 @@ def install(folder: Path, environment: dict[str, str]) -> Path:
     package.mkdir(parents=True)
     server.mkdir()
     (server / "mode").write_text("")
-    (package / "__init__.py").write_text("from tests.doubles.wandb_stand_in import Api, sweep\n")
+    (package / "__init__.py").touch()
     (package / "__main__.py").write_text("from tests.doubles.wandb_stand_in import main\nmain()\n")
     root = str(Path(__file__).parents[2])
     environment["PYTHONPATH"] = os.pathsep.join([str(package.parent), root])
@@ -41,23 +41,22 @@ def _mode() -> str:
     return (_server() / "mode").read_text()
 
 
-def sweep(sweep: dict[str, Any], entity: str | None = None, project: str | None = None) -> str:
+def _sweep(file: str) -> None:
     if _mode() == "hangs":
         time.sleep(600)
     if _mode() == "fails":
-        raise RuntimeError("api_key not configured (no-tty)")
-    print("Create sweep with ID: nothing that anybody should read")
-    (_server() / "sweep.json").write_text(json.dumps({"config": sweep, "entity": entity, "project": project}))
-    return "../\x1b[2J" if _mode() == "garbage" else ID
-
-
-class Api:
-    default_entity = "me"
-    settings: Mapping[str, str | None] = {"entity": None, "project": "sums"}
+        sys.exit("wandb: ERROR api_key not configured (no-tty)")
+    print("wandb: Creating sweep with ID: nothing that anybody should read", file=sys.stderr)
+    (_server() / "sweep.json").write_text(json.dumps({"config": yaml.safe_load(Path(file).read_text())}))
+    path = "../\x1b[2J" if _mode() == "garbage" else f"me/sums/{ID}"
+    print(f"wandb: Run sweep agent with: wandb agent {path}", file=sys.stderr)
 
 
 def main() -> None:
-    """``python -m wandb agent --forward-signals --count 1 PATH``."""
+    """``python -m wandb sweep FILE``, and ``agent --forward-signals --count 1 PATH``."""
+    if sys.argv[1] == "sweep":
+        _sweep(sys.argv[2])
+        return
     assert sys.argv[1:] == ["agent", "--forward-signals", "--count", "1", f"me/sums/{ID}"], sys.argv
     if _mode() == "agent fails":
         sys.exit("wandb: ERROR BrokenPipeError")

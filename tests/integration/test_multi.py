@@ -14,7 +14,7 @@ from pipeline.__main__ import app
 from pipeline.engine.devices.inventory import find_gpus, lives
 from pipeline.engine.devices.lease import LeaseSet
 from tests.doubles import fake_nvml
-from tests.doubles.side_by_side import carry_out, task
+from tests.doubles.side_by_side import carry_out, order
 from tests.doubles.small_runs import wait_for
 
 ROOT = Path(__file__).parents[2]
@@ -34,17 +34,17 @@ def test_each_has_its_devices_log_and_exit_code(tmp_path: Path, monkeypatch: pyt
 
     interrupted, ended = carry_out(
         [
-            task(tmp_path, "a", show, gpus=[1]),
-            task(tmp_path, "b", show + "; raise SystemExit(7)", gpus=[2]),
-            task(tmp_path, "waits", show, gpus=[3]),
-            task(tmp_path, "lost", "import os; os.kill(os.getpid(), 9)", gpus=[4]),
-            task(tmp_path, "takes its own", show, gpus=[5], leases=True),
+            order(tmp_path, "a", show, gpus=[1]),
+            order(tmp_path, "b", show + "; raise SystemExit(7)", gpus=[2]),
+            order(tmp_path, "waits", show, gpus=[3]),
+            order(tmp_path, "lost", "import os; os.kill(os.getpid(), 9)", gpus=[4]),
+            order(tmp_path, "takes its own", show, gpus=[5], leases=True),
         ],
         slots=3,
         say=hear,
     )
     assert interrupted == ""
-    assert {one.task.name: one.exit_code for one in ended if not one.busy} == {
+    assert {one.order.holder: one.said.exit_code for one in ended if not one.said.busy} == {
         "a": 0,
         "b": 7,
         "waits": 0,
@@ -75,10 +75,10 @@ def test_signals_end_what_runs_and_leave_nothing(tmp_path: Path, signals: int) -
     script = f"""
         import sys
         from pathlib import Path
-        from tests.doubles.side_by_side import carry_out, task
+        from tests.doubles.side_by_side import carry_out, order
         folder = Path(sys.argv[1])
         say = lambda text: print(text, flush=True)
-        print(carry_out([task(folder, "a", {textwrap.dedent(program)!r}, grace_s=60)], 1, say=say)[0], flush=True)
+        print(carry_out([order(folder, "a", {textwrap.dedent(program)!r}, grace_s=60)], 1, say=say)[0], flush=True)
     """
     process = subprocess.Popen(
         [sys.executable, "-c", textwrap.dedent(script), str(tmp_path)], stdout=subprocess.PIPE, text=True, cwd=ROOT

@@ -19,7 +19,6 @@ from pipeline.commands.sweep_run import SweepRequest, run_online
 from pipeline.errors import ConfigError, PipelineError
 from pipeline.sweeps import online
 from pipeline.sweeps.file import read_sweep
-from pipeline.sweeps.online import Patience
 from pipeline.sweeps.plan import DevicesAsked
 from tests.doubles import fake_nvml, wandb_server, wandb_stand_in
 from tests.doubles.small_runs import wait_for
@@ -38,7 +37,12 @@ method: grid
 parameters:
   lr: {values: [1e-3, 1e-2]}
 """
-QUICK = Patience(checks=1, empty_s=0.0, failed_s=0.0, busy_s=0.1)
+
+
+@pytest.fixture(autouse=True)
+def _quick(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name, value in {"LOOKS": 1, "EMPTY_S": 0.0, "FAILED_S": 0.0, "BUSY_S": 0.1}.items():
+        monkeypatch.setattr(online, name, value)
 
 
 @pytest.fixture
@@ -71,7 +75,7 @@ def run(place: Path, **options: Any) -> tuple[int, str]:
     with (place / "said").open("w+") as file:
         where = DevicesAsked(agents=options.pop("agents", None))
         request = SweepRequest(file=place / "lr.yaml", output_dir=place / "out", where=where, **options)
-        code = run_online(request, Console(file=file, width=200), patience=QUICK)
+        code = run_online(request, Console(file=file, width=200))
         file.seek(0)
         return code, file.read()
 
@@ -113,18 +117,19 @@ def test_of_a_trial_on_several_devices_rank_0_alone_is_a_run(place: Path) -> Non
     ]
 
 
-def test_whonline_does_wrong_is_one_message_and_starts_nothing(
+def test_what_wandb_does_wrong_is_one_message_and_starts_nothing(
     place: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     mode(place, "fails")
     with pytest.raises(PipelineError, match=r"(?s)exit code 1\):.*api_key not configured"):
         run(place)
     mode(place, "garbage")
-    with pytest.raises(PipelineError, match="a sweep that cannot be"):
+    with pytest.raises(PipelineError, match="it names none"):
         run(place)
     mode(place, "hangs")
+    monkeypatch.setattr(online, "_CREATE_S", 0.5)
     with pytest.raises(PipelineError, match=r"within 0.5 s"):
-        online.created({}, place / "kept", timeout_s=0.5)
+        run(place)
     monkeypatch.setattr(online, "find_spec", lambda name: None)
     with pytest.raises(ConfigError, match="which is not installed"):
         run(place)
@@ -204,7 +209,7 @@ def test_the_real_agent_runs_trials_and_tells_them_to_stop(
     """
     monkeypatch.chdir(tmp_path)
     (tmp_path / "train.py").write_text(HOLDS)
-    (tmp_path / "lr.yaml").write_text(SWEEP.replace("1e-2", "1e-1"))
+    (tmp_path / "lr.yaml").write_text(SWEEP.replace("1e-2", "1e-1") + "project: sums\n")
     ran, told = tmp_path / "ran", tmp_path / "told"
     with wandb_server.serving() as server:
         for name, value in server.environment(tmp_path).items():
