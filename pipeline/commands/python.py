@@ -13,7 +13,6 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from enum import Enum
-from functools import partial
 from importlib.util import find_spec
 from numbers import Integral, Real
 from pathlib import Path
@@ -199,7 +198,6 @@ def _pass_on(interrupted: str) -> None:
 # `pipeline.guided`: a trained model by the name of its run, its folder or its id on the hub, ready to use.
 
 
-_HEAD, _CONFIG = "value_head.json", "config.json"
 _T = TypeVar("_T")
 _Choice = TypeVar("_Choice", bound=Enum)
 
@@ -255,8 +253,9 @@ def guided(
     check_types(str, Path, output_dir=output_dir)
     found = _found(model.loaded if isinstance(model, Run) else model, chain, round, Path(output_dir))
     if reference is not None:
-        given = partial(_given_reference, str(reference))
-        found = replace(found, base=given) if found.guidance is None else replace(found, reference=given)
+        given = str(reference)
+        is_place = Path(given).is_dir() or not is_hub_id(given)
+        found = replace(found, reference=lambda: given if is_place else snapshot(given, None))
     found = replace(found, trusts_code=trust_remote_code or found.trusts_code)
     drawing = found.usage.drawing
     system = SystemConfig(
@@ -272,47 +271,40 @@ class _Found:
 
     Attributes:
         weights: Folder of the policy, or of the value model.
-        reference: Says where the reference is, of a value model.
-        base: Likewise, of a policy that may be stored as adapters.
+        reference: Says where the reference is: what a value model guides, or what adapters belong to.
     """
 
     weights: Path
     usage: Usage
+    reference: Callable[[], str]
     guidance: GuidanceSettings | None = None
-    reference: Callable[[], str] | None = None
-    base: Callable[[], str] | None = None
     offset: Callable[[float], Offset] | None = None
     trusts_code: bool = False
 
 
 def _found(model: str | Path | LoadedRun, chain: str | None, number: int | None, output_dir: Path) -> _Found:
+    name, folder, run = str(model), Path(), None
     if isinstance(model, LoadedRun):
-        return _of_run(find_trained(model, chain, number))
-    folder = Path(model).expanduser()
-    is_name = isinstance(model, str) and "/" not in model and (output_dir / model / "latest").is_dir()
-    if folder.is_dir() and not is_name:
-        # Of an experiment's folder the newest run, as of its name.
-        whole = next((one for one in (folder, folder / "latest") if (one / "plan.json").exists()), None)
-        run = load(RunFolder(whole.resolve())) if whole else None
+        run = model
     else:
-        run = _run_named(str(model), chain, output_dir)
+        folder = Path(model).expanduser()
+        is_name = isinstance(model, str) and "/" not in name and (output_dir / name / "latest").is_dir()
+        if folder.is_dir() and not is_name:
+            # Of an experiment's folder the newest run, as of its name.
+            whole = next((one for one in (folder, folder / "latest") if (one / "plan.json").exists()), None)
+            run = load(RunFolder(whole.resolve())) if whole else None
+        elif "/" not in name or (output_dir / name).exists():
+            run = run_of_chain(output_dir, name, chain)
+        elif not is_hub_id(name):
+            raise ConfigError(f"{name}: there is no such folder, experiment or id of the hub")
     if run is not None:
         return _of_run(find_trained(run, chain, number))
     if chain is not None or number is not None:
-        raise ConfigError(f"{model} is the folder of one model, so it has no chain and no round to choose from")
+        raise ConfigError(f"{name} is the folder of one model, so it has no chain and no round to choose from")
     if not folder.is_dir():
-        folder = Path(snapshot(str(model), None))
+        folder = Path(snapshot(name, None))
     made_by = _job_of(folder)
     return _of_run(made_by) if made_by is not None else _of_folder(folder.resolve())
-
-
-def _run_named(name: str, chain: str | None, output_dir: Path) -> LoadedRun | None:
-    """The newest run of an experiment that trains a chain; None for what can only be a model on the hub."""
-    if "/" in name and is_hub_id(name) and not (output_dir / name).exists():
-        return None
-    if "/" in name:
-        raise ConfigError(f"{name}: there is no such folder, and it is no name of an experiment or id of the hub")
-    return run_of_chain(output_dir, name, chain)
 
 
 def _job_of(folder: Path) -> Trained | None:
@@ -329,19 +321,12 @@ def _job_of(folder: Path) -> Trained | None:
 
 
 def _of_run(found: Trained) -> _Found:
-    if not found.is_value:
-        return _Found(
-            weights=found.weights,
-            usage=found.usage,
-            base=lambda: str(found.reference_weights),
-            trusts_code=found.model.trusts_code,
-        )
     return _Found(
-        weights=found.folder,
+        weights=found.folder if found.is_value else found.weights,
         usage=found.usage,
-        guidance=found.guidance,
+        guidance=found.guidance if found.is_value else None,
         reference=lambda: str(found.reference_weights),
-        offset=found.offset,
+        offset=found.offset if found.is_value else None,
         trusts_code=found.model.trusts_code,
     )
 
@@ -349,29 +334,21 @@ def _of_run(found: Trained) -> _Found:
 def _of_folder(folder: Path) -> _Found:
     """A model of which only its folder is known: exported, or in a store."""
     adapters = _read(folder / ADAPTERS, read_adapters)
-    if adapters is None and not (folder / _CONFIG).is_file():
+    if adapters is None and not (folder / "config.json").is_file():
         raise ConfigError(
             f"{folder} holds no model. Give the name of an experiment, the folder of a run, of the output of a "
             "training or of an exported model, or the id of a model on the hub"
         )
-    is_value = (folder / _HEAD).is_file()
     usage, guidance = _read(folder / USAGE, read_usage), _read(folder / GUIDANCE, read_guidance)
-    if usage is None:
-        usage = Usage(kind="value" if is_value else "policy", drawing=Drawing(), prompting=Prompting())
-    if adapters is not None:
-        return _Found(weights=folder, usage=usage, base=lambda: _reference_of(folder, None, adapters.reference))
-    if not is_value:
-        return _Found(weights=folder, usage=usage)
-    if guidance is None:
-        raise ConfigError(
-            f"{folder} holds a value model, and no {GUIDANCE} that says how it guides: an earlier version made "
-            "it. Its run knows: pipeline.guided(NAME, chain=CHAIN)"
-        )
+    is_value = adapters is None and (folder / "value_head.json").is_file()
+    if is_value and guidance is None:
+        raise ConfigError(f"{folder} holds a value model, and no {GUIDANCE} that says how it guides")
+    key = adapters.reference if adapters is not None else guidance.reference if guidance is not None else None
     return _Found(
         weights=folder,
-        usage=usage,
-        guidance=guidance,
-        reference=lambda: _reference_of(folder, usage.reference, guidance.reference),
+        usage=usage or Usage(kind="value" if is_value else "policy", drawing=Drawing(), prompting=Prompting()),
+        guidance=guidance if is_value else None,
+        reference=lambda: _reference_of(folder, usage.reference if usage and is_value else None, key),
     )
 
 
@@ -383,30 +360,22 @@ def _reference_of(folder: Path, exported: Pointer | None, key: str | None) -> st
         exported: What an exported folder says of it.
         key: What a stored output says of it.
     """
-    if exported is not None and exported.hub is not None:
-        return snapshot(exported.hub, exported.commit)
     if exported is not None and exported.path is not None:
         place = (folder / exported.path).resolve()
         if place.is_relative_to(folder) and place.is_dir():  # anyone may have written where it is
             return str(place)
-    if exported is None and key is not None:
+    elif exported is None and key is not None:
         stored = folder.parents[1] / key[:2] / key
-        pointer = _read(stored / POINTER, read_pointer)
-        if pointer is not None and pointer.hub is not None:
-            return snapshot(pointer.hub, pointer.commit)
-        place = stored if pointer is None else Path(str(pointer.path))
+        exported = _read(stored / POINTER, read_pointer)
+        place = stored if exported is None else Path(str(exported.path))
         if place.is_dir():
             return str(place)
+    if exported is not None and exported.hub is not None:
+        return snapshot(exported.hub, exported.commit)
     raise ConfigError(
         f"{folder}: the reference of this model is not there any more; give it as reference=FOLDER, which "
         "must be the one that the model was trained for"
     )
-
-
-def _given_reference(reference: str) -> str:
-    if Path(reference).is_dir() or not is_hub_id(reference):
-        return reference
-    return snapshot(reference, None)
 
 
 def _read(path: Path, read: Callable[[Path], _T]) -> _T | None:
@@ -437,15 +406,17 @@ def _loaded(
     chosen = device or ("cuda" if torch.cuda.is_available() else "cpu")
     if chosen != "cpu" and not (chosen.partition(":")[0] == "cuda" and torch.cuda.is_available()):
         raise DeviceError(f"device={chosen!r}: must be cpu, or cuda where this process sees a GPU")
-    system = replace(system, attn_impl=_at_hand(system.attn_impl, chosen))
-    source = str(found.weights) if found.reference is None else found.reference()
-    guide = None
+    if system.attn_impl is Attention.flash_attention_2 and (chosen == "cpu" or find_spec("flash_attn") is None):
+        system = replace(system, attn_impl=Attention.sdpa)  # computes the same
+    source, guide, base = str(found.weights), None, None
     if found.guidance is not None:
+        source = found.reference()
         with _reading(found.weights), without_progress_bars():
             value = load_value(found.weights, system, chosen)
         guide = SavedGuide(model=value, settings=found.guidance, offset=offset or found.offset)
+    elif adapter_folders(found.weights):
+        base = found.reference()
     with _reading(source), without_progress_bars():
-        base = found.base() if found.base is not None and adapter_folders(Path(source)) else None
         policy = load_policy(source, system, chosen, base=base, trust_remote_code=found.trusts_code)
         tokenizer = load_tokenizer(source, trust_remote_code=found.trusts_code)
     drawing = found.usage.drawing
@@ -471,12 +442,6 @@ def _reading(folder: str | Path) -> Iterator[None]:
     except (OSError, ValueError, SafetensorError) as error:
         said = " ".join(str(error).split())[:500] or type(error).__name__
         raise ConfigError(f"{folder} cannot be loaded: {said}") from error
-
-
-def _at_hand(attention: Attention, device: str) -> Attention:
-    """That of the run; where FlashAttention is not at hand, torch's own, which computes the same."""
-    lacking = device == "cpu" or find_spec("flash_attn") is None
-    return Attention.sdpa if attention is Attention.flash_attention_2 and lacking else attention
 
 
 def _chosen(kind: type[_Choice], name: str, given: str) -> _Choice:
