@@ -18,8 +18,8 @@ from omegaconf import DictConfig
 
 from pipeline import __version__
 from pipeline.commands import multirun
-from pipeline.commands.device_flags import FLAGS, as_overrides
 from pipeline.commands.help import typed_command, usage
+from pipeline.commands.multirun import FLAGS, as_overrides
 from pipeline.commands.run import run_experiment
 from pipeline.commands.start import INTERRUPTED, complain, refuse, unless_unwritten
 from pipeline.config.checks import check_config

@@ -27,11 +27,10 @@ from typing import Annotated, Any
 import typer
 from rich.console import Console
 
-from pipeline.commands.carry_out import logged_to
 from pipeline.commands.report import refuse_records
 from pipeline.commands.request import Request, prepare, score_of
-from pipeline.commands.run import leased, notes_of
-from pipeline.commands.sharing import bring_model
+from pipeline.commands.results import bring_model
+from pipeline.commands.run import leased, logged_to, notes_of
 from pipeline.commands.typed import OUTPUTS, Experiment, OutputDir, Stamp, examples
 from pipeline.config.meaning import about as about_settings
 from pipeline.config.plain import to_plain

@@ -1,4 +1,4 @@
-"""Several runs by one command (``--multirun``): which of them this is, and what it gives back to Hydra.
+"""Several runs by one command (``--multirun``), which of them this is, and the flags of a run.
 
 A launcher may carry out a run in another process or on another machine. So what a run has to tell travels in the
 two ways that every launcher knows: the value that the run returns, and the exception that it raises.
@@ -6,6 +6,7 @@ two ways that every launcher knows: the value that the run returns, and the exce
 
 from __future__ import annotations
 
+import re
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
@@ -22,7 +23,7 @@ from hydra.types import RunMode
 from omegaconf import OmegaConf
 
 from pipeline.commands.request import Request, prepare
-from pipeline.config.schema import Config, StageChoice
+from pipeline.config.schema import Config, DeviceChoice, StageChoice
 from pipeline.errors import ConfigError, JobError, PipelineError
 from pipeline.plan.graph import Job, chain_name
 from pipeline.runs.record import METRICS_STAGE, PRIMARY_METRICS, ResultRow, collect_rows, place_of, primary_metric
@@ -290,3 +291,62 @@ def values_of(rows: Sequence[ResultRow]) -> dict[str, float]:
     with suppress(JobError):  # nothing by which settings are chosen
         means[OBJECTIVE] = primary_result(rows)
     return means
+
+
+# -- device flags ------------------------------------------------------------------------------------------------
+# ``--num-gpus``, ``--gpu-ids`` and ``--device`` on the command line of a run, as overrides of its configuration:
+# together they replace what that says, so that ``--num-gpus 2`` means two GPUs also where a file says
+# ``gpu_ids: [0, 1, 2, 3]`` or ``device: cpu``. ``distributed.gpu_list=0,1,2,3`` means these four, though Hydra
+# would take values with commas for several runs.
+
+
+FLAGS = ("--num-gpus", "--gpu-ids", "--device")
+_BARE_IDS = re.compile(r"(\+{0,2}distributed\.gpu_(?:ids|list))=(\d+(?:,\d+)*)")
+
+
+def as_overrides(arguments: Sequence[str]) -> list[str]:
+    """Turn the flags into overrides, placed after all others, so that they win; everything else stays as it is.
+
+    Args:
+        arguments: A command line. Ids may be separated by spaces or commas: ``--gpu-ids 0 2 3``. Those of a
+            setting may stand without brackets.
+
+    Raises:
+        ConfigError: A flag has no value or a wrong one, or is given twice.
+    """
+    given: dict[str, str] = {}
+    others: list[str] = []
+    rest = list(arguments)
+    while rest:
+        word = rest.pop(0)
+        flag, equals, value = word.partition("=")
+        if flag not in FLAGS:
+            others.append(_BARE_IDS.sub(r"\1=[\2]", word) if _BARE_IDS.fullmatch(word) else word)
+            continue
+        if flag in given:
+            raise ConfigError(f"{flag} is given twice")
+        values = [value] if equals else []
+        most = len(rest) if flag == "--gpu-ids" else 1
+        while not equals and len(values) < most and rest and not rest[0].startswith("--") and "=" not in rest[0]:
+            values.append(rest.pop(0))
+        given[flag] = ",".join(values)
+    if not given:
+        return others
+    device, count = given.get("--device", DeviceChoice.auto.name), given.get("--num-gpus", "null")
+    ids = [each for each in given.get("--gpu-ids", "").split(",") if each]
+    if device not in DeviceChoice.__members__:
+        raise ConfigError(f"--device {device}: one of {', '.join(DeviceChoice.__members__)}")
+    if count != "null" and not count.isdigit():
+        raise ConfigError(f"--num-gpus {count}: how many GPUs, as in --num-gpus 2")
+    if "--gpu-ids" in given and not (ids and all(each.isdigit() for each in ids)):
+        raise ConfigError(f"--gpu-ids {given['--gpu-ids']}: ids of GPUs, as in --gpu-ids 0 2 3")
+    overrides = [
+        f"device={device}",
+        f"distributed.num_gpus={count}",
+        "distributed.gpu_ids=" + (f"[{','.join(ids)}]" if ids else "null"),
+        "distributed.gpu_list=null",
+    ]
+    # Not at the very end: a flag of Hydra's that stands there may take the next word for its value.
+    places = [place for place, word in enumerate(others, 1) if "=" in word and not word.startswith("--")]
+    end = max(places, default=0)
+    return [*others[:end], *overrides, *others[end:]]

@@ -24,7 +24,7 @@ from warnings import catch_warnings, filterwarnings
 from safetensors import SafetensorError
 
 from pipeline import arithmetic
-from pipeline.commands.device_flags import FLAGS, as_overrides
+from pipeline.commands.multirun import FLAGS, as_overrides
 from pipeline.commands.run import run_experiment
 from pipeline.config.load import load_config
 from pipeline.config.schema import Attention, DType, SystemConfig

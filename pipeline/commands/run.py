@@ -1,44 +1,87 @@
-"""The command that runs an experiment: what it holds meanwhile, the store, devices and notes; or a dry run."""
+"""The command that runs an experiment, or prints its plan.
+
+What is missing is run, while the store, devices and notes are held; what came of it is written and printed.
+"""
 
 from __future__ import annotations
 
+import logging
 import os
 import secrets
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+import time
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from contextlib import closing, contextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
 
+import yaml
 from rich.console import Console
 
 from pipeline import arithmetic
+from pipeline.commands.multirun import TrialRounds, group_of_run
 from pipeline.commands.request import (
     Request,
     Stored,
     check_room,
+    keeper_of,
     look_up,
     on_cluster,
     prepare,
     print_plan,
     said_of_best,
+    tell_removed,
 )
-from pipeline.commands.sharing import look_up_shared, looked_at, sharing, tell_looked_at
+from pipeline.commands.results import (
+    RoundReports,
+    leave_report,
+    leave_results,
+    look_up_shared,
+    looked_at,
+    note_traffic,
+    sharing,
+    tell_looked_at,
+    tracked,
+    uploaded_before_end,
+)
+from pipeline.commands.start import INTERRUPTED_BY, settle
+from pipeline.config.plain import to_plain
 from pipeline.config.schema import Backend, Config, StageChoice
 from pipeline.config.user_code import brought_torch
 from pipeline.engine.devices.lease import LeaseSet
 from pipeline.engine.devices.select import lease_devices
-from pipeline.engine.keeper import keys_of_weights
+from pipeline.engine.journal import Event, Journal, Listener
+from pipeline.engine.keeper import Keeper, keys_of_weights
+from pipeline.engine.run_folder import RunFolder, create_run_folder
+from pipeline.engine.run_jobs import run_jobs
 from pipeline.engine.scheduler.dispatch import check_runnable
+from pipeline.engine.scheduler.outcome import Outcome
+from pipeline.engine.scheduler.signals import StopSignals
+from pipeline.engine.scheduler.state import THERE, JobStatus
 from pipeline.engine.store.gc import remove_dead_claims
-from pipeline.engine.store.measured import read_peaks
+from pipeline.engine.store.measured import read_durations, read_peaks, update_durations, update_peaks
 from pipeline.engine.store.removal import tell_needs
-from pipeline.engine.store.store import Scratch, remove_leftovers
+from pipeline.engine.store.store import AGAIN, Scratch, remove_leftovers
 from pipeline.engine.store.verified import Verified
-from pipeline.errors import ConfigError, StoreError
+from pipeline.errors import ConfigError, StoreError, WorkerError
+from pipeline.files import write_whole
+from pipeline.learning.algos.registry import with_bounded_kl
+from pipeline.learning.algos.value_guided import candidates_note
+from pipeline.learning.datasets.base import load_dataset
+from pipeline.plan.durations import WORKER_LOAD
+from pipeline.plan.graph import WORKER_LOAD_S, Job, Plan, duration_name
 from pipeline.plan.models import fetched_models
+from pipeline.plan.recorded import plan_text
 from pipeline.plan.rewards import try_rewards
-from pipeline.runs.notes import warnings_of_rows
+from pipeline.runs.index import runs_of
+from pipeline.runs.notes import collect_notes, failed_rewards, prepared_rows, short_of_rows, warnings_of_rows
+from pipeline.runs.origin import Maker, link_all, link_stored, several_makers, this_origin, write_origin
+from pipeline.runs.progress import LiveRun, ProgressFile
+from pipeline.runs.record import METRICS_STAGE
+from pipeline.runs.report.format import jobs, logs_command, shown_path
+from pipeline.runs.report.screen import GpuLog, shown_on
+from pipeline.runs.report.tables import print_results
 from pipeline.terminal.console import say
+from pipeline.terminal.streams import never_waiting, printable
 
 
 def run_experiment(
@@ -76,9 +119,6 @@ def run_experiment(
     if config.dry_run:
         _show_plan(request, peaks, console)
         return 0
-    from pipeline.commands.carry_out import (
-        carry_out,  # what a dry run has no use for: scheduler, workers, trackers
-    )
 
     # A run that is refused leaves no folder of a store; where there is one, what it holds is looked at first.
     is_new = config.execution.shared_store is None and not os.path.exists(store.root)  # noqa: PTH110 - Path.exists may raise
@@ -105,7 +145,7 @@ def run_experiment(
 
 
 def _show_plan(request: Request, peaks: Mapping[str, int], console: Console) -> None:
-    """What a dry run does: it only looks; all that it writes is a picture."""
+    """What a dry run does: it only looks."""
     there = looked_at(request.config, console)
     stored = look_up(request, lambda key: request.store.problem(key, checksums=False), there or ())
     _tried(request, stored, console)
@@ -197,3 +237,339 @@ def leased(config: Config, console: Console) -> LeaseSet:
         experiment=config.experiment.name,
         on_wait=lambda text: say(console, text),
     )
+
+
+# -- run messages ------------------------------------------------------------------------------------------------
+# What a run says: when it begins, when it ends and how, on the terminal and in its log; and its exit code.
+
+
+SOME_FAILED = 1
+
+log = logging.getLogger("pipeline")
+
+
+def tell_prepared(request: Request, outcome: Outcome | None, console: Console) -> None:
+    """Say how the run of a request ended that only prepares datasets."""
+    if not request.plan.jobs:
+        made = ", ".join(request.config.datasets)
+        say(console, f"nothing to prepare: {made} makes its rows on the spot")
+    elif outcome is None or not (outcome.failures() or outcome.interrupted or outcome.halted):
+        for dataset, prepared in prepared_rows(request.store, request.plan.jobs.values()).items():
+            if not prepared.warnings:  # those that are short of rows are told below, as in every run
+                say(console, f"{dataset}: {prepared}")
+        say(console, "prepared; the same command without stage=prepare goes on from here")
+
+
+def announce(request: Request, stored: Stored, run: RunFolder, console: Console) -> None:
+    """Say what of the plan is stored, what runs, and on which devices."""
+    total, missing = len(request.plan.jobs), stored.missing
+    name = request.config.experiment.name
+    if not missing:
+        if total:
+            log.info("outputs, weights and samples among them: %s/jobs/*/output", run.path)
+            note(console, f"{name}: all {jobs(total)} are stored; nothing to run.", "", logging.INFO)
+        return
+    devices = request.used_devices
+    names = ", ".join(device.label for device in devices)
+    if (slots := request.layout.slots) > 1:
+        names += f", up to {slots} jobs on each"
+    there = f"{total - len(missing):,} stored{stored.in_shared}"
+    log.info("%s: %d jobs, %s, on %s", name, total, there, names)
+    say(
+        console,
+        f"{name}: {jobs(total)}, {there}, {len(missing)} to run on {names}. Log:",
+        copy=shown_path(run.log),
+    )
+
+
+def conclude(request: Request, outcome: Outcome | None, run: RunFolder, console: Console) -> int:
+    """Say how the run ended, and what to do where not all is well; the exit code."""
+    config = request.config
+    if outcome is None:
+        return 0
+    if outcome.makespan is not None:
+        log.info("%s", outcome.makespan)
+        say(console, str(outcome.makespan))
+    for job_id, reason in outcome.failures():
+        say(console, f"failed: {job_id}: {reason}", "red")
+    for line in incomplete_chains(request.plan, outcome):
+        note(console, line)
+    if outcome.halted:
+        advice = "" if outcome.halted.endswith(AGAIN) else ". Mend that, then run the same command."
+        note(console, f"the run was ended early: {outcome.halted}{advice}", "red", logging.ERROR, "error: ")
+        return SOME_FAILED
+    if outcome.interrupted:
+        note(console, f"interrupted by {outcome.interrupted}; the same command goes on from here")
+        return INTERRUPTED_BY[outcome.interrupted]
+    if failures := outcome.failures():
+        say(console, "logs:", copy=f"{shown_path(run.path)}/jobs/")
+        say(
+            console,
+            "read the first:",
+            copy=logs_command(Path(config.output_dir), config.experiment.name, failures[0][0]),
+        )
+        return SOME_FAILED
+    return 0
+
+
+def incomplete_chains(plan: Plan, outcome: Outcome) -> list[str]:
+    """One line for every chain that lacks results because jobs failed: what is missing, and the root cause."""
+    missing: dict[str, tuple[set[int], set[str]]] = {}
+    for job_id, status in outcome.jobs.items():
+        if status in (JobStatus.failed, JobStatus.blocked):
+            job = plan.jobs[job_id]
+            rounds, causes = missing.setdefault(job.chain, (set(), set()))
+            rounds.add(job.round)
+            causes.add(outcome.root_causes.get(job_id, job_id))
+    lines = []
+    for chain, (rounds, causes) in sorted(missing.items()):
+        what = f"round {min(rounds)}" + (f" to {max(rounds)}" if len(rounds) > 1 else "")
+        lines.append(f"incomplete: {chain}: {what}, because of {', '.join(sorted(causes))}")
+    return lines
+
+
+def note(console: Console, text: str, style: str = "bold", level: int = logging.WARNING, mark: str = "") -> None:
+    """Say something on the terminal, behind a mark, and in the log."""
+    log.log(level, "%s", text)
+    say(console, f"{mark}{text}", style)
+
+
+def tell_notes(
+    request: Request, makers: Sequence[Maker], run: RunFolder, console: Console, *, has_rows: bool
+) -> None:
+    """Say what a reader must know of the trainings, of the datasets and of how policies are sampled."""
+    config = request.config
+    store, jobs = request.store, request.plan.jobs.values()
+    short = short_of_rows(store, jobs, config.evaluation, request.warnings)
+    for text in [*several_makers(makers), *short, *failed_rewards(store, jobs, run), *collect_notes(store, jobs)]:
+        note(console, text, mark="note: ")
+    if has_rows:
+        of_datasets = (load_dataset(section).note for section in config.datasets.values())
+        for text in filter(None, (*of_datasets, candidates_note(config))):
+            note(console, text, "dim", logging.INFO)
+
+
+class _RunLog(logging.FileHandler):
+    """A log that cannot be written must not flood the terminal: what went wrong is told by the run itself."""
+
+    def handleError(self, record: logging.LogRecord) -> None:  # noqa: N802, ARG002 - the name that logging calls
+        return
+
+    def close(self) -> None:
+        with suppress(OSError):  # what could not be written before cannot be now
+            super().close()
+
+
+class _PrintableFormatter(logging.Formatter):
+    """Reasons of failures and names are foreign text, and the log may be read by ``cat``."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        return printable(super().format(record))
+
+
+@contextmanager
+def logged_to(path: Path) -> Iterator[None]:
+    """Have what the engine and its commands log go to the file of a run, and nowhere else until that ends."""
+    handler = _RunLog(path, encoding="utf-8")
+    handler.setFormatter(_PrintableFormatter("%(asctime)s %(levelname)s %(message)s"))
+    before = log.level, log.propagate
+    log.setLevel(logging.INFO)
+    log.propagate = False
+    log.addHandler(handler)
+    try:
+        yield
+    finally:
+        log.removeHandler(handler)
+        handler.close()
+        log.setLevel(before[0])
+        log.propagate = before[1]
+
+
+def carry_out(request: Request, stored: Stored, verified: Verified, console: Console) -> int:
+    """Run what is missing, then write and print the results.
+
+    A signal ends jobs that run. What is written before and after is finished in any case; what comes after that no
+    longer changes how the only run of a command ended. No terminal holds any of it.
+    """
+    with StopSignals() as signals, never_waiting():
+        code = _carry_out(request, stored, verified, console, signals)
+        if not request.label:
+            settle(code)
+        return code
+
+
+def _carry_out(
+    request: Request, stored: Stored, verified: Verified, console: Console, signals: StopSignals
+) -> int:
+    config = request.config
+    run = create_run_folder(Path(config.output_dir).absolute(), config.experiment.name)
+    if request.on_begin is not None:
+        request.on_begin(run.path)
+    with logged_to(run.log):
+        try:
+            _begin(request, stored, run, console)
+            rounds, keeper = TrialRounds(request, run.path), keeper_of(request, stored.not_here, verified.folder)
+            keeper.remove_unneeded()  # what an earlier run of the same has left may be room that this one needs
+            with tracked(run, config.tracking, console, signals) as hear:
+                outcome = _run_missing(request, stored, verified, run, console, signals, hear, rounds, keeper)
+                rounds.conclude()
+                keeper.remove_unneeded()
+                if outcome is not None:  # what another run has made meanwhile
+                    found = {job for job in stored.not_here if outcome.jobs.get(job) is JobStatus.stored}
+                    _link_stored(request, run, found)
+                noted = note_traffic(request, run)
+                code = _end(request, outcome, verified, run, console)
+                if uploaded_before_end(request, run, noted, signals, console):
+                    keeper.remove_unneeded()  # what was not to be removed before it was uploaded
+                tell_removed(keeper, console)
+                return code
+        except (WorkerError, StoreError) as error:
+            note(console, str(error), "red", logging.ERROR, "error: ")
+        except OSError as error:
+            # A full disk or a folder that was taken away: what is committed stands.
+            said = f"{error.strerror}: {error.filename or run.path}. Mend that, then run the same command."
+            note(console, said, "red", logging.ERROR, "error: ")
+        except Exception:
+            log.exception("this is a fault of the program, not of the request; please report it")
+            raise
+    return SOME_FAILED
+
+
+def _begin(request: Request, stored: Stored, run: RunFolder, console: Console) -> None:
+    """Write down what is asked for and what is there, and say it."""
+    there = set(request.plan.jobs) - set(stored.not_here)
+    write_whole(run.config, yaml.safe_dump(to_plain(request.config), sort_keys=False))
+    write_whole(run.plan, plan_text(request.plan, stored=there, keep=request.config.execution.keep))
+    origin = this_origin(
+        request.command,
+        request.given,
+        group=group_of_run(),
+        bounded=with_bounded_kl(request.config),
+        devices=[device.label for device in request.used_devices],
+    )
+    write_origin(run.path, origin)
+    for warning in request.warnings:
+        log.warning("%s", warning)
+    for key, problem in stored.damaged.items():
+        aside = request.store.set_aside(key)
+        log.warning("stored output %s is damaged (%s): set aside to %s", key, problem, aside)
+    _link_stored(request, run, there)
+    announce(request, stored, run, console)
+    pinned = arithmetic.PINS if request.config.system.portable else ("numpy",)
+    if stored.missing and (passed_over := arithmetic.overridden(*pinned)):
+        log.warning("workers do not get %s, which would change results", ", ".join(passed_over))
+
+
+def _end(request: Request, outcome: Outcome | None, verified: Verified, run: RunFolder, console: Console) -> int:
+    """Write and print what came of it; the exit code."""
+    lost = _lost_meanwhile(request, outcome, verified)
+    unreadable: list[str] = []
+
+    def tell(job: Job, said: str) -> None:
+        what = f"incomplete: {job.chain}: round {job.round}: its stored output cannot be used: {said}"
+        unreadable.append(f"{what}. The same command makes it again; if not, remove {request.store.path(job.key)}")
+
+    for job_id, problem in lost.items():
+        tell(request.plan.jobs[job_id], problem)
+    left = [job for job_id, job in request.plan.jobs.items() if job_id not in lost]
+    results, makers = leave_results(request, left, run, tell)
+    if request.config.stage is StageChoice.prepare:
+        tell_prepared(request, outcome, console)
+    else:
+        print_results(console, results, run, request.label)
+    leave_report(run, console)
+    if outcome is not None and console.is_interactive:
+        for warning in request.warnings:  # those of the beginning are out of sight behind a live view
+            say(console, f"warning: {warning}", "bold")
+    tell_notes(request, makers, run, console, has_rows=bool(results.rows))
+    for line in unreadable:
+        note(console, line, "bold red", logging.ERROR)
+    return conclude(request, outcome, run, console) or (SOME_FAILED if unreadable else 0)
+
+
+def _lost_meanwhile(request: Request, outcome: Outcome | None, verified: Verified) -> dict[str, str]:
+    """Jobs that had left results, and whose outputs have gone or changed since: what is wrong with each."""
+    measured = [
+        job
+        for job in request.plan.jobs.values()
+        if job.stage == METRICS_STAGE and (outcome is None or outcome.jobs[job.id] in THERE)
+    ]
+    return {job.id: problem for job in measured if (problem := verified.problem(job.key)) is not None}
+
+
+def _link_stored(request: Request, run: RunFolder, job_ids: Collection[str]) -> None:
+    """Let the run's folder show outputs that it did not make itself."""
+    if job_ids:
+        earlier = runs_of(run.path.parent.parent, run.experiment)
+        jobs = [request.plan.jobs[job_id] for job_id in request.plan.jobs if job_id in job_ids]
+        link = link_all if len(jobs) == len(request.plan.jobs) else link_stored
+        link(run, request.store, jobs, [old for old in earlier if old.path != run.path])
+
+
+def _run_missing(
+    request: Request,
+    stored: Stored,
+    verified: Verified,
+    run: RunFolder,
+    console: Console,
+    signals: StopSignals,
+    hear: Callable[[], None],
+    rounds: TrialRounds,
+    keeper: Keeper,
+) -> Outcome | None:
+    if not stored.missing:
+        with closing(Journal(run.journal)) as journal:  # no worker is started for it
+            journal.write("RunStarted", jobs=len(request.plan.jobs), unsettled=0)
+            journal.write("RunFinished", interrupted=None, stored=len(request.plan.jobs))
+        return None
+    layout, timed = request.layout, read_durations(request.store.root)
+    live = LiveRun(
+        request.plan,
+        set(request.plan.jobs) - set(stored.not_here),
+        slots=layout.slots,
+        workers=layout.workers,
+        load_s=timed.seconds.get(WORKER_LOAD, WORKER_LOAD_S),
+    )
+    gpus = GpuLog()
+    with shown_on(console) as redraw, RoundReports(run) as reports, ProgressFile(run) as told:
+
+        def take(event: Event) -> None:
+            live.take({**event, "time": time.time()})
+            keeper.take(event)
+
+        def show() -> None:
+            live.tick(time.time())
+            live.shared_store = request.shared.notice if request.shared else ""
+            redraw(live)
+            told.update(live.progress, live.now)
+            hear()
+            gpus.update(live.view, live.view.elapsed_s(live.now))
+            reports.update(live.view, live.view.elapsed_s(live.now))
+            rounds.update(live.view)
+
+        def stop(text: str) -> None:
+            live.stopping = text
+            if not console.is_interactive:
+                say(console, text, "yellow")
+            show()
+
+        outcome = run_jobs(
+            request.plan,
+            request.store,
+            request.used_devices,
+            run.path,
+            execution=request.execution,
+            threads=request.config.system.cpu_threads,
+            portable=request.config.system.portable,
+            missing=stored.missing,
+            verified=verified,
+            listener=Listener(on_event=take, on_tick=show, on_stop=stop),
+            signals=signals,
+            shared=request.shared,
+            elsewhere=stored.elsewhere,
+        )
+    gpus.conclude()
+    # Beside the store, for later plans.
+    update_durations(request.store.root, outcome.durations(request.plan, duration_name))
+    update_peaks(request.store.root, outcome.peaks_mb)
+    return outcome

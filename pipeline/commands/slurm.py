@@ -19,8 +19,7 @@ from typer.main import get_group
 
 from pipeline import arithmetic
 from pipeline.commands import launch, sweep
-from pipeline.commands.device_flags import FLAGS, as_overrides
-from pipeline.commands.multirun import requests
+from pipeline.commands.multirun import FLAGS, as_overrides, requests
 from pipeline.commands.request import check_fits_ray
 from pipeline.commands.sweep_run import check_settings
 from pipeline.commands.typed import WRONG_USE, examples, in_words

@@ -199,7 +199,7 @@ import sys
 sys.path.insert(0, {str(ROOT)!r})
 from pathlib import Path
 from pipeline import cli
-from pipeline.commands import carry_out
+from pipeline.commands import run as carry_out
 run_jobs = carry_out.run_jobs
 def edit_first(*args, **kwargs):
     file = Path('my_package/my_module.py')

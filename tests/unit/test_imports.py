@@ -164,13 +164,13 @@ WORK = (
     [
         ("import pipeline", f"{HEAVY} numpy omegaconf"),
         ("import pipeline.__main__", f"{HEAVY} hydra networkx omegaconf numpy {WORK}"),
-        ("import pipeline.cli, pipeline.commands.check", f"{HEAVY} typer pydantic pipeline.commands.carry_out"),
+        ("import pipeline.cli, pipeline.commands.check", f"{HEAVY} typer pydantic"),
         (
             "import pipeline.commands.launch, pipeline.commands.looking, pipeline.commands.looking",
             f"{HEAVY} hydra networkx omegaconf numpy",
         ),
         (
-            "import pipeline.commands.carry_out; from pipeline.config.load import load_config; "
+            "import pipeline.commands.run; from pipeline.config.load import load_config; "
             "from pipeline.plan.build import build_plan; build_plan(load_config(['experiment.name=t']))",
             f"{HEAVY} typer pydantic",
         ),

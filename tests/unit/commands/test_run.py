@@ -18,11 +18,11 @@ from typing import Any
 import pytest
 
 from pipeline import arithmetic
-from pipeline.commands import carry_out, request, results
-from pipeline.commands.carry_out import log, logged_to
+from pipeline.commands import request, results
+from pipeline.commands import run as carry_out
 from pipeline.commands.request import fewer_rows, how_sure
 from pipeline.commands.results import MOST_OFTEN_S, RoundReports, finished_rounds
-from pipeline.commands.run import run_experiment
+from pipeline.commands.run import log, logged_to, run_experiment
 from pipeline.config.load import load_config
 from pipeline.config.schema import Config
 from pipeline.errors import ConfigError

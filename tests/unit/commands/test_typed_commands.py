@@ -11,7 +11,7 @@ import pytest
 import typer
 
 from pipeline.__main__ import app
-from pipeline.commands.device_flags import as_overrides
+from pipeline.commands.multirun import as_overrides
 from pipeline.config.load import load_config
 
 ROOT = Path(__file__).parents[3]

@@ -3,7 +3,7 @@
 import pytest
 
 from pipeline import cli
-from pipeline.commands.device_flags import FLAGS, as_overrides
+from pipeline.commands.multirun import FLAGS, as_overrides
 from pipeline.commands.start import WRONG_REQUEST
 from pipeline.config.explain import for_hydra, read_flags
 from pipeline.errors import ConfigError

@@ -9,7 +9,7 @@ from typing import Any
 
 from rich.console import Console
 
-from pipeline.commands.carry_out import tell_prepared
+from pipeline.commands.run import tell_prepared
 from pipeline.config.schema import EvaluationConfig
 from pipeline.engine.store.store import Store
 from pipeline.runs.loaded import load
